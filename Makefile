@@ -1,0 +1,58 @@
+# Two commands do all the set-up: `make serve` and `make test`.
+# The environment is made once, from pinned and hashed constraints, and made again when they change.
+PYTHON ?= python3
+PORT ?= 8000
+ARGS ?=
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+UV_VERSION := 0.13.9
+
+.PHONY: help setup serve chat test lint format typecheck gpu-test gpu-bench lock clean
+
+help:  ## show this list
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 14
+
+setup: $(STAMP)  ## create or refresh .venv
+
+$(STAMP): constraints/lock.txt pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.exit(not (3, 11) <= sys.version_info < (3, 14))' \
+	  || { echo "unmask needs Python 3.11 to 3.13 (PYTHON=/path/to/python3 make ...); found: $$($(PYTHON) --version)"; exit 1; }
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@$(BIN)/uv --version 2>/dev/null | grep -qF '$(UV_VERSION)' || $(BIN)/python -m pip install --quiet uv==$(UV_VERSION)
+	$(BIN)/uv pip install --quiet --require-hashes --python $(BIN)/python -r constraints/lock.txt
+	$(BIN)/uv pip install --quiet --no-deps --no-build-isolation --python $(BIN)/python -e .
+	@touch $@
+
+serve: setup  ## serve the demo model on PORT (8000); ARGS="--flag value" pass through
+	$(BIN)/python -m runtime.server --port $(PORT) $(ARGS)
+
+chat: setup  ## talk to a running server in the terminal and watch blocks being denoised
+	$(BIN)/python -m runtime.chat $(ARGS)
+
+test: setup lint typecheck  ## lint, type-check and run every CPU test
+	$(BIN)/python -m pytest -n 2 $(ARGS)
+
+lint: setup
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+format: setup  ## rewrite files in the house style
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+typecheck: setup
+	$(BIN)/mypy
+
+gpu-test:  ## the -m gpu suite, with whatever python3 has torch and a GPU
+	PYTHONPATH=. $(PYTHON) -m pytest -m gpu -p no:cacheprovider tests $(ARGS)
+
+gpu-bench:  ## per-step times of LLaDA2.0-mini's shape with random weights
+	PYTHONPATH=. $(PYTHON) -m runtime.bench steps --arch llada2-mini --random-weights $(ARGS)
+
+lock: setup  ## resolve the constraints again (names, versions and hashes only)
+	$(BIN)/uv pip compile -q --universal --python-version 3.11 --generate-hashes --no-header --no-emit-index-url \
+	  --extra dev -c constraints/pins.txt pyproject.toml -o constraints/lock.txt
+
+clean:  ## remove the environment and caches
+	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis

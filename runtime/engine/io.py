@@ -1,0 +1,118 @@
+"""What goes into the engine and what comes out of it: plain typed data, no torch.
+
+These structs are also the payload of the messages between frontend and backend processes, and what
+``runtime.LLM`` feeds the engine in-process, so both ways of using the engine see the same thing.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+Report = Literal["final", "stable", "denoise"]
+FinishReason = Literal["stop", "length", "max_nfe", "repetition", "abort", "error"]
+
+
+class DecodingParams(msgspec.Struct, frozen=True, kw_only=True):
+    """How one request's blocks are denoised; every value resolved (decoding.md 3 to 3.2), none left to guess."""
+
+    algorithm: str = "threshold"
+    accept_threshold: float = 0.9
+    edit_threshold: float = 0.0
+    remask_threshold: float = 0.0
+    add_block_threshold: float = 0.1
+    semi_complete_threshold: float = 0.9
+    token_stability_threshold: float = 0.0
+    max_post_edit_steps: int = 16
+    penalty_lambda: float = 0.0
+    max_steps_per_block: int = 64
+    steps: int = 32
+
+
+class RequestSpec(msgspec.Struct, frozen=True, kw_only=True):
+    """A validated request. The engine trusts it: whoever builds it has checked it against ``EngineInfo``."""
+
+    id: str
+    prompt: list[int]
+    max_tokens: int
+    temperature: float = 0.0
+    top_p: float = 1.0
+    top_k: int = 0  # 0: off
+    seed: int = 0
+    ignore_eos: bool = False
+    max_nfe: int | None = None
+    max_repetition_run: int | None = None
+    decoding: DecodingParams = DecodingParams()
+    report: Report = "final"
+    cache_salt: str = ""
+
+
+class EngineOutput(msgspec.Struct, kw_only=True):
+    """News of one request after a step.
+
+    ``report="final"``: sent once, when the request ends. ``"stable"``: whenever the stable text grew, and at the
+    end. ``"denoise"``: after every step the request took part in, and at the end.
+    """
+
+    id: str
+    nfe: int
+    new_tokens: list[int] = []  # ids that became stable since the last output (never an EOS, never sent twice)
+    finish_reason: FinishReason | None = None
+    error: str | None = None
+    # report="denoise" only: the open blocks, from absolute position `start`
+    start: int = 0
+    tokens: list[int] | None = None  # mask id where masked
+    masked: list[int] | None = None  # offsets from start
+    # once, in the first output
+    cached_tokens: int | None = None
+    queue_seconds: float | None = None
+    eos: bool = False  # the answer ended at an EOS (it counts as a token of the forward passes, not of the answer)
+
+
+class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
+    """Facts of a loaded engine that a frontend needs to validate requests."""
+
+    family: str
+    strategy: str
+    device: str
+    dtype: str
+    vocab_size: int
+    max_token_id: int  # largest id a prompt may hold and the model may predict, the mask apart
+    mask_token_id: int
+    eos_token_ids: list[int]
+    block_size: int
+    buffer_size: int
+    page_size: int
+    num_pages: int
+    max_model_len: int
+    max_num_reqs: int
+    max_num_batched_tokens: int
+    prefix_caching: bool
+    algorithms: list[str]
+    defaults: DecodingParams  # what a request that sets nothing gets
+    accept_is_flag: bool = False  # the server's own --accept-threshold, rather than the family's default
+
+
+class EngineStats(msgspec.Struct, kw_only=True):
+    """Counters since start (totals) and gauges, as the metrics page names them; histograms as fresh observations."""
+
+    running: int = 0
+    waiting: int = 0
+    pages_total: int = 0
+    pages_used: int = 0  # held by live requests
+    pages_cached: int = 0  # held by the prefix cache alone, reclaimable
+    prompt_tokens: int = 0
+    generated_tokens: int = 0
+    prefix_hit_tokens: int = 0
+    forwards_prefill: int = 0  # request-forwards by kind
+    forwards_denoise: int = 0
+    forwards_commit: int = 0
+    steps: int = 0
+    edits: int = 0
+    remasks: int = 0
+    forced: int = 0
+    preemptions: int = 0
+    step_seconds: list[float] = []  # observations since the last report
+    batch_sizes: list[int] = []
+    block_steps: list[int] = []  # steps each block that ended took

@@ -1,0 +1,23 @@
+"""The two kinds of mistake a user can make: in how the server is started, and in a request."""
+
+
+class ConfigError(ValueError):
+    """Start-up cannot go on. The message is one sentence that names the flag, file or tensor and the fix."""
+
+
+class RequestError(ValueError):
+    """A request that is refused before it reaches the engine.
+
+    Attributes:
+        message: one sentence that names the field and the fix.
+        param: the field's path as the client wrote it (``"decoding.accept_threshold"``), or None.
+        status: HTTP status (400, 401, 404, 413, 422, 429, 503, 504).
+        code: OpenAI's machine-readable code (``"model_not_found"``), or None.
+    """
+
+    def __init__(self, message: str, *, param: str | None = None, status: int = 400, code: str | None = None) -> None:
+        super().__init__(message)
+        self.message = message
+        self.param = param
+        self.status = status
+        self.code = code

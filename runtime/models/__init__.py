@@ -1,0 +1,5 @@
+"""Model families, one file each. Importing this package registers them; add yours with one line here."""
+
+from runtime.models.base import Family, ForwardBatch, families, register_family, resolve_family
+
+__all__ = ["Family", "ForwardBatch", "families", "register_family", "resolve_family"]
