@@ -1,0 +1,418 @@
+"""A naive decoder of the multi-block loop, written from decoding.md sections 1 to 3.2 and from nothing of the engine's.
+
+One request, no cache, no pages, no batch: each step forwards the whole sequence again under an explicit block-causal
+mask and then decides position by position in plain Python. Under that mask a position's output depends on the blocks
+up to its own only, and the content of committed blocks never changes, so a full recompute sees exactly what an engine
+with a cache sees: prefill chunks, prefix hits, page sizes, preemption and other requests cannot matter here, and so
+must not matter there.
+
+Readings: what decoding.md leaves open, and how oracle and engine both take it.
+
+ 1. E = P + max_tokens is the answer's end. PROMPT positions are not FILLED: an EOS inside the prompt is nothing. An EOS
+    at or after E is ignored everywhere, the opening rule included.
+ 2. "Open" means ACTIVE or TO_CACHE. Opening (rule 4): with no ACTIVE block the next block opens, and no second one in
+    that step. Else only the newest (highest) ACTIVE block's progress and same_token_ratio count.
+ 3. may_force of a block: its predecessor is absent, a whole prompt block, TO_CACHE, IN_CACHE, or semi-complete, all as
+    it was before this forward and after this step's opening (a block opened in this step has progress 0).
+ 4. max_steps_per_block counts the steps in which the block is ACTIVE and may force, this one included; from the step
+    at which the count reaches the cap on, every mask takes that step's choice and nothing is remasked. It caps
+    `fixed` and `edit` too.
+ 5. T < 1e-6 is greedy: argmax (lowest id of a tie) and its softmax probability; top-k and top-p play no part.
+ 6. T > 0: banned logits / T; top-k keeps the k largest (ties: lowest ids; 0 or k >= vocabulary: off); probabilities are
+    renormalised; top-p keeps the shortest run in descending probability (ties: lowest id first) whose cumulative sum
+    reaches top_p, the token that reaches it included (top_p >= 1: off); renormalise; in id order the first id whose
+    cumulative probability is > u is drawn (if rounding leaves none: the last id with a probability > 0). conf is that
+    id's probability in this last distribution.
+ 7. u = (h >> 11) * 2**-53, h = mix(mix(mix(seed) ^ position) ^ step), all mod 2**64, mix the splitmix64 finaliser
+    with its increment; position absolute; step = nfe before this step (0 for the first). seed is taken mod 2**64.
+ 8. Probabilities are a softmax in the logits' own precision (float64 here). "Best" is the highest conf, of a tie the
+    lowest position. All accept, edit and remask comparisons are strict (>, >, <).
+ 9. `fixed`: the initial mask count is the block's number of non-fixed positions; i counts the steps in which the
+    block may force. remask_threshold is ignored but by `threshold`; penalty_lambda and edit_threshold but by `edit`.
+10. Remasking looks at FILLED, non-fixed positions of every ACTIVE block (complete ones that wait and blocks that may
+    not force included) that this step did not just accept and that were never remasked before; their probability is
+    that of the plain T = 1 softmax of this step's banned logits. A complete waiting block can so become incomplete.
+11. A block is done when it is complete after the step's accepting and remasking (`threshold`, `fixed`) or has ended
+    (`edit`). Left to right a done ACTIVE block whose predecessor is absent, a prompt block, TO_CACHE or IN_CACHE
+    becomes TO_CACHE. An ended edit block is frozen even while it waits.
+12. `edit`: the penalty's "previous position" is that of the same block, its token that before this step; a prompt
+    token counts (it is not MASKED). T > 0: M2T draws from the penalised, banned logits; T2T uses their plain T = 1
+    argmax and its probability. The step that ends a block by max_post_edit_steps applies no edit.
+13. same_token_ratio of an edit block: of the non-fixed positions FILLED now, the share whose token the block's last
+    step did not write (a newly filled position counts as changed); 0.0 before the first step and where none is FILLED.
+14. Stable prefix: plain `threshold` and `fixed`: the FILLED run from P; `edit`, and `threshold` with remasking: its
+    part inside blocks that are TO_CACHE or IN_CACHE. Cut at E and, unless ignored, before the first EOS.
+15. After a step, in this order: an EOS in the stable prefix -> stop; stable prefix reaches E -> length; nfe = max_nfe
+    -> max_nfe; a run of one same token of max_repetition_run or more -> repetition. The last two use the FILLED run
+    from P up to the first MASKED position, stable or not, cut at E and before an EOS unless ignored; the repetition's
+    answer ends with the token at which a run first reaches max_repetition_run. Prompt tokens are part of no run.
+16. A denoise event per step shows the blocks that are ACTIVE or TO_CACHE after the step's transitions: `start` of the
+    first of them, their ids (the mask id where MASKED; a prompt's own mask id is shown but is not in `masked`), whole
+    blocks also where they pass E or the EOS, and also for the step that ends the request. nfe counts that step. Newly
+    stable ids go out once; with a cap the last event brings the rest of the answer.
+17. Banned ids: the mask id and every id > max_token_id. A banned token has probability 0; one that sits in the
+    sequence all the same (it can only be a prompt's) is never looked up as FILLED.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from tests.oracle.draws import Choice, choose, softmax
+
+PROMPT, MASKED, FILLED = "prompt", "masked", "filled"
+ACTIVE, TO_CACHE, IN_CACHE = "active", "to_cache", "in_cache"
+
+# ids of the whole sequence so far -> float64 logits [len(ids), vocab], block-causal, before any ban
+LogitsOf = Callable[[Sequence[int]], np.ndarray]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Params:
+    """One request's decoding, with decoding.md's names and defaults."""
+
+    max_tokens: int
+    temperature: float = 0.0
+    top_p: float = 1.0
+    top_k: int = 0
+    seed: int = 0
+    ignore_eos: bool = False
+    max_nfe: int | None = None
+    max_repetition_run: int | None = None
+    algorithm: str = "threshold"
+    accept_threshold: float = 0.9
+    edit_threshold: float = 0.0
+    remask_threshold: float = 0.0
+    add_block_threshold: float = 0.1
+    semi_complete_threshold: float = 0.9
+    token_stability_threshold: float = 0.0
+    max_post_edit_steps: int = 16
+    penalty_lambda: float = 0.0
+    max_steps_per_block: int = 64
+    steps: int = 32
+
+    @property
+    def revises(self) -> bool:
+        """Whether a FILLED position may still change (editing or remasking)."""
+        return self.algorithm == "edit" or (self.algorithm == "threshold" and self.remask_threshold > 0)
+
+
+@dataclass(frozen=True)
+class Shape:
+    """What the server decides: block and buffer size, and which ids mean what."""
+
+    block: int
+    buffer: int
+    mask_id: int
+    eos_ids: frozenset[int]
+    max_token_id: int
+
+
+@dataclass
+class Block:
+    """The state of one block; lists are of length B."""
+
+    start: int
+    tokens: list[int]  # the mask id where MASKED
+    state: list[str]
+    status: str = ACTIVE
+    force_steps: int = 0
+    post_steps: int = 0  # edit: steps that began with no mask
+    ended: bool = False  # edit: frozen
+    stepped: bool = False
+    written: set[int] = field(default_factory=set)  # offsets the last step wrote
+    remasked: set[int] = field(default_factory=set)  # offsets ever remasked
+
+    @property
+    def free(self) -> list[int]:
+        """Offsets that are not fixed."""
+        return [i for i, s in enumerate(self.state) if s != PROMPT]
+
+    @property
+    def masked(self) -> list[int]:
+        return [i for i, s in enumerate(self.state) if s == MASKED]
+
+    @property
+    def filled(self) -> list[int]:
+        return [i for i, s in enumerate(self.state) if s == FILLED]
+
+    @property
+    def progress(self) -> float:
+        return len(self.filled) / len(self.free)
+
+    @property
+    def same_token_ratio(self) -> float:
+        if not self.stepped or not self.filled:
+            return 0.0
+        return sum(i not in self.written for i in self.filled) / len(self.filled)
+
+
+@dataclass(frozen=True)
+class Decision:
+    """What one step does to one block, before anything is written. Offsets inside the block."""
+
+    accept: dict[int, int] = field(default_factory=dict)  # MASKED offset -> token
+    edit: dict[int, int] = field(default_factory=dict)  # FILLED offset -> other token
+    remask: set[int] = field(default_factory=set)
+    ends: bool = False  # edit only
+
+
+@dataclass(frozen=True)
+class Event:
+    """runtime.md section 3, with ids for text."""
+
+    start: int
+    tokens: list[int]
+    masked: list[int]
+    new_tokens: list[int]
+    nfe: int
+
+
+@dataclass(frozen=True)
+class Result:
+    tokens: list[int]
+    nfe: int
+    finish_reason: str
+    events: list[Event]
+    sequence: list[int]  # every id of the sequence at the end, the mask id where MASKED
+    blocks: list[Block]
+
+
+def banned(logits: np.ndarray, shape: Shape) -> np.ndarray:
+    """Rule of section 1: the mask id and ids above the largest token id are never predicted."""
+    out = np.array(logits, dtype=np.float64)
+    out[..., shape.mask_id] = -np.inf
+    out[..., shape.max_token_id + 1 :] = -np.inf
+    return out
+
+
+def accept_masked(
+    block: Block, choices: dict[int, Choice], threshold: float, force: bool, fill: bool
+) -> dict[int, int]:
+    """3.1: all above the threshold; else, where forcing is allowed, the best; at the cap (`fill`) all."""
+    if fill:
+        return {i: c.token for i, c in choices.items()}
+    taken = {i: c.token for i, c in choices.items() if c.conf > threshold}
+    if not taken and force and choices:
+        best = min(choices, key=lambda i: (-choices[i].conf, i))
+        taken = {best: choices[best].token}
+    return taken
+
+
+def decide(block: Block, logits: np.ndarray, p: Params, shape: Shape, *, force: bool, step: int) -> Decision:
+    """The step of one ACTIVE block. logits: [B, vocab] before the ban; `step`: nfe before this step.
+
+    `block.force_steps` and `block.post_steps` are those before this step.
+    """
+    rows = banned(logits, shape)
+    fill = force and block.force_steps + 1 >= p.max_steps_per_block
+
+    def choices() -> dict[int, Choice]:
+        return {
+            i: choose(rows[i], p.temperature, p.top_k, p.top_p, p.seed, block.start + i, step) for i in block.masked
+        }
+
+    if p.algorithm == "threshold":
+        accept = accept_masked(block, choices(), p.accept_threshold, force, fill)
+        remask: set[int] = set()
+        capped = block.force_steps + force >= p.max_steps_per_block
+        if p.remask_threshold > 0 and not capped:
+            for i in block.filled:
+                if i not in block.remasked and softmax(rows[i])[block.tokens[i]] < p.remask_threshold:
+                    remask.add(i)
+        return Decision(accept=accept, remask=remask)
+
+    if p.algorithm == "fixed":
+        found = choices()
+        if fill:
+            return Decision(accept={i: c.token for i, c in found.items()})
+        if not force or not found:
+            return Decision()
+        masks = len(block.free)
+        steps = min(p.steps, masks)
+        k = masks // steps + (block.force_steps < masks % steps)
+        order = sorted(found, key=lambda i: (-found[i].conf, i))
+        return Decision(accept={i: found[i].token for i in order[:k]})
+
+    assert p.algorithm == "edit", p.algorithm
+    if block.ended:
+        return Decision(ends=True)
+    if p.penalty_lambda > 0:
+        for i in range(1, shape.block):
+            if block.state[i - 1] != MASKED:
+                rows[i, block.tokens[i - 1]] -= p.penalty_lambda
+    accept = accept_masked(block, choices(), p.accept_threshold, force, fill)
+    edit = {}
+    for i in block.filled:
+        x = int(np.argmax(rows[i]))
+        if x != block.tokens[i] and softmax(rows[i])[x] > p.edit_threshold:
+            edit[i] = x
+    if not block.masked:
+        if block.post_steps == p.max_post_edit_steps:
+            return Decision(ends=True)
+        return Decision(edit=edit, ends=not edit)
+    return Decision(accept=accept, edit=edit)
+
+
+def apply(block: Block, decision: Decision, mask_id: int, *, force: bool) -> None:
+    """Write one block's decision."""
+    if block.ended:
+        return
+    block.post_steps += not block.masked
+    block.force_steps += force
+    for i, token in {**decision.accept, **decision.edit}.items():
+        block.tokens[i], block.state[i] = token, FILLED
+    for i in decision.remask:
+        block.tokens[i], block.state[i] = mask_id, MASKED
+    block.remasked |= decision.remask
+    block.written = {*decision.accept, *decision.edit}
+    block.stepped = True
+    block.ended = decision.ends
+
+
+def longest_run_cut(tokens: Sequence[int], limit: int) -> int | None:
+    """Number of tokens up to and with the one at which a run of equal tokens reaches `limit`; None: no run does."""
+    run = 0
+    for n, token in enumerate(tokens):
+        run = run + 1 if n and tokens[n - 1] == token else 1
+        if run >= limit:
+            return n + 1
+    return None
+
+
+class _Decode:
+    """The loop of section 3 for one request."""
+
+    def __init__(self, logits_of: LogitsOf, prompt: Sequence[int], p: Params, shape: Shape) -> None:
+        self.logits_of, self.prompt, self.p, self.shape = logits_of, list(prompt), p, shape
+        self.end = len(prompt) + p.max_tokens
+        self.first = len(prompt) // shape.block  # number of the first block that is not all prompt
+        self.blocks: list[Block] = []
+        self.nfe = 0
+        self.sent = 0
+        self.events: list[Event] = []
+        if len(prompt) % shape.block:
+            self.open_next()
+
+    def open_next(self) -> None:
+        """Open the next block, unless it starts at or beyond the end."""
+        size = self.shape.block
+        start = (self.first + len(self.blocks)) * size
+        if start >= self.end:
+            return
+        given = self.prompt[start : start + size]
+        rest = size - len(given)
+        self.blocks.append(Block(start, given + [self.shape.mask_id] * rest, [PROMPT] * len(given) + [MASKED] * rest))
+
+    def is_eos(self, block: Block, i: int) -> bool:
+        return (
+            not self.p.ignore_eos
+            and block.state[i] == FILLED
+            and block.tokens[i] in self.shape.eos_ids
+            and block.start + i < self.end
+        )
+
+    def opening(self) -> None:
+        """Rule 4."""
+        active = [b for b in self.blocks if b.status == ACTIVE]
+        if not active:
+            self.open_next()
+            return
+        newest = active[-1]
+        stability = newest.same_token_ratio if self.p.algorithm == "edit" else 1.0
+        eos = any(self.is_eos(b, i) for b in self.blocks if b.status != IN_CACHE for i in range(self.shape.block))
+        if (
+            newest.progress >= self.p.add_block_threshold
+            and stability >= self.p.token_stability_threshold
+            and len(active) < self.shape.buffer
+            and not eos
+        ):
+            self.open_next()
+
+    def may_force(self, n: int) -> bool:
+        if n == 0:  # the predecessor is absent or a whole prompt block
+            return True
+        before = self.blocks[n - 1]
+        return before.status != ACTIVE or before.progress >= self.p.semi_complete_threshold
+
+    def step(self) -> None:
+        """Rules 4 and 5."""
+        self.opening()
+        logits = self.logits_of(self.sequence())
+        plans = []
+        for n, block in enumerate(self.blocks):
+            if block.status == ACTIVE:
+                rows = logits[block.start : block.start + self.shape.block]
+                force = self.may_force(n)
+                plans.append((block, decide(block, rows, self.p, self.shape, force=force, step=self.nfe), force))
+        for block in self.blocks:
+            if block.status == TO_CACHE:
+                block.status = IN_CACHE
+        for block, decision, force in plans:
+            apply(block, decision, self.shape.mask_id, force=force)
+        self.nfe += 1
+        for n, block in enumerate(self.blocks):
+            done = block.ended if self.p.algorithm == "edit" else not block.masked
+            if block.status == ACTIVE and done and (n == 0 or self.blocks[n - 1].status != ACTIVE):
+                block.status = TO_CACHE
+
+    def sequence(self) -> list[int]:
+        return self.prompt[: self.first * self.shape.block] + [t for b in self.blocks for t in b.tokens]
+
+    def prefix(self, *, stable: bool) -> tuple[list[int], bool]:
+        """The FILLED run from P, cut at E and before an EOS; and whether an EOS cut it."""
+        out: list[int] = []
+        for block in self.blocks:
+            if stable and self.p.revises and block.status == ACTIVE:
+                break
+            for i in range(self.shape.block):
+                if block.state[i] == MASKED or block.start + i >= self.end:
+                    return out, False
+                if self.is_eos(block, i):
+                    return out, True
+                if block.state[i] == FILLED:
+                    out.append(block.tokens[i])
+        return out, False
+
+    def answer(self) -> tuple[list[int], str | None]:
+        """What is stable after a step, or the whole answer and why it ended (rule 9)."""
+        stable, eos = self.prefix(stable=True)
+        if eos:
+            return stable, "stop"
+        if len(stable) == self.p.max_tokens:
+            return stable, "length"
+        filled, _ = self.prefix(stable=False)
+        if self.p.max_nfe is not None and self.nfe >= self.p.max_nfe:
+            return filled, "max_nfe"
+        if self.p.max_repetition_run is not None:
+            cut = longest_run_cut(filled, self.p.max_repetition_run)
+            if cut is not None:
+                return filled[:cut], "repetition"
+        return stable, None
+
+    def run(self, max_steps: int) -> Result:
+        for _ in range(max_steps):
+            self.step()
+            tokens, reason = self.answer()
+            shown = [b for b in self.blocks if b.status != IN_CACHE]
+            start = shown[0].start
+            masked = [b.start + i - start for b in shown for i in b.masked]
+            ids = [t for b in shown for t in b.tokens]
+            self.events.append(Event(start, ids, masked, tokens[self.sent :], self.nfe))
+            self.sent = max(self.sent, len(tokens))
+            if reason is not None:
+                return Result(tokens, self.nfe, reason, self.events, self.sequence(), self.blocks)
+        raise AssertionError(f"the request did not end within {max_steps} steps")
+
+
+def decode(logits_of: LogitsOf, prompt: Sequence[int], params: Params, shape: Shape) -> Result:
+    """Decode one request to its end.
+
+    Raises AssertionError when it takes more steps than decoding.md 5.5 allows any block to take together.
+    """
+    blocks = (len(prompt) + params.max_tokens - 1) // shape.block - len(prompt) // shape.block + 1
+    per_block = params.max_steps_per_block + params.max_post_edit_steps + 1 + shape.block
+    return _Decode(logits_of, prompt, params, shape).run(blocks * per_block)

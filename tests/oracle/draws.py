@@ -1,0 +1,79 @@
+"""One position's choice: greedy, or one draw with a generator that counts (decoding.md 3.1). Plain Python and numpy."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+_MOD = 1 << 64
+
+
+@dataclass(frozen=True)
+class Choice:
+    token: int
+    conf: float
+
+
+def mix(z: int) -> int:
+    """The splitmix64 step: increment, then its finaliser."""
+    z = (z + 0x9E3779B97F4A7C15) % _MOD
+    z = ((z ^ (z >> 30)) * 0xBF58476D1CE4E5B9) % _MOD
+    z = ((z ^ (z >> 27)) * 0x94D049BB133111EB) % _MOD
+    return z ^ (z >> 31)
+
+
+def uniform(seed: int, position: int, step: int) -> float:
+    """A number in [0, 1) that depends on nothing but its three arguments."""
+    h = mix(seed % _MOD)
+    h = mix(h ^ position)
+    h = mix(h ^ step)
+    return (h >> 11) * 2.0**-53
+
+
+def softmax(row: np.ndarray) -> np.ndarray:
+    """float64 [vocab] -> float64 [vocab]; -inf gives 0."""
+    weights = np.exp(row - row.max())
+    return weights / weights.sum()
+
+
+def filtered(row: np.ndarray, top_k: int, top_p: float) -> np.ndarray:
+    """Probabilities of `row` (already divided by T) after top-k, then top-p, renormalised."""
+    order = sorted(range(len(row)), key=lambda i: (-row[i], i))
+    kept = order[:top_k] if top_k > 0 else order
+    logits = np.full(len(row), -np.inf)
+    logits[kept] = row[kept]
+    probs = softmax(logits)
+    if top_p < 1.0:
+        total = 0.0
+        keep = []
+        for i in sorted(kept, key=lambda i: (-probs[i], i)):
+            keep.append(i)
+            total += probs[i]
+            if total >= top_p:
+                break
+        logits[[i for i in kept if i not in set(keep)]] = -np.inf
+        probs = softmax(logits)
+    return probs
+
+
+def draw(probs: np.ndarray, u: float) -> int:
+    """The first id, in id order, whose cumulative probability exceeds u."""
+    total = 0.0
+    for i, p in enumerate(probs):
+        total += p
+        if total > u:
+            return i
+    return max(i for i, p in enumerate(probs) if p > 0)
+
+
+def choose(
+    row: np.ndarray, temperature: float, top_k: int, top_p: float, seed: int, position: int, step: int
+) -> Choice:
+    """What a masked position would take. row: banned logits [vocab]."""
+    if temperature < 1e-6:
+        token = int(np.argmax(row))
+        return Choice(token, float(softmax(row)[token]))
+    probs = filtered(row / temperature, top_k, top_p)
+    token = draw(probs, uniform(seed, position, step))
+    return Choice(token, float(probs[token]))
