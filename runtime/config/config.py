@@ -1,0 +1,177 @@
+"""The typed configuration, checked as far as that is possible without opening the checkpoint."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass, field
+from typing import Any, Literal, Self
+
+from runtime.config.flags import check
+from runtime.config.table import BY_DEST, BY_SPELLING
+from runtime.errors import ConfigError
+
+DEMO_NAME = "unmask-demo"
+
+
+@dataclass(frozen=True, kw_only=True)
+class EngineConfig:
+    """One engine. ``None`` means "decided at start" (from the checkpoint, the device or decoding.md's default).
+
+    Values are checked and brought to their final types on construction; ConfigError names the flag.
+    """
+
+    model: str | None = None
+    model_name: str | None = None
+    decoding_strategy: str | None = None
+    sampling_mode: Literal["naive", "edit"] = "naive"
+    mask_token_id: int | None = None
+    eos_token_ids: tuple[int, ...] | None = None
+    device: Literal["cpu", "cuda"] | None = None
+    dtype: Literal["bfloat16", "float16", "float32", "float64"] | None = None  # float64: tests, through Python only
+    block_size: int | None = None
+    buffer_size: int | None = None
+    page_size: int | None = None
+    max_model_len: int | None = None
+    max_num_batched_tokens: int = 8192
+    max_num_reqs: int = 128
+    gpu_memory_utilization: float = 0.9
+    num_pages: int | None = None
+    attn_impl: Literal["triton_grouped", "triton", "torch"] | None = None
+    disable_prefix_caching: bool = False
+    skip_tokenizer: bool = False  # Python API only: ids in, ids out
+    # the server's own decoding defaults; None: the family's, else decoding.md's
+    add_block_threshold: float | None = None
+    semi_complete_threshold: float | None = None
+    accept_threshold: float | None = None
+    edit_threshold: float | None = None
+    remask_threshold: float | None = None
+    token_stability_threshold: float | None = None
+    max_post_edit_steps: int | None = None
+    penalty_lambda: float | None = None
+
+    def __post_init__(self) -> None:
+        for name in (f.name for f in dataclasses.fields(self) if f.name in BY_DEST):
+            value = getattr(self, name)
+            if name == "dtype" and value == "float64":
+                continue
+            object.__setattr__(self, name, check(BY_DEST[name], value))
+        if not isinstance(self.skip_tokenizer, bool):
+            raise ConfigError(f"skip_tokenizer: {self.skip_tokenizer!r} is not true or false")
+        self._check_combinations()
+
+    def _check_combinations(self) -> None:
+        if self.eos_token_ids is not None and self.mask_token_id in self.eos_token_ids:
+            raise ConfigError(f"--eos-token-ids: {self.mask_token_id} is also --mask-token-id")
+        block, page, buffer = self.block_size, self.page_size, self.buffer_size
+        if block and page and block % page and page % block:
+            raise ConfigError(f"--page-size: {page} is neither a multiple nor a divisor of --block-size {block}")
+        if block:
+            check_token_budget(self.max_num_batched_tokens, block, buffer or 1)
+        if self.sampling_mode == "edit" and self.remask_threshold:
+            raise ConfigError("--remask-threshold: only the threshold algorithm masks again; not with edit")
+
+    @classmethod
+    def from_flags(cls, **values: Any) -> EngineConfig:
+        """From flags as ``LLM(**flags)`` takes them: underscores or dashes, any flag of the engine.
+
+        Raises ConfigError for names that are no flag, flags of the server alone, and values that cannot be honoured.
+        """
+        fields = {f.name for f in dataclasses.fields(cls)}
+        given: dict[str, Any] = {}
+        for name, value in values.items():
+            key = name.replace("-", "_")
+            if key not in fields:
+                flag = BY_SPELLING.get(key)
+                if flag is None:
+                    raise ConfigError(f"{name}: no such flag; python -m runtime.server --help lists them")
+                if not flag.engine:
+                    raise ConfigError(f"{name}: a flag of the server, not of an engine in this process")
+                key = flag.dest
+                if key not in fields:  # an unbuilt flag: fine at its neutral value
+                    check(flag, value, where=name)
+                    continue
+            if key in given:
+                raise ConfigError(f"{name}: given twice, under two names")
+            given[key] = value
+        return cls(**given)
+
+
+def check_token_budget(max_num_batched_tokens: int, block_size: int, buffer_size: int) -> None:
+    """decoding.md 3 rule 7: a step of one request, (S + 1) * B rows, must fit a forward."""
+    need = (buffer_size + 1) * block_size
+    if max_num_batched_tokens < need:
+        raise ConfigError(
+            f"--max-num-batched-tokens: {max_num_batched_tokens} is less than a step of one request needs, "
+            f"(--buffer-size {buffer_size} + 1) * --block-size {block_size} = {need}"
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServerConfig:
+    """A server: its engine (the same for every replica) and everything around it. Times are in seconds."""
+
+    engine: EngineConfig = field(default_factory=EngineConfig)
+    served_model_name: tuple[str, ...] = ()  # see model_names
+    chat_template: str | None = None
+    data_parallel_size: int = 1
+    device_ids: tuple[int, ...] | None = None  # replica i runs on device_ids[i]
+    host: str = "0.0.0.0"
+    port: int = 8000
+    log_level: Literal["critical", "error", "warning", "info", "debug"] = "info"
+    log_format: Literal["text", "json"] = "text"
+    zmq_command_addr: str | None = None
+    zmq_event_addr: str | None = None
+    api_key: tuple[str, ...] = field(default=(), repr=False)  # of the flag and of api_key_file; empty: no key needed
+    api_key_file: str | None = None
+    cors_allow_origins: tuple[str, ...] = ()
+    max_queue: int = 1024
+    drain_delay: float = 0.0
+    drain_timeout: float = 30.0
+    request_timeout: float | None = None
+
+    def __post_init__(self) -> None:
+        for name in (f.name for f in dataclasses.fields(self) if f.name in BY_DEST):
+            object.__setattr__(self, name, check(BY_DEST[name], getattr(self, name)))
+        self._check_combinations()
+
+    def _check_combinations(self) -> None:
+        if len(set(self.served_model_name)) != len(self.served_model_name):
+            raise ConfigError("--served-model-name: the same name is given twice")
+        if (self.zmq_command_addr is None) != (self.zmq_event_addr is None):
+            missing = "--zmq-event-addr" if self.zmq_event_addr is None else "--zmq-command-addr"
+            raise ConfigError(f"{missing}: needed too, the two addresses are given together")
+        for name in ("zmq_command_addr", "zmq_event_addr"):
+            addr: str | None = getattr(self, name)
+            if addr is not None and not addr.startswith(("tcp://", "ipc://")):
+                raise ConfigError(f"--{name.replace('_', '-')}: {addr!r} does not start with tcp:// or ipc://")
+        if self.zmq_command_addr is not None and self.zmq_command_addr == self.zmq_event_addr:
+            raise ConfigError("--zmq-event-addr: must differ from --zmq-command-addr")
+        if self.device_ids is not None:
+            if self.engine.device == "cpu":
+                raise ConfigError("--device-ids: names GPUs, but --device is cpu")
+            if len(set(self.device_ids)) != self.data_parallel_size or len(self.device_ids) != self.data_parallel_size:
+                raise ConfigError(
+                    f"--device-ids: needs {self.data_parallel_size} different ids, one a replica "
+                    f"(--data-parallel-size), got {','.join(map(str, self.device_ids)) or 'none'}"
+                )
+
+    @property
+    def model_names(self) -> tuple[str, ...]:
+        """The ids under which clients ask for the model, the first being the one that answers carry."""
+        return self.served_model_name or (default_model_name(self.engine.model),)
+
+    @property
+    def api_keys(self) -> tuple[str, ...]:
+        return self.api_key
+
+    def replace(self, **changes: Any) -> Self:
+        return dataclasses.replace(self, **changes)
+
+
+def default_model_name(model: str | None) -> str:
+    """The directory's name, the repository's ``org/name``, or the demo's name."""
+    if model is None:
+        return DEMO_NAME
+    if model.startswith("hf://"):
+        return model.removeprefix("hf://").split("@")[0].strip("/")
+    return model.rstrip("/").rsplit("/", 1)[-1] or model

@@ -1,0 +1,184 @@
+"""The one table of flags (runtime.md section 1): command line, environment, YAML, ``--help`` and the operator read it.
+
+Plain data and the checks of one value; nothing here reads a file, an environment variable or torch.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from runtime.errors import ConfigError
+
+ENV_PREFIX = "UNMASK_"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Flag:
+    """One flag. `name` is its spelling without dashes in front; ``None`` as default means "decided at start".
+
+    Attributes:
+        many: the value is a tuple; the flag repeats, and `comma` says that one value may hold several.
+        low, high: inclusive bounds of a number; `above_low` makes the lower one exclusive.
+        synonyms: other spellings of values, each with the value it stands for.
+        unbuilt_values: legal values that this version refuses; `built=False` refuses every value but the default.
+        reason: what the refusal of an unbuilt value adds.
+    """
+
+    name: str
+    group: str
+    help: str
+    type: Literal["str", "int", "float", "bool"] = "str"
+    default: Any = None
+    choices: tuple[str, ...] = ()
+    synonyms: tuple[tuple[str, str], ...] = ()
+    low: float | None = None
+    high: float | None = None
+    above_low: bool = False
+    many: bool = False
+    comma: bool = False
+    aliases: tuple[str, ...] = ()
+    metavar: str | None = None
+    secret: bool = False
+    engine: bool = False  # a field of EngineConfig (and an argument of LLM), else of ServerConfig
+    built: bool = True
+    unbuilt_values: tuple[str, ...] = ()
+    reason: str = ""
+
+    @property
+    def dest(self) -> str:
+        """The name in Python and, in upper case, in the environment."""
+        return self.name.replace("-", "_")
+
+    @property
+    def env(self) -> str:
+        return ENV_PREFIX + self.dest.upper()
+
+    @property
+    def spellings(self) -> tuple[str, ...]:
+        return (self.name, *self.aliases)
+
+    @property
+    def optional(self) -> bool:
+        """Whether ``auto`` and ``none`` stand for the default."""
+        return self.default is None
+
+
+def check(flag: Flag, value: Any, where: str | None = None) -> Any:
+    """The value of `flag` in its final type, whether it came as text or as a Python or YAML value.
+
+    `where` names the source in the sentence of a ConfigError ("UNMASK_PORT"); by default the flag itself.
+    """
+    where = where or f"--{flag.name}"
+    if flag.many:
+        result: Any = _check_many(flag, value, where)
+    elif value is None or (flag.optional and isinstance(value, str) and value.lower() in ("auto", "none")):
+        if not flag.optional:
+            raise ConfigError(f"{where}: needs a value ({_describe(flag)})")
+        result = None
+    else:
+        result = _check_one(flag, value, where)
+    if not flag.built and result != flag.default:
+        default = "" if flag.default is None else f" (only {flag.default!r} is accepted)"
+        raise ConfigError(f"{where}: not built yet{default}; {flag.reason or 'leave it out'}")
+    return result
+
+
+def _check_many(flag: Flag, value: Any, where: str) -> tuple[Any, ...] | None:
+    if value is None:
+        return None if flag.optional else ()
+    items: Sequence[Any] = [value] if isinstance(value, str | int | float) else list(value)
+    if flag.optional and len(items) == 1 and isinstance(items[0], str) and items[0].lower() in ("auto", "none"):
+        return None
+    if flag.comma:
+        items = [part for item in items for part in (item.split(",") if isinstance(item, str) else [item])]
+    return tuple(_check_one(flag, item, where) for item in items)
+
+
+def _check_one(flag: Flag, value: Any, where: str) -> Any:
+    if isinstance(value, os.PathLike):
+        value = os.fspath(value)
+    if isinstance(value, str):
+        value = value.strip()
+        if not value:
+            raise ConfigError(f"{where}: is empty; leave it out or give {_describe(flag)}")
+    shown = "the given value" if flag.secret else repr(value)
+    wrong = ConfigError(f"{where}: {shown} is not {_describe(flag)}")
+    match flag.type:
+        case "bool":
+            return _to_bool(value, wrong)
+        case "int":
+            number: float = _to_int(value, wrong)
+        case "float":
+            number = _to_float(value, wrong)
+        case _:
+            return _to_text(flag, value, where, wrong)
+    too_low = flag.low is not None and (number < flag.low or (flag.above_low and number == flag.low))
+    if too_low or (flag.high is not None and number > flag.high):
+        raise wrong
+    return number
+
+
+def _to_bool(value: Any, wrong: ConfigError) -> bool:
+    words = {"1": True, "true": True, "yes": True, "on": True, "0": False, "false": False, "no": False, "off": False}
+    if isinstance(value, bool):
+        return value
+    if isinstance(value, str) and value.lower() in words:
+        return words[value.lower()]
+    raise wrong
+
+
+def _to_int(value: Any, wrong: ConfigError) -> int:
+    if isinstance(value, int) and not isinstance(value, bool):
+        return value
+    if isinstance(value, str) and value.isascii() and value.removeprefix("-").isdigit() and len(value) <= 20:
+        return int(value)
+    raise wrong
+
+
+def _to_float(value: Any, wrong: ConfigError) -> float:
+    try:
+        number = float("nan" if isinstance(value, bool) else value)
+    except (TypeError, ValueError, OverflowError):
+        raise wrong from None
+    if not math.isfinite(number):
+        raise wrong
+    return number
+
+
+def _to_text(flag: Flag, value: Any, where: str, wrong: ConfigError) -> str:
+    if not isinstance(value, str):
+        raise ConfigError(f"{where}: {value!r} is not text; quote it")
+    if not value.isprintable():
+        raise wrong
+    value = dict(flag.synonyms).get(value, value)
+    if flag.choices and value not in flag.choices:
+        raise wrong
+    if value in flag.unbuilt_values:
+        rest = ", ".join(c for c in flag.choices if c not in flag.unbuilt_values)
+        raise ConfigError(f"{where}: {value} is not built yet; " + (f"use {rest}" if rest else "leave the flag out"))
+    return str(value)
+
+
+def _describe(flag: Flag) -> str:
+    """What a value must be, in words that fit after "is not"."""
+    if flag.choices:
+        return "one of " + ", ".join(flag.choices)
+    if flag.type == "bool":
+        return "true or false"
+    if flag.type == "str":
+        return "printable text"
+    noun = "a whole number" if flag.type == "int" else "a finite number"
+    low = "" if flag.low is None else f" {'above' if flag.above_low else 'of at least'} {flag.low:g}"
+    if flag.high is None:
+        return noun + low
+    if flag.low is None:
+        return f"{noun} of at most {flag.high:g}"
+    return (
+        f"{noun} above {flag.low:g} and at most {flag.high:g}"
+        if flag.above_low
+        else (f"{noun} from {flag.low:g} to {flag.high:g}")
+    )

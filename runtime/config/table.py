@@ -1,0 +1,265 @@
+"""Every flag of the server, once, in the order in which ``--help`` shows them (runtime.md section 1)."""
+
+from __future__ import annotations
+
+from functools import partial
+
+from runtime.config.flags import Flag
+
+_model = partial(Flag, group="model", engine=True)
+_parallel = partial(Flag, group="parallelism and devices")
+_memory = partial(Flag, group="blocks, batches and memory", engine=True)
+_speed = partial(Flag, group="execution", engine=True)
+_decode = partial(Flag, group="decoding defaults (a request may override them)", engine=True)
+_share = partial(_decode, type="float", low=0, high=1)
+_lora = partial(Flag, group="adapters", engine=True, built=False, reason="adapters cannot be loaded in this version")
+_server = partial(Flag, group="server")
+_late = partial(_decode, built=False)
+
+_NO_GRAPHS = "every forward runs eagerly in this version, so there is nothing to switch; leave it out"
+_ONE_DEVICE = "a replica runs on one device in this version"
+_NO_SOFT = "soft token embeddings (decoding.md 3.3) are not in this version"
+_NO_CANVAS = "the diffusion_gemma strategy is not in this version"
+
+FLAGS: tuple[Flag, ...] = (
+    _model(name="model", metavar="DIR|hf://ORG/NAME[@REV]", help="checkpoint to serve; the shipped demo without it"),
+    _model(
+        name="model-name",
+        aliases=("model-family",),
+        metavar="FAMILY",
+        help="registered family key; read from config.json without it",
+    ),
+    Flag(
+        name="served-model-name",
+        group="model",
+        many=True,
+        default=(),
+        metavar="NAME",
+        help="id under which clients ask for the model, repeatable; default: the directory's or repository's name",
+    ),
+    Flag(name="chat-template", group="model", metavar="FILE", help="jinja file used instead of the checkpoint's own"),
+    _model(
+        name="decoding-strategy",
+        choices=("multi_bd", "d2f", "dmax", "fast_dllm_v2", "diffusion_gemma", "full"),
+        unbuilt_values=("d2f", "dmax", "fast_dllm_v2", "diffusion_gemma", "full"),
+        help="how blocks are opened and decoded; default: the family's own",
+    ),
+    _model(
+        name="sampling-mode",
+        default="naive",
+        choices=("naive", "edit"),
+        help="edit lets filled tokens be revised, and makes the edit algorithm the default",
+    ),
+    _model(name="mask-token-id", type="int", low=0, help="default: config.json, then the tokenizer"),
+    _model(
+        name="eos-token-ids",
+        type="int",
+        low=0,
+        many=True,
+        comma=True,
+        metavar="ID,...",
+        help="ids that end an answer; default: the union of what the checkpoint's files name",
+    ),
+    _parallel(name="data-parallel-size", type="int", default=1, low=1, help="replicas, a backend process each"),
+    _parallel(
+        name="tensor-parallel-size",
+        type="int",
+        default=1,
+        low=1,
+        built=False,
+        reason=_ONE_DEVICE,
+        engine=True,
+        help="devices that share a replica's heads, vocabulary and experts",
+    ),
+    _parallel(
+        name="expert-parallel-size",
+        type="int",
+        default=1,
+        low=1,
+        built=False,
+        reason=_ONE_DEVICE,
+        engine=True,
+        help="devices of a replica that share its experts",
+    ),
+    _parallel(name="master-addr", default="localhost", built=False, reason=_ONE_DEVICE, help="rendezvous address"),
+    _parallel(name="master-port", type="int", low=1, high=65535, built=False, reason=_ONE_DEVICE, help="its port"),
+    _parallel(
+        name="distributed-timeout-seconds",
+        type="float",
+        default=600.0,
+        low=0,
+        above_low=True,
+        built=False,
+        reason=_ONE_DEVICE,
+        help="limit of one collective",
+    ),
+    _parallel(
+        name="device", choices=("cuda", "cpu"), engine=True, help="default: cuda where a GPU is usable, else cpu"
+    ),
+    _parallel(
+        name="device-ids",
+        type="int",
+        low=0,
+        many=True,
+        comma=True,
+        metavar="ID,...",
+        help="logical GPU of each replica; default: 0, 1, ...",
+    ),
+    _model(
+        name="dtype",
+        choices=("bfloat16", "float16", "float32"),
+        help="default: bfloat16 on cuda, float32 on cpu",
+    ),
+    _model(
+        name="quantization",
+        choices=("fp8", "int8", "int4"),
+        built=False,
+        reason="weights are held in --dtype in this version",
+        help="weight format",
+    ),
+    _memory(name="block-size", type="int", low=1, help="tokens of a block; default: the checkpoint's, else family's"),
+    _memory(name="buffer-size", type="int", low=1, help="blocks denoised at once (S); default 1"),
+    _memory(name="page-size", type="int", low=1, help="tokens of a KV page, a multiple or divisor of the block; 32"),
+    _memory(
+        name="max-model-len",
+        type="int",
+        low=1,
+        help="prompt and answer together; default: the smaller of 4096 and the checkpoint's limit",
+    ),
+    _memory(
+        name="max-num-batched-tokens",
+        type="int",
+        default=8192,
+        low=1,
+        help="tokens of one forward; longer prompts are prefilled in chunks",
+    ),
+    _memory(name="max-num-reqs", type="int", default=128, low=1, help="requests decoded at the same time"),
+    _memory(
+        name="gpu-memory-utilization",
+        type="float",
+        default=0.9,
+        low=0,
+        high=1,
+        above_low=True,
+        help="share of the GPU memory free at start that may be used",
+    ),
+    _memory(name="num-pages", type="int", low=1, help="KV pages; default: as many as the memory allows"),
+    _memory(
+        name="kv-cache-layout",
+        default="unified",
+        choices=("unified", "distinct"),
+        built=False,
+        reason="the cache is one unified tensor",
+        help="arrangement of keys and values",
+    ),
+    _memory(name="disable-prefix-caching", type="bool", default=False, help="recompute every prompt"),
+    _speed(
+        name="attn-impl",
+        choices=("triton_grouped", "triton", "torch"),
+        synonyms=(("naive", "torch"),),
+        help="attention kernel; default: triton_grouped on cuda, torch on cpu (naive is another name of torch)",
+    ),
+    _speed(
+        name="disable-full-static-runner",
+        type="bool",
+        default=False,
+        built=False,
+        reason=_NO_GRAPHS,
+        help="no CUDA graph of the whole step",
+    ),
+    _speed(name="enforce-eager", type="bool", default=False, built=False, reason=_NO_GRAPHS, help="no CUDA graphs"),
+    _speed(
+        name="disable-torch-compile", type="bool", default=False, built=False, reason=_NO_GRAPHS, help="no compilation"
+    ),
+    _speed(name="torch-compile-mode", built=False, reason=_NO_GRAPHS, help="torch.compile's mode"),
+    _speed(
+        name="deterministic",
+        type="bool",
+        default=False,
+        built=False,
+        reason="batch-invariant GPU kernels are not in this version",
+        help="the same bits whatever else runs",
+    ),
+    _lora(name="use-lora", type="bool", default=False, help="serve with one adapter"),
+    _lora(name="lora-path", metavar="DIR", help="that adapter"),
+    _lora(name="pre-merge-lora", type="bool", default=False, help="merge it into the weights at start"),
+    _lora(name="lora", many=True, default=(), metavar="NAME=PATH", help="an adapter that requests name, repeatable"),
+    _lora(name="max-loras", type="int", low=1, help="adapters held at once"),
+    _lora(name="max-lora-rank", type="int", low=1, help="largest rank of an adapter"),
+    _share(name="add-block-threshold", help="progress of the newest block at which the next opens; 0.1"),
+    _share(name="semi-complete-threshold", help="progress of a block at which its successor may force a token; 0.9"),
+    _share(name="accept-threshold", help="confidence above which a token is taken; the family's, or 0.9"),
+    _share(name="edit-threshold", help="confidence above which a filled token is replaced (edit); 0"),
+    _share(name="remask-threshold", help="confidence below which a filled token is masked again (threshold); 0: off"),
+    _share(name="token-stability-threshold", help="share of unchanged tokens at which the next block opens; 0"),
+    _decode(name="max-post-edit-steps", type="int", low=0, help="editing steps of a block without masks; 16"),
+    _decode(name="penalty-lambda", type="float", low=0, help="penalty on repeating the previous token (edit); 0"),
+    _late(
+        name="full-cache",
+        choices=("prefix", "dual", "vicinity"),
+        help="cache of whole-canvas models; none without it",
+        reason="the full strategy is not in this version",
+    ),
+    _late(name="token-merge-mode", choices=("dmax_topk", "iter_smooth_topk"), reason=_NO_SOFT, help="soft embedding"),
+    _late(name="token-merge-top-k", type="int", low=1, reason=_NO_SOFT, help="tokens a soft embedding mixes"),
+    _late(name="token-merge-renormalize", type="bool", reason=_NO_SOFT, help="keep the embedding's length"),
+    _late(name="token-merge-weight", type="float", low=0, reason=_NO_SOFT, help="weight of the mixed tokens"),
+    _late(name="diffusion-gemma-max-steps", type="int", low=1, reason=_NO_CANVAS, help="denoising steps of a canvas"),
+    _late(name="diffusion-gemma-t-min", type="float", low=0, reason=_NO_CANVAS, help="last temperature"),
+    _late(name="diffusion-gemma-t-max", type="float", low=0, reason=_NO_CANVAS, help="first temperature"),
+    _late(name="diffusion-gemma-entropy-bound", type="float", low=0, reason=_NO_CANVAS, help="bound of accepted rows"),
+    _late(name="diffusion-gemma-stability-threshold", type="int", low=1, reason=_NO_CANVAS, help="unchanged steps"),
+    _late(name="diffusion-gemma-confidence-threshold", type="float", low=0, reason=_NO_CANVAS, help="mean entropy"),
+    _server(name="host", default="0.0.0.0", help="address to listen on"),
+    _server(name="port", type="int", default=8000, low=0, high=65535, help="port to listen on; 0 takes a free one"),
+    _server(
+        name="log-level",
+        default="info",
+        choices=("critical", "error", "warning", "info", "debug"),
+        help="reaches every logger of every process",
+    ),
+    _server(name="log-format", default="text", choices=("text", "json"), help="json for log collectors"),
+    _server(name="zmq-command-addr", metavar="ADDR", help="frontend to backends; default: a private ipc path"),
+    _server(name="zmq-event-addr", metavar="ADDR", help="backends to frontend; default: a private ipc path"),
+    _server(
+        name="api-key",
+        many=True,
+        comma=True,
+        default=(),
+        secret=True,
+        metavar="KEY,...",
+        help="bearer keys that clients must present (better through the environment or --api-key-file)",
+    ),
+    _server(name="api-key-file", metavar="FILE", help="file of such keys, one a line or comma-separated"),
+    _server(
+        name="cors-allow-origins",
+        many=True,
+        comma=True,
+        default=(),
+        metavar="ORIGIN,...",
+        help="origins whose pages may call the server, or *; default: none",
+    ),
+    _server(name="max-queue", type="int", default=1024, low=1, help="waiting requests at which new ones get 429"),
+    _server(name="drain-delay", type="float", default=0.0, low=0, help="seconds of normal service after SIGTERM"),
+    _server(name="drain-timeout", type="float", default=30.0, low=0, help="seconds that running requests then have"),
+    _server(name="request-timeout", type="float", low=0, above_low=True, help="seconds a request may take; no limit"),
+    _server(
+        name="profiler",
+        choices=("torch",),
+        built=False,
+        reason="/start_profile is not in this version",
+        help="profiler behind /start_profile",
+    ),
+    _server(
+        name="torch-profiler-dir",
+        metavar="DIR",
+        built=False,
+        reason="--profiler is not in this version",
+        help="where traces go",
+    ),
+    _server(name="config", metavar="FILE.yaml", help="file of flags, one `name: value` a line"),
+    _server(name="print-config", type="bool", default=False, help="print the resolved values and exit"),
+)
+
+BY_DEST: dict[str, Flag] = {flag.dest: flag for flag in FLAGS}
+BY_SPELLING: dict[str, Flag] = {name.replace("-", "_"): flag for flag in FLAGS for name in flag.spellings}

@@ -1,0 +1,284 @@
+"""The flag table, its sources and the typed configuration."""
+
+import dataclasses
+import subprocess
+import sys
+
+import pytest
+import yaml
+from hypothesis import given
+from hypothesis import strategies as st
+
+from runtime.config import BY_DEST, FLAGS, EngineConfig, Flag, ServerConfig, check, default_model_name, parse
+from runtime.errors import ConfigError
+
+FIELDS = {f.name: f for c in (EngineConfig, ServerConfig) for f in dataclasses.fields(c)}
+
+
+def refused(argv=(), environ=None, match=""):
+    with pytest.raises(ConfigError, match=match) as caught:
+        parse(list(argv), environ or {})
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+def good_value(flag: Flag) -> str:
+    """Some value, other than the default, that the flag takes."""
+    if flag.type == "bool":
+        return "true"
+    if flag.choices:
+        return next(c for c in flag.choices if c != flag.default)
+    if flag.type == "str":
+        return {"zmq-command-addr": "tcp://h:1", "zmq-event-addr": "tcp://h:2"}.get(flag.name, "x")
+    if flag.type == "int":
+        return "9000" if flag.name == "max-num-batched-tokens" else "3"
+    return "0.25"
+
+
+def test_defaults_of_table_and_dataclasses_agree():
+    assert len({name for flag in FLAGS for name in flag.spellings}) == sum(len(f.spellings) for f in FLAGS)
+    for flag in FLAGS:
+        if flag.built and flag.name not in ("config", "print-config"):
+            owner = EngineConfig if flag.engine else ServerConfig
+            assert getattr(owner(), flag.dest) == flag.default, flag.name
+        else:
+            assert flag.dest not in FIELDS
+    assert set(FIELDS) - {f.dest for f in FLAGS} == {"engine", "skip_tokenizer"}
+    assert parse([], {}) == ServerConfig()
+
+
+@pytest.mark.parametrize("flag", FLAGS, ids=lambda f: f.name)
+def test_every_flag_is_honoured_or_refused_by_name_from_every_source(flag, tmp_path):
+    if flag.name in ("config", "print-config", "api-key-file"):
+        pytest.skip("has its own test")
+    value = good_value(flag)
+    extra = {"zmq-command-addr": ["--zmq-event-addr", "tcp://h:9"], "zmq-event-addr": ["--zmq-command-addr", "ipc://h"]}
+    more = extra.get(flag.name, ["--data-parallel-size", "1"] if flag.name == "device-ids" else [])
+    file = tmp_path / "c.yaml"
+    file.write_text(f"{flag.name}: {value}")
+    ways = [([f"--{flag.name}", value], {}), ([], {flag.env: value}), (["--config", str(file)], {})]
+    ways += [([f"--{alias}", value], {}) for alias in flag.aliases]
+    for argv, environ in ways:
+        if flag.built and value not in flag.unbuilt_values:
+            config = parse([*argv, *more], environ)
+            owner = config.engine if flag.engine else config
+            assert getattr(owner, flag.dest) == check(flag, value) != flag.default
+        else:
+            sentence = refused([*argv, *more], environ, "not built yet")
+            assert flag.name in sentence or flag.env in sentence
+    if not flag.built and flag.default is not None and not flag.many:
+        parse([f"--{flag.name}", str(flag.default)], {})  # the neutral value is accepted
+
+
+def test_order_of_sources(tmp_path):
+    file = tmp_path / "c.yaml"
+    file.write_text("port: 1\nmax_queue: 11\nlog-level: debug\n")
+    environ = {"UNMASK_PORT": "2", "UNMASK_MAX_QUEUE": "12", "UNMASK_CONFIG": str(file), "OTHER": "x"}
+    config = parse(["--port", "3"], environ)
+    assert (config.port, config.max_queue, config.log_level) == (3, 12, "debug")
+    other = tmp_path / "d.yaml"
+    other.write_text("")
+    assert parse(["--config", str(other)], environ).log_level == "info"
+
+
+def test_yaml_forms(tmp_path):
+    file = tmp_path / "c.yaml"
+    file.write_text(
+        "eos-token-ids: [1, 2]\nserved_model_name: [a, b]\ndisable-prefix-caching: yes\naccept-threshold: 1e-1\n"
+        "device: null\nrequest-timeout: 2\n"
+    )
+    config = parse(["--config", str(file)], {})
+    assert config.engine.eos_token_ids == (1, 2)
+    assert config.served_model_name == ("a", "b")
+    assert config.engine.disable_prefix_caching is True
+    assert config.engine.accept_threshold == 0.1
+    assert config.request_timeout == 2.0
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("port: 1\nport: 2", "'port' twice"),
+        ("max-queue: 1\nmax_queue: 2", "max_queue .*max-queue"),
+        ("model-name: a\nmodel-family: b", "model-family .*model-name"),
+        ("prot: 1", "prot .*did you mean port"),
+        ("config: x.yaml", "config .*no such flag"),
+        ("- port", "holds a list"),
+        ("port: {a: 1}", "not a single value"),
+        ("port: [1, 2]", "not a single value"),
+        ("port: 8e3", "port .*whole number"),
+        ("max-num-reqs: true", "max-num-reqs .*whole number"),
+        ("model: 7", "model .*quote it"),
+        ("accept-threshold: .nan", "accept-threshold .*from 0 to 1"),
+        ("port:", "port .*needs a value"),
+        ("a: [", "not YAML"),
+    ],
+)
+def test_bad_yaml(tmp_path, text, words):
+    file = tmp_path / "c.yaml"
+    file.write_text(text)
+    refused(["--config", str(file)], match=words)
+
+
+def test_unreadable_files(tmp_path):
+    refused(["--config", str(tmp_path / "none.yaml")], match="--config: .*No such file")
+    refused(["--api-key-file", str(tmp_path / "none")], match="--api-key-file: .*No such file")
+    (tmp_path / "bytes").write_bytes(b"\xff\xfe")
+    refused(["--config", str(tmp_path / "bytes")], match="UTF-8")
+    (tmp_path / "blank").write_text(" \n")
+    refused(["--api-key-file", str(tmp_path / "blank")], match="holds no key")
+
+
+def test_environment_names():
+    refused(environ={"UNMASK_PROT": "1"}, match="UNMASK_PROT: no such variable; did you mean UNMASK_PORT")
+    refused(environ={"UNMASK_port": "1"}, match="UNMASK_port")
+    refused(environ={"UNMASK_PORT": ""}, match="UNMASK_PORT: is empty")
+    refused(environ={"UNMASK_API_KEY": " "}, match="UNMASK_API_KEY: is empty")
+    refused(environ={"UNMASK_MODEL_NAME": "a", "UNMASK_MODEL_FAMILY": "b"}, match="UNMASK_MODEL_NAME.*same flag")
+    assert parse([], {"UNMASK_DISABLE_PREFIX_CACHING": "1"}).engine.disable_prefix_caching
+
+
+def test_what_kubernetes_injects_for_a_service_called_unmask():
+    injected = {
+        "UNMASK_SERVICE_HOST": "10.0.0.1",
+        "UNMASK_SERVICE_PORT": "8000",
+        "UNMASK_SERVICE_PORT_HTTP": "8000",
+        "UNMASK_PORT_8000_TCP": "tcp://10.0.0.1:8000",
+        "UNMASK_PORT_8000_TCP_ADDR": "10.0.0.1",
+        "UNMASK_PORT_8000_TCP_PROTO": "tcp",
+        "UNMASK_PORT_8000_TCP_PORT": "8000",
+        "UNMASK_CHAT_SERVICE_HOST": "10.0.0.2",
+        "UNMASK_CHAT_PORT": "tcp://10.0.0.2:80",
+    }
+    assert parse([], injected) == ServerConfig()
+    injected["UNMASK_PORT"] = "tcp://10.0.0.1:8000"
+    refused(environ=injected, match="UNMASK_PORT: .*enableServiceLinks: false")
+    assert parse(["--port", "81"], injected).port == 81
+
+
+@pytest.mark.parametrize(
+    ("argv", "words"),
+    [
+        (["--prot", "1"], "no such flag: --prot"),
+        (["--por", "1"], "no such flag: --por"),
+        (["stray"], "stray"),
+        (["--port"], "--port"),
+        (["--port", "65536"], "--port: '65536' is not a whole number from 0 to 65535"),
+        (["--port", "8_0"], "--port"),
+        (["--drain-delay", "-1"], "--drain-delay"),
+        (["--request-timeout", "0"], "--request-timeout: .*above 0"),
+        (["--gpu-memory-utilization", "0"], "above 0 and at most 1"),
+        (["--accept-threshold", "nan"], "--accept-threshold"),
+        (["--penalty-lambda", "inf"], "--penalty-lambda"),
+        (["--dtype", "float64"], "--dtype"),
+        (["--device", "tpu"], "--device: 'tpu' is not one of cuda, cpu"),
+        (["--decoding-strategy", "dmax"], "--decoding-strategy: dmax is not built yet; use multi_bd"),
+        (["--quantization", "fp8"], "--quantization: not built yet"),
+        (["--tensor-parallel-size", "2"], r"--tensor-parallel-size: not built yet \(only 1"),
+        (["--block-size", "32", "--page-size", "48"], "--page-size: 48"),
+        (["--block-size", "32", "--max-num-batched-tokens", "63"], "--max-num-batched-tokens: 63 .* = 64"),
+        (["--block-size", "8", "--buffer-size", "4", "--max-num-batched-tokens", "39"], "= 40"),
+        (["--sampling-mode", "edit", "--remask-threshold", "0.1"], "--remask-threshold"),
+        (["--mask-token-id", "3", "--eos-token-ids", "1,3"], "--eos-token-ids: 3"),
+        (["--eos-token-ids", "1,,2"], "--eos-token-ids: is empty"),
+        (["--zmq-command-addr", "tcp://a:1"], "--zmq-event-addr: needed too"),
+        (["--zmq-command-addr", "udp://a", "--zmq-event-addr", "tcp://a"], "--zmq-command-addr"),
+        (["--zmq-command-addr", "tcp://a:1", "--zmq-event-addr", "tcp://a:1"], "must differ"),
+        (["--device-ids", "0,1"], "--device-ids: needs 1"),
+        (["--device-ids", "0", "--device", "cpu"], "--device-ids"),
+        (["--served-model-name", "a", "--served-model-name", "a"], "--served-model-name"),
+        (["--api-key", "a b"], "--api-key"),
+        (["--model", "a\nb"], "--model"),
+    ],
+)
+def test_bad_values_are_refused_by_name(argv, words):
+    refused(argv, match=words)
+
+
+def test_pages_may_be_larger_and_smaller_than_blocks():
+    for block, page in ((32, 8), (8, 32), (32, 32), (4, 2)):
+        config = parse(["--block-size", str(block), "--page-size", str(page)], {})
+        assert (config.engine.block_size, config.engine.page_size) == (block, page)
+
+
+def test_api_keys_are_joined_and_never_shown(tmp_path, capsys):
+    file = tmp_path / "keys"
+    file.write_text("k2,k3\nk1\n")
+    argv = ["--api-key", "k1", "--api-key-file", str(file)]
+    config = parse(argv, {})
+    assert config.api_keys == ("k1", "k2", "k3")
+    assert "k1" not in repr(config)
+    with pytest.raises(SystemExit):
+        parse(["--print-config", *argv], {})
+    out = capsys.readouterr().out
+    assert "k1" not in out
+    assert "k2" not in out
+
+
+def test_print_config_can_be_read_again(tmp_path, capsys):
+    argv = ["--served-model-name", "a", "--eos-token-ids", "1,2", "--accept-threshold", "0.5", "--model", "it's: #x"]
+    with pytest.raises(SystemExit) as end:
+        parse([*argv, "--print-config"], {"UNMASK_LOG_LEVEL": "debug"})
+    assert end.value.code == 0
+    out = capsys.readouterr().out
+    assert 'log-level: "debug"  # UNMASK_LOG_LEVEL' in out
+    assert set(yaml.safe_load(out)) == {f.name for f in FLAGS} - {"config", "print-config", "api-key"}
+    file = tmp_path / "c.yaml"
+    file.write_text(out)
+    assert parse(["--config", str(file)], {}) == parse(argv, {"UNMASK_LOG_LEVEL": "debug"})
+
+
+def test_engine_config_from_python():
+    config = EngineConfig.from_flags(model_family="llada2", attn_impl="naive", dtype="float64", eos_token_ids=[1])
+    assert config == EngineConfig(model_name="llada2", attn_impl="torch", dtype="float64", eos_token_ids=(1,))
+    assert EngineConfig.from_flags(tensor_parallel_size=1) == EngineConfig()
+    for flags, words in (
+        ({"bloc_size": 3}, "bloc_size: no such flag"),
+        ({"port": 3}, "port: a flag of the server"),
+        ({"quantization": "int8"}, "quantization: not built yet"),
+        ({"max_num_reqs": 1.0}, "--max-num-reqs"),
+        ({"max_num_reqs": True}, "--max-num-reqs"),
+        ({"accept_threshold": "high"}, "--accept-threshold"),
+        ({"skip_tokenizer": 1}, "skip_tokenizer"),
+    ):
+        with pytest.raises(ConfigError, match=words):
+            EngineConfig.from_flags(**flags)
+
+
+def test_model_names():
+    assert ServerConfig().model_names == ("unmask-demo",)
+    assert default_model_name("/a/b/LLaDA2.0-mini/") == "LLaDA2.0-mini"
+    assert default_model_name("hf://org/name@rev") == "org/name"
+    assert parse(["--served-model-name=a", "--served-model-name=b"], {}).model_names == ("a", "b")
+
+
+NUMBERS = [f for f in FLAGS if f.type in ("int", "float") and f.built and not f.many]
+
+
+@given(st.sampled_from(NUMBERS), st.one_of(st.integers(-(2**70), 2**70), st.floats(), st.text(), st.booleans()))
+def test_whatever_is_given_is_in_range_or_refused(flag, value):
+    try:
+        result = check(flag, value)
+    except ConfigError as error:
+        refusal = str(error)
+    else:
+        refusal = ""
+    if refusal:
+        assert refusal.startswith(f"--{flag.name}: ")
+        return
+    if result is None:
+        assert flag.default is None
+        return
+    assert type(result) is (int if flag.type == "int" else float)
+    assert flag.low is None or result >= flag.low
+    assert flag.high is None or result <= flag.high
+    assert check(BY_DEST[flag.dest], str(result)) == result  # text and value mean the same
+
+
+def test_help_is_light():
+    code = "import sys; from runtime.config import parse\ntry: parse(['--help'], {})\nexcept SystemExit: pass\n"
+    code += "print([m for m in ('torch', 'yaml', 'tokenizers', 'pydantic', 'numpy') if m in sys.modules])"
+    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    assert out.endswith("[]\n")
+    for flag in FLAGS:
+        assert f"--{flag.name} " in out
