@@ -1,0 +1,197 @@
+"""One request's parameters, one block's state, and what one step does to it (decoding.md 3.1 and 3.2).
+
+Position by position, in plain Python. The numbers in brackets are the readings of `tests.oracle.decode`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from tests.oracle.draws import Choice, choose, softmax
+
+PROMPT, MASKED, FILLED = "prompt", "masked", "filled"
+ACTIVE, TO_CACHE, IN_CACHE = "active", "to_cache", "in_cache"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Params:
+    """One request's decoding, with decoding.md's names and defaults."""
+
+    max_tokens: int
+    temperature: float = 0.0
+    top_p: float = 1.0
+    top_k: int = 0
+    seed: int = 0
+    ignore_eos: bool = False
+    max_nfe: int | None = None
+    max_repetition_run: int | None = None
+    algorithm: str = "threshold"
+    accept_threshold: float = 0.9
+    edit_threshold: float = 0.0
+    remask_threshold: float = 0.0
+    add_block_threshold: float = 0.1
+    semi_complete_threshold: float = 0.9
+    token_stability_threshold: float = 0.0
+    max_post_edit_steps: int = 16
+    penalty_lambda: float = 0.0
+    max_steps_per_block: int = 64
+    steps: int = 32
+
+    @property
+    def revises(self) -> bool:
+        """Whether a FILLED position may still change (editing or remasking)."""
+        return self.algorithm == "edit" or (self.algorithm == "threshold" and self.remask_threshold > 0)
+
+
+@dataclass(frozen=True)
+class Shape:
+    """What the server decides: block and buffer size, and which ids mean what."""
+
+    block: int
+    buffer: int
+    mask_id: int
+    eos_ids: frozenset[int]
+    max_token_id: int
+
+
+@dataclass
+class Block:
+    """The state of one block; lists are of length B."""
+
+    start: int
+    tokens: list[int]  # the mask id where MASKED
+    state: list[str]
+    status: str = ACTIVE
+    force_steps: int = 0
+    post_steps: int = 0  # edit: steps that began with no mask
+    ended: bool = False  # edit: frozen
+    stepped: bool = False
+    written: set[int] = field(default_factory=set)  # offsets the last step wrote
+    remasked: set[int] = field(default_factory=set)  # offsets ever remasked
+
+    @property
+    def free(self) -> list[int]:
+        """Offsets that are not fixed."""
+        return [i for i, s in enumerate(self.state) if s != PROMPT]
+
+    @property
+    def masked(self) -> list[int]:
+        return [i for i, s in enumerate(self.state) if s == MASKED]
+
+    @property
+    def filled(self) -> list[int]:
+        return [i for i, s in enumerate(self.state) if s == FILLED]
+
+    @property
+    def progress(self) -> float:
+        return len(self.filled) / len(self.free)
+
+    @property
+    def same_token_ratio(self) -> float:
+        if not self.stepped or not self.filled:
+            return 0.0
+        return sum(i not in self.written for i in self.filled) / len(self.filled)
+
+
+@dataclass(frozen=True)
+class Decision:
+    """What one step does to one block, before anything is written. Offsets inside the block."""
+
+    accept: dict[int, int] = field(default_factory=dict)  # MASKED offset -> token
+    edit: dict[int, int] = field(default_factory=dict)  # FILLED offset -> other token
+    remask: set[int] = field(default_factory=set)
+    ends: bool = False  # edit only
+
+
+def banned(logits: np.ndarray, shape: Shape) -> np.ndarray:
+    """Rule of section 1: the mask id and ids above the largest token id are never predicted."""
+    out = np.array(logits, dtype=np.float64)
+    out[..., shape.mask_id] = -np.inf
+    out[..., shape.max_token_id + 1 :] = -np.inf
+    return out
+
+
+def accept_masked(
+    block: Block, choices: dict[int, Choice], threshold: float, force: bool, fill: bool
+) -> dict[int, int]:
+    """3.1: all above the threshold; else, where forcing is allowed, the best; at the cap (`fill`) all."""
+    if fill:
+        return {i: c.token for i, c in choices.items()}
+    taken = {i: c.token for i, c in choices.items() if c.conf > threshold}
+    if not taken and force and choices:
+        best = min(choices, key=lambda i: (-choices[i].conf, i))
+        taken = {best: choices[best].token}
+    return taken
+
+
+def decide(block: Block, logits: np.ndarray, p: Params, shape: Shape, *, force: bool, step: int) -> Decision:
+    """The step of one ACTIVE block. logits: [B, vocab] before the ban; `step`: nfe before this step.
+
+    `block.force_steps` and `block.post_steps` are those before this step.
+    """
+    rows = banned(logits, shape)
+    fill = force and block.force_steps + 1 >= p.max_steps_per_block
+
+    def choices() -> dict[int, Choice]:
+        return {
+            i: choose(rows[i], p.temperature, p.top_k, p.top_p, p.seed, block.start + i, step) for i in block.masked
+        }
+
+    if p.algorithm == "threshold":
+        accept = accept_masked(block, choices(), p.accept_threshold, force, fill)
+        remask: set[int] = set()
+        capped = block.force_steps + force >= p.max_steps_per_block
+        if p.remask_threshold > 0 and not capped:
+            for i in block.filled:
+                if i not in block.remasked and softmax(rows[i])[block.tokens[i]] < p.remask_threshold:
+                    remask.add(i)
+        return Decision(accept=accept, remask=remask)
+
+    if p.algorithm == "fixed":
+        found = choices()
+        if fill:
+            return Decision(accept={i: c.token for i, c in found.items()})
+        if not force or not found:
+            return Decision()
+        masks = len(block.free)
+        steps = min(p.steps, masks)
+        k = masks // steps + (block.force_steps < masks % steps)
+        order = sorted(found, key=lambda i: (-found[i].conf, i))
+        return Decision(accept={i: found[i].token for i in order[:k]})
+
+    assert p.algorithm == "edit", p.algorithm
+    if block.ended:
+        return Decision(ends=True)
+    if p.penalty_lambda > 0:
+        for i in range(1, shape.block):
+            if block.state[i - 1] != MASKED:
+                rows[i, block.tokens[i - 1]] -= p.penalty_lambda
+    accept = accept_masked(block, choices(), p.accept_threshold, force, fill)
+    edit = {}
+    for i in block.filled:
+        x = int(np.argmax(rows[i]))
+        if x != block.tokens[i] and softmax(rows[i])[x] > p.edit_threshold:
+            edit[i] = x
+    if not block.masked:
+        if block.post_steps == p.max_post_edit_steps:
+            return Decision(ends=True)
+        return Decision(edit=edit, ends=not edit)
+    return Decision(accept=accept, edit=edit)
+
+
+def apply(block: Block, decision: Decision, mask_id: int, *, force: bool) -> None:
+    """Write one block's decision."""
+    if block.ended:
+        return
+    block.post_steps += not block.masked
+    block.force_steps += force
+    for i, token in {**decision.accept, **decision.edit}.items():
+        block.tokens[i], block.state[i] = token, FILLED
+    for i in decision.remask:
+        block.tokens[i], block.state[i] = mask_id, MASKED
+    block.remasked |= decision.remask
+    block.written = {*decision.accept, *decision.edit}
+    block.stepped = True
+    block.ended = decision.ends

@@ -1,0 +1,264 @@
+"""The oracle's loop on scripted and on random logits: rules 3 to 9 and the invariants that need no engine."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.oracle.block import MASKED, Params, Shape
+from tests.oracle.decode import Result, _Decode, decode, longest_run_cut
+
+VOCAB, MASK, EOS = 9, 8, 0
+SHAPE = Shape(block=4, buffer=1, mask_id=MASK, eos_ids=frozenset({EOS}), max_token_id=8)
+
+
+def scripted(conf: Callable[[int, int], float], token: Callable[[int], int]) -> Callable[[Sequence[int]], np.ndarray]:
+    """Logits in which position a gives token(a) the probability conf(a, call), call counting the forwards from 0."""
+    calls = iter(range(10**6))
+
+    def logits_of(ids: Sequence[int]) -> np.ndarray:
+        call = next(calls)
+        out = np.zeros((len(ids), VOCAB))
+        for a in range(len(ids)):
+            p = conf(a, call)
+            out[a] = np.log((1 - p) / (VOCAB - 2))
+            out[a, token(a)] = np.log(p)
+        return out
+
+    return logits_of
+
+
+def adversarial(seed: int, scale: float) -> Callable[[Sequence[int]], np.ndarray]:
+    """New random logits at every forward: nothing agrees with what was said before."""
+    random = np.random.default_rng(seed)
+    return lambda ids: random.normal(0, scale, (len(ids), VOCAB))
+
+
+def plain_token(a: int) -> int:
+    return 1 + a % 3
+
+
+def opened(result: Result, shape: Shape = SHAPE) -> list[tuple[int, int]]:
+    """First and one-past-last open block number after each step."""
+    return [(e.start // shape.block, (e.start + len(e.tokens)) // shape.block) for e in result.events]
+
+
+def test_one_block_a_step_when_everything_is_sure() -> None:
+    r = decode(scripted(lambda a, n: 0.99, plain_token), [1] * 4, Params(max_tokens=10), SHAPE)
+    assert (r.nfe, r.finish_reason, r.tokens) == (3, "length", [plain_token(a) for a in range(4, 14)])
+    assert opened(r) == [(1, 2), (2, 3), (3, 4)]  # each step's block, the one before it committed by the same forward
+
+
+def test_one_token_a_step_when_nothing_is_sure() -> None:
+    r = decode(scripted(lambda a, n: 0.3, plain_token), [1] * 6, Params(max_tokens=7), SHAPE)
+    # block 1 holds 2 masks, blocks 2 and 3 four and (to the answer's end) one: ties go left to right
+    assert (r.nfe, r.tokens) == (7, [plain_token(a) for a in range(6, 13)])
+
+
+def test_last_block_is_opened_whole() -> None:
+    """Positions past the end are denoised: the best of them is taken before a worse one that is asked for."""
+    r = decode(scripted(lambda a, n: 0.5 if a == 7 else 0.3, plain_token), [1] * 4, Params(max_tokens=1), SHAPE)
+    assert (r.nfe, r.tokens) == (2, [plain_token(4)])
+    assert r.events[0].masked == [0, 1, 2]
+
+
+def test_opening_needs_progress_and_room() -> None:
+    """One token a step in each block that may force: the next opens at a quarter, and forces at 0.9."""
+    conf = scripted(lambda a, n: 0.3, plain_token)
+    r = decode(conf, [1] * 4, Params(max_tokens=12), replace(SHAPE, buffer=3))
+    # block 2 opens before step 2 (block 1 at 1/4) but block 1 is not semi-complete until it is complete (4/4)
+    assert opened(r)[:5] == [(1, 2), (1, 3), (1, 3), (1, 3), (2, 3)]
+    assert [len(e.masked) for e in r.events[:6]] == [3, 6, 5, 4, 3, 6]
+    late = decode(scripted(lambda a, n: 0.3, plain_token), [1] * 4, Params(max_tokens=12, add_block_threshold=0.75),
+                  replace(SHAPE, buffer=3))  # fmt: skip
+    assert opened(late)[:4] == [(1, 2), (1, 2), (1, 2), (1, 3)]
+    narrow = decode(scripted(lambda a, n: 0.3, plain_token), [1] * 4, Params(max_tokens=12), SHAPE)
+    assert opened(narrow)[:6] == [(1, 2)] * 4 + [(2, 3)] * 2
+
+
+def test_semi_complete_predecessor_lets_the_next_force() -> None:
+    p = Params(max_tokens=8, semi_complete_threshold=0.5)
+    r = decode(scripted(lambda a, n: 0.3, plain_token), [1] * 4, p, replace(SHAPE, buffer=2))
+    # before step 3 block 1 stands at 2/4: from then on both blocks take one a step
+    assert [len(e.masked) for e in r.events] == [3, 6, 4, 2, 1, 0]
+
+
+def test_to_cache_blocks_leave_room() -> None:
+    """A TO_CACHE block does not count against S: with S=1 the next is denoised in the forward that commits it."""
+    r = decode(scripted(lambda a, n: 0.99, plain_token), [1] * 4, Params(max_tokens=8, ignore_eos=True), SHAPE)
+    assert r.nfe == 2
+
+
+def test_unaligned_block_is_active_from_the_start() -> None:
+    p = Params(max_tokens=8, add_block_threshold=0.0)
+    r = decode(scripted(lambda a, n: 0.3, plain_token), [1] * 5, p, replace(SHAPE, buffer=2))
+    assert opened(r)[0] == (1, 3)  # rule 4 applies before its first step already
+    p = replace(p, add_block_threshold=0.1)
+    r = decode(scripted(lambda a, n: 0.3, plain_token), [1] * 5, p, replace(SHAPE, buffer=2))
+    assert opened(r)[:2] == [(1, 2), (1, 3)]
+
+
+def test_eos_ends_and_stops_opening() -> None:
+    token = lambda a: EOS if a == 6 else plain_token(a)  # noqa: E731
+    sure = scripted(lambda a, n: 0.95 if a == 6 else 0.3, token)
+    r = decode(sure, [1] * 4, Params(max_tokens=12), replace(SHAPE, buffer=3))
+    assert (r.finish_reason, r.tokens, r.nfe) == ("stop", [plain_token(4), plain_token(5)], 3)
+    assert {last for _, last in opened(r)} == {2}  # the EOS was FILLED at once: no second block
+    ignored = decode(scripted(lambda a, n: 0.95 if a == 6 else 0.3, token), [1] * 4,
+                     Params(max_tokens=12, ignore_eos=True), replace(SHAPE, buffer=3))  # fmt: skip
+    assert (ignored.finish_reason, len(ignored.tokens), ignored.tokens[2]) == ("length", 12, EOS)
+
+
+def test_eos_at_the_end_is_ignored_and_a_prompts_is_nothing() -> None:
+    token = lambda a: EOS if a >= 6 else plain_token(a)  # noqa: E731
+    r = decode(scripted(lambda a, n: 0.95 if a == 7 else 0.3, token), [EOS, EOS, 1, 2], Params(max_tokens=2), SHAPE)
+    assert (r.finish_reason, r.tokens) == ("length", [plain_token(4), plain_token(5)])
+    r = decode(scripted(lambda a, n: 0.95, token), [1] * 4, Params(max_tokens=3), SHAPE)
+    assert (r.finish_reason, r.tokens) == ("stop", [plain_token(4), plain_token(5)])
+
+
+def test_prompt_mask_id_stays_a_prompt() -> None:
+    seen: list[list[int]] = []
+    inner = scripted(lambda a, n: 0.3, plain_token)
+
+    def logits_of(ids: Sequence[int]) -> np.ndarray:
+        seen.append(list(ids))
+        return inner(ids)
+
+    prompt = [1, MASK, 2, MASK, MASK, 3]
+    r = decode(logits_of, prompt, Params(max_tokens=6), SHAPE)
+    assert all(ids[:6] == prompt for ids in seen)
+    assert r.sequence[:6] == prompt
+    assert r.events[0].tokens[0] == MASK
+    assert r.events[0].masked == [3]
+
+
+def test_max_nfe_gives_the_filled_prefix() -> None:
+    conf = lambda a, n: 0.95 if a in (4, 5, 7) else 0.3  # noqa: E731
+    r = decode(scripted(conf, plain_token), [1] * 4, Params(max_tokens=8, max_nfe=1), SHAPE)
+    assert (r.finish_reason, r.nfe, r.tokens) == ("max_nfe", 1, [plain_token(4), plain_token(5)])
+    revising = Params(max_tokens=8, max_nfe=1, algorithm="edit")
+    r = decode(scripted(conf, plain_token), [1] * 4, revising, SHAPE)
+    assert (r.tokens, r.events[0].new_tokens) == ([plain_token(4), plain_token(5)],) * 2
+    eos = decode(scripted(conf, lambda a: EOS if a == 5 else plain_token(a)), [1] * 4, revising, SHAPE)
+    assert (eos.finish_reason, eos.tokens) == ("max_nfe", [plain_token(4)])
+
+
+def test_repetition() -> None:
+    assert longest_run_cut([1, 1, 2, 2, 2, 2], 3) == 5
+    assert longest_run_cut([1, 1, 2, 2], 3) is None
+    assert longest_run_cut([4], 1) == 1
+    r = decode(scripted(lambda a, n: 0.3, lambda a: 1), [1] * 4, Params(max_tokens=12, max_repetition_run=3), SHAPE)
+    assert (r.finish_reason, r.tokens, r.nfe) == ("repetition", [1, 1, 1], 3)
+    # the whole answer decoded in the step that would show the run: length comes first
+    r = decode(scripted(lambda a, n: 0.99, lambda a: 1), [1] * 4, Params(max_tokens=4, max_repetition_run=3), SHAPE)
+    assert (r.finish_reason, r.tokens) == ("length", [1] * 4)
+
+
+def test_editing_waits_for_the_blocks_end() -> None:
+    """Sure tokens that change once: an EOS that is edited away ends nothing, and nothing is stable before the end."""
+
+    def logits_of(ids: Sequence[int]) -> np.ndarray:
+        masked_last = ids[-1] == MASK
+        return scripted(lambda a, n: 0.95, lambda a: EOS if masked_last and a == 5 else plain_token(a))(ids)
+
+    p = Params(max_tokens=8, algorithm="edit", edit_threshold=0.5)
+    r = decode(logits_of, [1] * 4, p, SHAPE)
+    assert (r.finish_reason, r.tokens) == ("length", [plain_token(a) for a in range(4, 12)])
+    # block 1: fill, edit, see nothing change; block 2: fill, see nothing change
+    assert [len(e.new_tokens) for e in r.events] == [0, 0, 4, 0, 4]
+
+
+def test_stability_threshold_holds_the_next_block_back() -> None:
+    p = Params(max_tokens=8, algorithm="edit", accept_threshold=0.6, edit_threshold=0.6)
+    for wanted, steps in ((0.0, 1), (0.5, 3)):
+        # block 1 takes one a step; before step 3 one of its two tokens was there already, so half was unchanged
+        r = decode(scripted(lambda a, n: 0.3, plain_token), [1] * 4, replace(p, token_stability_threshold=wanted),
+                   replace(SHAPE, buffer=2))  # fmt: skip
+        assert [b for _, b in opened(r)].index(3) == (1 if wanted == 0 else steps - 1)
+
+
+def test_remasking_reopens_a_waiting_block() -> None:
+    """Block 2 is complete before block 1; a later forward doubts one of its tokens, and it is masked again."""
+
+    def conf(a: int, n: int) -> float:
+        if a < 8:
+            return 0.95 if a == 4 else 0.3  # block 1: one sure token, then one a step
+        return 0.95 if (n < 2 or a != 9) else 0.01
+
+    p = Params(max_tokens=8, remask_threshold=0.2, ignore_eos=True)
+    r = decode(scripted(conf, plain_token), [1] * 4, p, replace(SHAPE, buffer=2))
+    masked_in_2 = [sum(m >= 4 for m in e.masked) for e in r.events if e.start == 4]
+    assert masked_in_2[:3] == [0, 0, 1]
+    assert r.finish_reason == "length"
+    plain = decode(scripted(conf, plain_token), [1] * 4, replace(p, remask_threshold=0.0), replace(SHAPE, buffer=2))
+    assert all(not [m for m in e.masked if m >= 4] for e in plain.events[1:] if e.start == 4)
+
+
+PARAMS = st.builds(
+    Params,
+    max_tokens=st.integers(1, 18),
+    temperature=st.sampled_from([0.0, 0.0, 0.7, 2.0]),
+    top_k=st.sampled_from([0, 2, 5]),
+    top_p=st.sampled_from([1.0, 0.8, 0.3]),
+    seed=st.integers(0, 99),
+    ignore_eos=st.booleans(),
+    max_nfe=st.none() | st.integers(1, 12),
+    max_repetition_run=st.none() | st.integers(2, 5),
+    algorithm=st.sampled_from(["threshold", "threshold", "fixed", "edit"]),
+    accept_threshold=st.floats(0, 1),
+    edit_threshold=st.floats(0, 1),
+    remask_threshold=st.sampled_from([0.0, 0.0, 0.05, 0.4, 1.0]),
+    add_block_threshold=st.sampled_from([0.0, 0.1, 0.5, 1.0]),
+    semi_complete_threshold=st.sampled_from([0.0, 0.5, 0.9, 1.0]),
+    token_stability_threshold=st.sampled_from([0.0, 0.5, 1.0]),
+    max_post_edit_steps=st.integers(0, 4),
+    penalty_lambda=st.sampled_from([0.0, 1.5]),
+    max_steps_per_block=st.integers(1, 12),
+    steps=st.integers(1, 6),
+)
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    p=PARAMS,
+    prompt=st.lists(st.integers(0, VOCAB - 1), min_size=1, max_size=9),
+    buffer=st.integers(1, 4),
+    seed=st.integers(0, 9999),
+    scale=st.floats(0.1, 6),
+)
+def test_any_logits_end_and_deltas_add_up(p: Params, prompt: list[int], buffer: int, seed: int, scale: float) -> None:
+    """decode() itself raises when the steps exceed their bound."""
+    r = decode(adversarial(seed, scale), prompt, p, replace(SHAPE, buffer=buffer))
+    assert [t for e in r.events for t in e.new_tokens] == r.tokens
+    assert r.nfe == len(r.events)
+    assert [e.nfe for e in r.events] == list(range(1, r.nfe + 1))
+    assert len(r.tokens) <= p.max_tokens
+    assert MASK not in r.tokens
+    assert p.ignore_eos or EOS not in r.tokens
+    if r.finish_reason == "length":
+        assert len(r.tokens) == p.max_tokens
+    if p.ignore_eos and p.max_nfe is None and p.max_repetition_run is None:
+        assert (r.finish_reason, len(r.tokens)) == ("length", p.max_tokens)
+    assert len([b for b in r.blocks if b.status == "active"]) <= buffer
+    assert all((b.tokens[i] == MASK) == (s == MASKED) for b in r.blocks for i, s in enumerate(b.state) if s != "prompt")
+    if not p.revises:  # every step of a plain request fills something in its first open block
+        assert r.nfe <= sum(len(b.free) for b in r.blocks)
+
+
+@settings(max_examples=30, deadline=None)
+@given(p=PARAMS, seed=st.integers(0, 999))
+def test_same_again(p: Params, seed: int) -> None:
+    one, two = (decode(adversarial(seed, 2.0), [1, 2, 3], p, replace(SHAPE, buffer=2)) for _ in range(2))
+    assert one == two
+
+
+def test_the_bound_is_real() -> None:
+    slow = _Decode(adversarial(1, 1.0), [1], Params(max_tokens=8, accept_threshold=1.0, ignore_eos=True), SHAPE)
+    with pytest.raises(AssertionError, match="did not end"):
+        slow.run(max_steps=3)
