@@ -64,7 +64,6 @@ class EngineOutput(msgspec.Struct, kw_only=True):
     start: int = 0
     tokens: list[int] | None = None  # mask id where masked
     masked: list[int] | None = None  # offsets from start
-    # once, in the first output
     cached_tokens: int | None = None
     queue_seconds: float | None = None
     eos: bool = False  # the answer ended at an EOS (it counts as a token of the forward passes, not of the answer)

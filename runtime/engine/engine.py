@@ -1,0 +1,183 @@
+"""The loop: plan a step, run it, write its results into the requests, say what is new."""
+
+from __future__ import annotations
+
+import logging
+import time
+
+from runtime.engine.io import EngineInfo, EngineOutput, EngineStats, RequestSpec
+from runtime.engine.kv_cache import KVCacheManager
+from runtime.engine.model_runner import Runner
+from runtime.engine.page_table import PageTable
+from runtime.engine.plan import BlockResults
+from runtime.engine.planner import build_plan
+from runtime.engine.request import Block, Request
+from runtime.engine.scheduler import Scheduler, Turn
+from runtime.strategies.base import Strategy
+
+log = logging.getLogger(__name__)
+
+
+class Engine:
+    """Serves many requests at once, a step at a time. Not thread-safe: one loop owns it.
+
+    Built by ``runtime.engine.setup.load_engine`` from a configuration, or directly around any runner.
+    """
+
+    def __init__(self, *, info: EngineInfo, runner: Runner, strategy: Strategy) -> None:
+        self.info = info
+        self.runner = runner
+        self.strategy = strategy
+        self.cache = KVCacheManager(
+            num_pages=info.num_pages,
+            page_size=info.page_size,
+            block_size=info.block_size,
+            prefix_caching=info.prefix_caching,
+        )
+        longest = -(-info.max_model_len // info.block_size) * info.block_size
+        self.table = PageTable(
+            rows=info.max_num_reqs,
+            units=self.cache.units_for(longest),
+            pages_per_unit=self.cache.pages_per_unit,
+            page_size=info.page_size,
+        )
+        self.scheduler = Scheduler(
+            cache=self.cache,
+            table=self.table,
+            strategy=strategy,
+            block_size=info.block_size,
+            budget=info.max_num_batched_tokens,
+            max_requests=info.max_num_reqs,
+        )
+        self._requests: dict[str, Request] = {}  # those not answered yet
+        self._arrivals = 0
+        self._stats = EngineStats(pages_total=info.num_pages)
+
+    def add(self, spec: RequestSpec) -> None:
+        """Queue a request; ValueError if its id is in use. Everything else was checked by ``runtime.params``."""
+        if spec.id in self._requests:
+            raise ValueError(f"request id {spec.id!r} is in use")
+        request = Request(
+            spec, self.strategy, block_size=self.info.block_size, mask_id=self.info.mask_token_id, seq=self._arrivals
+        )
+        self._arrivals += 1
+        self._requests[spec.id] = request
+        self.scheduler.add(request)
+        self._stats.prompt_tokens += request.prompt_len
+
+    def abort(self, request_id: str) -> None:
+        """Forget a request and free its pages, whatever it is doing. Unknown ids are ignored: it may have ended."""
+        request = self._requests.pop(request_id, None)
+        if request is not None:
+            self.scheduler.release(request)
+
+    def has_work(self) -> bool:
+        return bool(self.scheduler.running or self.scheduler.waiting)
+
+    def step(self) -> list[EngineOutput]:
+        """One forward for whoever has a turn; the news of their requests. [] when there was nothing to do.
+
+        An exception while running it ends the requests of this step with ``finish_reason="error"``, and no others.
+        """
+        turns = self.scheduler.schedule()
+        if not turns:
+            return []
+        started = time.perf_counter()
+        try:
+            plan, sampled = build_plan(turns, table=self.table, strategy=self.strategy, block_size=self.info.block_size)
+            results = self.runner.run(plan)
+            outputs = self._apply(turns, sampled, results)
+        except Exception as error:
+            log.exception("a step failed; its %d requests end with an error", len(turns))
+            return self._fail([turn.request for turn in turns], error)
+        self._stats.steps += 1
+        self._stats.step_seconds.append(time.perf_counter() - started)
+        self._stats.batch_sizes.append(len(turns))
+        return outputs
+
+    def _apply(
+        self, turns: list[Turn], sampled: list[tuple[Request, list[Block]]], results: BlockResults | None
+    ) -> list[EngineOutput]:
+        outputs: list[EngineOutput] = []
+        stats = self._stats
+        first = 0
+        blocks_of = {request.seq: blocks for request, blocks in sampled}
+        for turn in turns:
+            request = turn.request
+            stats.forwards_prefill += turn.prefill > 0
+            if not turn.decode:
+                request.cached += turn.prefill
+                self.scheduler.publish(request)
+                continue
+            if request.committing:
+                stats.forwards_commit += 1
+                self.strategy.commit(request)
+                self.scheduler.publish(request)
+                self.scheduler.release(request)
+                continue
+            assert results is not None
+            stats.forwards_denoise += 1
+            blocks = blocks_of[request.seq]
+            self.strategy.apply(request, blocks, results, first)
+            first += len(blocks)
+            self.scheduler.publish(request)
+            stats.block_steps.extend(block.steps for block in blocks if block.ended)
+            output = self._output(request)
+            if output is not None:
+                outputs.append(output)
+            if request.reason is not None:
+                self._end(request)
+        if results is not None:
+            stats.edits += sum(results.edits)
+            stats.remasks += sum(results.remasks)
+            stats.forced += sum(results.forced)
+        return outputs
+
+    def _output(self, request: Request) -> EngineOutput | None:
+        """What the client is told after this step, as it asked to be told."""
+        report = request.spec.report
+        grown = request.stable > request.sent
+        ended = request.reason is not None
+        if not ended and (report == "final" or (report == "stable" and not grown)):
+            return None
+        output = EngineOutput(
+            id=request.spec.id,
+            nfe=request.nfe,
+            new_tokens=request.tokens[request.sent : request.stable].tolist(),
+            finish_reason=request.reason,
+            eos=request.hit_eos,
+            cached_tokens=request.cached_tokens,
+            queue_seconds=request.queue_seconds,
+        )
+        request.sent = request.stable
+        self._stats.generated_tokens += len(output.new_tokens)
+        if report == "denoise":
+            output.start, output.tokens, output.masked = request.shown
+        return output
+
+    def _end(self, request: Request) -> None:
+        del self._requests[request.spec.id]
+        if not request.committing:
+            self.scheduler.release(request)
+
+    def _fail(self, requests: list[Request], error: Exception) -> list[EngineOutput]:
+        outputs = []
+        for request in requests:
+            self.scheduler.release(request)
+            if self._requests.pop(request.spec.id, None) is not None:
+                message = f"{type(error).__name__}: {error}"
+                outputs.append(EngineOutput(id=request.spec.id, nfe=request.nfe, finish_reason="error", error=message))
+        return outputs
+
+    def stats(self) -> EngineStats:
+        """Totals since start, gauges now, and the observations since the last call."""
+        stats = self._stats
+        stats.running = sum(not request.committing for request in self.scheduler.running)
+        stats.waiting = len(self.scheduler.waiting)
+        stats.pages_used = self.cache.pages_used
+        stats.pages_cached = self.cache.pages_cached
+        stats.preemptions = self.scheduler.preemptions
+        stats.prefix_hit_tokens = self.scheduler.prefix_hit_tokens
+        report = EngineStats(**{name: getattr(stats, name) for name in EngineStats.__struct_fields__})
+        stats.step_seconds, stats.batch_sizes, stats.block_steps = [], [], []
+        return report

@@ -1,0 +1,167 @@
+"""All state of one request: its tokens, what each position is, its open blocks, and where its K/V lies."""
+
+from __future__ import annotations
+
+import enum
+import time
+from typing import TYPE_CHECKING
+
+import numpy as np
+import numpy.typing as npt
+
+from runtime.engine.io import FinishReason, RequestSpec
+
+if TYPE_CHECKING:
+    from runtime.strategies.base import Strategy
+
+# What a position is (decoding.md 1): a separate array, never "the token is the mask id".
+FIXED = 0  # prompt, or given: never written
+MASKED = 1
+FILLED = 2
+
+
+class Status(enum.Enum):
+    WAITING = "waiting"
+    RUNNING = "running"  # prefilling or decoding: `Request.prefilling` tells
+    FINISHED = "finished"
+
+
+class BlockStatus(enum.Enum):
+    """A block that is in the cache for good has left `Request.blocks`."""
+
+    ACTIVE = "active"
+    TO_CACHE = "to_cache"
+
+
+class Block:
+    """An open block: where it is and how far it has come. Its content lives in the request's arrays."""
+
+    __slots__ = (
+        "advanced",
+        "ended",
+        "first_eos",
+        "first_masked",
+        "free",
+        "has_eos",
+        "initial_masks",
+        "masks",
+        "post_edit_steps",
+        "progress",
+        "remasked",
+        "same_token_ratio",
+        "start",
+        "status",
+        "steps",
+    )
+
+    def __init__(self, start: int, masks: int, size: int) -> None:
+        self.start = start  # absolute position of the first token
+        self.status = BlockStatus.ACTIVE
+        self.masks = masks  # MASKED positions now
+        self.initial_masks = masks
+        self.free = masks  # positions that are not fixed
+        self.progress = 1.0 if masks == 0 else 0.0
+        self.same_token_ratio = 1.0
+        self.first_masked = size - masks  # offset of the first MASKED position, the block's size if none
+        self.first_eos = size  # offset of the first FILLED end-of-sequence id, the block's size if none
+        self.has_eos = False  # an EOS that counts is FILLED somewhere in it
+        self.steps = 0  # steps it took part in while ACTIVE
+        self.advanced = 0  # steps in which it might force
+        self.post_edit_steps = 0  # editing: steps that began with no mask
+        self.ended = False  # content is final; it only waits for its predecessor
+        self.remasked: npt.NDArray[np.bool_] | None = None  # positions masked again once already
+
+
+class Request:
+    """One request in the engine.
+
+    `tokens` and `state` cover the prompt and the answer up to the next block multiple; a MASKED position holds the mask
+    id. K/V of positions below `cached` is valid and final; `blocks` tile what follows from `target` on.
+    """
+
+    def __init__(self, spec: RequestSpec, strategy: Strategy, *, block_size: int, mask_id: int, seq: int) -> None:
+        self.spec = spec
+        self.strategy = strategy
+        self.block_size = block_size
+        self.seq = seq  # order of arrival
+        self.status = Status.WAITING
+        self.prompt_len = len(spec.prompt)
+        self.end = self.prompt_len + spec.max_tokens  # first position that is not part of the answer
+        size = -(-self.end // block_size) * block_size
+        self.tokens = np.full(size, mask_id, dtype=np.int64)
+        self.tokens[: self.prompt_len] = spec.prompt
+        self.state = np.full(size, MASKED, dtype=np.int8)
+        self.state[: self.prompt_len] = FIXED
+
+        self.cached = 0
+        self.blocks: list[Block] = []
+        self.next_start = self.prompt_len // block_size * block_size  # where the next block opens
+        self.nfe = 0
+        self.opened = False  # this step's opening (rule 4) has been done
+        self.last_served = -1  # number of the engine step that last served it
+        self.stable = self.prompt_len  # positions below are final text
+        self.sent = self.prompt_len  # positions below were reported
+        self.hit_eos = False
+        self.shown: tuple[int, list[int], list[int]] = (0, [], [])  # report="denoise": what the last step left
+        self.reason: FinishReason | None = None
+        self.committing = False  # answered; only its last blocks' K/V is still to be written
+        self.run = RepetitionRun(self.prompt_len)
+        # filled positions may still change: sampled too, and only final blocks' text is stable
+        self.unstable = spec.decoding.algorithm == "edit" or (
+            spec.decoding.algorithm == "threshold" and spec.decoding.remask_threshold > 0
+        )
+
+        self.row = -1  # row of the page table
+        self.units: list[int] = []
+        self.keys: list[bytes] = []  # keys of the leading units that are final
+        self.cached_tokens: int | None = None  # prefix hits at first admission
+        self.arrived = time.perf_counter()
+        self.queue_seconds: float | None = None
+        self.params = strategy.param_row(spec)  # float64 [len(Param)], constant over the request's life
+
+    @property
+    def target(self) -> int:
+        """Positions below must be cached, or in the same forward, before a block is denoised."""
+        return self.blocks[0].start if self.blocks else self.next_start
+
+    @property
+    def prefilling(self) -> bool:
+        return self.cached < self.target
+
+    def show(self) -> None:
+        """Remember the open blocks as a denoise event tells them: start, ids, offsets of what is masked."""
+        start = self.target
+        here = slice(start, self.next_start)
+        self.shown = (start, self.tokens[here].tolist(), np.flatnonzero(self.state[here] == MASKED).tolist())
+
+    def drop_kv(self) -> None:
+        """Forget where the K/V was (preemption): what was decoded stays, its K/V is computed again."""
+        self.cached = 0
+        self.units = []
+        self.keys = []
+
+
+class RepetitionRun:
+    """Longest run of one token over a growing prefix, looked at once a position (max_repetition_run)."""
+
+    __slots__ = ("length", "position", "token")
+
+    def __init__(self, position: int) -> None:
+        self.position = position
+        self.token = -1
+        self.length = 0
+
+    def advance(self, tokens: npt.NDArray[np.int64], end: int, limit: int) -> int | None:
+        """Scan ``tokens[position:end]``; the position just after the run's `limit`-th token, or None."""
+        for token in tokens[self.position : end].tolist():
+            self.position += 1
+            self.length = self.length + 1 if token == self.token else 1
+            self.token = token
+            if self.length >= limit:
+                return self.position
+        return None
+
+    def copy(self) -> RepetitionRun:
+        other = RepetitionRun(self.position)
+        other.token, other.length = self.token, self.length
+        return other

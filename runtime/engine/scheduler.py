@@ -1,0 +1,187 @@
+"""Which requests the next step serves, and with what (decoding.md 3, rules 1, 2, 6, 7).
+
+First come, first served for pages; every running request a turn when the token budget does not suffice for all; the
+newest gives way (and is computed again later) when pages run out, so that the oldest always gets on.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from dataclasses import dataclass
+
+from runtime.engine.kv_cache import KVCacheManager, OutOfPages
+from runtime.engine.page_table import PageTable
+from runtime.engine.request import Request, Status
+from runtime.strategies.base import Strategy
+
+
+@dataclass(slots=True)
+class Turn:
+    """What one request does in a step: rows ``[cached, cached + prefill + decode)``."""
+
+    request: Request
+    prefill: int  # rows of prompt (or of content computed again after a preemption)
+    decode: int  # rows of open blocks, or of blocks that only wait for the cache
+
+
+class Scheduler:
+    """Holds the waiting and the running requests; hands out pages; never touches a tensor of the device.
+
+    Args:
+        budget: rows of one forward. max_requests: requests that hold pages at a time.
+    """
+
+    def __init__(
+        self,
+        *,
+        cache: KVCacheManager,
+        table: PageTable,
+        strategy: Strategy,
+        block_size: int,
+        budget: int,
+        max_requests: int,
+    ) -> None:
+        self.cache = cache
+        self.table = table
+        self.strategy = strategy
+        self.block_size = block_size
+        self.budget = budget
+        self.max_requests = max_requests
+        self.waiting: deque[Request] = deque()
+        self.running: list[Request] = []  # in order of arrival
+        self.preemptions = 0
+        self.prefix_hit_tokens = 0
+        self._step = 0
+        self._left_out = False  # the budget did not reach everybody last time
+        self._refused_at: tuple[int, int] | None = None  # request and free units when admission last failed
+
+    def add(self, request: Request) -> None:
+        self.waiting.append(request)
+
+    def schedule(self) -> list[Turn]:
+        """The turns of the next step; empty when there is nothing to do."""
+        self._step += 1
+        self._admit()
+        turns: dict[int, Turn] = {}
+        left = self.budget
+        left_out = False
+        for request in self._order():
+            if request.status is not Status.RUNNING:
+                continue  # made way for somebody in this very loop
+            turn = self._turn(request, left)
+            if turn is None:
+                left_out = True
+                continue
+            if not self._hold_pages(request, request.cached + turn.prefill + turn.decode, turns):
+                continue
+            turns[request.seq] = turn
+            left -= turn.prefill + turn.decode
+            request.last_served = self._step
+        self._left_out = left_out
+        return list(turns.values())
+
+    def _order(self) -> list[Request]:
+        """Decoding before prefilling; whoever was left out last time goes first."""
+        if self._left_out:
+            return sorted(self.running, key=lambda r: (r.last_served, r.prefilling, r.seq))
+        prefilling = [r for r in self.running if r.prefilling]
+        return [r for r in self.running if not r.prefilling] + prefilling if prefilling else list(self.running)
+
+    def _turn(self, request: Request, left: int) -> Turn | None:
+        """As much as fits `left` rows: chunks end on block boundaries, the open blocks go whole or not at all."""
+        todo = request.target - request.cached
+        chunk = min(todo, left // self.block_size * self.block_size)
+        if chunk == todo:
+            self.strategy.open(request)
+            rows = self.strategy.rows(request)
+            if rows <= left - chunk:
+                return Turn(request, chunk, rows)
+        return Turn(request, chunk, 0) if chunk else None
+
+    def _hold_pages(self, request: Request, tokens: int, turns: dict[int, Turn]) -> bool:
+        """Pages for the first `tokens` positions, if need be the newest's; False if `request` itself is the newest."""
+        missing = self.cache.units_for(tokens) - len(request.units)
+        while missing > self.cache.available:
+            newest = max(self.running, key=lambda r: (r.committing, r.seq))
+            turns.pop(newest.seq, None)
+            self._preempt(newest)
+            if newest is request:
+                return False
+        if missing > 0:
+            self._extend(request, self.cache.take(missing))
+        return True
+
+    def _preempt(self, request: Request) -> None:
+        if request.committing:
+            self.release(request)  # it was answered; only sharing its last blocks is lost
+            return
+        self._let_go(request)
+        request.drop_kv()
+        request.status = Status.WAITING
+        at = 0
+        while at < len(self.waiting) and self.waiting[at].seq < request.seq:
+            at += 1
+        self.waiting.insert(at, request)
+        self.preemptions += 1
+
+    def _admit(self) -> None:
+        while self.waiting and len(self.running) < self.max_requests:
+            request = self.waiting[0]
+            if self._refused_at == (request.seq, self.cache.available):
+                return  # nothing has changed since
+            units, keys = self._match(request)
+            # What it really needs: all that is to be prefilled, and the blocks its first step feeds.
+            need = self.cache.units_for(request.target + max(len(request.blocks), 1) * self.block_size)
+            try:
+                fresh = self.cache.admit(units, need - len(units))
+            except OutOfPages:
+                self._refused_at = (request.seq, self.cache.available)
+                return
+            self._refused_at = None
+            self.waiting.popleft()
+            request.status = Status.RUNNING
+            request.row = self.table.take_row()
+            request.keys = keys
+            request.cached = len(units) * self.cache.unit
+            self._extend(request, units + fresh)
+            if request.cached_tokens is None:
+                request.cached_tokens = request.cached
+                self.prefix_hit_tokens += request.cached
+                request.queue_seconds = time.perf_counter() - request.arrived
+            at = len(self.running)
+            while at and self.running[at - 1].seq > request.seq:
+                at -= 1
+            self.running.insert(at, request)
+
+    def _match(self, request: Request) -> tuple[list[int], list[bytes]]:
+        return self.cache.match(request.spec.cache_salt, request.tokens, request.target)
+
+    def _extend(self, request: Request, units: list[int]) -> None:
+        self.table.append(request.row, len(request.units), units)
+        request.units.extend(units)
+
+    def publish(self, request: Request) -> None:
+        """Let later requests share what has become final: whole units below ``request.cached``."""
+        unit = self.cache.unit
+        while self.cache.prefix_caching and (len(request.keys) + 1) * unit <= request.cached:
+            n = len(request.keys)
+            previous = request.keys[-1] if n else self.cache.salt_key(request.spec.cache_salt)
+            key = self.cache.key(previous, request.tokens[n * unit : (n + 1) * unit])
+            self.cache.publish(request.units[n], key)
+            request.keys.append(key)
+
+    def release(self, request: Request) -> None:
+        """Give back all that the request holds, wherever it is."""
+        if request.status is Status.RUNNING:
+            self._let_go(request)
+        elif request.status is Status.WAITING:
+            self.waiting.remove(request)
+        request.status = Status.FINISHED
+
+    def _let_go(self, request: Request) -> None:
+        self.running.remove(request)
+        self.cache.release(request.units)
+        self.table.give_back(request.row)
+        request.row = -1
+        self._refused_at = None

@@ -1,0 +1,178 @@
+"""From a configuration to a loaded engine: checkpoint, model, K/V pool, the facts that requests are checked against."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+
+from runtime.config import EngineConfig
+from runtime.config.config import check_token_budget
+from runtime.engine.engine import Engine
+from runtime.engine.io import DecodingParams, EngineInfo
+from runtime.engine.model_runner import ModelRunner
+from runtime.engine.warmup import warm_up
+from runtime.errors import ConfigError
+from runtime.models import Family, resolve_family
+from runtime.models.base import Model
+from runtime.samplers import rules
+from runtime.strategies import DecodingContext, make_strategy
+from runtime.weights import TokenIds, load_model, read_tokens, resolve_checkpoint
+
+Progress = Callable[[str, int, int], None]  # phase, bytes done, bytes in all
+
+CPU_POOL_BYTES = 1 << 30
+DEFAULT_MODEL_LEN = 4096
+
+
+def load_engine(config: EngineConfig, progress: Progress | None = None) -> Engine:
+    """Load the checkpoint and make an engine of it. ConfigError if anything about it cannot be honoured."""
+    checkpoint = resolve_checkpoint(config.model)
+    family = resolve_family(config.model_name, checkpoint.config)
+    device, dtype = _device(config), _dtype(config)
+    arch = family.parse(checkpoint.config)
+    ids = read_tokens(
+        checkpoint,
+        family,
+        mask_token_id=config.mask_token_id,
+        eos_token_ids=config.eos_token_ids,
+        skip_tokenizer=config.skip_tokenizer,
+    )
+    facts = _facts(config, family, checkpoint.config, ids, device, dtype)
+    free_at_start = torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else 0
+    attn_impl = config.attn_impl or ("triton_grouped" if device.type == "cuda" else "torch")
+    model = load_model(checkpoint, family, arch, device=device, dtype=dtype, attn_impl=attn_impl, progress=progress)
+    if progress is not None:
+        progress("warmup", 0, 0)
+    runner, pages = _runner(config, facts, model, device, dtype, free_at_start)
+    info = EngineInfo(num_pages=pages, **facts)
+    context = DecodingContext(info.block_size, info.buffer_size, info.prefix_caching)
+    return Engine(info=info, runner=runner, strategy=make_strategy(info.strategy, family.strategies, context))
+
+
+def _device(config: EngineConfig) -> torch.device:
+    name = config.device or ("cuda" if torch.cuda.is_available() else "cpu")
+    if name == "cuda" and not torch.cuda.is_available():
+        raise ConfigError("--device cuda: no CUDA device is visible; use --device cpu, or check the driver")
+    return torch.device(name)
+
+
+def _dtype(config: EngineConfig) -> torch.dtype:
+    name = config.dtype or ("bfloat16" if _device(config).type == "cuda" else "float32")
+    dtype: torch.dtype = getattr(torch, name)
+    return dtype
+
+
+def _facts(
+    config: EngineConfig,
+    family: Family,
+    model_config: Mapping[str, Any],
+    ids: TokenIds,
+    device: torch.device,
+    dtype: torch.dtype,
+) -> dict[str, Any]:
+    """EngineInfo but for the number of pages, which depends on what the weights leave."""
+    block_size = config.block_size or int(model_config.get("block_size") or family.block_size)
+    buffer_size = config.buffer_size or 1
+    page_size = config.page_size or 32
+    if page_size % block_size and block_size % page_size:
+        raise ConfigError(f"--page-size {page_size} is neither a multiple nor a divisor of the block size {block_size}")
+    check_token_budget(config.max_num_batched_tokens, block_size, buffer_size)
+    limit = int(model_config.get("max_position_embeddings") or DEFAULT_MODEL_LEN)
+    max_model_len = config.max_model_len or min(DEFAULT_MODEL_LEN, limit)
+    if max_model_len > limit:
+        raise ConfigError(f"--max-model-len {max_model_len} is more than the checkpoint's limit of {limit} positions")
+    if config.sampling_mode not in family.sampling_modes:
+        raise ConfigError(
+            f"--sampling-mode {config.sampling_mode}: the {family.key} family has only "
+            f"{', '.join(family.sampling_modes)}"
+        )
+    if config.model_name in family.needs_edit and config.sampling_mode != "edit":
+        raise ConfigError(f"--model-name {config.model_name} needs --sampling-mode edit")
+    return {
+        "family": family.key,
+        "strategy": config.decoding_strategy or family.strategies[0],
+        "device": str(device),
+        "dtype": str(dtype).removeprefix("torch."),
+        "vocab_size": int(model_config["vocab_size"]),
+        "max_token_id": ids.max_token_id,
+        "mask_token_id": ids.mask,
+        "eos_token_ids": list(ids.eos),
+        "block_size": block_size,
+        "buffer_size": buffer_size,
+        "page_size": page_size,
+        "max_model_len": max_model_len,
+        "max_num_reqs": config.max_num_reqs,
+        "max_num_batched_tokens": config.max_num_batched_tokens,
+        "prefix_caching": not config.disable_prefix_caching,
+        "algorithms": [name for name in rules() if name != "edit" or "edit" in family.sampling_modes],
+        "defaults": _defaults(config, family, block_size),
+        "accept_is_flag": config.accept_threshold is not None,
+    }
+
+
+def _defaults(config: EngineConfig, family: Family, block_size: int) -> DecodingParams:
+    """What a request that sets nothing gets: the server's flags, else the family's own, else decoding.md's."""
+    own = {
+        "algorithm": "edit" if config.sampling_mode == "edit" else "threshold",
+        "accept_threshold": family.accept_threshold,
+        "max_steps_per_block": 2 * block_size,
+        "steps": block_size,
+    }
+    flags = {
+        name: value for name in DecodingParams.__struct_fields__ if (value := getattr(config, name, None)) is not None
+    }
+    return DecodingParams(**{**own, **flags})
+
+
+def _runner(
+    config: EngineConfig,
+    facts: dict[str, Any],
+    model: Model,
+    device: torch.device,
+    dtype: torch.dtype,
+    free_at_start: int,
+) -> tuple[ModelRunner, int]:
+    """The runner with its K/V pool, warmed up, and the pool's pages."""
+    page_size = facts["page_size"]
+    page_bytes = 2 * model.num_layers * page_size * model.num_kv_heads * model.head_dim * dtype.itemsize
+    unit = max(page_size, facts["block_size"])
+    needed = -(-facts["max_model_len"] // unit) * (unit // page_size)  # one longest request
+
+    def make(pages: int) -> ModelRunner:
+        return ModelRunner(
+            model,
+            torch.zeros(
+                2, model.num_layers, pages, page_size, model.num_kv_heads, model.head_dim, dtype=dtype, device=device
+            ),
+            block_size=facts["block_size"],
+            page_size=page_size,
+            mask_id=facts["mask_token_id"],
+            max_token_id=facts["max_token_id"],
+            eos_ids=tuple(facts["eos_token_ids"]),
+        )
+
+    pages = config.num_pages
+    if pages is None and device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats()
+        held = torch.cuda.memory_allocated()
+        runner = make(needed)
+        warm_up(runner, rows=facts["max_num_batched_tokens"], longest=facts["max_model_len"])
+        pool = runner.kv_cache.nbytes
+        del runner
+        largest_step = torch.cuda.max_memory_allocated() - held - pool
+        torch.cuda.empty_cache()
+        used = free_at_start - torch.cuda.mem_get_info()[0]
+        pages = int((free_at_start * config.gpu_memory_utilization - used - largest_step) // page_bytes)
+    elif pages is None:
+        pages = min(-(-facts["max_num_reqs"] * facts["max_model_len"] // page_size), CPU_POOL_BYTES // page_bytes)
+    if pages < needed:
+        raise ConfigError(
+            f"--num-pages: {pages} pages of {page_size} tokens are fewer than the {needed} that one request of "
+            f"--max-model-len {facts['max_model_len']} needs; lower --max-model-len or make more room"
+        )
+    runner = make(pages)
+    if config.num_pages is not None or device.type != "cuda":
+        warm_up(runner, rows=facts["block_size"], longest=facts["max_model_len"])
+    return runner, pages

@@ -1,0 +1,50 @@
+"""A first step of a given size, so that compiling, allocating and failing happen before the first request."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from runtime.engine.model_runner import ModelRunner
+from runtime.engine.plan import BlockPlan, StepPlan
+from runtime.engine.request import MASKED
+from runtime.samplers import Param
+
+
+def warm_up(runner: ModelRunner, *, rows: int, longest: int) -> None:
+    """One step of `rows` rows through the whole runner, in sequences of at most `longest` on the first pages."""
+    size = runner.block_size
+    longest = max(longest // size, 1) * size
+    counts = [min(longest, rows - start) // size * size for start in range(0, rows // size * size, longest)]
+    total = sum(counts)
+    positions = np.concatenate([np.arange(n) for n in counts])
+    table = np.arange(-(-max(counts) // runner.page_size), dtype=np.int32)
+    blocks = total // size
+    shape = (blocks, size)
+    params = np.zeros((blocks, len(Param)))
+    params[:, Param.MAX_STEPS] = 1
+    none = np.zeros(blocks, dtype=np.int64)
+    runner.run(
+        StepPlan(
+            tokens=np.full(total, runner.mask_id),
+            positions=positions,
+            slots=positions,
+            seq_rows=np.concatenate([[0], np.cumsum(counts)]).astype(np.int32),
+            cached=np.zeros(len(counts), dtype=np.int32),
+            kv_len=np.array(counts, dtype=np.int32),
+            page_table=np.tile(table, (len(counts), 1)),
+            blocks=BlockPlan(
+                rows=np.arange(0, total, size),
+                tokens=np.full(shape, runner.mask_id),
+                state=np.full(shape, MASKED, dtype=np.int8),
+                sampled=np.ones(shape, dtype=np.bool_),
+                params=params,
+                may_force=np.ones(blocks, dtype=np.bool_),
+                advanced=none,
+                initial_masks=none + size,
+                post_edit_steps=none,
+                remasked=None,
+                uniform=None,
+                groups=(("threshold", np.arange(blocks)),),
+            ),
+        )
+    )

@@ -1,0 +1,65 @@
+"""From logits to a candidate token a position and its probability (decoding.md 3.1)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+
+@dataclass(frozen=True)
+class Choice:
+    token: torch.Tensor  # int64 [rows]
+    conf: torch.Tensor  # float [rows], probability of `token` in the distribution it was taken from
+
+
+def ban(logits: torch.Tensor, *, mask_id: int, max_token_id: int) -> None:
+    """In place: the mask and ids above the tokenizer's largest are never predicted."""
+    logits[:, mask_id] = float("-inf")
+    logits[:, max_token_id + 1 :] = float("-inf")
+
+
+def greedy(logits: torch.Tensor) -> Choice:
+    """[rows, vocab] -> the likeliest token (ties: lowest id) and its softmax probability."""
+    best = logits.argmax(dim=1)  # the first of equal values
+    return Choice(best, probability(logits, best))
+
+
+def probability(logits: torch.Tensor, token: torch.Tensor) -> torch.Tensor:
+    """Softmax probability of `token` [rows] under `logits` [rows, vocab]."""
+    return (logits.gather(1, token[:, None])[:, 0] - logits.logsumexp(dim=1)).exp()
+
+
+def draw(
+    logits: torch.Tensor,
+    *,
+    temperature: torch.Tensor,
+    top_k: torch.Tensor,
+    top_p: torch.Tensor,
+    uniform: torch.Tensor,
+) -> Choice:
+    """One draw a row: divide by the temperature, keep the top k, then the top p, then the first id in id order whose
+    cumulative probability exceeds `uniform`.
+
+    Args:
+        logits: [rows, vocab]. temperature, top_p, uniform: float64 [rows]; top_k: int64 [rows], 0 is off.
+    """
+    scaled = logits / temperature.to(logits.dtype)[:, None]
+    if bool(((top_k > 0) | (top_p < 1)).any()):
+        scaled = scaled.masked_fill(~_kept(scaled, top_k, top_p), float("-inf"))
+    probs = scaled.softmax(dim=1)
+    below = probs.cumsum(dim=1, dtype=torch.float64) <= uniform[:, None]
+    last = probs.shape[1] - 1 - (probs > 0).flip(1).int().argmax(dim=1)  # if rounding leaves the sum short of `uniform`
+    token = torch.minimum(below.sum(dim=1), last)
+    return Choice(token, probs.gather(1, token[:, None])[:, 0])
+
+
+def _kept(scaled: torch.Tensor, top_k: torch.Tensor, top_p: torch.Tensor) -> torch.Tensor:
+    """bool [rows, vocab]: what top-k and then top-p leave. Ties go to the lowest id; the token that crosses p stays."""
+    ordered, ids = scaled.sort(dim=1, descending=True, stable=True)
+    rank = torch.arange(scaled.shape[1], device=scaled.device)
+    keep = (rank < top_k[:, None]) | (top_k <= 0)[:, None]
+    probs = ordered.masked_fill(~keep, float("-inf")).softmax(dim=1)
+    before = probs.cumsum(dim=1, dtype=torch.float64) - probs
+    keep &= (before < top_p[:, None]) | (top_p >= 1)[:, None]
+    return torch.zeros_like(keep).scatter_(1, ids, keep)

@@ -1,0 +1,93 @@
+"""What a decoding strategy is to the engine: which blocks are open, what a step feeds, how results change state."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from runtime.engine.io import RequestSpec
+from runtime.engine.plan import BlockResults
+from runtime.engine.request import Block, Request
+from runtime.errors import ConfigError
+
+
+@dataclass(frozen=True)
+class DecodingContext:
+    """Facts of the engine that a strategy decides with."""
+
+    block_size: int
+    buffer_size: int
+    prefix_caching: bool
+
+
+class Strategy(Protocol):
+    """One instance an engine; it keeps no state of its own: everything of a request is in the request.
+
+    A step goes: `open` (may be called again before the step is served: it acts once), `rows`, `sampled`, the forward,
+    then `apply`. `param_row` and `rule` are asked once a request.
+    """
+
+    def max_rows(self) -> int:
+        """The most rows one request's step feeds; a token budget below it is refused at start."""
+        ...
+
+    def param_row(self, spec: RequestSpec) -> npt.NDArray[np.float64]:
+        """The request's constants for the acceptance rules, [len(samplers.Param)]."""
+        ...
+
+    def open(self, request: Request) -> None:
+        """Open the blocks that this step may open."""
+        ...
+
+    def rows(self, request: Request) -> int:
+        """Rows that the open blocks feed, from position ``request.target`` on."""
+        ...
+
+    def sampled(self, request: Request) -> list[Block]:
+        """The blocks whose positions are sampled in this step."""
+        ...
+
+    def may_force(self, request: Request, block: Block) -> bool:
+        """Whether the block may take its best position though none is confident enough."""
+        ...
+
+    def apply(self, request: Request, sampled: list[Block], results: BlockResults, first: int) -> None:
+        """Write results ``first, first + 1, ...`` of `sampled` into the request; set `reason` and `end` if it ended."""
+        ...
+
+    def commit(self, request: Request) -> None:
+        """After a forward that sampled nothing of the request's blocks: those that waited for the cache are in it."""
+        ...
+
+
+_STRATEGIES: dict[str, Callable[[DecodingContext], Strategy]] = {}
+
+
+def register_strategy(
+    key: str,
+) -> Callable[[Callable[[DecodingContext], Strategy]], Callable[[DecodingContext], Strategy]]:
+    """Make a strategy selectable as ``--decoding-strategy KEY``."""
+
+    def add(make: Callable[[DecodingContext], Strategy]) -> Callable[[DecodingContext], Strategy]:
+        if key in _STRATEGIES:
+            raise ValueError(f"decoding strategy {key!r} is registered twice")
+        _STRATEGIES[key] = make
+        return make
+
+    return add
+
+
+def strategies() -> list[str]:
+    return sorted(_STRATEGIES)
+
+
+def make_strategy(key: str, fits: tuple[str, ...], context: DecodingContext) -> Strategy:
+    """The strategy called `key`, if the model's family can be decoded with it."""
+    usable = [name for name in strategies() if name in fits]
+    if key not in usable:
+        raise ConfigError(f"--decoding-strategy {key!r} does not fit this model; it can be: {', '.join(usable)}")
+    return _STRATEGIES[key](context)

@@ -1,0 +1,189 @@
+"""`multi_bd`: several blocks denoised at once, each opened by its predecessor's progress (decoding.md 3).
+
+Rule numbers are those of that section. A block's own acceptance rule (3.1, 3.2) has already decided when `apply` runs;
+here the decisions become state: which blocks are final, which opens next, where the answer ends.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from runtime.engine.io import FinishReason, RequestSpec
+from runtime.engine.plan import BlockResults
+from runtime.engine.request import Block, BlockStatus, Request
+from runtime.strategies.base import DecodingContext, register_strategy
+
+ACTIVE, TO_CACHE = BlockStatus.ACTIVE, BlockStatus.TO_CACHE
+
+
+@register_strategy("multi_bd")
+class MultiBlock:
+    def __init__(self, context: DecodingContext) -> None:
+        self.block_size = context.block_size
+        self.buffer_size = context.buffer_size
+        self.prefix_caching = context.prefix_caching
+
+    def max_rows(self) -> int:
+        return (self.buffer_size + 1) * self.block_size  # rule 7
+
+    def param_row(self, spec: RequestSpec) -> npt.NDArray[np.float64]:
+        d = spec.decoding
+        return np.array(
+            [
+                d.accept_threshold,
+                d.edit_threshold,
+                d.remask_threshold if d.algorithm == "threshold" else 0.0,
+                d.penalty_lambda if d.algorithm == "edit" else 0.0,
+                d.max_post_edit_steps,
+                d.max_steps_per_block,
+                d.steps,
+                spec.temperature,
+                spec.top_p,
+                spec.top_k,
+            ],
+            dtype=np.float64,
+        )
+
+    def open(self, request: Request) -> None:
+        """Rule 4."""
+        if request.opened or request.committing:
+            return
+        request.opened = True
+        if request.next_start >= request.end:
+            return
+        active = [block for block in request.blocks if block.status is ACTIVE]
+        if active:
+            newest, decoding = active[-1], request.spec.decoding
+            if (
+                len(active) >= self.buffer_size
+                or newest.progress < decoding.add_block_threshold
+                or newest.same_token_ratio < decoding.token_stability_threshold
+                or any(block.has_eos for block in request.blocks)
+            ):
+                return
+        start = request.next_start
+        block = Block(start, self.block_size - max(0, request.prompt_len - start), self.block_size)
+        if request.spec.decoding.algorithm == "edit":
+            block.same_token_ratio = 0.0  # rule 8
+        request.blocks.append(block)
+        request.next_start = start + self.block_size
+
+    def rows(self, request: Request) -> int:
+        return len(request.blocks) * self.block_size
+
+    def sampled(self, request: Request) -> list[Block]:
+        return [block for block in request.blocks if block.status is ACTIVE and not block.ended]
+
+    def may_force(self, request: Request, block: Block) -> bool:
+        """Rule 3.1: the predecessor is absent, final, or semi-complete."""
+        previous = (block.start - request.blocks[0].start) // self.block_size - 1
+        if previous < 0:
+            return True
+        before = request.blocks[previous]
+        return before.status is TO_CACHE or before.progress >= request.spec.decoding.semi_complete_threshold
+
+    def apply(self, request: Request, sampled: list[Block], results: BlockResults, first: int) -> None:
+        """Rules 5, 8 and 9."""
+        request.nfe += 1
+        self.commit(request)
+        for i, block in enumerate(sampled, first):
+            self._write(request, block, results, i)
+        for block in request.blocks:  # all that were TO_CACHE are gone: left to right, until one is not done
+            if not (block.ended or (block.masks == 0 and request.spec.decoding.algorithm != "edit")):
+                break
+            block.status = TO_CACHE
+        if request.spec.report == "denoise":
+            request.show()
+        self._advance_stable(request)
+        end = self._find_end(request)
+        if end is not None:
+            self._finish(request, *end)
+
+    def commit(self, request: Request) -> None:
+        """Rule 5: the blocks that this forward carried TO_CACHE are in the cache."""
+        request.opened = False
+        done = 0
+        for block in request.blocks:
+            if block.status is not TO_CACHE:
+                break
+            done += 1
+        del request.blocks[:done]
+        request.cached = request.target
+
+    def _write(self, request: Request, block: Block, results: BlockResults, i: int) -> None:
+        here = slice(block.start, block.start + self.block_size)
+        request.tokens[here] = results.tokens[i]
+        request.state[here] = results.state[i]
+        if block.masks == 0:
+            block.post_edit_steps += 1
+        if results.remasks[i]:
+            seen = results.remasked[i]
+            block.remasked = seen if block.remasked is None else block.remasked | seen
+        masks = block.masks = results.masks[i]
+        filled = block.free - masks
+        block.progress = filled / block.free
+        if request.spec.decoding.algorithm == "edit":
+            block.same_token_ratio = (filled - results.written[i]) / filled if filled else 0.0
+        block.steps += 1
+        block.ended = results.ended[i]
+        block.first_masked = results.first_masked[i]
+        block.first_eos = results.first_eos[i]
+        block.has_eos = not request.spec.ignore_eos and block.start + block.first_eos < request.end
+
+    def _advance_stable(self, request: Request) -> None:
+        """How far the text is final: the contiguous FILLED prefix, or with editing and remasking the final blocks."""
+        stable = request.target
+        for block in request.blocks:
+            if request.unstable and block.status is not TO_CACHE:
+                break
+            stable = block.start + block.first_masked
+            if block.first_masked < self.block_size:
+                break
+        request.stable = min(max(stable, request.prompt_len), request.end)
+
+    def _find_end(self, request: Request) -> tuple[FinishReason, int] | None:
+        """Rule 9: why and where the answer ends, if it does."""
+        stop = self._first_eos(request, request.stable)
+        if stop is not None:
+            return "stop", stop
+        if request.stable >= request.end:
+            return "length", request.end
+        spec = request.spec
+        at_cap = spec.max_nfe is not None and request.nfe >= spec.max_nfe
+        if not at_cap and spec.max_repetition_run is None:
+            return None
+        filled = request.target
+        for block in request.blocks:
+            filled = block.start + block.first_masked
+            if block.first_masked < self.block_size:
+                break
+        filled = min(max(filled, request.prompt_len), request.end)
+        stop = self._first_eos(request, filled)
+        if stop is not None:
+            filled = stop
+        if at_cap:
+            return "max_nfe", filled
+        assert spec.max_repetition_run is not None
+        cut = request.run.advance(request.tokens, min(request.stable, filled), spec.max_repetition_run)
+        if cut is None:  # what is not final yet may change: look at it without remembering
+            cut = request.run.copy().advance(request.tokens, filled, spec.max_repetition_run)
+        return ("repetition", cut) if cut is not None else None
+
+    def _first_eos(self, request: Request, below: int) -> int | None:
+        """Position of the first end-of-sequence id below `below`, where it counts."""
+        for block in request.blocks:
+            if block.has_eos:
+                position = block.start + block.first_eos
+                return position if position < below else None
+        return None
+
+    def _finish(self, request: Request, reason: FinishReason, end: int) -> None:
+        request.reason = reason
+        request.hit_eos = reason == "stop"
+        request.end = request.stable = end
+        covered = end + 1 if request.hit_eos else end
+        whole = [b for b in request.blocks if b.status is TO_CACHE and b.start + self.block_size <= covered]
+        request.committing = self.prefix_caching and reason in ("stop", "length") and bool(whole)
+        request.blocks = whole  # rule 6: what the answer covers to the end is worth caching
+        request.next_start = request.target + len(whole) * self.block_size
