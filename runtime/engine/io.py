@@ -39,7 +39,7 @@ class RequestSpec(msgspec.Struct, frozen=True, kw_only=True):
     temperature: float = 0.0
     top_p: float = 1.0
     top_k: int = 0  # 0: off
-    seed: int = 0
+    seed: int = 0  # unsigned, 64 bits
     ignore_eos: bool = False
     max_nfe: int | None = None
     max_repetition_run: int | None = None
@@ -90,6 +90,8 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
     prefix_caching: bool
     algorithms: list[str]
     defaults: DecodingParams  # what a request that sets nothing gets
+    temperature: float = 0.0  # of a request that sets none: the checkpoint's generation_config, else greedy
+    top_p: float = 1.0
     accept_is_flag: bool = False  # the server's own --accept-threshold, rather than the family's default
 
 

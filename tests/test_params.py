@@ -1,0 +1,297 @@
+"""Requests: every value checked, every precedence of decoding.md 3.1 and 3.2 kept."""
+
+import json
+import math
+
+import msgspec
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from runtime.decoding import FIELDS, MODES
+from runtime.engine.io import DecodingParams, EngineInfo, RequestSpec
+from runtime.errors import RequestError
+from runtime.params import SamplingParams, choices, resolve, stop_strings
+
+
+def info(**changes) -> EngineInfo:
+    facts = {
+        "family": "llada2", "strategy": "multi_bd", "device": "cpu", "dtype": "float32", "vocab_size": 100,
+        "max_token_id": 90, "mask_token_id": 95, "eos_token_ids": [1], "block_size": 8, "buffer_size": 2,
+        "page_size": 16, "num_pages": 100, "max_model_len": 256, "max_num_reqs": 4, "max_num_batched_tokens": 512,
+        "prefix_caching": True, "algorithms": ["edit", "fixed", "threshold"],
+        "defaults": DecodingParams(accept_threshold=0.95, remask_threshold=0.2, edit_threshold=0.4,
+                                   penalty_lambda=0.1, max_post_edit_steps=7),
+    }  # fmt: skip
+    return EngineInfo(**(facts | changes))
+
+
+INFO = info()
+
+
+def refused(params: dict, param: str, words: str | None = None, prompt=(1, 2, 3), facts=INFO) -> None:
+    with pytest.raises(RequestError, match=words) as caught:
+        resolve(SamplingParams(**params), prompt, facts, id="r")
+    error = caught.value
+    assert (error.param, error.status) == (param, 400)
+    assert param.split("[")[0].split(".")[0] in error.message
+    assert len(error.message) < 400
+
+
+def spec(prompt=(1, 2, 3), facts=INFO, **params) -> RequestSpec:
+    return resolve(SamplingParams(**params), prompt, facts, id="r")
+
+
+def test_defaults():
+    s = spec()
+    assert (s.max_tokens, s.temperature, s.top_p, s.top_k) == (253, 0.0, 1.0, 0)
+    assert (s.max_nfe, s.max_repetition_run, s.ignore_eos, s.report) == (None, None, False, "final")
+    assert s.decoding == msgspec.structs.replace(INFO.defaults, max_steps_per_block=16, steps=8)
+    assert spec().seed != spec().seed
+    checkpoint = info(temperature=0.7, top_p=0.9)
+    assert (spec(facts=checkpoint).temperature, spec(facts=checkpoint).top_p) == (0.7, 0.9)
+    assert spec(facts=checkpoint, temperature=0, top_p=1).temperature == 0.0
+
+
+def test_default_max_tokens_gives_way_to_the_models_length():
+    for length, expected in ((3, 50), (250, 6)):
+        s = resolve(SamplingParams(), [1] * length, INFO, id="r", default_max_tokens=50)
+        assert s.max_tokens == expected
+    assert spec(max_tokens=253).max_tokens == 253
+    refused({"max_tokens": 254}, "max_tokens", "253 tokens")
+
+
+def short(value) -> str:
+    return value if isinstance(value, str) and len(value) < 30 else type(value).__name__
+
+
+BAD = [
+    ("max_tokens", [0, -1, 254, 2**80, 1.0, "7", True, math.nan]),
+    ("temperature", [-0.1, math.nan, math.inf, 101, "hot", True, [1]]),
+    ("top_p", [0, -1, 1.01, math.nan, "1", False]),
+    ("top_k", [-2, 1.5, 2**40, "3", True]),
+    ("seed", [2**64, -(2**63) - 1, 1.5, "a"]),
+    ("stop", ["", ["a", ""], [1], 7, ["x"] * 1000, "x" * 5000, {"a": 1}]),
+    ("ignore_eos", [1, "true"]),
+    ("max_nfe", [0, -3, 1.5, "2"]),
+    ("max_repetition_run", [0, True]),
+    ("n", [0, 129, 1.0]),
+    ("cache_salt", [7, "x" * 300]),
+    ("decoding", [[], "speed", 3]),
+    ("num_denoising_steps", [0, 10, -1, 2.5]),
+    ("block_length", [16, 0, "8"]),
+    ("use_local_leap", [True, 1]),
+    ("force_single_batch", [True, "no"]),
+]
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [(f, v) for f, vs in BAD for v in vs],
+    ids=short,
+)
+def test_bad_fields_are_refused_by_path(field, value):
+    refused({field: value}, field)
+
+
+BAD_DECODING = [
+    *[(t, v) for t in ("accept_threshold", "remask_threshold", "add_block_threshold", "semi_complete_threshold",
+                       "token_stability_threshold") for v in (-0.01, 1.01, math.nan, "0.5", True)],
+    ("mode", "fast"), ("mode", 3), ("mode", ["speed"]),
+    ("algorithm", "entropy_bound"), ("algorithm", 3), ("algorithm", ["edit"]), ("algorithm", "x" * 10000),
+    ("max_steps_per_block", 0), ("steps", 4), ("edit_threshold", 0.5), ("max_post_edit_steps", 3),
+    ("penalty_lambda", 0.5), ("confidence_metric", "margin"), ("confidence_metric", 3),
+    ("local_leap", {"anchor": 0.9}), ("force_single_batch", True), ("block_length", 4), ("thresold", 0.5),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("field", "value"), BAD_DECODING, ids=short)
+def test_bad_decoding_fields_are_refused_by_path(field, value):
+    refused({"decoding": {field: value}}, f"decoding.{field}")
+
+
+@pytest.mark.parametrize(
+    ("decoding", "field"),
+    [
+        ({"algorithm": "fixed", "remask_threshold": 0.1}, "remask_threshold"),
+        ({"algorithm": "edit", "remask_threshold": 0.1}, "remask_threshold"),
+        ({"algorithm": "fixed", "mode": "speed"}, "mode"),
+        ({"algorithm": "fixed", "accept_threshold": 0.5}, "accept_threshold"),
+        ({"algorithm": "fixed", "steps": 0}, "steps"),
+        ({"algorithm": "edit", "steps": 3}, "steps"),
+        ({"algorithm": "edit", "edit_threshold": 2}, "edit_threshold"),
+        ({"algorithm": "edit", "penalty_lambda": -1}, "penalty_lambda"),
+        ({"algorithm": "edit", "penalty_lambda": math.inf}, "penalty_lambda"),
+        ({"algorithm": "edit", "max_post_edit_steps": -1}, "max_post_edit_steps"),
+        ({"algorithm": "fixed", "remask_threshold": False}, "remask_threshold"),
+    ],
+)
+def test_combinations_that_mean_nothing_are_refused(decoding, field):
+    refused({"decoding": decoding}, f"decoding.{field}")
+
+
+def test_what_is_built_is_listed():
+    refused({"decoding": {"algorithm": "credit"}}, "decoding.algorithm", "'credit' is not built; there are edit, fixed")
+    refused({"decoding": {"x": 1}}, "decoding.x", "there are mode, algorithm")
+
+
+def test_null_is_the_same_as_left_out():
+    assert spec(decoding=dict.fromkeys(FIELDS)).decoding == spec().decoding
+
+
+def test_precedence_field_mode_server_family():
+    def decode(**decoding):
+        return spec(decoding=decoding).decoding
+
+    assert decode().accept_threshold == 0.95  # the server's, which is the family's without a flag
+    for mode, value in (("speed", 0.7), ("balanced", 0.9), ("quality", 0.97)):
+        assert decode(mode=mode).accept_threshold == value
+        assert decode(mode=mode, accept_threshold=0.25).accept_threshold == 0.25
+    for mode, (accept, edit) in (("speed", (0.5, 0.0)), ("balanced", (0.6, 0.3)), ("quality", (0.7, 0.5))):
+        got = decode(mode=mode, algorithm="edit")
+        assert (got.accept_threshold, got.edit_threshold) == (accept, edit)
+        got = decode(mode=mode, algorithm="edit", edit_threshold=0.9)
+        assert (got.accept_threshold, got.edit_threshold) == (accept, 0.9)
+    got = decode(algorithm="edit")
+    assert (got.accept_threshold, got.edit_threshold, got.penalty_lambda, got.max_post_edit_steps) == (
+        0.95,
+        0.4,
+        0.1,
+        7,
+    )
+
+
+def test_the_servers_remasking_does_not_reach_other_algorithms():
+    assert spec().decoding.remask_threshold == 0.2
+    assert spec(decoding={"remask_threshold": 0}).decoding.remask_threshold == 0
+    for algorithm in ("fixed", "edit"):
+        assert spec(decoding={"algorithm": algorithm}).decoding.remask_threshold == 0
+        assert spec(decoding={"algorithm": algorithm, "remask_threshold": 0}).decoding.remask_threshold == 0
+
+
+def test_an_editing_server_edits_by_default():
+    editing = info(defaults=DecodingParams(algorithm="edit"))
+    assert spec(facts=editing).decoding.algorithm == "edit"
+    assert spec(facts=editing, decoding={"mode": "balanced"}).decoding.edit_threshold == 0.3
+    assert spec(facts=editing, decoding={"algorithm": "threshold", "mode": "speed"}).decoding.accept_threshold == 0.7
+
+
+def test_dlmserve_names():
+    # 3 prompt tokens and 21 more touch blocks 0, 1 and 2 of 8
+    got = spec(max_tokens=21, num_denoising_steps=13, block_length=8, use_local_leap=False, force_single_batch=False)
+    assert (got.decoding.algorithm, got.decoding.steps) == ("fixed", 4)
+    assert spec(prompt=[1] * 8, max_tokens=8, num_denoising_steps=5).decoding.steps == 5
+    refused({"max_tokens": 21, "num_denoising_steps": 2}, "num_denoising_steps", "3 blocks")
+    refused({"num_denoising_steps": 99, "decoding": {"steps": 3}}, "num_denoising_steps")
+    refused({"num_denoising_steps": 99, "decoding": {"algorithm": "threshold"}}, "num_denoising_steps")
+
+
+def test_prompts():
+    for prompt, param in (
+        ([], "prompt"),
+        ([1] * 256, "prompt"),
+        ("text", "prompt"),
+        (7, "prompt"),
+        ([1, -1], "prompt[1]"),
+        ([1, 91], "prompt[1]"),
+        ([1, 2, 2**70], "prompt[2]"),
+        ([1.0], "prompt[0]"),
+        ([True], "prompt[0]"),
+        (["1"], "prompt[0]"),
+        ([[1]], "prompt[0]"),
+        ([None], "prompt[0]"),
+    ):
+        refused({}, param, prompt=prompt)
+    assert spec(prompt=[95, 90, 0]).prompt == [95, 90, 0]  # the mask's id is an ordinary id here
+    assert len(spec(prompt=[1] * 255).prompt) == 255
+
+
+def test_paths_are_the_clients():
+    names = {"prompt": "messages", "max_tokens": "max_completion_tokens"}
+    for params, prompt, param in (({}, [], "messages"), ({"max_tokens": 0}, [1], "max_completion_tokens")):
+        with pytest.raises(RequestError) as caught:
+            resolve(SamplingParams(**params), prompt, INFO, id="r", names=names)
+        assert caught.value.param == param
+        assert caught.value.message.startswith(param)
+
+
+def test_a_request_that_can_never_fit_is_refused():
+    small = info(num_pages=4)  # 64 positions
+    assert spec(facts=small, max_tokens=61).max_tokens == 61
+    refused({"max_tokens": 62}, "max_tokens", "need 5 cache pages", facts=small)
+    refused({}, "max_tokens", "cache pages", facts=small)
+
+
+def test_choices_count_up_the_seed():
+    s = spec(seed=2**64 - 1)
+    assert choices(s, 1) == [s]
+    assert [(c.id, c.seed) for c in choices(s, 3)] == [("r-0", 2**64 - 1), ("r-1", 0), ("r-2", 1)]
+    assert spec(seed=-1).seed == 2**64 - 1
+    assert spec(seed=0).seed == 0
+
+
+def test_a_number_too_long_to_print_is_refused():
+    refused({"seed": 10**5000}, "seed")
+    refused({"max_tokens": 10**5000}, "max_tokens")
+    refused({}, "prompt[0]", prompt=[10**5000])
+
+
+def test_stop_strings():
+    assert stop_strings(None) == ()
+    assert stop_strings("ab") == ("ab",)
+    assert stop_strings(["b", "a", "b"]) == ("b", "a")
+
+
+def test_greedy_and_limits():
+    assert spec(temperature=9e-7).temperature == 0
+    assert spec(temperature=1e-6).temperature == 1e-6
+    assert spec(top_k=-1).top_k == 0
+    assert spec(top_k=10**6).top_k == 100
+
+
+json_values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
+    max_leaves=5,
+)
+plausible = st.one_of(
+    json_values, st.floats(0, 1), st.integers(0, 40), st.sampled_from([*MODES, *MODES["edit"], "fixed"])
+)
+bodies = st.fixed_dictionaries(
+    {},
+    optional={
+        name: st.dictionaries(st.sampled_from(FIELDS), plausible, max_size=4) | json_values
+        if name == "decoding"
+        else plausible
+        for name in SamplingParams.__dataclass_fields__
+    },
+)
+
+
+@settings(max_examples=400, deadline=None)
+@given(bodies, st.one_of(json_values, st.lists(st.integers(0, 95), max_size=300)))
+def test_any_request_is_resolved_or_refused(body, prompt):
+    try:
+        s = resolve(SamplingParams(**body), prompt, INFO, id="r")
+    except RequestError as refusal:
+        s, error = None, refusal
+    if s is None:
+        assert error.status == 400
+        assert error.param
+        assert len(error.message) < 500
+        return
+    assert 1 <= s.max_tokens <= INFO.max_model_len - len(s.prompt)
+    assert 0 <= s.temperature <= 100
+    assert 0 < s.top_p <= 1
+    assert 0 <= s.top_k <= INFO.vocab_size
+    assert 0 <= s.seed < 2**64
+    d = s.decoding
+    assert d.algorithm in INFO.algorithms
+    assert all(0 <= getattr(d, t) <= 1 for t in FIELDS if t.endswith("_threshold"))
+    assert d.algorithm == "threshold" or d.remask_threshold == 0
+    assert d.steps >= 1
+    assert d.max_steps_per_block >= 1
+    assert math.isfinite(d.penalty_lambda)
+    again = msgspec.msgpack.decode(msgspec.msgpack.encode(s), type=RequestSpec)
+    assert again == s
+    assert json.loads(msgspec.json.encode(s))["decoding"]["algorithm"] == d.algorithm
