@@ -56,8 +56,9 @@ class Family:
     """One family of checkpoints: how it is recognised, built and decoded (models.md).
 
     `parse` turns config.json into the family's own frozen architecture dataclass, or raises ConfigError naming the
-    field. `build(arch, device, dtype, attn_impl)` returns the module with unfilled parameters;
-    `name_map` maps a checkpoint tensor's name to where it goes (see runtime/weights/loader.py).
+    field. `build(arch, device=, dtype=, attn_impl=)` returns the module with unfilled parameters; `weights(arch)` is
+    the ``WeightMap`` of where each tensor of a checkpoint goes (runtime/weights/loader.py).
+    `turn_end_tokens` and `mask_tokens` are looked up by their text where a checkpoint's files do not give the ids.
     """
 
     key: str
@@ -65,12 +66,14 @@ class Family:
     detect: Callable[[Mapping[str, Any]], bool]
     parse: Callable[[Mapping[str, Any]], Any]
     build: Callable[..., Any]
+    weights: Callable[[Any], Any]
     strategies: tuple[str, ...]
     sampling_modes: tuple[str, ...] = ("naive",)
     block_size: int = 32
     shift_logits: bool = False
     accept_threshold: float = 0.9
     turn_end_tokens: tuple[str, ...] = ()
+    mask_tokens: tuple[str, ...] = ()
     needs_edit: frozenset[str] = field(default_factory=frozenset)  # aliases that require --sampling-mode edit
 
 

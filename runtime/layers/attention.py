@@ -1,0 +1,68 @@
+"""Paged block-diffusion attention: what an implementation offers, and the registry of them (``--attn-impl``)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol
+
+import torch
+
+from runtime.errors import ConfigError
+
+if TYPE_CHECKING:  # models import layers
+    from runtime.models.base import ForwardBatch
+
+
+@dataclass(frozen=True)
+class AttentionShape:
+    """`heads` query heads share `kv_heads` key heads, heads/kv_heads consecutive ones each; scores are scaled by
+    `scale`."""
+
+    heads: int
+    kv_heads: int
+    head_dim: int
+    scale: float
+
+    @property
+    def group(self) -> int:
+        return self.heads // self.kv_heads
+
+
+class Attention(Protocol):
+    """One implementation, built for one shape, device and dtype. The K/V of the batch's rows are in the pool already.
+
+    The query at position a sees keys k < min((a // block_size + 1) * block_size, kv_len) of its own sequence, and with
+    a window W only those with a - k < W (decoding.md 2). Softmax and sums run in float32 (float64 for float64).
+    """
+
+    def plan(self, batch: ForwardBatch, window: int | None = None) -> Any:
+        """What depends on the batch alone, made once a forward and used by every layer."""
+        ...
+
+    def attend(self, q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, plan: Any) -> torch.Tensor:
+        """q [rows, heads, head_dim], one layer's pools [pages, page_size, kv_heads, head_dim] -> like q."""
+        ...
+
+
+Factory = Callable[[AttentionShape, torch.device, torch.dtype], Attention]
+
+
+def _torch(shape: AttentionShape, device: torch.device, dtype: torch.dtype) -> Attention:
+    from runtime.layers.attention_torch import TorchAttention
+
+    return TorchAttention(shape, dtype)
+
+
+_IMPLEMENTATIONS: dict[str, Factory] = {"torch": _torch, "naive": _torch}
+
+
+def attention_names() -> list[str]:
+    return list(_IMPLEMENTATIONS)
+
+
+def make_attention(name: str, shape: AttentionShape, device: torch.device, dtype: torch.dtype) -> Attention:
+    """The implementation called `name`; ConfigError where there is none, or it cannot run there."""
+    if name not in _IMPLEMENTATIONS:
+        raise ConfigError(f"--attn-impl {name!r} is not known; known: {', '.join(_IMPLEMENTATIONS)}")
+    return _IMPLEMENTATIONS[name](shape, device, dtype)

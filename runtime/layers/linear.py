@@ -1,0 +1,40 @@
+"""Matrix products: plain, and the head's, whose result is never rounded below float32."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from runtime.kernels.precision import wide
+
+HEAD_CHUNK = 8192  # vocabulary rows widened at a time where the device cannot accumulate wide by itself
+
+
+def empty_parameter(*shape: int, device: torch.device, dtype: torch.dtype) -> nn.Parameter:
+    """An unfilled parameter without gradient."""
+    return nn.Parameter(torch.empty(*shape, device=device, dtype=dtype), requires_grad=False)
+
+
+class Linear(nn.Module):
+    """x W^T (+ b), with x [rows, inputs] and W [outputs, inputs], unfilled."""
+
+    def __init__(self, inputs: int, outputs: int, *, bias: bool, device: torch.device, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.weight = empty_parameter(outputs, inputs, device=device, dtype=dtype)
+        self.bias = empty_parameter(outputs, device=device, dtype=dtype) if bias else None
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return F.linear(x, self.weight, self.bias)
+
+
+def head_logits(hidden: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    """[n, hidden] times [vocab, hidden]^T -> [n, vocab], float32 from the accumulator on (decoding.md 1); float64 for
+    float64."""
+    up = wide(hidden.dtype)
+    if hidden.dtype == up:
+        return F.linear(hidden, weight)
+    if hidden.is_cuda:
+        return torch.mm(hidden, weight.t(), out_dtype=up)
+    hidden = hidden.to(up)
+    return torch.cat([F.linear(hidden, part.to(up)) for part in weight.split(HEAD_CHUNK)], dim=-1)

@@ -1,0 +1,146 @@
+"""LLaDA2: a block-diffusion mixture of experts (models.md 1)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import nn
+
+from runtime.errors import ConfigError
+from runtime.kernels.dispatch import Kernels, select_kernels
+from runtime.layers.attention import AttentionShape, make_attention
+from runtime.layers.embedding import Embedding
+from runtime.layers.linear import Linear, empty_parameter, head_logits
+from runtime.layers.mlp import SwiGLU
+from runtime.layers.moe import MoE
+from runtime.layers.norm import RMSNorm
+from runtime.layers.rotary import RotaryTable
+from runtime.models.base import Family, ForwardBatch, register_family
+from runtime.models.llada2_config import LLaDA2Arch, parse
+from runtime.models.llada2_weights import weights
+
+
+class Step:
+    """What one forward hands to every layer."""
+
+    def __init__(self, batch: ForwardBatch, kv_cache: torch.Tensor, table: torch.Tensor, attention: Any) -> None:
+        self.batch = batch
+        self.kv_cache = kv_cache
+        self.table = table
+        self.attention = attention
+        self.plan = attention.plan(batch)
+
+
+class SelfAttention(nn.Module):
+    """Fused QKV, per-head q/k norm, partial rotary, paged attention, output projection."""
+
+    def __init__(self, arch: LLaDA2Arch, kernels: Kernels, where: dict[str, Any]) -> None:
+        super().__init__()
+        self.arch = arch
+        self.kernels = kernels
+        width = (arch.heads + 2 * arch.kv_heads) * arch.head_dim
+        self.qkv = Linear(arch.hidden, width, bias=arch.qkv_bias, **where)
+        self.q_norm = RMSNorm(arch.head_dim, arch.eps, kernels=kernels, **where)
+        self.k_norm = RMSNorm(arch.head_dim, arch.eps, kernels=kernels, **where)
+        self.out = Linear(arch.heads * arch.head_dim, arch.hidden, bias=arch.out_bias, **where)
+
+    def forward(self, x: torch.Tensor, step: Step, layer: int) -> torch.Tensor:
+        q, k, v = self.kernels.qk_norm_rotary(
+            self.qkv(x), step.batch.positions, step.table, self.q_norm.weight, self.k_norm.weight,
+            self.arch.heads, self.arch.kv_heads, self.arch.eps,
+        )  # fmt: skip
+        keys, values = step.kv_cache[0, layer], step.kv_cache[1, layer]
+        self.kernels.write_kv(k, v, step.batch.slots, keys, values)
+        return self.out(step.attention.attend(q, keys, values, step.plan).flatten(1))
+
+
+class Layer(nn.Module):
+    """Pre-norm attention and feed-forward; the residual stream is carried beside the branch's output."""
+
+    def __init__(self, arch: LLaDA2Arch, index: int, kernels: Kernels, where: dict[str, Any]) -> None:
+        super().__init__()
+        self.index = index
+        self.input_norm = RMSNorm(arch.hidden, arch.eps, kernels=kernels, **where)
+        self.attention = SelfAttention(arch, kernels, where)
+        self.post_norm = RMSNorm(arch.hidden, arch.eps, kernels=kernels, **where)
+        if index < arch.dense_layers:
+            self.mlp = SwiGLU(arch.hidden, arch.dense_width, kernels=kernels, **where)
+        else:
+            self.mlp = MoE(
+                arch.hidden, arch.expert_width, arch.experts, arch.shared_experts * arch.expert_width, arch.routing,
+                router_bias=arch.router_bias, kernels=kernels, **where,
+            )  # fmt: skip
+
+    def forward(self, x: torch.Tensor, residual: torch.Tensor | None, step: Step) -> tuple[torch.Tensor, torch.Tensor]:
+        if residual is None:
+            normed, residual = self.input_norm(x), x
+        else:
+            normed, residual = self.input_norm.add(x, residual)
+        normed, residual = self.post_norm.add(self.attention(normed, step, self.index), residual)
+        return self.mlp(normed), residual
+
+
+class LLaDA2(nn.Module):
+    """See ``runtime.models.base.Model``. Built unfilled."""
+
+    def __init__(
+        self, arch: LLaDA2Arch, *, device: torch.device, dtype: torch.dtype, attn_impl: str,
+        kernels: Kernels | None = None,
+    ) -> None:  # fmt: skip
+        super().__init__()
+        kernels = select_kernels(device, dtype) if kernels is None else kernels
+        where = {"device": device, "dtype": dtype}
+        shape = AttentionShape(arch.heads, arch.kv_heads, arch.head_dim, arch.head_dim**-0.5)
+        self.arch = arch
+        self.num_layers, self.num_kv_heads = arch.layers, arch.kv_heads
+        self.head_dim, self.vocab_size = arch.head_dim, arch.vocab_size
+        self.attention = make_attention(attn_impl, shape, device, dtype)
+        self.rotary = RotaryTable(arch.rotary_dim, arch.rope_theta, arch.max_positions, **where)
+        self.embedding = Embedding(arch.vocab_size, arch.hidden, **where)
+        self.layers = nn.ModuleList(Layer(arch, index, kernels, where) for index in range(arch.layers))
+        self.norm = RMSNorm(arch.hidden, arch.eps, kernels=kernels, **where)
+        self.head = None if arch.tied else empty_parameter(arch.vocab_size, arch.hidden, **where)
+
+    @torch.inference_mode()
+    def forward(self, batch: ForwardBatch, kv_cache: torch.Tensor) -> torch.Tensor:
+        step = Step(batch, kv_cache, self.rotary.cover(batch.max_kv), self.attention)
+        x, residual = self.embedding(batch.tokens), None
+        for layer in self.layers:
+            x, residual = layer(x, residual, step)
+        return self.norm.add(x, residual)[0]
+
+    @torch.inference_mode()
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        return head_logits(hidden, self.embedding.weight if self.head is None else self.head)
+
+
+def detect(config: Mapping[str, Any]) -> bool:
+    """LLaDA2.0 and 2.1. LLaDA2.2 shares the model_type and is told by its expert pool, which is another family."""
+    return config.get("model_type") == "llada2_moe" and "expert_capacity" not in config
+
+
+def build(arch: LLaDA2Arch, *, device: torch.device, dtype: torch.dtype, attn_impl: str) -> LLaDA2:
+    if not dtype.is_floating_point:
+        raise ConfigError(f"--dtype {dtype} is not a floating point type")
+    return LLaDA2(arch, device=torch.device(device), dtype=dtype, attn_impl=attn_impl)
+
+
+LLADA2 = register_family(
+    Family(
+        key="llada2",
+        aliases=("llada2_mini", "llada2_moe", "llada2_flash", "llada2dot1_mini"),
+        detect=detect,
+        parse=parse,
+        build=build,
+        weights=weights,
+        strategies=("multi_bd",),
+        sampling_modes=("naive", "edit"),
+        block_size=32,
+        accept_threshold=0.95,
+        turn_end_tokens=("<|role_end|>",),
+        mask_tokens=("<|mask|>",),
+        needs_edit=frozenset({"llada2dot1_mini"}),
+    )
+)
