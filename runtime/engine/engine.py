@@ -100,33 +100,36 @@ class Engine:
     ) -> list[EngineOutput]:
         outputs: list[EngineOutput] = []
         stats = self._stats
-        first = 0
-        blocks_of = {request.seq: blocks for request, blocks in sampled}
+        first = denoised = 0
         for turn in turns:
             request = turn.request
             stats.forwards_prefill += turn.prefill > 0
             if not turn.decode:
                 request.cached += turn.prefill
-                self.scheduler.publish(request)
-                continue
-            if request.committing:
+            elif request.committing:
                 stats.forwards_commit += 1
                 self.strategy.commit(request)
                 self.scheduler.publish(request)
                 self.scheduler.release(request)
                 continue
-            assert results is not None
-            stats.forwards_denoise += 1
-            blocks = blocks_of[request.seq]
-            self.strategy.apply(request, blocks, results, first)
-            first += len(blocks)
+            else:
+                assert results is not None
+                blocks = sampled[denoised][1]
+                denoised += 1
+                self.strategy.apply(request, blocks, results, first)
+                first += len(blocks)
+                output = self._output(request)
+                if output is not None:
+                    outputs.append(output)
+                for block in blocks:
+                    if block.ended:
+                        stats.block_steps.append(block.steps)
             self.scheduler.publish(request)
-            stats.block_steps.extend(block.steps for block in blocks if block.ended)
-            output = self._output(request)
-            if output is not None:
-                outputs.append(output)
-            if request.reason is not None:
-                self._end(request)
+            if request.reason is not None:  # answered; its last blocks may still have to reach the cache
+                del self._requests[request.spec.id]
+                if not request.committing:
+                    self.scheduler.release(request)
+        stats.forwards_denoise += denoised
         if results is not None:
             stats.edits += sum(results.edits)
             stats.remasks += sum(results.remasks)
@@ -154,11 +157,6 @@ class Engine:
         if report == "denoise":
             output.start, output.tokens, output.masked = request.shown
         return output
-
-    def _end(self, request: Request) -> None:
-        del self._requests[request.spec.id]
-        if not request.committing:
-            self.scheduler.release(request)
 
     def _fail(self, requests: list[Request], error: Exception) -> list[EngineOutput]:
         outputs = []

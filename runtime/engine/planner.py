@@ -24,7 +24,7 @@ def build_plan(turns: list[Turn], *, table: PageTable, strategy: Strategy, block
     np.cumsum(counts, out=seq_rows[1:])
     kv_len = cached + counts
 
-    tokens = np.concatenate([r.tokens[r.cached : r.cached + n] for r, n in zip(requests, counts.tolist(), strict=True)])
+    tokens = np.concatenate([r.tokens[r.cached : end] for r, end in zip(requests, kv_len.tolist(), strict=True)])
     positions = np.arange(len(tokens)) + np.repeat(cached - seq_rows[:-1], counts)
     pages = table.rows([request.row for request in requests], int(kv_len.max()))
     owner = np.repeat(np.arange(len(turns)), counts)
@@ -60,28 +60,33 @@ def _plan_blocks(
         mine = strategy.sampled(request)
         sampled.append((request, mine))
         for block in mine:
-            force = strategy.may_force(request, block)
             blocks.append(block)
             owners.append(request)
             rows.append(first_row + block.start - request.cached)
-            may_force.append(force)
+            may_force.append(strategy.may_force(request, block))
     if not blocks:
         return None, sampled
 
     first = np.array(rows, dtype=np.int64)
-    state = np.stack([r.state[b.start : b.start + block_size] for r, b in zip(owners, blocks, strict=True)])
-    params = np.stack([request.params for request in owners])
-    unstable = np.array([request.unstable for request in owners])
+    n = len(blocks)
+    state = np.concatenate([r.state[b.start : b.start + block_size] for r, b in zip(owners, blocks, strict=True)])
+    state = state.reshape(n, block_size)
+    params = np.concatenate([request.params for request in owners]).reshape(n, len(Param))
+    counters = np.array([(b.advanced, b.initial_masks, b.post_edit_steps) for b in blocks], dtype=np.int64)
+    sampled_state = state == MASKED
+    if any(request.unstable for request in owners):
+        unstable = np.array([request.unstable for request in owners])
+        sampled_state |= (state == FILLED) & unstable[:, None]
     plan = BlockPlan(
         rows=first,
         tokens=tokens[first[:, None] + np.arange(block_size)],
         state=state,
-        sampled=(state == MASKED) | ((state == FILLED) & unstable[:, None]),
+        sampled=sampled_state,
         params=params,
         may_force=np.array(may_force),
-        advanced=np.array([block.advanced for block in blocks], dtype=np.int64),
-        initial_masks=np.array([block.initial_masks for block in blocks], dtype=np.int64),
-        post_edit_steps=np.array([block.post_edit_steps for block in blocks], dtype=np.int64),
+        advanced=counters[:, 0],
+        initial_masks=counters[:, 1],
+        post_edit_steps=counters[:, 2],
         remasked=_remasked(blocks, block_size),
         uniform=_uniform(owners, blocks, params, block_size),
         groups=_groups(owners),
@@ -109,6 +114,9 @@ def _uniform(owners: list[Request], blocks: list[Block], params: np.ndarray, blo
 
 
 def _groups(owners: list[Request]) -> tuple[tuple[str, np.ndarray], ...]:
+    algorithms = {request.spec.decoding.algorithm for request in owners}
+    if len(algorithms) == 1:
+        return ((algorithms.pop(), np.arange(len(owners))),)
     by_rule: dict[str, list[int]] = {}
     for i, request in enumerate(owners):
         by_rule.setdefault(request.spec.decoding.algorithm, []).append(i)

@@ -96,6 +96,8 @@ class Request:
         self.cached = 0
         self.blocks: list[Block] = []
         self.next_start = self.prompt_len // block_size * block_size  # where the next block opens
+        # the first open block's start: what is below must be cached, or in the same forward, before it is denoised
+        self.target = self.next_start
         self.nfe = 0
         self.opened = False  # this step's opening (rule 4) has been done
         self.last_served = -1  # number of the engine step that last served it
@@ -113,16 +115,12 @@ class Request:
 
         self.row = -1  # row of the page table
         self.units: list[int] = []
+        self.held = 0  # tokens that the units hold
         self.keys: list[bytes] = []  # keys of the leading units that are final
         self.cached_tokens: int | None = None  # prefix hits at first admission
         self.arrived = time.perf_counter()
         self.queue_seconds: float | None = None
         self.params = strategy.param_row(spec)  # float64 [len(Param)], constant over the request's life
-
-    @property
-    def target(self) -> int:
-        """Positions below must be cached, or in the same forward, before a block is denoised."""
-        return self.blocks[0].start if self.blocks else self.next_start
 
     @property
     def prefilling(self) -> bool:
@@ -138,6 +136,7 @@ class Request:
         """Forget where the K/V was (preemption): what was decoded stays, its K/V is computed again."""
         self.cached = 0
         self.units = []
+        self.held = 0
         self.keys = []
 
 

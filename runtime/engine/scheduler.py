@@ -73,7 +73,8 @@ class Scheduler:
             if turn is None:
                 left_out = True
                 continue
-            if not self._hold_pages(request, request.cached + turn.prefill + turn.decode, turns):
+            tokens = request.cached + turn.prefill + turn.decode
+            if tokens > request.held and not self._hold_pages(request, tokens, turns):
                 continue
             turns[request.seq] = turn
             left -= turn.prefill + turn.decode
@@ -90,9 +91,10 @@ class Scheduler:
 
     def _turn(self, request: Request, left: int) -> Turn | None:
         """As much as fits `left` rows: chunks end on block boundaries, the open blocks go whole or not at all."""
-        todo = request.target - request.cached
-        chunk = min(todo, left // self.block_size * self.block_size)
-        if chunk == todo:
+        chunk = request.target - request.cached
+        if chunk > left:
+            chunk = left // self.block_size * self.block_size
+        else:
             self.strategy.open(request)
             rows = self.strategy.rows(request)
             if rows <= left - chunk:
@@ -108,8 +110,7 @@ class Scheduler:
             self._preempt(newest)
             if newest is request:
                 return False
-        if missing > 0:
-            self._extend(request, self.cache.take(missing))
+        self._extend(request, self.cache.take(missing))
         return True
 
     def _preempt(self, request: Request) -> None:
@@ -160,12 +161,14 @@ class Scheduler:
     def _extend(self, request: Request, units: list[int]) -> None:
         self.table.append(request.row, len(request.units), units)
         request.units.extend(units)
+        request.held = len(request.units) * self.cache.unit
 
     def publish(self, request: Request) -> None:
         """Let later requests share what has become final: whole units below ``request.cached``."""
+        if not self.cache.prefix_caching:
+            return
         unit = self.cache.unit
-        while self.cache.prefix_caching and (len(request.keys) + 1) * unit <= request.cached:
-            n = len(request.keys)
+        for n in range(len(request.keys), request.cached // unit):
             previous = request.keys[-1] if n else self.cache.salt_key(request.spec.cache_salt)
             key = self.cache.key(previous, request.tokens[n * unit : (n + 1) * unit])
             self.cache.publish(request.units[n], key)

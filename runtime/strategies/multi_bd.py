@@ -52,21 +52,21 @@ class MultiBlock:
         request.opened = True
         if request.next_start >= request.end:
             return
-        active = [block for block in request.blocks if block.status is ACTIVE]
-        if active:
-            newest, decoding = active[-1], request.spec.decoding
+        blocks = request.blocks
+        if blocks and blocks[-1].status is ACTIVE:  # TO_CACHE blocks come first
+            newest, decoding = blocks[-1], request.spec.decoding
             if (
-                len(active) >= self.buffer_size
+                sum(block.status is ACTIVE for block in blocks) >= self.buffer_size
                 or newest.progress < decoding.add_block_threshold
                 or newest.same_token_ratio < decoding.token_stability_threshold
-                or any(block.has_eos for block in request.blocks)
+                or any(block.has_eos for block in blocks)
             ):
                 return
         start = request.next_start
         block = Block(start, self.block_size - max(0, request.prompt_len - start), self.block_size)
         if request.spec.decoding.algorithm == "edit":
             block.same_token_ratio = 0.0  # rule 8
-        request.blocks.append(block)
+        blocks.append(block)
         request.next_start = start + self.block_size
 
     def rows(self, request: Request) -> int:
@@ -77,10 +77,9 @@ class MultiBlock:
 
     def may_force(self, request: Request, block: Block) -> bool:
         """Rule 3.1: the predecessor is absent, final, or semi-complete."""
-        previous = (block.start - request.blocks[0].start) // self.block_size - 1
-        if previous < 0:
+        if block is request.blocks[0]:
             return True
-        before = request.blocks[previous]
+        before = request.blocks[(block.start - request.target) // self.block_size - 1]
         return before.status is TO_CACHE or before.progress >= request.spec.decoding.semi_complete_threshold
 
     def apply(self, request: Request, sampled: list[Block], results: BlockResults, first: int) -> None:
@@ -89,8 +88,9 @@ class MultiBlock:
         self.commit(request)
         for i, block in enumerate(sampled, first):
             self._write(request, block, results, i)
+        editing = request.spec.decoding.algorithm == "edit"
         for block in request.blocks:  # all that were TO_CACHE are gone: left to right, until one is not done
-            if not (block.ended or (block.masks == 0 and request.spec.decoding.algorithm != "edit")):
+            if not block.ended and (block.masks or editing):
                 break
             block.status = TO_CACHE
         if request.spec.report == "denoise":
@@ -103,18 +103,16 @@ class MultiBlock:
     def commit(self, request: Request) -> None:
         """Rule 5: the blocks that this forward carried TO_CACHE are in the cache."""
         request.opened = False
-        done = 0
-        for block in request.blocks:
-            if block.status is not TO_CACHE:
-                break
-            done += 1
-        del request.blocks[:done]
+        blocks = request.blocks
+        while blocks and blocks[0].status is TO_CACHE:
+            request.target = blocks.pop(0).start + self.block_size
         request.cached = request.target
 
     def _write(self, request: Request, block: Block, results: BlockResults, i: int) -> None:
-        here = slice(block.start, block.start + self.block_size)
-        request.tokens[here] = results.tokens[i]
-        request.state[here] = results.state[i]
+        start = block.start
+        end = start + self.block_size
+        request.tokens[start:end] = results.tokens[i]
+        request.state[start:end] = results.state[i]
         if block.masks == 0:
             block.post_edit_steps += 1
         if results.remasks[i]:
@@ -128,8 +126,10 @@ class MultiBlock:
         block.steps += 1
         block.ended = results.ended[i]
         block.first_masked = results.first_masked[i]
-        block.first_eos = results.first_eos[i]
-        block.has_eos = not request.spec.ignore_eos and block.start + block.first_eos < request.end
+        first_eos = results.first_eos[i]
+        if first_eos != block.first_eos:
+            block.first_eos = first_eos
+            block.has_eos = not request.spec.ignore_eos and start + first_eos < request.end
 
     def _advance_stable(self, request: Request) -> None:
         """How far the text is final: the contiguous FILLED prefix, or with editing and remasking the final blocks."""
@@ -140,13 +140,16 @@ class MultiBlock:
             stable = block.start + block.first_masked
             if block.first_masked < self.block_size:
                 break
-        request.stable = min(max(stable, request.prompt_len), request.end)
+        if stable > request.stable:
+            request.stable = min(stable, request.end)
 
     def _find_end(self, request: Request) -> tuple[FinishReason, int] | None:
         """Rule 9: why and where the answer ends, if it does."""
-        stop = self._first_eos(request, request.stable)
-        if stop is not None:
-            return "stop", stop
+        for block in request.blocks:
+            if block.has_eos:
+                if block.start + block.first_eos < request.stable:
+                    return "stop", block.start + block.first_eos
+                break
         if request.stable >= request.end:
             return "length", request.end
         spec = request.spec
@@ -159,9 +162,7 @@ class MultiBlock:
             if block.first_masked < self.block_size:
                 break
         filled = min(max(filled, request.prompt_len), request.end)
-        stop = self._first_eos(request, filled)
-        if stop is not None:
-            filled = stop
+        filled = min([filled, *(b.start + b.first_eos for b in request.blocks if b.has_eos)])
         if at_cap:
             return "max_nfe", filled
         assert spec.max_repetition_run is not None
@@ -169,14 +170,6 @@ class MultiBlock:
         if cut is None:  # what is not final yet may change: look at it without remembering
             cut = request.run.copy().advance(request.tokens, filled, spec.max_repetition_run)
         return ("repetition", cut) if cut is not None else None
-
-    def _first_eos(self, request: Request, below: int) -> int | None:
-        """Position of the first end-of-sequence id below `below`, where it counts."""
-        for block in request.blocks:
-            if block.has_eos:
-                position = block.start + block.first_eos
-                return position if position < below else None
-        return None
 
     def _finish(self, request: Request, reason: FinishReason, end: int) -> None:
         request.reason = reason
@@ -186,4 +179,3 @@ class MultiBlock:
         whole = [b for b in request.blocks if b.status is TO_CACHE and b.start + self.block_size <= covered]
         request.committing = self.prefix_caching and reason in ("stop", "length") and bool(whole)
         request.blocks = whole  # rule 6: what the answer covers to the end is worth caching
-        request.next_start = request.target + len(whole) * self.block_size
