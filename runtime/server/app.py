@@ -1,0 +1,86 @@
+"""The HTTP application: routes, error objects for every failure, OpenAPI."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+from fastapi import FastAPI
+from pydantic.json_schema import models_json_schema
+from starlette.exceptions import HTTPException
+from starlette.middleware.cors import CORSMiddleware
+from starlette.requests import Request
+from starlette.responses import Response
+
+import runtime
+from runtime.errors import RequestError
+from runtime.server.errors import error_object
+from runtime.server.gate import Gate
+from runtime.server.responses import error_response, json_response
+from runtime.server.routes import chat, completions, generate, status, tokens, unbuilt
+from runtime.server.schemas import BODIES
+from runtime.server.service import Service
+
+log = logging.getLogger("unmask.http")
+
+
+class App(FastAPI):
+    """FastAPI whose OpenAPI knows the bodies that routes parse themselves."""
+
+    def openapi(self) -> dict[str, Any]:
+        if self.openapi_schema is None:
+            schema = super().openapi()
+            _, found = models_json_schema(
+                [(body, "validation") for body in BODIES], ref_template="#/components/schemas/{model}"
+            )
+            schema.setdefault("components", {}).setdefault("schemas", {}).update(found["$defs"])
+        return self.openapi_schema or schema
+
+
+def make_app(service: Service) -> App:
+    app = App(
+        title="Unmask",
+        version=runtime.__version__,
+        description="A server of diffusion language models.",
+        redirect_slashes=False,
+        redoc_url=None,
+        exception_handlers={
+            RequestError: _request_error,
+            HTTPException: _http_error,
+            Exception: _fault,
+        },
+    )
+    app.state.service = service
+    for module in (generate, chat, completions, status, tokens, unbuilt):
+        app.include_router(module.router)
+    app.add_middleware(Gate, service=service)
+    if service.config.cors_allow_origins:
+        app.add_middleware(  # outermost: a preflight request carries no key
+            CORSMiddleware,
+            allow_origins=list(service.config.cors_allow_origins),
+            allow_methods=["GET", "POST"],
+            allow_headers=["*"],
+            expose_headers=["X-Request-Id", "Retry-After"],
+        )
+    return app
+
+
+async def _request_error(request: Request, error: Exception) -> Response:
+    assert isinstance(error, RequestError)
+    return error_response(error)
+
+
+async def _http_error(request: Request, error: Exception) -> Response:
+    """The framework's own refusals: no such route, no such method."""
+    assert isinstance(error, HTTPException)
+    place = f"{request.method} {request.url.path[:200]}"
+    message = {404: f"there is no route {place}", 405: f"{place} is not possible with this method"}.get(
+        error.status_code, str(error.detail)
+    )
+    return json_response(error_object(error.status_code, message), error.status_code, error.headers)
+
+
+async def _fault(request: Request, error: Exception) -> Response:
+    """A fault of ours: told with the request's id, and raised again by the framework, which logs it."""
+    message = "the server failed on this request; its log tells more under the X-Request-Id of this answer"
+    return json_response(error_object(500, message, code="internal_error"), 500)

@@ -1,0 +1,219 @@
+"""The backend process: one engine, driven by messages. ``python -m runtime.server.backend`` is started by the frontend.
+
+The loop is single-threaded. While there is work it looks at its socket between steps without waiting; idle, it
+sleeps on the socket. Standard input is a pipe whose other end the frontend holds: end of file means the frontend died.
+"""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import os
+import sys
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import zmq
+
+from runtime.config import EngineConfig
+from runtime.engine.io import EngineOutput
+from runtime.errors import ConfigError
+from runtime.server import logs, messages
+from runtime.server.messages import Abort, Add, Command, Configure, Event, Fatal, Hello, Loading, Outputs, Ready, Stats
+
+log = logging.getLogger("unmask.backend")
+
+Progress = Callable[[str, int, int], None]
+MakeEngine = Callable[[EngineConfig, int, Progress], Any]
+
+
+class FrontendGone(Exception):
+    """Nobody is left to serve."""
+
+
+class Link:
+    """The backend's end of the two sockets."""
+
+    def __init__(self, name: str, command_addr: str, event_addr: str, watch_stdin: bool) -> None:
+        self.name = name.encode()
+        self.context = zmq.Context()
+        self.commands = self.context.socket(zmq.DEALER)
+        self.commands.setsockopt(zmq.IDENTITY, self.name)
+        self.events = self.context.socket(zmq.PUSH)
+        for socket, addr in ((self.commands, command_addr), (self.events, event_addr)):
+            socket.setsockopt(zmq.LINGER, 2000)  # so that a last word still gets out
+            socket.setsockopt(zmq.SNDHWM, 0)
+            socket.setsockopt(zmq.RCVHWM, 0)
+            socket.connect(addr)
+        self.poller = zmq.Poller()
+        self.poller.register(self.commands, zmq.POLLIN)
+        self.watch_stdin = watch_stdin
+        if watch_stdin:
+            self.poller.register(sys.stdin.fileno(), zmq.POLLIN)
+        self.last_heard = time.monotonic()
+
+    def greet(self) -> Configure:
+        """Say hello and wait for what to load."""
+        self.commands.send(messages.encode(Hello(messages.VERSION, os.getpid())))
+        while True:
+            for command in self.receive(1.0):
+                if isinstance(command, Configure):
+                    return command
+                if isinstance(command, messages.Stop):
+                    raise FrontendGone(command.reason)
+
+    def receive(self, seconds: float) -> Iterator[Command]:
+        """Every command that is here, after waiting at most `seconds` for the first. Raises FrontendGone."""
+        ready = dict(self.poller.poll(int(seconds * 1000)))
+        if self.watch_stdin and sys.stdin.fileno() in ready and not os.read(sys.stdin.fileno(), 4096):
+            raise FrontendGone("the frontend's end of the pipe is closed")
+        while True:
+            try:
+                data = self.commands.recv(zmq.NOBLOCK)
+            except zmq.Again:
+                break
+            self.last_heard = time.monotonic()
+            yield messages.decode_command(data)
+        if time.monotonic() - self.last_heard > messages.FRONTEND_SILENCE_SECONDS:
+            raise FrontendGone(f"no word from the frontend for {messages.FRONTEND_SILENCE_SECONDS:.0f} s")
+
+    def send(self, event: Event) -> None:
+        self.events.send_multipart([self.name, messages.encode(event)])
+
+    def close(self) -> None:
+        self.context.destroy()
+
+
+class Backend:
+    """An engine behind a link."""
+
+    def __init__(self, link: Link, engine: Any) -> None:
+        self.link = link
+        self.engine = engine
+        self.stopped = False
+        self.stats_sent = 0.0
+        self.stats_due = True  # something changed since they were sent
+
+    def run(self) -> None:
+        """Serve until told to stop. Raises FrontendGone."""
+        while not self.stopped:
+            busy = self.engine.has_work()
+            if not busy and self.stats_due:
+                self.send_stats()
+            for command in self.link.receive(0 if busy else messages.PING_SECONDS):
+                self.obey(command)
+            if self.engine.has_work():
+                self.stats_due = True
+                outputs = self.engine.step()
+                if outputs:
+                    self.link.send(Outputs(outputs))
+                if time.monotonic() - self.stats_sent > messages.BUSY_STATS_SECONDS:
+                    self.send_stats()
+
+    def obey(self, command: Command) -> None:
+        match command:
+            case Add(specs):
+                for spec in specs:
+                    self.add(spec)
+            case Abort(ids):
+                for request_id in ids:
+                    self.engine.abort(request_id)
+                self.stats_due = True
+            case messages.Ping():
+                self.stats_due = True
+            case messages.Stop():
+                self.stopped = True
+            case _:
+                raise TypeError(f"{type(command).__name__} is not for a loaded backend")
+
+    def add(self, spec: Any) -> None:
+        try:
+            self.engine.add(spec)
+        except Exception as error:  # one request's fault must not end the others
+            log.exception("request %s could not be added", spec.id)
+            failed = EngineOutput(id=spec.id, nfe=0, finish_reason="error", error=f"{type(error).__name__}: {error}")
+            self.link.send(Outputs([failed]))
+
+    def send_stats(self) -> None:
+        self.link.send(Stats(self.engine.stats()))
+        self.stats_sent = time.monotonic()
+        self.stats_due = False
+
+
+def load_engine(config: EngineConfig, device_index: int, progress: Progress) -> Any:
+    """The real engine, on the replica's own GPU where it runs on one."""
+    import torch
+
+    if config.device != "cpu" and torch.cuda.is_available():
+        if device_index >= torch.cuda.device_count():
+            raise ConfigError(
+                f"--device-ids: GPU {device_index} is asked for, but only {torch.cuda.device_count()} are visible"
+            )
+        torch.cuda.set_device(device_index)
+    from runtime.engine.engine import Engine
+
+    return Engine(config, progress)
+
+
+def _sentence(error: BaseException) -> str:
+    """Why loading failed, in one line."""
+    first = " ".join(str(error).split()) or type(error).__name__
+    if isinstance(error, ConfigError):
+        return first
+    if isinstance(error, MemoryError) or type(error).__name__ in ("OutOfMemoryError", "AcceleratorError"):
+        return f"the model and its cache do not fit in memory ({first}); try a smaller --num-pages or --max-model-len"
+    return f"the engine could not be loaded: {type(error).__name__}: {first}"
+
+
+def serve(link: Link, make_engine: MakeEngine) -> int:
+    """Load what the frontend asks for and serve it; the process's exit code."""
+    configure = link.greet()
+    logs.set_up(configure.log_level, configure.log_format, link.name.decode())
+    started = time.monotonic()
+
+    def progress(phase: str, done_bytes: int, total_bytes: int) -> None:
+        link.send(Loading(phase, done_bytes, total_bytes))
+        for command in link.receive(0):
+            if isinstance(command, messages.Stop):
+                raise FrontendGone(command.reason)
+
+    try:
+        engine = make_engine(configure.engine, configure.device_index, progress)
+    except FrontendGone:
+        raise
+    except Exception as error:
+        if not isinstance(error, ConfigError):
+            log.exception("loading failed")
+        link.send(Fatal(_sentence(error)))
+        return 1
+    try:
+        link.send(Ready(engine.info, time.monotonic() - started))
+        Backend(link, engine).run()
+    finally:
+        engine.close()
+    return 0
+
+
+def main(make_engine: MakeEngine = load_engine, argv: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="runtime.server.backend", description="started by the frontend, not by hand")
+    parser.add_argument("--name", required=True)
+    parser.add_argument("--command-addr", required=True)
+    parser.add_argument("--event-addr", required=True)
+    args = parser.parse_args(argv)
+    link = Link(args.name, args.command_addr, args.event_addr, watch_stdin=True)
+    try:
+        return serve(link, make_engine)
+    except FrontendGone as gone:
+        log.info("ending: %s", gone)
+        return 0
+    except Exception as error:
+        log.exception("the engine loop failed")
+        link.send(Fatal(f"{type(error).__name__}: {' '.join(str(error).split())}"))
+        return 1
+    finally:
+        link.close()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,175 @@
+"""The table of live requests: admits them, sends them to a backend, hands each its news.
+
+One HTTP request may stand for several engine requests (``n`` choices, a list of prompts). They share an ``Inbox``;
+what happens to any of them wakes the handler once, however much came in the meantime.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from typing import TYPE_CHECKING
+
+from runtime.config import ServerConfig
+from runtime.engine.io import EngineInfo, EngineOutput, EngineStats, RequestSpec
+from runtime.errors import RequestError
+from runtime.server.messages import Abort, Add
+from runtime.server.metrics import Metrics
+
+if TYPE_CHECKING:
+    from runtime.server.supervisor import Supervisor
+
+
+
+class Unavailable(RequestError):
+    """No backend can serve the request now; it may be sent again."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message, status=503, code="no_backend")
+
+
+class Inbox:
+    """News for one HTTP request, in the order of arrival; one reader."""
+
+    def __init__(self) -> None:
+        self.items: deque[tuple[int, EngineOutput] | RequestError] = deque()
+        self.waiter: asyncio.Future[None] | None = None
+
+    def put(self, item: tuple[int, EngineOutput] | RequestError) -> None:
+        self.items.append(item)
+        if self.waiter is not None and not self.waiter.done():
+            self.waiter.set_result(None)
+
+    async def wait(self) -> None:
+        """Return once something is there."""
+        if not self.items:
+            self.waiter = asyncio.get_running_loop().create_future()
+            try:
+                await self.waiter
+            finally:
+                self.waiter = None
+
+
+class Live:
+    """One engine request at a backend."""
+
+    __slots__ = ("id", "inbox", "index", "replica")
+
+    def __init__(self, request_id: str, index: int, inbox: Inbox, replica: int) -> None:
+        self.id = request_id
+        self.index = index  # which choice of the HTTP request
+        self.inbox = inbox
+        self.replica = replica
+
+
+class Frontend:
+    """Every live request of this server, and what is known of its engines."""
+
+    def __init__(self, config: ServerConfig, metrics: Metrics) -> None:
+        self.config = config
+        self.metrics = metrics
+        self.supervisor: Supervisor | None = None  # set once both exist
+        self.table: dict[str, Live] = {}
+        self.load = [0] * config.data_parallel_size  # live requests of each replica
+        self.info: EngineInfo | None = None  # of the first engine that loaded; replicas are equal
+
+    # -- requests
+
+    @property
+    def available(self) -> bool:
+        """Whether a backend serves."""
+        return self.supervisor is not None and bool(self.supervisor.ready)
+
+    def progress(self) -> tuple[str, int, int]:
+        """Phase, bytes done and bytes in all of the replica that is furthest with its loading."""
+        assert self.supervisor is not None
+        loading = max((r.loading for r in self.supervisor.replicas), key=lambda phase: phase.done_bytes)
+        return loading.phase, loading.done_bytes, loading.total_bytes
+
+    def require(self) -> EngineInfo:
+        """The engine's facts. Raises Unavailable when no backend serves."""
+        if self.info is None:
+            raise Unavailable("the model is still being loaded; /startup tells how far it is")
+        if not self.available:
+            raise Unavailable("no backend is running at the moment; it is being restarted")
+        return self.info
+
+    def submit(self, specs: list[RequestSpec]) -> Inbox:
+        """Send requests on their way; news of ``specs[i]`` arrives in the inbox as ``(i, output)``.
+
+        Raises RequestError: 429 when the queue is full, 503 when no backend serves.
+        """
+        info = self.require()
+        assert self.supervisor is not None
+        ready = self.supervisor.ready
+        room = info.max_num_reqs * len(ready) + self.config.max_queue
+        if len(self.table) + len(specs) > room:
+            waiting = "it" if len(specs) == 1 else f"{len(specs)} more"
+            raise RequestError(
+                f"the queue is full ({len(self.table)} requests are live, --max-queue {self.config.max_queue}); "
+                f"there is no room for {waiting}, retry later",
+                status=429,
+                code="queue_full",
+            )
+        inbox = Inbox()
+        shares: dict[int, list[RequestSpec]] = {}
+        for index, spec in enumerate(specs):
+            replica = min(ready, key=self.load.__getitem__)
+            self.table[spec.id] = Live(spec.id, index, inbox, replica)
+            self.load[replica] += 1
+            shares.setdefault(replica, []).append(spec)
+        for replica, share in shares.items():
+            self.supervisor.send(replica, Add(share))
+        return inbox
+
+    def abort(self, ids: list[str]) -> None:
+        """Forget requests and have their pages freed; ids that have ended already are fine."""
+        shares: dict[int, list[str]] = {}
+        for request_id in ids:
+            live = self._remove(request_id)
+            if live is not None:
+                shares.setdefault(live.replica, []).append(request_id)
+        for replica, share in shares.items():
+            assert self.supervisor is not None
+            self.supervisor.send(replica, Abort(share))
+
+    def fail_all(self, error: RequestError) -> int:
+        """End every live request with `error`; how many there were."""
+        inboxes = {id(live.inbox): live.inbox for live in self.table.values()}
+        self.abort(list(self.table))
+        for inbox in inboxes.values():
+            inbox.put(error)
+        return len(inboxes)
+
+    def _remove(self, request_id: str) -> Live | None:
+        live = self.table.pop(request_id, None)
+        if live is not None:
+            self.load[live.replica] -= 1
+        return live
+
+    # -- what the supervisor tells
+
+    def on_ready(self, replica: int, info: EngineInfo, load_seconds: float) -> None:
+        self.info = info
+        self.metrics.loaded(info, load_seconds)
+
+    def on_outputs(self, replica: int, outputs: list[EngineOutput]) -> None:
+        table = self.table
+        for output in outputs:
+            live = table.get(output.id)
+            if live is None:  # aborted a moment ago
+                continue
+            if output.finish_reason is not None:
+                self._remove(output.id)
+            live.inbox.put((live.index, output))
+
+    def on_stats(self, replica: int, stats: EngineStats) -> None:
+        self.metrics.engine(replica, stats)
+
+    def on_down(self, replica: int, reason: str) -> None:
+        self.metrics.engine_gone(replica)
+        lost = [live for live in self.table.values() if live.replica == replica]
+        for live in lost:
+            self._remove(live.id)
+        for inbox in {id(live.inbox): live.inbox for live in lost}.values():
+            inbox.put(Unavailable(f"the backend that served this request is gone ({reason}); send it again"))

@@ -1,0 +1,59 @@
+"""What every HTTP request passes first: its id, the key, the count of requests in flight, the goodbye while draining."""
+
+from __future__ import annotations
+
+import re
+import uuid
+
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from runtime.errors import RequestError
+from runtime.server.keys import OPEN_PATHS
+from runtime.server.responses import error_response
+from runtime.server.service import Service
+
+_REQUEST_ID = re.compile(rb"[\x21-\x7e]{1,128}")
+
+
+class Gate:
+    """ASGI middleware; adds ``X-Request-Id`` to every answer, and ``Connection: close`` while the server drains."""
+
+    def __init__(self, app: ASGIApp, service: Service) -> None:
+        self.app = app
+        self.service = service
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self.app(scope, receive, send)
+            return
+        service = self.service
+        given: bytes | None = None
+        authorization: bytes | None = None
+        for name, value in scope["headers"]:
+            if name == b"x-request-id":
+                given = value
+            elif name == b"authorization":
+                authorization = value
+        valid = given is not None and _REQUEST_ID.fullmatch(given) is not None
+        request_id = given if given is not None and valid else uuid.uuid4().hex.encode()
+
+        async def send_marked(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                headers = message["headers"] = [*message.get("headers", ()), (b"x-request-id", request_id)]
+                if service.draining:
+                    headers.append((b"connection", b"close"))
+            await send(message)
+
+        service.in_flight += 1
+        try:
+            if given is not None and not valid:
+                raise RequestError(
+                    "X-Request-Id: must be 1 to 128 printable ASCII characters without spaces", param="X-Request-Id"
+                )
+            if service.keys.needed and scope["path"] not in OPEN_PATHS:
+                service.keys.check(authorization)
+            await self.app(scope, receive, send_marked)
+        except RequestError as error:  # of the gate itself: the app answers its own
+            await error_response(error)(scope, receive, send_marked)
+        finally:
+            service.in_flight -= 1

@@ -1,0 +1,197 @@
+"""One HTTP request's answers on their way: engine outputs in, stable text and finished answers out."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from typing import Any
+
+from runtime.engine.io import EngineOutput, RequestSpec
+from runtime.errors import RequestError
+from runtime.server.frontend import Frontend
+from runtime.text import Answer
+
+_OUTCOMES = {499: "aborted", 504: "timeout"}
+
+
+class ClientGone(RequestError):
+    """Nobody waits for the answer any more."""
+
+    def __init__(self) -> None:
+        super().__init__("the client closed the connection", status=499)
+
+
+@dataclass(slots=True)
+class Update:
+    """What one engine output brought: the newly stable text (sent once) and the output itself."""
+
+    choice: Choice
+    output: EngineOutput
+    text: str
+
+
+class Choice:
+    """One answer being put together."""
+
+    __slots__ = ("answer", "cached_tokens", "finish_reason", "index", "nfe", "queue_seconds", "spec")
+
+    def __init__(self, index: int, spec: RequestSpec, answer: Answer) -> None:
+        self.index = index
+        self.spec = spec
+        self.answer = answer
+        self.nfe = 0
+        self.finish_reason: str | None = None
+        self.cached_tokens = 0
+        self.queue_seconds = 0.0
+
+    def absorb(self, output: EngineOutput) -> str:
+        """Take an output in; the text that became stable with it."""
+        self.nfe = output.nfe
+        if output.cached_tokens is not None:
+            self.cached_tokens = output.cached_tokens
+        if output.queue_seconds is not None:
+            self.queue_seconds = output.queue_seconds
+        text = self.answer.push(output.new_tokens)
+        if self.answer.stopped:
+            self.finish_reason = "stop"
+        elif output.finish_reason is not None:
+            text += self.answer.finish()
+            # a stop string may show only once nothing more can come
+            self.finish_reason = "stop" if self.answer.stopped else output.finish_reason
+        return text
+
+    @property
+    def text(self) -> str:
+        return self.answer.text
+
+    @property
+    def token_ids(self) -> list[int]:
+        return self.answer.token_ids
+
+    @property
+    def openai_reason(self) -> str:
+        return "stop" if self.finish_reason == "stop" else "length"
+
+
+class Job:
+    """The engine requests of one HTTP request, from their submission to the end of the last one.
+
+    Used as a context manager: whatever is still running when it is left is aborted.
+    """
+
+    def __init__(self, id: str, frontend: Frontend, choices: list[Choice], streamed: bool) -> None:
+        self.id = id
+        self.frontend = frontend
+        self.choices = choices
+        self.streamed = streamed
+        self.started = time.monotonic()
+        self.first_text: float | None = None
+        self.first_block = False
+        self.open = {choice.spec.id for choice in choices}
+        self.outcome = "aborted"
+        self.inbox = frontend.submit([choice.spec for choice in choices])
+        self.deadline: asyncio.TimerHandle | None = None
+        limit = frontend.config.request_timeout
+        if limit is not None:
+            late = RequestError(f"the request took longer than --request-timeout, {limit:g} s", status=504)
+            self.deadline = asyncio.get_running_loop().call_later(limit, self.inbox.put, late)
+
+    def __enter__(self) -> Job:
+        return self
+
+    def __exit__(self, *exc: Any) -> None:
+        if self.deadline is not None:
+            self.deadline.cancel()
+        if self.open:
+            self.frontend.abort(list(self.open))
+            self.frontend.metrics.requests.labels(self.outcome).inc()
+
+    async def updates(self) -> AsyncIterator[list[Update]]:
+        """Everything that came since the last look, until all choices have ended.
+
+        Raises RequestError: 500 for a failed step, 503 for a lost backend, 504 at the time limit, 499 without client.
+        """
+        inbox = self.inbox
+        while self.open:
+            await inbox.wait()
+            batch = []
+            while inbox.items:
+                item = inbox.items.popleft()
+                if isinstance(item, RequestError):
+                    self.outcome = _OUTCOMES.get(item.status, "error")
+                    raise item
+                update = self._absorb(*item)
+                if update is not None:
+                    batch.append(update)
+            if batch:
+                yield batch
+
+    async def finish(self) -> None:
+        """Wait for the end of every choice. Raises as `updates` does."""
+        async for _ in self.updates():
+            pass
+
+    def _absorb(self, index: int, output: EngineOutput) -> Update | None:
+        choice = self.choices[index]
+        if choice.finish_reason is not None:  # stopped here a moment ago
+            return None
+        if output.finish_reason in ("error", "abort"):
+            self.outcome = "error"
+            what = output.error or "the engine ended it"
+            raise RequestError(f"request {choice.spec.id} failed: {what}", status=500, code="engine_error")
+        text = choice.absorb(output)
+        if self.streamed:
+            self._observe_progress(choice, text)
+        if choice.finish_reason is not None:
+            if output.finish_reason is None:
+                self.frontend.abort([choice.spec.id])
+            self._ended(choice)
+        return Update(choice, output, text)
+
+    def _observe_progress(self, choice: Choice, text: str) -> None:
+        metrics = self.frontend.metrics
+        if text and self.first_text is None:
+            self.first_text = time.monotonic() - self.started
+            metrics.first_token.observe(self.first_text)
+        info = self.frontend.info
+        if not self.first_block and info is not None and len(choice.token_ids) >= info.block_size:
+            self.first_block = True
+            metrics.first_block.observe(time.monotonic() - self.started)
+
+    def _ended(self, choice: Choice) -> None:
+        self.open.discard(choice.spec.id)
+        metrics = self.frontend.metrics
+        seconds = time.monotonic() - self.started
+        tokens = len(choice.token_ids)
+        metrics.end_to_end.observe(seconds)
+        metrics.queue.observe(choice.queue_seconds)
+        if tokens:
+            metrics.per_token.observe(max(seconds - choice.queue_seconds, 0.0) / tokens)
+        if choice.nfe:
+            metrics.tokens_per_forward.observe(tokens / choice.nfe)
+        metrics.requests.labels(choice.finish_reason).inc()
+
+    # -- what answers say
+
+    def usage(self, prompts: int = 1) -> dict[str, Any]:
+        """OpenAI's usage object; choices of one prompt follow each other and count it once."""
+        per_prompt = len(self.choices) // prompts
+        firsts = self.choices[::per_prompt]
+        prompt_tokens = sum(len(choice.spec.prompt) for choice in firsts)
+        completion_tokens = sum(len(choice.token_ids) for choice in self.choices)
+        return {
+            "prompt_tokens": prompt_tokens,
+            "completion_tokens": completion_tokens,
+            "total_tokens": prompt_tokens + completion_tokens,
+            "prompt_tokens_details": {"cached_tokens": sum(choice.cached_tokens for choice in firsts)},
+        }
+
+    def timings(self) -> dict[str, Any]:
+        """Seconds: in the queue, until the first text (streams only), in all."""
+        return {
+            "queue_seconds": round(self.choices[0].queue_seconds, 6),
+            "first_text_seconds": None if self.first_text is None else round(self.first_text, 6),
+            "total_seconds": round(time.monotonic() - self.started, 6),
+        }

@@ -1,0 +1,117 @@
+"""What frontend and backends say to each other: tagged structs as msgpack, opened by a versioned hello.
+
+A backend connects a DEALER to the frontend's command address and a PUSH to its event address, and greets on the
+first with ``Hello``. The frontend answers with ``Configure``; from then on commands go down the one socket and
+events, each in an envelope with the backend's name, come up the other. ``Ping`` and ``Stats`` are the heartbeats.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from runtime.config import EngineConfig
+from runtime.engine.io import EngineInfo, EngineOutput, EngineStats, RequestSpec
+
+VERSION = 1  # of this file; raised whenever a struct changes its meaning
+
+PING_SECONDS = 1.0  # the frontend's heartbeat; an idle backend answers each ping
+BUSY_STATS_SECONDS = 0.25  # how old the figures of a working backend may grow
+FRONTEND_SILENCE_SECONDS = 30.0  # a backend that heard nothing for so long ends itself
+BACKEND_SILENCE_SECONDS = 120.0  # a loaded backend that said nothing for so long (a step hangs) is killed
+
+
+class Hello(msgspec.Struct, tag=True, frozen=True):
+    """A backend's first words."""
+
+    version: int
+    pid: int
+
+
+class Configure(msgspec.Struct, tag=True, frozen=True):
+    """The frontend's answer to a hello: what to load, on which of the visible GPUs, and how to log."""
+
+    engine: EngineConfig
+    device_index: int
+    log_level: str
+    log_format: str
+
+
+class Add(msgspec.Struct, tag=True, frozen=True):
+    specs: list[RequestSpec]
+
+
+class Abort(msgspec.Struct, tag=True, frozen=True):
+    ids: list[str]
+
+
+class Ping(msgspec.Struct, tag=True, frozen=True):
+    pass
+
+
+class Stop(msgspec.Struct, tag=True, frozen=True):
+    """End now, with exit code 0; whatever still runs is dropped. `reason` is for the log."""
+
+    reason: str = ""
+
+
+Command = Configure | Add | Abort | Ping | Stop
+
+
+class Loading(msgspec.Struct, tag=True, frozen=True):
+    phase: str
+    done_bytes: int
+    total_bytes: int
+
+
+class Ready(msgspec.Struct, tag=True, frozen=True):
+    info: EngineInfo
+    load_seconds: float
+
+
+class Outputs(msgspec.Struct, tag=True, frozen=True):
+    """The news of one step, all requests together."""
+
+    outputs: list[EngineOutput]
+
+
+class Stats(msgspec.Struct, tag=True, frozen=True):
+    stats: EngineStats
+
+
+class Fatal(msgspec.Struct, tag=True, frozen=True):
+    """The backend ends itself; `sentence` says why in words for the person who started the server."""
+
+    sentence: str
+
+
+Event = Loading | Ready | Outputs | Stats | Fatal
+
+_encoder = msgspec.msgpack.Encoder()
+_hello: msgspec.msgpack.Decoder[Hello] = msgspec.msgpack.Decoder(Hello)
+_command: msgspec.msgpack.Decoder[Command] = msgspec.msgpack.Decoder(Command)
+_event: msgspec.msgpack.Decoder[Event] = msgspec.msgpack.Decoder(Event)
+
+
+def encode(message: Any) -> bytes:
+    return _encoder.encode(message)
+
+
+def decode_hello(data: bytes) -> Hello:
+    """Raises ValueError for anything but a hello, and for one of another version, saying which."""
+    try:
+        hello = _hello.decode(data)
+    except msgspec.DecodeError as error:
+        raise ValueError(f"not a hello of this protocol: {error}") from None
+    if hello.version != VERSION:
+        raise ValueError(f"a hello of version {hello.version}, while this frontend speaks version {VERSION}")
+    return hello
+
+
+def decode_command(data: bytes) -> Command:
+    return _command.decode(data)
+
+
+def decode_event(data: bytes) -> Event:
+    return _event.decode(data)

@@ -1,0 +1,142 @@
+"""Prometheus metrics (runtime.md section 5): the frontend's own observations, and the engines' figures added up."""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Iterator
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Info, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+
+import runtime
+from runtime.engine.io import EngineInfo, EngineStats
+
+_SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300)
+_STEP_SECONDS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10)
+_POWERS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
+
+# totals of EngineStats -> (metric without prefix and suffix, help)
+_TOTALS = {
+    "prompt_tokens": ("prompt_tokens", "Tokens of admitted prompts."),
+    "generated_tokens": ("generated_tokens", "Tokens of answers."),
+    "prefix_hit_tokens": ("prefix_cache_hit_tokens", "Prompt tokens found in the prefix cache."),
+    "steps": ("engine_steps", "Steps of the engine loop."),
+    "edits": ("edits", "Filled tokens replaced by editing."),
+    "remasks": ("remasks", "Filled tokens masked again."),
+    "forced": ("forced_commits", "Tokens taken because no position reached the threshold."),
+    "preemptions": ("preemptions", "Requests preempted for want of pages."),
+}
+_KINDS = ("prefill", "denoise", "commit")
+_GAUGES = {
+    "running": ("requests_running", "Requests being prefilled or decoded."),
+    "waiting": ("requests_waiting", "Requests that wait for room in an engine."),
+    "pages_total": ("kv_pages", "KV pages of all engines."),
+    "pages_used": ("kv_pages_used", "KV pages held by live requests."),
+    "pages_cached": ("kv_pages_cached", "KV pages held by the prefix cache alone, reclaimable."),
+}
+
+
+class EngineFigures:
+    """The engines' totals and gauges. Totals survive a backend's restart: those of the dead are kept."""
+
+    def __init__(self) -> None:
+        self.current: dict[int, EngineStats] = {}
+        self.past = EngineStats()
+
+    def describe(self) -> list[Metric]:
+        return []
+
+    def retire(self, replica: int) -> None:
+        stats = self.current.pop(replica, None)
+        if stats is not None:
+            for name in (*_TOTALS, *(f"forwards_{kind}" for kind in _KINDS)):
+                setattr(self.past, name, getattr(self.past, name) + getattr(stats, name))
+
+    def _sum(self, name: str) -> int:
+        return sum(getattr(stats, name) for stats in self.current.values())
+
+    def collect(self) -> Iterator[Metric]:
+        for field, (name, text) in _GAUGES.items():
+            yield GaugeMetricFamily(f"unmask_{name}", text, value=self._sum(field))
+        pages, used, cached = self._sum("pages_total"), self._sum("pages_used"), self._sum("pages_cached")
+        yield GaugeMetricFamily("unmask_kv_pages_free", "KV pages that nothing holds.", value=pages - used - cached)
+        ratio = used / pages if pages else 0.0
+        yield GaugeMetricFamily("unmask_kv_usage_ratio", "Share of the KV pages held by live requests.", value=ratio)
+        for field, (name, text) in _TOTALS.items():
+            yield CounterMetricFamily(f"unmask_{name}", text, value=getattr(self.past, field) + self._sum(field))
+        forwards = CounterMetricFamily("unmask_forwards", "Forward passes of requests, by kind.", labels=["kind"])
+        for kind in _KINDS:
+            field = f"forwards_{kind}"
+            forwards.add_metric([kind], getattr(self.past, field) + self._sum(field))
+        yield forwards
+
+
+class Metrics:
+    """Everything /metrics shows, in a registry of its own."""
+
+    def __init__(self) -> None:
+        self.registry = CollectorRegistry()
+        self.figures = EngineFigures()
+        self.registry.register(self.figures)
+
+        def histogram(name: str, text: str, buckets: tuple[float, ...]) -> Histogram:
+            return Histogram(f"unmask_{name}", text, buckets=buckets, registry=self.registry)
+
+        self.requests = Counter(
+            "unmask_requests",
+            "HTTP requests for generation by outcome: stop, length, max_nfe, repetition, refused, timeout, aborted, "
+            "error.",
+            ["outcome"],
+            registry=self.registry,
+        )
+        self.first_token = histogram("time_to_first_token_seconds", "Streamed requests: until the first text.", _SECONDS)
+        self.first_block = histogram(
+            "time_to_first_block_seconds", "Streamed requests: until a whole block of tokens is stable.", _SECONDS
+        )
+        self.per_token = histogram(
+            "time_per_output_token_seconds",
+            "Duration over tokens of an answer, after the queue.",
+            (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1),
+        )
+        self.end_to_end = histogram("request_seconds", "From the request's arrival to its answer's end.", _SECONDS)
+        self.queue = histogram("queue_seconds", "Until the engine admitted the request.", _SECONDS)
+        self.tokens_per_forward = histogram("tokens_per_forward", "Tokens of an answer over its steps.", _POWERS)
+        self.step = histogram("step_seconds", "Duration of an engine step.", _STEP_SECONDS)
+        self.batch = histogram("batch_size", "Requests in an engine step.", _POWERS)
+        self.block_steps = histogram("steps_per_block", "Steps that a block took to end.", _POWERS)
+        self.load = Gauge("unmask_model_load_seconds", "Duration of the last load of a model.", registry=self.registry)
+        self.failures = Counter("unmask_backend_failures", "Backend processes that ended.", registry=self.registry)
+        self.backends = Gauge("unmask_backends_ready", "Backend processes that serve.", registry=self.registry)
+        self.build = Info("unmask_build", "Version, and the model's family and device.", registry=self.registry)
+        self.build.info({"version": runtime.__version__, "python": platform.python_version()})
+
+    def loaded(self, info: EngineInfo, seconds: float) -> None:
+        self.load.set(seconds)
+        self.build.info(
+            {
+                "version": runtime.__version__,
+                "python": platform.python_version(),
+                "family": info.family,
+                "strategy": info.strategy,
+                "device": info.device,
+                "dtype": info.dtype,
+            }
+        )
+
+    def engine(self, replica: int, stats: EngineStats) -> None:
+        """A backend's report: totals and gauges replace its last ones, observations are added."""
+        self.figures.current[replica] = stats
+        for histogram, values in (
+            (self.step, stats.step_seconds),
+            (self.batch, stats.batch_sizes),
+            (self.block_steps, stats.block_steps),
+        ):
+            for value in values:
+                histogram.observe(value)
+
+    def engine_gone(self, replica: int) -> None:
+        self.figures.retire(replica)
+        self.failures.inc()
+
+    def text(self) -> bytes:
+        return generate_latest(self.registry)

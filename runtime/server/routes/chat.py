@@ -1,0 +1,105 @@
+"""``POST /v1/chat/completions`` as the unmodified ``openai`` client speaks it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncIterator
+from typing import Any
+
+from fastapi import APIRouter
+from starlette.requests import Request
+from starlette.responses import Response
+
+from runtime.errors import RequestError
+from runtime.server.errors import of_error
+from runtime.server.jobs import Job
+from runtime.server.responses import DONE, EventStream, event, json_response
+from runtime.server.routes.documented import takes
+from runtime.server.routes.generate import denoise_fields
+from runtime.server.schemas import ChatRequest
+from runtime.server.service import Service, answered, include_usage, new_id, stream_mode
+
+router = APIRouter()
+
+
+@router.post("/v1/chat/completions", **takes(ChatRequest, streams=True))
+async def chat_completions(request: Request) -> Response:
+    """Answer a conversation."""
+    service: Service = request.app.state.service
+    with service.admission():
+        body = await service.body(request, ChatRequest)
+        model = service.model_name(body.model)
+        mode = stream_mode(body)
+        max_tokens, names = _limit(body)
+        service.require()
+        ids = await service.encode_chat([message.plain() for message in body.messages], body.chat_template_kwargs)
+        job = service.job(
+            body,
+            [ids],
+            id=new_id("chatcmpl"),
+            mode=mode,
+            names={"prompt": "messages", **names},
+            max_tokens=max_tokens,
+            n=1 if body.n is None else body.n,
+        )
+    head = {"id": job.id, "created": int(time.time()), "model": model}
+    if body.stream:
+        return EventStream(job, _chunks(job, head, include_usage(body), mode == "denoise"))
+    with job:
+        await answered(request, job)
+    return json_response({**head, "object": "chat.completion", "choices": _choices(job), "usage": job.usage()})
+
+
+def _limit(body: ChatRequest) -> tuple[int | None, dict[str, str]]:
+    """`max_tokens` under either of its names, and the name that was used."""
+    new, old = body.max_completion_tokens, body.max_tokens
+    if new is None:
+        return old, {}
+    if old is not None and old != new:
+        raise RequestError(
+            "max_completion_tokens: differs from max_tokens; give one of them", param="max_completion_tokens"
+        )
+    return new, {"max_tokens": "max_completion_tokens"}
+
+
+def _choices(job: Job) -> list[dict[str, Any]]:
+    return [
+        {
+            "index": choice.index,
+            "message": {"role": "assistant", "content": choice.text, "refusal": None},
+            "logprobs": None,
+            "finish_reason": choice.openai_reason,
+        }
+        for choice in job.choices
+    ]
+
+
+async def _chunks(job: Job, head: dict[str, Any], usage: bool, denoise: bool) -> AsyncIterator[bytes]:
+    base = {**head, "object": "chat.completion.chunk"}
+    if usage:
+        base["usage"] = None  # all chunks but the last, as OpenAI has it
+
+    def chunk(index: int, delta: dict[str, Any], reason: str | None = None, **more: Any) -> bytes:
+        choice = {"index": index, "delta": delta, "logprobs": None, "finish_reason": reason}
+        return event({**base, "choices": [choice], **more})
+
+    try:
+        role = {"role": "assistant", "content": "", "refusal": None}
+        yield b"".join(chunk(choice.index, role) for choice in job.choices)
+        async for batch in job.updates():
+            data = []
+            for update in batch:
+                index = update.choice.index
+                if denoise:
+                    fields = denoise_fields(update)
+                    data.append(chunk(index, {"content": fields.pop("text")}, denoise=fields))
+                elif update.text:
+                    data.append(chunk(index, {"content": update.text}))
+                if update.choice.finish_reason is not None:
+                    data.append(chunk(index, {}, update.choice.openai_reason))
+            if data:
+                yield b"".join(data)
+        end = event({**base, "choices": [], "usage": job.usage()}) if usage else b""
+        yield end + DONE
+    except RequestError as error:
+        yield event(of_error(error)) + DONE

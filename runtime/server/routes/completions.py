@@ -1,0 +1,81 @@
+"""``POST /v1/completions``: one prompt or a list of them, as text or as token ids."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncIterator
+from typing import Any
+
+from fastapi import APIRouter
+from starlette.requests import Request
+from starlette.responses import Response
+
+from runtime.errors import RequestError
+from runtime.server.errors import of_error
+from runtime.server.jobs import Job
+from runtime.server.responses import DONE, EventStream, event, json_response
+from runtime.server.routes.documented import takes
+from runtime.server.routes.generate import denoise_fields
+from runtime.server.schemas import CompletionRequest
+from runtime.server.service import Service, answered, include_usage, new_id, stream_mode
+
+router = APIRouter()
+MAX_PROMPTS = 1024
+
+
+@router.post("/v1/completions", **takes(CompletionRequest, streams=True))
+async def completions(request: Request) -> Response:
+    """Continue prompts."""
+    service: Service = request.app.state.service
+    with service.admission():
+        body = await service.body(request, CompletionRequest)
+        model = service.model_name(body.model)
+        mode = stream_mode(body)
+        service.require()
+        prompts = [
+            await service.encode(prompt) if isinstance(prompt, str) else prompt for prompt in _list(body.prompt)
+        ]
+        job = service.job(body, prompts, id=new_id("cmpl"), mode=mode, n=1 if body.n is None else body.n)
+    head = {"id": job.id, "object": "text_completion", "created": int(time.time()), "model": model}
+    if body.stream:
+        return EventStream(job, _chunks(job, head, include_usage(body), mode == "denoise", len(prompts)))
+    with job:
+        await answered(request, job)
+    return json_response({**head, "choices": _choices(job), "usage": job.usage(len(prompts))})
+
+
+def _list(prompt: Any) -> list[str | list[int]]:
+    """One prompt or several, as several."""
+    if isinstance(prompt, str) or not prompt or isinstance(prompt[0], int):
+        return [prompt]
+    if len(prompt) > MAX_PROMPTS:
+        raise RequestError(f"prompt: {len(prompt)} prompts; at most {MAX_PROMPTS} in one request", param="prompt")
+    return list(prompt)
+
+
+def _choices(job: Job) -> list[dict[str, Any]]:
+    return [
+        {"index": choice.index, "text": choice.text, "logprobs": None, "finish_reason": choice.openai_reason}
+        for choice in job.choices
+    ]
+
+
+async def _chunks(job: Job, head: dict[str, Any], usage: bool, denoise: bool, prompts: int) -> AsyncIterator[bytes]:
+    base = {**head, "usage": None} if usage else head
+    try:
+        async for batch in job.updates():
+            data = []
+            for update in batch:
+                reason = update.choice.openai_reason if update.choice.finish_reason is not None else None
+                if not (update.text or reason or denoise):
+                    continue
+                fields = denoise_fields(update)
+                text = fields.pop("text")
+                choice = {"index": update.choice.index, "text": text, "logprobs": None, "finish_reason": reason}
+                data.append(event({**base, "choices": [choice], **({"denoise": fields} if denoise else {})}))
+            if data:
+                yield b"".join(data)
+        end = event({**base, "choices": [], "usage": job.usage(prompts)}) if usage else b""
+        yield end + DONE
+    except RequestError as error:
+        yield event(of_error(error)) + DONE

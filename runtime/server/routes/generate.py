@@ -1,0 +1,92 @@
+"""``POST /generate``: the project's own route, with the answer's whole story (runtime.md 2 and 3)."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from typing import Any
+
+from fastapi import APIRouter
+from starlette.requests import Request
+from starlette.responses import Response
+
+from runtime.errors import RequestError
+from runtime.server.errors import of_error
+from runtime.server.jobs import Job, Update
+from runtime.server.responses import DONE, EventStream, event, json_response
+from runtime.server.routes.documented import takes
+from runtime.server.schemas import GenerateRequest
+from runtime.server.service import Service, answered, new_id, stream_mode
+
+router = APIRouter()
+DEFAULT_MAX_TOKENS = 512
+
+
+@router.post("/generate", **takes(GenerateRequest, streams=True))
+async def generate(request: Request) -> Response:
+    """Continue a prompt (text or token ids)."""
+    service: Service = request.app.state.service
+    with service.admission():
+        body = await service.body(request, GenerateRequest)
+        mode = stream_mode(body, default="denoise")
+        service.require()
+        ids = await service.encode(body.prompt) if isinstance(body.prompt, str) else body.prompt
+        job = service.job(body, [ids], id=new_id("gen"), mode=mode, default_max_tokens=DEFAULT_MAX_TOKENS)
+    if body.stream:
+        return EventStream(job, _events(service, job, body.prompt, mode))
+    with job:
+        await answered(request, job)
+    return json_response(_answer(service, job, body.prompt))
+
+
+def _answer(service: Service, job: Job, prompt: str | list[int]) -> dict[str, Any]:
+    """The full answer; call it once the job has ended."""
+    _, tokenizer = service.require()
+    choice = job.choices[0]
+    ids = choice.spec.prompt
+    return {
+        "id": job.id,
+        "text": choice.text,
+        "token_ids": choice.token_ids,
+        "nfe": choice.nfe,
+        "finish_reason": choice.finish_reason,
+        "full_text": (prompt if isinstance(prompt, str) else tokenizer.decode(ids)) + choice.text,
+        "full_token_ids": ids + choice.token_ids,
+        "usage": job.usage(),
+        "timings": job.timings(),
+    }
+
+
+async def _events(service: Service, job: Job, prompt: str | list[int], mode: str) -> AsyncIterator[bytes]:
+    make = denoise_event if mode == "denoise" else _append_event
+    try:
+        async for batch in job.updates():
+            data = b"".join(made for update in batch if (made := make(update)))
+            if data:
+                yield data
+        yield event({"event": "final", **_answer(service, job, prompt)}) + DONE
+    except RequestError as error:
+        yield event({"event": "error", "id": job.id, **of_error(error)}) + DONE
+
+
+def denoise_event(update: Update) -> bytes:
+    return event({"event": "denoise", "id": update.choice.spec.id, **denoise_fields(update)})
+
+
+def denoise_fields(update: Update) -> dict[str, Any]:
+    """The open blocks after a step: ids with the mask's where masked, and the text that became stable."""
+    output = update.output
+    return {
+        "start": output.start,
+        "tokens": output.tokens or [],
+        "masked": output.masked or [],
+        "text": update.text,
+        "nfe": output.nfe,
+    }
+
+
+def _append_event(update: Update) -> bytes:
+    if not update.text:
+        return b""
+    return event(
+        {"event": "block_append", "id": update.choice.spec.id, "text": update.text, "nfe": update.output.nfe}
+    )

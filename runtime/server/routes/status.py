@@ -1,0 +1,77 @@
+"""What the server says of itself: health, readiness, start-up, metrics, models."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fastapi import APIRouter
+from starlette.requests import Request
+from starlette.responses import Response
+
+from runtime.server.responses import json_response
+from runtime.server.routes.documented import errors
+from runtime.server.service import Service
+
+router = APIRouter()
+_OBJECT: dict[str, Any] = {"content": {"application/json": {"schema": {"type": "object"}}}}
+_NOT_YET = {503: {"description": "not now", **_OBJECT}}
+
+
+@router.get("/health", response_model=None)
+async def health() -> Response:
+    """200: the process is alive."""
+    return json_response({"status": "ok"})
+
+
+@router.get("/ready", response_model=None, responses=_NOT_YET)
+async def ready(request: Request) -> Response:
+    """200: the model is loaded and the server is not draining; 503 otherwise."""
+    service: Service = request.app.state.service
+    if service.ready:
+        return json_response({"status": "ready"})
+    return json_response({"status": "draining" if service.draining else "not ready"}, 503)
+
+
+@router.get("/startup", response_model=None, responses=_NOT_YET)
+async def startup(request: Request) -> Response:
+    """200 once the model has been loaded; until then 503 with the phase and how far it is."""
+    service: Service = request.app.state.service
+    if service.tokenizer is not None and service.frontend.info is not None:
+        return json_response({"status": "started"})
+    phase, done, total = service.frontend.progress()
+    percent = round(100 * done / total, 1) if total else 0.0
+    return json_response(
+        {"status": "loading", "phase": phase, "bytes": done, "total_bytes": total, "percent": percent}, 503
+    )
+
+
+@router.get("/metrics", response_model=None)
+async def metrics(request: Request) -> Response:
+    """Prometheus text."""
+    service: Service = request.app.state.service
+    return Response(service.metrics.text(), media_type="text/plain; version=0.0.4; charset=utf-8")
+
+
+@router.get("/v1/models", response_model=None, responses=errors(401, 503))
+async def models(request: Request) -> Response:
+    """The names under which the model is served."""
+    service: Service = request.app.state.service
+    return json_response({"object": "list", "data": [_model(service, name) for name in service.names]})
+
+
+@router.get("/v1/models/{name:path}", response_model=None, responses=errors(401, 404, 503))
+async def model(request: Request, name: str) -> Response:
+    """One of them."""
+    service: Service = request.app.state.service
+    return json_response(_model(service, service.model_name(name)))
+
+
+def _model(service: Service, name: str) -> dict[str, Any]:
+    info = service.frontend.require()
+    return {
+        "id": name,
+        "object": "model",
+        "created": service.created,
+        "owned_by": "unmask",
+        "max_model_len": info.max_model_len,
+    }

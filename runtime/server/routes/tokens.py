@@ -1,0 +1,49 @@
+"""``/tokenize`` and ``/detokenize``: exactly what the generating routes would feed the model."""
+
+from __future__ import annotations
+
+from fastapi import APIRouter
+from starlette.requests import Request
+from starlette.responses import Response
+
+from runtime.errors import RequestError
+from runtime.server.responses import json_response
+from runtime.server.routes.documented import takes
+from runtime.server.schemas import DetokenizeRequest, TokenizeRequest
+from runtime.server.service import Service
+
+router = APIRouter()
+
+
+@router.post("/tokenize", **takes(TokenizeRequest))
+async def tokenize(request: Request) -> Response:
+    """The ids of a prompt, or of a chat's messages with the template around them."""
+    service: Service = request.app.state.service
+    body = await service.body(request, TokenizeRequest)
+    service.model_name(body.model)
+    info, _ = service.require()
+    if (body.prompt is None) == (body.messages is None):
+        raise RequestError("prompt: give either prompt or messages", param="prompt")
+    if body.messages is not None:
+        messages = [message.plain() for message in body.messages]
+        ids = await service.encode_chat(messages, body.chat_template_kwargs)
+    else:
+        if body.chat_template_kwargs is not None:
+            raise RequestError("chat_template_kwargs: only with messages", param="chat_template_kwargs")
+        ids = await service.encode(body.prompt or "")
+    return json_response({"tokens": ids, "count": len(ids), "max_model_len": info.max_model_len})
+
+
+@router.post("/detokenize", **takes(DetokenizeRequest))
+async def detokenize(request: Request) -> Response:
+    """The text of token ids, special tokens included."""
+    service: Service = request.app.state.service
+    body = await service.body(request, DetokenizeRequest)
+    service.model_name(body.model)
+    info, tokenizer = service.require()
+    for i, token in enumerate(body.tokens):
+        if not 0 <= token <= info.max_token_id and token != info.mask_token_id:
+            raise RequestError(
+                f"tokens[{i}]: not a token id of this model (0 to {info.max_token_id})", param=f"tokens[{i}]"
+            )
+    return json_response({"prompt": tokenizer.decode(body.tokens, skip_special_tokens=False)})

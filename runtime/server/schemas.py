@@ -1,0 +1,254 @@
+"""Request bodies: which fields there are and of what type. Ranges and meanings are checked by ``runtime.params``.
+
+Types are strict (no "5" for 5, no true for 1). A field that this version does not build is listed with the values
+that ask for nothing; any other value is refused by name, never accepted and ignored.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal, TypeVar
+
+import pydantic
+from pydantic import AfterValidator, BaseModel, ConfigDict, PlainValidator, WithJsonSchema
+from pydantic_core import PydanticCustomError
+
+from runtime.errors import RequestError
+
+
+class Body(BaseModel):
+    model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
+
+
+def unbuilt(*neutral: Any) -> Any:
+    """The type of a field that is not built: null and the neutral values pass."""
+
+    def check(value: Any) -> None:
+        # a bool equals an int in Python, so the types count too
+        if value is not None and not any(value == v and isinstance(value, bool) == isinstance(v, bool) for v in neutral):
+            raise PydanticCustomError("not_built", "is not built in this version; leave it out")
+
+    return Annotated[Any, AfterValidator(check), WithJsonSchema({"enum": [None, *neutral]})]
+
+
+def _prompt(value: Any) -> Any:
+    if isinstance(value, str) or (isinstance(value, list) and all(type(v) is int for v in value)):
+        return value
+    raise PydanticCustomError("prompt_type", "must be a string or a list of token ids")
+
+
+def _prompts(value: Any) -> Any:
+    items = value if isinstance(value, list) and value and type(value[0]) is not int else [value]
+    for item in items:
+        try:
+            _prompt(item)
+        except PydanticCustomError:
+            raise PydanticCustomError(
+                "prompt_type", "must be a string, a list of token ids, or a list of strings or of such lists"
+            ) from None
+    return value
+
+
+def _stop(value: Any) -> Any:
+    if value is None or isinstance(value, str):
+        return value
+    if isinstance(value, list) and all(isinstance(v, str) for v in value):
+        return value
+    raise PydanticCustomError("stop_type", "must be a string or a list of strings")
+
+
+_IDS = {"type": "array", "items": {"type": "integer"}}
+_STRING = {"type": "string"}
+_STRINGS = {"type": "array", "items": _STRING}
+Prompt = Annotated[Any, PlainValidator(_prompt), WithJsonSchema({"anyOf": [_STRING, _IDS]})]
+Prompts = Annotated[
+    Any,
+    PlainValidator(_prompts),
+    WithJsonSchema({"anyOf": [_STRING, _IDS, _STRINGS, {"type": "array", "items": _IDS}]}),
+]
+Stop = Annotated[Any, PlainValidator(_stop), WithJsonSchema({"anyOf": [_STRING, _STRINGS, {"type": "null"}]})]
+
+
+class Decoding(Body):
+    """How blocks are denoised."""
+
+    mode: Literal["speed", "balanced", "quality"] | None = None
+    algorithm: str | None = None
+    accept_threshold: float | None = None
+    edit_threshold: float | None = None
+    remask_threshold: float | None = None
+    add_block_threshold: float | None = None
+    semi_complete_threshold: float | None = None
+    token_stability_threshold: float | None = None
+    max_post_edit_steps: int | None = None
+    penalty_lambda: float | None = None
+    max_steps_per_block: int | None = None
+    steps: int | None = None
+    confidence_metric: str | None = None
+    local_leap: dict[str, Any] | None = None
+    force_single_batch: bool | None = None
+    block_length: int | None = None
+
+
+class Generation(Body):
+    """What every route that generates understands."""
+
+    max_tokens: int | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    seed: int | None = None
+    stop: Stop = None
+    ignore_eos: bool | None = None
+    max_nfe: int | None = None
+    max_repetition_run: int | None = None
+    decoding: Decoding | None = None
+    cache_salt: str | None = None
+    stream: bool | None = None
+    num_denoising_steps: int | None = None
+    block_length: int | None = None
+    use_local_leap: bool | None = None
+    force_single_batch: bool | None = None
+    stop_token_ids: unbuilt([]) = None
+    min_tokens: unbuilt(0) = None
+
+
+class GenerateRequest(Generation):
+    prompt: Prompt
+    stream_mode: Literal["denoise", "block_append"] | None = None
+
+
+class StreamOptions(Body):
+    include_usage: bool | None = None
+    include_obfuscation: unbuilt(False) = None
+
+
+class OpenAIRequest(Generation):
+    """The fields that chat and completions share."""
+
+    model: str | None = None
+    n: int | None = None
+    stream_options: StreamOptions | None = None
+    stream_mode: Literal["denoise"] | None = None
+    user: str | None = None
+    metadata: dict[str, Any] | None = None
+    store: bool | None = None
+    service_tier: str | None = None
+    frequency_penalty: unbuilt(0) = None
+    presence_penalty: unbuilt(0) = None
+    repetition_penalty: unbuilt(1) = None
+    logit_bias: unbuilt({}) = None
+
+
+class TextPart(Body):
+    type: Literal["text"]
+    text: str
+
+
+class Message(Body):
+    role: Literal["system", "developer", "user", "assistant"]
+    content: str | list[TextPart]
+    name: unbuilt() = None
+    tool_calls: unbuilt([]) = None
+    function_call: unbuilt() = None
+    refusal: unbuilt() = None
+    audio: unbuilt() = None
+
+    def plain(self) -> dict[str, str]:
+        """As templates know messages. ``developer`` is OpenAI's newer name of ``system``."""
+        text = self.content if isinstance(self.content, str) else "".join(part.text for part in self.content)
+        return {"role": "system" if self.role == "developer" else self.role, "content": text}
+
+
+class ChatRequest(OpenAIRequest):
+    messages: list[Message]
+    max_completion_tokens: int | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    parallel_tool_calls: bool | None = None
+    logprobs: unbuilt(False) = None
+    top_logprobs: unbuilt(0) = None
+    tools: unbuilt([]) = None
+    tool_choice: unbuilt("none", "auto") = None
+    functions: unbuilt([]) = None
+    function_call: unbuilt("none", "auto") = None
+    response_format: unbuilt({"type": "text"}) = None
+    modalities: unbuilt(["text"]) = None
+    audio: unbuilt() = None
+    prediction: unbuilt() = None
+    reasoning_effort: unbuilt() = None
+    verbosity: unbuilt() = None
+    web_search_options: unbuilt() = None
+
+
+class CompletionRequest(OpenAIRequest):
+    prompt: Prompts
+    best_of: unbuilt(1) = None
+    echo: unbuilt(False) = None
+    logprobs: unbuilt() = None
+    suffix: unbuilt("") = None
+
+
+class TokenizeRequest(Body):
+    """Either a prompt or the messages of a chat."""
+
+    model: str | None = None
+    prompt: str | None = None
+    messages: list[Message] | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+
+
+class DetokenizeRequest(Body):
+    model: str | None = None
+    tokens: list[int]
+
+
+class ErrorDetail(BaseModel):
+    message: str
+    type: str
+    param: str | None
+    code: str | None
+
+
+class ErrorResponse(BaseModel):
+    error: ErrorDetail
+
+
+BODIES: tuple[type[BaseModel], ...] = (
+    GenerateRequest,
+    ChatRequest,
+    CompletionRequest,
+    TokenizeRequest,
+    DetokenizeRequest,
+    ErrorResponse,
+)
+
+B = TypeVar("B", bound=Body)
+
+# pydantic's kinds of error that concern a value; what remains (a wrong type, a missing field) is the schema's
+_VALUE_ERRORS = frozenset({"extra_forbidden", "literal_error", "not_built", "finite_number"})
+
+
+def parse_body(kind: type[B], data: bytes) -> B:
+    """The body, or RequestError: 400 for what is no JSON, unknown fields and values; 422 for wrong types."""
+    try:
+        return kind.model_validate_json(data)
+    except pydantic.ValidationError as invalid:
+        first = invalid.errors(include_url=False, include_context=False, include_input=False)[0]
+    if first["type"] == "json_invalid":
+        raise RequestError(f"the body is not JSON: {first['msg'].removeprefix('Invalid JSON: ')}", code="invalid_json")
+    param = _path(first["loc"])
+    status = 400 if first["type"] in _VALUE_ERRORS else 422
+    code = "unknown_field" if first["type"] == "extra_forbidden" else None
+    if param is None:
+        raise RequestError("the body must be a JSON object", status=status)
+    text = "is not a field of this route" if code else first["msg"]
+    raise RequestError(f"{param}: {text}", param=param, status=status, code=code)
+
+
+def _path(loc: tuple[int | str, ...]) -> str | None:
+    """``("messages", 0, "content", "str")`` -> ``"messages[0].content"``; long names of clients are cut."""
+    path = ""
+    for part in loc:
+        if part in ("str", "list[TextPart]"):  # a union's arm
+            continue
+        path += f"[{part}]" if isinstance(part, int) else ("." if path else "") + part[:80]
+    return path or None

@@ -1,0 +1,211 @@
+"""What every route needs: the models' names, the tokenizer, checked specs, jobs, and whether the server is draining."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+import uuid
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from starlette.requests import ClientDisconnect, Request
+
+from runtime.config import ServerConfig
+from runtime.engine.io import EngineInfo, Report, RequestSpec
+from runtime.errors import RequestError
+from runtime.params import SamplingParams, choices, resolve, stop_strings
+from runtime.server.frontend import Frontend, Unavailable
+from runtime.server.jobs import Choice, ClientGone, Job
+from runtime.server.keys import Keys
+from runtime.server.metrics import Metrics
+from runtime.server.schemas import B, GenerateRequest, Generation, OpenAIRequest, parse_body
+from runtime.text import Answer, Tokenizer
+
+MAX_BODY = 2 * 2**20  # bytes
+MAX_DISCARD = 64 * 2**20  # bytes of a larger body that are read so that its sender gets to read the answer
+BODY_SECONDS = 30.0
+THREAD_CHARS = 4096  # longer texts are encoded beside the event loop
+
+_SAMPLING = (
+    "max_tokens",
+    "temperature",
+    "top_p",
+    "top_k",
+    "seed",
+    "max_nfe",
+    "max_repetition_run",
+    "cache_salt",
+    "num_denoising_steps",
+    "block_length",
+    "use_local_leap",
+    "force_single_batch",
+)
+
+
+class Service:
+    """The server's state as routes see it."""
+
+    def __init__(self, config: ServerConfig, frontend: Frontend, metrics: Metrics, keys: Keys) -> None:
+        self.config = config
+        self.frontend = frontend
+        self.metrics = metrics
+        self.keys = keys
+        self.names = config.model_names
+        self.tokenizer: Tokenizer | None = None  # loaded beside the engine
+        self.created = int(time.time())
+        self.draining = False
+        self.in_flight = 0  # HTTP requests being answered
+
+    @property
+    def ready(self) -> bool:
+        return self.tokenizer is not None and self.frontend.available and not self.draining
+
+    def require(self) -> tuple[EngineInfo, Tokenizer]:
+        """What answering takes. Raises Unavailable while it is not there."""
+        info = self.frontend.require()
+        if self.tokenizer is None:
+            raise Unavailable("the tokenizer is still being loaded")
+        return info, self.tokenizer
+
+    def model_name(self, name: str | None) -> str:
+        """The served name that was asked for (the first without one). Raises RequestError 404."""
+        if name is None:
+            return self.names[0]
+        if name not in self.names:
+            known = ", ".join(self.names)
+            shown = name if len(name) <= 80 else name[:77] + "..."
+            raise RequestError(
+                f"model: {shown!r} is not served here; there is {known}",
+                param="model",
+                status=404,
+                code="model_not_found",
+            )
+        return name
+
+    async def body(self, request: Request, kind: type[B]) -> B:
+        """The parsed body. Raises RequestError 400, 408, 413 or 422."""
+        return parse_body(kind, await read_body(request))
+
+    @contextmanager
+    def admission(self) -> Iterator[None]:
+        """Around everything that happens before a request reaches an engine: refusals are counted."""
+        try:
+            yield
+        except RequestError as error:
+            self.metrics.requests.labels("aborted" if error.status == 499 else "refused").inc()
+            raise
+
+    async def encode(self, text: str) -> list[int]:
+        """A prompt's ids; special tokens in it are ordinary text (decoding.md 1)."""
+        _, tokenizer = self.require()
+        if len(text) > THREAD_CHARS:
+            return await asyncio.to_thread(tokenizer.encode, text)
+        return tokenizer.encode(text)
+
+    async def encode_chat(self, messages: list[dict[str, str]], kwargs: Mapping[str, Any] | None) -> list[int]:
+        """The ids of a chat with the checkpoint's own template."""
+        _, tokenizer = self.require()
+        if not messages:
+            raise RequestError("messages: is empty; give at least one message", param="messages")
+        if sum(len(message["content"]) for message in messages) > THREAD_CHARS:
+            return await asyncio.to_thread(tokenizer.encode_chat, messages, dict(kwargs or {}))
+        return tokenizer.encode_chat(messages, dict(kwargs or {}))
+
+    def job(
+        self,
+        body: Generation,
+        prompts: Sequence[list[int]],
+        *,
+        id: str,
+        mode: str | None,
+        names: Mapping[str, str] | None = None,
+        default_max_tokens: int | None = None,
+        max_tokens: int | None = None,
+        n: int = 1,
+    ) -> Job:
+        """Check a body against the engine and set its requests going; choices are ordered by prompt, then by number.
+
+        `mode`: None for an answer in one piece, "denoise" for every step, anything else for text as it grows.
+        """
+        info, tokenizer = self.require()
+        given = {name: getattr(body, name) for name in _SAMPLING}
+        if max_tokens is not None:
+            given["max_tokens"] = max_tokens
+        decoding = None if body.decoding is None else body.decoding.model_dump(exclude_none=True)
+        stops = stop_strings(body.stop)
+        params = SamplingParams(
+            **given, n=n, stop=stops or None, ignore_eos=bool(body.ignore_eos), decoding=decoding
+        )
+        report: Report = "denoise" if mode == "denoise" else "stable"
+        if mode is None and not stops:  # stop strings are looked for here, so text must come as it grows
+            report = "final"
+        specs: list[RequestSpec] = []
+        for i, prompt in enumerate(prompts):
+            own = id if len(prompts) == 1 else f"{id}-{i}"
+            here = dict(names or {})
+            if len(prompts) > 1:
+                here["prompt"] = f"prompt[{i}]"
+            spec = resolve(
+                params, prompt, info, id=own, report=report, default_max_tokens=default_max_tokens, names=here
+            )
+            specs += choices(spec, n)
+        made = [Choice(i, spec, Answer(tokenizer, stops)) for i, spec in enumerate(specs)]
+        return Job(id, self.frontend, made, streamed=mode is not None)
+
+
+def new_id(prefix: str) -> str:
+    return f"{prefix}-{uuid.uuid4().hex}"
+
+
+def stream_mode(body: GenerateRequest | OpenAIRequest, default: str = "block_append") -> str | None:
+    """What a stream shows; None for an answer in one piece. Raises RequestError for stream fields without a stream."""
+    if body.stream:
+        return body.stream_mode or default
+    for field in ("stream_mode", "stream_options"):
+        if getattr(body, field, None) is not None:
+            raise RequestError(f"{field}: only with stream true; leave it out", param=field)
+    return None
+
+
+def include_usage(body: OpenAIRequest) -> bool:
+    """Whether a stream ends with a usage chunk."""
+    return body.stream_options is not None and bool(body.stream_options.include_usage)
+
+
+async def read_body(request: Request) -> bytes:
+    """The request's body. Raises RequestError 413 past 2 MiB, 408 when it does not arrive, ClientGone."""
+    chunks: list[bytes] = []
+    size = 0
+    try:
+        async with asyncio.timeout(BODY_SECONDS):
+            async for chunk in request.stream():
+                size += len(chunk)
+                if size <= MAX_BODY:
+                    chunks.append(chunk)
+                elif size > MAX_DISCARD:
+                    break
+    except ClientDisconnect:
+        raise ClientGone from None
+    except TimeoutError:
+        raise RequestError(f"the body did not arrive within {BODY_SECONDS:.0f} s", status=408) from None
+    if size > MAX_BODY:
+        raise RequestError(
+            f"the body has more than {MAX_BODY // 2**20} MiB; send less", status=413, code="body_too_large"
+        )
+    return b"".join(chunks)
+
+
+async def answered(request: Request, job: Job) -> None:
+    """Wait for a job's end; a client that goes away ends it at once. Raises RequestError."""
+
+    async def watch() -> None:
+        while (await request.receive())["type"] != "http.disconnect":
+            pass
+        job.inbox.put(ClientGone())
+
+    watcher = asyncio.create_task(watch())
+    try:
+        await job.finish()
+    finally:
+        watcher.cancel()

@@ -1,0 +1,277 @@
+"""Backend processes: started, spoken to, watched, restarted with back-off, stopped.
+
+The supervisor knows processes and messages; what a request is, it leaves to its ``Listener`` (the frontend).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import sys
+import time
+from collections.abc import Callable
+from enum import Enum
+from typing import Any, Protocol
+
+import msgspec
+import zmq
+
+from runtime.config import ServerConfig
+from runtime.engine.io import EngineInfo, EngineOutput, EngineStats
+from runtime.server import messages
+from runtime.server.messages import Fatal, Loading, Outputs, Ready, Stats
+
+log = logging.getLogger("unmask.supervisor")
+
+FIRST_BACK_OFF = 0.5  # seconds before the first restart; doubles with every failure
+LAST_BACK_OFF = 30.0
+STEADY_SECONDS = 60.0  # a backend that served for so long starts again at the first back-off
+STOP_SECONDS = 5.0  # what a backend has to end after Stop
+BACKEND_COMMAND = (sys.executable, "-m", "runtime.server.backend")
+
+
+class State(Enum):
+    STARTING = "starting"
+    READY = "ready"
+    DOWN = "down"
+
+
+class Listener(Protocol):
+    def on_ready(self, replica: int, info: EngineInfo, load_seconds: float) -> None: ...
+    def on_outputs(self, replica: int, outputs: list[EngineOutput]) -> None: ...
+    def on_stats(self, replica: int, stats: EngineStats) -> None: ...
+    def on_down(self, replica: int, reason: str) -> None: ...
+
+
+class Replica:
+    """One backend's place: the process in it changes at every restart, and its name with it."""
+
+    def __init__(self, index: int) -> None:
+        self.index = index
+        self.starts = 0
+        self.state = State.STARTING
+        self.process: asyncio.subprocess.Process | None = None
+        self.loading = Loading("start", 0, 0)
+        self.fatal: str | None = None  # the current process's own last word
+        self.last_heard = 0.0
+        self.ready_since = 0.0
+
+    @property
+    def name(self) -> str:
+        return f"backend-{self.index}.{self.starts}"
+
+
+class Supervisor:
+    """The backends of one server.
+
+    `on_give_up(sentence)` is called when the server cannot start: no backend has ever been ready, and one failed.
+    """
+
+    def __init__(
+        self,
+        config: ServerConfig,
+        listener: Listener,
+        command_addr: str,
+        event_addr: str,
+        on_give_up: Callable[[str], None],
+        backend_command: tuple[str, ...] = BACKEND_COMMAND,
+    ) -> None:
+        self.config = config
+        self.listener = listener
+        self.addresses = (command_addr, event_addr)
+        self.on_give_up = on_give_up
+        self.backend_command = backend_command
+        self.replicas = [Replica(i) for i in range(config.data_parallel_size)]
+        self.ever_ready = False
+        self.stopping = False
+        self.tasks: list[asyncio.Task[None]] = []
+        self.context = zmq.Context()
+        self.commands = self._bind(zmq.ROUTER, command_addr)
+        self.events = self._bind(zmq.PULL, event_addr)
+
+    def _bind(self, kind: int, addr: str) -> zmq.Socket[bytes]:
+        socket = self.context.socket(kind)
+        socket.setsockopt(zmq.LINGER, 0)
+        socket.setsockopt(zmq.SNDHWM, 0)
+        socket.setsockopt(zmq.RCVHWM, 0)
+        socket.bind(addr)
+        return socket
+
+    # -- life
+
+    def start(self) -> None:
+        loop = asyncio.get_running_loop()
+        loop.add_reader(self.commands.fileno(), self._read_commands)
+        loop.add_reader(self.events.fileno(), self._read_events)
+        self.tasks = [asyncio.create_task(self._keep(replica)) for replica in self.replicas]
+        self.tasks.append(asyncio.create_task(self._beat()))
+
+    async def stop(self, reason: str) -> None:
+        """End every backend: by message, then by force."""
+        self.stopping = True
+        for task in self.tasks:
+            task.cancel()
+        await asyncio.gather(*self.tasks, return_exceptions=True)
+        for replica in self.replicas:
+            self._send(replica, messages.Stop(reason))
+        alive = [r.process for r in self.replicas if r.process is not None and r.process.returncode is None]
+        for process in alive:
+            if process.stdin is not None:
+                process.stdin.close()  # reaches a backend that does not read its socket yet
+        if alive:
+            _, late = await asyncio.wait([asyncio.create_task(p.wait()) for p in alive], timeout=STOP_SECONDS)
+            if late:
+                self.kill()
+                await asyncio.wait(late)
+        loop = asyncio.get_running_loop()
+        loop.remove_reader(self.commands.fileno())
+        loop.remove_reader(self.events.fileno())
+        self.context.destroy()
+
+    def kill(self) -> None:
+        """End every backend process at once."""
+        for replica in self.replicas:
+            if replica.process is not None and replica.process.returncode is None:
+                replica.process.kill()
+
+    async def _keep(self, replica: Replica) -> None:
+        """Run a backend in this place for ever."""
+        back_off = FIRST_BACK_OFF
+        while True:
+            reason = await self._run(replica)
+            served = time.monotonic() - replica.ready_since if replica.state is State.READY else 0.0
+            replica.state = State.DOWN
+            self.listener.on_down(replica.index, reason)
+            if not self.ever_ready:
+                self.on_give_up(reason)
+                return
+            log.error("%s ended: %s", replica.name, reason)
+            if served > STEADY_SECONDS:
+                back_off = FIRST_BACK_OFF
+            log.info("a new backend starts in %.1f s", back_off)
+            await asyncio.sleep(back_off)
+            back_off = min(2 * back_off, LAST_BACK_OFF)
+
+    async def _run(self, replica: Replica) -> str:
+        """Start a process, wait for its end, say why it ended."""
+        replica.starts += 1
+        replica.state = State.STARTING
+        replica.fatal = None
+        replica.loading = Loading("start", 0, 0)
+        arguments = ("--name", replica.name, "--command-addr", self.addresses[0], "--event-addr", self.addresses[1])
+        replica.process = await asyncio.create_subprocess_exec(
+            *self.backend_command,
+            *arguments,
+            stdin=asyncio.subprocess.PIPE,  # never written to: its end tells the backend that we are gone
+            env=backend_environment(),
+            start_new_session=True,  # Ctrl-C is for the frontend, which drains first
+        )
+        replica.last_heard = time.monotonic()
+        code = await replica.process.wait()
+        self._read_events()  # its last words
+        if replica.fatal is not None:
+            return replica.fatal
+        how = f"was killed by signal {-code}" if code < 0 else f"ended with exit code {code}"
+        if replica.state is State.STARTING:
+            out_of_memory = " (out of memory?)" if code == -9 else ""
+            return f"the backend process {how} while it loaded the model{out_of_memory}"
+        return f"the backend process {how}"
+
+    async def _beat(self) -> None:
+        """Heartbeats down; an end to backends that stopped answering."""
+        while True:
+            await asyncio.sleep(messages.PING_SECONDS)
+            self._read_commands()
+            self._read_events()
+            for replica in self.replicas:
+                if replica.state is State.DOWN or replica.process is None:
+                    continue
+                self._send(replica, messages.Ping())
+                silence = time.monotonic() - replica.last_heard
+                if replica.state is State.READY and silence > messages.BACKEND_SILENCE_SECONDS:
+                    replica.fatal = f"the backend process said nothing for {silence:.0f} s and was killed"
+                    replica.process.kill()
+
+    # -- words
+
+    @property
+    def ready(self) -> list[int]:
+        """Indices of the replicas that serve."""
+        return [r.index for r in self.replicas if r.state is State.READY]
+
+    def send(self, index: int, message: Any) -> None:
+        self._send(self.replicas[index], message)
+
+    def _send(self, replica: Replica, message: Any) -> None:
+        # to a name that is not connected (yet, or any more) a ROUTER drops the message, which is what we want
+        self.commands.send_multipart([replica.name.encode(), messages.encode(message)], zmq.NOBLOCK)
+        self._read_commands()  # a send may swallow the descriptor's edge
+
+    def _read_commands(self) -> None:
+        """Answer the hellos."""
+        while True:
+            try:
+                name, data = self.commands.recv_multipart(zmq.NOBLOCK)
+            except zmq.Again:
+                return
+            except ValueError:
+                continue  # not our framing
+            replica = self._named(name)
+            if replica is None:
+                continue
+            replica.last_heard = time.monotonic()
+            try:
+                messages.decode_hello(data)
+            except ValueError as error:
+                replica.fatal = f"the backend process cannot be understood: {error}"
+                self._send(replica, messages.Stop(str(error)))
+                continue
+            ids = self.config.device_ids
+            index = replica.index if ids is None else ids[replica.index]
+            log_level, log_format = self.config.log_level, self.config.log_format
+            self._send(replica, messages.Configure(self.config.engine, index, log_level, log_format))
+
+    def _read_events(self) -> None:
+        while not self.events.closed:
+            try:
+                name, data = self.events.recv_multipart(zmq.NOBLOCK)
+            except zmq.Again:
+                return
+            except ValueError:
+                continue
+            replica = self._named(name)
+            if replica is None:
+                continue  # late words of a process that is gone
+            replica.last_heard = time.monotonic()
+            try:
+                event = messages.decode_event(data)
+            except msgspec.DecodeError as error:
+                log.error("%s sent what cannot be decoded: %s", replica.name, error)
+                continue
+            self._hear(replica, event)
+
+    def _named(self, name: bytes) -> Replica | None:
+        return next((r for r in self.replicas if r.name.encode() == name and r.state is not State.DOWN), None)
+
+    def _hear(self, replica: Replica, event: messages.Event) -> None:
+        match event:
+            case Outputs(outputs):
+                self.listener.on_outputs(replica.index, outputs)
+            case Stats(stats):
+                self.listener.on_stats(replica.index, stats)
+            case Loading():
+                replica.loading = event
+            case Ready(info, load_seconds):
+                replica.state = State.READY
+                replica.ready_since = time.monotonic()
+                self.ever_ready = True
+                log.info("%s is ready after %.1f s (%s on %s)", replica.name, load_seconds, info.family, info.device)
+                self.listener.on_ready(replica.index, info, load_seconds)
+            case Fatal(sentence):
+                replica.fatal = sentence
+
+
+def backend_environment() -> dict[str, str]:
+    """A backend's environment: ours, and threads that sleep rather than spin while the frontend needs the cores."""
+    return {**os.environ, "OMP_WAIT_POLICY": "passive", "PYTHONUNBUFFERED": "1"}
