@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from safetensors import safe_open
@@ -14,6 +14,9 @@ from torch import nn
 
 from runtime.errors import ConfigError
 from runtime.weights.checkpoint import Checkpoint, summary
+
+if TYPE_CHECKING:
+    from runtime.models.base import Family, Model
 
 Progress = Callable[[str, int, int], None]  # phase, bytes done, bytes in all
 
@@ -34,6 +37,25 @@ class WeightMap:
     slots: dict[str, Slot]
     rename: Callable[[str], str] = field(default=lambda name: name)
     skip: Callable[[str], bool] = field(default=lambda name: False)
+
+
+def load_model(
+    checkpoint: Checkpoint,
+    family: Family,
+    arch: Any,
+    *,
+    device: torch.device | str,
+    dtype: torch.dtype,
+    attn_impl: str,
+    progress: Progress | None = None,
+) -> Model:
+    """Build the family's model for `arch` (what ``family.parse(checkpoint.config)`` returned) and fill it.
+
+    `progress(phase, bytes_done, bytes_total)` is called after each tensor. Raises ConfigError as `fill` does.
+    """
+    model = family.build(arch, device=torch.device(device), dtype=dtype, attn_impl=attn_impl)
+    fill(model, checkpoint, family.weights(arch), progress)
+    return model
 
 
 def fill(module: nn.Module, checkpoint: Checkpoint, weights: WeightMap, progress: Progress | None = None) -> None:
