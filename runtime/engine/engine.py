@@ -167,6 +167,12 @@ class Engine:
                 outputs.append(EngineOutput(id=request.spec.id, nfe=request.nfe, finish_reason="error", error=message))
         return outputs
 
+    def close(self) -> None:
+        """Drop all requests, the model and its cache."""
+        for request_id in list(self._requests):
+            self.abort(request_id)
+        del self.runner
+
     def stats(self) -> EngineStats:
         """Totals since start, gauges now, and the observations since the last call."""
         stats = self._stats

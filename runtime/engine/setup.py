@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -18,7 +18,7 @@ from runtime.models import Family, resolve_family
 from runtime.models.base import Model
 from runtime.samplers import rules
 from runtime.strategies import DecodingContext, make_strategy
-from runtime.weights import TokenIds, load_model, read_tokens, resolve_checkpoint
+from runtime.weights import Checkpoint, TokenIds, load_model, read_tokens, resolve_checkpoint
 
 Progress = Callable[[str, int, int], None]  # phase, bytes done, bytes in all
 
@@ -39,7 +39,7 @@ def load_engine(config: EngineConfig, progress: Progress | None = None) -> Engin
         eos_token_ids=config.eos_token_ids,
         skip_tokenizer=config.skip_tokenizer,
     )
-    facts = _facts(config, family, checkpoint.config, ids, device, dtype)
+    facts = _facts(config, family, checkpoint, ids, device, dtype)
     free_at_start = torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else 0
     attn_impl = config.attn_impl or ("triton_grouped" if device.type == "cuda" else "torch")
     model = load_model(checkpoint, family, arch, device=device, dtype=dtype, attn_impl=attn_impl, progress=progress)
@@ -67,12 +67,13 @@ def _dtype(config: EngineConfig) -> torch.dtype:
 def _facts(
     config: EngineConfig,
     family: Family,
-    model_config: Mapping[str, Any],
+    checkpoint: Checkpoint,
     ids: TokenIds,
     device: torch.device,
     dtype: torch.dtype,
 ) -> dict[str, Any]:
     """EngineInfo but for the number of pages, which depends on what the weights leave."""
+    model_config = checkpoint.config
     block_size = config.block_size or int(model_config.get("block_size") or family.block_size)
     buffer_size = config.buffer_size or 1
     page_size = config.page_size or 32
@@ -108,8 +109,20 @@ def _facts(
         "prefix_caching": not config.disable_prefix_caching,
         "algorithms": [name for name in rules() if name != "edit" or "edit" in family.sampling_modes],
         "defaults": _defaults(config, family, block_size),
+        "temperature": _generation(checkpoint, "temperature", 0.0, 0.0),
+        "top_p": _generation(checkpoint, "top_p", 1.0, 1.0),
         "accept_is_flag": config.accept_threshold is not None,
     }
+
+
+def _generation(checkpoint: Checkpoint, name: str, default: float, greedy: float) -> float:
+    """A sampling default of generation_config.json; `greedy` where that switches sampling off."""
+    value = checkpoint.generation_config.get(name, default)
+    if not checkpoint.generation_config.get("do_sample", True):
+        return greedy
+    if not isinstance(value, int | float) or isinstance(value, bool) or value < 0:
+        raise ConfigError(f"generation_config.json: {name} is {value!r}, not a number from 0 on")
+    return float(value)
 
 
 def _defaults(config: EngineConfig, family: Family, block_size: int) -> DecodingParams:

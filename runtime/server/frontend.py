@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from runtime.server.supervisor import Supervisor
 
 
-
 class Unavailable(RequestError):
     """No backend can serve the request now; it may be sent again."""
 

@@ -89,7 +89,9 @@ class Metrics:
             ["outcome"],
             registry=self.registry,
         )
-        self.first_token = histogram("time_to_first_token_seconds", "Streamed requests: until the first text.", _SECONDS)
+        self.first_token = histogram(
+            "time_to_first_token_seconds", "Streamed requests: until the first text.", _SECONDS
+        )
         self.first_block = histogram(
             "time_to_first_block_seconds", "Streamed requests: until a whole block of tokens is stable.", _SECONDS
         )

@@ -24,7 +24,9 @@ def unbuilt(*neutral: Any) -> Any:
 
     def check(value: Any) -> None:
         # a bool equals an int in Python, so the types count too
-        if value is not None and not any(value == v and isinstance(value, bool) == isinstance(v, bool) for v in neutral):
+        if value is not None and not any(
+            value == v and isinstance(value, bool) == isinstance(v, bool) for v in neutral
+        ):
             raise PydanticCustomError("not_built", "is not built in this version; leave it out")
 
     return Annotated[Any, AfterValidator(check), WithJsonSchema({"enum": [None, *neutral]})]

@@ -134,9 +134,7 @@ class Service:
             given["max_tokens"] = max_tokens
         decoding = None if body.decoding is None else body.decoding.model_dump(exclude_none=True)
         stops = stop_strings(body.stop)
-        params = SamplingParams(
-            **given, n=n, stop=stops or None, ignore_eos=bool(body.ignore_eos), decoding=decoding
-        )
+        params = SamplingParams(**given, n=n, stop=stops or None, ignore_eos=bool(body.ignore_eos), decoding=decoding)
         report: Report = "denoise" if mode == "denoise" else "stable"
         if mode is None and not stops:  # stop strings are looked for here, so text must come as it grows
             report = "final"

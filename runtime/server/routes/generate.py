@@ -87,6 +87,4 @@ def denoise_fields(update: Update) -> dict[str, Any]:
 def _append_event(update: Update) -> bytes:
     if not update.text:
         return b""
-    return event(
-        {"event": "block_append", "id": update.choice.spec.id, "text": update.text, "nfe": update.output.nfe}
-    )
+    return event({"event": "block_append", "id": update.choice.spec.id, "text": update.text, "nfe": update.output.nfe})

@@ -1,0 +1,221 @@
+"""``LLM``: the engine in the caller's process, for offline use, tests and oracles (runtime.md 7)."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
+
+import torch
+
+from runtime.choice import AnswerText, Choice, IdsOnly, append_event, denoise_event
+from runtime.config import EngineConfig
+from runtime.engine.io import EngineOutput, Report
+from runtime.engine.setup import load_engine
+from runtime.errors import RequestError
+from runtime.params import SamplingParams, choices, resolve, stop_strings
+from runtime.weights import resolve_checkpoint
+
+if TYPE_CHECKING:
+    from runtime.text import Tokenizer
+
+Prompt = str | Sequence[int] | Sequence[Mapping[str, Any]]  # text, token ids, or chat messages
+
+
+@dataclass(frozen=True)
+class GenerationOutput:
+    """A finished answer.
+
+    Attributes:
+        text: None with ``skip_tokenizer=True``. token_ids: without end-of-sequence and stop text.
+        nfe: denoising steps. finish_reason: stop, length, max_nfe, repetition. eos: it ended at an end-of-sequence id.
+        usage: OpenAI's usage object.
+        choices: all `n` answers of the prompt, this one first.
+    """
+
+    text: str | None
+    token_ids: list[int]
+    nfe: int
+    finish_reason: str
+    eos: bool
+    usage: dict[str, Any]
+    choices: tuple[GenerationOutput, ...] = ()
+
+
+class LLM:
+    """A model in this process. Several may live side by side; none may be shared between threads.
+
+    Args:
+        model: directory, ``hf://org/name[@revision]``, or None for the demo checkpoint.
+        flags: any flag of the engine, with underscores (``device="cpu"``, ``block_size=8``, ``dtype="float64"`` ...).
+            ``skip_tokenizer=True``: ids in, ids out.
+
+    Raises:
+        ConfigError: for flags or a checkpoint that cannot be honoured.
+    """
+
+    def __init__(self, model: str | None = None, **flags: Any) -> None:
+        config = EngineConfig.from_flags(model=model, **flags)
+        self.engine = load_engine(config)
+        self.tokenizer: Tokenizer | None = None
+        if not config.skip_tokenizer:
+            from runtime.text import Tokenizer
+
+            self.tokenizer = Tokenizer(resolve_checkpoint(config.model).path)
+        self._ids = itertools.count()
+
+    @property
+    def info(self) -> Any:
+        """``EngineInfo``: what was loaded and its limits."""
+        return self.engine.info
+
+    def generate(
+        self, prompts: Sequence[Prompt] | str, params: SamplingParams | Sequence[SamplingParams] | None = None
+    ) -> list[GenerationOutput]:
+        """Answer all prompts, in shared batches; outputs in their order.
+
+        Args:
+            prompts: texts (continued as they are), lists of ids, or lists of chat messages, in any mix.
+            params: one for all, or one each.
+
+        Raises:
+            RequestError: if any of them is wrong (nothing runs then), or the engine failed on one.
+        """
+        if isinstance(prompts, str):
+            prompts = [prompts]
+        each = self._params(params, len(prompts))
+        groups = [self._choices(prompt, mine) for prompt, mine in zip(prompts, each, strict=True)]
+        self._finish([choice for group in groups for choice in group])
+        answers = [[_output(choice) for choice in group] for group in groups]
+        return [_with_choices(group) for group in answers]
+
+    def stream(
+        self,
+        prompt: Prompt,
+        params: SamplingParams | None = None,
+        *,
+        stream_mode: Literal["denoise", "block_append"] = "denoise",
+    ) -> Iterator[dict[str, Any]]:
+        """The events of runtime.md 3 as they happen, the last one ``event: "final"`` with the full answer."""
+        params = params or SamplingParams()
+        if params.n != 1:
+            raise RequestError("n: a stream has one answer; leave it out", param="n")
+        report: Report = "denoise" if stream_mode == "denoise" else "stable"
+        (choice,) = self._choices(prompt, params, report)
+        make = denoise_event if stream_mode == "denoise" else append_event
+        self.engine.add(choice.spec)
+        try:
+            while choice.finish_reason is None:
+                for output in self.engine.step():
+                    if output.id == choice.spec.id and choice.finish_reason is None:
+                        event = make(choice, output, self._absorb(choice, output))
+                        if event is not None:
+                            yield event
+        finally:
+            self.engine.abort(choice.spec.id)
+        answer = _output(choice)
+        final = {name: getattr(answer, name) for name in ("text", "token_ids", "nfe", "finish_reason", "usage")}
+        yield {"event": "final", "id": choice.spec.id, **final}
+
+    @torch.inference_mode()
+    def logits(self, ids: Sequence[int], block_size: int | None = None) -> torch.Tensor:
+        """float32 [len(ids), vocab] (float64 where the model is): one uncached forward under the family's attention.
+
+        Same layers and kernels as serving; before any shift or ban.
+        """
+        from runtime.engine.uncached import sequence_logits
+
+        return sequence_logits(self.engine, list(ids), block_size)
+
+    def close(self) -> None:
+        """Free the model and the cache; the object cannot be used afterwards."""
+        self.engine.close()
+
+    def __enter__(self) -> LLM:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+    # -- parts
+
+    def _params(self, params: SamplingParams | Sequence[SamplingParams] | None, count: int) -> list[SamplingParams]:
+        if params is None or isinstance(params, SamplingParams):
+            return [params or SamplingParams()] * count
+        if len(params) != count:
+            raise RequestError(f"params: {len(params)} for {count} prompts; give one, or one each", param="params")
+        return list(params)
+
+    def _encode(self, prompt: Prompt) -> list[int]:
+        if isinstance(prompt, Sequence) and not isinstance(prompt, str):
+            if prompt and isinstance(prompt[0], Mapping):
+                return self._tokenizer("messages").encode_chat([dict(message) for message in prompt])  # type: ignore[arg-type]
+            return list(prompt)  # type: ignore[arg-type]
+        return self._tokenizer("text").encode(prompt)
+
+    def _tokenizer(self, what: str) -> Tokenizer:
+        if self.tokenizer is None:
+            raise RequestError(f"prompt: {what} needs a tokenizer, and skip_tokenizer is on; give ids", param="prompt")
+        return self.tokenizer
+
+    def _choices(self, prompt: Prompt, params: SamplingParams, report: Report | None = None) -> list[Choice]:
+        stop = stop_strings(params.stop)
+        if stop:
+            self._tokenizer("a stop string")
+        spec = resolve(
+            params,
+            self._encode(prompt),
+            self.engine.info,
+            id=f"llm-{next(self._ids)}",
+            report=report or ("stable" if stop else "final"),
+        )
+        return [Choice(i, one, self._answer(stop)) for i, one in enumerate(choices(spec, params.n))]
+
+    def _answer(self, stop: tuple[str, ...]) -> AnswerText:
+        if self.tokenizer is None:
+            return IdsOnly()
+        from runtime.text import Answer
+
+        return Answer(self.tokenizer, stop)
+
+    def _finish(self, all_choices: list[Choice]) -> None:
+        waiting = {choice.spec.id: choice for choice in all_choices}
+        for choice in all_choices:
+            self.engine.add(choice.spec)
+        try:
+            while waiting:
+                for output in self.engine.step():
+                    choice = waiting.get(output.id)
+                    if choice is not None:
+                        self._absorb(choice, output)
+                        if choice.finish_reason is not None:
+                            del waiting[output.id]
+                            self.engine.abort(output.id)
+        finally:
+            for request_id in waiting:
+                self.engine.abort(request_id)
+
+    def _absorb(self, choice: Choice, output: EngineOutput) -> str:
+        if output.finish_reason == "error":
+            raise RequestError(f"the engine failed: {output.error}", status=500, code="engine_error")
+        return choice.absorb(output)
+
+
+def _output(choice: Choice) -> GenerationOutput:
+    assert choice.finish_reason is not None
+    return GenerationOutput(
+        text=choice.text,
+        token_ids=choice.token_ids,
+        nfe=choice.nfe,
+        finish_reason=choice.finish_reason,
+        eos=choice.eos,
+        usage=choice.usage(),
+    )
+
+
+def _with_choices(answers: list[GenerationOutput]) -> GenerationOutput:
+    first = answers[0]
+    return GenerationOutput(
+        first.text, first.token_ids, first.nfe, first.finish_reason, first.eos, first.usage, tuple(answers)
+    )
