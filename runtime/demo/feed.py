@@ -1,0 +1,69 @@
+"""Batches for training, made in this process or in worker processes, and moved to the device."""
+
+from __future__ import annotations
+
+import multiprocessing as mp
+from collections.abc import Iterator
+from dataclasses import fields
+from pathlib import Path
+
+import torch
+from tokenizers import Tokenizer
+
+from runtime.demo.data import Batch, Documents, Noiser, pack
+from runtime.demo.presets import Preset
+from runtime.demo.tokenizer import ChatEncoder
+
+_AHEAD = 3  # batches a worker may be ahead of the training
+
+
+def local_batches(preset: Preset, tokenizer_file: Path, seed: str, held_out: bool = False) -> Iterator[Batch]:
+    """Endless batches; the seed decides them all."""
+    encoder = ChatEncoder(Tokenizer.from_file(str(tokenizer_file)))
+    noise_seed = int.from_bytes(seed.encode(), "big") % 2**63
+    documents = Documents(encoder, preset.tasks, seed, held_out)
+    return pack(documents, Noiser(encoder, preset.noise, noise_seed), preset.rows, preset.row_length, encoder.eos)
+
+
+def _work(preset: Preset, tokenizer_file: Path, seed: str, queue: mp.Queue[Batch]) -> None:
+    torch.set_num_threads(1)
+    for batch in local_batches(preset, tokenizer_file, seed):
+        queue.put(batch)
+
+
+class Feed:
+    """Batches of all workers, taken in turn so that the order does not depend on their speed."""
+
+    def __init__(self, preset: Preset, tokenizer_file: Path, seed: str) -> None:
+        self._local = local_batches(preset, tokenizer_file, seed) if preset.workers == 0 else None
+        self._queues: list[mp.Queue[Batch]] = []
+        self._processes: list[mp.process.BaseProcess] = []
+        self._turn = 0
+        context = mp.get_context("spawn")
+        for worker in range(preset.workers):
+            queue: mp.Queue[Batch] = context.Queue(_AHEAD)
+            args = (preset, tokenizer_file, f"{seed}/{worker}", queue)
+            process = context.Process(target=_work, args=args, daemon=True)
+            process.start()
+            self._queues.append(queue)
+            self._processes.append(process)
+
+    def __next__(self) -> Batch:
+        if self._local is not None:
+            return next(self._local)
+        at = self._turn % len(self._queues)
+        self._turn += 1
+        return self._queues[at].get(timeout=300)
+
+    def close(self) -> None:
+        for process in self._processes:
+            process.terminate()
+            process.join()
+
+
+def to_device(batch: Batch, device: torch.device) -> dict[str, torch.Tensor]:
+    """The batch's arrays as tensors on the device."""
+    tensors = {f.name: torch.from_numpy(getattr(batch, f.name)) for f in fields(batch)}
+    if device.type != "cuda":
+        return tensors
+    return {name: t.pin_memory().to(device, non_blocking=True) for name, t in tensors.items()}

@@ -1,0 +1,92 @@
+"""The two training recipes: `gpu` is the real one, `cpu` an interim for a machine without an accelerator."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from runtime.demo.data import NoiseRecipe
+from runtime.demo.shape import Shape
+
+_EVERY_TASK: Mapping[str, float] = {
+    "add": 2.0,
+    "subtract": 2.0,
+    "multiply": 1.0,
+    "compare": 1.0,
+    "count": 1.0,
+    "sort": 1.5,
+    "spell": 1.0,
+    "reverse": 1.0,
+    "units": 1.0,
+    "json": 1.0,
+    "followup": 1.5,
+    "greet": 0.5,
+    "abilities": 0.3,
+    "refuse": 0.5,
+    "long_add": 1.5,
+    "number_words": 1.0,
+    "times_table": 1.0,
+    "table": 1.0,
+    "sudoku": 2.5,
+    "story": 1.0,
+    "fill": 1.5,
+}
+_INTERIM_TASKS: Mapping[str, float] = {
+    "add": 3.0,
+    "subtract": 1.5,
+    "multiply": 1.2,
+    "compare": 1.2,
+    "count": 0.8,
+    "sort": 0.8,
+    "units": 1.0,
+    "json": 0.5,
+    "followup": 1.0,
+    "greet": 0.6,
+    "abilities": 0.3,
+    "refuse": 0.6,
+    "spell": 0.5,
+}
+
+
+@dataclass(frozen=True)
+class Preset:
+    """A whole recipe. Learning rates follow a cosine over `total_minutes` of training time."""
+
+    shape: Shape
+    noise: NoiseRecipe
+    tasks: Mapping[str, float] = field(default_factory=dict)
+    rows: int = 256
+    row_length: int = 384
+    matrix_lr: float = 0.02
+    other_lr: float = 0.003
+    decay: float = 0.01
+    average: float = 0.999
+    balance_rate: float = 0.001
+    total_minutes: float = 19.0
+    eval_every_minutes: float = 3.0
+    eval_prompts: int = 32
+    workers: int = 12
+
+
+PRESETS: Mapping[str, Preset] = {
+    "gpu": Preset(shape=Shape(), noise=NoiseRecipe(), tasks=_EVERY_TASK),
+    "cpu": Preset(
+        shape=Shape(
+            hidden_size=128,
+            intermediate_size=256,
+            num_hidden_layers=4,
+            num_attention_heads=4,
+            num_key_value_heads=2,
+            moe_intermediate_size=64,
+        ),
+        noise=NoiseRecipe(corrupt=0.15, block_weights=(0.1, 0.1, 0.8)),
+        tasks=_INTERIM_TASKS,
+        rows=20,
+        row_length=192,
+        average=0.998,
+        total_minutes=80.0,
+        eval_every_minutes=8.0,
+        eval_prompts=8,
+        workers=0,
+    ),
+}

@@ -1,0 +1,40 @@
+"""Fill in the middle: text with holes ("__"), answered by the whole text, so a hole and what follows share a block."""
+
+from __future__ import annotations
+
+import random
+
+from runtime.demo.tasks.base import Sample, ask, single, task
+
+
+def _numbers(rng: random.Random) -> list[str]:
+    first, step, length = rng.randint(0, 60), rng.choice((1, 1, 2, 5, 10)), rng.randint(6, 10)
+    return [str(first + step * i) for i in range(length)]
+
+
+def _products(rng: random.Random) -> list[str]:
+    n, first = rng.randint(2, 12), rng.randint(1, 8)
+    return [f"{n} x {i} = {n * i}" for i in range(first, first + rng.randint(3, 5))]
+
+
+def _sums(rng: random.Random) -> list[str]:
+    pairs = [(rng.randint(1, 49), rng.randint(1, 49)) for _ in range(rng.randint(2, 4))]
+    return [f"{a} + {b} = {a + b}" for a, b in pairs]
+
+
+def _hole(rng: random.Random, item: str) -> str:
+    """One number of the item becomes a hole; of an equation any of the three, so the others tell which."""
+    words = item.split(" ")
+    words[rng.choice([i for i, w in enumerate(words) if w.isdigit()])] = "__"
+    return " ".join(words)
+
+
+@task("fill", "long")
+def fill(rng: random.Random) -> Sample:
+    items = rng.choice((_numbers, _products, _sums))(rng)
+    holes = set(rng.sample(range(1, len(items) - 1), min(3, len(items) - 2)) if len(items) > 2 else [0])
+    if " " in items[0]:
+        holes |= {0, len(items) - 1}  # an equation tells its hole by itself, a row of numbers needs its ends
+    text = ", ".join(_hole(rng, item) if i in holes else item for i, item in enumerate(items))
+    core = rng.choice(("fill in the blanks: {}", "fill the gaps in {}", "complete {}"))
+    return single("fill", ask(rng, core.format(text)), ", ".join(items) + ".")

@@ -1,0 +1,31 @@
+"""A number in words, up to 999,999."""
+
+from __future__ import annotations
+
+import random
+
+from runtime.demo.tasks.base import Sample, ask, single, task
+
+_SMALL = """
+zero one two three four five six seven eight nine ten
+eleven twelve thirteen fourteen fifteen sixteen seventeen eighteen nineteen
+""".split()  # noqa: SIM905
+_TENS = "twenty thirty forty fifty sixty seventy eighty ninety".split()  # noqa: SIM905
+
+
+def in_words(n: int) -> str:
+    """English words for 0 <= n <= 999,999: 42 -> "forty-two"."""
+    if n < 20:
+        return _SMALL[n]
+    if n < 100:
+        return _TENS[n // 10 - 2] + (f"-{_SMALL[n % 10]}" if n % 10 else "")
+    unit, name = (100, "hundred") if n < 1000 else (1000, "thousand")
+    rest = f" {in_words(n % unit)}" if n % unit else ""
+    return f"{in_words(n // unit)} {name}{rest}"
+
+
+@task("number_words", "long")
+def number_words(rng: random.Random) -> Sample:
+    n = rng.randint(0, 10 ** rng.choice((2, 3, 4, 5, 6, 6, 6)) - 1)
+    core = rng.choice((f"write {n} in words", f"write the number {n} in words", f"say {n} in words"))
+    return single("number_words", ask(rng, core), in_words(n) + ".")

@@ -1,0 +1,64 @@
+"""4x4 sudoku: rows, columns and the four 2x2 boxes hold 1 to 4 once each. Empty cells are written "_"."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import random
+
+from runtime.demo.tasks.base import Sample, ask, single, task
+
+_UNITS = (
+    [tuple(range(4 * r, 4 * r + 4)) for r in range(4)]
+    + [tuple(range(c, 16, 4)) for c in range(4)]
+    + [(b, b + 1, b + 4, b + 5) for b in (0, 2, 8, 10)]
+)
+
+
+def is_solved(cells: str) -> bool:
+    """True where 16 cells, row by row, obey every rule."""
+    return len(cells) == 16 and all(sorted(cells[i] for i in unit) == list("1234") for unit in _UNITS)
+
+
+@functools.cache
+def solutions() -> tuple[str, ...]:
+    """All 288 solved grids."""
+    rows = ["".join(p) for p in itertools.permutations("1234")]
+    halves = [a + b for a in rows for b in rows if {*a[:2], *b[:2]} == set("1234")]
+    return tuple(top + bottom for top in halves for bottom in halves if is_solved(top + bottom))
+
+
+@functools.cache
+def _holding() -> dict[tuple[int, str], int]:
+    """Of each cell and digit, the solutions that hold it: a bit set over `solutions()`."""
+    grids = solutions()
+    return {(i, d): sum(1 << k for k, g in enumerate(grids) if g[i] == d) for i in range(16) for d in "1234"}
+
+
+def _lines(cells: str) -> str:
+    return "\n".join(cells[i : i + 4] for i in range(0, 16, 4))
+
+
+def _check(sample: Sample, text: str) -> bool:
+    """Four lines, a valid grid that keeps its givens."""
+    lines = text.strip().split("\n")
+    if [len(line) for line in lines] != [4] * 4:
+        return False
+    cells = "".join(lines)
+    return is_solved(cells) and all(g in ("_", c) for g, c in zip(sample.facts["givens"], cells, strict=True))
+
+
+@task("sudoku", "long", _check)
+def sudoku(rng: random.Random) -> Sample:
+    grid = rng.choice(solutions())
+    fits = 0
+    while fits.bit_count() != 1:  # few givens may leave several solutions: draw again until there is one
+        kept = set(rng.sample(range(16), rng.randint(6, 10)))
+        fits = functools.reduce(int.__and__, (_holding()[i, grid[i]] for i in kept))
+    givens = "".join(c if i in kept else "_" for i, c in enumerate(grid))
+    core = rng.choice(("solve this sudoku:\n{}", "fill in this sudoku:\n{}"))
+    prompt = core.format(_lines(givens))
+    prompt = (
+        prompt[:1].upper() + prompt[1:] if rng.random() < 0.7 else ask(rng, "solve this sudoku") + "\n" + _lines(givens)
+    )
+    return single("sudoku", prompt, _lines(grid), givens=givens)
