@@ -1,0 +1,35 @@
+"""`python -m runtime.bench TOOL`: each tool is a module of this package, loaded only when it is the one asked for."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import sys
+from collections.abc import Sequence
+
+TOOLS = {
+    "serve": "load a running server over HTTP: throughput, latencies",
+    "steps": "time the steps of an architecture with random weights",
+    "host": "the Python cost of a step, with a model that computes nothing",
+    "eval": "accuracy and tokens per forward on the demo tasks",
+    "sweep": "accuracy against speed over acceptance thresholds",
+}
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    args = list(sys.argv[1:] if argv is None else argv)
+    parser = argparse.ArgumentParser(
+        prog="python -m runtime.bench",
+        description="\n".join(f"{name:6} {text}" for name, text in TOOLS.items()),
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("tool", choices=TOOLS)
+    name = parser.parse_args(args[:1]).tool
+    module = importlib.import_module(f"runtime.bench.{name}")
+    own = argparse.ArgumentParser(prog=f"python -m runtime.bench {name}", description=TOOLS[name])
+    module.add_arguments(own)
+    return int(module.main(own.parse_args(args[1:])) or 0)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

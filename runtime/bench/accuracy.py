@@ -1,0 +1,143 @@
+"""What `eval` and `sweep` share: held-out demo prompts through an `LLM`, answers through the tasks' checkers."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from runtime.demo.tasks import Sample, Task, all_tasks, held_out_samples
+from runtime.errors import ConfigError
+
+MAX_TOKENS = 192  # of an answer: above the longest right one
+
+
+@dataclass(frozen=True)
+class Result:
+    """Of one task. `tokens` counts turn ends: they are decoded like the others."""
+
+    task: str
+    kind: str
+    count: int
+    right: int
+    tokens: int
+    nfe: int
+    answers: tuple[str, ...] = ()
+
+    @property
+    def accuracy(self) -> float:
+        return self.right / self.count
+
+    @property
+    def tokens_per_forward(self) -> float:
+        return self.tokens / self.nfe
+
+    def row(self) -> dict[str, Any]:
+        return {
+            "task": self.task,
+            "kind": self.kind,
+            "count": self.count,
+            "accuracy": self.accuracy,
+            "tokens_per_forward": self.tokens_per_forward,
+            "tokens": self.tokens,
+            "nfe": self.nfe,
+        }
+
+
+def pooled(results: Iterable[Result]) -> tuple[float, float]:
+    """(mean accuracy over all prompts, tokens per forward: sum of tokens / sum of forwards)."""
+    found = list(results)
+    count = sum(r.count for r in found)
+    return sum(r.right for r in found) / count, sum(r.tokens for r in found) / sum(r.nfe for r in found)
+
+
+def add_model_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--model", help="checkpoint directory with the demo's tokenizer; the shipped demo without it")
+    parser.add_argument("--device", help="cpu or cuda; cuda where there is one, without it")
+    parser.add_argument("--dtype", help="float32 on the CPU, bfloat16 on CUDA, without it")
+    parser.add_argument("--batch", type=int, default=32, help="requests decoded at a time (32)")
+    parser.add_argument("--n", type=int, default=500, help="held-out prompts a task (500)")
+    parser.add_argument("--seed", type=int, default=0, help="of the choice of held-out prompts (0)")
+    parser.add_argument("--algorithm", help="acceptance rule: threshold, edit, ...; the server's default without it")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures there too")
+
+
+def chosen_tasks(names: Sequence[str] | None, kind: str | None = None) -> list[Task]:
+    """The tasks of those names (all without), of one kind where given."""
+    tasks = all_tasks()
+    if unknown := sorted(set(names or ()) - set(tasks)):
+        raise ConfigError(f"--tasks: {', '.join(unknown)} is no demo task; known: {', '.join(sorted(tasks))}")
+    picked = [tasks[n] for n in names] if names else list(tasks.values())
+    return [t for t in picked if kind is None or t.kind == kind]
+
+
+def open_llm(args: argparse.Namespace, batch: int) -> Any:
+    """An `LLM` that decodes `batch` requests at a time."""
+    from runtime import LLM
+
+    named = {"device": args.device, "dtype": args.dtype}
+    return LLM(model=args.model, max_num_reqs=batch, **{k: v for k, v in named.items() if v is not None})
+
+
+def open_encoder(model: str | None) -> Any:
+    """The demo's chat encoder, with the checkpoint's tokenizer."""
+    from tokenizers import Tokenizer
+
+    from runtime.demo.tokenizer import SPECIALS, ChatEncoder
+    from runtime.weights.checkpoint import resolve_checkpoint
+
+    file = resolve_checkpoint(model).path / "tokenizer.json"
+    tokenizer = Tokenizer.from_file(str(file))
+    if lacking := [s for s in SPECIALS if tokenizer.token_to_id(s) is None]:
+        raise ConfigError(
+            f"{file} lacks {', '.join(lacking)}: the demo tasks need a checkpoint with the demo's tokenizer"
+        )
+    return ChatEncoder(tokenizer)
+
+
+def run_task(
+    llm: Any,
+    encoder: Any,
+    task: Task,
+    samples: Sequence[Sample],
+    decoding: dict[str, Any],
+    chunk: int,
+    advance: Callable[[int], None] = lambda _: None,
+) -> Result:
+    """Decode every sample greedily, `chunk` prompts a call, and check the answers."""
+    from runtime import SamplingParams
+
+    params = SamplingParams(max_tokens=MAX_TOKENS, temperature=0.0, seed=0, decoding=decoding)
+    right = tokens = nfe = 0
+    answers: list[str] = []
+    for at in range(0, len(samples), chunk):
+        part = samples[at : at + chunk]
+        outs = llm.generate([encoder.prompt(s.messages) for s in part], params)
+        for sample, out in zip(part, outs, strict=True):
+            text = encoder.decode(out.token_ids)
+            answers.append(text)
+            right += task.check(sample, text)
+            tokens += len(out.token_ids) + (out.finish_reason == "stop")
+            nfe += out.nfe
+        advance(len(part))
+    return Result(task.name, task.kind, len(samples), right, tokens, nfe, tuple(answers))
+
+
+def run_tasks(
+    llm: Any, encoder: Any, tasks: Sequence[Task], args: argparse.Namespace, decoding: dict[str, Any], title: str
+) -> list[Result]:
+    """All tasks, with a progress bar on a terminal."""
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()
+    results = []
+    with Progress(*columns, transient=True) as progress:
+        bar = progress.add_task(title, total=args.n * len(tasks))
+        for task in tasks:
+            progress.update(bar, description=f"{title}: {task.name}")
+            samples = held_out_samples(task, args.n, args.seed)
+            chunk = max(4 * args.batch, 16)
+            results.append(run_task(llm, encoder, task, samples, decoding, chunk, lambda n: progress.advance(bar, n)))
+    return results

@@ -1,0 +1,131 @@
+"""`python -m runtime.bench eval`: accuracy and tokens per forward on held-out prompts of the demo tasks.
+
+The exit status says whether the asked bars hold: `--min-short`, `--min-long`, `--min-tokens-per-forward`, and with
+`--compare-batch` that batch 1 gives the same answers.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+from runtime.bench.accuracy import (
+    Result,
+    add_model_arguments,
+    chosen_tasks,
+    open_encoder,
+    open_llm,
+    pooled,
+    run_tasks,
+)
+from runtime.errors import ConfigError
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    add_model_arguments(parser)
+    parser.add_argument("--tasks", nargs="+", metavar="TASK", help="only these; all without it")
+    parser.add_argument("--mode", choices=("quality", "balanced", "speed"), default="quality", help="default: quality")
+    parser.add_argument("--compare-batch", action="store_true", help="decode everything one by one too; must be equal")
+    parser.add_argument("--min-short", type=float, metavar="SHARE", help="least accuracy of each short task")
+    parser.add_argument("--min-long", type=float, metavar="SHARE", help="least accuracy of each long task")
+    parser.add_argument("--min-tokens-per-forward", type=float, metavar="N", help="least pooled tokens per forward")
+    parser.add_argument("--show-wrong", type=int, default=0, metavar="N", help="print N wrong answers a task")
+
+
+def main(args: argparse.Namespace) -> int:
+    try:
+        return _evaluate(args)
+    except ConfigError as error:
+        print(error, file=sys.stderr)
+        return 1
+
+
+def _evaluate(args: argparse.Namespace) -> int:
+    from rich.console import Console
+
+    tasks = chosen_tasks(args.tasks)
+    decoding: dict[str, Any] = {"mode": args.mode}
+    if args.algorithm is not None:
+        decoding["algorithm"] = args.algorithm
+    encoder = open_encoder(args.model)
+    with open_llm(args, args.batch) as llm:
+        results = run_tasks(llm, encoder, tasks, args, decoding, args.mode)
+    console = Console()
+    console.print(_table(results, f"{args.n} held-out prompts a task, {decoding}, batch {args.batch}"))
+    if args.show_wrong:
+        _show_wrong(console, results, args)
+    faults = _below(results, args)
+    if args.compare_batch:
+        with open_llm(args, 1) as llm:
+            alone = run_tasks(llm, encoder, tasks, args, decoding, "batch 1")
+        differing = differences(results, alone)
+        total = sum(r.count for r in results)
+        console.print(f"batch 1 and batch {args.batch}: {differing} of {total} answers differ")
+        if differing:
+            faults.append(f"{differing} answers depend on the batch")
+    if args.json:
+        accuracy, speed = pooled(results)
+        figures = {
+            "decoding": decoding,
+            "batch": args.batch,
+            "tasks": [r.row() for r in results],
+            "pooled": {"accuracy": accuracy, "tokens_per_forward": speed},
+            "faults": faults,
+        }
+        args.json.write_text(json.dumps(figures, indent=1) + "\n")
+    for fault in faults:
+        print(fault, file=sys.stderr)
+    return 1 if faults else 0
+
+
+def differences(left: Sequence[Result], right: Sequence[Result]) -> int:
+    """How many answers of the same prompts differ."""
+    return sum(a != b for x, y in zip(left, right, strict=True) for a, b in zip(x.answers, y.answers, strict=True))
+
+
+def _table(results: Sequence[Result], title: str) -> Any:
+    from rich.table import Table
+
+    table = Table(title=title)
+    table.add_column("task")
+    table.add_column("kind")
+    for name in ("accuracy %", "tokens/forward", "tokens", "forwards"):
+        table.add_column(name, justify="right")
+    for r in results:
+        figures = f"{100 * r.accuracy:.1f}", f"{r.tokens_per_forward:.2f}", f"{r.tokens:,}", f"{r.nfe:,}"
+        table.add_row(r.task, r.kind, *figures)
+    for kind in ("short", "long", "all"):
+        some = [r for r in results if kind in (r.kind, "all")]
+        if some:
+            accuracy, speed = pooled(some)
+            table.add_row(f"pooled {kind}", "", f"{100 * accuracy:.1f}", f"{speed:.2f}", style="bold")
+    return table
+
+
+def _below(results: Sequence[Result], args: argparse.Namespace) -> list[str]:
+    """Sentences about every bar that was missed."""
+    bars = {"short": args.min_short, "long": args.min_long}
+    faults = [
+        f"{r.task}: {100 * r.accuracy:.1f} % is below the bar of {100 * bars[r.kind]:.1f} % for {r.kind} tasks"
+        for r in results
+        if bars[r.kind] is not None and r.accuracy < bars[r.kind]
+    ]
+    speed, least = pooled(results)[1], args.min_tokens_per_forward
+    if least is not None and speed < least:
+        faults.append(f"{speed:.2f} tokens per forward, pooled, is below {least}")
+    return faults
+
+
+def _show_wrong(console: Any, results: Sequence[Result], args: argparse.Namespace) -> None:
+    from runtime.demo.tasks import all_tasks, held_out_samples
+
+    for result in results:
+        task = all_tasks()[result.task]
+        samples = held_out_samples(task, args.n, args.seed)
+        wrong = [(s, t) for s, t in zip(samples, result.answers, strict=True) if not task.check(s, t)]
+        for sample, text in wrong[: args.show_wrong]:
+            said = sample.messages[-1]["content"]
+            console.print(f"{result.task}: {said!r} -> {text!r}, expected {sample.answer!r}", markup=False)

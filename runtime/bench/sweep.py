@@ -1,0 +1,60 @@
+"""`python -m runtime.bench sweep`: accuracy against speed over acceptance thresholds, on the long tasks."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from typing import Any
+
+from runtime.bench.accuracy import add_model_arguments, chosen_tasks, open_encoder, open_llm, pooled, run_tasks
+from runtime.errors import ConfigError
+
+THRESHOLDS = (0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.97, 0.99)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    add_model_arguments(parser)
+    parser.add_argument("--tasks", nargs="+", metavar="TASK", help="these tasks; every long one without it")
+    parser.add_argument("--thresholds", nargs="+", type=float, default=list(THRESHOLDS), metavar="T")
+
+
+def main(args: argparse.Namespace) -> int:
+    from rich.console import Console
+    from rich.table import Table
+
+    try:
+        tasks = chosen_tasks(args.tasks, None if args.tasks else "long")
+        encoder = open_encoder(args.model)
+        points: list[dict[str, Any]] = []
+        with open_llm(args, args.batch) as llm:
+            for threshold in args.thresholds:
+                decoding: dict[str, Any] = {"accept_threshold": threshold}
+                if args.algorithm is not None:
+                    decoding["algorithm"] = args.algorithm
+                results = run_tasks(llm, encoder, tasks, args, decoding, f"threshold {threshold}")
+                accuracy, speed = pooled(results)
+                points.append(
+                    {
+                        "accept_threshold": threshold,
+                        "accuracy": accuracy,
+                        "tokens_per_forward": speed,
+                        "tasks": [r.row() for r in results],
+                    }
+                )
+    except ConfigError as error:
+        print(error, file=sys.stderr)
+        return 1
+    table = Table(title=f"{args.n} held-out prompts a task")
+    table.add_column("threshold", justify="right")
+    table.add_column("tokens/forward", justify="right")
+    for name in ("accuracy %", *(t.name for t in tasks)):
+        table.add_column(name, justify="right")
+    for point in points:
+        scores = [point["accuracy"], *(t["accuracy"] for t in point["tasks"])]
+        figures = [f"{100 * s:.1f}" for s in scores]
+        table.add_row(f"{point['accept_threshold']:g}", f"{point['tokens_per_forward']:.2f}", *figures)
+    Console().print(table)
+    if args.json:
+        args.json.write_text(json.dumps({"algorithm": args.algorithm, "points": points}, indent=1) + "\n")
+    return 0

@@ -1,0 +1,133 @@
+"""Generators against checkers, the split, and the size of the prompt space (demo-model.md)."""
+
+import random
+import re
+
+import pytest
+
+from runtime.demo.tasks import all_tasks, draw, held_out_samples
+from runtime.demo.tasks.number_words import in_words
+from runtime.demo.tasks.sudoku import is_solved, solutions
+
+TASKS = list(all_tasks().values())
+IDS = [t.name for t in TASKS]
+LONG = {"long_add", "number_words", "times_table", "table", "sudoku", "story", "fill"}
+
+
+def test_short_and_long_are_the_specified_tasks() -> None:
+    assert {t.name for t in TASKS if t.kind == "long"} == LONG
+    assert {t.name for t in TASKS if t.kind == "short"} == {
+        *("add", "subtract", "multiply", "compare", "count", "sort", "reverse", "spell"),
+        *("units", "json", "followup", "refuse", "greet", "abilities"),
+    }
+
+
+@pytest.mark.parametrize("task", TASKS, ids=IDS)
+def test_held_out_prompts_are_many_distinct_and_never_in_training(task) -> None:
+    held = held_out_samples(task, 500)
+    prompts = {tuple(m["content"] for m in s.messages) for s in held}
+    assert len(prompts) == 500
+    stream = draw(task, "train", held_out=False)
+    trained = {tuple(m["content"] for m in next(stream).messages) for _ in range(2000)}
+    assert not prompts & trained
+
+
+@pytest.mark.parametrize("task", TASKS, ids=IDS)
+def test_the_seed_decides_the_samples(task) -> None:
+    assert held_out_samples(task, 20, 3) == held_out_samples(task, 20, 3)
+    assert held_out_samples(task, 20, 3) != held_out_samples(task, 20, 4)
+
+
+@pytest.mark.parametrize("task", TASKS, ids=IDS)
+def test_right_answers_pass(task) -> None:
+    assert all(task.check(s, s.answer) and task.check(s, s.answer + "\n") for s in held_out_samples(task, 200))
+
+
+def damaged(text: str, rng: random.Random) -> str:
+    """The text with a digit or a word's letter changed, a line or the end lost."""
+    kind = rng.randrange(3)
+    if kind == 0 and (places := [i for i, c in enumerate(text) if c.isdigit()]):
+        at = rng.choice(places)
+        return text[:at] + str((int(text[at]) + rng.randint(1, 9)) % 10) + text[at + 1 :]
+    if kind == 1:
+        return text[: rng.randint(0, max(0, len(text.strip()) - 2))]
+    at = rng.choice([i for i, c in enumerate(text) if c.isalnum()])
+    return text[:at] + "#" + text[at + 1 :]
+
+
+@pytest.mark.parametrize("task", [t for t in TASKS if t.name != "refuse"], ids=[n for n in IDS if n != "refuse"])
+def test_damaged_answers_fail(task) -> None:
+    rng = random.Random(5)
+    for sample in held_out_samples(task, 200):
+        assert not task.check(sample, damaged(sample.answer, rng))
+        assert not task.check(sample, "")
+
+
+def test_a_refusal_may_be_worded_otherwise_but_must_refuse() -> None:
+    task = all_tasks()["refuse"]
+    sample = held_out_samples(task, 1)[0]
+    assert task.check(sample, "Sorry, I cannot do that.")
+    for text in ("Sorry, I can do that.", "5 + 5 = 10.", "", "Sorry, I cannot do that. " * 4):
+        assert not task.check(sample, text)
+
+
+def test_answers_of_one_task_do_not_pass_for_another_prompt() -> None:
+    constant = {"abilities", "refuse", "greet"}
+    for task in TASKS:
+        if task.name in constant:
+            continue
+        a, *others = held_out_samples(task, 30)
+        different = [s for s in others if s.answer != a.answer]
+        assert different
+        assert not any(task.check(a, s.answer) for s in different), task.name
+
+
+def test_sums_are_right() -> None:
+    for name, apply in (("add", int.__add__), ("subtract", int.__sub__), ("multiply", int.__mul__)):
+        for sample in held_out_samples(all_tasks()[name], 300):
+            a, b, c = map(int, re.fullmatch(r"(\d+) [-+x] (\d+) = (-?\d+)\.", sample.answer).groups())
+            assert apply(a, b) == c
+
+
+def test_every_sudoku_has_one_solution() -> None:
+    assert len(solutions()) == 288
+    assert all(map(is_solved, solutions()))
+    for sample in held_out_samples(all_tasks()["sudoku"], 100):
+        givens = sample.facts["givens"]
+        fits = [s for s in solutions() if all(g in ("_", c) for g, c in zip(givens, s, strict=True))]
+        assert ["".join(sample.answer.split("\n"))] == fits
+        assert all(line in sample.messages[0]["content"] for line in re.findall("....", givens))
+
+
+def test_a_sudoku_that_drops_a_given_fails() -> None:
+    task = all_tasks()["sudoku"]
+    sample = held_out_samples(task, 1)[0]
+    other = next(s for s in solutions() if "\n".join(re.findall("....", s)) != sample.answer)
+    assert not task.check(sample, "\n".join(re.findall("....", other)))
+
+
+def test_a_story_may_choose_but_must_keep_its_names() -> None:
+    task = all_tasks()["story"]
+    rng = random.Random(1)
+    samples = [s for s in (task.make(rng) for _ in range(3000)) if s.facts["he"] == "Anna"]
+    pairs = [(a, b) for a in samples for b in samples if a.facts == b.facts and a.answer != b.answer]
+    assert pairs
+    assert all(task.check(a, b.answer) for a, b in pairs)
+    assert not any(task.check(a, a.answer.replace("Anna", "Ben", 1)) for a, _ in pairs)
+
+
+@pytest.mark.parametrize(
+    ("number", "words"),
+    [
+        (0, "zero"),
+        (13, "thirteen"),
+        (40, "forty"),
+        (99, "ninety-nine"),
+        (100, "one hundred"),
+        (1001, "one thousand one"),
+        (482913, "four hundred eighty-two thousand nine hundred thirteen"),
+        (999999, "nine hundred ninety-nine thousand nine hundred ninety-nine"),
+    ],
+)
+def test_numbers_in_words(number: int, words: str) -> None:
+    assert in_words(number) == words
