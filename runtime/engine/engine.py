@@ -11,7 +11,7 @@ from runtime.engine.model_runner import Runner
 from runtime.engine.page_table import PageTable
 from runtime.engine.plan import BlockResults
 from runtime.engine.planner import build_plan
-from runtime.engine.request import Block, Request
+from runtime.engine.request import Block, BlockStatus, Request
 from runtime.engine.scheduler import Scheduler, Turn
 from runtime.strategies.base import Strategy
 
@@ -103,7 +103,9 @@ class Engine:
         first = denoised = 0
         for turn in turns:
             request = turn.request
-            stats.forwards_prefill += turn.prefill > 0
+            cached = request.cached
+            if turn.prefill:
+                stats.forwards_prefill += 1
             if not turn.decode:
                 request.cached += turn.prefill
             elif request.committing:
@@ -118,13 +120,13 @@ class Engine:
                 denoised += 1
                 self.strategy.apply(request, blocks, results, first)
                 first += len(blocks)
-                output = self._output(request)
-                if output is not None:
-                    outputs.append(output)
+                if request.reason is not None or request.spec.report != "final":
+                    self._report(request, outputs)
                 for block in blocks:
-                    if block.ended:
+                    if block.ended or block.status is BlockStatus.TO_CACHE:
                         stats.block_steps.append(block.steps)
-            self.scheduler.publish(request)
+            if request.cached != cached:
+                self.scheduler.publish(request)
             if request.reason is not None:  # answered; its last blocks may still have to reach the cache
                 del self._requests[request.spec.id]
                 if not request.committing:
@@ -136,13 +138,11 @@ class Engine:
             stats.forced += sum(results.forced)
         return outputs
 
-    def _output(self, request: Request) -> EngineOutput | None:
-        """What the client is told after this step, as it asked to be told."""
+    def _report(self, request: Request, outputs: list[EngineOutput]) -> None:
+        """Tell the client what this step brought, as it asked to be told."""
         report = request.spec.report
-        grown = request.stable > request.sent
-        ended = request.reason is not None
-        if not ended and (report == "final" or (report == "stable" and not grown)):
-            return None
+        if request.reason is None and report == "stable" and request.stable <= request.sent:
+            return
         output = EngineOutput(
             id=request.spec.id,
             nfe=request.nfe,
@@ -156,7 +156,7 @@ class Engine:
         self._stats.generated_tokens += len(output.new_tokens)
         if report == "denoise":
             output.start, output.tokens, output.masked = request.shown
-        return output
+        outputs.append(output)
 
     def _fail(self, requests: list[Request], error: Exception) -> list[EngineOutput]:
         outputs = []

@@ -57,13 +57,14 @@ def _plan_blocks(
         request = turn.request
         if not turn.decode or request.committing:
             continue
-        mine = strategy.sampled(request)
+        mine, forces = strategy.sampled(request)
         sampled.append((request, mine))
+        may_force += forces
+        shift = first_row - request.cached
         for block in mine:
             blocks.append(block)
             owners.append(request)
-            rows.append(first_row + block.start - request.cached)
-            may_force.append(strategy.may_force(request, block))
+            rows.append(block.start + shift)
     if not blocks:
         return None, sampled
 

@@ -108,10 +108,10 @@ class Request:
         self.reason: FinishReason | None = None
         self.committing = False  # answered; only its last blocks' K/V is still to be written
         self.run = RepetitionRun(self.prompt_len)
+        self.editing = spec.decoding.algorithm == "edit"
+        self.watched = spec.max_nfe is not None or spec.max_repetition_run is not None
         # filled positions may still change: sampled too, and only final blocks' text is stable
-        self.unstable = spec.decoding.algorithm == "edit" or (
-            spec.decoding.algorithm == "threshold" and spec.decoding.remask_threshold > 0
-        )
+        self.unstable = self.editing or (spec.decoding.algorithm == "threshold" and spec.decoding.remask_threshold > 0)
 
         self.row = -1  # row of the page table
         self.units: list[int] = []

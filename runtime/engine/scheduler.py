@@ -95,8 +95,7 @@ class Scheduler:
         if chunk > left:
             chunk = left // self.block_size * self.block_size
         else:
-            self.strategy.open(request)
-            rows = self.strategy.rows(request)
+            rows = self.strategy.open(request)
             if rows <= left - chunk:
                 return Turn(request, chunk, rows)
         return Turn(request, chunk, 0) if chunk else None

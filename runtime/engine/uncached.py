@@ -41,4 +41,4 @@ def sequence_logits(engine: Engine, ids: list[int], block_size: int | None = Non
         max_kv=len(ids),
     )
     hidden = runner.model.forward(batch, cache)
-    return torch.cat([runner.model.logits(part).cpu() for part in hidden.split(1024)])
+    return torch.cat([runner.model.logits(part).cpu() for part in torch.split(hidden, 1024)])

@@ -27,8 +27,8 @@ class DecodingContext:
 class Strategy(Protocol):
     """One instance an engine; it keeps no state of its own: everything of a request is in the request.
 
-    A step goes: `open` (may be called again before the step is served: it acts once), `rows`, `sampled`, the forward,
-    then `apply`. `param_row` and `rule` are asked once a request.
+    A step goes: `open` (may be called again before the step is served: it acts once), `sampled`, the forward, then
+    `apply`. `param_row` and `rule` are asked once a request.
     """
 
     def max_rows(self) -> int:
@@ -39,20 +39,13 @@ class Strategy(Protocol):
         """The request's constants for the acceptance rules, [len(samplers.Param)]."""
         ...
 
-    def open(self, request: Request) -> None:
-        """Open the blocks that this step may open."""
+    def open(self, request: Request) -> int:
+        """Open the blocks that this step may open; the rows that all open blocks feed, from ``request.target`` on."""
         ...
 
-    def rows(self, request: Request) -> int:
-        """Rows that the open blocks feed, from position ``request.target`` on."""
-        ...
-
-    def sampled(self, request: Request) -> list[Block]:
-        """The blocks whose positions are sampled in this step."""
-        ...
-
-    def may_force(self, request: Request, block: Block) -> bool:
-        """Whether the block may take its best position though none is confident enough."""
+    def sampled(self, request: Request) -> tuple[list[Block], list[bool]]:
+        """The blocks whose positions are sampled in this step, and whether each may take its best position though
+        none is confident enough."""
         ...
 
     def apply(self, request: Request, sampled: list[Block], results: BlockResults, first: int) -> None:

@@ -45,42 +45,45 @@ class MultiBlock:
             dtype=np.float64,
         )
 
-    def open(self, request: Request) -> None:
+    def open(self, request: Request) -> int:
         """Rule 4."""
-        if request.opened or request.committing:
-            return
-        request.opened = True
-        if request.next_start >= request.end:
-            return
-        blocks = request.blocks
-        if blocks and blocks[-1].status is ACTIVE:  # TO_CACHE blocks come first
-            newest, decoding = blocks[-1], request.spec.decoding
-            if (
-                sum(block.status is ACTIVE for block in blocks) >= self.buffer_size
-                or newest.progress < decoding.add_block_threshold
-                or newest.same_token_ratio < decoding.token_stability_threshold
-                or any(block.has_eos for block in blocks)
-            ):
-                return
-        start = request.next_start
-        block = Block(start, self.block_size - max(0, request.prompt_len - start), self.block_size)
-        if request.spec.decoding.algorithm == "edit":
-            block.same_token_ratio = 0.0  # rule 8
-        blocks.append(block)
-        request.next_start = start + self.block_size
-
-    def rows(self, request: Request) -> int:
+        if not request.opened and not request.committing:
+            request.opened = True
+            if self._may_open(request):
+                start = request.next_start
+                block = Block(start, self.block_size - max(0, request.prompt_len - start), self.block_size)
+                block.same_token_ratio = 0.0 if request.editing else 1.0  # rule 8
+                request.blocks.append(block)
+                request.next_start = start + self.block_size
         return len(request.blocks) * self.block_size
 
-    def sampled(self, request: Request) -> list[Block]:
-        return [block for block in request.blocks if block.status is ACTIVE and not block.ended]
-
-    def may_force(self, request: Request, block: Block) -> bool:
-        """Rule 3.1: the predecessor is absent, final, or semi-complete."""
-        if block is request.blocks[0]:
+    def _may_open(self, request: Request) -> bool:
+        if request.next_start >= request.end:
+            return False
+        blocks = request.blocks
+        if not blocks or blocks[-1].status is TO_CACHE:  # nothing is ACTIVE: TO_CACHE blocks come first
             return True
-        before = request.blocks[(block.start - request.target) // self.block_size - 1]
-        return before.status is TO_CACHE or before.progress >= request.spec.decoding.semi_complete_threshold
+        if sum(block.status is ACTIVE for block in blocks) >= self.buffer_size:
+            return False
+        newest, decoding = blocks[-1], request.spec.decoding
+        return (
+            newest.progress >= decoding.add_block_threshold
+            and newest.same_token_ratio >= decoding.token_stability_threshold
+            and not any(block.has_eos for block in blocks)
+        )
+
+    def sampled(self, request: Request) -> tuple[list[Block], list[bool]]:
+        """ACTIVE blocks that can still change; one may force when its predecessor is final or semi-complete (3.1)."""
+        chosen: list[Block] = []
+        forces: list[bool] = []
+        may_force = True
+        for block in request.blocks:
+            if block.status is ACTIVE:
+                if not block.ended:
+                    chosen.append(block)
+                    forces.append(may_force)
+                may_force = block.progress >= request.spec.decoding.semi_complete_threshold
+        return chosen, forces
 
     def apply(self, request: Request, sampled: list[Block], results: BlockResults, first: int) -> None:
         """Rules 5, 8 and 9."""
@@ -88,17 +91,18 @@ class MultiBlock:
         self.commit(request)
         for i, block in enumerate(sampled, first):
             self._write(request, block, results, i)
-        editing = request.spec.decoding.algorithm == "edit"
-        for block in request.blocks:  # all that were TO_CACHE are gone: left to right, until one is not done
-            if not block.ended and (block.masks or editing):
+        blocks = request.blocks
+        for block in blocks:  # all that were TO_CACHE are gone: left to right, until one is not done
+            if not block.ended and (block.masks or request.editing):
                 break
             block.status = TO_CACHE
         if request.spec.report == "denoise":
             request.show()
         self._advance_stable(request)
-        end = self._find_end(request)
-        if end is not None:
-            self._finish(request, *end)
+        if request.watched or request.stable >= request.end or any(block.has_eos for block in blocks):
+            end = self._find_end(request)
+            if end is not None:
+                self._finish(request, *end)
 
     def commit(self, request: Request) -> None:
         """Rule 5: the blocks that this forward carried TO_CACHE are in the cache."""
@@ -113,7 +117,7 @@ class MultiBlock:
         end = start + self.block_size
         request.tokens[start:end] = results.tokens[i]
         request.state[start:end] = results.state[i]
-        if block.masks == 0:
+        if not block.masks:
             block.post_edit_steps += 1
         if results.remasks[i]:
             seen = results.remasked[i]
@@ -121,7 +125,7 @@ class MultiBlock:
         masks = block.masks = results.masks[i]
         filled = block.free - masks
         block.progress = filled / block.free
-        if request.spec.decoding.algorithm == "edit":
+        if request.editing:
             block.same_token_ratio = (filled - results.written[i]) / filled if filled else 0.0
         block.steps += 1
         block.ended = results.ended[i]
@@ -138,7 +142,7 @@ class MultiBlock:
             if request.unstable and block.status is not TO_CACHE:
                 break
             stable = block.start + block.first_masked
-            if block.first_masked < self.block_size:
+            if block.masks:
                 break
         if stable > request.stable:
             request.stable = min(stable, request.end)
