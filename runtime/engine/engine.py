@@ -11,7 +11,7 @@ from runtime.engine.model_runner import Runner
 from runtime.engine.page_table import PageTable
 from runtime.engine.plan import BlockResults
 from runtime.engine.planner import build_plan
-from runtime.engine.request import Block, BlockStatus, Request
+from runtime.engine.request import Block, BlockStatus, Request, Status
 from runtime.engine.scheduler import Scheduler, Turn
 from runtime.strategies.base import Strategy
 
@@ -83,22 +83,26 @@ class Engine:
         if not turns:
             return []
         started = time.perf_counter()
+        outputs: list[EngineOutput] = []
         try:
             plan, sampled = build_plan(turns, table=self.table, strategy=self.strategy, block_size=self.info.block_size)
             results = self.runner.run(plan)
-            outputs = self._apply(turns, sampled, results)
+            self._apply(turns, sampled, results, outputs)
         except Exception as error:
             log.exception("a step failed; its %d requests end with an error", len(turns))
-            return self._fail([turn.request for turn in turns], error)
+            return outputs + self._fail([turn.request for turn in turns], error)
         self._stats.steps += 1
         self._stats.step_seconds.append(time.perf_counter() - started)
         self._stats.batch_sizes.append(len(turns))
         return outputs
 
     def _apply(
-        self, turns: list[Turn], sampled: list[tuple[Request, list[Block]]], results: BlockResults | None
-    ) -> list[EngineOutput]:
-        outputs: list[EngineOutput] = []
+        self,
+        turns: list[Turn],
+        sampled: list[tuple[Request, list[Block]]],
+        results: BlockResults | None,
+        outputs: list[EngineOutput],
+    ) -> None:
         stats = self._stats
         first = denoised = 0
         for turn in turns:
@@ -136,7 +140,6 @@ class Engine:
             stats.edits += sum(results.edits)
             stats.remasks += sum(results.remasks)
             stats.forced += sum(results.forced)
-        return outputs
 
     def _report(self, request: Request, outputs: list[EngineOutput]) -> None:
         """Tell the client what this step brought, as it asked to be told."""
@@ -161,7 +164,8 @@ class Engine:
     def _fail(self, requests: list[Request], error: Exception) -> list[EngineOutput]:
         outputs = []
         for request in requests:
-            self.scheduler.release(request)
+            if request.status is not Status.FINISHED:
+                self.scheduler.release(request)
             if self._requests.pop(request.spec.id, None) is not None:
                 message = f"{type(error).__name__}: {error}"
                 outputs.append(EngineOutput(id=request.spec.id, nfe=request.nfe, finish_reason="error", error=message))
