@@ -31,7 +31,7 @@ chat: setup  ## talk to a running server in the terminal and watch blocks being 
 	$(BIN)/python -m runtime.chat $(ARGS)
 
 test: setup lint typecheck  ## lint, type-check and run every CPU test
-	$(BIN)/python -m pytest -n 2 $(ARGS)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 $(ARGS)  # two workers share the cores: threads of theirs would only spin
 
 lint: setup
 	$(BIN)/ruff check .

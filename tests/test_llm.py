@@ -1,0 +1,93 @@
+"""The Python API (runtime.md 7), with ids alone on the golden checkpoint; text is tested with the demo's."""
+
+import pytest
+import torch
+
+from runtime import LLM, SamplingParams
+from runtime.errors import ConfigError, RequestError
+from tests.oracle.tiny import golden_directory
+
+
+@pytest.fixture(scope="module")
+def llm():
+    with LLM(str(golden_directory()), device="cpu", dtype="float64", skip_tokenizer=True) as llm:
+        yield llm
+
+
+def params(**changes):
+    return SamplingParams(**{"max_tokens": 12, "ignore_eos": True, "decoding": {"accept_threshold": 0.02}, **changes})
+
+
+def test_outputs_come_in_the_order_of_the_prompts_whatever_ends_first(llm):
+    prompts = [[1, 2, 3], [4] * 20, [9, 8]]
+    outs = llm.generate(prompts, [params(max_tokens=30), params(max_tokens=3), params(max_tokens=9)])
+    assert [len(out.token_ids) for out in outs] == [30, 3, 9]
+    assert [out.usage["prompt_tokens"] for out in outs] == [3, 20, 2]
+    assert all(out.text is None and out.finish_reason == "length" and out.nfe > 0 for out in outs)
+    alone = [llm.generate([prompt], params(max_tokens=n))[0] for prompt, n in zip(prompts, [30, 3, 9], strict=True)]
+    assert [out.token_ids for out in alone] == [out.token_ids for out in outs]
+
+
+def test_a_stream_tells_the_same_answer_step_by_step(llm):
+    prompt = [5, 6, 7, 8, 9]
+    events = list(llm.stream(prompt, params()))
+    *steps, final = events
+    (out,) = llm.generate([prompt], params())
+    assert final["event"] == "final"
+    assert final["token_ids"] == out.token_ids
+    assert [event["nfe"] for event in steps] == list(range(1, out.nfe + 1))
+    full = prompt + out.token_ids
+    for event in steps:
+        for offset, token in enumerate(event["tokens"]):
+            at = event["start"] + offset
+            if offset in event["masked"]:
+                assert token == llm.info.mask_token_id
+            elif at < len(full):
+                assert token == full[at]
+
+
+def test_choices_draw_with_seeds_of_their_own(llm):
+    hot = params(temperature=5.0, seed=7, n=3)
+    (out,) = llm.generate([[1, 2, 3]], hot)
+    assert out.choices[0].token_ids == out.token_ids
+    assert len({tuple(choice.token_ids) for choice in out.choices}) == 3
+    (second,) = llm.generate([[1, 2, 3]], params(temperature=5.0, seed=8))
+    assert second.token_ids == out.choices[1].token_ids
+
+
+def test_a_wrong_prompt_stops_the_call_before_anything_runs(llm):
+    with pytest.raises(RequestError) as error:
+        llm.generate([[1, 2], [1, 256]], params())
+    assert error.value.param == "prompt[1]"
+    assert not llm.engine.has_work()
+
+
+@pytest.mark.parametrize("prompt", ["text", [{"role": "user", "content": "hi"}]])
+def test_without_a_tokenizer_text_is_refused(llm, prompt):
+    with pytest.raises(RequestError, match="tokenizer"):
+        llm.generate([prompt], params())
+
+
+def test_a_stream_that_is_left_frees_its_pages(llm):
+    events = llm.stream([1] * 40, params(max_tokens=40))
+    next(events)
+    events.close()
+    assert not llm.engine.has_work()
+    assert llm.engine.stats().pages_used == 0
+
+
+def test_logits_do_not_depend_on_what_the_cache_holds(llm):
+    ids = torch.randint(0, 250, (21,), generator=torch.Generator().manual_seed(3)).tolist()
+    before = llm.logits(ids)
+    llm.generate([ids], params())
+    assert torch.equal(before, llm.logits(ids))
+    assert before.shape == (21, 256)
+    longer = llm.logits([*ids, 7, 7, 7, 7])  # 21 ends inside a block of 8: only whole blocks are unchanged
+    assert torch.allclose(before[:16], longer[:16])
+
+
+def test_flags_of_the_server_and_misspelt_ones_are_refused():
+    with pytest.raises(ConfigError, match="port"):
+        LLM(port=1)
+    with pytest.raises(ConfigError, match="blok_size"):
+        LLM(blok_size=8)
