@@ -1,0 +1,103 @@
+"""The text of one answer as its tokens become stable, a few at a time."""
+
+from __future__ import annotations
+
+import codecs
+from collections.abc import Iterable, Sequence
+
+from runtime.text.tokenizer import Tokenizer
+
+
+class Answer:
+    """Turns stable token ids into stable text, and ends it before a stop string.
+
+    Withheld until more is known: an incomplete UTF-8 sequence, and text that may be the beginning of a stop string
+    (runtime.md 3). What `push` and `finish` return, concatenated, is `text`, however the ids were split into pushes.
+    Where several stop strings occur, the one that is complete first counts (of two at once, the longer).
+    """
+
+    def __init__(self, tokenizer: Tokenizer, stop: Sequence[str] = ()) -> None:
+        self._pieces = tokenizer.pieces
+        self._strip = tokenizer.pieces.start()
+        self._stop = tuple(stop)
+        self._longest = max((len(s) for s in self._stop), default=0)
+        self._utf8 = codecs.getincrementaldecoder("utf-8")("replace")
+        self._ids: list[int] = []
+        self._ends: list[int] = []  # characters of the text up to and with each id
+        self._first = True
+        self._length = 0  # characters decoded, the withheld ones too
+        self._parts: list[str] = []  # text that was returned
+        self._held = ""
+        self._done = False
+        self.stopped = False
+
+    @property
+    def text(self) -> str:
+        """All the text returned so far."""
+        if len(self._parts) > 1:
+            self._parts = ["".join(self._parts)]
+        return self._parts[0] if self._parts else ""
+
+    @property
+    def token_ids(self) -> list[int]:
+        """The ids so far; once stopped, those whose text ends before the stop string begins."""
+        return list(self._ids)
+
+    def push(self, ids: Iterable[int]) -> str:
+        """Add stable ids; the text that is now certain. Ids after a stop string are dropped."""
+        if self._done:
+            return ""
+        fresh: list[str] = []
+        for token in ids:
+            if token in self._pieces:
+                fresh.append(self._strip(self._utf8.decode(self._pieces(token, first=self._first))))
+                self._first = False
+                self._length += len(fresh[-1])
+            self._ids.append(token)
+            # the bytes of an incomplete sequence become one character in any case, though not yet
+            self._ends.append(self._length + bool(self._utf8.getstate()[0]))
+        return self._release("".join(fresh))
+
+    def finish(self) -> str:
+        """The withheld rest, at the end of the answer; after it nothing more comes."""
+        if self._done:
+            return ""
+        rest = self._strip(self._utf8.decode(b"", final=True))
+        self._length += len(rest)
+        text = self._release(rest)
+        if not self.stopped:
+            text += self._held
+            self._parts.append(self._held)
+        self._held = ""
+        self._done = True
+        return text
+
+    def _release(self, fresh: str) -> str:
+        """Look for stop strings in what is held and `fresh`; return what cannot be part of one."""
+        window = self._held + fresh
+        found = [(at + len(s), at) for s in self._stop if (at := window.find(s)) >= 0]
+        if found:
+            at = min(found)[1]
+            self._cut(self._length - len(window) + at)
+            text, self._held = window[:at], ""
+        else:
+            keep = self._possible_stop(window)
+            text, self._held = window[: len(window) - keep], window[len(window) - keep :]
+        if text:
+            self._parts.append(text)
+        return text
+
+    def _possible_stop(self, window: str) -> int:
+        """Length of the longest end of `window` that is the beginning of a stop string."""
+        for size in range(min(self._longest - 1, len(window)), 0, -1):
+            tail = window[-size:]
+            if any(s.startswith(tail) for s in self._stop):
+                return size
+        return 0
+
+    def _cut(self, length: int) -> None:
+        """End the answer after `length` characters."""
+        self.stopped = self._done = True
+        while self._ends and self._ends[-1] > length:
+            self._ends.pop()
+            self._ids.pop()

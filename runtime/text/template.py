@@ -1,0 +1,143 @@
+"""Chat templates: the checkpoint's own jinja, sandboxed, and unable to mistake what a user wrote for its own marks.
+
+A template writes role tags and other special tokens as text. So that no message can write them too, every special
+token in the template's own text is replaced, before it is compiled, by a mark that only this process knows; the
+tokenizer knows the marks and nothing else as special tokens (decoding.md 1).
+"""
+
+from __future__ import annotations
+
+import datetime
+import json
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from jinja2 import TemplateError, nodes
+from jinja2.exceptions import SecurityError
+from jinja2.ext import Extension
+from jinja2.parser import Parser
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+from runtime.errors import ConfigError, RequestError
+
+# Values inside these only steer the template; marks there would keep it from finding what it looks for in a message.
+_STEERING = (nodes.Compare, nodes.Test, nodes.Getitem, nodes.Slice)
+_PASSED_ON = {"default", "d", "join"}  # filters whose arguments come out again
+
+
+class Generation(Extension):
+    """``{% generation %}``: templates mark an assistant's words with it for training; here it has no effect."""
+
+    tags = {"generation"}  # noqa: RUF012 (jinja's declaration)
+
+    def parse(self, parser: Parser) -> list[nodes.Node]:
+        next(parser.stream)
+        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+
+
+class ChatTemplate:
+    """A compiled template. `marks` maps the text of special tokens to their marks."""
+
+    def __init__(self, source: str, marks: Mapping[str, str], variables: Mapping[str, str]) -> None:
+        """`variables` are the named special tokens (bos_token, eos_token) a template may write.
+
+        Raises ConfigError if `source` is not a template.
+        """
+        env = ImmutableSandboxedEnvironment(
+            trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols", Generation]
+        )
+        env.filters["tojson"] = _tojson
+        env.globals |= {"raise_exception": _raise, "strftime_now": _strftime_now}
+        self._marks = dict(marks)
+        self._pattern = _any_of(marks)
+        self._texts = {mark: text for text, mark in marks.items()}
+        self._mark_pattern = _any_of(self._texts)
+        try:
+            tree = env.parse(source)
+            self._mark(tree)
+            self._template = env.from_string(tree)
+        except TemplateError as error:
+            raise ConfigError(f"the chat template does not compile: {error}") from None
+        self._variables = {name: self._marked(text) for name, text in variables.items()}
+
+    def render(self, messages: Sequence[Mapping[str, Any]], kwargs: Mapping[str, Any]) -> str:
+        """The conversation as text with marks. RequestError where the template refuses or cannot use it."""
+        reserved = {"messages", "raise_exception", "strftime_now", *self._variables}
+        if clash := reserved & kwargs.keys():
+            name = min(clash)
+            raise RequestError(
+                f"chat_template_kwargs.{name}: this name is the template's own; leave it out",
+                param=f"chat_template_kwargs.{name}",
+            )
+        values = {"add_generation_prompt": True, "tools": None, "documents": None, **kwargs, **self._variables}
+        try:
+            return self._template.render(values, messages=[dict(m) for m in messages])
+        except (
+            TemplateError,
+            SecurityError,
+            TypeError,
+            ValueError,
+            LookupError,
+            ArithmeticError,
+            AttributeError,
+            RecursionError,
+        ) as e:
+            reason = self.unmarked(" ".join(str(e).split()))[:300]
+            raise RequestError(
+                f"messages: the model's chat template cannot render them: {reason or type(e).__name__}",
+                param="messages",
+            ) from None
+
+    def unmarked(self, text: str) -> str:
+        """`text` with the special tokens' own text where it has marks."""
+        return self._mark_pattern.sub(lambda found: self._texts[found[0]], text)
+
+    def _marked(self, text: str) -> str:
+        return self._pattern.sub(lambda found: self._marks[found[0]], text)
+
+    def _mark(self, node: nodes.Node) -> None:
+        """Put marks into the texts that `node` can write."""
+        if isinstance(node, _STEERING):
+            return
+        if isinstance(node, nodes.TemplateData):
+            node.data = self._marked(node.data)
+        elif isinstance(node, nodes.Const) and isinstance(node.value, str):
+            node.value = self._marked(node.value)
+        for field, child in _children(node):
+            if field == "test" or (isinstance(node, nodes.Pair) and field == "key"):
+                continue
+            if field in ("args", "kwargs") and _only_reads(node):
+                continue
+            self._mark(child)
+
+
+def _only_reads(node: nodes.Node) -> bool:
+    """Whether a call's arguments are looked for in the value, as in ``content.split(...)``, and not written."""
+    if isinstance(node, nodes.Filter):
+        return node.name not in _PASSED_ON
+    return isinstance(node, nodes.Call) and isinstance(node.node, nodes.Getattr)
+
+
+def _children(node: nodes.Node) -> list[tuple[str, nodes.Node]]:
+    found: list[tuple[str, nodes.Node]] = []
+    for field, value in node.iter_fields():
+        found += [(field, v) for v in (value if isinstance(value, list) else [value]) if isinstance(v, nodes.Node)]
+    return found
+
+
+def _any_of(texts: Mapping[str, str]) -> re.Pattern[str]:
+    """Matches any of `texts`, the longest where one begins with another; matches nothing where there are none."""
+    return re.compile("|".join(re.escape(t) for t in sorted(texts, key=len, reverse=True)) or r"(?!)")
+
+
+def _tojson(value: Any, ensure_ascii: bool = False, indent: int | None = None, sort_keys: bool = False) -> str:
+    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, sort_keys=sort_keys)
+
+
+def _raise(message: str) -> None:
+    raise TemplateError(message)
+
+
+def _strftime_now(form: str) -> str:
+    return datetime.datetime.now().strftime(form)

@@ -1,0 +1,223 @@
+"""A checkpoint's tokenizer, from its files read as data, with no torch and no transformers."""
+
+from __future__ import annotations
+
+import json
+import secrets
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import tokenizers
+
+from runtime.errors import ConfigError, RequestError
+from runtime.text.pieces import Pieces
+from runtime.text.template import ChatTemplate
+
+_MARK_LENGTH = 12  # characters of a private-use area: 150 bits, beyond guessing
+
+
+class Tokenizer:
+    """Text to ids and back.
+
+    No text that comes from outside ever becomes a special token: inside, those tokens go by marks that are drawn at
+    random for this process, and only the chat template writes them (decoding.md 1). A token counts as special when
+    the checkpoint says so, when config.json names it as mask or end, or when the chat template writes it as a mark-up.
+    """
+
+    def __init__(self, directory: str | Path, chat_template: str | Path | None = None) -> None:
+        """Read ``tokenizer.json``, ``tokenizer_config.json`` and ``chat_template.jinja`` of `directory`.
+
+        `chat_template` is a jinja file used instead of the checkpoint's own. Raises ConfigError naming the file.
+        """
+        directory = Path(directory)
+        data = _read_json(directory / "tokenizer.json", required=True)
+        config = _read_json(directory / "tokenizer_config.json")
+        if not isinstance(data.get("model"), dict):
+            raise ConfigError(f"{directory / 'tokenizer.json'}: holds no model")
+        _add_missing(data, config)
+        tokens = _tokens(data)
+        source = _template_source(directory, config, chat_template)
+        special = _special_ids(data, _read_json(directory / "config.json"), source or "")
+        marks = {tokens[id]: _new_mark() for id in special}
+
+        self.pieces = Pieces(tokens, data.get("decoder"))
+        self.max_token_id = max(tokens)
+        self._ids = {text: id for id, text in tokens.items()}
+        self._encoder = _load(_with_marks(data, marks), directory)
+        for text, mark in marks.items():
+            if self._encoder.token_to_id(mark) != self._ids[text]:
+                raise ConfigError(f"{directory / 'tokenizer.json'}: the id of {text!r} does not follow from the file")
+        self._template: ChatTemplate | None = None
+        if source is not None:
+            self._template = ChatTemplate(source, marks, _named_tokens(config))
+            self._check_template(_load(data, directory))
+
+    def token_id(self, token: str) -> int | None:
+        """The id of a vocabulary entry by its exact text, a special one too."""
+        return self._ids.get(token)
+
+    def encode(self, text: str, param: str = "prompt") -> list[int]:
+        """Ids of `text`, all of it taken as ordinary text. RequestError (about `param`) if it is not valid Unicode."""
+        try:
+            text.encode("utf-8")
+        except UnicodeEncodeError:
+            raise RequestError(f"{param}: holds a lone surrogate, which is no character", param=param) from None
+        ids: list[int] = self._encoder.encode(text, add_special_tokens=False).ids
+        return ids
+
+    def encode_chat(self, messages: Sequence[Mapping[str, Any]], /, **template_kwargs: Any) -> list[int]:
+        """Ids of a conversation through the chat template, with nothing added to what the template writes.
+
+        Args:
+            messages: objects with at least `role` and `content`, both text.
+            template_kwargs: further variables of the template; `add_generation_prompt` is true by default.
+
+        Raises:
+            RequestError: no template, or messages that it cannot render.
+        """
+        if self._template is None:
+            raise RequestError(
+                "messages: this model has no chat template; use /v1/completions, or start with --chat-template",
+                param="messages",
+            )
+        _check_messages(messages)
+        return self.encode(self._template.render(messages, template_kwargs), param="messages")
+
+    def decode(self, ids: Iterable[int]) -> str:
+        """The text of `ids`, special tokens by their own text; invalid UTF-8 becomes U+FFFD, unknown ids nothing."""
+        return self.pieces.text(ids)
+
+    def _check_template(self, plain: Any) -> None:
+        """Fail at start if the template puts special tokens together out of parts, which marks would not follow."""
+        assert self._template is not None
+        talk = [{"role": "system", "content": "a"}, {"role": "user", "content": "b"}]
+        talk += [{"role": "assistant", "content": "c"}, {"role": "user", "content": "d"}]
+        for messages in (talk[1:2], talk[:2], talk[1:], talk):
+            try:
+                text = self._template.render(messages, {})
+            except RequestError:
+                continue  # a template may refuse a system message, for one
+            if self.encode(text) != plain.encode(self._template.unmarked(text), add_special_tokens=False).ids:
+                raise ConfigError("the chat template builds special tokens from parts; write them whole")
+
+
+def _read_json(path: Path, required: bool = False) -> dict[str, Any]:
+    try:
+        data = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        if required:
+            raise ConfigError(f"{path}: not found; the checkpoint has no tokenizer") from None
+        return {}
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{path}: cannot be read: {error}") from None
+    if not isinstance(data, dict):
+        raise ConfigError(f"{path}: does not hold an object")
+    return data
+
+
+def _load(data: Mapping[str, Any], directory: Path) -> Any:
+    try:
+        encoder = tokenizers.Tokenizer.from_str(json.dumps(data))
+    except Exception as error:  # the library raises nothing narrower
+        raise ConfigError(f"{directory / 'tokenizer.json'}: cannot be loaded: {error}") from None
+    encoder.no_truncation()
+    encoder.no_padding()
+    return encoder
+
+
+def _add_missing(data: dict[str, Any], config: Mapping[str, Any]) -> None:
+    """Some checkpoints name further added tokens in tokenizer_config.json alone."""
+    added = data["added_tokens"] = list(data.get("added_tokens") or [])
+    known = {token["id"] for token in added}
+    for key, token in sorted(config.get("added_tokens_decoder", {}).items(), key=lambda item: int(item[0])):
+        if int(key) not in known:
+            flags = {
+                name: bool(token.get(name)) for name in ("single_word", "lstrip", "rstrip", "normalized", "special")
+            }
+            added.append({"id": int(key), "content": token["content"], **flags})
+
+
+def _tokens(data: Mapping[str, Any]) -> dict[int, str]:
+    """Every id's string, from the model's vocabulary and the added tokens."""
+    vocab = data["model"].get("vocab", {})
+    if isinstance(vocab, dict):
+        tokens = {id: text for text, id in vocab.items()}
+    else:  # unigram: pairs of piece and score
+        tokens = {id: piece for id, (piece, _) in enumerate(vocab)}
+    tokens |= {token["id"]: token["content"] for token in data["added_tokens"]}
+    if not tokens:
+        raise ConfigError("tokenizer.json: its vocabulary is empty")
+    return tokens
+
+
+def _special_ids(data: Mapping[str, Any], model_config: Mapping[str, Any], template: str) -> list[int]:
+    named: set[Any] = set()
+    for name in ("mask_token_id", "eos_token_id", "bos_token_id", "pad_token_id"):
+        value = model_config.get(name)
+        named |= set(value) if isinstance(value, list) else {value}
+
+    def is_special(token: Mapping[str, Any]) -> bool:
+        text: str = token["content"]
+        is_markup = any(not char.isalnum() and not char.isspace() and char != "▁" for char in text)
+        return bool(token.get("special")) or token["id"] in named or (is_markup and text in template)
+
+    return [token["id"] for token in data["added_tokens"] if is_special(token)]
+
+
+def _with_marks(data: Mapping[str, Any], marks: Mapping[str, str]) -> dict[str, Any]:
+    """The tokenizer in which special tokens go by their marks, wherever they are named."""
+    added = [
+        {**token, "content": marks[token["content"]], "normalized": False} if token["content"] in marks else token
+        for token in data["added_tokens"]
+    ]
+    model = dict(data["model"])
+    vocab = model.get("vocab", {})
+    if isinstance(vocab, dict):
+        model["vocab"] = {marks.get(text, text): id for text, id in vocab.items()}
+    else:
+        model["vocab"] = [[marks.get(piece, piece), score] for piece, score in vocab]
+    if model.get("unk_token") in marks:
+        model["unk_token"] = marks[model["unk_token"]]
+    return {**data, "added_tokens": added, "model": model, "post_processor": None}
+
+
+def _new_mark() -> str:
+    return "".join(chr(0xE000 + secrets.randbelow(0x1900)) for _ in range(_MARK_LENGTH))
+
+
+def _template_source(directory: Path, config: Mapping[str, Any], override: str | Path | None) -> str | None:
+    path = Path(override) if override is not None else directory / "chat_template.jinja"
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        if override is not None:
+            raise ConfigError(f"--chat-template: {path} cannot be read: {error}") from None
+        if not isinstance(error, FileNotFoundError):
+            raise ConfigError(f"{path}: cannot be read: {error}") from None
+    source = config.get("chat_template")
+    if isinstance(source, list):  # several, by name
+        source = {entry["name"]: entry["template"] for entry in source}.get("default")
+    return source if isinstance(source, str) else None
+
+
+def _named_tokens(config: Mapping[str, Any]) -> dict[str, str]:
+    """``bos_token`` and its like, as templates name them."""
+    named = {}
+    for name in ("bos_token", "eos_token", "unk_token", "pad_token", "sep_token", "cls_token", "mask_token"):
+        value = config.get(name)
+        value = value.get("content") if isinstance(value, dict) else value
+        if isinstance(value, str):
+            named[name] = value
+    return named
+
+
+def _check_messages(messages: Sequence[Mapping[str, Any]]) -> None:
+    if isinstance(messages, str) or not isinstance(messages, Sequence) or not messages:
+        raise RequestError("messages: must be a list of at least one message", param="messages")
+    for i, message in enumerate(messages):
+        if not isinstance(message, Mapping):
+            raise RequestError(f"messages[{i}]: must be an object", param=f"messages[{i}]")
+        for name in ("role", "content"):
+            if not isinstance(message.get(name), str):
+                raise RequestError(f"messages[{i}].{name}: must be text", param=f"messages[{i}].{name}")

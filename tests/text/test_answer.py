@@ -1,0 +1,135 @@
+"""Text that grows must be the text of the whole, whatever the pushes and wherever a stop string falls."""
+
+import time
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from runtime.text import Answer
+
+SLOW = settings(max_examples=150, deadline=None)
+BYTES = st.lists(st.integers(0, 400), max_size=40)  # ids past the vocabulary among them
+WORDS = st.text(alphabet="ab é東😀\n", max_size=30)
+STOPS = st.lists(st.text(alphabet="ab é東�", min_size=1, max_size=4), max_size=3)
+
+
+def in_pushes(draw, ids):
+    cuts = sorted(draw(st.lists(st.integers(0, len(ids)), max_size=8)))
+    return [ids[a:b] for a, b in zip([0, *cuts], [*cuts, len(ids)], strict=True)]
+
+
+def naive(text: str, stops) -> str:
+    """Read a character at a time; the first stop string to be complete ends the text, the longest of several."""
+    for end in range(1, len(text) + 1):
+        hit = [s for s in stops if text[:end].endswith(s)]
+        if hit:
+            return text[: end - len(max(hit, key=len))]
+    return text
+
+
+@SLOW
+@given(data=st.data(), ids=BYTES)
+def test_whole_text_is_the_librarys(pair, data, ids):
+    ours, library = pair
+    expected = library.decode(ids, skip_special_tokens=False)
+    if pair[0].token_id("<0x00>") is None or "�" not in expected:  # runs of invalid byte tokens are ours to define
+        assert ours.decode(ids) == expected
+    answer = Answer(ours)
+    text = "".join(answer.push(part) for part in in_pushes(data.draw, ids)) + answer.finish()
+    assert text == answer.text == ours.decode(ids)
+    assert answer.token_ids == ids
+    assert not answer.stopped
+
+
+@SLOW
+@given(data=st.data(), source=st.one_of(WORDS, BYTES), stops=STOPS)
+def test_stop_strings_end_the_text_whatever_the_pushes(pair, data, source, stops):
+    tokenizer = pair[0]
+    ids = tokenizer.encode(source) if isinstance(source, str) else source
+    whole = tokenizer.decode(ids)
+    answer = Answer(tokenizer, stops)
+    deltas = []
+    for part in in_pushes(data.draw, ids):
+        deltas.append(answer.push(part))
+        assert "".join(deltas) == answer.text
+        assert naive(whole, stops).startswith(answer.text)
+        if answer.stopped:
+            assert answer.push([1, 2]) == ""
+            break
+    deltas.append(answer.finish())
+    assert "".join(deltas) == answer.text == naive(whole, stops)
+    assert answer.stopped == any(stop in whole for stop in stops)
+    assert answer.finish() == ""
+    # the ids are the longest beginning of ids whose text does not reach into the stop string
+    kept = answer.token_ids
+    assert kept == ids[: len(kept)]
+    if not answer.stopped:
+        assert kept == ids
+    elif "�" not in whole:
+        assert answer.text.startswith(tokenizer.decode(kept).rstrip("�"))
+
+
+def test_a_stop_string_across_tokens_and_inside_one(pair):
+    tokenizer = pair[0]
+    ids = tokenizer.encode("ab ab ab")
+    assert Answer(tokenizer, ["b a"]).push(ids) in ("a", " a")
+    answer = Answer(tokenizer, ["b a"])
+    for token in ids:
+        answer.push([token])
+    assert answer.stopped
+    assert "b a" not in answer.text
+    assert len(answer.token_ids) < len(ids)
+
+
+def test_what_may_become_a_stop_string_is_withheld(directory):
+    from runtime.text import Tokenizer
+
+    tokenizer = Tokenizer(directory)
+    answer = Answer(tokenizer, ["abba"])
+    assert answer.push(tokenizer.encode("x ab")) == "x "
+    assert answer.push(tokenizer.encode("ab")) == "ab"
+    assert answer.push(tokenizer.encode("b")) == ""
+    assert answer.finish() == "abb"
+    assert answer.text == "x ababb"
+
+
+def test_incomplete_utf8_is_withheld(directory):
+    from runtime.text import Tokenizer
+
+    tokenizer = Tokenizer(directory)
+    ids = [tokenizer.token_id(c) for c in "ðŁĺĢ"]  # the four bytes of 😀 in the byte alphabet
+    answer = Answer(tokenizer)
+    assert [answer.push([i]) for i in ids] == ["", "", "", "😀"]
+    answer = Answer(tokenizer)
+    assert [answer.push([i]) for i in ids[:3]] == ["", "", ""]
+    assert answer.finish() == "�"
+    assert answer.token_ids == ids[:3]
+
+
+def test_special_tokens_show_their_text(directory):
+    from runtime.text import Tokenizer
+
+    tokenizer = Tokenizer(directory)
+    mask = tokenizer.token_id("<|mask|>")
+    assert tokenizer.decode([mask, *tokenizer.encode("a")]) == "<|mask|>a"
+
+
+@pytest.mark.parametrize("stops", [[], ["never", "seen"]])
+def test_cost_does_not_grow_with_the_answer(directory, stops):
+    from runtime.text import Tokenizer
+
+    tokenizer = Tokenizer(directory)
+    ids = tokenizer.encode("the quick brown fox ")
+
+    def seconds(pushes: int, answer: Answer) -> float:
+        start = time.process_time()
+        for _ in range(pushes):
+            answer.push(ids)
+        return time.process_time() - start
+
+    answer = Answer(tokenizer, stops)
+    early = min(seconds(100, answer) for _ in range(3))
+    seconds(10_000, answer)
+    late = min(seconds(100, answer) for _ in range(5))
+    assert late < 5 * early + 0.002
