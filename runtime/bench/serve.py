@@ -1,0 +1,230 @@
+"""``python -m runtime.bench serve``: a server under load over HTTP, its throughput and latencies.
+
+Loads the server at ``--url``, or starts one of its own on a free port. With ``--compare-llm`` the same prompts also go
+through ``runtime.LLM`` in this process, at batch 32, which shows what HTTP and the processes cost.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import random
+import socket
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from runtime.bench.load import Body, closed_loop, open_loop
+from runtime.client import headers
+
+LLM_BATCH = 32
+START_SECONDS = 300.0
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--url", help="a running server; without it one is started on a free port")
+    parser.add_argument("--api-key", metavar="KEY")
+    parser.add_argument("--model", help="checkpoint of the server that is started, or name of a running one's model")
+    parser.add_argument("--server-args", default="", metavar="'--FLAG ...'", help="flags of the server that is started")
+    parser.add_argument("--clients", type=int, nargs="+", metavar="N", help="closed loop; default: 1 32")
+    parser.add_argument("--rate", type=float, nargs="+", metavar="R", help="open loop: requests a second, Poisson")
+    parser.add_argument("--requests", type=int, default=128, metavar="N", help="of a round; default: 128")
+    parser.add_argument("--rounds", type=int, default=1, metavar="N", help="of each load; default: 1")
+    parser.add_argument("--max-tokens", type=int, default=64, metavar="N", help="of an answer; default: 64")
+    parser.add_argument("--ignore-eos", action="store_true", help="every answer takes all of --max-tokens")
+    parser.add_argument("--mode", choices=("speed", "balanced", "quality"))
+    parser.add_argument("--timeout", type=float, default=300.0, metavar="S", help="of a request; default: 300")
+    parser.add_argument("--seed", type=int, default=0, help="of prompts and arrivals; default: 0")
+    parser.add_argument("--compare-llm", action="store_true", help=f"also LLM.generate at batch {LLM_BATCH}")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write everything measured there")
+
+
+def main(args: argparse.Namespace) -> int:
+    loads: list[tuple[str, float]] = [("clients", n) for n in args.clients or ([] if args.rate else [1, 32])]
+    loads += [("rate", r) for r in args.rate or []]
+    if args.requests < 1 or args.rounds < 1 or any(value <= 0 for _, value in loads):
+        print("--requests, --rounds, --clients and --rate must be above 0", file=sys.stderr)
+        return 2
+    try:
+        with running(args) as url:
+            rows = asyncio.run(_measure(args, url, loads))
+    except (RuntimeError, httpx.HTTPError, OSError) as error:
+        print(error or type(error).__name__, file=sys.stderr)
+        return 1
+    report: dict[str, Any] = {"settings": _settings(args), "loads": rows}
+    if args.compare_llm:
+        report["llm"] = _with_llm(args)
+    _show(report)
+    if args.json:
+        args.json.write_text(json.dumps(report, indent=1) + "\n")
+    return 0 if all(row["failures"] == {} for load in rows for row in load["rounds"]) else 1
+
+
+def bodies(args: argparse.Namespace, round_number: int) -> list[Body]:
+    """Chat requests of one round: prompts of the demo's tasks, new ones in every round so that no cache helps."""
+    from runtime.demo.tasks import all_tasks
+
+    rng = random.Random(f"bench/{args.seed}/{round_number}")
+    tasks = list(all_tasks().values())
+    fields: Body = {"max_tokens": args.max_tokens, "ignore_eos": args.ignore_eos, "temperature": 0.0}
+    if args.mode:
+        fields["decoding"] = {"mode": args.mode}
+    return [{"messages": list(rng.choice(tasks).make(rng).messages), **fields} for _ in range(args.requests)]
+
+
+@contextmanager
+def running(args: argparse.Namespace) -> Iterator[str]:
+    """The address of the server to load; one that was started here is ended again."""
+    if args.url:
+        yield args.url
+        return
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    command = [sys.executable, "-m", "runtime.server", "--host", "127.0.0.1", "--port", str(port)]
+    command += ["--log-level", "warning", *args.server_args.split()]
+    if args.model:
+        command += ["--model", args.model]
+    server = subprocess.Popen(command)
+    try:
+        url = f"http://127.0.0.1:{port}"
+        _wait_until_ready(server, url)
+        yield url
+    finally:
+        server.terminate()
+        try:
+            server.wait(60)
+        except subprocess.TimeoutExpired:
+            server.kill()
+            server.wait()
+
+
+def _wait_until_ready(server: subprocess.Popen[bytes], url: str) -> None:
+    end = time.monotonic() + START_SECONDS
+    while time.monotonic() < end:
+        if server.poll() is not None:
+            raise RuntimeError(f"the server ended while starting, with status {server.returncode}")
+        try:
+            if httpx.get(f"{url}/ready", timeout=5).status_code == 200:
+                return
+        except httpx.HTTPError:
+            pass
+        time.sleep(0.2)
+    raise RuntimeError(f"the server was not ready after {START_SECONDS:.0f} s")
+
+
+async def _measure(args: argparse.Namespace, url: str, loads: list[tuple[str, float]]) -> list[dict[str, Any]]:
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    most = int(max([value for kind, value in loads if kind == "clients"], default=0))
+    limits = httpx.Limits(max_connections=None, max_keepalive_connections=max(most, 100))
+    rows, number = [], 0
+    async with httpx.AsyncClient(
+        base_url=url, headers=headers(args.api_key), timeout=args.timeout, limits=limits
+    ) as http:
+        more: Body = {"stream": True, "stream_options": {"include_usage": True}}
+        if args.url and args.model:
+            more["model"] = args.model
+        warm = [body | more for body in bodies(args, -1)[:2]]
+        await closed_loop(http, warm, 1, lambda: None)
+        with Progress(*columns, transient=True) as progress:
+            for kind, value in loads:
+                rounds = []
+                for _ in range(args.rounds):
+                    todo = [body | more for body in bodies(args, number)]
+                    bar = progress.add_task(f"{kind} {value:g}", total=len(todo))
+                    done: Callable[[], None] = lambda bar=bar: progress.advance(bar)  # type: ignore[misc]  # noqa: E731
+                    if kind == "clients":
+                        result = await closed_loop(http, todo, int(value), done)
+                    else:
+                        result = await open_loop(http, todo, value, args.seed + number, done)
+                    rounds.append(result.summary() | {"prompts": number})
+                    progress.remove_task(bar)
+                    number += 1
+                rows.append({kind: value, "rounds": rounds})
+    return rows
+
+
+def _with_llm(args: argparse.Namespace) -> dict[str, Any]:
+    """The rounds' prompts through LLM.generate, at most LLM_BATCH at once, in this process."""
+    from runtime import LLM, SamplingParams
+
+    rounds = []
+    with LLM(model=None if args.url else args.model, max_num_reqs=LLM_BATCH) as llm:
+        for number in range(-1, args.rounds):  # the first warms up
+            todo = bodies(args, number)
+            decoding = todo[0].get("decoding")
+            params = SamplingParams(
+                max_tokens=args.max_tokens, ignore_eos=args.ignore_eos, temperature=0.0, decoding=decoding
+            )
+            start = time.perf_counter()
+            outputs = llm.generate([body["messages"] for body in todo], params)
+            seconds = time.perf_counter() - start
+            tokens = sum(len(output.token_ids) for output in outputs)
+            rounds.append({"seconds": seconds, "tokens_per_second": tokens / seconds, "prompts": number})
+    return {"batch": LLM_BATCH, "rounds": rounds[1:]}
+
+
+def _settings(args: argparse.Namespace) -> dict[str, Any]:
+    hidden = ("api_key", "json", "tool")
+    return {name: value for name, value in vars(args).items() if name not in hidden}
+
+
+def _median(rounds: list[dict[str, Any]], *path: str) -> float | None:
+    values = []
+    for found in rounds:
+        value: Any = found
+        for name in path:
+            value = value[name]
+        if value is not None:
+            values.append(value)
+    return statistics.median(values) if values else None
+
+
+def _show(report: dict[str, Any]) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    rounds = report["settings"]["rounds"]
+    table = Table(title=f"{report['settings']['requests']} requests a round, medians of {rounds} round(s); times in ms")
+    for name in ("load", "ok", "failed", "req/s", "tokens/s", "ttft p50", "p90", "p99", "latency p50", "p90", "p99"):
+        table.add_column(name, justify="left" if name == "load" else "right")
+
+    def figure(value: float | None, scale: float = 1.0) -> str:
+        return "-" if value is None else f"{value * scale:.1f}"
+
+    for load in report["loads"]:
+        kind = "clients" if "clients" in load else "rate"
+        each = load["rounds"]
+        failed = ", ".join(f"{n} x {k}" for row in each for k, n in row["failures"].items())
+        times = [figure(_median(each, what, p), 1000) for what in ("ttft", "latency") for p in ("p50", "p90", "p99")]
+        table.add_row(
+            f"{load[kind]:g} {kind}" if kind == "clients" else f"{load[kind]:g} req/s",
+            str(sum(row["ok"] for row in each)),
+            failed or "0",
+            figure(_median(each, "requests_per_second")),
+            figure(_median(each, "tokens_per_second")),
+            *times,
+        )
+    console = Console(width=None if sys.stdout.isatty() else 140)
+    console.print(table)
+    speeds = {
+        load["clients"]: _median(load["rounds"], "tokens_per_second") for load in report["loads"] if "clients" in load
+    }
+    if len(speeds) > 1 and (least := speeds[min(speeds)]):
+        most = speeds[max(speeds)] or 0.0
+        console.print(f"{max(speeds):g} clients against {min(speeds):g}: {most / least:.2f} times the tokens/s")
+    if "llm" in report:
+        own = _median(report["llm"]["rounds"], "tokens_per_second") or 0.0
+        console.print(f"LLM.generate at batch {LLM_BATCH}: {own:.1f} tokens/s")
+        if speeds and own:
+            console.print(f"{max(speeds):g} clients over HTTP: {(speeds[max(speeds)] or 0.0) / own:.2f} of that")
