@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from typing import Any
 
 from fastapi import FastAPI
@@ -20,8 +19,6 @@ from runtime.server.responses import error_response, json_response
 from runtime.server.routes import chat, completions, generate, status, tokens, unbuilt
 from runtime.server.schemas import BODIES
 from runtime.server.service import Service
-
-log = logging.getLogger("unmask.http")
 
 
 class App(FastAPI):
@@ -47,7 +44,6 @@ def make_app(service: Service) -> App:
         exception_handlers={
             RequestError: _request_error,
             HTTPException: _http_error,
-            Exception: _fault,
         },
     )
     app.state.service = service
@@ -78,9 +74,3 @@ async def _http_error(request: Request, error: Exception) -> Response:
         error.status_code, str(error.detail)
     )
     return json_response(error_object(error.status_code, message), error.status_code, error.headers)
-
-
-async def _fault(request: Request, error: Exception) -> Response:
-    """A fault of ours: told with the request's id, and raised again by the framework, which logs it."""
-    message = "the server failed on this request; its log tells more under the X-Request-Id of this answer"
-    return json_response(error_object(500, message, code="internal_error"), 500)

@@ -12,6 +12,7 @@ import os
 import sys
 import time
 from collections.abc import Callable, Iterator
+from importlib import import_module
 from typing import Any
 
 import zmq
@@ -53,9 +54,11 @@ class Link:
             self.poller.register(sys.stdin.fileno(), zmq.POLLIN)
         self.last_heard = time.monotonic()
 
-    def greet(self) -> Configure:
-        """Say hello and wait for what to load."""
+    def greet(self) -> None:
         self.commands.send(messages.encode(Hello(messages.VERSION, os.getpid())))
+
+    def configuration(self) -> Configure:
+        """Wait for what to load: the answer to the greeting. Raises FrontendGone."""
         while True:
             for command in self.receive(1.0):
                 if isinstance(command, Configure):
@@ -141,6 +144,11 @@ class Backend:
         self.stats_due = False
 
 
+def import_engine() -> None:
+    """What takes longest and depends on no configuration."""
+    import_module("runtime.engine.setup")
+
+
 def load_engine(config: EngineConfig, device_index: int, progress: Progress) -> Any:
     """The real engine, on the replica's own GPU where it runs on one."""
     import torch
@@ -151,9 +159,9 @@ def load_engine(config: EngineConfig, device_index: int, progress: Progress) -> 
                 f"--device-ids: GPU {device_index} is asked for, but only {torch.cuda.device_count()} are visible"
             )
         torch.cuda.set_device(device_index)
-    from runtime.engine.engine import Engine
+    from runtime.engine import setup
 
-    return Engine(config, progress)
+    return setup.load_engine(config, progress)
 
 
 def _sentence(error: BaseException) -> str:
@@ -166,9 +174,11 @@ def _sentence(error: BaseException) -> str:
     return f"the engine could not be loaded: {type(error).__name__}: {first}"
 
 
-def serve(link: Link, make_engine: MakeEngine) -> int:
+def serve(link: Link, make_engine: MakeEngine, prepare: Callable[[], object]) -> int:
     """Load what the frontend asks for and serve it; the process's exit code."""
-    configure = link.greet()
+    link.greet()
+    prepare()
+    configure = link.configuration()
     logs.set_up(configure.log_level, configure.log_format, link.name.decode())
     started = time.monotonic()
 
@@ -187,23 +197,21 @@ def serve(link: Link, make_engine: MakeEngine) -> int:
             log.exception("loading failed")
         link.send(Fatal(_sentence(error)))
         return 1
-    try:
-        link.send(Ready(engine.info, time.monotonic() - started))
-        Backend(link, engine).run()
-    finally:
-        engine.close()
+    link.send(Ready(engine.info, time.monotonic() - started))
+    Backend(link, engine).run()
     return 0
 
 
-def main(make_engine: MakeEngine = load_engine, argv: list[str] | None = None) -> int:
+def main(make_engine: MakeEngine = load_engine, prepare: Callable[[], object] = import_engine) -> int:
+    """The process's exit code. Tests drive engines of their own through `make_engine`."""
     parser = argparse.ArgumentParser(prog="runtime.server.backend", description="started by the frontend, not by hand")
     parser.add_argument("--name", required=True)
     parser.add_argument("--command-addr", required=True)
     parser.add_argument("--event-addr", required=True)
-    args = parser.parse_args(argv)
+    args = parser.parse_args()
     link = Link(args.name, args.command_addr, args.event_addr, watch_stdin=True)
     try:
-        return serve(link, make_engine)
+        return serve(link, make_engine, prepare)
     except FrontendGone as gone:
         log.info("ending: %s", gone)
         return 0

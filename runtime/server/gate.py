@@ -1,7 +1,8 @@
-"""What every HTTP request passes first: its id, the key, the count of requests in flight, the goodbye while draining."""
+"""What every HTTP request passes first: its id, the key, the count in flight, the goodbye while draining."""
 
 from __future__ import annotations
 
+import logging
 import re
 import uuid
 
@@ -11,6 +12,8 @@ from runtime.errors import RequestError
 from runtime.server.keys import OPEN_PATHS
 from runtime.server.responses import error_response
 from runtime.server.service import Service
+
+log = logging.getLogger("unmask.http")
 
 _REQUEST_ID = re.compile(rb"[\x21-\x7e]{1,128}")
 
@@ -37,8 +40,12 @@ class Gate:
         valid = given is not None and _REQUEST_ID.fullmatch(given) is not None
         request_id = given if given is not None and valid else uuid.uuid4().hex.encode()
 
+        started = False
+
         async def send_marked(message: Message) -> None:
+            nonlocal started
             if message["type"] == "http.response.start":
+                started = True
                 headers = message["headers"] = [*message.get("headers", ()), (b"x-request-id", request_id)]
                 if service.draining:
                     headers.append((b"connection", b"close"))
@@ -54,6 +61,13 @@ class Gate:
                 service.keys.check(authorization)
             await self.app(scope, receive, send_marked)
         except RequestError as error:  # of the gate itself: the app answers its own
+            await error_response(error)(scope, receive, send_marked)
+        except Exception:
+            log.exception("request %s failed", request_id.decode())
+            if started:
+                raise  # the connection is closed in the middle of the answer
+            message = f"the server failed on this request; its log tells more under {request_id.decode()}"
+            error = RequestError(message, status=500, code="internal_error")
             await error_response(error)(scope, receive, send_marked)
         finally:
             service.in_flight -= 1

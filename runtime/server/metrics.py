@@ -89,12 +89,8 @@ class Metrics:
             ["outcome"],
             registry=self.registry,
         )
-        self.first_token = histogram(
-            "time_to_first_token_seconds", "Streamed requests: until the first text.", _SECONDS
-        )
-        self.first_block = histogram(
-            "time_to_first_block_seconds", "Streamed requests: until a whole block of tokens is stable.", _SECONDS
-        )
+        self.first_token = histogram("time_to_first_token_seconds", "Streams: until the first text.", _SECONDS)
+        self.first_block = histogram("time_to_first_block_seconds", "Streams: until a whole block is stable.", _SECONDS)
         self.per_token = histogram(
             "time_per_output_token_seconds",
             "Duration over tokens of an answer, after the queue.",

@@ -18,7 +18,6 @@ from runtime.params import SamplingParams, choices, resolve, stop_strings
 from runtime.server.frontend import Frontend, Unavailable
 from runtime.server.jobs import Choice, ClientGone, Job
 from runtime.server.keys import Keys
-from runtime.server.metrics import Metrics
 from runtime.server.schemas import B, GenerateRequest, Generation, OpenAIRequest, parse_body
 from runtime.text import Answer, Tokenizer
 
@@ -46,10 +45,10 @@ _SAMPLING = (
 class Service:
     """The server's state as routes see it."""
 
-    def __init__(self, config: ServerConfig, frontend: Frontend, metrics: Metrics, keys: Keys) -> None:
+    def __init__(self, config: ServerConfig, frontend: Frontend, keys: Keys) -> None:
         self.config = config
         self.frontend = frontend
-        self.metrics = metrics
+        self.metrics = frontend.metrics
         self.keys = keys
         self.names = config.model_names
         self.tokenizer: Tokenizer | None = None  # loaded beside the engine
@@ -96,21 +95,24 @@ class Service:
             self.metrics.requests.labels("aborted" if error.status == 499 else "refused").inc()
             raise
 
-    async def encode(self, text: str) -> list[int]:
+    async def encode(self, text: str, param: str = "prompt") -> list[int]:
         """A prompt's ids; special tokens in it are ordinary text (decoding.md 1)."""
         _, tokenizer = self.require()
         if len(text) > THREAD_CHARS:
-            return await asyncio.to_thread(tokenizer.encode, text)
-        return tokenizer.encode(text)
+            return await asyncio.to_thread(tokenizer.encode, text, param)
+        return tokenizer.encode(text, param)
 
     async def encode_chat(self, messages: list[dict[str, str]], kwargs: Mapping[str, Any] | None) -> list[int]:
         """The ids of a chat with the checkpoint's own template."""
         _, tokenizer = self.require()
-        if not messages:
-            raise RequestError("messages: is empty; give at least one message", param="messages")
+        variables = dict(kwargs or {})
+        for name in ("self", "messages"):
+            if name in variables:
+                path = f"chat_template_kwargs.{name}"
+                raise RequestError(f"{path}: this name is the template's own; leave it out", param=path)
         if sum(len(message["content"]) for message in messages) > THREAD_CHARS:
-            return await asyncio.to_thread(tokenizer.encode_chat, messages, dict(kwargs or {}))
-        return tokenizer.encode_chat(messages, dict(kwargs or {}))
+            return await asyncio.to_thread(tokenizer.encode_chat, messages, **variables)
+        return tokenizer.encode_chat(messages, **variables)
 
     def job(
         self,

@@ -19,6 +19,7 @@ import zmq
 
 from runtime.config import ServerConfig
 from runtime.engine.io import EngineInfo, EngineOutput, EngineStats
+from runtime.errors import ConfigError
 from runtime.server import messages
 from runtime.server.messages import Fatal, Loading, Outputs, Ready, Stats
 
@@ -52,6 +53,7 @@ class Replica:
         self.starts = 0
         self.state = State.STARTING
         self.process: asyncio.subprocess.Process | None = None
+        self.spawned = asyncio.Event()
         self.loading = Loading("start", 0, 0)
         self.fatal: str | None = None  # the current process's own last word
         self.last_heard = 0.0
@@ -95,17 +97,24 @@ class Supervisor:
         socket.setsockopt(zmq.LINGER, 0)
         socket.setsockopt(zmq.SNDHWM, 0)
         socket.setsockopt(zmq.RCVHWM, 0)
-        socket.bind(addr)
+        try:
+            socket.bind(addr)
+        except zmq.ZMQError as error:
+            flag = "--zmq-command-addr" if kind == zmq.ROUTER else "--zmq-event-addr"
+            raise ConfigError(f"{flag}: {addr} cannot be listened on: {error.strerror}; give another") from None
         return socket
 
     # -- life
 
-    def start(self) -> None:
+    async def start(self) -> None:
+        """Start every backend; returns when the processes run."""
         loop = asyncio.get_running_loop()
         loop.add_reader(self.commands.fileno(), self._read_commands)
         loop.add_reader(self.events.fileno(), self._read_events)
         self.tasks = [asyncio.create_task(self._keep(replica)) for replica in self.replicas]
         self.tasks.append(asyncio.create_task(self._beat()))
+        for replica in self.replicas:
+            await replica.spawned.wait()
 
     async def stop(self, reason: str) -> None:
         """End every backend: by message, then by force."""
@@ -114,11 +123,11 @@ class Supervisor:
             task.cancel()
         await asyncio.gather(*self.tasks, return_exceptions=True)
         for replica in self.replicas:
-            self._send(replica, messages.Stop(reason))
+            if replica.state is State.READY:
+                self._send(replica, messages.Stop(reason))
+            else:
+                _kill(replica)  # nothing is lost, and a loading process may not listen for long
         alive = [r.process for r in self.replicas if r.process is not None and r.process.returncode is None]
-        for process in alive:
-            if process.stdin is not None:
-                process.stdin.close()  # reaches a backend that does not read its socket yet
         if alive:
             _, late = await asyncio.wait([asyncio.create_task(p.wait()) for p in alive], timeout=STOP_SECONDS)
             if late:
@@ -132,8 +141,7 @@ class Supervisor:
     def kill(self) -> None:
         """End every backend process at once."""
         for replica in self.replicas:
-            if replica.process is not None and replica.process.returncode is None:
-                replica.process.kill()
+            _kill(replica)
 
     async def _keep(self, replica: Replica) -> None:
         """Run a backend in this place for ever."""
@@ -167,6 +175,7 @@ class Supervisor:
             env=backend_environment(),
             start_new_session=True,  # Ctrl-C is for the frontend, which drains first
         )
+        replica.spawned.set()
         replica.last_heard = time.monotonic()
         code = await replica.process.wait()
         self._read_events()  # its last words
@@ -270,6 +279,11 @@ class Supervisor:
                 self.listener.on_ready(replica.index, info, load_seconds)
             case Fatal(sentence):
                 replica.fatal = sentence
+
+
+def _kill(replica: Replica) -> None:
+    if replica.process is not None and replica.process.returncode is None:
+        replica.process.kill()
 
 
 def backend_environment() -> dict[str, str]:

@@ -46,4 +46,4 @@ async def detokenize(request: Request) -> Response:
             raise RequestError(
                 f"tokens[{i}]: not a token id of this model (0 to {info.max_token_id})", param=f"tokens[{i}]"
             )
-    return json_response({"prompt": tokenizer.decode(body.tokens, skip_special_tokens=False)})
+    return json_response({"prompt": tokenizer.decode(body.tokens)})

@@ -1,0 +1,5 @@
+import sys
+
+from runtime.server.cli import main
+
+sys.exit(main())

@@ -1,0 +1,41 @@
+"""The HTTP side: service, application and uvicorn around them. Importing it is most of a frontend's start-up time."""
+
+from __future__ import annotations
+
+import contextlib
+
+import uvicorn
+
+from runtime.config import ServerConfig
+from runtime.server.app import make_app
+from runtime.server.frontend import Frontend
+from runtime.server.keys import Keys
+from runtime.server.protocol import Protocol
+from runtime.server.service import Service
+
+KEEP_ALIVE_SECONDS = 75  # of an idle connection; longer than clients keep theirs, so that they close first
+
+
+class HttpServer(uvicorn.Server):
+    """uvicorn without its own view of signals."""
+
+    def capture_signals(self) -> contextlib.AbstractContextManager[None]:
+        return contextlib.nullcontext()
+
+
+def make_http(config: ServerConfig, frontend: Frontend) -> tuple[Service, HttpServer]:
+    """A server ready to be given its listening socket, and the service its routes use."""
+    service = Service(config, frontend, Keys(config.api_key, config.api_key_file))
+    settings = uvicorn.Config(
+        make_app(service),
+        http=Protocol,
+        ws="none",
+        lifespan="off",
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        proxy_headers=False,
+        timeout_keep_alive=KEEP_ALIVE_SECONDS,
+        timeout_graceful_shutdown=1,
+    )
+    return service, HttpServer(settings)

@@ -1,0 +1,185 @@
+"""A server's life: the port opens at once, the model loads, requests are served, SIGTERM drains (runtime.md 4)."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import shutil
+import signal
+import socket
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+import uvloop
+
+from runtime.config import ServerConfig
+from runtime.errors import ConfigError, RequestError
+from runtime.server import logs
+from runtime.server.frontend import Frontend
+from runtime.server.metrics import Metrics
+from runtime.server.supervisor import BACKEND_COMMAND, Supervisor
+from runtime.weights.checkpoint import resolve_checkpoint
+
+if TYPE_CHECKING:
+    from runtime.server.http import HttpServer
+    from runtime.server.service import Service
+    from runtime.text import Tokenizer
+
+log = logging.getLogger("unmask.server")
+
+BACKLOG = 2048  # connections the kernel holds for us
+IDLE_GRACE = 0.5  # seconds in which kept-alive connections may still bring a request after the listener has closed
+LAST_WORDS = 1.0  # seconds to write the error that ends what did not finish in --drain-timeout
+
+
+def run(config: ServerConfig, backend_command: tuple[str, ...] = BACKEND_COMMAND) -> int:
+    """Serve until told to stop; the process's exit code. Raises ConfigError when the server cannot start."""
+    logs.set_up(config.log_level, config.log_format, "frontend")
+    with contextlib.ExitStack() as stack:
+        listener = stack.enter_context(_listen(config.host, config.port))
+        addresses = _addresses(config, stack)
+        server = Server(config, listener, addresses, backend_command, stack.close)
+        return uvloop.run(server.serve())
+
+
+def _listen(host: str, port: int) -> socket.socket:
+    """A socket that already accepts: clients that come before the model is loaded get an answer."""
+    try:
+        family, kind, proto, _, address = socket.getaddrinfo(
+            host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
+        listener = socket.socket(family, kind, proto)
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(address)
+        listener.listen(BACKLOG)
+    except OSError as error:
+        raise ConfigError(f"--host {host} --port {port}: cannot be listened on: {error.strerror or error}") from None
+    return listener
+
+
+def _addresses(config: ServerConfig, stack: contextlib.ExitStack) -> tuple[str, str]:
+    """Where frontend and backends meet: as configured, else in a fresh private directory, gone with `stack`."""
+    if config.zmq_command_addr is not None and config.zmq_event_addr is not None:
+        return config.zmq_command_addr, config.zmq_event_addr
+    place = tempfile.mkdtemp(prefix="unmask-")
+    stack.callback(shutil.rmtree, place, ignore_errors=True)
+    return f"ipc://{place}/commands", f"ipc://{place}/events"
+
+
+class Server:
+    """Everything of one frontend process, wired together."""
+
+    def __init__(
+        self,
+        config: ServerConfig,
+        listener: socket.socket,
+        addresses: tuple[str, str],
+        backend_command: tuple[str, ...],
+        clean_up: Callable[[], object],
+    ) -> None:
+        self.config = config
+        self.listener = listener
+        self.clean_up = clean_up
+        metrics = Metrics()
+        self.frontend = Frontend(config, metrics)
+        self.supervisor = Supervisor(config, self.frontend, *addresses, self._give_up, backend_command)
+        self.frontend.supervisor = self.supervisor
+        metrics.backends.set_function(lambda: len(self.supervisor.ready))
+        self.service: Service | None = None
+        self.http: HttpServer | None = None
+        self.failure: str | None = None  # why the server could not start
+        self.ended = asyncio.Event()
+        self.signals = 0
+        self.drainer: asyncio.Task[None] | None = None
+
+    async def serve(self) -> int:
+        """Serve to the end. Raises ConfigError with the reason when loading failed."""
+        loop = asyncio.get_running_loop()
+        for sig in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(sig, self._on_signal, sig)
+        await self.supervisor.start()
+        # only now, so that the backends load while this process imports; connections wait in the kernel
+        from runtime.server.http import make_http
+
+        self.service, self.http = make_http(self.config, self.frontend)
+        self.service.draining = self.signals > 0
+        port = self.listener.getsockname()[1]
+        log.info("listening on http://%s:%d, serving %s", self.config.host, port, ", ".join(self.service.names))
+        if self.config.engine.model is None:
+            log.info("no --model was given: this is the small demo checkpoint shipped with unmask")
+        http = asyncio.create_task(self.http.serve(sockets=[self.listener]))
+        tokenizer = asyncio.create_task(self._load_tokenizer(self.service))
+        try:
+            await self.ended.wait()
+        finally:
+            tokenizer.cancel()
+            self.http.should_exit = True
+            await asyncio.gather(http, self.supervisor.stop("the server ends"), return_exceptions=True)
+        if self.failure is not None:
+            raise ConfigError(self.failure)
+        return 0
+
+    async def _load_tokenizer(self, service: Service) -> None:
+        def load() -> Tokenizer:
+            from runtime.text import Tokenizer
+
+            return Tokenizer(resolve_checkpoint(self.config.engine.model).path, self.config.chat_template)
+
+        try:
+            service.tokenizer = await asyncio.to_thread(load)
+        except ConfigError as error:
+            self._give_up(str(error))
+        except Exception as error:
+            log.exception("the tokenizer could not be loaded")
+            self._give_up(f"the tokenizer could not be loaded: {type(error).__name__}: {error}")
+
+    def _give_up(self, sentence: str) -> None:
+        if not self.ended.is_set():
+            self.failure = sentence
+            self.ended.set()
+
+    def _on_signal(self, sig: signal.Signals) -> None:
+        self.signals += 1
+        if self.signals > 1:
+            log.warning("%s again: ending at once", sig.name)
+            self.supervisor.kill()
+            self.clean_up()
+            sys.stderr.flush()
+            os._exit(128 + sig)
+        if self.service is None or self.http is None:
+            self.ended.set()  # nothing has been served yet
+            return
+        self.service.draining = True
+        self.drainer = asyncio.create_task(self._drain(sig, self.service, self.http))
+
+    async def _drain(self, sig: signal.Signals, service: Service, http: HttpServer) -> None:
+        """Serve on for --drain-delay, close the listener, let what runs finish."""
+        config = self.config
+        log.info("%s: draining, %d requests in flight", sig.name, service.in_flight)
+        await asyncio.sleep(config.drain_delay)
+        closed = time.monotonic()
+        for server in http.servers:
+            server.close()
+
+        def unfinished() -> bool:
+            seconds = time.monotonic() - closed
+            if service.in_flight:
+                return seconds < config.drain_timeout
+            # on an idle connection a request may be under way, so those get a moment before they are closed
+            return bool(http.server_state.connections) and seconds < min(IDLE_GRACE, config.drain_timeout)
+
+        while unfinished():
+            await asyncio.sleep(0.02)
+        if service.in_flight:
+            error = RequestError("the server is ending and --drain-timeout has passed", status=503, code="draining")
+            log.warning("%d requests did not finish within --drain-timeout", self.frontend.fail_all(error))
+            started = time.monotonic()
+            while service.in_flight and time.monotonic() - started < LAST_WORDS:
+                await asyncio.sleep(0.02)
+        log.info("drained")
+        self.ended.set()

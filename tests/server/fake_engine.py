@@ -1,0 +1,83 @@
+"""An engine without a model: answers "abcabc...", a token a step, and misbehaves when the request's salt says so.
+
+Salts: ``slow`` (a token every 50 ms), ``fail`` (its steps raise, as a bad batch would inside the engine),
+``crash`` (the engine itself breaks), ``exit`` (the process dies).
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from typing import Any
+
+from runtime.config import EngineConfig
+from runtime.engine.io import DecodingParams, EngineInfo, EngineOutput, EngineStats, RequestSpec
+from runtime.errors import ConfigError
+
+LETTERS = [64, 65, 66]  # a, b, c in the test tokenizer
+
+
+class FakeEngine:
+    def __init__(self, config: EngineConfig, device_index: int, progress: Any) -> None:
+        for done in (0, 50, 100):
+            progress("weights", done, 100)
+            time.sleep(config.add_block_threshold or 0)  # a flag that only stretches loading here
+        if config.accept_threshold == 0:
+            raise ConfigError("tensor 'model.norm.weight' is missing")
+        self.info = EngineInfo(
+            family="fake", strategy="multi_bd", device="cpu", dtype="float32", vocab_size=264, max_token_id=260,
+            mask_token_id=256, eos_token_ids=[257], block_size=8, buffer_size=1, page_size=8, num_pages=4096,
+            max_model_len=config.max_model_len or 4096, max_num_reqs=config.max_num_reqs,
+            max_num_batched_tokens=8192, prefix_caching=True, algorithms=["threshold"], defaults=DecodingParams(),
+        )  # fmt: skip
+        self.live: dict[str, tuple[RequestSpec, int, float]] = {}
+        self.total = 0
+
+    def add(self, spec: RequestSpec) -> None:
+        self.live[spec.id] = (spec, 0, time.monotonic())
+
+    def abort(self, request_id: str) -> None:
+        self.live.pop(request_id, None)
+
+    def has_work(self) -> bool:
+        return bool(self.live)
+
+    def step(self) -> list[EngineOutput]:
+        time.sleep(0.002)
+        outputs = []
+        for spec, done, due in list(self.live.values()):
+            if spec.cache_salt == "crash":
+                raise RuntimeError("the fake engine broke")
+            if spec.cache_salt == "exit":
+                os._exit(3)
+            if spec.cache_salt == "fail":
+                del self.live[spec.id]
+                outputs.append(
+                    EngineOutput(id=spec.id, nfe=done, finish_reason="error", error="RuntimeError: bad step")
+                )
+                continue
+            if time.monotonic() < due:
+                continue
+            self.total += 1
+            done += 1
+            last = done == spec.max_tokens
+            self.live[spec.id] = (spec, done, time.monotonic() + (0.05 if spec.cache_salt == "slow" else 0))
+            if last:
+                del self.live[spec.id]
+            if last or spec.report != "final":
+                new = range(done - 1, done) if spec.report != "final" else range(done)
+                outputs.append(
+                    EngineOutput(
+                        id=spec.id,
+                        nfe=done,
+                        new_tokens=[LETTERS[i % 3] for i in new],
+                        finish_reason="length" if last else None,
+                        cached_tokens=0,
+                        queue_seconds=0.0,
+                    )
+                )
+        return outputs
+
+    def stats(self) -> EngineStats:
+        live = len(self.live)
+        return EngineStats(running=live, pages_total=4096, pages_used=live, generated_tokens=self.total)

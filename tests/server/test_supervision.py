@@ -1,0 +1,138 @@
+"""Backends that die, fail, fill up or never come (runtime.md 4), with an engine that does so on demand."""
+
+from __future__ import annotations
+
+import concurrent.futures
+import json
+import os
+import signal
+import time
+from pathlib import Path
+
+import httpx
+import pytest
+
+from tests.server.harness import FAKE, ServerProcess, serving, sse, wait_for
+
+SLOW = {"prompt": "x", "max_tokens": 400, "cache_salt": "slow"}
+
+
+def start_slow(fake: ServerProcess, pool: concurrent.futures.Executor, count: int = 8, **more: object) -> list:
+    def post() -> httpx.Response:
+        with fake.client() as client:
+            return client.post("/generate", json={**SLOW, **more})
+
+    futures = [pool.submit(post) for _ in range(count)]
+    wait_for(lambda: fake.metrics()["unmask_requests_running"] == count, 10)
+    return futures
+
+
+def test_a_killed_backend_ends_its_requests_and_comes_back(fake: ServerProcess) -> None:
+    (backend,) = fake.backends()
+    with concurrent.futures.ThreadPoolExecutor(16) as pool, fake.client() as client:
+        plain = start_slow(fake, pool, 6)
+        streams = [pool.submit(client.post, "/generate", json={**SLOW, "stream": True}) for _ in range(2)]
+        time.sleep(0.3)
+        killed = time.monotonic()
+        os.kill(backend.pid, signal.SIGKILL)
+        answers = [f.result(timeout=5) for f in plain]
+        events = [sse(f.result(timeout=5).text) for f in streams]
+        assert time.monotonic() - killed < 2
+        for answer in answers:
+            assert answer.status_code == 503
+            assert answer.headers["retry-after"]
+            assert answer.json()["error"]["code"] == "no_backend"
+        for event in events:
+            assert json.loads(event[-2])["event"] == "error"
+            assert event[-1] == "[DONE]"
+        fake.until_ready(15)
+        answer = client.post("/generate", json={"prompt": "x", "max_tokens": 4})
+        assert answer.json()["text"] == "abca"
+    fake.until_idle()
+    assert fake.backends()[0].pid != backend.pid
+    assert fake.metrics()["unmask_backend_failures_total"] == 1
+
+
+def test_while_no_backend_lives(checkpoint: Path) -> None:
+    slowly = ("--add-block-threshold", "0.7")  # what the fake engine takes for its loading's pace
+    with serving("--model", str(checkpoint), *slowly, module=FAKE, ready=False) as loading, loading.client() as client:
+        startup = client.get("/startup")
+        assert startup.status_code == 503
+        assert {"phase", "bytes", "percent"} <= startup.json().keys()
+        wait_for(lambda: client.get("/startup").json().get("percent") == 50, 10)
+        assert client.get("/health").status_code == 200
+        assert client.get("/ready").status_code == 503
+        assert client.get("/v1/models").status_code == 503
+        refused = client.post("/generate", json={"prompt": "x"})
+        assert refused.status_code == 503
+        assert refused.headers["retry-after"]
+        loading.until_ready()
+        assert client.get("/startup").status_code == 200
+        assert client.get("/v1/models").status_code == 200
+
+
+@pytest.mark.parametrize("salt", ["crash", "exit"])
+def test_a_backend_that_breaks_is_restarted(fake: ServerProcess, salt: str) -> None:
+    with fake.client() as client:
+        answer = client.post("/generate", json={"prompt": "x", "cache_salt": salt})
+        assert answer.status_code == 503
+        assert "gone" in answer.json()["error"]["message"]
+        assert client.get("/ready").status_code == 503
+        fake.until_ready(15)
+        assert client.post("/generate", json={"prompt": "x", "max_tokens": 2}).status_code == 200
+
+
+def test_a_failed_step_fails_its_request_alone(fake: ServerProcess) -> None:
+    with concurrent.futures.ThreadPoolExecutor() as pool, fake.client() as client:
+        (slow,) = start_slow(fake, pool, 1, max_tokens=20)
+        answer = client.post("/generate", json={"prompt": "x", "cache_salt": "fail"})
+        assert answer.status_code == 500
+        error = answer.json()["error"]
+        assert error["code"] == "engine_error"
+        assert "gen-" in error["message"]
+        stream = sse(client.post("/generate", json={"prompt": "x", "cache_salt": "fail", "stream": True}).text)
+        assert json.loads(stream[-2])["error"]["code"] == "engine_error"
+        chat = {"messages": [{"role": "user", "content": "x"}], "cache_salt": "fail", "stream": True}
+        stream = sse(client.post("/v1/chat/completions", json=chat).text)
+        assert json.loads(stream[-2])["error"]["type"] == "server_error"
+        assert stream[-1] == "[DONE]"
+        assert slow.result().status_code == 200
+
+
+def test_replicas_share_the_load_and_the_loss(checkpoint: Path) -> None:
+    with serving("--model", str(checkpoint), "--data-parallel-size", "2", module=FAKE) as server:
+        wait_for(lambda: server.metrics()["unmask_backends_ready"] == 2, 10)
+        with concurrent.futures.ThreadPoolExecutor(8) as pool:
+            futures = start_slow(server, pool, 4, max_tokens=60)
+            os.kill(server.backends()[0].pid, signal.SIGKILL)
+            statuses = sorted(f.result().status_code for f in futures)
+        assert statuses == [200, 200, 503, 503]
+        with server.client() as client:
+            assert client.get("/ready").status_code == 200
+
+
+def test_a_full_queue_and_a_time_limit(checkpoint: Path) -> None:
+    limits = ("--max-num-reqs", "2", "--max-queue", "1", "--request-timeout", "1.5")
+    with serving("--model", str(checkpoint), *limits, module=FAKE) as server:
+        with concurrent.futures.ThreadPoolExecutor(4) as pool, server.client() as client:
+            futures = start_slow(server, pool, 3)
+            full = client.post("/generate", json={"prompt": "x"})
+            assert full.status_code == 429
+            assert int(full.headers["retry-after"]) > 0
+            assert full.json()["error"]["code"] == "queue_full"
+            assert client.post("/v1/completions", json={"prompt": "x", "n": 4}).status_code == 429
+            for future in futures:
+                assert future.result().status_code == 504
+            events = sse(client.post("/generate", json={**SLOW, "stream": True}).text)
+            assert json.loads(events[-2])["error"]["type"] == "timeout_error"
+        server.until_idle()
+        found = server.metrics()
+        assert found['unmask_requests_total{outcome="timeout"}'] == 4
+        assert found['unmask_requests_total{outcome="refused"}'] == 2
+
+
+def test_a_killed_frontend_takes_its_backend_with_it(checkpoint: Path) -> None:
+    with serving("--model", str(checkpoint), module=FAKE) as server:
+        (backend,) = server.backends()
+        os.kill(server.process.pid, signal.SIGKILL)
+        backend.wait(5)
