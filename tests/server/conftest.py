@@ -21,8 +21,8 @@ def server(checkpoint: Path) -> Iterator[ServerProcess]:
         yield server
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def fake(checkpoint: Path) -> Iterator[ServerProcess]:
-    """A server over an engine without model, for what must break."""
+    """A server over an engine without model, for what must break; it recovers, so tests share it."""
     with serving("--model", str(checkpoint), "--served-model-name", "tiny", module=FAKE) as server:
         yield server
