@@ -79,7 +79,7 @@ class OracleModel:
         c, w = self.config, self.w
         n, heads, kv_heads = len(x), c["num_attention_heads"], c["num_key_value_heads"]
         dim = c.get("head_dim") or c["hidden_size"] // heads
-        qkv = x @ w[name + "attention.query_key_value.weight"].T
+        qkv = x @ w[name + "attention.query_key_value.weight"].T + w.get(name + "attention.query_key_value.bias", 0.0)
         q, k, v = (
             part.reshape(n, -1, dim).transpose(0, 1)
             for part in qkv.split([heads * dim, kv_heads * dim, kv_heads * dim], dim=-1)
@@ -94,7 +94,9 @@ class OracleModel:
             scores = q[h] @ k[kv].T / math.sqrt(dim)
             scores = scores.masked_fill(~block_causal(n, self.block), -math.inf)
             outs.append(torch.softmax(scores, dim=-1) @ v[kv])
-        return torch.cat(outs, dim=-1) @ w[name + "attention.dense.weight"].T
+        return torch.cat(outs, dim=-1) @ w[name + "attention.dense.weight"].T + w.get(
+            name + "attention.dense.bias", 0.0
+        )
 
     def _mlp(self, name: str, x: Tensor) -> Tensor:
         gate, up = x @ self.w[name + "gate_proj.weight"].T, x @ self.w[name + "up_proj.weight"].T

@@ -103,6 +103,10 @@ def tiny_tensors(config: dict[str, Any], seed: int, sharpness: float = 1.0) -> d
         w[f"{name}.attention.query_layernorm.weight"] = norm(dim) * 1.5
         w[f"{name}.attention.key_layernorm.weight"] = norm(dim) * 1.5
         w[f"{name}.attention.dense.weight"] = linear(hidden, heads * dim)
+        if c["use_qkv_bias"]:
+            w[f"{name}.attention.query_key_value.bias"] = normal((heads + 2 * kv) * dim, scale=0.3)
+        if c["use_bias"]:
+            w[f"{name}.attention.dense.bias"] = normal(hidden, scale=0.3)
         if n < c["first_k_dense_replace"]:
             mlp(f"{name}.mlp", c["intermediate_size"])
             continue

@@ -1,0 +1,82 @@
+"""Drives a model the way serving does: paged pool in random order, chunks of several sequences in one forward."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from runtime.models.base import ForwardBatch
+
+
+def make_batch(
+    rows: Sequence[tuple[list[int], int, int]], tables: torch.Tensor, *, block_size: int, page_size: int
+) -> ForwardBatch:
+    """`rows`: for each sequence its ids, the first position to run and the end of the run. `tables` [seqs, pages]."""
+    device = tables.device
+    tokens = torch.tensor([t for ids, first, end in rows for t in ids[first:end]])
+    positions = torch.cat([torch.arange(first, end) for _, first, end in rows])
+    lengths = torch.tensor([end - first for _, first, end in rows])
+    owner = torch.repeat_interleave(torch.arange(len(rows)), lengths)
+    slots = tables.cpu()[owner, positions // page_size].long() * page_size + positions % page_size
+    ends = torch.tensor([end for _, _, end in rows])
+    return ForwardBatch(
+        tokens=tokens.to(device),
+        positions=positions.to(device),
+        slots=slots.to(device),
+        seq_rows=torch.cat([torch.zeros(1, dtype=torch.long), lengths.cumsum(0)]).int().to(device),
+        cached=torch.tensor([first for _, first, _ in rows]).int().to(device),
+        kv_len=ends.int().to(device),
+        page_table=tables.int(),
+        block_size=block_size,
+        page_size=page_size,
+        max_rows=int(lengths.max()),
+        max_kv=int(ends.max()),
+    )
+
+
+def page_tables(lengths: Sequence[int], page_size: int, random: torch.Generator) -> tuple[torch.Tensor, int]:
+    """Disjoint pages in random order, [seqs, most pages] with 0 past a sequence's end, and the pool's page count.
+    Page 0 belongs to nobody, so that reading a padded entry reads poison."""
+    counts = [-(-n // page_size) for n in lengths]
+    order = torch.randperm(sum(counts), generator=random) + 1
+    tables = torch.zeros(len(counts), max(counts), dtype=torch.int32)
+    for seq, pages in enumerate(order.split(counts)):
+        tables[seq, : len(pages)] = pages
+    return tables, sum(counts) + 1
+
+
+def poisoned_pool(model: object, pages: int, page_size: int, dtype: torch.dtype, device: str = "cpu") -> torch.Tensor:
+    """A unified pool full of NaN: whatever reads a slot that nobody wrote shows it."""
+    shape = (2, model.num_layers, pages, page_size, model.num_kv_heads, model.head_dim)  # type: ignore[attr-defined]
+    return torch.full(shape, float("nan"), dtype=dtype, device=device)
+
+
+def logits_in_chunks(
+    model: object,
+    sequences: Sequence[list[int]],
+    *,
+    block_size: int,
+    page_size: int,
+    chunk_blocks: Sequence[int],
+    seed: int = 0,
+    dtype: torch.dtype = torch.float32,
+    device: str = "cpu",
+) -> list[torch.Tensor]:
+    """Logits [len, vocab] of each sequence, each run in chunks of its own `chunk_blocks` blocks, all side by side."""
+    random = torch.Generator().manual_seed(seed)
+    tables, pages = page_tables([len(s) for s in sequences], page_size, random)
+    tables = tables.to(device)
+    pool = poisoned_pool(model, pages, page_size, dtype, device)
+    done = [0] * len(sequences)
+    out: list[list[torch.Tensor]] = [[] for _ in sequences]
+    while any(d < len(s) for d, s in zip(done, sequences, strict=True)):
+        live = [n for n, s in enumerate(sequences) if done[n] < len(s)]
+        ends = [min(len(sequences[n]), done[n] + chunk_blocks[n] * block_size) for n in live]
+        rows = [(sequences[n], done[n], end) for n, end in zip(live, ends, strict=True)]
+        batch = make_batch(rows, tables[live], block_size=block_size, page_size=page_size)
+        logits = model.logits(model.forward(batch, pool))  # type: ignore[attr-defined]
+        for n, part, end in zip(live, logits.split([e - f for _, f, e in rows]), ends, strict=True):
+            out[n].append(part)
+            done[n] = end
+    return [torch.cat(parts) for parts in out]

@@ -1,0 +1,85 @@
+"""LLaDA2 against the golden logits and, on random architectures, against the independent float64 forward."""
+
+import os
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from runtime.models import resolve_family
+from runtime.weights import load_model, resolve_checkpoint
+from tests.models.paged import logits_in_chunks
+from tests.oracle.model import OracleModel
+from tests.oracle.tiny import ARCHITECTURES, golden_directory, write_tiny
+
+
+def load(path: Path, dtype: torch.dtype, device: str = "cpu", attn_impl: str = "torch"):
+    checkpoint = resolve_checkpoint(str(path))
+    family = resolve_family(None, checkpoint.config)
+    arch = family.parse(checkpoint.config)
+    return load_model(checkpoint, family, arch, device=device, dtype=dtype, attn_impl=attn_impl)
+
+
+@pytest.fixture(scope="module")
+def golden():
+    path = Path(os.environ["UNMASK_GOLDEN"]) if "UNMASK_GOLDEN" in os.environ else golden_directory()
+    expected = load_file(path / "expected.safetensors")
+    return path, expected["input_ids"][0].tolist(), expected["logits"][0]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("page_size", [4, 8, 16, 32])
+@pytest.mark.parametrize("chunk_blocks", [1, 3, 4])
+def test_golden_logits(golden, dtype, page_size, chunk_blocks):
+    path, ids, expected = golden
+    model = load(path, dtype)
+    (logits,) = logits_in_chunks(
+        model, [ids], block_size=8, page_size=page_size, chunk_blocks=[chunk_blocks], dtype=dtype
+    )
+    assert logits.dtype == dtype
+    torch.testing.assert_close(logits.float(), expected, rtol=1e-4, atol=2e-5)
+
+
+@pytest.mark.parametrize("name", ARCHITECTURES)
+@pytest.mark.parametrize("biased", [False, True])
+def test_random_architectures_equal_the_oracle(tmp_path, name, biased):
+    changes = ARCHITECTURES[name] | {"use_bias": biased, "use_qkv_bias": biased}
+    write_tiny(tmp_path, seed=len(name), **changes)
+    model, oracle = load(tmp_path, torch.float64), OracleModel.load(tmp_path, block=4)
+    random = torch.Generator().manual_seed(3)
+    sequences = [torch.randint(0, 32, (n,), generator=random).tolist() for n in (1, 7, 12, 31, 50)]
+    for page_size, chunks in ((2, [1, 1, 2, 3, 5]), (16, [9, 9, 9, 9, 9])):
+        results = logits_in_chunks(
+            model, sequences, block_size=4, page_size=page_size, chunk_blocks=chunks, seed=1, dtype=torch.float64
+        )
+        for ids, logits in zip(sequences, results, strict=True):
+            torch.testing.assert_close(logits, oracle.logits(ids), rtol=1e-9, atol=1e-9)
+
+
+def test_rows_do_not_depend_on_the_batch(tmp_path):
+    write_tiny(tmp_path, seed=5)
+    model = load(tmp_path, torch.float64)
+    random = torch.Generator().manual_seed(9)
+    sequences = [torch.randint(0, 32, (n,), generator=random).tolist() for n in (40, 8, 23, 40, 3, 17)]
+    together = logits_in_chunks(model, sequences, block_size=4, page_size=8, chunk_blocks=[2] * 6, dtype=torch.float64)
+    for ids, logits in zip(sequences, together, strict=True):
+        (alone,) = logits_in_chunks(model, [ids], block_size=4, page_size=4, chunk_blocks=[99], dtype=torch.float64)
+        torch.testing.assert_close(logits, alone, rtol=1e-10, atol=1e-11)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_low_precision_keeps_the_logits_in_float32(golden, dtype):
+    path, ids, expected = golden
+    (logits,) = logits_in_chunks(load(path, dtype), [ids], block_size=8, page_size=8, chunk_blocks=[9], dtype=dtype)
+    assert logits.dtype == torch.float32
+    assert (logits - expected).norm() / expected.norm() < (0.1 if dtype == torch.bfloat16 else 0.01)
+    assert (logits != logits.to(dtype).float()).any(), "the logits were rounded to the model's dtype"
+
+
+def test_rotary_reaches_past_the_checkpoints_limit_to_the_blocks_end(tmp_path):
+    write_tiny(tmp_path, seed=2, max_position_embeddings=510)
+    model, oracle = load(tmp_path, torch.float64), OracleModel.load(tmp_path, block=4)
+    ids = torch.randint(0, 32, (516,), generator=torch.Generator().manual_seed(0)).tolist()
+    (logits,) = logits_in_chunks(model, [ids], block_size=4, page_size=4, chunk_blocks=[50], dtype=torch.float64)
+    torch.testing.assert_close(logits, oracle.logits(ids), rtol=1e-9, atol=1e-9)
