@@ -7,12 +7,12 @@ from dataclasses import dataclass
 
 import torch
 
-from runtime.kernels.kv_write import write_kv_reference
-from runtime.kernels.moe import moe_reference
-from runtime.kernels.rms_norm import add_rms_norm_reference, rms_norm_reference
-from runtime.kernels.rotary import qk_norm_rotary_reference
-from runtime.kernels.routing import route_reference
-from runtime.kernels.silu_mul import silu_mul_reference
+from runtime.kernels.kv_write import write_kv, write_kv_reference
+from runtime.kernels.moe import moe, moe_reference
+from runtime.kernels.rms_norm import add_rms_norm, add_rms_norm_reference, rms_norm, rms_norm_reference
+from runtime.kernels.rotary import qk_norm_rotary, qk_norm_rotary_reference
+from runtime.kernels.routing import route, route_reference
+from runtime.kernels.silu_mul import silu_mul, silu_mul_reference
 
 
 @dataclass(frozen=True)
@@ -41,6 +41,18 @@ TORCH = Kernels(
 )
 
 
+TRITON = Kernels(
+    name="triton",
+    rms_norm=rms_norm,
+    add_rms_norm=add_rms_norm,
+    qk_norm_rotary=qk_norm_rotary,
+    write_kv=write_kv,
+    silu_mul=silu_mul,
+    route=route,
+    moe=moe,
+)
+
+
 def select_kernels(device: torch.device, dtype: torch.dtype) -> Kernels:
-    """The kernels for a model of `dtype` on `device`."""
-    return TORCH
+    """Triton on CUDA, torch elsewhere. float64, which exists for tests, is torch everywhere."""
+    return TRITON if device.type == "cuda" and dtype != torch.float64 else TORCH

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 
 from runtime.kernels.precision import wide
+from runtime.kernels.triton_import import tl, triton
 
 
 def rms_norm_reference(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
@@ -20,3 +21,50 @@ def add_rms_norm_reference(
     """(norm(x + residual), x + residual), both [rows, hidden] in x's dtype; the sum is rounded to it first."""
     total = x + residual
     return rms_norm_reference(total, weight, eps), total
+
+
+@triton.jit
+def _rms_norm(
+    x_ptr, residual_ptr, weight_ptr, out_ptr, sum_ptr, eps, SIZE: tl.constexpr, SIZE_P2: tl.constexpr,
+    ADD: tl.constexpr,
+):  # fmt: skip
+    """One program a row."""
+    at = tl.program_id(0).to(tl.int64) * SIZE + tl.arange(0, SIZE_P2)
+    column = tl.arange(0, SIZE_P2)
+    ok = column < SIZE
+    x = tl.load(x_ptr + at, mask=ok, other=0.0).to(tl.float32)
+    if ADD:
+        x += tl.load(residual_ptr + at, mask=ok, other=0.0).to(tl.float32)
+        total = x.to(sum_ptr.dtype.element_ty)
+        tl.store(sum_ptr + at, total, mask=ok)
+        x = total.to(tl.float32)  # the norm sees the sum as it is kept
+    scale = 1.0 / tl.sqrt(tl.sum(x * x, 0) / SIZE + eps)
+    weight = tl.load(weight_ptr + column, mask=ok, other=0.0).to(tl.float32)
+    tl.store(out_ptr + at, (x * scale * weight).to(out_ptr.dtype.element_ty), mask=ok)
+
+
+def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+    """`rms_norm_reference` for contiguous [rows, size] on a GPU."""
+    out = torch.empty_like(x)
+    _launch(x, x, weight, out, out, eps, add=False)
+    return out
+
+
+def add_rms_norm(
+    x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """`add_rms_norm_reference` for contiguous [rows, size] on a GPU."""
+    out, total = torch.empty_like(x), torch.empty_like(x)
+    _launch(x, residual, weight, out, total, eps, add=True)
+    return out, total
+
+
+def _launch(
+    x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, out: torch.Tensor, total: torch.Tensor,
+    eps: float, *, add: bool,
+) -> None:  # fmt: skip
+    rows, size = x.shape
+    _rms_norm[(rows,)](
+        x, residual, weight, out, total, eps, SIZE=size, SIZE_P2=triton.next_power_of_2(size), ADD=add,
+        num_warps=8 if size > 2048 else 4,
+    )  # fmt: skip

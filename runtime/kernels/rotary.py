@@ -6,6 +6,7 @@ import torch
 
 from runtime.kernels.precision import wide
 from runtime.kernels.rms_norm import rms_norm_reference
+from runtime.kernels.triton_import import tl, triton
 
 
 def qk_norm_rotary_reference(
@@ -40,3 +41,69 @@ def qk_norm_rotary_reference(
         x = torch.cat([first * cos - second * sin, second * cos + first * sin, rest], dim=-1)
         rotated.append(x.to(qkv.dtype))
     return rotated[0], rotated[1], v
+
+
+@triton.jit
+def _qk_norm_rotary(
+    qkv_ptr, positions_ptr, table_ptr, q_weight_ptr, k_weight_ptr, q_ptr, k_ptr, v_ptr, eps,
+    HEADS: tl.constexpr, KV_HEADS: tl.constexpr, DIM: tl.constexpr, ROTARY: tl.constexpr,
+    HEADS_P2: tl.constexpr, DIM_P2: tl.constexpr,
+):  # fmt: skip
+    """One program a row: its Q, K and V heads as one [heads, dim] tile. The table holds cosines, then sines."""
+    HALF: tl.constexpr = ROTARY // 2
+    row = tl.program_id(0).to(tl.int64)
+    head = tl.arange(0, HEADS_P2)[:, None]
+    dim = tl.arange(0, DIM_P2)[None, :]
+    base = row * (HEADS + 2 * KV_HEADS)
+    is_q, is_k = head < HEADS, (head >= HEADS) & (head < HEADS + KV_HEADS)
+    is_v = (head >= HEADS + KV_HEADS) & (head < HEADS + 2 * KV_HEADS)
+    turned = is_q | is_k
+    ok = (turned | is_v) & (dim < DIM)
+    raw = tl.load(qkv_ptr + (base + head) * DIM + dim, mask=ok, other=0.0)
+    x = raw.to(tl.float32)
+    scale = 1.0 / tl.sqrt(tl.sum(x * x, 1) / DIM + eps)
+
+    # the other half's value for each rotated dimension: loaded again (it is in the cache) rather than shuffled
+    partner = tl.where(dim < HALF, dim + HALF, tl.where(dim < ROTARY, dim - HALF, dim))
+    other = tl.load(qkv_ptr + (base + head) * DIM + partner, mask=turned & (dim < ROTARY), other=0.0).to(tl.float32)
+    q_ok, k_ok = is_q & (dim < DIM), is_k & (dim < DIM)
+    weight = tl.load(q_weight_ptr + dim + head * 0, mask=q_ok, other=0.0)
+    weight += tl.load(k_weight_ptr + dim + head * 0, mask=k_ok, other=0.0)
+    partner_weight = tl.load(q_weight_ptr + partner + head * 0, mask=q_ok, other=0.0)
+    partner_weight += tl.load(k_weight_ptr + partner + head * 0, mask=k_ok, other=0.0)
+    x = x * scale[:, None] * weight.to(tl.float32)
+    other = other * scale[:, None] * partner_weight.to(tl.float32)
+
+    position = tl.load(positions_ptr + row)
+    angle = position * ROTARY + dim % HALF
+    cos = tl.load(table_ptr + angle, mask=dim < ROTARY, other=1.0)
+    sin = tl.load(table_ptr + angle + HALF, mask=dim < ROTARY, other=0.0)
+    x = x * cos + tl.where(dim < HALF, -other, other) * sin
+
+    kind = q_ptr.dtype.element_ty
+    tl.store(q_ptr + (row * HEADS + head) * DIM + dim, x.to(kind), mask=q_ok)
+    tl.store(k_ptr + (row * KV_HEADS + head - HEADS) * DIM + dim, x.to(kind), mask=k_ok)
+    tl.store(v_ptr + (row * KV_HEADS + head - HEADS - KV_HEADS) * DIM + dim, raw, mask=is_v & (dim < DIM))
+
+
+def qk_norm_rotary(
+    qkv: torch.Tensor,
+    positions: torch.Tensor,
+    table: torch.Tensor,
+    q_weight: torch.Tensor,
+    k_weight: torch.Tensor,
+    heads: int,
+    kv_heads: int,
+    eps: float,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """`qk_norm_rotary_reference` for contiguous rows on a GPU."""
+    rows, dim = len(qkv), q_weight.numel()
+    q = qkv.new_empty(rows, heads, dim)
+    k, v = qkv.new_empty(rows, kv_heads, dim), qkv.new_empty(rows, kv_heads, dim)
+    _qk_norm_rotary[(rows,)](
+        qkv, positions, table, q_weight, k_weight, q, k, v, eps,
+        HEADS=heads, KV_HEADS=kv_heads, DIM=dim, ROTARY=table.shape[1],
+        HEADS_P2=triton.next_power_of_2(heads + 2 * kv_heads), DIM_P2=triton.next_power_of_2(dim),
+        num_warps=4,
+    )  # fmt: skip
+    return q, k, v

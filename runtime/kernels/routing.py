@@ -6,6 +6,8 @@ from dataclasses import dataclass
 
 import torch
 
+from runtime.kernels.triton_import import tl, triton
+
 
 @dataclass(frozen=True)
 class RoutingRule:
@@ -43,3 +45,69 @@ def route_reference(
     if rule.normalise:
         weights = weights / (weights.sum(-1, keepdim=True) + 1e-20)
     return ids.to(torch.int32), weights * rule.scale
+
+
+@triton.jit
+def _route(
+    logits_ptr, bias_ptr, ids_ptr, weights_ptr, scale,
+    EXPERTS: tl.constexpr, GROUPS: tl.constexpr, KEPT: tl.constexpr, TOP_K: tl.constexpr,
+    GROUPS_P2: tl.constexpr, SIZE_P2: tl.constexpr, TOP_P2: tl.constexpr,
+    BIASED: tl.constexpr, NORMALISE: tl.constexpr,
+):  # fmt: skip
+    """One program a row. Experts lie as [groups, experts of a group], padded to powers of two."""
+    SIZE: tl.constexpr = EXPERTS // GROUPS
+    row = tl.program_id(0).to(tl.int64)
+    group = tl.arange(0, GROUPS_P2)
+    member = tl.arange(0, SIZE_P2)
+    expert = group[:, None] * SIZE + member[None, :]
+    ok = (group[:, None] < GROUPS) & (member[None, :] < SIZE)
+    scores = tl.sigmoid(tl.load(logits_ptr + row * EXPERTS + expert, mask=ok, other=0.0))
+    ranks = scores
+    if BIASED:
+        ranks += tl.load(bias_ptr + expert, mask=ok, other=0.0)
+    ranks = tl.where(ok, ranks, float("-inf"))
+
+    if KEPT < GROUPS:
+        first = tl.max(ranks, 1)
+        value = first
+        if SIZE > 1:
+            rest = tl.where(member[None, :] == tl.argmax(ranks, 1)[:, None], float("-inf"), ranks)
+            value = first + tl.max(rest, 1)
+        left = tl.where(group < GROUPS, value, float("-inf"))
+        kept = tl.zeros([GROUPS_P2], tl.int1)
+        for _ in tl.static_range(KEPT):
+            chosen = group == tl.argmax(left, 0)
+            kept = kept | chosen
+            left = tl.where(chosen, float("-inf"), left)
+        ranks = tl.where(kept[:, None], ranks, float("-inf"))
+
+    ranks = tl.reshape(ranks, [GROUPS_P2 * SIZE_P2])
+    scores = tl.reshape(scores, [GROUPS_P2 * SIZE_P2])
+    expert = tl.reshape(expert, [GROUPS_P2 * SIZE_P2])
+    lane = tl.arange(0, GROUPS_P2 * SIZE_P2)
+    place = tl.arange(0, TOP_P2)
+    ids = tl.zeros([TOP_P2], tl.int32)
+    weights = tl.zeros([TOP_P2], tl.float32)
+    for choice in tl.static_range(TOP_K):
+        best = lane == tl.argmax(ranks, 0)  # of equals the lowest expert
+        ids = tl.where(place == choice, tl.sum(tl.where(best, expert, 0), 0), ids)
+        weights = tl.where(place == choice, tl.sum(tl.where(best, scores, 0.0), 0), weights)
+        ranks = tl.where(best, float("-inf"), ranks)
+    if NORMALISE:
+        weights = weights / (tl.sum(weights, 0) + 1e-20)
+    tl.store(ids_ptr + row * TOP_K + place, ids, mask=place < TOP_K)
+    tl.store(weights_ptr + row * TOP_K + place, weights * scale, mask=place < TOP_K)
+
+
+def route(logits: torch.Tensor, bias: torch.Tensor | None, rule: RoutingRule) -> tuple[torch.Tensor, torch.Tensor]:
+    """`route_reference` for float32 logits on a GPU."""
+    rows, experts = logits.shape
+    ids = torch.empty(rows, rule.top_k, dtype=torch.int32, device=logits.device)
+    weights = torch.empty(rows, rule.top_k, dtype=torch.float32, device=logits.device)
+    _route[(rows,)](
+        logits, logits if bias is None else bias, ids, weights, rule.scale,
+        EXPERTS=experts, GROUPS=rule.n_group, KEPT=rule.topk_group, TOP_K=rule.top_k,
+        GROUPS_P2=triton.next_power_of_2(rule.n_group), SIZE_P2=triton.next_power_of_2(experts // rule.n_group),
+        TOP_P2=triton.next_power_of_2(rule.top_k), BIASED=bias is not None, NORMALISE=rule.normalise, num_warps=1,
+    )  # fmt: skip
+    return ids, weights

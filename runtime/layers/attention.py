@@ -54,7 +54,30 @@ def _torch(shape: AttentionShape, device: torch.device, dtype: torch.dtype) -> A
     return TorchAttention(shape, dtype)
 
 
-_IMPLEMENTATIONS: dict[str, Factory] = {"torch": _torch, "naive": _torch}
+def _triton(shape: AttentionShape, device: torch.device, dtype: torch.dtype) -> Attention:
+    return _triton_attention("triton", shape, device, dtype)
+
+
+def _triton_grouped(shape: AttentionShape, device: torch.device, dtype: torch.dtype) -> Attention:
+    return _triton_attention("triton_grouped", shape, device, dtype)
+
+
+def _triton_attention(name: str, shape: AttentionShape, device: torch.device, dtype: torch.dtype) -> Attention:
+    from runtime.layers.attention_triton import TritonAttention
+
+    if device.type != "cuda":
+        raise ConfigError(f"--attn-impl {name} needs a CUDA device, not {device.type}; use --attn-impl torch")
+    if dtype == torch.float64:
+        raise ConfigError(f"--attn-impl {name} does not compute in float64; use --attn-impl torch")
+    return TritonAttention(shape, grouped=name == "triton_grouped")
+
+
+_IMPLEMENTATIONS: dict[str, Factory] = {
+    "triton_grouped": _triton_grouped,
+    "triton": _triton,
+    "torch": _torch,
+    "naive": _torch,  # an alias
+}
 
 
 def attention_names() -> list[str]:

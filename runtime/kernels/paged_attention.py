@@ -1,0 +1,161 @@
+"""Block-diffusion attention over paged keys and values: prefill chunks and decode blocks in one launch.
+
+Two variants share the kernel: one query head a program, or (grouped) all query heads of a key head in one tile, which
+reads each key once for the whole group.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+
+from runtime.kernels.precision import wide
+from runtime.kernels.triton_import import tl, triton
+
+if TYPE_CHECKING:  # models import kernels
+    from runtime.models.base import ForwardBatch
+
+
+def paged_attention_reference(
+    q: torch.Tensor,
+    k_cache: torch.Tensor,
+    v_cache: torch.Tensor,
+    batch: ForwardBatch,
+    *,
+    scale: float,
+    window: int | None = None,
+) -> torch.Tensor:
+    """Sequence by sequence with an explicit mask (decoding.md 2).
+
+    Args:
+        q: [rows, heads, head_dim]; k_cache, v_cache: one layer's pools [pages, page_size, kv_heads, head_dim], which
+            hold the batch's own rows already. Query heads h * group to (h + 1) * group - 1 read key head h.
+        window: a query at position a sees only keys at k with a - k < window.
+
+    Returns:
+        Like q; softmax and sums in float32 (float64 for float64).
+    """
+    up, out = wide(q.dtype), torch.empty_like(q)
+    group = q.shape[1] // k_cache.shape[2]
+    for n in range(len(batch.cached)):
+        first, last = int(batch.seq_rows[n]), int(batch.seq_rows[n + 1])
+        keys = torch.arange(int(batch.kv_len[n]), device=q.device)
+        slots = batch.page_table[n][keys // batch.page_size].long() * batch.page_size + keys % batch.page_size
+        k = k_cache.flatten(0, 1)[slots].to(up).repeat_interleave(group, dim=1)
+        v = v_cache.flatten(0, 1)[slots].to(up).repeat_interleave(group, dim=1)
+        at = batch.positions[first:last, None]
+        visible = keys < (at // batch.block_size + 1) * batch.block_size
+        if window is not None:
+            visible = visible & (at - keys < window)
+        scores = torch.einsum("rhd,khd->hrk", q[first:last].to(up), k) * scale
+        weights = scores.masked_fill(~visible, float("-inf")).softmax(-1)
+        out[first:last] = torch.einsum("hrk,khd->rhd", weights, v).to(q.dtype)
+    return out
+
+
+@triton.jit
+def _paged_attention(
+    q_ptr, k_ptr, v_ptr, out_ptr, seq_rows_ptr, cached_ptr, kv_len_ptr, table_ptr,
+    table_stride, scale_log2, window,
+    HEADS: tl.constexpr, KV_HEADS: tl.constexpr, DIM: tl.constexpr, BLOCK: tl.constexpr, PAGE: tl.constexpr,
+    PACKED: tl.constexpr, PACKED_P2: tl.constexpr, ROWS: tl.constexpr, KEYS: tl.constexpr, DIM_P2: tl.constexpr,
+    WINDOWED: tl.constexpr,
+):  # fmt: skip
+    """One program: ROWS rows of one sequence times PACKED query heads that read one key head."""
+    tile, part, seq = tl.program_id(0), tl.program_id(1), tl.program_id(2)
+    first_row = tl.load(seq_rows_ptr + seq)
+    rows = tl.load(seq_rows_ptr + seq + 1) - first_row
+    start = tile * ROWS
+    if start >= rows:
+        return
+    cached = tl.load(cached_ptr + seq)
+    kv_len = tl.load(kv_len_ptr + seq)
+    head = part * PACKED
+    kv_head = head // (HEADS // KV_HEADS)
+
+    lane = tl.arange(0, ROWS * PACKED_P2)
+    row = start + lane // PACKED_P2
+    member = lane % PACKED_P2
+    real = (row < rows) & (member < PACKED)
+    dim = tl.arange(0, DIM_P2)
+    dim_ok = dim < DIM
+    q_at = ((first_row + row).to(tl.int64) * HEADS + head + member)[:, None] * DIM + dim[None, :]
+    q = tl.load(q_ptr + q_at, mask=real[:, None] & dim_ok[None, :], other=0.0)
+
+    position = cached + row
+    visible_end = tl.minimum((position // BLOCK + 1) * BLOCK, kv_len)
+    last = cached + tl.minimum(start + ROWS, rows) - 1
+    end = tl.minimum((last // BLOCK + 1) * BLOCK, kv_len)  # whole tiles beyond it are never read
+    begin = 0
+    if WINDOWED:  # nor those before the first row's window
+        begin = tl.maximum(cached + start - window + 1, 0) // KEYS * KEYS
+
+    best = tl.full([ROWS * PACKED_P2], float("-inf"), tl.float32)
+    total = tl.zeros([ROWS * PACKED_P2], tl.float32)
+    acc = tl.zeros([ROWS * PACKED_P2, DIM_P2], tl.float32)
+    for first_key in range(begin, end, KEYS):
+        key = first_key + tl.arange(0, KEYS)
+        key_ok = key < end
+        page = tl.load(table_ptr + seq.to(tl.int64) * table_stride + key // PAGE, mask=key_ok, other=0)
+        kv_at = ((page.to(tl.int64) * PAGE + key % PAGE) * KV_HEADS + kv_head)[:, None] * DIM + dim[None, :]
+        kv_ok = key_ok[:, None] & dim_ok[None, :]
+        k = tl.load(k_ptr + kv_at, mask=kv_ok, other=0.0)
+        scores = tl.dot(q, tl.trans(k), input_precision="ieee") * scale_log2
+        visible = key[None, :] < visible_end[:, None]
+        if WINDOWED:
+            visible = visible & (position[:, None] - key[None, :] < window)
+        scores = tl.where(visible, scores, float("-inf"))
+        new_best = tl.maximum(best, tl.max(scores, 1))
+        # a row that has seen no key yet has -inf here, and -inf - -inf would be NaN
+        anchor = tl.where(new_best == float("-inf"), 0.0, new_best)
+        weights = tl.exp2(scores - anchor[:, None])
+        decay = tl.exp2(best - anchor)
+        total = total * decay + tl.sum(weights, 1)
+        v = tl.load(v_ptr + kv_at, mask=kv_ok, other=0.0)
+        acc = acc * decay[:, None] + tl.dot(weights.to(v.dtype), v, input_precision="ieee")
+        best = new_best
+    acc = acc / tl.where(total == 0.0, 1.0, total)[:, None]  # only padding lanes can have seen nothing
+    tl.store(out_ptr + q_at, acc.to(out_ptr.dtype.element_ty), mask=real[:, None] & dim_ok[None, :])
+
+
+LOG2_E = 1.4426950408889634
+
+
+def paged_attention(
+    q: torch.Tensor,
+    k_cache: torch.Tensor,
+    v_cache: torch.Tensor,
+    batch: ForwardBatch,
+    *,
+    scale: float,
+    window: int | None = None,
+    grouped: bool = True,
+) -> torch.Tensor:
+    """`paged_attention_reference` for float32, float16 and bfloat16 on a GPU; no host synchronisation."""
+    heads, dim, kv_heads = q.shape[1], q.shape[2], k_cache.shape[2]
+    out = torch.empty_like(q)
+    packed = heads // kv_heads if grouped else 1
+    packed_p2 = triton.next_power_of_2(packed)
+    rows, keys, warps = tile_sizes(packed_p2, dim, q.element_size(), batch.max_rows)
+    grid = (triton.cdiv(batch.max_rows, rows), heads // packed, len(batch.cached))
+    _paged_attention[grid](
+        q, k_cache, v_cache, out, batch.seq_rows, batch.cached, batch.kv_len, batch.page_table,
+        batch.page_table.stride(0), scale * LOG2_E, 0 if window is None else window,
+        HEADS=heads, KV_HEADS=kv_heads, DIM=dim, BLOCK=batch.block_size, PAGE=batch.page_size,
+        PACKED=packed, PACKED_P2=packed_p2, ROWS=rows, KEYS=keys, DIM_P2=max(16, triton.next_power_of_2(dim)),
+        WINDOWED=window is not None, num_warps=warps, num_stages=2,
+    )  # fmt: skip
+    return out
+
+
+def tile_sizes(packed_p2: int, dim: int, element_size: int, max_rows: int) -> tuple[int, int, int]:
+    """(query rows, keys, warps) of a program. A tile is 16 to 128 lanes (row, head) wide: 64 for short decode blocks,
+    so that one request still spreads over several multiprocessors, 128 for prefill; float32 halves both."""
+    lanes = 128 if max_rows > 128 else 64
+    keys = 64
+    if element_size == 4 or dim > 128:
+        lanes, keys = lanes // 2, keys // 2
+    rows = max(1, lanes // packed_p2, 16 // packed_p2)
+    rows = min(rows, max(triton.next_power_of_2(max_rows), 16 // packed_p2, 1))
+    return rows, keys, 8 if rows * packed_p2 >= 128 else 4

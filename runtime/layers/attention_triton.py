@@ -1,0 +1,30 @@
+"""Paged block-diffusion attention through Triton, for CUDA."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+
+from runtime.kernels.paged_attention import paged_attention
+from runtime.layers.attention import AttentionShape
+
+if TYPE_CHECKING:  # models import layers
+    from runtime.models.base import ForwardBatch
+
+Plan = tuple["ForwardBatch", int | None]
+
+
+class TritonAttention:
+    """See ``runtime.layers.attention.Attention``. The kernel reads the batch's own tensors; nothing to plan."""
+
+    def __init__(self, shape: AttentionShape, *, grouped: bool) -> None:
+        self.shape = shape
+        self.grouped = grouped
+
+    def plan(self, batch: ForwardBatch, window: int | None = None) -> Plan:
+        return batch, window
+
+    def attend(self, q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, plan: Plan) -> torch.Tensor:
+        batch, window = plan
+        return paged_attention(q, k_cache, v_cache, batch, scale=self.shape.scale, window=window, grouped=self.grouped)
