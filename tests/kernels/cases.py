@@ -1,0 +1,149 @@
+"""Each kernel against its reference on random inputs: the checks that the interpreter (small shapes, CPU) and the GPU
+suite (realistic shapes) share. References run in float64, on inputs rounded to the kernel's dtype."""
+
+from __future__ import annotations
+
+import torch
+
+from runtime.kernels.expert_sort import sort_by_expert, sort_by_expert_reference
+from runtime.kernels.kv_write import write_kv, write_kv_reference
+from runtime.kernels.moe import moe, moe_reference
+from runtime.kernels.paged_attention import paged_attention, paged_attention_reference
+from runtime.kernels.rms_norm import add_rms_norm, add_rms_norm_reference, rms_norm, rms_norm_reference
+from runtime.kernels.rotary import qk_norm_rotary, qk_norm_rotary_reference
+from runtime.kernels.routing import RoutingRule, route, route_reference
+from runtime.kernels.silu_mul import silu_mul, silu_mul_reference
+from tests.models.paged import make_batch, page_tables
+
+# ||out - ref|| / ||ref|| that rounding the result, and intermediate values where a kernel keeps them, can explain
+TOLERANCE = {torch.float32: 2e-6, torch.float16: 2e-3, torch.bfloat16: 1.2e-2}
+
+
+def random(*shape: int, dtype: torch.dtype, device: str, seed: int, scale: float = 1.0) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    return (torch.randn(*shape, generator=generator) * scale).to(dtype).to(device)
+
+
+def assert_near(out: torch.Tensor, reference: torch.Tensor, dtype: torch.dtype, slack: float = 1.0) -> None:
+    assert out.dtype == dtype
+    assert out.shape == reference.shape
+    assert torch.isfinite(out).all()
+    error = (out.double() - reference.double()).norm() / reference.double().norm()
+    assert error < TOLERANCE[dtype] * slack, f"relative error {error:.2e}"
+
+
+def check_rms_norm(rows: int, size: int, dtype: torch.dtype, device: str) -> None:
+    x, residual = (random(rows, size, dtype=dtype, device=device, seed=s) for s in (1, 2))
+    weight = 1 + random(size, dtype=dtype, device=device, seed=3, scale=0.2)
+    assert_near(rms_norm(x, weight, 1e-6), rms_norm_reference(x.double(), weight.double(), 1e-6), dtype)
+    out, total = add_rms_norm(x, residual, weight, 1e-6)
+    _, kept = add_rms_norm_reference(x.double(), residual.double(), weight.double(), 1e-6)
+    assert_near(total, kept, dtype)
+    assert_near(out, rms_norm_reference(total.double(), weight.double(), 1e-6), dtype)
+
+
+def check_silu_mul(rows: int, width: int, dtype: torch.dtype, device: str) -> None:
+    x = random(rows, 2 * width, dtype=dtype, device=device, seed=4, scale=3.0)
+    assert_near(silu_mul(x), silu_mul_reference(x.double()), dtype)
+
+
+def check_rotary(rows: int, heads: int, kv_heads: int, dim: int, rotary: int, dtype: torch.dtype, device: str) -> None:
+    qkv = random(rows, (heads + 2 * kv_heads) * dim, dtype=dtype, device=device, seed=5)
+    weights = [1 + random(dim, dtype=dtype, device=device, seed=s, scale=0.2) for s in (6, 7)]
+    positions = torch.randint(0, 900, (rows,), generator=torch.Generator().manual_seed(8)).to(device)
+    angles = torch.outer(torch.arange(900.0), 10000.0 ** (-torch.arange(0, rotary, 2) / rotary))
+    table = torch.cat([angles.cos(), angles.sin()], dim=-1).to(device)
+    wide = [w.double() for w in weights]
+    expected = qk_norm_rotary_reference(qkv.double(), positions, table.double(), *wide, heads, kv_heads, 1e-6)
+    got = qk_norm_rotary(qkv, positions, table, *weights, heads, kv_heads, 1e-6)
+    for out, reference in zip(got, expected, strict=True):
+        assert_near(out, reference, dtype)
+    assert torch.equal(got[2].double(), expected[2])
+
+
+def check_write_kv(rows: int, kv_heads: int, dim: int, page_size: int, dtype: torch.dtype, device: str) -> None:
+    pages = -(-rows // page_size) + 2
+    slots = torch.randperm(pages * page_size, generator=torch.Generator().manual_seed(9))[:rows].to(device)
+    k, v = (random(rows, kv_heads, dim, dtype=dtype, device=device, seed=s) for s in (10, 11))
+    pools = [torch.full((2, pages, page_size, kv_heads, dim), -7.0, dtype=dtype, device=device) for _ in range(2)]
+    write_kv(k, v, slots, *pools[0])
+    write_kv_reference(k, v, slots, *pools[1])
+    assert torch.equal(pools[0], pools[1])
+
+
+def check_route(rows: int, experts: int, rule: RoutingRule, biased: bool, device: str) -> None:
+    logits = random(rows, experts, dtype=torch.float32, device=device, seed=12, scale=2.0)
+    bias = random(experts, dtype=torch.float32, device=device, seed=13, scale=0.3) if biased else None
+    ids, weights = route(logits, bias, rule)
+    expected_ids, expected = route_reference(logits, bias, rule)
+    assert ids.dtype == torch.int32
+    assert torch.equal(ids, expected_ids)
+    torch.testing.assert_close(weights, expected, rtol=2e-6, atol=1e-7)
+
+
+def random_ids(rows: int, experts: int, top_k: int, device: str, crowded: bool = False) -> torch.Tensor:
+    """Distinct experts a row; `crowded`: a few experts get nearly all, many none."""
+    generator = torch.Generator().manual_seed(14)
+    ranks = torch.rand(rows, experts, generator=generator)
+    if crowded:
+        ranks[:, :top_k] += 0.95
+    return ranks.topk(top_k, dim=-1).indices.int().to(device)
+
+
+def check_sort(rows: int, experts: int, top_k: int, tile: int, crowded: bool, device: str) -> None:
+    ids = random_ids(rows, experts, top_k, device, crowded)
+    got, expected = sort_by_expert(ids, experts, tile), sort_by_expert_reference(ids, experts, tile)
+    assert torch.equal(got.order, expected.order)
+    assert torch.equal(got.tiles, expected.tiles)
+
+
+def check_moe(
+    rows: int, hidden: int, width: int, experts: int, top_k: int, shared: bool, crowded: bool,
+    dtype: torch.dtype, device: str,
+) -> None:  # fmt: skip
+    x = random(rows, hidden, dtype=dtype, device=device, seed=15)
+    gate_up = random(experts, 2 * width, hidden, dtype=dtype, device=device, seed=16, scale=hidden**-0.5)
+    down = random(experts, hidden, width, dtype=dtype, device=device, seed=17, scale=width**-0.5)
+    extra = random(rows, hidden, dtype=dtype, device=device, seed=18) if shared else None
+    weights = torch.rand(rows, top_k, generator=torch.Generator().manual_seed(19)).to(device)
+    ids = random_ids(rows, experts, top_k, device, crowded)
+    out = moe(x, ids, weights, gate_up, down, extra)
+    reference = moe_reference(
+        x.double(), ids, weights.double(), gate_up.double(), down.double(), None if extra is None else extra.double()
+    )
+    assert_near(out, reference, dtype)
+    if device != "cpu":
+        assert torch.equal(out, moe(x, ids, weights, gate_up, down, extra)), "two runs differ"
+
+
+def attention_case(
+    runs: list[tuple[int, int]], heads: int, kv_heads: int, dim: int, block_size: int, page_size: int,
+    dtype: torch.dtype, device: str, seed: int = 20,
+):  # fmt: skip
+    """`runs`: (cached, new rows) of each sequence. K/V slots that no position of a sequence owns hold NaN."""
+    generator = torch.Generator().manual_seed(seed)
+    tables, pages = page_tables([c + n for c, n in runs], page_size, generator)
+    batch = make_batch(
+        [([0] * (c + n), c, c + n) for c, n in runs], tables.to(device), block_size=block_size, page_size=page_size
+    )
+    shape = (pages, page_size, kv_heads, dim)
+    k, v = (torch.full(shape, float("nan"), dtype=dtype, device=device) for _ in range(2))
+    for table, (cached, new) in zip(tables, runs, strict=True):
+        at = torch.arange(cached + new)
+        slots = (table[at // page_size].long() * page_size + at % page_size).to(device)
+        for pool in (k, v):
+            values = torch.randn(len(at), kv_heads, dim, generator=generator)
+            pool.flatten(0, 1)[slots] = values.to(dtype).to(device)
+    q = (torch.randn(len(batch.tokens), heads, dim, generator=generator) * 1.5).to(dtype).to(device)
+    return q, k, v, batch
+
+
+def check_attention(
+    runs: list[tuple[int, int]], heads: int, kv_heads: int, dim: int, block_size: int, page_size: int,
+    window: int | None, dtype: torch.dtype, device: str,
+) -> None:  # fmt: skip
+    q, k, v, batch = attention_case(runs, heads, kv_heads, dim, block_size, page_size, dtype, device)
+    expected = paged_attention_reference(q.double(), k.double(), v.double(), batch, scale=dim**-0.5, window=window)
+    for grouped in (False, True):
+        out = paged_attention(q, k, v, batch, scale=dim**-0.5, window=window, grouped=grouped)
+        assert_near(out, expected, dtype)

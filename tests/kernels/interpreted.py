@@ -1,0 +1,97 @@
+"""The kernels on small shapes through Triton's interpreter, on the CPU. Collected by test_interpreter.py alone, in a
+process of its own: the interpreter is chosen by an environment variable before the kernels are imported."""
+
+import pytest
+import torch
+from triton.runtime import interpreter
+
+from runtime.kernels.routing import RoutingRule
+from tests.kernels import cases
+
+_patch = interpreter._patch_lang_tensor
+
+
+def _patch_with_index(tensor, scope):
+    """The interpreter turns loop bounds into ints by a conversion that newer numpy refuses for arrays of one element."""
+    _patch(tensor, scope)
+    scope.set_attr(tensor, "__index__", lambda self: int(self.handle.data.item()))
+
+
+interpreter._patch_lang_tensor = _patch_with_index
+
+FLOATS = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
+dtypes = pytest.mark.parametrize("dtype", FLOATS.values(), ids=list(FLOATS))
+# the interpreter multiplies the bits of bfloat16 matrices, so products are checked in the other two
+matrix_dtypes = pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=["float32", "float16"])
+
+
+@dtypes
+@pytest.mark.parametrize(("rows", "size"), [(1, 8), (3, 100)])
+def test_elementwise_norm(rows, size, dtype):
+    cases.check_rms_norm(rows, size, dtype, "cpu")
+
+
+@dtypes
+def test_elementwise_silu(dtype):
+    cases.check_silu_mul(2, 1500, dtype, "cpu")
+    cases.check_silu_mul(2, 24, dtype, "cpu")
+
+
+@dtypes
+@pytest.mark.parametrize(
+    ("heads", "kv_heads", "dim", "rotary"), [(4, 2, 16, 8), (3, 3, 24, 24), (7, 1, 8, 2), (4, 4, 20, 6)]
+)
+def test_elementwise_rotary(heads, kv_heads, dim, rotary, dtype):
+    cases.check_rotary(3, heads, kv_heads, dim, rotary, dtype, "cpu")
+
+
+@dtypes
+def test_elementwise_kv_write(dtype):
+    cases.check_write_kv(11, 3, 20, 4, dtype, "cpu")
+
+
+@pytest.mark.parametrize(
+    ("experts", "rule", "biased"),
+    [
+        (8, RoutingRule(2, 4, 2, True, 2.5), True),
+        (6, RoutingRule(3, 1, 1, True, 1.0), False),
+        (12, RoutingRule(5, 3, 2, False, 1.5), True),
+        (5, RoutingRule(2, 5, 3, True, 1.0), False),
+        (256, RoutingRule(8, 8, 4, True, 2.5), True),
+    ],
+)
+def test_moe_routing(experts, rule, biased):
+    cases.check_route(4, experts, rule, biased, "cpu")
+
+
+@pytest.mark.parametrize("crowded", [False, True])
+@pytest.mark.parametrize(("rows", "experts", "top_k", "tile"), [(1, 8, 2, 16), (40, 6, 3, 16)])
+def test_moe_sort(rows, experts, top_k, tile, crowded):
+    cases.check_sort(rows, experts, top_k, tile, crowded, "cpu")
+
+
+@matrix_dtypes
+@pytest.mark.parametrize("shared", [False, True])
+@pytest.mark.parametrize(
+    ("rows", "hidden", "width", "experts", "top_k"), [(1, 16, 16, 4, 2), (20, 48, 24, 5, 3), (36, 32, 80, 2, 1)]
+)
+def test_moe_experts(rows, hidden, width, experts, top_k, shared, dtype):
+    cases.check_moe(rows, hidden, width, experts, top_k, shared, False, dtype, "cpu")
+
+
+def test_moe_crowded():
+    cases.check_moe(40, 32, 16, 8, 2, True, True, torch.float32, "cpu")
+
+
+@matrix_dtypes
+@pytest.mark.parametrize(("heads", "kv_heads"), [(4, 2), (2, 2), (7, 1)])
+def test_attention_groups(heads, kv_heads, dtype):
+    cases.check_attention([(8, 4), (0, 9), (3, 1)], heads, kv_heads, 16, 4, 8, None, dtype, "cpu")
+
+
+@pytest.mark.parametrize(
+    ("block_size", "page_size", "window"),
+    [(8, 4, None), (4, 16, None), (16, 8, 5), (1, 4, None), (4, 4, 1), (8, 4, 33), (32, 32, 40)],
+)
+def test_attention_pages_and_windows(block_size, page_size, window):
+    cases.check_attention([(40, 8), (0, 36), (64, 5)], 2, 1, 20, block_size, page_size, window, torch.float32, "cpu")

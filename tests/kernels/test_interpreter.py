@@ -1,0 +1,30 @@
+"""Runs tests/kernels/interpreted.py under Triton's interpreter, a part at a time."""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.mark.parametrize("part", ["elementwise", "moe", "attention"])
+def test_kernels_equal_their_references(part):
+    pytest.importorskip("triton")
+    command = [sys.executable, "-m", "pytest", "-x", "-p", "no:cacheprovider", "-k", part]
+    run = subprocess.run(
+        [*command, "tests/kernels/interpreted.py"],
+        cwd=ROOT,
+        env=os.environ | {"TRITON_INTERPRET": "1", "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=280,
+        check=False,
+    )
+    passed = re.search(r"(\d+) passed", run.stdout)
+    assert run.returncode == 0, run.stdout[-6000:] + run.stderr[-2000:]
+    assert passed, run.stdout
+    assert int(passed[1]) > 5, run.stdout
