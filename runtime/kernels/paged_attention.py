@@ -150,12 +150,13 @@ def paged_attention(
 
 
 def tile_sizes(packed_p2: int, dim: int, element_size: int, max_rows: int) -> tuple[int, int, int]:
-    """(query rows, keys, warps) of a program. A tile is 16 to 128 lanes (row, head) wide: 64 for short decode blocks,
-    so that one request still spreads over several multiprocessors, 128 for prefill; float32 halves both."""
-    lanes = 128 if max_rows > 128 else 64
-    keys = 64
-    if element_size == 4 or dim > 128:
-        lanes, keys = lanes // 2, keys // 2
-    rows = max(1, lanes // packed_p2, 16 // packed_p2)
-    rows = min(rows, max(triton.next_power_of_2(max_rows), 16 // packed_p2, 1))
-    return rows, keys, 8 if rows * packed_p2 >= 128 else 4
+    """(query rows, keys, warps) of a program. A tile is at least 16 lanes (row, head) high: 64 for short decode
+    blocks, so that one request still spreads over several multiprocessors, 128 for prefill. float32, which has no
+    matrix unit of full precision, keeps both sides at 32 so that a tile fits the registers."""
+    if element_size == 4:
+        lanes, keys, warps = 32, 32, 8
+    else:
+        lanes, keys = (128 if max_rows > 128 else 64), (64 if dim <= 128 else 32)
+        warps = 8 if lanes == 128 else 4
+    least = max(1, 16 // packed_p2)
+    return min(max(least, lanes // packed_p2), max(least, triton.next_power_of_2(max_rows))), keys, warps

@@ -5,14 +5,21 @@ import pytest
 import torch
 from triton.runtime import interpreter
 
+from runtime.kernels.dispatch import TRITON
 from runtime.kernels.routing import RoutingRule
+from runtime.layers.attention_triton import TritonAttention
+from runtime.models.llada2 import LLADA2, LLaDA2
+from runtime.weights import load_model, resolve_checkpoint
+from runtime.weights.loader import fill
 from tests.kernels import cases
+from tests.models.paged import logits_in_chunks
+from tests.oracle.tiny import write_tiny
 
 _patch = interpreter._patch_lang_tensor
 
 
 def _patch_with_index(tensor, scope):
-    """The interpreter turns loop bounds into ints by a conversion that newer numpy refuses for arrays of one element."""
+    """The interpreter turns loop bounds into ints by a conversion that newer numpy refuses for arrays."""
     _patch(tensor, scope)
     scope.set_attr(tensor, "__index__", lambda self: int(self.handle.data.item()))
 
@@ -95,3 +102,21 @@ def test_attention_groups(heads, kv_heads, dtype):
 )
 def test_attention_pages_and_windows(block_size, page_size, window):
     cases.check_attention([(40, 8), (0, 36), (64, 5)], 2, 1, 20, block_size, page_size, window, torch.float32, "cpu")
+
+
+@pytest.mark.parametrize("grouped", [False, True])
+def test_attention_and_all_else_in_a_whole_model(tmp_path, grouped):
+    """Every kernel in its place: a tiny model on the Triton path equals itself on the torch path."""
+    write_tiny(tmp_path, seed=4, num_hidden_layers=2, head_dim=16)
+    checkpoint = resolve_checkpoint(str(tmp_path))
+    arch, where = LLADA2.parse(checkpoint.config), {"device": torch.device("cpu"), "dtype": torch.float32}
+    expected_model = load_model(checkpoint, LLADA2, arch, attn_impl="torch", **where)
+    model = LLaDA2(arch, attn_impl="torch", kernels=TRITON, **where)
+    model.attention = TritonAttention(model.attention.shape, grouped=grouped)
+    fill(model, checkpoint, LLADA2.weights(arch))
+    ids = [[5, 6, 7, 8, 31, 31, 31, 31, 9, 9], [3, 1, 4, 1, 5, 9, 2, 6]]
+    plan = {"block_size": 4, "page_size": 4, "chunk_blocks": [2, 1]}
+    for out, expected in zip(
+        logits_in_chunks(model, ids, **plan), logits_in_chunks(expected_model, ids, **plan), strict=True
+    ):
+        torch.testing.assert_close(out, expected, rtol=1e-4, atol=1e-4)

@@ -1,0 +1,120 @@
+"""Every kernel compiles for Hopper (sm_90) in the shapes of LLaDA2.0-mini, without a GPU: types, tile sizes, shared
+memory and registers are looked at here; numbers are checked by the interpreter and on the device."""
+
+import pytest
+import torch
+
+triton = pytest.importorskip("triton")
+from triton.backends.compiler import GPUTarget  # noqa: E402
+from triton.compiler import ASTSource  # noqa: E402
+
+from runtime.kernels import (  # noqa: E402
+    expert_sort,
+    kv_write,
+    moe,
+    paged_attention,
+    rms_norm,
+    rotary,
+    routing,
+    silu_mul,
+)  # fmt: skip
+
+TARGET = GPUTarget("cuda", 90, 32)
+SHARED_LIMIT = 227 * 1024  # bytes a block may use on Hopper
+POINTER = {torch.float32: "*fp32", torch.float16: "*fp16", torch.bfloat16: "*bf16"}
+DTYPES = pytest.mark.parametrize("dtype", list(POINTER), ids=["float32", "float16", "bfloat16"])
+
+
+def build(kernel, types: dict[str, str], constants: dict[str, object], **options):
+    """Compile with pointers aligned to 16 bytes, as torch's are; returns the compiled kernel."""
+    order = kernel.arg_names
+    signature = {name: types.get(name, "constexpr") for name in order}
+    assert set(order) == types.keys() | constants.keys()
+    aligned = {(order.index(n),): [["tt.divisibility", 16]] for n, t in types.items() if t.startswith("*")}
+    source = ASTSource(kernel, signature, constexprs=constants, attrs=aligned)
+    compiled = triton.compile(source, target=TARGET, options=options)
+    assert compiled.metadata.shared <= SHARED_LIMIT
+    return compiled
+
+
+@DTYPES
+@pytest.mark.parametrize("add", [False, True])
+def test_rms_norm(dtype, add):
+    p = POINTER[dtype]
+    types = dict.fromkeys(("x_ptr", "residual_ptr", "weight_ptr", "out_ptr", "sum_ptr"), p) | {"eps": "fp32"}
+    build(rms_norm._rms_norm, types, {"SIZE": 2048, "SIZE_P2": 2048, "ADD": add}, num_warps=4)
+
+
+@DTYPES
+def test_rotary(dtype):
+    p = POINTER[dtype]
+    types = dict.fromkeys(("qkv_ptr", "q_weight_ptr", "k_weight_ptr", "q_ptr", "k_ptr", "v_ptr"), p)
+    types |= {"positions_ptr": "*i64", "table_ptr": "*fp32", "eps": "fp32"}
+    constants = {"HEADS": 16, "KV_HEADS": 4, "DIM": 128, "ROTARY": 64, "HEADS_P2": 32, "DIM_P2": 128}
+    build(rotary._qk_norm_rotary, types, constants, num_warps=4)
+
+
+@DTYPES
+def test_kv_write_and_silu(dtype):
+    p = POINTER[dtype]
+    types = dict.fromkeys(("k_ptr", "v_ptr", "k_cache_ptr", "v_cache_ptr"), p) | {"slots_ptr": "*i64"}
+    build(kv_write._write_kv, types, {"SIZE": 512, "SIZE_P2": 512}, num_warps=4)
+    build(silu_mul._silu_mul, {"gate_up_ptr": p, "out_ptr": p}, {"WIDTH": 5120, "COLUMNS": 1024}, num_warps=4)
+
+
+def test_routing():
+    types = {"logits_ptr": "*fp32", "bias_ptr": "*fp32", "ids_ptr": "*i32", "weights_ptr": "*fp32", "scale": "fp32"}
+    constants = {
+        "EXPERTS": 256, "GROUPS": 8, "KEPT": 4, "TOP_K": 8, "GROUPS_P2": 8, "SIZE_P2": 32, "TOP_P2": 8,
+        "BIASED": True, "NORMALISE": True,
+    }  # fmt: skip
+    build(routing._route, types, constants, num_warps=1)
+
+
+def test_expert_sort():
+    types = {"ids_ptr": "*i32", "order_ptr": "*i32", "starts_ptr": "*i32", "pairs": "i32"}
+    build(expert_sort._sort, types, {"EXPERTS": 256, "CHUNK": 2048}, num_warps=4)
+    types = {"starts_ptr": "*i32", "tiles_ptr": "*i32", "most": "i32"}
+    constants = {"ROWS": 64, "EXPERTS": 256, "EXPERTS_P2": 256, "TILES": expert_sort.TILES}
+    build(expert_sort._lay_out, types, constants, num_warps=4)
+
+
+@DTYPES
+@pytest.mark.parametrize("pairs_per_expert", [1, 30, 64, 1000])
+def test_moe_products(dtype, pairs_per_expert):
+    p, size = POINTER[dtype], torch.tensor([], dtype=dtype).element_size()
+    rows, columns, depth, warps, stages = moe.tile_sizes(pairs_per_expert, size, 512)
+    common = {"HIDDEN": 2048, "WIDTH": 512, "ROWS": rows, "COLUMNS": columns, "DEPTH": depth}
+    types = {"order_ptr": "*i32", "tiles_ptr": "*i32", "most": "i32", "weight_ptr": p, "hidden_ptr": p}
+    options = {"num_warps": warps, "num_stages": stages}
+    first = build(moe._gate_up, types | {"x_ptr": p}, common | {"TOP_K": 8}, **options)
+    second = build(moe._down, types | {"pairs_ptr": p}, common, **options)
+    if size == 2 and rows >= 64:
+        for compiled in (first, second):
+            assert "wgmma" in compiled.asm["ptx"], "the products do not reach Hopper's matrix units"
+
+
+@DTYPES
+def test_moe_combine(dtype):
+    p = POINTER[dtype]
+    types = {"pairs_ptr": p, "weights_ptr": "*fp32", "shared_ptr": p, "out_ptr": p}
+    build(moe._combine, types, {"TOP_K": 8, "HIDDEN": 2048, "COLUMNS": 1024, "SHARED": True}, num_warps=4)
+
+
+@DTYPES
+@pytest.mark.parametrize(
+    ("max_rows", "packed", "windowed"),
+    [(32, 4, False), (4096, 4, True), (32, 1, False), (4096, 1, False), (64, 7, False)],
+)
+def test_paged_attention(dtype, max_rows, packed, windowed):
+    p, size = POINTER[dtype], torch.tensor([], dtype=dtype).element_size()
+    packed_p2 = triton.next_power_of_2(packed)
+    rows, keys, warps = paged_attention.tile_sizes(packed_p2, 128, size, max_rows)
+    types = dict.fromkeys(("q_ptr", "k_ptr", "v_ptr", "out_ptr"), p)
+    types |= dict.fromkeys(("seq_rows_ptr", "cached_ptr", "kv_len_ptr", "table_ptr"), "*i32")
+    types |= {"table_stride": "i32", "scale_log2": "fp32", "window": "i32"}
+    constants = {
+        "HEADS": 4 * packed, "KV_HEADS": 4, "DIM": 128, "BLOCK": 32, "PAGE": 32, "PACKED": packed,
+        "PACKED_P2": packed_p2, "ROWS": rows, "KEYS": keys, "DIM_P2": 128, "WINDOWED": windowed,
+    }  # fmt: skip
+    build(paged_attention._paged_attention, types, constants, num_warps=warps, num_stages=2)
