@@ -46,16 +46,21 @@ class MultiBlock:
         )
 
     def open(self, request: Request) -> int:
-        """Rule 4."""
+        """Rules 3 and 4."""
         if not request.opened and not request.committing:
             request.opened = True
+            if not request.blocks and request.prompt_len % self.block_size:
+                self._append(request)  # ACTIVE from the start: rule 4 applies to it already
             if self._may_open(request):
-                start = request.next_start
-                block = Block(start, self.block_size - max(0, request.prompt_len - start), self.block_size)
-                block.same_token_ratio = 0.0 if request.editing else 1.0  # rule 8
-                request.blocks.append(block)
-                request.next_start = start + self.block_size
+                self._append(request)
         return len(request.blocks) * self.block_size
+
+    def _append(self, request: Request) -> None:
+        start = request.next_start
+        block = Block(start, self.block_size - max(0, request.prompt_len - start), self.block_size)
+        block.same_token_ratio = 0.0 if request.editing else 1.0  # rule 8
+        request.blocks.append(block)
+        request.next_start = start + self.block_size
 
     def _may_open(self, request: Request) -> bool:
         if request.next_start >= request.end:
@@ -133,7 +138,8 @@ class MultiBlock:
         first_eos = results.first_eos[i]
         if first_eos != block.first_eos:
             block.first_eos = first_eos
-            block.has_eos = not request.spec.ignore_eos and start + first_eos < request.end
+            found = first_eos < self.block_size and start + first_eos < request.end
+            block.has_eos = found and not request.spec.ignore_eos
 
     def _advance_stable(self, request: Request) -> None:
         """How far the text is final: the contiguous FILLED prefix, or with editing and remasking the final blocks."""
