@@ -1,0 +1,12 @@
+"""Hypothesis profiles: `make test` runs a fixed, small set; `pytest --hypothesis-profile=thorough` searches anew."""
+
+from hypothesis import HealthCheck, settings
+
+_COMMON = {
+    "deadline": None,
+    "report_multiple_bugs": False,
+    "suppress_health_check": [HealthCheck.too_slow, HealthCheck.data_too_large],
+}
+settings.register_profile("ci", derandomize=True, database=None, max_examples=100, **_COMMON)
+settings.register_profile("thorough", max_examples=3000, print_blob=True, **_COMMON)
+settings.load_profile("ci")

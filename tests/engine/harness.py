@@ -1,0 +1,288 @@
+"""Engines small enough to drive by hand, and what must hold in them after every step.
+
+`Shape` and `Params` are the oracle's words for what a server decides and what a request asks.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass, field, fields
+from typing import Any
+
+import numpy as np
+import torch
+
+from runtime.engine.engine import Engine
+from runtime.engine.io import DecodingParams, EngineInfo, EngineOutput, RequestSpec
+from runtime.engine.model_runner import ModelRunner
+from runtime.engine.plan import BlockResults, StepPlan
+from runtime.engine.request import Request
+from runtime.models.base import Model
+from runtime.strategies import DecodingContext, make_strategy
+from tests.engine.hash_model import HashModel, digest, hash_logits
+from tests.oracle.block import Params
+from tests.oracle.block import Shape as OracleShape
+from tests.oracle.decode import Result, decode
+
+
+@dataclass(frozen=True, kw_only=True)
+class Setup:
+    """The server's side of a run."""
+
+    block: int = 4
+    buffer: int = 1
+    page: int = 4
+    pages: int = 64
+    budget: int = 64
+    max_reqs: int = 8
+    max_len: int = 64
+    prefix_caching: bool = True
+    vocab: int = 16
+    eos: tuple[int, ...] = (3,)
+    mask: int = 13
+    max_token: int = 14
+
+    @property
+    def oracle(self) -> OracleShape:
+        return OracleShape(self.block, self.buffer, self.mask, frozenset(self.eos), self.max_token)
+
+
+@dataclass(frozen=True)
+class Ask:
+    """One request of a run."""
+
+    prompt: tuple[int, ...]
+    params: Params
+    report: str = "denoise"
+    salt: str = ""
+
+
+class CheckedRunner(ModelRunner):
+    """Checks each plan before it runs: nothing shared or final is written, and no more rows than the budget."""
+
+    engine: Engine
+
+    def run(self, plan: StepPlan) -> BlockResults | None:
+        cache, info = self.engine.cache, self.engine.info
+        assert 0 < len(plan.tokens) <= info.max_num_batched_tokens
+        assert len(set(plan.slots.tolist())) == len(plan.slots), "two rows write one slot"
+        for unit in set((plan.slots // cache.unit).tolist()):
+            assert cache._refs[unit] == 1, "a shared page is written"
+            assert unit not in cache._key_of, "a final, published page is written"
+        return super().run(plan)
+
+
+def make_engine(setup: Setup, model: Model | None = None) -> Engine:
+    """An engine around `model` (the hash model unless given) with a float64 pool."""
+    model = model or HashModel(setup.vocab)
+    info = EngineInfo(
+        family="none",
+        strategy="multi_bd",
+        device="cpu",
+        dtype="float64",
+        vocab_size=setup.vocab,
+        max_token_id=setup.max_token,
+        mask_token_id=setup.mask,
+        eos_token_ids=list(setup.eos),
+        block_size=setup.block,
+        buffer_size=setup.buffer,
+        page_size=setup.page,
+        num_pages=setup.pages,
+        max_model_len=setup.max_len,
+        max_num_reqs=setup.max_reqs,
+        max_num_batched_tokens=setup.budget,
+        prefix_caching=setup.prefix_caching,
+        algorithms=["edit", "fixed", "threshold"],
+        defaults=DecodingParams(),
+    )
+    pool = torch.zeros(
+        2, model.num_layers, setup.pages, setup.page, model.num_kv_heads, model.head_dim, dtype=torch.float64
+    )
+    runner = CheckedRunner(
+        model,
+        pool,
+        block_size=setup.block,
+        page_size=setup.page,
+        mask_id=setup.mask,
+        max_token_id=setup.max_token,
+        eos_ids=setup.eos,
+    )
+    context = DecodingContext(setup.block, setup.buffer, setup.prefix_caching)
+    runner.engine = Engine(info=info, runner=runner, strategy=make_strategy("multi_bd", ("multi_bd",), context))
+    return runner.engine
+
+
+_DECODING = {f.name for f in fields(Params)} & set(DecodingParams.__struct_fields__)
+
+
+def decoding_of(p: Params) -> dict[str, Any]:
+    return {name: getattr(p, name) for name in _DECODING}
+
+
+def spec_of(id: str, ask: Ask) -> RequestSpec:
+    """What `runtime.params` would hand the engine."""
+    p = ask.params
+    return RequestSpec(
+        id=id,
+        prompt=list(ask.prompt),
+        max_tokens=p.max_tokens,
+        temperature=p.temperature,
+        top_p=p.top_p,
+        top_k=p.top_k,
+        seed=p.seed % 2**64,
+        ignore_eos=p.ignore_eos,
+        max_nfe=p.max_nfe,
+        max_repetition_run=p.max_repetition_run,
+        decoding=DecodingParams(**decoding_of(p)),
+        report=ask.report,  # type: ignore[arg-type]
+        cache_salt=ask.salt,
+    )
+
+
+def expected(setup: Setup, ask: Ask) -> Result:
+    """The oracle's answer on the hash model."""
+    return decode(hash_logits(setup.vocab, setup.block), ask.prompt, ask.params, setup.oracle)
+
+
+@dataclass
+class Heard:
+    """The outputs of one request."""
+
+    outputs: list[EngineOutput] = field(default_factory=list)
+
+    @property
+    def tokens(self) -> list[int]:
+        return [t for o in self.outputs for t in o.new_tokens]
+
+    @property
+    def ended(self) -> bool:
+        return bool(self.outputs) and self.outputs[-1].finish_reason is not None
+
+
+def check_heard(heard: Heard, result: Result, report: str, *, whole: bool) -> None:
+    """The outputs equal the oracle's trace, as far as they go (`whole`: to the end)."""
+    outputs, events = heard.outputs, result.events
+    assert all(o.finish_reason is None and not o.eos for o in outputs[:-1])
+    assert all(o.error is None for o in outputs), outputs[-1].error
+    if report == "final":
+        shown = events[-1:] if whole else []
+    elif report == "stable":
+        shown = [e for e in events if e.new_tokens or e is events[-1]]
+    else:
+        shown = events
+    assert len(outputs) == len(shown) if whole else len(outputs) <= len(shown)
+    for o, e in zip(outputs, shown, strict=False):
+        assert o.nfe == e.nfe
+        if report != "final":
+            assert o.new_tokens == e.new_tokens
+        if report == "denoise":
+            assert (o.start, o.tokens, o.masked) == (e.start, e.tokens, e.masked)
+    if whole:
+        last = outputs[-1]
+        assert (heard.tokens, last.nfe, last.finish_reason) == (result.tokens, result.nfe, result.finish_reason)
+        assert last.eos == (result.finish_reason == "stop")
+
+
+def check_accounting(engine: Engine) -> None:
+    """Pages: free + held + cached == total, and every count of holders is right."""
+    cache, scheduler = engine.cache, engine.scheduler
+    held = Counter(unit for request in scheduler.running for unit in request.units)
+    free, idle = set(cache._free), set(cache._idle)
+    assert len(free) == len(cache._free)
+    assert not free & idle
+    assert not (free | idle) & set(held)
+    assert free | idle | set(held) == set(range(cache.num_units))
+    assert [held[unit] for unit in range(cache.num_units)] == cache._refs
+    assert idle <= set(cache._key_of)
+    assert {unit: key for key, unit in cache._by_key.items()} == cache._key_of
+    for request in scheduler.running:
+        assert len(set(request.units)) == len(request.units)
+        assert request.cached <= len(request.units) * cache.unit
+        n = len(request.units) * cache.pages_per_unit
+        pages = [unit * cache.pages_per_unit + i for unit in request.units for i in range(cache.pages_per_unit)]
+        assert engine.table._pages[request.row, :n].tolist() == pages
+    rows = [request.row for request in scheduler.running]
+    assert sorted(rows + engine.table._free_rows) == list(range(engine.info.max_num_reqs))
+    assert all(not r.units and r.row == -1 and r.cached == 0 for r in scheduler.waiting)
+    stats = engine.stats()
+    assert stats.pages_used == len(held) * cache.pages_per_unit
+    assert stats.pages_cached == len(idle) * cache.pages_per_unit
+
+
+def check_cached(engine: Engine, request: Request) -> None:
+    """Hash model: the K/V below `request.cached` is that of a fresh prefill of the same tokens (decoding.md 5.3)."""
+    info, pool = engine.info, engine.runner.kv_cache.view(2, 2, -1)  # type: ignore[attr-defined]
+    at = np.arange(request.cached)
+    pages = engine.table._pages[request.row][at // info.page_size].astype(np.int64)
+    slots = pages * info.page_size + at % info.page_size
+    tokens = request.tokens[: request.cached]
+    assert pool[0, 0, slots].tolist() == tokens.tolist()
+    block = info.block_size
+    assert request.cached % block == 0
+    assert pool[0, 1, slots].tolist() == [digest(tokens[: (a // block + 1) * block], a) for a in at.tolist()]
+
+
+def check_idle(engine: Engine) -> None:
+    """Nothing runs, nothing is held."""
+    assert not engine.has_work()
+    assert not engine._requests
+    check_accounting(engine)
+    assert engine.cache.pages_used == 0
+    assert len(engine.table._free_rows) == engine.info.max_num_reqs
+
+
+class Run:
+    """An engine and all that was heard of its requests, checked after every step."""
+
+    def __init__(self, setup: Setup, model: Model | None = None) -> None:
+        self.setup = setup
+        self.engine = make_engine(setup, model)
+        self.hashed = model is None
+        self.asks: dict[str, Ask] = {}
+        self.heard: dict[str, Heard] = {}
+        self.aborted: set[str] = set()
+
+    def add(self, ask: Ask) -> str:
+        id = f"r{len(self.asks)}"
+        self.asks[id], self.heard[id] = ask, Heard()
+        self.engine.add(spec_of(id, ask))
+        return id
+
+    def abort(self, id: str) -> None:
+        self.engine.abort(id)
+        self.aborted.add(id)
+        check_accounting(self.engine)
+
+    def step(self) -> None:
+        for output in self.engine.step():
+            heard = self.heard[output.id]
+            assert not heard.ended, "news after the end"
+            assert output.id not in self.aborted, "news of an aborted request"
+            assert output.error is None, output.error
+            heard.outputs.append(output)
+        check_accounting(self.engine)
+        if self.hashed:
+            for request in self.engine.scheduler.running:
+                check_cached(self.engine, request)
+
+    def drain(self, limit: int = 5000) -> None:
+        for _ in range(limit):
+            if not self.engine.has_work():
+                break
+            self.step()
+        check_idle(self.engine)
+        assert all(heard.ended or id in self.aborted for id, heard in self.heard.items())
+
+    def compare(self) -> None:
+        """Everything heard equals the oracle's."""
+        for id, ask in self.asks.items():
+            check_heard(self.heard[id], expected(self.setup, ask), ask.report, whole=self.heard[id].ended)
+
+
+def run_all(setup: Setup, asks: Iterable[Ask], model: Model | None = None) -> Run:
+    run = Run(setup, model)
+    for ask in asks:
+        run.add(ask)
+    run.drain()
+    return run

@@ -1,0 +1,56 @@
+"""The engine against the oracle, exactly, on a model that notices every wrong read (decoding.md 5.2 and 5.9)."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.engine.harness import Ask, Run, Setup, run_all
+from tests.engine.samples import asks, examples, scenarios, setups
+
+
+@examples(150)
+@given(st.data())
+def test_alone(data: st.DataObject) -> None:
+    setup = data.draw(setups())
+    run_all(setup, [data.draw(asks(setup))]).compare()
+
+
+@examples(200)
+@given(scenarios())
+def test_any_schedule(scenario: tuple[Setup, list[tuple[int, Ask]], list[tuple[int, int]]]) -> None:
+    """Arrivals, prompts that share, small pools, tight budgets, aborts: every request's trace is the oracle's."""
+    setup, arrivals, aborts = scenario
+    run = Run(setup)
+    pending = list(arrivals)
+    step = 0
+    while pending or run.engine.has_work():
+        while pending and pending[0][0] <= step:
+            run.add(pending.pop(0)[1])
+        for at, n in aborts:
+            if at == step and f"r{n}" in run.asks:
+                run.abort(f"r{n}")
+        run.step()
+        step += 1
+        assert step < 5000
+    run.drain()
+    run.compare()
+
+
+@examples(40)
+@given(st.data())
+def test_turns_of_a_conversation(data: st.DataObject) -> None:
+    """Each turn's prompt begins with all of the turn before: the answer's blocks are prefix hits, and right."""
+    setup = data.draw(setups(max_len=64))
+    run = Run(setup)
+    prompt: tuple[int, ...] = (1, 2, 4)
+    for _ in range(3):
+        room = setup.max_len - len(prompt)
+        if room < 8:
+            break
+        ask = data.draw(asks(setup))
+        ask = Ask(prompt, ask.params, ask.report)
+        id = run.add(ask)
+        run.drain()
+        prompt = (*prompt, *run.heard[id].tokens, 5, 6)
+    run.compare()
