@@ -94,17 +94,20 @@ class Choice:
         }
 
 
-def denoise_event(choice: Choice, output: EngineOutput, text: str) -> dict[str, Any]:
+def denoise_fields(output: EngineOutput, text: str) -> dict[str, Any]:
     """The open blocks after a step (runtime.md 3): ids, the mask's where masked, and the text that became stable."""
     return {
-        "event": "denoise",
-        "id": choice.spec.id,
         "start": output.start,
         "tokens": output.tokens or [],
         "masked": output.masked or [],
         "text": text,
         "nfe": output.nfe,
     }
+
+
+def denoise_event(choice: Choice, output: EngineOutput, text: str) -> dict[str, Any]:
+    """One step of the request, whole."""
+    return {"event": "denoise", "id": choice.spec.id, **denoise_fields(output, text)}
 
 
 def append_event(choice: Choice, output: EngineOutput, text: str) -> dict[str, Any] | None:

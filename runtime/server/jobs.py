@@ -8,10 +8,10 @@ from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from typing import Any
 
-from runtime.engine.io import EngineOutput, RequestSpec
+from runtime.choice import Choice
+from runtime.engine.io import EngineOutput
 from runtime.errors import RequestError
 from runtime.server.frontend import Frontend
-from runtime.text import Answer
 
 _OUTCOMES = {499: "aborted", 504: "timeout"}
 
@@ -30,49 +30,6 @@ class Update:
     choice: Choice
     output: EngineOutput
     text: str
-
-
-class Choice:
-    """One answer being put together."""
-
-    __slots__ = ("answer", "cached_tokens", "finish_reason", "index", "nfe", "queue_seconds", "spec")
-
-    def __init__(self, index: int, spec: RequestSpec, answer: Answer) -> None:
-        self.index = index
-        self.spec = spec
-        self.answer = answer
-        self.nfe = 0
-        self.finish_reason: str | None = None
-        self.cached_tokens = 0
-        self.queue_seconds = 0.0
-
-    def absorb(self, output: EngineOutput) -> str:
-        """Take an output in; the text that became stable with it."""
-        self.nfe = output.nfe
-        if output.cached_tokens is not None:
-            self.cached_tokens = output.cached_tokens
-        if output.queue_seconds is not None:
-            self.queue_seconds = output.queue_seconds
-        text = self.answer.push(output.new_tokens)
-        if self.answer.stopped:
-            self.finish_reason = "stop"
-        elif output.finish_reason is not None:
-            text += self.answer.finish()
-            # a stop string may show only once nothing more can come
-            self.finish_reason = "stop" if self.answer.stopped else output.finish_reason
-        return text
-
-    @property
-    def text(self) -> str:
-        return self.answer.text
-
-    @property
-    def token_ids(self) -> list[int]:
-        return self.answer.token_ids
-
-    @property
-    def openai_reason(self) -> str:
-        return "stop" if self.finish_reason == "stop" else "length"
 
 
 class Job:

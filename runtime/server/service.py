@@ -11,12 +11,13 @@ from typing import Any
 
 from starlette.requests import ClientDisconnect, Request
 
+from runtime.choice import Choice
 from runtime.config import ServerConfig
 from runtime.engine.io import EngineInfo, Report, RequestSpec
 from runtime.errors import RequestError
 from runtime.params import SamplingParams, choices, resolve, stop_strings
 from runtime.server.frontend import Frontend, Unavailable
-from runtime.server.jobs import Choice, ClientGone, Job
+from runtime.server.jobs import ClientGone, Job
 from runtime.server.keys import Keys
 from runtime.server.schemas import B, GenerateRequest, Generation, OpenAIRequest, parse_body
 from runtime.text import Answer, Tokenizer

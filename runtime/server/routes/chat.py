@@ -10,12 +10,12 @@ from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
 
+from runtime.choice import denoise_fields
 from runtime.errors import RequestError
 from runtime.server.errors import of_error
 from runtime.server.jobs import Job
 from runtime.server.responses import DONE, EventStream, event, json_response
 from runtime.server.routes.documented import takes
-from runtime.server.routes.generate import denoise_fields
 from runtime.server.schemas import ChatRequest
 from runtime.server.service import Service, answered, include_usage, new_id, stream_mode
 
@@ -91,7 +91,7 @@ async def _chunks(job: Job, head: dict[str, Any], usage: bool, denoise: bool) ->
             for update in batch:
                 index = update.choice.index
                 if denoise:
-                    fields = denoise_fields(update)
+                    fields = denoise_fields(update.output, update.text)
                     data.append(chunk(index, {"content": fields.pop("text")}, denoise=fields))
                 elif update.text:
                     data.append(chunk(index, {"content": update.text}))

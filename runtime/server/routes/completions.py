@@ -10,12 +10,12 @@ from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
 
+from runtime.choice import denoise_fields
 from runtime.errors import RequestError
 from runtime.server.errors import of_error
 from runtime.server.jobs import Job
 from runtime.server.responses import DONE, EventStream, event, json_response
 from runtime.server.routes.documented import takes
-from runtime.server.routes.generate import denoise_fields
 from runtime.server.schemas import CompletionRequest
 from runtime.server.service import Service, answered, include_usage, new_id, stream_mode
 
@@ -67,7 +67,7 @@ async def _chunks(job: Job, head: dict[str, Any], usage: bool, denoise: bool, pr
                 reason = update.choice.openai_reason if update.choice.finish_reason is not None else None
                 if not (update.text or reason or denoise):
                     continue
-                fields = denoise_fields(update)
+                fields = denoise_fields(update.output, update.text)
                 text = fields.pop("text")
                 choice = {"index": update.choice.index, "text": text, "logprobs": None, "finish_reason": reason}
                 data.append(event({**base, "choices": [choice], **({"denoise": fields} if denoise else {})}))

@@ -9,9 +9,10 @@ from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
 
+from runtime.choice import append_event, denoise_event
 from runtime.errors import RequestError
 from runtime.server.errors import of_error
-from runtime.server.jobs import Job, Update
+from runtime.server.jobs import Job
 from runtime.server.responses import DONE, EventStream, event, json_response
 from runtime.server.routes.documented import takes
 from runtime.server.schemas import GenerateRequest
@@ -57,34 +58,13 @@ def _answer(service: Service, job: Job, prompt: str | list[int]) -> dict[str, An
 
 
 async def _events(service: Service, job: Job, prompt: str | list[int], mode: str) -> AsyncIterator[bytes]:
-    make = denoise_event if mode == "denoise" else _append_event
+    make = denoise_event if mode == "denoise" else append_event
     try:
         async for batch in job.updates():
-            data = b"".join(made for update in batch if (made := make(update)))
+            made = (make(update.choice, update.output, update.text) for update in batch)
+            data = b"".join(event(fields) for fields in made if fields is not None)
             if data:
                 yield data
         yield event({"event": "final", **_answer(service, job, prompt)}) + DONE
     except RequestError as error:
         yield event({"event": "error", "id": job.id, **of_error(error)}) + DONE
-
-
-def denoise_event(update: Update) -> bytes:
-    return event({"event": "denoise", "id": update.choice.spec.id, **denoise_fields(update)})
-
-
-def denoise_fields(update: Update) -> dict[str, Any]:
-    """The open blocks after a step: ids with the mask's where masked, and the text that became stable."""
-    output = update.output
-    return {
-        "start": output.start,
-        "tokens": output.tokens or [],
-        "masked": output.masked or [],
-        "text": update.text,
-        "nfe": output.nfe,
-    }
-
-
-def _append_event(update: Update) -> bytes:
-    if not update.text:
-        return b""
-    return event({"event": "block_append", "id": update.choice.spec.id, "text": update.text, "nfe": update.output.nfe})
