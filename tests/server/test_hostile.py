@@ -1,0 +1,278 @@
+"""Bad input: each has its status and names its field, and 200 requests running beside it end unharmed."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import socket
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.server.harness import ServerProcess
+
+CHAT = "/v1/chat/completions"
+TEXT = "/v1/completions"
+USER = [{"role": "user", "content": "x"}]
+
+
+def chat(**more: Any) -> dict[str, Any]:
+    return {"messages": USER, "max_tokens": 4, **more}
+
+
+def gen(**more: Any) -> dict[str, Any]:
+    return {"prompt": "x", "max_tokens": 4, **more}
+
+
+def decode(**more: Any) -> dict[str, Any]:
+    return gen(decoding=more)
+
+
+# route, body (bytes are sent as they are), status, param
+CASES: list[tuple[str, Any, int, str | None]] = [
+    ("/generate", b"", 400, None),
+    ("/generate", b"{", 400, None),
+    ("/generate", b"[]", 422, None),
+    ("/generate", b'"x"', 422, None),
+    ("/generate", b"null", 422, None),
+    ("/generate", b"\xff\xfe{}", 400, None),
+    ("/generate", b'{"prompt": "\\ud800"}', 400, None),
+    ("/generate", b'{"prompt": ' + b"[" * 100_000, 400, None),
+    ("/generate", b'{"prompt":"x","max_tokens":' + b"9" * 5000 + b"}", 400, None),
+    ("/generate", b'{"prompt":"x","max_tokens":' + b"9" * 50 + b"}", 400, "max_tokens"),
+    ("/generate", b'{"prompt":"x","temperature":NaN}', 400, "temperature"),
+    ("/generate", b'{"prompt":"x","temperature":1e999}', 400, "temperature"),
+    ("/generate", b'{"prompt":"x","decoding":{"accept_threshold":NaN}}', 400, "decoding.accept_threshold"),
+    ("/generate", {}, 422, "prompt"),
+    ("/generate", gen(prompt=""), 400, "prompt"),
+    ("/generate", gen(prompt=[]), 400, "prompt"),
+    ("/generate", gen(prompt=5), 422, "prompt"),
+    ("/generate", gen(prompt=[1, "2"]), 422, "prompt"),
+    ("/generate", gen(prompt=[1, True]), 422, "prompt"),
+    ("/generate", gen(prompt=[1, 2.0]), 422, "prompt"),
+    ("/generate", gen(prompt=["x"]), 422, "prompt"),
+    ("/generate", gen(prompt=[64, -1]), 400, "prompt[1]"),
+    ("/generate", gen(prompt=[64, 261]), 400, "prompt[1]"),
+    ("/generate", gen(prompt=[2**70]), 400, "prompt[0]"),
+    ("/generate", gen(prompt="x" * 513), 400, "prompt"),
+    ("/generate", gen(prompt="x" * 1_500_000), 400, "prompt"),
+    ("/generate", gen(prompt=[64] * 512), 400, "prompt"),
+    ("/generate", gen(max_tokens=0), 400, "max_tokens"),
+    ("/generate", gen(max_tokens=-3), 400, "max_tokens"),
+    ("/generate", gen(max_tokens=512), 400, "max_tokens"),
+    ("/generate", gen(max_tokens="5"), 422, "max_tokens"),
+    ("/generate", gen(max_tokens=True), 422, "max_tokens"),
+    ("/generate", gen(max_tokens=1.5), 422, "max_tokens"),
+    ("/generate", gen(temperature=-0.1), 400, "temperature"),
+    ("/generate", gen(temperature="0"), 422, "temperature"),
+    ("/generate", gen(temperature=False), 422, "temperature"),
+    ("/generate", gen(top_p=0), 400, "top_p"),
+    ("/generate", gen(top_p=1.01), 400, "top_p"),
+    ("/generate", gen(top_k=-2), 400, "top_k"),
+    ("/generate", gen(seed=2**64), 400, "seed"),
+    ("/generate", gen(seed="1"), 422, "seed"),
+    ("/generate", gen(stop=[""]), 400, "stop"),
+    ("/generate", gen(stop=["x"] * 3 + [5]), 422, "stop"),
+    ("/generate", gen(stop=[str(i) for i in range(33)]), 400, "stop"),
+    ("/generate", gen(stop="y" * 2000), 400, "stop"),
+    ("/generate", gen(ignore_eos=1), 422, "ignore_eos"),
+    ("/generate", gen(max_nfe=0), 400, "max_nfe"),
+    ("/generate", gen(max_repetition_run=0), 400, "max_repetition_run"),
+    ("/generate", gen(cache_salt="s" * 300), 400, "cache_salt"),
+    ("/generate", gen(stream="yes"), 422, "stream"),
+    ("/generate", gen(stream_mode="denoise"), 400, "stream_mode"),
+    ("/generate", gen(stream=True, stream_mode="words"), 400, "stream_mode"),
+    ("/generate", gen(n=2), 400, "n"),
+    ("/generate", gen(model="tiny"), 400, "model"),
+    ("/generate", gen(**{"x" * 500: 1}), 400, "x" * 80),
+    ("/generate", gen(stop_token_ids=[5]), 400, "stop_token_ids"),
+    ("/generate", gen(min_tokens=2), 400, "min_tokens"),
+    ("/generate", gen(decoding=[]), 422, "decoding"),
+    ("/generate", decode(mode="fast"), 400, "decoding.mode"),
+    ("/generate", decode(algorithm="magic"), 400, "decoding.algorithm"),
+    ("/generate", decode(algorithm="edit"), 200, None),
+    ("/generate", decode(accept_threshold=1.5), 400, "decoding.accept_threshold"),
+    ("/generate", decode(accept_threshold=-0.5), 400, "decoding.accept_threshold"),
+    ("/generate", decode(accept_threshold="0.5"), 422, "decoding.accept_threshold"),
+    ("/generate", decode(edit_threshold=0.5), 400, "decoding.edit_threshold"),
+    ("/generate", decode(local_leap={"anchor": 0.9}), 400, "decoding.local_leap"),
+    ("/generate", decode(confidence_metric="margin"), 400, "decoding.confidence_metric"),
+    ("/generate", decode(force_single_batch=True), 400, "decoding.force_single_batch"),
+    ("/generate", decode(block_length=16), 400, "decoding.block_length"),
+    ("/generate", decode(block_length=8), 200, None),
+    ("/generate", decode(steps=0, algorithm="fixed"), 400, "decoding.steps"),
+    ("/generate", decode(wibble=1), 400, "decoding.wibble"),
+    ("/generate", gen(use_local_leap=True), 400, "use_local_leap"),
+    ("/generate", gen(block_length=16), 400, "block_length"),
+    ("/generate", gen(num_denoising_steps=0), 400, "num_denoising_steps"),
+    (CHAT, {}, 422, "messages"),
+    (CHAT, chat(messages=[]), 400, "messages"),
+    (CHAT, chat(messages="hi"), 422, "messages"),
+    (CHAT, chat(messages=[{"role": "user"}]), 422, "messages[0].content"),
+    (CHAT, chat(messages=[{"role": "user", "content": None}]), 422, "messages[0].content"),
+    (CHAT, chat(messages=[{"role": "tool", "content": "x"}]), 400, "messages[0].role"),
+    (CHAT, chat(messages=[{"role": "user", "content": "x", "tool_calls": [1]}]), 400, "messages[0].tool_calls"),
+    (CHAT, chat(messages=[{"role": "user", "content": "x" * 600}]), 400, "messages"),
+    (CHAT, chat(model="nope"), 404, "model"),
+    (CHAT, chat(model=""), 404, "model"),
+    (CHAT, chat(n=0), 400, "n"),
+    (CHAT, chat(n=129), 400, "n"),
+    (CHAT, chat(logprobs=True), 400, "logprobs"),
+    (CHAT, chat(top_logprobs=3), 400, "top_logprobs"),
+    (CHAT, chat(tools=[{"type": "function"}]), 400, "tools"),
+    (CHAT, chat(tool_choice="required"), 400, "tool_choice"),
+    (CHAT, chat(response_format={"type": "json_object"}), 400, "response_format"),
+    (CHAT, chat(frequency_penalty=0.5), 400, "frequency_penalty"),
+    (CHAT, chat(presence_penalty=True), 400, "presence_penalty"),
+    (CHAT, chat(logit_bias={"5": 1}), 400, "logit_bias"),
+    (CHAT, chat(stream_options={"include_usage": True}), 400, "stream_options"),
+    (CHAT, chat(stream=True, stream_options={"wat": 1}), 400, "stream_options.wat"),
+    (CHAT, chat(stream=True, stream_mode="block_append"), 400, "stream_mode"),
+    (CHAT, chat(max_completion_tokens=0), 400, None),
+    (CHAT, chat(max_completion_tokens=9), 400, "max_completion_tokens"),
+    (CHAT, {"messages": USER, "max_completion_tokens": 0}, 400, "max_completion_tokens"),
+    (CHAT, chat(chat_template_kwargs={"messages": []}), 400, "chat_template_kwargs.messages"),
+    (CHAT, chat(chat_template_kwargs={"eos_token": "x"}), 400, "chat_template_kwargs.eos_token"),
+    (TEXT, {}, 422, "prompt"),
+    (TEXT, {"prompt": []}, 400, "prompt"),
+    (TEXT, {"prompt": [[]]}, 400, "prompt"),
+    (TEXT, {"prompt": ["a", ""], "max_tokens": 4}, 400, "prompt[1]"),
+    (TEXT, {"prompt": [[64], [999]], "max_tokens": 4}, 400, "prompt[1][0]"),
+    (TEXT, {"prompt": ["a", 5]}, 422, "prompt"),
+    (TEXT, {"prompt": ["a"] * 1025}, 400, "prompt"),
+    (TEXT, {"prompt": "x", "suffix": "y"}, 400, "suffix"),
+    (TEXT, {"prompt": "x", "echo": True}, 400, "echo"),
+    (TEXT, {"prompt": "x", "best_of": 3}, 400, "best_of"),
+    (TEXT, {"prompt": "x", "logprobs": 0}, 400, "logprobs"),
+    ("/tokenize", {}, 400, "prompt"),
+    ("/tokenize", {"prompt": "x", "messages": USER}, 400, "prompt"),
+    ("/tokenize", {"prompt": 5}, 422, "prompt"),
+    ("/detokenize", {"tokens": [-1]}, 400, "tokens[0]"),
+    ("/detokenize", {"tokens": [10**30]}, 400, "tokens[0]"),
+    ("/detokenize", {"tokens": "x"}, 422, "tokens"),
+    ("/v1/infill", {"prompt": "a<mask:3>b"}, 501, None),
+    ("/v1/load_lora_adapter", {"lora_name": "a"}, 501, None),
+    ("/v1/unload_lora_adapter", {"lora_name": "a"}, 501, None),
+    ("/start_profile", {}, 409, None),
+    ("/stop_profile", {}, 409, None),
+    ("/nowhere", {}, 404, None),
+    ("/generate/", gen(), 404, None),
+    ("/health", {}, 405, None),
+    ("/generate", b'{"prompt":"' + b"x" * (2 * 2**20) + b'"}', 413, None),
+]
+
+
+def is_error_object(answer: httpx.Response, param: str | None, shown: str = "") -> None:
+    error = answer.json()["error"]
+    assert error.keys() == {"message", "type", "param", "code"}, shown
+    assert isinstance(error["message"], str), shown
+    assert 10 < len(error["message"]) < 600, shown
+    assert "Traceback" not in error["message"], shown
+    if param is not None:
+        assert error["param"] == param, shown
+        assert param.split(".")[-1][:40] in error["message"], shown
+
+
+async def send(client: httpx.AsyncClient, route: str, body: Any) -> httpx.Response:
+    content = body if isinstance(body, bytes) else json.dumps(body).encode()
+    return await client.post(route, content=content, headers={"Content-Type": "application/json"})
+
+
+def test_every_bad_request_while_200_good_ones_run(server: ServerProcess) -> None:
+    good = [{"prompt": f"good {i}", "max_tokens": 16 + i % 16, "ignore_eos": True, "seed": i} for i in range(200)]
+    fast = {"accept_threshold": 0.05}
+
+    async def answers(client: httpx.AsyncClient) -> list[tuple[int, list[int]]]:
+        posts = [client.post("/generate", json={**body, "decoding": fast}) for body in good]
+        return [(r.status_code, r.json()["token_ids"]) for r in await asyncio.gather(*posts)]
+
+    async def everything() -> None:
+        rounds: list[list[tuple[int, list[int]]]] = []
+        finished = False
+
+        async def keep_running(client: httpx.AsyncClient) -> None:
+            while not finished:
+                rounds.append(await answers(client))
+
+        async with server.async_client() as client:
+            alone = await answers(client)
+            running = asyncio.create_task(keep_running(client))
+            await asyncio.sleep(0.2)
+            for i in range(0, len(CASES), 32):
+                batch = CASES[i : i + 32]
+                refusals = await asyncio.gather(*(send(client, route, body) for route, body, _, _ in batch))
+                for answer, (route, body, status, param) in zip(refusals, batch, strict=True):
+                    shown = f"{route} {str(body)[:100]} -> {answer.status_code} {answer.text[:300]}"
+                    assert answer.status_code == status, shown
+                    if status != 200:
+                        is_error_object(answer, param, shown)
+            finished = True
+            await running
+        assert [status for status, _ in alone] == [200] * len(good)
+        assert [len(ids) for _, ids in alone] == [body["max_tokens"] for body in good]
+        assert rounds
+        assert all(one == alone for one in rounds)
+
+    asyncio.run(everything())
+    server.until_idle()
+
+
+@pytest.mark.parametrize(
+    "part", [{"type": "image_url", "image_url": {"url": "x"}}, {"type": "text"}, "x", {"type": "text", "text": 5}]
+)
+def test_content_parts_of_other_kinds_are_refused(server: ServerProcess, part: Any) -> None:
+    with server.client() as client:
+        answer = client.post(CHAT, json=chat(messages=[{"role": "user", "content": [part]}]))
+    assert answer.status_code in (400, 422)
+    is_error_object(answer, None)
+    assert answer.json()["error"]["param"].startswith("messages[0].content")
+
+
+def test_405_says_what_is_allowed(server: ServerProcess) -> None:
+    with server.client() as client:
+        answer = client.get("/generate")
+        assert answer.status_code == 405
+        assert answer.headers["allow"] == "POST"
+        assert client.get("/").status_code == 501
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"NONSENSE\r\n\r\n",
+        b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03",
+        b"POST /generate HTTP/1.1\r\nHost: x\r\nContent-Length: -5\r\n\r\n",
+        b"POST /generate HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n",
+        b"GET /health HTTP/1.1\r\nHost: x\r\nContent-Length: 5\r\nContent-Length: 6\r\n\r\n",
+    ],
+)
+def test_broken_http_is_answered_with_an_error_object(server: ServerProcess, data: bytes) -> None:
+    with socket.create_connection(("127.0.0.1", server.port), timeout=10) as connection:
+        connection.sendall(data)
+        answer = b""
+        while chunk := connection.recv(4096):
+            answer += chunk
+    assert b" 400 " in answer.split(b"\r\n")[0]
+    assert json.loads(answer.split(b"\r\n\r\n", 1)[1])["error"]["message"]
+
+
+def test_a_lying_content_length_hurts_nobody(server: ServerProcess) -> None:
+    head = b"POST /generate HTTP/1.1\r\nHost: x\r\nContent-Length: 9999999\r\n\r\n"
+    with socket.create_connection(("127.0.0.1", server.port), timeout=10) as connection:
+        connection.sendall(head + b'{"prompt":')
+    with server.client() as client:
+        assert client.post("/generate", json=gen()).status_code == 200
+
+
+@pytest.fixture
+def chunks() -> Iterator[bytes]:
+    return (b"x" * 2**16 for _ in range(64))
+
+
+def test_a_chunked_body_is_measured_too(server: ServerProcess, chunks: Iterator[bytes]) -> None:
+    with server.client() as client:
+        answer = client.post("/generate", content=chunks)
+    assert answer.status_code == 413
+    assert answer.json()["error"]["code"] == "body_too_large"
