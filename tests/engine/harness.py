@@ -23,7 +23,7 @@ from runtime.strategies import DecodingContext, make_strategy
 from tests.engine.hash_model import HashModel, digest, hash_logits
 from tests.oracle.block import Params
 from tests.oracle.block import Shape as OracleShape
-from tests.oracle.decode import Result, decode
+from tests.oracle.decode import LogitsOf, Result, decode
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -233,15 +233,21 @@ def check_idle(engine: Engine) -> None:
 
 
 class Run:
-    """An engine and all that was heard of its requests, checked after every step."""
+    """An engine and all that was heard of its requests, checked after every step.
 
-    def __init__(self, setup: Setup, model: Model | None = None) -> None:
+    Args:
+        engine: on the hash model unless given. logits_of: the oracle's view of the same model.
+    """
+
+    def __init__(self, setup: Setup, engine: Engine | None = None, logits_of: LogitsOf | None = None) -> None:
         self.setup = setup
-        self.engine = make_engine(setup, model)
-        self.hashed = model is None
+        self.hashed = engine is None
+        self.engine = engine or make_engine(setup)
+        self.logits_of = logits_of or hash_logits(setup.vocab, setup.block)
         self.asks: dict[str, Ask] = {}
         self.heard: dict[str, Heard] = {}
         self.aborted: set[str] = set()
+        self._checked: dict[int, int] = {}
 
     def add(self, ask: Ask) -> str:
         id = f"r{len(self.asks)}"
@@ -251,7 +257,8 @@ class Run:
 
     def abort(self, id: str) -> None:
         self.engine.abort(id)
-        self.aborted.add(id)
+        if not self.heard[id].ended:
+            self.aborted.add(id)
         check_accounting(self.engine)
 
     def step(self) -> None:
@@ -264,7 +271,9 @@ class Run:
         check_accounting(self.engine)
         if self.hashed:
             for request in self.engine.scheduler.running:
-                check_cached(self.engine, request)
+                if self._checked.get(request.seq) != request.cached:
+                    check_cached(self.engine, request)
+                    self._checked[request.seq] = request.cached
 
     def drain(self, limit: int = 5000) -> None:
         for _ in range(limit):
@@ -277,12 +286,30 @@ class Run:
     def compare(self) -> None:
         """Everything heard equals the oracle's."""
         for id, ask in self.asks.items():
-            check_heard(self.heard[id], expected(self.setup, ask), ask.report, whole=self.heard[id].ended)
+            result = decode(self.logits_of, ask.prompt, ask.params, self.setup.oracle)
+            check_heard(self.heard[id], result, ask.report, whole=self.heard[id].ended)
 
 
-def run_all(setup: Setup, asks: Iterable[Ask], model: Model | None = None) -> Run:
-    run = Run(setup, model)
+def run_all(setup: Setup, asks: Iterable[Ask]) -> Run:
+    """All at once on the hash model, to the end."""
+    run = Run(setup)
     for ask in asks:
         run.add(ask)
     run.drain()
     return run
+
+
+def run_schedule(run: Run, arrivals: Iterable[tuple[int, Ask]], aborts: Iterable[tuple[int, int]]) -> None:
+    """Arrivals and aborts at their steps, then to the end, and compare."""
+    pending = sorted(arrivals, key=lambda arrival: arrival[0])
+    for step in range(5000):
+        while pending and pending[0][0] <= step:
+            run.add(pending.pop(0)[1])
+        for at, n in aborts:
+            if at == step and f"r{n}" in run.asks:
+                run.abort(f"r{n}")
+        if not pending and not run.engine.has_work():
+            break
+        run.step()
+    run.drain()
+    run.compare()

@@ -69,7 +69,7 @@ def setups(draw: st.DrawFn, max_len: int = 40) -> Setup:
 @st.composite
 def asks(draw: st.DrawFn, setup: Setup) -> Ask:
     """A request that fits the server. Prompts share beginnings, may hold the mask id, and end anywhere in a block."""
-    length = draw(st.integers(1, setup.max_len - 1))
+    length = draw(st.integers(1, setup.max_len - 2))
     stem = [1, setup.mask, 2, 3, 1, 4, setup.mask, 5, 6, 0, 2, 2, 9, 8, 7, 12]
     shared = draw(st.sampled_from([0, 4, 8, 13, 16]))
     own = draw(st.integers(0, 3))

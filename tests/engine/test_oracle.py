@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.engine.harness import Ask, Run, Setup, run_all
+from tests.engine.harness import Ask, Run, Setup, run_all, run_schedule
 from tests.engine.samples import asks, examples, scenarios, setups
 
 
@@ -16,25 +16,12 @@ def test_alone(data: st.DataObject) -> None:
     run_all(setup, [data.draw(asks(setup))]).compare()
 
 
-@examples(200)
+@examples(100)
 @given(scenarios())
 def test_any_schedule(scenario: tuple[Setup, list[tuple[int, Ask]], list[tuple[int, int]]]) -> None:
     """Arrivals, prompts that share, small pools, tight budgets, aborts: every request's trace is the oracle's."""
     setup, arrivals, aborts = scenario
-    run = Run(setup)
-    pending = list(arrivals)
-    step = 0
-    while pending or run.engine.has_work():
-        while pending and pending[0][0] <= step:
-            run.add(pending.pop(0)[1])
-        for at, n in aborts:
-            if at == step and f"r{n}" in run.asks:
-                run.abort(f"r{n}")
-        run.step()
-        step += 1
-        assert step < 5000
-    run.drain()
-    run.compare()
+    run_schedule(Run(setup), arrivals, aborts)
 
 
 @examples(40)
@@ -49,8 +36,7 @@ def test_turns_of_a_conversation(data: st.DataObject) -> None:
         if room < 8:
             break
         ask = data.draw(asks(setup))
-        ask = Ask(prompt, ask.params, ask.report)
-        id = run.add(ask)
+        id = run.add(Ask(prompt, ask.params, ask.report))
         run.drain()
         prompt = (*prompt, *run.heard[id].tokens, 5, 6)
     run.compare()

@@ -119,16 +119,18 @@ class OracleModel:
         experts, groups = c["num_experts"], c["n_group"]
         bias = w.get(name + "gate.expert_bias", w.get(name + "gate.e_score_correction_bias"))
         assert bias is not None
-        scores = torch.sigmoid(x @ w[name + "gate.weight"].T)
-        out = torch.zeros_like(scores)
+        scores = torch.sigmoid(x @ w[name + "gate.weight"].T).tolist()
+        bias = bias.tolist()
         size = experts // groups
-        for t in range(len(x)):
-            rank = (scores[t] + bias).tolist()
-            members = [list(range(g * size, (g + 1) * size)) for g in range(groups)]
+        members = [list(range(g * size, (g + 1) * size)) for g in range(groups)]
+        out = [[0.0] * experts for _ in scores]
+        for row, score in zip(out, scores, strict=True):
+            rank = [s + b for s, b in zip(score, bias, strict=True)]
             value = [sum(sorted((rank[e] for e in m), reverse=True)[:2]) for m in members]
             best = sorted(range(groups), key=lambda g: (-value[g], g))[: c["topk_group"]]
             allowed = [e for g in best for e in members[g]]
             chosen = sorted(allowed, key=lambda e: (-rank[e], e))[: c["num_experts_per_tok"]]
-            picked = scores[t, chosen]
-            out[t, chosen] = picked / (picked.sum() + 1e-20) * c["routed_scaling_factor"]
-        return out
+            total = sum(score[e] for e in chosen) + 1e-20
+            for e in chosen:
+                row[e] = score[e] / total * c["routed_scaling_factor"]
+        return torch.tensor(out, dtype=DTYPE)

@@ -1,0 +1,159 @@
+"""Real weights in float64 through the Python API and the whole loading path, against the oracle."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from runtime import LLM, SamplingParams
+from runtime.decoding import ONLY_WITH
+from tests.engine.harness import Run, Setup, decoding_of, run_schedule
+from tests.engine.samples import asks, examples
+from tests.oracle.block import Params
+from tests.oracle.decode import decode
+from tests.oracle.model import OracleModel
+from tests.oracle.tiny import ARCHITECTURES, golden_directory, write_tiny
+
+
+@dataclass(frozen=True)
+class Case:
+    setup: Setup
+    directory: Path
+    oracle: OracleModel
+
+    def load(self, **changes: object) -> LLM:
+        s = self.setup
+        flags = {
+            "device": "cpu",
+            "dtype": "float64",
+            "skip_tokenizer": True,
+            "block_size": s.block,
+            "buffer_size": s.buffer,
+            "page_size": s.page,
+            "num_pages": s.pages,
+            "max_model_len": s.max_len,
+            "max_num_reqs": s.max_reqs,
+            "max_num_batched_tokens": s.budget,
+            "eos_token_ids": list(s.eos),
+        }
+        return LLM(str(self.directory), **(flags | changes))
+
+
+TINY = Setup(vocab=32, mask=31, max_token=31, eos=(3, 11, 19), max_len=48)
+SETUPS = {
+    "grouped_moe": replace(TINY, block=4, buffer=2, page=8, pages=10, budget=12),
+    "dense_tied": replace(TINY, block=8, buffer=4, page=4, pages=20, budget=40),
+    "all_moe": replace(TINY, block=4, buffer=1, page=4, pages=200, budget=256),
+    # frequent tokens of the golden model stand in as ends of sequence
+    "golden": Setup(
+        vocab=256,
+        mask=255,
+        max_token=255,
+        eos=(254, 62, 124, 173),
+        block=8,
+        buffer=3,
+        page=16,
+        pages=8,
+        budget=40,
+        max_len=64,
+    ),
+}
+
+
+@pytest.fixture(scope="module", params=sorted(SETUPS))
+def case(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Case:
+    setup = SETUPS[request.param]
+    if request.param == "golden":
+        directory = golden_directory()
+    else:
+        directory = tmp_path_factory.mktemp("tiny")
+        write_tiny(directory, seed=7, sharpness=1.3, block=setup.block, eos=setup.eos, **ARCHITECTURES[request.param])
+    return Case(setup, directory, OracleModel.load(directory, block=setup.block))
+
+
+@pytest.fixture(scope="module")
+def llm(case: Case) -> Iterator[LLM]:
+    with case.load() as llm:
+        yield llm
+
+
+def test_facts(case: Case, llm: LLM) -> None:
+    s, info = case.setup, llm.info
+    assert (info.vocab_size, info.mask_token_id, info.max_token_id) == (s.vocab, s.mask, s.max_token)
+    assert set(info.eos_token_ids) == set(s.eos)
+    assert (info.block_size, info.page_size, info.num_pages) == (s.block, s.page, s.pages)
+
+
+def test_logits(case: Case, llm: LLM) -> None:
+    ids = np.random.default_rng(0).integers(0, case.setup.vocab, 37).tolist()
+    torch.testing.assert_close(llm.logits(ids).double(), case.oracle.logits(ids), atol=1e-9, rtol=1e-9)
+
+
+@examples(12)
+@given(data=st.data())
+def test_any_schedule(case: Case, llm: LLM, data: st.DataObject) -> None:
+    """One engine for all examples: its prefix cache carries over from one to the next."""
+    setup = case.setup
+    arrivals = data.draw(st.lists(st.tuples(st.integers(0, 8), asks(setup)), min_size=1, max_size=4))
+    aborts = data.draw(st.lists(st.tuples(st.integers(0, 15), st.integers(0, 3)), max_size=1))
+    run_schedule(Run(setup, llm.engine, case.oracle), arrivals, aborts)
+
+
+def plain(case: Case) -> list[Params]:
+    """One request of each kind; `sure` is passed by some of the model's confidences and not by most."""
+    sure = 0.018 if case.setup.vocab == 256 else 0.25
+    return [
+        Params(max_tokens=20, accept_threshold=sure),
+        Params(max_tokens=13, accept_threshold=sure, remask_threshold=sure / 3, ignore_eos=True),
+        Params(max_tokens=17, algorithm="fixed", steps=3, temperature=0.8, top_k=5, seed=3),
+        Params(max_tokens=15, algorithm="edit", accept_threshold=sure, edit_threshold=sure / 2, penalty_lambda=0.7),
+        Params(max_tokens=9, temperature=1.2, top_p=0.8, seed=2**63 + 5, max_nfe=4),
+        Params(max_tokens=20, accept_threshold=sure / 2, ignore_eos=True, max_repetition_run=2),
+    ]
+
+
+def sampling(p: Params) -> SamplingParams:
+    return SamplingParams(
+        max_tokens=p.max_tokens,
+        temperature=p.temperature,
+        top_p=p.top_p,
+        top_k=p.top_k,
+        seed=p.seed,
+        ignore_eos=p.ignore_eos,
+        max_nfe=p.max_nfe,
+        max_repetition_run=p.max_repetition_run,
+        decoding={k: v for k, v in decoding_of(p).items() if p.algorithm in ONLY_WITH.get(k, (p.algorithm,))},
+    )
+
+
+def test_generate_and_stream(case: Case, llm: LLM) -> None:
+    random = np.random.default_rng(1)
+    prompts = [random.integers(0, case.setup.vocab - 1, n).tolist() for n in (5, 8, 16, 1, 21, 11)]
+    kinds = plain(case)
+    outs = llm.generate(prompts, [sampling(p) for p in kinds])
+    for prompt, p, out in zip(prompts, kinds, outs, strict=True):
+        result = decode(case.oracle, prompt, p, case.setup.oracle)
+        assert (out.token_ids, out.nfe, out.finish_reason) == (result.tokens, result.nfe, result.finish_reason)
+        *events, final = llm.stream(prompt, sampling(p))
+        shown = [(e["start"], e["tokens"], e["masked"], e["nfe"]) for e in events]
+        assert shown == [(e.start, e.tokens, e.masked, e.nfe) for e in result.events]
+        assert final["token_ids"] == result.tokens
+
+
+def test_the_cases_are_worth_comparing(case: Case) -> None:
+    """Over the plain cases: several positions accepted in a step, and an answer that ends at an EOS."""
+    random = np.random.default_rng(2)
+    results = [
+        decode(case.oracle, random.integers(0, case.setup.vocab - 1, 7).tolist(), replace(p, seed=n), case.setup.oracle)
+        for n, p in enumerate(2 * plain(case)[:4])
+    ]
+    assert any(len(r.tokens) >= 2 * r.nfe for r in results)
+    assert any(r.finish_reason == "stop" for r in results)
+    assert any(r.finish_reason == "length" for r in results)
