@@ -57,9 +57,9 @@ class ModelRunner:
     def _put(self, array: np.ndarray) -> torch.Tensor:
         return torch.from_numpy(array).to(self.device, non_blocking=True)
 
-    @torch.inference_mode()
-    def run(self, plan: StepPlan) -> BlockResults | None:
-        batch = ForwardBatch(
+    def batch(self, plan: StepPlan) -> ForwardBatch:
+        """The plan's rows on the device."""
+        return ForwardBatch(
             tokens=self._put(plan.tokens),
             positions=self._put(plan.positions),
             slots=self._put(plan.slots),
@@ -72,7 +72,10 @@ class ModelRunner:
             max_rows=int((plan.kv_len - plan.cached).max()),
             max_kv=int(plan.kv_len.max()),
         )
-        hidden = self.model.forward(batch, self.kv_cache)
+
+    @torch.inference_mode()
+    def run(self, plan: StepPlan) -> BlockResults | None:
+        hidden = self.model.forward(self.batch(plan), self.kv_cache)
         if plan.blocks is None:
             return None
         return self._sample(plan.blocks, hidden)

@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
-from runtime.engine.io import FinishReason, RequestSpec
-
-if TYPE_CHECKING:
+if TYPE_CHECKING:  # the runner needs this module's constants where the messages' package is not installed
+    from runtime.engine.io import FinishReason, RequestSpec
     from runtime.strategies.base import Strategy
 
 # What a position is (decoding.md 1): a separate array, never "the token is the mask id".

@@ -1,0 +1,70 @@
+"""Step plans as the scheduler would write them, for requests that exist only to be timed."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from runtime.engine.plan import BlockPlan, StepPlan
+from runtime.engine.request import MASKED
+from runtime.samplers import Param
+
+
+def pages_needed(tokens: int, page_size: int) -> int:
+    return -(-tokens // page_size)
+
+
+def decode_plan(batch: int, context: int, *, block_size: int, page_size: int, mask_id: int, pages: int) -> StepPlan:
+    """`batch` requests with `context` cached tokens, each feeding one block of masks under the threshold rule."""
+    tokens = np.full((batch, block_size), mask_id)
+    params = np.zeros((batch, len(Param)))
+    params[:, Param.ACCEPT] = 0.95
+    params[:, Param.MAX_STEPS] = 2 * block_size
+    every = np.arange(batch)
+    blocks = BlockPlan(
+        rows=every * block_size,
+        tokens=tokens,
+        state=np.full((batch, block_size), MASKED, np.int8),
+        sampled=np.ones((batch, block_size), bool),
+        params=params,
+        may_force=np.ones(batch, bool),
+        advanced=np.zeros(batch, np.int64),
+        initial_masks=np.full(batch, block_size),
+        post_edit_steps=np.zeros(batch, np.int64),
+        remasked=None,
+        uniform=None,
+        groups=(("threshold", every),),
+    )
+    return _plan(tokens, context, page_size, pages, blocks)
+
+
+def prefill_plans(
+    batch: int, length: int, *, page_size: int, vocab_size: int, pages: int, budget: int
+) -> list[StepPlan]:
+    """`batch` prompts of `length` random tokens, whole prompts a forward up to `budget` tokens, at least one."""
+    each = max(1, budget // length)
+    random = np.random.default_rng(batch * length)
+    plans = []
+    for first in range(0, batch, each):
+        tokens = random.integers(0, vocab_size, (min(each, batch - first), length))
+        plans.append(_plan(tokens, 0, page_size, pages, None))
+    return plans
+
+
+def _plan(tokens: np.ndarray, cached: int, page_size: int, pages: int, blocks: BlockPlan | None) -> StepPlan:
+    """Rows of equal length for every request, its pages drawn at random from the pool."""
+    batch, rows = tokens.shape
+    end = cached + rows
+    count = pages_needed(end, page_size)
+    table = np.random.default_rng(7).permutation(pages)[: batch * count].reshape(batch, count)
+    positions = np.arange(cached, end)
+    slots = table[:, positions // page_size] * page_size + positions % page_size
+    return StepPlan(
+        tokens=tokens.reshape(-1).astype(np.int64),
+        positions=np.tile(positions, batch),
+        slots=slots.reshape(-1).astype(np.int64),
+        seq_rows=(np.arange(batch + 1) * rows).astype(np.int32),
+        cached=np.full(batch, cached, np.int32),
+        kv_len=np.full(batch, end, np.int32),
+        page_table=table.astype(np.int32),
+        blocks=blocks,
+    )

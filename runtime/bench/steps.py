@@ -1,0 +1,223 @@
+"""`python -m runtime.bench steps`: what a decode step and a prefill cost, by batch and context (architecture.md 5).
+
+Runs the server's own model runner: forward, head, sampling, results on the host. Times are warm medians; inputs are
+random, every output is checked to be finite. Decode feeds one block of masks a request (S=1).
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import platform
+import statistics
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from runtime.bench.step_plans import decode_plan, pages_needed, prefill_plans
+from runtime.engine.model_runner import ModelRunner
+from runtime.engine.plan import StepPlan
+from runtime.errors import ConfigError
+from runtime.layers.attention import attention_names
+from runtime.models.architectures import ARCHITECTURES, architecture, random_model
+from runtime.models.base import Model, resolve_family
+from runtime.weights import load_model, resolve_checkpoint
+
+DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--arch", help=f"a named shape: {', '.join(ARCHITECTURES)}")
+    parser.add_argument("--random-weights", action="store_true", help="draw the weights; --arch needs it")
+    parser.add_argument("--model", help="time this checkpoint instead (a directory or hf://org/name)")
+    parser.add_argument("--batch", type=int, nargs="+", default=[1, 4, 8, 16, 32, 64], help="requests a step")
+    parser.add_argument("--context", type=int, nargs="+", default=[128, 512, 1024], help="cached tokens a request")
+    parser.add_argument("--prompt", type=int, nargs="*", default=[512, 1024], help="prompt lengths to prefill")
+    parser.add_argument("--budget", type=int, default=8192, help="most tokens of one prefill forward")
+    parser.add_argument("--dtype", choices=DTYPES, help="default: bfloat16 on CUDA, float32 on CPU")
+    parser.add_argument("--device", choices=["cuda", "cpu"], help="default: cuda where there is one")
+    parser.add_argument("--attn-impl", choices=attention_names(), help="default: triton_grouped on CUDA, else torch")
+    parser.add_argument("--block-size", type=int, default=32)
+    parser.add_argument("--page-size", type=int, default=32)
+    parser.add_argument("--repeats", type=int, default=30, help="timed runs of each case; the median is shown")
+    parser.add_argument("--warmup", type=int, default=5)
+    parser.add_argument("--graphs", action="store_true", help="also replay each decode forward as a CUDA graph")
+    parser.add_argument("--json", type=Path, help="write the results there too")
+
+
+def main(args: argparse.Namespace) -> int:
+    try:
+        setup = _set_up(args)
+    except ConfigError as error:
+        print(f"error: {error}")
+        return 1
+    print(json.dumps(setup.facts))
+    rows = [_decode_case(setup, batch, context, args) for batch in args.batch for context in args.context]
+    rows += [_prefill_case(setup, batch, length, args) for length in args.prompt for batch in args.batch]
+    if args.json:
+        args.json.write_text(json.dumps({"setup": setup.facts, "results": rows}, indent=1) + "\n")
+    print(table(rows))
+    return 0
+
+
+class _Setup:
+    """A runner over one pool large enough for every case, and the facts that make the figures comparable."""
+
+    def __init__(self, model: Model, config: dict[str, Any], args: argparse.Namespace, device: torch.device) -> None:
+        dtype = next(model.parameters()).dtype  # type: ignore[attr-defined]
+        decode = max(args.batch) * pages_needed(max(args.context) + args.block_size, args.page_size)
+        prefill = max(args.batch) * pages_needed(max([*args.prompt, 1]), args.page_size)
+        shape = (2, model.num_layers, max(decode, prefill), args.page_size, model.num_kv_heads, model.head_dim)
+        self.pool = torch.empty(shape, dtype=dtype, device=device)
+        self.vocab_size = model.vocab_size
+        self.mask_id = config.get("mask_token_id", model.vocab_size - 1)
+        self.runner = ModelRunner(
+            model, self.pool, block_size=args.block_size, page_size=args.page_size, mask_id=self.mask_id,
+            max_token_id=model.vocab_size - 1, eos_ids=(0,),
+        )  # fmt: skip
+        gpu = torch.cuda.get_device_name(device) if device.type == "cuda" else platform.processor() or "cpu"
+        weights = sum(p.numel() * p.element_size() for p in model.parameters())  # type: ignore[attr-defined]
+        self.facts = {
+            "model": args.arch or args.model, "device": gpu, "dtype": str(dtype).removeprefix("torch."),
+            "torch": torch.__version__, "weights_gb": round(weights / 1e9, 3), "block_size": args.block_size,
+            "page_size": args.page_size, "budget": args.budget, "repeats": args.repeats,
+        }  # fmt: skip
+
+    def fill_pool(self) -> None:
+        """Random keys and values, so that the context is as scattered as a real one."""
+        self.pool.normal_()
+
+
+def _set_up(args: argparse.Namespace) -> _Setup:
+    if (args.arch is None) == (args.model is None):
+        raise ConfigError("give either --arch NAME --random-weights or --model CHECKPOINT")
+    if args.random_weights != (args.arch is not None):
+        raise ConfigError("--random-weights goes with --arch, which has no weights of its own, and with nothing else")
+    for flag in ("batch", "context", "prompt", "repeats", "budget"):
+        values = getattr(args, flag)
+        if min(values if isinstance(values, list) else [values], default=1) < 1:
+            raise ConfigError(f"--{flag} must be at least 1")
+    if any(context % args.block_size for context in args.context):
+        raise ConfigError(f"--context must be a multiple of --block-size {args.block_size}: decoding starts at a block")
+    device = torch.device(args.device or ("cuda" if torch.cuda.is_available() else "cpu"))
+    if args.graphs and device.type != "cuda":
+        raise ConfigError("--graphs needs a CUDA device")
+    dtype = DTYPES[args.dtype or ("bfloat16" if device.type == "cuda" else "float32")]
+    attn_impl = args.attn_impl or ("triton_grouped" if device.type == "cuda" else "torch")
+    if args.arch is not None:
+        config = dict(architecture(args.arch))
+        return _Setup(random_model(config, device=device, dtype=dtype, attn_impl=attn_impl), config, args, device)
+    checkpoint = resolve_checkpoint(args.model)
+    family = resolve_family(None, checkpoint.config)
+    arch = family.parse(checkpoint.config)
+    model = load_model(checkpoint, family, arch, device=device, dtype=dtype, attn_impl=attn_impl)
+    return _Setup(model, checkpoint.config, args, device)
+
+
+def _decode_case(setup: _Setup, batch: int, context: int, args: argparse.Namespace) -> dict[str, Any]:
+    runner = setup.runner
+    setup.fill_pool()
+    plan = decode_plan(
+        batch, context, block_size=args.block_size, page_size=args.page_size, mask_id=setup.mask_id,
+        pages=setup.pool.shape[2],
+    )  # fmt: skip
+    on_device = runner.batch(plan)
+
+    def forward() -> torch.Tensor:
+        return runner.model.forward(on_device, setup.pool)
+
+    _check_finite(runner, plan)
+    row: dict[str, Any] = {"case": "decode", "batch": batch, "context": context}
+    row["step_ms"] = _median(lambda: runner.run(plan), setup.pool.device, args)
+    row["forward_ms"] = _median(forward, setup.pool.device, args)
+    if args.graphs:
+        row["graph_ms"] = _median(_captured(forward), setup.pool.device, args)
+    row["tokens_per_s"] = round(batch * args.block_size / row["step_ms"] * 1e3)
+    print(json.dumps(row), flush=True)
+    return row
+
+
+def _prefill_case(setup: _Setup, batch: int, length: int, args: argparse.Namespace) -> dict[str, Any]:
+    setup.fill_pool()
+    plans = prefill_plans(
+        batch, length, page_size=args.page_size, vocab_size=setup.vocab_size, pages=setup.pool.shape[2],
+        budget=args.budget,
+    )  # fmt: skip
+    for plan in plans:
+        _check_finite(setup.runner, plan)
+    row: dict[str, Any] = {"case": "prefill", "batch": batch, "context": length, "forwards": len(plans)}
+    row["step_ms"] = _median(lambda: [setup.runner.run(plan) for plan in plans], setup.pool.device, args)
+    row["tokens_per_s"] = round(batch * length / row["step_ms"] * 1e3)
+    print(json.dumps(row), flush=True)
+    return row
+
+
+def _check_finite(runner: ModelRunner, plan: StepPlan) -> None:
+    hidden = runner.model.forward(runner.batch(plan), runner.kv_cache)
+    logits = runner.model.logits(hidden[:256])
+    if not bool(torch.isfinite(hidden).all() & torch.isfinite(logits).all()):
+        raise RuntimeError("the model's outputs are not finite: these times would mean nothing")
+
+
+def _median(work: Callable[[], object], device: torch.device, args: argparse.Namespace) -> float:
+    """Milliseconds of `work`, warm: device events around it on CUDA, the clock elsewhere."""
+    for _ in range(args.warmup):
+        work()
+    if device.type != "cuda":
+        return _rounded([_clocked(work) for _ in range(args.repeats)])
+    times = []
+    for _ in range(args.repeats):
+        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        torch.cuda.synchronize()
+        begin.record()
+        work()
+        end.record()
+        torch.cuda.synchronize()
+        times.append(begin.elapsed_time(end))
+    return _rounded(times)
+
+
+def _clocked(work: Callable[[], object]) -> float:
+    start = time.perf_counter()
+    work()
+    return (time.perf_counter() - start) * 1e3
+
+
+def _rounded(times: list[float]) -> float:
+    return round(statistics.median(times), 3)
+
+
+@torch.inference_mode()
+def _captured(forward: Callable[[], torch.Tensor]) -> Callable[[], object]:
+    """The forward as a CUDA graph: the same launches without the host between them."""
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        forward()
+    torch.cuda.current_stream().wait_stream(side)
+    graph = torch.cuda.CUDAGraph()
+    eager = forward()
+    with torch.cuda.graph(graph):
+        replayed = forward()
+    graph.replay()
+    torch.cuda.synchronize()
+    if not torch.allclose(eager.float(), replayed.float(), rtol=1e-2, atol=1e-2):
+        raise RuntimeError("a replayed graph gives other outputs than the eager forward")
+    return graph.replay
+
+
+def table(rows: list[dict[str, Any]]) -> str:
+    """Milliseconds, one line a case and context, one column a batch size."""
+    batches = sorted({row["batch"] for row in rows})
+    measures = [("decode", "step_ms"), ("decode", "forward_ms"), ("decode", "graph_ms"), ("prefill", "step_ms")]
+    lines = [f"{'ms':28}" + "".join(f"{f'bs {b}':>10}" for b in batches)]
+    for case, measure in measures:
+        chosen = [row for row in rows if row["case"] == case and measure in row]
+        for context in sorted({row["context"] for row in chosen}):
+            cells = {row["batch"]: row[measure] for row in chosen if row["context"] == context}
+            label = f"{case} {measure.removesuffix('_ms')}, {'prompt' if case == 'prefill' else 'context'} {context}"
+            lines.append(f"{label:28}" + "".join(f"{cells[b]:10.2f}" if b in cells else " " * 10 for b in batches))
+    return "\n".join(lines)

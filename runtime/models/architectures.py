@@ -1,0 +1,102 @@
+"""Named shapes for timing and tests, as config.json would give them, and models of them with random weights."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import nn
+
+from runtime.errors import ConfigError
+from runtime.models.base import Model, resolve_family
+
+_MINI: dict[str, Any] = {
+    "model_type": "llada2_moe",
+    "vocab_size": 157184,
+    "hidden_size": 2048,
+    "intermediate_size": 5120,
+    "num_hidden_layers": 20,
+    "num_attention_heads": 16,
+    "num_key_value_heads": 4,
+    "head_dim": 128,
+    "use_bias": False,
+    "use_qkv_bias": False,
+    "num_experts": 256,
+    "num_shared_experts": 1,
+    "num_experts_per_tok": 8,
+    "n_group": 8,
+    "topk_group": 4,
+    "moe_intermediate_size": 512,
+    "first_k_dense_replace": 1,
+    "max_position_embeddings": 32768,
+    "rope_theta": 600000.0,
+    "partial_rotary_factor": 0.5,
+    "routed_scaling_factor": 2.5,
+    "norm_topk_prob": True,
+    "rms_norm_eps": 1e-6,
+    "tie_word_embeddings": False,
+    "mask_token_id": 156895,
+    "eos_token_id": 156892,
+}
+
+ARCHITECTURES: dict[str, dict[str, Any]] = {
+    "llada2-mini": _MINI,
+    "llada2-flash": _MINI
+    | {
+        "hidden_size": 4096,
+        "intermediate_size": 9216,
+        "num_hidden_layers": 32,
+        "num_attention_heads": 32,
+        "moe_intermediate_size": 1024,
+    },
+    "llada2-tiny": _MINI
+    | {
+        "vocab_size": 1024,
+        "hidden_size": 128,
+        "intermediate_size": 256,
+        "num_hidden_layers": 3,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "head_dim": 32,
+        "num_experts": 16,
+        "num_experts_per_tok": 4,
+        "n_group": 4,
+        "topk_group": 2,
+        "moe_intermediate_size": 64,
+        "max_position_embeddings": 4096,
+        "mask_token_id": 1023,
+        "eos_token_id": 1022,
+    },
+}
+
+
+def architecture(name: str) -> Mapping[str, Any]:
+    """The config called `name`; ConfigError listing the names where there is none."""
+    if name not in ARCHITECTURES:
+        raise ConfigError(f"--arch {name!r} is not known; known: {', '.join(ARCHITECTURES)}")
+    return ARCHITECTURES[name]
+
+
+def random_model(
+    config: Mapping[str, Any], *, device: torch.device | str, dtype: torch.dtype, attn_impl: str, seed: int = 0
+) -> Model:
+    """A model of `config`'s shape whose weights are drawn on the device, scaled so that activations stay of order 1
+    and routing spreads over the experts."""
+    family = resolve_family(None, config)
+    device = torch.device(device)
+    model = family.build(family.parse(config), device=device, dtype=dtype, attn_impl=attn_impl)
+    fill_random(model, torch.Generator(device).manual_seed(seed))
+    return model
+
+
+@torch.no_grad()
+def fill_random(model: nn.Module, generator: torch.Generator) -> None:
+    """Matrices: normal, variance 1/inputs (embeddings 1). Vectors: norm weights near 1, biases near 0."""
+    for name, parameter in model.named_parameters():
+        if name.startswith("embedding"):
+            parameter.normal_(0.0, 1.0, generator=generator)
+        elif parameter.dim() > 1:
+            parameter.normal_(0.0, parameter.shape[-1] ** -0.5, generator=generator)
+        else:
+            parameter.normal_(0.0 if name.endswith("bias") else 1.0, 0.1, generator=generator)
