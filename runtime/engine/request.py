@@ -103,6 +103,7 @@ class Request:
         self.stable = self.prompt_len  # positions below are final text
         self.sent = self.prompt_len  # positions below were reported
         self.hit_eos = False
+        self.eos_seen = False  # an EOS that counts has been FILLED at some time
         self.shown: tuple[int, list[int], list[int]] = (0, [], [])  # report="denoise": what the last step left
         self.reason: FinishReason | None = None
         self.committing = False  # answered; only its last blocks' K/V is still to be written

@@ -86,8 +86,10 @@ class Scheduler:
         """Decoding before prefilling; whoever was left out last time goes first."""
         if self._left_out:
             return sorted(self.running, key=lambda r: (r.last_served, r.prefilling, r.seq))
-        prefilling = [r for r in self.running if r.prefilling]
-        return [r for r in self.running if not r.prefilling] + prefilling if prefilling else list(self.running)
+        prefilling = [r for r in self.running if r.cached < r.target]
+        if not prefilling:
+            return list(self.running)
+        return [r for r in self.running if r.cached >= r.target] + prefilling
 
     def _turn(self, request: Request, left: int) -> Turn | None:
         """As much as fits `left` rows: chunks end on block boundaries, the open blocks go whole or not at all."""

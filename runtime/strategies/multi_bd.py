@@ -68,7 +68,7 @@ class MultiBlock:
         blocks = request.blocks
         if not blocks or blocks[-1].status is TO_CACHE:  # nothing is ACTIVE: TO_CACHE blocks come first
             return True
-        if sum(block.status is ACTIVE for block in blocks) >= self.buffer_size:
+        if self.buffer_size == 1 or sum(block.status is ACTIVE for block in blocks) >= self.buffer_size:
             return False
         newest, decoding = blocks[-1], request.spec.decoding
         return (
@@ -104,7 +104,7 @@ class MultiBlock:
         if request.spec.report == "denoise":
             request.show()
         self._advance_stable(request)
-        if request.watched or request.stable >= request.end or any(block.has_eos for block in blocks):
+        if request.watched or request.eos_seen or request.stable >= request.end:
             end = self._find_end(request)
             if end is not None:
                 self._finish(request, *end)
@@ -140,6 +140,7 @@ class MultiBlock:
             block.first_eos = first_eos
             found = first_eos < self.block_size and start + first_eos < request.end
             block.has_eos = found and not request.spec.ignore_eos
+            request.eos_seen |= block.has_eos
 
     def _advance_stable(self, request: Request) -> None:
         """How far the text is final: the contiguous FILLED prefix, or with editing and remasking the final blocks."""
