@@ -17,7 +17,7 @@ from runtime.errors import ConfigError
 from runtime.models import Family, resolve_family
 from runtime.models.base import Model
 from runtime.samplers import rules
-from runtime.strategies import DecodingContext, make_strategy
+from runtime.strategies import DecodingContext, also_fits, make_strategy
 from runtime.weights import Checkpoint, TokenIds, load_model, read_tokens, resolve_checkpoint
 
 Progress = Callable[[str, int, int], None]  # phase, bytes done, bytes in all
@@ -48,7 +48,8 @@ def load_engine(config: EngineConfig, progress: Progress | None = None) -> Engin
     runner, pages = _runner(config, facts, model, device, dtype, free_at_start)
     info = EngineInfo(num_pages=pages, **facts)
     context = DecodingContext(info.block_size, info.buffer_size, info.prefix_caching)
-    return Engine(info=info, runner=runner, strategy=make_strategy(info.strategy, family.strategies, context))
+    fits = family.strategies + also_fits(family.key)
+    return Engine(info=info, runner=runner, strategy=make_strategy(info.strategy, fits, context))
 
 
 def _device(config: EngineConfig) -> torch.device:

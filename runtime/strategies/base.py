@@ -57,18 +57,19 @@ class Strategy(Protocol):
         ...
 
 
-_STRATEGIES: dict[str, Callable[[DecodingContext], Strategy]] = {}
+Maker = Callable[[DecodingContext], Strategy]
+_STRATEGIES: dict[str, Maker] = {}
+_ALSO_FITS: dict[str, tuple[str, ...]] = {}  # key -> families that it can decode though they do not list it
 
 
-def register_strategy(
-    key: str,
-) -> Callable[[Callable[[DecodingContext], Strategy]], Callable[[DecodingContext], Strategy]]:
-    """Make a strategy selectable as ``--decoding-strategy KEY``."""
+def register_strategy(key: str, families: tuple[str, ...] = ()) -> Callable[[Maker], Maker]:
+    """Make a strategy selectable as ``--decoding-strategy KEY`` for families that list it and for `families`."""
 
-    def add(make: Callable[[DecodingContext], Strategy]) -> Callable[[DecodingContext], Strategy]:
+    def add(make: Maker) -> Maker:
         if key in _STRATEGIES:
             raise ValueError(f"decoding strategy {key!r} is registered twice")
         _STRATEGIES[key] = make
+        _ALSO_FITS[key] = families
         return make
 
     return add
@@ -76,6 +77,11 @@ def register_strategy(
 
 def strategies() -> list[str]:
     return sorted(_STRATEGIES)
+
+
+def also_fits(family: str) -> tuple[str, ...]:
+    """Keys of the strategies that name this family themselves."""
+    return tuple(key for key in strategies() if family in _ALSO_FITS[key])
 
 
 def make_strategy(key: str, fits: tuple[str, ...], context: DecodingContext) -> Strategy:

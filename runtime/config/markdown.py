@@ -1,0 +1,38 @@
+"""The flag table as Markdown: ``python -m runtime.config.markdown`` writes it into docs/server.md."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from runtime.config.flags import Flag
+from runtime.config.table import FLAGS
+
+BEGIN, END = "<!-- flags: python -m runtime.config.markdown -->", "<!-- end of flags -->"
+
+
+def flag_table() -> str:
+    """All flags by group, those that are not built last."""
+    lines = []
+    for group in dict.fromkeys(flag.group for flag in FLAGS if flag.built):
+        lines += ["", f"**{group[0].upper()}{group[1:]}**", "", "| Flag | Default | Meaning |", "|---|---|---|"]
+        lines += [_row(flag) for flag in FLAGS if flag.group == group and flag.built]
+    later = ", ".join(f"`--{flag.name}`" for flag in FLAGS if not flag.built)
+    return "\n".join([*lines, "", f"Known, but refused by name until they are built: {later}.", ""])
+
+
+def _row(flag: Flag) -> str:
+    names = ", ".join(f"`--{name}`" for name in flag.spellings)
+    default = "" if flag.default in (None, ()) else f"`{str(flag.default).lower()}`"
+    choices = f" ({', '.join(f'`{c}`' for c in flag.choices)})" if flag.choices else ""
+    return f"| {names} | {default} | {flag.help.replace('|', '/')}{choices} |"
+
+
+def with_table(page: str) -> str:
+    """`page` with the table between its marks."""
+    before, rest = page.split(BEGIN)
+    return f"{before}{BEGIN}\n{flag_table()}\n{END}{rest.split(END)[1]}"
+
+
+if __name__ == "__main__":
+    path = Path(__file__).parents[2] / "docs" / "server.md"
+    path.write_text(with_table(path.read_text(encoding="utf-8")), encoding="utf-8")

@@ -1,0 +1,74 @@
+"""The examples of CONTRIBUTING.md do what it says: one file and one import each."""
+
+import json
+import re
+import shutil
+from pathlib import Path
+
+import pytest
+
+from runtime import LLM, SamplingParams
+from runtime.errors import ConfigError
+from runtime.models import base as models
+from runtime.samplers import base as samplers
+from runtime.strategies import base as strategies
+from runtime.weights import resolve_checkpoint
+
+TEXT = (Path(__file__).parents[1] / "CONTRIBUTING.md").read_text(encoding="utf-8")
+PROMPTS = [list(range(40, 61)), list(range(100, 164)), [7]]
+
+
+@pytest.fixture
+def run(monkeypatch):
+    """Executes the example of a file as importing it would; registries are put back afterwards."""
+    for module, name in (
+        (models, "_FAMILIES"),
+        (samplers, "_RULES"),
+        (strategies, "_STRATEGIES"),
+        (strategies, "_ALSO_FITS"),
+    ):
+        monkeypatch.setattr(module, name, dict(getattr(module, name)))
+
+    def execute(path: str) -> None:
+        example = re.search(rf"`{re.escape(path)}`.*?```python\n(.*?)```", TEXT, re.DOTALL)
+        exec(compile(example[1], path, "exec"), {"__name__": path})
+
+    return execute
+
+
+def answers(params: SamplingParams, **flags):
+    with LLM(device="cpu", dtype="float64", max_model_len=256, **flags) as llm:
+        return llm.generate(PROMPTS, params)
+
+
+def test_a_strategy(run):
+    params = SamplingParams(max_tokens=70, ignore_eos=True)
+    with pytest.raises(ConfigError, match="--decoding-strategy 'single_bd'"):
+        answers(params, decoding_strategy="single_bd")
+    run("runtime/strategies/single_bd.py")
+    new = answers(params, decoding_strategy="single_bd", buffer_size=4)
+    assert new == answers(params, buffer_size=1)
+    assert new != answers(params, buffer_size=4)
+
+
+def test_an_acceptance_rule(run):
+    run("runtime/samplers/one_by_one.py")
+    params = SamplingParams(max_tokens=40, ignore_eos=True, decoding={"algorithm": "one_by_one"})
+    fixed = SamplingParams(max_tokens=40, ignore_eos=True, decoding={"algorithm": "fixed", "steps": 32})
+    new, same = answers(params), answers(fixed)
+    assert [o.token_ids for o in new] == [o.token_ids for o in same]
+    assert all(o.nfe >= 40 for o in new)
+
+
+def test_a_family(run, tmp_path):
+    shutil.copytree(resolve_checkpoint(None).path, tmp_path / "twin")
+    config = json.loads((tmp_path / "twin" / "config.json").read_text())
+    (tmp_path / "twin" / "config.json").write_text(json.dumps(config | {"model_type": "twin_moe", "architectures": []}))
+    params = SamplingParams(max_tokens=40)
+    with pytest.raises(ConfigError, match="twin_moe"):
+        answers(params, model=str(tmp_path / "twin"))
+    run("runtime/models/twin.py")
+    with LLM(str(tmp_path / "twin"), device="cpu", max_model_len=256) as llm:
+        assert llm.info.family == "twin"
+        assert llm.info.defaults.accept_threshold == 0.9
+        assert llm.generate([PROMPTS[0]], params)[0].token_ids is not None

@@ -1,0 +1,116 @@
+"""What the documentation says is what the code does."""
+
+import ast
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+
+from runtime.bench.__main__ import TOOLS
+from runtime.config import FLAGS, parse
+from runtime.config.markdown import with_table
+from runtime.decoding import FIELDS, MODES
+from runtime.params import SamplingParams
+
+ROOT = Path(__file__).parents[1]
+PAGES = ["README.md", "CONTRIBUTING.md", "docs/server.md", "docs/architecture.md"]
+
+
+def page(name: str) -> str:
+    return (ROOT / name).read_text(encoding="utf-8")
+
+
+def code(name: str, language: str) -> list[str]:
+    return re.findall(rf"```{language}\n(.*?)```", page(name), re.DOTALL)
+
+
+def test_flags_are_the_tables():
+    assert page("docs/server.md") == with_table(page("docs/server.md")), "run python -m runtime.config.markdown"
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_flags_and_files_that_are_named_exist(name):
+    text = page(name)
+    own = {f"--{s}" for f in FLAGS for s in f.spellings} | {"--help"}
+    tools = {"--arch", "--random-weights"}
+    for flag in re.findall(r"(?<![\w-])--[a-z][a-z-]+", re.sub(r"<!--.*?-->", "", text)):
+        assert flag in own | tools, flag
+    for path in re.findall(r"\]\(([\w/.-]+)\)", text):
+        assert ((ROOT / name).parent / path).exists(), path
+    examples = {"runtime/strategies/single_bd.py", "runtime/samplers/one_by_one.py", "runtime/models/twin.py"}
+    for path in re.findall(r"`((?:runtime|tests|docs)/[\w/.-]+)`", text):
+        assert path in examples or (ROOT / path).exists(), path
+
+
+def test_server_commands_parse():
+    for args in re.findall(r'make serve ARGS="(.*?)"', page("README.md")):
+        parse(shlex.split(args), {})
+    for block in code("docs/server.md", "yaml"):
+        import yaml
+
+        assert set(yaml.safe_load(block)) <= {f.name for f in FLAGS}
+
+
+def test_tools_and_targets_exist():
+    makefile = page("Makefile")
+    targets = set(re.findall(r"^([a-z-]+):", makefile, re.MULTILINE))
+    for name in PAGES:
+        for target in re.findall(r"(?:^|`)make ([a-z-]+)", page(name), re.MULTILINE):
+            assert target in targets, target
+    for tool in re.findall(r"runtime\.bench (\w+)", page("README.md")):
+        assert tool in TOOLS
+
+
+def test_python_examples_use_what_there_is():
+    import runtime
+
+    for block in code("README.md", "python"):
+        for node in ast.walk(ast.parse(block)):
+            if isinstance(node, ast.ImportFrom) and node.module == "runtime":
+                assert all(alias.name in runtime.__all__ for alias in node.names)
+            if isinstance(node, ast.Call) and getattr(node.func, "id", "") == "SamplingParams":
+                SamplingParams(**{k.arg: ast.literal_eval(k.value) for k in node.keywords})
+
+
+def test_decoding_fields_and_modes_are_documented():
+    text = page("docs/server.md")
+    for field in set(FIELDS) - {"confidence_metric", "local_leap", "force_single_batch"}:
+        assert f"`{field}`" in text, field
+    for mode in ("speed", "balanced", "quality"):
+        edit = MODES["edit"][mode]
+        row = f"| `{mode}` | {MODES['threshold'][mode]['accept_threshold']} | "
+        assert row + f"{edit['accept_threshold']}, {edit['edit_threshold']} |" in text
+
+
+def test_routes_and_fields_are_documented():
+    from runtime.server.routes import chat, completions, generate, status, tokens
+    from runtime.server.schemas import Generation
+
+    text = page("docs/server.md")
+    for module in (chat, completions, generate, status, tokens):
+        for route in module.router.routes:
+            assert route.path.replace("/{name:path}", "") in text, route.path
+    for field in set(Generation.model_fields) - {
+        "stop_token_ids",
+        "min_tokens",
+        "use_local_leap",
+        "force_single_batch",
+    }:
+        assert f"`{field}`" in text, field
+
+
+def test_metrics_are_documented():
+    from runtime.server.metrics import Metrics
+
+    text = page("docs/server.md")
+    for name in re.findall(r"^# TYPE (\w+)", Metrics().text().decode(), re.MULTILINE):
+        if not name.endswith("_created"):
+            assert f"`{name}" in text, name
+
+
+def test_no_text_names_an_index_or_this_machine():
+    for name in [*PAGES, "CHANGELOG.md", "Makefile", "pyproject.toml", ".pre-commit-config.yaml"]:
+        assert not re.search(
+            r"pypi|index-url|files\.pythonhosted|/work/", page(name).replace("--no-emit-index-url", "")
+        ), name
