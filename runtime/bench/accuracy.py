@@ -54,7 +54,7 @@ def pooled(results: Iterable[Result]) -> tuple[float, float]:
 
 
 def add_model_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--model", help="checkpoint directory with the demo's tokenizer; the shipped demo without it")
+    parser.add_argument("--model", help="checkpoint directory; the shipped demo without it")
     parser.add_argument("--device", help="cpu or cuda; cuda where there is one, without it")
     parser.add_argument("--dtype", help="float32 on the CPU, bfloat16 on CUDA, without it")
     parser.add_argument("--batch", type=int, default=32, help="requests decoded at a time (32)")
@@ -81,25 +81,8 @@ def open_llm(args: argparse.Namespace, batch: int) -> Any:
     return LLM(model=args.model, max_num_reqs=batch, **{k: v for k, v in named.items() if v is not None})
 
 
-def open_encoder(model: str | None) -> Any:
-    """The demo's chat encoder, with the checkpoint's tokenizer."""
-    from tokenizers import Tokenizer
-
-    from runtime.demo.tokenizer import SPECIALS, ChatEncoder
-    from runtime.weights.checkpoint import resolve_checkpoint
-
-    file = resolve_checkpoint(model).path / "tokenizer.json"
-    tokenizer = Tokenizer.from_file(str(file))
-    if lacking := [s for s in SPECIALS if tokenizer.token_to_id(s) is None]:
-        raise ConfigError(
-            f"{file} lacks {', '.join(lacking)}: the demo tasks need a checkpoint with the demo's tokenizer"
-        )
-    return ChatEncoder(tokenizer)
-
-
 def run_task(
     llm: Any,
-    encoder: Any,
     task: Task,
     samples: Sequence[Sample],
     decoding: dict[str, Any],
@@ -114,19 +97,18 @@ def run_task(
     answers: list[str] = []
     for at in range(0, len(samples), chunk):
         part = samples[at : at + chunk]
-        outs = llm.generate([encoder.prompt(s.messages) for s in part], params)
+        outs = llm.generate([s.messages for s in part], params)
         for sample, out in zip(part, outs, strict=True):
-            text = encoder.decode(out.token_ids)
-            answers.append(text)
-            right += task.check(sample, text)
-            tokens += len(out.token_ids) + (out.finish_reason == "stop")
+            answers.append(out.text)
+            right += task.check(sample, out.text)
+            tokens += len(out.token_ids) + out.eos
             nfe += out.nfe
         advance(len(part))
     return Result(task.name, task.kind, len(samples), right, tokens, nfe, tuple(answers))
 
 
 def run_tasks(
-    llm: Any, encoder: Any, tasks: Sequence[Task], args: argparse.Namespace, decoding: dict[str, Any], title: str
+    llm: Any, tasks: Sequence[Task], args: argparse.Namespace, decoding: dict[str, Any], title: str
 ) -> list[Result]:
     """All tasks, with a progress bar on a terminal."""
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
@@ -139,5 +121,5 @@ def run_tasks(
             progress.update(bar, description=f"{title}: {task.name}")
             samples = held_out_samples(task, args.n, args.seed)
             chunk = max(4 * args.batch, 16)
-            results.append(run_task(llm, encoder, task, samples, decoding, chunk, lambda n: progress.advance(bar, n)))
+            results.append(run_task(llm, task, samples, decoding, chunk, lambda n: progress.advance(bar, n)))
     return results

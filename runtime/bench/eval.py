@@ -16,7 +16,6 @@ from runtime.bench.accuracy import (
     Result,
     add_model_arguments,
     chosen_tasks,
-    open_encoder,
     open_llm,
     pooled,
     run_tasks,
@@ -50,9 +49,8 @@ def _evaluate(args: argparse.Namespace) -> int:
     decoding: dict[str, Any] = {"mode": args.mode}
     if args.algorithm is not None:
         decoding["algorithm"] = args.algorithm
-    encoder = open_encoder(args.model)
     with open_llm(args, args.batch) as llm:
-        results = run_tasks(llm, encoder, tasks, args, decoding, args.mode)
+        results = run_tasks(llm, tasks, args, decoding, args.mode)
     console = Console()
     console.print(_table(results, f"{args.n} held-out prompts a task, {decoding}, batch {args.batch}"))
     if args.show_wrong:
@@ -60,7 +58,7 @@ def _evaluate(args: argparse.Namespace) -> int:
     faults = _below(results, args)
     if args.compare_batch:
         with open_llm(args, 1) as llm:
-            alone = run_tasks(llm, encoder, tasks, args, decoding, "batch 1")
+            alone = run_tasks(llm, tasks, args, decoding, "batch 1")
         differing = differences(results, alone)
         total = sum(r.count for r in results)
         console.print(f"batch 1 and batch {args.batch}: {differing} of {total} answers differ")

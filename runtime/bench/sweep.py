@@ -7,7 +7,7 @@ import json
 import sys
 from typing import Any
 
-from runtime.bench.accuracy import add_model_arguments, chosen_tasks, open_encoder, open_llm, pooled, run_tasks
+from runtime.bench.accuracy import add_model_arguments, chosen_tasks, open_llm, pooled, run_tasks
 from runtime.errors import ConfigError
 
 THRESHOLDS = (0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.97, 0.99)
@@ -25,14 +25,13 @@ def main(args: argparse.Namespace) -> int:
 
     try:
         tasks = chosen_tasks(args.tasks, None if args.tasks else "long")
-        encoder = open_encoder(args.model)
         points: list[dict[str, Any]] = []
         with open_llm(args, args.batch) as llm:
             for threshold in args.thresholds:
                 decoding: dict[str, Any] = {"accept_threshold": threshold}
                 if args.algorithm is not None:
                     decoding["algorithm"] = args.algorithm
-                results = run_tasks(llm, encoder, tasks, args, decoding, f"threshold {threshold}")
+                results = run_tasks(llm, tasks, args, decoding, f"threshold {threshold}")
                 accuracy, speed = pooled(results)
                 points.append(
                     {

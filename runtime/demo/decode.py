@@ -70,7 +70,7 @@ def decode(
         ended = _first(ends_at(tokens[rows], encoder) & (places >= lengths[rows, None])) < _first(masked[rows])
         live[rows] = ~ended & (start[rows] < last[rows])
     stops = _first(ends_at(tokens, encoder) & (places >= lengths.unsqueeze(1))).tolist()
-    answers = [tokens[r, len(p) : stops[r] + 1].tolist() for r, p in enumerate(prompts)]
+    answers = [tokens[r, len(p) : min(stops[r] + 1, len(p) + max_new)].tolist() for r, p in enumerate(prompts)]
     return answers, steps.tolist()
 
 

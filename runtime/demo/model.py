@@ -6,7 +6,7 @@ Parameters keep the checkpoint's names, but the experts of a layer are stacked; 
 from __future__ import annotations
 
 import math
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import nn
@@ -17,6 +17,34 @@ from runtime.demo.shape import Shape
 Dispatch = Literal["loop", "dense", "grouped"]
 
 
+class FewPassNorm(torch.autograd.Function):
+    """RMS norm of the last dimension with as few passes over memory as eager torch allows: for the CPU."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+        """x [tokens, ..., size]; weight [..., size], without the tokens' axis."""
+        size = x.shape[-1]
+        scale = (torch.linalg.vector_norm(x, dim=-1, keepdim=True).square_() / size + eps).rsqrt_()
+        ctx.save_for_backward(x, weight, scale)
+        return (x * scale).mul_(weight)
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, None]:  # type: ignore[override]
+        x, weight, scale = ctx.saved_tensors
+        product = grad * x
+        dot = (product * weight).sum(-1, keepdim=True)
+        weight_grad = product.mul_(scale).sum(0)
+        inner = (grad * weight).mul_(scale)
+        return inner.addcmul_(x, scale.pow(3) * dot, value=-1 / x.shape[-1]), weight_grad, None
+
+
+def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+    """RMS norm of the last dimension of x [tokens, ..., size]; weight [..., size]."""
+    if x.is_cuda:
+        return F.rms_norm(x, x.shape[-1:], None, eps) * weight.to(x.dtype)
+    return FewPassNorm.apply(x, weight, eps)
+
+
 class RMSNorm(nn.Module):
     def __init__(self, size: int, eps: float) -> None:
         super().__init__()
@@ -24,7 +52,7 @@ class RMSNorm(nn.Module):
         self.eps = eps
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return F.rms_norm(x, self.weight.shape, self.weight.to(x.dtype), self.eps)
+        return rms_norm(x.flatten(0, -2), self.weight, self.eps).view_as(x)
 
 
 class Attention(nn.Module):
@@ -39,11 +67,14 @@ class Attention(nn.Module):
     def forward(self, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
         """x [rows, length, hidden]; cos, sin [rows, length, 1, rotary / 2]; mask bool, all its batch axes explicit."""
         rows, length, _ = x.shape
-        qkv = self.query_key_value(x).view(rows, length, -1, self.dim)
-        q, k, v = qkv.split((self.heads, self.kv_heads, self.kv_heads), dim=2)
-        q, k = rotate(self.query_layernorm(q), cos, sin), rotate(self.key_layernorm(k), cos, sin)
+        qkv = self.query_key_value(x).view(rows * length, -1, self.dim)
+        qk, v = qkv.split((self.heads + self.kv_heads, self.kv_heads), dim=1)
+        norms = (self.query_layernorm.weight, self.heads), (self.key_layernorm.weight, self.kv_heads)
+        weight = torch.cat([w.expand(n, -1) for w, n in norms])
+        qk = rotate(rms_norm(qk, weight, self.query_layernorm.eps).view(rows, length, -1, self.dim), cos, sin)
+        q, k = qk.split((self.heads, self.kv_heads), dim=2)
         group = self.heads // self.kv_heads
-        k, v = k.repeat_interleave(group, dim=2), v.repeat_interleave(group, dim=2)
+        k, v = (t.repeat_interleave(group, dim=2) for t in (k, v.view(rows, length, -1, self.dim)))
         out = F.scaled_dot_product_attention(q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2), attn_mask=mask)
         return self.dense(out.transpose(1, 2).reshape(rows, length, -1))
 

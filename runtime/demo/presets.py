@@ -32,19 +32,15 @@ _EVERY_TASK: Mapping[str, float] = {
     "fill": 1.5,
 }
 _INTERIM_TASKS: Mapping[str, float] = {
-    "add": 3.0,
+    "add": 5.0,
     "subtract": 1.5,
-    "multiply": 1.2,
-    "compare": 1.2,
-    "count": 0.8,
-    "sort": 0.8,
+    "multiply": 1.0,
+    "compare": 1.0,
     "units": 1.0,
-    "json": 0.5,
-    "followup": 1.0,
+    "followup": 0.8,
     "greet": 0.6,
-    "abilities": 0.3,
-    "refuse": 0.6,
-    "spell": 0.5,
+    "abilities": 0.15,
+    "refuse": 0.3,
 }
 
 
@@ -60,7 +56,7 @@ class Preset:
     matrix_lr: float = 0.02
     other_lr: float = 0.003
     decay: float = 0.01
-    average: float = 0.999
+    average: float = 0.996  # of the averaged weights at each update
     balance_rate: float = 0.001
     total_minutes: float = 19.0
     eval_every_minutes: float = 3.0
@@ -79,11 +75,11 @@ PRESETS: Mapping[str, Preset] = {
             num_key_value_heads=2,
             moe_intermediate_size=64,
         ),
-        noise=NoiseRecipe(corrupt=0.15, block_weights=(0.1, 0.1, 0.8)),
+        noise=NoiseRecipe(corrupt=0.1, block_weights=(0.1, 0.1, 0.8)),
         tasks=_INTERIM_TASKS,
-        rows=20,
-        row_length=192,
-        average=0.998,
+        rows=32,
+        row_length=128,
+        average=0.992,
         total_minutes=80.0,
         eval_every_minutes=8.0,
         eval_prompts=8,

@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
+import signal
 import sys
 import time
 from pathlib import Path
@@ -25,6 +26,8 @@ from runtime.demo.model import DemoModel, training_mask
 from runtime.demo.optim import Average, Muon, cosine, split_parameters
 from runtime.demo.presets import PRESETS, Preset
 from runtime.demo.tokenizer import ChatEncoder, save_tokenizer, train_tokenizer
+
+AVERAGE_EVERY = 4  # steps between updates of the averaged weights
 
 
 def loss_of(model: DemoModel, batch: dict[str, torch.Tensor]) -> torch.Tensor:
@@ -69,8 +72,9 @@ class Trainer:
             optimizer.zero_grad(set_to_none=True)
         for gate in self.model.gates():
             gate.balance(self.preset.balance_rate * factor)
-        self.average.update(self.model)
         self.step_count += 1
+        if self.step_count % AVERAGE_EVERY == 0:
+            self.average.update(self.model)
         return loss.detach()
 
     def averaged(self) -> DemoModel:
@@ -208,6 +212,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     args = parser.parse_args(argv)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # an ended training saves its state too
     preset = PRESETS[args.preset]
     if args.total_minutes is not None:
         preset = dataclasses.replace(preset, total_minutes=args.total_minutes)

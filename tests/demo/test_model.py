@@ -1,0 +1,161 @@
+"""The training model computes LLaDA2, its packed rows see what serving will show them, and its export is loadable."""
+
+import dataclasses
+import json
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from runtime.demo.data import Documents, Noiser, NoiseRecipe, pack
+from runtime.demo.export import checkpoint_tensors, export
+from runtime.demo.feed import to_device
+from runtime.demo.model import DemoModel, FewPassNorm, training_mask
+from runtime.demo.optim import orthogonalise
+from runtime.demo.presets import PRESETS
+from runtime.demo.shape import Shape
+from runtime.demo.tokenizer import ChatEncoder, train_tokenizer
+from tests.oracle.model import OracleModel
+
+TINY = Shape(
+    hidden_size=32,
+    intermediate_size=48,
+    num_hidden_layers=3,
+    num_attention_heads=4,
+    num_key_value_heads=2,
+    head_dim=8,
+    moe_intermediate_size=16,
+    block_size=8,
+)
+CPU = torch.device("cpu")
+
+
+@pytest.fixture(scope="module")
+def encoder():
+    return ChatEncoder(train_tokenizer(samples_per_task=100))
+
+
+def make(shape: Shape = TINY, dispatch: str = "loop", seed: int = 0) -> DemoModel:
+    torch.manual_seed(seed)
+    model = DemoModel(shape, dispatch)
+    for gate in model.gates():
+        gate.expert_bias.normal_(0, 0.2)
+    for name, p in model.named_parameters():
+        if "norm" in name:
+            p.data.uniform_(0.5, 1.5)
+    return model.eval()
+
+
+def block_causal(length: int, size: int) -> torch.Tensor:
+    block = torch.arange(length) // size
+    return (block <= block.unsqueeze(1))[None, None]
+
+
+@pytest.mark.parametrize("dispatch", ["dense", "grouped"])
+def test_every_way_of_running_the_experts_agrees(dispatch) -> None:
+    torch.manual_seed(1)
+    x = torch.randn(40, TINY.hidden_size)
+    loop = make().model.layers[1].mlp
+    other = make(dispatch=dispatch).model.layers[1].mlp
+    outs = []
+    for moe in (loop, other):
+        own = x.clone().requires_grad_()
+        out = moe(own.unsqueeze(0)).squeeze(0)
+        (out * torch.linspace(-1, 1, out.numel()).view_as(out)).sum().backward()
+        outs.append((out.detach(), own.grad, moe.experts.gate_proj.grad, moe.experts.down_proj.grad))
+    tolerance = 3e-2 if dispatch == "grouped" else 1e-5  # the grouped product runs in bfloat16
+    for a, b in zip(*outs, strict=True):
+        torch.testing.assert_close(a, b, rtol=tolerance, atol=tolerance * a.abs().max().item())
+
+
+def test_noised_blocks_see_earlier_clean_blocks_and_themselves(encoder) -> None:
+    """Packed clean and noised copies give the logits of one block at a time behind its clean past."""
+    weights = {"add": 1.0, "followup": 1.0, "count": 1.0}
+    noiser = Noiser(encoder, NoiseRecipe(corrupt=0.5), 3)
+    batch = to_device(next(pack(Documents(encoder, weights, "s"), noiser, 2, 160, encoder.eos)), CPU)
+    model = make()
+    hidden = model(batch["ids"], batch["positions"], training_mask(batch["docs"], batch["blocks"], batch["noised"]))
+    checked = 0
+    for row in range(2):
+        for doc in range(int(batch["docs"][row].max()) + 1):
+            of_doc = batch["docs"][row] == doc
+            for block in batch["blocks"][row][of_doc & batch["noised"][row]].unique():
+                own = of_doc & batch["noised"][row] & (batch["blocks"][row] == block)
+                past = of_doc & ~batch["noised"][row] & (batch["blocks"][row] < block)
+                ids = torch.cat((batch["ids"][row][past], batch["ids"][row][own]))
+                assert len(ids) == int(own.sum()) * (int(block) + 1)
+                mask = block_causal(len(ids), int(own.sum()))
+                expected = model(ids.unsqueeze(0), torch.arange(len(ids)).unsqueeze(0), mask)[0, -int(own.sum()) :]
+                torch.testing.assert_close(hidden[row][own], expected, rtol=1e-4, atol=1e-4)
+                checked += 1
+    assert checked >= 6
+
+
+def test_noise_leaves_prompts_alone_and_losses_fall_on_answers(encoder) -> None:
+    documents = Documents(encoder, {"add": 1.0, "json": 1.0, "long_add": 1.0}, "n")
+    noiser = Noiser(encoder, NoiseRecipe(corrupt=0.5, hole=0.3), 0)
+    kinds = {"masked": 0, "replaced": 0, "kept": 0, "filling": 0}
+    for _ in range(300):
+        prompt, answer = next(documents)
+        columns = noiser(prompt, answer)
+        noised, ids, targets = columns["noised"], columns["ids"], columns["targets"]
+        in_prompt = columns["positions"] < len(prompt)
+        assert (ids[in_prompt] == targets[in_prompt]).all()
+        assert (columns["weights"][in_prompt | ~noised] == 0).all()
+        assert (ids[~noised] == targets[~noised]).all()
+        wrong = noised & (ids != targets)
+        assert (columns["weights"][wrong] > 0).all()
+        whole = dict(zip(columns["positions"].tolist(), targets.tolist(), strict=True))
+        expected = prompt + answer
+        padding = [encoder.eos] * (len(whole) - len(expected))
+        assert [whole[p] for p in sorted(whole)] == expected + padding
+        assert len(columns["positions"][noised]) % len(np.unique(columns["blocks"][noised])) == 0
+        kinds["masked"] += int((ids == encoder.mask).sum())
+        kinds["replaced"] += int((wrong & (ids != encoder.mask)).sum())
+        kinds["kept"] += int(((columns["weights"] > 0) & (ids == targets)).sum())
+        kinds["filling"] += int((columns["weights"][columns["positions"] >= len(expected)] > 0).sum())
+    assert all(kinds.values()), kinds
+
+
+def test_the_exported_model_is_the_trained_one(encoder, tmp_path) -> None:
+    model = make()
+    export(model.state_dict(), TINY, encoder.tokenizer, tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    assert {f.name: config[f.name] for f in dataclasses.fields(Shape)} == dataclasses.asdict(TINY)
+    tensors = load_file(tmp_path / "model.safetensors")
+    assert tensors["model.layers.1.mlp.experts.7.down_proj.weight"].shape == (32, 16)
+    assert tensors["model.layers.0.attention.query_key_value.weight"].shape == (64, 32)
+    assert {t.dtype for n, t in tensors.items() if not n.endswith("expert_bias")} == {torch.bfloat16}
+    ids = torch.randint(0, 1000, (21,))
+    expected = OracleModel(config, tensors).logits(ids.tolist())
+    rounded = make()
+    state = rounded.state_dict()
+    rounded.load_state_dict({n: (t if n.endswith("expert_bias") else t.bfloat16().float()) for n, t in state.items()})
+    logits = rounded.lm_head(rounded(ids.unsqueeze(0), torch.arange(21).unsqueeze(0), block_causal(21, 8)))[0]
+    torch.testing.assert_close(logits.double(), expected, rtol=1e-3, atol=1e-3)
+
+
+@pytest.mark.parametrize("name", sorted(PRESETS))
+def test_presets_stay_within_what_is_shipped(name) -> None:
+    model = DemoModel(PRESETS[name].shape)
+    tensors = checkpoint_tensors(model.state_dict())
+    assert sum(t.numel() * t.element_size() for t in tensors.values()) <= 12e6
+    assert set(PRESETS[name].shape.config(1, 2)["architectures"]) == {"LLaDA2MoeModelLM"}
+
+
+def test_orthogonalised_updates_have_even_singular_values() -> None:
+    torch.manual_seed(0)
+    for shape in ((24, 24), (3, 16, 40), (3, 40, 16)):
+        values = torch.linalg.svdvals(orthogonalise(torch.randn(shape)))
+        assert values.max() < 1.3
+        assert values.median() > 0.6
+
+
+def test_the_few_pass_norm_has_the_right_value_and_gradients() -> None:
+    torch.manual_seed(0)
+    x = torch.randn(5, 3, 6, dtype=torch.float64, requires_grad=True)
+    weight = torch.randn(3, 6, dtype=torch.float64, requires_grad=True)
+    expected = torch.nn.functional.rms_norm(x, (6,), None, 1e-6) * weight
+    torch.testing.assert_close(FewPassNorm.apply(x, weight, 1e-6), expected)
+    assert torch.autograd.gradcheck(lambda a, b: FewPassNorm.apply(a, b, 1e-6), (x, weight))

@@ -1,0 +1,111 @@
+"""The training script end to end at a toy size: it learns, stops and resumes, and leaves a loadable checkpoint."""
+
+import dataclasses
+import json
+
+import pytest
+import torch
+from tokenizers import Tokenizer
+
+from runtime.demo import train as script
+from runtime.demo.decode import decode
+from runtime.demo.feed import Feed, local_batches
+from runtime.demo.model import DemoModel
+from runtime.demo.optim import cosine
+from runtime.demo.presets import PRESETS
+from runtime.demo.tokenizer import ChatEncoder
+from tests.demo.test_model import TINY
+from tests.oracle.model import OracleModel
+
+TOY = dataclasses.replace(
+    PRESETS["cpu"],
+    shape=TINY,
+    tasks={"greet": 1.0, "add": 1.0},
+    rows=4,
+    row_length=128,
+    eval_prompts=2,
+    total_minutes=0.05,
+    eval_every_minutes=100.0,
+)
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    """A directory after a training cut in two calls."""
+    out = tmp_path_factory.mktemp("training")
+    patch = pytest.MonkeyPatch()
+    patch.setattr(script, "PRESETS", {"toy": TOY})
+    patch.setattr(script, "train_tokenizer", lambda: _small_tokenizer())
+    call = ["--preset", "toy", "--out", str(out), "--device", "cpu"]
+    assert script.main([*call, "--minutes", "0.02"]) == 0
+    assert script.main(call) == 2  # there is a training already
+    assert script.main([*call, "--resume"]) == 0
+    patch.undo()
+    return out
+
+
+def _small_tokenizer() -> Tokenizer:
+    from runtime.demo.tokenizer import train_tokenizer
+
+    return train_tokenizer(samples_per_task=100)
+
+
+def test_training_learns_and_resumes(trained) -> None:
+    first, last = [json.loads(line) for line in (trained / "log.jsonl").read_text().splitlines()]
+    assert last["step"] > first["step"]
+    assert last["minutes"] == pytest.approx(0.05, abs=0.02)
+    assert last["loss"] < first["loss"] < 7.5
+    assert set(last["tasks"]) == {"greet", "add"}
+
+
+def test_training_leaves_a_checkpoint(trained) -> None:
+    model = OracleModel.load(trained / "checkpoint")
+    encoder = ChatEncoder(Tokenizer.from_file(str(trained / "checkpoint" / "tokenizer.json")))
+    logits = model.logits(encoder.prompt([{"role": "user", "content": "Hello."}]))
+    assert logits.shape[-1] == TINY.vocab_size
+    assert torch.isfinite(logits).all()
+
+
+def test_a_training_of_another_shape_is_not_resumed(trained) -> None:
+    other = dataclasses.replace(TOY, shape=dataclasses.replace(TINY, num_hidden_layers=2))
+    with pytest.raises(SystemExit, match="another shape"):
+        script.Trainer(other, trained, 0, torch.device("cpu")).resume()
+
+
+def test_worker_batches_are_in_turn_and_depend_on_the_seed_alone(trained) -> None:
+    file = trained / "tokenizer" / "tokenizer.json"
+    feed = Feed(dataclasses.replace(TOY, workers=2), file, "7")
+    try:
+        seen = [next(feed).ids for _ in range(4)]
+    finally:
+        feed.close()
+    first, second = (local_batches(TOY, file, f"7/{worker}") for worker in range(2))
+    expected = [next(stream).ids for stream in (first, second, first, second)]
+    assert all((a == b).all() for a, b in zip(seen, expected, strict=True))
+    assert not (seen[0] == seen[1]).all()
+
+
+def test_decoding_fills_blocks_and_stops(trained) -> None:
+    encoder = ChatEncoder(Tokenizer.from_file(str(trained / "tokenizer" / "tokenizer.json")))
+    torch.manual_seed(0)
+    model = DemoModel(TINY).eval()
+    prompts = [encoder.prompt([{"role": "user", "content": text}]) for text in ("Hello.", "Solve: 12 + 30.", "9 x 9")]
+    answers, steps = decode(model, prompts, encoder, max_new=20)
+    alone = [decode(model, [p], encoder, max_new=20) for p in prompts]
+    assert answers == [a[0] for a, _ in alone]
+    assert steps == [s[0] for _, s in alone]
+    for answer, count in zip(answers, steps, strict=True):
+        ends = [t in (encoder.eos, encoder.turn_end) for t in answer]
+        assert not any(ends[:-1])
+        assert encoder.mask not in answer
+        assert 1 <= count <= 40
+    quick = decode(model, prompts, encoder, threshold=0.0, max_new=20)[1]
+    assert max(quick) <= 4  # everything passes: one step a block
+
+
+def test_the_learning_rate_rises_and_falls() -> None:
+    factors = [cosine(i / 100) for i in range(101)]
+    assert max(factors) == pytest.approx(1.0, abs=0.01)
+    assert factors[0] < 0.1
+    assert factors[-1] < 0.02
+    assert factors[10:] == sorted(factors[10:], reverse=True)
