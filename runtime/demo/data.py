@@ -9,7 +9,7 @@ decoded whole, so that filling is learnt too.
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -80,114 +80,191 @@ class Documents:
         return self
 
 
+@dataclass
+class Layout:
+    """Packed documents before noise: flat arrays of all rows' tokens, and the documents' own figures.
+
+    `doc` and `segment` number the documents and the noised blocks of the whole batch (-1: padding, or no noised block).
+    """
+
+    ids: np.ndarray  # int64, clean
+    positions: np.ndarray  # int64
+    blocks: np.ndarray  # int32
+    doc: np.ndarray  # int32
+    segment: np.ndarray  # int32
+    lengths: np.ndarray  # int64 [documents, 2]: prompt, prompt and answer
+    sizes: np.ndarray  # int64 [documents], block size
+    segments: int
+
+
+class Packer:
+    """Lays documents out in rows of `length` tokens, filling `open_rows` rows at a time.
+
+    A document takes the clean copy of every block but its last, then the noised copy of the blocks from its prompt's
+    end on. A document too long for its block size gets the smallest; one too long even so is an error.
+    """
+
+    def __init__(self, eos: int, length: int, open_rows: int = 12) -> None:
+        self._eos, self._length, self._open_rows = eos, length, open_rows
+        self._open: list[tuple[int, list[tuple[list[int], int, int]]]] = []  # (used, [(ids, prompt length, size)])
+        self._closed: list[list[tuple[list[int], int, int]]] = []
+
+    def add(self, prompt: list[int], answer: list[int], size: int) -> None:
+        ids = prompt + answer
+        need = self._need(ids, prompt, size)
+        if need > self._length:  # smaller blocks repeat less of a document
+            size = BLOCK_SIZES[0]
+            need = self._need(ids, prompt, size)
+        if need > self._length:
+            raise ValueError(f"a document needs {need} tokens, a row holds {self._length}: raise the row length")
+        document = (ids, len(prompt), size)
+        for i, (used, documents) in enumerate(self._open):
+            if used + need <= self._length:
+                documents.append(document)
+                self._open[i] = used + need, documents
+                return
+        if len(self._open) == self._open_rows:
+            fullest = max(range(self._open_rows), key=lambda i: self._open[i][0])
+            self._closed.append(self._open.pop(fullest)[1])
+        self._open.append((need, [document]))
+
+    @staticmethod
+    def _need(ids: list[int], prompt: list[int], size: int) -> int:
+        total = -(-len(ids) // size) * size
+        return total - size + total - len(prompt) // size * size
+
+    def take(self, rows: int) -> Layout | None:
+        """The layout of `rows` full rows, once there are as many."""
+        if len(self._closed) < rows:
+            return None
+        taken, self._closed = self._closed[:rows], self._closed[rows:]
+        ids: list[int] = []
+        positions: list[int] = []
+        blocks: list[int] = []
+        doc: list[int] = []
+        segment: list[int] = []
+        lengths, sizes = [], []
+        segments = 0
+        for r, documents in enumerate(taken, start=1):
+            for known, prompt, size in documents:
+                total = -(-len(known) // size) * size
+                first, last = prompt // size * size, total - size
+                whole = known + [self._eos] * (total - len(known))
+                places = range(total)
+                ids += whole[:last] + whole[first:]
+                positions += [*places[:last], *places[first:]]
+                block = [p // size for p in places]
+                blocks += block[:last] + block[first:]
+                doc += [len(sizes)] * (last + total - first)
+                segment += [-1] * last + [segments + b - block[first] for b in block[first:]]
+                segments += (total - first) // size
+                lengths.append((prompt, len(known)))
+                sizes.append(size)
+            padding = r * self._length - len(ids)
+            ids += [self._eos] * padding
+            for column in (positions, blocks):
+                column += [0] * padding
+            for column in (doc, segment):
+                column += [-1] * padding
+        return Layout(
+            np.array(ids),
+            np.array(positions),
+            np.array(blocks, dtype=np.int32),
+            np.array(doc, dtype=np.int32),
+            np.array(segment, dtype=np.int32),
+            np.array(lengths),
+            np.array(sizes),
+            segments,
+        )
+
+
 class Noiser:
-    """Turns documents into the columns of a row: ids, positions, blocks, noised, targets, weights."""
+    """Masks and replaces answer tokens of a whole layout at once. The seed decides everything."""
 
     def __init__(self, encoder: ChatEncoder, recipe: NoiseRecipe, seed: int) -> None:
-        self._eos, self._mask = encoder.eos, encoder.mask
+        self._mask, self._ordinary = encoder.mask, encoder.eos  # ids below the special ones are ordinary
         self._recipe = recipe
         self._rng = np.random.default_rng(seed)
-        tokenizer = encoder.tokenizer
-        self._digits = np.array([tokenizer.token_to_id(d) for d in "0123456789"])
-        self._is_digit = np.zeros(tokenizer.get_vocab_size(), dtype=bool)
+        self._digits = np.array([encoder.tokenizer.token_to_id(d) for d in "0123456789"])
+        self._is_digit = np.zeros(encoder.tokenizer.get_vocab_size(), dtype=bool)
         self._is_digit[self._digits] = True
-        self._ordinary = self._eos  # ids below the special ones
+        self._sizes: list[int] = []
+        self._next = 0
 
-    def __call__(self, prompt: Sequence[int], answer: Sequence[int]) -> dict[str, np.ndarray]:
+    def block_size(self) -> int:
+        """One of BLOCK_SIZES, by the recipe's weights."""
+        if self._next == len(self._sizes):
+            self._sizes = self._rng.choice(BLOCK_SIZES, 4096, p=self._recipe.block_weights).tolist()
+            self._next = 0
+        self._next += 1
+        return self._sizes[self._next - 1]
+
+    def __call__(self, layout: Layout, length: int) -> Batch:
+        """Noise and losses of rows of `length` tokens."""
+        noised = layout.segment >= 0
+        free = noised & (layout.positions >= layout.lengths[layout.doc, 0])
+        masked = self._masked(layout, free)
+        wrong = self._wrong(layout, free, masked)
+        replaced = wrong != layout.ids
+        worth = np.where(layout.positions < layout.lengths[layout.doc, 1], 1.0, PAD_WEIGHT)
+        touched = np.bincount(layout.doc[replaced], minlength=len(layout.sizes)) > 0
+        kept = free & ~masked & ~replaced & touched[layout.doc]
+        weights = np.where(masked | replaced, worth, np.where(kept, KEEP_WEIGHT * worth, 0.0)).astype(np.float32)
+        index = np.flatnonzero(weights)
+        starts = np.maximum.accumulate(np.where(np.arange(len(layout.doc)) % length == 0, layout.doc, -1))
+        in_row = np.where(layout.doc >= 0, layout.doc - starts, -1)
+
+        def rows(column: np.ndarray) -> np.ndarray:
+            return column.reshape(-1, length)
+
+        return Batch(
+            rows(np.where(masked, self._mask, wrong)),
+            rows(layout.positions),
+            rows(layout.blocks),
+            rows(in_row.astype(np.int32)),
+            rows(noised),
+            index,
+            layout.ids[index],
+            weights[index],
+        )
+
+    def _masked(self, layout: Layout, free: np.ndarray) -> np.ndarray:
         rng, recipe = self._rng, self._recipe
-        size = int(rng.choice(BLOCK_SIZES, p=recipe.block_weights))
-        end = len(prompt) + len(answer)
-        total = -(-end // size) * size
-        clean = np.full(total, self._eos, dtype=np.int64)
-        clean[:end] = [*prompt, *answer]
-        positions = np.arange(total)
-        free = positions >= len(prompt)
-        masked, wrong = self._noise(clean, free, size)
-        noised = np.where(masked, self._mask, np.where(wrong >= 0, wrong, clean))
-        weights = np.where(masked | (wrong >= 0), np.where(positions < end, 1.0, PAD_WEIGHT), 0.0)
-        if (wrong >= 0).any():
-            weights = np.where(free & (weights == 0), KEEP_WEIGHT * np.where(positions < end, 1.0, PAD_WEIGHT), weights)
-        first, last = len(prompt) // size * size, total - size
-        return {
-            "ids": np.concatenate((clean[:last], noised[first:])),
-            "positions": np.concatenate((positions[:last], positions[first:])),
-            "blocks": np.concatenate((positions[:last], positions[first:])) // size,
-            "noised": np.concatenate((np.zeros(last, dtype=bool), np.ones(total - first, dtype=bool))),
-            "targets": np.concatenate((clean[:last], clean[first:])),
-            "weights": np.concatenate((np.zeros(last), weights[first:])),
-        }
+        ratio = np.where(rng.random(layout.segments) < recipe.all_masked, 1.0, rng.random(layout.segments))
+        scattered = rng.random(len(free)) < ratio[layout.segment]
+        size = layout.sizes[layout.doc]
+        ends = np.sort(rng.random((layout.segments, 2)), axis=1)[layout.segment] * size[:, None]
+        offset = layout.positions % size
+        low = np.floor(ends[:, 0])
+        run = (offset >= low) & (offset < np.maximum(np.ceil(ends[:, 1]), low + 1))
+        of_hole = (rng.random(len(layout.sizes)) < recipe.hole)[layout.doc]
+        return free & np.where(of_hole, run, scattered)
 
-    def _noise(self, clean: np.ndarray, free: np.ndarray, size: int) -> tuple[np.ndarray, np.ndarray]:
-        """Which free positions are masked, and the wrong id where a visible one is replaced (-1: none)."""
-        rng, recipe, total = self._rng, self._recipe, len(clean)
-        blocks = total // size
-        ratio = np.where(rng.random(blocks) < recipe.all_masked, 1.0, rng.random(blocks))
-        masked = free & (rng.random(total) < np.repeat(ratio, size))
-        if rng.random() < recipe.hole:
-            ends = np.sort(rng.integers(0, size + 1, (blocks, 2)), axis=1)
-            offset = np.arange(size)
-            masked = free & ((offset >= ends[:, :1]) & (offset < np.maximum(ends[:, 1:], ends[:, :1] + 1))).ravel()
-        wrong = np.full(total, -1, dtype=np.int64)
-        if rng.random() < recipe.corrupt:
-            hit = np.flatnonzero(free & ~masked & (rng.random(total) < rng.random() * recipe.corrupt_max))
-            likely = np.where(
-                self._is_digit[clean[hit]],
-                self._digits[rng.integers(0, 10, len(hit))],
-                rng.integers(0, self._ordinary, len(hit)),
-            )
-            own = clean[rng.choice(np.flatnonzero(free), len(hit))]  # a token of the same answer
-            chosen = np.where(rng.random(len(hit)) < 0.5, own, likely)
-            wrong[hit] = np.where(chosen == clean[hit], -1, chosen)
-        return masked, wrong
+    def _wrong(self, layout: Layout, free: np.ndarray, masked: np.ndarray) -> np.ndarray:
+        """The ids with some visible answer tokens replaced, in the documents chosen for it."""
+        rng, recipe, documents = self._rng, self._recipe, len(layout.sizes)
+        rate = (rng.random(documents) < recipe.corrupt) * rng.random(documents) * recipe.corrupt_max
+        hit = np.flatnonzero(free & ~masked & (rng.random(len(free)) < rate[layout.doc]))
+        ids = layout.ids[hit]
+        digits = self._digits[rng.integers(0, 10, len(hit))]
+        likely = np.where(self._is_digit[ids], digits, rng.integers(0, self._ordinary, len(hit)))
+        places = np.flatnonzero(free)
+        counts = np.bincount(layout.doc[places], minlength=documents)
+        starts = np.cumsum(counts) - counts
+        of = layout.doc[hit]
+        own = layout.ids[places[starts[of] + (rng.random(len(hit)) * counts[of]).astype(np.int64)]]
+        wrong = layout.ids.copy()
+        wrong[hit] = np.where(rng.random(len(hit)) < 0.5, own, likely)
+        return wrong
 
 
-def pack(
-    documents: Iterator[tuple[list[int], list[int]]],
-    noiser: Noiser,
-    rows: int,
-    length: int,
-    eos: int,
-    open_rows: int = 12,
+def batches(
+    documents: Iterator[tuple[list[int], list[int]]], noiser: Noiser, rows: int, length: int, eos: int
 ) -> Iterator[Batch]:
-    """Batches of `rows` rows of `length` tokens. A document longer than a row is an error."""
-    waiting: list[list[dict[str, np.ndarray]]] = []
-    used: list[int] = []
-    closed: list[list[dict[str, np.ndarray]]] = []
+    """Endless batches of `rows` rows of `length` tokens."""
+    packer = Packer(eos, length)
     for prompt, answer in documents:
-        columns = noiser(prompt, answer)
-        need = len(columns["ids"])
-        if need > length:
-            raise ValueError(f"a document needs {need} tokens, a row holds {length}: raise the row length")
-        place = next((i for i, n in enumerate(used) if n + need <= length), None)
-        if place is None:
-            if len(waiting) == open_rows:
-                full = max(range(open_rows), key=used.__getitem__)
-                closed.append(waiting.pop(full))
-                used.pop(full)
-            waiting.append([])
-            used.append(0)
-            place = len(waiting) - 1
-        waiting[place].append(columns)
-        used[place] += need
-        if len(closed) == rows:
-            yield _batch(closed, length, eos)
-            closed = []
-
-
-def _batch(rows: list[list[dict[str, np.ndarray]]], length: int, eos: int) -> Batch:
-    shape = (len(rows), length)
-    ids = np.full(shape, eos, dtype=np.int64)
-    positions, targets = np.zeros(shape, dtype=np.int64), np.zeros(shape, dtype=np.int64)
-    blocks, docs = np.zeros(shape, dtype=np.int32), np.full(shape, -1, dtype=np.int32)
-    noised, weights = np.zeros(shape, dtype=bool), np.zeros(shape, dtype=np.float32)
-    for r, documents in enumerate(rows):
-        at = 0
-        for d, columns in enumerate(documents):
-            stop = at + len(columns["ids"])
-            ids[r, at:stop], positions[r, at:stop] = columns["ids"], columns["positions"]
-            blocks[r, at:stop], docs[r, at:stop] = columns["blocks"], d
-            noised[r, at:stop], weights[r, at:stop] = columns["noised"], columns["weights"]
-            targets[r, at:stop] = columns["targets"]
-            at = stop
-    index = np.flatnonzero(weights.ravel())
-    return Batch(ids, positions, blocks, docs, noised, index, targets.ravel()[index], weights.ravel()[index])
+        packer.add(prompt, answer, noiser.block_size())
+        layout = packer.take(rows)
+        if layout is not None:
+            yield noiser(layout, length)

@@ -1,16 +1,14 @@
-"""Batches for training, made in this process or in worker processes, and moved to the device."""
+"""Batches for training, made in this process or in worker processes. No torch: a worker starts quickly."""
 
 from __future__ import annotations
 
 import multiprocessing as mp
 from collections.abc import Iterator
-from dataclasses import fields
 from pathlib import Path
 
-import torch
 from tokenizers import Tokenizer
 
-from runtime.demo.data import Batch, Documents, Noiser, pack
+from runtime.demo.data import Batch, Documents, Noiser, batches
 from runtime.demo.presets import Preset
 from runtime.demo.tokenizer import ChatEncoder
 
@@ -22,11 +20,10 @@ def local_batches(preset: Preset, tokenizer_file: Path, seed: str, held_out: boo
     encoder = ChatEncoder(Tokenizer.from_file(str(tokenizer_file)))
     noise_seed = int.from_bytes(seed.encode(), "big") % 2**63
     documents = Documents(encoder, preset.tasks, seed, held_out)
-    return pack(documents, Noiser(encoder, preset.noise, noise_seed), preset.rows, preset.row_length, encoder.eos)
+    return batches(documents, Noiser(encoder, preset.noise, noise_seed), preset.rows, preset.row_length, encoder.eos)
 
 
 def _work(preset: Preset, tokenizer_file: Path, seed: str, queue: mp.Queue[Batch]) -> None:
-    torch.set_num_threads(1)
     for batch in local_batches(preset, tokenizer_file, seed):
         queue.put(batch)
 
@@ -59,11 +56,3 @@ class Feed:
         for process in self._processes:
             process.terminate()
             process.join()
-
-
-def to_device(batch: Batch, device: torch.device) -> dict[str, torch.Tensor]:
-    """The batch's arrays as tensors on the device."""
-    tensors = {f.name: torch.from_numpy(getattr(batch, f.name)) for f in fields(batch)}
-    if device.type != "cuda":
-        return tensors
-    return {name: t.pin_memory().to(device, non_blocking=True) for name, t in tensors.items()}

@@ -258,6 +258,7 @@ class DemoModel(nn.Module):
         x = self.model.word_embeddings(ids)
         if torch.is_autocast_enabled(x.device.type):
             x = x.to(torch.get_autocast_dtype(x.device.type))
+            mask = torch.zeros(mask.shape, dtype=x.dtype, device=x.device).masked_fill_(~mask, -torch.inf)
         for layer in self.model.layers:
             x = layer(x, cos, sin, mask)
         return self.model.norm(x)

@@ -58,8 +58,8 @@ class Preset:
     decay: float = 0.01
     average: float = 0.996  # of the averaged weights at each update
     balance_rate: float = 0.001
-    total_minutes: float = 19.0
-    eval_every_minutes: float = 3.0
+    total_minutes: float = 17.5
+    eval_every_minutes: float = 4.3
     eval_prompts: int = 32
     workers: int = 12
 
@@ -77,8 +77,8 @@ PRESETS: Mapping[str, Preset] = {
         ),
         noise=NoiseRecipe(corrupt=0.1, block_weights=(0.1, 0.1, 0.8)),
         tasks=_INTERIM_TASKS,
-        rows=32,
-        row_length=128,
+        rows=24,
+        row_length=160,
         average=0.992,
         total_minutes=80.0,
         eval_every_minutes=8.0,

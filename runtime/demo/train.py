@@ -19,15 +19,24 @@ import torch
 from tokenizers import Tokenizer
 from torch.nn import functional as F
 
+from runtime.demo.data import Batch
 from runtime.demo.decode import score_tasks
 from runtime.demo.export import export
-from runtime.demo.feed import Feed, local_batches, to_device
+from runtime.demo.feed import Feed, local_batches
 from runtime.demo.model import DemoModel, training_mask
 from runtime.demo.optim import Average, Muon, cosine, split_parameters
 from runtime.demo.presets import PRESETS, Preset
 from runtime.demo.tokenizer import ChatEncoder, save_tokenizer, train_tokenizer
 
 AVERAGE_EVERY = 4  # steps between updates of the averaged weights
+
+
+def to_device(batch: Batch, device: torch.device) -> dict[str, torch.Tensor]:
+    """The batch's arrays as tensors on the device."""
+    tensors = {f.name: torch.from_numpy(getattr(batch, f.name)) for f in dataclasses.fields(batch)}
+    if device.type != "cuda":
+        return tensors
+    return {name: t.pin_memory().to(device, non_blocking=True) for name, t in tensors.items()}
 
 
 def loss_of(model: DemoModel, batch: dict[str, torch.Tensor]) -> torch.Tensor:
