@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
+import socket
 
 import uvicorn
 
@@ -21,6 +23,24 @@ class HttpServer(uvicorn.Server):
 
     def capture_signals(self) -> contextlib.AbstractContextManager[None]:
         return contextlib.nullcontext()
+
+    async def close_listener(self, listener: socket.socket) -> None:
+        """Listen no more, but serve the connections that the kernel has already accepted for us."""
+        waiting = []
+        with contextlib.suppress(OSError):
+            while True:
+                waiting.append(listener.accept()[0])
+        with contextlib.suppress(OSError):
+            listener.shutdown(socket.SHUT_RDWR)  # at once, while closing takes a turn of the loop
+        for server in self.servers:
+            server.close()
+        loop = asyncio.get_running_loop()
+        for connection in waiting:
+            with contextlib.suppress(OSError):
+                await loop.connect_accepted_socket(self._protocol, connection)
+
+    def _protocol(self) -> Protocol:
+        return Protocol(self.config, self.server_state, self.lifespan.state)
 
 
 def make_http(config: ServerConfig, frontend: Frontend) -> tuple[Service, HttpServer]:

@@ -163,8 +163,7 @@ class Server:
         log.info("%s: draining, %d requests in flight", sig.name, service.in_flight)
         await asyncio.sleep(config.drain_delay)
         closed = time.monotonic()
-        for server in http.servers:
-            server.close()
+        await http.close_listener(self.listener)
 
         def unfinished() -> bool:
             seconds = time.monotonic() - closed

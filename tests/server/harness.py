@@ -52,12 +52,13 @@ class ServerProcess:
         return self.process.poll() is not None
 
     def client(self, **options: Any) -> httpx.Client:
-        return httpx.Client(base_url=self.url, timeout=60, headers=self.headers, trust_env=False, **options)
+        fixed: dict[str, Any] = {"timeout": 60, "headers": self.headers, "trust_env": False, "verify": False}
+        return httpx.Client(base_url=self.url, **fixed, **options)
 
     def async_client(self, **options: Any) -> httpx.AsyncClient:
         limits = httpx.Limits(max_connections=None, max_keepalive_connections=100)
         return httpx.AsyncClient(
-            base_url=self.url, timeout=60, headers=self.headers, limits=limits, trust_env=False, **options
+            base_url=self.url, timeout=60, headers=self.headers, limits=limits, trust_env=False, verify=False, **options
         )
 
     def until_ready(self, seconds: float = 120) -> ServerProcess:

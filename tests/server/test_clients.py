@@ -1,0 +1,93 @@
+"""Clients that vanish or read slowly: their requests are aborted, their pages freed, others served on."""
+
+from __future__ import annotations
+
+import json
+import socket
+import time
+
+import pytest
+
+from tests.server.harness import ServerProcess, wait_for
+
+LONG = {"prompt": "long", "max_tokens": 480, "ignore_eos": True, "decoding": {"accept_threshold": 1.0}}
+
+
+def connect(server: ServerProcess, route: str, body: dict[str, object]) -> socket.socket:
+    data = json.dumps(body).encode()
+    head = f"POST {route} HTTP/1.1\r\nHost: x\r\nContent-Length: {len(data)}\r\n\r\n"
+    connection = socket.create_connection(("127.0.0.1", int(server.url.rsplit(":", 1)[1])), timeout=20)
+    connection.sendall(head.encode() + data)
+    return connection
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("route", ["/generate", "/v1/chat/completions"])
+def test_a_vanished_client_frees_its_pages(server: ServerProcess, route: str, stream: bool) -> None:
+    server.until_idle()
+    body = {**LONG, "stream": stream}
+    if route != "/generate":
+        body["messages"] = [{"role": "user", "content": body.pop("prompt")}]
+        body["max_tokens"] = 400
+    before = server.metrics()
+    clients = [connect(server, route, body) for _ in range(6)]
+    wait_for(lambda: server.metrics()["unmask_requests_running"] == 6, 20)
+    assert server.metrics()["unmask_kv_pages_used"] > 0
+    gone = time.monotonic()
+    for client in clients:
+        client.close()
+    server.until_idle(5)
+    assert time.monotonic() - gone < 5
+    after = server.metrics()
+    aborted = 'unmask_requests_total{outcome="aborted"}'
+    assert after[aborted] - before.get(aborted, 0) == 6
+    # far from done: 480 tokens at one a step
+    assert after["unmask_generated_tokens_total"] - before["unmask_generated_tokens_total"] < 6 * 400
+
+
+def test_a_client_that_leaves_before_its_body_is_there(server: ServerProcess) -> None:
+    connection = socket.create_connection(("127.0.0.1", server.port), timeout=10)
+    connection.sendall(b"POST /generate HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\n\r\n{")
+    connection.close()
+    with server.client() as client:
+        assert client.post("/generate", json={"prompt": "x", "max_tokens": 2}).status_code == 200
+
+
+def test_a_slow_reader_gets_everything_and_holds_no_page(server: ServerProcess) -> None:
+    """It reads nothing until the engine has long finished; then it finds its whole stream."""
+    body = {**LONG, "stream": True, "decoding": {"accept_threshold": 0.5}}
+    slow = [connect(server, "/generate", body) for _ in range(3)]
+    wait_for(lambda: server.metrics()["unmask_requests_running"] > 0, 10)
+    with server.client() as client:
+        assert client.post("/generate", json={"prompt": "x", "max_tokens": 2}).status_code == 200
+    server.until_idle(60)
+    answers = []
+    for connection in slow:
+        data = b""
+        while not data.endswith(b"0\r\n\r\n"):
+            chunk = connection.recv(512)
+            assert chunk
+            data += chunk
+        connection.close()
+        final = next(line for line in data.split(b"\n") if b'"event":"final"' in line)
+        answers.append(json.loads(final.removeprefix(b"data: "))["token_ids"])
+    assert len(answers[0]) == 480
+    assert answers[0] == answers[1] == answers[2]
+
+
+def test_half_of_the_clients_vanish_and_the_others_notice_nothing(server: ServerProcess) -> None:
+    body = {"prompt": "both", "max_tokens": 120, "ignore_eos": True, "decoding": {"accept_threshold": 0.5}}
+    with server.client() as client:
+        alone = client.post("/generate", json=body).json()["token_ids"]
+    clients = [connect(server, "/generate", body) for _ in range(20)]
+    for client in clients[::2]:
+        client.close()
+    for connection in clients[1::2]:
+        data = b""
+        while b"\r\n\r\n" not in data or not data.endswith(b"}}"):
+            chunk = connection.recv(65536)
+            assert chunk
+            data += chunk
+        connection.close()
+        assert json.loads(data.split(b"\r\n\r\n", 1)[1])["token_ids"] == alone
+    server.until_idle()

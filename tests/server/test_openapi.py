@@ -1,0 +1,62 @@
+"""Requests made up from the OpenAPI itself, good and bad: no 5xx but the documented, answers as documented."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import schemathesis
+from hypothesis import HealthCheck, given, settings
+from schemathesis import GenerationMode
+from schemathesis.checks import not_a_server_error
+from schemathesis.specs.openapi.checks import (
+    content_type_conformance,
+    negative_data_rejection,
+    status_code_conformance,
+)
+
+from tests.server.harness import ServerProcess
+
+CHECKS = [not_a_server_error, status_code_conformance, content_type_conformance, negative_data_rejection]
+OPERATIONS = [
+    ("POST", "/generate"),
+    ("POST", "/v1/chat/completions"),
+    ("POST", "/v1/completions"),
+    ("POST", "/tokenize"),
+    ("POST", "/detokenize"),
+    ("GET", "/v1/models/{name}"),
+]
+
+
+@pytest.fixture(scope="module")
+def api(server: ServerProcess) -> Any:
+    return schemathesis.openapi.from_url(f"{server.url}/openapi.json")
+
+
+def test_every_route_is_listed(api: Any) -> None:
+    found = {(method.upper(), path) for path, methods in api.raw_schema["paths"].items() for method in methods}
+    plain = {("GET", path) for path in ("/health", "/ready", "/startup", "/metrics", "/v1/models")}
+    assert found == {*OPERATIONS[:-1], ("GET", "/v1/models/{name}"), *plain}
+
+
+@pytest.mark.parametrize("mode", list(GenerationMode))
+@pytest.mark.parametrize(("method", "path"), OPERATIONS)
+def test_the_server_keeps_to_its_openapi(api: Any, method: str, path: str, mode: GenerationMode) -> None:
+    if method == "GET" and mode is GenerationMode.NEGATIVE:
+        pytest.skip("any text is a name")
+
+    @settings(max_examples=12, deadline=None, derandomize=True, database=None, suppress_health_check=list(HealthCheck))
+    @given(case=api[path][method].as_strategy(generation_mode=mode))
+    def run(case: Any) -> None:
+        if isinstance(case.body, dict) and "token" not in path and type(case.body.get("max_tokens", 8)) is int:
+            case.body["max_tokens"] = min(case.body.get("max_tokens", 8), 8)  # long answers prove nothing here
+        case.call_and_validate(checks=CHECKS, timeout=60)
+
+    run()
+
+
+def test_the_server_is_none_the_worse_for_it(server: ServerProcess) -> None:
+    server.until_idle()
+    with server.client() as client:
+        assert client.get("/ready").status_code == 200
+    assert "Traceback" not in server.log

@@ -1,0 +1,118 @@
+"""The parts without processes: messages, bodies, figures."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from runtime.config import EngineConfig
+from runtime.engine.io import DecodingParams, EngineOutput, EngineStats, RequestSpec
+from runtime.errors import RequestError
+from runtime.server import messages
+from runtime.server.metrics import EngineFigures
+from runtime.server.schemas import ChatRequest, CompletionRequest, GenerateRequest, parse_body
+
+SPEC = RequestSpec(id="a", prompt=[1, 2], max_tokens=3, seed=2**64 - 1, decoding=DecodingParams(steps=4))
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        messages.Configure(EngineConfig(model="x", eos_token_ids=(1, 2)), 1, "info", "text"),
+        messages.Add([SPEC]),
+        messages.Abort(["a"]),
+        messages.Ping(),
+        messages.Stop("why"),
+    ],
+)
+def test_commands_survive_the_wire(command: messages.Command) -> None:
+    assert messages.decode_command(messages.encode(command)) == command
+
+
+@pytest.mark.parametrize(
+    "event",
+    [
+        messages.Loading("weights", 5, 2**40),
+        messages.Outputs([EngineOutput(id="a", nfe=1, new_tokens=[1], finish_reason="stop", tokens=[], masked=[0])]),
+        messages.Stats(EngineStats(running=1, step_seconds=[0.5])),
+        messages.Fatal("a sentence"),
+    ],
+)
+def test_events_survive_the_wire(event: messages.Event) -> None:
+    assert messages.decode_event(messages.encode(event)) == event
+
+
+def test_a_hello_of_another_version_is_refused() -> None:
+    assert messages.decode_hello(messages.encode(messages.Hello(messages.VERSION, 5))).pid == 5
+    with pytest.raises(ValueError, match="version 99"):
+        messages.decode_hello(messages.encode(messages.Hello(99, 5)))
+    for nonsense in (b"", b"\x00", messages.encode(messages.Ping())):
+        with pytest.raises(ValueError, match="not a hello"):
+            messages.decode_hello(nonsense)
+
+
+def test_totals_outlive_their_backend_and_gauges_do_not() -> None:
+    figures = EngineFigures()
+    figures.current[0] = EngineStats(running=3, pages_total=10, pages_used=5, generated_tokens=100, forwards_commit=2)
+    figures.current[1] = EngineStats(running=1, pages_total=10, pages_cached=4, generated_tokens=10)
+    figures.retire(0)
+    figures.retire(0)
+    figures.current[0] = EngineStats(generated_tokens=1, pages_total=10)
+    found = {sample.name + str(sample.labels or ""): sample.value for m in figures.collect() for sample in m.samples}
+    assert found["unmask_generated_tokens_total"] == 111
+    assert found["unmask_forwards_total{'kind': 'commit'}"] == 2
+    assert found["unmask_requests_running"] == 1
+    assert found["unmask_kv_pages"] == 20
+    assert found["unmask_kv_pages_free"] == 16
+    assert found["unmask_kv_usage_ratio"] == 0
+
+
+def refused(kind: type, body: object) -> RequestError:
+    with pytest.raises(RequestError) as caught:
+        parse_body(kind, msgspec.json.encode(body))
+    return caught.value
+
+
+def test_wrong_types_are_422_and_wrong_values_400() -> None:
+    assert refused(GenerateRequest, {"prompt": "x", "top_k": 1.0}).status == 422
+    assert refused(GenerateRequest, {"prompt": "x", "decoding": {"mode": "fast"}}).status == 400
+    assert refused(GenerateRequest, {"prompt": "x", "nope": None}).code == "unknown_field"
+    error = refused(ChatRequest, {"messages": [{"role": "user", "content": "x"}, {"role": "cat", "content": "x"}]})
+    assert (error.status, error.param) == (400, "messages[1].role")
+    error = refused(ChatRequest, {"messages": [{"role": "user", "content": [{"type": "text", "text": 1}]}]})
+    assert error.param
+    assert error.param.startswith("messages[0].content")
+    assert refused(CompletionRequest, {"prompt": [["a"]]}).param == "prompt"
+    # a bool is a number in Python, but not here
+    assert refused(ChatRequest, {"messages": [], "frequency_penalty": False}).param == "frequency_penalty"
+    assert refused(ChatRequest, {"messages": [], "logprobs": 0}).param == "logprobs"
+
+
+ANY_JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(),
+    lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner),
+    max_leaves=8,
+)
+
+
+def outcome(kind: type, data: bytes) -> int:
+    """The status that a body is worth."""
+    try:
+        parse_body(kind, data)
+    except RequestError as error:
+        return error.status if len(error.message) < 600 else 0
+    return 200
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.dictionaries(st.sampled_from(sorted(ChatRequest.model_fields)), ANY_JSON))
+def test_no_body_gets_past_its_schema_by_an_exception(body: dict[str, object]) -> None:
+    assert outcome(ChatRequest, msgspec.json.encode(body)) in (200, 400, 422)
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.binary())
+def test_any_bytes_are_a_body_or_an_error(data: bytes) -> None:
+    assert outcome(GenerateRequest, data) in (200, 400, 422)

@@ -1,0 +1,303 @@
+"""``python -m tests.soak.fuzz --requests 10000``: one server under valid, invalid, aborted and slow requests.
+
+Exits non-zero when a request is lost, hangs or gets an answer it should not get, when anything runs, waits or holds a
+page at the end, or when a process's PSS grows by 20 MB or more between request 2,000 and the last.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import collections
+import json
+import random
+import sys
+import time
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import httpx
+import psutil
+
+from tests.server.harness import ServerProcess
+from tests.server.test_hostile import CASES
+
+WARM = 2000  # requests before the first measurement of memory
+MAX_GROWTH = 20 * 2**20  # bytes of PSS
+REQUEST_SECONDS = 120.0  # a request that takes longer hangs
+WORDS = [
+    "Solve:",
+    "12",
+    "+",
+    "30.",
+    "count",
+    "from",
+    "three",
+    "to",
+    "nine,",
+    "reverse",
+    "the",
+    "word",
+    "bridge",
+    "and",
+    "spell",
+    "it;",
+    "what",
+    "is",
+    "äöü",
+    "🙂",
+    "<|mask|>",
+]
+
+
+class Fault(Exception):
+    """A request that did not end as it must."""
+
+
+class Fuzzer:
+    """Requests of all kinds against one server, and what became of them."""
+
+    def __init__(self, url: str, seed: int) -> None:
+        self.url = url
+        parts = urlsplit(url)
+        self.host, self.port = parts.hostname or "127.0.0.1", parts.port or 80
+        self.random = random.Random(seed)
+        self.client = httpx.AsyncClient(
+            base_url=url, timeout=REQUEST_SECONDS, trust_env=False, limits=httpx.Limits(max_keepalive_connections=64)
+        )
+        self.outcomes: collections.Counter[str] = collections.Counter()
+        self.faults: list[str] = []
+        kinds: list[tuple[int, Callable[[], Awaitable[str]]]] = [
+            (30, self.plain), (15, self.stream), (10, self.chat), (5, self.choices), (20, self.invalid),
+            (12, self.aborted), (4, self.slow_reader), (4, self.slow_sender),
+        ]  # fmt: skip
+        self.kinds = [kind for weight, kind in kinds for _ in range(weight)]
+
+    # -- bodies
+
+    def prompt(self) -> str:
+        return " ".join(self.random.choices(WORDS, k=self.random.randint(1, 40)))
+
+    def valid(self) -> dict[str, Any]:
+        r = self.random
+        body: dict[str, Any] = {"prompt": self.prompt(), "max_tokens": r.choice([1, 7, 16, 33, 64])}
+        if r.random() < 0.3:
+            body |= {"temperature": r.choice([0.5, 1.0]), "seed": r.randrange(2**32), "top_p": r.choice([0.8, 1.0])}
+        if r.random() < 0.3:
+            body["stop"] = r.choice(["e", ["42", "\n"], "no such text"])
+        if r.random() < 0.4:
+            body["ignore_eos"] = True
+        if r.random() < 0.4:
+            body["decoding"] = r.choice(
+                [
+                    {"mode": "speed"},
+                    {"algorithm": "fixed", "steps": 4},
+                    {"accept_threshold": 0.3},
+                    {"remask_threshold": 0.2},
+                ]
+            )
+        if r.random() < 0.1:
+            body["max_nfe"] = r.randint(1, 8)
+        return body
+
+    # -- kinds; each returns its outcome's name or raises
+
+    async def plain(self) -> str:
+        body = self.valid()
+        answer = await self.client.post("/generate", json=body)
+        self.expect(answer, 200)
+        data = answer.json()
+        if body.get("ignore_eos") and "stop" not in body and "max_nfe" not in body:
+            self.require(len(data["token_ids"]) == body["max_tokens"], f"{len(data['token_ids'])} tokens of {body}")
+        self.require(data["usage"]["completion_tokens"] == len(data["token_ids"]), "usage differs from the ids")
+        return "plain"
+
+    async def stream(self) -> str:
+        body = {**self.valid(), "stream": True, "stream_mode": self.random.choice(["denoise", "block_append"])}
+        answer = await self.client.post("/generate", json=body)
+        self.expect(answer, 200)
+        lines = [line.removeprefix("data: ") for line in answer.text.split("\n\n") if line.startswith("data: ")]
+        self.require(lines[-1] == "[DONE]", "a stream without [DONE]")
+        events = [json.loads(line) for line in lines[:-1]]
+        self.require(events[-1]["event"] == "final", f"a stream that ends with {events[-1]}")
+        self.require("".join(e["text"] for e in events[:-1]) == events[-1]["text"], "deltas are not the final text")
+        return "stream"
+
+    async def chat(self) -> str:
+        body = self.valid()
+        body["messages"] = [{"role": "user", "content": body.pop("prompt")}]
+        self.expect(await self.client.post("/v1/chat/completions", json=body), 200)
+        return "chat"
+
+    async def choices(self) -> str:
+        body = {**self.valid(), "prompt": [self.prompt(), self.prompt()], "n": 2}
+        answer = await self.client.post("/v1/completions", json=body)
+        self.expect(answer, 200)
+        self.require(len(answer.json()["choices"]) == 4, "not every choice came")
+        return "choices"
+
+    async def invalid(self) -> str:
+        refused = [case for case in CASES if 400 <= case[2] < 500 and len(str(case[1])) < 100_000]
+        route, body, _, _ = self.random.choice(refused)
+        content = body if isinstance(body, bytes) else json.dumps(body).encode()
+        answer = await self.client.post(route, content=content)
+        # what is out of range for the test model may fit this one
+        self.require(400 <= answer.status_code < 500 or answer.status_code == 200, f"{answer.status_code} for {route}")
+        if answer.status_code != 200:
+            self.require("message" in answer.json()["error"], "no error object")
+        return "invalid"
+
+    async def aborted(self) -> str:
+        _, writer = await self.send_raw({**self.valid(), "max_tokens": 64, "stream": self.random.random() < 0.5})
+        await asyncio.sleep(self.random.choice([0, 0.005, 0.05, 0.2]))
+        writer.transport.abort()
+        return "aborted"
+
+    async def slow_reader(self) -> str:
+        reader, writer = await self.send_raw({**self.valid(), "stream": True})
+        data = b""
+        while chunk := await reader.read(self.random.choice([64, 512, 4096])):
+            data += chunk
+            if data.endswith(b"0\r\n\r\n"):
+                break
+            await asyncio.sleep(self.random.random() / 50)
+        writer.close()
+        self.require(b"data: [DONE]" in data, "a slow reader did not get the end")
+        return "slow reader"
+
+    async def slow_sender(self) -> str:
+        data = json.dumps(self.valid()).encode()
+        reader, writer = await asyncio.open_connection(self.host, self.port)
+        writer.write(
+            f"POST /generate HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Length: {len(data)}\r\n".encode()
+        )
+        for part in (b"\r\n", data[:5], data[5:20], data[20:]):
+            writer.write(part)
+            await writer.drain()
+            await asyncio.sleep(self.random.random() / 10)
+        answer = await reader.read()
+        writer.close()
+        self.require(answer.startswith(b"HTTP/1.1 200"), f"a slow sender got {answer[:80]!r}")
+        return "slow sender"
+
+    async def send_raw(self, body: dict[str, Any]) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        data = json.dumps(body).encode()
+        reader, writer = await asyncio.open_connection(self.host, self.port)
+        writer.write(f"POST /generate HTTP/1.1\r\nHost: x\r\nContent-Length: {len(data)}\r\n\r\n".encode() + data)
+        return reader, writer
+
+    # -- running
+
+    def expect(self, answer: httpx.Response, status: int) -> None:
+        self.require(answer.status_code == status, f"{answer.status_code}: {answer.text[:300]}")
+
+    def require(self, holds: bool, fault: str) -> None:
+        if not holds:
+            raise Fault(fault)
+
+    async def one(self) -> None:
+        kind = self.random.choice(self.kinds)
+        try:
+            self.outcomes[await asyncio.wait_for(kind(), REQUEST_SECONDS)] += 1
+        except Exception as error:
+            self.outcomes["fault"] += 1
+            self.faults.append(f"{kind.__name__}: {type(error).__name__}: {error}")
+
+    async def run(self, count: int, clients: int, end: float) -> int:
+        """`count` requests from `clients` closed loops, fewer when the time is over; how many there were."""
+        left = count
+
+        async def loop() -> None:
+            nonlocal left
+            while left > 0 and time.monotonic() < end:
+                left -= 1
+                await self.one()
+
+        await asyncio.gather(*(loop() for _ in range(clients)))
+        return count - max(left, 0)
+
+
+def pss(process: psutil.Process) -> int:
+    """Bytes of memory that are this process's share."""
+    lines = Path(f"/proc/{process.pid}/smaps_rollup").read_text().splitlines()
+    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("Pss:"))
+
+
+async def idle(fuzzer: Fuzzer) -> dict[str, float]:
+    """What still runs, waits or holds pages after at most 20 s."""
+    names = ("unmask_requests_running", "unmask_requests_waiting", "unmask_kv_pages_used")
+    for _ in range(200):
+        lines = (await fuzzer.client.get("/metrics")).text.splitlines()
+        found = {line.split(" ")[0]: float(line.split(" ")[1]) for line in lines if line.startswith(names)}
+        if not any(found.values()):
+            break
+        await asyncio.sleep(0.1)
+    return found
+
+
+async def fuzz(args: argparse.Namespace, url: str, processes: list[psutil.Process]) -> bool:
+    fuzzer = Fuzzer(url, args.seed)
+    started = time.monotonic()
+    end = started + args.minutes * 60
+    done = await fuzzer.run(min(WARM, args.requests), args.clients, end)
+    await idle(fuzzer)
+    before = [pss(p) for p in processes]
+    print(f"{done} requests in {time.monotonic() - started:.0f} s", flush=True)
+    while done < args.requests and time.monotonic() < end:
+        done += await fuzzer.run(min(1000, args.requests - done), args.clients, end)
+        print(f"{done} requests in {time.monotonic() - started:.0f} s, {len(fuzzer.faults)} faults", flush=True)
+    left = await idle(fuzzer)
+    good = not fuzzer.faults and not any(left.values()) and done == args.requests
+    print("outcomes:", json.dumps(fuzzer.outcomes, sort_keys=True))
+    print("at the end:", json.dumps(left))
+    if done < args.requests:
+        print(f"FAULT: only {done} requests within {args.minutes:g} minutes")
+    for process, first in zip(processes, before, strict=True):
+        last = pss(process)
+        grown = last - first
+        bad = args.requests > WARM and grown >= MAX_GROWTH
+        good = good and not bad
+        kind = "backend" if "--command-addr" in process.cmdline() else "frontend"
+        note = f"grew {grown / 2**20:+.1f} MB from request {WARM}" if args.requests > WARM else "no growth measured"
+        print(f"{'FAULT: ' if bad else ''}{kind}: PSS {last / 2**20:.0f} MB, {note}")
+    for fault in fuzzer.faults[:20]:
+        print("FAULT:", fault)
+    await fuzzer.client.aclose()
+    print("passed" if good else "FAILED")
+    return good
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m tests.soak.fuzz", description=__doc__)
+    parser.add_argument("--requests", type=int, default=10_000)
+    parser.add_argument("--clients", type=int, default=32, help="closed loops")
+    parser.add_argument("--minutes", type=float, default=60, help="most time it may take")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--model", help="checkpoint of the server to start; the demo without it")
+    parser.add_argument("--url", help="a running server on this host, instead of one of its own")
+    args = parser.parse_args()
+    if args.url is not None:
+        if urlsplit(args.url).hostname not in ("127.0.0.1", "localhost", "::1"):
+            parser.error("--url: only a server on this host")
+        return 0 if asyncio.run(fuzz(args, args.url, _of_url(args.url))) else 1
+    server = ServerProcess(*(["--model", args.model] if args.model else []))
+    try:
+        server.until_ready()
+        processes = [psutil.Process(server.process.pid), *server.backends()]
+        return 0 if asyncio.run(fuzz(args, server.url, processes)) else 1
+    finally:
+        server.stop()
+
+
+def _of_url(url: str) -> list[psutil.Process]:
+    """The processes of the server that listens there, as far as they can be seen."""
+    port = urlsplit(url).port
+    owners = {c.pid for c in psutil.net_connections("tcp") if c.status == "LISTEN" and c.laddr.port == port and c.pid}
+    found = [psutil.Process(pid) for pid in owners]
+    return [*found, *(child for p in found for child in p.children())]
+
+
+if __name__ == "__main__":
+    sys.exit(main())
