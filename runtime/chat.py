@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import httpx
 
-from runtime.client import DEFAULT_URL, ServerError, headers, is_end, read_event, refusal
+from runtime.client import DEFAULT_URL, ServerError, headers, is_end, may_use_proxy, read_event, refusal
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -228,7 +228,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     fields = {"max_tokens": args.max_tokens, "temperature": args.temperature}
     timeout = httpx.Timeout(10.0, read=None)
-    with httpx.Client(base_url=args.url, headers=headers(args.api_key), timeout=timeout) as http:
+    with httpx.Client(
+        base_url=args.url, headers=headers(args.api_key), timeout=timeout, trust_env=may_use_proxy(args.url)
+    ) as http:
         try:
             response = http.get("/v1/models")
             if response.status_code != 200:

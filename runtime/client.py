@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ipaddress
 import json
 from typing import Any
 
@@ -20,6 +21,15 @@ class ServerError(Exception):
 
 def headers(api_key: str | None) -> dict[str, str]:
     return {"Authorization": f"Bearer {api_key}"} if api_key else {}
+
+
+def may_use_proxy(url: str) -> bool:
+    """Whether the environment's proxy is for this server: not for one on this machine."""
+    host = httpx.URL(url).host
+    try:
+        return not ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host != "localhost"
 
 
 def read_event(line: str) -> dict[str, Any] | None:

@@ -23,7 +23,7 @@ from typing import Any
 import httpx
 
 from runtime.bench.load import Body, closed_loop, open_loop
-from runtime.client import headers
+from runtime.client import headers, may_use_proxy
 
 LLM_BATCH = 32
 START_SECONDS = 300.0
@@ -113,7 +113,7 @@ def _wait_until_ready(server: subprocess.Popen[bytes], url: str) -> None:
         if server.poll() is not None:
             raise RuntimeError(f"the server ended while starting, with status {server.returncode}")
         try:
-            if httpx.get(f"{url}/ready", timeout=5).status_code == 200:
+            if httpx.get(f"{url}/ready", timeout=5, trust_env=False).status_code == 200:
                 return
         except httpx.HTTPError:
             pass
@@ -129,7 +129,11 @@ async def _measure(args: argparse.Namespace, url: str, loads: list[tuple[str, fl
     limits = httpx.Limits(max_connections=None, max_keepalive_connections=max(most, 100))
     rows, number = [], 0
     async with httpx.AsyncClient(
-        base_url=url, headers=headers(args.api_key), timeout=args.timeout, limits=limits
+        base_url=url,
+        headers=headers(args.api_key),
+        timeout=args.timeout,
+        limits=limits,
+        trust_env=may_use_proxy(url),
     ) as http:
         more: Body = {"stream": True, "stream_options": {"include_usage": True}}
         if args.url and args.model:

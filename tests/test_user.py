@@ -1,0 +1,111 @@
+"""What a person does first, as README.md tells it, with the demo model in real processes."""
+
+import argparse
+import contextlib
+import io
+import itertools
+import json
+import re
+import shlex
+import shutil
+import subprocess
+from pathlib import Path
+
+import httpx
+import pytest
+
+from runtime.bench import serve
+from runtime.chat import Conversation
+from runtime.client import may_use_proxy
+from tests.server.harness import serving
+
+README = (Path(__file__).parents[1] / "README.md").read_text(encoding="utf-8")
+
+
+@pytest.fixture(scope="module")
+def server():
+    with serving("--max-num-reqs", "32") as server:
+        yield server
+
+
+@pytest.mark.skipif(shutil.which("curl") is None, reason="there is no curl here")
+def test_the_curl_command(server):
+    command = re.search(r"^curl .*$", README, re.MULTILINE)[0].replace("http://127.0.0.1:8000", server.url)
+    done = subprocess.run(
+        [*shlex.split(command), "--silent", "--noproxy", "*"], capture_output=True, text=True, check=True
+    )
+    answer = json.loads(done.stdout)
+    assert answer["model"] == "unmask-demo"
+    assert answer["choices"][0]["finish_reason"] == "stop"
+    assert re.fullmatch(r"12 \+ 30 = \d+\.", answer["choices"][0]["message"]["content"])
+
+
+def test_the_python_examples(server, monkeypatch):
+    monkeypatch.setenv("NO_PROXY", "127.0.0.1")
+    client, offline = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
+    shown = run(client.replace("http://127.0.0.1:8000", server.url))
+    assert re.search(r"3, \d", shown)
+    lines = run(offline).splitlines()
+    assert lines[0].startswith("12 + 30 = ")
+    assert lines[0].endswith(" stop")
+    assert "'event': 'final'" in lines[-1]
+
+
+def run(code: str) -> str:
+    out = io.StringIO()
+    with contextlib.redirect_stdout(out):
+        exec(compile(code, "README.md", "exec"), {"__name__": "readme"})
+    return out.getvalue()
+
+
+def test_the_terminal_chat_ends_with_the_answer(server):
+    question = "Show the times table of 7 up to 5."
+    with server.client() as http:
+        body = {"messages": [{"role": "user", "content": question}], "max_tokens": 100}
+        whole = http.post("/v1/chat/completions", json=body).json()["choices"][0]["message"]["content"]
+        for edit in (False, True):
+            talk = Conversation(http, max_tokens=100)
+            if edit:
+                talk.decoding = {"algorithm": "edit", "mode": "quality"}
+            frames = list(talk.ask(question))
+            assert any(piece.text is None for piece in frames[0].open)  # masks at first
+            texts = [frame.text for frame in frames]
+            assert all(b.startswith(a) for a, b in itertools.pairwise(texts))  # final text only grows
+            shown = ["".join(p.text or "" for p in frame.open) for frame in frames]
+            assert any(shown)  # positions filled out of order are seen before they are final
+            if not edit:
+                assert frames[-1].text == whole
+            assert talk.messages[-1]["content"] == frames[-1].text
+        followed = list(talk.ask("And times 2?"))
+        assert followed[-1].text
+
+
+def test_ctrl_c_frees_the_server(server):
+    with server.client() as http:
+        talk = Conversation(http, max_tokens=900, ignore_eos=True)
+        frames = talk.ask("Tell a story of Ada and a fox near a mill.")
+        next(frames)
+        frames.close()
+    server.until_idle()
+
+
+def test_the_load_benchmark(server, tmp_path, capsys):
+    parser = argparse.ArgumentParser()
+    serve.add_arguments(parser)
+    out = tmp_path / "b.json"
+    argv = ["--url", server.url, "--clients", "1", "8", "--rate", "20", "--requests", "8", "--max-tokens", "16"]
+    assert serve.main(parser.parse_args([*argv, "--json", str(out)])) == 0
+    loads = json.loads(out.read_text())["loads"]
+    for load in loads:
+        (found,) = load["rounds"]
+        assert found["ok"] == 8
+        assert 0 < found["ttft"]["p50"] <= found["latency"]["p50"] < found["seconds"] + 0.001
+        assert found["tokens_per_second"] > 0
+    assert "8 clients" in capsys.readouterr().out
+
+
+def test_proxies_are_not_for_this_machine():
+    assert [may_use_proxy(u) for u in ("http://127.0.0.1:8000", "http://[::1]:80", "http://localhost")] == [False] * 3
+    assert may_use_proxy("https://models.example")
+    with pytest.raises(httpx.InvalidURL):
+        may_use_proxy("http://[::1")
