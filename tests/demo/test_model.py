@@ -10,7 +10,8 @@ from safetensors.torch import load_file
 
 from runtime.demo.data import Documents, Noiser, NoiseRecipe, Packer, batches
 from runtime.demo.export import checkpoint_tensors, export
-from runtime.demo.model import DemoModel, FewPassNorm, training_mask
+from runtime.demo.model import DemoModel, training_mask
+from runtime.demo.norm import FewPassNorm
 from runtime.demo.optim import orthogonalise
 from runtime.demo.presets import PRESETS
 from runtime.demo.shape import Shape

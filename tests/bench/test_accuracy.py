@@ -1,0 +1,126 @@
+"""`eval` and `sweep` count what an engine answered: right answers, tokens, forwards, bars and differing batches."""
+
+import argparse
+import json
+from types import SimpleNamespace
+
+import pytest
+
+from runtime.bench import __main__ as bench
+from runtime.bench import accuracy, sweep
+from runtime.bench import eval as evaluation
+from runtime.demo.tasks import all_tasks, held_out_samples
+
+ANSWERS = {
+    tuple(m["content"] for m in s.messages): s.answer
+    for name in ("add", "greet", "long_add")
+    for s in held_out_samples(all_tasks()[name], 20)
+}
+
+
+class Oracle:
+    """Knows every answer; spoils one in `spoil`, or none. Three forwards an answer of ten tokens and a turn end."""
+
+    def __init__(self, spoil: int = 0) -> None:
+        self.spoil, self.asked, self.seen = spoil, 0, []
+
+    def generate(self, prompts, params):
+        self.seen.append(params)
+        outs = []
+        for messages in prompts:
+            self.asked += 1
+            text = ANSWERS[tuple(m["content"] for m in messages)]
+            if self.spoil and self.asked % self.spoil == 0:
+                text += "?"
+            outs.append(SimpleNamespace(text=text, token_ids=[0] * 10, eos=True, nfe=3))
+        return outs
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        return None
+
+
+@pytest.fixture
+def engines(monkeypatch):
+    """Engines handed out by `open_llm`, by batch size."""
+    made = {}
+
+    def open_llm(args, batch):
+        made.setdefault(batch, Oracle())
+        return made[batch]
+
+    for module in (accuracy, evaluation, sweep):
+        monkeypatch.setattr(module, "open_llm", open_llm)
+    return made
+
+
+def run(*words) -> int:
+    return bench.main(list(words))
+
+
+def test_eval_counts(engines, tmp_path) -> None:
+    engines[8] = Oracle(spoil=4)
+    file = tmp_path / "figures.json"
+    call = [
+        "eval",
+        "--tasks",
+        "add",
+        "long_add",
+        "--n",
+        "20",
+        "--batch",
+        "8",
+        "--json",
+        str(file),
+        "--mode",
+        "balanced",
+    ]
+    assert run(*call) == 0
+    figures = json.loads(file.read_text())
+    assert [t["accuracy"] for t in figures["tasks"]] == [0.75, 0.75]
+    assert figures["pooled"] == {"accuracy": 0.75, "tokens_per_forward": pytest.approx(11 / 3)}
+    assert engines[8].seen[0].decoding == {"mode": "balanced"}
+    assert engines[8].seen[0].temperature == 0
+
+
+@pytest.mark.parametrize(
+    ("bars", "status"),
+    [
+        (["--min-short", "0.75"], 0),
+        (["--min-short", "0.8"], 1),
+        (["--min-long", "0.8"], 0),
+        (["--min-tokens-per-forward", "3.6"], 0),
+        (["--min-tokens-per-forward", "3.7"], 1),
+    ],
+)
+def test_eval_fails_below_a_bar(engines, bars, status) -> None:
+    engines[32] = Oracle(spoil=4)
+    assert run("eval", "--tasks", "add", "--n", "20", *bars) == status
+
+
+def test_eval_compares_batches(engines, capsys) -> None:
+    assert run("eval", "--tasks", "greet", "--n", "20", "--compare-batch", "--algorithm", "edit") == 0
+    assert engines[1].seen[0].decoding == {"mode": "quality", "algorithm": "edit"}
+    engines[1] = Oracle(spoil=5)
+    assert run("eval", "--tasks", "greet", "--n", "20", "--compare-batch") == 1
+    assert "4 answers depend on the batch" in capsys.readouterr().err
+
+
+def test_sweep_walks_the_thresholds_on_long_tasks(engines, tmp_path) -> None:
+    file = tmp_path / "sweep.json"
+    assert run("sweep", "--tasks", "long_add", "--n", "20", "--thresholds", "0.5", "0.9", "--json", str(file)) == 0
+    points = json.loads(file.read_text())["points"]
+    assert [(p["accept_threshold"], p["accuracy"]) for p in points] == [(0.5, 1.0), (0.9, 1.0)]
+    assert [p.decoding for p in engines[32].seen] == [{"accept_threshold": 0.5}, {"accept_threshold": 0.9}]
+    parser = argparse.ArgumentParser()
+    sweep.add_arguments(parser)
+    assert {t.kind for t in accuracy.chosen_tasks(parser.parse_args([]).tasks, "long")} == {"long"}
+
+
+def test_unknown_tasks_and_tools_are_refused(engines, capsys) -> None:
+    assert run("eval", "--tasks", "poetry") == 1
+    assert "poetry is no demo task" in capsys.readouterr().err
+    with pytest.raises(SystemExit):
+        run("nothing")
