@@ -9,8 +9,10 @@ from runtime.kernels.precision import wide
 from runtime.kernels.silu_mul import silu_mul_reference
 from runtime.kernels.triton_import import tl, triton
 
-# Rows of one batched product, padding included, for each row that is real: beyond it, expert after expert is faster.
+# Rows of one batched product, padding included, for each row that is real: beyond it, expert after expert is faster,
+# unless there are so few that the number of calls is what counts.
 PADDING_LIMIT = 2
+FEW_ROWS = 512
 
 
 def moe_reference(
@@ -37,7 +39,7 @@ def moe_reference(
     order = flat.argsort(stable=True)  # pairs (row, choice) grouped by expert
     counts = torch.bincount(flat, minlength=experts)
     inputs = x[order // top_k]
-    if experts * int(counts.max()) <= PADDING_LIMIT * max(len(flat), 32):
+    if experts * int(counts.max()) <= max(PADDING_LIMIT * len(flat), FEW_ROWS):
         outputs = _batched(inputs, flat[order], counts, gate_up, down)
     else:
         outputs = _one_by_one(inputs, counts.tolist(), gate_up, down)

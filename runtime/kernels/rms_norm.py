@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import torch
+import torch.nn.functional as F
 
 from runtime.kernels.precision import wide
 from runtime.kernels.triton_import import tl, triton
@@ -10,9 +11,8 @@ from runtime.kernels.triton_import import tl, triton
 
 def rms_norm_reference(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
     """``x / sqrt(mean(x^2) + eps) * weight`` over the last dimension, computed wide, in x's dtype."""
-    h = x.to(wide(x.dtype))
-    h = h * torch.rsqrt(h.square().mean(-1, keepdim=True) + eps)
-    return (h * weight.to(h.dtype)).to(x.dtype)
+    up = wide(x.dtype)
+    return F.rms_norm(x.to(up), weight.shape, weight.to(up), eps).to(x.dtype)
 
 
 def add_rms_norm_reference(

@@ -30,17 +30,14 @@ def qk_norm_rotary_reference(
     Returns:
         q [rows, heads, head_dim], k and v [rows, kv_heads, head_dim], in qkv's dtype (rounded once, after rotation).
     """
-    q, k, v = qkv.unflatten(1, (heads + 2 * kv_heads, -1)).split([heads, kv_heads, kv_heads], dim=1)
-    up = wide(qkv.dtype)
+    up, split = wide(qkv.dtype), [heads, kv_heads, kv_heads]
+    q, k, v = qkv.unflatten(1, (sum(split), -1)).split(split, dim=1)
+    normed = [rms_norm_reference(x.to(up), weight, eps) for x, weight in ((q, q_weight), (k, k_weight))]
+    x = torch.cat(normed, dim=1)
     cos, sin = table[positions].to(up).unsqueeze(1).chunk(2, dim=-1)
-    rotated = []
-    for x, weight in ((q, q_weight), (k, k_weight)):
-        x = rms_norm_reference(x.to(up), weight, eps)
-        half = cos.shape[-1]
-        first, second, rest = x[..., :half], x[..., half : 2 * half], x[..., 2 * half :]
-        x = torch.cat([first * cos - second * sin, second * cos + first * sin, rest], dim=-1)
-        rotated.append(x.to(qkv.dtype))
-    return rotated[0], rotated[1], v
+    first, second, rest = x.split([cos.shape[-1], cos.shape[-1], x.shape[-1] - 2 * cos.shape[-1]], dim=-1)
+    x = torch.cat([first * cos - second * sin, second * cos + first * sin, rest], dim=-1).to(qkv.dtype)
+    return x[:, :heads], x[:, heads:], v
 
 
 @triton.jit

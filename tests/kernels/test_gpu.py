@@ -1,0 +1,124 @@
+"""The kernels on the device, in the shapes of LLaDA2.0-mini and awkward ones, against float64 references."""
+
+import pytest
+import torch
+
+from runtime.kernels.paged_attention import paged_attention
+from runtime.kernels.routing import RoutingRule
+from tests.kernels import cases
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
+]
+FLOATS = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
+dtypes = pytest.mark.parametrize("dtype", FLOATS.values(), ids=list(FLOATS))
+MINI = RoutingRule(8, 8, 4, True, 2.5)
+
+
+@dtypes
+@pytest.mark.parametrize(("rows", "size"), [(1, 2048), (2048, 2048), (33, 4096), (7, 100)])
+def test_norm(rows, size, dtype):
+    cases.check_rms_norm(rows, size, dtype, "cuda")
+
+
+@dtypes
+@pytest.mark.parametrize(("rows", "width"), [(32, 5120), (2048, 512), (3, 1500)])
+def test_silu(rows, width, dtype):
+    cases.check_silu_mul(rows, width, dtype, "cuda")
+
+
+@dtypes
+@pytest.mark.parametrize(
+    ("rows", "heads", "kv_heads", "dim", "rotary"),
+    [(32, 16, 4, 128, 64), (4096, 16, 4, 128, 64), (65, 32, 4, 128, 64), (9, 28, 4, 128, 128), (5, 4, 4, 20, 6)],
+)
+def test_rotary(rows, heads, kv_heads, dim, rotary, dtype):
+    cases.check_rotary(rows, heads, kv_heads, dim, rotary, dtype, "cuda")
+
+
+@dtypes
+@pytest.mark.parametrize(("rows", "page_size"), [(32, 32), (4096, 16), (77, 128)])
+def test_kv_write(rows, page_size, dtype):
+    cases.check_write_kv(rows, 4, 128, page_size, dtype, "cuda")
+
+
+@pytest.mark.parametrize("rows", [1, 32, 2048])
+@pytest.mark.parametrize("biased", [False, True])
+@pytest.mark.parametrize(
+    ("experts", "rule"),
+    [(256, MINI), (8, RoutingRule(2, 4, 2, True, 2.5)), (64, RoutingRule(6, 1, 1, False, 1.0)),
+     (12, RoutingRule(5, 3, 2, True, 1.5))],
+)  # fmt: skip
+def test_routing(rows, experts, rule, biased):
+    cases.check_route(rows, experts, rule, biased, "cuda")
+
+
+@pytest.mark.parametrize("crowded", [False, True])
+@pytest.mark.parametrize(
+    ("rows", "experts", "top_k", "tile"), [(32, 256, 8, 16), (2048, 256, 8, 64), (8192, 256, 8, 128), (1, 8, 2, 16)]
+)
+def test_expert_sort(rows, experts, top_k, tile, crowded):
+    cases.check_sort(rows, experts, top_k, tile, crowded, "cuda")
+
+
+@dtypes
+@pytest.mark.parametrize("crowded", [False, True])
+@pytest.mark.parametrize("rows", [1, 32, 512, 2048])
+def test_experts(rows, crowded, dtype):
+    cases.check_moe(rows, 512, 512, 64, 8, True, crowded, dtype, "cuda")
+
+
+@pytest.mark.parametrize("rows", [32, 1024])
+def test_experts_in_minis_shape(rows):
+    cases.check_moe(rows, 2048, 512, 256, 8, True, False, torch.bfloat16, "cuda")
+
+
+@dtypes
+@pytest.mark.parametrize(("hidden", "width", "experts", "top_k"), [(48, 24, 6, 3), (256, 96, 8, 2), (100, 36, 3, 1)])
+def test_experts_of_awkward_sizes(hidden, width, experts, top_k, dtype):
+    cases.check_moe(130, hidden, width, experts, top_k, False, False, dtype, "cuda")
+
+
+@dtypes
+@pytest.mark.parametrize(("heads", "kv_heads"), [(16, 4), (32, 4), (28, 4), (4, 4), (7, 1)])
+def test_attention_decodes_and_prefills_in_one_launch(heads, kv_heads, dtype):
+    runs = [(512, 32), (0, 700), (1024, 64), (96, 1), (256, 256), (0, 33)]
+    cases.check_attention(runs, heads, kv_heads, 128, 32, 32, None, dtype, "cuda")
+
+
+@dtypes
+@pytest.mark.parametrize("window", [None, 1, 100, 4096])
+@pytest.mark.parametrize(("block_size", "page_size"), [(32, 8), (8, 32), (4, 128), (64, 64), (1, 16)])
+def test_attention_blocks_pages_and_windows(block_size, page_size, window, dtype):
+    cases.check_attention([(320, 64), (0, 300), (64, 5)], 8, 2, 64, block_size, page_size, window, dtype, "cuda")
+
+
+@dtypes
+@pytest.mark.parametrize("dim", [16, 32, 80, 256])
+def test_attention_head_dims(dim, dtype):
+    cases.check_attention([(64, 32), (0, 200)], 4, 2, dim, 32, 32, None, dtype, "cuda")
+
+
+def test_attention_of_a_row_does_not_depend_on_the_batch():
+    q, k, v, batch = cases.attention_case([(512, 32)] * 4 + [(0, 100)], 16, 4, 128, 32, 32, torch.bfloat16, "cuda")
+    scale = {"scale": 128**-0.5}
+    together = paged_attention(q, k, v, batch, **scale)
+    first = cases.make_batch([([0] * 544, 512, 544)], batch.page_table[:1], block_size=32, page_size=32)
+    assert torch.equal(paged_attention(q[:32].contiguous(), k, v, first, **scale), together[:32])
+
+
+def test_launches_do_not_wait_for_the_device():
+    """No kernel of the step reads sizes back: under `error` torch refuses any synchronisation it knows of."""
+    q, k, v, batch = cases.attention_case([(64, 32)] * 3, 8, 2, 64, 32, 32, torch.bfloat16, "cuda")
+    x = torch.randn(96, 256, device="cuda", dtype=torch.bfloat16)
+    ids = cases.random_ids(96, 16, 4, "cuda")
+    weights = torch.rand(96, 4, device="cuda")
+    gate_up = torch.randn(16, 128, 256, device="cuda", dtype=torch.bfloat16)
+    down = torch.randn(16, 256, 64, device="cuda", dtype=torch.bfloat16)
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        paged_attention(q, k, v, batch, scale=0.1)
+        cases.moe(x, ids, weights, gate_up, down, None)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")

@@ -1,0 +1,90 @@
+"""The torch attention against the reference that goes sequence by sequence, over random batches, pages and windows."""
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from runtime.errors import ConfigError
+from runtime.kernels.paged_attention import paged_attention_reference
+from runtime.layers import attention_torch
+from runtime.layers.attention import AttentionShape, attention_names, make_attention
+from runtime.layers.attention_torch import TorchAttention
+from tests.kernels.cases import attention_case
+
+SIZES = [1, 2, 4, 8, 16, 32]
+
+
+def compare(runs, heads, kv_heads, block_size, page_size, window, dtype=torch.float64, seed=0):
+    q, k, v, batch = attention_case(runs, heads, kv_heads, 8, block_size, page_size, dtype, "cpu", seed)
+    attention = TorchAttention(AttentionShape(heads, kv_heads, 8, 8**-0.5), dtype)
+    out = attention.attend(q, k, v, attention.plan(batch, window))
+    expected = paged_attention_reference(q.double(), k.double(), v.double(), batch, scale=8**-0.5, window=window)
+    tolerance = {torch.float64: 1e-11, torch.float32: 1e-5, torch.bfloat16: 3e-2}[dtype]
+    torch.testing.assert_close(out.double(), expected, rtol=tolerance, atol=tolerance)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    runs=st.lists(st.tuples(st.integers(0, 70), st.integers(1, 70)), min_size=1, max_size=12),
+    heads=st.sampled_from([(1, 1), (4, 2), (6, 1), (3, 3)]),
+    block_size=st.sampled_from(SIZES),
+    page_size=st.sampled_from(SIZES),
+    window=st.sampled_from([None, 1, 3, 17, 64]),
+    seed=st.integers(0, 9),
+)
+def test_equals_the_reference(runs, heads, block_size, page_size, window, seed):
+    compare(runs, *heads, block_size, page_size, window, seed=seed)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_narrow_dtypes(dtype):
+    compare([(64, 8), (0, 100), (12, 3)], 4, 2, 8, 16, None, dtype)
+
+
+@pytest.mark.parametrize("window", [None, 5, 200])
+def test_long_prompts_are_cut_into_tiles(window):
+    compare([(96, 700), (0, 300), (64, 32)], 2, 1, 32, 16, window)
+
+
+def test_like_sequences_are_one_group_and_padding_is_bounded():
+    shape = AttentionShape(2, 1, 8, 1.0)
+
+    def groups(runs):
+        *_, batch = attention_case(runs, 2, 1, 8, 8, 8, torch.float32, "cpu")
+        return TorchAttention(shape, torch.float32).plan(batch)
+
+    assert len(groups([(104, 8)] * 32)) == 1
+    assert groups([(104, 8)] * 32)[0].mask is None, "whole blocks at their sequence's end see everything"
+    mixed = [(8 * (n % 13), 8) for n in range(32)] + [(0, 250)]
+    plans = groups(mixed)
+    padded = sum(g.rows.numel() * g.slots.shape[1] for g in plans)
+    needed = sum(new * (cached + new) for cached, new in mixed)
+    assert padded <= attention_torch.PADDING_LIMIT * needed
+    assert len(plans) < 10
+    assert sorted(torch.cat([g.written for g in plans]).tolist()) == list(range(32 * 8 + 250))
+
+
+def test_a_sequence_with_nan_keys_harms_no_other():
+    q, k, v, batch = attention_case([(40, 8), (24, 8), (37, 8)], 2, 1, 8, 8, 8, torch.float32, "cpu")
+    attention = TorchAttention(AttentionShape(2, 1, 8, 1.0), torch.float32)
+    plan = attention.plan(batch)
+    healthy = attention.attend(q, k, v, plan)
+    page = int(batch.page_table[1, 0])
+    k[page] = v[page] = float("nan")
+    harmed = attention.attend(q, k, v, plan)
+    assert torch.equal(harmed[:8], healthy[:8])
+    assert torch.equal(harmed[16:], healthy[16:])
+    assert harmed[8:16].isnan().all()
+
+
+def test_registry():
+    shape, cpu = AttentionShape(2, 1, 8, 1.0), torch.device("cpu")
+    assert attention_names() == ["triton_grouped", "triton", "torch", "naive"]
+    assert isinstance(make_attention("naive", shape, cpu, torch.float32), TorchAttention)
+    with pytest.raises(ConfigError, match="triton needs a CUDA device"):
+        make_attention("triton", shape, cpu, torch.float32)
+    with pytest.raises(ConfigError, match="triton_grouped does not compute in float64"):
+        make_attention("triton_grouped", shape, torch.device("cuda"), torch.float64)
+    with pytest.raises(ConfigError, match=r"flash.*known: triton_grouped"):
+        make_attention("flash", shape, cpu, torch.float32)

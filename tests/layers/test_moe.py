@@ -1,0 +1,93 @@
+"""The torch experts and routing against loops in plain Python; rows that crowd, few rows, many rows."""
+
+import pytest
+import torch
+
+from runtime.kernels import moe as moe_kernel
+from runtime.kernels.expert_sort import most_tiles, sort_by_expert_reference
+from runtime.kernels.moe import moe_reference
+from runtime.kernels.routing import RoutingRule, route_reference
+from runtime.layers.linear import head_logits
+from tests.kernels.cases import random_ids
+
+
+def by_hand(x, ids, weights, gate_up, down, shared):
+    out = torch.zeros_like(x) if shared is None else shared.clone()
+    for row in range(len(x)):
+        for expert, weight in zip(ids[row].tolist(), weights[row], strict=True):
+            gate, up = (gate_up[expert] @ x[row]).chunk(2)
+            out[row] += weight * (down[expert] @ (gate / (1 + (-gate).exp()) * up))
+    return out
+
+
+@pytest.mark.parametrize("crowded", [False, True])
+@pytest.mark.parametrize("few_rows", [0, 512])
+@pytest.mark.parametrize(("rows", "experts", "top_k"), [(1, 4, 1), (3, 8, 2), (64, 6, 3), (50, 16, 2)])
+def test_moe(monkeypatch, rows, experts, top_k, few_rows, crowded):
+    monkeypatch.setattr(moe_kernel, "FEW_ROWS", few_rows)  # 0: expert after expert wherever padding would be much
+    random = torch.Generator().manual_seed(rows)
+    x, shared = torch.randn(2, rows, 12, generator=random, dtype=torch.float64)
+    gate_up = torch.randn(experts, 20, 12, generator=random, dtype=torch.float64)
+    down = torch.randn(experts, 12, 10, generator=random, dtype=torch.float64)
+    weights = torch.rand(rows, top_k, generator=random, dtype=torch.float64)
+    ids = random_ids(rows, experts, top_k, "cpu", crowded)
+    for extra in (None, shared):
+        out = moe_reference(x, ids, weights, gate_up, down, extra)
+        torch.testing.assert_close(out, by_hand(x, ids, weights, gate_up, down, extra), rtol=1e-10, atol=1e-10)
+
+
+def test_both_ways_of_running_experts_are_used(monkeypatch):
+    used = []
+    for name in ("_batched", "_one_by_one"):
+        real = getattr(moe_kernel, name)
+        monkeypatch.setattr(moe_kernel, name, lambda *a, real=real, name=name: used.append(name) or real(*a))
+    x = torch.randn(900, 8)
+    gate_up, down, weights = torch.randn(8, 12, 8), torch.randn(8, 8, 6), torch.rand(900, 1)
+    even, crowded = torch.arange(900).remainder(8).int()[:, None], torch.zeros(900, 1, dtype=torch.int32)
+    moe_reference(x, even, weights, gate_up, down, None)
+    moe_reference(x, crowded, weights, gate_up, down, None)
+    moe_reference(x[:3], crowded[:3], weights[:3], gate_up, down, None)
+    assert used == ["_batched", "_one_by_one", "_batched"]
+
+
+def test_the_bias_ranks_and_does_not_weigh():
+    logits = torch.tensor([[2.0, 1.0, 0.0, -1.0]], dtype=torch.float64)
+    bias = torch.tensor([0.0, 0.0, 0.0, 5.0], dtype=torch.float64)
+    ids, weights = route_reference(logits, bias, RoutingRule(2, 1, 1, False, 3.0))
+    assert ids.tolist() == [[3, 0]]
+    torch.testing.assert_close(weights, logits.sigmoid()[:, [3, 0]] * 3.0)
+    _, normalised = route_reference(logits, bias, RoutingRule(2, 1, 1, True, 3.0))
+    torch.testing.assert_close(normalised.sum(), torch.tensor(3.0, dtype=torch.float64))
+
+
+def test_groups_are_ranked_by_their_two_best():
+    # group 0 holds the single best expert, group 1 the better pair
+    logits = torch.tensor([[4.0, -9.0, 1.0, 1.0]])
+    ids, _ = route_reference(logits, None, RoutingRule(2, 2, 1, True, 1.0))
+    assert sorted(ids[0].tolist()) == [2, 3]
+    ids, _ = route_reference(logits, None, RoutingRule(2, 2, 2, True, 1.0))
+    assert 0 in ids[0].tolist()
+
+
+@pytest.mark.parametrize("crowded", [False, True])
+def test_expert_tiles_cover_every_pair_once(crowded):
+    ids = random_ids(37, 5, 2, "cpu", crowded)
+    plan = sort_by_expert_reference(ids, 5, 16)
+    assert plan.tiles.shape[1] == most_tiles(74, 5, 16)
+    covered = []
+    for expert, first, end in plan.tiles.T.tolist():
+        if expert >= 0:
+            places = plan.order[first : min(first + 16, end)].long()
+            assert (ids.flatten()[places] == expert).all()
+            covered += places.tolist()
+    assert sorted(covered) == list(range(74))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32, torch.float64])
+def test_the_head_accumulates_wide(dtype):
+    random = torch.Generator().manual_seed(1)
+    hidden = torch.randn(5, 64, generator=random).to(dtype)
+    weight = torch.randn(20000, 64, generator=random).to(dtype)
+    out = head_logits(hidden, weight)
+    assert out.dtype == (torch.float64 if dtype == torch.float64 else torch.float32)
+    torch.testing.assert_close(out.double(), hidden.double() @ weight.double().T, rtol=1e-5, atol=1e-4)

@@ -1,0 +1,99 @@
+"""Every field of config.json is honoured, or refused where it holds what is not built."""
+
+import logging
+
+import pytest
+import torch
+
+from runtime.errors import ConfigError
+from runtime.models import families, resolve_family
+from runtime.models.architectures import architecture, random_model
+from runtime.models.llada2 import detect
+from runtime.models.llada2_config import BUILT, ELSEWHERE, HONOURED, parse
+from tests.oracle.tiny import tiny_config
+
+
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        ({"num_attention_heads": 4, "num_key_value_heads": 3}, "num_key_value_heads 3"),
+        ({"num_attention_heads": 3, "head_dim": None, "num_key_value_heads": 3}, "hidden_size 16 is no multiple"),
+        ({"num_experts": 6, "n_group": 4}, "n_group 4"),
+        ({"topk_group": 3}, "topk_group 3 is more than n_group 2"),
+        ({"num_experts_per_tok": 3}, "num_experts_per_tok 3 is more than the 2 experts"),
+        ({"partial_rotary_factor": 0.4}, "rotary"),
+        ({"partial_rotary_factor": 2.0}, "rotary"),
+        ({"rotary_dim": 6}, "rotary_dim 6 contradicts"),
+        ({"rope_scaling": {"type": "yarn"}}, "rope_scaling"),
+        ({"rope_parameters": {"rope_type": "yarn", "rope_theta": 1e4}}, "rope_type is 'yarn'"),
+        ({"rope_parameters": {"factor": 4}}, "factor"),
+        ({"hidden_act": "gelu"}, "hidden_act is 'gelu', but only 'silu' is built"),
+        ({"use_sliding_window": True}, "use_sliding_window"),
+        ({"score_function": "softmax"}, "score_function"),
+        ({"quantization_config": {"bits": 4}}, "quantization_config"),
+        ({"use_qk_norm": False}, "use_qk_norm"),
+        ({"rms_norm_eps": -1}, "rms_norm_eps"),
+        ({"rms_norm_eps": float("nan")}, "rms_norm_eps"),
+        ({"rope_theta": None}, "lacks rope_theta"),
+        ({"hidden_size": "16"}, "hidden_size"),
+        ({"num_hidden_layers": 0}, "num_hidden_layers"),
+        ({"num_hidden_layers": True}, "num_hidden_layers"),
+        ({"tie_word_embeddings": "yes"}, "tie_word_embeddings"),
+        ({"first_k_dense_replace": -1}, "first_k_dense_replace"),
+    ],
+)
+def test_refusals_name_the_field(changes, sentence):
+    with pytest.raises(ConfigError) as error:
+        parse(tiny_config(**changes))
+    assert sentence in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("field", sorted(BUILT))
+def test_built_values_pass_and_others_do_not(field):
+    for value in BUILT[field]:
+        parse(tiny_config(**{field: value}))
+    with pytest.raises(ConfigError, match=field):
+        parse(tiny_config(**{field: "something else"}))
+
+
+def test_no_field_is_listed_twice():
+    assert not (HONOURED & ELSEWHERE | HONOURED & BUILT.keys() | ELSEWHERE & BUILT.keys())
+
+
+def test_unknown_fields_are_said_aloud(caplog):
+    with caplog.at_level(logging.WARNING):
+        parse(tiny_config(novelty=1))
+    assert "novelty" in caplog.text
+
+
+def test_defaults_and_alternatives():
+    rope = {"rope_type": "default", "rope_theta": 5e5, "partial_rotary_factor": 0.5}
+    newer = {"rope_parameters": rope, "rope_theta": None, "partial_rotary_factor": None}
+    arch = parse(tiny_config(num_key_value_heads=0, head_dim=None, **newer))
+    assert (arch.kv_heads, arch.head_dim, arch.rope_theta, arch.rotary_dim) == (4, 4, 5e5, 2)
+    assert parse(tiny_config(moe_router_enable_expert_bias=False)).router_bias is False
+    assert parse(tiny_config(moe_router_enable_shared_expert=False)).shared_experts == 0
+    dense = {k: v for k, v in tiny_config(first_k_dense_replace=9).items() if "expert" not in k}
+    assert parse(dense).dense_layers == 2, "a model without experts needs no field of theirs"
+
+
+def test_parsed_shapes():
+    mini = parse(architecture("llada2-mini"))
+    assert (mini.rotary_dim, mini.experts, mini.routing.top_k, mini.routing.scale) == (64, 256, 8, 2.5)
+    assert parse(architecture("llada2-flash")).hidden == 4096
+
+
+def test_detection():
+    assert detect(tiny_config())
+    assert not detect(tiny_config(expert_capacity=48)), "LLaDA2.2 is another family"
+    assert not detect(tiny_config(model_type="llama"))
+    for name in ("llada2", "llada2_mini", "llada2_moe", "llada2_flash", "llada2dot1_mini"):
+        assert resolve_family(name, {}).key == "llada2"
+    assert "llada2dot1_mini" in resolve_family("llada2", {}).needs_edit
+    assert "llada2" in families()
+
+
+def test_what_the_engine_reads():
+    model = random_model(architecture("llada2-tiny"), device="cpu", dtype=torch.float32, attn_impl="torch")
+    assert (model.num_layers, model.num_kv_heads, model.head_dim, model.vocab_size) == (3, 2, 32, 1024)

@@ -1,0 +1,98 @@
+"""LLaDA2 on the device: the golden logits, each attention implementation, and the Triton path against the torch path."""
+
+import pytest
+import torch
+
+from runtime.kernels.dispatch import TORCH, TRITON
+from runtime.models.architectures import architecture, fill_random, random_model
+from runtime.models.llada2 import LLaDA2
+from runtime.models.llada2_config import parse
+from tests.models.paged import logits_in_chunks
+from tests.models.test_llada2 import golden, load  # noqa: F401 - golden is a fixture
+from tests.oracle.model import OracleModel
+from tests.oracle.tiny import ARCHITECTURES, write_tiny
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
+]
+# relative error of the logits that a dtype's rounding explains on models of a few layers
+TOLERANCE = {torch.float32: 2e-5, torch.float16: 2e-2, torch.bfloat16: 0.12}
+dtypes = pytest.mark.parametrize("dtype", list(TOLERANCE), ids=["float32", "float16", "bfloat16"])
+implementations = pytest.mark.parametrize("attn_impl", ["triton_grouped", "triton", "torch"])
+
+
+def distance(out: torch.Tensor, expected: torch.Tensor) -> float:
+    assert torch.isfinite(out).all()
+    return float((out.double().cpu() - expected.double().cpu()).norm() / expected.double().norm().cpu())
+
+
+@dtypes
+@implementations
+@pytest.mark.parametrize("page_size", [4, 32])
+def test_golden_logits(golden, dtype, attn_impl, page_size):  # noqa: F811
+    path, ids, expected = golden
+    model = load(path, dtype, "cuda", attn_impl)
+    (logits,) = logits_in_chunks(
+        model, [ids], block_size=8, page_size=page_size, chunk_blocks=[2], dtype=dtype, device="cuda"
+    )
+    assert logits.dtype == torch.float32
+    assert distance(logits, expected) < TOLERANCE[dtype]
+
+
+@implementations
+@pytest.mark.parametrize("name", ARCHITECTURES)
+def test_random_architectures_equal_the_oracle(tmp_path, name, attn_impl):
+    write_tiny(tmp_path, seed=len(name), **ARCHITECTURES[name])
+    model, oracle = load(tmp_path, torch.float32, "cuda", attn_impl), OracleModel.load(tmp_path, block=4)
+    random = torch.Generator().manual_seed(3)
+    sequences = [torch.randint(0, 32, (n,), generator=random).tolist() for n in (1, 7, 12, 31, 50)]
+    results = logits_in_chunks(model, sequences, block_size=4, page_size=8, chunk_blocks=[1, 1, 2, 3, 5], device="cuda")
+    for ids, logits in zip(sequences, results, strict=True):
+        assert distance(logits, oracle.logits(ids)) < 1e-4
+
+
+@pytest.mark.parametrize("kernels", [TORCH, TRITON], ids=["torch", "triton"])
+def test_float64_and_torch_kernels_run_on_the_device_too(kernels):
+    arch = parse(architecture("llada2-tiny"))
+    models = []
+    for dtype, chosen, attn_impl in ((torch.float64, None, "torch"), (torch.float32, kernels, "triton_grouped")):
+        model = LLaDA2(arch, device=torch.device("cuda"), dtype=dtype, attn_impl=attn_impl, kernels=chosen)
+        fill_random(model, torch.Generator("cuda").manual_seed(1))
+        models.append(model)
+    for wide, narrow in zip(models[0].parameters(), models[1].parameters(), strict=True):
+        narrow.copy_(wide)
+    ids = torch.randint(0, 1000, (200,), generator=torch.Generator().manual_seed(2)).tolist()
+    plan = {"block_size": 32, "page_size": 32, "chunk_blocks": [3], "device": "cuda"}
+    (expected,) = logits_in_chunks(models[0], [ids], dtype=torch.float64, **plan)
+    (logits,) = logits_in_chunks(models[1], [ids], dtype=torch.float32, **plan)
+    assert distance(logits, expected) < 1e-4
+
+
+def test_the_head_keeps_the_accumulators_precision():
+    model = random_model(architecture("llada2-tiny"), device="cuda", dtype=torch.bfloat16, attn_impl="triton")
+    hidden = torch.randn(7, 128, device="cuda", dtype=torch.bfloat16)
+    logits = model.logits(hidden)
+    assert logits.dtype == torch.float32
+    torch.testing.assert_close(logits.double(), hidden.double() @ model.head.double().T, rtol=1e-5, atol=1e-4)
+
+
+def test_four_layers_of_minis_width_prefill_and_decode():
+    """Realistic widths and 256 experts: the Triton path against the torch path in the same dtype and in float32."""
+    arch = parse({**architecture("llada2-mini"), "num_hidden_layers": 4, "vocab_size": 4096, "mask_token_id": 4095})
+    where = {"device": torch.device("cuda"), "dtype": torch.bfloat16}
+    model = LLaDA2(arch, attn_impl="triton_grouped", **where)
+    fill_random(model, torch.Generator("cuda").manual_seed(5))
+    reference = LLaDA2(arch, attn_impl="torch", kernels=TORCH, device=where["device"], dtype=torch.float32)
+    for narrow, wide in zip(model.parameters(), reference.parameters(), strict=True):
+        wide.copy_(narrow)
+    random = torch.Generator().manual_seed(6)
+    sequences = [torch.randint(0, 4000, (n,), generator=random).tolist() for n in (512, 64, 300)]
+    plan = {"block_size": 32, "page_size": 32, "chunk_blocks": [12, 1, 5], "device": "cuda"}
+    expected = logits_in_chunks(reference, sequences, dtype=torch.float32, **plan)
+    results = logits_in_chunks(model, sequences, dtype=torch.bfloat16, **plan)
+    for logits, wanted in zip(results, expected, strict=True):
+        # a row whose routing is a near tie may take another expert: the bulk of the rows must agree closely
+        rows = (logits - wanted).norm(dim=1) / wanted.norm(dim=1)
+        assert float(rows.median()) < 0.05
+        assert float(rows.quantile(0.9)) < 0.3

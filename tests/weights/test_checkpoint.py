@@ -1,0 +1,202 @@
+"""Checkpoints as they come: whole, sharded, broken in each way that ends start-up with one sentence."""
+
+import json
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from runtime.errors import ConfigError
+from runtime.models import resolve_family
+from runtime.weights import load_model, resolve_checkpoint
+from tests.models.paged import logits_in_chunks
+from tests.oracle.tiny import tiny_config, tiny_tensors, write_tiny
+
+GATE = "model.layers.1.mlp.experts.2.gate_proj.weight"
+
+
+def load(path, dtype=torch.float32, progress=None):
+    checkpoint = resolve_checkpoint(str(path))
+    family = resolve_family(None, checkpoint.config)
+    arch = family.parse(checkpoint.config)
+    return load_model(checkpoint, family, arch, device="cpu", dtype=dtype, attn_impl="torch", progress=progress)
+
+
+def one_line(error) -> str:
+    message = str(error.value)
+    assert "\n" not in message
+    return message
+
+
+@pytest.fixture
+def tiny(tmp_path):
+    """A function that writes a tiny checkpoint after `change` has had its way with the tensors."""
+
+    def write(change=lambda tensors: None, **config):
+        settings = tiny_config(**config)
+        tensors = tiny_tensors(settings, seed=1)
+        change(tensors)
+        (tmp_path / "config.json").write_text(json.dumps(settings))
+        save_file(tensors, tmp_path / "model.safetensors")
+        return tmp_path
+
+    return write
+
+
+def shard(path, parts=3):
+    """Split model.safetensors into `parts` files with an index; returns their names."""
+    tensors = load_file(path / "model.safetensors")
+    (path / "model.safetensors").unlink()
+    names, files = sorted(tensors), [f"model-{n}-of-{parts}.safetensors" for n in range(parts)]
+    index = {name: files[n % parts] for n, name in enumerate(names)}
+    for file in files:
+        save_file({n: t for n, t in tensors.items() if index[n] == file}, path / file)
+    (path / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": index}))
+    return files
+
+
+def logits(model):
+    return logits_in_chunks(model, [[1, 2, 3, 4, 5, 6]], block_size=4, page_size=4, chunk_blocks=[2])[0]
+
+
+def test_shards_load_like_one_file(tiny):
+    path = tiny()
+    whole = logits(load(path))
+    shard(path)
+    assert torch.equal(logits(load(path)), whole)
+
+
+def test_progress_reaches_the_last_byte(tiny):
+    seen = []
+    load(tiny(), progress=lambda *news: seen.append(news))
+    done = [d for _, d, _ in seen]
+    assert {phase for phase, _, _ in seen} == {"weights"}
+    assert done == sorted(done)
+    assert done[-1] == seen[0][2] == sum(t.numel() * 4 for t in tiny_tensors(tiny_config(), 1).values())
+
+
+def test_the_other_name_of_the_expert_bias(tiny):
+    def rename(tensors):
+        for name in [n for n in tensors if n.endswith("gate.expert_bias")]:
+            tensors[name.replace("expert_bias", "e_score_correction_bias")] = tensors.pop(name)
+
+    plain = logits(load(tiny()))
+    assert torch.equal(logits(load(tiny(rename))), plain)
+
+
+def test_known_skips(tiny):
+    def add(tensors):
+        tensors["model.rotary_emb.inv_freq"] = torch.ones(4)
+        tensors["lm_head.weight"] = torch.zeros(32, 16)
+
+    tied = {"tie_word_embeddings": True}
+    assert torch.equal(logits(load(tiny(add, **tied))), logits(load(tiny(**tied))))
+    with pytest.raises(ConfigError, match="unknown: 'surplus'"):
+        load(tiny(lambda t: t.update(surplus=torch.ones(1))))
+
+
+def test_casting(tiny):
+    model = load(tiny(), torch.bfloat16)
+    assert model.embedding.weight.dtype == torch.bfloat16
+    assert model.layers[1].mlp.router.weight.dtype == torch.float32, "routing is in float32"
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        (lambda t: t.pop(GATE), f"1 missing: '{GATE}'"),
+        (lambda t: t.pop("lm_head.weight"), "1 missing: 'lm_head.weight'"),
+        (lambda t: [t.pop(n) for n in list(t) if "experts" in n], "missing: 'model.layers.1.mlp.experts.0.down"),
+        (lambda t: t.update({"model.layers.2.attention.dense.weight": torch.ones(2)}), "1 unknown: 'model.layers.2"),
+        (lambda t: t.update({GATE: torch.ones(8, 15)}), f"{GATE} is [8, 15], not [8, 16]"),
+        (lambda t: t[GATE].view(-1)[5:6].fill_(float("nan")), f"'{GATE}' of"),
+        (lambda t: t[GATE].view(-1)[5:6].fill_(float("inf")), "NaN or infinite"),
+        (lambda t: t.update({GATE: torch.ones(8, 16, dtype=torch.int8)}), "torch.int8: quantised"),
+        (lambda t: t.update({GATE: torch.ones(8, 16).to(torch.float8_e4m3fn)}), "quantised"),
+        (lambda t: t.update({"model.layers.1.mlp.gate.e_score_correction_bias": torch.ones(4)}), "more than once"),
+    ],
+)
+def test_broken_tensors(tiny, change, sentence):
+    with pytest.raises(ConfigError) as error:
+        load(tiny(change))
+    assert sentence in one_line(error)
+
+
+def test_many_missing_tensors_are_counted_and_a_few_named(tiny):
+    with pytest.raises(ConfigError) as error:
+        load(tiny(lambda t: [t.pop(n) for n in list(t) if "layers.1" in n]))
+    assert "23 missing" in one_line(error)
+    assert "and 19 more" in one_line(error)
+
+
+def test_a_dtype_too_narrow_for_the_weights(tiny):
+    with pytest.raises(ConfigError, match="choose another --dtype"):
+        load(tiny(lambda t: t[GATE].view(-1)[0:1].fill_(1e6)), torch.float16)
+
+
+def test_broken_shards(tiny):
+    path = tiny()
+    files = shard(path)
+    (path / files[1]).rename(path / "elsewhere")
+    with pytest.raises(ConfigError, match=r"lacks 'model-1-of-3\.safetensors'"):
+        resolve_checkpoint(str(path))
+    (path / "elsewhere").rename(path / files[1])
+    (path / files[0]).write_bytes((path / files[0]).read_bytes()[:100])
+    with pytest.raises(ConfigError, match="not a readable safetensors file"):
+        load(path)
+    save_file({"model.norm.weight": torch.ones(16)}, path / files[0])
+    with pytest.raises(ConfigError, match=r"does not list there|do not hold"):
+        load(path)
+    (path / "model.safetensors.index.json").write_text("{}")
+    with pytest.raises(ConfigError, match="no weight_map"):
+        resolve_checkpoint(str(path))
+
+
+def test_directories_that_are_no_checkpoint(tmp_path):
+    with pytest.raises(ConfigError, match="is not a directory"):
+        resolve_checkpoint(str(tmp_path / "nowhere"))
+    with pytest.raises(ConfigError, match=r"no config\.json"):
+        resolve_checkpoint(str(tmp_path))
+    (tmp_path / "config.json").write_text("{]")
+    with pytest.raises(ConfigError, match="not readable JSON"):
+        resolve_checkpoint(str(tmp_path))
+    (tmp_path / "config.json").write_text("[1]")
+    with pytest.raises(ConfigError, match="must hold a JSON object"):
+        resolve_checkpoint(str(tmp_path))
+    (tmp_path / "config.json").write_text("{}")
+    with pytest.raises(ConfigError, match="no safetensors file"):
+        resolve_checkpoint(str(tmp_path))
+    for name in ("hf://", "hf://alone", "hf://a/b/c", "hf://a/b@"):
+        with pytest.raises(ConfigError, match="not of the form"):
+            resolve_checkpoint(name)
+
+
+def test_hub_names_are_resolved_by_huggingface_hub(tiny, monkeypatch):
+    import huggingface_hub
+
+    path, asked = tiny(), []
+
+    def snapshot_download(repository, *, revision, allow_patterns):
+        asked.append((repository, revision))
+        if repository == "org/gone":
+            raise OSError("not found\nsecond line")
+        assert not any("py" in p for p in allow_patterns), "a checkpoint never brings code"
+        return str(path)
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", snapshot_download)
+    assert resolve_checkpoint("hf://org/some-model@v1.2").name == "some-model"
+    assert resolve_checkpoint("hf://org/model").path == path
+    assert asked == [("org/some-model", "v1.2"), ("org/model", None)]
+    with pytest.raises(ConfigError) as error:
+        resolve_checkpoint("hf://org/gone")
+    assert "not found" in one_line(error)
+
+
+def test_names(tmp_path):
+    write_tiny(tmp_path / "my-model", seed=1)
+    assert resolve_checkpoint(str(tmp_path / "my-model") + "/").name == "my-model"
+
+
+def test_an_unknown_family_lists_the_known(tiny):
+    with pytest.raises(ConfigError, match=r"'gpt2' belongs to no known family; known: .*llada2"):
+        load(tiny(model_type="gpt2"))

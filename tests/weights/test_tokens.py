@@ -1,0 +1,92 @@
+"""Mask, end and largest ids out of flags, configs and tokenizers."""
+
+import json
+
+import pytest
+from tokenizers import Tokenizer, models
+
+from runtime.errors import ConfigError
+from runtime.models import resolve_family
+from runtime.weights import read_tokens, resolve_checkpoint
+from tests.oracle.tiny import write_tiny
+
+WORDS = ["a", "b", "<|role_end|>", "<|endoftext|>", "<|mask|>", "c"]
+
+
+@pytest.fixture
+def make(tmp_path):
+    """Writes a checkpoint with a tokenizer of WORDS and returns a function that reads its ids."""
+
+    def write(config=(), generation=None, tokenizer_config=None, words=WORDS, **options):
+        write_tiny(tmp_path, seed=1)
+        settings = json.loads((tmp_path / "config.json").read_text())
+        settings |= {"mask_token_id": None, "eos_token_id": None} | dict(config)
+        (tmp_path / "config.json").write_text(json.dumps(settings))
+        if generation is not None:
+            (tmp_path / "generation_config.json").write_text(json.dumps(generation))
+        if tokenizer_config is not None:
+            (tmp_path / "tokenizer_config.json").write_text(json.dumps(tokenizer_config))
+        if words is not None:
+            vocab = {word: n for n, word in enumerate(words)}
+            Tokenizer(models.WordLevel(vocab, unk_token=words[0])).save(str(tmp_path / "tokenizer.json"))
+        checkpoint = resolve_checkpoint(str(tmp_path))
+        return read_tokens(checkpoint, resolve_family(None, checkpoint.config), **options)
+
+    return write
+
+
+def test_the_familys_words_are_found_in_the_tokenizer(make):
+    ids = make()
+    assert (ids.mask, ids.eos, ids.max_token_id) == (4, (2,), 5)
+
+
+def test_eos_is_the_union_of_all_sources(make):
+    ids = make(
+        config={"eos_token_id": 0, "mask_token_id": 31},
+        generation={"eos_token_id": [1, 0]},
+        tokenizer_config={"eos_token": {"content": "<|endoftext|>"}, "mask_token": "c"},
+    )
+    assert (ids.mask, ids.eos) == (31, (0, 1, 2, 3))
+
+
+def test_the_tokenizers_mask_goes_before_the_familys_word(make):
+    assert make(tokenizer_config={"mask_token": "c"}).mask == 5
+
+
+def test_flags_override(make):
+    ids = make(config={"eos_token_id": 0, "mask_token_id": 3}, mask_token_id=1, eos_token_ids=[5])
+    assert (ids.mask, ids.eos) == (1, (5,))
+
+
+def test_without_a_tokenizer_the_vocabulary_is_the_configs(make):
+    ids = make(config={"eos_token_id": [3, 7], "mask_token_id": 31}, words=None, skip_tokenizer=True)
+    assert (ids.mask, ids.eos, ids.max_token_id) == (31, (3, 7), 31)
+    with pytest.raises(ConfigError, match=r"no tokenizer\.json.*skip_tokenizer"):
+        make(config={"mask_token_id": 31}, words=None)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        ({"words": ["a", "b"]}, "--mask-token-id"),
+        ({"mask_token_id": 32}, "--mask-token-id: id 32 is outside the vocabulary"),
+        ({"eos_token_ids": [-1]}, "--eos-token-ids: id -1"),
+        ({"mask_token_id": 2}, "both the mask and an end token"),
+        ({"config": {"mask_token_id": "x"}}, "mask_token_id in the checkpoint's config"),
+        ({"config": {"mask_token_id": [1, 2]}}, "must be one id"),
+        ({"config": {"eos_token_id": [True]}}, "eos_token_id in the checkpoint's config"),
+        ({"words": [str(n) for n in range(40)]}, "vocab_size is 32"),
+        ({"config": {"vocab_size": "many"}}, "vocab_size"),
+    ],
+)
+def test_refusals(make, arguments, sentence):
+    with pytest.raises(ConfigError) as error:
+        make(**arguments)
+    assert sentence in str(error.value)
+
+
+def test_a_broken_tokenizer(make, tmp_path):
+    make()
+    (tmp_path / "tokenizer.json").write_text("{}")
+    with pytest.raises(ConfigError, match="not a readable tokenizer"):
+        make(words=None)
