@@ -92,7 +92,6 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
     defaults: DecodingParams  # what a request that sets nothing gets
     temperature: float = 0.0  # of a request that sets none: the checkpoint's generation_config, else greedy
     top_p: float = 1.0
-    accept_is_flag: bool = False  # the server's own --accept-threshold, rather than the family's default
 
 
 class EngineStats(msgspec.Struct, kw_only=True):

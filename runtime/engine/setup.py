@@ -110,19 +110,18 @@ def _facts(
         "prefix_caching": not config.disable_prefix_caching,
         "algorithms": [name for name in rules() if name != "edit" or "edit" in family.sampling_modes],
         "defaults": _defaults(config, family, block_size),
-        "temperature": _generation(checkpoint, "temperature", 0.0, 0.0),
-        "top_p": _generation(checkpoint, "top_p", 1.0, 1.0),
-        "accept_is_flag": config.accept_threshold is not None,
+        "temperature": _generation(checkpoint, "temperature", 0, 100, greedy=0.0),
+        "top_p": _generation(checkpoint, "top_p", 1e-6, 1, greedy=1.0),
     }
 
 
-def _generation(checkpoint: Checkpoint, name: str, default: float, greedy: float) -> float:
-    """A sampling default of generation_config.json; `greedy` where that switches sampling off."""
-    value = checkpoint.generation_config.get(name, default)
-    if not checkpoint.generation_config.get("do_sample", True):
+def _generation(checkpoint: Checkpoint, name: str, low: float, high: float, greedy: float) -> float:
+    """A sampling default of generation_config.json; `greedy` where that names none or switches sampling off."""
+    value = checkpoint.generation_config.get(name)
+    if value is None or not checkpoint.generation_config.get("do_sample", True):
         return greedy
-    if not isinstance(value, int | float) or isinstance(value, bool) or value < 0:
-        raise ConfigError(f"generation_config.json: {name} is {value!r}, not a number from 0 on")
+    if not isinstance(value, int | float) or isinstance(value, bool) or not low <= value <= high:
+        raise ConfigError(f"generation_config.json: {name} is {value!r}, not a number from {low:g} to {high:g}")
     return float(value)
 
 
