@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import os
 import random
 import socket
 import statistics
@@ -61,7 +62,11 @@ def main(args: argparse.Namespace) -> int:
         return 1
     report: dict[str, Any] = {"settings": _settings(args), "loads": rows}
     if args.compare_llm:
-        report["llm"] = _with_llm(args)
+        numbers = [row["prompts"] for row in rows[-1]["rounds"]]
+        for row in rows:
+            if row.get("clients") == LLM_BATCH:
+                numbers = [found["prompts"] for found in row["rounds"]]
+        report["llm"] = _with_llm(args, numbers)
     _show(report)
     if args.json:
         args.json.write_text(json.dumps(report, indent=1) + "\n")
@@ -158,13 +163,14 @@ async def _measure(args: argparse.Namespace, url: str, loads: list[tuple[str, fl
     return rows
 
 
-def _with_llm(args: argparse.Namespace) -> dict[str, Any]:
-    """The rounds' prompts through LLM.generate, at most LLM_BATCH at once, in this process."""
+def _with_llm(args: argparse.Namespace, numbers: list[int]) -> dict[str, Any]:
+    """The prompts of these rounds through LLM.generate, at most LLM_BATCH at once, in this process."""
+    os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # as the server's backends have it; torch is not loaded yet
     from runtime import LLM, SamplingParams
 
     rounds = []
     with LLM(model=None if args.url else args.model, max_num_reqs=LLM_BATCH) as llm:
-        for number in range(-1, args.rounds):  # the first warms up
+        for number in [-1, *numbers]:  # the first warms up
             todo = bodies(args, number)
             decoding = todo[0].get("decoding")
             params = SamplingParams(
@@ -199,7 +205,8 @@ def _show(report: dict[str, Any]) -> None:
     from rich.table import Table
 
     rounds = report["settings"]["rounds"]
-    table = Table(title=f"{report['settings']['requests']} requests a round, medians of {rounds} round(s); times in ms")
+    number = report["settings"]["requests"]
+    table = Table(title=f"{number} requests a round, medians of {rounds} round(s); times in ms")
     for name in ("load", "ok", "failed", "req/s", "tokens/s", "ttft p50", "p90", "p99", "latency p50", "p90", "p99"):
         table.add_column(name, justify="left" if name == "load" else "right")
 

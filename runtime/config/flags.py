@@ -24,8 +24,7 @@ class Flag:
         many: the value is a tuple; the flag repeats, and `comma` says that one value may hold several.
         low, high: inclusive bounds of a number; `above_low` makes the lower one exclusive.
         synonyms: other spellings of values, each with the value it stands for.
-        unbuilt_values: legal values that this version refuses; `built=False` refuses every value but the default.
-        reason: what the refusal of an unbuilt value adds.
+        built: whether this version honours it; if not, every value but the default is refused, adding `reason`.
     """
 
     name: str
@@ -45,7 +44,6 @@ class Flag:
     secret: bool = False
     engine: bool = False  # a field of EngineConfig (and an argument of LLM), else of ServerConfig
     built: bool = True
-    unbuilt_values: tuple[str, ...] = ()
     reason: str = ""
 
     @property
@@ -157,9 +155,6 @@ def _to_text(flag: Flag, value: Any, where: str, wrong: ConfigError) -> str:
     value = dict(flag.synonyms).get(value, value)
     if flag.choices and value not in flag.choices:
         raise wrong
-    if value in flag.unbuilt_values:
-        rest = ", ".join(c for c in flag.choices if c not in flag.unbuilt_values)
-        raise ConfigError(f"{where}: {value} is not built yet; " + (f"use {rest}" if rest else "leave the flag out"))
     return str(value)
 
 

@@ -40,9 +40,8 @@ FLAGS: tuple[Flag, ...] = (
     Flag(name="chat-template", group="model", metavar="FILE", help="jinja file used instead of the checkpoint's own"),
     _model(
         name="decoding-strategy",
-        choices=("multi_bd", "d2f", "dmax", "fast_dllm_v2", "diffusion_gemma", "full"),
-        unbuilt_values=("d2f", "dmax", "fast_dllm_v2", "diffusion_gemma", "full"),
-        help="how blocks are opened and decoded; default: the family's own",
+        metavar="STRATEGY",
+        help="how blocks are opened and decoded (multi_bd); default: the family's own",
     ),
     _model(
         name="sampling-mode",

@@ -1,4 +1,4 @@
-"""LLaDA2 on the device: the golden logits, each attention implementation, and the Triton path against the torch path."""
+"""LLaDA2 on the device: golden logits, each attention implementation, and the Triton path against the torch path."""
 
 import pytest
 import torch
