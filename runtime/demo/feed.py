@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import multiprocessing as mp
+import queue
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -23,9 +24,9 @@ def local_batches(preset: Preset, tokenizer_file: Path, seed: str, held_out: boo
     return batches(documents, Noiser(encoder, preset.noise, noise_seed), preset.rows, preset.row_length, encoder.eos)
 
 
-def _work(preset: Preset, tokenizer_file: Path, seed: str, queue: mp.Queue[Batch]) -> None:
+def _work(preset: Preset, tokenizer_file: Path, seed: str, out: mp.Queue[Batch]) -> None:
     for batch in local_batches(preset, tokenizer_file, seed):
-        queue.put(batch)
+        out.put(batch)
 
 
 class Feed:
@@ -38,11 +39,11 @@ class Feed:
         self._turn = 0
         context = mp.get_context("spawn")
         for worker in range(preset.workers):
-            queue: mp.Queue[Batch] = context.Queue(_AHEAD)
-            args = (preset, tokenizer_file, f"{seed}/{worker}", queue)
+            made: mp.Queue[Batch] = context.Queue(_AHEAD)
+            args = (preset, tokenizer_file, f"{seed}/{worker}", made)
             process = context.Process(target=_work, args=args, daemon=True)
             process.start()
-            self._queues.append(queue)
+            self._queues.append(made)
             self._processes.append(process)
 
     def __next__(self) -> Batch:
@@ -50,7 +51,12 @@ class Feed:
             return next(self._local)
         at = self._turn % len(self._queues)
         self._turn += 1
-        return self._queues[at].get(timeout=300)
+        while True:
+            try:
+                return self._queues[at].get(timeout=5)
+            except queue.Empty:
+                if not self._processes[at].is_alive():
+                    raise RuntimeError(f"training worker {at} ended; its own error is above") from None
 
     def close(self) -> None:
         for process in self._processes:

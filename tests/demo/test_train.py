@@ -85,6 +85,15 @@ def test_worker_batches_are_in_turn_and_depend_on_the_seed_alone(trained) -> Non
     assert not (seen[0] == seen[1]).all()
 
 
+def test_a_dead_worker_ends_the_training(tmp_path) -> None:
+    feed = Feed(dataclasses.replace(TOY, workers=1), tmp_path / "no tokenizer here.json", "7")
+    try:
+        with pytest.raises(RuntimeError, match="worker 0 ended"):
+            next(feed)
+    finally:
+        feed.close()
+
+
 def test_decoding_fills_blocks_and_stops(trained) -> None:
     encoder = ChatEncoder(Tokenizer.from_file(str(trained / "tokenizer" / "tokenizer.json")))
     torch.manual_seed(0)
