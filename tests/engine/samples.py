@@ -45,11 +45,11 @@ def params(draw: st.DrawFn, max_tokens: int) -> Params:
 
 
 @st.composite
-def setups(draw: st.DrawFn, max_len: int = 40) -> Setup:
+def setups(draw: st.DrawFn, max_len: int = 40, block: int | None = None, buffer: int | None = None) -> Setup:
     """Pages smaller and larger than the block; budgets and pools down to what one request needs."""
-    block = draw(st.sampled_from([4, 4, 8, 2]))
+    block = block or draw(st.sampled_from([4, 4, 8, 2]))
     page = draw(st.sampled_from([p for p in (1, 2, 4, 8, 16) if p % block == 0 or block % p == 0]))
-    buffer = draw(st.integers(1, 4))
+    buffer = buffer or draw(st.integers(1, 4))
     least = (buffer + 1) * block
     unit = max(block, page)
     longest = -(-max_len // unit) * (unit // page)

@@ -157,3 +157,29 @@ def test_the_cases_are_worth_comparing(case: Case) -> None:
     assert any(len(r.tokens) >= 2 * r.nfe for r in results)
     assert any(r.finish_reason == "stop" for r in results)
     assert any(r.finish_reason == "length" for r in results)
+
+
+def kept(llm: LLM, tokens: list[int]) -> torch.Tensor:
+    """The K/V that the prefix cache knows for `tokens`: [2, layers, positions, heads, dim]."""
+    engine = llm.engine
+    while engine.has_work():  # the last block's commit
+        engine.step()
+    cache = engine.cache
+    units, _ = cache.match("", np.array(tokens, dtype=np.int64), len(tokens))
+    pool = engine.runner.kv_cache
+    pages = [unit * cache.pages_per_unit + i for unit in units for i in range(cache.pages_per_unit)]
+    return pool[:, :, pages].flatten(2, 3)
+
+
+@pytest.mark.parametrize("algorithm", ["threshold", "edit"])
+def test_committed_kv_is_a_fresh_prefills(case: Case, algorithm: str) -> None:
+    """Denoised, then committed beside the next block: the same K/V as the tokens given as a prompt (5.3)."""
+    p = Params(max_tokens=24, ignore_eos=True, algorithm=algorithm, accept_threshold=0.1, edit_threshold=0.1)
+    prompt = [t % case.setup.vocab for t in (5, 9, 2, 40, 77, 1, 8)]
+    with case.load() as one, case.load() as two:
+        (out,) = one.generate([prompt], sampling(p))
+        tokens = prompt + out.token_ids
+        two.generate([tokens], SamplingParams(max_tokens=1))
+        mine, fresh = kept(one, tokens), kept(two, tokens)
+        assert mine.shape[2] >= 16
+        torch.testing.assert_close(mine, fresh[:, :, : mine.shape[2]], atol=1e-10, rtol=1e-10)

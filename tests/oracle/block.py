@@ -175,7 +175,7 @@ def decide(block: Block, logits: np.ndarray, p: Params, shape: Shape, *, force: 
         if x != block.tokens[i] and softmax(rows[i])[x] > p.edit_threshold:
             edit[i] = x
     if not block.masked:
-        if block.post_steps == p.max_post_edit_steps:
+        if block.post_steps >= p.max_post_edit_steps:
             return Decision(ends=True)
         return Decision(edit=edit, ends=not edit)
     return Decision(accept=accept, edit=edit)

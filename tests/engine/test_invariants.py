@@ -1,0 +1,238 @@
+"""What must hold whatever the strategy: decoding.md section 5, one test a number.
+
+8 (tensor and data parallel) is not built; 9, the oracle, is test_oracle.py and test_llm_oracle.py.
+"""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from runtime.models.base import ForwardBatch
+from tests.engine.harness import Ask, Run, Setup, check_idle, make_engine, run_all, spec_of
+from tests.engine.hash_model import HashModel
+from tests.engine.samples import asks, examples, setups
+from tests.oracle.block import Params
+
+
+class NoiseModel(HashModel):
+    """New random logits at every forward, whatever the tokens: nothing ever agrees with what was said before."""
+
+    def __init__(self, vocab_size: int, seed: int, scale: float) -> None:
+        super().__init__(vocab_size)
+        self.random = np.random.default_rng(seed)
+        self.scale = scale
+
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        return torch.from_numpy(self.random.normal(0, self.scale, (len(hidden), self.vocab_size)))
+
+
+@examples(60)
+@given(st.data())
+def test_1_exactly_n_tokens(data: st.DataObject) -> None:
+    setup = data.draw(setups())
+    several = data.draw(st.lists(asks(setup), min_size=1, max_size=4))
+    forced = [
+        replace(a, params=replace(a.params, ignore_eos=True, max_nfe=None, max_repetition_run=None)) for a in several
+    ]
+    run = run_all(setup, forced)
+    for ask, heard in zip(forced, run.heard.values(), strict=True):
+        assert len(heard.tokens) == ask.params.max_tokens
+        assert heard.outputs[-1].finish_reason == "length"
+
+
+@examples(60)
+@given(st.data())
+def test_2_an_answer_depends_on_its_request_alone(data: st.DataObject) -> None:
+    """Another batch, order, page size, pool, budget and cache: the same tokens in as many steps. Drawing ones too."""
+    setup = data.draw(setups())
+    ask = data.draw(asks(setup))
+    alone = run_all(setup, [ask])
+    other = replace(data.draw(setups(block=setup.block, buffer=setup.buffer)), eos=setup.eos)
+    run = Run(other)
+    before = data.draw(st.lists(asks(other), max_size=3))
+    for companion in before:
+        run.add(companion)
+    for _ in range(data.draw(st.integers(0, 6))):
+        run.step()
+    id = run.add(ask)
+    for companion in data.draw(st.lists(asks(other), max_size=3)):
+        run.add(companion)
+    run.drain()
+    mine, first = run.heard[id].outputs[-1], alone.heard["r0"].outputs[-1]
+    assert run.heard[id].tokens == alone.heard["r0"].tokens
+    assert (mine.nfe, mine.finish_reason, mine.eos) == (first.nfe, first.finish_reason, first.eos)
+
+
+@examples(60)
+@given(st.data())
+def test_3_committed_kv_is_a_fresh_prefills(data: st.DataObject) -> None:
+    """`Run` checks this for each running request at each step; here a fresh engine's prefill is what is compared."""
+    setup = data.draw(setups())
+    run = Run(setup)
+    run.add(data.draw(asks(setup)))
+    compared = 0
+    while run.engine.has_work():
+        run.step()
+        for request in run.engine.scheduler.running:
+            if request.cached and request.cached + 1 < setup.max_len and request.cached != compared:
+                compared = request.cached
+                tokens = tuple(request.tokens[:compared].tolist())
+                fresh = make_engine(replace(setup, prefix_caching=False, budget=256))
+                fresh.add(spec_of("fresh", Ask((*tokens, 0), Params(max_tokens=1, max_nfe=1))))
+                (other,) = fresh.scheduler.waiting
+                fresh.scheduler.schedule()  # pages; the step below would let go of them
+                other_pages = fresh.table._pages[other.row].copy()
+                fresh.step()
+                at = np.arange(compared)
+                pages = run.engine.table._pages[request.row]
+                for side in range(2):
+                    for layer in range(2):
+                        mine, theirs = (
+                            e.runner.kv_cache[side, layer].reshape(-1)[  # type: ignore[attr-defined]
+                                torch.from_numpy(p[at // setup.page] * setup.page + at % setup.page).long()
+                            ]
+                            for e, p in ((run.engine, pages), (fresh, other_pages))
+                        )
+                        assert torch.equal(mine, theirs)
+
+
+@examples(60)
+@given(st.data())
+def test_4_deltas_add_up_to_the_answer(data: st.DataObject) -> None:
+    """The same request reported in the three ways; nothing after the end (`Run` refuses it), never an EOS."""
+    setup = data.draw(setups())
+    ask = data.draw(asks(setup))
+    run = run_all(setup, [replace(ask, report=report) for report in ("final", "stable", "denoise")])
+    final, stable, denoise = run.heard.values()
+    assert len(final.outputs) == 1
+    assert final.tokens == stable.tokens == denoise.tokens
+    assert all(o.new_tokens for o in stable.outputs[:-1])
+    assert len(denoise.outputs) == final.outputs[0].nfe
+    if not ask.params.ignore_eos:
+        assert not set(final.tokens) & set(setup.eos)
+    # what a denoise stream shows as settled text was shown in the blocks, at its place
+    shown = list(ask.prompt)
+    for output in denoise.outputs:
+        settled = len(shown) + len(output.new_tokens)
+        for at in range(max(len(shown), output.start), min(settled, output.start + len(output.tokens))):
+            assert output.tokens[at - output.start] == output.new_tokens[at - len(shown)]
+        shown += output.new_tokens
+
+
+@examples(60)
+@given(st.data(), st.integers(0, 10**6), st.sampled_from([0.1, 1.0, 5.0, 20.0]))
+def test_5_a_block_always_ends(data: st.DataObject, seed: int, scale: float) -> None:
+    setup = data.draw(setups())
+    several = [replace(a, params=replace(a.params, max_nfe=None)) for a in data.draw(st.lists(asks(setup), max_size=3))]
+    engine = make_engine(setup, NoiseModel(setup.vocab, seed, scale))
+    bounds = {}
+    for n, ask in enumerate(several):
+        engine.add(spec_of(f"r{n}", ask))
+        blocks = (len(ask.prompt) + ask.params.max_tokens - 1) // setup.block - len(ask.prompt) // setup.block + 1
+        masks = min(ask.params.max_steps_per_block, setup.block * (1 + (ask.params.remask_threshold > 0)))
+        editing = (ask.params.max_post_edit_steps + 1) * (ask.params.algorithm == "edit")
+        bounds[f"r{n}"] = blocks * (masks + editing)
+    ended = {}
+    for _ in range(5000):
+        if not engine.has_work():
+            break
+        for output in engine.step():
+            if output.finish_reason is not None:
+                ended[output.id] = output
+    assert set(ended) == set(bounds)
+    for id, output in ended.items():
+        assert output.nfe <= bounds[id]
+        assert output.finish_reason != "error"
+    check_idle(engine)
+
+
+class PoisonedModel(HashModel):
+    """Fails whenever a forward holds the token `poison`."""
+
+    def __init__(self, vocab_size: int, poison: int) -> None:
+        super().__init__(vocab_size)
+        self.poison = poison
+
+    def forward(self, batch: ForwardBatch, kv_cache: torch.Tensor) -> torch.Tensor:
+        if bool((batch.tokens == self.poison).any()):
+            raise RuntimeError("out of luck")
+        return super().forward(batch, kv_cache)
+
+
+@examples(40)
+@given(st.data())
+def test_6_no_request_harms_another_or_the_engine(data: st.DataObject) -> None:
+    """A step that fails ends the requests it served; those before, after, and waiting meanwhile answer as ever."""
+    logging.getLogger("runtime.engine.engine").setLevel(logging.CRITICAL)
+    setup = data.draw(setups())
+    poison = setup.max_token
+    model = PoisonedModel(setup.vocab, poison)
+    run = Run(replace(setup, max_token=poison - 1), make_engine(replace(setup, max_token=poison - 1), model))
+    for ask in data.draw(st.lists(asks(setup), max_size=4)):
+        run.add(ask)
+    before = data.draw(st.integers(0, 6))
+    for _ in range(before):
+        run.step()
+    bad = Ask((1, poison), Params(max_tokens=3))
+    run.engine.add(spec_of("bad", bad))
+    failed: set[str] = set()
+    for _ in range(5000):
+        if not run.engine.has_work():
+            break
+        for output in run.engine.step():
+            if output.finish_reason == "error":
+                assert "out of luck" in (output.error or "")
+                failed.add(output.id)
+            else:
+                run.heard[output.id].outputs.append(output)
+    assert "bad" in failed
+    check_idle(run.engine)
+    run.aborted |= failed - {"bad"}
+    for ask in data.draw(st.lists(asks(setup), max_size=2)):
+        run.add(ask)
+    run.drain()
+    run.compare()
+
+
+@examples(60)
+@given(st.data())
+def test_7_abort_at_any_step_frees_every_page(data: st.DataObject) -> None:
+    setup = data.draw(setups())
+    run = Run(setup)
+    several = data.draw(st.lists(asks(setup), min_size=1, max_size=5))
+    for ask in several:
+        run.add(ask)
+    for _ in range(data.draw(st.integers(0, 20))):
+        run.step()
+    ids = data.draw(st.permutations(sorted(run.asks)))
+    for id in ids:
+        run.abort(id)
+    assert not any(not r.committing for r in run.engine.scheduler.running)
+    while run.engine.has_work():  # answered requests may still have their last block to commit
+        run.step()
+    check_idle(run.engine)
+    for ask in several:
+        run.add(ask)
+    run.drain()
+    run.compare()
+
+
+@pytest.mark.parametrize("algorithm", ["threshold", "fixed", "edit"])
+def test_max_nfe_counts_steps_alone(algorithm: str) -> None:
+    """nfe leaves out prefill, commits, and what a preemption computes again."""
+    setup = Setup(pages=8, max_len=32, budget=8, max_reqs=4)
+    p = Params(max_tokens=18, ignore_eos=True, algorithm=algorithm, accept_threshold=0.5, edit_threshold=0.9)
+    several = [Ask(tuple((n + i) % 13 for i in range(5)), p) for n in range(4)]
+    crowded = run_all(setup, several)
+    assert crowded.engine.scheduler.preemptions > 0
+    for n, ask in enumerate(several):
+        alone = run_all(replace(setup, pages=64, budget=64), [ask])
+        assert alone.heard["r0"].outputs[-1].nfe == crowded.heard[f"r{n}"].outputs[-1].nfe
+        assert alone.heard["r0"].tokens == crowded.heard[f"r{n}"].tokens
