@@ -98,20 +98,25 @@ class Service:
 
     async def encode(self, text: str, param: str = "prompt") -> list[int]:
         """A prompt's ids; special tokens in it are ordinary text (decoding.md 1)."""
-        _, tokenizer = self.require()
+        info, tokenizer = self.require()
+        if tokenizer.surely_longer(text, info.max_model_len):
+            raise _too_long(param, info)
         if len(text) > THREAD_CHARS:
             return await asyncio.to_thread(tokenizer.encode, text, param)
         return tokenizer.encode(text, param)
 
     async def encode_chat(self, messages: list[dict[str, str]], kwargs: Mapping[str, Any] | None) -> list[int]:
         """The ids of a chat with the checkpoint's own template."""
-        _, tokenizer = self.require()
+        info, tokenizer = self.require()
         variables = dict(kwargs or {})
         for name in ("self", "messages"):
             if name in variables:
                 path = f"chat_template_kwargs.{name}"
                 raise RequestError(f"{path}: this name is the template's own; leave it out", param=path)
-        if sum(len(message["content"]) for message in messages) > THREAD_CHARS:
+        text = "".join(message["content"] for message in messages)
+        if tokenizer.surely_longer(text, info.max_model_len):
+            raise _too_long("messages", info)
+        if len(text) > THREAD_CHARS:
             return await asyncio.to_thread(tokenizer.encode_chat, messages, **variables)
         return tokenizer.encode_chat(messages, **variables)
 
@@ -153,6 +158,14 @@ class Service:
             specs += choices(spec, n)
         made = [Choice(i, spec, Answer(tokenizer, stops)) for i, spec in enumerate(specs)]
         return Job(id, self.frontend, made, streamed=mode is not None)
+
+
+def _too_long(param: str, info: EngineInfo) -> RequestError:
+    return RequestError(
+        f"{param}: has far more than the {info.max_model_len} tokens of the model's length; shorten it",
+        param=param,
+        code="context_length_exceeded",
+    )
 
 
 def new_id(prefix: str) -> str:

@@ -38,6 +38,12 @@ class Pieces:
             found = self._cache[token] = self._bytes(token, False)
         return found
 
+    def longest(self) -> int:
+        """Bytes of the longest token where every byte of a text is some token's, else 0."""
+        if not (self._byte_level or self._byte_fallback):
+            return 0
+        return max(len(self._bytes(token, False)) for token in self._tokens)
+
     def start(self) -> Stripper:
         """What drops the leading characters that the decoder takes off a whole text."""
         return Stripper(*(self._strip or ("", 0)))

@@ -43,6 +43,7 @@ class Tokenizer:
 
         self.pieces = Pieces(tokens, data.get("decoder"))
         self.max_token_id = max(tokens)
+        self._longest = self.pieces.longest()
         self._ids = {text: id for id, text in tokens.items()}
         self._encoder = _load(_with_marks(data, marks), directory)
         for text, mark in marks.items():
@@ -56,6 +57,14 @@ class Tokenizer:
     def token_id(self, token: str) -> int | None:
         """The id of a vocabulary entry by its exact text, a special one too."""
         return self._ids.get(token)
+
+    def surely_longer(self, text: str, tokens: int) -> bool:
+        """Whether `text` has more than `tokens` tokens, told without encoding it; False where that is not clear.
+
+        A normalizer may shorten a text before it is cut up (composing characters does, to a third at most), so a
+        text must be four times too long.
+        """
+        return self._longest > 0 and len(text) > 4 * self._longest * tokens
 
     def encode(self, text: str, param: str = "prompt") -> list[int]:
         """Ids of `text`, all of it taken as ordinary text. RequestError (about `param`) if it is not valid Unicode."""

@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator
+from pathlib import Path
 
 import httpx
 import openai
 import pytest
 
+from runtime import LLM, SamplingParams
 from tests.server.checkpoint import EOS, MASK
 from tests.server.harness import ServerProcess, sse
 
@@ -256,3 +258,15 @@ def test_an_end_token_ends_and_does_not_show(client: httpx.Client) -> None:
             assert len(answer["token_ids"]) < 200
             return
     pytest.fail("no answer of 40 ended at an end token")
+
+
+def test_the_same_answers_as_in_process(client: httpx.Client, checkpoint: Path) -> None:
+    prompts = ["one", "another prompt", "a third one that is a good deal longer than a block"]
+    with LLM(model=str(checkpoint), device="cpu") as llm:
+        for prompt in prompts:
+            (mine,) = llm.generate([prompt], SamplingParams(max_tokens=40, temperature=0.7, seed=3))
+            body = {"prompt": prompt, "max_tokens": 40, "temperature": 0.7, "seed": 3}
+            theirs = client.post("/generate", json=body).json()
+            assert theirs["token_ids"] == mine.token_ids
+            assert (theirs["text"], theirs["nfe"]) == (mine.text, mine.nfe)
+            assert theirs["finish_reason"] == mine.finish_reason

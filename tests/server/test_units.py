@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import msgspec
 import pytest
 from hypothesis import given, settings
@@ -13,6 +15,7 @@ from runtime.errors import RequestError
 from runtime.server import messages
 from runtime.server.metrics import EngineFigures
 from runtime.server.schemas import ChatRequest, CompletionRequest, GenerateRequest, parse_body
+from runtime.text import Tokenizer
 
 SPEC = RequestSpec(id="a", prompt=[1, 2], max_tokens=3, seed=2**64 - 1, decoding=DecodingParams(steps=4))
 
@@ -116,3 +119,11 @@ def test_no_body_gets_past_its_schema_by_an_exception(body: dict[str, object]) -
 @given(st.binary())
 def test_any_bytes_are_a_body_or_an_error(data: bytes) -> None:
     assert outcome(GenerateRequest, data) in (200, 400, 422)
+
+
+def test_a_text_is_called_too_long_only_if_it_is(checkpoint: Path) -> None:
+    tokenizer = Tokenizer(checkpoint)
+    for text in ("a" * 50, "🙂" * 50, " " * 50, "<|mask|>" * 50, ""):
+        count = len(tokenizer.encode(text))
+        assert not any(tokenizer.surely_longer(text, tokens) for tokens in (count, count + 1))
+    assert tokenizer.surely_longer("a" * 10**5, 512)
