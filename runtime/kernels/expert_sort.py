@@ -44,7 +44,7 @@ def sort_by_expert_reference(ids: torch.Tensor, experts: int, rows: int) -> Expe
     return ExpertTiles(flat.argsort(stable=True).int(), tiles, rows)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["pairs"])  # else each new value may compile again
 def _sort(ids_ptr, order_ptr, starts_ptr, pairs, EXPERTS: tl.constexpr, CHUNK: tl.constexpr):
     """One program an expert: count the pairs of lower experts, then place its own in order of their index."""
     expert = tl.program_id(0)
@@ -65,7 +65,7 @@ def _sort(ids_ptr, order_ptr, starts_ptr, pairs, EXPERTS: tl.constexpr, CHUNK: t
         tl.store(starts_ptr + EXPERTS, place)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["most"])
 def _lay_out(
     starts_ptr, tiles_ptr, most, ROWS: tl.constexpr, EXPERTS: tl.constexpr, EXPERTS_P2: tl.constexpr,
     TILES: tl.constexpr,

@@ -75,7 +75,7 @@ def _one_by_one(inputs: torch.Tensor, counts: list[int], gate_up: torch.Tensor, 
     return outputs
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["most"])  # else each new value may compile again
 def _gate_up(
     x_ptr, weight_ptr, hidden_ptr, order_ptr, tiles_ptr, most,
     TOP_K: tl.constexpr, HIDDEN: tl.constexpr, WIDTH: tl.constexpr,
@@ -108,7 +108,7 @@ def _gate_up(
     tl.store(at, value.to(hidden_ptr.dtype.element_ty), mask=ok[:, None] & column_ok[None, :])
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["most"])
 def _down(
     hidden_ptr, weight_ptr, pairs_ptr, order_ptr, tiles_ptr, most,
     HIDDEN: tl.constexpr, WIDTH: tl.constexpr,

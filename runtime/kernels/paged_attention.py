@@ -54,7 +54,7 @@ def paged_attention_reference(
     return out
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["table_stride", "window"])  # else each new value may compile again
 def _paged_attention(
     q_ptr, k_ptr, v_ptr, out_ptr, seq_rows_ptr, cached_ptr, kv_len_ptr, table_ptr,
     table_stride, scale_log2, window,

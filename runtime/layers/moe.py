@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 import torch.nn.functional as F
 from torch import nn
@@ -39,7 +41,7 @@ class MoE(nn.Module):
         device: torch.device, dtype: torch.dtype, kernels: Kernels,
     ) -> None:  # fmt: skip
         super().__init__()
-        where = {"device": device, "dtype": dtype}
+        where: dict[str, Any] = {"device": device, "dtype": dtype}
         self.router = Router(hidden, experts, rule, bias=router_bias, kernels=kernels, **where)
         self.gate_up = empty_parameter(experts, 2 * width, hidden, **where)
         self.down = empty_parameter(experts, hidden, width, **where)

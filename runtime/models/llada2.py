@@ -91,7 +91,7 @@ class LLaDA2(nn.Module):
     ) -> None:  # fmt: skip
         super().__init__()
         kernels = select_kernels(device, dtype) if kernels is None else kernels
-        where = {"device": device, "dtype": dtype}
+        where: dict[str, Any] = {"device": device, "dtype": dtype}
         shape = AttentionShape(arch.heads, arch.kv_heads, arch.head_dim, arch.head_dim**-0.5)
         self.arch = arch
         self.num_layers, self.num_kv_heads = arch.layers, arch.kv_heads
