@@ -93,23 +93,29 @@ class Frontend:
             raise Unavailable("no backend is running at the moment; it is being restarted")
         return self.info
 
+    def check_room(self, count: int) -> None:
+        """Raises RequestError unless `count` more requests fit: 429 if later, 400 if never; Unavailable."""
+        info = self.require()
+        assert self.supervisor is not None
+        room = info.max_num_reqs * len(self.supervisor.ready) + self.config.max_queue
+        if count > info.max_num_reqs * self.config.data_parallel_size + self.config.max_queue:
+            raise RequestError("n: times the prompts, these are more answers than this server ever holds", param="n")
+        if len(self.table) + count > room:
+            raise RequestError(
+                f"the queue is full: {len(self.table)} requests are live, and there is no room for {count} more "
+                f"(--max-queue {self.config.max_queue}); retry later",
+                status=429,
+                code="queue_full",
+            )
+
     def submit(self, specs: list[RequestSpec]) -> Inbox:
         """Send requests on their way; news of ``specs[i]`` arrives in the inbox as ``(i, output)``.
 
         Raises RequestError: 429 when the queue is full, 503 when no backend serves.
         """
-        info = self.require()
+        self.check_room(len(specs))
         assert self.supervisor is not None
         ready = self.supervisor.ready
-        room = info.max_num_reqs * len(ready) + self.config.max_queue
-        if len(self.table) + len(specs) > room:
-            waiting = "it" if len(specs) == 1 else f"{len(specs)} more"
-            raise RequestError(
-                f"the queue is full ({len(self.table)} requests are live, --max-queue {self.config.max_queue}); "
-                f"there is no room for {waiting}, retry later",
-                status=429,
-                code="queue_full",
-            )
         inbox = Inbox()
         shares: dict[int, list[RequestSpec]] = {}
         for index, spec in enumerate(specs):

@@ -21,6 +21,10 @@ KEEP_ALIVE_SECONDS = 75  # of an idle connection; longer than clients keep their
 class HttpServer(uvicorn.Server):
     """uvicorn without its own view of signals."""
 
+    def __init__(self, config: uvicorn.Config) -> None:
+        super().__init__(config)
+        self.servers = []  # a signal may ask for them before uvicorn has started
+
     def capture_signals(self) -> contextlib.AbstractContextManager[None]:
         return contextlib.nullcontext()
 

@@ -105,6 +105,22 @@ class Service:
             return await asyncio.to_thread(tokenizer.encode, text, param)
         return tokenizer.encode(text, param)
 
+    async def encode_each(self, prompts: list[str | list[int]]) -> list[list[int]]:
+        """The ids of several prompts, those given as ids as they are."""
+        texts = [prompt for prompt in prompts if isinstance(prompt, str)]
+        if sum(map(len, texts)) <= THREAD_CHARS:
+            return [await self.encode(prompt) if isinstance(prompt, str) else prompt for prompt in prompts]
+        info, tokenizer = self.require()
+
+        def encode(prompt: str | list[int]) -> list[int]:
+            if isinstance(prompt, list):
+                return prompt
+            if tokenizer.surely_longer(prompt, info.max_model_len):
+                raise _too_long("prompt", info)
+            return tokenizer.encode(prompt)
+
+        return await asyncio.to_thread(lambda: [encode(prompt) for prompt in prompts])
+
     async def encode_chat(self, messages: list[dict[str, str]], kwargs: Mapping[str, Any] | None) -> list[int]:
         """The ids of a chat with the checkpoint's own template."""
         info, tokenizer = self.require()
@@ -137,6 +153,7 @@ class Service:
         `mode`: None for an answer in one piece, "denoise" for every step, anything else for text as it grows.
         """
         info, tokenizer = self.require()
+        self.frontend.check_room(len(prompts) * max(n, 1))  # before anything is made of a great number
         given = {name: getattr(body, name) for name in _SAMPLING}
         if max_tokens is not None:
             given["max_tokens"] = max_tokens

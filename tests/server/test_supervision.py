@@ -121,7 +121,9 @@ def test_a_full_queue_and_a_time_limit(checkpoint: Path) -> None:
             assert full.status_code == 429
             assert int(full.headers["retry-after"]) > 0
             assert full.json()["error"]["code"] == "queue_full"
-            assert client.post("/v1/completions", json={"prompt": "x", "n": 4}).status_code == 429
+            assert client.post("/v1/completions", json={"prompt": "x", "n": 3}).status_code == 429
+            never = client.post("/v1/completions", json={"prompt": "x", "n": 4})
+            assert (never.status_code, never.json()["error"]["param"]) == (400, "n")
             for future in futures:
                 assert future.result().status_code == 504
             events = sse(client.post("/generate", json={**SLOW, "stream": True}).text)
@@ -129,7 +131,7 @@ def test_a_full_queue_and_a_time_limit(checkpoint: Path) -> None:
         server.until_idle()
         found = server.metrics()
         assert found['unmask_requests_total{outcome="timeout"}'] == 4
-        assert found['unmask_requests_total{outcome="refused"}'] == 2
+        assert found['unmask_requests_total{outcome="refused"}'] == 3
 
 
 def test_a_killed_frontend_takes_its_backend_with_it(checkpoint: Path) -> None:

@@ -32,7 +32,7 @@ async def completions(request: Request) -> Response:
         model = service.model_name(body.model)
         mode = stream_mode(body)
         service.require()
-        prompts = [await service.encode(prompt) if isinstance(prompt, str) else prompt for prompt in _list(body.prompt)]
+        prompts = await service.encode_each(_list(body.prompt))
         job = service.job(body, prompts, id=new_id("cmpl"), mode=mode, n=1 if body.n is None else body.n)
     head = {"id": job.id, "object": "text_completion", "created": int(time.time()), "model": model}
     if body.stream:

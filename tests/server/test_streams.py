@@ -1,0 +1,94 @@
+"""An event stream by itself: keep-alive comments, clients that go or take nothing, generators that never started."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+
+from runtime.server import responses
+from runtime.server.responses import EventStream
+
+
+class Job:
+    """Stands for a job: remembers whether it was left."""
+
+    left = False
+
+    def __enter__(self) -> Job:
+        return self
+
+    def __exit__(self, *exc: Any) -> None:
+        self.left = True
+
+
+async def never() -> dict[str, Any]:
+    await asyncio.Event().wait()
+    raise AssertionError
+
+
+def test_comments_fill_the_silence(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(responses, "KEEP_ALIVE_SECONDS", 0.05)
+    sent: list[dict[str, Any]] = []
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    async def chunks() -> AsyncIterator[bytes]:
+        yield b"data: 1\n\n"
+        await asyncio.sleep(0.28)
+        yield b"data: 2\n\n"
+
+    job = Job()
+    asyncio.run(EventStream(job, chunks())({}, never, send))
+    assert sent[0]["status"] == 200
+    assert dict(sent[0]["headers"])[b"content-type"].startswith(b"text/event-stream")
+    bodies = [m["body"] for m in sent[1:]]
+    assert bodies[0] == b"data: 1\n\n"
+    assert bodies[-2:] == [b"data: 2\n\n", b""]
+    assert 2 <= bodies.count(b": keep-alive\n\n") <= 5
+    assert sent[-1]["more_body"] is False
+    assert job.left
+
+
+@pytest.mark.parametrize("started", [True, False])
+def test_a_client_that_goes_ends_the_job(started: bool) -> None:
+    closed = []
+
+    async def chunks() -> AsyncIterator[bytes]:
+        try:
+            yield b"data: 1\n\n"
+            await asyncio.Event().wait()
+        finally:
+            closed.append(True)
+
+    async def send(message: Any) -> None:
+        if not started:
+            await asyncio.Event().wait()
+
+    async def receive() -> dict[str, Any]:
+        await asyncio.sleep(0.05)
+        return {"type": "http.disconnect"}
+
+    job = Job()
+    asyncio.run(EventStream(job, chunks())({}, receive, send))
+    assert job.left
+    assert closed == [True] * started
+
+
+def test_a_client_that_takes_nothing_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(responses, "STALL_SECONDS", 0.05)
+
+    async def chunks() -> AsyncIterator[bytes]:
+        while True:
+            yield b"data: 1\n\n"
+
+    async def send(message: Any) -> None:
+        if message["type"] == "http.response.body":
+            await asyncio.Event().wait()
+
+    job = Job()
+    asyncio.run(EventStream(job, chunks())({}, never, send))
+    assert job.left
