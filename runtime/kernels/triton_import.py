@@ -18,6 +18,9 @@ except ImportError:  # pragma: no cover - the test machines have it
         def jit(self, function: Any = None, **options: Any) -> Any:
             return self if function is not None else self.jit
 
+        def __getitem__(self, grid: Any) -> Any:
+            raise RuntimeError("this kernel needs the triton package, which is not installed")
+
         def __getattr__(self, name: str) -> Any:
             raise RuntimeError("this kernel needs the triton package, which is not installed")
 
