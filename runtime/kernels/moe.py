@@ -45,8 +45,10 @@ def moe_reference(
         outputs = _one_by_one(inputs, counts.tolist(), gate_up, down)
     up = wide(x.dtype)
     by_choice = torch.empty_like(outputs).index_copy_(0, order, outputs).unflatten(0, (rows, top_k)).to(up)
-    total = torch.bmm(weights.to(up).unsqueeze(1), by_choice).squeeze(1)
-    return (total if shared is None else total + shared.to(up)).to(x.dtype)
+    total = torch.zeros_like(x, dtype=up) if shared is None else shared.to(up)
+    for choice, weight in enumerate(weights.to(up).split(1, dim=1)):
+        total = torch.addcmul(total, weight, by_choice[:, choice])
+    return total.to(x.dtype)
 
 
 def _batched(
