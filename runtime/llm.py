@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from runtime.text import Tokenizer
 
 Prompt = str | Sequence[int] | Sequence[Mapping[str, Any]]  # text, token ids, or chat messages
+Inbox = deque[EngineOutput]
 
 
 @dataclass(frozen=True)
@@ -46,6 +48,8 @@ class GenerationOutput:
 class LLM:
     """A model in this process. Several may live side by side; none may be shared between threads.
 
+    Streams may be open at the same time, and `generate` may be called meanwhile: they share the engine's batches.
+
     Args:
         model: directory, ``hf://org/name[@revision]``, or None for the demo checkpoint.
         flags: any flag of the engine, with underscores (``device="cpu"``, ``block_size=8``, ``dtype="float64"`` ...).
@@ -64,6 +68,7 @@ class LLM:
 
             self.tokenizer = Tokenizer(resolve_checkpoint(config.model).path)
         self._ids = itertools.count()
+        self._inboxes: dict[str, Inbox] = {}  # request -> where the call that waits for it finds its news
 
     @property
     def info(self) -> Any:
@@ -104,16 +109,15 @@ class LLM:
         report: Report = "denoise" if stream_mode == "denoise" else "stable"
         (choice,) = self._choices(prompt, params, report)
         make = denoise_event if stream_mode == "denoise" else append_event
-        self.engine.add(choice.spec)
+        inbox = self._open([choice])
         try:
             while choice.finish_reason is None:
-                for output in self.engine.step():
-                    if output.id == choice.spec.id and choice.finish_reason is None:
-                        event = make(choice, output, self._absorb(choice, output))
-                        if event is not None:
-                            yield event
+                output = self._next(inbox)
+                event = make(choice, output, self._absorb(choice, output))
+                if event is not None:
+                    yield event
         finally:
-            self.engine.abort(choice.spec.id)
+            self._drop(choice)
         answer = _output(choice)
         final = {name: getattr(answer, name) for name in ("text", "token_ids", "nfe", "finish_reason", "usage")}
         yield {"event": "final", "id": choice.spec.id, **final}
@@ -129,7 +133,7 @@ class LLM:
         return sequence_logits(self.engine, list(ids), block_size)
 
     def close(self) -> None:
-        """Free the model and the cache; the object cannot be used afterwards."""
+        """Free the model and the cache; the object cannot be used afterwards. Closing again does nothing."""
         self.engine.close()
 
     def __enter__(self) -> LLM:
@@ -181,20 +185,40 @@ class LLM:
 
     def _finish(self, all_choices: list[Choice]) -> None:
         waiting = {choice.spec.id: choice for choice in all_choices}
-        for choice in all_choices:
-            self.engine.add(choice.spec)
+        inbox = self._open(all_choices)
         try:
             while waiting:
-                for output in self.engine.step():
-                    choice = waiting.get(output.id)
-                    if choice is not None:
-                        self._absorb(choice, output)
-                        if choice.finish_reason is not None:
-                            del waiting[output.id]
-                            self.engine.abort(output.id)
+                output = self._next(inbox)
+                choice = waiting.get(output.id)
+                if choice is not None:
+                    self._absorb(choice, output)
+                    if choice.finish_reason is not None:
+                        self._drop(waiting.pop(output.id))
         finally:
-            for request_id in waiting:
-                self.engine.abort(request_id)
+            for choice in waiting.values():
+                self._drop(choice)
+
+    def _open(self, opened: list[Choice]) -> Inbox:
+        """Hand the requests to the engine; their news come in the inbox, whichever call makes the engine step."""
+        inbox: Inbox = deque()
+        for choice in opened:
+            self.engine.add(choice.spec)
+            self._inboxes[choice.spec.id] = inbox
+        return inbox
+
+    def _next(self, inbox: Inbox) -> EngineOutput:
+        """The next news of an inbox, after as many steps of the engine as it takes."""
+        while not inbox:
+            if not self.engine.has_work():
+                raise RuntimeError("the LLM was closed while an answer was under way")
+            for output in self.engine.step():
+                if output.id in self._inboxes:
+                    self._inboxes[output.id].append(output)
+        return inbox.popleft()
+
+    def _drop(self, choice: Choice) -> None:
+        self._inboxes.pop(choice.spec.id, None)
+        self.engine.abort(choice.spec.id)
 
     def _absorb(self, choice: Choice, output: EngineOutput) -> str:
         if output.finish_reason == "error":

@@ -76,6 +76,37 @@ def test_a_stream_that_is_left_frees_its_pages(llm):
     assert llm.engine.stats().pages_used == 0
 
 
+def test_calls_of_one_llm_may_interleave(llm):
+    """Each call makes the engine step for all of them; none may take another's news away."""
+    prompts, lengths = [[1, 2, 3], [4] * 11, [7, 7]], [30, 9, 17]
+    alone = [llm.generate([prompt], params(max_tokens=n))[0] for prompt, n in zip(prompts, lengths, strict=True)]
+    streams = [llm.stream(prompt, params(max_tokens=n)) for prompt, n in zip(prompts, lengths, strict=True)]
+    finals, open_streams = {}, dict(enumerate(streams))
+    while open_streams:
+        for i in list(open_streams):
+            event = next(open_streams[i])
+            if event["event"] == "final":
+                finals[i] = event["token_ids"]
+                del open_streams[i]
+        if len(finals) == 1:
+            (between,) = llm.generate([prompts[0]], params(max_tokens=30))
+            assert between.token_ids == alone[0].token_ids
+    assert [finals[i] for i in range(3)] == [out.token_ids for out in alone]
+
+
+def test_closing():
+    llm = LLM(str(golden_directory()), device="cpu", skip_tokenizer=True, max_model_len=64)
+    llm.generate([[1] * 8], params(max_tokens=8))  # leaves a block to commit
+    events = llm.stream([1, 2, 3], params())
+    next(events)
+    llm.close()
+    llm.close()
+    with pytest.raises(RuntimeError, match="closed"):
+        next(events)
+    with pytest.raises(RuntimeError, match="closed"):
+        llm.generate([[1]])
+
+
 def test_logits_do_not_depend_on_what_the_cache_holds(llm):
     ids = torch.randint(0, 250, (21,), generator=torch.Generator().manual_seed(3)).tolist()
     before = llm.logits(ids)

@@ -51,10 +51,14 @@ class Engine:
         )
         self._requests: dict[str, Request] = {}  # those not answered yet
         self._arrivals = 0
+        self._closed = False
         self._stats = EngineStats(pages_total=info.num_pages)
 
     def add(self, spec: RequestSpec) -> None:
-        """Queue a request; ValueError if its id is in use. Everything else was checked by ``runtime.params``."""
+        """Queue a request; ValueError if its id is in use, RuntimeError once closed. Everything else was checked by
+        ``runtime.params``."""
+        if self._closed:
+            raise RuntimeError("the engine is closed")
         if spec.id in self._requests:
             raise ValueError(f"request id {spec.id!r} is in use")
         request = Request(
@@ -172,9 +176,13 @@ class Engine:
         return outputs
 
     def close(self) -> None:
-        """Drop all requests, the model and its cache."""
-        for request_id in list(self._requests):
-            self.abort(request_id)
+        """Drop all requests, the model and its cache. Closing again does nothing."""
+        if self._closed:
+            return
+        self._closed = True
+        for request in (*self.scheduler.running, *self.scheduler.waiting):
+            self.scheduler.release(request)
+        self._requests.clear()
         del self.runner
 
     def stats(self) -> EngineStats:
