@@ -170,7 +170,8 @@ class Engine:
         for request in requests:
             if request.status is not Status.FINISHED:
                 self.scheduler.release(request)
-            if self._requests.pop(request.spec.id, None) is not None:
+            if self._requests.get(request.spec.id) is request:  # an answered one's id may be another's by now
+                del self._requests[request.spec.id]
                 message = f"{type(error).__name__}: {error}"
                 outputs.append(EngineOutput(id=request.spec.id, nfe=request.nfe, finish_reason="error", error=message))
         return outputs

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 from dataclasses import replace
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -14,6 +15,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from runtime.engine.io import EngineOutput
 from runtime.models.base import ForwardBatch
 from tests.engine.harness import Ask, Run, Setup, check_idle, make_engine, run_all, spec_of
 from tests.engine.hash_model import HashModel
@@ -199,6 +201,31 @@ def test_6_no_request_harms_another_or_the_engine(data: st.DataObject) -> None:
         run.add(ask)
     run.drain()
     run.compare()
+
+
+def test_6_a_failing_commit_harms_no_request_of_the_same_id(caplog: pytest.LogCaptureFixture) -> None:
+    """An answered request's id is free while its last block is still to be committed."""
+    caplog.set_level(logging.CRITICAL)
+    setup = Setup(budget=12, block=4)
+    run = Run(setup)
+    first = Ask((1, 2, 4, 5), Params(max_tokens=4, ignore_eos=True))
+    run.engine.add(spec_of("same", first))
+    while not any(output.finish_reason for output in run.engine.step()):
+        pass
+    (committing,) = run.engine.scheduler.running
+    assert committing.committing
+    second = Ask((1, 2), Params(max_tokens=8, ignore_eos=True))
+    run.engine.add(spec_of("same", second))
+    run.engine.scheduler.budget = 4  # the failing step serves the commit alone
+    works, run.engine.runner.run = run.engine.runner.run, Mock(side_effect=RuntimeError("out of luck"))  # type: ignore[method-assign]
+    assert run.engine.step() == []
+    run.engine.runner.run, run.engine.scheduler.budget = works, setup.budget  # type: ignore[method-assign]
+    outputs: list[EngineOutput] = []
+    while run.engine.has_work():
+        outputs += run.engine.step()
+    assert outputs[-1].finish_reason == "length"
+    assert sum(len(output.new_tokens) for output in outputs) == 8
+    check_idle(run.engine)
 
 
 @examples(60)

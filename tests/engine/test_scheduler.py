@@ -208,8 +208,9 @@ def test_a_block_costs_its_steps_and_no_commit() -> None:
     ):
         run = run_all(setup, [Ask(prompt(0, length), p)])
         stats = run.engine.stats()
-        assert run.heard["r0"].outputs[-1].nfe == 12 if length == 4 else True
-        assert stats.forwards_denoise == run.heard["r0"].outputs[-1].nfe
+        nfe = run.heard["r0"].outputs[-1].nfe
+        assert 12 <= nfe <= (12 if length == 4 else 15)  # masks past the end may be taken first
+        assert stats.forwards_denoise == nfe
         assert stats.forwards_commit == commits
 
 
