@@ -20,7 +20,7 @@ $(STAMP): constraints/lock.txt pyproject.toml
 	  || { echo "unmask needs Python 3.11 to 3.13 (PYTHON=/path/to/python3 make ...); found: $$($(PYTHON) --version)"; exit 1; }
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	@$(BIN)/uv --version 2>/dev/null | grep -qF '$(UV_VERSION)' || $(BIN)/python -m pip install --quiet uv==$(UV_VERSION)
-	$(BIN)/uv pip install --quiet --require-hashes --python $(BIN)/python -r constraints/lock.txt
+	$(BIN)/uv pip install --quiet --compile-bytecode --require-hashes --python $(BIN)/python -r constraints/lock.txt
 	$(BIN)/uv pip install --quiet --no-deps --no-build-isolation --python $(BIN)/python -e .
 	@touch $@
 
