@@ -106,6 +106,8 @@ class LLM:
         params = params or SamplingParams()
         if params.n != 1:
             raise RequestError("n: a stream has one answer; leave it out", param="n")
+        if stream_mode not in ("denoise", "block_append"):
+            raise RequestError("stream_mode: must be denoise or block_append", param="stream_mode")
         report: Report = "denoise" if stream_mode == "denoise" else "stable"
         (choice,) = self._choices(prompt, params, report)
         make = denoise_event if stream_mode == "denoise" else append_event
@@ -156,6 +158,11 @@ class LLM:
             if prompt and isinstance(prompt[0], Mapping):
                 return self._tokenizer("messages").encode_chat([dict(message) for message in prompt])  # type: ignore[arg-type]
             return list(prompt)  # type: ignore[arg-type]
+        if not isinstance(prompt, str):
+            raise RequestError(
+                "prompt: must be text, a list of ids or a list of messages; `generate` takes a list of prompts",
+                param="prompt",
+            )
         return self._tokenizer("text").encode(prompt)
 
     def _tokenizer(self, what: str) -> Tokenizer:

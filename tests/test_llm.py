@@ -5,7 +5,7 @@ import torch
 
 from runtime import LLM, SamplingParams
 from runtime.errors import ConfigError, RequestError
-from tests.oracle.tiny import golden_directory
+from tests.oracle.tiny import golden_directory, write_tiny
 
 
 @pytest.fixture(scope="module")
@@ -115,6 +115,42 @@ def test_logits_do_not_depend_on_what_the_cache_holds(llm):
     assert before.shape == (21, 256)
     longer = llm.logits([*ids, 7, 7, 7, 7])  # 21 ends inside a block of 8: only whole blocks are unchanged
     assert torch.allclose(before[:16], longer[:16])
+
+
+@pytest.mark.parametrize(
+    ("call", "field"),
+    [
+        (lambda llm: llm.generate([1, 2, 3], params()), "prompt"),
+        (lambda llm: llm.generate([{"role": "user", "content": "hi"}], params()), "prompt"),
+        (lambda llm: next(llm.stream([1], params(), stream_mode="blocks")), "stream_mode"),
+        (lambda llm: next(llm.stream([1], params(n=2))), "n"),
+        (lambda llm: llm.generate([[1], [2]], [params()]), "params"),
+        (lambda llm: llm.logits([]), "prompt"),
+        (lambda llm: llm.logits([1, 256]), "prompt[1]"),
+        (lambda llm: llm.logits([1, 2.0]), "prompt[1]"),
+        (lambda llm: llm.logits([1], block_size=0), "block_size"),
+        (lambda llm: llm.logits([1], block_size="8"), "block_size"),
+    ],
+)
+def test_wrong_arguments_are_named(llm, call, field):
+    with pytest.raises(RequestError) as error:
+        call(llm)
+    assert error.value.param == field
+    assert str(error.value).startswith(field)
+    assert not llm.engine.has_work()
+
+
+@pytest.mark.parametrize("block_size", ["8", -8, 8.5, [8], True])
+def test_a_wrong_block_size_in_the_checkpoint_ends_start_up(tmp_path, block_size):
+    write_tiny(tmp_path, seed=1, block=block_size)
+    with pytest.raises(ConfigError, match=r"config\.json: block_size"):
+        LLM(str(tmp_path), device="cpu", skip_tokenizer=True)
+
+
+def test_the_token_budget_must_hold_a_step(tmp_path):
+    write_tiny(tmp_path, seed=1, block=64)
+    with pytest.raises(ConfigError, match="--max-num-batched-tokens: 100 is less than the 128 rows"):
+        LLM(str(tmp_path), device="cpu", skip_tokenizer=True, max_num_batched_tokens=100, page_size=64)
 
 
 def test_flags_of_the_server_and_misspelt_ones_are_refused():

@@ -1,6 +1,6 @@
 """Configuration: the flag table, how its sources combine, and the typed result. Loads no torch."""
 
-from runtime.config.config import DEMO_NAME, EngineConfig, ServerConfig, check_token_budget, default_model_name
+from runtime.config.config import DEMO_NAME, EngineConfig, ServerConfig, default_model_name
 from runtime.config.flags import ENV_PREFIX, Flag, check
 from runtime.config.sources import build_parser, parse
 from runtime.config.table import BY_DEST, FLAGS
@@ -15,7 +15,6 @@ __all__ = [
     "ServerConfig",
     "build_parser",
     "check",
-    "check_token_budget",
     "default_model_name",
     "parse",
 ]

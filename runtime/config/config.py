@@ -65,8 +65,12 @@ class EngineConfig:
         block, page, buffer = self.block_size, self.page_size, self.buffer_size
         if block and page and block % page and page % block:
             raise ConfigError(f"--page-size: {page} is neither a multiple nor a divisor of --block-size {block}")
-        if block:
-            check_token_budget(self.max_num_batched_tokens, block, buffer or 1)
+        need = (block or 0) * ((buffer or 1) + 1)  # decoding.md 3 rule 7: a step of one request fits a forward
+        if self.max_num_batched_tokens < need:
+            raise ConfigError(
+                f"--max-num-batched-tokens: {self.max_num_batched_tokens} is less than a step of one request needs, "
+                f"(--buffer-size {buffer or 1} + 1) * --block-size {block} = {need}"
+            )
         if self.sampling_mode == "edit" and self.remask_threshold:
             raise ConfigError("--remask-threshold: only the threshold algorithm masks again; not with edit")
 
@@ -94,16 +98,6 @@ class EngineConfig:
                 raise ConfigError(f"{name}: given twice, under two names")
             given[key] = value
         return cls(**given)
-
-
-def check_token_budget(max_num_batched_tokens: int, block_size: int, buffer_size: int) -> None:
-    """decoding.md 3 rule 7: a step of one request, (S + 1) * B rows, must fit a forward."""
-    need = (buffer_size + 1) * block_size
-    if max_num_batched_tokens < need:
-        raise ConfigError(
-            f"--max-num-batched-tokens: {max_num_batched_tokens} is less than a step of one request needs, "
-            f"(--buffer-size {buffer_size} + 1) * --block-size {block_size} = {need}"
-        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -159,10 +153,6 @@ class ServerConfig:
     def model_names(self) -> tuple[str, ...]:
         """The ids under which clients ask for the model, the first being the one that answers carry."""
         return self.served_model_name or (default_model_name(self.engine.model),)
-
-    @property
-    def api_keys(self) -> tuple[str, ...]:
-        return self.api_key
 
     def replace(self, **changes: Any) -> Self:
         return dataclasses.replace(self, **changes)

@@ -8,7 +8,6 @@ from typing import Any
 import torch
 
 from runtime.config import EngineConfig
-from runtime.config.config import check_token_budget
 from runtime.engine.engine import Engine
 from runtime.engine.io import DecodingParams, EngineInfo
 from runtime.engine.model_runner import ModelRunner
@@ -16,8 +15,9 @@ from runtime.engine.warmup import warm_up
 from runtime.errors import ConfigError
 from runtime.models import Family, resolve_family
 from runtime.models.base import Model
+from runtime.models.fields import Fields
 from runtime.samplers import rules
-from runtime.strategies import DecodingContext, also_fits, make_strategy
+from runtime.strategies import DecodingContext, Strategy, also_fits, make_strategy
 from runtime.weights import Checkpoint, TokenIds, load_model, read_tokens, resolve_checkpoint
 
 Progress = Callable[[str, int, int], None]  # phase, bytes done, bytes in all
@@ -40,6 +40,7 @@ def load_engine(config: EngineConfig, progress: Progress | None = None) -> Engin
         skip_tokenizer=config.skip_tokenizer,
     )
     facts = _facts(config, family, checkpoint, ids, device, dtype)
+    strategy = _strategy(facts, family)
     free_at_start = torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else 0
     attn_impl = config.attn_impl or ("triton_grouped" if device.type == "cuda" else "torch")
     model = load_model(checkpoint, family, arch, device=device, dtype=dtype, attn_impl=attn_impl, progress=progress)
@@ -47,9 +48,19 @@ def load_engine(config: EngineConfig, progress: Progress | None = None) -> Engin
         progress("warmup", 0, 0)
     runner, pages = _runner(config, facts, model, device, dtype, free_at_start)
     info = EngineInfo(num_pages=pages, **facts)
-    context = DecodingContext(info.block_size, info.buffer_size, info.prefix_caching)
-    fits = family.strategies + also_fits(family.key)
-    return Engine(info=info, runner=runner, strategy=make_strategy(info.strategy, fits, context))
+    return Engine(info=info, runner=runner, strategy=strategy)
+
+
+def _strategy(facts: dict[str, Any], family: Family) -> Strategy:
+    context = DecodingContext(facts["block_size"], facts["buffer_size"], facts["prefix_caching"])
+    strategy = make_strategy(facts["strategy"], family.strategies + also_fits(family.key), context)
+    budget = facts["max_num_batched_tokens"]
+    if budget < strategy.max_rows():
+        raise ConfigError(
+            f"--max-num-batched-tokens: {budget} is less than the {strategy.max_rows()} rows that a step of one "
+            f"request may take, with blocks of {context.block_size} and --buffer-size {context.buffer_size}"
+        )
+    return strategy
 
 
 def _device(config: EngineConfig) -> torch.device:
@@ -75,13 +86,13 @@ def _facts(
 ) -> dict[str, Any]:
     """EngineInfo but for the number of pages, which depends on what the weights leave."""
     model_config = checkpoint.config
-    block_size = config.block_size or int(model_config.get("block_size") or family.block_size)
+    fields = Fields(model_config)
+    block_size = config.block_size or fields.whole("block_size", family.block_size)
     buffer_size = config.buffer_size or 1
     page_size = config.page_size or 32
     if page_size % block_size and block_size % page_size:
         raise ConfigError(f"--page-size {page_size} is neither a multiple nor a divisor of the block size {block_size}")
-    check_token_budget(config.max_num_batched_tokens, block_size, buffer_size)
-    limit = int(model_config.get("max_position_embeddings") or DEFAULT_MODEL_LEN)
+    limit = fields.whole("max_position_embeddings", DEFAULT_MODEL_LEN)
     max_model_len = config.max_model_len or min(DEFAULT_MODEL_LEN, limit)
     if max_model_len > limit:
         raise ConfigError(f"--max-model-len {max_model_len} is more than the checkpoint's limit of {limit} positions")
@@ -97,7 +108,7 @@ def _facts(
         "strategy": config.decoding_strategy or family.strategies[0],
         "device": str(device),
         "dtype": str(dtype).removeprefix("torch."),
-        "vocab_size": int(model_config["vocab_size"]),
+        "vocab_size": fields.whole("vocab_size"),
         "max_token_id": ids.max_token_id,
         "mask_token_id": ids.mask,
         "eos_token_ids": list(ids.eos),

@@ -7,6 +7,7 @@ import torch
 from runtime.engine.engine import Engine
 from runtime.engine.model_runner import ModelRunner
 from runtime.errors import RequestError
+from runtime.fields import integer
 from runtime.models.base import ForwardBatch
 
 
@@ -17,10 +18,10 @@ def sequence_logits(engine: Engine, ids: list[int], block_size: int | None = Non
         raise TypeError("this engine has no model")
     if not ids:
         raise RequestError("prompt: is empty; give at least one token", param="prompt")
-    vocab = engine.info.vocab_size
-    wrong = next((i for i in ids if not 0 <= i < vocab), None)
-    if wrong is not None:
-        raise RequestError(f"prompt: {wrong} is not a token id of this model (0 to {vocab - 1})", param="prompt")
+    last = engine.info.vocab_size - 1
+    for i, token in enumerate(ids):
+        integer(f"prompt[{i}]", token, 0, last)
+    block = integer("block_size", block_size, 1, 2**31, default=runner.block_size)
     page = runner.page_size
     pages = -(-len(ids) // page)
     _, layers, _, _, heads, dim = runner.kv_cache.shape
@@ -35,7 +36,7 @@ def sequence_logits(engine: Engine, ids: list[int], block_size: int | None = Non
         cached=torch.zeros(1, dtype=torch.int32, device=device),
         kv_len=torch.tensor([len(ids)], dtype=torch.int32, device=device),
         page_table=torch.arange(pages, dtype=torch.int32, device=device)[None],
-        block_size=block_size or runner.block_size,
+        block_size=block,
         page_size=page,
         max_rows=len(ids),
         max_kv=len(ids),

@@ -205,7 +205,7 @@ def test_api_keys_are_joined_and_never_shown(tmp_path, capsys):
     file.write_text("k2,k3\nk1\n")
     argv = ["--api-key", "k1", "--api-key-file", str(file)]
     config = parse(argv, {})
-    assert config.api_keys == ("k1", "k2", "k3")
+    assert config.api_key == ("k1", "k2", "k3")
     assert "k1" not in repr(config)
     with pytest.raises(SystemExit):
         parse(["--print-config", *argv], {})
