@@ -130,7 +130,7 @@ class OpenAIRequest(Generation):
     model: str | None = None
     n: int | None = None
     stream_options: StreamOptions | None = None
-    stream_mode: Literal["denoise"] | None = None
+    stream_mode: Literal["denoise", "block_append"] | None = None  # the second is what OpenAI's stream is anyway
     user: str | None = None
     metadata: dict[str, Any] | None = None
     store: bool | None = None

@@ -129,7 +129,7 @@ CASES: list[tuple[str, Any, int, str | None]] = [
     (CHAT, chat(logit_bias={"5": 1}), 400, "logit_bias"),
     (CHAT, chat(stream_options={"include_usage": True}), 400, "stream_options"),
     (CHAT, chat(stream=True, stream_options={"wat": 1}), 400, "stream_options.wat"),
-    (CHAT, chat(stream=True, stream_mode="block_append"), 400, "stream_mode"),
+    (CHAT, chat(stream=True, stream_mode="words"), 400, "stream_mode"),
     (CHAT, chat(max_completion_tokens=0), 400, None),
     (CHAT, chat(max_completion_tokens=9), 400, "max_completion_tokens"),
     (CHAT, {"messages": USER, "max_completion_tokens": 0}, 400, "max_completion_tokens"),

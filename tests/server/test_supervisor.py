@@ -1,0 +1,122 @@
+"""The supervisor in this process, over backends without a model: what no HTTP client can bring about."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from runtime.config import EngineConfig, ServerConfig
+from runtime.engine.io import DecodingParams, EngineOutput, RequestSpec
+from runtime.server import messages
+from runtime.server.supervisor import Supervisor
+from tests.server.harness import ROOT
+
+BACKEND = (sys.executable, "-m", "tests.server.fake_backend")
+
+
+class Log:
+    """A listener that notes what it is told."""
+
+    def __init__(self) -> None:
+        self.ready = 0
+        self.reasons: list[str] = []
+        self.outputs: list[EngineOutput] = []
+
+    def on_ready(self, replica: int, info: Any, load_seconds: float) -> None:
+        self.ready += 1
+
+    def on_outputs(self, replica: int, outputs: list[EngineOutput]) -> None:
+        self.outputs += outputs
+
+    def on_stats(self, replica: int, stats: Any) -> None:
+        pass
+
+    def on_down(self, replica: int, reason: str) -> None:
+        self.reasons.append(reason)
+
+
+async def until(what: Any, seconds: float = 30) -> None:
+    async with asyncio.timeout(seconds):
+        while not what():
+            await asyncio.sleep(0.02)
+
+
+@pytest.fixture
+def place(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(ROOT)
+    return tmp_path_factory.mktemp("s")
+
+
+def supervise(place: Path, log: Log, failures: list[str], **engine: Any) -> Supervisor:
+    config = ServerConfig(engine=EngineConfig(**engine))
+    return Supervisor(config, log, f"ipc://{place}/c", f"ipc://{place}/e", failures.append, BACKEND)
+
+
+def test_a_backend_that_hangs_is_replaced(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(messages, "PING_SECONDS", 0.2)
+    monkeypatch.setattr(messages, "BACKEND_SILENCE_SECONDS", 3.0)
+
+    async def run() -> None:
+        log, failures = Log(), []
+        supervisor = supervise(place, log, failures)
+        await supervisor.start()
+        try:
+            await until(lambda: log.ready == 1)
+            process = supervisor.replicas[0].process
+            assert process is not None
+            os.kill(process.pid, signal.SIGSTOP)
+            await until(lambda: log.reasons, 10)
+            assert "said nothing" in log.reasons[0]
+            assert not supervisor.ready
+            await until(lambda: log.ready == 2)
+            spec = RequestSpec(id="a", prompt=[1], max_tokens=2, decoding=DecodingParams())
+            supervisor.send(0, messages.Add([spec]))
+            await until(lambda: log.outputs)
+            assert log.outputs[0].finish_reason == "length"
+        finally:
+            await supervisor.stop("done")
+        assert failures == []
+
+    asyncio.run(run())
+
+
+def test_a_failed_load_is_told_once_and_not_repeated(place: Path) -> None:
+    async def run() -> None:
+        log, failures = Log(), []
+        supervisor = supervise(place, log, failures, accept_threshold=0.0)  # the fake engine refuses it
+        await supervisor.start()
+        await until(lambda: failures)
+        await asyncio.sleep(1)
+        await supervisor.stop("done")
+        assert failures == ["tensor 'model.norm.weight' is missing"]
+        assert supervisor.replicas[0].starts == 1
+
+    asyncio.run(run())
+
+
+def test_words_of_strangers_and_of_the_dead_are_not_heard(place: Path) -> None:
+    import zmq
+
+    async def run() -> None:
+        log, failures = Log(), []
+        supervisor = supervise(place, log, failures)
+        await supervisor.start()
+        await until(lambda: log.ready == 1)
+        news = messages.encode(messages.Outputs([EngineOutput(id="x", nfe=1)]))
+        with zmq.Context() as context, context.socket(zmq.PUSH) as socket:
+            socket.connect(f"ipc://{place}/e")
+            for frames in ([b"backend-0.0", news], [b"backend-0.1", b"\xff"], [b"one"], [b"a", b"b", b"c"]):
+                socket.send_multipart(frames)
+            socket.send_multipart([b"backend-0.1", news])
+            await until(lambda: log.outputs)
+        await supervisor.stop("done")
+        assert [output.id for output in log.outputs] == ["x"]
+        assert failures == []
+
+    asyncio.run(run())
