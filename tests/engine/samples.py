@@ -18,18 +18,18 @@ THRESHOLDS = st.sampled_from([0.0, 0.1, 0.3, 0.5, 0.7, 0.9, 1.0])
 
 
 @st.composite
-def params(draw: st.DrawFn, max_tokens: int) -> Params:
+def params(draw: st.DrawFn, growing: bool, max_tokens: int) -> Params:
     """Anything `runtime.params` lets through, with small numbers where they make blocks change often."""
     hot = draw(st.booleans())
     return Params(
-        max_tokens=draw(st.integers(1, max_tokens)),
+        max_tokens=draw(st.integers(max_tokens - 8 if growing else 1, max_tokens)),
         temperature=draw(st.sampled_from([0.5, 1.0, 3.0])) if hot else 0.0,
         top_k=draw(st.sampled_from([0, 1, 3])),
         top_p=draw(st.sampled_from([1.0, 0.9, 0.4])),
         seed=draw(st.integers(0, 2**64 - 1)),
-        ignore_eos=draw(st.booleans()),
-        max_nfe=draw(st.sampled_from([None, None, None, 1, 3, 7])),
-        max_repetition_run=draw(st.sampled_from([None, None, None, 1, 2, 3])),
+        ignore_eos=growing or draw(st.booleans()),
+        max_nfe=None if growing else draw(st.sampled_from([None, None, None, 1, 3, 7])),
+        max_repetition_run=None if growing else draw(st.sampled_from([None, None, None, 1, 2, 3])),
         algorithm=draw(st.sampled_from(["threshold", "threshold", "fixed", "edit"])),
         accept_threshold=draw(THRESHOLDS),
         edit_threshold=draw(THRESHOLDS),
@@ -57,9 +57,9 @@ def setups(draw: st.DrawFn, max_len: int = 40, block: int | None = None, buffer:
         block=block,
         buffer=buffer,
         page=page,
-        pages=draw(st.one_of(st.integers(longest, 2 * longest), st.just(20 * longest))),
+        pages=draw(st.one_of(st.just(longest), st.integers(longest, 2 * longest), st.just(20 * longest))),
         budget=draw(st.one_of(st.integers(least, least + 2 * block), st.just(256))),
-        max_reqs=draw(st.sampled_from([1, 3, 8])),
+        max_reqs=draw(st.sampled_from([1, 4, 8, 8])),
         max_len=max_len,
         prefix_caching=draw(st.booleans()),
         eos=draw(st.sampled_from([(3,), (3, 7), (0, 2, 5, 9)])),
@@ -69,14 +69,15 @@ def setups(draw: st.DrawFn, max_len: int = 40, block: int | None = None, buffer:
 @st.composite
 def asks(draw: st.DrawFn, setup: Setup) -> Ask:
     """A request that fits the server. Prompts share beginnings, may hold the mask id, and end anywhere in a block."""
-    length = draw(st.integers(1, setup.max_len - 2))
+    growing = draw(st.booleans())  # a short prompt with a long answer: many start together, and then pages run out
+    length = draw(st.integers(1, 9 if growing else setup.max_len - 2))
     stem = [1, setup.mask, 2, 3, 1, 4, setup.mask, 5, 6, 0, 2, 2, 9, 8, 7, 12]
     shared = draw(st.sampled_from([0, 4, 8, 13, 16]))
     own = draw(st.integers(0, 3))
     prompt = [stem[i % 16] if i < shared else (i * 5 + own) % 13 for i in range(length)]
     return Ask(
         prompt=tuple(prompt),
-        params=draw(params(max_tokens=min(setup.max_len - length, 20))),
+        params=draw(params(growing, max_tokens=min(setup.max_len - length, 30 if growing else 12))),
         report=draw(st.sampled_from(["final", "stable", "denoise", "denoise"])),
         salt=draw(st.sampled_from(["", "", "other"])),
     )
@@ -86,6 +87,6 @@ def asks(draw: st.DrawFn, setup: Setup) -> Ask:
 def scenarios(draw: st.DrawFn) -> tuple[Setup, list[tuple[int, Ask]], list[tuple[int, int]]]:
     """A server, requests with the step at which each arrives, and aborts (step, number of the request)."""
     setup = draw(setups())
-    arrivals = draw(st.lists(st.tuples(st.integers(0, 12), asks(setup)), min_size=1, max_size=7))
+    arrivals = draw(st.lists(st.tuples(st.integers(0, 12), asks(setup)), min_size=2, max_size=7))
     aborts = draw(st.lists(st.tuples(st.integers(0, 25), st.integers(0, 6)), max_size=2))
     return setup, sorted(arrivals, key=lambda a: a[0]), aborts

@@ -35,7 +35,7 @@ class NoiseModel(HashModel):
         return torch.from_numpy(self.random.normal(0, self.scale, (len(hidden), self.vocab_size)))
 
 
-@examples(60)
+@examples(25)
 @given(st.data())
 def test_1_exactly_n_tokens(data: st.DataObject) -> None:
     setup = data.draw(setups())
@@ -49,7 +49,7 @@ def test_1_exactly_n_tokens(data: st.DataObject) -> None:
         assert heard.outputs[-1].finish_reason == "length"
 
 
-@examples(60)
+@examples(25)
 @given(st.data())
 def test_2_an_answer_depends_on_its_request_alone(data: st.DataObject) -> None:
     """Another batch, order, page size, pool, budget and cache: the same tokens in as many steps. Drawing ones too."""
@@ -72,7 +72,7 @@ def test_2_an_answer_depends_on_its_request_alone(data: st.DataObject) -> None:
     assert (mine.nfe, mine.finish_reason, mine.eos) == (first.nfe, first.finish_reason, first.eos)
 
 
-@examples(60)
+@examples(20)
 @given(st.data())
 def test_3_committed_kv_is_a_fresh_prefills(data: st.DataObject) -> None:
     """`Run` checks this for each running request at each step; here a fresh engine's prefill is what is compared."""
@@ -105,7 +105,7 @@ def test_3_committed_kv_is_a_fresh_prefills(data: st.DataObject) -> None:
                         assert torch.equal(mine, theirs)
 
 
-@examples(60)
+@examples(25)
 @given(st.data())
 def test_4_deltas_add_up_to_the_answer(data: st.DataObject) -> None:
     """The same request reported in the three ways; nothing after the end (`Run` refuses it), never an EOS."""
@@ -128,7 +128,7 @@ def test_4_deltas_add_up_to_the_answer(data: st.DataObject) -> None:
         shown += output.new_tokens
 
 
-@examples(60)
+@examples(30)
 @given(st.data(), st.integers(0, 10**6), st.sampled_from([0.1, 1.0, 5.0, 20.0]))
 def test_5_a_block_always_ends(data: st.DataObject, seed: int, scale: float) -> None:
     setup = data.draw(setups())
@@ -168,7 +168,7 @@ class PoisonedModel(HashModel):
         return super().forward(batch, kv_cache)
 
 
-@examples(40)
+@examples(25)
 @given(st.data())
 def test_6_no_request_harms_another_or_the_engine(data: st.DataObject) -> None:
     """A step that fails ends the requests it served; those before, after, and waiting meanwhile answer as ever."""
@@ -228,7 +228,7 @@ def test_6_a_failing_commit_harms_no_request_of_the_same_id(caplog: pytest.LogCa
     check_idle(run.engine)
 
 
-@examples(60)
+@examples(20)
 @given(st.data())
 def test_7_abort_at_any_step_frees_every_page(data: st.DataObject) -> None:
     setup = data.draw(setups())

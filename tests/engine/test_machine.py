@@ -74,5 +74,5 @@ class EngineMachine(RuleBasedStateMachine):
 
 TestEngineMachine = EngineMachine.TestCase
 TestEngineMachine.settings = settings(
-    max_examples=max(1, 40 * settings.default.max_examples // 100), stateful_step_count=25
+    max_examples=max(1, 20 * settings.default.max_examples // 100), stateful_step_count=25
 )

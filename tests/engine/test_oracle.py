@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -9,14 +11,14 @@ from tests.engine.harness import Ask, Run, Setup, run_all, run_schedule
 from tests.engine.samples import asks, examples, scenarios, setups
 
 
-@examples(150)
+@examples(100)
 @given(st.data())
 def test_alone(data: st.DataObject) -> None:
     setup = data.draw(setups())
     run_all(setup, [data.draw(asks(setup))]).compare()
 
 
-@examples(100)
+@examples(80)
 @given(scenarios())
 def test_any_schedule(scenario: tuple[Setup, list[tuple[int, Ask]], list[tuple[int, int]]]) -> None:
     """Arrivals, prompts that share, small pools, tight budgets, aborts: every request's trace is the oracle's."""
@@ -24,7 +26,7 @@ def test_any_schedule(scenario: tuple[Setup, list[tuple[int, Ask]], list[tuple[i
     run_schedule(Run(setup), arrivals, aborts)
 
 
-@examples(40)
+@examples(20)
 @given(st.data())
 def test_turns_of_a_conversation(data: st.DataObject) -> None:
     """Each turn's prompt begins with all of the turn before: the answer's blocks are prefix hits, and right."""
@@ -36,7 +38,8 @@ def test_turns_of_a_conversation(data: st.DataObject) -> None:
         if room < 8:
             break
         ask = data.draw(asks(setup))
-        id = run.add(Ask(prompt, ask.params, ask.report))
+        fitting = replace(ask.params, max_tokens=min(ask.params.max_tokens, room))
+        id = run.add(Ask(prompt, fitting, ask.report))
         run.drain()
         prompt = (*prompt, *run.heard[id].tokens, 5, 6)
     run.compare()

@@ -86,7 +86,7 @@ def test_round_robin_when_the_budget_binds(count: int, budget: int) -> None:
     assert nfe == [4] * count
 
 
-@examples(25)
+@examples(15)
 @given(st.data())
 def test_nobody_starves(data: st.DataObject) -> None:
     """With pages for all, the steps between two turns of a request are at most those in which all others had one."""
