@@ -175,7 +175,7 @@ class Server:
         while unfinished():
             await asyncio.sleep(0.02)
         if service.in_flight:
-            error = RequestError("the server is ending and --drain-timeout has passed", status=503, code="draining")
+            error = RequestError("the server is ending, and this did not finish within --drain-timeout", status=504)
             log.warning("%d requests did not finish within --drain-timeout", self.frontend.fail_all(error))
             started = time.monotonic()
             while service.in_flight and time.monotonic() - started < LAST_WORDS:

@@ -89,7 +89,7 @@ def test_a_drain_has_a_limit_and_a_second_signal_ends_at_once(checkpoint: Path) 
             server.process.send_signal(signal.SIGTERM)
             return await task
 
-        assert asyncio.run(drive()) == [503] * 3
+        assert asyncio.run(drive()) == [504] * 3
         assert server.wait(5) == 0
     with serving("--model", str(checkpoint), module=FAKE) as server:
         place = ipc_place(server)
