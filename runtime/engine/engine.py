@@ -5,6 +5,8 @@ from __future__ import annotations
 import logging
 import time
 
+import torch
+
 from runtime.engine.io import EngineInfo, EngineOutput, EngineStats, RequestSpec
 from runtime.engine.kv_cache import KVCacheManager
 from runtime.engine.model_runner import Runner
@@ -82,6 +84,9 @@ class Engine:
         """One forward for whoever has a turn; the news of their requests. [] when there was nothing to do.
 
         An exception while running it ends the requests of this step with ``finish_reason="error"``, and no others.
+
+        Raises:
+            torch.AcceleratorError: the device failed; nothing can run in this process any more.
         """
         turns = self.scheduler.schedule()
         if not turns:
@@ -92,6 +97,8 @@ class Engine:
             plan, sampled = build_plan(turns, table=self.table, strategy=self.strategy, block_size=self.info.block_size)
             results = self.runner.run(plan)
             self._apply(turns, sampled, results, outputs)
+        except torch.AcceleratorError:
+            raise
         except Exception as error:
             log.exception("a step failed; its %d requests end with an error", len(turns))
             return outputs + self._fail([turn.request for turn in turns], error)

@@ -228,6 +228,15 @@ def test_6_a_failing_commit_harms_no_request_of_the_same_id(caplog: pytest.LogCa
     check_idle(run.engine)
 
 
+def test_6_a_device_that_failed_ends_the_engine() -> None:
+    """Serving on would fail every later request too: whoever runs the engine has to start another process."""
+    run = Run(Setup())
+    run.add(Ask((1, 2), Params(max_tokens=4)))
+    run.engine.runner.run = Mock(side_effect=torch.AcceleratorError("an illegal memory access"))  # type: ignore[method-assign]
+    with pytest.raises(torch.AcceleratorError):
+        run.engine.step()
+
+
 @examples(20)
 @given(st.data())
 def test_7_abort_at_any_step_frees_every_page(data: st.DataObject) -> None:
