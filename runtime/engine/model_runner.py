@@ -16,6 +16,8 @@ from runtime.samplers.base import BlockBatch, Decision, Param, Rule, get_rule
 
 # Rows of logits at a time: bounds the head's memory (a vocabulary of 157k in float32 is 0.6 GB a thousand rows).
 HEAD_ROWS = 2048
+# Of those, how many draw at a time: top-k and top-p sort the vocabulary and sum it in float64, eight times the logits.
+DRAW_ROWS = 256
 
 
 class Runner(Protocol):
@@ -148,17 +150,18 @@ class ModelRunner:
         conf: torch.Tensor,
     ) -> None:
         """Masked positions of requests with a temperature draw instead of taking the likeliest."""
-        drawn = (masked[here] & (params[here[0], Param.TEMPERATURE] > 0)).nonzero()[:, 0]
-        block, at = here[0][drawn], here[1][drawn]
-        mine = params[block]
-        picked = choose.draw(
-            logits[drawn],
-            temperature=mine[:, Param.TEMPERATURE],
-            top_k=mine[:, Param.TOP_K].long(),
-            top_p=mine[:, Param.TOP_P],
-            uniform=uniform[block, at],
-        )
-        choice[block, at], conf[block, at] = picked.token, picked.conf
+        draws = (masked[here] & (params[here[0], Param.TEMPERATURE] > 0)).nonzero()[:, 0]
+        for drawn in torch.split(draws, DRAW_ROWS):
+            block, at = here[0][drawn], here[1][drawn]
+            mine = params[block]
+            picked = choose.draw(
+                logits[drawn],
+                temperature=mine[:, Param.TEMPERATURE],
+                top_k=mine[:, Param.TOP_K].long(),
+                top_p=mine[:, Param.TOP_P],
+                uniform=uniform[block, at],
+            )
+            choice[block, at], conf[block, at] = picked.token, picked.conf
 
     def _results(self, before: BlockBatch, decision: Decision) -> BlockResults:
         """What the strategies need to know, in one transfer of numbers a block and one of each array."""

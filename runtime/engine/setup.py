@@ -177,8 +177,8 @@ def _runner(
             eos_ids=tuple(facts["eos_token_ids"]),
         )
 
-    pages = config.num_pages
-    if pages is None and device.type == "cuda":
+    pages, on_cuda = config.num_pages, device.type == "cuda"
+    if pages is None and on_cuda:
         torch.cuda.reset_peak_memory_stats()
         held = torch.cuda.memory_allocated()
         runner = make(needed)
@@ -192,11 +192,13 @@ def _runner(
     elif pages is None:
         pages = min(-(-facts["max_num_reqs"] * facts["max_model_len"] // page_size), CPU_POOL_BYTES // page_bytes)
     if pages < needed:
+        found = f"--num-pages: {pages}" if config.num_pages else f"there is memory for {max(pages, 0)} cache"
         raise ConfigError(
-            f"--num-pages: {pages} pages of {page_size} tokens are fewer than the {needed} that one request of "
-            f"--max-model-len {facts['max_model_len']} needs; lower --max-model-len or make more room"
+            f"{found} pages of {page_size} tokens, fewer than the {needed} that one request of --max-model-len "
+            f"{facts['max_model_len']} needs; lower --max-model-len or make more room"
         )
     runner = make(pages)
-    if config.num_pages is not None or device.type != "cuda":
-        warm_up(runner, rows=facts["block_size"], longest=facts["max_model_len"])
+    if config.num_pages is not None or not on_cuda:  # else the runner that measured has warmed everything up
+        rows = facts["max_num_batched_tokens"] if on_cuda else facts["block_size"]
+        warm_up(runner, rows=rows, longest=facts["max_model_len"])
     return runner, pages

@@ -1,4 +1,4 @@
-"""A first step of a given size, so that compiling, allocating and failing happen before the first request."""
+"""First steps of every size, so that compiling, allocating and failing happen before the first request."""
 
 from __future__ import annotations
 
@@ -11,7 +11,17 @@ from runtime.samplers import Param
 
 
 def warm_up(runner: ModelRunner, *, rows: int, longest: int) -> None:
-    """One step of `rows` rows through the whole runner, in sequences of at most `longest` on the first pages."""
+    """Steps of one block, two, four ... and at last `rows` rows through the whole runner: kernels choose their tiles by
+    the size of a step. The sequences are at most `longest` tokens long and lie on the first pages."""
+    size = runner.block_size
+    while size < rows:
+        _step(runner, size, longest)
+        size *= 2
+    _step(runner, rows, longest)
+
+
+def _step(runner: ModelRunner, rows: int, longest: int) -> None:
+    """Every row is sampled, drawing under top-p beside the rest that a rule can ask for: no step takes more memory."""
     size = runner.block_size
     longest = max(longest // size, 1) * size
     counts = [min(longest, rows - start) // size * size for start in range(0, rows // size * size, longest)]
@@ -21,7 +31,14 @@ def warm_up(runner: ModelRunner, *, rows: int, longest: int) -> None:
     blocks = total // size
     shape = (blocks, size)
     params = np.zeros((blocks, len(Param)))
-    params[:, Param.MAX_STEPS] = 1
+    for column, value in (
+        (Param.MAX_STEPS, 1),
+        (Param.REMASK, 0.5),
+        (Param.PENALTY, 0.5),
+        (Param.TEMPERATURE, 1),
+        (Param.TOP_P, 0.9),
+    ):
+        params[:, column] = value
     none = np.zeros(blocks, dtype=np.int64)
     runner.run(
         StepPlan(
@@ -43,7 +60,7 @@ def warm_up(runner: ModelRunner, *, rows: int, longest: int) -> None:
                 initial_masks=none + size,
                 post_edit_steps=none,
                 remasked=None,
-                uniform=None,
+                uniform=np.zeros(shape),
                 groups=(("threshold", np.arange(blocks)),),
             ),
         )

@@ -1,0 +1,72 @@
+"""How the runner cuts its work, and what warming it up goes through."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from runtime.engine import model_runner
+from runtime.engine.model_runner import ModelRunner
+from runtime.engine.plan import BlockResults, StepPlan
+from runtime.engine.warmup import warm_up
+from runtime.samplers import choose
+from tests.engine.harness import Run, Setup
+from tests.engine.hash_model import HashModel
+from tests.engine.samples import asks, setups
+
+
+@settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.data())
+def test_how_rows_are_cut_for_head_and_draws_changes_nothing(
+    monkeypatch: pytest.MonkeyPatch, data: st.DataObject
+) -> None:
+    monkeypatch.setattr(model_runner, "HEAD_ROWS", data.draw(st.integers(1, 9)))
+    monkeypatch.setattr(model_runner, "DRAW_ROWS", data.draw(st.integers(1, 4)))
+    setup = data.draw(setups())
+    run = Run(setup)
+    for ask in data.draw(st.lists(asks(setup), min_size=1, max_size=4)):
+        run.add(ask)
+    run.drain()
+    run.compare()
+
+
+class Listening(ModelRunner):
+    """Keeps the rows of every plan, of each sequence and sampled, and what came of it."""
+
+    heard: list[tuple[int, int, int]]
+
+    def run(self, plan: StepPlan) -> BlockResults | None:
+        assert plan.blocks is not None
+        rows = (plan.seq_rows[1:] - plan.seq_rows[:-1]).max()
+        self.heard.append((len(plan.tokens), int(rows), int(plan.blocks.sampled.sum())))
+        return super().run(plan)
+
+
+def test_warming_up_goes_through_every_size_and_draws_each_row(monkeypatch: pytest.MonkeyPatch) -> None:
+    setup = Setup(block=4, page=8)
+    model = HashModel(setup.vocab)
+    shape = (2, model.num_layers, 3, setup.page, model.num_kv_heads, model.head_dim)
+    runner = Listening(
+        model,
+        torch.zeros(shape, dtype=torch.float64),
+        block_size=setup.block,
+        page_size=setup.page,
+        mask_id=setup.mask,
+        max_token_id=setup.max_token,
+        eos_ids=(),
+    )
+    runner.heard = []
+    drawn: list[int] = []
+    draw = choose.draw
+
+    def counted(logits: torch.Tensor, **limits: torch.Tensor) -> choose.Choice:
+        assert bool((limits["top_p"] < 1).all())
+        drawn.append(len(logits))
+        return draw(logits, **limits)
+
+    monkeypatch.setattr(choose, "draw", counted)
+    warm_up(runner, rows=45, longest=22)
+    assert runner.heard == [(4, 4, 4), (8, 8, 8), (16, 16, 16), (32, 20, 32), (44, 20, 44)]
+    assert drawn == [4, 8, 16, 32, 44]
