@@ -43,6 +43,11 @@ class HttpServer(uvicorn.Server):
             with contextlib.suppress(OSError):
                 await loop.connect_accepted_socket(self._protocol, connection)
 
+    def close_idle(self) -> None:
+        """Close the connections on which nothing is under way; the others close after their answer."""
+        for connection in list(self.server_state.connections):
+            connection.shutdown()
+
     def _protocol(self) -> Protocol:
         return Protocol(self.config, self.server_state, self.lifespan.state)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import concurrent.futures
 import contextlib
 import logging
 import os
@@ -11,6 +12,7 @@ import signal
 import socket
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING
@@ -119,19 +121,29 @@ class Server:
         finally:
             tokenizer.cancel()
             self.http.should_exit = True
-            await asyncio.gather(http, self.supervisor.stop("the server ends"), return_exceptions=True)
+            await asyncio.gather(http, return_exceptions=True)
+            await self.supervisor.stop("the server ends")
         if self.failure is not None:
             raise ConfigError(self.failure)
         return 0
 
     async def _load_tokenizer(self, service: Service) -> None:
-        def load() -> Tokenizer:
+        loaded: concurrent.futures.Future[Tokenizer] = concurrent.futures.Future()
+        loaded.set_running_or_notify_cancel()
+
+        def load() -> None:
             from runtime.text import Tokenizer
 
-            return Tokenizer(resolve_checkpoint(self.config.engine.model).path, self.config.chat_template)
+            try:
+                place = resolve_checkpoint(self.config.engine.model).path
+                loaded.set_result(Tokenizer(place, self.config.chat_template))
+            except Exception as error:
+                loaded.set_exception(error)
 
+        # a daemon, unlike the loop's own threads: a download must not keep a server alive that is told to end
+        threading.Thread(target=load, daemon=True).start()
         try:
-            service.tokenizer = await asyncio.to_thread(load)
+            service.tokenizer = await asyncio.wrap_future(loaded)
         except ConfigError as error:
             self._give_up(str(error))
         except Exception as error:
@@ -174,6 +186,7 @@ class Server:
 
         while unfinished():
             await asyncio.sleep(0.02)
+        http.close_idle()  # in the same turn of the loop, so that no request slips in between
         if service.in_flight:
             error = RequestError("the server is ending, and this did not finish within --drain-timeout", status=504)
             log.warning("%d requests did not finish within --drain-timeout", self.frontend.fail_all(error))
