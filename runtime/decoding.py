@@ -80,7 +80,7 @@ def resolve_decoding(params: SamplingParams, info: EngineInfo, blocks: int, path
     def share(name: str) -> float:
         return number(f"{path}.{name}", given.get(name), 0, 1, default=mode.get(name, getattr(defaults, name)))
 
-    block, remask = info.block_size, share("remask_threshold")
+    remask = share("remask_threshold")
     return DecodingParams(
         algorithm=algorithm,
         accept_threshold=share("accept_threshold"),
@@ -100,9 +100,13 @@ def resolve_decoding(params: SamplingParams, info: EngineInfo, blocks: int, path
             f"{path}.penalty_lambda", given.get("penalty_lambda"), 0, math.inf, default=defaults.penalty_lambda
         ),
         max_steps_per_block=integer(
-            f"{path}.max_steps_per_block", given.get("max_steps_per_block"), 1, 2**31, default=2 * block
+            f"{path}.max_steps_per_block",
+            given.get("max_steps_per_block"),
+            1,
+            2**31,
+            default=defaults.max_steps_per_block,
         ),
-        steps=_steps(params, given, blocks, block, path),
+        steps=_steps(params, given, blocks, defaults.steps, path),
     )
 
 
@@ -144,9 +148,9 @@ def _mode(given: Mapping[str, Any], algorithm: str, path: str) -> Mapping[str, f
     return modes[name]
 
 
-def _steps(params: SamplingParams, given: Mapping[str, Any], blocks: int, block_size: int, path: str) -> int:
+def _steps(params: SamplingParams, given: Mapping[str, Any], blocks: int, default: int, path: str) -> int:
     """Steps a block. dlmserve's number is the total over the answer's blocks, shared out evenly."""
-    steps = integer(f"{path}.steps", given.get("steps"), 1, 2**31, default=block_size)
+    steps = integer(f"{path}.steps", given.get("steps"), 1, 2**31, default=default)
     total = integer("num_denoising_steps", params.num_denoising_steps, 1, 2**31, default=None)
     if total is None:
         return steps

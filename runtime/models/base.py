@@ -27,7 +27,7 @@ class ForwardBatch:
     seq_rows: torch.Tensor  # int32 [seqs + 1]
     cached: torch.Tensor  # int32 [seqs], position of the sequence's first row
     kv_len: torch.Tensor  # int32 [seqs], cached + rows of the sequence
-    page_table: torch.Tensor  # int32 [seqs, pages], entries past a sequence's end are 0
+    page_table: torch.Tensor  # int32 [seqs, pages]; entries past a sequence's end are some valid page
     block_size: int
     page_size: int
     max_rows: int  # largest number of rows of one sequence
@@ -70,7 +70,6 @@ class Family:
     strategies: tuple[str, ...]
     sampling_modes: tuple[str, ...] = ("naive",)
     block_size: int = 32
-    shift_logits: bool = False
     accept_threshold: float = 0.9
     turn_end_tokens: tuple[str, ...] = ()
     mask_tokens: tuple[str, ...] = ()

@@ -12,7 +12,6 @@ from safetensors import SafetensorError, safe_open
 
 from runtime.errors import ConfigError
 
-DEMO_NAME = "unmask-demo"
 INDEX_FILE = "model.safetensors.index.json"
 # What a download fetches: data only, never code (architecture.md 4).
 HUB_PATTERNS = ["*.json", "*.jinja", "*.safetensors", "*.txt", "*.model"]
@@ -21,10 +20,9 @@ HUB_NAME = re.compile(r"hf://([\w.-]+/[\w.-]+)(?:@([\w./-]+))?")
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A local checkpoint directory. `name` is the id under which it is served unless the user gives another."""
+    """A local checkpoint directory."""
 
     path: Path
-    name: str
     config: dict[str, Any]
     generation_config: dict[str, Any]
 
@@ -79,13 +77,13 @@ def resolve_checkpoint(model: str | None) -> Checkpoint:
         path = Path(__file__).resolve().parent.parent / "demo" / "checkpoint"
         if not path.is_dir():
             raise ConfigError("this copy of unmask holds no demo checkpoint; name a model with --model")
-        return _open(path, DEMO_NAME)
+        return _open(path)
     if model.startswith("hf://"):
-        return _open(*_download(model))
+        return _open(_download(model))
     path = Path(model).expanduser()
     if not path.is_dir():
         raise ConfigError(f"--model {model!r} is not a directory (a hub repository is written hf://org/name)")
-    return _open(path, path.resolve().name)
+    return _open(path)
 
 
 def read_json(file: Path) -> dict[str, Any]:
@@ -107,15 +105,15 @@ def summary(names: list[str], limit: int = 4) -> str:
     return shown if len(names) <= limit else f"{shown} and {len(names) - limit} more"
 
 
-def _open(path: Path, name: str) -> Checkpoint:
+def _open(path: Path) -> Checkpoint:
     if not (path / "config.json").is_file():
         raise ConfigError(f"{path} holds no config.json; --model needs a checkpoint directory")
-    checkpoint = Checkpoint(path, name, read_json(path / "config.json"), read_json(path / "generation_config.json"))
+    checkpoint = Checkpoint(path, read_json(path / "config.json"), read_json(path / "generation_config.json"))
     checkpoint._weight_files()
     return checkpoint
 
 
-def _download(model: str) -> tuple[Path, str]:
+def _download(model: str) -> Path:
     match = HUB_NAME.fullmatch(model)
     if match is None:
         raise ConfigError(f"--model {model!r} is not of the form hf://org/name or hf://org/name@revision")
@@ -126,7 +124,7 @@ def _download(model: str) -> tuple[Path, str]:
         path = snapshot_download(repository, revision=revision, allow_patterns=HUB_PATTERNS)
     except Exception as error:  # the hub's client raises many kinds: offline, unknown, gated, disk full
         raise ConfigError(f"--model {model!r} could not be fetched: {_first_line(error)}") from error
-    return Path(path), repository.split("/")[1]
+    return Path(path)
 
 
 def _first_line(error: Exception) -> str:

@@ -10,7 +10,7 @@ from runtime.errors import ConfigError
 from runtime.models import resolve_family
 from runtime.weights import load_model, resolve_checkpoint
 from tests.models.paged import logits_in_chunks
-from tests.oracle.tiny import tiny_config, tiny_tensors, write_tiny
+from tests.oracle.tiny import tiny_config, tiny_tensors
 
 GATE = "model.layers.1.mlp.experts.2.gate_proj.weight"
 
@@ -184,17 +184,12 @@ def test_hub_names_are_resolved_by_huggingface_hub(tiny, monkeypatch):
         return str(path)
 
     monkeypatch.setattr(huggingface_hub, "snapshot_download", snapshot_download)
-    assert resolve_checkpoint("hf://org/some-model@v1.2").name == "some-model"
+    assert resolve_checkpoint("hf://org/some-model@v1.2").path == path
     assert resolve_checkpoint("hf://org/model").path == path
     assert asked == [("org/some-model", "v1.2"), ("org/model", None)]
     with pytest.raises(ConfigError) as error:
         resolve_checkpoint("hf://org/gone")
     assert "not found" in one_line(error)
-
-
-def test_names(tmp_path):
-    write_tiny(tmp_path / "my-model", seed=1)
-    assert resolve_checkpoint(str(tmp_path / "my-model") + "/").name == "my-model"
 
 
 def test_an_unknown_family_lists_the_known(tiny):
