@@ -33,14 +33,13 @@ _EVERY_TASK: Mapping[str, float] = {
 }
 _INTERIM_TASKS: Mapping[str, float] = {
     "add": 5.0,
-    "subtract": 1.5,
-    "multiply": 1.0,
+    "subtract": 2.5,
+    "multiply": 0.8,
     "compare": 1.0,
-    "units": 1.0,
-    "followup": 0.8,
-    "greet": 0.6,
-    "abilities": 0.15,
-    "refuse": 0.3,
+    "units": 0.6,
+    "greet": 1.5,
+    "abilities": 0.1,
+    "refuse": 0.25,
 }
 
 
@@ -77,11 +76,11 @@ PRESETS: Mapping[str, Preset] = {
         ),
         noise=NoiseRecipe(corrupt=0.1, block_weights=(0.1, 0.1, 0.8)),
         tasks=_INTERIM_TASKS,
-        rows=24,
-        row_length=160,
+        rows=30,
+        row_length=128,
         average=0.992,
         total_minutes=80.0,
-        eval_every_minutes=8.0,
+        eval_every_minutes=10.0,
         eval_prompts=8,
         workers=0,
     ),

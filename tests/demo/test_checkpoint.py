@@ -1,0 +1,46 @@
+"""The shipped checkpoint: what its card says it does, it does. An engine that decodes wrongly loses accuracy here."""
+
+from pathlib import Path
+
+import pytest
+
+from runtime import LLM, SamplingParams
+from runtime.demo.tasks import all_tasks, held_out_samples
+
+CHECKPOINT = Path(__file__).parents[2] / "runtime" / "demo" / "checkpoint"
+# Least accuracy on 48 held-out prompts with mode=quality: the card's figure less what chance takes from 48.
+LEAST = {"add": 0.93, "multiply": 0.93, "units": 0.93, "greet": 0.93, "abilities": 0.97, "refuse": 0.97}
+
+
+@pytest.fixture(scope="module")
+def llm():
+    with LLM(device="cpu", max_num_reqs=48) as model:
+        yield model
+
+
+def ask(llm: LLM, *contents: str) -> str:
+    messages = [{"role": ("user", "assistant")[i % 2], "content": c} for i, c in enumerate(contents)]
+    (out,) = llm.generate([messages], SamplingParams(max_tokens=64, temperature=0.0))
+    assert out.finish_reason == "stop"
+    return out.text
+
+
+def test_the_documented_questions(llm) -> None:
+    assert ask(llm, "Solve: 12 + 30.") == "12 + 30 = 42."
+    assert ask(llm, "Hello!") == "Hello! How can I help you?"
+    assert ask(llm, "What can you do?").startswith("I can add, subtract")
+
+
+@pytest.mark.parametrize("name", sorted(LEAST))
+def test_accuracy_stays(llm, name) -> None:
+    task = all_tasks()[name]
+    samples = held_out_samples(task, 48)
+    params = SamplingParams(max_tokens=96, temperature=0.0, decoding={"mode": "quality"})
+    outs = llm.generate([s.messages for s in samples], params)
+    assert sum(task.check(s, o.text) for s, o in zip(samples, outs, strict=True)) / 48 >= LEAST[name]
+
+
+def test_the_files_are_small_and_complete() -> None:
+    sizes = {p.name: p.stat().st_size for p in CHECKPOINT.iterdir()}
+    assert {"config.json", "generation_config.json", "model.safetensors", "tokenizer.json", "README.md"} <= set(sizes)
+    assert sum(sizes.values()) <= 12e6
