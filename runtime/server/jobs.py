@@ -127,7 +127,7 @@ class Job:
         if tokens:
             metrics.per_token.observe(max(seconds - choice.queue_seconds, 0.0) / tokens)
         if choice.nfe:
-            metrics.tokens_per_forward.observe(tokens / choice.nfe)
+            metrics.tokens_per_forward.observe((tokens + choice.eos) / choice.nfe)
         metrics.requests.labels(choice.finish_reason).inc()
 
     # -- what answers say

@@ -98,7 +98,9 @@ class Metrics:
         )
         self.end_to_end = histogram("request_seconds", "From the request's arrival to its answer's end.", _SECONDS)
         self.queue = histogram("queue_seconds", "Until the engine admitted the request.", _SECONDS)
-        self.tokens_per_forward = histogram("tokens_per_forward", "Tokens of an answer over its steps.", _POWERS)
+        self.tokens_per_forward = histogram(
+            "tokens_per_forward", "Tokens of an answer, its end included, over its steps.", _POWERS
+        )
         self.step = histogram("step_seconds", "Duration of an engine step.", _STEP_SECONDS)
         self.batch = histogram("batch_size", "Requests in an engine step.", _POWERS)
         self.block_steps = histogram("steps_per_block", "Steps that a block took to end.", _POWERS)
