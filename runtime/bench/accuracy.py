@@ -115,6 +115,8 @@ def run_tasks(
 
     columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()
     results = []
+    if args.n < 1:
+        raise ConfigError("--n: must be at least 1")
     with Progress(*columns, transient=True) as progress:
         bar = progress.add_task(title, total=args.n * len(tasks))
         for task in tasks:

@@ -20,13 +20,16 @@ from runtime.bench.accuracy import (
     pooled,
     run_tasks,
 )
-from runtime.errors import ConfigError
+from runtime.decoding import MODES
+from runtime.errors import ConfigError, RequestError
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_model_arguments(parser)
     parser.add_argument("--tasks", nargs="+", metavar="TASK", help="only these; all without it")
-    parser.add_argument("--mode", choices=("quality", "balanced", "speed"), default="quality", help="default: quality")
+    parser.add_argument(
+        "--mode", choices=("quality", "balanced", "speed"), help="default: quality, where the algorithm has modes"
+    )
     parser.add_argument("--compare-batch", action="store_true", help="decode everything one by one too; must be equal")
     parser.add_argument("--min-short", type=float, metavar="SHARE", help="least accuracy of each short task")
     parser.add_argument("--min-long", type=float, metavar="SHARE", help="least accuracy of each long task")
@@ -37,7 +40,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def main(args: argparse.Namespace) -> int:
     try:
         return _evaluate(args)
-    except ConfigError as error:
+    except (ConfigError, RequestError) as error:
         print(error, file=sys.stderr)
         return 1
 
@@ -46,11 +49,11 @@ def _evaluate(args: argparse.Namespace) -> int:
     from rich.console import Console
 
     tasks = chosen_tasks(args.tasks)
-    decoding: dict[str, Any] = {"mode": args.mode}
-    if args.algorithm is not None:
-        decoding["algorithm"] = args.algorithm
+    decoding: dict[str, Any] = {} if args.algorithm is None else {"algorithm": args.algorithm}
+    if args.mode or args.algorithm is None or args.algorithm in MODES:
+        decoding["mode"] = args.mode or "quality"
     with open_llm(args, args.batch) as llm:
-        results = run_tasks(llm, tasks, args, decoding, args.mode)
+        results = run_tasks(llm, tasks, args, decoding, f"batch {args.batch}")
     console = Console()
     console.print(_table(results, f"{args.n} held-out prompts a task, {decoding}, batch {args.batch}"))
     if args.show_wrong:

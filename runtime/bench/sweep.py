@@ -8,7 +8,7 @@ import sys
 from typing import Any
 
 from runtime.bench.accuracy import add_model_arguments, chosen_tasks, open_llm, pooled, run_tasks
-from runtime.errors import ConfigError
+from runtime.errors import ConfigError, RequestError
 
 THRESHOLDS = (0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.97, 0.99)
 
@@ -41,7 +41,7 @@ def main(args: argparse.Namespace) -> int:
                         "tasks": [r.row() for r in results],
                     }
                 )
-    except ConfigError as error:
+    except (ConfigError, RequestError) as error:
         print(error, file=sys.stderr)
         return 1
     table = Table(title=f"{args.n} held-out prompts a task")

@@ -119,6 +119,27 @@ def test_sweep_walks_the_thresholds_on_long_tasks(engines, tmp_path) -> None:
     assert {t.kind for t in accuracy.chosen_tasks(parser.parse_args([]).tasks, "long")} == {"long"}
 
 
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        ("eval --n 0", "--n"),
+        ("sweep --n 0", "--n"),
+        ("eval --n 1 --algorithm fixed --mode speed", "decoding.mode"),
+        ("sweep --n 1 --thresholds 2", "decoding.accept_threshold"),
+        ("sweep --n 1 --algorithm fixed", "decoding.accept_threshold"),
+    ],
+)
+def test_what_the_engine_refuses_is_one_sentence(line, words, capsys) -> None:
+    tool, *rest = line.split()
+    assert bench.main([tool, "--tasks", "add", "--device", "cpu", *rest]) == 1
+    assert capsys.readouterr().err.startswith(words)
+
+
+def test_eval_asks_no_mode_of_an_algorithm_without_modes(engines) -> None:
+    assert bench.main(["eval", "--tasks", "add", "--n", "1", "--algorithm", "fixed"]) == 0
+    assert engines[32].seen[0].decoding == {"algorithm": "fixed"}
+
+
 def test_unknown_tasks_and_tools_are_refused(engines, capsys) -> None:
     assert run("eval", "--tasks", "poetry") == 1
     assert "poetry is no demo task" in capsys.readouterr().err
