@@ -60,29 +60,25 @@ class KVCacheManager:
         """Pages held by the prefix cache alone."""
         return len(self._idle) * self.pages_per_unit
 
-    def key(self, previous: bytes, tokens: npt.NDArray[np.int64]) -> bytes:
-        """Key of the unit that holds `tokens`, after the unit (or the request's salt) keyed `previous`."""
-        return hashlib.blake2b(tokens.tobytes(), key=previous[:64], digest_size=16).digest()
+    def extend_chain(self, chain: list[bytes], salt: str, tokens: npt.NDArray[np.int64], end: int) -> None:
+        """Extend a request's chain of keys, one a unit, to the whole units of ``tokens[:end]``: each is hashed once.
 
-    def salt_key(self, salt: str) -> bytes:
-        """Where a request's chain of keys starts: tenants with different salts share nothing."""
-        return hashlib.blake2b(salt.encode(), digest_size=16, person=b"unmask-salt").digest()
+        A key stands for all tokens up to its unit's end, and for the salt: tenants with different salts share nothing.
+        """
+        for start in range(len(chain) * self.unit, end - self.unit + 1, self.unit):
+            previous = chain[-1] if chain else hashlib.blake2b(salt.encode(), digest_size=16).digest()
+            content = tokens[start : start + self.unit].tobytes()
+            chain.append(hashlib.blake2b(content, key=previous, digest_size=16).digest())
 
-    def match(self, salt: str, tokens: npt.NDArray[np.int64], limit: int) -> tuple[list[int], list[bytes]]:
-        """The longest known chain of units over ``tokens[:limit]``: units and their keys. Takes nothing."""
+    def match(self, chain: list[bytes]) -> list[int]:
+        """The units of the longest known beginning of `chain`. Takes nothing."""
         units: list[int] = []
-        keys: list[bytes] = []
-        if not self.prefix_caching:
-            return units, keys
-        key = self.salt_key(salt)
-        for start in range(0, limit - self.unit + 1, self.unit):
-            key = self.key(key, tokens[start : start + self.unit])
+        for key in chain:
             unit = self._by_key.get(key)
             if unit is None:
                 break
             units.append(unit)
-            keys.append(key)
-        return units, keys
+        return units
 
     def admit(self, shared: list[int], new: int) -> list[int]:
         """Hold `shared` units and `new` fresh ones, all or nothing; returns the fresh ones."""

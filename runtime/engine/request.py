@@ -116,7 +116,8 @@ class Request:
         self.row = -1  # row of the page table
         self.units: list[int] = []
         self.held = 0  # tokens that the units hold
-        self.keys: list[bytes] = []  # keys of the leading units that are final
+        self.published = 0  # leading units that the prefix cache knows
+        self.chain: list[bytes] = []  # keys of leading units whose content is final, wherever their K/V is
         self.cached_tokens: int | None = None  # prefix hits at first admission
         self.arrived = time.perf_counter()
         self.queue_seconds: float | None = None
@@ -137,7 +138,7 @@ class Request:
         self.cached = 0
         self.units = []
         self.held = 0
-        self.keys = []
+        self.published = 0
 
 
 class RepetitionRun:

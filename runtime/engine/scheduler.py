@@ -132,7 +132,7 @@ class Scheduler:
             request = self.waiting[0]
             if self._refused_at == (request.seq, self.cache.available):
                 return  # nothing has changed since
-            units, keys = self._match(request)
+            units = self._match(request)
             # What it really needs: all that is to be prefilled, and the blocks its first step feeds.
             need = self.cache.units_for(request.target + max(len(request.blocks), 1) * self.block_size)
             try:
@@ -144,7 +144,7 @@ class Scheduler:
             self.waiting.popleft()
             request.status = Status.RUNNING
             request.row = self.table.take_row()
-            request.keys = keys
+            request.published = len(units)
             request.cached = len(units) * self.cache.unit
             self._extend(request, units + fresh)
             if request.cached_tokens is None:
@@ -156,8 +156,12 @@ class Scheduler:
                 at -= 1
             self.running.insert(at, request)
 
-    def _match(self, request: Request) -> tuple[list[int], list[bytes]]:
-        return self.cache.match(request.spec.cache_salt, request.tokens, request.target)
+    def _match(self, request: Request) -> list[int]:
+        """Units of other requests that hold what this one would prefill."""
+        if not self.cache.prefix_caching:
+            return []
+        self.cache.extend_chain(request.chain, request.spec.cache_salt, request.tokens, request.target)
+        return self.cache.match(request.chain[: request.target // self.cache.unit])
 
     def _extend(self, request: Request, units: list[int]) -> None:
         self.table.append(request.row, len(request.units), units)
@@ -168,12 +172,12 @@ class Scheduler:
         """Let later requests share what has become final: whole units below ``request.cached``."""
         if not self.cache.prefix_caching:
             return
-        unit = self.cache.unit
-        for n in range(len(request.keys), request.cached // unit):
-            previous = request.keys[-1] if n else self.cache.salt_key(request.spec.cache_salt)
-            key = self.cache.key(previous, request.tokens[n * unit : (n + 1) * unit])
-            self.cache.publish(request.units[n], key)
-            request.keys.append(key)
+        final = request.cached // self.cache.unit
+        if final > request.published:
+            self.cache.extend_chain(request.chain, request.spec.cache_salt, request.tokens, request.cached)
+            for n in range(request.published, final):
+                self.cache.publish(request.units[n], request.chain[n])
+            request.published = final
 
     def release(self, request: Request) -> None:
         """Give back all that the request holds, wherever it is."""

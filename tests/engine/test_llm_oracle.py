@@ -165,7 +165,9 @@ def kept(llm: LLM, tokens: list[int]) -> torch.Tensor:
     while engine.has_work():  # the last block's commit
         engine.step()
     cache = engine.cache
-    units, _ = cache.match("", np.array(tokens, dtype=np.int64), len(tokens))
+    chain: list[bytes] = []
+    cache.extend_chain(chain, "", np.array(tokens, dtype=np.int64), len(tokens))
+    units = cache.match(chain)
     pool = engine.runner.kv_cache
     pages = [unit * cache.pages_per_unit + i for unit in units for i in range(cache.pages_per_unit)]
     return pool[:, :, pages].flatten(2, 3)
