@@ -174,6 +174,18 @@ def test_prefix_hits() -> None:
     assert run.engine.stats().prefix_hit_tokens == sum(hits.values())
 
 
+@pytest.mark.parametrize("page", [1, 4, 8])
+def test_a_prompts_mask_ids_are_no_hit_for_masks_to_fill(page: int) -> None:
+    """The block that holds the end of a prompt looks like another prompt that goes on in mask ids: it is not final."""
+    setup = Setup(page=page, pages=256 // page)
+    stem = prompt(0, 22)  # ends in a block, and in a page of 8 that a whole block begins
+    run = run_all(setup, [Ask((*stem, *[setup.mask] * 2), replace(SLOW, max_tokens=4))])
+    id = run.add(Ask(stem, SLOW))
+    run.drain()
+    run.compare()
+    assert run.heard[id].outputs[0].cached_tokens == (16 if page == 8 else 20)
+
+
 def test_no_hits_when_switched_off() -> None:
     ask = Ask(prompt(0, 19), SLOW)
     run = run_all(Setup(prefix_caching=False), [ask])
