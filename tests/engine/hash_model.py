@@ -30,13 +30,16 @@ def logits_of_hash(hashes: np.ndarray, vocab: int) -> np.ndarray:
     """float64 [n, vocab] of int64 [n].
 
     Of three kinds, by the hash: all equal (ties between tokens and between positions), a few coarse levels (ties
-    between tokens), and one token raised so far that confidences reach from a guess to near certainty.
+    between tokens), and one token raised so far that confidences reach from a guess to near certainty. The levels'
+    spacing is the row's own: rows that hold the same numbers in another order would tie but for the last bit of a sum,
+    which no rule settles.
     """
     h = hashes.astype(_U64)[:, None]
     z = h * _U64(0x9E3779B97F4A7C15) + np.arange(vocab, dtype=_U64) * _U64(0xD1B54A32D192ED03)
     z = (z ^ (z >> _U64(29))) * _U64(0xBF58476D1CE4E5B9)
     z ^= z >> _U64(32)
-    levels = (z % _U64(5)).astype(np.float64) * 0.75
+    step = 0.6 + 0.3 * ((h >> _U64(28)) % _U64(1 << 24)).astype(np.float64) / (1 << 24)
+    levels = (z % _U64(5)).astype(np.float64) * step
     kind = (h[:, 0] % _U64(16)).astype(np.int64)
     out = np.where(kind[:, None] == 0, 0.0, levels)
     raised = ((h[:, 0] >> _U64(4)) % _U64(vocab)).astype(np.int64)
