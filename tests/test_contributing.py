@@ -42,7 +42,7 @@ def answers(params: SamplingParams, **flags):
 
 
 def test_a_strategy(run):
-    params = SamplingParams(max_tokens=70, ignore_eos=True)
+    params = SamplingParams(max_tokens=70, ignore_eos=True, decoding={"accept_threshold": 1.0})  # a token a step
     with pytest.raises(ConfigError, match="--decoding-strategy 'single_bd'"):
         answers(params, decoding_strategy="single_bd")
     run("runtime/strategies/single_bd.py")

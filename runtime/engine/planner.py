@@ -25,17 +25,19 @@ def build_plan(turns: list[Turn], *, table: PageTable, strategy: Strategy, block
     kv_len = cached + counts
 
     tokens = np.concatenate([r.tokens[r.cached : end] for r, end in zip(requests, kv_len.tolist(), strict=True)])
-    positions = np.arange(len(tokens)) + np.repeat(cached - seq_rows[:-1], counts)
     pages = table.rows([request.row for request in requests], int(kv_len.max()))
-    owner = np.repeat(np.arange(len(turns)), counts)
-    page, offset = np.divmod(positions, table.page_size)
+    # Rows come in whole blocks, and a block's slots follow each other: in one page, or in the pages of its unit.
+    owner = np.repeat(np.arange(len(turns)), counts // block_size)
+    starts = np.arange(0, len(tokens), block_size) + (cached - seq_rows[:-1])[owner]
+    page, offset = np.divmod(starts, table.page_size)
     slots = pages[owner, page].astype(np.int64) * table.page_size + offset
+    within = np.arange(block_size)
 
     blocks, sampled = _plan_blocks(turns, seq_rows.tolist(), tokens, strategy, block_size)
     plan = StepPlan(
         tokens=tokens,
-        positions=positions,
-        slots=slots,
+        positions=(starts[:, None] + within).ravel(),
+        slots=(slots[:, None] + within).ravel(),
         seq_rows=seq_rows.astype(np.int32),
         cached=cached.astype(np.int32),
         kv_len=kv_len.astype(np.int32),
@@ -53,47 +55,50 @@ def _plan_blocks(
     owners: list[Request] = []
     rows: list[int] = []
     may_force: list[bool] = []
+    states: list[np.ndarray] = []
+    params: list[np.ndarray] = []
+    counters: list[int] = []
     for turn, first_row in zip(turns, seq_rows, strict=False):
         request = turn.request
         if not turn.decode or request.committing:
             continue
-        mine, forces = strategy.sampled(request)
+        mine = strategy.sampled(request)
         sampled.append((request, mine))
-        may_force += forces
-        shift = first_row - request.cached
         for block in mine:
+            start = block.start
             blocks.append(block)
             owners.append(request)
-            rows.append(block.start + shift)
+            rows.append(first_row + start - request.cached)
+            states.append(request.state[start : start + block_size])
+            params.append(request.params)
+            may_force.append(block.may_force)
+            counters += (block.advanced, block.initial_masks, block.post_edit_steps)
     if not blocks:
         return None, sampled
 
-    first = np.array(rows, dtype=np.int64)
     n = len(blocks)
-    state = np.concatenate([r.state[b.start : b.start + block_size] for r, b in zip(owners, blocks, strict=True)])
-    state = state.reshape(n, block_size)
-    params = np.concatenate([request.params for request in owners]).reshape(n, len(Param))
-    counters = np.array([(b.advanced, b.initial_masks, b.post_edit_steps) for b in blocks], dtype=np.int64)
-    sampled_state = state == MASKED
-    if any(request.unstable for request in owners):
-        unstable = np.array([request.unstable for request in owners])
-        sampled_state |= (state == FILLED) & unstable[:, None]
+    first = np.array(rows, dtype=np.int64)
+    state = np.concatenate(states).reshape(n, block_size)
+    per_block = np.concatenate(params).reshape(n, len(Param))
+    counts = np.array(counters, dtype=np.int64).reshape(n, 3)
+    needed = state == MASKED
+    unstable = [request.unstable for request in owners]
+    if True in unstable:
+        needed |= (state == FILLED) & np.array(unstable)[:, None]
     plan = BlockPlan(
         rows=first,
-        tokens=tokens[first[:, None] + np.arange(block_size)],
+        tokens=tokens.reshape(-1, block_size)[first // block_size],
         state=state,
-        sampled=sampled_state,
-        params=params,
+        sampled=needed,
+        params=per_block,
         may_force=np.array(may_force),
-        advanced=counters[:, 0],
-        initial_masks=counters[:, 1],
-        post_edit_steps=counters[:, 2],
+        advanced=counts[:, 0],
+        initial_masks=counts[:, 1],
+        post_edit_steps=counts[:, 2],
         remasked=_remasked(blocks, block_size),
-        uniform=_uniform(owners, blocks, params, block_size),
+        uniform=_uniform(owners, blocks, per_block, block_size),
         groups=_groups(owners),
     )
-    for block, force in zip(blocks, may_force, strict=True):
-        block.advanced += force
     return plan, sampled
 
 

@@ -44,6 +44,7 @@ class Block:
         "has_eos",
         "initial_masks",
         "masks",
+        "may_force",
         "post_edit_steps",
         "progress",
         "remasked",
@@ -65,6 +66,7 @@ class Block:
         self.first_eos = size  # offset of the first FILLED end-of-sequence id, the block's size if none
         self.has_eos = False  # an EOS that counts is FILLED somewhere in it
         self.steps = 0  # steps it took part in while ACTIVE
+        self.may_force = True  # in the step being planned
         self.advanced = 0  # steps in which it might force
         self.post_edit_steps = 0  # editing: steps that began with no mask
         self.ended = False  # content is final; it only waits for its predecessor

@@ -43,9 +43,9 @@ class Strategy(Protocol):
         """Open the blocks that this step may open; the rows that all open blocks feed, from ``request.target`` on."""
         ...
 
-    def sampled(self, request: Request) -> tuple[list[Block], list[bool]]:
-        """The blocks whose positions are sampled in this step, and whether each may take its best position though
-        none is confident enough."""
+    def sampled(self, request: Request) -> list[Block]:
+        """The blocks whose positions are sampled in this step; sets each one's `may_force`: whether it may take its
+        best position though none is confident enough. `apply` counts such steps in `advanced`."""
         ...
 
     def apply(self, request: Request, sampled: list[Block], results: BlockResults, first: int) -> None:

@@ -77,18 +77,21 @@ class MultiBlock:
             and not any(block.has_eos for block in blocks)
         )
 
-    def sampled(self, request: Request) -> tuple[list[Block], list[bool]]:
+    def sampled(self, request: Request) -> list[Block]:
         """ACTIVE blocks that can still change; one may force when its predecessor is final or semi-complete (3.1)."""
         chosen: list[Block] = []
-        forces: list[bool] = []
-        may_force = True
+        before: Block | None = None
         for block in request.blocks:
             if block.status is ACTIVE:
+                block.may_force = (
+                    before is None
+                    or before.status is TO_CACHE
+                    or before.progress >= request.spec.decoding.semi_complete_threshold
+                )
                 if not block.ended:
                     chosen.append(block)
-                    forces.append(may_force)
-                may_force = block.progress >= request.spec.decoding.semi_complete_threshold
-        return chosen, forces
+            before = block
+        return chosen
 
     def apply(self, request: Request, sampled: list[Block], results: BlockResults, first: int) -> None:
         """Rules 5, 8 and 9."""
@@ -133,6 +136,7 @@ class MultiBlock:
         if request.editing:
             block.same_token_ratio = (filled - results.written[i]) / filled if filled else 0.0
         block.steps += 1
+        block.advanced += block.may_force
         block.ended = results.ended[i]
         block.first_masked = results.first_masked[i]
         first_eos = results.first_eos[i]
@@ -152,7 +156,7 @@ class MultiBlock:
             if block.masks:
                 break
         if stable > request.stable:
-            request.stable = min(stable, request.end)
+            request.stable = stable if stable < request.end else request.end
 
     def _find_end(self, request: Request) -> tuple[FinishReason, int] | None:
         """Rule 9: why and where the answer ends, if it does."""
