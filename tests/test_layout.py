@@ -1,0 +1,20 @@
+"""The distribution's two packages are importable, and neither hides a module of Python's own."""
+
+import operator
+import sysconfig
+from pathlib import Path
+
+import runtime
+import unmask_operator
+
+ROOT = Path(__file__).parents[1]
+
+
+def test_both_packages_come_from_this_checkout():
+    assert Path(runtime.__file__).is_relative_to(ROOT / "runtime")
+    assert Path(unmask_operator.__file__).is_relative_to(ROOT / "operator")
+
+
+def test_pythons_own_operator_wins():
+    assert Path(operator.__file__).parent == Path(sysconfig.get_path("stdlib"))
+    assert not (ROOT / "operator" / "__init__.py").exists()
