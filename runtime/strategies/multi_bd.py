@@ -106,7 +106,9 @@ class MultiBlock:
             block.status = TO_CACHE
         if request.spec.report == "denoise":
             request.show()
-        self._advance_stable(request)
+        stable = self._filled_prefix(request, final_only=request.unstable)  # what can change is not stable text
+        if stable > request.stable:
+            request.stable = stable
         if request.watched or request.eos_seen or request.stable >= request.end:
             end = self._find_end(request)
             if end is not None:
@@ -146,17 +148,16 @@ class MultiBlock:
             block.has_eos = found and not request.spec.ignore_eos
             request.eos_seen |= block.has_eos
 
-    def _advance_stable(self, request: Request) -> None:
-        """How far the text is final: the contiguous FILLED prefix, or with editing and remasking the final blocks."""
-        stable = request.target
+    def _filled_prefix(self, request: Request, final_only: bool) -> int:
+        """Where the contiguous FILLED run from the prompt on ends; with `final_only` its part in final blocks."""
+        end = request.target
         for block in request.blocks:
-            if request.unstable and block.status is not TO_CACHE:
+            if final_only and block.status is not TO_CACHE:
                 break
-            stable = block.start + block.first_masked
+            end = block.start + block.first_masked
             if block.masks:
                 break
-        if stable > request.stable:
-            request.stable = stable if stable < request.end else request.end
+        return end if end < request.end else request.end
 
     def _find_end(self, request: Request) -> tuple[FinishReason, int] | None:
         """Rule 9: why and where the answer ends, if it does."""
@@ -171,12 +172,7 @@ class MultiBlock:
         at_cap = spec.max_nfe is not None and request.nfe >= spec.max_nfe
         if not at_cap and spec.max_repetition_run is None:
             return None
-        filled = request.target
-        for block in request.blocks:
-            filled = block.start + block.first_masked
-            if block.first_masked < self.block_size:
-                break
-        filled = min(max(filled, request.prompt_len), request.end)
+        filled = max(self._filled_prefix(request, final_only=False), request.prompt_len)
         filled = min([filled, *(b.start + b.first_eos for b in request.blocks if b.has_eos)])
         if at_cap:
             return "max_nfe", filled
