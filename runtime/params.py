@@ -149,9 +149,14 @@ def check_prompt(prompt: Sequence[int], info: EngineInfo, param: str = "prompt")
     for i, token in enumerate(ids):
         if type(token) is not int:
             raise refuse(f"{param}[{i}]", f"{shown(token)} is not a token id (an integer)")
-        if not 0 <= token <= info.max_token_id and token != info.mask_token_id:
-            raise refuse(f"{param}[{i}]", f"{shown(token)} is not a token id of this model (0 to {info.max_token_id})")
+        check_id(token, info, f"{param}[{i}]")
     return ids
+
+
+def check_id(token: int, info: EngineInfo, param: str) -> None:
+    """An id that a prompt may hold: one of the tokenizer's, or the mask's."""
+    if not 0 <= token <= info.max_token_id and token != info.mask_token_id:
+        raise refuse(param, f"{shown(token)} is not a token id of this model (0 to {info.max_token_id})")
 
 
 def _max_tokens(params: SamplingParams, length: int, info: EngineInfo, default: int | None, at: Any) -> int:

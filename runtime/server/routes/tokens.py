@@ -7,6 +7,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from runtime.errors import RequestError
+from runtime.params import check_id
 from runtime.server.responses import json_response
 from runtime.server.routes.documented import takes
 from runtime.server.schemas import DetokenizeRequest, TokenizeRequest
@@ -42,8 +43,5 @@ async def detokenize(request: Request) -> Response:
     service.model_name(body.model)
     info, tokenizer = service.require()
     for i, token in enumerate(body.tokens):
-        if not 0 <= token <= info.max_token_id and token != info.mask_token_id:
-            raise RequestError(
-                f"tokens[{i}]: not a token id of this model (0 to {info.max_token_id})", param=f"tokens[{i}]"
-            )
+        check_id(token, info, f"tokens[{i}]")
     return json_response({"prompt": tokenizer.decode(body.tokens)})
