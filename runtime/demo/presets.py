@@ -20,7 +20,9 @@ _EVERY_TASK: Mapping[str, float] = {
     "units": 1.0,
     "json": 1.0,
     "followup": 1.5,
+    "dialogue": 6.0,
     "greet": 0.5,
+    "small_talk": 0.5,
     "abilities": 0.3,
     "refuse": 0.5,
     "long_add": 1.5,
@@ -50,14 +52,14 @@ class Preset:
     shape: Shape
     noise: NoiseRecipe
     tasks: Mapping[str, float] = field(default_factory=dict)
-    rows: int = 256
-    row_length: int = 384
+    rows: int = 192
+    row_length: int = 512
     matrix_lr: float = 0.02
     other_lr: float = 0.003
     decay: float = 0.01
     average: float = 0.996  # of the averaged weights at each update
     balance_rate: float = 0.001
-    total_minutes: float = 17.5
+    total_minutes: float = 11.0
     eval_every_minutes: float = 4.3
     eval_prompts: int = 32
     workers: int = 12

@@ -28,7 +28,8 @@ def qk_norm_rotary_reference(
         q_weight, k_weight: [head_dim].
 
     Returns:
-        q [rows, heads, head_dim], k and v [rows, kv_heads, head_dim], in qkv's dtype (rounded once, after rotation).
+        q [rows, heads, head_dim], k and v [rows, kv_heads, head_dim], contiguous, in qkv's dtype (rounded once, after
+        rotation).
     """
     up, split = wide(qkv.dtype), [heads, kv_heads, kv_heads]
     q, k, v = qkv.unflatten(1, (sum(split), -1)).split(split, dim=1)
@@ -37,7 +38,7 @@ def qk_norm_rotary_reference(
     cos, sin = table[positions].to(up).unsqueeze(1).chunk(2, dim=-1)
     first, second, rest = x.split([cos.shape[-1], cos.shape[-1], x.shape[-1] - 2 * cos.shape[-1]], dim=-1)
     x = torch.cat([first * cos - second * sin, second * cos + first * sin, rest], dim=-1).to(qkv.dtype)
-    return x[:, :heads], x[:, heads:], v
+    return x[:, :heads].contiguous(), x[:, heads:].contiguous(), v.contiguous()
 
 
 @triton.jit

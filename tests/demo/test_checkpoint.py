@@ -8,8 +8,9 @@ from runtime import LLM, SamplingParams
 from runtime.demo.tasks import all_tasks, held_out_samples
 
 CHECKPOINT = Path(__file__).parents[2] / "runtime" / "demo" / "checkpoint"
-# Least accuracy on 48 held-out prompts with mode=quality: the card's figure less what chance takes from 48.
-LEAST = {"add": 0.93, "multiply": 0.93, "units": 0.93, "greet": 0.93, "abilities": 0.97, "refuse": 0.97}
+# The card says 100 % of 500 for every task: of so many held-out prompts one may be wrong by chance.
+COUNT, WRONG = 48, 1
+NEWER = {"dialogue", "small_talk"}  # tasks younger than the shipped weights: the next training learns them
 
 
 @pytest.fixture(scope="module")
@@ -31,13 +32,14 @@ def test_the_documented_questions(llm) -> None:
     assert ask(llm, "What can you do?").startswith("I can add, subtract")
 
 
-@pytest.mark.parametrize("name", sorted(LEAST))
+@pytest.mark.parametrize("name", sorted(set(all_tasks()) - NEWER))
 def test_accuracy_stays(llm, name) -> None:
     task = all_tasks()[name]
-    samples = held_out_samples(task, 48)
-    params = SamplingParams(max_tokens=96, temperature=0.0, decoding={"mode": "quality"})
+    samples = held_out_samples(task, COUNT)
+    params = SamplingParams(max_tokens=200, temperature=0.0, decoding={"mode": "quality"})
     outs = llm.generate([s.messages for s in samples], params)
-    assert sum(task.check(s, o.text) for s, o in zip(samples, outs, strict=True)) / 48 >= LEAST[name]
+    wrong = [o.text for s, o in zip(samples, outs, strict=True) if not task.check(s, o.text)]
+    assert len(wrong) <= WRONG, wrong
 
 
 def test_the_files_are_small_and_complete() -> None:

@@ -2,6 +2,7 @@
 
 from runtime.demo.tasks import (
     arithmetic,
+    dialogue,
     fill,
     followup,
     lists,
@@ -22,6 +23,7 @@ __all__ = [
     "Task",
     "all_tasks",
     "arithmetic",
+    "dialogue",
     "draw",
     "fill",
     "followup",

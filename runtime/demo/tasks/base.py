@@ -14,16 +14,22 @@ _PATIENCE = 200_000  # draws without a new prompt before a task is called too sm
 
 @dataclass(frozen=True)
 class Sample:
-    """A conversation that ends with the user's turn, one right answer, and what a checker needs to judge others."""
+    """A conversation that ends with the user's turn, one right answer, and what a checker needs to judge others.
+
+    `asks` is another task's sample that this conversation ends with, where there is one.
+    """
 
     task: str
     messages: tuple[Mapping[str, str], ...]
     answer: str
     facts: Mapping[str, Any] = field(default_factory=dict)
+    asks: Sample | None = None
 
     @property
     def held_out(self) -> bool:
-        """True where the prompt belongs to the held-out split: a hash of the prompt alone decides."""
+        """True where the prompt belongs to the held-out split: a hash of the prompt alone decides, of `asks` if set."""
+        if self.asks is not None:
+            return self.asks.held_out
         text = "\n".join(f"{m['role']}: {m['content']}" for m in self.messages)
         return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big") % HELD_OUT_ONE_IN == 0
 

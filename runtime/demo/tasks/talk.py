@@ -36,6 +36,20 @@ def greet(rng: random.Random) -> Sample:
     return single("greet", rng.choice(_BYE) + polite + end, "Goodbye!")
 
 
+_FINE = ("OK", "Okay", "Great", "Good", "Nice", "Well done", "Cool", "I see", "All right", "Yes", "No", "Wonderful")
+
+
+@task("small_talk", "short")
+def small_talk(rng: random.Random) -> Sample:
+    """Short words between questions, and greetings as people type them in a hurry."""
+    if rng.random() < 0.5:
+        name = "" if rng.random() < 0.6 else f", {rng.choice(NAMES)} here"
+        prompt = rng.choice(_FINE) + name + rng.choice((".", "!", "", "..."))
+        return single("small_talk", prompt, "What else can I do for you?")
+    plain = greet(rng)
+    return single("small_talk", plain.messages[0]["content"].lower(), plain.answer)
+
+
 _WHAT = (
     "what can you do",
     "what do you know",
