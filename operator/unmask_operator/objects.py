@@ -1,0 +1,40 @@
+"""Kubernetes objects as plain data: what the operator's pure core reads and writes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+Obj = dict[str, Any]  # an object as the API server's JSON has it
+
+GROUP = "serving.unmask.dev"
+VERSION = "v1alpha1"
+API_VERSION = f"{GROUP}/{VERSION}"
+KIND = "DiffusionLMService"
+PLURAL = "diffusionlmservices"
+FIELD_MANAGER = "unmask-operator"
+
+SERVICE_LABEL = f"{GROUP}/service"  # its value is the resource's name; alone it selects the engine's pods
+RESTARTED_AT = f"{GROUP}/restartedAt"  # annotation of the resource: a new value restarts the engine
+
+
+@dataclass(frozen=True, order=True)
+class Ref:
+    """An object's kind and name; its namespace is the resource's own."""
+
+    api_version: str
+    kind: str
+    name: str
+
+    @classmethod
+    def of(cls, obj: Mapping[str, Any]) -> Ref:
+        return cls(obj["apiVersion"], obj["kind"], obj["metadata"]["name"])
+
+
+def controller_uid(obj: Mapping[str, Any]) -> str | None:
+    """The uid of the owner that controls an object, None where nobody does."""
+    for owner in obj["metadata"].get("ownerReferences", ()):
+        if owner.get("controller"):
+            return str(owner["uid"])
+    return None

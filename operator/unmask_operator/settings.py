@@ -1,0 +1,82 @@
+"""The operator's own settings. Read from the environment here and nowhere else."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+VERSION = "0.1.0"
+PREFIX = "UNMASK_OPERATOR_"
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What the chart decides (environment UNMASK_OPERATOR_<FIELD>).
+
+    Attributes:
+        version: the operator's own, also the tag of the runtime image that it was made with.
+        runtime_image: the image of a resource that names none.
+        namespace, pod_name: the operator's own pod; its Lease lives in `namespace`.
+        watch_namespaces: only these; empty is the whole cluster.
+        image_pull_secrets: names that every engine pod gets.
+        read_nodes: the chart granted reading nodes.
+        engine_env: for every engine container: the cluster's proxy, HF_ENDPOINT and so on.
+        ca_config_map: a ConfigMap in the service's namespace whose key `ca.crt` engines trust ("" is none).
+        operator_selector: labels of the operator's pods, which a NetworkPolicy always lets in.
+        port: of health, readiness and metrics.
+    """
+
+    version: str = VERSION
+    runtime_image: str = f"unmask-runtime:{VERSION}"
+    namespace: str = "unmask-system"
+    pod_name: str = "unmask-operator"
+    watch_namespaces: tuple[str, ...] = ()
+    image_pull_secrets: tuple[str, ...] = ()
+    read_nodes: bool = False
+    engine_env: Mapping[str, str] = field(default_factory=dict)
+    ca_config_map: str = ""
+    operator_selector: Mapping[str, str] = field(default_factory=lambda: {"app.kubernetes.io/name": "unmask-operator"})
+    port: int = 8080
+    log_level: str = "info"
+    log_format: str = "text"
+
+    @property
+    def runtime_is_own_version(self) -> bool:
+        return self.runtime_image.rsplit(":", 1)[-1].removeprefix("v") == self.version
+
+
+def _pairs(text: str) -> dict[str, str]:
+    """Lines or comma-separated ``name=value`` pairs."""
+    pairs = [pair.strip() for line in text.splitlines() for pair in line.split(",")]
+    return dict(pair.split("=", 1) for pair in pairs if pair)
+
+
+def _names(text: str) -> tuple[str, ...]:
+    return tuple(name.strip() for name in text.split(",") if name.strip())
+
+
+def read_settings(environ: Mapping[str, str] | None = None) -> Settings:
+    """Settings from UNMASK_OPERATOR_* variables; what is not set keeps its default. ValueError names a bad variable."""
+    environ = os.environ if environ is None else environ
+    given = {k.removeprefix(PREFIX).lower(): v for k, v in environ.items() if k.startswith(PREFIX)}
+    unknown = set(given) - set(Settings.__dataclass_fields__)
+    if unknown:
+        raise ValueError(f"{PREFIX}{sorted(unknown)[0].upper()}: no such setting")
+    values: dict[str, object] = {}
+    for name, text in given.items():
+        default = getattr(Settings(), name)
+        try:
+            if isinstance(default, bool):
+                values[name] = {"true": True, "false": False}[text.lower()]
+            elif isinstance(default, int):
+                values[name] = int(text)
+            elif isinstance(default, tuple):
+                values[name] = _names(text)
+            elif isinstance(default, dict):
+                values[name] = _pairs(text)
+            else:
+                values[name] = text
+        except (KeyError, ValueError):
+            raise ValueError(f"{PREFIX}{name.upper()}: {text!r} is no {type(default).__name__}") from None
+    return Settings(**values)  # type: ignore[arg-type]
