@@ -14,7 +14,7 @@ from runtime.engine.page_table import PageTable
 from runtime.engine.plan import BlockResults
 from runtime.engine.planner import build_plan
 from runtime.engine.request import Block, BlockStatus, Request, Status
-from runtime.engine.scheduler import Scheduler, Turn
+from runtime.engine.scheduler import Scheduler, Turn, TurnError
 from runtime.strategies.base import Strategy
 
 log = logging.getLogger(__name__)
@@ -83,12 +83,17 @@ class Engine:
     def step(self) -> list[EngineOutput]:
         """One forward for whoever has a turn; the news of their requests. [] when there was nothing to do.
 
-        An exception while running it ends the requests of this step with ``finish_reason="error"``, and no others.
+        An exception while running it ends the requests of this step with ``finish_reason="error"``, and no others; one
+        of the strategy while the step is planned, only the request it was about.
 
         Raises:
             torch.AcceleratorError: the device failed; nothing can run in this process any more.
         """
-        turns = self.scheduler.schedule()
+        try:
+            turns = self.scheduler.schedule()
+        except TurnError as error:
+            log.error("the strategy failed on a request, which ends with an error", exc_info=error.__cause__)
+            return self._fail([error.request], error.__cause__ or error)
         if not turns:
             return []
         started = time.perf_counter()
@@ -172,7 +177,7 @@ class Engine:
             output.start, output.tokens, output.masked = request.shown
         outputs.append(output)
 
-    def _fail(self, requests: list[Request], error: Exception) -> list[EngineOutput]:
+    def _fail(self, requests: list[Request], error: BaseException) -> list[EngineOutput]:
         outputs = []
         for request in requests:
             if request.status is not Status.FINISHED:

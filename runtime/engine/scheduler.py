@@ -25,6 +25,14 @@ class Turn:
     decode: int  # rows of open blocks, or of blocks that only wait for the cache
 
 
+class TurnError(Exception):
+    """The strategy failed (the cause) on what this one request feeds."""
+
+    def __init__(self, request: Request) -> None:
+        super().__init__(request.spec.id)
+        self.request = request
+
+
 class Scheduler:
     """Holds the waiting and the running requests; hands out pages; never touches a tensor of the device.
 
@@ -60,7 +68,11 @@ class Scheduler:
         self.waiting.append(request)
 
     def schedule(self) -> list[Turn]:
-        """The turns of the next step; empty when there is nothing to do."""
+        """The turns of the next step; empty when there is nothing to do.
+
+        Raises:
+            TurnError: no step comes of it, and what was handed out so far stays with its requests.
+        """
         self._step += 1
         self._admit()
         turns: dict[int, Turn] = {}
@@ -97,7 +109,10 @@ class Scheduler:
         if chunk > left:
             chunk = left // self.block_size * self.block_size
         else:
-            rows = self.strategy.open(request)
+            try:
+                rows = self.strategy.open(request)
+            except Exception as error:
+                raise TurnError(request) from error
             if rows <= left - chunk:
                 return Turn(request, chunk, rows)
         return Turn(request, chunk, 0) if chunk else None

@@ -16,6 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from runtime.engine.io import EngineOutput
+from runtime.engine.request import Request
 from runtime.models.base import ForwardBatch
 from tests.engine.harness import Ask, Run, Setup, check_idle, make_engine, run_all, spec_of
 from tests.engine.hash_model import HashModel
@@ -226,6 +227,38 @@ def test_6_a_failing_commit_harms_no_request_of_the_same_id(caplog: pytest.LogCa
     assert outputs[-1].finish_reason == "length"
     assert sum(len(output.new_tokens) for output in outputs) == 8
     check_idle(run.engine)
+
+
+@examples(10)
+@given(st.data())
+def test_6_a_strategy_that_fails_while_planning_harms_only_its_request(data: st.DataObject) -> None:
+    logging.getLogger("runtime.engine.engine").setLevel(logging.CRITICAL)
+    setup = data.draw(setups())
+    run = Run(setup)
+    for ask in data.draw(st.lists(asks(setup), min_size=1, max_size=4)):
+        run.add(ask)
+    run.engine.add(spec_of("bad", Ask((1, 2), Params(max_tokens=9))))
+    works, calls = run.engine.strategy.open, data.draw(st.integers(0, 2))
+
+    def fails(request: Request) -> int:
+        nonlocal calls
+        if request.spec.id == "bad":
+            calls -= 1
+            if calls < 0:
+                raise RuntimeError("out of luck")
+        return works(request)
+
+    run.engine.scheduler.strategy = Mock(open=fails)
+    errors = []
+    while run.engine.has_work():
+        for output in run.engine.step():
+            if output.id == "bad":
+                errors += [output.error] if output.error else []
+            else:
+                run.heard[output.id].outputs.append(output)
+    assert errors == (["RuntimeError: out of luck"] if calls < 0 else [])
+    check_idle(run.engine)
+    run.compare()
 
 
 def test_6_a_device_that_failed_ends_the_engine() -> None:
