@@ -18,6 +18,7 @@ class Settings:
         version: the operator's own, also the tag of the runtime image that it was made with.
         runtime_image: the image of a resource that names none.
         namespace, pod_name: the operator's own pod; its Lease lives in `namespace`.
+        lease_name: the Lease that says who leads. The chart makes it, so that uninstalling takes it away for good.
         watch_namespaces: only these; empty is the whole cluster.
         image_pull_secrets: names that every engine pod gets.
         read_nodes: the chart granted reading nodes.
@@ -31,6 +32,7 @@ class Settings:
     runtime_image: str = f"unmask-runtime:{VERSION}"
     namespace: str = "unmask-system"
     pod_name: str = "unmask-operator"
+    lease_name: str = "unmask-operator"
     watch_namespaces: tuple[str, ...] = ()
     image_pull_secrets: tuple[str, ...] = ()
     read_nodes: bool = False
