@@ -8,7 +8,14 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 UV_VERSION := 0.13.9
 
-.PHONY: help setup serve chat test lint format typecheck gpu-test gpu-bench lock clean
+# images: `docker`, `podman` or `buildah` build them the same way
+BUILDER ?= docker build
+BASE ?= python:3.12-slim
+BUILD_ARGS ?=
+REGISTRY ?=
+VERSION := $(shell sed -n 's/^version = "\(.*\)"/\1/p' pyproject.toml)
+
+.PHONY: help setup serve chat test lint format typecheck gpu-test gpu-bench images lock clean
 
 help:  ## show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 14
@@ -50,9 +57,19 @@ gpu-test:  ## the -m gpu suite, with whatever python3 has torch and a GPU
 gpu-bench:  ## per-step times of LLaDA2.0-mini's shape with random weights
 	PYTHONPATH=. $(PYTHON) -m runtime.bench steps --arch llada2-mini --random-weights $(ARGS)
 
+images:  ## build both images: BUILDER="buildah bud" BASE=image REGISTRY=host/path/ BUILD_ARGS="..."
+	for target in operator runtime; do \
+	  $(BUILDER) --build-arg BASE=$(BASE) --build-arg VERSION=$(VERSION) --build-arg REVISION=$$(git rev-parse --short HEAD) \
+	    $(BUILD_ARGS) --target $$target -t $(REGISTRY)unmask-$$target:$(VERSION) . || exit 1; \
+	done
+
+LOCK := $(BIN)/uv pip compile -q --universal --python-version 3.11 --generate-hashes --no-header --no-emit-index-url
+
 lock: setup  ## resolve the constraints again (names, versions and hashes only)
-	$(BIN)/uv pip compile -q --universal --python-version 3.11 --generate-hashes --no-header --no-emit-index-url \
-	  --extra dev -c constraints/pins.txt pyproject.toml -o constraints/lock.txt
+	$(LOCK) --extra dev -c constraints/pins.txt pyproject.toml -o constraints/lock.txt
+	$(LOCK) --extra client -c constraints/lock.txt pyproject.toml -o constraints/runtime.txt
+	$(BIN)/python -c 'import tomllib; print(*tomllib.load(open("pyproject.toml", "rb"))["project"]["optional-dependencies"]["operator"], sep="\n")' \
+	  | $(LOCK) -c constraints/lock.txt - -o constraints/operator.txt
 
 clean:  ## remove the environment and caches
 	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis
