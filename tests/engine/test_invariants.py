@@ -249,14 +249,15 @@ def test_6_a_strategy_that_fails_while_planning_harms_only_its_request(data: st.
         return works(request)
 
     run.engine.scheduler.strategy = Mock(open=fails)
-    errors = []
+    ends = []
     while run.engine.has_work():
         for output in run.engine.step():
             if output.id == "bad":
-                errors += [output.error] if output.error else []
+                ends += [output.error or "answered"] if output.finish_reason else []
             else:
                 run.heard[output.id].outputs.append(output)
-    assert errors == (["RuntimeError: out of luck"] if calls < 0 else [])
+    assert ends in (["RuntimeError: out of luck"], ["answered"])  # it may fail on what it commits after its answer
+    assert calls < 0 or ends == ["answered"]
     check_idle(run.engine)
     run.compare()
 
