@@ -45,13 +45,13 @@ class Settings:
 
     @property
     def runtime_is_own_version(self) -> bool:
-        return self.runtime_image.rsplit(":", 1)[-1].removeprefix("v") == self.version
+        tagged = self.runtime_image.split("@")[0]  # a digest may follow the tag
+        return tagged.rsplit(":", 1)[-1].removeprefix("v") == self.version
 
 
 def _pairs(text: str) -> dict[str, str]:
-    """Lines or comma-separated ``name=value`` pairs."""
-    pairs = [pair.strip() for line in text.splitlines() for pair in line.split(",")]
-    return dict(pair.split("=", 1) for pair in pairs if pair)
+    """Lines of ``name=value``; a value may hold commas, as NO_PROXY does."""
+    return dict(line.strip().split("=", 1) for line in text.splitlines() if line.strip())
 
 
 def _names(text: str) -> tuple[str, ...]:
