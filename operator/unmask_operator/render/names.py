@@ -1,0 +1,47 @@
+"""Names, labels and fixed points that children share: what one child says about another stands here once."""
+
+from __future__ import annotations
+
+from unmask_operator.objects import SERVICE_LABEL, Obj
+
+PORT = 8000  # the runtime's HTTP port
+PORT_NAME = "http"  # its name on the container, by which Service and PodMonitor find it
+MAIN = "main"  # the engine's container
+MODEL_MOUNT = "/mnt/model"  # where the claim of a pvc:// model is mounted
+MANAGER = "unmask-operator"
+
+
+def labels(name: str) -> dict[str, str]:
+    """The labels of every child of the resource `name`, and of its pods."""
+    return {
+        "app.kubernetes.io/name": "unmask",
+        "app.kubernetes.io/instance": name,
+        "app.kubernetes.io/component": "engine",
+        "app.kubernetes.io/managed-by": MANAGER,
+        SERVICE_LABEL: name,
+    }
+
+
+def selector(name: str) -> dict[str, str]:
+    """What selects the engine's pods: the service label alone, so that the other labels may change."""
+    return {SERVICE_LABEL: name}
+
+
+def service_account(name: str) -> str:
+    return f"{name}-engine"
+
+
+def revision(name: str, number: int) -> str:
+    """The name of the ControllerRevision that pins the `number`-th form of the pod template."""
+    return f"{name}-r{number}"
+
+
+def url(name: str, namespace: str, port: int = 80) -> str:
+    """The base URL for OpenAI clients inside the cluster."""
+    return f"http://{name}.{namespace}.svc{'' if port == 80 else f':{port}'}/v1"
+
+
+def child(api_version: str, kind: str, service: str, name: str, namespace: str, **fields: object) -> Obj:
+    """An object of the resource `service` with the standard labels; `fields` are its members beside metadata."""
+    metadata = {"name": name, "namespace": namespace, "labels": labels(service)}
+    return {"apiVersion": api_version, "kind": kind, "metadata": metadata, **fields}

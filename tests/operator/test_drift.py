@@ -1,0 +1,135 @@
+"""Drift: what the API server adds or spells otherwise is none; a missing or changed value always is."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator
+from decimal import Decimal
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from unmask_operator.drift import LIST_KEYS, differs, quantity
+
+CONTAINER: dict[str, Any] = {
+    "name": "main",
+    "env": [{"name": "A", "value": "1000m"}, {"name": "B", "value": ""}],
+    "resources": {"limits": {"cpu": 2, "memory": "4Gi", "nvidia.com/gpu": "1"}},
+    "readinessProbe": {"httpGet": {"path": "/ready", "port": "http"}, "initialDelaySeconds": 0},
+    "securityContext": {"allowPrivilegeEscalation": False, "privileged": False},
+}
+
+
+def test_defaults_and_what_others_added_are_no_drift() -> None:
+    live = copy.deepcopy(CONTAINER)
+    live["terminationMessagePath"] = "/dev/termination-log"
+    live["readinessProbe"]["httpGet"]["scheme"] = "HTTP"
+    live["env"].insert(0, {"name": "INJECTED", "value": "x"})
+    del live["env"][2]["value"], live["readinessProbe"]["initialDelaySeconds"], live["securityContext"]["privileged"]
+    assert not differs({"containers": [CONTAINER]}, {"containers": [{"name": "sidecar"}, live]})
+
+
+def test_quantities_are_numbers_where_quantities_stand() -> None:
+    live = copy.deepcopy(CONTAINER)
+    live["resources"]["limits"] = {"cpu": "2000m", "memory": "4096Mi", "nvidia.com/gpu": "1"}
+    assert not differs(CONTAINER, live)
+    live["resources"]["limits"]["cpu"] = "2001m"
+    assert differs(CONTAINER, live)
+    assert differs(CONTAINER, {**CONTAINER, "env": [{"name": "A", "value": "1"}, {"name": "B"}]}), "a variable is text"
+
+
+def test_a_false_that_means_something_must_be_there() -> None:
+    assert differs(CONTAINER, {**CONTAINER, "securityContext": {"privileged": False}})
+    assert differs({"automountServiceAccountToken": False}, {})
+    assert differs({"replicas": 0}, {})
+
+
+def test_a_volume_of_another_kind_is_drift() -> None:
+    wanted = {"volumes": [{"name": "tmp", "emptyDir": {}}]}
+    assert differs(wanted, {"volumes": [{"name": "tmp", "hostPath": {"path": "/"}}]})
+
+
+def test_other_lists_are_compared_entry_by_entry() -> None:
+    peer = {"podSelector": {"matchLabels": {"a": "b"}}}
+    assert not differs({"from": [peer]}, {"from": [{**peer, "namespaceSelector": {}}]})
+    assert differs({"from": [peer]}, {"from": [peer, {"namespaceSelector": {}}]})
+    assert differs({"args": ["--port", "8000"]}, {"args": ["8000", "--port"]})
+    assert not differs({"from": []}, {})
+
+
+def test_ports_of_one_number_are_told_apart() -> None:
+    both = [{"containerPort": 53, "protocol": "TCP"}, {"containerPort": 53, "protocol": "UDP"}]
+    assert not differs({"ports": both}, {"ports": copy.deepcopy(both)})
+
+
+@pytest.mark.parametrize(
+    ("text", "number"),
+    [("500m", "0.5"), ("2", "2"), (2, "2"), ("1.5Gi", str(1024**3 * 3 // 2)), ("1e3", "1000"), ("3k", "3000")],
+)
+def test_quantity(text: Any, number: str) -> None:
+    assert quantity(text) == Decimal(number)
+
+
+@pytest.mark.parametrize("text", ["", "Gi", "four", "nan", True, None])
+def test_no_quantity(text: Any) -> None:
+    assert quantity(text) is None
+
+
+words = st.sampled_from(["a", "b", "c", "500m"])
+members = st.sampled_from(["x", "y", "limits", "replicas", "args", "env", "enableServiceLinks"])
+scalars = st.one_of(st.booleans(), st.integers(0, 3), words)
+keyed = st.lists(
+    st.fixed_dictionaries({"name": words}, optional={"value": words}), max_size=3, unique_by=lambda e: e["name"]
+)
+objects = st.recursive(
+    scalars,
+    lambda inner: st.one_of(
+        st.dictionaries(members.filter(lambda m: m != "env"), inner, max_size=4),
+        st.lists(inner, max_size=3),
+        st.fixed_dictionaries({"env": keyed}),
+    ),
+    max_leaves=12,
+)
+
+
+def grown(value: Any) -> Any:
+    """`value` as an API server with defaults and injecting webhooks gives it back."""
+    if isinstance(value, dict):
+        return {**{k: grow_list(k, v) if isinstance(v, list) else grown(v) for k, v in value.items()}, "zz": "default"}
+    return [grown(v) for v in value] if isinstance(value, list) else value
+
+
+def grow_list(member: str, entries: list[Any]) -> list[Any]:
+    more = [{"name": "injected"}] if member in LIST_KEYS else []
+    return [*more, *(grown(e) for e in reversed(entries))] if more else [grown(e) for e in entries]
+
+
+def leaves(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+    if isinstance(value, dict | list):
+        for key, inner in value.items() if isinstance(value, dict) else enumerate(value):
+            yield from leaves(inner, (*path, key))
+    elif path:
+        yield path
+
+
+@given(objects)
+def test_an_object_never_differs_from_itself_grown(value: Any) -> None:
+    assert not differs(value, copy.deepcopy(value))
+    assert not differs(value, grown(value))
+
+
+@given(objects, st.data())
+def test_a_changed_leaf_always_differs(value: Any, data: st.DataObject) -> None:
+    paths = list(leaves(value))
+    if not paths:
+        return
+    path = data.draw(st.sampled_from(paths))
+    changed = copy.deepcopy(value)
+    target = changed
+    for step in path[:-1]:
+        target = target[step]
+    target[path[-1]] = "another"
+    assert differs(value, changed)
+    assert differs({"spec": {"x": value}}, {"spec": {"x": changed, "y": 1}})
