@@ -1,0 +1,128 @@
+"""The loop around the decisions: who is due, scrape, decide, have `spec.replicas` written."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from datetime import datetime, timedelta
+from typing import Protocol
+
+from unmask_operator.autoscaler.decide import decide
+from unmask_operator.autoscaler.history import History, Reading, View
+from unmask_operator.autoscaler.rules import Rules
+from unmask_operator.objects import Obj
+from unmask_operator.observed import Decision
+
+log = logging.getLogger(__name__)
+
+LONGEST_SLEEP = 5.0  # seconds: so soon a new service, or a shorter polling interval, is noticed
+
+Scrape = Callable[[Mapping[str, str]], Awaitable[tuple[dict[str, Reading], dict[str, str]]]]
+
+
+class Fleet(Protocol):
+    """What the loop needs of the rest of the operator. Keys are "namespace/name"."""
+
+    def services(self) -> Iterable[tuple[str, Obj]]:
+        """Every resource as last seen."""
+
+    def pods(self, key: str) -> Sequence[Obj]:
+        """The pods of a resource, in any phase."""
+
+    async def scale(self, key: str, replicas: int) -> None:
+        """Write `spec.replicas` through the scale subresource. Any exception means that it was not written."""
+
+    def decided(self, key: str) -> None:
+        """The decision of this key is another than before: its status is due."""
+
+
+class Autoscaler:
+    """Decides for every service of provider Builtin at its polling interval.
+
+    Args:
+        fleet: the shell.
+        scrape: IP addresses by pod -> (readings, failures), see `scrape.scrape`.
+        now: the clock (UTC).
+    """
+
+    def __init__(self, fleet: Fleet, scrape: Scrape, now: Callable[[], datetime]) -> None:
+        self._fleet = fleet
+        self._scrape = scrape
+        self._now = now
+        self._histories: dict[str, History] = {}
+        self._decisions: dict[str, Decision] = {}
+        self._due: dict[str, datetime] = {}
+
+    def decision(self, key: str) -> Decision | None:
+        """The last word on a service; None before the first look and where Builtin has no say."""
+        return self._decisions.get(key)
+
+    async def run(self) -> None:
+        """Tick for ever. Cancel it when leadership ends: the next leader begins with an empty memory."""
+        while True:
+            await asyncio.sleep(await self.tick())
+
+    async def tick(self) -> float:
+        """Look at every service that is due, all at once. Returns seconds until the next one is (at most 5)."""
+        rules = {}
+        services = {}
+        for key, service in self._fleet.services():
+            found = self._rules(key, service)
+            if found is not None:
+                rules[key], services[key] = found, service
+        for gone in set(self._histories) - set(rules):
+            self._forget(gone)
+        start = self._now()
+        due = [key for key in rules if self._due.get(key, start) <= start]
+        await asyncio.gather(*(self._look(key, services[key], rules[key]) for key in due))
+        for key in due:
+            self._due[key] = start + timedelta(seconds=rules[key].polling)
+        end = self._now()
+        waits = [(self._due.get(key, end) - end).total_seconds() for key in rules]
+        return min(max(min(waits, default=LONGEST_SLEEP), 0.05), LONGEST_SLEEP)
+
+    def _rules(self, key: str, service: Obj) -> Rules | None:
+        """None also for what cannot be read: its reconcile says so, the other services must not suffer."""
+        if service["metadata"].get("deletionTimestamp"):
+            return None
+        try:
+            return Rules.read(service.get("spec") or {})
+        except (AttributeError, KeyError, TypeError, ValueError):
+            log.debug("%s: spec.autoscaling cannot be read", key)
+            return None
+
+    def _forget(self, key: str) -> None:
+        for memory in (self._histories, self._decisions, self._due):
+            memory.pop(key, None)
+
+    async def _look(self, key: str, service: Obj, rules: Rules) -> None:
+        readings, failures = await self._scrape(ready_addresses(self._fleet.pods(key)))
+        view = View(self._now(), service["spec"].get("replicas", 1), readings, failures)
+        decision, history = decide(rules, view, self._histories.get(key, History()))
+        if decision.desired != view.replicas:
+            try:
+                await self._fleet.scale(key, decision.desired)
+            except Exception as error:  # whatever a client may raise; the next look tries again
+                log.warning("%s: replicas %d -> %d not written: %s", key, view.replicas, decision.desired, error)
+                reason = f"spec.replicas could not be written: {error}"
+                decision = Decision(decision.desired, reason, False, decision.last_scale_time)
+            else:
+                log.info("%s: replicas %d -> %d: %s", key, view.replicas, decision.desired, decision.reason)
+                history = history.scaled(view.time, decision.desired - view.replicas)
+                decision = Decision(decision.desired, decision.reason, decision.healthy, history.last_scale_time)
+        self._histories[key] = history
+        if self._decisions.get(key) != decision:
+            self._decisions[key] = decision
+            self._fleet.decided(key)
+
+
+def ready_addresses(pods: Sequence[Obj]) -> dict[str, str]:
+    """IP addresses by name of the pods that take traffic: Ready, and not on their way out."""
+    found = {}
+    for pod in pods:
+        status = pod.get("status") or {}
+        conditions = {c["type"]: c["status"] for c in status.get("conditions") or ()}
+        if conditions.get("Ready") == "True" and status.get("podIP") and not pod["metadata"].get("deletionTimestamp"):
+            found[pod["metadata"]["name"]] = status["podIP"]
+    return found

@@ -1,0 +1,97 @@
+"""What ``spec.autoscaling`` asks for, with the defaults of autoscaling/v2's behavior."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+TOLERANCE = (
+    0.1  # a load this close to the target, relative to it, changes nothing (as the HPA controller's own default)
+)
+POLLING_SECONDS = 15
+
+# targets of the spec -> the gauge of a pod they are compared with (a field of Reading)
+TARGETS = {
+    "queuedRequestsPerReplica": "waiting",
+    "runningRequestsPerReplica": "running",
+    "kvCacheUtilizationPercent": "kv_percent",
+}
+
+
+@dataclass(frozen=True)
+class Policy:
+    """At most `value` pods or per cent of them may come or go within `period` seconds."""
+
+    type: str  # Pods | Percent
+    value: int
+    period: int
+
+
+@dataclass(frozen=True)
+class Direction:
+    """How fast replicas may change one way.
+
+    Attributes:
+        window: seconds over which recommendations are stabilised.
+        policies: the limits; `select` says which of them holds.
+        select: Max (the policy that lets most change), Min, or Disabled (never this way).
+    """
+
+    window: int
+    policies: tuple[Policy, ...]
+    select: str = "Max"
+
+    @classmethod
+    def read(cls, given: Mapping[str, Any], default: Direction) -> Direction:
+        policies = tuple(Policy(p["type"], p["value"], p["periodSeconds"]) for p in given.get("policies") or ())
+        window = given.get("stabilizationWindowSeconds")
+        return cls(
+            default.window if window is None else window,
+            policies or default.policies,
+            given.get("selectPolicy") or default.select,
+        )
+
+
+UP = Direction(0, (Policy("Pods", 4, 15), Policy("Percent", 100, 15)))
+DOWN = Direction(300, (Policy("Percent", 100, 15),))
+
+
+@dataclass(frozen=True)
+class Rules:
+    """`spec.autoscaling` of provider Builtin.
+
+    Attributes:
+        targets: by name of the spec; what one replica should carry.
+        up: its window is the panic window: a burst must last that long before replicas are added.
+        down: its window is the stable window: replicas go only when all of it needed fewer.
+        polling: seconds between two looks at the pods.
+    """
+
+    minimum: int = 1
+    maximum: int = 1
+    targets: Mapping[str, float] = field(default_factory=dict)
+    up: Direction = UP
+    down: Direction = DOWN
+    polling: float = POLLING_SECONDS
+
+    def clamp(self, replicas: int) -> int:
+        return min(max(replicas, self.minimum), self.maximum)
+
+    @classmethod
+    def read(cls, spec: Mapping[str, Any]) -> Rules | None:
+        """The rules of a resource's spec, None where the builtin autoscaler has no say (also while suspended)."""
+        scaling = spec.get("autoscaling")
+        if not scaling or scaling.get("provider", "Builtin") != "Builtin" or spec.get("suspend"):
+            return None
+        behavior = scaling.get("behavior") or {}
+        given = scaling.get("targets") or {}
+        minimum = scaling.get("minReplicas", 1)
+        return cls(
+            minimum,
+            max(minimum, scaling.get("maxReplicas", minimum)),
+            {name: float(given[name]) for name in TARGETS if given.get(name)},
+            Direction.read(behavior.get("scaleUp") or {}, UP),
+            Direction.read(behavior.get("scaleDown") or {}, DOWN),
+            scaling.get("pollingIntervalSeconds") or POLLING_SECONDS,
+        )

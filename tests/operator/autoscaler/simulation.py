@@ -1,0 +1,80 @@
+"""A pretend cluster for the autoscaler: pods that need time to start, a clock, and traces of load."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+
+from unmask_operator.autoscaler.decide import decide
+from unmask_operator.autoscaler.history import History, Reading, View
+from unmask_operator.autoscaler.rules import Rules
+from unmask_operator.observed import Decision
+
+START = datetime(2030, 1, 1, tzinfo=UTC)
+
+
+@dataclass
+class Simulation:
+    """Replicas are pods that are Ready `startup` seconds after their birth; the load is spread over the Ready ones.
+
+    Attributes:
+        broken: so many of the pods never get Ready (the youngest).
+        missing: (pod number, second) -> the scrape of that pod fails.
+        trace: of every look: second, replicas before, decision, whether all pods answered.
+    """
+
+    rules: Rules
+    replicas: int = 1
+    startup: float = 20
+    broken: int = 0
+    missing: Callable[[int, float], bool] = lambda pod, second: False
+    second: float = 0
+    history: History = field(default_factory=History)
+    births: list[float] = field(default_factory=list)
+    trace: list[tuple[float, int, Decision, bool]] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.births = [-1e9] * self.replicas
+
+    @property
+    def ready(self) -> list[int]:
+        started = [n for n, birth in enumerate(self.births) if self.second - birth >= self.startup]
+        return started[: max(len(self.births) - self.broken, 0)]
+
+    def look(self, load: float, kv_percent: float = 0) -> Decision:
+        """One poll at `load` requests that wait, in all."""
+        ready = self.ready
+        share = load / len(ready) if ready else 0
+        seen = [n for n in ready if not self.missing(n, self.second)]
+        view = View(
+            START + timedelta(seconds=self.second),
+            self.replicas,
+            {str(n): Reading(share, share, kv_percent) for n in seen},
+            {str(n): "no answer" for n in ready if n not in seen},
+        )
+        decision, self.history = decide(self.rules, view, self.history)
+        self.trace.append((self.second, self.replicas, decision, not view.failures))
+        if decision.desired != self.replicas:
+            self.history = self.history.scaled(view.time, decision.desired - self.replicas)
+            self.resize(decision.desired)
+        return decision
+
+    def resize(self, replicas: int) -> None:
+        self.births = self.births[:replicas] + [self.second] * (replicas - len(self.births))
+        self.replicas = replicas
+
+    def run(self, seconds: float, load: Callable[[float], float] | float) -> Simulation:
+        end = self.second + seconds
+        while self.second < end:
+            self.look(load(self.second) if callable(load) else load)
+            self.second += self.rules.polling
+        return self
+
+    def restart(self) -> None:
+        """The operator forgets everything."""
+        self.history = History()
+
+    @property
+    def sizes(self) -> list[int]:
+        return [decision.desired for _, _, decision, _ in self.trace]
