@@ -1,0 +1,12 @@
+"""The typed resource: `parse` turns the API server's JSON into a `DiffusionLMService` or raises `SpecError`.
+
+One file for each section of the spec. `crd.py` writes the schema from the same models, `reference.py` their docs.
+Loads no torch.
+"""
+
+from unmask_operator.api.errors import SpecError
+from unmask_operator.api.service import DiffusionLMService, parse
+from unmask_operator.api.spec import Spec
+from unmask_operator.api.status import Status
+
+__all__ = ["DiffusionLMService", "Spec", "SpecError", "Status", "parse"]

@@ -1,0 +1,93 @@
+"""What every section of the spec is built from: the base model, its rules, and the bounded types."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Annotated, Any, ClassVar, Self
+
+from pydantic import BaseModel, ConfigDict, Field, PlainValidator, WithJsonSchema, model_validator
+from pydantic.alias_generators import to_camel
+from pydantic_core import PydanticCustomError
+
+
+@dataclass(frozen=True)
+class Rule:
+    """A rule across the fields of one section, said twice: for the API server and for the operator.
+
+    Attributes:
+        cel: the expression over `self`, true where the section is right.
+        check: the same in Python, over the parsed section.
+        message: completes "FIELD: ..."; no dot at its end.
+        field: the field (camelCase, of this section) that the message is about; "" is the section itself.
+    """
+
+    cel: str
+    check: Callable[[Any], bool]
+    message: str
+    field: str = ""
+
+
+class Section(BaseModel):
+    """A part of the resource: lowerCamelCase outside, snake_case in Python, unknown fields refused, values not coerced.
+
+    A field that may be left out and whose default is None is decided at rendering, as its description says.
+    """
+
+    model_config = ConfigDict(alias_generator=to_camel, extra="forbid", strict=True, frozen=True)
+    rules: ClassVar[tuple[Rule, ...]] = ()
+
+    @model_validator(mode="after")
+    def _follow_rules(self) -> Self:
+        for rule in self.rules:
+            if not rule.check(self):
+                raise PydanticCustomError("rule", "{sentence}", {"sentence": rule.message, "field": rule.field})
+        return self
+
+
+def _number_or_text(pattern: str, what: str) -> tuple[PlainValidator, WithJsonSchema]:
+    compiled = re.compile(pattern)
+
+    def check(value: Any) -> int | str:
+        if isinstance(value, int) and not isinstance(value, bool) and value >= 0:
+            return value
+        if isinstance(value, str) and len(value) <= 64 and compiled.search(value):
+            return value
+        raise PydanticCustomError("wrong", "{sentence}", {"sentence": f"{value!r} is not {what}"})
+
+    either = [{"type": "integer"}, {"type": "string"}]
+    schema = {"anyOf": either, "x-kubernetes-int-or-string": True, "pattern": pattern, "maxLength": 64}
+    return PlainValidator(check), WithJsonSchema(schema)
+
+
+Quantity = Annotated[
+    int | str,
+    *_number_or_text(
+        r"^[0-9]+(\.[0-9]+)?([numkMGTPE]|[KMGTPE]i|[eE][-+]?[0-9]+)?$", "a quantity such as 500m, 16Gi or 2"
+    ),
+]
+CountOrPercent = Annotated[
+    int | str, *_number_or_text(r"^(100|[0-9]{1,2})%$", "a whole number or a percentage from 0% to 100%")
+]
+
+_LABEL_NAME = r"[A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?"
+ObjectName = Annotated[
+    str, Field(min_length=1, max_length=253, pattern=r"^[a-z0-9]([-a-z0-9.]*[a-z0-9])?$")
+]  # DNS-1123 subdomain
+LabelValue = Annotated[str, Field(max_length=63, pattern=rf"^({_LABEL_NAME})?$")]
+Labels = Annotated[dict[str, LabelValue], Field(max_length=32)]
+Annotations = Annotated[dict[str, Annotated[str, Field(max_length=4096)]], Field(max_length=32)]
+Seconds = Annotated[int, Field(ge=1, le=3600)]
+Free = Annotated[
+    dict[str, Any], WithJsonSchema({"type": "object", "x-kubernetes-preserve-unknown-fields": True})
+]  # an object that the API server does not look into
+
+
+class SecretKeyRef(Section):
+    """A key of a Secret in the resource's namespace. Only the engine's pods read it, the operator never does."""
+
+    name: ObjectName = Field(description="Name of the Secret.")
+    key: Annotated[str, Field(min_length=1, max_length=253, pattern=r"^[-._A-Za-z0-9]+$")] = Field(
+        description="Key in the Secret's data."
+    )

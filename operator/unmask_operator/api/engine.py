@@ -1,0 +1,148 @@
+"""`spec.engine`: how the model is decoded and how much room it gets. Every field is a flag of the runtime.
+
+Flags that this version of the runtime refuses (kvCacheLayout, quantization, enforceEager) have no field.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, ClassVar, Literal
+
+from pydantic import Field
+
+from runtime.config import BY_DEST
+from unmask_operator.api.base import Rule, Section
+from unmask_operator.api.flags import flag_field
+
+RESERVED = (
+    "api-key",
+    "api-key-file",
+    "config",
+    "data-parallel-size",
+    "drain-delay",
+    "drain-timeout",
+    "help",
+    "host",
+    "model",
+    "port",
+    "print-config",
+    "served-model-name",
+)
+_RESERVED_ARGUMENT = rf"^--({'|'.join(RESERVED)})(=|$)"
+_BATCHED = BY_DEST["max_num_batched_tokens"].default
+
+
+def _pages_fit(engine: Engine) -> bool:
+    block, page = engine.block_size, engine.page_size
+    return not (block and page) or block % page == 0 or page % block == 0
+
+
+def _step_fits(engine: Engine) -> bool:
+    step = (engine.block_size or 0) * ((engine.buffer_size or 1) + 1)
+    return step <= (engine.max_num_batched_tokens or _BATCHED)
+
+
+def _no_remask_while_editing(engine: Engine) -> bool:
+    return not (engine.sampling_mode == "Edit" and engine.thresholds and engine.thresholds.remask)
+
+
+def _no_reserved(engine: Engine) -> bool:
+    return not any(reserved(argument) for argument in engine.extra_args)
+
+
+def reserved(argument: str) -> str | None:
+    """The flag, without dashes, that `argument` sets though it is not for extraArgs."""
+    name = argument.removeprefix("--").split("=", 1)[0]
+    return name if argument.startswith("--") and name in RESERVED else None
+
+
+class Thresholds(Section):
+    """The server's defaults for decoding; a request may override each."""
+
+    add_block: float | None = flag_field("add-block-threshold")
+    semi_complete: float | None = flag_field("semi-complete-threshold")
+    accept: float | None = flag_field("accept-threshold")
+    edit: float | None = flag_field("edit-threshold")
+    remask: float | None = flag_field("remask-threshold")
+    token_stability: float | None = flag_field("token-stability-threshold")
+
+
+class Engine(Section):
+    """The engine's flags. What is left out is decided by the runtime."""
+
+    rules: ClassVar = (
+        Rule(
+            "!has(self.blockSize) || !has(self.pageSize) || self.blockSize % self.pageSize == 0 || "
+            "self.pageSize % self.blockSize == 0",
+            _pages_fit,
+            "must be a multiple or a divisor of blockSize",
+            "pageSize",
+        ),
+        Rule(
+            "!has(self.blockSize) || self.blockSize * ((has(self.bufferSize) ? self.bufferSize : 1) + 1) <= "
+            f"(has(self.maxNumBatchedTokens) ? self.maxNumBatchedTokens : {_BATCHED})",
+            _step_fits,
+            f"must be at least (bufferSize + 1) * blockSize, a step of one request; its default is {_BATCHED}",
+            "maxNumBatchedTokens",
+        ),
+        Rule(
+            "!has(self.samplingMode) || self.samplingMode != 'Edit' || !has(self.thresholds) || "
+            "!has(self.thresholds.remask) || self.thresholds.remask == 0.0",
+            _no_remask_while_editing,
+            "thresholds.remask does nothing with samplingMode Edit; remove one of them",
+            "thresholds",
+        ),
+        Rule(
+            f"!has(self.extraArgs) || !self.extraArgs.exists(a, a.matches('{_RESERVED_ARGUMENT}'))",
+            _no_reserved,
+            f"the operator itself sets or needs these flags: {', '.join('--' + name for name in RESERVED)}; remove "
+            "them and use the spec's own fields",
+            "extraArgs",
+        ),
+    )
+
+    decoding_strategy: Literal["MultiBd"] | None = flag_field(
+        "decoding-strategy", "How blocks are opened and decoded. Default: the model family's own."
+    )
+    sampling_mode: Literal["Naive", "Edit"] | None = flag_field(
+        "sampling-mode",
+        "Edit lets filled tokens be revised, and makes the edit algorithm the default. Default: Naive.",
+    )
+    block_size: int | None = flag_field("block-size", high=4096)
+    buffer_size: int | None = flag_field("buffer-size", high=256)
+    page_size: int | None = flag_field("page-size", high=4096)
+    attn_impl: Literal["TritonGrouped", "Triton", "Torch"] | None = flag_field(
+        "attn-impl", "Attention kernel. Default: TritonGrouped on GPUs, Torch on CPU."
+    )
+    dtype: Literal["Bfloat16", "Float16", "Float32"] | None = flag_field(
+        "dtype", "Number format of weights and cache. Default: Bfloat16 on GPUs, Float32 on CPU."
+    )
+    max_model_len: int | None = flag_field("max-model-len", high=16_777_216)
+    max_num_batched_tokens: int | None = flag_field(
+        "max-num-batched-tokens",
+        f"Tokens of one forward; longer prompts are prefilled in chunks. Default: {_BATCHED}.",
+        high=16_777_216,
+    )
+    max_num_reqs: int | None = flag_field(
+        "max-num-reqs",
+        f"Requests decoded at the same time, by each of a pod's engines. Default: {BY_DEST['max_num_reqs'].default}.",
+        high=65_536,
+    )
+    gpu_memory_utilization: float | None = flag_field(
+        "gpu-memory-utilization",
+        "Share of the GPU memory free at start that may be used. Default: "
+        f"{BY_DEST['gpu_memory_utilization'].default}. Only with gpu.",
+    )
+    prefix_caching: bool | None = flag_field(
+        "disable-prefix-caching", "Whether prompts share what was computed for a common beginning. Default: true.",
+        off=True,
+    )  # fmt: skip
+    thresholds: Thresholds | None = Field(
+        default=None, description="Defaults for decoding; a request may override each."
+    )
+    extra_args: list[Annotated[str, Field(min_length=1, max_length=512, pattern=r"^[^\r\n]*$")]] = Field(
+        default=[],
+        max_length=64,
+        description="More arguments for the runtime, one flag or value an entry, as --flag=value. They are checked by "
+        "the runtime's own parser when the image is of the operator's version. A flag that the spec sets elsewhere is "
+        "refused, but for --device.",
+    )

@@ -1,0 +1,65 @@
+"""How a field of the spec stands for a flag of the runtime: bounds, help and values come from the runtime's own table.
+
+Importing the table loads no torch. A value in CamelCase (MultiBd) stands for the flag's own spelling (multi_bd).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pydantic import Field
+from pydantic.fields import FieldInfo
+
+from runtime.config import FLAGS, Flag
+
+_BY_NAME = {flag.name: flag for flag in FLAGS}
+_FLAG = "x-flag"  # keys of a field's json_schema_extra; crd.py drops them
+_OFF = "x-switches-off"
+
+
+def camel(value: str) -> str:
+    """A flag's value as the resource spells it: triton_grouped -> TritonGrouped."""
+    return "".join(part[:1].upper() + part[1:] for part in value.split("_"))
+
+
+def flag_field(name: str, description: str = "", high: float | None = None, off: bool = False) -> Any:
+    """A field that sets ``--name``: left out by default, and then the runtime decides.
+
+    Its bounds are the flag's; `high` bounds what the table leaves open. `off`: a true value of the field is the flag's
+    false (prefixCaching, --disable-prefix-caching). A flag that this version refuses cannot be a field (ValueError).
+    """
+    flag = _BY_NAME[name]
+    if not flag.built:
+        raise ValueError(f"--{name} is not built: a field for it would do nothing")
+    bounds: dict[str, Any] = {"gt" if flag.above_low else "ge": flag.low} if flag.low is not None else {}
+    top = flag.high if flag.high is not None else high
+    if top is not None:
+        bounds["le"] = top
+    if flag.type == "int":
+        bounds = {key: int(value) for key, value in bounds.items()}
+    text = description or flag.help[0].upper() + flag.help[1:] + "."
+    return Field(None, description=f"{text} (--{name})", json_schema_extra={_FLAG: name, _OFF: off}, **bounds)
+
+
+def flag_of(field: FieldInfo) -> Flag | None:
+    """The flag that a field sets, None for a field that sets none."""
+    name = _extra(field).get(_FLAG)
+    return None if name is None else _BY_NAME[name]
+
+
+def flag_argument(flag: Flag, field: FieldInfo, value: str | int | float | bool) -> str:
+    """``--name=value`` for a value that the spec sets."""
+    if isinstance(value, bool):
+        return f"--{flag.name}={str(value is not _extra(field)[_OFF]).lower()}"
+    if isinstance(value, str):
+        value = {camel(choice): choice for choice in choices(flag)}[value]
+    return f"--{flag.name}={value}"
+
+
+def choices(flag: Flag) -> tuple[str, ...]:
+    """A flag's values. The table leaves those of strategies to the runtime's registry, which loads torch."""
+    return ("multi_bd",) if flag.name == "decoding-strategy" else flag.choices
+
+
+def _extra(field: FieldInfo) -> dict[str, Any]:
+    return field.json_schema_extra if isinstance(field.json_schema_extra, dict) else {}

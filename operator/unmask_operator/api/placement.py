@@ -1,0 +1,44 @@
+"""`spec.parallelism`, `spec.gpu`, `spec.resources`: the hardware of one pod.
+
+A replica of the engine runs on one device in this version of the runtime: tensor and expert parallelism have no field.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from pydantic import Field
+
+from unmask_operator.api.base import Quantity, Section
+
+DEFAULT_GPU = "nvidia.com/gpu"
+
+
+class Parallelism(Section):
+    """How many engines one pod runs."""
+
+    data: Annotated[int, Field(ge=1, le=64)] = Field(
+        default=1,
+        description="Engines in one pod, each with a GPU and a copy of the model of its own. (--data-parallel-size)",
+    )
+
+
+class Gpu(Section):
+    """GPUs. Present (it may be {}) makes the service a GPU service."""
+
+    resource_name: Annotated[
+        str, Field(min_length=3, max_length=128, pattern=r"^[a-z0-9]([-a-z0-9.]*[a-z0-9])?/[A-Za-z0-9][-A-Za-z0-9_.]*$")
+    ] = Field(default=DEFAULT_GPU, description="Resource under which the cluster's nodes offer GPUs.")
+
+
+ResourceMap = Annotated[dict[str, Quantity], Field(max_length=16)]
+
+
+class Resources(Section):
+    """CPU, memory and other resources of the engine's container; GPUs come from `gpu` and `parallelism`."""
+
+    limits: ResourceMap = Field(default={}, description="The most the container may use.")
+    requests: ResourceMap = Field(default={}, description="What the node must have free. Default: the limits.")
+
+    def names(self) -> set[str]:
+        return {*self.limits, *self.requests}

@@ -1,0 +1,81 @@
+"""The parts of the spec that shape the engine's pods: image pull, identity, caches, probes, the podTemplate."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from pydantic import Field
+
+from unmask_operator.api.base import Annotations, Free, ObjectName, Quantity, Seconds, Section
+
+_Failures = Annotated[int, Field(ge=1, le=10_000)]
+
+
+class SecretName(Section):
+    """A Secret in the resource's namespace."""
+
+    name: ObjectName = Field(description="Name of the Secret.")
+
+
+class ServiceAccount(Section):
+    """The ServiceAccount NAME-engine that the operator makes for the engine's pods. It has no permissions."""
+
+    annotations: Annotations = Field(default={}, description="Annotations, such as a cloud provider's identity.")
+
+
+class PodTemplate(Section):
+    """What the operator's own fields do not cover, merged into the pod template by key; null deletes."""
+
+    metadata: Free = Field(default={}, description="Labels and annotations; the selector's label is reserved.")
+    spec: Free = Field(
+        default={},
+        description="A PodSpec's fields. Container main is the engine; its command, args and port are reserved. "
+        "Containers, volumes and env merge by name, volumeMounts by mountPath, ports by containerPort; tolerations are "
+        "appended.",
+    )
+
+
+class EmptyDir(Section):
+    """A cache that lives as long as the pod."""
+
+    size_limit: Quantity = Field(default="100Gi", description="The most it may hold before the pod is evicted.")
+
+
+class ModelCache(Section):
+    """Where pods keep downloaded models."""
+
+    empty_dir: EmptyDir = Field(default_factory=EmptyDir, description="A cache that lives as long as the pod.")
+
+
+class StartupProbe(Section):
+    """GET /startup. periodSeconds * failureThreshold is the time a model may take to load."""
+
+    period_seconds: Seconds = Field(default=5, description="Seconds between two checks.")
+    timeout_seconds: Seconds = Field(default=5, description="Seconds an answer may take.")
+    failure_threshold: _Failures = Field(
+        default=720, description="Failed checks after which the container is restarted."
+    )
+
+    @property
+    def budget_seconds(self) -> int:
+        """How long a model may take to load."""
+        return self.period_seconds * self.failure_threshold
+
+
+class ReadinessProbe(Section):
+    """GET /ready."""
+
+    period_seconds: Seconds = Field(default=5, description="Seconds between two checks.")
+    timeout_seconds: Seconds = Field(default=5, description="Seconds an answer may take.")
+    failure_threshold: _Failures = Field(
+        default=3, description="Failed checks after which the pod gets no more requests."
+    )
+    success_threshold: _Failures = Field(default=1, description="Good checks after which it gets requests again.")
+
+
+class LivenessProbe(Section):
+    """GET /health."""
+
+    period_seconds: Seconds = Field(default=10, description="Seconds between two checks.")
+    timeout_seconds: Seconds = Field(default=5, description="Seconds an answer may take.")
+    failure_threshold: _Failures = Field(default=6, description="Failed checks after which the container is restarted.")

@@ -1,0 +1,156 @@
+"""`spec`: the whole of what a user asks for."""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated, ClassVar, Literal
+
+from pydantic import Field
+
+from unmask_operator.api.autoscaling import Autoscaling
+from unmask_operator.api.base import Quantity, Rule, Section
+from unmask_operator.api.engine import Engine
+from unmask_operator.api.model import Model
+from unmask_operator.api.network import Auth, Monitoring, NetworkPolicy, Service
+from unmask_operator.api.placement import Gpu, Parallelism, Resources
+from unmask_operator.api.pod import (
+    LivenessProbe,
+    ModelCache,
+    PodTemplate,
+    ReadinessProbe,
+    SecretName,
+    ServiceAccount,
+    StartupProbe,
+)
+from unmask_operator.api.rollout import PodDisruptionBudget, RolloutStrategy
+
+_TAGGED = r"^([^/@]+/)*[^/:@]+:[A-Za-z0-9_][A-Za-z0-9_.-]*$"
+_DIGEST = "@sha256:"
+
+
+def _fixed_image(spec: Spec) -> bool:
+    image = spec.image
+    tagged = image is None or (re.search(_TAGGED, image) is not None and not image.endswith(":latest"))
+    return tagged or _DIGEST in (image or "")
+
+
+def _no_gpu_resource(spec: Spec) -> bool:
+    own = spec.gpu.resource_name if spec.gpu else ""
+    return not any(n.startswith("nvidia.com/") or n.endswith("/gpu") or n == own for n in spec.resources.names())
+
+
+def _gpu_rule(part: str) -> str:
+    return (
+        f"!has(self.resources) || !has(self.resources.{part}) || !self.resources.{part}.exists(n, "
+        "n.startsWith('nvidia.com/') || n.endsWith('/gpu') || (has(self.gpu) && n == self.gpu.resourceName))"
+    )
+
+
+class Spec(Section):
+    """What a DiffusionLMService asks for."""
+
+    rules: ClassVar = (
+        Rule(
+            "has(self.gpu) || !has(self.parallelism) || self.parallelism.data == 1",
+            lambda s: s.gpu is not None or s.parallelism.data == 1,
+            "needs gpu: on CPU a pod runs one engine; set gpu, or raise replicas instead",
+            "parallelism",
+        ),
+        Rule(
+            "has(self.gpu) || !has(self.engine) || !has(self.engine.gpuMemoryUtilization)",
+            lambda s: s.gpu is not None or s.engine.gpu_memory_utilization is None,
+            "gpuMemoryUtilization needs gpu; set gpu or remove it",
+            "engine",
+        ),
+        Rule(
+            "has(self.gpu) || !has(self.engine) || !has(self.engine.attnImpl) || self.engine.attnImpl == 'Torch'",
+            lambda s: s.gpu is not None or s.engine.attn_impl in (None, "Torch"),
+            "attnImpl Triton and TritonGrouped need gpu; set gpu or use Torch",
+            "engine",
+        ),
+        Rule(
+            "self.model.?family.orValue('') != 'llada2dot1_mini' || (has(self.engine) && "
+            "has(self.engine.samplingMode) && self.engine.samplingMode == 'Edit')",
+            lambda s: s.model.family != "llada2dot1_mini" or s.engine.sampling_mode == "Edit",
+            "model.family llada2dot1_mini needs samplingMode Edit",
+            "engine",
+        ),
+        Rule(
+            f"({_gpu_rule('limits')}) && ({_gpu_rule('requests')})",
+            _no_gpu_resource,
+            "must not hold GPUs; a service gets its GPUs from gpu and parallelism",
+            "resources",
+        ),
+        Rule(
+            f"!has(self.image) || self.image.contains('{_DIGEST}') || "
+            f"(self.image.matches('{_TAGGED}') && !self.image.endsWith(':latest'))",
+            _fixed_image,
+            "needs a tag other than latest, or a digest, so that every pod runs the same",
+            "image",
+        ),
+    )
+
+    model: Model = Field(description="The checkpoint to serve.")
+    engine: Engine = Field(default_factory=Engine, description="How the model is decoded and how much room it gets.")
+    parallelism: Parallelism = Field(default_factory=Parallelism, description="How many engines one pod runs.")
+    gpu: Gpu | None = Field(
+        default=None,
+        description="Present (it may be {}): every pod gets parallelism.data GPUs and runs on them. Absent: the engine "
+        "runs on CPU.",
+    )
+    resources: Resources = Field(default_factory=Resources, description="CPU and memory of the engine's container.")
+    shared_memory_size: Quantity = Field(default="1Gi", description="Size of /dev/shm; what is used counts as memory.")
+    image: Annotated[str, Field(min_length=1, max_length=512)] | None = Field(
+        default=None, description="The runtime's image, by tag or digest. Default: the operator's own choice."
+    )
+    image_pull_policy: Literal["Always", "IfNotPresent", "Never"] = Field(
+        default="IfNotPresent", description="When nodes pull the image."
+    )
+    image_pull_secrets: list[SecretName] = Field(
+        default=[], max_length=16, description="Secrets for pulling the image."
+    )
+    service_account: ServiceAccount = Field(
+        default_factory=ServiceAccount, description="The ServiceAccount that the operator makes for the pods."
+    )
+    pod_template: PodTemplate = Field(
+        default_factory=PodTemplate, description="Whatever else the pods need, merged into their template by key."
+    )
+    replicas: Annotated[int, Field(ge=0, le=1000)] = Field(
+        default=1,
+        description="Pods that serve; the field of the scale subresource. With autoscaling it is the autoscaler's "
+        "output: leave it out of manifests.",
+    )
+    autoscaling: Autoscaling | None = Field(default=None, description="Present: replicas follow the load.")
+    rollout_strategy: RolloutStrategy = Field(
+        default_factory=RolloutStrategy, description="How a new revision replaces the old one."
+    )
+    drain_timeout_seconds: Annotated[int, Field(ge=0, le=3600)] = Field(
+        default=60, description="Seconds that requests in flight have to finish when a pod ends. (--drain-timeout)"
+    )
+    startup_probe: StartupProbe = Field(
+        default_factory=StartupProbe, description="Time a model may take to load: GET /startup."
+    )
+    readiness_probe: ReadinessProbe = Field(
+        default_factory=ReadinessProbe, description="When a pod gets requests: GET /ready."
+    )
+    liveness_probe: LivenessProbe = Field(
+        default_factory=LivenessProbe, description="When a container is restarted: GET /health."
+    )
+    model_cache: ModelCache = Field(default_factory=ModelCache, description="Where pods keep downloaded models.")
+    service: Service = Field(default_factory=Service, description="The Kubernetes Service in front of the pods.")
+    auth: Auth | None = Field(default=None, description="Present: clients need a key.")
+    monitoring: Monitoring = Field(default_factory=Monitoring, description="Metrics for the cluster's Prometheus.")
+    pod_disruption_budget: PodDisruptionBudget | None = Field(
+        default=None,
+        description="How many pods a drain of nodes may take away at once. Default: with more than one replica, "
+        "maxUnavailable 1.",
+    )
+    network_policy: NetworkPolicy | None = Field(
+        default=None, description="Present (it may be {}): a NetworkPolicy limits who reaches the pods."
+    )
+    suspend: bool = Field(default=False, description="True: no pod runs, and all else stays.")
+
+    @property
+    def gpus_per_pod(self) -> int:
+        """GPUs of one pod; 0 for a CPU service."""
+        return self.parallelism.data if self.gpu else 0

@@ -1,0 +1,75 @@
+"""`status`: what the operator reports. The models only describe the schema; status.py writes plain data."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from unmask_operator.api.base import Section
+
+_Count = Annotated[int, Field(ge=0)]
+_REASON = r"^[A-Za-z]([A-Za-z0-9_,:]*[A-Za-z0-9_])?$"
+_Time = Annotated[str, Field(max_length=64, json_schema_extra={"format": "date-time"})]
+
+
+class Condition(Section):
+    """As Kubernetes' metav1.Condition."""
+
+    type: Annotated[str, Field(min_length=1, max_length=316)] = Field(description="What it is about, in CamelCase.")
+    status: Literal["True", "False", "Unknown"] = Field(description="Whether it holds.")
+    observed_generation: _Count | None = Field(default=None, description="The generation of the spec it speaks of.")
+    last_transition_time: _Time = Field(description="When status last changed.")
+    reason: Annotated[
+        str, Field(min_length=1, max_length=1024, pattern=r"^[A-Za-z]([A-Za-z0-9_,:]*[A-Za-z0-9_])?$")
+    ] = Field(description="Why, in one CamelCase word.")
+    message: Annotated[str, Field(max_length=32768)] = Field(description="Why, as a sentence.")
+
+
+class ModelLoad(Section):
+    """How far the slowest loading pod is."""
+
+    phase: Annotated[str, Field(max_length=64)] | None = Field(default=None, description="What it does now.")
+    percent: Annotated[float, Field(ge=0, le=100)] | None = Field(
+        default=None, description="Share of the weights loaded."
+    )
+
+
+class AutoscalingStatus(Section):
+    """The Builtin autoscaler's last decision."""
+
+    desired: _Count | None = Field(default=None, description="Replicas it wants.")
+    reason: Annotated[str, Field(max_length=1024)] | None = Field(default=None, description="Why.")
+
+
+class Status(Section):
+    """What the operator saw last."""
+
+    observed_generation: _Count | None = Field(
+        default=None, description="The generation of the spec that all this is about."
+    )
+    conditions: list[Condition] = Field(
+        default=[],
+        max_length=32,
+        description="Accepted, Scheduled, ModelLoaded, RolloutComplete, ScalingReady, UpToDate, Available, and Ready, "
+        "which carries the first failing reason.",
+        json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["type"]},
+    )
+    replicas: _Count | None = Field(default=None, description="Pods there are.")
+    ready_replicas: _Count | None = Field(default=None, description="Pods that serve.")
+    updated_replicas: _Count | None = Field(default=None, description="Pods of the newest revision.")
+    selector: Annotated[str, Field(max_length=512)] | None = Field(
+        default=None, description="Label selector of the pods, for the scale subresource."
+    )
+    url: Annotated[str, Field(max_length=512)] | None = Field(default=None, description="Base URL inside the cluster.")
+    model_name: Annotated[str, Field(max_length=128)] | None = Field(
+        default=None, description="Id under which clients ask for the model."
+    )
+    resolved_image: Annotated[str, Field(max_length=512)] | None = Field(
+        default=None, description="Image the pods run."
+    )
+    model_load: ModelLoad | None = Field(default=None, description="Progress while a model loads.")
+    last_scale_time: _Time | None = Field(
+        default=None, description="When the Builtin autoscaler last changed replicas."
+    )
+    autoscaling: AutoscalingStatus | None = Field(default=None, description="The Builtin autoscaler's last decision.")

@@ -1,0 +1,111 @@
+"""Parsing a resource: its defaults, and a sentence that names the field for whatever is wrong."""
+
+import contextlib
+import subprocess
+import sys
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from unmask_operator.api import SpecError, parse
+from unmask_operator.objects import API_VERSION, KIND
+
+
+def resource(name="demo", **spec):
+    return {
+        "apiVersion": API_VERSION,
+        "kind": KIND,
+        "metadata": {"name": name, "namespace": "team", "uid": "u-1", "generation": 3},
+        "spec": {"model": {"uri": "demo://"}, **spec},
+    }
+
+
+def refusal(obj):
+    with pytest.raises(SpecError) as caught:
+        parse(obj)
+    assert caught.value.message
+    assert str(caught.value).endswith(caught.value.message)
+    return caught.value
+
+
+def test_the_least_resource_gets_its_defaults():
+    service = parse(resource())
+    assert (service.name, service.namespace, service.uid, service.generation) == ("demo", "team", "u-1", 3)
+    assert service.annotations == {}
+    assert service.model_name == "demo"
+    spec = service.spec
+    assert (spec.replicas, spec.suspend, spec.gpus_per_pod, spec.drain_timeout_seconds) == (1, False, 0, 60)
+    assert (spec.rollout_strategy.max_surge, spec.rollout_strategy.max_unavailable) == (1, 0)
+    assert spec.startup_probe.budget_seconds == 3600
+    assert spec.service.port == 80
+    assert spec.autoscaling is spec.network_policy is spec.auth is spec.monitoring.pod_monitor is None
+
+
+def test_names_are_snake_case_in_python_and_camel_case_outside():
+    spec = parse(
+        resource(
+            gpu={},
+            parallelism={"data": 2},
+            engine={"maxNumReqs": 8, "thresholds": {"semiComplete": 1}},
+            networkPolicy={"from": [{"podSelector": {}}], "metricsFrom": []},
+        )
+    ).spec
+    assert spec.gpus_per_pod == 2
+    assert spec.engine.max_num_reqs == 8
+    assert spec.engine.thresholds.semi_complete == 1.0
+    assert len(spec.network_policy.from_) == 1
+    assert refusal(resource(engine={"max_num_reqs": 8})).field == "spec.engine.max_num_reqs"
+
+
+@pytest.mark.parametrize(
+    ("change", "field", "words"),
+    [
+        ({"replica": 2}, "spec.replica", "no such field"),
+        ({"replicas": "2"}, "spec.replicas", "'2' is not a whole number"),
+        ({"suspend": "yes"}, "spec.suspend", "not true or false"),
+        ({"engine": []}, "spec.engine", "not a map"),
+        ({"model": {}}, "spec.model.uri", "missing"),
+        ({"engine": {"thresholds": {"accept": 1.5}}}, "spec.engine.thresholds.accept", "at most 1"),
+        ({"engine": {"gpuMemoryUtilization": 0}}, "spec.engine.gpuMemoryUtilization", "above 0"),
+        ({"engine": {"samplingMode": "edit"}}, "spec.engine.samplingMode", "'Naive' or 'Edit'"),
+        ({"engine": {"extraArgs": "--x"}}, "spec.engine.extraArgs", "not a list"),
+        ({"resources": {"limits": {"cpu": 1.5}}}, "spec.resources.limits.cpu", "not a quantity"),
+        ({"rolloutStrategy": {"maxSurge": "101%"}}, "spec.rolloutStrategy.maxSurge", "percentage"),
+        ({"imagePullSecrets": [{"name": "A"}]}, "spec.imagePullSecrets[0].name", "does not match"),
+        ({"drainTimeoutSeconds": float("nan")}, "spec.drainTimeoutSeconds", "whole number"),
+    ],
+)
+def test_a_wrong_value_is_named(change, field, words):
+    error = refusal(resource(**change))
+    assert error.field == field
+    assert words in error.message
+
+
+@pytest.mark.parametrize("obj", [None, [], {}, {"kind": KIND}, {**resource(), "apiVersion": "v1"}])
+def test_what_is_no_resource_is_refused(obj):
+    refusal(obj)
+
+
+@pytest.mark.parametrize("spec", [None, [], "x", 3])
+def test_a_spec_that_is_no_map_is_refused(spec):
+    assert refusal({**resource(), "spec": spec}).field == "spec"
+
+
+json = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner, max_size=3),
+    max_leaves=8,
+)
+FIELDS = sorted(parse(resource()).spec.model_dump(by_alias=True))
+
+
+@given(st.dictionaries(st.sampled_from(FIELDS), json, max_size=4))
+def test_parsing_never_crashes(change):
+    with contextlib.suppress(SpecError):
+        parse(resource(**change))
+
+
+def test_importing_the_api_loads_neither_torch_nor_kopf():
+    code = "import sys, unmask_operator.api; sys.exit('torch' in sys.modules or 'kopf' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], timeout=60).returncode == 0
