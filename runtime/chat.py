@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import httpx
 
-from runtime.client import DEFAULT_URL, ServerError, headers, is_end, may_use_proxy, read_event, refusal
+from runtime.client import DEFAULT_URL, ServerError, headers, is_address, is_end, may_use_proxy, read_event, refusal
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -72,8 +72,7 @@ class Conversation:
         self.finish_reason = None
         with self._http.stream("POST", "/v1/chat/completions", json=body) as response:
             if response.status_code != 200:
-                response.read()
-                raise refusal(response)
+                raise refusal(response.status_code, response.read())
             for line in response.iter_lines():
                 if is_end(line):
                     break
@@ -125,7 +124,7 @@ class Conversation:
     def _post(self, path: str, body: dict[str, Any]) -> dict[str, Any]:
         response = self._http.post(path, json=body)
         if response.status_code != 200:
-            raise refusal(response)
+            raise refusal(response.status_code, response.content)
         found: dict[str, Any] = response.json()
         return found
 
@@ -224,6 +223,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--max-tokens", type=int, metavar="N")
     parser.add_argument("--temperature", type=float, metavar="T")
     args = parser.parse_args(argv)
+    if not is_address(args.url):
+        print(f"--url: {args.url!r} is no server's address; one is like {DEFAULT_URL}", file=sys.stderr)
+        return 1
     from rich.console import Console
 
     fields = {"max_tokens": args.max_tokens, "temperature": args.temperature}
@@ -234,8 +236,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         try:
             response = http.get("/v1/models")
             if response.status_code != 200:
-                raise refusal(response)
-        except (ServerError, httpx.HTTPError, httpx.InvalidURL) as error:
+                raise refusal(response.status_code, response.content)
+        except (ServerError, httpx.HTTPError) as error:
             print(f"{args.url}: {error or type(error).__name__}; is a server running there?", file=sys.stderr)
             return 1
         talk = Conversation(http, args.model, **{k: v for k, v in fields.items() if v is not None})

@@ -1,12 +1,11 @@
-"""What our own HTTP clients share: reading server-sent events and error objects. No torch, no engine."""
+"""What our own HTTP clients share, whatever library they speak HTTP with: server-sent events and error objects."""
 
 from __future__ import annotations
 
 import ipaddress
 import json
 from typing import Any
-
-import httpx
+from urllib.parse import urlsplit
 
 DEFAULT_URL = "http://127.0.0.1:8000"
 
@@ -23,9 +22,18 @@ def headers(api_key: str | None) -> dict[str, str]:
     return {"Authorization": f"Bearer {api_key}"} if api_key else {}
 
 
+def is_address(url: str) -> bool:
+    """Whether this can be a server's address at all."""
+    try:
+        parts = urlsplit(url)
+        return parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except ValueError:  # half an IPv6 address, a port that is no number
+        return False
+
+
 def may_use_proxy(url: str) -> bool:
     """Whether the environment's proxy is for this server: not for one on this machine."""
-    host = httpx.URL(url).host
+    host = urlsplit(url).hostname or ""
     try:
         return not ipaddress.ip_address(host).is_loopback
     except ValueError:
@@ -37,11 +45,13 @@ def read_event(line: str) -> dict[str, Any] | None:
 
     Raises ServerError for an error that the server sent in place of an event.
     """
-    if not line.startswith("data:"):
+    if not line.startswith("data:") or is_end(line):
         return None
-    data = line[5:].strip()
-    if data == "[DONE]":
-        return None
+    return event_object(line[5:])
+
+
+def event_object(data: str | bytes) -> dict[str, Any]:
+    """The object that an event's data spell. Raises ServerError as `read_event` does."""
     event: dict[str, Any] = json.loads(data)
     if "error" in event:
         raise ServerError(error_message(event) or "the server failed", "error event")
@@ -52,13 +62,13 @@ def is_end(line: str) -> bool:
     return line.startswith("data:") and line[5:].strip() == "[DONE]"
 
 
-def refusal(response: httpx.Response) -> ServerError:
-    """What a response other than 200, already read, says in its error object."""
+def refusal(status: int, body: bytes) -> ServerError:
+    """What an answer with a status other than 200 says in its error object."""
     try:
-        message = error_message(response.json())
+        message = error_message(json.loads(body))
     except ValueError:
         message = None
-    return ServerError(message or f"the server answered {response.status_code}", str(response.status_code))
+    return ServerError(message or f"the server answered {status}", str(status))
 
 
 def error_message(body: Any) -> str | None:

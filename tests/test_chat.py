@@ -155,3 +155,4 @@ def test_no_server(capsys):
     assert main(["--url", "http://127.0.0.1:9"]) == 1
     assert "is a server running there?" in capsys.readouterr().err
     assert main(["--url", "nonsense"]) == 1
+    assert "--url: 'nonsense'" in capsys.readouterr().err

@@ -11,12 +11,11 @@ import shutil
 import subprocess
 from pathlib import Path
 
-import httpx
 import pytest
 
 from runtime.bench import serve
 from runtime.chat import Conversation
-from runtime.client import may_use_proxy
+from runtime.client import is_address, may_use_proxy
 from tests.server.harness import serving
 
 README = (Path(__file__).parents[1] / "README.md").read_text(encoding="utf-8")
@@ -108,5 +107,9 @@ def test_the_load_benchmark(server, tmp_path, capsys):
 def test_proxies_are_not_for_this_machine():
     assert [may_use_proxy(u) for u in ("http://127.0.0.1:8000", "http://[::1]:80", "http://localhost")] == [False] * 3
     assert may_use_proxy("https://models.example")
-    with pytest.raises(httpx.InvalidURL):
-        may_use_proxy("http://[::1")
+
+
+def test_what_can_be_an_address():
+    assert all(map(is_address, ("http://127.0.0.1:8000", "https://models.example/a", "http://[::1]:80/")))
+    for wrong in ("localhost:8000", "127.0.0.1", "ftp://x", "http://", "http://[::1", "http://x:y", ""):
+        assert not is_address(wrong)

@@ -10,11 +10,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-import httpx
+import aiohttp
 
-from runtime.client import ServerError, is_end, read_event, refusal
+from runtime.client import ServerError, event_object, headers, may_use_proxy, refusal
 
-Body = dict[str, Any]
+ROUTE = "v1/chat/completions"  # under the session's base URL
+HEADERS = {"Content-Type": "application/json"}
+IDLE_SECONDS = 4.0  # after which a connection is not used again: servers close theirs after 5 s at the earliest
 
 
 @dataclass
@@ -59,38 +61,78 @@ def percentiles(values: Sequence[float], at: Sequence[int] = (50, 90, 99)) -> di
     return {f"p{p}": ordered[-(-len(ordered) * p // 100) - 1] if ordered else None for p in at}
 
 
-async def send(http: httpx.AsyncClient, body: Body) -> Sent:
-    """One streamed chat request."""
-    sent, start = Sent(), time.perf_counter()
-    ended = False
+def session(url: str, api_key: str | None, timeout: float) -> aiohttp.ClientSession:
+    """What `send` sends with: no more connections than requests under way, and nobody waits for one.
+
+    `timeout`: seconds of a whole request. Must be called in a running event loop.
+    """
+    return aiohttp.ClientSession(
+        base_url=url.rstrip("/") + "/",
+        headers=headers(api_key),
+        connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=IDLE_SECONDS),
+        timeout=aiohttp.ClientTimeout(total=timeout),
+        cookie_jar=aiohttp.DummyCookieJar(),
+        trust_env=may_use_proxy(url),
+    )
+
+
+class Stream:
+    """Reads a streamed answer in whatever pieces it comes, and parses only the events that can tell anything new."""
+
+    def __init__(self) -> None:
+        self.rest = b""  # of a line that has not come whole
+        self.has_text = False
+        self.tokens = 0
+        self.ended = False
+
+    def feed(self, piece: bytes) -> None:
+        """Raises ServerError for an error in place of an event."""
+        *lines, self.rest = (self.rest + piece).split(b"\n")
+        for line in lines:
+            if line.startswith(b"data:"):
+                self._read(line[5:].strip())
+
+    def _read(self, data: bytes) -> None:
+        if data == b"[DONE]":
+            self.ended = True
+        # these names cannot stand unescaped in the text of an answer; what is skipped is text after the first
+        elif not self.has_text or b'"error"' in data or (b'"usage"' in data and b'"usage":null' not in data):
+            event = event_object(data)
+            self.has_text = self.has_text or any(choice["delta"].get("content") for choice in event["choices"])
+            if event.get("usage"):
+                self.tokens = event["usage"]["completion_tokens"]
+
+
+async def send(http: aiohttp.ClientSession, body: bytes) -> Sent:
+    """One streamed chat request, its JSON ready made."""
+    sent, stream, start = Sent(), Stream(), time.perf_counter()
     try:
-        async with http.stream("POST", "/v1/chat/completions", json=body) as response:
-            if response.status_code != 200:
-                await response.aread()
-                raise refusal(response)
-            async for line in response.aiter_lines():
-                ended = ended or is_end(line)
-                event = read_event(line)
-                if event is None:
-                    continue
-                if not sent.first and any(choice["delta"].get("content") for choice in event["choices"]):
+        async with http.post(ROUTE, data=body, headers=HEADERS) as response:
+            if response.status != 200:
+                raise refusal(response.status, await response.read())
+            async for piece in response.content.iter_any():
+                stream.feed(piece)
+                if stream.has_text and not sent.first:
                     sent.first = time.perf_counter() - start
-                if event.get("usage"):
-                    sent.tokens = event["usage"]["completion_tokens"]
-        if not ended:
+        if not stream.ended:
             raise ServerError("the stream broke off", "broken stream")
     except ServerError as error:
         sent.failure = error.kind
-    except httpx.TimeoutException:
+    except TimeoutError:
         sent.failure = "timeout"
-    except httpx.HTTPError as error:
+    except (aiohttp.ClientPayloadError, ValueError):  # it broke off, or an event is no JSON
+        sent.failure = "broken stream"
+    except aiohttp.ClientError as error:
         sent.failure = type(error).__name__
+    sent.tokens = stream.tokens
     sent.latency = time.perf_counter() - start
     sent.first = sent.first or sent.latency  # an empty answer shows its first sign at the end
     return sent
 
 
-async def closed_loop(http: httpx.AsyncClient, bodies: Sequence[Body], clients: int, done: Callable[[], None]) -> Round:
+async def closed_loop(
+    http: aiohttp.ClientSession, bodies: Sequence[bytes], clients: int, done: Callable[[], None]
+) -> Round:
     """`clients` at work at any time until all `bodies` are answered."""
     queue = iter(bodies)
     found: list[Sent] = []
@@ -106,13 +148,13 @@ async def closed_loop(http: httpx.AsyncClient, bodies: Sequence[Body], clients: 
 
 
 async def open_loop(
-    http: httpx.AsyncClient, bodies: Sequence[Body], rate: float, seed: int, done: Callable[[], None]
+    http: aiohttp.ClientSession, bodies: Sequence[bytes], rate: float, seed: int, done: Callable[[], None]
 ) -> Round:
     """`rate` requests a second on average, at exponentially distributed distances, however slow the answers are."""
     rng = random.Random(seed)
     found: list[Sent] = []
 
-    async def one(body: Body) -> None:
+    async def one(body: bytes) -> None:
         found.append(await send(http, body))
         done()
 

@@ -7,7 +7,7 @@ through ``runtime.LLM`` in this process, at batch 32, which shows what HTTP and 
 from __future__ import annotations
 
 import argparse
-import asyncio
+import http.client
 import json
 import os
 import random
@@ -17,14 +17,17 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
-import httpx
+import aiohttp
+import uvloop
 
-from runtime.bench.load import Body, closed_loop, open_loop
-from runtime.client import headers, may_use_proxy
+from runtime.bench.load import closed_loop, open_loop, session
+from runtime.client import DEFAULT_URL, is_address
+
+Body = dict[str, Any]
 
 LLM_BATCH = 32
 START_SECONDS = 300.0
@@ -54,10 +57,13 @@ def main(args: argparse.Namespace) -> int:
     if args.requests < 1 or args.rounds < 1 or any(value <= 0 for _, value in loads):
         print("--requests, --rounds, --clients and --rate must be above 0", file=sys.stderr)
         return 2
+    if args.url and not is_address(args.url):
+        print(f"--url: {args.url!r} is no server's address; one is like {DEFAULT_URL}", file=sys.stderr)
+        return 2
     try:
         with running(args) as url:
-            rows = asyncio.run(_measure(args, url, loads))
-    except (RuntimeError, httpx.HTTPError, OSError) as error:
+            rows = uvloop.run(_measure(args, url, loads))
+    except (RuntimeError, aiohttp.ClientError, OSError) as error:
         print(error or type(error).__name__, file=sys.stderr)
         return 1
     report: dict[str, Any] = {"settings": _settings(args), "loads": rows}
@@ -100,9 +106,8 @@ def running(args: argparse.Namespace) -> Iterator[str]:
         command += ["--model", args.model]
     server = subprocess.Popen(command)
     try:
-        url = f"http://127.0.0.1:{port}"
-        _wait_until_ready(server, url)
-        yield url
+        _wait_until_ready(server, port)
+        yield f"http://127.0.0.1:{port}"
     finally:
         server.terminate()
         try:
@@ -112,16 +117,18 @@ def running(args: argparse.Namespace) -> Iterator[str]:
             server.wait()
 
 
-def _wait_until_ready(server: subprocess.Popen[bytes], url: str) -> None:
+def _wait_until_ready(server: subprocess.Popen[bytes], port: int) -> None:
     end = time.monotonic() + START_SECONDS
     while time.monotonic() < end:
         if server.poll() is not None:
             raise RuntimeError(f"the server ended while starting, with status {server.returncode}")
-        try:
-            if httpx.get(f"{url}/ready", timeout=5, trust_env=False).status_code == 200:
-                return
-        except httpx.HTTPError:
-            pass
+        with closing(http.client.HTTPConnection("127.0.0.1", port, timeout=5)) as connection:
+            try:
+                connection.request("GET", "/ready")
+                if connection.getresponse().status == 200:
+                    return
+            except (OSError, http.client.HTTPException):
+                pass
         time.sleep(0.2)
     raise RuntimeError(f"the server was not ready after {START_SECONDS:.0f} s")
 
@@ -130,32 +137,27 @@ async def _measure(args: argparse.Namespace, url: str, loads: list[tuple[str, fl
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    most = int(max([value for kind, value in loads if kind == "clients"], default=0))
-    limits = httpx.Limits(max_connections=None, max_keepalive_connections=max(most, 100))
+    more: Body = {"stream": True, "stream_options": {"include_usage": True}}
+    if args.url and args.model:
+        more["model"] = args.model
+
+    def made(number: int) -> list[bytes]:
+        return [json.dumps(body | more).encode() for body in bodies(args, number)]
+
     rows, number = [], 0
-    async with httpx.AsyncClient(
-        base_url=url,
-        headers=headers(args.api_key),
-        timeout=args.timeout,
-        limits=limits,
-        trust_env=may_use_proxy(url),
-    ) as http:
-        more: Body = {"stream": True, "stream_options": {"include_usage": True}}
-        if args.url and args.model:
-            more["model"] = args.model
-        warm = [body | more for body in bodies(args, -1)[:2]]
-        await closed_loop(http, warm, 1, lambda: None)
+    async with session(url, args.api_key, args.timeout) as client:
+        await closed_loop(client, made(-1)[:2], 1, lambda: None)
         with Progress(*columns, transient=True) as progress:
             for kind, value in loads:
                 rounds = []
                 for _ in range(args.rounds):
-                    todo = [body | more for body in bodies(args, number)]
+                    todo = made(number)
                     bar = progress.add_task(f"{kind} {value:g}", total=len(todo))
                     done: Callable[[], None] = lambda bar=bar: progress.advance(bar)  # type: ignore[misc]  # noqa: E731
                     if kind == "clients":
-                        result = await closed_loop(http, todo, int(value), done)
+                        result = await closed_loop(client, todo, int(value), done)
                     else:
-                        result = await open_loop(http, todo, value, args.seed + number, done)
+                        result = await open_loop(client, todo, value, args.seed + number, done)
                     rounds.append(result.summary() | {"prompts": number})
                     progress.remove_task(bar)
                     number += 1

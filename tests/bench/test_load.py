@@ -1,70 +1,105 @@
-"""The load generator against a server in this process, and the arithmetic of its report."""
+"""The load generator against a little real server on loopback, and the arithmetic of its report."""
 
 import argparse
 import asyncio
 import json
+import threading
 import time
+from contextlib import asynccontextmanager, contextmanager
 
-import httpx
 import pytest
+from aiohttp import web
 
 from runtime.bench import serve
-from runtime.bench.load import Round, Sent, closed_loop, open_loop, percentiles, send
+from runtime.bench.load import Round, Sent, Stream, closed_loop, open_loop, percentiles, send, session
+from runtime.client import ServerError
 
-BODY = {"messages": [{"role": "user", "content": "x"}]}
+BODY = json.dumps({"messages": [{"role": "user", "content": "x"}]}).encode()
+
+
+def event(delta, **more):
+    return f"data: {json.dumps({'choices': [{'delta': delta}] if delta is not None else [], **more})}\n\n".encode()
 
 
 class Server:
-    """Streams three words, counts those at work at once; `fail` gives the n-th request's misfortune."""
+    """Streams a role and a word, then usage; counts requests at work at once, and the connections they came on.
+
+    `fail` gives the n-th request's misfortune.
+    """
 
     def __init__(self, seconds=0.02, fail=None):
         self.seconds, self.fail = seconds, fail or {}
-        self.count = self.now = self.most = 0
+        self.bodies, self.headers = [], []
+        self.connections = {}  # the client's port -> requests on it
+        self.now = self.most = 0
 
-    async def __call__(self, request: httpx.Request) -> httpx.Response:
-        number, self.count = self.count, self.count + 1
+    async def answer(self, request):
+        trouble = self.fail.get(len(self.bodies))
+        self.bodies.append(await request.json())
+        self.headers.append(request.headers)
+        port = request.transport.get_extra_info("peername")[1]
+        self.connections[port] = self.connections.get(port, 0) + 1
+        if trouble == "busy":
+            return web.json_response({"error": {"message": "full"}}, status=429)
+        if trouble == "hang up":
+            request.transport.abort()
+            return web.Response()
         self.now += 1
         self.most = max(self.most, self.now)
-        trouble = self.fail.get(number)
-        if trouble == "busy":
+        try:
+            return await self.stream(request, trouble)
+        finally:
             self.now -= 1
-            return httpx.Response(429, json={"error": {"message": "full"}})
-        if trouble == "connection":
-            self.now -= 1
-            raise httpx.ConnectError("no")
-        return httpx.Response(200, content=self.stream(trouble))
 
-    async def stream(self, trouble):
-        def line(delta, **more):
-            return (
-                f"data: {json.dumps({'choices': [{'delta': delta}] if delta is not None else [], **more})}\n\n".encode()
-            )
-
-        yield line({"role": "assistant", "content": ""})
+    async def stream(self, request, trouble):
+        response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
+        await response.prepare(request)
+        await response.write(event({"role": "assistant", "content": ""}, usage=None))
+        await asyncio.sleep(5 if trouble == "slow" else self.seconds)
+        await response.write(event({"content": "a"}, usage=None))
         await asyncio.sleep(self.seconds)
-        yield line({"content": "a"})
-        await asyncio.sleep(self.seconds)
-        if trouble == "error event":
-            yield b'data: {"error": {"message": "died"}}\n\ndata: [DONE]\n\n'
-        elif trouble != "broken":
-            yield line(None, usage={"completion_tokens": 3}) + b"data: [DONE]\n\n"
-        self.now -= 1
+        if trouble == "cut":  # in the middle of the body
+            request.transport.abort()
+        elif trouble == "error event":
+            await response.write(b'data: {"error": {"message": "died"}}\n\ndata: [DONE]\n\n')
+        elif trouble == "nonsense":
+            await response.write(b'data: {"usage"\n\n')
+        elif trouble != "no end":
+            await response.write(event(None, usage={"completion_tokens": 3}) + b"data: [DONE]\n\n")
+        return response
+
+    @asynccontextmanager
+    async def running(self):
+        """Its address."""
+        app = web.Application()
+        app.router.add_post("/v1/chat/completions", self.answer)
+        runner = web.AppRunner(app, shutdown_timeout=0.1)
+        await runner.setup()
+        site = web.TCPSite(runner, "127.0.0.1", 0)
+        await site.start()
+        try:
+            yield f"http://127.0.0.1:{runner.addresses[0][1]}"
+        finally:
+            await runner.cleanup()
 
 
-def against(server, run):
+def against(server, run, timeout=10.0, api_key=None):
     async def go():
-        async with httpx.AsyncClient(transport=httpx.MockTransport(server), base_url="http://x") as http:
+        async with server.running() as url, session(url, api_key, timeout) as http:
             return await run(http)
 
     return asyncio.run(go())
 
 
 def test_one_request_is_timed():
-    sent = against(Server(0.05), lambda http: send(http, BODY))
+    server = Server(0.05)
+    sent = against(server, lambda http: send(http, BODY), api_key="k")
     assert sent.failure is None
     assert sent.tokens == 3
     assert 0.04 < sent.first < sent.latency
     assert sent.latency > 0.09
+    assert server.bodies == [json.loads(BODY)]
+    assert server.headers[0]["Authorization"] == "Bearer k"
 
 
 @pytest.mark.parametrize("clients", [1, 4])
@@ -72,7 +107,9 @@ def test_closed_loop_keeps_so_many_at_work(clients):
     server, ticks = Server(), []
     result = against(server, lambda http: closed_loop(http, [BODY] * 12, clients, lambda: ticks.append(1)))
     assert server.most == clients
-    assert len(result.sent) == len(ticks) == server.count == 12
+    assert len(result.good) == len(ticks) == 12
+    # each client has a connection, which it keeps, and its share of the answers
+    assert list(server.connections.values()) == [12 // clients] * clients
 
 
 def test_open_loop_does_not_wait_for_answers():
@@ -85,11 +122,48 @@ def test_open_loop_does_not_wait_for_answers():
 
 
 def test_failures_are_counted_by_kind():
-    trouble = {1: "busy", 2: "connection", 3: "error event", 5: "broken", 6: "busy"}
-    result = against(Server(0, trouble), lambda http: closed_loop(http, [BODY] * 8, 1, lambda: None))
+    trouble = dict(enumerate(["busy", "hang up", "error event", "cut", "no end", "nonsense", "slow", "busy"], 1))
+    bodies = [BODY] * 10
+    result = against(Server(0, trouble), lambda http: closed_loop(http, bodies, 1, lambda: None), timeout=0.5)
     summary = result.summary()
-    assert summary["failures"] == {"429": 2, "ConnectError": 1, "error event": 1, "broken stream": 1}
-    assert (summary["requests"], summary["ok"]) == (8, 3)
+    assert summary["failures"] == {
+        "429": 2,
+        "ServerDisconnectedError": 1,
+        "error event": 1,
+        "broken stream": 3,
+        "timeout": 1,
+    }
+    assert (summary["requests"], summary["ok"]) == (10, 2)
+    assert 0.4 < next(s.latency for s in result.sent if s.failure == "timeout") < 1.5
+
+
+def test_no_server_is_a_failure():
+    async def go():
+        async with Server().running() as url:
+            pass
+        async with session(url, None, 5) as http:
+            return await send(http, BODY)
+
+    assert asyncio.run(go()).failure == "ClientConnectorError"
+
+
+def test_a_stream_may_come_in_any_pieces():
+    text = 'says "usage" and "error"'
+    whole = b": comment\n\n" + event({"content": ""}, usage=None) + event({"content": text}, usage=None)
+    whole += event({"content": text}, usage=None) + event(None, usage={"completion_tokens": 7})
+    whole += b"data: [DONE]\r\n\r\n"
+    for size in (1, 2, 7, 50, len(whole)):
+        stream = Stream()
+        for at in range(0, len(whole), size):
+            stream.feed(whole[at : at + size])
+        assert (stream.has_text, stream.tokens, stream.ended) == (True, 7, True)
+
+
+def test_an_error_after_the_first_text_is_seen():
+    stream = Stream()
+    stream.feed(event({"content": "a"}))
+    with pytest.raises(ServerError, match="died"):
+        stream.feed(b'data: {"error": {"message": "died"}}\n\n')
 
 
 def test_summary():
@@ -118,17 +192,41 @@ def test_prompts_are_the_seeds_and_new_in_every_round():
     assert body["messages"][-1]["role"] == "user"
 
 
-def test_a_running_server_is_loaded_and_reported(monkeypatch, tmp_path, capsys):
+@contextmanager
+def beside(server):
+    """The server in a thread with a loop of its own; its address."""
+    loop, ready, end = asyncio.new_event_loop(), threading.Event(), asyncio.Event()
+    found = []
+
+    async def go():
+        async with server.running() as url:
+            found.append(url)
+            ready.set()
+            await end.wait()
+
+    thread = threading.Thread(target=loop.run_until_complete, args=(go(),))
+    thread.start()
+    try:
+        assert ready.wait(10)
+        yield found[0]
+    finally:
+        loop.call_soon_threadsafe(end.set)
+        thread.join(10)
+        loop.close()
+
+
+def test_a_running_server_is_loaded_and_reported(tmp_path, capsys):
     server = Server(0, {7: "busy"})
-    real = httpx.AsyncClient
-    monkeypatch.setattr(httpx, "AsyncClient", lambda **kw: real(transport=httpx.MockTransport(server), **kw))
     out = tmp_path / "out.json"
-    args = arguments("--url", "http://x", "--clients", "1", "3", "--rate", "500", "--requests", "5", "--json", str(out))
-    assert serve.main(args) == 1  # a request failed
+    with beside(server) as url:
+        argv = ["--url", url + "/", "--model", "m", "--clients", "1", "3", "--rate", "500", "--requests", "5"]
+        assert serve.main(arguments(*argv, "--json", str(out))) == 1  # a request failed
     report = json.loads(out.read_text())
     assert [next(iter(load)) for load in report["loads"]] == ["clients", "clients", "rate"]
     assert sum(load["rounds"][0]["ok"] for load in report["loads"]) == 14
     assert "api_key" not in report["settings"]
+    assert server.bodies[-1]["stream_options"] == {"include_usage": True}
+    assert {body["model"] for body in server.bodies} == {"m"}
     shown = capsys.readouterr().out
     assert "1 x 429" in shown
     assert "3 clients against 1:" in shown
@@ -138,3 +236,8 @@ def test_a_running_server_is_loaded_and_reported(monkeypatch, tmp_path, capsys):
 def test_senseless_loads_are_refused(argv, capsys):
     assert serve.main(arguments(*argv)) == 2
     assert "above 0" in capsys.readouterr().err
+
+
+def test_senseless_addresses_are_refused(capsys):
+    assert serve.main(arguments("--url", "localhost:8000")) == 2
+    assert "--url" in capsys.readouterr().err
