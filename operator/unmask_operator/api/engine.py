@@ -5,6 +5,7 @@ Flags that this version of the runtime refuses (kvCacheLayout, quantization, enf
 
 from __future__ import annotations
 
+import re
 from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
@@ -27,7 +28,7 @@ RESERVED = (
     "print-config",
     "served-model-name",
 )
-_RESERVED_ARGUMENT = rf"^--({'|'.join(RESERVED)})(=|$)"
+_RESERVED_ARGUMENT = rf"^(-h|--({'|'.join(RESERVED)})(=.*)?)$"
 _BATCHED = BY_DEST["max_num_batched_tokens"].default
 
 
@@ -46,13 +47,7 @@ def _no_remask_while_editing(engine: Engine) -> bool:
 
 
 def _no_reserved(engine: Engine) -> bool:
-    return not any(reserved(argument) for argument in engine.extra_args)
-
-
-def reserved(argument: str) -> str | None:
-    """The flag, without dashes, that `argument` sets though it is not for extraArgs."""
-    name = argument.removeprefix("--").split("=", 1)[0]
-    return name if argument.startswith("--") and name in RESERVED else None
+    return not any(re.search(_RESERVED_ARGUMENT, argument) for argument in engine.extra_args)
 
 
 class Thresholds(Section):

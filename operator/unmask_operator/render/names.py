@@ -8,6 +8,7 @@ PORT = 8000  # the runtime's HTTP port
 PORT_NAME = "http"  # its name on the container, by which Service and PodMonitor find it
 MAIN = "main"  # the engine's container
 MODEL_MOUNT = "/mnt/model"  # where the claim of a pvc:// model is mounted
+DRAIN_DELAY = 10  # seconds of normal service after SIGTERM, while the cluster forgets the pod's address
 MANAGER = "unmask-operator"
 
 

@@ -1,0 +1,100 @@
+"""The engine's command line: what the spec sets, in the words of the runtime's own flag table.
+
+Only flags that the spec sets are written, so that older images of the runtime, which lack newer flags, go on working.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+
+from pydantic import BaseModel
+
+from runtime.config import FLAGS, parse
+from runtime.errors import ConfigError
+from unmask_operator.api import DiffusionLMService, SpecError
+from unmask_operator.api.flags import flag_argument, flag_of
+from unmask_operator.api.model import Model
+from unmask_operator.render.names import DRAIN_DELAY, MODEL_MOUNT
+from unmask_operator.settings import Settings
+
+_EXTRA = "spec.engine.extraArgs"
+_FLAG_NAMES = {spelling: flag.name for flag in FLAGS for spelling in flag.spellings}
+_OVERRIDABLE = {"device", "log-format"}  # a pretend GPU runs on CPU; logs are the reader's taste
+
+
+def engine_arguments(service: DiffusionLMService, settings: Settings) -> list[str]:
+    """The arguments of ``python -m runtime.server``, the spec's fields first and extraArgs last.
+
+    SpecError where an extra argument repeats a flag that the spec sets elsewhere, or where the runtime's own parser
+    refuses the whole line; the latter is only asked for an image of the operator's own version, whose flags it knows.
+    """
+    written = dict(_written(service))
+    own = [*written.values()]
+    extra = service.spec.engine.extra_args
+    _refuse_repetitions(extra, written)
+    image = service.spec.image or settings.runtime_image
+    if extra and dataclasses.replace(settings, runtime_image=image).runtime_is_own_version:
+        _ask_the_runtime([*own, *extra])
+    return own + extra
+
+
+def model_path(model: Model) -> str | None:
+    """``--model`` for a model's uri: None for demo://, which the runtime serves without that flag."""
+    scheme, _, rest = model.uri.partition("://")
+    if scheme == "hf":
+        return model.uri + (f"@{model.revision}" if model.revision else "")
+    if scheme == "pvc":
+        return "/".join((MODEL_MOUNT, *rest.rstrip("/").split("/")[1:]))
+    return None
+
+
+def _written(service: DiffusionLMService) -> Iterator[tuple[str, str]]:
+    """The field of the spec, or the flag where it follows from several, and its argument."""
+    spec = service.spec
+    if path := model_path(spec.model):
+        yield "spec.model.uri", f"--model={path}"
+    yield "spec.model.name", f"--served-model-name={service.model_name}"
+    if spec.model.family:
+        yield "spec.model.family", f"--model-name={spec.model.family}"
+    yield "spec.gpu", f"--device={'cuda' if spec.gpu else 'cpu'}"
+    if spec.parallelism.data > 1:
+        yield "spec.parallelism.data", f"--data-parallel-size={spec.parallelism.data}"
+    yield from _fields(spec.engine, "spec.engine")
+    yield "spec.drainTimeoutSeconds", f"--drain-timeout={spec.drain_timeout_seconds}"
+    yield "--drain-delay", f"--drain-delay={DRAIN_DELAY}"
+    yield "--log-format", "--log-format=json"
+
+
+def _fields(section: BaseModel, path: str) -> Iterator[tuple[str, str]]:
+    """The fields of a section, and of those inside it, that stand for a flag and are set."""
+    for name, field in type(section).model_fields.items():
+        value, where = getattr(section, name), f"{path}.{field.alias}"
+        flag = flag_of(field)
+        if isinstance(value, BaseModel):
+            yield from _fields(value, where)
+        elif flag is not None and value is not None:
+            yield where, flag_argument(flag, field, value)
+
+
+def _name(argument: str) -> str | None:
+    """The flag that an argument sets, under its first spelling; None for a value."""
+    spelling = argument.removeprefix("--").split("=", 1)[0]
+    return _FLAG_NAMES.get(spelling, spelling) if argument.startswith("--") else None
+
+
+def _refuse_repetitions(extra: list[str], written: dict[str, str]) -> None:
+    setters = {_name(argument): field for field, argument in written.items()}
+    for argument in extra:
+        name = _name(argument)
+        if name in setters and name not in _OVERRIDABLE:
+            raise SpecError(_EXTRA, f"--{name} is set by {setters[name]} too; keep one of them")
+
+
+def _ask_the_runtime(arguments: list[str]) -> None:
+    try:
+        parse(arguments, {})
+    except ConfigError as error:
+        raise SpecError(_EXTRA, str(error)) from None
+    except SystemExit:  # a flag that prints something and ends
+        raise SpecError(_EXTRA, "the runtime would print something and end; remove the flag that asks for it") from None

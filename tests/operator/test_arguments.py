@@ -1,0 +1,196 @@
+"""The engine's command line is one that the runtime's own parser takes, and says what the spec says."""
+
+import subprocess
+import sys
+
+import pytest
+from hypothesis import assume, given
+from hypothesis import strategies as st
+
+from runtime.config import parse as parse_arguments
+from runtime.config.table import BY_DEST
+from tests.operator.test_parse import resource
+from unmask_operator.api import SpecError, parse
+from unmask_operator.api.engine import Engine, Thresholds
+from unmask_operator.api.flags import camel, choices, flag_of
+from unmask_operator.render.arguments import engine_arguments
+from unmask_operator.render.names import DRAIN_DELAY, MODEL_MOUNT
+from unmask_operator.settings import Settings
+
+SETTINGS = Settings()
+ALWAYS = ["--drain-timeout=60", f"--drain-delay={DRAIN_DELAY}", "--log-format=json"]
+
+
+def arguments(settings=SETTINGS, **spec):
+    return engine_arguments(parse(resource(**spec)), settings)
+
+
+def values(model):
+    """A dictionary of a section's fields with any values its schema allows, or none."""
+    fields = {}
+    for field in model.model_fields.values():
+        flag = flag_of(field)
+        if flag is None:
+            continue
+        if choices(flag):
+            value = st.sampled_from([camel(c) for c in choices(flag)])
+        elif flag.type == "bool":
+            value = st.booleans()
+        elif flag.type == "int":
+            value = st.sampled_from([1, 2, 3, 4, 8, 24, 32, 64, 1024, 4096])
+        else:
+            value = st.floats(0, 1, exclude_min=flag.above_low) | st.sampled_from([1, 1.0])
+        fields[field.alias] = value
+    return st.fixed_dictionaries({}, optional=fields)
+
+
+MODELS = st.sampled_from(
+    [
+        {"uri": "demo://"},
+        {"uri": "hf://inclusionAI/LLaDA2.0-mini", "family": "llada2_mini"},
+        {"uri": "hf://a/b", "revision": "refs/pr/1", "name": "a/b:c"},
+        {"uri": "pvc://models/LLaDA2.0-mini/main/"},
+        {"uri": "pvc://models"},
+    ]
+)
+SPECS = st.fixed_dictionaries(
+    {"model": MODELS},
+    optional={
+        "engine": values(Engine),
+        "gpu": st.sampled_from([{}, {"resourceName": "amd.com/gpu"}]),
+        "parallelism": st.fixed_dictionaries({"data": st.integers(1, 8)}),
+        "drainTimeoutSeconds": st.integers(0, 3600),
+    },
+)
+
+
+@given(SPECS, st.none() | values(Thresholds))
+def test_whatever_a_spec_says_the_runtime_parses(spec, thresholds):
+    if thresholds is not None:
+        spec = {**spec, "engine": {**spec.get("engine", {}), "thresholds": thresholds}}
+    try:
+        service = parse(resource(**spec))
+    except SpecError:
+        assume(False)
+    line = engine_arguments(service, SETTINGS)
+    config = parse_arguments(line, {})
+    engine, given_ = service.spec.engine, config.engine
+    assert given_.device == ("cuda" if service.spec.gpu else "cpu")
+    assert config.model_names == (service.model_name,)
+    assert config.drain_timeout == service.spec.drain_timeout_seconds
+    assert config.data_parallel_size == service.spec.parallelism.data
+    assert given_.disable_prefix_caching is (engine.prefix_caching is False)
+    for name in ("block_size", "buffer_size", "page_size", "max_model_len"):
+        assert getattr(given_, name) == getattr(engine, name)
+    for name, value in dict(engine.thresholds or {}).items():
+        assert getattr(given_, f"{name}_threshold") == value
+    for name in ("dtype", "attn_impl", "decoding_strategy"):
+        written = getattr(given_, name)
+        assert getattr(engine, name) == (None if written is None else camel(written))
+
+
+def test_only_what_is_set_is_written():
+    assert arguments() == ["--served-model-name=demo", "--device=cpu", *ALWAYS]
+    line = arguments(
+        gpu={},
+        parallelism={"data": 2},
+        model={"uri": "hf://a/b", "revision": "v1", "name": "m", "family": "llada2"},
+        engine={
+            "decodingStrategy": "MultiBd",
+            "samplingMode": "Edit",
+            "attnImpl": "TritonGrouped",
+            "dtype": "Bfloat16",
+            "prefixCaching": False,
+            "gpuMemoryUtilization": 0.5,
+            "thresholds": {"accept": 0.8},
+            "extraArgs": ["--max-queue", "5"],
+        },
+    )
+    assert line == [
+        "--model=hf://a/b@v1",
+        "--served-model-name=m",
+        "--model-name=llada2",
+        "--device=cuda",
+        "--data-parallel-size=2",
+        "--decoding-strategy=multi_bd",
+        "--sampling-mode=edit",
+        "--attn-impl=triton_grouped",
+        "--dtype=bfloat16",
+        "--gpu-memory-utilization=0.5",
+        "--disable-prefix-caching=true",
+        "--accept-threshold=0.8",
+        *ALWAYS,
+        "--max-queue",
+        "5",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("uri", "path"),
+    [
+        ("pvc://claim", MODEL_MOUNT),
+        ("pvc://claim/", MODEL_MOUNT),
+        ("pvc://claim/a/b.c/", f"{MODEL_MOUNT}/a/b.c"),
+        ("hf://a/b", "hf://a/b"),
+    ],
+)
+def test_a_models_uri_becomes_a_path(uri, path):
+    assert arguments(model={"uri": uri})[0] == f"--model={path}"
+
+
+@pytest.mark.parametrize(
+    ("extra", "words"),
+    [
+        (["--no-such-flag=1"], "no such flag: --no-such-flag=1"),
+        (["--max-queue=0"], "--max-queue: '0' is not a whole number of at least 1"),
+        (["--max-queue"], "expected one argument"),
+        (["--tensor-parallel-size=2"], "not built yet"),
+        (["stray"], "no such flag: stray"),
+        (["-hh"], "print something"),
+        (["--page-size=24"], "--page-size: 24 is neither"),
+        (["--model-family=llada2"], "--model-name is set by spec.model.family too"),
+        (["--block-size", "32"], "--block-size is set by spec.engine.blockSize too"),
+    ],
+)
+def test_extra_arguments_are_read_by_the_runtimes_own_parser(extra, words):
+    model = {"uri": "demo://", "family": "llada2"}
+    with pytest.raises(SpecError, match=r"^spec\.engine\.extraArgs: ") as caught:
+        arguments(model=model, engine={"blockSize": 32, "extraArgs": extra})
+    assert words in caught.value.message
+
+
+@pytest.mark.parametrize(
+    "argument", ["--port=1", "--port", "--model=/x", "--drain-delay=0", "--api-key=k", "-h", "--help"]
+)
+def test_reserved_flags_are_refused(argument):
+    with pytest.raises(SpecError, match=r"^spec\.engine\.extraArgs: the operator itself sets"):
+        parse(resource(engine={"extraArgs": [argument]}))
+
+
+def test_flags_that_only_begin_like_a_reserved_one_are_not():
+    parse(resource(engine={"extraArgs": ["--model-name=llada2", "--max-queue=9", "port"]}))
+
+
+def test_the_device_may_be_overridden():
+    config = parse_arguments(arguments(gpu={}, engine={"extraArgs": ["--device=cpu"]}), {})
+    assert config.engine.device == "cpu"
+
+
+def test_an_image_of_another_version_may_know_other_flags():
+    engine = {"extraArgs": ["--flag-of-tomorrow=1"]}
+    assert arguments(image="r/unmask-runtime:9.9.9", engine=engine)[-1] == "--flag-of-tomorrow=1"
+    assert arguments(Settings(runtime_image="unmask-runtime:9.9.9"), engine=engine)[-1] == "--flag-of-tomorrow=1"
+    with pytest.raises(SpecError, match="no such flag"):
+        arguments(image=f"mirror.example:5000/unmask-runtime:{SETTINGS.version}", engine=engine)
+
+
+def test_writing_arguments_loads_no_torch():
+    code = "import sys, unmask_operator.render.arguments; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], timeout=60).returncode == 0
+
+
+def test_every_engine_flag_that_is_written_is_an_engines():
+    fields = [*Engine.model_fields.values(), *Thresholds.model_fields.values()]
+    flags = [flag for field in fields if (flag := flag_of(field))]
+    assert all(flag.built and flag.engine and BY_DEST[flag.dest] is flag for flag in flags)
+    assert len({flag.name for flag in flags}) == len(flags)
