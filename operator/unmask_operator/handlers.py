@@ -1,0 +1,66 @@
+"""kopf's watches: every event goes into the store, and what is news onto the queue. kopf writes nothing anywhere."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+import kopf
+
+from unmask_operator.kinds import SERVICES, ApiKind
+from unmask_operator.login import login
+from unmask_operator.objects import SERVICE_LABEL
+from unmask_operator.store import Key, Store
+
+STREAM_SECONDS = 600  # how long one watch request lasts; a new one costs a request
+SILENCE_SECONDS = 180.0  # a stream without even a bookmark (one a minute) for so long is dead
+
+log = logging.getLogger(__name__)
+
+
+class Backoffs:
+    """Pauses between kopf's tries of a request, without an end: an API server that is away is no reason to stop."""
+
+    def __iter__(self) -> Iterator[float]:
+        pause = 1.0
+        while True:
+            yield pause
+            pause = min(pause * 2, 30.0)
+
+
+def settings(kinds: Iterable[ApiKind]) -> kopf.OperatorSettings:
+    """kopf as a supplier of watches alone: no peering, no Events, no scanning for new kinds and namespaces."""
+    made = kopf.OperatorSettings()
+    made.posting.enabled = False
+    made.peering.standalone = True
+    made.scanning.disabled = True
+    made.networking.error_backoffs = Backoffs()
+    made.networking.request_timeout = 60.0
+    made.watching.server_timeout = STREAM_SECONDS
+    made.watching.inactivity_timeout = SILENCE_SECONDS
+    made.queueing.exit_timeout = 0.5
+    made.process.ultimate_exiting_timeout = None
+    for kind in kinds:
+        if kind is not SERVICES:
+            made.watching.label_selectors[kind.group, kind.version, kind.plural] = SERVICE_LABEL
+    return made
+
+
+def registry(kinds: Iterable[ApiKind], store: Store, news: Callable[[ApiKind, Key], None]) -> kopf.OperatorRegistry:
+    """A handler for each kind. `news` hears of the resource that an event concerns, never of what was known."""
+    made = kopf.OperatorRegistry()
+    kopf.on.login(registry=made, id="login", errors=kopf.ErrorsMode.PERMANENT)(login)
+    for kind in kinds:
+        _watch(made, kind, store, news)
+    return made
+
+
+def _watch(made: kopf.OperatorRegistry, kind: ApiKind, store: Store, news: Callable[[ApiKind, Key], None]) -> None:
+    # Only `on.event` is used: every other kind of handler would make kopf annotate the object or hold its deletion.
+    @kopf.on.event(kind.group, kind.version, kind.plural, registry=made, id=f"watch-{kind.plural}")
+    async def on_event(event: Any, **_: Any) -> None:
+        seen = store.delete if event["type"] == "DELETED" else store.put
+        key = seen(kind, event["object"])
+        if key is not None:
+            news(kind, key)

@@ -1,0 +1,52 @@
+"""``/healthz``, ``/readyz`` and ``/metrics`` on the operator's port."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+from aiohttp import web
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
+
+API_SILENCE_SECONDS = 20.0  # both the leader and a standby ask the API server every 4 seconds
+
+
+def application(
+    registry: CollectorRegistry, last_answer: Callable[[], float], up: Callable[[], bool]
+) -> web.Application:
+    """The probes' server.
+
+    `/healthz` needs nothing but the event loop: a loop that is stuck does not answer, and anything else is no reason
+    to restart. `/readyz` is 200 once everything runs and while the API server answers, leader or not.
+
+    Args:
+        last_answer: monotonic seconds of the API server's last answer.
+        up: whether the watches have been started.
+    """
+
+    async def healthz(_: web.Request) -> web.Response:
+        return web.Response(text="ok\n")
+
+    async def readyz(_: web.Request) -> web.Response:
+        if not up():
+            return web.Response(status=503, text="starting\n")
+        silence = time.monotonic() - last_answer()
+        if silence > API_SILENCE_SECONDS:
+            return web.Response(status=503, text=f"the API server has not answered for {silence:.0f} s\n")
+        return web.Response(text="ok\n")
+
+    async def metrics(_: web.Request) -> web.Response:
+        return web.Response(body=generate_latest(registry), headers={"Content-Type": CONTENT_TYPE_PLAIN_0_0_4})
+
+    app = web.Application()
+    app.add_routes([web.get("/healthz", healthz), web.get("/readyz", readyz), web.get("/metrics", metrics)])
+    return app
+
+
+async def serve(app: web.Application, port: int, host: str | None = None) -> web.AppRunner:
+    """Listen on all addresses (`host` None). Call `cleanup()` of what it returns."""
+    runner = web.AppRunner(app, access_log=None)
+    await runner.setup()
+    await web.TCPSite(runner, host, port).start()
+    return runner

@@ -1,0 +1,150 @@
+"""From a plan to the API server: what differs, tried as a dry run, then written."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+
+from unmask_operator.client import Client
+from unmask_operator.drift import differs
+from unmask_operator.errors import ApiError
+from unmask_operator.kinds import kind_of
+from unmask_operator.objects import GROUP, Obj, Ref, controller_uid
+from unmask_operator.observed import Observed
+from unmask_operator.plan import Plan
+from unmask_operator.store import Store
+
+APPLIED = f"{GROUP}/applied"  # annotation of a child: a digest of what was last written to it
+
+# A round finds one obstacle (an object in the way, one that has gone) and plans again; more than these come and go.
+ROUNDS = 6
+
+
+class StillMoving(Exception):
+    """The children changed under every round. The queue tries again."""
+
+
+class NotOurs(Exception):
+    """A plan that would touch a foreign object: a mistake of ours, which is stopped here."""
+
+
+@dataclass
+class Outcome:
+    """What carrying out a plan led to: the plan it ended with, and what is known now."""
+
+    plan: Plan
+    observed: Observed
+    writes: int = 0
+
+
+@dataclass(frozen=True)
+class _News:
+    """Why a round stopped: what stands in a child's way (None: nothing any more), or the server's refusal."""
+
+    children: Mapping[Ref, Obj | None] = field(default_factory=dict)
+    refusals: Mapping[Ref, str] = field(default_factory=dict)
+
+    def told(self, observed: Observed) -> Observed:
+        children = {ref: obj for ref, obj in {**observed.children, **self.children}.items() if obj is not None}
+        return replace(observed, children=children, refusals={**observed.refusals, **self.refusals})
+
+
+def stamped(child: Obj) -> Obj:
+    """The child with a digest of itself. It tells a field that was removed, which comparing with the live object, full
+    of the server's defaults, cannot."""
+    digest = hashlib.sha256(json.dumps(child, sort_keys=True).encode()).hexdigest()[:16]
+    meta = child["metadata"]
+    return {**child, "metadata": {**meta, "annotations": {**meta.get("annotations", {}), APPLIED: digest}}}
+
+
+def accepted(plan: Plan) -> bool:
+    return all(problem.condition != "Accepted" for problem in plan.problems)
+
+
+class Writer:
+    """Carries out plans. `count` is told each write's verb."""
+
+    def __init__(self, client: Client, store: Store, count: Callable[[str], None]) -> None:
+        self._client = client
+        self._store = store
+        self._count = count
+
+    async def carry_out(self, make_plan: Callable[[Observed], Plan], observed: Observed) -> Outcome:
+        """Write what differs, and delete what nothing wants. While the plan says Accepted=False nothing is written.
+
+        All but the first change are tried as a dry run before anything is written, and the first one is its own trial:
+        so a spec of which the API server refuses a part changes nothing. ApiError where a request failed without a
+        verdict.
+        """
+        outcome = Outcome(make_plan(observed), observed)
+        for _ in range(ROUNDS):
+            if not accepted(outcome.plan):
+                return outcome
+            news = await self._round(outcome)
+            if news is None:
+                return outcome
+            outcome.observed = news.told(outcome.observed)
+            outcome.plan = make_plan(outcome.observed)
+            if news.refusals:
+                return outcome
+        raise StillMoving("the children kept changing while they were written")
+
+    async def _round(self, outcome: Outcome) -> _News | None:
+        """None when all is as planned."""
+        uid = outcome.observed.service["metadata"]["uid"]
+        wanted = [stamped(child) for child in outcome.plan.children]
+        live = outcome.observed.children
+        changes = [child for child in wanted if Ref.of(child) not in live or differs(child, live[Ref.of(child)])]
+        for child in changes:
+            standing = live.get(Ref.of(child))
+            if standing is not None and controller_uid(standing) != uid:
+                raise NotOurs(f"the plan writes over {Ref.of(child)}, which another one controls")
+        for dry_run, batch in ((True, changes[1:]), (False, changes)):
+            for child in batch:
+                news = await self._write(outcome, child, dry_run)
+                if news is not None:
+                    return news
+        for ref in outcome.plan.delete:
+            gone = outcome.observed.children[ref]
+            if controller_uid(gone) != uid:
+                raise NotOurs(f"the plan deletes {ref}, which another one controls")
+            meta = gone["metadata"]
+            await self._client.delete(kind_of(ref.api_version, ref.kind), meta["namespace"], ref.name, meta["uid"])
+            self._count("delete")
+            outcome.writes += 1
+        return None
+
+    async def _write(self, outcome: Outcome, child: Obj, dry_run: bool) -> _News | None:
+        ref = Ref.of(child)
+        live = outcome.observed.children.get(ref)
+        try:
+            if live is None:
+                written = await self._client.create(child, dry_run)
+            else:
+                if not dry_run:
+                    await self._client.own_created_fields(live)
+                written = await self._client.apply(child, live["metadata"]["uid"], dry_run)
+        except ApiError as error:
+            if error.exists or error.conflict:
+                return _News(children={ref: await self._read(ref, child["metadata"]["namespace"])})
+            if error.refusal:
+                return _News(refusals={ref: error.message})
+            raise
+        if not dry_run:
+            self._store.put(kind_of(ref.api_version, ref.kind), written)
+            self._count("create" if live is None else "apply")
+            outcome.observed = _News(children={ref: written}).told(outcome.observed)
+            outcome.writes += 1
+        return None
+
+    async def _read(self, ref: Ref, namespace: str) -> Obj | None:
+        """The object that made a write fail, as it is now; None when it is gone."""
+        kind = kind_of(ref.api_version, ref.kind)
+        try:
+            return await self._client.get(kind, namespace, ref.name)
+        except ApiError as error:
+            if error.not_found:
+                return None
+            raise

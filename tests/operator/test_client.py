@@ -1,0 +1,225 @@
+"""The client against a small HTTP server: what it asks, what it makes of answers, what it sends again."""
+
+import asyncio
+import json
+
+import kopf
+import pytest
+from aiohttp import web
+
+from unmask_operator.client import Client
+from unmask_operator.errors import ApiError, api_error
+from unmask_operator.kinds import LEASES, POD_MONITORS, PODS, SERVICES, kind_of
+from unmask_operator.objects import FIELD_MANAGER
+
+CONFIG = {"apiVersion": "v1", "kind": "ServiceAccount", "metadata": {"name": "a", "namespace": "ns"}}
+
+
+class Server:
+    """Records requests and answers from a list of (status, body, headers); the last one stays."""
+
+    def __init__(self, *answers):
+        self.answers = list(answers) or [(200, {}, {})]
+        self.seen = []
+
+    async def handle(self, request):
+        body = await request.read()
+        self.seen.append(
+            (request.method, request.path, dict(request.query), json.loads(body or b"null"), request.headers)
+        )
+        status, answer, headers = self.answers.pop(0) if len(self.answers) > 1 else self.answers[0]
+        text = answer if isinstance(answer, str) else json.dumps(answer)
+        return web.Response(status=status, text=text, headers=headers, content_type="application/json")
+
+    def run(self, scene, token="t1", renewed="t1"):
+        """Run `scene(client)`; the second reading of the login gives the token `renewed`."""
+        tokens = [token]
+
+        async def whole():
+            app = web.Application()
+            app.router.add_route("*", "/{tail:.*}", self.handle)
+            runner = web.AppRunner(app)
+            await runner.setup()
+            site = web.TCPSite(runner, "127.0.0.1", 0)
+            await site.start()
+            port = runner.addresses[0][1]
+
+            def login():
+                info = kopf.ConnectionInfo(server=f"http://127.0.0.1:{port}/", token=tokens[0])
+                tokens[0] = renewed
+                return info
+
+            client = Client(login)
+            try:
+                return await scene(client)
+            finally:
+                await client.close()
+                await runner.cleanup()
+
+        return asyncio.run(whole())
+
+
+def status(code, reason, message, **details):
+    return {"kind": "Status", "code": code, "reason": reason, "message": message, "details": details}
+
+
+def test_create_is_a_strict_post_under_our_name():
+    server = Server((201, CONFIG, {}))
+    server.run(lambda client: client.create(CONFIG, dry_run=True))
+    ((method, path, query, body, headers),) = server.seen
+    assert (method, path) == ("POST", "/api/v1/namespaces/ns/serviceaccounts")
+    assert query == {"fieldManager": FIELD_MANAGER, "fieldValidation": "Strict", "dryRun": "All"}
+    assert body == CONFIG
+    assert headers["Authorization"] == "Bearer t1"
+
+
+def test_apply_says_whose_object_it_means():
+    server = Server()
+    server.run(lambda client: client.apply(CONFIG, "the-uid"))
+    ((method, path, query, body, headers),) = server.seen
+    assert (method, path) == ("PATCH", "/api/v1/namespaces/ns/serviceaccounts/a")
+    assert query == {"fieldManager": FIELD_MANAGER, "fieldValidation": "Strict", "force": "true"}
+    assert body["metadata"] == {"name": "a", "namespace": "ns", "uid": "the-uid"}
+    assert headers["Content-Type"] == "application/apply-patch+yaml"
+    assert "uid" not in CONFIG["metadata"]
+
+
+def test_delete_names_the_uid_and_accepts_what_is_gone():
+    server = Server((404, status(404, "NotFound", "gone"), {}))
+    server.run(lambda client: client.delete(kind_of("apps/v1", "Deployment"), "ns", "a", "u"))
+    ((method, path, _, body, _),) = server.seen
+    assert (method, path) == ("DELETE", "/apis/apps/v1/namespaces/ns/deployments/a")
+    assert body == {"preconditions": {"uid": "u"}, "propagationPolicy": "Background"}
+
+
+def test_delete_leaves_another_object_of_that_name_alone():
+    Server((409, status(409, "Conflict", "uid"), {})).run(lambda c: c.delete(PODS, "ns", "a", "u"))
+    with pytest.raises(ApiError, match="forbidden"):
+        Server((403, status(403, "Forbidden", "forbidden"), {})).run(lambda c: c.delete(PODS, "ns", "a", "u"))
+
+
+def test_status_and_scale_are_merge_patches_of_their_subresources():
+    server = Server()
+
+    async def scene(client):
+        await client.patch_status("ns", "a", "u", {"replicas": 1})
+        await client.patch_scale("ns", "a", 3)
+
+    server.run(scene)
+    (first, second) = server.seen
+    assert first[1].endswith("/namespaces/ns/diffusionlmservices/a/status")
+    assert first[3] == {"metadata": {"uid": "u"}, "status": {"replicas": 1}}
+    assert second[1].endswith("/namespaces/ns/diffusionlmservices/a/scale")
+    assert second[3] == {"spec": {"replicas": 3}}
+    assert {first[4]["Content-Type"], second[4]["Content-Type"]} == {"application/merge-patch+json"}
+
+
+def test_lists_come_from_the_servers_memory_and_name_their_items():
+    server = Server((200, {"metadata": {"resourceVersion": "7"}, "items": [{"metadata": {"name": "p"}}]}, {}))
+    items, version = server.run(lambda client: client.list(PODS, "ns", "some=label"))
+    assert (items, version) == ([{"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "p"}}], 7)
+    assert server.seen[0][1:3] == (
+        "/api/v1/namespaces/ns/pods",
+        {"labelSelector": "some=label", "resourceVersion": "0"},
+    )
+
+
+def test_a_list_of_the_cluster_has_no_namespace():
+    server = Server((200, {"metadata": {"resourceVersion": "7"}, "items": None}, {}))
+    assert server.run(lambda client: client.list(SERVICES)) == ([], 7)
+    assert server.seen[0][1] == "/apis/serving.unmask.dev/v1alpha1/diffusionlmservices"
+
+
+def test_what_a_post_left_becomes_an_applys_and_nothing_else_does():
+    ours = {"manager": FIELD_MANAGER, "operation": "Update"}
+    live = {**CONFIG, "metadata": {**CONFIG["metadata"], "uid": "u", "managedFields": [
+        {"manager": "kubectl", "operation": "Update"}, {**ours, "subresource": "status"}, ours]}}  # fmt: skip
+    server = Server()
+    server.run(lambda client: client.own_created_fields(live))
+    ((method, _, _, body, headers),) = server.seen
+    assert method == "PATCH"
+    assert headers["Content-Type"] == "application/json-patch+json"
+    assert {"op": "replace", "path": "/metadata/managedFields/2/operation", "value": "Apply"} in body
+    assert {"op": "test", "path": "/metadata/uid", "value": "u"} in body
+
+    applied = {**live, "metadata": {**live["metadata"], "managedFields": [{**ours, "operation": "Apply"}]}}
+    quiet = Server()
+    assert quiet.run(lambda client: client.own_created_fields(applied)) is applied
+    assert quiet.seen == []
+
+
+def test_a_put_of_the_lease_carries_its_version():
+    server = Server()
+    lease = {"metadata": {"name": "l", "namespace": "n", "resourceVersion": "5"}, "spec": {}}
+    server.run(lambda client: client.update_lease(lease, 1.0))
+    assert server.seen[0][:2] == ("PUT", "/apis/coordination.k8s.io/v1/namespaces/n/leases/l")
+    assert server.seen[0][3] == lease
+
+
+def test_an_api_is_there_when_its_group_lists_the_kind():
+    listed = {"resources": [{"name": "podmonitors", "kind": "PodMonitor"}]}
+    assert Server((200, listed, {})).run(lambda client: client.has_api(POD_MONITORS))
+    assert not Server((200, {"resources": []}, {})).run(lambda client: client.has_api(POD_MONITORS))
+    assert not Server((404, "404 page not found", {})).run(lambda client: client.has_api(POD_MONITORS))
+
+
+def test_a_throttled_request_waits_as_told_and_goes_again():
+    slow = (429, status(429, "TooManyRequests", "later"), {"Retry-After": "0.05"})
+    server = Server(slow, slow, (200, {"ok": True}, {}))
+    assert server.run(lambda client: client.get(PODS, "ns", "p")) == {"ok": True}
+    assert len(server.seen) == 3
+
+
+def test_a_long_wait_is_the_callers():
+    server = Server((429, status(429, "TooManyRequests", "later", retryAfterSeconds=120), {}))
+    with pytest.raises(ApiError) as caught:
+        server.run(lambda client: client.get(PODS, "ns", "p"))
+    assert (caught.value.status, caught.value.retry_after) == (429, 120)
+    assert len(server.seen) == 1
+
+
+def test_a_server_error_is_not_repeated_here():
+    server = Server((500, status(500, "InternalError", "etcd"), {}))
+    with pytest.raises(ApiError, match="etcd"):
+        server.run(lambda client: client.create(CONFIG))
+    assert len(server.seen) == 1
+
+
+def test_a_rotated_token_is_read_again():
+    server = Server((401, status(401, "Unauthorized", "who"), {}), (200, {}, {}))
+    server.run(lambda client: client.get(PODS, "ns", "p"), renewed="t2")
+    assert [seen[4]["Authorization"] for seen in server.seen] == ["Bearer t1", "Bearer t2"]
+
+
+def test_a_token_that_did_not_change_is_not_tried_twice():
+    server = Server((401, status(401, "Unauthorized", "who"), {}))
+    with pytest.raises(ApiError, match="who"):
+        server.run(lambda client: client.get(PODS, "ns", "p"))
+    assert len(server.seen) == 1
+
+
+def test_no_answer_is_an_error_of_the_same_type():
+    client_error = None
+
+    async def scene():
+        nonlocal client_error
+        client = Client(lambda: kopf.ConnectionInfo(server="http://127.0.0.1:1"))
+        try:
+            await client.get(LEASES, "n", "l")
+        except ApiError as error:
+            client_error = error
+        await client.close()
+        return client.last_answer
+
+    assert asyncio.run(scene()) == 0.0
+    assert (client_error.status, client_error.reason) == (0, "Unreachable")
+
+
+def test_an_error_carries_the_servers_sentence_or_a_proxys_text():
+    said = api_error(409, json.dumps(status(409, "AlreadyExists", 'services "a" already exists')).encode(), {})
+    assert said.exists
+    assert not said.conflict
+    assert str(said) == 'services "a" already exists (409 AlreadyExists)'
+    plain = api_error(502, b"bad gateway\n", {"Retry-After": "3"})
+    assert (plain.message, plain.retry_after, plain.refusal) == ("bad gateway", 3.0, False)
+    assert api_error(422, b"{}", {}).refusal

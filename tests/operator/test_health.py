@@ -1,0 +1,57 @@
+"""The probes and metrics of the operator's own pod."""
+
+import asyncio
+import time
+
+import aiohttp
+import pytest
+
+from unmask_operator import health
+from unmask_operator.kinds import SERVICES
+from unmask_operator.metrics import Metrics
+from unmask_operator.store import Store
+
+
+def ask(paths, silence=0.0, up=True, store=None):
+    async def scene():
+        metrics = Metrics(store or Store(), lambda: 3)
+        app = health.application(metrics.registry, lambda: time.monotonic() - silence, lambda: up)
+        runner = await health.serve(app, 0, "127.0.0.1")
+        base = "http://127.0.0.1:%d" % runner.addresses[0][1]
+        async with aiohttp.ClientSession() as session:
+            answers = []
+            for path in paths:
+                async with session.get(base + path) as answer:
+                    answers.append((answer.status, await answer.text()))
+        await runner.cleanup()
+        return answers
+
+    return asyncio.run(scene())
+
+
+@pytest.mark.parametrize(("silence", "up", "ready"), [(1, True, 200), (60, True, 503), (1, False, 503)])
+def test_ready_while_it_runs_and_the_api_server_answers_and_healthy_all_the_time(silence, up, ready):
+    (healthz, _), (readyz, text) = ask(["/healthz", "/readyz"], silence, up)
+    assert (healthz, readyz) == (200, ready)
+    if silence == 60:
+        assert "has not answered for 60 s" in text
+
+
+def test_metrics_tell_leadership_queue_watches_and_services_by_condition():
+    store = Store()
+    for i, ready in enumerate(("True", "True", "False")):
+        condition = {"type": "Ready", "status": ready, "reason": "Serving" if ready == "True" else "Loading"}
+        meta = {"name": f"s{i}", "namespace": "n", "uid": str(i), "resourceVersion": "1"}
+        store.put(SERVICES, {"metadata": meta, "status": {"conditions": [condition]}})
+    ((status, text),) = ask(["/metrics"], store=store)
+    assert status == 200
+    for line in (
+        "unmask_operator_leader 0.0",
+        "unmask_operator_queue_length 3.0",
+        "unmask_operator_services 3.0",
+        'unmask_operator_service_conditions{reason="Serving",status="True",type="Ready"} 2.0',
+        'unmask_operator_service_conditions{reason="Loading",status="False",type="Ready"} 1.0',
+        'unmask_operator_reconciles_total{result="error"} 0.0',
+    ):
+        assert line in text
+    assert 'unmask_operator_watch_age_seconds{kind="DiffusionLMService"}' in text

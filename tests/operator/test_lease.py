@@ -1,0 +1,217 @@
+"""Leader election: the rules under a clock that the test turns, and the loop against a Lease in memory."""
+
+import asyncio
+from datetime import UTC, datetime
+
+import pytest
+
+from unmask_operator import lease as module
+from unmask_operator.errors import ApiError
+from unmask_operator.lease import Elector, Lease, LostLease
+
+NOW = datetime(2026, 1, 2, 3, 4, 5, 6, tzinfo=UTC)
+
+
+class Clock:
+    now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def lease_of(holder: str, renewed: str = "t0", duration: int = 12) -> dict:
+    spec = {"holderIdentity": holder, "renewTime": renewed, "leaseDurationSeconds": duration}
+    return {"metadata": {"name": "l", "namespace": "n", "resourceVersion": "1"}, "spec": spec}
+
+
+def test_a_lease_that_nobody_ever_held_is_free():
+    assert Lease("me").may_take({"metadata": {}})
+
+
+def test_anothers_lease_is_free_once_it_has_not_changed_for_its_duration():
+    clock = Clock()
+    lease = Lease("me", clock)
+    for clock.now, renewed, free in (
+        (0, "t0", False), (11, "t0", False), (12, "t1", False), (23.9, "t1", False), (24.1, "t1", True),
+    ):  # fmt: skip
+        assert lease.may_take(lease_of("other", renewed)) is free, clock.now
+
+
+def test_a_released_lease_and_my_own_are_free_at_once():
+    held = Lease("other").held(lease_of("other"), NOW)
+    assert Lease("me").may_take(Lease.released(held))
+    assert Lease("me").may_take(lease_of("me"))
+
+
+def test_taking_counts_a_transition_and_renewing_does_not():
+    lease = Lease("me")
+    taken = lease.held(lease_of("other"), NOW)
+    assert taken["spec"]["leaseTransitions"] == 1
+    assert taken["spec"]["acquireTime"] == taken["spec"]["renewTime"] == "2026-01-02T03:04:05.000006Z"
+    later = lease.held(taken, NOW.replace(second=9))
+    assert later["spec"]["leaseTransitions"] == 1
+    assert later["spec"]["acquireTime"] == taken["spec"]["acquireTime"]
+    assert later["spec"]["renewTime"] == "2026-01-02T03:04:09.000006Z"
+    assert later["metadata"]["resourceVersion"] == "1"  # so that the API server refuses a write over another's
+
+
+def test_the_deadline_ends_before_anybody_may_take_over():
+    assert module.DEADLINE_SECONDS + module.RETRY_SECONDS <= module.LEASE_SECONDS
+
+
+class OneLease:
+    """The API server's part: optimistic locking on one Lease."""
+
+    def __init__(self) -> None:
+        self.obj = {"metadata": {"name": "l", "namespace": "n", "resourceVersion": "1"}}
+        self.fail: ApiError | None = None
+        self.writes = 0
+
+    async def get(self, kind, namespace, name):
+        if self.fail:
+            raise self.fail
+        return self.obj
+
+    async def update_lease(self, lease, timeout):
+        if self.fail:
+            raise self.fail
+        if lease["metadata"]["resourceVersion"] != self.obj["metadata"]["resourceVersion"]:
+            raise ApiError(409, "Conflict", "the object has been modified")
+        self.writes += 1
+        version = str(int(self.obj["metadata"]["resourceVersion"]) + 1)
+        self.obj = {**lease, "metadata": {**lease["metadata"], "resourceVersion": version}}
+        return self.obj
+
+
+@pytest.fixture
+def fast(monkeypatch):
+    """The same proportions in hundredths of a second."""
+    monkeypatch.setattr(module, "LEASE_SECONDS", 0.24)
+    monkeypatch.setattr(module, "DEADLINE_SECONDS", 0.16)
+    monkeypatch.setattr(module, "RETRY_SECONDS", 0.08)
+
+
+def elector(api, identity):
+    return Elector(api, "n", "l", identity)
+
+
+def test_of_two_only_one_leads_and_the_other_follows_a_release_at_once(fast):
+    async def scene():
+        api = OneLease()
+        a, b = elector(api, "a"), elector(api, "b")
+        await a.acquire()
+        keeper = asyncio.create_task(a.keep())
+        waiter = asyncio.create_task(b.acquire())
+        await asyncio.sleep(0.6)  # more than two lease durations
+        assert a.leads
+        assert not b.leads
+        keeper.cancel()
+        await a.release()
+        assert not a.leads
+        await asyncio.wait_for(waiter, 0.2)
+        assert b.leads
+        assert api.obj["spec"]["holderIdentity"] == "b"
+
+    asyncio.run(scene())
+
+
+def test_a_holder_that_dies_is_followed_after_the_lease_has_run_out(fast):
+    async def scene():
+        api = OneLease()
+        a, b = elector(api, "a"), elector(api, "b")
+        await a.acquire()  # and never renews
+        start = asyncio.get_running_loop().time()
+        await b.acquire()
+        assert 0.24 < asyncio.get_running_loop().time() - start < 0.6
+
+    asyncio.run(scene())
+
+
+def test_a_holder_that_cannot_renew_gives_up_at_the_deadline_before_its_lease_runs_out(fast, monkeypatch):
+    monkeypatch.setattr(module.random, "random", lambda: -0.95)  # the pause between tries, in this test's time
+
+    async def scene():
+        api = OneLease()
+        a = elector(api, "a")
+        await a.acquire()
+        start = asyncio.get_running_loop().time()
+        api.fail = ApiError(0, "Unreachable", "no answer")
+        with pytest.raises(LostLease, match="not renewed"):
+            await a.keep()
+        assert asyncio.get_running_loop().time() - start < 0.24
+
+    asyncio.run(scene())
+
+
+def test_a_holder_that_finds_another_in_its_lease_gives_up_at_once(fast):
+    async def scene():
+        api = OneLease()
+        a = elector(api, "a")
+        await a.acquire()
+        await api.update_lease(Lease("b").held(api.obj, NOW), 1)
+        with pytest.raises(LostLease, match="held by b"):
+            await a.keep()
+
+    asyncio.run(scene())
+
+
+def test_somebody_elses_label_on_the_lease_ends_nothing(fast):
+    async def scene():
+        api = OneLease()
+        a = elector(api, "a")
+        await a.acquire()
+        labelled = {**api.obj, "metadata": {**api.obj["metadata"], "labels": {"x": "y"}}}
+        await api.update_lease(labelled, 1)
+        keeper = asyncio.create_task(a.keep())
+        await asyncio.sleep(0.12)
+        assert not keeper.done()
+        keeper.cancel()
+        assert api.obj["spec"]["holderIdentity"] == "a"
+
+    asyncio.run(scene())
+
+
+def test_a_missing_lease_is_waited_for(fast, caplog):
+    async def scene():
+        api = OneLease()
+        api.fail = ApiError(404, "NotFound", "leases not found")
+        a = elector(api, "a")
+        waiter = asyncio.create_task(a.acquire())
+        await asyncio.sleep(0.1)
+        assert not waiter.done()
+        api.fail = None
+        await asyncio.wait_for(waiter, 1)
+        assert a.leads
+
+    asyncio.run(scene())
+    assert "waiting for the Lease n/l" in caplog.text
+
+
+def test_losing_the_lease_ends_the_process_before_the_work_can_write_again(fast, monkeypatch):
+    class Exited(Exception):
+        pass
+
+    def leave():
+        raise Exited
+
+    monkeypatch.setattr(module, "exit_at_once", leave)
+
+    async def scene():
+        api = OneLease()
+        a = elector(api, "a")
+        stopped = asyncio.Event()
+
+        async def work():
+            try:
+                await asyncio.Event().wait()
+            finally:
+                stopped.set()
+
+        running = asyncio.create_task(module.lead(a, work))
+        await asyncio.sleep(0.05)
+        await api.update_lease(Lease("b").held(api.obj, NOW), 1)
+        with pytest.raises(Exited):
+            await running
+        await asyncio.wait_for(stopped.wait(), 1)
+
+    asyncio.run(scene())

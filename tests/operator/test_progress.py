@@ -1,0 +1,91 @@
+"""Asking loading pods how far they are."""
+
+import asyncio
+
+import aiohttp
+import pytest
+from aiohttp import web
+
+from unmask_operator.observed import Load
+from unmask_operator.progress import Progress, Target, is_loading, is_news
+
+
+def run_with_pod(answers, polls):
+    """Poll a pod that gives `answers` in turn (None: it hangs up); the loads seen and how often news were told."""
+    told, seen = [], []
+
+    async def startup(request):
+        answer = answers.pop(0)
+        if answer is None:
+            request.transport.close()
+            return web.Response()
+        status, body = answer
+        return web.json_response(body, status=status)
+
+    async def scene():
+        app = web.Application()
+        app.router.add_get("/startup", startup)
+        runner = web.AppRunner(app)
+        await runner.setup()
+        await web.TCPSite(runner, "127.0.0.1", 0).start()
+        port = runner.addresses[0][1]
+        progress = Progress(lambda: [Target("uid", "127.0.0.1", "ns/demo")], told.append, port)
+        async with aiohttp.ClientSession() as session:
+            for _ in range(polls):
+                await progress.poll(session)
+                seen.append(progress.loads.get("uid"))
+        await runner.cleanup()
+
+    asyncio.run(scene())
+    return seen, told
+
+
+def loading(percent, phase="weights"):
+    return 503, {"status": "loading", "phase": phase, "percent": percent}
+
+
+def test_progress_is_kept_and_only_steps_are_told():
+    seen, told = run_with_pod([loading(10), loading(12), loading(15.5), loading(15.5, "warm-up")], 4)
+    assert seen == [Load("weights", 10), Load("weights", 10), Load("weights", 15.5), Load("warm-up", 15.5)]
+    assert told == ["ns/demo"] * 3
+
+
+def test_a_pod_that_does_not_answer_keeps_its_last_word():
+    seen, told = run_with_pod([loading(40), None, (200, {"status": "ok"}), (503, ["no"])], 4)
+    assert seen == [Load("weights", 40)] * 4
+    assert told == ["ns/demo"]
+
+
+def test_a_pod_that_nobody_asks_about_any_more_is_forgotten():
+    async def scene():
+        targets = [Target("uid", "127.0.0.1", "ns/demo")]
+        progress = Progress(lambda: targets, lambda _: None, 1)
+        progress.loads = {"uid": Load("weights", 1)}
+        async with aiohttp.ClientSession() as session:
+            await progress.poll(session)
+            assert progress.loads
+            targets.clear()
+            await progress.poll(session)
+            assert not progress.loads
+
+    asyncio.run(scene())
+
+
+def test_news_are_a_phase_or_five_percent():
+    assert not is_news(Load("a", 10), Load("a", 14.9))
+    assert is_news(Load("a", 10), Load("a", 15))
+    assert is_news(Load("a", 10), Load("b", 10))
+
+
+@pytest.mark.parametrize(
+    ("change", "asked"),
+    [({}, True), ({"phase": "Pending"}, False), ({"podIP": ""}, False),
+     ({"conditions": [{"type": "Ready", "status": "True"}]}, False)],
+)  # fmt: skip
+def test_who_is_asked(change, asked):
+    status = {"phase": "Running", "podIP": "10.0.0.1", "conditions": [{"type": "Ready", "status": "False"}], **change}
+    assert is_loading({"metadata": {}, "status": status}) is asked
+
+
+def test_a_pod_on_its_way_out_is_not_asked():
+    assert not is_loading({"metadata": {"deletionTimestamp": "t"}, "status": {"phase": "Running", "podIP": "1.2.3.4"}})

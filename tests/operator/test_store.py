@@ -1,0 +1,123 @@
+"""The store: newest state wins, whatever the order events, lists and answers come in."""
+
+from itertools import permutations
+
+import pytest
+
+from unmask_operator.kinds import PODS, SERVICES, kind_of
+from unmask_operator.objects import FIELD_MANAGER, SERVICE_LABEL, Ref
+from unmask_operator.store import Key, Store
+
+DEPLOYMENTS = kind_of("apps/v1", "Deployment")
+KEY = Key("ns", "demo")
+
+
+def obj(kind, name, version, uid=None, label="demo", namespace="ns", **more):
+    meta = {"name": name, "namespace": namespace, "uid": uid or f"uid-{name}", "resourceVersion": str(version)}
+    if label and kind is not SERVICES:
+        meta["labels"] = {SERVICE_LABEL: label}
+    return {"apiVersion": kind.api_version, "kind": kind.kind, "metadata": meta, **more}
+
+
+@pytest.fixture
+def store():
+    return Store()
+
+
+def test_an_event_names_the_resource_it_concerns(store):
+    assert store.put(SERVICES, obj(SERVICES, "demo", 1)) == KEY
+    assert store.put(DEPLOYMENTS, obj(DEPLOYMENTS, "demo", 2)) == KEY
+    assert store.put(PODS, obj(PODS, "demo-x", 3)) == KEY
+    assert store.put(DEPLOYMENTS, obj(DEPLOYMENTS, "other", 4, label=None)) is None
+    assert store.service(KEY)["metadata"]["resourceVersion"] == "1"
+    assert set(store.children(KEY)) == {Ref("apps/v1", "Deployment", "demo")}
+    assert [pod["metadata"]["name"] for pod in store.pods(KEY)] == ["demo-x"]
+
+
+def test_what_is_known_already_is_no_news(store):
+    written = obj(DEPLOYMENTS, "demo", 5)
+    assert store.put(DEPLOYMENTS, written) == KEY
+    assert store.put(DEPLOYMENTS, written) is None  # the watch repeats our own write
+    assert store.put(DEPLOYMENTS, obj(DEPLOYMENTS, "demo", 4)) is None
+    assert store.children(KEY)[Ref.of(written)]["metadata"]["resourceVersion"] == "5"
+
+
+def test_a_deletion_forgets_only_the_object_meant(store):
+    store.put(DEPLOYMENTS, obj(DEPLOYMENTS, "demo", 5, uid="new"))
+    assert store.delete(DEPLOYMENTS, obj(DEPLOYMENTS, "demo", 4, uid="old")) is None
+    assert store.children(KEY)
+    assert store.delete(DEPLOYMENTS, obj(DEPLOYMENTS, "demo", 6, uid="new")) == KEY
+    assert not store.children(KEY)
+
+
+def test_every_order_of_a_life_ends_the_same():
+    """Created, changed, deleted, and one more of the same name: watches of different objects are not in order."""
+    steps = [
+        ("put", obj(DEPLOYMENTS, "demo", 1, uid="a")),
+        ("put", obj(DEPLOYMENTS, "demo", 2, uid="a")),
+        ("delete", obj(DEPLOYMENTS, "demo", 3, uid="a")),
+        ("put", obj(DEPLOYMENTS, "demo", 4, uid="b")),
+    ]
+    for order in permutations(steps):
+        store = Store()
+        for step, seen in order:
+            getattr(store, step)(DEPLOYMENTS, seen)
+        (only,) = store.children(KEY).values()
+        assert only["metadata"]["uid"] == "b", order
+
+
+def test_an_object_that_loses_the_label_leaves_and_may_come_back(store):
+    store.put(DEPLOYMENTS, obj(DEPLOYMENTS, "demo", 5))
+    assert store.delete(DEPLOYMENTS, obj(DEPLOYMENTS, "demo", 6)) == KEY  # so a watch by label says it
+    assert store.put(DEPLOYMENTS, obj(DEPLOYMENTS, "demo", 7)) == KEY
+    assert store.children(KEY)
+
+
+def test_an_object_that_moves_to_another_resource_leaves_the_first(store):
+    store.put(PODS, obj(PODS, "p", 1))
+    assert store.put(PODS, obj(PODS, "p", 2, label="else")) == Key("ns", "else")
+    assert not store.pods(KEY)
+    assert store.pods(Key("ns", "else"))
+
+
+def test_a_list_drops_what_is_gone_but_nothing_newer_than_itself(store):
+    for name, version in (("kept", 1), ("gone", 2), ("newer", 30)):
+        store.put(PODS, obj(PODS, name, version))
+    store.put(PODS, obj(PODS, "elsewhere", 3, namespace="other"))
+    changed = store.replace(PODS, "ns", [obj(PODS, "kept", 1), obj(PODS, "found", 4)], version=20)
+    assert changed == {KEY}
+    assert [p["metadata"]["name"] for p in store.pods(KEY)] == ["found", "kept", "newer"]
+    assert store.pods(Key("other", "demo"))
+
+
+def test_a_list_brings_nothing_back_that_was_deleted_after_it_was_made(store):
+    store.put(PODS, obj(PODS, "p", 1))
+    store.delete(PODS, obj(PODS, "p", 9))
+    assert store.replace(PODS, None, [obj(PODS, "p", 1)], version=5) == set()
+    assert not store.pods(KEY)
+
+
+def test_a_list_without_changes_changes_nothing(store):
+    store.put(SERVICES, obj(SERVICES, "demo", 1))
+    assert store.replace(SERVICES, None, [obj(SERVICES, "demo", 1)], version=5) == set()
+
+
+def test_it_keeps_of_managed_fields_only_our_own(store):
+    fields = [{"manager": FIELD_MANAGER, "operation": "Update"}, {"manager": "kubectl", "operation": "Update"}]
+    for kind in (DEPLOYMENTS, PODS):
+        seen = obj(kind, "demo", 1)
+        seen["metadata"]["managedFields"] = fields
+        store.put(kind, seen)
+        assert len(seen["metadata"]["managedFields"]) == 2  # the caller's object is not touched
+    (child,) = store.children(KEY).values()
+    assert child["metadata"]["managedFields"] == fields[:1]
+    assert "managedFields" not in store.pods(KEY)[0]["metadata"]
+
+
+def test_ages_count_from_what_was_last_heard():
+    now = [100.0]
+    store = Store(lambda: now[0])
+    store.put(PODS, obj(PODS, "p", 1))
+    now[0] = 130.0
+    store.replace(SERVICES, None, [], version=2)
+    assert store.ages() == {PODS.api: 30.0, SERVICES.api: 0.0}
