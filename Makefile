@@ -51,6 +51,12 @@ format: setup  ## rewrite files in the house style
 typecheck: setup
 	$(BIN)/mypy
 
+crds: setup  ## write crds/, the chart's copy and docs/fields.md from the operator's models
+	@mkdir -p crds charts/unmask-operator/files/crds
+	PYTHONPATH=operator:. $(BIN)/python -m unmask_operator.api.crd > crds/diffusionlmservices.serving.unmask.dev.yaml
+	cp crds/*.yaml charts/unmask-operator/files/crds/
+	PYTHONPATH=operator:. $(BIN)/python -m unmask_operator.api.reference > docs/fields.md
+
 gpu-test:  ## the -m gpu suite, with whatever python3 has torch and a GPU
 	PYTHONPATH=. $(PYTHON) -m pytest -m gpu -p no:cacheprovider $$(grep -rl --include='test_*.py' 'mark.gpu' tests) $(ARGS)
 

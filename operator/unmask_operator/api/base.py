@@ -28,6 +28,16 @@ class Rule:
     message: str
     field: str = ""
 
+    def schema(self) -> dict[str, str]:
+        """An entry of x-kubernetes-validations."""
+        path = {"fieldPath": f".{self.field}"} if self.field else {}
+        return {"rule": self.cel, "message": self.message, **path}
+
+
+def _with_rules(schema: dict[str, Any], section: type[BaseModel]) -> None:
+    if rules := getattr(section, "rules", ()):
+        schema["x-kubernetes-validations"] = [rule.schema() for rule in rules]
+
 
 class Section(BaseModel):
     """A part of the resource: lowerCamelCase outside, snake_case in Python, unknown fields refused, values not coerced.
@@ -35,7 +45,9 @@ class Section(BaseModel):
     A field that may be left out and whose default is None is decided at rendering, as its description says.
     """
 
-    model_config = ConfigDict(alias_generator=to_camel, extra="forbid", strict=True, frozen=True)
+    model_config = ConfigDict(
+        alias_generator=to_camel, extra="forbid", strict=True, frozen=True, json_schema_extra=_with_rules
+    )
     rules: ClassVar[tuple[Rule, ...]] = ()
 
     @model_validator(mode="after")
@@ -52,12 +64,12 @@ def _number_or_text(pattern: str, what: str) -> tuple[PlainValidator, WithJsonSc
     def check(value: Any) -> int | str:
         if isinstance(value, int) and not isinstance(value, bool) and value >= 0:
             return value
-        if isinstance(value, str) and len(value) <= 64 and compiled.search(value):
+        if isinstance(value, str) and len(value) <= 64 and compiled.fullmatch(value):
             return value
         raise PydanticCustomError("wrong", "{sentence}", {"sentence": f"{value!r} is not {what}"})
 
     either = [{"type": "integer"}, {"type": "string"}]
-    schema = {"anyOf": either, "x-kubernetes-int-or-string": True, "pattern": pattern, "maxLength": 64}
+    schema = {"anyOf": either, "x-kubernetes-int-or-string": True, "minimum": 0, "pattern": pattern, "maxLength": 64}
     return PlainValidator(check), WithJsonSchema(schema)
 
 
@@ -68,7 +80,7 @@ Quantity = Annotated[
     ),
 ]
 CountOrPercent = Annotated[
-    int | str, *_number_or_text(r"^(100|[0-9]{1,2})%$", "a whole number or a percentage from 0% to 100%")
+    int | str, *_number_or_text(r"^(100|[1-9]?[0-9])%$", "a whole number or a percentage from 0% to 100%")
 ]
 
 _LABEL_NAME = r"[A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?"

@@ -53,12 +53,24 @@ def _no_reserved(engine: Engine) -> bool:
 class Thresholds(Section):
     """The server's defaults for decoding; a request may override each."""
 
-    add_block: float | None = flag_field("add-block-threshold")
-    semi_complete: float | None = flag_field("semi-complete-threshold")
-    accept: float | None = flag_field("accept-threshold")
-    edit: float | None = flag_field("edit-threshold")
-    remask: float | None = flag_field("remask-threshold")
-    token_stability: float | None = flag_field("token-stability-threshold")
+    add_block: float | None = flag_field(
+        "add-block-threshold", "Progress of the newest open block at which the next one opens. Default: 0.1."
+    )
+    semi_complete: float | None = flag_field(
+        "semi-complete-threshold", "Progress of a block at which its successor may force a token. Default: 0.9."
+    )
+    accept: float | None = flag_field(
+        "accept-threshold", "Confidence above which a token is taken. Default: the model family's own, else 0.9."
+    )
+    edit: float | None = flag_field(
+        "edit-threshold", "Confidence above which the edit algorithm replaces a filled token. Default: 0."
+    )
+    remask: float | None = flag_field(
+        "remask-threshold", "Confidence below which a filled token is masked again. Default: 0, which is never."
+    )
+    token_stability: float | None = flag_field(
+        "token-stability-threshold", "Share of unchanged tokens at which the next block opens. Default: 0."
+    )
 
 
 class Engine(Section):
@@ -83,8 +95,8 @@ class Engine(Section):
             "!has(self.samplingMode) || self.samplingMode != 'Edit' || !has(self.thresholds) || "
             "!has(self.thresholds.remask) || self.thresholds.remask == 0.0",
             _no_remask_while_editing,
-            "thresholds.remask does nothing with samplingMode Edit; remove one of them",
-            "thresholds",
+            "does nothing with samplingMode Edit; remove one of them",
+            "thresholds.remask",
         ),
         Rule(
             f"!has(self.extraArgs) || !self.extraArgs.exists(a, a.matches('{_RESERVED_ARGUMENT}'))",
@@ -102,16 +114,24 @@ class Engine(Section):
         "sampling-mode",
         "Edit lets filled tokens be revised, and makes the edit algorithm the default. Default: Naive.",
     )
-    block_size: int | None = flag_field("block-size", high=4096)
-    buffer_size: int | None = flag_field("buffer-size", high=256)
-    page_size: int | None = flag_field("page-size", high=4096)
+    block_size: int | None = flag_field(
+        "block-size", "Tokens of a block. Default: the checkpoint's own, else the model family's.", high=4096
+    )
+    buffer_size: int | None = flag_field("buffer-size", "Blocks denoised at once. Default: 1.", high=256)
+    page_size: int | None = flag_field(
+        "page-size", "Tokens of a page of the KV cache, a multiple or a divisor of the block. Default: 32.", high=4096
+    )
     attn_impl: Literal["TritonGrouped", "Triton", "Torch"] | None = flag_field(
         "attn-impl", "Attention kernel. Default: TritonGrouped on GPUs, Torch on CPU."
     )
     dtype: Literal["Bfloat16", "Float16", "Float32"] | None = flag_field(
         "dtype", "Number format of weights and cache. Default: Bfloat16 on GPUs, Float32 on CPU."
     )
-    max_model_len: int | None = flag_field("max-model-len", high=16_777_216)
+    max_model_len: int | None = flag_field(
+        "max-model-len",
+        "Tokens of prompt and answer together. Default: 4096, or the checkpoint's limit where that is smaller.",
+        high=16_777_216,
+    )
     max_num_batched_tokens: int | None = flag_field(
         "max-num-batched-tokens",
         f"Tokens of one forward; longer prompts are prefilled in chunks. Default: {_BATCHED}.",

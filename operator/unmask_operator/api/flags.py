@@ -1,4 +1,4 @@
-"""How a field of the spec stands for a flag of the runtime: bounds, help and values come from the runtime's own table.
+"""How a field of the spec stands for a flag of the runtime: bounds and values come from the runtime's own table.
 
 Importing the table loads no torch. A value in CamelCase (MultiBd) stands for the flag's own spelling (multi_bd).
 """
@@ -22,7 +22,7 @@ def camel(value: str) -> str:
     return "".join(part[:1].upper() + part[1:] for part in value.split("_"))
 
 
-def flag_field(name: str, description: str = "", high: float | None = None, off: bool = False) -> Any:
+def flag_field(name: str, description: str, high: float | None = None, off: bool = False) -> Any:
     """A field that sets ``--name``: left out by default, and then the runtime decides.
 
     Its bounds are the flag's; `high` bounds what the table leaves open. `off`: a true value of the field is the flag's
@@ -37,8 +37,9 @@ def flag_field(name: str, description: str = "", high: float | None = None, off:
         bounds["le"] = top
     if flag.type == "int":
         bounds = {key: int(value) for key, value in bounds.items()}
-    text = description or flag.help[0].upper() + flag.help[1:] + "."
-    return Field(None, description=f"{text} (--{name})", json_schema_extra={_FLAG: name, _OFF: off}, **bounds)
+    return Field(
+        default=None, description=f"{description} (--{name})", json_schema_extra={_FLAG: name, _OFF: off}, **bounds
+    )
 
 
 def flag_of(field: FieldInfo) -> Flag | None:

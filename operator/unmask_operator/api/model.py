@@ -20,7 +20,7 @@ class Model(Section):
     rules: ClassVar = (
         Rule(
             f"self.uri.matches('{URI}')",
-            lambda model: re.search(URI, model.uri) is not None,
+            lambda model: re.fullmatch(URI, model.uri) is not None,
             "must be demo://, hf://ORG/NAME or pvc://CLAIM/PATH; a hub revision goes into model.revision",
             "uri",
         ),

@@ -8,7 +8,7 @@ from pydantic import Field
 
 from unmask_operator.api.base import CountOrPercent, Rule, Section
 
-_NOTHING = (0, "0%", "00%")
+_NOTHING = (0, "0%")
 
 
 class RolloutStrategy(Section):
@@ -16,7 +16,8 @@ class RolloutStrategy(Section):
 
     rules: ClassVar = (
         Rule(
-            "!(self.maxSurge in [0, '0%', '00%']) || !(self.maxUnavailable in [0, '0%', '00%'])",
+            "(self.maxSurge != 0 && self.maxSurge != '0%') || "
+            "(self.maxUnavailable != 0 && self.maxUnavailable != '0%')",
             lambda r: r.max_surge not in _NOTHING or r.max_unavailable not in _NOTHING,
             "maxSurge and maxUnavailable must not both be 0: no pod could ever be replaced",
         ),

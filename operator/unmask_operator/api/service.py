@@ -17,7 +17,7 @@ from unmask_operator.objects import API_VERSION, KIND
 NAME = r"^[a-z]([-a-z0-9]{0,38}[a-z0-9])?$"
 NAME_RULE = Rule(
     f"self.metadata.name.matches('{NAME}')",
-    lambda name: re.search(NAME, name) is not None,
+    lambda name: re.fullmatch(NAME, name) is not None,
     "metadata.name must be at most 40 characters out of a-z, 0-9 and -, beginning with a letter and not ending with -: "
     "it names a Service",
 )

@@ -30,7 +30,7 @@ _DIGEST = "@sha256:"
 
 def _fixed_image(spec: Spec) -> bool:
     image = spec.image
-    tagged = image is None or (re.search(_TAGGED, image) is not None and not image.endswith(":latest"))
+    tagged = image is None or (re.fullmatch(_TAGGED, image) is not None and not image.endswith(":latest"))
     return tagged or _DIGEST in (image or "")
 
 
@@ -59,21 +59,21 @@ class Spec(Section):
         Rule(
             "has(self.gpu) || !has(self.engine) || !has(self.engine.gpuMemoryUtilization)",
             lambda s: s.gpu is not None or s.engine.gpu_memory_utilization is None,
-            "gpuMemoryUtilization needs gpu; set gpu or remove it",
-            "engine",
+            "needs gpu; set gpu or remove it",
+            "engine.gpuMemoryUtilization",
         ),
         Rule(
             "has(self.gpu) || !has(self.engine) || !has(self.engine.attnImpl) || self.engine.attnImpl == 'Torch'",
             lambda s: s.gpu is not None or s.engine.attn_impl in (None, "Torch"),
-            "attnImpl Triton and TritonGrouped need gpu; set gpu or use Torch",
-            "engine",
+            "Triton and TritonGrouped need gpu; set gpu or use Torch",
+            "engine.attnImpl",
         ),
         Rule(
-            "self.model.?family.orValue('') != 'llada2dot1_mini' || (has(self.engine) && "
+            "!has(self.model.family) || self.model.family != 'llada2dot1_mini' || (has(self.engine) && "
             "has(self.engine.samplingMode) && self.engine.samplingMode == 'Edit')",
             lambda s: s.model.family != "llada2dot1_mini" or s.engine.sampling_mode == "Edit",
-            "model.family llada2dot1_mini needs samplingMode Edit",
-            "engine",
+            "model.family llada2dot1_mini needs Edit",
+            "engine.samplingMode",
         ),
         Rule(
             f"({_gpu_rule('limits')}) && ({_gpu_rule('requests')})",

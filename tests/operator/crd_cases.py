@@ -1,0 +1,111 @@
+"""For each rule of the schema one resource that keeps it and one that breaks it, as data.
+
+`accept` and `reject` are changes to the spec of the least resource (None removes a field); `name` replaces its name.
+`words` are part of the refusal's message. For the schema's plain bounds there are cases with a refusal alone.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+Spec = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Case:
+    words: str
+    accept: Spec
+    reject: Spec
+    names: tuple[str, str] = field(default=("accept", "reject"))
+
+
+HUB = {"uri": "hf://org/name"}
+TOKEN = {"name": "hub", "key": "token"}
+LIMITS = {"cpu": "2", "memory": "4Gi", "nvidia.com/mig-1g.5gb": 1}
+SCALED = {"maxReplicas": 3, "targets": {"queuedRequestsPerReplica": 4}}
+
+
+def engine(**fields: Any) -> Spec:
+    return {"engine": fields}
+
+
+def scaling(**fields: Any) -> Spec:
+    return {"autoscaling": {**SCALED, **fields}}
+
+
+def peer(**fields: Any) -> Spec:
+    return {"networkPolicy": {"from": [fields]}}
+
+
+RULES = (
+    Case("must be at most 40 characters", {}, {}, ("a" * 40, "a" * 41)),
+    Case("must be demo://, hf://ORG/NAME or pvc://", {"model": {"uri": "pvc://c/a/b"}}, {"model": {"uri": "s3://b/a"}}),
+    Case("only a model of the hub (hf://) has revisions", {"model": {**HUB, "revision": "v1"}},
+         {"model": {"uri": "demo://", "revision": "v1"}}),
+    Case("is downloaded with a token", {"model": {**HUB, "tokenSecretRef": TOKEN}},
+         {"model": {"uri": "pvc://c", "tokenSecretRef": TOKEN}}),
+    Case("must be a multiple or a divisor of blockSize", engine(blockSize=32, pageSize=64),
+         engine(blockSize=32, pageSize=48)),
+    Case("must be at least (bufferSize + 1) * blockSize", engine(blockSize=32, bufferSize=3, maxNumBatchedTokens=128),
+         engine(blockSize=32, bufferSize=3, maxNumBatchedTokens=127)),
+    Case("does nothing with samplingMode Edit", engine(samplingMode="Edit", thresholds={"remask": 0}),
+         engine(samplingMode="Edit", thresholds={"remask": 0.25})),
+    Case("the operator itself sets or needs these flags", engine(extraArgs=["--max-queue=5", "--model-name", "llada2"]),
+         engine(extraArgs=["--max-queue=5", "--port=1"])),
+    Case("on CPU a pod runs one engine", {"gpu": {}, "parallelism": {"data": 2}}, {"parallelism": {"data": 2}}),
+    Case("needs gpu; set gpu or remove it", {"gpu": {}, **engine(gpuMemoryUtilization=1)},
+         engine(gpuMemoryUtilization=0.5)),
+    Case("Triton and TritonGrouped need gpu", engine(attnImpl="Torch"), engine(attnImpl="Triton")),
+    Case("llada2dot1_mini needs Edit", {"model": {**HUB, "family": "llada2dot1_mini"}, **engine(samplingMode="Edit")},
+         {"model": {**HUB, "family": "llada2dot1_mini"}, **engine(samplingMode="Naive")}),
+    Case("must not hold GPUs", {"gpu": {}, "resources": {"limits": {"cpu": 2, "memory": "4Gi"}}},
+         {"resources": {"limits": LIMITS}}),
+    Case("needs a tag other than latest, or a digest", {"image": "registry.example:5000/unmask/runtime:1.0"},
+         {"image": "registry.example:5000/unmask/runtime"}),
+    Case("no pod could ever be replaced", {"rolloutStrategy": {"maxSurge": 0, "maxUnavailable": "50%"}},
+         {"rolloutStrategy": {"maxSurge": "0%", "maxUnavailable": 0}}),
+    Case("exclude each other", {"podDisruptionBudget": {"minAvailable": "50%"}},
+         {"podDisruptionBudget": {"minAvailable": 1, "maxUnavailable": 1}}),
+    Case("must not be below minReplicas", scaling(minReplicas=3), scaling(minReplicas=4)),
+    Case("only the Builtin provider polls", scaling(provider="Builtin", pollingIntervalSeconds=2),
+         scaling(provider="HPA", pollingIntervalSeconds=2)),
+    Case("needs at least one of queuedRequestsPerReplica", scaling(targets={"kvCacheUtilizationPercent": 80}),
+         scaling(targets={})),
+    Case("or else ipBlock alone", peer(podSelector={}, namespaceSelector={}),
+         peer(podSelector={}, ipBlock={"cidr": "10.0.0.0/8"})),
+)  # fmt: skip
+
+# More of the same rules: (part of the message, change).
+ALSO_REFUSED = (
+    ("must be demo://", {"model": {"uri": "hf://org/name@v1"}}),
+    ("must be demo://", {"model": {"uri": "pvc://c/../d"}}),
+    ("must be demo://", {"model": {"uri": "demo://x"}}),
+    ("the operator itself sets", engine(extraArgs=["--api-key", "k"])),
+    ("must not hold GPUs", {"resources": {"requests": {"amd.com/gpu": 1}}}),
+    ("must not hold GPUs", {"gpu": {"resourceName": "x.dev/tpu"}, "resources": {"limits": {"x.dev/tpu": 1}}}),
+    ("needs a tag other than latest", {"image": "unmask/runtime:latest"}),
+    ("no pod could ever be replaced", {"rolloutStrategy": {"maxSurge": 0}}),
+    ("or else ipBlock alone", peer()),
+)
+
+# Plain bounds of the schema: (the field, change).
+BOUNDS = (
+    ("spec.model", {"model": None}),
+    ("spec.model.uri", {"model": {}}),
+    ("spec.engine.thresholds.accept", engine(thresholds={"accept": 1.01})),
+    ("spec.engine.thresholds.addBlock", engine(thresholds={"addBlock": -0.1})),
+    ("spec.engine.gpuMemoryUtilization", {"gpu": {}, **engine(gpuMemoryUtilization=0)}),
+    ("spec.engine.decodingStrategy", engine(decodingStrategy="multi_bd")),
+    ("spec.engine.blockSize", engine(blockSize=0)),
+    ("spec.engine.extraArgs", engine(extraArgs=["x"] * 65)),
+    ("spec.gpu.resourceName", {"gpu": {"resourceName": "gpu"}}),
+    ("spec.replicas", {"replicas": -1}),
+    ("spec.autoscaling.maxReplicas", {"autoscaling": {"targets": SCALED["targets"]}}),
+    ("spec.autoscaling.provider", scaling(provider="KEDA")),
+    ("spec.rolloutStrategy.maxSurge", {"rolloutStrategy": {"maxSurge": "200%"}}),
+    ("spec.resources.limits.memory", {"resources": {"limits": {"memory": "4 GB"}}}),
+    ("spec.service.port", {"service": {"port": 0}}),
+    ("spec.drainTimeoutSeconds", {"drainTimeoutSeconds": 3601}),
+)
+NAMES_REFUSED = ("1st", "a.b", "a" * 41)

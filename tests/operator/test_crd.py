@@ -1,0 +1,133 @@
+"""The schema that the models make: structural, bounded, with a case for each rule, and as committed."""
+
+from pathlib import Path
+
+import pytest
+import yaml
+
+from tests.operator.crd_cases import ALSO_REFUSED, BOUNDS, NAMES_REFUSED, RULES
+from tests.operator.test_parse import resource
+from unmask_operator.api import SpecError, crd, parse, reference
+
+ROOT = Path(__file__).parents[2]
+FILE = ROOT / "crds" / f"{crd.NAME}.yaml"
+
+
+def changed(change, name="demo"):
+    spec = {**resource()["spec"], **change}
+    return {**resource(name), "spec": {key: value for key, value in spec.items() if value is not None}}
+
+
+def nodes(node, path=""):
+    yield path, node
+    for name, child in node.get("properties", {}).items():
+        yield from nodes(child, f"{path}.{name}")
+    for key in ("items", "additionalProperties"):
+        if key in node:
+            yield from nodes(node[key], f"{path}[]")
+
+
+NODES = list(nodes(crd.schema()))
+SENTENCES = {rule["message"]: rule for _, node in NODES for rule in node.get("x-kubernetes-validations", ())}
+
+
+def test_the_committed_files_are_current():
+    assert FILE.read_text(encoding="utf-8") == crd.text(), "run make crds"
+    assert (ROOT / "docs/fields.md").read_text(encoding="utf-8") == reference.page(), "run make crds"
+    assert yaml.safe_load(crd.text()) == crd.crd()
+
+
+def test_every_node_is_structural():
+    for path, node in NODES:
+        assert ("type" in node) != bool(node.get("x-kubernetes-int-or-string")), path
+        assert not {"$ref", "$defs", "title", "const", "oneOf", "allOf", "nullable"} & set(node), path
+        assert set(node.get("required", ())) <= set(node.get("properties", ())), path
+        assert "anyOf" not in node or node["anyOf"] == [{"type": "integer"}, {"type": "string"}], path
+
+
+def test_every_value_of_the_spec_is_bounded():
+    """So that the API server's estimate of a rule's cost stays low."""
+    for path, node in NODES:
+        if not path.startswith((".spec", ".status")):
+            continue
+        match node.get("type"):
+            case "string":
+                assert "maxLength" in node or "enum" in node, path
+            case "array":
+                assert "maxItems" in node, path
+            case "object" if "additionalProperties" in node:
+                assert "maxProperties" in node, path
+            case "object":
+                assert "properties" in node or node.get("x-kubernetes-preserve-unknown-fields"), path
+            case "integer" | "number" if path.startswith(".spec"):
+                assert {"minimum", "maximum"} <= set(node), path
+
+
+def test_every_field_is_described():
+    for path, node in NODES:
+        if path.startswith((".spec", ".status")) and not path.endswith("[]"):
+            assert node["description"].endswith((".", ")")), path
+
+
+def test_only_the_pod_template_is_free():
+    free = [path for path, node in NODES if node.get("x-kubernetes-preserve-unknown-fields")]
+    assert free == [".spec.podTemplate.metadata", ".spec.podTemplate.spec"]
+
+
+def test_defaults_are_scalars_and_legal():
+    for path, node in NODES:
+        if "default" in node:
+            assert isinstance(node["default"], str | int | bool), path
+            assert node["default"] in node.get("enum", [node["default"]]), path
+
+
+def test_rules_are_one_line_and_speak():
+    for message, rule in SENTENCES.items():
+        assert "\n" not in rule["rule"] + message
+        assert not message.endswith(".")
+        assert len(message) < 400
+
+
+def test_there_is_one_case_for_each_rule():
+    for message in SENTENCES:
+        assert len([case for case in RULES if case.words in message]) == 1, message
+    assert len(RULES) == len(SENTENCES)
+
+
+@pytest.mark.parametrize("case", RULES, ids=lambda case: case.words)
+def test_the_operator_knows_every_rule_too(case):
+    parse(changed(case.accept, case.names[0]))
+    with pytest.raises(SpecError) as caught:
+        parse(changed(case.reject, case.names[1]))
+    assert case.words in caught.value.message
+
+
+@pytest.mark.parametrize(("words", "change"), ALSO_REFUSED)
+def test_and_refuses_more(words, change):
+    with pytest.raises(SpecError) as caught:
+        parse(changed(change))
+    assert words in caught.value.message
+
+
+@pytest.mark.parametrize(("field", "change"), BOUNDS)
+def test_and_every_bound(field, change):
+    with pytest.raises(SpecError) as caught:
+        parse(changed(change))
+    assert caught.value.field == field
+
+
+@pytest.mark.parametrize("name", NAMES_REFUSED)
+def test_and_names(name):
+    with pytest.raises(SpecError, match=r"metadata\.name"):
+        parse(changed({}, name))
+
+
+def test_names_scale_and_columns():
+    spec = crd.crd()["spec"]
+    assert (spec["names"]["shortNames"], spec["names"]["categories"]) == (["dlms"], ["unmask"])
+    version = spec["versions"][0]
+    assert version["subresources"]["scale"]["specReplicasPath"] == ".spec.replicas"
+    assert [c["name"] for c in version["additionalPrinterColumns"]] == [
+        "Ready", "Reason", "Model", "Available", "Desired", "URL", "Age",
+    ]  # fmt: skip
+    assert [c["name"] for c in version["additionalPrinterColumns"] if c.get("priority")] == ["URL"]
