@@ -36,13 +36,16 @@ def _fixed_image(spec: Spec) -> bool:
 
 def _no_gpu_resource(spec: Spec) -> bool:
     own = spec.gpu.resource_name if spec.gpu else ""
-    return not any(n.startswith("nvidia.com/") or n.endswith("/gpu") or n == own for n in spec.resources.names())
+    return not any(
+        n.startswith(("nvidia.com/", "gpu.")) or n.endswith("/gpu") or n == own for n in spec.resources.names()
+    )
 
 
 def _gpu_rule(part: str) -> str:
     return (
         f"!has(self.resources) || !has(self.resources.{part}) || !self.resources.{part}.exists(n, "
-        "n.startsWith('nvidia.com/') || n.endsWith('/gpu') || (has(self.gpu) && n == self.gpu.resourceName))"
+        "n.startsWith('nvidia.com/') || n.startsWith('gpu.') || n.endsWith('/gpu') || "
+        "(has(self.gpu) && n == self.gpu.resourceName))"
     )
 
 

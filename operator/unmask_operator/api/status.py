@@ -30,7 +30,7 @@ class ModelLoad(Section):
     """How far the slowest loading pod is."""
 
     phase: Annotated[str, Field(max_length=64)] | None = Field(default=None, description="What it does now.")
-    percent: Annotated[float, Field(ge=0, le=100)] | None = Field(
+    percent: Annotated[int, Field(ge=0, le=100)] | None = Field(
         default=None, description="Share of the weights loaded."
     )
 
