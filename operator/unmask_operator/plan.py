@@ -2,9 +2,25 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
+from collections.abc import Sequence
 from dataclasses import dataclass
 
-from unmask_operator.objects import Obj, Ref
+from unmask_operator.api import DiffusionLMService, SpecError, parse
+from unmask_operator.objects import API_VERSION, GROUP, KIND, SERVICE_LABEL, Obj, Ref, controller_uid
+from unmask_operator.observed import Observed
+from unmask_operator.render import names, render
+from unmask_operator.render.pod import form
+from unmask_operator.render.podmonitor import PODMONITOR
+from unmask_operator.render.revision import KEPT, Pin, new_pin, pins
+from unmask_operator.render.workload import replicas
+from unmask_operator.settings import Settings
+
+DIGEST = (
+    f"{GROUP}/digest"  # annotation of a child: of the whole object as last written, so that removals count as drift
+)
+CONFLICT_SECONDS = 30.0  # nothing tells us when an object that is not ours goes
 
 
 @dataclass(frozen=True)
@@ -26,6 +42,8 @@ class Problem:
 class Plan:
     """What to do next.
 
+    The dry runs of all children come before the first write: the pin among them says that its spec was accepted.
+
     Attributes:
         children: complete objects, in the order of their creation, each controlled by the resource.
         delete: our own objects that nothing wants any more.
@@ -41,3 +59,137 @@ class Plan:
     replicas: int = 1
     up_to_date: bool = True
     requeue_seconds: float | None = None
+
+
+def plan(service: DiffusionLMService, observed: Observed, settings: Settings) -> Plan:
+    """The children that the resource should have now, or, where it is not accepted, those of its last good spec."""
+    try:
+        fresh = form(service, settings)
+    except SpecError as error:
+        return last_good(observed, settings, Problem("Accepted", "InvalidSpec", str(error)))
+    spec = observed.service["spec"]
+    earlier = pins(observed.children.values(), service.uid)
+    if earlier and earlier[0].covers(service, spec):
+        pin = earlier[0]
+    else:
+        pin = new_pin(service, spec, earlier[0].number + 1 if earlier else 1, fresh)
+    children, missing = _children(service, observed, settings, pin)
+    if conflicts := _conflicts(children, observed, service.uid):
+        return last_good(observed, settings, *conflicts)
+    return Plan(
+        children=tuple(children),
+        delete=_superfluous(children, observed, service, pin),
+        problems=missing,
+        replicas=replicas(service),
+        up_to_date=pin.form == fresh,
+    )
+
+
+def last_good(observed: Observed, settings: Settings, *problems: Problem) -> Plan:
+    """What to do about a resource that is not accepted: what ran goes on from the spec that its pin holds.
+
+    It is still scaled, suspended and repaired; objects that stand in the way are left out, and nothing is deleted.
+    Without a pin, or with one that this operator cannot read, there is nothing to do.
+    """
+    metadata, asked = observed.service["metadata"], observed.service.get("spec") or {}
+    earlier = pins(observed.children.values(), metadata["uid"])
+    requeue = CONFLICT_SECONDS if any(p.reason == "NameConflict" for p in problems) else None
+    if not earlier:
+        return Plan(problems=problems, replicas=0, requeue_seconds=requeue)
+    pin = earlier[0]
+    spec = {
+        **pin.spec,
+        **{k: asked[k] for k, kind in (("replicas", int), ("suspend", bool)) if type(asked.get(k)) is kind},
+    }
+    try:
+        service = parse({"apiVersion": API_VERSION, "kind": KIND, "metadata": metadata, "spec": spec})
+    except SpecError:
+        return Plan(problems=problems, replicas=0, requeue_seconds=requeue)
+    children, _ = _children(service, observed, settings, pin)
+    foreign = {Ref.of(child) for child in children if _is_foreign(child, observed, service.uid)}
+    return Plan(
+        children=tuple(child for child in children if Ref.of(child) not in foreign),
+        problems=problems,
+        replicas=replicas(service),
+        up_to_date=_up_to_date(pin, service, settings),
+        requeue_seconds=requeue,
+    )
+
+
+def _up_to_date(pin: Pin, service: DiffusionLMService, settings: Settings) -> bool:
+    try:
+        return pin.form == form(service, settings)
+    except SpecError:  # this operator refuses what an earlier one accepted
+        return False
+
+
+def _children(
+    service: DiffusionLMService, observed: Observed, settings: Settings, pin: Pin
+) -> tuple[list[Obj], tuple[Problem, ...]]:
+    """The children whose kinds the cluster has, ready to be written, and a problem for each kind that it lacks."""
+    children, problems = [], []
+    for child in render(service, settings, pin):
+        if child["kind"] == "PodMonitor" and PODMONITOR not in observed.apis:
+            problems.append(
+                Problem(
+                    "UpToDate",
+                    "MissingCRD",
+                    "spec.monitoring.podMonitor: the cluster has no CustomResourceDefinition "
+                    "podmonitors.monitoring.coreos.com; install the Prometheus operator or remove the field",
+                )
+            )
+        else:
+            children.append(_owned(child, service))
+    return children, tuple(problems)
+
+
+def _owned(child: Obj, service: DiffusionLMService) -> Obj:
+    """`child` with the resource as its controller and the digest of itself."""
+    owner = {
+        "apiVersion": API_VERSION,
+        "kind": KIND,
+        "name": service.name,
+        "uid": service.uid,
+        "controller": True,
+        "blockOwnerDeletion": True,
+    }
+    owned = {**child, "metadata": {**child["metadata"], "ownerReferences": [owner]}}
+    digest = hashlib.sha256(json.dumps(owned, sort_keys=True).encode()).hexdigest()[:16]
+    annotations = {**child["metadata"].get("annotations", {}), DIGEST: digest}
+    return {**owned, "metadata": {**owned["metadata"], "annotations": annotations}}
+
+
+def _is_foreign(child: Obj, observed: Observed, uid: str) -> bool:
+    live = observed.children.get(Ref.of(child))
+    return live is not None and controller_uid(live) != uid
+
+
+def _conflicts(children: Sequence[Obj], observed: Observed, uid: str) -> list[Problem]:
+    return [
+        Problem(
+            "Accepted",
+            "NameConflict",
+            f"{child['kind']} {child['metadata']['name']} exists and is not controlled by this resource; delete it, or "
+            "give this resource another name",
+        )
+        for child in children
+        if _is_foreign(child, observed, uid)
+    ]
+
+
+def _superfluous(children: Sequence[Obj], observed: Observed, service: DiffusionLMService, pin: Pin) -> tuple[Ref, ...]:
+    """Ours by uid and label, not wanted, not going already; the newest few pins stay."""
+    wanted = {Ref.of(child) for child in children}
+    kept = {names.revision(service.name, number) for number in range(pin.number - KEPT + 1, pin.number + 1)}
+
+    def unwanted(ref: Ref, live: Obj) -> bool:
+        metadata = live["metadata"]
+        return (
+            ref not in wanted
+            and not (ref.kind == "ControllerRevision" and ref.name in kept)
+            and controller_uid(live) == service.uid
+            and metadata.get("labels", {}).get(SERVICE_LABEL) == service.name
+            and "deletionTimestamp" not in metadata
+        )
+
+    return tuple(sorted(ref for ref, live in observed.children.items() if unwanted(ref, live)))

@@ -1,0 +1,33 @@
+"""Rendering: the children of a resource, as plain objects without owners. One file a kind."""
+
+from __future__ import annotations
+
+from unmask_operator.api import DiffusionLMService
+from unmask_operator.objects import Obj
+from unmask_operator.render.hpa import hpa
+from unmask_operator.render.networkpolicy import networkpolicy
+from unmask_operator.render.pdb import pdb
+from unmask_operator.render.podmonitor import podmonitor
+from unmask_operator.render.revision import Pin, revision
+from unmask_operator.render.service import service as kubernetes_service
+from unmask_operator.render.serviceaccount import serviceaccount
+from unmask_operator.render.workload import deployment
+from unmask_operator.settings import Settings
+
+
+def render(service: DiffusionLMService, settings: Settings, pin: Pin) -> list[Obj]:
+    """The children that the spec asks for, in the order of their creation: what pods need comes before them.
+
+    Pods are made from `pin`; the ControllerRevision that keeps it is created before the workload that follows it.
+    """
+    wanted = [
+        serviceaccount(service),
+        revision(service, pin),
+        networkpolicy(service, settings),
+        kubernetes_service(service),
+        deployment(service, pin.form.template),
+        pdb(service),
+        hpa(service),
+        podmonitor(service),
+    ]
+    return [child for child in wanted if child]

@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from unmask_operator.api.errors import SpecError
 from unmask_operator.objects import SERVICE_LABEL, Obj
 from unmask_operator.render.names import MAIN, PORT, PORT_NAME
 
+ROOT = "spec.podTemplate"
 LIST_KEYS: Mapping[str, str] = {
     "containers": "name",
     "initContainers": "name",
@@ -20,10 +22,7 @@ LIST_KEYS: Mapping[str, str] = {
 APPENDED = ("tolerations",)
 _HANDLERS = frozenset({"exec", "grpc", "httpGet", "tcpSocket"})
 _PROBES = ("startupProbe", "readinessProbe", "livenessProbe")
-
-
-class MergeError(ValueError):
-    """A podTemplate that cannot be merged; the sentence names the field and the fix."""
+_NEEDED = {f"{ROOT}.metadata.labels", f"{ROOT}.spec.containers", f"{ROOT}.spec.containers[{MAIN}].ports"}
 
 
 def merge_template(base: Obj, patch: Mapping[str, Any]) -> Obj:
@@ -35,94 +34,84 @@ def merge_template(base: Obj, patch: Mapping[str, Any]) -> Obj:
     of one kind only, the given kind replaces the rendered one. Tolerations are added. Other lists are replaced.
 
     Raises:
-        MergeError: an entry without its key, a member of the wrong type, or one of the reserved things: the selector's
-            label, and main's command, args and port.
+        SpecError: an entry without its key, a member of the wrong type, or one of the reserved things: the selector's
+            label, and main's command, args, image and port.
     """
-    for member in patch:
-        if member not in ("metadata", "spec"):
-            raise MergeError(f"podTemplate.{member}: a pod template has metadata and spec only; remove it")
-    for member in _map(patch.get("metadata"), "podTemplate.metadata"):
+    metadata, spec = patch.get("metadata", {}), patch.get("spec", {})
+    _refuse_reserved_metadata(metadata, f"{ROOT}.metadata")
+    merged = _merge_maps(base, {"metadata": metadata, "spec": spec}, ROOT)
+    for entry in spec.get("containers", ()):
+        if entry["name"] == MAIN:
+            _refuse_reserved_main(entry, f"{ROOT}.spec.containers[{MAIN}]")
+    return merged
+
+
+def _refuse_reserved_metadata(metadata: Mapping[str, Any], where: str) -> None:
+    for member, value in metadata.items():
         if member not in ("labels", "annotations"):
-            raise MergeError(f"podTemplate.metadata.{member}: only labels and annotations reach the pods; remove it")
-    _refuse_reserved(patch)
-    return _merge_maps(base, patch, "podTemplate")
+            raise SpecError(f"{where}.{member}", "only labels and annotations reach the pods; remove it")
+        if member == "labels" and isinstance(value, Mapping) and SERVICE_LABEL in value:
+            raise SpecError(f"{where}.labels", f"{SERVICE_LABEL} selects the engine's pods; remove it")
 
 
-def _refuse_reserved(patch: Mapping[str, Any]) -> None:
-    labels = _map(_map(patch.get("metadata"), "podTemplate.metadata").get("labels", {}), "podTemplate.metadata.labels")
-    if SERVICE_LABEL in labels:
-        raise MergeError(f"podTemplate.metadata.labels: {SERVICE_LABEL} selects the engine's pods; remove it")
-    for path in (("metadata",), ("metadata", "labels"), ("spec",), ("spec", "containers")):
-        if _nulled(patch, path):
-            raise MergeError(f"podTemplate.{'.'.join(path)}: the engine needs it, so null cannot delete it; remove it")
-    containers = _map(patch.get("spec"), "podTemplate.spec").get("containers") or []
-    where = f"podTemplate.spec.containers[{MAIN}]"
-    for main in (c for c in _list(containers, "podTemplate.spec.containers") if _named(c, MAIN)):
-        if "image" in main:
-            raise MergeError(f"{where}.image: set spec.image instead, which the status and upgrades follow")
-        for member, fix in (("command", "set spec.engine"), ("args", "set spec.engine or spec.engine.extraArgs")):
-            if member in main:
-                raise MergeError(f"{where}.{member}: the operator writes the engine's {member}; {fix} instead")
-        if "ports" in main and main["ports"] is None:
-            raise MergeError(f"{where}.ports: probes and the Service need the engine's port; remove the null")
-        for port in _list(main.get("ports", []), f"{where}.ports"):
-            if isinstance(port, Mapping) and (port.get("containerPort") == PORT or port.get("name") == PORT_NAME):
-                raise MergeError(f"{where}.ports: port {PORT}, named {PORT_NAME}, is the engine's; take another one")
-
-
-def _nulled(patch: Mapping[str, Any], path: tuple[str, ...]) -> bool:
-    value: Any = patch
-    for member in path:
-        if not isinstance(value, Mapping) or member not in value:
-            return False
-        value = value[member]
-    return value is None
+def _refuse_reserved_main(main: Mapping[str, Any], where: str) -> None:
+    for member, field in (("command", "image"), ("args", "engine"), ("image", "image")):
+        if member in main:
+            raise SpecError(f"{where}.{member}", f"is the operator's to set; remove it and use spec.{field}")
+    for port in main.get("ports", ()):
+        if port["containerPort"] == PORT or port.get("name") == PORT_NAME:
+            raise SpecError(f"{where}.ports", f"port {PORT}, named {PORT_NAME}, is the engine's; take another one")
 
 
 def _merge_maps(base: Mapping[str, Any], patch: Mapping[str, Any], where: str) -> Obj:
     merged = dict(base)
     for member, value in patch.items():
         path = f"{where}.{member}"
-        if value is None:
-            merged.pop(member, None)
-        else:
+        if value is not None:
             merged[member] = _merge_member(member, merged.get(member), value, path)
+        elif path in _NEEDED:
+            raise SpecError(path, "the engine needs it; remove the null")
+        else:
+            merged.pop(member, None)
     return merged
 
 
 def _merge_member(member: str, base: Any, value: Any, path: str) -> Any:
-    if member in LIST_KEYS:
-        return _merge_entries(member, _list(base or [], path), _list(value, path), path)
-    if member in APPENDED:
-        present = _list(base or [], path)
-        return [*present, *(entry for entry in _clean(_list(value, path)) if entry not in present)]
+    if member in LIST_KEYS or member in APPENDED or isinstance(base, list):
+        if not isinstance(value, list):
+            raise SpecError(path, f"{value!r} must be a list")
+        present = base if isinstance(base, list) else []
+        if member in LIST_KEYS:
+            return _merge_entries(member, present, value, path)
+        added = [entry for entry in _clean(value) if entry not in present]
+        return [*present, *added] if member in APPENDED else _clean(value)
     if isinstance(value, Mapping):
-        old = base if isinstance(base, Mapping) else {}
+        rendered = base if isinstance(base, Mapping) else {}
         if member in _PROBES and value.keys() & _HANDLERS:
-            old = {k: v for k, v in old.items() if k in value or k not in _HANDLERS}
-        return _merge_maps(old, value, path)
-    if isinstance(base, Mapping | list) and not isinstance(value, list):
-        raise MergeError(f"{path}: {value!r} cannot replace {'a list' if isinstance(base, list) else 'a map'}")
+            rendered = {k: v for k, v in rendered.items() if k in value or k not in _HANDLERS}
+        return _merge_maps(rendered, value, path)
+    if isinstance(base, Mapping):
+        raise SpecError(path, f"{value!r} must be a map")
     return _clean(value)
 
 
 def _merge_entries(member: str, base: list[Any], patch: list[Any], where: str) -> list[Any]:
     key = LIST_KEYS[member]
-    merged = {entry[key]: entry for entry in base}  # keeps the order of the first appearance
+    merged: dict[str | int, Obj] = {entry[key]: entry for entry in base}  # keeps the order of the first appearance
     for index, entry in enumerate(patch):
-        if not isinstance(entry, Mapping) or not isinstance(entry.get(key), str | int):
-            raise MergeError(f"{where}[{index}]: has no {key}; give it one, entries merge by it")
-        path = f"{where}[{entry[key]}]"
-        old = merged.get(entry[key], {})
-        if member in ("volumes", "env") and entry.keys() - {key}:  # of one kind only: the given kind is the one
-            old = {k: v for k, v in old.items() if k in entry}
+        if not isinstance(entry, Mapping) or not isinstance(name := entry.get(key), str | int):
+            raise SpecError(f"{where}[{index}]", f"has no {key}; give it one, entries merge by it")
+        old = merged.get(name, {})
+        if entry.keys() != {key}:  # a variable and a volume are of one kind: the given one
             if member == "env":
-                old = {key: entry[key]}
-        new = _merge_maps(old, entry, path)
-        if None in entry.values() and new.keys() == {key}:
-            merged.pop(entry[key], None)
+                old = {}
+            elif member == "volumes":
+                old = {k: v for k, v in old.items() if k in entry}
+        new = _merge_maps(old, entry, f"{where}[{name}]")
+        if new.keys() == {key} and None in entry.values():
+            merged.pop(name, None)
         else:
-            merged[entry[key]] = new
+            merged[name] = new
     return list(merged.values())
 
 
@@ -131,19 +120,3 @@ def _clean(value: Any) -> Any:
     if isinstance(value, Mapping):
         return {k: _clean(v) for k, v in value.items() if v is not None}
     return [_clean(v) for v in value] if isinstance(value, list) else value
-
-
-def _named(entry: Any, name: str) -> bool:
-    return isinstance(entry, Mapping) and entry.get("name") == name
-
-
-def _map(value: Any, path: str) -> Mapping[str, Any]:
-    if value is None or isinstance(value, Mapping):
-        return value or {}
-    raise MergeError(f"{path}: must be a map, not {value!r}")
-
-
-def _list(value: Any, path: str) -> list[Any]:
-    if isinstance(value, list):
-        return value
-    raise MergeError(f"{path}: must be a list, not {value!r}")

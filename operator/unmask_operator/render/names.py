@@ -7,8 +7,9 @@ from unmask_operator.objects import SERVICE_LABEL, Obj
 PORT = 8000  # the runtime's HTTP port
 PORT_NAME = "http"  # its name on the container, by which Service and PodMonitor find it
 MAIN = "main"  # the engine's container
-MODEL_MOUNT = "/mnt/model"  # where the claim of a pvc:// model is mounted
-DRAIN_DELAY = 10  # seconds of normal service after SIGTERM, while the cluster forgets the pod's address
+CLAIM = "model"  # the volume of a pvc:// model
+MODEL_MOUNT = "/mnt/model"  # where it is mounted
+DRAIN_DELAY = 10  # seconds of normal service after SIGTERM, while the cluster forgets the address
 MANAGER = "unmask-operator"
 
 
@@ -28,7 +29,8 @@ def selector(name: str) -> dict[str, str]:
     return {SERVICE_LABEL: name}
 
 
-def service_account(name: str) -> str:
+def engine(name: str) -> str:
+    """The name of the children that do not carry the resource's own; only the workload and the Service do."""
     return f"{name}-engine"
 
 

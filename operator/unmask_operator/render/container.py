@@ -1,0 +1,97 @@
+"""The engine's container: image, arguments, variables, probes, resources and mounts."""
+
+from __future__ import annotations
+
+from unmask_operator.api import DiffusionLMService
+from unmask_operator.api.base import SecretKeyRef
+from unmask_operator.api.pod import LivenessProbe, ReadinessProbe, StartupProbe
+from unmask_operator.objects import Obj
+from unmask_operator.render.arguments import engine_arguments
+from unmask_operator.render.names import CLAIM, MAIN, MODEL_MOUNT, PORT, PORT_NAME
+from unmask_operator.settings import Settings
+
+_COMPILE_CACHE = "/var/cache/unmask"
+_MODEL_CACHE = "/var/cache/models"
+_CA = "/etc/unmask/ca"
+
+
+def main(service: DiffusionLMService, settings: Settings, image: str) -> Obj:
+    spec = service.spec
+    return {
+        "name": MAIN,
+        "image": image,
+        "imagePullPolicy": spec.image_pull_policy,
+        "args": engine_arguments(service, settings),
+        "env": _env(service, settings),
+        "ports": [{"name": PORT_NAME, "containerPort": PORT, "protocol": "TCP"}],
+        "resources": _resources(service),
+        "startupProbe": _probe("/startup", spec.startup_probe),
+        "readinessProbe": _probe("/ready", spec.readiness_probe),
+        "livenessProbe": _probe("/health", spec.liveness_probe),
+        "securityContext": {
+            "allowPrivilegeEscalation": False,
+            "capabilities": {"drop": ["ALL"]},
+            "readOnlyRootFilesystem": True,
+        },
+        "terminationMessagePolicy": "FallbackToLogsOnError",  # the runtime's last line says why it ended
+        "volumeMounts": _mounts(service, settings),
+    }
+
+
+def claim_of(service: DiffusionLMService) -> str | None:
+    """The PersistentVolumeClaim that a pvc:// model lies on."""
+    scheme, _, rest = service.spec.model.uri.partition("://")
+    return rest.split("/", 1)[0] if scheme == "pvc" else None
+
+
+def _env(service: DiffusionLMService, settings: Settings) -> list[Obj]:
+    """The chart's variables first: what the engine needs to run in this pod has the last word."""
+    values = {
+        **settings.engine_env,
+        "HOME": "/tmp",
+        "XDG_CACHE_HOME": _COMPILE_CACHE,
+        "TRITON_CACHE_DIR": f"{_COMPILE_CACHE}/triton",
+        "TORCHINDUCTOR_CACHE_DIR": f"{_COMPILE_CACHE}/inductor",
+        "HF_HOME": _MODEL_CACHE,
+    }
+    if settings.ca_config_map:
+        values |= dict.fromkeys(("SSL_CERT_FILE", "REQUESTS_CA_BUNDLE"), f"{_CA}/ca.crt")
+    env: list[Obj] = [{"name": name, "value": values[name]} for name in sorted(values)]
+    # As many threads as the CPU limit grants, rounded up; the node's cores where there is none. Else torch takes a
+    # thread for each core of the node, and pods that share it starve each other.
+    threads = {"resourceFieldRef": {"resource": "limits.cpu", "divisor": "1"}}
+    env.append({"name": "OMP_NUM_THREADS", "valueFrom": threads})
+    if token := service.spec.model.token_secret_ref:
+        env.append(_secret("HF_TOKEN", token))
+    if auth := service.spec.auth:
+        env.append(_secret("UNMASK_API_KEY", auth.api_key_secret_ref))
+    return env
+
+
+def _secret(variable: str, ref: SecretKeyRef) -> Obj:
+    return {"name": variable, "valueFrom": {"secretKeyRef": {"name": ref.name, "key": ref.key}}}
+
+
+def _resources(service: DiffusionLMService) -> Obj:
+    limits, requests = dict(service.spec.resources.limits), dict(service.spec.resources.requests)
+    if service.spec.gpu:
+        limits[service.spec.gpu.resource_name] = service.spec.gpus_per_pod
+    return {name: amounts for name, amounts in (("limits", limits), ("requests", requests)) if amounts}
+
+
+def _probe(path: str, probe: StartupProbe | ReadinessProbe | LivenessProbe) -> Obj:
+    return {"httpGet": {"path": path, "port": PORT_NAME}, **probe.model_dump(by_alias=True)}
+
+
+def _mounts(service: DiffusionLMService, settings: Settings) -> list[Obj]:
+    mounts: list[Obj] = [
+        {"name": "tmp", "mountPath": "/tmp"},
+        {"name": "compile-cache", "mountPath": _COMPILE_CACHE},
+        {"name": "model-cache", "mountPath": _MODEL_CACHE},
+        {"name": "shm", "mountPath": "/dev/shm"},
+    ]
+    if claim_of(service):
+        mounts.append({"name": CLAIM, "mountPath": MODEL_MOUNT, "readOnly": True})
+    if settings.ca_config_map:
+        mounts.append({"name": "ca", "mountPath": _CA, "readOnly": True})
+    return mounts

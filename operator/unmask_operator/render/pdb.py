@@ -1,0 +1,22 @@
+"""The PodDisruptionBudget: how many pods a drain of nodes may take at once."""
+
+from __future__ import annotations
+
+from unmask_operator.api import DiffusionLMService
+from unmask_operator.objects import Obj
+from unmask_operator.render.names import child, engine, selector
+
+
+def pdb(service: DiffusionLMService) -> Obj | None:
+    """None while suspended, and for a single replica unless the spec asks: a budget would only block drains."""
+    spec, asked = service.spec, service.spec.pod_disruption_budget
+    least = spec.autoscaling.min_replicas if spec.autoscaling else spec.replicas
+    if spec.suspend or (asked is None and least <= 1):
+        return None
+    budget = asked.model_dump(by_alias=True, exclude_none=True) if asked else {}
+    wanted = {
+        **(budget or {"maxUnavailable": 1}),
+        "selector": {"matchLabels": selector(service.name)},
+        "unhealthyPodEvictionPolicy": "AlwaysAllow",  # a pod that serves nobody never holds a drain up
+    }
+    return child("policy/v1", "PodDisruptionBudget", service.name, engine(service.name), service.namespace, spec=wanted)

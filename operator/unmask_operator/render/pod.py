@@ -1,0 +1,75 @@
+"""The pod template: everything about a pod but its containers' insides, which container.py has."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from unmask_operator.api import DiffusionLMService
+from unmask_operator.objects import RESTARTED_AT, Obj
+from unmask_operator.render import container
+from unmask_operator.render.merge import merge_template
+from unmask_operator.render.names import CLAIM, DRAIN_DELAY, MAIN, engine, labels, selector
+from unmask_operator.settings import Settings
+
+END_SECONDS = 10  # for the process to end after its last request
+
+
+@dataclass(frozen=True)
+class Form:
+    """What pods are made of: the resolved image and the whole pod template."""
+
+    image: str
+    template: Obj
+
+
+def form(service: DiffusionLMService, settings: Settings) -> Form:
+    """The form that this operator gives the pods of `service`. SpecError: a wrong podTemplate or extraArgs."""
+    image = service.spec.image or settings.runtime_image
+    base = {"metadata": _metadata(service), "spec": _spec(service, settings, image)}
+    patch = {"metadata": service.spec.pod_template.metadata, "spec": service.spec.pod_template.spec}
+    return Form(image, merge_template(base, patch))
+
+
+def _metadata(service: DiffusionLMService) -> Obj:
+    restarted = service.annotations.get(RESTARTED_AT)
+    annotations = {"kubectl.kubernetes.io/default-container": MAIN} | ({RESTARTED_AT: restarted} if restarted else {})
+    return {"labels": labels(service.name), "annotations": annotations}
+
+
+def _spec(service: DiffusionLMService, settings: Settings, image: str) -> Obj:
+    spec: Obj = {
+        "serviceAccountName": engine(service.name),
+        "automountServiceAccountToken": False,  # the engine never talks to the API server
+        "enableServiceLinks": False,  # a Service called "unmask" would inject UNMASK_PORT, which the runtime reads
+        "securityContext": {"runAsNonRoot": True, "seccompProfile": {"type": "RuntimeDefault"}},
+        "terminationGracePeriodSeconds": DRAIN_DELAY + service.spec.drain_timeout_seconds + END_SECONDS,
+        "topologySpreadConstraints": [
+            {
+                "maxSkew": 1,
+                "topologyKey": "kubernetes.io/hostname",
+                "whenUnsatisfiable": "ScheduleAnyway",
+                "labelSelector": {"matchLabels": selector(service.name)},
+            }
+        ],
+        "containers": [container.main(service, settings, image)],
+        "volumes": _volumes(service, settings),
+    }
+    secrets = dict.fromkeys((*settings.image_pull_secrets, *(s.name for s in service.spec.image_pull_secrets)))
+    if secrets:
+        spec["imagePullSecrets"] = [{"name": name} for name in secrets]
+    return spec
+
+
+def _volumes(service: DiffusionLMService, settings: Settings) -> list[Obj]:
+    limit = service.spec.model_cache.empty_dir.size_limit
+    volumes: list[Obj] = [
+        {"name": "tmp", "emptyDir": {}},
+        {"name": "compile-cache", "emptyDir": {}},
+        {"name": "model-cache", "emptyDir": {"sizeLimit": limit}},
+        {"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": service.spec.shared_memory_size}},
+    ]
+    if claim := container.claim_of(service):
+        volumes.append({"name": CLAIM, "persistentVolumeClaim": {"claimName": claim}})
+    if settings.ca_config_map:
+        volumes.append({"name": "ca", "configMap": {"name": settings.ca_config_map}})
+    return volumes

@@ -1,0 +1,22 @@
+"""The PodMonitor, by which the Prometheus operator scrapes the engine's pods."""
+
+from __future__ import annotations
+
+from unmask_operator.api import DiffusionLMService
+from unmask_operator.objects import Obj
+from unmask_operator.render.names import PORT_NAME, child, engine, selector
+
+PODMONITOR = "monitoring.coreos.com/v1/PodMonitor"  # as `Observed.apis` has it
+
+
+def podmonitor(service: DiffusionLMService) -> Obj | None:
+    """None unless the spec asks. Whether the cluster has the kind is the plan's question."""
+    asked = service.spec.monitoring.pod_monitor
+    if asked is None:
+        return None
+    endpoint = {"port": PORT_NAME, "path": "/metrics", "interval": asked.interval}
+    spec = {"selector": {"matchLabels": selector(service.name)}, "podMetricsEndpoints": [endpoint]}
+    api_version, _, kind = PODMONITOR.rpartition("/")
+    made = child(api_version, kind, service.name, engine(service.name), service.namespace, spec=spec)
+    made["metadata"]["labels"] = {**asked.labels, **made["metadata"]["labels"]}
+    return made

@@ -1,0 +1,53 @@
+"""The Deployment of the engine's pods."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from unmask_operator.api import DiffusionLMService
+from unmask_operator.objects import Obj
+from unmask_operator.render.names import MAIN, child, selector
+
+_PROBE_PERIOD, _PROBE_FAILURES = 10, 3  # Kubernetes' own defaults
+_PROGRESS_SLACK = 600  # seconds for scheduling and pulling, beside the startup budget
+
+
+def replicas(service: DiffusionLMService) -> int:
+    """Engine pods asked for now: 0 while suspended, within the autoscaler's bounds where there is one."""
+    spec = service.spec
+    if spec.suspend:
+        return 0
+    if spec.autoscaling:
+        return max(spec.autoscaling.min_replicas, min(spec.replicas, spec.autoscaling.max_replicas))
+    return spec.replicas
+
+
+def deployment(service: DiffusionLMService, template: Obj) -> Obj:
+    rollout = service.spec.rollout_strategy
+    spec = {
+        "replicas": replicas(service),
+        "selector": {"matchLabels": selector(service.name)},
+        "strategy": {
+            "type": "RollingUpdate",
+            "rollingUpdate": {"maxSurge": rollout.max_surge, "maxUnavailable": rollout.max_unavailable},
+        },
+        "minReadySeconds": 5,
+        "progressDeadlineSeconds": startup_budget(template) + _PROGRESS_SLACK,
+        "revisionHistoryLimit": 3,
+        "template": template,
+    }
+    return child("apps/v1", "Deployment", service.name, service.name, service.namespace, spec=spec)
+
+
+def startup_budget(template: Mapping[str, Any]) -> int:
+    """Seconds that the engine's container of a pod template may take to start; 0 without a startup probe."""
+    (main,) = (c for c in template["spec"]["containers"] if c["name"] == MAIN)
+    if not (probe := main.get("startupProbe")):
+        return 0
+
+    def number(member: str, default: int) -> int:  # the podTemplate may hold anything; the API server refuses it later
+        return value if isinstance(value := probe.get(member), int) else default
+
+    checks = number("failureThreshold", _PROBE_FAILURES) * number("periodSeconds", _PROBE_PERIOD)
+    return number("initialDelaySeconds", 0) + checks
