@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from unmask_operator.api import DiffusionLMService, SpecError, parse
-from unmask_operator.objects import API_VERSION, GROUP, KIND, SERVICE_LABEL, Obj, Ref, controller_uid
+from unmask_operator.objects import API_VERSION, KIND, SERVICE_LABEL, Obj, Ref, controller_uid
 from unmask_operator.observed import Observed
 from unmask_operator.render import names, render
 from unmask_operator.render.pod import form
@@ -17,9 +15,6 @@ from unmask_operator.render.revision import KEPT, Pin, new_pin, pins
 from unmask_operator.render.workload import replicas
 from unmask_operator.settings import Settings
 
-DIGEST = (
-    f"{GROUP}/digest"  # annotation of a child: of the whole object as last written, so that removals count as drift
-)
 CONFLICT_SECONDS = 30.0  # nothing tells us when an object that is not ours goes
 
 
@@ -28,7 +23,7 @@ class Problem:
     """Why something of the spec cannot be had: becomes a condition's reason and message.
 
     Attributes:
-        condition: "Accepted" (nothing new is applied while it stands) or the condition it falls under.
+        condition: "Accepted" (while it stands, children are those of the last good spec) or the one it falls under.
         reason: CamelCase, as conditions have it.
         message: a sentence that names the field and the fix.
     """
@@ -97,10 +92,10 @@ def last_good(observed: Observed, settings: Settings, *problems: Problem) -> Pla
     if not earlier:
         return Plan(problems=problems, replicas=0, requeue_seconds=requeue)
     pin = earlier[0]
-    spec = {
-        **pin.spec,
-        **{k: asked[k] for k, kind in (("replicas", int), ("suspend", bool)) if type(asked.get(k)) is kind},
-    }
+    spec = dict(pin.spec)
+    for member, kind in (("replicas", int), ("suspend", bool)):  # scaling and stopping work whatever else is wrong
+        if type(asked.get(member)) is kind:
+            spec[member] = asked[member]
     try:
         service = parse({"apiVersion": API_VERSION, "kind": KIND, "metadata": metadata, "spec": spec})
     except SpecError:
@@ -144,7 +139,7 @@ def _children(
 
 
 def _owned(child: Obj, service: DiffusionLMService) -> Obj:
-    """`child` with the resource as its controller and the digest of itself."""
+    """`child` with the resource as its controller."""
     owner = {
         "apiVersion": API_VERSION,
         "kind": KIND,
@@ -153,10 +148,7 @@ def _owned(child: Obj, service: DiffusionLMService) -> Obj:
         "controller": True,
         "blockOwnerDeletion": True,
     }
-    owned = {**child, "metadata": {**child["metadata"], "ownerReferences": [owner]}}
-    digest = hashlib.sha256(json.dumps(owned, sort_keys=True).encode()).hexdigest()[:16]
-    annotations = {**child["metadata"].get("annotations", {}), DIGEST: digest}
-    return {**owned, "metadata": {**owned["metadata"], "annotations": annotations}}
+    return {**child, "metadata": {**child["metadata"], "ownerReferences": [owner]}}
 
 
 def _is_foreign(child: Obj, observed: Observed, uid: str) -> bool:

@@ -1,0 +1,79 @@
+"""Resources and a pretend cluster for the tests of the pure core."""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import replace
+from datetime import UTC, datetime
+from typing import Any
+
+from unmask_operator.api import parse
+from unmask_operator.objects import API_VERSION, KIND, Obj, Ref
+from unmask_operator.observed import Observed
+from unmask_operator.plan import Plan, plan
+from unmask_operator.render.podmonitor import PODMONITOR
+from unmask_operator.settings import Settings
+
+NOW = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
+SETTINGS = Settings()
+
+
+def resource(name: str = "demo", annotations: dict[str, str] | None = None, **spec: Any) -> Obj:
+    """A DiffusionLMService as the API server would give it."""
+    metadata = {"name": name, "namespace": "default", "uid": "uid-1", "generation": 1}
+    if annotations:
+        metadata["annotations"] = annotations
+    return {
+        "apiVersion": API_VERSION,
+        "kind": KIND,
+        "metadata": metadata,
+        "spec": {"model": {"uri": "demo://"}, **spec},
+    }
+
+
+def observe(obj: Obj, *children: Obj, **known: Any) -> Observed:
+    known = {"apis": frozenset({PODMONITOR}), **known}
+    return Observed(obj, NOW, {Ref.of(child): child for child in children}, **known)
+
+
+def make(observed: Observed, settings: Settings = SETTINGS) -> Plan:
+    return plan(parse(observed.service), observed, settings)
+
+
+def carry_out(observed: Observed, made: Plan) -> Observed:
+    """What a reconcile sees after this plan was written."""
+    children = {ref: child for ref, child in observed.children.items() if ref not in made.delete}
+    for child in made.children:
+        children[Ref.of(child)] = copy.deepcopy(child)
+    return replace(observed, children=children)
+
+
+def edit(observed: Observed, **spec: Any) -> Observed:
+    """The resource after an edit of its spec; a member set to None is removed."""
+    service = copy.deepcopy(observed.service)
+    service["metadata"]["generation"] += 1
+    service["spec"] = {k: v for k, v in {**service["spec"], **spec}.items() if v is not None}
+    return replace(observed, service=service)
+
+
+def running(settings: Settings = SETTINGS, **spec: Any) -> Observed:
+    """A resource whose children are written."""
+    observed = observe(resource(**spec))
+    return carry_out(observed, make(observed, settings))
+
+
+def child(made: Plan, kind: str) -> Obj:
+    (found,) = (c for c in made.children if c["kind"] == kind)
+    return found
+
+
+def kinds(made: Plan) -> list[str]:
+    return [c["kind"] for c in made.children]
+
+
+def template(made: Plan) -> Any:
+    return child(made, "Deployment")["spec"]["template"]
+
+
+def container(made: Plan) -> Any:
+    return template(made)["spec"]["containers"][0]

@@ -1,0 +1,289 @@
+"""Plans: what is created, pruned, left alone and repaired, from one state of the cluster to the next."""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from tests.operator.samples import (
+    SETTINGS,
+    carry_out,
+    child,
+    container,
+    edit,
+    kinds,
+    make,
+    observe,
+    resource,
+    running,
+    template,
+)
+from unmask_operator.api import parse
+from unmask_operator.drift import differs
+from unmask_operator.objects import Ref, controller_uid
+from unmask_operator.plan import Plan, Problem, last_good, plan
+from unmask_operator.settings import Settings
+
+EVERYTHING: dict[str, Any] = {
+    "replicas": 2,
+    "autoscaling": {
+        "provider": "HPA",
+        "minReplicas": 2,
+        "maxReplicas": 4,
+        "targets": {"queuedRequestsPerReplica": 4},
+    },
+    "networkPolicy": {},
+    "monitoring": {"podMonitor": {}},
+}
+
+
+def settled(made: Plan, observed: Any) -> bool:
+    """Whether there is nothing left to write."""
+    return not made.delete and not any(differs(c, observed.children.get(Ref.of(c))) for c in made.children)
+
+
+def test_children_are_created_in_order_and_belong_to_the_resource() -> None:
+    made = make(observe(resource(**EVERYTHING)))
+    assert kinds(made) == [
+        "ServiceAccount",
+        "ControllerRevision",
+        "NetworkPolicy",
+        "Service",
+        "Deployment",
+        "PodDisruptionBudget",
+        "HorizontalPodAutoscaler",
+        "PodMonitor",
+    ]
+    assert made.problems == ()
+    for made_child in made.children:
+        assert controller_uid(made_child) == "uid-1"
+        assert made_child["metadata"]["ownerReferences"][0]["blockOwnerDeletion"]
+        assert made_child["metadata"]["labels"]["serving.unmask.dev/service"] == "demo"
+
+
+def test_a_written_plan_leaves_nothing_to_do() -> None:
+    observed = running(**EVERYTHING)
+    again = make(observed)
+    assert settled(again, observed)
+    assert again == make(observed), "the same knowledge makes the same plan"
+
+
+def test_children_of_a_removed_section_go() -> None:
+    observed = edit(running(**EVERYTHING), autoscaling=None, networkPolicy=None, monitoring=None, replicas=1)
+    made = make(observed)
+    assert [ref.kind for ref in made.delete] == [
+        "HorizontalPodAutoscaler",
+        "PodMonitor",
+        "NetworkPolicy",
+        "PodDisruptionBudget",
+    ]
+    after = carry_out(observed, made)
+    assert settled(make(after), after)
+
+
+def test_only_what_is_ours_by_uid_and_label_is_deleted() -> None:
+    observed = edit(running(**EVERYTHING), networkPolicy=None)
+    ref = next(ref for ref in observed.children if ref.kind == "NetworkPolicy")
+    live = observed.children[ref]
+    for change in (
+        {"labels": {}},
+        {"ownerReferences": [{**live["metadata"]["ownerReferences"][0], "uid": "another"}]},
+        {"ownerReferences": []},
+        {"deletionTimestamp": "2026-01-01T00:00:00Z"},
+    ):
+        other = {**live, "metadata": {**live["metadata"], **change}}
+        assert make(replace(observed, children={**observed.children, ref: other})).delete == ()
+    assert make(observed).delete == (ref,)
+
+
+@pytest.mark.parametrize("kind", ["Service", "ServiceAccount", "Deployment"])
+def test_a_foreign_object_is_named_and_nothing_is_made(kind: str) -> None:
+    first = make(observe(resource()))
+    foreign = copy.deepcopy(child(first, kind))
+    foreign["metadata"]["ownerReferences"] = []
+    made = make(observe(resource(), foreign))
+    assert (made.children, made.delete) == ((), ())
+    (problem,) = made.problems
+    assert (problem.condition, problem.reason) == ("Accepted", "NameConflict")
+    assert f"{kind} {foreign['metadata']['name']} exists" in problem.message
+    assert made.requeue_seconds
+
+
+def test_a_foreign_object_in_the_way_later_is_left_alone_while_the_rest_goes_on() -> None:
+    observed = running(replicas=2)
+    ref = Ref("v1", "Service", "demo")
+    foreign = {**observed.children[ref], "metadata": {"name": "demo", "namespace": "default"}}
+    made = make(edit(replace(observed, children={**observed.children, ref: foreign}), replicas=3))
+    assert [p.reason for p in made.problems] == ["NameConflict"]
+    assert "Service" not in kinds(made)
+    assert child(made, "Deployment")["spec"]["replicas"] == 3
+    assert made.delete == ()
+
+
+def test_suspending_stops_the_pods_and_keeps_all_else() -> None:
+    observed = edit(running(replicas=2), suspend=True)
+    made = make(observed)
+    assert made.replicas == child(made, "Deployment")["spec"]["replicas"] == 0
+    assert [ref.kind for ref in made.delete] == ["PodDisruptionBudget"]
+    after = edit(carry_out(observed, made), suspend=None)
+    resumed = make(after)
+    assert child(resumed, "Deployment")["spec"]["replicas"] == 2
+    assert template(resumed) == template(make(running(replicas=2)))
+
+
+@pytest.mark.parametrize(("asked", "got"), [(0, 2), (1, 2), (3, 3), (9, 4)])
+@pytest.mark.parametrize("provider", ["HPA", "Builtin"])
+def test_replicas_stay_within_the_autoscalers_bounds(provider: str, asked: int, got: int) -> None:
+    scaling = {**EVERYTHING["autoscaling"], "provider": provider}
+    made = make(observe(resource(replicas=asked, autoscaling=scaling)))
+    assert made.replicas == child(made, "Deployment")["spec"]["replicas"] == got
+
+
+def test_a_missing_kind_is_a_problem_of_its_own() -> None:
+    made = make(observe(resource(**EVERYTHING), apis=frozenset()))
+    assert "PodMonitor" not in kinds(made)
+    assert "Deployment" in kinds(made)
+    (problem,) = made.problems
+    assert (problem.condition, problem.reason) == ("UpToDate", "MissingCRD")
+    assert "podmonitors.monitoring.coreos.com" in problem.message
+
+
+NEW = Settings(version="0.2.0", runtime_image="unmask-runtime:0.2.0", engine_env={"NEW": "1"})
+
+
+def test_an_operator_upgrade_changes_no_pod() -> None:
+    observed = running()
+    made = make(observed, NEW)
+    assert template(made) == template(make(observed))
+    assert not made.up_to_date
+    assert settled(made, observed)
+
+
+def test_scaling_under_a_new_operator_changes_no_pod() -> None:
+    observed = edit(running(replicas=1), replicas=5)
+    made = make(observed, NEW)
+    assert child(made, "Deployment")["spec"]["replicas"] == 5
+    assert template(made) == template(make(running()))
+    assert child(made, "ControllerRevision")["revision"] == 1
+    assert not made.up_to_date
+
+
+@pytest.mark.parametrize("first", [{"engine": {"maxNumReqs": 7}}, {"service": {"port": 81}}])
+def test_the_next_edit_adopts_the_new_form(first: dict[str, Any]) -> None:
+    observed = edit(running(), **first)
+    made = make(observed, NEW)
+    assert container(made)["image"] == "unmask-runtime:0.2.0"
+    assert child(made, "ControllerRevision")["metadata"]["name"] == "demo-r2"
+    assert made.up_to_date
+    after = carry_out(observed, made)
+    assert settled(make(after, NEW), after)
+
+
+def restarted(observed: Any, value: str | None) -> Any:
+    service = copy.deepcopy(observed.service)
+    service["metadata"]["annotations"] = {"serving.unmask.dev/restartedAt": value} if value else {}
+    return replace(observed, service=service)
+
+
+def test_a_restart_adopts_the_new_form_and_marks_the_pods() -> None:
+    observed = restarted(running(), "today")
+    made = make(observed, NEW)
+    assert made.up_to_date
+    assert template(made)["metadata"]["annotations"]["serving.unmask.dev/restartedAt"] == "today"
+    after = carry_out(observed, made)
+    assert settled(make(after, NEW), after), "the same value restarts once"
+    assert template(make(restarted(after, None), NEW)) == template(made), "removing the annotation restarts nothing"
+    assert template(make(restarted(after, "later"), NEW)) != template(made)
+
+
+def test_a_field_that_a_newer_crd_adds_with_its_default_is_no_edit() -> None:
+    observed = edit(running(), drainTimeoutSeconds=60, engine={}, service={"port": 80})
+    assert not make(observed, NEW).up_to_date
+    assert child(make(observed, NEW), "ControllerRevision")["revision"] == 1
+
+
+def test_going_back_to_an_earlier_spec_is_an_edit_too() -> None:
+    first = running(engine={"maxNumReqs": 7})
+    second = edit(first, engine={"maxNumReqs": 8})
+    second = carry_out(second, make(second))
+    back = make(edit(second, engine={"maxNumReqs": 7}), NEW)
+    assert child(back, "ControllerRevision")["revision"] == 3
+    assert container(back)["image"] == "unmask-runtime:0.2.0"
+
+
+def test_the_newest_three_pins_are_kept() -> None:
+    observed = running()
+    for number in range(2, 8):
+        observed = edit(observed, engine={"maxNumReqs": number})
+        observed = carry_out(observed, make(observed))
+    names = sorted(ref.name for ref in observed.children if ref.kind == "ControllerRevision")
+    assert names == ["demo-r5", "demo-r6", "demo-r7"]
+    pinned = observed.children[Ref("apps/v1", "ControllerRevision", "demo-r6")]["data"]
+    assert pinned["spec"]["engine"] == {"maxNumReqs": 6}
+    assert settled(make(observed), observed)
+
+
+def test_a_pin_that_was_written_before_the_operator_was_killed_is_followed() -> None:
+    observed = edit(running(), engine={"maxNumReqs": 9})
+    made = make(observed)
+    killed = carry_out(observed, replace(made, children=(child(made, "ControllerRevision"),), delete=()))
+    again = make(killed)
+    assert again.children == made.children
+
+
+BAD = {"podTemplate": {"spec": {"containers": [{"name": "main", "args": []}]}}}
+
+
+def test_a_bad_spec_leaves_what_ran_on_the_last_good_one() -> None:
+    observed = running(replicas=2, service={"port": 81})
+    good = make(observed)
+    bad = make(edit(observed, service={"port": 82}, **BAD))
+    (problem,) = bad.problems
+    assert (problem.condition, problem.reason) == ("Accepted", "InvalidSpec")
+    assert "spec.podTemplate.spec.containers[main].args" in problem.message
+    assert bad.children == good.children
+    assert bad.delete == ()
+
+
+def test_a_bad_spec_is_still_scaled_and_stopped() -> None:
+    observed = edit(running(replicas=2), replicas=4, **BAD)
+    assert child(make(observed), "Deployment")["spec"]["replicas"] == 4
+    assert child(make(edit(observed, suspend=True)), "Deployment")["spec"]["replicas"] == 0
+
+
+def test_a_first_spec_that_is_bad_makes_nothing() -> None:
+    made = make(observe(resource(**BAD)))
+    assert (made.children, made.delete, made.replicas) == ((), (), 0)
+    assert [p.reason for p in made.problems] == ["InvalidSpec"]
+
+
+def test_a_spec_that_cannot_be_read_leaves_what_ran() -> None:
+    observed = running()
+    good = make(observed)
+    unreadable = edit(observed, engine={"noSuchField": 1})
+    problem = Problem("Accepted", "InvalidSpec", "spec.engine.noSuchField: no such field")
+    made = last_good(unreadable, SETTINGS, problem)
+    assert made.children == good.children
+    assert made.problems == (problem,)
+    assert last_good(edit(observed, replicas="many"), SETTINGS, problem).children == good.children
+
+
+def test_a_resource_that_an_operator_no_longer_accepts_keeps_its_pods() -> None:
+    """An image of the operator's own version is asked about extraArgs, an older one was not."""
+    observed = running(Settings(version="0.0.9"), engine={"extraArgs": ["--no-such-flag"]})
+    made = make(observed)
+    assert [p.condition for p in made.problems] == ["Accepted"]
+    assert not made.up_to_date
+    assert settled(made, observed)
+
+
+def test_the_plan_speaks_of_the_resource_given() -> None:
+    observed = observe(resource(name="other"))
+    assert {c["metadata"]["name"] for c in plan(parse(observed.service), observed, SETTINGS).children} == {
+        "other",
+        "other-engine",
+        "other-r1",
+    }
