@@ -1,0 +1,149 @@
+"""The loop: who is looked at when, what is written, and what it does when something fails."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable, Mapping
+from datetime import datetime, timedelta
+from typing import Any
+
+from tests.operator.autoscaler.simulation import START
+from unmask_operator.autoscaler.history import Reading
+from unmask_operator.autoscaler.loop import LONGEST_SLEEP, Autoscaler, ready_addresses
+from unmask_operator.objects import Obj
+
+
+def _service(replicas: int, **autoscaling: Any) -> Obj:
+    scaling = {"minReplicas": 1, "maxReplicas": 5, "targets": {"queuedRequestsPerReplica": 10}, **autoscaling}
+    return {"metadata": {"name": "s"}, "spec": {"replicas": replicas, "autoscaling": scaling}}
+
+
+def _ready(name: str, address: str, ready: str = "True", **metadata: str) -> Obj:
+    status = {"podIP": address, "conditions": [{"type": "Ready", "status": ready}]}
+    return {"metadata": {"name": name, **metadata}, "status": status}
+
+
+class World:
+    """A shell with a clock and a load by pod address."""
+
+    def __init__(self, services: dict[str, Obj]) -> None:
+        self.all = services
+        self.now = START
+        self.load: dict[str, float] = {}
+        self.refuse = False
+        self.writes: list[tuple[str, int]] = []
+        self.told: list[str] = []
+        self.looks: list[str] = []
+
+    def services(self) -> Iterable[tuple[str, Obj]]:
+        return self.all.items()
+
+    def pods(self, key: str) -> list[Obj]:
+        return [_ready(f"{key}-{n}", f"{key}#{n}") for n in range(self.all[key]["spec"]["replicas"])]
+
+    async def scale(self, key: str, replicas: int) -> None:
+        if self.refuse:
+            raise OSError("no way")
+        self.writes.append((key, replicas))
+        self.all[key]["spec"]["replicas"] = replicas
+
+    def decided(self, key: str) -> None:
+        self.told.append(key)
+
+    async def scrape(self, addresses: Mapping[str, str]) -> tuple[dict[str, Reading], dict[str, str]]:
+        self.looks += [pod.rsplit("-", 1)[0] for pod in addresses][:1]
+        found = {pod: Reading(self.load[a], 0, 0) for pod, a in addresses.items() if a in self.load}
+        return found, {pod: "gone" for pod in addresses if pod not in found}
+
+    def clock(self) -> datetime:
+        return self.now
+
+
+def _tick(world: World, autoscaler: Autoscaler, seconds: float = 0) -> float:
+    world.now += timedelta(seconds=seconds)
+    return asyncio.run(autoscaler.tick())
+
+
+def test_each_service_at_its_own_interval() -> None:
+    world = World({"a": _service(1), "b": _service(1, pollingIntervalSeconds=4), "c": {"metadata": {}, "spec": {}}})
+    world.load = {"a#0": 0, "b#0": 0}
+    autoscaler = Autoscaler(world, world.scrape, world.clock)
+    assert _tick(world, autoscaler) == 4
+    assert world.looks == ["a", "b"]
+    assert _tick(world, autoscaler, 4) == 4
+    assert world.looks == ["a", "b", "b"]
+    assert _tick(world, autoscaler, 3) == 1
+    assert len(world.looks) == 3
+    _tick(world, autoscaler, 8)
+    assert sorted(world.looks[3:]) == ["a", "b"]
+
+
+def test_replicas_are_written_and_the_decision_is_told_once() -> None:
+    world = World({"a": _service(1)})
+    world.load = {f"a#{n}": 35 for n in range(9)}
+    autoscaler = Autoscaler(world, world.scrape, world.clock)
+    _tick(world, autoscaler)
+    assert world.writes == [("a", 4)]
+    decision = autoscaler.decision("a")
+    assert decision is not None
+    assert (decision.desired, decision.last_scale_time) == (4, START)
+    assert decision.reason == "scaled up for queuedRequestsPerReplica"
+    world.load = {f"a#{n}": 10 for n in range(9)}
+    for _ in range(5):
+        _tick(world, autoscaler, 15)
+    assert world.writes == [("a", 4)]
+    assert world.told == ["a", "a"]  # scaled up, then at rest
+    assert autoscaler.decision("a").last_scale_time == START  # type: ignore[union-attr]
+
+
+def test_a_write_that_fails_is_said_and_tried_again() -> None:
+    world = World({"a": _service(1)})
+    world.load = {f"a#{n}": 20 for n in range(9)}
+    world.refuse = True
+    autoscaler = Autoscaler(world, world.scrape, world.clock)
+    _tick(world, autoscaler)
+    decision = autoscaler.decision("a")
+    assert decision is not None
+    assert not decision.healthy
+    assert decision.reason == "spec.replicas could not be written: no way"
+    assert decision.last_scale_time is None
+    world.refuse = False
+    _tick(world, autoscaler, 15)
+    assert world.writes == [("a", 2)]
+
+
+def test_a_service_that_cannot_be_read_does_not_stop_the_others() -> None:
+    broken = _service(1, behavior={"scaleUp": {"policies": [{"type": "Pods"}]}})
+    world = World({"bad": broken, "odd": {"metadata": {}, "spec": {"autoscaling": "yes"}}, "a": _service(1)})
+    world.load = {"a#0": 20}
+    autoscaler = Autoscaler(world, world.scrape, world.clock)
+    _tick(world, autoscaler)
+    assert world.writes == [("a", 2)]
+    assert autoscaler.decision("bad") is None
+
+
+def test_what_is_suspended_deleted_or_left_to_others_is_forgotten() -> None:
+    world = World({"a": _service(2)})
+    world.load = {f"a#{n}": 10 for n in range(9)}
+    autoscaler = Autoscaler(world, world.scrape, world.clock)
+    _tick(world, autoscaler)
+    assert autoscaler.decision("a") is not None
+    world.all["a"]["spec"]["suspend"] = True
+    assert _tick(world, autoscaler, 1) == LONGEST_SLEEP
+    assert autoscaler.decision("a") is None
+    world.all["a"]["spec"]["suspend"] = False
+    _tick(world, autoscaler, 1)
+    assert len(world.looks) == 2
+    world.all["a"]["spec"]["autoscaling"]["provider"] = "HPA"
+    _tick(world, autoscaler, 15)
+    assert autoscaler.decision("a") is None
+
+
+def test_only_pods_that_take_traffic_are_read() -> None:
+    pods = [
+        _ready("a", "10.0.0.1"),
+        _ready("b", "10.0.0.2", ready="False"),
+        _ready("c", "10.0.0.3", deletionTimestamp="2030-01-01T00:00:00Z"),
+        {"metadata": {"name": "d"}},
+    ]
+    assert ready_addresses(pods) == {"a": "10.0.0.1"}

@@ -1,0 +1,96 @@
+"""Reading pods' gauges, from a server of the test and from the runtime's own metrics."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import aiohttp
+import pytest
+from aiohttp import web
+
+from runtime.engine.io import EngineStats
+from runtime.server.metrics import Metrics
+from unmask_operator.autoscaler.history import Reading
+from unmask_operator.autoscaler.scrape import ScrapeError, parse, scrape
+
+TEXT = """# HELP unmask_requests_waiting Requests that wait for room in an engine.
+# TYPE unmask_requests_waiting gauge
+unmask_requests_waiting 3.0
+unmask_requests_running 12.0
+unmask_kv_usage_ratio 0.25
+unmask_requests_total{outcome="stop"} 9.0
+"""
+
+
+@asynccontextmanager
+async def _pod(address: str, port: int, handler: web.RequestHandler) -> AsyncIterator[int]:  # type: ignore[type-arg]
+    app = web.Application()
+    app.router.add_get("/metrics", handler)  # type: ignore[arg-type]
+    runner = web.AppRunner(app, shutdown_timeout=0.1)
+    await runner.setup()
+    site = web.TCPSite(runner, address, port)
+    await site.start()
+    try:
+        yield runner.addresses[0][1]
+    finally:
+        await runner.cleanup()
+
+
+def _answer(text: str, status: int = 200, delay: float = 0) -> web.RequestHandler:  # type: ignore[type-arg]
+    async def handler(request: web.Request) -> web.Response:
+        await asyncio.sleep(delay)
+        return web.Response(text=text, status=status)
+
+    return handler  # type: ignore[return-value]
+
+
+def test_the_runtimes_own_metrics_are_read() -> None:
+    metrics = Metrics()
+    metrics.engine(0, EngineStats(running=5, waiting=7, pages_total=8, pages_used=2))
+    assert parse(metrics.text().decode()) == Reading(7, 5, 25)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (TEXT.replace("unmask_requests_running 12.0\n", ""), "/metrics lacks unmask_requests_running"),
+        (TEXT.replace("12.0", "many"), "unmask_requests_running has no value"),
+        (TEXT.replace("0.25", "NaN"), "unmask_kv_usage_ratio is no load: NaN"),
+        (TEXT.replace("3.0", "-3"), "unmask_requests_waiting is no load: -3"),
+        ("", "/metrics lacks unmask_requests_waiting"),
+    ],
+)
+def test_what_is_no_load_is_named(text: str, message: str) -> None:
+    with pytest.raises(ScrapeError, match=message):
+        parse(text)
+
+
+def test_pods_are_read_at_once_and_each_failure_has_its_cause() -> None:
+    async def go() -> tuple[dict[str, Reading], dict[str, str], float]:
+        async with _pod("127.0.0.1", 0, _answer(TEXT, delay=0.2)) as port:
+            others = {"127.0.0.2": _answer(TEXT, delay=0.2), "127.0.0.3": _answer(TEXT, 503), "127.0.0.4": _answer("x")}
+            others["127.0.0.5"] = _answer(TEXT, delay=5)
+            async with aiohttp.ClientSession() as session:
+                contexts = [_pod(address, port, handler) for address, handler in others.items()]
+                for context in contexts:
+                    await context.__aenter__()
+                addresses = {f"p{n}": f"127.0.0.{n}" for n in range(1, 7)}
+                begin = time.monotonic()
+                readings, failures = await scrape(session, addresses, port, timeout=0.6)
+                seconds = time.monotonic() - begin
+                for context in contexts:
+                    await context.__aexit__(None, None, None)
+        return readings, failures, seconds
+
+    readings, failures, seconds = asyncio.run(go())
+    assert readings == {"p1": Reading(3, 12, 25), "p2": Reading(3, 12, 25)}
+    assert failures == {
+        "p3": "/metrics answered 503",
+        "p4": "/metrics lacks unmask_requests_waiting",
+        "p5": "/metrics took longer than 0.6 s",
+        "p6": "/metrics: ClientConnectorError",
+    }
+    assert seconds < 2
