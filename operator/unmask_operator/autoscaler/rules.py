@@ -6,10 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-TOLERANCE = (
-    0.1  # a load this close to the target, relative to it, changes nothing (as the HPA controller's own default)
-)
-POLLING_SECONDS = 15
+from unmask_operator.api.autoscaling import POLLING_SECONDS
+
+TOLERANCE = 0.1  # relative; a load this close to the target changes nothing (the default of the HPA controller too)
 
 # targets of the spec -> the gauge of a pod they are compared with (a field of Reading)
 TARGETS = {

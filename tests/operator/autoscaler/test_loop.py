@@ -14,7 +14,13 @@ from unmask_operator.objects import Obj
 
 
 def _service(replicas: int, **autoscaling: Any) -> Obj:
-    scaling = {"minReplicas": 1, "maxReplicas": 5, "targets": {"queuedRequestsPerReplica": 10}, **autoscaling}
+    scaling = {
+        "pollingIntervalSeconds": 15,
+        "minReplicas": 1,
+        "maxReplicas": 5,
+        "targets": {"queuedRequestsPerReplica": 10},
+        **autoscaling,
+    }
     return {"metadata": {"name": "s"}, "spec": {"replicas": replicas, "autoscaling": scaling}}
 
 

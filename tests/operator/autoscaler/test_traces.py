@@ -8,7 +8,7 @@ from tests.operator.autoscaler.simulation import Simulation
 from unmask_operator.autoscaler import decide as words
 from unmask_operator.autoscaler.rules import Direction, Policy, Rules
 
-RULES = Rules(1, 8, {"queuedRequestsPerReplica": 10})
+RULES = Rules(1, 8, {"queuedRequestsPerReplica": 10}, polling=15)
 
 
 def test_steady_load_finds_its_size_and_stays() -> None:
@@ -28,7 +28,7 @@ def test_a_burst_is_met_at_once_and_left_after_the_stable_window() -> None:
 
 
 def test_the_panic_window_ignores_a_burst_that_is_shorter() -> None:
-    rules = Rules(1, 8, RULES.targets, up=Direction(60, (Policy("Percent", 100, 15),)))
+    rules = Rules(1, 8, RULES.targets, up=Direction(60, (Policy("Percent", 100, 15),)), polling=15)
     assert max(Simulation(rules).run(300, lambda t: 75 if 120 <= t < 165 else 5).sizes) == 1
     assert max(Simulation(rules).run(300, lambda t: 75 if 120 <= t < 200 else 5).sizes) > 1
 
@@ -120,7 +120,7 @@ def test_a_long_pause_of_the_operator_counts_as_a_restart() -> None:
     ],
 )
 def test_policies_limit_growth(up: Direction, seconds: float, expected: int) -> None:
-    sim = Simulation(Rules(1, 50, RULES.targets, up=up)).run(seconds, 400)
+    sim = Simulation(Rules(1, 50, RULES.targets, up=up, polling=15)).run(seconds, 400)
     assert sim.replicas == expected
     assert sim.trace[-1][2].reason == words.UP_LIMITED
 
@@ -135,7 +135,7 @@ def test_policies_limit_growth(up: Direction, seconds: float, expected: int) -> 
     ],
 )
 def test_policies_limit_shrinking(down: Direction, expected: int) -> None:
-    sim = Simulation(Rules(1, 10, RULES.targets, down=down), replicas=10).run(60 * 3 + 15, 0)
+    sim = Simulation(Rules(1, 10, RULES.targets, down=down, polling=15), replicas=10).run(60 * 3 + 15, 0)
     assert sim.replicas == expected
 
 

@@ -1,0 +1,103 @@
+"""What the conditions look at: a reconcile's plain data, sorted once."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from unmask_operator.conditions import pods as pod_facts
+from unmask_operator.conditions.pods import Trouble
+from unmask_operator.objects import Obj, Ref, controller_uid
+from unmask_operator.observed import Load, Observed
+from unmask_operator.plan import Plan, Problem
+
+
+@dataclass(frozen=True)
+class Facts:
+    """Attributes:
+    spec: of the resource as last read; it may not be valid.
+    deployment: the live one, {} where there is none of ours.
+    desired: engine pods asked for now.
+    pods: the live ones, newest first.
+    trouble: of the newest pod that has some.
+    """
+
+    observed: Observed
+    plan: Plan
+    spec: Obj
+    deployment: Obj
+    desired: int
+    pods: tuple[Obj, ...]
+    trouble: Trouble | None
+
+    @classmethod
+    def gather(cls, observed: Observed, plan: Plan) -> Facts:
+        service = observed.service
+        found = observed.children.get(Ref("apps/v1", "Deployment", service["metadata"]["name"]), {})
+        deployment = found if found and controller_uid(found) == service["metadata"]["uid"] else {}
+        # without planned children (the spec cannot be read) what runs goes on as it is
+        desired = plan.replicas if plan.children else number(deployment.get("spec"), "replicas", 0)
+        newest_first = sorted(observed.pods, key=_age)
+        live = tuple(pod for pod in newest_first if pod_facts.is_live(pod))
+        return cls(observed, plan, section(service, "spec"), deployment, desired, live, _trouble(newest_first, live))
+
+    @property
+    def suspended(self) -> bool:
+        return self.spec.get("suspend") is True
+
+    @property
+    def idle(self) -> bool:
+        """Nothing is asked for, so nothing can be missing."""
+        return self.suspended or self.desired == 0
+
+    @property
+    def absent(self) -> bool:
+        """Nothing runs, for the spec has never been accepted."""
+        return not self.plan.children and not self.deployment
+
+    @property
+    def ready_pods(self) -> int:
+        return sum(pod_facts.is_ready(pod) for pod in self.pods)
+
+    @property
+    def status(self) -> Obj:
+        """The Deployment's."""
+        return section(self.deployment, "status")
+
+    def deployment_condition(self, kind: str) -> Obj:
+        """A condition of the Deployment, {} where there is none."""
+        return next((c for c in self.status.get("conditions") or () if c["type"] == kind), {})
+
+    def problems(self, condition: str) -> list[Problem]:
+        return [problem for problem in self.plan.problems if problem.condition == condition]
+
+    @property
+    def slowest_load(self) -> Load | None:
+        """Of the pods that load their model, the one that is least far."""
+        uids = (pod["metadata"]["uid"] for pod in self.pods if not pod_facts.is_started(pod))
+        loads = [self.observed.loads[uid] for uid in uids if uid in self.observed.loads]
+        return min(loads, key=lambda load: (load.percent, load.phase), default=None)
+
+
+def section(obj: Obj, member: str) -> Obj:
+    """A member that should be an object; {} where it is missing or is something else."""
+    found = obj.get(member)
+    return found if isinstance(found, dict) else {}
+
+
+def number(obj: Any, member: str, default: int = 0) -> int:
+    found = obj.get(member) if isinstance(obj, dict) else None
+    return found if isinstance(found, int) else default
+
+
+def _age(pod: Obj) -> tuple[float, str]:
+    """Sorts the newest first; those of the same second by name, so that the choice is stable."""
+    stamp = "".join(c for c in pod["metadata"].get("creationTimestamp", "") if c.isdigit())
+    return -float(stamp or 0), pod_facts.name(pod)
+
+
+def _trouble(newest_first: list[Obj], live: tuple[Obj, ...]) -> Trouble | None:
+    """A failed pod counts while it is the newest: its ReplicaSet makes another one at once."""
+    if newest_first and (failed := pod_facts.over(newest_first[0])):
+        return failed
+    return next((found for pod in live if (found := pod_facts.trouble(pod))), None)

@@ -1,0 +1,48 @@
+"""Too few GPUs: how many a pod needs, how many the largest node has, and whether waiting can help."""
+
+from __future__ import annotations
+
+from unmask_operator.conditions.facts import Facts, section
+from unmask_operator.objects import Obj
+
+DEFAULT_RESOURCE = "nvidia.com/gpu"
+HINT = "free a GPU or set maxSurge 0, maxUnavailable 1 in spec.rolloutStrategy"
+
+
+def shortage(facts: Facts, pod: Obj, sentence: str) -> str | None:
+    """The message about a pod that finds no GPU; None where the scheduler's sentence is about something else."""
+    if not isinstance(facts.spec.get("gpu"), dict):
+        return None
+    resource = str(facts.spec["gpu"].get("resourceName") or DEFAULT_RESOURCE)
+    if f"Insufficient {resource}" not in sentence:
+        return None
+    rolling = facts.ready_pods > 0
+    hint = f"; the pods there are serve on: {HINT}" if rolling else ""
+    need, largest = _needed(pod, resource), _largest(facts, pod, resource)
+    if largest is None:
+        return f"a pod needs {need} {resource}{hint} ({sentence})"
+    if need > largest:
+        return (
+            f"a pod needs {need} {resource} and the largest node has {largest}: it never fits; lower spec.parallelism "
+            f"or add a larger node ({sentence})"
+        )
+    free = hint or "; they are busy now: free some or add a node"
+    return f"a pod needs {need} {resource}, the largest node has {largest}, none has so many free{free} ({sentence})"
+
+
+def _needed(pod: Obj, resource: str) -> int:
+    containers = section(pod, "spec").get("containers") or ()
+    return sum(_count(section(c, "resources"), resource) for c in containers)
+
+
+def _count(resources: Obj, resource: str) -> int:
+    return int(section(resources, "limits").get(resource) or section(resources, "requests").get(resource) or 0)
+
+
+def _largest(facts: Facts, pod: Obj, resource: str) -> int | None:
+    """Over the nodes that the pod's nodeSelector allows; None where nodes are not to be read."""
+    if facts.observed.nodes is None:
+        return None
+    wanted = section(section(pod, "spec"), "nodeSelector").items()
+    fitting = [node for node in facts.observed.nodes if wanted <= section(node["metadata"], "labels").items()]
+    return max((int(section(section(n, "status"), "allocatable").get(resource, 0)) for n in fitting), default=0)

@@ -1,0 +1,129 @@
+"""What a pod's status says about it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from unmask_operator.objects import Obj
+from unmask_operator.render.names import MAIN
+
+_CALM = {"ContainerCreating", "PodInitializing", ""}  # waiting for nothing but time
+
+
+@dataclass(frozen=True)
+class Trouble:
+    """Why a pod does not come up: a reason that does not flicker while the kubelet tries again, and a message."""
+
+    reason: str
+    message: str
+
+
+def name(pod: Obj) -> str:
+    return str(pod["metadata"]["name"])
+
+
+def is_live(pod: Obj) -> bool:
+    """Not on its way out and not over."""
+    return not pod["metadata"].get("deletionTimestamp") and _status(pod).get("phase") not in ("Failed", "Succeeded")
+
+
+def is_ready(pod: Obj) -> bool:
+    return condition(pod, "Ready").get("status") == "True"
+
+
+def is_started(pod: Obj) -> bool:
+    """The engine's start-up probe has passed: the model is loaded."""
+    return is_ready(pod) or any(bool(container.get("started")) for container in _main(pod))
+
+
+def runs(pod: Obj) -> bool:
+    """The engine's process runs."""
+    return any("running" in (container.get("state") or {}) for container in _main(pod))
+
+
+def is_scheduled(pod: Obj) -> bool:
+    return bool(pod.get("spec", {}).get("nodeName"))
+
+
+def unschedulable(pod: Obj) -> str | None:
+    """The scheduler's sentence, None for a pod that has a node or that it has not looked at."""
+    found = condition(pod, "PodScheduled")
+    if is_scheduled(pod) or found.get("status") != "False":
+        return None
+    # what preemption could not do repeats the reasons for every node and changes often
+    return str(found.get("message") or found.get("reason") or "").split(" preemption:")[0].strip()
+
+
+def condition(pod: Obj, kind: str) -> Obj:
+    """A condition of the pod, {} where there is none."""
+    return next((c for c in _status(pod).get("conditions") or () if c["type"] == kind), {})
+
+
+def trouble(pod: Obj) -> Trouble | None:
+    """What keeps the pod's containers from running or makes them end, None while nothing seems wrong."""
+    if is_ready(pod):
+        return None
+    for container in _containers(pod):
+        waiting = (container.get("state") or {}).get("waiting") or {}
+        end = _end(container)
+        if end is not None and not container.get("ready") and not container.get("started"):
+            return end  # but one that has come up again is well, whatever ended it long ago
+        if waiting.get("reason", "") not in _CALM:
+            return _waiting(container, waiting)
+    return None
+
+
+def over(pod: Obj) -> Trouble | None:
+    """Why a pod failed for good (evicted, refused by its node); None for others."""
+    status = _status(pod)
+    if status.get("phase") != "Failed" or pod["metadata"].get("deletionTimestamp"):
+        return None
+    reason = str(status.get("reason") or "PodFailed")
+    return Trouble(reason, f"pod {name(pod)} failed: {status.get('message') or reason}")
+
+
+def _status(pod: Obj) -> dict[str, Any]:
+    return pod.get("status") or {}
+
+
+def _main(pod: Obj) -> Iterator[Obj]:
+    """The status of the engine's container, where there is one yet."""
+    return (c for c in _status(pod).get("containerStatuses") or () if c["name"] == MAIN)
+
+
+def _containers(pod: Obj) -> Iterator[Obj]:
+    status = _status(pod)
+    for container in status.get("initContainerStatuses") or ():
+        if container.get("ready") or ((container.get("state") or {}).get("terminated") or {}).get("exitCode") == 0:
+            continue  # done, or a sidecar that serves
+        yield container
+    yield from status.get("containerStatuses") or ()
+
+
+def _waiting(container: Obj, waiting: Obj) -> Trouble:
+    reason, message = str(waiting["reason"]), str(waiting.get("message") or "")
+    if reason in ("ErrImagePull", "ImagePullBackOff"):  # the kubelet alternates between the two
+        cause = message.split("ErrImagePull: ", 1)[-1]
+        cause = "" if cause.startswith("Back-off pulling image") else f": {cause}"
+        return Trouble("ImagePullBackOff", f"image {container.get('image', '')} cannot be pulled{cause}")
+    return Trouble(reason, f"container {container['name']} cannot start: {message or reason}")
+
+
+def _end(container: Obj) -> Trouble | None:
+    """How the container last ended. It is started again and again: running and waiting are told as one."""
+    state, last = container.get("state") or {}, container.get("lastState") or {}
+    ended = state.get("terminated") or last.get("terminated")
+    if not ended or (state.get("waiting") or {}).get("reason", "CrashLoopBackOff") not in ("CrashLoopBackOff", *_CALM):
+        return None
+    if ended.get("reason") == "OOMKilled":
+        return Trouble(
+            "OOMKilled",
+            f"container {container['name']} was killed for using more memory than its limit; raise "
+            "spec.resources.limits.memory",
+        )
+    lines = [line.strip() for line in str(ended.get("message") or "").splitlines() if line.strip()]
+    said = f": {lines[-1]}" if lines else ""  # the engine's last line is the sentence that says why
+    code = ended.get("exitCode")
+    return Trouble("CrashLoopBackOff", f"container {container['name']} ended with exit code {code}{said}")

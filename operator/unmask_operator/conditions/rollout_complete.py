@@ -1,0 +1,48 @@
+"""RolloutComplete: every pod is of the newest template, and at least once all of them were ready."""
+
+from __future__ import annotations
+
+from unmask_operator.conditions import pods as pod_facts
+from unmask_operator.conditions import scheduled
+from unmask_operator.conditions.facts import Facts, number
+from unmask_operator.conditions.verdict import Verdict, no, yes
+
+
+def verdict(facts: Facts) -> Verdict | None:
+    if facts.idle or facts.absent:
+        return None
+    if is_complete(facts):
+        return yes("Complete", "every pod is of the newest template")
+    if found := scheduled.obstacle(facts):
+        return found
+    if facts.trouble:
+        return no(facts.trouble.reason, facts.trouble.message)
+    progressing = facts.deployment_condition("Progressing")
+    cause = unready(facts)
+    if progressing.get("status") == "False":
+        more = f"; {cause}" if cause else ""
+        return no("ProgressDeadlineExceeded", f"{progressing.get('message', 'the rollout takes too long')}{more}")
+    updated = number(facts.status, "updatedReplicas")
+    old = number(facts.status, "replicas") - updated
+    waits = f", {old} of the old one serve on" if old > 0 else ""
+    return no("Progressing", f"{updated} of {facts.desired} pods are of the newest template{waits}")
+
+
+def is_complete(facts: Facts) -> bool:
+    """Adding replicas to a rollout that was complete does not undo it."""
+    status, generation = facts.status, number(facts.deployment.get("metadata"), "generation")
+    updated = number(status, "updatedReplicas")
+    if number(status, "observedGeneration") < generation or not facts.deployment:
+        return False
+    was_complete = facts.deployment_condition("Progressing").get("reason") == "NewReplicaSetAvailable"
+    return updated == number(status, "replicas") and (
+        was_complete or (updated >= facts.desired and number(status, "readyReplicas") >= facts.desired)
+    )
+
+
+def unready(facts: Facts) -> str | None:
+    """A pod whose model is loaded and whose readiness probe fails all the same."""
+    for pod in facts.pods:
+        if pod_facts.is_started(pod) and not pod_facts.is_ready(pod):
+            return f"pod {pod_facts.name(pod)} has loaded its model, but its readiness probe (/ready) fails"
+    return None

@@ -1,0 +1,59 @@
+"""Which changes of the status are worth an Event."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from unmask_operator.objects import Obj
+
+# Reasons that belong to a normal life: a condition that is False for one of them is no warning.
+CALM = {"Pending", "Starting", "Loading", "Progressing", "NoReadyPods", "Waiting", "NoReplicas", "NotAccepted"}
+# What is told when a condition comes to hold: its type -> the Event's reason.
+GOOD = {
+    "Accepted": "Accepted",
+    "ModelLoaded": "ModelLoaded",
+    "RolloutComplete": "RolloutComplete",
+    "ScalingReady": "ScalingActive",
+    "Ready": "Ready",
+}
+
+
+@dataclass(frozen=True)
+class Event:
+    """Attributes:
+    type: Normal or Warning.
+    """
+
+    type: str
+    reason: str
+    message: str
+
+
+def transitions(old: Obj, new: Obj) -> list[Event]:
+    """The Events of a change of status, none for none. One obstacle that several conditions show is told once."""
+    told: dict[tuple[str, str], Event] = {}
+    for event in _events(old, new):
+        told.setdefault((event.type, event.reason), event)
+    return list(told.values())
+
+
+def _events(old: Obj, new: Obj) -> Iterator[Event]:
+    before = {c["type"]: c for c in old.get("conditions") or ()}
+    for condition in new["conditions"]:
+        was = before.get(condition["type"], {"status": "Unknown", "reason": ""})
+        flipped, status, reason = was["status"] != condition["status"], condition["status"], condition["reason"]
+        if status == "True" and flipped and condition["type"] in GOOD:
+            yield Event("Normal", GOOD[condition["type"]], condition["message"])
+        elif status == "False" and (flipped or was["reason"] != reason):
+            if reason == "Suspended":
+                yield Event("Normal", reason, condition["message"])
+            elif condition["type"] == "RolloutComplete" and reason == "Progressing" and was["status"] == "True":
+                yield Event("Normal", "RolloutStarted", condition["message"])
+            elif condition["type"] == "Available" and was["status"] == "True":
+                yield Event("Warning", "Unavailable", f"{reason}: {condition['message']}")
+            elif reason not in CALM:
+                yield Event("Warning", reason, condition["message"])
+    wanted, wants = (s.get("autoscaling", {}).get("desired") for s in (old, new))
+    if wanted is not None and wants is not None and wanted != wants:
+        yield Event("Normal", "Scaled", f"from {wanted} to {wants} replicas: {new['autoscaling']['reason']}")
