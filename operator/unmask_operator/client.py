@@ -96,7 +96,12 @@ class Client:
                     {"op": "replace", "path": f"{at}/operation", "value": "Apply"},
                 ]
                 path = kind.path(meta["namespace"], meta["name"])
-                return await self.request("PATCH", path, {"fieldManager": FIELD_MANAGER}, patch, JSON_PATCH)
+                try:
+                    return await self.request("PATCH", path, {"fieldManager": FIELD_MANAGER}, patch, JSON_PATCH)
+                except ApiError as error:
+                    if error.status == 422:  # a test failed: the object is not as it was seen
+                        raise ApiError(409, "Conflict", error.message) from error
+                    raise
         return live
 
     async def delete(self, kind: ApiKind, namespace: str, name: str, uid: str) -> None:

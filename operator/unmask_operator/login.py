@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import logging
 from typing import Any
 
 import kopf
-
-log = logging.getLogger(__name__)
 
 
 def login(**_: Any) -> kopf.ConnectionInfo:
@@ -16,7 +13,10 @@ def login(**_: Any) -> kopf.ConnectionInfo:
     It reads the token's file anew at each call, for the kubelet replaces it about once an hour.
     """
     settings = kopf.OperatorSettings()
-    info = kopf.login_with_service_account(settings=settings) or kopf.login_with_kubeconfig(settings=settings)
+    try:
+        info = kopf.login_with_service_account(settings=settings) or kopf.login_with_kubeconfig(settings=settings)
+    except (OSError, KeyError) as error:
+        raise kopf.LoginError(f"the kubeconfig (KUBECONFIG) cannot be read: {error}") from error
     if not isinstance(info, kopf.ConnectionInfo):
         raise kopf.LoginError("found neither a service account's token (in a pod) nor a kubeconfig (KUBECONFIG)")
     return info

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 
@@ -11,15 +9,16 @@ from unmask_operator.client import Client
 from unmask_operator.drift import differs
 from unmask_operator.errors import ApiError
 from unmask_operator.kinds import kind_of
-from unmask_operator.objects import GROUP, Obj, Ref, controller_uid
+from unmask_operator.objects import Obj, Ref, controller_uid
 from unmask_operator.observed import Observed
 from unmask_operator.plan import Plan
 from unmask_operator.store import Store
 
-APPLIED = f"{GROUP}/applied"  # annotation of a child: a digest of what was last written to it
-
 # A round finds one obstacle (an object in the way, one that has gone) and plans again; more than these come and go.
 ROUNDS = 6
+
+
+MakePlan = Callable[[Observed], Plan]
 
 
 class StillMoving(Exception):
@@ -51,18 +50,6 @@ class _News:
         return replace(observed, children=children, refusals={**observed.refusals, **self.refusals})
 
 
-def stamped(child: Obj) -> Obj:
-    """The child with a digest of itself. It tells a field that was removed, which comparing with the live object, full
-    of the server's defaults, cannot."""
-    digest = hashlib.sha256(json.dumps(child, sort_keys=True).encode()).hexdigest()[:16]
-    meta = child["metadata"]
-    return {**child, "metadata": {**meta, "annotations": {**meta.get("annotations", {}), APPLIED: digest}}}
-
-
-def accepted(plan: Plan) -> bool:
-    return all(problem.condition != "Accepted" for problem in plan.problems)
-
-
 class Writer:
     """Carries out plans. `count` is told each write's verb."""
 
@@ -71,32 +58,32 @@ class Writer:
         self._store = store
         self._count = count
 
-    async def carry_out(self, make_plan: Callable[[Observed], Plan], observed: Observed) -> Outcome:
-        """Write what differs, and delete what nothing wants. While the plan says Accepted=False nothing is written.
+    async def carry_out(self, make_plan: MakePlan, last_good: MakePlan, observed: Observed) -> Outcome:
+        """Write what differs, and delete what nothing wants.
 
         All but the first change are tried as a dry run before anything is written, and the first one is its own trial:
-        so a spec of which the API server refuses a part changes nothing. ApiError where a request failed without a
-        verdict.
+        so a spec of which the API server refuses a part changes nothing, and its last good form is kept up instead.
+        ApiError where a request failed without a verdict.
         """
         outcome = Outcome(make_plan(observed), observed)
         for _ in range(ROUNDS):
-            if not accepted(outcome.plan):
-                return outcome
             news = await self._round(outcome)
             if news is None:
                 return outcome
             outcome.observed = news.told(outcome.observed)
-            outcome.plan = make_plan(outcome.observed)
-            if news.refusals:
-                return outcome
+            plan = last_good(outcome.observed) if outcome.observed.refusals else make_plan(outcome.observed)
+            if news.refusals and plan.children == outcome.plan.children:
+                return outcome  # the last good form is what was refused
+            outcome.plan = plan
         raise StillMoving("the children kept changing while they were written")
 
     async def _round(self, outcome: Outcome) -> _News | None:
         """None when all is as planned."""
         uid = outcome.observed.service["metadata"]["uid"]
-        wanted = [stamped(child) for child in outcome.plan.children]
         live = outcome.observed.children
-        changes = [child for child in wanted if Ref.of(child) not in live or differs(child, live[Ref.of(child)])]
+        changes = [
+            child for child in outcome.plan.children if Ref.of(child) not in live or differs(child, live[Ref.of(child)])
+        ]
         for child in changes:
             standing = live.get(Ref.of(child))
             if standing is not None and controller_uid(standing) != uid:

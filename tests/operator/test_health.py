@@ -17,7 +17,7 @@ def ask(paths, silence=0.0, up=True, store=None):
         metrics = Metrics(store or Store(), lambda: 3)
         app = health.application(metrics.registry, lambda: time.monotonic() - silence, lambda: up)
         runner = await health.serve(app, 0, "127.0.0.1")
-        base = "http://127.0.0.1:%d" % runner.addresses[0][1]
+        base = f"http://127.0.0.1:{runner.addresses[0][1]}"
         async with aiohttp.ClientSession() as session:
             answers = []
             for path in paths:

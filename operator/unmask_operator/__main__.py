@@ -1,0 +1,133 @@
+"""The operator as a process: ``python -m unmask_operator``."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import signal
+import sys
+import uuid
+
+import kopf
+
+from unmask_operator import handlers, health, logs
+from unmask_operator.client import Client
+from unmask_operator.errors import ApiError
+from unmask_operator.kinds import CHILDREN, OPTIONAL, PODS, SERVICES, ApiKind
+from unmask_operator.leader import SETTLE_SECONDS, Leader
+from unmask_operator.lease import Elector, lead
+from unmask_operator.login import login
+from unmask_operator.metrics import Metrics
+from unmask_operator.queue import WorkQueue
+from unmask_operator.settings import Settings, read_settings
+from unmask_operator.store import Key, Store
+
+EXIT_SECONDS = 5.0  # for kopf to close its watches
+
+log = logging.getLogger("unmask_operator")
+
+
+class Operator:
+    """One pod of the operator: watches all the time, reconciles while it leads."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+        self._client = Client(login, f"unmask-operator/{settings.version}")
+        self._store = Store()
+        self._queue: WorkQueue[Key] = WorkQueue()
+        self._metrics = Metrics(self._store, lambda: len(self._queue))
+        identity = f"{settings.pod_name}_{uuid.uuid4().hex[:8]}"  # a restarted container is another one
+        self._elector = Elector(self._client, settings.namespace, settings.lease_name, identity)
+        self._up = False
+
+    async def run(self) -> None:
+        """Until SIGTERM or SIGINT; any task's failure is the process's."""
+        stop = asyncio.Event()
+        app = health.application(self._metrics.registry, lambda: self._client.last_answer, lambda: self._up)
+        server = await health.serve(app, self._settings.port)
+        try:
+            _on_signals(stop)
+            stopped = asyncio.create_task(stop.wait())
+            watching = asyncio.create_task(self._watch(stop))
+            leading = asyncio.create_task(lead(self._elector, self._lead))
+            await asyncio.wait((stopped, watching, leading), return_when=asyncio.FIRST_COMPLETED)
+            await self._end(stop, watching, leading)
+        finally:
+            await server.cleanup()
+            await self._client.close()
+
+    async def _end(self, stop: asyncio.Event, watching: asyncio.Task[None], leading: asyncio.Task[None]) -> None:
+        """The Lease first: the next leader waits for it."""
+        failed = [task for task in (watching, leading) if task.done()]
+        leading.cancel()
+        await asyncio.wait((leading,), timeout=1.0)
+        await self._elector.release()
+        stop.set()
+        await asyncio.wait((watching,), timeout=EXIT_SECONDS)
+        for task in failed:
+            task.result()
+
+    async def _lead(self) -> None:
+        self._metrics.leader.set(1)
+        await Leader(self._client, self._store, self._queue, self._settings, self._metrics).run()
+
+    async def _watch(self, stop: asyncio.Event) -> None:
+        kinds = await self._kinds()
+        others = asyncio.all_tasks()
+        tasks = await kopf.spawn_tasks(
+            registry=handlers.registry(kinds, self._store, self._news),
+            settings=handlers.settings(kinds),
+            clusterwide=not self._settings.watch_namespaces,
+            namespaces=self._settings.watch_namespaces,
+            stop_flag=stop,
+        )
+        _on_signals(stop)  # kopf has taken the signals
+        self._up = True
+        await kopf.run_tasks(tasks, ignored=others)
+
+    async def _kinds(self) -> list[ApiKind]:
+        """What to watch. It waits for the resource's own definition, which may be installed with the operator."""
+        while True:
+            try:
+                if await self._client.has_api(SERVICES):
+                    there = [kind for kind in OPTIONAL if await self._client.has_api(kind)]
+                    return [SERVICES, PODS, *(kind for kind in CHILDREN if kind not in OPTIONAL or kind in there)]
+                log.warning("the API server does not know %s yet: is the CustomResourceDefinition there?", SERVICES.api)
+            except ApiError as error:
+                log.warning("waiting for the API server: %s", error)
+            await asyncio.sleep(2.0)
+
+    def _news(self, kind: ApiKind, key: Key) -> None:
+        if self._elector.leads:
+            self._queue.add(key, 0.0 if kind is SERVICES else SETTLE_SECONDS)
+
+
+def _on_signals(stop: asyncio.Event) -> None:
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop.set)
+
+
+def main() -> int:
+    try:
+        settings = read_settings()
+    except ValueError as error:
+        print(f"unmask-operator: {error}", file=sys.stderr)
+        return 2
+    logs.configure(settings)
+
+    async def run() -> None:
+        await Operator(settings).run()
+
+    try:
+        asyncio.run(run())
+    except kopf.LoginError as error:
+        log.error("cannot log in to the API server: %s", error)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    with contextlib.suppress(KeyboardInterrupt):
+        sys.exit(main())

@@ -1,0 +1,171 @@
+"""What the leading pod does: keep the store true, run the queue's workers, ask loading pods, scale."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import logging
+import time
+from collections.abc import Iterable, Sequence
+from datetime import UTC, datetime
+
+import aiohttp
+
+from unmask_operator.autoscaler.loop import Autoscaler
+from unmask_operator.autoscaler.scrape import scrape
+from unmask_operator.client import Client
+from unmask_operator.errors import ApiError
+from unmask_operator.kinds import CHILDREN, NODES, OPTIONAL, PODS, SERVICES, ApiKind
+from unmask_operator.metrics import Metrics
+from unmask_operator.objects import SERVICE_LABEL, Obj
+from unmask_operator.progress import Progress, Target, is_loading
+from unmask_operator.queue import WorkQueue
+from unmask_operator.reconcile import Knowledge, Reconciler
+from unmask_operator.settings import Settings
+from unmask_operator.store import Key, Store
+
+WORKERS = 16
+RESYNC_SECONDS = 300.0
+SETTLE_SECONDS = 0.25  # children and pods change in bursts: one reconcile, and one write of the status, for each
+NODES_SECONDS = 30.0  # how long a list of the nodes is good
+
+log = logging.getLogger(__name__)
+
+
+class Leader:
+    """One leadership. Everything is made anew for the next one, which begins from lists of its own."""
+
+    def __init__(
+        self, client: Client, store: Store, queue: WorkQueue[Key], settings: Settings, metrics: Metrics
+    ) -> None:
+        self._client = client
+        self._store = store
+        self._queue = queue
+        self._settings = settings
+        self._metrics = metrics
+        self._apis: frozenset[str] = frozenset()
+        self._nodes: tuple[float, Sequence[Obj]] | None = None
+        self._progress = Progress(self._loading, self._look_again)
+        self._autoscaler: Autoscaler | None = None
+        self._reconciler = Reconciler(client, store, settings, self._knowledge(), metrics)
+
+    async def run(self) -> None:
+        """Until cancelled."""
+        async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as session:
+            self._autoscaler = Autoscaler(self, functools.partial(scrape, session), lambda: datetime.now(UTC))
+            await self._first_resync()
+            async with asyncio.TaskGroup() as group:
+                for _ in range(WORKERS):
+                    group.create_task(self._work())
+                group.create_task(self._resync_for_ever())
+                group.create_task(self._progress.run(session))
+                group.create_task(self._autoscaler.run())
+
+    async def resync(self) -> None:
+        """List everything, put right what the watches missed, and have every resource reconciled."""
+        found = [kind for kind in OPTIONAL if await self._client.has_api(kind)]
+        self._apis = frozenset(kind.api for kind in found)
+        kinds = [SERVICES, PODS, *(kind for kind in CHILDREN if kind not in OPTIONAL or kind in found)]
+        namespaces = self._settings.watch_namespaces or (None,)
+        await asyncio.gather(*(self._list(kind, namespace) for kind in kinds for namespace in namespaces))
+        for key, _ in self._store.services():
+            self._queue.add(key)
+
+    async def _list(self, kind: ApiKind, namespace: str | None) -> None:
+        selector = "" if kind is SERVICES else SERVICE_LABEL
+        items, version = await self._client.list(kind, namespace, selector)
+        self._store.replace(kind, namespace, items, version)
+
+    async def _first_resync(self) -> None:
+        pause = 1.0
+        while True:
+            try:
+                return await self.resync()
+            except ApiError as error:
+                log.warning("cannot list what is there: %s", error)
+                await asyncio.sleep(pause)
+                pause = min(pause * 2, 30.0)
+
+    async def _resync_for_ever(self) -> None:
+        while True:
+            await asyncio.sleep(RESYNC_SECONDS)
+            try:
+                await self.resync()
+            except ApiError as error:
+                log.warning("the slow round did not see everything: %s", error)
+
+    async def _work(self) -> None:
+        while True:
+            key = await self._queue.get()
+            try:
+                result = await self._reconciler.reconcile(key)
+            except ApiError as error:
+                pause = self._queue.failed(key, error.retry_after or 0.0)
+                log.warning("again in %.0f s: %s", pause, error, extra={"service": key})
+            except Exception:  # a mistake of ours in one resource must not stop the others
+                pause = self._queue.failed(key)
+                log.exception("again in %.0f s", pause, extra={"service": key})
+            else:
+                if result.refused:
+                    self._queue.failed(key)
+                else:
+                    self._queue.done(key, result.again)
+
+    def _knowledge(self) -> Knowledge:
+        return Knowledge(
+            apis=lambda: self._apis,
+            nodes=self._nodes_for,
+            loads=lambda: self._progress.loads,
+            decision=lambda key: self._autoscaler.decision(str(key)) if self._autoscaler else None,
+        )
+
+    async def _nodes_for(self, pods: Sequence[Obj]) -> Sequence[Obj] | None:
+        """All nodes while one of the pods finds none; they are listed for nothing else."""
+        if not self._settings.read_nodes or not any(is_unschedulable(pod) for pod in pods):
+            return None
+        now = time.monotonic()
+        if self._nodes is None or now - self._nodes[0] > NODES_SECONDS:
+            items, _ = await self._client.list(NODES)
+            self._nodes = now, [_slim_node(node) for node in items]
+        return self._nodes[1]
+
+    def _loading(self) -> Iterable[Target]:
+        for key in self._store.families():
+            for pod in self._store.pods(key):
+                if is_loading(pod):
+                    yield Target(pod["metadata"]["uid"], pod["status"]["podIP"], str(key))
+
+    def _look_again(self, key: str) -> None:
+        self._queue.add(_key(key))
+
+    # What the autoscaler asks for (autoscaler.loop.Fleet).
+
+    def services(self) -> Iterable[tuple[str, Obj]]:
+        return ((str(key), obj) for key, obj in self._store.services())
+
+    def pods(self, key: str) -> Sequence[Obj]:
+        return self._store.pods(_key(key))
+
+    async def scale(self, key: str, replicas: int) -> None:
+        await self._client.patch_scale(*_key(key), replicas)
+        self._metrics.writes.labels("scale").inc()
+
+    def decided(self, key: str) -> None:
+        self._look_again(key)
+
+
+def is_unschedulable(pod: Obj) -> bool:
+    conditions = (pod.get("status") or {}).get("conditions") or ()
+    return any(c["type"] == "PodScheduled" and c.get("reason") == "Unschedulable" for c in conditions)
+
+
+def _slim_node(node: Obj) -> Obj:
+    meta = {k: node["metadata"].get(k) for k in ("name", "uid", "labels", "deletionTimestamp") if k in node["metadata"]}
+    status = node.get("status") or {}
+    kept = {k: status[k] for k in ("allocatable", "capacity", "conditions") if k in status}
+    return {"apiVersion": "v1", "kind": "Node", "metadata": meta, "spec": node.get("spec") or {}, "status": kept}
+
+
+def _key(text: str) -> Key:
+    namespace, _, name = text.partition("/")
+    return Key(namespace, name)

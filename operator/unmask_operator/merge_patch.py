@@ -1,0 +1,19 @@
+"""JSON merge patches (RFC 7386)."""
+
+from __future__ import annotations
+
+from unmask_operator.objects import Obj
+
+
+def merge_patch(old: Obj, new: Obj) -> Obj:
+    """The patch that turns `old` into `new`; {} when they are equal."""
+    patch: Obj = {member: None for member in old if member not in new}
+    for member, value in new.items():
+        before = old.get(member)
+        if isinstance(value, dict) and isinstance(before, dict):
+            inner = merge_patch(before, value)
+            if inner:
+                patch[member] = inner
+        elif value != before or member not in old:
+            patch[member] = value
+    return patch

@@ -1,0 +1,145 @@
+"""One reconcile: what is known -> plan -> writes -> status -> Events."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+
+from unmask_operator.api import SpecError, parse
+from unmask_operator.client import Client
+from unmask_operator.errors import ApiError
+from unmask_operator.events import event
+from unmask_operator.kinds import SERVICES
+from unmask_operator.merge_patch import merge_patch
+from unmask_operator.metrics import Metrics
+from unmask_operator.objects import Obj
+from unmask_operator.observed import Decision, Load, Observed
+from unmask_operator.plan import Plan, Problem, last_good, plan
+from unmask_operator.settings import Settings
+from unmask_operator.status import status, transitions
+from unmask_operator.store import Key, Store
+from unmask_operator.writes import Outcome, Writer
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Knowledge:
+    """What else a reconcile may know, each as a question to whoever keeps it.
+
+    Attributes:
+        apis: the optional kinds that the API server has.
+        nodes: all nodes, for the pods given (None where they do not matter or may not be read).
+        loads: of loading pods, by uid.
+        decision: the builtin autoscaler's, by key.
+    """
+
+    apis: Callable[[], frozenset[str]]
+    nodes: Callable[[Sequence[Obj]], Awaitable[Sequence[Obj] | None]]
+    loads: Callable[[], Mapping[str, Load]]
+    decision: Callable[[Key], Decision | None]
+
+
+@dataclass(frozen=True)
+class Result:
+    """Attributes:
+    refused: the API server refused a child, which may heal by itself (a quota): worth another look.
+    again: seconds until the plan wants another look (None: not needed).
+    """
+
+    refused: bool = False
+    again: float | None = None
+
+
+class Reconciler:
+    """Brings one resource at a time to what its spec says. It is called for a key at most once at a time."""
+
+    def __init__(
+        self, client: Client, store: Store, settings: Settings, knowledge: Knowledge, metrics: Metrics
+    ) -> None:
+        self._client = client
+        self._store = store
+        self._settings = settings
+        self._knowledge = knowledge
+        self._metrics = metrics
+        self._writer = Writer(client, store, lambda verb: metrics.writes.labels(verb).inc())
+
+    async def reconcile(self, key: Key) -> Result:
+        """ApiError when the API server failed in a way that is worth trying again."""
+        start = time.perf_counter()
+        try:
+            result = await self._reconcile(key)
+        except ApiError as error:
+            self._metrics.api_errors.labels(str(error.status)).inc()
+            self._metrics.reconciles.labels("error").inc()
+            raise
+        except Exception:
+            self._metrics.reconciles.labels("error").inc()
+            raise
+        self._metrics.reconciles.labels("ok").inc()
+        self._metrics.durations.observe(time.perf_counter() - start)
+        return result
+
+    async def _reconcile(self, key: Key) -> Result:
+        service = self._store.service(key)
+        if service is None or service["metadata"].get("deletionTimestamp"):
+            return Result()  # the children go with their owner
+        observed = await self._observe(key, service)
+        outcome = await self._carry_out(observed)
+        if outcome.writes:
+            log.info("%d writes to children", outcome.writes, extra={"service": key})
+        await self._write_status(key, outcome)
+        return Result(bool(outcome.observed.refusals), outcome.plan.requeue_seconds)
+
+    async def _observe(self, key: Key, service: Obj) -> Observed:
+        pods = self._store.pods(key)
+        loads = self._knowledge.loads()
+        return Observed(
+            service=service,
+            now=datetime.now(UTC),
+            children=self._store.children(key),
+            pods=pods,
+            apis=self._knowledge.apis(),
+            nodes=await self._knowledge.nodes(pods),
+            loads={uid: loads[uid] for uid in (pod["metadata"]["uid"] for pod in pods) if uid in loads},
+            decision=self._knowledge.decision(key),
+        )
+
+    async def _carry_out(self, observed: Observed) -> Outcome:
+        """A resource that cannot be read keeps what it had when it last could."""
+
+        def keep(known: Observed) -> Plan:
+            return last_good(known, self._settings, *wrong)
+
+        wrong: tuple[Problem, ...] = ()
+        try:
+            service = parse(observed.service)
+        except SpecError as error:
+            wrong = (Problem("Accepted", "InvalidSpec", str(error)),)
+            return await self._writer.carry_out(keep, keep, observed)
+        return await self._writer.carry_out(lambda known: plan(service, known, self._settings), keep, observed)
+
+    async def _write_status(self, key: Key, outcome: Outcome) -> None:
+        service = outcome.observed.service
+        old = service.get("status") or {}
+        new = status(outcome.observed, outcome.plan)
+        patch = merge_patch(old, new)
+        if not patch:
+            return
+        try:
+            written = await self._client.patch_status(*key, service["metadata"]["uid"], patch)
+        except ApiError as error:
+            if not (error.not_found or error.conflict):
+                raise
+            log.info("the resource went away while it was reconciled", extra={"service": key})
+            return
+        self._metrics.writes.labels("status").inc()
+        self._store.put(SERVICES, written)
+        for transition in transitions(old, new):
+            try:
+                await self._client.create(event(service, transition, self._settings.pod_name, outcome.observed.now))
+            except ApiError as error:  # an Event is a courtesy
+                log.warning("an Event was not written: %s", error, extra={"service": key})

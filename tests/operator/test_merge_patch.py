@@ -1,0 +1,33 @@
+"""Merge patches: applying one gives what was wanted."""
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from unmask_operator.merge_patch import merge_patch
+
+KEYS = st.sampled_from("abc")
+VALUES = st.recursive(st.integers(0, 2) | st.lists(st.integers(0, 2), max_size=2), lambda v: st.dictionaries(KEYS, v))
+OBJECTS = st.dictionaries(KEYS, VALUES)
+
+
+def apply(target, patch):
+    """As RFC 7386 says it."""
+    if not isinstance(patch, dict):
+        return patch
+    result = dict(target) if isinstance(target, dict) else {}
+    for key, value in patch.items():
+        if value is None:
+            result.pop(key, None)
+        else:
+            result[key] = apply(result.get(key), value)
+    return result
+
+
+@given(OBJECTS, OBJECTS)
+def test_the_patch_turns_the_old_into_the_new(old, new):
+    assert apply(old, merge_patch(old, new)) == new
+
+
+@given(OBJECTS)
+def test_no_difference_is_no_patch(same):
+    assert merge_patch(same, same) == {}

@@ -1,0 +1,194 @@
+"""Carrying out plans, against an API server in memory that counts what it is asked."""
+
+import asyncio
+import copy
+
+import pytest
+
+from unmask_operator.errors import ApiError
+from unmask_operator.objects import Ref
+from unmask_operator.observed import Observed
+from unmask_operator.plan import Plan
+from unmask_operator.store import Store
+from unmask_operator.writes import NotOurs, Writer
+
+UID = "service-uid"
+SERVICE = {"metadata": {"name": "demo", "namespace": "ns", "uid": UID}}
+
+
+def child(name, kind="Service", uid=UID, **data):
+    owners = [{"uid": uid, "controller": True}] if uid else []
+    api = "apps/v1" if kind == "Deployment" else "v1"
+    meta = {
+        "name": name,
+        "namespace": "ns",
+        "ownerReferences": owners,
+        "labels": {"serving.unmask.dev/service": "demo"},
+    }
+    return {"apiVersion": api, "kind": kind, "metadata": meta, **data}
+
+
+class Api:
+    """Objects by Ref. `refuse` and `fail` say which writes end badly; `calls` lists (verb, name)."""
+
+    def __init__(self, *objects):
+        self.objects = {}
+        self.calls = []
+        self.refuse = set()
+        self.fail = {}
+        self.version = 0
+        for obj in objects:
+            self.put(obj)
+
+    def put(self, obj):
+        self.version += 1
+        ref = Ref.of(obj)
+        uid = obj["metadata"].get("uid") or f"uid-{self.version}"
+        stored = copy.deepcopy(obj)
+        stored["metadata"] |= {"uid": uid, "resourceVersion": str(self.version)}
+        self.objects[ref] = stored
+        return stored
+
+    def _call(self, verb, obj):
+        self.calls.append((verb, obj["metadata"]["name"]))
+        if (verb.removeprefix("dry-"), obj["metadata"]["name"]) in self.fail:
+            raise self.fail.pop((verb.removeprefix("dry-"), obj["metadata"]["name"]))
+        if obj["metadata"]["name"] in self.refuse:
+            raise ApiError(422, "Invalid", f"{obj['metadata']['name']} is wrong")
+
+    async def create(self, obj, dry_run=False):
+        self._call("dry-create" if dry_run else "create", obj)
+        if Ref.of(obj) in self.objects:
+            raise ApiError(409, "AlreadyExists", "exists")
+        return obj if dry_run else self.put(obj)
+
+    async def apply(self, obj, uid, dry_run=False):
+        self._call("dry-apply" if dry_run else "apply", obj)
+        live = self.objects.get(Ref.of(obj))
+        if live is None or live["metadata"]["uid"] != uid:
+            raise ApiError(409, "Conflict", "uid")
+        return obj if dry_run else self.put({**obj, "metadata": {**obj["metadata"], "uid": uid}})
+
+    async def own_created_fields(self, live):
+        return live
+
+    async def get(self, kind, namespace, name):
+        self.calls.append(("get", name))
+        ref = Ref(kind.api_version, kind.kind, name)
+        if ref not in self.objects:
+            raise ApiError(404, "NotFound", "gone")
+        return self.objects[ref]
+
+    async def delete(self, kind, namespace, name, uid):
+        self.calls.append(("delete", name))
+        ref = Ref(kind.api_version, kind.kind, name)
+        if self.objects.get(ref, {}).get("metadata", {}).get("uid") == uid:
+            del self.objects[ref]
+
+
+def carry_out(api, *wanted, delete=(), known=None, last_good=()):
+    """Write `wanted`; `known` are the children that the store has seen (default: all that there are)."""
+    observed = Observed(SERVICE, now=None, children=dict(api.objects if known is None else known))
+
+    def make_plan(seen):
+        foreign = [o for o in wanted if Ref.of(o) in seen.children and not owned(seen.children[Ref.of(o)])]
+        return Plan() if foreign else Plan(children=tuple(wanted), delete=tuple(delete))
+
+    writer = Writer(api, Store(), lambda verb: None)
+    return asyncio.run(writer.carry_out(make_plan, lambda seen: Plan(children=tuple(last_good)), observed))
+
+
+def owned(obj):
+    return any(o["uid"] == UID for o in obj["metadata"]["ownerReferences"])
+
+
+def test_children_are_created_in_order_after_a_dry_run_of_all_but_the_first():
+    api = Api()
+    outcome = carry_out(api, child("a"), child("b"), child("c"))
+    assert api.calls == [("dry-create", "b"), ("dry-create", "c"), ("create", "a"), ("create", "b"), ("create", "c")]
+    assert outcome.writes == 3
+    assert set(outcome.observed.children) == set(api.objects)
+
+
+def test_what_is_as_wanted_is_not_written():
+    api = Api(child("a", spec={"x": 1, "defaulted": True}))
+    assert carry_out(api, child("a", spec={"x": 1})).writes == 0
+    assert api.calls == []
+
+
+def test_one_difference_is_one_request():
+    api = Api(child("a", spec={"x": 1}), child("b", spec={"x": 1}))
+    carry_out(api, child("a", spec={"x": 2}), child("b", spec={"x": 1}))
+    assert api.calls == [("apply", "a")]
+
+
+@pytest.mark.parametrize("wrong", ["a", "b", "c"])
+def test_a_refusal_of_any_child_writes_none_and_is_told(wrong):
+    api = Api()
+    api.refuse = {wrong}
+    outcome = carry_out(api, child("a"), child("b"), child("c"))
+    assert api.objects == {}
+    assert list(outcome.observed.refusals.values()) == [f"{wrong} is wrong"]
+
+
+def test_after_a_refusal_the_last_good_form_is_kept_up():
+    api = Api(child("a", spec={"x": 0}), child("b", spec={"x": 1}))
+    api.refuse = {"b"}
+    outcome = carry_out(
+        api, child("a", spec={"x": 2}), child("b", spec={"x": 2}), last_good=[child("a", spec={"x": 1})]
+    )
+    assert api.objects[Ref("v1", "Service", "a")]["spec"] == {"x": 1}
+    assert list(outcome.observed.refusals.values()) == ["b is wrong"]
+    assert outcome.plan.children == (child("a", spec={"x": 1}),)
+
+
+def test_a_foreign_object_in_the_way_is_read_once_and_never_touched():
+    foreign = child("b", uid="someone-else")
+    api = Api(foreign)
+    before = copy.deepcopy(api.objects)
+    outcome = carry_out(api, child("a"), child("b"), known={})
+    assert api.objects == before
+    assert api.calls == [("dry-create", "b"), ("get", "b")]
+    assert Ref.of(foreign) in outcome.observed.children
+
+
+def test_our_own_object_that_the_store_has_not_seen_is_taken_up():
+    api = Api(child("a", spec={"x": 1}))
+    outcome = carry_out(api, child("a", spec={"x": 2}), known={})
+    assert api.calls == [("create", "a"), ("get", "a"), ("apply", "a")]
+    assert outcome.writes == 1
+
+
+def test_an_object_that_has_gone_is_created_anew():
+    api = Api(child("a", spec={"x": 1}))
+    known = dict(api.objects)
+    api.objects.clear()
+    carry_out(api, child("a", spec={"x": 2}), known=known)
+    assert [verb for verb, _ in api.calls] == ["apply", "get", "create"]
+    assert api.objects[Ref("v1", "Service", "a")]["spec"] == {"x": 2}
+
+
+def test_what_nothing_wants_is_deleted_last():
+    api = Api(child("old"))
+    carry_out(api, child("new"), delete=[Ref("v1", "Service", "old")])
+    assert api.calls == [("create", "new"), ("delete", "old")]
+
+
+def test_a_plan_can_neither_delete_nor_write_what_is_not_ours():
+    api = Api(child("theirs", uid="someone-else"))
+    with pytest.raises(NotOurs):
+        carry_out(api, delete=[Ref("v1", "Service", "theirs")])
+    observed = Observed(SERVICE, now=None, children=dict(api.objects))
+    blind = Plan(children=(child("theirs", spec={"x": 1}),))
+    with pytest.raises(NotOurs):
+        asyncio.run(Writer(api, Store(), print).carry_out(lambda _: blind, lambda _: blind, observed))
+    assert api.calls == []
+
+
+def test_a_server_error_ends_the_reconcile_and_the_next_one_finishes():
+    api = Api()
+    api.fail = {("create", "b"): ApiError(500, "InternalError", "etcd")}
+    with pytest.raises(ApiError):
+        carry_out(api, child("a"), child("b", "Deployment"))
+    carry_out(api, child("a"), child("b", "Deployment"))
+    assert len(api.objects) == 2
