@@ -11,6 +11,7 @@ UV_VERSION := 0.13.9
 # images: `docker`, `podman` or `buildah` build them the same way
 BUILDER ?= docker build
 BASE ?= python:3.12-slim
+IMAGES ?= operator runtime
 BUILD_ARGS ?=
 REGISTRY ?=
 VERSION := $(shell sed -n 's/^version = "\(.*\)"/\1/p' pyproject.toml)
@@ -63,8 +64,8 @@ gpu-test:  ## the -m gpu suite, with whatever python3 has torch and a GPU
 gpu-bench:  ## per-step times of LLaDA2.0-mini's shape with random weights
 	PYTHONPATH=. $(PYTHON) -m runtime.bench steps --arch llada2-mini --random-weights $(ARGS)
 
-images:  ## build both images: BUILDER="buildah bud" BASE=image REGISTRY=host/path/ BUILD_ARGS="..."
-	for target in operator runtime; do \
+images:  ## build the images: IMAGES=operator BUILDER="buildah bud" BASE=image REGISTRY=host/path/ BUILD_ARGS="..."
+	for target in $(IMAGES); do \
 	  $(BUILDER) --build-arg BASE=$(BASE) --build-arg VERSION=$(VERSION) --build-arg REVISION=$$(git rev-parse --short HEAD) \
 	    $(BUILD_ARGS) --target $$target -t $(REGISTRY)unmask-$$target:$(VERSION) . || exit 1; \
 	done

@@ -1,0 +1,44 @@
+{{- define "unmask.fullname" -}}
+{{- if contains .Chart.Name .Release.Name -}}
+{{- .Release.Name | trunc 50 | trimSuffix "-" -}}
+{{- else -}}
+{{- printf "%s-%s" .Release.Name .Chart.Name | trunc 50 | trimSuffix "-" -}}
+{{- end -}}
+{{- end -}}
+
+{{/* The name of what lives outside namespaces: two releases of one name may stand in two namespaces. */}}
+{{- define "unmask.clusterName" -}}
+{{- printf "%s:%s" .Release.Namespace (include "unmask.fullname" .) -}}
+{{- end -}}
+
+{{- define "unmask.serviceAccount" -}}
+{{- .Values.serviceAccount.name | default (include "unmask.fullname" .) -}}
+{{- end -}}
+
+{{/* Labels that never change over a release's life: they select the pods. */}}
+{{- define "unmask.selector" -}}
+app.kubernetes.io/name: {{ .Chart.Name }}
+app.kubernetes.io/instance: {{ .Release.Name }}
+{{- end -}}
+
+{{- define "unmask.labels" -}}
+{{ include "unmask.selector" . }}
+app.kubernetes.io/component: operator
+app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
+app.kubernetes.io/managed-by: {{ .Release.Service }}
+helm.sh/chart: {{ .Chart.Name }}-{{ .Chart.Version | replace "+" "_" }}
+{{- end -}}
+
+{{/* A whole image reference from {root, image}: [registry/]repository:tag[@digest]. */}}
+{{- define "unmask.image" -}}
+{{- with .root.Values.global.imageRegistry }}{{ trimSuffix "/" . }}/{{ end -}}
+{{- .image.repository }}:{{ .image.tag | default .root.Chart.AppVersion -}}
+{{- with .image.digest }}@{{ . }}{{ end -}}
+{{- end -}}
+
+{{/* name=value lines, as the operator's settings read a map. */}}
+{{- define "unmask.lines" -}}
+{{- $lines := list -}}
+{{- range $name, $value := . }}{{ $lines = append $lines (printf "%s=%v" $name $value) }}{{ end -}}
+{{- join "\n" $lines -}}
+{{- end -}}

@@ -1,0 +1,68 @@
+"""Every example is a valid resource, and the client Job's script gets answers from a server."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+from runtime import __version__
+from tests.server.harness import serving
+from unmask_operator.api import parse
+
+FOLDER = Path(__file__).parents[2] / "examples"
+
+
+def documents(name):
+    return list(yaml.safe_load_all((FOLDER / name).read_text(encoding="utf-8")))
+
+
+def services(*names):
+    return [d for name in names for d in documents(name) if d["kind"] == "DiffusionLMService"]
+
+
+NAMES = sorted(path.name for path in FOLDER.glob("*.yaml"))
+
+
+def test_the_examples_a_platform_engineer_looks_for_are_there():
+    wanted = {"llada2-service", "demo-service", "autoscaled", "private-model", "hardened", "client-job"}
+    assert wanted <= {name.removesuffix(".yaml") for name in NAMES}
+
+
+@pytest.mark.parametrize("service", services(*NAMES), ids=lambda service: service["metadata"]["name"])
+def test_each_service_is_valid(service):
+    parse(service)
+
+
+def test_names_are_unique_so_that_all_can_be_applied_together():
+    names = [service["metadata"]["name"] for service in services(*NAMES)]
+    assert len(set(names)) == len(names)
+
+
+def test_the_real_model_takes_about_twelve_lines():
+    lines = (FOLDER / "llada2-service.yaml").read_text(encoding="utf-8").splitlines()
+    assert len([line for line in lines if not line.startswith("#")]) <= 14
+
+
+def test_the_demo_runs_on_a_laptop():
+    (demo,) = services("demo-service.yaml")
+    assert parse(demo).spec.gpu is None
+    assert demo["spec"]["resources"]["limits"]["memory"] == "2Gi"
+
+
+def test_the_client_jobs_script_gets_the_answer_plainly_and_streamed():
+    (job,) = documents("client-job.yaml")
+    (container,) = job["spec"]["template"]["spec"]["containers"]
+    assert container["image"] == f"unmask-runtime:{__version__}"
+    with serving("--device", "cpu", "--max-num-reqs", "2", "--max-model-len", "256") as server:
+        env = {entry["name"]: entry["value"] for entry in container["env"]}
+        assert env["OPENAI_BASE_URL"] == "http://demo/v1"
+        env["OPENAI_BASE_URL"] = f"{server.url}/v1"
+        command = [sys.executable if word == "python" else word for word in container["command"]]
+        done = subprocess.run(
+            [*command, *container["args"]], env=os.environ | env, capture_output=True, text=True, timeout=60
+        )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines() == ["12 + 30 = 42."] * 2

@@ -1,0 +1,121 @@
+"""What the pages for platform engineers say is what the operator, the chart and the Makefile do."""
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+import yaml
+
+from unmask_operator.api import Spec, Status, parse
+from unmask_operator.objects import API_VERSION, KIND, PLURAL, RESTARTED_AT, SERVICE_LABEL
+
+ROOT = Path(__file__).parents[2]
+DOCS = ROOT / "docs"
+PAGES = [
+    DOCS / f"{name}.md"
+    for name in (
+        "install",
+        "first-service",
+        "privileges",
+        "rolling-upgrade",
+        "troubleshooting",
+        "nodes-and-identities",
+        "argo-cd",
+        "backup-restore",
+    )
+]
+OPERATOR = ROOT / "operator" / "unmask_operator"
+VALUES = yaml.safe_load((ROOT / "charts/unmask-operator/values.yaml").read_text(encoding="utf-8"))
+FOREIGN = {"config.json", "ca.crt", "resource.exclusions", "runtime.demo"}
+PAGE = pytest.mark.parametrize("page", [*PAGES, ROOT / "README.md"], ids=lambda page: page.stem)
+
+
+def blocks(page, language):
+    return re.findall(rf"```{language}\n(.*?)```", page.read_text(encoding="utf-8"), re.DOTALL)
+
+
+def prose(page):
+    return re.sub(r"```.*?```", "", page.read_text(encoding="utf-8"), flags=re.DOTALL)
+
+
+def field_of(model, path):
+    """Whether `path` leads to a field of a typed section; below a free-form map everything is a field."""
+    head, *rest = path
+    by_alias = {field.alias or name: field for name, field in model.model_fields.items()}
+    if head not in by_alias:
+        return False
+    if not rest:
+        return True
+    inner = re.findall(r"unmask_operator\.api\.[\w.]+", str(by_alias[head].annotation))
+    if not inner:
+        return True
+    module, _, name = inner[0].rpartition(".")
+    return field_of(getattr(__import__(module, fromlist=[name]), name), rest)
+
+
+def value_of(path):
+    node = VALUES
+    for part in path:
+        if not isinstance(node, dict) or (node and part not in node):
+            return False
+        node = node.get(part)
+    return True
+
+
+@PAGE
+def test_every_yaml_block_is_yaml_and_every_service_is_valid(page):
+    for block in blocks(page, "yaml"):
+        for document in yaml.safe_load_all(block):
+            if document.get("kind") == KIND:
+                parse(document)
+
+
+@PAGE
+def test_fields_and_chart_values_that_are_named_exist(page):
+    for name in re.findall(r"`([a-z][A-Za-z]+(?:\.[a-z][A-Za-z]+)+)(?:[:=][^`]*)?`", prose(page)):
+        path = name.split(".")
+        known = field_of(Spec, path) or value_of(path)
+        known |= path[0] == "spec" and field_of(Spec, path[1:])
+        known |= path[0] == "status" and field_of(Status, path[1:])
+        assert known or name in FOREIGN, name
+
+
+@PAGE
+def test_links_and_example_files_exist(page):
+    text = page.read_text(encoding="utf-8")
+    for path in re.findall(r"\]\(([\w/.-]+)\)", text):
+        assert (page.parent / path).exists(), path
+    for path in re.findall(r"(?<![\w/])(?:examples|charts)/[\w/.-]*\w", text):
+        assert (ROOT / path).exists(), path
+
+
+@PAGE
+def test_commands_name_what_there_is(page):
+    targets = set(re.findall(r"^([a-z0-9-]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE))
+    for block in blocks(page, "sh"):
+        assert set(re.findall(r"^make ([a-z0-9-]+)", block, re.MULTILINE)) <= targets
+        for name in re.findall(r"--set(?:-string)? ([\w.]+)=", block):
+            assert value_of(name.split(".")), name
+        for name in re.findall(r"explain dlms\.spec\.([\w.]+)", block):
+            assert field_of(Spec, name.split(".")), name
+        for crd in re.findall(r"kubectl delete crd (\S+)", block):
+            assert crd == f"{PLURAL}.{API_VERSION.split('/')[0]}"
+        for key in re.findall(r"serving\.unmask\.dev/\w+", block):
+            assert key in (RESTARTED_AT, SERVICE_LABEL), key
+
+
+@PAGE
+def test_patches_make_valid_services(page):
+    for block in blocks(page, "sh"):
+        for patch in re.findall(r"kubectl patch dlms \S+ --type merge -p '(.*?)'", block):
+            spec = {"model": {"uri": "demo://"}} | json.loads(patch)["spec"]
+            parse({"apiVersion": API_VERSION, "kind": KIND, "metadata": {"name": "demo"}, "spec": spec})
+
+
+def test_no_text_names_an_index_or_this_machine():
+    files = [*PAGES, ROOT / "Dockerfile", *(ROOT / "charts").rglob("*.*"), *(ROOT / "examples").glob("*")]
+    for path in files:
+        assert not re.search(
+            r"pypi|index-url|pythonhosted|docker\.io|ghcr\.io|/work/", path.read_text(encoding="utf-8")
+        ), path
