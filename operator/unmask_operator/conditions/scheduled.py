@@ -37,6 +37,6 @@ def obstacle(facts: Facts) -> Verdict | None:
             return no("InsufficientGPU", short)
         for words, (more, reason) in _CAUSES.items():
             if words in sentence and more in sentence:
-                return no(reason, f"{sentence} (spec.model.uri, or a volume of spec.podTemplate, names it)")
+                return no(reason, f"{sentence.rstrip('.')} (spec.model.uri, or a volume of spec.podTemplate, names it)")
         return no("Unschedulable", sentence)
     return None

@@ -1,0 +1,66 @@
+"""Objects as a cluster shows them, and reconciles made of them."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from unmask_operator.objects import API_VERSION, KIND, Obj, Ref
+from unmask_operator.observed import Observed
+from unmask_operator.plan import Plan
+
+NOW = datetime(2030, 1, 1, 3, 0, 0, tzinfo=UTC)
+UID = "0b6e1c1e-3a4c-4a51-8f6e-0d9b1f3a9c11"
+STATES = sorted(path.stem for path in Path(__file__).parent.glob("*.yaml") if path.stem not in ("deployments", "nodes"))
+
+
+@cache
+def _read(name: str) -> str:
+    return (Path(__file__).parent / f"{name}.yaml").read_text()
+
+
+def load(name: str) -> Any:
+    return yaml.safe_load(_read(name))
+
+
+def pod(state: str, name: str | None = None, created: str | None = None) -> Obj:
+    """A recorded pod, where asked under another name and of another age."""
+    found: Obj = load(state)
+    found["metadata"]["name"] = name or found["metadata"]["name"]
+    found["metadata"]["uid"] += name or ""
+    found["metadata"]["creationTimestamp"] = created or found["metadata"]["creationTimestamp"]
+    return found
+
+
+def service(generation: int = 1, **spec: Any) -> Obj:
+    base = {"model": {"uri": "pvc://weights/llada2"}, "gpu": {"resourceName": "nvidia.com/gpu"}, "replicas": 1}
+    metadata = {"name": "demo", "namespace": "models", "uid": UID, "generation": generation}
+    return {"apiVersion": API_VERSION, "kind": KIND, "metadata": metadata, "spec": base | spec}
+
+
+def owned(api_version: str, kind: str, name: str, **members: Any) -> Obj:
+    owner = {"apiVersion": API_VERSION, "kind": KIND, "name": "demo", "uid": UID, "controller": True}
+    metadata = {"name": name, "namespace": "models", "generation": 1, "ownerReferences": [owner]}
+    return {"apiVersion": api_version, "kind": kind, "metadata": metadata, **members}
+
+
+def deployment(state: str, replicas: int = 1) -> Obj:
+    main = {"name": "main", "image": "registry.example/unmask-runtime:0.1.0"}
+    spec = {"replicas": replicas, "template": {"spec": {"containers": [main]}}}
+    return owned("apps/v1", "Deployment", "demo", spec=spec, status=load("deployments")[state])
+
+
+def reconcile(
+    stage: str, *pods: Obj, replicas: int = 1, plan: Plan | None = None, **known: Any
+) -> tuple[Observed, Plan]:
+    """What a reconcile knows at a stage of the Deployment with these pods; `known` are members of Observed."""
+    live = deployment(stage, replicas)
+    others = known.pop("children", ())
+    children = {Ref.of(child): child for child in (live, *others)}
+    wanted = {k: v for k, v in live.items() if k != "status"}
+    fields = {"service": service(), "now": NOW} | known
+    return Observed(children=children, pods=pods, **fields), plan or Plan((wanted,), replicas=replicas)

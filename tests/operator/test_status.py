@@ -1,0 +1,278 @@
+"""The status of a service whose pods are in recorded states."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from datetime import timedelta
+from typing import Any
+
+import pytest
+
+from tests.operator.recorded import NOW, STATES, deployment, load, owned, pod, reconcile, service
+from unmask_operator.api.status import Status
+from unmask_operator.objects import Obj, Ref
+from unmask_operator.observed import Decision, Load, Observed
+from unmask_operator.plan import Plan, Problem
+from unmask_operator.status import status
+
+ORDER = ["Accepted", "Scheduled", "ModelLoaded", "RolloutComplete", "ScalingReady", "UpToDate", "Available", "Ready"]
+
+
+def _conditions(new: Obj) -> dict[str, Obj]:
+    return {c["type"]: c for c in new["conditions"]}
+
+
+def _judge(known: tuple[Observed, Plan]) -> dict[str, Obj]:
+    new = status(*known)
+    Status.model_validate(new)  # the schema's own limits
+    assert [c["type"] for c in new["conditions"]] == [kind for kind in ORDER if kind in _conditions(new)]
+    return _conditions(new)
+
+
+def _says(condition: Obj) -> tuple[str, str, str]:
+    return condition["status"], condition["reason"], condition["message"]
+
+
+@pytest.mark.parametrize(
+    ("stage", "state", "condition", "reason", "words"),
+    [
+        ("progressing", "unschedulable_pvc", "Scheduled", "PersistentVolumeClaimNotFound", '"weights" not found (spec'),
+        ("progressing", "image_pull", "ModelLoaded", "ImagePullBackOff", "unmask-runtime:9.9.9 cannot be pulled: rpc"),
+        ("progressing", "secret_missing", "ModelLoaded", "CreateContainerConfigError", 'secret "hub-token" not found'),
+        ("progressing", "crash_loop", "ModelLoaded", "CrashLoopBackOff", "code 1: block_size 48 does not divide"),
+        ("progressing", "oom_killed", "ModelLoaded", "OOMKilled", "raise spec.resources.limits.memory"),
+        ("progressing", "creating", "ModelLoaded", "Pending", "not started yet"),
+        ("progressing", "loading", "ModelLoaded", "Starting", "start-up probe has not passed"),
+        ("progressing", "probe_failing", "RolloutComplete", "Progressing", "1 of 1 pods are of the newest template"),
+        ("deadline_exceeded", "probe_failing", "RolloutComplete", "ProgressDeadlineExceeded", "(/ready) fails"),
+        ("progressing", "evicted", "Scheduled", "Pending", "no pod has a node"),
+        ("progressing", "terminating", "Scheduled", "Pending", "no pod has a node"),
+    ],
+)
+def test_a_pods_trouble_is_the_reason_of_ready(stage: str, state: str, condition: str, reason: str, words: str) -> None:
+    found = _judge(reconcile(stage, pod(state)))
+    assert _says(found[condition])[:2] == ("False", reason)
+    assert words in found[condition]["message"]
+    assert _says(found["Ready"]) == _says(found[condition])
+    assert found["Available"]["status"] == "False"
+
+
+@pytest.mark.parametrize(
+    ("stage", "words"), [("quota", "exceeded quota: gpus"), ("pod_security", 'container "helper"')]
+)
+def test_a_deployment_that_may_not_make_pods(stage: str, words: str) -> None:
+    found = _judge(reconcile(stage))
+    for condition in ("Scheduled", "RolloutComplete", "Available", "Ready"):
+        assert found[condition]["reason"] == "PodCreationRefused"
+        assert words in found[condition]["message"]
+
+
+@pytest.mark.parametrize(
+    "states", [("crash_loop", "crash_loop_ended", "crash_loop_running"), ("image_pull", "image_pull_error")]
+)
+def test_what_the_kubelet_tries_again_does_not_flicker(states: tuple[str, ...]) -> None:
+    found = [status(*reconcile("progressing", pod(state))) for state in states]
+    assert all(one == found[0] for one in found)
+
+
+def test_ready() -> None:
+    new = status(*reconcile("complete", pod("ready")))
+    assert {c["status"] for c in new["conditions"]} == {"True"}
+    assert "ScalingReady" not in _conditions(new)
+    assert {member: value for member, value in new.items() if member != "conditions"} == {
+        "observedGeneration": 1,
+        "replicas": 1,
+        "readyReplicas": 1,
+        "updatedReplicas": 1,
+        "selector": "serving.unmask.dev/service=demo",
+        "url": "http://demo.models.svc/v1",
+        "modelName": "demo",
+        "resolvedImage": "registry.example/unmask-runtime:0.1.0",
+        "modelLoad": {"phase": "loaded", "percent": 100},
+    }
+    assert _judge(reconcile("ready_not_yet_available", pod("ready")))["Ready"]["status"] == "True"
+
+
+def test_names_come_from_the_spec() -> None:
+    spec = {"model": {"uri": "demo://", "name": "poet"}, "service": {"port": 8080}}
+    new = status(*reconcile("complete", pod("ready"), service=service(**spec)))
+    assert (new["modelName"], new["url"]) == ("poet", "http://demo.models.svc:8080/v1")
+
+
+def test_load_progress_is_that_of_the_slowest_pod() -> None:
+    one, two = pod("loading"), pod("loading", "other")
+    loads = {one["metadata"]["uid"]: Load("weights", 61.4), two["metadata"]["uid"]: Load("weights", 42.2)}
+    known = reconcile("progressing", one, two, loads=loads)
+    assert status(*known)["modelLoad"] == {"phase": "weights", "percent": 42}
+    assert _says(_judge(known)["ModelLoaded"]) == ("False", "Loading", "the model is being loaded: weights, 42 %")
+
+
+def test_conditions_keep_their_time_until_their_status_flips() -> None:
+    first = status(*reconcile("created"))
+    later = service()
+    later["status"] = first
+    second = _conditions(status(*reconcile("progressing", pod("loading"), service=later, now=NOW + timedelta(hours=1))))
+    assert second["ModelLoaded"]["reason"] == "Starting"
+    assert second["ModelLoaded"]["lastTransitionTime"] == "2030-01-01T03:00:00Z"
+    assert second["Scheduled"]["lastTransitionTime"] == "2030-01-01T04:00:00Z"
+
+
+@pytest.mark.parametrize("state", STATES)
+def test_the_same_again_is_no_change(state: str) -> None:
+    autoscaled = service(autoscaling={"minReplicas": 1, "maxReplicas": 3, "targets": {"runningRequestsPerReplica": 8}})
+    decision = Decision(1, "the load fits the replicas", True, NOW)
+    observed, plan = reconcile("progressing", pod(state), service=autoscaled, decision=decision)
+    autoscaled["status"] = status(observed, plan)
+    later = replace(observed, now=NOW + timedelta(hours=1), decision=None)  # another leader
+    assert status(later, plan) == autoscaled["status"]
+
+
+@pytest.mark.parametrize(
+    ("nodes", "need", "words", "hint"),
+    [
+        (True, "2", "needs 2 nvidia.com/gpu, the largest node has 4, none has so many free", True),
+        (True, "8", "needs 8 nvidia.com/gpu and the largest node has 4: it never fits", False),
+        (False, "2", "needs 2 nvidia.com/gpu; the pods there are serve on", True),
+    ],
+)
+def test_too_few_gpus_for_a_rollout(nodes: bool, need: str, words: str, hint: bool) -> None:
+    surge = pod("unschedulable_gpu")
+    surge["spec"]["containers"][0]["resources"]["limits"]["nvidia.com/gpu"] = need
+    known = reconcile("surging", pod("ready"), surge, nodes=load("nodes") if nodes else None)
+    found = _judge(known)
+    assert found["Available"]["status"] == "True"
+    for condition in ("Scheduled", "RolloutComplete", "Ready"):
+        assert _says(found[condition])[:2] == ("False", "InsufficientGPU")
+        assert words in found[condition]["message"]
+        assert ("free a GPU or set maxSurge 0, maxUnavailable 1" in found[condition]["message"]) == hint
+        assert "2 Insufficient nvidia.com/gpu" in found[condition]["message"]
+        assert "preemption" not in found[condition]["message"]
+
+
+def test_too_few_gpus_for_the_first_pod() -> None:
+    found = _judge(reconcile("progressing", pod("unschedulable_gpu"), nodes=load("nodes")))
+    assert "busy now" in found["Ready"]["message"]
+    assert "maxSurge" not in found["Ready"]["message"]
+    chosen = pod("unschedulable_gpu")
+    chosen["spec"]["nodeSelector"] = {"pool": "large"}
+    found = _judge(reconcile("progressing", chosen, nodes=load("nodes")))
+    assert "the largest node has 0: it never fits" in found["Ready"]["message"]
+
+
+def test_scaling_up_does_not_undo_ready() -> None:
+    pods = [pod("ready"), pod("creating", "b", "2030-01-01T02:00:00Z"), pod("loading", "c", "2030-01-01T02:00:00Z")]
+    found = _judge(reconcile("scaled_up", *pods, replicas=3))
+    assert found["Ready"]["status"] == "True"
+    pods[2] = pod("crash_loop", "c", "2030-01-01T02:00:00Z")
+    assert _judge(reconcile("scaled_up", *pods, replicas=3))["Ready"]["reason"] == "CrashLoopBackOff"
+
+
+def test_a_rollout_waits_for_the_new_pods_while_the_old_serve() -> None:
+    new = pod("loading", "demo-66d4b7c8f9-aaaaa", "2030-01-01T01:00:00Z")
+    found = _judge(reconcile("surging", pod("ready"), new))
+    assert found["Available"]["status"] == "True"
+    assert _says(found["RolloutComplete"])[1:] == (
+        "Progressing",
+        "1 of 1 pods are of the newest template, 1 of the old one serve on",
+    )
+    assert found["Ready"]["reason"] == "Starting"
+
+
+def test_a_template_that_was_just_written_is_not_complete() -> None:
+    observed, plan = reconcile("complete", pod("ready"))
+    live = deployment("complete")
+    live["metadata"]["generation"] = 2
+    found = _judge((replace(observed, children={Ref.of(live): live}), plan))
+    assert _says(found["RolloutComplete"])[:2] == ("False", "Progressing")
+
+
+def test_an_evicted_pod_matters_only_until_its_successor_comes() -> None:
+    old = pod("evicted")
+    assert _judge(reconcile("complete", old, pod("ready")))["Ready"]["status"] == "True"
+    alone = _judge(reconcile("progressing", pod("evicted", created="2030-01-01T02:00:00Z"), pod("loading")))
+    assert alone["ModelLoaded"]["reason"] == "Evicted"
+    assert "ephemeral-storage" in alone["ModelLoaded"]["message"]
+
+
+def test_suspended() -> None:
+    found = _judge(reconcile("created", replicas=0, service=service(suspend=True)))
+    assert list(found) == ["Accepted", "UpToDate", "Available", "Ready"]
+    assert _says(found["Ready"])[:2] == ("False", "Suspended")
+    assert _judge(reconcile("created", replicas=0))["Ready"]["reason"] == "NoReplicas"
+
+
+def test_a_spec_that_is_not_accepted_says_so_and_what_runs_goes_on() -> None:
+    problem = Problem("Accepted", "InvalidSpec", "spec.engine.blockSize: must be at least 1")
+    found = _judge(reconcile("complete", pod("ready"), service=service(2, model=7), plan=Plan(problems=(problem,))))
+    assert _says(found["Ready"]) == ("False", "InvalidSpec", problem.message)
+    assert found["Available"]["status"] == found["RolloutComplete"]["status"] == "True"
+    assert {c["observedGeneration"] for c in found.values()} == {2}
+    new = status(Observed(service=service(), now=NOW), Plan(problems=(problem,)))
+    assert [c["type"] for c in new["conditions"]] == ["Accepted", "Available", "Ready"]
+    assert new["selector"] == "serving.unmask.dev/service=demo"
+
+
+def test_a_refused_child_is_not_accepted() -> None:
+    ref = Ref("v1", "Service", "demo")
+    found = _judge(reconcile("complete", pod("ready"), refusals={ref: "spec.ports[0].nodePort: already allocated"}))
+    assert _says(found["Accepted"]) == (
+        "False",
+        "Refused",
+        "Service demo was refused: spec.ports[0].nodePort: already allocated",
+    )
+
+
+def test_a_foreign_deployment_is_not_ours() -> None:
+    observed, plan = reconcile("complete")
+    foreign = deployment("complete")
+    foreign["metadata"]["ownerReferences"][0]["uid"] = "other"
+    new = status(replace(observed, children={Ref.of(foreign): foreign}), plan)
+    assert new["replicas"] == 0
+    assert _conditions(new)["RolloutComplete"]["status"] == "False"
+
+
+@pytest.mark.parametrize("up_to_date", [True, False])
+def test_problems_fall_under_their_condition_and_spare_ready(up_to_date: bool) -> None:
+    crd = Problem("UpToDate", "MissingCRD", "spec.monitoring.podMonitor: the cluster has no such kind")
+    observed, plan = reconcile("complete", pod("ready"))
+    found = _judge((observed, replace(plan, problems=(crd,), up_to_date=up_to_date)))
+    assert _says(found["UpToDate"]) == ("False", "MissingCRD", crd.message)
+    assert found["Ready"]["status"] == "True"
+    assert _judge((observed, replace(plan, up_to_date=False)))["UpToDate"]["reason"] == "OperatorUpgraded"
+
+
+_SCALING: dict[str, Any] = {"minReplicas": 1, "maxReplicas": 3, "targets": {"runningRequestsPerReplica": 8}}
+
+
+@pytest.mark.parametrize(
+    ("decision", "says"),
+    [
+        (None, ("Unknown", "Waiting", "the autoscaler has not looked at the pods yet")),
+        (Decision(2, "the load fits", True), ("True", "Active", "the operator reads the pods' metrics")),
+        (Decision(2, "no metrics", False), ("False", "MetricsMissing", "no metrics")),
+    ],
+)
+def test_the_builtin_autoscaler(decision: Decision | None, says: tuple[str, str, str]) -> None:
+    known = reconcile("complete", pod("ready"), service=service(autoscaling=_SCALING), decision=decision)
+    assert _says(_judge(known)["ScalingReady"]) == says
+    assert _judge(known)["Ready"]["status"] == "True"
+    expected = {"desired": 2, "reason": decision.reason} if decision else None
+    assert status(*known).get("autoscaling") == expected
+
+
+def test_the_hpas_own_message() -> None:
+    message = "the HPA was unable to compute the replica count: unable to get metric unmask_requests_waiting"
+    conditions = [
+        {"type": "AbleToScale", "status": "True", "reason": "SucceededGetScale", "message": "fine"},
+        {"type": "ScalingActive", "status": "False", "reason": "FailedGetPodsMetric", "message": message},
+    ]
+    scaled = service(autoscaling={**_SCALING, "provider": "HPA"})
+
+    def of(found: list[Obj]) -> Obj:
+        hpa = owned("autoscaling/v2", "HorizontalPodAutoscaler", "demo-engine", status={"conditions": found})
+        return _judge(reconcile("complete", pod("ready"), service=scaled, children=[hpa]))["ScalingReady"]
+
+    assert _says(of(conditions)) == ("False", "FailedGetPodsMetric", message)
+    assert of([])["status"] == "Unknown"
+    conditions[1] |= {"status": "True", "reason": "ValidMetricFound"}
+    assert of(conditions)["status"] == "True"

@@ -1,0 +1,74 @@
+"""The Events of a life, from recorded states."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+
+from tests.operator.recorded import NOW, pod, reconcile, service
+from unmask_operator.observed import Decision, Load, Observed
+from unmask_operator.plan import Plan
+from unmask_operator.status import Event, status, transitions
+
+
+def _tell(*steps: tuple[Observed, Plan]) -> list[list[tuple[str, str]]]:
+    """The Events of each step after the one before."""
+    told, old = [], {}
+    for step in steps:
+        new = status(*step)
+        told.append([(event.type, event.reason) for event in transitions(old, new)])
+        assert transitions(new, new) == []
+        old = new
+    return told
+
+
+def test_a_service_that_comes_up() -> None:
+    loading = pod("loading")
+    loads = {loading["metadata"]["uid"]: Load("weights", 10)}
+    assert _tell(
+        reconcile("created"),
+        reconcile("progressing", pod("creating")),
+        reconcile("progressing", loading),
+        reconcile("progressing", loading, loads=loads),
+        reconcile("complete", pod("ready")),
+    ) == [
+        [("Normal", "Accepted")],
+        [],
+        [],
+        [],
+        [("Normal", "ModelLoaded"), ("Normal", "RolloutComplete"), ("Normal", "Ready")],
+    ]
+
+
+def test_an_obstacle_is_told_once_however_many_conditions_show_it() -> None:
+    assert _tell(reconcile("created"), reconcile("quota"), reconcile("progressing", pod("crash_loop")))[1:] == [
+        [("Warning", "PodCreationRefused")],
+        [("Warning", "CrashLoopBackOff")],
+    ]
+
+
+def test_a_rollout_and_an_outage() -> None:
+    new = pod("loading", "new", "2030-01-01T01:00:00Z")
+    assert _tell(
+        reconcile("complete", pod("ready")),
+        reconcile("surging", pod("ready"), new),
+        reconcile("progressing", pod("oom_killed")),
+        reconcile("progressing", replicas=0, service=service(suspend=True)),
+    )[1:] == [
+        [("Normal", "RolloutStarted")],
+        [("Warning", "OOMKilled"), ("Warning", "Unavailable")],
+        [("Normal", "Suspended")],
+    ]
+
+
+def test_a_scaling_is_told_with_its_reason() -> None:
+    scaled = service(autoscaling={"minReplicas": 1, "maxReplicas": 3, "targets": {"runningRequestsPerReplica": 8}})
+
+    def at(desired: int, reason: str) -> tuple[Observed, Plan]:
+        decision = Decision(desired, reason, True, NOW - timedelta(minutes=1))
+        return reconcile("complete", pod("ready"), service=scaled, decision=decision)
+
+    old, new = status(*at(1, "at rest")), status(*at(3, "scaled up for runningRequestsPerReplica"))
+    assert transitions(old, new) == [
+        Event("Normal", "Scaled", "from 1 to 3 replicas: scaled up for runningRequestsPerReplica")
+    ]
+    assert new["lastScaleTime"] == "2030-01-01T02:59:00Z"
