@@ -1,0 +1,3 @@
+module unmask/e2e/pod
+
+go 1.24.0

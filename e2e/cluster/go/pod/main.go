@@ -1,0 +1,73 @@
+// pod is the whole content of the suite's own image: the pause container, and what tests run inside a cluster.
+//
+//	pod                 wait for SIGTERM (the pause container)
+//	pod resolve NAME    print the addresses of NAME
+//	pod fetch URL       print an HTTP answer's body; a status other than 200 is a failure
+//	pod serve TEXT      answer every request on port 8080 with TEXT
+package main
+
+import (
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"os"
+	"os/signal"
+	"syscall"
+	"time"
+)
+
+func main() {
+	mode, argument := "pause", ""
+	if len(os.Args) == 3 {
+		mode, argument = os.Args[1], os.Args[2]
+	}
+	stop := make(chan os.Signal, 1)
+	signal.Notify(stop, syscall.SIGTERM, syscall.SIGINT)
+	failed := make(chan error, 1)
+	switch mode {
+	case "pause":
+	case "resolve":
+		go func() { failed <- resolve(argument) }()
+	case "fetch":
+		go func() { failed <- fetch(argument) }()
+	case "serve":
+		answer := func(w http.ResponseWriter, _ *http.Request) { fmt.Fprintln(w, argument) }
+		go func() { failed <- http.ListenAndServe(":8080", http.HandlerFunc(answer)) }()
+	default:
+		fmt.Fprintf(os.Stderr, "pod: no mode %q: resolve NAME, fetch URL, serve TEXT, or nothing\n", mode)
+		os.Exit(2)
+	}
+	select {
+	case <-stop:
+	case err := <-failed:
+		if err != nil {
+			fmt.Fprintln(os.Stderr, "pod:", err)
+			os.Exit(1)
+		}
+	}
+}
+
+func resolve(name string) error {
+	addresses, err := net.LookupHost(name)
+	for _, address := range addresses {
+		fmt.Println(address)
+	}
+	return err
+}
+
+func fetch(url string) error {
+	client := http.Client{Timeout: 10 * time.Second}
+	answer, err := client.Get(url)
+	if err != nil {
+		return err
+	}
+	defer answer.Body.Close()
+	if _, err := io.Copy(os.Stdout, answer.Body); err != nil {
+		return err
+	}
+	if answer.StatusCode != http.StatusOK {
+		return fmt.Errorf("%s: %s", url, answer.Status)
+	}
+	return nil
+}
