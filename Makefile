@@ -16,10 +16,10 @@ BUILD_ARGS ?=
 REGISTRY ?=
 VERSION := $(shell sed -n 's/^version = "\(.*\)"/\1/p' pyproject.toml)
 
-.PHONY: help setup serve chat test lint format typecheck gpu-test gpu-bench images lock clean
+.PHONY: help setup serve chat test programs e2e lint format typecheck gpu-test gpu-bench images lock clean
 
 help:  ## show this list
-	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 14
+	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 14
 
 setup: $(STAMP)  ## create or refresh .venv
 
@@ -38,8 +38,17 @@ serve: setup  ## serve the demo model on PORT (8000); ARGS="--flag value" pass t
 chat: setup  ## talk to a running server in the terminal and watch blocks being denoised
 	$(BIN)/python -m runtime.chat $(ARGS)
 
-test: setup lint typecheck  ## lint, type-check and run every CPU test
+test: setup lint typecheck programs  ## lint, type-check and run every CPU test
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 $(ARGS)  # two workers share the cores: threads of theirs would only spin
+
+programs: setup  ## compile the API server of the operator's tests, once
+	@$(BIN)/python -m e2e.cluster build
+
+e2e: setup  ## start a cluster with a node (needs root), test the chart and the operator on it, end it
+	@set -e; before="$$UNMASK_CLUSTER"; variables="$$($(BIN)/python -m e2e.cluster up $(UP))"; eval "$$variables"; \
+	  if test "$$UNMASK_CLUSTER" != "$$before"; then \
+	    trap 'exit 130' INT TERM; trap '$(BIN)/python -m e2e.cluster down' EXIT; fi; \
+	  $(BIN)/python -m pytest e2e -m node $(ARGS)
 
 lint: setup
 	$(BIN)/ruff check .

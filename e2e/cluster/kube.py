@@ -1,0 +1,133 @@
+"""A small, blocking client of a Kubernetes API server, for tests and for setting a cluster up."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeVar
+
+import httpx
+
+from e2e.cluster import kubeconfig
+
+Obj = dict[str, Any]
+Found = TypeVar("Found")
+
+
+class ApiError(Exception):
+    """A refusal by the API server: `status` is the HTTP status, `reason` the API's, the text is its message."""
+
+    def __init__(self, status: int, reason: str, message: str) -> None:
+        super().__init__(f"{status} {reason}: {message}")
+        self.status, self.reason, self.message = status, reason, message
+
+
+class Kube:
+    """Objects are plain dicts with apiVersion and kind; plural names come from the server's own discovery.
+
+    Every method raises ApiError on a refusal. `namespace` is for objects and kinds that live in one.
+    """
+
+    def __init__(self, config: Path, *, user: str = "", groups: tuple[str, ...] = ()) -> None:
+        """As the kubeconfig's own user, or as `user` with `groups` where its user may impersonate."""
+        access = kubeconfig.read(config)
+        self.server, self.context = access.server, access.context
+        headers = [*access.headers.items(), *([("Impersonate-User", user)] if user else [])]
+        headers += [("Impersonate-Group", group) for group in groups]
+        self._http = httpx.Client(
+            base_url=access.server, headers=headers, verify=access.tls, trust_env=False, timeout=30
+        )
+        self._plurals: dict[tuple[str, str], tuple[str, bool]] = {}
+
+    def close(self) -> None:
+        self._http.close()
+
+    def request(
+        self, method: str, path: str, body: Any = None, *, content: str = "application/json", **query: Any
+    ) -> Obj:
+        """One request; the answer's JSON, or {"text": ...} where it is none."""
+        data = None if body is None else json.dumps(body)
+        headers = {"Content-Type": content} if data else {}
+        response = self._http.request(method, path, content=data, headers=headers, params=query)
+        try:
+            answer = response.json()
+        except ValueError:
+            answer = {"text": response.text}
+        if response.is_error:
+            raise ApiError(response.status_code, answer.get("reason", ""), answer.get("message", response.text))
+        return answer if isinstance(answer, dict) else {"text": response.text}
+
+    def path(self, api_version: str, kind: str, namespace: str = "", name: str = "", subresource: str = "") -> str:
+        """The path of a kind's collection, an object or a subresource."""
+        root = f"/apis/{api_version}" if "/" in api_version else f"/api/{api_version}"
+        if (api_version, kind) not in self._plurals:
+            for entry in self.request("GET", root)["resources"]:
+                if "/" not in entry["name"]:
+                    self._plurals[api_version, entry["kind"]] = (entry["name"], entry["namespaced"])
+        if (api_version, kind) not in self._plurals:
+            raise ApiError(404, "NotFound", f"the server has no {api_version} {kind}")
+        plural, namespaced = self._plurals[api_version, kind]
+        where = f"/namespaces/{namespace}" if namespaced and namespace else ""
+        return f"{root}{where}/{plural}" + (f"/{name}" if name else "") + (f"/{subresource}" if subresource else "")
+
+    def _path_of(self, obj: Obj, *, collection: bool = False, subresource: str = "") -> str:
+        meta = obj["metadata"]
+        name = "" if collection else meta["name"]
+        return self.path(obj["apiVersion"], obj["kind"], meta.get("namespace", ""), name, subresource)
+
+    def get(self, api_version: str, kind: str, name: str, namespace: str = "", subresource: str = "") -> Obj:
+        return self.request("GET", self.path(api_version, kind, namespace, name, subresource))
+
+    def find(self, api_version: str, kind: str, name: str, namespace: str = "") -> Obj | None:
+        """Like `get`, but None where there is no such object."""
+        try:
+            return self.get(api_version, kind, name, namespace)
+        except ApiError as error:
+            if error.status == 404:
+                return None
+            raise
+
+    def list(self, api_version: str, kind: str, namespace: str = "", **query: Any) -> list[Obj]:
+        """Objects of a kind, in a namespace or everywhere; `labelSelector="a=b"` and the like are passed on."""
+        items = self.request("GET", self.path(api_version, kind, namespace), **query)["items"]
+        return [{"apiVersion": api_version, "kind": kind, **item} for item in items]
+
+    def create(self, obj: Obj, **query: Any) -> Obj:
+        return self.request("POST", self._path_of(obj, collection=True), obj, **query)
+
+    def replace(self, obj: Obj, subresource: str = "", **query: Any) -> Obj:
+        return self.request("PUT", self._path_of(obj, subresource=subresource), obj, **query)
+
+    def apply(self, obj: Obj, *, manager: str = "unmask-test", force: bool = True, **query: Any) -> Obj:
+        """Server-side apply: create the object or take the fields that it names."""
+        query |= {"fieldManager": manager, "force": str(force).lower()}
+        return self.request("PATCH", self._path_of(obj), obj, content="application/apply-patch+yaml", **query)
+
+    def patch(self, obj: Obj, change: Any, *, subresource: str = "") -> Obj:
+        """A JSON merge patch (a dict) or a JSON patch (a list) of the object that `obj` names."""
+        content = "application/json-patch+json" if isinstance(change, list) else "application/merge-patch+json"
+        return self.request("PATCH", self._path_of(obj, subresource=subresource), change, content=content)
+
+    def delete(self, obj: Obj, **query: Any) -> None:
+        """Delete; an object that is gone already is fine."""
+        try:
+            self.request("DELETE", self._path_of(obj), **query)
+        except ApiError as error:
+            if error.status != 404:
+                raise
+
+    def wait(self, what: str, found: Callable[[], Found | None], *, timeout: float = 30.0) -> Found:
+        """Ask `found` until it returns something true; TimeoutError names `what`. A 404 counts as not yet."""
+        deadline = time.monotonic() + timeout
+        while True:
+            try:
+                if result := found():
+                    return result
+            except ApiError as error:
+                if error.status != 404:
+                    raise
+            if time.monotonic() > deadline:
+                raise TimeoutError(f"{what}: not within {timeout:.0f} s")
+            time.sleep(0.1)

@@ -1,0 +1,135 @@
+"""containerd of one cluster: started with its own store, filled with images, emptied of containers at the end."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import subprocess
+import time
+from pathlib import Path
+
+from e2e.cluster.node.network import PODS, Network
+from e2e.cluster.process import Daemon, spawn, wait_for
+
+PAUSE = "localhost/unmask-e2e/pod:1"  # its first mode of life is to wait
+
+_CONFIG = """\
+version = 2
+root = "{store}"
+state = "{state}"
+[grpc]
+  address = "{socket}"
+[plugins."io.containerd.internal.v1.opt"]
+  path = "{state}/opt"
+[plugins."io.containerd.grpc.v1.cri"]
+  sandbox_image = "{pause}"
+  disable_apparmor = true
+  restrict_oom_score_adj = true  # the machine may lack CAP_SYS_RESOURCE
+  [plugins."io.containerd.grpc.v1.cri".containerd.runtimes.runc]
+    runtime_type = "io.containerd.runc.v2"
+  [plugins."io.containerd.grpc.v1.cri".cni]
+    bin_dir = "/usr/lib/cni"
+    conf_dir = "{cni}"
+"""
+
+_CNI = """\
+{{"cniVersion": "0.4.0", "name": "unmask-e2e", "plugins": [
+  {{"type": "bridge", "bridge": "pods0", "isGateway": true, "ipMasq": true, "hairpinMode": true,
+    "ipam": {{"type": "host-local", "dataDir": "{data}", "ranges": [[{{"subnet": "{pods}"}}]],
+              "routes": [{{"dst": "0.0.0.0/0"}}]}}}},
+  {{"type": "portmap", "capabilities": {{"portMappings": true}}}}]}}
+"""
+
+
+class Containers:
+    """Attributes: `socket`, its address; `daemon`, once it runs. The image store outlives the cluster."""
+
+    def __init__(self, directory: Path, store: Path) -> None:
+        self._directory, self._store = directory, store
+        self.state = directory / "containerd"
+        self.socket = self.state / "containerd.sock"
+
+    def start(self, network: Network, logs: Path) -> Daemon:
+        cni = self._directory / "cni"
+        for folder in (cni, self.state, self._store):
+            folder.mkdir(parents=True, exist_ok=True)
+        (cni / "10-bridge.conflist").write_text(_CNI.format(data=self._directory / "addresses", pods=PODS))
+        config = self._directory / "containerd.toml"
+        config.write_text(_CONFIG.format(store=self._store, state=self.state, socket=self.socket, pause=PAUSE, cni=cni))
+        self.daemon = spawn("containerd", [*network.enter, "containerd", "--config", config], logs, tied=False)
+        wait_for("containerd", lambda: self._ctr("version").returncode == 0, [self.daemon], timeout=60)
+        self.remove_containers()  # of a cluster that used this store and was killed
+        return self.daemon
+
+    def _ctr(self, *command: str) -> subprocess.CompletedProcess[str]:
+        whole = ["ctr", "--address", str(self.socket), "--namespace", "k8s.io", *command]
+        return subprocess.run(whole, capture_output=True, text=True)
+
+    def has_image(self, name: str) -> bool:
+        return name in self._ctr("images", "list", "--quiet").stdout.split()
+
+    def images(self) -> set[str]:
+        return set(self._ctr("images", "list", "--quiet").stdout.split())
+
+    def load(self, archive: Path) -> None:
+        """Import every image of an OCI archive. OSError with ctr's words when it refuses."""
+        done = self._ctr("images", "import", str(archive))
+        if done.returncode:
+            raise OSError(f"{archive}: {done.stderr.strip()}")
+
+    def remove_images(self, *names: str) -> None:
+        if names:
+            self._ctr("images", "remove", *names)
+
+    def remove_containers(self) -> None:
+        """Kill every task and remove every container; only images stay."""
+        if running := self._ctr("tasks", "list", "--quiet").stdout.split():
+            for task in running:
+                self._ctr("tasks", "kill", "--signal", "SIGKILL", "--all", task)
+            deadline = time.monotonic() + 10
+            while running and time.monotonic() < deadline:
+                self._ctr("tasks", "delete", "--force", *running)
+                running = self._ctr("tasks", "list", "--quiet").stdout.split()
+        if containers := self._ctr("containers", "list", "--quiet").stdout.split():
+            self._ctr("containers", "delete", *containers)
+
+
+def unmount_below(directory: Path) -> None:
+    """Unmount everything below a folder, the deepest first."""
+    points = [
+        line.split()[4].encode().decode("unicode_escape")
+        for line in Path("/proc/self/mountinfo").read_text().splitlines()
+    ]
+    for point in sorted((p for p in points if Path(p).is_relative_to(directory)), key=len, reverse=True):
+        subprocess.run(["umount", "--lazy", point], capture_output=True)
+
+
+def remove_cgroups(name: str) -> None:
+    """Remove the cgroup `name` and all below it, in every hierarchy; processes left in it are killed."""
+    for top in [Path("/sys/fs/cgroup"), *Path("/sys/fs/cgroup").glob("*/")]:
+        root = top / name
+        for folder, _, _ in os.walk(root, topdown=False):
+            for pid in _processes(Path(folder)):
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, 9)
+            for _ in range(50):
+                with contextlib.suppress(FileNotFoundError):
+                    try:
+                        os.rmdir(folder)
+                    except OSError:  # its processes are still on their way out
+                        time.sleep(0.02)
+                        continue
+                break
+
+
+def _processes(folder: Path) -> list[int]:
+    try:
+        return [int(pid) for pid in (folder / "cgroup.procs").read_text().split()]
+    except OSError:
+        return []
+
+
+def remove_tree(directory: Path) -> None:
+    unmount_below(directory)
+    shutil.rmtree(directory, ignore_errors=True)

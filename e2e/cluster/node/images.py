@@ -1,0 +1,108 @@
+"""The images of a cluster: built by buildah from the repository's Dockerfile, loaded into its containerd."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+from e2e.cluster.binaries import say
+from e2e.cluster.node.containers import PAUSE, Containers
+
+ROOT = Path(__file__).parents[3]
+_SUITE = "bookworm"
+_INCLUDE = "ca-certificates,python3"
+_TRIM = ("var/lib/apt/lists", "var/cache/apt", "usr/share/doc", "usr/share/man", "usr/share/locale", "usr/share/info")
+
+
+class Images:
+    """Builds in buildah's own store; `cache` keeps what takes longest.
+
+    Args:
+        base: the Dockerfile's BASE; empty makes a small Debian by debootstrap.
+    """
+
+    def __init__(self, cache: Path, base: str = "") -> None:
+        self._cache, self._base = cache, base
+
+    def build_pod(self, program: Path) -> str:
+        """The image of the pause container and of the tests' own pods."""
+        with tempfile.TemporaryDirectory() as folder:
+            shutil.copy(program, Path(folder) / "pod")
+            (Path(folder) / "Dockerfile").write_text('FROM scratch\nCOPY pod /pod\nUSER 65532\nENTRYPOINT ["/pod"]\n')
+            self._buildah("bud", "--layers", "--tag", PAUSE, folder)
+        return PAUSE
+
+    def build(self, target: str, name: str) -> str:
+        """A target of the Dockerfile, as image `name`."""
+        say(f"building {name}")
+        arguments = [
+            "--layers",
+            "--target",
+            target,
+            "--tag",
+            name,
+            "--build-arg",
+            f"BASE={self._base or self._debian()}",
+        ]
+        if Path("/etc/ssl/certs/ca-certificates.crt").exists():  # the machine may have a CA of its own
+            arguments += ["--volume", "/etc/ssl/certs:/etc/ssl/certs:ro"]
+        self._buildah("bud", *arguments, str(ROOT))
+        return name
+
+    def load(self, name: str, containers: Containers, store: Path) -> None:
+        """Bring an image into containerd, unless that very image is there from an earlier cluster."""
+        loaded = store / "loaded.json"
+        known: dict[str, str] = json.loads(loaded.read_text()) if loaded.exists() else {}
+        identity = self._buildah("inspect", "--type", "image", "--format", "{{.FromImageID}}", name)
+        if known.get(name) == identity and containers.has_image(name):
+            return
+        say(f"loading {name}")
+        archive = self._cache / f"{identity[:12]}.oci"
+        try:
+            self._buildah("push", "--quiet", name, f"oci-archive:{archive}:{name}")
+            containers.load(archive)
+        finally:
+            archive.unlink(missing_ok=True)
+        loaded.write_text(json.dumps({**known, name: identity}))
+
+    def _debian(self) -> str:
+        """A minimal Debian with Python, made once."""
+        recipe = hashlib.sha256(repr((_SUITE, _INCLUDE, _TRIM)).encode()).hexdigest()[:8]
+        name, archive = f"localhost/unmask-e2e/base:{recipe}", self._cache / f"base-{_SUITE}-{recipe}.tar"
+        if not archive.exists():
+            self._debootstrap(archive)
+        if subprocess.run(["buildah", "inspect", "--type", "image", name], capture_output=True).returncode:
+            with tempfile.TemporaryDirectory(dir=self._cache) as folder:
+                os.link(archive, Path(folder) / "base.tar")
+                (Path(folder) / "Dockerfile").write_text("FROM scratch\nADD base.tar /\n")
+                self._buildah("bud", "--tag", name, folder)
+        return name
+
+    def _debootstrap(self, archive: Path) -> None:
+        say(f"making a base image: Debian {_SUITE} (about a minute, once)")
+        with tempfile.TemporaryDirectory(dir=self._cache) as folder:
+            root = Path(folder) / "root"
+            command = ["debootstrap", "--variant=minbase", f"--include={_INCLUDE}", _SUITE, str(root)]
+            subprocess.run(command, stdout=subprocess.DEVNULL, stderr=sys.stderr, check=True)
+            for path in _TRIM:
+                for entry in (root / path).iterdir():
+                    shutil.rmtree(entry) if entry.is_dir() else entry.unlink()
+            partial = archive.with_suffix(".partial")
+            subprocess.run(["tar", "--numeric-owner", "-C", str(root), "-cf", str(partial), "."], check=True)
+            partial.rename(archive)
+
+    def _buildah(self, *arguments: str) -> str:
+        """Run buildah; its words go to stderr. Returns what it printed on stdout."""
+        environment = {**os.environ, "BUILDAH_ISOLATION": "chroot"}  # crun refuses hybrid cgroups
+        if arguments[0] == "bud":
+            subprocess.run(["buildah", *arguments], env=environment, stdout=sys.stderr, check=True)
+            return ""
+        return subprocess.run(
+            ["buildah", *arguments], env=environment, stdout=subprocess.PIPE, text=True, check=True
+        ).stdout.strip()

@@ -1,0 +1,66 @@
+"""A network namespace for a whole cluster, joined to the machine by a pair of interfaces and to nothing else."""
+
+from __future__ import annotations
+
+import subprocess
+from dataclasses import dataclass
+from pathlib import Path
+
+PODS = "10.244.0.0/24"
+
+
+@dataclass(frozen=True)
+class Network:
+    """The namespace of cluster `number`; its addresses are a /30 of 198.18.0.0/24, which is nobody's."""
+
+    number: int
+
+    @property
+    def name(self) -> str:
+        return f"unmask-e2e-{self.number}"
+
+    @property
+    def machine(self) -> str:
+        """The machine's address, as the cluster sees it."""
+        return f"198.18.0.{4 * self.number + 1}"
+
+    @property
+    def node(self) -> str:
+        """The node's address, as the machine sees it."""
+        return f"198.18.0.{4 * self.number + 2}"
+
+    @property
+    def enter(self) -> tuple[str, ...]:
+        """Runs a command inside. Not `ip netns exec`: that mounts another /sys, without the cgroups."""
+        return ("nsenter", f"--net=/run/netns/{self.name}")
+
+    @property
+    def _link(self) -> str:
+        return f"unmask-e2e{self.number}"
+
+    def create(self) -> None:
+        inside = self.enter
+        _run("ip", "netns", "add", self.name)
+        _run("ip", "link", "add", self._link, "type", "veth", "peer", "name", "eth0", "netns", self.name)
+        _run("ip", "address", "add", f"{self.machine}/30", "dev", self._link)
+        _run("ip", "link", "set", self._link, "up")
+        forwarding = Path(f"/proc/sys/net/ipv4/conf/{self._link}/forwarding")
+        forwarding.write_text("0")  # what comes from the cluster ends on this machine
+        _run(*inside, "ip", "address", "add", f"{self.node}/30", "dev", "eth0")
+        for link in ("lo", "eth0"):
+            _run(*inside, "ip", "link", "set", link, "up")
+        _run(*inside, "ip", "route", "add", "default", "via", self.machine)  # kube-proxy and the kubelet look for one
+        for key in ("ipv4/ip_forward", "bridge/bridge-nf-call-iptables"):  # Services between pods on one bridge
+            _run(*inside, "sh", "-c", f"test ! -e /proc/sys/net/{key} || echo 1 > /proc/sys/net/{key}")
+
+    def delete(self) -> None:
+        """Remove it, and with it every interface and rule inside; fine when it is gone."""
+        subprocess.run(["ip", "link", "delete", self._link], capture_output=True)
+        if Path(f"/run/netns/{self.name}").exists():
+            _run("ip", "netns", "delete", self.name)
+
+
+def _run(*command: str) -> None:
+    done = subprocess.run(command, capture_output=True, text=True)
+    if done.returncode:
+        raise OSError(f"{' '.join(command)}: {done.stderr.strip() or done.stdout.strip()}")

@@ -1,0 +1,99 @@
+"""Clusters that outlive the command that started them: a numbered folder each, with a record of what to stop.
+
+The number names everything that a machine has only once (network namespace, cgroup, addresses, image store), so that
+clusters side by side do not meet.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+from e2e.cluster.process import Daemon, is_running
+
+MAX_CLUSTERS = 60
+
+
+@dataclass
+class Record:
+    """
+    Attributes:
+        number: the cluster's own.
+        directory: everything it writes.
+        checkout: the working tree that it was made from.
+        level: "api" or "node".
+        owner: process id of the `up` that builds it, 0 once it is up.
+        started: seconds since the epoch.
+        daemons: in the order of their start.
+        exports: what `up` prints.
+    """
+
+    number: int
+    directory: Path
+    checkout: str
+    level: str
+    owner: int = 0
+    started: float = 0.0
+    daemons: list[Daemon] = field(default_factory=list)
+    exports: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def id(self) -> str:
+        return f"e2e-{self.number}"
+
+    def alive(self) -> bool:
+        """Somebody is building it, or all that was started still runs."""
+        if self.owner:
+            return is_running(self.owner)
+        return bool(self.daemons) and all(daemon.alive() for daemon in self.daemons)
+
+    def save(self) -> None:
+        content = {**asdict(self), "directory": str(self.directory)}
+        partial = self.directory / "cluster.json.partial"
+        partial.write_text(json.dumps(content, indent=1))
+        partial.rename(self.directory / "cluster.json")
+
+
+def folder(cache: Path) -> Path:
+    return cache / "clusters"
+
+
+def claim(cache: Path, checkout: str, level: str) -> Record:
+    """A new record under the lowest free number. OSError when all numbers are taken."""
+    for number in range(MAX_CLUSTERS):
+        directory = folder(cache) / str(number)
+        directory.parent.mkdir(parents=True, exist_ok=True)
+        if level == "node" and Path(f"/run/netns/unmask-e2e-{number}").exists():
+            continue  # another user's
+        try:
+            directory.mkdir()
+        except FileExistsError:
+            continue
+        record = Record(number, directory, checkout, level, os.getpid(), time.time())
+        record.save()
+        return record
+    raise OSError(
+        f"{MAX_CLUSTERS} clusters exist already in {folder(cache)}; end some with: python -m e2e.cluster down ID"
+    )
+
+
+def load_all(cache: Path) -> list[Record]:
+    """Every recorded cluster, the newest first."""
+    records = []
+    for path in folder(cache).glob("*/cluster.json"):
+        content = json.loads(path.read_text())
+        content["directory"] = path.parent
+        content["daemons"] = [Daemon(**daemon) for daemon in content["daemons"]]
+        records.append(Record(**content))
+    return sorted(records, key=lambda record: record.started, reverse=True)
+
+
+def choose(cache: Path, checkout: str, wanted: str) -> Record | None:
+    """The cluster with the id `wanted`, or else the newest of this checkout; None where there is none."""
+    for record in load_all(cache):
+        if record.id == wanted if wanted else record.checkout == checkout:
+            return record
+    return None

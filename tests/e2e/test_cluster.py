@@ -1,0 +1,139 @@
+"""The parts of the test clusters that need no cluster."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from cryptography import x509
+from cryptography.x509.oid import NameOID
+
+from e2e.cluster import binaries, kubeconfig, records
+from e2e.cluster.binaries import PROGRAMS, MissingProgramError
+from e2e.cluster.config import Environment, environment
+from e2e.cluster.node.network import Network
+from e2e.cluster.pki import Authority
+from e2e.cluster.process import Daemon, StartError, spawn, stop, wait_for
+
+
+def env(cache: Path, **more: object) -> Environment:
+    return Environment(**{"cache": cache, "assets": None, "kubeconfig": None, "cluster": "", "path": "/bin", **more})  # type: ignore[arg-type]
+
+
+def test_a_variable_that_points_nowhere_is_named(tmp_path: Path) -> None:
+    assert environment({"KUBEBUILDER_ASSETS": str(tmp_path), "KUBECONFIG": "/nowhere"}).assets == tmp_path
+    for name in ("KUBEBUILDER_ASSETS", "UNMASK_E2E_KUBECONFIG"):
+        with pytest.raises(ValueError, match=name):
+            environment({name: "/does/not/exist"})
+
+
+def test_every_program_has_a_pinned_version() -> None:
+    for name, program in PROGRAMS.items():
+        assert program.version, name
+        if program.origin:
+            tools = (binaries.GO / program.folder / "go.mod").read_text()
+            assert program.package in tools, name
+            assert (binaries.GO / program.folder / "go.sum").exists()
+
+
+def test_ready_made_programs_serve_what_they_have(tmp_path: Path) -> None:
+    assets, cache = tmp_path / "assets", tmp_path / "cache"
+    assets.mkdir()
+    (assets / "etcd").touch()
+    here = env(cache, assets=assets)
+    assert binaries.find(["etcd"], here) == {"etcd": assets / "etcd"}
+    with pytest.raises(MissingProgramError, match=r"kubectl.*e2e\.cluster build kubectl"):
+        binaries.find(["etcd", "kubectl"], here)
+
+
+def test_certificates_name_users_groups_and_hosts() -> None:
+    pair = Authority("test").issue("alice", ["a", "b"], hosts=["10.0.0.1", "web.local"])
+    certificate = x509.load_pem_x509_certificate(pair.certificate)
+    names = {
+        oid: [a.value for a in certificate.subject.get_attributes_for_oid(oid)]
+        for oid in (NameOID.COMMON_NAME, NameOID.ORGANIZATION_NAME)
+    }
+    assert names == {NameOID.COMMON_NAME: ["alice"], NameOID.ORGANIZATION_NAME: ["a", "b"]}
+    hosts = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    assert [str(host.value) for host in hosts] == ["10.0.0.1", "web.local"]
+
+
+def test_kubeconfigs_are_read_as_they_were_written(tmp_path: Path) -> None:
+    authority = Authority("test")
+    path = kubeconfig.write(
+        tmp_path / "k", "https://10.0.0.1:6443", authority.certificate, user="admin", token="secret"
+    )
+    access = kubeconfig.read(path)
+    assert access.server == "https://10.0.0.1:6443"
+    assert access.headers == {"Authorization": "Bearer secret"}
+    assert access.authority == authority.certificate
+    assert path.stat().st_mode & 0o077 == 0
+    kubeconfig.read(
+        kubeconfig.write(tmp_path / "c", "https://h", authority.certificate, user="u", pair=authority.issue("u"))
+    )
+
+
+def test_a_kubeconfig_that_we_cannot_use_says_why(tmp_path: Path) -> None:
+    path = kubeconfig.write(tmp_path / "k", "https://h", b"", user="cloud", token="x")
+    path.write_text(path.read_text().replace("token: x", "exec: {command: login}"))
+    with pytest.raises(ValueError, match=r"users\.exec is not supported"):
+        kubeconfig.read(path)
+    path.write_text(path.read_text().replace("current-context: unmask-e2e", "current-context: gone"))
+    with pytest.raises(ValueError, match="no 'gone'"):
+        kubeconfig.read(path)
+
+
+def test_daemons_are_stopped_by_their_own_id(tmp_path: Path) -> None:
+    stubborn = [
+        sys.executable,
+        "-c",
+        "import signal, time; signal.signal(15, signal.SIG_IGN); print('up', flush=True); time.sleep(60)",
+    ]
+    daemon = spawn("stubborn", stubborn, tmp_path, tied=False)
+    wait_for("it", lambda: "up" in daemon.tail(), [daemon], timeout=20)
+    other = Daemon(daemon.name, daemon.pid, "0", daemon.log)  # the same id, of a process that ended before
+    stop([other])
+    assert daemon.alive()
+    stop([daemon], grace=0.2)
+    assert not daemon.alive()
+
+
+def test_what_ends_early_shows_its_log(tmp_path: Path) -> None:
+    daemon = spawn("broken", ["sh", "-c", "echo no such flag >&2; exit 1"], tmp_path, tied=True)
+    with pytest.raises(StartError, match="no such flag"):
+        wait_for("it", lambda: False, [daemon], timeout=20)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux ends children with their parent")
+def test_tied_daemons_die_with_their_parent(tmp_path: Path) -> None:
+    code = (
+        "import os, pathlib, sys; from e2e.cluster.process import spawn;"
+        "d = spawn('child', ['sleep', '60'], pathlib.Path(sys.argv[1]), tied=True);"
+        "print(d.pid, d.born, flush=True); os._exit(1)"
+    )
+    told = subprocess.run(
+        [sys.executable, "-c", code, str(tmp_path)], capture_output=True, text=True, cwd=binaries.GO.parents[2]
+    )
+    pid, born = told.stdout.split()
+    child = Daemon("child", int(pid), born, "")
+    deadline = time.monotonic() + 10
+    while child.alive() and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert not child.alive()
+
+
+def test_clusters_side_by_side_share_nothing(tmp_path: Path) -> None:
+    made = [records.claim(tmp_path, "/one", "api") for _ in range(2)] + [records.claim(tmp_path, "/two", "api")]
+    assert [record.number for record in made] == [0, 1, 2]
+    networks = [Network(record.number) for record in made]
+    for what in ("name", "machine", "node"):
+        assert len({getattr(network, what) for network in networks}) == 3
+    assert made[0].alive()  # its builder is this process
+    newest = records.choose(tmp_path, "/one", "")
+    assert newest is not None
+    assert newest.number == 1
+    assert records.choose(tmp_path, "/one", "e2e-2") == made[2]
+    assert records.choose(tmp_path, "/three", "") is None

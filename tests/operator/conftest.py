@@ -1,0 +1,87 @@
+"""API servers for the operator's tests, and namespaces on them.
+
+Every xdist worker has its own, started by the first test that asks: etcd and kube-apiserver, ready in about 4 s. With
+UNMASK_E2E_KUBECONFIG set it is that cluster instead.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import secrets
+from collections.abc import Iterator
+
+import pytest
+
+from e2e.cluster import ApiServer, Kube, external_api_server, start_api_server
+from e2e.cluster.config import environment
+from tests.operator.proxy import FaultProxy
+
+
+@contextlib.contextmanager
+def _server(*, controllers: bool) -> Iterator[ApiServer]:
+    external = environment().kubeconfig
+    with external_api_server(external) if external else start_api_server(controllers=controllers) as server:
+        yield server
+
+
+@contextlib.contextmanager
+def _namespace(server: ApiServer) -> Iterator[str]:
+    kube = server.admin()
+    name = f"test-{secrets.token_hex(4)}"
+    kube.create({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name}})
+    if not server.controllers:  # nobody else makes it, and without it the API server refuses pods
+        kube.create({"apiVersion": "v1", "kind": "ServiceAccount", "metadata": {"name": "default", "namespace": name}})
+    yield name
+    kube.delete({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name}})
+    kube.close()
+
+
+@pytest.fixture(scope="session")
+def api_server() -> Iterator[ApiServer]:
+    """An API server alone: nothing acts on objects but the test and what it starts."""
+    with _server(controllers=False) as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def controlled_api_server() -> Iterator[ApiServer]:
+    """An API server with kube-controller-manager: garbage collection, ReplicaSets and pods (never run), quota, HPA."""
+    with _server(controllers=True) as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def admin(api_server: ApiServer) -> Iterator[Kube]:
+    """The admin's client of `api_server`."""
+    kube = api_server.admin()
+    yield kube
+    kube.close()
+
+
+@pytest.fixture(scope="session")
+def controlled_admin(controlled_api_server: ApiServer) -> Iterator[Kube]:
+    """The admin's client of `controlled_api_server`."""
+    kube = controlled_api_server.admin()
+    yield kube
+    kube.close()
+
+
+@pytest.fixture
+def namespace(api_server: ApiServer) -> Iterator[str]:
+    """A new namespace of `api_server`."""
+    with _namespace(api_server) as name:
+        yield name
+
+
+@pytest.fixture
+def controlled_namespace(controlled_api_server: ApiServer) -> Iterator[str]:
+    """A new namespace of `controlled_api_server`."""
+    with _namespace(controlled_api_server) as name:
+        yield name
+
+
+@pytest.fixture
+def fault_proxy(api_server: ApiServer) -> Iterator[FaultProxy]:
+    """A proxy in front of `api_server` that fails on demand."""
+    with FaultProxy(api_server) as proxy:
+        yield proxy

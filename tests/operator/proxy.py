@@ -1,0 +1,196 @@
+"""A proxy between a client and an API server: it records every request, and fails those that a test picks."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from types import TracebackType
+from typing import Any
+
+import aiohttp
+from aiohttp import web
+from yarl import URL
+
+from e2e.cluster import ApiServer, kubeconfig
+
+_HOP_BY_HOP = {"connection", "content-length", "host", "keep-alive", "transfer-encoding", "upgrade"}
+_REASONS = {
+    403: "Forbidden",
+    404: "NotFound",
+    409: "Conflict",
+    410: "Expired",
+    429: "TooManyRequests",
+    500: "InternalError",
+    503: "ServiceUnavailable",
+}
+WRITES = ("POST", "PUT", "PATCH", "DELETE")
+
+
+@dataclass(frozen=True)
+class Seen:
+    """A request that got its answer's first line: status 0 is a connection that the proxy dropped."""
+
+    method: str
+    path: str  # with its query
+    status: int
+
+
+@dataclass
+class Fault:
+    """Answer `times` requests with `status`, after letting `after` matching ones pass.
+
+    `methods` empty is any; `path` is searched in path and query; status 0 drops the connection without an answer.
+    """
+
+    status: int
+    path: str = ""
+    methods: tuple[str, ...] = ()
+    times: int = 1
+    after: int = 0
+    retry_after: int | None = None
+    hits: int = field(default=0, init=False)
+
+    def takes(self, method: str, path: str) -> bool:
+        if (self.methods and method not in self.methods) or not re.search(self.path, path):
+            return False
+        self.hits += 1
+        return self.after < self.hits <= self.after + self.times
+
+
+class FaultProxy:
+    """Listens on http://127.0.0.1, in a thread of its own, while its `with` block lasts.
+
+    Attributes:
+        url: its address; `ApiServer.kubeconfig_through(url)` and `service_account_kubeconfig(..., server=url)` use it.
+        seen: the requests so far, oldest first.
+        faults: what to fail; tests append.
+        answered: called in the proxy's thread with each request, after the API server has done it and before its
+            client hears of it: the moment to kill that client.
+    """
+
+    def __init__(self, server: ApiServer) -> None:
+        self._access = kubeconfig.read(server.kubeconfig)
+        self.url = ""
+        self.seen: list[Seen] = []
+        self.faults: list[Fault] = []
+        self.answered: Callable[[Seen], None] = lambda seen: None
+        self._loop = asyncio.new_event_loop()
+        self._transports: dict[web.StreamResponse, asyncio.Transport] = {}
+        self._thread = threading.Thread(target=self._loop.run_forever, name="fault-proxy", daemon=True)
+
+    def __enter__(self) -> FaultProxy:
+        self._thread.start()
+        self._call(self._start())
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._call(self._stop())
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
+
+    def fail(self, status: int, path: str = "", **how: Any) -> Fault:
+        """Add a fault; its `hits` counts the matching requests."""
+        fault = Fault(status, path, **how)
+        self.faults.append(fault)
+        return fault
+
+    def writes(self) -> list[Seen]:
+        return [seen for seen in self.seen if seen.method in WRITES]
+
+    def watching(self) -> int:
+        """How many watches are open."""
+        return len(self._transports)
+
+    def drop_watches(self) -> int:
+        """Break the connection of every open watch, in the middle of its stream. Returns how many."""
+        return int(self._call(self._drop()))
+
+    def _call(self, work: Any) -> Any:
+        return asyncio.run_coroutine_threadsafe(work, self._loop).result(timeout=30)
+
+    async def _start(self) -> None:
+        timeout = aiohttp.ClientTimeout(total=None, connect=10)
+        self._upstream = aiohttp.ClientSession(timeout=timeout, auto_decompress=False, trust_env=False)
+        app = web.Application(client_max_size=8 << 20)
+        app.router.add_route("*", "/{path:.*}", self._handle)
+        self._runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.2)
+        await self._runner.setup()
+        site = web.TCPSite(self._runner, "127.0.0.1", 0)
+        await site.start()
+        self.url = f"http://127.0.0.1:{self._runner.addresses[0][1]}"
+
+    async def _stop(self) -> None:
+        await self._drop()
+        await self._runner.cleanup()
+        await self._upstream.close()
+
+    async def _drop(self) -> int:
+        open_watches = list(self._transports.values())
+        self._transports.clear()
+        for transport in open_watches:
+            transport.abort()
+        return len(open_watches)
+
+    def _record(self, request: web.Request, status: int) -> Seen:
+        seen = Seen(request.method, request.path_qs, status)
+        self.seen.append(seen)
+        return seen
+
+    async def _handle(self, request: web.Request) -> web.StreamResponse:
+        for fault in self.faults:
+            if fault.takes(request.method, request.path_qs):
+                return self._fail(request, fault)
+        headers = {key: value for key, value in request.headers.items() if key.lower() not in _HOP_BY_HOP}
+        url = self._access.server + request.raw_path
+        async with self._upstream.request(
+            request.method,
+            URL(url, encoded=True),
+            headers=headers,
+            data=await request.read() or None,
+            skip_auto_headers=("Accept", "Accept-Encoding", "Content-Type", "User-Agent"),
+            ssl=self._access.tls,
+        ) as answer:
+            return await self._pass_on(request, answer)
+
+    async def _pass_on(self, request: web.Request, answer: aiohttp.ClientResponse) -> web.StreamResponse:
+        headers = {key: value for key, value in answer.headers.items() if key.lower() not in _HOP_BY_HOP}
+        if request.query.get("watch", "") not in ("1", "true"):
+            body = await answer.read()
+            self.answered(self._record(request, answer.status))
+            return web.Response(status=answer.status, headers=headers, body=body)
+        response = web.StreamResponse(status=answer.status, headers=headers)
+        self._record(request, answer.status)
+        await response.prepare(request)
+        assert isinstance(request.transport, asyncio.Transport)
+        self._transports[response] = request.transport
+        try:
+            async for chunk in answer.content.iter_any():
+                await response.write(chunk)
+        except ConnectionError:
+            pass  # the client has gone, or its watch was dropped
+        finally:
+            self._transports.pop(response, None)
+        return response
+
+    def _fail(self, request: web.Request, fault: Fault) -> web.StreamResponse:
+        self._record(request, fault.status)
+        if fault.status == 0:
+            assert isinstance(request.transport, asyncio.Transport)
+            request.transport.abort()
+            raise ConnectionResetError("dropped on demand")
+        status = {
+            "apiVersion": "v1",
+            "kind": "Status",
+            "status": "Failure",
+            "code": fault.status,
+            "reason": _REASONS.get(fault.status, ""),
+            "message": f"the test's proxy answers {fault.status}",
+        }
+        headers = {} if fault.retry_after is None else {"Retry-After": str(fault.retry_after)}
+        return web.json_response(status, status=fault.status, headers=headers)

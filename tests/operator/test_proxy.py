@@ -1,0 +1,103 @@
+"""The fault-injecting proxy does to requests what a test asks, and nothing to others."""
+
+from __future__ import annotations
+
+import json
+import threading
+
+import httpx
+import pytest
+
+from e2e.cluster import ApiError, ApiServer, Kube, kubeconfig
+from tests.operator.proxy import FaultProxy, Seen
+
+pytestmark = pytest.mark.cluster
+
+
+@pytest.fixture
+def kube(api_server: ApiServer, fault_proxy: FaultProxy) -> Kube:
+    return Kube(api_server.kubeconfig_through(fault_proxy.url))
+
+
+def config_map(namespace: str, name: str = "a") -> dict[str, object]:
+    return {
+        "apiVersion": "v1",
+        "kind": "ConfigMap",
+        "metadata": {"name": name, "namespace": namespace},
+        "data": {"k": "v"},
+    }
+
+
+def test_what_is_not_failed_passes(kube: Kube, admin: Kube, fault_proxy: FaultProxy, namespace: str) -> None:
+    kube.create(config_map(namespace))
+    kube.apply({**config_map(namespace), "data": {"k": "w"}})
+    assert admin.get("v1", "ConfigMap", "a", namespace)["data"] == {"k": "w"}
+    assert [(seen.method, seen.status) for seen in fault_proxy.writes()] == [("POST", 201), ("PATCH", 200)]
+
+
+@pytest.mark.parametrize(("status", "reason"), [(409, "Conflict"), (429, "TooManyRequests"), (500, "InternalError")])
+def test_a_refused_write_never_reaches_the_server(
+    kube: Kube, admin: Kube, fault_proxy: FaultProxy, namespace: str, status: int, reason: str
+) -> None:
+    fault_proxy.fail(status, "/configmaps", methods=("POST",), retry_after=1)
+    with pytest.raises(ApiError) as refused:
+        kube.create(config_map(namespace))
+    assert (refused.value.status, refused.value.reason) == (status, reason)
+    assert admin.find("v1", "ConfigMap", "a", namespace) is None
+    kube.create(config_map(namespace))  # once means once
+    assert admin.find("v1", "ConfigMap", "a", namespace)
+
+
+def test_faults_wait_for_their_turn(kube: Kube, fault_proxy: FaultProxy, namespace: str) -> None:
+    fault_proxy.fail(500, "/configmaps", methods=("POST",), after=1, times=2)
+    kube.create(config_map(namespace, "first"))
+    for name in ("second", "third"):
+        with pytest.raises(ApiError, match="500"):
+            kube.create(config_map(namespace, name))
+    kube.create(config_map(namespace, "fourth"))
+
+
+def test_a_dropped_connection_is_no_answer(kube: Kube, fault_proxy: FaultProxy, namespace: str) -> None:
+    kube.path("v1", "ConfigMap")  # discovery comes first
+    fault_proxy.fail(0, "/configmaps")
+    with pytest.raises(httpx.TransportError):
+        kube.get("v1", "ConfigMap", "a", namespace)
+
+
+def test_the_write_is_done_before_its_client_hears(
+    kube: Kube, admin: Kube, fault_proxy: FaultProxy, namespace: str
+) -> None:
+    there: list[bool] = []
+
+    def look(seen: Seen) -> None:
+        if seen.method == "POST":
+            there.append(admin.find("v1", "ConfigMap", "a", namespace) is not None)
+
+    fault_proxy.answered = look
+    kube.create(config_map(namespace))
+    assert there == [True]
+
+
+def test_watches_stream_and_can_be_dropped(
+    api_server: ApiServer, admin: Kube, fault_proxy: FaultProxy, namespace: str
+) -> None:
+    events: list[str] = []
+    ended = threading.Event()
+    headers = kubeconfig.read(api_server.kubeconfig_through(fault_proxy.url)).headers
+
+    def watch() -> None:
+        url = f"{fault_proxy.url}/api/v1/namespaces/{namespace}/configmaps?watch=1"
+        try:
+            with httpx.stream("GET", url, headers=headers, timeout=30, trust_env=False) as stream:
+                events.extend(json.loads(line)["object"]["metadata"]["name"] for line in stream.iter_lines())
+        except httpx.TransportError:
+            ended.set()
+
+    watcher = threading.Thread(target=watch, daemon=True)
+    watcher.start()
+    admin.wait("the watch", lambda: fault_proxy.watching() == 1)
+    admin.create(config_map(namespace))
+    admin.wait("the event", lambda: "a" in events)
+    assert fault_proxy.drop_watches() == 1
+    assert ended.wait(10)
+    watcher.join(10)
