@@ -126,6 +126,7 @@ def of_main(**members: Any) -> dict[str, Any]:
         (of_main(ports=[{"containerPort": 8000}]), f"{MAIN}.ports", "take another one"),
         (of_main(ports=[{"containerPort": 1, "name": "http"}]), f"{MAIN}.ports", "take another one"),
         (of_main(env=[{"value": "x"}]), f"{MAIN}.env[0]", "has no name"),
+        (of_main(env=[{"name": "A", "value": "1"}, {"name": "A"}]), f"{MAIN}.env[1]", "second entry with name A"),
         (of_main(readinessProbe=["/x"]), f"{MAIN}.readinessProbe", "must be a map"),
         ({"spec": {"tolerations": {"key": "x"}}}, "spec.podTemplate.spec.tolerations", "must be a list"),
         ({"spec": {"volumes": [{"name": "shm", "emptyDir": "8Gi"}]}}, f"{VOLUMES}[shm].emptyDir", "must be a map"),
@@ -144,7 +145,8 @@ names = st.sampled_from(["tmp", "shm", "x", "y"])
 
 def entries(key: str, *members: str) -> st.SearchStrategy[list[dict[str, Any]]]:
     other = st.dictionaries(st.sampled_from(members), scalars, max_size=2)
-    return st.lists(st.builds(lambda name, rest: {**rest, key: name}, names, other), max_size=3)
+    named = st.builds(lambda name, rest: {**rest, key: name}, names, other)
+    return st.lists(named, max_size=3, unique_by=lambda entry: entry[key])
 
 
 containers = st.lists(
@@ -157,7 +159,8 @@ containers = st.lists(
             "lifecycle": st.none() | st.dictionaries(names, scalars, max_size=2),
         },
     ),
-    max_size=3,
+    max_size=2,
+    unique_by=lambda entry: entry["name"],
 )
 patches = st.fixed_dictionaries(
     {},

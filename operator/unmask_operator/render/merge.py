@@ -34,8 +34,8 @@ def merge_template(base: Obj, patch: Mapping[str, Any]) -> Obj:
     of one kind only, the given kind replaces the rendered one. Tolerations are added. Other lists are replaced.
 
     Raises:
-        SpecError: an entry without its key, a member of the wrong type, or one of the reserved things: the selector's
-            label, and main's command, args, image and port.
+        SpecError: an entry without its key, two with the same, a member of the wrong type, or one of the reserved
+            things: the selector's label, and main's command, args, image and port.
     """
     metadata, spec = patch.get("metadata", {}), patch.get("spec", {})
     _refuse_reserved_metadata(metadata, f"{ROOT}.metadata")
@@ -101,6 +101,8 @@ def _merge_entries(member: str, base: list[Any], patch: list[Any], where: str) -
     for index, entry in enumerate(patch):
         if not isinstance(entry, Mapping) or not isinstance(name := entry.get(key), str | int):
             raise SpecError(f"{where}[{index}]", f"has no {key}; give it one, entries merge by it")
+        if any(entry[key] == name for entry in patch[:index]):
+            raise SpecError(f"{where}[{index}]", f"is the second entry with {key} {name}; make them one")
         old = merged.get(name, {})
         if entry.keys() != {key}:  # a variable and a volume are of one kind: the given one
             if member == "env":
