@@ -1,0 +1,57 @@
+"""What each example becomes, kept in snapshots/.
+
+`PYTHONPATH=operator:. .venv/bin/python -m tests.operator.snapshot` rewrites them.
+Look at the diff before committing it: a change of a pod template restarts engines at their owners' next edit.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import yaml
+
+from tests.operator.samples import make, observe
+from unmask_operator.objects import KIND, Obj
+
+ROOT = Path(__file__).resolve().parents[2]
+FOLDER = Path(__file__).with_name("snapshots")
+
+
+def examples() -> dict[str, Obj]:
+    """Every DiffusionLMService in examples/, by its file's name, as it would be in a namespace `default`."""
+    found: dict[str, Obj] = {}
+    for path in sorted((ROOT / "examples").glob("*.yaml")):
+        services = [doc for doc in yaml.safe_load_all(path.read_text()) if doc and doc["kind"] == KIND]
+        for service in services:
+            assert path.stem not in found, f"{path}: one service a file"
+            given = {"namespace": "default", "uid": "00000000-0000-0000-0000-000000000000", "generation": 1}
+            found[path.stem] = {**service, "metadata": {**given, **service["metadata"]}}
+    return found
+
+
+def rendered(service: Obj) -> str:
+    """The children as YAML, without the pin, which repeats the Deployment's template."""
+    plan = make(observe(service))
+    assert plan.problems == (), plan.problems
+    children = [child for child in plan.children if child["kind"] != "ControllerRevision"]
+    return yaml.dump_all(children, Dumper=_Plain, sort_keys=False, width=120)
+
+
+class _Plain(yaml.SafeDumper):
+    """Without anchors: every object is written out."""
+
+    def ignore_aliases(self, data: object) -> bool:
+        return True
+
+
+def main() -> None:
+    FOLDER.mkdir(exist_ok=True)
+    wanted = {FOLDER / f"{name}.yaml": rendered(service) for name, service in examples().items()}
+    for path in set(FOLDER.glob("*.yaml")) - wanted.keys():
+        path.unlink()
+    for path, text in wanted.items():
+        path.write_text(text)
+
+
+if __name__ == "__main__":
+    main()
