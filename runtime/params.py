@@ -149,7 +149,8 @@ def check_prompt(prompt: Sequence[int], info: EngineInfo, param: str = "prompt")
     for i, token in enumerate(ids):
         if type(token) is not int:
             raise refuse(f"{param}[{i}]", f"{shown(token)} is not a token id (an integer)")
-        check_id(token, info, f"{param}[{i}]")
+        if token < 0 or token > info.max_token_id:  # the place is spelt out only for what may be wrong
+            check_id(token, info, f"{param}[{i}]")
     return ids
 
 

@@ -23,9 +23,7 @@ class Answer:
         self._longest = max((len(s) for s in self._stop), default=0)
         self._utf8 = codecs.getincrementaldecoder("utf-8")("replace")
         self._ids: list[int] = []
-        self._ends: list[int] = []  # characters of the text up to and with each id
         self._first = True
-        self._length = 0  # characters decoded, the withheld ones too
         self._parts: list[str] = []  # text that was returned
         self._held = ""
         self._done = False
@@ -47,23 +45,24 @@ class Answer:
         """Add stable ids; the text that is now certain. Ids after a stop string are dropped."""
         if self._done:
             return ""
-        fresh: list[str] = []
-        for token in ids:
-            if token in self._pieces:
-                fresh.append(self._strip(self._utf8.decode(self._pieces(token, first=self._first))))
-                self._first = False
-                self._length += len(fresh[-1])
-            self._ids.append(token)
-            # the bytes of an incomplete sequence become one character in any case, though not yet
-            self._ends.append(self._length + bool(self._utf8.getstate()[0]))
-        return self._release("".join(fresh))
+        ids = list(ids)
+        self._ids += ids
+        return self._release(self._strip(self._utf8.decode(self._bytes(ids))))
+
+    def _bytes(self, ids: list[int]) -> bytes:
+        if self._first:  # ids that name no token have no bytes, and do not begin the text either
+            known = next((n for n, token in enumerate(ids) if token in self._pieces), len(ids))
+            if known == len(ids):
+                return b""
+            self._first = False
+            return self._pieces(ids[known], first=True) + b"".join(map(self._pieces, ids[known + 1 :]))
+        return b"".join(map(self._pieces, ids))
 
     def finish(self) -> str:
         """The withheld rest, at the end of the answer; after it nothing more comes."""
         if self._done:
             return ""
         rest = self._strip(self._utf8.decode(b"", final=True))
-        self._length += len(rest)
         text = self._release(rest)
         if not self.stopped:
             text += self._held
@@ -78,7 +77,7 @@ class Answer:
         found = [(at + len(s), at) for s in self._stop if (at := window.find(s)) >= 0]
         if found:
             at = min(found)[1]
-            self._cut(self._length - len(window) + at)
+            self._cut(len(self.text) + at)
             text, self._held = window[:at], ""
         else:
             keep = self._possible_stop(window)
@@ -96,8 +95,17 @@ class Answer:
         return 0
 
     def _cut(self, length: int) -> None:
-        """End the answer after `length` characters."""
+        """End the answer after `length` characters, less than there are: with the ids whose text ends by then."""
         self.stopped = self._done = True
-        while self._ends and self._ends[-1] > length:
-            self._ends.pop()
-            self._ids.pop()
+        strip, utf8 = self._pieces.start(), codecs.getincrementaldecoder("utf-8")("replace")
+        characters = kept = 0
+        first = True
+        for token in self._ids:
+            if token in self._pieces:
+                characters += len(strip(utf8.decode(self._pieces(token, first=first))))
+                first = False
+            # the bytes of an incomplete sequence become one character in any case, though not yet
+            if characters + bool(utf8.getstate()[0]) > length:
+                break
+            kept += 1
+        del self._ids[kept:]
