@@ -113,6 +113,24 @@ def test_patches_make_valid_services(page):
             parse({"apiVersion": API_VERSION, "kind": KIND, "metadata": {"name": "demo"}, "spec": spec})
 
 
+def test_every_reason_that_a_condition_can_have_is_explained():
+    text = (DOCS / "troubleshooting.md").read_text(encoding="utf-8")
+    sources = [*(OPERATOR / "conditions").glob("*.py"), OPERATOR / "plan.py"]
+    source = "\n".join(path.read_text(encoding="utf-8") for path in sources)
+    reasons = set(re.findall(r'\b(?:no|unknown|Trouble)\(\s*"(\w+)"', source))
+    reasons |= set(re.findall(r'\bProblem\(\s*"\w+",\s*"(\w+)"', source))
+    assert len(reasons) > 10
+    assert {reason for reason in reasons if f"`{reason}`" not in text} == set()
+
+
+def test_every_condition_has_its_heading():
+    text = (DOCS / "troubleshooting.md").read_text(encoding="utf-8")
+    for path in (OPERATOR / "conditions").glob("*.py"):
+        name = "".join(word.capitalize() for word in path.stem.split("_"))
+        if "def verdict(" in path.read_text(encoding="utf-8") and name != "Ready":
+            assert f"\n## {name}: " in text, name
+
+
 def test_no_text_names_an_index_or_this_machine():
     files = [*PAGES, ROOT / "Dockerfile", *(ROOT / "charts").rglob("*.*"), *(ROOT / "examples").glob("*")]
     for path in files:

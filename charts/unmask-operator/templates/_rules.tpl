@@ -35,17 +35,12 @@
   verbs: [create]
 {{- end -}}
 
-{{/* In its own namespace: the one Lease. Without create where the chart makes it: gone with the chart, it stays gone. */}}
+{{/* In its own namespace: the one Lease. No create: the chart makes it, and gone with the chart it stays gone. */}}
 {{- define "unmask.ownRules" -}}
 - apiGroups: [coordination.k8s.io]
   resources: [leases]
   resourceNames: [{{ include "unmask.fullname" . }}]
   verbs: [get, update]
-{{- if not .Values.lease.create }}
-- apiGroups: [coordination.k8s.io]
-  resources: [leases]
-  verbs: [create]
-{{- end }}
 {{- end -}}
 
 {{/* Outside namespaces, by rbac.readNodes: only while a pod finds no node. */}}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from unmask_operator.api import DiffusionLMService
-from unmask_operator.objects import Obj
+from unmask_operator.objects import SERVICE_LABEL, Obj
 from unmask_operator.render.names import PORT_NAME, child, engine, selector
 
 PODMONITOR = "monitoring.coreos.com/v1/PodMonitor"  # as `Observed.apis` has it
@@ -15,7 +15,11 @@ def podmonitor(service: DiffusionLMService) -> Obj | None:
     if asked is None:
         return None
     endpoint = {"port": PORT_NAME, "path": "/metrics", "interval": asked.interval}
-    spec = {"selector": {"matchLabels": selector(service.name)}, "podMetricsEndpoints": [endpoint]}
+    spec = {
+        "selector": {"matchLabels": selector(service.name)},
+        "jobLabel": SERVICE_LABEL,  # the metrics' `job` is the resource's name
+        "podMetricsEndpoints": [endpoint],
+    }
     api_version, _, kind = PODMONITOR.rpartition("/")
     made = child(api_version, kind, service.name, engine(service.name), service.namespace, spec=spec)
     made["metadata"]["labels"] = {**asked.labels, **made["metadata"]["labels"]}
