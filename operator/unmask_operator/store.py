@@ -8,8 +8,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from unmask_operator.kinds import PODS, SERVICES, ApiKind
-from unmask_operator.objects import FIELD_MANAGER, SERVICE_LABEL, Obj, Ref
+from unmask_operator.objects import SERVICE_LABEL, Obj, Ref
 
+_OF_A_MANAGER = ("manager", "operation", "subresource")
 TOMBSTONES = 5_000  # deletions remembered, so that no late answer brings a deleted object back
 
 
@@ -140,9 +141,9 @@ def _version(obj: Mapping[str, Any]) -> int:
 
 
 def _slim(kind: ApiKind, obj: Mapping[str, Any]) -> Obj:
-    """Without what nobody reads: others' managedFields, and of a resource and a pod all of them."""
+    """Without what nobody reads: which fields are managed, and of a resource and a pod by whom."""
     meta = dict(obj["metadata"])
     fields = meta.pop("managedFields", None)
     if fields and kind not in (SERVICES, PODS):
-        meta["managedFields"] = [f for f in fields if f.get("manager") == FIELD_MANAGER]
+        meta["managedFields"] = [{k: f[k] for k in _OF_A_MANAGER if k in f} for f in fields]  # all: places count
     return {"apiVersion": kind.api_version, "kind": kind.kind, **obj, "metadata": meta}

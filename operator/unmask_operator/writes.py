@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 
@@ -9,10 +11,15 @@ from unmask_operator.client import Client
 from unmask_operator.drift import differs
 from unmask_operator.errors import ApiError
 from unmask_operator.kinds import kind_of
-from unmask_operator.objects import Obj, Ref, controller_uid
+from unmask_operator.objects import GROUP, Obj, Ref, controller_uid
 from unmask_operator.observed import Observed
 from unmask_operator.plan import Plan
 from unmask_operator.store import Store
+
+APPLIED = f"{GROUP}/applied"  # annotation of a child: a digest of what was last written to it
+
+# Kinds that are written without a trial: no field of the spec can make one invalid.
+UNTRIED = ("ControllerRevision",)
 
 # A round finds one obstacle (an object in the way, one that has gone) and plans again; more than these come and go.
 ROUNDS = 6
@@ -50,6 +57,14 @@ class _News:
         return replace(observed, children=children, refusals={**observed.refusals, **self.refusals})
 
 
+def stamped(child: Obj) -> Obj:
+    """The child with a digest of itself. It tells a field that was removed, which comparing with the live object, full
+    of the server's defaults, cannot."""
+    digest = hashlib.sha256(json.dumps(child, sort_keys=True).encode()).hexdigest()[:16]
+    meta = child["metadata"]
+    return {**child, "metadata": {**meta, "annotations": {**meta.get("annotations", {}), APPLIED: digest}}}
+
+
 class Writer:
     """Carries out plans. `count` is told each write's verb."""
 
@@ -81,14 +96,14 @@ class Writer:
         """None when all is as planned."""
         uid = outcome.observed.service["metadata"]["uid"]
         live = outcome.observed.children
-        changes = [
-            child for child in outcome.plan.children if Ref.of(child) not in live or differs(child, live[Ref.of(child)])
-        ]
+        wanted = [stamped(child) for child in outcome.plan.children]
+        changes = [child for child in wanted if Ref.of(child) not in live or differs(child, live[Ref.of(child)])]
+        trials = [child for child in changes[1:] if child["kind"] not in UNTRIED]
         for child in changes:
             standing = live.get(Ref.of(child))
             if standing is not None and controller_uid(standing) != uid:
                 raise NotOurs(f"the plan writes over {Ref.of(child)}, which another one controls")
-        for dry_run, batch in ((True, changes[1:]), (False, changes)):
+        for dry_run, batch in ((True, trials), (False, changes)):
             for child in batch:
                 news = await self._write(outcome, child, dry_run)
                 if news is not None:

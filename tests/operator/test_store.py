@@ -5,7 +5,7 @@ from itertools import permutations
 import pytest
 
 from unmask_operator.kinds import PODS, SERVICES, kind_of
-from unmask_operator.objects import FIELD_MANAGER, SERVICE_LABEL, Ref
+from unmask_operator.objects import SERVICE_LABEL, Ref
 from unmask_operator.store import Key, Store
 
 DEPLOYMENTS = kind_of("apps/v1", "Deployment")
@@ -102,15 +102,17 @@ def test_a_list_without_changes_changes_nothing(store):
     assert store.replace(SERVICES, None, [obj(SERVICES, "demo", 1)], version=5) == set()
 
 
-def test_it_keeps_of_managed_fields_only_our_own(store):
-    fields = [{"manager": FIELD_MANAGER, "operation": "Update"}, {"manager": "kubectl", "operation": "Update"}]
+def test_it_keeps_of_managed_fields_only_who_manages():
+    fields = [{"manager": "kubectl", "operation": "Update", "fieldsV1": {}}, {"manager": "us", "operation": "Apply"}]
+    store = Store()
     for kind in (DEPLOYMENTS, PODS):
         seen = obj(kind, "demo", 1)
         seen["metadata"]["managedFields"] = fields
         store.put(kind, seen)
-        assert len(seen["metadata"]["managedFields"]) == 2  # the caller's object is not touched
+        assert "fieldsV1" in seen["metadata"]["managedFields"][0]  # the caller's object is not touched
     (child,) = store.children(KEY).values()
-    assert child["metadata"]["managedFields"] == fields[:1]
+    assert [f["manager"] for f in child["metadata"]["managedFields"]] == ["kubectl", "us"]
+    assert "fieldsV1" not in child["metadata"]["managedFields"][0]
     assert "managedFields" not in store.pods(KEY)[0]["metadata"]
 
 

@@ -10,7 +10,7 @@ from unmask_operator.objects import Ref
 from unmask_operator.observed import Observed
 from unmask_operator.plan import Plan
 from unmask_operator.store import Store
-from unmask_operator.writes import NotOurs, Writer
+from unmask_operator.writes import NotOurs, Writer, stamped
 
 UID = "service-uid"
 SERVICE = {"metadata": {"name": "demo", "namespace": "ns", "uid": UID}}
@@ -18,7 +18,7 @@ SERVICE = {"metadata": {"name": "demo", "namespace": "ns", "uid": UID}}
 
 def child(name, kind="Service", uid=UID, **data):
     owners = [{"uid": uid, "controller": True}] if uid else []
-    api = "apps/v1" if kind == "Deployment" else "v1"
+    api = "v1" if kind == "Service" else "apps/v1"
     meta = {
         "name": name,
         "namespace": "ns",
@@ -111,15 +111,27 @@ def test_children_are_created_in_order_after_a_dry_run_of_all_but_the_first():
 
 
 def test_what_is_as_wanted_is_not_written():
-    api = Api(child("a", spec={"x": 1, "defaulted": True}))
+    api = Api({**stamped(child("a", spec={"x": 1})), "spec": {"x": 1, "defaulted": True}})
     assert carry_out(api, child("a", spec={"x": 1})).writes == 0
     assert api.calls == []
 
 
 def test_one_difference_is_one_request():
-    api = Api(child("a", spec={"x": 1}), child("b", spec={"x": 1}))
+    api = Api(stamped(child("a", spec={"x": 1})), stamped(child("b", spec={"x": 1})))
     carry_out(api, child("a", spec={"x": 2}), child("b", spec={"x": 1}))
     assert api.calls == [("apply", "a")]
+
+
+def test_a_field_that_is_no_longer_wanted_is_a_difference():
+    api = Api(stamped(child("a", spec={"x": 1, "y": 2})))
+    carry_out(api, child("a", spec={"x": 1}))
+    assert api.calls == [("apply", "a")]
+
+
+def test_a_pin_needs_no_trial():
+    api = Api()
+    carry_out(api, child("a"), child("pin", "ControllerRevision"), child("c", "Deployment"))
+    assert api.calls == [("dry-create", "c"), ("create", "a"), ("create", "pin"), ("create", "c")]
 
 
 @pytest.mark.parametrize("wrong", ["a", "b", "c"])

@@ -1,0 +1,29 @@
+"""A running operator, and the objects it makes, for tests against an API server."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from e2e.cluster import ApiServer, Kube
+from tests.operator.live.process import OperatorProcess, install
+
+
+@pytest.fixture
+def operator(api_server: ApiServer, admin: Kube, namespace: str) -> Iterator[OperatorProcess]:
+    """An operator of its own for the namespace."""
+    install(admin, namespace, [namespace])
+    with OperatorProcess(api_server, namespace, [namespace]) as process:
+        yield process
+
+
+@pytest.fixture(scope="module")
+def shared_operator(api_server: ApiServer, admin: Kube) -> Iterator[OperatorProcess]:
+    """One operator of the whole cluster for all tests of a module."""
+    name = "unmask-system"
+    if admin.find("v1", "Namespace", name) is None:
+        admin.create({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name}})
+    install(admin, name, [])
+    with OperatorProcess(api_server, name) as process:
+        yield process

@@ -1,0 +1,63 @@
+"""Resources to create, and what to look for afterwards."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from e2e.cluster import Kube
+from unmask_operator.kinds import CHILDREN, OPTIONAL
+from unmask_operator.objects import API_VERSION, KIND, SERVICE_LABEL, controller_uid
+
+Obj = dict[str, Any]
+
+
+def demo(namespace: str, name: str = "demo", **spec: Any) -> Obj:
+    """A small valid resource."""
+    metadata = {"name": name, "namespace": namespace}
+    return {
+        "apiVersion": API_VERSION,
+        "kind": KIND,
+        "metadata": metadata,
+        "spec": {"model": {"uri": "demo://"}, **spec},
+    }
+
+
+def read(kube: Kube, resource: Obj) -> Obj:
+    meta = resource["metadata"]
+    return kube.get(API_VERSION, KIND, meta["name"], meta["namespace"])
+
+
+def condition(kube: Kube, resource: Obj, kind: str) -> Obj:
+    """{} while it is not there, or not about the resource's latest generation."""
+    live = read(kube, resource)
+    found = [c for c in live.get("status", {}).get("conditions", ()) if c["type"] == kind]
+    current = found and found[0].get("observedGeneration") == live["metadata"]["generation"]
+    return found[0] if current else {}
+
+
+def wait_condition(kube: Kube, resource: Obj, kind: str, status: str, reason: str = "", timeout: float = 30.0) -> Obj:
+    def there() -> Obj | None:
+        seen = condition(kube, resource, kind)
+        return seen if seen.get("status") == status and reason in ("", seen.get("reason")) else None
+
+    try:
+        return kube.wait(f"{kind}={status}/{reason}", there, timeout=timeout)
+    except TimeoutError as error:
+        raise AssertionError(f"{error}; it is {condition(kube, resource, kind)}") from None
+
+
+def children(kube: Kube, resource: Obj) -> dict[tuple[str, str], Obj]:
+    """Live objects that the resource controls, by kind and name."""
+    uid = read(kube, resource)["metadata"]["uid"]
+    return {
+        (obj["kind"], obj["metadata"]["name"]): obj
+        for obj in labelled(kube, resource["metadata"]["namespace"])
+        if controller_uid(obj) == uid
+    }
+
+
+def labelled(kube: Kube, namespace: str) -> Iterator[Obj]:
+    for kind in CHILDREN:
+        if kind not in OPTIONAL:
+            yield from kube.list(kind.api_version, kind.kind, namespace, labelSelector=SERVICE_LABEL)

@@ -1,0 +1,162 @@
+"""The operator as a real process against a test's API server, with the rights of `permissions.py` and no more."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterable
+from pathlib import Path
+
+import httpx
+import yaml
+
+from e2e.cluster import ApiError, ApiServer, Kube
+from e2e.cluster.process import free_ports
+from unmask_operator.objects import API_VERSION, KIND
+from unmask_operator.permissions import NODE_RULE, RULES, Rule
+
+ROOT = Path(__file__).parents[3]
+ACCOUNT = "unmask-operator"
+RBAC = "rbac.authorization.k8s.io"
+CRDS = ROOT / "crds"
+
+
+def install(kube: Kube, own: str, watched: Iterable[str]) -> None:
+    """What the chart would: the CRD, the service account and its roles, and the empty Lease."""
+    for file in sorted(CRDS.glob("*.yaml")):
+        kube.apply(yaml.safe_load(file.read_text()))
+    wait_served(kube, API_VERSION, KIND)
+    kube.apply({"apiVersion": "v1", "kind": "ServiceAccount", "metadata": {"name": ACCOUNT, "namespace": own}})
+    grant(kube, own, watched)
+    reset_lease(kube, own)
+
+
+def grant(kube: Kube, own: str, watched: Iterable[str], rules: Iterable[Rule] = RULES) -> None:
+    """`watched` empty is the whole cluster."""
+    subject = {"kind": "ServiceAccount", "name": ACCOUNT, "namespace": own}
+    by_scope = {scope: [r for r in rules if r.scope == scope] for scope in ("watched", "own")}
+    _bind(kube, "ClusterRole", f"{own}-nodes", "", [NODE_RULE], subject)
+    watched = list(watched)
+    if not watched:
+        _bind(kube, "ClusterRole", f"{own}-watched", "", by_scope["watched"], subject)
+    for namespace in watched:
+        _bind(kube, "Role", f"{own}-watched", namespace, by_scope["watched"], subject)
+    _bind(kube, "Role", f"{own}-own", own, by_scope["own"], subject)
+
+
+def _bind(kube: Kube, kind: str, name: str, namespace: str, rules: Iterable[Rule], subject: dict[str, str]) -> None:
+    meta = {"name": name, "namespace": namespace} if namespace else {"name": name}
+    granted = [{"apiGroups": [r.group], "resources": [r.resource], "verbs": sorted(r.verbs)} for r in rules]
+    kube.apply({"apiVersion": f"{RBAC}/v1", "kind": kind, "metadata": meta, "rules": granted})
+    reference = {"apiGroup": RBAC, "kind": kind, "name": name}
+    binding = {"apiVersion": f"{RBAC}/v1", "kind": f"{kind}Binding", "metadata": meta, "roleRef": reference}
+    kube.apply({**binding, "subjects": [subject]})
+
+
+def reset_lease(kube: Kube, own: str) -> None:
+    """As if the last leader had given the Lease back: the next one need not wait for it to run out."""
+    lease = {"apiVersion": "coordination.k8s.io/v1", "kind": "Lease"}
+    lease["metadata"] = {"name": "unmask-operator", "namespace": own}
+    kube.apply(lease)
+    kube.patch(lease, {"spec": {"holderIdentity": ""}})
+
+
+def wait_served(kube: Kube, api_version: str, kind: str) -> None:
+    """Until a CRD that was just applied can be used."""
+
+    def served() -> bool:
+        try:
+            kube.list(api_version, kind)
+        except ApiError as error:
+            if error.status in (404, 429, 503):  # 429 while its storage starts
+                return False
+            raise
+        return True
+
+    kube.wait(f"{kind} is served", served)
+
+
+class OperatorProcess:
+    """`python -m unmask_operator` with the service account of `install`.
+
+    Args:
+        server: of the API server to talk to; "" is the server's own address, else a proxy's.
+        watched: namespaces; empty is the whole cluster.
+    """
+
+    def __init__(
+        self, api: ApiServer, own: str, watched: Iterable[str] = (), server: str = "", name: str = "a"
+    ) -> None:
+        self.kubeconfig = api.service_account_kubeconfig(own, ACCOUNT, server=server)
+        (self.port,) = free_ports(1)
+        prefix = "UNMASK_OPERATOR_"
+        self._environment = {
+            "PATH": os.environ["PATH"],
+            "HOME": str(api.directory),
+            "PYTHONPATH": f"{ROOT / 'operator'}{os.pathsep}{ROOT}",
+            "KUBECONFIG": str(self.kubeconfig),
+            f"{prefix}NAMESPACE": own,
+            f"{prefix}POD_NAME": f"operator-{name}",
+            f"{prefix}WATCH_NAMESPACES": ",".join(watched),
+            f"{prefix}PORT": str(self.port),
+            f"{prefix}READ_NODES": "true",
+            f"{prefix}LOG_FORMAT": "json",
+        }
+        self._log = tempfile.TemporaryFile("w+b")  # noqa: SIM115
+        self.process: subprocess.Popen[bytes] | None = None
+
+    def __enter__(self) -> OperatorProcess:
+        self.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        self.kill()
+        if kind is not None:
+            print(f"--- log of the operator\n{self.log()}---")
+        self._log.close()
+
+    def start(self, wait: bool = True) -> None:
+        command = [sys.executable, "-m", "unmask_operator"]
+        self.process = subprocess.Popen(command, env=self._environment, stderr=self._log, stdout=self._log, cwd=ROOT)
+        if wait:
+            self.wait_ready()
+
+    def wait_ready(self, timeout: float = 60.0) -> None:
+        deadline = time.monotonic() + timeout
+        while self.status("/readyz") != 200:
+            assert self.process is not None
+            assert self.process.poll() is None, f"the operator ended:\n{self.log()}"
+            assert time.monotonic() < deadline, f"the operator is not ready:\n{self.log()}"
+            time.sleep(0.05)
+
+    def status(self, path: str) -> int:
+        try:
+            return httpx.get(f"http://127.0.0.1:{self.port}{path}", timeout=5, trust_env=False).status_code
+        except httpx.HTTPError:
+            return 0
+
+    def metric(self, line: str) -> float:
+        """The value of a metric's line; 0.0 where there is none."""
+        text = httpx.get(f"http://127.0.0.1:{self.port}/metrics", timeout=5, trust_env=False).text
+        return next((float(row.split()[-1]) for row in text.splitlines() if row.startswith(line + " ")), 0.0)
+
+    def kill(self) -> None:
+        """SIGKILL; it may have ended already."""
+        if self.process is not None:
+            self.process.kill()
+            self.process.wait(10)
+
+    def terminate(self) -> int:
+        """SIGTERM; returns the exit status."""
+        assert self.process is not None
+        self.process.send_signal(signal.SIGTERM)
+        return self.process.wait(20)
+
+    def log(self) -> str:
+        self._log.flush()
+        self._log.seek(0)
+        return self._log.read().decode(errors="replace")

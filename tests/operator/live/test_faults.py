@@ -1,0 +1,270 @@
+"""The operator when the API server fails, and when it fails itself."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from e2e.cluster import ApiServer, Kube
+from tests.operator.live.objects import children, demo, labelled, read, wait_condition
+from tests.operator.live.process import OperatorProcess, install, reset_lease
+from tests.operator.proxy import FaultProxy, Seen
+from unmask_operator.objects import KIND
+
+pytestmark = pytest.mark.cluster
+
+FULL = {"networkPolicy": {}, "replicas": 2}  # makes one child of most kinds
+EDITED = {"networkPolicy": None, "engine": {"maxNumReqs": 5}, "service": {"annotations": {"a": "b"}}}
+
+
+@pytest.fixture
+def proxied(api_server: ApiServer, admin: Kube, namespace: str, fault_proxy: FaultProxy) -> Iterator[OperatorProcess]:
+    """An operator that reaches the API server through the proxy."""
+    install(admin, namespace, [namespace])
+    with OperatorProcess(api_server, namespace, [namespace], server=fault_proxy.url) as process:
+        yield process
+
+
+def state(kube: Kube, resource: dict) -> dict[tuple[str, str], Any]:
+    """What is there in the end: children without what no two lives share, and the conditions."""
+    found: dict[tuple[str, str], Any] = {}
+    for obj in labelled(kube, resource["metadata"]["namespace"]):
+        meta = obj["metadata"]
+        kept = {k: v for k, v in obj.items() if k not in ("metadata", "status")}
+        kept["metadata"] = {"labels": meta.get("labels"), "annotations": _plain(meta.get("annotations"))}
+        kept["controlled"] = [o["name"] for o in meta.get("ownerReferences", ())]
+        if obj["kind"] == "Service":
+            kept["spec"] = {k: v for k, v in obj["spec"].items() if not k.startswith("clusterIP")}
+        if obj["kind"] == "ControllerRevision":
+            kept.pop("revision")
+        found[obj["kind"], meta["name"]] = kept
+    return found
+
+
+def _plain(annotations: dict[str, str] | None) -> dict[str, str]:
+    """Without digests, which hold the owner's uid."""
+    return {k: v for k, v in (annotations or {}).items() if "/applied" not in k and "deployment.kubernetes.io" not in k}
+
+
+FAULTS = [(status, method) for status in (409, 429, 500, 0) for method in ("POST", "PATCH")]
+
+
+@pytest.mark.parametrize(("status", "method"), FAULTS)
+def test_a_failing_write_is_tried_again_until_all_is_there(admin, namespace, proxied, fault_proxy, status, method):
+    fault = fault_proxy.fail(status, f"/namespaces/{namespace}/", methods=(method,), times=2, after=1, retry_after=1)
+    resource = admin.create(demo(namespace, **FULL))
+    wait_condition(admin, resource, "Accepted", "True")
+    admin.patch(resource, {"spec": EDITED})
+    wait_condition(admin, resource, "Accepted", "True")
+
+    def arrived() -> bool:
+        made = children(admin, resource)
+        edited = made["Service", "demo"]["metadata"].get("annotations", {}).get("a") == "b"
+        return edited and not any(kind == "NetworkPolicy" for kind, _ in made)
+
+    admin.wait("the edit arrives", arrived)
+    assert fault.hits > 2, "the fault was not met"
+
+
+def test_a_failing_delete_is_tried_again(admin, namespace, proxied, fault_proxy):
+    resource = admin.create(demo(namespace, networkPolicy={}))
+    wait_condition(admin, resource, "Accepted", "True")
+    fault_proxy.fail(500, "/networkpolicies/", methods=("DELETE",))
+    admin.patch(resource, {"spec": {"networkPolicy": None}})
+    admin.wait("gone", lambda: not any(kind == "NetworkPolicy" for kind, _ in children(admin, resource)))
+
+
+def test_dropped_watches_miss_nothing(admin, namespace, proxied, fault_proxy):
+    resource = admin.create(demo(namespace))
+    wait_condition(admin, resource, "Accepted", "True")
+    for number in range(3):
+        assert fault_proxy.drop_watches() >= 8
+        admin.patch(resource, {"spec": {"service": {"annotations": {"number": str(number)}}}})
+
+        def arrived(number: int = number) -> bool:
+            service = admin.get("v1", "Service", "demo", namespace)
+            return service["metadata"].get("annotations", {}).get("number") == str(number)
+
+        admin.wait(f"edit {number}", arrived)
+
+
+def test_an_api_server_that_is_away_for_a_while_ends_nothing(admin, namespace, proxied, fault_proxy):
+    resource = admin.create(demo(namespace))
+    wait_condition(admin, resource, "Accepted", "True")
+    not_leases = r"^(?!.*leases)"
+    away = fault_proxy.fail(0, not_leases, times=10_000)
+    fault_proxy.drop_watches()
+    admin.patch(resource, {"spec": {"service": {"annotations": {"a": "b"}}}})
+    time.sleep(5)
+    fault_proxy.faults.remove(away)
+    admin.wait(
+        "the edit arrives", lambda: "a" in admin.get("v1", "Service", "demo", namespace)["metadata"]["annotations"]
+    )
+    assert proxied.process is not None
+    assert proxied.process.poll() is None
+
+
+def test_a_leader_that_cannot_renew_its_lease_ends_at_once(admin, namespace, proxied, fault_proxy):
+    fault_proxy.fail(500, "/leases/", times=10_000)
+    assert proxied.process is not None
+    start = time.monotonic()
+    assert proxied.process.wait(timeout=20) != 0
+    assert time.monotonic() - start < 12 + 1
+    assert "no longer leading" in proxied.log()
+
+
+class Life:
+    """A resource is created, edited and deleted, each time with an operator that is killed after its n-th write."""
+
+    def __init__(self, api: ApiServer, kube: Kube, namespace: str, proxy: FaultProxy) -> None:
+        self._api, self._kube, self._namespace, self._proxy = api, kube, namespace, proxy
+        self._operator = OperatorProcess(api, namespace, [namespace], server=proxy.url)
+
+    def close(self) -> None:
+        self._operator.kill()
+
+    def step(self, act: Callable[[], Any], done: Callable[[], bool], kill_after: int | None) -> bool:
+        """Act, kill the operator right after its n-th write from then on, start it again, wait for `done`.
+
+        False when there were fewer writes than that: nothing was killed.
+        """
+        writes = 0
+        killed = threading.Event()
+
+        def answered(seen: Seen) -> None:
+            nonlocal writes
+            if seen.method in ("POST", "PATCH", "DELETE") and "/leases" not in seen.path:
+                writes += 1
+                if writes == kill_after and not killed.is_set():
+                    assert self._operator.process is not None
+                    self._operator.process.kill()
+                    killed.set()
+
+        self._proxy.answered = answered
+        act()
+        deadline = time.monotonic() + 60
+        while not killed.is_set() and not done():
+            assert time.monotonic() < deadline, f"not done:\n{self._operator.log()}"
+            time.sleep(0.05)
+        if kill_after is not None and not killed.is_set():
+            killed.wait(1.5)  # the last write may follow what `done` waits for
+        self._proxy.answered = lambda seen: None
+        if killed.is_set():
+            self.restart()
+            self._kube.wait("done", done, timeout=60)
+        return killed.is_set()
+
+    def restart(self) -> None:
+        self._operator.kill()
+        reset_lease(self._kube, self._namespace)
+        self._operator.start()
+
+
+@pytest.mark.slow
+def test_killed_after_any_write_of_a_life_it_ends_the_same(
+    controlled_api_server: ApiServer, controlled_admin: Kube, controlled_namespace: str
+) -> None:
+    kube, namespace = controlled_admin, controlled_namespace
+    install(kube, namespace, [namespace])
+    resource = demo(namespace, **FULL)
+
+    def settled() -> bool:
+        status = read(kube, resource).get("status", {})
+        generation = read(kube, resource)["metadata"]["generation"]
+        accepted = [c for c in status.get("conditions", ()) if c["type"] == "Accepted" and c["status"] == "True"]
+        return bool(accepted) and accepted[0]["observedGeneration"] == generation
+
+    def gone() -> bool:
+        return kube.find(resource["apiVersion"], KIND, "demo", namespace) is None and not list(
+            labelled(kube, namespace)
+        )
+
+    steps: list[tuple[str, Callable[[], Any], Callable[[], bool]]] = [
+        ("create", lambda: kube.create(resource), settled),
+        ("update", lambda: kube.patch(resource, {"spec": EDITED}), settled),
+        ("delete", lambda: kube.delete(resource), gone),
+    ]
+    with FaultProxy(controlled_api_server) as proxy:
+        life = Life(controlled_api_server, kube, namespace, proxy)
+        try:
+            life.restart()
+            wanted = {}
+            for name, act, done in steps:
+                life.step(act, done, None)
+                time.sleep(1.0)
+                wanted[name] = state(kube, resource)
+            assert wanted["create"]
+            assert wanted["update"] not in ({}, wanted["create"])
+            assert wanted["delete"] == {}
+            kills = {name: 0 for name, *_ in steps}
+            unfinished = {"create", "update"}  # deleting is the garbage collector's work: the operator writes nothing
+            n = 0
+            while unfinished:
+                n += 1
+                for name, act, done in steps:
+                    killed = life.step(act, done, n if name in unfinished else None)
+                    kills[name] += killed
+                    if name in unfinished and not killed:
+                        unfinished.discard(name)
+                    kube.wait(f"{name} killed after write {n}", lambda name=name: state(kube, resource) == wanted[name])
+        finally:
+            life.close()
+    assert kills["create"] >= 8, kills
+    assert kills["update"] >= 5, kills
+
+
+def test_two_operators_at_once_write_once(api_server, admin, namespace):
+    install(admin, namespace, [namespace])
+    account = f"system:serviceaccount:{namespace}:unmask-operator"
+    with (
+        OperatorProcess(api_server, namespace, [namespace], name="a") as first,
+        OperatorProcess(api_server, namespace, [namespace], name="b") as second,
+    ):
+        admin.wait("a leader", lambda: first.metric("unmask_operator_leader") + second.metric("unmask_operator_leader"))
+        resource = admin.create(demo(namespace, **FULL))
+        wait_condition(admin, resource, "Accepted", "True")
+        time.sleep(1.0)
+        created = [
+            event["objectRef"]["resource"]
+            for event in api_server.requests(account)
+            if event["verb"] == "create"
+            and "dryRun" not in event["requestURI"]
+            and event["stage"] == "ResponseComplete"
+        ]
+        made = [resource for resource in created if resource != "events"]
+        assert len(made) == len(set(made)) == len(children(admin, resource))
+        assert first.metric("unmask_operator_leader") + second.metric("unmask_operator_leader") == 1
+
+        leader, standby = (first, second) if first.metric("unmask_operator_leader") else (second, first)
+        before = {key: obj["metadata"]["resourceVersion"] for key, obj in children(admin, resource).items()}
+        assert leader.terminate() == 0
+        start = time.monotonic()
+        admin.wait("the other one leads", lambda: standby.metric("unmask_operator_leader"))
+        assert time.monotonic() - start < 6  # the Lease was given back
+        time.sleep(1.5)
+        after = {key: obj["metadata"]["resourceVersion"] for key, obj in children(admin, resource).items()}
+        assert after == before
+        admin.patch(resource, {"spec": {"service": {"annotations": {"a": "b"}}}})
+        admin.wait("b works", lambda: "a" in admin.get("v1", "Service", "demo", namespace)["metadata"]["annotations"])
+
+
+def test_a_killed_leader_is_followed_within_twenty_seconds_and_only_the_lease_is_written(api_server, admin, namespace):
+    install(admin, namespace, [namespace])
+    account = f"system:serviceaccount:{namespace}:unmask-operator"
+    with OperatorProcess(api_server, namespace, [namespace], name="a") as first:
+        resource = admin.create(demo(namespace, **FULL))
+        wait_condition(admin, resource, "Accepted", "True")
+        with OperatorProcess(api_server, namespace, [namespace], name="b") as second:
+            time.sleep(1.0)
+            first.kill()
+            start = time.monotonic()
+            count = len(api_server.requests(account))
+            admin.wait("a reconcile", lambda: second.metric('unmask_operator_reconciles_total{result="ok"}'))
+            assert time.monotonic() - start < 20
+            time.sleep(1.0)
+            events = [e for e in api_server.requests(account)[count:] if e["verb"] not in ("get", "list", "watch")]
+            assert {e["objectRef"]["resource"] for e in events} == {"leases"}

@@ -1,0 +1,110 @@
+"""What the operator asks for is what it is granted: nothing is missing, and nothing is granted that it never uses."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+
+from e2e.cluster import ApiServer, Kube
+from tests.operator.live.objects import demo, wait_condition
+from tests.operator.live.process import OperatorProcess, install, wait_served
+from unmask_operator.kinds import CHILDREN, POD_MONITORS
+from unmask_operator.permissions import RULES
+
+pytestmark = pytest.mark.cluster
+
+# A stand-in for the Prometheus operator's: the kind, and no schema.
+POD_MONITOR_CRD = {
+    "apiVersion": "apiextensions.k8s.io/v1",
+    "kind": "CustomResourceDefinition",
+    "metadata": {"name": "podmonitors.monitoring.coreos.com"},
+    "spec": {
+        "group": "monitoring.coreos.com",
+        "scope": "Namespaced",
+        "names": {
+            "kind": "PodMonitor",
+            "plural": "podmonitors",
+            "singular": "podmonitor",
+            "listKind": "PodMonitorList",
+        },
+        "versions": [
+            {
+                "name": "v1",
+                "served": True,
+                "storage": True,
+                "schema": {"openAPIV3Schema": {"type": "object", "x-kubernetes-preserve-unknown-fields": True}},
+            }
+        ],
+    },
+}
+EVERYTHING = {
+    "networkPolicy": {},
+    "replicas": 2,
+    "monitoring": {"podMonitor": {}},
+    "podDisruptionBudget": {"maxUnavailable": 1},
+    "serviceAccount": {"annotations": {"a": "1"}},
+    "service": {"annotations": {"a": "1"}},
+}
+
+
+def used(api: ApiServer, account: str) -> set[str]:
+    """As permissions.missing() writes it. An update of finalizers is never asked for by itself: see below."""
+    asked = set()
+    for event in api.requests(account):
+        ref = event.get("objectRef")
+        if ref and event["responseStatus"].get("code") != 404:
+            resource = "/".join(part for part in (ref["resource"], ref.get("subresource")) if part)
+            asked.add(f"{ref.get('apiGroup', '')}/{resource} {event['verb']}")
+    return asked
+
+
+def test_the_rights_asked_for_are_the_rights_granted(api_server: ApiServer, admin: Kube, namespace: str) -> None:
+    admin.apply(POD_MONITOR_CRD)
+    wait_served(admin, POD_MONITORS.api_version, "PodMonitor")
+    install(admin, namespace, [namespace])
+    account = f"system:serviceaccount:{namespace}:unmask-operator"
+    with OperatorProcess(api_server, namespace, [namespace]) as operator:
+        one_of_each_kind(admin, namespace)
+        assert operator.terminate() == 0
+        log = operator.log()
+    events = api_server.requests(account)
+    refused = {e["requestURI"] for e in events if e["responseStatus"].get("code") == 403}
+    assert refused == set(), log
+    granted = {f"{r.group}/{r.resource} {verb}" for r in RULES for verb in r.verbs}
+    asked = used(api_server, account)
+    assert asked - granted == set()
+    # The admission plugin asks for `update` of finalizers in the operator's name when a child names its owner.
+    unused = granted - asked - {"serving.unmask.dev/diffusionlmservices/finalizers update"}
+    assert unused == set()
+
+
+def one_of_each_kind(admin: Kube, namespace: str) -> None:
+    """Make the operator create, read, change and delete every kind of child, and scale."""
+    every = admin.create(demo(namespace, "every", **EVERYTHING))
+    wait_condition(admin, every, "Accepted", "True")
+    targets = {"queuedRequestsPerReplica": 4}
+    scaling = {"provider": "HPA", "maxReplicas": 3, "targets": targets}
+    hpa = admin.create(demo(namespace, "hpa", autoscaling=scaling))
+    wait_condition(admin, hpa, "Accepted", "True")
+    # a child that lost its label stands in the way: it is read, and written again
+    for kind in ("Service", "Deployment", "ServiceAccount", "NetworkPolicy", "PodDisruptionBudget", "PodMonitor"):
+        _strip(admin, namespace, kind, "every")
+    _strip(admin, namespace, "ControllerRevision", "every")
+    _strip(admin, namespace, "HorizontalPodAutoscaler", "hpa")
+    time.sleep(2.0)
+    builtin = {"provider": "Builtin", "minReplicas": 2, "maxReplicas": 3, "targets": targets}
+    admin.patch(hpa, {"spec": {"autoscaling": builtin}})  # deletes the HPA; replicas 1 is out of bounds: scaled
+    admin.wait("scaled", lambda: admin.get(hpa["apiVersion"], hpa["kind"], "hpa", namespace)["spec"]["replicas"] == 2)
+    gone = {"networkPolicy": None, "monitoring": None, "replicas": 1, "podDisruptionBudget": None}
+    admin.patch(every, {"spec": gone})
+    for number in range(5):  # more pins than are kept: old ones are deleted
+        admin.patch(every, {"spec": {"engine": {"maxNumReqs": 10 + number}}})
+        wait_condition(admin, every, "Accepted", "True")
+    time.sleep(2.0)
+
+
+def _strip(admin: Kube, namespace: str, kind: str, service: str) -> None:
+    api = next(k.api_version for k in CHILDREN if k.kind == kind)
+    for obj in admin.list(api, kind, namespace, labelSelector=f"serving.unmask.dev/service={service}"):
+        admin.patch(obj, {"metadata": {"labels": {"serving.unmask.dev/service": None, "stripped": "yes"}}})

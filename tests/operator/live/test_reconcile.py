@@ -1,0 +1,269 @@
+"""What the operator makes of resources on a real API server: creation, drift, pruning, edits, foreign objects."""
+
+from __future__ import annotations
+
+import threading
+import time
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+import yaml
+
+from e2e.cluster import ApiError, Kube
+from tests.operator.live.objects import children, condition, demo, read, wait_condition
+from tests.operator.live.process import ROOT, OperatorProcess
+from unmask_operator.objects import API_VERSION, FIELD_MANAGER, KIND
+
+pytestmark = [pytest.mark.cluster, pytest.mark.usefixtures("shared_operator")]
+
+EXAMPLES = sorted((ROOT / "examples").glob("*.yaml"))
+
+
+def kinds(kube: Kube, resource: dict) -> list[str]:
+    return sorted(kind for kind, _ in children(kube, resource))
+
+
+def deployment(kube: Kube, resource: dict) -> dict:
+    return kube.get("apps/v1", "Deployment", resource["metadata"]["name"], resource["metadata"]["namespace"])
+
+
+def main(workload: dict) -> dict:
+    (container,) = [c for c in workload["spec"]["template"]["spec"]["containers"] if c["name"] == "main"]
+    return container
+
+
+def services_of(file: Path) -> list[dict]:
+    return [obj for obj in yaml.safe_load_all(file.read_text()) if obj and obj["kind"] == KIND]
+
+
+@pytest.mark.parametrize("file", [f for f in EXAMPLES if services_of(f)], ids=lambda f: f.stem)
+def test_every_example_is_accepted_and_gets_its_children(admin, namespace, file):
+    for resource in services_of(file):
+        resource["metadata"]["namespace"] = namespace
+        admin.create(resource)
+        wait_condition(admin, resource, "Accepted", "True")
+        made = kinds(admin, resource)
+        assert {"Deployment", "Service", "ServiceAccount", "ControllerRevision"} <= set(made)
+        spec = resource["spec"]
+        assert ("NetworkPolicy" in made) == ("networkPolicy" in spec)
+        assert ("HorizontalPodAutoscaler" in made) == (spec.get("autoscaling", {}).get("provider") == "HPA")
+
+
+def test_a_second_look_writes_nothing(admin, namespace, shared_operator):
+    resource = admin.create(demo(namespace, "calm", replicas=2, networkPolicy={}))
+    wait_condition(admin, resource, "Accepted", "True")
+    time.sleep(1.0)  # what follows its own writes
+    before = {key: obj["metadata"]["resourceVersion"] for key, obj in children(admin, resource).items()}
+    version = read(admin, resource)["metadata"]["resourceVersion"]
+    admin.patch(resource, {"metadata": {"annotations": {"look": "again"}}})
+    time.sleep(1.5)
+    after = {key: obj["metadata"]["resourceVersion"] for key, obj in children(admin, resource).items()}
+    assert after == before
+    assert int(read(admin, resource)["metadata"]["resourceVersion"]) > int(version)
+
+
+def test_nothing_of_the_frameworks_is_written_on_any_object(admin, namespace):
+    resource = admin.create(demo(namespace, "plain"))
+    wait_condition(admin, resource, "Accepted", "True")
+    for obj in (read(admin, resource), *children(admin, resource).values()):
+        assert "finalizers" not in obj["metadata"]
+        assert "kopf" not in str(obj)
+    assert "annotations" not in read(admin, resource)["metadata"]
+
+
+def test_drift_is_repaired_and_foreign_fields_stay(admin, namespace):
+    resource = admin.create(demo(namespace, "drift"))
+    wait_condition(admin, resource, "Accepted", "True")
+    workload = deployment(admin, resource)
+    image = main(workload)["image"]
+    admin.patch(workload, {"metadata": {"annotations": {"theirs": "stays"}}})
+    admin.patch(workload, [{"op": "replace", "path": "/spec/template/spec/containers/0/image", "value": "else:1"}])
+    admin.wait("the image is put right", lambda: main(deployment(admin, resource))["image"] == image)
+    assert deployment(admin, resource)["metadata"]["annotations"]["theirs"] == "stays"
+
+    service = admin.get("v1", "Service", "drift", namespace)
+    admin.delete(service)
+    admin.wait("the Service is back", lambda: admin.find("v1", "Service", "drift", namespace))
+
+
+def test_a_child_that_lost_its_label_gets_it_back(admin, namespace):
+    resource = admin.create(demo(namespace, "label"))
+    wait_condition(admin, resource, "Accepted", "True")
+    service = admin.get("v1", "Service", "label", namespace)
+    admin.patch(service, {"metadata": {"labels": {"serving.unmask.dev/service": None}}})
+    admin.wait("the label is back", lambda: ("Service", "label") in children(admin, resource))
+    assert admin.get("v1", "Service", "label", namespace)["metadata"]["uid"] == service["metadata"]["uid"]
+
+
+def test_a_removed_section_takes_its_child_along_and_a_removed_field_its_value(admin, namespace):
+    sections = {"networkPolicy": {}, "podDisruptionBudget": {"minAvailable": 1}, "replicas": 2}
+    resource = admin.create(demo(namespace, "prune", service={"annotations": {"a": "1", "b": "2"}}, **sections))
+    wait_condition(admin, resource, "Accepted", "True")
+    assert {"NetworkPolicy", "PodDisruptionBudget"} <= set(kinds(admin, resource))
+    service = admin.get("v1", "Service", "prune", namespace)
+    assert {"a", "b"} <= set(service["metadata"]["annotations"])
+
+    admin.patch(resource, {"spec": {"networkPolicy": None, "service": {"annotations": {"b": None}}}})
+    admin.wait("the policy is deleted", lambda: "NetworkPolicy" not in kinds(admin, resource))
+    admin.wait(
+        "b is removed", lambda: "b" not in admin.get("v1", "Service", "prune", namespace)["metadata"]["annotations"]
+    )
+    live = admin.get("v1", "Service", "prune", namespace)
+    assert "a" in live["metadata"]["annotations"]
+    assert live["spec"]["clusterIP"] == service["spec"]["clusterIP"]
+    ours = [f for f in live["metadata"]["managedFields"] if f["manager"] == FIELD_MANAGER]
+    assert [f["operation"] for f in ours] == ["Apply"]
+
+    admin.patch(resource, {"spec": {"service": None}})
+    admin.wait(
+        "a is removed", lambda: "a" not in admin.get("v1", "Service", "prune", namespace)["metadata"]["annotations"]
+    )
+
+
+def test_a_resource_called_kubernetes_leaves_the_api_servers_service_alone(admin):
+    if admin.find("v1", "Service", "kubernetes", "default") is None:
+        ports = [{"port": 443, "name": "https"}]
+        meta = {"name": "kubernetes", "namespace": "default"}
+        admin.create({"apiVersion": "v1", "kind": "Service", "metadata": meta, "spec": {"ports": ports}})
+    before = admin.get("v1", "Service", "kubernetes", "default")
+    resource = admin.create(demo("default", "kubernetes"))
+    try:
+        seen = wait_condition(admin, resource, "Accepted", "False", "NameConflict")
+        assert "Service kubernetes" in seen["message"]
+        assert kinds(admin, resource) == []
+        admin.delete(resource)
+        time.sleep(0.5)
+        assert admin.get("v1", "Service", "kubernetes", "default") == before
+    finally:
+        admin.delete(resource)
+
+
+def test_a_service_account_in_the_way_is_named_and_left_alone(admin, namespace):
+    meta = {"name": "blocked-engine", "namespace": namespace, "labels": {"mine": "yes"}}
+    theirs = admin.create({"apiVersion": "v1", "kind": "ServiceAccount", "metadata": meta})
+    resource = admin.create(demo(namespace, "blocked"))
+    seen = wait_condition(admin, resource, "Accepted", "False", "NameConflict")
+    assert "ServiceAccount blocked-engine" in seen["message"]
+    assert kinds(admin, resource) == []
+    assert admin.get("v1", "ServiceAccount", "blocked-engine", namespace) == theirs
+
+
+def test_the_last_of_many_edits_wins(admin, namespace):
+    resource = admin.create(demo(namespace, "edits", engine={"maxNumReqs": 1}))
+
+    def edit(numbers: range) -> None:
+        for number in numbers:
+            admin.patch(resource, {"spec": {"engine": {"maxNumReqs": number}}})
+
+    threads = [threading.Thread(target=edit, args=(range(start, start + 10),)) for start in (2, 20, 40)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    admin.patch(resource, {"spec": {"engine": {"maxNumReqs": 77}}})
+    admin.wait("77 arrives", lambda: "--max-num-reqs=77" in _args(admin, resource))
+    wait_condition(admin, resource, "Accepted", "True")
+    time.sleep(1.0)
+    assert "--max-num-reqs=77" in _args(admin, resource)
+
+
+def _args(kube: Kube, resource: dict) -> list[str]:
+    args = main(deployment(kube, resource)).get("args", [])
+    joined = [f"{flag}={value}" for flag, value in pairwise(args)]
+    return [*args, *joined]
+
+
+def test_a_refused_edit_is_told_in_the_servers_words_and_what_ran_stays(admin, namespace):
+    resource = admin.create(demo(namespace, "refused"))
+    wait_condition(admin, resource, "Accepted", "True")
+    before = deployment(admin, resource)["spec"]
+    admin.patch(resource, {"spec": {"podTemplate": {"spec": {"nodeSelector": {"not a label": "x"}}}}})
+    seen = wait_condition(admin, resource, "Accepted", "False")
+    assert "nodeSelector" in seen["message"]
+    assert deployment(admin, resource)["spec"] == before
+    admin.patch(resource, {"spec": {"podTemplate": None}})
+    wait_condition(admin, resource, "Accepted", "True")
+
+
+def test_an_unreadable_resource_is_told_so_and_the_others_go_on(admin, namespace):
+    """The schema lets a podTemplate be anything; the operator does not."""
+    bad = admin.create(demo(namespace, "bad", podTemplate={"spec": {"containers": "none"}}))
+    good = admin.create(demo(namespace, "good"))
+    wait_condition(admin, good, "Accepted", "True")
+    seen = wait_condition(admin, bad, "Accepted", "False")
+    assert "podTemplate" in seen["message"]
+
+
+def test_an_edit_reaches_a_child_within_a_second(admin, namespace):
+    resource = admin.create(demo(namespace, "fast"))
+    wait_condition(admin, resource, "Accepted", "True")
+    admin.patch(resource, {"spec": {"engine": {"maxNumReqs": 3}}})
+    start = time.monotonic()
+    admin.wait("the edit arrives", lambda: "--max-num-reqs=3" in _args(admin, resource))
+    assert time.monotonic() - start < 1.0
+
+
+def test_a_new_condition_is_told_by_one_event(admin, namespace):
+    resource = admin.create(demo(namespace, "told", podTemplate={"spec": {"containers": "none"}}))
+    wait_condition(admin, resource, "Accepted", "False")
+
+    def told() -> list[dict]:
+        events = admin.list("events.k8s.io/v1", "Event", namespace)
+        return [e for e in events if e["regarding"]["name"] == "told" and "podTemplate" in e["note"]]
+
+    admin.wait("an Event", told)
+    admin.patch(resource, {"metadata": {"annotations": {"look": "again"}}})
+    time.sleep(1.0)
+    (event,) = told()
+    assert event["reportingController"] == FIELD_MANAGER
+
+
+def test_a_resource_created_again_gets_children_of_its_own(admin, namespace):
+    resource = demo(namespace, "again")
+    admin.create(resource)
+    wait_condition(admin, resource, "Accepted", "True")
+    old = {key: obj["metadata"]["uid"] for key, obj in children(admin, resource).items()}
+    kept = read(admin, resource)
+    for (_, _), obj in children(admin, resource).items():
+        admin.delete(obj)  # no garbage collector runs here
+    admin.delete(resource)
+    for member in ("uid", "resourceVersion", "generation", "creationTimestamp", "managedFields"):
+        kept["metadata"].pop(member, None)
+    admin.create(kept)  # as from `kubectl get -o yaml`, status and all
+
+    def renewed() -> bool:
+        now = {key: obj["metadata"]["uid"] for key, obj in children(admin, resource).items()}
+        return set(now) == set(old) and not set(now.values()) & set(old.values())
+
+    admin.wait("new children", renewed, timeout=60)
+    assert condition(admin, resource, "Accepted")["status"] == "True"
+
+
+def test_the_scale_subresource_moves_the_deployment(admin, namespace):
+    resource = admin.create(demo(namespace, "scaled"))
+    wait_condition(admin, resource, "Accepted", "True")
+    admin.patch(resource, {"spec": {"replicas": 3}}, subresource="scale")
+    admin.wait("three replicas", lambda: deployment(admin, resource)["spec"]["replicas"] == 3)
+    scale = admin.get(API_VERSION, KIND, "scaled", namespace, "scale")
+    assert scale["status"]["selector"] == "serving.unmask.dev/service=scaled"
+
+
+def test_the_operator_is_well_after_all_this(shared_operator: OperatorProcess):
+    """Runs last in this file."""
+    assert shared_operator.status("/healthz") == 200
+    assert shared_operator.status("/readyz") == 200
+    assert shared_operator.metric("unmask_operator_leader") == 1
+    assert shared_operator.metric('unmask_operator_reconciles_total{result="error"}') == 0, shared_operator.log()
+    assert "Traceback" not in shared_operator.log()
+
+
+def test_a_resource_that_is_deleted_leaves_no_status_to_write(admin, namespace, shared_operator):
+    for number in range(5):
+        resource = admin.create(demo(namespace, f"brief-{number}"))
+        admin.delete(resource)
+    time.sleep(1.0)
+    assert shared_operator.process is not None
+    assert shared_operator.process.poll() is None
+    with pytest.raises(ApiError):
+        read(admin, demo(namespace, "brief-0"))
