@@ -1,0 +1,160 @@
+"""Rendered objects and a real API server: it takes them strictly, and gives them back without a difference."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+
+from e2e.cluster import ApiError, Kube
+from tests.operator.samples import SETTINGS, carry_out, child, make, observe, resource
+from tests.operator.snapshot import examples
+from unmask_operator.api import crd
+from unmask_operator.drift import differs
+from unmask_operator.objects import API_VERSION, KIND, Obj, Ref
+from unmask_operator.plan import Plan
+
+pytestmark = pytest.mark.cluster
+
+EVERYTHING = resource(
+    name="everything",
+    replicas=2,
+    gpu={},
+    engine={"thresholds": {"accept": 1.0, "addBlock": 0.5}, "prefixCaching": False},
+    resources={"limits": {"cpu": 1, "memory": "1024Mi"}, "requests": {"cpu": "1000m", "memory": "0.5Gi"}},
+    sharedMemorySize="1024Mi",
+    service={"type": "NodePort", "annotations": {"a": "b"}},
+    autoscaling={
+        "provider": "HPA",
+        "minReplicas": 2,
+        "maxReplicas": 5,
+        "targets": {"queuedRequestsPerReplica": 4, "kvCacheUtilizationPercent": 100},
+        "behavior": {"scaleDown": {"policies": [{"type": "Percent", "value": 50, "periodSeconds": 60}]}},
+    },
+    networkPolicy={"from": [{"podSelector": {}}, {"ipBlock": {"cidr": "10.0.0.0/8", "except": ["10.1.0.0/16"]}}]},
+    podDisruptionBudget={"minAvailable": "50%"},
+    rolloutStrategy={"maxSurge": 0, "maxUnavailable": "50%"},
+    podTemplate={
+        "metadata": {"labels": {"team": "a"}, "annotations": {"note": ""}},
+        "spec": {
+            "hostNetwork": False,
+            "tolerations": [{"key": "gpu", "operator": "Exists"}],
+            "topologySpreadConstraints": None,
+            "containers": [
+                {
+                    "name": "main",
+                    "livenessProbe": None,
+                    "readinessProbe": {"initialDelaySeconds": 0},
+                    "env": [{"name": "EMPTY", "value": ""}, {"name": "OMP_NUM_THREADS", "value": "3"}],
+                    "ports": [{"containerPort": 9000, "name": "extra"}],
+                },
+                {
+                    "name": "sidecar",
+                    "image": "sidecar:1",
+                    "securityContext": {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}},
+                },
+            ],
+        },
+    },
+)
+RESOURCES = {**examples(), "everything": EVERYTHING}
+
+
+@pytest.fixture(scope="module")
+def crds(admin: Kube) -> None:
+    admin.apply(crd.crd())
+
+    def served() -> bool:
+        try:
+            admin.list(API_VERSION, KIND, "default")
+        except ApiError as error:
+            if error.status in (404, 429):  # not known yet; known, and its storage is being made
+                return False
+            raise
+        return True
+
+    admin.wait("the resource's kind", served)
+
+
+def created(admin: Kube, namespace: str, given: Obj) -> Obj:
+    metadata = {"name": given["metadata"]["name"], "namespace": namespace}
+    return admin.create({**given, "metadata": metadata}, fieldValidation="Strict")
+
+
+def written(admin: Kube, plan: Plan) -> list[Obj]:
+    return [admin.create(made, fieldManager="unmask-operator", fieldValidation="Strict") for made in plan.children]
+
+
+def live(admin: Kube, plan: Plan) -> list[Obj]:
+    refs = [(Ref.of(made), made["metadata"]["namespace"]) for made in plan.children]
+    return [admin.get(ref.api_version, ref.kind, ref.name, namespace) for ref, namespace in refs]
+
+
+@pytest.mark.parametrize("name", RESOURCES)
+def test_what_was_written_is_read_back_without_a_difference(admin: Kube, namespace: str, crds: None, name: str) -> None:
+    service = created(admin, namespace, RESOURCES[name])
+    plan = make(observe(service, apis=frozenset()))
+    assert all(problem.condition != "Accepted" for problem in plan.problems)
+    written(admin, plan)
+    found = live(admin, plan)
+    assert [Ref.of(made) for made, seen in zip(plan.children, found, strict=True) if differs(made, seen)] == []
+
+    service = admin.get(API_VERSION, KIND, service["metadata"]["name"], namespace)
+    again = make(observe(service, *found, apis=frozenset()))
+    assert again.children == plan.children, "the pin that was read back covers the resource"
+    assert again.delete == ()
+
+
+def test_any_change_of_a_live_object_differs(admin: Kube, namespace: str, crds: None) -> None:
+    service = created(admin, namespace, EVERYTHING)
+    plan = make(observe(service, apis=frozenset()))
+    written(admin, plan)
+    changes: dict[str, Any] = {
+        "Deployment": {"spec": {"template": {"spec": {"terminationGracePeriodSeconds": 1}}}},
+        "Service": {"spec": {"selector": {"other": "pods"}}},
+        "PodDisruptionBudget": {"spec": {"minAvailable": 1}},
+        "HorizontalPodAutoscaler": {"spec": {"maxReplicas": 6}},
+        "NetworkPolicy": {"spec": {"ingress": [{}]}},
+        "ServiceAccount": {"automountServiceAccountToken": None},
+    }
+    for kind, change in changes.items():
+        wanted = child(plan, kind)
+        seen = admin.patch(wanted, change)
+        if kind == "Service":
+            seen = admin.patch(wanted, {"spec": {"selector": {"serving.unmask.dev/service": None}}})
+        assert differs(wanted, seen), kind
+        admin.apply(wanted, manager="unmask-operator")
+        repaired = admin.get(wanted["apiVersion"], kind, wanted["metadata"]["name"], namespace)
+        assert not differs(wanted, repaired), kind
+
+
+def test_a_namespace_of_restricted_pods_takes_the_engines(admin: Kube, namespace: str, crds: None) -> None:
+    level = {"metadata": {"labels": {"pod-security.kubernetes.io/enforce": "restricted"}}}
+    admin.patch({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": namespace}}, level)
+    service = created(admin, namespace, resource(model={"uri": "pvc://models/a"}, gpu={}))
+    plan = make(observe(service, apis=frozenset()))
+    written(admin, plan)
+    template = copy.deepcopy(child(plan, "Deployment")["spec"]["template"])
+    pod = {"apiVersion": "v1", "kind": "Pod", **template}
+    pod["metadata"] |= {"name": "engine", "namespace": namespace}
+    admin.create(pod, fieldValidation="Strict")
+    pod["spec"]["containers"][0]["securityContext"]["allowPrivilegeEscalation"] = True
+    pod["metadata"]["name"] = "loose"
+    with pytest.raises(ApiError, match="restricted"):
+        admin.create(pod)
+
+
+def test_scaling_through_the_subresource_keeps_the_pin(admin: Kube, namespace: str, crds: None) -> None:
+    service = created(admin, namespace, resource())
+    observed = observe(service, apis=frozenset())
+    plan = make(observed)
+    written(admin, plan)
+    scale = admin.get(API_VERSION, KIND, "demo", namespace, "scale")
+    scale["spec"]["replicas"] = 4
+    admin.request("PUT", admin.path(API_VERSION, KIND, namespace, "demo", "scale"), scale)
+    after = admin.get(API_VERSION, KIND, "demo", namespace)
+    assert after["metadata"]["generation"] == service["metadata"]["generation"] + 1
+    again = make(observe(after, *carry_out(observed, plan).children.values(), apis=frozenset()), SETTINGS)
+    assert child(again, "ControllerRevision") == child(plan, "ControllerRevision")
+    assert child(again, "Deployment")["spec"]["replicas"] == 4
