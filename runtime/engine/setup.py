@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 import torch
+from torch import nn
 
 from runtime.config import EngineConfig
 from runtime.engine.engine import Engine
@@ -45,7 +46,8 @@ def load_engine(config: EngineConfig, progress: Progress | None = None) -> Engin
     attn_impl = config.attn_impl or ("triton_grouped" if device.type == "cuda" else "torch")
     model = load_model(checkpoint, family, arch, device=device, dtype=dtype, attn_impl=attn_impl, progress=progress)
     if progress is not None:
-        progress("warmup", 0, 0)
+        loaded = sum(parameter.nbytes for parameter in cast(nn.Module, model).parameters())
+        progress("warmup", loaded, loaded)  # nothing is left to load, so whoever shows a share shows all of it
     runner, pages = _runner(config, facts, model, device, dtype, free_at_start)
     info = EngineInfo(num_pages=pages, **facts)
     return Engine(info=info, runner=runner, strategy=strategy)
