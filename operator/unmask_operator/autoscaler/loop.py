@@ -75,8 +75,11 @@ class Autoscaler:
             self._forget(gone)
         start = self._now()
         due = [key for key in rules if self._due.get(key, start) <= start]
-        await asyncio.gather(*(self._look(key, services[key], rules[key]) for key in due))
-        for key in due:
+        looks = (self._look(key, services[key], rules[key]) for key in due)
+        results = await asyncio.gather(*looks, return_exceptions=True)  # one service's misfortune is not the others'
+        for key, result in zip(due, results, strict=True):
+            if isinstance(result, BaseException):
+                log.error("%s: autoscaling failed", key, exc_info=result)
             self._due[key] = start + timedelta(seconds=rules[key].polling)
         end = self._now()
         waits = [(self._due.get(key, end) - end).total_seconds() for key in rules]

@@ -128,6 +128,20 @@ def test_a_service_that_cannot_be_read_does_not_stop_the_others() -> None:
     assert autoscaler.decision("bad") is None
 
 
+def test_a_mistake_in_one_look_does_not_stop_the_others() -> None:
+    world = World({"a": _service(1), "b": _service(1)})
+    world.load = {"b#0": 20}
+
+    async def scrape(addresses: Mapping[str, str]) -> tuple[dict[str, Reading], dict[str, str]]:
+        if "a-0" in addresses:
+            raise RuntimeError("a bug")
+        return await world.scrape(addresses)
+
+    autoscaler = Autoscaler(world, scrape, world.clock)
+    assert _tick(world, autoscaler) == LONGEST_SLEEP
+    assert world.writes == [("b", 2)]
+
+
 def test_what_is_suspended_deleted_or_left_to_others_is_forgotten() -> None:
     world = World({"a": _service(2)})
     world.load = {f"a#{n}": 10 for n in range(9)}
