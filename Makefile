@@ -41,7 +41,7 @@ chat: setup  ## talk to a running server in the terminal and watch blocks being 
 test: setup lint typecheck programs  ## lint, type-check and run every CPU test
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 $(ARGS)  # two workers share the cores: threads of theirs would only spin
 
-programs: setup  ## compile the API server of the operator's tests, once
+programs: setup  ## compile the API server of the operator's tests and helm, once
 	@$(BIN)/python -m e2e.cluster build
 
 e2e: setup  ## start a cluster with a node (needs root), test the chart and the operator on it, end it

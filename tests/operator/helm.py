@@ -1,0 +1,38 @@
+"""helm, as a person runs it: what a chart renders, and releases on a cluster."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from e2e.cluster.binaries import build
+from e2e.cluster.config import environment
+
+CHART = Path(__file__).parents[2] / "charts" / "unmask-operator"
+NAMESPACE = "unmask-system"
+
+
+def helm(*arguments: str) -> str:
+    """What helm prints; it is compiled first where it is not in the cache. ValueError carries what it complains of."""
+    program = build(["helm"], environment())["helm"]
+    done = subprocess.run([program, *arguments], capture_output=True, text=True, timeout=120)
+    if done.returncode:
+        raise ValueError(done.stdout + done.stderr)
+    return done.stdout
+
+
+def sets(values: dict[str, Any]) -> list[str]:
+    """Values by dotted path, as arguments."""
+    return [word for path, value in values.items() for word in ("--set-json", f"{path}={json.dumps(value)}")]
+
+
+def render(version: str = "1.34.4", /, **values: Any) -> list[dict[str, Any]]:
+    """The objects of a release `unmask-operator`; a dot in a value's path is written as two underscores."""
+    paths = {name.replace("__", "."): value for name, value in values.items()}
+    place = ("--namespace", NAMESPACE, "--kube-version", version)
+    text = helm("template", "unmask-operator", str(CHART), *place, *sets(paths))
+    return [obj for obj in yaml.safe_load_all(text) if obj]

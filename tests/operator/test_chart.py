@@ -1,0 +1,220 @@
+"""The chart as helm renders it: what is there when, what is refused, and that it says what the operator reads."""
+
+import json
+
+import pytest
+import yaml
+
+from tests.operator.helm import CHART, helm, render
+from unmask_operator.permissions import NODE_RULE, RULES, missing, unused
+from unmask_operator.settings import VERSION, Settings, read_settings
+
+DIGEST = "sha256:" + "0" * 64
+NAME = "unmask-operator"
+ALL = {
+    "networkPolicy__enabled": True,
+    "monitoring__serviceMonitor__enabled": True,
+    "monitoring__prometheusRule__enabled": True,
+    "monitoring__dashboard__enabled": True,
+}
+
+
+def named(objects):
+    return {(o["kind"], o["metadata"]["name"]): o for o in objects}
+
+
+def one(objects, kind):
+    (found,) = (o for o in objects if o["kind"] == kind)
+    return found
+
+
+def container(objects):
+    (found,) = one(objects, "Deployment")["spec"]["template"]["spec"]["containers"]
+    return found
+
+
+def settings(objects):
+    return read_settings({e["name"]: e.get("value", e["name"].lower()) for e in container(objects)["env"]})
+
+
+def test_lint_finds_nothing():
+    assert "0 chart(s) failed" in helm("lint", "--strict", str(CHART))
+
+
+def test_what_is_installed_by_default():
+    cluster = "unmask-system:unmask-operator"
+    assert set(named(render())) == {
+        ("CustomResourceDefinition", "diffusionlmservices.serving.unmask.dev"),
+        *(("ClusterRole", cluster + part) for part in ("", ":nodes", ":view", ":edit", ":admin")),
+        *(("ClusterRoleBinding", cluster + part) for part in ("", ":nodes")),
+        *((kind, NAME) for kind in ("Role", "RoleBinding", "ServiceAccount", "Lease", "Deployment", "Service")),
+        ("PodDisruptionBudget", NAME),
+    }
+
+
+def test_every_object_is_labelled_and_none_but_the_crd_is_kept():
+    for obj in render(**ALL):
+        labels, annotations = obj["metadata"]["labels"], obj["metadata"].get("annotations", {})
+        assert labels["app.kubernetes.io/name"] == labels["app.kubernetes.io/instance"] == NAME
+        kept = annotations.get("helm.sh/resource-policy") == "keep"
+        assert kept == (obj["kind"] == "CustomResourceDefinition")
+        assert "helm.sh/hook" not in annotations
+
+
+def test_the_crd_is_the_generated_one():
+    (file,) = (CHART.parents[1] / "crds").glob("*.yaml")
+    wanted = yaml.safe_load(file.read_text(encoding="utf-8"))
+    found = one(render(crds__annotations={"a/b": "c"}), "CustomResourceDefinition")
+    assert (found["metadata"]["name"], found["spec"]) == (wanted["metadata"]["name"], wanted["spec"])
+    assert found["metadata"]["annotations"].items() >= {"a/b": "c", "helm.sh/resource-policy": "keep"}.items()
+    assert "CustomResourceDefinition" not in {o["kind"] for o in render(crds__enabled=False)}
+
+
+def test_the_pod_passes_the_restricted_level():
+    objects = render()
+    pod = one(objects, "Deployment")["spec"]["template"]["spec"]
+    assert pod["securityContext"] == {"runAsNonRoot": True, "seccompProfile": {"type": "RuntimeDefault"}}
+    assert container(objects)["securityContext"] == {
+        "allowPrivilegeEscalation": False,
+        "readOnlyRootFilesystem": True,
+        "capabilities": {"drop": ["ALL"]},
+    }
+    assert pod["enableServiceLinks"] is False
+    assert one(objects, "Deployment")["spec"]["replicas"] == 2
+
+
+def test_the_operator_reads_every_setting_of_the_deployment():
+    objects = render()
+    assert settings(objects) == Settings(
+        runtime_image=f"unmask-runtime:{VERSION}",
+        namespace="unmask_operator_namespace",
+        pod_name="unmask_operator_pod_name",
+        read_nodes=True,
+        operator_selector=one(objects, "Deployment")["spec"]["selector"]["matchLabels"],
+        log_format="json",
+    )
+    assert container(objects)["ports"] == [{"name": "http", "containerPort": Settings().port}]
+    by_reference = {e["name"]: e["valueFrom"] for e in container(objects)["env"] if "valueFrom" in e}
+    assert by_reference == {
+        "UNMASK_OPERATOR_NAMESPACE": {"fieldRef": {"fieldPath": "metadata.namespace"}},
+        "UNMASK_OPERATOR_POD_NAME": {"fieldRef": {"fieldPath": "metadata.name"}},
+    }
+
+
+def test_values_become_settings():
+    env = {"NO_PROXY": "10.0.0.0/8,.svc", "HF_ENDPOINT": "http://hub/?a=b c"}
+    found = settings(
+        render(
+            watchNamespaces=["a", "b"],
+            engine={
+                "env": env,
+                "imagePullSecrets": ["one", "two"],
+                "caConfigMap": "roots",
+                "image": {"digest": DIGEST},
+            },
+            global__imageRegistry="host:5000/team/",
+            rbac__readNodes=False,
+            log__level="debug",
+        )
+    )
+    assert found.watch_namespaces == ("a", "b")
+    assert found.engine_env == env
+    assert found.image_pull_secrets == ("one", "two")
+    assert found.ca_config_map == "roots"
+    assert found.runtime_image == f"host:5000/team/unmask-runtime:{VERSION}@{DIGEST}"
+    assert found.runtime_is_own_version
+    assert found.read_nodes is False
+    assert found.log_level == "debug"
+    assert found.lease_name == NAME
+
+
+@pytest.mark.parametrize("namespaces", [[], ["a", "b"]])
+def test_what_is_granted_is_what_the_operator_asks_for(namespaces):
+    scopes = {"watched": [], "own": [], "cluster": []}
+    for role in render(rbac__aggregate=False, watchNamespaces=namespaces):
+        if role["kind"] not in ("Role", "ClusterRole"):
+            continue
+        namespace = role["metadata"].get("namespace")
+        assert (role["kind"] == "ClusterRole") == (namespace is None)
+        everywhere = not namespaces and role["metadata"]["name"] == f"unmask-system:{NAME}"
+        watched = everywhere or namespace in namespaces
+        scopes["watched" if watched else "own" if namespace else "cluster"].append(role["rules"])
+    assert len(scopes["watched"]) == (len(namespaces) or 1)
+    for rules in scopes["watched"]:
+        wanted = [rule for rule in RULES if rule.scope == "watched"]
+        assert missing(rules, wanted) == unused(rules, wanted) == []
+    (own,), wanted = scopes["own"], [rule for rule in RULES if rule.scope == "own"]
+    assert missing(own, wanted) == unused(own, wanted) == []
+    assert [rule["resourceNames"] for rule in own] == [[NAME]]
+    (nodes,) = scopes["cluster"]
+    assert missing(nodes, [NODE_RULE]) == unused(nodes, [NODE_RULE]) == []
+
+
+def test_every_binding_binds_its_role_to_the_service_account():
+    listed = render(watchNamespaces=["a"], serviceAccount={"create": False, "name": "mine"})
+    objects, bindings = named(listed), [o for o in listed if o["kind"].endswith("Binding")]
+    assert len(bindings) == 3
+    for binding in bindings:
+        role = objects[binding["roleRef"]["kind"], binding["roleRef"]["name"]]
+        assert binding["metadata"].get("namespace") == role["metadata"].get("namespace")
+        assert binding["subjects"] == [{"kind": "ServiceAccount", "name": "mine", "namespace": "unmask-system"}]
+    assert "ServiceAccount" not in {o["kind"] for o in listed}
+    assert one(listed, "Deployment")["spec"]["template"]["spec"]["serviceAccountName"] == "mine"
+
+
+def test_a_namespaced_operator_may_have_no_right_beyond():
+    kinds = {o["kind"] for o in render(watchNamespaces=["a"], rbac__readNodes=False, rbac__aggregate=False)}
+    assert "Role" in kinds
+    assert not kinds & {"ClusterRole", "ClusterRoleBinding"}
+    assert not [o for o in render(rbac__create=False, rbac__aggregate=False) if "Role" in o["kind"]]
+
+
+@pytest.mark.parametrize("user", ["view", "edit", "admin"])
+def test_users_roles_are_extended(user):
+    role = named(render())["ClusterRole", f"unmask-system:{NAME}:{user}"]
+    assert role["metadata"]["labels"][f"rbac.authorization.k8s.io/aggregate-to-{user}"] == "true"
+    verbs = {resource: set(rule["verbs"]) for rule in role["rules"] for resource in rule["resources"]}
+    assert ("create" in verbs["diffusionlmservices"]) == (user != "view")
+    assert ("patch" in verbs["diffusionlmservices/scale"]) == (user != "view")
+    assert verbs["diffusionlmservices/status"] == {"get"}
+
+
+def test_images():
+    assert container(render())["image"] == f"unmask-operator:{VERSION}"
+    pinned = render(global__imageRegistry="host/a", image__tag="x", image__digest=DIGEST)
+    assert container(pinned)["image"] == f"host/a/unmask-operator:x@{DIGEST}"
+
+
+def test_switches():
+    assert "PodDisruptionBudget" not in {o["kind"] for o in render(replicas=1)}
+    assert "spec" not in one(render(), "Lease")
+    open_to_all = one(render(networkPolicy__enabled=True), "NetworkPolicy")["spec"]["ingress"]
+    assert open_to_all == [{"ports": [{"port": "http"}], "from": [{"namespaceSelector": {}}]}]
+    peers = [{"podSelector": {"matchLabels": {"a": "b"}}}]
+    closed = one(render(networkPolicy={"enabled": True, "metricsFrom": peers}), "NetworkPolicy")
+    assert closed["spec"]["ingress"][0]["from"] == peers
+
+
+@pytest.mark.parametrize(
+    ("values", "told"),
+    [
+        ({"replicas": 0}, "replicas"),
+        ({"replica": 2}, "replica"),
+        ({"image__tag": "latest"}, "tag"),
+        ({"image__digest": "sha256:12"}, "digest"),
+        ({"watchNamespaces": ["Bad_Name"]}, "watchNamespaces"),
+        ({"engine__env": {"A": 1}}, "env"),
+        ({"engine__env": {"A": "x\ny"}}, "env"),
+        ({"log__level": "loud"}, "level"),
+        ({"crds__enabled": 1}, "enabled"),
+    ],
+    ids=json.dumps,
+)
+def test_wrong_values_are_refused_by_name(values, told):
+    with pytest.raises(ValueError, match=told):
+        render(**values)
+
+
+def test_an_older_cluster_is_refused():
+    with pytest.raises(ValueError, match=r"1\.30"):
+        render("1.29.9")

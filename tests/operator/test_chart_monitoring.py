@@ -1,0 +1,46 @@
+"""The chart's dashboard and alerts ask for metrics that the operator and the engines have."""
+
+import json
+import re
+
+from prometheus_client import generate_latest
+
+from runtime.server.metrics import Metrics as EngineMetrics
+from tests.operator.helm import render
+from unmask_operator.metrics import Metrics as OperatorMetrics
+from unmask_operator.store import Store
+
+
+def known():
+    text = generate_latest(OperatorMetrics(Store(), lambda: 0).registry).decode() + EngineMetrics().text().decode()
+    names = set(re.findall(r"^(?:# TYPE )?(unmask_\w+)", text, re.MULTILINE))
+    return names | {
+        f"{name}_{part}"
+        for name in re.findall(r"^# TYPE (\w+) histogram", text, re.MULTILINE)
+        for part in ("bucket", "sum", "count")
+    }
+
+
+def test_the_dashboard():
+    (config,) = (o for o in render(monitoring__dashboard__enabled=True) if o["kind"] == "ConfigMap")
+    panels = json.loads(config["data"]["unmask.json"])["panels"]
+    assert len({panel["id"] for panel in panels}) == len(panels) > 10
+    assert len({(p["gridPos"]["x"], p["gridPos"]["y"]) for p in panels}) == len(panels)
+    for query in (target["expr"] for panel in panels for target in panel.get("targets", ())):
+        names = set(re.findall(r"\bunmask_\w+", query))
+        assert names
+        assert names <= known(), query
+        assert "$scope" not in query
+        assert "$rate]" not in query
+
+
+def test_alerts():
+    (rules,) = (o for o in render(monitoring__prometheusRule__enabled=True) if o["kind"] == "PrometheusRule")
+    alerts = [rule for group in rules["spec"]["groups"] for rule in group["rules"]]
+    assert len({alert["alert"] for alert in alerts}) == len(alerts)
+    for alert in alerts:
+        names = set(re.findall(r"\bunmask_\w+", alert["expr"]))
+        assert names
+        assert names <= known(), alert["alert"]
+        assert alert["annotations"]["summary"]
+        assert alert["labels"]["severity"] in ("warning", "critical")

@@ -1,0 +1,56 @@
+"""A release on a real API server: everything is accepted, and an uninstall takes everything away."""
+
+import pytest
+
+from tests.operator.helm import CHART, helm, render, sets
+
+pytestmark = pytest.mark.cluster
+FOREIGN = ("ServiceMonitor", "PrometheusRule")  # kinds of the Prometheus operator, which is not there
+KINDS = (
+    ("v1", "ServiceAccount"),
+    ("v1", "Service"),
+    ("v1", "ConfigMap"),
+    ("apps/v1", "Deployment"),
+    ("coordination.k8s.io/v1", "Lease"),
+    ("networking.k8s.io/v1", "NetworkPolicy"),
+    ("policy/v1", "PodDisruptionBudget"),
+    ("rbac.authorization.k8s.io/v1", "Role"),
+    ("rbac.authorization.k8s.io/v1", "RoleBinding"),
+    ("rbac.authorization.k8s.io/v1", "ClusterRole"),
+    ("rbac.authorization.k8s.io/v1", "ClusterRoleBinding"),
+)
+
+
+def test_the_api_server_takes_every_object_without_a_warning(admin, namespace):
+    values = {f"monitoring__{part}__enabled": True for part in ("serviceMonitor", "prometheusRule", "dashboard")}
+    for obj in render(networkPolicy__enabled=True, **values):
+        if obj["kind"] not in FOREIGN:
+            if "namespace" in obj["metadata"]:
+                obj["metadata"]["namespace"] = namespace
+            admin.apply(obj, dryRun="All", fieldValidation="Strict")
+
+
+def test_install_upgrade_and_uninstall_leave_nothing(api_server, admin, namespace):
+    cluster = ("--kubeconfig", str(api_server.kubeconfig), "--namespace", namespace)
+    values = {"crds.enabled": False, "networkPolicy.enabled": True, "monitoring.dashboard.enabled": True}
+
+    def made():
+        label = {"labelSelector": "app.kubernetes.io/managed-by=Helm,app.kubernetes.io/instance=mine"}
+        found = [(kind, obj) for version, kind in KINDS for obj in admin.list(version, kind, **label)]
+        place = [(kind, obj, obj["metadata"]) for kind, obj in found]
+        here = [(kind, obj) for kind, obj, at in place if namespace in (at.get("namespace"), at["name"].split(":")[0])]
+        return {(kind, obj["metadata"]["name"]): obj for kind, obj in here}
+
+    assert "every namespace" in helm("install", "mine", str(CHART), *cluster, *sets(values))
+    installed = made()
+    assert len(installed) == 16
+    lease = installed["Lease", "mine-unmask-operator"]
+    admin.patch(lease, {"spec": {"holderIdentity": "somebody", "leaseDurationSeconds": 12}})
+    helm("upgrade", "mine", str(CHART), *cluster, *sets({**values, "replicas": 1, "watchNamespaces": [namespace]}))
+    upgraded = made()
+    assert upgraded["Lease", "mine-unmask-operator"]["spec"]["holderIdentity"] == "somebody"
+    assert ("PodDisruptionBudget", "mine-unmask-operator") not in upgraded
+    assert ("Role", "mine-unmask-operator-engines") in upgraded
+    assert ("ClusterRole", f"{namespace}:mine-unmask-operator") not in upgraded
+    helm("uninstall", "mine", *cluster)
+    assert made() == {}
