@@ -129,6 +129,17 @@ def test_any_change_of_a_live_object_differs(admin: Kube, namespace: str, crds: 
         assert not differs(wanted, repaired), kind
 
 
+def test_a_rollout_restart_is_no_drift(admin: Kube, namespace: str, crds: None) -> None:
+    plan = make(observe(created(admin, namespace, resource()), apis=frozenset()))
+    written(admin, plan)
+    wanted = child(plan, "Deployment")
+    restart = {"kubectl.kubernetes.io/restartedAt": "2026-01-02T03:04:05Z"}
+    admin.patch(wanted, {"spec": {"template": {"metadata": {"annotations": restart}}}})
+    seen = admin.apply(wanted, manager="unmask-operator")
+    assert seen["spec"]["template"]["metadata"]["annotations"].items() >= restart.items()
+    assert not differs(wanted, seen)
+
+
 def test_a_namespace_of_restricted_pods_takes_the_engines(admin: Kube, namespace: str, crds: None) -> None:
     level = {"metadata": {"labels": {"pod-security.kubernetes.io/enforce": "restricted"}}}
     admin.patch({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": namespace}}, level)
