@@ -13,6 +13,8 @@ from e2e.cluster.config import Environment, environment
 from e2e.cluster.lifecycle import Options, down, up
 from e2e.cluster.process import StartError
 
+_QUOTE = "'\\''"  # ends the quoted text, adds a quote, begins again
+
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m e2e.cluster", description=__doc__)
@@ -38,7 +40,7 @@ def _run(arguments: argparse.Namespace, env: Environment) -> None:
             binaries.build(arguments.names or [*binaries.API_SERVER, *binaries.CONTROLLERS, "helm"], env)
     elif arguments.command == "up":
         for name, value in up(env, Options(arguments.api_only, not arguments.no_install, arguments.base)).items():
-            print(f"export {name}={shlex.quote(value)}")
+            print(f"export {name}='{value.replace(chr(39), _QUOTE)}'")
     elif not down(env, arguments.id):
         say("no cluster to end")
 

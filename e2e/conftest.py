@@ -1,0 +1,40 @@
+"""The cluster under test: the one of UNMASK_E2E_KUBECONFIG, which `make e2e` starts and names there."""
+
+from __future__ import annotations
+
+import secrets
+import sys
+from collections.abc import Iterator
+
+import pytest
+
+from e2e.cluster import Kube
+from e2e.cluster.config import environment
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        item.add_marker(pytest.mark.node)
+
+
+@pytest.fixture(scope="session")
+def kube() -> Iterator[Kube]:
+    """The admin's client. Says first which cluster it is: tests create and delete things there."""
+    config = environment().kubeconfig
+    if config is None:
+        pytest.exit('no cluster: run `make e2e`, or `eval "$(python -m e2e.cluster up)"` first', returncode=2)
+    client = Kube(config)
+    print(f"\ntesting the cluster of {config}: context {client.context}, {client.server}", file=sys.__stderr__)
+    yield client
+    client.close()
+
+
+@pytest.fixture
+def namespace(kube: Kube) -> Iterator[str]:
+    """A new namespace, where pods may be created; deleted with all that is in it."""
+    name = f"e2e-{secrets.token_hex(3)}"
+    made = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name}}
+    kube.create(made)
+    kube.wait("the namespace's service account", lambda: kube.get("v1", "ServiceAccount", "default", name))
+    yield name
+    kube.delete(made)

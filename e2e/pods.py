@@ -1,0 +1,34 @@
+"""Pods that tests run: made of the suite's own image, whose modes are in cluster/go/pod/main.go."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from e2e.cluster import Kube
+from e2e.cluster.node.containers import PAUSE as IMAGE
+
+
+def pod(namespace: str, name: str, *arguments: str, labels: dict[str, str] | None = None) -> dict[str, Any]:
+    """A pod that runs the image with these arguments, once."""
+    container = {"name": "main", "image": IMAGE, "imagePullPolicy": "Never", "args": list(arguments)}
+    return {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {"name": name, "namespace": namespace, "labels": labels or {}},
+        "spec": {"containers": [container], "restartPolicy": "Never", "terminationGracePeriodSeconds": 1},
+    }
+
+
+def output(kube: Kube, namespace: str, name: str, *arguments: str, timeout: float = 60) -> str:
+    """Run a pod to its end and return what it printed. AssertionError with that text when it failed."""
+    made = kube.create(pod(namespace, name, *arguments))
+
+    def phase() -> str:
+        now: str = kube.get("v1", "Pod", name, namespace)["status"].get("phase", "")
+        return now if now in ("Succeeded", "Failed") else ""
+
+    ended = kube.wait(f"pod {name}", phase, timeout=timeout)
+    text: str = kube.request("GET", kube.path("v1", "Pod", namespace, name, "log"))["text"]
+    kube.delete(made)
+    assert ended == "Succeeded", text
+    return text

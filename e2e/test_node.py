@@ -1,0 +1,73 @@
+"""The cluster itself does what the other tests rest on: it runs pods, finds Services by name, counts GPUs."""
+
+from __future__ import annotations
+
+import subprocess
+import time
+
+from e2e.cluster import Kube
+from e2e.cluster.node.gpus import pretend_gpus
+from e2e.pods import output, pod
+
+
+def serve(kube: Kube, namespace: str) -> None:
+    """A Service `web` and its one pod, ready."""
+    labels = {"app": "web"}
+    kube.create(pod(namespace, "web", "serve", "hello", labels=labels))
+    meta = {"name": "web", "namespace": namespace}
+    ports = [{"port": 80, "targetPort": 8080}]
+    kube.create({"apiVersion": "v1", "kind": "Service", "metadata": meta, "spec": {"selector": labels, "ports": ports}})
+
+    def ready() -> bool:
+        slices = kube.list("discovery.k8s.io/v1", "EndpointSlice", namespace)
+        return any(endpoint["conditions"]["ready"] for one in slices for endpoint in one.get("endpoints") or ())
+
+    kube.wait("the pod behind the Service", ready, timeout=60)
+
+
+def test_a_pod_runs(kube: Kube, namespace: str) -> None:
+    start = time.monotonic()
+    kube.create(pod(namespace, "waiting"))
+    kube.wait(
+        "the pod", lambda: kube.get("v1", "Pod", "waiting", namespace)["status"]["phase"] == "Running", timeout=60
+    )
+    print(f"pod Running after {time.monotonic() - start:.1f} s")
+
+
+def test_services_are_found_by_name(kube: Kube, namespace: str) -> None:
+    serve(kube, namespace)
+    address = kube.get("v1", "Service", "web", namespace)["spec"]["clusterIP"]
+    for number, name in enumerate(("web", f"web.{namespace}", f"web.{namespace}.svc.cluster.local")):
+        assert output(kube, namespace, f"resolve-{number}", "resolve", name).split() == [address]
+    assert output(kube, namespace, "fetch", "fetch", f"http://web.{namespace}.svc").strip() == "hello"
+
+
+def test_the_api_server_is_reached_from_a_pod(kube: Kube, namespace: str) -> None:
+    found = output(kube, namespace, "resolve", "resolve", "kubernetes.default.svc").split()
+    assert found == [kube.get("v1", "Service", "kubernetes", "default")["spec"]["clusterIP"]]
+
+
+def test_logs_and_exec_reach_the_kubelet(kube: Kube, namespace: str) -> None:
+    serve(kube, namespace)
+    command = ["kubectl", "exec", "--namespace", namespace, "web", "--", "/pod", "fetch", "http://localhost:8080"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stdout.strip()) == (0, "hello"), done.stderr
+
+
+def test_pretend_gpus_are_counted(kube: Kube, namespace: str) -> None:
+    with pretend_gpus(kube, 2):
+        for name in ("one", "two", "three"):
+            wanted = pod(namespace, name)
+            wanted["spec"]["containers"][0]["resources"] = {"limits": {"nvidia.com/gpu": "1"}}
+            kube.create(wanted)
+
+        def running() -> int:
+            return sum(one["status"]["phase"] == "Running" for one in kube.list("v1", "Pod", namespace))
+
+        def refused() -> bool:
+            conditions = [c for one in kube.list("v1", "Pod", namespace) for c in one["status"].get("conditions", ())]
+            return any("Insufficient nvidia.com/gpu" in condition.get("message", "") for condition in conditions)
+
+        kube.wait("two pods", lambda: running() == 2, timeout=60)
+        kube.wait("the scheduler's word on the third", refused, timeout=60)
+        assert running() == 2
