@@ -1,0 +1,139 @@
+"""A real API server takes the CRD, and keeps each of its rules: what it accepts parses, what it refuses it explains."""
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from e2e.cluster.kube import ApiError
+from tests.operator.crd_cases import ALSO_REFUSED, BOUNDS, NAMES_REFUSED, RULES
+from tests.operator.test_arguments import SPECS, values
+from tests.operator.test_crd import changed
+from tests.operator.test_parse import resource
+from unmask_operator.api import SpecError, crd, parse
+from unmask_operator.api.engine import Thresholds
+from unmask_operator.objects import API_VERSION, KIND
+
+pytestmark = pytest.mark.cluster
+
+
+@pytest.fixture(scope="module")
+def definition(admin):
+    """The CRD as the API server has it, once it serves the kind, which is a moment after it says "Established"."""
+
+    def served():
+        try:
+            return [admin.list(API_VERSION, KIND, "default")]
+        except ApiError as error:
+            if error.status in (404, 429):  # 429: "storage is (re)initializing"
+                return None
+            raise
+
+    admin.apply(crd.crd())
+    admin.wait("the kind", served)
+    return admin.get("apiextensions.k8s.io/v1", "CustomResourceDefinition", crd.NAME)
+
+
+@pytest.fixture
+def dry_run(admin, definition):
+    """Gives the object as the API server would store it; fields are validated strictly."""
+    return lambda obj: store(admin, obj, "default", dryRun="All")
+
+
+@pytest.fixture
+def create(admin, definition, namespace):
+    """Creates a resource for real, in a namespace of the test's own."""
+    return lambda obj: store(admin, obj, namespace)
+
+
+def store(admin, obj, namespace, **query):
+    metadata = {"name": obj["metadata"]["name"], "namespace": namespace}
+    return admin.create({**obj, "metadata": metadata}, fieldValidation="Strict", **query)
+
+
+def refusal(dry_run, obj):
+    with pytest.raises(ApiError) as caught:
+        dry_run(obj)
+    assert caught.value.status == 422
+    return caught.value.message
+
+
+def test_the_crd_is_taken_without_complaint(definition):
+    states = {c["type"]: c["status"] for c in definition["status"]["conditions"]}
+    assert states["NamesAccepted"] == "True"
+    assert states.get("NonStructuralSchema", "False") == "False"
+
+
+@pytest.mark.parametrize("case", RULES, ids=lambda case: case.words)
+def test_each_rule_accepts_and_rejects(dry_run, case):
+    stored = dry_run(changed(case.accept, case.names[0]))
+    assert parse(stored).spec == parse(changed(case.accept)).spec  # the API server's defaults are the operator's
+    assert case.words in refusal(dry_run, changed(case.reject, case.names[1]))
+
+
+@pytest.mark.parametrize(("words", "change"), ALSO_REFUSED)
+def test_rules_reject_more(dry_run, words, change):
+    assert words in refusal(dry_run, changed(change))
+
+
+@pytest.mark.parametrize(("field", "change"), BOUNDS)
+def test_bounds_are_kept(dry_run, field, change):
+    assert field in refusal(dry_run, changed(change))
+
+
+@pytest.mark.parametrize("name", NAMES_REFUSED)
+def test_names_are_kept(dry_run, name):
+    assert "metadata.name" in refusal(dry_run, changed({}, name))
+
+
+@settings(max_examples=100, deadline=None)
+@given(SPECS, st.none() | values(Thresholds))
+def test_the_api_server_and_the_operator_agree(admin, definition, spec, thresholds):
+    if thresholds is not None:
+        spec = {**spec, "engine": {**spec.get("engine", {}), "thresholds": thresholds}}
+    obj = resource(**spec)
+    try:
+        stored = store(admin, obj, "default", dryRun="All")
+    except ApiError:
+        with pytest.raises(SpecError):
+            parse(obj)
+    else:
+        assert parse(stored).spec == parse(obj).spec
+
+
+def test_unknown_fields_are_named(dry_run):
+    with pytest.raises(ApiError, match=r'unknown field "spec\.engine\.kvCacheLayout"'):
+        dry_run(changed({"engine": {"kvCacheLayout": "Distinct"}}))
+
+
+def test_the_pod_template_is_kept_as_it_is(dry_run):
+    template = {"metadata": {"labels": {"a": None}}, "spec": {"tolerations": [{"key": "x", "operator": "Exists"}]}}
+    stored = dry_run(changed({"podTemplate": template}))
+    assert stored["spec"]["podTemplate"] == template
+
+
+def test_scale_and_columns(create, admin, namespace):
+    stored = create(changed({}))
+    assert stored["spec"]["replicas"] == 1
+    admin.patch(stored, {"status": {"replicas": 1, "selector": "a=b"}}, subresource="status")
+    scale = admin.patch(stored, {"spec": {"replicas": 3}}, subresource="scale")
+    assert (scale["spec"]["replicas"], scale["status"]) == (3, {"replicas": 1, "selector": "a=b"})
+    path = admin.path(stored["apiVersion"], stored["kind"], namespace)
+    table = admin._http.get(path, headers={"Accept": "application/json;as=Table;v=v1;g=meta.k8s.io"}).json()
+    assert [c["name"] for c in table["columnDefinitions"]] == ["Name", *(column[0] for column in crd.COLUMNS)]
+    row = dict(zip([c["name"] for c in table["columnDefinitions"]], table["rows"][0]["cells"], strict=True))
+    assert (row["Model"], row["Desired"]) == ("demo://", 3)
+
+
+def test_a_status_that_the_operator_writes_is_taken(create, admin):
+    stored = create(changed({}))
+    condition = {
+        "type": "Ready", "status": "False", "observedGeneration": 1, "reason": "Loading", "message": "m",
+        "lastTransitionTime": "2026-01-02T03:04:05Z",
+    }  # fmt: skip
+    status = {
+        "observedGeneration": 1, "conditions": [condition], "replicas": 1, "readyReplicas": 0, "updatedReplicas": 1,
+        "selector": "a=b", "url": "http://demo", "modelName": "demo", "resolvedImage": "x:1",
+        "modelLoad": {"phase": "weights", "percent": 40}, "lastScaleTime": "2026-01-02T03:04:05Z",
+        "autoscaling": {"desired": 2, "reason": "load"},
+    }  # fmt: skip
+    assert admin.patch(stored, {"status": status}, subresource="status")["status"] == status
