@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from unmask_operator.api import DiffusionLMService, SpecError, parse
-from unmask_operator.objects import API_VERSION, GROUP, KIND, SERVICE_LABEL, Obj, Ref, controller_uid
+from unmask_operator.objects import API_VERSION, KIND, SERVICE_LABEL, Obj, Ref, controller_uid
 from unmask_operator.observed import Observed
 from unmask_operator.render import names, render
 from unmask_operator.render.pod import form
@@ -17,9 +15,6 @@ from unmask_operator.render.revision import KEPT, Pin, new_pin, pins
 from unmask_operator.render.workload import replicas
 from unmask_operator.settings import Settings
 
-# Annotation of a child: a digest of itself. Without it a field that we want no longer is not told, in the live object,
-# from one that the API server or another manager added.
-APPLIED = f"{GROUP}/applied"
 CONFLICT_SECONDS = 30.0  # nothing tells us when an object that is not ours goes
 
 
@@ -139,7 +134,7 @@ def _children(
                 )
             )
         else:
-            children.append(_stamped(_owned(child, service)))
+            children.append(_owned(child, service))
     return children, tuple(problems)
 
 
@@ -154,12 +149,6 @@ def _owned(child: Obj, service: DiffusionLMService) -> Obj:
         "blockOwnerDeletion": True,
     }
     return {**child, "metadata": {**child["metadata"], "ownerReferences": [owner]}}
-
-
-def _stamped(child: Obj) -> Obj:
-    digest = hashlib.sha256(json.dumps(child, sort_keys=True).encode()).hexdigest()[:16]
-    metadata = child["metadata"]
-    return {**child, "metadata": {**metadata, "annotations": {**metadata.get("annotations", {}), APPLIED: digest}}}
 
 
 def _is_foreign(child: Obj, observed: Observed, uid: str) -> bool:

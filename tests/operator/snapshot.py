@@ -12,7 +12,6 @@ import yaml
 
 from tests.operator.samples import make, observe
 from unmask_operator.objects import KIND, Obj
-from unmask_operator.plan import APPLIED
 
 ROOT = Path(__file__).resolve().parents[2]
 FOLDER = Path(__file__).with_name("snapshots")
@@ -31,14 +30,10 @@ def examples() -> dict[str, Obj]:
 
 
 def rendered(service: Obj) -> str:
-    """The children as YAML, without the pin, which repeats the Deployment's template, and without their digests."""
+    """The children as YAML, without the pin, which repeats the Deployment's template."""
     plan = make(observe(service))
     assert plan.problems == (), plan.problems
     children = [child for child in plan.children if child["kind"] != "ControllerRevision"]
-    for child in children:
-        del child["metadata"]["annotations"][APPLIED]
-        if not child["metadata"]["annotations"]:
-            del child["metadata"]["annotations"]
     return yaml.dump_all(children, Dumper=_Plain, sort_keys=False, width=120)
 
 

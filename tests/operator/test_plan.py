@@ -71,16 +71,6 @@ def test_a_written_plan_leaves_nothing_to_do() -> None:
     assert again == make(observed), "the same knowledge makes the same plan"
 
 
-@pytest.mark.parametrize("kind", ["Deployment", "Service"])
-def test_a_field_that_is_wanted_no_longer_is_written_too(kind: str) -> None:
-    patch = {"spec": {"nodeSelector": {"zone": "a"}}}
-    observed = edit(
-        running(podTemplate=patch, service={"annotations": {"a": "b"}}), podTemplate=None, service={"annotations": {}}
-    )
-    wanted = child(make(observed), kind)
-    assert differs(wanted, observed.children[Ref.of(wanted)])
-
-
 def test_children_of_a_removed_section_go() -> None:
     observed = edit(running(**EVERYTHING), autoscaling=None, networkPolicy=None, monitoring=None, replicas=1)
     made = make(observed)
