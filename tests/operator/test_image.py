@@ -1,0 +1,99 @@
+"""What the Dockerfile puts into an image is enough, and no more than that."""
+
+import re
+import shutil
+import subprocess
+import sys
+from importlib.metadata import packages_distributions
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+DOCKERFILE = (ROOT / "Dockerfile").read_text(encoding="utf-8")
+# The checkout itself, installed for development, must not help; what starts with Python is no import of the operator's.
+IMPORT_ALL = """
+import sys
+sys.meta_path = [finder for finder in sys.meta_path if "editable" not in str(finder)]
+before = set(sys.modules)
+import importlib, pkgutil, runtime.config, unmask_operator
+for module in pkgutil.walk_packages(unmask_operator.__path__, "unmask_operator."):
+    importlib.import_module(module.name)
+print(*sorted({name.split(".")[0] for name in set(sys.modules) - before}))
+"""
+
+
+def pins(name):
+    """Version, marker and hashes of each package of a constraints file."""
+    text = (ROOT / "constraints" / f"{name}.txt").read_text(encoding="utf-8")
+    entries = re.findall(r"^([a-z0-9][\w.-]*)==(\S+)([^\\\n]*)\\\n((?:    --hash=\S+ ?\\?\n)+)", text, re.MULTILINE)
+    return {(n, version): set(re.findall(r"sha256:\w+", hashes)) for n, version, _, hashes in entries}
+
+
+def stage(name):
+    return re.search(rf"^FROM \S+ AS {name}\n(.*?)(?=^FROM |\Z)", DOCKERFILE, re.MULTILINE | re.DOTALL)[1]
+
+
+def copied(text):
+    """Pairs of what a stage copies from the repository, and where to."""
+    for line in re.findall(r"^COPY (?!--from)(.+)$", text, re.MULTILINE):
+        *sources, target = line.split()
+        yield from ((source, target) for source in sources)
+
+
+@pytest.mark.parametrize("name", ["operator", "runtime"])
+def test_an_images_packages_are_those_of_the_lock(name):
+    lock, image = pins("lock"), pins(name)
+    assert len(image) > 15
+    assert {pin: hashes for pin, hashes in image.items() if lock.get(pin) != hashes} == {}
+
+
+def test_no_image_holds_what_only_developers_need():
+    names = {name for name, _ in pins("runtime") | pins("operator")}
+    assert not names & {"pytest", "mypy", "ruff", "pre-commit", "hypothesis", "transformers", "uv"}
+    assert "torch" not in {name for name, _ in pins("operator")}
+    assert {"torch", "triton", "openai"} <= {name for name, _ in pins("runtime")}
+
+
+def test_what_is_copied_exists_and_reaches_the_builder():
+    allowed = re.findall(r"^!(.+)$", (ROOT / ".dockerignore").read_text(encoding="utf-8"), re.MULTILINE)
+    sources = [source for source, _ in copied(DOCKERFILE)]
+    assert len(sources) >= 6
+    for source in sources:
+        assert (ROOT / source).exists(), source
+        assert any(source == path or source.startswith(f"{path}/") for path in allowed), source
+
+
+def test_the_operators_files_and_packages_are_all_it_imports(tmp_path):
+    """A copy of the image's app folder runs, and loads no package beyond the pinned ones."""
+    app = "/opt/unmask/app/"
+    for source, target in copied(stage("operator-packages")):
+        if target.startswith(app):
+            inside = tmp_path / target.removeprefix(app)
+            if (ROOT / source).is_dir():
+                shutil.copytree(ROOT / source, inside)
+            else:
+                inside.mkdir(parents=True, exist_ok=True)
+                shutil.copy(ROOT / source, inside)
+    done = subprocess.run(
+        [sys.executable, "-c", IMPORT_ALL],
+        cwd=tmp_path,
+        env={"PYTHONPATH": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.returncode == 0, done.stderr
+    owners = packages_distributions()
+    loaded = {owner.lower().replace("_", "-") for name in done.stdout.split() for owner in owners.get(name, ())}
+    assert loaded - {"unmask"} <= {name for name, _ in pins("operator")}
+
+
+@pytest.mark.parametrize("name", ["operator", "runtime"])
+def test_images_run_as_a_numeric_user_and_say_what_they_are(name):
+    text = stage(name)
+    assert re.search(r"^USER 65532:65532$", text, re.MULTILINE)
+    for label in ("title", "description", "version", "revision", "licenses"):
+        assert f"org.opencontainers.image.{label}=" in text
+    entry = re.search(r"^ENTRYPOINT (.+)$", text, re.MULTILINE)[1]
+    assert entry == f'["python", "-m", "{ {"operator": "unmask_operator", "runtime": "runtime.server"}[name] }"]'
