@@ -35,8 +35,10 @@ def differs(wanted: Any, live: Any) -> bool:
 
 
 def _differs(member: str, wanted: Any, live: Any, quantities: bool = False) -> bool:
-    if isinstance(wanted, Mapping):
-        if not isinstance(live, Mapping):
+    if wanted == live:  # most parts are, and this is quick
+        return False
+    if isinstance(wanted, dict):
+        if not isinstance(live, dict):
             return True
         within = member in _QUANTITY_MAPS
         return any(
@@ -47,7 +49,7 @@ def _differs(member: str, wanted: Any, live: Any, quantities: bool = False) -> b
         return not isinstance(live, list) or _lists_differ(member, wanted, live)
     if quantities and (number := quantity(wanted)) is not None:
         return number != quantity(live)
-    return type(wanted) is not type(live) or bool(wanted != live)
+    return True
 
 
 def _lists_differ(member: str, wanted: Sequence[Any], live: Sequence[Any]) -> bool:
@@ -60,7 +62,7 @@ def _lists_differ(member: str, wanted: Sequence[Any], live: Sequence[Any]) -> bo
 
 def _is_map(entries: Sequence[Any], key: str) -> bool:
     """Whether each entry has a `key` of its own."""
-    keys = [entry[key] for entry in entries if isinstance(entry, Mapping) and key in entry]
+    keys = [entry[key] for entry in entries if isinstance(entry, dict) and key in entry]
     return len(keys) == len(entries) == len(set(keys))
 
 
