@@ -39,7 +39,7 @@ def _says(condition: Obj) -> tuple[str, str, str]:
         ("progressing", "unschedulable_pvc", "Scheduled", "PersistentVolumeClaimNotFound", '"weights" not found (spec'),
         ("progressing", "image_pull", "ModelLoaded", "ImagePullBackOff", "unmask-runtime:9.9.9 cannot be pulled: rpc"),
         ("progressing", "secret_missing", "ModelLoaded", "CreateContainerConfigError", 'secret "hub-token" not found'),
-        ("progressing", "crash_loop", "ModelLoaded", "CrashLoopBackOff", "code 1: block_size 48 does not divide"),
+        ("progressing", "crash_loop", "ModelLoaded", "CrashLoopBackOff", "code 1: error: --page-size: 32 is nei"),
         ("progressing", "oom_killed", "ModelLoaded", "OOMKilled", "raise spec.resources.limits.memory"),
         ("progressing", "creating", "ModelLoaded", "Pending", "not started yet"),
         ("progressing", "loading", "ModelLoaded", "Starting", "start-up probe has not passed"),
@@ -159,12 +159,25 @@ def test_too_few_gpus_for_the_first_pod() -> None:
     assert "the largest node has 0: it never fits" in found["Ready"]["message"]
 
 
+def test_a_resource_of_a_longer_name_is_another() -> None:
+    shared = pod("unschedulable_gpu")
+    shared["status"]["conditions"][0]["message"] = "0/1 nodes are available: 1 Insufficient nvidia.com/gpu.shared."
+    assert _judge(reconcile("progressing", shared))["Scheduled"]["reason"] == "Unschedulable"
+
+
 def test_scaling_up_does_not_undo_ready() -> None:
     pods = [pod("ready"), pod("creating", "b", "2030-01-01T02:00:00Z"), pod("loading", "c", "2030-01-01T02:00:00Z")]
     found = _judge(reconcile("scaled_up", *pods, replicas=3))
     assert found["Ready"]["status"] == "True"
     pods[2] = pod("crash_loop", "c", "2030-01-01T02:00:00Z")
     assert _judge(reconcile("scaled_up", *pods, replicas=3))["Ready"]["reason"] == "CrashLoopBackOff"
+
+
+def test_scaling_up_beyond_the_gpus_is_no_rollout() -> None:
+    found = _judge(reconcile("scaled_up", pod("ready"), pod("unschedulable_gpu"), replicas=3, nodes=load("nodes")))
+    assert found["RolloutComplete"]["status"] == "True"
+    assert _says(found["Ready"])[1] == "InsufficientGPU"
+    assert "busy now" in found["Ready"]["message"]
 
 
 def test_a_rollout_waits_for_the_new_pods_while_the_old_serve() -> None:

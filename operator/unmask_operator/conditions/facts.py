@@ -68,6 +68,17 @@ class Facts:
         """A condition of the Deployment, {} where there is none."""
         return next((c for c in self.status.get("conditions") or () if c["type"] == kind), {})
 
+    @property
+    def rolled_out(self) -> bool:
+        """Every pod is of the newest template and at least once all were ready; adding replicas does not undo it."""
+        status, generation = self.status, number(section(self.deployment, "metadata"), "generation")
+        updated = number(status, "updatedReplicas")
+        if not self.deployment or number(status, "observedGeneration") < generation:
+            return False
+        was_complete = self.deployment_condition("Progressing").get("reason") == "NewReplicaSetAvailable"
+        all_ready = updated >= self.desired and number(status, "readyReplicas") >= self.desired
+        return updated == number(status, "replicas") and (was_complete or all_ready)
+
     def problems(self, condition: str) -> list[Problem]:
         return [problem for problem in self.plan.problems if problem.condition == condition]
 

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import re
+
 from unmask_operator.conditions.facts import Facts, section
+from unmask_operator.drift import quantity
 from unmask_operator.objects import Obj
 
 DEFAULT_RESOURCE = "nvidia.com/gpu"
@@ -14,9 +17,9 @@ def shortage(facts: Facts, pod: Obj, sentence: str) -> str | None:
     if not isinstance(facts.spec.get("gpu"), dict):
         return None
     resource = str(facts.spec["gpu"].get("resourceName") or DEFAULT_RESOURCE)
-    if f"Insufficient {resource}" not in sentence:
+    if not re.search(rf"Insufficient {re.escape(resource)}(?![\w/-]|\.\w)", sentence):  # not nvidia.com/gpu.shared
         return None
-    rolling = facts.ready_pods > 0
+    rolling = facts.ready_pods > 0 and not facts.rolled_out
     hint = f"; the pods there are serve on: {HINT}" if rolling else ""
     need, largest = _needed(pod, resource), _largest(facts, pod, resource)
     if largest is None:
@@ -36,7 +39,8 @@ def _needed(pod: Obj, resource: str) -> int:
 
 
 def _count(resources: Obj, resource: str) -> int:
-    return int(section(resources, "limits").get(resource) or section(resources, "requests").get(resource) or 0)
+    given = section(resources, "limits").get(resource) or section(resources, "requests").get(resource)
+    return int(quantity(given) or 0)
 
 
 def _largest(facts: Facts, pod: Obj, resource: str) -> int | None:
@@ -45,4 +49,8 @@ def _largest(facts: Facts, pod: Obj, resource: str) -> int | None:
         return None
     wanted = section(section(pod, "spec"), "nodeSelector").items()
     fitting = [node for node in facts.observed.nodes if wanted <= section(node["metadata"], "labels").items()]
-    return max((int(section(section(n, "status"), "allocatable").get(resource, 0)) for n in fitting), default=0)
+    return max((_allocatable(node, resource) for node in fitting), default=0)
+
+
+def _allocatable(node: Obj, resource: str) -> int:
+    return int(quantity(section(section(node, "status"), "allocatable").get(resource)) or 0)

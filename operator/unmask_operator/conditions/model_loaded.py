@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from unmask_operator.conditions import pods as pod_facts
-from unmask_operator.conditions import rollout_complete
 from unmask_operator.conditions.facts import Facts
 from unmask_operator.conditions.verdict import Verdict, no, yes
 
@@ -15,7 +14,7 @@ def verdict(facts: Facts) -> Verdict | None:
     if facts.trouble:
         return no(facts.trouble.reason, facts.trouble.message)
     started = [pod_facts.is_started(pod) for pod in facts.pods]
-    if any(started) and (all(started) or rollout_complete.is_complete(facts)):
+    if any(started) and (all(started) or facts.rolled_out):
         return yes("Loaded", "the model is loaded")
     if load := facts.slowest_load:
         return no("Loading", f"the model is being loaded: {load.phase}, {load.percent:.0f} %")

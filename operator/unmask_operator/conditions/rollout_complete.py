@@ -11,7 +11,7 @@ from unmask_operator.conditions.verdict import Verdict, no, yes
 def verdict(facts: Facts) -> Verdict | None:
     if facts.idle or facts.absent:
         return None
-    if is_complete(facts):
+    if facts.rolled_out:
         return yes("Complete", "every pod is of the newest template")
     if found := scheduled.obstacle(facts):
         return found
@@ -26,18 +26,6 @@ def verdict(facts: Facts) -> Verdict | None:
     old = number(facts.status, "replicas") - updated
     waits = f", {old} of the old one serve on" if old > 0 else ""
     return no("Progressing", f"{updated} of {facts.desired} pods are of the newest template{waits}")
-
-
-def is_complete(facts: Facts) -> bool:
-    """Adding replicas to a rollout that was complete does not undo it."""
-    status, generation = facts.status, number(facts.deployment.get("metadata"), "generation")
-    updated = number(status, "updatedReplicas")
-    if number(status, "observedGeneration") < generation or not facts.deployment:
-        return False
-    was_complete = facts.deployment_condition("Progressing").get("reason") == "NewReplicaSetAvailable"
-    return updated == number(status, "replicas") and (
-        was_complete or (updated >= facts.desired and number(status, "readyReplicas") >= facts.desired)
-    )
 
 
 def unready(facts: Facts) -> str | None:
