@@ -4,6 +4,7 @@ import re
 import shutil
 import subprocess
 import sys
+import tomllib
 from importlib.metadata import packages_distributions
 from pathlib import Path
 
@@ -46,6 +47,15 @@ def test_an_images_packages_are_those_of_the_lock(name):
     lock, image = pins("lock"), pins(name)
     assert len(image) > 15
     assert {pin: hashes for pin, hashes in image.items() if lock.get(pin) != hashes} == {}
+
+
+def test_an_image_has_every_package_that_its_part_of_the_project_needs():
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    extras = project["optional-dependencies"]
+    needed = {"runtime": project["dependencies"] + extras["client"], "operator": extras["operator"]}
+    for name, requirements in needed.items():
+        wanted = {re.match(r"[\w.-]+", requirement)[0].replace("_", "-") for requirement in requirements}
+        assert wanted <= {pin for pin, _ in pins(name)}, "run make lock"
 
 
 def test_no_image_holds_what_only_developers_need():
