@@ -1,0 +1,111 @@
+"""Any sequence of edits, scalings, restarts, operator upgrades and deaths between two writes, and what always holds."""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import replace
+from typing import Any
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.operator.samples import carry_out, child, edit, make, observe, resource, template
+from unmask_operator.drift import differs
+from unmask_operator.objects import RESTARTED_AT, Obj, Ref, controller_uid
+from unmask_operator.observed import Observed
+from unmask_operator.plan import Plan
+from unmask_operator.render.revision import KEPT
+from unmask_operator.settings import Settings
+
+OPERATORS = [Settings(version=v, runtime_image=f"unmask-runtime:{v}") for v in ("0.1.0", "0.2.0", "0.3.0")]
+FOREIGN: Obj = {
+    "apiVersion": "v1",
+    "kind": "Service",
+    "metadata": {"name": "another", "namespace": "default", "labels": {"serving.unmask.dev/service": "demo"}},
+}
+BAD = {"spec": {"containers": [{"name": "main", "command": ["sh"]}]}}
+
+edits = st.fixed_dictionaries(
+    {},
+    optional={
+        "engine": st.none() | st.fixed_dictionaries({"maxNumReqs": st.integers(1, 3)}),
+        "networkPolicy": st.none() | st.just({}),
+        "service": st.none() | st.fixed_dictionaries({"port": st.integers(80, 82)}),
+        "suspend": st.none() | st.booleans(),
+        "podTemplate": st.none() | st.just(BAD) | st.just({"spec": {"priority": 1}}),
+    },
+)
+steps = st.one_of(
+    st.tuples(st.just("edit"), edits),
+    st.tuples(st.just("scale"), st.integers(0, 4)),
+    st.tuples(st.just("restart"), st.sampled_from([None, "a", "b"])),
+    st.tuples(st.just("upgrade"), st.integers(0, 2)),
+)
+deaths = st.lists(st.integers(0, 6), max_size=2)  # after so many writes, each time
+
+
+def asked(observed: Observed) -> Any:
+    """What pods are made of, as far as the resource says it."""
+    service = observed.service
+    spec = {member: value for member, value in service["spec"].items() if member != "replicas"}
+    return spec, service["metadata"].get("annotations", {}).get(RESTARTED_AT)
+
+
+def restart(observed: Observed, value: str | None) -> Observed:
+    service = copy.deepcopy(observed.service)
+    service["metadata"]["annotations"] = {RESTARTED_AT: value} if value else {}
+    return replace(observed, service=service)
+
+
+def some_writes(observed: Observed, plan: Plan, count: int) -> Observed:
+    """The first `count` writes of a plan; the rest is never made."""
+    changed = [
+        c for c in plan.children if Ref.of(c) not in observed.children or differs(c, observed.children[Ref.of(c)])
+    ]
+    deleted = plan.delete[: max(0, count - len(changed))]
+    return carry_out(observed, replace(plan, children=tuple(changed[:count]), delete=deleted))
+
+
+def live_template(observed: Observed) -> Any:
+    deployment = observed.children.get(Ref("apps/v1", "Deployment", "demo"))
+    return deployment["spec"]["template"] if deployment else None
+
+
+@given(st.lists(st.tuples(steps, deaths), max_size=8))
+def test_any_history(history: list[tuple[tuple[str, Any], list[int]]]) -> None:
+    observed, settings = observe(resource(), FOREIGN), OPERATORS[0]
+    observed = carry_out(observed, make(observed, settings))
+    good = asked(observed)
+    for (step, value), killed in history:
+        before = live_template(observed)
+        if step == "edit":
+            observed = edit(observed, **value)
+        elif step == "scale":
+            observed = edit(observed, replicas=value)
+        elif step == "restart":
+            observed = restart(observed, value)
+        elif step == "upgrade":
+            settings = OPERATORS[value]
+        plan = make(observed, settings)
+        for writes in killed:
+            observed = some_writes(observed, plan, writes)
+            assert make(observed, settings).children == plan.children, "a new start goes on where the last one ended"
+        observed = carry_out(observed, make(observed, settings))
+
+        accepted = not plan.problems
+        assert accepted == (observed.service["spec"].get("podTemplate") != BAD)
+        if step in ("scale", "upgrade") or not accepted:
+            assert live_template(observed) == before, "nobody asked for other pods"
+        if accepted and asked(observed) != good and asked(observed)[1] is not None:
+            assert template(plan)["metadata"]["annotations"].get(RESTARTED_AT) == asked(observed)[1]
+        good = asked(observed) if accepted else good
+
+        again = make(observed, settings)
+        assert again.delete == ()
+        assert not any(differs(c, observed.children.get(Ref.of(c))) for c in again.children), "nothing is left to do"
+        assert observed.children[Ref.of(FOREIGN)] == FOREIGN
+        pins = [ref for ref in observed.children if ref.kind == "ControllerRevision"]
+        assert 1 <= len(pins) <= KEPT
+        wanted = 0 if observed.service["spec"].get("suspend") else observed.service["spec"].get("replicas", 1)
+        assert child(plan, "Deployment")["spec"]["replicas"] == wanted
+        assert all(controller_uid(c) == "uid-1" for ref, c in observed.children.items() if ref != Ref.of(FOREIGN))
