@@ -54,6 +54,7 @@ def _events(old: Obj, new: Obj) -> Iterator[Event]:
                 yield Event("Warning", "Unavailable", f"{reason}: {condition['message']}")
             elif reason not in CALM:
                 yield Event("Warning", reason, condition["message"])
-    wanted, wants = (s.get("autoscaling", {}).get("desired") for s in (old, new))
-    if wanted is not None and wants is not None and wanted != wants:
-        yield Event("Normal", "Scaled", f"from {wanted} to {wants} replicas: {new['autoscaling']['reason']}")
+    if "autoscaling" in new and new.get("lastScaleTime") != old.get("lastScaleTime"):
+        wanted, wants = old.get("autoscaling", {}).get("desired"), new["autoscaling"]["desired"]
+        start = "" if wanted is None else f"from {wanted} "
+        yield Event("Normal", "Scaled", f"{start}to {wants} replicas: {new['autoscaling']['reason']}")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from datetime import timedelta
+from datetime import datetime, timedelta
 
 from tests.operator.recorded import NOW, pod, reconcile, service
 from unmask_operator.observed import Decision, Load, Observed
@@ -63,12 +63,20 @@ def test_a_rollout_and_an_outage() -> None:
 def test_a_scaling_is_told_with_its_reason() -> None:
     scaled = service(autoscaling={"minReplicas": 1, "maxReplicas": 3, "targets": {"runningRequestsPerReplica": 8}})
 
-    def at(desired: int, reason: str) -> tuple[Observed, Plan]:
-        decision = Decision(desired, reason, True, NOW - timedelta(minutes=1))
+    def at(desired: int, reason: str, scaled_at: datetime | None = None) -> tuple[Observed, Plan]:
+        decision = Decision(desired, reason, True, scaled_at)
         return reconcile("complete", pod("ready"), service=scaled, decision=decision)
 
-    old, new = status(*at(1, "at rest")), status(*at(3, "scaled up for runningRequestsPerReplica"))
+    minute_ago = NOW - timedelta(minutes=1)
+    old, new = (
+        status(*at(1, "at rest")),
+        status(*at(3, "scaled up for runningRequestsPerReplica", minute_ago)),
+    )
     assert transitions(old, new) == [
         Event("Normal", "Scaled", "from 1 to 3 replicas: scaled up for runningRequestsPerReplica")
     ]
+    assert [event.message for event in transitions({}, new) if event.reason == "Scaled"] == [
+        "to 3 replicas: scaled up for runningRequestsPerReplica"
+    ]
+    assert transitions(new, status(*at(3, "at rest", minute_ago))) == []
     assert new["lastScaleTime"] == "2030-01-01T02:59:00Z"

@@ -1,0 +1,174 @@
+"""What a resource says of itself beside a real controller-manager. No kubelet runs: the test plays it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import secrets
+import threading
+from collections.abc import Iterator
+
+import pytest
+from aiohttp import web
+
+from e2e.cluster import ApiServer, Kube
+from tests.operator.live.objects import Obj, demo, read, wait_condition
+from tests.operator.live.process import OperatorProcess, install
+from unmask_operator.objects import SERVICE_LABEL
+
+pytestmark = [pytest.mark.cluster, pytest.mark.usefixtures("scribe")]
+
+
+@pytest.fixture
+def namespace(controlled_namespace: str) -> str:
+    return controlled_namespace
+
+
+@pytest.fixture
+def admin(controlled_admin: Kube) -> Kube:
+    return controlled_admin
+
+
+@pytest.fixture(scope="module")
+def scribe(controlled_api_server: ApiServer, controlled_admin: Kube) -> Iterator[OperatorProcess]:
+    """One operator of the whole cluster for all tests here."""
+    name = "unmask-system"
+    if controlled_admin.find("v1", "Namespace", name) is None:
+        controlled_admin.create({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name}})
+    install(controlled_admin, name, [])
+    with OperatorProcess(controlled_api_server, name) as process:
+        yield process
+
+
+def _pod(kube: Kube, resource: Obj) -> Obj:
+    """The first pod of the resource, once its ReplicaSet has made it."""
+    meta = resource["metadata"]
+    found = kube.wait(
+        "a pod", lambda: kube.list("v1", "Pod", meta["namespace"], labelSelector=f"{SERVICE_LABEL}={meta['name']}")
+    )
+    return found[0]
+
+
+def _node(kube: Kube, gpus: str) -> Obj:
+    node = kube.create({"apiVersion": "v1", "kind": "Node", "metadata": {"name": f"n-{secrets.token_hex(4)}"}})
+    room = {"cpu": "8", "memory": "64Gi", "pods": "110", "nvidia.com/gpu": gpus}
+    kube.patch(node, {"status": {"capacity": room, "allocatable": room}}, subresource="status")
+    return node
+
+
+def _run(kube: Kube, pod: Obj, address: str, *, started: bool, ready: bool, last: Obj | None = None) -> None:
+    """The kubelet's word on a pod that runs."""
+    image = pod["spec"]["containers"][0]["image"]
+    main = {"name": "main", "image": image, "imageID": "", "restartCount": int(bool(last)), "lastState": last or {}}
+    main |= {"ready": ready, "started": started, "state": {"running": {"startedAt": "2030-01-01T00:00:00Z"}}}
+    conditions = [{"type": kind, "status": str(ready)} for kind in ("Ready", "ContainersReady")]
+    status = {"phase": "Running", "podIP": address, "podIPs": [{"ip": address}], "containerStatuses": [main]}
+    conditions.append({"type": "PodScheduled", "status": "True"})
+    kube.patch(pod, {"status": {**status, "conditions": conditions}}, subresource="status")
+
+
+def _bind(kube: Kube, pod: Obj, node: Obj) -> None:
+    meta = {"name": pod["metadata"]["name"], "namespace": pod["metadata"]["namespace"]}
+    path = kube.path("v1", "Pod", meta["namespace"], meta["name"], "binding")
+    target = {"apiVersion": "v1", "kind": "Node", "name": node["metadata"]["name"]}
+    kube.request("POST", path, {"apiVersion": "v1", "kind": "Binding", "metadata": meta, "target": target})
+
+
+def test_a_quota_that_refuses_the_pods(admin, namespace):
+    quota = {"apiVersion": "v1", "kind": "ResourceQuota", "metadata": {"name": "none", "namespace": namespace}}
+    admin.create({**quota, "spec": {"hard": {"pods": "0"}}})
+    admin.wait("the quota counts", lambda: admin.get("v1", "ResourceQuota", "none", namespace)["status"].get("hard"))
+    resource = admin.create(demo(namespace))
+    assert "exceeded quota: none" in wait_condition(admin, resource, "Ready", "False", "PodCreationRefused")["message"]
+
+
+def test_a_pod_from_no_gpu_over_a_crash_to_ready(admin, namespace):
+    node = _node(admin, "1")
+    resource = admin.create(demo(namespace, gpu={}, parallelism={"data": 2}))
+    pod = _pod(admin, resource)
+    sentence = "0/1 nodes are available: 1 Insufficient nvidia.com/gpu. preemption: 0/1 nodes are available."
+    unscheduled = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": sentence}
+    admin.patch(pod, {"status": {"conditions": [unscheduled]}}, subresource="status")
+    said = wait_condition(admin, resource, "Ready", "False", "InsufficientGPU")["message"]
+    assert "needs 2 nvidia.com/gpu and the largest node has 1: it never fits" in said
+
+    _bind(admin, pod, node)
+    ended = {"exitCode": 1, "reason": "Error", "message": "INFO starting\nerror: --page-size: 32 does not fit\n"}
+    _run(admin, pod, "127.0.0.1", started=False, ready=False, last={"terminated": ended})
+    said = wait_condition(admin, resource, "Ready", "False", "CrashLoopBackOff")["message"]
+    assert said == "container main ended with exit code 1: error: --page-size: 32 does not fit"
+
+    _run(admin, pod, "127.0.0.1", started=True, ready=True)
+    wait_condition(admin, resource, "Ready", "True")
+    status = read(admin, resource)["status"]
+    assert (status["replicas"], status["readyReplicas"], status["updatedReplicas"]) == (1, 1, 1)
+    assert {c["type"]: c["status"] for c in status["conditions"]} == dict.fromkeys(
+        ("Accepted", "Scheduled", "ModelLoaded", "RolloutComplete", "UpToDate", "Available", "Ready"), "True"
+    )
+    admin.delete(node)
+
+
+def test_the_hpas_own_message_without_an_adapter(admin, namespace):
+    targets = {"runningRequestsPerReplica": 4}
+    resource = admin.create(demo(namespace, autoscaling={"provider": "HPA", "maxReplicas": 3, "targets": targets}))
+    said = wait_condition(admin, resource, "ScalingReady", "False", timeout=90)
+    assert said["reason"] == "FailedGetPodsMetric"
+    assert "unmask_requests_running" in said["message"]
+
+
+@contextlib.contextmanager
+def _engine(load: dict[str, float]) -> Iterator[str]:
+    """Something at a loopback address of its own that shows `load` where the engine shows its metrics."""
+    address = f"127.{secrets.randbelow(200) + 10}.{secrets.randbelow(256)}.{secrets.randbelow(200) + 10}"
+    loop, up = asyncio.new_event_loop(), threading.Event()
+
+    async def metrics(request: web.Request) -> web.Response:
+        lines = (f"unmask_requests_{name} {value}" for name, value in load.items())
+        return web.Response(text="\n".join((*lines, "unmask_kv_usage_ratio 0.1")) + "\n")
+
+    async def serve() -> web.AppRunner:
+        app = web.Application()
+        app.router.add_get("/metrics", metrics)
+        runner = web.AppRunner(app)
+        await runner.setup()
+        await web.TCPSite(runner, address, 8000).start()
+        return runner
+
+    try:
+        runner = loop.run_until_complete(serve())
+    except OSError as error:
+        loop.close()
+        pytest.skip(f"the engine's port is taken on this machine: {error}")
+    thread = threading.Thread(target=lambda: (loop.call_soon(up.set), loop.run_forever()))
+    thread.start()
+    up.wait()
+    try:
+        yield address
+    finally:
+        asyncio.run_coroutine_threadsafe(runner.cleanup(), loop).result(10)
+        loop.call_soon_threadsafe(loop.stop)
+        thread.join()
+        loop.close()
+
+
+def test_the_builtin_autoscaler_moves_replicas_up_and_down(admin, namespace):
+    load = {"waiting": 25.0, "running": 4.0}
+    autoscaling = {
+        "maxReplicas": 4,
+        "targets": {"queuedRequestsPerReplica": 10},
+        "pollingIntervalSeconds": 1,
+        "behavior": {"scaleDown": {"stabilizationWindowSeconds": 3}},
+    }
+    with _engine(load) as address:
+        resource = admin.create(demo(namespace, autoscaling=autoscaling))
+        _run(admin, _pod(admin, resource), address, started=True, ready=True)
+        wait_condition(admin, resource, "ScalingReady", "True")
+        admin.wait("three replicas", lambda: read(admin, resource)["spec"]["replicas"] == 3)
+        load["waiting"] = 0.0
+        admin.wait("one replica", lambda: read(admin, resource)["spec"]["replicas"] == 1)
+        admin.wait("the decision", lambda: read(admin, resource)["status"]["autoscaling"]["desired"] == 1)
+        assert "lastScaleTime" in read(admin, resource)["status"]
+        admin.wait("the Deployment", lambda: read(admin, resource)["status"]["replicas"] == 1)
+    notes = [e["note"] for e in admin.list("events.k8s.io/v1", "Event", namespace) if e["reason"] == "Scaled"]
+    assert any(note.endswith("to 3 replicas: scaled up for queuedRequestsPerReplica") for note in notes)
+    assert "from 3 to 1 replicas: scaled down: the whole stable window needed fewer" in notes
