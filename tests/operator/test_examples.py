@@ -5,12 +5,15 @@ import subprocess
 import sys
 from pathlib import Path
 
+import psutil
 import pytest
 import yaml
 
 from runtime import __version__
 from tests.server.harness import serving
 from unmask_operator.api import parse
+from unmask_operator.render.arguments import engine_arguments
+from unmask_operator.settings import Settings
 
 FOLDER = Path(__file__).parents[2] / "examples"
 
@@ -23,6 +26,10 @@ def services(*names):
     return [d for name in names for d in documents(name) if d["kind"] == "DiffusionLMService"]
 
 
+def name(obj):
+    return obj["metadata"]["name"]
+
+
 NAMES = sorted(path.name for path in FOLDER.glob("*.yaml"))
 
 
@@ -31,7 +38,7 @@ def test_the_examples_a_platform_engineer_looks_for_are_there():
     assert wanted <= {name.removesuffix(".yaml") for name in NAMES}
 
 
-@pytest.mark.parametrize("service", services(*NAMES), ids=lambda service: service["metadata"]["name"])
+@pytest.mark.parametrize("service", services(*NAMES), ids=name)
 def test_each_service_is_valid(service):
     parse(service)
 
@@ -52,11 +59,27 @@ def test_the_demo_runs_on_a_laptop():
     assert demo["spec"]["resources"]["limits"]["memory"] == "2Gi"
 
 
+def on_this_machine(service):
+    """The arguments that the operator gives an example's engine, but for the time it drains."""
+    arguments = engine_arguments(parse(service), Settings())
+    return [a for a in arguments if not a.startswith(("--drain", "--host", "--port"))]
+
+
+@pytest.mark.parametrize("service", [s for s in services(*NAMES) if s["spec"]["model"]["uri"] == "demo://"], ids=name)
+def test_each_demo_example_starts_in_its_memory(service):
+    with serving(*on_this_machine(service)) as server:
+        peaks = [
+            psutil.Process(server.process.pid).memory_info().rss,
+            *(b.memory_info().rss for b in server.backends()),
+        ]
+    assert sum(peaks) < 1 << 30  # what they request
+
+
 def test_the_client_jobs_script_gets_the_answer_plainly_and_streamed():
     (job,) = documents("client-job.yaml")
     (container,) = job["spec"]["template"]["spec"]["containers"]
     assert container["image"] == f"unmask-runtime:{__version__}"
-    with serving("--device", "cpu", "--max-num-reqs", "2", "--max-model-len", "256") as server:
+    with serving(*on_this_machine(*services("demo-service.yaml"))) as server:
         env = {entry["name"]: entry["value"] for entry in container["env"]}
         assert env["OPENAI_BASE_URL"] == "http://demo/v1"
         env["OPENAI_BASE_URL"] = f"{server.url}/v1"
