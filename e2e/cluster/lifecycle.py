@@ -6,6 +6,7 @@ import contextlib
 import os
 import shutil
 import signal
+import tomllib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,13 +16,15 @@ from e2e.cluster import binaries, kubeconfig
 from e2e.cluster.binaries import say
 from e2e.cluster.config import Environment
 from e2e.cluster.control_plane import ControlPlane, Site
+from e2e.cluster.install import install_chart
 from e2e.cluster.node.images import ROOT, Images
 from e2e.cluster.node.node import Node
 from e2e.cluster.node.packages import install_packages
 from e2e.cluster.process import StartError, free_ports, stop
 from e2e.cluster.records import Record, choose, claim, load_all
 
-IMAGES = {"operator": "localhost/unmask-operator:0.1.0", "runtime": "localhost/unmask-runtime:0.1.0"}
+_VERSION = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
+IMAGES = {target: f"docker.io/library/unmask-{target}:{_VERSION}" for target in ("operator", "runtime")}  # in full
 
 
 @dataclass(frozen=True)
@@ -114,6 +117,8 @@ def _node(record: Record, env: Environment, options: Options) -> dict[str, str]:
         _finish(record, node.start(programs), programs["kubectl"], env)
     record.exports |= {f"UNMASK_IMAGE_{target.upper()}": name for target, name in IMAGES.items()}
     record.save()
+    if options.install:
+        install_chart(programs["helm"], Path(record.exports["KUBECONFIG"]), images.identity(IMAGES["operator"]))
     return record.exports
 
 

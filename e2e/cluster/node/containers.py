@@ -73,7 +73,7 @@ class Containers:
         return set(self._ctr("images", "list", "--quiet").stdout.split())
 
     def load(self, archive: Path) -> None:
-        """Import every image of an OCI archive. OSError with ctr's words when it refuses."""
+        """Import every image of an archive. OSError with ctr's words when it refuses."""
         done = self._ctr("images", "import", str(archive))
         if done.returncode:
             raise OSError(f"{archive}: {done.stderr.strip()}")

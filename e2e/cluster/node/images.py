@@ -55,17 +55,21 @@ class Images:
         self._buildah("bud", *arguments, str(ROOT))
         return name
 
+    def identity(self, name: str) -> str:
+        """What an image's content is called: another content, another identity."""
+        return self._buildah("inspect", "--type", "image", "--format", "{{.FromImageID}}", name)
+
     def load(self, name: str, containers: Containers, store: Path) -> None:
         """Bring an image into containerd, unless that very image is there from an earlier cluster."""
         loaded = store / "loaded.json"
         known: dict[str, str] = json.loads(loaded.read_text()) if loaded.exists() else {}
-        identity = self._buildah("inspect", "--type", "image", "--format", "{{.FromImageID}}", name)
+        identity = self.identity(name)
         if known.get(name) == identity and containers.has_image(name):
             return
         say(f"loading {name}")
-        archive = self._cache / f"{identity[:12]}.oci"
+        archive = self._cache / f"{identity[:12]}.tar"
         try:
-            self._buildah("push", "--quiet", name, f"oci-archive:{archive}:{name}")
+            self._buildah("push", "--quiet", name, f"docker-archive:{archive}:{name}")
             containers.load(archive)
         finally:
             archive.unlink(missing_ok=True)
@@ -92,7 +96,7 @@ class Images:
             subprocess.run(command, stdout=subprocess.DEVNULL, stderr=sys.stderr, check=True)
             for path in _TRIM:
                 for entry in (root / path).iterdir():
-                    shutil.rmtree(entry) if entry.is_dir() else entry.unlink()
+                    shutil.rmtree(entry) if entry.is_dir() and not entry.is_symlink() else entry.unlink()
             partial = archive.with_suffix(".partial")
             subprocess.run(["tar", "--numeric-owner", "-C", str(root), "-cf", str(partial), "."], check=True)
             partial.rename(archive)
