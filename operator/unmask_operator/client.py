@@ -167,7 +167,7 @@ class Client:
     ) -> Obj:
         session = await self._open()
         url = self._info.server.rstrip("/") + path
-        data = None if body is None else json.dumps(body).encode()
+        data = None if body is None else encode(body)
         headers = {**self._info.as_http_headers(), "Content-Type": content_type, "Accept": JSON}
         try:
             async with session.request(
@@ -206,6 +206,18 @@ class Client:
         if not same_tls:
             await self.close()
         return old != self._info
+
+
+def encode(body: Any) -> bytes:
+    """JSON in the very bytes that the API server makes of it: members sorted, no spaces, <, > and & escaped.
+
+    It keeps a ControllerRevision's data as it got them, encodes them anew at any later patch, be it of a label, and
+    refuses the patch as a change of immutable data where the bytes differ.
+    """
+    text = json.dumps(body, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
+    for char in "<>&\u2028\u2029":
+        text = text.replace(char, f"\\u{ord(char):04x}")
+    return text.encode()
 
 
 def is_created_entry(entry: Mapping[str, Any]) -> bool:

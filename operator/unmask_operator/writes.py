@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 
@@ -21,9 +22,11 @@ APPLIED = f"{GROUP}/applied"  # annotation of a child: a digest of what was last
 # Kinds that are written without a trial: no field of the spec can make one invalid.
 UNTRIED = ("ControllerRevision",)
 
-# A round finds one obstacle (an object in the way, one that has gone) and plans again; more than these come and go.
-ROUNDS = 6
+# A round finds one obstacle (an object in the way, one that has gone) and plans again: more than there can be children.
+ROUNDS = 20
 
+
+log = logging.getLogger(__name__)
 
 MakePlan = Callable[[Observed], Plan]
 
@@ -132,6 +135,7 @@ class Writer:
             if error.exists or error.conflict:
                 return _News(children={ref: await self._read(ref, child["metadata"]["namespace"])})
             if error.refusal:
+                log.warning("%s %s was refused: %s", ref.kind, ref.name, error, extra={"service": _name(outcome)})
                 return _News(refusals={ref: error.message})
             raise
         if not dry_run:
@@ -150,3 +154,8 @@ class Writer:
             if error.not_found:
                 return None
             raise
+
+
+def _name(outcome: Outcome) -> str:
+    meta = outcome.observed.service["metadata"]
+    return f"{meta['namespace']}/{meta['name']}"

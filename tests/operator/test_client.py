@@ -7,7 +7,7 @@ import kopf
 import pytest
 from aiohttp import web
 
-from unmask_operator.client import Client
+from unmask_operator.client import Client, encode
 from unmask_operator.errors import ApiError, api_error
 from unmask_operator.kinds import LEASES, POD_MONITORS, PODS, SERVICES, kind_of
 from unmask_operator.objects import FIELD_MANAGER
@@ -223,3 +223,7 @@ def test_an_error_carries_the_servers_sentence_or_a_proxys_text():
     plain = api_error(502, b"bad gateway\n", {"Retry-After": "3"})
     assert (plain.message, plain.retry_after, plain.refusal) == ("bad gateway", 3.0, False)
     assert api_error(422, b"{}", {}).refusal
+
+
+def test_json_is_written_as_the_api_server_writes_it():
+    assert encode({"b": [1, 0.5], "a": "<ä&>\u2028"}) == '{"a":"\\u003cä\\u0026\\u003e\\u2028","b":[1,0.5]}'.encode()
