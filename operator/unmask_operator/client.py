@@ -52,16 +52,9 @@ class Client:
     async def get(self, kind: ApiKind, namespace: str, name: str) -> Obj:
         return await self.request("GET", kind.path(namespace, name))
 
-    async def list(
-        self, kind: ApiKind, namespace: str | None = None, selector: str = "", cached: bool = True
-    ) -> tuple[list[Obj], int]:
-        """The objects of a namespace (of the cluster for None) and the list's resource version.
-
-        `cached` takes what the API server has in memory, which may be seconds old, and spares its database.
-        """
+    async def list(self, kind: ApiKind, namespace: str | None = None, selector: str = "") -> tuple[list[Obj], int]:
+        """The objects of a namespace (of the cluster for None), as they are now, and the list's resource version."""
         params = {"labelSelector": selector} if selector else {}
-        if cached:
-            params["resourceVersion"] = "0"
         answer = await self.request("GET", kind.path(namespace), params=params)
         items = [{"apiVersion": kind.api_version, "kind": kind.kind, **item} for item in answer.get("items") or ()]
         return items, int(answer["metadata"]["resourceVersion"])

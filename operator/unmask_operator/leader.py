@@ -26,6 +26,7 @@ from unmask_operator.store import Key, Store
 
 WORKERS = 16
 RESYNC_SECONDS = 300.0
+SECOND_RESYNC_SECONDS = 20.0  # what goes between our first lists and those of the watches is told by neither
 SETTLE_SECONDS = 0.25  # children and pods change in bursts: one reconcile, and one write of the status, for each
 NODES_SECONDS = 30.0  # how long a list of the nodes is good
 
@@ -87,8 +88,10 @@ class Leader:
                 pause = min(pause * 2, 30.0)
 
     async def _resync_for_ever(self) -> None:
+        pause = SECOND_RESYNC_SECONDS
         while True:
-            await asyncio.sleep(RESYNC_SECONDS)
+            await asyncio.sleep(pause)
+            pause = RESYNC_SECONDS
             try:
                 await self.resync()
             except ApiError as error:

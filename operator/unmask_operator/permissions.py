@@ -30,13 +30,16 @@ def _rule(group: str, resource: str, verbs: str, why: str, scope: str = "watched
     return Rule(group, resource, frozenset(verbs.split()), why, scope)
 
 
+# Every resource has these three until it is deleted, and then they go with it: the operator deletes none.
+_DELETE = {k.kind: "" if k.kind in ("Deployment", "Service", "ServiceAccount") else " delete" for k in CHILDREN}
+
 RULES: tuple[Rule, ...] = (
     _rule(SERVICES.group, SERVICES.plural, "list watch", "the resources it reconciles"),
     _rule(GROUP, f"{PLURAL}/status", "patch", "conditions, replicas and the URL"),
     _rule(GROUP, f"{PLURAL}/scale", "patch", "the Builtin autoscaler writes spec.replicas as kubectl scale does"),
     _rule(GROUP, f"{PLURAL}/finalizers", "update", "children name their owner as one whose deletion waits for them"),
     *(
-        _rule(kind.group, kind.plural, "get list watch create patch delete", f"a resource's {kind.kind}")
+        _rule(kind.group, kind.plural, "get list watch create patch" + _DELETE[kind.kind], f"a resource's {kind.kind}")
         for kind in CHILDREN
     ),
     _rule(PODS.group, PODS.plural, "list watch", "what the engine's pods say goes into the conditions"),

@@ -12,10 +12,10 @@ from unmask_operator.api import SpecError, parse
 from unmask_operator.client import Client
 from unmask_operator.errors import ApiError
 from unmask_operator.events import event
-from unmask_operator.kinds import SERVICES
+from unmask_operator.kinds import SERVICES, kind_of
 from unmask_operator.merge_patch import merge_patch
 from unmask_operator.metrics import Metrics
-from unmask_operator.objects import Obj
+from unmask_operator.objects import Obj, Ref, controller_uid
 from unmask_operator.observed import Decision, Load, Observed
 from unmask_operator.plan import Plan, Problem, last_good, plan
 from unmask_operator.settings import Settings
@@ -100,13 +100,30 @@ class Reconciler:
         return Observed(
             service=service,
             now=datetime.now(UTC),
-            children=self._store.children(key),
+            children=await self._children(key, service["metadata"]["uid"]),
             pods=pods,
             apis=self._knowledge.apis(),
             nodes=await self._knowledge.nodes(pods),
             loads={uid: loads[uid] for uid in (pod["metadata"]["uid"] for pod in pods) if uid in loads},
             decision=self._knowledge.decision(key),
         )
+
+    async def _children(self, key: Key, uid: str) -> Mapping[Ref, Obj]:
+        """As the store has them. One that another controls would stop everything: whether it still stands is asked."""
+        children = self._store.children(key)
+        for ref, obj in list(children.items()):
+            if controller_uid(obj) == uid:
+                continue
+            kind = kind_of(ref.api_version, ref.kind)
+            try:
+                children[ref] = await self._client.get(kind, key.namespace, ref.name)
+                self._store.put(kind, children[ref])
+            except ApiError as error:
+                if not error.not_found:
+                    raise
+                del children[ref]
+                self._store.delete(kind, obj)
+        return children
 
     async def _carry_out(self, observed: Observed) -> Outcome:
         """A resource that cannot be read keeps what it had when it last could."""
@@ -135,6 +152,7 @@ class Reconciler:
             if not (error.not_found or error.conflict):
                 raise
             log.info("the resource went away while it was reconciled", extra={"service": key})
+            self._store.delete(SERVICES, service)
             return
         self._metrics.writes.labels("status").inc()
         self._store.put(SERVICES, written)

@@ -114,14 +114,11 @@ def test_status_and_scale_are_merge_patches_of_their_subresources():
     assert {first[4]["Content-Type"], second[4]["Content-Type"]} == {"application/merge-patch+json"}
 
 
-def test_lists_come_from_the_servers_memory_and_name_their_items():
+def test_lists_name_their_items():
     server = Server((200, {"metadata": {"resourceVersion": "7"}, "items": [{"metadata": {"name": "p"}}]}, {}))
     items, version = server.run(lambda client: client.list(PODS, "ns", "some=label"))
     assert (items, version) == ([{"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "p"}}], 7)
-    assert server.seen[0][1:3] == (
-        "/api/v1/namespaces/ns/pods",
-        {"labelSelector": "some=label", "resourceVersion": "0"},
-    )
+    assert server.seen[0][1:3] == ("/api/v1/namespaces/ns/pods", {"labelSelector": "some=label"})
 
 
 def test_a_list_of_the_cluster_has_no_namespace():

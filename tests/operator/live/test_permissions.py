@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import time
-
 import pytest
 
 from e2e.cluster import ApiServer, Kube
-from tests.operator.live.objects import demo, wait_condition
+from tests.operator.live.objects import children, demo, wait_condition
 from tests.operator.live.process import OperatorProcess, install, wait_served
 from unmask_operator.kinds import CHILDREN, POD_MONITORS
 from unmask_operator.permissions import RULES
@@ -92,7 +90,7 @@ def one_of_each_kind(admin: Kube, namespace: str) -> None:
         _strip(admin, namespace, kind, "every")
     _strip(admin, namespace, "ControllerRevision", "every")
     _strip(admin, namespace, "HorizontalPodAutoscaler", "hpa")
-    time.sleep(2.0)
+    admin.wait("all have their label again", lambda: _labelled(admin, every) >= 7 and _labelled(admin, hpa) >= 5)
     builtin = {"provider": "Builtin", "minReplicas": 2, "maxReplicas": 3, "targets": targets}
     admin.patch(hpa, {"spec": {"autoscaling": builtin}})  # deletes the HPA; replicas 1 is out of bounds: scaled
     admin.wait("scaled", lambda: admin.get(hpa["apiVersion"], hpa["kind"], "hpa", namespace)["spec"]["replicas"] == 2)
@@ -101,7 +99,14 @@ def one_of_each_kind(admin: Kube, namespace: str) -> None:
     for number in range(5):  # more pins than are kept: old ones are deleted
         admin.patch(every, {"spec": {"engine": {"maxNumReqs": 10 + number}}})
         wait_condition(admin, every, "Accepted", "True")
-    time.sleep(2.0)
+    for resource in (every, hpa):
+        wait_condition(admin, resource, "Accepted", "True")
+    left = {kind for kind, _ in children(admin, every)}
+    assert not left & {"NetworkPolicy", "PodDisruptionBudget", "PodMonitor"}, left
+
+
+def _labelled(admin: Kube, resource: dict) -> int:
+    return len(children(admin, resource))
 
 
 def _strip(admin: Kube, namespace: str, kind: str, service: str) -> None:
