@@ -90,7 +90,7 @@ def one_of_each_kind(admin: Kube, namespace: str) -> None:
         _strip(admin, namespace, kind, "every")
     _strip(admin, namespace, "ControllerRevision", "every")
     _strip(admin, namespace, "HorizontalPodAutoscaler", "hpa")
-    admin.wait("all have their label again", lambda: _labelled(admin, every) >= 7 and _labelled(admin, hpa) >= 5)
+    admin.wait("all have their label again", lambda: _labelled(admin, every) >= 6 and _labelled(admin, hpa) >= 5)
     builtin = {"provider": "Builtin", "minReplicas": 2, "maxReplicas": 3, "targets": targets}
     admin.patch(hpa, {"spec": {"autoscaling": builtin}})  # deletes the HPA; replicas 1 is out of bounds: scaled
     admin.wait("scaled", lambda: admin.get(hpa["apiVersion"], hpa["kind"], "hpa", namespace)["spec"]["replicas"] == 2)
