@@ -32,7 +32,10 @@ gone = [lib / "ensurepip", *(d for s in sites for n in ("pip", "pip-*", "setupto
 [shutil.rmtree(d) for d in gone if d.is_dir()]; \
 [f.unlink() for b in ("/usr/local/bin", "/usr/bin") for f in p.Path(b).glob("pip*")]'
 COPY --from=operator-packages /opt/unmask /opt/unmask
-ENV PATH=/opt/unmask/bin:$PATH PYTHONPATH=/opt/unmask/app PYTHONUNBUFFERED=1 PYTHONDONTWRITEBYTECODE=1 HOME=/tmp
+# USER and LOGNAME: libraries ask for the user's name, and a cluster may choose a number that has none.
+RUN echo 'unmask:x:65532:65532:unmask:/tmp:/usr/sbin/nologin' >> /etc/passwd
+ENV PATH=/opt/unmask/bin:$PATH PYTHONPATH=/opt/unmask/app PYTHONUNBUFFERED=1 PYTHONDONTWRITEBYTECODE=1 \
+    HOME=/tmp USER=unmask LOGNAME=unmask
 WORKDIR /opt/unmask/app
 USER 65532:65532
 EXPOSE 8080
@@ -67,8 +70,8 @@ COPY runtime /opt/unmask/app/runtime
 RUN /opt/unmask/bin/python -m compileall -q /opt/unmask/app \
  && echo 'unmask:x:65532:65532:unmask:/tmp:/usr/sbin/nologin' >> /etc/passwd
 # The driver's libraries are mounted by NVIDIA's container toolkit; which GPUs is the device plugin's to say.
-ENV PATH=/opt/unmask/bin:$PATH PYTHONPATH=/opt/unmask/app PYTHONUNBUFFERED=1 PYTHONDONTWRITEBYTECODE=1 HOME=/tmp \
-    NVIDIA_DRIVER_CAPABILITIES=compute,utility
+ENV PATH=/opt/unmask/bin:$PATH PYTHONPATH=/opt/unmask/app PYTHONUNBUFFERED=1 PYTHONDONTWRITEBYTECODE=1 \
+    HOME=/tmp USER=unmask LOGNAME=unmask NVIDIA_DRIVER_CAPABILITIES=compute,utility
 WORKDIR /opt/unmask/app
 USER 65532:65532
 EXPOSE 8000

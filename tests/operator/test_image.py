@@ -103,6 +103,8 @@ def test_the_operators_files_and_packages_are_all_it_imports(tmp_path):
 def test_images_run_as_a_numeric_user_and_say_what_they_are(name):
     text = stage(name)
     assert re.search(r"^USER 65532:65532$", text, re.MULTILINE)
+    assert "'unmask:x:65532:65532:" in text
+    assert "USER=unmask LOGNAME=unmask" in text  # a library asks for the name, whatever number the cluster chose
     for label in ("title", "description", "version", "revision", "licenses"):
         assert f"org.opencontainers.image.{label}=" in text
     entry = re.search(r"^ENTRYPOINT (.+)$", text, re.MULTILINE)[1]
