@@ -52,8 +52,12 @@ def up(env: Environment, options: Options) -> dict[str, str]:
         return {"KUBECONFIG": str(env.kubeconfig), "UNMASK_E2E_KUBECONFIG": str(env.kubeconfig)}
     clean_up_the_dead(env)
     level = "api" if options.api_only else "node"
-    record = choose(env.cache, str(ROOT), env.cluster)
-    if record and record.level != level:
+    record = choose(env.cache, str(ROOT), env.cluster, level)
+    if record and record.in_the_making():
+        raise StartError(f"{record.id} is being started by process {record.owner}; wait until it is done")
+    if record and not record.whole():
+        say(f"{record.id}: some of it has ended; starting anew")
+        _destroy(record, env)
         record = None
     fresh = record is None
     with _terminated_is_an_exception():
@@ -79,7 +83,7 @@ def down(env: Environment, wanted: str = "") -> bool:
 def clean_up_the_dead(env: Environment) -> None:
     """Remove clusters that somebody killed, or that a restart of the machine ended."""
     for record in load_all(env.cache):
-        if not record.alive():
+        if record.dead():
             say(f"{record.id}: is dead; removing what is left of it")
             _destroy(record, env)
 

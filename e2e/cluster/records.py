@@ -44,11 +44,16 @@ class Record:
     def id(self) -> str:
         return f"e2e-{self.number}"
 
-    def alive(self) -> bool:
-        """Somebody is building it, or all that was started still runs."""
-        if self.owner:
-            return is_running(self.owner)
-        return bool(self.daemons) and all(daemon.alive() for daemon in self.daemons)
+    def in_the_making(self) -> bool:
+        return bool(self.owner) and is_running(self.owner)
+
+    def whole(self) -> bool:
+        """It is up, and all that was started still runs."""
+        return bool(self.exports) and all(daemon.alive() for daemon in self.daemons)
+
+    def dead(self) -> bool:
+        """Nobody is building it and nothing of it runs any more."""
+        return not self.in_the_making() and not any(daemon.alive() for daemon in self.daemons)
 
     def save(self) -> None:
         content = {**asdict(self), "directory": str(self.directory)}
@@ -91,9 +96,10 @@ def load_all(cache: Path) -> list[Record]:
     return sorted(records, key=lambda record: record.started, reverse=True)
 
 
-def choose(cache: Path, checkout: str, wanted: str) -> Record | None:
-    """The cluster with the id `wanted`, or else the newest of this checkout; None where there is none."""
+def choose(cache: Path, checkout: str, wanted: str, level: str = "") -> Record | None:
+    """The cluster with the id `wanted`, or else the newest of this checkout (of `level`); None where there is none."""
     for record in load_all(cache):
-        if record.id == wanted if wanted else record.checkout == checkout:
+        matches = record.id == wanted if wanted else record.checkout == checkout
+        if matches and level in ("", record.level):
             return record
     return None

@@ -131,9 +131,23 @@ def test_clusters_side_by_side_share_nothing(tmp_path: Path) -> None:
     networks = [Network(record.number) for record in made]
     for what in ("name", "machine", "node"):
         assert len({getattr(network, what) for network in networks}) == 3
-    assert made[0].alive()  # its builder is this process
+    assert made[0].in_the_making()  # by this process
+    assert not made[0].dead()
     newest = records.choose(tmp_path, "/one", "")
     assert newest is not None
     assert newest.number == 1
     assert records.choose(tmp_path, "/one", "e2e-2") == made[2]
     assert records.choose(tmp_path, "/three", "") is None
+    assert records.choose(tmp_path, "/one", "", "node") is None
+
+
+def test_a_cluster_is_dead_when_nothing_of_it_runs(tmp_path: Path) -> None:
+    record = records.claim(tmp_path, "/one", "api")
+    runs, ended = (spawn(name, ["sleep", "60"], tmp_path, tied=True) for name in ("runs", "ended"))
+    stop([ended])
+    record.owner, record.daemons, record.exports = 0, [runs, ended], {"KUBECONFIG": "k"}
+    record.save()
+    (record,) = records.load_all(tmp_path)
+    assert (record.whole(), record.dead()) == (False, False)
+    stop([runs])
+    assert record.dead()
