@@ -37,6 +37,17 @@ def test_anothers_lease_is_free_once_it_has_not_changed_for_its_duration():
         assert lease.may_take(lease_of("other", renewed)) is free, clock.now
 
 
+def test_the_next_look_is_when_anothers_lease_runs_out():
+    clock = Clock()
+    lease = Lease("me", clock)
+    assert lease.pause() == 4
+    lease.may_take(lease_of("other"))
+    assert lease.pause() == 4
+    clock.now = 11
+    lease.may_take(lease_of("other"))
+    assert lease.pause() == pytest.approx(1.1)
+
+
 def test_a_released_lease_and_my_own_are_free_at_once():
     held = Lease("other").held(lease_of("other"), NOW)
     assert Lease("me").may_take(Lease.released(held))
