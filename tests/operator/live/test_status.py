@@ -111,8 +111,8 @@ def test_a_pod_from_no_gpu_over_a_crash_to_ready(admin, namespace):
 def test_the_hpas_own_message_without_an_adapter(admin, namespace):
     targets = {"runningRequestsPerReplica": 4}
     resource = admin.create(demo(namespace, autoscaling={"provider": "HPA", "maxReplicas": 3, "targets": targets}))
-    said = wait_condition(admin, resource, "ScalingReady", "False", timeout=90)
-    assert said["reason"] == "FailedGetPodsMetric"
+    # FailedGetScale comes first where the controller-manager has not discovered the CRD yet, which may take it a minute
+    said = wait_condition(admin, resource, "ScalingReady", "False", "FailedGetPodsMetric", timeout=150)
     assert "unmask_requests_running" in said["message"]
 
 
