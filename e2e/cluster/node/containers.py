@@ -13,6 +13,7 @@ from e2e.cluster.node.network import PODS, Network
 from e2e.cluster.process import Daemon, spawn, wait_for
 
 PAUSE = "localhost/unmask-e2e/pod:1"  # its first mode of life is to wait
+_REPLACED = "localhost/unmask-e2e/replaced:1"
 
 _CONFIG = """\
 version = 2
@@ -69,18 +70,18 @@ class Containers:
     def has_image(self, name: str) -> bool:
         return name in self._ctr("images", "list", "--quiet").stdout.split()
 
-    def images(self) -> set[str]:
-        return set(self._ctr("images", "list", "--quiet").stdout.split())
+    def load(self, name: str, archive: Path) -> None:
+        """Import image `name` from an archive. OSError with ctr's words when it refuses.
 
-    def load(self, archive: Path) -> None:
-        """Import every image of an archive. OSError with ctr's words when it refuses."""
+        An older image of that name stays until the new one is unpacked: its layers, which the new one may share, would
+        be collected under its hands.
+        """
+        if self.has_image(name):
+            self._ctr("images", "tag", "--force", name, _REPLACED)
         done = self._ctr("images", "import", str(archive))
+        self._ctr("images", "remove", _REPLACED)
         if done.returncode:
             raise OSError(f"{archive}: {done.stderr.strip()}")
-
-    def remove_images(self, *names: str) -> None:
-        if names:
-            self._ctr("images", "remove", *names)
 
     def remove_containers(self) -> None:
         """Kill every task and remove every container; only images stay."""

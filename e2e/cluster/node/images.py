@@ -70,7 +70,7 @@ class Images:
         archive = self._cache / f"{identity[:12]}.tar"
         try:
             self._buildah("push", "--quiet", name, f"docker-archive:{archive}:{name}")
-            containers.load(archive)
+            containers.load(name, archive)
         finally:
             archive.unlink(missing_ok=True)
         loaded.write_text(json.dumps({**known, name: identity}))
