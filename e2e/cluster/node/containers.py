@@ -26,6 +26,7 @@ state = "{state}"
 [plugins."io.containerd.grpc.v1.cri"]
   sandbox_image = "{pause}"
   disable_apparmor = true
+  netns_mounts_under_state_dir = true  # below the cluster's folder, so that they go with it
   restrict_oom_score_adj = true  # the machine may lack CAP_SYS_RESOURCE
   [plugins."io.containerd.grpc.v1.cri".containerd.runtimes.runc]
     runtime_type = "io.containerd.runc.v2"
