@@ -10,10 +10,11 @@ from dataclasses import dataclass
 
 import aiohttp
 
+from unmask_operator.conditions.pods import is_ready
 from unmask_operator.objects import Obj
 from unmask_operator.observed import Load
+from unmask_operator.render.names import PORT, pod_url
 
-PORT = 8000
 POLL_SECONDS = 5.0
 TIMEOUT_SECONDS = 2.0
 AT_ONCE = 32  # pods asked at the same time
@@ -76,10 +77,9 @@ def is_news(old: Load, new: Load) -> bool:
 
 async def startup(session: aiohttp.ClientSession, address: str, port: int) -> Load | None:
     """One pod's phase and percent; None where it does not (yet) tell."""
-    host = f"[{address}]" if ":" in address else address
     timeout = aiohttp.ClientTimeout(total=TIMEOUT_SECONDS)
     try:
-        async with session.get(f"http://{host}:{port}/startup", timeout=timeout, allow_redirects=False) as answer:
+        async with session.get(pod_url(address, "/startup", port), timeout=timeout, allow_redirects=False) as answer:
             said = json.loads(await answer.content.read(LARGEST_ANSWER))
             return Load(str(said["phase"]), min(100.0, max(0.0, float(said["percent"]))))
     except (aiohttp.ClientError, TimeoutError, OSError, ValueError, KeyError, TypeError):
@@ -91,4 +91,4 @@ def is_loading(pod: Obj) -> bool:
     status = pod.get("status") or {}
     if status.get("phase") != "Running" or not status.get("podIP") or pod["metadata"].get("deletionTimestamp"):
         return False
-    return not any(c["type"] == "Ready" and c["status"] == "True" for c in status.get("conditions") or ())
+    return not is_ready(pod)

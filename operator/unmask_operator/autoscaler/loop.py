@@ -11,6 +11,7 @@ from typing import Protocol
 from unmask_operator.autoscaler.decide import decide
 from unmask_operator.autoscaler.history import History, Reading, View
 from unmask_operator.autoscaler.rules import Rules
+from unmask_operator.conditions.pods import is_ready
 from unmask_operator.objects import Obj
 from unmask_operator.observed import Decision
 
@@ -124,8 +125,7 @@ def ready_addresses(pods: Sequence[Obj]) -> dict[str, str]:
     """IP addresses by name of the pods that take traffic: Ready, and not on their way out."""
     found = {}
     for pod in pods:
-        status = pod.get("status") or {}
-        conditions = {c["type"]: c["status"] for c in status.get("conditions") or ()}
-        if conditions.get("Ready") == "True" and status.get("podIP") and not pod["metadata"].get("deletionTimestamp"):
-            found[pod["metadata"]["name"]] = status["podIP"]
+        address = (pod.get("status") or {}).get("podIP")
+        if is_ready(pod) and address and not pod["metadata"].get("deletionTimestamp"):
+            found[pod["metadata"]["name"]] = address
     return found

@@ -9,8 +9,8 @@ from collections.abc import Mapping
 import aiohttp
 
 from unmask_operator.autoscaler.history import Reading
+from unmask_operator.render.names import PORT, pod_url
 
-PORT = 8000
 TIMEOUT_SECONDS = 2.0
 LARGEST_ANSWER = 4 << 20  # bytes; more is no runtime's
 _GAUGES = {
@@ -43,10 +43,9 @@ def parse(text: str) -> Reading:
 
 
 async def _read(session: aiohttp.ClientSession, address: str, port: int, timeout: float) -> Reading:
-    host = f"[{address}]" if ":" in address else address
     try:
         async with session.get(
-            f"http://{host}:{port}/metrics",
+            pod_url(address, "/metrics", port),
             timeout=aiohttp.ClientTimeout(total=timeout),
             allow_redirects=False,
             headers={"Connection": "close"},  # a poll's pause is as long as a server keeps idle connections

@@ -48,3 +48,8 @@ def child(api_version: str, kind: str, service: str, name: str, namespace: str, 
     """An object of the resource `service` with the standard labels; `fields` are its members beside metadata."""
     metadata = {"name": name, "namespace": namespace, "labels": labels(service)}
     return {"apiVersion": api_version, "kind": kind, "metadata": metadata, **fields}
+
+
+def pod_url(address: str, path: str, port: int = PORT) -> str:
+    """Where one engine pod, by its IPv4 or IPv6 address, answers."""
+    return f"http://{f'[{address}]' if ':' in address else address}:{port}{path}"
