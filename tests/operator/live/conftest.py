@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from e2e.cluster import ApiServer, Kube
-from tests.operator.live.process import OperatorProcess, install
+from tests.operator.live.process import OperatorProcess, cluster_wide, install
 
 
 @pytest.fixture
@@ -21,9 +21,4 @@ def operator(api_server: ApiServer, admin: Kube, namespace: str) -> Iterator[Ope
 @pytest.fixture(scope="module")
 def shared_operator(api_server: ApiServer, admin: Kube) -> Iterator[OperatorProcess]:
     """One operator of the whole cluster for all tests of a module."""
-    name = "unmask-system"
-    if admin.find("v1", "Namespace", name) is None:
-        admin.create({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name}})
-    install(admin, name, [])
-    with OperatorProcess(api_server, name) as process:
-        yield process
+    yield from cluster_wide(api_server, admin)

@@ -8,7 +8,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import httpx
@@ -160,3 +160,13 @@ class OperatorProcess:
         self._log.flush()
         self._log.seek(0)
         return self._log.read().decode(errors="replace")
+
+
+def cluster_wide(api_server: ApiServer, admin: Kube) -> Iterator[OperatorProcess]:
+    """An installed operator of the whole cluster: what a fixture yields from."""
+    name = "unmask-system"
+    if admin.find("v1", "Namespace", name) is None:
+        admin.create({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name}})
+    install(admin, name, [])
+    with OperatorProcess(api_server, name) as process:
+        yield process

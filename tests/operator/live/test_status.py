@@ -13,7 +13,7 @@ from aiohttp import web
 
 from e2e.cluster import ApiServer, Kube
 from tests.operator.live.objects import Obj, demo, read, wait_condition
-from tests.operator.live.process import OperatorProcess, install
+from tests.operator.live.process import OperatorProcess, cluster_wide
 from unmask_operator.objects import SERVICE_LABEL
 
 pytestmark = [pytest.mark.cluster, pytest.mark.usefixtures("scribe")]
@@ -32,12 +32,7 @@ def admin(controlled_admin: Kube) -> Kube:
 @pytest.fixture(scope="module")
 def scribe(controlled_api_server: ApiServer, controlled_admin: Kube) -> Iterator[OperatorProcess]:
     """One operator of the whole cluster for all tests here."""
-    name = "unmask-system"
-    if controlled_admin.find("v1", "Namespace", name) is None:
-        controlled_admin.create({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name}})
-    install(controlled_admin, name, [])
-    with OperatorProcess(controlled_api_server, name) as process:
-        yield process
+    yield from cluster_wide(controlled_api_server, controlled_admin)
 
 
 def _pod(kube: Kube, resource: Obj) -> Obj:
