@@ -52,14 +52,14 @@ class Preset:
     shape: Shape
     noise: NoiseRecipe
     tasks: Mapping[str, float] = field(default_factory=dict)
-    rows: int = 192
-    row_length: int = 512
+    rows: int = 128
+    row_length: int = 768
     matrix_lr: float = 0.02
     other_lr: float = 0.003
     decay: float = 0.01
     average: float = 0.996  # of the averaged weights at each update
     balance_rate: float = 0.001
-    total_minutes: float = 11.0
+    total_minutes: float = 13.0
     eval_every_minutes: float = 4.3
     eval_prompts: int = 32
     workers: int = 12

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 
 from runtime.demo.tasks.base import Sample, all_tasks, task
 
-_LEAST_CHARACTERS, _MOST_CHARACTERS = 60, 260  # of all earlier turns; a digit is a token, so this bounds tokens too
+_LEAST_CHARACTERS, _MOST_CHARACTERS = 60, 500  # of all earlier turns; a digit is a token, so this bounds tokens too
 _LAST = "dialogue"
 
 
@@ -26,9 +26,10 @@ def _right(sample: Sample, text: str) -> bool:
 
 @task(_LAST, "short", _right)
 def dialogue(rng: random.Random) -> Sample:
-    room = rng.randint(_LEAST_CHARACTERS, _MOST_CHARACTERS)
+    # most conversations are short, and a row of training holds more of them
+    room = _LEAST_CHARACTERS + round((_MOST_CHARACTERS - _LEAST_CHARACTERS) * rng.random() ** 1.5)
     earlier: list[Mapping[str, str]] = []
-    while not earlier or rng.random() < 0.7:
+    while not earlier or rng.random() < 0.88:
         past = _any_sample(rng)
         said = [*past.messages, {"role": "assistant", "content": past.answer}]
         length = sum(len(m["content"]) for m in said)
