@@ -1,0 +1,92 @@
+"""DiffusionLMServices as the tests make, change and watch them, and kubectl as a user runs it."""
+
+from __future__ import annotations
+
+import subprocess
+import time
+from pathlib import Path
+
+import yaml
+
+from e2e.cluster import Kube
+from e2e.cluster.kube import Obj
+
+EXAMPLES = Path(__file__).parents[1] / "examples"
+API, KIND = "serving.unmask.dev/v1alpha1", "DiffusionLMService"
+LABEL = "serving.unmask.dev/service"  # its value on every pod and child is the service's name
+
+
+def kubectl(*arguments: str, namespace: str, stdin: str = "", refused: bool = False) -> str:
+    """kubectl's stdout; with `refused` its stderr. AssertionError when it ends otherwise than that says."""
+    command = ["kubectl", "--namespace", namespace, *arguments]
+    done = subprocess.run(command, input=stdin, capture_output=True, text=True, timeout=60)
+    assert (done.returncode != 0) == refused, done.stderr or done.stdout
+    return done.stderr if refused else done.stdout
+
+
+def demo(namespace: str, name: str = "demo", spec: Obj | None = None) -> Obj:
+    """The service of examples/demo-service.yaml with the members of `spec` laid over its own (None takes one away)."""
+    service: Obj = yaml.safe_load((EXAMPLES / "demo-service.yaml").read_text())
+    service["metadata"] = {"name": name, "namespace": namespace}
+    service["spec"] = _over(service["spec"], spec or {})
+    return service
+
+
+def _over(below: Obj, above: Obj) -> Obj:
+    merged = below | {
+        key: _over(below.get(key) or {}, value) if isinstance(value, dict) else value for key, value in above.items()
+    }
+    return {key: value for key, value in merged.items() if value is not None}
+
+
+def get(kube: Kube, namespace: str, name: str = "demo") -> Obj:
+    return kube.get(API, KIND, name, namespace)
+
+
+def patch(kube: Kube, namespace: str, spec: Obj, name: str = "demo") -> Obj:
+    """Change members of the spec by a merge patch, as `kubectl patch` does."""
+    return kube.patch(demo(namespace, name), {"spec": spec})
+
+
+def pods(kube: Kube, namespace: str, name: str = "demo") -> list[Obj]:
+    """The service's engine pods, those on their way out included."""
+    return kube.list("v1", "Pod", namespace, labelSelector=f"{LABEL}={name}")
+
+
+def condition(obj: Obj, kind: str) -> Obj:
+    """A condition by its type, {} where there is none."""
+    return next((one for one in obj.get("status", {}).get("conditions", ()) if one["type"] == kind), {})
+
+
+def wait_condition(
+    kube: Kube,
+    namespace: str,
+    kind: str = "Ready",
+    status: str = "True",
+    *,
+    name: str = "demo",
+    reason: str = "",
+    says: str = "",
+    timeout: float = 180,
+) -> Obj:
+    """Wait until the operator says this, with this reason and these words where given, of the spec as it is now.
+
+    Returns the condition. AssertionError with what kubectl tells of the service, its pods and Events when it does not.
+    """
+
+    def found() -> Obj | None:
+        service = get(kube, namespace, name)
+        it = condition(service, kind)
+        if it.get("observedGeneration") != service["metadata"]["generation"] or it["status"] != status:
+            return None
+        return it if reason in ("", it["reason"]) and says in it["message"] else None
+
+    what = f"{name}: {kind}={status} {reason} {says!r}"
+    start = time.monotonic()
+    try:
+        it = kube.wait(what, found, timeout=timeout)
+    except TimeoutError as error:
+        told = kubectl("describe", "dlms,deployments,pods", namespace=namespace)
+        raise AssertionError(f"{error}\n{told}") from None
+    print(f"{what} after {time.monotonic() - start:.1f} s: {it['message']}")
+    return it
