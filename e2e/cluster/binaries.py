@@ -39,7 +39,8 @@ class Program:
     @property
     def version(self) -> str:
         if not self.origin:
-            return hashlib.sha256((GO / self.folder / "main.go").read_bytes()).hexdigest()[:8]
+            sources = sorted(path for path in (GO / self.folder).iterdir() if path.suffix in (".go", ".mod"))
+            return hashlib.sha256(b"".join(path.read_bytes() for path in sources)).hexdigest()[:8]
         found = re.search(
             rf"^\s*(?:require )?{re.escape(self.origin)} (v\S+)", (GO / self.folder / "go.mod").read_text(), re.M
         )

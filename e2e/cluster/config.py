@@ -16,6 +16,7 @@ class Environment:
         assets: KUBEBUILDER_ASSETS, a folder with ready-made etcd, kube-apiserver and kubectl.
         kubeconfig: UNMASK_E2E_KUBECONFIG, somebody's cluster to test against instead of our own.
         cluster: UNMASK_CLUSTER, the id that `up` printed.
+        runtime_next: UNMASK_IMAGE_RUNTIME_NEXT, the runtime's image under a second tag, for tests of an upgrade.
         path: PATH.
     """
 
@@ -24,6 +25,7 @@ class Environment:
     kubeconfig: Path | None
     cluster: str
     path: str
+    runtime_next: str = ""
 
 
 def environment(environ: Mapping[str, str] | None = None) -> Environment:
@@ -42,4 +44,5 @@ def environment(environ: Mapping[str, str] | None = None) -> Environment:
         kubeconfig=existing("UNMASK_E2E_KUBECONFIG"),
         cluster=environ.get("UNMASK_CLUSTER", ""),
         path=environ.get("PATH", os.defpath),
+        runtime_next=environ.get("UNMASK_IMAGE_RUNTIME_NEXT", ""),
     )

@@ -25,6 +25,7 @@ from e2e.cluster.records import Record, choose, claim, load_all
 
 _VERSION = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
 IMAGES = {target: f"docker.io/library/unmask-{target}:{_VERSION}" for target in ("operator", "runtime")}  # in full
+RUNTIME_NEXT = f"{IMAGES['runtime']}-next"  # the same image once more: a tag to upgrade to
 
 
 @dataclass(frozen=True)
@@ -116,10 +117,12 @@ def _node(record: Record, env: Environment, options: Options) -> dict[str, str]:
         node.start_containers()
     for name in names:
         images.load(name, node.containers, node.store)
+    node.containers.tag(IMAGES["runtime"], RUNTIME_NEXT)
     if not record.exports:
         say("starting the cluster")
         _finish(record, node.start(programs), programs["kubectl"], env)
     record.exports |= {f"UNMASK_IMAGE_{target.upper()}": name for target, name in IMAGES.items()}
+    record.exports["UNMASK_IMAGE_RUNTIME_NEXT"] = RUNTIME_NEXT
     record.save()
     if options.install:
         install_chart(programs["helm"], Path(record.exports["KUBECONFIG"]), images.identity(IMAGES["operator"]))

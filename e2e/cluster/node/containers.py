@@ -71,6 +71,12 @@ class Containers:
     def has_image(self, name: str) -> bool:
         return name in self._ctr("images", "list", "--quiet").stdout.split()
 
+    def tag(self, name: str, other: str) -> None:
+        """Give an image a second name, which may have been another's. OSError with ctr's words when it refuses."""
+        done = self._ctr("images", "tag", "--force", name, other)
+        if done.returncode:
+            raise OSError(f"{name}: {done.stderr.strip()}")
+
     def load(self, name: str, archive: Path) -> None:
         """Import image `name` from an archive. OSError with ctr's words when it refuses.
 
@@ -78,7 +84,7 @@ class Containers:
         be collected under its hands.
         """
         if self.has_image(name):
-            self._ctr("images", "tag", "--force", name, _REPLACED)
+            self.tag(name, _REPLACED)
         done = self._ctr("images", "import", str(archive))
         self._ctr("images", "remove", _REPLACED)
         if done.returncode:

@@ -1,3 +1,3 @@
 module unmask/e2e/pod
 
-go 1.24.0
+go 1.26.0

@@ -4,6 +4,7 @@
 //	pod resolve NAME    print the addresses of NAME
 //	pod fetch URL       print an HTTP answer's body; a status other than 200 is a failure
 //	pod serve TEXT      answer every request on port 8080 with TEXT
+//	pod load URL MODEL  ask a model for completions until told to stop (load.go)
 package main
 
 import (
@@ -19,7 +20,7 @@ import (
 
 func main() {
 	mode, argument := "pause", ""
-	if len(os.Args) == 3 {
+	if len(os.Args) > 2 {
 		mode, argument = os.Args[1], os.Args[2]
 	}
 	stop := make(chan os.Signal, 1)
@@ -34,8 +35,10 @@ func main() {
 	case "serve":
 		answer := func(w http.ResponseWriter, _ *http.Request) { fmt.Fprintln(w, argument) }
 		go func() { failed <- http.ListenAndServe(":8080", http.HandlerFunc(answer)) }()
+	case "load":
+		go func() { failed <- runLoad(os.Args[2:]) }()
 	default:
-		fmt.Fprintf(os.Stderr, "pod: no mode %q: resolve NAME, fetch URL, serve TEXT, or nothing\n", mode)
+		fmt.Fprintf(os.Stderr, "pod: no mode %q: resolve NAME, fetch URL, serve TEXT, load URL MODEL, or nothing\n", mode)
 		os.Exit(2)
 	}
 	select {

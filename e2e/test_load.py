@@ -1,0 +1,125 @@
+"""The load program tells every way a request can fail, and sends none twice. It needs no cluster."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import subprocess
+import time
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from threading import Thread
+from typing import Any
+
+import httpx
+import pytest
+
+from e2e.cluster import binaries
+from e2e.cluster.config import environment
+from e2e.cluster.process import free_ports
+
+PLAIN = b'{"choices": [{"finish_reason": "stop"}]}'
+STREAM = b'data: {"choices": [{"finish_reason": null}]}\n\ndata: ' + PLAIN + b"\n\ndata: [DONE]\n\n"
+
+
+class Answers(BaseHTTPRequestHandler):
+    """Answers as the server's `manner` says."""
+
+    protocol_version = "HTTP/1.1"
+
+    def do_POST(self) -> None:
+        asked = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        server: Any = self.server
+        server.asked.append(asked)
+        manner, streamed = server.manner, asked["stream"]
+        if manner == "silent":
+            time.sleep(1.5)
+        if manner in ("silent", "closed"):
+            self.close_connection = True
+            return
+        self.send_response(429 if manner == "refusing" else 200)
+        body = STREAM if streamed else PLAIN
+        if manner == "unfinished":
+            body = body.replace(b"[DONE]", b"{}") if streamed else body.replace(b"stop", b"")
+        if manner == "failing":
+            body = b'data: {"error": {"message": "gone"}}\n\n' if streamed else b'{"error": {"message": "gone"}}'
+        if streamed:
+            self.send_header("Transfer-Encoding", "chunked")
+            body = b"%x\r\n%s\r\n" % (len(body), body) + (b"" if manner == "broken" else b"0\r\n\r\n")
+        else:
+            self.send_header("Content-Length", str(len(body) + (manner == "broken")))
+        self.end_headers()
+        self.wfile.write(body)
+        self.close_connection = manner == "broken"
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+@contextlib.contextmanager
+def server(manner: str) -> Iterator[Any]:
+    with ThreadingHTTPServer(("127.0.0.1", 0), Answers) as it:
+        it.manner, it.asked = manner, []  # type: ignore[attr-defined]
+        Thread(target=it.serve_forever, args=(0.05,), daemon=True).start()
+        yield it
+        it.shutdown()
+
+
+def run(port: int, *, seconds: float = 1.0) -> dict[str, Any]:
+    """The report of four clients that asked for so long."""
+    program: Path = binaries.build(["pod"], environment())["pod"]
+    (listen,) = free_ports(1)
+    options = ["-clients", "4", "-pause", "20ms", "-timeout", "700ms", "-listen", f"127.0.0.1:{listen}"]
+    process = subprocess.Popen([program, "load", *options, f"http://127.0.0.1:{port}/v1", "some-model"])
+    try:
+        time.sleep(seconds)
+        transport = httpx.HTTPTransport(retries=5)
+        with httpx.Client(transport=transport, trust_env=False, timeout=20) as client:
+            told: dict[str, Any] = client.post(f"http://127.0.0.1:{listen}/stop").json()
+            assert client.get(f"http://127.0.0.1:{listen}/").json()["requests"] == told["requests"]
+        return told
+    finally:
+        process.terminate()
+        process.wait(10)
+
+
+def test_whole_answers_are_no_failures() -> None:
+    with server("good") as it:
+        told = run(it.server_port)
+    assert (told["failed"], told["failures"], told["in_flight"]) == (0, [], 0)
+    assert told["requests"] == len(it.asked) > 20
+    assert told["streamed"] == sum(asked["stream"] for asked in it.asked) > 5
+    assert 5 < told["keep_alive"] < told["requests"] - 5
+    assert told["connections"] == told["requests"] - told["keep_alive"] + 2  # two clients keep theirs
+    assert 0 < told["latency"]["p50"] <= told["latency"]["max"]
+    assert {asked["max_tokens"] for asked in it.asked} == {32}
+    assert {asked["model"] for asked in it.asked} == {"some-model"}
+
+
+@pytest.mark.parametrize(
+    ("manner", "causes"),
+    [
+        ("refusing", ["429"]),
+        ("broken", ["the answer broke off: unexpected EOF", "the stream broke off: unexpected EOF"]),
+        ("unfinished", ["no finished choice", "the stream ended without"]),
+        ("failing", ["no finished choice", "an error in the stream"]),
+        ("closed", ["EOF"]),
+        ("silent", ["Client.Timeout"]),
+    ],
+)
+def test_every_failure_is_told_and_nothing_is_asked_again(manner: str, causes: list[str]) -> None:
+    with server(manner) as it:
+        told = run(it.server_port)
+    assert told["requests"] == told["failed"] == len(it.asked) > 3
+    for cause in causes:
+        assert any(cause in one["cause"] for one in told["failures"]), (cause, told["failures"][:4])
+    assert {one["streamed"] for one in told["failures"]} == {True, False}
+    assert {one["keep_alive"] for one in told["failures"]} == {True, False}
+
+
+def test_nobody_listening_is_a_failure() -> None:
+    (nobody,) = free_ports(1)
+    told = run(nobody, seconds=0.5)
+    assert told["requests"] == told["failed"] > 3
+    assert "connection refused" in told["failures"][0]["cause"]
