@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any, cast
 
 import torch
@@ -20,8 +19,7 @@ from runtime.models.fields import Fields
 from runtime.samplers import rules
 from runtime.strategies import DecodingContext, Strategy, also_fits, make_strategy
 from runtime.weights import Checkpoint, TokenIds, load_model, read_tokens, resolve_checkpoint
-
-Progress = Callable[[str, int, int], None]  # phase, bytes done, bytes in all
+from runtime.weights.hub import Progress
 
 CPU_POOL_BYTES = 1 << 30
 DEFAULT_MODEL_LEN = 4096
@@ -29,7 +27,7 @@ DEFAULT_MODEL_LEN = 4096
 
 def load_engine(config: EngineConfig, progress: Progress | None = None) -> Engine:
     """Load the checkpoint and make an engine of it. ConfigError if anything about it cannot be honoured."""
-    checkpoint = resolve_checkpoint(config.model)
+    checkpoint = resolve_checkpoint(config.model, progress)
     family = resolve_family(config.model_name, checkpoint.config)
     device, dtype = _device(config), _dtype(config)
     arch = family.parse(checkpoint.config)

@@ -45,5 +45,7 @@ def set_up(level: str, fmt: str, process: str) -> None:
         logger.handlers.clear()
         logger.propagate = True
         logger.setLevel(logging.NOTSET)
+    # a download's requests are many, and the addresses that a hub forwards to may carry a signature
+    logging.getLogger("httpx").setLevel(logging.WARNING)
     # uvicorn says what our own lines already say, once a start and an end
     logging.getLogger("uvicorn.error").addFilter(lambda record: record.levelno >= logging.WARNING)

@@ -25,7 +25,7 @@ from runtime.server import logs
 from runtime.server.frontend import Frontend
 from runtime.server.metrics import Metrics
 from runtime.server.supervisor import BACKEND_COMMAND, Supervisor
-from runtime.weights.checkpoint import resolve_checkpoint
+from runtime.weights.checkpoint import resolve_text_files
 
 if TYPE_CHECKING:
     from runtime.server.http import HttpServer
@@ -135,7 +135,7 @@ class Server:
             from runtime.text import Tokenizer
 
             try:
-                place = resolve_checkpoint(self.config.engine.model).path
+                place = resolve_text_files(self.config.engine.model)
                 loaded.set_result(Tokenizer(place, self.config.chat_template))
             except Exception as error:
                 loaded.set_exception(error)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,11 +10,9 @@ from typing import Any
 from safetensors import SafetensorError, safe_open
 
 from runtime.errors import ConfigError
+from runtime.weights import hub
 
 INDEX_FILE = "model.safetensors.index.json"
-# What a download fetches: data only, never code (architecture.md 4).
-HUB_PATTERNS = ["*.json", "*.jinja", "*.safetensors", "*.txt", "*.model"]
-HUB_NAME = re.compile(r"hf://([\w.-]+/[\w.-]+)(?:@([\w./-]+))?")
 
 
 @dataclass(frozen=True)
@@ -63,12 +60,13 @@ class Checkpoint:
         return files, None
 
 
-def resolve_checkpoint(model: str | None) -> Checkpoint:
+def resolve_checkpoint(model: str | None, progress: hub.Progress | None = None) -> Checkpoint:
     """The checkpoint that `--model` names (runtime.md 1).
 
     Args:
         model: a local directory, ``hf://org/name[@revision]`` (downloaded into huggingface_hub's cache), or None for
             the demo checkpoint shipped in the package.
+        progress: hears of a download, ``("download", bytes_done, bytes_total)``.
 
     Raises:
         ConfigError: there is no such directory or repository, or it holds no readable config.json or no weights.
@@ -79,11 +77,18 @@ def resolve_checkpoint(model: str | None) -> Checkpoint:
             raise ConfigError("this copy of unmask holds no demo checkpoint; name a model with --model")
         return _open(path)
     if model.startswith("hf://"):
-        return _open(_download(model))
+        return _open(hub.download(model, hub.PATTERNS, progress))
     path = Path(model).expanduser()
     if not path.is_dir():
         raise ConfigError(f"--model {model!r} is not a directory (a hub repository is written hf://org/name)")
     return _open(path)
+
+
+def resolve_text_files(model: str | None) -> Path:
+    """The checkpoint's directory, for who reads no weights: of a hub's repository only the other files are fetched."""
+    if model is not None and model.startswith("hf://"):
+        return hub.download(model, hub.TEXT_PATTERNS)
+    return resolve_checkpoint(model).path
 
 
 def read_json(file: Path) -> dict[str, Any]:
@@ -111,20 +116,6 @@ def _open(path: Path) -> Checkpoint:
     checkpoint = Checkpoint(path, read_json(path / "config.json"), read_json(path / "generation_config.json"))
     checkpoint._weight_files()
     return checkpoint
-
-
-def _download(model: str) -> Path:
-    match = HUB_NAME.fullmatch(model)
-    if match is None:
-        raise ConfigError(f"--model {model!r} is not of the form hf://org/name or hf://org/name@revision")
-    from huggingface_hub import snapshot_download
-
-    repository, revision = match.groups()
-    try:
-        path = snapshot_download(repository, revision=revision, allow_patterns=HUB_PATTERNS)
-    except Exception as error:  # the hub's client raises many kinds: offline, unknown, gated, disk full
-        raise ConfigError(f"--model {model!r} could not be fetched: {_first_line(error)}") from error
-    return Path(path)
 
 
 def _first_line(error: Exception) -> str:

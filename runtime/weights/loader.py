@@ -14,11 +14,10 @@ from torch import nn
 
 from runtime.errors import ConfigError
 from runtime.weights.checkpoint import Checkpoint, summary
+from runtime.weights.hub import Progress
 
 if TYPE_CHECKING:
     from runtime.models.base import Family, Model
-
-Progress = Callable[[str, int, int], None]  # phase, bytes done, bytes in all
 
 
 @dataclass(frozen=True)

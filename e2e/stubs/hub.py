@@ -1,0 +1,150 @@
+"""A model hub with one private repository, as far as huggingface_hub asks: who may read what, and its files.
+
+    python hub.py DIRECTORY PORT BYTES_PER_SECOND
+
+`org/private` holds the checkpoint in DIRECTORY, its weights in four shards, for whoever brings the token in the
+environment variable TOKEN. Its revision `v1` is that checkpoint; `main`, which is newer, says to be of a family that
+nobody has. `org/gated` lets nobody in. One file is sent at a time, so slowly that a download can be watched.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import sys
+import threading
+import time
+from dataclasses import dataclass
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+SHARDS = 4
+PIECE = 64 * 1024
+COMMITS = {"v1": hashlib.sha1(b"v1").hexdigest(), "main": hashlib.sha1(b"main").hexdigest()}
+PATH = re.compile(
+    r"/api/models/(?P<model>\w+/\w+)(/revision/(?P<revision>\w+)|/tree/(?P<tree>\w+))?"
+    r"|/(?P<repository>\w+/\w+)/resolve/(?P<commit>\w+)/(?P<file>.+)"
+)
+
+
+def checkpoint(directory: Path) -> dict[str, bytes]:
+    """The checkpoint's files; the weights as shards with an index, as large models have them."""
+    files = {path.name: path.read_bytes() for path in directory.iterdir() if path.suffix == ".json"}
+    whole = (directory / "model.safetensors").read_bytes()
+    length = int.from_bytes(whole[:8], "little")
+    tensors = {k: v for k, v in json.loads(whole[8 : 8 + length]).items() if k != "__metadata__"}
+    names, data = sorted(tensors), whole[8 + length :]
+    listed = {}
+    for number in range(SHARDS):
+        shard, header, content = f"model-{number + 1:05}-of-{SHARDS:05}.safetensors", {}, b""
+        for name in names[number::SHARDS]:
+            start, end = tensors[name]["data_offsets"]
+            header[name] = tensors[name] | {"data_offsets": [len(content), len(content) + end - start]}
+            content += data[start:end]
+            listed[name] = shard
+        head = json.dumps(header).encode()
+        head += b" " * (-len(head) % 8)  # what follows is aligned
+        files[shard] = len(head).to_bytes(8, "little") + head + content
+    files["model.safetensors.index.json"] = json.dumps({"metadata": {}, "weight_map": listed}).encode()
+    return files
+
+
+@dataclass
+class Hub:
+    """Files by commit, the token that opens them, and how fast they are sent."""
+
+    commits: dict[str, dict[str, bytes]]
+    token: str
+    bytes_per_second: float
+
+    def __post_init__(self) -> None:
+        self.line = threading.Lock()  # one file is sent at a time
+
+    @classmethod
+    def of(cls, directory: Path, token: str, bytes_per_second: float) -> Hub:
+        good = checkpoint(directory)
+        config = json.loads(good["config.json"]) | {"model_type": "nobody_has_it"}
+        bad = good | {"config.json": json.dumps(config).encode()}
+        return cls({COMMITS["v1"]: good, COMMITS["main"]: bad}, token, bytes_per_second)
+
+    def refusal(self, repository: str, authorization: str) -> tuple[int, str] | None:
+        """Status and the hub's code, None for who may read."""
+        if authorization != f"Bearer {self.token}":
+            return 401, "" if authorization else "RepoNotFound"
+        if repository == "org/gated":
+            return 403, "GatedRepo"
+        return None if repository == "org/private" else (404, "RepoNotFound")
+
+
+def identity(content: bytes) -> str:
+    """A file's name among the hub's contents."""
+    return hashlib.sha256(content).hexdigest()
+
+
+class Handler(BaseHTTPRequestHandler):
+    """GET and HEAD of a model's facts, its tree and its files."""
+
+    protocol_version = "HTTP/1.1"
+    hub: Hub
+
+    def do_GET(self) -> None:
+        path, _, _ = self.path.partition("?")
+        asked = PATH.fullmatch(path)
+        if asked is None:
+            return self.refuse(404, "EntryNotFound")
+        repository = asked["model"] or asked["repository"]
+        if refused := self.hub.refusal(repository, self.headers.get("Authorization", "")):
+            return self.refuse(*refused)
+        revision = asked["revision"] or asked["tree"] or asked["commit"] or "main"
+        commit = COMMITS.get(revision, revision)
+        if commit not in self.hub.commits:
+            return self.refuse(404, "RevisionNotFound")
+        files = self.hub.commits[commit]
+        if asked["file"]:
+            return self.send_file(commit, files.get(asked["file"]))
+        told = [
+            {"type": "file", "path": name, "rfilename": name, "size": len(content)}
+            | {"oid": identity(content), "blobId": identity(content)}
+            for name, content in sorted(files.items())
+        ]
+        model = {"id": repository, "modelId": repository, "sha": commit, "private": True, "siblings": told}
+        self.answer(json.dumps(told if asked["tree"] else model).encode(), {"Content-Type": "application/json"})
+
+    do_HEAD = do_GET
+
+    def refuse(self, status: int, code: str) -> None:
+        message = {"X-Error-Message": "Invalid credentials in Authorization header"} if not code else {}
+        self.answer(b"", message | ({"X-Error-Code": code} if code else {}), status)
+
+    def send_file(self, commit: str, content: bytes | None) -> None:
+        if content is None:
+            return self.refuse(404, "EntryNotFound")
+        headers = {"ETag": f'"{identity(content)}"', "X-Repo-Commit": commit}
+        self.answer(content, headers | {"Content-Type": "application/octet-stream"})
+
+    def answer(self, body: bytes, headers: dict[str, str], status: int = 200) -> None:
+        self.send_response(status)
+        for name, value in (headers | {"Content-Length": str(len(body))}).items():
+            self.send_header(name, value)
+        self.end_headers()
+        if self.command == "HEAD":
+            return
+        with self.hub.line:
+            for start in range(0, len(body), PIECE):
+                piece = body[start : start + PIECE]
+                self.wfile.write(piece)
+                time.sleep(len(piece) / self.hub.bytes_per_second)
+
+
+def main() -> None:
+    directory, port, bytes_per_second = sys.argv[1:]
+    Handler.hub = Hub.of(Path(directory), os.environ["TOKEN"], float(bytes_per_second))
+    server = ThreadingHTTPServer(("", int(port)), Handler)
+    print(f"listening on port {server.server_address[1]}", flush=True)
+    server.serve_forever()
+
+
+if __name__ == "__main__":
+    main()

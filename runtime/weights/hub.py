@@ -1,0 +1,104 @@
+"""A repository of the Hugging Face hub: which files are fetched, how far that is, and why it failed."""
+
+from __future__ import annotations
+
+import re
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future, wait
+from fnmatch import fnmatch
+from pathlib import Path
+
+from runtime.errors import ConfigError
+
+NAME = re.compile(r"hf://([\w.-]+/[\w.-]+)(?:@([\w./-]+))?")
+# Data only, never code (architecture.md 4).
+TEXT_PATTERNS = ("*.json", "*.jinja", "*.txt", "*.model")
+PATTERNS = (*TEXT_PATTERNS, "*.safetensors")
+PERIOD = 0.5  # seconds between two words of progress
+
+Progress = Callable[[str, int, int], None]  # phase, bytes done, bytes in all
+
+_TOKEN = "HF_TOKEN (of a DiffusionLMService: spec.model.tokenSecretRef)"
+
+
+def download(model: str, patterns: Sequence[str], progress: Progress | None = None) -> Path:
+    """Fetch the files that match `patterns` into huggingface_hub's cache, and return the directory that shows them.
+
+    `progress("download", ...)` is called on this thread about twice a second; what it raises ends the wait.
+
+    Raises:
+        ConfigError: `model` is not ``hf://org/name[@revision]``, or it could not be fetched.
+    """
+    match = NAME.fullmatch(model)
+    if match is None:
+        raise ConfigError(f"--model {model!r} is not of the form hf://org/name or hf://org/name@revision")
+    repository, revision = match.groups()
+    fetched: Future[str] = Future()
+
+    def fetch() -> None:
+        from huggingface_hub import snapshot_download
+
+        try:
+            fetched.set_result(snapshot_download(repository, revision=revision, allow_patterns=list(patterns)))
+        except Exception as error:  # the hub's client raises many kinds: offline, unknown, gated, disk full
+            fetched.set_exception(error)
+
+    threading.Thread(target=fetch, name="download", daemon=True).start()
+    if progress is not None:
+        files = _files(repository, revision, patterns)
+        while not wait([fetched], PERIOD).done:
+            progress("download", _present(repository, files), sum(files.values()))
+    if error := fetched.exception():
+        raise ConfigError(f"--model {model!r} could not be fetched: {_why(error, revision)}") from error
+    return Path(fetched.result())
+
+
+def _files(repository: str, revision: str | None, patterns: Sequence[str]) -> Mapping[str, int]:
+    """The size of each file, by the name of its content in the cache; {} where the hub does not tell."""
+    from huggingface_hub import HfApi
+
+    try:
+        files = HfApi().model_info(repository, revision=revision, files_metadata=True).siblings or ()
+    except Exception:  # the download meets the same and says it, or finds in the cache what it needs
+        return {}
+    wanted = (file for file in files if any(fnmatch(file.rfilename, pattern) for pattern in patterns))
+    return {(file.lfs.sha256 if file.lfs else file.blob_id) or "": file.size or 0 for file in wanted}
+
+
+def _present(repository: str, files: Mapping[str, int]) -> int:
+    """Bytes of them on disk. Looked up there because other processes of this server fetch into the same cache."""
+    from huggingface_hub.constants import HF_HUB_CACHE
+    from huggingface_hub.file_download import repo_folder_name
+
+    folder = Path(HF_HUB_CACHE) / repo_folder_name(repo_id=repository, repo_type="model") / "blobs"
+    largest: dict[str, int] = {}
+    for path in folder.glob("*"):
+        name = path.name.split(".")[0]  # an unfinished one has a suffix
+        try:
+            largest[name] = max(largest.get(name, 0), path.stat().st_size)
+        except FileNotFoundError:  # it has just been finished, and is there under its own name
+            largest[name] = files.get(name, 0)
+    return sum(min(size, largest.get(name, 0)) for name, size in files.items())
+
+
+def _why(error: BaseException, revision: str | None) -> str:
+    """One line, for people."""
+    from huggingface_hub import get_token
+    from huggingface_hub.errors import GatedRepoError, HfHubHTTPError, LocalEntryNotFoundError, RevisionNotFoundError
+
+    if isinstance(error, LocalEntryNotFoundError) and error.__cause__ is not None:
+        error = error.__cause__  # "not in the cache" is no news: why the hub could not be asked is
+    status = error.response.status_code if isinstance(error, HfHubHTTPError) else None
+    if isinstance(error, RevisionNotFoundError):
+        return f"the repository has no revision {revision or 'main'!r}"
+    if status in (401, 403, 404) and get_token() is None:
+        return f"the repository does not exist, or it needs a token; check its name, or set {_TOKEN}"
+    if isinstance(error, GatedRepoError) or status == 403:
+        return f"the token in {_TOKEN} may not read it; ask the repository's owner for access"
+    if status == 401:
+        return f"the hub does not accept the token in {_TOKEN}"
+    if status == 404:
+        return f"the repository does not exist, or the token in {_TOKEN} may not see it"
+    lines = str(error).strip().splitlines()
+    return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__

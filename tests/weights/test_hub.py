@@ -1,0 +1,102 @@
+"""A model of the hub, fetched by huggingface_hub from a small hub of our own."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from http.server import ThreadingHTTPServer
+from pathlib import Path
+
+import pytest
+
+from e2e.stubs.hub import Handler, Hub
+from runtime.weights import resolve_checkpoint
+
+TOKEN = "hf_right"
+# A process of its own: huggingface_hub reads its environment once, when it is imported.
+FETCH = """
+import json, sys
+from runtime.errors import ConfigError
+from runtime.weights.checkpoint import resolve_checkpoint, resolve_text_files
+
+told = []
+try:
+    if sys.argv[2] == "text":
+        path = resolve_text_files(sys.argv[1])
+    else:
+        path = resolve_checkpoint(sys.argv[1], lambda *word: told.append(word)).path
+    print(json.dumps({"files": sorted(file.name for file in path.iterdir()), "told": told}))
+except ConfigError as error:
+    print(json.dumps({"error": str(error)}))
+"""
+
+
+@pytest.fixture(scope="module")
+def endpoint() -> Iterator[str]:
+    class Stub(Handler):
+        hub = Hub.of(resolve_checkpoint(None).path, TOKEN, bytes_per_second=4e6)
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Stub)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    yield f"http://127.0.0.1:{server.server_address[1]}"
+    server.shutdown()
+    server.server_close()
+
+
+def fetch(endpoint: str, home: Path, model: str, token: str = TOKEN, what: str = "all") -> dict[str, object]:
+    environ = {k: v for k, v in os.environ.items() if not k.startswith("HF_") and not k.lower().endswith("_proxy")}
+    environ |= {"HF_ENDPOINT": endpoint, "HF_HOME": str(home)} | ({"HF_TOKEN": token} if token else {})
+    command = [sys.executable, "-c", FETCH, model, what]
+    done = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    assert TOKEN not in done.stdout + done.stderr
+    found: dict[str, object] = json.loads(done.stdout)
+    return found
+
+
+def test_a_download_tells_how_far_it_is(endpoint: str, tmp_path: Path) -> None:
+    found = fetch(endpoint, tmp_path, "hf://org/private@v1")
+    assert "config.json" in found["files"]
+    assert len([f for f in found["files"] if f.endswith(".safetensors")]) == 4
+    told = found["told"]
+    assert all(phase == "download" for phase, _, _ in told)
+    totals = {total for _, _, total in told}
+    assert len(totals) == 1
+    assert totals.pop() > 11e6
+    done = [done for _, done, _ in told]
+    assert done == sorted(done) and len(set(done)) >= 3, done  # shard after shard
+
+
+def test_who_reads_no_weights_fetches_none(endpoint: str, tmp_path: Path) -> None:
+    found = fetch(endpoint, tmp_path, "hf://org/private@v1", what="text")
+    assert "tokenizer.json" in found["files"]
+    assert not [f for f in found["files"] if f.endswith(".safetensors")]
+
+
+@pytest.mark.parametrize(
+    ("model", "token", "words"),
+    [
+        ("hf://org/private@v1", "", "does not exist, or it needs a token; check its name, or set HF_TOKEN"),
+        ("hf://org/private@v1", "hf_wrong", "the hub does not accept the token in HF_TOKEN"),
+        ("hf://org/gated", TOKEN, "the token in HF_TOKEN (of a DiffusionLMService: spec.model.tokenSecretRef) may not"),
+        ("hf://org/missing", TOKEN, "does not exist, or the token in HF_TOKEN"),
+        ("hf://org/private@v9", TOKEN, "the repository has no revision 'v9'"),
+    ],
+)
+def test_why_a_model_could_not_be_fetched(endpoint: str, tmp_path: Path, model: str, token: str, words: str) -> None:
+    error = str(fetch(endpoint, tmp_path, model, token)["error"])
+    assert words in error
+    assert repr(model) in error
+    assert "\n" not in error
+
+
+def test_a_hub_that_cannot_be_reached(tmp_path: Path) -> None:
+    error = str(fetch("http://127.0.0.1:9", tmp_path, "hf://org/private")["error"])
+    assert "ConnectError: [Errno 111] Connection refused" in error
