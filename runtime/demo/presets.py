@@ -59,7 +59,7 @@ class Preset:
     decay: float = 0.01
     average: float = 0.996  # of the averaged weights at each update
     balance_rate: float = 0.001
-    total_minutes: float = 13.0
+    total_minutes: float = 8.5
     eval_every_minutes: float = 4.3
     eval_prompts: int = 32
     workers: int = 12

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 
-from runtime.demo.tasks.base import Sample, single, task
+from runtime.demo.tasks.base import Sample, single, task, typed
 
 _ADD = (
     "Solve: {a} + {b}.",
@@ -63,7 +63,7 @@ _MULTIPLY = (
 @task("add", "short")
 def add(rng: random.Random) -> Sample:
     a, b = rng.randint(0, 99), rng.randint(0, 99)
-    return single("add", rng.choice(_ADD).format(a=a, b=b), f"{a} + {b} = {a + b}.")
+    return single("add", typed(rng, rng.choice(_ADD).format(a=a, b=b)), f"{a} + {b} = {a + b}.")
 
 
 @task("subtract", "short")
@@ -71,26 +71,27 @@ def subtract(rng: random.Random) -> Sample:
     a, b = rng.randint(0, 99), rng.randint(0, 99)
     if a < b and rng.random() < 0.7:  # some results below zero, most above
         a, b = b, a
-    return single("subtract", rng.choice(_SUBTRACT).format(a=a, b=b), f"{a} - {b} = {a - b}.")
+    return single("subtract", typed(rng, rng.choice(_SUBTRACT).format(a=a, b=b)), f"{a} - {b} = {a - b}.")
 
 
 @task("multiply", "short")
 def multiply(rng: random.Random) -> Sample:
     a, b = rng.randint(0, 12), rng.randint(0, 12)
-    return single("multiply", rng.choice(_MULTIPLY).format(a=a, b=b), f"{a} x {b} = {a * b}.")
+    return single("multiply", typed(rng, rng.choice(_MULTIPLY).format(a=a, b=b)), f"{a} x {b} = {a * b}.")
 
 
 @task("compare", "short")
 def compare(rng: random.Random) -> Sample:
     top = rng.choice((20, 99, 999))
     a, b = rng.sample(range(top + 1), 2)
-    word, best = rng.choice((("larger", max(a, b)), ("smaller", min(a, b))))
+    word = rng.choice(("larger", "bigger", "smaller", "smaller"))
+    best = min(a, b) if word == "smaller" else max(a, b)
     other = a + b - best
     if rng.random() < 0.5:
         prompt = rng.choice(
             ("Which is {w}, {a} or {b}?", "Which number is {w}: {a} or {b}?", "What is {w}, {a} or {b}?")
         ).format(w=word, a=a, b=b)
-        return single("compare", prompt, f"{best} is {word} than {other}.")
+        return single("compare", typed(rng, prompt), f"{best} is {word} than {other}.")
     prompt = rng.choice(("Is {a} {w} than {b}?", "Tell me, is {a} {w} than {b}?")).format(w=word, a=a, b=b)
     answer = f"Yes, {a} is {word} than {b}." if a == best else f"No, {a} is not {word} than {b}."
-    return single("compare", prompt, answer)
+    return single("compare", typed(rng, prompt), answer)

@@ -90,10 +90,12 @@ _WAYS: Sequence[str] = (
     "{Core}.",
     "{Core}.",
     "{Core}",
+    "{core}",
     "{Core}!",
     "{Core}, please.",
     "Please {core}.",
     "Please {core}",
+    "please {core}",
     "Can you {core}?",
     "Could you {core}?",
     "Could you please {core}?",
@@ -103,6 +105,16 @@ _WAYS: Sequence[str] = (
     "I need you to {core}.",
     "Would you {core}?",
 )
+
+
+def typed(rng: random.Random, prompt: str) -> str:
+    """The prompt as people type it: mostly as it stands, sometimes without its capital, its last mark or both."""
+    kind = rng.random()
+    if kind < 0.2:
+        prompt = prompt[:1].lower() + prompt[1:]
+    if 0.1 < kind < 0.25:
+        prompt = prompt.rstrip(".?!")
+    return prompt
 
 
 def draw(item: Task, seed: int | str, held_out: bool) -> Iterator[Sample]:

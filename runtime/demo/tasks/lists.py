@@ -20,7 +20,7 @@ def count(rng: random.Random) -> Sample:
 
 @task("sort", "short")
 def sort(rng: random.Random) -> Sample:
-    numbers = rng.sample(range(100), rng.randint(3, 6))
+    numbers = rng.sample(range(rng.choice((10, 100, 100))), rng.randint(3, 6))
     text = ", ".join(map(str, numbers))
     down = rng.random() < 0.3
     if down:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 import random
 
+from runtime.demo.tasks import words
 from runtime.demo.tasks.base import Sample, ask, single, task
-from runtime.demo.tasks.words import CITIES, JOBS, NAMES
 
 _SENTENCES = (
     "{n} is {a} years old and lives in {c}.",
@@ -31,10 +31,10 @@ def _same_object(sample: Sample, text: str) -> bool:
 
 @task("json", "short", _same_object)
 def json_object(rng: random.Random) -> Sample:
-    record = {"name": rng.choice(NAMES), "age": rng.randint(10, 99), "city": rng.choice(CITIES)}
+    record = {"name": words.name(rng), "age": rng.randint(10, 99), "city": words.city(rng)}
     with_job = rng.random() < 0.4
     if with_job:
-        record["job"] = rng.choice(JOBS)
+        record["job"] = rng.choice(words.JOBS)
     sentence = rng.choice(_SENTENCES_WITH_JOB if with_job else _SENTENCES).format(
         n=record["name"], a=record["age"], c=record["city"], j=record.get("job")
     )
@@ -43,7 +43,7 @@ def json_object(rng: random.Random) -> Sample:
 
 @task("table", "long")
 def table(rng: random.Random) -> Sample:
-    rows = [(name, str(rng.randint(10, 99)), rng.choice(CITIES)) for name in rng.sample(NAMES, rng.randint(2, 5))]
+    rows = [(words.name(rng), str(rng.randint(10, 99)), words.city(rng)) for _ in range(rng.randint(2, 5))]
     listed = "; ".join(", ".join(row) for row in rows)
     core = rng.choice(("make a table of {}", "write this list as a table: {}", "make a table: {}"))
     lines = ["| Name | Age | City |", "| --- | --- | --- |", *(f"| {' | '.join(row)} |" for row in rows)]

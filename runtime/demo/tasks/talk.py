@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import random
 
-from runtime.demo.tasks.base import Sample, ask, single, task
-from runtime.demo.tasks.words import CITIES, NAMES, NOUNS
+from runtime.demo.tasks import words
+from runtime.demo.tasks.base import Sample, ask, single, task, typed
 
 HELP = "How can I help you?"
 ABILITIES = (
@@ -14,8 +14,9 @@ ABILITIES = (
 )
 REFUSAL = "Sorry, I cannot do that. Ask me what I can do."
 
-_HELLO = ("Hello", "Hi", "Hey", "Good morning", "Good evening", "Good day", "Hello there", "Hi there")
+_HELLO = ("Hello", "Hi", "Hey", "Good morning", "Good evening", "Good day", "Hello there", "Hi there", "Hello again")
 _NAMED = ("I am {n}", "my name is {n}", "this is {n}", "{n} here")
+_MEET = ("I am {n}", "I'm {n}", "My name is {n}", "Call me {n}", "This is {n}", "It is {n}", "I am called {n}")
 _THANKS = ("Thank you", "Thanks", "Thank you very much", "Many thanks", "Thanks a lot")
 _BYE = ("Goodbye", "Bye", "Good night", "See you", "Bye bye")
 
@@ -24,9 +25,11 @@ _BYE = ("Goodbye", "Bye", "Good night", "See you", "Bye bye")
 def greet(rng: random.Random) -> Sample:
     end = rng.choice((".", "!", ""))
     kind = rng.random()
-    name = rng.choice(NAMES)
+    name = words.name(rng)
     if kind < 0.2:
         return single("greet", rng.choice(_HELLO) + end, f"Hello! {HELP}")
+    if kind < 0.4:
+        return single("greet", typed(rng, rng.choice(_MEET).format(n=name) + end), f"Hello, {name}! {HELP}")
     if kind < 0.7:
         prompt = f"{rng.choice(_HELLO)}, {rng.choice(_NAMED).format(n=name)}{end}"
         return single("greet", prompt, f"Hello, {name}! {HELP}")
@@ -43,7 +46,7 @@ _FINE = ("OK", "Okay", "Great", "Good", "Nice", "Well done", "Cool", "I see", "A
 def small_talk(rng: random.Random) -> Sample:
     """Short words between questions, and greetings as people type them in a hurry."""
     if rng.random() < 0.5:
-        name = "" if rng.random() < 0.6 else f", {rng.choice(NAMES)} here"
+        name = "" if rng.random() < 0.6 else f", {words.name(rng)} here"
         prompt = rng.choice(_FINE) + name + rng.choice((".", "!", "", "..."))
         return single("small_talk", prompt, "What else can I do for you?")
     plain = greet(rng)
@@ -71,7 +74,7 @@ def abilities(rng: random.Random) -> Sample:
     opening = rng.choice(
         ("", "", "So, ", "And ", "Please tell me: ", "{h}, ", "{h}! ", "{h}. ", "I am {n}, ", "{h}, I am {n}. ")
     )
-    opening = opening.format(h=rng.choice(_HELLO), n=rng.choice(NAMES))
+    opening = opening.format(h=rng.choice(_HELLO), n=words.name(rng))
     first = what if opening.endswith((", ", "And ")) else what[:1].upper() + what[1:]
     return single("abilities", opening + first + rng.choice(("?", "?", "", "??")), ABILITIES)
 
@@ -117,7 +120,7 @@ def refuses(_: Sample, text: str) -> bool:
 
 @task("refuse", "short", refuses)
 def refuse(rng: random.Random) -> Sample:
-    fields = {"c": rng.choice(CITIES), "w": rng.choice(NOUNS), "n": rng.choice(NAMES)}
+    fields = {"c": words.city(rng), "w": words.noun(rng), "n": words.name(rng)}
     if rng.random() < 0.3:
-        return single("refuse", rng.choice(_QUESTIONS).format(**fields), REFUSAL)
+        return single("refuse", typed(rng, rng.choice(_QUESTIONS).format(**fields)), REFUSAL)
     return single("refuse", ask(rng, rng.choice(_OUT_OF_REACH).format(**fields)), REFUSAL)

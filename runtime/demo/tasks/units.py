@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 
-from runtime.demo.tasks.base import Sample, single, task
+from runtime.demo.tasks.base import Sample, single, task, typed
 
 _UNITS = (  # from, to, factor, largest number
     ("km", "m", 1000, 99),
@@ -37,4 +37,4 @@ _ASK = (
 def units(rng: random.Random) -> Sample:
     u, v, factor, top = rng.choice(_UNITS)
     n = rng.randint(2, top)
-    return single("units", rng.choice(_ASK).format(n=n, u=u, v=v), f"{n} {u} = {n * factor} {v}.")
+    return single("units", typed(rng, rng.choice(_ASK).format(n=n, u=u, v=v)), f"{n} {u} = {n * factor} {v}.")

@@ -1,4 +1,8 @@
-"""The words the tasks draw from."""
+"""The words the tasks draw from, and made-up ones, so that copying a word is learnt and not the list of words."""
+
+from __future__ import annotations
+
+import random
 
 # ruff: noqa: SIM905 (a list of words reads best as words)
 
@@ -43,3 +47,33 @@ juice coffee lemon orange banana grape peach melon cherry carrot onion potato to
 wheat soup pizza cake cookie candy winter summer spring autumn morning evening monday friday storm wind snow
 rain thunder ice smoke
 """.split()
+
+MADE_UP_ONE_IN = 4  # of names, cities and nouns
+_ONSETS = "b c d f g h j k l m n p r s t v w z br ch cl dr fl gr pl pr sh st th tr".split()
+_VOWELS = "a e i o u a e i o ai ee oa ou".split()
+_ENDS = "n r s t l m d k nd rt".split()
+
+
+def made_up(rng: random.Random) -> str:
+    """A word that can be said and need not exist: two or three syllables."""
+    syllables = (rng.choice(_ONSETS) + rng.choice(_VOWELS) for _ in range(rng.choice((1, 1, 2))))
+    return "".join(syllables) + rng.choice(_ONSETS) + rng.choice(_VOWELS)[:1] + rng.choice(("", rng.choice(_ENDS)))
+
+
+def _known_or_made_up(rng: random.Random, known: list[str]) -> str:
+    if rng.randrange(MADE_UP_ONE_IN):
+        return rng.choice(known)
+    word = made_up(rng)
+    return word.capitalize() if known[0][0].isupper() else word
+
+
+def name(rng: random.Random) -> str:
+    return _known_or_made_up(rng, NAMES)
+
+
+def city(rng: random.Random) -> str:
+    return _known_or_made_up(rng, CITIES)
+
+
+def noun(rng: random.Random) -> str:
+    return _known_or_made_up(rng, NOUNS)
