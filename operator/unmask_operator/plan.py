@@ -157,16 +157,14 @@ def _is_foreign(child: Obj, observed: Observed, uid: str) -> bool:
 
 
 def _conflicts(children: Sequence[Obj], observed: Observed, uid: str) -> list[Problem]:
-    return [
-        Problem(
-            "Accepted",
-            "NameConflict",
-            f"{child['kind']} {child['metadata']['name']} exists and is not controlled by this resource; delete it, or "
-            "give this resource another name",
-        )
-        for child in children
-        if _is_foreign(child, observed, uid)
-    ]
+    """One problem that names them all, none where there are none."""
+    foreign = [f"{c['kind']} {c['metadata']['name']}" for c in children if _is_foreign(c, observed, uid)]
+    if not foreign:
+        return []
+    names, them = ", ".join(foreign), "it" if len(foreign) == 1 else "them"
+    verb = "exists and is" if len(foreign) == 1 else "exist and are"
+    sentence = f"{names} {verb} not controlled by this resource; delete {them}, or give this resource another name"
+    return [Problem("Accepted", "NameConflict", sentence)]
 
 
 def _superfluous(children: Sequence[Obj], observed: Observed, service: DiffusionLMService, pin: Pin) -> tuple[Ref, ...]:

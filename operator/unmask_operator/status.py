@@ -50,7 +50,7 @@ def status(observed: Observed, plan: Plan) -> Obj:
         "observedGeneration": metadata["generation"],
         "conditions": _conditions(facts),
         "replicas": number(facts.status, "replicas"),
-        "readyReplicas": number(facts.status, "readyReplicas"),
+        "readyReplicas": facts.ready_pods,  # the conditions count these too
         "updatedReplicas": number(facts.status, "updatedReplicas"),
         "selector": f"{SERVICE_LABEL}={metadata['name']}",
         "url": url(metadata["name"], metadata["namespace"], port),

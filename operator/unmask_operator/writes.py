@@ -22,7 +22,7 @@ APPLIED = f"{GROUP}/applied"  # annotation of a child: a digest of what was last
 # Kinds that are written without a trial: no field of the spec can make one invalid.
 UNTRIED = ("ControllerRevision",)
 
-# A round finds one obstacle (an object in the way, one that has gone) and plans again: more than there can be children.
+# A round finds obstacles (an object in the way, one that has gone) and plans again: more than there can be children.
 ROUNDS = 20
 
 
@@ -54,6 +54,9 @@ class _News:
 
     children: Mapping[Ref, Obj | None] = field(default_factory=dict)
     refusals: Mapping[Ref, str] = field(default_factory=dict)
+
+    def and_(self, other: _News) -> _News:
+        return _News({**self.children, **other.children}, {**self.refusals, **other.refusals})
 
     def told(self, observed: Observed) -> Observed:
         children = {ref: obj for ref, obj in {**observed.children, **self.children}.items() if obj is not None}
@@ -106,11 +109,13 @@ class Writer:
             standing = live.get(Ref.of(child))
             if standing is not None and controller_uid(standing) != uid:
                 raise NotOurs(f"the plan writes over {Ref.of(child)}, which another one controls")
-        for dry_run, batch in ((True, trials), (False, changes)):
-            for child in batch:
-                news = await self._write(outcome, child, dry_run)
-                if news is not None:
-                    return news
+        if found := await self._try(outcome, trials):
+            first = await self._try(outcome, changes[:1])
+            return found.and_(first) if first else found
+        for child in changes:
+            news = await self._write(outcome, child, dry_run=False)
+            if news is not None:
+                return news
         for ref in outcome.plan.delete:
             gone = outcome.observed.children[ref]
             if controller_uid(gone) != uid:
@@ -120,6 +125,15 @@ class Writer:
             self._count("delete")
             outcome.writes += 1
         return None
+
+    async def _try(self, outcome: Outcome, trials: list[Obj]) -> _News | None:
+        """Dry runs of all, so that everything that stands in the way is told at once."""
+        found: _News | None = None
+        for child in trials:
+            news = await self._write(outcome, child, dry_run=True)
+            if news is not None:
+                found = found.and_(news) if found else news
+        return found
 
     async def _write(self, outcome: Outcome, child: Obj, dry_run: bool) -> _News | None:
         ref = Ref.of(child)

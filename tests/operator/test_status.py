@@ -36,7 +36,13 @@ def _says(condition: Obj) -> tuple[str, str, str]:
 @pytest.mark.parametrize(
     ("stage", "state", "condition", "reason", "words"),
     [
-        ("progressing", "unschedulable_pvc", "Scheduled", "PersistentVolumeClaimNotFound", '"weights" not found (spec'),
+        (
+            "progressing",
+            "unschedulable_pvc",
+            "Scheduled",
+            "PersistentVolumeClaimNotFound",
+            "PersistentVolumeClaim weights does not exist",
+        ),
         ("progressing", "image_pull", "ModelLoaded", "ImagePullBackOff", "unmask-runtime:9.9.9 cannot be pulled: rpc"),
         ("progressing", "secret_missing", "ModelLoaded", "CreateContainerConfigError", 'secret "hub-token" not found'),
         ("progressing", "crash_loop", "ModelLoaded", "CrashLoopBackOff", "code 1: error: --page-size: 32 is nei"),
@@ -130,9 +136,9 @@ def test_the_same_again_is_no_change(state: str) -> None:
 @pytest.mark.parametrize(
     ("nodes", "need", "words", "hint"),
     [
-        (True, "2", "needs 2 nvidia.com/gpu, the largest node has 4, none has so many free", True),
+        (True, "2", "needs 2 nvidia.com/gpu and the largest node has 4, not all free; the old pods serve on", True),
         (True, "8", "needs 8 nvidia.com/gpu and the largest node has 4: it never fits", False),
-        (False, "2", "needs 2 nvidia.com/gpu; the pods there are serve on", True),
+        (False, "2", "needs 2 nvidia.com/gpu; the old pods serve on", True),
     ],
 )
 def test_too_few_gpus_for_a_rollout(nodes: bool, need: str, words: str, hint: bool) -> None:
@@ -156,7 +162,7 @@ def test_too_few_gpus_for_the_first_pod() -> None:
     chosen = pod("unschedulable_gpu")
     chosen["spec"]["nodeSelector"] = {"pool": "large"}
     found = _judge(reconcile("progressing", chosen, nodes=load("nodes")))
-    assert "the largest node has 0: it never fits" in found["Ready"]["message"]
+    assert "no node that it may run on has any" in found["Ready"]["message"]
 
 
 def test_a_resource_of_a_longer_name_is_another() -> None:

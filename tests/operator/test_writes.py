@@ -160,8 +160,14 @@ def test_a_foreign_object_in_the_way_is_read_once_and_never_touched():
     before = copy.deepcopy(api.objects)
     outcome = carry_out(api, child("a"), child("b"), known={})
     assert api.objects == before
-    assert api.calls == [("dry-create", "b"), ("get", "b")]
+    assert api.calls == [("dry-create", "b"), ("get", "b"), ("dry-create", "a")]
     assert Ref.of(foreign) in outcome.observed.children
+
+
+def test_everything_in_the_way_is_found_in_one_round():
+    foreign = [child(name, uid="someone-else") for name in ("a", "b", "c")]
+    outcome = carry_out(Api(*foreign), *(child(name) for name in ("a", "b", "c")), known={})
+    assert {Ref.of(one) for one in foreign} == set(outcome.observed.children)
 
 
 def test_our_own_object_that_the_store_has_not_seen_is_taken_up():

@@ -20,17 +20,22 @@ def shortage(facts: Facts, pod: Obj, sentence: str) -> str | None:
     if not re.search(rf"Insufficient {re.escape(resource)}(?![\w/-]|\.\w)", sentence):  # not nvidia.com/gpu.shared
         return None
     rolling = facts.ready_pods > 0 and not facts.rolled_out
-    hint = f"; the pods there are serve on: {HINT}" if rolling else ""
+    hint = f"; the old pods serve on: {HINT}" if rolling else ""
     need, largest = _needed(pod, resource), _largest(facts, pod, resource)
     if largest is None:
         return f"a pod needs {need} {resource}{hint} ({sentence})"
+    if largest == 0:
+        return (
+            f"a pod needs {need} {resource} and no node that it may run on has any: add one, or start the device "
+            f"plugin there ({sentence})"
+        )
     if need > largest:
         return (
-            f"a pod needs {need} {resource} and the largest node has {largest}: it never fits; lower spec.parallelism "
-            f"or add a larger node ({sentence})"
+            f"a pod needs {need} {resource} and the largest node has {largest}: it never fits; lower "
+            f"spec.parallelism.data or add a larger node ({sentence})"
         )
     free = hint or "; they are busy now: free some or add a node"
-    return f"a pod needs {need} {resource}, the largest node has {largest}, none has so many free{free} ({sentence})"
+    return f"a pod needs {need} {resource} and the largest node has {largest}, not all free{free} ({sentence})"
 
 
 def _needed(pod: Obj, resource: str) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 from unmask_operator.objects import Obj
 from unmask_operator.render.names import MAIN
 
+_OF_THE_NODES = re.compile(r"\d+/\d+ nodes are available: .*?(?=\.(\s|$))", re.DOTALL)
 _CALM = {"ContainerCreating", "PodInitializing", ""}  # waiting for nothing but time
 
 
@@ -52,8 +54,10 @@ def unschedulable(pod: Obj) -> str | None:
     found = condition(pod, "PodScheduled")
     if is_scheduled(pod) or found.get("status") != "False":
         return None
-    # what preemption could not do repeats the reasons for every node and changes often
-    return str(found.get("message") or found.get("reason") or "").split(" preemption:")[0].strip()
+    sentence = str(found.get("message") or found.get("reason") or "")
+    # the sentences after the first tell what preemption could not do: they repeat the reasons and change often
+    first = _OF_THE_NODES.match(sentence)
+    return (first[0] if first else sentence).strip()
 
 
 def condition(pod: Obj, kind: str) -> Obj:

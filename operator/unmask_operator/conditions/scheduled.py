@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
+import re
+
 from unmask_operator.conditions import gpus
 from unmask_operator.conditions import pods as pod_facts
-from unmask_operator.conditions.facts import Facts
+from unmask_operator.conditions.facts import Facts, section
 from unmask_operator.conditions.verdict import Verdict, no, yes
-
-# what the scheduler's sentence speaks of -> reason
-_CAUSES = {
-    "persistentvolumeclaim": ("not found", "PersistentVolumeClaimNotFound"),
-    "unbound immediate PersistentVolumeClaims": ("", "PersistentVolumeClaimUnbound"),
-}
+from unmask_operator.objects import Obj
 
 
 def verdict(facts: Facts) -> Verdict | None:
@@ -35,8 +32,23 @@ def obstacle(facts: Facts) -> Verdict | None:
             continue
         if short := gpus.shortage(facts, pod, sentence):
             return no("InsufficientGPU", short)
-        for words, (more, reason) in _CAUSES.items():
-            if words in sentence and more in sentence:
-                return no(reason, f"{sentence.rstrip('.')} (spec.model.uri, or a volume of spec.podTemplate, names it)")
-        return no("Unschedulable", sentence)
+        return _claim(pod, sentence) or no("Unschedulable", sentence)
+    return None
+
+
+def _claim(pod: Obj, sentence: str) -> Verdict | None:
+    """The scheduler's sentence about a claim, with the field or the command that helps; None for other sentences."""
+    if missing := re.search(r'persistentvolumeclaim "([^"]+)" not found', sentence):
+        return no(
+            "PersistentVolumeClaimNotFound",
+            f"PersistentVolumeClaim {missing[1]} does not exist in this namespace: create it, or correct "
+            "spec.model.uri or the volume of spec.podTemplate that names it",
+        )
+    if "unbound immediate PersistentVolumeClaims" in sentence:
+        volumes = section(pod, "spec").get("volumes") or ()
+        claims = [v["persistentVolumeClaim"]["claimName"] for v in volumes if "persistentVolumeClaim" in v]
+        return no(
+            "PersistentVolumeClaimUnbound",
+            f"a PersistentVolumeClaim has no volume yet: {', '.join(claims)}; kubectl describe pvc says why",
+        )
     return None
