@@ -1,0 +1,69 @@
+"""What keeps an engine from running is said by `Ready`, in the words of whoever stopped it; mending it is enough."""
+
+from __future__ import annotations
+
+import pytest
+
+from e2e.cluster import Kube
+from e2e.cluster.kube import Obj
+from e2e.services import condition, demo, get, patch, pods, wait_condition
+
+pytestmark = pytest.mark.timeout(600)
+
+
+def quota(namespace: str, memory: str) -> Obj:
+    meta = {"name": "team", "namespace": namespace}
+    hard = {"requests.memory": memory}
+    return {"apiVersion": "v1", "kind": "ResourceQuota", "metadata": meta, "spec": {"hard": hard}}
+
+
+def test_a_quota_that_refuses_the_pods_is_quoted(kube: Kube, namespace: str) -> None:
+    small = kube.create(quota(namespace, "512Mi"))
+    kube.wait("the quota's count", lambda: kube.get("v1", "ResourceQuota", "team", namespace)["status"].get("used"))
+    kube.create(demo(namespace))
+    refused = wait_condition(kube, namespace, "Ready", "False", reason="PodCreationRefused")
+    assert "exceeded quota: team, requested: requests.memory=1Gi" in refused["message"]
+    assert "limited: requests.memory=512Mi" in refused["message"]
+    assert pods(kube, namespace) == []
+
+    kube.patch(small, {"spec": {"hard": {"requests.memory": "2Gi"}}})
+    wait_condition(kube, namespace, "Scheduled")  # a pod was made; how it comes up is told elsewhere
+
+
+def test_a_missing_claim_is_named(kube: Kube, namespace: str) -> None:
+    kube.create(demo(namespace, spec={"model": {"uri": "pvc://weights/llada2"}}))
+    missing = wait_condition(kube, namespace, "Ready", "False", reason="PersistentVolumeClaimNotFound")
+    assert "PersistentVolumeClaim weights does not exist in this namespace" in missing["message"]
+    assert "spec.model.uri" in missing["message"]
+
+    claim = {"accessModes": ["ReadOnlyMany"], "resources": {"requests": {"storage": "1Gi"}}, "storageClassName": ""}
+    meta = {"name": "weights", "namespace": namespace}
+    kube.create({"apiVersion": "v1", "kind": "PersistentVolumeClaim", "metadata": meta, "spec": claim})
+    unbound = wait_condition(kube, namespace, "Ready", "False", reason="PersistentVolumeClaimUnbound")
+    assert "has no volume yet: weights" in unbound["message"]
+
+
+def test_a_block_size_that_the_model_refuses_is_the_engines_own_sentence(kube: Kube, namespace: str) -> None:
+    kube.create(demo(namespace, spec={"engine": {"blockSize": 48}}))
+    fatal = "--page-size 32 is neither a multiple nor a divisor of the block size 48"
+    loaded = wait_condition(kube, namespace, "ModelLoaded", "False", reason="CrashLoopBackOff", says=fatal)
+    ready = wait_condition(kube, namespace, "Ready", "False", reason="CrashLoopBackOff", timeout=20)
+    assert ready["message"] == loaded["message"]
+
+    patch(kube, namespace, {"engine": {"blockSize": None}})
+    wait_condition(kube, namespace, "Ready")
+
+
+@pytest.mark.parametrize(("policy", "reason"), [("Never", "ErrImageNeverPull"), ("IfNotPresent", "ImagePullBackOff")])
+def test_an_image_that_is_not_there_is_named(kube: Kube, namespace: str, policy: str, reason: str) -> None:
+    image = "registry.invalid/unmask-runtime:9.9.9"  # a name that no name server resolves
+    kube.create(demo(namespace, spec={"image": image, "imagePullPolicy": policy}))
+    named = wait_condition(kube, namespace, "Ready", "False", reason=reason)
+    assert image in named["message"]
+    assert condition(get(kube, namespace), "ModelLoaded")["reason"] == reason
+
+
+def test_a_missing_secret_is_named(kube: Kube, namespace: str) -> None:
+    kube.create(demo(namespace, spec={"auth": {"apiKeySecretRef": {"name": "keys", "key": "keys"}}}))
+    named = wait_condition(kube, namespace, "Ready", "False", reason="CreateContainerConfigError")
+    assert 'secret "keys" not found' in named["message"]

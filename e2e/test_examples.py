@@ -1,0 +1,72 @@
+"""The examples are what a user applies as they stand."""
+
+from __future__ import annotations
+
+import secrets
+from pathlib import Path
+
+import pytest
+import yaml
+
+from e2e.cluster import Kube
+from e2e.services import EXAMPLES, condition, get, kubectl, pods, wait_condition
+
+
+@pytest.mark.parametrize("file", sorted(EXAMPLES.glob("*.yaml")), ids=lambda file: file.stem)
+def test_the_api_server_accepts_it(kube: Kube, namespace: str, file: Path) -> None:
+    told = kubectl("apply", "--dry-run=server", "-f", "-", namespace=namespace, stdin=placed(file.name, namespace))
+    assert all("server dry run" in line for line in told.splitlines()), told
+
+
+def placed(example: str, namespace: str) -> str:
+    """An example's text; a namespace that it makes is the test's own instead."""
+    objects = list(yaml.safe_load_all((EXAMPLES / example).read_text()))
+    made = {one["metadata"]["name"] for one in objects if one["kind"] == "Namespace"}
+    for one in objects:
+        if one["kind"] == "Namespace":
+            one["metadata"]["name"] = namespace
+        elif one["metadata"].get("namespace") in made:
+            one["metadata"]["namespace"] = namespace
+    return yaml.safe_dump_all(objects)
+
+
+@pytest.mark.timeout(600)
+def test_the_hardened_service_runs_at_the_restricted_level(kube: Kube, namespace: str) -> None:
+    key = secrets.token_hex(24)
+    kubectl("create", "secret", "generic", "demo-keys", f"--from-literal=keys={key}", namespace=namespace)
+    kubectl("apply", "-f", "-", namespace=namespace, stdin=placed("hardened.yaml", namespace))
+    wait_condition(kube, namespace, "Ready", name="demo-hardened")
+    level = kube.get("v1", "Namespace", namespace)["metadata"]["labels"]["pod-security.kubernetes.io/enforce"]
+    assert level == "restricted"
+    assert get(kube, namespace, "demo-hardened")["status"]["modelName"] == "helpdesk"
+    first = pods(kube, namespace, "demo-hardened")[0]["metadata"]["name"]
+    ask = (
+        "import os, urllib.request as r; "
+        "q = r.Request('http://localhost:8000/v1/models', headers={'Authorization': f'Bearer {KEY}'}); "
+        "print(r.urlopen(q).read().decode())"
+    )
+    answer = kubectl("exec", first, "--", "python", "-c", f"KEY = {key!r}; {ask}", namespace=namespace)
+    assert '"helpdesk"' in answer
+    told = kubectl("exec", first, "--", "python", "-c", f"KEY = 'wrong'; {ask}", namespace=namespace, refused=True)
+    assert "401" in told
+
+
+@pytest.mark.timeout(600)
+def test_the_autoscaled_service_is_scaled(kube: Kube, namespace: str) -> None:
+    kubectl("apply", "-f", str(EXAMPLES / "autoscaled.yaml"), namespace=namespace)
+    wait_condition(kube, namespace, "Ready", name="demo-autoscaled")
+    wait_condition(kube, namespace, "ScalingReady", name="demo-autoscaled", reason="Active")
+    service = get(kube, namespace, "demo-autoscaled")
+    assert service["status"]["autoscaling"]["desired"] == 1
+    assert condition(service, "ScalingReady")["message"]
+
+
+def test_a_missing_kind_is_named(kube: Kube, namespace: str) -> None:
+    """`monitoring.podMonitor` where the Prometheus operator's CustomResourceDefinition is not installed."""
+    if "PodMonitor" in kubectl("api-resources", "--no-headers", namespace=namespace):
+        pytest.skip("this cluster has PodMonitors")
+    service = yaml.safe_load((EXAMPLES / "demo-service.yaml").read_text())
+    service["spec"] |= {"monitoring": {"podMonitor": {}}, "replicas": 0}
+    kubectl("apply", "-f", "-", namespace=namespace, stdin=yaml.safe_dump(service))
+    named = wait_condition(kube, namespace, "UpToDate", "False", reason="MissingCRD")
+    assert "podmonitors.monitoring.coreos.com" in named["message"]

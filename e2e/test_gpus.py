@@ -1,0 +1,71 @@
+"""Too few GPUs: the resource says how many are asked for and how many there are, and whether waiting can help.
+
+The node only counts the GPUs (e2e/cluster/node/gpus.py), so these engines are told to run on the CPU.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+from e2e.cluster import Kube
+from e2e.cluster.kube import Obj
+from e2e.cluster.node.gpus import pretend_gpus
+from e2e.pods import pod
+from e2e.services import condition, demo, get, patch, pods, wait_condition
+
+ON_CPU = {"gpu": {}, "engine": {"extraArgs": ["--device=cpu"]}}
+
+
+def holder(namespace: str) -> Obj:
+    """A pod of somebody else's that has the one GPU."""
+    made = pod(namespace, "holder")
+    made["spec"]["containers"][0]["resources"] = {"limits": {"nvidia.com/gpu": "1"}}
+    return made
+
+
+@pytest.mark.timeout(600)
+def test_a_pod_that_fits_no_node_is_told_from_one_that_waits(kube: Kube, namespace: str) -> None:
+    with pretend_gpus(kube, 1):
+        kube.create(demo(namespace, "large", {"gpu": {}, "parallelism": {"data": 4}}))
+        short = wait_condition(kube, namespace, "Ready", "False", name="large", reason="InsufficientGPU")
+        assert "needs 4 nvidia.com/gpu and the largest node has 1: it never fits" in short["message"]
+        kube.delete(demo(namespace, "large"))
+
+        held = kube.create(holder(namespace))
+        kube.wait("the GPU's holder", lambda: running(kube, namespace, "holder"), timeout=60)
+        kube.create(demo(namespace, "waiting", ON_CPU))
+        short = wait_condition(kube, namespace, "Ready", "False", name="waiting", reason="InsufficientGPU")
+        assert "needs 1 nvidia.com/gpu and the largest node has 1, not all free; they are busy now" in short["message"]
+        assert "never fits" not in short["message"]
+        kube.delete(held)
+        wait_condition(kube, namespace, "Ready", name="waiting")
+
+
+def running(kube: Kube, namespace: str, name: str) -> bool:
+    return bool(kube.get("v1", "Pod", name, namespace)["status"].get("phase") == "Running")
+
+
+@pytest.mark.timeout(600)
+def test_a_rollout_without_a_free_gpu_says_how_to_go_on(kube: Kube, namespace: str) -> None:
+    with pretend_gpus(kube, 1):
+        kube.create(demo(namespace, spec=ON_CPU))
+        wait_condition(kube, namespace, "Ready")
+        (old,) = pods(kube, namespace)
+
+        patch(kube, namespace, {"engine": {"thresholds": {"accept": 0.8}}})
+        stuck = wait_condition(kube, namespace, "RolloutComplete", "False", reason="InsufficientGPU")
+        assert "free a GPU or set maxSurge 0, maxUnavailable 1 in spec.rolloutStrategy" in stuck["message"]
+        service = get(kube, namespace)
+        assert condition(service, "Available")["status"] == "True"
+        assert condition(service, "Ready")["reason"] == "InsufficientGPU"
+        assert service["status"]["readyReplicas"] == 1
+        names = {one["metadata"]["name"] for one in pods(kube, namespace)}
+        assert old["metadata"]["name"] in names
+        assert len(names) == 2
+
+        patch(kube, namespace, {"rolloutStrategy": {"maxSurge": 0, "maxUnavailable": 1}})
+        wait_condition(kube, namespace, "RolloutComplete")
+        wait_condition(kube, namespace, "Ready")
+        (left,) = [one for one in pods(kube, namespace) if "deletionTimestamp" not in one["metadata"]]
+        assert left["metadata"]["name"] != old["metadata"]["name"]
+        assert "--accept-threshold=0.8" in left["spec"]["containers"][0]["args"]

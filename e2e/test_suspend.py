@@ -1,0 +1,38 @@
+"""`suspend` takes the engines away and nothing else; the service comes back as it was."""
+
+from __future__ import annotations
+
+import pytest
+
+from e2e.cluster import Kube
+from e2e.services import condition, demo, get, kubectl, patch, pods, wait_condition
+
+BUDGET = ("policy/v1", "PodDisruptionBudget", "demo-engine")
+
+
+@pytest.mark.timeout(600)
+def test_a_suspended_service_runs_no_engine_and_comes_back(kube: Kube, namespace: str) -> None:
+    kube.create(
+        demo(namespace, spec={"replicas": 2, "drainTimeoutSeconds": 1, "resources": {"requests": {"cpu": "100m"}}})
+    )
+    wait_condition(kube, namespace, "Ready")
+    budget = kube.get(*BUDGET, namespace)["spec"]
+    address = kube.get("v1", "Service", "demo", namespace)["spec"]["clusterIP"]
+
+    patch(kube, namespace, {"suspend": True})
+    stopped = wait_condition(kube, namespace, "Ready", "False", reason="Suspended")
+    assert "set it to false to serve again" in stopped["message"]
+    kube.wait("the pods' end", lambda: not pods(kube, namespace), timeout=90)
+    service = get(kube, namespace)
+    assert condition(service, "Available")["reason"] == "Suspended"
+    assert service["spec"]["replicas"] == 2  # remembered
+    assert kube.find(*BUDGET, namespace) is None  # it would count pods that nobody wants
+    assert kube.get("v1", "Service", "demo", namespace)["spec"]["clusterIP"] == address
+    events = kubectl("events", "--for=dlms/demo", namespace=namespace)
+    assert "Suspended" in events
+    assert "Unavailable" not in events  # it was asked for
+
+    patch(kube, namespace, {"suspend": False})
+    wait_condition(kube, namespace, "Ready")
+    assert kube.get(*BUDGET, namespace)["spec"] == budget
+    kube.wait("both", lambda: get(kube, namespace)["status"]["readyReplicas"] == 2, timeout=120)
