@@ -8,7 +8,7 @@ from runtime import LLM, SamplingParams
 from runtime.demo.tasks import all_tasks, held_out_samples
 
 CHECKPOINT = Path(__file__).parents[2] / "runtime" / "demo" / "checkpoint"
-# The card says at least 99.6 % of 500 for every task in quality: of so many held-out prompts two may be wrong by chance.
+# The card says 99.6 % of 500 or more for every task in quality: of so many held-out prompts two may be wrong by chance.
 COUNT, WRONG = 48, 2
 
 
