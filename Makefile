@@ -16,10 +16,10 @@ BUILD_ARGS ?=
 REGISTRY ?=
 VERSION := $(shell sed -n 's/^version = "\(.*\)"/\1/p' pyproject.toml)
 
-.PHONY: help setup serve chat test programs e2e lint format typecheck gpu-test gpu-bench images lock clean
+.PHONY: help setup serve chat test programs e2e lint format typecheck crds operator-bench gpu-test gpu-bench images lock clean
 
 help:  ## show this list
-	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 14
+	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 16
 
 setup: $(STAMP)  ## create or refresh .venv
 
@@ -41,7 +41,7 @@ chat: setup  ## talk to a running server in the terminal and watch blocks being 
 test: setup lint typecheck programs  ## lint, type-check and run every CPU test
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 $(ARGS)  # two workers share the cores: threads of theirs would only spin
 
-programs: setup  ## compile the API server of the operator's tests and helm, once
+programs: setup  ## compile what the operator's tests run, once
 	@$(BIN)/python -m e2e.cluster build
 
 e2e: setup  ## start a cluster with a node (needs root), test the chart and the operator on it, end it
@@ -66,6 +66,9 @@ crds: setup  ## write crds/, the chart's copy and docs/fields.md from the operat
 	PYTHONPATH=operator:. $(BIN)/python -m unmask_operator.api.crd > crds/diffusionlmservices.serving.unmask.dev.yaml
 	cp crds/*.yaml charts/unmask-operator/files/crds/
 	PYTHONPATH=operator:. $(BIN)/python -m unmask_operator.api.reference > docs/fields.md
+
+operator-bench: setup programs  ## 200 services on pretend nodes: time to Ready, requests, memory, rest, failover
+	PYTHONPATH=operator:. $(BIN)/python -m tests.operator.scale $(ARGS)
 
 gpu-test:  ## the -m gpu suite, with whatever python3 has torch and a GPU
 	PYTHONPATH=. $(PYTHON) -m pytest -m gpu -p no:cacheprovider $$(grep -rl --include='test_*.py' 'mark.gpu' tests) $(ARGS)

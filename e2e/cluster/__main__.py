@@ -19,9 +19,7 @@ _QUOTE = "'\\''"  # ends the quoted text, adds a quote, begins again
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m e2e.cluster", description=__doc__)
     commands = parser.add_subparsers(dest="command", required=True)
-    build = commands.add_parser(
-        "build", help="compile programs into the cache; without names, those of an API server, and helm"
-    )
+    build = commands.add_parser("build", help="compile programs into the cache; without names, those of `make test`")
     build.add_argument("names", nargs="*", metavar="NAME", help=", ".join(binaries.PROGRAMS))
     start = commands.add_parser("up", help="start a cluster, or find the one that runs; prints `export` lines")
     start.add_argument("--api-only", action="store_true", help="an API server with controllers; needs no root")
@@ -37,7 +35,7 @@ def _run(arguments: argparse.Namespace, env: Environment) -> None:
         if unknown := set(arguments.names) - set(binaries.PROGRAMS):
             raise StartError(f"no such program: {', '.join(unknown)}; there are {', '.join(binaries.PROGRAMS)}")
         if not env.kubeconfig or arguments.names:  # somebody's cluster needs no binaries of ours
-            binaries.build(arguments.names or [*binaries.API_SERVER, *binaries.CONTROLLERS, "helm"], env)
+            binaries.build(arguments.names or binaries.TESTS, env)
     elif arguments.command == "up":
         for name, value in up(env, Options(arguments.api_only, not arguments.no_install, arguments.base)).items():
             print(f"export {name}='{value.replace(chr(39), _QUOTE)}'")

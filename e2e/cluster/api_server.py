@@ -11,8 +11,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from e2e.cluster import kubeconfig
-from e2e.cluster.binaries import API_SERVER, CONTROLLERS, find
+from e2e.cluster import kubeconfig, pretend_nodes
+from e2e.cluster.binaries import API_SERVER, CONTROLLERS, PRETEND_NODES, find
 from e2e.cluster.config import environment
 from e2e.cluster.control_plane import ControlPlane, Site
 from e2e.cluster.kube import Kube, Obj
@@ -37,6 +37,11 @@ class ApiServer:
     audit_log: Path | None = None
     controllers: bool = False
     _plane: ControlPlane | None = field(default=None, repr=False)
+
+    @property
+    def processes(self) -> dict[str, int]:
+        """Process ids by name; none of a cluster that is not ours."""
+        return {daemon.name: daemon.pid for daemon in self._plane.daemons} if self._plane else {}
 
     def admin(self, *, user: str = "", groups: tuple[str, ...] = ()) -> Kube:
         """A client: the admin itself, or the admin impersonating somebody."""
@@ -76,13 +81,16 @@ class ApiServer:
 
 
 @contextlib.contextmanager
-def start_api_server(*, controllers: bool = False) -> Iterator[ApiServer]:
+def start_api_server(*, controllers: bool = False, nodes: int = 0) -> Iterator[ApiServer]:
     """etcd and kube-apiserver, kube-controller-manager with `controllers`; ready within seconds, ended with the block.
 
-    MissingProgramError where they are not built yet, StartError with the log's end where one does not come up.
+    With `nodes` also so many pretend nodes, whose pods become ready and run nothing, and the scheduler and controllers
+    that they need. MissingProgramError where programs are not built yet, StartError with the log's end where one does
+    not come up.
     """
     env = environment()
-    programs = find([*API_SERVER, *(CONTROLLERS if controllers else ())], env)
+    controllers = controllers or nodes > 0
+    programs = find([*API_SERVER, *(CONTROLLERS if controllers else ()), *(PRETEND_NODES if nodes else ())], env)
     directory = Path(tempfile.mkdtemp(prefix="unmask-api-"))
     port, client, peer, manager, scheduler = free_ports(5)
     site = Site(directory, "127.0.0.1", port, (client, peer), (manager, scheduler), tied=True)
@@ -92,6 +100,9 @@ def start_api_server(*, controllers: bool = False) -> Iterator[ApiServer]:
         plane.start_api_server("--endpoint-reconciler-type=none")  # a loopback address is no endpoint
         if controllers:
             plane.start_controller_manager()
+        if nodes:
+            plane.start_scheduler()
+            pretend_nodes.start(plane, nodes)
         yield ApiServer(site.url, plane.admin, directory, plane.audit_log, controllers, plane)
     finally:
         plane.stop(grace=0)

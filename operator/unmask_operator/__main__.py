@@ -15,10 +15,11 @@ from unmask_operator import handlers, health, logs
 from unmask_operator.client import Client
 from unmask_operator.errors import ApiError
 from unmask_operator.kinds import CHILDREN, OPTIONAL, PODS, SERVICES, ApiKind
-from unmask_operator.leader import SETTLE_SECONDS, Leader
+from unmask_operator.leader import Leader, settle_seconds
 from unmask_operator.lease import Elector, lead
 from unmask_operator.login import login
 from unmask_operator.metrics import Metrics
+from unmask_operator.objects import Obj
 from unmask_operator.queue import WorkQueue
 from unmask_operator.settings import Settings, read_settings
 from unmask_operator.store import Key, Store
@@ -98,9 +99,9 @@ class Operator:
                 log.warning("waiting for the API server: %s", error)
             await asyncio.sleep(2.0)
 
-    def _news(self, kind: ApiKind, key: Key) -> None:
+    def _news(self, kind: ApiKind, key: Key, obj: Obj) -> None:
         if self._elector.leads:
-            self._queue.add(key, 0.0 if kind is SERVICES else SETTLE_SECONDS)
+            self._queue.add(key, settle_seconds(kind, obj))
 
 
 def _on_signals(stop: asyncio.Event) -> None:

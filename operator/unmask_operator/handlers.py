@@ -10,11 +10,13 @@ import kopf
 
 from unmask_operator.kinds import SERVICES, ApiKind
 from unmask_operator.login import login
-from unmask_operator.objects import SERVICE_LABEL
+from unmask_operator.objects import SERVICE_LABEL, Obj
 from unmask_operator.store import Key, Store
 
 STREAM_SECONDS = 600  # how long one watch request lasts; a new one costs a request
 SILENCE_SECONDS = 180.0  # a stream without even a bookmark (one a minute) for so long is dead
+
+News = Callable[[ApiKind, Key, Obj], None]  # the resource concerned, and the object that changed
 
 log = logging.getLogger(__name__)
 
@@ -47,8 +49,8 @@ def settings(kinds: Iterable[ApiKind]) -> kopf.OperatorSettings:
     return made
 
 
-def registry(kinds: Iterable[ApiKind], store: Store, news: Callable[[ApiKind, Key], None]) -> kopf.OperatorRegistry:
-    """A handler for each kind. `news` hears of the resource that an event concerns, never of what was known."""
+def registry(kinds: Iterable[ApiKind], store: Store, news: News) -> kopf.OperatorRegistry:
+    """A handler for each kind. `news` hears of what was not known yet."""
     made = kopf.OperatorRegistry()
     kopf.on.login(registry=made, id="login", errors=kopf.ErrorsMode.PERMANENT)(login)
     for kind in kinds:
@@ -56,11 +58,11 @@ def registry(kinds: Iterable[ApiKind], store: Store, news: Callable[[ApiKind, Ke
     return made
 
 
-def _watch(made: kopf.OperatorRegistry, kind: ApiKind, store: Store, news: Callable[[ApiKind, Key], None]) -> None:
+def _watch(made: kopf.OperatorRegistry, kind: ApiKind, store: Store, news: News) -> None:
     # Only `on.event` is used: every other kind of handler would make kopf annotate the object or hold its deletion.
     @kopf.on.event(kind.group, kind.version, kind.plural, registry=made, id=f"watch-{kind.plural}")
     async def on_event(event: Any, **_: Any) -> None:
         seen = store.delete if event["type"] == "DELETED" else store.put
         key = seen(kind, event["object"])
         if key is not None:
-            news(kind, key)
+            news(kind, key, event["object"])

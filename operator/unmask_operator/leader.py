@@ -14,6 +14,7 @@ import aiohttp
 from unmask_operator.autoscaler.loop import Autoscaler
 from unmask_operator.autoscaler.scrape import scrape
 from unmask_operator.client import Client
+from unmask_operator.conditions.pods import is_ready
 from unmask_operator.errors import ApiError
 from unmask_operator.kinds import CHILDREN, NODES, OPTIONAL, PODS, SERVICES, ApiKind
 from unmask_operator.metrics import Metrics
@@ -27,7 +28,10 @@ from unmask_operator.store import Key, Store
 WORKERS = 16
 RESYNC_SECONDS = 300.0
 SECOND_RESYNC_SECONDS = 20.0  # what goes between our first lists and those of the watches is told by neither
-SETTLE_SECONDS = 0.25  # children and pods change in bursts: one reconcile, and one write of the status, for each
+# Children and pods change in bursts: one reconcile, and one write of the status, for each. A burst that ends in a pod
+# that is Ready is what people wait for.
+SETTLE_SECONDS = 1.0
+SETTLE_READY_SECONDS = 0.25
 NODES_SECONDS = 30.0  # how long a list of the nodes is good
 
 log = logging.getLogger(__name__)
@@ -155,6 +159,13 @@ class Leader:
 
     def decided(self, key: str) -> None:
         self._look_again(key)
+
+
+def settle_seconds(kind: ApiKind, obj: Obj) -> float:
+    """How long after news of an object its resource is reconciled: a resource itself at once."""
+    if kind is SERVICES:
+        return 0.0
+    return SETTLE_READY_SECONDS if kind is PODS and is_ready(obj) else SETTLE_SECONDS
 
 
 def is_unschedulable(pod: Obj) -> bool:

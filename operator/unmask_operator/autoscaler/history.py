@@ -49,11 +49,13 @@ class History:
     """Attributes:
     since: begin of the unbroken record.
     seen: when every Ready pod was last read (or the record's begin).
+    blank: no look since the record's begin has read every Ready pod.
     changes: (time, replicas added or removed) that were written.
     """
 
     since: datetime | None = None
     seen: datetime | None = None
+    blank: bool = True
     recommendations: tuple[Recommendation, ...] = ()
     changes: tuple[tuple[datetime, int], ...] = ()
     last_scale_time: datetime | None = None
@@ -69,7 +71,7 @@ class History:
     def with_recommendation(self, entry: Recommendation, complete: bool, keep_seconds: float) -> History:
         kept = tuple(r for r in self.recommendations if _age(r.time, entry.time) < keep_seconds)
         seen = entry.time if complete else self.seen
-        return replace(self, recommendations=(*kept, entry), seen=seen)
+        return replace(self, recommendations=(*kept, entry), seen=seen, blank=self.blank and not complete)
 
     def scaled(self, now: datetime, change: int, keep_seconds: float = 1800) -> History:
         """After a write. autoscaling/v2 allows periods of at most 1800 s, so nothing older matters."""

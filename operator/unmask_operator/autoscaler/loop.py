@@ -56,7 +56,7 @@ class Autoscaler:
         self._due: dict[str, datetime] = {}
 
     def decision(self, key: str) -> Decision | None:
-        """The last word on a service; None before the first look and where Builtin has no say."""
+        """The last word on a service; None before its pods were read and where Builtin has no say."""
         return self._decisions.get(key)
 
     async def run(self) -> None:
@@ -116,6 +116,8 @@ class Autoscaler:
                 history = history.scaled(view.time, decision.desired - view.replicas)
                 decision = Decision(decision.desired, decision.reason, decision.healthy, history.last_scale_time)
         self._histories[key] = history
+        if history.blank and decision.healthy and decision.desired == view.replicas:
+            return  # nothing was read yet: what the last leader said of it stands until patience is over
         if self._decisions.get(key) != decision:
             self._decisions[key] = decision
             self._fleet.decided(key)

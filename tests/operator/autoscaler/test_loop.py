@@ -118,6 +118,23 @@ def test_a_write_that_fails_is_said_and_tried_again() -> None:
     assert world.writes == [("a", 2)]
 
 
+def test_a_new_leader_says_nothing_of_pods_that_it_has_not_read_until_patience_is_over() -> None:
+    world = World({"a": _service(1)})
+    autoscaler = Autoscaler(world, world.scrape, world.clock)
+    for _ in range(5):
+        _tick(world, autoscaler, 15)
+        assert autoscaler.decision("a") is None
+    _tick(world, autoscaler, 15)
+    decision = autoscaler.decision("a")
+    assert decision is not None
+    assert not decision.healthy
+    assert decision.reason.endswith("a-0: gone")
+    world.load = {"a#0": 0}
+    _tick(world, autoscaler, 15)
+    assert autoscaler.decision("a").healthy  # type: ignore[union-attr]
+    assert world.told == ["a", "a"]
+
+
 def test_a_service_that_cannot_be_read_does_not_stop_the_others() -> None:
     broken = _service(1, behavior={"scaleUp": {"policies": [{"type": "Pods"}]}})
     world = World({"bad": broken, "odd": {"metadata": {}, "spec": {"autoscaling": "yes"}}, "a": _service(1)})

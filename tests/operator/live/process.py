@@ -119,6 +119,14 @@ class OperatorProcess:
             print(f"--- log of the operator\n{self.log()}---")
         self._log.close()
 
+    @property
+    def pid(self) -> int:
+        assert self.process is not None
+        return self.process.pid
+
+    def alive(self) -> bool:
+        return self.process is not None and self.process.poll() is None
+
     def start(self, wait: bool = True) -> None:
         command = [sys.executable, "-m", "unmask_operator"]
         self.process = subprocess.Popen(command, env=self._environment, stderr=self._log, stdout=self._log, cwd=ROOT)

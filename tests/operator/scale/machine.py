@@ -1,0 +1,63 @@
+"""What the machine was doing: figures that say how much the others are worth."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Mapping
+from pathlib import Path
+
+import psutil
+
+MB = 1_000_000
+TURNS = 1_000_000
+
+
+def load() -> float:
+    """The load average of the last minute."""
+    return os.getloadavg()[0]
+
+
+def python_speed() -> float:
+    """Milliseconds of a bare Python loop of a million turns, the best of three."""
+    return min(_loop() for _ in range(3)) * 1000
+
+
+def _loop() -> float:
+    start = time.perf_counter()
+    for _ in range(TURNS):
+        pass
+    return time.perf_counter() - start
+
+
+def memory(pid: int) -> dict[str, float]:
+    """A process's memory in MB: the most that was ever resident, and its share of it now."""
+    status, rollup = (Path(f"/proc/{pid}/{file}").read_text() for file in ("status", "smaps_rollup"))
+    return {"rss_peak_mb": _kilobytes(status, "VmHWM:"), "pss_mb": _kilobytes(rollup, "Pss:")}
+
+
+def _kilobytes(text: str, member: str) -> float:
+    found = next(line.split()[1] for line in text.splitlines() if line.startswith(member))
+    return round(int(found) * 1024 / MB, 1)
+
+
+class CpuTimes:
+    """CPU seconds by process since this was made; `others` is all else that the machine ran."""
+
+    def __init__(self, processes: Mapping[str, int]) -> None:
+        self._processes = {name: psutil.Process(pid) for name, pid in {**processes, "bench": os.getpid()}.items()}
+        self._start = self._now()
+
+    def since(self) -> dict[str, float]:
+        used = {name: seconds - self._start[name] for name, seconds in self._now().items()}
+        whole = used.pop("machine")
+        used["others"] = max(0.0, whole - sum(used.values()))
+        return {name: round(seconds, 2) for name, seconds in used.items()}
+
+    def _now(self) -> dict[str, float]:
+        all_of_it = psutil.cpu_times()
+        now = {"machine": sum(all_of_it) - all_of_it.idle - getattr(all_of_it, "iowait", 0.0)}
+        for name, process in self._processes.items():
+            mine = process.cpu_times()
+            now[name] = mine.user + mine.system
+        return now

@@ -1,0 +1,224 @@
+"""One measurement: two operators and N services on pretend nodes, from apply over rest to the loss of the leader."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from datetime import datetime
+from statistics import median
+from typing import Any
+
+import yaml
+
+from e2e.cluster import ApiServer, Kube, start_api_server
+from e2e.cluster.pretend_nodes import PODS
+from tests.operator.live.process import ACCOUNT, ROOT, OperatorProcess, install
+from tests.operator.scale import machine
+from tests.operator.scale.audit import AuditLog, tally
+from unmask_operator.objects import API_VERSION, KIND
+
+OWN, NAMESPACE = "unmask-system", "scale"
+EXAMPLE = ROOT / "examples" / "demo-service.yaml"
+RECONCILES = 'unmask_operator_reconciles_total{result="ok"}'
+AUTOSCALED_EVERY = 10  # every so many-th service has the Builtin autoscaler, which cannot reach a pod here
+QUIET_SECONDS = 6.0  # without a write: longer than minReadySeconds, the longest pause on the way to Ready
+PATIENCE = 600.0
+
+Result = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Options:
+    """
+    Attributes:
+        services: how many DiffusionLMServices.
+        rest: seconds of rest that are measured.
+        watched: seconds that the new leader is watched for after its first reconcile.
+        kill: the leader ends by SIGKILL; otherwise by SIGTERM, and gives the Lease back.
+    """
+
+    services: int = 200
+    rest: float = 300.0
+    watched: float = 30.0
+    kill: bool = True
+
+
+class Run:
+    """The phases, to be called in order. Each returns its figures."""
+
+    def __init__(self, api: ApiServer, kube: Kube, leader: OperatorProcess, standby: OperatorProcess) -> None:
+        self._kube, self._leader, self._standby = kube, leader, standby
+        assert api.audit_log is not None
+        self._audit = AuditLog(api.audit_log, f"system:serviceaccount:{OWN}:{ACCOUNT}")
+        self._processes = {**api.processes, "leader": leader.pid, "standby": standby.pid}
+
+    def apply(self, count: int) -> Result:
+        """From the first `create` until every service is Ready."""
+        services = [_service(number) for number in range(count)]
+        cpu, start, begun = machine.CpuTimes(self._processes), time.time(), time.monotonic()
+        for service in services:
+            self._kube.create(service)
+        applied = time.monotonic() - begun
+        _wait("all services are Ready", lambda: self.ready() == count, self._leader, self._standby)
+        taken, used = time.monotonic() - begun, cpu.since()
+        each = sorted(self._seconds_to_ready())
+        self._until_quiet(count)
+        requests = self._audit.between(start)
+        about = [request for request in requests if request.namespace == NAMESPACE]
+        return {
+            "applied_seconds": round(applied, 2),
+            "all_ready_seconds": round(taken, 2),
+            "ready_seconds": {"median": median(each), "p99": each[math.ceil(0.99 * count) - 1]},
+            "requests_per_service": round(len(about) / count, 2),
+            "other_requests": tally(request for request in requests if request.namespace != NAMESPACE),
+            "requests": tally(about),
+            "reconciles_per_service": round(self._leader.metric(RECONCILES) / count, 2),
+            "refused": tally(request for request in requests if request.status >= 400),
+            "cpu_seconds": used,
+            "memory": self.memory(),
+        }
+
+    def rest(self, seconds: float) -> Result:
+        """Nothing happens to anything for a time."""
+        start, cpu = time.time(), machine.CpuTimes(self._processes)
+        time.sleep(seconds)
+        requests = self._audit.between(start, start + seconds)
+        return {
+            "seconds": seconds,
+            "requests_per_second": round(len(requests) / seconds, 3),
+            "requests": tally(requests),
+            "written": tally(request for request in requests if request.writes),
+            "cpu_seconds": cpu.since(),
+            "memory": self.memory(),
+        }
+
+    def failover(self, count: int, watched: float, *, kill: bool) -> Result:
+        """The leader ends; the standby takes over and looks at everything."""
+        start, begun = time.time(), time.monotonic()
+        if kill:
+            self._leader.kill()
+        else:
+            self._leader.terminate()
+        _wait("the standby reconciles", lambda: self._reconciled() > 0, self._standby)
+        first = time.monotonic() - begun
+        _wait("the standby has looked at all services", lambda: self._reconciled() >= count, self._standby)
+        everything = time.monotonic() - begun
+        time.sleep(max(0.0, first + watched - everything))
+        written = [request for request in self._audit.between(start) if request.writes]
+        return {
+            "signal": "SIGKILL" if kill else "SIGTERM",
+            "first_reconcile_seconds": round(first, 2),
+            "all_reconciled_seconds": round(everything, 2),
+            "errors": self._standby.metric('unmask_operator_reconciles_total{result="error"}'),
+            "written": tally(written),
+            "memory": {"standby": machine.memory(self._standby.pid)},
+        }
+
+    def ready(self) -> int:
+        return len(self._seconds_to_ready())
+
+    def memory(self) -> Result:
+        return {name: machine.memory(self._processes[name]) for name in ("leader", "standby")}
+
+    def _services(self) -> Iterator[tuple[Result, dict[str, Result]]]:
+        """Each with its conditions by type."""
+        for service in self._kube.list(API_VERSION, KIND, NAMESPACE, resourceVersion="0"):
+            yield service, {c["type"]: c for c in (service.get("status") or {}).get("conditions") or ()}
+
+    def _seconds_to_ready(self) -> list[float]:
+        """Of the services that are Ready: how long that took, as they themselves tell it (in whole seconds)."""
+        return [
+            (_time(conditions["Ready"]["lastTransitionTime"]) - _time(service["metadata"]["creationTimestamp"]))
+            for service, conditions in self._services()
+            if conditions.get("Ready", {}).get("status") == "True"
+        ]
+
+    def _until_quiet(self, count: int) -> None:
+        """Until the autoscaler has told of the pods that it cannot reach, and nothing is written any more."""
+        autoscaled = sum(map(_is_autoscaled, range(count)))
+
+        def quiet() -> bool:
+            scaling = [conditions.get("ScalingReady", {}) for _, conditions in self._services()]
+            recent = self._audit.between(time.time() - QUIET_SECONDS)
+            writes = [request for request in recent if request.writes and request.namespace == NAMESPACE]
+            return sum(found.get("reason") == "MetricsMissing" for found in scaling) == autoscaled and not writes
+
+        _wait("the operator writes no more", quiet, self._leader, self._standby)
+
+    def _reconciled(self) -> float:
+        return self._standby.metric(RECONCILES)
+
+
+def measure(options: Options) -> Result:
+    """A cluster of its own, and all phases on it."""
+    before = {"load": machine.load(), "python_ms": round(machine.python_speed(), 1)}
+    with _cluster(options.services) as (api, kube, leader, standby):
+        run = Run(api, kube, leader, standby)
+        apply = run.apply(options.services)
+        rest = run.rest(options.rest)
+        failover = run.failover(options.services, options.watched, kill=options.kill)
+        still_ready = run.ready()
+    after = {"load": machine.load(), "python_ms": round(machine.python_speed(), 1)}
+    return {
+        "services": options.services,
+        "machine": {"before": before, "after": after},
+        "apply": apply,
+        "rest": rest,
+        "failover": failover,
+        "ready_at_the_end": still_ready,
+    }
+
+
+@contextlib.contextmanager
+def _cluster(services: int) -> Iterator[tuple[ApiServer, Kube, OperatorProcess, OperatorProcess]]:
+    """With the operator installed, and two of it running, the leader first."""
+    with contextlib.ExitStack() as stack:
+        api = stack.enter_context(start_api_server(nodes=1 + services // (PODS // 2)))
+        kube = api.admin()
+        stack.callback(kube.close)
+        for name in (OWN, NAMESPACE):
+            kube.create({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name}})
+        install(kube, OWN, [])
+        operators = [OperatorProcess(api, OWN, name=name) for name in ("a", "b")]
+        for operator in operators:
+            operator.start(wait=False)
+            stack.push(operator)
+        for operator in operators:
+            operator.wait_ready()
+        _wait("one of the operators leads", lambda: any(map(_leads, operators)), *operators)
+        operators.sort(key=_leads, reverse=True)
+        yield api, kube, operators[0], operators[1]
+
+
+def _leads(operator: OperatorProcess) -> bool:
+    return operator.metric("unmask_operator_leader") == 1
+
+
+def _is_autoscaled(number: int) -> bool:
+    return number % AUTOSCALED_EVERY == AUTOSCALED_EVERY - 1
+
+
+def _service(number: int) -> Result:
+    spec = yaml.safe_load(EXAMPLE.read_text())["spec"]
+    if _is_autoscaled(number):
+        spec["autoscaling"] = {"maxReplicas": 3, "targets": {"queuedRequestsPerReplica": 4}}
+    meta = {"name": f"demo-{number}", "namespace": NAMESPACE}
+    return {"apiVersion": API_VERSION, "kind": KIND, "metadata": meta, "spec": spec}
+
+
+def _time(stamp: str) -> float:
+    return datetime.fromisoformat(stamp).timestamp()
+
+
+def _wait(what: str, true: Callable[[], bool], *operators: OperatorProcess) -> None:
+    """Until it is true; RuntimeError when one of the operators ends before."""
+    deadline = time.monotonic() + PATIENCE
+    while not true():
+        if ended := [operator for operator in operators if not operator.alive()]:
+            raise RuntimeError(f"{what}: an operator ended:\n{ended[0].log()}")
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"{what}: not within {PATIENCE:.0f} s")
+        time.sleep(0.25)

@@ -1,0 +1,57 @@
+"""How the measurement at scale reads an audit log."""
+
+import json
+from datetime import UTC, datetime
+from pathlib import Path
+
+from tests.operator.scale.audit import AuditLog, tally
+
+ME = "system:serviceaccount:unmask-system:unmask-operator"
+START = datetime(2030, 1, 1, tzinfo=UTC).timestamp()
+
+
+def _line(number: int, verb: str, resource: str, *, user: str = ME, code: int | None = 200, query: str = "") -> str:
+    """A request that came in `number` seconds after START; without a code it goes on."""
+    resource, _, subresource = resource.partition("/")
+    event = {
+        "auditID": f"id-{number}",
+        "verb": verb,
+        "user": {"username": user},
+        "requestURI": f"/somewhere{query}",
+        "requestReceivedTimestamp": f"2030-01-01T00:00:{number:02}.000000Z",
+        "objectRef": {"resource": resource, "subresource": subresource, "namespace": "a", "name": "b"},
+    }
+    return json.dumps(event | ({"responseStatus": {"code": code}} if code else {})) + "\n"
+
+
+def test_requests_of_one_user_are_counted_once_and_dry_runs_apart(tmp_path: Path) -> None:
+    path = tmp_path / "audit.log"
+    path.write_text(
+        _line(1, "create", "services", query="?dryRun=All")
+        + _line(2, "create", "services", code=201)
+        + _line(3, "patch", "diffusionlmservices/status", user="somebody")
+        + _line(4, "watch", "pods", code=None)
+        + _line(4, "watch", "pods")  # it has ended
+        + _line(5, "patch", "diffusionlmservices/status", code=409)
+    )
+    log = AuditLog(path, ME)
+    requests = log.between(START)
+    assert tally(requests) == {
+        "create services (dry run)": 1,
+        "create services": 1,
+        "watch pods": 1,
+        "patch diffusionlmservices/status": 1,
+    }
+    assert tally(r for r in requests if r.writes) == {"create services": 1, "patch diffusionlmservices/status": 1}
+    assert [r.status for r in requests] == [200, 201, 200, 409]
+    assert tally(log.between(START + 2, START + 5)) == {"create services": 1, "watch pods": 1}
+
+
+def test_a_line_that_is_being_written_is_read_when_it_is_whole(tmp_path: Path) -> None:
+    path = tmp_path / "audit.log"
+    line = _line(1, "get", "leases")
+    path.write_text(line + line[:20].replace("id-1", "id-2"))
+    log = AuditLog(path, ME)
+    assert len(log.between(START)) == 1
+    path.write_text(line + _line(2, "get", "leases"))
+    assert len(log.between(START)) == 2
