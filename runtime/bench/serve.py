@@ -24,6 +24,7 @@ from typing import Any
 import aiohttp
 import uvloop
 
+from runtime.bench import plot
 from runtime.bench.load import closed_loop, open_loop, session
 from runtime.client import DEFAULT_URL, is_address
 
@@ -49,6 +50,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--seed", type=int, default=0, help="of prompts and arrivals; default: 0")
     parser.add_argument("--compare-llm", action="store_true", help=f"also LLM.generate at batch {LLM_BATCH}")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write everything measured there")
+    plot.add_argument(parser, "throughput against latency")
 
 
 def main(args: argparse.Namespace) -> int:
@@ -76,6 +78,8 @@ def main(args: argparse.Namespace) -> int:
     _show(report)
     if args.json:
         args.json.write_text(json.dumps(report, indent=1) + "\n")
+    if args.plot:
+        plot.draw(args.plot, "throughput against latency", ("tokens/s", "latency, ms"), _curves(rows))
     return 0 if all(row["failures"] == {} for load in rows for row in load["rounds"]) else 1
 
 
@@ -187,7 +191,7 @@ def _with_llm(args: argparse.Namespace, numbers: list[int]) -> dict[str, Any]:
 
 
 def _settings(args: argparse.Namespace) -> dict[str, Any]:
-    hidden = ("api_key", "json", "tool")
+    hidden = ("api_key", "json", "plot", "tool")
     return {name: value for name, value in vars(args).items() if name not in hidden}
 
 
@@ -200,6 +204,23 @@ def _median(rounds: list[dict[str, Any]], *path: str) -> float | None:
         if value is not None:
             values.append(value)
     return statistics.median(values) if values else None
+
+
+def _curves(loads: list[dict[str, Any]]) -> list[plot.Curve]:
+    """Median and 90th percentile of the latency over the throughput; every point is a load, closed or open."""
+    curves = []
+    for kind in ("clients", "rate"):
+        for percentile in ("p50", "p90"):
+            dots, labels = [], []
+            for load in (one for one in loads if kind in one):
+                speed = _median(load["rounds"], "tokens_per_second")
+                latency = _median(load["rounds"], "latency", percentile)
+                if speed is not None and latency is not None:
+                    dots.append((speed, 1000 * latency))
+                    labels.append(f"{load[kind]:g}")
+            if dots:
+                curves.append(plot.Curve(f"{percentile} by {kind}", dots, labels))
+    return curves
 
 
 def _show(report: dict[str, Any]) -> None:

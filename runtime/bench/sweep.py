@@ -7,6 +7,7 @@ import json
 import sys
 from typing import Any
 
+from runtime.bench import plot
 from runtime.bench.accuracy import add_model_arguments, chosen_tasks, open_llm, pooled, run_tasks
 from runtime.errors import ConfigError, RequestError
 
@@ -17,6 +18,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_model_arguments(parser)
     parser.add_argument("--tasks", nargs="+", metavar="TASK", help="these tasks; every long one without it")
     parser.add_argument("--thresholds", nargs="+", type=float, default=list(THRESHOLDS), metavar="T")
+    plot.add_argument(parser, "tokens per forward against accuracy")
 
 
 def main(args: argparse.Namespace) -> int:
@@ -56,4 +58,18 @@ def main(args: argparse.Namespace) -> int:
     Console().print(table)
     if args.json:
         args.json.write_text(json.dumps({"algorithm": args.algorithm, "points": points}, indent=1) + "\n")
+    if args.plot:
+        plot.draw(
+            args.plot, f"{args.n} held-out prompts a task", ("tokens per forward", "accuracy, %"), _curves(points)
+        )
     return 0
+
+
+def _curves(points: list[dict[str, Any]]) -> list[plot.Curve]:
+    """All tasks together, and each by itself; every point is a threshold."""
+    labels = [f"{p['accept_threshold']:g}" for p in points]
+    curves = [plot.Curve("all", [(p["tokens_per_forward"], 100 * p["accuracy"]) for p in points], labels)]
+    for rows in zip(*(p["tasks"] for p in points), strict=True):
+        dots = [(row["tokens_per_forward"], 100 * row["accuracy"]) for row in rows]
+        curves.append(plot.Curve(rows[0]["task"], dots, [""] * len(dots)))
+    return curves

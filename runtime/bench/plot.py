@@ -1,0 +1,52 @@
+"""Curves of a benchmark as a PNG; matplotlib is asked for only then (extra `plots`)."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True)
+class Curve:
+    """A line through points (x, y), each with its own label; points without a figure were left out by the caller."""
+
+    name: str
+    points: Sequence[tuple[float, float]]
+    labels: Sequence[str]
+
+
+def add_argument(parser: argparse.ArgumentParser, what: str) -> None:
+    parser.add_argument("--plot", type=_png, metavar="FILE.png", help=f"draw {what} (needs matplotlib)")
+
+
+def _png(text: str) -> Path:
+    path = Path(text)
+    if path.suffix.lower() != ".png":
+        raise argparse.ArgumentTypeError(f"{text!r} must end in .png")
+    try:
+        import matplotlib  # noqa: F401  (said before the measuring, not after it)
+    except ImportError:
+        raise argparse.ArgumentTypeError("matplotlib is not installed: pip install 'unmask[plots]'") from None
+    return path
+
+
+def draw(path: Path, title: str, axes: tuple[str, str], curves: Sequence[Curve]) -> None:
+    """Write `curves` with axis labels (x, y) as a PNG. OSError where `path` can't be written."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(8, 5), dpi=120, layout="constrained")
+    FigureCanvasAgg(figure)
+    plot = figure.add_subplot()
+    for curve in curves:
+        plot.plot(*zip(*curve.points, strict=True), marker="o", label=curve.name)
+        for point, label in zip(curve.points, curve.labels, strict=True):
+            plot.annotate(label, point, textcoords="offset points", xytext=(5, 5), fontsize=8)
+    plot.set(title=title, xlabel=axes[0], ylabel=axes[1])
+    plot.set_ylim(bottom=0)
+    plot.grid(alpha=0.3)
+    if len(curves) > 1:
+        plot.legend()
+    figure.savefig(path)

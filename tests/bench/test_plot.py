@@ -1,0 +1,49 @@
+"""Pictures of a benchmark: every curve is in the PNG, and a bad name is refused before anything is measured."""
+
+import argparse
+
+import pytest
+
+from runtime.bench import plot, serve, sweep
+from runtime.bench.plot import Curve
+
+
+def test_a_picture_of_two_curves(tmp_path) -> None:
+    file = tmp_path / "two.png"
+    plot.draw(file, "title", ("x", "y"), [Curve("a", [(1, 2), (3, 4)], ["p", "q"]), Curve("b", [(2, 1)], ["r"])])
+    assert file.read_bytes().startswith(b"\x89PNG")
+    one = tmp_path / "one.png"
+    plot.draw(one, "title", ("x", "y"), [Curve("a", [(1, 2), (3, 4)], ["p", "q"])])
+    assert one.read_bytes() != file.read_bytes()
+
+
+@pytest.mark.parametrize("tool", [serve, sweep])
+def test_another_kind_of_file_is_refused(tool, capsys) -> None:
+    parser = argparse.ArgumentParser()
+    tool.add_arguments(parser)
+    with pytest.raises(SystemExit):
+        parser.parse_args(["--plot", "picture.jpg"])
+    assert "'picture.jpg' must end in .png" in capsys.readouterr().err
+
+
+def test_curves_of_loads_leave_out_what_was_not_measured() -> None:
+    def load(kind: str, value: float, speed: float, p50: float | None) -> dict:
+        latency = {"p50": p50, "p90": None if p50 is None else 2 * p50}
+        return {kind: value, "rounds": [{"tokens_per_second": speed, "latency": latency}] * 2}
+
+    loads = [load("clients", 1, 100, 0.01), load("clients", 8, 400, 0.02), load("rate", 5, 50, None)]
+    assert serve._curves(loads) == [
+        Curve("p50 by clients", [(100, 10.0), (400, 20.0)], ["1", "8"]),
+        Curve("p90 by clients", [(100, 20.0), (400, 40.0)], ["1", "8"]),
+    ]
+
+
+def test_curves_of_a_sweep_are_all_tasks_and_each() -> None:
+    def point(threshold: float, speed: float) -> dict:
+        task = {"task": "fill", "tokens_per_forward": speed + 1, "accuracy": 0.5}
+        return {"accept_threshold": threshold, "tokens_per_forward": speed, "accuracy": 0.75, "tasks": [task]}
+
+    assert sweep._curves([point(0.3, 16.0), point(0.9, 9.0)]) == [
+        Curve("all", [(16.0, 75.0), (9.0, 75.0)], ["0.3", "0.9"]),
+        Curve("fill", [(17.0, 50.0), (10.0, 50.0)], ["", ""]),
+    ]
