@@ -52,9 +52,12 @@ class Client:
     async def get(self, kind: ApiKind, namespace: str, name: str) -> Obj:
         return await self.request("GET", kind.path(namespace, name))
 
-    async def list(self, kind: ApiKind, namespace: str | None = None, selector: str = "") -> tuple[list[Obj], int]:
+    async def list(
+        self, kind: ApiKind, namespace: str | None = None, selector: str = "", fields: str = ""
+    ) -> tuple[list[Obj], int]:
         """The objects of a namespace (of the cluster for None), as they are now, and the list's resource version."""
-        params = {"labelSelector": selector} if selector else {}
+        selectors = {"labelSelector": selector, "fieldSelector": fields}
+        params = {name: text for name, text in selectors.items() if text}
         answer = await self.request("GET", kind.path(namespace), params=params)
         items = [{"apiVersion": kind.api_version, "kind": kind.kind, **item} for item in answer.get("items") or ()]
         return items, int(answer["metadata"]["resourceVersion"])

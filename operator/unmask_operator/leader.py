@@ -15,10 +15,12 @@ from unmask_operator.autoscaler.loop import Autoscaler
 from unmask_operator.autoscaler.scrape import scrape
 from unmask_operator.client import Client
 from unmask_operator.conditions.pods import is_ready
+from unmask_operator.conditions.told import is_silent
 from unmask_operator.errors import ApiError
-from unmask_operator.kinds import CHILDREN, NODES, OPTIONAL, PODS, SERVICES, ApiKind
+from unmask_operator.kinds import CHILDREN, EVENTS, NODES, OPTIONAL, PODS, SERVICES, ApiKind
 from unmask_operator.metrics import Metrics
 from unmask_operator.objects import SERVICE_LABEL, Obj
+from unmask_operator.pod_events import PodEvents, Silent
 from unmask_operator.progress import Progress, Target, is_loading
 from unmask_operator.queue import WorkQueue
 from unmask_operator.reconcile import Knowledge, Reconciler
@@ -51,6 +53,7 @@ class Leader:
         self._apis: frozenset[str] = frozenset()
         self._nodes: tuple[float, Sequence[Obj]] | None = None
         self._progress = Progress(self._loading, self._look_again)
+        self._pod_events = PodEvents(self._silent, self._events_of, self._look_again)
         self._autoscaler: Autoscaler | None = None
         self._reconciler = Reconciler(client, store, settings, self._knowledge(), metrics)
 
@@ -64,6 +67,7 @@ class Leader:
                     group.create_task(self._work())
                 group.create_task(self._resync_for_ever())
                 group.create_task(self._progress.run(session))
+                group.create_task(self._pod_events.run())
                 group.create_task(self._autoscaler.run())
 
     async def resync(self) -> None:
@@ -123,6 +127,7 @@ class Leader:
             apis=lambda: self._apis,
             nodes=self._nodes_for,
             loads=lambda: self._progress.loads,
+            told=lambda: self._pod_events.told,
             decision=lambda key: self._autoscaler.decision(str(key)) if self._autoscaler else None,
         )
 
@@ -141,6 +146,17 @@ class Leader:
             for pod in self._store.pods(key):
                 if is_loading(pod):
                     yield Target(pod["metadata"]["uid"], pod["status"]["podIP"], str(key))
+
+    def _silent(self) -> Iterable[Silent]:
+        now = datetime.now(UTC)
+        for key in self._store.families():
+            for pod in self._store.pods(key):
+                if is_silent(pod, now):
+                    yield Silent(pod["metadata"]["uid"], *key)
+
+    async def _events_of(self, pod: Silent) -> Sequence[Obj]:
+        events, _ = await self._client.list(EVENTS, pod.namespace, fields=f"regarding.uid={pod.uid}")
+        return events
 
     def _look_again(self, key: str) -> None:
         self._queue.add(_key(key))

@@ -43,7 +43,12 @@ RULES: tuple[Rule, ...] = (
         for kind in CHILDREN
     ),
     _rule(PODS.group, PODS.plural, "list watch", "what the engine's pods say goes into the conditions"),
-    _rule(EVENTS.group, EVENTS.plural, "create", "an Event when a condition changes"),
+    _rule(
+        EVENTS.group,
+        EVENTS.plural,
+        "create list",
+        "an Event when a condition changes; those of a pod that does not come up and whose status does not say why",
+    ),
     _rule(LEASES.group, LEASES.plural, "get update", "who of the operator's pods leads", scope="own"),
 )
 

@@ -16,7 +16,7 @@ from unmask_operator.kinds import SERVICES, kind_of
 from unmask_operator.merge_patch import merge_patch
 from unmask_operator.metrics import Metrics
 from unmask_operator.objects import Obj, Ref, controller_uid
-from unmask_operator.observed import Decision, Load, Observed
+from unmask_operator.observed import Decision, Load, Observed, Told
 from unmask_operator.plan import Plan, Problem, last_good, plan
 from unmask_operator.settings import Settings
 from unmask_operator.status import status, transitions
@@ -34,12 +34,14 @@ class Knowledge:
         apis: the optional kinds that the API server has.
         nodes: all nodes, for the pods given (None where they do not matter or may not be read).
         loads: of loading pods, by uid.
+        told: Events of silent pods, by uid.
         decision: the builtin autoscaler's, by key.
     """
 
     apis: Callable[[], frozenset[str]]
     nodes: Callable[[Sequence[Obj]], Awaitable[Sequence[Obj] | None]]
     loads: Callable[[], Mapping[str, Load]]
+    told: Callable[[], Mapping[str, Sequence[Told]]]
     decision: Callable[[Key], Decision | None]
 
 
@@ -96,7 +98,8 @@ class Reconciler:
 
     async def _observe(self, key: Key, service: Obj) -> Observed:
         pods = self._store.pods(key)
-        loads = self._knowledge.loads()
+        uids = [pod["metadata"]["uid"] for pod in pods]
+        loads, told = self._knowledge.loads(), self._knowledge.told()
         return Observed(
             service=service,
             now=datetime.now(UTC),
@@ -104,7 +107,8 @@ class Reconciler:
             pods=pods,
             apis=self._knowledge.apis(),
             nodes=await self._knowledge.nodes(pods),
-            loads={uid: loads[uid] for uid in (pod["metadata"]["uid"] for pod in pods) if uid in loads},
+            loads={uid: loads[uid] for uid in uids if uid in loads},
+            told={uid: told[uid] for uid in uids if uid in told},
             decision=self._knowledge.decision(key),
         )
 

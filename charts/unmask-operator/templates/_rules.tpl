@@ -35,7 +35,7 @@
   verbs: [list, watch]
 - apiGroups: [events.k8s.io]
   resources: [events]
-  verbs: [create]
+  verbs: [create, list]
 {{- end -}}
 
 {{/* In its own namespace: the one Lease. No create: the chart makes it, and gone with the chart it stays gone. */}}

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from unmask_operator.conditions import pods as pod_facts
+from unmask_operator.conditions import told
 from unmask_operator.conditions.pods import Trouble
 from unmask_operator.objects import Obj, Ref, controller_uid
 from unmask_operator.observed import Load, Observed
@@ -39,7 +40,9 @@ class Facts:
         desired = plan.replicas if plan.children else number(deployment.get("spec"), "replicas", 0)
         newest_first = sorted(observed.pods, key=_age)
         live = tuple(pod for pod in newest_first if pod_facts.is_live(pod))
-        return cls(observed, plan, section(service, "spec"), deployment, desired, live, _trouble(newest_first, live))
+        return cls(
+            observed, plan, section(service, "spec"), deployment, desired, live, _trouble(observed, newest_first, live)
+        )
 
     @property
     def suspended(self) -> bool:
@@ -107,8 +110,11 @@ def _age(pod: Obj) -> tuple[float, str]:
     return -float(stamp or 0), pod_facts.name(pod)
 
 
-def _trouble(newest_first: list[Obj], live: tuple[Obj, ...]) -> Trouble | None:
+def _trouble(observed: Observed, newest_first: list[Obj], live: tuple[Obj, ...]) -> Trouble | None:
     """A failed pod counts while it is the newest: its ReplicaSet makes another one at once."""
     if newest_first and (failed := pod_facts.over(newest_first[0])):
         return failed
-    return next((found for pod in live if (found := pod_facts.trouble(pod))), None)
+    for pod in live:
+        if found := told.trouble(pod, observed.told.get(pod["metadata"]["uid"], ())) or pod_facts.trouble(pod):
+            return found
+    return None

@@ -69,7 +69,7 @@ def trouble(pod: Obj) -> Trouble | None:
     """What keeps the pod's containers from running or makes them end, None while nothing seems wrong."""
     if is_ready(pod):
         return None
-    for container in _containers(pod):
+    for container in containers(pod):
         waiting = (container.get("state") or {}).get("waiting") or {}
         end = _end(container)
         if end is not None and not container.get("ready") and not container.get("started"):
@@ -97,7 +97,8 @@ def _main(pod: Obj) -> Iterator[Obj]:
     return (c for c in _status(pod).get("containerStatuses") or () if c["name"] == MAIN)
 
 
-def _containers(pod: Obj) -> Iterator[Obj]:
+def containers(pod: Obj) -> Iterator[Obj]:
+    """The status of each container that matters now."""
     status = _status(pod)
     for container in status.get("initContainerStatuses") or ():
         if container.get("ready") or ((container.get("state") or {}).get("terminated") or {}).get("exitCode") == 0:

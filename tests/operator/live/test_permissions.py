@@ -64,6 +64,8 @@ def test_the_rights_asked_for_are_the_rights_granted(api_server: ApiServer, admi
     account = f"system:serviceaccount:{namespace}:unmask-operator"
     with OperatorProcess(api_server, namespace, [namespace]) as operator:
         one_of_each_kind(admin, namespace)
+        a_pod_without_a_word(admin, namespace)
+        admin.wait("a look at its Events", lambda: "events.k8s.io/events list" in used(api_server, account))
         assert operator.terminate() == 0
         log = operator.log()
     events = api_server.requests(account)
@@ -103,6 +105,18 @@ def one_of_each_kind(admin: Kube, namespace: str) -> None:
         wait_condition(admin, resource, "Accepted", "True")
     left = {kind for kind, _ in children(admin, every)}
     assert not left & {"NetworkPolicy", "PodDisruptionBudget", "PodMonitor"}, left
+
+
+def a_pod_without_a_word(admin: Kube, namespace: str) -> None:
+    """A pod that a node has had for long and in which nothing starts: only its Events may say why."""
+    labels = {"serving.unmask.dev/service": "every"}
+    spec = {"nodeName": "somewhere", "containers": [{"name": "main", "image": "engine:1"}]}
+    meta = {"name": "stuck", "namespace": namespace, "labels": labels}
+    stuck = admin.create({"apiVersion": "v1", "kind": "Pod", "metadata": meta, "spec": spec})
+    waits = {"name": "main", "image": "engine:1", "imageID": "", "ready": False, "restartCount": 0}
+    waits["state"] = {"waiting": {"reason": "ContainerCreating"}}
+    now = {"phase": "Pending", "startTime": "2020-01-01T00:00:00Z", "containerStatuses": [waits]}
+    admin.patch(stuck, {"status": now}, subresource="status")
 
 
 def _labelled(admin: Kube, resource: dict) -> int:

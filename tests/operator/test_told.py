@@ -1,0 +1,119 @@
+"""What only a pod's Events say: when they are asked for, and what becomes of them."""
+
+import asyncio
+from datetime import timedelta
+
+import pytest
+
+from tests.operator.recorded import NOW, STATES, pod, reconcile
+from unmask_operator.conditions.told import PATIENCE, is_silent
+from unmask_operator.errors import ApiError
+from unmask_operator.observed import Told
+from unmask_operator.pod_events import AGAIN_SECONDS, PodEvents, Silent, in_order
+from unmask_operator.status import status
+
+SCHEDULED = Told("Scheduled", "Successfully assigned models/demo to gpu-1", warning=False)
+UNSCHEDULED = Told("FailedScheduling", "0/1 nodes are available: 1 Insufficient cpu.", warning=True)
+MOUNT = Told("FailedMount", 'MountVolume.SetUp failed for volume "ca" : configmap "ca" not found', warning=True)
+SLOW = Told("Unhealthy", "Startup probe failed: HTTP probe failed with statuscode: 503", warning=True)
+DEAF = Told("Unhealthy", "Liveness probe failed: context deadline exceeded", warning=True)
+
+
+def killed(probe):
+    return Told("Killing", f"Container main failed {probe} probe, will be restarted", warning=False)
+
+
+def ended(code):
+    """A pod whose engine was ended by the kubelet, and is to be started again."""
+    found = pod("crash_loop")
+    last = found["status"]["containerStatuses"][0]["lastState"]["terminated"]
+    last |= {"exitCode": code, "message": "last words"}
+    return found
+
+
+def judged(found, *told):
+    new = status(*reconcile("progressing", found, told={found["metadata"]["uid"]: told}))
+    conditions = {c["type"]: c for c in new["conditions"]}
+    assert conditions["Ready"]["message"] == conditions["ModelLoaded"]["message"]
+    return conditions["ModelLoaded"]["reason"], conditions["ModelLoaded"]["message"]
+
+
+def test_a_volume_that_cannot_be_mounted_is_named():
+    reason, message = judged(pod("creating"), UNSCHEDULED, SCHEDULED, MOUNT)
+    assert reason == "FailedMount"
+    assert 'configmap "ca" not found' in message
+
+
+def test_events_that_explain_nothing_change_nothing():
+    assert judged(pod("creating"), UNSCHEDULED, SCHEDULED) == judged(pod("creating"))
+    assert judged(ended(143), SLOW) == judged(ended(143))
+
+
+@pytest.mark.parametrize("code", [0, 137, 143])
+def test_a_probe_that_ends_the_engine_is_named(code):
+    reason, message = judged(ended(code), SLOW, killed("startup"))
+    assert reason == "StartupProbeFailed"
+    assert "spec.startupProbe" in message
+    assert message.endswith("statuscode: 503")
+    reason, message = judged(ended(code), DEAF, killed("liveness"), SLOW)
+    assert reason == "LivenessProbeFailed"
+    assert message.endswith("context deadline exceeded")
+
+
+def test_an_engine_that_failed_by_itself_has_the_word():
+    assert judged(pod("crash_loop"), SLOW, killed("startup"))[0] == "CrashLoopBackOff"
+    assert judged(pod("oom_killed"), SLOW, killed("startup"))[0] == "OOMKilled"
+
+
+@pytest.mark.parametrize("state", STATES)
+def test_only_pods_whose_status_is_silent_are_asked_about(state):
+    asked_about = {"creating", "image_pull", "image_pull_error", "secret_missing"}  # nothing in these ever started
+    assert is_silent(pod(state), NOW) == (state in asked_about)
+    began = NOW - timedelta(hours=3) + timedelta(seconds=2)
+    assert not is_silent(pod(state), began + PATIENCE)
+    assert is_silent(ended(0), began)
+
+
+class Scene:
+    """One silent pod, an API server that has `events` about it (None: it refuses), and a clock."""
+
+    def __init__(self):
+        self.pods, self.events, self.now, self.asked, self.news = [Silent("u", "ns", "demo")], [], 0.0, 0, []
+        self.watcher = PodEvents(lambda: self.pods, self.read, self.news.append, lambda: self.now)
+
+    async def read(self, silent):
+        self.asked += 1
+        if self.events is None:
+            raise ApiError(403, "Forbidden", "no")
+        return self.events
+
+    def poll(self, seconds=AGAIN_SECONDS):
+        self.now += seconds
+        asyncio.run(self.watcher.poll())
+        return self.watcher.told.get("u", ())
+
+
+EVENTS = [
+    {"type": "Warning", "reason": "B", "note": "b", "deprecatedLastTimestamp": "2030-01-01T00:00:09Z"},
+    {"type": "Normal", "reason": "A", "note": "a", "eventTime": "2030-01-01T00:00:05.000001Z"},
+    {"reason": "C", "series": {"lastObservedTime": "2030-01-01T00:00:10.5Z"}, "eventTime": "2030-01-01T00:00:01.0Z"},
+]
+
+
+def test_events_are_told_in_their_order():
+    assert [told.reason for told in in_order(EVENTS)] == ["A", "B", "C"]
+
+
+def test_a_silent_pod_is_asked_about_now_and_then_and_news_are_told_once():
+    scene = Scene()
+    assert scene.poll() == ()
+    scene.events = EVENTS
+    assert scene.poll(1) == ()
+    assert len(scene.poll()) == 3
+    scene.poll()
+    assert (scene.asked, scene.news) == (3, ["ns/demo"])
+    scene.events = None
+    assert len(scene.poll()) == 3  # what was told holds until something else is
+    scene.pods = []
+    assert scene.poll() == ()
+    assert scene.asked == 4
