@@ -33,7 +33,7 @@ def test_flags_are_the_tables():
 def test_flags_and_files_that_are_named_exist(name):
     text = page(name)
     own = {f"--{s}" for f in FLAGS for s in f.spellings} | {"--help"}
-    tools = {"--arch", "--random-weights", "--hypothesis-profile", "--timeout"}
+    tools = {"--arch", "--random-weights", "--plot", "--hypothesis-profile", "--timeout"}
     tools |= {"--namespace", "--create-namespace", "--set", "--wait", "--for"}  # helm's and kubectl's
     for flag in re.findall(r"(?<![\w-])--[a-z][a-z-]+", re.sub(r"<!--.*?-->", "", text)):
         assert flag in own | tools, flag
