@@ -20,6 +20,7 @@ from unmask_operator.errors import ApiError
 from unmask_operator.kinds import CHILDREN, EVENTS, NODES, OPTIONAL, PODS, SERVICES, ApiKind
 from unmask_operator.metrics import Metrics
 from unmask_operator.objects import SERVICE_LABEL, Obj
+from unmask_operator.plan import MISSING_CRD
 from unmask_operator.pod_events import PodEvents, Silent
 from unmask_operator.progress import Progress, Target, is_loading
 from unmask_operator.queue import WorkQueue
@@ -34,6 +35,7 @@ SECOND_RESYNC_SECONDS = 20.0  # what goes between our first lists and those of t
 # that is Ready is what people wait for.
 SETTLE_SECONDS = 1.0
 SETTLE_READY_SECONDS = 0.25
+DISCOVERY_SECONDS = 15.0  # between looks for a kind that a resource waits for
 NODES_SECONDS = 30.0  # how long a list of the nodes is good
 
 log = logging.getLogger(__name__)
@@ -66,6 +68,7 @@ class Leader:
                 for _ in range(WORKERS):
                     group.create_task(self._work())
                 group.create_task(self._resync_for_ever())
+                group.create_task(self._discover_for_ever())
                 group.create_task(self._progress.run(session))
                 group.create_task(self._pod_events.run())
                 group.create_task(self._autoscaler.run())
@@ -104,6 +107,19 @@ class Leader:
                 await self.resync()
             except ApiError as error:
                 log.warning("the slow round did not see everything: %s", error)
+
+    async def _discover_for_ever(self) -> None:
+        """While a resource waits for a CRD, look for it; while none does, nothing is asked."""
+        while True:
+            await asyncio.sleep(DISCOVERY_SECONDS)
+            missing = [kind for kind in OPTIONAL if kind.api not in self._apis]
+            if not missing or not any(lacks_crd(service) for _, service in self._store.services()):
+                continue
+            try:
+                if any([await self._client.has_api(kind) for kind in missing]):
+                    await self.resync()
+            except ApiError as error:
+                log.warning("cannot look for the kinds that are missing: %s", error)
 
     async def _work(self) -> None:
         while True:
@@ -182,6 +198,12 @@ def settle_seconds(kind: ApiKind, obj: Obj) -> float:
     if kind is SERVICES:
         return 0.0
     return SETTLE_READY_SECONDS if kind is PODS and is_ready(obj) else SETTLE_SECONDS
+
+
+def lacks_crd(service: Obj) -> bool:
+    """Its status says that a CustomResourceDefinition is missing."""
+    conditions = (service.get("status") or {}).get("conditions") or ()
+    return any(c["reason"] == MISSING_CRD for c in conditions)
 
 
 def is_unschedulable(pod: Obj) -> bool:

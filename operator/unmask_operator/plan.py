@@ -16,6 +16,7 @@ from unmask_operator.render.workload import replicas
 from unmask_operator.settings import Settings
 
 CONFLICT_SECONDS = 30.0  # nothing tells us when an object that is not ours goes
+MISSING_CRD = "MissingCRD"  # a condition's reason
 
 
 @dataclass(frozen=True)
@@ -128,7 +129,7 @@ def _children(
             problems.append(
                 Problem(
                     "UpToDate",
-                    "MissingCRD",
+                    MISSING_CRD,
                     "spec.monitoring.podMonitor: the cluster has no CustomResourceDefinition "
                     "podmonitors.monitoring.coreos.com; install the Prometheus operator or remove the field",
                 )

@@ -197,6 +197,23 @@ def test_a_rollout_waits_for_the_new_pods_while_the_old_serve() -> None:
     assert found["Ready"]["reason"] == "Starting"
 
 
+@pytest.mark.parametrize("edit", [{"image": "unmask-runtime:9.9.9"}, {"env": [{"name": "HF_TOKEN", "value": "x"}]}])
+def test_an_edit_that_is_taken_back_is_not_judged_by_the_pods_it_made(edit: dict[str, Any]) -> None:
+    """The pod of the spec as it is now is the older one, and nothing is wrong with it."""
+    of_the_edit = pod("crash_loop", "demo-66d4b7c8f9-aaaaa", "2030-01-01T01:00:00Z")
+    of_the_edit["spec"]["containers"][0] |= edit
+    found = _judge(reconcile("surging", pod("loading"), of_the_edit))
+    assert found["ModelLoaded"]["reason"] == "Starting"
+    assert found["RolloutComplete"]["reason"] == "Progressing"
+
+
+def test_every_pod_counts_where_a_webhook_changes_them_all() -> None:
+    pods = [pod("loading"), pod("crash_loop", "other", "2030-01-01T01:00:00Z")]
+    for one in pods:
+        one["spec"]["containers"][0]["image"] = "mirror/unmask-runtime:0.1.0"
+    assert _judge(reconcile("surging", *pods))["ModelLoaded"]["reason"] == "CrashLoopBackOff"
+
+
 def test_a_template_that_was_just_written_is_not_complete() -> None:
     observed, plan = reconcile("complete", pod("ready"))
     live = deployment("complete")

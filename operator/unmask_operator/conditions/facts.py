@@ -8,6 +8,7 @@ from typing import Any
 from unmask_operator.conditions import pods as pod_facts
 from unmask_operator.conditions import told
 from unmask_operator.conditions.pods import Trouble
+from unmask_operator.drift import differs
 from unmask_operator.objects import Obj, Ref, controller_uid
 from unmask_operator.observed import Load, Observed
 from unmask_operator.plan import Plan, Problem
@@ -20,7 +21,7 @@ class Facts:
     deployment: the live one, {} where there is none of ours.
     desired: engine pods asked for now.
     pods: the live ones, newest first.
-    trouble: of the newest pod that has some.
+    trouble: of the newest pod that has some, among those of the Deployment's present template.
     """
 
     observed: Observed
@@ -40,9 +41,8 @@ class Facts:
         desired = plan.replicas if plan.children else number(deployment.get("spec"), "replicas", 0)
         newest_first = sorted(observed.pods, key=_age)
         live = tuple(pod for pod in newest_first if pod_facts.is_live(pod))
-        return cls(
-            observed, plan, section(service, "spec"), deployment, desired, live, _trouble(observed, newest_first, live)
-        )
+        trouble = _trouble(observed, newest_first, _current(live, deployment))
+        return cls(observed, plan, section(service, "spec"), deployment, desired, live, trouble)
 
     @property
     def suspended(self) -> bool:
@@ -110,11 +110,25 @@ def _age(pod: Obj) -> tuple[float, str]:
     return -float(stamp or 0), pod_facts.name(pod)
 
 
-def _trouble(observed: Observed, newest_first: list[Obj], live: tuple[Obj, ...]) -> Trouble | None:
+def _current(pods: tuple[Obj, ...], deployment: Obj) -> tuple[Obj, ...]:
+    """Those of the present template, for the last edit may have mended what ails the others.
+
+    The newest pod need not be one: a spec that goes back to an earlier one takes up that one's pods. Where no pod is
+    as the template says, since a webhook changes them all, every pod counts.
+    """
+    template = section(section(deployment, "spec"), "template")
+    metadata = section(template, "metadata")
+    metadata = {key: metadata[key] for key in ("labels", "annotations") if metadata.get(key)}
+    wanted = {"metadata": metadata, "spec": section(template, "spec")}
+    variables = pod_facts.variables(wanted)
+    return tuple(p for p in pods if pod_facts.variables(p) == variables and not differs(wanted, p)) or pods
+
+
+def _trouble(observed: Observed, newest_first: list[Obj], pods: tuple[Obj, ...]) -> Trouble | None:
     """A failed pod counts while it is the newest: its ReplicaSet makes another one at once."""
     if newest_first and (failed := pod_facts.over(newest_first[0])):
         return failed
-    for pod in live:
+    for pod in pods:
         if found := told.trouble(pod, observed.told.get(pod["metadata"]["uid"], ())) or pod_facts.trouble(pod):
             return found
     return None

@@ -60,6 +60,12 @@ def unschedulable(pod: Obj) -> str | None:
     return (first[0] if first else sentence).strip()
 
 
+def variables(pod: Obj) -> set[str]:
+    """Names of the engine's environment variables, of a pod or of a template."""
+    containers = (pod.get("spec") or {}).get("containers") or ()
+    return {variable["name"] for c in containers if c["name"] == MAIN for variable in c.get("env") or ()}
+
+
 def condition(pod: Obj, kind: str) -> Obj:
     """A condition of the pod, {} where there is none."""
     return next((c for c in _status(pod).get("conditions") or () if c["type"] == kind), {})
