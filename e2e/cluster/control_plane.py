@@ -188,6 +188,7 @@ class ControlPlane:
             "--leader-elect=false",
             "--kube-api-qps=300",
             "--kube-api-burst=600",
+            "--horizontal-pod-autoscaler-sync-period=5s",  # the default of 15 s is a test's time and nobody's load
         )
 
     def start_scheduler(self) -> None:
