@@ -67,3 +67,22 @@ def test_a_missing_secret_is_named(kube: Kube, namespace: str) -> None:
     kube.create(demo(namespace, spec={"auth": {"apiKeySecretRef": {"name": "keys", "key": "keys"}}}))
     named = wait_condition(kube, namespace, "Ready", "False", reason="CreateContainerConfigError")
     assert 'secret "keys" not found' in named["message"]
+
+
+def test_a_volume_that_cannot_be_mounted_is_named(kube: Kube, namespace: str) -> None:
+    """Only the pod's Events say so."""
+    volume = {"name": "ca", "configMap": {"name": "company-ca"}}
+    mount = {"name": "main", "volumeMounts": [{"name": "ca", "mountPath": "/etc/ca"}]}
+    template = {"spec": {"volumes": [volume], "containers": [mount]}}
+    kube.create(demo(namespace, spec={"podTemplate": template}))
+    named = wait_condition(kube, namespace, "Ready", "False", reason="FailedMount")
+    assert 'configmap "company-ca" not found' in named["message"]
+
+
+def test_a_model_that_takes_longer_than_its_probe_allows_is_named(kube: Kube, namespace: str) -> None:
+    """The engine ends in peace when the kubelet asks for it: only the pod's Events say what for."""
+    hasty = {"periodSeconds": 1, "timeoutSeconds": 1, "failureThreshold": 1}
+    kube.create(demo(namespace, spec={"startupProbe": hasty, "drainTimeoutSeconds": 1}))
+    named = wait_condition(kube, namespace, "Ready", "False", reason="StartupProbeFailed")
+    assert "spec.startupProbe" in named["message"]
+    assert "Startup probe failed: " in named["message"]
