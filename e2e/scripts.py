@@ -1,0 +1,118 @@
+"""Scripts of e2e/stubs and clients, in pods of the runtime's image: it has Python and lies on the node already.
+
+The pods pass the restricted Pod Security level.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from e2e.cluster import Kube
+from e2e.cluster.kube import Obj
+from e2e.services import EXAMPLES, kubectl
+
+STUBS = Path(__file__).parent / "stubs"
+IMAGE: str = yaml.safe_load((EXAMPLES / "client-job.yaml").read_text())["spec"]["template"]["spec"]["containers"][0][
+    "image"
+]
+CHECKPOINT = "/opt/unmask/app/runtime/demo/checkpoint"  # of the demo model, in that image
+PORT = 8080
+
+_WAIT = "import signal; signal.sigwait([signal.SIGTERM])"
+_ASK = """
+import json, sys, urllib.error, urllib.request
+
+url, key, body = sys.argv[1:]
+headers = {"Content-Type": "application/json"} | ({"Authorization": f"Bearer {key}"} if key else {})
+request = urllib.request.Request(url, data=body.encode() or None, headers=headers)
+try:
+    answer = urllib.request.urlopen(request, timeout=60)
+except urllib.error.HTTPError as error:
+    answer = error
+print(json.dumps([answer.status, json.loads(answer.read())]))
+"""
+
+
+def python_pod(namespace: str, name: str, command: list[str], **more: Any) -> Obj:
+    """A pod that runs `python COMMAND`, with more members of its container."""
+    container = {
+        "name": "main",
+        "image": IMAGE,
+        "imagePullPolicy": "IfNotPresent",
+        "command": ["python", *command],
+        "resources": {"requests": {"cpu": "10m", "memory": "64Mi"}},
+        "securityContext": {
+            "allowPrivilegeEscalation": False,
+            "readOnlyRootFilesystem": True,
+            "capabilities": {"drop": ["ALL"]},
+        },
+    } | more
+    spec = {
+        "containers": [container],
+        "terminationGracePeriodSeconds": 1,
+        "automountServiceAccountToken": False,
+        "securityContext": {"runAsNonRoot": True, "seccompProfile": {"type": "RuntimeDefault"}},
+    }
+    meta = {"name": name, "namespace": namespace, "labels": {"app": name}}
+    return {"apiVersion": "v1", "kind": "Pod", "metadata": meta, "spec": spec}
+
+
+def script_pod(kube: Kube, namespace: str, script: str, *arguments: str) -> Obj:
+    """A pod called `script` that will run e2e/stubs/SCRIPT.py and listen on PORT. The script itself is made at once."""
+    text = (STUBS / f"{script}.py").read_text()
+    meta = {"name": script, "namespace": namespace}
+    kube.create({"apiVersion": "v1", "kind": "ConfigMap", "metadata": meta, "data": {"script.py": text}})
+    pod = python_pod(
+        namespace,
+        script,
+        ["/script/script.py", *arguments],
+        readinessProbe={"tcpSocket": {"port": PORT}, "periodSeconds": 1},
+        volumeMounts=[{"name": "script", "mountPath": "/script"}],
+    )
+    pod["spec"]["volumes"] = [{"name": "script", "configMap": {"name": script}}]
+    return pod
+
+
+def serve(kube: Kube, pod: Obj, port: int = 80) -> None:
+    """Run a script's pod behind a Service of its name; returns when it listens."""
+    meta = {key: pod["metadata"][key] for key in ("name", "namespace")}
+    kube.create(pod)
+    spec = {"selector": pod["metadata"]["labels"], "ports": [{"port": port, "targetPort": PORT}]}
+    kube.create({"apiVersion": "v1", "kind": "Service", "metadata": meta, "spec": spec})
+    wait_ready(meta["namespace"], meta["name"])
+
+
+def wait_ready(namespace: str, pod: str) -> None:
+    kubectl("wait", "--for=condition=Ready", f"pod/{pod}", "--timeout=55s", namespace=namespace)
+
+
+class Client:
+    """A pod `client` that sends requests, with what headers and where a test likes."""
+
+    def __init__(self, kube: Kube, namespace: str) -> None:
+        self._namespace = namespace
+        kube.create(python_pod(namespace, "client", ["-c", _WAIT]))
+        wait_ready(namespace, "client")
+
+    def send(self, url: str, body: Obj | None = None, key: str = "") -> tuple[int, Obj]:
+        """The answer's status and JSON."""
+        text = json.dumps(body) if body else ""
+        said = kubectl("exec", "client", "--", "python", "-c", _ASK, url, key, text, namespace=self._namespace)
+        status, answer = json.loads(said)
+        return status, answer
+
+    def ask(self, service: str = "demo", key: str = "", question: str = "Solve: 12 + 30.") -> tuple[int, Obj]:
+        """What `service` answers to a question that the demo model knows."""
+        body = {"model": service, "messages": [{"role": "user", "content": question}]}
+        return self.send(f"http://{service}/v1/chat/completions", body, key)
+
+
+def text(answer: tuple[int, Obj]) -> str:
+    """The words of a completion. AssertionError for anything but a completion."""
+    status, body = answer
+    assert status == 200, body
+    return str(body["choices"][0]["message"]["content"])

@@ -1,0 +1,116 @@
+"""Engine pods hold no right that they do not need, and clients need a key where the spec says so."""
+
+from __future__ import annotations
+
+import base64
+import json
+import secrets
+from collections.abc import Iterator
+
+import pytest
+
+from e2e.cluster import Kube
+from e2e.cluster.install import NAMESPACE as OPERATOR
+from e2e.cluster.install import RELEASE
+from e2e.cluster.kube import ApiError, Obj
+from e2e.scripts import Client, python_pod, text
+from e2e.services import condition, demo, kubectl, pods, wait_condition
+from e2e.told import everything_told
+
+# Run inside the engine's container.
+LOOK = """
+import json, os, pathlib
+
+def writable(place):
+    try:
+        (pathlib.Path(place) / "probe").write_text("x")
+        return True
+    except OSError as error:
+        return error.strerror
+
+status = dict(line.split(":", 1) for line in open("/proc/1/status").read().splitlines())
+print(json.dumps({
+    "uids": status["Uid"].split(), "capabilities": {k: int(status[k], 16) for k in status if k.startswith("Cap")},
+    "no_new_privileges": status["NoNewPrivs"].strip(), "seccomp": status["Seccomp"].strip(),
+    "root": writable("/"), "app": writable("/opt/unmask/app"), "tmp": writable("/tmp"),
+    "account": os.path.exists("/var/run/secrets/kubernetes.io"),
+    "links": [name for name in os.environ if name.startswith(("UNMASK_", "DEMO_"))],
+}))
+"""
+
+
+@pytest.fixture
+def restricted(kube: Kube, namespace: str) -> Iterator[str]:
+    """A namespace that enforces the restricted Pod Security level, with a Service called `unmask` in it."""
+    kubectl("label", "namespace", namespace, "pod-security.kubernetes.io/enforce=restricted", namespace=namespace)
+    meta = {"name": "unmask", "namespace": namespace}
+    spec = {"selector": {"app": "unmask"}, "ports": [{"port": 8000}]}
+    kube.create({"apiVersion": "v1", "kind": "Service", "metadata": meta, "spec": spec})
+    return namespace
+
+
+@pytest.mark.timeout(300)
+def test_engines_run_under_the_restricted_level(kube: Kube, restricted: str) -> None:
+    kube.create(demo(restricted))
+    wait_condition(kube, restricted)
+    found = json.loads(kubectl("exec", "deploy/demo", "--", "python", "-c", LOOK, namespace=restricted))
+    assert "0" not in found["uids"]
+    assert set(found["capabilities"].values()) == {0}
+    assert (found["no_new_privileges"], found["seccomp"]) == ("1", "2")
+    assert (found["root"], found["app"]) == ("Read-only file system", "Read-only file system")
+    assert found["tmp"] is True
+    assert not found["account"]
+    assert found["links"] == []
+    assert "42" in text(Client(kube, restricted).ask())
+
+
+def test_the_operator_may_run_under_the_restricted_level(kube: Kube, restricted: str) -> None:
+    template = kube.get("apps/v1", "Deployment", RELEASE, OPERATOR)["spec"]["template"]
+    account = template["spec"]["serviceAccountName"]
+    kube.create({"apiVersion": "v1", "kind": "ServiceAccount", "metadata": {"name": account, "namespace": restricted}})
+    pod: Obj = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "operator", "namespace": restricted}}
+    kube.create(pod | {"spec": template["spec"]}, dryRun="All")
+    loose = python_pod(restricted, "loose", [], securityContext={"privileged": True})
+    with pytest.raises(ApiError, match=r"violates PodSecurity .*privileged"):
+        kube.create(loose, dryRun="All")
+
+
+def set_keys(kube: Kube, namespace: str, keys: str) -> None:
+    meta = {"name": "demo-keys", "namespace": namespace}
+    data = {"keys": base64.b64encode(keys.encode()).decode()}
+    kube.apply({"apiVersion": "v1", "kind": "Secret", "metadata": meta, "data": data})
+
+
+@pytest.mark.timeout(400)
+def test_clients_need_the_key_of_the_secret(kube: Kube, namespace: str) -> None:
+    old, new = secrets.token_hex(16), secrets.token_hex(16)
+    set_keys(kube, namespace, old)
+    kube.create(demo(namespace, spec={"auth": {"apiKeySecretRef": {"name": "demo-keys", "key": "keys"}}}))
+    client = Client(kube, namespace)
+    wait_condition(kube, namespace)
+    for key in ("", new):
+        status, answer = client.ask(key=key)
+        assert status == 401
+        assert answer["error"].keys() == {"message", "type", "param", "code"}
+        assert answer["error"]["code"] == "invalid_api_key"
+        assert client.send("http://demo/v1/models", key=key)[0] == 401
+    assert "42" in text(client.ask(key=old))
+
+    set_keys(kube, namespace, new)
+    (before,) = pods(kube, namespace)
+    kubectl("annotate", "dlms", "demo", "serving.unmask.dev/restartedAt=once", namespace=namespace)
+
+    def replaced() -> bool:
+        now = pods(kube, namespace)
+        return len(now) == 1 and now[0]["metadata"]["uid"] != before["metadata"]["uid"] and ready(now[0])
+
+    kube.wait("another pod in the place of the first", replaced, timeout=180)
+    assert "42" in text(client.ask(key=new))
+    assert client.ask(key=old)[0] == 401
+    told = everything_told(namespace)
+    assert old not in told
+    assert new not in told
+
+
+def ready(pod: Obj) -> bool:
+    return condition(pod, "Ready").get("status") == "True"
