@@ -201,7 +201,6 @@ class Engine:
     def stats(self) -> EngineStats:
         """Totals since start, gauges now, and the observations since the last call."""
         stats = self._stats
-        stats.running = sum(not request.committing for request in self.scheduler.running)
         stats.waiting = len(self.scheduler.waiting)
         stats.pages_used = self.cache.pages_used
         stats.pages_cached = self.cache.pages_cached

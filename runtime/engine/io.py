@@ -97,7 +97,6 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
 class EngineStats(msgspec.Struct, kw_only=True):
     """Counters since start (totals) and gauges, as the metrics page names them; histograms as fresh observations."""
 
-    running: int = 0
     waiting: int = 0
     pages_total: int = 0
     pages_used: int = 0  # held by live requests

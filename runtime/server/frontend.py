@@ -70,6 +70,7 @@ class Frontend:
         self.supervisor: Supervisor | None = None  # set once both exist
         self.table: dict[str, Live] = {}
         self.load = [0] * config.data_parallel_size  # live requests of each replica
+        metrics.figures.live = self.load
         self.info: EngineInfo | None = None  # of the first engine that loaded; replicas are equal
 
     # -- requests

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import platform
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Info, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
@@ -28,8 +28,6 @@ _TOTALS = {
 }
 _KINDS = ("prefill", "denoise", "commit")
 _GAUGES = {
-    "running": ("requests_running", "Requests being prefilled or decoded."),
-    "waiting": ("requests_waiting", "Requests that wait for room in an engine."),
     "pages_total": ("kv_pages", "KV pages of all engines."),
     "pages_used": ("kv_pages_used", "KV pages held by live requests."),
     "pages_cached": ("kv_pages_cached", "KV pages held by the prefix cache alone, reclaimable."),
@@ -37,11 +35,18 @@ _GAUGES = {
 
 
 class EngineFigures:
-    """The engines' totals and gauges. Totals survive a backend's restart: those of the dead are kept."""
+    """The engines' totals and gauges. Totals survive a backend's restart: those of the dead are kept.
+
+    Attributes:
+        live: requests of each replica that were sent to its engine and have not ended, right now.
+        room: how many of them an engine works on at once.
+    """
 
     def __init__(self) -> None:
         self.current: dict[int, EngineStats] = {}
         self.past = EngineStats()
+        self.live: Sequence[int] = ()
+        self.room = 0
 
     def describe(self) -> list[Metric]:
         return []
@@ -55,7 +60,21 @@ class EngineFigures:
     def _sum(self, name: str) -> int:
         return sum(getattr(stats, name) for stats in self.current.values())
 
+    def requests(self) -> tuple[int, int]:
+        """Running and waiting ones. Engines report between steps, when the requests that the step ended are gone: an
+        engine that answers each request in one step would seem to have nothing to do. So they are counted here, and an
+        engine only tells how many of them wait."""
+        running = waiting = 0
+        for replica, live in enumerate(self.live):
+            told = self.current[replica].waiting if replica in self.current else 0
+            wait = min(max(told, live - self.room), live)
+            running, waiting = running + live - wait, waiting + wait
+        return running, waiting
+
     def collect(self) -> Iterator[Metric]:
+        running, waiting = self.requests()
+        yield GaugeMetricFamily("unmask_requests_running", "Requests being prefilled or decoded.", value=running)
+        yield GaugeMetricFamily("unmask_requests_waiting", "Requests that wait for room in an engine.", value=waiting)
         for field, (name, text) in _GAUGES.items():
             yield GaugeMetricFamily(f"unmask_{name}", text, value=self._sum(field))
         pages, used, cached = self._sum("pages_total"), self._sum("pages_used"), self._sum("pages_cached")
@@ -111,6 +130,7 @@ class Metrics:
         self.build.info({"version": runtime.__version__, "python": platform.python_version()})
 
     def loaded(self, info: EngineInfo, seconds: float) -> None:
+        self.figures.room = info.max_num_reqs
         self.load.set(seconds)
         self.build.info(
             {

@@ -80,4 +80,4 @@ class FakeEngine:
 
     def stats(self) -> EngineStats:
         live = len(self.live)
-        return EngineStats(running=live, pages_total=4096, pages_used=live, generated_tokens=self.total)
+        return EngineStats(pages_total=4096, pages_used=live, generated_tokens=self.total)

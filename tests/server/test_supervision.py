@@ -23,7 +23,12 @@ def start_slow(fake: ServerProcess, pool: concurrent.futures.Executor, count: in
             return client.post("/generate", json={**SLOW, **more})
 
     futures = [pool.submit(post) for _ in range(count)]
-    wait_for(lambda: fake.metrics()["unmask_requests_running"] == count, 10)
+
+    def live() -> float:
+        found = fake.metrics()
+        return found["unmask_requests_running"] + found["unmask_requests_waiting"]
+
+    wait_for(lambda: live() == count, 10)
     return futures
 
 

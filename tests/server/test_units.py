@@ -39,7 +39,7 @@ def test_commands_survive_the_wire(command: messages.Command) -> None:
     [
         messages.Loading("weights", 5, 2**40),
         messages.Outputs([EngineOutput(id="a", nfe=1, new_tokens=[1], finish_reason="stop", tokens=[], masked=[0])]),
-        messages.Stats(EngineStats(running=1, step_seconds=[0.5])),
+        messages.Stats(EngineStats(waiting=1, step_seconds=[0.5])),
         messages.Fatal("a sentence"),
     ],
 )
@@ -58,18 +58,36 @@ def test_a_hello_of_another_version_is_refused() -> None:
 
 def test_totals_outlive_their_backend_and_gauges_do_not() -> None:
     figures = EngineFigures()
-    figures.current[0] = EngineStats(running=3, pages_total=10, pages_used=5, generated_tokens=100, forwards_commit=2)
-    figures.current[1] = EngineStats(running=1, pages_total=10, pages_cached=4, generated_tokens=10)
+    figures.current[0] = EngineStats(pages_total=10, pages_used=5, generated_tokens=100, forwards_commit=2)
+    figures.current[1] = EngineStats(pages_total=10, pages_cached=4, generated_tokens=10)
     figures.retire(0)
     figures.retire(0)
     figures.current[0] = EngineStats(generated_tokens=1, pages_total=10)
     found = {sample.name + str(sample.labels or ""): sample.value for m in figures.collect() for sample in m.samples}
     assert found["unmask_generated_tokens_total"] == 111
     assert found["unmask_forwards_total{'kind': 'commit'}"] == 2
-    assert found["unmask_requests_running"] == 1
     assert found["unmask_kv_pages"] == 20
     assert found["unmask_kv_pages_free"] == 16
     assert found["unmask_kv_usage_ratio"] == 0
+
+
+@pytest.mark.parametrize(
+    ("live", "told", "requests"),
+    [
+        ([0], [0], (0, 0)),
+        ([5], [0], (5, 0)),  # though the engine, between two steps, has none
+        ([20], [0], (16, 4)),  # more than an engine takes
+        ([5], [2], (3, 2)),  # its pages are full
+        ([1], [7], (0, 1)),  # the others have been aborted since
+        ([20, 3], [4, 0], (19, 4)),
+        ([4, 0], [], (4, 0)),  # no engine has reported yet
+    ],
+)
+def test_requests_are_counted_as_they_are_now(live: list[int], told: list[int], requests: tuple[int, int]) -> None:
+    figures = EngineFigures()
+    figures.live, figures.room = live, 16
+    figures.current = {replica: EngineStats(waiting=waiting) for replica, waiting in enumerate(told)}
+    assert figures.requests() == requests
 
 
 def refused(kind: type, body: object) -> RequestError:

@@ -49,7 +49,8 @@ def _answer(text: str, status: int = 200, delay: float = 0) -> web.RequestHandle
 
 def test_the_runtimes_own_metrics_are_read() -> None:
     metrics = Metrics()
-    metrics.engine(0, EngineStats(running=5, waiting=7, pages_total=8, pages_used=2))
+    metrics.figures.live, metrics.figures.room = [12], 8
+    metrics.engine(0, EngineStats(waiting=7, pages_total=8, pages_used=2))
     assert parse(metrics.text().decode()) == Reading(7, 5, 25)
 
 
