@@ -10,7 +10,8 @@ from e2e.cluster import Kube
 from e2e.cluster.kube import ApiError
 from e2e.pods import pod
 
-PAUSE = "1200ms"  # 20 clients with it send about 15 requests a second: a busy pod with room for another to start
+CLIENTS = 20
+PAUSE = "1s"  # 20 clients with it send 10 to 18 requests a second: a busy pod with room for another to start
 
 
 @dataclass(frozen=True)
@@ -48,11 +49,11 @@ class Report:
 
 
 class Load:
-    """The pod `load` of a namespace, while it runs."""
+    """The pod `called` of a namespace, while it runs."""
 
-    def __init__(self, kube: Kube, namespace: str) -> None:
+    def __init__(self, kube: Kube, namespace: str, called: str) -> None:
         self._kube = kube
-        self._proxy = kube.path("v1", "Pod", namespace, "load:8080", "proxy")
+        self._proxy = kube.path("v1", "Pod", namespace, f"{called}:8080", "proxy")
 
     def report(self) -> Report:
         """What has happened so far."""
@@ -78,12 +79,20 @@ class Load:
 
 
 @contextlib.contextmanager
-def load(kube: Kube, namespace: str, name: str = "demo", *, pause: str = PAUSE) -> Iterator[Load]:
+def load(
+    kube: Kube,
+    namespace: str,
+    name: str = "demo",
+    *,
+    called: str = "load",
+    clients: int = CLIENTS,
+    pause: str = PAUSE,
+) -> Iterator[Load]:
     """Put service `name` under load until the block ends; then print what happened. The block begins with answers."""
     url = f"http://{name}.{namespace}.svc/v1"
-    made = kube.create(pod(namespace, "load", "load", "-pause", pause, url, name))
+    made = kube.create(pod(namespace, called, "load", "-clients", str(clients), "-pause", pause, url, name))
 
-    it = Load(kube, namespace)
+    it = Load(kube, namespace, called)
 
     def answers() -> bool:
         try:
@@ -94,9 +103,9 @@ def load(kube: Kube, namespace: str, name: str = "demo", *, pause: str = PAUSE) 
             return False
 
     try:
-        kube.wait("the load's first answer", answers, timeout=60)
+        kube.wait("the load's first answer", answers, timeout=180)
         yield it
     finally:
         with contextlib.suppress(ApiError):  # where it never ran there is nothing to tell
-            print(f"load: {it.report()}")
+            print(f"{called}: {it.report()}")
         kube.delete(made)

@@ -1,0 +1,96 @@
+"""Every change that replaces a service's pods goes by without one failed request."""
+
+from __future__ import annotations
+
+import pytest
+
+from e2e.cluster import Kube
+from e2e.cluster.config import environment
+from e2e.cluster.install import NAMESPACE, RELEASE
+from e2e.cluster.kube import Obj
+from e2e.load import Load, load
+from e2e.services import demo, get, kubectl, patch, pods, wait_condition
+
+ENOUGH = 300  # requests a rollout
+
+
+def uids(kube: Kube, namespace: str) -> set[str]:
+    return {one["metadata"]["uid"] for one in pods(kube, namespace)}
+
+
+def main_container(pod: Obj) -> Obj:
+    (found,) = (one for one in pod["spec"]["containers"] if one["name"] == "main")
+    return dict(found)
+
+
+def finish(kube: Kube, namespace: str, under: Load, old: set[str], before: int) -> list[Obj]:
+    """Wait until the rollout that began at `before` requests is over and the `old` pods have drained and are gone.
+
+    Returns the main containers of the new ones. No request may have failed from the beginning to then.
+    """
+    wait_condition(kube, namespace, "RolloutComplete")
+    wait_condition(kube, namespace, "Ready")
+    kube.wait("the old pods' end", lambda: not old & uids(kube, namespace), timeout=120)
+    over = under.report()
+    print(f"{over.requests - before} requests while the pods were replaced")
+    whole = under.wait_requests(max(0, before + ENOUGH - over.requests))
+    assert not whole.failed, whole.failures
+    service, now = get(kube, namespace), pods(kube, namespace)
+    assert len(now) == service["spec"]["replicas"] == service["status"]["updatedReplicas"]
+    return [main_container(pod) for pod in now]
+
+
+def roll_out(kube: Kube, namespace: str, under: Load, change: Obj) -> list[Obj]:
+    old, before = uids(kube, namespace), under.report().requests
+    patch(kube, namespace, change)
+    return finish(kube, namespace, under, old, before)
+
+
+@pytest.mark.timeout(900)
+def test_new_arguments_and_images_fail_no_request(kube: Kube, namespace: str) -> None:
+    kube.create(demo(namespace))
+    wait_condition(kube, namespace)
+    with load(kube, namespace) as under:
+        (main,) = roll_out(kube, namespace, under, {"engine": {"thresholds": {"accept": 0.85}}})
+        assert "--accept-threshold=0.85" in main["args"]
+
+        (main,) = roll_out(kube, namespace, under, {"engine": {"maxNumReqs": 12}})
+        assert {"--max-num-reqs=12", "--accept-threshold=0.85"} <= set(main["args"])
+
+        if image := environment().runtime_next:
+            (main,) = roll_out(kube, namespace, under, {"image": image})
+            assert main["image"] == image
+            assert get(kube, namespace)["status"]["resolvedImage"] == image
+        assert not under.stop().failed
+    if not image:
+        pytest.skip("UNMASK_IMAGE_RUNTIME_NEXT names no second tag of the runtime's image; all but that passed")
+
+
+@pytest.mark.timeout(600)
+def test_pods_replaced_in_place_fail_no_request(kube: Kube, namespace: str) -> None:
+    """Where there is no room for one more pod, the others carry the load."""
+    in_place = {"replicas": 2, "rolloutStrategy": {"maxSurge": 0, "maxUnavailable": 1}}
+    kube.create(demo(namespace, spec=in_place))
+    wait_condition(kube, namespace)
+    with load(kube, namespace) as under:
+        for main in roll_out(kube, namespace, under, {"engine": {"thresholds": {"accept": 0.85}}}):
+            assert "--accept-threshold=0.85" in main["args"]
+        assert not under.stop().failed
+
+
+@pytest.mark.timeout(600)
+def test_a_rollout_ends_well_though_the_operator_is_killed(kube: Kube, namespace: str) -> None:
+    """The leader dies at once after the edit, whatever it has written by then, and gives its Lease to nobody."""
+    kube.create(demo(namespace))
+    wait_condition(kube, namespace)
+    lease = kube.get("coordination.k8s.io/v1", "Lease", RELEASE, NAMESPACE)
+    leader = lease["spec"]["holderIdentity"].rpartition("_")[0]
+    with load(kube, namespace) as under:
+        old, before = uids(kube, namespace), under.report().requests
+        patch(kube, namespace, {"engine": {"thresholds": {"accept": 0.85}}})
+        kubectl("delete", "pod", leader, "--grace-period=0", "--force", namespace=NAMESPACE)
+        (main,) = finish(kube, namespace, under, old, before)
+        assert "--accept-threshold=0.85" in main["args"]
+        assert not under.stop().failed
+    lease = kube.get("coordination.k8s.io/v1", "Lease", RELEASE, NAMESPACE)
+    assert lease["spec"]["holderIdentity"].rpartition("_")[0] != leader
