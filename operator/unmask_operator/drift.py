@@ -20,6 +20,8 @@ _SUFFIXES = {
 }
 _QUANTITIES = {"sizeLimit", "averageValue", "divisor"}  # members that hold a quantity
 _QUANTITY_MAPS = {"limits", "requests"}  # members that map names to quantities
+# Whole or wrong: one entry more in a Service's selector selects nothing, one selector more in a peer lets others in.
+_EXACT = {"selector", "podSelector", "namespaceSelector", "from"}
 _FALSE_BY_WORD = {"automountServiceAccountToken", "enableServiceLinks", "allowPrivilegeEscalation", "hostUsers"}
 _ZERO_BY_DEFAULT = {"initialDelaySeconds", "minReadySeconds"}
 
@@ -29,7 +31,8 @@ def differs(wanted: Any, live: Any) -> bool:
 
     What others added to `live` (defaults of the API server, fields of other managers) is no difference, nor is another
     spelling of a quantity ("1000m" and 1), nor the absence of a value that the API server leaves out because it is the
-    same as nothing ("" , [] and such falses and zeros).
+    same as nothing ("" , [] and such falses and zeros). Selectors and peers alone must be as they are wanted: there an
+    addition changes the meaning, and the API server adds nothing.
     """
     return _differs("", wanted, live)
 
@@ -37,6 +40,8 @@ def differs(wanted: Any, live: Any) -> bool:
 def _differs(member: str, wanted: Any, live: Any, quantities: bool = False) -> bool:
     if wanted == live:  # most parts are, and this is quick
         return False
+    if member in _EXACT:
+        return True
     if isinstance(wanted, dict):
         if not isinstance(live, dict):
             return True

@@ -52,11 +52,22 @@ def test_a_volume_of_another_kind_is_drift() -> None:
 
 
 def test_other_lists_are_compared_entry_by_entry() -> None:
-    peer = {"podSelector": {"matchLabels": {"a": "b"}}}
-    assert not differs({"from": [peer]}, {"from": [{**peer, "namespaceSelector": {}}]})
-    assert differs({"from": [peer]}, {"from": [peer, {"namespaceSelector": {}}]})
+    rule = {"ports": [{"protocol": "TCP", "port": 1}]}
+    assert not differs({"ingress": [rule]}, {"ingress": [{**rule, "zz": "default"}]})
+    assert differs({"ingress": [rule]}, {"ingress": [rule, {}]})
     assert differs({"args": ["--port", "8000"]}, {"args": ["8000", "--port"]})
     assert not differs({"from": []}, {})
+
+
+def test_selectors_and_peers_are_as_wanted_and_no_more() -> None:
+    peer = {"podSelector": {"matchLabels": {"a": "b"}}}
+    assert differs({"from": [peer]}, {"from": [peer, {"namespaceSelector": {}}]})
+    assert differs({"from": [peer]}, {"from": [{**peer, "namespaceSelector": {}}]})
+    assert differs({"selector": {"a": "b"}}, {"selector": {"a": "b", "c": "d"}})
+    assert differs({"podSelector": {}}, {"podSelector": {"matchLabels": {"c": "d"}}})
+    assert not differs(
+        {"from": [peer], "selector": {"a": "b"}}, {"from": [copy.deepcopy(peer)], "selector": {"a": "b"}}
+    )
 
 
 def test_ports_of_one_number_are_told_apart() -> None:

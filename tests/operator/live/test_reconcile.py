@@ -83,6 +83,12 @@ def test_drift_is_repaired_and_foreign_fields_stay(admin, namespace):
     assert deployment(admin, resource)["metadata"]["annotations"]["theirs"] == "stays"
 
     service = admin.get("v1", "Service", "drift", namespace)
+    wanted = service["spec"]["selector"]
+    admin.patch(service, {"spec": {"selector": {"theirs": "selects-nothing"}}})
+    admin.wait(
+        "the selector is put right",
+        lambda: admin.get("v1", "Service", "drift", namespace)["spec"]["selector"] == wanted,
+    )
     admin.delete(service)
     admin.wait("the Service is back", lambda: admin.find("v1", "Service", "drift", namespace))
 
