@@ -67,8 +67,8 @@ class FaultProxy:
         url: its address; `ApiServer.kubeconfig_through(url)` and `service_account_kubeconfig(..., server=url)` use it.
         seen: the requests so far, oldest first.
         faults: what to fail; tests append.
-        answered: called in the proxy's thread with each request, after the API server has done it and before its
-            client hears of it: the moment to kill that client.
+        hold: asked, in the proxy's thread, of each request's method, path with query, and body: one that it holds gets
+            no further, and its client waits for as long as it lives.
     """
 
     def __init__(self, server: ApiServer) -> None:
@@ -76,7 +76,7 @@ class FaultProxy:
         self.url = ""
         self.seen: list[Seen] = []
         self.faults: list[Fault] = []
-        self.answered: Callable[[Seen], None] = lambda seen: None
+        self.hold: Callable[[str, str, bytes], bool] = lambda method, path, body: False
         self._loop = asyncio.new_event_loop()
         self._transports: dict[web.StreamResponse, asyncio.Transport] = {}
         self._thread = threading.Thread(target=self._loop.run_forever, name="fault-proxy", daemon=True)
@@ -129,6 +129,10 @@ class FaultProxy:
         await self._drop()
         await self._runner.cleanup()
         await self._upstream.close()
+        held = asyncio.all_tasks() - {asyncio.current_task()}  # their clients may have gone without a word
+        for task in held:
+            task.cancel()
+        await asyncio.gather(*held, return_exceptions=True)
 
     async def _drop(self) -> int:
         open_watches = list(self._transports.values())
@@ -137,22 +141,23 @@ class FaultProxy:
             transport.abort()
         return len(open_watches)
 
-    def _record(self, request: web.Request, status: int) -> Seen:
-        seen = Seen(request.method, request.path_qs, status)
-        self.seen.append(seen)
-        return seen
+    def _record(self, request: web.Request, status: int) -> None:
+        self.seen.append(Seen(request.method, request.path_qs, status))
 
     async def _handle(self, request: web.Request) -> web.StreamResponse:
         for fault in self.faults:
             if fault.takes(request.method, request.path_qs):
                 return self._fail(request, fault)
+        body = await request.read()
+        if self.hold(request.method, request.path_qs, body):
+            await asyncio.Event().wait()
         headers = {key: value for key, value in request.headers.items() if key.lower() not in _HOP_BY_HOP}
         url = self._access.server + request.raw_path
         async with self._upstream.request(
             request.method,
             URL(url, encoded=True),
             headers=headers,
-            data=await request.read() or None,
+            data=body or None,
             skip_auto_headers=("Accept", "Accept-Encoding", "Content-Type", "User-Agent"),
             ssl=self._access.tls,
         ) as answer:
@@ -162,7 +167,7 @@ class FaultProxy:
         headers = {key: value for key, value in answer.headers.items() if key.lower() not in _HOP_BY_HOP}
         if request.query.get("watch", "") not in ("1", "true"):
             body = await answer.read()
-            self.answered(self._record(request, answer.status))
+            self._record(request, answer.status)
             return web.Response(status=answer.status, headers=headers, body=body)
         response = web.StreamResponse(status=answer.status, headers=headers)
         self._record(request, answer.status)

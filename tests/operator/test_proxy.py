@@ -9,7 +9,7 @@ import httpx
 import pytest
 
 from e2e.cluster import ApiError, ApiServer, Kube, kubeconfig
-from tests.operator.proxy import FaultProxy, Seen
+from tests.operator.proxy import FaultProxy
 
 pytestmark = pytest.mark.cluster
 
@@ -64,18 +64,16 @@ def test_a_dropped_connection_is_no_answer(kube: Kube, fault_proxy: FaultProxy, 
         kube.get("v1", "ConfigMap", "a", namespace)
 
 
-def test_the_write_is_done_before_its_client_hears(
-    kube: Kube, admin: Kube, fault_proxy: FaultProxy, namespace: str
+def test_a_held_request_does_not_reach_the_server(
+    kube: Kube, api_server: ApiServer, admin: Kube, fault_proxy: FaultProxy, namespace: str
 ) -> None:
-    there: list[bool] = []
-
-    def look(seen: Seen) -> None:
-        if seen.method == "POST":
-            there.append(admin.find("v1", "ConfigMap", "a", namespace) is not None)
-
-    fault_proxy.answered = look
-    kube.create(config_map(namespace))
-    assert there == [True]
+    fault_proxy.hold = lambda method, path, body: method == "POST" and b'"a"' in body
+    headers = kubeconfig.read(api_server.kubeconfig_through(fault_proxy.url)).headers
+    url = f"{fault_proxy.url}/api/v1/namespaces/{namespace}/configmaps"
+    with pytest.raises(httpx.ReadTimeout):
+        httpx.post(url, json=config_map(namespace), headers=headers, timeout=1, trust_env=False)
+    assert admin.find("v1", "ConfigMap", "a", namespace) is None
+    kube.create(config_map(namespace, "b"))
 
 
 def test_watches_stream_and_can_be_dropped(

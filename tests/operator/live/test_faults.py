@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import threading
 import time
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Iterator
 
 import pytest
 
 from e2e.cluster import ApiServer, Kube
-from tests.operator.live.objects import children, demo, labelled, read, wait_condition
-from tests.operator.live.process import OperatorProcess, install, reset_lease
-from tests.operator.proxy import FaultProxy, Seen
-from unmask_operator.objects import KIND
+from tests.operator.live.objects import children, demo, wait_condition
+from tests.operator.live.process import OperatorProcess, install
+from tests.operator.proxy import FaultProxy
 
 pytestmark = pytest.mark.cluster
 
@@ -27,27 +24,6 @@ def proxied(api_server: ApiServer, admin: Kube, namespace: str, fault_proxy: Fau
     install(admin, namespace, [namespace])
     with OperatorProcess(api_server, namespace, [namespace], server=fault_proxy.url) as process:
         yield process
-
-
-def state(kube: Kube, resource: dict) -> dict[tuple[str, str], Any]:
-    """What is there in the end: children without what no two lives share, and the conditions."""
-    found: dict[tuple[str, str], Any] = {}
-    for obj in labelled(kube, resource["metadata"]["namespace"]):
-        meta = obj["metadata"]
-        kept = {k: v for k, v in obj.items() if k not in ("metadata", "status")}
-        kept["metadata"] = {"labels": meta.get("labels"), "annotations": _plain(meta.get("annotations"))}
-        kept["controlled"] = [o["name"] for o in meta.get("ownerReferences", ())]
-        if obj["kind"] == "Service":
-            kept["spec"] = {k: v for k, v in obj["spec"].items() if not k.startswith("clusterIP")}
-        if obj["kind"] == "ControllerRevision":
-            kept.pop("revision")
-        found[obj["kind"], meta["name"]] = kept
-    return found
-
-
-def _plain(annotations: dict[str, str] | None) -> dict[str, str]:
-    """Without digests, which hold the owner's uid."""
-    return {k: v for k, v in (annotations or {}).items() if "/applied" not in k and "deployment.kubernetes.io" not in k}
 
 
 FAULTS = [(status, method) for status in (409, 429, 500, 0) for method in ("POST", "PATCH")]
@@ -115,106 +91,6 @@ def test_a_leader_that_cannot_renew_its_lease_ends_at_once(admin, namespace, pro
     assert proxied.process.wait(timeout=20) != 0
     assert time.monotonic() - start < 12 + 1
     assert "no longer leading" in proxied.log()
-
-
-class Life:
-    """A resource is created, edited and deleted, each time with an operator that is killed after its n-th write."""
-
-    def __init__(self, api: ApiServer, kube: Kube, namespace: str, proxy: FaultProxy) -> None:
-        self._api, self._kube, self._namespace, self._proxy = api, kube, namespace, proxy
-        self._operator = OperatorProcess(api, namespace, [namespace], server=proxy.url)
-
-    def close(self) -> None:
-        self._operator.kill()
-
-    def step(self, act: Callable[[], Any], done: Callable[[], bool], kill_after: int | None) -> bool:
-        """Act, kill the operator right after its n-th write from then on, start it again, wait for `done`.
-
-        False when there were fewer writes than that: nothing was killed.
-        """
-        writes = 0
-        killed = threading.Event()
-
-        def answered(seen: Seen) -> None:
-            nonlocal writes
-            if seen.method in ("POST", "PATCH", "DELETE") and "/leases" not in seen.path:
-                writes += 1
-                if writes == kill_after and not killed.is_set():
-                    assert self._operator.process is not None
-                    self._operator.process.kill()
-                    killed.set()
-
-        self._proxy.answered = answered
-        act()
-        deadline = time.monotonic() + 60
-        while not killed.is_set() and not done():
-            assert time.monotonic() < deadline, f"not done:\n{self._operator.log()}"
-            time.sleep(0.05)
-        if kill_after is not None and not killed.is_set():
-            killed.wait(1.5)  # the last write may follow what `done` waits for
-        self._proxy.answered = lambda seen: None
-        if killed.is_set():
-            self.restart()
-            self._kube.wait("done", done, timeout=60)
-        return killed.is_set()
-
-    def restart(self) -> None:
-        self._operator.kill()
-        reset_lease(self._kube, self._namespace)
-        self._operator.start()
-
-
-@pytest.mark.slow
-def test_killed_after_any_write_of_a_life_it_ends_the_same(
-    controlled_api_server: ApiServer, controlled_admin: Kube, controlled_namespace: str
-) -> None:
-    kube, namespace = controlled_admin, controlled_namespace
-    install(kube, namespace, [namespace])
-    resource = demo(namespace, **FULL)
-
-    def settled() -> bool:
-        status = read(kube, resource).get("status", {})
-        generation = read(kube, resource)["metadata"]["generation"]
-        accepted = [c for c in status.get("conditions", ()) if c["type"] == "Accepted" and c["status"] == "True"]
-        return bool(accepted) and accepted[0]["observedGeneration"] == generation
-
-    def gone() -> bool:
-        return kube.find(resource["apiVersion"], KIND, "demo", namespace) is None and not list(
-            labelled(kube, namespace)
-        )
-
-    steps: list[tuple[str, Callable[[], Any], Callable[[], bool]]] = [
-        ("create", lambda: kube.create(resource), settled),
-        ("update", lambda: kube.patch(resource, {"spec": EDITED}), settled),
-        ("delete", lambda: kube.delete(resource), gone),
-    ]
-    with FaultProxy(controlled_api_server) as proxy:
-        life = Life(controlled_api_server, kube, namespace, proxy)
-        try:
-            life.restart()
-            wanted = {}
-            for name, act, done in steps:
-                life.step(act, done, None)
-                time.sleep(1.0)
-                wanted[name] = state(kube, resource)
-            assert wanted["create"]
-            assert wanted["update"] not in ({}, wanted["create"])
-            assert wanted["delete"] == {}
-            kills = {name: 0 for name, *_ in steps}
-            unfinished = {"create", "update"}  # deleting is the garbage collector's work: the operator writes nothing
-            n = 0
-            while unfinished:
-                n += 1
-                for name, act, done in steps:
-                    killed = life.step(act, done, n if name in unfinished else None)
-                    kills[name] += killed
-                    if name in unfinished and not killed:
-                        unfinished.discard(name)
-                    kube.wait(f"{name} killed after write {n}", lambda name=name: state(kube, resource) == wanted[name])
-        finally:
-            life.close()
-    assert kills["create"] >= 10, kills
-    assert kills["update"] >= 5, kills
 
 
 def test_two_operators_at_once_write_once(api_server, admin, namespace):

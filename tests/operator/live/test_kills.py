@@ -1,0 +1,187 @@
+"""The operator killed after every single write of a resource's life: started again, it ends where it would have.
+
+Many resources live side by side, and the proxy holds the operator's requests for the n-th one after its n-th write.
+When all are held, or have no more writes to come, one SIGKILL meets each at a point of its own.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from e2e.cluster import ApiServer, Kube
+from tests.operator.live.objects import Obj, demo, labelled
+from tests.operator.live.process import OperatorProcess, install, reset_lease
+from tests.operator.proxy import WRITES, FaultProxy
+from unmask_operator.leader import WORKERS
+from unmask_operator.objects import API_VERSION, KIND, controller_uid
+
+pytestmark = pytest.mark.cluster
+
+FULL = {"networkPolicy": {}, "replicas": 2}  # makes one child of most kinds
+EDITED = {"networkPolicy": None, "engine": {"maxNumReqs": 5}, "service": {"annotations": {"a": "b"}}}
+POINTS = WORKERS  # resources, each held at its point: a held one keeps a worker
+_NAME = re.compile(r"\bpoint-(\d+)")
+
+
+class Gate:
+    """Lets the first n writes for the resource `point-n` pass, and then nothing more for it, trials included.
+
+    Attributes:
+        passed: how many writes have passed, by resource.
+        held: by resource, the request that was held first.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self.reset()
+
+    def reset(self) -> None:
+        with self._lock:
+            self.passed: Counter[int] = Counter()
+            self.held: dict[int, str] = {}
+
+    def __call__(self, method: str, path: str, body: bytes) -> bool:
+        if method not in WRITES or "/leases/" in path:
+            return False
+        found = _NAME.search(path) or _NAME.search(json.loads(body)["metadata"]["name"])
+        assert found, path
+        number = int(found[1])
+        with self._lock:
+            if self.passed[number] == number:
+                self.held.setdefault(number, f"{method} {path.partition('?')[0]}")
+                return True
+            self.passed[number] += "dryRun" not in path
+            return False
+
+
+def settled(resource: Obj) -> bool:
+    """Whether the operator is done with the latest spec."""
+    generation = resource["metadata"]["generation"]
+    accepted = [c for c in resource.get("status", {}).get("conditions", ()) if c["type"] == "Accepted"]
+    return bool(accepted) and accepted[0]["status"] == "True" and accepted[0]["observedGeneration"] == generation
+
+
+def _plain(annotations: dict[str, str] | None) -> dict[str, str]:
+    """Without digests, which hold the owner's uid."""
+    return {k: v for k, v in (annotations or {}).items() if "/applied" not in k and "deployment.kubernetes.io" not in k}
+
+
+class Fleet:
+    """The resources `point-0`, `point-1` and so on of one namespace."""
+
+    def __init__(self, kube: Kube, namespace: str) -> None:
+        self._kube, self._namespace = kube, namespace
+        self._wanted = [demo(namespace, f"point-{number}", **FULL) for number in range(POINTS)]
+
+    def create(self) -> None:
+        for resource in self._wanted:
+            self._kube.create(resource)
+
+    def edit(self) -> None:
+        for resource in self._wanted:
+            self._kube.patch(resource, {"spec": EDITED})
+
+    def delete(self) -> None:
+        for resource in self._wanted:
+            self._kube.delete(resource)
+
+    def settled(self) -> set[int]:
+        return {_number(one) for one in self._kube.list(API_VERSION, KIND, self._namespace) if settled(one)}
+
+    def gone(self) -> bool:
+        left = self._kube.list(API_VERSION, KIND, self._namespace)
+        return not left and not list(labelled(self._kube, self._namespace))
+
+    def state(self) -> list[dict[str, Any]]:
+        """Each resource's conditions and children, without what no two lives share, and as if all had one name."""
+        resources = self._kube.list(API_VERSION, KIND, self._namespace)
+        owned = {one["metadata"]["uid"]: _number(one) for one in resources}
+        found: list[dict[str, Any]] = [{} for _ in self._wanted]
+        for one in resources:
+            conditions = {c["type"]: (c["status"], c["reason"], c["message"]) for c in one["status"]["conditions"]}
+            found[_number(one)]["conditions"] = conditions
+        for obj in labelled(self._kube, self._namespace):
+            number = owned[controller_uid(obj)]
+            name, kept = _renamed(obj["metadata"]["name"]), _essence(obj)
+            assert (obj["kind"], name) not in found[number], "a child twice"
+            found[number][obj["kind"], name] = json.loads(_renamed(json.dumps(kept)))
+        return found
+
+
+def _number(resource: Obj) -> int:
+    return int(resource["metadata"]["name"].removeprefix("point-"))
+
+
+def _renamed(text: str) -> str:
+    return _NAME.sub("point", text)
+
+
+def _essence(obj: Obj) -> Obj:
+    meta = obj["metadata"]
+    kept = {k: v for k, v in obj.items() if k not in ("metadata", "status", "revision")}
+    kept["metadata"] = {"labels": meta.get("labels"), "annotations": _plain(meta.get("annotations"))}
+    if obj["kind"] == "Service":
+        kept["spec"] = {k: v for k, v in obj["spec"].items() if not k.startswith("clusterIP")}
+    return kept
+
+
+@pytest.fixture
+def gate(controlled_api_server: ApiServer) -> Iterator[tuple[FaultProxy, Gate]]:
+    with FaultProxy(controlled_api_server) as proxy:
+        yield proxy, Gate()
+
+
+def test_killed_after_any_write_it_ends_where_it_would_have(
+    controlled_api_server: ApiServer,
+    controlled_admin: Kube,
+    controlled_namespace: str,
+    gate: tuple[FaultProxy, Gate],
+) -> None:
+    kube, namespace, (proxy, points) = controlled_admin, controlled_namespace, gate
+    install(kube, namespace, [namespace])
+    fleet = Fleet(kube, namespace)
+
+    def kill_at_every_point(act: Callable[[], None]) -> None:
+        points.reset()
+        proxy.hold = points
+        act()
+        every = set(range(POINTS))
+        kube.wait("each is held or done", lambda: fleet.settled() | points.held.keys() == every, timeout=60)
+        time.sleep(1.0)  # what is written last, and after the status
+        operator.kill()
+        print(f"{act.__name__}: killed before", *(f"{n}: {points.held[n]}" for n in sorted(points.held)), sep="\n  ")
+        assert points.held.keys() == set(range(len(points.held))), "the points are not every one up to the last write"
+        assert 6 <= len(points.held) < POINTS, "too few, or too few resources for all of them"
+        proxy.hold = lambda method, path, body: False
+        reset_lease(kube, namespace)
+        operator.start()
+        kube.wait("all are done", lambda: len(fleet.settled()) == POINTS, timeout=60)
+
+    def all_as_the_undisturbed() -> dict[str, Any]:
+        """The last one had no write more to come when the operator was killed."""
+        kube.wait("the same state", lambda: fleet.state()[:-1] == fleet.state()[-1:] * (POINTS - 1), timeout=20)
+        return fleet.state()[-1]
+
+    with OperatorProcess(controlled_api_server, namespace, [namespace], server=proxy.url) as operator:
+        kill_at_every_point(fleet.create)
+        created = all_as_the_undisturbed()
+        kill_at_every_point(fleet.edit)
+        edited = all_as_the_undisturbed()
+        assert ("NetworkPolicy", "point-engine") in created.keys() - edited.keys()
+        points.reset()
+        proxy.hold = points
+        fleet.delete()  # is the garbage collector's work
+        operator.kill()
+        assert not points.passed
+        proxy.hold = lambda method, path, body: False
+        reset_lease(kube, namespace)
+        operator.start()
+        kube.wait("all is gone", fleet.gone, timeout=60)
