@@ -10,9 +10,12 @@ import pytest
 
 from e2e.cluster import Kube
 from e2e.cluster.config import environment
+from e2e.release import Release
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Those that replace the operator come last: while they do, nobody looks after the others' services."""
+    items.sort(key=lambda item: item.path.name.startswith("test_operator_"))
     for item in items:
         item.add_marker(pytest.mark.node)
 
@@ -38,3 +41,11 @@ def namespace(kube: Kube) -> Iterator[str]:
     kube.wait("the namespace's service account", lambda: kube.get("v1", "ServiceAccount", "default", name))
     yield name
     kube.delete(made)
+
+
+@pytest.fixture
+def release(kube: Kube) -> Iterator[Release]:
+    """The chart's release, to upgrade and take away: afterwards it is as it was found. No other test runs meanwhile."""
+    found = Release()
+    yield found
+    found.restore()

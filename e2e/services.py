@@ -90,3 +90,21 @@ def wait_condition(
         raise AssertionError(f"{error}\n{told}") from None
     print(f"{what} after {time.monotonic() - start:.1f} s: {it['message']}")
     return it
+
+
+def engines(kube: Kube, namespace: str) -> dict[str, int]:
+    """Every engine pod of a namespace by its uid, with its restarts: what stays the same while engines run on."""
+    found = kube.list("v1", "Pod", namespace, labelSelector=LABEL)
+    return {
+        pod["metadata"]["uid"]: sum(one["restartCount"] for one in pod["status"].get("containerStatuses", ()))
+        for pod in found
+    }
+
+
+def ask(kube: Kube, namespace: str, name: str = "demo", question: str = "What is 6 times 7?") -> str:
+    """The service's answer to a question, asked through the API server's proxy of its Service."""
+    path = kube.path("v1", "Service", namespace, f"{name}:http", "proxy")
+    body = {"model": name, "messages": [{"role": "user", "content": question}], "max_tokens": 32}
+    answer = kube.request("POST", f"{path}/v1/chat/completions", body)
+    text: str = answer["choices"][0]["message"]["content"]
+    return text

@@ -1,0 +1,48 @@
+"""What only a node on this very machine allows: signals to a container's processes, and the API server's audit log."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+from pathlib import Path
+
+from e2e.cluster.config import environment
+from e2e.cluster.kube import Obj
+
+
+def signal_container(pod: Obj, number: int) -> None:
+    """A signal to all processes of a pod's one container. LookupError where they do not run on this machine."""
+    container = pod["status"]["containerStatuses"][0]["containerID"].partition("://")[2]
+    processes = [int(path.parent.name) for path in Path("/proc").glob("[0-9]*/cgroup") if container in _text(path)]
+    if not processes:
+        raise LookupError(f"{pod['metadata']['name']}: no process of container {container} runs here")
+    for process in processes:
+        os.kill(process, number)
+
+
+def _text(path: Path) -> str:
+    with contextlib.suppress(OSError):  # it ended meanwhile
+        return path.read_text()
+    return ""
+
+
+def audit_log() -> Path:
+    """Of a cluster that `up` started; of somebody's own there is none at this place."""
+    config = environment().kubeconfig
+    assert config is not None
+    return config.parent / "audit.log"
+
+
+def requests(user: str, after: int = 0) -> list[Obj]:
+    """The audit events of a user's answered requests, without the log's first `after` bytes."""
+    with audit_log().open("rb") as log:
+        log.seek(after)
+        events = [json.loads(line) for line in log.read().splitlines() if line.endswith(b"}")]
+    return [e for e in events if e["user"].get("username") == user and e["stage"] == "ResponseComplete"]
+
+
+def pod_of(event: Obj) -> str:
+    """The pod whose token a request carried."""
+    name: str = event["user"]["extra"]["authentication.kubernetes.io/pod-name"][0]
+    return name

@@ -1,0 +1,68 @@
+"""The chart's release on the cluster: upgraded, taken away, and put back as it was found."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from pathlib import Path
+from typing import Any
+
+from e2e.cluster import Kube
+from e2e.cluster.config import environment
+from e2e.cluster.install import NAMESPACE, RELEASE
+from e2e.cluster.kube import Obj
+from e2e.cluster.node.images import ROOT
+
+__all__ = ["CHART", "NAMESPACE", "RELEASE", "Release", "leader", "operators"]
+
+CHART = ROOT / "charts" / "unmask-operator"
+
+
+def helm(*arguments: str, values: Obj | None = None) -> str:
+    """What helm prints. AssertionError with its complaint when it fails."""
+    line = ["helm", *arguments, "--namespace", NAMESPACE, "--kubeconfig", str(environment().kubeconfig)]
+    done = subprocess.run(line, input=json.dumps(values or {}), capture_output=True, text=True, timeout=360)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+class Release:
+    """
+    Attributes:
+        values: what it was installed with.
+    """
+
+    def __init__(self) -> None:
+        self.values: Obj = json.loads(helm("get", "values", RELEASE, "--output", "json")) or {}
+        self._changed = False
+
+    def upgrade(self, values: dict[str, Any] | None = None, *, chart: Path = CHART) -> str:
+        """Install, or upgrade to, `values` (by their dotted paths) over those it was found with; wait for its pods."""
+        self._changed = True
+        sets = [
+            word for path, value in (values or {}).items() for word in ("--set-json", f"{path}={json.dumps(value)}")
+        ]
+        wait = ("--install", "--create-namespace", "--wait", "--timeout", "5m")
+        return helm("upgrade", RELEASE, str(chart), "--values", "-", *sets, *wait, values=self.values)
+
+    def uninstall(self) -> None:
+        self._changed = True
+        helm("uninstall", RELEASE, "--wait", "--timeout", "2m")
+
+    def restore(self) -> None:
+        """As it was found."""
+        if self._changed:
+            self.upgrade()
+            self._changed = False
+
+
+def operators(kube: Kube) -> list[Obj]:
+    """The operator's pods."""
+    return kube.list("v1", "Pod", NAMESPACE, labelSelector=f"app.kubernetes.io/instance={RELEASE}")
+
+
+def leader(kube: Kube) -> Obj | None:
+    """The operator's pod that holds the Lease; None while none does."""
+    lease = kube.get("coordination.k8s.io/v1", "Lease", RELEASE, NAMESPACE)
+    pod = (lease.get("spec", {}).get("holderIdentity") or "").rpartition("_")[0]
+    return next((one for one in operators(kube) if one["metadata"]["name"] == pod), None)

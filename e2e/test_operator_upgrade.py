@@ -1,0 +1,94 @@
+"""Another operator over live services: it restarts no engine, tells what it would change, and keeps all the rest up."""
+
+from __future__ import annotations
+
+import pytest
+
+from e2e.cluster import Kube
+from e2e.cluster.kube import Obj
+from e2e.release import Release
+from e2e.services import LABEL, ask, condition, demo, engines, get, patch, pods, wait_condition
+
+# What the newer chart renders otherwise: one more variable, and another default image. The same image by its full name,
+# so that it is on every node that has the first one.
+VARIABLE = "E2E_NEWER"
+
+
+@pytest.fixture
+def newer(release: Release) -> dict[str, object]:
+    repository = release.values.get("engine", {}).get("image", {}).get("repository", "unmask-runtime")
+    another = repository.removeprefix("docker.io/library/") if "/" in repository else f"docker.io/library/{repository}"
+    return {f"engine.env.{VARIABLE}": "yes", "engine.image.repository": another}
+
+
+def main(kube: Kube, namespace: str, name: str) -> tuple[str, bool]:
+    """The image of a service's one engine that stays, and whether it has the newer chart's variable."""
+    (pod,) = [pod for pod in pods(kube, namespace, name) if "deletionTimestamp" not in pod["metadata"]]
+    container = pod["spec"]["containers"][0]
+    return container["image"], VARIABLE in {variable["name"] for variable in container["env"]}
+
+
+@pytest.mark.timeout(600)
+def test_an_upgrade_and_a_downgrade_restart_no_engine(
+    kube: Kube, namespace: str, release: Release, newer: dict[str, object]
+) -> None:
+    for name in ("still", "moved"):
+        kube.create(demo(namespace, name, {"resources": {"requests": {"cpu": "100m"}}, "networkPolicy": {}}))
+    for name in ("still", "moved"):
+        wait_condition(kube, namespace, name=name)
+    before, (old_image, _) = engines(kube, namespace), main(kube, namespace, "still")
+
+    release.upgrade(newer)
+    for name in ("still", "moved"):
+        wait_condition(kube, namespace, "UpToDate", "False", name=name, reason="OperatorUpgraded")
+        assert condition(get(kube, namespace, name), "Ready")["status"] == "True"
+        assert "42" in ask(kube, namespace, name)
+    spoil(kube, namespace, "still")
+    kube.wait("all is put right", lambda: not spoilt(kube, namespace, "still"))
+    assert engines(kube, namespace) == before
+
+    restart(kube, namespace, "moved")
+    wait_condition(kube, namespace, "UpToDate", name="moved")
+    wait_condition(kube, namespace, name="moved")
+    new_image, has_variable = main(kube, namespace, "moved")
+    assert (new_image != old_image, has_variable) == (True, True)
+    assert main(kube, namespace, "still") == (old_image, False)
+    kube.wait("the old pod is gone", lambda: len(engines(kube, namespace)) == 2, timeout=90)
+    before = engines(kube, namespace)
+
+    release.restore()  # the older operator again
+    wait_condition(kube, namespace, "UpToDate", "False", name="moved", reason="OperatorUpgraded")
+    wait_condition(kube, namespace, "UpToDate", name="still")
+    assert engines(kube, namespace) == before
+    patch(kube, namespace, {"engine": {"maxNumReqs": 8}}, name="moved")
+    wait_condition(kube, namespace, "UpToDate", name="moved")
+    wait_condition(kube, namespace, name="moved")
+    assert main(kube, namespace, "moved") == (old_image, False)
+    assert "42" in ask(kube, namespace, "moved")
+
+
+def restart(kube: Kube, namespace: str, name: str) -> None:
+    """As docs/rolling-upgrade.md says."""
+    kube.patch(demo(namespace, name), {"metadata": {"annotations": {"serving.unmask.dev/restartedAt": "now"}}})
+
+
+def spoil(kube: Kube, namespace: str, name: str) -> None:
+    """Change or delete each of the service's children, the pods' template left alone."""
+    kube.patch(child(kube, "v1", "Service", namespace, name), {"spec": {"selector": {"somebody": "else"}}})
+    kube.patch(child(kube, "apps/v1", "Deployment", namespace, name), {"spec": {"progressDeadlineSeconds": 1234}})
+    kube.delete(child(kube, "networking.k8s.io/v1", "NetworkPolicy", namespace, name))
+
+
+def spoilt(kube: Kube, namespace: str, name: str) -> bool:
+    service = child(kube, "v1", "Service", namespace, name)
+    deployment = child(kube, "apps/v1", "Deployment", namespace, name)
+    return (
+        service["spec"]["selector"] != {LABEL: name}
+        or deployment["spec"]["progressDeadlineSeconds"] == 1234
+        or not kube.list("networking.k8s.io/v1", "NetworkPolicy", namespace, labelSelector=f"{LABEL}={name}")
+    )
+
+
+def child(kube: Kube, api: str, kind: str, namespace: str, name: str) -> Obj:
+    (one,) = kube.list(api, kind, namespace, labelSelector=f"{LABEL}={name}")
+    return one
