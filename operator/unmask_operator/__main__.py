@@ -40,6 +40,7 @@ class Operator:
         self._metrics = Metrics(self._store, lambda: len(self._queue))
         identity = f"{settings.pod_name}_{uuid.uuid4().hex[:8]}"  # a restarted container is another one
         self._elector = Elector(self._client, settings.namespace, settings.lease_name, identity)
+        self._client.may_write = self._elector.in_time
         self._up = False
 
     async def run(self) -> None:

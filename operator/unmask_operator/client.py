@@ -34,6 +34,8 @@ class Client:
 
     Attributes:
         last_answer: monotonic seconds of the last answer below 500, 0.0 before the first one.
+        may_write: asked right before each write but that of the Lease. A process that was frozen goes on wherever it
+            was, before any task of its own could tell it that another leads by now.
     """
 
     def __init__(self, login: Callable[[], kopf.ConnectionInfo], user_agent: str = FIELD_MANAGER) -> None:
@@ -43,6 +45,7 @@ class Client:
         self._agent = user_agent
         self._session: aiohttp.ClientSession | None = None
         self.last_answer = 0.0
+        self.may_write: Callable[[], bool] = lambda: True
 
     async def close(self) -> None:
         if self._session is not None:
@@ -162,6 +165,8 @@ class Client:
         self, method: str, path: str, params: Mapping[str, str] | None, body: Any, content_type: str, timeout: float
     ) -> Obj:
         session = await self._open()
+        if method != "GET" and not path.startswith(LEASES.root) and not self.may_write():
+            raise ApiError(0, "NotLeading", f"{method} {path}: not sent, for another pod may lead by now")
         url = self._info.server.rstrip("/") + path
         data = None if body is None else encode(body)
         headers = {**self._info.as_http_headers(), "Content-Type": content_type, "Accept": JSON}

@@ -92,6 +92,10 @@ class Elector:
     def leads(self) -> bool:
         return self._lease.renewed_at is not None
 
+    def in_time(self) -> bool:
+        """Whether this pod leads and its Lease is not overdue: nobody else can lead yet."""
+        return self.leads and self._lease.seconds_left() > 0
+
     async def acquire(self) -> None:
         """Return once this pod leads."""
         while not await self._try():

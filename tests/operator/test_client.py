@@ -195,6 +195,21 @@ def test_a_token_that_did_not_change_is_not_tried_twice():
     assert len(server.seen) == 1
 
 
+def test_nothing_but_the_lease_is_written_where_another_may_lead():
+    server = Server((200, {"metadata": {}}, {}), (200, {}, {}))
+
+    async def scene(client):
+        client.may_write = lambda: False
+        for write in (client.delete(PODS, "ns", "p", "u"), client.patch_scale("ns", "s", 2)):
+            with pytest.raises(ApiError, match="another pod may lead"):
+                await write
+        await client.get(PODS, "ns", "p")
+        await client.update_lease({"metadata": {"namespace": "n", "name": "l"}}, timeout=5)
+
+    server.run(scene)
+    assert [seen[0] for seen in server.seen] == ["GET", "PUT"]
+
+
 def test_no_answer_is_an_error_of_the_same_type():
     client_error = None
 

@@ -106,6 +106,18 @@ def elector(api, identity):
     return Elector(api, "n", "l", identity)
 
 
+def test_a_leader_is_in_time_until_its_deadline():
+    async def scene():
+        one = elector(OneLease(), "a")
+        assert not one.in_time()
+        await one.acquire()
+        assert one.in_time()
+        one._lease.renewed_at -= module.DEADLINE_SECONDS
+        assert not one.in_time()
+
+    asyncio.run(scene())
+
+
 def test_of_two_only_one_leads_and_the_other_follows_a_release_at_once(fast):
     async def scene():
         api = OneLease()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import time
 from collections.abc import Iterator
 
@@ -126,6 +127,27 @@ def test_two_operators_at_once_write_once(api_server, admin, namespace):
         assert after == before
         admin.patch(resource, {"spec": {"service": {"annotations": {"a": "b"}}}})
         admin.wait("b works", lambda: "a" in admin.get("v1", "Service", "demo", namespace)["metadata"]["annotations"])
+
+
+def test_a_leader_that_was_frozen_writes_nothing_when_it_wakes(api_server, admin, namespace, fault_proxy):
+    """It wakes with answers to its requests at hand, and another leads already: it must not go on from them."""
+    install(admin, namespace, [namespace])
+    with OperatorProcess(api_server, namespace, [namespace], server=fault_proxy.url, name="a") as first:
+        admin.wait("a leads", lambda: first.metric("unmask_operator_leader"))
+        assert first.process is not None
+        for number in range(16):
+            admin.create(demo(namespace, f"s{number}", **FULL))
+        admin.wait("it is in the middle of its work", lambda: len(fault_proxy.writes()) > 10)
+        first.process.send_signal(signal.SIGSTOP)
+        try:
+            with OperatorProcess(api_server, namespace, [namespace], name="b") as second:
+                admin.wait("b leads", lambda: second.metric("unmask_operator_leader"), timeout=40)
+                before = len(fault_proxy.writes())
+                first.process.send_signal(signal.SIGCONT)
+                assert first.process.wait(10) != 0
+                assert [w for w in fault_proxy.writes()[before:] if "/leases/" not in w.path] == []
+        finally:
+            first.process.send_signal(signal.SIGCONT)
 
 
 def test_a_killed_leader_is_followed_within_twenty_seconds_and_only_the_lease_is_written(api_server, admin, namespace):
