@@ -31,7 +31,7 @@ _OWN = {
 def everything(kube: Kube, namespace: str = "") -> dict[Key, Obj]:
     """All objects of a namespace, or of the whole cluster with what lies outside namespaces."""
     found: dict[Key, Obj] = {}
-    for version in _versions(kube):
+    for version in versions(kube):
         root = f"/apis/{version}" if "/" in version else f"/api/{version}"
         for resource in kube.request("GET", root)["resources"]:
             listed = "list" in resource["verbs"] and resource["kind"] not in _PASSING
@@ -42,7 +42,7 @@ def everything(kube: Kube, namespace: str = "") -> dict[Key, Obj]:
     return found
 
 
-def _versions(kube: Kube) -> list[str]:
+def versions(kube: Kube) -> list[str]:
     """Every group in the version that its server prefers."""
     groups = kube.request("GET", "/apis")["groups"]
     return ["v1", *(group["preferredVersion"]["groupVersion"] for group in groups)]

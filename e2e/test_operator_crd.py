@@ -52,7 +52,9 @@ def test_an_upgrade_brings_the_crd_and_the_resources_stay(
     release.restore()
     assert COLUMN not in version(kube)["additionalPrinterColumns"]
     now = get(kube, namespace)
-    assert (now["metadata"]["uid"], now["spec"]) == (service["metadata"]["uid"], service["spec"])
+    assert now["metadata"]["uid"] == service["metadata"]["uid"]
+    assert now["spec"] == service["spec"] | {"suspend": False}  # a new field's default is no edit
+    wait_condition(kube, namespace, "UpToDate")
     assert condition(now, "Ready")["status"] == "True"
     assert engines(kube, namespace) == before
     patch(kube, namespace, {"suspend": True})  # the field works now

@@ -55,8 +55,11 @@ def all_accepted(kube: Kube, namespace: str, timeout: float) -> None:
 
 def state(kube: Kube, namespace: str) -> dict[tuple[str, str], Any]:
     """All that is in a namespace, but for what no two lives share, and the namespace's name."""
-    found = {key[1::2]: essence(obj) for key, obj in everything(kube, namespace).items() if key[1] not in UNNAMED}
-    return {key: json.loads(json.dumps(obj).replace(namespace, "NAMESPACE")) for key, obj in found.items()}
+    return {
+        (kind, name): json.loads(json.dumps(essence(obj)).replace(namespace, "NAMESPACE"))
+        for (_, kind, _, name), obj in everything(kube, namespace).items()
+        if kind not in UNNAMED
+    }
 
 
 def same_state(kube: Kube, namespace: str, other: str) -> None:
