@@ -45,7 +45,7 @@ def test_a_missing_claim_is_named(kube: Kube, namespace: str) -> None:
 
 def test_a_block_size_that_the_model_refuses_is_the_engines_own_sentence(kube: Kube, namespace: str) -> None:
     kube.create(demo(namespace, spec={"engine": {"blockSize": 48}}))
-    fatal = "--page-size 32 is neither a multiple nor a divisor of the block size 48"
+    fatal = "is neither a multiple nor a divisor of the block size 48"
     loaded = wait_condition(kube, namespace, "ModelLoaded", "False", reason="CrashLoopBackOff", says=fatal)
     ready = wait_condition(kube, namespace, "Ready", "False", reason="CrashLoopBackOff", timeout=20)
     assert ready["message"] == loaded["message"]

@@ -109,6 +109,8 @@ def _image(facts: Facts) -> str | None:
 
 
 def _model_load(facts: Facts) -> Obj | None:
+    if facts.trouble:
+        return None  # what a pod said before it came to an end is no progress
     if load := facts.slowest_load:
         return {"phase": load.phase, "percent": round(load.percent)}
     if facts.pods and all(pod_facts.is_started(pod) for pod in facts.pods):

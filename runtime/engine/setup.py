@@ -91,7 +91,11 @@ def _facts(
     buffer_size = config.buffer_size or 1
     page_size = config.page_size or 32
     if page_size % block_size and block_size % page_size:
-        raise ConfigError(f"--page-size {page_size} is neither a multiple nor a divisor of the block size {block_size}")
+        default = "" if config.page_size else ", its default,"
+        raise ConfigError(
+            f"--page-size {page_size}{default} is neither a multiple nor a divisor of the block size {block_size}; set "
+            "one that is"
+        )
     limit = fields.whole("max_position_embeddings", DEFAULT_MODEL_LEN)
     max_model_len = config.max_model_len or min(DEFAULT_MODEL_LEN, limit)
     if max_model_len > limit:

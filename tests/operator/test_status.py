@@ -113,6 +113,12 @@ def test_load_progress_is_that_of_the_slowest_pod() -> None:
     assert _says(_judge(known)["ModelLoaded"]) == ("False", "Loading", "the model is being loaded: weights, 42 %")
 
 
+def test_what_an_engine_said_before_it_ended_is_no_progress() -> None:
+    over = pod("crash_loop_running")
+    known = reconcile("progressing", over, loads={over["metadata"]["uid"]: Load("weights", 42.2)})
+    assert "modelLoad" not in status(*known)
+
+
 def test_conditions_keep_their_time_until_their_status_flips() -> None:
     first = status(*reconcile("created"))
     later = service()

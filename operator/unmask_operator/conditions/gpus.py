@@ -26,8 +26,8 @@ def shortage(facts: Facts, pod: Obj, sentence: str) -> str | None:
         return f"a pod needs {need} {resource}{hint} ({sentence})"
     if largest == 0:
         return (
-            f"a pod needs {need} {resource} and no node that it may run on has any: add one, or start the device "
-            f"plugin there ({sentence})"
+            f"a pod needs {need} {resource} and no node that it may run on has any: add a node with GPUs, or "
+            f"install their device plugin ({sentence})"
         )
     if need > largest:
         return (
