@@ -1,0 +1,127 @@
+"""`provider: HPA`: Kubernetes' own autoscaler moves a service by an adapter's metrics, and the operator lets it."""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Iterator
+
+import pytest
+
+from e2e.cluster import Kube
+from e2e.cluster.kube import Obj
+from e2e.cluster.pki import Authority
+from e2e.scripts import PORT, script_pod, serve
+from e2e.services import condition, demo, get, pods, wait_condition
+
+VERSION = "v1beta2"
+API = {"apiVersion": "apiregistration.k8s.io/v1", "kind": "APIService"}
+REGISTERED = API | {"metadata": {"name": f"{VERSION}.custom.metrics.k8s.io"}}
+RBAC = "rbac.authorization.k8s.io"
+AT_ONCE = {"stabilizationWindowSeconds": 0, "policies": [{"type": "Pods", "value": 4, "periodSeconds": 15}]}
+SCALING = {
+    "provider": "HPA",
+    "minReplicas": 1,
+    "maxReplicas": 2,
+    "targets": {"queuedRequestsPerReplica": 4},
+    "behavior": {"scaleUp": AT_ONCE, "scaleDown": AT_ONCE},
+}
+
+
+class Adapter:
+    """e2e/stubs/metrics.py as the cluster's custom metrics API."""
+
+    def __init__(self, kube: Kube, namespace: str) -> None:
+        self._kube, self._namespace = kube, namespace
+
+    def start(self) -> None:
+        """Run it, and tell the API server once it answers."""
+        meta = {"name": "metrics", "namespace": self._namespace}
+        ca = Authority("custom metrics")
+        pair = ca.issue("metrics", hosts=[f"metrics.{self._namespace}.svc"])
+        secret = {"apiVersion": "v1", "kind": "Secret", "metadata": meta, "type": "kubernetes.io/tls"}
+        self._kube.create(secret | {"data": {"tls.crt": _text(pair.certificate), "tls.key": _text(pair.key)}})
+        self._may_list_pods(meta)
+        pod = script_pod(self._kube, self._namespace, "metrics", str(PORT))
+        pod["spec"] |= {"serviceAccountName": "metrics", "automountServiceAccountToken": True}
+        pod["spec"]["volumes"].append({"name": "tls", "secret": {"secretName": "metrics"}})
+        pod["spec"]["containers"][0]["volumeMounts"].append({"name": "tls", "mountPath": "/tls"})
+        serve(self._kube, pod, 443)
+        self._kube.create(
+            REGISTERED
+            | {
+                "spec": {
+                    "group": "custom.metrics.k8s.io",
+                    "version": VERSION,
+                    "service": meta,
+                    "caBundle": _text(ca.certificate),
+                    "groupPriorityMinimum": 100,
+                    "versionPriority": 100,
+                }
+            }
+        )
+        name = REGISTERED["metadata"]["name"]
+        self._kube.wait("the adapter's API", lambda: self._answers(name), timeout=60)
+
+    def _answers(self, name: str) -> bool:
+        return condition(self._kube.get(API["apiVersion"], API["kind"], name), "Available").get("status") == "True"
+
+    def _may_list_pods(self, meta: Obj) -> None:
+        self._kube.create({"apiVersion": "v1", "kind": "ServiceAccount", "metadata": meta})
+        rules = [{"apiGroups": [""], "resources": ["pods"], "verbs": ["list"]}]
+        self._kube.create({"apiVersion": f"{RBAC}/v1", "kind": "Role", "metadata": meta, "rules": rules})
+        bound = {"apiVersion": f"{RBAC}/v1", "kind": "RoleBinding", "metadata": meta}
+        bound["roleRef"] = {"apiGroup": RBAC, "kind": "Role", "name": "metrics"}
+        self._kube.create(bound | {"subjects": [{"kind": "ServiceAccount", **meta}]})
+
+    def say(self, value: int) -> None:
+        """From now on this many requests wait in each pod."""
+        proxy = self._kube.path("v1", "Service", self._namespace, "https:metrics:443", "proxy")
+        self._kube.request("POST", f"{proxy}/value", {"value": str(value)})
+
+
+def _text(data: bytes) -> str:
+    return base64.b64encode(data).decode()
+
+
+@pytest.fixture
+def adapter(kube: Kube, namespace: str) -> Iterator[Adapter]:
+    """Not started yet. Its API goes before its pod does: one that does not answer stops the deletion of namespaces."""
+    if kube.find(API["apiVersion"], API["kind"], REGISTERED["metadata"]["name"]):
+        pytest.skip("the cluster has a custom metrics adapter of its own")
+    yield Adapter(kube, namespace)
+    kube.delete(REGISTERED)
+
+
+@pytest.mark.timeout(500)
+def test_the_horizontal_pod_autoscaler_moves_a_service(kube: Kube, namespace: str, adapter: Adapter) -> None:
+    kube.create(demo(namespace, spec={"autoscaling": SCALING}))
+    told = wait_condition(kube, namespace, "ScalingReady", "False", reason="FailedGetPodsMetric")
+    hpa = kube.list("autoscaling/v2", "HorizontalPodAutoscaler", namespace)[0]
+    assert condition(hpa, "ScalingActive")["message"] == told["message"]
+    assert "custom metrics API" in told["message"]
+    wait_condition(kube, namespace)  # that nobody scales stops nobody from serving
+
+    adapter.start()
+    wait_condition(kube, namespace, "ScalingReady", "True", reason="Active")
+    seen = [1]
+
+    def settled(wanted: int) -> bool:
+        """The operator's Deployment follows the autoscaler's word and never leaves it again."""
+        deployment = kube.get("apps/v1", "Deployment", "demo", namespace)
+        if (replicas := deployment["spec"]["replicas"]) != seen[-1]:
+            seen.append(replicas)
+        service = get(kube, namespace)
+        counts = {service["spec"]["replicas"], service["status"]["readyReplicas"], len(pods(kube, namespace)), replicas}
+        return counts == {wanted}
+
+    adapter.say(8)  # twice the target
+    kube.wait("two replicas", lambda: settled(2), timeout=180)
+    adapter.say(0)
+    kube.wait("one replica", lambda: settled(1), timeout=180)
+    assert seen == [1, 2, 1]
+    writers = {
+        entry["manager"]
+        for entry in get(kube, namespace)["metadata"]["managedFields"]
+        if "f:replicas" in entry["fieldsV1"].get("f:spec", {})
+    }
+    assert writers == {"kube-controller-manager"}
