@@ -67,12 +67,10 @@ class Images:
         if known.get(name) == identity and containers.has_image(name):
             return
         say(f"loading {name}")
-        archive = self._cache / f"{identity[:12]}.tar"
-        try:
+        with tempfile.TemporaryDirectory(dir=self._cache) as folder:  # another cluster may load it at the same time
+            archive = Path(folder) / "image.tar"
             self._buildah("push", "--quiet", name, f"docker-archive:{archive}:{name}")
             containers.load(name, archive)
-        finally:
-            archive.unlink(missing_ok=True)
         loaded.write_text(json.dumps({**known, name: identity}))
 
     def _debian(self) -> str:
