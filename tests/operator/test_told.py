@@ -65,10 +65,18 @@ def test_an_engine_that_failed_by_itself_has_the_word():
     assert judged(pod("oom_killed"), SLOW, killed("startup"))[0] == "OOMKilled"
 
 
+@pytest.mark.parametrize(
+    ("state", "reason"), [("secret_missing", "CreateContainerConfigError"), ("image_pull", "ImagePullBackOff")]
+)
+def test_what_a_container_waits_for_has_the_word(state, reason):
+    assert (
+        judged(pod(state), Told("Failed", "Error: what the container's own state says too", warning=True))[0] == reason
+    )
+
+
 @pytest.mark.parametrize("state", STATES)
 def test_only_pods_whose_status_is_silent_are_asked_about(state):
-    asked_about = {"creating", "image_pull", "image_pull_error", "secret_missing"}  # nothing in these ever started
-    assert is_silent(pod(state), NOW) == (state in asked_about)
+    assert is_silent(pod(state), NOW) == (state == "creating")
     began = NOW - timedelta(hours=3) + timedelta(seconds=2)
     assert not is_silent(pod(state), began + PATIENCE)
     assert is_silent(ended(0), began)

@@ -11,7 +11,7 @@ from unmask_operator.objects import Obj
 from unmask_operator.render.names import MAIN
 
 _OF_THE_NODES = re.compile(r"\d+/\d+ nodes are available: .*?(?=\.(\s|$))", re.DOTALL)
-_CALM = {"ContainerCreating", "PodInitializing", ""}  # waiting for nothing but time
+CALM = {"ContainerCreating", "PodInitializing", ""}  # waiting for nothing but time
 
 
 @dataclass(frozen=True)
@@ -80,7 +80,7 @@ def trouble(pod: Obj) -> Trouble | None:
         end = _end(container)
         if end is not None and not container.get("ready") and not container.get("started"):
             return end  # but one that has come up again is well, whatever ended it long ago
-        if waiting.get("reason", "") not in _CALM:
+        if waiting.get("reason", "") not in CALM:
             return _waiting(container, waiting)
     return None
 
@@ -126,7 +126,7 @@ def _end(container: Obj) -> Trouble | None:
     """How the container last ended. It is started again and again: running and waiting are told as one."""
     state, last = container.get("state") or {}, container.get("lastState") or {}
     ended = state.get("terminated") or last.get("terminated")
-    if not ended or (state.get("waiting") or {}).get("reason", "CrashLoopBackOff") not in ("CrashLoopBackOff", *_CALM):
+    if not ended or (state.get("waiting") or {}).get("reason", "CrashLoopBackOff") not in ("CrashLoopBackOff", *CALM):
         return None
     if ended.get("reason") == "OOMKilled":
         return Trouble(

@@ -6,7 +6,7 @@ import re
 from collections.abc import Sequence
 from datetime import datetime, timedelta
 
-from unmask_operator.conditions.pods import Trouble, containers, is_live, is_scheduled, name
+from unmask_operator.conditions.pods import CALM, Trouble, containers, is_live, is_scheduled, name
 from unmask_operator.objects import Obj
 from unmask_operator.observed import Told
 
@@ -36,8 +36,13 @@ def trouble(pod: Obj, told: Sequence[Told]) -> Trouble | None:
 
 
 def _untouched(pod: Obj) -> bool:
-    """Nothing in it ever started."""
-    return all("waiting" in (c.get("state") or {}) and not c.get("lastState") for c in containers(pod))
+    """Nothing in it ever started, and what its containers wait for is not said by their own state."""
+    return all(_waits(c) and not c.get("lastState") for c in containers(pod))
+
+
+def _waits(container: Obj) -> bool:
+    waiting = (container.get("state") or {}).get("waiting")
+    return waiting is not None and waiting.get("reason", "") in CALM
 
 
 def _probe(container: Obj, told: Sequence[Told]) -> Trouble | None:
