@@ -1,0 +1,69 @@
+"""What docs/backup-restore.md says: a resource is made again from what kubectl printed of it, and all comes back."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import yaml
+
+from e2e.cluster import Kube
+from e2e.scripts import Client, text
+from e2e.services import EXAMPLES, LABEL, demo, get, kubectl, wait_condition
+
+LAST_APPLIED = "kubectl.kubernetes.io/last-applied-configuration"
+SCALING = {"provider": "Builtin", "minReplicas": 1, "maxReplicas": 2, "targets": {"queuedRequestsPerReplica": 4}}
+CHILDREN = "deployments,services,serviceaccounts,controllerrevisions,networkpolicies"
+
+
+def children(namespace: str) -> dict[str, str]:
+    """The uid of each, by kind and name."""
+    found = yaml.safe_load(kubectl("get", CHILDREN, "-l", LABEL, "-o", "yaml", namespace=namespace))["items"]
+    return {f"{item['kind']}/{item['metadata']['name']}": item["metadata"]["uid"] for item in found}
+
+
+@pytest.mark.timeout(400)
+def test_a_service_is_made_again_from_what_kubectl_printed(kube: Kube, namespace: str, tmp_path: Path) -> None:
+    # replicas beside autoscaling, as every backup of an autoscaled service has it
+    scaled = {
+        "autoscaling": {"provider": "Builtin", "minReplicas": 1, "maxReplicas": 2, "targets": TARGETS},
+        "networkPolicy": {},
+    }
+    kubectl("apply", "-f", "-", namespace=namespace, stdin=yaml.safe_dump(demo(namespace, spec=scaled)))
+    wait_condition(kube, namespace)
+    before, was = get(kube, namespace), children(namespace)
+    assert before["spec"]["replicas"] == 1
+    backup = tmp_path / "services.yaml"
+    backup.write_text(kubectl("get", "dlms", "-o", "yaml", "--show-managed-fields", namespace=namespace))
+    for member in ("uid:", "resourceVersion:", "managedFields:", "status:", "autoscaling:", "replicas: 1"):
+        assert member in backup.read_text()
+
+    # At once, while the old children are still there: the garbage collector takes them, and new ones come.
+    kubectl("delete", "dlms", "demo", namespace=namespace)
+    kubectl("apply", "-f", str(backup), namespace=namespace)
+    wait_condition(kube, namespace)
+    after, now = get(kube, namespace), children(namespace)
+    assert after["metadata"]["uid"] != before["metadata"]["uid"]
+    assert after["spec"] == before["spec"]
+    assert now.keys() == was.keys()
+    assert not set(now.values()) & set(was.values()), "every child is a new one"
+    assert "42" in text(Client(kube, namespace).ask())
+
+
+@pytest.mark.parametrize("verb", ["create", "apply"])
+def test_the_manifest_goes_on_being_applied_after_a_restore(namespace: str, tmp_path: Path, verb: str) -> None:
+    manifest = str(EXAMPLES / "demo-service.yaml")
+    kubectl("apply", "-f", manifest, namespace=namespace)
+    backup = tmp_path / "services.yaml"
+    backup.write_text(kubectl("get", "dlms", "-o", "yaml", namespace=namespace))
+    kubectl("delete", "dlms", "demo", namespace=namespace)
+    kubectl(verb, "-f", str(backup), namespace=namespace)
+    # kubectl now remembers the backup's resourceVersion as something that the manifest gives up
+    assert "resourceVersion" in kubectl("apply", "-f", manifest, namespace=namespace, refused=True)
+    kubectl("annotate", "dlms", "--all", f"{LAST_APPLIED}-", namespace=namespace)
+    kubectl("apply", "-f", manifest, namespace=namespace)
+    kubectl(
+        "patch", "dlms", "demo", "--type=merge", "-p", '{"spec": {"engine": {"maxNumReqs": 8}}}', namespace=namespace
+    )
+    kubectl("apply", "-f", manifest, namespace=namespace)
+    assert kubectl("get", "dlms", "demo", "-o", "jsonpath={.spec.engine.maxNumReqs}", namespace=namespace) == "16"
