@@ -25,11 +25,8 @@ def children(namespace: str) -> dict[str, str]:
 @pytest.mark.timeout(400)
 def test_a_service_is_made_again_from_what_kubectl_printed(kube: Kube, namespace: str, tmp_path: Path) -> None:
     # replicas beside autoscaling, as every backup of an autoscaled service has it
-    scaled = {
-        "autoscaling": {"provider": "Builtin", "minReplicas": 1, "maxReplicas": 2, "targets": TARGETS},
-        "networkPolicy": {},
-    }
-    kubectl("apply", "-f", "-", namespace=namespace, stdin=yaml.safe_dump(demo(namespace, spec=scaled)))
+    service = demo(namespace, spec={"autoscaling": SCALING, "networkPolicy": {}})
+    kubectl("apply", "-f", "-", namespace=namespace, stdin=yaml.safe_dump(service))
     wait_condition(kube, namespace)
     before, was = get(kube, namespace), children(namespace)
     assert before["spec"]["replicas"] == 1
