@@ -1,0 +1,70 @@
+"""Replicas follow `kubectl scale`, and the Builtin autoscaler the load, without one failed request."""
+
+from __future__ import annotations
+
+import pytest
+
+from e2e.cluster import Kube
+from e2e.cluster.kube import Obj
+from e2e.load import load
+from e2e.services import API, KIND, condition, demo, get, kubectl, pods, wait_condition
+
+
+def at(kube: Kube, namespace: str, replicas: int) -> Obj | None:
+    """The service, once so many pods serve and there are no others."""
+    service = get(kube, namespace)
+    status = service["status"]
+    there = len(pods(kube, namespace)) == status.get("replicas") == status.get("readyReplicas") == replicas
+    return service if there and service["spec"]["replicas"] == replicas else None
+
+
+def wait_replicas(kube: Kube, namespace: str, replicas: int) -> Obj:
+    return kube.wait(f"{replicas} replicas", lambda: at(kube, namespace, replicas), timeout=180)
+
+
+@pytest.mark.timeout(300)
+def test_kubectl_scale(kube: Kube, namespace: str) -> None:
+    kube.create(demo(namespace))
+    wait_condition(kube, namespace)
+    kubectl("scale", "dlms/demo", "--replicas=2", namespace=namespace)
+    wait_replicas(kube, namespace, 2)
+    scale = kube.get(API, KIND, "demo", namespace, subresource="scale")
+    assert (scale["spec"]["replicas"], scale["status"]["replicas"]) == (2, 2)
+    selected = kube.list("v1", "Pod", namespace, labelSelector=scale["status"]["selector"])
+    assert {one["metadata"]["name"] for one in selected} == {one["metadata"]["name"] for one in pods(kube, namespace)}
+    assert len(kube.list("apps/v1", "ControllerRevision", namespace)) == 1  # scaling is no edit
+    kubectl("scale", "dlms/demo", "--replicas=1", namespace=namespace)
+    wait_replicas(kube, namespace, 1)
+    assert wait_condition(kube, namespace)
+
+
+@pytest.mark.timeout(600)
+def test_builtin_follows_the_load_up_and_down(kube: Kube, namespace: str) -> None:
+    spec = {
+        # The limit keeps a full pod from taking the cores that the next ones start on.
+        "resources": {"limits": {"cpu": "700m"}},
+        "autoscaling": {
+            "minReplicas": 1,
+            "maxReplicas": 3,
+            "targets": {"runningRequestsPerReplica": 6},
+            "behavior": {"scaleDown": {"stabilizationWindowSeconds": 10}},
+            "pollingIntervalSeconds": 1,
+        },
+    }
+    kube.create(demo(namespace, spec=spec))
+    wait_condition(kube, namespace)
+    with load(kube, namespace, called="light", clients=4) as light:  # never more than one pod's share
+        with load(kube, namespace, pause="50ms") as heavy:
+            status = wait_replicas(kube, namespace, 3)["status"]
+            assert status["autoscaling"]["desired"] == 3
+            assert status["lastScaleTime"]
+            heavy.wait_requests(100)
+            told = heavy.stop()
+        assert told.requests >= 300
+        assert not told.failed, told.failures
+        service = wait_replicas(kube, namespace, 1)
+        assert service["status"]["autoscaling"]["desired"] == 1
+        assert condition(service, "ScalingReady")["status"] == "True"
+        light.wait_requests(10)
+        told = light.stop()
+    assert not told.failed, told.failures
