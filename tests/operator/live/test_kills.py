@@ -154,12 +154,22 @@ def test_killed_after_any_write_it_ends_where_it_would_have(
     install(kube, namespace, [namespace])
     fleet = Fleet(kube, namespace)
 
+    def wait(what: str, found: Callable[[], bool], timeout: float = 60.0) -> None:
+        def look() -> bool:
+            assert operator.process is not None
+            if operator.process.poll() is not None:  # the machine stalled until its Lease was overdue
+                reset_lease(kube, namespace)
+                operator.start()  # as a kubelet would
+            return found()
+
+        kube.wait(what, look, timeout=timeout)
+
     def kill_at_every_point(act: Callable[[], None]) -> None:
         points.reset()
         proxy.hold = points
         act()
         every = set(range(POINTS))
-        kube.wait("each is held or done", lambda: fleet.settled() | points.held.keys() == every, timeout=60)
+        wait("each is held or done", lambda: fleet.settled() | points.held.keys() == every)
         time.sleep(1.0)  # what is written last, and after the status
         operator.kill()
         print(f"{act.__name__}: killed before", *(f"{n}: {points.held[n]}" for n in sorted(points.held)), sep="\n  ")
@@ -168,12 +178,12 @@ def test_killed_after_any_write_it_ends_where_it_would_have(
         proxy.hold = lambda method, path, body: False
         reset_lease(kube, namespace)
         operator.start()
-        kube.wait("all are done", lambda: len(fleet.settled()) == POINTS, timeout=60)
+        wait("all are done", lambda: len(fleet.settled()) == POINTS)
 
     def all_as_the_undisturbed() -> dict[str, Any]:
         """The last one had no write more to come when the operator was killed."""
         with contextlib.suppress(TimeoutError):  # what goes between the first lists and the watches is seen after 20 s
-            kube.wait("the same state", fleet.uniform, timeout=40)
+            wait("the same state", fleet.uniform, timeout=40)
         *others, undisturbed = fleet.state()
         for number, one in enumerate(others):
             assert one == undisturbed, f"point-{number}"
