@@ -1,0 +1,102 @@
+"""A private model of a hub: fetched with the token of a Secret, its progress told, each refusal in a plain sentence."""
+
+from __future__ import annotations
+
+import base64
+import secrets
+import time
+
+import pytest
+
+from e2e.cluster import Kube
+from e2e.cluster.kube import Obj
+from e2e.scripts import CHECKPOINT, PORT, Client, script_pod, serve, text
+from e2e.services import condition, demo, get, kubectl, patch, pods, wait_condition
+from e2e.told import everything_told
+
+
+def private(namespace: str, **model: object) -> Obj:
+    """A service of the stub's private model. HF_ENDPOINT is the chart's to set; here one service alone has a hub."""
+    endpoint = {"name": "HF_ENDPOINT", "value": "http://hub"}
+    spec = {
+        "model": {"uri": "hf://org/private", "tokenSecretRef": {"name": "hub-token", "key": "token"}} | model,
+        "podTemplate": {"spec": {"containers": [{"name": "main", "env": [endpoint]}]}},
+    }
+    return demo(namespace, spec=spec)
+
+
+def start_hub(kube: Kube, namespace: str, token: str, bytes_per_second: int) -> None:
+    """The stub as http://hub, which lets this token in."""
+    meta = {"name": "hub", "namespace": namespace}
+    kube.create({"apiVersion": "v1", "kind": "Secret", "metadata": meta, "stringData": {"TOKEN": token}})
+    pod = script_pod(kube, namespace, "hub", CHECKPOINT, str(PORT), str(bytes_per_second))
+    pod["spec"]["containers"][0]["envFrom"] = [{"secretRef": {"name": "hub"}}]
+    serve(kube, pod)
+
+
+def keep(kube: Kube, namespace: str, **values: str) -> None:
+    """Make the Secret hub-token, or give it these members."""
+    data = {key: base64.b64encode(value.encode()).decode() for key, value in values.items()}
+    meta = {"name": "hub-token", "namespace": namespace}
+    kube.apply({"apiVersion": "v1", "kind": "Secret", "metadata": meta, "data": data})
+
+
+@pytest.mark.timeout(400)
+def test_a_private_model_is_fetched_with_a_token(kube: Kube, namespace: str) -> None:
+    token = f"hf_{secrets.token_hex(12)}"
+    start_hub(kube, namespace, token, 1_000_000)  # its 11 MB take 11 s
+    keep(kube, namespace, token=token)
+    kube.create(private(namespace, revision="v1"))
+    seen: list[tuple[str, int]] = []
+    deadline = time.monotonic() + 180
+    while condition(service := get(kube, namespace), "Ready").get("status") != "True":
+        assert time.monotonic() < deadline, kubectl("describe", "dlms,pods", namespace=namespace)
+        load = service.get("status", {}).get("modelLoad", {"phase": "", "percent": 0})
+        if load["phase"] == "download":
+            told = condition(service, "ModelLoaded")
+            assert (told["reason"], told["message"]) == (
+                "Loading",
+                f"the model is being loaded: download, {load['percent']} %",
+            )
+        if (news := (load["phase"], load["percent"])) not in seen:
+            seen.append(news)
+        time.sleep(0.5)
+    print(f"progress seen: {seen}")
+    assert any(phase == "download" and 0 < percent < 100 for phase, percent in seen), seen
+    assert "42" in text(Client(kube, namespace).ask())
+    assert token not in everything_told(namespace)
+
+    # Without its pin the revision is the newest, which this runtime cannot load: the pinned one serves on.
+    patch(kube, namespace, {"model": {"revision": None}})
+    wait_condition(kube, namespace, "ModelLoaded", "False", reason="CrashLoopBackOff", says="'nobody_has_it'")
+    assert condition(get(kube, namespace), "Available")["status"] == "True"
+    assert token not in everything_told(namespace)
+
+
+@pytest.mark.timeout(400)
+def test_each_refusal_is_a_sentence_that_leads_to_the_token(kube: Kube, namespace: str) -> None:
+    right, wrong = (f"hf_{secrets.token_hex(12)}" for _ in range(2))
+    start_hub(kube, namespace, right, 1_000_000_000)
+    kube.create(private(namespace, revision="v1", tokenSecretRef=None))
+    asked = "or it needs a token; check its name, or set HF_TOKEN"
+    wait_condition(kube, namespace, "ModelLoaded", "False", reason="CrashLoopBackOff", says=asked)
+
+    patch(kube, namespace, {"model": {"tokenSecretRef": {"name": "hub-token", "key": "token"}}})
+    missing = {"reason": "CreateContainerConfigError", "kind": "ModelLoaded", "status": "False"}
+    wait_condition(kube, namespace, says='secret "hub-token" not found', **missing)
+    keep(kube, namespace, other="x")
+    wait_condition(kube, namespace, says="couldn't find key token in Secret", **missing)
+    keep(kube, namespace, token=wrong)
+    refused = "the hub does not accept the token in HF_TOKEN (of a DiffusionLMService: spec.model.tokenSecretRef)"
+    wait_condition(kube, namespace, "ModelLoaded", "False", reason="CrashLoopBackOff", says=refused)
+    assert refused in condition(get(kube, namespace), "Ready")["message"]
+    newest = max(pods(kube, namespace), key=lambda pod: str(pod["metadata"]["creationTimestamp"]))
+
+    # A corrected token needs no edit: the container is started again with what the Secret holds then.
+    keep(kube, namespace, token=right)
+    wait_condition(kube, namespace)
+    ready = [pod for pod in pods(kube, namespace) if condition(pod, "Ready").get("status") == "True"]
+    assert [pod["metadata"]["uid"] for pod in ready] == [newest["metadata"]["uid"]]
+    told = everything_told(namespace)
+    assert right not in told
+    assert wrong not in told
