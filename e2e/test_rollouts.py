@@ -6,9 +6,9 @@ import pytest
 
 from e2e.cluster import Kube
 from e2e.cluster.config import environment
-from e2e.cluster.install import NAMESPACE, RELEASE
 from e2e.cluster.kube import Obj
 from e2e.load import Load, load
+from e2e.release import NAMESPACE, leader
 from e2e.services import demo, get, kubectl, patch, pods, wait_condition
 
 ENOUGH = 300  # requests a rollout
@@ -83,14 +83,14 @@ def test_a_rollout_ends_well_though_the_operator_is_killed(kube: Kube, namespace
     """The leader dies at once after the edit, whatever it has written by then, and gives its Lease to nobody."""
     kube.create(demo(namespace))
     wait_condition(kube, namespace)
-    lease = kube.get("coordination.k8s.io/v1", "Lease", RELEASE, NAMESPACE)
-    leader = lease["spec"]["holderIdentity"].rpartition("_")[0]
+    killed = kube.wait("a leader", lambda: leader(kube), timeout=60)["metadata"]["name"]
     with load(kube, namespace) as under:
         old, before = uids(kube, namespace), under.report().requests
         patch(kube, namespace, {"engine": {"thresholds": {"accept": 0.85}}})
-        kubectl("delete", "pod", leader, "--grace-period=0", "--force", namespace=NAMESPACE)
+        kubectl("delete", "pod", killed, "--grace-period=0", "--force", namespace=NAMESPACE)
         (main,) = finish(kube, namespace, under, old, before)
         assert "--accept-threshold=0.85" in main["args"]
         assert not under.stop().failed
-    lease = kube.get("coordination.k8s.io/v1", "Lease", RELEASE, NAMESPACE)
-    assert lease["spec"]["holderIdentity"].rpartition("_")[0] != leader
+    now = leader(kube)
+    assert now
+    assert now["metadata"]["name"] != killed
