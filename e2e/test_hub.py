@@ -44,7 +44,7 @@ def keep(kube: Kube, namespace: str, **values: str) -> None:
 @pytest.mark.timeout(400)
 def test_a_private_model_is_fetched_with_a_token(kube: Kube, namespace: str) -> None:
     token = f"hf_{secrets.token_hex(12)}"
-    start_hub(kube, namespace, token, 1_000_000)  # its 11 MB take 11 s
+    start_hub(kube, namespace, token, 1_500_000)  # its 11 MB take longer than the pause between two looks
     keep(kube, namespace, token=token)
     kube.create(private(namespace, revision="v1"))
     seen: list[tuple[str, int]] = []
