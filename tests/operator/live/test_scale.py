@@ -4,9 +4,15 @@ from __future__ import annotations
 
 import pytest
 
+from e2e.cluster.config import environment
 from tests.operator.scale.run import Options, measure
 
-pytestmark = pytest.mark.cluster
+pytestmark = [
+    pytest.mark.cluster,
+    pytest.mark.skipif(
+        environment().kubeconfig is not None, reason="it counts by the audit log of a cluster of its own"
+    ),
+]
 
 
 def test_few_requests_a_service_none_at_rest_and_a_new_leader_writes_only_the_lease() -> None:
