@@ -29,6 +29,7 @@ class Record:
         started: seconds since the epoch.
         daemons: in the order of their start.
         exports: what `up` prints.
+        network: the network namespace of this number was made by it, and not by another user's cluster.
     """
 
     number: int
@@ -39,6 +40,7 @@ class Record:
     started: float = 0.0
     daemons: list[Daemon] = field(default_factory=list)
     exports: dict[str, str] = field(default_factory=dict)
+    network: bool = False
 
     @property
     def id(self) -> str:
@@ -72,7 +74,7 @@ def claim(cache: Path, checkout: str, level: str) -> Record:
         directory = folder(cache) / str(number)
         directory.parent.mkdir(parents=True, exist_ok=True)
         if level == "node" and Path(f"/run/netns/unmask-e2e-{number}").exists():
-            continue  # another user's
+            continue  # of another user, or of another home
         try:
             directory.mkdir()
         except FileExistsError:

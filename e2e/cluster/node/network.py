@@ -38,9 +38,13 @@ class Network:
     def _link(self) -> str:
         return f"unmask-e2e{self.number}"
 
-    def create(self) -> None:
-        inside = self.enter
+    def claim(self) -> None:
+        """Make the namespace. OSError where there is one of that name: the whole machine has only one."""
         _run("ip", "netns", "add", self.name)
+
+    def connect(self) -> None:
+        """Join the claimed namespace to the machine, and make it route between its pods."""
+        inside = self.enter
         _run("ip", "link", "add", self._link, "type", "veth", "peer", "name", "eth0", "netns", self.name)
         _run("ip", "address", "add", f"{self.machine}/30", "dev", self._link)
         _run("ip", "link", "set", self._link, "up")

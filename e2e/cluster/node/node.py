@@ -33,7 +33,10 @@ class Node:
 
     def start_containers(self) -> None:
         """The namespace, and containerd in it: enough to load images."""
-        self.network.create()
+        self.network.claim()
+        self.record.network = True
+        self.record.save()
+        self.network.connect()
         logs = self.record.directory / "logs"
         logs.mkdir(exist_ok=True)
         self.record.daemons.append(self.containers.start(self.network, logs))
@@ -70,9 +73,10 @@ class Node:
         if (containerd := by_name.get("containerd")) and containerd.alive():
             self.containers.remove_containers()
             stop([containerd])
-        with contextlib.suppress(OSError):
-            remove_cgroups(self.network.name)
-        self.network.delete()
+        if self.record.network:
+            with contextlib.suppress(OSError):
+                remove_cgroups(self.network.name)
+            self.network.delete()
         remove_tree(self.record.directory)
 
 
