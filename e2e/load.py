@@ -11,6 +11,7 @@ from e2e.cluster.kube import ApiError
 from e2e.pods import pod
 
 CLIENTS = 20
+ENOUGH = 300  # requests over a change, to say that it fails none
 PAUSE = "1s"  # 20 clients with it send 10 to 18 requests a second: a busy pod with room for another to start
 
 

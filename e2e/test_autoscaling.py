@@ -6,7 +6,7 @@ import pytest
 
 from e2e.cluster import Kube
 from e2e.cluster.kube import Obj
-from e2e.load import load
+from e2e.load import ENOUGH, load
 from e2e.services import API, KIND, condition, demo, get, kubectl, pods, wait_condition
 
 
@@ -58,9 +58,8 @@ def test_builtin_follows_the_load_up_and_down(kube: Kube, namespace: str) -> Non
             status = wait_replicas(kube, namespace, 3)["status"]
             assert status["autoscaling"]["desired"] == 3
             assert status["lastScaleTime"]
-            heavy.wait_requests(100)
+            heavy.wait_requests(max(100, ENOUGH - heavy.report().requests))
             told = heavy.stop()
-        assert told.requests >= 300
         assert not told.failed, told.failures
         service = wait_replicas(kube, namespace, 1)
         assert service["status"]["autoscaling"]["desired"] == 1

@@ -7,11 +7,9 @@ import pytest
 from e2e.cluster import Kube
 from e2e.cluster.config import environment
 from e2e.cluster.kube import Obj
-from e2e.load import Load, load
+from e2e.load import ENOUGH, Load, load
 from e2e.release import NAMESPACE, leader
 from e2e.services import demo, get, kubectl, patch, pods, wait_condition
-
-ENOUGH = 300  # requests a rollout
 
 
 def uids(kube: Kube, namespace: str) -> set[str]:
