@@ -76,10 +76,10 @@ class Leader:
     async def resync(self) -> None:
         """List everything, put right what the watches missed, and have every resource reconciled."""
         found = [kind for kind in OPTIONAL if await self._client.has_api(kind)]
-        self._apis = frozenset(kind.api for kind in found)
         kinds = [SERVICES, PODS, *(kind for kind in CHILDREN if kind not in OPTIONAL or kind in found)]
         namespaces = self._settings.watch_namespaces or (None,)
         await asyncio.gather(*(self._list(kind, namespace) for kind in kinds for namespace in namespaces))
+        self._apis = frozenset(kind.api for kind in found)  # listed, too: a new CRD may not be, for its first moments
         for key, _ in self._store.services():
             self._queue.add(key)
 

@@ -13,7 +13,8 @@ from unmask_operator.objects import Obj
 from unmask_operator.observed import Told
 
 POLL_SECONDS = 5.0
-AGAIN_SECONDS = 30.0  # between two looks at one pod
+AGAIN_SECONDS = 30.0  # between the first two looks at one pod; each pause is twice the one before
+LONGEST_SECONDS = 240.0  # of those pauses: pulling a large image keeps many pods silent for long
 
 log = logging.getLogger(__name__)
 
@@ -41,7 +42,7 @@ class PodEvents:
         self._read = read
         self._changed = changed
         self._clock = clock
-        self._asked: dict[str, float] = {}
+        self._asked: dict[str, tuple[float, float]] = {}  # when, and how long until the next look
         self.told: Mapping[str, Sequence[Told]] = {}
 
     async def run(self) -> None:
@@ -52,12 +53,13 @@ class PodEvents:
 
     async def poll(self) -> None:
         pods = {pod.uid: pod for pod in self._silent()}
-        self._asked = {uid: at for uid, at in self._asked.items() if uid in pods}
+        self._asked = {uid: asked for uid, asked in self._asked.items() if uid in pods}
         self.told = {uid: told for uid, told in self.told.items() if uid in pods}
         for uid, pod in pods.items():
-            if self._clock() - self._asked.get(uid, -AGAIN_SECONDS) < AGAIN_SECONDS:
+            asked, pause = self._asked.get(uid, (float("-inf"), AGAIN_SECONDS / 2))
+            if self._clock() - asked < pause:
                 continue
-            self._asked[uid] = self._clock()
+            self._asked[uid] = self._clock(), min(2 * pause, LONGEST_SECONDS)
             try:
                 told = in_order(await self._read(pod))
             except ApiError as error:

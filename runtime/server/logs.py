@@ -8,6 +8,8 @@ import time
 
 import msgspec
 
+from runtime.weights.hub import without_queries
+
 
 class JsonFormatter(logging.Formatter):
     """``{"time", "level", "logger", "process", "message"}`` and, after an exception, ``"traceback"``."""
@@ -30,6 +32,13 @@ class JsonFormatter(logging.Formatter):
         return msgspec.json.encode(entry).decode()
 
 
+def without_signatures(record: logging.LogRecord) -> bool:
+    """A filter that lets everything pass, without the queries of addresses that a hub's client tells."""
+    if record.name.partition(".")[0] == "huggingface_hub":
+        record.msg, record.args = without_queries(record.getMessage()), ()
+    return True
+
+
 def set_up(level: str, fmt: str, process: str) -> None:
     """Send every record of at least `level` to stderr. Loggers that set a level of their own lose it."""
     handler = logging.StreamHandler(sys.stderr)
@@ -37,6 +46,7 @@ def set_up(level: str, fmt: str, process: str) -> None:
         handler.setFormatter(JsonFormatter(process))
     else:
         handler.setFormatter(logging.Formatter(f"%(asctime)s %(levelname)-7s {process}: %(message)s", "%H:%M:%S"))
+    handler.addFilter(without_signatures)
     root = logging.getLogger()
     root.handlers[:] = [handler]
     root.setLevel(level.upper())
@@ -45,7 +55,7 @@ def set_up(level: str, fmt: str, process: str) -> None:
         logger.handlers.clear()
         logger.propagate = True
         logger.setLevel(logging.NOTSET)
-    # a download's requests are many, and the addresses that a hub forwards to may carry a signature
+    # a download's requests are many, and told with their whole addresses
     logging.getLogger("httpx").setLevel(logging.WARNING)
     # uvicorn says what our own lines already say, once a start and an end
     logging.getLogger("uvicorn.error").addFilter(lambda record: record.levelno >= logging.WARNING)

@@ -17,6 +17,8 @@ TEXT_PATTERNS = ("*.json", "*.jinja", "*.txt", "*.model")
 PATTERNS = (*TEXT_PATTERNS, "*.safetensors")
 PERIOD = 0.5  # seconds between two words of progress
 
+_QUERY = re.compile(r"(https?://[^\s?'\"]+)\?[^\s'\"]+")
+
 Progress = Callable[[str, int, int], None]  # phase, bytes done, bytes in all
 
 _TOKEN = "HF_TOKEN (of a DiffusionLMService: spec.model.tokenSecretRef)"
@@ -37,9 +39,9 @@ def download(model: str, patterns: Sequence[str], progress: Progress | None = No
     fetched: Future[str] = Future()
 
     def fetch() -> None:
-        from huggingface_hub import snapshot_download
-
         try:
+            from huggingface_hub import snapshot_download
+
             fetched.set_result(snapshot_download(repository, revision=revision, allow_patterns=list(patterns)))
         except Exception as error:  # the hub's client raises many kinds: offline, unknown, gated, disk full
             fetched.set_exception(error)
@@ -52,6 +54,11 @@ def download(model: str, patterns: Sequence[str], progress: Progress | None = No
     if error := fetched.exception():
         raise ConfigError(f"--model {model!r} could not be fetched: {_why(error, revision)}") from error
     return Path(fetched.result())
+
+
+def without_queries(text: str) -> str:
+    """The text, its addresses without their queries: where a hub forwards to, those are signatures."""
+    return _QUERY.sub(r"\1", text)
 
 
 def _files(repository: str, revision: str | None, patterns: Sequence[str]) -> Mapping[str, int]:
@@ -101,4 +108,6 @@ def _why(error: BaseException, revision: str | None) -> str:
     if status == 404:
         return f"the repository does not exist, or the token in {_TOKEN} may not see it"
     lines = str(error).strip().splitlines()
-    return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
+    if not lines:
+        return type(error).__name__
+    return f"{type(error).__name__}: {without_queries(lines[0])}"

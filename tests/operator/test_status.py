@@ -208,7 +208,15 @@ def test_an_edit_that_is_taken_back_is_not_judged_by_the_pods_it_made(edit: dict
     """The pod of the spec as it is now is the older one, and nothing is wrong with it."""
     of_the_edit = pod("crash_loop", "demo-66d4b7c8f9-aaaaa", "2030-01-01T01:00:00Z")
     of_the_edit["spec"]["containers"][0] |= edit
-    found = _judge(reconcile("surging", pod("loading"), of_the_edit))
+    present = pod("loading")
+    observed, plan = reconcile("surging", present, of_the_edit)
+    (live,) = observed.children.values()
+    gpus = {"key": "nvidia.com/gpu", "operator": "Exists"}
+    live["spec"]["template"]["spec"]["tolerations"] = [gpus]
+    for one in (present, of_the_edit):  # the API server adds some of its own to every pod
+        added = {"key": "node.kubernetes.io/not-ready", "operator": "Exists", "tolerationSeconds": 300}
+        one["spec"]["tolerations"] = [gpus, added]
+    found = _judge((observed, plan))
     assert found["ModelLoaded"]["reason"] == "Starting"
     assert found["RolloutComplete"]["reason"] == "Progressing"
 

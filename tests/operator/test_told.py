@@ -9,7 +9,7 @@ from tests.operator.recorded import NOW, STATES, pod, reconcile
 from unmask_operator.conditions.told import PATIENCE, is_silent
 from unmask_operator.errors import ApiError
 from unmask_operator.observed import Told
-from unmask_operator.pod_events import AGAIN_SECONDS, PodEvents, Silent, in_order
+from unmask_operator.pod_events import AGAIN_SECONDS, LONGEST_SECONDS, PodEvents, Silent, in_order
 from unmask_operator.status import status
 
 SCHEDULED = Told("Scheduled", "Successfully assigned models/demo to gpu-1", warning=False)
@@ -42,6 +42,12 @@ def test_a_volume_that_cannot_be_mounted_is_named():
     reason, message = judged(pod("creating"), UNSCHEDULED, SCHEDULED, MOUNT)
     assert reason == "FailedMount"
     assert 'configmap "ca" not found' in message
+
+
+def test_what_went_wrong_before_the_image_is_pulled_has_passed():
+    pulling = Told("Pulling", 'Pulling image "unmask-runtime:0.1.0"', warning=False)
+    assert judged(pod("creating"), SCHEDULED, MOUNT, pulling) == judged(pod("creating"))
+    assert judged(pod("creating"), SCHEDULED, pulling, MOUNT)[0] == "FailedMount"
 
 
 def test_events_that_explain_nothing_change_nothing():
@@ -119,9 +125,14 @@ def test_a_silent_pod_is_asked_about_now_and_then_and_news_are_told_once():
     assert scene.poll(1) == ()
     assert len(scene.poll()) == 3
     scene.poll()
+    assert (scene.asked, scene.news) == (2, ["ns/demo"])  # each pause is twice the one before
+    scene.poll()
     assert (scene.asked, scene.news) == (3, ["ns/demo"])
     scene.events = None
-    assert len(scene.poll()) == 3  # what was told holds until something else is
+    assert len(scene.poll(4 * AGAIN_SECONDS)) == 3  # what was told holds until something else is
+    for _ in range(2):
+        scene.poll(LONGEST_SECONDS)
+    assert scene.asked == 6
     scene.pods = []
     assert scene.poll() == ()
-    assert scene.asked == 4
+    assert scene.asked == 6

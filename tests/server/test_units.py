@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from pathlib import Path
 
 import msgspec
@@ -13,6 +14,7 @@ from runtime.config import EngineConfig
 from runtime.engine.io import DecodingParams, EngineOutput, EngineStats, RequestSpec
 from runtime.errors import RequestError
 from runtime.server import messages
+from runtime.server.logs import without_signatures
 from runtime.server.metrics import EngineFigures
 from runtime.server.schemas import ChatRequest, CompletionRequest, GenerateRequest, parse_body
 from runtime.text import Tokenizer
@@ -145,3 +147,14 @@ def test_a_text_is_called_too_long_only_if_it_is(checkpoint: Path) -> None:
         count = len(tokenizer.encode(text))
         assert not any(tokenizer.surely_longer(text, tokens) for tokens in (count, count + 1))
     assert tokenizer.surely_longer("a" * 10**5, 512)
+
+
+def test_a_hubs_signed_addresses_are_cut_off_in_the_log() -> None:
+    def told(logger: str) -> str:
+        asked = ("https://cdn.example/blob?X-Signature=secret",)
+        record = logging.LogRecord(logger, logging.WARNING, "", 0, "%s fails", asked, None)
+        assert without_signatures(record)
+        return record.getMessage()
+
+    assert told("huggingface_hub.file_download") == "https://cdn.example/blob fails"
+    assert told("runtime").endswith("=secret fails")

@@ -119,9 +119,20 @@ def _current(pods: tuple[Obj, ...], deployment: Obj) -> tuple[Obj, ...]:
     template = section(section(deployment, "spec"), "template")
     metadata = section(template, "metadata")
     metadata = {key: metadata[key] for key in ("labels", "annotations") if metadata.get(key)}
-    wanted = {"metadata": metadata, "spec": section(template, "spec")}
+    spec = dict(section(template, "spec"))
+    tolerations = spec.pop("tolerations", None) or ()  # the API server adds two of its own to every pod
+    wanted = {"metadata": metadata, "spec": spec}
     variables = pod_facts.variables(wanted)
-    return tuple(p for p in pods if pod_facts.variables(p) == variables and not differs(wanted, p)) or pods
+
+    def current(pod: Obj) -> bool:
+        tolerated = section(pod, "spec").get("tolerations") or ()
+        return (
+            pod_facts.variables(pod) == variables
+            and all(one in tolerated for one in tolerations)
+            and not differs(wanted, pod)
+        )
+
+    return tuple(pod for pod in pods if current(pod)) or pods
 
 
 def _trouble(observed: Observed, newest_first: list[Obj], pods: tuple[Obj, ...]) -> Trouble | None:
