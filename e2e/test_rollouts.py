@@ -61,7 +61,7 @@ def test_new_arguments_and_images_fail_no_request(kube: Kube, namespace: str) ->
             assert get(kube, namespace)["status"]["resolvedImage"] == image
         assert not under.stop().failed
     if not image:
-        pytest.skip("UNMASK_IMAGE_RUNTIME_NEXT names no second tag of the runtime's image; all but that passed")
+        pytest.skip("UNMASK_E2E_IMAGE_RUNTIME_NEXT names no second tag of the runtime's image; all but that passed")
 
 
 @pytest.mark.timeout(600)

@@ -15,8 +15,8 @@ class Environment:
         cache: where binaries, images and running clusters live.
         assets: KUBEBUILDER_ASSETS, a folder with ready-made etcd, kube-apiserver and kubectl.
         kubeconfig: UNMASK_E2E_KUBECONFIG, somebody's cluster to test against instead of our own.
-        cluster: UNMASK_CLUSTER, the id that `up` printed.
-        runtime_next: UNMASK_IMAGE_RUNTIME_NEXT, the runtime's image under a second tag, for tests of an upgrade.
+        cluster: UNMASK_E2E_CLUSTER, the id that `up` printed.
+        runtime_next: UNMASK_E2E_IMAGE_RUNTIME_NEXT, the runtime's image under a second tag, for tests of an upgrade.
         path: PATH.
     """
 
@@ -42,7 +42,7 @@ def environment(environ: Mapping[str, str] | None = None) -> Environment:
         cache=Path.home() / ".cache" / "unmask",
         assets=existing("KUBEBUILDER_ASSETS"),
         kubeconfig=existing("UNMASK_E2E_KUBECONFIG"),
-        cluster=environ.get("UNMASK_CLUSTER", ""),
+        cluster=environ.get("UNMASK_E2E_CLUSTER", ""),
         path=environ.get("PATH", os.defpath),
-        runtime_next=environ.get("UNMASK_IMAGE_RUNTIME_NEXT", ""),
+        runtime_next=environ.get("UNMASK_E2E_IMAGE_RUNTIME_NEXT", ""),
     )

@@ -73,7 +73,7 @@ def up(env: Environment, options: Options) -> dict[str, str]:
 
 
 def down(env: Environment, wanted: str = "") -> bool:
-    """End the cluster of that id, or of UNMASK_CLUSTER, or the newest of this checkout. False where there is none."""
+    """End the cluster of that id, or of UNMASK_E2E_CLUSTER, or the newest of this checkout. False where there is none."""
     record = choose(env.cache, str(ROOT), wanted or env.cluster)
     if record:
         say(f"{record.id}: ending")
@@ -121,8 +121,8 @@ def _node(record: Record, env: Environment, options: Options) -> dict[str, str]:
     if not record.exports:
         say("starting the cluster")
         _finish(record, node.start(programs), programs["kubectl"], env)
-    record.exports |= {f"UNMASK_IMAGE_{target.upper()}": name for target, name in IMAGES.items()}
-    record.exports["UNMASK_IMAGE_RUNTIME_NEXT"] = RUNTIME_NEXT
+    record.exports |= {f"UNMASK_E2E_IMAGE_{target.upper()}": name for target, name in IMAGES.items()}
+    record.exports["UNMASK_E2E_IMAGE_RUNTIME_NEXT"] = RUNTIME_NEXT
     record.save()
     if options.install:
         install_chart(programs["helm"], Path(record.exports["KUBECONFIG"]), images.identity(IMAGES["operator"]))
@@ -136,7 +136,7 @@ def _finish(record: Record, admin: Path, kubectl: Path, env: Environment) -> dic
         "KUBECONFIG": str(admin),
         "UNMASK_E2E_KUBECONFIG": str(admin),
         "PATH": os.pathsep.join([*sorted(folders), *path]),
-        "UNMASK_CLUSTER": record.id,
+        "UNMASK_E2E_CLUSTER": record.id,
     }
     record.owner = 0
     record.save()

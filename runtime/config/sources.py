@@ -18,6 +18,7 @@ from runtime.config.table import BY_SPELLING, FLAGS
 from runtime.errors import ConfigError
 
 # What Kubernetes puts into every pod for a Service whose name begins with "unmask".
+TEST_CLUSTER_PREFIX = ENV_PREFIX + "E2E_"  # of the variables that say where a test cluster is: no flags
 _INJECTED = re.compile(
     r"UNMASK(_\w+)?_SERVICE_(HOST|PORT(_\w+)?)|UNMASK(_\w+)?_PORT_\d+_(TCP|UDP|SCTP)(_(PROTO|PORT|ADDR))?"
 )
@@ -82,7 +83,7 @@ def parse(argv: Sequence[str], environ: Mapping[str, str]) -> ServerConfig:
 def from_environment(environ: Mapping[str, str], ignore: Mapping[str, Any] = {}) -> dict[str, tuple[Any, str]]:
     """The flags that UNMASK_ variables give; `ignore` holds the dests that the command line gives anyway."""
     found: dict[str, tuple[Any, str]] = {}
-    for name in sorted(n for n in environ if n.startswith(ENV_PREFIX)):
+    for name in sorted(n for n in environ if n.startswith(ENV_PREFIX) and not n.startswith(TEST_CLUSTER_PREFIX)):
         value = environ[name]
         flag = BY_SPELLING.get(name.removeprefix(ENV_PREFIX).lower()) if name.isupper() else None
         if flag is not None and _LINK.match(value) and flag.type == "int":

@@ -138,6 +138,10 @@ def test_environment_names():
     assert parse([], {"UNMASK_DISABLE_PREFIX_CACHING": "1"}).engine.disable_prefix_caching
 
 
+def test_a_server_starts_in_the_shell_of_a_test_cluster():
+    assert parse([], {"UNMASK_E2E_CLUSTER": "e2e-0", "UNMASK_E2E_KUBECONFIG": "/x"}) == parse([], {})
+
+
 def test_what_kubernetes_injects_for_a_service_called_unmask():
     injected = {
         "UNMASK_SERVICE_HOST": "10.0.0.1",
