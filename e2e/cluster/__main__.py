@@ -25,7 +25,7 @@ def _parser() -> argparse.ArgumentParser:
     start.add_argument("--api-only", action="store_true", help="an API server with controllers; needs no root")
     start.add_argument("--no-install", action="store_true", help="leave the chart out")
     start.add_argument("--base", default="", metavar="IMAGE", help="base of both images (default: a Debian made here)")
-    end = commands.add_parser("down", help="end a cluster: this id, or UNMASK_E2E_CLUSTER, or the newest of this checkout")
+    end = commands.add_parser("down", help="end a cluster: this id, UNMASK_E2E_CLUSTER, or this checkout's newest")
     end.add_argument("id", nargs="?", default="")
     return parser
 

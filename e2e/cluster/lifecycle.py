@@ -73,7 +73,7 @@ def up(env: Environment, options: Options) -> dict[str, str]:
 
 
 def down(env: Environment, wanted: str = "") -> bool:
-    """End the cluster of that id, or of UNMASK_E2E_CLUSTER, or the newest of this checkout. False where there is none."""
+    """End the cluster of that id, of UNMASK_E2E_CLUSTER, or this checkout's newest. False where there is none."""
     record = choose(env.cache, str(ROOT), wanted or env.cluster)
     if record:
         say(f"{record.id}: ending")
