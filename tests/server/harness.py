@@ -18,6 +18,7 @@ import httpx
 import psutil
 
 ROOT = Path(__file__).resolve().parents[2]
+_ENGINES_TOTALS = ("unmask_generated_tokens_total", "unmask_forwards_total")
 REAL = "runtime.server"
 FAKE = "tests.server.fake_server"
 
@@ -83,7 +84,19 @@ class ServerProcess:
         return not any(found[f"unmask_{name}"] for name in ("requests_running", "requests_waiting", "kv_pages_used"))
 
     def until_idle(self, seconds: float = 20) -> None:
+        """Nothing is in flight, and the engines have told of their last steps: a request that its client gave up is
+        forgotten at once, and the step that it was in ends and is counted a little later."""
         wait_for(self.idle, seconds)
+        told: dict[str, float] = {}
+
+        def settled() -> bool:
+            nonlocal told
+            before, told = told, {k: v for k, v in self.metrics().items() if k.startswith(_ENGINES_TOTALS)}
+            if told != before:
+                time.sleep(0.15)
+            return told == before
+
+        wait_for(settled, seconds)
 
     def wait(self, seconds: float = 30) -> int:
         return self.process.wait(seconds)
