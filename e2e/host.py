@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 from pathlib import Path
 
+from e2e.cluster.audit import read_events
 from e2e.cluster.config import environment
 from e2e.cluster.kube import Obj
 
@@ -36,10 +36,7 @@ def audit_log() -> Path:
 
 def requests(user: str, after: int = 0) -> list[Obj]:
     """The audit events of a user's answered requests, without the log's first `after` bytes."""
-    with audit_log().open("rb") as log:
-        log.seek(after)
-        events = [json.loads(line) for line in log.read().splitlines() if line.endswith(b"}")]
-    return [e for e in events if e["user"].get("username") == user and e["stage"] == "ResponseComplete"]
+    return [event for event in read_events(audit_log(), user, after) if event["stage"] == "ResponseComplete"]
 
 
 def pod_of(event: Obj) -> str:

@@ -10,7 +10,7 @@ import pytest
 from e2e.cluster import ApiError, Kube
 from e2e.cluster.config import environment
 from e2e.release import NAMESPACE, RELEASE, Release
-from e2e.services import LABEL, demo, get, wait_condition
+from e2e.services import API, KIND, LABEL, demo, get, wait_condition
 
 ACCOUNT = f"system:serviceaccount:{NAMESPACE}:{RELEASE}"
 
@@ -33,7 +33,7 @@ def test_it_acts_in_its_namespaces_alone(kube: Kube, namespace: str, elsewhere: 
     time.sleep(3)  # what it does elsewhere, it would have done by now
     assert "status" not in get(kube, elsewhere)
     assert not kube.list("apps/v1", "Deployment", elsewhere, labelSelector=LABEL)
-    for api, kind in (("v1", "Pod"), ("apps/v1", "Deployment"), ("serving.unmask.dev/v1alpha1", "DiffusionLMService")):
+    for api, kind in (("v1", "Pod"), ("apps/v1", "Deployment"), (API, KIND)):
         assert may_list(api, kind, namespace)
         assert not may_list(api, kind, elsewhere)
         assert not may_list(api, kind, "")

@@ -7,7 +7,7 @@ import yaml
 
 from e2e.cluster import Kube
 from e2e.cluster.kube import Obj
-from e2e.services import condition, demo, get, kubectl, patch, pods, wait_condition
+from e2e.services import API, KIND, condition, demo, get, kubectl, patch, pods, wait_condition
 
 REFUSED = {
     "a name too long for a Service": ({}, "metadata.name must be at most 40 characters"),
@@ -32,7 +32,7 @@ def test_kubectl_apply_says_what_is_wrong(namespace: str, kube: Kube, what: str)
         "apply", "-f", "-", namespace=namespace, stdin=yaml.safe_dump(demo(namespace, name, spec)), refused=True
     )
     assert words in said
-    assert kube.list("serving.unmask.dev/v1alpha1", "DiffusionLMService", namespace) == []
+    assert kube.list(API, KIND, namespace) == []
 
 
 @pytest.mark.timeout(600)

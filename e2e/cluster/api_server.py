@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import shutil
 import sys
 import tempfile
@@ -12,6 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from e2e.cluster import kubeconfig, pretend_nodes
+from e2e.cluster.audit import read_events
 from e2e.cluster.binaries import API_SERVER, CONTROLLERS, PRETEND_NODES, find
 from e2e.cluster.config import environment
 from e2e.cluster.control_plane import ControlPlane, Site
@@ -76,8 +76,7 @@ class ApiServer:
         """The audit log's events, of one user (`system:serviceaccount:NAMESPACE:NAME`) or of all."""
         if not self.audit_log:
             raise StartError("this cluster is not ours: it has no audit log that tests can read")
-        events = [json.loads(line) for line in self.audit_log.read_text().splitlines()]
-        return [event for event in events if not user or event["user"].get("username") == user]
+        return read_events(self.audit_log, user)
 
 
 @contextlib.contextmanager
