@@ -58,6 +58,10 @@ def condition(obj: Obj, kind: str) -> Obj:
     return next((one for one in obj.get("status", {}).get("conditions", ()) if one["type"] == kind), {})
 
 
+def is_ready(pod: Obj) -> bool:
+    return condition(pod, "Ready").get("status") == "True"
+
+
 def wait_condition(
     kube: Kube,
     namespace: str,

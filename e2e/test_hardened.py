@@ -14,7 +14,7 @@ from e2e.cluster.install import NAMESPACE as OPERATOR
 from e2e.cluster.install import RELEASE
 from e2e.cluster.kube import ApiError, Obj
 from e2e.scripts import Client, python_pod, text
-from e2e.services import condition, demo, kubectl, pods, wait_condition
+from e2e.services import demo, is_ready, kubectl, pods, wait_condition
 from e2e.told import everything_told
 
 # Run inside the engine's container.
@@ -102,7 +102,7 @@ def test_clients_need_the_key_of_the_secret(kube: Kube, namespace: str) -> None:
 
     def replaced() -> bool:
         now = pods(kube, namespace)
-        return len(now) == 1 and now[0]["metadata"]["uid"] != before["metadata"]["uid"] and ready(now[0])
+        return len(now) == 1 and now[0]["metadata"]["uid"] != before["metadata"]["uid"] and is_ready(now[0])
 
     kube.wait("another pod in the place of the first", replaced, timeout=180)
     assert "42" in text(client.ask(key=new))
@@ -110,7 +110,3 @@ def test_clients_need_the_key_of_the_secret(kube: Kube, namespace: str) -> None:
     told = everything_told(namespace)
     assert old not in told
     assert new not in told
-
-
-def ready(pod: Obj) -> bool:
-    return condition(pod, "Ready").get("status") == "True"

@@ -11,7 +11,7 @@ import pytest
 from e2e.cluster import Kube
 from e2e.cluster.kube import Obj
 from e2e.scripts import CHECKPOINT, PORT, Client, script_pod, serve, text
-from e2e.services import condition, demo, get, kubectl, patch, pods, wait_condition
+from e2e.services import condition, demo, get, is_ready, kubectl, patch, pods, wait_condition
 from e2e.told import everything_told
 
 
@@ -95,7 +95,7 @@ def test_each_refusal_is_a_sentence_that_leads_to_the_token(kube: Kube, namespac
     # A corrected token needs no edit: the container is started again with what the Secret holds then.
     keep(kube, namespace, token=right)
     wait_condition(kube, namespace)
-    ready = [pod for pod in pods(kube, namespace) if condition(pod, "Ready").get("status") == "True"]
+    ready = [pod for pod in pods(kube, namespace) if is_ready(pod)]
     assert [pod["metadata"]["uid"] for pod in ready] == [newest["metadata"]["uid"]]
     told = everything_told(namespace)
     assert right not in told
