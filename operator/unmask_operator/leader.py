@@ -20,7 +20,7 @@ from unmask_operator.errors import ApiError
 from unmask_operator.kinds import CHILDREN, EVENTS, NODES, OPTIONAL, PODS, SERVICES, ApiKind
 from unmask_operator.metrics import Metrics
 from unmask_operator.objects import SERVICE_LABEL, Obj
-from unmask_operator.plan import MISSING_CRD
+from unmask_operator.plan import MISSING_CRD, NODES_SECONDS
 from unmask_operator.pod_events import PodEvents, Silent
 from unmask_operator.progress import Progress, Target, is_loading
 from unmask_operator.queue import WorkQueue
@@ -36,7 +36,6 @@ SECOND_RESYNC_SECONDS = 20.0  # what goes between our first lists and those of t
 SETTLE_SECONDS = 1.0
 SETTLE_READY_SECONDS = 0.25
 DISCOVERY_SECONDS = 15.0  # between looks for a kind that a resource waits for
-NODES_SECONDS = 30.0  # how long a list of the nodes is good
 
 log = logging.getLogger(__name__)
 

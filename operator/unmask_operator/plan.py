@@ -16,6 +16,7 @@ from unmask_operator.render.workload import replicas
 from unmask_operator.settings import Settings
 
 CONFLICT_SECONDS = 30.0  # nothing tells us when an object that is not ours goes
+NODES_SECONDS = 30.0  # nor when a node comes, goes or changes: how long a list of them is good
 MISSING_CRD = "MissingCRD"  # a condition's reason
 
 
@@ -78,6 +79,7 @@ def plan(service: DiffusionLMService, observed: Observed, settings: Settings) ->
         problems=missing,
         replicas=replicas(service),
         up_to_date=pin.form == fresh,
+        requeue_seconds=_again(observed),
     )
 
 
@@ -89,7 +91,7 @@ def last_good(observed: Observed, settings: Settings, *problems: Problem) -> Pla
     """
     metadata, asked = observed.service["metadata"], observed.service.get("spec") or {}
     earlier = pins(observed.children.values(), metadata["uid"])
-    requeue = CONFLICT_SECONDS if any(p.reason == "NameConflict" for p in problems) else None
+    requeue = _again(observed, *problems)
     if not earlier:
         return Plan(problems=problems, replicas=0, requeue_seconds=requeue)
     pin = earlier[0]
@@ -110,6 +112,13 @@ def last_good(observed: Observed, settings: Settings, *problems: Problem) -> Pla
         up_to_date=_up_to_date(pin, service, settings),
         requeue_seconds=requeue,
     )
+
+
+def _again(observed: Observed, *problems: Problem) -> float | None:
+    """When to look again at what no watch tells of; None where nothing depends on such."""
+    if any(problem.reason == "NameConflict" for problem in problems):
+        return CONFLICT_SECONDS
+    return None if observed.nodes is None else NODES_SECONDS
 
 
 def _up_to_date(pin: Pin, service: DiffusionLMService, settings: Settings) -> bool:

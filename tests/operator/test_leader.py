@@ -1,9 +1,18 @@
-"""How soon news leads to a reconcile."""
+"""How soon news leads to a reconcile, and when nodes are listed."""
+
+import asyncio
+from types import SimpleNamespace
 
 import pytest
 
-from unmask_operator.kinds import CHILDREN, PODS, SERVICES
-from unmask_operator.leader import SETTLE_READY_SECONDS, SETTLE_SECONDS, settle_seconds
+from unmask_operator import leader
+from unmask_operator.kinds import CHILDREN, NODES, PODS, SERVICES
+from unmask_operator.leader import SETTLE_READY_SECONDS, SETTLE_SECONDS, Leader, settle_seconds
+from unmask_operator.metrics import Metrics
+from unmask_operator.plan import NODES_SECONDS
+from unmask_operator.queue import WorkQueue
+from unmask_operator.settings import Settings
+from unmask_operator.store import Store
 
 
 def _pod(ready: str) -> dict:
@@ -22,3 +31,34 @@ def _pod(ready: str) -> dict:
 )
 def test_an_edit_is_carried_out_at_once_and_a_burst_of_changes_is_waited_for(kind, obj, seconds):
     assert settle_seconds(kind, obj) == seconds
+
+
+class Lists:
+    """A client that answers with another node for each list of nodes."""
+
+    def __init__(self):
+        self.count = 0
+
+    async def list(self, kind):
+        assert kind is NODES
+        self.count += 1
+        return [{"metadata": {"name": f"node-{self.count}"}}], "1"
+
+
+@pytest.mark.parametrize("granted", [True, False])
+def test_nodes_are_listed_for_a_pod_that_finds_none_and_again_when_the_list_is_old(monkeypatch, granted):
+    now, client, store = [100.0], Lists(), Store()
+    monkeypatch.setattr(leader, "time", SimpleNamespace(monotonic=lambda: now[0]))
+
+    async def known(reason):
+        pod = {"status": {"conditions": [{"type": "PodScheduled", "status": "False", "reason": reason}]}}
+        found = await one._nodes_for([pod])
+        return found and found[0]["metadata"]["name"]
+
+    one = Leader(client, store, WorkQueue(lambda: now[0]), Settings(read_nodes=granted), Metrics(store, lambda: 0))
+    seen = []
+    for reason, later in [("", 0), ("Unschedulable", 0), ("Unschedulable", NODES_SECONDS - 1), ("Unschedulable", 2)]:
+        now[0] += later
+        seen.append(asyncio.run(known(reason)))
+    assert seen == ([None, "node-1", "node-1", "node-2"] if granted else [None] * 4)
+    assert client.count == (2 if granted else 0)

@@ -24,7 +24,7 @@ from tests.operator.samples import (
 from unmask_operator.api import parse
 from unmask_operator.drift import differs
 from unmask_operator.objects import Ref, controller_uid
-from unmask_operator.plan import Plan, Problem, last_good, plan
+from unmask_operator.plan import NODES_SECONDS, Plan, Problem, last_good, plan
 from unmask_operator.settings import Settings
 
 EVERYTHING: dict[str, Any] = {
@@ -121,6 +121,20 @@ def test_a_foreign_object_in_the_way_later_is_left_alone_while_the_rest_goes_on(
     assert "Service" not in kinds(made)
     assert child(made, "Deployment")["spec"]["replicas"] == 3
     assert made.delete == ()
+
+
+@pytest.mark.parametrize("spec", [{}, {"replicas": "many"}], ids=["accepted", "not"])
+def test_a_service_that_the_nodes_matter_to_is_looked_at_again(spec: dict[str, Any]) -> None:
+    """No watch tells of nodes; while no pod is unschedulable there are none to know, and nothing is due."""
+    observed = edit(running(), **spec)
+
+    def made(nodes: Any) -> Plan:
+        known = replace(observed, nodes=nodes)
+        return last_good(known, SETTINGS, Problem("Accepted", "InvalidSpec", "")) if spec else make(known)
+
+    assert made(None).requeue_seconds is None
+    for nodes in ([], [{"metadata": {"name": "gpu-1"}}]):
+        assert made(nodes).requeue_seconds == NODES_SECONDS
 
 
 def test_suspending_stops_the_pods_and_keeps_all_else() -> None:
