@@ -12,6 +12,7 @@ from e2e.pods import pod
 
 CLIENTS = 20
 ENOUGH = 300  # requests over a change, to say that it fails none
+REQUEST_SECONDS = 60  # that a client waits for an answer
 PAUSE = "1s"  # 20 clients with it send 10 to 18 requests a second: a busy pod with room for another to start
 
 
@@ -34,7 +35,7 @@ class Report:
         seconds: since the start of the load.
         requests: that ended, well or not; `streamed`, `keep_alive`: how many of them.
         connections: they took.
-        failures: the first hundred of the `failed` ones.
+        failures: all of the `failed` ones.
         latency: p50, p95, p99 and max of the whole answers, in seconds.
     """
 
@@ -58,25 +59,37 @@ class Load:
 
     def report(self) -> Report:
         """What has happened so far."""
-        return self._read(self._kube.request("GET", f"{self._proxy}/"))
+        return self._kube.wait("the load's report", self.found)
+
+    def found(self) -> Report | None:
+        """What has happened so far; None when the pod is not reached, because it starts or for a moment."""
+        return self._ask("GET", "/")
 
     def stop(self) -> Report:
         """Send no more requests, wait for those under way, and tell what happened in all."""
-        return self._read(self._kube.request("POST", f"{self._proxy}/stop"))
+        longest = REQUEST_SECONDS + 15
+        return self._kube.wait("the load's last report", lambda: self._ask("POST", "/stop", longest), timeout=longest)
 
-    def wait_requests(self, more: int, *, timeout: float = 120) -> Report:
+    def wait_requests(self, more: int, *, timeout: float = 300) -> Report:
         """Wait until so many more requests have ended."""
         goal = self.report().requests + more
 
         def reached() -> Report | None:
-            report = self.report()
-            return report if report.requests >= goal else None
+            report = self.found()
+            return report if report and report.requests >= goal else None
 
         return self._kube.wait(f"{more} more requests", reached, timeout=timeout)
 
-    @staticmethod
-    def _read(told: dict) -> Report:  # type: ignore[type-arg]
-        return Report(**{**told, "failures": tuple(Failure(**one) for one in told["failures"])})
+    def _ask(self, method: str, path: str, timeout: float = 30) -> Report | None:
+        try:
+            told = self._kube.request(method, self._proxy + path, timeout=timeout)
+        except ApiError as error:
+            if error.status not in (400, 502, 503):  # no address yet, nobody listens yet, or not reached
+                raise
+            return None
+        report = Report(**{**told, "failures": tuple(Failure(**one) for one in told["failures"])})
+        assert report.failed == len(report.failures), "more failures than it lists"
+        return report
 
 
 @contextlib.contextmanager
@@ -91,22 +104,19 @@ def load(
 ) -> Iterator[Load]:
     """Put service `name` under load until the block ends; then print what happened. The block begins with answers."""
     url = f"http://{name}.{namespace}.svc/v1"
-    made = kube.create(pod(namespace, called, "load", "-clients", str(clients), "-pause", pause, url, name))
+    options = ("-clients", str(clients), "-pause", pause, "-timeout", f"{REQUEST_SECONDS}s")
+    made = kube.create(pod(namespace, called, "load", *options, url, name))
 
     it = Load(kube, namespace, called)
 
     def answers() -> bool:
-        try:
-            return it.report().requests > 0
-        except ApiError as error:
-            if error.status not in (400, 503):  # no address yet, nobody listens yet
-                raise
-            return False
+        report = it.found()
+        return report is not None and report.requests > 0
 
     try:
         kube.wait("the load's first answer", answers, timeout=180)
         yield it
     finally:
         with contextlib.suppress(ApiError):  # where it never ran there is nothing to tell
-            print(f"{called}: {it.report()}")
+            print(f"{called}: {it.found()}")
         kube.delete(made)

@@ -15,6 +15,8 @@ from e2e.cluster import kubeconfig
 Obj = dict[str, Any]
 Found = TypeVar("Found")
 
+TIMEOUT = 30.0  # seconds for a request to be answered
+
 
 class ApiError(Exception):
     """A refusal by the API server: `status` is the HTTP status, `reason` the API's, the text is its message."""
@@ -36,21 +38,26 @@ class Kube:
         self.server, self.context = access.server, access.context
         headers = [*access.headers.items(), *([("Impersonate-User", user)] if user else [])]
         headers += [("Impersonate-Group", group) for group in groups]
-        self._http = httpx.Client(
-            base_url=access.server, headers=headers, verify=access.tls, trust_env=False, timeout=30
-        )
+        self._http = httpx.Client(base_url=access.server, headers=headers, verify=access.tls, trust_env=False)
         self._plurals: dict[tuple[str, str], tuple[str, bool]] = {}
 
     def close(self) -> None:
         self._http.close()
 
     def request(
-        self, method: str, path: str, body: Any = None, *, content: str = "application/json", **query: Any
+        self,
+        method: str,
+        path: str,
+        body: Any = None,
+        *,
+        content: str = "application/json",
+        timeout: float = TIMEOUT,
+        **query: Any,
     ) -> Obj:
         """One request; the answer's JSON, or {"text": ...} where it is none."""
         data = None if body is None else json.dumps(body)
         headers = {"Content-Type": content} if data else {}
-        response = self._http.request(method, path, content=data, headers=headers, params=query)
+        response = self._http.request(method, path, content=data, headers=headers, params=query, timeout=timeout)
         try:
             answer = response.json()
         except ValueError:

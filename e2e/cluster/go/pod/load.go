@@ -20,7 +20,7 @@ import (
 	"time"
 )
 
-const listed = 100 // failures that a report tells in full
+const listed = 10000 // failures that a report tells in full: more than any test has requests
 
 // Failure is a request that did not bring a whole answer. Times are seconds since the start of the load.
 type Failure struct {
@@ -41,7 +41,7 @@ type Report struct {
 	KeepAlive   int                `json:"keep_alive"`
 	Connections int                `json:"connections"`
 	Failed      int                `json:"failed"`
-	Failures    []Failure          `json:"failures"` // the first of them
+	Failures    []Failure          `json:"failures"` // all of them, up to `listed`
 	Latency     map[string]float64 `json:"latency"`  // seconds, of whole answers
 }
 
