@@ -9,48 +9,50 @@ import pytest
 from e2e.cluster import Kube
 from e2e.cluster.kube import Obj
 from e2e.load import CLIENTS, Load, load
-from e2e.services import condition, demo, get, kubectl, pods, wait_condition
+from e2e.services import condition, demo, get, is_ready, kubectl, pods, wait_condition
 
-FORGOTTEN = 10.0  # seconds in which a busy cluster may still send requests to a dead pod; an idle one takes one or two
+FORGOTTEN = 30.0  # seconds in which a busy cluster may still send requests to a dead pod; an idle one takes one or two
 LOST = ("EOF", "connection reset", "broke off")  # what clients see of a process that died with their request
 # And of one that is not forgotten yet, or of its successor in the same pod.
 SENT_TO_NOBODY = ("connection refused", "no route to host", "model is still being loaded")
-# Ends the engine's first process, as running out of memory would, so that nothing of a drain runs: at a moment when it
-# works on requests.
+# Ends the engine's first process, as running out of memory would, so that nothing of a drain runs. It is at work then,
+# and stands still for a second before, in which clients go on sending: some of their requests are with it for certain,
+# however fast it is.
 CRASH = """
-import os, pathlib, re, time, urllib.request
+import os, pathlib, re, signal, time, urllib.request
 processes = pathlib.Path("/proc").glob("[0-9]*")
 engine = min(int(one.name) for one in processes if b"runtime.server" in (one / "cmdline").read_bytes())
-busy = re.compile(rb"^unmask_requests_running ([3-9]|\\d\\d)", re.M)
-while not busy.search(urllib.request.urlopen("http://127.0.0.1:8000/metrics").read()):
+busy = re.compile(rb"^unmask_requests_running [1-9]", re.M)
+while not busy.search(urllib.request.urlopen("http://127.0.0.1:8000/metrics", timeout=30).read()):
     time.sleep(0.01)
-os.kill(engine, 9)
+os.kill(engine, signal.SIGSTOP)
+time.sleep(1)
+os.kill(engine, signal.SIGKILL)
 """
 
 
 def serving(kube: Kube, namespace: str) -> list[Obj]:
     """The service's two pods once both are Ready and it says so; else nothing."""
     service, found = get(kube, namespace), pods(kube, namespace)
-    ready = [pod for pod in found if condition(pod, "Ready").get("status") == "True"]
+    ready = [pod for pod in found if is_ready(pod)]
     whole = len(found) == len(ready) == service["status"].get("readyReplicas") == 2
     return ready if whole and condition(service, "Ready")["status"] == "True" else []
 
 
 def lost_since(done: float, before: int, under: Load) -> int:
     """How many requests died with a pod that was killed at `done`. Beyond the `before` failures of earlier no other may
-    have failed, but for those sent to it until the cluster forgot it."""
-    settled = under.report().failed
-    report = under.wait_requests(100)
-    assert report.failed == settled
-    failures = report.failures[before:]
+    have failed, but for those sent to it until the cluster forgot it, which was before now."""
+    now = under.report().seconds
+    failures = under.wait_requests(100).failures[before:]
     for one in failures:
         print(one)
-        assert one.started <= one.ended <= done + FORGOTTEN, one
+        assert one.started < now, one
+        assert one.ended <= done + FORGOTTEN, one
         assert any(words in one.cause for words in LOST + SENT_TO_NOBODY), one
     return sum(any(words in one.cause for words in LOST) for one in failures)
 
 
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(1700)
 def test_only_requests_of_the_dead_pod_fail(kube: Kube, namespace: str) -> None:
     # With one process namespace for the whole pod the engine's process is no init, which nothing in a pod can kill.
     # The limit leaves its successor room to start, though the load keeps requests in flight all the time.
@@ -71,7 +73,7 @@ def test_only_requests_of_the_dead_pod_fail(kube: Kube, namespace: str) -> None:
 
         def restarted() -> bool:
             pod = kube.get("v1", "Pod", victim["name"], namespace)
-            return pod["status"]["containerStatuses"][0]["restartCount"] == 1 and bool(serving(kube, namespace))
+            return pod["status"]["containerStatuses"][0]["restartCount"] >= 1 and bool(serving(kube, namespace))
 
         kube.wait("the pod's second life", restarted, timeout=180)
         assert 0 < lost_since(done, 0, under) <= CLIENTS
