@@ -5,6 +5,7 @@ from __future__ import annotations
 import secrets
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -12,12 +13,16 @@ from e2e.cluster import Kube
 from e2e.cluster.config import environment
 from e2e.release import Release
 
+FOLDER = Path(__file__).parent
+
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Those that replace the operator come last: while they do, nobody looks after the others' services."""
-    items.sort(key=lambda item: item.path.name.startswith("test_operator_"))
-    for item in items:
+    ours = [item for item in items if item.path.is_relative_to(FOLDER)]  # the session may have others, too
+    for item in ours:
         item.add_marker(pytest.mark.node)
+    last = {item for item in ours if item.path.name.startswith("test_operator_")}
+    items.sort(key=lambda item: item in last)
 
 
 @pytest.fixture(scope="session")
@@ -38,7 +43,7 @@ def namespace(kube: Kube) -> Iterator[str]:
     name = f"e2e-{secrets.token_hex(3)}"
     made = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name}}
     kube.create(made)
-    kube.wait("the namespace's service account", lambda: kube.get("v1", "ServiceAccount", "default", name))
+    kube.wait("the namespace's service account", lambda: kube.get("v1", "ServiceAccount", "default", name), timeout=60)
     yield name
     kube.delete(made)
 
@@ -46,6 +51,6 @@ def namespace(kube: Kube) -> Iterator[str]:
 @pytest.fixture
 def release(kube: Kube) -> Iterator[Release]:
     """The chart's release, to upgrade and take away: afterwards it is as it was found. No other test runs meanwhile."""
-    found = Release()
+    found = Release(kube)
     yield found
     found.restore()

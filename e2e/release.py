@@ -32,18 +32,28 @@ class Release:
         values: what it was installed with.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, kube: Kube) -> None:
+        self._kube = kube
         self.values: Obj = json.loads(helm("get", "values", RELEASE, "--output", "json")) or {}
         self._changed = False
 
     def upgrade(self, values: dict[str, Any] | None = None, *, chart: Path = CHART) -> str:
-        """Install, or upgrade to, `values` (by their dotted paths) over those it was found with; wait for its pods."""
+        """Install, or upgrade to, `values` (by their dotted paths) over those it was found with. Afterwards its pods
+        run and no others do: helm does not wait for the end of those before."""
         self._changed = True
         sets = [
             word for path, value in (values or {}).items() for word in ("--set-json", f"{path}={json.dumps(value)}")
         ]
         wait = ("--install", "--create-namespace", "--wait", "--timeout", "5m")
-        return helm("upgrade", RELEASE, str(chart), "--values", "-", *sets, *wait, values=self.values)
+        said = helm("upgrade", RELEASE, str(chart), "--values", "-", *sets, *wait, values=self.values)
+        self._kube.wait("the operator's pods alone", self._settled, timeout=120)
+        return said
+
+    def _settled(self) -> bool:
+        deployment = self._kube.get("apps/v1", "Deployment", RELEASE, NAMESPACE)
+        wanted, status = deployment["spec"]["replicas"], deployment["status"]
+        counts = [status.get(count) for count in ("replicas", "updatedReplicas", "readyReplicas")]
+        return counts == [wanted] * 3 and len(operators(self._kube)) == wanted
 
     def uninstall(self) -> None:
         self._changed = True
