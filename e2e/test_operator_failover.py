@@ -20,7 +20,8 @@ from e2e.release import NAMESPACE, RELEASE, Release, leader, operators
 from e2e.services import API, KIND, condition, demo
 
 ACCOUNT = f"system:serviceaccount:{NAMESPACE}:{RELEASE}"
-SERVICES = 24  # enough that a leader is killed long before it has done with them
+SERVICES = 24
+INTERRUPTED = 18  # the leader is stopped as soon as so many are there: it works on some, and others are yet to come
 UNNAMED = {"Endpoints", "EndpointSlice"}  # the controller-manager makes these, under random names
 
 
@@ -38,10 +39,22 @@ def namespaces(kube: Kube, namespace: str) -> Iterator[tuple[str, str]]:
     kube.delete(other)
 
 
-def create(kube: Kube, namespace: str) -> None:
+def create(kube: Kube, namespace: str, first: int = 0, end: int = SERVICES) -> None:
     """Services without pods: they have every other child."""
-    for number in range(SERVICES):
+    for number in range(first, end):
         kube.create(demo(namespace, f"s{number}", {"suspend": True, "networkPolicy": {}}))
+
+
+def create_and_stop(kube: Kube, namespace: str, number: int) -> Obj:
+    """Create services, and among them send a signal to the leader that has begun with them. Returns that pod."""
+    leading = the_leader(kube)
+    create(kube, namespace, 0, 2)
+    kube.wait("it has begun", lambda: accepted(kube, namespace) == 2, timeout=60)
+    create(kube, namespace, 2, INTERRUPTED)
+    signal_container(leading, number)
+    print(f"{signal.Signals(number).name} with {accepted(kube, namespace)} of {INTERRUPTED} services done")
+    create(kube, namespace, INTERRUPTED)
+    return leading
 
 
 def accepted(kube: Kube, namespace: str) -> int:
@@ -49,8 +62,8 @@ def accepted(kube: Kube, namespace: str) -> int:
     return sum(condition(one, "Accepted").get("status") == "True" for one in kube.list(API, KIND, namespace))
 
 
-def all_accepted(kube: Kube, namespace: str, timeout: float) -> None:
-    kube.wait("all are accepted", lambda: accepted(kube, namespace) == SERVICES, timeout=timeout)
+def all_accepted(kube: Kube, namespace: str) -> None:
+    kube.wait("all are accepted", lambda: accepted(kube, namespace) == SERVICES, timeout=120)
 
 
 def state(kube: Kube, namespace: str) -> dict[tuple[str, str], Any]:
@@ -65,7 +78,7 @@ def state(kube: Kube, namespace: str) -> dict[tuple[str, str], Any]:
 def same_state(kube: Kube, namespace: str, other: str) -> None:
     """Once the controllers have done their part, too."""
     with contextlib.suppress(TimeoutError):
-        kube.wait("the same state", lambda: state(kube, namespace) == state(kube, other), timeout=10)
+        kube.wait("the same state", lambda: state(kube, namespace) == state(kube, other), timeout=60)
     assert state(kube, namespace) == state(kube, other)
 
 
@@ -77,11 +90,16 @@ def writers(namespace: str, after: int) -> list[str]:
     return [pod for pod, _ in groupby(pod_of(event) for event in events)]
 
 
+def restarts(pod: Obj) -> int:
+    count: int = pod["status"]["containerStatuses"][0]["restartCount"]
+    return count
+
+
 def the_leader(kube: Kube) -> Obj:
-    return kube.wait("a leader", lambda: leader(kube))
+    return kube.wait("a leader", lambda: leader(kube), timeout=60)
 
 
-def another_leads(kube: Kube, before: Obj, timeout: float = 40) -> float:
+def another_leads(kube: Kube, before: Obj, timeout: float = 60) -> float:
     """Wait for it; the seconds that took."""
     start = time.monotonic()
 
@@ -93,28 +111,24 @@ def another_leads(kube: Kube, before: Obj, timeout: float = 40) -> float:
     return time.monotonic() - start
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(800)
 def test_a_leader_killed_in_the_middle_is_followed_as_if_nothing_had_happened(
     kube: Kube, namespaces: tuple[str, str]
 ) -> None:
     undisturbed, disturbed = namespaces
     create(kube, undisturbed)
-    all_accepted(kube, undisturbed, timeout=60)
-    log, killed = audit_log().stat().st_size, the_leader(kube)
-    create(kube, disturbed)
-    kube.wait("some are there", lambda: accepted(kube, disturbed) >= 2)
-    signal_container(killed, signal.SIGKILL)
-    done = accepted(kube, disturbed)
-    assert done < SERVICES, "it was too quick to be killed in the middle"
-    took = another_leads(kube, killed)
-    print(f"killed with {done} of {SERVICES} services done; another leads after {took:.1f} s")
-    all_accepted(kube, disturbed, timeout=60)
+    all_accepted(kube, undisturbed)
+    log = audit_log().stat().st_size
+    killed = create_and_stop(kube, disturbed, signal.SIGKILL)
+    kube.delete(killed, gracePeriodSeconds=0)  # else its container comes back within it, and may lead again
+    print(f"another leads after {another_leads(kube, killed):.1f} s")
+    all_accepted(kube, disturbed)
     same_state(kube, disturbed, undisturbed)
     turns = writers(disturbed, log)
     assert (turns[0], len(turns)) == (killed["metadata"]["name"], 2), turns
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(2000)
 def test_of_three_one_writes_also_after_it_was_frozen(
     kube: Kube, namespaces: tuple[str, str], release: Release
 ) -> None:
@@ -122,22 +136,21 @@ def test_of_three_one_writes_also_after_it_was_frozen(
     release.upgrade({"replicas": 3})
     undisturbed, disturbed = namespaces
     create(kube, undisturbed)
-    all_accepted(kube, undisturbed, timeout=60)
-    log, frozen = audit_log().stat().st_size, the_leader(kube)
+    all_accepted(kube, undisturbed)
+    log = audit_log().stat().st_size
     assert len(operators(kube)) == 3
-    create(kube, disturbed)
-    kube.wait("some are there", lambda: accepted(kube, disturbed) >= 2)
-    signal_container(frozen, signal.SIGSTOP)
+    frozen = create_and_stop(kube, disturbed, signal.SIGSTOP)
     try:
-        done = accepted(kube, disturbed)
-        assert done < SERVICES, "it was too quick to be frozen in the middle"
-        took = another_leads(kube, frozen)
+        print(f"another leads after {another_leads(kube, frozen):.1f} s")
     finally:
         signal_container(frozen, signal.SIGCONT)
-    print(f"frozen with {done} of {SERVICES} services done; another leads after {took:.1f} s")
-    all_accepted(kube, disturbed, timeout=60)
+    all_accepted(kube, disturbed)
     same_state(kube, disturbed, undisturbed)
     turns = writers(disturbed, log)
     assert (turns[0], len(turns)) == (frozen["metadata"]["name"], 2), turns
-    restarted = kube.get("v1", "Pod", frozen["metadata"]["name"], NAMESPACE)["status"]["containerStatuses"][0]
-    assert restarted["restartCount"] + len(restarted["lastState"]) >= 1, "the frozen one ended by itself when it woke"
+
+    def restarted() -> bool:
+        now = kube.get("v1", "Pod", frozen["metadata"]["name"], NAMESPACE)
+        return restarts(now) > restarts(frozen)
+
+    kube.wait("the frozen one's end by itself when it woke", restarted, timeout=60)
