@@ -19,7 +19,7 @@ def pod(namespace: str, name: str, *arguments: str, labels: dict[str, str] | Non
     }
 
 
-def output(kube: Kube, namespace: str, name: str, *arguments: str, timeout: float = 60) -> str:
+def output(kube: Kube, namespace: str, name: str, *arguments: str, timeout: float = 90) -> str:
     """Run a pod to its end and return what it printed. AssertionError with that text when it failed."""
     made = kube.create(pod(namespace, name, *arguments))
 

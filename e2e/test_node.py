@@ -5,6 +5,8 @@ from __future__ import annotations
 import subprocess
 import time
 
+import pytest
+
 from e2e.cluster import Kube
 from e2e.cluster.node.gpus import pretend_gpus
 from e2e.pods import output, pod
@@ -34,6 +36,7 @@ def test_a_pod_runs(kube: Kube, namespace: str) -> None:
     print(f"pod Running after {time.monotonic() - start:.1f} s")
 
 
+@pytest.mark.timeout(600)
 def test_services_are_found_by_name(kube: Kube, namespace: str) -> None:
     serve(kube, namespace)
     address = kube.get("v1", "Service", "web", namespace)["spec"]["clusterIP"]

@@ -1,8 +1,8 @@
 // pod is the whole content of the suite's own image: the pause container, and what tests run inside a cluster.
 //
 //	pod                 wait for SIGTERM (the pause container)
-//	pod resolve NAME    print the addresses of NAME
-//	pod fetch URL       print an HTTP answer's body; a status other than 200 is a failure
+//	pod resolve NAME    print the addresses of NAME; tries for a while
+//	pod fetch URL       print an HTTP answer's body; a status other than 200 is a failure; tries for a while
 //	pod serve TEXT      answer every request on port 8080 with TEXT
 //	pod load URL MODEL  ask a model for completions until told to stop (load.go)
 package main
@@ -29,9 +29,9 @@ func main() {
 	switch mode {
 	case "pause":
 	case "resolve":
-		go func() { failed <- resolve(argument) }()
+		go func() { failed <- try(resolve, argument) }()
 	case "fetch":
-		go func() { failed <- fetch(argument) }()
+		go func() { failed <- try(fetch, argument) }()
 	case "serve":
 		answer := func(w http.ResponseWriter, _ *http.Request) { fmt.Fprintln(w, argument) }
 		go func() { failed <- http.ListenAndServe(":8080", http.HandlerFunc(answer)) }()
@@ -51,6 +51,15 @@ func main() {
 	}
 }
 
+// try runs it until it does well, for half a minute: what is new in a cluster is known everywhere a moment later.
+func try(it func(string) error, argument string) error {
+	for deadline := time.Now().Add(30 * time.Second); ; time.Sleep(500 * time.Millisecond) {
+		if err := it(argument); err == nil || time.Now().After(deadline) {
+			return err
+		}
+	}
+}
+
 func resolve(name string) error {
 	addresses, err := net.LookupHost(name)
 	for _, address := range addresses {
@@ -66,11 +75,13 @@ func fetch(url string) error {
 		return err
 	}
 	defer answer.Body.Close()
-	if _, err := io.Copy(os.Stdout, answer.Body); err != nil {
+	text, err := io.ReadAll(answer.Body)
+	if err != nil {
 		return err
 	}
 	if answer.StatusCode != http.StatusOK {
-		return fmt.Errorf("%s: %s", url, answer.Status)
+		return fmt.Errorf("%s: %s: %s", url, answer.Status, text)
 	}
-	return nil
+	_, err = os.Stdout.Write(text)
+	return err
 }
