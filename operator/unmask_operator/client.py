@@ -10,6 +10,7 @@ from typing import Any
 
 import aiohttp
 import kopf
+from aiohttp.abc import AbstractStreamWriter
 
 from unmask_operator.errors import ApiError, api_error
 from unmask_operator.kinds import LEASES, SERVICES, ApiKind, kind_of
@@ -34,8 +35,7 @@ class Client:
 
     Attributes:
         last_answer: monotonic seconds of the last answer below 500, 0.0 before the first one.
-        may_write: asked right before each write but that of the Lease. A process that was frozen goes on wherever it
-            was, before any task of its own could tell it that another leads by now.
+        may_write: asked in the moment each write but that of the Lease is sent.
     """
 
     def __init__(self, login: Callable[[], kopf.ConnectionInfo], user_agent: str = FIELD_MANAGER) -> None:
@@ -165,10 +165,9 @@ class Client:
         self, method: str, path: str, params: Mapping[str, str] | None, body: Any, content_type: str, timeout: float
     ) -> Obj:
         session = await self._open()
-        if method != "GET" and not path.startswith(LEASES.root) and not self.may_write():
-            raise ApiError(0, "NotLeading", f"{method} {path}: not sent, for another pod may lead by now")
         url = self._info.server.rstrip("/") + path
-        data = None if body is None else encode(body)
+        may_write = (lambda: True) if path.startswith(LEASES.root) else self.may_write
+        data = None if body is None else _Fenced(encode(body), may_write)
         headers = {**self._info.as_http_headers(), "Content-Type": content_type, "Accept": JSON}
         try:
             async with session.request(
@@ -176,6 +175,8 @@ class Client:
             ) as answer:
                 raw, status, said = await answer.read(), answer.status, answer.headers
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
+            if data is not None and data.kept_back:
+                raise ApiError(0, "NotLeading", f"{method} {path}: not sent, for another pod may lead by now") from None
             sentence = f"{method} {path}: no answer from the API server: {str(error) or type(error).__name__}"
             raise ApiError(0, "Unreachable", sentence) from error
         if status < 500:
@@ -207,6 +208,27 @@ class Client:
         if not same_tls:
             await self.close()
         return old != self._info
+
+
+class _Fenced(aiohttp.BytesPayload):
+    """A request's body that asks whether it may go when it goes, and its headers with it.
+
+    A process that was frozen goes on wherever it was, before any task of its own could tell it that another leads by
+    now. Between the call of a request and its first byte lie several turns of the event loop, also without a new
+    connection: a check at the call is too early. So every write has a body.
+    """
+
+    kept_back = False
+
+    def __init__(self, value: bytes, may_go: Callable[[], bool]) -> None:
+        super().__init__(value)
+        self._may_go = may_go
+
+    async def write_with_length(self, writer: AbstractStreamWriter, content_length: int | None) -> None:
+        if not self._may_go():
+            self.kept_back = True
+            raise RuntimeError("another pod may lead")
+        await super().write_with_length(writer, content_length)
 
 
 def encode(body: Any) -> bytes:

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import socket
 
 import kopf
 import pytest
@@ -208,6 +209,34 @@ def test_nothing_but_the_lease_is_written_where_another_may_lead():
 
     server.run(scene)
     assert [seen[0] for seen in server.seen] == ["GET", "PUT"]
+
+
+def test_a_write_is_sent_in_the_very_turn_of_the_event_loop_that_allowed_it():
+    """Where a process is frozen between the two, another may lead when it goes on."""
+    arrived = []
+
+    async def scene(listener):
+        loop = asyncio.get_running_loop()
+        client = Client(lambda: kopf.ConnectionInfo(server=f"http://127.0.0.1:{listener.getsockname()[1]}"))
+
+        def answer():
+            connection, _ = listener.accept()
+            arrived.append(connection.recv(65536, socket.MSG_DONTWAIT))
+            connection.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n{}")
+            connection.close()
+
+        def may_write():
+            loop.call_soon(answer)  # in the next turn
+            return True
+
+        client.may_write = may_write
+        await client.patch_scale("ns", "s", 2)
+        await client.close()
+
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        asyncio.run(scene(listener))
+    (request,) = arrived
+    assert request.endswith(b'{"spec":{"replicas":2}}')
 
 
 def test_no_answer_is_an_error_of_the_same_type():

@@ -16,6 +16,7 @@ from tests.operator.proxy import FaultProxy
 pytestmark = pytest.mark.cluster
 
 FULL = {"networkPolicy": {}, "replicas": 2}  # makes one child of most kinds
+RESOURCES = 48  # a fast machine is not done with them before it is looked at
 EDITED = {"networkPolicy": None, "engine": {"maxNumReqs": 5}, "service": {"annotations": {"a": "b"}}}
 
 
@@ -59,6 +60,7 @@ def test_dropped_watches_miss_nothing(admin, namespace, proxied, fault_proxy):
     resource = admin.create(demo(namespace))
     wait_condition(admin, resource, "Accepted", "True")
     for number in range(3):
+        admin.wait("the watches", lambda: fault_proxy.watching() >= 8)
         assert fault_proxy.drop_watches() >= 8
         admin.patch(resource, {"spec": {"service": {"annotations": {"number": str(number)}}}})
 
@@ -135,10 +137,11 @@ def test_a_leader_that_was_frozen_writes_nothing_when_it_wakes(api_server, admin
     with OperatorProcess(api_server, namespace, [namespace], server=fault_proxy.url, name="a") as first:
         admin.wait("a leads", lambda: first.metric("unmask_operator_leader"))
         assert first.process is not None
-        for number in range(16):
+        for number in range(RESOURCES):
             admin.create(demo(namespace, f"s{number}", **FULL))
         admin.wait("it is in the middle of its work", lambda: len(fault_proxy.writes()) > 10)
         first.process.send_signal(signal.SIGSTOP)
+        assert len(admin.list("apps/v1", "Deployment", namespace)) < RESOURCES, "it had nothing more to do"
         try:
             with OperatorProcess(api_server, namespace, [namespace], name="b") as second:
                 admin.wait("b leads", lambda: second.metric("unmask_operator_leader"), timeout=40)
