@@ -198,6 +198,7 @@ def test_killed_after_any_write_it_ends_where_it_would_have(
         points.reset()
         proxy.hold = points
         fleet.delete()  # is the garbage collector's work
+        time.sleep(2.0)  # room for a write, had the operator one to do
         operator.kill()
         assert not points.passed
         proxy.hold = lambda method, path, body: False

@@ -5,9 +5,11 @@ from __future__ import annotations
 import pytest
 
 from e2e.cluster import ApiServer, Kube
+from e2e.cluster.kube import ApiError
 from tests.operator.live.objects import children, demo, wait_condition
-from tests.operator.live.process import OperatorProcess, install, wait_served
+from tests.operator.live.process import ACCOUNT, OperatorProcess, install, wait_served
 from unmask_operator.kinds import CHILDREN, POD_MONITORS
+from unmask_operator.objects import API_VERSION, KIND
 from unmask_operator.permissions import RULES
 
 pytestmark = pytest.mark.cluster
@@ -61,7 +63,8 @@ def test_the_rights_asked_for_are_the_rights_granted(api_server: ApiServer, admi
     admin.apply(POD_MONITOR_CRD)
     wait_served(admin, POD_MONITORS.api_version, "PodMonitor")
     install(admin, namespace, [namespace])
-    account = f"system:serviceaccount:{namespace}:unmask-operator"
+    account = f"system:serviceaccount:{namespace}:{ACCOUNT}"
+    owners_are_known(api_server.admin(user=account), namespace)
     with OperatorProcess(api_server, namespace, [namespace]) as operator:
         one_of_each_kind(admin, namespace)
         a_pod_without_a_word(admin, namespace)
@@ -77,6 +80,24 @@ def test_the_rights_asked_for_are_the_rights_granted(api_server: ApiServer, admi
     # The admission plugin asks for `update` of finalizers in the operator's name when a child names its owner.
     unused = granted - asked - {"serving.unmask.dev/diffusionlmservices/finalizers update"}
     assert unused == set()
+
+
+def owners_are_known(operator: Kube, namespace: str) -> None:
+    """Wait until a resource can own: admission learns of new kinds every ten seconds, and refuses owners of others."""
+    owner = {"apiVersion": API_VERSION, "kind": KIND, "name": "none", "uid": "none", "blockOwnerDeletion": True}
+    meta = {"name": "owned", "namespace": namespace, "ownerReferences": [owner]}
+    owned = {"apiVersion": "v1", "kind": "ServiceAccount", "metadata": meta}
+
+    def allowed() -> bool:
+        try:
+            operator.create(owned, dryRun="All")
+        except ApiError as error:
+            if error.status == 403:
+                return False
+            raise
+        return True
+
+    operator.wait("the kind may own objects", allowed)
 
 
 def one_of_each_kind(admin: Kube, namespace: str) -> None:
