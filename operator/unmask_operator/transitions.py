@@ -17,6 +17,7 @@ GOOD = {
     "ScalingReady": "ScalingActive",
     "Ready": "Ready",
 }
+STEPS = ("ModelLoaded", "RolloutComplete")  # on the way to Ready
 
 
 @dataclass(frozen=True)
@@ -31,11 +32,20 @@ class Event:
 
 
 def transitions(old: Obj, new: Obj) -> list[Event]:
-    """The Events of a change of status, none for none. One obstacle that several conditions show is told once."""
+    """The Events of a change of status, none for none. One obstacle that several conditions show is told once; of a
+    service that comes up, Ready says it all."""
     told: dict[tuple[str, str], Event] = {}
     for event in _events(old, new):
         told.setdefault((event.type, event.reason), event)
+    if ("Normal", "Ready") in told and _came_true("Available", old, new):
+        for reason in STEPS:
+            told.pop(("Normal", reason), None)
     return list(told.values())
+
+
+def _came_true(kind: str, old: Obj, new: Obj) -> bool:
+    was, now = ({c["type"]: c["status"] for c in one.get("conditions") or ()} for one in (old, new))
+    return bool(now[kind] == "True" != was.get(kind))
 
 
 def _events(old: Obj, new: Obj) -> Iterator[Event]:

@@ -35,7 +35,7 @@ def test_a_service_that_comes_up() -> None:
         [],
         [],
         [],
-        [("Normal", "ModelLoaded"), ("Normal", "RolloutComplete"), ("Normal", "Ready")],
+        [("Normal", "Ready")],
     ]
 
 
@@ -51,10 +51,12 @@ def test_a_rollout_and_an_outage() -> None:
     assert _tell(
         reconcile("complete", pod("ready")),
         reconcile("surging", pod("ready"), new),
+        reconcile("complete", pod("ready", "new")),
         reconcile("progressing", pod("oom_killed")),
         reconcile("progressing", replicas=0, service=service(suspend=True)),
     )[1:] == [
         [("Normal", "RolloutStarted")],
+        [("Normal", "ModelLoaded"), ("Normal", "RolloutComplete"), ("Normal", "Ready")],
         [("Warning", "OOMKilled"), ("Warning", "Unavailable")],
         [("Normal", "Suspended")],
     ]
