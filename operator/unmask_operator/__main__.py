@@ -30,7 +30,8 @@ log = logging.getLogger("unmask_operator")
 
 
 class Operator:
-    """One pod of the operator: watches all the time, reconciles while it leads."""
+    """One pod of the operator: waits for the Lease, then watches and reconciles. Until then it asks for nothing else,
+    so that a standby costs next to nothing."""
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
@@ -41,12 +42,13 @@ class Operator:
         identity = f"{settings.pod_name}_{uuid.uuid4().hex[:8]}"  # a restarted container is another one
         self._elector = Elector(self._client, settings.namespace, settings.lease_name, identity)
         self._client.may_write = self._elector.in_time
-        self._up = False
+        self._elected = asyncio.Event()
+        self._watching = False
 
     async def run(self) -> None:
         """Until SIGTERM or SIGINT; any task's failure is the process's."""
         stop = asyncio.Event()
-        app = health.application(self._metrics.registry, lambda: self._client.last_answer, lambda: self._up)
+        app = health.application(self._metrics.registry, lambda: self._client.last_answer, self._is_up)
         server = await health.serve(app, self._settings.port)
         try:
             _on_signals(stop)
@@ -66,15 +68,22 @@ class Operator:
         await asyncio.wait((leading,), timeout=1.0)
         await self._elector.release()
         stop.set()
+        if not self._elected.is_set():
+            watching.cancel()
         await asyncio.wait((watching,), timeout=EXIT_SECONDS)
         for task in failed:
             task.result()
 
     async def _lead(self) -> None:
         self._metrics.leader.set(1)
+        self._elected.set()
         await Leader(self._client, self._store, self._queue, self._settings, self._metrics).run()
 
+    def _is_up(self) -> bool:
+        return self._watching or not self._elector.leads
+
     async def _watch(self, stop: asyncio.Event) -> None:
+        await self._elected.wait()
         kinds = await self._kinds()
         others = asyncio.all_tasks()
         tasks = await kopf.spawn_tasks(
@@ -85,7 +94,7 @@ class Operator:
             stop_flag=stop,
         )
         _on_signals(stop)  # kopf has taken the signals
-        self._up = True
+        self._watching = True
         await kopf.run_tasks(tasks, ignored=others)
 
     async def _kinds(self) -> list[ApiKind]:
@@ -101,8 +110,7 @@ class Operator:
             await asyncio.sleep(2.0)
 
     def _news(self, kind: ApiKind, key: Key, obj: Obj) -> None:
-        if self._elector.leads:
-            self._queue.add(key, settle_seconds(kind, obj))
+        self._queue.add(key, settle_seconds(kind, obj))
 
 
 def _on_signals(stop: asyncio.Event) -> None:
