@@ -24,15 +24,23 @@ PORT = 8080
 
 _WAIT = "import signal; signal.sigwait([signal.SIGTERM])"
 _ASK = """
-import json, sys, urllib.error, urllib.request
+import json, sys, time, urllib.error, urllib.request
 
 url, key, body = sys.argv[1:]
 headers = {"Content-Type": "application/json"} | ({"Authorization": f"Bearer {key}"} if key else {})
 request = urllib.request.Request(url, data=body.encode() or None, headers=headers)
-try:
-    answer = urllib.request.urlopen(request, timeout=60)
-except urllib.error.HTTPError as error:
-    answer = error
+deadline = time.monotonic() + 30
+while True:
+    try:
+        answer = urllib.request.urlopen(request, timeout=60)
+        break
+    except urllib.error.HTTPError as error:
+        answer = error
+        break
+    except urllib.error.URLError as error:  # a Service leads to a pod only some time after that is Ready
+        if isinstance(error.reason, TimeoutError) or time.monotonic() > deadline:
+            raise
+        time.sleep(0.2)
 print(json.dumps([answer.status, json.loads(answer.read())]))
 """
 
@@ -87,7 +95,7 @@ def serve(kube: Kube, pod: Obj, port: int = 80) -> None:
 
 
 def wait_ready(namespace: str, pod: str) -> None:
-    kubectl("wait", "--for=condition=Ready", f"pod/{pod}", "--timeout=55s", namespace=namespace)
+    kubectl("wait", "--for=condition=Ready", f"pod/{pod}", "--timeout=180s", namespace=namespace)
 
 
 class Client:

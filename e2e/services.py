@@ -9,17 +9,23 @@ from pathlib import Path
 import yaml
 
 from e2e.cluster import Kube
-from e2e.cluster.kube import Obj
+from e2e.cluster.config import environment
+from e2e.cluster.kube import ApiError, Obj
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
 API, KIND = "serving.unmask.dev/v1alpha1", "DiffusionLMService"
 LABEL = "serving.unmask.dev/service"  # its value on every pod and child is the service's name
 
 
+def kubectl_command(*arguments: str, namespace: str) -> list[str]:
+    """The command line: for the cluster under test, whichever one the shell's own KUBECONFIG names."""
+    return ["kubectl", "--kubeconfig", str(environment().kubeconfig), "--namespace", namespace, *arguments]
+
+
 def kubectl(*arguments: str, namespace: str, stdin: str = "", refused: bool = False) -> str:
     """kubectl's stdout; with `refused` its stderr. AssertionError when it ends otherwise than that says."""
-    command = ["kubectl", "--namespace", namespace, *arguments]
-    done = subprocess.run(command, input=stdin, capture_output=True, text=True, timeout=60)
+    command = kubectl_command(*arguments, namespace=namespace)
+    done = subprocess.run(command, input=stdin, capture_output=True, text=True, timeout=240)
     assert (done.returncode != 0) == refused, done.stderr or done.stdout
     return done.stderr if refused else done.stdout
 
@@ -109,6 +115,15 @@ def ask(kube: Kube, namespace: str, name: str = "demo", question: str = "What is
     """The service's answer to a question, asked through the API server's proxy of its Service."""
     path = kube.path("v1", "Service", namespace, f"{name}:http", "proxy")
     body = {"model": name, "messages": [{"role": "user", "content": question}], "max_tokens": 32}
-    answer = kube.request("POST", f"{path}/v1/chat/completions", body)
+
+    def answered() -> Obj | None:
+        try:
+            return kube.request("POST", f"{path}/v1/chat/completions", body)
+        except ApiError as error:
+            if "no endpoints available" not in error.message:  # the EndpointSlice follows the pod's condition
+                raise
+            return None
+
+    answer = kube.wait(f"an answer of {name}", answered)
     text: str = answer["choices"][0]["message"]["content"]
     return text
