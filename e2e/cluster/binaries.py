@@ -69,7 +69,7 @@ PROGRAMS = {
 API_SERVER = ("kube-apiserver", "etcd", "kubectl")
 CONTROLLERS = ("kube-controller-manager",)
 PRETEND_NODES = ("kube-scheduler", "kwok")
-TESTS = (*API_SERVER, *CONTROLLERS, *PRETEND_NODES, "helm")
+TESTS = (*API_SERVER, *CONTROLLERS, *PRETEND_NODES, "helm", "pod")
 NODE = (*API_SERVER, *CONTROLLERS, "kube-scheduler", "kubelet", "kube-proxy", "coredns", "helm", "pod")
 
 
