@@ -122,20 +122,26 @@ class Handler(BaseHTTPRequestHandler):
         if content is None:
             return self.refuse(404, "EntryNotFound")
         headers = {"ETag": f'"{identity(content)}"', "X-Repo-Commit": commit}
-        self.answer(content, headers | {"Content-Type": "application/octet-stream"})
-
-    def answer(self, body: bytes, headers: dict[str, str], status: int = 200) -> None:
-        self.send_response(status)
-        for name, value in (headers | {"Content-Length": str(len(body))}).items():
-            self.send_header(name, value)
-        self.end_headers()
+        self.head(200, headers | {"Content-Type": "application/octet-stream", "Content-Length": str(len(content))})
         if self.command == "HEAD":
             return
         with self.hub.line:
-            for start in range(0, len(body), PIECE):
-                piece = body[start : start + PIECE]
+            for start in range(0, len(content), PIECE):
+                piece = content[start : start + PIECE]
                 self.wfile.write(piece)
                 time.sleep(len(piece) / self.hub.bytes_per_second)
+
+    def answer(self, body: bytes, headers: dict[str, str], status: int = 200) -> None:
+        """At once, whatever file is being sent."""
+        self.head(status, headers | {"Content-Length": str(len(body))})
+        if self.command != "HEAD":
+            self.wfile.write(body)
+
+    def head(self, status: int, headers: dict[str, str]) -> None:
+        self.send_response(status)
+        for name, value in headers.items():
+            self.send_header(name, value)
+        self.end_headers()
 
 
 def main() -> None:

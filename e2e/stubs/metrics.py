@@ -79,7 +79,8 @@ def main() -> None:
     server = ThreadingHTTPServer(("", int(sys.argv[1])), Handler)
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain("/tls/tls.crt", "/tls/tls.key")
-    server.socket = context.wrap_socket(server.socket, server_side=True)
+    # each connection's thread shakes hands: one that says nothing, as a probe's, must not keep the others waiting
+    server.socket = context.wrap_socket(server.socket, server_side=True, do_handshake_on_connect=False)
     server.serve_forever()
 
 
