@@ -34,8 +34,8 @@ def audit_log() -> Path:
     return config.parent / "audit.log"
 
 
-def requests(user: str, after: int = 0) -> list[Obj]:
-    """The audit events of a user's answered requests, without the log's first `after` bytes."""
+def requests(user: str = "", after: int = 0) -> list[Obj]:
+    """The audit events of answered requests (of one user where given), without the log's first `after` bytes."""
     return [event for event in read_events(audit_log(), user, after) if event["stage"] == "ResponseComplete"]
 
 

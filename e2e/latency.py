@@ -1,0 +1,82 @@
+"""``python -m e2e.latency``: how long a person waits, on the cluster that `up` started.
+
+Applies the demo service and waits until it is Ready, edits it and looks in the audit log for the operator's first write to
+a child, deletes it; so many times, one after the other. Nothing else should run on the machine meanwhile.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import secrets
+import time
+from datetime import datetime
+from statistics import median
+
+from e2e.cluster import Kube
+from e2e.cluster.config import environment
+from e2e.cluster.kube import Obj
+from e2e.host import audit_log, requests
+from e2e.release import NAMESPACE, RELEASE
+from e2e.services import EXAMPLES, condition, get, kubectl, patch, pods
+
+OPERATOR = f"system:serviceaccount:{NAMESPACE}:{RELEASE}"
+
+
+def apply_to_ready(kube: Kube, namespace: str) -> float:
+    start = time.monotonic()
+    kubectl("apply", "-f", str(EXAMPLES / "demo-service.yaml"), namespace=namespace)
+    kube.wait("Ready", lambda: condition(get(kube, namespace), "Ready").get("status") == "True", timeout=300)
+    return time.monotonic() - start
+
+
+def edit_to_write(kube: Kube, namespace: str) -> float:
+    """From the end of the edit's request to the beginning of the first write that is no trial."""
+    log = audit_log().stat().st_size
+    patch(kube, namespace, {"engine": {"maxNumReqs": 12}})
+
+    def written() -> list[Obj]:
+        events = [e for e in requests(after=log) if e["objectRef"].get("namespace") == namespace]
+        return [e for e in events if e["user"]["username"] == OPERATOR and _writes_a_child(e)]
+
+    first = min(_time(event, "requestReceivedTimestamp") for event in kube.wait("a write", written, timeout=60))
+    edits = [e for e in requests(after=log) if e["verb"] == "patch" and e["user"]["username"] != OPERATOR]
+    edit = next(e for e in edits if e["objectRef"].get("namespace") == namespace)
+    return first - _time(edit, "stageTimestamp")
+
+
+def _writes_a_child(event: Obj) -> bool:
+    about = event["objectRef"]["resource"]
+    changes = event["verb"] in ("create", "patch", "delete") and "dryRun" not in event["requestURI"]
+    return changes and about not in ("diffusionlmservices", "events")
+
+
+def _time(event: Obj, member: str) -> float:
+    return datetime.fromisoformat(event[member]).timestamp()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m e2e.latency", description=__doc__)
+    parser.add_argument("--times", type=int, default=3, help="how often (default 3)")
+    times = parser.parse_args().times
+    config = environment().kubeconfig
+    if config is None or not audit_log().exists():
+        parser.error('no cluster of this machine: eval "$(python -m e2e.cluster up)" first')
+    kube = Kube(config)
+    print(f"load average: {os.getloadavg()[0]:.1f}")
+    ready, edit = [], []
+    for _ in range(times):
+        namespace = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": f"latency-{secrets.token_hex(3)}"}}
+        name = kube.create(namespace)["metadata"]["name"]
+        try:
+            ready.append(apply_to_ready(kube, name))
+            edit.append(edit_to_write(kube, name))
+        finally:
+            kube.delete(namespace)
+        kube.wait("its end", lambda name=name: not pods(kube, name), timeout=120)
+        print(f"apply -> Ready {ready[-1]:5.1f} s    edit -> first write to a child {edit[-1]:5.2f} s", flush=True)
+    print(f"median        {median(ready):5.1f} s (bar 20)                        {median(edit):5.2f} s (bar 1)")
+
+
+if __name__ == "__main__":
+    main()
