@@ -5,27 +5,39 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator
 
-from e2e.cluster.kube import Kube
+from e2e.cluster.kube import Kube, Obj
 
 _PATH = "/status/{}/nvidia.com~1gpu"
 
 
 @contextlib.contextmanager
 def pretend_gpus(kube: Kube, count: int) -> Iterator[None]:
-    """Every node has `count` GPUs (resource nvidia.com/gpu) while the block lasts; containers run on the CPU."""
-    nodes = kube.list("v1", "Node")
-    for node in nodes:
-        kube.patch(node, [{"op": "add", "path": _PATH.format("capacity"), "value": str(count)}], subresource="status")
+    """One node, and no other, has `count` GPUs (resource nvidia.com/gpu) while the block lasts; containers run on the
+    CPU. LookupError where no node takes pods, or where there are real GPUs."""
+    node = _free_node(kube)
+    kube.patch(node, [{"op": "add", "path": _PATH.format("capacity"), "value": str(count)}], subresource="status")
 
     def counted() -> bool:
-        return all(
-            node["status"]["allocatable"].get("nvidia.com/gpu") == str(count) for node in kube.list("v1", "Node")
-        )
+        now = kube.get("v1", "Node", node["metadata"]["name"])
+        return bool(now["status"]["allocatable"].get("nvidia.com/gpu") == str(count))
 
     try:
-        kube.wait(f"{count} GPUs on every node", counted, timeout=60)  # the kubelet copies capacity to allocatable
+        kube.wait(f"{count} GPUs on a node", counted, timeout=60)  # the kubelet copies capacity to allocatable
         yield
     finally:
-        for node in nodes:
-            for where in ("capacity", "allocatable"):
+        for where in ("capacity", "allocatable"):
+            with_gpus = kube.get("v1", "Node", node["metadata"]["name"])["status"][where]
+            if "nvidia.com/gpu" in with_gpus:
                 kube.patch(node, [{"op": "remove", "path": _PATH.format(where)}], subresource="status")
+
+
+def _free_node(kube: Kube) -> Obj:
+    """A node that takes any pod."""
+    nodes = kube.list("v1", "Node")
+    if real := [node["metadata"]["name"] for node in nodes if "nvidia.com/gpu" in node["status"]["capacity"]]:
+        raise LookupError(f"{', '.join(real)}: has GPUs already; these tests need a cluster without")
+    for node in nodes:
+        taints = [taint["effect"] for taint in node["spec"].get("taints", ())]
+        if not node["spec"].get("unschedulable") and "NoSchedule" not in taints and "NoExecute" not in taints:
+            return node
+    raise LookupError("every node has a taint; these tests need one that takes any pod")
