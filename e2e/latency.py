@@ -1,7 +1,7 @@
 """``python -m e2e.latency``: how long a person waits, on the cluster that `up` started.
 
-Applies the demo service and waits until it is Ready, edits it and looks in the audit log for the operator's first write to
-a child, deletes it; so many times, one after the other. Nothing else should run on the machine meanwhile.
+Applies the demo service and waits until it is Ready, edits it and looks in the audit log for the operator's first write
+to a child, deletes it; so many times, one after the other. Nothing else should run on the machine meanwhile.
 """
 
 from __future__ import annotations
@@ -35,20 +35,22 @@ def edit_to_write(kube: Kube, namespace: str) -> float:
     log = audit_log().stat().st_size
     patch(kube, namespace, {"engine": {"maxNumReqs": 12}})
 
-    def written() -> list[Obj]:
-        events = [e for e in requests(after=log) if e["objectRef"].get("namespace") == namespace]
-        return [e for e in events if e["user"]["username"] == OPERATOR and _writes_a_child(e)]
+    def seen(users: bool) -> list[Obj]:
+        """Writes to the service by us, or to its children by the operator."""
+        events = [e for e in requests(after=log) if (e.get("objectRef") or {}).get("namespace") == namespace]
+        events = [e for e in events if e["verb"] in ("create", "patch", "delete") and "dryRun" not in e["requestURI"]]
+        if users:
+            return [e for e in events if e["user"]["username"] != OPERATOR and _about(e) == "diffusionlmservices"]
+        events = [e for e in events if e["user"]["username"] == OPERATOR]
+        return [e for e in events if _about(e) not in ("diffusionlmservices", "events")]
 
-    first = min(_time(event, "requestReceivedTimestamp") for event in kube.wait("a write", written, timeout=60))
-    edits = [e for e in requests(after=log) if e["verb"] == "patch" and e["user"]["username"] != OPERATOR]
-    edit = next(e for e in edits if e["objectRef"].get("namespace") == namespace)
+    first = min(_time(e, "requestReceivedTimestamp") for e in kube.wait("a write", lambda: seen(False), timeout=60))
+    (edit,) = seen(True)
     return first - _time(edit, "stageTimestamp")
 
 
-def _writes_a_child(event: Obj) -> bool:
-    about = event["objectRef"]["resource"]
-    changes = event["verb"] in ("create", "patch", "delete") and "dryRun" not in event["requestURI"]
-    return changes and about not in ("diffusionlmservices", "events")
+def _about(event: Obj) -> str:
+    return str(event["objectRef"]["resource"])
 
 
 def _time(event: Obj, member: str) -> float:
