@@ -93,7 +93,8 @@ class Reconciler:
         outcome = await self._carry_out(observed)
         if outcome.writes:
             log.info("%d writes to children", outcome.writes, extra={"service": key})
-        await self._write_status(key, outcome)
+        if await self._write_status(key, outcome):
+            return Result(again=0.0)
         return Result(bool(outcome.observed.refusals), outcome.plan.requeue_seconds)
 
     async def _observe(self, key: Key, service: Obj) -> Observed:
@@ -143,13 +144,15 @@ class Reconciler:
             return await self._writer.carry_out(keep, keep, observed)
         return await self._writer.carry_out(lambda known: plan(service, known, self._settings), keep, observed)
 
-    async def _write_status(self, key: Key, outcome: Outcome) -> None:
+    async def _write_status(self, key: Key, outcome: Outcome) -> bool:
+        """Whether somebody has edited the resource meanwhile. The answer tells: it brings the edit into the store, and
+        when the watch tells of it afterwards, that is no news."""
         service = outcome.observed.service
         old = service.get("status") or {}
         new = status(outcome.observed, outcome.plan)
         patch = merge_patch(old, new)
         if not patch:
-            return
+            return False
         try:
             written = await self._client.patch_status(*key, service["metadata"]["uid"], patch)
         except ApiError as error:
@@ -157,7 +160,7 @@ class Reconciler:
                 raise
             log.info("the resource went away while it was reconciled", extra={"service": key})
             self._store.delete(SERVICES, service)
-            return
+            return False
         self._metrics.writes.labels("status").inc()
         self._store.put(SERVICES, written)
         for transition in transitions(old, new):
@@ -165,3 +168,10 @@ class Reconciler:
                 await self._client.create(event(service, transition, self._settings.pod_name, outcome.observed.now))
             except ApiError as error:  # an Event is a courtesy
                 log.warning("an Event was not written: %s", error, extra={"service": key})
+        return _asked(written) != _asked(service)
+
+
+def _asked(service: Obj) -> list[object]:
+    """What people ask for with a resource: its generation stands for the spec, and for being deleted."""
+    meta = service["metadata"]
+    return [meta.get(member) for member in ("generation", "labels", "annotations")]

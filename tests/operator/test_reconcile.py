@@ -1,0 +1,54 @@
+"""An edit that comes while a resource is reconciled is not lost, whichever way the operator hears of it first."""
+
+import asyncio
+import copy
+
+import pytest
+
+from tests.operator.samples import resource
+from unmask_operator.kinds import SERVICES
+from unmask_operator.metrics import Metrics
+from unmask_operator.reconcile import Knowledge, Reconciler
+from unmask_operator.settings import Settings
+from unmask_operator.store import Key, Store
+
+KEY = Key("default", "demo")
+
+
+class Api:
+    """Takes every write. `edit` is what somebody did to the resource right before its status was written: `edited`."""
+
+    def __init__(self, service, edit):
+        self._service, self._edit, self.version = service, edit, 1
+
+    def _numbered(self, obj):
+        self.version += 1
+        return {**obj, "metadata": {"uid": "a-child's", **obj["metadata"], "resourceVersion": str(self.version)}}
+
+    async def create(self, obj, dry_run=False):
+        return self._numbered(obj)
+
+    async def patch_status(self, namespace, name, uid, patch):
+        written = copy.deepcopy(self._service)
+        written["metadata"] |= self._edit
+        self.edited = self._numbered(written)
+        return self._numbered({**written, "status": patch})
+
+
+async def nobody_knows(pods):
+    return None
+
+
+@pytest.mark.parametrize("edit", [{}, {"generation": 2}, {"annotations": {"serving.unmask.dev/restartedAt": "now"}}])
+def test_an_edit_that_the_status_answer_brings_is_reconciled_at_once(edit):
+    service = resource(suspend=True)
+    service["metadata"]["resourceVersion"] = "1"
+    store = Store()
+    store.put(SERVICES, service)
+    api = Api(service, edit)
+    knowledge = Knowledge(frozenset, nobody_knows, dict, dict, lambda key: None)
+    reconciler = Reconciler(api, store, Settings(), knowledge, Metrics(store, lambda: 0))
+    result = asyncio.run(reconciler.reconcile(KEY))
+    assert not result.refused
+    assert result.again == (0.0 if edit else None)
+    assert store.put(SERVICES, api.edited) is None, "the watch's word of the edit is no news any more"
