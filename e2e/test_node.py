@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
 import time
 
 import pytest
@@ -10,6 +9,7 @@ import pytest
 from e2e.cluster import Kube
 from e2e.cluster.node.gpus import pretend_gpus
 from e2e.pods import output, pod
+from e2e.services import kubectl
 
 
 def serve(kube: Kube, namespace: str) -> None:
@@ -52,9 +52,8 @@ def test_the_api_server_is_reached_from_a_pod(kube: Kube, namespace: str) -> Non
 
 def test_logs_and_exec_reach_the_kubelet(kube: Kube, namespace: str) -> None:
     serve(kube, namespace)
-    command = ["kubectl", "exec", "--namespace", namespace, "web", "--", "/pod", "fetch", "http://localhost:8080"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
-    assert (done.returncode, done.stdout.strip()) == (0, "hello"), done.stderr
+    said = kubectl("exec", "web", "--", "/pod", "fetch", "http://localhost:8080", namespace=namespace)
+    assert said.strip() == "hello"
 
 
 def test_pretend_gpus_are_counted(kube: Kube, namespace: str) -> None:

@@ -9,7 +9,7 @@ import pytest
 from e2e.cluster import Kube
 from e2e.cluster.kube import Obj
 from e2e.load import CLIENTS, Load, load
-from e2e.services import condition, demo, get, is_ready, kubectl, pods, wait_condition
+from e2e.services import condition, demo, get, is_ready, kubectl, kubectl_command, pods, wait_condition
 
 FORGOTTEN = 30.0  # seconds in which a busy cluster may still send requests to a dead pod; an idle one takes one or two
 LOST = ("EOF", "connection reset", "broke off")  # what clients see of a process that died with their request
@@ -67,7 +67,7 @@ def test_only_requests_of_the_dead_pod_fail(kube: Kube, namespace: str) -> None:
     with load(kube, namespace, pause="150ms") as under:
         assert not under.report().failed
         # The container may take this process with it, so its exit code tells nothing; the restart does.
-        crash = ["kubectl", "--namespace", namespace, "exec", victim["name"], "--", "python", "-c", CRASH]
+        crash = kubectl_command("exec", victim["name"], "--", "python", "-c", CRASH, namespace=namespace)
         subprocess.run(crash, capture_output=True, timeout=60)
         done = under.report().seconds
 
