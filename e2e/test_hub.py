@@ -101,5 +101,6 @@ def test_each_refusal_is_a_sentence_that_leads_to_the_token(kube: Kube, namespac
     ready = [pod for pod in pods(kube, namespace) if is_ready(pod)]
     assert [pod["metadata"]["uid"] for pod in ready] == [newest["metadata"]["uid"]]
     told = everything_told(kube, namespace)
+    assert refused in told  # as the container's last life wrote it
     assert right not in told
     assert wrong not in told
