@@ -56,6 +56,7 @@ def status(observed: Observed, plan: Plan) -> Obj:
         "url": url(metadata["name"], metadata["namespace"], port),
         "modelName": _model_name(facts, metadata["name"]),
         "resolvedImage": _image(facts),
+        "currentRevision": _revision(facts),
         "modelLoad": _model_load(facts),
         **_autoscaling(facts),
     }
@@ -106,6 +107,13 @@ def _image(facts: Facts) -> str | None:
     template = section(section(next(planned, facts.deployment), "spec"), "template")
     containers = section(template, "spec").get("containers") or ()
     return next((str(c["image"]) for c in containers if c["name"] == MAIN), None)
+
+
+def _revision(facts: Facts) -> str | None:
+    """The newest one once it is rolled out; until then, and while a write of it is refused, the one before."""
+    if facts.deployment and not facts.idle and facts.rolled_out and not facts.problems("Accepted"):
+        return facts.revision
+    return section(facts.observed.service, "status").get("currentRevision")
 
 
 def _model_load(facts: Facts) -> Obj | None:

@@ -17,6 +17,8 @@ GOOD = {
     "ScalingReady": "ScalingActive",
     "Ready": "Ready",
 }
+# What is False because somebody wants it so, and the condition that tells of it.
+WANTED = {"Suspended": "Ready", "OperatorUpgraded": "UpToDate"}
 STEPS = ("ModelLoaded", "RolloutComplete")  # on the way to Ready
 
 
@@ -56,8 +58,9 @@ def _events(old: Obj, new: Obj) -> Iterator[Event]:
         if status == "True" and flipped and condition["type"] in GOOD:
             yield Event("Normal", GOOD[condition["type"]], condition["message"])
         elif status == "False" and (flipped or was["reason"] != reason):
-            if reason == "Suspended":
-                yield Event("Normal", reason, condition["message"])
+            if reason in WANTED:
+                if condition["type"] == WANTED[reason]:
+                    yield Event("Normal", reason, condition["message"])
             elif condition["type"] == "RolloutComplete" and reason == "Progressing" and was["status"] == "True":
                 yield Event("Normal", "RolloutStarted", condition["message"])
             elif condition["type"] == "Available" and was["status"] == "True":

@@ -13,7 +13,7 @@ from unmask_operator.api.status import Status
 from unmask_operator.objects import Obj, Ref
 from unmask_operator.observed import Decision, Load, Observed
 from unmask_operator.plan import Plan, Problem
-from unmask_operator.status import status
+from unmask_operator.status import status, transitions
 
 ORDER = ["Accepted", "Scheduled", "ModelLoaded", "RolloutComplete", "ScalingReady", "UpToDate", "Available", "Ready"]
 
@@ -234,6 +234,49 @@ def test_a_template_that_was_just_written_is_not_complete() -> None:
     live["metadata"]["generation"] = 2
     found = _judge((replace(observed, children={Ref.of(live): live}), plan))
     assert _says(found["RolloutComplete"])[:2] == ("False", "Progressing")
+
+
+def _pin(number: int) -> Obj:
+    data = {"spec": {}, "restartedAt": "", "image": "", "template": {}}
+    return owned("apps/v1", "ControllerRevision", f"demo-r{number}", revision=number, data=data)
+
+
+def _unseen(stage: str, replicas: int = 1, **known: Any) -> tuple[Observed, Plan]:
+    """The Deployment has been written, and its controller has not looked yet."""
+    observed, plan = reconcile(stage, pod("ready"), replicas=replicas, **known)
+    live = deployment(stage, replicas)
+    live["metadata"]["generation"] = 2
+    return replace(observed, children={**observed.children, Ref.of(live): live}), plan
+
+
+@pytest.mark.parametrize("stage", ["complete", "ready_not_yet_available"])
+@pytest.mark.parametrize("replicas", [3, 1])
+def test_scaling_does_not_undo_ready_before_the_deployments_controller_looks(stage: str, replicas: int) -> None:
+    before = status(*reconcile(stage, pod("ready"), children=[_pin(1)]))
+    assert before["currentRevision"] == "demo-r1"
+    scaled = service(2, replicas=replicas) | {"status": before}
+    new = status(*_unseen(stage, replicas, service=scaled, children=[_pin(1)]))
+    assert _conditions(new)["Ready"]["status"] == "True"
+    assert transitions(before, new) == []
+
+
+def test_an_edit_undoes_ready_before_the_deployments_controller_looks() -> None:
+    before = status(*reconcile("complete", pod("ready"), children=[_pin(1)]))
+    edited = service(2) | {"status": before}
+    new = status(*_unseen("complete", service=edited, children=[_pin(1), _pin(2)]))
+    assert _says(_conditions(new)["Ready"])[:2] == ("False", "Progressing")
+    assert new["currentRevision"] == "demo-r1"
+    again = service(2) | {"status": new}
+    rolled_out = status(*reconcile("complete", pod("ready"), service=again, children=[_pin(1), _pin(2)]))
+    assert rolled_out["currentRevision"] == "demo-r2"
+
+
+def test_a_revision_that_is_refused_is_not_the_current_one() -> None:
+    before = status(*reconcile("complete", pod("ready"), children=[_pin(1)]))
+    refused = Plan(reconcile("complete")[1].children, 1, problems=(Problem("Accepted", "Refused", "no"),))
+    edited = service(2) | {"status": before}
+    new = status(*reconcile("complete", pod("ready"), service=edited, children=[_pin(1), _pin(2)], plan=refused))
+    assert new["currentRevision"] == "demo-r1"
 
 
 def test_an_evicted_pod_matters_only_until_its_successor_comes() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from datetime import datetime, timedelta
 
 from tests.operator.recorded import NOW, pod, reconcile, service
@@ -48,18 +49,28 @@ def test_an_obstacle_is_told_once_however_many_conditions_show_it() -> None:
 
 def test_a_rollout_and_an_outage() -> None:
     new = pod("loading", "new", "2030-01-01T01:00:00Z")
-    assert _tell(
-        reconcile("complete", pod("ready")),
-        reconcile("surging", pod("ready"), new),
-        reconcile("complete", pod("ready", "new")),
-        reconcile("progressing", pod("oom_killed")),
-        reconcile("progressing", replicas=0, service=service(suspend=True)),
-    )[1:] == [
-        [("Normal", "RolloutStarted")],
-        [("Normal", "ModelLoaded"), ("Normal", "RolloutComplete"), ("Normal", "Ready")],
-        [("Warning", "OOMKilled"), ("Warning", "Unavailable")],
-        [("Normal", "Suspended")],
-    ]
+    assert (
+        _tell(
+            reconcile("complete", pod("ready")),
+            reconcile("surging", pod("ready"), new),
+            reconcile("complete", pod("ready", "new")),
+            reconcile("progressing", pod("oom_killed")),
+            reconcile("complete", pod("ready"), replicas=0, service=service(suspend=True)),  # its pod drains
+            reconcile("progressing", replicas=0, service=service(suspend=True)),
+        )[1:]
+        == [
+            [("Normal", "RolloutStarted")],
+            [("Normal", "ModelLoaded"), ("Normal", "RolloutComplete"), ("Normal", "Ready")],
+            [("Warning", "OOMKilled"), ("Warning", "Unavailable")],
+            [("Normal", "Suspended")],
+            [],
+        ]
+    )
+
+
+def test_an_upgrade_of_the_operator_is_no_warning() -> None:
+    was, plan = reconcile("complete", pod("ready"))
+    assert _tell((was, plan), (was, replace(plan, up_to_date=False)))[1:] == [[("Normal", "OperatorUpgraded")]]
 
 
 def test_a_scaling_is_told_with_its_reason() -> None:

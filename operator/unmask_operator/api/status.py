@@ -68,6 +68,9 @@ class Status(Section):
     resolved_image: Annotated[str, Field(max_length=512)] | None = Field(
         default=None, description="Image the pods run."
     )
+    current_revision: Annotated[str, Field(max_length=253)] | None = Field(
+        default=None, description="The ControllerRevision that was last rolled out to every pod."
+    )
     model_load: ModelLoad | None = Field(default=None, description="Progress while a model loads.")
     last_scale_time: _Time | None = Field(
         default=None, description="When the Builtin autoscaler last changed replicas."

@@ -12,6 +12,8 @@ from unmask_operator.drift import differs
 from unmask_operator.objects import Obj, Ref, controller_uid
 from unmask_operator.observed import Load, Observed
 from unmask_operator.plan import Plan, Problem
+from unmask_operator.render import names
+from unmask_operator.render.revision import pins
 
 
 @dataclass(frozen=True)
@@ -73,14 +75,23 @@ class Facts:
 
     @property
     def rolled_out(self) -> bool:
-        """Every pod is of the newest template and at least once all were ready; adding replicas does not undo it."""
+        """Every pod is of the newest revision and at least once all were ready; adding replicas does not undo it."""
         status, generation = self.status, number(section(self.deployment, "metadata"), "generation")
         updated = number(status, "updatedReplicas")
-        if not self.deployment or number(status, "observedGeneration") < generation:
+        if not self.deployment or updated != number(status, "replicas"):
+            return False
+        if self.revision and self.revision == section(self.observed.service, "status").get("currentRevision"):
+            return True  # also while the Deployment's controller has yet to look at new `replicas`
+        if number(status, "observedGeneration") < generation:
             return False
         was_complete = self.deployment_condition("Progressing").get("reason") == "NewReplicaSetAvailable"
-        all_ready = updated >= self.desired and number(status, "readyReplicas") >= self.desired
-        return updated == number(status, "replicas") and (was_complete or all_ready)
+        return was_complete or (updated >= self.desired and number(status, "readyReplicas") >= self.desired)
+
+    @property
+    def revision(self) -> str | None:
+        """The name of the newest ControllerRevision, of which pods are made."""
+        newest = pins(self.observed.children.values(), self.observed.service["metadata"]["uid"])[:1]
+        return names.revision(self.observed.service["metadata"]["name"], newest[0].number) if newest else None
 
     def problems(self, condition: str) -> list[Problem]:
         return [problem for problem in self.plan.problems if problem.condition == condition]
