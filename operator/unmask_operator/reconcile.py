@@ -145,8 +145,12 @@ class Reconciler:
         return await self._writer.carry_out(lambda known: plan(service, known, self._settings), keep, observed)
 
     async def _write_status(self, key: Key, outcome: Outcome) -> bool:
-        """Whether somebody has edited the resource meanwhile. The answer tells: it brings the edit into the store, and
-        when the watch tells of it afterwards, that is no news."""
+        """Whether the answer shows another resource than the one that was reconciled. It goes into the store, and what
+        the watch tells of it afterwards is no news.
+
+        Somebody may have edited it meanwhile; and for a moment after its CustomResourceDefinition has got a new field,
+        watches that began before still leave that field out.
+        """
         service = outcome.observed.service
         old = service.get("status") or {}
         new = status(outcome.observed, outcome.plan)
@@ -172,6 +176,6 @@ class Reconciler:
 
 
 def _asked(service: Obj) -> list[object]:
-    """What people ask for with a resource: its generation stands for the spec, and for being deleted."""
+    """What people ask for with a resource."""
     meta = service["metadata"]
-    return [meta.get(member) for member in ("generation", "labels", "annotations")]
+    return [service.get("spec"), *(meta.get(member) for member in ("labels", "annotations", "deletionTimestamp"))]
