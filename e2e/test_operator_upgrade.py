@@ -28,7 +28,7 @@ def main(kube: Kube, namespace: str, name: str) -> tuple[str, bool]:
     return container["image"], VARIABLE in {variable["name"] for variable in container["env"]}
 
 
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(4000)
 def test_an_upgrade_and_a_downgrade_restart_no_engine(
     kube: Kube, namespace: str, release: Release, newer: dict[str, object]
 ) -> None:
@@ -44,7 +44,7 @@ def test_an_upgrade_and_a_downgrade_restart_no_engine(
         assert condition(get(kube, namespace, name), "Ready")["status"] == "True"
         assert "42" in ask(kube, namespace, name)
     spoil(kube, namespace, "still")
-    kube.wait("all is put right", lambda: not spoilt(kube, namespace, "still"))
+    kube.wait("all is put right", lambda: not spoilt(kube, namespace, "still"), timeout=90)
     assert engines(kube, namespace) == before
 
     restart(kube, namespace, "moved")
