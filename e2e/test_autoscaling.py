@@ -25,8 +25,8 @@ def wait_replicas(kube: Kube, namespace: str, replicas: int) -> Obj:
 @pytest.mark.timeout(900)
 def test_kubectl_scale(kube: Kube, namespace: str) -> None:
     kube.create(demo(namespace))
-    wait_condition(kube, namespace)
-    kubectl("scale", "dlms/demo", "--replicas=2", namespace=namespace)
+    ready = wait_condition(kube, namespace)
+    kubectl("scale", "dlms/demo", "--replicas=2", namespace=namespace)  # within its minReadySeconds
     wait_replicas(kube, namespace, 2)
     scale = kube.get(API, KIND, "demo", namespace, subresource="scale")
     assert (scale["spec"]["replicas"], scale["status"]["replicas"]) == (2, 2)
@@ -35,7 +35,7 @@ def test_kubectl_scale(kube: Kube, namespace: str) -> None:
     assert len(kube.list("apps/v1", "ControllerRevision", namespace)) == 1  # scaling is no edit
     kubectl("scale", "dlms/demo", "--replicas=1", namespace=namespace)
     wait_replicas(kube, namespace, 1)
-    assert wait_condition(kube, namespace)
+    assert wait_condition(kube, namespace)["lastTransitionTime"] == ready["lastTransitionTime"]  # it never ended
 
 
 @pytest.mark.timeout(1200)
