@@ -62,7 +62,10 @@ def _watch(made: kopf.OperatorRegistry, kind: ApiKind, store: Store, news: News)
     # Only `on.event` is used: every other kind of handler would make kopf annotate the object or hold its deletion.
     @kopf.on.event(kind.group, kind.version, kind.plural, registry=made, id=f"watch-{kind.plural}")
     async def on_event(event: Any, **_: Any) -> None:
-        seen = store.delete if event["type"] == "DELETED" else store.put
-        key = seen(kind, event["object"])
+        change, obj = event["type"], event["object"]  # no kind: from the list that comes before a watch
+        if change == "DELETED":
+            key = store.delete(kind, obj)
+        else:
+            key = store.put(kind, obj, answered=change is None)
         if key is not None:
-            news(kind, key, event["object"])
+            news(kind, key, obj)

@@ -166,7 +166,7 @@ class Reconciler:
             self._store.delete(SERVICES, service)
             return False
         self._metrics.writes.labels("status").inc()
-        self._store.put(SERVICES, written)
+        self._store.put(SERVICES, written, answered=True)
         for transition in transitions(old, new):
             try:
                 await self._client.create(event(service, transition, self._settings.pod_name, outcome.observed.now))

@@ -34,8 +34,12 @@ class Store:
         self._gone: OrderedDict[str, int] = OrderedDict()  # uid -> resource version of its deletion
         self._heard: dict[str, float] = {}
 
-    def put(self, kind: ApiKind, obj: Mapping[str, Any]) -> Key | None:
-        """Keep an object; returns the resource it concerns, None when it is no news."""
+    def put(self, kind: ApiKind, obj: Mapping[str, Any], *, answered: bool = False) -> Key | None:
+        """Keep an object; returns the resource it concerns, None when it is no news.
+
+        `answered` by a request, it wins over what a watch has brought of the same version: a watch that began before
+        a CustomResourceDefinition got a new field leaves that field out of what it brings.
+        """
         self._heard[kind.api] = self._clock()
         meta = obj["metadata"]
         name = Key(meta["namespace"], meta["name"])
@@ -43,7 +47,9 @@ class Store:
             return None
         known = self._objects[kind.api].get(name)
         if known is not None and _version(known) >= _version(obj):
-            return None
+            fuller = answered and kind is SERVICES and _version(known) == _version(obj) and known != _slim(kind, obj)
+            if not fuller:
+                return None
         if known is not None and known["metadata"]["uid"] != meta["uid"]:
             self._bury(known["metadata"]["uid"], _version(known))
         kept = _slim(kind, obj)
@@ -66,7 +72,7 @@ class Store:
 
     def replace(self, kind: ApiKind, namespace: str | None, items: Sequence[Obj], version: int) -> set[Key]:
         """Take over a list made at a resource version; returns the resources whose objects changed by it."""
-        changed = {self.put(kind, item) for item in items}
+        changed = {self.put(kind, item, answered=True) for item in items}
         listed = {(Key(i["metadata"]["namespace"], i["metadata"]["name"]), i["metadata"]["uid"]) for i in items}
         for name, known in list(self._objects[kind.api].items()):
             inside = namespace is None or name.namespace == namespace

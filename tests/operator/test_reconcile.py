@@ -61,3 +61,16 @@ def test_an_edit_that_the_status_answer_brings_is_reconciled_at_once(edit):
     assert not result.refused
     assert result.again == (0.0 if edit else None)
     assert store.put(SERVICES, api.edited) is None, "the watch's word of the edit is no news any more"
+
+
+def test_a_list_is_believed_more_than_a_watch_that_knew_no_such_field():
+    store = Store()
+    watched, listed = resource(), resource(suspend=True)
+    for obj in (watched, listed):
+        obj["metadata"]["resourceVersion"] = "7"
+    assert store.put(SERVICES, watched) == KEY
+    assert store.put(SERVICES, listed, answered=True) == KEY
+    assert store.service(KEY)["spec"]["suspend"]
+    assert store.put(SERVICES, listed, answered=True) is None
+    assert store.put(SERVICES, watched) is None
+    assert store.service(KEY)["spec"]["suspend"]
