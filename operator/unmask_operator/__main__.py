@@ -16,7 +16,7 @@ from unmask_operator.client import Client
 from unmask_operator.errors import ApiError
 from unmask_operator.kinds import CHILDREN, OPTIONAL, PODS, SERVICES, ApiKind
 from unmask_operator.leader import Leader, settle_seconds
-from unmask_operator.lease import Elector, lead
+from unmask_operator.lease import Elector, exit_at_once, lead
 from unmask_operator.login import login
 from unmask_operator.metrics import Metrics
 from unmask_operator.objects import Obj
@@ -43,6 +43,7 @@ class Operator:
         self._elector = Elector(self._client, settings.namespace, settings.lease_name, identity)
         self._client.may_write = self._elector.in_time
         self._elected = asyncio.Event()
+        self._leader: Leader | None = None
         self._watching = False
 
     async def run(self) -> None:
@@ -62,25 +63,29 @@ class Operator:
             await self._client.close()
 
     async def _end(self, stop: asyncio.Event, watching: asyncio.Task[None], leading: asyncio.Task[None]) -> None:
-        """The Lease first: the next leader waits for it."""
-        failed = [task for task in (watching, leading) if task.done()]
+        """The Lease first: the next leader waits for it. After a failure nothing else: what kopf has left over may
+        never end."""
+        failed = [error for task in (watching, leading) if task.done() and (error := task.exception())]
         leading.cancel()
         await asyncio.wait((leading,), timeout=1.0)
         await self._elector.release()
+        if failed:
+            log.error("the operator ends: %s", failed[0] or type(failed[0]).__name__, exc_info=failed[0])
+            exit_at_once()
         stop.set()
-        if not self._elected.is_set():
+        if not self._watching:
             watching.cancel()
         await asyncio.wait((watching,), timeout=EXIT_SECONDS)
-        for task in failed:
-            task.result()
 
     async def _lead(self) -> None:
         self._metrics.leader.set(1)
+        self._leader = Leader(self._client, self._store, self._queue, self._settings, self._metrics)
         self._elected.set()
-        await Leader(self._client, self._store, self._queue, self._settings, self._metrics).run()
+        await self._leader.run()
 
     def _is_up(self) -> bool:
-        return self._watching or not self._elector.leads
+        """Whether this pod does what it is for: it would lead, or it leads and knows what there is."""
+        return self._elector.reads if self._leader is None else self._leader.knows and self._watching
 
     async def _watch(self, stop: asyncio.Event) -> None:
         await self._elected.wait()
@@ -95,6 +100,10 @@ class Operator:
         )
         _on_signals(stop)  # kopf has taken the signals
         self._watching = True
+        ends = asyncio.create_task(stop.wait())
+        done, _ = await asyncio.wait({*tasks, ends}, return_when=asyncio.FIRST_COMPLETED)
+        if not stop.is_set():  # kopf would end its other tasks now, and may wait for a watch for ever
+            raise next((error for task in done if (error := task.exception())), RuntimeError("a watch has ended"))
         await kopf.run_tasks(tasks, ignored=others)
 
     async def _kinds(self) -> list[ApiKind]:

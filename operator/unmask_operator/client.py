@@ -177,6 +177,8 @@ class Client:
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
             if data is not None and data.kept_back:
                 raise ApiError(0, "NotLeading", f"{method} {path}: not sent, for another pod may lead by now") from None
+            if isinstance(error, aiohttp.ClientSSLError):
+                await self.close()  # the cluster's CA may have been replaced: the next session reads it again
             sentence = f"{method} {path}: no answer from the API server: {str(error) or type(error).__name__}"
             raise ApiError(0, "Unreachable", sentence) from error
         if status < 500:

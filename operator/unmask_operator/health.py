@@ -22,14 +22,14 @@ def application(
 
     Args:
         last_answer: monotonic seconds of the API server's last answer.
-        up: whether a standby waits for the Lease, or a leader's watches have been started.
+        up: whether a standby can read the Lease, or a leader has listed everything and watches it.
     """
 
     async def healthz(_: web.Request) -> web.Response:
         return web.Response(text="ok\n")
 
     async def readyz(_: web.Request) -> web.Response:
-        if not (up() and last_answer()):
+        if not up():
             return web.Response(status=503, text="starting\n")
         silence = time.monotonic() - last_answer()
         if silence > API_SILENCE_SECONDS:

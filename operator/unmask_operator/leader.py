@@ -41,7 +41,11 @@ log = logging.getLogger(__name__)
 
 
 class Leader:
-    """One leadership. Everything is made anew for the next one, which begins from lists of its own."""
+    """One leadership. Everything is made anew for the next one, which begins from lists of its own.
+
+    Attributes:
+        knows: everything has been listed once.
+    """
 
     def __init__(
         self, client: Client, store: Store, queue: WorkQueue[Key], settings: Settings, metrics: Metrics
@@ -52,7 +56,9 @@ class Leader:
         self._settings = settings
         self._metrics = metrics
         self._apis: frozenset[str] = frozenset()
+        self.knows = False
         self._nodes: tuple[float, Sequence[Obj]] | None = None
+        self._listing_nodes = asyncio.Lock()  # one list serves all workers
         self._progress = Progress(self._loading, self._look_again)
         self._pod_events = PodEvents(self._silent, self._events_of, self._look_again)
         self._autoscaler: Autoscaler | None = None
@@ -85,27 +91,34 @@ class Leader:
     async def _list(self, kind: ApiKind, namespace: str | None) -> None:
         selector = "" if kind is SERVICES else SERVICE_LABEL
         items, version = await self._client.list(kind, namespace, selector)
-        self._store.replace(kind, namespace, items, version)
+        for key in self._store.replace(kind, namespace, items, version):
+            self._queue.add(key)  # at once: another kind's list may fail, and what was news is none the next time
 
     async def _first_resync(self) -> None:
         pause = 1.0
         while True:
             try:
-                return await self.resync()
+                await self.resync()
             except ApiError as error:
+                self._metrics.api_errors.labels(str(error.status)).inc()
                 log.warning("cannot list what is there: %s", error)
                 await asyncio.sleep(pause)
                 pause = min(pause * 2, 30.0)
+            else:
+                self.knows = True
+                return
 
     async def _resync_for_ever(self) -> None:
         pause = SECOND_RESYNC_SECONDS
         while True:
             await asyncio.sleep(pause)
-            pause = RESYNC_SECONDS
             try:
                 await self.resync()
             except ApiError as error:
+                self._metrics.api_errors.labels(str(error.status)).inc()
                 log.warning("the slow round did not see everything: %s", error)
+            else:
+                pause = RESYNC_SECONDS
 
     async def _discover_for_ever(self) -> None:
         """While a resource waits for a CRD, look for it; while none does, nothing is asked."""
@@ -150,11 +163,12 @@ class Leader:
         """All nodes while one of the pods finds none; they are listed for nothing else."""
         if not self._settings.read_nodes or not any(is_unschedulable(pod) for pod in pods):
             return None
-        now = time.monotonic()
-        if self._nodes is None or now - self._nodes[0] > NODES_SECONDS:
-            items, _ = await self._client.list(NODES)
-            self._nodes = now, [_slim_node(node) for node in items]
-        return self._nodes[1]
+        async with self._listing_nodes:
+            now = time.monotonic()
+            if self._nodes is None or now - self._nodes[0] > NODES_SECONDS:
+                items, _ = await self._client.list(NODES)
+                self._nodes = now, [_slim_node(node) for node in items]
+            return self._nodes[1]
 
     def _loading(self) -> Iterable[Target]:
         for key in self._store.families():

@@ -19,6 +19,7 @@ from unmask_operator.objects import Obj
 LEASE_SECONDS = 12  # a holder that has not renewed for so long is gone
 DEADLINE_SECONDS = 8.0  # a holder that could not renew for so long must stop, before others think it gone
 RETRY_SECONDS = 4.0
+RELEASE_SECONDS = 2.0  # that giving it back may take
 
 log = logging.getLogger(__name__)
 
@@ -87,6 +88,8 @@ class Elector:
         self._where = (namespace, name)
         self._lease = Lease(identity)
         self._read: Obj | None = None
+        self._asked_for = False  # a request that takes the Lease has been begun; whether it was answered or not
+        self.reads = False  # the last look at the Lease succeeded: login, rights and API server are in order
 
     @property
     def leads(self) -> bool:
@@ -110,22 +113,38 @@ class Elector:
 
     async def release(self) -> None:
         """Give the Lease back, if it is held. A failure is no harm: it runs out."""
-        if self._read is None or not self.leads:
+        if not self._asked_for:
             return
         self._lease.renewed_at = None
         try:
-            await self._client.update_lease(Lease.released(self._read), timeout=2.0)
-        except ApiError as error:
-            log.warning("the Lease was not given back: %s", error)
+            await asyncio.wait_for(self._give_back(), RELEASE_SECONDS)
+        except (ApiError, TimeoutError) as error:
+            log.warning("the Lease was not given back: %s", error or "no answer")
+
+    async def _give_back(self) -> None:
+        """A request that the end broke off may have been carried out: then the Lease is not as it was read."""
+        if self._read is not None:
+            try:
+                await self._client.update_lease(Lease.released(self._read), timeout=RELEASE_SECONDS)
+                return
+            except ApiError as error:
+                if not error.conflict:
+                    raise
+        lease = await self._client.get(LEASES, *self._where)
+        if (lease.get("spec") or {}).get("holderIdentity") == self._lease.identity:
+            await self._client.update_lease(Lease.released(lease), timeout=RELEASE_SECONDS)
 
     async def _try(self) -> bool:
-        start = time.monotonic()
+        start, lease = time.monotonic(), None
         try:
             lease = await self._client.get(LEASES, *self._where)
+            self.reads = True
             if not self._lease.may_take(lease):
                 return False
+            self._asked_for = True
             self._read = await self._client.update_lease(self._lease.held(lease, _now()), timeout=RETRY_SECONDS)
         except ApiError as error:
+            self.reads = lease is not None
             if error.not_found:
                 log.warning("waiting for the Lease %s/%s: whoever installs the operator makes it", *self._where)
             elif not error.conflict:

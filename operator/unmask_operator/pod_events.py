@@ -16,6 +16,8 @@ POLL_SECONDS = 5.0
 AGAIN_SECONDS = 30.0  # between the first two looks at one pod; each pause is twice the one before
 LONGEST_SECONDS = 240.0  # of those pauses: pulling a large image keeps many pods silent for long
 
+HEEDED = ("kubelet", "attachdetach-controller")  # who prepare and end pods; others' Events explain nothing here
+
 log = logging.getLogger(__name__)
 
 
@@ -71,11 +73,17 @@ class PodEvents:
 
 
 def in_order(events: Iterable[Obj]) -> tuple[Told, ...]:
-    """Oldest first, by when each was last seen."""
+    """Those of the node and its volumes, oldest first, by when each was last seen."""
     return tuple(
         Told(str(event.get("reason") or ""), str(event.get("note") or ""), event.get("type") == "Warning")
         for event in sorted(events, key=_last_seen)
+        if _reporter(event) in HEEDED
     )
+
+
+def _reporter(event: Obj) -> str:
+    source = event.get("deprecatedSource") or {}
+    return str(event.get("reportingController") or source.get("component") or "")
 
 
 def _last_seen(event: Obj) -> str:

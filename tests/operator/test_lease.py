@@ -106,6 +106,60 @@ def elector(api, identity):
     return Elector(api, "n", "l", identity)
 
 
+@pytest.mark.parametrize("first", [True, False])
+def test_a_lease_is_given_back_though_the_end_broke_off_a_request_that_was_carried_out(first):
+    """To take it (`first`), or to renew it."""
+
+    async def scene():
+        api = OneLease()
+        one = elector(api, "a")
+        if not first:
+            await one.acquire()
+        carried_out = api.update_lease
+
+        async def without_an_answer(lease, timeout):
+            await carried_out(lease, timeout)
+            await asyncio.Event().wait()
+
+        api.update_lease = without_an_answer
+        request = asyncio.create_task(one.acquire() if first else one._renew())
+        while api.writes < (1 if first else 2):
+            await asyncio.sleep(0)
+        request.cancel()
+        await asyncio.wait((request,))
+        api.update_lease = carried_out
+        assert api.obj["spec"]["holderIdentity"] == "a"
+        await one.release()
+        assert api.obj["spec"]["holderIdentity"] == ""
+
+    asyncio.run(scene())
+
+
+def test_a_lease_that_another_has_taken_is_not_given_back():
+    async def scene():
+        api = OneLease()
+        one = elector(api, "a")
+        await one.acquire()
+        await api.update_lease(Lease("b").held(api.obj, NOW), timeout=1)
+        await one.release()
+        assert api.obj["spec"]["holderIdentity"] == "b"
+
+    asyncio.run(scene())
+
+
+def test_a_standby_knows_whether_it_could_ever_lead():
+    async def scene():
+        api = OneLease()
+        await api.update_lease(Lease("b").held(api.obj, NOW), timeout=1)
+        one = elector(api, "a")
+        assert not one.reads
+        for api.fail in (None, ApiError(401, "Unauthorized", "no"), None, ApiError(403, "Forbidden", "no")):
+            assert not await one._try()
+            assert one.reads == (api.fail is None)
+
+    asyncio.run(scene())
+
+
 def test_a_leader_is_in_time_until_its_deadline():
     async def scene():
         one = elector(OneLease(), "a")

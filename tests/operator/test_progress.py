@@ -1,6 +1,7 @@
 """Asking loading pods how far they are."""
 
 import asyncio
+import json
 
 import aiohttp
 import pytest
@@ -20,7 +21,8 @@ def run_with_pod(answers, polls):
             request.transport.close()
             return web.Response()
         status, body = answer
-        return web.json_response(body, status=status)
+        text = body if isinstance(body, str) else json.dumps(body)
+        return web.Response(text=text, status=status, content_type="application/json")
 
     async def scene():
         app = web.Application()
@@ -54,6 +56,21 @@ def test_a_pod_that_does_not_answer_keeps_its_last_word():
     seen, told = run_with_pod([loading(40), None, (200, {"status": "ok"}), (503, ["no"])], 4)
     assert seen == [Load("weights", 40)] * 4
     assert told == ["ns/demo"]
+
+
+HUGE = "1" + "0" * 400
+
+
+@pytest.mark.parametrize("body", ["[" * 60_000, f'{{"phase": "weights", "percent": {HUGE}}}', "\xff", ""])
+def test_whatever_a_pod_answers_harms_nobody(body):
+    seen, told = run_with_pod([loading(40), (503, body)], 2)
+    assert seen == [Load("weights", 40)] * 2
+    assert told == ["ns/demo"]
+
+
+def test_a_phase_is_no_longer_than_the_status_has_room_for():
+    seen, _ = run_with_pod([loading(40, "x" * 1000)], 1)
+    assert seen == [Load("x" * 64, 40)]
 
 
 def test_a_pod_that_nobody_asks_about_any_more_is_forgotten():

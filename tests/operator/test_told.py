@@ -13,7 +13,6 @@ from unmask_operator.pod_events import AGAIN_SECONDS, LONGEST_SECONDS, PodEvents
 from unmask_operator.status import status
 
 SCHEDULED = Told("Scheduled", "Successfully assigned models/demo to gpu-1", warning=False)
-UNSCHEDULED = Told("FailedScheduling", "0/1 nodes are available: 1 Insufficient cpu.", warning=True)
 MOUNT = Told("FailedMount", 'MountVolume.SetUp failed for volume "ca" : configmap "ca" not found', warning=True)
 SLOW = Told("Unhealthy", "Startup probe failed: HTTP probe failed with statuscode: 503", warning=True)
 DEAF = Told("Unhealthy", "Liveness probe failed: context deadline exceeded", warning=True)
@@ -39,7 +38,7 @@ def judged(found, *told):
 
 
 def test_a_volume_that_cannot_be_mounted_is_named():
-    reason, message = judged(pod("creating"), UNSCHEDULED, SCHEDULED, MOUNT)
+    reason, message = judged(pod("creating"), SCHEDULED, MOUNT)
     assert reason == "FailedMount"
     assert 'configmap "ca" not found' in message
 
@@ -51,7 +50,7 @@ def test_what_went_wrong_before_the_image_is_pulled_has_passed():
 
 
 def test_events_that_explain_nothing_change_nothing():
-    assert judged(pod("creating"), UNSCHEDULED, SCHEDULED) == judged(pod("creating"))
+    assert judged(pod("creating"), SCHEDULED) == judged(pod("creating"))
     assert judged(ended(143), SLOW) == judged(ended(143))
 
 
@@ -107,15 +106,27 @@ class Scene:
         return self.watcher.told.get("u", ())
 
 
+KUBELET = {"reportingController": "kubelet"}
+OLD_KUBELET = {"reportingController": "", "deprecatedSource": {"component": "kubelet"}}
 EVENTS = [
-    {"type": "Warning", "reason": "B", "note": "b", "deprecatedLastTimestamp": "2030-01-01T00:00:09Z"},
-    {"type": "Normal", "reason": "A", "note": "a", "eventTime": "2030-01-01T00:00:05.000001Z"},
-    {"reason": "C", "series": {"lastObservedTime": "2030-01-01T00:00:10.5Z"}, "eventTime": "2030-01-01T00:00:01.0Z"},
+    OLD_KUBELET | {"type": "Warning", "reason": "B", "note": "b", "deprecatedLastTimestamp": "2030-01-01T00:00:09Z"},
+    KUBELET | {"type": "Normal", "reason": "A", "note": "a", "eventTime": "2030-01-01T00:00:05.000001Z"},
+    KUBELET
+    | {"reason": "C", "series": {"lastObservedTime": "2030-01-01T00:00:10.5Z"}, "eventTime": "2030-01-01T00:00:01.0Z"},
 ]
 
 
 def test_events_are_told_in_their_order():
     assert [told.reason for told in in_order(EVENTS)] == ["A", "B", "C"]
+
+
+def test_only_those_who_prepare_a_pod_are_heeded():
+    others = [EVENTS[0] | {"reportingController": who} for who in ("default-scheduler", "policy-scanner")]
+    assert in_order([*others, {"reason": "D"}]) == ()
+
+
+def test_a_reason_that_no_condition_may_have_is_another_word():
+    assert judged(pod("creating"), Told("policy-violation ", "no", warning=True))[0] == "NotPrepared"
 
 
 def test_a_silent_pod_is_asked_about_now_and_then_and_news_are_told_once():

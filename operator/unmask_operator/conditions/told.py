@@ -13,6 +13,7 @@ from unmask_operator.observed import Told
 PATIENCE = timedelta(seconds=20)  # that a node has to prepare a pod before its Events are asked for
 ON_REQUEST = (0, 137, 143)  # exit codes of a process that ended because it was told to
 _PREPARED = ("Pulling", "Pulled", "Created")  # the volumes and the sandbox are there
+_REASON = re.compile(r"[A-Za-z]{1,128}")  # what a condition's reason may be, and a little less
 _KILLED = re.compile(r"failed (startup|liveness) probe")
 
 
@@ -33,8 +34,11 @@ def trouble(pod: Obj, told: Sequence[Told]) -> Trouble | None:
     for one in reversed(told):
         if one.reason in _PREPARED:
             return None  # what went wrong before has passed: an image may take minutes from here
-        if one.warning and one.reason != "FailedScheduling" and _untouched(pod):
-            return Trouble(one.reason, f"the node cannot prepare pod {name(pod)}: {one.note}")
+        if one.warning and _untouched(pod):
+            return Trouble(
+                one.reason if _REASON.fullmatch(one.reason) else "NotPrepared",
+                f"the node cannot prepare pod {name(pod)}: {one.note}",
+            )
     return None
 
 

@@ -87,6 +87,33 @@ def test_an_api_server_that_is_away_for_a_while_ends_nothing(admin, namespace, p
     assert proxied.process.poll() is None
 
 
+def test_a_watch_that_dies_ends_the_process_and_gives_the_lease_back(admin, namespace, proxied, fault_proxy):
+    """For good: the kubelet starts it again, with all watches."""
+    admin.wait("the watches", lambda: fault_proxy.watching() >= 8)
+    fault_proxy.fail(404, r"/services\?.*watch=", times=10_000)
+    fault_proxy.drop_watches()
+    assert proxied.process is not None
+    assert proxied.process.wait(timeout=20) == 1
+    assert "the operator ends" in proxied.log()
+    lease = admin.get("coordination.k8s.io/v1", "Lease", "unmask-operator", namespace)
+    assert lease["spec"]["holderIdentity"] == ""
+
+
+def test_a_standby_without_rights_is_not_ready(api_server, admin, namespace):
+    install(admin, namespace, [namespace])
+    role = {"apiVersion": "rbac.authorization.k8s.io/v1", "kind": "Role"}
+    own = {"name": f"{namespace}-own", "namespace": namespace}
+    admin.delete({**role, "kind": "RoleBinding", "metadata": own})
+    process = OperatorProcess(api_server, namespace, [namespace])
+    process.start(wait=False)
+    try:
+        admin.wait("it tells that it may not", lambda: "cannot read or write the Lease" in process.log())
+        assert process.status("/healthz") == 200
+        assert process.status("/readyz") == 503
+    finally:
+        process.kill()
+
+
 def test_a_leader_that_cannot_renew_its_lease_ends_at_once(admin, namespace, proxied, fault_proxy):
     fault_proxy.fail(500, "/leases/", times=10_000)
     assert proxied.process is not None
