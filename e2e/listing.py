@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from e2e.cluster import Kube
-from e2e.cluster.kube import Obj
+from e2e.cluster.kube import ApiError, Obj
 
 Key = tuple[str, str, str, str]  # apiVersion, kind, namespace, name
 
@@ -36,10 +36,20 @@ def everything(kube: Kube, namespace: str = "") -> dict[Key, Obj]:
         for resource in kube.request("GET", root)["resources"]:
             listed = "list" in resource["verbs"] and resource["kind"] not in _PASSING
             if listed and (resource["namespaced"] or not namespace):
-                for obj in kube.list(version, resource["kind"], namespace):
+                for obj in _list(kube, version, resource["kind"], namespace):
                     meta = obj["metadata"]
                     found[version, resource["kind"], meta.get("namespace", ""), meta["name"]] = obj
     return found
+
+
+def _list(kube: Kube, version: str, kind: str, namespace: str) -> list[Obj]:
+    """None of a kind whose definition has gone meanwhile."""
+    try:
+        return kube.list(version, kind, namespace)
+    except ApiError as error:
+        if error.status != 404:
+            raise
+        return []
 
 
 def versions(kube: Kube) -> list[str]:
