@@ -45,7 +45,8 @@ programs: setup  ## compile what the operator's tests run, once
 	@$(BIN)/python -m e2e.cluster build
 
 e2e: setup  ## start a cluster with a node (needs root), test the chart and the operator on it, end it
-	@set -e; before=; if test -e "$$UNMASK_E2E_KUBECONFIG"; then before="$$UNMASK_E2E_CLUSTER"; fi; variables="$$($(BIN)/python -m e2e.cluster up $(UP))"; eval "$$variables"; \
+	@set -e; before=; if test -e "$$UNMASK_E2E_KUBECONFIG"; then before="$$UNMASK_E2E_CLUSTER"; fi; \
+	  variables="$$($(BIN)/python -m e2e.cluster up $(UP))"; eval "$$variables"; \
 	  if test "$$UNMASK_E2E_CLUSTER" != "$$before"; then \
 	    trap 'exit 130' INT TERM; trap '$(BIN)/python -m e2e.cluster down' EXIT; fi; \
 	  $(BIN)/python -m pytest e2e -m node $(ARGS)

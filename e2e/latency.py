@@ -17,10 +17,8 @@ from e2e.cluster import Kube
 from e2e.cluster.config import environment
 from e2e.cluster.kube import Obj
 from e2e.host import audit_log, requests
-from e2e.release import NAMESPACE, RELEASE
+from e2e.release import ACCOUNT
 from e2e.services import EXAMPLES, condition, get, kubectl, patch, pods
-
-OPERATOR = f"system:serviceaccount:{NAMESPACE}:{RELEASE}"
 
 
 def apply_to_ready(kube: Kube, namespace: str) -> float:
@@ -35,17 +33,17 @@ def edit_to_write(kube: Kube, namespace: str) -> float:
     log = audit_log().stat().st_size
     patch(kube, namespace, {"engine": {"maxNumReqs": 12}})
 
-    def seen(users: bool) -> list[Obj]:
-        """Writes to the service by us, or to its children by the operator."""
+    def writes() -> list[Obj]:
         events = [e for e in requests(after=log) if (e.get("objectRef") or {}).get("namespace") == namespace]
-        events = [e for e in events if e["verb"] in ("create", "patch", "delete") and "dryRun" not in e["requestURI"]]
-        if users:
-            return [e for e in events if e["user"]["username"] != OPERATOR and _about(e) == "diffusionlmservices"]
-        events = [e for e in events if e["user"]["username"] == OPERATOR]
-        return [e for e in events if _about(e) not in ("diffusionlmservices", "events")]
+        return [e for e in events if e["verb"] in ("create", "patch", "delete") and "dryRun" not in e["requestURI"]]
 
-    first = min(_time(e, "requestReceivedTimestamp") for e in kube.wait("a write", lambda: seen(False), timeout=60))
-    (edit,) = seen(True)
+    def to_children() -> list[Obj]:
+        own = [e for e in writes() if e["user"]["username"] == ACCOUNT]
+        return [e for e in own if _about(e) not in ("diffusionlmservices", "events")]
+
+    first = min(_time(e, "requestReceivedTimestamp") for e in kube.wait("a write", to_children, timeout=60))
+    others = [e for e in writes() if e["user"]["username"] != ACCOUNT]
+    (edit,) = (e for e in others if _about(e) == "diffusionlmservices")
     return first - _time(edit, "stageTimestamp")
 
 

@@ -13,9 +13,10 @@ from e2e.cluster.install import NAMESPACE, RELEASE
 from e2e.cluster.kube import Obj
 from e2e.cluster.node.images import ROOT
 
-__all__ = ["CHART", "NAMESPACE", "RELEASE", "Release", "leader", "operators"]
+__all__ = ["ACCOUNT", "CHART", "NAMESPACE", "RELEASE", "Release", "leader", "operators"]
 
 CHART = ROOT / "charts" / "unmask-operator"
+ACCOUNT = f"system:serviceaccount:{NAMESPACE}:{RELEASE}"  # the operator's user
 
 
 def helm(*arguments: str, values: Obj | None = None) -> str:

@@ -16,10 +16,9 @@ from e2e.cluster import Kube
 from e2e.cluster.kube import Obj
 from e2e.host import audit_log, pod_of, requests, signal_container
 from e2e.listing import essence, everything
-from e2e.release import NAMESPACE, RELEASE, Release, leader, operators
+from e2e.release import ACCOUNT, NAMESPACE, Release, leader, operators
 from e2e.services import API, KIND, condition, demo
 
-ACCOUNT = f"system:serviceaccount:{NAMESPACE}:{RELEASE}"
 SERVICES = 24
 INTERRUPTED = 18  # the leader is stopped as soon as so many are there: it works on some, and others are yet to come
 UNNAMED = {"Endpoints", "EndpointSlice"}  # the controller-manager makes these, under random names

@@ -8,10 +8,8 @@ import pytest
 
 from e2e.cluster import ApiError, Kube
 from e2e.cluster.config import environment
-from e2e.release import NAMESPACE, RELEASE, Release
+from e2e.release import ACCOUNT, Release
 from e2e.services import API, KIND, LABEL, demo, get, wait_condition
-
-ACCOUNT = f"system:serviceaccount:{NAMESPACE}:{RELEASE}"
 
 
 @pytest.fixture

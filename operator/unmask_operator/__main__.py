@@ -70,7 +70,7 @@ class Operator:
         await asyncio.wait((leading,), timeout=1.0)
         await self._elector.release()
         if failed:
-            log.error("the operator ends: %s", failed[0] or type(failed[0]).__name__, exc_info=failed[0])
+            log.error("the operator ends: %s", failed[0], exc_info=failed[0])
             exit_at_once()
         stop.set()
         if not self._watching:

@@ -119,7 +119,7 @@ class Elector:
         try:
             await asyncio.wait_for(self._give_back(), RELEASE_SECONDS)
         except (ApiError, TimeoutError) as error:
-            log.warning("the Lease was not given back: %s", error or "no answer")
+            log.warning("the Lease was not given back: %s", str(error) or "no answer")
 
     async def _give_back(self) -> None:
         """A request that the end broke off may have been carried out: then the Lease is not as it was read."""

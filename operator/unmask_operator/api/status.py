@@ -20,9 +20,9 @@ class Condition(Section):
     status: Literal["True", "False", "Unknown"] = Field(description="Whether it holds.")
     observed_generation: _Count | None = Field(default=None, description="The generation of the spec it speaks of.")
     last_transition_time: _Time = Field(description="When status last changed.")
-    reason: Annotated[
-        str, Field(min_length=1, max_length=1024, pattern=r"^[A-Za-z]([A-Za-z0-9_,:]*[A-Za-z0-9_])?$")
-    ] = Field(description="Why, in one CamelCase word.")
+    reason: Annotated[str, Field(min_length=1, max_length=1024, pattern=_REASON)] = Field(
+        description="Why, in one CamelCase word."
+    )
     message: Annotated[str, Field(max_length=32768)] = Field(description="Why, as a sentence.")
 
 

@@ -80,7 +80,8 @@ class Facts:
         updated = number(status, "updatedReplicas")
         if not self.deployment or updated != number(status, "replicas"):
             return False
-        if self.revision and self.revision == section(self.observed.service, "status").get("currentRevision"):
+        current = section(self.observed.service, "status").get("currentRevision")
+        if current and current == self.revision:
             return True  # also while the Deployment's controller has yet to look at new `replicas`
         if number(status, "observedGeneration") < generation:
             return False
