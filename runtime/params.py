@@ -68,6 +68,8 @@ def resolve(
     report: Report = "final",
     default_max_tokens: int | None = None,
     names: Mapping[str, str] | None = None,
+    group: str = "",
+    owner: str = "",
 ) -> RequestSpec:
     """The checked request, with every value decided.
 
@@ -75,6 +77,7 @@ def resolve(
         prompt: token ids; the mask's id is an ordinary id here (decoding.md 1).
         default_max_tokens: for a request that names no `max_tokens`; less where the model's length leaves less.
         names: how the client spelt a field where that differs ({"prompt": "messages"}).
+        group, owner: what is sent at once and who sends it, for fair shares (``runtime.engine.queue``).
 
     Raises:
         RequestError: with the path of the field that is wrong.
@@ -108,6 +111,8 @@ def resolve(
         decoding=resolve_decoding(params, info, blocks, at("decoding")),
         report=report,
         cache_salt=text(at("cache_salt"), params.cache_salt, 256),
+        group=group,
+        owner=owner,
     )
 
 

@@ -121,7 +121,7 @@ class ServerConfig:
     max_queue: int = 1024
     drain_delay: float = 0.0
     drain_timeout: float = 30.0
-    request_timeout: float | None = None
+    request_timeout: float = 600.0  # 0: no limit
 
     def __post_init__(self) -> None:
         for name in (f.name for f in dataclasses.fields(self) if f.name in BY_DEST):

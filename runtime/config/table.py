@@ -238,10 +238,23 @@ FLAGS: tuple[Flag, ...] = (
         metavar="ORIGIN,...",
         help="origins whose pages may call the server, or *; default: none",
     ),
-    _server(name="max-queue", type="int", default=1024, low=1, help="waiting requests at which new ones get 429"),
+    _server(
+        name="max-queue",
+        type="int",
+        default=1024,
+        low=1,
+        help="waiting requests at which new ones get 429; one HTTP request with several answers (with several keys: "
+        "one key) never holds more of --max-queue and --max-num-reqs than it leaves to the others",
+    ),
     _server(name="drain-delay", type="float", default=0.0, low=0, help="seconds of normal service after SIGTERM"),
     _server(name="drain-timeout", type="float", default=30.0, low=0, help="seconds that running requests then have"),
-    _server(name="request-timeout", type="float", low=0, above_low=True, help="seconds a request may take; no limit"),
+    _server(
+        name="request-timeout",
+        type="float",
+        default=600.0,
+        low=0,
+        help="seconds a request may take, waiting included; 0: no limit",
+    ),
     _server(
         name="profiler",
         choices=("torch",),

@@ -108,7 +108,9 @@ class Engine:
             log.exception("a step failed; its %d requests end with an error", len(turns))
             return outputs + self._fail([turn.request for turn in turns], error)
         self._stats.steps += 1
-        self._stats.step_seconds.append(time.perf_counter() - started)
+        seconds = time.perf_counter() - started
+        self.scheduler.pace.learn(len(plan.tokens), seconds)
+        self._stats.step_seconds.append(seconds)
         self._stats.batch_sizes.append(len(turns))
         return outputs
 

@@ -46,6 +46,9 @@ class RequestSpec(msgspec.Struct, frozen=True, kw_only=True):
     decoding: DecodingParams = DecodingParams()
     report: Report = "final"
     cache_salt: str = ""
+    # for fair shares (queue.py): what is sent at once, and who sends it
+    group: str = ""
+    owner: str = ""
 
 
 class EngineOutput(msgspec.Struct, kw_only=True):

@@ -1,17 +1,19 @@
 """Which requests the next step serves, and with what (decoding.md 3, rules 1, 2, 6, 7).
 
-First come, first served for pages; every running request a turn when the token budget does not suffice for all; the
-newest gives way (and is computed again later) when pages run out, so that the oldest always gets on.
+Admission is fair between those who send (queue.py). Every running request gets a turn when the token budget does not
+suffice for all. When pages run out, the newest of those who run most gives way (and is computed again later), so that
+the oldest always gets on; so it does when somebody comes who has nothing running and finds no room.
 """
 
 from __future__ import annotations
 
 import time
-from collections import deque
 from dataclasses import dataclass
 
 from runtime.engine.kv_cache import KVCacheManager, OutOfPages
+from runtime.engine.pace import Pace
 from runtime.engine.page_table import PageTable
+from runtime.engine.queue import FairQueue, deal, served_longest_ago
 from runtime.engine.request import Request, Status
 from runtime.strategies.base import Strategy
 
@@ -56,7 +58,9 @@ class Scheduler:
         self.block_size = block_size
         self.budget = budget
         self.max_requests = max_requests
-        self.waiting: deque[Request] = deque()
+        self.least = strategy.max_rows()  # of any request's turn, its prefill apart
+        self.pace = Pace()
+        self.waiting = FairQueue()
         self.running: list[Request] = []  # in order of arrival
         self.preemptions = 0
         self.prefix_hit_tokens = 0
@@ -65,7 +69,7 @@ class Scheduler:
         self._refused_at: tuple[int, int] | None = None  # request and free units when admission last failed
 
     def add(self, request: Request) -> None:
-        self.waiting.append(request)
+        self.waiting.add(request)
 
     def schedule(self) -> list[Turn]:
         """The turns of the next step; empty when there is nothing to do.
@@ -78,10 +82,14 @@ class Scheduler:
         turns: dict[int, Turn] = {}
         left = self.budget
         left_out = False
-        for request in self._order():
+        # while several share the engine, what one of them has beyond its first turn must not make steps long
+        shared = 1 < self.waiting.parties < len(self.running)
+        order, firsts = self._deal() if shared else (self._order(), 0)
+        spare = self.pace.bound(left) if shared else left
+        for n, request in enumerate(order):
             if request.status is not Status.RUNNING:
                 continue  # made way for somebody in this very loop
-            turn = self._turn(request, left)
+            turn = self._turn(request, min(left, max(spare, self.least if n < firsts else 0)))
             if turn is None:
                 left_out = True
                 continue
@@ -90,6 +98,7 @@ class Scheduler:
                 continue
             turns[request.seq] = turn
             left -= turn.prefill + turn.decode
+            spare -= turn.prefill + turn.decode
             request.last_served = self._step
         self._left_out = left_out
         return list(turns.values())
@@ -97,11 +106,16 @@ class Scheduler:
     def _order(self) -> list[Request]:
         """Decoding before prefilling; whoever was left out last time goes first."""
         if self._left_out:
-            return sorted(self.running, key=lambda r: (r.last_served, r.prefilling, r.seq))
+            return sorted(self.running, key=served_longest_ago)
         prefilling = [r for r in self.running if r.cached < r.target]
         if not prefilling:
             return list(self.running)
         return [r for r in self.running if r.cached >= r.target] + prefilling
+
+    def _deal(self) -> tuple[list[Request], int]:
+        """Everybody's first turn, then everybody's second ...; how many are the first ones."""
+        rounds = deal(self.running)
+        return [request for round in rounds for request in round], len(rounds[0])
 
     def _turn(self, request: Request, left: int) -> Turn | None:
         """As much as fits `left` rows: chunks end on block boundaries, the open blocks go whole or not at all."""
@@ -118,16 +132,20 @@ class Scheduler:
         return Turn(request, chunk, 0) if chunk else None
 
     def _hold_pages(self, request: Request, tokens: int, turns: dict[int, Turn]) -> bool:
-        """Pages for the first `tokens` positions, if need be the newest's; False if `request` itself is the newest."""
+        """Pages for the first `tokens` positions, if need be another's; False if `request` itself has to give way."""
         missing = self.cache.units_for(tokens) - len(request.units)
         while missing > self.cache.available:
-            newest = max(self.running, key=lambda r: (r.committing, r.seq))
-            turns.pop(newest.seq, None)
-            self._preempt(newest)
-            if newest is request:
+            last = self._last()
+            turns.pop(last.seq, None)
+            self._preempt(last)
+            if last is request:
                 return False
         self._extend(request, self.cache.take(missing))
         return True
+
+    def _last(self) -> Request:
+        """Who gives way: the newest of whoever runs most. Never the oldest of all, unless it is alone."""
+        return max(self.running, key=lambda r: (r.committing, *self.waiting.running(r), r.seq))
 
     def _preempt(self, request: Request) -> None:
         if request.committing:
@@ -136,15 +154,16 @@ class Scheduler:
         self._let_go(request)
         request.drop_kv()
         request.status = Status.WAITING
-        at = 0
-        while at < len(self.waiting) and self.waiting[at].seq < request.seq:
-            at += 1
-        self.waiting.insert(at, request)
+        self.waiting.give_back(request)
         self.preemptions += 1
 
     def _admit(self) -> None:
-        while self.waiting and len(self.running) < self.max_requests:
-            request = self.waiting[0]
+        while self.waiting:
+            request = self.waiting.first()
+            if len(self.running) >= self.max_requests:
+                if not self._make_room(request):
+                    return
+                continue
             if self._refused_at == (request.seq, self.cache.available):
                 return  # nothing has changed since
             units = self._match(request)
@@ -153,10 +172,12 @@ class Scheduler:
             try:
                 fresh = self.cache.admit(units, need - len(units))
             except OutOfPages:
+                if self._make_room(request):
+                    continue
                 self._refused_at = (request.seq, self.cache.available)
                 return
             self._refused_at = None
-            self.waiting.popleft()
+            self.waiting.admit(request)
             request.status = Status.RUNNING
             request.row = self.table.take_row()
             request.published = len(units)
@@ -170,6 +191,16 @@ class Scheduler:
             while at and self.running[at - 1].seq > request.seq:
                 at -= 1
             self.running.insert(at, request)
+
+    def _make_room(self, request: Request) -> bool:
+        """Let one of those who run several give way to a waiting request whose group has nothing running."""
+        if self.waiting.running(request)[1] or not 0 < self.waiting.parties < len(self.running):
+            return False
+        last = self._last()
+        if last.committing or not self.waiting.may_displace(request, last):
+            return False  # what is committing is gone after this step
+        self._preempt(last)
+        return True
 
     def _match(self, request: Request) -> list[int]:
         """Units of other requests that hold what this one would prefill."""
@@ -198,6 +229,7 @@ class Scheduler:
         """Give back all that the request holds, wherever it is."""
         if request.status is Status.RUNNING:
             self._let_go(request)
+            self.waiting.end(request)
         elif request.status is Status.WAITING:
             self.waiting.remove(request)
         request.status = Status.FINISHED

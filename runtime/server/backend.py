@@ -116,8 +116,8 @@ class Backend:
 
     def obey(self, command: Command) -> None:
         match command:
-            case Add(specs):
-                for spec in specs:
+            case Add():
+                for spec in command.requests():
                     self.add(spec)
             case Abort(ids):
                 for request_id in ids:

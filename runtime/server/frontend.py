@@ -7,7 +7,7 @@ what happens to any of them wakes the handler once, however much came in the mea
 from __future__ import annotations
 
 import asyncio
-from collections import deque
+from collections import Counter, deque
 from typing import TYPE_CHECKING
 
 from runtime.config import ServerConfig
@@ -52,10 +52,11 @@ class Inbox:
 class Live:
     """One engine request at a backend."""
 
-    __slots__ = ("id", "inbox", "index", "replica")
+    __slots__ = ("id", "inbox", "index", "owner", "replica")
 
-    def __init__(self, request_id: str, index: int, inbox: Inbox, replica: int) -> None:
+    def __init__(self, request_id: str, owner: str, index: int, inbox: Inbox, replica: int) -> None:
         self.id = request_id
+        self.owner = owner
         self.index = index  # which choice of the HTTP request
         self.inbox = inbox
         self.replica = replica
@@ -70,6 +71,7 @@ class Frontend:
         self.supervisor: Supervisor | None = None  # set once both exist
         self.table: dict[str, Live] = {}
         self.load = [0] * config.data_parallel_size  # live requests of each replica
+        self.held: Counter[str] = Counter()  # live requests of each owner (key)
         metrics.figures.live = self.load
         self.info: EngineInfo | None = None  # of the first engine that loaded; replicas are equal
 
@@ -94,17 +96,29 @@ class Frontend:
             raise Unavailable("no backend is running at the moment; it is being restarted")
         return self.info
 
-    def check_room(self, count: int) -> None:
-        """Raises RequestError unless `count` more requests fit: 429 if later, 400 if never; Unavailable."""
+    def check_room(self, count: int, owner: str = "") -> None:
+        """Raises RequestError unless `count` more requests fit: 429 if later, 400 if never; Unavailable.
+
+        Nobody holds more of the room than is then left to the others, but for a single request: with an `owner` all
+        that is its own counts, without one this HTTP request alone.
+        """
         info = self.require()
         assert self.supervisor is not None
-        room = info.max_num_reqs * len(self.supervisor.ready) + self.config.max_queue
-        if count > info.max_num_reqs * self.config.data_parallel_size + self.config.max_queue:
-            raise RequestError("n: times the prompts, these are more answers than this server ever holds", param="n")
-        if len(self.table) + count > room:
+        queue = self.config.max_queue
+        most = max(1, (info.max_num_reqs * self.config.data_parallel_size + queue) // 2)
+        if count > most:
+            message = (
+                f"n: times the prompts, these are {count} answers, and one request may have {most} here, half of "
+                "--max-num-reqs and --max-queue together; send several requests"
+            )
+            raise RequestError(message, param="n")
+        left = info.max_num_reqs * len(self.supervisor.ready) + queue - len(self.table)
+        held = self.held[owner] if owner else 0
+        if count > left or (held + count > 1 and held + count > left - count):
+            whose = f", {held} of them of this key" if owner else ""
             raise RequestError(
-                f"the queue is full: {len(self.table)} requests are live, and there is no room for {count} more "
-                f"(--max-queue {self.config.max_queue}); retry later",
+                f"the queue is full: {len(self.table)} requests are live{whose}, which leaves {max(left, 0)} places, "
+                f"too few for {count} more beside those of others (--max-queue {queue}); retry later",
                 status=429,
                 code="queue_full",
             )
@@ -114,18 +128,19 @@ class Frontend:
 
         Raises RequestError: 429 when the queue is full, 503 when no backend serves.
         """
-        self.check_room(len(specs))
+        self.check_room(len(specs), specs[0].owner)
         assert self.supervisor is not None
         ready = self.supervisor.ready
         inbox = Inbox()
         shares: dict[int, list[RequestSpec]] = {}
         for index, spec in enumerate(specs):
             replica = min(ready, key=self.load.__getitem__)
-            self.table[spec.id] = Live(spec.id, index, inbox, replica)
+            self.table[spec.id] = Live(spec.id, spec.owner, index, inbox, replica)
             self.load[replica] += 1
+            self.held[spec.owner] += 1
             shares.setdefault(replica, []).append(spec)
         for replica, share in shares.items():
-            self.supervisor.send(replica, Add(share))
+            self.supervisor.send(replica, Add.of(share))
         return inbox
 
     def abort(self, ids: list[str]) -> None:
@@ -151,6 +166,9 @@ class Frontend:
         live = self.table.pop(request_id, None)
         if live is not None:
             self.load[live.replica] -= 1
+            self.held[live.owner] -= 1
+            if not self.held[live.owner]:
+                del self.held[live.owner]
         return live
 
     # -- what the supervisor tells

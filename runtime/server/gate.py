@@ -58,7 +58,7 @@ class Gate:
                     "X-Request-Id: must be 1 to 128 printable ASCII characters without spaces", param="X-Request-Id"
                 )
             if service.keys.needed and scope["path"] not in OPEN_PATHS:
-                service.keys.check(authorization)
+                scope.setdefault("state", {})["owner"] = service.keys.check(authorization)
             await self.app(scope, receive, send_marked)
         except RequestError as error:  # of the gate itself: the app answers its own
             await error_response(error)(scope, receive, send_marked)

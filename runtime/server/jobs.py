@@ -51,7 +51,7 @@ class Job:
         self.inbox = frontend.submit([choice.spec for choice in choices])
         self.deadline: asyncio.TimerHandle | None = None
         limit = frontend.config.request_timeout
-        if limit is not None:
+        if limit:
             late = RequestError(f"the request took longer than --request-timeout, {limit:g} s", status=504)
             self.deadline = asyncio.get_running_loop().call_later(limit, self.inbox.put, late)
 

@@ -30,8 +30,9 @@ class Keys:
     def needed(self) -> bool:
         return bool(self.digests)
 
-    def check(self, authorization: bytes | None) -> None:
-        """Raises RequestError 401 unless the header's value is ``Bearer`` and one of the keys."""
+    def check(self, authorization: bytes | None) -> str:
+        """A name of the key that is no secret, "" where there is but one. Raises RequestError 401 unless the header's
+        value is ``Bearer`` and one of the keys."""
         self._refresh()
         scheme, _, key = (authorization or b"").partition(b" ")
         given = _digest(key.strip())
@@ -41,6 +42,7 @@ class Keys:
             what = "no API key was given" if authorization is None else "the API key is wrong"
             message = f"{what}; send it as the header Authorization: Bearer <key>"
             raise RequestError(message, status=401, code="invalid_api_key")
+        return "" if len(set(self.digests)) == 1 else sha256(given).hexdigest()[:16]
 
     def _refresh(self) -> None:
         if self.file is None or (stamp := self._stamp()) == self.stamp:

@@ -7,6 +7,7 @@ events, each in an envelope with the backend's name, come up the other. ``Ping``
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import msgspec
@@ -14,7 +15,7 @@ import msgspec
 from runtime.config import EngineConfig
 from runtime.engine.io import EngineInfo, EngineOutput, EngineStats, RequestSpec
 
-VERSION = 2  # of this file; raised whenever a struct changes its meaning
+VERSION = 3  # of this file; raised whenever a struct changes its meaning
 
 PING_SECONDS = 1.0  # the frontend's heartbeat; an idle backend answers each ping
 BUSY_STATS_SECONDS = 0.25  # how old the figures of a working backend may grow
@@ -39,7 +40,34 @@ class Configure(msgspec.Struct, tag=True, frozen=True):
 
 
 class Add(msgspec.Struct, tag=True, frozen=True):
+    """New requests. Choices differ in id and seed alone: ``alike[i]`` has those of the ones that follow ``specs[i]``,
+    so that a long prompt is sent once."""
+
     specs: list[RequestSpec]
+    alike: dict[int, list[tuple[str, int]]] = {}
+
+    @classmethod
+    def of(cls, specs: list[RequestSpec]) -> Add:
+        sent: list[RequestSpec] = []
+        alike: dict[int, list[tuple[str, int]]] = {}
+        for spec in specs:
+            if sent and _alike(sent[-1], spec):
+                alike.setdefault(len(sent) - 1, []).append((spec.id, spec.seed))
+            else:
+                sent.append(spec)
+        return cls(sent, alike)
+
+    def requests(self) -> Iterator[RequestSpec]:
+        """All of them, in their order."""
+        for i, spec in enumerate(self.specs):
+            yield spec
+            for id, seed in self.alike.get(i, ()):
+                yield msgspec.structs.replace(spec, id=id, seed=seed)
+
+
+def _alike(first: RequestSpec, spec: RequestSpec) -> bool:
+    names = (name for name in RequestSpec.__struct_fields__ if name not in ("id", "seed", "prompt"))
+    return spec.prompt is first.prompt and all(getattr(spec, name) == getattr(first, name) for name in names)
 
 
 class Abort(msgspec.Struct, tag=True, frozen=True):

@@ -147,13 +147,15 @@ class Service:
         default_max_tokens: int | None = None,
         max_tokens: int | None = None,
         n: int = 1,
+        owner: str = "",
     ) -> Job:
         """Check a body against the engine and set its requests going; choices are ordered by prompt, then by number.
 
         `mode`: None for an answer in one piece, "denoise" for every step, anything else for text as it grows.
+        `owner`: whose key it came with, as `Keys.check` names it.
         """
         info, tokenizer = self.require()
-        self.frontend.check_room(len(prompts) * max(n, 1))  # before anything is made of a great number
+        self.frontend.check_room(len(prompts) * max(n, 1), owner)  # before anything is made of a great number
         given = {name: getattr(body, name) for name in _SAMPLING}
         if max_tokens is not None:
             given["max_tokens"] = max_tokens
@@ -170,7 +172,15 @@ class Service:
             if len(prompts) > 1:
                 here["prompt"] = f"prompt[{i}]"
             spec = resolve(
-                params, prompt, info, id=own, report=report, default_max_tokens=default_max_tokens, names=here
+                params,
+                prompt,
+                info,
+                id=own,
+                report=report,
+                default_max_tokens=default_max_tokens,
+                names=here,
+                group=id,
+                owner=owner,
             )
             specs += choices(spec, n)
         made = [Choice(i, spec, Answer(tokenizer, stops)) for i, spec in enumerate(specs)]
@@ -187,6 +197,11 @@ def _too_long(param: str, info: EngineInfo) -> RequestError:
 
 def new_id(prefix: str) -> str:
     return f"{prefix}-{uuid.uuid4().hex}"
+
+
+def owner_of(request: Request) -> str:
+    """Whose key the request came with, for fair shares; "" where keys tell nobody apart."""
+    return getattr(request.state, "owner", "")
 
 
 def stream_mode(body: GenerateRequest | OpenAIRequest, default: str = "block_append") -> str | None:

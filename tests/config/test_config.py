@@ -170,7 +170,7 @@ def test_what_kubernetes_injects_for_a_service_called_unmask():
         (["--port", "65536"], "--port: '65536' is not a whole number from 0 to 65535"),
         (["--port", "8_0"], "--port"),
         (["--drain-delay", "-1"], "--drain-delay"),
-        (["--request-timeout", "0"], "--request-timeout: .*above 0"),
+        (["--request-timeout", "-1"], "--request-timeout: .*at least 0"),
         (["--gpu-memory-utilization", "0"], "above 0 and at most 1"),
         (["--accept-threshold", "nan"], "--accept-threshold"),
         (["--penalty-lambda", "inf"], "--penalty-lambda"),

@@ -17,7 +17,7 @@ from runtime.server.jobs import Job
 from runtime.server.responses import DONE, EventStream, event, json_response
 from runtime.server.routes.documented import takes
 from runtime.server.schemas import ChatRequest
-from runtime.server.service import Service, answered, include_usage, new_id, stream_mode
+from runtime.server.service import Service, answered, include_usage, new_id, owner_of, stream_mode
 
 router = APIRouter()
 
@@ -41,6 +41,7 @@ async def chat_completions(request: Request) -> Response:
             names={"prompt": "messages", **names},
             max_tokens=max_tokens,
             n=1 if body.n is None else body.n,
+            owner=owner_of(request),
         )
     head = {"id": job.id, "created": int(time.time()), "model": model}
     if body.stream:

@@ -17,7 +17,7 @@ from runtime.server.jobs import Job
 from runtime.server.responses import DONE, EventStream, event, json_response
 from runtime.server.routes.documented import takes
 from runtime.server.schemas import CompletionRequest
-from runtime.server.service import Service, answered, include_usage, new_id, stream_mode
+from runtime.server.service import Service, answered, include_usage, new_id, owner_of, stream_mode
 
 router = APIRouter()
 MAX_PROMPTS = 1024
@@ -33,7 +33,8 @@ async def completions(request: Request) -> Response:
         mode = stream_mode(body)
         service.require()
         prompts = await service.encode_each(_list(body.prompt))
-        job = service.job(body, prompts, id=new_id("cmpl"), mode=mode, n=1 if body.n is None else body.n)
+        n = 1 if body.n is None else body.n
+        job = service.job(body, prompts, id=new_id("cmpl"), mode=mode, n=n, owner=owner_of(request))
     head = {"id": job.id, "object": "text_completion", "created": int(time.time()), "model": model}
     if body.stream:
         return EventStream(job, _chunks(job, head, include_usage(body), mode == "denoise", len(prompts)))

@@ -16,7 +16,7 @@ from runtime.server.jobs import Job
 from runtime.server.responses import DONE, EventStream, event, json_response
 from runtime.server.routes.documented import takes
 from runtime.server.schemas import GenerateRequest
-from runtime.server.service import Service, answered, new_id, stream_mode
+from runtime.server.service import Service, answered, new_id, owner_of, stream_mode
 
 router = APIRouter()
 DEFAULT_MAX_TOKENS = 512
@@ -31,7 +31,8 @@ async def generate(request: Request) -> Response:
         mode = stream_mode(body, default="denoise")
         service.require()
         ids = await service.encode(body.prompt) if isinstance(body.prompt, str) else body.prompt
-        job = service.job(body, [ids], id=new_id("gen"), mode=mode, default_max_tokens=DEFAULT_MAX_TOKENS)
+        limit, owner = DEFAULT_MAX_TOKENS, owner_of(request)
+        job = service.job(body, [ids], id=new_id("gen"), mode=mode, default_max_tokens=limit, owner=owner)
     if body.stream:
         return EventStream(job, _events(service, job, body.prompt, mode))
     with job:
