@@ -167,10 +167,17 @@ def deal(requests: Iterable[Request]) -> list[list[Request]]:
     owners: dict[str, dict[str, list[Request]]] = {}
     for request in sorted(requests, key=served_longest_ago):
         owners.setdefault(request.spec.owner, {}).setdefault(request.spec.group, []).append(request)
-    piles = [group for groups in owners.values() for group in groups.values()]
     if len(owners) > 1:
-        piles = [[request for round in _rounds(groups.values()) for request in round] for groups in owners.values()]
+        piles = [_in_turn(list(groups.values())) for groups in owners.values()]
+    else:
+        piles = [group for groups in owners.values() for group in groups.values()]
     return [sorted(round, key=served_longest_ago) for round in _rounds(piles)]
+
+
+def _in_turn(groups: list[list[Request]]) -> list[Request]:
+    """One request of each group after the other, first the group that was served longest ago."""
+    groups.sort(key=lambda members: max(request.last_served for request in members))
+    return [request for round in _rounds(groups) for request in round]
 
 
 def served_longest_ago(request: Request) -> tuple[int, bool, int]:

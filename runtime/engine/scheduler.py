@@ -194,8 +194,9 @@ class Scheduler:
 
     def _make_room(self, request: Request) -> bool:
         """Let one of those who run several give way to a waiting request whose group has nothing running."""
-        if self.waiting.running(request)[1] or not 0 < self.waiting.parties < len(self.running):
-            return False
+        owner, group = self.waiting.running(request)
+        if group or owner == self.waiting.parties == len(self.running):
+            return False  # it has something running, or nobody has several
         last = self._last()
         if last.committing or not self.waiting.may_displace(request, last):
             return False  # what is committing is gone after this step

@@ -16,6 +16,7 @@ import torch
 from runtime.engine.engine import Engine
 from runtime.engine.io import DecodingParams, EngineInfo, EngineOutput, RequestSpec
 from runtime.engine.model_runner import ModelRunner
+from runtime.engine.pace import Pace
 from runtime.engine.plan import BlockResults, StepPlan
 from runtime.engine.request import Request
 from runtime.models.base import Model
@@ -42,6 +43,7 @@ class Setup:
     eos: tuple[int, ...] = (3,)
     mask: int = 13
     max_token: int = 14
+    pace: int = 10**6  # rows of a step in which somebody has several turns while others have turns too
 
     @property
     def oracle(self) -> OracleShape:
@@ -56,6 +58,19 @@ class Ask:
     params: Params
     report: str = "denoise"
     salt: str = ""
+    group: str = ""
+    owner: str = ""
+
+
+class FixedPace(Pace):
+    """Says the same whatever the steps took, so that a run can be repeated."""
+
+    def __init__(self, rows: int) -> None:
+        super().__init__()
+        self.rows = rows
+
+    def bound(self, budget: int) -> int:
+        return min(self.rows, budget)
 
 
 class CheckedRunner(ModelRunner):
@@ -110,6 +125,7 @@ def make_engine(setup: Setup, model: Model | None = None) -> Engine:
     )
     context = DecodingContext(setup.block, setup.buffer, setup.prefix_caching)
     runner.engine = Engine(info=info, runner=runner, strategy=make_strategy("multi_bd", ("multi_bd",), context))
+    runner.engine.scheduler.pace = FixedPace(setup.pace)
     return runner.engine
 
 
@@ -137,6 +153,8 @@ def spec_of(id: str, ask: Ask) -> RequestSpec:
         decoding=DecodingParams(**decoding_of(p)),
         report=ask.report,  # type: ignore[arg-type]
         cache_salt=ask.salt,
+        group=ask.group,
+        owner=ask.owner,
     )
 
 
@@ -205,9 +223,42 @@ def check_accounting(engine: Engine) -> None:
     rows = [request.row for request in scheduler.running]
     assert sorted(rows + engine.table._free_rows) == list(range(engine.info.max_num_reqs))
     assert all(not r.units and r.row == -1 and r.cached == 0 for r in scheduler.waiting)
+    check_queue(engine)
     stats = engine.stats()
     assert stats.pages_used == len(held) * cache.pages_per_unit
     assert stats.pages_cached == len(idle) * cache.pages_per_unit
+
+
+def check_queue(engine: Engine) -> None:
+    """The queue knows who runs; within a group, what waits came after what runs, in order of arrival."""
+    scheduler = engine.scheduler
+    queue, running = scheduler.waiting, scheduler.running
+    waiting: dict[tuple[str, str], list[Request]] = {}
+    for request in queue:
+        waiting.setdefault((request.spec.owner, request.spec.group), []).append(request)
+    assert len(queue) == sum(map(len, waiting.values()))
+    counts = Counter((r.spec.owner, r.spec.group) for r in running)
+    owners = Counter(r.spec.owner for r in running)
+    for request in (*running, *queue):
+        place = (request.spec.owner, request.spec.group)
+        assert queue.running(request) == (owners[place[0]], counts[place])
+    assert queue.parties == (len(owners) if len(owners) > 1 else len(counts))
+    for place, members in waiting.items():
+        order = [r.seq for r in running if (r.spec.owner, r.spec.group) == place] + [r.seq for r in members]
+        assert order == sorted(order)
+    if waiting:
+        first = queue.first()
+        place = (first.spec.owner, first.spec.group)
+        assert first is waiting[place][0]
+        assert owners[place[0]] == min(owners[owner] for owner, _ in waiting)
+        assert counts[place] == min(n for (owner, _), n in _counts(waiting, counts) if owner == place[0])
+    else:
+        assert not queue._owners.names
+    assert set(queue._groups) == {owner for owner, _ in waiting} | set(owners)
+
+
+def _counts(waiting: Iterable[tuple[str, str]], counts: Counter[tuple[str, str]]) -> list[tuple[tuple[str, str], int]]:
+    return [(place, counts[place]) for place in waiting]
 
 
 def check_cached(engine: Engine, request: Request) -> None:

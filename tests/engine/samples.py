@@ -61,6 +61,7 @@ def setups(draw: st.DrawFn, max_len: int = 40, block: int | None = None, buffer:
         budget=draw(st.one_of(st.integers(least, least + 2 * block), st.just(256))),
         max_reqs=draw(st.sampled_from([1, 4, 8, 8])),
         max_len=max_len,
+        pace=draw(st.sampled_from([10**6, least, 3 * least])),
         prefix_caching=draw(st.booleans()),
         eos=draw(st.sampled_from([(3,), (3, 7), (0, 2, 5, 9)])),
     )
@@ -80,6 +81,8 @@ def asks(draw: st.DrawFn, setup: Setup) -> Ask:
         params=draw(params(growing, max_tokens=min(setup.max_len - length, 30 if growing else 12))),
         report=draw(st.sampled_from(["final", "stable", "denoise", "denoise"])),
         salt=draw(st.sampled_from(["", "", "other"])),
+        group=draw(st.sampled_from(["", "", "b", "c"])),
+        owner=draw(st.sampled_from(["", "", "", "another"])),
     )
 
 

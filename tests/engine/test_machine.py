@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
@@ -50,7 +52,7 @@ class EngineMachine(RuleBasedStateMachine):
         prompt = (*self.run.asks[id].prompt, *self.run.heard[id].tokens, 7)
         ask = data.draw(asks(self.setup_))
         if len(prompt) + ask.params.max_tokens <= self.setup_.max_len:
-            self.run.add(type(ask)(prompt, ask.params, ask.report, ask.salt))
+            self.run.add(replace(ask, prompt=prompt))
 
     @rule()
     def until_idle(self) -> None:
@@ -64,7 +66,6 @@ class EngineMachine(RuleBasedStateMachine):
             assert len(scheduler.running) <= info.max_num_reqs
             order = [request.seq for request in scheduler.running]
             assert order == sorted(order)
-            assert [r.seq for r in scheduler.waiting] == sorted(r.seq for r in scheduler.waiting)
 
     def teardown(self) -> None:
         if hasattr(self, "run"):

@@ -89,14 +89,15 @@ def test_round_robin_when_the_budget_binds(count: int, budget: int) -> None:
 @examples(15)
 @given(st.data())
 def test_nobody_starves(data: st.DataObject) -> None:
-    """With pages for all, the steps between two turns of a request are at most those in which all others had one."""
+    """With pages for all, the steps between two turns of a request are at most those in which all others had one, and
+    those that the shares of owners and groups leave to the ones of few."""
     setup = replace(data.draw(setups()), pages=500, max_reqs=8)
     several = data.draw(st.lists(asks(setup), min_size=2, max_size=5))
     run = watch(setup, several)
     live = {own for turns in run.turns for own, _, _ in turns}
     for own in live:
         at = [n for n, turns in enumerate(run.turns) if own in {o for o, _, _ in turns}]
-        assert max((b - a for a, b in pairwise(at)), default=0) <= 2 * len(several)
+        assert max((b - a for a, b in pairwise(at)), default=0) <= 3 * len(several)
 
 
 def test_first_come_first_served_for_pages() -> None:

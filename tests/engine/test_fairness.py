@@ -1,0 +1,274 @@
+"""Fair shares between those who send (queue.py): admission, places, pages and the length of steps."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import replace
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from runtime.engine.pace import Pace
+from runtime.engine.queue import FairQueue, deal
+from runtime.engine.request import Request, Status
+from runtime.strategies import DecodingContext, make_strategy
+from tests.engine.harness import Ask, Run, Setup, check_idle, make_engine, run_schedule, spec_of
+from tests.engine.samples import asks, examples, setups
+from tests.engine.test_scheduler import SLOW, Watched, prompt
+from tests.oracle.block import Params
+
+ANSWER = replace(SLOW, max_tokens=8)
+STRATEGY = make_strategy("multi_bd", ("multi_bd",), DecodingContext(4, 1, True))
+
+
+def crowd(run: Run, groups: int = 8, size: int = 16, owner: str = "", params: Params = SLOW) -> list[str]:
+    """The attack: many answers asked for by each of a few."""
+    return [
+        run.add(Ask(prompt(group, 5), params, group=f"crowd-{group}", owner=owner))
+        for group in range(groups)
+        for _ in range(size)
+    ]
+
+
+def steps_until(run: Run, id: str, limit: int = 2000) -> int:
+    """Steps until the request has ended."""
+    for steps in range(limit):
+        if run.heard[id].ended:
+            return steps
+        run.step()
+    raise AssertionError(f"{id} has not ended after {limit} steps")
+
+
+def finish(run: Run) -> None:
+    run.drain()
+    run.compare()
+
+
+def test_one_among_eight_crowds_is_served_at_once() -> None:
+    """Eight requests of 16 choices fill every place; one that comes then takes as many steps as if it were alone."""
+    ask = Ask(prompt(9, 6), ANSWER, group="single")
+    alone = Run(Setup())
+    usual = steps_until(alone, alone.add(ask))
+    run = Run(Setup(pages=256, pace=8, max_reqs=16))
+    crowd(run, size=4)
+    for _ in range(5):
+        run.step()
+    assert len(run.engine.scheduler.running) == run.setup.max_reqs
+    assert steps_until(run, run.add(ask)) <= usual + 2  # its prefill and its step may not share a forward
+    assert sum(heard.ended for heard in run.heard.values()) == 1
+    finish(run)
+
+
+def test_where_all_have_one_place_who_has_none_gets_the_next() -> None:
+    run = Run(Setup(pages=256, max_reqs=8))
+    crowd(run, size=3)
+    for _ in range(5):
+        run.step()
+    seen = {r.spec.id for r in run.engine.scheduler.running}
+    id = run.add(Ask(prompt(9, 6), ANSWER, group="single"))
+    while not (admitted := {r.spec.id for r in run.engine.scheduler.running} - seen):
+        run.step()
+    assert id in admitted
+    finish(run)
+
+
+def test_one_comes_in_though_the_pages_are_full() -> None:
+    """The pages of a crowd's newest are given to who has none, and are not taken back for the crowd's growth."""
+    ask = Ask(prompt(9, 16), ANSWER, group="single")
+    alone = Run(Setup())
+    usual = steps_until(alone, alone.add(ask))
+    run = Run(Setup(pages=16, max_len=48, prefix_caching=False))
+    crowd(run, groups=1, size=16, params=replace(SLOW, max_tokens=40))
+    for _ in range(8):
+        run.step()
+    assert run.engine.cache.available < 6
+    assert steps_until(run, run.add(ask)) <= usual + 2
+    finish(run)
+
+
+def test_a_key_with_many_requests_does_not_push_back_another_key() -> None:
+    ask = Ask(prompt(9, 6), ANSWER, owner="polite", group="single")
+    alone = Run(Setup())
+    usual = steps_until(alone, alone.add(ask))
+    run = Run(Setup(pages=256, pace=8))
+    crowd(run, groups=20, size=1, owner="greedy")  # one answer each: only the key tells that they are one crowd
+    for _ in range(5):
+        run.step()
+    assert steps_until(run, run.add(ask)) <= usual + 2
+    finish(run)
+
+
+def test_single_requests_of_one_owner_are_first_come_first_served() -> None:
+    run = Watched(Setup(max_reqs=2))
+    for n in range(9):
+        run.add(Ask(prompt(n, 4), ANSWER, group=str(n)))
+    run.drain()
+    firsts = [next(n for n, turns in enumerate(run.turns) if own in {o for o, _, _ in turns}) for own in range(9)]
+    assert firsts == sorted(firsts)
+    assert run.engine.scheduler.preemptions == 0
+
+
+def test_a_crowd_alone_is_neither_held_back_nor_preempted() -> None:
+    run = Watched(Setup(pages=256, pace=4))
+    crowd(run, groups=1, size=24, params=ANSWER)
+    run.drain()
+    assert all(len(turns) == 8 for turns in run.turns[1:16])
+    assert run.engine.scheduler.preemptions == 0
+
+
+def test_those_who_have_one_turn_each_are_not_held_back() -> None:
+    run = Watched(Setup(pages=256, pace=4))
+    for n in range(8):
+        run.add(Ask(prompt(n, 4), ANSWER, group=str(n)))
+    run.step()
+    run.step()
+    assert len(run.turns[1]) == 8
+    finish(run)
+
+
+def test_beyond_first_turns_a_shared_step_keeps_its_pace() -> None:
+    """Two crowds and one: each a turn a step, and no more rows than the pace allows."""
+    run = Watched(Setup(pages=256, pace=16))
+    crowd(run, groups=2, size=3)
+    run.add(Ask(prompt(9, 4), SLOW, group="single"))
+    for _ in range(14):
+        run.step()
+    for turns in run.turns[2:]:
+        assert len(turns) == 3 or sum(prefill + decode for _, prefill, decode in turns) <= 16
+        assert {own if own == 6 else own // 3 for own, _, _ in turns} == {0, 1, 6}
+    served = Counter(own for turns in run.turns for own, _, _ in turns)
+    assert max(served[n] for n in range(6)) - min(served[n] for n in range(6)) <= 3
+    finish(run)
+
+
+@examples(8)
+@given(st.integers(2, 6), st.integers(1, 4), st.integers(2, 4), st.booleans())
+def test_nobody_waits_for_ever_behind_those_who_keep_coming(slots: int, groups: int, size: int, tight: bool) -> None:
+    """New singles come faster than they can be served. As the n-th of its group, whoever waits sees at most so many
+    first admissions of others before its own: (n + 1) * (the requests in line + twice the places)."""
+    line = groups * size + 8  # as many as the room lets in
+    engine = make_engine(Setup(max_reqs=slots, pages=16 if tight else 256, max_len=48, pace=8))
+    waiting = engine.scheduler.waiting
+    crowds = [f"{group}-{n}" for group in range(groups) for n in range(size)]
+    for id in crowds:
+        group = id.split("-")[0]
+        engine.add(spec_of(id, Ask(prompt(int(group), 5), ANSWER, group=group)))
+    admitted: dict[str, int] = {}
+    ended: set[str] = set()
+    came = 0
+    for _ in range(2000):
+        while len(waiting) < line:
+            engine.add(spec_of(f"single-{came}", Ask(prompt(came, 4), ANSWER, group=f"single-{came}")))
+            came += 1
+        ended |= {output.id for output in engine.step() if output.finish_reason}
+        for request in engine.scheduler.running:
+            admitted.setdefault(request.spec.id, len(admitted))
+        if ended.issuperset(crowds):
+            break
+    assert ended.issuperset(crowds)
+    assert all(admitted[id] <= (int(id.split("-")[1]) + 1) * (line + 2 * slots) for id in crowds)
+    for n in range(came):
+        engine.abort(f"single-{n}")
+    while engine.has_work():
+        engine.step()
+    check_idle(engine)
+
+
+@examples(12)
+@given(st.data())
+def test_shares_change_no_answer(data: st.DataObject) -> None:
+    """Random arrivals by owners and groups, few pages and places, aborts: every answer the oracle's, every page back.
+
+    `Run` checks the queue's books, the order within groups, and who is next after every step.
+    """
+    setup = replace(data.draw(setups()), max_reqs=data.draw(st.sampled_from([1, 2, 3])))
+    arrivals = []
+    for group in range(data.draw(st.integers(2, 4))):
+        ask = replace(data.draw(asks(setup)), group=f"g{group}", owner=data.draw(st.sampled_from(["", "a", "b"])))
+        at = data.draw(st.integers(0, 15))
+        for choice in range(data.draw(st.integers(1, 4))):
+            seed = (ask.params.seed + choice) % 2**64
+            arrivals.append((at, replace(ask, params=replace(ask.params, seed=seed))))
+    aborts = data.draw(st.lists(st.tuples(st.integers(0, 30), st.integers(0, 12)), max_size=4))
+    run_schedule(Run(setup), arrivals, aborts)
+
+
+def request(seq: int, owner: str, group: str) -> Request:
+    spec = spec_of(str(seq), Ask((1, 2), ANSWER, owner=owner, group=group))
+    return Request(spec, STRATEGY, block_size=4, mask_id=13, seq=seq)
+
+
+def test_who_is_first_in_line() -> None:
+    queue = FairQueue()
+    places = [("a", "1"), ("a", "1"), ("a", "1"), ("a", "2"), ("b", "3"), ("b", "3")]
+    waiting = [request(seq, *place) for seq, place in enumerate(places)]
+    for one in waiting:
+        queue.add(one)
+    order = []
+    while queue:
+        order.append(queue.first())
+        queue.admit(order[-1])
+    # owners in turn, within an owner its groups; when b has no more, a has all
+    assert [one.seq for one in order] == [0, 4, 3, 5, 1, 2]
+    queue.give_back(waiting[2])
+    late = request(9, "a", "2")
+    queue.add(late)
+    assert queue.first() is late  # of its group fewer run
+    queue.admit(late)
+    assert queue.first() is waiting[2]
+    queue.remove(waiting[2])
+    for one in (*waiting[:2], *waiting[3:], late):
+        queue.end(one)
+    assert not queue
+    assert queue.parties == 0
+    assert not queue._groups
+
+
+def test_who_gave_way_goes_first_among_its_equals() -> None:
+    queue = FairQueue()
+    first, second, third = (request(seq, "", str(seq)) for seq in range(3))
+    for one in (first, second, third):
+        queue.add(one)
+    queue.admit(first)
+    queue.admit(second)
+    queue.give_back(second)
+    assert queue.first() is second
+
+
+def test_who_has_nothing_running_may_displace_who_has_several() -> None:
+    queue = FairQueue()
+    runs = [request(n, "a", "1") for n in range(2)]
+    for one in runs:
+        queue.add(one)
+        queue.admit(one)
+    other, same, own = request(2, "b", "1"), request(3, "a", "2"), request(4, "a", "1")
+    for one in (other, same, own):
+        queue.add(one)
+    assert queue.may_displace(other, runs[1])
+    assert queue.may_displace(same, runs[1])
+    assert not queue.may_displace(own, runs[1])
+    queue.end(runs[0])
+    assert not queue.may_displace(other, runs[1])
+    assert not queue.may_displace(same, runs[1])
+
+
+def test_rounds_of_turns() -> None:
+    def dealt(*places: tuple[str, str]) -> list[list[int]]:
+        requests = [request(seq, *place) for seq, place in enumerate(places)]
+        for one in requests:
+            one.status = Status.RUNNING
+        return [[one.seq for one in round] for round in deal(requests)]
+
+    assert dealt(("", "x"), ("", "x"), ("", "y"), ("", "x")) == [[0, 2], [1], [3]]
+    assert dealt(("a", "x"), ("a", "x"), ("a", "y"), ("b", "x")) == [[0, 3], [2], [1]]
+
+
+def test_a_pace_is_learnt_from_steps() -> None:
+    pace = Pace(0.1)
+    assert pace.bound(8192) == 8192
+    for _ in range(20):
+        pace.learn(1000, 1.0)
+    assert 95 <= pace.bound(8192) <= 105
+    for _ in range(20):
+        pace.learn(4096, 0.02)  # where rows cost next to nothing the budget is what binds
+    assert pace.bound(8192) == 8192
