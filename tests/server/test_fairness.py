@@ -1,0 +1,215 @@
+"""Those who ask for much and those who ask for little: the queue's room, the engine's turns, the time limit."""
+
+from __future__ import annotations
+
+import concurrent.futures
+import json
+import threading
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import httpx
+import pytest
+
+from runtime.config import ServerConfig
+from runtime.engine.io import DecodingParams, EngineOutput, RequestSpec
+from runtime.errors import RequestError
+from runtime.params import choices
+from runtime.server import messages
+from runtime.server.frontend import Frontend
+from runtime.server.keys import Keys
+from runtime.server.metrics import Metrics
+from tests.server.harness import FAKE, ServerProcess, serving, sse, wait_for
+
+KEYS = ("key-of-the-one-client", "key-of-the-other-client")
+
+
+def frontend(sent: list[Any], queue: int = 1024, slots: int = 128) -> Frontend:
+    """A frontend over one backend that only notes what it is sent."""
+    made = Frontend(ServerConfig(max_queue=queue), Metrics())
+    made.supervisor = SimpleNamespace(ready=[0], send=lambda replica, message: sent.append(message))  # type: ignore[assignment]
+    made.info = SimpleNamespace(max_num_reqs=slots)  # type: ignore[assignment]
+    return made
+
+
+def spec(id: str, owner: str = "", prompt: int = 3) -> RequestSpec:
+    return RequestSpec(id=id, prompt=list(range(prompt)), max_tokens=4, seed=7, group=id, owner=owner)
+
+
+def refusal(made: Frontend, count: int, owner: str = "") -> int:
+    """The status that so many answers get; 0 if they fit."""
+    try:
+        made.check_room(count, owner)
+    except RequestError as error:
+        return error.status
+    return 0
+
+
+def test_requests_of_many_choices_leave_room_for_single_ones() -> None:
+    made = frontend([])
+    crowds = 0
+    while not refusal(made, 128):
+        made.submit(choices(spec(f"crowd-{crowds}"), 128))
+        crowds += 1
+    assert crowds == 8  # of 128 + 1024 places, and the others have as many left as the last of them took
+    for n in range(128):
+        made.submit([spec(f"single-{n}")])
+    assert refusal(made, 1) == 429
+    made.abort([f"crowd-0-{i}" for i in range(128)])
+    assert refusal(made, 1) == 0
+    assert refusal(made, 65) == 429
+    assert refusal(made, 64) == 0
+    assert refusal(made, 577) == 400  # it would never fit
+    made.on_outputs(0, [EngineOutput(id="single-1", nfe=1, finish_reason="stop")])
+    made.fail_all(RequestError("x"))
+    assert not made.held
+    assert refusal(made, 576) == 0
+
+
+def test_one_keys_requests_leave_room_for_another_keys() -> None:
+    made = frontend([], queue=90, slots=10)
+    came = 0
+    while not refusal(made, 1, "greedy"):
+        made.submit([spec(f"greedy-{came}", "greedy")])
+        came += 1
+    assert came == 50
+    assert refusal(made, 1, "greedy") == 429
+    for n in range(25):
+        made.submit([spec(f"polite-{n}", "polite")])
+    assert refusal(made, 1, "polite") == 429
+    assert refusal(made, 1, "third") == 0
+    made.abort([f"greedy-{n}" for n in range(50)])
+    assert refusal(made, 1, "polite") == 0
+
+
+def test_choices_of_a_long_prompt_are_sent_once() -> None:
+    """128 times 4,096 tokens held the frontend for long, and the backend for longer."""
+    sent: list[Any] = []
+    made = frontend(sent)
+    one, other = spec("a", prompt=4096), spec("b", prompt=5)
+    specs = [*choices(one, 128), *choices(other, 3), spec("c")]
+    made.submit(specs)
+    (add,) = sent
+    data = messages.encode(add)
+    assert len(data) < 2 * len(messages.encode(messages.Add([one]))) + 128 * 32
+    assert list(messages.decode_command(data).requests()) == specs  # type: ignore[union-attr]
+
+
+def test_different_requests_are_sent_as_they_are() -> None:
+    prompt = [1, 2]
+    specs = [
+        RequestSpec(id="a", prompt=prompt, max_tokens=4),
+        RequestSpec(id="b", prompt=prompt, max_tokens=5),
+        RequestSpec(id="c", prompt=prompt, max_tokens=5, decoding=DecodingParams(steps=3)),
+        RequestSpec(id="d", prompt=[1, 2], max_tokens=5),
+    ]
+    assert messages.Add.of(specs) == messages.Add(specs)
+
+
+def test_keys_are_named_without_being_told() -> None:
+    keys = Keys(KEYS, None)
+    first, second = (keys.check(b"Bearer " + key.encode()) for key in KEYS)
+    assert first
+    assert second
+    assert first != second
+    assert first == keys.check(b"bearer " + KEYS[0].encode())
+    assert not any(key in name for key in KEYS for name in (first, second))
+    assert Keys(KEYS[:1], None).check(b"Bearer " + KEYS[0].encode()) == ""  # nobody to be told apart from
+
+
+def ask(server: ServerProcess, **body: Any) -> httpx.Response:
+    with server.client() as client:
+        return client.post("/v1/completions", json={"prompt": "x", **body})
+
+
+def live(server: ServerProcess) -> float:
+    found = server.metrics()
+    return found["unmask_requests_running"] + found["unmask_requests_waiting"]
+
+
+def test_a_strangers_burst_refuses_no_single_request(checkpoint: Path) -> None:
+    limits = ("--max-num-reqs", "8", "--max-queue", "24", "--drain-timeout", "0.1")
+    with (
+        concurrent.futures.ThreadPoolExecutor(24) as pool,
+        serving("--model", str(checkpoint), *limits, module=FAKE) as server,
+    ):
+        crowds = [pool.submit(ask, server, n=8, max_tokens=1000, cache_salt="slow") for _ in range(9)]
+        wait_for(lambda: sum(crowd.done() for crowd in crowds) >= 5, 20)
+        singles = [pool.submit(ask, server, max_tokens=2) for _ in range(8)]
+        assert [single.result().status_code for single in singles] == [200] * 8
+        assert {crowd.result().status_code for crowd in crowds if crowd.done()} == {429}
+        assert live(server) == 24
+
+
+def test_a_key_that_asks_for_much_leaves_room_for_another(checkpoint: Path) -> None:
+    limits = ("--max-num-reqs", "4", "--max-queue", "4", "--drain-timeout", "0.1", "--api-key", ",".join(KEYS))
+    with (
+        concurrent.futures.ThreadPoolExecutor(8) as pool,
+        serving("--model", str(checkpoint), *limits, module=FAKE) as server,
+    ):
+
+        def post(key: str, **body: Any) -> int:
+            with server.client() as client:
+                headers = {"Authorization": f"Bearer {key}"}
+                return client.post("/generate", json={"prompt": "x", **body}, headers=headers).status_code
+
+        slow = [pool.submit(post, KEYS[0], max_tokens=1000, cache_salt="slow") for _ in range(8)]
+        wait_for(lambda: live(server) == 4 and sum(one.done() for one in slow) == 4, 20)
+        assert {one.result() for one in slow if one.done()} == {429}
+        assert post(KEYS[0]) == 429
+        assert post(KEYS[1], max_tokens=2) == 200
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_the_time_limit_ends_every_choice(checkpoint: Path, stream: bool) -> None:
+    limits = ("--request-timeout", "1.5", "--max-num-reqs", "4")
+    with serving("--model", str(checkpoint), *limits, module=FAKE) as server:
+        answer = ask(server, n=8, max_tokens=400, cache_salt="slow", stream=stream)
+        if stream:
+            events = sse(answer.text)
+            assert json.loads(events[-2])["error"]["type"] == "timeout_error"
+            assert events[-1] == "[DONE]"
+        else:
+            assert answer.status_code == 504
+            assert "--request-timeout" in answer.json()["error"]["message"]
+        server.until_idle()
+
+
+def test_time_is_limited_unless_switched_off(checkpoint: Path) -> None:
+    assert ServerConfig().request_timeout == 600
+    with serving("--model", str(checkpoint), "--request-timeout", "0", module=FAKE) as server:
+        assert ask(server, max_tokens=10, cache_salt="slow").status_code == 200
+
+
+def test_one_beside_eight_requests_of_many_choices(server: ServerProcess) -> None:
+    """With the real engine: who comes last and asks for little has its answer before any of those who ask for much."""
+    gone = threading.Event()
+
+    def crowd() -> bool:
+        """Whether it was answered."""
+        body = {"prompt": "x" * 40, "n": 64, "max_tokens": 300, "ignore_eos": True, "temperature": 1, "stream": True}
+        with server.client() as client, client.stream("POST", "/v1/completions", json=body) as answer:
+            for line in answer.iter_lines():
+                if gone.is_set():
+                    return False
+                if line == "data: [DONE]":
+                    return True
+        return False
+
+    with concurrent.futures.ThreadPoolExecutor(8) as pool:
+        crowds = [pool.submit(crowd) for _ in range(8)]
+        try:
+            wait_for(lambda: live(server) >= 480, 30)
+            wait_for(lambda: server.metrics()["unmask_requests_running"] >= 64, 30)
+            before = server.metrics()["unmask_engine_steps_total"]
+            for _ in range(3):
+                answer = ask(server, max_tokens=8, ignore_eos=True)
+                assert answer.status_code == 200
+            steps = server.metrics()["unmask_engine_steps_total"] - before
+            assert not any(one.done() for one in crowds)
+            assert steps < 100
+        finally:
+            gone.set()
+        assert not any(one.result() for one in crowds)
+    server.until_idle()
