@@ -89,7 +89,13 @@ class Scheduler:
         for n, request in enumerate(order):
             if request.status is not Status.RUNNING:
                 continue  # made way for somebody in this very loop
-            turn = self._turn(request, min(left, max(spare, self.least if n < firsts else 0)))
+            room = left
+            if shared:
+                room = min(left, max(spare, self.least if n < firsts else 0))
+                if not room:
+                    left_out = True
+                    break
+            turn = self._turn(request, room)
             if turn is None:
                 left_out = True
                 continue
@@ -97,8 +103,9 @@ class Scheduler:
             if tokens > request.held and not self._hold_pages(request, tokens, turns):
                 continue
             turns[request.seq] = turn
-            left -= turn.prefill + turn.decode
-            spare -= turn.prefill + turn.decode
+            rows = turn.prefill + turn.decode
+            left -= rows
+            spare -= rows
             request.last_served = self._step
         self._left_out = left_out
         return list(turns.values())
