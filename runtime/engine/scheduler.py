@@ -58,8 +58,8 @@ class Scheduler:
         self.block_size = block_size
         self.budget = budget
         self.max_requests = max_requests
-        self.least = strategy.max_rows()  # of any request's turn, its prefill apart
-        self.pace = Pace()
+        self.least = strategy.max_rows()  # rows that any request's turn fits in, its prefill apart
+        self.pace = Pace(2 * self.least)
         self.waiting = FairQueue()
         self.running: list[Request] = []  # in order of arrival
         self.preemptions = 0

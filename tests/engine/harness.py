@@ -66,7 +66,7 @@ class FixedPace(Pace):
     """Says the same whatever the steps took, so that a run can be repeated."""
 
     def __init__(self, rows: int) -> None:
-        super().__init__()
+        super().__init__(rows)
         self.rows = rows
 
     def bound(self, budget: int) -> int:

@@ -264,7 +264,7 @@ def test_rounds_of_turns() -> None:
 
 
 def test_a_pace_is_learnt_from_steps() -> None:
-    pace = Pace(0.1)
+    pace = Pace(64, 0.1)
     assert pace.bound(8192) == 8192
     for _ in range(20):
         pace.learn(1000, 1.0)
@@ -272,3 +272,13 @@ def test_a_pace_is_learnt_from_steps() -> None:
     for _ in range(20):
         pace.learn(4096, 0.02)  # where rows cost next to nothing the budget is what binds
     assert pace.bound(8192) == 8192
+
+
+def test_where_the_smallest_step_is_long_others_may_be_twice_as_long() -> None:
+    """Weights that take 0.3 s to read, whatever the rows, and 1 ms a row: 300 more rows double a step, no fewer."""
+    pace = Pace(64, 0.1)
+    rows = 32
+    for _ in range(60):
+        pace.learn(rows, 0.3 + rows / 1000)
+        rows = pace.bound(8192)
+    assert 300 <= rows <= 400
