@@ -13,6 +13,7 @@ import tokenizers
 from runtime.errors import ConfigError, RequestError
 from runtime.text.pieces import Pieces
 from runtime.text.template import ChatTemplate
+from runtime.weights import files
 
 _MARK_LENGTH = 12  # characters of a private-use area: 150 bits, beyond guessing
 
@@ -31,14 +32,16 @@ class Tokenizer:
         `chat_template` is a jinja file used instead of the checkpoint's own. Raises ConfigError naming the file.
         """
         directory = Path(directory)
-        data = _read_json(directory / "tokenizer.json", required=True)
-        config = _read_json(directory / "tokenizer_config.json")
+        data = files.read_json(directory, "tokenizer.json")
+        if data is None:
+            raise ConfigError(f"{directory / 'tokenizer.json'}: not found; the checkpoint has no tokenizer")
+        config = files.read_json(directory, "tokenizer_config.json") or {}
         if not isinstance(data.get("model"), dict):
             raise ConfigError(f"{directory / 'tokenizer.json'}: holds no model")
         _add_missing(data, config)
         tokens = _tokens(data)
         source = _template_source(directory, config, chat_template)
-        special = _special_ids(data, _read_json(directory / "config.json"), source or "")
+        special = _special_ids(data, files.read_json(directory, "config.json") or {}, source or "")
         marks = {tokens[id]: _new_mark() for id in special}
 
         self.pieces = Pieces(tokens, data.get("decoder"))
@@ -109,20 +112,6 @@ class Tokenizer:
                 continue  # a template may refuse a system message, for one
             if self.encode(text) != plain.encode(self._template.unmarked(text), add_special_tokens=False).ids:
                 raise ConfigError("the chat template builds special tokens from parts; write them whole")
-
-
-def _read_json(path: Path, required: bool = False) -> dict[str, Any]:
-    try:
-        data = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        if required:
-            raise ConfigError(f"{path}: not found; the checkpoint has no tokenizer") from None
-        return {}
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"{path}: cannot be read: {error}") from None
-    if not isinstance(data, dict):
-        raise ConfigError(f"{path}: does not hold an object")
-    return data
 
 
 def _load(data: Mapping[str, Any], directory: Path) -> Any:
@@ -196,17 +185,18 @@ def _new_mark() -> str:
 
 
 def _template_source(directory: Path, config: Mapping[str, Any], override: str | Path | None) -> str | None:
-    path = Path(override) if override is not None else directory / "chat_template.jinja"
-    try:
-        return path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        if override is not None:
-            raise ConfigError(f"--chat-template: {path} cannot be read: {error}") from None
-        if not isinstance(error, FileNotFoundError):
-            raise ConfigError(f"{path}: cannot be read: {error}") from None
-    source = config.get("chat_template")
+    if override is not None:
+        return files.read_owners_text(override, "--chat-template", files.TEMPLATE_BYTES)
+    source = files.read_text(directory, "chat_template.jinja", files.TEMPLATE_BYTES)
+    if source is None:
+        source = config.get("chat_template")
     if isinstance(source, list):  # several, by name
         source = {entry["name"]: entry["template"] for entry in source}.get("default")
+    if isinstance(source, str) and len(source) > files.TEMPLATE_BYTES:
+        raise ConfigError(
+            f"{directory / 'tokenizer_config.json'}: its chat_template is longer than {files.TEMPLATE_BYTES} "
+            "characters; make it smaller"
+        )
     return source if isinstance(source, str) else None
 
 

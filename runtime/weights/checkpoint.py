@@ -1,8 +1,10 @@
-"""A checkpoint is a directory: config.json, generation_config.json, tokenizer files, safetensors. All read as data."""
+"""A checkpoint is a directory: config.json, generation_config.json, tokenizer files, safetensors. All read as data,
+and all through ``runtime.weights.files``."""
 
 from __future__ import annotations
 
-import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -10,8 +12,9 @@ from typing import Any
 from safetensors import SafetensorError, safe_open
 
 from runtime.errors import ConfigError
-from runtime.weights import hub
+from runtime.weights import files, hub
 
+SINGLE_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"
 
 
@@ -25,39 +28,61 @@ class Checkpoint:
 
     def read_json(self, file: str) -> dict[str, Any]:
         """The object in `file`, {} where there is no such file; ConfigError for anything but a JSON object."""
-        return read_json(self.path / file)
+        return files.read_json(self.path, file) or {}
 
-    def tensor_files(self) -> dict[str, Path]:
+    @contextmanager
+    def tensors(self, file: str) -> Iterator[Any]:
+        """The open safetensors file `file`. ConfigError if it may not be read, or is none."""
+        with files.opened_path(self.path, file) as path:
+            if path is None:
+                raise ConfigError(f"{self.path / file} is gone; download the checkpoint again")
+            try:
+                handle = safe_open(path, framework="pt")
+            except (SafetensorError, OSError) as error:
+                raise ConfigError(
+                    f"{self.path / file} is not a readable safetensors file: {_first_line(error)}"
+                ) from None
+            with handle:
+                yield handle
+
+    def tensor_files(self) -> dict[str, str]:
         """Tensor name -> the safetensors file that holds it. ConfigError if a shard is missing or unreadable."""
-        files, listed = self._weight_files()
-        found: dict[str, Path] = {}
-        for file in files:
-            for name in _tensor_names(file):
-                if listed is not None and listed.get(name) != file.name:
-                    raise ConfigError(f"{file} holds tensor {name!r}, which {INDEX_FILE} does not list there")
+        shards, listed = self._weight_files()
+        found: dict[str, str] = {}
+        for file in shards:
+            with self.tensors(file) as handle:
+                names = list(handle.keys())
+            for name in names:
+                if listed is not None and listed.get(name) != file:
+                    raise ConfigError(
+                        f"{self.path / file} holds tensor {name!r}, which {INDEX_FILE} does not list there"
+                    )
                 if name in found:
-                    raise ConfigError(f"tensor {name!r} is in both {found[name].name} and {file.name} of {self.path}")
+                    raise ConfigError(f"tensor {name!r} is in both {found[name]} and {file} of {self.path}")
                 found[name] = file
         if listed is not None and (lost := [n for n in listed if n not in found]):
             raise ConfigError(f"{self.path / INDEX_FILE} lists {summary(lost)}, which its shards do not hold")
         return found
 
-    def _weight_files(self) -> tuple[list[Path], dict[str, str] | None]:
-        single = self.path / "model.safetensors"
-        if single.is_file():
-            return [single], None
-        if (self.path / INDEX_FILE).is_file():
+    def _weight_files(self) -> tuple[list[str], dict[str, str] | None]:
+        if files.has(self.path, SINGLE_FILE):
+            return [SINGLE_FILE], None
+        if files.has(self.path, INDEX_FILE):
             listed = self.read_json(INDEX_FILE).get("weight_map")
             if not isinstance(listed, dict) or not all(isinstance(v, str) for v in listed.values()):
                 raise ConfigError(f"{self.path / INDEX_FILE} has no weight_map of tensor names to files")
-            files = [self.path / file for file in sorted(set(listed.values()))]
-            if lost := [f.name for f in files if not f.is_file()]:
+            shards, lost = sorted(set(listed.values())), []
+            for file in shards:
+                with files.opened(self.path, file) as descriptor:
+                    if descriptor is None:
+                        lost.append(file)
+            if lost:
                 raise ConfigError(f"{self.path} lacks {summary(lost)}, which {INDEX_FILE} lists; download it again")
-            return files, listed
-        files = sorted(self.path.glob("*.safetensors"))
-        if not files:
+            return shards, listed
+        shards = sorted(path.name for path in self.path.glob("*.safetensors"))
+        if not shards:
             raise ConfigError(f"{self.path} holds no safetensors file; --model needs weights in that format")
-        return files, None
+        return shards, None
 
 
 def resolve_checkpoint(model: str | None, progress: hub.Progress | None = None) -> Checkpoint:
@@ -91,19 +116,6 @@ def resolve_text_files(model: str | None) -> Path:
     return resolve_checkpoint(model).path
 
 
-def read_json(file: Path) -> dict[str, Any]:
-    """The object in `file`, {} where there is no such file; ConfigError for anything but a JSON object."""
-    if not file.is_file():
-        return {}
-    try:
-        value = json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"{file} is not readable JSON: {error}") from error
-    if not isinstance(value, dict):
-        raise ConfigError(f"{file} must hold a JSON object, not a {type(value).__name__}")
-    return value
-
-
 def summary(names: list[str], limit: int = 4) -> str:
     """``"'a', 'b' and 3 more"``: a few names and the count of the rest."""
     shown = ", ".join(repr(n) for n in names[:limit])
@@ -111,20 +123,13 @@ def summary(names: list[str], limit: int = 4) -> str:
 
 
 def _open(path: Path) -> Checkpoint:
-    if not (path / "config.json").is_file():
+    config = files.read_json(path, "config.json")
+    if config is None:
         raise ConfigError(f"{path} holds no config.json; --model needs a checkpoint directory")
-    checkpoint = Checkpoint(path, read_json(path / "config.json"), read_json(path / "generation_config.json"))
+    checkpoint = Checkpoint(path, config, files.read_json(path, "generation_config.json") or {})
     checkpoint._weight_files()
     return checkpoint
 
 
 def _first_line(error: Exception) -> str:
     return (str(error).strip().splitlines() or [type(error).__name__])[0]
-
-
-def _tensor_names(file: Path) -> list[str]:
-    try:
-        with safe_open(file, framework="pt") as handle:
-            return list(handle.keys())
-    except (SafetensorError, OSError) as error:
-        raise ConfigError(f"{file} is not a readable safetensors file: {_first_line(error)}") from error

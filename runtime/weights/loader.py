@@ -5,11 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-from safetensors import safe_open
 from torch import nn
 
 from runtime.errors import ConfigError
@@ -69,7 +67,7 @@ def fill(module: nn.Module, checkpoint: Checkpoint, weights: WeightMap, progress
     _check_coverage(params, targets, weights)
     files = _match(checkpoint, weights)
     with ExitStack() as stack:
-        handles: dict[Path, Any] = {f: stack.enter_context(safe_open(f, framework="pt")) for f in set(files.values())}
+        handles = {file: stack.enter_context(checkpoint.tensors(file)) for file in set(files.values())}
         sources = {weights.rename(stored): (handles[file], stored) for stored, file in files.items()}
         _check_shapes(sources, targets, checkpoint)
         total = sum(t.numel() * t.element_size() for t in targets.values())
@@ -104,7 +102,7 @@ def _check_coverage(params: dict[str, nn.Parameter], targets: dict[str, torch.Te
         raise AssertionError(f"the family's weight map does not fill {summary(wrong)} exactly once")
 
 
-def _match(checkpoint: Checkpoint, weights: WeightMap) -> dict[str, Path]:
+def _match(checkpoint: Checkpoint, weights: WeightMap) -> dict[str, str]:
     """Stored tensor name -> file, skips left out; ConfigError unless they are exactly the family's."""
     files = {n: f for n, f in checkpoint.tensor_files().items() if not weights.skip(weights.rename(n))}
     known = [weights.rename(name) for name in files]

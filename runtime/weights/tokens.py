@@ -8,6 +8,7 @@ from typing import Any
 
 from runtime.errors import ConfigError
 from runtime.models.base import Family
+from runtime.weights import files
 from runtime.weights.checkpoint import Checkpoint
 
 
@@ -77,12 +78,13 @@ def _tokenizer(checkpoint: Checkpoint) -> tuple[dict[str, int], dict[str, str]]:
     """All tokens with their ids, and the tokens that tokenizer_config.json or special_tokens_map.json name."""
     from tokenizers import Tokenizer
 
-    file = checkpoint.path / "tokenizer.json"
-    if not file.is_file():
+    text = files.read_text(checkpoint.path, "tokenizer.json", files.JSON_BYTES)
+    if text is None:
         raise ConfigError(f"{checkpoint.path} holds no tokenizer.json; add the tokenizer's files, or use ids in and "
                           "ids out with skip_tokenizer=True")  # fmt: skip
+    file = checkpoint.path / "tokenizer.json"
     try:
-        vocab = Tokenizer.from_file(str(file)).get_vocab(with_added_tokens=True)
+        vocab = Tokenizer.from_str(text).get_vocab(with_added_tokens=True)
     except Exception as error:  # the library raises bare Exception for a broken file
         raise ConfigError(f"{file} is not a readable tokenizer: {error}") from error
     if not vocab:
