@@ -1,7 +1,8 @@
 """The backend process: one engine, driven by messages. ``python -m runtime.server.backend`` is started by the frontend.
 
 The loop is single-threaded. While there is work it looks at its socket between steps without waiting; idle, it
-sleeps on the socket. Standard input is a pipe whose other end the frontend holds: end of file means the frontend died.
+sleeps on the socket. Standard input is a pipe whose other end the frontend holds: it brings one line, the invitation
+(``peers``), and its end of file means that the frontend died.
 """
 
 from __future__ import annotations
@@ -20,8 +21,9 @@ import zmq
 from runtime.config import EngineConfig
 from runtime.engine.io import EngineOutput
 from runtime.errors import ConfigError
-from runtime.server import logs, messages
+from runtime.server import logs, messages, peers
 from runtime.server.messages import Abort, Add, Command, Configure, Event, Fatal, Hello, Loading, Outputs, Ready, Stats
+from runtime.server.peers import Invitation
 
 log = logging.getLogger("unmask.backend")
 
@@ -36,7 +38,7 @@ class FrontendGone(Exception):
 class Link:
     """The backend's end of the two sockets."""
 
-    def __init__(self, name: str, command_addr: str, event_addr: str, watch_stdin: bool) -> None:
+    def __init__(self, name: str, command_addr: str, event_addr: str, invitation: Invitation) -> None:
         self.name = name.encode()
         self.context = zmq.Context()
         self.commands = self.context.socket(zmq.DEALER)
@@ -46,12 +48,11 @@ class Link:
             socket.setsockopt(zmq.LINGER, 2000)  # so that a last word still gets out
             socket.setsockopt(zmq.SNDHWM, 0)
             socket.setsockopt(zmq.RCVHWM, 0)
+            peers.prove(socket, addr, invitation)
             socket.connect(addr)
         self.poller = zmq.Poller()
         self.poller.register(self.commands, zmq.POLLIN)
-        self.watch_stdin = watch_stdin
-        if watch_stdin:
-            self.poller.register(sys.stdin.fileno(), zmq.POLLIN)
+        self.poller.register(sys.stdin.fileno(), zmq.POLLIN)
         self.last_heard = time.monotonic()
 
     def greet(self) -> None:
@@ -69,7 +70,7 @@ class Link:
     def receive(self, seconds: float) -> Iterator[Command]:
         """Every command that is here, after waiting at most `seconds` for the first. Raises FrontendGone."""
         ready = dict(self.poller.poll(int(seconds * 1000)))
-        if self.watch_stdin and sys.stdin.fileno() in ready and not os.read(sys.stdin.fileno(), 4096):
+        if sys.stdin.fileno() in ready and not os.read(sys.stdin.fileno(), 4096):
             raise FrontendGone("the frontend's end of the pipe is closed")
         while True:
             try:
@@ -209,7 +210,10 @@ def main(make_engine: MakeEngine = load_engine, prepare: Callable[[], object] = 
     parser.add_argument("--command-addr", required=True)
     parser.add_argument("--event-addr", required=True)
     args = parser.parse_args()
-    link = Link(args.name, args.command_addr, args.event_addr, watch_stdin=True)
+    invitation = peers.read_invitation(sys.stdin.fileno())
+    if invitation is None:
+        return 0  # the frontend has ended already
+    link = Link(args.name, args.command_addr, args.event_addr, invitation)
     try:
         return serve(link, make_engine, prepare)
     except FrontendGone as gone:

@@ -2,13 +2,14 @@
 
 A backend connects a DEALER to the frontend's command address and a PUSH to its event address, and greets on the
 first with ``Hello``. The frontend answers with ``Configure``; from then on commands go down the one socket and
-events, each in an envelope with the backend's name, come up the other. ``Ping`` and ``Stats`` are the heartbeats.
+events, each in an envelope with the backend's name, come up the other. ``Ping`` and ``Stats`` are the heartbeats. Who
+may connect is told in ``peers``.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -115,6 +116,7 @@ class Fatal(msgspec.Struct, tag=True, frozen=True):
 
 
 Event = Loading | Ready | Outputs | Stats | Fatal
+T = TypeVar("T")
 
 _encoder = msgspec.msgpack.Encoder()
 _hello: msgspec.msgpack.Decoder[Hello] = msgspec.msgpack.Decoder(Hello)
@@ -128,18 +130,26 @@ def encode(message: Any) -> bytes:
 
 def decode_hello(data: bytes) -> Hello:
     """Raises ValueError for anything but a hello, and for one of another version, saying which."""
-    try:
-        hello = _hello.decode(data)
-    except msgspec.DecodeError as error:
-        raise ValueError(f"not a hello of this protocol: {error}") from None
+    hello = _decoded(_hello, data, "a hello of this protocol")
     if hello.version != VERSION:
         raise ValueError(f"a hello of version {hello.version}, while this frontend speaks version {VERSION}")
     return hello
 
 
 def decode_command(data: bytes) -> Command:
-    return _command.decode(data)
+    """Raises ValueError for anything but a command."""
+    return _decoded(_command, data, "a command")
 
 
 def decode_event(data: bytes) -> Event:
-    return _event.decode(data)
+    """Raises ValueError for anything but an event."""
+    return _decoded(_event, data, "an event")
+
+
+def _decoded(decoder: msgspec.msgpack.Decoder[T], data: bytes, what: str) -> T:
+    """ValueError with one short line, whatever is wrong: deep nesting, for one, is no DecodeError."""
+    try:
+        return decoder.decode(data)
+    except Exception as error:
+        reason = " ".join(str(error).split())[:200] or type(error).__name__
+        raise ValueError(f"not {what}: {reason}") from None

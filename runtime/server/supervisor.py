@@ -14,14 +14,15 @@ from collections.abc import Callable
 from enum import Enum
 from typing import Any, Protocol
 
-import msgspec
 import zmq
 
 from runtime.config import ServerConfig
 from runtime.engine.io import EngineInfo, EngineOutput, EngineStats
 from runtime.errors import ConfigError
 from runtime.server import messages
+from runtime.server.environment import backend_environment
 from runtime.server.messages import Fatal, Loading, Outputs, Ready, Stats
+from runtime.server.peers import Peers, receive, require_curve
 
 log = logging.getLogger("unmask.supervisor")
 
@@ -89,19 +90,27 @@ class Supervisor:
         self.stopping = False
         self.tasks: list[asyncio.Task[None]] = []
         self.context = zmq.Context()
+        self.peers = Peers(self.context)
         self.commands = self._bind(zmq.ROUTER, command_addr)
         self.events = self._bind(zmq.PULL, event_addr)
 
     def _bind(self, kind: int, addr: str) -> zmq.Socket[bytes]:
+        flag = "--zmq-command-addr" if kind == zmq.ROUTER else "--zmq-event-addr"
+        require_curve(addr, flag)
         socket = self.context.socket(kind)
+        self.peers.guard(socket, addr)
+        if kind == zmq.ROUTER:
+            socket.setsockopt(zmq.ROUTER_HANDOVER, 0)  # who is connected under a name keeps it
         socket.setsockopt(zmq.LINGER, 0)
         socket.setsockopt(zmq.SNDHWM, 0)
         socket.setsockopt(zmq.RCVHWM, 0)
+        before = os.umask(0o077)  # of an ipc path: nobody else may connect
         try:
             socket.bind(addr)
         except zmq.ZMQError as error:
-            flag = "--zmq-command-addr" if kind == zmq.ROUTER else "--zmq-event-addr"
             raise ConfigError(f"{flag}: {addr} cannot be listened on: {error.strerror}; give another") from None
+        finally:
+            os.umask(before)
         return socket
 
     # -- life
@@ -109,6 +118,7 @@ class Supervisor:
     async def start(self) -> None:
         """Start every backend; returns when the processes run."""
         loop = asyncio.get_running_loop()
+        loop.add_reader(self.peers.zap.fileno(), self.peers.answer)
         loop.add_reader(self.commands.fileno(), self._read_commands)
         loop.add_reader(self.events.fileno(), self._read_events)
         self.tasks = [asyncio.create_task(self._keep(replica)) for replica in self.replicas]
@@ -134,8 +144,8 @@ class Supervisor:
                 self.kill()
                 await asyncio.wait(late)
         loop = asyncio.get_running_loop()
-        loop.remove_reader(self.commands.fileno())
-        loop.remove_reader(self.events.fileno())
+        for socket in (self.peers.zap, self.commands, self.events):
+            loop.remove_reader(socket.fileno())
         self.context.destroy()
 
     def kill(self) -> None:
@@ -167,17 +177,21 @@ class Supervisor:
         replica.state = State.STARTING
         replica.fatal = None
         replica.loading = Loading("start", 0, 0)
+        invitation = self.peers.invite(replica.name)
         arguments = ("--name", replica.name, "--command-addr", self.addresses[0], "--event-addr", self.addresses[1])
         replica.process = await asyncio.create_subprocess_exec(
             *self.backend_command,
             *arguments,
-            stdin=asyncio.subprocess.PIPE,  # never written to: its end tells the backend that we are gone
-            env=backend_environment(),
+            stdin=asyncio.subprocess.PIPE,  # one line; then its end tells the backend that we are gone
+            env=backend_environment(self.config.engine.model),
             start_new_session=True,  # Ctrl-C is for the frontend, which drains first
         )
+        assert replica.process.stdin is not None
+        replica.process.stdin.write(invitation.line())
         replica.spawned.set()
         replica.last_heard = time.monotonic()
         code = await replica.process.wait()
+        self.peers.forget(replica.name)
         self._read_events()  # its last words
         if replica.fatal is not None:
             return replica.fatal
@@ -191,6 +205,7 @@ class Supervisor:
         """Heartbeats down; an end to backends that stopped answering."""
         while True:
             await asyncio.sleep(messages.PING_SECONDS)
+            self.peers.answer()
             self._read_commands()
             self._read_events()
             for replica in self.replicas:
@@ -219,17 +234,8 @@ class Supervisor:
 
     def _read_commands(self) -> None:
         """Answer the hellos."""
-        while True:
-            try:
-                name, data = self.commands.recv_multipart(zmq.NOBLOCK)
-            except zmq.Again:
-                return
-            except ValueError:
-                continue  # not our framing
-            replica = self._named(name)
-            if replica is None:
-                continue
-            replica.last_heard = time.monotonic()
+        while (found := self._receive(self.commands)) is not None:
+            replica, data = found
             try:
                 messages.decode_hello(data)
             except ValueError as error:
@@ -242,23 +248,28 @@ class Supervisor:
             self._send(replica, messages.Configure(self.config.engine, index, log_level, log_format))
 
     def _read_events(self) -> None:
-        while not self.events.closed:
-            try:
-                name, data = self.events.recv_multipart(zmq.NOBLOCK)
-            except zmq.Again:
-                return
-            except ValueError:
-                continue
-            replica = self._named(name)
-            if replica is None:
-                continue  # late words of a process that is gone
-            replica.last_heard = time.monotonic()
+        while (found := self._receive(self.events)) is not None:
+            replica, data = found
             try:
                 event = messages.decode_event(data)
-            except msgspec.DecodeError as error:
+            except ValueError as error:
                 log.error("%s sent what cannot be decoded: %s", replica.name, error)
                 continue
             self._hear(replica, event)
+
+    def _receive(self, socket: zmq.Socket[bytes]) -> tuple[Replica, bytes] | None:
+        """The next message of a backend that lives, None when there is none; what others say is dropped."""
+        addr = self.addresses[0 if socket is self.commands else 1]
+        while not socket.closed:
+            try:
+                message = receive(socket, addr)
+            except zmq.Again:
+                return None
+            replica = None if message is None else self._named(message[0])
+            if message is not None and replica is not None:
+                replica.last_heard = time.monotonic()
+                return replica, message[1]
+        return None
 
     def _named(self, name: bytes) -> Replica | None:
         return next((r for r in self.replicas if r.name.encode() == name and r.state is not State.DOWN), None)
@@ -284,8 +295,3 @@ class Supervisor:
 def _kill(replica: Replica) -> None:
     if replica.process is not None and replica.process.returncode is None:
         replica.process.kill()
-
-
-def backend_environment() -> dict[str, str]:
-    """A backend's environment: ours, and threads that sleep rather than spin while the frontend needs the cores."""
-    return {**os.environ, "OMP_WAIT_POLICY": "passive", "PYTHONUNBUFFERED": "1"}

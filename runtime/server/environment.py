@@ -1,0 +1,26 @@
+"""What a backend process finds in its environment: nothing secret that it does not need."""
+
+from __future__ import annotations
+
+import os
+
+from runtime.config.flags import ENV_PREFIX
+
+# Variables in which huggingface_hub and its elders find a token.
+HUB_TOKENS = frozenset({"HF_TOKEN", "HUGGING_FACE_HUB_TOKEN", "HUGGINGFACE_HUB_TOKEN", "HUGGINGFACE_TOKEN"})
+
+
+def backend_environment(model: str | None) -> dict[str, str]:
+    """A backend's environment: ours without its secrets, and with threads that sleep rather than spin while the
+    frontend needs the cores.
+
+    A backend is told its configuration in a message, so it needs none of the server's variables (keys among them), and
+    the hub's token only to fetch a model from there.
+    """
+    hub = model is not None and model.startswith("hf://")
+    kept = {
+        name: value
+        for name, value in os.environ.items()
+        if not name.startswith(ENV_PREFIX) and (hub or name not in HUB_TOKENS)
+    }
+    return {**kept, "OMP_WAIT_POLICY": "passive", "PYTHONUNBUFFERED": "1"}

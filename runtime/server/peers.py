@@ -1,0 +1,131 @@
+"""Who may speak on the sockets between frontend and backends, and how each proves it.
+
+Nobody but this user may connect to an ipc path, and by default it lies in a directory that nobody else may enter: a
+stranger there is a process of the same user, which could as well read our memory. Over tcp anybody may connect, so both
+sides are encrypted and proved by CURVE. The keys are made afresh: the frontend's at its start, a backend's at each of
+its own, told to it through its standard input, never by arguments or variables, which other processes can read. The
+frontend lets in the keys of the backends that it has started and that have not ended, and takes every message for its
+key's owner; a name alone proves nothing.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from typing import Any
+
+import msgspec
+import zmq
+from zmq.utils import z85
+
+from runtime.errors import ConfigError
+
+log = logging.getLogger("unmask.peers")
+
+ZAP = "inproc://zeromq.zap.01"  # where libzmq asks about those that connect (RFC 27)
+LIMITS = {zmq.ROUTER: 64 << 10, zmq.PULL: 64 << 20}  # bytes of a frame: of a hello; of the events of one step
+_INVITATION_BYTES = 4096
+
+
+class Invitation(msgspec.Struct, frozen=True):
+    """What a backend needs to prove itself over tcp: one JSON line, the first on its standard input."""
+
+    server_public: str = ""
+    public: str = ""
+    secret: str = ""
+
+    def __repr__(self) -> str:
+        return "Invitation(...)"  # never into a log
+
+    def line(self) -> bytes:
+        return msgspec.json.encode(self) + b"\n"
+
+
+def proved(addr: str) -> bool:
+    """Whether those that meet at this address prove who they are."""
+    return addr.startswith(("tcp://", "ipc://@"))  # an abstract socket has no owner and no mode
+
+
+def require_curve(addr: str, flag: str) -> None:
+    """Raises ConfigError for an address that needs CURVE where libzmq was built without it."""
+    if proved(addr) and not zmq.has("curve"):
+        raise ConfigError(
+            f"{flag}: {addr} needs a libzmq with CURVE, which this build lacks; use an ipc:// path, or leave it out"
+        )
+
+
+def read_invitation(descriptor: int) -> Invitation | None:
+    """The invitation that the frontend writes first; None where it ended before."""
+    data = b""
+    while not data.endswith(b"\n"):
+        more = os.read(descriptor, _INVITATION_BYTES)
+        if not more or len(data) > _INVITATION_BYTES:
+            return None
+        data += more
+    return msgspec.json.decode(data, type=Invitation)
+
+
+def prove(socket: zmq.Socket[bytes], addr: str, invitation: Invitation) -> None:
+    """Prepare a backend's socket to connect to `addr`."""
+    if proved(addr):
+        socket.setsockopt(zmq.CURVE_SERVERKEY, invitation.server_public.encode())
+        socket.setsockopt(zmq.CURVE_PUBLICKEY, invitation.public.encode())
+        socket.setsockopt(zmq.CURVE_SECRETKEY, invitation.secret.encode())
+
+
+class Peers:
+    """The frontend's side: the keys, and the answers to libzmq's questions about those that connect."""
+
+    def __init__(self, context: zmq.Context[Any]) -> None:
+        self.names: dict[bytes, str] = {}  # public key -> the backend that holds its secret
+        self.zap = context.socket(zmq.REP)
+        self.zap.setsockopt(zmq.LINGER, 0)
+        self.zap.bind(ZAP)
+        self.public, self.secret = zmq.curve_keypair() if zmq.has("curve") else (b"", b"")
+
+    def guard(self, socket: zmq.Socket[bytes], addr: str) -> None:
+        """Prepare a socket of the frontend to be bound to `addr`."""
+        socket.setsockopt(zmq.MAXMSGSIZE, LIMITS[socket.type])
+        if proved(addr):
+            socket.setsockopt(zmq.CURVE_SERVER, 1)
+            socket.setsockopt(zmq.CURVE_SECRETKEY, self.secret)
+            socket.setsockopt(zmq.ZAP_DOMAIN, b"unmask")
+
+    def invite(self, name: str) -> Invitation:
+        """Let in a backend under `name`; what it must be told."""
+        if not self.public:
+            return Invitation()
+        public, secret = zmq.curve_keypair()
+        self.names[z85.decode(public)] = name
+        return Invitation(self.public.decode(), public.decode(), secret.decode())
+
+    def forget(self, name: str) -> None:
+        """Let in nobody under `name` any more."""
+        self.names = {key: other for key, other in self.names.items() if other != name}
+
+    def answer(self) -> None:
+        """Answer every question that is here."""
+        while not self.zap.closed:
+            try:
+                question = self.zap.recv_multipart(zmq.NOBLOCK)
+            except zmq.Again:
+                return
+            version, request, _, address, _, mechanism, *credentials = question
+            name = self.names.get(credentials[0]) if mechanism == b"CURVE" and credentials else None
+            verdict = (b"200", b"OK", name.encode()) if name else (b"400", b"not a backend of this server", b"")
+            if name is None:
+                log.debug("a connection from %s is no backend of this server", address.decode(errors="replace"))
+            self.zap.send_multipart([version, request, *verdict, b""])
+
+
+def receive(socket: zmq.Socket[bytes], addr: str) -> tuple[bytes, bytes] | None:
+    """The next message as (name, data), the name as its sender gives it or, over tcp, proved; None for a message that
+    is not of that form or whose sender is another than it says. Raises zmq.Again where nothing is there."""
+    if not proved(addr):
+        message = socket.recv_multipart(zmq.NOBLOCK)
+        return (message[0], message[1]) if len(message) == 2 else None
+    frames = socket.recv_multipart(zmq.NOBLOCK, copy=False)  # frames, because they know who sent them
+    name = frames[0].bytes
+    if len(frames) != 2 or frames[1].get("User-Id") != name.decode(errors="replace"):
+        return None
+    return name, frames[1].bytes
