@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, Self
 
 from runtime.config.flags import check
+from runtime.config.keys import check_keys
 from runtime.config.table import BY_DEST, BY_SPELLING
 from runtime.errors import ConfigError
 
@@ -115,13 +116,15 @@ class ServerConfig:
     log_format: Literal["text", "json"] = "text"
     zmq_command_addr: str | None = None
     zmq_event_addr: str | None = None
-    api_key: tuple[str, ...] = field(default=(), repr=False)  # of the flag and of api_key_file; empty: no key needed
+    api_key: tuple[str, ...] = field(default=(), repr=False)
     api_key_file: str | None = None
+    keys_in_file: tuple[str, ...] = field(default=(), repr=False)  # at start; without keys and file, none is needed
     cors_allow_origins: tuple[str, ...] = ()
     max_queue: int = 1024
     drain_delay: float = 0.0
     drain_timeout: float = 30.0
     request_timeout: float = 600.0  # 0: no limit
+    notes: tuple[str, ...] = field(default=(), compare=False)  # what the log should say first
 
     def __post_init__(self) -> None:
         for name in (f.name for f in dataclasses.fields(self) if f.name in BY_DEST):
@@ -129,6 +132,7 @@ class ServerConfig:
         self._check_combinations()
 
     def _check_combinations(self) -> None:
+        object.__setattr__(self, "api_key", check_keys(self.api_key, "--api-key"))
         if len(set(self.served_model_name)) != len(self.served_model_name):
             raise ConfigError("--served-model-name: the same name is given twice")
         if (self.zmq_command_addr is None) != (self.zmq_event_addr is None):

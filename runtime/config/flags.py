@@ -113,7 +113,7 @@ def _check_one(flag: Flag, value: Any, where: str) -> Any:
         case "float":
             number = _to_float(value, wrong)
         case _:
-            return _to_text(flag, value, where, wrong)
+            return _to_text(flag, value, where, shown, wrong)
     too_low = flag.low is not None and (number < flag.low or (flag.above_low and number == flag.low))
     if too_low or (flag.high is not None and number > flag.high):
         raise wrong
@@ -147,9 +147,9 @@ def _to_float(value: Any, wrong: ConfigError) -> float:
     return number
 
 
-def _to_text(flag: Flag, value: Any, where: str, wrong: ConfigError) -> str:
+def _to_text(flag: Flag, value: Any, where: str, shown: str, wrong: ConfigError) -> str:
     if not isinstance(value, str):
-        raise ConfigError(f"{where}: {value!r} is not text; quote it")
+        raise ConfigError(f"{where}: {shown} is not text; quote it")
     if not value.isprintable():
         raise wrong
     value = dict(flag.synonyms).get(value, value)

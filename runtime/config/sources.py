@@ -14,6 +14,7 @@ from typing import Any, NoReturn
 
 from runtime.config.config import EngineConfig, ServerConfig
 from runtime.config.flags import ENV_PREFIX, Flag, check
+from runtime.config.keys import read_settled_key_file
 from runtime.config.table import BY_SPELLING, FLAGS
 from runtime.errors import ConfigError
 
@@ -123,7 +124,9 @@ def from_file(path: Path) -> dict[str, tuple[Any, str]]:
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"--config: {path} cannot be read: {_reason(error)}") from None
     except yaml.YAMLError as error:
-        raise ConfigError(f"--config: {path} is not YAML: {' '.join(str(error).split())}") from None
+        raise ConfigError(f"--config: {path} is not YAML{_place(error)}") from None
+    except RecursionError:
+        raise ConfigError(f"--config: {path} is not YAML of flags: it is nested too deeply") from None
     if data is None:
         return {}
     if not isinstance(data, dict):
@@ -137,7 +140,8 @@ def from_file(path: Path) -> dict[str, tuple[Any, str]]:
         if flag.dest in found:
             raise ConfigError(f"{where}: says the same flag as {found[flag.dest][1]}; keep one of them")
         if isinstance(value, dict) or (isinstance(value, list) and not flag.many):
-            raise ConfigError(f"{where}: {value!r} is not a single value")
+            shown = "the given value" if flag.secret else repr(value)
+            raise ConfigError(f"{where}: {shown} is not a single value")
         found[flag.dest] = (value, where)
     return found
 
@@ -147,7 +151,16 @@ def _build(given: Mapping[str, tuple[Any, str]]) -> ServerConfig:
     for flag in FLAGS:
         if flag.dest in given:
             values[flag.dest] = check(flag, *given[flag.dest])
-    values["api_key"] = _all_keys(values["api_key"], values["api_key_file"])
+    notes = []
+    if values["api_key_file"] is not None:
+        values["keys_in_file"] = read_settled_key_file(values["api_key_file"])
+        if not values["keys_in_file"]:
+            others = "only keys that are given otherwise open the server" if values["api_key"] else "nobody may enter"
+            notes.append(f"--api-key-file {values['api_key_file']} is empty: {others}")
+    if "api_key" in given and given["api_key"][1] == "--api-key":
+        notes.append("--api-key: the process list shows these keys to every user of this machine; better use "
+                     "--api-key-file, or UNMASK_API_KEY")  # fmt: skip
+    values["notes"] = tuple(notes)
     engine = EngineConfig(**{f.name: values[f.name] for f in dataclasses.fields(EngineConfig) if f.name in values})
     own = {f.name: values[f.name] for f in dataclasses.fields(ServerConfig) if f.name in values}
     config = ServerConfig(engine=engine, **own)
@@ -155,21 +168,6 @@ def _build(given: Mapping[str, tuple[Any, str]]) -> ServerConfig:
         sys.stdout.write(printed(values, given))
         raise SystemExit(0)
     return config
-
-
-def _all_keys(keys: tuple[str, ...], file: str | None) -> tuple[str, ...]:
-    if file is not None:
-        try:
-            text = Path(file).read_text(encoding="utf-8")
-        except (OSError, UnicodeDecodeError) as error:
-            raise ConfigError(f"--api-key-file: {file} cannot be read: {_reason(error)}") from None
-        more = [key.strip() for key in re.split(r"[,\n]", text) if key.strip()]
-        if not more:
-            raise ConfigError(f"--api-key-file: {file} holds no key")
-        keys += tuple(more)
-    if any(not key.isascii() or not key.isprintable() or " " in key for key in keys):
-        raise ConfigError("--api-key: a key may hold printable ASCII characters only, and no spaces")
-    return tuple(dict.fromkeys(keys))
 
 
 def printed(values: Mapping[str, Any], given: Mapping[str, tuple[Any, str]]) -> str:
@@ -185,6 +183,13 @@ def printed(values: Mapping[str, Any], given: Mapping[str, tuple[Any, str]]) -> 
         source = given[flag.dest][1] if flag.dest in given else "default"
         lines.append(f"{flag.name}: {json.dumps(value)}  # {source}")
     return "\n".join(lines) + "\n"
+
+
+def _place(error: Any) -> str:
+    """What a YAML parser says, without the lines that it quotes: they may hold a key."""
+    mark, problem = getattr(error, "problem_mark", None), getattr(error, "problem", None)
+    where = "" if mark is None else f" (line {mark.line + 1}, column {mark.column + 1})"
+    return where + (f": {problem}" if problem else "")
 
 
 def _reason(error: Exception) -> str:

@@ -37,7 +37,12 @@ FLAGS: tuple[Flag, ...] = (
         metavar="NAME",
         help="id under which clients ask for the model, repeatable; default: the directory's or repository's name",
     ),
-    Flag(name="chat-template", group="model", metavar="FILE", help="jinja file used instead of the checkpoint's own"),
+    Flag(
+        name="chat-template",
+        group="model",
+        metavar="FILE",
+        help="jinja file, of 1 MiB at most, used instead of the checkpoint's own",
+    ),
     _model(
         name="decoding-strategy",
         metavar="STRATEGY",
@@ -218,8 +223,12 @@ FLAGS: tuple[Flag, ...] = (
         help="reaches every logger of every process",
     ),
     _server(name="log-format", default="text", choices=("text", "json"), help="json for log collectors"),
-    _server(name="zmq-command-addr", metavar="ADDR", help="frontend to backends; default: a private ipc path"),
-    _server(name="zmq-event-addr", metavar="ADDR", help="backends to frontend; default: a private ipc path"),
+    _server(
+        name="zmq-command-addr",
+        metavar="ADDR",
+        help="frontend to backends: ipc://PATH or, encrypted, tcp://HOST:PORT; default: a private ipc path",
+    ),
+    _server(name="zmq-event-addr", metavar="ADDR", help="backends to frontend, likewise; default: a private ipc path"),
     _server(
         name="api-key",
         many=True,
@@ -227,9 +236,14 @@ FLAGS: tuple[Flag, ...] = (
         default=(),
         secret=True,
         metavar="KEY,...",
-        help="bearer keys that clients must present (better through the environment or --api-key-file)",
+        help="bearer keys that clients must present, of 16 characters or more; the process list shows them, so that "
+        "--api-key-file or UNMASK_API_KEY are better places",
     ),
-    _server(name="api-key-file", metavar="FILE", help="file of such keys, one a line or comma-separated"),
+    _server(
+        name="api-key-file",
+        metavar="FILE",
+        help="file of such keys, one a line or comma-separated; read again when it changes",
+    ),
     _server(
         name="cors-allow-origins",
         many=True,

@@ -54,7 +54,9 @@ class HttpServer(uvicorn.Server):
 
 def make_http(config: ServerConfig, frontend: Frontend) -> tuple[Service, HttpServer]:
     """A server ready to be given its listening socket, and the service its routes use."""
-    service = Service(config, frontend, Keys(config.api_key, config.api_key_file))
+    keys = Keys(config.api_key, config.api_key_file, config.keys_in_file)
+    keys.watch()
+    service = Service(config, frontend, keys)
     settings = uvicorn.Config(
         make_app(service),
         http=Protocol,

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import hmac
 import logging
-import os
-import re
+import threading
+import time
 from hashlib import sha256
-from pathlib import Path
 
-from runtime.errors import RequestError
+from runtime.config.keys import SETTLE_SECONDS, Stamp, key_file_stamp, read_key_file
+from runtime.errors import ConfigError, RequestError
 
 log = logging.getLogger("unmask.keys")
 
@@ -17,61 +17,77 @@ OPEN_PATHS = frozenset({"/health", "/ready", "/startup", "/metrics"})  # probes 
 
 
 class Keys:
-    """The keys that open the server. `keys` are those known at start, the file's among them."""
+    """The keys that open the server: `fixed` ones, and those `in_file`, which change with it.
 
-    def __init__(self, keys: tuple[str, ...], file: str | None) -> None:
+    The file is looked at by a thread, because a slow file system must not hold up requests. Changed content counts
+    once two looks have found the same: of a file that is being written nothing is taken, and what was valid stays so.
+    """
+
+    def __init__(self, fixed: tuple[str, ...], file: str | None = None, in_file: tuple[str, ...] = ()) -> None:
         self.file = file
-        self.stamp = self._stamp()
-        in_file = set(self._read() or ())
-        self.fixed = [_digest(key.encode()) for key in keys if key not in in_file]
-        self.digests = [_digest(key.encode()) for key in keys]
+        self.fixed = [_digest(key.encode()) for key in fixed]
+        self.digests = self.fixed + [_digest(key.encode()) for key in in_file]
+        self._seen: Stamp | str | None = "never"  # the file's stamp at the last look
+        self._taken: Stamp | str | None = "never"  # and when its content was last judged
 
     @property
     def needed(self) -> bool:
-        return bool(self.digests)
+        """Whether there are keys at all. An empty file opens to nobody."""
+        return self.file is not None or bool(self.fixed)
 
     def check(self, authorization: bytes | None) -> str:
         """A name of the key that is no secret, "" where there is but one. Raises RequestError 401 unless the header's
         value is ``Bearer`` and one of the keys."""
-        self._refresh()
+        known = self.digests  # replaced as a whole by the thread that watches the file
         scheme, _, key = (authorization or b"").partition(b" ")
         given = _digest(key.strip())
         # all are compared, whichever fits
-        fits = sum(hmac.compare_digest(given, known) for known in self.digests)
+        fits = sum(hmac.compare_digest(given, key) for key in known)
         if not fits or scheme.lower() != b"bearer":
             what = "no API key was given" if authorization is None else "the API key is wrong"
             message = f"{what}; send it as the header Authorization: Bearer <key>"
             raise RequestError(message, status=401, code="invalid_api_key")
-        return "" if len(set(self.digests)) == 1 else sha256(given).hexdigest()[:16]
+        return "" if len(set(known)) == 1 else sha256(given).hexdigest()[:16]
 
-    def _refresh(self) -> None:
-        if self.file is None or (stamp := self._stamp()) == self.stamp:
+    def watch(self) -> None:
+        """Look at the file from now on, for as long as the process lives."""
+        if self.file is not None:
+            threading.Thread(target=self._watch, name="keys", daemon=True).start()
+
+    def _watch(self) -> None:
+        while True:
+            self.look()
+            time.sleep(SETTLE_SECONDS)
+
+    def look(self) -> None:
+        """Take what the file holds, if it is new and was the same at the last look."""
+        assert self.file is not None
+        stamp = key_file_stamp(self.file)
+        before, self._seen = self._seen, stamp
+        if stamp != before or stamp == self._taken:
             return
-        self.stamp = stamp
-        keys = self._read()
-        if keys is None:
-            log.error("--api-key-file %s cannot be read or holds no key; the keys read before stay valid", self.file)
+        if stamp is None:
+            self._taken = None
+            log.error("--api-key-file %s is gone; the keys read before stay valid until it is back", self.file)
             return
-        self.digests = self.fixed + [_digest(key.encode()) for key in keys]
-        log.info("--api-key-file %s was read again: %d keys", self.file, len(keys))
-
-    def _stamp(self) -> tuple[int, int, int] | None:
-        if self.file is None:
-            return None
         try:
-            stat = os.stat(self.file)
-        except OSError:
-            return None
-        return stat.st_mtime_ns, stat.st_ino, stat.st_size
-
-    def _read(self) -> list[str] | None:
-        if self.file is None:
-            return None
-        try:
-            text = Path(self.file).read_text(encoding="utf-8")
-        except (OSError, UnicodeDecodeError):
-            return None
-        return [key.strip() for key in re.split(r"[,\n]", text) if key.strip()] or None
+            keys, read = read_key_file(self.file)
+        except ConfigError as error:
+            self._taken = stamp
+            log.error("%s; the keys read before stay valid", error)
+            return
+        if read != stamp:
+            return  # written just now: looked at again
+        self._taken = stamp
+        digests = self.fixed + [_digest(key.encode()) for key in keys]
+        if digests == self.digests:
+            return
+        self.digests = digests
+        if keys:
+            log.info("--api-key-file %s was read again: %d keys", self.file, len(keys))
+        else:
+            others = "only keys that are given otherwise open the server" if self.fixed else "nobody may enter"
+            log.warning("--api-key-file %s is empty now: %s", self.file, others)
 
 
 def _digest(key: bytes) -> bytes:

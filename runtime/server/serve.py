@@ -42,6 +42,8 @@ LAST_WORDS = 1.0  # seconds to write the error that ends what did not finish in 
 def run(config: ServerConfig, backend_command: tuple[str, ...] = BACKEND_COMMAND) -> int:
     """Serve until told to stop; the process's exit code. Raises ConfigError when the server cannot start."""
     logs.set_up(config.log_level, config.log_format, "frontend")
+    for note in config.notes:
+        log.warning("%s", note)
     with contextlib.ExitStack() as stack:
         listener = stack.enter_context(_listen(config.host, config.port))
         addresses = _addresses(config, stack)

@@ -1,6 +1,7 @@
 """The flag table, its sources and the typed configuration."""
 
 import dataclasses
+import os
 import subprocess
 import sys
 
@@ -29,7 +30,9 @@ def good_value(flag: Flag) -> str:
     if flag.choices:
         return next(c for c in flag.choices if c != flag.default)
     if flag.type == "str":
-        return {"zmq-command-addr": "tcp://h:1", "zmq-event-addr": "tcp://h:2"}.get(flag.name, "x")
+        return {"api-key": "0123456789abcdef", "zmq-command-addr": "tcp://h:1", "zmq-event-addr": "tcp://h:2"}.get(
+            flag.name, "x"
+        )
     if flag.type == "int":
         return "9000" if flag.name == "max-num-batched-tokens" else "3"
     return "0.25"
@@ -43,7 +46,7 @@ def test_defaults_of_table_and_dataclasses_agree():
             assert getattr(owner(), flag.dest) == flag.default, flag.name
         else:
             assert flag.dest not in FIELDS
-    assert set(FIELDS) - {f.dest for f in FLAGS} == {"engine", "skip_tokenizer"}
+    assert set(FIELDS) - {f.dest for f in FLAGS} == {"engine", "skip_tokenizer", "keys_in_file", "notes"}
     assert parse([], {}) == ServerConfig()
 
 
@@ -125,8 +128,38 @@ def test_unreadable_files(tmp_path):
     refused(["--api-key-file", str(tmp_path / "none")], match="--api-key-file: .*No such file")
     (tmp_path / "bytes").write_bytes(b"\xff\xfe")
     refused(["--config", str(tmp_path / "bytes")], match="UTF-8")
-    (tmp_path / "blank").write_text(" \n")
-    refused(["--api-key-file", str(tmp_path / "blank")], match="holds no key")
+    refused(["--api-key-file", str(tmp_path)], match="--api-key-file: .*is no plain file")
+
+
+@pytest.mark.parametrize("key", ["qqq", "x" * 15, "0123456789 abcdef", "0123456789é123456"])
+def test_what_is_no_key_is_refused_wherever_it_stands(tmp_path, key):
+    for name in ("keys", "config"):
+        (tmp_path / name).write_text(key if name == "keys" else f"api-key: '{key}'")
+        os.utime(tmp_path / name, (0, 0))
+    ways = (["--api-key", key], ["--api-key-file", str(tmp_path / "keys")], ["--config", str(tmp_path / "config")])
+    for argv in ways:
+        assert key not in refused(argv, match="--api-key(-file)?: ").replace("--api-key", "")
+    refused(environ={"UNMASK_API_KEY": key}, match="--api-key: ")
+
+
+def test_an_empty_file_of_keys_opens_to_nobody(tmp_path):
+    file = tmp_path / "keys"
+    file.write_text(" \n,")
+    os.utime(file, (0, 0))
+    config = parse(["--api-key-file", str(file)], {})
+    assert config.keys_in_file == ()
+    assert "nobody may enter" in config.notes[0]
+
+
+@pytest.mark.parametrize(
+    "text", ["api-key: [KEY", "api-key: KEY\n\tb: 1", "api-key: {a: KEY}", "api-key: 'KEY", "api-key: NUMBER"]
+)
+def test_a_wrong_file_does_not_show_its_keys(tmp_path, text):
+    file = tmp_path / "c.yaml"
+    file.write_text(text.replace("KEY", "secret0123456789").replace("NUMBER", "1234567890123456789"))
+    sentence = refused(["--config", str(file)], match="--config: |api-key")
+    assert "0123456789" not in sentence
+    assert "1234567890" not in sentence
 
 
 def test_environment_names():
@@ -204,18 +237,21 @@ def test_pages_may_be_larger_and_smaller_than_blocks():
         assert (config.engine.block_size, config.engine.page_size) == (block, page)
 
 
-def test_api_keys_are_joined_and_never_shown(tmp_path, capsys):
+def test_api_keys_are_read_and_never_shown(tmp_path, capsys):
     file = tmp_path / "keys"
-    file.write_text("k2,k3\nk1\n")
-    argv = ["--api-key", "k1", "--api-key-file", str(file)]
+    one, two, three = (f"{word}-0123456789abcdef" for word in ("one", "two", "three"))
+    file.write_text(f"{two},{three}\n{one}\n")
+    os.utime(file, (0, 0))
+    argv = ["--api-key", one, "--api-key-file", str(file)]
     config = parse(argv, {})
-    assert config.api_key == ("k1", "k2", "k3")
-    assert "k1" not in repr(config)
+    assert config.api_key == (one,)
+    assert config.keys_in_file == (two, three, one)
+    assert "process list" in config.notes[0]
+    assert parse(argv[2:], {"UNMASK_API_KEY": one}).notes == ()
+    assert "0123456789" not in repr(config)
     with pytest.raises(SystemExit):
         parse(["--print-config", *argv], {})
-    out = capsys.readouterr().out
-    assert "k1" not in out
-    assert "k2" not in out
+    assert "0123456789" not in capsys.readouterr().out
 
 
 def test_print_config_can_be_read_again(tmp_path, capsys):

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
 
-from runtime.errors import RequestError
+import runtime.config.keys as config_keys
+import runtime.server.keys as keys_module
+from runtime.errors import ConfigError, RequestError
 from runtime.server.keys import Keys
 from tests.server.harness import FAKE, serving, wait_for
 
@@ -19,8 +22,21 @@ def opens(keys: Keys, authorization: bytes | None) -> bool:
     return True
 
 
+ONE, TWO, NEW, NEWER = (f"{word}-0123456789abcdef" for word in ("one", "two", "new", "newer"))
+
+
+def bearer(key: str) -> bytes:
+    return f"Bearer {key}".encode()
+
+
+def look(keys: Keys) -> None:
+    """Two looks, as if a moment apart."""
+    keys.look()
+    keys.look()
+
+
 def test_a_key_opens_and_nothing_else_does() -> None:
-    keys = Keys(("one", "two"), None)
+    keys = Keys(("one", "two"))
     assert keys.needed
     assert opens(keys, b"Bearer one")
     assert opens(keys, b"bearer two")
@@ -36,28 +52,160 @@ def test_a_key_opens_and_nothing_else_does() -> None:
         b"Bearer ONE",
     ):
         assert not opens(keys, wrong)
-    assert not Keys((), None).needed
+    assert not Keys(()).needed
 
 
-def test_a_changed_file_is_read_again(tmp_path: Path) -> None:
-    file = tmp_path / "keys"
-    file.write_text("old\n")
-    keys = Keys(("fixed", "old"), str(file))
-    assert opens(keys, b"Bearer old")
-    file.write_text("new, newer\n")
-    assert opens(keys, b"Bearer new")
-    assert opens(keys, b"Bearer newer")
-    assert opens(keys, b"Bearer fixed")
-    assert not opens(keys, b"Bearer old")
-    file.unlink()  # a secret that is being replaced: what was valid stays valid
-    assert opens(keys, b"Bearer new")
-    file.write_text("")
-    assert opens(keys, b"Bearer new")
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    (tmp_path / "keys").write_text(ONE)
+    return tmp_path / "keys"
+
+
+@pytest.fixture
+def keys(file: Path) -> Keys:
+    """Of a server that was started with the file, and with a fixed key."""
+    keys = Keys((TWO,), str(file), (ONE,))
+    look(keys)
+    return keys
+
+
+def test_a_changed_file_is_read_again(file: Path, keys: Keys) -> None:
+    assert opens(keys, bearer(ONE))
+    file.write_text(f"{NEW}, {NEWER}\n")
+    look(keys)
+    assert [opens(keys, bearer(key)) for key in (NEW, NEWER, TWO, ONE)] == [True, True, True, False]
+
+
+def test_of_a_file_that_is_being_written_nothing_is_taken(file: Path, keys: Keys) -> None:
+    """Whatever was written when somebody looked: no beginning of a key opens, and the old one does all the time."""
+    text = f"{NEW}{NEWER}\n"
+    with file.open("w") as writing:
+        for number in range(len(text)):
+            writing.write(text[number])
+            writing.flush()
+            keys.look()
+            assert opens(keys, bearer(ONE))
+            assert not opens(keys, bearer(text[: number + 1].strip()))
+    look(keys)
+    assert opens(keys, bearer(text.strip()))
+    assert not opens(keys, bearer(ONE))
+
+
+def test_a_file_that_changes_while_it_is_read_is_looked_at_again(
+    file: Path, keys: Keys, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read = keys_module.read_key_file
+
+    def late(name: str) -> tuple[tuple[str, ...], tuple[int, int, int, int]]:
+        _, stamp = read(name)
+        return (NEWER,), (*stamp[:3], stamp[3] + 1)
+
+    file.write_text(NEW)
+    monkeypatch.setattr(keys_module, "read_key_file", late)
+    look(keys)
+    assert opens(keys, bearer(ONE))
+    monkeypatch.setattr(keys_module, "read_key_file", read)
+    keys.look()
+    assert opens(keys, bearer(NEW))
+    assert not opens(keys, bearer(NEWER))
+
+
+def test_an_empty_file_revokes_its_keys(file: Path, keys: Keys, caplog: pytest.LogCaptureFixture) -> None:
+    file.write_text("\n")
+    look(keys)
+    assert not opens(keys, bearer(ONE))
+    assert opens(keys, bearer(TWO))  # given otherwise
+    assert "is empty now: only keys that are given otherwise open the server" in caplog.text
+    alone = Keys((), str(file), (ONE,))
+    look(alone)
+    assert alone.needed
+    assert not opens(alone, bearer(ONE))
+    assert not opens(alone, None)
+    assert "is empty now: nobody may enter" in caplog.text
+
+
+@pytest.mark.parametrize(
+    "content", [b"short", NEW.encode() + b"\nshort\n", b"\xff" * 20, b"with spaces in the key", b"x" * 15]
+)
+def test_what_is_no_key_never_opens(file: Path, keys: Keys, content: bytes, caplog: pytest.LogCaptureFixture) -> None:
+    file.write_bytes(content)
+    look(keys)
+    look(keys)
+    assert opens(keys, bearer(ONE))
+    for line in content.splitlines():
+        assert not opens(keys, b"Bearer " + line)
+    (record,) = [record for record in caplog.records if record.levelname == "ERROR"]
+    assert f"--api-key-file: {file}" in record.getMessage()
+    assert "stay valid" in record.getMessage()
+    assert "short" not in record.getMessage()
+    file.write_text(NEW)
+    look(keys)
+    assert opens(keys, bearer(NEW))
+
+
+def test_a_file_that_goes_away_for_a_while(file: Path, keys: Keys, caplog: pytest.LogCaptureFixture) -> None:
+    """A Secret's volume swaps links: the keys stay valid, and the log says so when it lasts."""
+    file.unlink()
+    keys.look()
+    assert not caplog.records
+    keys.look()
+    keys.look()
+    assert opens(keys, bearer(ONE))
+    assert [record.levelname for record in caplog.records] == ["ERROR"]
+    assert "is gone; the keys read before stay valid" in caplog.text
+    file.write_text(ONE)
+    look(keys)
+    file.unlink()
+    look(keys)
+    assert len([record for record in caplog.records if record.levelname == "ERROR"]) == 2
+
+
+def test_what_was_half_written_at_the_start_is_read_again(file: Path) -> None:
+    file.write_text(NEW + "more")
+    keys = Keys((), str(file), (NEW,))
+    look(keys)
+    assert not opens(keys, bearer(NEW))
+    assert opens(keys, bearer(NEW + "more"))
+
+
+def test_the_start_waits_for_a_file_that_is_being_written(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    waited = []
+
+    def sleep(seconds: float) -> None:
+        waited.append(seconds)
+        if len(waited) < 3:
+            with file.open("a") as writing:
+                writing.write("more")
+
+    monkeypatch.setattr(config_keys.time, "sleep", sleep)
+    assert config_keys.read_settled_key_file(str(file)) == (ONE + "moremore",)
+    assert len(waited) == 3
+    os.utime(file, (0, 0))
+    assert config_keys.read_settled_key_file(str(file)) == (ONE + "moremore",)
+    assert len(waited) == 3
+
+
+def test_a_pipe_is_no_file_of_keys(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(ConfigError, match="is no plain file"):
+        config_keys.read_key_file(str(tmp_path / "pipe"))
+
+
+def test_keys_on_the_command_line_are_warned_of(checkpoint: Path) -> None:
+    with serving("--model", str(checkpoint), "--api-key", ONE, module=FAKE, ready=False) as server:
+        wait_for(lambda: "the process list shows these keys" in server.log, 30)
+        assert "--api-key-file" in server.log
+        assert ONE not in server.log
+    with serving("--model", str(checkpoint), module=FAKE, env={"UNMASK_API_KEY": ONE}) as server:
+        assert "process list" not in server.log
+        with server.client() as client:
+            assert client.get("/v1/models").status_code == 401
+            assert client.get("/v1/models", headers={"Authorization": f"Bearer {ONE}"}).status_code == 200
 
 
 def test_routes_need_a_key_but_for_probes(checkpoint: Path, tmp_path: Path) -> None:
     file = tmp_path / "keys"
-    file.write_text("secret-1")
+    file.write_text("secret-1-0123456789")
     flags = ("--api-key-file", str(file), "--cors-allow-origins", "https://a.example")
     with serving("--model", str(checkpoint), *flags, module=FAKE) as server, server.client() as client:
         for route in ("/health", "/ready", "/startup", "/metrics"):
@@ -67,14 +215,25 @@ def test_routes_need_a_key_but_for_probes(checkpoint: Path, tmp_path: Path) -> N
             assert answer.status_code == 401
             assert answer.headers["www-authenticate"] == "Bearer"
             assert answer.json()["error"]["code"] == "invalid_api_key"
-        wrong = client.post("/generate", json={"prompt": "x"}, headers={"Authorization": "Bearer secret-2"})
+        wrong = client.post("/generate", json={"prompt": "x"}, headers={"Authorization": "Bearer secret-2-0123456789"})
         assert wrong.status_code == 401
         assert "secret" not in wrong.text
         body = {"prompt": "x", "max_tokens": 2}
-        assert client.post("/generate", json=body, headers={"Authorization": "Bearer secret-1"}).status_code == 200
-        file.write_text("secret-2")
-        assert client.post("/generate", json=body, headers={"Authorization": "Bearer secret-1"}).status_code == 401
-        assert client.post("/generate", json=body, headers={"Authorization": "Bearer secret-2"}).status_code == 200
+        assert (
+            client.post("/generate", json=body, headers={"Authorization": "Bearer secret-1-0123456789"}).status_code
+            == 200
+        )
+        file.write_text("secret-2-0123456789")
+        other = {"Authorization": "Bearer secret-2-0123456789"}
+        wait_for(lambda: client.post("/generate", json=body, headers=other).status_code == 200, 20)
+        assert (
+            client.post("/generate", json=body, headers={"Authorization": "Bearer secret-1-0123456789"}).status_code
+            == 401
+        )
+        assert (
+            client.post("/generate", json=body, headers={"Authorization": "Bearer secret-2-0123456789"}).status_code
+            == 200
+        )
         asked = {"Origin": "https://a.example", "Access-Control-Request-Method": "POST"}
         preflight = client.options("/generate", headers=asked)
         assert preflight.status_code == 200
