@@ -1,5 +1,6 @@
 """The engine's command line is one that the runtime's own parser takes, and says what the spec says."""
 
+import re
 import subprocess
 import sys
 
@@ -7,6 +8,7 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
+from runtime.config import FLAGS
 from runtime.config import parse as parse_arguments
 from runtime.config.table import BY_DEST
 from tests.operator.test_parse import resource
@@ -18,6 +20,12 @@ from unmask_operator.render.names import DRAIN_DELAY, MODEL_MOUNT
 from unmask_operator.settings import Settings
 
 SETTINGS = Settings()
+READERS = [  # flags by whose values files are read, sockets opened or secrets given
+    name
+    for flag in FLAGS
+    if flag.secret or re.search("FILE|DIR|PATH|ADDR", flag.metavar or "") or flag.name.startswith("master-")
+    for name in flag.spellings
+]
 ALWAYS = ["--drain-timeout=60", f"--drain-delay={DRAIN_DELAY}", "--log-format=json"]
 
 
@@ -160,11 +168,38 @@ def test_extra_arguments_are_read_by_the_runtimes_own_parser(extra, words):
 
 
 @pytest.mark.parametrize(
-    "argument", ["--port=1", "--port", "--model=/x", "--drain-delay=0", "--api-key=k", "-h", "--help"]
+    "argument",
+    ["--port=1", "--port", "--model=/x", "--drain-delay=0", "-h", "--help"]
+    + [form for name in READERS for form in (f"--{name}", f"--{name}=/x", f"--{name.replace('-', '_')}=/x")],
 )
 def test_reserved_flags_are_refused(argument):
     with pytest.raises(SpecError, match=r"^spec\.engine\.extraArgs: the operator itself sets"):
         parse(resource(engine={"extraArgs": [argument]}))
+
+
+def test_flags_that_read_files_are_known():
+    assert {"api-key", "api-key-file", "chat-template", "config", "zmq-command-addr", "zmq-event-addr"} < set(READERS)
+
+
+@pytest.mark.parametrize("argument", ["--chat", "--chat-templ=/proc/self/environ", "--chat_t=/x", "--conf", "--api"])
+@pytest.mark.parametrize("image", [None, "r/unmask-runtime:9.9.9"])
+def test_abbreviations_of_reserved_flags_are_refused_whatever_the_image(argument, image):
+    with pytest.raises(SpecError, match=r"^spec\.engine\.extraArgs: --\w+(-\w+)? abbreviates --"):
+        arguments(image=image, engine={"extraArgs": [argument]})
+
+
+@pytest.mark.parametrize("argument", ["--cors-allow-origins=$(HF_TOKEN)", "$(UNMASK_API_KEY)", "$$(X)"])
+def test_no_variable_of_the_pod_becomes_an_argument(argument):
+    """Kubernetes would write a secret in its place, which CORS headers or an error would show."""
+    with pytest.raises(SpecError, match="a secret's too"):
+        parse(resource(engine={"extraArgs": [argument]}))
+
+
+def test_no_other_text_that_becomes_an_argument_may_hold_a_variable():
+    fields = {"name": "$(HF_TOKEN)", "family": "$(x)", "revision": "$(X)", "uri": "hf://a/$(X)"}
+    for field, value in fields.items():
+        with pytest.raises(SpecError, match=f"spec.model.{field}"):
+            parse(resource(model={"uri": "hf://a/b", field: value}))
 
 
 def test_flags_that_only_begin_like_a_reserved_one_are_not():

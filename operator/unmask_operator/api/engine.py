@@ -14,21 +14,31 @@ from runtime.config import BY_DEST
 from unmask_operator.api.base import Rule, Section
 from unmask_operator.api.flags import flag_field
 
+# What the operator sets or needs itself, and what reads files or opens sockets of the pod: a template, say, that is the
+# engine's environment with its tokens could be asked back by any client.
 RESERVED = (
     "api-key",
     "api-key-file",
+    "chat-template",
     "config",
     "data-parallel-size",
     "drain-delay",
     "drain-timeout",
     "help",
     "host",
+    "lora",
+    "lora-path",
+    "master-addr",
+    "master-port",
     "model",
     "port",
     "print-config",
     "served-model-name",
+    "torch-profiler-dir",
+    "zmq-command-addr",
+    "zmq-event-addr",
 )
-_RESERVED_ARGUMENT = rf"^(-h|--({'|'.join(RESERVED)})(=.*)?)$"
+_RESERVED_ARGUMENT = rf"^(-h|--({'|'.join(name.replace('-', '[-_]') for name in RESERVED)})(=.*)?)$"
 _BATCHED = BY_DEST["max_num_batched_tokens"].default
 
 
@@ -48,6 +58,10 @@ def _no_remask_while_editing(engine: Engine) -> bool:
 
 def _no_reserved(engine: Engine) -> bool:
     return not any(re.search(_RESERVED_ARGUMENT, argument) for argument in engine.extra_args)
+
+
+def _no_variables(engine: Engine) -> bool:
+    return not any("$(" in argument for argument in engine.extra_args)
 
 
 class Thresholds(Section):
@@ -101,8 +115,14 @@ class Engine(Section):
         Rule(
             f"!has(self.extraArgs) || !self.extraArgs.exists(a, a.matches('{_RESERVED_ARGUMENT}'))",
             _no_reserved,
-            f"the operator itself sets or needs these flags: {', '.join('--' + name for name in RESERVED)}; remove "
-            "them and use the spec's own fields",
+            "the operator itself sets or needs these flags, or they reach the pod's files: "
+            f"{', '.join('--' + name for name in RESERVED)}; remove them and use the spec",
+            "extraArgs",
+        ),
+        Rule(
+            "!has(self.extraArgs) || !self.extraArgs.exists(a, a.contains('$('))",
+            _no_variables,
+            "Kubernetes would put a variable's value, a secret's too, in the place of $(NAME); write the value itself",
             "extraArgs",
         ),
     )
@@ -158,6 +178,6 @@ class Engine(Section):
         default=[],
         max_length=64,
         description="More arguments for the runtime, one flag or value an entry, as --flag=value. They are checked by "
-        "the runtime's own parser when the image is of the operator's version. A flag that the spec sets elsewhere is "
-        "refused, but for --device.",
+        "the runtime's own parser when the image is of the operator's version. Flags that the spec sets elsewhere (but "
+        "for --device) and that read files are refused, and so is $(NAME), a variable of the pod.",
     )

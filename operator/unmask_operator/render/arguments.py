@@ -13,6 +13,7 @@ from pydantic import BaseModel
 from runtime.config import FLAGS, parse
 from runtime.errors import ConfigError
 from unmask_operator.api import DiffusionLMService, SpecError
+from unmask_operator.api.engine import RESERVED
 from unmask_operator.api.flags import flag_argument, flag_of
 from unmask_operator.api.model import Model
 from unmask_operator.render.names import DRAIN_DELAY, MODEL_MOUNT
@@ -32,6 +33,7 @@ def engine_arguments(service: DiffusionLMService, settings: Settings) -> list[st
     written = dict(_written(service))
     own = [*written.values()]
     extra = service.spec.engine.extra_args
+    _refuse_abbreviations(extra)
     _refuse_repetitions(extra, written)
     image = service.spec.image or settings.runtime_image
     if extra and dataclasses.replace(settings, runtime_image=image).runtime_is_own_version:
@@ -89,6 +91,16 @@ def _refuse_repetitions(extra: list[str], written: dict[str, str]) -> None:
         name = _name(argument)
         if name in setters and name not in _OVERRIDABLE:
             raise SpecError(_EXTRA, f"--{name} is set by {setters[name]} too; keep one of them")
+
+
+def _refuse_abbreviations(extra: list[str]) -> None:
+    """No runtime of ours takes them; an image of another version must not be led round the reserved flags by one."""
+    for argument in extra:
+        name = argument.split("=", 1)[0]
+        if len(name) > 2 and name.startswith("--") and _name(argument) not in _FLAG_NAMES.values():
+            spelling = name.removeprefix("--").replace("_", "-")
+            if whole := next((flag for flag in RESERVED if flag.startswith(spelling)), None):
+                raise SpecError(_EXTRA, f"{name} abbreviates --{whole}, which is the operator's own; remove it")
 
 
 def _ask_the_runtime(arguments: list[str]) -> None:
