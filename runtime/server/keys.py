@@ -42,7 +42,7 @@ class Keys:
         scheme, _, key = (authorization or b"").partition(b" ")
         given = _digest(key.strip())
         # all are compared, whichever fits
-        fits = sum(hmac.compare_digest(given, key) for key in known)
+        fits = sum(hmac.compare_digest(given, one) for one in known)
         if not fits or scheme.lower() != b"bearer":
             what = "no API key was given" if authorization is None else "the API key is wrong"
             message = f"{what}; send it as the header Authorization: Bearer <key>"

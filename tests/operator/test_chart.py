@@ -11,8 +11,9 @@ from unmask_operator.settings import VERSION, Settings, read_settings
 
 DIGEST = "sha256:" + "0" * 64
 NAME = "unmask-operator"
+PEERS = [{"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "monitoring"}}}]
 ALL = {
-    "networkPolicy__enabled": True,
+    "networkPolicy__metricsFrom": PEERS,
     "monitoring__serviceMonitor__enabled": True,
     "monitoring__prometheusRule__enabled": True,
     "monitoring__dashboard__enabled": True,
@@ -49,6 +50,7 @@ def test_what_is_installed_by_default():
         *(("ClusterRoleBinding", cluster + part) for part in ("", ":nodes")),
         *((kind, NAME) for kind in ("Role", "RoleBinding", "ServiceAccount", "Lease", "Deployment", "Service")),
         ("PodDisruptionBudget", NAME),
+        ("NetworkPolicy", NAME),
     }
 
 
@@ -188,11 +190,26 @@ def test_images():
 def test_switches():
     assert "PodDisruptionBudget" not in {o["kind"] for o in render(replicas=1)}
     assert "spec" not in one(render(), "Lease")
-    open_to_all = one(render(networkPolicy__enabled=True), "NetworkPolicy")["spec"]["ingress"]
-    assert open_to_all == [{"ports": [{"port": "http"}], "from": [{"namespaceSelector": {}}]}]
-    peers = [{"podSelector": {"matchLabels": {"a": "b"}}}]
-    closed = one(render(networkPolicy={"enabled": True, "metricsFrom": peers}), "NetworkPolicy")
-    assert closed["spec"]["ingress"][0]["from"] == peers
+
+
+def test_only_those_that_are_named_reach_the_operators_metrics():
+    objects = render()
+    policy = one(objects, "NetworkPolicy")["spec"]
+    assert policy["ingress"] == []
+    assert policy["policyTypes"] == ["Ingress"]
+    labels = one(objects, "Deployment")["spec"]["template"]["metadata"]["labels"]
+    assert policy["podSelector"]["matchLabels"].items() <= labels.items()
+    peers = [*PEERS, {"podSelector": {"matchLabels": {"a": "b"}}}, {"ipBlock": {"cidr": "10.0.0.0/8"}}]
+    named = one(render(networkPolicy={"metricsFrom": peers}), "NetworkPolicy")["spec"]
+    assert named["ingress"] == [{"ports": [{"port": "http"}], "from": peers}]
+    assert "NetworkPolicy" not in {o["kind"] for o in render(networkPolicy__enabled=False)}
+
+
+def test_a_monitor_that_nothing_could_serve_is_refused():
+    with pytest.raises(ValueError, match=r"networkPolicy\.metricsFrom: names nobody"):
+        render(monitoring__serviceMonitor__enabled=True)
+    for more in ({"networkPolicy__enabled": False}, {"networkPolicy__metricsFrom": PEERS}):
+        assert "ServiceMonitor" in {o["kind"] for o in render(monitoring__serviceMonitor__enabled=True, **more)}
 
 
 @pytest.mark.parametrize(
@@ -207,6 +224,9 @@ def test_switches():
         ({"engine__env": {"A": "x\ny"}}, "env"),
         ({"log__level": "loud"}, "level"),
         ({"crds__enabled": 1}, "enabled"),
+        ({"networkPolicy__metricsFrom": [{}]}, "metricsFrom"),  # would be everybody
+        ({"networkPolicy__metricsFrom": [{"podselector": {}}]}, "metricsFrom"),
+        ({"networkPolicy__metricsFrom": [{"podSelector": {}, "ipBlock": {"cidr": "10.0.0.0/8"}}]}, "metricsFrom"),
     ],
     ids=json.dumps,
 )

@@ -23,7 +23,8 @@ KINDS = (
 
 def test_the_api_server_takes_every_object_without_a_warning(admin, namespace):
     values = {f"monitoring__{part}__enabled": True for part in ("serviceMonitor", "prometheusRule", "dashboard")}
-    for obj in render(networkPolicy__enabled=True, **values):
+    peers = [{"namespaceSelector": {}, "podSelector": {"matchLabels": {"a": "b"}}}]
+    for obj in render(networkPolicy__metricsFrom=peers, **values):
         if obj["kind"] not in FOREIGN:
             if "namespace" in obj["metadata"]:
                 obj["metadata"]["namespace"] = namespace

@@ -179,6 +179,10 @@ BROKEN: dict[str, tuple[Callable[[Path], object], str]] = {
     "no weights": (lambda place: (place / "model.safetensors").unlink(), "safetensors"),
     "unknown family": (lambda place: _config(place, model_type="gpt2"), "gpt2"),
     "missing tensor": (lambda place: _lose(place, "model.norm.weight"), "model.norm.weight"),
+    "a link to secrets": (
+        lambda place: (place / "chat_template.jinja").symlink_to("/proc/self/environ"),
+        "chat_template.jinja leads out of the checkpoint",
+    ),
     "heads": (lambda place: _config(place, num_key_value_heads=3), "num_key_value_heads"),
 }
 

@@ -17,7 +17,7 @@ import zmq
 from runtime.config import EngineConfig, ServerConfig
 from runtime.engine.io import DecodingParams, EngineOutput, RequestSpec
 from runtime.errors import ConfigError
-from runtime.server import messages
+from runtime.server import messages, peers
 from runtime.server.supervisor import Supervisor
 from tests.server.harness import FAKE, ROOT, serving
 from tests.server.test_supervisor import BACKEND, Log, until
@@ -219,21 +219,23 @@ def test_larger_messages_than_any_backend_sends_are_not_taken(
     tmp_path: Path, stranger: Stranger, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.chdir(ROOT)
+    monkeypatch.setitem(peers.LIMITS, zmq.PULL, 64 << 10)
     addresses = (f"ipc://{tmp_path}/c", f"ipc://{tmp_path}/e")
 
     async def run() -> None:
         log = Log()
         async with supervised(addresses, log) as supervisor:
             await until(lambda: log.ready == 1)
-            large = stranger.connect(zmq.DEALER, addresses[0], b"x")
-            large.send(b"x" * (65 << 10))
-            small = stranger.connect(zmq.DEALER, addresses[0], b"y")
-            small.send(b"x")
-            assert supervisor.commands.getsockopt(zmq.MAXMSGSIZE) == 64 << 10
-            assert supervisor.events.getsockopt(zmq.MAXMSGSIZE) == 64 << 20
+            large, small = (stranger.connect(zmq.PUSH, addresses[1]) for _ in range(2))
+            large.send_multipart([FIRST, b"x" * (64 << 10) + b"x"])
+            await asyncio.sleep(1)
+            assert not caplog.records
+            small.send_multipart([FIRST, b"x" * (63 << 10)])
+            await until(lambda: caplog.records)
             await served(supervisor, log)
 
-    asyncio.run(run())
+    with caplog.at_level(logging.ERROR):
+        asyncio.run(run())
 
 
 def test_without_curve_tcp_is_refused(addresses: tuple[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
