@@ -144,6 +144,13 @@ def check_prompt(prompt: Sequence[int], info: EngineInfo, param: str = "prompt")
     ids = list(prompt)
     if not ids:
         raise refuse(param, "is empty; give at least one token")
+    check_length(ids, info, param)
+    check_ids(ids, info, param)
+    return ids
+
+
+def check_length(ids: Sequence[int], info: EngineInfo, param: str) -> None:
+    """Raises RequestError where a prompt leaves no room for a token."""
     if len(ids) >= info.max_model_len:
         raise RequestError(
             f"{param}: has {len(ids)} tokens, and the model's length is {info.max_model_len}, the answer included; "
@@ -151,12 +158,17 @@ def check_prompt(prompt: Sequence[int], info: EngineInfo, param: str = "prompt")
             param=param,
             code="context_length_exceeded",
         )
+
+
+def check_ids(ids: Sequence[int], info: EngineInfo, param: str) -> None:
+    """Ids that a prompt may hold; the first that it may not is named by its place."""
+    if not ids or (set(map(type, ids)) == {int} and min(ids) >= 0 and max(ids) <= info.max_token_id):
+        return
     for i, token in enumerate(ids):
         if type(token) is not int:
             raise refuse(f"{param}[{i}]", f"{shown(token)} is not a token id (an integer)")
         if token < 0 or token > info.max_token_id:  # the place is spelt out only for what may be wrong
             check_id(token, info, f"{param}[{i}]")
-    return ids
 
 
 def check_id(token: int, info: EngineInfo, param: str) -> None:

@@ -58,6 +58,7 @@ def make_app(service: Service) -> App:
             allow_headers=["*"],
             expose_headers=["X-Request-Id", "Retry-After"],
         )
+    app.openapi()  # now, as it takes a tenth of a second, in which requests would have to wait
     return app
 
 

@@ -9,10 +9,16 @@ from __future__ import annotations
 from typing import Annotated, Any, Literal, TypeVar
 
 import pydantic
-from pydantic import AfterValidator, BaseModel, ConfigDict, PlainValidator, WithJsonSchema
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, PlainValidator, WithJsonSchema
 from pydantic_core import PydanticCustomError
 
 from runtime.errors import RequestError
+from runtime.server.shape import check_shape
+
+# entries of one list or object; what a whole body may hold stands in shape.py
+MAX_MESSAGES = 2048
+MAX_PARTS = 2048
+MAX_ENTRIES = 64  # of metadata and of chat_template_kwargs
 
 
 class Body(BaseModel):
@@ -33,7 +39,7 @@ def unbuilt(*neutral: Any) -> Any:
 
 
 def _prompt(value: Any) -> Any:
-    if isinstance(value, str) or (isinstance(value, list) and all(type(v) is int for v in value)):
+    if isinstance(value, str) or (isinstance(value, list) and set(map(type, value)) <= {int}):
         return value
     raise PydanticCustomError("prompt_type", "must be a string or a list of token ids")
 
@@ -67,6 +73,7 @@ Prompts = Annotated[
     PlainValidator(_prompts),
     WithJsonSchema({"anyOf": [_STRING, _IDS, _STRINGS, {"type": "array", "items": _IDS}]}),
 ]
+Entries = Annotated[dict[str, Any], Field(max_length=MAX_ENTRIES)]
 Stop = Annotated[Any, PlainValidator(_stop), WithJsonSchema({"anyOf": [_STRING, _STRINGS, {"type": "null"}]})]
 
 
@@ -132,7 +139,7 @@ class OpenAIRequest(Generation):
     stream_options: StreamOptions | None = None
     stream_mode: Literal["denoise", "block_append"] | None = None  # the second is what OpenAI's stream is anyway
     user: str | None = None
-    metadata: dict[str, Any] | None = None
+    metadata: Entries | None = None
     store: bool | None = None
     service_tier: str | None = None
     frequency_penalty: unbuilt(0) = None
@@ -148,7 +155,7 @@ class TextPart(Body):
 
 class Message(Body):
     role: Literal["system", "developer", "user", "assistant"]
-    content: str | list[TextPart]
+    content: str | Annotated[list[TextPart], Field(max_length=MAX_PARTS, fail_fast=True)]
     name: unbuilt() = None
     tool_calls: unbuilt([]) = None
     function_call: unbuilt() = None
@@ -161,10 +168,13 @@ class Message(Body):
         return {"role": "system" if self.role == "developer" else self.role, "content": text}
 
 
+Messages = Annotated[list[Message], Field(max_length=MAX_MESSAGES, fail_fast=True)]
+
+
 class ChatRequest(OpenAIRequest):
-    messages: list[Message]
+    messages: Messages
     max_completion_tokens: int | None = None
-    chat_template_kwargs: dict[str, Any] | None = None
+    chat_template_kwargs: Entries | None = None
     parallel_tool_calls: bool | None = None
     logprobs: unbuilt(False) = None
     top_logprobs: unbuilt(0) = None
@@ -194,13 +204,13 @@ class TokenizeRequest(Body):
 
     model: str | None = None
     prompt: str | None = None
-    messages: list[Message] | None = None
-    chat_template_kwargs: dict[str, Any] | None = None
+    messages: Messages | None = None
+    chat_template_kwargs: Entries | None = None
 
 
 class DetokenizeRequest(Body):
     model: str | None = None
-    tokens: list[int]
+    tokens: Annotated[list[int], Field(fail_fast=True)]
 
 
 class ErrorDetail(BaseModel):
@@ -226,15 +236,22 @@ BODIES: tuple[type[BaseModel], ...] = (
 B = TypeVar("B", bound=Body)
 
 # pydantic's kinds of error that concern a value; what remains (a wrong type, a missing field) is the schema's
-_VALUE_ERRORS = frozenset({"extra_forbidden", "literal_error", "not_built", "finite_number"})
+_VALUE_ERRORS = frozenset({"extra_forbidden", "literal_error", "not_built", "finite_number", "too_long"})
 
 
 def parse_body(kind: type[B], data: bytes) -> B:
-    """The body, or RequestError: 400 for what is no JSON, unknown fields and values; 422 for wrong types."""
+    """The body, or RequestError: 400 for what is no JSON, unknown fields and values; 422 for wrong types.
+
+    A list ends at its first error; how many an object can have is limited by what a body may hold.
+    """
+    check_shape(data)
     try:
         return kind.model_validate_json(data)
     except pydantic.ValidationError as invalid:
-        first = invalid.errors(include_url=False, include_context=False, include_input=False)[0]
+        errors = invalid.errors(include_url=False, include_context=False, include_input=False)
+    first, *others = errors
+    if others and others[0]["type"] == "too_long":  # "content" is a text or a list: the list's error says more
+        first = others[0]
     if first["type"] == "json_invalid":
         raise RequestError(f"the body is not JSON: {first['msg'].removeprefix('Invalid JSON: ')}", code="invalid_json")
     param = _path(first["loc"])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import concurrent.futures
 import contextlib
+import gc
 import logging
 import os
 import shutil
@@ -146,6 +147,7 @@ class Server:
         threading.Thread(target=load, daemon=True).start()
         try:
             service.tokenizer = await asyncio.wrap_future(loaded)
+            gc.freeze()  # what is there now stays; looking through all of it would hold the loop again and again
         except ConfigError as error:
             self._give_up(str(error))
         except Exception as error:

@@ -7,7 +7,6 @@ import time
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any
 
 from starlette.requests import ClientDisconnect, Request
 
@@ -19,13 +18,13 @@ from runtime.params import SamplingParams, choices, resolve, stop_strings
 from runtime.server.frontend import Frontend, Unavailable
 from runtime.server.jobs import ClientGone, Job
 from runtime.server.keys import Keys
-from runtime.server.schemas import B, GenerateRequest, Generation, OpenAIRequest, parse_body
+from runtime.server.preparing import Preparer
+from runtime.server.schemas import B, GenerateRequest, Generation, OpenAIRequest
 from runtime.text import Answer, Tokenizer
 
 MAX_BODY = 2 * 2**20  # bytes
 MAX_DISCARD = 64 * 2**20  # bytes of a larger body that are read so that its sender gets to read the answer
 BODY_SECONDS = 30.0
-THREAD_CHARS = 4096  # longer texts are encoded beside the event loop
 
 _SAMPLING = (
     "max_tokens",
@@ -53,6 +52,7 @@ class Service:
         self.keys = keys
         self.names = config.model_names
         self.tokenizer: Tokenizer | None = None  # loaded beside the engine
+        self.preparer = Preparer(self.require)
         self.created = int(time.time())
         self.draining = False
         self.in_flight = 0  # HTTP requests being answered
@@ -85,7 +85,7 @@ class Service:
 
     async def body(self, request: Request, kind: type[B]) -> B:
         """The parsed body. Raises RequestError 400, 408, 413 or 422."""
-        return parse_body(kind, await read_body(request))
+        return await self.preparer.parse(kind, await read_body(request))
 
     @contextmanager
     def admission(self) -> Iterator[None]:
@@ -95,46 +95,6 @@ class Service:
         except RequestError as error:
             self.metrics.requests.labels("aborted" if error.status == 499 else "refused").inc()
             raise
-
-    async def encode(self, text: str, param: str = "prompt") -> list[int]:
-        """A prompt's ids; special tokens in it are ordinary text (decoding.md 1)."""
-        info, tokenizer = self.require()
-        if tokenizer.surely_longer(text, info.max_model_len):
-            raise _too_long(param, info)
-        if len(text) > THREAD_CHARS:
-            return await asyncio.to_thread(tokenizer.encode, text, param)
-        return tokenizer.encode(text, param)
-
-    async def encode_each(self, prompts: list[str | list[int]]) -> list[list[int]]:
-        """The ids of several prompts, those given as ids as they are."""
-        texts = [prompt for prompt in prompts if isinstance(prompt, str)]
-        if sum(map(len, texts)) <= THREAD_CHARS:
-            return [await self.encode(prompt) if isinstance(prompt, str) else prompt for prompt in prompts]
-        info, tokenizer = self.require()
-
-        def encode(prompt: str | list[int]) -> list[int]:
-            if isinstance(prompt, list):
-                return prompt
-            if tokenizer.surely_longer(prompt, info.max_model_len):
-                raise _too_long("prompt", info)
-            return tokenizer.encode(prompt)
-
-        return await asyncio.to_thread(lambda: [encode(prompt) for prompt in prompts])
-
-    async def encode_chat(self, messages: list[dict[str, str]], kwargs: Mapping[str, Any] | None) -> list[int]:
-        """The ids of a chat with the checkpoint's own template."""
-        info, tokenizer = self.require()
-        variables = dict(kwargs or {})
-        for name in ("self", "messages"):
-            if name in variables:
-                path = f"chat_template_kwargs.{name}"
-                raise RequestError(f"{path}: this name is the template's own; leave it out", param=path)
-        text = "".join(message["content"] for message in messages)
-        if tokenizer.surely_longer(text, info.max_model_len):
-            raise _too_long("messages", info)
-        if len(text) > THREAD_CHARS:
-            return await asyncio.to_thread(tokenizer.encode_chat, messages, **variables)
-        return tokenizer.encode_chat(messages, **variables)
 
     def job(
         self,
@@ -185,14 +145,6 @@ class Service:
             specs += choices(spec, n)
         made = [Choice(i, spec, Answer(tokenizer, stops)) for i, spec in enumerate(specs)]
         return Job(id, self.frontend, made, streamed=mode is not None)
-
-
-def _too_long(param: str, info: EngineInfo) -> RequestError:
-    return RequestError(
-        f"{param}: has far more than the {info.max_model_len} tokens of the model's length; shorten it",
-        param=param,
-        code="context_length_exceeded",
-    )
 
 
 def new_id(prefix: str) -> str:

@@ -13,16 +13,17 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from jinja2 import TemplateError, nodes
+from jinja2 import Environment, TemplateError, nodes
 from jinja2.exceptions import SecurityError
 from jinja2.ext import Extension
 from jinja2.parser import Parser
-from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from runtime.errors import ConfigError, RequestError
+from runtime.text.budget import Budget, Sandbox, Spent, Watched
 
 # Values inside these only steer the template; marks there would keep it from finding what it looks for in a message.
 _STEERING = (nodes.Compare, nodes.Test, nodes.Getitem, nodes.Slice)
+_WATCHED = "watched"
 _PASSED_ON = {"default", "d", "join"}  # filters whose arguments come out again
 
 
@@ -44,10 +45,8 @@ class ChatTemplate:
 
         Raises ConfigError if `source` is not a template.
         """
-        env = ImmutableSandboxedEnvironment(
-            trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols", Generation]
-        )
-        env.filters["tojson"] = _tojson
+        env = Sandbox(trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols", Generation])
+        env.filters |= {"tojson": _tojson, _WATCHED: Watched}
         env.globals |= {"raise_exception": _raise, "strftime_now": _strftime_now}
         self._marks = dict(marks)
         self._pattern = _any_of(marks)
@@ -56,13 +55,19 @@ class ChatTemplate:
         try:
             tree = env.parse(source)
             self._mark(tree)
+            _watch(tree, env)
             self._template = env.from_string(tree)
         except TemplateError as error:
             raise ConfigError(f"the chat template does not compile: {error}") from None
         self._variables = {name: self._marked(text) for name, text in variables.items()}
 
-    def render(self, messages: Sequence[Mapping[str, Any]], kwargs: Mapping[str, Any]) -> str:
-        """The conversation as text with marks. RequestError where the template refuses or cannot use it."""
+    def render(
+        self, messages: Sequence[Mapping[str, Any]], kwargs: Mapping[str, Any], budget: Budget | None = None
+    ) -> str:
+        """The conversation as text with marks.
+
+        Raises RequestError where the template refuses or cannot use it, or where it takes too much of `budget`.
+        """
         reserved = {"messages", "raise_exception", "strftime_now", *self._variables}
         if clash := reserved & kwargs.keys():
             name = min(clash)
@@ -72,7 +77,12 @@ class ChatTemplate:
             )
         values = {"add_generation_prompt": True, "tools": None, "documents": None, **kwargs, **self._variables}
         try:
-            return self._template.render(values, messages=[dict(m) for m in messages])
+            pieces = self._template.generate(values, messages=[dict(m) for m in messages])
+            return (budget or Budget()).gather(pieces)
+        except Spent as spent:
+            raise RequestError(
+                f"messages: the model's chat template {spent} on them; send less", param="messages"
+            ) from None
         except (
             TemplateError,
             SecurityError,
@@ -110,6 +120,12 @@ class ChatTemplate:
             if field in ("args", "kwargs") and _only_reads(node):
                 continue
             self._mark(child)
+
+
+def _watch(tree: nodes.Template, env: Environment) -> None:
+    """Have every loop go through ``Watched``."""
+    for loop in tree.find_all(nodes.For):
+        loop.iter = nodes.Filter(loop.iter, _WATCHED, [], [], None, None, lineno=loop.lineno, environment=env)
 
 
 def _only_reads(node: nodes.Node) -> bool:

@@ -3,18 +3,24 @@
 from __future__ import annotations
 
 import json
+import os
 import secrets
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import tokenizers
 
 from runtime.errors import ConfigError, RequestError
+from runtime.text.budget import Abandoned, Budget
 from runtime.text.pieces import Pieces
 from runtime.text.template import ChatTemplate
 from runtime.weights import files
 
+# The library's batch calls, the only ones that leave the interpreter's lock, would otherwise start a thread a core.
+os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+
+WINDOW = 2**16  # characters that are encoded at once when a long text is measured
 _MARK_LENGTH = 12  # characters of a private-use area: 150 bits, beyond guessing
 
 
@@ -55,7 +61,10 @@ class Tokenizer:
         self._template: ChatTemplate | None = None
         if source is not None:
             self._template = ChatTemplate(source, marks, _named_tokens(config))
-            self._check_template(_load(data, directory))
+            try:
+                self._check_template(_load(data, directory))
+            except LibraryFailed as error:
+                raise ConfigError(f"{directory / 'tokenizer.json'}: cannot be used: {error}") from None
 
     def token_id(self, token: str) -> int | None:
         """The id of a vocabulary entry by its exact text, a special one too."""
@@ -71,12 +80,43 @@ class Tokenizer:
 
     def encode(self, text: str, param: str = "prompt") -> list[int]:
         """Ids of `text`, all of it taken as ordinary text. RequestError (about `param`) if it is not valid Unicode."""
-        try:
-            text.encode("utf-8")
-        except UnicodeEncodeError:
-            raise RequestError(f"{param}: holds a lone surrogate, which is no character", param=param) from None
-        ids: list[int] = self._encoder.encode(text, add_special_tokens=False).ids
+        _check_unicode(text, param)
+        ids: list[int] = self._encode(text).ids
         return ids
+
+    def encode_at_most(
+        self, text: str, tokens: int, param: str = "prompt", wanted: Callable[[], bool] = lambda: True
+    ) -> list[int] | None:
+        """Ids of `text`, or None once it is clear that there are far more than `tokens`.
+
+        A long text is first measured, a window at a time, so that it takes the memory of a window until it is known
+        to be worth more. Cutting it makes a few tokens more at each place, never twice as many. Raises RequestError
+        as `encode` does, and Abandoned at the next window once nobody has `wanted` it.
+        """
+        if self.surely_longer(text, tokens):
+            return None
+        if len(text) > WINDOW:
+            _check_unicode(text, param)
+            found = 0
+            for at in range(0, len(text), WINDOW):
+                if not wanted():
+                    raise Abandoned
+                found += len(self._encode(text[at : at + WINDOW]))
+                if found > 2 * tokens:
+                    return None
+        return self.encode(text, param)
+
+    def render(
+        self, messages: Sequence[Mapping[str, Any]], kwargs: Mapping[str, Any], budget: Budget | None = None
+    ) -> str:
+        """A conversation as the text that `encode` takes, through the chat template; see `encode_chat`."""
+        if self._template is None:
+            raise RequestError(
+                "messages: this model has no chat template; use /v1/completions, or start with --chat-template",
+                param="messages",
+            )
+        _check_messages(messages)
+        return self._template.render(messages, kwargs, budget)
 
     def encode_chat(self, messages: Sequence[Mapping[str, Any]], /, **template_kwargs: Any) -> list[int]:
         """Ids of a conversation through the chat template, with nothing added to what the template writes.
@@ -88,17 +128,15 @@ class Tokenizer:
         Raises:
             RequestError: no template, or messages that it cannot render.
         """
-        if self._template is None:
-            raise RequestError(
-                "messages: this model has no chat template; use /v1/completions, or start with --chat-template",
-                param="messages",
-            )
-        _check_messages(messages)
-        return self.encode(self._template.render(messages, template_kwargs), param="messages")
+        return self.encode(self.render(messages, template_kwargs), param="messages")
 
     def decode(self, ids: Iterable[int]) -> str:
         """The text of `ids`, special tokens by their own text; invalid UTF-8 becomes U+FFFD, unknown ids nothing."""
         return self.pieces.text(ids)
+
+    def _encode(self, text: str) -> Any:
+        """The library's encoding; other threads run while it works."""
+        return _called(self._encoder.encode_batch_fast, [text], add_special_tokens=False)[0]
 
     def _check_template(self, plain: Any) -> None:
         """Fail at start if the template puts special tokens together out of parts, which marks would not follow."""
@@ -110,18 +148,39 @@ class Tokenizer:
                 text = self._template.render(messages, {})
             except RequestError:
                 continue  # a template may refuse a system message, for one
-            if self.encode(text) != plain.encode(self._template.unmarked(text), add_special_tokens=False).ids:
+            if self.encode(text) != _called(plain.encode, self._template.unmarked(text), add_special_tokens=False).ids:
                 raise ConfigError("the chat template builds special tokens from parts; write them whole")
 
 
 def _load(data: Mapping[str, Any], directory: Path) -> Any:
     try:
-        encoder = tokenizers.Tokenizer.from_str(json.dumps(data))
+        encoder = _called(tokenizers.Tokenizer.from_str, json.dumps(data))
     except Exception as error:  # the library raises nothing narrower
         raise ConfigError(f"{directory / 'tokenizer.json'}: cannot be loaded: {error}") from None
     encoder.no_truncation()
     encoder.no_padding()
     return encoder
+
+
+class LibraryFailed(RuntimeError):
+    """The tokenizers library broke down on something, as it does where a checkpoint's pattern runs wild."""
+
+
+def _called(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """A call of the library, whose panics are made ordinary: they are no `Exception`, and would pass everything by."""
+    try:
+        return function(*args, **kwargs)
+    except BaseException as error:
+        if type(error).__module__ != "pyo3_runtime":
+            raise
+        raise LibraryFailed(f"the tokenizers library failed: {error}") from None
+
+
+def _check_unicode(text: str, param: str) -> None:
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError:
+        raise RequestError(f"{param}: holds a lone surrogate, which is no character", param=param) from None
 
 
 def _add_missing(data: dict[str, Any], config: Mapping[str, Any]) -> None:

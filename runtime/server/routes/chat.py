@@ -32,7 +32,8 @@ async def chat_completions(request: Request) -> Response:
         mode = stream_mode(body)
         max_tokens, names = _limit(body)
         service.require()
-        ids = await service.encode_chat([message.plain() for message in body.messages], body.chat_template_kwargs)
+        messages = [message.plain() for message in body.messages]
+        ids = await service.preparer.encode_chat(request, messages, body.chat_template_kwargs)
         job = service.job(
             body,
             [ids],

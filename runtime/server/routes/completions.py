@@ -32,7 +32,7 @@ async def completions(request: Request) -> Response:
         model = service.model_name(body.model)
         mode = stream_mode(body)
         service.require()
-        prompts = await service.encode_each(_list(body.prompt))
+        prompts = await service.preparer.encode_each(request, _list(body.prompt))
         n = 1 if body.n is None else body.n
         job = service.job(body, prompts, id=new_id("cmpl"), mode=mode, n=n, owner=owner_of(request))
     head = {"id": job.id, "object": "text_completion", "created": int(time.time()), "model": model}

@@ -30,7 +30,7 @@ async def generate(request: Request) -> Response:
         body = await service.body(request, GenerateRequest)
         mode = stream_mode(body, default="denoise")
         service.require()
-        ids = await service.encode(body.prompt) if isinstance(body.prompt, str) else body.prompt
+        ids = (await service.preparer.encode_each(request, [body.prompt]))[0]
         limit, owner = DEFAULT_MAX_TOKENS, owner_of(request)
         job = service.job(body, [ids], id=new_id("gen"), mode=mode, default_max_tokens=limit, owner=owner)
     if body.stream:

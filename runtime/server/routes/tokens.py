@@ -7,7 +7,6 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from runtime.errors import RequestError
-from runtime.params import check_id
 from runtime.server.responses import json_response
 from runtime.server.routes.documented import takes
 from runtime.server.schemas import DetokenizeRequest, TokenizeRequest
@@ -27,11 +26,11 @@ async def tokenize(request: Request) -> Response:
         raise RequestError("prompt: give either prompt or messages", param="prompt")
     if body.messages is not None:
         messages = [message.plain() for message in body.messages]
-        ids = await service.encode_chat(messages, body.chat_template_kwargs)
+        ids = await service.preparer.encode_chat(request, messages, body.chat_template_kwargs)
     else:
         if body.chat_template_kwargs is not None:
             raise RequestError("chat_template_kwargs: only with messages", param="chat_template_kwargs")
-        ids = await service.encode(body.prompt or "")
+        ids = await service.preparer.encode(request, body.prompt or "")
     return json_response({"tokens": ids, "count": len(ids), "max_model_len": info.max_model_len})
 
 
@@ -41,7 +40,4 @@ async def detokenize(request: Request) -> Response:
     service: Service = request.app.state.service
     body = await service.body(request, DetokenizeRequest)
     service.model_name(body.model)
-    info, tokenizer = service.require()
-    for i, token in enumerate(body.tokens):
-        check_id(token, info, f"tokens[{i}]")
-    return json_response({"prompt": tokenizer.decode(body.tokens)})
+    return json_response({"prompt": await service.preparer.decode(request, body.tokens)})

@@ -1,0 +1,108 @@
+"""Work beside the event loop: two threads, one for what is short and one for what may take seconds.
+
+Python's threads share one lock: what runs here must give it up, as the tokenizers library's batch calls do, or be made
+of small steps, as a template is. Work that nobody waits for any more loses its place, or ends at its next step.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import heapq
+import itertools
+from collections.abc import Callable, Coroutine
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, TypeVar
+
+from starlette.requests import Request
+
+from runtime.errors import RequestError
+from runtime.server.jobs import ClientGone
+
+LONG = 2**16  # characters from which work waits among the long
+MAX_WAITING = 2**24  # characters that wait for a lane, together: they are memory
+
+T = TypeVar("T")
+Work = Callable[[Callable[[], bool]], T]  # is given what tells whether it is still wanted
+
+
+class Lane:
+    """One thread. Of what waits, the shortest goes first (within a factor of two, the first)."""
+
+    def __init__(self, name: str) -> None:
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix=name)
+        self._waiting: list[tuple[int, int, asyncio.Future[None]]] = []
+        self._numbers = itertools.count()
+        self._held = 0  # characters of what waits
+        self._busy = False
+
+    async def run(self, size: int, work: Work[T]) -> T:
+        """What `work` returns. Raises RequestError 429 where too much waits; cancelled, it gives up its place."""
+        if self._busy:
+            await self._turn(size)
+        self._busy = wanted = True
+        done = asyncio.get_running_loop().run_in_executor(self._thread, work, lambda: wanted)
+        done.add_done_callback(self._ended)
+        try:
+            return await asyncio.shield(done)
+        finally:
+            wanted = False
+
+    async def _turn(self, size: int) -> None:
+        if self._held + size > MAX_WAITING:
+            raise RequestError(
+                "too many long prompts are being prepared at the moment; retry later", status=429, code="queue_full"
+            )
+        turn = asyncio.get_running_loop().create_future()
+        heapq.heappush(self._waiting, (size.bit_length(), next(self._numbers), turn))
+        self._held += size
+        try:
+            await turn
+        except asyncio.CancelledError:
+            if turn.cancelled():
+                self._waiting = [entry for entry in self._waiting if entry[2] is not turn]
+                heapq.heapify(self._waiting)
+            else:
+                self._next()  # it was this one's turn
+            raise
+        finally:
+            self._held -= size
+
+    def _ended(self, done: asyncio.Future[Any]) -> None:
+        if not done.cancelled():
+            done.exception()  # looked at, though its client may be gone
+        self._next()
+
+    def _next(self) -> None:
+        self._busy = bool(self._waiting)
+        if self._busy:
+            heapq.heappop(self._waiting)[2].set_result(None)
+
+
+class Lanes:
+    """The two threads of a server."""
+
+    def __init__(self) -> None:
+        self._short, self._long = Lane("short"), Lane("long")
+
+    async def run(self, request: Request, size: int, work: Work[T]) -> T:
+        """`work` of about `size` characters in its lane. Raises ClientGone once nobody waits for the answer."""
+        lane = self._long if size > LONG else self._short
+        return await attended(request, lane.run(size, work))
+
+
+async def attended(request: Request, work: Coroutine[Any, Any, T]) -> T:
+    """What `work` returns; it is cancelled when the client goes away. Raises ClientGone."""
+
+    async def gone() -> None:
+        while (await request.receive())["type"] != "http.disconnect":
+            pass
+
+    working, watching = asyncio.create_task(work), asyncio.create_task(gone())
+    try:
+        await asyncio.wait((working, watching), return_when=asyncio.FIRST_COMPLETED)
+        if not working.done():
+            raise ClientGone
+        return working.result()
+    finally:
+        working.cancel()
+        watching.cancel()

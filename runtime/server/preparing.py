@@ -1,0 +1,146 @@
+"""From a body's bytes to a prompt's ids, with no request holding the event loop for long.
+
+Small work is done at once, on the loop. What takes longer goes to a thread (``lanes.py``): rendering a long chat,
+encoding a long text. Parsing cannot leave the loop, as it keeps Python's lock; large bodies are parsed one at a time,
+and the loop looks after everybody else in between.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from starlette.requests import Request
+
+from runtime.engine.io import EngineInfo
+from runtime.errors import RequestError
+from runtime.params import check_ids, check_length
+from runtime.server.lanes import Lanes, T, Work
+from runtime.server.schemas import B, parse_body
+from runtime.text import Tokenizer
+from runtime.text.budget import Budget
+from runtime.text.tokenizer import WINDOW
+
+SMALL_BODY = 2**16  # bytes that are parsed in a few milliseconds, whatever they hold
+SMALL_TEXT = 4096  # characters that are encoded in a millisecond or so
+SMALL_IDS = 4096
+SMALL_CHAT = 32  # messages
+MESSAGE_CHARS = 64  # that a message costs a template beside its content
+MAX_PROMPT_TOKENS = 2**17  # of all prompts of a request
+
+
+class Preparer:
+    """`require` gives the engine's facts and the tokenizer, or raises Unavailable."""
+
+    def __init__(self, require: Callable[[], tuple[EngineInfo, Tokenizer]]) -> None:
+        self._require = require
+        self._lanes = Lanes()
+        self._parsing = asyncio.Lock()
+
+    async def parse(self, kind: type[B], data: bytes) -> B:
+        """The body. Raises RequestError 400 or 422."""
+        if len(data) <= SMALL_BODY:
+            return parse_body(kind, data)
+        async with self._parsing:
+            return parse_body(kind, data)
+
+    async def encode(self, request: Request, text: str) -> list[int]:
+        """A text's ids, longer than a prompt may be too; special tokens in it are ordinary text (decoding.md 1)."""
+        info, tokenizer = self._require()
+
+        def work(wanted: Callable[[], bool]) -> list[int]:
+            return _encode(tokenizer, text, info, "prompt", wanted)
+
+        return await self._run(request, len(text), work)
+
+    async def encode_each(self, request: Request, prompts: list[str | list[int]]) -> list[list[int]]:
+        """The ids of prompts, those given as ids as they are."""
+        info, tokenizer = self._require()
+
+        def work(wanted: Callable[[], bool]) -> list[list[int]]:
+            encoded: list[list[int]] = []
+            tokens = 0
+            for i, prompt in enumerate(prompts):
+                param = "prompt" if len(prompts) == 1 else f"prompt[{i}]"
+                ids = prompt if isinstance(prompt, list) else _encode(tokenizer, prompt, info, param, wanted)
+                check_length(ids, info, param)  # the first that is too long ends it
+                encoded.append(ids)
+                tokens += len(ids)
+                if i and tokens > MAX_PROMPT_TOKENS:
+                    raise RequestError(
+                        f"prompt: these have more than {MAX_PROMPT_TOKENS} tokens together; send several requests",
+                        param="prompt",
+                    )
+            return encoded
+
+        return await self._run(request, sum(len(prompt) for prompt in prompts if isinstance(prompt, str)), work)
+
+    async def encode_chat(
+        self, request: Request, messages: list[dict[str, str]], kwargs: Mapping[str, Any] | None
+    ) -> list[int]:
+        """The ids of a chat with the checkpoint's own template."""
+        info, tokenizer = self._require()
+        variables = dict(kwargs or {})
+        for name in ("self", "messages"):
+            if name in variables:
+                path = f"chat_template_kwargs.{name}"
+                raise RequestError(f"{path}: this name is the template's own; leave it out", param=path)
+
+        def work(wanted: Callable[[], bool]) -> list[int]:
+            text = tokenizer.render(messages, variables, Budget(wanted=wanted))
+            return _encode(tokenizer, text, info, "messages", wanted)
+
+        size = sum(len(message["content"]) + MESSAGE_CHARS for message in messages) + weight(variables)
+        simple = all(value is None or isinstance(value, bool | str) for value in variables.values())
+        if size <= SMALL_TEXT and len(messages) <= SMALL_CHAT and simple:
+            text = tokenizer.render(messages, variables, Budget())
+            if len(text) <= SMALL_TEXT:
+                return _encode(tokenizer, text, info, "messages", _always)
+        return await self._lanes.run(request, size, work)
+
+    async def decode(self, request: Request, ids: list[int]) -> str:
+        """The text of token ids, special tokens included."""
+        info, tokenizer = self._require()
+        most = max(2 * info.max_model_len, WINDOW)  # what a text may have to be encoded at all
+        if len(ids) > most:
+            raise RequestError(f"tokens: has {len(ids)} ids; at most {most}", param="tokens")
+        check_ids(ids, info, "tokens")
+        if len(ids) <= SMALL_IDS:
+            return tokenizer.decode(ids)
+        return await self._lanes.run(request, len(ids), lambda wanted: tokenizer.decode(ids))
+
+    async def _run(self, request: Request, size: int, work: Work[T]) -> T:
+        """`work` of `size` characters, at once where they are few."""
+        return work(_always) if size <= SMALL_TEXT else await self._lanes.run(request, size, work)
+
+
+def weight(value: Any, most: int = 2**20) -> int:
+    """About how many characters a JSON value has, counted no further than `most`."""
+    total, left = 0, [value]
+    while left and total < most:
+        value = left.pop()
+        if isinstance(value, str):
+            total += len(value)
+        elif isinstance(value, dict):
+            left.extend(value.values())
+            total += sum(map(len, value))
+        elif isinstance(value, list):
+            left.extend(value)
+        total += 4
+    return total
+
+
+def _encode(tokenizer: Tokenizer, text: str, info: EngineInfo, param: str, wanted: Callable[[], bool]) -> list[int]:
+    ids = tokenizer.encode_at_most(text, info.max_model_len, param, wanted)
+    if ids is None:
+        raise RequestError(
+            f"{param}: has far more than the {info.max_model_len} tokens of the model's length; shorten it",
+            param=param,
+            code="context_length_exceeded",
+        )
+    return ids
+
+
+def _always() -> bool:
+    return True

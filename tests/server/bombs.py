@@ -1,0 +1,76 @@
+"""Bodies of 2 MiB, and of what the limits just allow, that cost a parser or a validator as much as they can."""
+
+from __future__ import annotations
+
+from runtime.server.schemas import MAX_MESSAGES
+from runtime.server.service import MAX_BODY
+from runtime.server.shape import MAX_CONTAINERS, MAX_STRINGS, MAX_VALUES
+
+CHAT, TEXT, OWN, IDS = "/v1/chat/completions", "/v1/completions", "/generate", "/detokenize"
+_USER = b'{"messages":[{"role":"user","content":'
+_SPARE = 64  # containers, strings and values that a body may hold beside the many
+
+
+def many(head: bytes, item: bytes, tail: bytes, most: int | None = None) -> bytes:
+    """`head`, `item` as often as 2 MiB hold it (or `most` times), `tail`."""
+    count = (MAX_BODY - len(head) - len(tail)) // (len(item) + 1)
+    return head + b",".join([item] * min(count, most or count)) + tail
+
+
+def keys(head: bytes, tail: bytes, value: bytes = b"0", most: int = MAX_BODY // 11) -> bytes:
+    return head + b",".join(b'"%x":%s' % (i, value) for i in range(most)) + tail
+
+
+def filled(head: bytes, item: bytes, tail: bytes) -> bytes:
+    """As much as 2 MiB hold."""
+    assert len(head + item + tail) < 200
+    return head + item * ((MAX_BODY - len(head) - len(tail)) // len(item)) + tail
+
+
+# what is refused for its shape, whatever it means
+SHAPES: dict[str, tuple[str, bytes]] = {
+    "parts {}": (CHAT, many(_USER + b"[", b"{}", b"]}]}")),
+    "parts": (CHAT, many(_USER + b"[", b'{"type":"text","text":""}', b"]}]}")),
+    "messages {}": (CHAT, many(b'{"messages":[', b"{}", b"]}")),
+    "messages []": (CHAT, many(b'{"messages":[', b"[]", b"]}")),
+    "messages": (CHAT, many(b'{"messages":[', b'{"role":"user","content":""}', b"]}")),
+    "70,000 messages": (CHAT, many(b'{"messages":[', b'{"role":"user","content":""}', b"]}", 70_000)),
+    "unknown fields": (CHAT, keys(_USER + b'""}],', b"}")),
+    "unknown fields of a message": (CHAT, keys(_USER + b'"",', b"}]}")),
+    "unknown fields of decoding": (OWN, keys(b'{"prompt":"x","decoding":{', b"}}")),
+    "logit_bias": (CHAT, keys(_USER + b'""}],"logit_bias":{', b"}}")),
+    "tools": (CHAT, many(_USER + b'""}],"tools":[', b"{}", b"]}")),
+    "chat_template_kwargs": (CHAT, keys(_USER + b'""}],"chat_template_kwargs":{', b"}}")),
+    "metadata": (CHAT, keys(_USER + b'""}],"metadata":{', b"}}")),
+    "a million ids": (OWN, many(b'{"prompt":[', b"1", b"]}")),
+    "tokens": (IDS, many(b'{"tokens":[', b'""', b"]}")),
+    "prompts": (TEXT, many(b'{"prompt":[', b'""', b"]}")),
+    "prompts of ids": (TEXT, many(b'{"prompt":[', b"[1]", b"]}")),
+    "nested": (OWN, filled(b'{"prompt":', b"[", b"")),
+    "nested 150 deep": (OWN, many(b'{"prompt":[', b"[" * 150 + b"]" * 150, b"]}")),
+    "repeated keys": (OWN, many(b"{", b'"prompt":""', b"}")),
+}
+# what the limits on the shape let through, as much of it as they do
+LARGEST: dict[str, tuple[str, bytes]] = {
+    "parts {}": (CHAT, many(_USER + b"[", b"{}", b"]}]}", MAX_CONTAINERS - _SPARE)),
+    "messages {}": (CHAT, many(b'{"messages":[', b"{}", b"]}", MAX_MESSAGES - 1)),
+    "messages": (CHAT, many(b'{"messages":[', b'{"role":"user","content":""}', b"]}", MAX_MESSAGES)),
+    "unknown fields": (CHAT, keys(_USER + b'""}],', b"}", most=MAX_STRINGS - _SPARE)),
+    "unknown fields of a message": (CHAT, keys(_USER + b'"",', b"}]}", most=MAX_STRINGS - _SPARE)),
+    "unknown lists of decoding": (
+        OWN,
+        keys(b'{"prompt":"x","decoding":{', b"}}", b"[]", most=MAX_CONTAINERS - _SPARE),
+    ),
+    "tools": (CHAT, many(_USER + b'""}],"tools":[', b"{}", b"]}", MAX_CONTAINERS - _SPARE)),
+    "ids": (OWN, many(b'{"prompt":[', b"123456", b"]}", MAX_VALUES - _SPARE)),
+    "ids and a string": (OWN, many(b'{"prompt":[', b"123456", b',"x"]}', MAX_VALUES - _SPARE)),
+    "tokens": (IDS, many(b'{"tokens":[', b'""', b"]}", MAX_STRINGS - _SPARE)),
+    "numbers": (CHAT, many(_USER + b'""}],"chat_template_kwargs":{"a":[', b"1.5e1", b"]}}", MAX_VALUES - _SPARE)),
+    "prompts of ids": (TEXT, many(b'{"prompt":[', b"[1]", b"]}", MAX_CONTAINERS - _SPARE)),
+    "ids of 4,000 digits": (OWN, many(b'{"prompt":[', b"9" * 4000, b"]}")),
+    "digits": (OWN, filled(b'{"prompt":"x","max_tokens":', b"9", b"}")),
+    "a long text": (OWN, filled(b'{"prompt":"', b"x", b'"}')),
+    "escapes": (OWN, filled(b'{"prompt":"', b'\\"', b'"}')),
+    "a long key": (OWN, filled(b'{"', b"x", b'":1}')),
+    "spaces": (OWN, filled(b'{"prompt":', b" ", b'"x"}')),
+}

@@ -1,0 +1,149 @@
+"""Work beside the loop: in whose turn, at whose cost, and given up with its client."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from typing import Any
+
+import pytest
+
+from runtime.errors import RequestError
+from runtime.server import lanes
+from runtime.server.jobs import ClientGone
+from runtime.server.lanes import LONG, Lane, Lanes, attended
+
+WAIT = 30.0
+
+
+class Client:
+    """A request whose client goes away when told to."""
+
+    def __init__(self) -> None:
+        self.gone = asyncio.Event()
+
+    async def receive(self) -> dict[str, Any]:
+        await self.gone.wait()
+        return {"type": "http.disconnect"}
+
+
+class Held:
+    """Work that goes on until it is released, or told that nobody wants it."""
+
+    def __init__(self) -> None:
+        self.begun, self.release = threading.Event(), threading.Event()
+        self.abandoned = False
+
+    def __call__(self, wanted: Any) -> str:
+        self.begun.set()
+        while not self.release.wait(0.005):
+            if not wanted():
+                self.abandoned = True
+                raise RuntimeError("abandoned")
+        return "done"
+
+    async def until_begun(self) -> None:
+        assert await asyncio.to_thread(self.begun.wait, WAIT)
+
+
+def test_the_shortest_goes_first_and_equals_in_turn() -> None:
+    async def everything() -> list[str]:
+        lane, first = Lane("test"), Held()
+        order: list[str] = []
+        head = asyncio.create_task(lane.run(1, first))
+        await first.until_begun()
+        sizes = {"long": 60_000, "a": 1_500, "b": 1_100, "short": 10}
+        rest = [asyncio.create_task(lane.run(size, lambda _, n=name: order.append(n))) for name, size in sizes.items()]
+        await asyncio.sleep(0)
+        first.release.set()
+        assert await head == "done"
+        await asyncio.gather(*rest)
+        return order
+
+    assert asyncio.run(everything()) == ["short", "a", "b", "long"]
+
+
+def test_short_work_does_not_wait_for_long_work() -> None:
+    async def everything() -> None:
+        both, client, long = Lanes(), Client(), Held()
+        waiting = asyncio.create_task(both.run(client, LONG + 1, long))  # type: ignore[arg-type]
+        await long.until_begun()
+        assert await both.run(client, LONG, lambda _: 5) == 5  # type: ignore[arg-type]
+        long.release.set()
+        assert await waiting == "done"
+
+    asyncio.run(everything())
+
+
+def test_a_client_that_goes_away_gives_up_its_work_and_its_place() -> None:
+    async def everything() -> None:
+        lane, first, second, third = Lane("test"), Client(), Client(), Client()
+        running, never = Held(), Held()
+        one = asyncio.create_task(attended(first, lane.run(1, running)))  # type: ignore[arg-type]
+        await running.until_begun()
+        two = asyncio.create_task(attended(second, lane.run(1, never)))  # type: ignore[arg-type]
+        three = asyncio.create_task(attended(third, lane.run(1, lambda _: 3)))  # type: ignore[arg-type]
+        await asyncio.sleep(0.01)
+        second.gone.set()
+        with pytest.raises(ClientGone):
+            await two
+        first.gone.set()
+        with pytest.raises(ClientGone):
+            await one
+        assert await asyncio.wait_for(three, WAIT) == 3
+        assert running.abandoned
+        assert not never.begun.is_set()
+
+    asyncio.run(everything())
+
+
+def test_a_turn_that_comes_as_the_client_goes_is_passed_on() -> None:
+    async def everything() -> None:
+        lane, head = Lane("test"), Held()
+        one = asyncio.create_task(lane.run(1, head))
+        await head.until_begun()
+        two = asyncio.create_task(lane.run(1, lambda _: 2))
+        three = asyncio.create_task(lane.run(1, lambda _: 3))
+        await asyncio.sleep(0.01)
+        lane._next()  # as the end of the first would
+        two.cancel()
+        head.release.set()
+        assert await asyncio.wait_for(three, WAIT) == 3
+        assert await one == "done"
+        assert two.cancelled()
+
+    asyncio.run(everything())
+
+
+def test_what_waits_is_limited(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lanes, "MAX_WAITING", 100)
+
+    async def everything() -> None:
+        lane, head = Lane("test"), Held()
+        one = asyncio.create_task(lane.run(1000, head))
+        await head.until_begun()
+        two = asyncio.create_task(lane.run(60, lambda _: 2))
+        await asyncio.sleep(0.01)
+        with pytest.raises(RequestError) as refused:
+            await lane.run(60, lambda _: 3)
+        assert refused.value.status == 429
+        head.release.set()
+        assert await two == 2
+        assert await one == "done"
+        assert await lane.run(60, lambda _: 4) == 4
+
+    asyncio.run(everything())
+
+
+def test_an_error_of_the_work_is_its_clients() -> None:
+    async def everything() -> None:
+        lane = Lane("test")
+
+        def fail(_: Any) -> None:
+            raise RequestError("no", param="prompt")
+
+        with pytest.raises(RequestError, match="no"):
+            await attended(Client(), lane.run(1, fail))  # type: ignore[arg-type]
+        assert await lane.run(1, lambda _: 1) == 1
+
+    asyncio.run(everything())

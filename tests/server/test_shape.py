@@ -1,0 +1,180 @@
+"""What a body may hold, and that parsing it costs little, whatever it is."""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from runtime.errors import RequestError
+from runtime.server import shape
+from runtime.server.schemas import (
+    BODIES,
+    MAX_ENTRIES,
+    MAX_MESSAGES,
+    MAX_PARTS,
+    ChatRequest,
+    CompletionRequest,
+    DetokenizeRequest,
+    GenerateRequest,
+    parse_body,
+)
+from tests.server.bombs import CHAT, IDS, LARGEST, OWN, SHAPES, TEXT
+
+KINDS: dict[str, Any] = {CHAT: ChatRequest, TEXT: CompletionRequest, OWN: GenerateRequest, IDS: DetokenizeRequest}
+SECONDS = 0.3  # of the processor; on a quiet one it is a tenth of that
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
+    lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner),
+    max_leaves=12,
+)
+TRICKY = st.text(alphabet='\\"[]{},:x')
+
+
+def refusal(kind: type, data: bytes) -> tuple[RequestError | None, float]:
+    start = time.thread_time()
+    try:
+        parse_body(kind, data)
+    except RequestError as error:
+        return error, time.thread_time() - start
+    return None, time.thread_time() - start
+
+
+@pytest.mark.parametrize("name", SHAPES)
+def test_two_mebibytes_of_anything_are_refused_cheaply(name: str) -> None:
+    route, data = SHAPES[name]
+    error, seconds = refusal(KINDS[route], data)
+    assert error is not None
+    assert error.status == 400
+    assert re.search(r"more than \d+ (values|strings|objects)", error.message)
+    assert seconds < SECONDS
+
+
+@pytest.mark.parametrize("name", LARGEST)
+def test_what_the_limits_let_through_is_parsed_cheaply(name: str) -> None:
+    route, data = LARGEST[name]
+    error, seconds = refusal(KINDS[route], data)
+    assert error is None or (error.status in (400, 422) and len(error.message) < 600)
+    assert seconds < SECONDS
+
+
+def test_a_list_ends_at_its_first_error() -> None:
+    many = json.dumps({"messages": [{}] * 2000}).encode()
+    error, seconds = refusal(ChatRequest, many)
+    assert error is not None
+    assert (error.status, error.param) == (422, "messages[0].role")
+    few, few_seconds = refusal(ChatRequest, json.dumps({"messages": [{}] * 2}).encode())
+    assert few is not None
+    assert few.message == error.message
+    assert seconds < few_seconds + 0.02
+
+
+@pytest.mark.parametrize(
+    ("body", "param", "cap"),
+    [
+        ({"messages": [{"role": "user", "content": ""}] * (MAX_MESSAGES + 1)}, "messages", MAX_MESSAGES),
+        (
+            {"messages": [{"role": "user", "content": [{"type": "text", "text": ""}] * (MAX_PARTS + 1)}]},
+            "messages[0].content",
+            MAX_PARTS,
+        ),
+        ({"messages": [], "metadata": {str(i): "" for i in range(MAX_ENTRIES + 1)}}, "metadata", MAX_ENTRIES),
+        (
+            {"messages": [], "chat_template_kwargs": {str(i): "" for i in range(MAX_ENTRIES + 1)}},
+            "chat_template_kwargs",
+            MAX_ENTRIES,
+        ),
+    ],
+)
+def test_a_list_of_too_many_is_refused_by_name(body: dict[str, Any], param: str, cap: int) -> None:
+    error, _ = refusal(ChatRequest, json.dumps(body).encode())
+    assert error is not None
+    assert error.param == param
+    assert error.status == 400
+    assert str(cap) in error.message
+
+
+def held(value: Any) -> tuple[int, int, int]:
+    """Strings, containers and values of a JSON value, counted by walking it."""
+    if isinstance(value, str):
+        return 1, 0, 1
+    if isinstance(value, list | dict):
+        inner = [held(item) for item in (value.values() if isinstance(value, dict) else value)]
+        texts, containers, values = (sum(column) for column in zip((0, 0, 0), *inner, strict=True))
+        return texts + (len(value) if isinstance(value, dict) else 0), containers + 1, values + 1
+    return 0, 0, 1
+
+
+@given(JSON | st.lists(TRICKY) | st.dictionaries(TRICKY, TRICKY), st.booleans())
+def test_a_shape_is_counted_right(value: Any, ascii_only: bool) -> None:
+    data = json.dumps(value, ensure_ascii=ascii_only).encode("utf-8", "surrogatepass")
+    texts, containers, values = held(value)
+    with pytest.MonkeyPatch.context() as patch:
+
+        def passes(limit: str, count: int) -> bool:
+            patch.setattr(shape, limit, count)
+            try:
+                shape.check_shape(data)
+            except RequestError:
+                return False
+            finally:
+                patch.undo()
+            return True
+
+        assert passes("MAX_STRINGS", texts)
+        assert passes("MAX_CONTAINERS", containers)
+        assert passes("MAX_VALUES", values)
+        assert not texts or not passes("MAX_STRINGS", texts - 1)
+        assert not containers or not passes("MAX_CONTAINERS", containers - 1)
+
+
+PART = st.fixed_dictionaries({"type": st.just("text"), "text": st.text()})
+MESSAGE = st.fixed_dictionaries(
+    {"role": st.sampled_from(["system", "developer", "user", "assistant"]), "content": st.text() | st.lists(PART)}
+)
+NUMBER = st.floats(allow_nan=False, allow_infinity=False)
+COMMON: dict[str, Any] = {
+    "max_tokens": st.integers(),
+    "temperature": NUMBER,
+    "seed": st.integers(),
+    "stop": st.none() | st.text() | st.lists(st.text()),
+    "cache_salt": st.none() | st.text(),
+    "stream": st.none() | st.booleans(),
+    "decoding": st.fixed_dictionaries(
+        {}, optional={"accept_threshold": NUMBER, "local_leap": st.dictionaries(st.text(), JSON)}
+    ),
+}
+IDS_LIST = st.lists(st.integers())
+VALID = st.one_of(
+    st.tuples(
+        st.just(ChatRequest),
+        st.fixed_dictionaries(
+            {"messages": st.lists(MESSAGE)},
+            optional={
+                **COMMON,
+                "metadata": st.dictionaries(st.text(), JSON),
+                "chat_template_kwargs": st.dictionaries(st.text(), JSON),
+            },
+        ),
+    ),
+    st.tuples(
+        st.just(CompletionRequest),
+        st.fixed_dictionaries(
+            {"prompt": st.text() | IDS_LIST | st.lists(st.text()) | st.lists(IDS_LIST)}, optional=COMMON
+        ),
+    ),
+    st.tuples(st.just(GenerateRequest), st.fixed_dictionaries({"prompt": st.text() | IDS_LIST}, optional=COMMON)),
+    st.tuples(st.just(DetokenizeRequest), st.fixed_dictionaries({"tokens": IDS_LIST})),
+)
+
+
+@given(VALID)
+def test_a_valid_body_keeps_its_values(case: tuple[Any, dict[str, Any]]) -> None:
+    kind, body = case
+    assert kind in BODIES
+    assert parse_body(kind, json.dumps(body).encode()).model_dump(exclude_unset=True) == body
