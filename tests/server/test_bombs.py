@@ -1,0 +1,183 @@
+"""Requests made to hold the server up: it goes on answering others, and takes little memory.
+
+The bounds are an order of magnitude above what a quiet machine takes, and one below what these requests once took.
+"""
+
+from __future__ import annotations
+
+import json
+import socket
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from runtime.server.service import MAX_BODY
+from tests.server.bombs import LARGEST, SHAPES
+from tests.server.checkpoint import TEMPLATE, make_tokenizer, write_checkpoint
+from tests.server.harness import FAKE, ServerProcess, serving
+from tests.server.pings import Peak, pinging
+
+HELD = 1.5  # seconds
+GROWN = 150.0  # MB; 100 and what a sampled high-water mark may add
+CHAT = "/v1/chat/completions"
+ABORTED = 'unmask_requests_total{outcome="aborted"}'
+USER = [{"role": "user", "content": "x"}]
+PRINTS = (
+    TEMPLATE + "{% if documents %}{{ documents | tojson }}{% endif %}"
+    "{% if spin %}{% for a in range(spin) %}{% for b in range(spin) %}{% endfor %}{% endfor %}{% endif %}"
+    "{% if grow %}{{ 'x' * grow }}{% endif %}"
+    "{% if write %}{% for a in range(write) %}{{ messages[0]['content'] }}{% endfor %}{% endif %}"
+)
+
+
+@pytest.fixture(scope="module")
+def target(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
+    """A model so long that 2 MiB of text may be a prompt, with a template that writes what it is given."""
+    template = tmp_path_factory.mktemp("template") / "prints.jinja"
+    template.write_text(PRINTS)
+    flags = ("--model", str(checkpoint), "--max-model-len", "65536", "--chat-template", str(template))
+    with serving(*flags, module=FAKE) as server:
+        with server.client() as client:
+            assert client.post(CHAT, json={"messages": USER, "max_tokens": 1}).status_code == 200
+        yield server
+
+
+def post(server: ServerProcess, route: str, body: Any) -> httpx.Response:
+    data = body if isinstance(body, bytes) else json.dumps(body).encode()
+    with server.client() as client:
+        return client.post(route, content=data, headers={"Content-Type": "application/json"}, timeout=120)
+
+
+@pytest.mark.parametrize("name", ["parts {}", "messages {}", "unknown fields", "tokens", "prompts of ids"])
+def test_a_validation_bomb_takes_no_time_and_no_memory(target: ServerProcess, name: str) -> None:
+    route, data = SHAPES[name]
+    peak = Peak(target.process.pid)
+    with pinging(target) as pings:
+        answer = post(target, route, data)
+    assert answer.status_code == 400
+    assert pings.longest < HELD
+    assert peak.grown < GROWN
+
+
+def test_twelve_bombs_at_once(target: ServerProcess) -> None:
+    bodies = [SHAPES["parts {}"], *LARGEST.values()][:12]
+    peak = Peak(target.process.pid)
+    with pinging(target) as pings, ThreadPoolExecutor(12) as pool:
+        answers = list(pool.map(lambda body: post(target, *body), bodies))
+    assert all(answer.status_code in (200, 400, 422) for answer in answers)
+    assert pings.longest < HELD
+    assert peak.grown < GROWN
+
+
+def test_seventy_thousand_empty_messages(target: ServerProcess) -> None:
+    with pinging(target) as pings:
+        answer = post(target, *SHAPES["70,000 messages"])
+    assert answer.status_code == 400
+    assert pings.longest < HELD
+
+
+TEXT = "ab cd " * (MAX_BODY // 12)
+
+
+@pytest.fixture(scope="module")
+def plain_seconds() -> float:
+    """What the library takes for `TEXT` with Python's lock held, on this machine."""
+    tokenizer = make_tokenizer()
+    start = time.monotonic()
+    tokenizer.encode(TEXT)
+    return time.monotonic() - start
+
+
+@pytest.mark.parametrize(
+    ("route", "body"),
+    [
+        ("/tokenize", lambda text: {"prompt": text}),
+        ("/generate", lambda text: {"prompt": text, "max_tokens": 1}),
+        ("/v1/completions", lambda text: {"prompt": [text[:500_000], text[500_000:]], "max_tokens": 1}),
+        (CHAT, lambda text: {"messages": [{"role": "user", "content": text}], "max_tokens": 1}),
+        (CHAT, lambda text: {"messages": USER, "chat_template_kwargs": {"documents": [text]}, "max_tokens": 1}),
+    ],
+)
+def test_a_prompt_of_a_million_characters_holds_nobody_up(
+    target: ServerProcess, plain_seconds: float, route: str, body: Any
+) -> None:
+    peak = Peak(target.process.pid)
+    with pinging(target) as pings:
+        answer = post(target, route, body(TEXT))
+    assert answer.status_code == 400
+    assert answer.json()["error"]["code"] == "context_length_exceeded"
+    assert pings.longest < max(plain_seconds / 3, 0.5)
+    assert peak.grown < GROWN
+
+
+def test_a_long_text_is_encoded_right_while_others_are_answered(target: ServerProcess) -> None:
+    text = "ab cd " * 20_000
+    with ThreadPoolExecutor(1) as pool:
+        big = pool.submit(post, target, "/tokenize", {"prompt": text})
+        assert post(target, "/generate", {"prompt": "hello", "max_tokens": 1}).status_code == 200
+        assert post(target, "/detokenize", {"tokens": big.result().json()["tokens"]}).json()["prompt"] == text
+
+
+@pytest.mark.parametrize(
+    ("kwargs", "says"),
+    [
+        ({"spin": 99_999}, "takes more than"),
+        ({"grow": 10**9}, "repeated more than"),
+        ({"write": 99_999}, "writes more than"),
+    ],
+)
+def test_a_template_that_runs_wild_is_stopped(target: ServerProcess, kwargs: dict[str, int], says: str) -> None:
+    body = {"messages": [{"role": "user", "content": "x" * 1000}], "chat_template_kwargs": kwargs, "max_tokens": 1}
+    peak = Peak(target.process.pid)
+    with pinging(target) as pings:
+        answer = post(target, CHAT, body)
+    assert answer.status_code == 400
+    assert says in answer.json()["error"]["message"]
+    assert answer.json()["error"]["param"] == "messages"
+    assert pings.longest < HELD
+    assert peak.grown < GROWN
+
+
+def test_ids_of_any_number_to_text(target: ServerProcess) -> None:
+    with pinging(target) as pings:
+        few, many = (post(target, "/detokenize", {"tokens": [64] * count}) for count in (131_000, 200_000))
+    assert few.json()["prompt"] == "a" * 131_000
+    assert many.status_code == 400
+    assert pings.longest < HELD
+
+
+def test_a_client_that_goes_away_stops_the_rendering_of_its_prompt(target: ServerProcess) -> None:
+    """Four renderings of two seconds each would keep a fifth waiting for eight."""
+    body = json.dumps({"messages": USER, "chat_template_kwargs": {"spin": 99_999}}).encode()
+    head = f"POST {CHAT} HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n\r\n".encode()
+    before = target.metrics().get(ABORTED, 0)
+    for _ in range(4):
+        with socket.create_connection(("127.0.0.1", target.port), timeout=10) as connection:
+            connection.sendall(head + body)
+            time.sleep(0.05)
+    answer = post(target, "/tokenize", {"messages": USER, "chat_template_kwargs": {"write": 1}})
+    assert answer.status_code == 200
+    assert target.metrics().get(ABORTED, 0) == before + 4
+
+
+def test_a_panic_of_the_tokenizers_library_is_an_error_with_an_id(tmp_path: Path) -> None:
+    place = write_checkpoint(tmp_path / "wild")
+    data = json.loads((place / "tokenizer.json").read_text())
+    data["pre_tokenizer"] = {"type": "Sequence", "pretokenizers": [wild(), data["pre_tokenizer"]]}
+    (place / "tokenizer.json").write_text(json.dumps(data))
+    with serving("--model", str(place), module=FAKE) as server:
+        for text in ("a" * 60 + "!", "a" * 6000 + "!"):  # on the loop, and beside it
+            answer = post(server, "/tokenize", {"prompt": text})
+            assert answer.status_code == 500
+            assert answer.headers["x-request-id"] in answer.json()["error"]["message"]
+        assert post(server, "/tokenize", {"prompt": "b"}).status_code == 200
+
+
+def wild() -> dict[str, Any]:
+    """A pattern that takes for ever on some texts; the library gives up by a panic."""
+    return {"type": "Split", "pattern": {"Regex": "(a+)+$"}, "behavior": "Isolated", "invert": False}
