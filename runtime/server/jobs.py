@@ -13,6 +13,7 @@ from runtime.engine.io import EngineOutput
 from runtime.errors import RequestError
 from runtime.server.frontend import Frontend
 
+MAX_BATCH = 128  # outputs that one request has handled before others have their turn
 _OUTCOMES = {499: "aborted", 504: "timeout"}
 
 
@@ -66,7 +67,7 @@ class Job:
             self.frontend.metrics.requests.labels(self.outcome).inc()
 
     async def updates(self) -> AsyncIterator[list[Update]]:
-        """Everything that came since the last look, until all choices have ended.
+        """What came since the last look, at most `MAX_BATCH` at once, until all choices have ended.
 
         Raises RequestError: 500 for a failed step, 503 for a lost backend, 504 at the time limit, 499 without client.
         """
@@ -74,7 +75,7 @@ class Job:
         while self.open:
             await inbox.wait()
             batch = []
-            while inbox.items:
+            for _ in range(min(len(inbox.items), MAX_BATCH)):
                 item = inbox.items.popleft()
                 if isinstance(item, RequestError):
                     self.outcome = _OUTCOMES.get(item.status, "error")
@@ -84,6 +85,8 @@ class Job:
                     batch.append(update)
             if batch:
                 yield batch
+            if inbox.items:
+                await asyncio.sleep(0)
 
     async def finish(self) -> None:
         """Wait for the end of every choice. Raises as `updates` does."""

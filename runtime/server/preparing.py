@@ -22,7 +22,7 @@ from runtime.text import Tokenizer
 from runtime.text.budget import Budget
 from runtime.text.tokenizer import WINDOW
 
-SMALL_BODY = 2**16  # bytes that are parsed in a few milliseconds, whatever they hold
+SMALL_BODY = 2**13  # bytes that are parsed in a millisecond or two, whatever they hold
 SMALL_TEXT = 4096  # characters that are encoded in a millisecond or so
 SMALL_IDS = 4096
 SMALL_CHAT = 32  # messages

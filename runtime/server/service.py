@@ -25,6 +25,7 @@ from runtime.text import Answer, Tokenizer
 MAX_BODY = 2 * 2**20  # bytes
 MAX_DISCARD = 64 * 2**20  # bytes of a larger body that are read so that its sender gets to read the answer
 BODY_SECONDS = 30.0
+BATCH = 128  # prompts that are checked at once
 
 _SAMPLING = (
     "max_tokens",
@@ -96,7 +97,7 @@ class Service:
             self.metrics.requests.labels("aborted" if error.status == 499 else "refused").inc()
             raise
 
-    def job(
+    async def job(
         self,
         body: Generation,
         prompts: Sequence[list[int]],
@@ -127,6 +128,8 @@ class Service:
             report = "final"
         specs: list[RequestSpec] = []
         for i, prompt in enumerate(prompts):
+            if i % BATCH == BATCH - 1:
+                await asyncio.sleep(0)  # others have their turn
             own = id if len(prompts) == 1 else f"{id}-{i}"
             here = dict(names or {})
             if len(prompts) > 1:

@@ -90,19 +90,19 @@ class Tokenizer:
         """Ids of `text`, or None once it is clear that there are far more than `tokens`.
 
         A long text is first measured, a window at a time, so that it takes the memory of a window until it is known
-        to be worth more. Cutting it makes a few tokens more at each place, never twice as many. Raises RequestError
-        as `encode` does, and Abandoned at the next window once nobody has `wanted` it.
+        to be worth more. Cutting it makes a few tokens more at each place, so it must have twice too many. Raises
+        RequestError as `encode` does, and Abandoned at the next window once nobody has `wanted` it.
         """
         if self.surely_longer(text, tokens):
             return None
         if len(text) > WINDOW:
             _check_unicode(text, param)
             found = 0
-            for at in range(0, len(text), WINDOW):
+            for windows, at in enumerate(range(0, len(text), WINDOW), start=1):
                 if not wanted():
                     raise Abandoned
                 found += len(self._encode(text[at : at + WINDOW]))
-                if found > 2 * tokens:
+                if found > 2 * (tokens + windows):
                     return None
         return self.encode(text, param)
 

@@ -8,6 +8,7 @@ from runtime.server.shape import MAX_CONTAINERS, MAX_STRINGS, MAX_VALUES
 
 CHAT, TEXT, OWN, IDS = "/v1/chat/completions", "/v1/completions", "/generate", "/detokenize"
 _USER = b'{"messages":[{"role":"user","content":'
+_ONE = _USER + b'""}],"max_tokens":1,'
 _SPARE = 64  # containers, strings and values that a body may hold beside the many
 
 
@@ -65,12 +66,15 @@ LARGEST: dict[str, tuple[str, bytes]] = {
     "ids": (OWN, many(b'{"prompt":[', b"123456", b"]}", MAX_VALUES - _SPARE)),
     "ids and a string": (OWN, many(b'{"prompt":[', b"123456", b',"x"]}', MAX_VALUES - _SPARE)),
     "tokens": (IDS, many(b'{"tokens":[', b'""', b"]}", MAX_STRINGS - _SPARE)),
-    "numbers": (CHAT, many(_USER + b'""}],"chat_template_kwargs":{"a":[', b"1.5e1", b"]}}", MAX_VALUES - _SPARE)),
+    "numbers": (
+        CHAT,
+        many(_ONE + b'"chat_template_kwargs":{"a":[', b"1.5e1", b"]}}", MAX_VALUES - _SPARE),
+    ),
     "prompts of ids": (TEXT, many(b'{"prompt":[', b"[1]", b"]}", MAX_CONTAINERS - _SPARE)),
     "ids of 4,000 digits": (OWN, many(b'{"prompt":[', b"9" * 4000, b"]}")),
     "digits": (OWN, filled(b'{"prompt":"x","max_tokens":', b"9", b"}")),
     "a long text": (OWN, filled(b'{"prompt":"', b"x", b'"}')),
     "escapes": (OWN, filled(b'{"prompt":"', b'\\"', b'"}')),
     "a long key": (OWN, filled(b'{"', b"x", b'":1}')),
-    "spaces": (OWN, filled(b'{"prompt":', b" ", b'"x"}')),
+    "spaces": (OWN, filled(b'{"max_tokens":1,"prompt":', b" ", b'"x"}')),
 }

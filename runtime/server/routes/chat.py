@@ -34,7 +34,7 @@ async def chat_completions(request: Request) -> Response:
         service.require()
         messages = [message.plain() for message in body.messages]
         ids = await service.preparer.encode_chat(request, messages, body.chat_template_kwargs)
-        job = service.job(
+        job = await service.job(
             body,
             [ids],
             id=new_id("chatcmpl"),

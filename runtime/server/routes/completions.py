@@ -34,7 +34,7 @@ async def completions(request: Request) -> Response:
         service.require()
         prompts = await service.preparer.encode_each(request, _list(body.prompt))
         n = 1 if body.n is None else body.n
-        job = service.job(body, prompts, id=new_id("cmpl"), mode=mode, n=n, owner=owner_of(request))
+        job = await service.job(body, prompts, id=new_id("cmpl"), mode=mode, n=n, owner=owner_of(request))
     head = {"id": job.id, "object": "text_completion", "created": int(time.time()), "model": model}
     if body.stream:
         return EventStream(job, _chunks(job, head, include_usage(body), mode == "denoise", len(prompts)))

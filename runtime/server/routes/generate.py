@@ -32,7 +32,7 @@ async def generate(request: Request) -> Response:
         service.require()
         ids = (await service.preparer.encode_each(request, [body.prompt]))[0]
         limit, owner = DEFAULT_MAX_TOKENS, owner_of(request)
-        job = service.job(body, [ids], id=new_id("gen"), mode=mode, default_max_tokens=limit, owner=owner)
+        job = await service.job(body, [ids], id=new_id("gen"), mode=mode, default_max_tokens=limit, owner=owner)
     if body.stream:
         return EventStream(job, _events(service, job, body.prompt, mode))
     with job:
