@@ -108,7 +108,7 @@ class Frontend:
         most = max(1, (info.max_num_reqs * self.config.data_parallel_size + queue) // 2)
         if count > most:
             message = (
-                f"n: times the prompts, these are {count} answers, and one request may have {most} here, half of "
+                f"n: times the prompts, these are more than the {most} answers that one request may have here, half of "
                 "--max-num-reqs and --max-queue together; send several requests"
             )
             raise RequestError(message, param="n")
