@@ -121,6 +121,7 @@ class ServerConfig:
     keys_in_file: tuple[str, ...] = field(default=(), repr=False)  # at start; without keys and file, none is needed
     cors_allow_origins: tuple[str, ...] = ()
     max_queue: int = 1024
+    max_connections: int | None = None
     drain_delay: float = 0.0
     drain_timeout: float = 30.0
     request_timeout: float = 600.0  # 0: no limit

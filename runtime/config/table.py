@@ -260,6 +260,12 @@ FLAGS: tuple[Flag, ...] = (
         help="waiting requests at which new ones get 429; one HTTP request with several answers (with several keys: "
         "one key) never holds more of --max-queue and --max-num-reqs than it leaves to the others",
     ),
+    _server(
+        name="max-connections",
+        type="int",
+        low=1,
+        help="connections open at once; default: 4096, or what the limit of open files leaves",
+    ),
     _server(name="drain-delay", type="float", default=0.0, low=0, help="seconds of normal service after SIGTERM"),
     _server(name="drain-timeout", type="float", default=30.0, low=0, help="seconds that running requests then have"),
     _server(

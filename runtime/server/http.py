@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import socket
+from typing import Any, cast
 
 import uvicorn
 
@@ -12,21 +14,42 @@ from runtime.config import ServerConfig
 from runtime.server.app import make_app
 from runtime.server.frontend import Frontend
 from runtime.server.keys import Keys
-from runtime.server.protocol import Protocol
+from runtime.server.metrics import Metrics
 from runtime.server.service import Service
-
-KEEP_ALIVE_SECONDS = 75  # of an idle connection; longer than clients keep theirs, so that they close first
+from runtime.server.wire.connection import Connection
+from runtime.server.wire.limits import MOST_CONNECTIONS, Limits
+from runtime.server.wire.roster import Roster
 
 
 class HttpServer(uvicorn.Server):
-    """uvicorn without its own view of signals."""
+    """uvicorn with connections of ours, and without its own view of signals."""
 
-    def __init__(self, config: uvicorn.Config) -> None:
-        super().__init__(config)
+    def __init__(self, app: Any, limits: Limits, metrics: Metrics) -> None:
+        self.roster = Roster(limits, metrics)
+        self.make_connection = functools.partial(Connection, roster=self.roster)
+        super().__init__(
+            uvicorn.Config(
+                app,
+                http=cast(Any, self.make_connection),
+                ws="none",
+                lifespan="off",
+                interface="asgi3",
+                log_config=None,
+                access_log=False,
+                server_header=False,
+                proxy_headers=False,
+                timeout_graceful_shutdown=1,
+            )
+        )
+        self.server_state.connections = cast(Any, self.roster.open)
         self.servers = []  # a signal may ask for them before uvicorn has started
 
     def capture_signals(self) -> contextlib.AbstractContextManager[None]:
         return contextlib.nullcontext()
+
+    async def on_tick(self, counter: int) -> bool:
+        self.roster.sweep()
+        return await super().on_tick(counter)
 
     async def close_listener(self, listener: socket.socket) -> None:
         """Listen no more, but serve the connections that the kernel has already accepted for us."""
@@ -48,8 +71,8 @@ class HttpServer(uvicorn.Server):
         for connection in list(self.server_state.connections):
             connection.shutdown()
 
-    def _protocol(self) -> Protocol:
-        return Protocol(self.config, self.server_state, self.lifespan.state)
+    def _protocol(self) -> Connection:
+        return self.make_connection(self.config, self.server_state, self.lifespan.state)
 
 
 def make_http(config: ServerConfig, frontend: Frontend) -> tuple[Service, HttpServer]:
@@ -57,16 +80,5 @@ def make_http(config: ServerConfig, frontend: Frontend) -> tuple[Service, HttpSe
     keys = Keys(config.api_key, config.api_key_file, config.keys_in_file)
     keys.watch()
     service = Service(config, frontend, keys)
-    settings = uvicorn.Config(
-        make_app(service),
-        http=Protocol,
-        ws="none",
-        lifespan="off",
-        log_config=None,
-        access_log=False,
-        server_header=False,
-        proxy_headers=False,
-        timeout_keep_alive=KEEP_ALIVE_SECONDS,
-        timeout_graceful_shutdown=1,
-    )
-    return service, HttpServer(settings)
+    limits = Limits(connections=config.max_connections or MOST_CONNECTIONS)
+    return service, HttpServer(make_app(service), limits, frontend.metrics)

@@ -39,6 +39,45 @@ def without_signatures(record: logging.LogRecord) -> bool:
     return True
 
 
+class Sparse(logging.Filter):
+    """Lets some records of each kind pass in a while, and says later how many more there were.
+
+    For loggers whose lines strangers can cause: their number must not be the strangers' to choose. A record's kind is
+    its message before arguments are put in.
+    """
+
+    def __init__(self, most: int = 10, seconds: float = 10.0, kinds: int = 1000) -> None:
+        super().__init__()
+        self.most = most  # records of a kind in `seconds`
+        self.seconds = seconds
+        self.kinds = kinds  # told apart; further ones count as one
+        self.since = 0.0
+        self.seen: dict[tuple[str, str], int] = {}
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        self.tell()
+        kind = (record.name, str(record.msg))
+        if kind not in self.seen and len(self.seen) >= self.kinds:
+            kind = (record.name, "other lines")
+        self.seen[kind] = self.seen.get(kind, 0) + 1
+        return self.seen[kind] <= self.most
+
+    def tell(self) -> None:
+        """Once the while is over: what was left out."""
+        now = time.monotonic()
+        if now - self.since < self.seconds:
+            return
+        seen, self.seen, self.since = self.seen, {}, now
+        for (name, message), count in seen.items():
+            if count > self.most:
+                left = count - self.most
+                logging.getLogger(name).warning("%d more lines in %.0f s of: %s", left, self.seconds, message)
+
+
+strangers = Sparse()
+STRANGERS_LOGGERS = ("unmask.wire", "unmask.http", "uvicorn.error", "asyncio")
+
+
 def set_up(level: str, fmt: str, process: str) -> None:
     """Send every record of at least `level` to stderr. Loggers that set a level of their own lose it."""
     handler = logging.StreamHandler(sys.stderr)
@@ -57,5 +96,7 @@ def set_up(level: str, fmt: str, process: str) -> None:
         logger.setLevel(logging.NOTSET)
     # a download's requests are many, and told with their whole addresses
     logging.getLogger("httpx").setLevel(logging.WARNING)
+    for name in STRANGERS_LOGGERS:
+        logging.getLogger(name).addFilter(strangers)
     # uvicorn says what our own lines already say, once a start and an end
     logging.getLogger("uvicorn.error").addFilter(lambda record: record.levelno >= logging.WARNING)

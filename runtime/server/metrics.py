@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import platform
+import time
 from collections.abc import Iterator, Sequence
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Info, generate_latest
@@ -14,6 +15,8 @@ from runtime.engine.io import EngineInfo, EngineStats
 _SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300)
 _STEP_SECONDS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10)
 _POWERS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
+_RENDERING = 0.1  # of the time, in the long run, goes into writing /metrics
+_RENDERING_AT_ONCE = 0.5  # seconds that may go into it at once
 
 # totals of EngineStats -> (metric without prefix and suffix, help)
 _TOTALS = {
@@ -94,6 +97,9 @@ class Metrics:
     """Everything /metrics shows, in a registry of its own."""
 
     def __init__(self) -> None:
+        self.last = b""
+        self.rendered = 0.0
+        self.credit = _RENDERING_AT_ONCE
         self.registry = CollectorRegistry()
         self.figures = EngineFigures()
         self.registry.register(self.figures)
@@ -124,6 +130,16 @@ class Metrics:
         self.batch = histogram("batch_size", "Requests in an engine step.", _POWERS)
         self.block_steps = histogram("steps_per_block", "Steps that a block took to end.", _POWERS)
         self.load = Gauge("unmask_model_load_seconds", "Duration of the last load of a model.", registry=self.registry)
+        self.connections = Gauge("unmask_connections", "Connections of clients, open now.", registry=self.registry)
+        self.connections_most = Gauge(
+            "unmask_connections_most", "Connections that there may be (--max-connections).", registry=self.registry
+        )
+        self.given_up = Counter(
+            "unmask_connections_given_up",
+            "Connections that the server ended for want of something, by reason (docs/server.md).",
+            ["reason"],
+            registry=self.registry,
+        )
         self.failures = Counter("unmask_backend_failures", "Backend processes that ended.", registry=self.registry)
         self.backends = Gauge("unmask_backends_ready", "Backend processes that serve.", registry=self.registry)
         self.build = Info("unmask_build", "Version, and the model's family and device.", registry=self.registry)
@@ -159,4 +175,11 @@ class Metrics:
         self.failures.inc()
 
     def text(self) -> bytes:
-        return generate_latest(self.registry)
+        """All of it. Asked for without end, which needs no key, it is the last text again that some answers get."""
+        now = time.monotonic()
+        self.credit = min(self.credit + (now - self.rendered) * _RENDERING, _RENDERING_AT_ONCE)
+        if self.credit > 0 or not self.last:
+            self.last = generate_latest(self.registry)
+            self.credit -= time.monotonic() - now
+        self.rendered = now
+        return self.last

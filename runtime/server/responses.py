@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import AsyncIterator, Mapping
 from contextlib import AbstractContextManager
 from typing import Any
@@ -15,10 +14,7 @@ from starlette.types import Receive, Scope, Send
 from runtime.errors import RequestError
 from runtime.server.errors import error_body, error_headers
 
-log = logging.getLogger("unmask.http")
-
 KEEP_ALIVE_SECONDS = 15.0
-STALL_SECONDS = 60.0  # a client that takes nothing for so long is given up
 DONE = b"data: [DONE]\n\n"
 
 _encode = msgspec.json.Encoder().encode
@@ -64,17 +60,14 @@ class EventStream(Response):
                 sender.cancel()
                 await asyncio.gather(sender, listener, return_exceptions=True)
         if not sender.cancelled() and (error := sender.exception()) is not None:
-            if not isinstance(error, TimeoutError):
-                raise error
-            log.info("a client took nothing for %.0f s and was given up", STALL_SECONDS)
+            raise error
 
     async def _send_all(self, send: Send) -> None:
         last = asyncio.get_running_loop().time()
 
         async def put(data: bytes, more: bool = True) -> None:
             nonlocal last
-            async with asyncio.timeout(STALL_SECONDS):
-                await send({"type": "http.response.body", "body": data, "more_body": more})
+            await send({"type": "http.response.body", "body": data, "more_body": more})
             last = asyncio.get_running_loop().time()
 
         async def keep_alive() -> None:

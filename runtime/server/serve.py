@@ -23,6 +23,7 @@ import uvloop
 from runtime.config import ServerConfig
 from runtime.errors import ConfigError, RequestError
 from runtime.server import logs
+from runtime.server.descriptors import make_room
 from runtime.server.frontend import Frontend
 from runtime.server.metrics import Metrics
 from runtime.server.supervisor import BACKEND_COMMAND, Supervisor
@@ -45,6 +46,7 @@ def run(config: ServerConfig, backend_command: tuple[str, ...] = BACKEND_COMMAND
     logs.set_up(config.log_level, config.log_format, "frontend")
     for note in config.notes:
         log.warning("%s", note)
+    config = config.replace(max_connections=make_room(config.max_connections, config.data_parallel_size))
     with contextlib.ExitStack() as stack:
         listener = stack.enter_context(_listen(config.host, config.port))
         addresses = _addresses(config, stack)

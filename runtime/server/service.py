@@ -8,13 +8,14 @@ import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
-from starlette.requests import ClientDisconnect, Request
+from starlette.requests import Request
 
 from runtime.choice import Choice
 from runtime.config import ServerConfig
 from runtime.engine.io import EngineInfo, Report, RequestSpec
 from runtime.errors import RequestError
 from runtime.params import SamplingParams, choices, resolve, stop_strings
+from runtime.server.bodies import read_body
 from runtime.server.frontend import Frontend, Unavailable
 from runtime.server.jobs import ClientGone, Job
 from runtime.server.keys import Keys
@@ -22,9 +23,6 @@ from runtime.server.preparing import Preparer
 from runtime.server.schemas import B, GenerateRequest, Generation, OpenAIRequest
 from runtime.text import Answer, Tokenizer
 
-MAX_BODY = 2 * 2**20  # bytes
-MAX_DISCARD = 64 * 2**20  # bytes of a larger body that are read so that its sender gets to read the answer
-BODY_SECONDS = 30.0
 BATCH = 128  # prompts that are checked at once
 
 _SAMPLING = (
@@ -172,29 +170,6 @@ def stream_mode(body: GenerateRequest | OpenAIRequest, default: str = "block_app
 def include_usage(body: OpenAIRequest) -> bool:
     """Whether a stream ends with a usage chunk."""
     return body.stream_options is not None and bool(body.stream_options.include_usage)
-
-
-async def read_body(request: Request) -> bytes:
-    """The request's body. Raises RequestError 413 past 2 MiB, 408 when it does not arrive, ClientGone."""
-    chunks: list[bytes] = []
-    size = 0
-    try:
-        async with asyncio.timeout(BODY_SECONDS):
-            async for chunk in request.stream():
-                size += len(chunk)
-                if size <= MAX_BODY:
-                    chunks.append(chunk)
-                elif size > MAX_DISCARD:
-                    break
-    except ClientDisconnect:
-        raise ClientGone from None
-    except TimeoutError:
-        raise RequestError(f"the body did not arrive within {BODY_SECONDS:.0f} s", status=408) from None
-    if size > MAX_BODY:
-        raise RequestError(
-            f"the body has more than {MAX_BODY // 2**20} MiB; send less", status=413, code="body_too_large"
-        )
-    return b"".join(chunks)
 
 
 async def answered(request: Request, job: Job) -> None:

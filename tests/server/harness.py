@@ -26,9 +26,14 @@ FAKE = "tests.server.fake_server"
 class ServerProcess:
     """``python -m MODULE ARGS`` listening on a port that it chose itself."""
 
-    def __init__(self, *args: str, module: str = REAL, env: dict[str, str] | None = None) -> None:
+    def __init__(
+        self, *args: str, module: str = REAL, env: dict[str, str] | None = None, files: int | None = None
+    ) -> None:
+        """`files`: its limit of open files."""
         self.log_file = tempfile.TemporaryFile("w+")  # noqa: SIM115 (closed in stop)
         command = [sys.executable, "-m", module, "--host", "127.0.0.1", "--port", "0", *args]
+        if files is not None:
+            command = ["sh", "-c", f'ulimit -n {files}; exec "$@"', "sh", *command]
         clean = {k: v for k, v in os.environ.items() if not k.startswith("UNMASK_")}
         self.process = subprocess.Popen(
             command, cwd=ROOT, stderr=self.log_file, stdout=self.log_file, env={**clean, **(env or {})}
@@ -124,8 +129,14 @@ def wait_for(what: Callable[[], Any], seconds: float) -> Any:
 
 
 @contextlib.contextmanager
-def serving(*args: str, module: str = REAL, ready: bool = True, env: dict[str, str] | None = None) -> Iterator[Any]:
-    server = ServerProcess(*args, module=module, env=env)
+def serving(
+    *args: str,
+    module: str = REAL,
+    ready: bool = True,
+    env: dict[str, str] | None = None,
+    files: int | None = None,
+) -> Iterator[Any]:
+    server = ServerProcess(*args, module=module, env=env, files=files)
     try:
         yield server.until_ready() if ready else server
     finally:

@@ -76,19 +76,3 @@ def test_a_client_that_goes_ends_the_job(started: bool) -> None:
     asyncio.run(EventStream(job, chunks())({}, receive, send))
     assert job.left
     assert closed == [True] * started
-
-
-def test_a_client_that_takes_nothing_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(responses, "STALL_SECONDS", 0.05)
-
-    async def chunks() -> AsyncIterator[bytes]:
-        while True:
-            yield b"data: 1\n\n"
-
-    async def send(message: Any) -> None:
-        if message["type"] == "http.response.body":
-            await asyncio.Event().wait()
-
-    job = Job()
-    asyncio.run(EventStream(job, chunks())({}, never, send))
-    assert job.left

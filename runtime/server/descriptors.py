@@ -1,0 +1,41 @@
+"""How many connections the limit of open files leaves room for."""
+
+from __future__ import annotations
+
+import resource
+
+from runtime.errors import ConfigError
+from runtime.server.wire.limits import MOST_CONNECTIONS, SPARE_CONNECTIONS
+
+OWN_FILES = 64  # log, event loop, sockets of ZeroMQ, the tokenizer's files while they are read, a burst of newcomers
+BACKEND_FILES = 8  # pipes, sockets and process of each
+FEWEST_CONNECTIONS = 16
+
+
+def make_room(wanted: int | None, backends: int) -> int:
+    """How many connections there may be: `wanted`, else as many as fit, up to some thousands.
+
+    The limit is raised as far as they need it and the system allows, not to the system's own: that may be a billion,
+    and there are programs that go through all descriptors there could be. Raises ConfigError where they do not fit.
+    """
+    own = OWN_FILES + BACKEND_FILES * backends + SPARE_CONNECTIONS
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if resource.RLIM_INFINITY in (soft, hard):  # the highest number of all, though written as -1
+        hard = 2**31 - 1
+        soft = hard if soft == resource.RLIM_INFINITY else soft
+    needed = own + (MOST_CONNECTIONS if wanted is None else wanted)
+    if soft < needed and soft < hard:
+        soft = min(needed, hard)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
+    room = min(soft - own, MOST_CONNECTIONS if wanted is None else wanted)
+    if wanted is not None and room < wanted:
+        raise ConfigError(
+            f"--max-connections: {wanted} and {own} files of the server's own do not fit the limit of {soft} open "
+            f"files; raise that (ulimit -n) or take at most {max(soft - own, 0)}"
+        )
+    if room < min(FEWEST_CONNECTIONS, needed - own):
+        raise ConfigError(
+            f"--max-connections: the limit of {soft} open files leaves no room for connections beside {own} files of "
+            f"the server's own; raise it (ulimit -n)"
+        )
+    return room

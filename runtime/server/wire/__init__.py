@@ -1,0 +1,1 @@
+"""Between a TCP connection and the ASGI application: requests parsed, bounded, timed and answered in their order."""

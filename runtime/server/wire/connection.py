@@ -1,0 +1,331 @@
+"""One connection: bytes in, requests answered one after the other, no more of either than the limits allow."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import deque
+from typing import Any, cast
+
+from uvicorn.config import Config
+from uvicorn.protocols.utils import get_local_addr, get_remote_addr
+from uvicorn.server import ServerState
+
+from runtime.server.wire import refusal
+from runtime.server.wire.exchange import Exchange
+from runtime.server.wire.outflow import Outflow
+from runtime.server.wire.parsing import PIECE, Head, RequestParser
+from runtime.server.wire.refusal import Refused
+from runtime.server.wire.roster import Phase, Roster
+
+
+class Connection(asyncio.BufferedProtocol):
+    """What uvicorn asks of a protocol, and to its exchanges what transport and flow control are.
+
+    What was read is parsed as far as requests may wait here; the socket is not read again before the rest is parsed.
+
+    Attributes:
+        phase, since: what it waits for, and since when; the roster sets them.
+        held: bytes that it holds; the roster's.
+        spare: it came when all others were at work, so it is for probes.
+        current: the request that is being answered.
+        queue: those that wait for its answer.
+        reading: the one whose body has not ended.
+        last_word: the answer that ends the connection, once those before it are given.
+        unread: something came, or may come, that nobody will read.
+    """
+
+    def __init__(
+        self,
+        config: Config,
+        server_state: ServerState,
+        app_state: dict[str, Any],
+        roster: Roster,
+        _loop: asyncio.AbstractEventLoop | None = None,
+    ) -> None:
+        self.app = config.loaded_app
+        self.server_state = server_state
+        self.app_state = app_state
+        self.roster = roster
+        self.limits = roster.limits
+        self.loop = _loop or asyncio.get_running_loop()
+        self.transport: asyncio.Transport = cast(asyncio.Transport, None)
+
+        self.phase = Phase.HEAD
+        self.since = 0.0
+        self.held = 0
+        self.spare = False
+        self.fresh = True  # no request has come
+        self.closing = False
+        self.paused = False
+        self.parser = RequestParser(self.limits, self)
+        self.pending = b""  # read and not parsed
+        self.current: Exchange | None = None
+        self.queue: deque[Exchange] = deque()
+        self.reading: Exchange | None = None
+        self.last_word: Refused | None = None
+        self.unread = False
+        self.discarded = 0  # bytes
+        self.heard = 0.0  # when bytes last came that were thrown away
+
+        self.out = Outflow()
+
+    # -- the transport's events
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self.transport = self.out.transport = cast(asyncio.Transport, transport)
+        self.server = get_local_addr(self.transport)
+        self.client = get_remote_addr(self.transport)
+        self.roster.enter(self)
+        self.roster.move(self, Phase.HEAD)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self.roster.leave(self)
+        self.closing = True
+        self._forget_requests()
+        self.out.resume()
+
+    def eof_received(self) -> None:
+        """A client that sends no more is gone: that is how it gives up what it asked for. The transport closes."""
+
+    def get_buffer(self, sizehint: int) -> memoryview:
+        return self.roster.buffer
+
+    def buffer_updated(self, nbytes: int) -> None:
+        if self.closing or self.parser.over:
+            self._discard(nbytes)
+        elif self.pending:
+            self.pending += self.roster.buffer[:nbytes]
+        else:
+            self._parse(self.roster.buffer[:nbytes])
+
+    def pause_writing(self) -> None:
+        self.out.pause()
+
+    def resume_writing(self) -> None:
+        self.out.resume()
+
+    # -- bytes in
+
+    def _parse(self, data: memoryview) -> None:
+        """Parse as much as may be, and keep the rest."""
+        parser = self.parser
+        try:
+            while data and not parser.over and not self._full():
+                data = data[parser.feed(data) :]
+        except Refused as refused:
+            self._refuse(refused)
+            return
+        if parser.over:
+            self._discard(len(data))
+        self.pending = b"" if parser.over else bytes(data)
+        self._settle()
+
+    def _full(self) -> bool:
+        """Whether what has come already has to be dealt with first."""
+        if len(self.queue) >= self.limits.queued:
+            return True
+        return self.reading is not None and len(self.reading.body) >= self.limits.buffered_body_bytes
+
+    def _discard(self, size: int) -> None:
+        if size:
+            self.unread = True
+            self.discarded += size
+            self.heard = time.monotonic()
+            if self.discarded > self.limits.discard_bytes:
+                self.roster.give_up(self, "discarded")
+
+    def began(self, head: Head) -> None:
+        """The parser's: a request, as far as its head."""
+        self.fresh = False
+        exchange = Exchange(self, head, self.parser.size + PIECE)
+        if self.spare:
+            self.spare = self.roster.crowded()
+            if self.spare and exchange.scope["path"] not in self.limits.open_paths:
+                raise refusal.no_room("has as many connections at work as it may have")
+        self.reading = exchange
+        if self.current is None:
+            self._start(exchange)
+        else:
+            self.queue.append(exchange)
+
+    def body(self, data: bytes) -> None:
+        assert self.reading is not None
+        self.reading.add(data)
+
+    def ended(self) -> None:
+        assert self.reading is not None
+        self.reading.end()
+        self.reading = None
+
+    # -- answers, in order
+
+    def _start(self, exchange: Exchange) -> None:
+        self.current = exchange
+        task = self.loop.create_task(exchange.run_asgi(self.app))
+        self.server_state.tasks.add(task)
+        task.add_done_callback(self.server_state.tasks.discard)
+
+    def answered(self) -> None:
+        """The exchange's: the current answer is complete."""
+        self.server_state.total_requests += 1
+        self.current = None
+        if self.closing:
+            return
+        if self.queue:
+            self._start(self.queue.popleft())
+        elif self.last_word is not None:
+            self._say(self.last_word)
+            return
+        self.resume_reading()
+
+    def _refuse(self, refused: Refused) -> None:
+        """End the connection with this answer, after those of the requests before."""
+        self.roster.note(self, refused.reason)
+        self.parser.stop()
+        self.pending = b""
+        self.unread = True
+        broken, self.reading = self.reading, None
+        if broken is not None and broken is not self.current:
+            self.queue.remove(broken)
+        elif broken is not None:
+            broken.forsake()
+            self.current = None
+            if broken.response_started:
+                self.close()
+                return
+        self.last_word = refused
+        if self.current is None:
+            self._say(refused)
+        else:
+            self._settle()
+
+    def _say(self, refused: Refused) -> None:
+        self.write(refused.answer(self.server_state.default_headers))
+        self.close()
+
+    def _settle(self) -> None:
+        """Bring reading, phase and weight in line with what there is."""
+        if self.closing:
+            return
+        full = self._full()
+        if (full or bool(self.pending)) != self.paused:
+            self.paused = not self.paused
+            (self.transport.pause_reading if self.paused else self.transport.resume_reading)()
+        if self.current is not None:
+            phase = Phase.BODY if self.current is self.reading and not full else Phase.ANSWER
+        elif self.parser.underway or self.fresh:
+            phase = Phase.HEAD
+        else:
+            phase = Phase.IDLE
+        if phase is not self.phase:
+            self.roster.move(self, phase)
+        held = len(self.pending) + sum(exchange.size for exchange in self.queue)
+        if self.parser.in_head:
+            held += self.parser.size
+        elif self.reading is not None and self.reading is self.current:
+            held += self.reading.size
+        if held != self.held:
+            self.roster.weigh(self, held)
+
+    # -- what exchanges see as transport and flow control
+
+    def write(self, data: bytes) -> None:
+        if not self.is_closing():
+            self.out.write(data)
+
+    @property
+    def write_paused(self) -> bool:
+        return self.out.paused
+
+    def is_closing(self) -> bool:
+        return self.closing or self.transport.is_closing()
+
+    async def drain(self) -> None:
+        await self.out.writable.wait()
+
+    def resume_reading(self) -> None:
+        """Something was taken: there may be room for more."""
+        if self.closing:
+            return
+        if self.pending and not self._full():
+            pending, self.pending = self.pending, b""
+            self._parse(memoryview(pending))
+        else:
+            self._settle()
+
+    # -- the end
+
+    def close(self) -> None:
+        """End the connection once what was written has been sent.
+
+        While the client may still be sending, closing would answer it with a reset, and that could overtake our answer.
+        So then only our side is closed, and what comes is thrown away until the client has had time to read.
+        """
+        if self.is_closing():
+            return
+        self.closing = True
+        linger = self.unread or bool(self.pending) or self.reading is not None or bool(self.queue)
+        self._forget_requests()
+        self.roster.weigh(self, 0)
+        if not linger:
+            self.roster.move(self, Phase.CLOSING)
+            self.transport.close()
+            return
+        self.roster.move(self, Phase.LINGER)
+        self.heard = self.since
+        self.transport.write_eof()
+        if self.paused:
+            self.transport.resume_reading()
+
+    def abort(self) -> None:
+        """End it now. The application learns of it in the loop's next turn."""
+        self.closing = True
+        self.transport.abort()
+
+    def _forget_requests(self) -> None:
+        self.parser.stop()
+        self.pending = b""
+        if self.current is not None:
+            self.current.forsake()
+        self.current = self.reading = None
+        self.queue.clear()
+
+    def shutdown(self) -> None:
+        """The server ends: at once where nothing is under way, else after the answers to what has come."""
+        if self.current is None:
+            self.close()
+        else:
+            (self.queue[-1] if self.queue else self.current).keep_alive = False
+
+    # -- the roster's look
+
+    def check_times(self, now: float) -> None:
+        """Give up what has taken too long."""
+        limits = self.limits
+        if self.out.stalled(now) > limits.stall_seconds:
+            self.roster.give_up(self, "stalled")
+            return
+        seconds = now - self.since
+        match self.phase:
+            case Phase.HEAD if seconds > limits.head_seconds:
+                self.roster.note(self, "slow_head")
+                self.close()
+            case Phase.IDLE if seconds > limits.idle_seconds:
+                self.close()
+            case Phase.BODY if seconds > limits.body_seconds:
+                self._refuse(refusal.body_too_slow(limits.body_seconds))
+            case Phase.LINGER if self.out.unsent():
+                self.since = self.heard = now  # the client is still taking the answer
+            case Phase.LINGER if seconds > limits.linger_seconds or now - self.heard > limits.quiet_seconds:
+                self.abort()
+
+    def make_room(self) -> None:
+        """All connections together hold too much, and this one has waited long with its share."""
+        if self.phase is Phase.BODY:
+            self._refuse(refusal.no_room("holds as many unfinished requests as it may", "memory"))
+        else:
+            self.roster.give_up(self, "memory")
+
+    def client_name(self) -> str:
+        return f"{self.client[0]}:{self.client[1]}" if self.client else "an unknown address"

@@ -1,0 +1,132 @@
+"""All connections of a server: how many there may be, which one gives way to a new one, and who has taken too long.
+
+One look at every connection a second takes the place of timers of each: a connection knows its phase and since when.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import OrderedDict
+from enum import Enum
+from typing import TYPE_CHECKING
+
+from runtime.server import logs
+from runtime.server.metrics import Metrics
+from runtime.server.wire.limits import READ_BYTES, Limits
+
+if TYPE_CHECKING:
+    from runtime.server.wire.connection import Connection
+
+log = logging.getLogger("unmask.wire")
+
+SMALL = 4096  # bytes: who holds less gives nothing worth having back
+
+
+class Phase(Enum):
+    """What a connection waits for. In this order connections give way to a new one: those before ANSWER, that is."""
+
+    LINGER = "linger"  # its refused client reads the answer
+    HEAD = "head"  # the first request, or the rest of a head
+    IDLE = "idle"  # the next request
+    BODY = "body"  # the rest of a body
+    CLOSING = "closing"  # its client takes the end of the last answer
+    ANSWER = "answer"  # the application
+
+
+class Roster:
+    """The connections and what they hold together."""
+
+    def __init__(self, limits: Limits, metrics: Metrics) -> None:
+        self.limits = limits
+        self.open: set[Connection] = set()
+        self.waiting: dict[Phase, OrderedDict[Connection, None]] = {
+            phase: OrderedDict() for phase in Phase if phase is not Phase.ANSWER
+        }  # each longest first
+        self.held = 0  # bytes, unread answers excepted
+        self.relieving = False
+        self.buffer = memoryview(bytearray(READ_BYTES))  # what was read is parsed or copied at once, so one is enough
+        self.swept = 0.0
+        self.given_up = metrics.given_up
+        metrics.connections.set_function(lambda: len(self.open))
+        metrics.connections_most.set(limits.connections)
+
+    def enter(self, connection: Connection) -> None:
+        """A new connection. One that waits gives way where there are too many, else the new one is a spare."""
+        self.open.add(connection)
+        if len(self.open) <= self.limits.connections:
+            return
+        now = time.monotonic()
+        for phase, waiting in self.waiting.items():
+            longest = next(iter(waiting), None)
+            if longest is None:
+                continue
+            if phase in (Phase.BODY, Phase.CLOSING) and now - longest.since < self.limits.upload_seconds:
+                continue
+            self.give_up(longest, "gave_way")
+            return
+        if len(self.open) > self.limits.connections + self.limits.spare:
+            self.give_up(connection, "no_room")
+        else:
+            connection.spare = True
+
+    def crowded(self) -> bool:
+        return len(self.open) > self.limits.connections
+
+    def leave(self, connection: Connection) -> None:
+        self.open.discard(connection)
+        self._forget(connection)
+        self.weigh(connection, 0)
+
+    def move(self, connection: Connection, phase: Phase) -> None:
+        """A connection begins to wait for something else."""
+        self._forget(connection)
+        connection.phase, connection.since = phase, time.monotonic()
+        if phase is not Phase.ANSWER and connection in self.open:
+            self.waiting[phase][connection] = None
+
+    def _forget(self, connection: Connection) -> None:
+        if connection.phase is not Phase.ANSWER:
+            self.waiting[connection.phase].pop(connection, None)
+
+    def weigh(self, connection: Connection, held: int) -> None:
+        """A connection holds so many bytes now."""
+        self.held += held - connection.held
+        connection.held = held
+        if self.held > self.limits.held_bytes and not self.relieving:
+            self._relieve(self.held)
+
+    def _relieve(self, held: int) -> None:
+        """Too much is held: those that hold something and have waited longest give way, till a quarter is free."""
+        self.relieving = True
+        holders = [(c.since, c.held + c.out.unsent(), c) for c in self.open]
+        for _, size, connection in sorted((h for h in holders if h[1] > SMALL), key=lambda h: h[0]):
+            if held <= self.limits.held_bytes * 3 // 4:
+                break
+            held -= size
+            connection.make_room()
+        self.relieving = False
+
+    def give_up(self, connection: Connection, reason: str) -> None:
+        """Cut a connection off: nothing that is under way on it ends."""
+        self.note(connection, reason)
+        connection.abort()
+        self.leave(connection)
+
+    def note(self, connection: Connection, reason: str) -> None:
+        self.given_up.labels(reason).inc()
+        log.info("connection of %s ended by the server: %s", connection.client_name(), reason)
+
+    def sweep(self) -> None:
+        """Give up who has taken too long. To be called often; it looks at the connections once a second."""
+        now = time.monotonic()
+        if now - self.swept < self.limits.sweep_seconds:
+            return
+        self.swept = now
+        unsent = 0
+        for connection in list(self.open):
+            connection.check_times(now)
+            unsent += connection.out.unsent()
+        if self.held + unsent > self.limits.held_bytes:
+            self._relieve(self.held + unsent)
+        logs.strangers.tell()

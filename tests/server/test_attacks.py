@@ -1,0 +1,279 @@
+"""What strangers without a key may send to a real server: it keeps its memory, its descriptors and its short log."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import socket
+import threading
+import time
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from tests.server.harness import FAKE, ServerProcess, serving, wait_for
+
+MB = 2**20
+GROWTH = 100 * MB  # of the process, at most
+LEFT = 20 * MB  # of that when it is over
+KEY = "a-long-enough-key-of-the-tests"
+
+
+@pytest.fixture(scope="module")
+def guarded(checkpoint: Path) -> Iterator[ServerProcess]:
+    """A server with a key, which the attackers have not."""
+    with serving(
+        "--model", str(checkpoint), "--served-model-name", "tiny", module=FAKE, env={"UNMASK_API_KEY": KEY}
+    ) as s:
+        yield s
+
+
+class Memory:
+    """Watches the memory of a server's frontend."""
+
+    def __init__(self, server: ServerProcess) -> None:
+        self.process = psutil.Process(server.process.pid)
+        self.before = self.peak = self.now()
+        self.over = threading.Event()
+        self.watcher = threading.Thread(target=self._watch, daemon=True)
+
+    def now(self) -> int:
+        return int(self.process.memory_info().rss)
+
+    def _watch(self) -> None:
+        while not self.over.wait(0.02):
+            self.peak = max(self.peak, self.now())
+
+    def __enter__(self) -> Memory:
+        self.watcher.start()
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.over.set()
+        self.watcher.join()
+        assert self.peak - self.before < GROWTH, f"grew by {(self.peak - self.before) / MB:.0f} MB"
+        wait_for(lambda: self.now() - self.before < LEFT, 15)
+
+
+def connect(server: ServerProcess) -> socket.socket:
+    assert server.url
+    return socket.create_connection(("127.0.0.1", server.port), timeout=20)
+
+
+def pour(connection: socket.socket, pieces: Iterable[bytes], seconds: float = 3.0) -> None:
+    """Send what the server takes, for so long."""
+    end = time.monotonic() + seconds
+    connection.settimeout(0.5)
+    with contextlib.suppress(OSError):
+        for piece in pieces:
+            left = memoryview(piece)
+            while left and time.monotonic() < end:
+                with contextlib.suppress(TimeoutError):
+                    left = left[connection.send(left) :]
+    connection.settimeout(20)
+
+
+def read_all(connection: socket.socket) -> bytes:
+    """All that comes until the server closes."""
+    answer = b""
+    with contextlib.suppress(ConnectionError):
+        while chunk := connection.recv(65536):
+            answer += chunk
+    return answer
+
+
+def answers(data: bytes) -> list[tuple[int, dict[bytes, bytes], bytes]]:
+    """Status, headers and body of each; with content-length, as all of ours but the streams."""
+    found = []
+    while data:
+        head, _, data = data.partition(b"\r\n\r\n")
+        first, *lines = head.split(b"\r\n")
+        headers = {name.lower(): value for name, _, value in (line.partition(b": ") for line in lines)}
+        size = int(headers.get(b"content-length", 0))
+        found.append((int(first.split()[1]), headers, data[:size]))
+        data = data[size:]
+    return found
+
+
+def healthy(server: ServerProcess, seconds: float = 0.2, tries: int = 20) -> None:
+    """A probe on a connection of its own is answered at once, in the middle of many: one slow core is not ours."""
+    times = []
+    for _ in range(tries):
+        started = time.monotonic()
+        with connect(server) as probe:
+            probe.sendall(b"GET /health HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
+            assert read_all(probe).startswith(b"HTTP/1.1 200 ")
+        times.append(time.monotonic() - started)
+    assert sorted(times)[len(times) // 2] < seconds, times
+
+
+def test_pipelined_requests_take_no_memory(guarded: ServerProcess) -> None:
+    with Memory(guarded), connect(guarded) as connection:
+        reader = threading.Thread(target=read_all, args=(connection.dup(),), daemon=True)
+        reader.start()
+        pour(connection, [b"GET / HTTP/1.1\r\n\r\n" * 455_000])  # 8.2 MB
+        connection.shutdown(socket.SHUT_RDWR)
+
+
+def test_pipelined_requests_whose_answers_nobody_reads_take_no_memory(guarded: ServerProcess) -> None:
+    with Memory(guarded), contextlib.ExitStack() as stack:
+        for _ in range(20):
+            connection = stack.enter_context(connect(guarded))
+            pour(connection, [b"GET /metrics HTTP/1.1\r\n\r\n" * 40_000], 0.1)
+        healthy(guarded)
+
+
+ENDLESS = {
+    "header lines": [b"GET / HTTP/1.1\r\n", *[b"a:\r\n" * 16_384] * 384],
+    "one header": [b"GET / HTTP/1.1\r\na: ", *[b"x" * MB] * 48],
+    "header name": [b"GET / HTTP/1.1\r\n", *[b"x" * MB] * 48],
+    "address": [b"GET /", *[b"x" * MB] * 48],
+    "trailers": [b"POST / HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n", *[b"a: b\r\n" * 16_384] * 384],
+    "one trailer": [b"POST / HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n0\r\na: ", *[b"x" * MB] * 48],
+    "upgrade": [b"GET / HTTP/1.1\r\nConnection: Upgrade\r\nUpgrade: h2c\r\n", *[b"a:\r\n" * 16_384] * 384],
+}
+
+
+@pytest.mark.parametrize("kind", ENDLESS)
+def test_an_endless_head_is_refused_early(server: ServerProcess, kind: str) -> None:
+    with Memory(server), connect(server) as connection:
+        pour(connection, ENDLESS[kind], 10)
+        (status, headers, body), *more = answers(read_all(connection))
+    assert not more
+    assert headers[b"connection"] == b"close"
+    if "trailer" in kind and status == 501:  # the route answered before the trailers could be too many
+        return
+    assert status == 431
+    assert json.loads(body)["error"]["code"] == "headers_too_large"
+
+
+def test_a_chunks_endless_extension_is_refused(server: ServerProcess) -> None:
+    head = b"POST /tokenize HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n5;"
+    with Memory(server), connect(server) as connection:
+        pour(connection, [head, *[b"x" * MB] * 48], 10)
+        (status, headers, _), *more = answers(read_all(connection))
+    assert not more
+    assert (status, headers[b"connection"]) == (431, b"close")
+
+
+def test_64_kib_of_headers_are_served(server: ServerProcess) -> None:
+    lines = b"".join(b"h%d: %s\r\n" % (i, b"x" * 640) for i in range(98))
+    with connect(server) as connection:
+        connection.sendall(b"GET /health HTTP/1.1\r\nConnection: close\r\n" + lines + b"\r\n")
+        assert answers(read_all(connection))[0][0] == 200
+
+
+INNER = b"GET /v1/models HTTP/1.1\r\nHost: x\r\n\r\n"
+
+
+@pytest.mark.parametrize("apart", [False, True])
+@pytest.mark.parametrize("to", [b"h2c", b"websocket"])
+def test_an_offer_to_upgrade_is_ignored_and_its_body_read(server: ServerProcess, apart: bool, to: bytes) -> None:
+    body = json.dumps({"prompt": INNER.decode()}).encode()
+    body = body[:-1] + b" " * 10 + INNER.replace(b"\r\n", b"\n") * 0 + b"}"
+    head = (
+        b"POST /tokenize HTTP/1.1\r\nHost: x\r\nConnection: Upgrade, HTTP2-Settings\r\nUpgrade: %s\r\n"
+        b"HTTP2-Settings: AAMAAABkAARAAAAAAAIAAAAA\r\nContent-Length: %d\r\n\r\n" % (to, len(body))
+    )
+    with connect(server) as connection:
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        connection.sendall(head if apart else head + body)
+        if apart:
+            time.sleep(0.1)
+            connection.sendall(body)
+        connection.sendall(b"GET /health HTTP/1.1\r\nConnection: close\r\n\r\n")
+        tokenized, health = answers(read_all(connection))
+    assert tokenized[0] == health[0] == 200
+    assert len(json.loads(tokenized[2])["tokens"]) >= len(INNER)
+
+
+def test_the_body_of_an_upgrade_is_no_request(server: ServerProcess) -> None:
+    head = b"POST /nowhere HTTP/1.1\r\nHost: x\r\nConnection: Upgrade\r\nUpgrade: x\r\nContent-Length: %d\r\n\r\n"
+    with connect(server) as connection:
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        connection.sendall(head % len(INNER))
+        time.sleep(0.2)
+        with contextlib.suppress(ConnectionError):
+            connection.sendall(INNER)
+            connection.shutdown(socket.SHUT_WR)
+        found = answers(read_all(connection))
+    assert [status for status, _, _ in found] == [404]
+
+
+def test_connect_is_refused(server: ServerProcess) -> None:
+    with connect(server) as connection:
+        connection.sendall(b"CONNECT example.org:443 HTTP/1.1\r\nHost: example.org\r\n\r\n" + INNER)
+        ((status, headers, body),) = answers(read_all(connection))
+    assert (status, headers[b"connection"]) == (405, b"close")
+    assert json.loads(body)["error"]["message"]
+
+
+@pytest.mark.parametrize(("path", "status"), [("/v1/completions", 401), ("/health", 405)])
+def test_a_refusal_is_read_though_its_body_never_was(guarded: ServerProcess, path: str, status: int) -> None:
+    head = f"POST {path} HTTP/1.1\r\nHost: x\r\nContent-Length: {24 * MB}\r\n\r\n".encode()
+    with Memory(guarded), connect(guarded) as connection:
+        connection.sendall(head)
+        pour(connection, [b"x" * MB] * 24, 10)
+        ((found, headers, _),) = answers(read_all(connection))
+    assert (found, headers[b"connection"]) == (status, b"close")
+
+
+def test_nothing_is_invited_that_is_then_refused(guarded: ServerProcess) -> None:
+    expects = "Host: x\r\nExpect: 100-continue\r\nContent-Length:"
+    for key, size, status in (("", 10, b"401"), (f"Authorization: Bearer {KEY}\r\n", 3 * MB, b"413")):
+        with connect(guarded) as connection:
+            connection.sendall(f"POST /tokenize HTTP/1.1\r\n{key}{expects} {size}\r\n\r\n".encode())
+            answer = read_all(connection)
+        assert answer.startswith(b"HTTP/1.1 " + status)
+        assert b"\r\nconnection: close\r\n" in answer
+    with connect(guarded) as connection:
+        body = b'{"prompt": "x"}'
+        head = f"POST /tokenize HTTP/1.1\r\nAuthorization: Bearer {KEY}\r\n{expects} {len(body)}\r\n\r\n"
+        connection.sendall(head.encode())
+        assert connection.recv(100) == b"HTTP/1.1 100 Continue\r\n\r\n"
+        connection.sendall(body)
+        assert connection.recv(100).startswith(b"HTTP/1.1 200 ")
+
+
+SLOW = {
+    "nothing": b"",
+    "half a head": b"GET /health HTTP/1.1\r\nHost:",
+    "an idle connection": b"GET /health HTTP/1.1\r\n\r\n",
+    "half a head after an answer": b"GET /health HTTP/1.1\r\n\r\nGET /health HTTP/1.1\r\nHost:",
+    "a refused body": b"POST /generate HTTP/1.1\r\nContent-Length: 1000\r\n\r\n{",
+}
+
+
+@pytest.mark.parametrize("kind", SLOW)
+def test_slow_clients_do_not_take_all_descriptors(checkpoint: Path, kind: str) -> None:
+    args = ("--model", str(checkpoint), "--served-model-name", "tiny")
+    with (
+        serving(*args, module=FAKE, files=256, env={"UNMASK_API_KEY": KEY}) as server,
+        contextlib.ExitStack() as stack,
+    ):
+        for _ in range(300):
+            connection = stack.enter_context(connect(server))
+            with contextlib.suppress(ConnectionError):
+                connection.sendall(SLOW[kind])
+        healthy(server)
+        open_files = len(psutil.Process(server.process.pid).net_connections("tcp"))
+        assert open_files < 240
+
+
+def test_strangers_do_not_fill_the_log(guarded: ServerProcess) -> None:
+    def lines() -> int:
+        return len(guarded.log.splitlines())
+
+    before = lines()
+    for data in (
+        b"NONSENSE\r\n\r\n",
+        b"GET / HTTP/1.1\r\nConnection: Upgrade\r\nUpgrade: x\r\n\r\n",
+        b"GET / HTTP/1.1\r\n" + b"a:\r\n" * 300 + b"\r\n",
+    ):
+        for _ in range(300):
+            with connect(guarded) as connection:
+                connection.sendall(data)
+                connection.recv(1000)
+    assert lines() - before < 150

@@ -1,0 +1,157 @@
+"""Many connections at once: which give way, what the spare ones may ask for, how much all may hold."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import subprocess
+import sys
+import time
+
+import pytest
+
+from runtime.server.descriptors import BACKEND_FILES, OWN_FILES
+from runtime.server.logs import Sparse
+from runtime.server.wire.limits import MOST_CONNECTIONS, SPARE_CONNECTIONS
+from tests.server.harness import ROOT, wait_for
+from tests.server.test_attacks import answers, read_all
+from tests.server.wire import Wired, wired
+
+GET = b"GET /x HTTP/1.1\r\nConnection: close\r\n\r\n"
+KEPT = b"GET /x HTTP/1.1\r\n\r\n"
+WAIT = b"GET /wait HTTP/1.1\r\n\r\n"
+HEALTH = b"GET /health HTTP/1.1\r\nConnection: close\r\n\r\n"
+
+
+def ask(server: Wired, data: bytes = GET) -> int:
+    with server.connect(data) as connection:
+        return answers(read_all(connection))[0][0]
+
+
+def test_who_waits_longest_gives_way_half_heads_first() -> None:
+    with wired(connections=4) as server, contextlib.ExitStack() as stack:
+
+        def connect(data: bytes) -> object:
+            connection = stack.enter_context(server.connect(data))
+            if data.endswith(b"\r\n\r\n") and data != WAIT:
+                connection.recv(1000)
+            return connection
+
+        opened = [connect(data) for data in (KEPT, WAIT, KEPT, b"GET /half")]
+        wait_for(lambda: server.open == 4, 10)
+        for victim in (3, 0, 2):  # the half head, then the idle ones in their order
+            connect(WAIT)
+            opened[victim].settimeout(10)  # type: ignore[attr-defined]
+            with contextlib.suppress(ConnectionError):
+                assert opened[victim].recv(10) == b""  # type: ignore[attr-defined]
+            wait_for(lambda: server.open == 4, 10)
+        assert server.given_up("gave_way") == 3
+        assert ask(server) == 503
+        assert ask(server, HEALTH) == 200
+
+
+def test_probes_are_served_while_all_are_busy_and_others_told_to_come_again() -> None:
+    with wired(connections=3, spare=2) as server, contextlib.ExitStack() as stack:
+        for _ in range(3):
+            stack.enter_context(server.connect(WAIT))
+        wait_for(lambda: len(server.http.server_state.tasks) == 3, 10)
+        for _ in range(5):
+            assert ask(server, HEALTH) == 200
+        with server.connect(GET) as connection:
+            ((status, headers, body),) = answers(read_all(connection))
+        assert (status, headers[b"connection"], headers[b"retry-after"]) == (503, b"close", b"1")
+        assert json.loads(body)["error"]["code"] == "no_room"
+        # half heads do not take the spare ones either
+        halves = [stack.enter_context(server.connect(b"GET /")) for _ in range(6)]
+        assert ask(server, HEALTH) == 200
+        assert len(halves) == 6
+        wait_for(lambda: server.open <= 5, 10)
+        # one that came as a spare is as good as any other once there is room again
+        with server.connect() as spare:
+            stack.close()
+            wait_for(lambda: server.open == 1, 10)
+            spare.sendall(GET)
+            assert answers(read_all(spare))[0][0] == 200
+
+
+def test_slow_bodies_give_way_too_but_not_at_once() -> None:
+    head = b"POST /x HTTP/1.1\r\nContent-Length: 10\r\n\r\nx"
+    with wired(connections=3, upload_seconds=0.5) as server, contextlib.ExitStack() as stack:
+        for _ in range(3):
+            stack.enter_context(server.connect(head))
+        wait_for(lambda: len(server.http.server_state.tasks) == 3, 10)
+        time.sleep(0.6)
+        assert ask(server) == 200
+        assert server.given_up("gave_way") == 1
+
+
+def test_unfinished_bodies_of_all_are_bounded_together() -> None:
+    held = 8 * 2**20
+    with wired(held_bytes=held) as server, contextlib.ExitStack() as stack:
+        for _ in range(20):
+            connection = stack.enter_context(server.connect())
+            with contextlib.suppress(ConnectionError):
+                connection.sendall(b"POST /x HTTP/1.1\r\nContent-Length: 2000000\r\n\r\n" + b"x" * 1_000_000)
+            assert server.http.roster.held <= held + 2**16
+        wait_for(lambda: server.given_up("memory") >= 10, 10)
+        assert ask(server) == 200
+        body = b"x" * 1_500_000
+        assert (
+            ask(server, b"POST /x HTTP/1.1\r\nConnection: close\r\nContent-Length: %d\r\n\r\n" % len(body) + body)
+            == 200
+        )
+    assert server.http.roster.held == 0
+
+
+def test_what_is_held_is_given_back() -> None:
+    with wired() as server:
+        for data in (KEPT * 500, b"GET /half", b"POST /refuse HTTP/1.1\r\nContent-Length: 9\r\n\r\n", b"NONSENSE\r\n"):
+            with server.connect(data) as connection:
+                connection.recv(10) if data != b"GET /half" else None
+        wait_for(lambda: server.open == 0, 10)
+        assert server.http.roster.held == 0
+        assert not any(server.http.roster.waiting.values())
+
+
+def limited(files: int, *args: str) -> subprocess.CompletedProcess[str]:
+    """What `make_room` says under a hard limit of open files, called in a process of its own."""
+    code = (
+        "import resource, sys\n"
+        "from runtime.errors import ConfigError\n"
+        "from runtime.server.descriptors import make_room\n"
+        f"resource.setrlimit(resource.RLIMIT_NOFILE, (min(64, {files}), {files}))\n"
+        "try: print(make_room(*eval(sys.argv[1])), resource.getrlimit(resource.RLIMIT_NOFILE)[0])\n"
+        "except ConfigError as error: sys.exit(str(error))"
+    )
+    return subprocess.run([sys.executable, "-c", code, *args], cwd=ROOT, capture_output=True, text=True)
+
+
+def test_connections_fit_the_limit_of_open_files() -> None:
+    own = OWN_FILES + BACKEND_FILES + SPARE_CONNECTIONS
+    assert limited(256, "(None, 1)").stdout.split() == [str(256 - own), "256"]
+    assert limited(15_000, "(None, 1)").stdout.split() == [str(MOST_CONNECTIONS), str(MOST_CONNECTIONS + own)]
+    assert limited(15_000, "(9000, 1)").stdout.split() == ["9000", str(9000 + own)]
+    refused = limited(1000, "(1000, 1)")
+    assert refused.returncode == 1
+    assert "--max-connections: 1000" in refused.stderr
+    assert f"take at most {1000 - own}" in refused.stderr
+    assert "ulimit -n" in limited(100, "(None, 1)").stderr
+
+
+def test_lines_of_strangers_are_counted_and_not_written(caplog: pytest.LogCaptureFixture) -> None:
+    log = logging.getLogger("test.strangers")
+    sparse = Sparse(most=3, seconds=0.3, kinds=2)
+    log.addFilter(sparse)
+    with caplog.at_level(logging.INFO, "test.strangers"):
+        for i in range(1000):
+            log.info("stranger %d", i)
+        for i in range(100):
+            log.info(f"of its own {i}")
+        assert len(caplog.records) == 3 + 1 + 3
+        time.sleep(0.35)
+        sparse.tell()
+    told = [record.getMessage() for record in caplog.records]
+    assert "96 more lines in 0 s of: other lines" in told
+    assert "997 more lines in 0 s of: stranger %d" in told
+    log.removeFilter(sparse)

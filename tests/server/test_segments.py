@@ -1,0 +1,145 @@
+"""The same requests, and the same answers in their order, however the bytes are cut into segments."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.server.test_attacks import answers
+from tests.server.wire import exchange
+
+UPGRADE = b"Connection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\nHTTP2-Settings: AAMAAABk\r\n"
+INNER = b"GET /inner HTTP/1.1\r\nHost: x\r\n\r\n"
+
+
+def message(method: str, body: bytes, upgrade: bool, chunk: int, trailer: bool) -> bytes:
+    """A request; `chunk`: the size of its body's chunks, 0 for a body whose length is told."""
+    head = f"{method} /{len(body)}?q=1 HTTP/1.1\r\nHost: x\r\n".encode() + (UPGRADE if upgrade else b"")
+    if method == "GET":
+        return head + b"\r\n"
+    if not chunk:
+        return head + b"Content-Length: %d\r\n\r\n" % len(body) + body
+    pieces = [body[i : i + chunk] for i in range(0, len(body), chunk)]
+    chunked = b"".join(b"%x;ext=1\r\n%b\r\n" % (len(piece), piece) for piece in pieces)
+    end = b"Checksum: 5\r\n\r\n" if trailer else b"\r\n"
+    return head + b"Transfer-Encoding: chunked\r\n\r\n" + chunked + b"0\r\n" + end
+
+
+REQUESTS = st.tuples(
+    st.sampled_from(["GET", "POST"]),
+    st.sampled_from([b"", b"x", INNER, INNER * 40, b"\r\n\r\n" * 5]),
+    st.booleans(),
+    st.sampled_from([0, 1, 7, 500]),
+    st.booleans(),
+)
+
+
+def told(data: bytes) -> list[tuple[str, str, str]]:
+    found = [(status, json.loads(body)) for status, _, body in answers(data)]
+    assert all(status == 200 for status, _ in found)
+    return [(body["method"], body["path"], body["body"]) for _, body in found]
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.lists(REQUESTS, min_size=1, max_size=14), st.data())
+def test_any_cut_of_any_requests_gives_the_same_answers(
+    requests: list[tuple[str, bytes, bool, int, bool]], data: st.DataObject
+) -> None:
+    stream = b"".join(message(*request) for request in requests)
+    cuts = sorted(data.draw(st.lists(st.integers(0, len(stream)), max_size=20)))
+    segments = [stream[a:b] for a, b in zip([0, *cuts], [*cuts, len(stream)], strict=True)]
+    sent, _ = asyncio.run(exchange(segments, data.draw(st.integers(0, 3))))
+    bodies = [b"" if method == "GET" else body for method, body, *_ in requests]
+    wanted = [(r[0], f"/{len(r[1])}", body.decode()) for r, body in zip(requests, bodies, strict=True)]
+    assert told(sent) == wanted
+
+
+@pytest.mark.parametrize("chunk", [0, 7])
+@pytest.mark.parametrize("upgrade", [False, True])
+def test_every_single_cut(upgrade: bool, chunk: int) -> None:
+    stream = message("POST", INNER, upgrade, chunk, True) + message("GET", b"", upgrade, 0, False)
+
+    async def every() -> None:
+        whole, _ = await exchange([stream])
+        assert [path for _, path, _ in told(whole)] == [f"/{len(INNER)}", "/0"]
+        assert told(whole)[0][2] == INNER.decode()
+        for i in range(1, len(stream)):
+            assert (await exchange([stream[:i], stream[i:]]))[0] == whole
+        assert (await exchange([stream[i : i + 1] for i in range(len(stream))]))[0] == whole
+
+    asyncio.run(every())
+
+
+@pytest.mark.parametrize("size", range(505, 520))
+def test_a_head_that_ends_where_a_piece_ends(size: int) -> None:
+    """What is fed to the parser in pieces is one stream all the same."""
+    fixed = len(b"GET /0 HTTP/1.1\r\na: \r\n\r\n")
+    head = b"GET /0 HTTP/1.1\r\na: " + b"x" * (size - fixed) + b"\r\n\r\n"
+    assert len(head) == size
+    sent, _ = asyncio.run(exchange([head * 3]))
+    assert len(told(sent)) == 3
+    assert b"connection: close" not in sent
+
+
+def test_a_connection_holds_few_requests_at_a_time() -> None:
+    sent, held = asyncio.run(exchange([b"GET / HTTP/1.1\r\n\r\n" * 2000], queued=8))
+    assert len(told(sent)) == 2000
+    assert held <= 8 + 512 // 18 + 1
+
+
+def test_what_is_broken_is_told_after_the_answers_before_it() -> None:
+    for rest, status in (
+        (b"NONSENSE\r\n\r\n", 400),
+        (b"GET /" + b"x" * 70_000, 431),
+        (b"CONNECT a:1 HTTP/1.1\r\n\r\n", 405),
+    ):
+        sent, _ = asyncio.run(exchange([INNER * 3 + rest + INNER]))
+        found = answers(sent)
+        assert [one[0] for one in found] == [200, 200, 200, status]
+        assert [b"connection" in one[1] for one in found] == [False, False, False, True]
+
+
+def test_a_body_that_breaks_takes_its_own_request_down_and_no_other() -> None:
+    broken = b"POST /b HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n3\r\nabc\r\nzz\r\n"
+    for before in (0, 1, 3):
+        for patience in (0, 5):
+            sent, _ = asyncio.run(exchange([INNER * before + broken[:-6], broken[-6:] + INNER], patience))
+            assert [one[0] for one in answers(sent)] == [200] * before + [400]
+
+
+def test_nothing_after_a_last_request_is_one() -> None:
+    for first in (
+        b"GET /1 HTTP/1.1\r\nConnection: close\r\n\r\n",
+        b"GET /1 HTTP/1.0\r\n\r\n",
+        b"GET /1 HTTP/1.0\r\nConnection: keep-alive\r\n\r\n",
+        b"POST /1 HTTP/1.1\r\nConnection: close, Upgrade\r\nUpgrade: h2c\r\nContent-Length: 3\r\n\r\nabc",
+    ):
+        sent, _ = asyncio.run(exchange([first + INNER + b"NONSENSE"]))
+        (found,) = answers(sent)
+        assert found[0] == 200
+        assert found[1][b"connection"] == b"close"
+
+
+def test_trailers_do_not_become_headers() -> None:
+    """A key in a trailer would have passed the gate before it came."""
+    stream = message("POST", b"abc", False, 2, True)
+    sent, _ = asyncio.run(exchange([stream]))
+    assert told(sent) == [("POST", "/3", "abc")]
+
+
+def test_framings_that_contradict_each_other_are_refused_with_an_upgrade_too() -> None:
+    for framing in (
+        b"Content-Length: 3\r\nTransfer-Encoding: chunked\r\n",
+        b"Transfer-Encoding: gzip\r\n",
+        b"Content-Length: 3\r\nContent-Length: 4\r\n",
+        b"Content-Length: 3, 3\r\n",
+        b"Content-Length: +3\r\n",
+        b"Content-Length: 99999999999999999999\r\n",
+    ):
+        for upgrade in (b"", UPGRADE):
+            sent, _ = asyncio.run(exchange([b"POST / HTTP/1.1\r\n" + upgrade + framing + b"\r\nabc" + INNER]))
+            assert [one[0] for one in answers(sent)] == [400], (framing, upgrade)

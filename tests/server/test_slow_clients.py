@@ -1,0 +1,165 @@
+"""Clients that send or read slowly, or stop: each is given up after its time, and none that goes on."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import socket
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from tests.server.harness import wait_for
+from tests.server.test_attacks import answers, read_all
+from tests.server.wire import BIG, Wired, wired
+
+GET = b"GET /x HTTP/1.1\r\nHost: x\r\n\r\n"
+LONG = 30.0  # seconds, for the times that a test is not about
+
+
+def receive(connection: socket.socket, count: int = 1) -> bytes:
+    """So many answers of `/x` and `/slow`, unless the server closes."""
+    data = b""
+    while not (data.count(b"HTTP/1.1 ") >= count and data.endswith((b"}", b"slow"))):
+        if not (chunk := connection.recv(65536)):
+            break
+        data += chunk
+    return data
+
+
+def ended(connection: socket.socket, within: float = 15.0) -> None:
+    """The server ends the connection, having said nothing more."""
+    connection.settimeout(within)
+    with contextlib.suppress(ConnectionError):
+        assert connection.recv(1000) == b""
+
+
+@pytest.fixture(scope="module")
+def heads() -> Iterator[Wired]:
+    with wired(head_seconds=0.4, body_seconds=LONG, idle_seconds=LONG) as server:
+        yield server
+
+
+@pytest.mark.parametrize("before", [b"", GET, GET + GET])
+@pytest.mark.parametrize("half", [b"GET /", GET[:-2], b"POST /x HTTP/1.1\r\nContent-Length: 5\r\n"])
+def test_half_a_head_is_given_up_on_any_request(heads: Wired, before: bytes, half: bytes) -> None:
+    noted = heads.given_up("slow_head")
+    with heads.connect(before) as connection:
+        if before:
+            receive(connection, before.count(GET))
+            time.sleep(0.1)
+        started = time.monotonic()
+        connection.sendall(half)
+        ended(connection)
+        assert time.monotonic() - started > 0.2
+    assert heads.given_up("slow_head") == noted + 1
+
+
+def test_a_head_that_comes_a_byte_at_a_time_is_given_up(heads: Wired) -> None:
+    with heads.connect(GET) as connection:
+        receive(connection)
+        started = time.monotonic()
+        with contextlib.suppress(ConnectionError):
+            for byte in b"GET / HTTP/1.1\r\na: " + b"x" * 500:
+                connection.sendall(bytes([byte]))
+                time.sleep(0.02)
+        assert time.monotonic() - started < 5
+        ended(connection)
+
+
+def test_an_idle_connection_has_the_longer_time(heads: Wired) -> None:
+    with heads.connect(GET) as connection:
+        for _ in range(2):
+            receive(connection)
+            time.sleep(1)
+            connection.sendall(GET)
+        assert receive(connection).startswith(b"HTTP/1.1 200 ")
+
+
+def test_the_time_of_an_answer_is_not_the_heads_that_waits(heads: Wired) -> None:
+    with heads.connect(b"GET /slow HTTP/1.1\r\n\r\n" * 4 + GET[:10]) as connection:
+        data = receive(connection, 4)
+        time.sleep(0.1)
+        connection.sendall(GET[10:])
+        found = answers(data + receive(connection))
+    assert [status for status, _, _ in found] == [200] * 5
+
+
+@pytest.mark.parametrize("before", [b"", GET])
+def test_a_body_that_does_not_come_is_told_so(before: bytes) -> None:
+    with wired(body_seconds=0.4, head_seconds=LONG) as server, server.connect(before) as connection:
+        if before:
+            receive(connection)
+        connection.sendall(b"POST /x HTTP/1.1\r\nContent-Length: 1000\r\n\r\n")
+        with contextlib.suppress(ConnectionError):
+            for _ in range(100):
+                connection.sendall(b"x")
+                time.sleep(0.02)
+        ((status, headers, body),) = answers(read_all(connection))
+        assert (status, headers[b"connection"]) == (408, b"close")
+        assert json.loads(body)["error"]["message"] == "the body did not arrive within 0.4 s"
+        assert server.given_up("slow_body") == 1
+
+
+def test_a_body_trickled_after_a_refusal_does_not_hold_the_connection() -> None:
+    with wired(linger_seconds=0.6, quiet_seconds=LONG, body_seconds=LONG) as server:
+        connection = server.connect(b"POST /refuse HTTP/1.1\r\nContent-Length: 100000\r\n\r\n")
+        with connection:
+            ((status, headers, _),) = answers(read_all(connection))
+            assert (status, headers[b"connection"]) == (401, b"close")
+            assert server.open == 1  # it may read
+            with contextlib.suppress(ConnectionError):
+                for _ in range(300):
+                    connection.sendall(b"x")
+                    time.sleep(0.02)
+            wait_for(lambda: server.open == 0, 10)
+
+
+def test_a_refused_client_that_is_quiet_is_not_waited_for() -> None:
+    head = b"POST /refuse HTTP/1.1\r\nContent-Length: 100000\r\n\r\n"
+    with wired(linger_seconds=LONG, quiet_seconds=0.3) as server, server.connect(head) as connection:
+        read_all(connection)
+        wait_for(lambda: server.open == 0, 10)
+
+
+def test_no_more_is_thrown_away_than_the_limit() -> None:
+    with wired(discard_bytes=2**20) as server:
+        with server.connect(b"POST /refuse HTTP/1.1\r\nContent-Length: 100000000\r\n\r\n") as connection:
+            sent = 0
+            with contextlib.suppress(ConnectionError):
+                for _ in range(1000):
+                    sent += connection.send(b"x" * 2**16)
+            assert sent < 30 * 2**20  # the rest lay in the kernel's buffers
+        assert server.given_up("discarded") == 1
+
+
+@pytest.mark.parametrize("path", ["big", "stream", "break"])
+@pytest.mark.parametrize("close", [b"", b"Connection: close\r\n"])
+def test_a_reader_that_stops_is_given_up(path: str, close: bytes) -> None:
+    with wired(stall_seconds=0.4, idle_seconds=LONG) as server:
+        with server.connect(b"GET /%s HTTP/1.1\r\n%b\r\n" % (path.encode(), close), room=2**15) as connection:
+            assert connection.recv(100)
+            wait_for(lambda: server.open == 0, 10)
+            assert server.given_up("stalled") == 1
+        wait_for(lambda: not server.http.server_state.tasks, 10)
+
+
+def test_a_reader_that_is_slow_gets_everything() -> None:
+    with wired(stall_seconds=1.0, linger_seconds=0.2, quiet_seconds=0.2) as server:
+        rest = b"POST /big HTTP/1.1\r\nConnection: close\r\nContent-Length: 1\r\n\r\nx" + GET
+        with server.connect(rest, room=2**20) as connection:
+            chunks = []
+            while chunk := connection.recv(2**18):
+                chunks.append(chunk)
+                time.sleep(0.02)
+        data = b"".join(chunks)
+        assert len(answers(data)[0][2]) == BIG
+        assert server.given_up("stalled") == 0
+
+
+def test_a_client_that_goes_ends_its_request() -> None:
+    with wired() as server:
+        with server.connect(b"GET /wait HTTP/1.1\r\n\r\n"):
+            wait_for(lambda: server.http.server_state.tasks, 10)
+        wait_for(lambda: not server.http.server_state.tasks and server.open == 0, 10)
