@@ -130,8 +130,8 @@ ENDLESS = {
     "one header": [b"GET / HTTP/1.1\r\na: ", *[b"x" * MB] * 48],
     "header name": [b"GET / HTTP/1.1\r\n", *[b"x" * MB] * 48],
     "address": [b"GET /", *[b"x" * MB] * 48],
-    "trailers": [b"POST / HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n", *[b"a: b\r\n" * 16_384] * 384],
-    "one trailer": [b"POST / HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n0\r\na: ", *[b"x" * MB] * 48],
+    "trailers": [b"POST /tokenize HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n", *[b"a: b\r\n" * 16_384] * 384],
+    "one trailer": [b"POST /tokenize HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n0\r\na: ", *[b"x" * MB] * 48],
     "upgrade": [b"GET / HTTP/1.1\r\nConnection: Upgrade\r\nUpgrade: h2c\r\n", *[b"a:\r\n" * 16_384] * 384],
 }
 
@@ -143,8 +143,6 @@ def test_an_endless_head_is_refused_early(server: ServerProcess, kind: str) -> N
         (status, headers, body), *more = answers(read_all(connection))
     assert not more
     assert headers[b"connection"] == b"close"
-    if "trailer" in kind and status == 501:  # the route answered before the trailers could be too many
-        return
     assert status == 431
     assert json.loads(body)["error"]["code"] == "headers_too_large"
 
@@ -172,7 +170,6 @@ INNER = b"GET /v1/models HTTP/1.1\r\nHost: x\r\n\r\n"
 @pytest.mark.parametrize("to", [b"h2c", b"websocket"])
 def test_an_offer_to_upgrade_is_ignored_and_its_body_read(server: ServerProcess, apart: bool, to: bytes) -> None:
     body = json.dumps({"prompt": INNER.decode()}).encode()
-    body = body[:-1] + b" " * 10 + INNER.replace(b"\r\n", b"\n") * 0 + b"}"
     head = (
         b"POST /tokenize HTTP/1.1\r\nHost: x\r\nConnection: Upgrade, HTTP2-Settings\r\nUpgrade: %s\r\n"
         b"HTTP2-Settings: AAMAAABkAARAAAAAAAIAAAAA\r\nContent-Length: %d\r\n\r\n" % (to, len(body))

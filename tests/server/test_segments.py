@@ -111,6 +111,13 @@ def test_a_body_that_breaks_takes_its_own_request_down_and_no_other() -> None:
             assert [one[0] for one in answers(sent)] == [200] * before + [400]
 
 
+def test_a_body_in_countless_chunks_is_refused() -> None:
+    head = b"POST /b HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n"
+    for count, status in ((99, 200), (100, 400)):  # and the last one, which is empty
+        sent, _ = asyncio.run(exchange([head + b"1\r\na\r\n" * count + b"0\r\n\r\n"], chunks=100))
+        assert [one[0] for one in answers(sent)] == [status]
+
+
 def test_nothing_after_a_last_request_is_one() -> None:
     for first in (
         b"GET /1 HTTP/1.1\r\nConnection: close\r\n\r\n",

@@ -20,7 +20,7 @@ from runtime.server.wire.roster import Phase, Roster
 
 
 class Connection(asyncio.BufferedProtocol):
-    """What uvicorn asks of a protocol, and to its exchanges what transport and flow control are.
+    """To uvicorn a protocol, to its exchanges transport and flow control.
 
     What was read is parsed as far as requests may wait here; the socket is not read again before the rest is parsed.
 
@@ -114,12 +114,21 @@ class Connection(asyncio.BufferedProtocol):
             while data and not parser.over and not self._full():
                 data = data[parser.feed(data) :]
         except Refused as refused:
-            self._refuse(refused)
+            self.refuse(refused)
             return
         if parser.over:
             self._discard(len(data))
         self.pending = b"" if parser.over else bytes(data)
         self._settle()
+
+    def _go_on(self) -> None:
+        if self.closing:
+            return
+        if self.pending and not self._full():
+            pending, self.pending = self.pending, b""
+            self._parse(memoryview(pending))
+        else:
+            self._settle()
 
     def _full(self) -> bool:
         """Whether what has come already has to be dealt with first."""
@@ -177,9 +186,9 @@ class Connection(asyncio.BufferedProtocol):
         elif self.last_word is not None:
             self._say(self.last_word)
             return
-        self.resume_reading()
+        self._go_on()
 
-    def _refuse(self, refused: Refused) -> None:
+    def refuse(self, refused: Refused) -> None:
         """End the connection with this answer, after those of the requests before."""
         self.roster.note(self, refused.reason)
         self.parser.stop()
@@ -245,14 +254,9 @@ class Connection(asyncio.BufferedProtocol):
         await self.out.writable.wait()
 
     def resume_reading(self) -> None:
-        """Something was taken: there may be room for more."""
-        if self.closing:
-            return
-        if self.pending and not self._full():
-            pending, self.pending = self.pending, b""
-            self._parse(memoryview(pending))
-        else:
-            self._settle()
+        """The application takes the body: there may be room for more."""
+        if self.paused:
+            self._go_on()
 
     # -- the end
 
@@ -297,35 +301,3 @@ class Connection(asyncio.BufferedProtocol):
             self.close()
         else:
             (self.queue[-1] if self.queue else self.current).keep_alive = False
-
-    # -- the roster's look
-
-    def check_times(self, now: float) -> None:
-        """Give up what has taken too long."""
-        limits = self.limits
-        if self.out.stalled(now) > limits.stall_seconds:
-            self.roster.give_up(self, "stalled")
-            return
-        seconds = now - self.since
-        match self.phase:
-            case Phase.HEAD if seconds > limits.head_seconds:
-                self.roster.note(self, "slow_head")
-                self.close()
-            case Phase.IDLE if seconds > limits.idle_seconds:
-                self.close()
-            case Phase.BODY if seconds > limits.body_seconds:
-                self._refuse(refusal.body_too_slow(limits.body_seconds))
-            case Phase.LINGER if self.out.unsent():
-                self.since = self.heard = now  # the client is still taking the answer
-            case Phase.LINGER if seconds > limits.linger_seconds or now - self.heard > limits.quiet_seconds:
-                self.abort()
-
-    def make_room(self) -> None:
-        """All connections together hold too much, and this one has waited long with its share."""
-        if self.phase is Phase.BODY:
-            self._refuse(refusal.no_room("holds as many unfinished requests as it may", "memory"))
-        else:
-            self.roster.give_up(self, "memory")
-
-    def client_name(self) -> str:
-        return f"{self.client[0]}:{self.client[1]}" if self.client else "an unknown address"

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from runtime.server.keys import OPEN_PATHS
 
-READ_BYTES = 16 * 2**10  # taken from a socket at once; what has not been parsed yet is never more
+READ_BYTES = 64 * 2**10  # taken from a socket at once; what has not been parsed yet is never more
 MOST_CONNECTIONS = 4096  # without --max-connections, where the descriptor limit leaves as many
 SPARE_CONNECTIONS = 32  # beyond the limit, for probes, while every other connection is at work
 
@@ -21,8 +21,9 @@ class Limits:
 
     head_bytes: int = 64 * 2**10  # request line, headers and trailers of one request, as received
     headers: int = 256  # header fields and trailers of one request
+    chunks: int = 16 * 2**10  # of one chunked body
     queued: int = 8  # requests that wait for the answers before them; a connection with so many is not read on
-    buffered_body_bytes: int = 64 * 2**10  # of a body that its route does not take yet
+    buffered_body_bytes: int = 128 * 2**10  # of a body that its route does not take yet
     discard_bytes: int = 64 * 2**20  # of what a refused client still sends, so that it gets to read the answer
     held_bytes: int = 64 * 2**20  # of all connections: unfinished heads and bodies, queued requests, unread answers
 

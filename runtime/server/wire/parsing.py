@@ -62,6 +62,7 @@ class RequestParser:
         self.remaining = 0  # bytes of a body whose length is known
         self.silent = 0  # bytes of a chunked body since the last chunk: of an extension, or of trailers
         self.fields = 0
+        self.chunks = 0
         self.upgrading = False
         self.priming = False
         self.parser: httptools.HttpRequestParser | None = httptools.HttpRequestParser(self)
@@ -111,7 +112,7 @@ class RequestParser:
             raise refusal.invalid()  # ends the feeding; the request is nobody's any more
         self.head = Head()
         self.underway = self.in_head = True
-        self.size = self.silent = self.fields = 0
+        self.size = self.silent = self.fields = self.chunks = 0
 
     def on_url(self, url: bytes) -> None:
         if not self.priming:
@@ -153,6 +154,9 @@ class RequestParser:
 
     def on_chunk_header(self) -> None:
         self.silent = 0
+        self.chunks += 1
+        if self.chunks > self.limits.chunks:
+            raise refusal.too_many_chunks(self.limits.chunks)
 
     def on_message_complete(self) -> None:
         if self.upgrading:  # llhttp believes that there is no body

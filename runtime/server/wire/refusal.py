@@ -40,6 +40,10 @@ def head_too_large(bytes_: int, fields: int) -> Refused:
     return Refused("head_too_large", 431, message, "headers_too_large")
 
 
+def too_many_chunks(most: int) -> Refused:
+    return Refused("invalid", 400, f"the body comes in more than {most} chunks; send larger ones", "too_many_chunks")
+
+
 def no_tunnel() -> Refused:
     return Refused("invalid", 405, "CONNECT is not possible: this server is no proxy", headers="allow: GET, POST\r\n")
 

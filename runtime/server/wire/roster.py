@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from runtime.server import logs
 from runtime.server.metrics import Metrics
+from runtime.server.wire import refusal
 from runtime.server.wire.limits import READ_BYTES, Limits
 
 if TYPE_CHECKING:
@@ -104,7 +105,10 @@ class Roster:
             if held <= self.limits.held_bytes * 3 // 4:
                 break
             held -= size
-            connection.make_room()
+            if connection.phase is Phase.BODY:
+                connection.refuse(refusal.no_room("holds as many unfinished requests as it may", "memory"))
+            else:
+                self.give_up(connection, "memory")
         self.relieving = False
 
     def give_up(self, connection: Connection, reason: str) -> None:
@@ -115,7 +119,8 @@ class Roster:
 
     def note(self, connection: Connection, reason: str) -> None:
         self.given_up.labels(reason).inc()
-        log.info("connection of %s ended by the server: %s", connection.client_name(), reason)
+        client = "%s:%d" % connection.client if connection.client else "an unknown address"
+        log.info("connection of %s ended by the server: %s", client, reason)
 
     def sweep(self) -> None:
         """Give up who has taken too long. To be called often; it looks at the connections once a second."""
@@ -125,8 +130,26 @@ class Roster:
         self.swept = now
         unsent = 0
         for connection in list(self.open):
-            connection.check_times(now)
+            self._check(connection, now)
             unsent += connection.out.unsent()
         if self.held + unsent > self.limits.held_bytes:
             self._relieve(self.held + unsent)
         logs.strangers.tell()
+
+    def _check(self, connection: Connection, now: float) -> None:
+        limits, seconds = self.limits, now - connection.since
+        if connection.out.stalled(now) > limits.stall_seconds:
+            self.give_up(connection, "stalled")
+            return
+        match connection.phase:
+            case Phase.HEAD if seconds > limits.head_seconds:
+                self.note(connection, "slow_head")
+                connection.close()
+            case Phase.IDLE if seconds > limits.idle_seconds:
+                connection.close()
+            case Phase.BODY if seconds > limits.body_seconds:
+                connection.refuse(refusal.body_too_slow(limits.body_seconds))
+            case Phase.LINGER if connection.out.unsent():
+                connection.since = connection.heard = now  # its client is still taking the answer
+            case Phase.LINGER if seconds > limits.linger_seconds or now - connection.heard > limits.quiet_seconds:
+                connection.abort()
