@@ -155,3 +155,28 @@ def test_lines_of_strangers_are_counted_and_not_written(caplog: pytest.LogCaptur
     assert "96 more lines in 0 s of: other lines" in told
     assert "997 more lines in 0 s of: stranger %d" in told
     log.removeFilter(sparse)
+
+
+def test_connections_leave_no_garbage() -> None:
+    """What stays in circles until the collector's next long run is memory that an attack has for so long."""
+    import gc
+
+    from runtime.server.wire.connection import Connection
+
+    with wired() as server:
+        gc.collect()
+        gc.disable()
+        try:
+            for data in (
+                KEPT * 50,
+                b"GET /half",
+                b"NONSENSE\r\n\r\n",
+                b"POST /x HTTP/1.1\r\nContent-Length: 9\r\n\r\n",
+                GET,
+            ):
+                with server.connect(data) as connection:
+                    connection.recv(10) if not data.endswith((b"half", b"9\r\n\r\n")) else time.sleep(0.05)
+            wait_for(lambda: server.open == 0 and not server.http.server_state.tasks, 10)
+            wait_for(lambda: not any(isinstance(o, Connection) for o in gc.get_objects()), 10)
+        finally:
+            gc.enable()

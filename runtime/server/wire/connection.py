@@ -14,7 +14,7 @@ from uvicorn.server import ServerState
 from runtime.server.wire import refusal
 from runtime.server.wire.exchange import Exchange
 from runtime.server.wire.outflow import Outflow
-from runtime.server.wire.parsing import PIECE, Head, RequestParser
+from runtime.server.wire.parsing import Head, RequestParser
 from runtime.server.wire.refusal import Refused
 from runtime.server.wire.roster import Phase, Roster
 
@@ -65,9 +65,7 @@ class Connection(asyncio.BufferedProtocol):
         self.reading: Exchange | None = None
         self.last_word: Refused | None = None
         self.unread = False
-        self.discarded = 0  # bytes
-        self.heard = 0.0  # when bytes last came that were thrown away
-
+        self.discarded, self.heard = 0, 0.0  # bytes that were thrown away, and when the last of them came
         self.out = Outflow()
 
     # -- the transport's events
@@ -147,7 +145,7 @@ class Connection(asyncio.BufferedProtocol):
     def began(self, head: Head) -> None:
         """The parser's: a request, as far as its head."""
         self.fresh = False
-        exchange = Exchange(self, head, self.parser.size + PIECE)
+        exchange = Exchange(self, head, self.parser.weight())
         if self.spare:
             self.spare = self.roster.crowded()
             if self.spare and exchange.scope["path"] not in self.limits.open_paths:
@@ -203,7 +201,7 @@ class Connection(asyncio.BufferedProtocol):
             if broken.response_started:
                 self.close()
                 return
-        self.last_word = refused
+        self.last_word = refused.settled()
         if self.current is None:
             self._say(refused)
         else:
@@ -217,12 +215,11 @@ class Connection(asyncio.BufferedProtocol):
         """Bring reading, phase and weight in line with what there is."""
         if self.closing:
             return
-        full = self._full()
-        if (full or bool(self.pending)) != self.paused:
+        if (bool(self.pending) or self._full()) != self.paused:
             self.paused = not self.paused
             (self.transport.pause_reading if self.paused else self.transport.resume_reading)()
         if self.current is not None:
-            phase = Phase.BODY if self.current is self.reading and not full else Phase.ANSWER
+            phase = Phase.BODY if self.current is self.reading else Phase.ANSWER
         elif self.parser.underway or self.fresh:
             phase = Phase.HEAD
         else:
@@ -231,7 +228,7 @@ class Connection(asyncio.BufferedProtocol):
             self.roster.move(self, phase)
         held = len(self.pending) + sum(exchange.size for exchange in self.queue)
         if self.parser.in_head:
-            held += self.parser.size
+            held += self.parser.weight()
         elif self.reading is not None and self.reading is self.current:
             held += self.reading.size
         if held != self.held:

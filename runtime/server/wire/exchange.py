@@ -44,7 +44,7 @@ class Exchange(RequestResponseCycle):
             keep_alive=head.keep_alive,
             on_response=connection.answered,
         )
-        self.size = size  # bytes received of it: its head, and of its body what has come
+        self.size = size  # bytes: of its head, and of its body what has come
 
     async def send(self, message: ASGISendEvent) -> None:
         if self.more_body and not self.response_started:

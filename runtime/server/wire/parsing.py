@@ -18,6 +18,8 @@ from runtime.server.wire import refusal
 from runtime.server.wire.limits import Limits
 
 PIECE = 512  # bytes
+HEAD_WEIGHT = 4096  # bytes, of a request without fields and what is made of it
+FIELD_WEIGHT = 128  # bytes, of a field beside its text
 _FRAMING = (b"content-length", b"transfer-encoding")
 
 
@@ -87,6 +89,10 @@ class RequestParser:
         if self.size + self.silent > self.limits.head_bytes + PIECE:
             raise refusal.head_too_large(self.limits.head_bytes, self.limits.headers)
         return fed
+
+    def weight(self) -> int:
+        """Bytes of memory that the head under way takes, roughly."""
+        return HEAD_WEIGHT + self.size + FIELD_WEIGHT * self.fields
 
     def stop(self) -> None:
         """Parse nothing more, and let go of what is held in a circle."""

@@ -20,6 +20,11 @@ class Refused(Exception):
         self.code = code
         self.headers = headers
 
+    def settled(self) -> Refused:
+        """Itself, without the frames and errors it went through: those hold what would hold it."""
+        self.__context__ = None
+        return self.with_traceback(None)
+
     def answer(self, default_headers: list[tuple[bytes, bytes]]) -> bytes:
         """The whole answer, as bytes."""
         body = msgspec.json.encode(error_object(self.status, self.message, code=self.code))

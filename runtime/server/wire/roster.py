@@ -15,6 +15,7 @@ from runtime.server import logs
 from runtime.server.metrics import Metrics
 from runtime.server.wire import refusal
 from runtime.server.wire.limits import READ_BYTES, Limits
+from runtime.server.wire.memory import Trimmer
 
 if TYPE_CHECKING:
     from runtime.server.wire.connection import Connection
@@ -45,7 +46,9 @@ class Roster:
             phase: OrderedDict() for phase in Phase if phase is not Phase.ANSWER
         }  # each longest first
         self.held = 0  # bytes, unread answers excepted
+        self.most_held = 0  # since the last look
         self.relieving = False
+        self.trimmer = Trimmer()
         self.buffer = memoryview(bytearray(READ_BYTES))  # what was read is parsed or copied at once, so one is enough
         self.swept = 0.0
         self.given_up = metrics.given_up
@@ -57,6 +60,13 @@ class Roster:
         self.open.add(connection)
         if len(self.open) <= self.limits.connections:
             return
+        if (longest := self._longest_waiting()) is not None:
+            self.give_up(longest, "gave_way")
+        if len(self.open) > self.limits.connections + self.limits.spare:
+            self.give_up(connection, "no_room")
+        connection.spare = self.crowded()
+
+    def _longest_waiting(self) -> Connection | None:
         now = time.monotonic()
         for phase, waiting in self.waiting.items():
             longest = next(iter(waiting), None)
@@ -64,12 +74,8 @@ class Roster:
                 continue
             if phase in (Phase.BODY, Phase.CLOSING) and now - longest.since < self.limits.upload_seconds:
                 continue
-            self.give_up(longest, "gave_way")
-            return
-        if len(self.open) > self.limits.connections + self.limits.spare:
-            self.give_up(connection, "no_room")
-        else:
-            connection.spare = True
+            return longest
+        return None
 
     def crowded(self) -> bool:
         return len(self.open) > self.limits.connections
@@ -94,22 +100,25 @@ class Roster:
         """A connection holds so many bytes now."""
         self.held += held - connection.held
         connection.held = held
+        self.most_held = max(self.most_held, self.held)
         if self.held > self.limits.held_bytes and not self.relieving:
             self._relieve(self.held)
 
     def _relieve(self, held: int) -> None:
         """Too much is held: those that hold something and have waited longest give way, till a quarter is free."""
-        self.relieving = True
         holders = [(c.since, c.held + c.out.unsent(), c) for c in self.open]
-        for _, size, connection in sorted((h for h in holders if h[1] > SMALL), key=lambda h: h[0]):
-            if held <= self.limits.held_bytes * 3 // 4:
-                break
-            held -= size
-            if connection.phase is Phase.BODY:
-                connection.refuse(refusal.no_room("holds as many unfinished requests as it may", "memory"))
-            else:
-                self.give_up(connection, "memory")
-        self.relieving = False
+        self.relieving = True  # those that go weigh less, which is no reason to begin anew
+        try:
+            for _, size, connection in sorted((h for h in holders if h[1] > SMALL), key=lambda h: h[0]):
+                if held <= self.limits.held_bytes * 3 // 4:
+                    break
+                held -= size
+                if connection.phase is Phase.BODY:
+                    connection.refuse(refusal.no_room("holds as many unfinished requests as it may", "memory"))
+                else:
+                    self.give_up(connection, "memory")
+        finally:
+            self.relieving = False
 
     def give_up(self, connection: Connection, reason: str) -> None:
         """Cut a connection off: nothing that is under way on it ends."""
@@ -119,8 +128,7 @@ class Roster:
 
     def note(self, connection: Connection, reason: str) -> None:
         self.given_up.labels(reason).inc()
-        client = "%s:%d" % connection.client if connection.client else "an unknown address"
-        log.info("connection of %s ended by the server: %s", client, reason)
+        log.info("connection of %s ended by the server: %s", connection.client or "a client", reason)
 
     def sweep(self) -> None:
         """Give up who has taken too long. To be called often; it looks at the connections once a second."""
@@ -134,6 +142,8 @@ class Roster:
             unsent += connection.out.unsent()
         if self.held + unsent > self.limits.held_bytes:
             self._relieve(self.held + unsent)
+        self.trimmer.look(max(self.most_held, self.held + unsent), len(self.open))
+        self.most_held = 0
         logs.strangers.tell()
 
     def _check(self, connection: Connection, now: float) -> None:
