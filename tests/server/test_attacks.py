@@ -274,3 +274,10 @@ def test_strangers_do_not_fill_the_log(guarded: ServerProcess) -> None:
                 connection.sendall(data)
                 connection.recv(1000)
     assert lines() - before < 150
+
+
+def test_a_crowd_that_pipelines_does_not_hold_up_probes(guarded: ServerProcess) -> None:
+    with contextlib.ExitStack() as stack:
+        for _ in range(200):
+            stack.enter_context(connect(guarded)).sendall(b"GET /nowhere HTTP/1.1\r\n\r\n" * 200)
+        healthy(guarded, 0.5)

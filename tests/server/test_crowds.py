@@ -177,6 +177,6 @@ def test_connections_leave_no_garbage() -> None:
                 with server.connect(data) as connection:
                     connection.recv(10) if not data.endswith((b"half", b"9\r\n\r\n")) else time.sleep(0.05)
             wait_for(lambda: server.open == 0 and not server.http.server_state.tasks, 10)
-            wait_for(lambda: not any(isinstance(o, Connection) for o in gc.get_objects()), 10)
+            wait_for(lambda: not any(type(o) is Connection for o in gc.get_objects()), 10)
         finally:
             gc.enable()

@@ -56,8 +56,7 @@ class Connection(asyncio.BufferedProtocol):
         self.held = 0
         self.spare = False
         self.fresh = True  # no request has come
-        self.closing = False
-        self.paused = False
+        self.closing = self.paused = False
         self.parser = RequestParser(self.limits, self)
         self.pending = b""  # read and not parsed
         self.current: Exchange | None = None
@@ -120,8 +119,6 @@ class Connection(asyncio.BufferedProtocol):
         self._settle()
 
     def _go_on(self) -> None:
-        if self.closing:
-            return
         if self.pending and not self._full():
             pending, self.pending = self.pending, b""
             self._parse(memoryview(pending))
@@ -144,8 +141,8 @@ class Connection(asyncio.BufferedProtocol):
 
     def began(self, head: Head) -> None:
         """The parser's: a request, as far as its head."""
-        self.fresh = False
         exchange = Exchange(self, head, self.parser.weight())
+        self.fresh = False
         if self.spare:
             self.spare = self.roster.crowded()
             if self.spare and exchange.scope["path"] not in self.limits.open_paths:
@@ -169,9 +166,7 @@ class Connection(asyncio.BufferedProtocol):
 
     def _start(self, exchange: Exchange) -> None:
         self.current = exchange
-        task = self.loop.create_task(exchange.run_asgi(self.app))
-        self.server_state.tasks.add(task)
-        task.add_done_callback(self.server_state.tasks.discard)
+        self.roster.turns.take(exchange.begin, exchange.first and exchange.scope["path"] in self.limits.open_paths)
 
     def answered(self) -> None:
         """The exchange's: the current answer is complete."""
@@ -252,7 +247,7 @@ class Connection(asyncio.BufferedProtocol):
 
     def resume_reading(self) -> None:
         """The application takes the body: there may be room for more."""
-        if self.paused:
+        if self.paused and not self.closing:
             self._go_on()
 
     # -- the end
@@ -260,8 +255,8 @@ class Connection(asyncio.BufferedProtocol):
     def close(self) -> None:
         """End the connection once what was written has been sent.
 
-        While the client may still be sending, closing would answer it with a reset, and that could overtake our answer.
-        So then only our side is closed, and what comes is thrown away until the client has had time to read.
+        While its client may be sending, closing would answer with a reset, which could overtake our answer. So only our
+        side is closed then, and what comes is thrown away until the client has had time to read.
         """
         if self.is_closing():
             return

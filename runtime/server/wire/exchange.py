@@ -44,7 +44,18 @@ class Exchange(RequestResponseCycle):
             keep_alive=head.keep_alive,
             on_response=connection.answered,
         )
+        self.connection = connection
+        self.first = connection.fresh  # of its connection's requests
         self.size = size  # bytes: of its head, and of its body what has come
+
+    def begin(self) -> None:
+        """Set the application to work on it, unless the client has gone by now."""
+        if self.disconnected:
+            return
+        tasks = self.connection.server_state.tasks
+        task = self.connection.loop.create_task(self.run_asgi(self.connection.app))
+        tasks.add(task)
+        task.add_done_callback(tasks.discard)
 
     async def send(self, message: ASGISendEvent) -> None:
         if self.more_body and not self.response_started:

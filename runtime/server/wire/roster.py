@@ -16,6 +16,7 @@ from runtime.server.metrics import Metrics
 from runtime.server.wire import refusal
 from runtime.server.wire.limits import READ_BYTES, Limits
 from runtime.server.wire.memory import Trimmer
+from runtime.server.wire.turns import Turns
 
 if TYPE_CHECKING:
     from runtime.server.wire.connection import Connection
@@ -49,6 +50,7 @@ class Roster:
         self.most_held = 0  # since the last look
         self.relieving = False
         self.trimmer = Trimmer()
+        self.turns = Turns()
         self.buffer = memoryview(bytearray(READ_BYTES))  # what was read is parsed or copied at once, so one is enough
         self.swept = 0.0
         self.given_up = metrics.given_up
