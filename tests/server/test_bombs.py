@@ -16,7 +16,7 @@ from typing import Any
 import httpx
 import pytest
 
-from runtime.server.service import MAX_BODY
+from runtime.server.bodies import MAX_BODY
 from tests.server.bombs import LARGEST, SHAPES
 from tests.server.checkpoint import TEMPLATE, make_tokenizer, write_checkpoint
 from tests.server.harness import FAKE, ServerProcess, serving
