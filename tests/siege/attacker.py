@@ -1,0 +1,50 @@
+"""One attack, in a process of its own."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import importlib
+import resource
+import time
+from collections.abc import Callable
+from typing import Any
+
+from tests.siege.registry import ATTACKS, Attack
+from tests.siege.target import Target
+
+LAST_WORDS = 45.0  # seconds beyond its time in which an attack may end by itself
+
+
+def attacker(
+    stopped: Callable[[], bool],
+    report: Callable[[Any], None],
+    module: str,
+    name: str,
+    port: int,
+    key: str | None,
+    seconds: float,
+    pace: float,
+) -> dict[str, Any]:
+    _raise_limit()
+    importlib.import_module(module)  # registers the attack
+    report("attacking")
+    target = Target(port, key, time.monotonic() + seconds, stopped, pace)
+    asyncio.run(_run(ATTACKS[name], target))
+    return {"did": dict(target.did), "broken": target.broken}
+
+
+async def _run(attack: Attack, target: Target) -> None:
+    task = asyncio.create_task(attack.run(target))
+    await asyncio.wait([task], timeout=target.left() + LAST_WORDS)
+    if not task.done():
+        task.cancel()
+    with contextlib.suppress(asyncio.CancelledError):
+        await task
+
+
+def _raise_limit() -> None:
+    """Thousands of connections take as many descriptors."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with contextlib.suppress(ValueError, OSError):
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))

@@ -1,0 +1,86 @@
+"""Many of what is fine alone: choices, wrong keys, connections, requests that are given up."""
+
+import asyncio
+
+from tests.siege.attacks.bodies import CHAT
+from tests.siege.attacks.readers import STORY
+from tests.siege.registry import attack
+from tests.siege.target import Target
+
+USER = [{"role": "user", "content": "Tell me a story."}]
+
+
+@attack("choices", "eight requests with n: 128 kept up", keyed=True, seconds=30)
+async def choices(target: Target) -> None:
+    request = target.post(CHAT, {"messages": USER, "max_tokens": 64, "n": 128, "temperature": 1.0})
+
+    async def one() -> None:
+        while target.on():
+            await target.ask(request)
+            await target.pause(0.2)
+
+    await asyncio.gather(*(one() for _ in range(8)))
+
+
+@attack("bad-keys", "400 wrong keys a second on 8 connections")
+async def bad_keys(target: Target) -> None:
+    request = target.head("GET", "/v1/models", "Authorization: Bearer " + "x" * 40)
+
+    async def one() -> None:
+        while target.on():
+            with target.rebuffed():
+                async with target.connection() as (reader, writer):
+                    while target.on():
+                        writer.write(request)
+                        await target.answer(reader)
+                        await target.pause(0.02)
+            await target.pause(0.02)
+
+    await asyncio.gather(*(one() for _ in range(8)))
+
+
+@attack("idle-connections", "3,000 connections held after one GET /health each, 300 opened a second", seconds=30)
+async def idle_connections(target: Target) -> None:
+    held: list[asyncio.StreamWriter] = []
+    request = target.head("GET", "/health")
+
+    async def one(number: int) -> None:
+        await target.pause(number / 300)
+        if target.on():
+            with target.rebuffed():
+                reader, writer = await target.connect()
+                held.append(writer)
+                writer.write(request)
+                await target.answer(reader)
+
+    try:
+        await asyncio.gather(*(one(i) for i in range(3000)))
+        await target.pause(target.left() / target.pace)
+    finally:
+        for writer in held:
+            writer.transport.abort()
+
+
+@attack("connects", "200 connections a second opened and reset")
+async def connects(target: Target) -> None:
+    while target.on():
+        with target.rebuffed():
+            async with target.connection() as (_, writer):
+                writer.write(b"GET")
+        await target.pause(0.005)
+
+
+@attack("aborted-requests", "valid requests given up after 50 ms, 40 a second", keyed=True)
+async def aborted_requests(target: Target) -> None:
+    request = target.post(CHAT, STORY)
+
+    async def one() -> None:
+        while target.on():
+            with target.rebuffed():
+                async with target.connection() as (_, writer):
+                    writer.write(request)
+                    await asyncio.sleep(0.05)
+            target.did["aborted"] += 1
+            await target.pause(0.05)
+
+    await asyncio.gather(*(one() for _ in range(4)))

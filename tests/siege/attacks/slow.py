@@ -1,0 +1,94 @@
+"""Strangers who hold connections: half a header after a good request, a body that trickles after its refusal."""
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable
+
+from tests.siege.registry import attack
+from tests.siege.target import REBUFFED, Target
+
+SOCKETS = 300  # more than the server may have descriptors
+DESCRIPTORS = 256
+LONGEST = 40.0  # seconds after which what never becomes a request must have been closed
+SECONDS = 50.0
+
+Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
+
+
+async def keep_up(target: Target, count: int, hold: Callable[[Target, Streams], Awaitable[None]]) -> None:
+    """`count` connections on which `hold` runs; where one ends, another is opened after a second."""
+
+    async def one(number: int) -> None:
+        await target.pause(number / count)
+        while target.on():
+            with target.rebuffed():
+                async with target.connection() as streams:
+                    await hold(target, streams)
+            await target.pause(1)
+
+    await asyncio.gather(*(one(i) for i in range(count)))
+
+
+async def hold_open(target: Target, reader: asyncio.StreamReader, drip: Callable[[], None], every: float) -> None:
+    """Drip a byte now and then until the server closes; tells if it never does."""
+    since = time.monotonic()
+    while target.on():
+        drip()
+        try:
+            async with asyncio.timeout(min(every, target.left() + 0.1)):
+                if not await reader.read(4096):
+                    target.did["closed by the server"] += 1
+                    return
+        except TimeoutError:
+            pass
+        except REBUFFED:
+            target.did["closed by the server"] += 1
+            return
+        if time.monotonic() - since > LONGEST:
+            target.says(f"a connection that brings no request was held for {LONGEST:.0f} s")
+
+
+@attack(
+    "half-headers",
+    f"{SOCKETS} connections: a good GET /health, then half a header, a byte every 2 s; {DESCRIPTORS} descriptors",
+    seconds=SECONDS,
+    descriptors=DESCRIPTORS,
+)
+async def half_headers(target: Target) -> None:
+    async def hold(target: Target, streams: Streams) -> None:
+        reader, writer = streams
+        writer.write(target.head("GET", "/health"))
+        await target.answer(reader)
+        writer.write(b"GET /health HTTP/1.1\r\nX-Slow: ")
+        await hold_open(target, reader, lambda: writer.write(b"y"), 2)
+
+    await keep_up(target, SOCKETS, hold)
+
+
+@attack(
+    "trickled-bodies",
+    f"{SOCKETS} connections: a POST without a key, its body a byte every 2 s; {DESCRIPTORS} descriptors",
+    seconds=SECONDS,
+    descriptors=DESCRIPTORS,
+)
+async def trickled_bodies(target: Target) -> None:
+    async def hold(target: Target, streams: Streams) -> None:
+        reader, writer = streams
+        writer.write(target.head("POST", "/v1/chat/completions", "Content-Length: 1000000"))
+        await target.answer(reader)
+        await hold_open(target, reader, lambda: writer.write(b" "), 2)
+
+    await keep_up(target, SOCKETS, hold)
+
+
+@attack(
+    "silent-connections",
+    f"{SOCKETS} connections that send nothing; {DESCRIPTORS} descriptors",
+    seconds=SECONDS,
+    descriptors=DESCRIPTORS,
+)
+async def silent_connections(target: Target) -> None:
+    async def hold(target: Target, streams: Streams) -> None:
+        await hold_open(target, streams[0], lambda: None, 2)
+
+    await keep_up(target, SOCKETS, hold)

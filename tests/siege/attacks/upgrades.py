@@ -1,0 +1,81 @@
+"""Requests that offer another protocol: their body must stay a body, and nobody may fill the log with them."""
+
+import asyncio
+
+from tests.siege.registry import attack
+from tests.siege.target import REBUFFED, Target
+
+OFFERS = (
+    ("Connection: Upgrade", "Upgrade: websocket"),
+    ("Connection: Upgrade, HTTP2-Settings", "Upgrade: h2c", "HTTP2-Settings: AAMAAABkAAQAoAAAAAIAAAAA"),
+)
+INNER = b"GET /smuggled HTTP/1.1\r\nHost: x\r\n\r\n"
+
+
+async def answers(reader: asyncio.StreamReader, target: Target) -> list[tuple[int, bytes]]:
+    """Every answer until the server is quiet for half a second."""
+    found = []
+    try:
+        while True:
+            found.append(await target.answer(reader, seconds=0.5 if found else 10.0))
+    except REBUFFED:
+        return found
+
+
+@attack("smuggling", "an offered upgrade whose body, in a second segment, is a request; 4 a second")
+async def smuggling(target: Target) -> None:
+    while target.on():
+        for offer in OFFERS:
+            with target.rebuffed():
+                async with target.connection() as (reader, writer):
+                    writer.write(target.head("POST", "/health", f"Content-Length: {len(INNER)}", *offer))
+                    await writer.drain()
+                    await asyncio.sleep(0.1)
+                    writer.write(INNER)
+                    if len(found := await answers(reader, target)) > 1:
+                        target.says(f"a body became a request: answers {[status for status, _ in found]}")
+            await target.pause(0.25)
+
+
+@attack("lost-bodies", "a chat that offers h2c, its body in a second segment; 2 a second", keyed=True)
+async def lost_bodies(target: Target) -> None:
+    chat = target.post(
+        "/v1/chat/completions", {"messages": [{"role": "user", "content": "x"}], "max_tokens": 4}, *OFFERS[1]
+    )
+    head, _, body = chat.partition(b"\r\n\r\n")
+    while target.on():
+        with target.rebuffed():
+            async with target.connection() as (reader, writer):
+                writer.write(head + b"\r\n\r\n")
+                await writer.drain()
+                await asyncio.sleep(0.1)
+                writer.write(body)
+                (status, said), *more = await answers(reader, target)
+                refused = status == 400 and b"invalid_http" in said
+                if more or not (status == 200 or refused):
+                    target.says(f"a POST that offers h2c lost its body: {status} {said[:120].decode()}")
+        await target.pause(0.5)
+
+
+@attack("log-flood", "1,000 offered upgrades, refused requests and broken ones a second")
+async def log_flood(target: Target) -> None:
+    upgrade = target.head("GET", "/health", *OFFERS[0])
+    refused = target.head("GET", "/v1/models")
+
+    async def kept(request: bytes) -> None:
+        while target.on():
+            with target.rebuffed():
+                async with target.connection() as (reader, writer):
+                    while target.on():
+                        writer.write(request)
+                        await target.answer(reader)
+                        await target.pause(0.02)
+            await target.pause(0.02)
+
+    async def broken() -> None:
+        while target.on():
+            await target.ask(b"NOT HTTP\r\n\r\n")
+            await target.pause(0.02)
+
+    sorts = [*(kept(upgrade) for _ in range(12)), *(kept(refused) for _ in range(4)), *(broken() for _ in range(4))]
+    await asyncio.gather(*sorts)

@@ -1,0 +1,35 @@
+"""A server over backends without a model that a wrong key makes grow, stand still and talk: the siege has to tell."""
+
+import logging
+import os
+import sys
+import time
+from typing import Any
+
+from runtime.config import parse
+from runtime.errors import RequestError
+from runtime.server.keys import Keys
+from runtime.server.serve import run
+
+GROWTH = 60_000_000  # bytes a wrong key
+STALL = 0.5  # seconds
+LINES = 100
+
+held: list[bytes] = []
+check = Keys.check
+
+
+def leaking(keys: Keys, *args: Any) -> Any:
+    try:
+        return check(keys, *args)
+    except RequestError:
+        held.append(b"x" * GROWTH)
+        time.sleep(STALL)
+        for _ in range(LINES):
+            logging.getLogger("unmask.leaking").warning("a wrong key")
+        raise
+
+
+if __name__ == "__main__":
+    Keys.check = leaking  # type: ignore[method-assign]
+    sys.exit(run(parse(sys.argv[1:], os.environ), (sys.executable, "-m", "tests.server.fake_backend")))

@@ -1,0 +1,136 @@
+"""One siege of one server: attackers, prober and good clients side by side, the figures before, during and after."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from tests.siege import observers, verdict
+from tests.siege.attacker import LAST_WORDS, attacker
+from tests.siege.meter import Meter
+from tests.siege.processes import Child
+from tests.siege.registry import Attack
+from tests.siege.server import MODULE, Besieged, SiegeError, besieged
+
+NICE = 10  # of attackers: they give way to the server
+IDLE_REQUESTS = 8
+MARGIN = 90.0  # seconds in which a child that was told to stop has to end
+
+
+@dataclass(frozen=True)
+class Options:
+    module: str = MODULE
+    server_args: tuple[str, ...] = ()
+    seconds: float | None = None  # of each attack, in place of its own
+    settle: float = 30.0  # seconds in which memory and descriptors may return
+    most_mb: float = 3000.0  # of the frontend, past which an attack is stopped: the machine is ours too
+    pace: float = 1.0
+    nice: int = NICE
+    good: int = 20
+    think: float = 3.0
+
+
+@contextlib.contextmanager
+def _children() -> Iterator[list[Child]]:
+    """Whatever is put in is ended on the way out."""
+    children: list[Child] = []
+    try:
+        yield children
+    finally:
+        for child in children:
+            child.event.set()
+        for child in children:
+            child.kill()
+
+
+def one(attack: Attack, options: Options) -> dict[str, Any]:
+    """One attack on a server of its own, an innocent client beside it."""
+    with besieged(options.module, options.server_args, attack.descriptors) as server:
+        measured = siege(server, [attack], options.seconds or attack.seconds, options)
+    measured |= {"attack": attack.name, "rate": attack.rate, "keyed": attack.keyed}
+    return measured | {"missed": verdict.alone(measured)}
+
+
+def all_at_once(attacks: list[Attack], minutes: float, options: Options) -> dict[str, Any]:
+    """All attacks on one server, good clients beside them."""
+    with besieged(options.module, options.server_args) as server:
+        measured = siege(server, attacks, minutes * 60, options, good=options.good)
+    measured |= {"attack": "all at once", "rate": f"{len(attacks)} attacks at 1/{options.pace:g} of their pace"}
+    return measured | {"missed": verdict.together(measured)}
+
+
+def siege(server: Besieged, attacks: list[Attack], seconds: float, options: Options, good: int = 0) -> dict[str, Any]:
+    with _children() as children:
+
+        def start(function: Any, *args: Any, nice: int = 0) -> Child:
+            children.append(Child(function, *args, nice=nice))
+            return children[-1]
+
+        def to_its_end(child: Child) -> Any:
+            result, _ = child.finish(MARGIN)
+            return result
+
+        usual = start(observers.usual, server.port, server.key, IDLE_REQUESTS)
+        if not usual.results.poll(MARGIN):
+            raise SiegeError("the idle server did not answer")
+        usual_seconds = to_its_end(usual)
+        stand_in = start(observers.stand_in)
+        meter = Meter(server, options.most_mb)
+        before = {"rss_before_mb": meter.rss_mb(), "descriptors_before": meter.descriptors()}
+        prober = start(observers.prober, server.port, stand_in.ready())
+        if good:
+            client = start(observers.good_clients, server.port, server.key, good, options.think)
+        else:
+            client = start(observers.innocent, server.port, server.key)
+        prober.ready(), client.ready()
+        with meter:
+            attackers = [
+                start(attacker, *_order(attack, server, seconds, options), nice=options.nice) for attack in attacks
+            ]
+            for child in attackers:
+                child.ready()
+            end = time.monotonic() + seconds + LAST_WORDS
+            while any(child.alive for child in attackers) and time.monotonic() < end and not meter.spent.is_set():
+                time.sleep(0.1)
+            results = [child.finish(MARGIN) for child in attackers]
+            took = time.monotonic() - meter.started
+            cpu = meter.cpu()
+            health = to_its_end(prober)
+            client_result = to_its_end(client)
+            peak, lines, most_lines = meter.peak_mb, meter.lines, meter.most_lines
+            settled = _settle(meter, before, options.settle)
+        to_its_end(stand_in)
+        ended = server.ended()
+    attackers_cpu = round(sum(used for _, used in results), 2)
+    did = {attack.name: result["did"] for attack, (result, _) in zip(attacks, results, strict=True)}
+    return {
+        **before, **settled, "rss_peak_mb": peak, "stopped_early": options.most_mb if meter.spent.is_set() else 0,
+        "seconds": round(took, 1), "usual_seconds": round(usual_seconds, 3),
+        "health": health, ("good" if good else "innocent"): client_result,
+        "log_lines": lines, "log_lines_a_second": round(lines / took, 1), "log_lines_most_a_second": most_lines,
+        "cpu_seconds": {**cpu, "attackers": attackers_cpu}, "nice": options.nice,
+        "ended": ended, "last_words": server.last_words() if ended else "",
+        "did": did, "attacks_did": any(did.values()), "needs_work": bool(attacks),
+        "broken": [f"{a.name}: {s}" for a, (r, _) in zip(attacks, results, strict=True) for s in r["broken"]],
+    }  # fmt: skip
+
+
+def _order(attack: Attack, server: Besieged, seconds: float, options: Options) -> tuple[Any, ...]:
+    """What an attacker's process is told."""
+    key = server.attackers_key if attack.keyed else None
+    return attack.run.__module__, attack.name, server.port, key, seconds, options.pace
+
+
+def _settle(meter: Meter, before: dict[str, Any], seconds: float) -> dict[str, Any]:
+    """Wait until memory and descriptors are back, at most `seconds`."""
+    start = time.monotonic()
+    while time.monotonic() - start < seconds:
+        back = meter.rss_mb() <= before["rss_before_mb"] + verdict.LEFT_MB
+        if back and meter.descriptors() <= before["descriptors_before"] + verdict.LEFT_DESCRIPTORS:
+            break
+        time.sleep(0.25)
+    after = {"rss_after_mb": meter.rss_mb(), "descriptors_after": meter.descriptors()}
+    return after | {"settle_seconds": round(time.monotonic() - start, 1)}

@@ -1,0 +1,74 @@
+"""Children of the siege: functions that run in a process of their own until told to stop, and what they used."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import time
+from collections.abc import Callable
+from multiprocessing.connection import Connection
+from typing import Any
+
+_SPAWN = multiprocessing.get_context("spawn")
+
+
+class Child:
+    """``function(stopped, *args)`` in a process; it returns soon after `stopped()` turns true.
+
+    `nice` above 0 gives way to the server: what is to be measured is the server, not the attacker's appetite for CPU.
+    """
+
+    def __init__(self, function: Callable[..., Any], *args: Any, nice: int = 0) -> None:
+        self.name = function.__name__
+        self.event = _SPAWN.Event()
+        self.results, theirs = _SPAWN.Pipe(duplex=False)
+        # a daemon: ended with this process, whatever happens
+        self.process = _SPAWN.Process(target=_run, args=(theirs, self.event, nice, function, args), daemon=True)
+        self.process.start()
+        theirs.close()
+        self.first: Any = None
+
+    def ready(self, seconds: float = 30.0) -> Any:
+        """Wait for what the function reports once it is under way (``report`` is its second argument)."""
+        if not self.results.poll(seconds):
+            raise RuntimeError(f"{self.name}: did not start within {seconds:.0f} s")
+        return self.results.recv()
+
+    @property
+    def alive(self) -> bool:
+        return self.process.is_alive() and not self.results.poll(0)
+
+    def finish(self, seconds: float = 60.0) -> tuple[Any, float]:
+        """Tell it to stop; what it returned, and the CPU seconds it used. Raises RuntimeError with its failure."""
+        self.event.set()
+        try:
+            if not self.results.poll(seconds):
+                raise RuntimeError(f"{self.name}: did not stop within {seconds:.0f} s")
+            failure, result, cpu = self.results.recv()
+        except EOFError:
+            raise RuntimeError(f"{self.name}: its process ended with {self.process.exitcode}") from None
+        finally:
+            self.kill()
+        if failure is not None:
+            raise RuntimeError(f"{self.name}: {failure}")
+        return result, cpu
+
+    def kill(self) -> None:
+        self.process.join(1)
+        if self.process.is_alive():
+            self.process.kill()
+            self.process.join()
+        self.results.close()
+
+
+def _run(results: Connection, event: Any, nice: int, function: Callable[..., Any], args: tuple[Any, ...]) -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides
+    os.nice(nice)
+    before = time.process_time()
+    failure = result = None
+    try:
+        result = function(event.is_set, results.send, *args)
+    except Exception as error:
+        failure = f"{type(error).__name__}: {error}"
+    results.send((failure, result, round(time.process_time() - before, 2)))

@@ -1,0 +1,35 @@
+"""The attacks by name. A family of them is one file in ``attacks/``; importing that package fills the table."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+
+from tests.siege.target import Target
+
+AttackFunction = Callable[[Target], Awaitable[None]]
+
+
+@dataclass(frozen=True)
+class Attack:
+    name: str
+    rate: str  # what it sends and how often, for the table
+    run: AttackFunction
+    keyed: bool  # whether the attacker holds a key (of its own, not the innocents')
+    seconds: float
+    descriptors: int | None  # the server's limit, where the attack is on that
+
+
+ATTACKS: dict[str, Attack] = {}
+
+
+def attack(
+    name: str, rate: str, *, keyed: bool = False, seconds: float = 15.0, descriptors: int | None = None
+) -> Callable[[AttackFunction], AttackFunction]:
+    def register(function: AttackFunction) -> AttackFunction:
+        if name in ATTACKS:
+            raise ValueError(f"two attacks are called {name}")
+        ATTACKS[name] = Attack(name, rate, function, keyed, seconds, descriptors)
+        return function
+
+    return register

@@ -1,0 +1,117 @@
+"""The besieged server: a whole one, in processes of its own, with keys and, where asked for, few descriptors."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import secrets
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+
+ROOT = Path(__file__).resolve().parents[2]
+MODULE = "runtime.server"
+START_SECONDS = 120.0
+STOP_SECONDS = 15.0
+DESCRIPTORS = 8192  # unless an attack is on a smaller limit
+THREADS = "1"  # of the backend's arithmetic: with more, it alone keeps a small machine busy
+
+
+class SiegeError(Exception):
+    """The siege itself cannot go on."""
+
+
+class Besieged:
+    """One running server. `key` is the innocents', `attackers_key` another one."""
+
+    def __init__(self, place: Path, module: str, args: tuple[str, ...], descriptors: int | None) -> None:
+        self.key, self.attackers_key = secrets.token_urlsafe(32), secrets.token_urlsafe(32)
+        keys = place / "keys"
+        keys.write_text(f"{self.key}\n{self.attackers_key}\n")
+        keys.chmod(0o600)
+        self.log = place / "log"
+        command = [sys.executable, "-m", module, "--host", "127.0.0.1", "--port", "0", "--api-key-file", str(keys)]
+        limited = ["sh", "-c", 'ulimit -n "$0" && exec "$@"', str(descriptors or DESCRIPTORS), *command, *args]
+        env = {k: v for k, v in os.environ.items() if not k.startswith("UNMASK_")}
+        with self.log.open("wb") as log:
+            self.process = subprocess.Popen(
+                limited, cwd=ROOT, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True,
+                env={**env, "OMP_NUM_THREADS": THREADS},
+            )  # fmt: skip
+        self.family: dict[int, psutil.Process] = {}
+        self.port = 0
+
+    @property
+    def pid(self) -> int:
+        return self.process.pid
+
+    def until_ready(self) -> None:
+        end = time.monotonic() + START_SECONDS
+        while not self._ready():
+            if self.process.poll() is not None or time.monotonic() > end:
+                raise SiegeError(f"the server did not start:\n{self.last_words()}")
+            time.sleep(0.1)
+        self.family = {p.pid: p for p in self._family()}
+
+    def _ready(self) -> bool:
+        if not self.port:
+            found = re.search(rb"listening on http://127\.0\.0\.1:(\d+)", self.log.read_bytes())
+            if found is None:
+                return False
+            self.port = int(found[1])
+        opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+        try:
+            with opener.open(f"http://127.0.0.1:{self.port}/ready", timeout=5) as answer:
+                return bool(answer.status == 200)
+        except (OSError, urllib.error.URLError):
+            return False
+
+    def _family(self) -> list[psutil.Process]:
+        try:
+            own = psutil.Process(self.pid)
+            return [own, *own.children(recursive=True)]
+        except psutil.NoSuchProcess:
+            return []
+
+    def ended(self) -> list[str]:
+        """Which processes of those that were there when it turned ready are gone: a backend, or the frontend."""
+        gone = [pid for pid, process in self.family.items() if not process.is_running()]
+        if self.process.poll() is not None and self.pid not in gone:
+            gone.append(self.pid)
+        return ["the frontend" if pid == self.pid else f"a child (pid {pid})" for pid in gone]
+
+    def last_words(self, lines: int = 20) -> str:
+        return "\n".join(self.log.read_text(errors="replace").splitlines()[-lines:])
+
+    def stop(self) -> None:
+        """End it and what it started, by pid."""
+        family = {p.pid: p for p in [*self.family.values(), *self._family()]}
+        if self.process.poll() is None:
+            self.process.send_signal(signal.SIGTERM)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self.process.wait(STOP_SECONDS)
+        for process in family.values():
+            with contextlib.suppress(psutil.NoSuchProcess):
+                if process.is_running():  # the same process, not another with its number
+                    process.kill()
+        self.process.wait()
+
+
+@contextlib.contextmanager
+def besieged(module: str = MODULE, args: tuple[str, ...] = (), descriptors: int | None = None) -> Iterator[Besieged]:
+    with tempfile.TemporaryDirectory(prefix="unmask-siege-") as place:
+        server = Besieged(Path(place), module, args, descriptors)
+        try:
+            server.until_ready()
+            yield server
+        finally:
+            server.stop()

@@ -1,0 +1,156 @@
+"""What an attacker sees: an address, perhaps a key, and a time at which it has to stop."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import socket
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+PIECE = 2**16  # bytes written at a time
+LAST_ANSWERS = 5.0  # seconds in which an answer to what was sent may still come
+
+# What a server does to an attacker is not an error of the attack.
+REBUFFED = (OSError, EOFError, TimeoutError, asyncio.LimitOverrunError, ValueError)
+
+
+@dataclass
+class Target:
+    port: int
+    key: str | None
+    until: float  # time.monotonic()
+    stopped: Callable[[], bool]
+    pace: float = 1.0  # every pause is this many times longer
+    did: Counter[str] = field(default_factory=Counter)
+    broken: list[str] = field(default_factory=list)  # promises that the server was seen to break
+
+    def on(self) -> bool:
+        return time.monotonic() < self.until and not self.stopped()
+
+    def left(self) -> float:
+        return max(self.until - time.monotonic(), 0.0)
+
+    async def pause(self, seconds: float) -> None:
+        end = min(time.monotonic() + seconds * self.pace, self.until)
+        while self.on() and (rest := end - time.monotonic()) > 0:
+            await asyncio.sleep(min(rest, 0.5))
+
+    def says(self, sentence: str) -> None:
+        """Note a broken promise, once."""
+        if sentence not in self.broken:
+            self.broken.append(sentence)
+
+    @contextlib.contextmanager
+    def rebuffed(self) -> Iterator[None]:
+        try:
+            yield
+        except REBUFFED as error:
+            self.did[f"rebuffed: {type(error).__name__}"] += 1
+
+    # -- bytes
+
+    def head(self, method: str, path: str, *lines: str, key: bool = True) -> bytes:
+        """Request line and headers, with the attacker's key if it has one."""
+        given = [f"Authorization: Bearer {self.key}"] if self.key and key else []
+        return "\r\n".join([f"{method} {path} HTTP/1.1", "Host: siege", *given, *lines, "", ""]).encode()
+
+    def post(self, path: str, body: bytes | dict[str, Any], *lines: str) -> bytes:
+        data = body if isinstance(body, bytes) else json.dumps(body).encode()
+        kind = ("Content-Type: application/json", f"Content-Length: {len(data)}")
+        return self.head("POST", path, *kind, *lines) + data
+
+    # -- connections
+
+    async def connect(self, receive_buffer: int | None = None) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        sock = socket.socket()
+        sock.setblocking(False)
+        if receive_buffer is not None:
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_buffer)
+        try:
+            async with asyncio.timeout(5):
+                await asyncio.get_running_loop().sock_connect(sock, ("127.0.0.1", self.port))
+        except BaseException:
+            sock.close()
+            raise
+        self.did["connections"] += 1
+        return await asyncio.open_connection(sock=sock)
+
+    @contextlib.asynccontextmanager
+    async def connection(self) -> Any:
+        reader, writer = await self.connect()
+        try:
+            yield reader, writer
+        finally:
+            writer.transport.abort()
+
+    async def write(self, writer: asyncio.StreamWriter, data: bytes) -> None:
+        """All of `data`, as fast as it is taken; raises once the server closes."""
+        view = memoryview(data)
+        for start in range(0, len(data), PIECE):
+            if not self.on() and start:
+                return
+            writer.write(view[start : start + PIECE])
+            async with asyncio.timeout(self.left() + LAST_ANSWERS):
+                await writer.drain()
+            self.did["bytes"] += min(PIECE, len(data) - start)
+
+    async def answer(self, reader: asyncio.StreamReader, seconds: float = 30.0) -> tuple[int, bytes]:
+        """Status and body of one answer; raises when none comes."""
+        async with asyncio.timeout(min(seconds, self.left() + LAST_ANSWERS)):
+            head = await reader.readuntil(b"\r\n\r\n")
+            status = int(head.split(b" ", 2)[1])
+            lines = head.lower().split(b"\r\n")
+            length = next((int(line[15:]) for line in lines if line.startswith(b"content-length:")), 0)
+            body = await reader.readexactly(length)
+        self.did[f"answer {status}"] += 1
+        return status, body
+
+    async def ask(self, request: bytes) -> None:
+        """One request on a connection of its own, and its answer."""
+        with self.rebuffed():
+            async with self.connection() as (reader, writer):
+                await self.write(writer, request)
+                await self.answer(reader)
+
+    async def pour(self, start: bytes, filler: bytes, total: int, end: bytes = b"", read: bool = True) -> None:
+        """`start`, then `filler` over and over up to `total` bytes, then `end`, on one connection."""
+        with self.rebuffed():
+            async with self.connection() as (reader, writer):
+                drain = asyncio.create_task(self._discard(reader)) if read else None
+                try:
+                    await self.write(writer, start)
+                    block = filler * max(PIECE // len(filler), 1)
+                    for _ in range(max(total // len(block), 1)):
+                        if not self.on():
+                            break
+                        await self.write(writer, block)
+                    await self.write(writer, end)
+                    if drain is not None:
+                        await asyncio.wait([drain], timeout=min(LAST_ANSWERS, self.left() + 1))
+                    else:
+                        await self.pause(3)
+                finally:
+                    if drain is not None:
+                        drain.cancel()
+                        await asyncio.gather(drain, return_exceptions=True)
+
+    async def _discard(self, reader: asyncio.StreamReader) -> None:
+        with contextlib.suppress(*REBUFFED):
+            first = await reader.read(PIECE)
+            self.did[f"first answer {first[9:12].decode(errors='replace') or 'none'}"] += 1
+            while await reader.read(PIECE):
+                pass
+
+
+def in_queue(writer: asyncio.StreamWriter) -> bool:
+    """Whether the server still holds its end of a connection from which nothing is read (the kernel knows)."""
+    sock = writer.get_extra_info("socket")
+    if sock is None or sock.fileno() < 0:
+        return False
+    established = 1
+    return bool(sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 1)[0] == established)

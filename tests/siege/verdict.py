@@ -1,0 +1,67 @@
+"""The bars, and which of them a measurement missed."""
+
+from __future__ import annotations
+
+from typing import Any
+
+GROWTH_MB = 100.0  # most that the frontend's memory may grow under an attack
+LEFT_MB = 20.0  # of which this much may be left once it is over
+HEALTH_SECONDS = 0.2
+LATE_SECONDS = 2.0  # that an innocent request may take longer than usual
+LEFT_DESCRIPTORS = 10
+LINES_A_SECOND = 50  # log lines that attackers may cause
+
+
+def alone(m: dict[str, Any]) -> list[str]:
+    """What one attack on its own did that it must not."""
+    health, innocent = m["health"], m["innocent"]
+    missed = _always(m)
+    if m["rss_peak_mb"] - m["rss_before_mb"] >= GROWTH_MB:
+        missed.append(f"memory grew by {m['rss_peak_mb'] - m['rss_before_mb']:.0f} MB (bar {GROWTH_MB:.0f})")
+    if health["failed"]:
+        missed.append(f"{health['failed']} of {health['probes']} probes of /health failed")
+    if health["longest_seconds"] > HEALTH_SECONDS:
+        bar = f"bar {HEALTH_SECONDS * 1000:.0f}"
+        missed.append(f"/health took up to {health['longest_seconds'] * 1000:.0f} ms ({bar}){_machines_share(health)}")
+    if innocent["failed"]:
+        missed.append(f"{innocent['failed']} innocent requests failed: {'; '.join(innocent['failures'])}")
+    late = innocent["longest_seconds"] - m["usual_seconds"]
+    if late > LATE_SECONDS:
+        missed.append(f"an innocent request took {late:.1f} s longer than usual (bar {LATE_SECONDS:.0f})")
+    return missed
+
+
+def together(m: dict[str, Any]) -> list[str]:
+    """What all attacks at once did that they must not."""
+    missed = _always(m)
+    good, health = m["good"], m["health"]
+    if not good["requests"]:
+        missed.append("no good request was made")
+    if good["failed"]:
+        missed.append(f"{good['failed']} of {good['requests']} good requests failed: {'; '.join(good['failures'])}")
+    if health["most_failed_in_a_row"] > 1:
+        row = health["most_failed_in_a_row"]
+        missed.append(f"{row} probes failed in a row, {health['longest_seconds']:.1f} s{_machines_share(health)}")
+    return missed
+
+
+def _always(m: dict[str, Any]) -> list[str]:
+    missed = [f"{name} ended" for name in m["ended"]] + list(m["broken"])
+    if m["stopped_early"]:
+        missed.append(f"stopped early, memory had passed {m['stopped_early']:.0f} MB")
+    if not m["health"]["probes"] or (not m["attacks_did"] and m["needs_work"]):
+        missed.append("nothing was measured: no probe, or an attack that did nothing")
+    left = m["rss_after_mb"] - m["rss_before_mb"]
+    if left > LEFT_MB:
+        missed.append(f"{left:.0f} MB were still held {m['settle_seconds']:.0f} s after it (bar {LEFT_MB:.0f})")
+    if m["descriptors_after"] > m["descriptors_before"] + LEFT_DESCRIPTORS:
+        missed.append(f"descriptors {m['descriptors_before']} -> {m['descriptors_after']}")
+    if m["log_lines_most_a_second"] > LINES_A_SECOND:
+        missed.append(f"{m['log_lines_most_a_second']} log lines in a second (bar {LINES_A_SECOND})")
+    return missed
+
+
+def _machines_share(health: dict[str, Any]) -> str:
+    """Said where a server that does nothing was kept waiting, too: then a miss tells of the machine as well."""
+    own = health["stand_in_longest_seconds"]
+    return f"; a server that does nothing took {own * 1000:.0f} ms" if own > HEALTH_SECONDS / 2 else ""
