@@ -16,7 +16,7 @@ BUILD_ARGS ?=
 REGISTRY ?=
 VERSION := $(shell sed -n 's/^version = "\(.*\)"/\1/p' pyproject.toml)
 
-.PHONY: help setup serve chat test programs e2e lint format typecheck crds operator-bench gpu-test gpu-bench images lock clean
+.PHONY: help setup serve chat test programs e2e lint format typecheck crds operator-bench siege gpu-test gpu-bench images lock clean
 
 help:  ## show this list
 	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 16
@@ -70,6 +70,9 @@ crds: setup  ## write crds/, the chart's copy and docs/fields.md from the operat
 
 operator-bench: setup programs  ## 200 services on pretend nodes: time to Ready, requests, memory, rest, failover
 	PYTHONPATH=operator:. $(BIN)/python -m tests.operator.scale $(ARGS)
+
+siege: setup  ## attack a server of its own, each attack alone, and measure; ARGS="--all" all at once, ten minutes
+	PYTHONPATH=operator:. $(BIN)/python -m tests.siege $(ARGS)
 
 gpu-test:  ## the -m gpu suite, with whatever python3 has torch and a GPU
 	PYTHONPATH=. $(PYTHON) -m pytest -m gpu -p no:cacheprovider $$(grep -rl --include='test_*.py' 'mark.gpu' tests) $(ARGS)

@@ -18,6 +18,7 @@ PAGES = [
         "install",
         "first-service",
         "privileges",
+        "security",
         "rolling-upgrade",
         "troubleshooting",
         "nodes-and-identities",
