@@ -13,6 +13,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 PIECE = 2**16  # bytes written at a time
+RECEIVE_BUFFER = 4096  # bytes, of a narrow connection
+SEGMENT = 536
 LAST_ANSWERS = 5.0  # seconds in which an answer to what was sent may still come
 
 # What a server does to an attacker is not an error of the attack.
@@ -66,11 +68,14 @@ class Target:
 
     # -- connections
 
-    async def connect(self, receive_buffer: int | None = None) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    async def connect(self, narrow: bool = False) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        """A new connection. A `narrow` one takes small segments into a small buffer, as one from far away does: what is
+        not read then waits in the server, while loopback's own segments let its kernel keep megabytes."""
         sock = socket.socket()
         sock.setblocking(False)
-        if receive_buffer is not None:
-            sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_buffer)
+        if narrow:
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, RECEIVE_BUFFER)
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_MAXSEG, SEGMENT)
         try:
             async with asyncio.timeout(5):
                 await asyncio.get_running_loop().sock_connect(sock, ("127.0.0.1", self.port))
@@ -147,10 +152,23 @@ class Target:
                 pass
 
 
-def in_queue(writer: asyncio.StreamWriter) -> bool:
-    """Whether the server still holds its end of a connection from which nothing is read (the kernel knows)."""
-    sock = writer.get_extra_info("socket")
-    if sock is None or sock.fileno() < 0:
-        return False
-    established = 1
-    return bool(sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 1)[0] == established)
+class Unread:
+    """A connection from which nothing is read, and what the kernel knows of it."""
+
+    def __init__(self, writer: asyncio.StreamWriter) -> None:
+        # a descriptor of our own: the transport's keeps what it must not be asked
+        self.sock = socket.fromfd(writer.get_extra_info("socket").fileno(), socket.AF_INET, socket.SOCK_STREAM)
+
+    def close(self) -> None:
+        self.sock.close()
+
+    def held(self) -> bool:
+        """Whether the server still holds its end."""
+        established = 1
+        return bool(self.sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 1)[0] == established)
+
+    def status(self) -> str:
+        """The status of the answer that waits there."""
+        with contextlib.suppress(OSError):
+            return self.sock.recv(12, socket.MSG_PEEK | socket.MSG_DONTWAIT)[9:12].decode(errors="replace")
+        return ""
