@@ -45,7 +45,7 @@ class Besieged:
         with self.log.open("wb") as log:
             self.process = subprocess.Popen(
                 limited, cwd=ROOT, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True,
-                env={**env, "OMP_NUM_THREADS": THREADS},
+                env={**env, "OMP_NUM_THREADS": THREADS, "TMPDIR": str(place)},
             )  # fmt: skip
         self.family: dict[int, psutil.Process] = {}
         self.port = 0
