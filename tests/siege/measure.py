@@ -48,7 +48,7 @@ def _children() -> Iterator[list[Child]]:
 
 def one(attack: Attack, options: Options) -> dict[str, Any]:
     """One attack on a server of its own, an innocent client beside it."""
-    with besieged(options.module, options.server_args, attack.descriptors) as server:
+    with besieged(options.module, options.server_args, attack.descriptors, attack.one_key) as server:
         measured = siege(server, [attack], options.seconds or attack.seconds, options)
     measured |= {"attack": attack.name, "rate": attack.rate, "keyed": attack.keyed}
     return measured | {"missed": verdict.alone(measured)}

@@ -18,18 +18,25 @@ class Attack:
     keyed: bool  # whether the attacker holds a key (of its own, not the innocents')
     seconds: float
     descriptors: int | None  # the server's limit, where the attack is on that
+    one_key: bool  # whether, alone, the server knows one key only, which attacker and innocents share
 
 
 ATTACKS: dict[str, Attack] = {}
 
 
 def attack(
-    name: str, rate: str, *, keyed: bool = False, seconds: float = 15.0, descriptors: int | None = None
+    name: str,
+    rate: str,
+    *,
+    keyed: bool = False,
+    seconds: float = 15.0,
+    descriptors: int | None = None,
+    one_key: bool = False,
 ) -> Callable[[AttackFunction], AttackFunction]:
     def register(function: AttackFunction) -> AttackFunction:
         if name in ATTACKS:
             raise ValueError(f"two attacks are called {name}")
-        ATTACKS[name] = Attack(name, rate, function, keyed, seconds, descriptors)
+        ATTACKS[name] = Attack(name, rate, function, keyed, seconds, descriptors, one_key)
         return function
 
     return register

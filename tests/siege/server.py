@@ -31,12 +31,13 @@ class SiegeError(Exception):
 
 
 class Besieged:
-    """One running server. `key` is the innocents', `attackers_key` another one."""
+    """One running server. `key` is the innocents', `attackers_key` another one unless there is `one_key` only."""
 
-    def __init__(self, place: Path, module: str, args: tuple[str, ...], descriptors: int | None) -> None:
-        self.key, self.attackers_key = secrets.token_urlsafe(32), secrets.token_urlsafe(32)
+    def __init__(self, place: Path, module: str, args: tuple[str, ...], descriptors: int | None, one_key: bool) -> None:
+        self.key = secrets.token_urlsafe(32)
+        self.attackers_key = self.key if one_key else secrets.token_urlsafe(32)
         keys = place / "keys"
-        keys.write_text(f"{self.key}\n{self.attackers_key}\n")
+        keys.write_text("".join(f"{key}\n" for key in {self.key, self.attackers_key}))
         keys.chmod(0o600)
         self.log = place / "log"
         command = [sys.executable, "-m", module, "--host", "127.0.0.1", "--port", "0", "--api-key-file", str(keys)]
@@ -107,9 +108,11 @@ class Besieged:
 
 
 @contextlib.contextmanager
-def besieged(module: str = MODULE, args: tuple[str, ...] = (), descriptors: int | None = None) -> Iterator[Besieged]:
+def besieged(
+    module: str = MODULE, args: tuple[str, ...] = (), descriptors: int | None = None, one_key: bool = False
+) -> Iterator[Besieged]:
     with tempfile.TemporaryDirectory(prefix="unmask-siege-") as place:
-        server = Besieged(Path(place), module, args, descriptors)
+        server = Besieged(Path(place), module, args, descriptors, one_key)
         try:
             server.until_ready()
             yield server

@@ -10,8 +10,17 @@ from tests.siege.target import Target
 USER = [{"role": "user", "content": "Tell me a story."}]
 
 
-@attack("choices", "eight requests with n: 128 kept up", keyed=True, seconds=30)
+@attack("choices", "eight requests with n: 128 kept up, with a key of their own", keyed=True, seconds=30)
 async def choices(target: Target) -> None:
+    await many_choices(target)
+
+
+@attack("choices-one-key", "the same with the only key there is", keyed=True, seconds=30, one_key=True)
+async def choices_one_key(target: Target) -> None:
+    await many_choices(target)
+
+
+async def many_choices(target: Target) -> None:
     request = target.post(CHAT, {"messages": USER, "max_tokens": 64, "n": 128, "temperature": 1.0})
 
     async def one() -> None:
