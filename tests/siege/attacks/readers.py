@@ -47,10 +47,10 @@ async def keep_unread(target: Target, request: bytes, count: int) -> None:
     await asyncio.gather(*(one(i) for i in range(count)))
 
 
-@attack("unread-answers", "four answers of 1.3 MB asked for on each of 16 connections, unread", keyed=True, seconds=105)
+@attack("unread-answers", "8 answers of 650 kB asked for on each of 16 connections, unread", keyed=True, seconds=105)
 async def unread_answers(target: Target) -> None:
-    body = filled(b'{"tokens":[', LONG_TOKEN, b"]}", SIZE // 4)
-    await keep_unread(target, target.post("/detokenize", body) * 4, 16)
+    body = filled(b'{"tokens":[', LONG_TOKEN, b"]}", SIZE // 8)  # as many ids as /detokenize takes
+    await keep_unread(target, target.post("/detokenize", body) * 8, 16)
 
 
 @attack("unread-streams", "8 streams of two answers' denoising steps held unread", keyed=True, seconds=105)
