@@ -14,7 +14,7 @@ from runtime.decoding import FIELDS, MODES
 from runtime.params import SamplingParams
 
 ROOT = Path(__file__).parents[1]
-PAGES = ["README.md", "CONTRIBUTING.md", "docs/server.md", "docs/architecture.md"]
+PAGES = ["README.md", "CONTRIBUTING.md", "docs/server.md", "docs/security.md", "docs/architecture.md"]
 
 
 def page(name: str) -> str:
@@ -34,7 +34,8 @@ def test_flags_and_files_that_are_named_exist(name):
     text = page(name)
     own = {f"--{s}" for f in FLAGS for s in f.spellings} | {"--help"}
     tools = {"--arch", "--random-weights", "--plot", "--hypothesis-profile", "--timeout"}
-    tools |= {"--namespace", "--create-namespace", "--set", "--wait", "--for"}  # helm's and kubectl's
+    tools |= {"--namespace", "--create-namespace", "--set", "--wait", "--for", "--from-literal"}  # helm's and kubectl's
+    tools |= {"--all"}  # the siege's
     for flag in re.findall(r"(?<![\w-])--[a-z][a-z-]+", re.sub(r"<!--.*?-->", "", text)):
         assert flag in own | tools, flag
     for path in re.findall(r"\]\(([\w/.-]+)\)", text):
@@ -108,6 +109,45 @@ def test_metrics_are_documented():
     for name in re.findall(r"^# TYPE (\w+)", Metrics().text().decode(), re.MULTILINE):
         if not name.endswith("_created"):
             assert f"`{name}" in text, name
+
+
+def test_limits_of_the_security_page_are_the_codes():
+    from runtime.server import bodies, preparing, schemas, shape
+    from runtime.server.lanes import MAX_WAITING
+    from runtime.server.wire.limits import Limits
+    from runtime.text import budget
+
+    rows = {
+        line.split("|")[1].strip(): line.split("|")[2] for line in page("docs/security.md").splitlines() if "|" in line
+    }
+    limits = Limits()
+    kib, mib = 2**10, 2**20
+    for words, *values in (
+        ("request line", f"{limits.head_bytes // kib} KiB", f"{limits.headers} fields"),
+        ("a body", f"{bodies.MAX_BODY // mib} MiB"),
+        ("requests that wait on", f"{limits.queued}"),
+        ("a head that", f"{limits.head_seconds:.0f} s"),
+        ("a body that", f"{limits.body_seconds:.0f} s"),
+        ("an idle", f"{limits.idle_seconds:.0f} s"),
+        (
+            "a refused",
+            f"{limits.linger_seconds:.0f} s",
+            f"{limits.discard_bytes // mib} MiB",
+            f"{limits.quiet_seconds:.0f} s",
+        ),
+        ("an answer of which", f"{limits.stall_seconds:.0f} s"),
+        ("connections", f"{limits.connections:,}"),
+        ("room beside", f"{limits.spare} "),
+        ("what all", f"{limits.held_bytes // mib} MiB"),
+        ("values", f"{shape.MAX_VALUES:,}", f"{shape.MAX_STRINGS:,}", f"{shape.MAX_CONTAINERS:,}"),
+        ("messages", f"{schemas.MAX_MESSAGES:,}", f"{schemas.MAX_PARTS:,}"),
+        ("entries", f"{schemas.MAX_ENTRIES}"),
+        ("prompts of", f"{preparing.MAX_PROMPT_TOKENS:,}"),
+        ("characters of long", f"{MAX_WAITING // mib} Mi"),
+        ("what a chat template", f"{budget.MAX_CHARS // mib} Mi", f"{budget.MAX_SECONDS:g} s"),
+    ):
+        (row,) = [value for name, value in rows.items() if re.match(rf"{words}\b", name)][:1]
+        assert all(value in row for value in values), (words, values, row)
 
 
 def test_no_text_names_an_index_or_this_machine():
