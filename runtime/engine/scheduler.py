@@ -202,8 +202,8 @@ class Scheduler:
     def _make_room(self, request: Request) -> bool:
         """Let one of those who run several give way to a waiting request whose group has nothing running."""
         owner, group = self.waiting.running(request)
-        if group or owner == self.waiting.parties == len(self.running):
-            return False  # it has something running, or nobody has several
+        if group or owner == len(self.running) == self.waiting.parties:
+            return False  # it has something running, or all that runs is its owner's, one request a group
         last = self._last()
         if last.committing or not self.waiting.may_displace(request, last):
             return False  # what is committing is gone after this step

@@ -14,7 +14,7 @@ pytestmark = pytest.mark.cluster
 HUB = {"uri": "hf://my-org/model"}
 ALLOWED = (
     {},
-    {"model": HUB, "image": "registry.example.com/team/runtime:1"},
+    {"model": HUB, "image": "registry.example.com/team/runtime:1", "service": {"port": 81}},
     {"engine": {"maxModelLen": 64}},
     {"engine": {"extraArgs": ["--max-queue=5", "--cors-allow-origins=https://a.example"]}},
 )
@@ -24,6 +24,7 @@ REFUSED = (
     ("only our own models", {"model": {"uri": "hf://other/model"}}),
     ("only our own models", {"model": {"uri": "pvc://claim"}}),
     ("a service stays inside", {"service": {"type": "LoadBalancer"}}),
+    ("a service stays inside", {"service": {"type": "NodePort"}}),
     ("of the runtime's other flags", {"engine": {"extraArgs": ["--max-queue", "5"]}}),
     ("of the runtime's other flags", {"engine": {"extraArgs": ["--flag-of-tomorrow=/proc/self/environ"]}}),
     ("of the runtime's other flags", {"engine": {"extraArgs": ["--max-queue=5", "--chat-templ=/proc/self/environ"]}}),
@@ -48,8 +49,9 @@ def guarded(admin, namespace):
     policy, binding = yaml.safe_load_all(text)
     labels = {"kubernetes.io/metadata.name": namespace}
     binding["spec"]["matchResources"]["namespaceSelector"] = {"matchLabels": labels}
-    admin.apply(policy)
-    admin.apply(binding)
+    policy["metadata"]["name"] = binding["metadata"]["name"] = binding["spec"]["policyName"] = namespace
+    admin.apply(policy, fieldValidation="Strict")
+    admin.apply(binding, fieldValidation="Strict")
 
     def holds():
         try:
