@@ -7,16 +7,14 @@ of small steps, as a template is. Work that nobody waits for any more loses its 
 from __future__ import annotations
 
 import asyncio
-import heapq
-import itertools
 from collections.abc import Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
 from starlette.requests import Request
 
-from runtime.errors import RequestError
 from runtime.server.jobs import ClientGone
+from runtime.server.line import Line
 
 LONG = 2**16  # characters from which work waits among the long
 MAX_WAITING = 2**24  # characters that wait for a lane, together: they are memory
@@ -26,20 +24,16 @@ Work = Callable[[Callable[[], bool]], T]  # is given what tells whether it is st
 
 
 class Lane:
-    """One thread. Of what waits, the shortest goes first (within a factor of two, the first)."""
+    """One thread, and the line before it."""
 
     def __init__(self, name: str) -> None:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix=name)
-        self._waiting: list[tuple[int, int, asyncio.Future[None]]] = []
-        self._numbers = itertools.count()
-        self._held = 0  # characters of what waits
-        self._busy = False
+        self._line = Line(MAX_WAITING, "long prompts are being prepared")
 
     async def run(self, size: int, work: Work[T]) -> T:
         """What `work` returns. Raises RequestError 429 where too much waits; cancelled, it gives up its place."""
-        if self._busy:
-            await self._turn(size)
-        self._busy = wanted = True
+        await self._line.enter(size)
+        wanted = True
         done = asyncio.get_running_loop().run_in_executor(self._thread, work, lambda: wanted)
         done.add_done_callback(self._ended)
         try:
@@ -47,35 +41,10 @@ class Lane:
         finally:
             wanted = False
 
-    async def _turn(self, size: int) -> None:
-        if self._held + size > MAX_WAITING:
-            raise RequestError(
-                "too many long prompts are being prepared at the moment; retry later", status=429, code="queue_full"
-            )
-        turn = asyncio.get_running_loop().create_future()
-        heapq.heappush(self._waiting, (size.bit_length(), next(self._numbers), turn))
-        self._held += size
-        try:
-            await turn
-        except asyncio.CancelledError:
-            if turn.cancelled():
-                self._waiting = [entry for entry in self._waiting if entry[2] is not turn]
-                heapq.heapify(self._waiting)
-            else:
-                self._next()  # it was this one's turn
-            raise
-        finally:
-            self._held -= size
-
     def _ended(self, done: asyncio.Future[Any]) -> None:
         if not done.cancelled():
             done.exception()  # looked at, though its client may be gone
-        self._next()
-
-    def _next(self) -> None:
-        self._busy = bool(self._waiting)
-        if self._busy:
-            heapq.heappop(self._waiting)[2].set_result(None)
+        self._line.leave()
 
 
 class Lanes:

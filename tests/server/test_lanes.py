@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import time
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ from runtime.errors import RequestError
 from runtime.server import lanes
 from runtime.server.jobs import ClientGone
 from runtime.server.lanes import LONG, Lane, Lanes, attended
+from runtime.server.line import Line
 
 WAIT = 30.0
 
@@ -105,12 +107,47 @@ def test_a_turn_that_comes_as_the_client_goes_is_passed_on() -> None:
         two = asyncio.create_task(lane.run(1, lambda _: 2))
         three = asyncio.create_task(lane.run(1, lambda _: 3))
         await asyncio.sleep(0.01)
-        lane._next()  # as the end of the first would
+        lane._line.leave()  # as the end of the first would
         two.cancel()
         head.release.set()
         assert await asyncio.wait_for(three, WAIT) == 3
         assert await one == "done"
         assert two.cancelled()
+
+    asyncio.run(everything())
+
+
+def test_a_waiter_that_goes_as_the_one_before_it_ends_blocks_nobody() -> None:
+    async def everything() -> None:
+        lane, head = Lane("test"), Held()
+        one = asyncio.create_task(lane.run(1, head))
+        await head.until_begun()
+        two = asyncio.create_task(lane.run(1, lambda _: 2))
+        three = asyncio.create_task(lane.run(1, lambda _: 3))
+        await asyncio.sleep(0.01)
+        head.release.set()
+        time.sleep(0.2)  # the end of the first is now the loop's next step, and its callback the one after
+        asyncio.get_running_loop().call_soon(two.cancel)  # between them, so that `two` has not run by then
+        assert await one == "done"
+        assert await asyncio.wait_for(three, WAIT) == 3
+        assert two.cancelled()
+        assert await asyncio.wait_for(lane.run(1, lambda _: 4), WAIT) == 4
+
+    asyncio.run(everything())
+
+
+def test_a_line_of_nothing_but_cancelled_waiters_is_free() -> None:
+    async def everything() -> None:
+        line = Line(100, "waiters are there")
+        await line.enter(1)
+        waiting = [asyncio.create_task(line.enter(1)) for _ in range(3)]
+        await asyncio.sleep(0)
+        for task in waiting:
+            task.cancel()
+        line.leave()  # before any of them has run
+        await asyncio.wait_for(line.enter(100), WAIT)
+        await asyncio.gather(*waiting, return_exceptions=True)
+        assert all(task.cancelled() for task in waiting)
 
     asyncio.run(everything())
 
