@@ -139,7 +139,12 @@ def test_limits_of_the_security_page_are_the_codes():
         ("connections", f"{limits.connections:,}"),
         ("room beside", f"{limits.spare} "),
         ("what all", f"{limits.held_bytes // mib} MiB"),
-        ("values", f"{shape.MAX_VALUES:,}", f"{shape.MAX_STRINGS:,}", f"{shape.MAX_CONTAINERS:,}"),
+        (
+            "values",
+            f"{shape.MAX_VALUES:,}; {shape.MAX_STRINGS:,}; {shape.MAX_FIELDS:,}; {shape.MAX_CONTAINERS:,}",
+            f"; {shape.MAX_DIGITS} ",
+        ),
+        ("bodies of more", f"{preparing.MAX_WAITING_BODIES // mib} MiB"),
         ("messages", f"{schemas.MAX_MESSAGES:,}", f"{schemas.MAX_PARTS:,}"),
         ("entries", f"{schemas.MAX_ENTRIES}"),
         ("prompts of", f"{preparing.MAX_PROMPT_TOKENS:,}"),

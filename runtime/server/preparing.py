@@ -2,7 +2,7 @@
 
 Small work is done at once, on the loop. What takes longer goes to a thread (``lanes.py``): rendering a long chat,
 encoding a long text. Parsing cannot leave the loop, as it keeps Python's lock; large bodies are parsed one at a time,
-and the loop looks after everybody else in between.
+the shorter first, in steps, and the loop looks after everybody else in between.
 """
 
 from __future__ import annotations
@@ -16,13 +16,16 @@ from starlette.requests import Request
 from runtime.engine.io import EngineInfo
 from runtime.errors import RequestError
 from runtime.params import check_ids, check_length
-from runtime.server.lanes import Lanes, T, Work
-from runtime.server.schemas import B, parse_body
+from runtime.server.lanes import Lanes, T, Work, attended
+from runtime.server.line import Line
+from runtime.server.schemas import B, decode, parse_body, validate
+from runtime.server.shape import counting
 from runtime.text import Tokenizer
 from runtime.text.budget import Budget
 from runtime.text.tokenizer import WINDOW
 
 SMALL_BODY = 2**13  # bytes that are parsed in a millisecond or two, whatever they hold
+MAX_WAITING_BODIES = 2**26  # bytes of large bodies that wait to be parsed, together
 SMALL_TEXT = 4096  # characters that are encoded in a millisecond or so
 SMALL_IDS = 4096
 SMALL_CHAT = 32  # messages
@@ -36,14 +39,22 @@ class Preparer:
     def __init__(self, require: Callable[[], tuple[EngineInfo, Tokenizer]]) -> None:
         self._require = require
         self._lanes = Lanes()
-        self._parsing = asyncio.Lock()
+        self._parsing = Line(MAX_WAITING_BODIES, "long bodies wait to be read")
 
-    async def parse(self, kind: type[B], data: bytes) -> B:
-        """The body. Raises RequestError 400 or 422."""
+    async def parse(self, request: Request, kind: type[B], data: bytes) -> B:
+        """The body. Raises RequestError 400 or 422; 429 where too much waits; ClientGone."""
         if len(data) <= SMALL_BODY:
             return parse_body(kind, data)
-        async with self._parsing:
-            return parse_body(kind, data)
+        return await attended(request, self._parse(kind, data))
+
+    async def _parse(self, kind: type[B], data: bytes) -> B:
+        """`parse_body` in its turn, and others have theirs between its steps."""
+        async with self._parsing.turn(len(data)):
+            for _ in counting(data):
+                await asyncio.sleep(0)
+            value = decode(data)
+            await asyncio.sleep(0)
+            return validate(kind, value)
 
     async def encode(self, request: Request, text: str) -> list[int]:
         """A text's ids, longer than a prompt may be too; special tokens in it are ordinary text (decoding.md 1)."""

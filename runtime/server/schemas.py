@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal, TypeVar
 
 import pydantic
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, PlainValidator, WithJsonSchema
-from pydantic_core import PydanticCustomError
+from pydantic_core import PydanticCustomError, from_json
 
 from runtime.errors import RequestError
 from runtime.server.shape import check_shape
@@ -238,28 +238,49 @@ B = TypeVar("B", bound=Body)
 # pydantic's kinds of error that concern a value; what remains (a wrong type, a missing field) is the schema's
 _VALUE_ERRORS = frozenset({"extra_forbidden", "literal_error", "not_built", "finite_number", "too_long"})
 
+# what pydantic says of Python's types, as JSON has it
+_JSON_WORDS = {
+    "model_type": "Input should be an object",
+    "dict_type": "Input should be an object",
+    "list_type": "Input should be an array",
+}
+
 
 def parse_body(kind: type[B], data: bytes) -> B:
     """The body, or RequestError: 400 for what is no JSON, unknown fields and values; 422 for wrong types.
 
-    A list ends at its first error; how many an object can have is limited by what a body may hold.
+    Large bodies go through its three steps one by one, so that none holds the event loop for long.
     """
     check_shape(data)
+    return validate(kind, decode(data))
+
+
+def decode(data: bytes) -> Any:
+    """JSON's values. Raises RequestError 400."""
     try:
-        return kind.model_validate_json(data)
+        return from_json(data)
+    except ValueError as invalid:
+        raise RequestError(f"the body is not JSON: {invalid}", code="invalid_json") from None
+
+
+def validate(kind: type[B], value: Any) -> B:
+    """The body that `value` is. Raises RequestError 400 or 422.
+
+    A list ends at its first error; how many an object can have is limited by what a body may hold.
+    """
+    try:
+        return kind.model_validate(value)
     except pydantic.ValidationError as invalid:
         errors = invalid.errors(include_url=False, include_context=False, include_input=False)
     first, *others = errors
     if others and others[0]["type"] == "too_long":  # "content" is a text or a list: the list's error says more
         first = others[0]
-    if first["type"] == "json_invalid":
-        raise RequestError(f"the body is not JSON: {first['msg'].removeprefix('Invalid JSON: ')}", code="invalid_json")
     param = _path(first["loc"])
     status = 400 if first["type"] in _VALUE_ERRORS else 422
     code = "unknown_field" if first["type"] == "extra_forbidden" else None
     if param is None:
         raise RequestError("the body must be a JSON object", status=status)
-    text = "is not a field of this route" if code else first["msg"]
+    text = "is not a field of this route" if code else _JSON_WORDS.get(first["type"], first["msg"])
     raise RequestError(f"{param}: {text}", param=param, status=status, code=code)
 
 

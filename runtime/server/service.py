@@ -83,8 +83,8 @@ class Service:
         return name
 
     async def body(self, request: Request, kind: type[B]) -> B:
-        """The parsed body. Raises RequestError 400, 408, 413 or 422."""
-        return await self.preparer.parse(kind, await read_body(request))
+        """The parsed body. Raises RequestError 400, 408, 413, 422 or 429."""
+        return await self.preparer.parse(request, kind, await read_body(request))
 
     @contextmanager
     def admission(self) -> Iterator[None]:

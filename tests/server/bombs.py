@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from runtime.server.bodies import MAX_BODY
 from runtime.server.schemas import MAX_MESSAGES
-from runtime.server.shape import MAX_CONTAINERS, MAX_STRINGS, MAX_VALUES
+from runtime.server.shape import MAX_CONTAINERS, MAX_DIGITS, MAX_FIELDS, MAX_STRINGS, MAX_VALUES
 
 CHAT, TEXT, OWN, IDS = "/v1/chat/completions", "/v1/completions", "/generate", "/detokenize"
 _USER = b'{"messages":[{"role":"user","content":'
@@ -49,6 +49,8 @@ SHAPES: dict[str, tuple[str, bytes]] = {
     "prompts of ids": (TEXT, many(b'{"prompt":[', b"[1]", b"]}")),
     "nested": (OWN, filled(b'{"prompt":', b"[", b"")),
     "nested 150 deep": (OWN, many(b'{"prompt":[', b"[" * 150 + b"]" * 150, b"]}")),
+    "ids of 4,000 digits": (OWN, many(b'{"prompt":[', b"9" * 4000, b"]}")),
+    "digits": (OWN, filled(b'{"prompt":"x","max_tokens":', b"9", b"}")),
     "repeated keys": (OWN, many(b"{", b'"prompt":""', b"}")),
 }
 # what the limits on the shape let through, as much of it as they do
@@ -56,8 +58,8 @@ LARGEST: dict[str, tuple[str, bytes]] = {
     "parts {}": (CHAT, many(_USER + b"[", b"{}", b"]}]}", MAX_CONTAINERS - _SPARE)),
     "messages {}": (CHAT, many(b'{"messages":[', b"{}", b"]}", MAX_MESSAGES - 1)),
     "messages": (CHAT, many(b'{"messages":[', b'{"role":"user","content":""}', b"]}", MAX_MESSAGES)),
-    "unknown fields": (CHAT, keys(_USER + b'""}],', b"}", most=MAX_STRINGS - _SPARE)),
-    "unknown fields of a message": (CHAT, keys(_USER + b'"",', b"}]}", most=MAX_STRINGS - _SPARE)),
+    "unknown fields": (CHAT, keys(_USER + b'""}],', b"}", most=MAX_FIELDS - _SPARE)),
+    "unknown fields of a message": (CHAT, keys(_USER + b'"",', b"}]}", most=MAX_FIELDS - _SPARE)),
     "unknown lists of decoding": (
         OWN,
         keys(b'{"prompt":"x","decoding":{', b"}}", b"[]", most=MAX_CONTAINERS - _SPARE),
@@ -71,10 +73,22 @@ LARGEST: dict[str, tuple[str, bytes]] = {
         many(_ONE + b'"chat_template_kwargs":{"a":[', b"1.5e1", b"]}}", MAX_VALUES - _SPARE),
     ),
     "prompts of ids": (TEXT, many(b'{"prompt":[', b"[1]", b"]}", MAX_CONTAINERS - _SPARE)),
-    "ids of 4,000 digits": (OWN, many(b'{"prompt":[', b"9" * 4000, b"]}")),
-    "digits": (OWN, filled(b'{"prompt":"x","max_tokens":', b"9", b"}")),
+    "long numbers": (OWN, many(b'{"prompt":[', b"9" * MAX_DIGITS, b"]}")),
+    "numbers of 30 digits": (OWN, many(b'{"prompt":"x","stop_token_ids":[', b"9" * 30, b"]}")),
+    "some of everything": (
+        CHAT,
+        _ONE
+        + b'"chat_template_kwargs":{"a":['
+        + b",".join([b'"%s"' % (b"\\u00e9" * 10)] * (MAX_STRINGS - _SPARE))
+        + b'],"b":['
+        + b",".join([b"{}"] * (MAX_CONTAINERS - _SPARE))
+        + b'],"c":['
+        + b",".join([b"1.5e-10"] * (MAX_VALUES - MAX_STRINGS - MAX_CONTAINERS - _SPARE))
+        + b"]}}",
+    ),
     "a long text": (OWN, filled(b'{"prompt":"', b"x", b'"}')),
     "escapes": (OWN, filled(b'{"prompt":"', b'\\"', b'"}')),
+    "escapes of every kind": (OWN, filled(b'{"prompt":"', b'\\\\\\"', b'"}')),
     "a long key": (OWN, filled(b'{"', b"x", b'":1}')),
     "spaces": (OWN, filled(b'{"max_tokens":1,"prompt":', b" ", b'"x"}')),
 }

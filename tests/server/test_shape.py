@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 import time
@@ -22,12 +23,14 @@ from runtime.server.schemas import (
     CompletionRequest,
     DetokenizeRequest,
     GenerateRequest,
+    decode,
     parse_body,
+    validate,
 )
 from tests.server.bombs import CHAT, IDS, LARGEST, OWN, SHAPES, TEXT
 
 KINDS: dict[str, Any] = {CHAT: ChatRequest, TEXT: CompletionRequest, OWN: GenerateRequest, IDS: DetokenizeRequest}
-SECONDS = 0.3  # of the processor; on a quiet one it is a tenth of that
+SECONDS = 0.25  # of the processor; on a quiet one it is a tenth of that
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
     lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner),
@@ -51,7 +54,7 @@ def test_two_mebibytes_of_anything_are_refused_cheaply(name: str) -> None:
     error, seconds = refusal(KINDS[route], data)
     assert error is not None
     assert error.status == 400
-    assert re.search(r"more than \d+ (values|strings|objects)", error.message)
+    assert re.search(r"more than \d+ (values|strings|objects|fields|digits)", error.message)
     assert seconds < SECONDS
 
 
@@ -61,6 +64,45 @@ def test_what_the_limits_let_through_is_parsed_cheaply(name: str) -> None:
     error, seconds = refusal(KINDS[route], data)
     assert error is None or (error.status in (400, 422) and len(error.message) < 600)
     assert seconds < SECONDS
+
+
+def steps(kind: Any, data: bytes) -> list[float]:
+    """Seconds of the processor that each step of a large body takes."""
+    taken = []
+    start = time.thread_time()
+
+    def lap() -> None:
+        nonlocal start
+        taken.append(time.thread_time() - start)
+        start = time.thread_time()
+
+    with contextlib.suppress(RequestError):
+        for _ in shape.counting(data):
+            lap()
+        value = decode(data)
+        lap()
+        validate(kind, value)
+    lap()
+    return taken
+
+
+@pytest.mark.parametrize("name", LARGEST)
+def test_no_step_of_a_large_body_takes_long(name: str) -> None:
+    route, data = LARGEST[name]
+    best = min(max(steps(KINDS[route], data)) for _ in range(3))
+    assert best < SECONDS / 2
+
+
+@pytest.mark.parametrize("piece", range(1, 8))
+def test_a_body_is_counted_the_same_in_pieces(monkeypatch: pytest.MonkeyPatch, piece: int) -> None:
+    monkeypatch.setattr(shape, "PIECE", piece)
+    monkeypatch.setattr(shape, "MAX_STRINGS", 4)
+    monkeypatch.setattr(shape, "MAX_CONTAINERS", 2)
+    shape.check_shape(rb'{"a[\\\\\"{":["{\"\\","[[\\","]"]}')
+    with pytest.raises(RequestError, match="objects and lists"):
+        shape.check_shape(rb'{"a":["\"{\\",[]]}')
+    with pytest.raises(RequestError, match="strings"):
+        shape.check_shape(rb'["\\","\"","","",""]')
 
 
 def test_a_list_ends_at_its_first_error() -> None:
