@@ -1,4 +1,5 @@
-"""What a backend process finds in its environment: nothing secret that it does not need."""
+"""What the server sets in its own environment, and what a backend process finds in its own: nothing secret that it does
+not need."""
 
 from __future__ import annotations
 
@@ -8,6 +9,14 @@ from runtime.config.flags import ENV_PREFIX
 
 # Variables in which huggingface_hub and its elders find a token.
 HUB_TOKENS = frozenset({"HF_TOKEN", "HUGGING_FACE_HUB_TOKEN", "HUGGINGFACE_HUB_TOKEN", "HUGGINGFACE_TOKEN"})
+
+
+def set_up() -> None:
+    """For this process, before it loads the tokenizers library.
+
+    That library's batch calls, the only ones that leave the interpreter's lock, would otherwise start a thread a core.
+    """
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
 
 def backend_environment(model: str | None) -> dict[str, str]:

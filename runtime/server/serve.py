@@ -22,7 +22,7 @@ import uvloop
 
 from runtime.config import ServerConfig
 from runtime.errors import ConfigError, RequestError
-from runtime.server import logs
+from runtime.server import environment, logs
 from runtime.server.descriptors import make_room
 from runtime.server.frontend import Frontend
 from runtime.server.metrics import Metrics
@@ -43,6 +43,7 @@ LAST_WORDS = 1.0  # seconds to write the error that ends what did not finish in 
 
 def run(config: ServerConfig, backend_command: tuple[str, ...] = BACKEND_COMMAND) -> int:
     """Serve until told to stop; the process's exit code. Raises ConfigError when the server cannot start."""
+    environment.set_up()
     logs.set_up(config.log_level, config.log_format, "frontend")
     for note in config.notes:
         log.warning("%s", note)

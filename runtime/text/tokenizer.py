@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import secrets
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
@@ -16,9 +15,6 @@ from runtime.text.budget import Abandoned, Budget
 from runtime.text.pieces import Pieces
 from runtime.text.template import ChatTemplate
 from runtime.weights import files
-
-# The library's batch calls, the only ones that leave the interpreter's lock, would otherwise start a thread a core.
-os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
 WINDOW = 2**16  # characters that are encoded at once when a long text is measured
 _MARK_LENGTH = 12  # characters of a private-use area: 150 bits, beyond guessing

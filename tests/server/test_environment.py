@@ -1,0 +1,39 @@
+"""Who sets variables that other libraries read: the server, and nothing that is only imported."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+VARIABLE = "TOKENIZERS_PARALLELISM"
+IMPORTED = f"import os, runtime, runtime.text, runtime.text.tokenizer; print(os.environ.get({VARIABLE!r}))"
+SERVED = f"""
+import os, sys
+from runtime.config import ServerConfig
+from runtime.server import serve
+
+def listen(host, port):
+    assert "tokenizers" not in sys.modules
+    print(os.environ.get({VARIABLE!r}))
+    sys.exit()
+
+serve._listen = listen
+serve.run(ServerConfig())
+"""
+
+
+@pytest.mark.parametrize(
+    ("program", "given", "found"),
+    [(IMPORTED, None, "None"), (SERVED, None, "false"), (SERVED, "true", "true")],
+)
+def test_only_the_server_keeps_the_tokenizers_library_to_one_thread(
+    program: str, given: str | None, found: str
+) -> None:
+    environment = {name: value for name, value in os.environ.items() if name != VARIABLE}
+    if given is not None:
+        environment[VARIABLE] = given
+    done = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True, timeout=60)
+    assert done.stdout.strip() == found, done.stderr
