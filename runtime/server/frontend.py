@@ -96,8 +96,26 @@ class Frontend:
             raise Unavailable("no backend is running at the moment; it is being restarted")
         return self.info
 
+    def check_count(self, prompts: int, n: int) -> None:
+        """Raises RequestError 400 if one request may never have so many answers; Unavailable."""
+        count, most = prompts * max(n, 1), self.most_answers()
+        if count > most:
+            param = "n" if prompts == 1 or n > most else "prompt"
+            asked = f"{prompts} prompts are " if prompts > 1 else "these are "
+            times = f", with n {n} for each" if prompts > 1 and n > 1 else ""
+            raise RequestError(
+                f"{param}: {asked}{count} answers{times}; one request may have {most} here, half of --max-num-reqs and "
+                "--max-queue together; send several requests",
+                param=param,
+            )
+
+    def most_answers(self) -> int:
+        """Of one request: half of all places."""
+        places = self.require().max_num_reqs * self.config.data_parallel_size + self.config.max_queue
+        return max(1, places // 2)
+
     def check_room(self, count: int, owner: str = "") -> None:
-        """Raises RequestError unless `count` more requests fit: 429 if later, 400 if never; Unavailable.
+        """Raises RequestError 429 unless `count` more requests fit now; Unavailable.
 
         Nobody holds more of the room than is then left to the others, but for a single request: with an `owner` all
         that is its own counts, without one this HTTP request alone.
@@ -105,13 +123,6 @@ class Frontend:
         info = self.require()
         assert self.supervisor is not None
         queue = self.config.max_queue
-        most = max(1, (info.max_num_reqs * self.config.data_parallel_size + queue) // 2)
-        if count > most:
-            message = (
-                f"n: times the prompts, these are more than the {most} answers that one request may have here, half of "
-                "--max-num-reqs and --max-queue together; send several requests"
-            )
-            raise RequestError(message, param="n")
         left = info.max_num_reqs * len(self.supervisor.ready) + queue - len(self.table)
         held = self.held[owner] if owner else 0
         if count > left or (held + count > 1 and held + count > left - count):

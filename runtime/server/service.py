@@ -114,7 +114,7 @@ class Service:
         `owner`: whose key it came with, as `Keys.check` names it.
         """
         info, tokenizer = self.require()
-        self.frontend.check_room(len(prompts) * max(n, 1), owner)  # before anything is made of a great number
+        self.frontend.check_count(len(prompts), n)  # before anything is made of a great number
         given = {name: getattr(body, name) for name in _SAMPLING}
         if max_tokens is not None:
             given["max_tokens"] = max_tokens
@@ -143,6 +143,8 @@ class Service:
                 group=id,
                 owner=owner,
             )
+            if not i:  # the fields are right; all of it is made only where there is room
+                self.frontend.check_room(len(prompts) * n, owner)
             specs += choices(spec, n)
         made = [Choice(i, spec, Answer(tokenizer, stops)) for i, spec in enumerate(specs)]
         return Job(id, self.frontend, made, streamed=mode is not None)

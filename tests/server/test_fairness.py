@@ -40,6 +40,7 @@ def spec(id: str, owner: str = "", prompt: int = 3) -> RequestSpec:
 def refusal(made: Frontend, count: int, owner: str = "") -> int:
     """The status that so many answers get; 0 if they fit."""
     try:
+        made.check_count(1, count)
         made.check_room(count, owner)
     except RequestError as error:
         return error.status
@@ -65,6 +66,23 @@ def test_requests_of_many_choices_leave_room_for_single_ones() -> None:
     made.fail_all(RequestError("x"))
     assert not made.held
     assert refusal(made, 576) == 0
+
+
+@pytest.mark.parametrize(
+    ("prompts", "n", "param", "says"),
+    [
+        (577, 1, "prompt", "577 prompts are 577 answers; "),
+        (290, 2, "prompt", "with n 2"),
+        (1, 577, "n", "577 answers; "),
+    ],
+)
+def test_what_no_request_may_have_is_named(prompts: int, n: int, param: str, says: str) -> None:
+    """At the defaults 577 prompts without any `n` were refused for their `n`."""
+    with pytest.raises(RequestError, match=says) as refused:
+        frontend([]).check_count(prompts, n)
+    assert (refused.value.status, refused.value.param) == (400, param)
+    assert "one request may have 576 here" in refused.value.message
+    frontend([]).check_count(576, 1)
 
 
 def test_one_keys_requests_leave_room_for_another_keys() -> None:

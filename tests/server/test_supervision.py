@@ -127,6 +127,8 @@ def test_a_full_queue_and_a_time_limit(checkpoint: Path) -> None:
             assert int(full.headers["retry-after"]) > 0
             assert full.json()["error"]["code"] == "queue_full"
             assert client.post("/v1/completions", json={"prompt": "x", "n": 1}).status_code == 429
+            wrong = client.post("/v1/completions", json={"prompt": "x", "temperature": -1})
+            assert (wrong.status_code, wrong.json()["error"]["param"]) == (400, "temperature")  # at any time
             never = client.post("/v1/completions", json={"prompt": "x", "n": 2})
             assert (never.status_code, never.json()["error"]["param"]) == (400, "n")
             for future in futures:
@@ -136,7 +138,7 @@ def test_a_full_queue_and_a_time_limit(checkpoint: Path) -> None:
         server.until_idle()
         found = server.metrics()
         assert found['unmask_requests_total{outcome="timeout"}'] == 4
-        assert found['unmask_requests_total{outcome="refused"}'] == 3
+        assert found['unmask_requests_total{outcome="refused"}'] == 4
 
 
 def test_a_killed_frontend_takes_its_backend_with_it(checkpoint: Path) -> None:

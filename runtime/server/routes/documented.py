@@ -34,7 +34,9 @@ def takes(body: type[BaseModel], *, streams: bool = False) -> dict[str, Any]:
     if streams:
         ok["text/event-stream"] = {"schema": {"type": "string"}}
     schema = {"$ref": f"#/components/schemas/{body.__name__}"}
-    statuses = (400, 401, 404, 408, 413, 422, 429, 500, 503, 504) if streams else (400, 401, 404, 408, 413, 422, 429, 503)
+    statuses = (
+        (400, 401, 404, 408, 413, 422, 429, 500, 503, 504) if streams else (400, 401, 404, 408, 413, 422, 429, 503)
+    )
     return {
         "responses": {**errors(*statuses), 200: {"description": "the answer", "content": ok}},
         "openapi_extra": {"requestBody": {"required": True, "content": {"application/json": {"schema": schema}}}},
