@@ -6,6 +6,7 @@ import contextlib
 import json
 import re
 import time
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,6 +15,7 @@ from hypothesis import strategies as st
 
 from runtime.errors import RequestError
 from runtime.server import shape
+from runtime.server.preparing import SMALL_TEXT
 from runtime.server.schemas import (
     BODIES,
     MAX_ENTRIES,
@@ -27,6 +29,7 @@ from runtime.server.schemas import (
     parse_body,
     validate,
 )
+from runtime.text import Tokenizer
 from tests.server.bombs import CHAT, IDS, LARGEST, OWN, SHAPES, TEXT
 
 KINDS: dict[str, Any] = {CHAT: ChatRequest, TEXT: CompletionRequest, OWN: GenerateRequest, IDS: DetokenizeRequest}
@@ -91,6 +94,22 @@ def test_no_step_of_a_large_body_takes_long(name: str) -> None:
     route, data = LARGEST[name]
     best = min(max(steps(KINDS[route], data)) for _ in range(3))
     assert best < SECONDS / 2
+
+
+@pytest.mark.parametrize("unit", ["x", "ab cd ", " ", "1", "\u00e9", "\U0001f600", "\n", "!?"])
+def test_what_is_encoded_on_the_loop_takes_no_time(tokenizer: Tokenizer, unit: str) -> None:
+    text = (unit * SMALL_TEXT)[:SMALL_TEXT]
+    taken = []
+    for _ in range(3):
+        start = time.thread_time()
+        tokenizer.encode_at_most(text, 2**17, "prompt")
+        taken.append(time.thread_time() - start)
+    assert min(taken) < SECONDS / 2
+
+
+@pytest.fixture(scope="module")
+def tokenizer(checkpoint: Path) -> Tokenizer:
+    return Tokenizer(checkpoint)
 
 
 @pytest.mark.parametrize("piece", range(1, 8))
