@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import sys
 import time
+from collections.abc import Callable
 
 import msgspec
 
@@ -46,11 +47,18 @@ class Sparse(logging.Filter):
     its message before arguments are put in.
     """
 
-    def __init__(self, most: int = 10, seconds: float = 10.0, kinds: int = 1000) -> None:
+    def __init__(
+        self,
+        most: int = 10,
+        seconds: float = 10.0,
+        kinds: int = 1000,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         super().__init__()
         self.most = most  # records of a kind in `seconds`
         self.seconds = seconds
         self.kinds = kinds  # told apart; further ones count as one
+        self.clock = clock
         self.since = 0.0
         self.seen: dict[tuple[str, str], int] = {}
 
@@ -64,7 +72,7 @@ class Sparse(logging.Filter):
 
     def tell(self) -> None:
         """Once the while is over: what was left out."""
-        now = time.monotonic()
+        now = self.clock()
         if now - self.since < self.seconds:
             return
         seen, self.seen, self.since = self.seen, {}, now

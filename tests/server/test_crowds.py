@@ -14,9 +14,10 @@ import pytest
 from runtime.server.descriptors import BACKEND_FILES, OWN_FILES
 from runtime.server.logs import Sparse
 from runtime.server.wire.limits import MOST_CONNECTIONS, SPARE_CONNECTIONS
+from runtime.server.wire.roster import SMALL, Phase
 from tests.server.harness import ROOT, wait_for
 from tests.server.test_attacks import answers, read_all
-from tests.server.wire import Wired, wired
+from tests.server.wire import BIG, Wired, wired
 
 GET = b"GET /x HTTP/1.1\r\nConnection: close\r\n\r\n"
 KEPT = b"GET /x HTTP/1.1\r\n\r\n"
@@ -75,6 +76,45 @@ def test_probes_are_served_while_all_are_busy_and_others_told_to_come_again() ->
             assert answers(read_all(spare))[0][0] == 200
 
 
+def test_probes_do_not_push_each_other_out() -> None:
+    with wired(connections=2, spare=3) as server, contextlib.ExitStack() as stack:
+        for _ in range(2):
+            stack.enter_context(server.connect(WAIT))
+        wait_for(lambda: len(server.http.server_state.tasks) == 2, 10)
+        probes = [stack.enter_context(server.connect()) for _ in range(3)]
+        wait_for(lambda: server.open == 5, 10)
+        for probe in probes:
+            probe.sendall(HEALTH)
+        assert [answers(read_all(probe))[0][0] for probe in probes] == [200] * 3
+        assert server.given_up("gave_way") == 0
+
+
+def test_spares_leave_the_places_of_others_alone() -> None:
+    with wired(connections=2, spare=2) as server, contextlib.ExitStack() as stack:
+        busy = [stack.enter_context(server.connect(WAIT)) for _ in range(2)]
+        wait_for(lambda: len(server.http.server_state.tasks) == 2, 10)
+        for _ in range(2):
+            stack.enter_context(server.connect(b"GET /health HTTP/1.1\r\n\r\n")).recv(1000)
+        busy[0].close()
+        wait_for(lambda: server.open == 3, 10)
+        assert ask(server) == 200
+
+
+def test_an_answer_that_is_being_read_does_not_give_way_at_once() -> None:
+    with wired(connections=1, upload_seconds=60) as server:
+        with server.connect(b"GET /big HTTP/1.1\r\n\r\n", room=2**15) as reader:
+            wait_for(lambda: [c for c in list(server.http.roster.open) if c.phase is Phase.IDLE and c.out.unsent()], 10)
+            assert ask(server) == 503
+            size = 0
+            while size < BIG:
+                got = len(reader.recv(2**18))
+                assert got, "cut off in the middle"
+                size += got
+            wait_for(lambda: not any(c.out.unsent() for c in list(server.http.roster.open)), 10)
+            assert ask(server) == 200  # idle in earnest, it gives way
+        assert server.given_up("gave_way") == 1
+
+
 def test_slow_bodies_give_way_too_but_not_at_once() -> None:
     head = b"POST /x HTTP/1.1\r\nContent-Length: 10\r\n\r\nx"
     with wired(connections=3, upload_seconds=0.5) as server, contextlib.ExitStack() as stack:
@@ -102,6 +142,18 @@ def test_unfinished_bodies_of_all_are_bounded_together() -> None:
             == 200
         )
     assert server.http.roster.held == 0
+
+
+def test_half_heads_give_memory_back_before_an_answer_does() -> None:
+    with wired(held_bytes=2**20, stall_seconds=60) as server, contextlib.ExitStack() as stack:
+        stream = stack.enter_context(server.connect(b"GET /stream HTTP/1.1\r\nConnection: close\r\n\r\n", room=2**15))
+        wait_for(lambda: [c for c in list(server.http.roster.open) if c.out.unsent() > SMALL], 10)
+        for _ in range(40):
+            half = stack.enter_context(server.connect())
+            with contextlib.suppress(ConnectionError):
+                half.sendall(b"GET /" + b"x" * 50_000)
+        wait_for(lambda: server.given_up("memory") >= 5, 10)
+        assert read_all(stream).endswith(b"\r\n0\r\n\r\n")
 
 
 def test_what_is_held_is_given_back() -> None:
@@ -141,7 +193,8 @@ def test_connections_fit_the_limit_of_open_files() -> None:
 
 def test_lines_of_strangers_are_counted_and_not_written(caplog: pytest.LogCaptureFixture) -> None:
     log = logging.getLogger("test.strangers")
-    sparse = Sparse(most=3, seconds=0.3, kinds=2)
+    now = 100.0
+    sparse = Sparse(most=3, seconds=10, kinds=2, clock=lambda: now)
     log.addFilter(sparse)
     with caplog.at_level(logging.INFO, "test.strangers"):
         for i in range(1000):
@@ -149,11 +202,11 @@ def test_lines_of_strangers_are_counted_and_not_written(caplog: pytest.LogCaptur
         for i in range(100):
             log.info(f"of its own {i}")
         assert len(caplog.records) == 3 + 1 + 3
-        time.sleep(0.35)
+        now += 11
         sparse.tell()
     told = [record.getMessage() for record in caplog.records]
-    assert "96 more lines in 0 s of: other lines" in told
-    assert "997 more lines in 0 s of: stranger %d" in told
+    assert "96 more lines in 10 s of: other lines" in told
+    assert "997 more lines in 10 s of: stranger %d" in told
     log.removeFilter(sparse)
 
 

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import json
 import socket
 import time
 from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import cast
 
 import pytest
 
+from runtime.server.wire.outflow import Outflow
 from tests.server.harness import wait_for
 from tests.server.test_attacks import answers, read_all
 from tests.server.wire import BIG, Wired, wired
@@ -45,11 +49,12 @@ def heads() -> Iterator[Wired]:
 @pytest.mark.parametrize("half", [b"GET /", GET[:-2], b"POST /x HTTP/1.1\r\nContent-Length: 5\r\n"])
 def test_half_a_head_is_given_up_on_any_request(heads: Wired, before: bytes, half: bytes) -> None:
     noted = heads.given_up("slow_head")
+    started = time.monotonic()  # the first head's time begins when the server accepts, which is after this
     with heads.connect(before) as connection:
         if before:
             receive(connection, before.count(GET))
             time.sleep(0.1)
-        started = time.monotonic()
+            started = time.monotonic()
         connection.sendall(half)
         ended(connection)
         assert time.monotonic() - started > 0.2
@@ -156,6 +161,15 @@ def test_a_reader_that_is_slow_gets_everything() -> None:
         data = b"".join(chunks)
         assert len(answers(data)[0][2]) == BIG
         assert server.given_up("stalled") == 0
+
+
+def test_what_has_just_been_written_has_not_stalled() -> None:
+    """The first look finds everything unsent: since it was written, not since the clock's beginning."""
+    out = Outflow()
+    out.open(cast(asyncio.Transport, SimpleNamespace(write=lambda data: None, get_write_buffer_size=lambda: 10)))
+    out.write(b"x" * 10)
+    assert out.stalled(time.monotonic()) < 60
+    assert out.stalled(time.monotonic() + 100) > 60
 
 
 def test_a_client_that_goes_ends_its_request() -> None:

@@ -27,7 +27,6 @@ class Connection(asyncio.BufferedProtocol):
     Attributes:
         phase, since: what it waits for, and since when; the roster sets them.
         held: bytes that it holds; the roster's.
-        spare: it came when all others were at work, so it is for probes.
         current: the request that is being answered.
         queue: those that wait for its answer.
         reading: the one whose body has not ended.
@@ -54,7 +53,6 @@ class Connection(asyncio.BufferedProtocol):
         self.phase = Phase.HEAD
         self.since = 0.0
         self.held = 0
-        self.spare = False
         self.fresh = True  # no request has come
         self.closing = self.paused = False
         self.parser = RequestParser(self.limits, self)
@@ -70,7 +68,8 @@ class Connection(asyncio.BufferedProtocol):
     # -- the transport's events
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self.transport = self.out.transport = cast(asyncio.Transport, transport)
+        self.transport = cast(asyncio.Transport, transport)
+        self.out.open(self.transport)
         self.server = get_local_addr(self.transport)
         self.client = get_remote_addr(self.transport)
         self.roster.enter(self)
@@ -143,10 +142,8 @@ class Connection(asyncio.BufferedProtocol):
         """The parser's: a request, as far as its head."""
         exchange = Exchange(self, head, self.parser.weight())
         self.fresh = False
-        if self.spare:
-            self.spare = self.roster.crowded()
-            if self.spare and exchange.scope["path"] not in self.limits.open_paths:
-                raise refusal.no_room("has as many connections at work as it may have")
+        if not self.roster.may_ask(self, exchange.scope["path"]):
+            raise refusal.no_room("has as many connections at work as it may have")
         self.reading = exchange
         if self.current is None:
             self._start(exchange)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 
 
 class Outflow:
@@ -16,6 +17,10 @@ class Outflow:
         self.written = 0  # bytes given to the transport
         self.taken = 0  # bytes that the kernel had taken of them at the last look
         self.moved = 0.0  # when it last took some, or there were none
+
+    def open(self, transport: asyncio.Transport) -> None:
+        self.transport = transport
+        self.moved = time.monotonic()
 
     def write(self, data: bytes) -> None:
         assert self.transport is not None

@@ -27,7 +27,7 @@ SMALL = 4096  # bytes: who holds less gives nothing worth having back
 
 
 class Phase(Enum):
-    """What a connection waits for. In this order connections give way to a new one: those before ANSWER, that is."""
+    """What a connection waits for. In this order connections give way: to a new one those before ANSWER."""
 
     LINGER = "linger"  # its refused client reads the answer
     HEAD = "head"  # the first request, or the rest of a head
@@ -37,12 +37,21 @@ class Phase(Enum):
     ANSWER = "answer"  # the application
 
 
+_RANK = {phase: rank for rank, phase in enumerate(Phase)}
+
+
+def _turn(connection: Connection) -> tuple[int, float]:
+    """Who is to give way: the smallest first."""
+    return _RANK[connection.phase], connection.since
+
+
 class Roster:
     """The connections and what they hold together."""
 
     def __init__(self, limits: Limits, metrics: Metrics) -> None:
         self.limits = limits
         self.open: set[Connection] = set()
+        self.spares: set[Connection] = set()  # of these, who came when all others were at work: for probes
         self.waiting: dict[Phase, OrderedDict[Connection, None]] = {
             phase: OrderedDict() for phase in Phase if phase is not Phase.ANSWER
         }  # each longest first
@@ -58,32 +67,48 @@ class Roster:
         metrics.connections_most.set(limits.connections)
 
     def enter(self, connection: Connection) -> None:
-        """A new connection. One that waits gives way where there are too many, else the new one is a spare."""
-        self.open.add(connection)
-        if len(self.open) <= self.limits.connections:
-            return
-        if (longest := self._longest_waiting()) is not None:
-            self.give_up(longest, "gave_way")
-        if len(self.open) > self.limits.connections + self.limits.spare:
-            self.give_up(connection, "no_room")
-        connection.spare = self.crowded()
+        """A new connection. One that waits gives way where there are too many, else the new one is a spare.
 
-    def _longest_waiting(self) -> Connection | None:
+        Spares have places of their own, so that probes do not push each other out: one gives way only to a spare, and
+        only when those places are taken too.
+        """
+        self.open.add(connection)
+        if self.crowded() and (longest := self._longest_waiting(spare=False)) is not None:
+            self.give_up(longest, "gave_way")
+        if not self.crowded():
+            return
+        if len(self.spares) >= self.limits.spare:
+            longest = self._longest_waiting(spare=True)
+            self.give_up(longest or connection, "no_room" if longest is None else "gave_way")
+        if connection in self.open:
+            self.spares.add(connection)
+
+    def _longest_waiting(self, spare: bool) -> Connection | None:
         now = time.monotonic()
         for phase, waiting in self.waiting.items():
-            longest = next(iter(waiting), None)
-            if longest is None:
-                continue
-            if phase in (Phase.BODY, Phase.CLOSING) and now - longest.since < self.limits.upload_seconds:
-                continue
-            return longest
+            for connection in waiting:
+                early = now - connection.since < self.limits.upload_seconds
+                if early and phase in (Phase.BODY, Phase.CLOSING):
+                    break  # and so are those after it
+                if (connection in self.spares) is spare and not (
+                    early and phase is Phase.IDLE and connection.out.unsent()
+                ):
+                    return connection
         return None
 
     def crowded(self) -> bool:
-        return len(self.open) > self.limits.connections
+        """Whether more connections are open than may be, spares excepted."""
+        return len(self.open) - len(self.spares) > self.limits.connections
+
+    def may_ask(self, connection: Connection, path: str) -> bool:
+        """Whether it may ask for this: a spare only for what probes do, until there is room for one more."""
+        if connection in self.spares and len(self.open) - len(self.spares) < self.limits.connections:
+            self.spares.remove(connection)
+        return connection not in self.spares or path in self.limits.open_paths
 
     def leave(self, connection: Connection) -> None:
         self.open.discard(connection)
+        self.spares.discard(connection)
         self._forget(connection)
         self.weigh(connection, 0)
 
@@ -107,11 +132,14 @@ class Roster:
             self._relieve(self.held)
 
     def _relieve(self, held: int) -> None:
-        """Too much is held: those that hold something and have waited longest give way, till a quarter is free."""
-        holders = [(c.since, c.held + c.out.unsent(), c) for c in self.open]
+        """Too much is held: those that hold something give way, till a quarter is free.
+
+        In the order of their phases, and of each the one that has waited longest: answers under way are the last.
+        """
+        holders = [(c.held + c.out.unsent(), c) for c in self.open]
         self.relieving = True  # those that go weigh less, which is no reason to begin anew
         try:
-            for _, size, connection in sorted((h for h in holders if h[1] > SMALL), key=lambda h: h[0]):
+            for size, connection in sorted((h for h in holders if h[0] > SMALL), key=lambda h: _turn(h[1])):
                 if held <= self.limits.held_bytes * 3 // 4:
                     break
                 held -= size
