@@ -177,3 +177,14 @@ def test_a_client_that_goes_ends_its_request() -> None:
         with server.connect(b"GET /wait HTTP/1.1\r\n\r\n"):
             wait_for(lambda: server.http.server_state.tasks, 10)
         wait_for(lambda: not server.http.server_state.tasks and server.open == 0, 10)
+
+
+@pytest.mark.parametrize("more", [b"", b"GET /wait HTTP/1.1\r\n\r\n" * 1000])
+def test_a_client_that_goes_ends_its_requests_though_it_is_not_read(more: bytes) -> None:
+    """With so many requests waiting nothing is read, so the end of what it sends is not either."""
+    with wired() as server:
+        with server.connect(b"GET /wait HTTP/1.1\r\n\r\n" * 40 + more):
+            wait_for(lambda: [c for c in list(server.http.roster.open) if c.paused], 10)
+            assert len(server.http.server_state.tasks) == 1
+        wait_for(lambda: not server.http.server_state.tasks and server.open == 0, 10)
+        assert server.http.server_state.total_requests == 0  # none was begun for nobody

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from runtime.server import logs
 from runtime.server.metrics import Metrics
 from runtime.server.wire import refusal
+from runtime.server.wire.departure import departed
 from runtime.server.wire.limits import READ_BYTES, Limits
 from runtime.server.wire.memory import Trimmer
 from runtime.server.wire.turns import Turns
@@ -180,6 +181,9 @@ class Roster:
         limits, seconds = self.limits, now - connection.since
         if connection.out.stalled(now) > limits.stall_seconds:
             self.give_up(connection, "stalled")
+            return
+        if connection.paused and not connection.closing and departed(connection.transport):
+            connection.abort()
             return
         match connection.phase:
             case Phase.HEAD if seconds > limits.head_seconds:
