@@ -66,6 +66,10 @@ class HttpServer(uvicorn.Server):
             with contextlib.suppress(OSError):
                 await loop.connect_accepted_socket(self._protocol, connection)
 
+    def at_work(self) -> int:
+        """Connections with a request that has not been answered, whether or not the application has begun with it."""
+        return sum(connection.current is not None for connection in self.roster.open)
+
     def close_idle(self) -> None:
         """Close the connections on which nothing is under way; the others close after their answer."""
         for connection in list(self.server_state.connections):

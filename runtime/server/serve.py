@@ -186,7 +186,7 @@ class Server:
 
         def unfinished() -> bool:
             seconds = time.monotonic() - closed
-            if service.in_flight:
+            if service.in_flight or http.at_work():
                 return seconds < config.drain_timeout
             # on an idle connection a request may be under way, so those get a moment before they are closed
             return bool(http.server_state.connections) and seconds < min(IDLE_GRACE, config.drain_timeout)
@@ -194,11 +194,11 @@ class Server:
         while unfinished():
             await asyncio.sleep(0.02)
         http.close_idle()  # in the same turn of the loop, so that no request slips in between
-        if service.in_flight:
+        if service.in_flight or http.at_work():
             error = RequestError("the server is ending, and this did not finish within --drain-timeout", status=504)
             log.warning("%d requests did not finish within --drain-timeout", self.frontend.fail_all(error))
             started = time.monotonic()
-            while service.in_flight and time.monotonic() - started < LAST_WORDS:
+            while (service.in_flight or http.at_work()) and time.monotonic() - started < LAST_WORDS:
                 await asyncio.sleep(0.02)
         log.info("drained")
         self.ended.set()

@@ -285,8 +285,8 @@ class Connection(asyncio.BufferedProtocol):
         self.queue.clear()
 
     def shutdown(self) -> None:
-        """The server ends: at once where nothing is under way, else after the answers to what has come."""
+        """The server ends: at once where nothing is under way, else after that answer. Requests behind it get none."""
         if self.current is None:
             self.close()
         else:
-            (self.queue[-1] if self.queue else self.current).keep_alive = False
+            self.current.keep_alive = False

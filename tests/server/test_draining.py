@@ -1,0 +1,75 @@
+"""Draining, over connections without a transport: what counts as unfinished, and what becomes of pipelined requests."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import signal
+import socket
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any, cast
+
+from runtime.config import ServerConfig
+from runtime.server.http import HttpServer
+from runtime.server.metrics import Metrics
+from runtime.server.serve import IDLE_GRACE, Server
+from runtime.server.wire.connection import Connection
+from runtime.server.wire.limits import Limits
+from tests.server.test_attacks import answers
+from tests.server.wire import Transport, app
+
+GET = b"GET /x HTTP/1.1\r\n\r\n"
+
+
+def connection_with(*data: bytes) -> tuple[HttpServer, Connection, Transport]:
+    http = HttpServer(app, Limits(), Metrics())
+    http.config.load()
+    http.lifespan = http.config.lifespan_class(http.config)
+    connection, transport = http._protocol(), Transport()
+    connection.connection_made(cast(asyncio.Transport, transport))
+    for piece in data:
+        connection.get_buffer(-1)[: len(piece)] = piece
+        connection.buffer_updated(len(piece))
+    return http, connection, transport
+
+
+def test_a_request_that_waits_for_its_turn_is_unfinished() -> None:
+    async def drain() -> None:
+        http, connection, transport = connection_with()
+        begins: list[Callable[[], None]] = []
+        http.roster.turns.take = lambda begin, at_once: begins.append(begin)  # type: ignore[method-assign]
+        connection.get_buffer(-1)[: len(GET)] = GET
+        connection.buffer_updated(len(GET))
+        with socket.socket() as listener:
+            listener.setblocking(False)
+            server = SimpleNamespace(
+                config=ServerConfig(drain_delay=0, drain_timeout=60),
+                listener=listener,
+                frontend=SimpleNamespace(fail_all=lambda error: 0),
+                ended=asyncio.Event(),
+            )
+            service = cast(Any, SimpleNamespace(in_flight=0))  # the application has not seen it
+            draining = asyncio.create_task(Server._drain(cast(Any, server), signal.SIGTERM, service, http))
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(asyncio.shield(draining), IDLE_GRACE + 1)
+            assert not draining.done()
+            begins[0]()
+            await asyncio.wait_for(draining, 10)
+        assert [status for status, _, _ in answers(transport.sent)] == [200]
+        assert transport.closed
+
+    asyncio.run(drain())
+
+
+def test_at_the_end_what_is_pipelined_behind_an_answer_is_not_begun() -> None:
+    async def end() -> None:
+        http, _, transport = connection_with(GET * 3)
+        http.close_idle()
+        for _ in range(20):
+            await asyncio.sleep(0)
+        ((status, headers, _),) = answers(transport.sent)
+        assert (status, headers[b"connection"]) == (200, b"close")
+        assert transport.closed
+
+    asyncio.run(end())
