@@ -1,12 +1,17 @@
-"""Giving memory back to the system once a crowd has gone: malloc keeps what was freed between what is still in use."""
+"""Giving memory back to the system once an attack is over: malloc keeps what was freed among what is in use."""
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
+import os
+import time
 from collections.abc import Callable
 
-MUCH = 8 * 2**20  # bytes
-MANY = 256  # connections
+GROWN = 8 * 2**20  # bytes of memory beyond what there was after the last time
+QUIET = 3.0  # seconds in which the memory has not grown
+OFTEN = 10.0  # seconds between two times: one takes some 10 ms for each 100 MB that it looks through
+STEP = 2**20  # bytes: less is no growth
 
 
 def _malloc_trim() -> Callable[[int], int] | None:
@@ -14,18 +19,43 @@ def _malloc_trim() -> Callable[[int], int] | None:
     return getattr(ctypes.CDLL(None), "malloc_trim", None)
 
 
+def _resident() -> int:
+    """Bytes of memory that the process has; 0 where nobody tells (not Linux)."""
+    with contextlib.suppress(OSError), open("/proc/self/statm", "rb") as file:
+        return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    return 0
+
+
 class Trimmer:
-    """Told now and then how much is held, trims once it was much and is little again."""
+    """Looks now and then how much memory there is, and trims once it has grown and nothing much happens any more.
 
-    def __init__(self) -> None:
-        self.trim = _malloc_trim()
-        self.most_held = 0
-        self.most_open = 0
+    Whatever made it grow counts: connections, parsing, what threads encoded.
+    """
 
-    def look(self, held: int, open_: int) -> None:
-        self.most_held, self.most_open = max(self.most_held, held), max(self.most_open, open_)
-        was = self.most_held > MUCH or self.most_open > MANY
-        if was and held <= self.most_held // 4 and open_ <= self.most_open // 4:
-            self.most_held, self.most_open = held, open_
-            if self.trim is not None:
-                self.trim(0)
+    def __init__(
+        self,
+        resident: Callable[[], int] = _resident,
+        clock: Callable[[], float] = time.monotonic,
+        trim: Callable[[int], int] | None = None,
+    ) -> None:
+        self.resident = resident
+        self.clock = clock
+        self.trim = trim or _malloc_trim()
+        self.left = 0  # bytes, after the last time; the least there were since
+        self.last = 0  # bytes, at the last look
+        self.calm_since = 0.0
+        self.trimmed = -OFTEN
+
+    def look(self, busy: bool) -> None:
+        """`busy`: many requests are being answered, which must not wait for this."""
+        now, resident = self.clock(), self.resident()
+        self.left = min(self.left or resident, resident)
+        if busy or resident > self.last + STEP:
+            self.calm_since = now
+        self.last = resident
+        if now - self.calm_since < QUIET or now - self.trimmed < OFTEN or resident - self.left < GROWN:
+            return
+        self.trimmed = now
+        if self.trim is not None:
+            self.trim(0)
+        self.last = self.left = self.resident()

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("unmask.wire")
 
+FEW = 8  # requests being answered: for no more than these the loop may stop some milliseconds to give memory back
 SMALL = 4096  # bytes: who holds less gives nothing worth having back
 
 
@@ -57,7 +58,6 @@ class Roster:
             phase: OrderedDict() for phase in Phase if phase is not Phase.ANSWER
         }  # each longest first
         self.held = 0  # bytes, unread answers excepted
-        self.most_held = 0  # since the last look
         self.relieving = False
         self.trimmer = Trimmer()
         self.turns = Turns()
@@ -128,7 +128,6 @@ class Roster:
         """A connection holds so many bytes now."""
         self.held += held - connection.held
         connection.held = held
-        self.most_held = max(self.most_held, self.held)
         if self.held > self.limits.held_bytes and not self.relieving:
             self._relieve(self.held)
 
@@ -173,8 +172,7 @@ class Roster:
             unsent += connection.out.unsent()
         if self.held + unsent > self.limits.held_bytes:
             self._relieve(self.held + unsent)
-        self.trimmer.look(max(self.most_held, self.held + unsent), len(self.open))
-        self.most_held = 0
+        self.trimmer.look(busy=sum(connection.current is not None for connection in self.open) > FEW)
         logs.strangers.tell()
 
     def _check(self, connection: Connection, now: float) -> None:

@@ -1,0 +1,61 @@
+"""When memory is given back: once it has grown, whatever made it grow, and nothing happens any more."""
+
+from __future__ import annotations
+
+from runtime.server.wire.memory import GROWN, OFTEN, QUIET, Trimmer
+
+MB = 2**20
+
+
+class Process:
+    """Memory and a clock, and a trimmer that looks once a second."""
+
+    def __init__(self) -> None:
+        self.now = 1000.0
+        self.resident = 100 * MB
+        self.trims: list[float] = []
+        self.trimmer = Trimmer(lambda: self.resident, lambda: self.now, self.trim)
+        self.look(5)
+
+    def trim(self, pad: int) -> int:
+        self.trims.append(self.now)
+        self.resident = 102 * MB
+        return 1
+
+    def look(self, seconds: int, busy: bool = False) -> None:
+        for _ in range(seconds):
+            self.now += 1
+            self.trimmer.look(busy)
+
+
+def test_memory_is_given_back_when_it_is_quiet_again() -> None:
+    process = Process()
+    process.resident += 4 * GROWN
+    process.look(30, busy=True)
+    assert process.trims == []
+    process.look(int(QUIET) + 1)
+    assert len(process.trims) == 1
+    process.look(100)  # what could not be given back is no growth
+    assert len(process.trims) == 1
+
+
+def test_memory_that_still_grows_is_let_alone_and_so_is_little() -> None:
+    process = Process()
+    for _ in range(20):
+        process.resident += 3 * MB
+        process.look(1)
+    assert process.trims == []
+    process = Process()
+    process.resident += GROWN // 2
+    process.look(100)
+    assert process.trims == []
+
+
+def test_memory_is_not_given_back_all_the_time() -> None:
+    process = Process()
+    for _ in range(60):
+        process.resident += 2 * GROWN
+        process.look(int(QUIET) + 1)
+    apart = [b - a for a, b in zip(process.trims, process.trims[1:], strict=False)]
+    assert apart
+    assert min(apart) >= OFTEN
