@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from tests.siege import observers, verdict
+from tests.siege import clients, observers, verdict
 from tests.siege.attacker import LAST_WORDS, attacker
 from tests.siege.meter import Meter
 from tests.siege.processes import Child
@@ -55,8 +55,9 @@ def one(attack: Attack, options: Options) -> dict[str, Any]:
 
 
 def all_at_once(attacks: list[Attack], minutes: float, options: Options) -> dict[str, Any]:
-    """All attacks on one server, good clients beside them."""
-    with besieged(options.module, options.server_args) as server:
+    """All attacks on one server, each with a key of its own if it has one, good clients beside them."""
+    holders = tuple(attack.name for attack in attacks if attack.keyed)
+    with besieged(options.module, options.server_args, holders=holders) as server:
         measured = siege(server, attacks, minutes * 60, options, good=options.good)
     measured |= {"attack": "all at once", "rate": f"{len(attacks)} attacks at 1/{options.pace:g} of their pace"}
     return measured | {"missed": verdict.together(measured)}
@@ -73,18 +74,18 @@ def siege(server: Besieged, attacks: list[Attack], seconds: float, options: Opti
             result, _ = child.finish(MARGIN)
             return result
 
-        usual = start(observers.usual, server.port, server.key, IDLE_REQUESTS)
+        usual = start(clients.usual, server.port, server.key, IDLE_REQUESTS)
         if not usual.results.poll(MARGIN):
             raise SiegeError("the idle server did not answer")
-        usual_seconds = to_its_end(usual)
+        at_rest: clients.Usual = to_its_end(usual)
         stand_in = start(observers.stand_in)
         meter = Meter(server, options.most_mb)
         before = {"rss_before_mb": meter.rss_mb(), "descriptors_before": meter.descriptors()}
         prober = start(observers.prober, server.port, stand_in.ready())
         if good:
-            client = start(observers.good_clients, server.port, server.key, good, options.think)
+            client = start(clients.good_clients, server.port, server.key, at_rest, good, options.think)
         else:
-            client = start(observers.innocent, server.port, server.key)
+            client = start(clients.innocent, server.port, server.key, at_rest)
         prober.ready(), client.ready()
         with meter:
             attackers = [
@@ -100,6 +101,8 @@ def siege(server: Besieged, attacks: list[Attack], seconds: float, options: Opti
             cpu = meter.cpu()
             health = to_its_end(prober)
             client_result = to_its_end(client)
+            for found in (health, client_result):
+                found["worst"] = observers.since(meter.started, found["worst"])
             peak, lines, most_lines = meter.peak_mb, meter.lines, meter.most_lines
             settled = _settle(meter, before, options.settle)
         to_its_end(stand_in)
@@ -108,7 +111,8 @@ def siege(server: Besieged, attacks: list[Attack], seconds: float, options: Opti
     did = {attack.name: result["did"] for attack, (result, _) in zip(attacks, results, strict=True)}
     return {
         **before, **settled, "rss_peak_mb": peak, "stopped_early": options.most_mb if meter.spent.is_set() else 0,
-        "seconds": round(took, 1), "usual_seconds": round(usual_seconds, 3),
+        "seconds": round(took, 1),
+        "usual_seconds": round(at_rest.short, 3), "usual_long_seconds": round(at_rest.long, 3),
         "health": health, ("good" if good else "innocent"): client_result,
         "log_lines": lines, "log_lines_a_second": round(lines / took, 1), "log_lines_most_a_second": most_lines,
         "cpu_seconds": {**cpu, "attackers": attackers_cpu}, "nice": options.nice,
@@ -120,7 +124,7 @@ def siege(server: Besieged, attacks: list[Attack], seconds: float, options: Opti
 
 def _order(attack: Attack, server: Besieged, seconds: float, options: Options) -> tuple[Any, ...]:
     """What an attacker's process is told."""
-    key = server.attackers_key if attack.keyed else None
+    key = server.keys_of.get(attack.name, server.attackers_key) if attack.keyed else None
     return attack.run.__module__, attack.name, server.port, key, seconds, options.pace
 
 

@@ -31,13 +31,23 @@ class SiegeError(Exception):
 
 
 class Besieged:
-    """One running server. `key` is the innocents', `attackers_key` another one unless there is `one_key` only."""
+    """One running server. `key` is the innocents'; attackers have `attackers_key`, another one unless there is
+    `one_key` only, or, with `holders`, each of these attacks has one of its own in `keys_of`."""
 
-    def __init__(self, place: Path, module: str, args: tuple[str, ...], descriptors: int | None, one_key: bool) -> None:
+    def __init__(
+        self,
+        place: Path,
+        module: str,
+        args: tuple[str, ...],
+        descriptors: int | None = None,
+        one_key: bool = False,
+        holders: tuple[str, ...] = (),
+    ) -> None:
         self.key = secrets.token_urlsafe(32)
         self.attackers_key = self.key if one_key else secrets.token_urlsafe(32)
+        self.keys_of = {name: secrets.token_urlsafe(32) for name in holders}
         keys = place / "keys"
-        keys.write_text("".join(f"{key}\n" for key in {self.key, self.attackers_key}))
+        keys.write_text("".join(f"{key}\n" for key in {self.key, self.attackers_key, *self.keys_of.values()}))
         keys.chmod(0o600)
         self.log = place / "log"
         command = [sys.executable, "-m", module, "--host", "127.0.0.1", "--port", "0", "--api-key-file", str(keys)]
@@ -109,10 +119,14 @@ class Besieged:
 
 @contextlib.contextmanager
 def besieged(
-    module: str = MODULE, args: tuple[str, ...] = (), descriptors: int | None = None, one_key: bool = False
+    module: str = MODULE,
+    args: tuple[str, ...] = (),
+    descriptors: int | None = None,
+    one_key: bool = False,
+    holders: tuple[str, ...] = (),
 ) -> Iterator[Besieged]:
     with tempfile.TemporaryDirectory(prefix="unmask-siege-") as place:
-        server = Besieged(Path(place), module, args, descriptors, one_key)
+        server = Besieged(Path(place), module, args, descriptors, one_key, holders)
         try:
             server.until_ready()
             yield server

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import array
 import asyncio
 import contextlib
+import fcntl
 import json
 import socket
+import termios
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -166,6 +169,12 @@ class Unread:
         """Whether the server still holds its end."""
         established = 1
         return bool(self.sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 1)[0] == established)
+
+    def waiting(self) -> int:
+        """Bytes that have arrived here and are not read."""
+        found = array.array("i", [0])
+        fcntl.ioctl(self.sock.fileno(), termios.FIONREAD, found)
+        return found[0]
 
     def status(self) -> str:
         """The status of the answer that waits there."""

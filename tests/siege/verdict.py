@@ -22,12 +22,14 @@ def alone(m: dict[str, Any]) -> list[str]:
         missed.append(f"{health['failed']} of {health['probes']} probes of /health failed")
     if health["longest_seconds"] > HEALTH_SECONDS:
         bar = f"bar {HEALTH_SECONDS * 1000:.0f}"
-        missed.append(f"/health took up to {health['longest_seconds'] * 1000:.0f} ms ({bar}){_machines_share(health)}")
+        took = f"{health['longest_seconds'] * 1000:.0f} ms ({bar}){_longest_spell(health)}"
+        missed.append(f"/health took up to {took}{_machines_share(health)}")
     if innocent["failed"]:
         missed.append(f"{innocent['failed']} innocent requests failed: {'; '.join(innocent['failures'])}")
-    late = innocent["longest_seconds"] - m["usual_seconds"]
+    late = innocent["most_over_usual_seconds"]
     if late > LATE_SECONDS:
-        missed.append(f"an innocent request took {late:.1f} s longer than usual (bar {LATE_SECONDS:.0f})")
+        when = f", {innocent['worst'][0]['at']:.0f} s in" if innocent["worst"] else ""
+        missed.append(f"an innocent request took {late:.1f} s longer than usual{when} (bar {LATE_SECONDS:.0f})")
     return missed
 
 
@@ -41,7 +43,8 @@ def together(m: dict[str, Any]) -> list[str]:
         missed.append(f"{good['failed']} of {good['requests']} good requests failed: {'; '.join(good['failures'])}")
     if health["most_failed_in_a_row"] > 1:
         row = health["most_failed_in_a_row"]
-        missed.append(f"{row} probes failed in a row, {health['longest_seconds']:.1f} s{_machines_share(health)}")
+        took = f"{health['longest_seconds']:.1f} s{_longest_spell(health)}"
+        missed.append(f"{row} probes failed in a row, {took}{_machines_share(health)}")
     return missed
 
 
@@ -59,6 +62,15 @@ def _always(m: dict[str, Any]) -> list[str]:
     if m["log_lines_most_a_second"] > LINES_A_SECOND:
         missed.append(f"{m['log_lines_most_a_second']} log lines in a second (bar {LINES_A_SECOND})")
     return missed
+
+
+def _longest_spell(health: dict[str, Any]) -> str:
+    """When probes failed or were slow for longest, and how."""
+    if not health["worst"]:
+        return ""
+    spell = health["worst"][0]
+    how = ", ".join(f"{count} {name}" for name, count in spell["how"].items())
+    return f"; the longest spell began {spell['at']:.0f} s in and lasted {spell['seconds']:.1f} s: {how}"
 
 
 def _machines_share(health: dict[str, Any]) -> str:

@@ -52,7 +52,9 @@ async def lost_bodies(target: Target) -> None:
                 writer.write(body)
                 (status, said), *more = await answers(reader, target)
                 refused = status == 400 and b"invalid_http" in said
-                if more or not (status == 200 or refused):
+                # a queue that is full is told of once the body has been read; 503 is no word on bodies
+                arrived = status == 200 or (status == 429 and b"queue_full" in said) or status == 503
+                if more or not (arrived or refused):
                     target.says(f"a POST that offers h2c lost its body: {status} {said[:120].decode()}")
         await target.pause(0.5)
 

@@ -1,0 +1,193 @@
+"""The innocents: honest clients in processes of their own, every other request of theirs a long one."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+import statistics
+import time
+from dataclasses import dataclass
+from typing import Any
+
+import aiohttp
+
+from tests.siege.observers import Report, Stopped, quantile, worst
+
+GIVE_UP = 60.0  # seconds a client waits for an answer
+LATE = 2.0  # seconds over usual from which a request is noted
+ANSWER = 32  # tokens
+PROMPTS = ("Solve: 12 + 30.", "Sort: 5 3 9 1.", "Spell: lantern.", "Count from 3 to 9.")
+LONG_WORD = " backwards"  # the longest that is one token of the demo's
+LONG_BYTES = 12 * 2**10  # of a long body: more than is parsed, rendered and encoded at once
+NOTE = 500  # characters
+
+
+@dataclass(frozen=True)
+class Usual:
+    """What an idle server takes, and the longest text that its context leaves room for."""
+
+    short: float  # seconds
+    long: float
+    text: str
+
+
+@dataclass(frozen=True)
+class Asked:
+    at: float  # the clock's
+    failure: str | None
+    seconds: float
+    usual: float
+
+    @property
+    def over(self) -> float:
+        return self.seconds - self.usual
+
+
+def chat_body(number: int, prompt: str, text: str, streamed: bool) -> dict[str, Any]:
+    """A short chat, or, every second time, some 12 KiB: as much text as there may be, the rest as notes."""
+    messages = [{"role": "user", "content": prompt}]
+    body: dict[str, Any] = {"messages": messages, "max_tokens": ANSWER, "stream": streamed}
+    if number % 2:
+        messages.insert(0, {"role": "system", "content": text})
+        body["decoding"] = {
+            "accept_threshold": 0.01
+        }  # a step a block: it is the server that is measured, not the model
+        notes = max(LONG_BYTES - len(json.dumps(body)), 0) // NOTE
+        body["metadata"] = {f"note{i}": "n" * NOTE for i in range(notes)}
+    return body
+
+
+async def chat(client: aiohttp.ClientSession, body: dict[str, Any]) -> tuple[str | None, float]:
+    """One chat to its end: what failed, if anything, and the seconds it took."""
+    streamed = body["stream"]
+    start = time.monotonic()
+    try:
+        async with client.post("/v1/chat/completions", json=body) as answer:
+            text = await answer.text()
+            failure = None if answer.status == 200 else f"{answer.status}: {text[:120]}"
+            if failure is None and streamed and not ("[DONE]" in text and '"error"' not in text):
+                failure = f"a stream without its end: {text[-120:]!r}"
+            if failure is None and not streamed and '"finish_reason"' not in text:
+                failure = f"an answer without its end: {text[-120:]!r}"
+    except (aiohttp.ClientError, OSError, TimeoutError) as error:
+        failure = f"{type(error).__name__}: {error}"
+    return failure, time.monotonic() - start
+
+
+async def ask(client: aiohttp.ClientSession, number: int, prompt: str, usual: Usual, streamed: bool) -> Asked:
+    at = time.monotonic()
+    failure, seconds = await chat(client, chat_body(number, prompt, usual.text, streamed))
+    return Asked(at, failure, seconds, usual.long if number % 2 else usual.short)
+
+
+def session(port: int, key: str, kept: bool) -> aiohttp.ClientSession:
+    connector = aiohttp.TCPConnector(force_close=not kept, limit=0)
+    return aiohttp.ClientSession(
+        f"http://127.0.0.1:{port}",
+        connector=connector,
+        headers={"Authorization": f"Bearer {key}"},
+        timeout=aiohttp.ClientTimeout(total=GIVE_UP),
+    )
+
+
+async def longest_text(client: aiohttp.ClientSession) -> str:
+    """As much of a long body's text as the model's length allows beside a prompt and its answer."""
+    words = LONG_BYTES // len(LONG_WORD)
+    while True:
+        body = chat_body(1, PROMPTS[0], LONG_WORD * words, False)
+        async with client.post("/tokenize", json={"messages": body["messages"]}) as answer:
+            found = await answer.json()
+            if answer.status != 200:
+                raise RuntimeError(f"the idle server did not count a chat's tokens: {found}")
+        over = found["count"] + 2 * ANSWER - found["max_model_len"]  # prompts differ by a few
+        if over <= 0 or words == 1:
+            return LONG_WORD * words
+        tokens_a_word = found["count"] / words
+        words = max(words - int(over / tokens_a_word) - 1, 1)
+
+
+def usual(stopped: Stopped, report: Report, port: int, key: str, times: int) -> Usual:
+    """The median of a few requests, one after the other: short ones, and long ones."""
+
+    async def asking() -> Usual:
+        taken: tuple[list[float], list[float]] = ([], [])
+        async with session(port, key, kept=False) as client:
+            text = await longest_text(client)
+            for i in range(times):
+                failure, seconds = await chat(client, chat_body(i, PROMPTS[i // 2 % len(PROMPTS)], text, False))
+                if failure is not None:
+                    raise RuntimeError(f"the idle server failed a good request: {failure}")
+                taken[i % 2].append(seconds)
+        return Usual(statistics.median(taken[0]), statistics.median(taken[1]), text)
+
+    return asyncio.run(asking())
+
+
+def innocent(stopped: Stopped, report: Report, port: int, key: str, usual: Usual) -> dict[str, Any]:
+    """One request a second, each on a connection of its own, whether or not the one before has ended."""
+
+    async def asking() -> dict[str, Any]:
+        tasks: list[asyncio.Task[Asked]] = []
+        async with session(port, key, kept=False) as client:
+            report("asking")
+            following = time.monotonic()
+            while not stopped():
+                if time.monotonic() >= following:
+                    following += 1
+                    number = len(tasks)
+                    prompt = PROMPTS[number // 2 % len(PROMPTS)]
+                    tasks.append(asyncio.create_task(ask(client, number, prompt, usual, streamed=False)))
+                await asyncio.sleep(0.05)
+            return tally(await asyncio.gather(*tasks))
+
+    return asyncio.run(asking())
+
+
+def good_clients(
+    stopped: Stopped, report: Report, port: int, key: str, usual: Usual, count: int, think: float
+) -> dict[str, Any]:
+    """`count` clients with some time to think: every other one keeps its connection, every third one streams."""
+
+    async def one(number: int, done: list[Asked]) -> None:
+        rng = random.Random(number)
+        async with session(port, key, kept=number % 2 == 0) as client:
+            await asyncio.sleep(rng.uniform(0, think))
+            asked = number // 2  # so that either sort of connection begins with either sort of request
+            while not stopped():
+                done.append(await ask(client, asked, rng.choice(PROMPTS), usual, streamed=number % 3 == 0))
+                asked += 1
+                end = time.monotonic() + rng.uniform(0.5, 1.5) * think
+                while not stopped() and time.monotonic() < end:
+                    await asyncio.sleep(0.2)
+
+    async def all_of_them() -> dict[str, Any]:
+        done: list[Asked] = []
+        report("asking")
+        await asyncio.gather(*(one(i, done) for i in range(count)))
+        return tally(done)
+
+    return asyncio.run(all_of_them())
+
+
+def tally(done: list[Asked]) -> dict[str, Any]:
+    failures = [asked.failure for asked in done if asked.failure is not None]
+    seconds = [asked.seconds for asked in done if asked.failure is None]
+    late = [asked for asked in done if asked.over > LATE]
+    return {
+        "requests": len(done),
+        "failed": len(failures),
+        "turned_away": sum(failure.startswith("503: ") for failure in failures),
+        "failures": sorted(set(failures))[:5],
+        "median_seconds": round(statistics.median(seconds), 3) if seconds else None,
+        "p99_seconds": round(quantile(seconds, 0.99), 3),
+        "longest_seconds": round(max((asked.seconds for asked in done), default=0.0), 3),
+        "most_over_usual_seconds": round(max((asked.over for asked in done), default=0.0), 3),
+        "late": len(late),
+        "worst": worst([told(asked) for asked in late]),
+    }
+
+
+def told(asked: Asked) -> dict[str, Any]:
+    how = asked.failure or "answered"
+    return {"at": asked.at, "seconds": round(asked.seconds, 3), "over_usual": round(asked.over, 3), "how": how}
