@@ -48,9 +48,10 @@ def _children() -> Iterator[list[Child]]:
 
 def one(attack: Attack, options: Options) -> dict[str, Any]:
     """One attack on a server of its own, an innocent client beside it."""
-    with besieged(options.module, options.server_args, attack.descriptors, attack.one_key) as server:
+    args = (*attack.server_args, *options.server_args)
+    with besieged(options.module, args, attack.descriptors, attack.one_key) as server:
         measured = siege(server, [attack], options.seconds or attack.seconds, options)
-    measured |= {"attack": attack.name, "rate": attack.rate, "keyed": attack.keyed}
+    measured |= {"attack": attack.name, "rate": attack.rate, "keyed": attack.keyed, "full": attack.full}
     return measured | {"missed": verdict.alone(measured)}
 
 

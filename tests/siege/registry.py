@@ -19,6 +19,8 @@ class Attack:
     seconds: float
     descriptors: int | None  # the server's limit, where the attack is on that
     one_key: bool  # whether, alone, the server knows one key only, which attacker and innocents share
+    server_args: tuple[str, ...]  # the server's further flags, alone
+    full: bool  # whether, alone, the server may turn innocents away with 503: it has no room by its flags
 
 
 ATTACKS: dict[str, Attack] = {}
@@ -32,11 +34,13 @@ def attack(
     seconds: float = 15.0,
     descriptors: int | None = None,
     one_key: bool = False,
+    server_args: tuple[str, ...] = (),
+    full: bool = False,
 ) -> Callable[[AttackFunction], AttackFunction]:
     def register(function: AttackFunction) -> AttackFunction:
         if name in ATTACKS:
             raise ValueError(f"two attacks are called {name}")
-        ATTACKS[name] = Attack(name, rate, function, keyed, seconds, descriptors, one_key)
+        ATTACKS[name] = Attack(name, rate, function, keyed, seconds, descriptors, one_key, server_args, full)
         return function
 
     return register

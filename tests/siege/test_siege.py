@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import json
+import socket
 import time
+import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -11,7 +14,7 @@ import pytest
 
 from tests.server.checkpoint import write_checkpoint
 from tests.server.harness import FAKE
-from tests.siege import attacks, measure, report, samples, verdict
+from tests.siege import attacks, clients, measure, observers, report, samples, verdict
 from tests.siege.registry import ATTACKS
 from tests.siege.server import Besieged, SiegeError, besieged
 
@@ -43,6 +46,10 @@ def test_a_harmless_attack_passes_and_a_broken_promise_does_not(server: Besieged
     found = run(server, "onlookers", "liars")
     assert but_for_the_machine(verdict.alone(found)) == ["liars: a body became a request"]
     assert but_for_the_machine(verdict.alone(found | {"broken": []})) == []
+    turned_away = found["innocent"] | {"failed": 1, "turned_away": 1, "failures": ["503: full"]}
+    full = found | {"broken": [], "innocent": turned_away}
+    assert but_for_the_machine(verdict.alone(full)) == ["1 innocent requests failed: 503: full"]
+    assert but_for_the_machine(verdict.alone(full | {"full": True})) == []
     idle = found | {"did": {"onlookers": {}}, "attacks_did": False}
     assert any("nothing was measured" in sentence for sentence in verdict.alone(idle))
     assert all(report._cells(found | {"attack": "both", "rate": "twice a second", "missed": []}))
@@ -70,8 +77,45 @@ def test_a_server_that_gives_way_is_told_of(model: Path) -> None:
         assert words in missed, missed
 
 
-def test_a_process_that_ended_is_told_of(model: Path) -> None:
-    with besieged(FAKE, ("--model", str(model))) as server:
+def test_when_and_how_probes_failed_is_told(server: Besieged) -> None:
+    with socket.socket() as closed:
+        closed.bind(("127.0.0.1", 0))
+        assert observers.probe(closed.getsockname()[1])[0] == "refused"
+        closed.listen()
+        assert observers.probe(closed.getsockname()[1], timeout=0.2)[0] == "timed out"
+        started = time.monotonic()
+        checks = iter([False, True])
+        port = closed.getsockname()[1]
+        found = observers.prober(lambda: next(checks), lambda _: None, port, server.port)
+    (spell,) = observers.since(started, found["worst"])
+    assert (spell["failed"], spell["how"], found["most_failed_in_a_row"]) == (1, {"timed out": 1}, 1)
+    assert 0 <= spell["at"] < 1
+    assert spell["seconds"] >= observers.PROBE_TIMEOUT
+    assert "s in and lasted" in verdict._longest_spell(found)
+    assert observers.probe(server.port)[0] is None
+
+
+def test_late_requests_and_those_that_were_turned_away_are_told_apart() -> None:
+    found = clients.tally([clients.Asked(10.0, "503: full", 0.1, 0.1), clients.Asked(12.0, None, 4.0, 0.2)])
+    assert (found["failed"], found["turned_away"], found["late"]) == (1, 1, 1)
+    assert observers.since(8.0, found["worst"]) == [{"at": 4.0, "seconds": 4.0, "over_usual": 3.8, "how": "answered"}]
+    assert len(json.dumps(clients.chat_body(1, "x", "y" * 900, False))) > clients.LONG_BYTES - 2 * clients.NOTE
+    assert clients.chat_body(0, "x", "y", False)["messages"] == [{"role": "user", "content": "x"}]
+
+
+def test_who_holds_a_key_and_a_process_that_ended_is_told_of(model: Path) -> None:
+    names = ("choices", "lost-bodies")
+    with besieged(FAKE, ("--model", str(model)), holders=names) as server:
+        given = [measure._order(ATTACKS[name], server, 1.0, OPTIONS)[3] for name in (*names, "aborted-requests")]
+        assert given == [*server.keys_of.values(), server.attackers_key]
+        assert len({*given, server.key}) == 4
+        assert measure._order(ATTACKS["pipeline"], server, 1.0, OPTIONS)[3] is None
+        for key in given:
+            request = urllib.request.Request(
+                f"http://127.0.0.1:{server.port}/v1/models", headers={"Authorization": f"Bearer {key}"}
+            )
+            with urllib.request.urlopen(request, timeout=20) as answer:
+                assert answer.status == 200
         assert server.ended() == []
         backend = next(p for p in server.family.values() if "--command-addr" in p.cmdline())
         backend.kill()
@@ -114,6 +158,6 @@ def test_a_server_that_does_not_start_says_why(model: Path) -> None:
 
 def test_every_attack_is_in_the_table() -> None:
     here = {name for name, attack in ATTACKS.items() if attack.run.__module__.startswith(attacks.__name__)}
-    assert len(here) >= 25
+    assert len(here) >= 34
     assert {attack.run.__module__.rsplit(".", 1)[1] for attack in ATTACKS.values()} == {*attacks.__all__, "samples"}
     assert samples.__doc__

@@ -24,8 +24,10 @@ def alone(m: dict[str, Any]) -> list[str]:
         bar = f"bar {HEALTH_SECONDS * 1000:.0f}"
         took = f"{health['longest_seconds'] * 1000:.0f} ms ({bar}){_longest_spell(health)}"
         missed.append(f"/health took up to {took}{_machines_share(health)}")
-    if innocent["failed"]:
-        missed.append(f"{innocent['failed']} innocent requests failed: {'; '.join(innocent['failures'])}")
+    excused = innocent["turned_away"] if m.get("full") else 0
+    if failed := innocent["failed"] - excused:
+        said = [s for s in innocent["failures"] if not (excused and s.startswith("503: "))]
+        missed.append(f"{failed} innocent requests failed: {'; '.join(said)}")
     late = innocent["most_over_usual_seconds"]
     if late > LATE_SECONDS:
         when = f", {innocent['worst'][0]['at']:.0f} s in" if innocent["worst"] else ""

@@ -11,6 +11,14 @@ LONGEST = 90.0  # seconds after which the server must have given up who takes no
 LONG_TOKEN = b"694"  # " backwards", in the demo's vocabulary
 STORY = {"messages": [{"role": "user", "content": "Tell me a story."}], "max_tokens": 400, "ignore_eos": True}
 
+# every denoising step of two answers is an event
+STEPS = STORY | {"n": 2, "stream_mode": "denoise", "decoding": {"algorithm": "fixed", "steps": 32}}
+
+
+def long_answer(target: Target) -> bytes:
+    """Asks for 650 kB: as many ids as /detokenize takes."""
+    return target.post("/detokenize", filled(b'{"tokens":[', LONG_TOKEN, b"]}", SIZE // 8))
+
 
 async def hold(target: Target, unread: Unread) -> None:
     """Wait until the server gives it up; tells if it never does.
@@ -54,15 +62,12 @@ async def keep_unread(target: Target, request: bytes, count: int) -> None:
 
 @attack("unread-answers", "8 answers of 650 kB asked for on each of 16 connections, unread", keyed=True, seconds=105)
 async def unread_answers(target: Target) -> None:
-    body = filled(b'{"tokens":[', LONG_TOKEN, b"]}", SIZE // 8)  # as many ids as /detokenize takes
-    await keep_unread(target, target.post("/detokenize", body) * 8, 16)
+    await keep_unread(target, long_answer(target) * 8, 16)
 
 
 @attack("unread-streams", "8 streams of two answers' denoising steps held unread", keyed=True, seconds=105)
 async def unread_streams(target: Target) -> None:
-    steps = {"algorithm": "fixed", "steps": 32}  # every step is an event
-    body = {**STORY, "n": 2, "stream": True, "stream_mode": "denoise", "decoding": steps}
-    await keep_unread(target, target.post(CHAT, body), 8)
+    await keep_unread(target, target.post(CHAT, STEPS | {"stream": True}), 8)
 
 
 @attack("aborted-streams", "streams given up after 0.3 s, 8 at once", keyed=True)

@@ -1,0 +1,120 @@
+"""Nothing but legal requests, as large as they may be: a crowd of bodies, and long prompts that are given up."""
+
+import asyncio
+import json
+import random
+import time
+
+from tests.siege.attacks.bodies import CHAT, SIZE
+from tests.siege.registry import attack
+from tests.siege.target import REBUFFED, Target
+
+CROWD = 300
+USER = [{"role": "user", "content": "Solve: 12 + 30."}]
+VALUES, STRINGS, LISTS = 130_000, 16_000, 8_000  # a little under what a body may hold
+
+LONG = " backwards" * 900  # nearly the demo's length
+BRIEFLY = {"max_tokens": 4, "decoding": {"accept_threshold": 0.01}}
+LONG_CHAT = {"messages": [{"role": "user", "content": LONG}], **BRIEFLY}
+AFTERWARDS = 30.0  # seconds in which a long prompt must be answered once others were given up
+ROUND = 5.0  # seconds of prompts given up before one is asked in earnest
+
+
+def padded(body: dict, size: int = SIZE) -> bytes:
+    """`body` with notes up to `size`: a string weighs whatever it is long."""
+    missing = size - len(json.dumps({**body, "metadata": {"note": ""}}))
+    return json.dumps({**body, "metadata": {"note": "n" * max(missing, 0)}}).encode()
+
+
+def legal_bodies() -> list[bytes]:
+    """Chats of nearly 2 MiB, each just inside one of the limits on bodies, with a short prompt."""
+    chat = {"messages": USER, "max_tokens": 4}
+    values = list(range(1_000_000_000_000, 1_000_000_000_000 + VALUES))
+    return [
+        padded(chat | {"chat_template_kwargs": {"unused": values}}),
+        padded(chat | {"chat_template_kwargs": {"unused": [f"{i:0>100}" for i in range(STRINGS)]}}),
+        padded(chat | {"chat_template_kwargs": {"unused": [[i] * 12 for i in range(LISTS)]}}),
+        padded(chat),
+    ]
+
+
+@attack(
+    "crowd-of-bodies",
+    f"{CROWD} connections that each send a legal chat of nearly 2 MiB every 5 s, half of them gone before the answer",
+    keyed=True,
+    seconds=30,
+)
+async def crowd_of_bodies(target: Target) -> None:
+    requests = [target.post(CHAT, body) for body in legal_bodies()]
+
+    async def one(number: int) -> None:
+        rng = random.Random(number)
+        request = requests[number // 2 % len(requests)]
+        await target.pause(rng.uniform(0, 2))
+        while target.on():
+            with target.rebuffed():
+                async with target.connection() as (reader, writer):
+                    await target.write(writer, request)
+                    if number % 2:
+                        await asyncio.sleep(rng.uniform(0, 0.5))
+                        target.did["gone before the answer"] += 1
+                    else:
+                        await target.answer(reader)
+            await target.pause(5)
+
+    await asyncio.gather(*(one(i) for i in range(CROWD)))
+
+
+async def one_answer(target: Target, request: bytes, seconds: float) -> tuple[int, bytes]:
+    """As `Target.answer`, also once the attack's time is over."""
+    async with asyncio.timeout(seconds), target.connection() as (reader, writer):
+        writer.write(request)
+        await writer.drain()
+        head = await reader.readuntil(b"\r\n\r\n")
+        return int(head.split(b" ", 2)[1]), await reader.read(300)
+
+
+async def still_answered(target: Target, request: bytes, name: str) -> None:
+    """A prompt in earnest, asked again where the queue is full; says so if it gets no answer."""
+    end = time.monotonic() + AFTERWARDS
+    found = "nothing"
+    while (left := end - time.monotonic()) > 1 and not target.stopped():
+        try:
+            status, said = await one_answer(target, request, left)
+        except REBUFFED as error:
+            found = f"{type(error).__name__} {error}".strip()
+        else:
+            if status == 200:
+                target.did[f"{name} answered"] += 1
+                return
+            found = f"{status} {said[-120:].decode(errors='replace')}"
+        await asyncio.sleep(0.5)
+    if not target.stopped():
+        target.says(f"{name} got no answer for {AFTERWARDS:.0f} s after others were given up: {found}")
+
+
+@attack("aborted-prompts", "long legal prompts given up after 1 to 200 ms, 20 a second", keyed=True)
+async def aborted_prompts(target: Target) -> None:
+    rng = random.Random(0)
+    notes = {"chat_template_kwargs": {f"note{i}": "n" * 10_000 for i in range(60)}}
+    earnest = {  # some 10 kB that are prepared among the short, the others among the long
+        "a long chat": target.post(CHAT, LONG_CHAT),
+        "a long chat with notes": target.post(CHAT, LONG_CHAT | notes),
+        "a list of long prompts": target.post("/v1/completions", {"prompt": [LONG] * 8, **BRIEFLY}),
+    }
+    requests = list(earnest.values())
+
+    async def one() -> None:
+        with target.rebuffed():
+            async with target.connection() as (_, writer):
+                writer.write(rng.choice(requests))
+                await asyncio.sleep(rng.uniform(0.001, 0.2))
+        target.did["given up"] += 1
+
+    while target.on():
+        end = time.monotonic() + ROUND
+        async with asyncio.TaskGroup() as running:
+            while target.on() and time.monotonic() < end:
+                running.create_task(one())
+                await target.pause(0.05)
+        await asyncio.gather(*(still_answered(target, request, name) for name, request in earnest.items()))
