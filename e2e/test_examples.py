@@ -32,7 +32,14 @@ def placed(example: str, namespace: str) -> str:
 @pytest.mark.timeout(600)
 def test_the_hardened_service_runs_at_the_restricted_level(kube: Kube, namespace: str) -> None:
     """Its keys and its rights are tried in test_hardened.py."""
-    kubectl("create", "secret", "generic", "demo-keys", "--from-literal=keys=one,two", namespace=namespace)
+    kubectl(
+        "create",
+        "secret",
+        "generic",
+        "demo-keys",
+        "--from-literal=keys=one-of-two-demo-keys,the-other-of-two-keys",
+        namespace=namespace,
+    )
     kubectl("apply", "-f", "-", namespace=namespace, stdin=placed("hardened.yaml", namespace))
     wait_condition(kube, namespace, "Ready", name="demo-hardened")
     level = kube.get("v1", "Namespace", namespace)["metadata"]["labels"]["pod-security.kubernetes.io/enforce"]

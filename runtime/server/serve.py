@@ -27,6 +27,7 @@ from runtime.server.descriptors import make_room
 from runtime.server.frontend import Frontend
 from runtime.server.metrics import Metrics
 from runtime.server.supervisor import BACKEND_COMMAND, Supervisor
+from runtime.server.wire.limits import Limits
 from runtime.weights.checkpoint import resolve_text_files
 
 if TYPE_CHECKING:
@@ -63,6 +64,8 @@ def _listen(host: str, port: int) -> socket.socket:
         )[0]
         listener = socket.socket(family, kind, proto)
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if hasattr(socket, "TCP_USER_TIMEOUT"):  # what the kernel has taken of an answer is not kept for ever either
+            listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(Limits.stall_seconds * 1000))
         listener.bind(address)
         listener.listen(BACKLOG)
     except OSError as error:

@@ -13,6 +13,8 @@ from typing import cast
 
 import pytest
 
+from runtime.server.serve import _listen
+from runtime.server.wire.limits import Limits
 from runtime.server.wire.outflow import Outflow
 from tests.server.harness import wait_for
 from tests.server.test_attacks import answers, read_all
@@ -161,6 +163,15 @@ def test_a_reader_that_is_slow_gets_everything() -> None:
         data = b"".join(chunks)
         assert len(answers(data)[0][2]) == BIG
         assert server.given_up("stalled") == 0
+
+
+def test_what_the_kernel_has_taken_is_not_kept_for_ever_either() -> None:
+    """An answer that fits its buffers is no longer ours to time; every accepted connection has the limit set there."""
+    with _listen("127.0.0.1", 0) as listener, socket.create_connection(listener.getsockname()):
+        accepted, _ = listener.accept()
+        with accepted:
+            milliseconds = accepted.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT)
+    assert milliseconds == Limits().stall_seconds * 1000
 
 
 def test_what_has_just_been_written_has_not_stalled() -> None:
