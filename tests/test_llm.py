@@ -5,12 +5,13 @@ import torch
 
 from runtime import LLM, SamplingParams
 from runtime.errors import ConfigError, RequestError
-from tests.oracle.tiny import golden_directory, write_tiny
+from tests.golden import GOLDEN
+from tests.oracle.tiny import write_tiny
 
 
 @pytest.fixture(scope="module")
 def llm():
-    with LLM(str(golden_directory()), device="cpu", dtype="float64", skip_tokenizer=True) as llm:
+    with LLM(str(GOLDEN / "llada2_tiny"), device="cpu", dtype="float64", skip_tokenizer=True) as llm:
         yield llm
 
 
@@ -95,7 +96,7 @@ def test_calls_of_one_llm_may_interleave(llm):
 
 
 def test_closing():
-    llm = LLM(str(golden_directory()), device="cpu", skip_tokenizer=True, max_model_len=64)
+    llm = LLM(str(GOLDEN / "llada2_tiny"), device="cpu", skip_tokenizer=True, max_model_len=64)
     llm.generate([[1] * 8], params(max_tokens=8))  # leaves a block to commit
     events = llm.stream([1, 2, 3], params())
     next(events)

@@ -16,10 +16,11 @@ from runtime import LLM, SamplingParams
 from runtime.decoding import ONLY_WITH
 from tests.engine.harness import Run, Setup, decoding_of, run_schedule
 from tests.engine.samples import asks, examples
+from tests.golden import GOLDEN
 from tests.oracle.block import Params
 from tests.oracle.decode import decode
 from tests.oracle.model import OracleModel
-from tests.oracle.tiny import ARCHITECTURES, golden_directory, write_tiny
+from tests.oracle.tiny import ARCHITECTURES, write_tiny
 
 
 @dataclass(frozen=True)
@@ -71,7 +72,7 @@ SETUPS = {
 def case(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Case:
     setup = SETUPS[request.param]
     if request.param == "golden":
-        directory = golden_directory()
+        directory = GOLDEN / "llada2_tiny"
     else:
         directory = tmp_path_factory.mktemp("tiny")
         write_tiny(directory, seed=7, sharpness=1.3, block=setup.block, eos=setup.eos, **ARCHITECTURES[request.param])

@@ -1,6 +1,5 @@
 """LLaDA2 against the golden logits and, on random architectures, against the independent float64 forward."""
 
-import os
 from pathlib import Path
 
 import pytest
@@ -9,9 +8,10 @@ from safetensors.torch import load_file
 
 from runtime.models import resolve_family
 from runtime.weights import load_model, resolve_checkpoint
+from tests.golden import GOLDEN
 from tests.models.paged import logits_in_chunks
 from tests.oracle.model import OracleModel
-from tests.oracle.tiny import ARCHITECTURES, golden_directory, write_tiny
+from tests.oracle.tiny import ARCHITECTURES, write_tiny
 
 
 def load(path: Path, dtype: torch.dtype, device: str = "cpu", attn_impl: str = "torch"):
@@ -23,7 +23,7 @@ def load(path: Path, dtype: torch.dtype, device: str = "cpu", attn_impl: str = "
 
 @pytest.fixture(scope="module")
 def golden():
-    path = Path(os.environ["UNMASK_GOLDEN"]) if "UNMASK_GOLDEN" in os.environ else golden_directory()
+    path = GOLDEN / "llada2_tiny"
     expected = load_file(path / "expected.safetensors")
     return path, expected["input_ids"][0].tolist(), expected["logits"][0]
 

@@ -9,8 +9,9 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from tests.golden import GOLDEN
 from tests.oracle.model import OracleModel, block_causal, rotate
-from tests.oracle.tiny import ARCHITECTURES, golden_directory, tiny_config, tiny_tensors, write_tiny
+from tests.oracle.tiny import ARCHITECTURES, tiny_config, tiny_tensors, write_tiny
 
 
 @pytest.fixture(params=sorted(ARCHITECTURES))
@@ -20,7 +21,7 @@ def model(request: pytest.FixtureRequest) -> OracleModel:
 
 
 def test_golden_logits() -> None:
-    directory = golden_directory()
+    directory = GOLDEN / "llada2_tiny"
     expected = load_file(directory / "expected.safetensors")
     logits = OracleModel.load(directory).logits(expected["input_ids"][0].tolist())
     torch.testing.assert_close(logits, expected["logits"][0].double(), atol=5e-6, rtol=1e-5)
@@ -28,7 +29,7 @@ def test_golden_logits() -> None:
 
 def test_golden_tells_a_wrong_mask() -> None:
     """The golden comparison has teeth: another block size or plain causality is far off."""
-    directory = golden_directory()
+    directory = GOLDEN / "llada2_tiny"
     expected = load_file(directory / "expected.safetensors")
     for block in (1, 4, 32):
         logits = OracleModel.load(directory, block=block).logits(expected["input_ids"][0].tolist())

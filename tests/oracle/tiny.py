@@ -1,4 +1,4 @@
-"""Random LLaDA2 checkpoints small enough for property tests, and where the golden one lies."""
+"""Random LLaDA2 checkpoints small enough for property tests."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import pytest
 import torch
 from safetensors.torch import save_file
 from torch import Tensor
@@ -129,11 +128,3 @@ def write_tiny(directory: Path, seed: int, sharpness: float = 1.0, **changes: An
     (directory / "config.json").write_text(json.dumps(config))
     save_file(tiny_tensors(config, seed, sharpness), directory / "model.safetensors", metadata={"format": "pt"})
     return config
-
-
-def golden_directory() -> Path:
-    """`shared/golden/llada2_tiny` beside the checkout; the calling test is skipped where it is not laid out."""
-    for parent in Path(__file__).resolve().parents:
-        if (parent / "shared/golden/llada2_tiny/model.safetensors").is_file():
-            return parent / "shared/golden/llada2_tiny"
-    pytest.skip("shared/golden/llada2_tiny is not beside this checkout")
