@@ -8,6 +8,8 @@ from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from typing import Any
 
+from starlette.types import Receive
+
 from runtime.choice import Choice
 from runtime.engine.io import EngineOutput
 from runtime.errors import RequestError
@@ -22,6 +24,12 @@ class ClientGone(RequestError):
 
     def __init__(self) -> None:
         super().__init__("the client closed the connection", status=499)
+
+
+async def disconnected(receive: Receive) -> None:
+    """Returns once the client has gone."""
+    while (await receive())["type"] != "http.disconnect":
+        pass
 
 
 @dataclass(slots=True)

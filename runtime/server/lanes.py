@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 
 from starlette.requests import Request
 
-from runtime.server.jobs import ClientGone
+from runtime.server.jobs import ClientGone, disconnected
 from runtime.server.line import Line
 
 LONG = 2**16  # characters from which work waits among the long
@@ -61,12 +61,7 @@ class Lanes:
 
 async def attended(request: Request, work: Coroutine[Any, Any, T]) -> T:
     """What `work` returns; it is cancelled when the client goes away. Raises ClientGone."""
-
-    async def gone() -> None:
-        while (await request.receive())["type"] != "http.disconnect":
-            pass
-
-    working, watching = asyncio.create_task(work), asyncio.create_task(gone())
+    working, watching = asyncio.create_task(work), asyncio.create_task(disconnected(request.receive))
     try:
         await asyncio.wait((working, watching), return_when=asyncio.FIRST_COMPLETED)
         if not working.done():

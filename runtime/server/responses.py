@@ -13,6 +13,7 @@ from starlette.types import Receive, Scope, Send
 
 from runtime.errors import RequestError
 from runtime.server.errors import error_body, error_headers
+from runtime.server.jobs import disconnected
 
 KEEP_ALIVE_SECONDS = 15.0
 DONE = b"data: [DONE]\n\n"
@@ -51,7 +52,7 @@ class EventStream(Response):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         sender = asyncio.create_task(self._send_all(send))
-        listener = asyncio.create_task(_disconnected(receive))
+        listener = asyncio.create_task(disconnected(receive))
         with self.job:
             try:
                 await asyncio.wait((sender, listener), return_when=asyncio.FIRST_COMPLETED)
@@ -87,8 +88,3 @@ class EventStream(Response):
         finally:
             keeper.cancel()
             await self.chunks.aclose()  # type: ignore[attr-defined]
-
-
-async def _disconnected(receive: Receive) -> None:
-    while (await receive())["type"] != "http.disconnect":
-        pass

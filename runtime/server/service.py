@@ -17,7 +17,7 @@ from runtime.errors import RequestError
 from runtime.params import SamplingParams, choices, resolve, stop_strings
 from runtime.server.bodies import read_body
 from runtime.server.frontend import Frontend, Unavailable
-from runtime.server.jobs import ClientGone, Job
+from runtime.server.jobs import ClientGone, Job, disconnected
 from runtime.server.keys import Keys
 from runtime.server.preparing import Preparer
 from runtime.server.schemas import B, GenerateRequest, Generation, OpenAIRequest
@@ -178,8 +178,7 @@ async def answered(request: Request, job: Job) -> None:
     """Wait for a job's end; a client that goes away ends it at once. Raises RequestError."""
 
     async def watch() -> None:
-        while (await request.receive())["type"] != "http.disconnect":
-            pass
+        await disconnected(request.receive)
         job.inbox.put(ClientGone())
 
     watcher = asyncio.create_task(watch())

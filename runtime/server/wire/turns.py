@@ -9,7 +9,7 @@ import asyncio
 from collections import deque
 from collections.abc import Callable
 
-A_TURN = 4  # requests that begin in one; no fewer are answered in a second than with 16, and a probe waits a fifth
+A_TURN = 4  # requests that begin in one; fewer make a probe's usual wait shorter, not its longest
 
 
 class Turns:
