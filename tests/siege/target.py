@@ -125,6 +125,17 @@ class Target:
                 await self.write(writer, request)
                 await self.answer(reader)
 
+    async def keep_asking(self, request: bytes, pause: float = 0.02) -> None:
+        """The same request over and over on one connection, on another where that ends."""
+        while self.on():
+            with self.rebuffed():
+                async with self.connection() as (reader, writer):
+                    while self.on():
+                        writer.write(request)
+                        await self.answer(reader)
+                        await self.pause(pause)
+            await self.pause(pause)
+
     async def pour(self, start: bytes, filler: bytes, total: int, end: bytes = b"", read: bool = True) -> None:
         """`start`, then `filler` over and over up to `total` bytes, then `end`, on one connection."""
         with self.rebuffed():

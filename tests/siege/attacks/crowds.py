@@ -35,17 +35,7 @@ async def many_choices(target: Target) -> None:
 async def bad_keys(target: Target) -> None:
     request = target.head("GET", "/v1/models", "Authorization: Bearer " + "x" * 40)
 
-    async def one() -> None:
-        while target.on():
-            with target.rebuffed():
-                async with target.connection() as (reader, writer):
-                    while target.on():
-                        writer.write(request)
-                        await target.answer(reader)
-                        await target.pause(0.02)
-            await target.pause(0.02)
-
-    await asyncio.gather(*(one() for _ in range(8)))
+    await asyncio.gather(*(target.keep_asking(request) for _ in range(8)))
 
 
 @attack("idle-connections", "3,000 connections held after one GET /health each, 300 opened a second", seconds=30)

@@ -64,20 +64,14 @@ async def log_flood(target: Target) -> None:
     upgrade = target.head("GET", "/health", *OFFERS[0])
     refused = target.head("GET", "/v1/models")
 
-    async def kept(request: bytes) -> None:
-        while target.on():
-            with target.rebuffed():
-                async with target.connection() as (reader, writer):
-                    while target.on():
-                        writer.write(request)
-                        await target.answer(reader)
-                        await target.pause(0.02)
-            await target.pause(0.02)
-
     async def broken() -> None:
         while target.on():
             await target.ask(b"NOT HTTP\r\n\r\n")
             await target.pause(0.02)
 
-    sorts = [*(kept(upgrade) for _ in range(12)), *(kept(refused) for _ in range(4)), *(broken() for _ in range(4))]
+    sorts = [
+        *(target.keep_asking(upgrade) for _ in range(12)),
+        *(target.keep_asking(refused) for _ in range(4)),
+        *(broken() for _ in range(4)),
+    ]
     await asyncio.gather(*sorts)
