@@ -5,10 +5,12 @@ from __future__ import annotations
 import resource
 
 from runtime.errors import ConfigError
+from runtime.server.wire.door import CROWD
 from runtime.server.wire.limits import MOST_CONNECTIONS, SPARE_CONNECTIONS
 
-OWN_FILES = 64  # log, event loop, sockets of ZeroMQ, the tokenizer's files while they are read, a burst of newcomers
+OWN_FILES = 48  # log, event loop, sockets of ZeroMQ, the tokenizer's files while they are read
 BACKEND_FILES = 8  # pipes, sockets and process of each
+BURST = 2 * CROWD  # newcomers, and those that give way to them until they are closed
 FEWEST_CONNECTIONS = 16
 
 
@@ -18,7 +20,7 @@ def make_room(wanted: int | None, backends: int) -> int:
     The limit is raised as far as they need it and the system allows, not to the system's own: that may be a billion,
     and there are programs that go through all descriptors there could be. Raises ConfigError where they do not fit.
     """
-    own = OWN_FILES + BACKEND_FILES * backends + SPARE_CONNECTIONS
+    own = OWN_FILES + BACKEND_FILES * backends + SPARE_CONNECTIONS + BURST
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if resource.RLIM_INFINITY in (soft, hard):  # the highest number of all, though written as -1
         hard = 2**31 - 1

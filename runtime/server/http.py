@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
-import functools
 import socket
 from typing import Any, cast
 
@@ -17,6 +15,7 @@ from runtime.server.keys import Keys
 from runtime.server.metrics import Metrics
 from runtime.server.service import Service
 from runtime.server.wire.connection import Connection
+from runtime.server.wire.door import Door
 from runtime.server.wire.limits import MOST_CONNECTIONS, Limits
 from runtime.server.wire.roster import Roster
 
@@ -26,11 +25,11 @@ class HttpServer(uvicorn.Server):
 
     def __init__(self, app: Any, limits: Limits, metrics: Metrics) -> None:
         self.roster = Roster(limits, metrics)
-        self.make_connection = functools.partial(Connection, roster=self.roster)
+        self.door: Door | None = None
         super().__init__(
             uvicorn.Config(
                 app,
-                http=cast(Any, self.make_connection),
+                http=cast(Any, self._accepted),
                 ws="none",
                 lifespan="off",
                 interface="asgi3",
@@ -51,20 +50,17 @@ class HttpServer(uvicorn.Server):
         self.roster.sweep()
         return await super().on_tick(counter)
 
+    async def serve(self, sockets: list[socket.socket] | None = None) -> None:
+        """Serve on one listening socket."""
+        (listener,) = sockets or ()
+        self.door = Door(listener, self._connection)
+        await super().serve(sockets)
+
     async def close_listener(self, listener: socket.socket) -> None:
         """Listen no more, but serve the connections that the kernel has already accepted for us."""
-        waiting = []
-        with contextlib.suppress(OSError):
-            while True:
-                waiting.append(listener.accept()[0])
-        with contextlib.suppress(OSError):
-            listener.shutdown(socket.SHUT_RDWR)  # at once, while closing takes a turn of the loop
+        await (self.door or Door(listener, self._connection)).close()
         for server in self.servers:
             server.close()
-        loop = asyncio.get_running_loop()
-        for connection in waiting:
-            with contextlib.suppress(OSError):
-                await loop.connect_accepted_socket(self._protocol, connection)
 
     def at_work(self) -> int:
         """Connections with a request that has not been answered, whether or not the application has begun with it."""
@@ -75,8 +71,14 @@ class HttpServer(uvicorn.Server):
         for connection in list(self.server_state.connections):
             connection.shutdown()
 
-    def _protocol(self) -> Connection:
-        return self.make_connection(self.config, self.server_state, self.lifespan.state)
+    def _accepted(self, **others: Any) -> Connection:
+        """uvicorn's way to a connection, with what it needs: the loop has accepted one."""
+        assert self.door is not None
+        self.door.let_in()
+        return Connection(roster=self.roster, **others)
+
+    def _connection(self) -> Connection:
+        return Connection(self.config, self.server_state, self.lifespan.state, self.roster)
 
 
 def make_http(config: ServerConfig, frontend: Frontend) -> tuple[Service, HttpServer]:

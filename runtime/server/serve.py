@@ -28,6 +28,7 @@ from runtime.server.frontend import Frontend
 from runtime.server.metrics import Metrics
 from runtime.server.supervisor import BACKEND_COMMAND, Supervisor
 from runtime.server.wire.limits import Limits
+from runtime.server.wire.memory import keep_together
 from runtime.weights.checkpoint import resolve_text_files
 
 if TYPE_CHECKING:
@@ -45,6 +46,7 @@ LAST_WORDS = 1.0  # seconds to write the error that ends what did not finish in 
 def run(config: ServerConfig, backend_command: tuple[str, ...] = BACKEND_COMMAND) -> int:
     """Serve until told to stop; the process's exit code. Raises ConfigError when the server cannot start."""
     environment.set_up()
+    keep_together()
     logs.set_up(config.log_level, config.log_format, "frontend")
     for note in config.notes:
         log.warning("%s", note)

@@ -11,7 +11,7 @@ import time
 
 import pytest
 
-from runtime.server.descriptors import BACKEND_FILES, OWN_FILES
+from runtime.server.descriptors import BACKEND_FILES, BURST, OWN_FILES
 from runtime.server.logs import Sparse
 from runtime.server.wire.limits import MOST_CONNECTIONS, SPARE_CONNECTIONS
 from runtime.server.wire.roster import SMALL, Phase
@@ -180,7 +180,7 @@ def limited(files: int, *args: str) -> subprocess.CompletedProcess[str]:
 
 
 def test_connections_fit_the_limit_of_open_files() -> None:
-    own = OWN_FILES + BACKEND_FILES + SPARE_CONNECTIONS
+    own = OWN_FILES + BACKEND_FILES + SPARE_CONNECTIONS + BURST
     assert limited(256, "(None, 1)").stdout.split() == [str(256 - own), "256"]
     assert limited(15_000, "(None, 1)").stdout.split() == [str(MOST_CONNECTIONS), str(MOST_CONNECTIONS + own)]
     assert limited(15_000, "(9000, 1)").stdout.split() == ["9000", str(9000 + own)]

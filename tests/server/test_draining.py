@@ -26,7 +26,7 @@ def connection_with(*data: bytes) -> tuple[HttpServer, Connection, Transport]:
     http = HttpServer(app, Limits(), Metrics())
     http.config.load()
     http.lifespan = http.config.lifespan_class(http.config)
-    connection, transport = http._protocol(), Transport()
+    connection, transport = http._connection(), Transport()
     connection.connection_made(cast(asyncio.Transport, transport))
     for piece in data:
         connection.get_buffer(-1)[: len(piece)] = piece

@@ -13,13 +13,14 @@ class Process:
     def __init__(self) -> None:
         self.now = 1000.0
         self.resident = 100 * MB
+        self.in_use = 0
         self.trims: list[float] = []
         self.trimmer = Trimmer(lambda: self.resident, lambda: self.now, self.trim)
         self.look(5)
 
     def trim(self, pad: int) -> int:
         self.trims.append(self.now)
-        self.resident = 102 * MB
+        self.resident = max(102 * MB, self.in_use)
         return 1
 
     def look(self, seconds: int, busy: bool = False) -> None:
@@ -59,3 +60,13 @@ def test_memory_is_not_given_back_all_the_time() -> None:
     apart = [b - a for a, b in zip(process.trims, process.trims[1:], strict=False)]
     assert apart
     assert min(apart) >= OFTEN
+
+
+def test_what_was_in_use_the_first_time_is_given_back_later() -> None:
+    process = Process()
+    process.resident = process.in_use = 200 * MB  # an attack that goes on, quietly
+    process.look(60)
+    assert 1 < len(process.trims) < 5  # seldom while it is of no use
+    process.in_use = 0  # freed, but not given back: the process is as large as before
+    process.look(60)
+    assert process.resident == 102 * MB

@@ -151,7 +151,7 @@ async def exchange(segments: list[bytes], patience: int = 2, **limits: Any) -> t
     http = HttpServer(app, Limits(**limits), Metrics())
     http.config.load()
     http.lifespan = http.config.lifespan_class(http.config)
-    connection: Connection = http._protocol()
+    connection: Connection = http._connection()
     transport = Transport()
     connection.connection_made(transport)  # type: ignore[arg-type]
     held = 0

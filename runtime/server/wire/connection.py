@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections import deque
 from typing import Any, cast
 
 from uvicorn.config import Config
@@ -58,7 +57,7 @@ class Connection(asyncio.BufferedProtocol):
         self.parser = RequestParser(self.limits, self)
         self.pending = b""  # read and not parsed
         self.current: Exchange | None = None
-        self.queue: deque[Exchange] = deque()
+        self.queue: list[Exchange] = []  # a few; a deque takes a kilobyte even empty
         self.reading: Exchange | None = None
         self.last_word: Refused | None = None
         self.unread = False
@@ -172,7 +171,7 @@ class Connection(asyncio.BufferedProtocol):
         if self.closing:
             return
         if self.queue:
-            self._start(self.queue.popleft())
+            self._start(self.queue.pop(0))
         elif self.last_word is not None:
             self._say(self.last_word)
             return
@@ -240,7 +239,7 @@ class Connection(asyncio.BufferedProtocol):
         return self.closing or self.transport.is_closing()
 
     async def drain(self) -> None:
-        await self.out.writable.wait()
+        await self.out.drain()
 
     def resume_reading(self) -> None:
         """The application takes the body: there may be room for more."""

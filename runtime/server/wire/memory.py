@@ -8,15 +8,24 @@ import os
 import time
 from collections.abc import Callable
 
-GROWN = 8 * 2**20  # bytes of memory beyond what there was after the last time
+GROWN = 8 * 2**20  # bytes of memory beyond the least there ever was
 QUIET = 3.0  # seconds in which the memory has not grown
 OFTEN = 10.0  # seconds between two times: one takes some 10 ms for each 100 MB that it looks through
+SELDOM = 640.0  # while it gives nothing back, for what there is is in use, it is tried twice as seldom each time
+_ARENA_MAX = -8  # mallopt's M_ARENA_MAX
 STEP = 2**20  # bytes: less is no growth
 
 
 def _malloc_trim() -> Callable[[int], int] | None:
     """glibc's; other C libraries have none, and keep less."""
     return getattr(ctypes.CDLL(None), "malloc_trim", None)
+
+
+def keep_together() -> None:
+    """Before there are threads: let them all take memory from one place, which is given back as a whole (glibc's)."""
+    libc = ctypes.CDLL(None)
+    if hasattr(libc, "mallopt"):
+        libc.mallopt(_ARENA_MAX, 1)
 
 
 def _resident() -> int:
@@ -41,21 +50,25 @@ class Trimmer:
         self.resident = resident
         self.clock = clock
         self.trim = trim or _malloc_trim()
-        self.left = 0  # bytes, after the last time; the least there were since
+        self.least = 0  # bytes that there ever were
         self.last = 0  # bytes, at the last look
         self.calm_since = 0.0
         self.trimmed = -OFTEN
+        self.wait = OFTEN
 
     def look(self, busy: bool) -> None:
         """`busy`: many requests are being answered, which must not wait for this."""
         now, resident = self.clock(), self.resident()
-        self.left = min(self.left or resident, resident)
+        self.least = min(self.least or resident, resident)
+        if resident > self.last + STEP:
+            self.wait = OFTEN
         if busy or resident > self.last + STEP:
             self.calm_since = now
         self.last = resident
-        if now - self.calm_since < QUIET or now - self.trimmed < OFTEN or resident - self.left < GROWN:
+        if now - self.calm_since < QUIET or now - self.trimmed < self.wait or resident - self.least < GROWN:
             return
         self.trimmed = now
         if self.trim is not None:
             self.trim(0)
-        self.last = self.left = self.resident()
+        self.last = self.resident()
+        self.wait = OFTEN if resident - self.last > STEP else min(2 * self.wait, SELDOM)

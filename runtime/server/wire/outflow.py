@@ -11,9 +11,7 @@ class Outflow:
 
     def __init__(self) -> None:
         self.transport: asyncio.Transport | None = None
-        self.paused = False
-        self.writable = asyncio.Event()
-        self.writable.set()
+        self.writable: asyncio.Event | None = None  # while it is paused
         self.written = 0  # bytes given to the transport
         self.taken = 0  # bytes that the kernel had taken of them at the last look
         self.moved = 0.0  # when it last took some, or there were none
@@ -27,13 +25,22 @@ class Outflow:
         self.written += len(data)
         self.transport.write(data)
 
+    @property
+    def paused(self) -> bool:
+        return self.writable is not None
+
     def pause(self) -> None:
-        self.paused = True
-        self.writable.clear()
+        self.writable = asyncio.Event()
 
     def resume(self) -> None:
-        self.paused = False
-        self.writable.set()
+        if self.writable is not None:
+            self.writable.set()
+            self.writable = None
+
+    async def drain(self) -> None:
+        """Wait until the transport takes more."""
+        if self.writable is not None:
+            await self.writable.wait()
 
     def unsent(self) -> int:
         """Bytes that the client has not taken, nor the kernel for it."""

@@ -1,0 +1,83 @@
+"""The door: a crowd is let in at once, in whatever turn of the event loop it came."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+from collections.abc import Iterator
+
+import pytest
+import uvloop
+
+from runtime.server.http import HttpServer
+from runtime.server.metrics import Metrics
+from runtime.server.wire.door import CROWD
+from runtime.server.wire.limits import Limits
+
+PROBE = b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n"
+STRANGERS = 3 * CROWD
+
+
+async def app(scope, receive, send) -> None:  # type: ignore[no-untyped-def]
+    await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"0")]})
+    await send({"type": "http.response.body", "body": b""})
+
+
+@pytest.fixture
+def listener() -> Iterator[socket.socket]:
+    with socket.socket() as sock:
+        sock.bind(("127.0.0.1", 0))
+        sock.listen(4 * STRANGERS)
+        yield sock
+
+
+@contextlib.contextmanager
+def crowd(listener: socket.socket, size: int) -> Iterator[list[socket.socket]]:
+    with contextlib.ExitStack() as stack:
+        yield [stack.enter_context(socket.create_connection(listener.getsockname(), 5)) for _ in range(size)]
+
+
+def test_a_crowd_is_let_in_within_a_few_turns_of_the_loop(listener: socket.socket) -> None:
+    """libuv alone takes one in each."""
+
+    async def everything() -> int:
+        http = HttpServer(app, Limits(), Metrics())
+        serving = asyncio.create_task(http.serve([listener]))
+        while not http.started:
+            await asyncio.sleep(0.01)
+        with crowd(listener, STRANGERS):
+            turns = 0
+            while len(http.roster.open) < STRANGERS:
+                await asyncio.sleep(0)
+                turns += 1
+        http.should_exit = True
+        await serving
+        return turns
+
+    assert uvloop.run(everything()) < STRANGERS // 4
+
+
+def test_who_waits_in_the_kernel_when_the_door_closes_is_answered(listener: socket.socket) -> None:
+    async def everything() -> list[bytes]:
+        http = HttpServer(app, Limits(), Metrics())
+        serving = asyncio.create_task(http.serve([listener]))
+        while not http.started:
+            await asyncio.sleep(0.01)
+        address = listener.getsockname()
+        with crowd(listener, STRANGERS) as strangers:
+            for stranger in strangers:
+                stranger.sendall(PROBE)
+            await http.close_listener(listener)
+            with pytest.raises(ConnectionError):
+                socket.create_connection(address, 1).recv(1)
+            loop = asyncio.get_running_loop()
+            answers = []
+            for stranger in strangers:
+                stranger.setblocking(False)
+                answers.append(await asyncio.wait_for(loop.sock_recv(stranger, 12), 5))
+        http.should_exit = True
+        await serving
+        return answers
+
+    assert uvloop.run(everything()) == [b"HTTP/1.1 200"] * STRANGERS
