@@ -8,6 +8,8 @@ import threading
 import time
 from hashlib import sha256
 
+from starlette.requests import Request
+
 from runtime.config.keys import SETTLE_SECONDS, Stamp, key_file_stamp, read_key_file
 from runtime.errors import ConfigError, RequestError
 
@@ -88,6 +90,11 @@ class Keys:
         else:
             others = "only keys that are given otherwise open the server" if self.fixed else "nobody may enter"
             log.warning("--api-key-file %s is empty now: %s", self.file, others)
+
+
+def owner_of(request: Request) -> str:
+    """Whose key the request came with, for fair shares; "" where keys tell nobody apart."""
+    return getattr(request.state, "owner", "")
 
 
 def _digest(key: bytes) -> bytes:

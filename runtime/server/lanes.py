@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 from starlette.requests import Request
 
 from runtime.server.jobs import ClientGone, disconnected
+from runtime.server.keys import owner_of
 from runtime.server.line import Line
 
 LONG = 2**16  # characters from which work waits among the long
@@ -30,9 +31,9 @@ class Lane:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix=name)
         self._line = Line(MAX_WAITING, "long prompts are being prepared")
 
-    async def run(self, size: int, work: Work[T]) -> T:
+    async def run(self, size: int, work: Work[T], owner: str = "") -> T:
         """What `work` returns. Raises RequestError 429 where too much waits; cancelled, it gives up its place."""
-        await self._line.enter(size)
+        await self._line.enter(size, owner)
         wanted = True
         done = asyncio.get_running_loop().run_in_executor(self._thread, work, lambda: wanted)
         done.add_done_callback(self._ended)
@@ -56,7 +57,7 @@ class Lanes:
     async def run(self, request: Request, size: int, work: Work[T]) -> T:
         """`work` of about `size` characters in its lane. Raises ClientGone once nobody waits for the answer."""
         lane = self._long if size > LONG else self._short
-        return await attended(request, lane.run(size, work))
+        return await attended(request, lane.run(size, work, owner_of(request)))
 
 
 async def attended(request: Request, work: Coroutine[Any, Any, T]) -> T:
@@ -70,3 +71,5 @@ async def attended(request: Request, work: Coroutine[Any, Any, T]) -> T:
     finally:
         working.cancel()
         watching.cancel()
+        # an error holds the frames of the work, with its body, and this one: which must not hold the error in a circle
+        del working, watching

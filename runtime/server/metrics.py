@@ -93,6 +93,20 @@ class EngineFigures:
         yield forwards
 
 
+# why a connection is ended by the server; each is there from the start, so that the first one is an increase
+GIVEN_UP = (
+    "slow_head",
+    "slow_body",
+    "stalled",
+    "invalid",
+    "head_too_large",
+    "discarded",
+    "gave_way",
+    "no_room",
+    "memory",
+)
+
+
 class Metrics:
     """Everything /metrics shows, in a registry of its own."""
 
@@ -140,6 +154,8 @@ class Metrics:
             ["reason"],
             registry=self.registry,
         )
+        for reason in GIVEN_UP:
+            self.given_up.labels(reason)
         self.failures = Counter("unmask_backend_failures", "Backend processes that ended.", registry=self.registry)
         self.backends = Gauge("unmask_backends_ready", "Backend processes that serve.", registry=self.registry)
         self.build = Info("unmask_build", "Version, and the model's family and device.", registry=self.registry)

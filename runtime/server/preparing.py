@@ -8,6 +8,7 @@ the shorter first, in steps, and the loop looks after everybody else in between.
 from __future__ import annotations
 
 import asyncio
+from array import array
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -16,6 +17,7 @@ from starlette.requests import Request
 from runtime.engine.io import EngineInfo
 from runtime.errors import RequestError
 from runtime.params import check_ids, check_length
+from runtime.server.keys import owner_of
 from runtime.server.lanes import Lanes, T, Work, attended
 from runtime.server.line import Line
 from runtime.server.schemas import B, decode, parse_body, validate
@@ -25,11 +27,12 @@ from runtime.text.budget import Budget
 from runtime.text.tokenizer import WINDOW
 
 SMALL_BODY = 2**13  # bytes that are parsed in a millisecond or two, whatever they hold
-MAX_WAITING_BODIES = 2**25  # bytes of large bodies that wait to be parsed, together
+MAX_WAITING_BODIES = 12 * 2**20  # bytes of large bodies that wait to be parsed, together
 SMALL_TEXT = 4096  # characters that are encoded in a millisecond or so
 SMALL_IDS = 4096
 SMALL_CHAT = 32  # messages
 MESSAGE_CHARS = 64  # that a message costs a template beside its content
+MAX_ARGUMENTS = 4096  # values in a template's arguments, at any depth
 MAX_PROMPT_TOKENS = 2**17  # of all prompts of a request
 
 
@@ -45,11 +48,11 @@ class Preparer:
         """The body. Raises RequestError 400 or 422; 429 where too much waits; ClientGone."""
         if len(data) <= SMALL_BODY:
             return parse_body(kind, data)
-        return await attended(request, self._parse(kind, data))
+        return await attended(request, self._parse(kind, data, owner_of(request)))
 
-    async def _parse(self, kind: type[B], data: bytes) -> B:
+    async def _parse(self, kind: type[B], data: bytes, owner: str) -> B:
         """`parse_body` in its turn, and others have theirs between its steps."""
-        async with self._parsing.turn(len(data)):
+        async with self._parsing.turn(len(data), owner):
             for _ in counting(data):
                 await asyncio.sleep(0)
             value = decode(data)
@@ -111,7 +114,8 @@ class Preparer:
         return await self._lanes.run(request, size, work)
 
     async def decode(self, request: Request, ids: list[int]) -> str:
-        """The text of token ids, special tokens included."""
+        """The text of token ids, special tokens included. Many are taken out of `ids`: packed, they wait for their turn
+        in a tenth of the memory."""
         info, tokenizer = self._require()
         most = max(2 * info.max_model_len, WINDOW)  # what a text may have to be encoded at all
         if len(ids) > most:
@@ -119,18 +123,22 @@ class Preparer:
         check_ids(ids, info, "tokens")
         if len(ids) <= SMALL_IDS:
             return tokenizer.decode(ids)
-        return await self._lanes.run(request, len(ids), lambda wanted: tokenizer.decode(ids))
+        packed = array("q", ids)
+        ids.clear()
+        return await self._lanes.run(request, len(packed), lambda wanted: tokenizer.decode(packed))
 
     async def _run(self, request: Request, size: int, work: Work[T]) -> T:
         """`work` of `size` characters, at once where they are few."""
         return work(_always) if size <= SMALL_TEXT else await self._lanes.run(request, size, work)
 
 
-def weight(value: Any, most: int = 2**20) -> int:
-    """About how many characters a JSON value has, counted no further than `most`."""
-    total, left = 0, [value]
-    while left and total < most:
-        value = left.pop()
+def weight(arguments: dict[str, Any]) -> int:
+    """About how many characters a template's arguments have. Raises RequestError where they hold too many values: as
+    objects of Python's, which wait for their turn, those take far more memory than in the body."""
+    total, left, seen = 0, [arguments], 0
+    while left:
+        value: Any = left.pop()
+        seen += 1
         if isinstance(value, str):
             total += len(value)
         elif isinstance(value, dict):
@@ -138,8 +146,10 @@ def weight(value: Any, most: int = 2**20) -> int:
             total += sum(map(len, value))
         elif isinstance(value, list):
             left.extend(value)
-        total += 4
-    return total
+        if seen + len(left) > MAX_ARGUMENTS:
+            name = "chat_template_kwargs"
+            raise RequestError(f"{name}: holds more than {MAX_ARGUMENTS} values; send fewer", param=name)
+    return total + 4 * seen
 
 
 def _encode(tokenizer: Tokenizer, text: str, info: EngineInfo, param: str, wanted: Callable[[], bool]) -> list[int]:

@@ -7,6 +7,7 @@ import time
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from typing import NamedTuple
 
 from starlette.requests import Request
 
@@ -150,13 +151,18 @@ class Service:
         return Job(id, self.frontend, made, streamed=mode is not None)
 
 
+class Started(NamedTuple):
+    """Of an OpenAI route's request, once it is under way, what its answer is made of."""
+
+    job: Job
+    model: str
+    streams: bool
+    usage: bool  # a stream ends with it
+    denoise: bool  # a stream tells every step
+
+
 def new_id(prefix: str) -> str:
     return f"{prefix}-{uuid.uuid4().hex}"
-
-
-def owner_of(request: Request) -> str:
-    """Whose key the request came with, for fair shares; "" where keys tell nobody apart."""
-    return getattr(request.state, "owner", "")
 
 
 def stream_mode(body: GenerateRequest | OpenAIRequest, default: str = "block_append") -> str | None:

@@ -12,6 +12,7 @@ import openai
 import pytest
 
 from runtime import LLM, SamplingParams
+from runtime.server.metrics import GIVEN_UP
 from tests.server.checkpoint import EOS, MASK
 from tests.server.harness import ServerProcess, sse
 
@@ -226,6 +227,12 @@ def test_request_ids_are_echoed(client: httpx.Client) -> None:
     bad = client.get("/health", headers={"X-Request-Id": "a" * 129})
     assert bad.status_code == 400
     assert bad.json()["error"]["param"] == "X-Request-Id"
+
+
+def test_every_reason_to_end_a_connection_is_a_figure_from_the_start(server: ServerProcess) -> None:
+    """So that the first one is an increase, for alerts."""
+    found = {name for name in server.metrics() if name.startswith("unmask_connections_given_up_total{")}
+    assert found == {f'unmask_connections_given_up_total{{reason="{reason}"}}' for reason in GIVEN_UP}
 
 
 def test_metrics_tell_what_happened(server: ServerProcess, client: httpx.Client) -> None:

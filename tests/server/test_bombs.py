@@ -17,6 +17,7 @@ import httpx
 import pytest
 
 from runtime.server.bodies import MAX_BODY
+from runtime.server.preparing import MAX_ARGUMENTS
 from tests.server.bombs import LARGEST, SHAPES
 from tests.server.checkpoint import TEMPLATE, make_tokenizer, write_checkpoint
 from tests.server.harness import FAKE, ServerProcess, serving
@@ -113,6 +114,22 @@ def test_a_prompt_of_a_million_characters_holds_nobody_up(
     assert peak.grown < GROWN
     assert answer.status_code == 400
     assert answer.json()["error"]["code"] == "context_length_exceeded"
+
+
+@pytest.mark.parametrize(
+    "value",
+    [[0] * MAX_ARGUMENTS, [[[]] * (MAX_ARGUMENTS // 2)] * 2, [{"a": "b"}] * MAX_ARGUMENTS],
+    ids=["flat", "nested", "objects"],
+)
+def test_a_templates_arguments_hold_no_more_than_they_may(target: ServerProcess, value: Any) -> None:
+    """They wait for their turn as Python's objects, each ten times what it is in the body."""
+    body = {"messages": USER, "chat_template_kwargs": {"a": value}, "max_tokens": 1}
+    answer = post(target, CHAT, body)
+    assert answer.status_code == 400
+    assert answer.json()["error"]["param"] == "chat_template_kwargs"
+    assert str(MAX_ARGUMENTS) in answer.json()["error"]["message"]
+    body["chat_template_kwargs"] = {"a": [0] * (MAX_ARGUMENTS - 2)}  # the list and the arguments themselves count, too
+    assert post(target, CHAT, body).status_code == 200
 
 
 def test_a_long_text_is_encoded_right_while_others_are_answered(target: ServerProcess) -> None:

@@ -23,6 +23,7 @@ class Client:
 
     def __init__(self) -> None:
         self.gone = asyncio.Event()
+        self.state = object()
 
     async def receive(self) -> dict[str, Any]:
         await self.gone.wait()
@@ -182,5 +183,50 @@ def test_an_error_of_the_work_is_its_clients() -> None:
         with pytest.raises(RequestError, match="no"):
             await attended(Client(), lane.run(1, fail))  # type: ignore[arg-type]
         assert await lane.run(1, lambda _: 1) == 1
+
+    asyncio.run(everything())
+
+
+def test_who_fills_a_line_gives_way_to_other_owners() -> None:
+    async def everything() -> None:
+        line = Line(100, "waiters are there")
+        await line.enter(1)
+        greedy = [asyncio.create_task(line.enter(20, "a")) for _ in range(5)]
+        await asyncio.sleep(0)
+        with pytest.raises(RequestError, match="too many waiters are there"):
+            await line.enter(20, "a")  # the greedy one itself has no more room
+        modest = asyncio.create_task(line.enter(30, "b"))
+        await asyncio.sleep(0.01)
+        assert [task.done() for task in greedy] == [False, False, False, True, True]  # the last who came
+        for task in greedy[3:]:
+            with pytest.raises(RequestError) as refused:
+                await task
+            assert refused.value.status == 429
+        with pytest.raises(RequestError):
+            await line.enter(60, "b")  # more than what the greediest holds
+        for task in (*greedy[:3], modest):
+            line.leave()
+            await asyncio.wait_for(task, WAIT)
+        line.leave()
+        await asyncio.wait_for(line.enter(100, "a"), WAIT)
+
+    asyncio.run(everything())
+
+
+def test_a_waiter_displaced_while_it_is_cancelled_ends_nobodys_turn() -> None:
+    async def everything() -> None:
+        line = Line(100, "waiters are there")
+        await line.enter(1)
+        greedy = asyncio.create_task(line.enter(90, "a"))
+        await asyncio.sleep(0)
+        line._make_room(20, "b")
+        greedy.cancel()
+        with pytest.raises((asyncio.CancelledError, RequestError)):
+            await greedy
+        other = asyncio.create_task(line.enter(20, "b"))
+        await asyncio.sleep(0.01)
+        assert not other.done()
+        line.leave()
+        await asyncio.wait_for(other, WAIT)
 
     asyncio.run(everything())

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
+import weakref
 from types import SimpleNamespace
 from typing import Any
 
@@ -13,7 +15,9 @@ from starlette.requests import Request
 from runtime.errors import RequestError
 from runtime.server import preparing
 from runtime.server.jobs import ClientGone
-from runtime.server.schemas import TokenizeRequest
+from runtime.server.metrics import Metrics
+from runtime.server.routes import chat, completions
+from runtime.server.schemas import ChatRequest, CompletionRequest, TokenizeRequest
 from runtime.server.service import Service
 
 LARGE, SMALLER = 2**20, 2**14  # bytes
@@ -85,3 +89,63 @@ def test_the_bytes_that_wait_are_limited(monkeypatch: pytest.MonkeyPatch) -> Non
         await server.read(Post(LARGE))
 
     asyncio.run(everything())
+
+
+class Notes(dict[str, str]):
+    """Of a body; it can be seen to be gone."""
+
+
+@pytest.mark.parametrize(
+    ("route", "body"),
+    [
+        (chat, ChatRequest(messages=[{"role": "user", "content": "x"}])),  # type: ignore[list-item]
+        (completions, CompletionRequest(prompt="x")),
+    ],
+    ids=["chat", "completions"],
+)
+def test_a_request_that_waits_for_its_answer_keeps_no_body(
+    monkeypatch: pytest.MonkeyPatch, route: Any, body: ChatRequest | CompletionRequest
+) -> None:
+    """A thousand may wait, of two megabytes each."""
+
+    class Held(Service):
+        def __init__(self) -> None:
+            self.preparer = Ids()  # type: ignore[assignment]
+            self.metrics = Metrics()
+
+        async def body(self, request: Any, kind: Any) -> Any:
+            mine = body.model_copy()
+            mine.metadata = Notes()
+            self.notes = weakref.ref(mine.metadata)
+            return mine
+
+        def model_name(self, name: str | None) -> str:
+            return "m"
+
+        def require(self) -> Any:
+            return None
+
+        async def job(self, *args: Any, **fields: Any) -> Any:
+            return contextlib.nullcontext()
+
+    class Ids:
+        async def encode_chat(self, *args: Any) -> list[int]:
+            return [1]
+
+        async def encode_each(self, *args: Any) -> list[list[int]]:
+            return [[1]]
+
+    class Waiting(Exception):
+        pass
+
+    async def waits(request: Request, job: Any) -> None:
+        raise Waiting(service.notes())
+
+    service = Held()
+    monkeypatch.setattr(route, "answered", waits)
+    monkeypatch.setattr(contextlib.nullcontext, "id", "x", raising=False)
+    request = Request({"type": "http", "headers": [], "app": SimpleNamespace(state=SimpleNamespace(service=service))})
+    answer = route.chat_completions if route is chat else route.completions
+    with pytest.raises(Waiting) as found:
+        asyncio.run(answer(request))
+    assert found.value.args == (None,)

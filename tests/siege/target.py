@@ -181,6 +181,17 @@ class Unread:
         established = 1
         return bool(self.sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 1)[0] == established)
 
+    def kept(self) -> bool:
+        """Whether a process still holds the server's end. What its kernel gave up by itself, because nothing was taken,
+        it tells nobody; and what was closed it may go on offering for a while."""
+        ends = f":{self.sock.getpeername()[1]:04X}", f":{self.sock.getsockname()[1]:04X}"
+        with open("/proc/net/tcp") as table:
+            for line in table:
+                local, remote, inode = (fields := line.split())[1], fields[2], fields[9]
+                if local.endswith(ends[0]) and remote.endswith(ends[1]):
+                    return inode != "0"
+        return False
+
     def waiting(self) -> int:
         """Bytes that have arrived here and are not read."""
         found = array.array("i", [0])

@@ -6,6 +6,9 @@ from typing import Any
 
 GROWTH_MB = 100.0  # most that the frontend's memory may grow under an attack
 LEFT_MB = 20.0  # of which this much may be left once it is over
+LEFT_TOGETHER_MB = (
+    50.0  # and after all at once: the interpreter keeps an arena in which anything lives on, and uses it again
+)
 HEALTH_SECONDS = 0.2
 LATE_SECONDS = 2.0  # that an innocent request may take longer than usual
 LEFT_DESCRIPTORS = 10
@@ -15,7 +18,7 @@ LINES_A_SECOND = 50  # log lines that attackers may cause
 def alone(m: dict[str, Any]) -> list[str]:
     """What one attack on its own did that it must not."""
     health, innocent = m["health"], m["innocent"]
-    missed = _always(m)
+    missed = _always(m, LEFT_MB)
     if m["rss_peak_mb"] - m["rss_before_mb"] >= GROWTH_MB:
         missed.append(f"memory grew by {m['rss_peak_mb'] - m['rss_before_mb']:.0f} MB (bar {GROWTH_MB:.0f})")
     if health["failed"]:
@@ -37,7 +40,7 @@ def alone(m: dict[str, Any]) -> list[str]:
 
 def together(m: dict[str, Any]) -> list[str]:
     """What all attacks at once did that they must not."""
-    missed = _always(m)
+    missed = _always(m, LEFT_TOGETHER_MB)
     good, health = m["good"], m["health"]
     if not good["requests"]:
         missed.append("no good request was made")
@@ -50,15 +53,15 @@ def together(m: dict[str, Any]) -> list[str]:
     return missed
 
 
-def _always(m: dict[str, Any]) -> list[str]:
+def _always(m: dict[str, Any], most_left: float) -> list[str]:
     missed = [f"{name} ended" for name in m["ended"]] + list(m["broken"])
     if m["stopped_early"]:
         missed.append(f"stopped early, memory had passed {m['stopped_early']:.0f} MB")
     if not m["health"]["probes"] or (not m["attacks_did"] and m["needs_work"]):
         missed.append("nothing was measured: no probe, or an attack that did nothing")
     left = m["rss_after_mb"] - m["rss_before_mb"]
-    if left > LEFT_MB:
-        missed.append(f"{left:.0f} MB were still held {m['settle_seconds']:.0f} s after it (bar {LEFT_MB:.0f})")
+    if left > most_left:
+        missed.append(f"{left:.0f} MB were still held {m['settle_seconds']:.0f} s after it (bar {most_left:.0f})")
     if m["descriptors_after"] > m["descriptors_before"] + LEFT_DESCRIPTORS:
         missed.append(f"descriptors {m['descriptors_before']} -> {m['descriptors_after']}")
     if m["log_lines_most_a_second"] > LINES_A_SECOND:

@@ -14,10 +14,11 @@ from runtime.choice import denoise_fields
 from runtime.errors import RequestError
 from runtime.server.errors import of_error
 from runtime.server.jobs import Job
+from runtime.server.keys import owner_of
 from runtime.server.responses import DONE, EventStream, event, json_response
 from runtime.server.routes.documented import takes
 from runtime.server.schemas import ChatRequest
-from runtime.server.service import Service, answered, include_usage, new_id, owner_of, stream_mode
+from runtime.server.service import Service, Started, answered, include_usage, new_id, stream_mode
 
 router = APIRouter()
 
@@ -27,29 +28,36 @@ async def chat_completions(request: Request) -> Response:
     """Answer a conversation."""
     service: Service = request.app.state.service
     with service.admission():
-        body = await service.body(request, ChatRequest)
-        model = service.model_name(body.model)
-        mode = stream_mode(body)
-        max_tokens, names = _limit(body)
-        service.require()
-        messages = [message.plain() for message in body.messages]
-        ids = await service.preparer.encode_chat(request, messages, body.chat_template_kwargs)
-        job = await service.job(
-            body,
-            [ids],
-            id=new_id("chatcmpl"),
-            mode=mode,
-            names={"prompt": "messages", **names},
-            max_tokens=max_tokens,
-            n=1 if body.n is None else body.n,
-            owner=owner_of(request),
-        )
-    head = {"id": job.id, "created": int(time.time()), "model": model}
-    if body.stream:
-        return EventStream(job, _chunks(job, head, include_usage(body), mode == "denoise"))
+        started = await _start(service, request)
+    job = started.job
+    head = {"id": job.id, "created": int(time.time()), "model": started.model}
+    if started.streams:
+        return EventStream(job, _chunks(job, head, started.usage, started.denoise))
     with job:
         await answered(request, job)
     return json_response({**head, "object": "chat.completion", "choices": _choices(job), "usage": job.usage()})
+
+
+async def _start(service: Service, request: Request) -> Started:
+    """Set a conversation's answer going; its body, which may be large, is not kept."""
+    body = await service.body(request, ChatRequest)
+    model = service.model_name(body.model)
+    mode = stream_mode(body)
+    max_tokens, names = _limit(body)
+    service.require()
+    messages = [message.plain() for message in body.messages]
+    ids = await service.preparer.encode_chat(request, messages, body.chat_template_kwargs)
+    job = await service.job(
+        body,
+        [ids],
+        id=new_id("chatcmpl"),
+        mode=mode,
+        names={"prompt": "messages", **names},
+        max_tokens=max_tokens,
+        n=1 if body.n is None else body.n,
+        owner=owner_of(request),
+    )
+    return Started(job, model, bool(body.stream), include_usage(body), mode == "denoise")
 
 
 def _limit(body: ChatRequest) -> tuple[int | None, dict[str, str]]:

@@ -14,10 +14,11 @@ from runtime.choice import denoise_fields
 from runtime.errors import RequestError
 from runtime.server.errors import of_error
 from runtime.server.jobs import Job
+from runtime.server.keys import owner_of
 from runtime.server.responses import DONE, EventStream, event, json_response
 from runtime.server.routes.documented import takes
 from runtime.server.schemas import CompletionRequest
-from runtime.server.service import Service, answered, include_usage, new_id, owner_of, stream_mode
+from runtime.server.service import Service, Started, answered, include_usage, new_id, stream_mode
 
 router = APIRouter()
 MAX_PROMPTS = 1024
@@ -28,19 +29,26 @@ async def completions(request: Request) -> Response:
     """Continue prompts."""
     service: Service = request.app.state.service
     with service.admission():
-        body = await service.body(request, CompletionRequest)
-        model = service.model_name(body.model)
-        mode = stream_mode(body)
-        service.require()
-        prompts = await service.preparer.encode_each(request, _list(body.prompt))
-        n = 1 if body.n is None else body.n
-        job = await service.job(body, prompts, id=new_id("cmpl"), mode=mode, n=n, owner=owner_of(request))
-    head = {"id": job.id, "object": "text_completion", "created": int(time.time()), "model": model}
-    if body.stream:
-        return EventStream(job, _chunks(job, head, include_usage(body), mode == "denoise", len(prompts)))
+        started, prompts = await _start(service, request)
+    job = started.job
+    head = {"id": job.id, "object": "text_completion", "created": int(time.time()), "model": started.model}
+    if started.streams:
+        return EventStream(job, _chunks(job, head, started.usage, started.denoise, prompts))
     with job:
         await answered(request, job)
-    return json_response({**head, "choices": _choices(job), "usage": job.usage(len(prompts))})
+    return json_response({**head, "choices": _choices(job), "usage": job.usage(prompts)})
+
+
+async def _start(service: Service, request: Request) -> tuple[Started, int]:
+    """Set the answers going, and how many prompts they are to; the body, which may be large, is not kept."""
+    body = await service.body(request, CompletionRequest)
+    model = service.model_name(body.model)
+    mode = stream_mode(body)
+    service.require()
+    prompts = await service.preparer.encode_each(request, _list(body.prompt))
+    n = 1 if body.n is None else body.n
+    job = await service.job(body, prompts, id=new_id("cmpl"), mode=mode, n=n, owner=owner_of(request))
+    return Started(job, model, bool(body.stream), include_usage(body), mode == "denoise"), len(prompts)
 
 
 def _list(prompt: Any) -> list[str | list[int]]:

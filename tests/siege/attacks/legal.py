@@ -11,7 +11,7 @@ from tests.siege.target import REBUFFED, Target
 
 CROWD = 300
 USER = [{"role": "user", "content": "Solve: 12 + 30."}]
-VALUES, STRINGS, LISTS = 130_000, 16_000, 8_000  # a little under what a body may hold
+VALUES, MESSAGES = 4_000, 2_000  # a little under what a body may hold
 
 LONG_CHAT = {
     "messages": [{"role": "user", "content": " backwards" * 900}],  # nearly the demo's length
@@ -34,8 +34,8 @@ def legal_bodies() -> list[bytes]:
     values = list(range(1_000_000_000_000, 1_000_000_000_000 + VALUES))
     return [
         padded(chat | {"chat_template_kwargs": {"unused": values}}),
-        padded(chat | {"chat_template_kwargs": {"unused": [f"{i:0>100}" for i in range(STRINGS)]}}),
-        padded(chat | {"chat_template_kwargs": {"unused": [[i] * 12 for i in range(LISTS)]}}),
+        padded(chat | {"chat_template_kwargs": {"unused": [f"{i:0>400}" for i in range(VALUES)]}}),
+        padded(chat | {"messages": [{"role": "user", "content": ""}] * MESSAGES}),
         padded(chat),
     ]
 
