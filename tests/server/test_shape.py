@@ -43,12 +43,17 @@ TRICKY = st.text(alphabet='\\"[]{},:x')
 
 
 def refusal(kind: type, data: bytes) -> tuple[RequestError | None, float]:
-    start = time.thread_time()
-    try:
-        parse_body(kind, data)
-    except RequestError as error:
-        return error, time.thread_time() - start
-    return None, time.thread_time() - start
+    """How the body is refused, if it is, and in how many seconds of the processor: the least of three times, for a
+    collection of garbage may come between."""
+    error, taken = None, []
+    for _ in range(3):
+        start = time.thread_time()
+        try:
+            parse_body(kind, data)
+        except RequestError as refused:
+            error = refused
+        taken.append(time.thread_time() - start)
+    return error, min(taken)
 
 
 @pytest.mark.parametrize("name", SHAPES)
