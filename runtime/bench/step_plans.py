@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from runtime.engine.plan import BlockPlan, StepPlan
+from runtime.engine.plan import BlockPlan, StepPlan, block_causal_plan
 from runtime.engine.request import MASKED
 from runtime.samplers import Param
 
@@ -34,11 +34,11 @@ def decode_plan(batch: int, context: int, *, block_size: int, page_size: int, ma
         uniform=None,
         groups=(("threshold", every),),
     )
-    return _plan(tokens, context, page_size, pages, blocks)
+    return _plan(tokens, context, page_size, block_size, pages, blocks)
 
 
 def prefill_plans(
-    batch: int, length: int, *, page_size: int, vocab_size: int, pages: int, budget: int
+    batch: int, length: int, *, block_size: int, page_size: int, vocab_size: int, pages: int, budget: int
 ) -> list[StepPlan]:
     """`batch` prompts of `length` random tokens, whole prompts a forward up to `budget` tokens, at least one."""
     each = max(1, budget // length)
@@ -46,25 +46,18 @@ def prefill_plans(
     plans = []
     for first in range(0, batch, each):
         tokens = random.integers(0, vocab_size, (min(each, batch - first), length))
-        plans.append(_plan(tokens, 0, page_size, pages, None))
+        plans.append(_plan(tokens, 0, page_size, block_size, pages, None))
     return plans
 
 
-def _plan(tokens: np.ndarray, cached: int, page_size: int, pages: int, blocks: BlockPlan | None) -> StepPlan:
+def _plan(
+    tokens: np.ndarray, cached: int, page_size: int, block_size: int, pages: int, blocks: BlockPlan | None
+) -> StepPlan:
     """Rows of equal length for every request, its pages drawn at random from the pool."""
     batch, rows = tokens.shape
-    end = cached + rows
-    count = pages_needed(end, page_size)
-    table = np.random.default_rng(7).permutation(pages)[: batch * count].reshape(batch, count)
-    positions = np.arange(cached, end)
-    slots = table[:, positions // page_size] * page_size + positions % page_size
-    return StepPlan(
-        tokens=tokens.reshape(-1).astype(np.int64),
-        positions=np.tile(positions, batch),
-        slots=slots.reshape(-1).astype(np.int64),
-        seq_rows=(np.arange(batch + 1) * rows).astype(np.int32),
-        cached=np.full(batch, cached, np.int32),
-        kv_len=np.full(batch, end, np.int32),
-        page_table=table.astype(np.int32),
-        blocks=blocks,
+    count = pages_needed(cached + rows, page_size)
+    table = np.random.default_rng(7).permutation(pages)[: batch * count].reshape(batch, count).astype(np.int32)
+    first, counts = np.full(batch, cached), np.full(batch, rows)
+    return block_causal_plan(
+        tokens.reshape(-1), first, counts, table, page_size=page_size, block_size=block_size, blocks=blocks
     )

@@ -22,6 +22,7 @@ from runtime.engine.model_runner import ModelRunner
 from runtime.engine.plan import StepPlan
 from runtime.errors import ConfigError
 from runtime.layers.attention import attention_names
+from runtime.layers.kv_pool import UnifiedPool
 from runtime.models.architectures import ARCHITECTURES, architecture, random_model
 from runtime.models.base import Model, resolve_family
 from runtime.weights import load_model, resolve_checkpoint
@@ -70,13 +71,14 @@ class _Setup:
         dtype = next(model.parameters()).dtype  # type: ignore[attr-defined]
         decode = max(args.batch) * pages_needed(max(args.context) + args.block_size, args.page_size)
         prefill = max(args.batch) * pages_needed(max([*args.prompt, 1]), args.page_size)
-        shape = (2, model.num_layers, max(decode, prefill), args.page_size, model.num_kv_heads, model.head_dim)
-        self.pool = torch.empty(shape, dtype=dtype, device=device)
+        self.pool = UnifiedPool(
+            model.kv_shapes, num_pages=max(decode, prefill), page_size=args.page_size, dtype=dtype, device=device
+        )
         self.vocab_size = model.vocab_size
         self.mask_id = config.get("mask_token_id", model.vocab_size - 1)
         self.runner = ModelRunner(
-            model, self.pool, block_size=args.block_size, page_size=args.page_size, mask_id=self.mask_id,
-            max_token_id=model.vocab_size - 1, eos_ids=(0,),
+            model, self.pool, block_size=args.block_size, mask_id=self.mask_id, max_token_id=model.vocab_size - 1,
+            eos_ids=(0,),
         )  # fmt: skip
         gpu = torch.cuda.get_device_name(device) if device.type == "cuda" else platform.processor() or "cpu"
         weights = sum(p.numel() * p.element_size() for p in model.parameters())  # type: ignore[attr-defined]
@@ -88,7 +90,8 @@ class _Setup:
 
     def fill_pool(self) -> None:
         """Random keys and values, so that the context is as scattered as a real one."""
-        self.pool.normal_()
+        for tensor in self.pool.tensors:
+            tensor.normal_()
 
 
 def _set_up(args: argparse.Namespace) -> _Setup:
@@ -122,7 +125,7 @@ def _decode_case(setup: _Setup, batch: int, context: int, args: argparse.Namespa
     setup.fill_pool()
     plan = decode_plan(
         batch, context, block_size=args.block_size, page_size=args.page_size, mask_id=setup.mask_id,
-        pages=setup.pool.shape[2],
+        pages=setup.pool.num_pages,
     )  # fmt: skip
     on_device = runner.batch(plan)
 
@@ -143,8 +146,8 @@ def _decode_case(setup: _Setup, batch: int, context: int, args: argparse.Namespa
 def _prefill_case(setup: _Setup, batch: int, length: int, args: argparse.Namespace) -> dict[str, Any]:
     setup.fill_pool()
     plans = prefill_plans(
-        batch, length, page_size=args.page_size, vocab_size=setup.vocab_size, pages=setup.pool.shape[2],
-        budget=args.budget,
+        batch, length, block_size=args.block_size, page_size=args.page_size, vocab_size=setup.vocab_size,
+        pages=setup.pool.num_pages, budget=args.budget,
     )  # fmt: skip
     for plan in plans:
         _check_finite(setup.runner, plan)
@@ -156,7 +159,7 @@ def _prefill_case(setup: _Setup, batch: int, length: int, args: argparse.Namespa
 
 
 def _check_finite(runner: ModelRunner, plan: StepPlan) -> None:
-    hidden = runner.model.forward(runner.batch(plan), runner.kv_cache)
+    hidden = runner.model.forward(runner.batch(plan), runner.pool)
     logits = runner.model.logits(hidden[:256])
     if not bool(torch.isfinite(hidden).all() & torch.isfinite(logits).all()):
         raise RuntimeError("the model's outputs are not finite: these times would mean nothing")

@@ -10,7 +10,9 @@ import torch
 
 from runtime.engine.plan import BlockPlan, BlockResults, StepPlan
 from runtime.engine.request import FILLED, FIXED, MASKED
-from runtime.models.base import ForwardBatch, Model
+from runtime.kernels.batch import ForwardBatch
+from runtime.layers.kv_pool import KVPool
+from runtime.models.base import Model
 from runtime.samplers import choose
 from runtime.samplers.base import BlockBatch, Decision, Param, Rule, get_rule
 
@@ -30,27 +32,25 @@ class Runner(Protocol):
 
 class ModelRunner:
     """Args:
-    model: a family's model on `device`. kv_cache: [2, layers, pages, page_size, kv_heads, head_dim] on `device`.
+    model: a family's model. pool: where its keys and values lie, on the same device.
     mask_id, max_token_id, eos_ids: see EngineInfo.
     """
 
     def __init__(
         self,
         model: Model,
-        kv_cache: torch.Tensor,
+        pool: KVPool,
         *,
         block_size: int,
-        page_size: int,
         mask_id: int,
         max_token_id: int,
         eos_ids: tuple[int, ...],
         rules: Callable[[str], Rule] = get_rule,
     ) -> None:
         self.model = model
-        self.kv_cache = kv_cache
-        self.device = kv_cache.device
+        self.pool = pool
+        self.device = pool.device
         self.block_size = block_size
-        self.page_size = page_size
         self.mask_id = mask_id
         self.max_token_id = max_token_id
         self.eos_ids = torch.tensor(eos_ids, device=self.device)
@@ -65,19 +65,18 @@ class ModelRunner:
             tokens=self._put(plan.tokens),
             positions=self._put(plan.positions),
             slots=self._put(plan.slots),
-            seq_rows=self._put(plan.seq_rows),
-            cached=self._put(plan.cached),
-            kv_len=self._put(plan.kv_len),
+            visible_end=self._put(plan.visible_end),
+            window_origin=self._put(plan.window_origin),
+            tiles=self._put(plan.tiles),
             page_table=self._put(plan.page_table),
-            block_size=self.block_size,
-            page_size=self.page_size,
-            max_rows=int((plan.kv_len - plan.cached).max()),
-            max_kv=int(plan.kv_len.max()),
+            page_size=self.pool.page_size,
+            tile_rows=int(plan.tiles[:, 2].max()),
+            reach=int(plan.positions.max()) + 1,
         )
 
     @torch.inference_mode()
     def run(self, plan: StepPlan) -> BlockResults | None:
-        hidden = self.model.forward(self.batch(plan), self.kv_cache)
+        hidden = self.model.forward(self.batch(plan), self.pool)
         if plan.blocks is None:
             return None
         return self._sample(plan.blocks, hidden)

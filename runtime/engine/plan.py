@@ -7,6 +7,8 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from runtime.kernels.batch import cut_tiles
+
 Ints = npt.NDArray[np.int64]
 Ints32 = npt.NDArray[np.int32]
 Bools = npt.NDArray[np.bool_]
@@ -38,15 +40,15 @@ class BlockPlan:
 
 @dataclass(frozen=True)
 class StepPlan:
-    """One forward: rows of all sequences end to end, where their K/V goes, and which blocks are sampled."""
+    """One forward, as ``kernels.batch.ForwardBatch`` describes its rows, and which blocks are sampled."""
 
     tokens: Ints  # [rows]
     positions: Ints  # [rows]
     slots: Ints  # [rows]
-    seq_rows: Ints32  # [seqs + 1]
-    cached: Ints32  # [seqs]
-    kv_len: Ints32  # [seqs]
-    page_table: Ints32  # [seqs, pages]
+    visible_end: Ints32  # [rows]
+    window_origin: Ints  # [rows]
+    tiles: Ints32  # [tiles, 3]
+    page_table: Ints32  # [requests, pages]
     blocks: BlockPlan | None
 
 
@@ -65,3 +67,31 @@ class BlockResults:
     remasks: list[int]
     forced: list[bool]
     ended: list[bool]
+
+
+def lay_out(first: Ints, counts: Ints) -> tuple[Ints, Ints]:
+    """Rows of requests end to end, `counts[n]` of request n from position ``first[n]`` on: each row's request and its
+    position, [rows]."""
+    owner = np.repeat(np.arange(len(counts)), counts)
+    return owner, np.arange(len(owner)) + np.repeat(first - np.cumsum(counts) + counts, counts)
+
+
+def block_causal_plan(
+    tokens: Ints, first: Ints, counts: Ints, page_table: Ints32, *, page_size: int, block_size: int,
+    blocks: BlockPlan | None = None,
+) -> StepPlan:  # fmt: skip
+    """A step of requests that no scheduler knows: warm-up, benchmarks, whole sequences. Rows see to the end of their
+    own block, or of what is fed of it."""
+    owner, positions = lay_out(first, counts)
+    page, offset = np.divmod(positions, page_size)
+    whole_blocks = (positions // block_size + 1) * block_size
+    return StepPlan(
+        tokens=tokens,
+        positions=positions,
+        slots=page_table[owner, page] * np.int64(page_size) + offset,
+        visible_end=np.minimum(whole_blocks, (first + counts)[owner]).astype(np.int32),
+        window_origin=positions,
+        tiles=cut_tiles(counts),
+        page_table=page_table,
+        blocks=blocks,
+    )

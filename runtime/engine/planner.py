@@ -5,9 +5,10 @@ from __future__ import annotations
 import numpy as np
 
 from runtime.engine.page_table import PageTable
-from runtime.engine.plan import BlockPlan, StepPlan
+from runtime.engine.plan import BlockPlan, StepPlan, lay_out
 from runtime.engine.request import FILLED, MASKED, Block, Request
 from runtime.engine.scheduler import Turn
+from runtime.kernels.batch import cut_tiles
 from runtime.samplers.base import Param
 from runtime.samplers.uniform import uniforms
 from runtime.strategies.base import Strategy
@@ -19,28 +20,23 @@ def build_plan(turns: list[Turn], *, table: PageTable, strategy: Strategy, block
     """The step's plan, and the blocks it samples, request by request in the plan's order."""
     requests = [turn.request for turn in turns]
     counts = np.array([turn.prefill + turn.decode for turn in turns], dtype=np.int64)
-    cached = np.array([request.cached for request in requests], dtype=np.int64)
-    seq_rows = np.zeros(len(turns) + 1, dtype=np.int64)
-    np.cumsum(counts, out=seq_rows[1:])
-    kv_len = cached + counts
+    first = np.array([request.cached for request in requests], dtype=np.int64)
+    owner, positions = lay_out(first, counts)
+    visible_end = strategy.visible_end(requests, owner, positions)
 
-    tokens = np.concatenate([r.tokens[r.cached : end] for r, end in zip(requests, kv_len.tolist(), strict=True)])
-    pages = table.rows([request.row for request in requests], int(kv_len.max()))
-    # Rows come in whole blocks, and a block's slots follow each other: in one page, or in the pages of its unit.
-    owner = np.repeat(np.arange(len(turns)), counts // block_size)
-    starts = np.arange(0, len(tokens), block_size) + (cached - seq_rows[:-1])[owner]
-    page, offset = np.divmod(starts, table.page_size)
-    slots = pages[owner, page].astype(np.int64) * table.page_size + offset
-    within = np.arange(block_size)
-
-    blocks, sampled = _plan_blocks(turns, seq_rows.tolist(), tokens, strategy, block_size)
+    ends = (first + counts).tolist()
+    tokens = np.concatenate([r.tokens[r.cached : end] for r, end in zip(requests, ends, strict=True)])
+    pages = table.rows([request.row for request in requests], int(visible_end.max()))
+    page = positions // table.page_size
+    at = pages.ravel().take(owner * pages.shape[1] + page).astype(np.int64)
+    blocks, sampled = _plan_blocks(turns, (np.cumsum(counts) - counts).tolist(), tokens, strategy, block_size)
     plan = StepPlan(
         tokens=tokens,
-        positions=(starts[:, None] + within).ravel(),
-        slots=(slots[:, None] + within).ravel(),
-        seq_rows=seq_rows.astype(np.int32),
-        cached=cached.astype(np.int32),
-        kv_len=kv_len.astype(np.int32),
+        positions=positions,
+        slots=positions + (at - page) * table.page_size,
+        visible_end=visible_end.astype(np.int32),
+        window_origin=positions,
+        tiles=cut_tiles(counts),
         page_table=pages,
         blocks=blocks,
     )
@@ -48,50 +44,42 @@ def build_plan(turns: list[Turn], *, table: PageTable, strategy: Strategy, block
 
 
 def _plan_blocks(
-    turns: list[Turn], seq_rows: list[int], tokens: np.ndarray, strategy: Strategy, block_size: int
+    turns: list[Turn], first_rows: list[int], tokens: np.ndarray, strategy: Strategy, block_size: int
 ) -> tuple[BlockPlan | None, Sampled]:
     sampled: Sampled = []
     blocks: list[Block] = []
     owners: list[Request] = []
     rows: list[int] = []
-    may_force: list[bool] = []
-    states: list[np.ndarray] = []
-    params: list[np.ndarray] = []
-    counters: list[int] = []
-    for turn, first_row in zip(turns, seq_rows, strict=False):
+    for turn, first_row in zip(turns, first_rows, strict=True):
         request = turn.request
         if not turn.decode or request.committing:
             continue
         mine = strategy.sampled(request)
         sampled.append((request, mine))
         for block in mine:
-            start = block.start
             blocks.append(block)
             owners.append(request)
-            rows.append(first_row + start - request.cached)
-            states.append(request.state[start : start + block_size])
-            params.append(request.params)
-            may_force.append(block.may_force)
-            counters += (block.advanced, block.initial_masks, block.post_edit_steps)
+            rows.append(first_row + block.start - request.cached)
     if not blocks:
         return None, sampled
 
     n = len(blocks)
     first = np.array(rows, dtype=np.int64)
-    state = np.concatenate(states).reshape(n, block_size)
-    per_block = np.concatenate(params).reshape(n, len(Param))
-    counts = np.array(counters, dtype=np.int64).reshape(n, 3)
+    state = np.concatenate([r.state[b.start : b.start + block_size] for r, b in zip(owners, blocks, strict=True)])
+    state = state.reshape(n, block_size)
+    per_block = np.concatenate([request.params for request in owners]).reshape(n, len(Param))
+    counts = np.array([(b.advanced, b.initial_masks, b.post_edit_steps) for b in blocks], dtype=np.int64)
     needed = state == MASKED
     unstable = [request.unstable for request in owners]
     if True in unstable:
         needed |= (state == FILLED) & np.array(unstable)[:, None]
     plan = BlockPlan(
         rows=first,
-        tokens=tokens.reshape(-1, block_size)[first // block_size],
+        tokens=tokens[first[:, None] + np.arange(block_size)],
         state=state,
         sampled=needed,
         params=per_block,
-        may_force=np.array(may_force),
+        may_force=np.array([block.may_force for block in blocks]),
         advanced=counts[:, 0],
         initial_masks=counts[:, 1],
         post_edit_steps=counts[:, 2],

@@ -13,6 +13,7 @@ from runtime.engine.io import DecodingParams, EngineInfo
 from runtime.engine.model_runner import ModelRunner
 from runtime.engine.warmup import warm_up
 from runtime.errors import ConfigError
+from runtime.layers.kv_pool import UnifiedPool, page_bytes
 from runtime.models import Family, resolve_family
 from runtime.models.base import Model
 from runtime.models.fields import Fields
@@ -164,18 +165,15 @@ def _runner(
 ) -> tuple[ModelRunner, int]:
     """The runner with its K/V pool, warmed up, and the pool's pages."""
     page_size = facts["page_size"]
-    page_bytes = 2 * model.num_layers * page_size * model.num_kv_heads * model.head_dim * dtype.itemsize
+    bytes_of_page = page_bytes(model.kv_shapes, page_size, dtype)
     unit = max(page_size, facts["block_size"])
     needed = -(-facts["max_model_len"] // unit) * (unit // page_size)  # one longest request
 
     def make(pages: int) -> ModelRunner:
         return ModelRunner(
             model,
-            torch.zeros(
-                2, model.num_layers, pages, page_size, model.num_kv_heads, model.head_dim, dtype=dtype, device=device
-            ),
+            UnifiedPool(model.kv_shapes, num_pages=pages, page_size=page_size, dtype=dtype, device=device),
             block_size=facts["block_size"],
-            page_size=page_size,
             mask_id=facts["mask_token_id"],
             max_token_id=facts["max_token_id"],
             eos_ids=tuple(facts["eos_token_ids"]),
@@ -187,14 +185,14 @@ def _runner(
         held = torch.cuda.memory_allocated()
         runner = make(needed)
         warm_up(runner, rows=facts["max_num_batched_tokens"], longest=facts["max_model_len"])
-        pool = runner.kv_cache.nbytes
+        pool = runner.pool.nbytes
         del runner
         largest_step = torch.cuda.max_memory_allocated() - held - pool
         torch.cuda.empty_cache()
         used = free_at_start - torch.cuda.mem_get_info()[0]
-        pages = int((free_at_start * config.gpu_memory_utilization - used - largest_step) // page_bytes)
+        pages = int((free_at_start * config.gpu_memory_utilization - used - largest_step) // bytes_of_page)
     elif pages is None:
-        pages = min(-(-facts["max_num_reqs"] * facts["max_model_len"] // page_size), CPU_POOL_BYTES // page_bytes)
+        pages = min(-(-facts["max_num_reqs"] * facts["max_model_len"] // page_size), CPU_POOL_BYTES // bytes_of_page)
     if pages < needed:
         found = f"--num-pages: {pages}" if config.num_pages else f"there is memory for {max(pages, 0)} cache"
         raise ConfigError(

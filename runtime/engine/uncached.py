@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import numpy as np
 import torch
 
 from runtime.engine.engine import Engine
 from runtime.engine.model_runner import ModelRunner
+from runtime.engine.plan import block_causal_plan
 from runtime.errors import RequestError
 from runtime.fields import integer
-from runtime.models.base import ForwardBatch
+from runtime.layers.kv_pool import UnifiedPool
 
 
 def sequence_logits(engine: Engine, ids: list[int], block_size: int | None = None) -> torch.Tensor:
@@ -22,24 +24,13 @@ def sequence_logits(engine: Engine, ids: list[int], block_size: int | None = Non
     for i, token in enumerate(ids):
         integer(f"prompt[{i}]", token, 0, last)
     block = integer("block_size", block_size, 1, 2**31, default=runner.block_size)
-    page = runner.page_size
-    pages = -(-len(ids) // page)
-    _, layers, _, _, heads, dim = runner.kv_cache.shape
-    device = runner.device
-    cache = torch.zeros(2, layers, pages, page, heads, dim, dtype=runner.kv_cache.dtype, device=device)
-    positions = torch.arange(len(ids), device=device)
-    batch = ForwardBatch(
-        tokens=torch.tensor(ids, device=device),
-        positions=positions,
-        slots=positions,
-        seq_rows=torch.tensor([0, len(ids)], dtype=torch.int32, device=device),
-        cached=torch.zeros(1, dtype=torch.int32, device=device),
-        kv_len=torch.tensor([len(ids)], dtype=torch.int32, device=device),
-        page_table=torch.arange(pages, dtype=torch.int32, device=device)[None],
-        block_size=block,
-        page_size=page,
-        max_rows=len(ids),
-        max_kv=len(ids),
-    )
-    hidden = runner.model.forward(batch, cache)
+    pool, dtype = runner.pool, runner.pool.dtype
+    pages = -(-len(ids) // pool.page_size)
+    plan = block_causal_plan(
+        np.array(ids), np.zeros(1, np.int64), np.array([len(ids)]), np.arange(pages, dtype=np.int32)[None],
+        page_size=pool.page_size, block_size=block,
+    )  # fmt: skip
+    shapes = runner.model.kv_shapes
+    own = UnifiedPool(shapes, num_pages=pages, page_size=pool.page_size, dtype=dtype, device=pool.device)
+    hidden = runner.model.forward(runner.batch(plan), own)
     return torch.cat([runner.model.logits(part).cpu() for part in torch.split(hidden, 1024)])

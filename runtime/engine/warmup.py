@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from runtime.engine.model_runner import ModelRunner
-from runtime.engine.plan import BlockPlan, StepPlan
+from runtime.engine.plan import BlockPlan, block_causal_plan
 from runtime.engine.request import MASKED
 from runtime.samplers import Param
 
@@ -26,8 +26,7 @@ def _step(runner: ModelRunner, rows: int, longest: int) -> None:
     longest = max(longest // size, 1) * size
     counts = [min(longest, rows - start) // size * size for start in range(0, rows // size * size, longest)]
     total = sum(counts)
-    positions = np.concatenate([np.arange(n) for n in counts])
-    table = np.arange(-(-max(counts) // runner.page_size), dtype=np.int32)
+    table = np.arange(-(-max(counts) // runner.pool.page_size), dtype=np.int32)
     blocks = total // size
     shape = (blocks, size)
     params = np.zeros((blocks, len(Param)))
@@ -40,28 +39,29 @@ def _step(runner: ModelRunner, rows: int, longest: int) -> None:
     ):
         params[:, column] = value
     none = np.zeros(blocks, dtype=np.int64)
+    block_plan = BlockPlan(
+        rows=np.arange(0, total, size),
+        tokens=np.full(shape, runner.mask_id),
+        state=np.full(shape, MASKED, dtype=np.int8),
+        sampled=np.ones(shape, dtype=np.bool_),
+        params=params,
+        may_force=np.ones(blocks, dtype=np.bool_),
+        advanced=none,
+        initial_masks=none + size,
+        post_edit_steps=none,
+        remasked=None,
+        uniform=np.zeros(shape),
+        groups=(("threshold", np.arange(blocks)),),
+    )
+    first = np.zeros(len(counts), dtype=np.int64)
     runner.run(
-        StepPlan(
-            tokens=np.full(total, runner.mask_id),
-            positions=positions,
-            slots=positions,
-            seq_rows=np.concatenate([[0], np.cumsum(counts)]).astype(np.int32),
-            cached=np.zeros(len(counts), dtype=np.int32),
-            kv_len=np.array(counts, dtype=np.int32),
-            page_table=np.tile(table, (len(counts), 1)),
-            blocks=BlockPlan(
-                rows=np.arange(0, total, size),
-                tokens=np.full(shape, runner.mask_id),
-                state=np.full(shape, MASKED, dtype=np.int8),
-                sampled=np.ones(shape, dtype=np.bool_),
-                params=params,
-                may_force=np.ones(blocks, dtype=np.bool_),
-                advanced=none,
-                initial_masks=none + size,
-                post_edit_steps=none,
-                remasked=None,
-                uniform=np.zeros(shape),
-                groups=(("threshold", np.arange(blocks)),),
-            ),
+        block_causal_plan(
+            np.full(total, runner.mask_id),
+            first,
+            np.array(counts),
+            np.tile(table, (len(counts), 1)),
+            page_size=runner.pool.page_size,
+            block_size=size,
+            blocks=block_plan,
         )
     )

@@ -6,15 +6,11 @@ reads each key once for the whole group.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import torch
 
+from runtime.kernels.batch import ForwardBatch
 from runtime.kernels.precision import wide
 from runtime.kernels.triton_import import tl, triton
-
-if TYPE_CHECKING:  # models import kernels
-    from runtime.models.base import ForwardBatch
 
 
 def paged_attention_reference(
@@ -26,51 +22,50 @@ def paged_attention_reference(
     scale: float,
     window: int | None = None,
 ) -> torch.Tensor:
-    """Sequence by sequence with an explicit mask (decoding.md 2).
+    """Tile by tile with an explicit mask (decoding.md 2).
 
     Args:
-        q: [rows, heads, head_dim]; k_cache, v_cache: one layer's pools [pages, page_size, kv_heads, head_dim], which
+        q: [rows, heads, head_dim]; k_cache, v_cache: one layer's pages [pages, page_size, kv_heads, head_dim], which
             hold the batch's own rows already. Query heads h * group to (h + 1) * group - 1 read key head h.
-        window: a query at position a sees only keys at k with a - k < window.
+        window: a query sees only the keys k with window_origin - k < window.
 
     Returns:
-        Like q; softmax and sums in float32 (float64 for float64).
+        Like q; softmax and sums in float32 (float64 for float64). Rows that are in no tile, or that see no key, are 0.
     """
-    up, out = wide(q.dtype), torch.empty_like(q)
+    up, out = wide(q.dtype), torch.zeros_like(q)
     group = q.shape[1] // k_cache.shape[2]
-    for n in range(len(batch.cached)):
-        first, last = int(batch.seq_rows[n]), int(batch.seq_rows[n + 1])
-        keys = torch.arange(int(batch.kv_len[n]), device=q.device)
-        slots = batch.page_table[n][keys // batch.page_size].long() * batch.page_size + keys % batch.page_size
+    for request, first, count in batch.tiles.tolist():
+        rows = slice(first, first + count)
+        keys = torch.arange(max(batch.visible_end[rows].tolist(), default=0), device=q.device)
+        slots = batch.page_table[request][keys // batch.page_size].long() * batch.page_size + keys % batch.page_size
         k = k_cache.flatten(0, 1)[slots].to(up).repeat_interleave(group, dim=1)
         v = v_cache.flatten(0, 1)[slots].to(up).repeat_interleave(group, dim=1)
-        at = batch.positions[first:last, None]
-        visible = keys < (at // batch.block_size + 1) * batch.block_size
+        visible = keys < batch.visible_end[rows, None]
         if window is not None:
-            visible = visible & (at - keys < window)
-        scores = torch.einsum("rhd,khd->hrk", q[first:last].to(up), k) * scale
+            visible = visible & (batch.window_origin[rows, None] - keys < window)
+        scores = torch.einsum("rhd,khd->hrk", q[rows].to(up), k) * scale
         weights = scores.masked_fill(~visible, float("-inf")).softmax(-1)
-        out[first:last] = torch.einsum("hrk,khd->rhd", weights, v).to(q.dtype)
+        weights = torch.where(visible.any(-1, keepdim=True), weights, 0.0)
+        out[rows] = torch.einsum("hrk,khd->rhd", weights, v).to(q.dtype)
     return out
 
 
 @triton.jit(do_not_specialize=["table_stride", "window"])  # else each new value may compile again
 def _paged_attention(
-    q_ptr, k_ptr, v_ptr, out_ptr, seq_rows_ptr, cached_ptr, kv_len_ptr, table_ptr,
+    q_ptr, k_ptr, v_ptr, out_ptr, tiles_ptr, visible_end_ptr, origin_ptr, table_ptr,
     table_stride, scale_log2, window,
-    HEADS: tl.constexpr, KV_HEADS: tl.constexpr, DIM: tl.constexpr, BLOCK: tl.constexpr, PAGE: tl.constexpr,
+    HEADS: tl.constexpr, KV_HEADS: tl.constexpr, DIM: tl.constexpr, PAGE: tl.constexpr,
     PACKED: tl.constexpr, PACKED_P2: tl.constexpr, ROWS: tl.constexpr, KEYS: tl.constexpr, DIM_P2: tl.constexpr,
     WINDOWED: tl.constexpr,
 ):  # fmt: skip
-    """One program: ROWS rows of one sequence times PACKED query heads that read one key head."""
-    tile, part, seq = tl.program_id(0), tl.program_id(1), tl.program_id(2)
-    first_row = tl.load(seq_rows_ptr + seq)
-    rows = tl.load(seq_rows_ptr + seq + 1) - first_row
-    start = tile * ROWS
+    """One program: ROWS rows of one tile times PACKED query heads that read one key head."""
+    part, tile = tl.program_id(1), tl.program_id(2)
+    start = tl.program_id(0) * ROWS
+    rows = tl.load(tiles_ptr + tile * 3 + 2)
     if start >= rows:
         return
-    cached = tl.load(cached_ptr + seq)
-    kv_len = tl.load(kv_len_ptr + seq)
+    request = tl.load(tiles_ptr + tile * 3)
+    first_row = tl.load(tiles_ptr + tile * 3 + 1)
     head = part * PACKED
     kv_head = head // (HEADS // KV_HEADS)
 
@@ -83,13 +78,13 @@ def _paged_attention(
     q_at = ((first_row + row).to(tl.int64) * HEADS + head + member)[:, None] * DIM + dim[None, :]
     q = tl.load(q_ptr + q_at, mask=real[:, None] & dim_ok[None, :], other=0.0)
 
-    position = cached + row
-    visible_end = tl.minimum((position // BLOCK + 1) * BLOCK, kv_len)
-    last = cached + tl.minimum(start + ROWS, rows) - 1
-    end = tl.minimum((last // BLOCK + 1) * BLOCK, kv_len)  # whole tiles beyond it are never read
+    visible_end = tl.load(visible_end_ptr + first_row + row, mask=row < rows, other=0)
+    end = tl.max(visible_end, 0)  # whole tiles beyond it are never read
     begin = 0
-    if WINDOWED:  # nor those before the first row's window
-        begin = tl.maximum(cached + start - window + 1, 0) // KEYS * KEYS
+    origin = row
+    if WINDOWED:  # nor those before the first window
+        origin = tl.load(origin_ptr + first_row + row, mask=row < rows, other=2147483647).to(tl.int32)
+        begin = tl.maximum(tl.min(origin, 0) - window + 1, 0) // KEYS * KEYS
 
     best = tl.full([ROWS * PACKED_P2], float("-inf"), tl.float32)
     total = tl.zeros([ROWS * PACKED_P2], tl.float32)
@@ -97,14 +92,14 @@ def _paged_attention(
     for first_key in range(begin, end, KEYS):
         key = first_key + tl.arange(0, KEYS)
         key_ok = key < end
-        page = tl.load(table_ptr + seq.to(tl.int64) * table_stride + key // PAGE, mask=key_ok, other=0)
+        page = tl.load(table_ptr + request.to(tl.int64) * table_stride + key // PAGE, mask=key_ok, other=0)
         kv_at = ((page.to(tl.int64) * PAGE + key % PAGE) * KV_HEADS + kv_head)[:, None] * DIM + dim[None, :]
         kv_ok = key_ok[:, None] & dim_ok[None, :]
         k = tl.load(k_ptr + kv_at, mask=kv_ok, other=0.0)
         scores = tl.dot(q, tl.trans(k), input_precision="ieee") * scale_log2
         visible = key[None, :] < visible_end[:, None]
         if WINDOWED:
-            visible = visible & (position[:, None] - key[None, :] < window)
+            visible = visible & (origin[:, None] - key[None, :] < window)
         scores = tl.where(visible, scores, float("-inf"))
         new_best = tl.maximum(best, tl.max(scores, 1))
         # a row that has seen no key yet has -inf here, and -inf - -inf would be NaN
@@ -115,7 +110,7 @@ def _paged_attention(
         v = tl.load(v_ptr + kv_at, mask=kv_ok, other=0.0)
         acc = acc * decay[:, None] + tl.dot(weights.to(v.dtype), v, input_precision="ieee")
         best = new_best
-    acc = acc / tl.where(total == 0.0, 1.0, total)[:, None]  # only padding lanes can have seen nothing
+    acc = acc / tl.where(total == 0.0, 1.0, total)[:, None]  # a row may have seen nothing
     tl.store(out_ptr + q_at, acc.to(out_ptr.dtype.element_ty), mask=real[:, None] & dim_ok[None, :])
 
 
@@ -137,26 +132,26 @@ def paged_attention(
     out = torch.empty_like(q)
     packed = heads // kv_heads if grouped else 1
     packed_p2 = triton.next_power_of_2(packed)
-    rows, keys, warps = tile_sizes(packed_p2, dim, q.element_size(), batch.max_rows)
-    grid = (triton.cdiv(batch.max_rows, rows), heads // packed, len(batch.cached))
+    rows, keys, warps = tile_sizes(packed_p2, dim, q.element_size(), batch.tile_rows)
+    grid = (triton.cdiv(batch.tile_rows, rows), heads // packed, len(batch.tiles))
     _paged_attention[grid](
-        q, k_cache, v_cache, out, batch.seq_rows, batch.cached, batch.kv_len, batch.page_table,
+        q, k_cache, v_cache, out, batch.tiles, batch.visible_end, batch.window_origin, batch.page_table,
         batch.page_table.stride(0), scale * LOG2_E, 0 if window is None else window,
-        HEADS=heads, KV_HEADS=kv_heads, DIM=dim, BLOCK=batch.block_size, PAGE=batch.page_size,
+        HEADS=heads, KV_HEADS=kv_heads, DIM=dim, PAGE=batch.page_size,
         PACKED=packed, PACKED_P2=packed_p2, ROWS=rows, KEYS=keys, DIM_P2=max(16, triton.next_power_of_2(dim)),
         WINDOWED=window is not None, num_warps=warps, num_stages=2,
     )  # fmt: skip
     return out
 
 
-def tile_sizes(packed_p2: int, dim: int, element_size: int, max_rows: int) -> tuple[int, int, int]:
+def tile_sizes(packed_p2: int, dim: int, element_size: int, tile_rows: int) -> tuple[int, int, int]:
     """(query rows, keys, warps) of a program. A tile is at least 16 lanes (row, head) high: 64 for short decode
     blocks, so that one request still spreads over several multiprocessors, 128 for prefill. float32, which has no
     matrix unit of full precision, keeps both sides at 32 so that a tile fits the registers."""
     if element_size == 4:
         lanes, keys, warps = 32, 32, 8
     else:
-        lanes, keys = (128 if max_rows > 128 else 64), (64 if dim <= 128 else 32)
+        lanes, keys = (128 if tile_rows > 128 else 64), (64 if dim <= 128 else 32)
         warps = 8 if lanes == 128 else 4
     least = max(1, 16 // packed_p2)
-    return min(max(least, lanes // packed_p2), max(least, triton.next_power_of_2(max_rows))), keys, warps
+    return min(max(least, lanes // packed_p2), max(least, triton.next_power_of_2(tile_rows))), keys, warps

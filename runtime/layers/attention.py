@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 import torch
 
 from runtime.errors import ConfigError
-
-if TYPE_CHECKING:  # models import layers
-    from runtime.models.base import ForwardBatch
+from runtime.kernels.batch import ForwardBatch
+from runtime.layers.kv_pool import LayerKV
 
 
 @dataclass(frozen=True)
@@ -32,16 +31,15 @@ class AttentionShape:
 class Attention(Protocol):
     """One implementation, built for one shape, device and dtype. The K/V of the batch's rows are in the pool already.
 
-    The query at position a sees keys k < min((a // block_size + 1) * block_size, kv_len) of its own sequence, and with
-    a window W only those with a - k < W (decoding.md 2). Softmax and sums run in float32 (float64 for float64).
+    What a row sees is the batch's to say (``ForwardBatch``). Softmax and sums run in float32 (float64 for float64).
     """
 
     def plan(self, batch: ForwardBatch, window: int | None = None) -> Any:
         """What depends on the batch alone, made once a forward and used by every layer."""
         ...
 
-    def attend(self, q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, plan: Any) -> torch.Tensor:
-        """q [rows, heads, head_dim], one layer's pools [pages, page_size, kv_heads, head_dim] -> like q."""
+    def attend(self, q: torch.Tensor, kv: LayerKV, plan: Any) -> torch.Tensor:
+        """q [rows, heads, head_dim] over one layer's pages -> like q."""
         ...
 
 

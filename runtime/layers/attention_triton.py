@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import torch
 
+from runtime.kernels.batch import ForwardBatch
 from runtime.kernels.paged_attention import paged_attention
 from runtime.layers.attention import AttentionShape
+from runtime.layers.kv_pool import LayerKV
 
-if TYPE_CHECKING:  # models import layers
-    from runtime.models.base import ForwardBatch
-
-Plan = tuple["ForwardBatch", int | None]
+Plan = tuple[ForwardBatch, int | None]
 
 
 class TritonAttention:
@@ -25,6 +22,6 @@ class TritonAttention:
     def plan(self, batch: ForwardBatch, window: int | None = None) -> Plan:
         return batch, window
 
-    def attend(self, q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, plan: Plan) -> torch.Tensor:
+    def attend(self, q: torch.Tensor, kv: LayerKV, plan: Plan) -> torch.Tensor:
         batch, window = plan
-        return paged_attention(q, k_cache, v_cache, batch, scale=self.shape.scale, window=window, grouped=self.grouped)
+        return paged_attention(q, kv.k, kv.v, batch, scale=self.shape.scale, window=window, grouped=self.grouped)

@@ -1,4 +1,4 @@
-"""What a model family gives the engine, and what the engine gives a model's forward."""
+"""What a model family gives the engine."""
 
 from __future__ import annotations
 
@@ -9,41 +9,18 @@ from typing import Any, Protocol
 import torch
 
 from runtime.errors import ConfigError
-
-
-@dataclass(frozen=True)
-class ForwardBatch:
-    """One forward's rows and how they attend. Row r of sequence n sits at ``positions[r]``.
-
-    The rows of a sequence are contiguous, ``seq_rows[n]:seq_rows[n+1]``, and their positions are consecutive, starting
-    at ``cached[n]``. Every row's K/V is written to ``slots[r]`` before attention; the query at position ``a`` then sees
-    keys at positions ``k < min((a // block_size + 1) * block_size, kv_len[n])`` through the page table
-    (decoding.md section 2: the cached prefix whole, block-causal among the new rows).
-    """
-
-    tokens: torch.Tensor  # int64 [rows]
-    positions: torch.Tensor  # int64 [rows]
-    slots: torch.Tensor  # int64 [rows], page * page_size + offset
-    seq_rows: torch.Tensor  # int32 [seqs + 1]
-    cached: torch.Tensor  # int32 [seqs], position of the sequence's first row
-    kv_len: torch.Tensor  # int32 [seqs], cached + rows of the sequence
-    page_table: torch.Tensor  # int32 [seqs, pages]; entries past a sequence's end are some valid page
-    block_size: int
-    page_size: int
-    max_rows: int  # largest number of rows of one sequence
-    max_kv: int  # largest kv_len
+from runtime.kernels.batch import ForwardBatch
+from runtime.layers.kv_pool import KVPool, KVShape
 
 
 class Model(Protocol):
-    """A built model. `kv_cache` is the unified pool [2, layers, pages, page_size, kv_heads, head_dim]."""
+    """A built model."""
 
-    num_layers: int
-    num_kv_heads: int
-    head_dim: int
+    kv_shapes: tuple[KVShape, ...]  # what each layer stores
     vocab_size: int
 
-    def forward(self, batch: ForwardBatch, kv_cache: torch.Tensor) -> torch.Tensor:
-        """Hidden states after the final norm, [rows, hidden]."""
+    def forward(self, batch: ForwardBatch, pool: KVPool) -> torch.Tensor:
+        """Hidden states after the final norm, [rows, hidden]. The rows' K/V goes into `pool`."""
         ...
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:

@@ -9,15 +9,17 @@ import torch
 from torch import nn
 
 from runtime.errors import ConfigError
+from runtime.kernels.batch import ForwardBatch
 from runtime.kernels.dispatch import Kernels, select_kernels
 from runtime.layers.attention import AttentionShape, make_attention
 from runtime.layers.embedding import Embedding
+from runtime.layers.kv_pool import KVPool, KVShape
 from runtime.layers.linear import Linear, empty_parameter, head_logits
 from runtime.layers.mlp import SwiGLU
 from runtime.layers.moe import MoE
 from runtime.layers.norm import RMSNorm
 from runtime.layers.rotary import RotaryTable
-from runtime.models.base import Family, ForwardBatch, register_family
+from runtime.models.base import Family, register_family
 from runtime.models.llada2_config import LLaDA2Arch, parse
 from runtime.models.llada2_weights import weights
 
@@ -25,9 +27,9 @@ from runtime.models.llada2_weights import weights
 class Step:
     """What one forward hands to every layer."""
 
-    def __init__(self, batch: ForwardBatch, kv_cache: torch.Tensor, table: torch.Tensor, attention: Any) -> None:
+    def __init__(self, batch: ForwardBatch, pool: KVPool, table: torch.Tensor, attention: Any) -> None:
         self.batch = batch
-        self.kv_cache = kv_cache
+        self.pool = pool
         self.table = table
         self.attention = attention
         self.plan = attention.plan(batch)
@@ -51,9 +53,9 @@ class SelfAttention(nn.Module):
             self.qkv(x), step.batch.positions, step.table, self.q_norm.weight, self.k_norm.weight,
             self.arch.heads, self.arch.kv_heads, self.arch.eps,
         )  # fmt: skip
-        keys, values = step.kv_cache[0, layer], step.kv_cache[1, layer]
-        self.kernels.write_kv(k, v, step.batch.slots, keys, values)
-        return self.out(step.attention.attend(q, keys, values, step.plan).flatten(1))
+        kv = step.pool.layer(layer)
+        self.kernels.write_kv(k, v, step.batch.slots, kv.k, kv.v)
+        return self.out(step.attention.attend(q, kv, step.plan).flatten(1))
 
 
 class Layer(nn.Module):
@@ -94,8 +96,8 @@ class LLaDA2(nn.Module):
         where: dict[str, Any] = {"device": device, "dtype": dtype}
         shape = AttentionShape(arch.heads, arch.kv_heads, arch.head_dim, arch.head_dim**-0.5)
         self.arch = arch
-        self.num_layers, self.num_kv_heads = arch.layers, arch.kv_heads
-        self.head_dim, self.vocab_size = arch.head_dim, arch.vocab_size
+        self.kv_shapes = (KVShape(arch.kv_heads, arch.head_dim, arch.head_dim),) * arch.layers
+        self.vocab_size = arch.vocab_size
         self.attention = make_attention(attn_impl, shape, device, dtype)
         self.rotary = RotaryTable(arch.rotary_dim, arch.rope_theta, arch.max_positions, **where)
         self.embedding = Embedding(arch.vocab_size, arch.hidden, **where)
@@ -104,8 +106,8 @@ class LLaDA2(nn.Module):
         self.head = None if arch.tied else empty_parameter(arch.vocab_size, arch.hidden, **where)
 
     @torch.inference_mode()
-    def forward(self, batch: ForwardBatch, kv_cache: torch.Tensor) -> torch.Tensor:
-        step = Step(batch, kv_cache, self.rotary.cover(batch.max_kv), self.attention)
+    def forward(self, batch: ForwardBatch, pool: KVPool) -> torch.Tensor:
+        step = Step(batch, pool, self.rotary.cover(batch.reach), self.attention)
         x, residual = self.embedding(batch.tokens), None
         for layer in self.layers:
             x, residual = layer(x, residual, step)

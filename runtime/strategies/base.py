@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from runtime.engine.io import RequestSpec
-from runtime.engine.plan import BlockResults
+from runtime.engine.plan import BlockResults, Ints
 from runtime.engine.request import Block, Request
 from runtime.errors import ConfigError
 
@@ -41,6 +41,11 @@ class Strategy(Protocol):
 
     def open(self, request: Request) -> int:
         """Open the blocks that this step may open; the rows that all open blocks feed, from ``request.target`` on."""
+        ...
+
+    def visible_end(self, requests: Sequence[Request], owner: Ints, positions: Ints) -> Ints:
+        """[rows]: the row of ``requests[owner[r]]`` at ``positions[r]`` sees that request's keys below it (decoding.md
+        2). Each of those has its K/V in the cache, or is fed by the same step."""
         ...
 
     def sampled(self, request: Request) -> list[Block]:

@@ -6,11 +6,13 @@ here the decisions become state: which blocks are final, which opens next, where
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 import numpy.typing as npt
 
 from runtime.engine.io import FinishReason, RequestSpec
-from runtime.engine.plan import BlockResults
+from runtime.engine.plan import BlockResults, Ints
 from runtime.engine.request import Block, BlockStatus, Request
 from runtime.strategies.base import DecodingContext, register_strategy
 
@@ -76,6 +78,10 @@ class MultiBlock:
             and newest.same_token_ratio >= decoding.token_stability_threshold
             and not any(block.has_eos for block in blocks)
         )
+
+    def visible_end(self, requests: Sequence[Request], owner: Ints, positions: Ints) -> Ints:
+        """Block-causal: rows come in whole blocks, and see to the end of their own."""
+        return (positions // self.block_size + 1) * self.block_size
 
     def sampled(self, request: Request) -> list[Block]:
         """ACTIVE blocks that can still change; one may force when its predecessor is final or semi-complete (3.1)."""

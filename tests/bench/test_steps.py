@@ -50,9 +50,9 @@ def test_refusals_name_the_flag(arguments, sentence, capsys):
 
 def test_plans_use_each_slot_once():
     plans = [decode_plan(3, 64, block_size=32, page_size=16, mask_id=5, pages=20)]
-    plans += prefill_plans(5, 40, page_size=16, vocab_size=9, pages=20, budget=80)
+    plans += prefill_plans(5, 40, block_size=8, page_size=16, vocab_size=9, pages=20, budget=80)
     for plan in plans:
-        assert len(set(plan.slots.tolist())) == len(plan.slots) == len(plan.tokens) == plan.seq_rows[-1]
+        assert len(set(plan.slots.tolist())) == len(plan.slots) == len(plan.tokens) == plan.tiles[:, 2].sum()
         assert plan.slots.max() < 20 * 16
 
 

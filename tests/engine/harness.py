@@ -19,9 +19,10 @@ from runtime.engine.model_runner import ModelRunner
 from runtime.engine.pace import Pace
 from runtime.engine.plan import BlockResults, StepPlan
 from runtime.engine.request import Request
+from runtime.layers.kv_pool import UnifiedPool
 from runtime.models.base import Model
 from runtime.strategies import DecodingContext, make_strategy
-from tests.engine.hash_model import HashModel, digest, hash_logits
+from tests.engine.hash_model import HashModel, digest, flat, hash_logits
 from tests.oracle.block import Params
 from tests.oracle.block import Shape as OracleShape
 from tests.oracle.decode import LogitsOf, Result, decode
@@ -111,14 +112,11 @@ def make_engine(setup: Setup, model: Model | None = None) -> Engine:
         algorithms=["edit", "fixed", "threshold"],
         defaults=DecodingParams(),
     )
-    pool = torch.zeros(
-        2, model.num_layers, setup.pages, setup.page, model.num_kv_heads, model.head_dim, dtype=torch.float64
-    )
+    pool = UnifiedPool(model.kv_shapes, num_pages=setup.pages, page_size=setup.page, dtype=torch.float64, device="cpu")
     runner = CheckedRunner(
         model,
         pool,
         block_size=setup.block,
-        page_size=setup.page,
         mask_id=setup.mask,
         max_token_id=setup.max_token,
         eos_ids=setup.eos,
@@ -263,15 +261,15 @@ def _counts(waiting: Iterable[tuple[str, str]], counts: Counter[tuple[str, str]]
 
 def check_cached(engine: Engine, request: Request) -> None:
     """Hash model: the K/V below `request.cached` is that of a fresh prefill of the same tokens (decoding.md 5.3)."""
-    info, pool = engine.info, engine.runner.kv_cache.view(2, 2, -1)  # type: ignore[attr-defined]
+    info, pool = engine.info, engine.runner.pool  # type: ignore[attr-defined]
     at = np.arange(request.cached)
     pages = engine.table._pages[request.row][at // info.page_size].astype(np.int64)
     slots = pages * info.page_size + at % info.page_size
     tokens = request.tokens[: request.cached]
-    assert pool[0, 0, slots].tolist() == tokens.tolist()
+    assert flat(pool.layer(0).k)[slots].tolist() == tokens.tolist()
     block = info.block_size
     assert request.cached % block == 0
-    assert pool[0, 1, slots].tolist() == [digest(tokens[: (a // block + 1) * block], a) for a in at.tolist()]
+    assert flat(pool.layer(1).k)[slots].tolist() == [digest(tokens[: (a // block + 1) * block], a) for a in at.tolist()]
 
 
 def check_idle(engine: Engine) -> None:

@@ -15,7 +15,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from runtime.models.base import ForwardBatch
+from runtime.kernels.batch import ForwardBatch
+from runtime.layers.kv_pool import KVPool, KVShape
 
 _U64 = np.uint64
 
@@ -67,37 +68,43 @@ def hash_logits(vocab: int, block: int) -> Callable[[Sequence[int]], np.ndarray]
     return logits_of
 
 
-class HashModel:
-    """`runtime.models.base.Model` on a float64 pool [2, 2, pages, page_size, 1, 1]."""
+def flat(pages: Tensor) -> Tensor:
+    """One number a token: [pages * page_size]."""
+    return pages.view(-1)
 
-    num_layers = 2
-    num_kv_heads = 1
-    head_dim = 1
+
+class HashModel:
+    """`runtime.models.base.Model` on a float64 pool."""
+
+    kv_shapes = (KVShape(1, 1, 1),) * 2
 
     def __init__(self, vocab_size: int) -> None:
         self.vocab_size = vocab_size
 
-    def forward(self, batch: ForwardBatch, kv_cache: Tensor) -> Tensor:
-        pool = kv_cache.view(2, 2, -1)
+    def forward(self, batch: ForwardBatch, pool: KVPool) -> Tensor:
+        (tokens_at, positions_at), (contexts_at, _) = ([flat(side) for side in pool.layer(i)] for i in range(2))
         size = batch.page_size
-        pool[0, 0, batch.slots] = batch.tokens.double()
-        pool[1, 0, batch.slots] = batch.positions.double()
+        tokens_at[batch.slots] = batch.tokens.double()
+        positions_at[batch.slots] = batch.positions.double()
+        tiles, seen = batch.tiles.tolist(), batch.visible_end.tolist()
+        rows = [(request, row) for request, first, count in tiles for row in range(first, first + count)]
+        assert [row for _, row in rows] == list(range(len(batch.tokens))), "each row is in one tile, in order"
+        positions = batch.positions.tolist()
+
+        def slots_of(request: int, end: int) -> Tensor:
+            at = torch.arange(end)
+            return batch.page_table[request].long()[at // size] * size + at % size
+
+        for request, row in rows:
+            slots = slots_of(request, max(seen[row], positions[row] + 1))
+            assert int(batch.slots[row]) == int(slots[positions[row]])
+            slots = slots[: seen[row]]
+            assert positions_at[slots].tolist() == list(range(seen[row])), "another position's K/V is read"
+            contexts_at[batch.slots[row]] = float(digest(tokens_at[slots].long().numpy(), positions[row]))
         out = torch.zeros(len(batch.tokens), 1, dtype=torch.float64)
-        rows = batch.seq_rows.tolist()
-        for n, (cached, length) in enumerate(zip(batch.cached.tolist(), batch.kv_len.tolist(), strict=True)):
-            at = torch.arange(length)
-            slots = batch.page_table[n].long()[at // size] * size + at % size
-            mine = batch.positions[rows[n] : rows[n + 1]].tolist()
-            assert mine == list(range(cached, length)), "a sequence's rows are its positions from `cached` on"
-            assert batch.slots[rows[n] : rows[n + 1]].tolist() == slots[cached:].tolist()
-            assert pool[1, 0, slots].tolist() == at.tolist(), "K/V was read where another position's was written"
-            tokens = pool[0, 0, slots].long().numpy()
-            for a in mine:
-                end = min((a // batch.block_size + 1) * batch.block_size, length)
-                pool[0, 1, slots[a]] = float(digest(tokens[:end], a))
-            for row, a in enumerate(mine, rows[n]):
-                end = min((a // batch.block_size + 1) * batch.block_size, length)
-                out[row, 0] = float(digest(pool[0, 1, slots[:end]].long().numpy(), a))
+        for request, row in rows:
+            contexts = contexts_at[slots_of(request, seen[row])]
+            out[row, 0] = float(digest(contexts.long().numpy(), positions[row]))
         return out
 
     def logits(self, hidden: Tensor) -> Tensor:

@@ -17,9 +17,10 @@ from hypothesis import strategies as st
 
 from runtime.engine.io import EngineOutput
 from runtime.engine.request import Request
-from runtime.models.base import ForwardBatch
+from runtime.kernels.batch import ForwardBatch
+from runtime.layers.kv_pool import KVPool
 from tests.engine.harness import Ask, Run, Setup, check_idle, make_engine, run_all, spec_of
-from tests.engine.hash_model import HashModel
+from tests.engine.hash_model import HashModel, flat
 from tests.engine.samples import asks, examples, setups
 from tests.oracle.block import Params
 
@@ -98,7 +99,7 @@ def test_3_committed_kv_is_a_fresh_prefills(data: st.DataObject) -> None:
                 for side in range(2):
                     for layer in range(2):
                         mine, theirs = (
-                            e.runner.kv_cache[side, layer].reshape(-1)[  # type: ignore[attr-defined]
+                            flat(e.runner.pool.layer(layer)[side])[  # type: ignore[attr-defined]
                                 torch.from_numpy(p[at // setup.page] * setup.page + at % setup.page).long()
                             ]
                             for e, p in ((run.engine, pages), (fresh, other_pages))
@@ -163,10 +164,10 @@ class PoisonedModel(HashModel):
         super().__init__(vocab_size)
         self.poison = poison
 
-    def forward(self, batch: ForwardBatch, kv_cache: torch.Tensor) -> torch.Tensor:
+    def forward(self, batch: ForwardBatch, pool: KVPool) -> torch.Tensor:
         if bool((batch.tokens == self.poison).any()):
             raise RuntimeError("out of luck")
-        return super().forward(batch, kv_cache)
+        return super().forward(batch, pool)
 
 
 @examples(25)

@@ -169,9 +169,9 @@ def kept(llm: LLM, tokens: list[int]) -> torch.Tensor:
     chain: list[bytes] = []
     cache.extend_chain(chain, "", np.array(tokens, dtype=np.int64), len(tokens))
     units = cache.match(chain)
-    pool = engine.runner.kv_cache
+    pool = engine.runner.pool
     pages = [unit * cache.pages_per_unit + i for unit in units for i in range(cache.pages_per_unit)]
-    return pool[:, :, pages].flatten(2, 3)
+    return torch.stack([tensor[:, pages].flatten(1, 2) for tensor in pool.tensors])
 
 
 @pytest.mark.parametrize("algorithm", ["threshold", "edit"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
@@ -11,6 +12,7 @@ from runtime.engine import model_runner
 from runtime.engine.model_runner import ModelRunner
 from runtime.engine.plan import BlockResults, StepPlan
 from runtime.engine.warmup import warm_up
+from runtime.layers.kv_pool import UnifiedPool
 from runtime.samplers import choose
 from tests.engine.harness import Run, Setup
 from tests.engine.hash_model import HashModel
@@ -39,7 +41,7 @@ class Listening(ModelRunner):
 
     def run(self, plan: StepPlan) -> BlockResults | None:
         assert plan.blocks is not None
-        rows = (plan.seq_rows[1:] - plan.seq_rows[:-1]).max()
+        rows = np.bincount(plan.tiles[:, 0], plan.tiles[:, 2]).max()
         self.heard.append((len(plan.tokens), int(rows), int(plan.blocks.sampled.sum())))
         return super().run(plan)
 
@@ -47,12 +49,10 @@ class Listening(ModelRunner):
 def test_warming_up_goes_through_every_size_and_draws_each_row(monkeypatch: pytest.MonkeyPatch) -> None:
     setup = Setup(block=4, page=8)
     model = HashModel(setup.vocab)
-    shape = (2, model.num_layers, 3, setup.page, model.num_kv_heads, model.head_dim)
     runner = Listening(
         model,
-        torch.zeros(shape, dtype=torch.float64),
+        UnifiedPool(model.kv_shapes, num_pages=3, page_size=setup.page, dtype=torch.float64, device="cpu"),
         block_size=setup.block,
-        page_size=setup.page,
         mask_id=setup.mask,
         max_token_id=setup.max_token,
         eos_ids=(),

@@ -3,8 +3,11 @@ suite (realistic shapes) share. References run in float64, on inputs rounded to 
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 
+from runtime.kernels.batch import ForwardBatch
 from runtime.kernels.expert_sort import sort_by_expert, sort_by_expert_reference
 from runtime.kernels.kv_write import write_kv, write_kv_reference
 from runtime.kernels.moe import moe, moe_reference
@@ -64,11 +67,13 @@ def check_rotary(rows: int, heads: int, kv_heads: int, dim: int, rotary: int, dt
 def check_write_kv(rows: int, kv_heads: int, dim: int, page_size: int, dtype: torch.dtype, device: str) -> None:
     pages = -(-rows // page_size) + 2
     slots = torch.randperm(pages * page_size, generator=torch.Generator().manual_seed(9))[:rows].to(device)
+    slots[rows // 2] = -1  # a dead row
     k, v = (random(rows, kv_heads, dim, dtype=dtype, device=device, seed=s) for s in (10, 11))
     pools = [torch.full((2, pages, page_size, kv_heads, dim), -7.0, dtype=dtype, device=device) for _ in range(2)]
     write_kv(k, v, slots, *pools[0])
     write_kv_reference(k, v, slots, *pools[1])
     assert torch.equal(pools[0], pools[1])
+    assert int((pools[0][0].flatten(1) != -7.0).sum()) == (rows - 1) * kv_heads * dim
 
 
 def check_route(rows: int, experts: int, rule: RoutingRule, biased: bool, device: str) -> None:
@@ -138,6 +143,46 @@ def attention_case(
             pool.flatten(0, 1)[slots] = values.to(dtype).to(device)
     q = (torch.randn(len(batch.tokens), heads, dim, generator=generator) * 1.5).to(dtype).to(device)
     return q, k, v, batch
+
+
+def with_any_sight(batch: ForwardBatch, ends: list[int], seed: int = 21) -> ForwardBatch:
+    """The batch with rows that see as far as they please (`ends`: of each request's K/V), windows that count from
+    anywhere before, and two dead rows and a tile of none after it."""
+    generator = torch.Generator().manual_seed(seed)
+    device, rows = batch.tokens.device, len(batch.tokens)
+    request = torch.repeat_interleave(batch.tiles[:, 0].long(), batch.tiles[:, 2].long()).cpu()
+    share = torch.rand(2, rows, generator=generator)
+    positions = batch.positions.cpu()
+    visible_end = positions + 1 + ((torch.tensor(ends)[request] - positions) * share[0]).long()
+    origin = ((positions + 1) * share[1]).long()
+
+    def longer(values: torch.Tensor, dead: int) -> torch.Tensor:
+        return torch.cat([values.to(device), torch.full((2,), dead, dtype=values.dtype, device=device)])
+
+    return replace(
+        batch,
+        tokens=longer(batch.tokens, 0),
+        positions=longer(batch.positions, 0),
+        slots=longer(batch.slots, -1),
+        visible_end=longer(visible_end.clamp(max=torch.tensor(ends)[request]).int(), 0),
+        window_origin=longer(origin, 0),
+        tiles=torch.cat([batch.tiles, torch.zeros(1, 3, dtype=torch.int32, device=device)]),
+    )
+
+
+def check_sight(
+    runs: list[tuple[int, int]], heads: int, kv_heads: int, dim: int, page_size: int, window: int | None,
+    dtype: torch.dtype, device: str,
+) -> None:  # fmt: skip
+    """Rows that see anything: causal, whole canvases, windows of canvases; and dead rows beside them."""
+    q, k, v, batch = attention_case(runs, heads, kv_heads, dim, 1, page_size, dtype, device)
+    rows = len(q)
+    batch = with_any_sight(batch, [cached + new for cached, new in runs])
+    q = torch.cat([q, torch.full_like(q[:2], float("nan"))])
+    expected = paged_attention_reference(q.double(), k.double(), v.double(), batch, scale=dim**-0.5, window=window)
+    for grouped in (False, True):
+        out = paged_attention(q, k, v, batch, scale=dim**-0.5, window=window, grouped=grouped)
+        assert_near(out[:rows], expected[:rows], dtype)
 
 
 def check_attention(

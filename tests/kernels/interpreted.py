@@ -104,6 +104,11 @@ def test_attention_pages_and_windows(block_size, page_size, window):
     cases.check_attention([(40, 8), (0, 36), (64, 5)], 2, 1, 20, block_size, page_size, window, torch.float32, "cpu")
 
 
+@pytest.mark.parametrize("window", [None, 3])
+def test_attention_of_rows_that_see_anything(window):
+    cases.check_sight([(9, 6), (0, 11), (5, 1)], 2, 1, 16, 4, window, torch.float32, "cpu")
+
+
 def test_attention_and_all_else_in_a_whole_model(tmp_path):
     """Every kernel in its place: a tiny model on the Triton path equals itself on the torch path."""
     write_tiny(tmp_path, seed=4, num_hidden_layers=2, head_dim=16)

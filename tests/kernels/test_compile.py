@@ -105,18 +105,18 @@ def test_moe_combine(dtype):
 
 @DTYPES
 @pytest.mark.parametrize(
-    ("max_rows", "packed", "windowed"),
-    [(32, 4, False), (4096, 4, True), (32, 1, False), (4096, 1, False), (64, 7, False)],
+    ("tile_rows", "packed", "windowed"),
+    [(32, 4, False), (256, 4, True), (32, 1, False), (256, 1, False), (64, 7, False)],
 )
-def test_paged_attention(dtype, max_rows, packed, windowed):
+def test_paged_attention(dtype, tile_rows, packed, windowed):
     p, size = POINTER[dtype], torch.tensor([], dtype=dtype).element_size()
     packed_p2 = triton.next_power_of_2(packed)
-    rows, keys, warps = paged_attention.tile_sizes(packed_p2, 128, size, max_rows)
+    rows, keys, warps = paged_attention.tile_sizes(packed_p2, 128, size, tile_rows)
     types = dict.fromkeys(("q_ptr", "k_ptr", "v_ptr", "out_ptr"), p)
-    types |= dict.fromkeys(("seq_rows_ptr", "cached_ptr", "kv_len_ptr", "table_ptr"), "*i32")
-    types |= {"table_stride": "i32", "scale_log2": "fp32", "window": "i32"}
+    types |= dict.fromkeys(("tiles_ptr", "visible_end_ptr", "table_ptr"), "*i32")
+    types |= {"origin_ptr": "*i64", "table_stride": "i32", "scale_log2": "fp32", "window": "i32"}
     constants = {
-        "HEADS": 4 * packed, "KV_HEADS": 4, "DIM": 128, "BLOCK": 32, "PAGE": 32, "PACKED": packed,
+        "HEADS": 4 * packed, "KV_HEADS": 4, "DIM": 128, "PAGE": 32, "PACKED": packed,
         "PACKED_P2": packed_p2, "ROWS": rows, "KEYS": keys, "DIM_P2": 128, "WINDOWED": windowed,
     }  # fmt: skip
     build(paged_attention._paged_attention, types, constants, num_warps=warps, num_stages=2)

@@ -97,6 +97,13 @@ def test_attention_head_dims(dim, dtype):
     cases.check_attention([(64, 32), (0, 200)], 4, 2, dim, 32, 32, None, dtype, "cuda")
 
 
+@dtypes
+@pytest.mark.parametrize("window", [None, 48])
+@pytest.mark.parametrize(("heads", "kv_heads"), [(16, 4), (4, 4)])
+def test_attention_of_rows_that_see_anything(heads, kv_heads, window, dtype):
+    cases.check_sight([(512, 300), (0, 256), (77, 1), (96, 32)], heads, kv_heads, 128, 32, window, dtype, "cuda")
+
+
 def test_attention_of_a_row_does_not_depend_on_the_batch():
     q, k, v, batch = cases.attention_case([(512, 32)] * 4 + [(0, 100)], 16, 4, 128, 32, 32, torch.bfloat16, "cuda")
     scale = {"scale": 128**-0.5}

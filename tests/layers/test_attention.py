@@ -10,7 +10,8 @@ from runtime.kernels.paged_attention import paged_attention_reference
 from runtime.layers import attention_torch
 from runtime.layers.attention import AttentionShape, attention_names, make_attention
 from runtime.layers.attention_torch import TorchAttention
-from tests.kernels.cases import attention_case
+from runtime.layers.kv_pool import LayerKV
+from tests.kernels.cases import attention_case, with_any_sight
 
 SIZES = [1, 2, 4, 8, 16, 32]
 
@@ -18,7 +19,7 @@ SIZES = [1, 2, 4, 8, 16, 32]
 def compare(runs, heads, kv_heads, block_size, page_size, window, dtype=torch.float64, seed=0):
     q, k, v, batch = attention_case(runs, heads, kv_heads, 8, block_size, page_size, dtype, "cpu", seed)
     attention = TorchAttention(AttentionShape(heads, kv_heads, 8, 8**-0.5), dtype)
-    out = attention.attend(q, k, v, attention.plan(batch, window))
+    out = attention.attend(q, LayerKV(k, v), attention.plan(batch, window))
     expected = paged_attention_reference(q.double(), k.double(), v.double(), batch, scale=8**-0.5, window=window)
     tolerance = {torch.float64: 1e-11, torch.float32: 1e-5, torch.bfloat16: 3e-2}[dtype]
     torch.testing.assert_close(out.double(), expected, rtol=tolerance, atol=tolerance)
@@ -35,6 +36,34 @@ def compare(runs, heads, kv_heads, block_size, page_size, window, dtype=torch.fl
 )
 def test_equals_the_reference(runs, heads, block_size, page_size, window, seed):
     compare(runs, *heads, block_size, page_size, window, seed=seed)
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    runs=st.lists(st.tuples(st.integers(0, 20), st.integers(1, 20)), min_size=1, max_size=5),
+    page_size=st.sampled_from([1, 4, 32]),
+    window=st.sampled_from([None, 1, 5, 40]),
+    seed=st.integers(0, 9),
+)
+def test_each_row_sees_what_it_says(runs, page_size, window, seed):
+    """Implementation and reference against sums key by key; dead rows are left alone."""
+    q, k, v, batch = attention_case(runs, 2, 1, 8, 1, page_size, torch.float64, "cpu", seed)
+    batch = with_any_sight(batch, [cached + new for cached, new in runs], seed)
+    q = torch.cat([q, torch.full_like(q[:2], float("nan"))])
+    attention = TorchAttention(AttentionShape(2, 1, 8, 0.5), torch.float64)
+    out = attention.attend(q, LayerKV(k, v), attention.plan(batch, window))
+    reference = paged_attention_reference(q, k, v, batch, scale=0.5, window=window)
+    row = 0
+    for request, (_, new) in enumerate(runs):
+        for _ in range(new):
+            end, origin = int(batch.visible_end[row]), int(batch.window_origin[row])
+            seen = [key for key in range(end) if window is None or origin - key < window]
+            slots = [int(batch.page_table[request, key // page_size]) * page_size + key % page_size for key in seen]
+            weights = (torch.einsum("hd,kd->hk", q[row], k.view(-1, 8)[slots]) * 0.5).softmax(-1)
+            expected = weights @ v.view(-1, 8)[slots]
+            torch.testing.assert_close(out[row], expected, rtol=1e-11, atol=1e-11)
+            torch.testing.assert_close(reference[row], expected, rtol=1e-11, atol=1e-11)
+            row += 1
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -69,10 +98,10 @@ def test_a_sequence_with_nan_keys_harms_no_other():
     q, k, v, batch = attention_case([(40, 8), (24, 8), (37, 8)], 2, 1, 8, 8, 8, torch.float32, "cpu")
     attention = TorchAttention(AttentionShape(2, 1, 8, 1.0), torch.float32)
     plan = attention.plan(batch)
-    healthy = attention.attend(q, k, v, plan)
+    healthy = attention.attend(q, LayerKV(k, v), plan)
     page = int(batch.page_table[1, 0])
     k[page] = v[page] = float("nan")
-    harmed = attention.attend(q, k, v, plan)
+    harmed = attention.attend(q, LayerKV(k, v), plan)
     assert torch.equal(harmed[:8], healthy[:8])
     assert torch.equal(harmed[16:], healthy[16:])
     assert harmed[8:16].isnan().all()

@@ -6,7 +6,8 @@ from collections.abc import Sequence
 
 import torch
 
-from runtime.models.base import ForwardBatch
+from runtime.kernels.batch import ForwardBatch, cut_tiles
+from runtime.layers.kv_pool import UnifiedPool
 
 
 def make_batch(
@@ -14,24 +15,24 @@ def make_batch(
 ) -> ForwardBatch:
     """`rows`: for each sequence its ids, the first position to run and the end of the run. `tables` [seqs, pages]."""
     device = tables.device
+    firsts, ends = (torch.tensor(numbers) for numbers in zip(*((first, end) for _, first, end in rows), strict=True))
+    lengths = ends - firsts
     tokens = torch.tensor([t for ids, first, end in rows for t in ids[first:end]])
     positions = torch.cat([torch.arange(first, end) for _, first, end in rows])
-    lengths = torch.tensor([end - first for _, first, end in rows])
     owner = torch.repeat_interleave(torch.arange(len(rows)), lengths)
     slots = tables.cpu()[owner, positions // page_size].long() * page_size + positions % page_size
-    ends = torch.tensor([end for _, _, end in rows])
+    tiles = torch.from_numpy(cut_tiles(lengths.numpy()))
     return ForwardBatch(
         tokens=tokens.to(device),
         positions=positions.to(device),
         slots=slots.to(device),
-        seq_rows=torch.cat([torch.zeros(1, dtype=torch.long), lengths.cumsum(0)]).int().to(device),
-        cached=torch.tensor([first for _, first, _ in rows]).int().to(device),
-        kv_len=ends.int().to(device),
+        visible_end=torch.minimum((positions // block_size + 1) * block_size, ends[owner]).int().to(device),
+        window_origin=positions.to(device),
+        tiles=tiles.to(device),
         page_table=tables.int(),
-        block_size=block_size,
         page_size=page_size,
-        max_rows=int(lengths.max()),
-        max_kv=int(ends.max()),
+        tile_rows=int(tiles[:, 2].max()),
+        reach=int(ends.max()),
     )
 
 
@@ -46,10 +47,13 @@ def page_tables(lengths: Sequence[int], page_size: int, random: torch.Generator)
     return tables, sum(counts) + 1
 
 
-def poisoned_pool(model: object, pages: int, page_size: int, dtype: torch.dtype, device: str = "cpu") -> torch.Tensor:
-    """A unified pool full of NaN: whatever reads a slot that nobody wrote shows it."""
-    shape = (2, model.num_layers, pages, page_size, model.num_kv_heads, model.head_dim)  # type: ignore[attr-defined]
-    return torch.full(shape, float("nan"), dtype=dtype, device=device)
+def poisoned_pool(model: object, pages: int, page_size: int, dtype: torch.dtype, device: str = "cpu") -> UnifiedPool:
+    """A pool full of NaN: whatever reads a slot that nobody wrote shows it."""
+    shapes = model.kv_shapes  # type: ignore[attr-defined]
+    pool = UnifiedPool(shapes, num_pages=pages, page_size=page_size, dtype=dtype, device=device)
+    for tensor in pool.tensors:
+        tensor.fill_(float("nan"))
+    return pool
 
 
 def logits_in_chunks(

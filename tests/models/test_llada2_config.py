@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from runtime.errors import ConfigError
+from runtime.layers.kv_pool import KVShape
 from runtime.models import families, resolve_family
 from runtime.models.architectures import architecture, random_model
 from runtime.models.llada2 import detect
@@ -96,4 +97,5 @@ def test_detection():
 
 def test_what_the_engine_reads():
     model = random_model(architecture("llada2-tiny"), device="cpu", dtype=torch.float32, attn_impl="torch")
-    assert (model.num_layers, model.num_kv_heads, model.head_dim, model.vocab_size) == (3, 2, 32, 1024)
+    assert model.kv_shapes == (KVShape(2, 32, 32),) * 3
+    assert model.vocab_size == 1024
