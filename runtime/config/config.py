@@ -63,15 +63,9 @@ class EngineConfig:
     def _check_combinations(self) -> None:
         if self.eos_token_ids is not None and self.mask_token_id in self.eos_token_ids:
             raise ConfigError(f"--eos-token-ids: {self.mask_token_id} is also --mask-token-id")
-        block, page, buffer = self.block_size, self.page_size, self.buffer_size
+        block, page = self.block_size, self.page_size
         if block and page and block % page and page % block:
             raise ConfigError(f"--page-size: {page} is neither a multiple nor a divisor of --block-size {block}")
-        need = (block or 0) * ((buffer or 1) + 1)  # decoding.md 3 rule 7: a step of one request fits a forward
-        if self.max_num_batched_tokens < need:
-            raise ConfigError(
-                f"--max-num-batched-tokens: {self.max_num_batched_tokens} is less than a step of one request needs, "
-                f"(--buffer-size {buffer or 1} + 1) * --block-size {block} = {need}"
-            )
         if self.sampling_mode == "edit" and self.remask_threshold:
             raise ConfigError("--remask-threshold: only the threshold algorithm masks again; not with edit")
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
+from collections import deque
 
 import torch
 
@@ -12,12 +13,14 @@ from runtime.engine.kv_cache import KVCacheManager
 from runtime.engine.model_runner import Runner
 from runtime.engine.page_table import PageTable
 from runtime.engine.plan import BlockResults
-from runtime.engine.planner import build_plan
-from runtime.engine.request import Block, BlockStatus, Request, Status
+from runtime.engine.planner import Sampled, build_plan, denoises
+from runtime.engine.request import BlockStatus, Request, Status
 from runtime.engine.scheduler import Scheduler, Turn, TurnError
 from runtime.strategies.base import Strategy
 
 log = logging.getLogger(__name__)
+
+OBSERVATIONS = 2**14  # of each sort that are kept for the next `stats`; nobody may ever ask
 
 
 class Engine:
@@ -55,6 +58,9 @@ class Engine:
         self._arrivals = 0
         self._closed = False
         self._stats = EngineStats(pages_total=info.num_pages)
+        self._step_seconds: deque[float] = deque(maxlen=OBSERVATIONS)
+        self._batch_sizes: deque[int] = deque(maxlen=OBSERVATIONS)
+        self._block_steps: deque[int] = deque(maxlen=OBSERVATIONS)
 
     def add(self, spec: RequestSpec) -> None:
         """Queue a request; ValueError if its id is in use, RuntimeError once closed. Everything else was checked by
@@ -84,7 +90,7 @@ class Engine:
         """One forward for whoever has a turn; the news of their requests. [] when there was nothing to do.
 
         An exception while running it ends the requests of this step with ``finish_reason="error"``, and no others; one
-        of the strategy while the step is planned, only the request it was about.
+        of the strategy about a request, only that request.
 
         Raises:
             torch.AcceleratorError: the device failed; nothing can run in this process any more.
@@ -92,14 +98,16 @@ class Engine:
         try:
             turns = self.scheduler.schedule()
         except TurnError as error:
-            log.error("the strategy failed on a request, which ends with an error", exc_info=error.__cause__)
-            return self._fail([error.request], error.__cause__ or error)
+            return self._strategy_failed(error.request, error.__cause__ or error)
         if not turns:
             return []
-        started = time.perf_counter()
         outputs: list[EngineOutput] = []
+        started = time.perf_counter()
+        turns, sampled = self._sampled(turns, outputs)
+        if not turns:
+            return outputs
         try:
-            plan, sampled = build_plan(turns, table=self.table, strategy=self.strategy, block_size=self.info.block_size)
+            plan = build_plan(turns, sampled, table=self.table, strategy=self.strategy, block_size=self.info.block_size)
             results = self.runner.run(plan)
             self._apply(turns, sampled, results, outputs)
         except torch.AcceleratorError:
@@ -110,14 +118,28 @@ class Engine:
         self._stats.steps += 1
         seconds = time.perf_counter() - started
         self.scheduler.pace.learn(len(plan.tokens), seconds)
-        self._stats.step_seconds.append(seconds)
-        self._stats.batch_sizes.append(len(turns))
+        self._step_seconds.append(seconds)
+        self._batch_sizes.append(len(turns))
         return outputs
+
+    def _sampled(self, turns: list[Turn], outputs: list[EngineOutput]) -> tuple[list[Turn], Sampled]:
+        """The blocks that each turn samples, and the turns without those on whose requests the strategy fails."""
+        kept: list[Turn] = []
+        sampled: Sampled = []
+        for turn in turns:
+            if denoises(turn):
+                try:
+                    sampled.append((turn.request, self.strategy.sampled(turn.request)))
+                except Exception as error:
+                    outputs += self._strategy_failed(turn.request, error)
+                    continue
+            kept.append(turn)
+        return kept, sampled
 
     def _apply(
         self,
         turns: list[Turn],
-        sampled: list[tuple[Request, list[Block]]],
+        sampled: Sampled,
         results: BlockResults | None,
         outputs: list[EngineOutput],
     ) -> None:
@@ -132,7 +154,11 @@ class Engine:
                 request.cached += turn.prefill
             elif request.committing:
                 stats.forwards_commit += 1
-                self.strategy.commit(request)
+                try:
+                    self.strategy.commit(request)
+                except Exception as error:
+                    outputs += self._strategy_failed(request, error)
+                    continue
                 self.scheduler.publish(request)
                 self.scheduler.release(request)
                 continue
@@ -140,13 +166,17 @@ class Engine:
                 assert results is not None
                 blocks = sampled[denoised][1]
                 denoised += 1
-                self.strategy.apply(request, blocks, results, first)
-                first += len(blocks)
+                mine, first = first, first + len(blocks)
+                try:
+                    self.strategy.apply(request, blocks, results, mine)
+                except Exception as error:
+                    outputs += self._strategy_failed(request, error)
+                    continue
                 if request.reason is not None or request.spec.report != "final":
                     self._report(request, outputs)
                 for block in blocks:
                     if block.ended or block.status is BlockStatus.TO_CACHE:
-                        stats.block_steps.append(block.steps)
+                        self._block_steps.append(block.steps)
             if request.cached != cached:
                 self.scheduler.publish(request)
             if request.reason is not None:  # answered; its last blocks may still have to reach the cache
@@ -179,6 +209,11 @@ class Engine:
             output.start, output.tokens, output.masked = request.shown
         outputs.append(output)
 
+    def _strategy_failed(self, request: Request, error: BaseException) -> list[EngineOutput]:
+        """Ends this request alone; what the others brought to the step stands."""
+        log.error("the strategy failed on a request, which ends with an error", exc_info=error)
+        return self._fail([request], error)
+
     def _fail(self, requests: list[Request], error: BaseException) -> list[EngineOutput]:
         outputs = []
         for request in requests:
@@ -201,7 +236,7 @@ class Engine:
         del self.runner
 
     def stats(self) -> EngineStats:
-        """Totals since start, gauges now, and the observations since the last call."""
+        """Totals since start, gauges now, and the observations since the last call (the latest, if very many)."""
         stats = self._stats
         stats.waiting = len(self.scheduler.waiting)
         stats.pages_used = self.cache.pages_used
@@ -209,5 +244,11 @@ class Engine:
         stats.preemptions = self.scheduler.preemptions
         stats.prefix_hit_tokens = self.scheduler.prefix_hit_tokens
         report = EngineStats(**{name: getattr(stats, name) for name in EngineStats.__struct_fields__})
-        stats.step_seconds, stats.batch_sizes, stats.block_steps = [], [], []
+        for name, observed in (
+            ("step_seconds", self._step_seconds),
+            ("batch_sizes", self._batch_sizes),
+            ("block_steps", self._block_steps),
+        ):
+            setattr(report, name, list(observed))
+            observed.clear()
         return report

@@ -105,6 +105,17 @@ class KVCacheManager:
             self._refs[unit] = 1
         return taken
 
+    def adopt(self, own: int, key: bytes) -> int | None:
+        """Exchange a unit that nobody else knows for the one known by `key`, if there is one; returns that one."""
+        unit = self._by_key.get(key)
+        if unit is None or unit == own:
+            return None
+        if self._refs[unit] == 0:
+            del self._idle[unit]
+        self._refs[unit] += 1
+        self.release([own])
+        return unit
+
     def publish(self, unit: int, key: bytes) -> None:
         """The unit's content is final: later requests may share it. A key that is already known keeps its unit."""
         if self.prefix_caching and key not in self._by_key:

@@ -16,8 +16,11 @@ from runtime.strategies.base import Strategy
 Sampled = list[tuple[Request, list[Block]]]
 
 
-def build_plan(turns: list[Turn], *, table: PageTable, strategy: Strategy, block_size: int) -> tuple[StepPlan, Sampled]:
-    """The step's plan, and the blocks it samples, request by request in the plan's order."""
+def build_plan(
+    turns: list[Turn], sampled: Sampled, *, table: PageTable, strategy: Strategy, block_size: int
+) -> StepPlan:
+    """The step's plan. `sampled`: of the turns that denoise, in their order, the request and its blocks that are
+    sampled (``Strategy.sampled``)."""
     requests = [turn.request for turn in turns]
     counts = np.array([turn.prefill + turn.decode for turn in turns], dtype=np.int64)
     first = np.array([request.cached for request in requests], dtype=np.int64)
@@ -29,8 +32,9 @@ def build_plan(turns: list[Turn], *, table: PageTable, strategy: Strategy, block
     pages = table.rows([request.row for request in requests], int(visible_end.max()))
     page = positions // table.page_size
     at = pages.ravel().take(owner * pages.shape[1] + page).astype(np.int64)
-    blocks, sampled = _plan_blocks(turns, (np.cumsum(counts) - counts).tolist(), tokens, strategy, block_size)
-    plan = StepPlan(
+    first_rows = (np.cumsum(counts) - counts).tolist()
+    denoising = [row for row, turn in zip(first_rows, turns, strict=True) if denoises(turn)]
+    return StepPlan(
         tokens=tokens,
         positions=positions,
         slots=positions + (at - page) * table.page_size,
@@ -38,30 +42,26 @@ def build_plan(turns: list[Turn], *, table: PageTable, strategy: Strategy, block
         window_origin=positions,
         tiles=cut_tiles(counts),
         page_table=pages,
-        blocks=blocks,
+        blocks=_plan_blocks(sampled, denoising, tokens, block_size),
     )
-    return plan, sampled
 
 
-def _plan_blocks(
-    turns: list[Turn], first_rows: list[int], tokens: np.ndarray, strategy: Strategy, block_size: int
-) -> tuple[BlockPlan | None, Sampled]:
-    sampled: Sampled = []
+def denoises(turn: Turn) -> bool:
+    """Whether blocks of its request are sampled, rather than only written to the cache."""
+    return turn.decode > 0 and not turn.request.committing
+
+
+def _plan_blocks(sampled: Sampled, first_rows: list[int], tokens: np.ndarray, block_size: int) -> BlockPlan | None:
     blocks: list[Block] = []
     owners: list[Request] = []
     rows: list[int] = []
-    for turn, first_row in zip(turns, first_rows, strict=True):
-        request = turn.request
-        if not turn.decode or request.committing:
-            continue
-        mine = strategy.sampled(request)
-        sampled.append((request, mine))
+    for (request, mine), first_row in zip(sampled, first_rows, strict=True):
         for block in mine:
             blocks.append(block)
             owners.append(request)
             rows.append(first_row + block.start - request.cached)
     if not blocks:
-        return None, sampled
+        return None
 
     n = len(blocks)
     first = np.array(rows, dtype=np.int64)
@@ -73,7 +73,7 @@ def _plan_blocks(
     unstable = [request.unstable for request in owners]
     if True in unstable:
         needed |= (state == FILLED) & np.array(unstable)[:, None]
-    plan = BlockPlan(
+    return BlockPlan(
         rows=first,
         tokens=tokens[first[:, None] + np.arange(block_size)],
         state=state,
@@ -87,7 +87,6 @@ def _plan_blocks(
         uniform=_uniform(owners, blocks, per_block, block_size),
         groups=_groups(owners),
     )
-    return plan, sampled
 
 
 def _remasked(blocks: list[Block], block_size: int) -> np.ndarray | None:

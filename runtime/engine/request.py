@@ -82,8 +82,6 @@ class Request:
 
     def __init__(self, spec: RequestSpec, strategy: Strategy, *, block_size: int, mask_id: int, seq: int) -> None:
         self.spec = spec
-        self.strategy = strategy
-        self.block_size = block_size
         self.seq = seq  # order of arrival
         self.status = Status.WAITING
         self.prompt_len = len(spec.prompt)
@@ -120,7 +118,8 @@ class Request:
         self.held = 0  # tokens that the units hold
         self.published = 0  # leading units that the prefix cache knows
         self.chain: list[bytes] = []  # keys of leading units whose content is final, wherever their K/V is
-        self.cached_tokens: int | None = None  # prefix hits at first admission
+        self.cached_tokens: int | None = None  # of the prompt, whose K/V another request computed
+        self.preempted = False
         self.arrived = time.perf_counter()
         self.queue_seconds: float | None = None
         self.params = strategy.param_row(spec)  # float64 [len(Param)], constant over the request's life
@@ -137,6 +136,7 @@ class Request:
 
     def drop_kv(self) -> None:
         """Forget where the K/V was (preemption): what was decoded stays, its K/V is computed again."""
+        self.preempted = True
         self.cached = 0
         self.units = []
         self.held = 0

@@ -15,6 +15,7 @@ from runtime.engine.pace import Pace
 from runtime.engine.page_table import PageTable
 from runtime.engine.queue import FairQueue, deal, served_longest_ago
 from runtime.engine.request import Request, Status
+from runtime.engine.sharing import Sharing
 from runtime.strategies.base import Strategy
 
 
@@ -60,16 +61,22 @@ class Scheduler:
         self.max_requests = max_requests
         self.least = strategy.max_rows()  # rows that any request's turn fits in, its prefill apart
         self.pace = Pace(2 * self.least)
+        self.sharing = Sharing(cache, table)
         self.waiting = FairQueue()
         self.running: list[Request] = []  # in order of arrival
         self.preemptions = 0
-        self.prefix_hit_tokens = 0
+        self._found = 0  # tokens that requests found in the prefix cache when they were admitted
         self._step = 0
         self._left_out = False  # the budget did not reach everybody last time
         self._refused_at: tuple[int, int] | None = None  # request and free units when admission last failed
 
     def add(self, request: Request) -> None:
         self.waiting.add(request)
+
+    @property
+    def prefix_hit_tokens(self) -> int:
+        """Tokens of prompts that did not have to be computed."""
+        return self._found + self.sharing.taken_over
 
     def schedule(self) -> list[Turn]:
         """The turns of the next step; empty when there is nothing to do.
@@ -79,6 +86,7 @@ class Scheduler:
         """
         self._step += 1
         self._admit()
+        self.sharing.begin_step()
         turns: dict[int, Turn] = {}
         left = self.budget
         left_out = False
@@ -89,6 +97,8 @@ class Scheduler:
         for n, request in enumerate(order):
             if request.status is not Status.RUNNING:
                 continue  # made way for somebody in this very loop
+            if request.cached < request.target and self.sharing.holds_back(request):
+                continue
             room = left
             if shared:
                 room = min(left, max(spare, self.least if n < firsts else 0))
@@ -103,6 +113,8 @@ class Scheduler:
             if tokens > request.held and not self._hold_pages(request, tokens, turns):
                 continue
             turns[request.seq] = turn
+            if turn.prefill:
+                self.sharing.computes(request)
             rows = turn.prefill + turn.decode
             left -= rows
             spare -= rows
@@ -192,7 +204,7 @@ class Scheduler:
             self._extend(request, units + fresh)
             if request.cached_tokens is None:
                 request.cached_tokens = request.cached
-                self.prefix_hit_tokens += request.cached
+                self._found += request.cached
                 request.queue_seconds = time.perf_counter() - request.arrived
             at = len(self.running)
             while at and self.running[at - 1].seq > request.seq:

@@ -45,8 +45,10 @@ def draw(
         logits: [rows, vocab]. temperature, top_p, uniform: float64 [rows]; top_k: int64 [rows], 0 is off.
     """
     scaled = logits / temperature.to(logits.dtype)[:, None]
-    if bool(((top_k > 0) | (top_p < 1)).any()):
-        scaled = scaled.masked_fill(~_kept(scaled, top_k, top_p), float("-inf"))
+    limited = ((top_k > 0) | (top_p < 1)).nonzero()[:, 0]  # only these rows' vocabulary is sorted
+    if len(limited):
+        some = scaled[limited]
+        scaled[limited] = some.masked_fill(~_kept(some, top_k[limited], top_p[limited]), float("-inf"))
     probs = scaled.softmax(dim=1)
     below = probs.cumsum(dim=1, dtype=torch.float64) <= uniform[:, None]
     last = probs.shape[1] - 1 - (probs > 0).flip(1).int().argmax(dim=1)  # if rounding leaves the sum short of `uniform`

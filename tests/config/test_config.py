@@ -212,8 +212,6 @@ def test_what_kubernetes_injects_for_a_service_called_unmask():
         (["--quantization", "fp8"], "--quantization: not built yet"),
         (["--tensor-parallel-size", "2"], r"--tensor-parallel-size: not built yet \(only 1"),
         (["--block-size", "32", "--page-size", "48"], "--page-size: 48"),
-        (["--block-size", "32", "--max-num-batched-tokens", "63"], "--max-num-batched-tokens: 63 .* = 64"),
-        (["--block-size", "8", "--buffer-size", "4", "--max-num-batched-tokens", "39"], "= 40"),
         (["--sampling-mode", "edit", "--remask-threshold", "0.1"], "--remask-threshold"),
         (["--mask-token-id", "3", "--eos-token-ids", "1,3"], "--eos-token-ids: 3"),
         (["--eos-token-ids", "1,,2"], "--eos-token-ids: is empty"),

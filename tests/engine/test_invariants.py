@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 from dataclasses import replace
+from typing import Any
 from unittest.mock import Mock
 
 import numpy as np
@@ -15,6 +16,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from runtime.engine import engine as engine_module
 from runtime.engine.io import EngineOutput
 from runtime.engine.request import Request
 from runtime.kernels.batch import ForwardBatch
@@ -230,26 +232,27 @@ def test_6_a_failing_commit_harms_no_request_of_the_same_id(caplog: pytest.LogCa
     check_idle(run.engine)
 
 
+@pytest.mark.parametrize("method", ["open", "sampled", "apply", "commit"])
 @examples(10)
 @given(st.data())
-def test_6_a_strategy_that_fails_while_planning_harms_only_its_request(data: st.DataObject) -> None:
+def test_6_a_strategy_that_fails_on_a_request_harms_only_that(method: str, data: st.DataObject) -> None:
     logging.getLogger("runtime.engine.engine").setLevel(logging.CRITICAL)
     setup = data.draw(setups())
     run = Run(setup)
     for ask in data.draw(st.lists(asks(setup), min_size=1, max_size=4)):
         run.add(ask)
     run.engine.add(spec_of("bad", Ask((1, 2), Params(max_tokens=9))))
-    works, calls = run.engine.strategy.open, data.draw(st.integers(0, 2))
+    works, calls = getattr(run.engine.strategy, method), data.draw(st.integers(0, 2))
 
-    def fails(request: Request) -> int:
+    def fails(request: Request, *others: Any) -> Any:
         nonlocal calls
         if request.spec.id == "bad":
             calls -= 1
             if calls < 0:
                 raise RuntimeError("out of luck")
-        return works(request)
+        return works(request, *others)
 
-    run.engine.scheduler.strategy = Mock(open=fails)
+    setattr(run.engine.strategy, method, fails)
     ends = []
     while run.engine.has_work():
         for output in run.engine.step():
@@ -307,3 +310,19 @@ def test_max_nfe_counts_steps_alone(algorithm: str) -> None:
         alone = run_all(replace(setup, pages=64, budget=64), [ask])
         assert alone.heard["r0"].outputs[-1].nfe == crowded.heard[f"r{n}"].outputs[-1].nfe
         assert alone.heard["r0"].tokens == crowded.heard[f"r{n}"].tokens
+
+
+def test_6_an_engine_that_nobody_asks_for_statistics_does_not_grow(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(engine_module, "OBSERVATIONS", 5)
+    run = Run(Setup(), make_engine(Setup()))
+    for i in range(4):
+        run.engine.add(spec_of(f"r{i}", Ask((1, 2, i), Params(max_tokens=12, accept_threshold=1.0, ignore_eos=True))))
+    steps = 0
+    while run.engine.has_work():
+        run.engine.step()
+        steps += 1
+    stats = run.engine.stats()
+    assert steps > 5
+    assert stats.steps == steps
+    assert (len(stats.step_seconds), len(stats.batch_sizes), len(stats.block_steps)) == (5, 5, 5)
+    assert run.engine.stats().step_seconds == []

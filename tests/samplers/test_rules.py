@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from runtime.engine.request import FILLED, FIXED, MASKED
 from runtime.errors import ConfigError
 from runtime.samplers import BlockBatch, Param, get_rule, register_rule, rules
+from runtime.samplers import choose as choosing
 from runtime.samplers.choose import ban, draw, greedy, probability
 from runtime.samplers.uniform import uniforms
 from tests.oracle import block as oracle
@@ -172,3 +173,25 @@ def test_registry() -> None:
         get_rule("nope")
     with pytest.raises(ValueError, match="twice"):
         register_rule("edit")(get_rule("edit"))
+
+
+def test_only_the_vocabulary_of_rows_that_limit_it_is_sorted(monkeypatch: pytest.MonkeyPatch) -> None:
+    sorted_rows: list[int] = []
+    kept = choosing._kept
+
+    def counted(scaled: torch.Tensor, top_k: torch.Tensor, top_p: torch.Tensor) -> torch.Tensor:
+        sorted_rows.append(len(scaled))
+        return kept(scaled, top_k, top_p)
+
+    monkeypatch.setattr(choosing, "_kept", counted)
+    logits = torch.randn(8, VOCAB, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    common = {"temperature": torch.ones(8, dtype=torch.float64), "uniform": torch.full((8,), 0.9, dtype=torch.float64)}
+    off = {"top_k": torch.zeros(8, dtype=torch.int64), "top_p": torch.ones(8, dtype=torch.float64)}
+    free = draw(logits, **common, **off)
+    assert sorted_rows == []
+    one = draw(logits, **common, **off | {"top_k": torch.tensor([0, 0, 0, 1, 0, 0, 0, 0])})
+    assert sorted_rows == [1]
+    assert one.token[3] == logits[3].argmax()
+    others = torch.arange(8) != 3
+    assert torch.equal(one.token[others], free.token[others])
+    assert torch.equal(one.conf[others], free.conf[others])

@@ -1,0 +1,53 @@
+"""Equal beginnings of prompts that run at once: one request computes them, the others wait for it and take them over.
+
+What a request finds in the prefix cache when it is admitted (decoding.md 3, rule 1) is what was final by then. Prompts
+that arrive together find nothing; so each looks again before it prefills its next unit. If another request computes
+that unit in the same step, it is held back; once the unit is final, it takes it in the place of its own.
+"""
+
+from __future__ import annotations
+
+from runtime.engine.kv_cache import KVCacheManager
+from runtime.engine.page_table import PageTable
+from runtime.engine.request import Request
+
+
+class Sharing:
+    """Keys of what the requests of one step compute. Whoever is first in a step is never held back."""
+
+    def __init__(self, cache: KVCacheManager, table: PageTable) -> None:
+        self.cache = cache
+        self.table = table
+        self.taken_over = 0  # tokens
+        self._computed: set[bytes] = set()  # in this step, or after it by the same requests
+
+    def begin_step(self) -> None:
+        self._computed.clear()
+
+    def holds_back(self, request: Request) -> bool:
+        """Take over what has become final of what `request` would prefill next; whether the rest is being computed."""
+        cache = self.cache
+        if not cache.prefix_caching or request.cached % cache.unit:
+            return False
+        for n in range(request.cached // cache.unit, request.target // cache.unit):
+            key = request.chain[n]
+            unit = cache.adopt(request.units[n], key)
+            if unit is None:
+                return key in self._computed
+            self._take_over(request, n, unit)
+        return False
+
+    def _take_over(self, request: Request, n: int, unit: int) -> None:
+        request.units[n] = unit
+        self.table.append(request.row, n, [unit])
+        request.cached = (n + 1) * self.cache.unit
+        request.published = n + 1
+        if not request.preempted:  # it would be counted twice: what was computed, or found, before is found again
+            assert request.cached_tokens is not None
+            request.cached_tokens += self.cache.unit
+            self.taken_over += self.cache.unit
+
+    def computes(self, request: Request) -> None:
+        """`request` has a turn that prefills: others need not."""
+        if self.cache.prefix_caching:
+            self._computed.update(request.chain[request.cached // self.cache.unit : request.target // self.cache.unit])
