@@ -22,6 +22,7 @@ from runtime.engine.model_runner import ModelRunner
 from runtime.engine.plan import StepPlan
 from runtime.errors import ConfigError
 from runtime.layers.attention import attention_names
+from runtime.layers.build import Build
 from runtime.layers.kv_pool import UnifiedPool
 from runtime.models.architectures import ARCHITECTURES, architecture, random_model
 from runtime.models.base import Model, resolve_family
@@ -109,14 +110,14 @@ def _set_up(args: argparse.Namespace) -> _Setup:
     if args.graphs and device.type != "cuda":
         raise ConfigError("--graphs needs a CUDA device")
     dtype = DTYPES[args.dtype or ("bfloat16" if device.type == "cuda" else "float32")]
-    attn_impl = args.attn_impl or ("triton_grouped" if device.type == "cuda" else "torch")
+    build = Build.choose(device, dtype, args.attn_impl)
     if args.arch is not None:
         config = dict(architecture(args.arch))
-        return _Setup(random_model(config, device=device, dtype=dtype, attn_impl=attn_impl), config, args, device)
+        return _Setup(random_model(config, build), config, args, device)
     checkpoint = resolve_checkpoint(args.model)
     family = resolve_family(None, checkpoint.config)
     arch = family.parse(checkpoint.config)
-    model = load_model(checkpoint, family, arch, device=device, dtype=dtype, attn_impl=attn_impl)
+    model = load_model(checkpoint, family, arch, build)
     return _Setup(model, checkpoint.config, args, device)
 
 

@@ -13,6 +13,7 @@ from runtime.engine.io import DecodingParams, EngineInfo
 from runtime.engine.model_runner import ModelRunner
 from runtime.engine.warmup import warm_up
 from runtime.errors import ConfigError
+from runtime.layers.build import Build
 from runtime.layers.kv_pool import UnifiedPool, page_bytes
 from runtime.models import Family, resolve_family
 from runtime.models.base import Model
@@ -42,8 +43,7 @@ def load_engine(config: EngineConfig, progress: Progress | None = None) -> Engin
     facts = _facts(config, family, checkpoint, ids, device, dtype)
     strategy = _strategy(facts, family)
     free_at_start = torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else 0
-    attn_impl = config.attn_impl or ("triton_grouped" if device.type == "cuda" else "torch")
-    model = load_model(checkpoint, family, arch, device=device, dtype=dtype, attn_impl=attn_impl, progress=progress)
+    model = load_model(checkpoint, family, arch, Build.choose(device, dtype, config.attn_impl), progress)
     if progress is not None:
         loaded = sum(parameter.nbytes for parameter in cast(nn.Module, model).parameters())
         progress("warmup", loaded, loaded)  # nothing is left to load, so whoever shows a share shows all of it

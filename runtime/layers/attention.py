@@ -10,6 +10,7 @@ import torch
 
 from runtime.errors import ConfigError
 from runtime.kernels.batch import ForwardBatch
+from runtime.layers.build import Build
 from runtime.layers.kv_pool import LayerKV
 
 
@@ -43,35 +44,28 @@ class Attention(Protocol):
         ...
 
 
-Factory = Callable[[AttentionShape, torch.device, torch.dtype], Attention]
+Factory = Callable[[AttentionShape, Build], Attention]
 
 
-def _torch(shape: AttentionShape, device: torch.device, dtype: torch.dtype) -> Attention:
+def _torch(shape: AttentionShape, build: Build) -> Attention:
     from runtime.layers.attention_torch import TorchAttention
 
-    return TorchAttention(shape, dtype)
+    return TorchAttention(shape, build.dtype)
 
 
-def _triton(shape: AttentionShape, device: torch.device, dtype: torch.dtype) -> Attention:
-    return _triton_attention("triton", shape, device, dtype)
-
-
-def _triton_grouped(shape: AttentionShape, device: torch.device, dtype: torch.dtype) -> Attention:
-    return _triton_attention("triton_grouped", shape, device, dtype)
-
-
-def _triton_attention(name: str, shape: AttentionShape, device: torch.device, dtype: torch.dtype) -> Attention:
+def _triton(shape: AttentionShape, build: Build) -> Attention:
     from runtime.layers.attention_triton import TritonAttention
 
-    if device.type != "cuda":
-        raise ConfigError(f"--attn-impl {name} needs a CUDA device, not {device.type}; use --attn-impl torch")
-    if dtype == torch.float64:
+    name = build.attn_impl
+    if build.device.type != "cuda":
+        raise ConfigError(f"--attn-impl {name} needs a CUDA device, not {build.device.type}; use --attn-impl torch")
+    if build.dtype == torch.float64:
         raise ConfigError(f"--attn-impl {name} does not compute in float64; use --attn-impl torch")
     return TritonAttention(shape, grouped=name == "triton_grouped")
 
 
 _IMPLEMENTATIONS: dict[str, Factory] = {
-    "triton_grouped": _triton_grouped,
+    "triton_grouped": _triton,
     "triton": _triton,
     "torch": _torch,
     "naive": _torch,  # an alias
@@ -82,8 +76,9 @@ def attention_names() -> list[str]:
     return list(_IMPLEMENTATIONS)
 
 
-def make_attention(name: str, shape: AttentionShape, device: torch.device, dtype: torch.dtype) -> Attention:
-    """The implementation called `name`; ConfigError where there is none, or it cannot run there."""
+def make_attention(shape: AttentionShape, build: Build) -> Attention:
+    """The implementation that `build` names; ConfigError where there is none, or it cannot run there."""
+    name = build.attn_impl
     if name not in _IMPLEMENTATIONS:
         raise ConfigError(f"--attn-impl {name!r} is not known; known: {', '.join(_IMPLEMENTATIONS)}")
-    return _IMPLEMENTATIONS[name](shape, device, dtype)
+    return _IMPLEMENTATIONS[name](shape, build)

@@ -6,15 +6,15 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from runtime.layers.linear import empty_parameter
+from runtime.layers.build import Build
 
 
 class Embedding(nn.Module):
     """int64 ids [rows] -> [rows, hidden]; unfilled."""
 
-    def __init__(self, vocab_size: int, hidden: int, *, device: torch.device, dtype: torch.dtype) -> None:
+    def __init__(self, build: Build, vocab_size: int, hidden: int) -> None:
         super().__init__()
-        self.weight = empty_parameter(vocab_size, hidden, device=device, dtype=dtype)
+        self.weight = build.parameter(vocab_size, hidden)
 
     def forward(self, ids: torch.Tensor) -> torch.Tensor:
         return F.embedding(ids, self.weight)

@@ -7,22 +7,18 @@ import torch.nn.functional as F
 from torch import nn
 
 from runtime.kernels.precision import wide
+from runtime.layers.build import Build
 
 HEAD_CHUNK = 8192  # vocabulary rows widened at a time where the device cannot accumulate wide by itself
-
-
-def empty_parameter(*shape: int, device: torch.device, dtype: torch.dtype) -> nn.Parameter:
-    """An unfilled parameter without gradient."""
-    return nn.Parameter(torch.empty(*shape, device=device, dtype=dtype), requires_grad=False)
 
 
 class Linear(nn.Module):
     """x W^T (+ b), with x [rows, inputs] and W [outputs, inputs], unfilled."""
 
-    def __init__(self, inputs: int, outputs: int, *, bias: bool, device: torch.device, dtype: torch.dtype) -> None:
+    def __init__(self, build: Build, inputs: int, outputs: int, *, bias: bool) -> None:
         super().__init__()
-        self.weight = empty_parameter(outputs, inputs, device=device, dtype=dtype)
-        self.bias = empty_parameter(outputs, device=device, dtype=dtype) if bias else None
+        self.weight = build.parameter(outputs, inputs)
+        self.bias = build.parameter(outputs) if bias else None
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return F.linear(x, self.weight, self.bias)

@@ -2,31 +2,25 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 import torch.nn.functional as F
 from torch import nn
 
-from runtime.kernels.dispatch import Kernels
 from runtime.kernels.precision import wide
 from runtime.kernels.routing import RoutingRule
-from runtime.layers.linear import empty_parameter
+from runtime.layers.build import Build
 from runtime.layers.mlp import SwiGLU
 
 
 class Router(nn.Module):
     """Scores experts in float32 (float64 for a float64 model), whatever the model's dtype. Unfilled."""
 
-    def __init__(
-        self, hidden: int, experts: int, rule: RoutingRule, *, bias: bool, device: torch.device, dtype: torch.dtype,
-        kernels: Kernels,
-    ) -> None:  # fmt: skip
+    def __init__(self, build: Build, hidden: int, experts: int, rule: RoutingRule, *, bias: bool) -> None:
         super().__init__()
-        self.weight = empty_parameter(experts, hidden, device=device, dtype=wide(dtype))
-        self.bias = empty_parameter(experts, device=device, dtype=wide(dtype)) if bias else None
+        self.weight = build.parameter(experts, hidden, dtype=wide(build.dtype))
+        self.bias = build.parameter(experts, dtype=wide(build.dtype)) if bias else None
         self.rule = rule
-        self.kernels = kernels
+        self.kernels = build.kernels
 
     def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """[rows, hidden] -> ids int32 and weights, both [rows, top_k]."""
@@ -37,16 +31,15 @@ class MoE(nn.Module):
     """Routed experts of `width`, plus shared experts as one SwiGLU of `shared_width` (0: none). Unfilled."""
 
     def __init__(
-        self, hidden: int, width: int, experts: int, shared_width: int, rule: RoutingRule, *, router_bias: bool,
-        device: torch.device, dtype: torch.dtype, kernels: Kernels,
+        self, build: Build, hidden: int, width: int, experts: int, shared_width: int, rule: RoutingRule, *,
+        router_bias: bool,
     ) -> None:  # fmt: skip
         super().__init__()
-        where: dict[str, Any] = {"device": device, "dtype": dtype}
-        self.router = Router(hidden, experts, rule, bias=router_bias, kernels=kernels, **where)
-        self.gate_up = empty_parameter(experts, 2 * width, hidden, **where)
-        self.down = empty_parameter(experts, hidden, width, **where)
-        self.shared = SwiGLU(hidden, shared_width, kernels=kernels, **where) if shared_width else None
-        self.kernels = kernels
+        self.router = Router(build, hidden, experts, rule, bias=router_bias)
+        self.gate_up = build.parameter(experts, 2 * width, hidden)
+        self.down = build.parameter(experts, hidden, width)
+        self.shared = SwiGLU(build, hidden, shared_width) if shared_width else None
+        self.kernels = build.kernels
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         ids, weights = self.router(x)

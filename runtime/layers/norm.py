@@ -5,18 +5,17 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from runtime.kernels.dispatch import Kernels
-from runtime.layers.linear import empty_parameter
+from runtime.layers.build import Build
 
 
 class RMSNorm(nn.Module):
     """Over the last dimension of [rows, size]; unfilled."""
 
-    def __init__(self, size: int, eps: float, *, device: torch.device, dtype: torch.dtype, kernels: Kernels) -> None:
+    def __init__(self, build: Build, size: int, eps: float) -> None:
         super().__init__()
-        self.weight = empty_parameter(size, device=device, dtype=dtype)
+        self.weight = build.parameter(size)
         self.eps = eps
-        self.kernels = kernels
+        self.kernels = build.kernels
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return self.kernels.rms_norm(x, self.weight, self.eps)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 
 from runtime.kernels.precision import wide
+from runtime.layers.build import Build
 
 GRANULE = 512  # rows are added in multiples of it
 
@@ -16,13 +17,11 @@ class RotaryTable:
     exact as near ones. The table covers the model's own limit from the start and grows if a block reaches past it.
     """
 
-    def __init__(
-        self, rotary_dim: int, theta: float, positions: int, *, device: torch.device, dtype: torch.dtype
-    ) -> None:
+    def __init__(self, build: Build, rotary_dim: int, theta: float, positions: int) -> None:
         self.rotary_dim = rotary_dim
         self.theta = theta
-        self.device = device
-        self.dtype = wide(dtype)
+        self.device = build.device
+        self.dtype = wide(build.dtype)
         self.table = self._make(positions)
 
     def cover(self, positions: int) -> torch.Tensor:

@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from runtime.errors import ConfigError
+from runtime.layers.build import Build
 from runtime.models.base import Model, resolve_family
 
 _MINI: dict[str, Any] = {
@@ -78,15 +79,12 @@ def architecture(name: str) -> Mapping[str, Any]:
     return ARCHITECTURES[name]
 
 
-def random_model(
-    config: Mapping[str, Any], *, device: torch.device | str, dtype: torch.dtype, attn_impl: str, seed: int = 0
-) -> Model:
+def random_model(config: Mapping[str, Any], build: Build, seed: int = 0) -> Model:
     """A model of `config`'s shape whose weights are drawn on the device, scaled so that activations stay of order 1
     and routing spreads over the experts."""
     family = resolve_family(None, config)
-    device = torch.device(device)
-    model = family.build(family.parse(config), device=device, dtype=dtype, attn_impl=attn_impl)
-    fill_random(model, torch.Generator(device).manual_seed(seed))
+    model = family.make(family.parse(config), build)
+    fill_random(model, torch.Generator(build.device).manual_seed(seed))
     return model
 
 

@@ -10,6 +10,7 @@ import torch
 
 from runtime.errors import ConfigError
 from runtime.kernels.batch import ForwardBatch
+from runtime.layers.build import Build
 from runtime.layers.kv_pool import KVPool, KVShape
 
 
@@ -33,8 +34,8 @@ class Family:
     """One family of checkpoints: how it is recognised, built and decoded (models.md).
 
     `parse` turns config.json into the family's own frozen architecture dataclass, or raises ConfigError naming the
-    field. `build(arch, device=, dtype=, attn_impl=)` returns the module with unfilled parameters; `weights(arch)` is
-    the ``WeightMap`` of where each tensor of a checkpoint goes (runtime/weights/loader.py).
+    field. `make(arch, build)` returns the module with unfilled parameters; `weights(arch)` is the ``WeightMap`` of
+    where each tensor of a checkpoint goes (runtime/weights/loader.py).
     `turn_end_tokens` and `mask_tokens` are looked up by their text where a checkpoint's files do not give the ids.
     """
 
@@ -42,7 +43,7 @@ class Family:
     aliases: tuple[str, ...]
     detect: Callable[[Mapping[str, Any]], bool]
     parse: Callable[[Mapping[str, Any]], Any]
-    build: Callable[..., Any]
+    make: Callable[[Any, Build], Any]
     weights: Callable[[Any], Any]
     strategies: tuple[str, ...]
     sampling_modes: tuple[str, ...] = ("naive",)

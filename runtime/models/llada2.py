@@ -8,13 +8,12 @@ from typing import Any
 import torch
 from torch import nn
 
-from runtime.errors import ConfigError
 from runtime.kernels.batch import ForwardBatch
-from runtime.kernels.dispatch import Kernels, select_kernels
 from runtime.layers.attention import AttentionShape, make_attention
+from runtime.layers.build import Build
 from runtime.layers.embedding import Embedding
 from runtime.layers.kv_pool import KVPool, KVShape
-from runtime.layers.linear import Linear, empty_parameter, head_logits
+from runtime.layers.linear import Linear, head_logits
 from runtime.layers.mlp import SwiGLU
 from runtime.layers.moe import MoE
 from runtime.layers.norm import RMSNorm
@@ -38,15 +37,15 @@ class Step:
 class SelfAttention(nn.Module):
     """Fused QKV, per-head q/k norm, partial rotary, paged attention, output projection."""
 
-    def __init__(self, arch: LLaDA2Arch, kernels: Kernels, where: dict[str, Any]) -> None:
+    def __init__(self, build: Build, arch: LLaDA2Arch) -> None:
         super().__init__()
         self.arch = arch
-        self.kernels = kernels
+        self.kernels = build.kernels
         width = (arch.heads + 2 * arch.kv_heads) * arch.head_dim
-        self.qkv = Linear(arch.hidden, width, bias=arch.qkv_bias, **where)
-        self.q_norm = RMSNorm(arch.head_dim, arch.eps, kernels=kernels, **where)
-        self.k_norm = RMSNorm(arch.head_dim, arch.eps, kernels=kernels, **where)
-        self.out = Linear(arch.heads * arch.head_dim, arch.hidden, bias=arch.out_bias, **where)
+        self.qkv = Linear(build, arch.hidden, width, bias=arch.qkv_bias)
+        self.q_norm = RMSNorm(build, arch.head_dim, arch.eps)
+        self.k_norm = RMSNorm(build, arch.head_dim, arch.eps)
+        self.out = Linear(build, arch.heads * arch.head_dim, arch.hidden, bias=arch.out_bias)
 
     def forward(self, x: torch.Tensor, step: Step, layer: int) -> torch.Tensor:
         q, k, v = self.kernels.qk_norm_rotary(
@@ -61,18 +60,18 @@ class SelfAttention(nn.Module):
 class Layer(nn.Module):
     """Pre-norm attention and feed-forward; the residual stream is carried beside the branch's output."""
 
-    def __init__(self, arch: LLaDA2Arch, index: int, kernels: Kernels, where: dict[str, Any]) -> None:
+    def __init__(self, build: Build, arch: LLaDA2Arch, index: int) -> None:
         super().__init__()
         self.index = index
-        self.input_norm = RMSNorm(arch.hidden, arch.eps, kernels=kernels, **where)
-        self.attention = SelfAttention(arch, kernels, where)
-        self.post_norm = RMSNorm(arch.hidden, arch.eps, kernels=kernels, **where)
+        self.input_norm = RMSNorm(build, arch.hidden, arch.eps)
+        self.attention = SelfAttention(build, arch)
+        self.post_norm = RMSNorm(build, arch.hidden, arch.eps)
         if index < arch.dense_layers:
-            self.mlp = SwiGLU(arch.hidden, arch.dense_width, kernels=kernels, **where)
+            self.mlp = SwiGLU(build, arch.hidden, arch.dense_width)
         else:
             self.mlp = MoE(
-                arch.hidden, arch.expert_width, arch.experts, arch.shared_experts * arch.expert_width, arch.routing,
-                router_bias=arch.router_bias, kernels=kernels, **where,
+                build, arch.hidden, arch.expert_width, arch.experts, arch.shared_experts * arch.expert_width,
+                arch.routing, router_bias=arch.router_bias,
             )  # fmt: skip
 
     def forward(self, x: torch.Tensor, residual: torch.Tensor | None, step: Step) -> tuple[torch.Tensor, torch.Tensor]:
@@ -87,23 +86,18 @@ class Layer(nn.Module):
 class LLaDA2(nn.Module):
     """See ``runtime.models.base.Model``. Built unfilled."""
 
-    def __init__(
-        self, arch: LLaDA2Arch, *, device: torch.device, dtype: torch.dtype, attn_impl: str,
-        kernels: Kernels | None = None,
-    ) -> None:  # fmt: skip
+    def __init__(self, arch: LLaDA2Arch, build: Build) -> None:
         super().__init__()
-        kernels = select_kernels(device, dtype) if kernels is None else kernels
-        where: dict[str, Any] = {"device": device, "dtype": dtype}
         shape = AttentionShape(arch.heads, arch.kv_heads, arch.head_dim, arch.head_dim**-0.5)
         self.arch = arch
         self.kv_shapes = (KVShape(arch.kv_heads, arch.head_dim, arch.head_dim),) * arch.layers
         self.vocab_size = arch.vocab_size
-        self.attention = make_attention(attn_impl, shape, device, dtype)
-        self.rotary = RotaryTable(arch.rotary_dim, arch.rope_theta, arch.max_positions, **where)
-        self.embedding = Embedding(arch.vocab_size, arch.hidden, **where)
-        self.layers = nn.ModuleList(Layer(arch, index, kernels, where) for index in range(arch.layers))
-        self.norm = RMSNorm(arch.hidden, arch.eps, kernels=kernels, **where)
-        self.head = None if arch.tied else empty_parameter(arch.vocab_size, arch.hidden, **where)
+        self.attention = make_attention(shape, build)
+        self.rotary = RotaryTable(build, arch.rotary_dim, arch.rope_theta, arch.max_positions)
+        self.embedding = Embedding(build, arch.vocab_size, arch.hidden)
+        self.layers = nn.ModuleList(Layer(build, arch, index) for index in range(arch.layers))
+        self.norm = RMSNorm(build, arch.hidden, arch.eps)
+        self.head = None if arch.tied else build.parameter(arch.vocab_size, arch.hidden)
 
     @torch.inference_mode()
     def forward(self, batch: ForwardBatch, pool: KVPool) -> torch.Tensor:
@@ -123,19 +117,13 @@ def detect(config: Mapping[str, Any]) -> bool:
     return config.get("model_type") == "llada2_moe" and "expert_capacity" not in config
 
 
-def build(arch: LLaDA2Arch, *, device: torch.device, dtype: torch.dtype, attn_impl: str) -> LLaDA2:
-    if not dtype.is_floating_point:
-        raise ConfigError(f"--dtype {dtype} is not a floating point type")
-    return LLaDA2(arch, device=torch.device(device), dtype=dtype, attn_impl=attn_impl)
-
-
 LLADA2 = register_family(
     Family(
         key="llada2",
         aliases=("llada2_mini", "llada2_moe", "llada2_flash", "llada2dot1_mini"),
         detect=detect,
         parse=parse,
-        build=build,
+        make=LLaDA2,
         weights=weights,
         strategies=("multi_bd", "dmax"),
         sampling_modes=("naive", "edit"),

@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from runtime.errors import ConfigError
+from runtime.layers.build import Build
 from runtime.weights.checkpoint import Checkpoint, summary
 from runtime.weights.hub import Progress
 
@@ -40,17 +41,14 @@ def load_model(
     checkpoint: Checkpoint,
     family: Family,
     arch: Any,
-    *,
-    device: torch.device | str,
-    dtype: torch.dtype,
-    attn_impl: str,
+    build: Build,
     progress: Progress | None = None,
 ) -> Model:
     """Build the family's model for `arch` (what ``family.parse(checkpoint.config)`` returned) and fill it.
 
     `progress(phase, bytes_done, bytes_total)` is called after each tensor. Raises ConfigError as `fill` does.
     """
-    model = family.build(arch, device=torch.device(device), dtype=dtype, attn_impl=attn_impl)
+    model = family.make(arch, build)
     fill(model, checkpoint, family.weights(arch), progress)
     return model
 

@@ -12,6 +12,7 @@ from runtime.bench.__main__ import main
 from runtime.bench.step_plans import decode_plan, prefill_plans
 from runtime.bench.steps import table
 from runtime.errors import ConfigError
+from runtime.layers.build import Build
 from runtime.models.architectures import ARCHITECTURES, architecture, random_model
 from runtime.models.llada2_config import parse
 
@@ -65,8 +66,7 @@ def test_named_shapes_are_valid(name):
 
 def test_random_models_are_filled_and_repeatable():
     first, second = (
-        random_model(architecture("llada2-tiny"), device="cpu", dtype=torch.float32, attn_impl="torch", seed=3)
-        for _ in range(2)
+        random_model(architecture("llada2-tiny"), Build.choose("cpu", torch.float32), seed=3) for _ in range(2)
     )
     for a, b in zip(first.parameters(), second.parameters(), strict=True):
         assert torch.isfinite(a).all()

@@ -1,6 +1,8 @@
 """The kernels on small shapes through Triton's interpreter, on the CPU. Collected by test_interpreter.py alone, in a
 process of its own: the interpreter is chosen by an environment variable before the kernels are imported."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from triton.runtime import interpreter
@@ -8,6 +10,7 @@ from triton.runtime import interpreter
 from runtime.kernels.dispatch import TRITON
 from runtime.kernels.routing import RoutingRule
 from runtime.layers.attention_triton import TritonAttention
+from runtime.layers.build import Build
 from runtime.models.llada2 import LLADA2, LLaDA2
 from runtime.weights import load_model, resolve_checkpoint
 from runtime.weights.loader import fill
@@ -113,9 +116,9 @@ def test_attention_and_all_else_in_a_whole_model(tmp_path):
     """Every kernel in its place: a tiny model on the Triton path equals itself on the torch path."""
     write_tiny(tmp_path, seed=4, num_hidden_layers=2, head_dim=16)
     checkpoint = resolve_checkpoint(str(tmp_path))
-    arch, where = LLADA2.parse(checkpoint.config), {"device": torch.device("cpu"), "dtype": torch.float32}
-    expected_model = load_model(checkpoint, LLADA2, arch, attn_impl="torch", **where)
-    model = LLaDA2(arch, attn_impl="torch", kernels=TRITON, **where)
+    arch, build = LLADA2.parse(checkpoint.config), Build.choose("cpu", torch.float32)
+    expected_model = load_model(checkpoint, LLADA2, arch, build)
+    model = LLaDA2(arch, replace(build, kernels=TRITON))
     model.attention = TritonAttention(model.attention.shape, grouped=True)
     fill(model, checkpoint, LLADA2.weights(arch))
     ids = [[5, 6, 7, 8, 31, 31, 31, 31, 9, 9], [3, 1, 4, 1]]

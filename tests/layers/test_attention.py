@@ -10,6 +10,7 @@ from runtime.kernels.paged_attention import paged_attention_reference
 from runtime.layers import attention_torch
 from runtime.layers.attention import AttentionShape, attention_names, make_attention
 from runtime.layers.attention_torch import TorchAttention
+from runtime.layers.build import Build
 from runtime.layers.kv_pool import LayerKV
 from tests.kernels.cases import attention_case, with_any_sight
 
@@ -108,12 +109,12 @@ def test_a_sequence_with_nan_keys_harms_no_other():
 
 
 def test_registry():
-    shape, cpu = AttentionShape(2, 1, 8, 1.0), torch.device("cpu")
+    shape = AttentionShape(2, 1, 8, 1.0)
     assert attention_names() == ["triton_grouped", "triton", "torch", "naive"]
-    assert isinstance(make_attention("naive", shape, cpu, torch.float32), TorchAttention)
+    assert isinstance(make_attention(shape, Build.choose("cpu", torch.float32, "naive")), TorchAttention)
     with pytest.raises(ConfigError, match="triton needs a CUDA device"):
-        make_attention("triton", shape, cpu, torch.float32)
+        make_attention(shape, Build.choose("cpu", torch.float32, "triton"))
     with pytest.raises(ConfigError, match="triton_grouped does not compute in float64"):
-        make_attention("triton_grouped", shape, torch.device("cuda"), torch.float64)
+        make_attention(shape, Build.choose("cuda", torch.float64))
     with pytest.raises(ConfigError, match=r"flash.*known: triton_grouped"):
-        make_attention("flash", shape, cpu, torch.float32)
+        make_attention(shape, Build.choose("cpu", torch.float32, "flash"))

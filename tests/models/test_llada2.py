@@ -6,6 +6,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from runtime.layers.build import Build
 from runtime.models import resolve_family
 from runtime.weights import load_model, resolve_checkpoint
 from tests.golden import GOLDEN
@@ -18,7 +19,7 @@ def load(path: Path, dtype: torch.dtype, device: str = "cpu", attn_impl: str = "
     checkpoint = resolve_checkpoint(str(path))
     family = resolve_family(None, checkpoint.config)
     arch = family.parse(checkpoint.config)
-    return load_model(checkpoint, family, arch, device=device, dtype=dtype, attn_impl=attn_impl)
+    return load_model(checkpoint, family, arch, Build.choose(device, dtype, attn_impl))
 
 
 @pytest.fixture(scope="module")

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from runtime.errors import ConfigError
+from runtime.layers.build import Build
 from runtime.layers.kv_pool import KVShape
 from runtime.models import families, resolve_family
 from runtime.models.architectures import architecture, random_model
@@ -96,6 +97,6 @@ def test_detection():
 
 
 def test_what_the_engine_reads():
-    model = random_model(architecture("llada2-tiny"), device="cpu", dtype=torch.float32, attn_impl="torch")
+    model = random_model(architecture("llada2-tiny"), Build.choose("cpu", torch.float32))
     assert model.kv_shapes == (KVShape(2, 32, 32),) * 3
     assert model.vocab_size == 1024

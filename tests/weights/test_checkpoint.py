@@ -7,6 +7,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from runtime.errors import ConfigError
+from runtime.layers.build import Build
 from runtime.models import resolve_family
 from runtime.weights import load_model, resolve_checkpoint
 from tests.models.paged import logits_in_chunks
@@ -19,7 +20,7 @@ def load(path, dtype=torch.float32, progress=None):
     checkpoint = resolve_checkpoint(str(path))
     family = resolve_family(None, checkpoint.config)
     arch = family.parse(checkpoint.config)
-    return load_model(checkpoint, family, arch, device="cpu", dtype=dtype, attn_impl="torch", progress=progress)
+    return load_model(checkpoint, family, arch, Build.choose("cpu", dtype), progress)
 
 
 def one_line(error) -> str:
