@@ -163,7 +163,7 @@ class LLM:
                 "prompt: must be text, a list of ids or a list of messages; `generate` takes a list of prompts",
                 param="prompt",
             )
-        return self._tokenizer("text").encode(prompt)
+        return self.engine.info.begun(self._tokenizer("text").encode(prompt))
 
     def _tokenizer(self, what: str) -> Tokenizer:
         if self.tokenizer is None:

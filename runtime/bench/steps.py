@@ -25,7 +25,7 @@ from runtime.layers.attention import attention_names
 from runtime.layers.build import Build
 from runtime.layers.kv_pool import UnifiedPool
 from runtime.models.architectures import ARCHITECTURES, architecture, random_model
-from runtime.models.base import Model, resolve_family
+from runtime.models.base import Facts, Model, resolve_family
 from runtime.weights import load_model, resolve_checkpoint
 
 DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
@@ -68,17 +68,17 @@ def main(args: argparse.Namespace) -> int:
 class _Setup:
     """A runner over one pool large enough for every case, and the facts that make the figures comparable."""
 
-    def __init__(self, model: Model, config: dict[str, Any], args: argparse.Namespace, device: torch.device) -> None:
+    def __init__(self, model: Model, known: Facts, args: argparse.Namespace, device: torch.device) -> None:
         dtype = next(model.parameters()).dtype  # type: ignore[attr-defined]
         decode = max(args.batch) * pages_needed(max(args.context) + args.block_size, args.page_size)
         prefill = max(args.batch) * pages_needed(max([*args.prompt, 1]), args.page_size)
         self.pool = UnifiedPool(
             model.kv_shapes, num_pages=max(decode, prefill), page_size=args.page_size, dtype=dtype, device=device
         )
-        self.vocab_size = model.vocab_size
-        self.mask_id = config.get("mask_token_id", model.vocab_size - 1)
+        self.vocab_size = known.vocab_size
+        self.mask_id = self.vocab_size - 1 if known.mask_id is None else known.mask_id
         self.runner = ModelRunner(
-            model, self.pool, block_size=args.block_size, mask_id=self.mask_id, max_token_id=model.vocab_size - 1,
+            model, self.pool, block_size=args.block_size, mask_id=self.mask_id, max_token_id=self.vocab_size - 1,
             eos_ids=(0,),
         )  # fmt: skip
         gpu = torch.cuda.get_device_name(device) if device.type == "cuda" else platform.processor() or "cpu"
@@ -112,13 +112,13 @@ def _set_up(args: argparse.Namespace) -> _Setup:
     dtype = DTYPES[args.dtype or ("bfloat16" if device.type == "cuda" else "float32")]
     build = Build.choose(device, dtype, args.attn_impl)
     if args.arch is not None:
-        config = dict(architecture(args.arch))
-        return _Setup(random_model(config, build), config, args, device)
+        config = architecture(args.arch)
+        family = resolve_family(None, config)
+        return _Setup(random_model(config, build), family.facts(family.parse(config)), args, device)
     checkpoint = resolve_checkpoint(args.model)
     family = resolve_family(None, checkpoint.config)
     arch = family.parse(checkpoint.config)
-    model = load_model(checkpoint, family, arch, build)
-    return _Setup(model, checkpoint.config, args, device)
+    return _Setup(load_model(checkpoint, family, arch, build), family.facts(arch), args, device)
 
 
 def _decode_case(setup: _Setup, batch: int, context: int, args: argparse.Namespace) -> dict[str, Any]:

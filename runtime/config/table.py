@@ -54,7 +54,9 @@ FLAGS: tuple[Flag, ...] = (
         choices=("naive", "edit"),
         help="edit lets filled tokens be revised, and makes the edit algorithm the default",
     ),
-    _model(name="mask-token-id", type="int", low=0, help="default: config.json, then the tokenizer"),
+    _model(
+        name="mask-token-id", type="int", low=0, help="default: config.json, then the tokenizer, then the family's own"
+    ),
     _model(
         name="eos-token-ids",
         type="int",
@@ -62,7 +64,7 @@ FLAGS: tuple[Flag, ...] = (
         many=True,
         comma=True,
         metavar="ID,...",
-        help="ids that end an answer; default: the union of what the checkpoint's files name",
+        help="ids that end an answer; default: the union of what the checkpoint's files name, else the family's own",
     ),
     _parallel(name="data-parallel-size", type="int", default=1, low=1, help="replicas, a backend process each"),
     _parallel(

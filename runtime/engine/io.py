@@ -95,6 +95,11 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
     defaults: DecodingParams  # what a request that sets nothing gets
     temperature: float = 0.0  # of a request that sets none: the checkpoint's generation_config, else greedy
     top_p: float = 1.0
+    bos_token_id: int | None = None  # begins every prompt that is given as plain text
+
+    def begun(self, ids: list[int]) -> list[int]:
+        """The prompt whose plain text has these ids."""
+        return ids if self.bos_token_id is None else [self.bos_token_id, *ids]
 
 
 class EngineStats(msgspec.Struct, kw_only=True):

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any, cast
+from typing import cast
 
+import msgspec
 import torch
 from torch import nn
 
@@ -15,9 +16,8 @@ from runtime.engine.warmup import warm_up
 from runtime.errors import ConfigError
 from runtime.layers.build import Build
 from runtime.layers.kv_pool import UnifiedPool, page_bytes
-from runtime.models import Family, resolve_family
+from runtime.models import Facts, Family, resolve_family
 from runtime.models.base import Model
-from runtime.models.fields import Fields
 from runtime.samplers import rules
 from runtime.strategies import DecodingContext, Strategy, also_fits, make_strategy
 from runtime.weights import Checkpoint, TokenIds, load_model, read_tokens, resolve_checkpoint
@@ -33,29 +33,30 @@ def load_engine(config: EngineConfig, progress: Progress | None = None) -> Engin
     family = resolve_family(config.model_name, checkpoint.config)
     device, dtype = _device(config), _dtype(config)
     arch = family.parse(checkpoint.config)
+    facts = family.facts(arch)
     ids = read_tokens(
         checkpoint,
         family,
+        facts,
         mask_token_id=config.mask_token_id,
         eos_token_ids=config.eos_token_ids,
         skip_tokenizer=config.skip_tokenizer,
     )
-    facts = _facts(config, family, checkpoint, ids, device, dtype)
-    strategy = _strategy(facts, family)
+    info = _info(config, family, checkpoint, facts, ids, device, dtype)
+    strategy = _strategy(info, family)
     free_at_start = torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else 0
     model = load_model(checkpoint, family, arch, Build.choose(device, dtype, config.attn_impl), progress)
     if progress is not None:
         loaded = sum(parameter.nbytes for parameter in cast(nn.Module, model).parameters())
         progress("warmup", loaded, loaded)  # nothing is left to load, so whoever shows a share shows all of it
-    runner, pages = _runner(config, facts, model, device, dtype, free_at_start)
-    info = EngineInfo(num_pages=pages, **facts)
-    return Engine(info=info, runner=runner, strategy=strategy)
+    runner, pages = _runner(config, info, model, device, dtype, free_at_start)
+    return Engine(info=msgspec.structs.replace(info, num_pages=pages), runner=runner, strategy=strategy)
 
 
-def _strategy(facts: dict[str, Any], family: Family) -> Strategy:
-    context = DecodingContext(facts["block_size"], facts["buffer_size"], facts["prefix_caching"])
-    strategy = make_strategy(facts["strategy"], family.strategies + also_fits(family.key), context)
-    budget = facts["max_num_batched_tokens"]
+def _strategy(info: EngineInfo, family: Family) -> Strategy:
+    context = DecodingContext(info.block_size, info.buffer_size, info.prefix_caching)
+    strategy = make_strategy(info.strategy, family.strategies + also_fits(family.key), context)
+    budget = info.max_num_batched_tokens
     if budget < strategy.max_rows():
         raise ConfigError(
             f"--max-num-batched-tokens: {budget} is less than the {strategy.max_rows()} rows that a step of one "
@@ -77,18 +78,17 @@ def _dtype(config: EngineConfig) -> torch.dtype:
     return dtype
 
 
-def _facts(
+def _info(
     config: EngineConfig,
     family: Family,
     checkpoint: Checkpoint,
+    facts: Facts,
     ids: TokenIds,
     device: torch.device,
     dtype: torch.dtype,
-) -> dict[str, Any]:
-    """EngineInfo but for the number of pages, which depends on what the weights leave."""
-    model_config = checkpoint.config
-    fields = Fields(model_config)
-    block_size = config.block_size or fields.whole("block_size", family.block_size)
+) -> EngineInfo:
+    """All but the number of pages, which depends on what the weights leave and is 0 here."""
+    block_size = config.block_size or facts.block_size
     buffer_size = config.buffer_size or 1
     page_size = config.page_size or 32
     if page_size % block_size and block_size % page_size:
@@ -97,8 +97,8 @@ def _facts(
             f"--page-size {page_size}{default} is neither a multiple nor a divisor of the block size {block_size}; set "
             "one that is"
         )
-    limit = fields.whole("max_position_embeddings", DEFAULT_MODEL_LEN)
-    max_model_len = config.max_model_len or min(DEFAULT_MODEL_LEN, limit)
+    limit = facts.max_positions
+    max_model_len = config.max_model_len or min(facts.max_model_len or DEFAULT_MODEL_LEN, limit)
     if max_model_len > limit:
         raise ConfigError(f"--max-model-len {max_model_len} is more than the checkpoint's limit of {limit} positions")
     if config.sampling_mode not in family.sampling_modes:
@@ -108,27 +108,29 @@ def _facts(
         )
     if config.model_name in family.needs_edit and config.sampling_mode != "edit":
         raise ConfigError(f"--model-name {config.model_name} needs --sampling-mode edit")
-    return {
-        "family": family.key,
-        "strategy": config.decoding_strategy or family.strategies[0],
-        "device": str(device),
-        "dtype": str(dtype).removeprefix("torch."),
-        "vocab_size": fields.whole("vocab_size"),
-        "max_token_id": ids.max_token_id,
-        "mask_token_id": ids.mask,
-        "eos_token_ids": list(ids.eos),
-        "block_size": block_size,
-        "buffer_size": buffer_size,
-        "page_size": page_size,
-        "max_model_len": max_model_len,
-        "max_num_reqs": config.max_num_reqs,
-        "max_num_batched_tokens": config.max_num_batched_tokens,
-        "prefix_caching": not config.disable_prefix_caching,
-        "algorithms": [name for name in rules() if name != "edit" or "edit" in family.sampling_modes],
-        "defaults": _defaults(config, family, block_size),
-        "temperature": _generation(checkpoint, "temperature", 0, 100, greedy=0.0),
-        "top_p": _generation(checkpoint, "top_p", 1e-6, 1, greedy=1.0),
-    }
+    return EngineInfo(
+        family=family.key,
+        strategy=config.decoding_strategy or family.strategies[0],
+        device=str(device),
+        dtype=str(dtype).removeprefix("torch."),
+        vocab_size=facts.vocab_size,
+        max_token_id=ids.max_token_id,
+        mask_token_id=ids.mask,
+        eos_token_ids=list(ids.eos),
+        bos_token_id=facts.bos_id,
+        block_size=block_size,
+        buffer_size=buffer_size,
+        page_size=page_size,
+        num_pages=0,
+        max_model_len=max_model_len,
+        max_num_reqs=config.max_num_reqs,
+        max_num_batched_tokens=config.max_num_batched_tokens,
+        prefix_caching=not config.disable_prefix_caching,
+        algorithms=[name for name in rules() if name != "edit" or "edit" in family.sampling_modes],
+        defaults=_defaults(config, family, block_size),
+        temperature=_generation(checkpoint, "temperature", 0, 100, greedy=0.0),
+        top_p=_generation(checkpoint, "top_p", 1e-6, 1, greedy=1.0),
+    )
 
 
 def _generation(checkpoint: Checkpoint, name: str, low: float, high: float, greedy: float) -> float:
@@ -157,26 +159,26 @@ def _defaults(config: EngineConfig, family: Family, block_size: int) -> Decoding
 
 def _runner(
     config: EngineConfig,
-    facts: dict[str, Any],
+    info: EngineInfo,
     model: Model,
     device: torch.device,
     dtype: torch.dtype,
     free_at_start: int,
 ) -> tuple[ModelRunner, int]:
     """The runner with its K/V pool, warmed up, and the pool's pages."""
-    page_size = facts["page_size"]
+    page_size = info.page_size
     bytes_of_page = page_bytes(model.kv_shapes, page_size, dtype)
-    unit = max(page_size, facts["block_size"])
-    needed = -(-facts["max_model_len"] // unit) * (unit // page_size)  # one longest request
+    unit = max(page_size, info.block_size)
+    needed = -(-info.max_model_len // unit) * (unit // page_size)  # one longest request
 
     def make(pages: int) -> ModelRunner:
         return ModelRunner(
             model,
             UnifiedPool(model.kv_shapes, num_pages=pages, page_size=page_size, dtype=dtype, device=device),
-            block_size=facts["block_size"],
-            mask_id=facts["mask_token_id"],
-            max_token_id=facts["max_token_id"],
-            eos_ids=tuple(facts["eos_token_ids"]),
+            block_size=info.block_size,
+            mask_id=info.mask_token_id,
+            max_token_id=info.max_token_id,
+            eos_ids=tuple(info.eos_token_ids),
         )
 
     pages, on_cuda = config.num_pages, device.type == "cuda"
@@ -184,7 +186,7 @@ def _runner(
         torch.cuda.reset_peak_memory_stats()
         held = torch.cuda.memory_allocated()
         runner = make(needed)
-        warm_up(runner, rows=facts["max_num_batched_tokens"], longest=facts["max_model_len"])
+        warm_up(runner, rows=info.max_num_batched_tokens, longest=info.max_model_len)
         pool = runner.pool.nbytes
         del runner
         largest_step = torch.cuda.max_memory_allocated() - held - pool
@@ -192,15 +194,15 @@ def _runner(
         used = free_at_start - torch.cuda.mem_get_info()[0]
         pages = int((free_at_start * config.gpu_memory_utilization - used - largest_step) // bytes_of_page)
     elif pages is None:
-        pages = min(-(-facts["max_num_reqs"] * facts["max_model_len"] // page_size), CPU_POOL_BYTES // bytes_of_page)
+        pages = min(-(-info.max_num_reqs * info.max_model_len // page_size), CPU_POOL_BYTES // bytes_of_page)
     if pages < needed:
         found = f"--num-pages: {pages}" if config.num_pages else f"there is memory for {max(pages, 0)} cache"
         raise ConfigError(
             f"{found} pages of {page_size} tokens, fewer than the {needed} that one request of --max-model-len "
-            f"{facts['max_model_len']} needs; lower --max-model-len or make more room"
+            f"{info.max_model_len} needs; lower --max-model-len or make more room"
         )
     runner = make(pages)
     if config.num_pages is not None or not on_cuda:  # else the runner that measured has warmed everything up
-        rows = facts["max_num_batched_tokens"] if on_cuda else facts["block_size"]
-        warm_up(runner, rows=rows, longest=facts["max_model_len"])
+        rows = info.max_num_batched_tokens if on_cuda else info.block_size
+        warm_up(runner, rows=rows, longest=info.max_model_len)
     return runner, pages

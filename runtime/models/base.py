@@ -30,27 +30,43 @@ class Model(Protocol):
 
 
 @dataclass(frozen=True)
+class Facts:
+    """What others than the model itself have to know of it. Its family says so; nobody else reads config.json."""
+
+    vocab_size: int
+    max_positions: int  # the checkpoint's own limit
+    block_size: int  # unless the server sets one
+    mask_id: int | None  # None: config.json names none
+    eos_ids: tuple[int, ...]  # those that config.json names
+    max_model_len: int | None = None  # default of --max-model-len, where that is another than most families'
+    bos_id: int | None = None  # begins every prompt that is given as plain text
+
+
+@dataclass(frozen=True)
 class Family:
     """One family of checkpoints: how it is recognised, built and decoded (models.md).
 
     `parse` turns config.json into the family's own frozen architecture dataclass, or raises ConfigError naming the
-    field. `make(arch, build)` returns the module with unfilled parameters; `weights(arch)` is the ``WeightMap`` of
-    where each tensor of a checkpoint goes (runtime/weights/loader.py).
-    `turn_end_tokens` and `mask_tokens` are looked up by their text where a checkpoint's files do not give the ids.
+    field; `facts(arch)` is what the rest of the engine asks about it. `make(arch, build)` returns the module with
+    unfilled parameters; `weights(arch)` is the ``WeightMap`` of where each tensor of a checkpoint goes
+    (runtime/weights/loader.py). `turn_end_tokens` and `mask_tokens` are looked up in the tokenizer by their text;
+    `mask_id` and `eos_ids` are the published checkpoints' ids, for one whose files name none.
     """
 
     key: str
     aliases: tuple[str, ...]
     detect: Callable[[Mapping[str, Any]], bool]
     parse: Callable[[Mapping[str, Any]], Any]
+    facts: Callable[[Any], Facts]
     make: Callable[[Any, Build], Any]
     weights: Callable[[Any], Any]
     strategies: tuple[str, ...]
     sampling_modes: tuple[str, ...] = ("naive",)
-    block_size: int = 32
     accept_threshold: float = 0.9
     turn_end_tokens: tuple[str, ...] = ()
     mask_tokens: tuple[str, ...] = ()
+    mask_id: int | None = None
+    eos_ids: tuple[int, ...] = ()
     needs_edit: frozenset[str] = field(default_factory=frozenset)  # aliases that require --sampling-mode edit
 
 

@@ -1,4 +1,4 @@
-"""Typed reading of config.json: each field is checked, and a wrong one gets a sentence that names it."""
+"""Typed reading of config.json and its like: each field is checked, and a wrong one gets a sentence that names it."""
 
 from __future__ import annotations
 
@@ -12,40 +12,56 @@ from runtime.errors import ConfigError
 class Fields:
     """A view of config.json's fields. A default of None means that the field is required."""
 
-    def __init__(self, config: Mapping[str, Any]) -> None:
+    def __init__(self, config: Mapping[str, Any], file: str = "config.json") -> None:
         self._config = config
+        self._file = file
 
     def whole(self, name: str, default: int | None = None, *, low: int = 1) -> int:
         """A whole number of at least `low`."""
         value = self._get(name, default)
         if isinstance(value, bool) or not isinstance(value, int) or value < low:
-            raise ConfigError(f"config.json: {name} must be a whole number of at least {low}, not {value!r}")
+            raise ConfigError(f"{self._file}: {name} must be a whole number of at least {low}, not {value!r}")
         return value
 
     def number(self, name: str, default: float | None = None) -> float:
         """A finite number above 0."""
         value = self._get(name, default)
         if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value) or value <= 0:
-            raise ConfigError(f"config.json: {name} must be a number above 0, not {value!r}")
+            raise ConfigError(f"{self._file}: {name} must be a number above 0, not {value!r}")
         return float(value)
 
     def flag(self, name: str, default: bool) -> bool:
         value = self._get(name, default)
         if not isinstance(value, bool):
-            raise ConfigError(f"config.json: {name} must be true or false, not {value!r}")
+            raise ConfigError(f"{self._file}: {name} must be true or false, not {value!r}")
         return value
+
+    def ids(self, name: str) -> tuple[int, ...]:
+        """Token ids: one, a list of them, or none where the field is absent or null."""
+        value = self._config.get(name)
+        values = [] if value is None else value if isinstance(value, list) else [value]
+        if not all(isinstance(v, int) and not isinstance(v, bool) and v >= 0 for v in values):
+            raise ConfigError(f"{self._file}: {name} must be a token id or a list of them, not {value!r}")
+        return tuple(values)
+
+    def id(self, name: str) -> int | None:
+        """One token id, or None where the field is absent or null."""
+        values = self.ids(name)
+        if len(values) > 1:
+            raise ConfigError(f"{self._file}: {name} must be one token id, not {list(values)!r}")
+        return values[0] if values else None
 
     def only(self, built: Mapping[str, tuple[Any, ...]]) -> None:
         """Refuse fields that hold anything but the values that are built (an absent field is fine)."""
         for name, values in built.items():
             if name in self._config and self._config[name] not in values:
                 wanted = " or ".join(repr(v) for v in values)
-                raise ConfigError(f"config.json: {name} is {self._config[name]!r}, but only {wanted} is built")
+                raise ConfigError(f"{self._file}: {name} is {self._config[name]!r}, but only {wanted} is built")
 
     def _get(self, name: str, default: Any) -> Any:
         value = self._config.get(name)
         if value is not None:
             return value
         if default is None:
-            raise ConfigError(f"config.json lacks {name}, which this model family needs")
+            raise ConfigError(f"{self._file} lacks {name}, which this model family needs")
         return default

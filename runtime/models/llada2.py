@@ -18,7 +18,7 @@ from runtime.layers.mlp import SwiGLU
 from runtime.layers.moe import MoE
 from runtime.layers.norm import RMSNorm
 from runtime.layers.rotary import RotaryTable
-from runtime.models.base import Family, register_family
+from runtime.models.base import Facts, Family, register_family
 from runtime.models.llada2_config import LLaDA2Arch, parse
 from runtime.models.llada2_weights import weights
 
@@ -117,20 +117,32 @@ def detect(config: Mapping[str, Any]) -> bool:
     return config.get("model_type") == "llada2_moe" and "expert_capacity" not in config
 
 
+def facts(arch: LLaDA2Arch) -> Facts:
+    return Facts(
+        vocab_size=arch.vocab_size,
+        max_positions=arch.max_positions,
+        block_size=arch.block_size,
+        mask_id=arch.mask_id,
+        eos_ids=arch.eos_ids,
+    )
+
+
 LLADA2 = register_family(
     Family(
         key="llada2",
         aliases=("llada2_mini", "llada2_moe", "llada2_flash", "llada2dot1_mini"),
         detect=detect,
         parse=parse,
+        facts=facts,
         make=LLaDA2,
         weights=weights,
         strategies=("multi_bd", "dmax"),
         sampling_modes=("naive", "edit"),
-        block_size=32,
         accept_threshold=0.95,
         turn_end_tokens=("<|role_end|>",),
         mask_tokens=("<|mask|>",),
+        mask_id=156895,
+        eos_ids=(156892,),
         needs_edit=frozenset({"llada2dot1_mini"}),
     )
 )

@@ -30,11 +30,11 @@ BUILT: dict[str, tuple[Any, ...]] = {
     "num_nextn_predict_layers": (0, None),
     "is_causal": (False, None),
 }
-# Fields that another part reads (tokens, block size, dtype) or that say nothing about a forward pass.
+# Fields that another part reads (text, dtype) or that say nothing about a forward pass.
 ELSEWHERE = frozenset(
     """
-    model_type architectures auto_map torch_dtype dtype transformers_version _name_or_path block_size
-    mask_token_id pad_token_id eos_token_id bos_token_id attention_dropout embedding_dropout output_dropout
+    model_type architectures auto_map torch_dtype dtype transformers_version _name_or_path
+    pad_token_id bos_token_id attention_dropout embedding_dropout output_dropout
     initializer_range use_cache output_router_logits router_aux_loss_coef max_window_layers sliding_window
     """.split()  # noqa: SIM905
 )
@@ -44,7 +44,7 @@ HONOURED = frozenset(
     use_bias use_qkv_bias num_experts num_shared_experts num_experts_per_tok n_group topk_group
     moe_intermediate_size first_k_dense_replace max_position_embeddings rope_theta rope_parameters
     partial_rotary_factor rotary_dim routed_scaling_factor norm_topk_prob rms_norm_eps tie_word_embeddings
-    moe_router_enable_expert_bias moe_router_enable_shared_expert
+    moe_router_enable_expert_bias moe_router_enable_shared_expert block_size mask_token_id eos_token_id
     """.split()  # noqa: SIM905
 )
 
@@ -73,6 +73,9 @@ class LLaDA2Arch:
     qkv_bias: bool
     out_bias: bool
     tied: bool
+    block_size: int
+    mask_id: int | None
+    eos_ids: tuple[int, ...]
 
 
 def parse(config: Mapping[str, Any]) -> LLaDA2Arch:
@@ -112,6 +115,9 @@ def parse(config: Mapping[str, Any]) -> LLaDA2Arch:
         qkv_bias=fields.flag("use_qkv_bias", False),
         out_bias=fields.flag("use_bias", False),
         tied=fields.flag("tie_word_embeddings", False),
+        block_size=fields.whole("block_size", 32),
+        mask_id=fields.id("mask_token_id"),
+        eos_ids=fields.ids("eos_token_id"),
     )
 
 

@@ -64,7 +64,7 @@ class Preparer:
         info, tokenizer = self._require()
 
         def work(wanted: Callable[[], bool]) -> list[int]:
-            return _encode(tokenizer, text, info, "prompt", wanted)
+            return _begun(tokenizer, text, info, "prompt", wanted)
 
         return await self._run(request, len(text), work)
 
@@ -77,7 +77,7 @@ class Preparer:
             tokens = 0
             for i, prompt in enumerate(prompts):
                 param = "prompt" if len(prompts) == 1 else f"prompt[{i}]"
-                ids = prompt if isinstance(prompt, list) else _encode(tokenizer, prompt, info, param, wanted)
+                ids = prompt if isinstance(prompt, list) else _begun(tokenizer, prompt, info, param, wanted)
                 check_length(ids, info, param)  # the first that is too long ends it
                 encoded.append(ids)
                 tokens += len(ids)
@@ -161,6 +161,10 @@ def _encode(tokenizer: Tokenizer, text: str, info: EngineInfo, param: str, wante
             code="context_length_exceeded",
         )
     return ids
+
+
+def _begun(tokenizer: Tokenizer, text: str, info: EngineInfo, param: str, wanted: Callable[[], bool]) -> list[int]:
+    return info.begun(_encode(tokenizer, text, info, param, wanted))
 
 
 def _always() -> bool:

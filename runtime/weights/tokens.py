@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from runtime.errors import ConfigError
-from runtime.models.base import Family
+from runtime.models.base import Facts, Family
+from runtime.models.fields import Fields
 from runtime.weights import files
 from runtime.weights.checkpoint import Checkpoint
 
@@ -24,40 +24,42 @@ class TokenIds:
 def read_tokens(
     checkpoint: Checkpoint,
     family: Family,
+    facts: Facts,
     *,
     mask_token_id: int | None = None,
     eos_token_ids: Sequence[int] | None = None,
     skip_tokenizer: bool = False,
 ) -> TokenIds:
     """Resolve the ids. Mask: flag, config, tokenizer. EOS: flag, else the union of config, generation_config,
-    tokenizer and the family's turn-end tokens.
+    tokenizer and the family's turn-end tokens. Where none of these names one: the family's own id, if the vocabulary
+    has it.
 
     Raises:
         ConfigError: no tokenizer files (unless `skip_tokenizer`), no mask id, or an id outside the vocabulary.
     """
-    config, vocab_size = checkpoint.config, _vocab_size(checkpoint.config)
+    vocab_size = facts.vocab_size
     vocab, named = ({}, {}) if skip_tokenizer else _tokenizer(checkpoint)
     largest = vocab_size - 1 if skip_tokenizer else max(vocab.values())
     if largest >= vocab_size:
         raise ConfigError(f"{checkpoint.path / 'tokenizer.json'} knows id {largest}, but config.json's vocab_size is "
                           f"{vocab_size}")  # fmt: skip
 
-    mask = mask_token_id
-    if mask is None:
-        mask = _one_id("mask_token_id", config.get("mask_token_id"))
+    mask = facts.mask_id if mask_token_id is None else mask_token_id
     if mask is None:
         words = [named.get("mask_token"), *family.mask_tokens]
         mask = next((vocab[w] for w in words if w is not None and w in vocab), None)
+    if mask is None and family.mask_id is not None and family.mask_id < vocab_size:
+        mask = family.mask_id
     if mask is None:
         raise ConfigError("config.json and the tokenizer name no mask token; give its id with --mask-token-id")
 
     if eos_token_ids is not None:
         eos = set(eos_token_ids)
     else:
-        eos = set(_ids("eos_token_id", config.get("eos_token_id")))
-        eos |= set(_ids("eos_token_id", checkpoint.generation_config.get("eos_token_id")))
+        eos = {*facts.eos_ids, *Fields(checkpoint.generation_config, "generation_config.json").ids("eos_token_id")}
         words = [named.get("eos_token"), *family.turn_end_tokens]
         eos |= {vocab[w] for w in words if w is not None and w in vocab}
+        eos = eos or {id for id in family.eos_ids if id < vocab_size}
     for flag, ids in (("--mask-token-id", [mask]), ("--eos-token-ids", sorted(eos))):
         for token in ids:
             if not 0 <= token < vocab_size:
@@ -65,13 +67,6 @@ def read_tokens(
     if mask in eos:
         raise ConfigError(f"id {mask} is both the mask and an end token; set --mask-token-id or --eos-token-ids")
     return TokenIds(mask, tuple(sorted(eos)), largest)
-
-
-def _vocab_size(config: Mapping[str, Any]) -> int:
-    value = config.get("vocab_size")
-    if not isinstance(value, int) or isinstance(value, bool) or value < 2:
-        raise ConfigError(f"config.json: vocab_size must be a whole number of at least 2, not {value!r}")
-    return value
 
 
 def _tokenizer(checkpoint: Checkpoint) -> tuple[dict[str, int], dict[str, str]]:
@@ -96,18 +91,3 @@ def _tokenizer(checkpoint: Checkpoint) -> tuple[dict[str, int], dict[str, str]]:
             if key in ("mask_token", "eos_token") and isinstance(word, str):
                 named[key] = word
     return vocab, named
-
-
-def _one_id(field: str, value: Any) -> int | None:
-    ids = list(_ids(field, value))
-    if len(ids) > 1:
-        raise ConfigError(f"{field} in the checkpoint's config must be one id, not {value!r}")
-    return ids[0] if ids else None
-
-
-def _ids(field: str, value: Any) -> Iterable[int]:
-    """An id, a list of ids or nothing."""
-    values = [] if value is None else value if isinstance(value, list) else [value]
-    if not all(isinstance(v, int) and not isinstance(v, bool) for v in values):
-        raise ConfigError(f"{field} in the checkpoint's config must be a token id or a list of them, not {value!r}")
-    return values

@@ -1,9 +1,16 @@
-"""Making an engine from flags."""
+"""Making an engine from flags, and of what a family says about its checkpoints."""
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+import pytest
+
+from runtime import LLM, SamplingParams
 from runtime.config import EngineConfig
 from runtime.engine.setup import load_engine
+from runtime.models import base
+from runtime.models.llada2 import LLADA2
 
 
 def test_the_share_that_is_loaded_only_grows() -> None:
@@ -13,3 +20,21 @@ def test_the_share_that_is_loaded_only_grows() -> None:
     assert shares == sorted(shares)
     assert [phase for phase, _, _ in told][-2:] == ["weights", "warmup"]
     assert shares[-1] == 1
+
+
+def test_limits_blocks_and_first_tokens_are_the_familys_to_say(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(base, "_FAMILIES", dict(base._FAMILIES))
+    said = {"max_model_len": 96, "block_size": 16, "bos_id": 5}
+    base.register_family(
+        replace(LLADA2, key="twin", aliases=(), facts=lambda arch: replace(LLADA2.facts(arch), **said))
+    )
+    with LLM(model_name="twin", device="cpu") as llm:
+        assert (llm.info.max_model_len, llm.info.block_size, llm.info.bos_token_id) == (96, 16, 5)
+        assert llm.tokenizer is not None
+        ids = llm.tokenizer.encode("a + b")
+        greedy = SamplingParams(temperature=0.0)
+        text, plain = llm.generate(["a + b", ids], greedy)
+        assert text.usage["prompt_tokens"] == plain.usage["prompt_tokens"] + 1
+        assert text.token_ids == llm.generate([[5, *ids]], greedy)[0].token_ids
+    with LLM(model_name="twin", device="cpu", max_model_len=160, block_size=8) as llm:
+        assert (llm.info.max_model_len, llm.info.block_size) == (160, 8)

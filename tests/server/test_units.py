@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from pathlib import Path
 
@@ -9,6 +10,7 @@ import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from starlette.requests import Request
 
 from runtime.config import EngineConfig
 from runtime.engine.io import DecodingParams, EngineOutput, EngineStats, RequestSpec
@@ -16,8 +18,10 @@ from runtime.errors import RequestError
 from runtime.server import messages
 from runtime.server.logs import without_signatures
 from runtime.server.metrics import EngineFigures
+from runtime.server.preparing import Preparer
 from runtime.server.schemas import ChatRequest, CompletionRequest, GenerateRequest, parse_body
 from runtime.text import Tokenizer
+from tests.test_params import info
 
 SPEC = RequestSpec(id="a", prompt=[1, 2], max_tokens=3, seed=2**64 - 1, decoding=DecodingParams(steps=4))
 
@@ -147,6 +151,14 @@ def test_a_text_is_called_too_long_only_if_it_is(checkpoint: Path) -> None:
         count = len(tokenizer.encode(text))
         assert not any(tokenizer.surely_longer(text, tokens) for tokens in (count, count + 1))
     assert tokenizer.surely_longer("a" * 10**5, 512)
+
+
+def test_plain_text_begins_as_the_model_family_has_it(checkpoint: Path) -> None:
+    tokenizer = Tokenizer(checkpoint)
+    preparer = Preparer(lambda: (info(max_token_id=263, bos_token_id=7), tokenizer))
+    request = Request({"type": "http"})
+    assert asyncio.run(preparer.encode_each(request, ["ab", [1, 2]])) == [[7, *tokenizer.encode("ab")], [1, 2]]
+    assert asyncio.run(preparer.encode(request, "ab")) == [7, *tokenizer.encode("ab")]
 
 
 def test_a_hubs_signed_addresses_are_cut_off_in_the_log() -> None:

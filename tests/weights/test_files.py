@@ -37,7 +37,8 @@ def model(written: Path, tmp_path: Path) -> Path:
 def read_all(model: Path) -> Tokenizer:
     """Everything that frontend and backend read of a checkpoint."""
     checkpoint = resolve_checkpoint(str(model))
-    read_tokens(checkpoint, resolve_family(None, checkpoint.config))
+    family = resolve_family(None, checkpoint.config)
+    read_tokens(checkpoint, family, family.facts(family.parse(checkpoint.config)))
     for file in set(checkpoint.tensor_files().values()):
         with checkpoint.tensors(file) as handle:
             assert list(handle.keys())

@@ -30,7 +30,8 @@ def make(tmp_path):
             vocab = {word: n for n, word in enumerate(words)}
             Tokenizer(models.WordLevel(vocab, unk_token=words[0])).save(str(tmp_path / "tokenizer.json"))
         checkpoint = resolve_checkpoint(str(tmp_path))
-        return read_tokens(checkpoint, resolve_family(None, checkpoint.config), **options)
+        family = resolve_family(None, checkpoint.config)
+        return read_tokens(checkpoint, family, family.facts(family.parse(checkpoint.config)), **options)
 
     return write
 
@@ -65,6 +66,17 @@ def test_without_a_tokenizer_the_vocabulary_is_the_configs(make):
         make(config={"mask_token_id": 31}, words=None)
 
 
+def test_the_familys_own_ids_serve_where_no_file_names_one(make):
+    large = {"vocab_size": 156896}
+    ids = make(config=large, words=None, skip_tokenizer=True)
+    assert (ids.mask, ids.eos) == (156895, (156892,))
+    assert make(config=large | {"eos_token_id": 5}, words=None, skip_tokenizer=True).eos == (5,)
+    assert make(config=large, words=["a", "<|mask|>"]).mask == 1
+    with pytest.raises(ConfigError, match="name no mask token; give its id with --mask-token-id"):
+        make(words=None, skip_tokenizer=True)
+    assert make(words=None, skip_tokenizer=True, mask_token_id=1).eos == ()
+
+
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
@@ -72,9 +84,10 @@ def test_without_a_tokenizer_the_vocabulary_is_the_configs(make):
         ({"mask_token_id": 32}, "--mask-token-id: id 32 is outside the vocabulary"),
         ({"eos_token_ids": [-1]}, "--eos-token-ids: id -1"),
         ({"mask_token_id": 2}, "both the mask and an end token"),
-        ({"config": {"mask_token_id": "x"}}, "mask_token_id in the checkpoint's config"),
-        ({"config": {"mask_token_id": [1, 2]}}, "must be one id"),
-        ({"config": {"eos_token_id": [True]}}, "eos_token_id in the checkpoint's config"),
+        ({"config": {"mask_token_id": "x"}}, "config.json: mask_token_id must be a token id"),
+        ({"config": {"mask_token_id": [1, 2]}}, "config.json: mask_token_id must be one token id"),
+        ({"config": {"eos_token_id": [True]}}, "config.json: eos_token_id must be a token id"),
+        ({"generation": {"eos_token_id": "x"}}, "generation_config.json: eos_token_id"),
         ({"words": [str(n) for n in range(40)]}, "vocab_size is 32"),
         ({"config": {"vocab_size": "many"}}, "vocab_size"),
     ],
