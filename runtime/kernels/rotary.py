@@ -1,4 +1,5 @@
-"""Per-head q/k RMSNorm and partial NeoX rotary embedding, in one pass over the fused QKV rows (models.md 1)."""
+"""Per-head q/k RMSNorm, where a model has it, and NeoX rotary embedding of the whole head or its first dimensions, in
+one pass over the fused QKV rows (models.md 1)."""
 
 from __future__ import annotations
 
@@ -13,19 +14,19 @@ def qk_norm_rotary_reference(
     qkv: torch.Tensor,
     positions: torch.Tensor,
     table: torch.Tensor,
-    q_weight: torch.Tensor,
-    k_weight: torch.Tensor,
+    q_weight: torch.Tensor | None,
+    k_weight: torch.Tensor | None,
     heads: int,
     kv_heads: int,
     eps: float,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Split fused rows into normed, rotated q and k, and v.
+    """Split fused rows into normed (with weights), rotated q and k, and v.
 
     Args:
         qkv: [rows, (heads + 2 * kv_heads) * head_dim]: all Q heads, all K, all V. May be overwritten.
         positions: int64 [rows], each below len(table).
         table: [positions, rotary_dim], float32 or float64: cosines, then sines, of rotary_dim/2 frequencies.
-        q_weight, k_weight: [head_dim].
+        q_weight, k_weight: [head_dim]; both None: nothing is normed, and `eps` plays no part.
 
     Returns:
         q [rows, heads, head_dim], k and v [rows, kv_heads, head_dim], contiguous, in qkv's dtype (rounded once, after
@@ -33,8 +34,8 @@ def qk_norm_rotary_reference(
     """
     up, split = wide(qkv.dtype), [heads, kv_heads, kv_heads]
     q, k, v = qkv.unflatten(1, (sum(split), -1)).split(split, dim=1)
-    normed = [rms_norm_reference(x.to(up), weight, eps) for x, weight in ((q, q_weight), (k, k_weight))]
-    x = torch.cat(normed, dim=1)
+    pairs = [(x.to(up), weight) for x, weight in ((q, q_weight), (k, k_weight))]
+    x = torch.cat([x if weight is None else rms_norm_reference(x, weight, eps) for x, weight in pairs], dim=1)
     cos, sin = table[positions].to(up).unsqueeze(1).chunk(2, dim=-1)
     first, second, rest = x.split([cos.shape[-1], cos.shape[-1], x.shape[-1] - 2 * cos.shape[-1]], dim=-1)
     x = torch.cat([first * cos - second * sin, second * cos + first * sin, rest], dim=-1).to(qkv.dtype)
@@ -45,7 +46,7 @@ def qk_norm_rotary_reference(
 def _qk_norm_rotary(
     qkv_ptr, positions_ptr, table_ptr, q_weight_ptr, k_weight_ptr, q_ptr, k_ptr, v_ptr, eps,
     HEADS: tl.constexpr, KV_HEADS: tl.constexpr, DIM: tl.constexpr, ROTARY: tl.constexpr,
-    HEADS_P2: tl.constexpr, DIM_P2: tl.constexpr,
+    HEADS_P2: tl.constexpr, DIM_P2: tl.constexpr, NORM: tl.constexpr,
 ):  # fmt: skip
     """One program a row: its Q, K and V heads as one [heads, dim] tile. The table holds cosines, then sines."""
     HALF: tl.constexpr = ROTARY // 2
@@ -59,18 +60,19 @@ def _qk_norm_rotary(
     ok = (turned | is_v) & (dim < DIM)
     raw = tl.load(qkv_ptr + (base + head) * DIM + dim, mask=ok, other=0.0)
     x = raw.to(tl.float32)
-    scale = 1.0 / tl.sqrt(tl.sum(x * x, 1) / DIM + eps)
 
     # the other half's value for each rotated dimension: loaded again (it is in the cache) rather than shuffled
     partner = tl.where(dim < HALF, dim + HALF, tl.where(dim < ROTARY, dim - HALF, dim))
     other = tl.load(qkv_ptr + (base + head) * DIM + partner, mask=turned & (dim < ROTARY), other=0.0).to(tl.float32)
     q_ok, k_ok = is_q & (dim < DIM), is_k & (dim < DIM)
-    weight = tl.load(q_weight_ptr + dim + head * 0, mask=q_ok, other=0.0)
-    weight += tl.load(k_weight_ptr + dim + head * 0, mask=k_ok, other=0.0)
-    partner_weight = tl.load(q_weight_ptr + partner + head * 0, mask=q_ok, other=0.0)
-    partner_weight += tl.load(k_weight_ptr + partner + head * 0, mask=k_ok, other=0.0)
-    x = x * scale[:, None] * weight.to(tl.float32)
-    other = other * scale[:, None] * partner_weight.to(tl.float32)
+    if NORM:
+        scale = 1.0 / tl.sqrt(tl.sum(x * x, 1) / DIM + eps)
+        weight = tl.load(q_weight_ptr + dim + head * 0, mask=q_ok, other=0.0)
+        weight += tl.load(k_weight_ptr + dim + head * 0, mask=k_ok, other=0.0)
+        partner_weight = tl.load(q_weight_ptr + partner + head * 0, mask=q_ok, other=0.0)
+        partner_weight += tl.load(k_weight_ptr + partner + head * 0, mask=k_ok, other=0.0)
+        x = x * scale[:, None] * weight.to(tl.float32)
+        other = other * scale[:, None] * partner_weight.to(tl.float32)
 
     position = tl.load(positions_ptr + row)
     angle = position * ROTARY + dim % HALF
@@ -88,20 +90,21 @@ def qk_norm_rotary(
     qkv: torch.Tensor,
     positions: torch.Tensor,
     table: torch.Tensor,
-    q_weight: torch.Tensor,
-    k_weight: torch.Tensor,
+    q_weight: torch.Tensor | None,
+    k_weight: torch.Tensor | None,
     heads: int,
     kv_heads: int,
     eps: float,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """`qk_norm_rotary_reference` for contiguous rows on a GPU."""
-    rows, dim = len(qkv), q_weight.numel()
+    rows, dim = len(qkv), qkv.shape[1] // (heads + 2 * kv_heads)
+    norm = q_weight is not None and k_weight is not None
     q = qkv.new_empty(rows, heads, dim)
     k, v = qkv.new_empty(rows, kv_heads, dim), qkv.new_empty(rows, kv_heads, dim)
     _qk_norm_rotary[(rows,)](
-        qkv, positions, table, q_weight, k_weight, q, k, v, eps,
+        qkv, positions, table, q_weight if norm else qkv, k_weight if norm else qkv, q, k, v, eps,
         HEADS=heads, KV_HEADS=kv_heads, DIM=dim, ROTARY=table.shape[1],
         HEADS_P2=triton.next_power_of_2(heads + 2 * kv_heads), DIM_P2=triton.next_power_of_2(dim),
-        num_warps=4,
+        NORM=norm, num_warps=4,
     )  # fmt: skip
     return q, k, v

@@ -1,8 +1,10 @@
-"""Group-limited sigmoid routing with an expert bias that ranks and does not weigh (models.md 1)."""
+"""Which experts a row goes through and with which weights: sigmoid or softmax scores, the best groups, a bias that
+ranks and does not weigh (models.md 1)."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 
@@ -12,19 +14,20 @@ from runtime.kernels.triton_import import tl, triton
 @dataclass(frozen=True)
 class RoutingRule:
     """`top_k` of the experts in the best `topk_group` of `n_group` groups; weights normalised to 1 where `normalise`,
-    then times `scale`."""
+    then times `scale`. Scores are each expert's own sigmoid, or the softmax over all of them."""
 
     top_k: int
     n_group: int
     topk_group: int
     normalise: bool
     scale: float
+    scores: Literal["sigmoid", "softmax"] = "sigmoid"
 
 
 def route_reference(
     logits: torch.Tensor, bias: torch.Tensor | None, rule: RoutingRule
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Choose experts by sigmoid scores plus bias, and weigh them by their scores alone.
+    """Choose experts by scores plus bias, and weigh them by their scores alone.
 
     Args:
         logits: [rows, experts], float32 or float64.
@@ -33,7 +36,7 @@ def route_reference(
     Returns:
         ids int32 [rows, top_k] and weights [rows, top_k] in logits' dtype, the best-ranked expert first.
     """
-    scores = logits.sigmoid()
+    scores = logits.softmax(-1) if rule.scores == "softmax" else logits.sigmoid()
     ranks = scores if bias is None else scores + bias
     if rule.topk_group < rule.n_group:
         groups = ranks.unflatten(1, (rule.n_group, -1))
@@ -52,7 +55,7 @@ def _route(
     logits_ptr, bias_ptr, ids_ptr, weights_ptr, scale,
     EXPERTS: tl.constexpr, GROUPS: tl.constexpr, KEPT: tl.constexpr, TOP_K: tl.constexpr,
     GROUPS_P2: tl.constexpr, SIZE_P2: tl.constexpr, TOP_P2: tl.constexpr,
-    BIASED: tl.constexpr, NORMALISE: tl.constexpr,
+    BIASED: tl.constexpr, NORMALISE: tl.constexpr, SOFTMAX: tl.constexpr,
 ):  # fmt: skip
     """One program a row. Experts lie as [groups, experts of a group], padded to powers of two."""
     SIZE: tl.constexpr = EXPERTS // GROUPS
@@ -61,7 +64,12 @@ def _route(
     member = tl.arange(0, SIZE_P2)
     expert = group[:, None] * SIZE + member[None, :]
     ok = (group[:, None] < GROUPS) & (member[None, :] < SIZE)
-    scores = tl.sigmoid(tl.load(logits_ptr + row * EXPERTS + expert, mask=ok, other=0.0))
+    if SOFTMAX:
+        logits = tl.load(logits_ptr + row * EXPERTS + expert, mask=ok, other=float("-inf"))
+        scores = tl.exp(logits - tl.max(tl.max(logits, 1), 0))
+        scores = scores / tl.sum(tl.sum(scores, 1), 0)
+    else:
+        scores = tl.sigmoid(tl.load(logits_ptr + row * EXPERTS + expert, mask=ok, other=0.0))
     ranks = scores
     if BIASED:
         ranks += tl.load(bias_ptr + expert, mask=ok, other=0.0)
@@ -108,6 +116,7 @@ def route(logits: torch.Tensor, bias: torch.Tensor | None, rule: RoutingRule) ->
         logits, logits if bias is None else bias, ids, weights, rule.scale,
         EXPERTS=experts, GROUPS=rule.n_group, KEPT=rule.topk_group, TOP_K=rule.top_k,
         GROUPS_P2=triton.next_power_of_2(rule.n_group), SIZE_P2=triton.next_power_of_2(experts // rule.n_group),
-        TOP_P2=triton.next_power_of_2(rule.top_k), BIASED=bias is not None, NORMALISE=rule.normalise, num_warps=1,
+        TOP_P2=triton.next_power_of_2(rule.top_k), BIASED=bias is not None, NORMALISE=rule.normalise,
+        SOFTMAX=rule.scores == "softmax", num_warps=1,
     )  # fmt: skip
     return ids, weights

@@ -51,8 +51,9 @@ def test_elementwise_silu(dtype):
 @pytest.mark.parametrize(
     ("heads", "kv_heads", "dim", "rotary"), [(4, 2, 16, 8), (3, 3, 24, 24), (7, 1, 8, 2), (4, 4, 20, 6)]
 )
-def test_elementwise_rotary(heads, kv_heads, dim, rotary, dtype):
-    cases.check_rotary(3, heads, kv_heads, dim, rotary, dtype, "cpu")
+@pytest.mark.parametrize("normed", [True, False])
+def test_elementwise_rotary(heads, kv_heads, dim, rotary, dtype, normed):
+    cases.check_rotary(3, heads, kv_heads, dim, rotary, dtype, "cpu", normed)
 
 
 @dtypes
@@ -68,6 +69,9 @@ def test_elementwise_kv_write(dtype):
         (12, RoutingRule(5, 3, 2, False, 1.5), True),
         (5, RoutingRule(2, 5, 3, True, 1.0), False),
         (256, RoutingRule(8, 8, 4, True, 2.5), True),
+        (128, RoutingRule(8, 1, 1, True, 1.0, "softmax"), False),
+        (6, RoutingRule(2, 1, 1, False, 1.0, "softmax"), False),
+        (12, RoutingRule(4, 3, 2, True, 1.5, "softmax"), True),
     ],
 )
 def test_moe_routing(experts, rule, biased):

@@ -46,11 +46,12 @@ def test_rms_norm(dtype, add):
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16], ids=["bfloat16"])
-def test_rotary(dtype):
+@pytest.mark.parametrize("norm", [True, False])
+def test_rotary(dtype, norm):
     p = POINTER[dtype]
     types = dict.fromkeys(("qkv_ptr", "q_weight_ptr", "k_weight_ptr", "q_ptr", "k_ptr", "v_ptr"), p)
     types |= {"positions_ptr": "*i64", "table_ptr": "*fp32", "eps": "fp32"}
-    constants = {"HEADS": 16, "KV_HEADS": 4, "DIM": 128, "ROTARY": 64, "HEADS_P2": 32, "DIM_P2": 128}
+    constants = {"HEADS": 16, "KV_HEADS": 4, "DIM": 128, "ROTARY": 64, "HEADS_P2": 32, "DIM_P2": 128, "NORM": norm}
     build(rotary._qk_norm_rotary, types, constants, num_warps=4)
 
 
@@ -62,11 +63,12 @@ def test_kv_write_and_silu(dtype):
     build(silu_mul._silu_mul, {"gate_up_ptr": p, "out_ptr": p}, {"WIDTH": 5120, "COLUMNS": 1024}, num_warps=4)
 
 
-def test_routing():
+@pytest.mark.parametrize("softmax", [True, False])
+def test_routing(softmax):
     types = {"logits_ptr": "*fp32", "bias_ptr": "*fp32", "ids_ptr": "*i32", "weights_ptr": "*fp32", "scale": "fp32"}
     constants = {
         "EXPERTS": 256, "GROUPS": 8, "KEPT": 4, "TOP_K": 8, "GROUPS_P2": 8, "SIZE_P2": 32, "TOP_P2": 8,
-        "BIASED": True, "NORMALISE": True,
+        "BIASED": True, "NORMALISE": True, "SOFTMAX": softmax,
     }  # fmt: skip
     build(routing._route, types, constants, num_warps=1)
 

@@ -30,8 +30,9 @@ def test_silu(rows, width, dtype):
     ("rows", "heads", "kv_heads", "dim", "rotary"),
     [(32, 16, 4, 128, 64), (4096, 16, 4, 128, 64), (65, 32, 4, 128, 64), (9, 28, 4, 128, 128), (5, 4, 4, 20, 6)],
 )
-def test_rotary(rows, heads, kv_heads, dim, rotary, dtype):
-    cases.check_rotary(rows, heads, kv_heads, dim, rotary, dtype, "cuda")
+@pytest.mark.parametrize("normed", [True, False])
+def test_rotary(rows, heads, kv_heads, dim, rotary, dtype, normed):
+    cases.check_rotary(rows, heads, kv_heads, dim, rotary, dtype, "cuda", normed)
 
 
 @dtypes
@@ -45,7 +46,8 @@ def test_kv_write(rows, page_size, dtype):
 @pytest.mark.parametrize(
     ("experts", "rule"),
     [(256, MINI), (8, RoutingRule(2, 4, 2, True, 2.5)), (64, RoutingRule(6, 1, 1, False, 1.0)),
-     (12, RoutingRule(5, 3, 2, True, 1.5))],
+     (12, RoutingRule(5, 3, 2, True, 1.5)), (128, RoutingRule(8, 1, 1, True, 1.0, "softmax")),
+     (60, RoutingRule(4, 1, 1, False, 1.0, "softmax"))],
 )  # fmt: skip
 def test_routing(rows, experts, rule, biased):
     cases.check_route(rows, experts, rule, biased, "cuda")

@@ -1,5 +1,7 @@
 """The torch experts and routing against loops in plain Python; rows that crowd, few rows, many rows."""
 
+import math
+
 import pytest
 import torch
 
@@ -58,6 +60,16 @@ def test_the_bias_ranks_and_does_not_weigh():
     torch.testing.assert_close(weights, logits.sigmoid()[:, [3, 0]] * 3.0)
     _, normalised = route_reference(logits, bias, RoutingRule(2, 1, 1, True, 3.0))
     torch.testing.assert_close(normalised.sum(), torch.tensor(3.0, dtype=torch.float64))
+
+
+@pytest.mark.parametrize("normalise", [False, True])
+def test_softmax_scores_are_shares_of_all_experts(normalise):
+    logits = torch.tensor([[0.0, 3.0, 1.0, 2.0]], dtype=torch.float64)
+    ids, weights = route_reference(logits, None, RoutingRule(2, 1, 1, normalise, 1.0, "softmax"))
+    assert ids.tolist() == [[1, 3]]
+    shares = torch.tensor([math.exp(3), math.exp(2)], dtype=torch.float64)
+    total = shares.sum() if normalise else sum(math.exp(x) for x in range(4))
+    torch.testing.assert_close(weights[0], shares / total)
 
 
 def test_groups_are_ranked_by_their_two_best():
