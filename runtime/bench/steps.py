@@ -131,7 +131,7 @@ def _decode_case(setup: _Setup, batch: int, context: int, args: argparse.Namespa
     on_device = runner.batch(plan)
 
     def forward() -> torch.Tensor:
-        return runner.model.forward(on_device, setup.pool)
+        return runner.model.forward(runner.model.embed(on_device.tokens), on_device, setup.pool)
 
     _check_finite(runner, plan)
     row: dict[str, Any] = {"case": "decode", "batch": batch, "context": context}
@@ -160,8 +160,9 @@ def _prefill_case(setup: _Setup, batch: int, length: int, args: argparse.Namespa
 
 
 def _check_finite(runner: ModelRunner, plan: StepPlan) -> None:
-    hidden = runner.model.forward(runner.batch(plan), runner.pool)
-    logits = runner.model.logits(hidden[:256])
+    model, batch = runner.model, runner.batch(plan)
+    hidden = model.forward(model.embed(batch.tokens), batch, runner.pool)
+    logits = model.head(hidden[:256])
     if not bool(torch.isfinite(hidden).all() & torch.isfinite(logits).all()):
         raise RuntimeError("the model's outputs are not finite: these times would mean nothing")
 

@@ -76,7 +76,8 @@ class ModelRunner:
 
     @torch.inference_mode()
     def run(self, plan: StepPlan) -> BlockResults | None:
-        hidden = self.model.forward(self.batch(plan), self.pool)
+        batch = self.batch(plan)
+        hidden = self.model.forward(self.model.embed(batch.tokens), batch, self.pool)
         if plan.blocks is None:
             return None
         return self._sample(plan.blocks, hidden)
@@ -113,7 +114,7 @@ class ModelRunner:
         for start in range(0, len(rows), HEAD_ROWS):
             part = slice(start, start + HEAD_ROWS)
             here = (block_of[part], at[part])
-            logits = self.model.logits(hidden[rows[part]])
+            logits = self.model.head(hidden[rows[part]])
             choose.ban(logits, mask_id=self.mask_id, max_token_id=self.max_token_id)
             if wants_current:
                 current[here] = choose.probability(logits, tokens[here].clamp(max=logits.shape[1] - 1))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import cast
+from typing import Any, cast
 
 import msgspec
 import torch
@@ -53,7 +53,7 @@ def load_engine(config: EngineConfig, progress: Progress | None = None) -> Engin
     return Engine(info=msgspec.structs.replace(info, num_pages=pages), runner=runner, strategy=strategy)
 
 
-def _strategy(info: EngineInfo, family: Family) -> Strategy:
+def _strategy(info: EngineInfo, family: Family[Any]) -> Strategy:
     context = DecodingContext(info.block_size, info.buffer_size, info.prefix_caching)
     strategy = make_strategy(info.strategy, family.strategies + also_fits(family.key), context)
     budget = info.max_num_batched_tokens
@@ -80,7 +80,7 @@ def _dtype(config: EngineConfig) -> torch.dtype:
 
 def _info(
     config: EngineConfig,
-    family: Family,
+    family: Family[Any],
     checkpoint: Checkpoint,
     facts: Facts,
     ids: TokenIds,
@@ -143,7 +143,7 @@ def _generation(checkpoint: Checkpoint, name: str, low: float, high: float, gree
     return float(value)
 
 
-def _defaults(config: EngineConfig, family: Family, block_size: int) -> DecodingParams:
+def _defaults(config: EngineConfig, family: Family[Any], block_size: int) -> DecodingParams:
     """What a request that sets nothing gets: the server's flags, else the family's own, else decoding.md's."""
     own = {
         "algorithm": "edit" if config.sampling_mode == "edit" else "threshold",

@@ -30,7 +30,9 @@ def sequence_logits(engine: Engine, ids: list[int], block_size: int | None = Non
         np.array(ids), np.zeros(1, np.int64), np.array([len(ids)]), np.arange(pages, dtype=np.int32)[None],
         page_size=pool.page_size, block_size=block,
     )  # fmt: skip
-    shapes = runner.model.kv_shapes
-    own = UnifiedPool(shapes, num_pages=pages, page_size=pool.page_size, dtype=dtype, device=pool.device)
-    hidden = runner.model.forward(runner.batch(plan), own)
-    return torch.cat([runner.model.logits(part).cpu() for part in torch.split(hidden, 1024)])
+    own = UnifiedPool(
+        runner.model.kv_shapes, num_pages=pages, page_size=pool.page_size, dtype=dtype, device=pool.device
+    )
+    model, batch = runner.model, runner.batch(plan)
+    hidden = model.forward(model.embed(batch.tokens), batch, own)
+    return torch.cat([model.head(part).cpu() for part in torch.split(hidden, 1024)])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import nn
@@ -84,7 +84,7 @@ def random_model(config: Mapping[str, Any], build: Build, seed: int = 0) -> Mode
     and routing spreads over the experts."""
     family = resolve_family(None, config)
     model = family.make(family.parse(config), build)
-    fill_random(model, torch.Generator(build.device).manual_seed(seed))
+    fill_random(cast(nn.Module, model), torch.Generator(build.device).manual_seed(seed))
     return model
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
 import torch
 
@@ -13,18 +13,27 @@ from runtime.kernels.batch import ForwardBatch
 from runtime.layers.build import Build
 from runtime.layers.kv_pool import KVPool, KVShape
 
+if TYPE_CHECKING:
+    from runtime.weights.loader import WeightMap
+
+Arch = TypeVar("Arch")  # a family's own frozen dataclass of what its config.json says
+
 
 class Model(Protocol):
     """A built model."""
 
     kv_shapes: tuple[KVShape, ...]  # what each layer stores
-    vocab_size: int
 
-    def forward(self, batch: ForwardBatch, pool: KVPool) -> torch.Tensor:
-        """Hidden states after the final norm, [rows, hidden]. The rows' K/V goes into `pool`."""
+    def embed(self, tokens: torch.Tensor) -> torch.Tensor:
+        """int64 ids [rows] -> [rows, hidden], what `forward` starts from."""
         ...
 
-    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+    def forward(self, x: torch.Tensor, batch: ForwardBatch, pool: KVPool) -> torch.Tensor:
+        """Hidden states after the final norm, [rows, hidden], from the rows' embeddings `x` [rows, hidden]. The rows'
+        K/V goes into `pool`."""
+        ...
+
+    def head(self, hidden: torch.Tensor) -> torch.Tensor:
         """[n, hidden] -> [n, vocab], float32 (float64 where the model is float64): never rounded below that."""
         ...
 
@@ -43,7 +52,7 @@ class Facts:
 
 
 @dataclass(frozen=True)
-class Family:
+class Family(Generic[Arch]):
     """One family of checkpoints: how it is recognised, built and decoded (models.md).
 
     `parse` turns config.json into the family's own frozen architecture dataclass, or raises ConfigError naming the
@@ -56,10 +65,10 @@ class Family:
     key: str
     aliases: tuple[str, ...]
     detect: Callable[[Mapping[str, Any]], bool]
-    parse: Callable[[Mapping[str, Any]], Any]
-    facts: Callable[[Any], Facts]
-    make: Callable[[Any, Build], Any]
-    weights: Callable[[Any], Any]
+    parse: Callable[[Mapping[str, Any]], Arch]
+    facts: Callable[[Arch], Facts]
+    make: Callable[[Arch, Build], Model]
+    weights: Callable[[Arch], WeightMap]
     strategies: tuple[str, ...]
     sampling_modes: tuple[str, ...] = ("naive",)
     accept_threshold: float = 0.9
@@ -70,10 +79,10 @@ class Family:
     needs_edit: frozenset[str] = field(default_factory=frozenset)  # aliases that require --sampling-mode edit
 
 
-_FAMILIES: dict[str, Family] = {}
+_FAMILIES: dict[str, Family[Any]] = {}
 
 
-def register_family(family: Family) -> Family:
+def register_family(family: Family[Arch]) -> Family[Arch]:
     for key in (family.key, *family.aliases):
         if key in _FAMILIES:
             raise ValueError(f"model family {key!r} is registered twice")
@@ -85,7 +94,7 @@ def families() -> list[str]:
     return sorted(_FAMILIES)
 
 
-def resolve_family(name: str | None, config: Mapping[str, Any]) -> Family:
+def resolve_family(name: str | None, config: Mapping[str, Any]) -> Family[Any]:
     """The family called `name`, or, without one, the only family that recognises `config`."""
     if name is not None:
         if name not in _FAMILIES:

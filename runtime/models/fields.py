@@ -36,12 +36,23 @@ class Fields:
             raise ConfigError(f"{self._file}: {name} must be true or false, not {value!r}")
         return value
 
-    def ids(self, name: str) -> tuple[int, ...]:
-        """Token ids: one, a list of them, or none where the field is absent or null."""
+    def has(self, name: str) -> bool:
+        """Whether the field is there and not null."""
+        return self._config.get(name) is not None
+
+    def texts(self, name: str) -> tuple[str, ...]:
+        """A list of texts, none where the field is absent or null."""
+        value = self._config.get(name)
+        if value is not None and not (isinstance(value, list) and all(isinstance(v, str) for v in value)):
+            raise ConfigError(f"{self._file}: {name} must be a list of names, not {value!r}")
+        return tuple(value or ())
+
+    def ids(self, name: str, what: str = "token id") -> tuple[int, ...]:
+        """Whole numbers from 0 on: one, a list of them, or none where the field is absent or null."""
         value = self._config.get(name)
         values = [] if value is None else value if isinstance(value, list) else [value]
         if not all(isinstance(v, int) and not isinstance(v, bool) and v >= 0 for v in values):
-            raise ConfigError(f"{self._file}: {name} must be a token id or a list of them, not {value!r}")
+            raise ConfigError(f"{self._file}: {name} must be a {what} or a list of them, not {value!r}")
         return tuple(values)
 
     def id(self, name: str) -> int | None:

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from runtime.errors import ConfigError
 from runtime.kernels.routing import RoutingRule
+from runtime.models.decoder import DecoderArch, Mixture
+from runtime.models.decoder_config import head_shape, rotary, tell_unknown
 from runtime.models.fields import Fields
-
-log = logging.getLogger(__name__)
 
 # Fields that change the computation, with the only values built.
 BUILT: dict[str, tuple[Any, ...]] = {
@@ -49,54 +47,16 @@ HONOURED = frozenset(
 )
 
 
-@dataclass(frozen=True)
-class LLaDA2Arch:
-    """Everything the modules are built from. Widths are of one expert; layers below `dense_layers` have no experts."""
-
-    vocab_size: int
-    hidden: int
-    layers: int
-    heads: int
-    kv_heads: int
-    head_dim: int
-    rotary_dim: int
-    rope_theta: float
-    max_positions: int
-    eps: float
-    dense_layers: int
-    dense_width: int
-    experts: int
-    expert_width: int
-    shared_experts: int
-    routing: RoutingRule
-    router_bias: bool
-    qkv_bias: bool
-    out_bias: bool
-    tied: bool
-    block_size: int
-    mask_id: int | None
-    eos_ids: tuple[int, ...]
-
-
-def parse(config: Mapping[str, Any]) -> LLaDA2Arch:
+def parse(config: Mapping[str, Any]) -> DecoderArch:
     """ConfigError, naming the field, for what is missing, wrong, inconsistent or not built."""
     fields = Fields(config)
     fields.only(BUILT)
-    unknown = sorted(config.keys() - BUILT.keys() - ELSEWHERE - HONOURED)
-    if unknown:
-        log.warning("config.json holds fields that the llada2 family does not know: %s", ", ".join(unknown))
-    hidden, heads = fields.whole("hidden_size"), fields.whole("num_attention_heads")
-    kv_heads = fields.whole("num_key_value_heads", 0, low=0) or heads  # 0 or absent: as many as query heads
-    if heads % kv_heads:
-        raise ConfigError(f"config.json: num_attention_heads {heads} is no multiple of num_key_value_heads {kv_heads}")
-    if config.get("head_dim") is None and hidden % heads:
-        raise ConfigError(f"config.json: hidden_size {hidden} is no multiple of num_attention_heads {heads}")
-    head_dim = fields.whole("head_dim", hidden // heads)
+    tell_unknown(config, "llada2", BUILT.keys() | ELSEWHERE | HONOURED)
+    hidden, heads, kv_heads, head_dim = head_shape(fields)
     layers = fields.whole("num_hidden_layers")
     dense_layers = min(layers, fields.whole("first_k_dense_replace", 0, low=0))
-    theta, rotary_dim = _rotary(config, head_dim)
-    shared = fields.whole("num_shared_experts", 0, low=0)
-    return LLaDA2Arch(
+    theta, rotary_dim = rotary(config, head_dim)
+    return DecoderArch(
         vocab_size=fields.whole("vocab_size", low=2),
         hidden=hidden,
         layers=layers,
@@ -107,13 +67,11 @@ def parse(config: Mapping[str, Any]) -> LLaDA2Arch:
         rope_theta=theta,
         max_positions=fields.whole("max_position_embeddings"),
         eps=fields.number("rms_norm_eps"),
-        dense_layers=dense_layers,
-        dense_width=fields.whole("intermediate_size") if dense_layers else 0,
-        **_experts(fields, moe=dense_layers < layers),
-        shared_experts=shared if fields.flag("moe_router_enable_shared_expert", True) else 0,
-        router_bias=fields.flag("moe_router_enable_expert_bias", True),
+        qk_norm=True,
         qkv_bias=fields.flag("use_qkv_bias", False),
         out_bias=fields.flag("use_bias", False),
+        width=fields.whole("intermediate_size") if dense_layers else 0,
+        mixture=_mixture(fields, range(dense_layers, layers)),
         tied=fields.flag("tie_word_embeddings", False),
         block_size=fields.whole("block_size", 32),
         mask_id=fields.id("mask_token_id"),
@@ -121,30 +79,11 @@ def parse(config: Mapping[str, Any]) -> LLaDA2Arch:
     )
 
 
-def _rotary(config: Mapping[str, Any], head_dim: int) -> tuple[float, int]:
-    """theta and how many of a head's first dimensions turn; newer configs keep both in `rope_parameters`."""
-    nested = config.get("rope_parameters") or {}
-    if not isinstance(nested, Mapping):
-        raise ConfigError(f"config.json: rope_parameters must be an object, not {nested!r}")
-    Fields(nested).only({"rope_type": ("default",)})
-    if surplus := sorted(nested.keys() - {"rope_type", "rope_theta", "partial_rotary_factor"}):
-        raise ConfigError(f"config.json: rope_parameters holds {', '.join(surplus)}, which is not built")
-    fields = Fields({**nested, **{k: v for k, v in config.items() if v is not None}})
-    share = fields.number("partial_rotary_factor", 1.0)
-    rotary_dim = int(head_dim * share)
-    if config.get("rotary_dim") is not None:
-        given = fields.whole("rotary_dim")
-        if (nested.get("partial_rotary_factor") or config.get("partial_rotary_factor")) and given != rotary_dim:
-            raise ConfigError(f"config.json: rotary_dim {given} contradicts partial_rotary_factor {share}")
-        rotary_dim = given
-    if rotary_dim % 2 or not 2 <= rotary_dim <= head_dim:
-        raise ConfigError(f"config.json: {rotary_dim} of a head's {head_dim} dimensions are rotary; they must be even")
-    return fields.number("rope_theta"), rotary_dim
-
-
-def _experts(fields: Fields, *, moe: bool) -> dict[str, Any]:
-    if not moe:
-        return {"experts": 0, "expert_width": 0, "routing": RoutingRule(1, 1, 1, True, 1.0)}
+def _mixture(fields: Fields, layers: range) -> Mixture | None:
+    shared = fields.whole("num_shared_experts", 0, low=0) if fields.flag("moe_router_enable_shared_expert", True) else 0
+    biased = fields.flag("moe_router_enable_expert_bias", True)
+    if not layers:
+        return None
     experts, top_k = fields.whole("num_experts"), fields.whole("num_experts_per_tok")
     groups, kept = fields.whole("n_group", 1), fields.whole("topk_group", 1)
     if experts % groups:
@@ -156,7 +95,13 @@ def _experts(fields: Fields, *, moe: bool) -> dict[str, Any]:
             f"config.json: num_experts_per_tok {top_k} is more than the {experts // groups * kept} experts of "
             f"topk_group {kept} groups"
         )
-    rule = RoutingRule(
-        top_k, groups, kept, fields.flag("norm_topk_prob", True), fields.number("routed_scaling_factor", 1.0)
+    width = fields.whole("moe_intermediate_size")
+    scale = fields.number("routed_scaling_factor", 1.0)
+    return Mixture(
+        layers=frozenset(layers),
+        experts=experts,
+        width=width,
+        shared_width=shared * width,
+        rule=RoutingRule(top_k, groups, kept, fields.flag("norm_topk_prob", True), scale),
+        router_bias=biased,
     )
-    return {"experts": experts, "expert_width": fields.whole("moe_intermediate_size"), "routing": rule}

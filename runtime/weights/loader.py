@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import torch
 from torch import nn
@@ -17,6 +17,8 @@ from runtime.weights.hub import Progress
 
 if TYPE_CHECKING:
     from runtime.models.base import Family, Model
+
+Arch = TypeVar("Arch")
 
 
 @dataclass(frozen=True)
@@ -39,8 +41,8 @@ class WeightMap:
 
 def load_model(
     checkpoint: Checkpoint,
-    family: Family,
-    arch: Any,
+    family: Family[Arch],
+    arch: Arch,
     build: Build,
     progress: Progress | None = None,
 ) -> Model:
@@ -49,7 +51,7 @@ def load_model(
     `progress(phase, bytes_done, bytes_total)` is called after each tensor. Raises ConfigError as `fill` does.
     """
     model = family.make(arch, build)
-    fill(model, checkpoint, family.weights(arch), progress)
+    fill(cast(nn.Module, model), checkpoint, family.weights(arch), progress)
     return model
 
 

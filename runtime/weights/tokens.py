@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from runtime.errors import ConfigError
 from runtime.models.base import Facts, Family
@@ -23,7 +24,7 @@ class TokenIds:
 
 def read_tokens(
     checkpoint: Checkpoint,
-    family: Family,
+    family: Family[Any],
     facts: Facts,
     *,
     mask_token_id: int | None = None,

@@ -81,10 +81,13 @@ class HashModel:
     def __init__(self, vocab_size: int) -> None:
         self.vocab_size = vocab_size
 
-    def forward(self, batch: ForwardBatch, pool: KVPool) -> Tensor:
+    def embed(self, tokens: Tensor) -> Tensor:
+        return tokens.double()[:, None]
+
+    def forward(self, x: Tensor, batch: ForwardBatch, pool: KVPool) -> Tensor:
         (tokens_at, positions_at), (contexts_at, _) = ([flat(side) for side in pool.layer(i)] for i in range(2))
         size = batch.page_size
-        tokens_at[batch.slots] = batch.tokens.double()
+        tokens_at[batch.slots] = x[:, 0]
         positions_at[batch.slots] = batch.positions.double()
         tiles, seen = batch.tiles.tolist(), batch.visible_end.tolist()
         rows = [(request, row) for request, first, count in tiles for row in range(first, first + count)]
@@ -107,5 +110,5 @@ class HashModel:
             out[row, 0] = float(digest(contexts.long().numpy(), positions[row]))
         return out
 
-    def logits(self, hidden: Tensor) -> Tensor:
+    def head(self, hidden: Tensor) -> Tensor:
         return torch.from_numpy(logits_of_hash(hidden[:, 0].long().numpy(), self.vocab_size))

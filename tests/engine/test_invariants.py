@@ -35,7 +35,7 @@ class NoiseModel(HashModel):
         self.random = np.random.default_rng(seed)
         self.scale = scale
 
-    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+    def head(self, hidden: torch.Tensor) -> torch.Tensor:
         return torch.from_numpy(self.random.normal(0, self.scale, (len(hidden), self.vocab_size)))
 
 
@@ -166,10 +166,10 @@ class PoisonedModel(HashModel):
         super().__init__(vocab_size)
         self.poison = poison
 
-    def forward(self, batch: ForwardBatch, pool: KVPool) -> torch.Tensor:
+    def forward(self, x: torch.Tensor, batch: ForwardBatch, pool: KVPool) -> torch.Tensor:
         if bool((batch.tokens == self.poison).any()):
             raise RuntimeError("out of luck")
-        return super().forward(batch, pool)
+        return super().forward(x, batch, pool)
 
 
 @examples(25)

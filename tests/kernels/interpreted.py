@@ -11,7 +11,8 @@ from runtime.kernels.dispatch import TRITON
 from runtime.kernels.routing import RoutingRule
 from runtime.layers.attention_triton import TritonAttention
 from runtime.layers.build import Build
-from runtime.models.llada2 import LLADA2, LLaDA2
+from runtime.models.decoder import Decoder
+from runtime.models.llada2 import LLADA2
 from runtime.weights import load_model, resolve_checkpoint
 from runtime.weights.loader import fill
 from tests.kernels import cases
@@ -122,7 +123,7 @@ def test_attention_and_all_else_in_a_whole_model(tmp_path):
     checkpoint = resolve_checkpoint(str(tmp_path))
     arch, build = LLADA2.parse(checkpoint.config), Build.choose("cpu", torch.float32)
     expected_model = load_model(checkpoint, LLADA2, arch, build)
-    model = LLaDA2(arch, replace(build, kernels=TRITON))
+    model = Decoder(arch, replace(build, kernels=TRITON))
     model.attention = TritonAttention(model.attention.shape, grouped=True)
     fill(model, checkpoint, LLADA2.weights(arch))
     ids = [[5, 6, 7, 8, 31, 31, 31, 31, 9, 9], [3, 1, 4, 1]]

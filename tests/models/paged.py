@@ -8,6 +8,7 @@ import torch
 
 from runtime.kernels.batch import ForwardBatch, cut_tiles
 from runtime.layers.kv_pool import UnifiedPool
+from runtime.models.base import Model
 
 
 def make_batch(
@@ -47,17 +48,16 @@ def page_tables(lengths: Sequence[int], page_size: int, random: torch.Generator)
     return tables, sum(counts) + 1
 
 
-def poisoned_pool(model: object, pages: int, page_size: int, dtype: torch.dtype, device: str = "cpu") -> UnifiedPool:
+def poisoned_pool(model: Model, pages: int, page_size: int, dtype: torch.dtype, device: str = "cpu") -> UnifiedPool:
     """A pool full of NaN: whatever reads a slot that nobody wrote shows it."""
-    shapes = model.kv_shapes  # type: ignore[attr-defined]
-    pool = UnifiedPool(shapes, num_pages=pages, page_size=page_size, dtype=dtype, device=device)
+    pool = UnifiedPool(model.kv_shapes, num_pages=pages, page_size=page_size, dtype=dtype, device=device)
     for tensor in pool.tensors:
         tensor.fill_(float("nan"))
     return pool
 
 
 def logits_in_chunks(
-    model: object,
+    model: Model,
     sequences: Sequence[list[int]],
     *,
     block_size: int,
@@ -79,7 +79,7 @@ def logits_in_chunks(
         ends = [min(len(sequences[n]), done[n] + chunk_blocks[n] * block_size) for n in live]
         rows = [(sequences[n], done[n], end) for n, end in zip(live, ends, strict=True)]
         batch = make_batch(rows, tables[live], block_size=block_size, page_size=page_size)
-        logits = model.logits(model.forward(batch, pool))  # type: ignore[attr-defined]
+        logits = model.head(model.forward(model.embed(batch.tokens), batch, pool))
         for n, part, end in zip(live, logits.split([e - f for _, f, e in rows]), ends, strict=True):
             out[n].append(part)
             done[n] = end

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from runtime.errors import ConfigError
+from runtime.kernels.routing import RoutingRule
 from runtime.layers.build import Build
 from runtime.layers.kv_pool import KVShape
 from runtime.models import families, resolve_family
@@ -29,6 +30,7 @@ from tests.oracle.tiny import tiny_config
         ({"rope_scaling": {"type": "yarn"}}, "rope_scaling"),
         ({"rope_parameters": {"rope_type": "yarn", "rope_theta": 1e4}}, "rope_type is 'yarn'"),
         ({"rope_parameters": {"factor": 4}}, "factor"),
+        ({"rope_parameters": {"rope_theta": 5e5}}, "rope_theta 10000.0 contradicts rope_parameters"),
         ({"hidden_act": "gelu"}, "hidden_act is 'gelu', but only 'silu' is built"),
         ({"use_sliding_window": True}, "use_sliding_window"),
         ({"score_function": "softmax"}, "score_function"),
@@ -74,15 +76,20 @@ def test_defaults_and_alternatives():
     newer = {"rope_parameters": rope, "rope_theta": None, "partial_rotary_factor": None}
     arch = parse(tiny_config(num_key_value_heads=0, head_dim=None, **newer))
     assert (arch.kv_heads, arch.head_dim, arch.rope_theta, arch.rotary_dim) == (4, 4, 5e5, 2)
-    assert parse(tiny_config(moe_router_enable_expert_bias=False)).router_bias is False
-    assert parse(tiny_config(moe_router_enable_shared_expert=False)).shared_experts == 0
+    assert parse(tiny_config(moe_router_enable_expert_bias=False)).mixture.router_bias is False
+    assert parse(tiny_config(moe_router_enable_shared_expert=False)).mixture.shared_width == 0
     dense = {k: v for k, v in tiny_config(first_k_dense_replace=9).items() if "expert" not in k}
-    assert parse(dense).dense_layers == 2, "a model without experts needs no field of theirs"
+    assert parse(dense).mixture is None, "a model without experts needs no field of theirs"
+    assert parse(tiny_config(first_k_dense_replace=0)).width == 0
+    bare = parse(tiny_config(block_size=None, mask_token_id=None, eos_token_id=None))
+    assert (bare.block_size, bare.mask_id, bare.eos_ids) == (32, None, ())
 
 
 def test_parsed_shapes():
     mini = parse(architecture("llada2-mini"))
-    assert (mini.rotary_dim, mini.experts, mini.routing.top_k, mini.routing.scale) == (64, 256, 8, 2.5)
+    assert (mini.rotary_dim, mini.mixture.experts, mini.mixture.shared_width) == (64, 256, 512)
+    assert mini.mixture.layers == frozenset(range(1, 20))
+    assert mini.mixture.rule == RoutingRule(8, 8, 4, True, 2.5, "sigmoid")
     assert parse(architecture("llada2-flash")).hidden == 4096
 
 
@@ -99,4 +106,3 @@ def test_detection():
 def test_what_the_engine_reads():
     model = random_model(architecture("llada2-tiny"), Build.choose("cpu", torch.float32))
     assert model.kv_shapes == (KVShape(2, 32, 32),) * 3
-    assert model.vocab_size == 1024

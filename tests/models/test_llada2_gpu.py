@@ -8,7 +8,7 @@ import torch
 from runtime.kernels.dispatch import TORCH, TRITON
 from runtime.layers.build import Build
 from runtime.models.architectures import architecture, fill_random, random_model
-from runtime.models.llada2 import LLaDA2
+from runtime.models.decoder import Decoder
 from runtime.models.llada2_config import parse
 from tests.models.paged import logits_in_chunks
 from tests.models.test_llada2 import golden, load  # noqa: F401 - golden is a fixture
@@ -58,7 +58,7 @@ def test_float64_and_torch_kernels_run_on_the_device_too(kernels):
     models = []
     for dtype, chosen, attn_impl in ((torch.float64, None, "torch"), (torch.float32, kernels, "triton_grouped")):
         build = Build.choose("cuda", dtype, attn_impl)
-        model = LLaDA2(arch, build if chosen is None else replace(build, kernels=chosen))
+        model = Decoder(arch, build if chosen is None else replace(build, kernels=chosen))
         fill_random(model, torch.Generator("cuda").manual_seed(1))
         models.append(model)
     for wide, narrow in zip(models[0].parameters(), models[1].parameters(), strict=True):
@@ -73,17 +73,17 @@ def test_float64_and_torch_kernels_run_on_the_device_too(kernels):
 def test_the_head_keeps_the_accumulators_precision():
     model = random_model(architecture("llada2-tiny"), Build.choose("cuda", torch.bfloat16, "triton"))
     hidden = torch.randn(7, 128, device="cuda", dtype=torch.bfloat16)
-    logits = model.logits(hidden)
+    logits = model.head(hidden)
     assert logits.dtype == torch.float32
-    torch.testing.assert_close(logits.double(), hidden.double() @ model.head.double().T, rtol=1e-5, atol=1e-4)
+    torch.testing.assert_close(logits.double(), hidden.double() @ model.lm_head.double().T, rtol=1e-5, atol=1e-4)
 
 
 def test_four_layers_of_minis_width_prefill_and_decode():
     """Realistic widths and 256 experts: the Triton path against the torch path in the same dtype and in float32."""
     arch = parse({**architecture("llada2-mini"), "num_hidden_layers": 4, "vocab_size": 4096, "mask_token_id": 4095})
-    model = LLaDA2(arch, Build.choose("cuda", torch.bfloat16))
+    model = Decoder(arch, Build.choose("cuda", torch.bfloat16))
     fill_random(model, torch.Generator("cuda").manual_seed(5))
-    reference = LLaDA2(arch, replace(Build.choose("cuda", torch.float32, "torch"), kernels=TORCH))
+    reference = Decoder(arch, replace(Build.choose("cuda", torch.float32, "torch"), kernels=TORCH))
     for narrow, wide in zip(model.parameters(), reference.parameters(), strict=True):
         wide.copy_(narrow)
     random = torch.Generator().manual_seed(6)

@@ -1,0 +1,170 @@
+"""The decoder that most families share: pre-norm layers of attention and a gated feed-forward layer.
+
+A family's own file says how its checkpoints are recognised, what their config.json means (a `DecoderArch`) and which
+of its tensors is which of the parameters here.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from runtime.kernels.batch import ForwardBatch
+from runtime.kernels.routing import RoutingRule
+from runtime.layers.attention import Attention, AttentionShape, make_attention
+from runtime.layers.build import Build
+from runtime.layers.embedding import Embedding
+from runtime.layers.kv_pool import KVPool, KVShape
+from runtime.layers.linear import Linear, head_logits
+from runtime.layers.mlp import SwiGLU
+from runtime.layers.moe import MoE
+from runtime.layers.norm import RMSNorm
+from runtime.layers.rotary import RotaryTable
+from runtime.models.base import Facts
+
+
+@dataclass(frozen=True)
+class Mixture:
+    """The experts of those layers that have some."""
+
+    layers: frozenset[int]
+    experts: int
+    width: int  # of one expert
+    shared_width: int  # of the shared experts together; 0: none
+    rule: RoutingRule
+    router_bias: bool
+
+
+@dataclass(frozen=True)
+class DecoderArch:
+    """Everything that a decoder is built from, and what `decoder_facts` says of it."""
+
+    vocab_size: int
+    hidden: int
+    layers: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    rotary_dim: int  # of a head's dimensions, the first ones, turn with the position
+    rope_theta: float
+    max_positions: int
+    eps: float
+    qk_norm: bool  # RMSNorm of each query and key head before they turn
+    qkv_bias: bool
+    out_bias: bool
+    width: int  # of the feed-forward layers without experts; 0: every layer has experts
+    mixture: Mixture | None
+    tied: bool  # the embedding is the head too
+    block_size: int
+    mask_id: int | None
+    eos_ids: tuple[int, ...]
+
+
+def decoder_facts(arch: DecoderArch) -> Facts:
+    return Facts(
+        vocab_size=arch.vocab_size,
+        max_positions=arch.max_positions,
+        block_size=arch.block_size,
+        mask_id=arch.mask_id,
+        eos_ids=arch.eos_ids,
+    )
+
+
+@dataclass(frozen=True)
+class ForwardContext:
+    """What every layer of one forward reads."""
+
+    batch: ForwardBatch
+    pool: KVPool
+    rotary: torch.Tensor  # ``RotaryTable.cover``
+    attention: Attention
+    plan: Any  # what `attention` made of the batch
+
+
+class SelfAttention(nn.Module):
+    """One product for queries, keys and values, norm and rotation of the heads, paged attention, output product."""
+
+    def __init__(self, build: Build, arch: DecoderArch) -> None:
+        super().__init__()
+        self.arch = arch
+        self.kernels = build.kernels
+        self.qkv = Linear(build, arch.hidden, (arch.heads + 2 * arch.kv_heads) * arch.head_dim, bias=arch.qkv_bias)
+        self.q_norm = RMSNorm(build, arch.head_dim, arch.eps) if arch.qk_norm else None
+        self.k_norm = RMSNorm(build, arch.head_dim, arch.eps) if arch.qk_norm else None
+        self.out = Linear(build, arch.heads * arch.head_dim, arch.hidden, bias=arch.out_bias)
+
+    def forward(self, x: torch.Tensor, context: ForwardContext, layer: int) -> torch.Tensor:
+        q, k, v = self.kernels.qk_norm_rotary(
+            self.qkv(x), context.batch.positions, context.rotary,
+            None if self.q_norm is None else self.q_norm.weight,
+            None if self.k_norm is None else self.k_norm.weight,
+            self.arch.heads, self.arch.kv_heads, self.arch.eps,
+        )  # fmt: skip
+        kv = context.pool.layer(layer)
+        self.kernels.write_kv(k, v, context.batch.slots, kv.k, kv.v)
+        return self.out(context.attention.attend(q, kv, context.plan).flatten(1))
+
+
+class Layer(nn.Module):
+    """Attention and feed-forward, each normed before; the residual stream is carried beside the branch's output."""
+
+    def __init__(self, build: Build, arch: DecoderArch, index: int) -> None:
+        super().__init__()
+        self.index = index
+        self.input_norm = RMSNorm(build, arch.hidden, arch.eps)
+        self.attention = SelfAttention(build, arch)
+        self.post_norm = RMSNorm(build, arch.hidden, arch.eps)
+        mixture = arch.mixture
+        if mixture is not None and index in mixture.layers:
+            self.mlp: MoE | SwiGLU = MoE(
+                build, arch.hidden, mixture.width, mixture.experts, mixture.shared_width, mixture.rule,
+                router_bias=mixture.router_bias,
+            )  # fmt: skip
+        else:
+            self.mlp = SwiGLU(build, arch.hidden, arch.width)
+
+    def forward(
+        self, x: torch.Tensor, residual: torch.Tensor | None, context: ForwardContext
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        if residual is None:
+            normed, residual = self.input_norm(x), x
+        else:
+            normed, residual = self.input_norm.add(x, residual)
+        normed, residual = self.post_norm.add(self.attention(normed, context, self.index), residual)
+        return self.mlp(normed), residual
+
+
+class Decoder(nn.Module):
+    """See ``runtime.models.base.Model``. Built unfilled."""
+
+    def __init__(self, arch: DecoderArch, build: Build) -> None:
+        super().__init__()
+        self.arch = arch
+        self.kv_shapes = (KVShape(arch.kv_heads, arch.head_dim, arch.head_dim),) * arch.layers
+        shape = AttentionShape(arch.heads, arch.kv_heads, arch.head_dim, arch.head_dim**-0.5)
+        self.attention = make_attention(shape, build)
+        self.rotary = RotaryTable(build, arch.rotary_dim, arch.rope_theta, arch.max_positions)
+        self.embedding = Embedding(build, arch.vocab_size, arch.hidden)
+        self.layers = nn.ModuleList(Layer(build, arch, index) for index in range(arch.layers))
+        self.norm = RMSNorm(build, arch.hidden, arch.eps)
+        self.lm_head = None if arch.tied else build.parameter(arch.vocab_size, arch.hidden)
+
+    @torch.inference_mode()
+    def embed(self, tokens: torch.Tensor) -> torch.Tensor:
+        return self.embedding(tokens)
+
+    @torch.inference_mode()
+    def forward(self, x: torch.Tensor, batch: ForwardBatch, pool: KVPool) -> torch.Tensor:
+        table, plan = self.rotary.cover(batch.reach), self.attention.plan(batch)
+        context = ForwardContext(batch, pool, table, self.attention, plan)
+        residual = None
+        for layer in self.layers:
+            x, residual = layer(x, residual, context)
+        return self.norm.add(x, residual)[0]
+
+    @torch.inference_mode()
+    def head(self, hidden: torch.Tensor) -> torch.Tensor:
+        return head_logits(hidden, self.embedding.weight if self.lm_head is None else self.lm_head)
