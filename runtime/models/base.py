@@ -12,6 +12,7 @@ from runtime.errors import ConfigError
 from runtime.kernels.batch import ForwardBatch
 from runtime.layers.build import Build
 from runtime.layers.kv_pool import KVPool, KVShape
+from runtime.models.fields import Fields
 
 if TYPE_CHECKING:
     from runtime.weights.loader import WeightMap
@@ -55,9 +56,11 @@ class Facts:
 class Family(Generic[Arch]):
     """One family of checkpoints: how it is recognised, built and decoded (models.md).
 
-    `parse` turns config.json into the family's own frozen architecture dataclass, or raises ConfigError naming the
-    field; `facts(arch)` is what the rest of the engine asks about it. `make(arch, build)` returns the module with
-    unfilled parameters; `weights(arch)` is the ``WeightMap`` of where each tensor of a checkpoint goes
+    `detect` says whether a config.json is one of this family, and `architectures` are the names under the file's field
+    of that name which are this family's alone: one of them beside another family's model type is ambiguous, and
+    refused. `parse` turns config.json into the family's own frozen architecture dataclass, or raises ConfigError
+    naming the field; `facts(arch)` is what the rest of the engine asks about it. `make(arch, build)` returns the module
+    with unfilled parameters; `weights(arch)` is the ``WeightMap`` of where each tensor of a checkpoint goes
     (runtime/weights/loader.py). `turn_end_tokens` and `mask_tokens` are looked up in the tokenizer by their text;
     `mask_id` and `eos_ids` are the published checkpoints' ids, for one whose files name none.
     """
@@ -70,6 +73,7 @@ class Family(Generic[Arch]):
     make: Callable[[Arch, Build], Model]
     weights: Callable[[Arch], WeightMap]
     strategies: tuple[str, ...]
+    architectures: tuple[str, ...] = ()
     sampling_modes: tuple[str, ...] = ("naive",)
     accept_threshold: float = 0.9
     turn_end_tokens: tuple[str, ...] = ()
@@ -94,16 +98,28 @@ def families() -> list[str]:
     return sorted(_FAMILIES)
 
 
+def architectures(config: Mapping[str, Any]) -> tuple[str, ...]:
+    """The names in config.json's `architectures`; ConfigError if it holds anything else."""
+    return Fields(config).texts("architectures")
+
+
 def resolve_family(name: str | None, config: Mapping[str, Any]) -> Family[Any]:
     """The family called `name`, or, without one, the only family that recognises `config`."""
     if name is not None:
         if name not in _FAMILIES:
             raise ConfigError(f"--model-name {name!r} is not a known family; known: {', '.join(families())}")
         return _FAMILIES[name]
-    found = {f.key: f for f in _FAMILIES.values() if f.detect(config)}
-    if len(found) != 1:
+    named = set(architectures(config))
+    every = {family.key: family for family in _FAMILIES.values()}
+    found = {key for key, family in every.items() if family.detect(config)}
+    claimed = found | {key for key, family in every.items() if named.intersection(family.architectures)}
+    says = f"config.json's model_type {config.get('model_type')!r} with architectures {sorted(named)}"
+    if not claimed:
         raise ConfigError(
-            f"config.json's model_type {config.get('model_type')!r} belongs to no known family; "
-            f"known: {', '.join(families())} (name one with --model-name)"
+            f"{says} belongs to no known family; known: {', '.join(families())} (name one with --model-name)"
         )
-    return next(iter(found.values()))
+    if len(claimed) > 1 or not found:
+        raise ConfigError(
+            f"{says} is ambiguous: it could be {' or '.join(sorted(claimed))}; name the family with --model-name"
+        )
+    return every[found.pop()]

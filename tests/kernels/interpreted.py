@@ -11,12 +11,13 @@ from runtime.kernels.dispatch import TRITON
 from runtime.kernels.routing import RoutingRule
 from runtime.layers.attention_triton import TritonAttention
 from runtime.layers.build import Build
+from runtime.models import resolve_family
 from runtime.models.decoder import Decoder
-from runtime.models.llada2 import LLADA2
 from runtime.weights import load_model, resolve_checkpoint
 from runtime.weights.loader import fill
 from tests.kernels import cases
 from tests.models.paged import logits_in_chunks
+from tests.oracle.llama_like import config_of, tensors_of, write
 from tests.oracle.tiny import write_tiny
 
 _patch = interpreter._patch_lang_tensor
@@ -117,15 +118,20 @@ def test_attention_of_rows_that_see_anything(window):
     cases.check_sight([(9, 6), (0, 11), (5, 1)], 2, 1, 16, 4, window, torch.float32, "cpu")
 
 
-def test_attention_and_all_else_in_a_whole_model(tmp_path):
+@pytest.mark.parametrize("key", ["llada2", "sdar_moe", "stable_diffcoder"])
+def test_attention_and_all_else_in_a_whole_model(tmp_path, key):
     """Every kernel in its place: a tiny model on the Triton path equals itself on the torch path."""
-    write_tiny(tmp_path, seed=4, num_hidden_layers=2, head_dim=16)
-    checkpoint = resolve_checkpoint(str(tmp_path))
-    arch, build = LLADA2.parse(checkpoint.config), Build.choose("cpu", torch.float32)
-    expected_model = load_model(checkpoint, LLADA2, arch, build)
+    if key == "llada2":
+        write_tiny(tmp_path, seed=4, num_hidden_layers=2, head_dim=16)
+    else:
+        config = config_of(key, num_hidden_layers=2, head_dim=16)
+        write(tmp_path, config, tensors_of(config, seed=4))
+    checkpoint, family = resolve_checkpoint(str(tmp_path)), resolve_family(key, {})
+    arch, build = family.parse(checkpoint.config), Build.choose("cpu", torch.float32)
+    expected_model = load_model(checkpoint, family, arch, build)
     model = Decoder(arch, replace(build, kernels=TRITON))
     model.attention = TritonAttention(model.attention.shape, grouped=True)
-    fill(model, checkpoint, LLADA2.weights(arch))
+    fill(model, checkpoint, family.weights(arch))
     ids = [[5, 6, 7, 8, 31, 31, 31, 31, 9, 9], [3, 1, 4, 1]]
     plan = {"block_size": 4, "page_size": 4, "chunk_blocks": [2, 1]}
     for out, expected in zip(

@@ -1,0 +1,38 @@
+"""DreamReasoner: Qwen3 with blocks of 32; Dream's model type, but neither its attention nor its shifted logits
+(models.md)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from runtime.models.base import Family, architectures, register_family
+from runtime.models.decoder import Decoder, DecoderArch, decoder_facts
+from runtime.models.decoder_config import llama_like
+from runtime.models.names import llama_weights
+
+
+def detect(config: Mapping[str, Any]) -> bool:
+    return config.get("model_type") == "Dream" and "DreamForCausalLM" in architectures(config)
+
+
+def parse(config: Mapping[str, Any]) -> DecoderArch:
+    return llama_like(config, "dream_reasoner", qk_norm=True, block_size=32, max_positions=32768)
+
+
+DREAM_REASONER = register_family(
+    Family(
+        key="dream_reasoner",
+        aliases=(),
+        detect=detect,
+        architectures=("DreamForCausalLM",),
+        parse=parse,
+        facts=decoder_facts,
+        make=Decoder,
+        weights=llama_weights,
+        strategies=("multi_bd",),
+        turn_end_tokens=("<|im_end|>", "<|endoftext|>"),
+        mask_tokens=("<|mask|>", "<|MASK|>"),
+        mask_id=151669,
+    )
+)

@@ -1,0 +1,34 @@
+"""SDAR: Qwen3, trained on to fill blocks (models.md)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from runtime.models.base import Family, register_family
+from runtime.models.decoder import Decoder, DecoderArch, decoder_facts
+from runtime.models.decoder_config import llama_like
+from runtime.models.names import llama_weights
+
+
+def parse(config: Mapping[str, Any]) -> DecoderArch:
+    return llama_like(config, "sdar", qk_norm=True, block_size=4, max_positions=32768)
+
+
+SDAR = register_family(
+    Family(
+        key="sdar",
+        aliases=(),
+        detect=lambda config: config.get("model_type") == "sdar",
+        architectures=("SDARForCausalLM",),
+        parse=parse,
+        facts=decoder_facts,
+        make=Decoder,
+        weights=llama_weights,
+        strategies=("multi_bd",),
+        turn_end_tokens=("<|im_end|>", "<|endoftext|>"),
+        mask_tokens=("<|MASK|>", "<|mask|>"),
+        mask_id=151669,
+        eos_ids=(151643, 151645),
+    )
+)

@@ -1,0 +1,34 @@
+"""SDAR with experts: Qwen3-MoE, trained on to fill blocks (models.md)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from runtime.models.base import Family, register_family
+from runtime.models.decoder import Decoder, DecoderArch, decoder_facts
+from runtime.models.decoder_config import llama_like
+from runtime.models.names import llama_weights
+
+
+def parse(config: Mapping[str, Any]) -> DecoderArch:
+    return llama_like(config, "sdar_moe", qk_norm=True, block_size=4, max_positions=32768, experts=True)
+
+
+SDAR_MOE = register_family(
+    Family(
+        key="sdar_moe",
+        aliases=(),
+        detect=lambda config: config.get("model_type") == "sdar_moe",
+        architectures=("SDARMoeForCausalLM",),
+        parse=parse,
+        facts=decoder_facts,
+        make=Decoder,
+        weights=llama_weights,
+        strategies=("multi_bd",),
+        turn_end_tokens=("<|im_end|>", "<|endoftext|>"),
+        mask_tokens=("<|MASK|>", "<|mask|>"),
+        mask_id=151669,
+        eos_ids=(151643, 151645),
+    )
+)

@@ -1,0 +1,35 @@
+"""Stable-DiffCoder: Llama with blocks of 4 (models.md). No file of a checkpoint need name the mask, which is id 5."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from runtime.models.base import Family, architectures, register_family
+from runtime.models.decoder import Decoder, DecoderArch, decoder_facts
+from runtime.models.decoder_config import llama_like
+from runtime.models.names import llama_weights
+
+
+def detect(config: Mapping[str, Any]) -> bool:
+    return config.get("model_type") == "llama" and "StableDiffcoderForCausalLM" in architectures(config)
+
+
+def parse(config: Mapping[str, Any]) -> DecoderArch:
+    return llama_like(config, "stable_diffcoder", qk_norm=False, block_size=4, max_positions=8192)
+
+
+STABLE_DIFFCODER = register_family(
+    Family(
+        key="stable_diffcoder",
+        aliases=(),
+        detect=detect,
+        architectures=("StableDiffcoderForCausalLM",),
+        parse=parse,
+        facts=decoder_facts,
+        make=Decoder,
+        weights=llama_weights,
+        strategies=("multi_bd",),
+        mask_id=5,
+    )
+)

@@ -1,0 +1,153 @@
+"""Families with Llama's and Qwen's names: golden logits and answers, transformers as an oracle, exact coverage."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from runtime import LLM, SamplingParams
+from runtime.errors import ConfigError
+from runtime.layers.build import Build
+from runtime.models import resolve_family
+from runtime.weights import load_model, resolve_checkpoint
+from tests.golden import GOLDEN
+from tests.models.paged import logits_in_chunks
+from tests.oracle.llama_like import SIGNS, TransformersOracle, config_of, tensors_of, write
+
+TOLERANCE = 5e-4  # of golden logits (tests/golden/README.md)
+RULES = ("threshold", "fixed")
+SHAPES: dict[str, tuple[str, dict[str, Any]]] = {
+    "sdar": ("sdar", {}),
+    "sdar_biased_tied": ("sdar", {"attention_bias": True, "tie_word_embeddings": True, "num_key_value_heads": 1}),
+    "sdar_moe": ("sdar_moe", {"num_experts": 5, "num_experts_per_tok": 3}),
+    "sdar_moe_mixed": ("sdar_moe", {"mlp_only_layers": [1], "norm_topk_prob": False, "attention_bias": True}),
+    "sdar_moe_sparse": ("sdar_moe", {"decoder_sparse_step": 2, "num_key_value_heads": 4}),
+    "sdar_moe_none": ("sdar_moe", {"mlp_only_layers": [0, 1, 2]}),
+    "dream_reasoner": ("dream_reasoner", {"num_attention_heads": 3, "num_key_value_heads": 1}),
+    "stable_diffcoder": ("stable_diffcoder", {"head_dim": None}),
+    "stable_diffcoder_biased": ("stable_diffcoder", {"attention_bias": True, "num_key_value_heads": 4}),
+}
+
+
+def cases(kind: str) -> list[Any]:
+    found = []
+    for family in SIGNS:
+        for case in json.loads((GOLDEN / family / "cases.json").read_text()):
+            if case["kind"] == kind:
+                found.append(pytest.param(family, case, id=f"{family}-{case['name']}"))
+    return found
+
+
+def load(path: Path, dtype: torch.dtype, device: str = "cpu", attn_impl: str | None = None):
+    checkpoint = resolve_checkpoint(str(path))
+    family = resolve_family(None, checkpoint.config)
+    return load_model(checkpoint, family, family.parse(checkpoint.config), Build.choose(device, dtype, attn_impl))
+
+
+@pytest.mark.parametrize(("family", "case"), cases("logits"))
+def test_golden_logits(family, case):
+    assert case["attention"] in ("block_causal", "full")
+    expected = load_file(GOLDEN / family / "expected.safetensors")
+    ids = expected[case["ids"]].flatten().tolist()
+    block = case["block_size"] if case["attention"] == "block_causal" else len(ids)
+    model = load(GOLDEN / family, torch.float32)
+    for page_size, chunk in ((4, 1), (16, 3)):
+        (logits,) = logits_in_chunks(model, [ids], block_size=block, page_size=page_size, chunk_blocks=[chunk])
+        torch.testing.assert_close(logits, expected[case["logits"]].view_as(logits), rtol=0, atol=TOLERANCE)
+
+
+@pytest.fixture(scope="module")
+def golden_llms():
+    """One LLM a family and server settings, made when a case first asks for it."""
+    made: dict[tuple[str, ...], LLM] = {}
+
+    def get(family: str, server: dict[str, Any]) -> LLM:
+        key = (family, json.dumps(server))
+        if key not in made:
+            made[key] = LLM(str(GOLDEN / family), device="cpu", skip_tokenizer=True, **server)
+        return made[key]
+
+    yield get
+    for llm in made.values():
+        llm.close()
+
+
+@pytest.mark.parametrize(
+    ("family", "case"), [case for case in cases("decode") if case.values[1]["settings"]["algorithm"] in RULES]
+)
+def test_golden_answers(golden_llms, family, case):
+    settings = dict(case["settings"])
+    server = {name: settings.pop(name) for name in ("model_name", "decoding_strategy", "block_size", "buffer_size")}
+    llm = golden_llms(family, server)
+    assert llm.info.mask_token_id == case["mask_token_id"]
+    assert llm.info.eos_token_ids == case["eos_token_ids"]
+    ask = {name: settings.pop(name) for name in ("max_tokens", "temperature")}
+    for ignore_eos, suffix in ((False, ""), (True, "_ignore_eos")):
+        params = SamplingParams(**ask, ignore_eos=ignore_eos, decoding=settings)
+        (out,) = llm.generate([case["prompt_ids"]], params)
+        assert out.token_ids == case[f"ids{suffix}"]
+        assert out.nfe == case[f"nfe{suffix}"]
+        assert out.finish_reason == ("length" if ignore_eos else case["finish_reason"])
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_random_models_equal_transformers(tmp_path, shape):
+    family, changes = SHAPES[shape]
+    config = config_of(family, **changes)
+    tensors = tensors_of(config, seed=len(shape))
+    write(tmp_path / "ours", config, tensors)
+    model = load(tmp_path / "ours", torch.float64)
+    oracle = TransformersOracle(tmp_path / "theirs", family, config, tensors)
+    random = torch.Generator().manual_seed(3)
+    sequences = [torch.randint(0, 40, (n,), generator=random).tolist() for n in (1, 7, 12, 31, 50)]
+    for block, page_size, chunks in ((4, 2, [1, 1, 2, 3, 5]), (8, 16, [9, 9, 9, 9, 9])):
+        results = logits_in_chunks(
+            model, sequences, block_size=block, page_size=page_size, chunk_blocks=chunks, dtype=torch.float64
+        )
+        for ids, logits in zip(sequences, results, strict=True):
+            torch.testing.assert_close(logits.float(), oracle.logits(ids, block), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("family", SIGNS)
+def test_every_tensor_is_accounted_for(tmp_path, family):
+    config = config_of(family)
+    tensors = tensors_of(config, seed=1)
+    for name in tensors:
+        write(tmp_path, config, {n: t for n, t in tensors.items() if n != name})
+        with pytest.raises(ConfigError, match=f"1 missing: '{name}'"):
+            load(tmp_path, torch.float32)
+    bias = "model.layers.0.self_attn.q_proj.bias"
+    write(tmp_path, config, tensors | {bias: torch.zeros(32)})
+    with pytest.raises(ConfigError, match=f"1 unknown: '{bias}'"):
+        load(tmp_path, torch.float32)
+    write(tmp_path, config, tensors | {"model.layers.0.self_attn.rotary_emb.inv_freq": torch.zeros(4)})
+    load(tmp_path, torch.float32)
+
+
+def test_a_tied_head_may_stand_in_the_file_too(tmp_path):
+    config = config_of("sdar", tie_word_embeddings=True)
+    tensors = tensors_of(config, seed=1)
+    write(tmp_path, config, tensors | {"lm_head.weight": tensors["model.embed_tokens.weight"].clone()})
+    load(tmp_path, torch.float32)
+
+
+@pytest.mark.parametrize(
+    ("family", "flags", "block", "mask"),
+    [
+        ("sdar", {}, 4, 217),
+        ("sdar_moe", {}, 4, 217),
+        ("dream_reasoner", {}, 32, 221),
+        ("stable_diffcoder", {}, 4, 5),
+        ("stable_diffcoder", {"mask_token_id": 221}, 4, 221),
+    ],
+)
+def test_a_checkpoint_alone_answers(family, flags, block, mask):
+    with LLM(str(GOLDEN / family), device="cpu", skip_tokenizer=True, **flags) as llm:
+        assert (llm.info.family, llm.info.strategy) == (family, "multi_bd")
+        assert (llm.info.block_size, llm.info.mask_token_id, llm.info.max_model_len) == (block, mask, 512)
+        (out,) = llm.generate([[9, 8, 7]], SamplingParams(max_tokens=21, ignore_eos=True))
+        assert len(out.token_ids) == 21
+        assert mask not in out.token_ids

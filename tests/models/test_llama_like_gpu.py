@@ -1,0 +1,27 @@
+"""Families with Llama's and Qwen's names on the device: golden logits, with each attention implementation."""
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from tests.golden import GOLDEN
+from tests.models.paged import logits_in_chunks
+from tests.models.test_llada2_gpu import TOLERANCE, distance, dtypes, implementations
+from tests.models.test_llama_like import load
+from tests.oracle.llama_like import SIGNS
+
+pytestmark = pytest.mark.gpu  # asked for by name, so that a missing device fails them rather than skips them
+
+
+@dtypes
+@implementations
+@pytest.mark.parametrize("family", SIGNS)
+def test_golden_logits(family, dtype, attn_impl):
+    expected = load_file(GOLDEN / family / "expected.safetensors")
+    ids, block = expected["ids_0"].flatten().tolist(), 8 if family == "dream_reasoner" else 4
+    model = load(GOLDEN / family, dtype, "cuda", attn_impl)
+    (logits,) = logits_in_chunks(
+        model, [ids], block_size=block, page_size=8, chunk_blocks=[2], dtype=dtype, device="cuda"
+    )
+    assert logits.dtype == torch.float32
+    assert distance(logits, expected["logits_0"].view_as(logits)) < TOLERANCE[dtype]
