@@ -94,7 +94,7 @@ def resolve(
     integer(at("n"), params.n, 1, MAX_CHOICES, default=1)
 
     temperature = number(at("temperature"), params.temperature, 0, 100, default=info.temperature)
-    top_k = integer(at("top_k"), params.top_k, -1, 2**31, default=0)
+    top_k = integer(at("top_k"), params.top_k, -1, 2**31, default=info.top_k)
     seed = integer(at("seed"), params.seed, -(2**63), 2**64 - 1, default=secrets.randbits(63))
     blocks = -(-(len(ids) + max_tokens) // info.block_size) - len(ids) // info.block_size
     return RequestSpec(

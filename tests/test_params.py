@@ -48,8 +48,10 @@ def test_defaults():
     assert (s.max_nfe, s.max_repetition_run, s.ignore_eos, s.report) == (None, None, False, "final")
     assert s.decoding == INFO.defaults
     assert spec().seed != spec().seed
-    checkpoint = info(temperature=0.7, top_p=0.9)
-    assert (spec(facts=checkpoint).temperature, spec(facts=checkpoint).top_p) == (0.7, 0.9)
+    checkpoint = info(temperature=0.7, top_p=0.9, top_k=20)
+    s = spec(facts=checkpoint)
+    assert (s.temperature, s.top_p, s.top_k) == (0.7, 0.9, 20)
+    assert spec(facts=checkpoint, top_k=0).top_k == spec(facts=checkpoint, top_k=-1).top_k == 0
     assert spec(facts=checkpoint, temperature=0, top_p=1).temperature == 0.0
 
 

@@ -95,6 +95,7 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
     defaults: DecodingParams  # what a request that sets nothing gets
     temperature: float = 0.0  # of a request that sets none: the checkpoint's generation_config, else greedy
     top_p: float = 1.0
+    top_k: int = 0
     bos_token_id: int | None = None  # begins every prompt that is given as plain text
 
     def begun(self, ids: list[int]) -> list[int]:

@@ -130,16 +130,21 @@ def _info(
         defaults=_defaults(config, family, block_size),
         temperature=_generation(checkpoint, "temperature", 0, 100, greedy=0.0),
         top_p=_generation(checkpoint, "top_p", 1e-6, 1, greedy=1.0),
+        top_k=int(_generation(checkpoint, "top_k", -1, 2**31, greedy=0.0, whole=True)),
     )
 
 
-def _generation(checkpoint: Checkpoint, name: str, low: float, high: float, greedy: float) -> float:
+def _generation(
+    checkpoint: Checkpoint, name: str, low: float, high: float, greedy: float, *, whole: bool = False
+) -> float:
     """A sampling default of generation_config.json; `greedy` where that names none or switches sampling off."""
     value = checkpoint.generation_config.get(name)
     if value is None or not checkpoint.generation_config.get("do_sample", True):
         return greedy
-    if not isinstance(value, int | float) or isinstance(value, bool) or not low <= value <= high:
-        raise ConfigError(f"generation_config.json: {name} is {value!r}, not a number from {low:g} to {high:g}")
+    kind = int if whole else int | float
+    if not isinstance(value, kind) or isinstance(value, bool) or not low <= value <= high:
+        number = "whole number" if whole else "number"
+        raise ConfigError(f"generation_config.json: {name} is {value!r}, not a {number} from {low:g} to {high:g}")
     return float(value)
 
 

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import json
+import shutil
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
 from runtime import LLM, SamplingParams
 from runtime.config import EngineConfig
 from runtime.engine.setup import load_engine
+from runtime.errors import ConfigError
 from runtime.models import base
 from runtime.models.llada2 import LLADA2
+from tests.golden import GOLDEN
 
 
 def test_the_share_that_is_loaded_only_grows() -> None:
@@ -38,3 +43,20 @@ def test_limits_blocks_and_first_tokens_are_the_familys_to_say(monkeypatch: pyte
         assert text.token_ids == llm.generate([[5, *ids]], greedy)[0].token_ids
     with LLM(model_name="twin", device="cpu", max_model_len=160, block_size=8) as llm:
         assert (llm.info.max_model_len, llm.info.block_size) == (160, 8)
+
+
+def test_how_a_checkpoint_samples_is_what_requests_get_by_default(tmp_path: Path) -> None:
+    shutil.copytree(GOLDEN / "sdar", tmp_path / "sdar")
+
+    def sampling(**says: object) -> tuple[float, float, int]:
+        (tmp_path / "sdar" / "generation_config.json").write_text(json.dumps(says))
+        with LLM(str(tmp_path / "sdar"), device="cpu", skip_tokenizer=True) as llm:
+            return llm.info.temperature, llm.info.top_p, llm.info.top_k
+
+    assert sampling(temperature=0.6, top_k=20, top_p=0.95) == (0.6, 0.95, 20)
+    assert sampling(do_sample=False, temperature=0.6, top_k=20, top_p=0.95) == (0.0, 1.0, 0)
+    assert sampling() == (0.0, 1.0, 0)
+    with pytest.raises(ConfigError, match="top_k is -5"):
+        sampling(top_k=-5)
+    with pytest.raises(ConfigError, match=r"top_k is 2\.5, not a whole number"):
+        sampling(top_k=2.5)
