@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from typing import Any, overload
 
+from runtime.engine.description import Field, Value
 from runtime.errors import RequestError
 
 _REQUIRED: Any = object()
@@ -59,6 +61,27 @@ def flag(param: str, value: object, default: bool = False) -> bool:
     if not isinstance(value, bool):
         raise refuse(param, f"{shown(value)} is not true or false")
     return value
+
+
+def choice(param: str, value: object, words: Iterable[str]) -> str:
+    """`value` if it is one of the words."""
+    words = tuple(words)
+    if not isinstance(value, str) or value not in words:
+        raise refuse(param, f"must be one of {', '.join(words)}")
+    return value
+
+
+def declared(param: str, value: object, field: Field) -> Value:
+    """`value` as a rule or strategy declares the field."""
+    if field.kind == "number":
+        return number(
+            param, value, field.low, math.inf if field.high is None else field.high, above_low=field.above_low
+        )
+    if field.kind == "integer":
+        return integer(param, value, int(field.low), 2**31 if field.high is None else int(field.high))
+    if field.kind == "choice":
+        return choice(param, value, field.choices)
+    return flag(param, value)
 
 
 def text(param: str, value: object, most: int) -> str:

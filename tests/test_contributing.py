@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from runtime import LLM, SamplingParams
-from runtime.errors import ConfigError
+from runtime.errors import ConfigError, RequestError
 from runtime.models import base as models
 from runtime.samplers import base as samplers
 from runtime.strategies import base as strategies
@@ -52,12 +52,17 @@ def test_a_strategy(run):
 
 
 def test_an_acceptance_rule(run):
-    run("runtime/samplers/one_by_one.py")
-    params = SamplingParams(max_tokens=40, ignore_eos=True, decoding={"algorithm": "one_by_one"})
-    fixed = SamplingParams(max_tokens=40, ignore_eos=True, decoding={"algorithm": "fixed", "steps": 32})
-    new, same = answers(params), answers(fixed)
-    assert [o.token_ids for o in new] == [o.token_ids for o in same]
-    assert all(o.nfe >= 40 for o in new)
+    run("runtime/samplers/best_few.py")
+    for few, steps in ((1, 32), (2, 16)):
+        params = SamplingParams(max_tokens=64, ignore_eos=True, decoding={"algorithm": "best_few", "few": few})
+        fixed = SamplingParams(max_tokens=64, ignore_eos=True, decoding={"algorithm": "fixed", "steps": steps})
+        new, same = answers(params), answers(fixed)
+        assert [(o.token_ids, o.nfe) for o in new][1] == [(o.token_ids, o.nfe) for o in same][1]
+        assert all(o.nfe >= 64 // few for o in new)
+    with pytest.raises(RequestError, match="few: 0 is out of range; it must be at least 1"):
+        answers(SamplingParams(decoding={"algorithm": "best_few", "few": 0}))
+    with pytest.raises(RequestError, match="few: has no meaning with the threshold algorithm, only with best_few"):
+        answers(SamplingParams(decoding={"few": 2}))
 
 
 def test_a_family(run, tmp_path):
@@ -70,5 +75,5 @@ def test_a_family(run, tmp_path):
     run("runtime/models/twin.py")
     with LLM(str(tmp_path / "twin"), device="cpu", max_model_len=256) as llm:
         assert llm.info.family == "twin"
-        assert llm.info.defaults.accept_threshold == 0.9
+        assert llm.info.defaults().values["accept_threshold"] == 0.9
         assert llm.generate([PROMPTS[0]], params)[0].token_ids is not None

@@ -10,8 +10,10 @@ import pytest
 from runtime.bench.__main__ import TOOLS
 from runtime.config import FLAGS, parse
 from runtime.config.markdown import with_table
-from runtime.decoding import FIELDS, MODES
+from runtime.decoding import CHOOSING
 from runtime.params import SamplingParams
+from runtime.samplers import get_rule, rules
+from runtime.strategies.multi_bd import MultiBlock
 
 ROOT = Path(__file__).parents[1]
 PAGES = ["README.md", "CONTRIBUTING.md", "docs/server.md", "docs/security.md", "docs/architecture.md"]
@@ -40,7 +42,7 @@ def test_flags_and_files_that_are_named_exist(name):
         assert flag in own | tools, flag
     for path in re.findall(r"\]\(([\w/.-]+)\)", text):
         assert ((ROOT / name).parent / path).exists(), path
-    examples = {"runtime/strategies/single_bd.py", "runtime/samplers/one_by_one.py", "runtime/models/twin.py"}
+    examples = {"runtime/strategies/single_bd.py", "runtime/samplers/best_few.py", "runtime/models/twin.py"}
     for path in re.findall(r"`((?:runtime|tests|docs)/[\w/.-]+)`", text):
         assert path in examples or (ROOT / path).exists(), path
 
@@ -77,11 +79,12 @@ def test_python_examples_use_what_there_is():
 
 def test_decoding_fields_and_modes_are_documented():
     text = page("docs/server.md")
-    for field in set(FIELDS) - {"confidence_metric", "local_leap", "force_single_batch"}:
+    declared = [f.name for fields in (MultiBlock.fields, *(get_rule(key).fields for key in rules())) for f in fields]
+    for field in (*CHOOSING, *declared, "block_length"):
         assert f"`{field}`" in text, field
     for mode in ("speed", "balanced", "quality"):
-        edit = MODES["edit"][mode]
-        row = f"| `{mode}` | {MODES['threshold'][mode]['accept_threshold']} | "
+        edit = get_rule("edit").modes[mode]
+        row = f"| `{mode}` | {get_rule('threshold').modes[mode]['accept_threshold']} | "
         assert row + f"{edit['accept_threshold']}, {edit['edit_threshold']} |" in text
 
 

@@ -2,16 +2,28 @@
 
 import json
 import math
+from types import SimpleNamespace
 
 import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from runtime.decoding import FIELDS, MODES
-from runtime.engine.io import DecodingParams, EngineInfo, RequestSpec
+from runtime.decoding import field_names
+from runtime.engine.description import RuleInfo, with_defaults
+from runtime.engine.io import EngineInfo, RequestSpec
 from runtime.errors import RequestError
 from runtime.params import SamplingParams, choices, resolve, stop_strings
+from runtime.samplers import get_rule
+from runtime.strategies.multi_bd import MultiBlock
+
+SERVER = {"accept_threshold": 0.95, "remask_threshold": 0.2, "edit_threshold": 0.4, "penalty_lambda": 0.1,
+          "max_post_edit_steps": 7}  # fmt: skip
+
+
+def rule_info(key: str, **defaults) -> RuleInfo:
+    rule = get_rule(key)
+    return RuleInfo(key=key, fields=with_defaults(rule.fields, 8, defaults), modes=rule.modes)
 
 
 def info(**changes) -> EngineInfo:
@@ -19,14 +31,15 @@ def info(**changes) -> EngineInfo:
         "family": "llada2", "strategy": "multi_bd", "device": "cpu", "dtype": "float32", "vocab_size": 100,
         "max_token_id": 90, "mask_token_id": 95, "eos_token_ids": [1], "block_size": 8, "buffer_size": 2,
         "page_size": 16, "num_pages": 100, "max_model_len": 256, "max_num_reqs": 4, "max_num_batched_tokens": 512,
-        "prefix_caching": True, "algorithms": ["edit", "fixed", "threshold"],
-        "defaults": DecodingParams(accept_threshold=0.95, remask_threshold=0.2, edit_threshold=0.4,
-                                   penalty_lambda=0.1, max_post_edit_steps=7, max_steps_per_block=16, steps=8),
+        "prefix_caching": True, "strategy_fields": list(with_defaults(MultiBlock.fields, 8)),
+        "rules": [rule_info(key, **SERVER) for key in ("edit", "fixed", "threshold")], "default_rule": "threshold",
     }  # fmt: skip
     return EngineInfo(**(facts | changes))
 
 
 INFO = info()
+FIELDS = field_names(INFO)
+MODES = ("speed", "balanced", "quality")
 
 
 def refused(params: dict, param: str, words: str | None = None, prompt=(1, 2, 3), facts=INFO) -> None:
@@ -46,7 +59,10 @@ def test_defaults():
     s = spec()
     assert (s.max_tokens, s.temperature, s.top_p, s.top_k) == (253, 0.0, 1.0, 0)
     assert (s.max_nfe, s.max_repetition_run, s.ignore_eos, s.report) == (None, None, False, "final")
-    assert s.decoding == INFO.defaults
+    assert s.decoding == INFO.defaults()
+    values = {"accept_threshold": 0.95, "remask_threshold": 0.2, "max_steps_per_block": 16}
+    strategy = {"add_block_threshold": 0.1, "semi_complete_threshold": 0.9, "token_stability_threshold": 0.0}
+    assert (s.decoding.algorithm, s.decoding.values) == ("threshold", values | strategy)
     assert spec().seed != spec().seed
     checkpoint = info(temperature=0.7, top_p=0.9, top_k=20)
     s = spec(facts=checkpoint)
@@ -143,7 +159,7 @@ def test_null_is_the_same_as_left_out():
 
 def test_precedence_field_mode_server_family():
     def decode(**decoding):
-        return spec(decoding=decoding).decoding
+        return SimpleNamespace(**spec(decoding=decoding).decoding.values)
 
     assert decode().accept_threshold == 0.95  # the server's, which is the family's without a flag
     for mode, value in (("speed", 0.7), ("balanced", 0.9), ("quality", 0.97)):
@@ -164,25 +180,27 @@ def test_precedence_field_mode_server_family():
 
 
 def test_the_servers_remasking_does_not_reach_other_algorithms():
-    assert spec().decoding.remask_threshold == 0.2
-    assert spec(decoding={"remask_threshold": 0}).decoding.remask_threshold == 0
+    assert spec().decoding.values["remask_threshold"] == 0.2
+    assert spec(decoding={"remask_threshold": 0}).decoding.values["remask_threshold"] == 0
     for algorithm in ("fixed", "edit"):
-        assert spec(decoding={"algorithm": algorithm}).decoding.remask_threshold == 0
-        assert spec(decoding={"algorithm": algorithm, "remask_threshold": 0}).decoding.remask_threshold == 0
+        assert "remask_threshold" not in spec(decoding={"algorithm": algorithm}).decoding.values
+        asked = {"algorithm": algorithm, "remask_threshold": 0}
+        assert "remask_threshold" not in spec(decoding=asked).decoding.values
 
 
 def test_an_editing_server_edits_by_default():
-    editing = info(defaults=DecodingParams(algorithm="edit"))
+    editing = info(default_rule="edit")
     assert spec(facts=editing).decoding.algorithm == "edit"
-    assert spec(facts=editing, decoding={"mode": "balanced"}).decoding.edit_threshold == 0.3
-    assert spec(facts=editing, decoding={"algorithm": "threshold", "mode": "speed"}).decoding.accept_threshold == 0.7
+    assert spec(facts=editing, decoding={"mode": "balanced"}).decoding.values["edit_threshold"] == 0.3
+    plain = spec(facts=editing, decoding={"algorithm": "threshold", "mode": "speed"}).decoding
+    assert plain.values["accept_threshold"] == 0.7
 
 
 def test_dlmserve_names():
     # 3 prompt tokens and 21 more touch blocks 0, 1 and 2 of 8
     got = spec(max_tokens=21, num_denoising_steps=13, block_length=8, use_local_leap=False, force_single_batch=False)
-    assert (got.decoding.algorithm, got.decoding.steps) == ("fixed", 4)
-    assert spec(prompt=[1] * 8, max_tokens=8, num_denoising_steps=5).decoding.steps == 5
+    assert (got.decoding.algorithm, got.decoding.values["steps"]) == ("fixed", 4)
+    assert spec(prompt=[1] * 8, max_tokens=8, num_denoising_steps=5).decoding.values["steps"] == 5
     refused({"max_tokens": 21, "num_denoising_steps": 2}, "num_denoising_steps", "3 blocks")
     refused({"num_denoising_steps": 99, "decoding": {"steps": 3}}, "num_denoising_steps")
     refused({"num_denoising_steps": 99, "decoding": {"algorithm": "threshold"}}, "num_denoising_steps")
@@ -257,7 +275,7 @@ json_values = st.recursive(
     max_leaves=5,
 )
 plausible = st.one_of(
-    json_values, st.floats(0, 1), st.integers(0, 40), st.sampled_from([*MODES, *MODES["edit"], "fixed"])
+    json_values, st.floats(0, 1), st.integers(0, 40), st.sampled_from([*MODES, "edit", "threshold", "fixed"])
 )
 bodies = st.fixed_dictionaries(
     {},
@@ -288,12 +306,13 @@ def test_any_request_is_resolved_or_refused(body, prompt):
     assert 0 <= s.top_k <= INFO.vocab_size
     assert 0 <= s.seed < 2**64
     d = s.decoding
-    assert d.algorithm in INFO.algorithms
-    assert all(0 <= getattr(d, t) <= 1 for t in FIELDS if t.endswith("_threshold"))
-    assert d.algorithm == "threshold" or d.remask_threshold == 0
-    assert d.steps >= 1
-    assert d.max_steps_per_block >= 1
-    assert math.isfinite(d.penalty_lambda)
+    rule = INFO.rule(d.algorithm)
+    assert set(d.values) == {field.name for field in (*INFO.strategy_fields, *rule.fields)}
+    for field in (*INFO.strategy_fields, *rule.fields):
+        value = d.values[field.name]
+        assert type(value) is (int if field.kind == "integer" else float)
+        assert field.low <= value <= (math.inf if field.high is None else field.high)
+        assert math.isfinite(value)
     again = msgspec.msgpack.decode(msgspec.msgpack.encode(s), type=RequestSpec)
     assert again == s
     assert json.loads(msgspec.json.encode(s))["decoding"]["algorithm"] == d.algorithm

@@ -20,7 +20,6 @@ from runtime.bench.accuracy import (
     pooled,
     run_tasks,
 )
-from runtime.decoding import MODES
 from runtime.errors import ConfigError, RequestError
 
 
@@ -50,7 +49,7 @@ def _evaluate(args: argparse.Namespace) -> int:
 
     tasks = chosen_tasks(args.tasks)
     decoding: dict[str, Any] = {} if args.algorithm is None else {"algorithm": args.algorithm}
-    if args.mode or args.algorithm is None or args.algorithm in MODES:
+    if args.mode or args.algorithm is None or _has_modes(args.algorithm):
         decoding["mode"] = args.mode or "quality"
     with open_llm(args, args.batch) as llm:
         results = run_tasks(llm, tasks, args, decoding, f"batch {args.batch}")
@@ -80,6 +79,12 @@ def _evaluate(args: argparse.Namespace) -> int:
     for fault in faults:
         print(fault, file=sys.stderr)
     return 1 if faults else 0
+
+
+def _has_modes(algorithm: str) -> bool:
+    from runtime.samplers import get_rule, rules
+
+    return algorithm in rules() and bool(get_rule(algorithm).modes)
 
 
 def differences(left: Sequence[Result], right: Sequence[Result]) -> int:

@@ -14,10 +14,12 @@ from pathlib import Path
 
 import numpy as np
 
+from runtime.engine.description import RuleInfo, with_defaults
 from runtime.engine.engine import Engine
-from runtime.engine.io import DecodingParams, EngineInfo, RequestSpec
+from runtime.engine.io import EngineInfo, RequestSpec
 from runtime.engine.plan import BlockResults, StepPlan
 from runtime.engine.request import FILLED, MASKED
+from runtime.samplers import get_rule
 from runtime.strategies import DecodingContext, make_strategy
 
 MASK_ID, VOCAB = 1023, 1024
@@ -64,6 +66,8 @@ def measure(*, batch: int, context: int, steps: int, block_size: int, per_step: 
     """Seconds of each of `steps` steps of `batch` requests, from prompts of `context` tokens on."""
     tokens = (steps + 64) * per_step + 4 * block_size
     longest = context + tokens + block_size
+    strategy = make_strategy("multi_bd", ("multi_bd",), DecodingContext(block_size, 1, True))
+    rule = get_rule("threshold")
     info = EngineInfo(
         family="none",
         strategy="multi_bd",
@@ -81,16 +85,17 @@ def measure(*, batch: int, context: int, steps: int, block_size: int, per_step: 
         max_num_reqs=batch,
         max_num_batched_tokens=8192,
         prefix_caching=True,
-        algorithms=["threshold"],
-        defaults=DecodingParams(),
+        strategy_fields=list(with_defaults(strategy.fields, block_size)),
+        rules=[RuleInfo(key=rule.key, fields=with_defaults(rule.fields, block_size))],
+        default_rule=rule.key,
     )
     runner = FillingRunner(per_step)
-    strategy = make_strategy("multi_bd", ("multi_bd",), DecodingContext(block_size, 1, True))
     engine = Engine(info=info, runner=runner, strategy=strategy)
     rng = np.random.default_rng(0)
     for i in range(batch):
         prompt = rng.integers(1, MASK_ID, size=context).tolist()
-        engine.add(RequestSpec(id=str(i), prompt=prompt, max_tokens=tokens, ignore_eos=True))
+        spec = RequestSpec(id=str(i), prompt=prompt, max_tokens=tokens, ignore_eos=True, decoding=info.defaults())
+        engine.add(spec)
     while any(request.prefilling for request in (*engine.scheduler.running, *engine.scheduler.waiting)):
         engine.step()
     for _ in range(20):

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from runtime.engine.plan import BlockPlan, StepPlan, block_causal_plan
+from runtime.engine.plan import BlockPlan, RulePlan, StepPlan, block_causal_plan
 from runtime.engine.request import MASKED
-from runtime.samplers import Param
+from runtime.samplers import get_rule
 
 
 def pages_needed(tokens: int, page_size: int) -> int:
@@ -16,23 +16,22 @@ def pages_needed(tokens: int, page_size: int) -> int:
 def decode_plan(batch: int, context: int, *, block_size: int, page_size: int, mask_id: int, pages: int) -> StepPlan:
     """`batch` requests with `context` cached tokens, each feeding one block of masks under the threshold rule."""
     tokens = np.full((batch, block_size), mask_id)
-    params = np.zeros((batch, len(Param)))
-    params[:, Param.ACCEPT] = 0.95
-    params[:, Param.MAX_STEPS] = 2 * block_size
+    rule = get_rule("threshold")
+    values = {"accept_threshold": 0.95, "max_steps_per_block": 2 * block_size}
+    params = np.tile([values.get(name, 0.0) for name in rule.columns], (batch, 1))
     every = np.arange(batch)
     blocks = BlockPlan(
         rows=every * block_size,
         tokens=tokens,
         state=np.full((batch, block_size), MASKED, np.int8),
         sampled=np.ones((batch, block_size), bool),
-        params=params,
         may_force=np.ones(batch, bool),
         advanced=np.zeros(batch, np.int64),
         initial_masks=np.full(batch, block_size),
         post_edit_steps=np.zeros(batch, np.int64),
         remasked=None,
-        uniform=None,
-        groups=(("threshold", every),),
+        drawing=None,
+        groups=(RulePlan(rule.key, every, params, 0),),
     )
     return _plan(tokens, context, page_size, block_size, pages, blocks)
 

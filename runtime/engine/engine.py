@@ -69,9 +69,7 @@ class Engine:
             raise RuntimeError("the engine is closed")
         if spec.id in self._requests:
             raise ValueError(f"request id {spec.id!r} is in use")
-        request = Request(
-            spec, self.strategy, block_size=self.info.block_size, mask_id=self.info.mask_token_id, seq=self._arrivals
-        )
+        request = Request(spec, block_size=self.info.block_size, mask_id=self.info.mask_token_id, seq=self._arrivals)
         self._arrivals += 1
         self._requests[spec.id] = request
         self.scheduler.add(request)

@@ -10,24 +10,20 @@ from typing import Literal
 
 import msgspec
 
+from runtime.engine.description import Field, RuleInfo, Value, values_of
+
 Report = Literal["final", "stable", "denoise"]
 FinishReason = Literal["stop", "length", "max_nfe", "repetition", "abort", "error"]
 
 
 class DecodingParams(msgspec.Struct, frozen=True, kw_only=True):
-    """How one request's blocks are denoised; every value resolved (decoding.md 3 to 3.2), none left to guess."""
+    """How one request's blocks are denoised; every value resolved, none left to guess (decoding.md 3 to 3.2).
+
+    `values` are those of the strategy's fields and of the rule's (``runtime.engine.description``), by their names.
+    """
 
     algorithm: str = "threshold"
-    accept_threshold: float = 0.9
-    edit_threshold: float = 0.0
-    remask_threshold: float = 0.0
-    add_block_threshold: float = 0.1
-    semi_complete_threshold: float = 0.9
-    token_stability_threshold: float = 0.0
-    max_post_edit_steps: int = 16
-    penalty_lambda: float = 0.0
-    max_steps_per_block: int = 64
-    steps: int = 32
+    values: dict[str, Value] = {}
 
 
 class RequestSpec(msgspec.Struct, frozen=True, kw_only=True):
@@ -91,8 +87,9 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
     max_num_reqs: int
     max_num_batched_tokens: int
     prefix_caching: bool
-    algorithms: list[str]
-    defaults: DecodingParams  # what a request that sets nothing gets
+    strategy_fields: list[Field]  # as all that follows, with this server's defaults
+    rules: list[RuleInfo]
+    default_rule: str
     temperature: float = 0.0  # of a request that sets none: the checkpoint's generation_config, else greedy
     top_p: float = 1.0
     top_k: int = 0
@@ -101,6 +98,17 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
     def begun(self, ids: list[int]) -> list[int]:
         """The prompt whose plain text has these ids."""
         return ids if self.bos_token_id is None else [self.bos_token_id, *ids]
+
+    def rule(self, key: str) -> RuleInfo | None:
+        """The acceptance rule of that name, None if there is none here."""
+        return next((rule for rule in self.rules if rule.key == key), None)
+
+    def defaults(self, key: str | None = None) -> DecodingParams:
+        """What a request gets that sets nothing but, perhaps, the rule. KeyError for a rule that is not here."""
+        rule = self.rule(key or self.default_rule)
+        if rule is None:
+            raise KeyError(key)
+        return DecodingParams(algorithm=rule.key, values=values_of((*self.strategy_fields, *rule.fields)))
 
 
 class EngineStats(msgspec.Struct, kw_only=True):

@@ -17,25 +17,41 @@ Floats = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True)
+class RulePlan:
+    """The blocks that one acceptance rule decides, and its parameters for each."""
+
+    rule: str
+    members: Ints  # [m], numbers of the plan's blocks
+    params: Floats  # [m, len(Rule.columns)]
+    wants: int  # a `samplers.base.Stat`: what any of them asks of the head
+
+
+@dataclass(frozen=True)
+class Drawing:
+    """How the positions of requests with a temperature draw; blocks without one have temperature 0."""
+
+    limits: Floats  # [n, 3] temperature, top_p, top_k
+    uniform: Floats  # [n, B] the requests' own random numbers
+
+
+@dataclass(frozen=True)
 class BlockPlan:
     """The `n` blocks of `B` positions that this step denoises, in the order of their requests.
 
-    `sampled` marks the positions whose logits the rules need; `uniform` (with `draws`, those of positions that draw
-    instead of taking the likeliest) holds the requests' own random numbers.
+    `sampled` marks the positions whose logits the rules need.
     """
 
     rows: Ints  # [n] row of each block's first position
     tokens: Ints  # [n, B]
     state: Bytes  # [n, B] FIXED, MASKED or FILLED
     sampled: Bools  # [n, B]
-    params: Floats  # [n, len(Param)]
     may_force: Bools  # [n]
     advanced: Ints  # [n]
     initial_masks: Ints  # [n]
     post_edit_steps: Ints  # [n]
     remasked: Bools | None  # [n, B]
-    uniform: Floats | None  # [n, B]
-    groups: tuple[tuple[str, Ints], ...]  # acceptance rule -> the blocks it decides
+    drawing: Drawing | None  # None: all take the likeliest
+    groups: tuple[RulePlan, ...]  # each block is in one
 
 
 @dataclass(frozen=True)

@@ -5,11 +5,11 @@ from __future__ import annotations
 import numpy as np
 
 from runtime.engine.page_table import PageTable
-from runtime.engine.plan import BlockPlan, StepPlan, lay_out
+from runtime.engine.plan import BlockPlan, Drawing, RulePlan, StepPlan, lay_out
 from runtime.engine.request import FILLED, MASKED, Block, Request
 from runtime.engine.scheduler import Turn
 from runtime.kernels.batch import cut_tiles
-from runtime.samplers.base import Param
+from runtime.samplers.base import TEMPERATURE, Rule
 from runtime.samplers.uniform import uniforms
 from runtime.strategies.base import Strategy
 
@@ -55,7 +55,11 @@ def _plan_blocks(sampled: Sampled, first_rows: list[int], tokens: np.ndarray, bl
     blocks: list[Block] = []
     owners: list[Request] = []
     rows: list[int] = []
+    rules: set[Rule] = set()
+    wants = 0
     for (request, mine), first_row in zip(sampled, first_rows, strict=True):
+        rules.add(request.rule)
+        wants |= request.wants
         for block in mine:
             blocks.append(block)
             owners.append(request)
@@ -67,25 +71,29 @@ def _plan_blocks(sampled: Sampled, first_rows: list[int], tokens: np.ndarray, bl
     first = np.array(rows, dtype=np.int64)
     state = np.concatenate([r.state[b.start : b.start + block_size] for r, b in zip(owners, blocks, strict=True)])
     state = state.reshape(n, block_size)
-    per_block = np.concatenate([request.params for request in owners]).reshape(n, len(Param))
+    params = [request.params for request in owners]
     counts = np.array([(b.advanced, b.initial_masks, b.post_edit_steps) for b in blocks], dtype=np.int64)
     needed = state == MASKED
     unstable = [request.unstable for request in owners]
     if True in unstable:
         needed |= (state == FILLED) & np.array(unstable)[:, None]
+    groups: tuple[RulePlan, ...]
+    if len(rules) == 1:
+        groups = (RulePlan(rules.pop().key, np.arange(n), np.concatenate(params).reshape(n, -1), wants),)
+    else:
+        groups = _groups(owners, params)
     return BlockPlan(
         rows=first,
         tokens=tokens[first[:, None] + np.arange(block_size)],
         state=state,
         sampled=needed,
-        params=per_block,
         may_force=np.array([block.may_force for block in blocks]),
         advanced=counts[:, 0],
         initial_masks=counts[:, 1],
         post_edit_steps=counts[:, 2],
         remasked=_remasked(blocks, block_size),
-        uniform=_uniform(owners, blocks, per_block, block_size),
-        groups=_groups(owners),
+        drawing=_drawing(owners, blocks, groups, block_size),
+        groups=groups,
     )
 
 
@@ -96,21 +104,30 @@ def _remasked(blocks: list[Block], block_size: int) -> np.ndarray | None:
     return np.stack([none if block.remasked is None else block.remasked for block in blocks])
 
 
-def _uniform(owners: list[Request], blocks: list[Block], params: np.ndarray, block_size: int) -> np.ndarray | None:
-    """[n, B] random numbers of the requests that draw; None when all take the likeliest."""
-    if not params[:, Param.TEMPERATURE].any():
+def _groups(owners: list[Request], params: list[np.ndarray]) -> tuple[RulePlan, ...]:
+    """The blocks of each rule, by the requests that own them."""
+    members: dict[str, list[int]] = {}
+    wants: dict[str, int] = {}
+    for i, request in enumerate(owners):
+        key = request.rule.key
+        members.setdefault(key, []).append(i)
+        wants[key] = wants.get(key, 0) | request.wants
+    return tuple(
+        RulePlan(key, np.array(mine, dtype=np.int64), np.stack([params[i] for i in mine]), wants[key])
+        for key, mine in members.items()
+    )
+
+
+def _drawing(
+    owners: list[Request], blocks: list[Block], groups: tuple[RulePlan, ...], block_size: int
+) -> Drawing | None:
+    """What the requests that draw need; None when all take the likeliest."""
+    if not any(group.params[:, TEMPERATURE].any() for group in groups):
         return None
+    limits = np.empty((len(blocks), 3))
+    for group in groups:
+        limits[group.members] = group.params[:, : limits.shape[1]]
     seeds = np.array([request.spec.seed for request in owners], dtype=np.uint64)
     starts = np.array([block.start for block in blocks], dtype=np.int64)
     steps = np.array([request.nfe for request in owners], dtype=np.int64)
-    return uniforms(seeds[:, None], starts[:, None] + np.arange(block_size), steps[:, None])
-
-
-def _groups(owners: list[Request]) -> tuple[tuple[str, np.ndarray], ...]:
-    algorithms = {request.spec.decoding.algorithm for request in owners}
-    if len(algorithms) == 1:
-        return ((algorithms.pop(), np.arange(len(owners))),)
-    by_rule: dict[str, list[int]] = {}
-    for i, request in enumerate(owners):
-        by_rule.setdefault(request.spec.decoding.algorithm, []).append(i)
-    return tuple((rule, np.array(members, dtype=np.int64)) for rule, members in by_rule.items())
+    return Drawing(limits, uniforms(seeds[:, None], starts[:, None] + np.arange(block_size), steps[:, None]))

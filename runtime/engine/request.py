@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import enum
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
+from runtime.samplers.base import get_rule
+
 if TYPE_CHECKING:  # the runner needs this module's constants where the messages' package is not installed
     from runtime.engine.io import FinishReason, RequestSpec
-    from runtime.strategies.base import Strategy
 
 # What a position is (decoding.md 1): a separate array, never "the token is the mask id".
 FIXED = 0  # prompt, or given: never written
@@ -80,7 +81,7 @@ class Request:
     id. K/V of positions below `cached` is valid and final; `blocks` tile what follows from `target` on.
     """
 
-    def __init__(self, spec: RequestSpec, strategy: Strategy, *, block_size: int, mask_id: int, seq: int) -> None:
+    def __init__(self, spec: RequestSpec, *, block_size: int, mask_id: int, seq: int) -> None:
         self.spec = spec
         self.seq = seq  # order of arrival
         self.status = Status.WAITING
@@ -108,10 +109,14 @@ class Request:
         self.reason: FinishReason | None = None
         self.committing = False  # answered; only its last blocks' K/V is still to be written
         self.run = RepetitionRun(self.prompt_len)
-        self.editing = spec.decoding.algorithm == "edit"
+        values: dict[str, Any] = spec.decoding.values
+        self.values = values  # of the strategy's fields and the rule's
+        self.rule = get_rule(spec.decoding.algorithm)
+        self.editing = self.rule.edits
         self.watched = spec.max_nfe is not None or spec.max_repetition_run is not None
         # filled positions may still change: sampled too, and only final blocks' text is stable
-        self.unstable = self.editing or (spec.decoding.algorithm == "threshold" and spec.decoding.remask_threshold > 0)
+        self.unstable = self.rule.unstable(values)
+        self.wants = int(self.rule.wants(values))  # of the head: Stat
 
         self.row = -1  # row of the page table
         self.units: list[int] = []
@@ -122,7 +127,8 @@ class Request:
         self.preempted = False
         self.arrived = time.perf_counter()
         self.queue_seconds: float | None = None
-        self.params = strategy.param_row(spec)  # float64 [len(Param)], constant over the request's life
+        # what its rule reads, [len(Rule.columns)], constant over the request's life
+        self.params = np.array([spec.temperature, spec.top_p, spec.top_k, *self.rule.row(values)], dtype=np.float64)
 
     @property
     def prefilling(self) -> bool:

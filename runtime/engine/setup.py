@@ -9,8 +9,9 @@ import torch
 from torch import nn
 
 from runtime.config import EngineConfig
+from runtime.engine.description import Field, RuleInfo, Value, with_defaults
 from runtime.engine.engine import Engine
-from runtime.engine.io import DecodingParams, EngineInfo
+from runtime.engine.io import EngineInfo
 from runtime.engine.model_runner import ModelRunner
 from runtime.engine.warmup import warm_up
 from runtime.errors import ConfigError
@@ -18,7 +19,7 @@ from runtime.layers.build import Build
 from runtime.layers.kv_pool import UnifiedPool, page_bytes
 from runtime.models import Facts, Family, resolve_family
 from runtime.models.base import Model
-from runtime.samplers import rules
+from runtime.samplers import get_rule, rules
 from runtime.strategies import DecodingContext, Strategy, also_fits, make_strategy
 from runtime.weights import Checkpoint, TokenIds, load_model, read_tokens, resolve_checkpoint
 from runtime.weights.hub import Progress
@@ -42,8 +43,8 @@ def load_engine(config: EngineConfig, progress: Progress | None = None) -> Engin
         eos_token_ids=config.eos_token_ids,
         skip_tokenizer=config.skip_tokenizer,
     )
-    info = _info(config, family, checkpoint, facts, ids, device, dtype)
-    strategy = _strategy(info, family)
+    strategy = _strategy(config, family, config.block_size or facts.block_size)
+    info = _info(config, family, checkpoint, facts, ids, strategy, device, dtype)
     free_at_start = torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else 0
     model = load_model(checkpoint, family, arch, Build.choose(device, dtype, config.attn_impl), progress)
     if progress is not None:
@@ -53,10 +54,14 @@ def load_engine(config: EngineConfig, progress: Progress | None = None) -> Engin
     return Engine(info=msgspec.structs.replace(info, num_pages=pages), runner=runner, strategy=strategy)
 
 
-def _strategy(info: EngineInfo, family: Family[Any]) -> Strategy:
-    context = DecodingContext(info.block_size, info.buffer_size, info.prefix_caching)
-    strategy = make_strategy(info.strategy, family.strategies + also_fits(family.key), context)
-    budget = info.max_num_batched_tokens
+def _strategy_key(config: EngineConfig, family: Family[Any]) -> str:
+    return config.decoding_strategy or family.strategies[0]
+
+
+def _strategy(config: EngineConfig, family: Family[Any], block_size: int) -> Strategy:
+    context = DecodingContext(block_size, config.buffer_size or 1, not config.disable_prefix_caching)
+    strategy = make_strategy(_strategy_key(config, family), family.strategies + also_fits(family.key), context)
+    budget = config.max_num_batched_tokens
     if budget < strategy.max_rows():
         raise ConfigError(
             f"--max-num-batched-tokens: {budget} is less than the {strategy.max_rows()} rows that a step of one "
@@ -84,12 +89,12 @@ def _info(
     checkpoint: Checkpoint,
     facts: Facts,
     ids: TokenIds,
+    strategy: Strategy,
     device: torch.device,
     dtype: torch.dtype,
 ) -> EngineInfo:
     """All but the number of pages, which depends on what the weights leave and is 0 here."""
     block_size = config.block_size or facts.block_size
-    buffer_size = config.buffer_size or 1
     page_size = config.page_size or 32
     if page_size % block_size and block_size % page_size:
         default = "" if config.page_size else ", its default,"
@@ -110,7 +115,7 @@ def _info(
         raise ConfigError(f"--model-name {config.model_name} needs --sampling-mode edit")
     return EngineInfo(
         family=family.key,
-        strategy=config.decoding_strategy or family.strategies[0],
+        strategy=_strategy_key(config, family),
         device=str(device),
         dtype=str(dtype).removeprefix("torch."),
         vocab_size=facts.vocab_size,
@@ -119,18 +124,17 @@ def _info(
         eos_token_ids=list(ids.eos),
         bos_token_id=facts.bos_id,
         block_size=block_size,
-        buffer_size=buffer_size,
+        buffer_size=config.buffer_size or 1,
         page_size=page_size,
         num_pages=0,
         max_model_len=max_model_len,
         max_num_reqs=config.max_num_reqs,
         max_num_batched_tokens=config.max_num_batched_tokens,
         prefix_caching=not config.disable_prefix_caching,
-        algorithms=[name for name in rules() if name != "edit" or "edit" in family.sampling_modes],
-        defaults=_defaults(config, family, block_size),
         temperature=_generation(checkpoint, "temperature", 0, 100, greedy=0.0),
         top_p=_generation(checkpoint, "top_p", 1e-6, 1, greedy=1.0),
         top_k=int(_generation(checkpoint, "top_k", -1, 2**31, greedy=0.0, whole=True)),
+        **_asked(config, family, strategy, block_size),
     )
 
 
@@ -148,18 +152,25 @@ def _generation(
     return float(value)
 
 
-def _defaults(config: EngineConfig, family: Family[Any], block_size: int) -> DecodingParams:
-    """What a request that sets nothing gets: the server's flags, else the family's own, else decoding.md's."""
-    own = {
-        "algorithm": "edit" if config.sampling_mode == "edit" else "threshold",
-        "accept_threshold": family.accept_threshold,
-        "max_steps_per_block": 2 * block_size,
-        "steps": block_size,
+def _asked(config: EngineConfig, family: Family[Any], strategy: Strategy, block_size: int) -> dict[str, Any]:
+    """What requests may set, and what those that set nothing get: the server's flag, else the family's own default,
+    else what the rule or strategy declares."""
+    own: dict[str, Value] = {"accept_threshold": family.accept_threshold}
+
+    def served(fields: tuple[Field, ...]) -> tuple[Field, ...]:
+        flags = {f.name: value for f in fields if (value := getattr(config, f.name, None)) is not None}
+        return with_defaults(fields, block_size, flags, own)
+
+    fitting = [get_rule(key) for key in rules()]
+    return {
+        "strategy_fields": list(served(strategy.fields)),
+        "rules": [
+            RuleInfo(key=rule.key, fields=served(rule.fields), modes=rule.modes)
+            for rule in fitting
+            if not rule.edits or "edit" in family.sampling_modes
+        ],
+        "default_rule": "edit" if config.sampling_mode == "edit" else "threshold",
     }
-    flags = {
-        name: value for name in DecodingParams.__struct_fields__ if (value := getattr(config, name, None)) is not None
-    }
-    return DecodingParams(**{**own, **flags})
 
 
 def _runner(

@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 
 from runtime.engine.model_runner import ModelRunner
-from runtime.engine.plan import BlockPlan, block_causal_plan
+from runtime.engine.plan import BlockPlan, Drawing, RulePlan, block_causal_plan
 from runtime.engine.request import MASKED
-from runtime.samplers import Param
+from runtime.samplers import Stat, get_rule
 
 
 def warm_up(runner: ModelRunner, *, rows: int, longest: int) -> None:
@@ -29,29 +29,21 @@ def _step(runner: ModelRunner, rows: int, longest: int) -> None:
     table = np.arange(-(-max(counts) // runner.pool.page_size), dtype=np.int32)
     blocks = total // size
     shape = (blocks, size)
-    params = np.zeros((blocks, len(Param)))
-    for column, value in (
-        (Param.MAX_STEPS, 1),
-        (Param.REMASK, 0.5),
-        (Param.PENALTY, 0.5),
-        (Param.TEMPERATURE, 1),
-        (Param.TOP_P, 0.9),
-    ):
-        params[:, column] = value
+    rule = get_rule("threshold")
+    params = np.tile([1.0 if name == "max_steps_per_block" else 0.5 for name in rule.columns], (blocks, 1))
     none = np.zeros(blocks, dtype=np.int64)
     block_plan = BlockPlan(
         rows=np.arange(0, total, size),
         tokens=np.full(shape, runner.mask_id),
         state=np.full(shape, MASKED, dtype=np.int8),
         sampled=np.ones(shape, dtype=np.bool_),
-        params=params,
         may_force=np.ones(blocks, dtype=np.bool_),
         advanced=none,
         initial_masks=none + size,
         post_edit_steps=none,
         remasked=None,
-        uniform=np.zeros(shape),
-        groups=(("threshold", np.arange(blocks)),),
+        drawing=Drawing(np.tile([1.0, 0.9, 0.0], (blocks, 1)), np.zeros(shape)),
+        groups=(RulePlan(rule.key, np.arange(blocks), params, sum(Stat)),),
     )
     first = np.zeros(len(counts), dtype=np.int64)
     runner.run(

@@ -1,29 +1,28 @@
-"""What an acceptance rule sees and what it decides (decoding.md 3.1, 3.2). Tensors only: no request in sight."""
+"""What an acceptance rule is, what it sees and what it decides (decoding.md 3.1, 3.2). Tensors only: no request."""
 
 from __future__ import annotations
 
 import enum
-from collections.abc import Callable
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import ClassVar, TypeVar
 
 import torch
 
+from runtime.engine.description import Field, Value
 from runtime.errors import ConfigError
 
+# The first columns of every parameter row: how a candidate is drawn, whatever the rule.
+TEMPERATURE, TOP_P, TOP_K = range(3)
+_COMMON = ("temperature", "top_p", "top_k")
 
-class Param(enum.IntEnum):
-    """Columns of a block's parameter row (float64, constant over the request's life)."""
 
-    ACCEPT = 0
-    EDIT = 1
-    REMASK = 2
-    PENALTY = 3
-    MAX_POST_EDIT = 4
-    MAX_STEPS = 5
-    STEPS = 6
-    TEMPERATURE = 7
-    TOP_P = 8
-    TOP_K = 9
+class Stat(enum.IntFlag):
+    """What a rule wants of the head beside each position's candidate and its confidence."""
+
+    NONE = 0
+    CURRENT = enum.auto()  # the probability of a position's own token
+    ADJUST = enum.auto()  # the rule changes the logits first (`Rule.adjust`)
 
 
 @dataclass(frozen=True)
@@ -31,7 +30,7 @@ class BlockBatch:
     """`n` ACTIVE blocks of `B` positions that share a rule, as they were before this forward.
 
     `choice` and `conf` hold this step's candidate and its probability where a position was sampled; elsewhere the
-    current token and -inf. `current` is the plain probability of a FILLED position's own token (1.0 if not needed).
+    current token and -inf. A statistic that no block's rule asked for is None.
     """
 
     tokens: torch.Tensor  # int64 [n, B]
@@ -39,21 +38,42 @@ class BlockBatch:
     filled: torch.Tensor  # bool [n, B]; neither masked nor filled: fixed
     choice: torch.Tensor  # int64 [n, B]
     conf: torch.Tensor  # float [n, B]
-    current: torch.Tensor  # float [n, B]
     remasked: torch.Tensor  # bool [n, B], positions masked again once already
     may_force: torch.Tensor  # bool [n]
     advanced: torch.Tensor  # int64 [n], earlier steps in which the block might force
     initial_masks: torch.Tensor  # int64 [n]
     post_edit_steps: torch.Tensor  # int64 [n], earlier steps that began with no mask
-    params: torch.Tensor  # float64 [n, len(Param)]
+    params: torch.Tensor  # float64 [n, len(columns)], constant over a request's life
+    columns: Mapping[str, int]  # of `params`, by the fields' names
+    current: torch.Tensor | None = None  # float [n, B], Stat.CURRENT; 1.0 where a position was not sampled
 
-    def param(self, column: Param) -> torch.Tensor:
-        """[n, 1], to compare with [n, B]."""
-        return self.params[:, column, None]
+    def value(self, name: str) -> torch.Tensor:
+        """[n]: the blocks' values of a field. KeyError for a field that the rule does not declare."""
+        return self.params[:, self.columns[name]]
+
+    def param(self, name: str) -> torch.Tensor:
+        """[n, 1]: `value`, to compare with [n, B]."""
+        return self.value(name)[:, None]
 
     def capped(self) -> torch.Tensor:
-        """bool [n, 1]: this step fills what is still masked (max_steps_per_block)."""
-        return (self.may_force & (self.advanced + 1 >= self.params[:, Param.MAX_STEPS]))[:, None]
+        """bool [n, 1]: this step fills what is still masked, by `shared.MAX_STEPS`."""
+        return (self.may_force & (self.advanced + 1 >= self.value("max_steps_per_block")))[:, None]
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Sampled positions of blocks that share a rule, as `Rule.adjust` sees them."""
+
+    tokens: torch.Tensor  # int64 [n, B], the step's blocks
+    masked: torch.Tensor  # bool [n, B]
+    block: torch.Tensor  # int64 [rows], each row's block
+    at: torch.Tensor  # int64 [rows], its offset there
+    params: torch.Tensor  # float64 [rows, len(columns)]
+    columns: Mapping[str, int]
+
+    def value(self, name: str) -> torch.Tensor:
+        """[rows]: each row's value of a field of the rule."""
+        return self.params[:, self.columns[name]]
 
 
 @dataclass(frozen=True)
@@ -68,20 +88,60 @@ class Decision:
     ended: torch.Tensor  # bool [n], the content will not change any more
 
 
-Rule = Callable[[BlockBatch], Decision]
+class Rule:
+    """One acceptance rule; it keeps nothing between calls.
+
+    Attributes:
+        key: what ``decoding.algorithm`` calls it.
+        fields: what a request may set for it; those that several rules share stand in `runtime/samplers/shared.py`.
+        modes: each mode as values of some of the fields; without modes a request's ``mode`` is refused.
+        edits: blocks end when they come to rest, not when they are full (decoding.md 3.2); needs a family that can.
+    """
+
+    key: ClassVar[str]
+    fields: ClassVar[tuple[Field, ...]] = ()
+    modes: ClassVar[dict[str, dict[str, Value]]] = {}
+    edits: ClassVar[bool] = False
+
+    def __init__(self) -> None:
+        self.columns = {name: i for i, name in enumerate((*_COMMON, *(field.name for field in self.fields)))}
+
+    def row(self, values: Mapping[str, Value]) -> list[float]:
+        """A request's values of the rule's own fields in their columns' order; a choice is its number, from 0."""
+        return [
+            float(field.choices.index(str(values[field.name])) if field.choices else values[field.name])
+            for field in self.fields
+        ]
+
+    def wants(self, values: Mapping[str, Value]) -> Stat:
+        """What `decide` reads of a request's blocks, beside choice and conf."""
+        return Stat.NONE
+
+    def unstable(self, values: Mapping[str, Value]) -> bool:
+        """Whether FILLED positions may still change: then they are sampled too, and text waits for the block's end."""
+        return self.edits
+
+    def adjust(self, logits: torch.Tensor, rows: Rows) -> None:
+        """Change `logits` [rows, vocab] in place, before anything is chosen; called where Stat.ADJUST was asked for."""
+
+    def decide(self, blocks: BlockBatch) -> Decision:
+        raise NotImplementedError
+
+
+R = TypeVar("R", bound=type[Rule])
 _RULES: dict[str, Rule] = {}
 
 
-def register_rule(key: str) -> Callable[[Rule], Rule]:
-    """Make a rule selectable as ``decoding.algorithm``."""
-
-    def add(rule: Rule) -> Rule:
-        if key in _RULES:
-            raise ValueError(f"acceptance rule {key!r} is registered twice")
-        _RULES[key] = rule
-        return rule
-
-    return add
+def register_rule(rule: R) -> R:
+    """Make a rule selectable as ``decoding.algorithm``. A field's name means the same kind of value in every rule."""
+    if rule.key in _RULES:
+        raise ValueError(f"acceptance rule {rule.key!r} is registered twice")
+    known = {field.name: field for other in _RULES.values() for field in other.fields}
+    for field in rule.fields:
+        if known.get(field.name, field).kind != field.kind:
+            raise ValueError(f"{rule.key}: field {field.name!r} is of another kind in another rule")
+    _RULES[rule.key] = rule()
+    return rule
 
 
 def rules() -> list[str]:
@@ -92,20 +152,3 @@ def get_rule(key: str) -> Rule:
     if key not in _RULES:
         raise ConfigError(f"acceptance rule {key!r} is not known; known: {', '.join(rules())}")
     return _RULES[key]
-
-
-def best_position(conf: torch.Tensor) -> torch.Tensor:
-    """bool [n, B]: the position of each row's largest confidence; ties go to the lowest position."""
-    return torch.nn.functional.one_hot(conf.argmax(dim=1), conf.shape[1]).bool()
-
-
-def accept_or_force(blocks: BlockBatch) -> tuple[torch.Tensor, torch.Tensor]:
-    """Masked positions whose confidence is above the threshold; else, where the block may force, the best one.
-
-    Returns accepted [n, B] and forced [n]. At the cap on steps every masked position is accepted.
-    """
-    accepted = blocks.masked & (blocks.conf > blocks.param(Param.ACCEPT))
-    forced = blocks.may_force & blocks.masked.any(1) & ~accepted.any(1)
-    conf = blocks.conf.masked_fill(~blocks.masked, float("-inf"))
-    accepted = accepted | (best_position(conf) & forced[:, None])
-    return accepted | (blocks.masked & blocks.capped()), forced

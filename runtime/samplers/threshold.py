@@ -2,29 +2,48 @@
 
 from __future__ import annotations
 
-import torch
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
 
-from runtime.samplers.base import BlockBatch, Decision, Param, accept_or_force, register_rule
+from runtime.engine.description import Value, share
+from runtime.samplers.base import BlockBatch, Decision, Rule, Stat, register_rule
+from runtime.samplers.shared import ACCEPT, MAX_STEPS, accept_or_force, filling
+
+REMASK = share("remask_threshold", 0.0, "confidence below which a filled position is masked again, once", neutral=0)
+
+MODES: dict[str, dict[str, Value]] = {
+    "speed": {"accept_threshold": 0.7},
+    "balanced": {"accept_threshold": 0.9},
+    "quality": {"accept_threshold": 0.97},
+}
 
 
-@register_rule("threshold")
-def threshold(blocks: BlockBatch) -> Decision:
-    accepted, forced = accept_or_force(blocks)
-    remask_below = blocks.param(Param.REMASK)
-    past_cap = (blocks.advanced >= blocks.params[:, Param.MAX_STEPS])[:, None]
-    remasked = (
-        blocks.filled
-        & (blocks.current < remask_below)  # never true at 0, where remasking is off
-        & ~blocks.remasked
-        & ~blocks.capped()
-        & ~past_cap
-    )
-    masked = (blocks.masked & ~accepted) | remasked
-    return Decision(
-        tokens=torch.where(accepted, blocks.choice, blocks.tokens),
-        masked=masked,
-        forced=forced,
-        edited=torch.zeros_like(accepted),
-        remasked=remasked,
-        ended=~masked.any(1) & (remask_below[:, 0] <= 0),
-    )
+@register_rule
+class Threshold(Rule):
+    key = "threshold"
+    fields = (ACCEPT, REMASK, MAX_STEPS)
+    modes = MODES
+
+    def wants(self, values: Mapping[str, Any]) -> Stat:
+        return Stat.CURRENT if self.unstable(values) else Stat.NONE
+
+    def unstable(self, values: Mapping[str, Any]) -> bool:
+        return bool(values["remask_threshold"] > 0)
+
+    def decide(self, blocks: BlockBatch) -> Decision:
+        accepted, forced = accept_or_force(blocks)
+        if blocks.current is None:
+            return filling(blocks, accepted, forced)
+        remask_below = blocks.param("remask_threshold")
+        past_cap = blocks.advanced[:, None] >= blocks.param("max_steps_per_block")
+        remasked = (
+            blocks.filled
+            & (blocks.current < remask_below)  # never true at 0, where remasking is off
+            & ~blocks.remasked
+            & ~blocks.capped()
+            & ~past_cap
+        )
+        decision = filling(blocks, accepted, forced)
+        masked = decision.masked | remasked
+        return replace(decision, masked=masked, remasked=remasked, ended=~masked.any(1) & (remask_below[:, 0] <= 0))

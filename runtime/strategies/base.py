@@ -6,10 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-import numpy as np
-import numpy.typing as npt
-
-from runtime.engine.io import RequestSpec
+from runtime.engine.description import Field
 from runtime.engine.plan import BlockResults, Ints
 from runtime.engine.request import Block, Request
 from runtime.errors import ConfigError
@@ -28,15 +25,13 @@ class Strategy(Protocol):
     """One instance an engine; it keeps no state of its own: everything of a request is in the request.
 
     A step goes: `open` (may be called again before the step is served: it acts once), `sampled`, the forward, then
-    `apply`. `param_row` and `rule` are asked once a request.
+    `apply`. `fields` are what requests may set for it; their values are in ``Request.values``.
     """
+
+    fields: tuple[Field, ...]
 
     def max_rows(self) -> int:
         """The most rows one request's step feeds; a token budget below it is refused at start."""
-        ...
-
-    def param_row(self, spec: RequestSpec) -> npt.NDArray[np.float64]:
-        """The request's constants for the acceptance rules, [len(samplers.Param)]."""
         ...
 
     def open(self, request: Request) -> int:

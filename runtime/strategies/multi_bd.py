@@ -8,10 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import numpy as np
-import numpy.typing as npt
-
-from runtime.engine.io import FinishReason, RequestSpec
+from runtime.engine.description import Field, share
+from runtime.engine.io import FinishReason
 from runtime.engine.plan import BlockResults, Ints
 from runtime.engine.request import Block, BlockStatus, Request
 from runtime.strategies.base import DecodingContext, register_strategy
@@ -21,6 +19,12 @@ ACTIVE, TO_CACHE = BlockStatus.ACTIVE, BlockStatus.TO_CACHE
 
 @register_strategy("multi_bd")
 class MultiBlock:
+    fields: tuple[Field, ...] = (
+        share("add_block_threshold", 0.1, "progress of the newest block at which the next opens"),
+        share("semi_complete_threshold", 0.9, "progress of a block at which its successor may force a token"),
+        share("token_stability_threshold", 0.0, "share of unchanged tokens at which the next block opens"),
+    )
+
     def __init__(self, context: DecodingContext) -> None:
         self.block_size = context.block_size
         self.buffer_size = context.buffer_size
@@ -28,24 +32,6 @@ class MultiBlock:
 
     def max_rows(self) -> int:
         return (self.buffer_size + 1) * self.block_size  # rule 7
-
-    def param_row(self, spec: RequestSpec) -> npt.NDArray[np.float64]:
-        d = spec.decoding
-        return np.array(
-            [
-                d.accept_threshold,
-                d.edit_threshold,
-                d.remask_threshold if d.algorithm == "threshold" else 0.0,
-                d.penalty_lambda if d.algorithm == "edit" else 0.0,
-                d.max_post_edit_steps,
-                d.max_steps_per_block,
-                d.steps,
-                spec.temperature,
-                spec.top_p,
-                spec.top_k,
-            ],
-            dtype=np.float64,
-        )
 
     def open(self, request: Request) -> int:
         """Rules 3 and 4."""
@@ -72,10 +58,10 @@ class MultiBlock:
             return True
         if self.buffer_size == 1 or sum(block.status is ACTIVE for block in blocks) >= self.buffer_size:
             return False
-        newest, decoding = blocks[-1], request.spec.decoding
+        newest, values = blocks[-1], request.values
         return (
-            newest.progress >= decoding.add_block_threshold
-            and newest.same_token_ratio >= decoding.token_stability_threshold
+            newest.progress >= values["add_block_threshold"]
+            and newest.same_token_ratio >= values["token_stability_threshold"]
             and not any(block.has_eos for block in blocks)
         )
 
@@ -92,7 +78,7 @@ class MultiBlock:
                 block.may_force = (
                     before is None
                     or before.status is TO_CACHE
-                    or before.progress >= request.spec.decoding.semi_complete_threshold
+                    or before.progress >= request.values["semi_complete_threshold"]
                 )
                 if not block.ended:
                     chosen.append(block)

@@ -7,12 +7,13 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 import torch
 
+from runtime.engine.description import RuleInfo, with_defaults
 from runtime.engine.engine import Engine
 from runtime.engine.io import DecodingParams, EngineInfo, EngineOutput, RequestSpec
 from runtime.engine.model_runner import ModelRunner
@@ -21,7 +22,9 @@ from runtime.engine.plan import BlockResults, StepPlan
 from runtime.engine.request import Request
 from runtime.layers.kv_pool import UnifiedPool
 from runtime.models.base import Model
+from runtime.samplers import get_rule, rules
 from runtime.strategies import DecodingContext, make_strategy
+from runtime.strategies.multi_bd import MultiBlock
 from tests.engine.hash_model import HashModel, digest, flat, hash_logits
 from tests.oracle.block import Params
 from tests.oracle.block import Shape as OracleShape
@@ -92,6 +95,8 @@ class CheckedRunner(ModelRunner):
 def make_engine(setup: Setup, model: Model | None = None) -> Engine:
     """An engine around `model` (the hash model unless given) with a float64 pool."""
     model = model or HashModel(setup.vocab)
+    context = DecodingContext(setup.block, setup.buffer, setup.prefix_caching)
+    strategy = make_strategy("multi_bd", ("multi_bd",), context)
     info = EngineInfo(
         family="none",
         strategy="multi_bd",
@@ -109,8 +114,9 @@ def make_engine(setup: Setup, model: Model | None = None) -> Engine:
         max_num_reqs=setup.max_reqs,
         max_num_batched_tokens=setup.budget,
         prefix_caching=setup.prefix_caching,
-        algorithms=["edit", "fixed", "threshold"],
-        defaults=DecodingParams(),
+        strategy_fields=list(with_defaults(strategy.fields, setup.block)),
+        rules=[RuleInfo(key=key, fields=with_defaults(get_rule(key).fields, setup.block)) for key in rules()],
+        default_rule="threshold",
     )
     pool = UnifiedPool(model.kv_shapes, num_pages=setup.pages, page_size=setup.page, dtype=torch.float64, device="cpu")
     runner = CheckedRunner(
@@ -121,17 +127,14 @@ def make_engine(setup: Setup, model: Model | None = None) -> Engine:
         max_token_id=setup.max_token,
         eos_ids=setup.eos,
     )
-    context = DecodingContext(setup.block, setup.buffer, setup.prefix_caching)
-    runner.engine = Engine(info=info, runner=runner, strategy=make_strategy("multi_bd", ("multi_bd",), context))
+    runner.engine = Engine(info=info, runner=runner, strategy=strategy)
     runner.engine.scheduler.pace = FixedPace(setup.pace)
     return runner.engine
 
 
-_DECODING = {f.name for f in fields(Params)} & set(DecodingParams.__struct_fields__)
-
-
 def decoding_of(p: Params) -> dict[str, Any]:
-    return {name: getattr(p, name) for name in _DECODING}
+    """The values of the fields that the strategy and the request's rule declare."""
+    return {field.name: getattr(p, field.name) for field in (*MultiBlock.fields, *get_rule(p.algorithm).fields)}
 
 
 def spec_of(id: str, ask: Ask) -> RequestSpec:
@@ -148,7 +151,7 @@ def spec_of(id: str, ask: Ask) -> RequestSpec:
         ignore_eos=p.ignore_eos,
         max_nfe=p.max_nfe,
         max_repetition_run=p.max_repetition_run,
-        decoding=DecodingParams(**decoding_of(p)),
+        decoding=DecodingParams(algorithm=p.algorithm, values=decoding_of(p)),
         report=ask.report,  # type: ignore[arg-type]
         cache_salt=ask.salt,
         group=ask.group,

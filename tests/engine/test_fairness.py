@@ -11,14 +11,12 @@ from hypothesis import strategies as st
 from runtime.engine.pace import Pace
 from runtime.engine.queue import FairQueue, deal
 from runtime.engine.request import Request, Status
-from runtime.strategies import DecodingContext, make_strategy
 from tests.engine.harness import Ask, Run, Setup, check_idle, make_engine, run_schedule, spec_of
 from tests.engine.samples import asks, examples, setups
 from tests.engine.test_scheduler import SLOW, Watched, prompt
 from tests.oracle.block import Params
 
 ANSWER = replace(SLOW, max_tokens=8)
-STRATEGY = make_strategy("multi_bd", ("multi_bd",), DecodingContext(4, 1, True))
 
 
 def crowd(run: Run, groups: int = 8, size: int = 16, owner: str = "", params: Params = SLOW) -> list[str]:
@@ -195,7 +193,7 @@ def test_shares_change_no_answer(data: st.DataObject) -> None:
 
 def request(seq: int, owner: str, group: str) -> Request:
     spec = spec_of(str(seq), Ask((1, 2), ANSWER, owner=owner, group=group))
-    return Request(spec, STRATEGY, block_size=4, mask_id=13, seq=seq)
+    return Request(spec, block_size=4, mask_id=13, seq=seq)
 
 
 def test_who_is_first_in_line() -> None:

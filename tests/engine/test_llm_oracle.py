@@ -13,7 +13,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from runtime import LLM, SamplingParams
-from runtime.decoding import ONLY_WITH
 from tests.engine.harness import Run, Setup, decoding_of, run_schedule
 from tests.engine.samples import asks, examples
 from tests.golden import GOLDEN
@@ -130,7 +129,7 @@ def sampling(p: Params) -> SamplingParams:
         ignore_eos=p.ignore_eos,
         max_nfe=p.max_nfe,
         max_repetition_run=p.max_repetition_run,
-        decoding={k: v for k, v in decoding_of(p).items() if p.algorithm in ONLY_WITH.get(k, (p.algorithm,))},
+        decoding={"algorithm": p.algorithm, **decoding_of(p)},
     )
 
 

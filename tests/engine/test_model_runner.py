@@ -8,12 +8,11 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from runtime.engine import model_runner
 from runtime.engine.model_runner import ModelRunner
 from runtime.engine.plan import BlockResults, StepPlan
 from runtime.engine.warmup import warm_up
 from runtime.layers.kv_pool import UnifiedPool
-from runtime.samplers import choose
+from runtime.samplers import choose, head
 from tests.engine.harness import Run, Setup
 from tests.engine.hash_model import HashModel
 from tests.engine.samples import asks, setups
@@ -24,8 +23,8 @@ from tests.engine.samples import asks, setups
 def test_how_rows_are_cut_for_head_and_draws_changes_nothing(
     monkeypatch: pytest.MonkeyPatch, data: st.DataObject
 ) -> None:
-    monkeypatch.setattr(model_runner, "HEAD_ROWS", data.draw(st.integers(1, 9)))
-    monkeypatch.setattr(model_runner, "DRAW_ROWS", data.draw(st.integers(1, 4)))
+    monkeypatch.setattr(head, "HEAD_ROWS", data.draw(st.integers(1, 9)))
+    monkeypatch.setattr(head, "DRAW_ROWS", data.draw(st.integers(1, 4)))
     setup = data.draw(setups())
     run = Run(setup)
     for ask in data.draw(st.lists(asks(setup), min_size=1, max_size=4)):

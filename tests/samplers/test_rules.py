@@ -8,9 +8,10 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from runtime.engine.description import Field
 from runtime.engine.request import FILLED, FIXED, MASKED
 from runtime.errors import ConfigError
-from runtime.samplers import BlockBatch, Param, get_rule, register_rule, rules
+from runtime.samplers import BlockBatch, Rule, get_rule, register_rule, rules
 from runtime.samplers import choose as choosing
 from runtime.samplers.choose import ban, draw, greedy, probability
 from runtime.samplers.uniform import uniforms
@@ -53,21 +54,15 @@ def parameters(draw: st.DrawFn, algorithm: str) -> oracle.Params:
     )
 
 
-def param_row(p: oracle.Params) -> list[float]:
-    row = [0.0] * len(Param)
-    row[Param.ACCEPT], row[Param.EDIT], row[Param.REMASK] = p.accept_threshold, p.edit_threshold, p.remask_threshold
-    row[Param.MAX_POST_EDIT], row[Param.MAX_STEPS], row[Param.STEPS] = (
-        p.max_post_edit_steps,
-        p.max_steps_per_block,
-        p.steps,
-    )
-    return row
+def param_row(rule: Rule, p: oracle.Params) -> list[float]:
+    return [p.temperature, p.top_p, p.top_k, *rule.row({field.name: getattr(p, field.name) for field in rule.fields})]
 
 
 @pytest.mark.parametrize("algorithm", ["threshold", "fixed", "edit"])
 @given(data=st.data())
 def test_a_rule_decides_as_the_oracle(algorithm: str, data: st.DataObject) -> None:
     """A batch of blocks of one size, each with parameters of its own, against one block at a time."""
+    rule = get_rule(algorithm)
     size, n = SHAPE.block, data.draw(st.integers(1, 4))
     several = [data.draw(blocks(size)) for _ in range(n)]
     params = [data.draw(parameters(algorithm)) for _ in range(n)]
@@ -91,9 +86,10 @@ def test_a_rule_decides_as_the_oracle(algorithm: str, data: st.DataObject) -> No
         advanced=torch.tensor([b.force_steps for b in several]),
         initial_masks=torch.tensor([len(b.free) for b in several]),
         post_edit_steps=torch.tensor([b.post_steps for b in several]),
-        params=torch.tensor([param_row(p) for p in params], dtype=torch.float64),
+        params=torch.tensor([param_row(rule, p) for p in params], dtype=torch.float64),
+        columns=rule.columns,
     )
-    got = get_rule(algorithm)(batch)
+    got = rule.decide(batch)
     for i, (b, p) in enumerate(zip(several, params, strict=True)):
         expected = oracle.decide(b, logits[i], p, SHAPE, force=force[i], step=0)
         assert set(torch.nonzero(got.edited[i]).flatten().tolist()) == set(expected.edit)
@@ -172,7 +168,14 @@ def test_registry() -> None:
     with pytest.raises(ConfigError, match="'nope' is not known"):
         get_rule("nope")
     with pytest.raises(ValueError, match="twice"):
-        register_rule("edit")(get_rule("edit"))
+        register_rule(type(get_rule("edit")))
+
+    class Odd(Rule):
+        key = "odd"
+        fields = (Field(name="steps", help="not a number of steps", default=0.5),)
+
+    with pytest.raises(ValueError, match="'steps' is of another kind"):
+        register_rule(Odd)
 
 
 def test_only_the_vocabulary_of_rows_that_limit_it_is_sorted(monkeypatch: pytest.MonkeyPatch) -> None:

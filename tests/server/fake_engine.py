@@ -11,7 +11,8 @@ import time
 from typing import Any
 
 from runtime.config import EngineConfig
-from runtime.engine.io import DecodingParams, EngineInfo, EngineOutput, EngineStats, RequestSpec
+from runtime.engine.description import RuleInfo, share
+from runtime.engine.io import EngineInfo, EngineOutput, EngineStats, RequestSpec
 from runtime.errors import ConfigError
 
 LETTERS = [64, 65, 66]  # a, b, c in the test tokenizer
@@ -28,7 +29,9 @@ class FakeEngine:
             family="fake", strategy="multi_bd", device="cpu", dtype="float32", vocab_size=264, max_token_id=260,
             mask_token_id=256, eos_token_ids=[257], block_size=8, buffer_size=1, page_size=8, num_pages=4096,
             max_model_len=config.max_model_len or 4096, max_num_reqs=config.max_num_reqs,
-            max_num_batched_tokens=8192, prefix_caching=True, algorithms=["threshold"], defaults=DecodingParams(),
+            max_num_batched_tokens=8192, prefix_caching=True, strategy_fields=[],
+            rules=[RuleInfo(key="threshold", fields=(share("accept_threshold", 0.9, "what is taken"),))],
+            default_rule="threshold",
         )  # fmt: skip
         self.live: dict[str, tuple[RequestSpec, int, float]] = {}
         self.total = 0

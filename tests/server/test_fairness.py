@@ -119,7 +119,9 @@ def test_different_requests_are_sent_as_they_are() -> None:
     specs = [
         RequestSpec(id="a", prompt=prompt, max_tokens=4),
         RequestSpec(id="b", prompt=prompt, max_tokens=5),
-        RequestSpec(id="c", prompt=prompt, max_tokens=5, decoding=DecodingParams(steps=3)),
+        RequestSpec(
+            id="c", prompt=prompt, max_tokens=5, decoding=DecodingParams(algorithm="fixed", values={"steps": 3})
+        ),
         RequestSpec(id="d", prompt=[1, 2], max_tokens=5),
     ]
     assert messages.Add.of(specs) == messages.Add(specs)

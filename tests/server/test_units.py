@@ -23,7 +23,8 @@ from runtime.server.schemas import ChatRequest, CompletionRequest, GenerateReque
 from runtime.text import Tokenizer
 from tests.test_params import info
 
-SPEC = RequestSpec(id="a", prompt=[1, 2], max_tokens=3, seed=2**64 - 1, decoding=DecodingParams(steps=4))
+FIXED = DecodingParams(algorithm="fixed", values={"steps": 4})
+SPEC = RequestSpec(id="a", prompt=[1, 2], max_tokens=3, seed=2**64 - 1, decoding=FIXED)
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,70 @@
+"""What a request may set, as a rule or a strategy declares it: plain data that a frontend reads without torch.
+
+A declaration stands once, beside the code that reads the value. The engine collects them into ``EngineInfo``; checks
+(``runtime/decoding.py``), schema and documentation come from there. Dataclasses, as the kernels' machines have no
+msgspec; it sends them all the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Literal
+
+Value = float | int | bool | str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Field:
+    """One field under a request's ``decoding``.
+
+    Attributes:
+        name: as requests spell it; ``outer.inner`` is the entry `inner` of an object `outer`.
+        help: one line without a full stop.
+        low, high: inclusive bounds of a number; `above_low` makes the lower one exclusive, no `high` means any finite.
+        choices: the words of a choice.
+        default: of a request, a mode and a server that say nothing; with `per_block` in blocks, not in tokens.
+        neutral: a value that asks for nothing, so that requests may give it with rules that do not know the field.
+    """
+
+    name: str
+    help: str
+    default: Value
+    kind: Literal["number", "integer", "flag", "choice"] = "number"
+    low: float = 0
+    high: float | None = None
+    above_low: bool = False
+    choices: tuple[str, ...] = ()
+    per_block: bool = False
+    neutral: Value | None = None
+
+
+def share(name: str, default: float, help: str, neutral: float | None = None) -> Field:
+    """A field of 0 to 1."""
+    return Field(name=name, help=help, default=default, high=1, neutral=neutral)
+
+
+@dataclass(frozen=True, kw_only=True)
+class RuleInfo:
+    """An acceptance rule: the fields that it reads, and each mode as values of some of them."""
+
+    key: str
+    fields: tuple[Field, ...] = ()
+    modes: dict[str, dict[str, Value]] = field(default_factory=dict)
+
+
+def with_defaults(fields: Iterable[Field], block_size: int, *sources: Mapping[str, Value]) -> tuple[Field, ...]:
+    """The fields as one server has them: each default from the first source that names it, else the field's own."""
+
+    def default(field: Field) -> Value:
+        for source in sources:
+            if field.name in source:
+                return source[field.name]
+        return int(field.default * block_size) if field.per_block else field.default
+
+    return tuple(replace(field, default=default(field), per_block=False) for field in fields)
+
+
+def values_of(fields: Iterable[Field]) -> dict[str, Value]:
+    """What a request gets that sets none of them; the fields are a server's (`with_defaults`)."""
+    return {field.name: field.default for field in fields}

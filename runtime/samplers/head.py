@@ -1,0 +1,170 @@
+"""From hidden states to what the rules decide with: the one place that makes and reads logits (decoding.md 1, 3.1).
+
+Gathers the sampled rows, bans what may never be predicted, lets rules adjust, takes the likeliest token or draws one,
+and computes the statistics that the rules of the step asked for, for their rows and no others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from runtime.engine.plan import BlockPlan, RulePlan
+from runtime.engine.request import FILLED, MASKED
+from runtime.samplers import choose
+from runtime.samplers.base import TEMPERATURE, TOP_K, TOP_P, BlockBatch, Rows, Rule, Stat, get_rule
+
+# Rows of logits at a time: bounds the head's memory (a vocabulary of 157k in float32 is 0.6 GB a thousand rows).
+HEAD_ROWS = 2048
+# Of those, how many draw at a time: top-k and top-p sort the vocabulary and sum it in float64, eight times the logits.
+DRAW_ROWS = 256
+
+Place = tuple[torch.Tensor, torch.Tensor]  # block and offset of each row
+
+
+@dataclass(frozen=True)
+class _Group:
+    """A rule and its blocks: `members` of the plan's, None for all of them, each row of `params` one of them."""
+
+    rule: Rule
+    members: torch.Tensor | None
+    local: torch.Tensor | None  # [n]: each block's place among the members, -1 if it is none
+    params: torch.Tensor
+    wants: Stat
+
+    def rows(self, block: torch.Tensor) -> torch.Tensor | slice:
+        """Which of some rows are its own, by their blocks."""
+        return slice(None) if self.local is None else (self.local[block] >= 0).nonzero()[:, 0]
+
+
+class Head:
+    """Args:
+    logits: [rows, hidden] -> [rows, vocab]. mask_id, max_token_id: see EngineInfo.
+    """
+
+    def __init__(
+        self,
+        logits: Callable[[torch.Tensor], torch.Tensor],
+        *,
+        mask_id: int,
+        max_token_id: int,
+        rules: Callable[[str], Rule] = get_rule,
+    ) -> None:
+        self.logits = logits
+        self.mask_id = mask_id
+        self.max_token_id = max_token_id
+        self.rules = rules
+
+    def groups(
+        self, plan: BlockPlan, hidden: torch.Tensor, tokens: torch.Tensor, state: torch.Tensor
+    ) -> Iterator[tuple[Rule, torch.Tensor | None, BlockBatch]]:
+        """Of each rule of the plan: the rule, its blocks' numbers (None: all blocks), and what it decides with.
+
+        Args:
+            hidden: [rows, hidden] of the step's rows. tokens, state: the plan's, on the device.
+        """
+        device = hidden.device
+
+        def put(array: np.ndarray) -> torch.Tensor:
+            return torch.from_numpy(array).to(device, non_blocking=True)
+
+        masked, filled = state == MASKED, state == FILLED
+        groups = [_group(self.rules(g.rule), len(plan.rows), g, put) for g in plan.groups]
+        choice = tokens.clone()
+        kind = hidden.dtype if hidden.dtype == torch.float64 else torch.float32
+        conf = torch.full(choice.shape, float("-inf"), dtype=kind, device=device)
+        current = torch.ones_like(conf) if any(g.wants & Stat.CURRENT for g in groups) else None
+        drawing = None if plan.drawing is None else (put(plan.drawing.limits), put(plan.drawing.uniform))
+
+        block, offset = np.nonzero(plan.sampled)
+        rows, block_of, at = put(plan.rows[block] + offset), put(block), put(offset)
+        for start in range(0, len(rows), HEAD_ROWS):
+            part = slice(start, start + HEAD_ROWS)
+            here = (block_of[part], at[part])
+            logits = self.logits(hidden[rows[part]])
+            choose.ban(logits, mask_id=self.mask_id, max_token_id=self.max_token_id)
+            for group in groups:
+                if group.wants & Stat.CURRENT and current is not None:
+                    _current(group, logits, here, tokens, current)
+                if group.wants & Stat.ADJUST:
+                    _adjust(group, logits, here, tokens, masked)
+            best = choose.greedy(logits)
+            choice[here], conf[here] = best.token, best.conf
+            if drawing is not None:
+                _draw(logits, here, masked, *drawing, choice, conf)
+
+        whole = {
+            "tokens": tokens,
+            "masked": masked,
+            "filled": filled,
+            "choice": choice,
+            "conf": conf,
+            "remasked": torch.zeros_like(masked) if plan.remasked is None else put(plan.remasked),
+            "may_force": put(plan.may_force),
+            "advanced": put(plan.advanced),
+            "initial_masks": put(plan.initial_masks),
+            "post_edit_steps": put(plan.post_edit_steps),
+        }
+        for group in groups:
+            some = whole | ({"current": current} if group.wants & Stat.CURRENT else {})
+            if group.members is not None:
+                some = {name: tensor[group.members] for name, tensor in some.items()}
+            yield (
+                group.rule,
+                group.members,
+                BlockBatch(params=group.params, columns=group.rule.columns, **some),
+            )
+
+
+def _group(rule: Rule, blocks: int, plan: RulePlan, put: Callable[[np.ndarray], torch.Tensor]) -> _Group:
+    params, wants = put(plan.params), Stat(plan.wants)
+    if len(plan.members) == blocks:
+        return _Group(rule, None, None, params, wants)
+    members = put(plan.members)
+    local = torch.full((blocks,), -1, dtype=torch.int64, device=members.device)
+    local[members] = torch.arange(len(members), device=members.device)
+    return _Group(rule, members, local, params, wants)
+
+
+def _current(group: _Group, logits: torch.Tensor, here: Place, tokens: torch.Tensor, current: torch.Tensor) -> None:
+    """The plain probability of the token at each of the group's positions."""
+    mine = group.rows(here[0])
+    place = here[0][mine], here[1][mine]
+    current[place] = choose.probability(logits[mine], tokens[place].clamp(max=logits.shape[1] - 1))
+
+
+def _adjust(group: _Group, logits: torch.Tensor, here: Place, tokens: torch.Tensor, masked: torch.Tensor) -> None:
+    mine = group.rows(here[0])
+    block, at = here[0][mine], here[1][mine]
+    params = group.params[block if group.local is None else group.local[block]]
+    some = logits[mine]  # of all rows a view, of some a copy
+    group.rule.adjust(some, Rows(tokens, masked, block, at, params, group.rule.columns))
+    if group.local is not None:
+        logits[mine] = some
+
+
+def _draw(
+    logits: torch.Tensor,
+    here: Place,
+    masked: torch.Tensor,
+    limits: torch.Tensor,
+    uniform: torch.Tensor,
+    choice: torch.Tensor,
+    conf: torch.Tensor,
+) -> None:
+    """Masked positions of requests with a temperature draw instead of taking the likeliest."""
+    draws = (masked[here] & (limits[here[0], TEMPERATURE] > 0)).nonzero()[:, 0]
+    for drawn in torch.split(draws, DRAW_ROWS):
+        block, at = here[0][drawn], here[1][drawn]
+        mine = limits[block]
+        picked = choose.draw(
+            logits[drawn],
+            temperature=mine[:, TEMPERATURE],
+            top_k=mine[:, TOP_K].long(),
+            top_p=mine[:, TOP_P],
+            uniform=uniform[block, at],
+        )
+        choice[block, at], conf[block, at] = picked.token, picked.conf
