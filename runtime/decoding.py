@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from runtime.engine.description import Field, RuleInfo, Value, values_of
+from runtime.engine.description import RuleInfo, Value, values_of
 from runtime.engine.io import DecodingParams, EngineInfo
 from runtime.errors import RequestError
 from runtime.fields import choice, declared, flag, integer, refuse, shown
+from runtime.flat import merged
 
 if TYPE_CHECKING:
     from runtime.params import SamplingParams
 
+At = Callable[[str], str]  # how the client spelt a field
+
 # Fields that no rule declares: which rule and mode, and what this version only knows how to refuse.
 CHOOSING = ("mode", "algorithm")
-UNBUILT = ("confidence_metric", "local_leap", "force_single_batch", "block_length")
+UNBUILT = ("force_single_batch", "block_length")
 
 
 def field_names(info: EngineInfo) -> list[str]:
@@ -29,96 +32,102 @@ def resolve_decoding(params: SamplingParams, info: EngineInfo, blocks: int, path
 
     `blocks` is the number of blocks that the answer touches. Raises RequestError naming the field.
     """
-    given = _given(params.decoding, info, path)
-    rule = _rule(params, given, info, path)
+    given, spelt = merged(params, _given(params.decoding, info, path), path)
+
+    def at(name: str) -> str:
+        return spelt.get(name, f"{path}.{name}")
+
+    total = integer("num_denoising_steps", params.num_denoising_steps, 1, 2**31, default=None)
+    rule = _rule(given, info, at, default=info.default_rule if total is None else "fixed")
     fields = {field.name: field for field in (*info.strategy_fields, *rule.fields)}
     for name, value in given.items():
         if name not in fields and name not in CHOOSING and name not in UNBUILT:
-            _refuse_foreign(name, value, rule, info, path)
-    _check_unbuilt(params, given, info, path)
-    values = values_of(fields.values()) | _mode(given, rule, info, path)
-    values |= {name: declared(f"{path}.{name}", given[name], field) for name, field in fields.items() if name in given}
-    if params.num_denoising_steps is not None:
-        values["steps"] = _steps(params, given, blocks, path)
-    return DecodingParams(algorithm=rule.key, values=values)
+            _refuse_foreign(at(name), name, value, rule, info)
+    _check_unbuilt(given, info, at)
+    values = values_of(fields.values()) | _mode(given, rule, info, at)
+    values |= {name: declared(at(name), given[name], field) for name, field in fields.items() if name in given}
+    if total is not None:
+        _check_total(total, rule, given, info, blocks, at)
+    return DecodingParams(algorithm=rule.key, values=values, total_steps=total)
 
 
 def _given(decoding: object, info: EngineInfo, path: str) -> dict[str, Any]:
-    """The fields that were set; null is the same as leaving one out."""
+    """The fields that were set, by their full names; null is the same as leaving one out."""
     if decoding is None:
         return {}
-    if not isinstance(decoding, Mapping):
+    return _flat(decoding, field_names(info), "", path)
+
+
+def _flat(given: object, known: Sequence[str], outer: str, path: str) -> dict[str, Any]:
+    """`given` as one level: the entries of an object `x` are ``x.y``. `outer` is "" or "x."."""
+    if not isinstance(given, Mapping):
         raise refuse(path, "must be an object of decoding fields")
-    known = field_names(info)
-    for name in decoding:
-        if name not in known:
+    inner = dict.fromkeys(name[len(outer) :].split(".")[0] for name in known if name.startswith(outer))
+    found: dict[str, Any] = {}
+    for name, value in given.items():
+        if name not in inner:
             raise RequestError(
-                f"{path}: {shown(name)} is no decoding field; there are {', '.join(known)}",
+                f"{path}: {shown(name)} is no decoding field; there are {', '.join(inner)}",
                 param=f"{path}.{name}" if isinstance(name, str) and len(name) < 60 else path,
+                code="unknown_field",
             )
-    return {name: value for name, value in decoding.items() if value is not None}
+        full = outer + name
+        if value is not None and full in known:
+            found[full] = value
+        elif value is not None:
+            found |= _flat(value, known, f"{full}.", f"{path}.{name}")
+    return found
 
 
-def _rule(params: SamplingParams, given: Mapping[str, Any], info: EngineInfo, path: str) -> RuleInfo:
-    name = given.get("algorithm")
-    if params.num_denoising_steps is not None:  # a number of steps is the fixed algorithm's
-        if name not in (None, "fixed"):
-            raise refuse("num_denoising_steps", f"has no meaning with {path}.algorithm {shown(name)}, only with fixed")
-        name = "fixed"
-    if name is None:
-        name = info.default_rule
+def _rule(given: Mapping[str, Any], info: EngineInfo, at: At, default: str) -> RuleInfo:
+    name = given.get("algorithm", default)
     rule = info.rule(name) if isinstance(name, str) else None
     if rule is None:
         keys = ", ".join(sorted(rule.key for rule in info.rules))
-        raise refuse(f"{path}.algorithm", f"{shown(name)} is not built; there are {keys}")
+        raise refuse(at("algorithm"), f"{shown(name)} is not built; there are {keys}")
     return rule
 
 
-def _refuse_foreign(name: str, value: object, rule: RuleInfo, info: EngineInfo, path: str) -> None:
+def _refuse_foreign(param: str, name: str, value: object, rule: RuleInfo, info: EngineInfo) -> None:
     """Raises for a field that other rules read and this one does not, unless its value asks for nothing."""
-    takers = {other.key: field for other in info.rules for field in other.fields if field.name == name}
-    field = next(iter(takers.values()))
-    if field.neutral is None or declared(f"{path}.{name}", value, field) != field.neutral:
-        raise _no_meaning(f"{path}.{name}", rule, takers)
+    field = next(field for other in info.rules for field in other.fields if field.name == name)
+    if field.neutral is None or declared(param, value, field) != field.neutral:
+        raise _no_meaning(param, rule, _takers(name, info))
 
 
-def _no_meaning(param: str, rule: RuleInfo, takers: Mapping[str, Field | None]) -> RequestError:
-    return refuse(
-        param, f"has no meaning with the {rule.key} algorithm, only with {' and '.join(sorted(takers))}; leave it out"
-    )
+def _takers(name: str, info: EngineInfo) -> list[str]:
+    """Keys of the rules that read a field."""
+    return [rule.key for rule in info.rules if any(field.name == name for field in rule.fields)]
 
 
-def _mode(given: Mapping[str, Any], rule: RuleInfo, info: EngineInfo, path: str) -> Mapping[str, Value]:
+def _no_meaning(param: str, rule: RuleInfo, takers: Iterable[str]) -> RequestError:
+    *most, last = sorted(takers)
+    only = f"{', '.join(most)} and {last}" if most else last
+    return refuse(param, f"has no meaning with the {rule.key} algorithm, only with {only}; leave it out")
+
+
+def _mode(given: Mapping[str, Any], rule: RuleInfo, info: EngineInfo, at: At) -> Mapping[str, Value]:
     if "mode" not in given:
         return {}
     if not rule.modes:
-        raise _no_meaning(f"{path}.mode", rule, {other.key: None for other in info.rules if other.modes})
-    return rule.modes[choice(f"{path}.mode", given["mode"], rule.modes)]
+        raise _no_meaning(at("mode"), rule, [other.key for other in info.rules if other.modes])
+    return rule.modes[choice(at("mode"), given["mode"], rule.modes)]
 
 
-def _steps(params: SamplingParams, given: Mapping[str, Any], blocks: int, path: str) -> int:
-    """Steps a block. dlmserve's number is the total over the answer's blocks, shared out evenly."""
-    total = integer("num_denoising_steps", params.num_denoising_steps, 1, 2**31)
+def _check_total(total: int, rule: RuleInfo, given: Mapping[str, Any], info: EngineInfo, blocks: int, at: At) -> None:
+    """dlmserve's number of steps, over all blocks of the answer."""
+    takers = _takers("steps", info)
+    if rule.key not in takers:
+        raise _no_meaning("num_denoising_steps", rule, takers)
     if "steps" in given:
-        raise refuse("num_denoising_steps", f"says the same as {path}.steps; give one of them")
+        raise refuse("num_denoising_steps", f"says the same as {at('steps')}; give one of them")
     if total < blocks:
         raise refuse("num_denoising_steps", f"{total} is less than the {blocks} blocks of the answer need, one each")
-    return total // blocks
 
 
-def _check_unbuilt(params: SamplingParams, given: Mapping[str, Any], info: EngineInfo, path: str) -> None:
-    for name, value in ((f"{path}.block_length", given.get("block_length")), ("block_length", params.block_length)):
-        length = integer(name, value, 1, 2**31, default=None)
-        if length not in (None, info.block_size):
-            raise refuse(name, f"{length} is not the server's block size, {info.block_size}; leave it out")
-    for name, value in (
-        (f"{path}.force_single_batch", given.get("force_single_batch")),
-        ("force_single_batch", params.force_single_batch),
-        ("use_local_leap", params.use_local_leap),
-    ):
-        if flag(name, value):
-            raise refuse(name, "is not built yet; leave it out")
-    if "local_leap" in given:
-        raise refuse(f"{path}.local_leap", "is not built yet; leave it out")
-    if given.get("confidence_metric", "max_prob") != "max_prob":
-        raise refuse(f"{path}.confidence_metric", "only max_prob is built yet")
+def _check_unbuilt(given: Mapping[str, Any], info: EngineInfo, at: At) -> None:
+    length = integer(at("block_length"), given.get("block_length"), 1, 2**31, default=None)
+    if length not in (None, info.block_size):
+        raise refuse(at("block_length"), f"{length} is not the server's block size, {info.block_size}; leave it out")
+    if flag(at("force_single_batch"), given.get("force_single_batch")):
+        raise refuse(at("force_single_batch"), "is not built yet; leave it out")

@@ -38,7 +38,10 @@ class SamplingParams:
         n: choices.
         decoding: how blocks are denoised (docs/server.md lists the fields).
         cache_salt: requests share cached prefixes only with requests of the same salt.
-        num_denoising_steps, block_length, use_local_leap, force_single_batch: dlmserve's names of decoding fields.
+        num_denoising_steps: steps over all blocks of the answer, shared out evenly.
+        block_length, use_local_leap, local_leap_anchor_threshold, local_leap_neighbor_threshold, local_leap_radius,
+        confidence_metric, force_single_batch: dlmserve's names of decoding fields; its block_schedule and target_length
+        are refused.
     """
 
     max_tokens: int | None = None
@@ -56,7 +59,13 @@ class SamplingParams:
     num_denoising_steps: int | None = None
     block_length: int | None = None
     use_local_leap: bool | None = None
+    local_leap_anchor_threshold: float | None = None
+    local_leap_neighbor_threshold: float | None = None
+    local_leap_radius: int | None = None
+    confidence_metric: str | None = None
     force_single_batch: bool | None = None
+    block_schedule: str | None = None
+    target_length: int | None = None
 
 
 def resolve(

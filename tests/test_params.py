@@ -14,7 +14,7 @@ from runtime.engine.description import RuleInfo, with_defaults
 from runtime.engine.io import EngineInfo, RequestSpec
 from runtime.errors import RequestError
 from runtime.params import SamplingParams, choices, resolve, stop_strings
-from runtime.samplers import get_rule
+from runtime.samplers import get_rule, rules
 from runtime.strategies.multi_bd import MultiBlock
 
 SERVER = {"accept_threshold": 0.95, "remask_threshold": 0.2, "edit_threshold": 0.4, "penalty_lambda": 0.1,
@@ -32,13 +32,13 @@ def info(**changes) -> EngineInfo:
         "max_token_id": 90, "mask_token_id": 95, "eos_token_ids": [1], "block_size": 8, "buffer_size": 2,
         "page_size": 16, "num_pages": 100, "max_model_len": 256, "max_num_reqs": 4, "max_num_batched_tokens": 512,
         "prefix_caching": True, "strategy_fields": list(with_defaults(MultiBlock.fields, 8)),
-        "rules": [rule_info(key, **SERVER) for key in ("edit", "fixed", "threshold")], "default_rule": "threshold",
+        "rules": [rule_info(key, **SERVER) for key in rules()], "default_rule": "threshold",
     }  # fmt: skip
     return EngineInfo(**(facts | changes))
 
 
 INFO = info()
-FIELDS = field_names(INFO)
+FIELDS = list(dict.fromkeys(name.split(".")[0] for name in field_names(INFO)))
 MODES = ("speed", "balanced", "quality")
 
 
@@ -60,7 +60,8 @@ def test_defaults():
     assert (s.max_tokens, s.temperature, s.top_p, s.top_k) == (253, 0.0, 1.0, 0)
     assert (s.max_nfe, s.max_repetition_run, s.ignore_eos, s.report) == (None, None, False, "final")
     assert s.decoding == INFO.defaults()
-    values = {"accept_threshold": 0.95, "remask_threshold": 0.2, "max_steps_per_block": 16}
+    values = {"accept_threshold": 0.95, "remask_threshold": 0.2, "confidence_metric": "max_prob"}
+    values |= {"max_steps_per_block": 16}
     strategy = {"add_block_threshold": 0.1, "semi_complete_threshold": 0.9, "token_stability_threshold": 0.0}
     assert (s.decoding.algorithm, s.decoding.values) == ("threshold", values | strategy)
     assert spec().seed != spec().seed
@@ -98,7 +99,7 @@ BAD = [
     ("decoding", [[], "speed", 3]),
     ("num_denoising_steps", [0, 10, -1, 2.5]),
     ("block_length", [16, 0, "8"]),
-    ("use_local_leap", [True, 1]),
+    ("use_local_leap", [1, "yes"]),
     ("force_single_batch", [True, "no"]),
 ]
 
@@ -116,10 +117,12 @@ BAD_DECODING = [
     *[(t, v) for t in ("accept_threshold", "remask_threshold", "add_block_threshold", "semi_complete_threshold",
                        "token_stability_threshold") for v in (-0.01, 1.01, math.nan, "0.5", True)],
     ("mode", "fast"), ("mode", 3), ("mode", ["speed"]),
-    ("algorithm", "entropy_bound"), ("algorithm", 3), ("algorithm", ["edit"]), ("algorithm", "x" * 10000),
+    ("algorithm", "greedy"), ("algorithm", 3), ("algorithm", ["edit"]), ("algorithm", "x" * 10000),
     ("max_steps_per_block", 0), ("steps", 4), ("edit_threshold", 0.5), ("max_post_edit_steps", 3),
-    ("penalty_lambda", 0.5), ("confidence_metric", "margin"), ("confidence_metric", 3),
-    ("local_leap", {"anchor": 0.9}), ("force_single_batch", True), ("block_length", 4), ("thresold", 0.5),
+    ("penalty_lambda", 0.5), ("confidence_metric", "entropy"), ("confidence_metric", 3),
+    ("local_leap", 0.9), ("local_leap", [1]),
+    ("factor", 1.0), ("low_threshold", 0.4),
+    ("force_single_batch", True), ("block_length", 4), ("thresold", 0.5),
 ]  # fmt: skip
 
 
@@ -142,6 +145,17 @@ def test_bad_decoding_fields_are_refused_by_path(field, value):
         ({"algorithm": "edit", "penalty_lambda": math.inf}, "penalty_lambda"),
         ({"algorithm": "edit", "max_post_edit_steps": -1}, "max_post_edit_steps"),
         ({"algorithm": "fixed", "remask_threshold": False}, "remask_threshold"),
+        ({"algorithm": "edit", "confidence_metric": "margin"}, "confidence_metric"),
+        ({"algorithm": "factor", "factor": -1}, "factor"),
+        ({"algorithm": "factor", "factor": math.inf}, "factor"),
+        ({"algorithm": "factor", "accept_threshold": 0.5}, "accept_threshold"),
+        ({"algorithm": "entropy_bound", "entropy_bound": "0.1"}, "entropy_bound"),
+        ({"algorithm": "hierarchical", "low_threshold": 1.5}, "low_threshold"),
+        ({"algorithm": "sequential", "confidence_metric": "margin"}, "confidence_metric"),
+        ({"local_leap": {"anchor": 0.9}}, "local_leap.anchor"),
+        ({"algorithm": "local_leap", "local_leap": {"radius": 1.5}}, "local_leap.radius"),
+        ({"algorithm": "local_leap", "local_leap": {"radius": {"x": 1}}}, "local_leap.radius"),
+        ({"algorithm": "local_leap", "local_leap": {"reach": 1}}, "local_leap.reach"),
     ],
 )
 def test_combinations_that_mean_nothing_are_refused(decoding, field):
@@ -149,8 +163,20 @@ def test_combinations_that_mean_nothing_are_refused(decoding, field):
 
 
 def test_what_is_built_is_listed():
-    refused({"decoding": {"algorithm": "credit"}}, "decoding.algorithm", "'credit' is not built; there are edit, fixed")
+    refused(
+        {"decoding": {"algorithm": "credit"}}, "decoding.algorithm", "'credit' is not built; there are dynamic, edit"
+    )
     refused({"decoding": {"x": 1}}, "decoding.x", "there are mode, algorithm")
+
+
+def test_fields_of_a_rule_reach_it_and_entries_of_an_object_by_their_full_names():
+    leap = {"algorithm": "local_leap", "local_leap": {"anchor": 0.5, "radius": 2, "neighbor": None}}
+    got = spec(decoding=leap).decoding.values
+    assert (got["local_leap.anchor"], got["local_leap.neighbor"], got["local_leap.radius"]) == (0.5, 0.75, 2)
+    assert spec(decoding={"algorithm": "fixed", "confidence_metric": "margin"}).decoding.values["steps"] == 8
+    assert (
+        "confidence_metric" not in spec(decoding={"algorithm": "edit", "confidence_metric": "max_prob"}).decoding.values
+    )
 
 
 def test_null_is_the_same_as_left_out():
@@ -199,11 +225,27 @@ def test_an_editing_server_edits_by_default():
 def test_dlmserve_names():
     # 3 prompt tokens and 21 more touch blocks 0, 1 and 2 of 8
     got = spec(max_tokens=21, num_denoising_steps=13, block_length=8, use_local_leap=False, force_single_batch=False)
-    assert (got.decoding.algorithm, got.decoding.values["steps"]) == ("fixed", 4)
-    assert spec(prompt=[1] * 8, max_tokens=8, num_denoising_steps=5).decoding.values["steps"] == 5
+    assert (got.decoding.algorithm, got.decoding.total_steps) == ("fixed", 13)
+    assert spec().decoding.total_steps is None
+    for algorithm in ("dynamic", "sequential"):
+        got = spec(num_denoising_steps=99, decoding={"algorithm": algorithm}).decoding
+        assert (got.algorithm, got.total_steps) == (algorithm, 99)
     refused({"max_tokens": 21, "num_denoising_steps": 2}, "num_denoising_steps", "3 blocks")
-    refused({"num_denoising_steps": 99, "decoding": {"steps": 3}}, "num_denoising_steps")
+    refused({"num_denoising_steps": 99, "decoding": {"steps": 3}}, "num_denoising_steps", "says the same")
     refused({"num_denoising_steps": 99, "decoding": {"algorithm": "threshold"}}, "num_denoising_steps")
+    refused({"num_denoising_steps": 99, "use_local_leap": True}, "num_denoising_steps", "dynamic, fixed and sequential")
+    got = spec(use_local_leap=True, local_leap_radius=2, local_leap_anchor_threshold=0.5).decoding
+    assert (got.algorithm, got.values["local_leap.radius"], got.values["local_leap.anchor"]) == ("local_leap", 2, 0.5)
+    assert got.values["local_leap.neighbor"] == 0.75
+    for ours, theirs in (("max_prob", "top1_prob"), ("neg_entropy", "entropy_inverse"), ("margin", "margin")):
+        assert spec(confidence_metric=theirs).decoding.values["confidence_metric"] == ours
+    refused({"use_local_leap": True, "decoding": {"algorithm": "edit"}}, "use_local_leap", "only with local_leap")
+    refused({"use_local_leap": True, "local_leap_radius": 1.5}, "local_leap_radius")
+    refused({"local_leap_radius": 2}, "local_leap_radius", "only with local_leap")
+    refused({"confidence_metric": "best"}, "confidence_metric")
+    refused({"confidence_metric": "margin", "decoding": {"confidence_metric": "margin"}}, "confidence_metric", "same")
+    refused({"block_schedule": "uniform"}, "block_schedule", "leave it out")
+    refused({"target_length": 5}, "target_length", "leave it out")
 
 
 def test_prompts():
@@ -274,9 +316,7 @@ json_values = st.recursive(
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
     max_leaves=5,
 )
-plausible = st.one_of(
-    json_values, st.floats(0, 1), st.integers(0, 40), st.sampled_from([*MODES, "edit", "threshold", "fixed"])
-)
+plausible = st.one_of(json_values, st.floats(0, 1), st.integers(0, 40), st.sampled_from([*MODES, *rules(), "margin"]))
 bodies = st.fixed_dictionaries(
     {},
     optional={
@@ -310,6 +350,9 @@ def test_any_request_is_resolved_or_refused(body, prompt):
     assert set(d.values) == {field.name for field in (*INFO.strategy_fields, *rule.fields)}
     for field in (*INFO.strategy_fields, *rule.fields):
         value = d.values[field.name]
+        if field.kind == "choice":
+            assert value in field.choices
+            continue
         assert type(value) is (int if field.kind == "integer" else float)
         assert field.low <= value <= (math.inf if field.high is None else field.high)
         assert math.isfinite(value)

@@ -28,6 +28,7 @@ def decode_plan(batch: int, context: int, *, block_size: int, page_size: int, ma
         may_force=np.ones(batch, bool),
         advanced=np.zeros(batch, np.int64),
         initial_masks=np.full(batch, block_size),
+        given_steps=np.zeros(batch, np.int64),
         post_edit_steps=np.zeros(batch, np.int64),
         remasked=None,
         drawing=None,

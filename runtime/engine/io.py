@@ -24,6 +24,7 @@ class DecodingParams(msgspec.Struct, frozen=True, kw_only=True):
 
     algorithm: str = "threshold"
     values: dict[str, Value] = {}
+    total_steps: int | None = None  # over all blocks, in place of the rule's `steps` a block
 
 
 class RequestSpec(msgspec.Struct, frozen=True, kw_only=True):

@@ -48,6 +48,7 @@ class BlockPlan:
     may_force: Bools  # [n]
     advanced: Ints  # [n]
     initial_masks: Ints  # [n]
+    given_steps: Ints  # [n]
     post_edit_steps: Ints  # [n]
     remasked: Bools | None  # [n, B]
     drawing: Drawing | None  # None: all take the likeliest

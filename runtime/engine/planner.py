@@ -72,7 +72,8 @@ def _plan_blocks(sampled: Sampled, first_rows: list[int], tokens: np.ndarray, bl
     state = np.concatenate([r.state[b.start : b.start + block_size] for r, b in zip(owners, blocks, strict=True)])
     state = state.reshape(n, block_size)
     params = [request.params for request in owners]
-    counts = np.array([(b.advanced, b.initial_masks, b.post_edit_steps) for b in blocks], dtype=np.int64)
+    counters = [(b.advanced, b.initial_masks, b.given_steps, b.post_edit_steps) for b in blocks]
+    counts = np.array(counters, dtype=np.int64)
     needed = state == MASKED
     unstable = [request.unstable for request in owners]
     if True in unstable:
@@ -90,7 +91,8 @@ def _plan_blocks(sampled: Sampled, first_rows: list[int], tokens: np.ndarray, bl
         may_force=np.array([block.may_force for block in blocks]),
         advanced=counts[:, 0],
         initial_masks=counts[:, 1],
-        post_edit_steps=counts[:, 2],
+        given_steps=counts[:, 2],
+        post_edit_steps=counts[:, 3],
         remasked=_remasked(blocks, block_size),
         drawing=_drawing(owners, blocks, groups, block_size),
         groups=groups,

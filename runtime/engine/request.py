@@ -42,6 +42,7 @@ class Block:
         "first_eos",
         "first_masked",
         "free",
+        "given_steps",
         "has_eos",
         "initial_masks",
         "masks",
@@ -68,6 +69,7 @@ class Block:
         self.has_eos = False  # an EOS that counts is FILLED somewhere in it
         self.steps = 0  # steps it took part in while ACTIVE
         self.may_force = True  # in the step being planned
+        self.given_steps = 0  # its share of the request's total; 0: its rule says how many
         self.advanced = 0  # steps in which it might force
         self.post_edit_steps = 0  # editing: steps that began with no mask
         self.ended = False  # content is final; it only waits for its predecessor

@@ -40,6 +40,7 @@ def _step(runner: ModelRunner, rows: int, longest: int) -> None:
         may_force=np.ones(blocks, dtype=np.bool_),
         advanced=none,
         initial_masks=none + size,
+        given_steps=none,
         post_edit_steps=none,
         remasked=None,
         drawing=Drawing(np.tile([1.0, 0.9, 0.0], (blocks, 1)), np.zeros(shape)),

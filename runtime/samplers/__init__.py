@@ -1,8 +1,33 @@
 """Acceptance rules, one file each. Importing this package registers them; add yours with one line here."""
 
-from runtime.samplers import edit, fixed, threshold
+from runtime.samplers import (
+    dynamic,
+    edit,
+    entropy_bound,
+    factor,
+    fixed,
+    hierarchical,
+    local_leap,
+    sequential,
+    threshold,
+)
 from runtime.samplers.base import BlockBatch, Decision, Rule, Stat, get_rule, register_rule, rules
 
 __all__ = [
-    "BlockBatch", "Decision", "Rule", "Stat", "edit", "fixed", "get_rule", "register_rule", "rules", "threshold",
-]  # fmt: skip
+    "BlockBatch",
+    "Decision",
+    "Rule",
+    "Stat",
+    "dynamic",
+    "edit",
+    "entropy_bound",
+    "factor",
+    "fixed",
+    "get_rule",
+    "hierarchical",
+    "local_leap",
+    "register_rule",
+    "rules",
+    "sequential",
+    "threshold",
+]

@@ -22,6 +22,8 @@ class Stat(enum.IntFlag):
 
     NONE = 0
     CURRENT = enum.auto()  # the probability of a position's own token
+    MARGIN = enum.auto()  # the likeliest token's lead, of the distribution that the candidate was taken from
+    ENTROPY = enum.auto()  # that distribution's, in nats
     ADJUST = enum.auto()  # the rule changes the logits first (`Rule.adjust`)
 
 
@@ -42,10 +44,13 @@ class BlockBatch:
     may_force: torch.Tensor  # bool [n]
     advanced: torch.Tensor  # int64 [n], earlier steps in which the block might force
     initial_masks: torch.Tensor  # int64 [n]
+    given_steps: torch.Tensor  # int64 [n], the block's share of a total; 0: `shared.STEPS` counts
     post_edit_steps: torch.Tensor  # int64 [n], earlier steps that began with no mask
     params: torch.Tensor  # float64 [n, len(columns)], constant over a request's life
     columns: Mapping[str, int]  # of `params`, by the fields' names
     current: torch.Tensor | None = None  # float [n, B], Stat.CURRENT; 1.0 where a position was not sampled
+    margin: torch.Tensor | None = None  # float [n, B], Stat.MARGIN; -inf there
+    entropy: torch.Tensor | None = None  # float [n, B], Stat.ENTROPY; inf there
 
     def value(self, name: str) -> torch.Tensor:
         """[n]: the blocks' values of a field. KeyError for a field that the rule does not declare."""

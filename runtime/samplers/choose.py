@@ -30,30 +30,39 @@ def probability(logits: torch.Tensor, token: torch.Tensor) -> torch.Tensor:
     return (logits.gather(1, token[:, None])[:, 0] - logits.logsumexp(dim=1)).exp()
 
 
-def draw(
-    logits: torch.Tensor,
-    *,
-    temperature: torch.Tensor,
-    top_k: torch.Tensor,
-    top_p: torch.Tensor,
-    uniform: torch.Tensor,
-) -> Choice:
-    """One draw a row: divide by the temperature, keep the top k, then the top p, then the first id in id order whose
-    cumulative probability exceeds `uniform`.
+def distribution(
+    logits: torch.Tensor, *, temperature: torch.Tensor, top_k: torch.Tensor, top_p: torch.Tensor
+) -> torch.Tensor:
+    """[rows, vocab] probabilities to draw from: divide by the temperature, keep the top k, then the top p.
 
     Args:
-        logits: [rows, vocab]. temperature, top_p, uniform: float64 [rows]; top_k: int64 [rows], 0 is off.
+        logits: [rows, vocab]. temperature, top_p: float64 [rows]; top_k: int64 [rows], 0 is off.
     """
     scaled = logits / temperature.to(logits.dtype)[:, None]
     limited = ((top_k > 0) | (top_p < 1)).nonzero()[:, 0]  # only these rows' vocabulary is sorted
     if len(limited):
         some = scaled[limited]
         scaled[limited] = some.masked_fill(~_kept(some, top_k[limited], top_p[limited]), float("-inf"))
-    probs = scaled.softmax(dim=1)
+    return scaled.softmax(dim=1)
+
+
+def pick(probs: torch.Tensor, uniform: torch.Tensor) -> Choice:
+    """One draw a row: the first id in id order whose cumulative probability exceeds `uniform`, float64 [rows]."""
     below = probs.cumsum(dim=1, dtype=torch.float64) <= uniform[:, None]
     last = probs.shape[1] - 1 - (probs > 0).flip(1).int().argmax(dim=1)  # if rounding leaves the sum short of `uniform`
     token = torch.minimum(below.sum(dim=1), last)
     return Choice(token, probs.gather(1, token[:, None])[:, 0])
+
+
+def margin(probs: torch.Tensor) -> torch.Tensor:
+    """[rows]: by how much the likeliest of [rows, vocab] leads before the second."""
+    first, second = probs.topk(2, dim=1).values.unbind(dim=1)
+    return first - second
+
+
+def entropy(probs: torch.Tensor) -> torch.Tensor:
+    """[rows]: in nats, of [rows, vocab]."""
+    return torch.special.entr(probs).sum(dim=1)
 
 
 def _kept(scaled: torch.Tensor, top_k: torch.Tensor, top_p: torch.Tensor) -> torch.Tensor:

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from runtime.samplers.base import BlockBatch, Decision, Rule, register_rule
-from runtime.samplers.shared import MAX_STEPS, STEPS, filling, quota, rank
+from runtime.samplers.base import BlockBatch, Decision, register_rule
+from runtime.samplers.shared import MAX_STEPS, METRIC, STEPS, RankedRule, filling, order, quota, rank
 
 
 @register_rule
-class Fixed(Rule):
+class Fixed(RankedRule):
     key = "fixed"
-    fields = (STEPS, MAX_STEPS)
+    fields = (STEPS, METRIC, MAX_STEPS)
 
     def decide(self, blocks: BlockBatch) -> Decision:
-        best = rank(blocks.conf, blocks.masked) < quota(blocks)[:, None]
+        best = rank(order(blocks), blocks.masked) < quota(blocks)[:, None]
         return filling(blocks, blocks.masked & (best | blocks.capped()))

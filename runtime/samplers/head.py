@@ -6,6 +6,9 @@ and computes the statistics that the rules of the step asked for, for their rows
 
 from __future__ import annotations
 
+import functools
+import math
+import operator
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
@@ -22,6 +25,12 @@ HEAD_ROWS = 2048
 # Of those, how many draw at a time: top-k and top-p sort the vocabulary and sum it in float64, eight times the logits.
 DRAW_ROWS = 256
 
+# What each statistic is called in a BlockBatch, and what stands where a position was not sampled.
+STATS = {Stat.CURRENT: ("current", 1.0), Stat.MARGIN: ("margin", -math.inf), Stat.ENTROPY: ("entropy", math.inf)}
+# How those are computed that describe the distribution which a candidate is taken from.
+SHAPES = {Stat.MARGIN: choose.margin, Stat.ENTROPY: choose.entropy}
+
+Stats = dict[Stat, torch.Tensor]  # [n, B] of each that is wanted
 Place = tuple[torch.Tensor, torch.Tensor]  # block and offset of each row
 
 
@@ -76,7 +85,8 @@ class Head:
         choice = tokens.clone()
         kind = hidden.dtype if hidden.dtype == torch.float64 else torch.float32
         conf = torch.full(choice.shape, float("-inf"), dtype=kind, device=device)
-        current = torch.ones_like(conf) if any(g.wants & Stat.CURRENT for g in groups) else None
+        wanted = Stat(functools.reduce(operator.or_, (group.wants for group in groups)))
+        stats = {stat: torch.full_like(conf, none) for stat, (_, none) in STATS.items() if stat & wanted}
         drawing = None if plan.drawing is None else (put(plan.drawing.limits), put(plan.drawing.uniform))
 
         block, offset = np.nonzero(plan.sampled)
@@ -87,14 +97,15 @@ class Head:
             logits = self.logits(hidden[rows[part]])
             choose.ban(logits, mask_id=self.mask_id, max_token_id=self.max_token_id)
             for group in groups:
-                if group.wants & Stat.CURRENT and current is not None:
-                    _current(group, logits, here, tokens, current)
+                if group.wants & Stat.CURRENT:
+                    _current(group, logits, here, tokens, stats[Stat.CURRENT])
                 if group.wants & Stat.ADJUST:
                     _adjust(group, logits, here, tokens, masked)
+                _describe(group, logits, here, stats)
             best = choose.greedy(logits)
             choice[here], conf[here] = best.token, best.conf
             if drawing is not None:
-                _draw(logits, here, masked, *drawing, choice, conf)
+                _draw(logits, here, masked, *drawing, choice, conf, stats)
 
         whole = {
             "tokens": tokens,
@@ -106,10 +117,11 @@ class Head:
             "may_force": put(plan.may_force),
             "advanced": put(plan.advanced),
             "initial_masks": put(plan.initial_masks),
+            "given_steps": put(plan.given_steps),
             "post_edit_steps": put(plan.post_edit_steps),
         }
         for group in groups:
-            some = whole | ({"current": current} if group.wants & Stat.CURRENT else {})
+            some = whole | {STATS[stat][0]: tensor for stat, tensor in stats.items() if stat & group.wants}
             if group.members is not None:
                 some = {name: tensor[group.members] for name, tensor in some.items()}
             yield (
@@ -136,6 +148,19 @@ def _current(group: _Group, logits: torch.Tensor, here: Place, tokens: torch.Ten
     current[place] = choose.probability(logits[mine], tokens[place].clamp(max=logits.shape[1] - 1))
 
 
+def _describe(group: _Group, logits: torch.Tensor, here: Place, stats: Stats) -> None:
+    """The shape of the distribution at each of the group's positions, as if none drew."""
+    shapes = {stat: shape for stat, shape in SHAPES.items() if stat & group.wants}
+    if not shapes:
+        return
+    mine = group.rows(here[0])
+    logits, block, at = logits[mine], here[0][mine], here[1][mine]
+    for some in torch.arange(len(logits), device=logits.device).split(DRAW_ROWS):
+        probs = logits[some].softmax(dim=1)
+        for stat, shape in shapes.items():
+            stats[stat][block[some], at[some]] = shape(probs)
+
+
 def _adjust(group: _Group, logits: torch.Tensor, here: Place, tokens: torch.Tensor, masked: torch.Tensor) -> None:
     mine = group.rows(here[0])
     block, at = here[0][mine], here[1][mine]
@@ -154,17 +179,18 @@ def _draw(
     uniform: torch.Tensor,
     choice: torch.Tensor,
     conf: torch.Tensor,
+    stats: Stats,
 ) -> None:
     """Masked positions of requests with a temperature draw instead of taking the likeliest."""
     draws = (masked[here] & (limits[here[0], TEMPERATURE] > 0)).nonzero()[:, 0]
     for drawn in torch.split(draws, DRAW_ROWS):
         block, at = here[0][drawn], here[1][drawn]
         mine = limits[block]
-        picked = choose.draw(
-            logits[drawn],
-            temperature=mine[:, TEMPERATURE],
-            top_k=mine[:, TOP_K].long(),
-            top_p=mine[:, TOP_P],
-            uniform=uniform[block, at],
+        probs = choose.distribution(
+            logits[drawn], temperature=mine[:, TEMPERATURE], top_k=mine[:, TOP_K].long(), top_p=mine[:, TOP_P]
         )
+        picked = choose.pick(probs, uniform[block, at])
         choice[block, at], conf[block, at] = picked.token, picked.conf
+        for stat, shape in SHAPES.items():
+            if stat in stats:
+                stats[stat][block, at] = shape(probs)

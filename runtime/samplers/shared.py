@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 import torch
 
 from runtime.engine.description import Field, share
-from runtime.samplers.base import BlockBatch, Decision
+from runtime.samplers.base import BlockBatch, Decision, Rule, Stat
 
 ACCEPT = share("accept_threshold", 0.9, "confidence above which a masked position is taken")
 MAX_STEPS = Field(
@@ -17,10 +20,35 @@ STEPS = Field(
     help="steps a block; default one a position",
 )  # fmt: skip
 
+METRIC = Field(
+    name="confidence_metric", kind="choice", choices=("max_prob", "margin", "neg_entropy"), default="max_prob",
+    neutral="max_prob", help="what orders positions: the candidate's probability, the lead of the likeliest token, or "
+    "the entropy, the lower the better; thresholds always look at the probability",
+)  # fmt: skip
 
-def best_position(conf: torch.Tensor) -> torch.Tensor:
-    """bool [n, B]: the position of each row's largest confidence; ties go to the lowest position."""
-    return torch.nn.functional.one_hot(conf.argmax(dim=1), conf.shape[1]).bool()
+
+class RankedRule(Rule):
+    """A rule that orders positions by METRIC, which is among its fields."""
+
+    def wants(self, values: Mapping[str, Any]) -> Stat:
+        return {"margin": Stat.MARGIN, "neg_entropy": Stat.ENTROPY}.get(values[METRIC.name], Stat.NONE)
+
+
+def order(blocks: BlockBatch) -> torch.Tensor:
+    """float [n, B]: the larger, the earlier a masked position's turn, by the METRIC of its request."""
+    if METRIC.name not in blocks.columns:
+        return blocks.conf
+    metric, by = blocks.param(METRIC.name), blocks.conf
+    if blocks.margin is not None:
+        by = torch.where(metric == METRIC.choices.index("margin"), blocks.margin, by)
+    if blocks.entropy is not None:
+        by = torch.where(metric == METRIC.choices.index("neg_entropy"), -blocks.entropy, by)
+    return by
+
+
+def best_position(by: torch.Tensor) -> torch.Tensor:
+    """bool [n, B]: the position of each row's largest value; ties go to the lowest position."""
+    return torch.nn.functional.one_hot(by.argmax(dim=1), by.shape[1]).bool()
 
 
 def accept_or_force(blocks: BlockBatch) -> tuple[torch.Tensor, torch.Tensor]:
@@ -28,17 +56,17 @@ def accept_or_force(blocks: BlockBatch) -> tuple[torch.Tensor, torch.Tensor]:
 
     Returns accepted [n, B] and forced [n]. At the cap on steps every masked position is accepted.
     """
-    return or_best(blocks, blocks.masked & (blocks.conf > blocks.param(ACCEPT.name)))
+    return or_best(blocks, blocks.masked & (blocks.conf > blocks.param(ACCEPT.name)), order(blocks))
 
 
-def or_best(blocks: BlockBatch, passed: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """What passed [n, B]; where nothing did and the block may force, its best position; at the cap, all.
+def or_best(blocks: BlockBatch, passed: torch.Tensor, by: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """What passed [n, B]; where nothing did and the block may force, the first in the order `by`; at the cap, all.
 
     Returns accepted [n, B] and forced [n].
     """
     forced = blocks.may_force & blocks.masked.any(1) & ~passed.any(1)
-    conf = blocks.conf.masked_fill(~blocks.masked, float("-inf"))
-    accepted = passed | (best_position(conf) & forced[:, None])
+    best = best_position(by.masked_fill(~blocks.masked, float("-inf")))
+    accepted = passed | (best & forced[:, None])
     return accepted | (blocks.masked & blocks.capped()), forced
 
 
@@ -57,16 +85,17 @@ def filling(blocks: BlockBatch, accepted: torch.Tensor, forced: torch.Tensor | N
 
 
 def quota(blocks: BlockBatch) -> torch.Tensor:
-    """int64 [n]: positions that this step takes so that `steps` steps share a block's masks evenly, the remainder
-    going to the first; 0 where the block may not force."""
+    """int64 [n]: positions that this step takes so that the block's steps share its masks evenly, the remainder going
+    to the first; 0 where the block may not force."""
     masks = blocks.initial_masks
-    steps = torch.minimum(blocks.value(STEPS.name).long(), masks).clamp(min=1)
+    steps = torch.where(blocks.given_steps > 0, blocks.given_steps, blocks.value(STEPS.name).long())
+    steps = torch.minimum(steps, masks).clamp(min=1)
     part = masks // steps + (blocks.advanced < masks % steps)
     return torch.where(blocks.may_force, part, torch.zeros_like(part))
 
 
-def rank(order: torch.Tensor, masked: torch.Tensor) -> torch.Tensor:
-    """int64 [n, B]: each masked position's place where `order` [n, B] descends, from 0; ties: the lower position."""
-    places = order.masked_fill(~masked, float("-inf")).argsort(dim=1, descending=True, stable=True)
+def rank(by: torch.Tensor, masked: torch.Tensor) -> torch.Tensor:
+    """int64 [n, B]: each masked position's place where `by` [n, B] descends, from 0; ties: the lower position."""
+    places = by.masked_fill(~masked, float("-inf")).argsort(dim=1, descending=True, stable=True)
     numbers = torch.arange(places.shape[1], device=places.device).expand_as(places)
     return torch.empty_like(places).scatter_(1, places, numbers)

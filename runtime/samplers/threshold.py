@@ -7,8 +7,8 @@ from dataclasses import replace
 from typing import Any
 
 from runtime.engine.description import Value, share
-from runtime.samplers.base import BlockBatch, Decision, Rule, Stat, register_rule
-from runtime.samplers.shared import ACCEPT, MAX_STEPS, accept_or_force, filling
+from runtime.samplers.base import BlockBatch, Decision, Stat, register_rule
+from runtime.samplers.shared import ACCEPT, MAX_STEPS, METRIC, RankedRule, accept_or_force, filling
 
 REMASK = share("remask_threshold", 0.0, "confidence below which a filled position is masked again, once", neutral=0)
 
@@ -20,13 +20,13 @@ MODES: dict[str, dict[str, Value]] = {
 
 
 @register_rule
-class Threshold(Rule):
+class Threshold(RankedRule):
     key = "threshold"
-    fields = (ACCEPT, REMASK, MAX_STEPS)
+    fields = (ACCEPT, REMASK, METRIC, MAX_STEPS)
     modes = MODES
 
     def wants(self, values: Mapping[str, Any]) -> Stat:
-        return Stat.CURRENT if self.unstable(values) else Stat.NONE
+        return super().wants(values) | (Stat.CURRENT if self.unstable(values) else Stat.NONE)
 
     def unstable(self, values: Mapping[str, Any]) -> bool:
         return bool(values["remask_threshold"] > 0)

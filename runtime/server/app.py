@@ -15,23 +15,33 @@ import runtime
 from runtime.errors import RequestError
 from runtime.server.errors import error_object
 from runtime.server.gate import Gate
+from runtime.server.openapi import decoding_schema
 from runtime.server.responses import error_response, json_response
 from runtime.server.routes import chat, completions, generate, status, tokens, unbuilt
 from runtime.server.schemas import BODIES
 from runtime.server.service import Service
 
+DECODING = "#/components/schemas/Decoding"
+
 
 class App(FastAPI):
-    """FastAPI whose OpenAPI knows the bodies that routes parse themselves."""
+    """FastAPI whose OpenAPI knows the bodies that routes parse themselves, and what their ``decoding`` may hold."""
 
     def openapi(self) -> dict[str, Any]:
         if self.openapi_schema is None:
-            schema = super().openapi()
+            schema = super().openapi()  # which also keeps it
             _, found = models_json_schema(
                 [(body, "validation") for body in BODIES], ref_template="#/components/schemas/{model}"
             )
-            schema.setdefault("components", {}).setdefault("schemas", {}).update(found["$defs"])
-        return self.openapi_schema or schema
+            bodies = schema.setdefault("components", {}).setdefault("schemas", {})
+            bodies.update(found["$defs"])
+            for body in bodies.values():
+                if "decoding" in body.get("properties", {}):
+                    body["properties"]["decoding"] = {"anyOf": [{"$ref": DECODING}, {"type": "null"}]}
+            self.openapi_schema = schema
+        info = self.state.service.frontend.info
+        self.openapi_schema["components"]["schemas"]["Decoding"] = decoding_schema(info)
+        return self.openapi_schema
 
 
 def make_app(service: Service) -> App:

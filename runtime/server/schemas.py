@@ -77,27 +77,6 @@ Entries = Annotated[dict[str, Any], Field(max_length=MAX_ENTRIES)]
 Stop = Annotated[Any, PlainValidator(_stop), WithJsonSchema({"anyOf": [_STRING, _STRINGS, {"type": "null"}]})]
 
 
-class Decoding(Body):
-    """How blocks are denoised."""
-
-    mode: Literal["speed", "balanced", "quality"] | None = None
-    algorithm: str | None = None
-    accept_threshold: float | None = None
-    edit_threshold: float | None = None
-    remask_threshold: float | None = None
-    add_block_threshold: float | None = None
-    semi_complete_threshold: float | None = None
-    token_stability_threshold: float | None = None
-    max_post_edit_steps: int | None = None
-    penalty_lambda: float | None = None
-    max_steps_per_block: int | None = None
-    steps: int | None = None
-    confidence_metric: str | None = None
-    local_leap: dict[str, Any] | None = None
-    force_single_batch: bool | None = None
-    block_length: int | None = None
-
-
 class Generation(Body):
     """What every route that generates understands."""
 
@@ -110,13 +89,19 @@ class Generation(Body):
     ignore_eos: bool | None = None
     max_nfe: int | None = None
     max_repetition_run: int | None = None
-    decoding: Decoding | None = None
+    decoding: dict[str, Any] | None = None  # what is in it is the rules' and the strategy's to say (openapi.py)
     cache_salt: str | None = None
     stream: bool | None = None
     num_denoising_steps: int | None = None
     block_length: int | None = None
     use_local_leap: bool | None = None
+    local_leap_anchor_threshold: float | None = None
+    local_leap_neighbor_threshold: float | None = None
+    local_leap_radius: int | None = None
+    confidence_metric: str | None = None
     force_single_batch: bool | None = None
+    block_schedule: str | None = None
+    target_length: int | None = None
     stop_token_ids: unbuilt([]) = None
     min_tokens: unbuilt(0) = None
 

@@ -15,6 +15,7 @@ from runtime.choice import Choice
 from runtime.config import ServerConfig
 from runtime.engine.io import EngineInfo, Report, RequestSpec
 from runtime.errors import RequestError
+from runtime.flat import NOT_THERE, SAME
 from runtime.params import SamplingParams, choices, resolve, stop_strings
 from runtime.server.bodies import read_body
 from runtime.server.frontend import Frontend, Unavailable
@@ -35,10 +36,11 @@ _SAMPLING = (
     "max_nfe",
     "max_repetition_run",
     "cache_salt",
+    "decoding",
     "num_denoising_steps",
-    "block_length",
     "use_local_leap",
-    "force_single_batch",
+    *SAME,
+    *NOT_THERE,
 )
 
 
@@ -119,9 +121,8 @@ class Service:
         given = {name: getattr(body, name) for name in _SAMPLING}
         if max_tokens is not None:
             given["max_tokens"] = max_tokens
-        decoding = None if body.decoding is None else body.decoding.model_dump(exclude_none=True)
         stops = stop_strings(body.stop)
-        params = SamplingParams(**given, n=n, stop=stops or None, ignore_eos=bool(body.ignore_eos), decoding=decoding)
+        params = SamplingParams(**given, n=n, stop=stops or None, ignore_eos=bool(body.ignore_eos))
         report: Report = "denoise" if mode == "denoise" else "stable"
         if mode is None and not stops:  # stop strings are looked for here, so text must come as it grows
             report = "final"

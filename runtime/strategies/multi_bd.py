@@ -12,6 +12,7 @@ from runtime.engine.description import Field, share
 from runtime.engine.io import FinishReason
 from runtime.engine.plan import BlockResults, Ints
 from runtime.engine.request import Block, BlockStatus, Request
+from runtime.engine.shares import shares
 from runtime.strategies.base import DecodingContext, register_strategy
 
 ACTIVE, TO_CACHE = BlockStatus.ACTIVE, BlockStatus.TO_CACHE
@@ -46,9 +47,19 @@ class MultiBlock:
     def _append(self, request: Request) -> None:
         start = request.next_start
         block = Block(start, self.block_size - max(0, request.prompt_len - start), self.block_size)
+        if request.spec.decoding.total_steps is not None:
+            block.given_steps = self._share(request, start)
         block.same_token_ratio = 0.0 if request.editing else 1.0  # rule 8
         request.blocks.append(block)
         request.next_start = start + self.block_size
+
+    def _share(self, request: Request, start: int) -> int:
+        """Of the request's total of steps, those of the block at `start`."""
+        assert request.spec.decoding.total_steps is not None
+        first = request.prompt_len // self.block_size * self.block_size
+        blocks = -(-(request.end - first) // self.block_size)
+        masks = [self.block_size - (request.prompt_len - first), *[self.block_size] * (blocks - 1)]
+        return shares(request.spec.decoding.total_steps, masks)[(start - first) // self.block_size]
 
     def _may_open(self, request: Request) -> bool:
         if request.next_start >= request.end:

@@ -134,7 +134,8 @@ def make_engine(setup: Setup, model: Model | None = None) -> Engine:
 
 def decoding_of(p: Params) -> dict[str, Any]:
     """The values of the fields that the strategy and the request's rule declare."""
-    return {field.name: getattr(p, field.name) for field in (*MultiBlock.fields, *get_rule(p.algorithm).fields)}
+    names = [field.name for field in (*MultiBlock.fields, *get_rule(p.algorithm).fields)]
+    return {name: getattr(p, name.replace(".", "_")) for name in names}
 
 
 def spec_of(id: str, ask: Ask) -> RequestSpec:
@@ -151,7 +152,7 @@ def spec_of(id: str, ask: Ask) -> RequestSpec:
         ignore_eos=p.ignore_eos,
         max_nfe=p.max_nfe,
         max_repetition_run=p.max_repetition_run,
-        decoding=DecodingParams(algorithm=p.algorithm, values=decoding_of(p)),
+        decoding=DecodingParams(algorithm=p.algorithm, values=decoding_of(p), total_steps=p.total_steps),
         report=ask.report,  # type: ignore[arg-type]
         cache_salt=ask.salt,
         group=ask.group,

@@ -5,8 +5,10 @@ from __future__ import annotations
 from hypothesis import settings
 from hypothesis import strategies as st
 
+from runtime.samplers import rules
 from tests.engine.harness import Ask, Setup
 from tests.oracle.block import Params
+from tests.oracle.rules import FILLING
 
 
 def examples(n: int) -> settings:
@@ -14,6 +16,7 @@ def examples(n: int) -> settings:
     return settings(max_examples=max(1, n * settings.default.max_examples // 100))
 
 
+ALGORITHMS = [key for key in (*FILLING, "edit") if key in rules()]
 THRESHOLDS = st.sampled_from([0.0, 0.1, 0.3, 0.5, 0.7, 0.9, 1.0])
 
 
@@ -21,6 +24,8 @@ THRESHOLDS = st.sampled_from([0.0, 0.1, 0.3, 0.5, 0.7, 0.9, 1.0])
 def params(draw: st.DrawFn, growing: bool, max_tokens: int) -> Params:
     """Anything `runtime.params` lets through, with small numbers where they make blocks change often."""
     hot = draw(st.booleans())
+    algorithm = draw(st.sampled_from(["threshold", "edit", *ALGORITHMS]))
+    total = draw(st.sampled_from([None, 20, 33, 64])) if algorithm in ("fixed", "dynamic", "sequential") else None
     return Params(
         max_tokens=draw(st.integers(max_tokens - 8 if growing else 1, max_tokens)),
         temperature=draw(st.sampled_from([0.5, 1.0, 3.0])) if hot else 0.0,
@@ -30,7 +35,8 @@ def params(draw: st.DrawFn, growing: bool, max_tokens: int) -> Params:
         ignore_eos=growing or draw(st.booleans()),
         max_nfe=None if growing else draw(st.sampled_from([None, None, None, 1, 3, 7])),
         max_repetition_run=None if growing else draw(st.sampled_from([None, None, None, 1, 2, 3])),
-        algorithm=draw(st.sampled_from(["threshold", "threshold", "fixed", "edit"])),
+        algorithm=algorithm,
+        total_steps=total,
         accept_threshold=draw(THRESHOLDS),
         edit_threshold=draw(THRESHOLDS),
         remask_threshold=draw(st.sampled_from([0.0, 0.0, 0.05, 0.3, 0.8])),
@@ -41,6 +47,13 @@ def params(draw: st.DrawFn, growing: bool, max_tokens: int) -> Params:
         penalty_lambda=draw(st.sampled_from([0.0, 0.0, 1.0, 4.0])),
         max_steps_per_block=draw(st.sampled_from([1, 2, 5, 16, 64])),
         steps=draw(st.integers(1, 9)),
+        confidence_metric=draw(st.sampled_from(["max_prob", "margin", "neg_entropy"])),
+        factor=draw(st.sampled_from([0.0, 0.5, 1.0, 1.7, 3.0])),
+        entropy_bound=draw(st.sampled_from([0.0, 0.5, 2.0, 5.0, 100.0])),
+        low_threshold=draw(THRESHOLDS),
+        local_leap_anchor=draw(THRESHOLDS),
+        local_leap_neighbor=draw(THRESHOLDS),
+        local_leap_radius=draw(st.integers(0, 5)),
     )
 
 

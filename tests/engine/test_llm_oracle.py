@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -116,7 +117,22 @@ def plain(case: Case) -> list[Params]:
         Params(max_tokens=15, algorithm="edit", accept_threshold=sure, edit_threshold=sure / 2, penalty_lambda=0.7),
         Params(max_tokens=9, temperature=1.2, top_p=0.8, seed=2**63 + 5, max_nfe=4),
         Params(max_tokens=20, accept_threshold=sure / 2, ignore_eos=True, max_repetition_run=2),
+        Params(max_tokens=20, algorithm="factor", factor=1.8, confidence_metric="margin"),
+        Params(max_tokens=16, algorithm="entropy_bound", entropy_bound=8.0, temperature=0.7, seed=8),
+        Params(max_tokens=18, algorithm="local_leap", local_leap_anchor=sure, local_leap_neighbor=sure / 2),
+        Params(max_tokens=15, algorithm="hierarchical", accept_threshold=3 * sure, low_threshold=sure),
+        Params(max_tokens=14, algorithm="dynamic", accept_threshold=sure, steps=3, confidence_metric="neg_entropy"),
+        Params(max_tokens=11, algorithm="sequential", steps=3),
     ]
+
+
+def nested(values: dict[str, Any]) -> dict[str, Any]:
+    """As requests spell them: ``x.y`` is the entry y of an object x."""
+    out: dict[str, Any] = {}
+    for name, value in values.items():
+        *outer, last = name.split(".")
+        (out.setdefault(outer[0], {}) if outer else out)[last] = value
+    return out
 
 
 def sampling(p: Params) -> SamplingParams:
@@ -129,13 +145,13 @@ def sampling(p: Params) -> SamplingParams:
         ignore_eos=p.ignore_eos,
         max_nfe=p.max_nfe,
         max_repetition_run=p.max_repetition_run,
-        decoding={"algorithm": p.algorithm, **decoding_of(p)},
+        decoding={"algorithm": p.algorithm, **nested(decoding_of(p))},
     )
 
 
 def test_generate_and_stream(case: Case, llm: LLM) -> None:
     random = np.random.default_rng(1)
-    prompts = [random.integers(0, case.setup.vocab - 1, n).tolist() for n in (5, 8, 16, 1, 21, 11)]
+    prompts = [random.integers(0, case.setup.vocab - 1, n).tolist() for n in (5, 8, 16, 1, 21, 11, 2, 9, 13, 4, 12, 7)]
     kinds = plain(case)
     outs = llm.generate(prompts, [sampling(p) for p in kinds])
     for prompt, p, out in zip(prompts, kinds, outs, strict=True):

@@ -58,14 +58,14 @@ def test_warming_up_goes_through_every_size_and_draws_each_row(monkeypatch: pyte
     )
     runner.heard = []
     drawn: list[int] = []
-    draw = choose.draw
+    distribution = choose.distribution
 
-    def counted(logits: torch.Tensor, **limits: torch.Tensor) -> choose.Choice:
+    def counted(logits: torch.Tensor, **limits: torch.Tensor) -> torch.Tensor:
         assert bool((limits["top_p"] < 1).all())
         drawn.append(len(logits))
-        return draw(logits, **limits)
+        return distribution(logits, **limits)
 
-    monkeypatch.setattr(choose, "draw", counted)
+    monkeypatch.setattr(choose, "distribution", counted)
     warm_up(runner, rows=45, longest=22)
     assert runner.heard == [(4, 4, 4), (8, 8, 8), (16, 16, 16), (32, 20, 32), (44, 20, 44)]
     assert drawn == [4, 8, 16, 32, 44]

@@ -18,7 +18,6 @@ from tests.models.paged import logits_in_chunks
 from tests.oracle.llama_like import SIGNS, TransformersOracle, config_of, tensors_of, write
 
 TOLERANCE = 5e-4  # of golden logits (tests/golden/README.md)
-RULES = ("threshold", "fixed")
 SHAPES: dict[str, tuple[str, dict[str, Any]]] = {
     "sdar": ("sdar", {}),
     "sdar_biased_tied": ("sdar", {"attention_bias": True, "tie_word_embeddings": True, "num_key_value_heads": 1}),
@@ -75,9 +74,7 @@ def golden_llms():
         llm.close()
 
 
-@pytest.mark.parametrize(
-    ("family", "case"), [case for case in cases("decode") if case.values[1]["settings"]["algorithm"] in RULES]
-)
+@pytest.mark.parametrize(("family", "case"), cases("decode"))
 def test_golden_answers(golden_llms, family, case):
     settings = dict(case["settings"])
     server = {name: settings.pop(name) for name in ("model_name", "decoding_strategy", "block_size", "buffer_size")}

@@ -5,11 +5,12 @@ Position by position, in plain Python. The numbers in brackets are the readings 
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
 from tests.oracle.draws import Choice, choose, softmax
+from tests.oracle.rules import FILLING
 
 PROMPT, MASKED, FILLED = "prompt", "masked", "filled"
 ACTIVE, TO_CACHE, IN_CACHE = "active", "to_cache", "in_cache"
@@ -38,6 +39,14 @@ class Params:
     penalty_lambda: float = 0.0
     max_steps_per_block: int = 64
     steps: int = 32
+    total_steps: int | None = None  # over all blocks, in place of `steps` a block
+    confidence_metric: str = "max_prob"
+    factor: float = 1.0
+    entropy_bound: float = 0.1
+    low_threshold: float = 0.4
+    local_leap_anchor: float = 0.9
+    local_leap_neighbor: float = 0.75
+    local_leap_radius: int = 4
 
     @property
     def revises(self) -> bool:
@@ -65,6 +74,7 @@ class Block:
     state: list[str]
     status: str = ACTIVE
     force_steps: int = 0
+    given_steps: int | None = None  # of a total, in place of the request's `steps`
     post_steps: int = 0  # edit: steps that began with no mask
     ended: bool = False  # edit: frozen
     stepped: bool = False
@@ -139,27 +149,18 @@ def decide(block: Block, logits: np.ndarray, p: Params, shape: Shape, *, force: 
             i: choose(rows[i], p.temperature, p.top_k, p.top_p, p.seed, block.start + i, step) for i in block.masked
         }
 
-    if p.algorithm == "threshold":
-        accept = accept_masked(block, choices(), p.accept_threshold, force, fill)
+    if p.algorithm in FILLING:
+        found = choices()
+        own = p if block.given_steps is None else replace(p, steps=block.given_steps)
+        taken = FILLING[p.algorithm](found, own, force=force, masks=len(block.free), done=block.force_steps)
+        accept = {i: found[i].token for i in (found if fill else taken)}
         remask: set[int] = set()
         capped = block.force_steps + force >= p.max_steps_per_block
-        if p.remask_threshold > 0 and not capped:
+        if p.algorithm == "threshold" and p.remask_threshold > 0 and not capped:
             for i in block.filled:
                 if i not in block.remasked and softmax(rows[i])[block.tokens[i]] < p.remask_threshold:
                     remask.add(i)
         return Decision(accept=accept, remask=remask)
-
-    if p.algorithm == "fixed":
-        found = choices()
-        if fill:
-            return Decision(accept={i: c.token for i, c in found.items()})
-        if not force or not found:
-            return Decision()
-        masks = len(block.free)
-        steps = min(p.steps, masks)
-        k = masks // steps + (block.force_steps < masks % steps)
-        order = sorted(found, key=lambda i: (-found[i].conf, i))
-        return Decision(accept={i: found[i].token for i in order[:k]})
 
     assert p.algorithm == "edit", p.algorithm
     if block.ended:

@@ -121,7 +121,20 @@ class _Decode:
             return
         given = self.prompt[start : start + size]
         rest = size - len(given)
-        self.blocks.append(Block(start, given + [self.shape.mask_id] * rest, [PROMPT] * len(given) + [MASKED] * rest))
+        block = Block(start, given + [self.shape.mask_id] * rest, [PROMPT] * len(given) + [MASKED] * rest)
+        if self.p.total_steps is not None:
+            block.given_steps = self.shared()[len(self.blocks)]
+        self.blocks.append(block)
+
+    def shared(self) -> list[int]:
+        """Steps of each block: one after another gets one more, left to right, who has fewest and masks for more."""
+        size, prompt = self.shape.block, len(self.prompt)
+        masks = [size - max(0, prompt - start) for start in range(self.first * size, self.end, size)]
+        steps = [0] * len(masks)
+        for _ in range(min(self.p.total_steps, sum(masks))):
+            n = min((n for n in range(len(masks)) if steps[n] < masks[n]), key=lambda n: (steps[n], n))
+            steps[n] += 1
+        return steps
 
     def is_eos(self, block: Block, i: int) -> bool:
         return (

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -13,6 +13,7 @@ _MOD = 1 << 64
 class Choice:
     token: int
     conf: float
+    probs: np.ndarray | None = field(default=None, compare=False, repr=False)  # what it was taken from
 
 
 def mix(z: int) -> int:
@@ -73,7 +74,8 @@ def choose(
     """What a masked position would take. row: banned logits [vocab]."""
     if temperature < 1e-6:
         token = int(np.argmax(row))
-        return Choice(token, float(softmax(row)[token]))
+        probs = softmax(row)
+        return Choice(token, float(probs[token]), probs)
     probs = filtered(row / temperature, top_k, top_p)
     token = draw(probs, uniform(seed, position, step))
-    return Choice(token, float(probs[token]))
+    return Choice(token, float(probs[token]), probs)

@@ -39,6 +39,21 @@ def test_every_route_is_listed(api: Any) -> None:
     assert found == {*OPERATIONS[:-1], ("GET", "/v1/models/{name}"), *plain}
 
 
+def test_decoding_is_described_by_what_the_engine_declares(api: Any) -> None:
+    schema = api.raw_schema["components"]["schemas"]["Decoding"]
+    fields = {name: field["anyOf"][0] for name, field in schema["properties"].items()}
+    assert fields["mode"]["enum"] == ["speed", "balanced", "quality"]
+    assert {"threshold", "fixed", "edit"} <= set(fields["algorithm"]["enum"])
+    assert fields["accept_threshold"] == {"type": "number", "minimum": 0, "maximum": 1}
+    assert fields["steps"] == {"type": "integer", "minimum": 1, "maximum": 2**31}
+    assert fields["confidence_metric"]["enum"] == ["max_prob", "margin", "neg_entropy"]
+    assert set(fields["local_leap"]["properties"]) == {"anchor", "neighbor", "radius"}
+    assert "edit" in schema["properties"]["edit_threshold"]["description"]
+    for name in ("GenerateRequest", "ChatRequest", "CompletionRequest"):
+        body = api.raw_schema["components"]["schemas"][name]
+        assert body["properties"]["decoding"]["anyOf"][0] == {"$ref": "#/components/schemas/Decoding"}
+
+
 @pytest.mark.parametrize("mode", list(GenerationMode))
 @pytest.mark.parametrize(("method", "path"), OPERATIONS)
 def test_the_server_keeps_to_its_openapi(api: Any, method: str, path: str, mode: GenerationMode) -> None:

@@ -1,0 +1,34 @@
+"""`entropy_bound`: as many positions as are together certain enough (decoding.md 3.1)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from runtime.engine.description import Field
+from runtime.samplers.base import BlockBatch, Decision, Rule, Stat, register_rule
+from runtime.samplers.shared import MAX_STEPS, filling, or_best, rank
+
+BOUND = Field(
+    name="entropy_bound", default=0.1, high=1e6,
+    help="nats: positions are taken from the lowest entropy up while the sum stays within it",
+)  # fmt: skip
+
+
+@register_rule
+class EntropyBound(Rule):
+    key = "entropy_bound"
+    fields = (BOUND, MAX_STEPS)
+
+    def wants(self, values: Mapping[str, Any]) -> Stat:
+        return Stat.ENTROPY
+
+    def decide(self, blocks: BlockBatch) -> Decision:
+        assert blocks.entropy is not None
+        place = rank(-blocks.entropy, blocks.masked)
+        entropy = blocks.entropy.double().masked_fill(~blocks.masked, float("inf"))
+        rising = torch.empty_like(entropy).scatter_(1, place, entropy)
+        count = (rising.cumsum(1) <= blocks.param("entropy_bound")).sum(1, keepdim=True)
+        return filling(blocks, *or_best(blocks, blocks.masked & (place < count), -blocks.entropy))

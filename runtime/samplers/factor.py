@@ -1,0 +1,30 @@
+"""`factor`: the more positions are taken at once, the surer each of them has to be (decoding.md 3.1; Fast-dLLM)."""
+
+from __future__ import annotations
+
+import torch
+
+from runtime.engine.description import Field
+from runtime.samplers.base import BlockBatch, Decision, register_rule
+from runtime.samplers.shared import MAX_STEPS, METRIC, RankedRule, filling, or_best, order, rank
+
+FACTOR = Field(
+    name="factor", default=1.0, high=1e6,
+    help="n positions are taken at once where each one's confidence is at least 1 - factor / (n + 1)",
+)  # fmt: skip
+
+
+@register_rule
+class Factor(RankedRule):
+    key = "factor"
+    fields = (FACTOR, METRIC, MAX_STEPS)
+
+    def decide(self, blocks: BlockBatch) -> Decision:
+        """In their order, positions are taken up to the first whose confidence is less than its place asks for."""
+        by = order(blocks)
+        place = rank(by, blocks.masked)
+        conf = torch.empty_like(blocks.conf).scatter_(1, place, blocks.conf)  # from the first in the order to the last
+        n = torch.arange(1, place.shape[1] + 1, device=place.device)
+        sure = (conf >= 1 - blocks.param("factor") / (n + 1)) & (n <= blocks.masked.sum(1, keepdim=True))
+        count = sure.int().cumprod(1).sum(1, keepdim=True)
+        return filling(blocks, *or_best(blocks, blocks.masked & (place < count), by))

@@ -1,0 +1,30 @@
+"""`local_leap`: sure positions, and less sure ones in their neighbourhood (decoding.md 3.1; arXiv 2510.07081)."""
+
+from __future__ import annotations
+
+import torch
+
+from runtime.engine.description import Field, share
+from runtime.samplers.base import BlockBatch, Decision, register_rule
+from runtime.samplers.shared import MAX_STEPS, METRIC, RankedRule, filling, or_best, order
+
+ANCHOR = share("local_leap.anchor", 0.9, "confidence from which a masked position is an anchor, which is taken")
+NEIGHBOR = share("local_leap.neighbor", 0.75, "confidence from which one in an anchor's reach is taken too")
+RADIUS = Field(
+    name="local_leap.radius", kind="integer", default=4, high=2**31, help="positions that an anchor reaches, each way"
+)
+
+
+@register_rule
+class LocalLeap(RankedRule):
+    key = "local_leap"
+    fields = (ANCHOR, NEIGHBOR, RADIUS, METRIC, MAX_STEPS)
+
+    def decide(self, blocks: BlockBatch) -> Decision:
+        anchors = blocks.masked & (blocks.conf >= blocks.param(ANCHOR.name))
+        at = torch.arange(anchors.shape[1], device=anchors.device)
+        distance = (at[:, None] - at).abs()  # [B, B]
+        reach = distance <= blocks.param(RADIUS.name)[:, :, None]  # [n, B, B]
+        near = (reach & anchors[:, None, :]).any(2)
+        neighbors = blocks.masked & near & (blocks.conf >= blocks.param(NEIGHBOR.name))
+        return filling(blocks, *or_best(blocks, anchors | neighbors, order(blocks)))
