@@ -12,9 +12,9 @@ from runtime.engine.io import EngineInfo, EngineOutput, EngineStats, RequestSpec
 from runtime.engine.kv_cache import KVCacheManager
 from runtime.engine.model_runner import Runner
 from runtime.engine.page_table import PageTable
-from runtime.engine.plan import BlockResults
-from runtime.engine.planner import Sampled, build_plan, denoises
-from runtime.engine.request import BlockStatus, Request, Status
+from runtime.engine.plan import NO_RESULTS, BlockResults
+from runtime.engine.planner import build_plan
+from runtime.engine.request import Request, Status
 from runtime.engine.scheduler import Scheduler, Turn, TurnError
 from runtime.strategies.base import Strategy
 
@@ -50,7 +50,6 @@ class Engine:
             cache=self.cache,
             table=self.table,
             strategy=strategy,
-            block_size=info.block_size,
             budget=info.max_num_batched_tokens,
             max_requests=info.max_num_reqs,
         )
@@ -69,7 +68,9 @@ class Engine:
             raise RuntimeError("the engine is closed")
         if spec.id in self._requests:
             raise ValueError(f"request id {spec.id!r} is in use")
-        request = Request(spec, block_size=self.info.block_size, mask_id=self.info.mask_token_id, seq=self._arrivals)
+        size, settled = self.strategy.layout(len(spec.prompt), spec.max_tokens)
+        mask_id = self.info.mask_token_id
+        request = Request(spec, size=size, settled=settled, mask_id=mask_id, seq=self._arrivals)
         self._arrivals += 1
         self._requests[spec.id] = request
         self.scheduler.add(request)
@@ -101,13 +102,10 @@ class Engine:
             return []
         outputs: list[EngineOutput] = []
         started = time.perf_counter()
-        turns, sampled = self._sampled(turns, outputs)
-        if not turns:
-            return outputs
         try:
-            plan = build_plan(turns, sampled, table=self.table, strategy=self.strategy, block_size=self.info.block_size)
+            plan = build_plan(turns, table=self.table, strategy=self.strategy)
             results = self.runner.run(plan)
-            self._apply(turns, sampled, results, outputs)
+            self._apply(turns, results or NO_RESULTS, outputs)
         except torch.AcceleratorError:
             raise
         except Exception as error:
@@ -120,72 +118,42 @@ class Engine:
         self._batch_sizes.append(len(turns))
         return outputs
 
-    def _sampled(self, turns: list[Turn], outputs: list[EngineOutput]) -> tuple[list[Turn], Sampled]:
-        """The blocks that each turn samples, and the turns without those on whose requests the strategy fails."""
-        kept: list[Turn] = []
-        sampled: Sampled = []
-        for turn in turns:
-            if denoises(turn):
-                try:
-                    sampled.append((turn.request, self.strategy.sampled(turn.request)))
-                except Exception as error:
-                    outputs += self._strategy_failed(turn.request, error)
-                    continue
-            kept.append(turn)
-        return kept, sampled
-
-    def _apply(
-        self,
-        turns: list[Turn],
-        sampled: Sampled,
-        results: BlockResults | None,
-        outputs: list[EngineOutput],
-    ) -> None:
+    def _apply(self, turns: list[Turn], results: BlockResults, outputs: list[EngineOutput]) -> None:
         stats = self._stats
-        first = denoised = 0
+        first = 0
         for turn in turns:
             request = turn.request
             cached = request.cached
-            if turn.prefill:
-                stats.forwards_prefill += 1
-            if not turn.decode:
-                request.cached += turn.prefill
-            elif request.committing:
-                stats.forwards_commit += 1
-                try:
-                    self.strategy.commit(request)
-                except Exception as error:
-                    outputs += self._strategy_failed(request, error)
-                    continue
-                self.scheduler.publish(request)
-                self.scheduler.release(request)
-                continue
-            else:
-                assert results is not None
-                blocks = sampled[denoised][1]
-                denoised += 1
+            if cached < request.settled:
+                if request.prefilling:
+                    stats.forwards_prefill += 1
+                elif turn.feed is None:
+                    stats.forwards_commit += 1
+                request.cached = min(turn.last, request.settled)
+            if turn.feed is not None:
+                blocks = turn.feed.blocks
                 mine, first = first, first + len(blocks)
                 try:
                     self.strategy.apply(request, blocks, results, mine)
                 except Exception as error:
                     outputs += self._strategy_failed(request, error)
                     continue
-                if request.reason is not None or request.spec.report != "final":
+                if request.answered or request.spec.report != "final":
                     self._report(request, outputs)
+                stats.forwards_denoise += bool(blocks)
                 for block in blocks:
-                    if block.ended or block.status is BlockStatus.TO_CACHE:
+                    if block.ended:
                         self._block_steps.append(block.steps)
             if request.cached != cached:
                 self.scheduler.publish(request)
-            if request.reason is not None:  # answered; its last blocks may still have to reach the cache
-                del self._requests[request.spec.id]
-                if not request.committing:
+            if request.answered:
+                if turn.feed is not None:  # the step that answered it
+                    del self._requests[request.spec.id]
+                if request.cached >= request.settled:
                     self.scheduler.release(request)
-        stats.forwards_denoise += denoised
-        if results is not None:
-            stats.edits += sum(results.edits)
-            stats.remasks += sum(results.remasks)
-            stats.forced += sum(results.forced)
+        stats.edits += sum(results.edits)
+        stats.remasks += sum(results.remasks)
+        stats.forced += sum(results.forced)
 
     def _report(self, request: Request, outputs: list[EngineOutput]) -> None:
         """Tell the client what this step brought, as it asked to be told."""

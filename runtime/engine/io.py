@@ -41,6 +41,7 @@ class RequestSpec(msgspec.Struct, frozen=True, kw_only=True):
     max_nfe: int | None = None
     max_repetition_run: int | None = None
     decoding: DecodingParams = DecodingParams()
+    given: dict[int, int] = {}  # ids that stand at these offsets of the answer from the start, and stay
     report: Report = "final"
     cache_salt: str = ""
     # for fair shares (queue.py): what is sent at once, and who sends it

@@ -36,12 +36,13 @@ class Drawing:
 
 @dataclass(frozen=True)
 class BlockPlan:
-    """The `n` blocks of `B` positions that this step denoises, in the order of their requests.
+    """The `n` blocks that this step denoises, in the order of their requests; `B` is the largest one's number of
+    positions, and what a smaller one lacks is FIXED.
 
     `sampled` marks the positions whose logits the rules need.
     """
 
-    rows: Ints  # [n] row of each block's first position
+    rows: Ints  # [n] row whose logits belong to each block's first position; those of the others follow it
     tokens: Ints  # [n, B]
     state: Bytes  # [n, B] FIXED, MASKED or FILLED
     sampled: Bools  # [n, B]
@@ -84,6 +85,14 @@ class BlockResults:
     remasks: list[int]
     forced: list[bool]
     ended: list[bool]
+
+
+def _none() -> BlockResults:
+    arrays = np.empty((0, 0), np.int64), np.empty((0, 0), np.int8), np.empty((0, 0), np.bool_)
+    return BlockResults(*arrays, *([] for _ in range(8)))
+
+
+NO_RESULTS = _none()  # of a step that sampled nothing
 
 
 def lay_out(first: Ints, counts: Ints) -> tuple[Ints, Ints]:

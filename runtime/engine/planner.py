@@ -13,27 +13,19 @@ from runtime.samplers.base import TEMPERATURE, Rule
 from runtime.samplers.uniform import uniforms
 from runtime.strategies.base import Strategy
 
-Sampled = list[tuple[Request, list[Block]]]
 
-
-def build_plan(
-    turns: list[Turn], sampled: Sampled, *, table: PageTable, strategy: Strategy, block_size: int
-) -> StepPlan:
-    """The step's plan. `sampled`: of the turns that denoise, in their order, the request and its blocks that are
-    sampled (``Strategy.sampled``)."""
+def build_plan(turns: list[Turn], *, table: PageTable, strategy: Strategy) -> StepPlan:
+    """The step's plan; the blocks of the turns that have a feed are in it in the turns' order."""
     requests = [turn.request for turn in turns]
-    counts = np.array([turn.prefill + turn.decode for turn in turns], dtype=np.int64)
-    first = np.array([request.cached for request in requests], dtype=np.int64)
+    first = np.array([turn.first for turn in turns], dtype=np.int64)
+    counts = np.array([turn.last for turn in turns], dtype=np.int64) - first
     owner, positions = lay_out(first, counts)
     visible_end = strategy.visible_end(requests, owner, positions)
 
-    ends = (first + counts).tolist()
-    tokens = np.concatenate([r.tokens[r.cached : end] for r, end in zip(requests, ends, strict=True)])
+    tokens = np.concatenate([turn.request.tokens[turn.first : turn.last] for turn in turns])
     pages = table.rows([request.row for request in requests], int(visible_end.max()))
     page = positions // table.page_size
     at = pages.ravel().take(owner * pages.shape[1] + page).astype(np.int64)
-    first_rows = (np.cumsum(counts) - counts).tolist()
-    denoising = [row for row, turn in zip(first_rows, turns, strict=True) if denoises(turn)]
     return StepPlan(
         tokens=tokens,
         positions=positions,
@@ -42,35 +34,34 @@ def build_plan(
         window_origin=positions,
         tiles=cut_tiles(counts),
         page_table=pages,
-        blocks=_plan_blocks(sampled, denoising, tokens, block_size),
+        blocks=_plan_blocks(turns, (np.cumsum(counts) - counts - first).tolist()),
     )
 
 
-def denoises(turn: Turn) -> bool:
-    """Whether blocks of its request are sampled, rather than only written to the cache."""
-    return turn.decode > 0 and not turn.request.committing
-
-
-def _plan_blocks(sampled: Sampled, first_rows: list[int], tokens: np.ndarray, block_size: int) -> BlockPlan | None:
+def _plan_blocks(turns: list[Turn], offsets: list[int]) -> BlockPlan | None:
+    """`offsets`: of each turn, what has to be added to a position to get its row."""
     blocks: list[Block] = []
     owners: list[Request] = []
     rows: list[int] = []
     rules: set[Rule] = set()
     wants = 0
-    for (request, mine), first_row in zip(sampled, first_rows, strict=True):
+    for turn, offset in zip(turns, offsets, strict=True):
+        if turn.feed is None:
+            continue
+        request = turn.request
         rules.add(request.rule)
         wants |= request.wants
-        for block in mine:
+        for block in turn.feed.blocks:
             blocks.append(block)
             owners.append(request)
-            rows.append(first_row + block.start - request.cached)
+            rows.append(block.source + offset)
     if not blocks:
         return None
 
     n = len(blocks)
-    first = np.array(rows, dtype=np.int64)
-    state = np.concatenate([r.state[b.start : b.start + block_size] for r, b in zip(owners, blocks, strict=True)])
-    state = state.reshape(n, block_size)
+    tokens = _rectangle([r.tokens[b.start : b.start + b.size] for r, b in zip(owners, blocks, strict=True)])
+    state = _rectangle([r.state[b.start : b.start + b.size] for r, b in zip(owners, blocks, strict=True)])
+    size = tokens.shape[1]
     params = [request.params for request in owners]
     counters = [(b.advanced, b.initial_masks, b.given_steps, b.post_edit_steps) for b in blocks]
     counts = np.array(counters, dtype=np.int64)
@@ -84,8 +75,8 @@ def _plan_blocks(sampled: Sampled, first_rows: list[int], tokens: np.ndarray, bl
     else:
         groups = _groups(owners, params)
     return BlockPlan(
-        rows=first,
-        tokens=tokens[first[:, None] + np.arange(block_size)],
+        rows=np.array(rows, dtype=np.int64),
+        tokens=tokens,
         state=state,
         sampled=needed,
         may_force=np.array([block.may_force for block in blocks]),
@@ -93,17 +84,26 @@ def _plan_blocks(sampled: Sampled, first_rows: list[int], tokens: np.ndarray, bl
         initial_masks=counts[:, 1],
         given_steps=counts[:, 2],
         post_edit_steps=counts[:, 3],
-        remasked=_remasked(blocks, block_size),
-        drawing=_drawing(owners, blocks, groups, block_size),
+        remasked=_remasked(blocks, size),
+        drawing=_drawing(owners, blocks, groups, size),
         groups=groups,
     )
 
 
-def _remasked(blocks: list[Block], block_size: int) -> np.ndarray | None:
+def _rectangle(parts: list[np.ndarray]) -> np.ndarray:
+    """The parts as rows of one array; where one is shorter than the longest, zeros follow (FIXED, of states)."""
+    sizes = {len(part) for part in parts}
+    size = max(sizes)
+    if len(sizes) > 1:
+        parts = [np.pad(part, (0, size - len(part))) for part in parts]
+    return np.concatenate(parts).reshape(len(parts), size)
+
+
+def _remasked(blocks: list[Block], size: int) -> np.ndarray | None:
     if all(block.remasked is None for block in blocks):
         return None
-    none = np.zeros(block_size, dtype=np.bool_)
-    return np.stack([none if block.remasked is None else block.remasked for block in blocks])
+    none = np.zeros(size, dtype=np.bool_)
+    return _rectangle([none if block.remasked is None else block.remasked for block in blocks])
 
 
 def _groups(owners: list[Request], params: list[np.ndarray]) -> tuple[RulePlan, ...]:
@@ -120,9 +120,7 @@ def _groups(owners: list[Request], params: list[np.ndarray]) -> tuple[RulePlan, 
     )
 
 
-def _drawing(
-    owners: list[Request], blocks: list[Block], groups: tuple[RulePlan, ...], block_size: int
-) -> Drawing | None:
+def _drawing(owners: list[Request], blocks: list[Block], groups: tuple[RulePlan, ...], size: int) -> Drawing | None:
     """What the requests that draw need; None when all take the likeliest."""
     if not any(group.params[:, TEMPERATURE].any() for group in groups):
         return None
@@ -132,4 +130,4 @@ def _drawing(
     seeds = np.array([request.spec.seed for request in owners], dtype=np.uint64)
     starts = np.array([block.start for block in blocks], dtype=np.int64)
     steps = np.array([request.nfe for request in owners], dtype=np.int64)
-    return Drawing(limits, uniforms(seeds[:, None], starts[:, None] + np.arange(block_size), steps[:, None]))
+    return Drawing(limits, uniforms(seeds[:, None], starts[:, None] + np.arange(size), steps[:, None]))

@@ -26,15 +26,9 @@ class Status(enum.Enum):
     FINISHED = "finished"
 
 
-class BlockStatus(enum.Enum):
-    """A block that is in the cache for good has left `Request.blocks`."""
-
-    ACTIVE = "active"
-    TO_CACHE = "to_cache"
-
-
 class Block:
-    """An open block: where it is and how far it has come. Its content lives in the request's arrays."""
+    """An open block: where it is and how far it has come. Its content lives in the request's arrays; once that is final
+    and what comes before it is too, the block leaves `Request.blocks` and `Request.settled` passes it."""
 
     __slots__ = (
         "advanced",
@@ -51,55 +45,68 @@ class Block:
         "progress",
         "remasked",
         "same_token_ratio",
+        "size",
+        "source",
         "start",
-        "status",
         "steps",
     )
 
-    def __init__(self, start: int, masks: int, size: int) -> None:
+    def __init__(self, start: int, state: npt.NDArray[np.int8], *, editing: bool, shift: int = 0) -> None:
+        """`state` [size]: of its positions, as long as none is FILLED. `shift`: by how many positions the rows whose
+        logits belong to its positions come before them."""
+        size = len(state)
+        masked = np.flatnonzero(state == MASKED)
+        masks = len(masked)
         self.start = start  # absolute position of the first token
-        self.status = BlockStatus.ACTIVE
+        self.size = size
+        self.source = start - shift  # position of the row whose logits belong to the first token
         self.masks = masks  # MASKED positions now
         self.initial_masks = masks
         self.free = masks  # positions that are not fixed
-        self.progress = 1.0 if masks == 0 else 0.0
-        self.same_token_ratio = 1.0
-        self.first_masked = size - masks  # offset of the first MASKED position, the block's size if none
-        self.first_eos = size  # offset of the first FILLED end-of-sequence id, the block's size if none
+        self.progress = 0.0 if masks else 1.0
+        self.same_token_ratio = 0.0 if masks and editing else 1.0  # rule 8
+        self.first_masked = int(masked[0]) if masks else size  # offset of the first MASKED position, its size if none
+        self.first_eos = size  # offset of the first FILLED end-of-sequence id, its size if none
         self.has_eos = False  # an EOS that counts is FILLED somewhere in it
         self.steps = 0  # steps it took part in while ACTIVE
         self.may_force = True  # in the step being planned
         self.given_steps = 0  # its share of the request's total; 0: its rule says how many
         self.advanced = 0  # steps in which it might force
         self.post_edit_steps = 0  # editing: steps that began with no mask
-        self.ended = False  # content is final; it only waits for its predecessor
+        self.ended = masks == 0  # content is final; it only waits for its predecessor
         self.remasked: npt.NDArray[np.bool_] | None = None  # positions masked again once already
 
 
 class Request:
     """One request in the engine.
 
-    `tokens` and `state` cover the prompt and the answer up to the next block multiple; a MASKED position holds the mask
-    id. K/V of positions below `cached` is valid and final; `blocks` tile what follows from `target` on.
+    `tokens` and `state` cover the prompt and the answer, as far as its last block reaches; a MASKED position holds the
+    mask id. Content below `settled` is final (the prompt, finished blocks); K/V below `cached` is valid and final, and
+    what lies between the two is forwarded before, or together with, whatever comes after it. `blocks` are open.
+
+    Args:
+        size: positions of `tokens` and `state`. settled: how many are final from the start.
     """
 
-    def __init__(self, spec: RequestSpec, *, block_size: int, mask_id: int, seq: int) -> None:
+    def __init__(self, spec: RequestSpec, *, size: int, settled: int, mask_id: int, seq: int) -> None:
         self.spec = spec
         self.seq = seq  # order of arrival
         self.status = Status.WAITING
         self.prompt_len = len(spec.prompt)
         self.end = self.prompt_len + spec.max_tokens  # first position that is not part of the answer
-        size = -(-self.end // block_size) * block_size
         self.tokens = np.full(size, mask_id, dtype=np.int64)
         self.tokens[: self.prompt_len] = spec.prompt
         self.state = np.full(size, MASKED, dtype=np.int8)
         self.state[: self.prompt_len] = FIXED
+        for offset, token in spec.given.items():
+            self.tokens[self.prompt_len + offset] = token
+            self.state[self.prompt_len + offset] = FIXED
 
         self.cached = 0
+        self.settled = settled
+        self.prefilled = settled  # below it is the prompt, or what a preemption dropped
         self.blocks: list[Block] = []
-        self.next_start = self.prompt_len // block_size * block_size  # where the next block opens
-        # the first open block's start: what is below must be cached, or in the same forward, before it is denoised
-        self.target = self.next_start
+        self.next_start = settled  # where the next block opens
         self.nfe = 0
         self.opened = False  # this step's opening (rule 4) has been done
         self.last_served = -1  # number of the engine step that last served it
@@ -109,7 +116,6 @@ class Request:
         self.eos_seen = False  # an EOS that counts has been FILLED at some time
         self.shown: tuple[int, list[int], list[int]] = (0, [], [])  # report="denoise": what the last step left
         self.reason: FinishReason | None = None
-        self.committing = False  # answered; only its last blocks' K/V is still to be written
         self.run = RepetitionRun(self.prompt_len)
         values: dict[str, Any] = spec.decoding.values
         self.values = values  # of the strategy's fields and the rule's
@@ -134,11 +140,15 @@ class Request:
 
     @property
     def prefilling(self) -> bool:
-        return self.cached < self.target
+        return self.cached < self.prefilled
 
-    def show(self) -> None:
-        """Remember the open blocks as a denoise event tells them: start, ids, offsets of what is masked."""
-        start = self.target
+    @property
+    def answered(self) -> bool:
+        """All that is left is to write the K/V of its last blocks, for others."""
+        return self.reason is not None
+
+    def show(self, start: int) -> None:
+        """Remember the blocks from `start` on as a denoise event tells them: start, ids, offsets of what is masked."""
         here = slice(start, self.next_start)
         self.shown = (start, self.tokens[here].tolist(), np.flatnonzero(self.state[here] == MASKED).tolist())
 
@@ -146,6 +156,7 @@ class Request:
         """Forget where the K/V was (preemption): what was decoded stays, its K/V is computed again."""
         self.preempted = True
         self.cached = 0
+        self.prefilled = self.settled
         self.units = []
         self.held = 0
         self.published = 0

@@ -16,16 +16,17 @@ from runtime.engine.page_table import PageTable
 from runtime.engine.queue import FairQueue, deal, served_longest_ago
 from runtime.engine.request import Request, Status
 from runtime.engine.sharing import Sharing
-from runtime.strategies.base import Strategy
+from runtime.strategies.base import Feed, Strategy
 
 
 @dataclass(slots=True)
 class Turn:
-    """What one request does in a step: rows ``[cached, cached + prefill + decode)``."""
+    """What one request does in a step: the rows ``[first, last)``, by their positions."""
 
     request: Request
-    prefill: int  # rows of prompt (or of content computed again after a preemption)
-    decode: int  # rows of open blocks, or of blocks that only wait for the cache
+    first: int
+    last: int
+    feed: Feed | None  # of its open part; None: the rows are only settled ones
 
 
 class TurnError(Exception):
@@ -49,14 +50,12 @@ class Scheduler:
         cache: KVCacheManager,
         table: PageTable,
         strategy: Strategy,
-        block_size: int,
         budget: int,
         max_requests: int,
     ) -> None:
         self.cache = cache
         self.table = table
         self.strategy = strategy
-        self.block_size = block_size
         self.budget = budget
         self.max_requests = max_requests
         self.least = strategy.max_rows()  # rows that any request's turn fits in, its prefill apart
@@ -97,7 +96,7 @@ class Scheduler:
         for n, request in enumerate(order):
             if request.status is not Status.RUNNING:
                 continue  # made way for somebody in this very loop
-            if request.cached < request.target and self.sharing.holds_back(request):
+            if request.prefilling and self.sharing.holds_back(request):
                 continue
             room = left
             if shared:
@@ -109,13 +108,12 @@ class Scheduler:
             if turn is None:
                 left_out = True
                 continue
-            tokens = request.cached + turn.prefill + turn.decode
-            if tokens > request.held and not self._hold_pages(request, tokens, turns):
+            if turn.last > request.held and not self._hold_pages(request, turn.last, turns):
                 continue
             turns[request.seq] = turn
-            if turn.prefill:
+            if request.prefilling:
                 self.sharing.computes(request)
-            rows = turn.prefill + turn.decode
+            rows = turn.last - turn.first
             left -= rows
             spare -= rows
             request.last_served = self._step
@@ -126,10 +124,10 @@ class Scheduler:
         """Decoding before prefilling; whoever was left out last time goes first."""
         if self._left_out:
             return sorted(self.running, key=served_longest_ago)
-        prefilling = [r for r in self.running if r.cached < r.target]
+        prefilling = [r for r in self.running if r.prefilling]
         if not prefilling:
             return list(self.running)
-        return [r for r in self.running if r.cached >= r.target] + prefilling
+        return [r for r in self.running if not r.prefilling] + prefilling
 
     def _deal(self) -> tuple[list[Request], int]:
         """Everybody's first turn, then everybody's second ...; how many are the first ones."""
@@ -137,18 +135,20 @@ class Scheduler:
         return [request for round in rounds for request in round], len(rounds[0])
 
     def _turn(self, request: Request, left: int) -> Turn | None:
-        """As much as fits `left` rows: chunks end on block boundaries, the open blocks go whole or not at all."""
-        chunk = request.target - request.cached
-        if chunk > left:
-            chunk = left // self.block_size * self.block_size
-        else:
-            try:
-                rows = self.strategy.open(request)
-            except Exception as error:
-                raise TurnError(request) from error
-            if rows <= left - chunk:
-                return Turn(request, chunk, rows)
-        return Turn(request, chunk, 0) if chunk else None
+        """As much as fits `left` rows: of what is settled a chunk, of the open part all or nothing."""
+        cached = request.cached
+        try:
+            if request.settled - cached <= left and not request.answered:
+                feed = self.strategy.open(request)
+                first = min(cached, feed.first) if cached < request.settled else feed.first
+                if feed.last - first <= left:
+                    return Turn(request, first, feed.last, feed)
+            chunk = request.settled - cached
+            if chunk > left:
+                chunk = self.strategy.chunk(request, left)
+        except Exception as error:
+            raise TurnError(request) from error
+        return Turn(request, cached, cached + chunk, None) if chunk else None
 
     def _hold_pages(self, request: Request, tokens: int, turns: dict[int, Turn]) -> bool:
         """Pages for the first `tokens` positions, if need be another's; False if `request` itself has to give way."""
@@ -164,10 +164,10 @@ class Scheduler:
 
     def _last(self) -> Request:
         """Who gives way: the newest of whoever runs most. Never the oldest of all, unless it is alone."""
-        return max(self.running, key=lambda r: (r.committing, *self.waiting.running(r), r.seq))
+        return max(self.running, key=lambda r: (r.answered, *self.waiting.running(r), r.seq))
 
     def _preempt(self, request: Request) -> None:
-        if request.committing:
+        if request.answered:
             self.release(request)  # it was answered; only sharing its last blocks is lost
             return
         self._let_go(request)
@@ -187,7 +187,7 @@ class Scheduler:
                 return  # nothing has changed since
             units = self._match(request)
             # What it really needs: all that is to be prefilled, and the blocks its first step feeds.
-            need = self.cache.units_for(request.target + max(len(request.blocks), 1) * self.block_size)
+            need = self.cache.units_for(self.strategy.reach(request))
             try:
                 fresh = self.cache.admit(units, need - len(units))
             except OutOfPages:
@@ -217,8 +217,8 @@ class Scheduler:
         if group or owner == len(self.running) == self.waiting.parties:
             return False  # it has something running, or all that runs is its owner's, one request a group
         last = self._last()
-        if last.committing or not self.waiting.may_displace(request, last):
-            return False  # what is committing is gone after this step
+        if last.answered or not self.waiting.may_displace(request, last):
+            return False  # who is answered is gone after this step
         self._preempt(last)
         return True
 
@@ -226,8 +226,8 @@ class Scheduler:
         """Units of other requests that hold what this one would prefill."""
         if not self.cache.prefix_caching:
             return []
-        self.cache.extend_chain(request.chain, request.spec.cache_salt, request.tokens, request.target)
-        return self.cache.match(request.chain[: request.target // self.cache.unit])
+        self.cache.extend_chain(request.chain, request.spec.cache_salt, request.tokens, request.settled)
+        return self.cache.match(request.chain[: request.settled // self.cache.unit])
 
     def _extend(self, request: Request, units: list[int]) -> None:
         self.table.append(request.row, len(request.units), units)

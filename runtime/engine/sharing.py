@@ -29,7 +29,7 @@ class Sharing:
         cache = self.cache
         if not cache.prefix_caching or request.cached % cache.unit:
             return False
-        for n in range(request.cached // cache.unit, request.target // cache.unit):
+        for n in range(request.cached // cache.unit, request.prefilled // cache.unit):
             key = request.chain[n]
             unit = cache.adopt(request.units[n], key)
             if unit is None:
@@ -50,4 +50,5 @@ class Sharing:
     def computes(self, request: Request) -> None:
         """`request` has a turn that prefills: others need not."""
         if self.cache.prefix_caching:
-            self._computed.update(request.chain[request.cached // self.cache.unit : request.target // self.cache.unit])
+            unit = self.cache.unit
+            self._computed.update(request.chain[request.cached // unit : request.prefilled // unit])

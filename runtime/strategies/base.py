@@ -21,11 +21,24 @@ class DecodingContext:
     prefix_caching: bool
 
 
+@dataclass(slots=True)
+class Feed:
+    """What the open part of a request forwards in a step: the rows ``[first, last)`` by their positions, and of those
+    blocks `blocks` are sampled. Each of them has its `may_force` set: whether it may take its best position though none
+    is confident enough; `Strategy.apply` counts such steps in `advanced`."""
+
+    first: int
+    last: int
+    blocks: list[Block]
+
+
 class Strategy(Protocol):
     """One instance an engine; it keeps no state of its own: everything of a request is in the request.
 
-    A step goes: `open` (may be called again before the step is served: it acts once), `sampled`, the forward, then
-    `apply`. `fields` are what requests may set for it; their values are in ``Request.values``.
+    A step goes: `open` (may be called again before the step is served: it acts once), the forward, then `apply`. What
+    is settled needs nothing of the strategy but its `chunk`: it is forwarded before, or together with, the open part,
+    whether it is a prompt, finished blocks, or both after a preemption. `fields` are what requests may set for the
+    strategy; their values are in ``Request.values``.
     """
 
     fields: tuple[Field, ...]
@@ -34,8 +47,20 @@ class Strategy(Protocol):
         """The most rows one request's step feeds; a token budget below it is refused at start."""
         ...
 
-    def open(self, request: Request) -> int:
-        """Open the blocks that this step may open; the rows that all open blocks feed, from ``request.target`` on."""
+    def layout(self, prompt_len: int, max_tokens: int) -> tuple[int, int]:
+        """Positions that a request covers, and how many of them are settled from the start."""
+        ...
+
+    def reach(self, request: Request) -> int:
+        """Positions that need pages before its first step, prefill included."""
+        ...
+
+    def chunk(self, request: Request, room: int) -> int:
+        """Rows from ``request.cached`` on that may be forwarded where not all that is settled fits `room` rows."""
+        ...
+
+    def open(self, request: Request) -> Feed:
+        """Open the blocks that this step may open, settle what is final, and say what to feed."""
         ...
 
     def visible_end(self, requests: Sequence[Request], owner: Ints, positions: Ints) -> Ints:
@@ -43,17 +68,9 @@ class Strategy(Protocol):
         2). Each of those has its K/V in the cache, or is fed by the same step."""
         ...
 
-    def sampled(self, request: Request) -> list[Block]:
-        """The blocks whose positions are sampled in this step; sets each one's `may_force`: whether it may take its
-        best position though none is confident enough. `apply` counts such steps in `advanced`."""
-        ...
-
     def apply(self, request: Request, sampled: list[Block], results: BlockResults, first: int) -> None:
-        """Write results ``first, first + 1, ...`` of `sampled` into the request; set `reason` and `end` if it ended."""
-        ...
-
-    def commit(self, request: Request) -> None:
-        """After a forward that sampled nothing of the request's blocks: those that waited for the cache are in it."""
+        """Write results ``first, first + 1, ...`` of `sampled` into the request, and settle what is final; set `reason`
+        and `end` if it ended, and then `settled` to how much of it others may want."""
         ...
 
 

@@ -11,11 +11,9 @@ from collections.abc import Sequence
 from runtime.engine.description import Field, share
 from runtime.engine.io import FinishReason
 from runtime.engine.plan import BlockResults, Ints
-from runtime.engine.request import Block, BlockStatus, Request
+from runtime.engine.request import FIXED, Block, Request
 from runtime.engine.shares import shares
-from runtime.strategies.base import DecodingContext, register_strategy
-
-ACTIVE, TO_CACHE = BlockStatus.ACTIVE, BlockStatus.TO_CACHE
+from runtime.strategies.base import DecodingContext, Feed, register_strategy
 
 
 @register_strategy("multi_bd")
@@ -34,40 +32,51 @@ class MultiBlock:
     def max_rows(self) -> int:
         return (self.buffer_size + 1) * self.block_size  # rule 7
 
-    def open(self, request: Request) -> int:
+    def layout(self, prompt_len: int, max_tokens: int) -> tuple[int, int]:
+        size = self.block_size
+        return -(-(prompt_len + max_tokens) // size) * size, prompt_len // size * size
+
+    def reach(self, request: Request) -> int:
+        return request.settled + max(len(request.blocks), 1) * self.block_size
+
+    def chunk(self, request: Request, room: int) -> int:
+        return room // self.block_size * self.block_size  # rule 2
+
+    def open(self, request: Request) -> Feed:
         """Rules 3 and 4."""
-        if not request.opened and not request.committing:
+        if not request.opened:
             request.opened = True
-            if not request.blocks and request.prompt_len % self.block_size:
-                self._append(request)  # ACTIVE from the start: rule 4 applies to it already
-            if self._may_open(request):
+            if not request.blocks and request.next_start < request.prompt_len:
+                self._append(request)  # open from the start: rule 4 applies to it already
+            while self._may_open(request):
                 self._append(request)
-        return len(request.blocks) * self.block_size
+                if request.blocks:  # else all of it was given: the next one opens too
+                    break
+        return Feed(request.settled, request.next_start, self._sampled(request))
 
     def _append(self, request: Request) -> None:
         start = request.next_start
-        block = Block(start, self.block_size - max(0, request.prompt_len - start), self.block_size)
+        request.next_start = start + self.block_size
+        block = Block(start, request.state[start : request.next_start], editing=request.editing)
         if request.spec.decoding.total_steps is not None:
             block.given_steps = self._share(request, start)
-        block.same_token_ratio = 0.0 if request.editing else 1.0  # rule 8
         request.blocks.append(block)
-        request.next_start = start + self.block_size
+        del request.blocks[: self._settle(request)]
 
     def _share(self, request: Request, start: int) -> int:
         """Of the request's total of steps, those of the block at `start`."""
         assert request.spec.decoding.total_steps is not None
         first = request.prompt_len // self.block_size * self.block_size
-        blocks = -(-(request.end - first) // self.block_size)
-        masks = [self.block_size - (request.prompt_len - first), *[self.block_size] * (blocks - 1)]
-        return shares(request.spec.decoding.total_steps, masks)[(start - first) // self.block_size]
+        masks = (request.state[first:] != FIXED).reshape(-1, self.block_size).sum(axis=1)
+        return shares(request.spec.decoding.total_steps, masks.tolist())[(start - first) // self.block_size]
 
     def _may_open(self, request: Request) -> bool:
         if request.next_start >= request.end:
             return False
         blocks = request.blocks
-        if not blocks or blocks[-1].status is TO_CACHE:  # nothing is ACTIVE: TO_CACHE blocks come first
+        if not blocks:
             return True
-        if self.buffer_size == 1 or sum(block.status is ACTIVE for block in blocks) >= self.buffer_size:
+        if len(blocks) >= self.buffer_size:
             return False
         newest, values = blocks[-1], request.values
         return (
@@ -76,64 +85,60 @@ class MultiBlock:
             and not any(block.has_eos for block in blocks)
         )
 
+    def _settle(self, request: Request) -> int:
+        """Blocks that are final, up to the first that is not, are settled; how many. They still have to leave."""
+        n = 0
+        for block in request.blocks:
+            if not block.ended and (block.masks or request.editing):
+                break
+            block.ended = True
+            request.settled = block.start + block.size
+            n += 1
+        return n
+
+    def _sampled(self, request: Request) -> list[Block]:
+        """Open blocks that can still change; one may force when its predecessor is settled or semi-complete (3.1)."""
+        chosen: list[Block] = []
+        before: Block | None = None
+        for block in request.blocks:
+            if not block.ended:
+                block.may_force = before is None or before.progress >= request.values["semi_complete_threshold"]
+                chosen.append(block)
+            before = block
+        return chosen
+
     def visible_end(self, requests: Sequence[Request], owner: Ints, positions: Ints) -> Ints:
         """Block-causal: rows come in whole blocks, and see to the end of their own."""
         return (positions // self.block_size + 1) * self.block_size
 
-    def sampled(self, request: Request) -> list[Block]:
-        """ACTIVE blocks that can still change; one may force when its predecessor is final or semi-complete (3.1)."""
-        chosen: list[Block] = []
-        before: Block | None = None
-        for block in request.blocks:
-            if block.status is ACTIVE:
-                block.may_force = (
-                    before is None
-                    or before.status is TO_CACHE
-                    or before.progress >= request.values["semi_complete_threshold"]
-                )
-                if not block.ended:
-                    chosen.append(block)
-            before = block
-        return chosen
-
     def apply(self, request: Request, sampled: list[Block], results: BlockResults, first: int) -> None:
         """Rules 5, 8 and 9."""
-        request.nfe += 1
-        self.commit(request)
+        request.opened = False
+        request.nfe += bool(sampled)
         for i, block in enumerate(sampled, first):
             self._write(request, block, results, i)
-        blocks = request.blocks
-        for block in blocks:  # all that were TO_CACHE are gone: left to right, until one is not done
-            if not block.ended and (block.masks or request.editing):
-                break
-            block.status = TO_CACHE
+        shown = request.settled
+        settled = self._settle(request)
         if request.spec.report == "denoise":
-            request.show()
-        stable = self._filled_prefix(request, final_only=request.unstable)  # what can change is not stable text
+            request.show(shown)
+        stable = request.settled if request.unstable else self._filled_prefix(request)  # what can change is not stable
+        stable = min(stable, request.end)
         if stable > request.stable:
             request.stable = stable
         if request.watched or request.eos_seen or request.stable >= request.end:
             end = self._find_end(request)
             if end is not None:
                 self._finish(request, *end)
-
-    def commit(self, request: Request) -> None:
-        """Rule 5: the blocks that this forward carried TO_CACHE are in the cache."""
-        request.opened = False
-        blocks = request.blocks
-        while blocks and blocks[0].status is TO_CACHE:
-            request.target = blocks.pop(0).start + self.block_size
-        request.cached = request.target
+        del request.blocks[:settled]
 
     def _write(self, request: Request, block: Block, results: BlockResults, i: int) -> None:
-        start = block.start
-        end = start + self.block_size
-        request.tokens[start:end] = results.tokens[i]
-        request.state[start:end] = results.state[i]
+        start, size = block.start, block.size
+        request.tokens[start : start + size] = results.tokens[i, :size]
+        request.state[start : start + size] = results.state[i, :size]
         if not block.masks:
             block.post_edit_steps += 1
         if results.remasks[i]:
-            seen = results.remasked[i]
+            seen = results.remasked[i, :size]
             block.remasked = seen if block.remasked is None else block.remasked | seen
         masks = block.masks = results.masks[i]
         filled = block.free - masks
@@ -143,24 +148,22 @@ class MultiBlock:
         block.steps += 1
         block.advanced += block.may_force
         block.ended = results.ended[i]
-        block.first_masked = results.first_masked[i]
-        first_eos = results.first_eos[i]
+        block.first_masked = min(results.first_masked[i], size)
+        first_eos = min(results.first_eos[i], size)
         if first_eos != block.first_eos:
             block.first_eos = first_eos
-            found = first_eos < self.block_size and start + first_eos < request.end
+            found = first_eos < size and start + first_eos < request.end
             block.has_eos = found and not request.spec.ignore_eos
             request.eos_seen |= block.has_eos
 
-    def _filled_prefix(self, request: Request, final_only: bool) -> int:
-        """Where the contiguous FILLED run from the prompt on ends; with `final_only` its part in final blocks."""
-        end = request.target
+    def _filled_prefix(self, request: Request) -> int:
+        """Where the contiguous run without a mask from the prompt on ends."""
+        end = request.settled
         for block in request.blocks:
-            if final_only and block.status is not TO_CACHE:
-                break
             end = block.start + block.first_masked
             if block.masks:
                 break
-        return end if end < request.end else request.end
+        return min(end, request.end)
 
     def _find_end(self, request: Request) -> tuple[FinishReason, int] | None:
         """Rule 9: why and where the answer ends, if it does."""
@@ -175,7 +178,7 @@ class MultiBlock:
         at_cap = spec.max_nfe is not None and request.nfe >= spec.max_nfe
         if not at_cap and spec.max_repetition_run is None:
             return None
-        filled = max(self._filled_prefix(request, final_only=False), request.prompt_len)
+        filled = max(self._filled_prefix(request), request.prompt_len)
         filled = min([filled, *(b.start + b.first_eos for b in request.blocks if b.has_eos)])
         if at_cap:
             return "max_nfe", filled
@@ -189,7 +192,9 @@ class MultiBlock:
         request.reason = reason
         request.hit_eos = reason == "stop"
         request.end = request.stable = end
-        covered = end + 1 if request.hit_eos else end
-        whole = [b for b in request.blocks if b.status is TO_CACHE and b.start + self.block_size <= covered]
-        request.committing = self.prefix_caching and reason in ("stop", "length") and bool(whole)
-        request.blocks = whole  # rule 6: what the answer covers to the end is worth caching
+        request.blocks = []
+        keep = request.cached  # what the answer covers to the end of a block is worth caching (rule 6)
+        if self.prefix_caching and reason in ("stop", "length"):
+            covered = end + 1 if request.hit_eos else end
+            keep = max(keep, min(request.settled, covered // self.block_size * self.block_size))
+        request.settled = keep

@@ -61,9 +61,15 @@ class Ask:
     prompt: tuple[int, ...]
     params: Params
     report: str = "denoise"
+    given: tuple[tuple[int, int], ...] = ()  # offsets of the answer and their ids
     salt: str = ""
     group: str = ""
     owner: str = ""
+
+    @property
+    def fixed(self) -> dict[int, int]:
+        """What of `given` is in the answer."""
+        return {offset: token for offset, token in self.given if offset < self.params.max_tokens}
 
 
 class FixedPace(Pace):
@@ -153,6 +159,7 @@ def spec_of(id: str, ask: Ask) -> RequestSpec:
         max_nfe=p.max_nfe,
         max_repetition_run=p.max_repetition_run,
         decoding=DecodingParams(algorithm=p.algorithm, values=decoding_of(p), total_steps=p.total_steps),
+        given=ask.fixed,
         report=ask.report,  # type: ignore[arg-type]
         cache_salt=ask.salt,
         group=ask.group,
@@ -162,7 +169,7 @@ def spec_of(id: str, ask: Ask) -> RequestSpec:
 
 def expected(setup: Setup, ask: Ask) -> Result:
     """The oracle's answer on the hash model."""
-    return decode(hash_logits(setup.vocab, setup.block), ask.prompt, ask.params, setup.oracle)
+    return decode(hash_logits(setup.vocab, setup.block), ask.prompt, ask.params, setup.oracle, ask.fixed)
 
 
 @dataclass
@@ -339,7 +346,7 @@ class Run:
     def compare(self) -> None:
         """Everything heard equals the oracle's."""
         for id, ask in self.asks.items():
-            result = decode(self.logits_of, ask.prompt, ask.params, self.setup.oracle)
+            result = decode(self.logits_of, ask.prompt, ask.params, self.setup.oracle, ask.fixed)
             check_heard(self.heard[id], result, ask.report, whole=self.heard[id].ended)
 
 

@@ -89,9 +89,14 @@ def asks(draw: st.DrawFn, setup: Setup) -> Ask:
     shared = draw(st.sampled_from([0, 4, 8, 13, 16]))
     own = draw(st.integers(0, 3))
     prompt = [stem[i % 16] if i < shared else (i * 5 + own) % 13 for i in range(length)]
+    max_tokens = min(setup.max_len - length, 30 if growing else 12)
+    offsets = st.integers(0, max_tokens - 1)
+    some = st.dictionaries(offsets, st.integers(0, setup.mask), max_size=max_tokens)
+    run = st.tuples(offsets, offsets).map(lambda ends: dict.fromkeys(range(min(ends), max(ends) + 1), 5))
     return Ask(
         prompt=tuple(prompt),
-        params=draw(params(growing, max_tokens=min(setup.max_len - length, 30 if growing else 12))),
+        params=draw(params(growing, max_tokens=max_tokens)),
+        given=tuple(draw(st.one_of(st.just({}), st.just({}), some, run)).items()),
         report=draw(st.sampled_from(["final", "stable", "denoise", "denoise"])),
         salt=draw(st.sampled_from(["", "", "other"])),
         group=draw(st.sampled_from(["", "", "b", "c"])),

@@ -193,7 +193,7 @@ def test_shares_change_no_answer(data: st.DataObject) -> None:
 
 def request(seq: int, owner: str, group: str) -> Request:
     spec = spec_of(str(seq), Ask((1, 2), ANSWER, owner=owner, group=group))
-    return Request(spec, block_size=4, mask_id=13, seq=seq)
+    return Request(spec, size=8, settled=0, mask_id=13, seq=seq)
 
 
 def test_who_is_first_in_line() -> None:

@@ -120,9 +120,11 @@ def test_4_deltas_add_up_to_the_answer(data: st.DataObject) -> None:
     assert len(final.outputs) == 1
     assert final.tokens == stable.tokens == denoise.tokens
     assert all(o.new_tokens for o in stable.outputs[:-1])
-    assert len(denoise.outputs) == final.outputs[0].nfe
+    # a step that settles nothing but given positions is told too, and samples nothing
+    assert len(denoise.outputs) - final.outputs[0].nfe in ((0, 1) if ask.fixed else (0,))
     if not ask.params.ignore_eos:
-        assert not set(final.tokens) & set(setup.eos)
+        filled = {token for offset, token in enumerate(final.tokens) if offset not in ask.fixed}
+        assert not filled & set(setup.eos)
     # what a denoise stream shows as settled text was shown in the blocks, at its place
     shown = list(ask.prompt)
     for output in denoise.outputs:
@@ -217,7 +219,7 @@ def test_6_a_failing_commit_harms_no_request_of_the_same_id(caplog: pytest.LogCa
     while not any(output.finish_reason for output in run.engine.step()):
         pass
     (committing,) = run.engine.scheduler.running
-    assert committing.committing
+    assert committing.answered
     second = Ask((1, 2), Params(max_tokens=8, ignore_eos=True))
     run.engine.add(spec_of("same", second))
     run.engine.scheduler.budget = 4  # the failing step serves the commit alone
@@ -232,7 +234,7 @@ def test_6_a_failing_commit_harms_no_request_of_the_same_id(caplog: pytest.LogCa
     check_idle(run.engine)
 
 
-@pytest.mark.parametrize("method", ["open", "sampled", "apply", "commit"])
+@pytest.mark.parametrize("method", ["open", "apply"])
 @examples(10)
 @given(st.data())
 def test_6_a_strategy_that_fails_on_a_request_harms_only_that(method: str, data: st.DataObject) -> None:
@@ -288,7 +290,7 @@ def test_7_abort_at_any_step_frees_every_page(data: st.DataObject) -> None:
     ids = data.draw(st.permutations(sorted(run.asks)))
     for id in ids:
         run.abort(id)
-    assert not any(not r.committing for r in run.engine.scheduler.running)
+    assert not any(not r.answered for r in run.engine.scheduler.running)
     while run.engine.has_work():  # answered requests may still have their last block to commit
         run.step()
     check_idle(run.engine)

@@ -31,7 +31,8 @@ class Watched(Run):
 
         def watched() -> list[Turn]:
             turns = schedule()
-            self.turns.append([(t.request.seq, t.prefill, t.decode) for t in turns])
+            prefills = [max(0, min(turn.last, turn.request.prefilled) - turn.first) for turn in turns]
+            self.turns.append([(t.request.seq, n, t.last - t.first - n) for t, n in zip(turns, prefills, strict=True)])
             return turns
 
         self.engine.scheduler.schedule = watched  # type: ignore[method-assign]

@@ -96,10 +96,12 @@ class Block:
 
     @property
     def progress(self) -> float:
-        return len(self.filled) / len(self.free)
+        return len(self.filled) / len(self.free) if self.free else 1.0
 
     @property
     def same_token_ratio(self) -> float:
+        if not self.free:
+            return 1.0
         if not self.stepped or not self.filled:
             return 0.0
         return sum(i not in self.written for i in self.filled) / len(self.filled)

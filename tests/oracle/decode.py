@@ -9,7 +9,8 @@ must not matter there.
 Readings: what decoding.md leaves open, and how oracle and engine both take it.
 
  1. E = P + max_tokens is the answer's end. PROMPT positions are not FILLED: an EOS inside the prompt is nothing. An EOS
-    at or after E is ignored everywhere, the opening rule included.
+    at or after E is ignored everywhere, the opening rule included. Positions of the answer that were given from the
+    start are PROMPT too; they are part of its text.
  2. "Open" means ACTIVE or TO_CACHE. Opening (rule 4): with no ACTIVE block the next block opens, and no second one in
     that step. Else only the newest (highest) ACTIVE block's progress and same_token_ratio count.
  3. may_force of a block: its predecessor is absent, a whole prompt block, TO_CACHE, IN_CACHE, or semi-complete, all as
@@ -52,12 +53,14 @@ Readings: what decoding.md leaves open, and how oracle and engine both take it.
     stable ids go out once; with a cap the last event brings the rest of the answer.
 17. Banned ids: the mask id and every id > max_token_id. A banned token has probability 0; one that sits in the
     sequence all the same (it can only be a prompt's) is never looked up as FILLED.
-18. Progress and same_token_ratio are quotients of whole numbers in float64, then compared with >=.
+18. A block all of whose positions are given is complete from the start: progress 1. If no ACTIVE block comes before it,
+    it is TO_CACHE when it opens, and the next one opens in the same step. A step that samples no block is not counted.
+19. Progress and same_token_ratio are quotients of whole numbers in float64, then compared with >=.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -102,8 +105,11 @@ def longest_run_cut(tokens: Sequence[int], limit: int) -> int | None:
 class _Decode:
     """The loop of section 3 for one request."""
 
-    def __init__(self, logits_of: LogitsOf, prompt: Sequence[int], p: Params, shape: Shape) -> None:
+    def __init__(
+        self, logits_of: LogitsOf, prompt: Sequence[int], p: Params, shape: Shape, given: Mapping[int, int]
+    ) -> None:
         self.logits_of, self.prompt, self.p, self.shape = logits_of, list(prompt), p, shape
+        self.given = dict(enumerate(prompt)) | {len(prompt) + n: t for n, t in given.items()}
         self.end = len(prompt) + p.max_tokens
         self.first = len(prompt) // shape.block  # number of the first block that is not all prompt
         self.blocks: list[Block] = []
@@ -119,17 +125,19 @@ class _Decode:
         start = (self.first + len(self.blocks)) * size
         if start >= self.end:
             return
-        given = self.prompt[start : start + size]
-        rest = size - len(given)
-        block = Block(start, given + [self.shape.mask_id] * rest, [PROMPT] * len(given) + [MASKED] * rest)
+        tokens = [self.given.get(n, self.shape.mask_id) for n in range(start, start + size)]
+        block = Block(start, tokens, [PROMPT if n in self.given else MASKED for n in range(start, start + size)])
         if self.p.total_steps is not None:
             block.given_steps = self.shared()[len(self.blocks)]
         self.blocks.append(block)
+        if not block.masked and all(b.status != ACTIVE for b in self.blocks[:-1]):
+            block.status = TO_CACHE
 
     def shared(self) -> list[int]:
         """Steps of each block: one after another gets one more, left to right, who has fewest and masks for more."""
-        size, prompt = self.shape.block, len(self.prompt)
-        masks = [size - max(0, prompt - start) for start in range(self.first * size, self.end, size)]
+        size = self.shape.block
+        starts = range(self.first * size, self.end, size)
+        masks = [sum(n not in self.given for n in range(start, start + size)) for start in starts]
         steps = [0] * len(masks)
         for _ in range(min(self.p.total_steps, sum(masks))):
             n = min((n for n in range(len(masks)) if steps[n] < masks[n]), key=lambda n: (steps[n], n))
@@ -148,7 +156,10 @@ class _Decode:
         """Rule 4."""
         active = [b for b in self.blocks if b.status == ACTIVE]
         if not active:
-            self.open_next()
+            opened = -1
+            while opened < len(self.blocks) and all(b.status != ACTIVE for b in self.blocks):
+                opened = len(self.blocks)
+                self.open_next()
             return
         newest = active[-1]
         stability = newest.same_token_ratio if self.p.algorithm == "edit" else 1.0
@@ -173,7 +184,7 @@ class _Decode:
         logits = self.logits_of(self.sequence())
         plans = []
         for n, block in enumerate(self.blocks):
-            if block.status == ACTIVE:
+            if block.status == ACTIVE and block.free:
                 rows = logits[block.start : block.start + self.shape.block]
                 force = self.may_force(n)
                 plans.append((block, decide(block, rows, self.p, self.shape, force=force, step=self.nfe), force))
@@ -182,9 +193,9 @@ class _Decode:
                 block.status = IN_CACHE
         for block, decision, force in plans:
             apply(block, decision, self.shape.mask_id, force=force)
-        self.nfe += 1
+        self.nfe += bool(plans)
         for n, block in enumerate(self.blocks):
-            done = block.ended if self.p.algorithm == "edit" else not block.masked
+            done = block.ended if self.p.algorithm == "edit" and block.free else not block.masked
             if block.status == ACTIVE and done and (n == 0 or self.blocks[n - 1].status != ACTIVE):
                 block.status = TO_CACHE
 
@@ -192,7 +203,7 @@ class _Decode:
         return self.prompt[: self.first * self.shape.block] + [t for b in self.blocks for t in b.tokens]
 
     def prefix(self, *, stable: bool) -> tuple[list[int], bool]:
-        """The FILLED run from P, cut at E and before an EOS; and whether an EOS cut it."""
+        """The run without a mask from P, cut at E and before an EOS; and whether an EOS cut it."""
         out: list[int] = []
         for block in self.blocks:
             if stable and self.p.revises and block.status == ACTIVE:
@@ -202,7 +213,7 @@ class _Decode:
                     return out, False
                 if self.is_eos(block, i):
                     return out, True
-                if block.state[i] == FILLED:
+                if block.start + i >= len(self.prompt):
                     out.append(block.tokens[i])
         return out, False
 
@@ -227,7 +238,7 @@ class _Decode:
             self.step()
             tokens, reason = self.answer()
             shown = [b for b in self.blocks if b.status != IN_CACHE]
-            start = shown[0].start
+            start = shown[0].start if shown else self.blocks[-1].start + self.shape.block
             masked = [b.start + i - start for b in shown for i in b.masked]
             ids = [t for b in shown for t in b.tokens]
             self.events.append(Event(start, ids, masked, tokens[self.sent :], self.nfe))
@@ -237,11 +248,13 @@ class _Decode:
         raise AssertionError(f"the request did not end within {max_steps} steps")
 
 
-def decode(logits_of: LogitsOf, prompt: Sequence[int], params: Params, shape: Shape) -> Result:
-    """Decode one request to its end.
+def decode(
+    logits_of: LogitsOf, prompt: Sequence[int], params: Params, shape: Shape, given: Mapping[int, int] | None = None
+) -> Result:
+    """Decode one request to its end. `given`: ids that stand at offsets of the answer from the start.
 
     Raises AssertionError when it takes more steps than decoding.md 5.5 allows any block to take together.
     """
     blocks = (len(prompt) + params.max_tokens - 1) // shape.block - len(prompt) // shape.block + 1
     per_block = params.max_steps_per_block + params.max_post_edit_steps + 1 + shape.block
-    return _Decode(logits_of, prompt, params, shape).run(blocks * per_block)
+    return _Decode(logits_of, prompt, params, shape, given or {}).run(blocks * per_block)

@@ -259,6 +259,6 @@ def test_same_again(p: Params, seed: int) -> None:
 
 
 def test_the_bound_is_real() -> None:
-    slow = _Decode(adversarial(1, 1.0), [1], Params(max_tokens=8, accept_threshold=1.0, ignore_eos=True), SHAPE)
+    slow = _Decode(adversarial(1, 1.0), [1], Params(max_tokens=8, accept_threshold=1.0, ignore_eos=True), SHAPE, {})
     with pytest.raises(AssertionError, match="did not end"):
         slow.run(max_steps=3)
