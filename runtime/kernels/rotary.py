@@ -1,5 +1,5 @@
-"""Per-head q/k RMSNorm, where a model has it, and NeoX rotary embedding of the whole head or its first dimensions, in
-one pass over the fused QKV rows (models.md 1)."""
+"""Per-head q/k RMSNorm and clipping, where a model has them, and NeoX rotary embedding of the whole head or its first
+dimensions, in one pass over the fused QKV rows (models.md 1 and 5)."""
 
 from __future__ import annotations
 
@@ -19,14 +19,16 @@ def qk_norm_rotary_reference(
     heads: int,
     kv_heads: int,
     eps: float,
+    clip: float | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Split fused rows into normed (with weights), rotated q and k, and v.
+    """Split fused rows into normed (with weights), clipped (with `clip`), rotated q and k, and clipped v.
 
     Args:
         qkv: [rows, (heads + 2 * kv_heads) * head_dim]: all Q heads, all K, all V. May be overwritten.
         positions: int64 [rows], each below len(table).
         table: [positions, rotary_dim], float32 or float64: cosines, then sines, of rotary_dim/2 frequencies.
         q_weight, k_weight: [head_dim]; both None: nothing is normed, and `eps` plays no part.
+        clip: above 0: no number of normed q and k, and of v, is further from 0. None: they are as they are.
 
     Returns:
         q [rows, heads, head_dim], k and v [rows, kv_heads, head_dim], contiguous, in qkv's dtype (rounded once, after
@@ -36,6 +38,8 @@ def qk_norm_rotary_reference(
     q, k, v = qkv.unflatten(1, (sum(split), -1)).split(split, dim=1)
     pairs = [(x.to(up), weight) for x, weight in ((q, q_weight), (k, k_weight))]
     x = torch.cat([x if weight is None else rms_norm_reference(x, weight, eps) for x, weight in pairs], dim=1)
+    if clip is not None:
+        x, v = x.clamp(-clip, clip), v.clamp(-clip, clip)
     cos, sin = table[positions].to(up).unsqueeze(1).chunk(2, dim=-1)
     first, second, rest = x.split([cos.shape[-1], cos.shape[-1], x.shape[-1] - 2 * cos.shape[-1]], dim=-1)
     x = torch.cat([first * cos - second * sin, second * cos + first * sin, rest], dim=-1).to(qkv.dtype)
@@ -44,9 +48,9 @@ def qk_norm_rotary_reference(
 
 @triton.jit
 def _qk_norm_rotary(
-    qkv_ptr, positions_ptr, table_ptr, q_weight_ptr, k_weight_ptr, q_ptr, k_ptr, v_ptr, eps,
+    qkv_ptr, positions_ptr, table_ptr, q_weight_ptr, k_weight_ptr, q_ptr, k_ptr, v_ptr, eps, clip,
     HEADS: tl.constexpr, KV_HEADS: tl.constexpr, DIM: tl.constexpr, ROTARY: tl.constexpr,
-    HEADS_P2: tl.constexpr, DIM_P2: tl.constexpr, NORM: tl.constexpr,
+    HEADS_P2: tl.constexpr, DIM_P2: tl.constexpr, NORM: tl.constexpr, CLIP: tl.constexpr,
 ):  # fmt: skip
     """One program a row: its Q, K and V heads as one [heads, dim] tile. The table holds cosines, then sines."""
     HALF: tl.constexpr = ROTARY // 2
@@ -73,6 +77,11 @@ def _qk_norm_rotary(
         partner_weight += tl.load(k_weight_ptr + partner + head * 0, mask=k_ok, other=0.0)
         x = x * scale[:, None] * weight.to(tl.float32)
         other = other * scale[:, None] * partner_weight.to(tl.float32)
+    v = raw
+    if CLIP:
+        x = tl.minimum(tl.maximum(x, -clip), clip)
+        other = tl.minimum(tl.maximum(other, -clip), clip)
+        v = tl.minimum(tl.maximum(raw.to(tl.float32), -clip), clip).to(raw.dtype)
 
     position = tl.load(positions_ptr + row)
     angle = position * ROTARY + dim % HALF
@@ -83,7 +92,7 @@ def _qk_norm_rotary(
     kind = q_ptr.dtype.element_ty
     tl.store(q_ptr + (row * HEADS + head) * DIM + dim, x.to(kind), mask=q_ok)
     tl.store(k_ptr + (row * KV_HEADS + head - HEADS) * DIM + dim, x.to(kind), mask=k_ok)
-    tl.store(v_ptr + (row * KV_HEADS + head - HEADS - KV_HEADS) * DIM + dim, raw, mask=is_v & (dim < DIM))
+    tl.store(v_ptr + (row * KV_HEADS + head - HEADS - KV_HEADS) * DIM + dim, v, mask=is_v & (dim < DIM))
 
 
 def qk_norm_rotary(
@@ -95,6 +104,7 @@ def qk_norm_rotary(
     heads: int,
     kv_heads: int,
     eps: float,
+    clip: float | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """`qk_norm_rotary_reference` for contiguous rows on a GPU."""
     rows, dim = len(qkv), qkv.shape[1] // (heads + 2 * kv_heads)
@@ -102,9 +112,9 @@ def qk_norm_rotary(
     q = qkv.new_empty(rows, heads, dim)
     k, v = qkv.new_empty(rows, kv_heads, dim), qkv.new_empty(rows, kv_heads, dim)
     _qk_norm_rotary[(rows,)](
-        qkv, positions, table, q_weight if norm else qkv, k_weight if norm else qkv, q, k, v, eps,
+        qkv, positions, table, q_weight if norm else qkv, k_weight if norm else qkv, q, k, v, eps, clip or 0.0,
         HEADS=heads, KV_HEADS=kv_heads, DIM=dim, ROTARY=table.shape[1],
         HEADS_P2=triton.next_power_of_2(heads + 2 * kv_heads), DIM_P2=triton.next_power_of_2(dim),
-        NORM=norm, num_warps=4,
+        NORM=norm, CLIP=clip is not None, num_warps=4,
     )  # fmt: skip
     return q, k, v

@@ -1,5 +1,5 @@
 """Which experts a row goes through and with which weights: sigmoid or softmax scores, the best groups, a bias that
-ranks and does not weigh (models.md 1)."""
+ranks and may weigh (models.md 1 and 5)."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ from runtime.kernels.triton_import import tl, triton
 @dataclass(frozen=True)
 class RoutingRule:
     """`top_k` of the experts in the best `topk_group` of `n_group` groups; weights normalised to 1 where `normalise`,
-    then times `scale`. Scores are each expert's own sigmoid, or the softmax over all of them."""
+    then times `scale`. Scores are each expert's own sigmoid, or the softmax over all of them. A bias is added to them
+    for the ranking; `bias_weighs`: for the weights too."""
 
     top_k: int
     n_group: int
@@ -22,12 +23,13 @@ class RoutingRule:
     normalise: bool
     scale: float
     scores: Literal["sigmoid", "softmax"] = "sigmoid"
+    bias_weighs: bool = False
 
 
 def route_reference(
     logits: torch.Tensor, bias: torch.Tensor | None, rule: RoutingRule
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Choose experts by scores plus bias, and weigh them by their scores alone.
+    """Choose experts by scores plus bias, and weigh them by their scores alone (or, see the rule, by the sum).
 
     Args:
         logits: [rows, experts], float32 or float64.
@@ -44,7 +46,7 @@ def route_reference(
         keep = torch.zeros_like(best, dtype=torch.bool).scatter_(1, best.topk(rule.topk_group, dim=-1).indices, True)
         ranks = groups.masked_fill(~keep.unsqueeze(-1), float("-inf")).flatten(1)
     ids = ranks.topk(rule.top_k, dim=-1).indices
-    weights = scores.gather(1, ids)
+    weights = (ranks if rule.bias_weighs else scores).gather(1, ids)
     if rule.normalise:
         weights = weights / (weights.sum(-1, keepdim=True) + 1e-20)
     return ids.to(torch.int32), weights * rule.scale
@@ -55,7 +57,7 @@ def _route(
     logits_ptr, bias_ptr, ids_ptr, weights_ptr, scale,
     EXPERTS: tl.constexpr, GROUPS: tl.constexpr, KEPT: tl.constexpr, TOP_K: tl.constexpr,
     GROUPS_P2: tl.constexpr, SIZE_P2: tl.constexpr, TOP_P2: tl.constexpr,
-    BIASED: tl.constexpr, NORMALISE: tl.constexpr, SOFTMAX: tl.constexpr,
+    BIASED: tl.constexpr, BIAS_WEIGHS: tl.constexpr, NORMALISE: tl.constexpr, SOFTMAX: tl.constexpr,
 ):  # fmt: skip
     """One program a row. Experts lie as [groups, experts of a group], padded to powers of two."""
     SIZE: tl.constexpr = EXPERTS // GROUPS
@@ -73,6 +75,8 @@ def _route(
     ranks = scores
     if BIASED:
         ranks += tl.load(bias_ptr + expert, mask=ok, other=0.0)
+        if BIAS_WEIGHS:
+            scores = ranks
     ranks = tl.where(ok, ranks, float("-inf"))
 
     if KEPT < GROUPS:
@@ -116,7 +120,7 @@ def route(logits: torch.Tensor, bias: torch.Tensor | None, rule: RoutingRule) ->
         logits, logits if bias is None else bias, ids, weights, rule.scale,
         EXPERTS=experts, GROUPS=rule.n_group, KEPT=rule.topk_group, TOP_K=rule.top_k,
         GROUPS_P2=triton.next_power_of_2(rule.n_group), SIZE_P2=triton.next_power_of_2(experts // rule.n_group),
-        TOP_P2=triton.next_power_of_2(rule.top_k), BIASED=bias is not None, NORMALISE=rule.normalise,
-        SOFTMAX=rule.scores == "softmax", num_warps=1,
+        TOP_P2=triton.next_power_of_2(rule.top_k), BIASED=bias is not None, BIAS_WEIGHS=rule.bias_weighs,
+        NORMALISE=rule.normalise, SOFTMAX=rule.scores == "softmax", num_warps=1,
     )  # fmt: skip
     return ids, weights

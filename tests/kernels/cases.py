@@ -51,19 +51,23 @@ def check_silu_mul(rows: int, width: int, dtype: torch.dtype, device: str) -> No
 
 
 def check_rotary(
-    rows: int, heads: int, kv_heads: int, dim: int, rotary: int, dtype: torch.dtype, device: str, normed: bool = True
-) -> None:
+    rows: int, heads: int, kv_heads: int, dim: int, rotary: int, dtype: torch.dtype, device: str, normed: bool = True,
+    clip: float | None = None,
+) -> None:  # fmt: skip
     qkv = random(rows, (heads + 2 * kv_heads) * dim, dtype=dtype, device=device, seed=5)
     weights = [1 + random(dim, dtype=dtype, device=device, seed=s, scale=0.2) if normed else None for s in (6, 7)]
     positions = torch.randint(0, 900, (rows,), generator=torch.Generator().manual_seed(8)).to(device)
     angles = torch.outer(torch.arange(900.0), 10000.0 ** (-torch.arange(0, rotary, 2) / rotary))
     table = torch.cat([angles.cos(), angles.sin()], dim=-1).to(device)
     wide = [None if w is None else w.double() for w in weights]
-    expected = qk_norm_rotary_reference(qkv.double(), positions, table.double(), *wide, heads, kv_heads, 1e-6)
-    got = qk_norm_rotary(qkv, positions, table, *weights, heads, kv_heads, 1e-6)
+    expected = qk_norm_rotary_reference(qkv.double(), positions, table.double(), *wide, heads, kv_heads, 1e-6, clip)
+    got = qk_norm_rotary(qkv, positions, table, *weights, heads, kv_heads, 1e-6, clip)
     for out, reference in zip(got, expected, strict=True):
         assert_near(out, reference, dtype)
-    assert torch.equal(got[2].double(), expected[2])
+    if clip is not None:
+        assert got[2].abs().max() <= clip < qkv.abs().max(), "nothing was clipped"
+    else:
+        assert torch.equal(got[2].double(), expected[2])
 
 
 def check_write_kv(rows: int, kv_heads: int, dim: int, page_size: int, dtype: torch.dtype, device: str) -> None:

@@ -53,9 +53,9 @@ def test_elementwise_silu(dtype):
 @pytest.mark.parametrize(
     ("heads", "kv_heads", "dim", "rotary"), [(4, 2, 16, 8), (3, 3, 24, 24), (7, 1, 8, 2), (4, 4, 20, 6)]
 )
-@pytest.mark.parametrize("normed", [True, False])
-def test_elementwise_rotary(heads, kv_heads, dim, rotary, dtype, normed):
-    cases.check_rotary(3, heads, kv_heads, dim, rotary, dtype, "cpu", normed)
+@pytest.mark.parametrize(("normed", "clip"), [(True, None), (False, None), (True, 0.5)])
+def test_elementwise_rotary(heads, kv_heads, dim, rotary, dtype, normed, clip):
+    cases.check_rotary(3, heads, kv_heads, dim, rotary, dtype, "cpu", normed, clip)
 
 
 @dtypes
@@ -74,6 +74,8 @@ def test_elementwise_kv_write(dtype):
         (128, RoutingRule(8, 1, 1, True, 1.0, "softmax"), False),
         (6, RoutingRule(2, 1, 1, False, 1.0, "softmax"), False),
         (12, RoutingRule(4, 3, 2, True, 1.5, "softmax"), True),
+        (64, RoutingRule(8, 1, 1, False, 1.0, "softmax", bias_weighs=True), True),
+        (12, RoutingRule(3, 3, 2, True, 2.0, bias_weighs=True), True),
     ],
 )
 def test_moe_routing(experts, rule, biased):

@@ -46,12 +46,14 @@ def test_rms_norm(dtype, add):
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16], ids=["bfloat16"])
-@pytest.mark.parametrize("norm", [True, False])
-def test_rotary(dtype, norm):
+@pytest.mark.parametrize(("norm", "clip"), [(True, False), (False, False), (True, True)])
+def test_rotary(dtype, norm, clip):
     p = POINTER[dtype]
     types = dict.fromkeys(("qkv_ptr", "q_weight_ptr", "k_weight_ptr", "q_ptr", "k_ptr", "v_ptr"), p)
-    types |= {"positions_ptr": "*i64", "table_ptr": "*fp32", "eps": "fp32"}
-    constants = {"HEADS": 16, "KV_HEADS": 4, "DIM": 128, "ROTARY": 64, "HEADS_P2": 32, "DIM_P2": 128, "NORM": norm}
+    types |= {"positions_ptr": "*i64", "table_ptr": "*fp32", "eps": "fp32", "clip": "fp32"}
+    constants = {
+        "HEADS": 16, "KV_HEADS": 4, "DIM": 128, "ROTARY": 64, "HEADS_P2": 32, "DIM_P2": 128, "NORM": norm, "CLIP": clip,
+    }  # fmt: skip
     build(rotary._qk_norm_rotary, types, constants, num_warps=4)
 
 
@@ -63,12 +65,12 @@ def test_kv_write_and_silu(dtype):
     build(silu_mul._silu_mul, {"gate_up_ptr": p, "out_ptr": p}, {"WIDTH": 5120, "COLUMNS": 1024}, num_warps=4)
 
 
-@pytest.mark.parametrize("softmax", [True, False])
-def test_routing(softmax):
+@pytest.mark.parametrize(("softmax", "weighs"), [(True, False), (False, False), (True, True)])
+def test_routing(softmax, weighs):
     types = {"logits_ptr": "*fp32", "bias_ptr": "*fp32", "ids_ptr": "*i32", "weights_ptr": "*fp32", "scale": "fp32"}
     constants = {
         "EXPERTS": 256, "GROUPS": 8, "KEPT": 4, "TOP_K": 8, "GROUPS_P2": 8, "SIZE_P2": 32, "TOP_P2": 8,
-        "BIASED": True, "NORMALISE": True, "SOFTMAX": softmax,
+        "BIASED": True, "BIAS_WEIGHS": weighs, "NORMALISE": True, "SOFTMAX": softmax,
     }  # fmt: skip
     build(routing._route, types, constants, num_warps=1)
 

@@ -62,6 +62,15 @@ def test_the_bias_ranks_and_does_not_weigh():
     torch.testing.assert_close(normalised.sum(), torch.tensor(3.0, dtype=torch.float64))
 
 
+def test_a_bias_may_weigh_too():
+    logits = torch.tensor([[0.0, 3.0, 1.0, 2.0]], dtype=torch.float64)
+    bias = torch.tensor([0.9, 0.0, 0.0, -0.2], dtype=torch.float64)
+    ids, weights = route_reference(logits, bias, RoutingRule(2, 1, 1, False, 1.0, "softmax", bias_weighs=True))
+    assert ids.tolist() == [[0, 1]]
+    total = sum(math.exp(x) for x in range(4))
+    torch.testing.assert_close(weights[0], torch.tensor([1 / total + 0.9, math.exp(3) / total], dtype=torch.float64))
+
+
 @pytest.mark.parametrize("normalise", [False, True])
 def test_softmax_scores_are_shares_of_all_experts(normalise):
     logits = torch.tensor([[0.0, 3.0, 1.0, 2.0]], dtype=torch.float64)
