@@ -50,6 +50,7 @@ class Facts:
     eos_ids: tuple[int, ...]  # those that config.json names
     max_model_len: int | None = None  # default of --max-model-len, where that is another than most families'
     bos_id: int | None = None  # begins every prompt that is given as plain text
+    shift: bool = False  # the logits of position i are those of row i-1, not of row i
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,7 @@ from runtime.layers.linear import Linear, head_logits
 from runtime.layers.mlp import SwiGLU
 from runtime.layers.moe import MoE
 from runtime.layers.norm import RMSNorm
-from runtime.layers.rotary import RotaryTable
+from runtime.layers.rotary import RotaryTable, Yarn
 from runtime.models.base import Facts
 
 
@@ -39,8 +39,20 @@ class Mixture:
 
 
 @dataclass(frozen=True)
+class Growth:
+    """Queries at position p are multiplied by 1 + beta * ln(1 + p // every): by 1 up to `every`."""
+
+    beta: float
+    every: int
+
+    def of(self, positions: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+        """int64 [rows] -> [rows, 1, 1] of `dtype`, for queries [rows, heads, head_dim]."""
+        return (1 + self.beta * torch.log1p((positions // self.every).double())).to(dtype)[:, None, None]
+
+
+@dataclass(frozen=True)
 class DecoderArch:
-    """Everything that a decoder is built from, and what `decoder_facts` says of it."""
+    """Everything that a decoder is built from, and what `decoder_facts` and a family's own facts say of it."""
 
     vocab_size: int
     hidden: int
@@ -61,6 +73,12 @@ class DecoderArch:
     block_size: int
     mask_id: int | None
     eos_ids: tuple[int, ...]
+    bos_id: int | None = None
+    padding: int = 0  # rows of the embedding and the head after those of the vocabulary
+    norm_head: bool = False  # each column of the head is brought to length 1 when it is loaded
+    clip: float | None = None  # of queries and keys before they turn, and of values
+    yarn: Yarn | None = None
+    growth: Growth | None = None
 
 
 def decoder_facts(arch: DecoderArch) -> Facts:
@@ -82,6 +100,7 @@ class ForwardContext:
     rotary: torch.Tensor  # ``RotaryTable.cover``
     attention: Attention
     plan: Any  # what `attention` made of the batch
+    growth: torch.Tensor | None  # ``Growth.of``
 
 
 class SelfAttention(nn.Module):
@@ -101,8 +120,10 @@ class SelfAttention(nn.Module):
             self.qkv(x), context.batch.positions, context.rotary,
             None if self.q_norm is None else self.q_norm.weight,
             None if self.k_norm is None else self.k_norm.weight,
-            self.arch.heads, self.arch.kv_heads, self.arch.eps,
+            self.arch.heads, self.arch.kv_heads, self.arch.eps, self.arch.clip,
         )  # fmt: skip
+        if context.growth is not None:
+            q = q * context.growth
         kv = context.pool.layer(layer)
         self.kernels.write_kv(k, v, context.batch.slots, kv.k, kv.v)
         return self.out(context.attention.attend(q, kv, context.plan).flatten(1))
@@ -146,11 +167,11 @@ class Decoder(nn.Module):
         self.kv_shapes = (KVShape(arch.kv_heads, arch.head_dim, arch.head_dim),) * arch.layers
         shape = AttentionShape(arch.heads, arch.kv_heads, arch.head_dim, arch.head_dim**-0.5)
         self.attention = make_attention(shape, build)
-        self.rotary = RotaryTable(build, arch.rotary_dim, arch.rope_theta, arch.max_positions)
-        self.embedding = Embedding(build, arch.vocab_size, arch.hidden)
+        self.rotary = RotaryTable(build, arch.rotary_dim, arch.rope_theta, arch.max_positions, arch.yarn)
+        self.embedding = Embedding(build, arch.vocab_size + arch.padding, arch.hidden)
         self.layers = nn.ModuleList(Layer(build, arch, index) for index in range(arch.layers))
         self.norm = RMSNorm(build, arch.hidden, arch.eps)
-        self.lm_head = None if arch.tied else build.parameter(arch.vocab_size, arch.hidden)
+        self.lm_head = None if arch.tied else build.parameter(arch.vocab_size + arch.padding, arch.hidden)
 
     @torch.inference_mode()
     def embed(self, tokens: torch.Tensor) -> torch.Tensor:
@@ -159,7 +180,8 @@ class Decoder(nn.Module):
     @torch.inference_mode()
     def forward(self, x: torch.Tensor, batch: ForwardBatch, pool: KVPool) -> torch.Tensor:
         table, plan = self.rotary.cover(batch.reach), self.attention.plan(batch)
-        context = ForwardContext(batch, pool, table, self.attention, plan)
+        growth = None if self.arch.growth is None else self.arch.growth.of(batch.positions, x.dtype)
+        context = ForwardContext(batch, pool, table, self.attention, plan, growth)
         residual = None
         for layer in self.layers:
             x, residual = layer(x, residual, context)

@@ -8,15 +8,15 @@ from typing import Any
 from runtime.errors import ConfigError
 from runtime.kernels.routing import RoutingRule
 from runtime.models.decoder import DecoderArch, Mixture
-from runtime.models.decoder_config import head_shape, rotary, tell_unknown
+from runtime.models.decoder_config import head_shape, tell_unknown
 from runtime.models.fields import Fields
+from runtime.models.rotary_config import rotary
 
 # Fields that change the computation, with the only values built.
 BUILT: dict[str, tuple[Any, ...]] = {
     "hidden_act": ("silu",),
     "use_qk_norm": (True,),
     "use_rmsnorm": (True,),
-    "norm_head": (False,),
     "norm_softmax": (False,),
     "score_function": ("sigmoid",),
     "router_dtype": ("fp32", "float32", None),
@@ -42,7 +42,8 @@ HONOURED = frozenset(
     use_bias use_qkv_bias num_experts num_shared_experts num_experts_per_tok n_group topk_group
     moe_intermediate_size first_k_dense_replace max_position_embeddings rope_theta rope_parameters
     partial_rotary_factor rotary_dim routed_scaling_factor norm_topk_prob rms_norm_eps tie_word_embeddings
-    moe_router_enable_expert_bias moe_router_enable_shared_expert block_size mask_token_id eos_token_id
+    moe_router_enable_expert_bias moe_router_enable_shared_expert moe_shared_expert_intermediate_size norm_head
+    block_size mask_token_id eos_token_id
     """.split()  # noqa: SIM905
 )
 
@@ -55,7 +56,13 @@ def parse(config: Mapping[str, Any]) -> DecoderArch:
     hidden, heads, kv_heads, head_dim = head_shape(fields)
     layers = fields.whole("num_hidden_layers")
     dense_layers = min(layers, fields.whole("first_k_dense_replace", 0, low=0))
-    theta, rotary_dim = rotary(config, head_dim)
+    turn = rotary(config, head_dim)
+    tied, norm_head = fields.flag("tie_word_embeddings", False), fields.flag("norm_head", False)
+    if tied and norm_head:
+        raise ConfigError(
+            "config.json: norm_head is true beside tie_word_embeddings, which is not built: a tied head has no columns "
+            "of its own to norm"
+        )
     return DecoderArch(
         vocab_size=fields.whole("vocab_size", low=2),
         hidden=hidden,
@@ -63,8 +70,8 @@ def parse(config: Mapping[str, Any]) -> DecoderArch:
         heads=heads,
         kv_heads=kv_heads,
         head_dim=head_dim,
-        rotary_dim=rotary_dim,
-        rope_theta=theta,
+        rotary_dim=turn.dim,
+        rope_theta=turn.theta,
         max_positions=fields.whole("max_position_embeddings"),
         eps=fields.number("rms_norm_eps"),
         qk_norm=True,
@@ -72,10 +79,11 @@ def parse(config: Mapping[str, Any]) -> DecoderArch:
         out_bias=fields.flag("use_bias", False),
         width=fields.whole("intermediate_size") if dense_layers else 0,
         mixture=_mixture(fields, range(dense_layers, layers)),
-        tied=fields.flag("tie_word_embeddings", False),
+        tied=tied,
         block_size=fields.whole("block_size", 32),
         mask_id=fields.id("mask_token_id"),
         eos_ids=fields.ids("eos_token_id"),
+        norm_head=norm_head,
     )
 
 
@@ -101,7 +109,7 @@ def _mixture(fields: Fields, layers: range) -> Mixture | None:
         layers=frozenset(layers),
         experts=experts,
         width=width,
-        shared_width=shared * width,
+        shared_width=shared * fields.whole("moe_shared_expert_intermediate_size", width),
         rule=RoutingRule(top_k, groups, kept, fields.flag("norm_topk_prob", True), scale),
         router_bias=biased,
     )

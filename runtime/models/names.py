@@ -2,70 +2,138 @@
 
 from __future__ import annotations
 
-from runtime.models.decoder import DecoderArch
-from runtime.weights.loader import Slot, WeightMap
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+import torch.nn.functional as F
+
+from runtime.kernels.precision import wide
+from runtime.models.decoder import DecoderArch, Mixture
+from runtime.weights.loader import Fused, Slot, WeightMap
 
 
-def llama_weights(arch: DecoderArch) -> WeightMap:
-    """`model.embed_tokens`, `model.layers.N.self_attn.{q,k,v,o}_proj` and so on, with `q_norm` and `k_norm`, biases and
-    experts where the architecture has them."""
-    slots = {"model.embed_tokens.weight": Slot("embedding.weight"), "model.norm.weight": Slot("norm.weight")}
+@dataclass(frozen=True)
+class Names:
+    """What checkpoints call a decoder's tensors, without the ending `.weight` or `.bias`; the defaults are Llama's.
+    `layer` holds {} for a layer's number, and what follows belongs to a layer."""
+
+    embedding: str = "model.embed_tokens"
+    norm: str = "model.norm"
+    head: str = "lm_head"
+    layer: str = "model.layers.{}."
+    input_norm: str = "input_layernorm"
+    post_norm: str = "post_attention_layernorm"
+    q: str = "self_attn.q_proj"
+    k: str = "self_attn.k_proj"
+    v: str = "self_attn.v_proj"
+    out: str = "self_attn.o_proj"
+    q_norm: str = "self_attn.q_norm"
+    k_norm: str = "self_attn.k_norm"
+    gate: str = "mlp.gate_proj"
+    up: str = "mlp.up_proj"
+    down: str = "mlp.down_proj"
+    router: str = "mlp.gate"
+    router_bias: str = "mlp.gate.expert_bias"
+    experts: str = "mlp.experts"
+    shared: str = "mlp.shared_experts"
+
+
+LLAMA = Names()
+
+
+def llama_weights(arch: DecoderArch, names: Names = LLAMA) -> WeightMap:
+    """For checkpoints in the manner of Llama and Qwen, with one tensor each for queries, keys and values."""
+    return decoder_weights(arch, names, partial(_attention, arch, names))
+
+
+def decoder_weights(
+    arch: DecoderArch,
+    names: Names,
+    attention: Callable[[str, str], dict[str, Slot]],
+    rename: Callable[[str], str] = lambda name: name,
+) -> WeightMap:
+    """`attention(theirs, ours)` are the tensors of one layer's attention, by the beginnings of their names in a file
+    and of the parameters'. A table made from the config may stand in a file, and a head that is the embedding too."""
+    slots = {f"{names.embedding}.weight": Slot("embedding.weight"), f"{names.norm}.weight": Slot("norm.weight")}
+    head = f"{names.head}.weight"
     if not arch.tied:
-        slots["lm_head.weight"] = Slot("lm_head")
+        slots[head] = Slot("lm_head", through=_unit_columns if arch.norm_head else None)
+    fused: dict[str, Fused] = {}
     for index in range(arch.layers):
-        slots |= _llama_layer(arch, index)
-    return WeightMap(slots, skip=lambda name: is_derived(arch, name))
+        theirs, ours = names.layer.format(index), f"layers.{index}."
+        slots[f"{theirs}{names.input_norm}.weight"] = Slot(f"{ours}input_norm.weight")
+        slots[f"{theirs}{names.post_norm}.weight"] = Slot(f"{ours}post_norm.weight")
+        slots |= attention(theirs, f"{ours}attention.")
+        if arch.mixture is None or index not in arch.mixture.layers:
+            dense = [f"{theirs}{name}" for name in (names.gate, names.up, names.down)]
+            slots |= _swiglu(dense, f"{ours}mlp.", arch.width)
+            continue
+        slots |= _mixture(arch.mixture, names, theirs, f"{ours}mlp.")
+        fused |= _fused(arch.mixture, f"{theirs}{names.experts}.", f"{ours}mlp.")
+    return WeightMap(
+        slots, rename, lambda name: name.endswith("rotary_emb.inv_freq") or (arch.tied and name == head), fused
+    )
 
 
-def is_derived(arch: DecoderArch, name: str) -> bool:
-    """Tensors that hold nothing of their own: tables made from the config, and a head that is the embedding."""
-    return name.endswith("rotary_emb.inv_freq") or (arch.tied and name == "lm_head.weight")
+def _attention(arch: DecoderArch, names: Names, theirs: str, ours: str) -> dict[str, Slot]:
+    queries, keys = arch.heads * arch.head_dim, (arch.heads + arch.kv_heads) * arch.head_dim
+    values = keys + arch.kv_heads * arch.head_dim
+    slots = {f"{theirs}{names.out}.weight": Slot(f"{ours}out.weight")}
+    for name, rows in ((names.q, slice(0, queries)), (names.k, slice(queries, keys)), (names.v, slice(keys, values))):
+        slots[f"{theirs}{name}.weight"] = Slot(f"{ours}qkv.weight", (rows,))
+        if arch.qkv_bias:
+            slots[f"{theirs}{name}.bias"] = Slot(f"{ours}qkv.bias", (rows,))
+    if arch.out_bias:
+        slots[f"{theirs}{names.out}.bias"] = Slot(f"{ours}out.bias")
+    if arch.qk_norm:
+        slots[f"{theirs}{names.q_norm}.weight"] = Slot(f"{ours}q_norm.weight")
+        slots[f"{theirs}{names.k_norm}.weight"] = Slot(f"{ours}k_norm.weight")
+    return slots
 
 
-def feed_forward(arch: DecoderArch, index: int, theirs: str, ours: str) -> dict[str, Slot]:
-    """A layer's `mlp`: one SwiGLU, or `gate`, `experts.N` and `shared_experts`."""
-    mixture = arch.mixture
-    if mixture is None or index not in mixture.layers:
-        return _swiglu(theirs, ours, arch.width)
-    slots = {f"{theirs}gate.weight": Slot(f"{ours}router.weight")}
+def _mixture(mixture: Mixture, names: Names, theirs: str, ours: str) -> dict[str, Slot]:
+    """Router, experts one by one, shared experts."""
+    slots = {f"{theirs}{names.router}.weight": Slot(f"{ours}router.weight")}
     if mixture.router_bias:
-        slots[f"{theirs}gate.expert_bias"] = Slot(f"{ours}router.bias")
+        slots[f"{theirs}{names.router_bias}"] = Slot(f"{ours}router.bias")
     width = mixture.width
     for expert in range(mixture.experts):
-        each = f"{theirs}experts.{expert}."
+        each = f"{theirs}{names.experts}.{expert}."
         slots[f"{each}gate_proj.weight"] = Slot(f"{ours}gate_up", (expert, slice(0, width)))
         slots[f"{each}up_proj.weight"] = Slot(f"{ours}gate_up", (expert, slice(width, 2 * width)))
         slots[f"{each}down_proj.weight"] = Slot(f"{ours}down", (expert,))
     if mixture.shared_width:
-        slots |= _swiglu(f"{theirs}shared_experts.", f"{ours}shared.", mixture.shared_width)
+        shared = [f"{theirs}{names.shared}.{part}" for part in ("gate_proj", "up_proj", "down_proj")]
+        slots |= _swiglu(shared, f"{ours}shared.", mixture.shared_width)
     return slots
 
 
-def _llama_layer(arch: DecoderArch, index: int) -> dict[str, Slot]:
-    theirs, ours = f"model.layers.{index}.", f"layers.{index}."
+def _fused(mixture: Mixture, theirs: str, ours: str) -> dict[str, Fused]:
+    """The same experts as three tensors [experts, out, in], without `.weight`."""
+    width, every = mixture.width, slice(None)
     slots = {
-        f"{theirs}input_layernorm.weight": Slot(f"{ours}input_norm.weight"),
-        f"{theirs}post_attention_layernorm.weight": Slot(f"{ours}post_norm.weight"),
-        f"{theirs}self_attn.o_proj.weight": Slot(f"{ours}attention.out.weight"),
+        "gate_proj": Slot(f"{ours}gate_up", (every, slice(0, width))),
+        "up_proj": Slot(f"{ours}gate_up", (every, slice(width, 2 * width))),
+        "down_proj": Slot(f"{ours}down"),
     }
-    queries, keys = arch.heads * arch.head_dim, (arch.heads + arch.kv_heads) * arch.head_dim
-    parts = {"q": slice(0, queries), "k": slice(queries, keys), "v": slice(keys, keys + arch.kv_heads * arch.head_dim)}
-    for name, rows in parts.items():
-        slots[f"{theirs}self_attn.{name}_proj.weight"] = Slot(f"{ours}attention.qkv.weight", (rows,))
-        if arch.qkv_bias:
-            slots[f"{theirs}self_attn.{name}_proj.bias"] = Slot(f"{ours}attention.qkv.bias", (rows,))
-    if arch.out_bias:
-        slots[f"{theirs}self_attn.o_proj.bias"] = Slot(f"{ours}attention.out.bias")
-    if arch.qk_norm:
-        slots[f"{theirs}self_attn.q_norm.weight"] = Slot(f"{ours}attention.q_norm.weight")
-        slots[f"{theirs}self_attn.k_norm.weight"] = Slot(f"{ours}attention.k_norm.weight")
-    return slots | feed_forward(arch, index, f"{theirs}mlp.", f"{ours}mlp.")
-
-
-def _swiglu(theirs: str, ours: str, width: int) -> dict[str, Slot]:
-    """gate_proj and up_proj are the halves of our one product; none of them has a bias."""
     return {
-        f"{theirs}gate_proj.weight": Slot(f"{ours}gate_up.weight", (slice(0, width),)),
-        f"{theirs}up_proj.weight": Slot(f"{ours}gate_up.weight", (slice(width, 2 * width),)),
-        f"{theirs}down_proj.weight": Slot(f"{ours}down.weight"),
+        f"{theirs}{part}": Fused(slot, tuple(f"{theirs}{expert}.{part}.weight" for expert in range(mixture.experts)))
+        for part, slot in slots.items()
     }
+
+
+def _swiglu(theirs: list[str], ours: str, width: int) -> dict[str, Slot]:
+    """`theirs`: gate, up and down. The first two are the halves of our one product; none of them has a bias."""
+    gate, up, down = theirs
+    return {
+        f"{gate}.weight": Slot(f"{ours}gate_up.weight", (slice(0, width),)),
+        f"{up}.weight": Slot(f"{ours}gate_up.weight", (slice(width, 2 * width),)),
+        f"{down}.weight": Slot(f"{ours}down.weight"),
+    }
+
+
+def _unit_columns(head: torch.Tensor) -> torch.Tensor:
+    """[vocab, hidden], every column brought to length 1."""
+    return F.normalize(head.to(wide(head.dtype)), dim=0, eps=1e-7)

@@ -7,12 +7,15 @@ from typing import Any
 
 from runtime.models.base import Family, register_family
 from runtime.models.decoder import Decoder, DecoderArch, decoder_facts
-from runtime.models.decoder_config import llama_like
+from runtime.models.decoder_config import EXPERTS_HONOURED, llama_like, qwen_experts
 from runtime.models.names import llama_weights
 
 
 def parse(config: Mapping[str, Any]) -> DecoderArch:
-    return llama_like(config, "sdar_moe", qk_norm=True, block_size=4, max_positions=32768, experts=True)
+    return llama_like(
+        config, "sdar_moe", qk_norm=True, block_size=4, max_positions=32768, mixture=qwen_experts,
+        known=EXPERTS_HONOURED,
+    )  # fmt: skip
 
 
 SDAR_MOE = register_family(

@@ -16,7 +16,7 @@ def detect(config: Mapping[str, Any]) -> bool:
 
 
 def parse(config: Mapping[str, Any]) -> DecoderArch:
-    return llama_like(config, "stable_diffcoder", qk_norm=False, block_size=4, max_positions=8192)
+    return llama_like(config, "stable_diffcoder", block_size=4, max_positions=8192)
 
 
 STABLE_DIFFCODER = register_family(

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import torch
@@ -23,20 +23,39 @@ Arch = TypeVar("Arch")
 
 @dataclass(frozen=True)
 class Slot:
-    """Where a checkpoint tensor goes: the whole of parameter `param`, or its part `param[index]`."""
+    """Where a checkpoint tensor goes: the whole of parameter `param`, or its part `param[index]`; through a function of
+    the whole tensor, where one is given."""
 
     param: str
     index: tuple[int | slice, ...] = ()
+    through: Callable[[torch.Tensor], torch.Tensor] | None = None
+
+
+@dataclass(frozen=True)
+class Fused:
+    """A tensor that may stand in a file instead of several: `parts`, canonical names."""
+
+    slot: Slot
+    parts: tuple[str, ...]
 
 
 @dataclass(frozen=True)
 class WeightMap:
     """A family's tensors. `slots`: every tensor a checkpoint must hold, by its canonical name. `rename`: from a name in
-    a file to the canonical one. `skip`: tensors known to carry nothing the model needs (canonical names)."""
+    a file to the canonical one. `skip`: tensors known to carry nothing the model needs (canonical names). `fused`:
+    tensors that replace their parts among `slots` where a checkpoint holds them, by their canonical names."""
 
     slots: dict[str, Slot]
     rename: Callable[[str], str] = field(default=lambda name: name)
     skip: Callable[[str], bool] = field(default=lambda name: False)
+    fused: dict[str, Fused] = field(default_factory=dict)
+
+    def of(self, held: Collection[str]) -> WeightMap:
+        """The map of a checkpoint that holds tensors of these canonical names."""
+        used = {name: fused for name, fused in self.fused.items() if name in held}
+        parts = {part for fused in used.values() for part in fused.parts}
+        slots = {name: slot for name, slot in self.slots.items() if name not in parts}
+        return replace(self, slots=slots | {name: fused.slot for name, fused in used.items()}, fused={})
 
 
 def load_model(
@@ -63,9 +82,11 @@ def fill(module: nn.Module, checkpoint: Checkpoint, weights: WeightMap, progress
             those that only the cast makes), or a parameter is left unfilled.
     """
     params = dict(module.named_parameters())
+    files = checkpoint.tensor_files()
+    weights = weights.of({weights.rename(name) for name in files})
     targets = {name: _view(params, slot) for name, slot in weights.slots.items()}
     _check_coverage(params, targets, weights)
-    files = _match(checkpoint, weights)
+    files = _match(checkpoint, files, weights)
     with ExitStack() as stack:
         handles = {file: stack.enter_context(checkpoint.tensors(file)) for file in set(files.values())}
         sources = {weights.rename(stored): (handles[file], stored) for stored, file in files.items()}
@@ -78,7 +99,7 @@ def fill(module: nn.Module, checkpoint: Checkpoint, weights: WeightMap, progress
             if not tensor.is_floating_point() or tensor.element_size() < 2:
                 raise ConfigError(f"tensor {stored!r} of {checkpoint.path} is {tensor.dtype}: quantised weights cannot "
                                   "be loaded; use a checkpoint in bfloat16, float16 or float32")  # fmt: skip
-            target.copy_(tensor)
+            target.copy_(tensor if (through := weights.slots[name].through) is None else through(tensor))
             if not bool(torch.isfinite(target).all()):
                 kind = "NaN or infinite values" if not bool(torch.isfinite(tensor).all()) else (
                     f"values too large for {target.dtype}; choose another --dtype")  # fmt: skip
@@ -102,9 +123,9 @@ def _check_coverage(params: dict[str, nn.Parameter], targets: dict[str, torch.Te
         raise AssertionError(f"the family's weight map does not fill {summary(wrong)} exactly once")
 
 
-def _match(checkpoint: Checkpoint, weights: WeightMap) -> dict[str, str]:
+def _match(checkpoint: Checkpoint, stored: dict[str, str], weights: WeightMap) -> dict[str, str]:
     """Stored tensor name -> file, skips left out; ConfigError unless they are exactly the family's."""
-    files = {n: f for n, f in checkpoint.tensor_files().items() if not weights.skip(weights.rename(n))}
+    files = {n: f for n, f in stored.items() if not weights.skip(weights.rename(n))}
     known = [weights.rename(name) for name in files]
     if len(set(known)) != len(known):
         twice = sorted({n for n in known if known.count(n) > 1})

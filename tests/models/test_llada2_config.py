@@ -43,6 +43,8 @@ from tests.oracle.tiny import tiny_config
         ({"num_hidden_layers": 0}, "num_hidden_layers"),
         ({"num_hidden_layers": True}, "num_hidden_layers"),
         ({"tie_word_embeddings": "yes"}, "tie_word_embeddings"),
+        ({"norm_head": "yes"}, "norm_head"),
+        ({"moe_shared_expert_intermediate_size": 0}, "moe_shared_expert_intermediate_size"),
         ({"first_k_dense_replace": -1}, "first_k_dense_replace"),
     ],
 )

@@ -30,6 +30,7 @@ ARCHITECTURES: dict[str, dict[str, Any]] = {
         "topk_group": 1,
         "num_experts_per_tok": 3,
         "num_shared_experts": 2,
+        "moe_shared_expert_intermediate_size": 5,
         "partial_rotary_factor": 1.0,
     },
 }
@@ -113,7 +114,8 @@ def tiny_tensors(config: dict[str, Any], seed: int, sharpness: float = 1.0) -> d
         w[f"{name}.mlp.gate.expert_bias"] = normal(c["num_experts"], scale=0.1)
         for e in range(c["num_experts"]):
             mlp(f"{name}.mlp.experts.{e}", c["moe_intermediate_size"])
-        mlp(f"{name}.mlp.shared_experts", c["moe_intermediate_size"] * c["num_shared_experts"])
+        shared = c.get("moe_shared_expert_intermediate_size", c["moe_intermediate_size"])
+        mlp(f"{name}.mlp.shared_experts", shared * c["num_shared_experts"])
     if c["tie_word_embeddings"]:
         w["model.norm.weight"] *= sharpness
     else:

@@ -85,6 +85,48 @@ def test_the_other_name_of_the_expert_bias(tiny):
     assert torch.equal(logits(load(tiny(rename))), plain)
 
 
+def fuse(tensors, parts=("gate_proj", "up_proj", "down_proj")):
+    """Layer 1's experts as one tensor [experts, out, in] a part."""
+    for part in parts:
+        names = [f"model.layers.1.mlp.experts.{expert}.{part}.weight" for expert in range(4)]
+        tensors[f"model.layers.1.mlp.experts.{part}"] = torch.stack([tensors.pop(name) for name in names])
+
+
+@pytest.mark.parametrize("parts", [("gate_proj", "up_proj", "down_proj"), ("down_proj",)])
+def test_experts_may_be_fused(tiny, parts):
+    plain = logits(load(tiny()))
+    assert torch.equal(logits(load(tiny(lambda t: fuse(t, parts)))), plain)
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        (lambda t: t.update({GATE: torch.ones(8, 16)}), f"1 unknown: '{GATE}'"),
+        (lambda t: t.pop("model.layers.1.mlp.experts.up_proj"), "4 missing: 'model.layers.1.mlp.experts.0.up_proj"),
+        (
+            lambda t: t.update({"model.layers.1.mlp.experts.up_proj": torch.ones(4, 16, 8)}),
+            "model.layers.1.mlp.experts.up_proj is [4, 16, 8], not [4, 8, 16]",
+        ),
+    ],
+)
+def test_broken_fused_experts(tiny, change, sentence):
+    with pytest.raises(ConfigError) as error:
+        load(tiny(lambda t: (fuse(t), change(t))))
+    assert sentence in one_line(error)
+
+
+def test_a_head_may_be_normed_when_it_is_loaded(tiny):
+    def norm(tensors):
+        head = tensors["lm_head.weight"]
+        tensors["lm_head.weight"] = head / head.square().sum(0).sqrt()
+
+    expected = logits(load(tiny(norm)))
+    torch.testing.assert_close(logits(load(tiny(norm_head=True))), expected)
+    assert not torch.allclose(logits(load(tiny())), expected)
+    with pytest.raises(ConfigError, match="norm_head is true beside tie_word_embeddings"):
+        load(tiny(norm_head=True, tie_word_embeddings=True))
+
+
 def test_known_skips(tiny):
     def add(tensors):
         tensors["model.rotary_emb.inv_freq"] = torch.ones(4)
