@@ -1,15 +1,37 @@
 """Model families, one file each. Importing this package registers them; add yours with one line here."""
 
-from runtime.models import dream_reasoner, llada2, sdar, sdar_moe, stable_diffcoder
+from runtime.models import (
+    diffucoder,
+    diffullama,
+    dream,
+    dream_reasoner,
+    fast_dllm_v2,
+    illada,
+    llada,
+    llada2,
+    llada_moe,
+    nemotron_diffusion,
+    sdar,
+    sdar_moe,
+    stable_diffcoder,
+)
 from runtime.models.base import Facts, Family, ForwardBatch, families, register_family, resolve_family
 
 __all__ = [
     "Facts",
     "Family",
     "ForwardBatch",
+    "diffucoder",
+    "diffullama",
+    "dream",
     "dream_reasoner",
     "families",
+    "fast_dllm_v2",
+    "illada",
+    "llada",
     "llada2",
+    "llada_moe",
+    "nemotron_diffusion",
     "register_family",
     "resolve_family",
     "sdar",

@@ -104,6 +104,11 @@ def also_fits(family: str) -> tuple[str, ...]:
 def make_strategy(key: str, fits: tuple[str, ...], context: DecodingContext) -> Strategy:
     """The strategy called `key`, if the model's family can be decoded with it."""
     usable = [name for name in strategies() if name in fits]
+    if not usable:
+        raise ConfigError(
+            f"a model of this family is decoded by {' or '.join(fits)}, which this version does not have; it has: "
+            f"{', '.join(strategies())}"
+        )
     if key not in usable:
         raise ConfigError(f"--decoding-strategy {key!r} does not fit this model; it can be: {', '.join(usable)}")
     return _STRATEGIES[key](context)

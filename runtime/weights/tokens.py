@@ -36,7 +36,8 @@ def read_tokens(
     has it.
 
     Raises:
-        ConfigError: no tokenizer files (unless `skip_tokenizer`), no mask id, or an id outside the vocabulary.
+        ConfigError: no tokenizer files (unless `skip_tokenizer`), no mask id, or an id outside the vocabulary, the one
+            that begins plain text among them.
     """
     vocab_size = facts.vocab_size
     vocab, named = ({}, {}) if skip_tokenizer else _tokenizer(checkpoint)
@@ -65,6 +66,8 @@ def read_tokens(
         for token in ids:
             if not 0 <= token < vocab_size:
                 raise ConfigError(f"{flag}: id {token} is outside the vocabulary (0 to {vocab_size - 1})")
+    if facts.bos_id is not None and facts.bos_id >= vocab_size:
+        raise ConfigError(f"config.json: bos_token_id {facts.bos_id} is outside the vocabulary (0 to {vocab_size - 1})")
     if mask in eos:
         raise ConfigError(f"id {mask} is both the mask and an end token; set --mask-token-id or --eos-token-ids")
     return TokenIds(mask, tuple(sorted(eos)), largest)

@@ -15,6 +15,7 @@ from runtime.engine.setup import load_engine
 from runtime.errors import ConfigError
 from runtime.models import base
 from runtime.models.llada2 import LLADA2
+from runtime.strategies import strategies
 from tests.golden import GOLDEN
 
 
@@ -43,6 +44,18 @@ def test_limits_blocks_and_first_tokens_are_the_familys_to_say(monkeypatch: pyte
         assert text.token_ids == llm.generate([[5, *ids]], greedy)[0].token_ids
     with LLM(model_name="twin", device="cpu", max_model_len=160, block_size=8) as llm:
         assert (llm.info.max_model_len, llm.info.block_size) == (160, 8)
+
+
+def test_a_family_whose_strategies_are_not_there_is_refused_with_their_names(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(base, "_FAMILIES", dict(base._FAMILIES))
+    base.register_family(replace(LLADA2, key="twin", aliases=(), strategies=("ahead", "aside")))
+    for flags in ({}, {"decoding_strategy": "ahead"}, {"decoding_strategy": "multi_bd"}):
+        with pytest.raises(ConfigError) as error:
+            load_engine(EngineConfig(model_name="twin", device="cpu", **flags))
+        assert str(error.value) == (
+            "a model of this family is decoded by ahead or aside, which this version does not have; it has: "
+            + ", ".join(strategies())
+        )
 
 
 def test_how_a_checkpoint_samples_is_what_requests_get_by_default(tmp_path: Path) -> None:

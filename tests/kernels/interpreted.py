@@ -17,7 +17,8 @@ from runtime.weights import load_model, resolve_checkpoint
 from runtime.weights.loader import fill
 from tests.kernels import cases
 from tests.models.paged import logits_in_chunks
-from tests.oracle.llama_like import config_of, tensors_of, write
+from tests.oracle.llama_like import tensors_of, write
+from tests.oracle.spelling import config_of, spelt
 from tests.oracle.tiny import write_tiny
 
 _patch = interpreter._patch_lang_tensor
@@ -120,14 +121,15 @@ def test_attention_of_rows_that_see_anything(window):
     cases.check_sight([(9, 6), (0, 11), (5, 1)], 2, 1, 16, 4, window, torch.float32, "cpu")
 
 
-@pytest.mark.parametrize("key", ["llada2", "sdar_moe", "stable_diffcoder"])
+@pytest.mark.parametrize("key", ["llada2", "sdar_moe", "stable_diffcoder", "dream", "llada_moe"])
 def test_attention_and_all_else_in_a_whole_model(tmp_path, key):
     """Every kernel in its place: a tiny model on the Triton path equals itself on the torch path."""
     if key == "llada2":
         write_tiny(tmp_path, seed=4, num_hidden_layers=2, head_dim=16)
     else:
-        config = config_of(key, num_hidden_layers=2, head_dim=16)
-        write(tmp_path, config, tensors_of(config, seed=4))
+        own = {"clip_qkv": 0.7, "moe_layer_freq": [0, 1]} if key == "llada_moe" else {}
+        config = config_of(key, num_hidden_layers=2, head_dim=16, **own)
+        write(tmp_path, config, spelt(key, tensors_of(key, config, seed=4)))
     checkpoint, family = resolve_checkpoint(str(tmp_path)), resolve_family(key, {})
     arch, build = family.parse(checkpoint.config), Build.choose("cpu", torch.float32)
     expected_model = load_model(checkpoint, family, arch, build)

@@ -12,9 +12,15 @@ from runtime.models.base import Model
 
 
 def make_batch(
-    rows: Sequence[tuple[list[int], int, int]], tables: torch.Tensor, *, block_size: int, page_size: int
+    rows: Sequence[tuple[list[int], int, int]],
+    tables: torch.Tensor,
+    *,
+    block_size: int,
+    page_size: int,
+    prompt: int = 0,
 ) -> ForwardBatch:
-    """`rows`: for each sequence its ids, the first position to run and the end of the run. `tables` [seqs, pages]."""
+    """`rows`: for each sequence its ids, the first position to run and the end of the run. `tables` [seqs, pages].
+    Blocks tile from `prompt` on; what is before sees itself (prefix_full of decoding.md 2)."""
     device = tables.device
     firsts, ends = (torch.tensor(numbers) for numbers in zip(*((first, end) for _, first, end in rows), strict=True))
     lengths = ends - firsts
@@ -23,11 +29,13 @@ def make_batch(
     owner = torch.repeat_interleave(torch.arange(len(rows)), lengths)
     slots = tables.cpu()[owner, positions // page_size].long() * page_size + positions % page_size
     tiles = torch.from_numpy(cut_tiles(lengths.numpy()))
+    block_ends = ((positions - prompt) // block_size + 1) * block_size + prompt
+    block_ends = torch.where(positions < prompt, prompt, block_ends)
     return ForwardBatch(
         tokens=tokens.to(device),
         positions=positions.to(device),
         slots=slots.to(device),
-        visible_end=torch.minimum((positions // block_size + 1) * block_size, ends[owner]).int().to(device),
+        visible_end=torch.minimum(block_ends, ends[owner]).int().to(device),
         window_origin=positions.to(device),
         tiles=tiles.to(device),
         page_table=tables.int(),
@@ -63,11 +71,13 @@ def logits_in_chunks(
     block_size: int,
     page_size: int,
     chunk_blocks: Sequence[int],
+    prompt: int = 0,
     seed: int = 0,
     dtype: torch.dtype = torch.float32,
     device: str = "cpu",
 ) -> list[torch.Tensor]:
-    """Logits [len, vocab] of each sequence, each run in chunks of its own `chunk_blocks` blocks, all side by side."""
+    """Logits [len, vocab] of each sequence, each run in chunks of its own `chunk_blocks` blocks, all side by side. A
+    `prompt` is a whole number of blocks and runs in the first chunk."""
     random = torch.Generator().manual_seed(seed)
     tables, pages = page_tables([len(s) for s in sequences], page_size, random)
     tables = tables.to(device)
@@ -76,9 +86,9 @@ def logits_in_chunks(
     out: list[list[torch.Tensor]] = [[] for _ in sequences]
     while any(d < len(s) for d, s in zip(done, sequences, strict=True)):
         live = [n for n, s in enumerate(sequences) if done[n] < len(s)]
-        ends = [min(len(sequences[n]), done[n] + chunk_blocks[n] * block_size) for n in live]
+        ends = [min(len(sequences[n]), max(prompt, done[n] + chunk_blocks[n] * block_size)) for n in live]
         rows = [(sequences[n], done[n], end) for n, end in zip(live, ends, strict=True)]
-        batch = make_batch(rows, tables[live], block_size=block_size, page_size=page_size)
+        batch = make_batch(rows, tables[live], block_size=block_size, page_size=page_size, prompt=prompt)
         logits = model.head(model.forward(model.embed(batch.tokens), batch, pool))
         for n, part, end in zip(live, logits.split([e - f for _, f, e in rows]), ends, strict=True):
             out[n].append(part)

@@ -12,12 +12,18 @@ from runtime import LLM, SamplingParams
 from runtime.errors import ConfigError
 from runtime.layers.build import Build
 from runtime.models import resolve_family
+from runtime.models.base import Model
+from runtime.strategies import strategies
 from runtime.weights import load_model, resolve_checkpoint
 from tests.golden import GOLDEN
 from tests.models.paged import logits_in_chunks
-from tests.oracle.llama_like import SIGNS, TransformersOracle, config_of, tensors_of, write
+from tests.oracle.llama_like import TransformersOracle, tensors_of, write
+from tests.oracle.spelling import KINDS, config_of, spelt, spelt_name
 
 TOLERANCE = 5e-4  # of golden logits (tests/golden/README.md)
+GOLDENS = {key: key for key, kind in KINDS.items() if kind.golden}  # folder -> family
+GOLDENS |= {"d2f_dream": "dream", "d2f_llada": "llada", "dmax": "llada2"}
+NAMED = {key: key for key, kind in KINDS.items() if kind.named}  # what --model-name has to say
 SHAPES: dict[str, tuple[str, dict[str, Any]]] = {
     "sdar": ("sdar", {}),
     "sdar_biased_tied": ("sdar", {"attention_bias": True, "tie_word_embeddings": True, "num_key_value_heads": 1}),
@@ -28,33 +34,55 @@ SHAPES: dict[str, tuple[str, dict[str, Any]]] = {
     "dream_reasoner": ("dream_reasoner", {"num_attention_heads": 3, "num_key_value_heads": 1}),
     "stable_diffcoder": ("stable_diffcoder", {"head_dim": None}),
     "stable_diffcoder_biased": ("stable_diffcoder", {"attention_bias": True, "num_key_value_heads": 4}),
+    "dream": ("dream", {"hidden_size": 28, "num_attention_heads": 7, "num_key_value_heads": 1, "head_dim": None}),
+    "diffucoder": ("diffucoder", {}),
+    "diffullama": ("diffullama", {"num_key_value_heads": 4}),
+    "illada": ("illada", {}),
+    "illada_biased_untied": ("illada", {"attention_bias": True, "tie_word_embeddings": False}),
+    "llada": ("llada", {}),
+    "llada_grouped": ("llada", {"n_kv_heads": 2, "embedding_size": 44, "mlp_hidden_size": None, "mlp_ratio": 2}),
+    "llada_single": ("llada", {"n_kv_heads": None, "multi_query_attention": True, "weight_tying": True}),
+    "llada_biased": ("llada", {"include_qkv_bias": True, "embedding_size": None}),
+    "llada_moe": ("llada_moe", {}),
+    "llada_moe_shared": ("llada_moe", {"shared_expert_intermediate_size": 12, "moe_router_enable_expert_bias": False}),
+    "llada_moe_clipped": ("llada_moe", {"clip_qkv": 0.8, "attention_bias": True, "moe_layer_freq": [1, 1, 1]}),
+    "llada_moe_unnormed": ("llada_moe", {"qk_layernorm": False, "clip_qkv": 0.8}),
+    "llada_moe_dense": ("llada_moe", {"moe_layer_freq": [0, 0, 0], "num_key_value_heads": 2}),
+    "fast_dllm_v2": ("fast_dllm_v2", {"num_attention_heads": 7, "num_key_value_heads": 1}),
+    "fast_dllm_v2_tied": ("fast_dllm_v2", {"tie_word_embeddings": True}),
+    "nemotron_diffusion": ("nemotron_diffusion", {"head_dim": 16}),
 }
 
 
 def cases(kind: str) -> list[Any]:
     found = []
-    for family in SIGNS:
-        for case in json.loads((GOLDEN / family / "cases.json").read_text()):
+    for folder in GOLDENS:
+        for case in json.loads((GOLDEN / folder / "cases.json").read_text()):
             if case["kind"] == kind:
-                found.append(pytest.param(family, case, id=f"{family}-{case['name']}"))
+                found.append(pytest.param(folder, case, id=f"{folder}-{case['name']}"))
     return found
 
 
-def load(path: Path, dtype: torch.dtype, device: str = "cpu", attn_impl: str | None = None):
+def load(
+    path: Path, dtype: torch.dtype, device: str = "cpu", attn_impl: str | None = None, name: str | None = None
+) -> Model:
     checkpoint = resolve_checkpoint(str(path))
-    family = resolve_family(None, checkpoint.config)
+    family = resolve_family(name, checkpoint.config)
     return load_model(checkpoint, family, family.parse(checkpoint.config), Build.choose(device, dtype, attn_impl))
 
 
-@pytest.mark.parametrize(("family", "case"), cases("logits"))
-def test_golden_logits(family, case):
-    assert case["attention"] in ("block_causal", "full")
-    expected = load_file(GOLDEN / family / "expected.safetensors")
+@pytest.mark.parametrize(("folder", "case"), cases("logits"))
+def test_golden_logits(folder, case):
+    assert case["attention"] in ("block_causal", "prefix_full", "full")
+    expected = load_file(GOLDEN / folder / "expected.safetensors")
     ids = expected[case["ids"]].flatten().tolist()
-    block = case["block_size"] if case["attention"] == "block_causal" else len(ids)
-    model = load(GOLDEN / family, torch.float32)
+    block = len(ids) if case["attention"] == "full" else case["block_size"]
+    model = load(GOLDEN / folder, torch.float32, name=NAMED.get(GOLDENS[folder]))
     for page_size, chunk in ((4, 1), (16, 3)):
-        (logits,) = logits_in_chunks(model, [ids], block_size=block, page_size=page_size, chunk_blocks=[chunk])
+        (logits,) = logits_in_chunks(
+            model, [ids], block_size=block, page_size=page_size, chunk_blocks=[chunk],
+            prompt=case.get("prompt_length", 0),
+        )  # fmt: skip
         torch.testing.assert_close(logits, expected[case["logits"]].view_as(logits), rtol=0, atol=TOLERANCE)
 
 
@@ -74,7 +102,10 @@ def golden_llms():
         llm.close()
 
 
-@pytest.mark.parametrize(("family", "case"), cases("decode"))
+@pytest.mark.parametrize(
+    ("family", "case"),
+    [case for case in cases("decode") if case.values[1]["settings"]["decoding_strategy"] in strategies()],
+)
 def test_golden_answers(golden_llms, family, case):
     settings = dict(case["settings"])
     server = {name: settings.pop(name) for name in ("model_name", "decoding_strategy", "block_size", "buffer_size")}
@@ -94,13 +125,13 @@ def test_golden_answers(golden_llms, family, case):
 def test_random_models_equal_transformers(tmp_path, shape):
     family, changes = SHAPES[shape]
     config = config_of(family, **changes)
-    tensors = tensors_of(config, seed=len(shape))
-    write(tmp_path / "ours", config, tensors)
-    model = load(tmp_path / "ours", torch.float64)
+    tensors = tensors_of(family, config, seed=len(shape))
+    write(tmp_path / "ours", config, spelt(family, tensors))
+    model = load(tmp_path / "ours", torch.float64, name=NAMED.get(family))
     oracle = TransformersOracle(tmp_path / "theirs", family, config, tensors)
     random = torch.Generator().manual_seed(3)
     sequences = [torch.randint(0, 40, (n,), generator=random).tolist() for n in (1, 7, 12, 31, 50)]
-    for block, page_size, chunks in ((4, 2, [1, 1, 2, 3, 5]), (8, 16, [9, 9, 9, 9, 9])):
+    for block, page_size, chunks in ((4, 2, [1, 1, 2, 3, 5]), (64, 16, [1] * 5)):  # blocks, and one canvas each
         results = logits_in_chunks(
             model, sequences, block_size=block, page_size=page_size, chunk_blocks=chunks, dtype=torch.float64
         )
@@ -108,27 +139,50 @@ def test_random_models_equal_transformers(tmp_path, shape):
             torch.testing.assert_close(logits.float(), oracle.logits(ids, block), rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.parametrize("family", SIGNS)
+@pytest.mark.parametrize("family", KINDS)
 def test_every_tensor_is_accounted_for(tmp_path, family):
     config = config_of(family)
-    tensors = tensors_of(config, seed=1)
+    tensors = spelt(family, tensors_of(family, config, seed=1))
     for name in tensors:
         write(tmp_path, config, {n: t for n, t in tensors.items() if n != name})
         with pytest.raises(ConfigError, match=f"1 missing: '{name}'"):
-            load(tmp_path, torch.float32)
-    bias = "model.layers.0.self_attn.q_proj.bias"
-    write(tmp_path, config, tensors | {bias: torch.zeros(32)})
-    with pytest.raises(ConfigError, match=f"1 unknown: '{bias}'"):
-        load(tmp_path, torch.float32)
+            load(tmp_path, torch.float32, name=NAMED.get(family))
+    surplus = spelt_name(family, "model.layers.0.self_attn.o_proj.bias")
+    write(tmp_path, config, tensors | {surplus: torch.zeros(32)})
+    with pytest.raises(ConfigError, match=f"1 unknown: '{surplus}'"):
+        load(tmp_path, torch.float32, name=NAMED.get(family))
     write(tmp_path, config, tensors | {"model.layers.0.self_attn.rotary_emb.inv_freq": torch.zeros(4)})
+    load(tmp_path, torch.float32, name=NAMED.get(family))
+
+
+@pytest.mark.parametrize(("family", "field"), [("sdar", "tie_word_embeddings"), ("llada", "weight_tying")])
+def test_a_tied_head_may_stand_in_the_file_too(tmp_path, family, field):
+    config = config_of(family, **{field: True})
+    tensors = tensors_of(family, config, seed=1)
+    assert "lm_head.weight" not in tensors
+    tensors["lm_head.weight"] = tensors["model.embed_tokens.weight"].clone()
+    write(tmp_path, config, spelt(family, tensors))
     load(tmp_path, torch.float32)
 
 
-def test_a_tied_head_may_stand_in_the_file_too(tmp_path):
-    config = config_of("sdar", tie_word_embeddings=True)
-    tensors = tensors_of(config, seed=1)
-    write(tmp_path, config, tensors | {"lm_head.weight": tensors["model.embed_tokens.weight"].clone()})
-    load(tmp_path, torch.float32)
+def test_queries_grow_past_the_positions_of_the_training(tmp_path):
+    """Up to them nothing grows: the oracle says so too."""
+    config = config_of("nemotron_diffusion")
+    tensors = tensors_of("nemotron_diffusion", config, seed=3)
+    write(tmp_path / "ours", config, spelt("nemotron_diffusion", tensors))
+    flat = config | {"rope_parameters": config["rope_parameters"] | {"llama_4_scaling_beta": None}}
+    write(tmp_path / "flat", flat, spelt("nemotron_diffusion", tensors))
+    ids = torch.randint(0, 40, (24,), generator=torch.Generator().manual_seed(5)).tolist()
+    grown, plain = (
+        logits_in_chunks(load(tmp_path / where, torch.float64), [ids], block_size=1, page_size=4, chunk_blocks=[24],
+                         dtype=torch.float64)[0]
+        for where in ("ours", "flat")
+    )  # fmt: skip
+    torch.testing.assert_close(grown[:16], plain[:16], rtol=0, atol=0)
+    assert not torch.allclose(grown[16:], plain[16:])
+    oracle = TransformersOracle(tmp_path / "theirs", "nemotron_diffusion", config, tensors)
+    expected = oracle.logits(ids, block=1)
+    torch.testing.assert_close(grown.float(), expected, rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize(

@@ -6,10 +6,12 @@ import pytest
 
 from runtime.errors import ConfigError
 from runtime.kernels.routing import RoutingRule
-from runtime.models import resolve_family
+from runtime.models import llada_config, resolve_family
 from runtime.models.decoder_config import EXPERTS_HONOURED, LLAMA_BUILT, LLAMA_ELSEWHERE, LLAMA_HONOURED
 from runtime.weights import Checkpoint, read_tokens
-from tests.oracle.llama_like import SIGNS, config_of
+from tests.oracle.spelling import KINDS, config_of
+
+LLAMAS = [family for family in KINDS if family != "llada"]  # whose fields are Llama's; LLaDA's are its own
 
 
 def parse(family: str, **changes):
@@ -25,6 +27,16 @@ def parse(family: str, **changes):
         ("sdar_moe", ["SDARMoeForCausalLM"], "sdar_moe"),
         ("Dream", ["DreamForCausalLM"], "dream_reasoner"),
         ("llama", ["StableDiffcoderForCausalLM"], "stable_diffcoder"),
+        ("Dream", ["DreamModel"], "dream"),
+        ("llada", ["LLaDAModelLM"], "llada"),
+        ("llada", None, "llada"),
+        ("llada", ["LLaDAMoEModelLM"], "llada_moe"),
+        ("lladamoe", ["LLaDAMoEModelLM"], "llada_moe"),
+        ("lladamoe", None, "llada_moe"),
+        ("illada", ["ILLaDAForCausalLM"], "illada"),
+        ("llama", ["ILLaDAForCausalLM"], "illada"),
+        ("Fast_dLLM_Qwen", ["Fast_dLLM_QwenForCausalLM"], "fast_dllm_v2"),
+        ("nemotron_labs_diffusion", ["NemotronLabsDiffusionModel"], "nemotron_diffusion"),
     ],
 )
 def test_detection(model_type, architectures, family):
@@ -41,6 +53,10 @@ def test_detection(model_type, architectures, family):
         ("llama", ["DreamForCausalLM"], "is ambiguous: it could be dream_reasoner; name the family"),
         ("llada2_moe", ["StableDiffcoderForCausalLM"], "is ambiguous: it could be llada2 or stable_diffcoder"),
         ("Dream", ["DreamForCausalLM", "SDARForCausalLM"], "is ambiguous: it could be dream_reasoner or sdar;"),
+        ("Dream", ["DreamModel", "DreamForCausalLM"], "is ambiguous: it could be dream or dream_reasoner;"),
+        ("llada", ["LLaDAModelLM", "LLaDAMoEModelLM"], "is ambiguous: it could be llada or llada_moe;"),
+        ("qwen2", ["Fast_dLLM_QwenForCausalLM"], "is ambiguous: it could be fast_dllm_v2;"),
+        ("sdar", ["ILLaDAForCausalLM"], "is ambiguous: it could be illada or sdar;"),
         ("sdar", "SDARForCausalLM", "config.json: architectures must be a list of names"),
         ("sdar", [1], "config.json: architectures must be a list of names"),
     ],
@@ -54,18 +70,24 @@ def test_whose_it_is_must_be_clear(model_type, architectures, sentence):
 
 def test_a_family_that_is_named_is_taken_at_its_word():
     assert resolve_family("sdar", {"model_type": "qwen3"}).key == "sdar"
+    assert resolve_family("diffullama", {"model_type": "llama"}).key == "diffullama"
+    assert resolve_family("diffucoder", config_of("dream")).key == "diffucoder"
 
 
-@pytest.mark.parametrize("family", SIGNS)
+@pytest.mark.parametrize("family", LLAMAS)
 @pytest.mark.parametrize(
     ("changes", "sentence"),
     [
         ({"num_key_value_heads": 3}, "num_key_value_heads 3"),
-        ({"head_dim": None, "num_attention_heads": 6}, "hidden_size 16 is no multiple"),
+        ({"head_dim": None, "num_attention_heads": 6, "num_key_value_heads": 2}, "hidden_size 16 is no multiple"),
         ({"head_dim": 7}, "7 of a head's 7 dimensions are rotary"),
         ({"rope_scaling": {"type": "yarn", "factor": 4}}, "rope_scaling"),
-        ({"rope_parameters": {"rope_type": "yarn"}}, "rope_type is 'yarn'"),
-        ({"rope_parameters": {"rope_theta": 5.0}}, "rope_theta 10000.0 contradicts rope_parameters, which says 5.0"),
+        ({"rope_parameters": {"rope_type": "llama3"}}, "rope_parameters: rope_type is 'llama3'"),
+        ({"rope_parameters": {"factor": 4}}, "rope_parameters holds factor, which is not built"),
+        (
+            {"rope_theta": 1e4, "rope_parameters": {"rope_theta": 5.0}},
+            "rope_theta 10000.0 contradicts rope_parameters, which says 5.0",
+        ),
         ({"hidden_act": "gelu"}, "hidden_act is 'gelu', but only 'silu' is built"),
         ({"mlp_bias": True}, "mlp_bias"),
         ({"use_sliding_window": True}, "use_sliding_window"),
@@ -73,13 +95,14 @@ def test_a_family_that_is_named_is_taken_at_its_word():
         ({"layer_types": "full"}, "layer_types must be a list of names"),
         ({"quantization_config": {"bits": 4}}, "quantization_config"),
         ({"vocab_size": None}, "lacks vocab_size"),
-        ({"rope_theta": None}, "lacks rope_theta"),
+        ({"rope_theta": None, "rope_parameters": {}}, "lacks rope_theta"),
         ({"rms_norm_eps": 0}, "rms_norm_eps"),
-        ({"attention_bias": 1}, "attention_bias"),
-        ({"intermediate_size": 0}, "intermediate_size"),
-        ({"block_size": 0}, "block_size"),
+        ({"attention_bias": "yes"}, "attention_bias"),
+        ({"intermediate_size": 0, "dense_intermediate_size": 0}, "intermediate_size"),
+        ({"block_size": 0, "bd_size": 0}, "_size must be a whole number"),
         ({"mask_token_id": -1}, "mask_token_id must be a token id"),
         ({"eos_token_id": "</s>"}, "eos_token_id must be a token id"),
+        ({"bos_token_id": [1, 2]}, "bos_token_id must be one token id"),
         ({"max_position_embeddings": "many"}, "max_position_embeddings"),
     ],
 )
@@ -119,22 +142,68 @@ def test_which_layers_have_experts():
     assert parse("sdar_moe", norm_topk_prob=None).mixture.rule == RoutingRule(2, 1, 1, False, 1.0, "softmax")
 
 
-@pytest.mark.parametrize(("family", "block"), [("sdar", 4), ("sdar_moe", 4), ("dream_reasoner", 32),
-                                               ("stable_diffcoder", 4)])  # fmt: skip
-def test_what_a_config_may_leave_out(family, block, tmp_path):
-    """Older checkpoints name no block size, no limit and no mask: these come from the family."""
-    config = config_of(family, vocab_size=151936, mask_token_id=None, eos_token_id=None)
-    for name in ("block_size", "max_position_embeddings", "num_key_value_heads", "attention_bias"):
-        del config[name]
-    known = resolve_family(None, config)
+@pytest.mark.parametrize(
+    ("family", "block", "limit", "mask", "eos"),
+    [
+        ("sdar", 4, 32768, 151669, (151643, 151645)),
+        ("sdar_moe", 4, 32768, 151669, (151643, 151645)),
+        ("dream_reasoner", 32, 32768, 151669, ()),
+        ("stable_diffcoder", 4, 8192, 5, ()),
+        ("dream", 32, 131072, 151666, (151643, 151645)),
+        ("diffucoder", 32, 131072, 151666, (151643, 151645, 151667)),
+        ("illada", 32, 8192, 5, (2,)),
+        ("llada", 32, 4096, 126336, (126081, 126348)),
+        ("llada_moe", 32, 8192, 156895, (156892,)),
+        ("fast_dllm_v2", 32, 32768, 151665, (151645,)),
+        ("nemotron_diffusion", 32, 262144, 100, (11,)),
+    ],
+)
+def test_what_a_config_may_leave_out(family, block, limit, mask, eos, tmp_path):
+    """Some checkpoints name no block size, no limit and no mask: these come from the family."""
+    config = config_of(family, vocab_size=157184, embedding_size=None, mask_token_id=None, eos_token_id=None)
+    for name in ("block_size", "bd_size", "max_position_embeddings", "max_sequence_length", "num_key_value_heads",
+                 "n_kv_heads", "attention_bias"):  # fmt: skip
+        config.pop(name, None)
+    known = resolve_family(family, config)
     arch = known.parse(config)
     facts = known.facts(arch)
     assert (facts.block_size, facts.mask_id, facts.eos_ids) == (block, None, ())
-    assert facts.max_positions == (8192 if family == "stable_diffcoder" else 32768)
-    assert (arch.kv_heads, arch.qkv_bias, arch.rotary_dim) == (4, False, 8)
+    assert facts.max_positions == limit
+    assert (arch.kv_heads, arch.out_bias) == (4, False)
+    assert arch.qkv_bias == (KINDS[family].theirs == "Qwen2")
     ids = read_tokens(Checkpoint(tmp_path, config, {}), known, facts, skip_tokenizer=True)
-    assert ids.mask == (5 if family == "stable_diffcoder" else 151669)
-    assert ids.eos == ((151643, 151645) if family.startswith("sdar") else ())
+    assert (ids.mask, ids.eos) == (mask, eos)
+
+
+def test_diffullama_has_its_tokenizers_mask(tmp_path):
+    config = config_of("diffullama", mask_token_id=None)
+    known = resolve_family("diffullama", config)
+    facts = known.facts(known.parse(config))
+    with pytest.raises(ConfigError, match="--mask-token-id"):
+        read_tokens(Checkpoint(tmp_path, config, {}), known, facts, skip_tokenizer=True)
+
+
+def test_what_else_the_engine_has_to_know():
+    """Whose rows score the next position, whose plain prompts begin with a token, whose limit is not the authors'."""
+    said = {}
+    for family in KINDS:
+        known = resolve_family(family, {})
+        facts = known.facts(known.parse(config_of(family, bos_token_id=1)))
+        said[family] = (facts.shift, facts.bos_id, facts.max_model_len)
+    assert {family for family, (shift, _, _) in said.items() if shift} == {
+        "dream", "diffucoder", "diffullama", "fast_dllm_v2",
+    }  # fmt: skip
+    assert {family for family, (_, bos, _) in said.items() if bos == 1} == {"diffullama", "llada", "nemotron_diffusion"}
+    assert {family: limit for family, (_, _, limit) in said.items() if limit} == {"dream": 2048, "diffucoder": 2048}
+
+
+def test_the_token_that_begins_text(tmp_path):
+    known = resolve_family("llada", {})
+    assert known.facts(known.parse(config_of("llada", vocab_size=126464, embedding_size=None))).bos_id == 126080
+    assert known.facts(known.parse(config_of("llada"))).bos_id is None
+    config = config_of("llada", bos_token_id=40)
+    with pytest.raises(ConfigError, match="bos_token_id 40 is outside the vocabulary"):
+        read_tokens(Checkpoint(tmp_path, config, {}), known, known.facts(known.parse(config)), skip_tokenizer=True)
 
 
 def test_newer_configs_keep_the_rotation_in_one_object():
@@ -143,14 +212,15 @@ def test_newer_configs_keep_the_rotation_in_one_object():
 
 
 def test_fields_are_known_once_and_others_are_said_aloud(caplog):
-    lists = [set(LLAMA_BUILT), set(LLAMA_ELSEWHERE), set(LLAMA_HONOURED), set(EXPERTS_HONOURED)]
-    assert sum(map(len, lists)) == len(set().union(*lists))
+    own = [llada_config.BUILT, llada_config.ELSEWHERE, llada_config.HONOURED]
+    for lists in ([LLAMA_BUILT, LLAMA_ELSEWHERE, LLAMA_HONOURED, EXPERTS_HONOURED], own):
+        assert sum(map(len, lists)) == len(set().union(*map(set, lists)))
     with caplog.at_level(logging.WARNING):
         parse("sdar", novelty=1)
         parse("sdar", num_experts=8)
         assert "novelty" in caplog.text
         assert "num_experts" in caplog.text
         caplog.clear()
-        for family in SIGNS:
+        for family in KINDS:
             parse(family)
         assert not caplog.text

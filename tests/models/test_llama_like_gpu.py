@@ -1,5 +1,7 @@
 """Families with Llama's and Qwen's names on the device: golden logits, with each attention implementation."""
 
+import json
+
 import pytest
 import torch
 from safetensors.torch import load_file
@@ -7,19 +9,21 @@ from safetensors.torch import load_file
 from tests.golden import GOLDEN
 from tests.models.paged import logits_in_chunks
 from tests.models.test_llada2_gpu import TOLERANCE, distance, dtypes, implementations
-from tests.models.test_llama_like import load
-from tests.oracle.llama_like import SIGNS
+from tests.models.test_llama_like import NAMED, load
+from tests.oracle.spelling import KINDS
 
 pytestmark = pytest.mark.gpu  # asked for by name, so that a missing device fails them rather than skips them
 
 
 @dtypes
 @implementations
-@pytest.mark.parametrize("family", SIGNS)
+@pytest.mark.parametrize("family", [key for key, kind in KINDS.items() if kind.golden])
 def test_golden_logits(family, dtype, attn_impl):
     expected = load_file(GOLDEN / family / "expected.safetensors")
-    ids, block = expected["ids_0"].flatten().tolist(), 8 if family == "dream_reasoner" else 4
-    model = load(GOLDEN / family, dtype, "cuda", attn_impl)
+    case = next(c for c in json.loads((GOLDEN / family / "cases.json").read_text()) if c["name"] == "logits_0")
+    ids = expected["ids_0"].flatten().tolist()
+    block = len(ids) if case["attention"] == "full" else case["block_size"]
+    model = load(GOLDEN / family, dtype, "cuda", attn_impl, NAMED.get(family))
     (logits,) = logits_in_chunks(
         model, [ids], block_size=block, page_size=8, chunk_blocks=[2], dtype=dtype, device="cuda"
     )

@@ -1,5 +1,6 @@
-"""Random tiny checkpoints with the tensor names of Llama and Qwen, and transformers as their oracle: the same tensors
-in its own Llama, Qwen3 or Qwen3-MoE, under a block-causal mask that is handed to it."""
+"""Random tiny checkpoints of the families whose layers are Llama's or Qwen's, as those families write them
+(tests/oracle/spelling.py), and transformers as their oracle: the same tensors in its own Llama, Qwen2, Qwen3, Qwen3-MoE
+or Ministral 3, under a mask that is handed to it."""
 
 from __future__ import annotations
 
@@ -10,61 +11,14 @@ from typing import Any
 
 import torch
 from safetensors.torch import save_file
-from torch import Tensor
+from torch import Tensor, nn
 
 from tests.oracle.model import block_causal
-
-# family -> what its config.json says, and the transformers model that computes it
-SIGNS: dict[str, dict[str, Any]] = {
-    "sdar": {"model_type": "sdar", "architectures": ["SDARForCausalLM"]},
-    "sdar_moe": {"model_type": "sdar_moe", "architectures": ["SDARMoeForCausalLM"]},
-    "dream_reasoner": {"model_type": "Dream", "architectures": ["DreamForCausalLM"]},
-    "stable_diffcoder": {"model_type": "llama", "architectures": ["StableDiffcoderForCausalLM"]},
-}
-TRANSFORMERS: dict[str, dict[str, Any]] = {
-    "sdar": {"model_type": "qwen3", "architectures": ["Qwen3ForCausalLM"]},
-    "sdar_moe": {"model_type": "qwen3_moe", "architectures": ["Qwen3MoeForCausalLM"]},
-    "dream_reasoner": {"model_type": "qwen3", "architectures": ["Qwen3ForCausalLM"]},
-    "stable_diffcoder": {"model_type": "llama", "architectures": ["LlamaForCausalLM"]},
-}
+from tests.oracle.spelling import KINDS, for_transformers
 
 
-def config_of(family: str, **changes: Any) -> dict[str, Any]:
-    """A config.json of a tiny model of the family; the mask id is the largest of the vocabulary."""
-    config: dict[str, Any] = SIGNS[family] | {
-        "torch_dtype": "float32",
-        "vocab_size": 40,
-        "hidden_size": 16,
-        "intermediate_size": 24,
-        "num_hidden_layers": 3,
-        "num_attention_heads": 4,
-        "num_key_value_heads": 2,
-        "head_dim": 8,
-        "attention_bias": False,
-        "hidden_act": "silu",
-        "max_position_embeddings": 512,
-        "rms_norm_eps": 1e-6,
-        "rope_scaling": None,
-        "rope_theta": 10000.0,
-        "tie_word_embeddings": False,
-        "block_size": 4,
-        "mask_token_id": 39,
-        "eos_token_id": 3,
-    }
-    if family == "sdar_moe":
-        config |= {
-            "num_experts": 6,
-            "num_experts_per_tok": 2,
-            "moe_intermediate_size": 8,
-            "norm_topk_prob": True,
-            "mlp_only_layers": [],
-            "decoder_sparse_step": 1,
-        }
-    return config | changes
-
-
-def tensors_of(config: dict[str, Any], seed: int) -> dict[str, Tensor]:
-    """float32 tensors that the config implies."""
+def tensors_of(family: str, config: dict[str, Any], seed: int) -> dict[str, Tensor]:
+    """float32 tensors that the family's config implies, under Llama's names (``spelling.spelt`` has the family's)."""
     random = torch.Generator().manual_seed(seed)
 
     def matrix(out: int, inp: int) -> Tensor:
@@ -73,7 +27,8 @@ def tensors_of(config: dict[str, Any], seed: int) -> dict[str, Tensor]:
     def vector(size: int, around: float) -> Tensor:
         return around + 0.2 * torch.randn(size, generator=random)
 
-    c, hidden = config, config["hidden_size"]
+    kind, c = KINDS[family], for_transformers(family, config)
+    hidden = c["hidden_size"]
     dim = c.get("head_dim") or hidden // c["num_attention_heads"]
     tensors = {"model.embed_tokens.weight": torch.randn(c["vocab_size"], hidden, generator=random)}
     tensors["model.norm.weight"] = vector(hidden, 1)
@@ -90,12 +45,12 @@ def tensors_of(config: dict[str, Any], seed: int) -> dict[str, Tensor]:
         heads = {"q": c["num_attention_heads"], "k": c["num_key_value_heads"], "v": c["num_key_value_heads"]}
         for part, count in heads.items():
             tensors[f"{name}.self_attn.{part}_proj.weight"] = matrix(count * dim, hidden)
-            if c["attention_bias"]:
+            if c.get("attention_bias") or c["model_type"] == "qwen2":
                 tensors[f"{name}.self_attn.{part}_proj.bias"] = vector(count * dim, 0)
         tensors[f"{name}.self_attn.o_proj.weight"] = matrix(hidden, heads["q"] * dim)
-        if c["attention_bias"]:
+        if c.get("attention_bias"):
             tensors[f"{name}.self_attn.o_proj.bias"] = vector(hidden, 0)
-        if c["model_type"] != "llama":
+        if kind.qk_norm and config.get("qk_layernorm", True):
             for part in ("q_norm", "k_norm"):
                 tensors[f"{name}.self_attn.{part}.weight"] = vector(dim, 1.5)
         for part in ("input_layernorm", "post_attention_layernorm"):
@@ -105,8 +60,12 @@ def tensors_of(config: dict[str, Any], seed: int) -> dict[str, Tensor]:
             mlp(f"{name}.mlp", c["intermediate_size"])
             continue
         tensors[f"{name}.mlp.gate.weight"] = matrix(c["num_experts"], hidden)
+        if config.get("moe_router_enable_expert_bias"):
+            tensors[f"{name}.mlp.expert_bias"] = vector(c["num_experts"], 0)
         for expert in range(c["num_experts"]):
             mlp(f"{name}.mlp.experts.{expert}", c["moe_intermediate_size"])
+        if config.get("shared_expert_intermediate_size"):
+            mlp(f"{name}.shared_expert", config["shared_expert_intermediate_size"])
     return tensors
 
 
@@ -117,21 +76,57 @@ def write(directory: Path, config: dict[str, Any], tensors: dict[str, Tensor]) -
 
 
 class TransformersOracle:
-    """float32 logits of transformers' implementation; `directory` is a scratch place for its own checkpoint."""
+    """float32 logits of transformers' implementation; `directory` is a scratch place for its own checkpoint, `tensors`
+    have Llama's names. What LLaDA-MoE has and Qwen3-MoE has not is hooked into it."""
 
     def __init__(self, directory: Path, family: str, config: dict[str, Any], tensors: dict[str, Tensor]) -> None:
         from transformers import AutoModelForCausalLM
 
-        write(directory, config | TRANSFORMERS[family], tensors)
+        theirs = for_transformers(family, config)
+        extra = {n: t for n, t in tensors.items() if "shared_expert" in n or n.endswith("mlp.expert_bias")}
+        kept = {n: t for n, t in tensors.items() if n not in extra}
+        unnormed = KINDS[family].qk_norm and not config.get("qk_layernorm", True)
+        if unnormed:
+            parts = [f"model.layers.{n}.self_attn.{p}" for n in range(theirs["num_hidden_layers"]) for p in "qk"]
+            kept |= {f"{part}_norm.weight": torch.ones(theirs["head_dim"]) for part in parts}
+        write(directory, theirs, kept)
         self.model, told = AutoModelForCausalLM.from_pretrained(
             directory, dtype=torch.float32, attn_implementation="eager", output_loading_info=True
         )
         assert not told["missing_keys"], told
         assert not told["unexpected_keys"], told
+        for n, layer in enumerate(self.model.model.layers):
+            attention = layer.self_attn
+            if unnormed:
+                attention.q_norm, attention.k_norm = nn.Identity(), nn.Identity()
+            if clip := config.get("clip_qkv"):
+                for part in (attention.q_norm, attention.k_norm, attention.v_proj):
+                    part.register_forward_hook(lambda module, args, out, clip=clip: out.clamp(-clip, clip))
+            if (bias := extra.get(f"model.layers.{n}.mlp.expert_bias")) is not None:
+                layer.mlp.gate.register_forward_hook(lambda gate, args, out, b=bias: biased(out[0], b, gate.top_k))
+            if any(name.startswith(f"model.layers.{n}.shared_expert") for name in extra):
+                shared = [
+                    extra[f"model.layers.{n}.shared_expert.{p}_proj.weight"] for p in ("gate", "up", "down")
+                ]  # fmt: skip
+                layer.mlp.register_forward_hook(lambda module, args, out, w=shared: out + gated(args[0], *w))
 
     @torch.inference_mode()
     def logits(self, ids: Sequence[int], block: int) -> Tensor:
         """[len(ids), vocab]; a query sees the keys up to the end of its own block."""
-        hidden = ~block_causal(len(ids), block)
-        mask = torch.zeros(hidden.shape).masked_fill(hidden, float("-inf"))
+        return self.masked_logits(ids, block_causal(len(ids), block))
+
+    @torch.inference_mode()
+    def masked_logits(self, ids: Sequence[int], visible: Tensor) -> Tensor:
+        """[len(ids), vocab]; query a sees key k where ``visible[a, k]``."""
+        mask = torch.zeros(visible.shape).masked_fill(~visible, float("-inf"))
         return self.model(torch.tensor([list(ids)]), attention_mask=mask[None, None], use_cache=False).logits[0]
+
+
+def biased(logits: Tensor, bias: Tensor, top_k: int) -> tuple[Tensor, Tensor, Tensor]:
+    """A router's result where the bias is part of rank and weight."""
+    chosen = (logits.softmax(-1) + bias).sort(-1, descending=True)
+    return logits, chosen.values[:, :top_k], chosen.indices[:, :top_k]
+
+
+def gated(x: Tensor, gate: Tensor, up: Tensor, down: Tensor) -> Tensor:
+    return (torch.nn.functional.silu(x @ gate.T) * (x @ up.T)) @ down.T

@@ -1,0 +1,47 @@
+"""Dream and Dream-Coder: Qwen2, every row of which sees the whole canvas and scores the position after it (models.md).
+
+Apple's DiffuCoder has the same config.json: it is detected as this family, and has a file of its own for its name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from runtime.models.base import Facts, Family, architectures, register_family
+from runtime.models.decoder import Decoder, DecoderArch, decoder_facts
+from runtime.models.decoder_config import llama_like
+from runtime.models.names import llama_weights
+
+
+def detect(config: Mapping[str, Any]) -> bool:
+    return config.get("model_type") == "Dream" and "DreamModel" in architectures(config)
+
+
+def parse(config: Mapping[str, Any]) -> DecoderArch:
+    return llama_like(config, "dream", qkv_bias=True, block_size=32, max_positions=131072)
+
+
+def facts(arch: DecoderArch) -> Facts:
+    """config.json speaks of 131072 positions; the authors, of 2048 that the model was trained on."""
+    return replace(decoder_facts(arch), shift=True, max_model_len=2048)
+
+
+DREAM = register_family(
+    Family(
+        key="dream",
+        aliases=(),
+        detect=detect,
+        architectures=("DreamModel",),
+        parse=parse,
+        facts=facts,
+        make=Decoder,
+        weights=llama_weights,
+        strategies=("full", "d2f"),
+        turn_end_tokens=("<|im_end|>", "<|endoftext|>", "<|dlm_pad|>"),  # the last is DiffuCoder's
+        mask_tokens=("<|mask|>",),
+        mask_id=151666,
+        eos_ids=(151643, 151645),
+    )
+)

@@ -1,0 +1,43 @@
+"""Fast-dLLM v2: Qwen2.5 with blocks of 32, whose rows score the position after them (models.md)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from runtime.models.base import Facts, Family, register_family
+from runtime.models.decoder import Decoder, DecoderArch, decoder_facts
+from runtime.models.decoder_config import llama_like
+from runtime.models.names import llama_weights
+
+KNOWN = frozenset({"conplemenrary_mask"})  # of the training, and spelt so
+
+
+def parse(config: Mapping[str, Any]) -> DecoderArch:
+    return llama_like(
+        config, "fast_dllm_v2", qkv_bias=True, block_size=32, block_field="bd_size", max_positions=32768, known=KNOWN
+    )
+
+
+def facts(arch: DecoderArch) -> Facts:
+    return replace(decoder_facts(arch), shift=True)
+
+
+FAST_DLLM_V2 = register_family(
+    Family(
+        key="fast_dllm_v2",
+        aliases=(),
+        detect=lambda config: config.get("model_type") == "Fast_dLLM_Qwen",
+        architectures=("Fast_dLLM_QwenForCausalLM",),
+        parse=parse,
+        facts=facts,
+        make=Decoder,
+        weights=llama_weights,
+        strategies=("fast_dllm_v2",),
+        turn_end_tokens=("<|im_end|>",),
+        mask_tokens=("|<MASK>|",),
+        mask_id=151665,
+        eos_ids=(151645,),
+    )
+)

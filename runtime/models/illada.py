@@ -1,0 +1,41 @@
+"""iLLaDA: Llama with a tied head, every row of which sees the whole canvas (models.md). No file of a checkpoint names
+the mask, which is id 5."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from runtime.models.base import Family, architectures, register_family
+from runtime.models.decoder import Decoder, DecoderArch, decoder_facts
+from runtime.models.decoder_config import llama_like
+from runtime.models.names import llama_weights
+
+BUILT = {"layer_norm_eps": (None,)}  # a number: LayerNorm in the place of RMSNorm
+KNOWN = frozenset({"resid_pdrop", "embd_pdrop"})
+
+
+def detect(config: Mapping[str, Any]) -> bool:
+    return "ILLaDAForCausalLM" in architectures(config)
+
+
+def parse(config: Mapping[str, Any]) -> DecoderArch:
+    return llama_like(config, "illada", tied=True, block_size=32, max_positions=8192, built=BUILT, known=KNOWN)
+
+
+ILLADA = register_family(
+    Family(
+        key="illada",
+        aliases=(),
+        detect=detect,
+        architectures=("ILLaDAForCausalLM",),
+        parse=parse,
+        facts=decoder_facts,
+        make=Decoder,
+        weights=llama_weights,
+        strategies=("full",),
+        mask_tokens=("<[MASK]>",),
+        mask_id=5,
+        eos_ids=(2,),
+    )
+)

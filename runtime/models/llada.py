@@ -1,0 +1,60 @@
+"""LLaDA: Llama under tensor names of its own, every row of which sees the whole canvas (models.md 3)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+from runtime.models.base import Facts, Family, architectures, register_family
+from runtime.models.decoder import Decoder, DecoderArch, decoder_facts
+from runtime.models.llada_config import parse
+from runtime.models.names import Names, llama_weights
+
+BOS = 126080  # <|startoftext|>
+NAMES = Names(
+    embedding="model.transformer.wte",
+    norm="model.transformer.ln_f",
+    head="model.transformer.ff_out",
+    layer="model.transformer.blocks.{}.",
+    input_norm="attn_norm",
+    post_norm="ff_norm",
+    q="q_proj",
+    k="k_proj",
+    v="v_proj",
+    out="attn_out",
+    gate="ff_proj",
+    up="up_proj",
+    down="ff_out",
+)
+
+
+def detect(config: Mapping[str, Any]) -> bool:
+    """LLaDA-MoE shares the model type and is told by its architecture."""
+    return config.get("model_type") == "llada" and "LLaDAMoEModelLM" not in architectures(config)
+
+
+def facts(arch: DecoderArch) -> Facts:
+    """The published config names no token that begins a text, though every text of the training has one."""
+    known = BOS if arch.vocab_size > BOS else None
+    return replace(decoder_facts(arch), bos_id=known if arch.bos_id is None else arch.bos_id)
+
+
+LLADA = register_family(
+    Family(
+        key="llada",
+        aliases=(),
+        detect=detect,
+        architectures=("LLaDAModelLM",),
+        parse=parse,
+        facts=facts,
+        make=Decoder,
+        weights=partial(llama_weights, names=NAMES),
+        strategies=("full", "d2f"),
+        turn_end_tokens=("<|eot_id|>", "<|endoftext|>"),
+        mask_tokens=("<|mdm_mask|>",),
+        mask_id=126336,
+        eos_ids=(126081, 126348),
+    )
+)

@@ -1,0 +1,107 @@
+"""LLaDA's config.json (models.md 3): what is honoured, and what is refused because it is not built."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from runtime.errors import ConfigError
+from runtime.models.decoder import DecoderArch
+from runtime.models.decoder_config import tell_unknown
+from runtime.models.fields import Fields
+
+# Fields that change the computation, with the only values built.
+BUILT: dict[str, tuple[Any, ...]] = {
+    "block_type": ("llama",),
+    "activation_type": ("silu",),
+    "layer_norm_type": ("rms",),
+    "layer_norm_with_affine": (True,),
+    "bias_for_layer_norm": (False, None),
+    "attention_layer_norm": (False,),
+    "include_bias": (False,),
+    "rope": (True,),
+    "rope_full_precision": (True,),
+    "alibi": (False,),
+    "block_group_size": (1,),
+    "input_emb_norm": (False,),
+    "scale_logits": (False,),
+    "clip_qkv": (None,),
+    "rope_scaling": (None,),
+    "quantization_config": (None,),
+}
+# Fields that another part reads (text, dtype) or that say nothing about a forward pass.
+ELSEWHERE = frozenset(
+    """
+    model_type architectures auto_map torch_dtype dtype transformers_version _name_or_path pad_token_id
+    alibi_bias_max attention_layer_norm_with_affine attention_dropout residual_dropout embedding_dropout flash_attention
+    init_device init_fn init_std init_cutoff_factor precision use_cache
+    """.split()  # noqa: SIM905
+)
+HONOURED = frozenset(
+    """
+    d_model n_heads n_kv_heads multi_query_attention n_layers mlp_hidden_size mlp_ratio vocab_size embedding_size
+    max_sequence_length rope_theta rms_norm_eps include_qkv_bias weight_tying mask_token_id eos_token_id bos_token_id
+    block_size
+    """.split()  # noqa: SIM905
+)
+
+
+def parse(config: Mapping[str, Any]) -> DecoderArch:
+    """ConfigError, naming the field, for what is missing, wrong, inconsistent or not built."""
+    fields = Fields(config)
+    fields.only(BUILT)
+    tell_unknown(config, "llada", BUILT.keys() | ELSEWHERE | HONOURED)
+    hidden, heads = fields.whole("d_model"), fields.whole("n_heads")
+    if hidden % (2 * heads):
+        raise ConfigError(f"config.json: d_model {hidden} is no even multiple of n_heads {heads}")
+    vocab = fields.whole("vocab_size", low=2)
+    rows = fields.whole("embedding_size", vocab)
+    if rows < vocab:
+        raise ConfigError(f"config.json: embedding_size {rows} is less than vocab_size {vocab}")
+    bias = fields.flag("include_qkv_bias", False)
+    return DecoderArch(
+        vocab_size=vocab,
+        hidden=hidden,
+        layers=fields.whole("n_layers"),
+        heads=heads,
+        kv_heads=_kv_heads(fields, heads),
+        head_dim=hidden // heads,
+        rotary_dim=hidden // heads,
+        rope_theta=fields.number("rope_theta"),
+        max_positions=fields.whole("max_sequence_length", 4096),
+        eps=fields.number("rms_norm_eps"),
+        qk_norm=False,
+        qkv_bias=bias,
+        out_bias=False,
+        width=_width(fields, hidden),
+        mixture=None,
+        tied=fields.flag("weight_tying", False),
+        block_size=fields.whole("block_size", 32),
+        mask_id=fields.id("mask_token_id"),
+        eos_ids=fields.ids("eos_token_id"),
+        bos_id=fields.id("bos_token_id"),
+        padding=rows - vocab,
+    )
+
+
+def _kv_heads(fields: Fields, heads: int) -> int:
+    """`n_kv_heads`; the older `multi_query_attention` says one or as many as there are query heads."""
+    if not fields.has("multi_query_attention"):
+        kv_heads = fields.whole("n_kv_heads", heads)
+        if heads % kv_heads:
+            raise ConfigError(f"config.json: n_heads {heads} is no multiple of n_kv_heads {kv_heads}")
+        return kv_heads
+    single = fields.flag("multi_query_attention", False)
+    kv_heads = 1 if single else heads
+    if (given := fields.whole("n_kv_heads", kv_heads)) != kv_heads:
+        says = "true" if single else "false"
+        raise ConfigError(f"config.json: n_kv_heads {given} contradicts multi_query_attention {says}")
+    return kv_heads
+
+
+def _width(fields: Fields, hidden: int) -> int:
+    if fields.has("mlp_hidden_size"):
+        return fields.whole("mlp_hidden_size")
+    if not fields.has("mlp_ratio"):
+        raise ConfigError("config.json lacks mlp_hidden_size, or mlp_ratio in its place, which this model family needs")
+    return int(fields.number("mlp_ratio") * hidden)

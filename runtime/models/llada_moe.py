@@ -1,0 +1,88 @@
+"""LLaDA-MoE: Qwen3-MoE's layers, whose router's bias weighs too, every row of which sees the whole canvas
+(models.md 5)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+from runtime.errors import ConfigError
+from runtime.kernels.routing import RoutingRule
+from runtime.models.base import Family, architectures, register_family
+from runtime.models.decoder import Decoder, DecoderArch, Mixture, decoder_facts
+from runtime.models.decoder_config import llama_like
+from runtime.models.fields import Fields
+from runtime.models.names import Names, llama_weights
+
+BUILT: dict[str, tuple[Any, ...]] = {
+    "moe_router_score_function": ("softmax", None),
+    "norm_topk_prob": (False, None),
+    "routed_scaling_factor": (1, None),
+    "router_num_group": (None,),
+    "router_topk_group": (None,),
+}
+KNOWN = frozenset(
+    """
+    num_experts num_experts_per_tok expert_intermediate_size shared_expert_intermediate_size moe_layer_freq
+    moe_router_enable_expert_bias qk_layernorm clip_qkv
+    """.split()  # noqa: SIM905
+)
+NAMES = Names(router_bias="mlp.expert_bias", shared="shared_expert")
+
+
+def detect(config: Mapping[str, Any]) -> bool:
+    """The published checkpoints have LLaDA's model type; "lladamoe" is another distribution's."""
+    kind = config.get("model_type")
+    return kind == "lladamoe" or (kind == "llada" and "LLaDAMoEModelLM" in architectures(config))
+
+
+def parse(config: Mapping[str, Any]) -> DecoderArch:
+    fields = Fields(config)
+    arch = llama_like(
+        config, "llada_moe", qk_norm=fields.flag("qk_layernorm", False), block_size=32, max_positions=8192,
+        mixture=_mixture, width_field="dense_intermediate_size", built=BUILT, known=KNOWN,
+    )  # fmt: skip
+    return replace(arch, clip=fields.number("clip_qkv") if fields.has("clip_qkv") else None)
+
+
+def _mixture(fields: Fields, layers: int) -> Mixture | None:
+    if not fields.has("moe_layer_freq"):
+        raise ConfigError("config.json lacks moe_layer_freq, which this model family needs")
+    kinds = fields.ids("moe_layer_freq", "number for a layer")
+    if len(kinds) != layers:
+        raise ConfigError(f"config.json: moe_layer_freq has {len(kinds)} entries, but num_hidden_layers is {layers}")
+    sparse = frozenset(layer for layer, kind in enumerate(kinds) if kind)
+    if not sparse:
+        return None
+    experts, top_k = fields.whole("num_experts"), fields.whole("num_experts_per_tok")
+    if top_k > experts:
+        raise ConfigError(f"config.json: num_experts_per_tok {top_k} is more than num_experts {experts}")
+    return Mixture(
+        layers=sparse,
+        experts=experts,
+        width=fields.whole("expert_intermediate_size"),
+        shared_width=fields.whole("shared_expert_intermediate_size", 0, low=0),
+        rule=RoutingRule(top_k, 1, 1, False, 1.0, "softmax", bias_weighs=True),
+        router_bias=fields.flag("moe_router_enable_expert_bias", False),
+    )
+
+
+LLADA_MOE = register_family(
+    Family(
+        key="llada_moe",
+        aliases=(),
+        detect=detect,
+        architectures=("LLaDAMoEModelLM",),
+        parse=parse,
+        facts=decoder_facts,
+        make=Decoder,
+        weights=partial(llama_weights, names=NAMES),
+        strategies=("full",),
+        turn_end_tokens=("<|role_end|>",),
+        mask_tokens=("<|mask|>",),
+        mask_id=156895,
+        eos_ids=(156892,),
+    )
+)

@@ -1,0 +1,50 @@
+"""Nemotron-Labs-Diffusion: Ministral's layers (heads that turn with YaRN, queries that grow past the positions of the
+training) under names of its own, causal but for the open block of 32 (models.md)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+from runtime.models.base import Facts, Family, register_family
+from runtime.models.decoder import Decoder, DecoderArch, decoder_facts
+from runtime.models.decoder_config import llama_like
+from runtime.models.names import Names, llama_weights
+
+BUILT: dict[str, tuple[Any, ...]] = {
+    "sliding_window": (None,),  # no other field has to switch it on here
+    "dlm_paradigm": ("bidirectional", None),
+}
+KNOWN = frozenset({"attn_implementation", "ar_loss_weight", "dlm_loss_weight", "dp_varying_mask_ratio"})
+NAMES = Names(
+    embedding="encoder.embed_tokens", norm="encoder.norm", head="diffusion_head", layer="encoder.layers.{}."
+)  # fmt: skip
+
+
+def parse(config: Mapping[str, Any]) -> DecoderArch:
+    return llama_like(
+        config, "nemotron_diffusion", yarn=True, block_size=32, max_positions=262144, built=BUILT, known=KNOWN
+    )
+
+
+def facts(arch: DecoderArch) -> Facts:
+    return replace(decoder_facts(arch), bos_id=arch.bos_id)
+
+
+NEMOTRON_DIFFUSION = register_family(
+    Family(
+        key="nemotron_diffusion",
+        aliases=(),
+        detect=lambda config: config.get("model_type") == "nemotron_labs_diffusion",
+        architectures=("NemotronLabsDiffusionModel",),
+        parse=parse,
+        facts=facts,
+        make=Decoder,
+        weights=partial(llama_weights, names=NAMES),
+        strategies=("nemotron_diffusion",),
+        mask_id=100,
+        eos_ids=(11,),
+    )
+)

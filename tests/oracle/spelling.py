@@ -1,0 +1,231 @@
+"""How each family writes its config.json and names its tensors, and what transformers writes for the same model."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Kind:
+    """`sign`: by which fields a config is recognised. `theirs`: the transformers model that computes the same.
+    `names`: the family's beginnings and parts of tensor names for Llama's, in the order in which they are replaced.
+    """
+
+    sign: dict[str, Any]
+    theirs: str
+    qk_norm: bool = False
+    own: dict[str, Any] = field(default_factory=dict)  # fields of the family's; None: it has no such field
+    names: tuple[tuple[str, str], ...] = ()
+    named: bool = False  # only --model-name selects it
+    golden: bool = True  # there is a folder of its name in tests/golden
+
+
+def _sign(model_type: str, architecture: str) -> dict[str, Any]:
+    return {"model_type": model_type, "architectures": [architecture]}
+
+
+_BARE = {"block_size": None, "attention_bias": None}
+_EXPERTS = {
+    "num_experts": 6,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 8,
+    "norm_topk_prob": True,
+    "mlp_only_layers": [],
+    "decoder_sparse_step": 1,
+}
+_LLADA = {
+    "d_model": 16,
+    "n_heads": 4,
+    "n_kv_heads": 4,
+    "n_layers": 3,
+    "mlp_ratio": 4,
+    "mlp_hidden_size": 24,
+    "activation_type": "silu",
+    "block_type": "llama",
+    "block_group_size": 1,
+    "alibi": False,
+    "rope": True,
+    "rope_full_precision": True,
+    "rope_theta": 10000.0,
+    "attention_layer_norm": False,
+    "input_emb_norm": False,
+    "layer_norm_type": "rms",
+    "layer_norm_with_affine": True,
+    "bias_for_layer_norm": False,
+    "rms_norm_eps": 1e-5,
+    "multi_query_attention": None,
+    "max_sequence_length": 256,
+    "include_bias": False,
+    "include_qkv_bias": False,
+    "scale_logits": False,
+    "vocab_size": 40,
+    "embedding_size": 40,
+    "weight_tying": False,
+    "mask_token_id": 39,
+    "eos_token_id": 3,
+}
+_LLADA_MOE = {
+    "intermediate_size": None,
+    "block_size": None,
+    "head_dim": None,
+    "mask_token_id": None,
+    "num_key_value_heads": 4,
+    "dense_intermediate_size": 24,
+    "expert_intermediate_size": 8,
+    "shared_expert_intermediate_size": None,
+    "moe_layer_freq": [1, 0, 1],
+    "num_experts": 6,
+    "num_experts_per_tok": 2,
+    "moe_router_enable_expert_bias": True,
+    "moe_router_score_function": "softmax",
+    "norm_topk_prob": None,
+    "routed_scaling_factor": 1,
+    "router_num_group": None,
+    "router_topk_group": None,
+    "qk_layernorm": True,
+    "clip_qkv": None,
+    "partial_rotary_factor": 1,
+}
+_NEMOTRON = {
+    "rope_theta": None,
+    "rope_scaling": None,
+    "bos_token_id": 1,
+    "sliding_window": None,
+    "mlp_bias": False,
+    "dlm_paradigm": "bidirectional",
+    "attn_implementation": "sdpa",
+    "rope_parameters": {
+        "rope_type": "yarn",
+        "type": "yarn",
+        "rope_theta": 10000.0,
+        "factor": 8.0,
+        "original_max_position_embeddings": 16,
+        "beta_fast": 4.0,
+        "beta_slow": 1.0,
+        "mscale": 1.0,
+        "mscale_all_dim": 1.0,
+        "llama_4_scaling_beta": 0.1,
+    },
+}
+_LLADA_NAMES = (
+    ("model.embed_tokens", "model.transformer.wte"),
+    ("model.layers.", "model.transformer.blocks."),
+    ("model.norm", "model.transformer.ln_f"),
+    ("lm_head", "model.transformer.ff_out"),
+    ("self_attn.o_proj", "attn_out"),
+    ("self_attn.", ""),
+    ("input_layernorm", "attn_norm"),
+    ("post_attention_layernorm", "ff_norm"),
+    ("mlp.gate_proj", "ff_proj"),
+    ("mlp.up_proj", "up_proj"),
+    ("mlp.down_proj", "ff_out"),
+)
+_DREAM = Kind(_sign("Dream", "DreamModel"), "Qwen2", own=_BARE)
+KINDS: dict[str, Kind] = {
+    "sdar": Kind(_sign("sdar", "SDARForCausalLM"), "Qwen3", qk_norm=True),
+    "sdar_moe": Kind(_sign("sdar_moe", "SDARMoeForCausalLM"), "Qwen3Moe", qk_norm=True, own=_EXPERTS),
+    "dream_reasoner": Kind(_sign("Dream", "DreamForCausalLM"), "Qwen3", qk_norm=True),
+    "stable_diffcoder": Kind(_sign("llama", "StableDiffcoderForCausalLM"), "Llama"),
+    "dream": _DREAM,
+    "diffucoder": Kind(_DREAM.sign, "Qwen2", own=_BARE, named=True),
+    "diffullama": Kind(
+        _sign("llama", "LlamaForCausalLM"), "Llama", own={"block_size": None, "bos_token_id": 1}, named=True
+    ),
+    "illada": Kind(
+        _sign("illada", "ILLaDAForCausalLM"), "Llama", golden=False,
+        own={"tie_word_embeddings": True, "layer_norm_eps": None, "block_size": None, "mask_token_id": None},
+    ),
+    "llada": Kind(_sign("llada", "LLaDAModelLM"), "Llama", names=_LLADA_NAMES),
+    "llada_moe": Kind(_sign("llada", "LLaDAMoEModelLM"), "Qwen3Moe", qk_norm=True, own=_LLADA_MOE),
+    "fast_dllm_v2": Kind(
+        _sign("Fast_dLLM_Qwen", "Fast_dLLM_QwenForCausalLM"), "Qwen2",
+        own=_BARE | {"bd_size": 4, "mask_token_id": None},
+    ),
+    "nemotron_diffusion": Kind(
+        _sign("nemotron_labs_diffusion", "NemotronLabsDiffusionModel"), "Ministral3", golden=False, own=_NEMOTRON,
+        names=(("lm_head", "diffusion_head"), ("model.", "encoder.")),
+    ),
+}  # fmt: skip
+MODEL_TYPES = {
+    "Llama": "llama",
+    "Qwen2": "qwen2",
+    "Qwen3": "qwen3",
+    "Qwen3Moe": "qwen3_moe",
+    "Ministral3": "ministral3",
+}
+
+
+def config_of(family: str, **changes: Any) -> dict[str, Any]:
+    """A config.json of a tiny model of the family; 39 is the mask, whether or not the family's configs say so."""
+    kind = KINDS[family]
+    if family == "llada":
+        return kind.sign | _LLADA | changes
+    config: dict[str, Any] = kind.sign | {
+        "torch_dtype": "float32",
+        "vocab_size": 40,
+        "hidden_size": 16,
+        "intermediate_size": 24,
+        "num_hidden_layers": 3,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "head_dim": 8,
+        "attention_bias": False,
+        "hidden_act": "silu",
+        "max_position_embeddings": 512,
+        "rms_norm_eps": 1e-6,
+        "rope_scaling": None,
+        "rope_theta": 10000.0,
+        "tie_word_embeddings": False,
+        "block_size": 4,
+        "mask_token_id": 39,
+        "eos_token_id": 3,
+    }
+    absent = {name for name, value in kind.own.items() if value is None and name in config}
+    return {name: value for name, value in (config | kind.own).items() if name not in absent} | changes
+
+
+def for_transformers(family: str, config: dict[str, Any]) -> dict[str, Any]:
+    """The config.json of transformers' model for the family's `config`."""
+    theirs = KINDS[family].theirs
+    if family == "llada":
+        theirs = "Qwen2" if config["include_qkv_bias"] else "Llama"
+        kv_heads = {None: config["n_kv_heads"], True: 1, False: config["n_heads"]}[config["multi_query_attention"]]
+        config = {
+            "vocab_size": config["embedding_size"] or config["vocab_size"],
+            "hidden_size": config["d_model"],
+            "intermediate_size": config["mlp_hidden_size"] or config["mlp_ratio"] * config["d_model"],
+            "num_hidden_layers": config["n_layers"],
+            "num_attention_heads": config["n_heads"],
+            "num_key_value_heads": kv_heads or config["n_heads"],
+            "hidden_act": "silu",
+            "max_position_embeddings": config["max_sequence_length"],
+            "rms_norm_eps": config["rms_norm_eps"],
+            "rope_theta": config["rope_theta"],
+            "tie_word_embeddings": config["weight_tying"],
+        }
+    elif family == "llada_moe":
+        config = config | {
+            "intermediate_size": config["dense_intermediate_size"],
+            "moe_intermediate_size": config["expert_intermediate_size"],
+            "mlp_only_layers": [n for n, kind in enumerate(config["moe_layer_freq"]) if kind == 0],
+            "decoder_sparse_step": 1,
+            "norm_topk_prob": False,
+            "head_dim": config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"],
+        }
+    if config.get("head_dim", 0) is None:
+        config = {name: value for name, value in config.items() if name != "head_dim"}
+    return config | _sign(MODEL_TYPES[theirs], f"{theirs}ForCausalLM")
+
+
+def spelt(family: str, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Tensors with Llama's names under the family's own."""
+    return {spelt_name(family, name): tensor for name, tensor in tensors.items()}
+
+
+def spelt_name(family: str, name: str) -> str:
+    for theirs, own in KINDS[family].names:
+        name = name.replace(theirs, own)
+    return name
