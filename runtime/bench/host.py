@@ -66,7 +66,7 @@ def measure(*, batch: int, context: int, steps: int, block_size: int, per_step: 
     """Seconds of each of `steps` steps of `batch` requests, from prompts of `context` tokens on."""
     tokens = (steps + 64) * per_step + 4 * block_size
     longest = context + tokens + block_size
-    strategy = make_strategy("multi_bd", ("multi_bd",), DecodingContext(block_size, 1, True))
+    strategy = make_strategy("multi_bd", ("multi_bd",), DecodingContext(block_size, 1, True, longest))
     rule = get_rule("threshold")
     info = EngineInfo(
         family="none",

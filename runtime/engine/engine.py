@@ -16,7 +16,7 @@ from runtime.engine.plan import NO_RESULTS, BlockResults
 from runtime.engine.planner import build_plan
 from runtime.engine.request import Request, Status
 from runtime.engine.scheduler import Scheduler, Turn, TurnError
-from runtime.strategies.base import Strategy
+from runtime.strategies.base import Strategy, longest_request
 
 log = logging.getLogger(__name__)
 
@@ -39,10 +39,9 @@ class Engine:
             block_size=info.block_size,
             prefix_caching=info.prefix_caching,
         )
-        longest = -(-info.max_model_len // info.block_size) * info.block_size
         self.table = PageTable(
             rows=info.max_num_reqs,
-            units=self.cache.units_for(longest),
+            units=self.cache.units_for(longest_request(strategy, info.max_model_len)),
             pages_per_unit=self.cache.pages_per_unit,
             page_size=info.page_size,
         )
@@ -68,9 +67,13 @@ class Engine:
             raise RuntimeError("the engine is closed")
         if spec.id in self._requests:
             raise ValueError(f"request id {spec.id!r} is in use")
-        size, settled = self.strategy.layout(len(spec.prompt), spec.max_tokens)
-        mask_id = self.info.mask_token_id
-        request = Request(spec, size=size, settled=settled, mask_id=mask_id, seq=self._arrivals)
+        request = Request(
+            spec,
+            size=self.strategy.positions(len(spec.prompt), spec.max_tokens),
+            settled=self.strategy.settled(len(spec.prompt)),
+            mask_id=self.info.mask_token_id,
+            seq=self._arrivals,
+        )
         self._arrivals += 1
         self._requests[spec.id] = request
         self.scheduler.add(request)

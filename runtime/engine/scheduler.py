@@ -60,7 +60,7 @@ class Scheduler:
         self.max_requests = max_requests
         self.least = strategy.max_rows()  # rows that any request's turn fits in, its prefill apart
         self.pace = Pace(2 * self.least)
-        self.sharing = Sharing(cache, table)
+        self.sharing = Sharing(cache, table, strategy.tail)
         self.waiting = FairQueue()
         self.running: list[Request] = []  # in order of arrival
         self.preemptions = 0
@@ -227,7 +227,7 @@ class Scheduler:
         if not self.cache.prefix_caching:
             return []
         self.cache.extend_chain(request.chain, request.spec.cache_salt, request.tokens, request.settled)
-        return self.cache.match(request.chain[: request.settled // self.cache.unit])
+        return self.cache.match(request.chain[: max(request.settled - self.strategy.tail, 0) // self.cache.unit])
 
     def _extend(self, request: Request, units: list[int]) -> None:
         self.table.append(request.row, len(request.units), units)

@@ -20,7 +20,7 @@ from runtime.layers.kv_pool import UnifiedPool, page_bytes
 from runtime.models import Facts, Family, resolve_family
 from runtime.models.base import Model
 from runtime.samplers import get_rule, rules
-from runtime.strategies import DecodingContext, Strategy, also_fits, make_strategy
+from runtime.strategies import DecodingContext, Strategy, also_fits, longest_request, make_strategy
 from runtime.weights import Checkpoint, TokenIds, load_model, read_tokens, resolve_checkpoint
 from runtime.weights.hub import Progress
 
@@ -43,14 +43,15 @@ def load_engine(config: EngineConfig, progress: Progress | None = None) -> Engin
         eos_token_ids=config.eos_token_ids,
         skip_tokenizer=config.skip_tokenizer,
     )
-    strategy = _strategy(config, family, config.block_size or facts.block_size)
-    info = _info(config, family, checkpoint, facts, ids, strategy, device, dtype)
+    context = _context(config, facts)
+    strategy = _strategy(config, family, context)
+    info = _info(config, family, checkpoint, facts, ids, context, strategy, device, dtype)
     free_at_start = torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else 0
     model = load_model(checkpoint, family, arch, Build.choose(device, dtype, config.attn_impl), progress)
     if progress is not None:
         loaded = sum(parameter.nbytes for parameter in cast(nn.Module, model).parameters())
         progress("warmup", loaded, loaded)  # nothing is left to load, so whoever shows a share shows all of it
-    runner, pages = _runner(config, info, model, device, dtype, free_at_start)
+    runner, pages = _runner(config, info, strategy, model, device, dtype, free_at_start)
     return Engine(info=msgspec.structs.replace(info, num_pages=pages), runner=runner, strategy=strategy)
 
 
@@ -58,8 +59,21 @@ def _strategy_key(config: EngineConfig, family: Family[Any]) -> str:
     return config.decoding_strategy or family.strategies[0]
 
 
-def _strategy(config: EngineConfig, family: Family[Any], block_size: int) -> Strategy:
-    context = DecodingContext(block_size, config.buffer_size or 1, not config.disable_prefix_caching)
+def _context(config: EngineConfig, facts: Facts) -> DecodingContext:
+    limit = facts.max_positions
+    max_model_len = config.max_model_len or min(facts.max_model_len or DEFAULT_MODEL_LEN, limit)
+    if max_model_len > limit:
+        raise ConfigError(f"--max-model-len {max_model_len} is more than the checkpoint's limit of {limit} positions")
+    return DecodingContext(
+        block_size=config.block_size or facts.block_size,
+        buffer_size=config.buffer_size or 1,
+        prefix_caching=not config.disable_prefix_caching,
+        max_model_len=max_model_len,
+        shift=facts.shift,
+    )
+
+
+def _strategy(config: EngineConfig, family: Family[Any], context: DecodingContext) -> Strategy:
     strategy = make_strategy(_strategy_key(config, family), family.strategies + also_fits(family.key), context)
     budget = config.max_num_batched_tokens
     if budget < strategy.max_rows():
@@ -89,12 +103,13 @@ def _info(
     checkpoint: Checkpoint,
     facts: Facts,
     ids: TokenIds,
+    context: DecodingContext,
     strategy: Strategy,
     device: torch.device,
     dtype: torch.dtype,
 ) -> EngineInfo:
     """All but the number of pages, which depends on what the weights leave and is 0 here."""
-    block_size = config.block_size or facts.block_size
+    block_size = context.block_size
     page_size = config.page_size or 32
     if page_size % block_size and block_size % page_size:
         default = "" if config.page_size else ", its default,"
@@ -102,10 +117,6 @@ def _info(
             f"--page-size {page_size}{default} is neither a multiple nor a divisor of the block size {block_size}; set "
             "one that is"
         )
-    limit = facts.max_positions
-    max_model_len = config.max_model_len or min(facts.max_model_len or DEFAULT_MODEL_LEN, limit)
-    if max_model_len > limit:
-        raise ConfigError(f"--max-model-len {max_model_len} is more than the checkpoint's limit of {limit} positions")
     if config.sampling_mode not in family.sampling_modes:
         raise ConfigError(
             f"--sampling-mode {config.sampling_mode}: the {family.key} family has only "
@@ -124,13 +135,13 @@ def _info(
         eos_token_ids=list(ids.eos),
         bos_token_id=facts.bos_id,
         block_size=block_size,
-        buffer_size=config.buffer_size or 1,
+        buffer_size=context.buffer_size,
         page_size=page_size,
         num_pages=0,
-        max_model_len=max_model_len,
+        max_model_len=context.max_model_len,
         max_num_reqs=config.max_num_reqs,
         max_num_batched_tokens=config.max_num_batched_tokens,
-        prefix_caching=not config.disable_prefix_caching,
+        prefix_caching=context.prefix_caching and strategy.shares_prefixes,
         temperature=_generation(checkpoint, "temperature", 0, 100, greedy=0.0),
         top_p=_generation(checkpoint, "top_p", 1e-6, 1, greedy=1.0),
         top_k=int(_generation(checkpoint, "top_k", -1, 2**31, greedy=0.0, whole=True)),
@@ -176,6 +187,7 @@ def _asked(config: EngineConfig, family: Family[Any], strategy: Strategy, block_
 def _runner(
     config: EngineConfig,
     info: EngineInfo,
+    strategy: Strategy,
     model: Model,
     device: torch.device,
     dtype: torch.dtype,
@@ -185,7 +197,7 @@ def _runner(
     page_size = info.page_size
     bytes_of_page = page_bytes(model.kv_shapes, page_size, dtype)
     unit = max(page_size, info.block_size)
-    needed = -(-info.max_model_len // unit) * (unit // page_size)  # one longest request
+    needed = -(-longest_request(strategy, info.max_model_len) // unit) * (unit // page_size)
 
     def make(pages: int) -> ModelRunner:
         return ModelRunner(

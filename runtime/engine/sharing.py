@@ -13,11 +13,15 @@ from runtime.engine.request import Request
 
 
 class Sharing:
-    """Keys of what the requests of one step compute. Whoever is first in a step is never held back."""
+    """Keys of what the requests of one step compute. Whoever is first in a step is never held back.
 
-    def __init__(self, cache: KVCacheManager, table: PageTable) -> None:
+    `tail`: see ``Strategy``.
+    """
+
+    def __init__(self, cache: KVCacheManager, table: PageTable, tail: int) -> None:
         self.cache = cache
         self.table = table
+        self.tail = tail
         self.taken_over = 0  # tokens
         self._computed: set[bytes] = set()  # in this step, or after it by the same requests
 
@@ -29,7 +33,7 @@ class Sharing:
         cache = self.cache
         if not cache.prefix_caching or request.cached % cache.unit:
             return False
-        for n in range(request.cached // cache.unit, request.prefilled // cache.unit):
+        for n in range(request.cached // cache.unit, (request.prefilled - self.tail) // cache.unit):
             key = request.chain[n]
             unit = cache.adopt(request.units[n], key)
             if unit is None:
@@ -51,4 +55,4 @@ class Sharing:
         """`request` has a turn that prefills: others need not."""
         if self.cache.prefix_caching:
             unit = self.cache.unit
-            self._computed.update(request.chain[request.cached // unit : request.prefilled // unit])
+            self._computed.update(request.chain[request.cached // unit : (request.prefilled - self.tail) // unit])

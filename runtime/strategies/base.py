@@ -19,6 +19,8 @@ class DecodingContext:
     block_size: int
     buffer_size: int
     prefix_caching: bool
+    max_model_len: int
+    shift: bool = False  # the logits of a position are those of the row before it
 
 
 @dataclass(slots=True)
@@ -38,17 +40,25 @@ class Strategy(Protocol):
     A step goes: `open` (may be called again before the step is served: it acts once), the forward, then `apply`. What
     is settled needs nothing of the strategy but its `chunk`: it is forwarded before, or together with, the open part,
     whether it is a prompt, finished blocks, or both after a preemption. `fields` are what requests may set for the
-    strategy; their values are in ``Request.values``.
+    strategy; their values are in ``Request.values``. `tail` is how many of the last settled positions a request always
+    forwards itself, whatever others have in the cache, because it samples from their rows. `shares_prefixes`: whether
+    the K/V of equal beginnings is the same whatever comes after them.
     """
 
     fields: tuple[Field, ...]
+    tail: int
+    shares_prefixes: bool
 
     def max_rows(self) -> int:
         """The most rows one request's step feeds; a token budget below it is refused at start."""
         ...
 
-    def layout(self, prompt_len: int, max_tokens: int) -> tuple[int, int]:
-        """Positions that a request covers, and how many of them are settled from the start."""
+    def positions(self, prompt_len: int, max_tokens: int) -> int:
+        """How many a request covers: the prompt, and the answer as far as its last block reaches."""
+        ...
+
+    def settled(self, prompt_len: int) -> int:
+        """How many of a request's positions are settled from the start."""
         ...
 
     def reach(self, request: Request) -> int:
@@ -72,6 +82,11 @@ class Strategy(Protocol):
         """Write results ``first, first + 1, ...`` of `sampled` into the request, and settle what is final; set `reason`
         and `end` if it ended, and then `settled` to how much of it others may want."""
         ...
+
+
+def longest_request(strategy: Strategy, max_model_len: int) -> int:
+    """The most positions that any request covers: the longest prompt, for blocks may tile from its end."""
+    return strategy.positions(max_model_len - 1, 1)
 
 
 Maker = Callable[[DecodingContext], Strategy]

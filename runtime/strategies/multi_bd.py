@@ -14,6 +14,7 @@ from runtime.engine.plan import BlockResults, Ints
 from runtime.engine.request import FIXED, Block, Request
 from runtime.engine.shares import shares
 from runtime.strategies.base import DecodingContext, Feed, register_strategy
+from runtime.strategies.progress import advance, finish, write_block
 
 
 @register_strategy("multi_bd")
@@ -24,6 +25,9 @@ class MultiBlock:
         share("token_stability_threshold", 0.0, "share of unchanged tokens at which the next block opens"),
     )
 
+    tail = 0
+    shares_prefixes = True
+
     def __init__(self, context: DecodingContext) -> None:
         self.block_size = context.block_size
         self.buffer_size = context.buffer_size
@@ -32,9 +36,11 @@ class MultiBlock:
     def max_rows(self) -> int:
         return (self.buffer_size + 1) * self.block_size  # rule 7
 
-    def layout(self, prompt_len: int, max_tokens: int) -> tuple[int, int]:
-        size = self.block_size
-        return -(-(prompt_len + max_tokens) // size) * size, prompt_len // size * size
+    def positions(self, prompt_len: int, max_tokens: int) -> int:
+        return -(-(prompt_len + max_tokens) // self.block_size) * self.block_size
+
+    def settled(self, prompt_len: int) -> int:
+        return prompt_len // self.block_size * self.block_size
 
     def reach(self, request: Request) -> int:
         return request.settled + max(len(request.blocks), 1) * self.block_size
@@ -116,85 +122,17 @@ class MultiBlock:
         request.opened = False
         request.nfe += bool(sampled)
         for i, block in enumerate(sampled, first):
-            self._write(request, block, results, i)
+            write_block(request, block, results, i)
         shown = request.settled
         settled = self._settle(request)
-        if request.spec.report == "denoise":
-            request.show(shown)
-        stable = request.settled if request.unstable else self._filled_prefix(request)  # what can change is not stable
-        stable = min(stable, request.end)
-        if stable > request.stable:
-            request.stable = stable
-        if request.watched or request.eos_seen or request.stable >= request.end:
-            end = self._find_end(request)
-            if end is not None:
-                self._finish(request, *end)
+        end = advance(request, shown=shown, final=request.settled)
+        if end is not None:
+            finish(request, *end, keep=self._worth_caching(request, *end))
         del request.blocks[:settled]
 
-    def _write(self, request: Request, block: Block, results: BlockResults, i: int) -> None:
-        start, size = block.start, block.size
-        request.tokens[start : start + size] = results.tokens[i, :size]
-        request.state[start : start + size] = results.state[i, :size]
-        if not block.masks:
-            block.post_edit_steps += 1
-        if results.remasks[i]:
-            seen = results.remasked[i, :size]
-            block.remasked = seen if block.remasked is None else block.remasked | seen
-        masks = block.masks = results.masks[i]
-        filled = block.free - masks
-        block.progress = filled / block.free
-        if request.editing:
-            block.same_token_ratio = (filled - results.written[i]) / filled if filled else 0.0
-        block.steps += 1
-        block.advanced += block.may_force
-        block.ended = results.ended[i]
-        block.first_masked = min(results.first_masked[i], size)
-        first_eos = min(results.first_eos[i], size)
-        if first_eos != block.first_eos:
-            block.first_eos = first_eos
-            found = first_eos < size and start + first_eos < request.end
-            block.has_eos = found and not request.spec.ignore_eos
-            request.eos_seen |= block.has_eos
-
-    def _filled_prefix(self, request: Request) -> int:
-        """Where the contiguous run without a mask from the prompt on ends."""
-        end = request.settled
-        for block in request.blocks:
-            end = block.start + block.first_masked
-            if block.masks:
-                break
-        return min(end, request.end)
-
-    def _find_end(self, request: Request) -> tuple[FinishReason, int] | None:
-        """Rule 9: why and where the answer ends, if it does."""
-        for block in request.blocks:
-            if block.has_eos:
-                if block.start + block.first_eos < request.stable:
-                    return "stop", block.start + block.first_eos
-                break
-        if request.stable >= request.end:
-            return "length", request.end
-        spec = request.spec
-        at_cap = spec.max_nfe is not None and request.nfe >= spec.max_nfe
-        if not at_cap and spec.max_repetition_run is None:
-            return None
-        filled = max(self._filled_prefix(request), request.prompt_len)
-        filled = min([filled, *(b.start + b.first_eos for b in request.blocks if b.has_eos)])
-        if at_cap:
-            return "max_nfe", filled
-        assert spec.max_repetition_run is not None
-        cut = request.run.advance(request.tokens, min(request.stable, filled), spec.max_repetition_run)
-        if cut is None:  # what is not final yet may change: look at it without remembering
-            cut = request.run.copy().advance(request.tokens, filled, spec.max_repetition_run)
-        return ("repetition", cut) if cut is not None else None
-
-    def _finish(self, request: Request, reason: FinishReason, end: int) -> None:
-        request.reason = reason
-        request.hit_eos = reason == "stop"
-        request.end = request.stable = end
-        request.blocks = []
-        keep = request.cached  # what the answer covers to the end of a block is worth caching (rule 6)
-        if self.prefix_caching and reason in ("stop", "length"):
-            covered = end + 1 if request.hit_eos else end
-            keep = max(keep, min(request.settled, covered // self.block_size * self.block_size))
-        request.settled = keep
+    def _worth_caching(self, request: Request, reason: FinishReason, end: int) -> int:
+        """Rule 6: the answer's blocks that it covers to their end."""
+        if not self.prefix_caching or reason not in ("stop", "length"):
+            return 0
+        covered = end + (reason == "stop")  # the EOS too
+        return min(request.settled, covered // self.block_size * self.block_size)

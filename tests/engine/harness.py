@@ -101,7 +101,7 @@ class CheckedRunner(ModelRunner):
 def make_engine(setup: Setup, model: Model | None = None) -> Engine:
     """An engine around `model` (the hash model unless given) with a float64 pool."""
     model = model or HashModel(setup.vocab)
-    context = DecodingContext(setup.block, setup.buffer, setup.prefix_caching)
+    context = DecodingContext(setup.block, setup.buffer, setup.prefix_caching, setup.max_len)
     strategy = make_strategy("multi_bd", ("multi_bd",), context)
     info = EngineInfo(
         family="none",

@@ -1,0 +1,93 @@
+"""What all strategies do with a step's results: write them into blocks, see how far the answer is and where it ends."""
+
+from __future__ import annotations
+
+from runtime.engine.io import FinishReason
+from runtime.engine.plan import BlockResults
+from runtime.engine.request import Block, Request
+
+
+def write_block(request: Request, block: Block, results: BlockResults, i: int) -> None:
+    """Result `i` of the step, into the block and the request's arrays."""
+    start, size = block.start, block.size
+    request.tokens[start : start + size] = results.tokens[i, :size]
+    request.state[start : start + size] = results.state[i, :size]
+    if not block.masks:
+        block.post_edit_steps += 1
+    if results.remasks[i]:
+        seen = results.remasked[i, :size]
+        block.remasked = seen if block.remasked is None else block.remasked | seen
+    masks = block.masks = results.masks[i]
+    filled = block.free - masks
+    block.progress = filled / block.free
+    if request.editing:
+        block.same_token_ratio = (filled - results.written[i]) / filled if filled else 0.0
+    block.steps += 1
+    block.advanced += block.may_force
+    block.ended = results.ended[i]
+    block.first_masked = min(results.first_masked[i], size)
+    first_eos = min(results.first_eos[i], size)
+    if first_eos != block.first_eos:
+        block.first_eos = first_eos
+        found = first_eos < size and start + first_eos < request.end
+        block.has_eos = found and not request.spec.ignore_eos
+        request.eos_seen |= block.has_eos
+
+
+def filled_prefix(request: Request) -> int:
+    """Where the contiguous run without a mask from the prompt on ends."""
+    end = request.next_start
+    for block in request.blocks:
+        end = block.start + block.first_masked
+        if block.masks:
+            break
+    return min(end, request.end)
+
+
+def advance(request: Request, *, shown: int, final: int) -> tuple[FinishReason, int] | None:
+    """After a step's results are written: what clients are told of, what is stable text now, and why and where the
+    answer ends, if it does (rule 9).
+
+    Args:
+        shown: from which position on a denoise event shows the blocks. final: positions below it cannot change.
+    """
+    if request.spec.report == "denoise":
+        request.show(shown)
+    stable = min(final if request.unstable else filled_prefix(request), request.end)  # what can change is not stable
+    if stable > request.stable:
+        request.stable = stable
+    if request.watched or request.eos_seen or request.stable >= request.end:
+        return _find_end(request)
+    return None
+
+
+def finish(request: Request, reason: FinishReason, end: int, *, keep: int = 0) -> None:
+    """The answer ends at `end`; what is final below `keep` may still have to reach the cache, for others."""
+    request.reason = reason
+    request.hit_eos = reason == "stop"
+    request.end = request.stable = end
+    request.blocks = []
+    request.settled = max(request.cached, keep)
+
+
+def _find_end(request: Request) -> tuple[FinishReason, int] | None:
+    for block in request.blocks:
+        if block.has_eos:
+            if block.start + block.first_eos < request.stable:
+                return "stop", block.start + block.first_eos
+            break
+    if request.stable >= request.end:
+        return "length", request.end
+    spec = request.spec
+    at_cap = spec.max_nfe is not None and request.nfe >= spec.max_nfe
+    if not at_cap and spec.max_repetition_run is None:
+        return None
+    filled = max(filled_prefix(request), request.prompt_len)
+    filled = min([filled, *(b.start + b.first_eos for b in request.blocks if b.has_eos)])
+    if at_cap:
+        return "max_nfe", filled
+    assert spec.max_repetition_run is not None
+    cut = request.run.advance(request.tokens, min(request.stable, filled), spec.max_repetition_run)
+    if cut is None:  # what is not final yet may change: look at it without remembering
+        cut = request.run.copy().advance(request.tokens, filled, spec.max_repetition_run)
+    return ("repetition", cut) if cut is not None else None
