@@ -110,6 +110,16 @@ def _info(
 ) -> EngineInfo:
     """All but the number of pages, which depends on what the weights leave and is 0 here."""
     block_size = context.block_size
+    if block_size % facts.block_multiple:
+        raise ConfigError(
+            f"--block-size {block_size} is no multiple of {facts.block_multiple}, the positions that this checkpoint "
+            "computes together"
+        )
+    if facts.delete_id is not None or facts.split_id is not None:
+        raise ConfigError(
+            f"this checkpoint's answers are edited by inserting and deleting (delete_token_id {facts.delete_id}, "
+            f"split_token_id {facts.split_id}), which this version does not have"
+        )
     page_size = config.page_size or 32
     if page_size % block_size and block_size % page_size:
         default = "" if config.page_size else ", its default,"

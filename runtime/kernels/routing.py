@@ -1,5 +1,5 @@
 """Which experts a row goes through and with which weights: sigmoid or softmax scores, the best groups, a bias that
-ranks and may weigh (models.md 1 and 5)."""
+ranks and may weigh, a pool of experts for a block of rows (models.md 1, 1.1 and 5)."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ from runtime.kernels.triton_import import tl, triton
 class RoutingRule:
     """`top_k` of the experts in the best `topk_group` of `n_group` groups; weights normalised to 1 where `normalise`,
     then times `scale`. Scores are each expert's own sigmoid, or the softmax over all of them. A bias is added to them
-    for the ranking; `bias_weighs`: for the weights too."""
+    for the ranking; `bias_weighs`: for the weights too. `capacity`: the rows of a block choose among so many experts,
+    those that rank best in any of its rows (of equals the lower one); 0: among all. `block`: the most rows of one."""
 
     top_k: int
     n_group: int
@@ -24,22 +25,32 @@ class RoutingRule:
     scale: float
     scores: Literal["sigmoid", "softmax"] = "sigmoid"
     bias_weighs: bool = False
+    capacity: int = 0
+    block: int = 0
 
 
 def route_reference(
-    logits: torch.Tensor, bias: torch.Tensor | None, rule: RoutingRule
+    logits: torch.Tensor, bias: torch.Tensor | None, rule: RoutingRule, first: torch.Tensor | None = None
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Choose experts by scores plus bias, and weigh them by their scores alone (or, see the rule, by the sum).
 
     Args:
         logits: [rows, experts], float32 or float64.
         bias: [experts] of the same dtype, or None.
+        first: int64 [rows], for a rule with a capacity: the first row of the block that a row belongs to. The rows of a
+            block follow each other.
 
     Returns:
         ids int32 [rows, top_k] and weights [rows, top_k] in logits' dtype, the best-ranked expert first.
     """
     scores = logits.softmax(-1) if rule.scores == "softmax" else logits.sigmoid()
     ranks = scores if bias is None else scores + bias
+    if rule.capacity:
+        assert first is not None
+        best = torch.full_like(ranks, float("-inf")).scatter_reduce_(0, first[:, None].expand_as(ranks), ranks, "amax")
+        pool = best.sort(dim=-1, descending=True, stable=True).indices[:, : rule.capacity]
+        keep = torch.zeros_like(best, dtype=torch.bool).scatter_(1, pool, True)
+        ranks = ranks.masked_fill(~keep[first], float("-inf"))
     if rule.topk_group < rule.n_group:
         groups = ranks.unflatten(1, (rule.n_group, -1))
         best = groups.topk(min(2, groups.shape[-1]), dim=-1).values.sum(-1)
@@ -53,11 +64,45 @@ def route_reference(
 
 
 @triton.jit
+def _pool(
+    logits_ptr, bias_ptr, first_ptr, pool_ptr, rows,
+    EXPERTS: tl.constexpr, EXPERTS_P2: tl.constexpr, CAPACITY: tl.constexpr, BLOCK: tl.constexpr,
+    BIASED: tl.constexpr, SOFTMAX: tl.constexpr,
+):  # fmt: skip
+    """One program a row; those of a block's first rows write 1 for each expert of its pool, the others return."""
+    row = tl.program_id(0).to(tl.int64)
+    if tl.load(first_ptr + row) == row:
+        expert = tl.arange(0, EXPERTS_P2)
+        ok = expert < EXPERTS
+        bias = tl.zeros([EXPERTS_P2], tl.float32)
+        if BIASED:
+            bias += tl.load(bias_ptr + expert, mask=ok, other=0.0)
+        best = tl.full([EXPERTS_P2], float("-inf"), tl.float32)
+        for step in range(BLOCK):
+            other = row + step
+            mine = tl.load(first_ptr + other, mask=other < rows, other=-1) == row
+            logits = tl.load(logits_ptr + other * EXPERTS + expert, mask=ok & mine, other=float("-inf"))
+            if SOFTMAX:
+                scores = tl.exp(logits - tl.max(tl.where(mine, logits, 0.0), 0))
+                scores = scores / tl.sum(scores, 0)
+            else:
+                scores = tl.sigmoid(logits)
+            best = tl.maximum(best, tl.where(ok & mine, scores + bias, float("-inf")))
+        kept = tl.zeros([EXPERTS_P2], tl.int1)
+        for _ in range(CAPACITY):
+            chosen = expert == tl.argmax(best, 0)  # of equals the lowest expert
+            kept = kept | chosen
+            best = tl.where(chosen, float("-inf"), best)
+        tl.store(pool_ptr + row * EXPERTS + expert, kept.to(tl.int8), mask=ok)
+
+
+@triton.jit
 def _route(
-    logits_ptr, bias_ptr, ids_ptr, weights_ptr, scale,
+    logits_ptr, bias_ptr, first_ptr, pool_ptr, ids_ptr, weights_ptr, scale,
     EXPERTS: tl.constexpr, GROUPS: tl.constexpr, KEPT: tl.constexpr, TOP_K: tl.constexpr,
     GROUPS_P2: tl.constexpr, SIZE_P2: tl.constexpr, TOP_P2: tl.constexpr,
     BIASED: tl.constexpr, BIAS_WEIGHS: tl.constexpr, NORMALISE: tl.constexpr, SOFTMAX: tl.constexpr,
+    POOLED: tl.constexpr,
 ):  # fmt: skip
     """One program a row. Experts lie as [groups, experts of a group], padded to powers of two."""
     SIZE: tl.constexpr = EXPERTS // GROUPS
@@ -77,6 +122,8 @@ def _route(
         ranks += tl.load(bias_ptr + expert, mask=ok, other=0.0)
         if BIAS_WEIGHS:
             scores = ranks
+    if POOLED:
+        ok = ok & (tl.load(pool_ptr + tl.load(first_ptr + row) * EXPERTS + expert, mask=ok, other=0) != 0)
     ranks = tl.where(ok, ranks, float("-inf"))
 
     if KEPT < GROUPS:
@@ -111,16 +158,27 @@ def _route(
     tl.store(weights_ptr + row * TOP_K + place, weights * scale, mask=place < TOP_K)
 
 
-def route(logits: torch.Tensor, bias: torch.Tensor | None, rule: RoutingRule) -> tuple[torch.Tensor, torch.Tensor]:
+def route(
+    logits: torch.Tensor, bias: torch.Tensor | None, rule: RoutingRule, first: torch.Tensor | None = None
+) -> tuple[torch.Tensor, torch.Tensor]:
     """`route_reference` for float32 logits on a GPU."""
     rows, experts = logits.shape
     ids = torch.empty(rows, rule.top_k, dtype=torch.int32, device=logits.device)
     weights = torch.empty(rows, rule.top_k, dtype=torch.float32, device=logits.device)
+    given, pool = (logits if bias is None else bias), ids
+    if rule.capacity:
+        assert first is not None
+        pool = torch.empty(rows, experts, dtype=torch.int8, device=logits.device)
+        _pool[(rows,)](
+            logits, given, first, pool, rows,
+            EXPERTS=experts, EXPERTS_P2=triton.next_power_of_2(experts), CAPACITY=rule.capacity, BLOCK=rule.block,
+            BIASED=bias is not None, SOFTMAX=rule.scores == "softmax", num_warps=1,
+        )  # fmt: skip
     _route[(rows,)](
-        logits, logits if bias is None else bias, ids, weights, rule.scale,
+        logits, given, ids if first is None else first, pool, ids, weights, rule.scale,
         EXPERTS=experts, GROUPS=rule.n_group, KEPT=rule.topk_group, TOP_K=rule.top_k,
         GROUPS_P2=triton.next_power_of_2(rule.n_group), SIZE_P2=triton.next_power_of_2(experts // rule.n_group),
         TOP_P2=triton.next_power_of_2(rule.top_k), BIASED=bias is not None, BIAS_WEIGHS=rule.bias_weighs,
-        NORMALISE=rule.normalise, SOFTMAX=rule.scores == "softmax", num_warps=1,
+        NORMALISE=rule.normalise, SOFTMAX=rule.scores == "softmax", POOLED=rule.capacity > 0, num_warps=1,
     )  # fmt: skip
     return ids, weights

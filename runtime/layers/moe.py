@@ -22,9 +22,9 @@ class Router(nn.Module):
         self.rule = rule
         self.kernels = build.kernels
 
-    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """[rows, hidden] -> ids int32 and weights, both [rows, top_k]."""
-        return self.kernels.route(F.linear(x.to(self.weight.dtype), self.weight), self.bias, self.rule)
+    def forward(self, x: torch.Tensor, first: torch.Tensor | None = None) -> tuple[torch.Tensor, torch.Tensor]:
+        """[rows, hidden] -> ids int32 and weights, both [rows, top_k]. `first`: see ``route_reference``."""
+        return self.kernels.route(F.linear(x.to(self.weight.dtype), self.weight), self.bias, self.rule, first)
 
 
 class MoE(nn.Module):
@@ -41,7 +41,7 @@ class MoE(nn.Module):
         self.shared = SwiGLU(build, hidden, shared_width) if shared_width else None
         self.kernels = build.kernels
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        ids, weights = self.router(x)
+    def forward(self, x: torch.Tensor, first: torch.Tensor | None = None) -> torch.Tensor:
+        ids, weights = self.router(x, first)
         shared = None if self.shared is None else self.shared(x)
         return self.kernels.moe(x, ids, weights, self.gate_up, self.down, shared)

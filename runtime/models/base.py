@@ -50,6 +50,9 @@ class Facts:
     eos_ids: tuple[int, ...]  # those that config.json names
     max_model_len: int | None = None  # default of --max-model-len, where that is another than most families'
     bos_id: int | None = None  # begins every prompt that is given as plain text
+    block_multiple: int = 1  # blocks are whole multiples of it: rows of one compute with each other
+    delete_id: int | None = None  # tokens that edit instead of standing in an answer (decoding.md 3.2.1)
+    split_id: int | None = None
     shift: bool = False  # the logits of position i are those of row i-1, not of row i
 
 

@@ -74,6 +74,8 @@ class DecoderArch:
     mask_id: int | None
     eos_ids: tuple[int, ...]
     bos_id: int | None = None
+    delete_id: int | None = None
+    split_id: int | None = None
     padding: int = 0  # rows of the embedding and the head after those of the vocabulary
     norm_head: bool = False  # each column of the head is brought to length 1 when it is loaded
     clip: float | None = None  # of queries and keys before they turn, and of values
@@ -101,6 +103,16 @@ class ForwardContext:
     attention: Attention
     plan: Any  # what `attention` made of the batch
     growth: torch.Tensor | None  # ``Growth.of``
+    first: torch.Tensor | None  # int64 [rows]: the first row of each row's block, where a block shares experts
+
+
+def first_rows(positions: torch.Tensor, slots: torch.Tensor, block: int) -> torch.Tensor:
+    """int64 [rows]: the first row of the block of `block` absolute positions that each row belongs to. A request's
+    rows follow each other; a row that is written nowhere (slot -1) belongs to none but its own."""
+    follows = (positions[1:] == positions[:-1] + 1) & (positions[1:] % block != 0) & (slots[1:] >= 0)
+    rows = torch.arange(len(positions), device=positions.device)
+    begins = torch.cat([rows[:1], torch.where(follows, 0, rows[1:])])
+    return begins.cummax(0).values
 
 
 class SelfAttention(nn.Module):
@@ -155,7 +167,8 @@ class Layer(nn.Module):
         else:
             normed, residual = self.input_norm.add(x, residual)
         normed, residual = self.post_norm.add(self.attention(normed, context, self.index), residual)
-        return self.mlp(normed), residual
+        mixed = self.mlp(normed, context.first) if isinstance(self.mlp, MoE) else self.mlp(normed)
+        return mixed, residual
 
 
 class Decoder(nn.Module):
@@ -181,7 +194,9 @@ class Decoder(nn.Module):
     def forward(self, x: torch.Tensor, batch: ForwardBatch, pool: KVPool) -> torch.Tensor:
         table, plan = self.rotary.cover(batch.reach), self.attention.plan(batch)
         growth = None if self.arch.growth is None else self.arch.growth.of(batch.positions, x.dtype)
-        context = ForwardContext(batch, pool, table, self.attention, plan, growth)
+        block = 0 if self.arch.mixture is None else self.arch.mixture.rule.block
+        first = first_rows(batch.positions, batch.slots, block) if block else None
+        context = ForwardContext(batch, pool, table, self.attention, plan, growth, first)
         residual = None
         for layer in self.layers:
             x, residual = layer(x, residual, context)

@@ -1,8 +1,9 @@
-"""LLaDA2's config.json (models.md 1): what is honoured, and what is refused because it is not built."""
+"""LLaDA2's config.json (models.md 1 and 1.1): what is honoured, and what is refused because it is not built."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 from runtime.errors import ConfigError
@@ -48,11 +49,28 @@ HONOURED = frozenset(
 )
 
 
+POOL_HONOURED = frozenset({"expert_capacity", "delete_token_id", "split_token_id"})  # LLaDA2.2's
+
+
 def parse(config: Mapping[str, Any]) -> DecoderArch:
-    """ConfigError, naming the field, for what is missing, wrong, inconsistent or not built."""
+    """LLaDA2.0's and 2.1's. ConfigError, naming the field, for what is missing, wrong, inconsistent or not built."""
+    Fields(config).only({"expert_capacity": (None,)})
+    return _parse(config, "llada2", frozenset({"expert_capacity"}), _grouped)
+
+
+def parse_pooled(config: Mapping[str, Any]) -> DecoderArch:
+    """LLaDA2.2's, where a block shares a pool of experts. ConfigError as `parse`."""
+    fields = Fields(config)
+    arch = _parse(config, "llada2dot2", POOL_HONOURED, _pooled)
+    return replace(arch, delete_id=fields.id("delete_token_id"), split_id=fields.id("split_token_id"))
+
+
+def _parse(
+    config: Mapping[str, Any], family: str, also: frozenset[str], rule: Callable[[Fields, int], RoutingRule]
+) -> DecoderArch:
     fields = Fields(config)
     fields.only(BUILT)
-    tell_unknown(config, "llada2", BUILT.keys() | ELSEWHERE | HONOURED)
+    tell_unknown(config, family, BUILT.keys() | ELSEWHERE | HONOURED | also)
     hidden, heads, kv_heads, head_dim = head_shape(fields)
     layers = fields.whole("num_hidden_layers")
     dense_layers = min(layers, fields.whole("first_k_dense_replace", 0, low=0))
@@ -78,7 +96,7 @@ def parse(config: Mapping[str, Any]) -> DecoderArch:
         qkv_bias=fields.flag("use_qkv_bias", False),
         out_bias=fields.flag("use_bias", False),
         width=fields.whole("intermediate_size") if dense_layers else 0,
-        mixture=_mixture(fields, range(dense_layers, layers)),
+        mixture=_mixture(fields, range(dense_layers, layers), rule),
         tied=tied,
         block_size=fields.whole("block_size", 32),
         mask_id=fields.id("mask_token_id"),
@@ -87,13 +105,24 @@ def parse(config: Mapping[str, Any]) -> DecoderArch:
     )
 
 
-def _mixture(fields: Fields, layers: range) -> Mixture | None:
+def _mixture(fields: Fields, layers: range, rule: Callable[[Fields, int], RoutingRule]) -> Mixture | None:
     shared = fields.whole("num_shared_experts", 0, low=0) if fields.flag("moe_router_enable_shared_expert", True) else 0
     biased = fields.flag("moe_router_enable_expert_bias", True)
     if not layers:
         return None
-    experts, top_k = fields.whole("num_experts"), fields.whole("num_experts_per_tok")
-    groups, kept = fields.whole("n_group", 1), fields.whole("topk_group", 1)
+    experts, width = fields.whole("num_experts"), fields.whole("moe_intermediate_size")
+    return Mixture(
+        layers=frozenset(layers),
+        experts=experts,
+        width=width,
+        shared_width=shared * fields.whole("moe_shared_expert_intermediate_size", width),
+        rule=rule(fields, experts),
+        router_bias=biased,
+    )
+
+
+def _grouped(fields: Fields, experts: int) -> RoutingRule:
+    top_k, groups, kept = fields.whole("num_experts_per_tok"), fields.whole("n_group", 1), fields.whole("topk_group", 1)
     if experts % groups:
         raise ConfigError(f"config.json: num_experts {experts} is no multiple of n_group {groups}")
     if kept > groups:
@@ -103,13 +132,16 @@ def _mixture(fields: Fields, layers: range) -> Mixture | None:
             f"config.json: num_experts_per_tok {top_k} is more than the {experts // groups * kept} experts of "
             f"topk_group {kept} groups"
         )
-    width = fields.whole("moe_intermediate_size")
     scale = fields.number("routed_scaling_factor", 1.0)
-    return Mixture(
-        layers=frozenset(layers),
-        experts=experts,
-        width=width,
-        shared_width=shared * fields.whole("moe_shared_expert_intermediate_size", width),
-        rule=RoutingRule(top_k, groups, kept, fields.flag("norm_topk_prob", True), scale),
-        router_bias=biased,
-    )
+    return RoutingRule(top_k, groups, kept, fields.flag("norm_topk_prob", True), scale)
+
+
+def _pooled(fields: Fields, experts: int) -> RoutingRule:
+    """Groups play no part; the config's blocks are those of the routing."""
+    top_k, capacity = fields.whole("num_experts_per_tok"), fields.whole("expert_capacity")
+    if not top_k <= capacity <= experts:
+        raise ConfigError(
+            f"config.json: expert_capacity {capacity} is not from num_experts_per_tok {top_k} to num_experts {experts}"
+        )
+    scale, block = fields.number("routed_scaling_factor", 1.0), fields.whole("block_size", 32)
+    return RoutingRule(top_k, 1, 1, fields.flag("norm_topk_prob", True), scale, capacity=capacity, block=block)

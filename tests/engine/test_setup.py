@@ -58,6 +58,23 @@ def test_a_family_whose_strategies_are_not_there_is_refused_with_their_names(mon
         )
 
 
+def test_what_a_checkpoint_computes_together_is_never_cut(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(base, "_FAMILIES", dict(base._FAMILIES))
+    said = {"block_size": 8, "block_multiple": 8}
+    base.register_family(
+        replace(LLADA2, key="twin", aliases=(), facts=lambda arch: replace(LLADA2.facts(arch), **said))
+    )
+    assert load_engine(EngineConfig(model_name="twin", device="cpu", block_size=16)).info.block_size == 16
+    with pytest.raises(ConfigError, match="--block-size 12 is no multiple of 8, the positions that this checkpoint"):
+        load_engine(EngineConfig(model_name="twin", device="cpu", block_size=12, page_size=12))
+
+
+def test_answers_that_insert_and_delete_are_refused() -> None:
+    path = str(GOLDEN / "llada2dot2")
+    with pytest.raises(ConfigError, match=r"inserting and deleting \(delete_token_id 16, split_token_id 47\)"):
+        load_engine(EngineConfig(model=path, device="cpu", skip_tokenizer=True, sampling_mode="edit"))
+
+
 def test_how_a_checkpoint_samples_is_what_requests_get_by_default(tmp_path: Path) -> None:
     shutil.copytree(GOLDEN / "sdar", tmp_path / "sdar")
 

@@ -77,10 +77,13 @@ def test_elementwise_kv_write(dtype):
         (12, RoutingRule(4, 3, 2, True, 1.5, "softmax"), True),
         (64, RoutingRule(8, 1, 1, False, 1.0, "softmax", bias_weighs=True), True),
         (12, RoutingRule(3, 3, 2, True, 2.0, bias_weighs=True), True),
+        (12, RoutingRule(2, 1, 1, True, 2.5, capacity=5, block=4), True),
+        (6, RoutingRule(3, 1, 1, True, 1.0, capacity=3, block=3), False),
+        (20, RoutingRule(4, 1, 1, False, 1.0, "softmax", capacity=7, block=8), True),
     ],
 )
 def test_moe_routing(experts, rule, biased):
-    cases.check_route(4, experts, rule, biased, "cpu")
+    cases.check_route(10 if rule.capacity else 4, experts, rule, biased, "cpu")
 
 
 @pytest.mark.parametrize("crowded", [False, True])
@@ -121,11 +124,12 @@ def test_attention_of_rows_that_see_anything(window):
     cases.check_sight([(9, 6), (0, 11), (5, 1)], 2, 1, 16, 4, window, torch.float32, "cpu")
 
 
-@pytest.mark.parametrize("key", ["llada2", "sdar_moe", "stable_diffcoder", "dream", "llada_moe"])
+@pytest.mark.parametrize("key", ["llada2", "llada2dot2", "sdar_moe", "stable_diffcoder", "dream", "llada_moe"])
 def test_attention_and_all_else_in_a_whole_model(tmp_path, key):
     """Every kernel in its place: a tiny model on the Triton path equals itself on the torch path."""
-    if key == "llada2":
-        write_tiny(tmp_path, seed=4, num_hidden_layers=2, head_dim=16)
+    if key.startswith("llada2"):
+        own = {"expert_capacity": 2} if key == "llada2dot2" else {}
+        write_tiny(tmp_path, seed=4, num_hidden_layers=2, head_dim=16, **own)
     else:
         own = {"clip_qkv": 0.7, "moe_layer_freq": [0, 1]} if key == "llada_moe" else {}
         config = config_of(key, num_hidden_layers=2, head_dim=16, **own)

@@ -48,7 +48,8 @@ def test_kv_write(rows, page_size, dtype):
     [(256, MINI), (8, RoutingRule(2, 4, 2, True, 2.5)), (64, RoutingRule(6, 1, 1, False, 1.0)),
      (12, RoutingRule(5, 3, 2, True, 1.5)), (128, RoutingRule(8, 1, 1, True, 1.0, "softmax")),
      (60, RoutingRule(4, 1, 1, False, 1.0, "softmax")),
-     (64, RoutingRule(8, 1, 1, False, 1.0, "softmax", bias_weighs=True))],
+     (64, RoutingRule(8, 1, 1, False, 1.0, "softmax", bias_weighs=True)),
+     (256, RoutingRule(8, 1, 1, True, 2.5, capacity=48, block=32))],
 )  # fmt: skip
 def test_routing(rows, experts, rule, biased):
     cases.check_route(rows, experts, rule, biased, "cuda")

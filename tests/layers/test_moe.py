@@ -62,6 +62,29 @@ def test_the_bias_ranks_and_does_not_weigh():
     torch.testing.assert_close(normalised.sum(), torch.tensor(3.0, dtype=torch.float64))
 
 
+def test_a_block_shares_a_pool_of_experts():
+    """By hand: three rows of a block, then one alone."""
+    logits = torch.tensor(
+        [[5.0, 1.0, 0.0, 2.0], [0.0, 4.0, 1.0, 3.9], [0.5, 0.0, 3.0, 1.0], [0.0, 0.0, 3.0, 1.0]], dtype=torch.float64
+    )
+    rule = RoutingRule(1, 1, 1, False, 1.0, capacity=2, block=3)
+    ids, weights = route_reference(logits, None, rule, torch.tensor([0, 0, 0, 3]))
+    assert ids.tolist() == [[0], [1], [0], [2]], "the third row's own best, expert 2, is not in the pool of 0 and 1"
+    torch.testing.assert_close(weights[2], logits.sigmoid()[2, :1])
+    bias = torch.tensor([0.0, 0.0, 1.0, 0.0], dtype=torch.float64)
+    ids, weights = route_reference(logits, bias, rule, torch.tensor([0, 0, 0, 3]))
+    assert ids[2].tolist() == [2]
+    torch.testing.assert_close(weights[2], logits.sigmoid()[2, 2:3])
+
+
+def test_equals_in_a_pool_go_to_the_lower_expert():
+    logits = torch.zeros(2, 6, dtype=torch.float64)
+    logits[1, 5] = 1.0
+    rule = RoutingRule(3, 1, 1, False, 1.0, capacity=3, block=2)
+    ids, _ = route_reference(logits, None, rule, torch.tensor([0, 0]))
+    assert [sorted(row) for row in ids.tolist()] == [[0, 1, 5], [0, 1, 5]]
+
+
 def test_a_bias_may_weigh_too():
     logits = torch.tensor([[0.0, 3.0, 1.0, 2.0]], dtype=torch.float64)
     bias = torch.tensor([0.9, 0.0, 0.0, -0.2], dtype=torch.float64)

@@ -8,6 +8,7 @@ from safetensors.torch import load_file
 
 from runtime.layers.build import Build
 from runtime.models import resolve_family
+from runtime.models.decoder import first_rows
 from runtime.weights import load_model, resolve_checkpoint
 from tests.golden import GOLDEN
 from tests.models.paged import logits_in_chunks
@@ -56,6 +57,34 @@ def test_random_architectures_equal_the_oracle(tmp_path, name, biased):
         )
         for ids, logits in zip(sequences, results, strict=True):
             torch.testing.assert_close(logits, oracle.logits(ids), rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize("changes", [{}, {"num_experts": 7, "expert_capacity": 4, "num_experts_per_tok": 3}])
+def test_a_pool_of_experts_equals_the_oracle(tmp_path, changes):
+    """LLaDA2.2: chunks of whole blocks, several sequences side by side, last blocks that are not whole."""
+    settings = {"first_k_dense_replace": 0, "expert_capacity": 3, "n_group": 1, "topk_group": 1, **changes}
+    write_tiny(tmp_path, seed=8, **settings)
+    model, oracle = load(tmp_path, torch.float64), OracleModel.load(tmp_path)
+    random = torch.Generator().manual_seed(4)
+    sequences = [torch.randint(0, 32, (n,), generator=random).tolist() for n in (1, 7, 12, 31, 50)]
+    for page_size, chunks in ((2, [1, 1, 2, 3, 5]), (16, [9, 9, 9, 9, 9])):
+        results = logits_in_chunks(
+            model, sequences, block_size=4, page_size=page_size, chunk_blocks=chunks, seed=1, dtype=torch.float64
+        )
+        for ids, logits in zip(sequences, results, strict=True):
+            torch.testing.assert_close(logits, oracle.logits(ids), rtol=1e-9, atol=1e-9)
+    (settings.pop("expert_capacity"), write_tiny(tmp_path, seed=8, **settings))
+    free = logits_in_chunks(load(tmp_path, torch.float64), sequences[4:], block_size=4, page_size=4, chunk_blocks=[9],
+                            dtype=torch.float64)  # fmt: skip
+    assert not torch.allclose(free[0], oracle.logits(sequences[4]), rtol=1e-3), "the pool left nothing out"
+
+
+def test_the_first_row_of_each_rows_block():
+    positions = torch.tensor([0, 1, 2, 3, 4, 5, 8, 9, 4, 5, 6, 0, 0])
+    slots = torch.tensor([0] * 11 + [-1, -1])
+    assert first_rows(positions, slots, 4).tolist() == [0, 0, 0, 0, 4, 4, 6, 6, 8, 8, 8, 11, 12]
+    slots = torch.tensor([0] * 9 + [-1] * 4)
+    assert first_rows(positions, slots, 4).tolist()[8:] == [8, 9, 10, 11, 12], "dead rows are alone"
 
 
 def test_rows_do_not_depend_on_the_batch(tmp_path):

@@ -105,6 +105,23 @@ def test_detection():
     assert "llada2" in families()
 
 
+def test_a_pool_of_experts():
+    config = tiny_config(expert_capacity=3, delete_token_id=7, split_token_id=8)
+    family = resolve_family(None, config)
+    assert family.key == "llada2dot2"
+    arch = family.parse(config)
+    assert arch.mixture.rule == RoutingRule(2, 1, 1, True, 1.5, capacity=3, block=4)
+    facts = family.facts(arch)
+    assert (facts.block_size, facts.block_multiple, facts.delete_id, facts.split_id) == (4, 4, 7, 8)
+    with pytest.raises(ConfigError, match="expert_capacity is 3, but only None is built"):
+        parse(config)
+    for capacity in (1, 5):
+        with pytest.raises(ConfigError, match=f"expert_capacity {capacity} is not from num_experts_per_tok 2 to"):
+            family.parse(config | {"expert_capacity": capacity})
+    with pytest.raises(ConfigError, match="delete_token_id must be a token id"):
+        family.parse(config | {"delete_token_id": "x"})
+
+
 def test_what_the_engine_reads():
     model = random_model(architecture("llada2-tiny"), Build.choose("cpu", torch.float32))
     assert model.kv_shapes == (KVShape(2, 32, 32),) * 3

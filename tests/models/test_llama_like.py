@@ -22,7 +22,7 @@ from tests.oracle.spelling import KINDS, config_of, spelt, spelt_name
 
 TOLERANCE = 5e-4  # of golden logits (tests/golden/README.md)
 GOLDENS = {key: key for key, kind in KINDS.items() if kind.golden}  # folder -> family
-GOLDENS |= {"d2f_dream": "dream", "d2f_llada": "llada", "dmax": "llada2"}
+GOLDENS |= {"d2f_dream": "dream", "d2f_llada": "llada", "dmax": "llada2", "llada2dot2": "llada2dot2"}
 NAMED = {key: key for key, kind in KINDS.items() if kind.named}  # what --model-name has to say
 SHAPES: dict[str, tuple[str, dict[str, Any]]] = {
     "sdar": ("sdar", {}),

@@ -124,11 +124,15 @@ class OracleModel:
         size = experts // groups
         members = [list(range(g * size, (g + 1) * size)) for g in range(groups)]
         out = [[0.0] * experts for _ in scores]
-        for row, score in zip(out, scores, strict=True):
-            rank = [s + b for s, b in zip(score, bias, strict=True)]
+        ranks = [[s + b for s, b in zip(score, bias, strict=True)] for score in scores]
+        for at, (row, score, rank) in enumerate(zip(out, scores, ranks, strict=True)):
             value = [sum(sorted((rank[e] for e in m), reverse=True)[:2]) for m in members]
             best = sorted(range(groups), key=lambda g: (-value[g], g))[: c["topk_group"]]
             allowed = [e for g in best for e in members[g]]
+            if capacity := c.get("expert_capacity"):  # models.md 1.1: not groups, but what the block's mates want
+                start = at // c["block_size"] * c["block_size"]
+                most = [max(mate[e] for mate in ranks[start : start + c["block_size"]]) for e in range(experts)]
+                allowed = sorted(range(experts), key=lambda e: (-most[e], e))[:capacity]
             chosen = sorted(allowed, key=lambda e: (-rank[e], e))[: c["num_experts_per_tok"]]
             total = sum(score[e] for e in chosen) + 1e-20
             for e in chosen:
