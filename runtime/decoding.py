@@ -16,15 +16,15 @@ if TYPE_CHECKING:
 
 At = Callable[[str], str]  # how the client spelt a field
 
-# Fields that no rule declares: which rule and mode, and what this version only knows how to refuse.
+# Fields that no rule declares: which rule and mode, and what is the engine's own.
 CHOOSING = ("mode", "algorithm")
-UNBUILT = ("force_single_batch", "block_length")
+ENGINE = ("force_single_batch", "block_length")
 
 
 def field_names(info: EngineInfo) -> list[str]:
     """Every field of ``decoding`` that some rule or the strategy of this engine knows."""
     declared = [field.name for fields in (info.strategy_fields, *(r.fields for r in info.rules)) for field in fields]
-    return list(dict.fromkeys((*CHOOSING, *declared, *UNBUILT)))
+    return list(dict.fromkeys((*CHOOSING, *declared, *ENGINE)))
 
 
 def resolve_decoding(params: SamplingParams, info: EngineInfo, blocks: int, path: str = "decoding") -> DecodingParams:
@@ -41,14 +41,15 @@ def resolve_decoding(params: SamplingParams, info: EngineInfo, blocks: int, path
     rule = _rule(given, info, at, default=info.default_rule if total is None else "fixed")
     fields = {field.name: field for field in (*info.strategy_fields, *rule.fields)}
     for name, value in given.items():
-        if name not in fields and name not in CHOOSING and name not in UNBUILT:
+        if name not in fields and name not in CHOOSING and name not in ENGINE:
             _refuse_foreign(at(name), name, value, rule, info)
-    _check_unbuilt(given, info, at)
+    _check_block_length(given, info, at)
     values = values_of(fields.values()) | _mode(given, rule, info, at)
     values |= {name: declared(at(name), given[name], field) for name, field in fields.items() if name in given}
     if total is not None:
         _check_total(total, rule, given, info, blocks, at)
-    return DecodingParams(algorithm=rule.key, values=values, total_steps=total)
+    alone = flag(at("force_single_batch"), given.get("force_single_batch"))
+    return DecodingParams(algorithm=rule.key, values=values, total_steps=total, force_single_batch=alone)
 
 
 def _given(decoding: object, info: EngineInfo, path: str) -> dict[str, Any]:
@@ -125,9 +126,7 @@ def _check_total(total: int, rule: RuleInfo, given: Mapping[str, Any], info: Eng
         raise refuse("num_denoising_steps", f"{total} is less than the {blocks} blocks of the answer need, one each")
 
 
-def _check_unbuilt(given: Mapping[str, Any], info: EngineInfo, at: At) -> None:
+def _check_block_length(given: Mapping[str, Any], info: EngineInfo, at: At) -> None:
     length = integer(at("block_length"), given.get("block_length"), 1, 2**31, default=None)
     if length not in (None, info.block_size):
         raise refuse(at("block_length"), f"{length} is not the server's block size, {info.block_size}; leave it out")
-    if flag(at("force_single_batch"), given.get("force_single_batch")):
-        raise refuse(at("force_single_batch"), "is not built yet; leave it out")

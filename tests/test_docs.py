@@ -10,13 +10,21 @@ import pytest
 from runtime.bench.__main__ import TOOLS
 from runtime.config import FLAGS, parse
 from runtime.config.markdown import with_table
-from runtime.decoding import CHOOSING
+from runtime.decoding import CHOOSING, ENGINE
 from runtime.params import SamplingParams
-from runtime.samplers import get_rule, rules
+from runtime.samplers import get_rule, markdown, rules
+from runtime.samplers.shared import COMMON
 from runtime.strategies.multi_bd import MultiBlock
 
 ROOT = Path(__file__).parents[1]
-PAGES = ["README.md", "CONTRIBUTING.md", "docs/server.md", "docs/security.md", "docs/architecture.md"]
+PAGES = [
+    "README.md",
+    "CONTRIBUTING.md",
+    "docs/server.md",
+    "docs/decoding.md",
+    "docs/security.md",
+    "docs/architecture.md",
+]
 
 
 def page(name: str) -> str:
@@ -77,11 +85,26 @@ def test_python_examples_use_what_there_is():
                 SamplingParams(**{k.arg: ast.literal_eval(k.value) for k in node.keywords})
 
 
-def test_decoding_fields_and_modes_are_documented():
-    text = page("docs/server.md")
-    declared = [f.name for fields in (MultiBlock.fields, *(get_rule(key).fields for key in rules())) for f in fields]
-    for field in (*CHOOSING, *(part for name in declared for part in name.split(".")), "block_length"):
+def test_decoding_fields_are_the_table():
+    text = page("docs/decoding.md")
+    assert text == markdown.with_table(text), "run python -m runtime.samplers.markdown"
+    for field in MultiBlock.fields:
+        assert f"| `{field.name}` |" in text
+    for field in (*CHOOSING, *ENGINE):
         assert f"`{field}`" in text, field
+
+
+def test_each_rule_has_its_paragraph():
+    described = dict(re.findall(r"### (\w+)\n\n(.*?)(?=\n##)", page("docs/decoding.md"), re.DOTALL))
+    assert sorted(described) == rules()
+    for key, paragraph in described.items():
+        fields = re.search(r"\nFields: (.*)\.$", paragraph.strip(), re.DOTALL)[1]
+        own = [field.name for field in get_rule(key).fields if field not in COMMON]
+        assert sorted(re.findall(r"`(.*?)`", fields)) == sorted(own), key
+
+
+def test_modes_are_documented():
+    text = page("docs/decoding.md")
     for mode in ("speed", "balanced", "quality"):
         edit = get_rule("edit").modes[mode]
         row = f"| `{mode}` | {get_rule('threshold').modes[mode]['accept_threshold']} | "

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from runtime.decoding import field_names
-from runtime.engine.description import RuleInfo, with_defaults
+from runtime.engine.description import Field, RuleInfo, with_defaults
 from runtime.engine.io import EngineInfo, RequestSpec
 from runtime.errors import RequestError
 from runtime.params import SamplingParams, choices, resolve, stop_strings
@@ -61,7 +61,7 @@ def test_defaults():
     assert (s.max_nfe, s.max_repetition_run, s.ignore_eos, s.report) == (None, None, False, "final")
     assert s.decoding == INFO.defaults()
     values = {"accept_threshold": 0.95, "remask_threshold": 0.2, "confidence_metric": "max_prob"}
-    values |= {"max_steps_per_block": 16}
+    values |= {"max_steps_per_block": 16, "suppress_eos": "none"}
     strategy = {"add_block_threshold": 0.1, "semi_complete_threshold": 0.9, "token_stability_threshold": 0.0}
     assert (s.decoding.algorithm, s.decoding.values) == ("threshold", values | strategy)
     assert spec().seed != spec().seed
@@ -100,7 +100,7 @@ BAD = [
     ("num_denoising_steps", [0, 10, -1, 2.5]),
     ("block_length", [16, 0, "8"]),
     ("use_local_leap", [1, "yes"]),
-    ("force_single_batch", [True, "no"]),
+    ("force_single_batch", [1, "no"]),
 ]
 
 
@@ -122,7 +122,8 @@ BAD_DECODING = [
     ("penalty_lambda", 0.5), ("confidence_metric", "entropy"), ("confidence_metric", 3),
     ("local_leap", 0.9), ("local_leap", [1]),
     ("factor", 1.0), ("low_threshold", 0.4),
-    ("force_single_batch", True), ("block_length", 4), ("thresold", 0.5),
+    ("force_single_batch", 1), ("block_length", 4), ("thresold", 0.5),
+    ("suppress_eos", "always"), ("suppress_eos", True), ("credit", 3),
 ]  # fmt: skip
 
 
@@ -131,29 +132,47 @@ def test_bad_decoding_fields_are_refused_by_path(field, value):
     refused({"decoding": {field: value}}, f"decoding.{field}")
 
 
+def spelt(name: str, value: object) -> dict:
+    """A field as a request has it."""
+    outer, _, inner = name.rpartition(".")
+    return {outer: {inner: value}} if outer else {name: value}
+
+
+def out_of_range(field: Field) -> list:
+    if field.kind == "choice":
+        return ["no such word", 1, True]
+    if field.kind == "flag":
+        return [1, "true"]
+    beyond = (
+        [field.low - 1] + ([field.low] if field.above_low else []) + ([] if field.high is None else [field.high + 1])
+    )
+    return [*beyond, "1", True, [1]] + ([1.5] if field.kind == "integer" else [math.nan, math.inf])
+
+
+@pytest.mark.parametrize("rule", rules())
+def test_a_rules_fields_are_checked_as_it_declares_them(rule):
+    mine = (*INFO.strategy_fields, *INFO.rule(rule).fields)
+    for field in mine:
+        for value in out_of_range(field):
+            refused({"decoding": {"algorithm": rule, **spelt(field.name, value)}}, f"decoding.{field.name}")
+    others = {field.name: field for other in INFO.rules for field in other.fields if field not in mine}
+    assert others
+    for name, field in others.items():
+        value = field.choices[-1] if field.choices else max(field.low, 1)
+        words = f"has no meaning with the {rule} algorithm, only with "
+        refused({"decoding": {"algorithm": rule, **spelt(name, value)}}, f"decoding.{name}", words)
+        if field.neutral is not None:
+            assert name not in spec(decoding={"algorithm": rule, **spelt(name, field.neutral)}).decoding.values
+
+
 @pytest.mark.parametrize(
     ("decoding", "field"),
     [
         ({"algorithm": "fixed", "remask_threshold": 0.1}, "remask_threshold"),
         ({"algorithm": "edit", "remask_threshold": 0.1}, "remask_threshold"),
         ({"algorithm": "fixed", "mode": "speed"}, "mode"),
-        ({"algorithm": "fixed", "accept_threshold": 0.5}, "accept_threshold"),
-        ({"algorithm": "fixed", "steps": 0}, "steps"),
-        ({"algorithm": "edit", "steps": 3}, "steps"),
-        ({"algorithm": "edit", "edit_threshold": 2}, "edit_threshold"),
-        ({"algorithm": "edit", "penalty_lambda": -1}, "penalty_lambda"),
-        ({"algorithm": "edit", "penalty_lambda": math.inf}, "penalty_lambda"),
-        ({"algorithm": "edit", "max_post_edit_steps": -1}, "max_post_edit_steps"),
         ({"algorithm": "fixed", "remask_threshold": False}, "remask_threshold"),
-        ({"algorithm": "edit", "confidence_metric": "margin"}, "confidence_metric"),
-        ({"algorithm": "factor", "factor": -1}, "factor"),
-        ({"algorithm": "factor", "factor": math.inf}, "factor"),
-        ({"algorithm": "factor", "accept_threshold": 0.5}, "accept_threshold"),
-        ({"algorithm": "entropy_bound", "entropy_bound": "0.1"}, "entropy_bound"),
-        ({"algorithm": "hierarchical", "low_threshold": 1.5}, "low_threshold"),
-        ({"algorithm": "sequential", "confidence_metric": "margin"}, "confidence_metric"),
         ({"local_leap": {"anchor": 0.9}}, "local_leap.anchor"),
-        ({"algorithm": "local_leap", "local_leap": {"radius": 1.5}}, "local_leap.radius"),
         ({"algorithm": "local_leap", "local_leap": {"radius": {"x": 1}}}, "local_leap.radius"),
         ({"algorithm": "local_leap", "local_leap": {"reach": 1}}, "local_leap.reach"),
     ],
@@ -164,7 +183,7 @@ def test_combinations_that_mean_nothing_are_refused(decoding, field):
 
 def test_what_is_built_is_listed():
     refused(
-        {"decoding": {"algorithm": "credit"}}, "decoding.algorithm", "'credit' is not built; there are dynamic, edit"
+        {"decoding": {"algorithm": "greedy"}}, "decoding.algorithm", "'greedy' is not built; there are credit, dynamic"
     )
     refused({"decoding": {"x": 1}}, "decoding.x", "there are mode, algorithm")
 
@@ -226,7 +245,11 @@ def test_dlmserve_names():
     # 3 prompt tokens and 21 more touch blocks 0, 1 and 2 of 8
     got = spec(max_tokens=21, num_denoising_steps=13, block_length=8, use_local_leap=False, force_single_batch=False)
     assert (got.decoding.algorithm, got.decoding.total_steps) == ("fixed", 13)
-    assert spec().decoding.total_steps is None
+    assert (spec().decoding.total_steps, spec().decoding.force_single_batch) == (None, False)
+    assert spec(force_single_batch=True).decoding.force_single_batch
+    assert spec(decoding={"force_single_batch": True}).decoding.force_single_batch
+    refused({"block_length": 4}, "block_length", "4 is not the server's block size, 8")
+    refused({"force_single_batch": True, "decoding": {"force_single_batch": True}}, "force_single_batch", "same")
     for algorithm in ("dynamic", "sequential"):
         got = spec(num_denoising_steps=99, decoding={"algorithm": algorithm}).decoding
         assert (got.algorithm, got.total_steps) == (algorithm, 99)

@@ -59,6 +59,7 @@ class FillingRunner:
             remasks=none,
             forced=none,
             ended=(~left.any(1)).tolist(),
+            kept={},
         )
 
 

@@ -136,6 +136,9 @@ class Engine:
             if turn.feed is not None:
                 blocks = turn.feed.blocks
                 mine, first = first, first + len(blocks)
+                if results.kept:
+                    for i, block in enumerate(blocks, mine):
+                        block.kept = results.kept.get(i)
                 try:
                     self.strategy.apply(request, blocks, results, mine)
                 except Exception as error:

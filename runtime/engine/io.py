@@ -25,6 +25,7 @@ class DecodingParams(msgspec.Struct, frozen=True, kw_only=True):
     algorithm: str = "threshold"
     values: dict[str, Value] = {}
     total_steps: int | None = None  # over all blocks, in place of the rule's `steps` a block
+    force_single_batch: bool = False  # the request has its forwards to itself
 
 
 class RequestSpec(msgspec.Struct, frozen=True, kw_only=True):

@@ -47,8 +47,8 @@ class ModelRunner:
         self.device = pool.device
         self.block_size = block_size
         self.mask_id = mask_id
-        self.eos_ids = torch.tensor(eos_ids, device=self.device)
-        self.head = Head(model.head, mask_id=mask_id, max_token_id=max_token_id, rules=rules)
+        self.eos_ids = torch.tensor(eos_ids, dtype=torch.int64, device=self.device)
+        self.head = Head(model.head, mask_id=mask_id, max_token_id=max_token_id, eos_ids=self.eos_ids, rules=rules)
 
     def _put(self, array: np.ndarray) -> torch.Tensor:
         return torch.from_numpy(array).to(self.device, non_blocking=True)
@@ -78,12 +78,15 @@ class ModelRunner:
 
     def _sample(self, plan: BlockPlan, hidden: torch.Tensor) -> BlockResults:
         tokens, state = self._put(plan.tokens), self._put(plan.state)
-        decided: list[tuple[torch.Tensor | None, Decision]] = [
-            (members, rule.decide(blocks)) for rule, members, blocks in self.head.groups(plan, hidden, tokens, state)
-        ]
-        return self._results(state, _joined(decided, len(tokens)))
+        decided: list[tuple[torch.Tensor | None, Decision]] = []
+        kept: dict[int, np.ndarray] = {}
+        for i, (rule, members, blocks) in enumerate(self.head.groups(plan, hidden, tokens, state)):
+            decided.append((members, rule.decide(blocks)))
+            if blocks.kept is not None:
+                kept |= zip(plan.groups[i].members.tolist(), map(_used, blocks.kept.cpu().numpy()), strict=True)
+        return self._results(state, _joined(decided, len(tokens)), kept)
 
-    def _results(self, before: torch.Tensor, decision: Decision) -> BlockResults:
+    def _results(self, before: torch.Tensor, decision: Decision, kept: dict[int, np.ndarray]) -> BlockResults:
         """What the strategies need to know, in one transfer of numbers a block and one of each array. `before`: the
         positions' state before the step."""
         size = before.shape[1]
@@ -115,7 +118,13 @@ class ModelRunner:
             remasks=numbers[5],
             forced=numbers[6],
             ended=numbers[7],
+            kept=kept,
         )
+
+
+def _used(kept: np.ndarray) -> np.ndarray:
+    """[B, records, numbers] without the records that say nothing of any position."""
+    return kept[:, kept.any(axis=(0, 2))]
 
 
 def _first(flags: torch.Tensor, none: int) -> torch.Tensor:

@@ -24,6 +24,7 @@ class RulePlan:
     members: Ints  # [m], numbers of the plan's blocks
     params: Floats  # [m, len(Rule.columns)]
     wants: int  # a `samplers.base.Stat`: what any of them asks of the head
+    kept: Floats | None = None  # [m, B, records, len(Rule.keeps)] what the rule remembers, and a record that is 0
 
 
 @dataclass(frozen=True)
@@ -85,6 +86,7 @@ class BlockResults:
     remasks: list[int]
     forced: list[bool]
     ended: list[bool]
+    kept: dict[int, Floats]  # [B, records, len(Rule.keeps)] of the blocks whose rules remember something
 
 
 def _none() -> BlockResults:

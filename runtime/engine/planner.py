@@ -71,9 +71,11 @@ def _plan_blocks(turns: list[Turn], offsets: list[int]) -> BlockPlan | None:
         needed |= (state == FILLED) & np.array(unstable)[:, None]
     groups: tuple[RulePlan, ...]
     if len(rules) == 1:
-        groups = (RulePlan(rules.pop().key, np.arange(n), np.concatenate(params).reshape(n, -1), wants),)
+        (rule,) = rules
+        kept = _kept(rule, blocks, block_size)
+        groups = (RulePlan(rule.key, np.arange(n), np.concatenate(params).reshape(n, -1), wants, kept),)
     else:
-        groups = _groups(owners, params)
+        groups = _groups(owners, blocks, params, block_size)
     return BlockPlan(
         rows=np.array(rows, dtype=np.int64),
         tokens=tokens,
@@ -106,17 +108,37 @@ def _remasked(blocks: list[Block], size: int) -> np.ndarray | None:
     return _rectangle([none if block.remasked is None else block.remasked for block in blocks])
 
 
-def _groups(owners: list[Request], params: list[np.ndarray]) -> tuple[RulePlan, ...]:
+def _kept(rule: Rule, blocks: list[Block], block_size: int) -> np.ndarray | None:
+    """What the rule remembers of its blocks, side by side, and room for one more record."""
+    if not rule.keeps:
+        return None
+    records = [0 if block.kept is None else block.kept.shape[1] for block in blocks]
+    kept = np.zeros((len(blocks), block_size, max(records) + 1, len(rule.keeps)))
+    for place, block, n in zip(kept, blocks, records, strict=True):
+        if n:
+            place[:, :n] = block.kept
+    return kept
+
+
+def _groups(
+    owners: list[Request], blocks: list[Block], params: list[np.ndarray], block_size: int
+) -> tuple[RulePlan, ...]:
     """The blocks of each rule, by the requests that own them."""
-    members: dict[str, list[int]] = {}
-    wants: dict[str, int] = {}
+    members: dict[Rule, list[int]] = {}
+    wants: dict[Rule, int] = {}
     for i, request in enumerate(owners):
-        key = request.rule.key
-        members.setdefault(key, []).append(i)
-        wants[key] = wants.get(key, 0) | request.wants
+        rule = request.rule
+        members.setdefault(rule, []).append(i)
+        wants[rule] = wants.get(rule, 0) | request.wants
     return tuple(
-        RulePlan(key, np.array(mine, dtype=np.int64), np.stack([params[i] for i in mine]), wants[key])
-        for key, mine in members.items()
+        RulePlan(
+            rule.key,
+            np.array(mine, dtype=np.int64),
+            np.stack([params[i] for i in mine]),
+            wants[rule],
+            _kept(rule, [blocks[i] for i in mine], block_size),
+        )
+        for rule, mine in members.items()
     )
 
 

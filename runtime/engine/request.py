@@ -39,6 +39,7 @@ class Block:
         "given_steps",
         "has_eos",
         "initial_masks",
+        "kept",
         "masks",
         "may_force",
         "post_edit_steps",
@@ -75,6 +76,7 @@ class Block:
         self.post_edit_steps = 0  # editing: steps that began with no mask
         self.ended = masks == 0  # content is final; it only waits for its predecessor
         self.remasked: npt.NDArray[np.bool_] | None = None  # positions masked again once already
+        self.kept: npt.NDArray[np.float64] | None = None  # [B, records, numbers] what its rule remembers (Rule.keeps)
 
 
 class Request:
@@ -121,10 +123,11 @@ class Request:
         self.values = values  # of the strategy's fields and the rule's
         self.rule = get_rule(spec.decoding.algorithm)
         self.editing = self.rule.edits
+        self.alone = spec.decoding.force_single_batch
         self.watched = spec.max_nfe is not None or spec.max_repetition_run is not None
         # filled positions may still change: sampled too, and only final blocks' text is stable
         self.unstable = self.rule.unstable(values)
-        self.wants = int(self.rule.wants(values))  # of the head: Stat
+        self.wants = int(self.rule.asks(values))  # of the head: Stat
 
         self.row = -1  # row of the page table
         self.units: list[int] = []

@@ -96,6 +96,9 @@ class Scheduler:
         for n, request in enumerate(order):
             if request.status is not Status.RUNNING:
                 continue  # made way for somebody in this very loop
+            if request.alone and turns:
+                left_out = True  # so that it goes first soon
+                continue
             if request.prefilling and self.sharing.holds_back(request):
                 continue
             room = left
@@ -117,6 +120,9 @@ class Scheduler:
             left -= rows
             spare -= rows
             request.last_served = self._step
+            if request.alone:
+                left_out = len(order) > 1
+                break
         self._left_out = left_out
         return list(turns.values())
 

@@ -1,6 +1,7 @@
 """Acceptance rules, one file each. Importing this package registers them; add yours with one line here."""
 
 from runtime.samplers import (
+    credit,
     dynamic,
     edit,
     entropy_bound,
@@ -18,6 +19,7 @@ __all__ = [
     "Decision",
     "Rule",
     "Stat",
+    "credit",
     "dynamic",
     "edit",
     "entropy_bound",

@@ -16,6 +16,12 @@ from runtime.errors import ConfigError
 TEMPERATURE, TOP_P, TOP_K = range(3)
 _COMMON = ("temperature", "top_p", "top_k")
 
+# The head knows this field, so that a rule has no more to do for it than to declare it.
+SUPPRESS_EOS = Field(
+    name="suppress_eos", kind="choice", choices=("none", "confidence", "logits"), default="none", neutral="none",
+    help="confidence: positions that choose an end of sequence come last and pass no threshold; logits: none does",
+)  # fmt: skip
+
 
 class Stat(enum.IntFlag):
     """What a rule wants of the head beside each position's candidate and its confidence."""
@@ -25,6 +31,7 @@ class Stat(enum.IntFlag):
     MARGIN = enum.auto()  # the likeliest token's lead, of the distribution that the candidate was taken from
     ENTROPY = enum.auto()  # that distribution's, in nats
     ADJUST = enum.auto()  # the rule changes the logits first (`Rule.adjust`)
+    SUPPRESS = enum.auto()  # SUPPRESS_EOS is not "none"
 
 
 @dataclass(frozen=True)
@@ -32,7 +39,8 @@ class BlockBatch:
     """`n` ACTIVE blocks of `B` positions that share a rule, as they were before this forward.
 
     `choice` and `conf` hold this step's candidate and its probability where a position was sampled; elsewhere the
-    current token and -inf. A statistic that no block's rule asked for is None.
+    current token and -inf. A statistic that no block's rule asked for is None. A candidate that SUPPRESS_EOS holds back
+    has the least finite confidence and margin and the largest finite entropy.
     """
 
     tokens: torch.Tensor  # int64 [n, B]
@@ -51,6 +59,7 @@ class BlockBatch:
     current: torch.Tensor | None = None  # float [n, B], Stat.CURRENT; 1.0 where a position was not sampled
     margin: torch.Tensor | None = None  # float [n, B], Stat.MARGIN; -inf there
     entropy: torch.Tensor | None = None  # float [n, B], Stat.ENTROPY; inf there
+    kept: torch.Tensor | None = None  # float64 [n, B, records, len(Rule.keeps)], to be written in place
 
     def value(self, name: str) -> torch.Tensor:
         """[n]: the blocks' values of a field. KeyError for a field that the rule does not declare."""
@@ -67,14 +76,15 @@ class BlockBatch:
 
 @dataclass(frozen=True)
 class Rows:
-    """Sampled positions of blocks that share a rule, as `Rule.adjust` sees them."""
+    """Sampled positions of `n` blocks that share a rule, as `Rule.adjust` sees them."""
 
-    tokens: torch.Tensor  # int64 [n, B], the step's blocks
+    tokens: torch.Tensor  # int64 [n, B]
     masked: torch.Tensor  # bool [n, B]
     block: torch.Tensor  # int64 [rows], each row's block
     at: torch.Tensor  # int64 [rows], its offset there
     params: torch.Tensor  # float64 [rows, len(columns)]
     columns: Mapping[str, int]
+    kept: torch.Tensor | None  # as in BlockBatch
 
     def value(self, name: str) -> torch.Tensor:
         """[rows]: each row's value of a field of the rule."""
@@ -94,19 +104,23 @@ class Decision:
 
 
 class Rule:
-    """One acceptance rule; it keeps nothing between calls.
+    """One acceptance rule; the object keeps nothing between calls.
 
     Attributes:
         key: what ``decoding.algorithm`` calls it.
         fields: what a request may set for it; those that several rules share stand in `runtime/samplers/shared.py`.
         modes: each mode as values of some of the fields; without modes a request's ``mode`` is refused.
         edits: blocks end when they come to rest, not when they are full (decoding.md 3.2); needs a family that can.
+        keeps: what a record says, for a rule that remembers something of each position of a block from one step to
+            the next. A block's records are `BlockBatch.kept`, the last of them new and all 0; what is still 0 there
+            after the step is left out of the next one.
     """
 
     key: ClassVar[str]
     fields: ClassVar[tuple[Field, ...]] = ()
     modes: ClassVar[dict[str, dict[str, Value]]] = {}
     edits: ClassVar[bool] = False
+    keeps: ClassVar[tuple[str, ...]] = ()
 
     def __init__(self) -> None:
         self.columns = {name: i for i, name in enumerate((*_COMMON, *(field.name for field in self.fields)))}
@@ -121,6 +135,11 @@ class Rule:
     def wants(self, values: Mapping[str, Value]) -> Stat:
         """What `decide` reads of a request's blocks, beside choice and conf."""
         return Stat.NONE
+
+    def asks(self, values: Mapping[str, Value]) -> Stat:
+        """All that a request's blocks ask of the head."""
+        suppresses = values.get(SUPPRESS_EOS.name, SUPPRESS_EOS.default) != SUPPRESS_EOS.default
+        return self.wants(values) | (Stat.SUPPRESS if suppresses else Stat.NONE)
 
     def unstable(self, values: Mapping[str, Value]) -> bool:
         """Whether FILLED positions may still change: then they are sampled too, and text waits for the block's end."""

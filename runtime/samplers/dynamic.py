@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from runtime.samplers.base import BlockBatch, Decision, register_rule
-from runtime.samplers.shared import ACCEPT, MAX_STEPS, METRIC, STEPS, RankedRule, filling, order, quota, rank
+from runtime.samplers.shared import ACCEPT, COMMON, METRIC, STEPS, RankedRule, filling, order, quota, rank
 
 
 @register_rule
 class Dynamic(RankedRule):
     key = "dynamic"
-    fields = (ACCEPT, STEPS, METRIC, MAX_STEPS)
+    fields = (ACCEPT, STEPS, METRIC, *COMMON)
 
     def decide(self, blocks: BlockBatch) -> Decision:
         """A block that may not force has no quota and takes nothing."""

@@ -9,7 +9,7 @@ import torch
 
 from runtime.engine.description import Field, Value, share
 from runtime.samplers.base import BlockBatch, Decision, Rows, Rule, Stat, register_rule
-from runtime.samplers.shared import ACCEPT, MAX_STEPS, accept_or_force
+from runtime.samplers.shared import ACCEPT, COMMON, accept_or_force
 
 EDIT = share("edit_threshold", 0.0, "confidence above which a filled token is replaced")
 MAX_POST_EDIT = Field(
@@ -28,7 +28,7 @@ MODES: dict[str, dict[str, Value]] = {
 @register_rule
 class Edit(Rule):
     key = "edit"
-    fields = (ACCEPT, EDIT, MAX_POST_EDIT, PENALTY, MAX_STEPS)
+    fields = (ACCEPT, EDIT, MAX_POST_EDIT, PENALTY, *COMMON)
     modes = MODES
     edits = True
 

@@ -9,7 +9,7 @@ import torch
 
 from runtime.engine.description import Field
 from runtime.samplers.base import BlockBatch, Decision, Rule, Stat, register_rule
-from runtime.samplers.shared import MAX_STEPS, filling, or_best, rank
+from runtime.samplers.shared import COMMON, filling, or_best, rank
 
 BOUND = Field(
     name="entropy_bound", default=0.1, high=1e6,
@@ -20,7 +20,7 @@ BOUND = Field(
 @register_rule
 class EntropyBound(Rule):
     key = "entropy_bound"
-    fields = (BOUND, MAX_STEPS)
+    fields = (BOUND, *COMMON)
 
     def wants(self, values: Mapping[str, Any]) -> Stat:
         return Stat.ENTROPY

@@ -6,7 +6,7 @@ import torch
 
 from runtime.engine.description import Field
 from runtime.samplers.base import BlockBatch, Decision, register_rule
-from runtime.samplers.shared import MAX_STEPS, METRIC, RankedRule, filling, or_best, order, rank
+from runtime.samplers.shared import COMMON, METRIC, RankedRule, filling, or_best, order, rank
 
 FACTOR = Field(
     name="factor", default=1.0, high=1e6,
@@ -17,7 +17,7 @@ FACTOR = Field(
 @register_rule
 class Factor(RankedRule):
     key = "factor"
-    fields = (FACTOR, METRIC, MAX_STEPS)
+    fields = (FACTOR, METRIC, *COMMON)
 
     def decide(self, blocks: BlockBatch) -> Decision:
         """In their order, positions are taken up to the first whose confidence is less than its place asks for."""

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from runtime.samplers.base import BlockBatch, Decision, register_rule
-from runtime.samplers.shared import MAX_STEPS, METRIC, STEPS, RankedRule, filling, order, quota, rank
+from runtime.samplers.shared import COMMON, METRIC, STEPS, RankedRule, filling, order, quota, rank
 
 
 @register_rule
 class Fixed(RankedRule):
     key = "fixed"
-    fields = (STEPS, METRIC, MAX_STEPS)
+    fields = (STEPS, METRIC, *COMMON)
 
     def decide(self, blocks: BlockBatch) -> Decision:
         best = rank(order(blocks), blocks.masked) < quota(blocks)[:, None]

@@ -1,7 +1,7 @@
 """From hidden states to what the rules decide with: the one place that makes and reads logits (decoding.md 1, 3.1).
 
-Gathers the sampled rows, bans what may never be predicted, lets rules adjust, takes the likeliest token or draws one,
-and computes the statistics that the rules of the step asked for, for their rows and no others.
+Gathers the sampled rows, bans what may not be predicted, lets rules adjust, takes the likeliest token or draws one, and
+computes the statistics that the rules of the step asked for, for their rows and no others.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import torch
 from runtime.engine.plan import BlockPlan, RulePlan
 from runtime.engine.request import FILLED, MASKED
 from runtime.samplers import choose
-from runtime.samplers.base import TEMPERATURE, TOP_K, TOP_P, BlockBatch, Rows, Rule, Stat, get_rule
+from runtime.samplers.base import SUPPRESS_EOS, TEMPERATURE, TOP_K, TOP_P, BlockBatch, Rows, Rule, Stat, get_rule
 
 # Rows of logits at a time: bounds the head's memory (a vocabulary of 157k in float32 is 0.6 GB a thousand rows).
 HEAD_ROWS = 2048
@@ -29,6 +29,8 @@ DRAW_ROWS = 256
 STATS = {Stat.CURRENT: ("current", 1.0), Stat.MARGIN: ("margin", -math.inf), Stat.ENTROPY: ("entropy", math.inf)}
 # How those are computed that describe the distribution which a candidate is taken from.
 SHAPES = {Stat.MARGIN: choose.margin, Stat.ENTROPY: choose.entropy}
+
+_LATE, _NEVER = (SUPPRESS_EOS.choices.index(word) for word in ("confidence", "logits"))
 
 Stats = dict[Stat, torch.Tensor]  # [n, B] of each that is wanted
 Place = tuple[torch.Tensor, torch.Tensor]  # block and offset of each row
@@ -43,15 +45,20 @@ class _Group:
     local: torch.Tensor | None  # [n]: each block's place among the members, -1 if it is none
     params: torch.Tensor
     wants: Stat
+    kept: torch.Tensor | None
 
     def rows(self, block: torch.Tensor) -> torch.Tensor | slice:
         """Which of some rows are its own, by their blocks."""
         return slice(None) if self.local is None else (self.local[block] >= 0).nonzero()[:, 0]
 
+    def own(self, block: torch.Tensor) -> torch.Tensor:
+        """The numbers of blocks of the plan, which are its own, among its own."""
+        return block if self.local is None else self.local[block]
+
 
 class Head:
     """Args:
-    logits: [rows, hidden] -> [rows, vocab]. mask_id, max_token_id: see EngineInfo.
+    logits: [rows, hidden] -> [rows, vocab]. mask_id, max_token_id: see EngineInfo. eos_ids: int64 [ids], theirs.
     """
 
     def __init__(
@@ -60,11 +67,13 @@ class Head:
         *,
         mask_id: int,
         max_token_id: int,
+        eos_ids: torch.Tensor,
         rules: Callable[[str], Rule] = get_rule,
     ) -> None:
         self.logits = logits
         self.mask_id = mask_id
         self.max_token_id = max_token_id
+        self.eos_ids = eos_ids
         self.rules = rules
 
     def groups(
@@ -97,6 +106,8 @@ class Head:
             logits = self.logits(hidden[rows[part]])
             choose.ban(logits, mask_id=self.mask_id, max_token_id=self.max_token_id)
             for group in groups:
+                if group.wants & Stat.SUPPRESS:
+                    self._ban_eos(group, logits, here)
                 if group.wants & Stat.CURRENT:
                     _current(group, logits, here, tokens, stats[Stat.CURRENT])
                 if group.wants & Stat.ADJUST:
@@ -124,21 +135,36 @@ class Head:
             some = whole | {STATS[stat][0]: tensor for stat, tensor in stats.items() if stat & group.wants}
             if group.members is not None:
                 some = {name: tensor[group.members] for name, tensor in some.items()}
-            yield (
-                group.rule,
-                group.members,
-                BlockBatch(params=group.params, columns=group.rule.columns, **some),
-            )
+            if group.wants & Stat.SUPPRESS:
+                some |= self._held_back(group, some)
+            blocks = BlockBatch(params=group.params, columns=group.rule.columns, kept=group.kept, **some)
+            yield group.rule, group.members, blocks
+
+    def _ban_eos(self, group: _Group, logits: torch.Tensor, here: Place) -> None:
+        """In place: an end of sequence is not predicted where the request says so."""
+        mine = group.rows(here[0])
+        never = group.params[group.own(here[0][mine]), group.rule.columns[SUPPRESS_EOS.name]] == _NEVER
+        where = never.nonzero()[:, 0] if isinstance(mine, slice) else mine[never]
+        logits[where[:, None], self.eos_ids] = -math.inf
+
+    def _held_back(self, group: _Group, some: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        """The confidence and the like where candidates that end the sequence come last (`shared.late`)."""
+        is_eos = torch.isin(some["choice"], self.eos_ids) & (some["conf"] > -math.inf)
+        late = is_eos & (group.params[:, group.rule.columns[SUPPRESS_EOS.name]] == _LATE)[:, None]
+        least = torch.finfo(some["conf"].dtype).min
+        ends = {"conf": least, "margin": least, "entropy": -least}
+        return {name: some[name].masked_fill(late, end) for name, end in ends.items() if name in some}
 
 
 def _group(rule: Rule, blocks: int, plan: RulePlan, put: Callable[[np.ndarray], torch.Tensor]) -> _Group:
     params, wants = put(plan.params), Stat(plan.wants)
+    kept = None if plan.kept is None else put(plan.kept)
     if len(plan.members) == blocks:
-        return _Group(rule, None, None, params, wants)
+        return _Group(rule, None, None, params, wants, kept)
     members = put(plan.members)
     local = torch.full((blocks,), -1, dtype=torch.int64, device=members.device)
     local[members] = torch.arange(len(members), device=members.device)
-    return _Group(rule, members, local, params, wants)
+    return _Group(rule, members, local, params, wants, kept)
 
 
 def _current(group: _Group, logits: torch.Tensor, here: Place, tokens: torch.Tensor, current: torch.Tensor) -> None:
@@ -163,10 +189,11 @@ def _describe(group: _Group, logits: torch.Tensor, here: Place, stats: Stats) ->
 
 def _adjust(group: _Group, logits: torch.Tensor, here: Place, tokens: torch.Tensor, masked: torch.Tensor) -> None:
     mine = group.rows(here[0])
-    block, at = here[0][mine], here[1][mine]
-    params = group.params[block if group.local is None else group.local[block]]
+    block, at = group.own(here[0][mine]), here[1][mine]
+    if group.members is not None:
+        tokens, masked = tokens[group.members], masked[group.members]
     some = logits[mine]  # of all rows a view, of some a copy
-    group.rule.adjust(some, Rows(tokens, masked, block, at, params, group.rule.columns))
+    group.rule.adjust(some, Rows(tokens, masked, block, at, group.params[block], group.rule.columns, group.kept))
     if group.local is not None:
         logits[mine] = some
 

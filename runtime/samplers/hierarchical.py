@@ -7,7 +7,7 @@ import torch
 
 from runtime.engine.description import share
 from runtime.samplers.base import BlockBatch, Decision, register_rule
-from runtime.samplers.shared import ACCEPT, MAX_STEPS, METRIC, RankedRule, filling, or_best, order
+from runtime.samplers.shared import ACCEPT, COMMON, METRIC, RankedRule, filling, or_best, order
 
 LOW = share("low_threshold", 0.4, "confidence above which the best position of a run of masks is taken")
 
@@ -15,7 +15,7 @@ LOW = share("low_threshold", 0.4, "confidence above which the best position of a
 @register_rule
 class Hierarchical(RankedRule):
     key = "hierarchical"
-    fields = (ACCEPT, LOW, METRIC, MAX_STEPS)
+    fields = (ACCEPT, LOW, METRIC, *COMMON)
 
     def decide(self, blocks: BlockBatch) -> Decision:
         by = order(blocks)

@@ -6,7 +6,7 @@ import torch
 
 from runtime.engine.description import Field, share
 from runtime.samplers.base import BlockBatch, Decision, register_rule
-from runtime.samplers.shared import MAX_STEPS, METRIC, RankedRule, filling, or_best, order
+from runtime.samplers.shared import COMMON, METRIC, RankedRule, filling, or_best, order
 
 ANCHOR = share("local_leap.anchor", 0.9, "confidence from which a masked position is an anchor, which is taken")
 NEIGHBOR = share("local_leap.neighbor", 0.75, "confidence from which one in an anchor's reach is taken too")
@@ -18,7 +18,7 @@ RADIUS = Field(
 @register_rule
 class LocalLeap(RankedRule):
     key = "local_leap"
-    fields = (ANCHOR, NEIGHBOR, RADIUS, METRIC, MAX_STEPS)
+    fields = (ANCHOR, NEIGHBOR, RADIUS, METRIC, *COMMON)
 
     def decide(self, blocks: BlockBatch) -> Decision:
         anchors = blocks.masked & (blocks.conf >= blocks.param(ANCHOR.name))

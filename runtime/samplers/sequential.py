@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from runtime.samplers.base import BlockBatch, Decision, Rule, register_rule
-from runtime.samplers.shared import MAX_STEPS, STEPS, filling, quota
+from runtime.samplers.shared import COMMON, STEPS, filling, late, quota, rank
 
 
 @register_rule
 class Sequential(Rule):
     key = "sequential"
-    fields = (STEPS, MAX_STEPS)
+    fields = (STEPS, *COMMON)
 
     def decide(self, blocks: BlockBatch) -> Decision:
-        leftmost = blocks.masked.cumsum(1) <= quota(blocks)[:, None]
-        return filling(blocks, blocks.masked & (leftmost | blocks.capped()))
+        first = rank(-late(blocks).float(), blocks.masked) < quota(blocks)[:, None]
+        return filling(blocks, blocks.masked & (first | blocks.capped()))

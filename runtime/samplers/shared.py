@@ -8,13 +8,14 @@ from typing import Any
 import torch
 
 from runtime.engine.description import Field, share
-from runtime.samplers.base import BlockBatch, Decision, Rule, Stat
+from runtime.samplers.base import SUPPRESS_EOS, BlockBatch, Decision, Rule, Stat
 
 ACCEPT = share("accept_threshold", 0.9, "confidence above which a masked position is taken")
 MAX_STEPS = Field(
     name="max_steps_per_block", kind="integer", default=2, per_block=True, low=1, high=2**31,
     help="steps after which a block takes whatever it holds; default twice the block",
 )  # fmt: skip
+COMMON = (MAX_STEPS, SUPPRESS_EOS)  # of every rule that fills masks
 STEPS = Field(
     name="steps", kind="integer", default=1, per_block=True, low=1, high=2**31,
     help="steps a block; default one a position",
@@ -44,6 +45,11 @@ def order(blocks: BlockBatch) -> torch.Tensor:
     if blocks.entropy is not None:
         by = torch.where(metric == METRIC.choices.index("neg_entropy"), -blocks.entropy, by)
     return by
+
+
+def late(blocks: BlockBatch) -> torch.Tensor:
+    """bool [n, B]: positions whose candidate SUPPRESS_EOS holds back."""
+    return blocks.conf == torch.finfo(blocks.conf.dtype).min
 
 
 def best_position(by: torch.Tensor) -> torch.Tensor:

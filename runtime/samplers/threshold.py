@@ -8,7 +8,7 @@ from typing import Any
 
 from runtime.engine.description import Value, share
 from runtime.samplers.base import BlockBatch, Decision, Stat, register_rule
-from runtime.samplers.shared import ACCEPT, MAX_STEPS, METRIC, RankedRule, accept_or_force, filling
+from runtime.samplers.shared import ACCEPT, COMMON, METRIC, RankedRule, accept_or_force, filling
 
 REMASK = share("remask_threshold", 0.0, "confidence below which a filled position is masked again, once", neutral=0)
 
@@ -22,7 +22,7 @@ MODES: dict[str, dict[str, Value]] = {
 @register_rule
 class Threshold(RankedRule):
     key = "threshold"
-    fields = (ACCEPT, REMASK, METRIC, MAX_STEPS)
+    fields = (ACCEPT, REMASK, METRIC, *COMMON)
     modes = MODES
 
     def wants(self, values: Mapping[str, Any]) -> Stat:

@@ -20,7 +20,7 @@ def decoding_schema(info: EngineInfo | None) -> dict[str, Any]:
         "mode": _nullable({"enum": list(modes)}, "values of several fields in one word"),
         "algorithm": _nullable({"enum": [rule.key for rule in info.rules]}, "the acceptance rule"),
         "block_length": _nullable({"type": "integer", "minimum": 1}, "the server's block size, nothing else"),
-        "force_single_batch": _nullable({"type": "boolean"}, "not built yet"),
+        "force_single_batch": _nullable({"type": "boolean"}, "the request has its forwards to itself"),
     }
     for name, (field, rules) in _declared(info).items():
         outer, _, inner = name.rpartition(".")

@@ -65,6 +65,7 @@ class Ask:
     salt: str = ""
     group: str = ""
     owner: str = ""
+    alone: bool = False
 
     @property
     def fixed(self) -> dict[int, int]:
@@ -84,7 +85,8 @@ class FixedPace(Pace):
 
 
 class CheckedRunner(ModelRunner):
-    """Checks each plan before it runs: nothing shared or final is written, and no more rows than the budget."""
+    """Checks each plan before it runs: nothing shared or final is written, no more rows than the budget, and who asked
+    for forwards of its own has this one to itself."""
 
     engine: Engine
 
@@ -92,6 +94,9 @@ class CheckedRunner(ModelRunner):
         cache, info = self.engine.cache, self.engine.info
         assert 0 < len(plan.tokens) <= info.max_num_batched_tokens
         assert len(set(plan.slots.tolist())) == len(plan.slots), "two rows write one slot"
+        scheduler = self.engine.scheduler
+        served = [request for request in scheduler.running if request.last_served == scheduler._step]
+        assert len(plan.page_table) == len(served) == 1 or not any(request.alone for request in served)
         for unit in set((plan.slots // cache.unit).tolist()):
             assert cache._refs[unit] == 1, "a shared page is written"
             assert unit not in cache._key_of, "a final, published page is written"
@@ -158,7 +163,12 @@ def spec_of(id: str, ask: Ask) -> RequestSpec:
         ignore_eos=p.ignore_eos,
         max_nfe=p.max_nfe,
         max_repetition_run=p.max_repetition_run,
-        decoding=DecodingParams(algorithm=p.algorithm, values=decoding_of(p), total_steps=p.total_steps),
+        decoding=DecodingParams(
+            algorithm=p.algorithm,
+            values=decoding_of(p),
+            total_steps=p.total_steps,
+            force_single_batch=ask.alone,
+        ),
         given=ask.fixed,
         report=ask.report,  # type: ignore[arg-type]
         cache_salt=ask.salt,

@@ -54,6 +54,10 @@ def params(draw: st.DrawFn, growing: bool, max_tokens: int) -> Params:
         local_leap_anchor=draw(THRESHOLDS),
         local_leap_neighbor=draw(THRESHOLDS),
         local_leap_radius=draw(st.integers(0, 5)),
+        credit_weight=draw(st.sampled_from([0.0, 0.7, 3.0])),
+        credit_decay=draw(st.sampled_from([0.0, 0.8, 1.0])),
+        credit_power=draw(st.sampled_from([0.2, 1.0])),
+        suppress_eos=draw(st.sampled_from(["none", "none", "confidence", "logits"])),
     )
 
 
@@ -101,6 +105,7 @@ def asks(draw: st.DrawFn, setup: Setup) -> Ask:
         salt=draw(st.sampled_from(["", "", "other"])),
         group=draw(st.sampled_from(["", "", "b", "c"])),
         owner=draw(st.sampled_from(["", "", "", "another"])),
+        alone=draw(st.sampled_from([False] * 5 + [True])),
     )
 
 

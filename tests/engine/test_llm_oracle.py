@@ -122,7 +122,8 @@ def plain(case: Case) -> list[Params]:
         Params(max_tokens=18, algorithm="local_leap", local_leap_anchor=sure, local_leap_neighbor=sure / 2),
         Params(max_tokens=15, algorithm="hierarchical", accept_threshold=3 * sure, low_threshold=sure),
         Params(max_tokens=14, algorithm="dynamic", accept_threshold=sure, steps=3, confidence_metric="neg_entropy"),
-        Params(max_tokens=11, algorithm="sequential", steps=3),
+        Params(max_tokens=11, algorithm="sequential", steps=3, suppress_eos="confidence"),
+        Params(max_tokens=19, algorithm="credit", accept_threshold=1.5 * sure, suppress_eos="logits"),
     ]
 
 
@@ -151,8 +152,9 @@ def sampling(p: Params) -> SamplingParams:
 
 def test_generate_and_stream(case: Case, llm: LLM) -> None:
     random = np.random.default_rng(1)
-    prompts = [random.integers(0, case.setup.vocab - 1, n).tolist() for n in (5, 8, 16, 1, 21, 11, 2, 9, 13, 4, 12, 7)]
     kinds = plain(case)
+    lengths = (5, 8, 16, 1, 21, 11, 2, 9, 13, 4, 12, 7, 6)
+    prompts = [random.integers(0, case.setup.vocab - 1, n).tolist() for n in lengths]
     outs = llm.generate(prompts, [sampling(p) for p in kinds])
     for prompt, p, out in zip(prompts, kinds, outs, strict=True):
         result = decode(case.oracle, prompt, p, case.setup.oracle)

@@ -237,3 +237,19 @@ def test_the_reply_does_not_wait_for_the_commit() -> None:
     run.abort("r0")  # too late to matter
     run.drain()
     assert run.engine.stats().forwards_commit == 1
+
+
+@pytest.mark.parametrize("owners", [("", "", "", "", ""), ("a", "b", "b", "b", "c")])
+def test_forwards_of_ones_own_are_shared_out_like_turns(owners: tuple[str, ...]) -> None:
+    """Two requests that want no company and three that take each other's: all get on, none in another's forward."""
+    several = [
+        Ask(prompt(n, 4 + 3 * n), SLOW, owner=owner, alone=n in (1, 3), salt=str(n)) for n, owner in enumerate(owners)
+    ]
+    run = watch(Setup(max_len=64), several)
+    served = [[own for own, _, _ in turns] for turns in run.turns if turns]
+    assert all(turns in ([1], [3]) for turns in served if {1, 3} & set(turns))
+    while_all_run = served[: min(max(i for i, turns in enumerate(served) if own in turns) for own in range(5))]
+    assert sum(len(turns) == 3 for turns in while_all_run) >= 5
+    for own in range(5):
+        waits = [i for i, turns in enumerate(while_all_run) if own in turns]
+        assert max(later - earlier for earlier, later in pairwise(waits)) <= 4

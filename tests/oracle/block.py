@@ -47,6 +47,10 @@ class Params:
     local_leap_anchor: float = 0.9
     local_leap_neighbor: float = 0.75
     local_leap_radius: int = 4
+    credit_weight: float = 0.7
+    credit_decay: float = 0.8
+    credit_power: float = 0.2
+    suppress_eos: str = "none"
 
     @property
     def revises(self) -> bool:
@@ -80,6 +84,7 @@ class Block:
     stepped: bool = False
     written: set[int] = field(default_factory=set)  # offsets the last step wrote
     remasked: set[int] = field(default_factory=set)  # offsets ever remasked
+    credit: dict[int, dict[int, float]] = field(default_factory=dict)  # by offset and token
 
     @property
     def free(self) -> list[int]:
@@ -138,20 +143,40 @@ def accept_masked(
     return taken
 
 
+def fuse_credit(block: Block, rows: np.ndarray, p: Params) -> None:
+    """`credit`: what a masked position's likeliest tokens have gathered, in this step too, is added to their logits."""
+    for i in block.masked:
+        best = int(np.argmax(rows[i]))
+        gain = float(softmax(rows[i])[best]) ** p.credit_power
+        gathered = {token: p.credit_decay * c for token, c in block.credit.get(i, {}).items()}
+        gathered[best] = gathered.get(best, 0.0) + gain
+        block.credit[i] = gathered
+        for token, c in gathered.items():
+            rows[i, token] += p.credit_weight * np.log(1 + c)
+
+
 def decide(block: Block, logits: np.ndarray, p: Params, shape: Shape, *, force: bool, step: int) -> Decision:
     """The step of one ACTIVE block. logits: [B, vocab] before the ban; `step`: nfe before this step.
 
-    `block.force_steps` and `block.post_steps` are those before this step.
+    `block.force_steps` and `block.post_steps` are those before this step; `block.credit` is brought up to date.
     """
     rows = banned(logits, shape)
+    if p.suppress_eos == "logits":
+        rows[:, sorted(shape.eos_ids)] = -np.inf
     fill = force and block.force_steps + 1 >= p.max_steps_per_block
 
+    def held_back(token: int) -> bool:
+        return p.suppress_eos == "confidence" and token in shape.eos_ids
+
     def choices() -> dict[int, Choice]:
-        return {
+        found = {
             i: choose(rows[i], p.temperature, p.top_k, p.top_p, p.seed, block.start + i, step) for i in block.masked
         }
+        return {i: Choice(c.token, -np.inf) if held_back(c.token) else c for i, c in found.items()}
 
     if p.algorithm in FILLING:
+        if p.algorithm == "credit":
+            fuse_credit(block, rows, p)
         found = choices()
         own = p if block.given_steps is None else replace(p, steps=block.given_steps)
         taken = FILLING[p.algorithm](found, own, force=force, masks=len(block.free), done=block.force_steps)
@@ -175,7 +200,7 @@ def decide(block: Block, logits: np.ndarray, p: Params, shape: Shape, *, force: 
     edit = {}
     for i in block.filled:
         x = int(np.argmax(rows[i]))
-        if x != block.tokens[i] and softmax(rows[i])[x] > p.edit_threshold:
+        if x != block.tokens[i] and softmax(rows[i])[x] > p.edit_threshold and not held_back(x):
             edit[i] = x
     if not block.masked:
         if block.post_steps >= p.max_post_edit_steps:

@@ -6,6 +6,8 @@ block's number of non-fixed positions, `done` the steps before this one in which
 Readings: the metric orders positions, and of equals the lowest goes first. `factor` walks the positions in their order
 and stops at the first whose probability is less than its place asks for (in the default order: the largest n). An
 anchor's radius counts positions of the block, fixed and filled ones too. A run of masks ends at whatever is not MASKED.
+A choice that suppress_eos="confidence" holds back has conf -inf and no distribution: it passes nothing, and comes after
+all others in any order, the lowest position first; `sequential` too takes it after the others.
 """
 
 from __future__ import annotations
@@ -21,7 +23,8 @@ Found = dict[int, Choice]
 
 def metric(choice: Choice, name: str) -> float:
     """The larger, the earlier the position's turn."""
-    assert choice.probs is not None
+    if choice.probs is None:
+        return -np.inf
     if name == "margin":
         first, second = sorted(choice.probs)[:-3:-1]
         return float(first - second)
@@ -32,7 +35,8 @@ def metric(choice: Choice, name: str) -> float:
 
 def entropy(choice: Choice) -> float:
     """In nats."""
-    assert choice.probs is not None
+    if choice.probs is None:
+        return np.inf
     return float(sum(-p * np.log(p) for p in choice.probs if p > 0))
 
 
@@ -50,7 +54,7 @@ def fixed(found: Found, p, *, force: bool, masks: int, done: int) -> list[int]:
 
 
 def sequential(found: Found, p, *, force: bool, masks: int, done: int) -> list[int]:
-    return sorted(found)[: quota(masks, p.steps, done)] if force else []
+    return sorted(found, key=lambda i: (found[i].probs is None, i))[: quota(masks, p.steps, done)] if force else []
 
 
 def dynamic(found: Found, p, *, force: bool, masks: int, done: int) -> list[int]:
@@ -114,7 +118,12 @@ def hierarchical(found: Found, p, *, force: bool, masks: int, done: int) -> list
     return or_best(sorted(taken), found, p.confidence_metric, force)
 
 
+def credit(found: Found, p, *, force: bool, masks: int, done: int) -> list[int]:
+    """`found` was chosen with credit (`tests.oracle.block.fuse_credit`)."""
+    return threshold(found, p, force=force, masks=masks, done=done)
+
+
 FILLING: dict[str, Callable[..., list[int]]] = {
     rule.__name__: rule
-    for rule in (threshold, fixed, dynamic, sequential, factor, entropy_bound, local_leap, hierarchical)
+    for rule in (threshold, fixed, dynamic, sequential, factor, entropy_bound, local_leap, hierarchical, credit)
 }

@@ -1,8 +1,10 @@
-"""Acceptance rules and choices on random tensors against the oracle's decisions, block by block."""
+"""Head, acceptance rules and choices on random logits against the oracle's decisions, block by block."""
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -11,18 +13,24 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from runtime.engine.description import Field
+from runtime.engine.model_runner import _used
+from runtime.engine.plan import BlockPlan, RulePlan
+from runtime.engine.planner import _kept
 from runtime.engine.request import FILLED, FIXED, MASKED
 from runtime.errors import ConfigError
-from runtime.samplers import BlockBatch, Rule, Stat, get_rule, register_rule, rules
+from runtime.samplers import Decision, Rule, Stat, get_rule, register_rule, rules
 from runtime.samplers import choose as choosing
-from runtime.samplers.choose import Choice, ban, distribution, entropy, greedy, margin, pick, probability
+from runtime.samplers import head as heads
+from runtime.samplers.choose import Choice, distribution, greedy, pick
+from runtime.samplers.head import Head
 from runtime.samplers.uniform import uniforms
 from tests.oracle import block as oracle
 from tests.oracle.draws import choose, filtered, softmax, uniform
 from tests.oracle.rules import FILLING
 
 VOCAB, MASK, MAX_TOKEN = 11, 9, 9
-SHAPE = oracle.Shape(block=4, buffer=1, mask_id=MASK, eos_ids=frozenset(), max_token_id=MAX_TOKEN)
+SHAPE = oracle.Shape(block=4, buffer=1, mask_id=MASK, eos_ids=frozenset({2, 5}), max_token_id=MAX_TOKEN)
+Kept = np.ndarray | None  # what a rule remembers of a block
 STATE = {oracle.PROMPT: FIXED, oracle.MASKED: MASKED, oracle.FILLED: FILLED}
 
 LEVELS = (0.0, 0.0, 0.5, 1.0, 2.5)  # coarse: ties are common
@@ -57,6 +65,7 @@ def parameters(draw: st.DrawFn, algorithm: str) -> oracle.Params:
         edit_threshold=draw(level),
         remask_threshold=draw(level) if algorithm == "threshold" else 0.0,
         max_post_edit_steps=draw(st.integers(0, 3)),
+        penalty_lambda=draw(st.sampled_from([0.0, 1.0])),
         max_steps_per_block=draw(st.integers(1, 8)),
         steps=draw(st.integers(1, 6)),
         confidence_metric=draw(st.sampled_from(["max_prob", "margin", "neg_entropy"])),
@@ -66,6 +75,10 @@ def parameters(draw: st.DrawFn, algorithm: str) -> oracle.Params:
         local_leap_anchor=draw(level),
         local_leap_neighbor=draw(level),
         local_leap_radius=draw(st.integers(0, 4)),
+        credit_weight=draw(st.sampled_from([0.0, 0.7, 3.0])),
+        credit_decay=draw(st.sampled_from([0.0, 0.8, 1.0])),
+        credit_power=draw(st.sampled_from([0.2, 1.0])),
+        suppress_eos=draw(st.sampled_from(["none", "confidence", "logits"])),
     )
 
 
@@ -77,61 +90,104 @@ def param_row(rule: Rule, p: oracle.Params) -> list[float]:
     return [p.temperature, p.top_p, p.top_k, *rule.row(values(rule, p))]
 
 
+def plan_of(several: list[oracle.Block], params: list[oracle.Params], force: list[bool], kept: list[Kept]) -> BlockPlan:
+    """One step of these blocks, as the planner would have it."""
+    n, size = len(several), SHAPE.block
+    state = np.array([[STATE[s] for s in b.state] for b in several], dtype=np.int8)
+    groups = []
+    for key in dict.fromkeys(p.algorithm for p in params):
+        rule, members = get_rule(key), [i for i in range(n) if params[i].algorithm == key]
+        wants = Stat.NONE
+        for i in members:
+            wants |= rule.asks(values(rule, params[i]))
+        rows = np.array([param_row(rule, params[i]) for i in members])
+        memory = _kept(rule, [SimpleNamespace(kept=kept[i]) for i in members], size)
+        groups.append(RulePlan(key, np.array(members), rows, int(wants), memory))
+    unstable = np.array([get_rule(p.algorithm).unstable(values(get_rule(p.algorithm), p)) for p in params])
+    return BlockPlan(
+        rows=np.arange(n) * size,
+        tokens=np.array([b.tokens for b in several]),
+        state=state,
+        sampled=(state == MASKED) | ((state == FILLED) & unstable[:, None]),
+        may_force=np.array(force),
+        advanced=np.array([b.force_steps for b in several]),
+        initial_masks=np.array([len(b.free) for b in several]),
+        given_steps=np.array([b.given_steps or 0 for b in several]),
+        post_edit_steps=np.array([b.post_steps for b in several]),
+        remasked=np.array([[i in b.remasked for i in range(size)] for b in several]),
+        drawing=None,
+        groups=tuple(groups),
+    )
+
+
 @pytest.mark.parametrize("algorithm", [*FILLING, "edit"])
 @given(data=st.data())
 def test_a_rule_decides_as_the_oracle(algorithm: str, data: st.DataObject) -> None:
-    """A batch of blocks of one size, each with parameters of its own, against one block at a time."""
-    rule = get_rule(algorithm)
+    """Blocks of this rule, of others too, each with parameters of its own, over some steps: against one at a time."""
+    others = st.sampled_from([algorithm, algorithm, *FILLING, "edit"])
     size, n = SHAPE.block, data.draw(st.integers(1, 4))
     several = [data.draw(blocks(size)) for _ in range(n)]
-    params = [data.draw(parameters(algorithm)) for _ in range(n)]
-    force = [data.draw(st.booleans()) for _ in range(n)]
+    params = [data.draw(parameters(data.draw(others) if i else algorithm)) for i in range(n)]
+    kept: list[Kept] = [None] * n
     random = np.random.default_rng(data.draw(st.integers(0, 10**6)))
-    logits = random.choice(LEVELS, (n, size, VOCAB))
-    # rows that hold the same numbers in another order would tie but for the last bit of a sum: each has its own spacing
-    logits *= random.uniform(0.8, 1.2, (n, size, 1))
-    states = np.array([[STATE[s] for s in b.state] for b in several])
-    tokens = torch.tensor([b.tokens for b in several])
+    eos = torch.tensor(sorted(SHAPE.eos_ids))
+    head = Head(torch.clone, mask_id=MASK, max_token_id=MAX_TOKEN, eos_ids=eos)  # what is hidden are the logits
+    for _ in range(data.draw(st.integers(1, 3))):
+        force = [data.draw(st.booleans()) for _ in range(n)]
+        logits = random.choice(LEVELS, (n, size, VOCAB))
+        # rows that hold the same numbers in another order would tie but for the last bit of a sum: each has its own
+        # spacing
+        logits *= random.uniform(0.8, 1.2, (n, size, 1))
+        plan = plan_of(several, params, force, kept)
+        hidden = torch.from_numpy(logits.reshape(n * size, VOCAB).copy())
+        with mock.patch.object(heads, "HEAD_ROWS", data.draw(st.sampled_from([3, 2048]))):
+            found = list(head.groups(plan, hidden, torch.from_numpy(plan.tokens), torch.from_numpy(plan.state)))
+        for group, (rule, _, batch) in zip(plan.groups, found, strict=True):
+            got = rule.decide(batch)
+            for row, i in enumerate(group.members.tolist()):
+                check(got, row, several[i], logits[i], params[i], force[i])
+                if batch.kept is not None:
+                    kept[i] = _used(batch.kept[row].numpy())
 
-    wanted = Stat.NONE
-    for p in params:
-        wanted |= rule.wants(values(rule, p))
-    flat = torch.from_numpy(logits.reshape(n * size, VOCAB).copy())
-    ban(flat, mask_id=MASK, max_token_id=MAX_TOKEN)
-    chosen = greedy(flat)
-    batch = BlockBatch(
-        tokens=tokens,
-        masked=torch.from_numpy(states == MASKED),
-        filled=torch.from_numpy(states == FILLED),
-        choice=chosen.token.view(n, size),
-        conf=chosen.conf.view(n, size),
-        current=probability(flat, tokens.flatten()).view(n, size) if Stat.CURRENT in wanted else None,
-        margin=margin(flat.softmax(1)).view(n, size) if Stat.MARGIN in wanted else None,
-        entropy=entropy(flat.softmax(1)).view(n, size) if Stat.ENTROPY in wanted else None,
-        remasked=torch.tensor([[i in b.remasked for i in range(size)] for b in several]),
-        may_force=torch.tensor(force),
-        advanced=torch.tensor([b.force_steps for b in several]),
-        initial_masks=torch.tensor([len(b.free) for b in several]),
-        given_steps=torch.tensor([b.given_steps or 0 for b in several]),
-        post_edit_steps=torch.tensor([b.post_steps for b in several]),
-        params=torch.tensor([param_row(rule, p) for p in params], dtype=torch.float64),
-        columns=rule.columns,
-    )
-    got = rule.decide(batch)
-    for i, (b, p) in enumerate(zip(several, params, strict=True)):
-        expected = oracle.decide(b, logits[i], p, SHAPE, force=force[i], step=0)
-        assert set(torch.nonzero(got.edited[i]).flatten().tolist()) == set(expected.edit)
-        assert set(torch.nonzero(got.remasked[i]).flatten().tolist()) == expected.remask
-        before = list(b.masked)
-        oracle.apply(b, expected, MASK, force=force[i])
-        assert torch.nonzero(got.masked[i]).flatten().tolist() == b.masked
-        kept = [t for j, t in enumerate(got.tokens[i].tolist()) if j not in b.masked]
-        assert kept == [t for j, t in enumerate(b.tokens) if j not in b.masked]
-        if algorithm == "edit":
-            assert bool(got.ended[i]) == b.ended
-        if p.remask_threshold == 0 and algorithm != "edit":
-            assert bool(got.ended[i]) == (not b.masked)
-        assert bool(got.forced[i]) <= (force[i] and bool(before))
+
+@pytest.mark.parametrize("algorithm", [*FILLING, "edit"])
+@given(blocks(SHAPE.block), st.integers(0, 10**6))
+def test_a_block_that_may_not_force_takes_nothing_that_passes_no_threshold(
+    algorithm: str, block: oracle.Block, seed: int
+) -> None:
+    """Nothing passes here: a block that may not force stays as it is, one that may fills a position at least."""
+    strict = {"accept_threshold": 1.0, "low_threshold": 1.0, "local_leap_anchor": 1.0, "factor": 0.0}
+    p = oracle.Params(max_tokens=1, algorithm=algorithm, entropy_bound=0.0, edit_threshold=1.0, steps=2, **strict)
+    logits = np.random.default_rng(seed).uniform(0, 2, (SHAPE.block, VOCAB))
+    head = Head(torch.clone, mask_id=MASK, max_token_id=MAX_TOKEN, eos_ids=torch.tensor([2]))
+    for force in (False, True):
+        plan = plan_of([block], [p], [force], [None])
+        hidden = torch.from_numpy(logits.copy())
+        ((rule, _, batch),) = head.groups(plan, hidden, torch.from_numpy(plan.tokens), torch.from_numpy(plan.state))
+        decision = rule.decide(batch)
+        filled = int((batch.masked & ~decision.masked).sum())
+        assert filled == 0 if not force else filled >= min(len(block.masked), 1)
+        assert not decision.edited.any()
+        assert bool(decision.forced) <= force
+
+
+def check(got: Decision, row: int, b: oracle.Block, logits: np.ndarray, p: oracle.Params, force: bool) -> None:
+    """What is decided of one block is what the oracle decides, which goes on to its state after the step."""
+    if b.ended:
+        return
+    expected = oracle.decide(b, logits, p, SHAPE, force=force, step=0)
+    assert set(torch.nonzero(got.edited[row]).flatten().tolist()) == set(expected.edit)
+    assert set(torch.nonzero(got.remasked[row]).flatten().tolist()) == expected.remask
+    before = list(b.masked)
+    oracle.apply(b, expected, MASK, force=force)
+    assert torch.nonzero(got.masked[row]).flatten().tolist() == b.masked
+    left = [t for j, t in enumerate(got.tokens[row].tolist()) if j not in b.masked]
+    assert left == [t for j, t in enumerate(b.tokens) if j not in b.masked]
+    if p.algorithm == "edit":
+        assert bool(got.ended[row]) == b.ended
+    elif p.remask_threshold == 0:
+        assert bool(got.ended[row]) == (not b.masked)
+    assert bool(got.forced[row]) <= (force and bool(before))
 
 
 @given(

@@ -1,0 +1,61 @@
+"""What a rule remembers of a block from one step to the next (`Rule.keeps`): it travels with the block."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from runtime.engine.plan import BlockResults, StepPlan
+from tests.engine.harness import Ask, Run, Setup
+from tests.oracle.block import Params
+
+CREDIT = Params(max_tokens=24, ignore_eos=True, algorithm="credit", accept_threshold=1.0, credit_weight=3.0)
+PLAIN = replace(CREDIT, algorithm="threshold", accept_threshold=0.7)
+
+
+def test_others_have_none_of_it() -> None:
+    """A position has a record for each token that was its likeliest, no more; other rules' blocks carry nothing."""
+    run = Run(Setup(block=8, page=8))
+    execute, records = run.engine.runner.run, [0]
+
+    def watch(plan: StepPlan) -> BlockResults | None:
+        blocks = plan.blocks
+        if blocks is None:
+            return execute(plan)
+        mine: list[int] = []
+        for group in blocks.groups:
+            if group.rule != "credit":
+                assert group.kept is None
+                continue
+            assert group.kept is not None
+            assert not group.kept[:, :, -1].any(), "no room for what this step finds"
+            assert group.kept.shape[2] <= blocks.advanced[group.members].max() + 1
+            mine += group.members.tolist()
+        results = execute(plan)
+        assert results is not None
+        assert list(results.kept) == mine
+        records.extend(kept.shape[1] for kept in results.kept.values())
+        return results
+
+    run.engine.runner.run = watch  # type: ignore[method-assign]
+    for n, p in enumerate((CREDIT, PLAIN, replace(CREDIT, seed=1), replace(PLAIN, algorithm="fixed"))):
+        run.add(Ask(tuple(range(n, n + 9)), p))
+    run.drain()
+    run.compare()
+    assert max(records) > 1
+
+
+def test_it_survives_a_preemption() -> None:
+    """Alone and in a crowd for which there are too few pages, an answer is the same, and the oracle's."""
+    asks = [Ask(tuple(range(n, n + 5)), replace(CREDIT, seed=n)) for n in range(4)]
+    crowded = Run(Setup(block=8, page=8, pages=8, max_len=32))
+    for ask in asks:
+        crowded.add(ask)
+    crowded.drain()
+    assert crowded.engine.scheduler.preemptions > 0
+    crowded.compare()
+    plain = Run(Setup(block=8, page=8, pages=8, max_len=32))
+    for ask in asks:
+        plain.add(replace(ask, params=replace(ask.params, algorithm="threshold")))
+    plain.drain()
+    told = [[run.heard[id].tokens for id in run.heard] for run in (crowded, plain)]
+    assert told[0] != told[1], "credit decides nothing here"
