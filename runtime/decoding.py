@@ -85,7 +85,7 @@ def _rule(given: Mapping[str, Any], info: EngineInfo, at: At, default: str) -> R
     rule = info.rule(name) if isinstance(name, str) else None
     if rule is None:
         keys = ", ".join(sorted(rule.key for rule in info.rules))
-        raise refuse(at("algorithm"), f"{shown(name)} is not built; there are {keys}")
+        raise refuse(at("algorithm"), f"{shown(name)} is no acceptance rule of this server; there are {keys}")
     return rule
 
 

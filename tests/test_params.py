@@ -182,9 +182,8 @@ def test_combinations_that_mean_nothing_are_refused(decoding, field):
 
 
 def test_what_is_built_is_listed():
-    refused(
-        {"decoding": {"algorithm": "greedy"}}, "decoding.algorithm", "'greedy' is not built; there are credit, dynamic"
-    )
+    words = "'greedy' is no acceptance rule of this server; there are credit, dynamic"
+    refused({"decoding": {"algorithm": "greedy"}}, "decoding.algorithm", words)
     refused({"decoding": {"x": 1}}, "decoding.x", "there are mode, algorithm")
 
 

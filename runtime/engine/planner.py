@@ -42,50 +42,57 @@ def _plan_blocks(turns: list[Turn], offsets: list[int]) -> BlockPlan | None:
     """`offsets`: of each turn, what has to be added to a position to get its row."""
     blocks: list[Block] = []
     owners: list[Request] = []
-    rows: list[int] = []
+    numbers: list[tuple[int, ...]] = []
+    tokens: list[np.ndarray] = []
+    states: list[np.ndarray] = []
     rules: set[Rule] = set()
     wants = 0
+    unstable = False
     for turn, offset in zip(turns, offsets, strict=True):
         if turn.feed is None:
             continue
         request = turn.request
         rules.add(request.rule)
         wants |= request.wants
+        unstable |= request.unstable
         for block in turn.feed.blocks:
+            here = slice(block.start, block.start + block.size)
             blocks.append(block)
             owners.append(request)
-            rows.append(block.source + offset)
+            tokens.append(request.tokens[here])
+            states.append(request.state[here])
+            row = block.source + offset
+            numbers.append(
+                (row, block.may_force, block.advanced, block.initial_masks, block.given_steps, block.post_edit_steps)
+            )
     if not blocks:
         return None
 
     n = len(blocks)
-    tokens = _rectangle([r.tokens[b.start : b.start + b.size] for r, b in zip(owners, blocks, strict=True)])
-    state = _rectangle([r.state[b.start : b.start + b.size] for r, b in zip(owners, blocks, strict=True)])
-    size = tokens.shape[1]
-    params = [request.params for request in owners]
-    counters = [(b.advanced, b.initial_masks, b.given_steps, b.post_edit_steps) for b in blocks]
-    counts = np.array(counters, dtype=np.int64)
+    columns = np.array(numbers, dtype=np.int64).T.copy()
+    state = _rectangle(states)
+    size = state.shape[1]
     needed = state == MASKED
-    unstable = [request.unstable for request in owners]
-    if True in unstable:
-        needed |= (state == FILLED) & np.array(unstable)[:, None]
+    if unstable:
+        needed |= (state == FILLED) & np.array([request.unstable for request in owners])[:, None]
+    params = [request.params for request in owners]
     groups: tuple[RulePlan, ...]
     if len(rules) == 1:
         (rule,) = rules
-        kept = _kept(rule, blocks, block_size)
+        kept = _kept(rule, blocks, size)
         groups = (RulePlan(rule.key, np.arange(n), np.concatenate(params).reshape(n, -1), wants, kept),)
     else:
-        groups = _groups(owners, blocks, params, block_size)
+        groups = _groups(owners, blocks, params, size)
     return BlockPlan(
-        rows=np.array(rows, dtype=np.int64),
-        tokens=tokens,
+        rows=columns[0],
+        tokens=_rectangle(tokens),
         state=state,
         sampled=needed,
-        may_force=np.array([block.may_force for block in blocks]),
-        advanced=counts[:, 0],
-        initial_masks=counts[:, 1],
-        given_steps=counts[:, 2],
-        post_edit_steps=counts[:, 3],
+        may_force=columns[1] > 0,
+        advanced=columns[2],
+        initial_masks=columns[3],
+        given_steps=columns[4],
+        post_edit_steps=columns[5],
         remasked=_remasked(blocks, size),
         drawing=_drawing(owners, blocks, groups, size),
         groups=groups,
@@ -108,20 +115,20 @@ def _remasked(blocks: list[Block], size: int) -> np.ndarray | None:
     return _rectangle([none if block.remasked is None else block.remasked for block in blocks])
 
 
-def _kept(rule: Rule, blocks: list[Block], block_size: int) -> np.ndarray | None:
+def _kept(rule: Rule, blocks: list[Block], size: int) -> np.ndarray | None:
     """What the rule remembers of its blocks, side by side, and room for one more record."""
     if not rule.keeps:
         return None
     records = [0 if block.kept is None else block.kept.shape[1] for block in blocks]
-    kept = np.zeros((len(blocks), block_size, max(records) + 1, len(rule.keeps)))
+    kept = np.zeros((len(blocks), size, max(records) + 1, len(rule.keeps)))
     for place, block, n in zip(kept, blocks, records, strict=True):
         if n:
-            place[:, :n] = block.kept
+            place[: block.size, :n] = block.kept
     return kept
 
 
 def _groups(
-    owners: list[Request], blocks: list[Block], params: list[np.ndarray], block_size: int
+    owners: list[Request], blocks: list[Block], params: list[np.ndarray], size: int
 ) -> tuple[RulePlan, ...]:
     """The blocks of each rule, by the requests that own them."""
     members: dict[Rule, list[int]] = {}
@@ -136,7 +143,7 @@ def _groups(
             np.array(mine, dtype=np.int64),
             np.stack([params[i] for i in mine]),
             wants[rule],
-            _kept(rule, [blocks[i] for i in mine], block_size),
+            _kept(rule, [blocks[i] for i in mine], size),
         )
         for rule, mine in members.items()
     )

@@ -97,6 +97,9 @@ class Fuzzer:
                     {"algorithm": "fixed", "steps": 4},
                     {"accept_threshold": 0.3},
                     {"remask_threshold": 0.2},
+                    {"algorithm": "factor", "suppress_eos": "confidence"},
+                    {"algorithm": "local_leap", "local_leap": {"anchor": 0.5}, "force_single_batch": True},
+                    {"algorithm": "credit", "confidence_metric": "margin"},
                 ]
             )
         if r.random() < 0.1:

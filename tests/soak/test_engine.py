@@ -7,6 +7,7 @@ import random
 import psutil
 import pytest
 
+from runtime.samplers import rules
 from tests.engine.harness import Ask, Run, Setup, check_heard, check_idle
 from tests.oracle.block import Params
 from tests.oracle.decode import decode
@@ -25,15 +26,20 @@ def ask(rng: random.Random, setup: Setup) -> Ask:
         top_p=rng.choice([1.0, 0.8]),
         seed=rng.getrandbits(64),
         ignore_eos=rng.random() < 0.5,
-        algorithm=rng.choice(["threshold", "threshold", "fixed", "edit"]),
+        algorithm=rng.choice([*rules(), "threshold", "edit"]),
         accept_threshold=rng.choice([0.1, 0.4, 0.8, 1.0]),
         edit_threshold=rng.choice([0.2, 0.9]),
         remask_threshold=rng.choice([0.0, 0.0, 0.2]),
         max_post_edit_steps=4,
         max_steps_per_block=8,
         steps=rng.randint(1, 8),
+        confidence_metric=rng.choice(["max_prob", "margin", "neg_entropy"]),
+        factor=rng.choice([0.5, 1.0, 2.0]),
+        entropy_bound=rng.choice([0.1, 2.0, 5.0]),
+        suppress_eos=rng.choice(["none", "none", "confidence", "logits"]),
     )
-    return Ask(prompt, params, rng.choice(["final", "stable", "denoise"]), rng.choice(["", "tenant"]))
+    report, salt = rng.choice(["final", "stable", "denoise"]), rng.choice(["", "tenant"])
+    return Ask(prompt, params, report, salt, alone=rng.random() < 0.05)
 
 
 @pytest.mark.slow
