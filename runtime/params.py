@@ -36,7 +36,7 @@ class SamplingParams:
         max_nfe: most denoising steps.
         max_repetition_run: most repetitions of one token in a row.
         n: choices.
-        decoding: how blocks are denoised (docs/server.md lists the fields).
+        decoding: how blocks are denoised (docs/decoding.md lists the fields).
         cache_salt: requests share cached prefixes only with requests of the same salt.
         num_denoising_steps: steps over all blocks of the answer, shared out evenly.
         block_length, use_local_leap, local_leap_anchor_threshold, local_leap_neighbor_threshold, local_leap_radius,

@@ -56,6 +56,11 @@ Readings: what decoding.md leaves open, and how oracle and engine both take it.
 18. A block all of whose positions are given is complete from the start: progress 1. If no ACTIVE block comes before it,
     it is TO_CACHE when it opens, and the next one opens in the same step. A step that samples no block is not counted.
 19. Progress and same_token_ratio are quotients of whole numbers in float64, then compared with >=.
+20. `credit`: every step in which the block is ACTIVE credits each of its masked positions, also one in which it may not
+    force. What is credited is the likeliest token of the banned logits and its plain T = 1 probability, also at T > 0;
+    candidates, drawn or not, are then taken from the logits with the credit, this step's included.
+21. `suppress_eos`: "logits" bans the EOS ids as the mask is banned, in every row of the request, filled ones too;
+    "confidence" lets no EOS pass a threshold of `edit` either. The step at max_steps_per_block takes them all the same.
 """
 
 from __future__ import annotations
