@@ -2,7 +2,6 @@
 
 import json
 import math
-from types import SimpleNamespace
 
 import msgspec
 import pytest
@@ -10,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from runtime.decoding import field_names
-from runtime.engine.description import Field, RuleInfo, with_defaults
+from runtime.engine.description import RuleInfo, with_defaults
 from runtime.engine.io import EngineInfo, RequestSpec
 from runtime.errors import RequestError
 from runtime.params import SamplingParams, choices, resolve, stop_strings
@@ -111,163 +110,6 @@ BAD = [
 )
 def test_bad_fields_are_refused_by_path(field, value):
     refused({field: value}, field)
-
-
-BAD_DECODING = [
-    *[(t, v) for t in ("accept_threshold", "remask_threshold", "add_block_threshold", "semi_complete_threshold",
-                       "token_stability_threshold") for v in (-0.01, 1.01, math.nan, "0.5", True)],
-    ("mode", "fast"), ("mode", 3), ("mode", ["speed"]),
-    ("algorithm", "greedy"), ("algorithm", 3), ("algorithm", ["edit"]), ("algorithm", "x" * 10000),
-    ("max_steps_per_block", 0), ("steps", 4), ("edit_threshold", 0.5), ("max_post_edit_steps", 3),
-    ("penalty_lambda", 0.5), ("confidence_metric", "entropy"), ("confidence_metric", 3),
-    ("local_leap", 0.9), ("local_leap", [1]),
-    ("factor", 1.0), ("low_threshold", 0.4),
-    ("force_single_batch", 1), ("block_length", 4), ("thresold", 0.5),
-    ("suppress_eos", "always"), ("suppress_eos", True), ("credit", 3),
-]  # fmt: skip
-
-
-@pytest.mark.parametrize(("field", "value"), BAD_DECODING, ids=short)
-def test_bad_decoding_fields_are_refused_by_path(field, value):
-    refused({"decoding": {field: value}}, f"decoding.{field}")
-
-
-def spelt(name: str, value: object) -> dict:
-    """A field as a request has it."""
-    outer, _, inner = name.rpartition(".")
-    return {outer: {inner: value}} if outer else {name: value}
-
-
-def out_of_range(field: Field) -> list:
-    if field.kind == "choice":
-        return ["no such word", 1, True]
-    if field.kind == "flag":
-        return [1, "true"]
-    beyond = (
-        [field.low - 1] + ([field.low] if field.above_low else []) + ([] if field.high is None else [field.high + 1])
-    )
-    return [*beyond, "1", True, [1]] + ([1.5] if field.kind == "integer" else [math.nan, math.inf])
-
-
-@pytest.mark.parametrize("rule", rules())
-def test_a_rules_fields_are_checked_as_it_declares_them(rule):
-    mine = (*INFO.strategy_fields, *INFO.rule(rule).fields)
-    for field in mine:
-        for value in out_of_range(field):
-            refused({"decoding": {"algorithm": rule, **spelt(field.name, value)}}, f"decoding.{field.name}")
-    others = {field.name: field for other in INFO.rules for field in other.fields if field not in mine}
-    assert others
-    for name, field in others.items():
-        value = field.choices[-1] if field.choices else max(field.low, 1)
-        words = f"has no meaning with the {rule} algorithm, only with "
-        refused({"decoding": {"algorithm": rule, **spelt(name, value)}}, f"decoding.{name}", words)
-        if field.neutral is not None:
-            assert name not in spec(decoding={"algorithm": rule, **spelt(name, field.neutral)}).decoding.values
-
-
-@pytest.mark.parametrize(
-    ("decoding", "field"),
-    [
-        ({"algorithm": "fixed", "remask_threshold": 0.1}, "remask_threshold"),
-        ({"algorithm": "edit", "remask_threshold": 0.1}, "remask_threshold"),
-        ({"algorithm": "fixed", "mode": "speed"}, "mode"),
-        ({"algorithm": "fixed", "remask_threshold": False}, "remask_threshold"),
-        ({"local_leap": {"anchor": 0.9}}, "local_leap.anchor"),
-        ({"algorithm": "local_leap", "local_leap": {"radius": {"x": 1}}}, "local_leap.radius"),
-        ({"algorithm": "local_leap", "local_leap": {"reach": 1}}, "local_leap.reach"),
-    ],
-)
-def test_combinations_that_mean_nothing_are_refused(decoding, field):
-    refused({"decoding": decoding}, f"decoding.{field}")
-
-
-def test_what_is_built_is_listed():
-    words = "'greedy' is no acceptance rule of this server; there are credit, dynamic"
-    refused({"decoding": {"algorithm": "greedy"}}, "decoding.algorithm", words)
-    refused({"decoding": {"x": 1}}, "decoding.x", "there are mode, algorithm")
-
-
-def test_fields_of_a_rule_reach_it_and_entries_of_an_object_by_their_full_names():
-    leap = {"algorithm": "local_leap", "local_leap": {"anchor": 0.5, "radius": 2, "neighbor": None}}
-    got = spec(decoding=leap).decoding.values
-    assert (got["local_leap.anchor"], got["local_leap.neighbor"], got["local_leap.radius"]) == (0.5, 0.75, 2)
-    assert spec(decoding={"algorithm": "fixed", "confidence_metric": "margin"}).decoding.values["steps"] == 8
-    assert (
-        "confidence_metric" not in spec(decoding={"algorithm": "edit", "confidence_metric": "max_prob"}).decoding.values
-    )
-
-
-def test_null_is_the_same_as_left_out():
-    assert spec(decoding=dict.fromkeys(FIELDS)).decoding == spec().decoding
-
-
-def test_precedence_field_mode_server_family():
-    def decode(**decoding):
-        return SimpleNamespace(**spec(decoding=decoding).decoding.values)
-
-    assert decode().accept_threshold == 0.95  # the server's, which is the family's without a flag
-    for mode, value in (("speed", 0.7), ("balanced", 0.9), ("quality", 0.97)):
-        assert decode(mode=mode).accept_threshold == value
-        assert decode(mode=mode, accept_threshold=0.25).accept_threshold == 0.25
-    for mode, (accept, edit) in (("speed", (0.5, 0.0)), ("balanced", (0.6, 0.3)), ("quality", (0.7, 0.5))):
-        got = decode(mode=mode, algorithm="edit")
-        assert (got.accept_threshold, got.edit_threshold) == (accept, edit)
-        got = decode(mode=mode, algorithm="edit", edit_threshold=0.9)
-        assert (got.accept_threshold, got.edit_threshold) == (accept, 0.9)
-    got = decode(algorithm="edit")
-    assert (got.accept_threshold, got.edit_threshold, got.penalty_lambda, got.max_post_edit_steps) == (
-        0.95,
-        0.4,
-        0.1,
-        7,
-    )
-
-
-def test_the_servers_remasking_does_not_reach_other_algorithms():
-    assert spec().decoding.values["remask_threshold"] == 0.2
-    assert spec(decoding={"remask_threshold": 0}).decoding.values["remask_threshold"] == 0
-    for algorithm in ("fixed", "edit"):
-        assert "remask_threshold" not in spec(decoding={"algorithm": algorithm}).decoding.values
-        asked = {"algorithm": algorithm, "remask_threshold": 0}
-        assert "remask_threshold" not in spec(decoding=asked).decoding.values
-
-
-def test_an_editing_server_edits_by_default():
-    editing = info(default_rule="edit")
-    assert spec(facts=editing).decoding.algorithm == "edit"
-    assert spec(facts=editing, decoding={"mode": "balanced"}).decoding.values["edit_threshold"] == 0.3
-    plain = spec(facts=editing, decoding={"algorithm": "threshold", "mode": "speed"}).decoding
-    assert plain.values["accept_threshold"] == 0.7
-
-
-def test_dlmserve_names():
-    # 3 prompt tokens and 21 more touch blocks 0, 1 and 2 of 8
-    got = spec(max_tokens=21, num_denoising_steps=13, block_length=8, use_local_leap=False, force_single_batch=False)
-    assert (got.decoding.algorithm, got.decoding.total_steps) == ("fixed", 13)
-    assert (spec().decoding.total_steps, spec().decoding.force_single_batch) == (None, False)
-    assert spec(force_single_batch=True).decoding.force_single_batch
-    assert spec(decoding={"force_single_batch": True}).decoding.force_single_batch
-    refused({"block_length": 4}, "block_length", "4 is not the server's block size, 8")
-    refused({"force_single_batch": True, "decoding": {"force_single_batch": True}}, "force_single_batch", "same")
-    for algorithm in ("dynamic", "sequential"):
-        got = spec(num_denoising_steps=99, decoding={"algorithm": algorithm}).decoding
-        assert (got.algorithm, got.total_steps) == (algorithm, 99)
-    refused({"max_tokens": 21, "num_denoising_steps": 2}, "num_denoising_steps", "3 blocks")
-    refused({"num_denoising_steps": 99, "decoding": {"steps": 3}}, "num_denoising_steps", "says the same")
-    refused({"num_denoising_steps": 99, "decoding": {"algorithm": "threshold"}}, "num_denoising_steps")
-    refused({"num_denoising_steps": 99, "use_local_leap": True}, "num_denoising_steps", "dynamic, fixed and sequential")
-    got = spec(use_local_leap=True, local_leap_radius=2, local_leap_anchor_threshold=0.5).decoding
-    assert (got.algorithm, got.values["local_leap.radius"], got.values["local_leap.anchor"]) == ("local_leap", 2, 0.5)
-    assert got.values["local_leap.neighbor"] == 0.75
-    for ours, theirs in (("max_prob", "top1_prob"), ("neg_entropy", "entropy_inverse"), ("margin", "margin")):
-        assert spec(confidence_metric=theirs).decoding.values["confidence_metric"] == ours
-    refused({"use_local_leap": True, "decoding": {"algorithm": "edit"}}, "use_local_leap", "only with local_leap")
-    refused({"use_local_leap": True, "local_leap_radius": 1.5}, "local_leap_radius")
-    refused({"local_leap_radius": 2}, "local_leap_radius", "only with local_leap")
-    refused({"confidence_metric": "best"}, "confidence_metric")
-    refused({"confidence_metric": "margin", "decoding": {"confidence_metric": "margin"}}, "confidence_metric", "same")
-    refused({"block_schedule": "uniform"}, "block_schedule", "leave it out")
-    refused({"target_length": 5}, "target_length", "leave it out")
 
 
 def test_prompts():

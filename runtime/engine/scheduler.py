@@ -67,6 +67,7 @@ class Scheduler:
         self._found = 0  # tokens that requests found in the prefix cache when they were admitted
         self._step = 0
         self._left_out = False  # the budget did not reach everybody last time
+        self._passed_over: Request | None = None  # it wants forwards of its own, and others had the last one
         self._refused_at: tuple[int, int] | None = None  # request and free units when admission last failed
 
     def add(self, request: Request) -> None:
@@ -93,11 +94,15 @@ class Scheduler:
         shared = 1 < self.waiting.parties < len(self.running)
         order, firsts = self._deal() if shared else (self._order(), 0)
         spare = self.pace.bound(left) if shared else left
+        first, self._passed_over = self._passed_over, None
+        if first is not None and first.status is Status.RUNNING:  # whoever came since would go before it for ever
+            order = [first, *(request for request in order if request is not first)]
         for n, request in enumerate(order):
             if request.status is not Status.RUNNING:
                 continue  # made way for somebody in this very loop
             if request.alone and turns:
-                left_out = True  # so that it goes first soon
+                self._passed_over = self._passed_over or request
+                left_out = True
                 continue
             if request.prefilling and self.sharing.holds_back(request):
                 continue

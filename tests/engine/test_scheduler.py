@@ -253,3 +253,17 @@ def test_forwards_of_ones_own_are_shared_out_like_turns(owners: tuple[str, ...])
     for own in range(5):
         waits = [i for i, turns in enumerate(while_all_run) if own in turns]
         assert max(later - earlier for earlier, later in pairwise(waits)) <= 4
+
+
+def test_whoever_wants_forwards_of_its_own_does_not_wait_for_those_who_come() -> None:
+    """Somebody new comes with every step, and new ones go first: every second step is the older one's all the same."""
+    run = Watched(Setup(pages=256, max_len=32))
+    run.add(Ask(prompt(0, 5), replace(SLOW, max_tokens=20), alone=True))
+    for n in range(1, 40):
+        run.add(Ask(prompt(n, 4), replace(SLOW, max_tokens=3), salt=str(n)))
+        run.step()
+    mine = [n for n, turns in enumerate(run.turns) if [own for own, _, _ in turns] == [0]]
+    assert len(mine) >= 18
+    assert max(later - earlier for earlier, later in pairwise(mine)) == 2
+    run.drain()
+    run.compare()
