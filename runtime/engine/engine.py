@@ -138,7 +138,8 @@ class Engine:
                 mine, first = first, first + len(blocks)
                 if results.kept:
                     for i, block in enumerate(blocks, mine):
-                        block.kept = results.kept.get(i)
+                        kept = results.kept.get(i)
+                        block.kept = None if kept is None else kept[: block.size]
                 try:
                     self.strategy.apply(request, blocks, results, mine)
                 except Exception as error:

@@ -89,12 +89,10 @@ class BlockResults:
     kept: dict[int, Floats]  # [B, records, len(Rule.keeps)] of the blocks whose rules remember something
 
 
-def _none() -> BlockResults:
-    arrays = np.empty((0, 0), np.int64), np.empty((0, 0), np.int8), np.empty((0, 0), np.bool_)
-    return BlockResults(*arrays, *([] for _ in range(8)))
-
-
-NO_RESULTS = _none()  # of a step that sampled nothing
+NO_RESULTS = BlockResults(  # of a step that sampled nothing
+    tokens=np.empty((0, 0), np.int64), state=np.empty((0, 0), np.int8), remasked=np.empty((0, 0), np.bool_), masks=[],
+    first_masked=[], first_eos=[], written=[], edits=[], remasks=[], forced=[], ended=[], kept={},
+)  # fmt: skip
 
 
 def lay_out(first: Ints, counts: Ints) -> tuple[Ints, Ints]:

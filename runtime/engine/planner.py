@@ -127,9 +127,7 @@ def _kept(rule: Rule, blocks: list[Block], size: int) -> np.ndarray | None:
     return kept
 
 
-def _groups(
-    owners: list[Request], blocks: list[Block], params: list[np.ndarray], size: int
-) -> tuple[RulePlan, ...]:
+def _groups(owners: list[Request], blocks: list[Block], params: list[np.ndarray], size: int) -> tuple[RulePlan, ...]:
     """The blocks of each rule, by the requests that own them."""
     members: dict[Rule, list[int]] = {}
     wants: dict[Rule, int] = {}
