@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 
 import torch
 
 from runtime.kernels.batch import ForwardBatch, cut_tiles
+from runtime.layers.build import Build
 from runtime.layers.kv_pool import UnifiedPool
+from runtime.models import resolve_family
 from runtime.models.base import Model
+from runtime.weights import load_model, resolve_checkpoint
 
 
 def make_batch(
@@ -94,3 +98,12 @@ def logits_in_chunks(
             out[n].append(part)
             done[n] = end
     return [torch.cat(parts) for parts in out]
+
+
+def load(
+    path: Path, dtype: torch.dtype, device: str = "cpu", attn_impl: str | None = None, name: str | None = None
+) -> Model:
+    """The model of a checkpoint; `name`: as --model-name."""
+    checkpoint = resolve_checkpoint(str(path))
+    family = resolve_family(name, checkpoint.config)
+    return load_model(checkpoint, family, family.parse(checkpoint.config), Build.choose(device, dtype, attn_impl))

@@ -1,7 +1,6 @@
 """Families with Llama's and Qwen's names: golden logits and answers, transformers as an oracle, exact coverage."""
 
 import json
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,13 +9,9 @@ from safetensors.torch import load_file
 
 from runtime import LLM, SamplingParams
 from runtime.errors import ConfigError
-from runtime.layers.build import Build
-from runtime.models import resolve_family
-from runtime.models.base import Model
 from runtime.strategies import strategies
-from runtime.weights import load_model, resolve_checkpoint
 from tests.golden import GOLDEN
-from tests.models.paged import logits_in_chunks
+from tests.models.paged import load, logits_in_chunks
 from tests.oracle.llama_like import TransformersOracle, tensors_of, write
 from tests.oracle.spelling import KINDS, config_of, spelt, spelt_name
 
@@ -61,14 +56,6 @@ def cases(kind: str) -> list[Any]:
             if case["kind"] == kind:
                 found.append(pytest.param(folder, case, id=f"{folder}-{case['name']}"))
     return found
-
-
-def load(
-    path: Path, dtype: torch.dtype, device: str = "cpu", attn_impl: str | None = None, name: str | None = None
-) -> Model:
-    checkpoint = resolve_checkpoint(str(path))
-    family = resolve_family(name, checkpoint.config)
-    return load_model(checkpoint, family, family.parse(checkpoint.config), Build.choose(device, dtype, attn_impl))
 
 
 @pytest.mark.parametrize(("folder", "case"), cases("logits"))

@@ -7,9 +7,8 @@ import torch
 from safetensors.torch import load_file
 
 from tests.golden import GOLDEN
-from tests.models.paged import logits_in_chunks
+from tests.models.paged import load, logits_in_chunks
 from tests.models.test_llada2_gpu import TOLERANCE, distance, dtypes, implementations
-from tests.models.test_llama_like import NAMED, load
 from tests.oracle.spelling import KINDS
 
 pytestmark = pytest.mark.gpu  # asked for by name, so that a missing device fails them rather than skips them
@@ -23,7 +22,7 @@ def test_golden_logits(family, dtype, attn_impl):
     case = next(c for c in json.loads((GOLDEN / family / "cases.json").read_text()) if c["name"] == "logits_0")
     ids = expected["ids_0"].flatten().tolist()
     block = len(ids) if case["attention"] == "full" else case["block_size"]
-    model = load(GOLDEN / family, dtype, "cuda", attn_impl, NAMED.get(family))
+    model = load(GOLDEN / family, dtype, "cuda", attn_impl, family if KINDS[family].named else None)
     (logits,) = logits_in_chunks(
         model, [ids], block_size=block, page_size=8, chunk_blocks=[2], dtype=dtype, device="cuda"
     )
