@@ -101,7 +101,7 @@ def plan_of(several: list[oracle.Block], params: list[oracle.Params], force: lis
         for i in members:
             wants |= rule.asks(values(rule, params[i]))
         rows = np.array([param_row(rule, params[i]) for i in members])
-        memory = _kept(rule, [SimpleNamespace(kept=kept[i]) for i in members], size)
+        memory = _kept(rule, [SimpleNamespace(kept=kept[i], size=size) for i in members], size)
         groups.append(RulePlan(key, np.array(members), rows, int(wants), memory))
     unstable = np.array([get_rule(p.algorithm).unstable(values(get_rule(p.algorithm), p)) for p in params])
     return BlockPlan(
