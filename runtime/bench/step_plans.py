@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from runtime.engine.plan import BlockPlan, RulePlan, StepPlan, block_causal_plan
-from runtime.engine.request import MASKED
+from runtime.engine.request import FILLED, MASKED
 from runtime.samplers import get_rule
 
 
@@ -13,9 +13,14 @@ def pages_needed(tokens: int, page_size: int) -> int:
     return -(-tokens // page_size)
 
 
-def decode_plan(batch: int, context: int, *, block_size: int, page_size: int, mask_id: int, pages: int) -> StepPlan:
-    """`batch` requests with `context` cached tokens, each feeding one block of masks under the threshold rule."""
-    tokens = np.full((batch, block_size), mask_id)
+def decode_plan(
+    batch: int, context: int, *, block_size: int, page_size: int, mask_id: int, pages: int, filled: float = 0.0
+) -> StepPlan:
+    """`batch` requests with `context` cached tokens, each feeding one block under the threshold rule. `filled` of its
+    positions, drawn at random, hold random ids; the others are masked and sampled."""
+    random = np.random.default_rng(batch)
+    some = random.permuted(np.tile(np.arange(block_size), (batch, 1)), axis=1) < round(filled * block_size)
+    tokens = np.where(some, random.integers(0, mask_id, some.shape), mask_id)
     rule = get_rule("threshold")
     values = {"accept_threshold": 0.95, "max_steps_per_block": 2 * block_size}
     params = np.tile([values.get(name, 0.0) for name in rule.columns], (batch, 1))
@@ -23,8 +28,8 @@ def decode_plan(batch: int, context: int, *, block_size: int, page_size: int, ma
     blocks = BlockPlan(
         rows=every * block_size,
         tokens=tokens,
-        state=np.full((batch, block_size), MASKED, np.int8),
-        sampled=np.ones((batch, block_size), bool),
+        state=np.where(some, FILLED, MASKED).astype(np.int8),
+        sampled=~some,
         may_force=np.ones(batch, bool),
         advanced=np.zeros(batch, np.int64),
         initial_masks=np.full(batch, block_size),
@@ -40,7 +45,8 @@ def decode_plan(batch: int, context: int, *, block_size: int, page_size: int, ma
 def prefill_plans(
     batch: int, length: int, *, block_size: int, page_size: int, vocab_size: int, pages: int, budget: int
 ) -> list[StepPlan]:
-    """`batch` prompts of `length` random tokens, whole prompts a forward up to `budget` tokens, at least one."""
+    """`batch` prompts of `length` random tokens, whole prompts a forward up to `budget` tokens, at least one. A block
+    of `length` makes a canvas of it, in which every row sees all."""
     each = max(1, budget // length)
     random = np.random.default_rng(batch * length)
     plans = []

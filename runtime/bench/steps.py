@@ -1,7 +1,8 @@
 """`python -m runtime.bench steps`: what a decode step and a prefill cost, by batch and context (architecture.md 5).
 
 Runs the server's own model runner: forward, head, sampling, results on the host. Times are warm medians; inputs are
-random, every output is checked to be finite. Decode feeds one block of masks a request (S=1).
+random, every output is checked to be finite. Decode feeds one block a request (S=1), of masks and random tokens. A
+model that sees its whole canvas is timed with a dual cache there, and what is called prefill is its full forward.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from runtime.layers.attention import attention_names
 from runtime.layers.build import Build
 from runtime.layers.kv_pool import UnifiedPool
 from runtime.models.architectures import ARCHITECTURES, architecture, random_model
-from runtime.models.base import Facts, Model, resolve_family
+from runtime.models.base import Facts, Family, Model, resolve_family
 from runtime.weights import load_model, resolve_checkpoint
 
 DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
@@ -43,6 +44,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--device", choices=["cuda", "cpu"], help="default: cuda where there is one")
     parser.add_argument("--attn-impl", choices=attention_names(), help="default: triton_grouped on CUDA, else torch")
     parser.add_argument("--block-size", type=int, default=32)
+    parser.add_argument("--filled", type=float, default=0.5, help="share of a block that holds random tokens")
     parser.add_argument("--page-size", type=int, default=32)
     parser.add_argument("--repeats", type=int, default=30, help="timed runs of each case; the median is shown")
     parser.add_argument("--warmup", type=int, default=5)
@@ -68,7 +70,10 @@ def main(args: argparse.Namespace) -> int:
 class _Setup:
     """A runner over one pool large enough for every case, and the facts that make the figures comparable."""
 
-    def __init__(self, model: Model, known: Facts, args: argparse.Namespace, device: torch.device) -> None:
+    def __init__(
+        self, model: Model, family: Family[Any], known: Facts, args: argparse.Namespace, device: torch.device
+    ) -> None:
+        self.canvas = family.strategies[0] == "full"  # every row sees every other
         dtype = next(model.parameters()).dtype  # type: ignore[attr-defined]
         decode = max(args.batch) * pages_needed(max(args.context) + args.block_size, args.page_size)
         prefill = max(args.batch) * pages_needed(max([*args.prompt, 1]), args.page_size)
@@ -86,7 +91,7 @@ class _Setup:
         self.facts = {
             "model": args.arch or args.model, "device": gpu, "dtype": str(dtype).removeprefix("torch."),
             "torch": torch.__version__, "weights_gb": round(weights / 1e9, 3), "block_size": args.block_size,
-            "page_size": args.page_size, "budget": args.budget, "repeats": args.repeats,
+            "page_size": args.page_size, "filled": args.filled, "budget": args.budget, "repeats": args.repeats,
         }  # fmt: skip
 
     def fill_pool(self) -> None:
@@ -104,6 +109,8 @@ def _set_up(args: argparse.Namespace) -> _Setup:
         values = getattr(args, flag)
         if min(values if isinstance(values, list) else [values], default=1) < 1:
             raise ConfigError(f"--{flag} must be at least 1")
+    if not 0 <= args.filled < 1:
+        raise ConfigError(f"--filled {args.filled} must be at least 0 and less than 1: something has to be sampled")
     if any(context % args.block_size for context in args.context):
         raise ConfigError(f"--context must be a multiple of --block-size {args.block_size}: decoding starts at a block")
     device = torch.device(args.device or ("cuda" if torch.cuda.is_available() else "cpu"))
@@ -114,11 +121,11 @@ def _set_up(args: argparse.Namespace) -> _Setup:
     if args.arch is not None:
         config = architecture(args.arch)
         family = resolve_family(None, config)
-        return _Setup(random_model(config, build), family.facts(family.parse(config)), args, device)
+        return _Setup(random_model(config, build), family, family.facts(family.parse(config)), args, device)
     checkpoint = resolve_checkpoint(args.model)
     family = resolve_family(None, checkpoint.config)
     arch = family.parse(checkpoint.config)
-    return _Setup(load_model(checkpoint, family, arch, build), family.facts(arch), args, device)
+    return _Setup(load_model(checkpoint, family, arch, build), family, family.facts(arch), args, device)
 
 
 def _decode_case(setup: _Setup, batch: int, context: int, args: argparse.Namespace) -> dict[str, Any]:
@@ -126,7 +133,7 @@ def _decode_case(setup: _Setup, batch: int, context: int, args: argparse.Namespa
     setup.fill_pool()
     plan = decode_plan(
         batch, context, block_size=args.block_size, page_size=args.page_size, mask_id=setup.mask_id,
-        pages=setup.pool.num_pages,
+        pages=setup.pool.num_pages, filled=args.filled,
     )  # fmt: skip
     on_device = runner.batch(plan)
 
@@ -147,7 +154,8 @@ def _decode_case(setup: _Setup, batch: int, context: int, args: argparse.Namespa
 def _prefill_case(setup: _Setup, batch: int, length: int, args: argparse.Namespace) -> dict[str, Any]:
     setup.fill_pool()
     plans = prefill_plans(
-        batch, length, block_size=args.block_size, page_size=args.page_size, vocab_size=setup.vocab_size,
+        batch, length, block_size=length if setup.canvas else args.block_size, page_size=args.page_size,
+        vocab_size=setup.vocab_size,
         pages=setup.pool.num_pages, budget=args.budget,
     )  # fmt: skip
     for plan in plans:

@@ -13,8 +13,8 @@ from runtime.bench.step_plans import decode_plan, prefill_plans
 from runtime.bench.steps import table
 from runtime.errors import ConfigError
 from runtime.layers.build import Build
+from runtime.models import resolve_family
 from runtime.models.architectures import ARCHITECTURES, architecture, random_model
-from runtime.models.llada2_config import parse
 
 ROOT = Path(__file__).resolve().parents[2]
 TINY = ["steps", "--arch", "llada2-tiny", "--random-weights", "--device", "cpu"]
@@ -40,6 +40,7 @@ def test_the_table_is_measured_and_written(tmp_path, capsys):
         (["steps", "--arch", "nope", "--random-weights"], "llada2-mini"),
         ([*TINY, "--context", "33"], "multiple of --block-size 32"),
         ([*TINY, "--batch", "0"], "--batch must be at least 1"),
+        ([*TINY, "--filled", "1"], "--filled 1.0 must be"),
         ([*TINY, "--graphs"], "--graphs needs a CUDA device"),
         ([*TINY, "--attn-impl", "triton"], "needs a CUDA device"),
     ],
@@ -51,6 +52,8 @@ def test_refusals_name_the_flag(arguments, sentence, capsys):
 
 def test_plans_use_each_slot_once():
     plans = [decode_plan(3, 64, block_size=32, page_size=16, mask_id=5, pages=20)]
+    plans += [decode_plan(3, 64, block_size=32, page_size=16, mask_id=5, pages=20, filled=0.5)]
+    assert plans[1].blocks.sampled.sum(1).tolist() == [16] * 3
     plans += prefill_plans(5, 40, block_size=8, page_size=16, vocab_size=9, pages=20, budget=80)
     for plan in plans:
         assert len(set(plan.slots.tolist())) == len(plan.slots) == len(plan.tokens) == plan.tiles[:, 2].sum()
@@ -59,7 +62,8 @@ def test_plans_use_each_slot_once():
 
 @pytest.mark.parametrize("name", ARCHITECTURES)
 def test_named_shapes_are_valid(name):
-    assert parse(architecture(name)).layers > 2
+    config = architecture(name)
+    assert resolve_family(None, config).parse(config).layers > 2
     with pytest.raises(ConfigError, match="llada2-mini"):
         architecture(name + "?")
 
