@@ -7,19 +7,22 @@ import json
 import logging
 import subprocess
 import sys
+import threading
 import time
+from types import SimpleNamespace
 
 import pytest
 
 from runtime.server.descriptors import BACKEND_FILES, BURST, OWN_FILES
 from runtime.server.logs import Sparse
 from runtime.server.wire.limits import MOST_CONNECTIONS, SPARE_CONNECTIONS
-from runtime.server.wire.roster import SMALL, Phase
+from runtime.server.wire.roster import SMALL, Phase, _turn
 from tests.server.harness import ROOT, wait_for
 from tests.server.test_attacks import answers, read_all
 from tests.server.wire import BIG, Wired, wired
 
 GET = b"GET /x HTTP/1.1\r\nConnection: close\r\n\r\n"
+BIG_KEPT = b"GET /big HTTP/1.1\r\n\r\n"
 KEPT = b"GET /x HTTP/1.1\r\n\r\n"
 WAIT = b"GET /wait HTTP/1.1\r\n\r\n"
 HEALTH = b"GET /health HTTP/1.1\r\nConnection: close\r\n\r\n"
@@ -113,6 +116,60 @@ def test_an_answer_that_is_being_read_does_not_give_way_at_once() -> None:
             wait_for(lambda: not any(c.out.unsent() for c in list(server.http.roster.open)), 10)
             assert ask(server) == 200  # idle in earnest, it gives way
         assert server.given_up("gave_way") == 1
+
+
+def slowly(server: Wired, stack: contextlib.ExitStack, request: bytes) -> tuple[threading.Thread, list[int]]:
+    """A client that takes its answer a piece at a time, and what it has got so far."""
+    connection = stack.enter_context(server.connect(request, room=2**15))
+    got: list[int] = []
+
+    def read() -> None:
+        with contextlib.suppress(OSError):
+            while data := connection.recv(2**16):
+                got.append(len(data))
+                time.sleep(0.004)
+
+    thread = threading.Thread(target=read, daemon=True)
+    thread.start()
+    wait_for(lambda: got, 10)
+    return thread, got
+
+
+@pytest.mark.parametrize("ending", [b"", b"Connection: close\r\n"])
+def test_who_takes_an_answer_keeps_its_place(ending: bytes) -> None:
+    """The application is done with it, and its connection waits for the next request, or to be closed."""
+    with wired(connections=2, upload_seconds=0.1, idle_seconds=1) as server, contextlib.ExitStack() as stack:
+        thread, got = slowly(server, stack, BIG_KEPT[:-2] + ending + b"\r\n")
+        wait_for(lambda: not server.http.server_state.tasks, 10)
+        while thread.is_alive() and sum(got) < BIG:
+            time.sleep(0.05)
+            connection = stack.enter_context(server.connect(KEPT))
+            assert answers(connection.recv(1000))[0][0] == 200
+        assert sum(got) > BIG
+        assert server.given_up("gave_way") > 1
+
+
+def test_in_which_order_connections_give_way() -> None:
+    """What has to be read again comes before answers, and of these the one that has not moved for longest."""
+
+    def waiting(phase: Phase, since: float, moved: float | None = None) -> SimpleNamespace:
+        out = SimpleNamespace(unsent=lambda: 0 if moved is None else 10**6, moved=moved or 0.0)
+        return SimpleNamespace(phase=phase, since=since, out=out)
+
+    order = [
+        waiting(Phase.LINGER, 9),
+        waiting(Phase.HEAD, 7),
+        waiting(Phase.HEAD, 8),
+        waiting(Phase.IDLE, 6),
+        waiting(Phase.BODY, 5),
+        waiting(Phase.IDLE, 4, moved=4),
+        waiting(Phase.CLOSING, 3, moved=5),
+        waiting(Phase.IDLE, 2, moved=6),
+        waiting(Phase.ANSWER, 1, moved=3),
+        waiting(Phase.ANSWER, 0, moved=7),
+    ]
+    turns = [_turn(connection) for connection in order]  # type: ignore[arg-type]
+    assert turns == sorted(set(turns))
 
 
 def test_slow_bodies_give_way_too_but_not_at_once() -> None:

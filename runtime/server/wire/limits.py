@@ -34,4 +34,5 @@ class Limits:
     linger_seconds: float = 30.0  # for a refused client to end its request and read the answer
     quiet_seconds: float = 5.0  # one that sends nothing more for so long has read it
     upload_seconds: float = 2.0  # a body that takes longer gives way when there is no room for a new connection
+    taking_seconds: float = 5.0  # who took some of an answer so lately does not give way to a new connection
     sweep_seconds: float = 1.0  # how often the times are looked at

@@ -39,12 +39,17 @@ class Phase(Enum):
     ANSWER = "answer"  # the application
 
 
+TAKING = (Phase.IDLE, Phase.CLOSING, Phase.ANSWER)  # in which an answer may still be on its way
 _RANK = {phase: rank for rank, phase in enumerate(Phase)}
 
 
 def _turn(connection: Connection) -> tuple[int, float]:
-    """Who is to give way: the smallest first."""
-    return _RANK[connection.phase], connection.since
+    """Who is to give way: the smallest first. An answer that a client has not taken whole is the last of it, also where
+    another request may follow; of those, the one goes first that has not moved for longest."""
+    rank = _RANK[connection.phase]
+    if connection.phase in TAKING and connection.out.unsent():
+        return max(rank, _RANK[Phase.CLOSING]), connection.out.moved
+    return rank, connection.since
 
 
 class Roster:
@@ -88,12 +93,10 @@ class Roster:
         now = time.monotonic()
         for phase, waiting in self.waiting.items():
             for connection in waiting:
-                early = now - connection.since < self.limits.upload_seconds
-                if early and phase in (Phase.BODY, Phase.CLOSING):
+                if phase is Phase.BODY and now - connection.since < self.limits.upload_seconds:
                     break  # and so are those after it
-                if (connection in self.spares) is spare and not (
-                    early and phase is Phase.IDLE and connection.out.unsent()
-                ):
+                takes = phase in TAKING and now - connection.out.moved < self.limits.taking_seconds
+                if (connection in self.spares) is spare and not (takes and connection.out.unsent()):
                     return connection
         return None
 
