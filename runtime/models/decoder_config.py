@@ -128,6 +128,14 @@ def head_shape(fields: Fields) -> tuple[int, int, int, int]:
     return hidden, heads, kv_heads, fields.whole("head_dim", hidden // heads)
 
 
+def expert_counts(fields: Fields) -> tuple[int, int]:
+    """How many experts there are, and how many of them a token takes."""
+    experts, top_k = fields.whole("num_experts"), fields.whole("num_experts_per_tok")
+    if top_k > experts:
+        raise ConfigError(f"config.json: num_experts_per_tok {top_k} is more than num_experts {experts}")
+    return experts, top_k
+
+
 def qwen_experts(fields: Fields, layers: int) -> Mixture | None:
     """Qwen3-MoE's: every `decoder_sparse_step`-th layer has experts, but for those of `mlp_only_layers`."""
     step, dense = fields.whole("decoder_sparse_step", 1), fields.ids("mlp_only_layers", "layer")
@@ -136,9 +144,7 @@ def qwen_experts(fields: Fields, layers: int) -> Mixture | None:
     sparse = frozenset(n for n in range(layers) if (n + 1) % step == 0 and n not in dense)
     if not sparse:
         return None
-    experts, top_k = fields.whole("num_experts"), fields.whole("num_experts_per_tok")
-    if top_k > experts:
-        raise ConfigError(f"config.json: num_experts_per_tok {top_k} is more than num_experts {experts}")
+    experts, top_k = expert_counts(fields)
     return Mixture(
         layers=sparse,
         experts=experts,

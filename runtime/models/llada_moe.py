@@ -12,7 +12,7 @@ from runtime.errors import ConfigError
 from runtime.kernels.routing import RoutingRule
 from runtime.models.base import Family, architectures, register_family
 from runtime.models.decoder import Decoder, DecoderArch, Mixture, decoder_facts
-from runtime.models.decoder_config import llama_like
+from runtime.models.decoder_config import expert_counts, llama_like
 from runtime.models.fields import Fields
 from runtime.models.names import Names, llama_weights
 
@@ -56,9 +56,7 @@ def _mixture(fields: Fields, layers: int) -> Mixture | None:
     sparse = frozenset(layer for layer, kind in enumerate(kinds) if kind)
     if not sparse:
         return None
-    experts, top_k = fields.whole("num_experts"), fields.whole("num_experts_per_tok")
-    if top_k > experts:
-        raise ConfigError(f"config.json: num_experts_per_tok {top_k} is more than num_experts {experts}")
+    experts, top_k = expert_counts(fields)
     return Mixture(
         layers=sparse,
         experts=experts,

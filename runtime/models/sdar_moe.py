@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
-from runtime.models.base import Family, register_family
-from runtime.models.decoder import Decoder, DecoderArch, decoder_facts
+from runtime.models.base import register_family
+from runtime.models.decoder import DecoderArch
 from runtime.models.decoder_config import EXPERTS_HONOURED, llama_like, qwen_experts
-from runtime.models.names import llama_weights
+from runtime.models.sdar import SDAR
 
 
 def parse(config: Mapping[str, Any]) -> DecoderArch:
@@ -19,19 +20,11 @@ def parse(config: Mapping[str, Any]) -> DecoderArch:
 
 
 SDAR_MOE = register_family(
-    Family(
+    replace(
+        SDAR,
         key="sdar_moe",
-        aliases=(),
         detect=lambda config: config.get("model_type") == "sdar_moe",
         architectures=("SDARMoeForCausalLM",),
         parse=parse,
-        facts=decoder_facts,
-        make=Decoder,
-        weights=llama_weights,
-        strategies=("multi_bd",),
-        turn_end_tokens=("<|im_end|>", "<|endoftext|>"),
-        mask_tokens=("<|MASK|>", "<|mask|>"),
-        mask_id=151669,
-        eos_ids=(151643, 151645),
     )
 )
