@@ -70,8 +70,8 @@ def _plan_blocks(turns: list[Turn], offsets: list[int]) -> BlockPlan | None:
 
     n = len(blocks)
     columns = np.array(numbers, dtype=np.int64).T.copy()
-    state = _rectangle(states)
-    size = state.shape[1]
+    size = max([block.size for block in blocks])
+    state = _rectangle(states, size)
     needed = state == MASKED
     if unstable:
         needed |= (state == FILLED) & np.array([request.unstable for request in owners])[:, None]
@@ -85,7 +85,7 @@ def _plan_blocks(turns: list[Turn], offsets: list[int]) -> BlockPlan | None:
         groups = _groups(owners, blocks, params, size)
     return BlockPlan(
         rows=columns[0],
-        tokens=_rectangle(tokens),
+        tokens=_rectangle(tokens, size),
         state=state,
         sampled=needed,
         may_force=columns[1] > 0,
@@ -99,20 +99,19 @@ def _plan_blocks(turns: list[Turn], offsets: list[int]) -> BlockPlan | None:
     )
 
 
-def _rectangle(parts: list[np.ndarray]) -> np.ndarray:
-    """The parts as rows of one array; where one is shorter than the longest, zeros follow (FIXED, of states)."""
-    sizes = {len(part) for part in parts}
-    size = max(sizes)
-    if len(sizes) > 1:
-        parts = [np.pad(part, (0, size - len(part))) for part in parts]
-    return np.concatenate(parts).reshape(len(parts), size)
+def _rectangle(parts: list[np.ndarray], size: int) -> np.ndarray:
+    """The parts as rows of one array; where one is shorter than `size`, zeros follow (FIXED, of states)."""
+    joined = np.concatenate(parts)
+    if len(joined) < len(parts) * size:
+        joined = np.concatenate([np.pad(part, (0, size - len(part))) for part in parts])
+    return joined.reshape(len(parts), size)
 
 
 def _remasked(blocks: list[Block], size: int) -> np.ndarray | None:
     if all(block.remasked is None for block in blocks):
         return None
     none = np.zeros(size, dtype=np.bool_)
-    return _rectangle([none if block.remasked is None else block.remasked for block in blocks])
+    return _rectangle([none if block.remasked is None else block.remasked for block in blocks], size)
 
 
 def _kept(rule: Rule, blocks: list[Block], size: int) -> np.ndarray | None:

@@ -104,7 +104,8 @@ class Scheduler:
                 self._passed_over = self._passed_over or request
                 left_out = True
                 continue
-            if request.prefilling and self.sharing.holds_back(request):
+            prefilling = request.prefilling
+            if prefilling and self.sharing.holds_back(request):
                 continue
             room = left
             if shared:
@@ -119,7 +120,7 @@ class Scheduler:
             if turn.last > request.held and not self._hold_pages(request, turn.last, turns):
                 continue
             turns[request.seq] = turn
-            if request.prefilling:
+            if prefilling:
                 self.sharing.computes(request)
             rows = turn.last - turn.first
             left -= rows

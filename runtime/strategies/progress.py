@@ -25,8 +25,10 @@ def write_block(request: Request, block: Block, results: BlockResults, i: int) -
     block.steps += 1
     block.advanced += block.may_force
     block.ended = results.ended[i]
-    block.first_masked = min(results.first_masked[i], size)
-    first_eos = min(results.first_eos[i], size)
+    block.first_masked = results.first_masked[i] if masks else size
+    first_eos = results.first_eos[i]
+    if first_eos > size:  # none in a block that is smaller than others of the step
+        first_eos = size
     if first_eos != block.first_eos:
         block.first_eos = first_eos
         found = first_eos < size and start + first_eos < request.end
@@ -41,7 +43,7 @@ def filled_prefix(request: Request) -> int:
         end = block.start + block.first_masked
         if block.masks:
             break
-    return min(end, request.end)
+    return end if end < request.end else request.end
 
 
 def advance(request: Request, *, shown: int, final: int) -> tuple[FinishReason, int] | None:
@@ -53,7 +55,7 @@ def advance(request: Request, *, shown: int, final: int) -> tuple[FinishReason, 
     """
     if request.spec.report == "denoise":
         request.show(shown)
-    stable = min(final if request.unstable else filled_prefix(request), request.end)  # what can change is not stable
+    stable = min(final, request.end) if request.unstable else filled_prefix(request)  # what can change is not stable
     if stable > request.stable:
         request.stable = stable
     if request.watched or request.eos_seen or request.stable >= request.end:
