@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import bisect
 import resource
 
 from runtime.errors import ConfigError
-from runtime.server.wire.door import CROWD
-from runtime.server.wire.limits import MOST_CONNECTIONS, SPARE_CONNECTIONS
+from runtime.server.wire.limits import MOST_CONNECTIONS, SPARE_CONNECTIONS, crowd
 
 OWN_FILES = 48  # log, event loop, sockets of ZeroMQ, the tokenizer's files while they are read
 BACKEND_FILES = 8  # pipes, sockets and process of each
-BURST = 2 * CROWD  # newcomers, and those that give way to them until they are closed
 FEWEST_CONNECTIONS = 16
+
+
+def files(connections: int) -> int:
+    """Of so many connections, of newcomers, and of those that give way to them until they are closed."""
+    return connections + 2 * crowd(connections)
 
 
 def make_room(wanted: int | None, backends: int) -> int:
@@ -20,24 +24,25 @@ def make_room(wanted: int | None, backends: int) -> int:
     The limit is raised as far as they need it and the system allows, not to the system's own: that may be a billion,
     and there are programs that go through all descriptors there could be. Raises ConfigError where they do not fit.
     """
-    own = OWN_FILES + BACKEND_FILES * backends + SPARE_CONNECTIONS + BURST
+    most = MOST_CONNECTIONS if wanted is None else wanted
+    own = OWN_FILES + BACKEND_FILES * backends + SPARE_CONNECTIONS
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if resource.RLIM_INFINITY in (soft, hard):  # the highest number of all, though written as -1
         hard = 2**31 - 1
         soft = hard if soft == resource.RLIM_INFINITY else soft
-    needed = own + (MOST_CONNECTIONS if wanted is None else wanted)
+    needed = own + files(most)
     if soft < needed and soft < hard:
         soft = min(needed, hard)
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
-    room = min(soft - own, MOST_CONNECTIONS if wanted is None else wanted)
+    room = max(bisect.bisect_right(range(most + 1), soft - own, key=files) - 1, 0)
     if wanted is not None and room < wanted:
         raise ConfigError(
-            f"--max-connections: {wanted} and {own} files of the server's own do not fit the limit of {soft} open "
-            f"files; raise that (ulimit -n) or take at most {max(soft - own, 0)}"
+            f"--max-connections: {wanted} and {needed - wanted} files of the server's own do not fit the limit of "
+            f"{soft} open files; raise that (ulimit -n) or take at most {room}"
         )
-    if room < min(FEWEST_CONNECTIONS, needed - own):
+    if room < min(FEWEST_CONNECTIONS, most):
         raise ConfigError(
-            f"--max-connections: the limit of {soft} open files leaves no room for connections beside {own} files of "
-            f"the server's own; raise it (ulimit -n)"
+            f"--max-connections: the limit of {soft} open files leaves no room for connections beside "
+            f"{needed - most} files of the server's own; raise it (ulimit -n)"
         )
     return room

@@ -4,6 +4,7 @@ not need."""
 from __future__ import annotations
 
 import os
+import sys
 
 from runtime.config.flags import ENV_PREFIX
 
@@ -11,12 +12,20 @@ from runtime.config.flags import ENV_PREFIX
 HUB_TOKENS = frozenset({"HF_TOKEN", "HUGGING_FACE_HUB_TOKEN", "HUGGINGFACE_HUB_TOKEN", "HUGGINGFACE_TOKEN"})
 
 
+LOCK_SECONDS = 0.0005  # after which a thread that computes lets another have the interpreter's lock
+
+
 def set_up() -> None:
     """For this process, before it loads the tokenizers library.
 
     That library's batch calls, the only ones that leave the interpreter's lock, would otherwise start a thread a core.
+
+    The event loop gives the lock up in every call of the system, some ten a request, and has it back when another
+    thread lets go: after Python's 5 ms each time, a template that is rendered beside it would hold everybody up for
+    seconds.
     """
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    sys.setswitchinterval(LOCK_SECONDS)
 
 
 def backend_environment(model: str | None) -> dict[str, str]:

@@ -16,7 +16,7 @@ from runtime.server.metrics import Metrics
 from runtime.server.service import Service
 from runtime.server.wire.connection import Connection
 from runtime.server.wire.door import Door
-from runtime.server.wire.limits import MOST_CONNECTIONS, Limits
+from runtime.server.wire.limits import MOST_CONNECTIONS, Limits, crowd
 from runtime.server.wire.roster import Roster
 
 
@@ -53,14 +53,17 @@ class HttpServer(uvicorn.Server):
     async def serve(self, sockets: list[socket.socket] | None = None) -> None:
         """Serve on one listening socket."""
         (listener,) = sockets or ()
-        self.door = Door(listener, self._connection)
+        self.door = self._open(listener)
         await super().serve(sockets)
 
     async def close_listener(self, listener: socket.socket) -> None:
         """Listen no more, but serve the connections that the kernel has already accepted for us."""
-        await (self.door or Door(listener, self._connection)).close()
+        await (self.door or self._open(listener)).close()
         for server in self.servers:
             server.close()
+
+    def _open(self, listener: socket.socket) -> Door:
+        return Door(listener, self._connection, crowd(self.roster.limits.connections))
 
     def at_work(self) -> int:
         """Connections with a request that has not been answered, whether or not the application has begun with it."""

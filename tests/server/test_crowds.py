@@ -13,7 +13,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from runtime.server.descriptors import BACKEND_FILES, BURST, OWN_FILES
+from runtime.server.descriptors import BACKEND_FILES, OWN_FILES, files
 from runtime.server.logs import Sparse
 from runtime.server.wire.limits import MOST_CONNECTIONS, SPARE_CONNECTIONS
 from runtime.server.wire.roster import SMALL, Phase, _turn
@@ -237,14 +237,17 @@ def limited(files: int, *args: str) -> subprocess.CompletedProcess[str]:
 
 
 def test_connections_fit_the_limit_of_open_files() -> None:
-    own = OWN_FILES + BACKEND_FILES + SPARE_CONNECTIONS + BURST
-    assert limited(256, "(None, 1)").stdout.split() == [str(256 - own), "256"]
-    assert limited(15_000, "(None, 1)").stdout.split() == [str(MOST_CONNECTIONS), str(MOST_CONNECTIONS + own)]
-    assert limited(15_000, "(9000, 1)").stdout.split() == ["9000", str(9000 + own)]
-    refused = limited(1000, "(1000, 1)")
+    own = OWN_FILES + BACKEND_FILES + SPARE_CONNECTIONS
+    few = own + files(0)  # as long as few may be on their way in at once
+    assert limited(256, "(None, 1)").stdout.split() == [str(256 - few), "256"]
+    room = int(limited(3000, "(None, 1)").stdout.split()[0])
+    assert own + files(room) <= 3000 < own + files(room + 1)
+    assert limited(15_000, "(None, 1)").stdout.split() == [str(MOST_CONNECTIONS), str(own + files(MOST_CONNECTIONS))]
+    assert limited(15_000, "(9000, 1)").stdout.split() == ["9000", str(own + files(9000))]
+    refused = limited(600, "(600, 1)")
     assert refused.returncode == 1
-    assert "--max-connections: 1000" in refused.stderr
-    assert f"take at most {1000 - own}" in refused.stderr
+    assert "--max-connections: 600" in refused.stderr
+    assert f"take at most {600 - few}" in refused.stderr
     assert "ulimit -n" in limited(100, "(None, 1)").stderr
 
 

@@ -1,4 +1,4 @@
-"""Who sets variables that other libraries read: the server, and nothing that is only imported."""
+"""What the server sets for its whole process, and nothing that is only imported does."""
 
 from __future__ import annotations
 
@@ -9,7 +9,11 @@ import sys
 import pytest
 
 VARIABLE = "TOKENIZERS_PARALLELISM"
-IMPORTED = f"import os, runtime, runtime.text, runtime.text.tokenizer; print(os.environ.get({VARIABLE!r}))"
+IMPORTED = f"""
+import os, sys, runtime, runtime.text, runtime.text.tokenizer
+assert sys.getswitchinterval() == 0.005
+print(os.environ.get({VARIABLE!r}))
+"""
 SERVED = f"""
 import os, sys
 from runtime.config import ServerConfig
@@ -17,6 +21,7 @@ from runtime.server import serve
 
 def listen(host, port):
     assert "tokenizers" not in sys.modules
+    assert sys.getswitchinterval() < 0.001
     print(os.environ.get({VARIABLE!r}))
     sys.exit()
 

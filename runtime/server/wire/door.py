@@ -10,22 +10,24 @@ import contextlib
 import socket
 from collections.abc import Callable
 
-CROWD = 32  # connections that are let in at once; the next turns bring more
-
 
 class Door:
     """Accepts beside the loop's own server, on the socket that it listens on."""
 
-    def __init__(self, listener: socket.socket, make_connection: Callable[[], asyncio.BaseProtocol]) -> None:
-        """`listener` does not block."""
+    def __init__(
+        self, listener: socket.socket, make_connection: Callable[[], asyncio.BaseProtocol], crowd: int
+    ) -> None:
+        """`listener` does not block. `crowd`: connections that are on their way in at once; the next turns bring
+        more."""
         self.listener = listener
+        self.crowd = crowd
         self.make_connection = make_connection
         self.entering: set[asyncio.Task[object]] = set()
 
     def let_in(self) -> None:
         """Accept those who wait now. Nobody does mostly, which costs one call."""
         with contextlib.suppress(OSError):  # nobody waits, or descriptors are short: the loop's server says so
-            for _ in range(CROWD - len(self.entering)):
+            for _ in range(self.crowd - len(self.entering)):
                 self._accept()
 
     def _accept(self) -> None:

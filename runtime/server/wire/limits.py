@@ -9,6 +9,16 @@ from runtime.server.keys import OPEN_PATHS
 READ_BYTES = 64 * 2**10  # taken from a socket at once; what has not been parsed yet is never more
 MOST_CONNECTIONS = 4096  # without --max-connections, where the descriptor limit leaves as many
 SPARE_CONNECTIONS = 32  # beyond the limit, for probes, while every other connection is at work
+FEWEST_ENTERING, MOST_ENTERING = 32, 256
+
+
+def crowd(connections: int) -> int:
+    """How many newcomers are let in at once where so many connections may be.
+
+    Under an attack a turn of the event loop may take a tenth of a second. Where few come in in each, the kernel's queue
+    fills up, and who finds it full tries again a second later: for a probe that is too late.
+    """
+    return min(max(connections // 16, FEWEST_ENTERING), MOST_ENTERING)
 
 
 @dataclass(frozen=True, kw_only=True)
