@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from runtime.engine.description import RuleInfo, Value, values_of
+from runtime.engine.description import SUB_BLOCK, RuleInfo, Value, values_of
 from runtime.engine.io import DecodingParams, EngineInfo
 from runtime.errors import RequestError
 from runtime.fields import choice, declared, flag, integer, refuse, shown
@@ -27,10 +28,12 @@ def field_names(info: EngineInfo) -> list[str]:
     return list(dict.fromkeys((*CHOOSING, *declared, *ENGINE)))
 
 
-def resolve_decoding(params: SamplingParams, info: EngineInfo, blocks: int, path: str = "decoding") -> DecodingParams:
+def resolve_decoding(
+    params: SamplingParams, info: EngineInfo, prompt_len: int, max_tokens: int, path: str = "decoding"
+) -> DecodingParams:
     """Every decoding value of a request: its own field, else its mode's, else the server's default.
 
-    `blocks` is the number of blocks that the answer touches. Raises RequestError naming the field.
+    Raises RequestError naming the field.
     """
     given, spelt = merged(params, _given(params.decoding, info, path), path)
 
@@ -47,7 +50,8 @@ def resolve_decoding(params: SamplingParams, info: EngineInfo, blocks: int, path
     values = values_of(fields.values()) | _mode(given, rule, info, at)
     values |= {name: declared(at(name), given[name], field) for name, field in fields.items() if name in given}
     if total is not None:
-        _check_total(total, rule, given, info, blocks, at)
+        tiling = replace(info.tiling, size=int(values.get(SUB_BLOCK, info.block_size)))
+        _check_total(total, rule, given, info, tiling.blocks(prompt_len, max_tokens), at)
     alone = flag(at("force_single_batch"), given.get("force_single_batch"))
     return DecodingParams(algorithm=rule.key, values=values, total_steps=total, force_single_batch=alone)
 

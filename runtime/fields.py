@@ -78,7 +78,10 @@ def declared(param: str, value: object, field: Field) -> Value:
             param, value, field.low, math.inf if field.high is None else field.high, above_low=field.above_low
         )
     if field.kind == "integer":
-        return integer(param, value, int(field.low), 2**31 if field.high is None else int(field.high))
+        whole = integer(param, value, int(field.low), 2**31 if field.high is None else int(field.high))
+        if field.divides is not None and field.divides % whole:
+            raise refuse(param, f"{whole} is no divisor of {field.divides}")
+        return whole
     if field.kind == "choice":
         return choice(param, value, field.choices)
     return flag(param, value)

@@ -98,14 +98,13 @@ def resolve(
 
     ids = check_prompt(prompt, info, param=at("prompt"))
     max_tokens = _max_tokens(params, len(ids), info, default_max_tokens, at)
-    _check_pages(len(ids) + max_tokens, info, at("max_tokens"))
+    _check_pages(info.tiling.covered(len(ids), max_tokens), info, at("max_tokens"))
     stop_strings(params.stop, param=at("stop"))
     integer(at("n"), params.n, 1, MAX_CHOICES, default=1)
 
     temperature = number(at("temperature"), params.temperature, 0, 100, default=info.temperature)
     top_k = integer(at("top_k"), params.top_k, -1, 2**31, default=info.top_k)
     seed = integer(at("seed"), params.seed, -(2**63), 2**64 - 1, default=secrets.randbits(63))
-    blocks = -(-(len(ids) + max_tokens) // info.block_size) - len(ids) // info.block_size
     return RequestSpec(
         id=id,
         prompt=ids,
@@ -117,7 +116,7 @@ def resolve(
         ignore_eos=flag(at("ignore_eos"), params.ignore_eos),
         max_nfe=integer(at("max_nfe"), params.max_nfe, 1, 2**31, default=None),
         max_repetition_run=integer(at("max_repetition_run"), params.max_repetition_run, 1, 2**31, default=None),
-        decoding=resolve_decoding(params, info, blocks, at("decoding")),
+        decoding=resolve_decoding(params, info, len(ids), max_tokens, at("decoding")),
         report=report,
         cache_salt=text(at("cache_salt"), params.cache_salt, 256),
         group=group,
@@ -202,10 +201,9 @@ def _max_tokens(params: SamplingParams, length: int, info: EngineInfo, default: 
     return wanted
 
 
-def _check_pages(tokens: int, info: EngineInfo, param: str) -> None:
+def _check_pages(positions: int, info: EngineInfo, param: str) -> None:
     """A request that could never run, even alone, is refused instead of waiting for ever."""
-    rows = math.ceil(tokens / info.block_size) * info.block_size
-    pages = math.ceil(rows / info.page_size)
+    pages = math.ceil(positions / info.page_size)
     if pages > info.num_pages:
         raise RequestError(
             f"{param}: prompt and answer need {pages} cache pages of {info.page_size} tokens and the server has "

@@ -46,7 +46,8 @@ FLAGS: tuple[Flag, ...] = (
     _model(
         name="decoding-strategy",
         metavar="STRATEGY",
-        help="how blocks are opened and decoded (multi_bd); default: the family's own",
+        help="how blocks are opened and decoded (multi_bd, d2f, fast_dllm_v2, nemotron_diffusion); default: the "
+        "family's own",
     ),
     _model(
         name="sampling-mode",
@@ -124,7 +125,7 @@ FLAGS: tuple[Flag, ...] = (
         help="weight format",
     ),
     _memory(name="block-size", type="int", low=1, help="tokens of a block; default: the checkpoint's, else family's"),
-    _memory(name="buffer-size", type="int", low=1, help="blocks denoised at once (S); default 1"),
+    _memory(name="buffer-size", type="int", low=1, help="blocks denoised at once (S); default 1 (d2f: 4)"),
     _memory(name="page-size", type="int", low=1, help="tokens of a KV page, a multiple or divisor of the block; 32"),
     _memory(
         name="max-model-len",
@@ -193,7 +194,10 @@ FLAGS: tuple[Flag, ...] = (
     _lora(name="max-loras", type="int", low=1, help="adapters held at once"),
     _lora(name="max-lora-rank", type="int", low=1, help="largest rank of an adapter"),
     _share(name="add-block-threshold", help="progress of the newest block at which the next opens; 0.1"),
-    _share(name="semi-complete-threshold", help="progress of a block at which its successor may force a token; 0.9"),
+    _share(
+        name="semi-complete-threshold",
+        help="progress of a block at which its successor may force a token; 0.9 (d2f: 0.95)",
+    ),
     _share(name="accept-threshold", help="confidence above which a token is taken; the family's, or 0.9"),
     _share(name="edit-threshold", help="confidence above which a filled token is replaced (edit); 0"),
     _share(name="remask-threshold", help="confidence below which a filled token is masked again (threshold); 0: off"),

@@ -13,6 +13,8 @@ from typing import Literal
 
 Value = float | int | bool | str
 
+SUB_BLOCK = "sub_block_size"  # a strategy's field: size of what blocks are decoded in, each with steps of its own
+
 
 @dataclass(frozen=True, kw_only=True)
 class Field:
@@ -22,6 +24,7 @@ class Field:
         name: as requests spell it; ``outer.inner`` is the entry `inner` of an object `outer`.
         help: one line without a full stop.
         low, high: inclusive bounds of a number; `above_low` makes the lower one exclusive, no `high` means any finite.
+        divides: what an integer has to be a divisor of.
         choices: the words of a choice.
         default: of a request, a mode and a server that say nothing; with `per_block` in blocks, not in tokens.
         neutral: a value that asks for nothing, so that requests may give it with rules that do not know the field.
@@ -34,6 +37,7 @@ class Field:
     low: float = 0
     high: float | None = None
     above_low: bool = False
+    divides: int | None = None
     choices: tuple[str, ...] = ()
     per_block: bool = False
     neutral: Value | None = None

@@ -127,10 +127,14 @@ class Engine:
         for turn in turns:
             request = turn.request
             cached = request.cached
-            if cached < request.settled:
+            denoises = turn.feed is not None and turn.feed.first < turn.feed.last and bool(turn.feed.blocks)
+            if turn.again is not None:
+                stats.forwards_prefill += 1
+                request.dropped.pop(0)
+            elif cached < request.settled:
                 if request.prefilling:
                     stats.forwards_prefill += 1
-                elif turn.feed is None:
+                elif not denoises:
                     stats.forwards_commit += 1
                 request.cached = min(turn.last, request.settled)
             if turn.feed is not None:
@@ -147,9 +151,9 @@ class Engine:
                     continue
                 if request.answered or request.spec.report != "final":
                     self._report(request, outputs)
-                stats.forwards_denoise += bool(blocks)
+                stats.forwards_denoise += denoises
                 for block in blocks:
-                    if block.ended:
+                    if block.ended and denoises:
                         self._block_steps.append(block.steps)
             if request.cached != cached:
                 self.scheduler.publish(request)

@@ -11,6 +11,7 @@ from typing import Literal
 import msgspec
 
 from runtime.engine.description import Field, RuleInfo, Value, values_of
+from runtime.engine.tiling import Tiling
 
 Report = Literal["final", "stable", "denoise"]
 FinishReason = Literal["stop", "length", "max_nfe", "repetition", "abort", "error"]
@@ -97,6 +98,12 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
     top_p: float = 1.0
     top_k: int = 0
     bos_token_id: int | None = None  # begins every prompt that is given as plain text
+    blocks_from_prompt: bool = False  # see Tiling
+
+    @property
+    def tiling(self) -> Tiling:
+        """Where blocks lie."""
+        return Tiling(self.block_size, self.blocks_from_prompt)
 
     def begun(self, ids: list[int]) -> list[int]:
         """The prompt whose plain text has these ids."""

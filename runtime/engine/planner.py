@@ -22,7 +22,9 @@ def build_plan(turns: list[Turn], *, table: PageTable, strategy: Strategy) -> St
     owner, positions = lay_out(first, counts)
     visible_end = strategy.visible_end(requests, owner, positions)
 
-    tokens = np.concatenate([turn.request.tokens[turn.first : turn.last] for turn in turns])
+    tokens = np.concatenate(
+        [turn.request.tokens[turn.first : turn.last] if turn.again is None else turn.again.tokens for turn in turns]
+    )
     pages = table.rows([request.row for request in requests], int(visible_end.max()))
     page = positions // table.page_size
     at = pages.ravel().take(owner * pages.shape[1] + page).astype(np.int64)
@@ -75,6 +77,8 @@ def _plan_blocks(turns: list[Turn], offsets: list[int]) -> BlockPlan | None:
     needed = state == MASKED
     if unstable:
         needed |= (state == FILLED) & np.array([request.unstable for request in owners])[:, None]
+        for i, block in enumerate(blocks):
+            needed[i, : block.unseen] = False
     params = [request.params for request in owners]
     groups: tuple[RulePlan, ...]
     if len(rules) == 1:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import enum
 import time
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -50,6 +51,7 @@ class Block:
         "source",
         "start",
         "steps",
+        "unseen",
     )
 
     def __init__(self, start: int, state: npt.NDArray[np.int8], *, editing: bool, shift: int = 0) -> None:
@@ -71,12 +73,21 @@ class Block:
         self.has_eos = False  # an EOS that counts is FILLED somewhere in it
         self.steps = 0  # steps it took part in while ACTIVE
         self.may_force = True  # in the step being planned
+        self.unseen = 0  # leading positions whose logits the step being planned does not compute; none is MASKED
         self.given_steps = 0  # its share of the request's total; 0: its rule says how many
         self.advanced = 0  # steps in which it might force
         self.post_edit_steps = 0  # editing: steps that began with no mask
         self.ended = masks == 0  # content is final; it only waits for its predecessor
         self.remasked: npt.NDArray[np.bool_] | None = None  # positions masked again once already
         self.kept: npt.NDArray[np.float64] | None = None  # [B, records, numbers] what its rule remembers (Rule.keeps)
+
+
+@dataclass(frozen=True, slots=True)
+class Forwarded:
+    """Rows of an open part as a step forwarded them: ``tokens`` [n] from position `first` on."""
+
+    first: int
+    tokens: npt.NDArray[np.int64]
 
 
 class Request:
@@ -109,6 +120,8 @@ class Request:
         self.prefilled = settled  # below it is the prompt, or what a preemption dropped
         self.blocks: list[Block] = []
         self.next_start = settled  # where the next block opens
+        self.kept: list[Forwarded] = []  # whose K/V the next step reads though it does not forward them, in order
+        self.dropped: list[Forwarded] = []  # those that have to be forwarded again first
         self.nfe = 0
         self.opened = False  # this step's opening (rule 4) has been done
         self.last_served = -1  # number of the engine step that last served it
@@ -160,6 +173,7 @@ class Request:
         self.preempted = True
         self.cached = 0
         self.prefilled = self.settled
+        self.dropped = list(self.kept)
         self.units = []
         self.held = 0
         self.published = 0

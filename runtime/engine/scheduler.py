@@ -14,7 +14,7 @@ from runtime.engine.kv_cache import KVCacheManager, OutOfPages
 from runtime.engine.pace import Pace
 from runtime.engine.page_table import PageTable
 from runtime.engine.queue import FairQueue, deal, served_longest_ago
-from runtime.engine.request import Request, Status
+from runtime.engine.request import Forwarded, Request, Status
 from runtime.engine.sharing import Sharing
 from runtime.strategies.base import Feed, Strategy
 
@@ -26,7 +26,8 @@ class Turn:
     request: Request
     first: int
     last: int
-    feed: Feed | None  # of its open part; None: the rows are only settled ones
+    feed: Feed | None  # of its open part; None: the rows are settled ones, or `again`
+    again: Forwarded | None = None  # what a preemption dropped of an open part, with the ids it had then
 
 
 class TurnError(Exception):
@@ -149,8 +150,12 @@ class Scheduler:
     def _turn(self, request: Request, left: int) -> Turn | None:
         """As much as fits `left` rows: of what is settled a chunk, of the open part all or nothing."""
         cached = request.cached
+        if cached == request.settled and request.dropped:
+            again = request.dropped[0]
+            last = again.first + len(again.tokens)
+            return Turn(request, again.first, last, None, again) if last - again.first <= left else None
         try:
-            if request.settled - cached <= left and not request.answered:
+            if request.settled - cached <= left and not request.answered and not request.dropped:
                 feed = self.strategy.open(request)
                 first = min(cached, feed.first) if cached < request.settled else feed.first
                 if feed.last - first <= left:
@@ -239,7 +244,8 @@ class Scheduler:
         if not self.cache.prefix_caching:
             return []
         self.cache.extend_chain(request.chain, request.spec.cache_salt, request.tokens, request.settled)
-        return self.cache.match(request.chain[: max(request.settled - self.strategy.tail, 0) // self.cache.unit])
+        own = self.strategy.tail(request)
+        return self.cache.match(request.chain[: max(request.settled - own, 0) // self.cache.unit])
 
     def _extend(self, request: Request, units: list[int]) -> None:
         self.table.append(request.row, len(request.units), units)

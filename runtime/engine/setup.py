@@ -66,7 +66,7 @@ def _context(config: EngineConfig, facts: Facts) -> DecodingContext:
         raise ConfigError(f"--max-model-len {max_model_len} is more than the checkpoint's limit of {limit} positions")
     return DecodingContext(
         block_size=config.block_size or facts.block_size,
-        buffer_size=config.buffer_size or 1,
+        buffer_size=config.buffer_size,
         prefix_caching=not config.disable_prefix_caching,
         max_model_len=max_model_len,
         shift=facts.shift,
@@ -77,9 +77,12 @@ def _strategy(config: EngineConfig, family: Family[Any], context: DecodingContex
     strategy = make_strategy(_strategy_key(config, family), family.strategies + also_fits(family.key), context)
     budget = config.max_num_batched_tokens
     if budget < strategy.max_rows():
+        why = f"blocks of {context.block_size} and --buffer-size {strategy.buffer_size}"
+        if strategy.whole_prompts:
+            why += f" and, as prompts are not cut, --max-model-len {context.max_model_len}"
         raise ConfigError(
             f"--max-num-batched-tokens: {budget} is less than the {strategy.max_rows()} rows that a step of one "
-            f"request may take, with blocks of {context.block_size} and --buffer-size {context.buffer_size}"
+            f"request may take, with {why}"
         )
     return strategy
 
@@ -145,13 +148,14 @@ def _info(
         eos_token_ids=list(ids.eos),
         bos_token_id=facts.bos_id,
         block_size=block_size,
-        buffer_size=context.buffer_size,
+        buffer_size=strategy.buffer_size,
         page_size=page_size,
         num_pages=0,
         max_model_len=context.max_model_len,
         max_num_reqs=config.max_num_reqs,
         max_num_batched_tokens=config.max_num_batched_tokens,
         prefix_caching=context.prefix_caching and strategy.shares_prefixes,
+        blocks_from_prompt=strategy.tiling.from_prompt,
         temperature=_generation(checkpoint, "temperature", 0, 100, greedy=0.0),
         top_p=_generation(checkpoint, "top_p", 1e-6, 1, greedy=1.0),
         top_k=int(_generation(checkpoint, "top_k", -1, 2**31, greedy=0.0, whole=True)),
@@ -174,13 +178,13 @@ def _generation(
 
 
 def _asked(config: EngineConfig, family: Family[Any], strategy: Strategy, block_size: int) -> dict[str, Any]:
-    """What requests may set, and what those that set nothing get: the server's flag, else the family's own default,
-    else what the rule or strategy declares."""
+    """What requests may set, and what those that set nothing get: the server's flag, else the strategy's or the
+    family's own default, else what the rule or strategy declares."""
     own: dict[str, Value] = {"accept_threshold": family.accept_threshold}
 
     def served(fields: tuple[Field, ...]) -> tuple[Field, ...]:
         flags = {f.name: value for f in fields if (value := getattr(config, f.name, None)) is not None}
-        return with_defaults(fields, block_size, flags, own)
+        return with_defaults(fields, block_size, flags, strategy.defaults, own)
 
     fitting = [get_rule(key) for key in rules()]
     return {
@@ -232,7 +236,8 @@ def _runner(
         used = free_at_start - torch.cuda.mem_get_info()[0]
         pages = int((free_at_start * config.gpu_memory_utilization - used - largest_step) // bytes_of_page)
     elif pages is None:
-        pages = min(-(-info.max_num_reqs * info.max_model_len // page_size), CPU_POOL_BYTES // bytes_of_page)
+        wanted = max(-(-info.max_num_reqs * info.max_model_len // page_size), needed)
+        pages = min(wanted, CPU_POOL_BYTES // bytes_of_page)
     if pages < needed:
         found = f"--num-pages: {pages}" if config.num_pages else f"there is memory for {max(pages, 0)} cache"
         raise ConfigError(

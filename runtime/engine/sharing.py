@@ -7,6 +7,8 @@ that unit in the same step, it is held back; once the unit is final, it takes it
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from runtime.engine.kv_cache import KVCacheManager
 from runtime.engine.page_table import PageTable
 from runtime.engine.request import Request
@@ -15,10 +17,10 @@ from runtime.engine.request import Request
 class Sharing:
     """Keys of what the requests of one step compute. Whoever is first in a step is never held back.
 
-    `tail`: see ``Strategy``.
+    `tail`: ``Strategy.tail``.
     """
 
-    def __init__(self, cache: KVCacheManager, table: PageTable, tail: int) -> None:
+    def __init__(self, cache: KVCacheManager, table: PageTable, tail: Callable[[Request], int]) -> None:
         self.cache = cache
         self.table = table
         self.tail = tail
@@ -33,7 +35,7 @@ class Sharing:
         cache = self.cache
         if not cache.prefix_caching or request.cached % cache.unit:
             return False
-        for n in range(request.cached // cache.unit, (request.prefilled - self.tail) // cache.unit):
+        for n in range(request.cached // cache.unit, self._end(request)):
             key = request.chain[n]
             unit = cache.adopt(request.units[n], key)
             if unit is None:
@@ -55,4 +57,8 @@ class Sharing:
         """`request` has a turn that prefills: others need not."""
         if self.cache.prefix_caching:
             unit = self.cache.unit
-            self._computed.update(request.chain[request.cached // unit : (request.prefilled - self.tail) // unit])
+            self._computed.update(request.chain[request.cached // unit : self._end(request)])
+
+    def _end(self, request: Request) -> int:
+        """How many leading units of what `request` prefills may be others'."""
+        return (request.prefilled - self.tail(request)) // self.cache.unit

@@ -4,22 +4,24 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from runtime.engine.description import Field
+from runtime.engine.description import Field, Value
 from runtime.samplers.base import get_rule, rules
-from runtime.strategies.multi_bd import MultiBlock
+from runtime.strategies import DecodingContext, make_strategy, strategies
 
 BEGIN, END = "<!-- fields: python -m runtime.samplers.markdown -->", "<!-- end of fields -->"
 
 
 def field_table() -> str:
-    """Every field that a rule or `multi_bd` declares, with who reads it."""
-    readers: dict[str, tuple[Field, list[str]]] = {}
-    for key in rules():
-        for field in get_rule(key).fields:
-            readers.setdefault(field.name, (field, []))[1].append(key)
-    rows = [_row(field, "all" if len(keys) == len(rules()) else ", ".join(keys)) for field, keys in readers.values()]
-    rows += [_row(field, "all") for field in MultiBlock.fields]
-    return "\n".join(["| Field | Value | Default | Rules | Meaning |", "|---|---|---|---|---|", *sorted(rows)])
+    """Every field that a rule or a strategy declares, with who reads it."""
+    context = DecodingContext(block_size=32, buffer_size=1, prefix_caching=True, max_model_len=4096)
+    declared = [(get_rule(key).fields, key) for key in rules()]
+    declared += [(make_strategy(key, (key,), context).fields, key) for key in strategies()]
+    readers: dict[tuple[str, Value], tuple[Field, list[str]]] = {}
+    for fields, key in declared:
+        for field in fields:
+            readers.setdefault((field.name, field.default), (field, []))[1].append(key)
+    rows = [_row(field, "all" if keys == rules() else ", ".join(keys)) for field, keys in readers.values()]
+    return "\n".join(["| Field | Value | Default | With | Meaning |", "|---|---|---|---|---|", *sorted(rows)])
 
 
 def _row(field: Field, readers: str) -> str:
@@ -39,6 +41,8 @@ def _values(field: Field) -> str:
 def _default(field: Field) -> str:
     if field.per_block:
         return f"{'' if field.default == 1 else f'{field.default} x '}block size"
+    if field.kind == "flag":
+        return f"`{str(field.default).lower()}`"
     return f"`{field.default}`" if field.kind == "choice" else f"{field.default}"
 
 

@@ -1,6 +1,6 @@
 """Decoding strategies, one file each. Importing this package registers them; add yours with one line here."""
 
-from runtime.strategies import multi_bd
+from runtime.strategies import d2f, fast_dllm_v2, multi_bd, nemotron_diffusion
 from runtime.strategies.base import (
     DecodingContext,
     Feed,
@@ -17,9 +17,12 @@ __all__ = [
     "Feed",
     "Strategy",
     "also_fits",
+    "d2f",
+    "fast_dllm_v2",
     "longest_request",
     "make_strategy",
     "multi_bd",
+    "nemotron_diffusion",
     "register_strategy",
     "strategies",
 ]

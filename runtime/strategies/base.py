@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from runtime.engine.description import Field
+from runtime.engine.description import Field, Value
 from runtime.engine.plan import BlockResults, Ints
 from runtime.engine.request import Block, Request
+from runtime.engine.tiling import Tiling
 from runtime.errors import ConfigError
 
 
@@ -17,7 +18,7 @@ class DecodingContext:
     """Facts of the engine that a strategy decides with."""
 
     block_size: int
-    buffer_size: int
+    buffer_size: int | None  # None: the strategy's own default
     prefix_caching: bool
     max_model_len: int
     shift: bool = False  # the logits of a position are those of the row before it
@@ -39,15 +40,23 @@ class Strategy(Protocol):
 
     A step goes: `open` (may be called again before the step is served: it acts once), the forward, then `apply`. What
     is settled needs nothing of the strategy but its `chunk`: it is forwarded before, or together with, the open part,
-    whether it is a prompt, finished blocks, or both after a preemption. `fields` are what requests may set for the
-    strategy; their values are in ``Request.values``. `tail` is how many of the last settled positions a request always
-    forwards itself, whatever others have in the cache, because it samples from their rows. `shares_prefixes`: whether
-    the K/V of equal beginnings is the same whatever comes after them.
+    whether it is a prompt, finished blocks, or both after a preemption.
+
+    Attributes:
+        fields: what requests may set for the strategy; their values are in ``Request.values``.
+        defaults: of fields of the rules, in place of the family's.
+        tiling: where blocks lie.
+        buffer_size: blocks denoised at once.
+        shares_prefixes: whether the K/V of equal beginnings is the same whatever comes after them.
+        whole_prompts: a prompt is forwarded in one step, which `max_rows` allows for.
     """
 
     fields: tuple[Field, ...]
-    tail: int
+    defaults: Mapping[str, Value]
+    tiling: Tiling
+    buffer_size: int
     shares_prefixes: bool
+    whole_prompts: bool
 
     def max_rows(self) -> int:
         """The most rows one request's step feeds; a token budget below it is refused at start."""
@@ -59,6 +68,11 @@ class Strategy(Protocol):
 
     def settled(self, prompt_len: int) -> int:
         """How many of a request's positions are settled from the start."""
+        ...
+
+    def tail(self, request: Request) -> int:
+        """How many of the last settled positions it forwards itself, whatever others have in the cache, because it
+        samples from their rows."""
         ...
 
     def reach(self, request: Request) -> int:

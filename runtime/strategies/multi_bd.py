@@ -6,15 +6,15 @@ here the decisions become state: which blocks are final, which opens next, where
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
-from runtime.engine.description import Field, share
-from runtime.engine.io import FinishReason
+from runtime.engine.description import Field, Value, share
 from runtime.engine.plan import BlockResults, Ints
 from runtime.engine.request import FIXED, Block, Request
 from runtime.engine.shares import shares
+from runtime.engine.tiling import Tiling
 from runtime.strategies.base import DecodingContext, Feed, register_strategy
-from runtime.strategies.progress import advance, finish, write_block
+from runtime.strategies.progress import advance, finish, worth_caching, write_block
 
 
 @register_strategy("multi_bd")
@@ -25,22 +25,29 @@ class MultiBlock:
         share("token_stability_threshold", 0.0, "share of unchanged tokens at which the next block opens"),
     )
 
-    tail = 0
+    defaults: Mapping[str, Value] = {}
+    buffers = 1  # default of --buffer-size
+    shift = 0  # how far before a position the row stands whose logits are its own
     shares_prefixes = True
+    whole_prompts = False
 
     def __init__(self, context: DecodingContext) -> None:
         self.block_size = context.block_size
-        self.buffer_size = context.buffer_size
-        self.prefix_caching = context.prefix_caching
+        self.tiling = Tiling(context.block_size)
+        self.buffer_size = context.buffer_size or self.buffers
+        self.prefix_caching = context.prefix_caching and self.shares_prefixes
 
     def max_rows(self) -> int:
         return (self.buffer_size + 1) * self.block_size  # rule 7
 
     def positions(self, prompt_len: int, max_tokens: int) -> int:
-        return -(-(prompt_len + max_tokens) // self.block_size) * self.block_size
+        return self.tiling.covered(prompt_len, max_tokens)
 
     def settled(self, prompt_len: int) -> int:
-        return prompt_len // self.block_size * self.block_size
+        return self.tiling.start(prompt_len, prompt_len)
+
+    def tail(self, request: Request) -> int:
+        return 0
 
     def reach(self, request: Request) -> int:
         return request.settled + max(len(request.blocks), 1) * self.block_size
@@ -58,12 +65,13 @@ class MultiBlock:
                 self._append(request)
                 if request.blocks:  # else all of it was given: the next one opens too
                     break
-        return Feed(request.settled, request.next_start, self._sampled(request))
+        return Feed(request.settled - self.shift, request.next_start, self._sampled(request))
 
     def _append(self, request: Request) -> None:
         start = request.next_start
         request.next_start = start + self.block_size
-        block = Block(start, request.state[start : request.next_start], editing=request.editing)
+        state = request.state[start : request.next_start]
+        block = Block(start, state, editing=request.editing, shift=self.shift)
         if request.spec.decoding.total_steps is not None:
             block.given_steps = self._share(request, start)
         request.blocks.append(block)
@@ -72,7 +80,7 @@ class MultiBlock:
     def _share(self, request: Request, start: int) -> int:
         """Of the request's total of steps, those of the block at `start`."""
         assert request.spec.decoding.total_steps is not None
-        first = request.prompt_len // self.block_size * self.block_size
+        first = self.tiling.start(request.prompt_len, request.prompt_len)
         masks = (request.state[first:] != FIXED).reshape(-1, self.block_size).sum(axis=1)
         return shares(request.spec.decoding.total_steps, masks.tolist())[(start - first) // self.block_size]
 
@@ -114,8 +122,8 @@ class MultiBlock:
         return chosen
 
     def visible_end(self, requests: Sequence[Request], owner: Ints, positions: Ints) -> Ints:
-        """Block-causal: rows come in whole blocks, and see to the end of their own."""
-        return (positions // self.block_size + 1) * self.block_size
+        """Rows come in whole blocks, and see to the end of their own; those of a prompt before the first one see it."""
+        return self.tiling.ends([request.prompt_len for request in requests], owner, positions)
 
     def apply(self, request: Request, sampled: list[Block], results: BlockResults, first: int) -> None:
         """Rules 5, 8 and 9."""
@@ -127,12 +135,6 @@ class MultiBlock:
         settled = self._settle(request)
         end = advance(request, shown=shown, final=request.settled)
         if end is not None:
-            finish(request, *end, keep=self._worth_caching(request, *end))
+            keep = worth_caching(request, *end, tiling=self.tiling) if self.prefix_caching else 0
+            finish(request, *end, keep=keep)
         del request.blocks[:settled]
-
-    def _worth_caching(self, request: Request, reason: FinishReason, end: int) -> int:
-        """Rule 6: the answer's blocks that it covers to their end."""
-        if not self.prefix_caching or reason not in ("stop", "length"):
-            return 0
-        covered = end + (reason == "stop")  # the EOS too
-        return min(request.settled, covered // self.block_size * self.block_size)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from runtime.engine.io import FinishReason
 from runtime.engine.plan import BlockResults
 from runtime.engine.request import Block, Request
+from runtime.engine.tiling import Tiling
 
 
 def write_block(request: Request, block: Block, results: BlockResults, i: int) -> None:
@@ -70,6 +71,14 @@ def finish(request: Request, reason: FinishReason, end: int, *, keep: int = 0) -
     request.end = request.stable = end
     request.blocks = []
     request.settled = max(request.cached, keep)
+
+
+def worth_caching(request: Request, reason: FinishReason, end: int, *, tiling: Tiling) -> int:
+    """Of an answer that ends so, where the blocks end that it covers and others may want (rule 6)."""
+    if reason not in ("stop", "length"):
+        return 0
+    covered = end + (reason == "stop")  # the EOS too
+    return min(request.settled, tiling.start(request.prompt_len, covered))
 
 
 def _find_end(request: Request) -> tuple[FinishReason, int] | None:

@@ -127,7 +127,7 @@ class Engine(Section):
         ),
     )
 
-    decoding_strategy: Literal["MultiBd"] | None = flag_field(
+    decoding_strategy: Literal["MultiBd", "D2f", "FastDllmV2", "NemotronDiffusion"] | None = flag_field(
         "decoding-strategy", "How blocks are opened and decoded. Default: the model family's own."
     )
     sampling_mode: Literal["Naive", "Edit"] | None = flag_field(
@@ -137,7 +137,9 @@ class Engine(Section):
     block_size: int | None = flag_field(
         "block-size", "Tokens of a block. Default: the checkpoint's own, else the model family's.", high=4096
     )
-    buffer_size: int | None = flag_field("buffer-size", "Blocks denoised at once. Default: 1.", high=256)
+    buffer_size: int | None = flag_field(
+        "buffer-size", "Blocks denoised at once. Default: the strategy's own.", high=256
+    )
     page_size: int | None = flag_field(
         "page-size", "Tokens of a page of the KV cache, a multiple or a divisor of the block. Default: 32.", high=4096
     )

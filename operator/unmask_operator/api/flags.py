@@ -13,6 +13,7 @@ from pydantic.fields import FieldInfo
 from runtime.config import FLAGS, Flag
 
 _BY_NAME = {flag.name: flag for flag in FLAGS}
+STRATEGIES = ("multi_bd", "d2f", "fast_dllm_v2", "nemotron_diffusion")
 _FLAG = "x-flag"  # keys of a field's json_schema_extra; crd.py drops them
 _OFF = "x-switches-off"
 
@@ -59,7 +60,7 @@ def flag_argument(flag: Flag, field: FieldInfo, value: str | int | float | bool)
 
 def choices(flag: Flag) -> tuple[str, ...]:
     """A flag's values. The table leaves those of strategies to the runtime's registry, which loads torch."""
-    return ("multi_bd",) if flag.name == "decoding-strategy" else flag.choices
+    return STRATEGIES if flag.name == "decoding-strategy" else flag.choices
 
 
 def _extra(field: FieldInfo) -> dict[str, Any]:

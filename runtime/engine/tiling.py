@@ -1,0 +1,41 @@
+"""Where a request's blocks lie: end to end from its first position on, or from its prompt's end (decoding.md 2)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+Ints = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Tiling:
+    """Blocks of `size` positions; the first begins at 0 or, with `from_prompt`, where the prompt ends."""
+
+    size: int
+    from_prompt: bool = False
+
+    def start(self, prompt_len: int, position: int) -> int:
+        """Where the block that holds `position`, of the prompt's end or later, begins."""
+        origin = prompt_len if self.from_prompt else 0
+        return origin + (position - origin) // self.size * self.size
+
+    def covered(self, prompt_len: int, max_tokens: int) -> int:
+        """Positions of prompt and answer, as far as the last block reaches."""
+        return self.start(prompt_len, prompt_len + max_tokens - 1) + self.size
+
+    def blocks(self, prompt_len: int, max_tokens: int) -> int:
+        """How many blocks hold the answer."""
+        return (self.covered(prompt_len, max_tokens) - self.start(prompt_len, prompt_len)) // self.size
+
+    def ends(self, prompt_lens: Sequence[int], owner: Ints, positions: Ints) -> Ints:
+        """[rows]: the end of the block that holds ``positions[r]`` of the request with the prompt
+        ``prompt_lens[owner[r]]``; of a position before the first block, where that begins."""
+        if not self.from_prompt:
+            return (positions // self.size + 1) * self.size
+        origin: Ints = np.array(prompt_lens, dtype=np.int64)[owner]
+        ends: Ints = origin + np.maximum((positions - origin) // self.size + 1, 0) * self.size
+        return ends

@@ -1,0 +1,58 @@
+"""`fast_dllm_v2`: blocks of 32 in sub-blocks of 8, each position scored by the row before it (decoding.md 3.5).
+
+A step forwards the whole block and samples its current sub-block. With `block_cache` it forwards the sub-block alone
+once that one's first token is there; the rest of the block is then read as it was when it was last forwarded. So what
+was forwarded is kept, to be forwarded again should a preemption drop its K/V.
+"""
+
+from __future__ import annotations
+
+from runtime.engine.description import SUB_BLOCK, Field
+from runtime.engine.plan import BlockResults
+from runtime.engine.request import MASKED, Block, Forwarded, Request
+from runtime.errors import ConfigError
+from runtime.strategies.base import DecodingContext, register_strategy
+from runtime.strategies.progress import write_block
+from runtime.strategies.seeded import SeededBlocks, current
+
+SUB_BLOCK_SIZE = 8
+
+
+@register_strategy("fast_dllm_v2")
+class FastDLLMv2(SeededBlocks):
+    shift = 1
+
+    def __init__(self, context: DecodingContext) -> None:
+        super().__init__(context)
+        size = min(SUB_BLOCK_SIZE, self.block_size)
+        if self.block_size % size:
+            raise ConfigError(
+                f"--block-size {self.block_size}: must be a multiple of fast_dllm_v2's sub-blocks of {size}"
+            )
+        self.fields: tuple[Field, ...] = (
+            Field(
+                name=SUB_BLOCK, kind="integer", default=size, low=1, high=self.block_size, divides=self.block_size,
+                help="positions of a sub-block; what a rule counts by the block is counted by these",
+            ),
+            Field(
+                name="block_cache", kind="flag", default=False,
+                help="forward the sub-block alone where its first token is there",
+            ),
+        )  # fmt: skip
+
+    def part(self, request: Request) -> int:
+        return int(request.values[SUB_BLOCK])
+
+    def rows(self, request: Request, part: Block) -> tuple[int, int]:
+        """REFINE or FULL."""
+        return (part.start, part.start + part.size) if request.kept else super().rows(request, part)
+
+    def write(self, request: Request, part: Block, results: BlockResults, i: int) -> None:
+        first, last = self.rows(request, part)
+        forwarded = request.tokens[first:last].copy()
+        write_block(request, part, results, i)
+        following = current(request)
+        if not request.values["block_cache"] or following is None or request.state[following.start] == MASKED:
+            request.kept = []  # the next step forwards everything
+        elif not request.kept or following is not part:  # else the next step overwrites what this one wrote
+            request.kept = [*request.kept, Forwarded(first, forwarded)]

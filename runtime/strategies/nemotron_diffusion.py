@@ -1,0 +1,24 @@
+"""`nemotron_diffusion`: what is settled is causal, the open block sees itself whole (decoding.md 3.7)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from runtime.engine.plan import Ints
+from runtime.engine.request import Request
+from runtime.strategies.base import register_strategy
+from runtime.strategies.seeded import SeededBlocks
+
+
+@register_strategy("nemotron_diffusion")
+class NemotronDiffusion(SeededBlocks):
+    from_prompt = True
+
+    def chunk(self, request: Request, room: int) -> int:
+        return room
+
+    def visible_end(self, requests: Sequence[Request], owner: Ints, positions: Ints) -> Ints:
+        settled = np.array([request.settled for request in requests], dtype=np.int64)[owner]
+        return np.where(positions < settled, positions + 1, super().visible_end(requests, owner, positions))
