@@ -7,12 +7,12 @@ from dataclasses import dataclass
 
 import torch
 
+from runtime.kernels.gate import gate_mul, gate_mul_reference
 from runtime.kernels.kv_write import write_kv, write_kv_reference
 from runtime.kernels.moe import moe, moe_reference
 from runtime.kernels.rms_norm import add_rms_norm, add_rms_norm_reference, rms_norm, rms_norm_reference
 from runtime.kernels.rotary import qk_norm_rotary, qk_norm_rotary_reference
 from runtime.kernels.routing import route, route_reference
-from runtime.kernels.silu_mul import silu_mul, silu_mul_reference
 
 
 @dataclass(frozen=True)
@@ -24,7 +24,7 @@ class Kernels:
     add_rms_norm: Callable[..., tuple[torch.Tensor, torch.Tensor]]
     qk_norm_rotary: Callable[..., tuple[torch.Tensor, torch.Tensor, torch.Tensor]]
     write_kv: Callable[..., None]
-    silu_mul: Callable[..., torch.Tensor]
+    gate_mul: Callable[..., torch.Tensor]
     route: Callable[..., tuple[torch.Tensor, torch.Tensor]]
     moe: Callable[..., torch.Tensor]
 
@@ -35,7 +35,7 @@ TORCH = Kernels(
     add_rms_norm=add_rms_norm_reference,
     qk_norm_rotary=qk_norm_rotary_reference,
     write_kv=write_kv_reference,
-    silu_mul=silu_mul_reference,
+    gate_mul=gate_mul_reference,
     route=route_reference,
     moe=moe_reference,
 )
@@ -47,7 +47,7 @@ TRITON = Kernels(
     add_rms_norm=add_rms_norm,
     qk_norm_rotary=qk_norm_rotary,
     write_kv=write_kv,
-    silu_mul=silu_mul,
+    gate_mul=gate_mul,
     route=route,
     moe=moe,
 )

@@ -1,12 +1,12 @@
-"""The experts of a mixture: each row through its chosen SwiGLUs, weighted and summed."""
+"""The experts of a mixture: each row through its chosen gated layers, weighted and summed."""
 
 from __future__ import annotations
 
 import torch
 
 from runtime.kernels.expert_sort import sort_by_expert
+from runtime.kernels.gate import Activation, gate_mul_reference, gated
 from runtime.kernels.precision import wide
-from runtime.kernels.silu_mul import silu_mul_reference
 from runtime.kernels.triton_import import tl, triton
 
 # Rows of one batched product, padding included, for each row that is real: beyond it, expert after expert is faster,
@@ -22,13 +22,14 @@ def moe_reference(
     gate_up: torch.Tensor,
     down: torch.Tensor,
     shared: torch.Tensor | None,
+    activation: Activation = "silu",
 ) -> torch.Tensor:
     """``shared[t] + sum_j weights[t, j] * expert[ids[t, j]](x[t])``, summed wide.
 
     Args:
         x: [rows, hidden]; ids: int32 [rows, top_k]; weights: float [rows, top_k].
         gate_up: [experts, 2 * width, hidden], gate rows first; down: [experts, hidden, width].
-        shared: [rows, hidden] to add, or None.
+        shared: [rows, hidden] to add, or None. activation: of the gates.
 
     Returns:
         [rows, hidden] in x's dtype. A row's result depends on the other rows by rounding alone.
@@ -40,9 +41,9 @@ def moe_reference(
     counts = torch.bincount(flat, minlength=experts)
     inputs = x[order // top_k]
     if experts * int(counts.max()) <= max(PADDING_LIMIT * len(flat), FEW_ROWS):
-        outputs = _batched(inputs, flat[order], counts, gate_up, down)
+        outputs = _batched(inputs, flat[order], counts, gate_up, down, activation)
     else:
-        outputs = _one_by_one(inputs, counts.tolist(), gate_up, down)
+        outputs = _one_by_one(inputs, counts.tolist(), gate_up, down, activation)
     up = wide(x.dtype)
     by_choice = torch.empty_like(outputs).index_copy_(0, order, outputs).unflatten(0, (rows, top_k)).to(up)
     total = torch.zeros_like(x, dtype=up) if shared is None else shared.to(up)
@@ -52,25 +53,32 @@ def moe_reference(
 
 
 def _batched(
-    inputs: torch.Tensor, experts: torch.Tensor, counts: torch.Tensor, gate_up: torch.Tensor, down: torch.Tensor
+    inputs: torch.Tensor,
+    experts: torch.Tensor,
+    counts: torch.Tensor,
+    gate_up: torch.Tensor,
+    down: torch.Tensor,
+    activation: Activation,
 ) -> torch.Tensor:
     """All experts in one batched product, each padded to the fullest: few calls, for few rows."""
     starts = counts.cumsum(0) - counts
     place = experts * int(counts.max()) + torch.arange(len(inputs), device=inputs.device) - starts[experts]
     padded = inputs.new_zeros(len(counts) * int(counts.max()), inputs.shape[1])
     padded[place] = inputs
-    hidden = silu_mul_reference(torch.bmm(padded.unflatten(0, (len(counts), -1)), gate_up.transpose(1, 2)))
+    hidden = gate_mul_reference(torch.bmm(padded.unflatten(0, (len(counts), -1)), gate_up.transpose(1, 2)), activation)
     return torch.bmm(hidden, down.transpose(1, 2)).flatten(0, 1)[place]
 
 
-def _one_by_one(inputs: torch.Tensor, counts: list[int], gate_up: torch.Tensor, down: torch.Tensor) -> torch.Tensor:
+def _one_by_one(
+    inputs: torch.Tensor, counts: list[int], gate_up: torch.Tensor, down: torch.Tensor, activation: Activation
+) -> torch.Tensor:
     """Expert after expert, no padding: for many rows, or rows that crowd at few experts."""
     hidden = inputs.new_empty(len(inputs), gate_up.shape[1])
     outputs = torch.empty_like(inputs)
     for expert, (source, target) in enumerate(zip(inputs.split(counts), hidden.split(counts), strict=True)):
         if len(source):
             torch.mm(source, gate_up[expert].t(), out=target)
-    activated = silu_mul_reference(hidden)
+    activated = gate_mul_reference(hidden, activation)
     for expert, (source, target) in enumerate(zip(activated.split(counts), outputs.split(counts), strict=True)):
         if len(source):
             torch.mm(source, down[expert].t(), out=target)
@@ -81,9 +89,9 @@ def _one_by_one(inputs: torch.Tensor, counts: list[int], gate_up: torch.Tensor, 
 def _gate_up(
     x_ptr, weight_ptr, hidden_ptr, order_ptr, tiles_ptr, most,
     TOP_K: tl.constexpr, HIDDEN: tl.constexpr, WIDTH: tl.constexpr,
-    ROWS: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr,
+    ROWS: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr, GELU: tl.constexpr,
 ):  # fmt: skip
-    """One program: a tile of one expert's pairs times COLUMNS of its width; stores silu(gate) * up in expert order."""
+    """One program: a tile of one expert's pairs times COLUMNS of its width; stores act(gate) * up in expert order."""
     tile = tl.program_id(1)
     expert = tl.load(tiles_ptr + tile)
     if expert < 0:
@@ -105,7 +113,7 @@ def _gate_up(
         weight_ok = inside[:, None] & column_ok[None, :]
         gate = tl.dot(x, tl.load(gate_at + first, mask=weight_ok, other=0.0), gate, input_precision="ieee")
         up = tl.dot(x, tl.load(up_at + first, mask=weight_ok, other=0.0), up, input_precision="ieee")
-    value = gate * tl.sigmoid(gate) * up
+    value = gated(gate, up, GELU)
     at = hidden_ptr + place.to(tl.int64)[:, None] * WIDTH + column[None, :]
     tl.store(at, value.to(hidden_ptr.dtype.element_ty), mask=ok[:, None] & column_ok[None, :])
 
@@ -164,6 +172,7 @@ def moe(
     gate_up: torch.Tensor,
     down: torch.Tensor,
     shared: torch.Tensor | None,
+    activation: Activation = "silu",
 ) -> torch.Tensor:
     """`moe_reference` on a GPU for contiguous tensors, float32 weights; no host synchronisation, deterministic."""
     (batch, hidden), top_k = x.shape, ids.shape[1]
@@ -175,7 +184,7 @@ def moe(
     pairs = x.new_empty(ids.numel(), hidden)
     _gate_up[(triton.cdiv(width, columns), most)](
         x, gate_up, inner, plan.order, plan.tiles, most, TOP_K=top_k, HIDDEN=hidden, WIDTH=width,
-        ROWS=rows, COLUMNS=columns, DEPTH=depth, num_warps=warps, num_stages=stages,
+        ROWS=rows, COLUMNS=columns, DEPTH=depth, GELU=activation == "gelu_tanh", num_warps=warps, num_stages=stages,
     )  # fmt: skip
     _down[(triton.cdiv(hidden, columns), most)](
         inner, down, pairs, plan.order, plan.tiles, most, HIDDEN=hidden, WIDTH=width,

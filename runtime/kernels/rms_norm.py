@@ -9,10 +9,11 @@ from runtime.kernels.precision import wide
 from runtime.kernels.triton_import import tl, triton
 
 
-def rms_norm_reference(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
-    """``x / sqrt(mean(x^2) + eps) * weight`` over the last dimension, computed wide, in x's dtype."""
+def rms_norm_reference(x: torch.Tensor, weight: torch.Tensor | None, eps: float) -> torch.Tensor:
+    """``x / sqrt(mean(x^2) + eps) * weight`` over the last dimension, computed wide, in x's dtype; without a weight
+    where it is None."""
     up = wide(x.dtype)
-    return F.rms_norm(x.to(up), weight.shape, weight.to(up), eps).to(x.dtype)
+    return F.rms_norm(x.to(up), x.shape[-1:], None if weight is None else weight.to(up), eps).to(x.dtype)
 
 
 def add_rms_norm_reference(
@@ -26,7 +27,7 @@ def add_rms_norm_reference(
 @triton.jit
 def _rms_norm(
     x_ptr, residual_ptr, weight_ptr, out_ptr, sum_ptr, eps, SIZE: tl.constexpr, SIZE_P2: tl.constexpr,
-    ADD: tl.constexpr,
+    ADD: tl.constexpr, WEIGHTED: tl.constexpr,
 ):  # fmt: skip
     """One program a row."""
     at = tl.program_id(0).to(tl.int64) * SIZE + tl.arange(0, SIZE_P2)
@@ -39,11 +40,13 @@ def _rms_norm(
         tl.store(sum_ptr + at, total, mask=ok)
         x = total.to(tl.float32)  # the norm sees the sum as it is kept
     scale = 1.0 / tl.sqrt(tl.sum(x * x, 0) / SIZE + eps)
-    weight = tl.load(weight_ptr + column, mask=ok, other=0.0).to(tl.float32)
-    tl.store(out_ptr + at, (x * scale * weight).to(out_ptr.dtype.element_ty), mask=ok)
+    x = x * scale
+    if WEIGHTED:
+        x = x * tl.load(weight_ptr + column, mask=ok, other=0.0).to(tl.float32)
+    tl.store(out_ptr + at, x.to(out_ptr.dtype.element_ty), mask=ok)
 
 
-def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+def rms_norm(x: torch.Tensor, weight: torch.Tensor | None, eps: float) -> torch.Tensor:
     """`rms_norm_reference` for contiguous [rows, size] on a GPU."""
     out = torch.empty_like(x)
     _launch(x, x, weight, out, out, eps, add=False)
@@ -60,11 +63,12 @@ def add_rms_norm(
 
 
 def _launch(
-    x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, out: torch.Tensor, total: torch.Tensor,
+    x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor | None, out: torch.Tensor, total: torch.Tensor,
     eps: float, *, add: bool,
 ) -> None:  # fmt: skip
     rows, size = x.shape
     _rms_norm[(rows,)](
-        x, residual, weight, out, total, eps, SIZE=size, SIZE_P2=triton.next_power_of_2(size), ADD=add,
+        x, residual, x if weight is None else weight, out, total, eps,
+        SIZE=size, SIZE_P2=triton.next_power_of_2(size), ADD=add, WEIGHTED=weight is not None,
         num_warps=8 if size > 2048 else 4,
     )  # fmt: skip

@@ -1,5 +1,5 @@
-"""Per-head q/k RMSNorm and clipping, where a model has them, and NeoX rotary embedding of the whole head or its first
-dimensions, in one pass over the fused QKV rows (models.md 1 and 5)."""
+"""Per-head RMSNorm and clipping, where a model has them, and NeoX rotary embedding of the whole head or some of its
+dimensions, in one pass over the fused QKV rows (models.md 1, 2 and 5)."""
 
 from __future__ import annotations
 
@@ -20,29 +20,42 @@ def qk_norm_rotary_reference(
     kv_heads: int,
     eps: float,
     clip: float | None = None,
+    *,
+    apart: int | None = None,
+    v_norm: bool = False,
+    v_from_k: bool = False,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Split fused rows into normed (with weights), clipped (with `clip`), rotated q and k, and clipped v.
+    """Split fused rows into normed (with weights), clipped (with `clip`), rotated q and k, and normed or clipped v.
 
     Args:
         qkv: [rows, (heads + 2 * kv_heads) * head_dim]: all Q heads, all K, all V. May be overwritten.
+        v_from_k: there are no V heads in `qkv`; v is made from the K heads as they are there.
         positions: int64 [rows], each below len(table).
         table: [positions, rotary_dim], float32 or float64: cosines, then sines, of rotary_dim/2 frequencies.
         q_weight, k_weight: [head_dim]; both None: nothing is normed, and `eps` plays no part.
+        apart: how far the two dimensions of a turning pair are from each other, at least rotary_dim/2, its default:
+            pair i is dimensions i and i + apart.
+        v_norm: v's heads are normed, without a weight, by `eps`.
         clip: above 0: no number of normed q and k, and of v, is further from 0. None: they are as they are.
 
     Returns:
         q [rows, heads, head_dim], k and v [rows, kv_heads, head_dim], contiguous, in qkv's dtype (rounded once, after
         rotation).
     """
-    up, split = wide(qkv.dtype), [heads, kv_heads, kv_heads]
-    q, k, v = qkv.unflatten(1, (sum(split), -1)).split(split, dim=1)
-    pairs = [(x.to(up), weight) for x, weight in ((q, q_weight), (k, k_weight))]
-    x = torch.cat([x if weight is None else rms_norm_reference(x, weight, eps) for x, weight in pairs], dim=1)
+    up, split = wide(qkv.dtype), [heads, kv_heads] if v_from_k else [heads, kv_heads, kv_heads]
+    q, k, *others = qkv.unflatten(1, (sum(split), -1)).split(split, dim=1)
+    v = others[0] if others else k
+    if v_norm:
+        v = rms_norm_reference(v, None, eps)
+    weighted = [(x.to(up), weight) for x, weight in ((q, q_weight), (k, k_weight))]
+    x = torch.cat([x if weight is None else rms_norm_reference(x, weight, eps) for x, weight in weighted], dim=1)
     if clip is not None:
         x, v = x.clamp(-clip, clip), v.clamp(-clip, clip)
     cos, sin = table[positions].to(up).unsqueeze(1).chunk(2, dim=-1)
-    first, second, rest = x.split([cos.shape[-1], cos.shape[-1], x.shape[-1] - 2 * cos.shape[-1]], dim=-1)
-    x = torch.cat([first * cos - second * sin, second * cos + first * sin, rest], dim=-1).to(qkv.dtype)
+    pairs = cos.shape[-1]
+    between = (apart or pairs) - pairs
+    first, middle, second, rest = x.split([pairs, between, pairs, x.shape[-1] - 2 * pairs - between], dim=-1)
+    x = torch.cat([first * cos - second * sin, middle, second * cos + first * sin, rest], dim=-1).to(qkv.dtype)
     return x[:, :heads].contiguous(), x[:, heads:].contiguous(), v.contiguous()
 
 
@@ -51,43 +64,52 @@ def _qk_norm_rotary(
     qkv_ptr, positions_ptr, table_ptr, q_weight_ptr, k_weight_ptr, q_ptr, k_ptr, v_ptr, eps, clip,
     HEADS: tl.constexpr, KV_HEADS: tl.constexpr, DIM: tl.constexpr, ROTARY: tl.constexpr,
     HEADS_P2: tl.constexpr, DIM_P2: tl.constexpr, NORM: tl.constexpr, CLIP: tl.constexpr,
+    APART: tl.constexpr, V_NORM: tl.constexpr, V_FROM_K: tl.constexpr,
 ):  # fmt: skip
     """One program a row: its Q, K and V heads as one [heads, dim] tile. The table holds cosines, then sines."""
     HALF: tl.constexpr = ROTARY // 2
+    STORED: tl.constexpr = HEADS + KV_HEADS if V_FROM_K else HEADS + 2 * KV_HEADS
     row = tl.program_id(0).to(tl.int64)
     head = tl.arange(0, HEADS_P2)[:, None]
     dim = tl.arange(0, DIM_P2)[None, :]
-    base = row * (HEADS + 2 * KV_HEADS)
     is_q, is_k = head < HEADS, (head >= HEADS) & (head < HEADS + KV_HEADS)
     is_v = (head >= HEADS + KV_HEADS) & (head < HEADS + 2 * KV_HEADS)
     turned = is_q | is_k
     ok = (turned | is_v) & (dim < DIM)
-    raw = tl.load(qkv_ptr + (base + head) * DIM + dim, mask=ok, other=0.0)
+    source = row * STORED + head
+    if V_FROM_K:
+        source = tl.where(is_v, source - KV_HEADS, source)
+    raw = tl.load(qkv_ptr + source * DIM + dim, mask=ok, other=0.0)
     x = raw.to(tl.float32)
 
     # the other half's value for each rotated dimension: loaded again (it is in the cache) rather than shuffled
-    partner = tl.where(dim < HALF, dim + HALF, tl.where(dim < ROTARY, dim - HALF, dim))
-    other = tl.load(qkv_ptr + (base + head) * DIM + partner, mask=turned & (dim < ROTARY), other=0.0).to(tl.float32)
+    is_first, is_second = dim < HALF, (dim >= APART) & (dim < APART + HALF)
+    turns = is_first | is_second
+    partner = tl.where(is_first, dim + APART, tl.where(is_second, dim - APART, dim))
+    other = tl.load(qkv_ptr + source * DIM + partner, mask=turned & turns, other=0.0).to(tl.float32)
     q_ok, k_ok = is_q & (dim < DIM), is_k & (dim < DIM)
-    if NORM:
+    v = raw
+    if NORM or V_NORM:
         scale = 1.0 / tl.sqrt(tl.sum(x * x, 1) / DIM + eps)
+    if V_NORM:
+        v = (x * scale[:, None]).to(raw.dtype)
+    if NORM:
         weight = tl.load(q_weight_ptr + dim + head * 0, mask=q_ok, other=0.0)
         weight += tl.load(k_weight_ptr + dim + head * 0, mask=k_ok, other=0.0)
         partner_weight = tl.load(q_weight_ptr + partner + head * 0, mask=q_ok, other=0.0)
         partner_weight += tl.load(k_weight_ptr + partner + head * 0, mask=k_ok, other=0.0)
         x = x * scale[:, None] * weight.to(tl.float32)
         other = other * scale[:, None] * partner_weight.to(tl.float32)
-    v = raw
     if CLIP:
         x = tl.minimum(tl.maximum(x, -clip), clip)
         other = tl.minimum(tl.maximum(other, -clip), clip)
-        v = tl.minimum(tl.maximum(raw.to(tl.float32), -clip), clip).to(raw.dtype)
+        v = tl.minimum(tl.maximum(v.to(tl.float32), -clip), clip).to(raw.dtype)
 
     position = tl.load(positions_ptr + row)
-    angle = position * ROTARY + dim % HALF
-    cos = tl.load(table_ptr + angle, mask=dim < ROTARY, other=1.0)
-    sin = tl.load(table_ptr + angle + HALF, mask=dim < ROTARY, other=0.0)
-    x = x * cos + tl.where(dim < HALF, -other, other) * sin
+    angle = position * ROTARY + tl.where(is_first, dim, dim - APART)
+    cos = tl.load(table_ptr + angle, mask=turns, other=1.0)
+    sin = tl.load(table_ptr + angle + HALF, mask=turns, other=0.0)
+    x = x * cos + tl.where(is_first, -other, other) * sin
 
     kind = q_ptr.dtype.element_ty
     tl.store(q_ptr + (row * HEADS + head) * DIM + dim, x.to(kind), mask=q_ok)
@@ -105,16 +127,22 @@ def qk_norm_rotary(
     kv_heads: int,
     eps: float,
     clip: float | None = None,
+    *,
+    apart: int | None = None,
+    v_norm: bool = False,
+    v_from_k: bool = False,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """`qk_norm_rotary_reference` for contiguous rows on a GPU."""
-    rows, dim = len(qkv), qkv.shape[1] // (heads + 2 * kv_heads)
+    rows, dim = len(qkv), qkv.shape[1] // (heads + (1 if v_from_k else 2) * kv_heads)
     norm = q_weight is not None and k_weight is not None
+    heads_p2, dim_p2 = triton.next_power_of_2(heads + 2 * kv_heads), triton.next_power_of_2(dim)
     q = qkv.new_empty(rows, heads, dim)
     k, v = qkv.new_empty(rows, kv_heads, dim), qkv.new_empty(rows, kv_heads, dim)
     _qk_norm_rotary[(rows,)](
         qkv, positions, table, q_weight if norm else qkv, k_weight if norm else qkv, q, k, v, eps, clip or 0.0,
         HEADS=heads, KV_HEADS=kv_heads, DIM=dim, ROTARY=table.shape[1],
-        HEADS_P2=triton.next_power_of_2(heads + 2 * kv_heads), DIM_P2=triton.next_power_of_2(dim),
-        NORM=norm, CLIP=clip is not None, num_warps=4,
+        HEADS_P2=heads_p2, DIM_P2=dim_p2,
+        NORM=norm, CLIP=clip is not None, APART=apart or table.shape[1] // 2, V_NORM=v_norm, V_FROM_K=v_from_k,
+        num_warps=4 if heads_p2 * dim_p2 <= 8192 else 8,
     )  # fmt: skip
     return q, k, v

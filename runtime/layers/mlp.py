@@ -5,18 +5,21 @@ from __future__ import annotations
 import torch
 from torch import nn
 
+from runtime.kernels.gate import Activation
 from runtime.layers.build import Build
 from runtime.layers.linear import Linear
 
 
 class SwiGLU(nn.Module):
-    """down(silu(gate(x)) * up(x)); gate and up are one product, gate rows first. Unfilled."""
+    """down(act(gate(x)) * up(x)); gate and up are one product, gate rows first. Unfilled. SwiGLU in the strict sense
+    unless `activation` is another than its SiLU."""
 
-    def __init__(self, build: Build, hidden: int, width: int) -> None:
+    def __init__(self, build: Build, hidden: int, width: int, activation: Activation = "silu") -> None:
         super().__init__()
         self.gate_up = Linear(build, hidden, 2 * width, bias=False)
         self.down = Linear(build, width, hidden, bias=False)
+        self.activation = activation
         self.kernels = build.kernels
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.down(self.kernels.silu_mul(self.gate_up(x)))
+        return self.down(self.kernels.gate_mul(self.gate_up(x), self.activation))

@@ -1,4 +1,4 @@
-"""RMSNorm with a weight."""
+"""RMSNorm."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from runtime.layers.build import Build
 
 
 class RMSNorm(nn.Module):
-    """Over the last dimension of [rows, size]; unfilled."""
+    """Over the last dimension of [rows, size]; unfilled. `weighted`: with a weight for each of it."""
 
-    def __init__(self, build: Build, size: int, eps: float) -> None:
+    def __init__(self, build: Build, size: int, eps: float, *, weighted: bool = True) -> None:
         super().__init__()
-        self.weight = build.parameter(size)
+        self.weight = build.parameter(size) if weighted else None
         self.eps = eps
         self.kernels = build.kernels
 

@@ -42,15 +42,19 @@ class Yarn:
 
 
 class RotaryTable:
-    """[positions, rotary_dim]: cosines, then sines, of position * theta^(-2i/rotary_dim), i < rotary_dim/2, or of what
-    `yarn` makes of these frequencies.
+    """[positions, rotary_dim]: cosines, then sines, of position * theta^(-2i/span), i < rotary_dim/2, or of what `yarn`
+    makes of these frequencies. `span` is rotary_dim unless another is given.
 
     Angles are computed in float64 and stored in float32 (float64 for a float64 model), so that far positions are as
     exact as near ones. The table covers the model's own limit from the start and grows if a block reaches past it.
     """
 
-    def __init__(self, build: Build, rotary_dim: int, theta: float, positions: int, yarn: Yarn | None = None) -> None:
+    def __init__(
+        self, build: Build, rotary_dim: int, theta: float, positions: int, yarn: Yarn | None = None,
+        span: int | None = None,
+    ) -> None:  # fmt: skip
         self.rotary_dim = rotary_dim
+        self.span = span or rotary_dim
         self.theta = theta
         self.yarn = yarn
         self.device = build.device
@@ -65,7 +69,7 @@ class RotaryTable:
 
     def _make(self, positions: int) -> torch.Tensor:
         rows = -(-positions // GRANULE) * GRANULE
-        steps = torch.arange(0, self.rotary_dim, 2, dtype=torch.float64) / self.rotary_dim
+        steps = torch.arange(0, self.rotary_dim, 2, dtype=torch.float64) / self.span
         frequencies, magnitude = self.theta**-steps, 1.0
         if self.yarn is not None:
             frequencies, magnitude = self.yarn.slowed(frequencies, self.theta), self.yarn.magnitude

@@ -4,18 +4,19 @@ suite (realistic shapes) share. References run in float64, on inputs rounded to 
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import torch
 
 from runtime.kernels.batch import ForwardBatch
 from runtime.kernels.expert_sort import sort_by_expert, sort_by_expert_reference
+from runtime.kernels.gate import Activation, gate_mul, gate_mul_reference
 from runtime.kernels.kv_write import write_kv, write_kv_reference
 from runtime.kernels.moe import moe, moe_reference
 from runtime.kernels.paged_attention import paged_attention, paged_attention_reference
 from runtime.kernels.rms_norm import add_rms_norm, add_rms_norm_reference, rms_norm, rms_norm_reference
 from runtime.kernels.rotary import qk_norm_rotary, qk_norm_rotary_reference
 from runtime.kernels.routing import RoutingRule, route, route_reference
-from runtime.kernels.silu_mul import silu_mul, silu_mul_reference
 from tests.models.paged import make_batch, page_tables
 
 # ||out - ref|| / ||ref|| that rounding the result, and intermediate values where a kernel keeps them, can explain
@@ -39,34 +40,37 @@ def check_rms_norm(rows: int, size: int, dtype: torch.dtype, device: str) -> Non
     x, residual = (random(rows, size, dtype=dtype, device=device, seed=s) for s in (1, 2))
     weight = 1 + random(size, dtype=dtype, device=device, seed=3, scale=0.2)
     assert_near(rms_norm(x, weight, 1e-6), rms_norm_reference(x.double(), weight.double(), 1e-6), dtype)
+    assert_near(rms_norm(x, None, 1e-6), rms_norm_reference(x.double(), None, 1e-6), dtype)
     out, total = add_rms_norm(x, residual, weight, 1e-6)
     _, kept = add_rms_norm_reference(x.double(), residual.double(), weight.double(), 1e-6)
     assert_near(total, kept, dtype)
     assert_near(out, rms_norm_reference(total.double(), weight.double(), 1e-6), dtype)
 
 
-def check_silu_mul(rows: int, width: int, dtype: torch.dtype, device: str) -> None:
+def check_gate_mul(rows: int, width: int, activation: Activation, dtype: torch.dtype, device: str) -> None:
     x = random(rows, 2 * width, dtype=dtype, device=device, seed=4, scale=3.0)
-    assert_near(silu_mul(x), silu_mul_reference(x.double()), dtype)
+    assert_near(gate_mul(x, activation), gate_mul_reference(x.double(), activation), dtype)
 
 
 def check_rotary(
     rows: int, heads: int, kv_heads: int, dim: int, rotary: int, dtype: torch.dtype, device: str, normed: bool = True,
-    clip: float | None = None,
+    clip: float | None = None, apart: int | None = None, v_norm: bool = False, v_from_k: bool = False,
 ) -> None:  # fmt: skip
-    qkv = random(rows, (heads + 2 * kv_heads) * dim, dtype=dtype, device=device, seed=5)
+    qkv = random(rows, (heads + (1 if v_from_k else 2) * kv_heads) * dim, dtype=dtype, device=device, seed=5)
     weights = [1 + random(dim, dtype=dtype, device=device, seed=s, scale=0.2) if normed else None for s in (6, 7)]
     positions = torch.randint(0, 900, (rows,), generator=torch.Generator().manual_seed(8)).to(device)
     angles = torch.outer(torch.arange(900.0), 10000.0 ** (-torch.arange(0, rotary, 2) / rotary))
     table = torch.cat([angles.cos(), angles.sin()], dim=-1).to(device)
     wide = [None if w is None else w.double() for w in weights]
-    expected = qk_norm_rotary_reference(qkv.double(), positions, table.double(), *wide, heads, kv_heads, 1e-6, clip)
-    got = qk_norm_rotary(qkv, positions, table, *weights, heads, kv_heads, 1e-6, clip)
+    own: dict[str, Any] = {"apart": apart, "v_norm": v_norm, "v_from_k": v_from_k}
+    shape = (heads, kv_heads, 1e-6, clip)
+    expected = qk_norm_rotary_reference(qkv.double(), positions, table.double(), *wide, *shape, **own)
+    got = qk_norm_rotary(qkv, positions, table, *weights, *shape, **own)
     for out, reference in zip(got, expected, strict=True):
         assert_near(out, reference, dtype)
     if clip is not None:
         assert got[2].abs().max() <= clip < qkv.abs().max(), "nothing was clipped"
-    else:
+    elif not v_norm:
         assert torch.equal(got[2].double(), expected[2])
 
 
@@ -115,7 +119,7 @@ def check_sort(rows: int, experts: int, top_k: int, tile: int, crowded: bool, de
 
 def check_moe(
     rows: int, hidden: int, width: int, experts: int, top_k: int, shared: bool, crowded: bool,
-    dtype: torch.dtype, device: str,
+    dtype: torch.dtype, device: str, activation: Activation = "silu",
 ) -> None:  # fmt: skip
     x = random(rows, hidden, dtype=dtype, device=device, seed=15)
     gate_up = random(experts, 2 * width, hidden, dtype=dtype, device=device, seed=16, scale=hidden**-0.5)
@@ -123,13 +127,14 @@ def check_moe(
     extra = random(rows, hidden, dtype=dtype, device=device, seed=18) if shared else None
     weights = torch.rand(rows, top_k, generator=torch.Generator().manual_seed(19)).to(device)
     ids = random_ids(rows, experts, top_k, device, crowded)
-    out = moe(x, ids, weights, gate_up, down, extra)
+    out = moe(x, ids, weights, gate_up, down, extra, activation)
     reference = moe_reference(
-        x.double(), ids, weights.double(), gate_up.double(), down.double(), None if extra is None else extra.double()
-    )
+        x.double(), ids, weights.double(), gate_up.double(), down.double(), None if extra is None else extra.double(),
+        activation,
+    )  # fmt: skip
     assert_near(out, reference, dtype)
     if device != "cpu":
-        assert torch.equal(out, moe(x, ids, weights, gate_up, down, extra)), "two runs differ"
+        assert torch.equal(out, moe(x, ids, weights, gate_up, down, extra, activation)), "two runs differ"
 
 
 def attention_case(

@@ -45,9 +45,10 @@ def test_elementwise_norm(rows, size, dtype):
 
 
 @dtypes
-def test_elementwise_silu(dtype):
-    cases.check_silu_mul(2, 1500, dtype, "cpu")
-    cases.check_silu_mul(2, 24, dtype, "cpu")
+@pytest.mark.parametrize("activation", ["silu", "gelu_tanh"])
+def test_elementwise_gate(dtype, activation):
+    cases.check_gate_mul(2, 1500, activation, dtype, "cpu")
+    cases.check_gate_mul(2, 24, activation, dtype, "cpu")
 
 
 @dtypes
@@ -57,6 +58,20 @@ def test_elementwise_silu(dtype):
 @pytest.mark.parametrize(("normed", "clip"), [(True, None), (False, None), (True, 0.5)])
 def test_elementwise_rotary(heads, kv_heads, dim, rotary, dtype, normed, clip):
     cases.check_rotary(3, heads, kv_heads, dim, rotary, dtype, "cpu", normed, clip)
+
+
+@dtypes
+@pytest.mark.parametrize(
+    ("dim", "rotary", "own"),
+    [
+        (16, 16, {"v_norm": True}),
+        (16, 4, {"apart": 8, "v_norm": True, "v_from_k": True}),
+        (24, 6, {"apart": 12}),
+        (20, 6, {"apart": 5, "v_from_k": True, "clip": 0.5}),
+    ],
+)
+def test_elementwise_rotary_pairs_and_values(dim, rotary, own, dtype):
+    cases.check_rotary(3, 4, 2, dim, rotary, dtype, "cpu", **own)
 
 
 @dtypes
@@ -103,6 +118,10 @@ def test_moe_experts(rows, hidden, width, experts, top_k, shared, dtype):
 
 def test_moe_crowded():
     cases.check_moe(40, 32, 16, 8, 2, True, True, torch.float32, "cpu")
+
+
+def test_moe_gelu():
+    cases.check_moe(20, 32, 24, 4, 2, False, False, torch.float32, "cpu", "gelu_tanh")
 
 
 @matrix_dtypes

@@ -10,13 +10,13 @@ from triton.compiler import ASTSource  # noqa: E402
 
 from runtime.kernels import (  # noqa: E402
     expert_sort,
+    gate,
     kv_write,
     moe,
     paged_attention,
     rms_norm,
     rotary,
     routing,
-    silu_mul,
 )  # fmt: skip
 
 TARGET = GPUTarget("cuda", 90, 32)
@@ -38,11 +38,12 @@ def build(kernel, types: dict[str, str], constants: dict[str, object], **options
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16], ids=["bfloat16"])
-@pytest.mark.parametrize("add", [False, True])
-def test_rms_norm(dtype, add):
+@pytest.mark.parametrize(("add", "weighted"), [(False, True), (True, True), (False, False)])
+def test_rms_norm(dtype, add, weighted):
     p = POINTER[dtype]
     types = dict.fromkeys(("x_ptr", "residual_ptr", "weight_ptr", "out_ptr", "sum_ptr"), p) | {"eps": "fp32"}
-    build(rms_norm._rms_norm, types, {"SIZE": 2048, "SIZE_P2": 2048, "ADD": add}, num_warps=4)
+    constants = {"SIZE": 2048, "SIZE_P2": 2048, "ADD": add, "WEIGHTED": weighted}
+    build(rms_norm._rms_norm, types, constants, num_warps=4)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16], ids=["bfloat16"])
@@ -53,16 +54,21 @@ def test_rotary(dtype, norm, clip):
     types |= {"positions_ptr": "*i64", "table_ptr": "*fp32", "eps": "fp32", "clip": "fp32"}
     constants = {
         "HEADS": 16, "KV_HEADS": 4, "DIM": 128, "ROTARY": 64, "HEADS_P2": 32, "DIM_P2": 128, "NORM": norm, "CLIP": clip,
+        "APART": 32, "V_NORM": False, "V_FROM_K": False,
     }  # fmt: skip
     build(rotary._qk_norm_rotary, types, constants, num_warps=4)
+    large = {"KV_HEADS": 2, "DIM": 512, "ROTARY": 128, "DIM_P2": 512, "APART": 256, "V_NORM": True, "V_FROM_K": True}
+    build(rotary._qk_norm_rotary, types, constants | large, num_warps=4)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16], ids=["bfloat16"])
-def test_kv_write_and_silu(dtype):
+def test_kv_write_and_gate(dtype):
     p = POINTER[dtype]
     types = dict.fromkeys(("k_ptr", "v_ptr", "k_cache_ptr", "v_cache_ptr"), p) | {"slots_ptr": "*i64"}
     build(kv_write._write_kv, types, {"SIZE": 512, "SIZE_P2": 512}, num_warps=4)
-    build(silu_mul._silu_mul, {"gate_up_ptr": p, "out_ptr": p}, {"WIDTH": 5120, "COLUMNS": 1024}, num_warps=4)
+    for gelu in (False, True):
+        constants = {"WIDTH": 5120, "COLUMNS": 1024, "GELU": gelu}
+        build(gate._gate_mul, {"gate_up_ptr": p, "out_ptr": p}, constants, num_warps=4)
 
 
 @pytest.mark.parametrize(("softmax", "weighs"), [(True, False), (False, False), (True, True)])
@@ -108,7 +114,7 @@ def test_moe_products(dtype, pairs_per_expert):
     common = {"HIDDEN": 2048, "WIDTH": 512, "ROWS": rows, "COLUMNS": columns, "DEPTH": depth}
     types = {"order_ptr": "*i32", "tiles_ptr": "*i32", "most": "i32", "weight_ptr": p, "hidden_ptr": p}
     options = {"num_warps": warps, "num_stages": stages}
-    first = build(moe._gate_up, types | {"x_ptr": p}, common | {"TOP_K": 8}, **options)
+    first = build(moe._gate_up, types | {"x_ptr": p}, common | {"TOP_K": 8, "GELU": False}, **options)
     second = build(moe._down, types | {"pairs_ptr": p}, common, **options)
     if size == 2 and rows >= 64:
         for compiled in (first, second):
@@ -124,18 +130,19 @@ def test_moe_combine(dtype):
 
 @DTYPES
 @pytest.mark.parametrize(
-    ("tile_rows", "packed", "windowed"),
-    [(32, 4, False), (256, 4, True), (32, 1, False), (256, 1, False), (64, 7, False)],
-)
-def test_paged_attention(dtype, tile_rows, packed, windowed):
+    ("dim", "tile_rows", "packed", "windowed"),
+    [(128, 32, 4, False), (128, 256, 4, True), (128, 32, 1, False), (128, 256, 1, False), (128, 64, 7, False),
+     (256, 256, 2, True), (512, 256, 8, False), (512, 32, 1, False)],
+)  # fmt: skip
+def test_paged_attention(dtype, dim, tile_rows, packed, windowed):
     p, size = POINTER[dtype], torch.tensor([], dtype=dtype).element_size()
     packed_p2 = triton.next_power_of_2(packed)
-    rows, keys, warps = paged_attention.tile_sizes(packed_p2, 128, size, tile_rows)
+    rows, keys, warps = paged_attention.tile_sizes(packed_p2, dim, size, tile_rows)
     types = dict.fromkeys(("q_ptr", "k_ptr", "v_ptr", "out_ptr"), p)
     types |= dict.fromkeys(("tiles_ptr", "visible_end_ptr", "table_ptr"), "*i32")
     types |= {"origin_ptr": "*i64", "table_stride": "i32", "scale_log2": "fp32", "window": "i32"}
     constants = {
-        "HEADS": 4 * packed, "KV_HEADS": 4, "DIM": 128, "PAGE": 32, "PACKED": packed,
-        "PACKED_P2": packed_p2, "ROWS": rows, "KEYS": keys, "DIM_P2": 128, "WINDOWED": windowed,
+        "HEADS": 4 * packed, "KV_HEADS": 4, "DIM": dim, "PAGE": 32, "PACKED": packed,
+        "PACKED_P2": packed_p2, "ROWS": rows, "KEYS": keys, "DIM_P2": dim, "WINDOWED": windowed,
     }  # fmt: skip
     build(paged_attention._paged_attention, types, constants, num_warps=warps, num_stages=2)

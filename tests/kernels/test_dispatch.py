@@ -29,9 +29,9 @@ def test_without_triton_references_work_and_kernels_say_what_is_missing():
 import sys, torch
 sys.modules["triton"] = None
 from runtime.kernels.dispatch import TORCH, TRITON
-assert TORCH.silu_mul(torch.ones(2, 4)).shape == (2, 2)
+assert TORCH.gate_mul(torch.ones(2, 4)).shape == (2, 2)
 x = torch.ones(2, 4)
-for kernel, arguments in ((TRITON.silu_mul, (x,)), (TRITON.rms_norm, (x, x[0], 1))):
+for kernel, arguments in ((TRITON.gate_mul, (x,)), (TRITON.rms_norm, (x, x[0], 1))):
     try:
         kernel(*arguments)
     except RuntimeError as error:

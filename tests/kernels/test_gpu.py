@@ -21,8 +21,9 @@ def test_norm(rows, size, dtype):
 
 @dtypes
 @pytest.mark.parametrize(("rows", "width"), [(32, 5120), (2048, 512), (3, 1500)])
-def test_silu(rows, width, dtype):
-    cases.check_silu_mul(rows, width, dtype, "cuda")
+@pytest.mark.parametrize("activation", ["silu", "gelu_tanh"])
+def test_gate(rows, width, activation, dtype):
+    cases.check_gate_mul(rows, width, activation, dtype, "cuda")
 
 
 @dtypes
@@ -33,6 +34,13 @@ def test_silu(rows, width, dtype):
 @pytest.mark.parametrize("normed", [True, False])
 def test_rotary(rows, heads, kv_heads, dim, rotary, dtype, normed):
     cases.check_rotary(rows, heads, kv_heads, dim, rotary, dtype, "cuda", normed)
+
+
+@dtypes
+@pytest.mark.parametrize(("dim", "kv_heads", "apart", "v_from_k"), [(256, 8, 128, False), (512, 2, 256, True)])
+def test_rotary_with_normed_values(dim, kv_heads, apart, v_from_k, dtype):
+    own = {"apart": apart, "v_norm": True, "v_from_k": v_from_k}
+    cases.check_rotary(300, 16, kv_heads, dim, 128 if v_from_k else 256, dtype, "cuda", **own)
 
 
 @dtypes
@@ -96,9 +104,10 @@ def test_attention_blocks_pages_and_windows(block_size, page_size, window, dtype
 
 
 @dtypes
-@pytest.mark.parametrize("dim", [16, 32, 80, 256])
+@pytest.mark.parametrize("dim", [16, 32, 80, 256, 512])
 def test_attention_head_dims(dim, dtype):
     cases.check_attention([(64, 32), (0, 200)], 4, 2, dim, 32, 32, None, dtype, "cuda")
+    cases.check_attention([(300, 256), (0, 700)], 16, 2, dim, 256, 32, 100, dtype, "cuda")
 
 
 @dtypes
