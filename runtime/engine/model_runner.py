@@ -61,6 +61,7 @@ class ModelRunner:
             slots=self._put(plan.slots),
             visible_end=self._put(plan.visible_end),
             window_origin=self._put(plan.window_origin),
+            open=self._put(plan.open),
             tiles=self._put(plan.tiles),
             page_table=self._put(plan.page_table),
             page_size=self.pool.page_size,

@@ -66,6 +66,7 @@ class StepPlan:
     slots: Ints  # [rows]
     visible_end: Ints32  # [rows]
     window_origin: Ints  # [rows]
+    open: Bools  # [rows]
     tiles: Ints32  # [tiles, 3]
     page_table: Ints32  # [requests, pages]
     blocks: BlockPlan | None
@@ -107,7 +108,7 @@ def block_causal_plan(
     blocks: BlockPlan | None = None,
 ) -> StepPlan:  # fmt: skip
     """A step of requests that no scheduler knows: warm-up, benchmarks, whole sequences. Rows see to the end of their
-    own block, or of what is fed of it."""
+    own block, or of what is fed of it, and count as open."""
     owner, positions = lay_out(first, counts)
     page, offset = np.divmod(positions, page_size)
     whole_blocks = (positions // block_size + 1) * block_size
@@ -117,6 +118,7 @@ def block_causal_plan(
         slots=page_table[owner, page] * np.int64(page_size) + offset,
         visible_end=np.minimum(whole_blocks, (first + counts)[owner]).astype(np.int32),
         window_origin=positions,
+        open=np.ones(len(positions), dtype=np.bool_),
         tiles=cut_tiles(counts),
         page_table=page_table,
         blocks=blocks,

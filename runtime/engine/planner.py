@@ -34,6 +34,7 @@ def build_plan(turns: list[Turn], *, table: PageTable, strategy: Strategy) -> St
         slots=positions + (at - page) * table.page_size,
         visible_end=visible_end.astype(np.int32),
         window_origin=positions,
+        open=positions >= np.array([request.settled for request in requests])[owner],
         tiles=cut_tiles(counts),
         page_table=pages,
         blocks=_plan_blocks(turns, (np.cumsum(counts) - counts - first).tolist()),

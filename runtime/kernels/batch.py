@@ -22,6 +22,9 @@ class ForwardBatch:
     """Row r sits at ``positions[r]`` of its request. Every row's K/V is stored at ``slots[r]`` before attention; its
     query then sees the keys at positions ``k < visible_end[r]`` of its own request, found through the page table, and
     in a layer with a window W only those with ``window_origin[r] - k < W``.
+
+    What a row is for matters to models that compute what stays otherwise than what is still open: `open` says which it
+    is, and `signal` what such a model is told of an open row's last step.
     """
 
     tokens: torch.Tensor  # int64 [rows]
@@ -29,11 +32,13 @@ class ForwardBatch:
     slots: torch.Tensor  # int64 [rows], page * page_size + offset; -1: dead
     visible_end: torch.Tensor  # int32 [rows]
     window_origin: torch.Tensor  # int64 [rows]: the row's own position, or the first one of its open canvas
+    open: torch.Tensor  # bool [rows]: of a block that may still change; False: settled, so that its K/V stays
     tiles: torch.Tensor  # int32 [tiles, 3]: request, first row, rows; in the order of their rows
     page_table: torch.Tensor  # int32 [requests, pages]; entries past a request's end are some valid page
     page_size: int
     tile_rows: int  # most rows of a tile
     reach: int  # one more than the largest position
+    signal: torch.Tensor | None = None  # [rows, hidden], for a model that conditions itself; None: first steps only
 
 
 def cut_tiles(counts: npt.NDArray[np.int64]) -> npt.NDArray[np.int32]:

@@ -180,6 +180,7 @@ def with_any_sight(batch: ForwardBatch, ends: list[int], seed: int = 21) -> Forw
         slots=longer(batch.slots, -1),
         visible_end=longer(visible_end.clamp(max=torch.tensor(ends)[request]).int(), 0),
         window_origin=longer(origin, 0),
+        open=longer(batch.open, 0),
         tiles=torch.cat([batch.tiles, torch.zeros(1, 3, dtype=torch.int32, device=device)]),
     )
 

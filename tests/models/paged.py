@@ -41,6 +41,7 @@ def make_batch(
         slots=slots.to(device),
         visible_end=torch.minimum(block_ends, ends[owner]).int().to(device),
         window_origin=positions.to(device),
+        open=torch.ones(len(positions), dtype=torch.bool, device=device),
         tiles=tiles.to(device),
         page_table=tables.int(),
         page_size=page_size,
