@@ -35,6 +35,8 @@ def load_engine(config: EngineConfig, progress: Progress | None = None) -> Engin
     device, dtype = _device(config), _dtype(config)
     arch = family.parse(checkpoint.config)
     facts = family.facts(arch)
+    context = _context(config, facts)
+    strategy = _strategy(config, family, context)
     ids = read_tokens(
         checkpoint,
         family,
@@ -43,8 +45,6 @@ def load_engine(config: EngineConfig, progress: Progress | None = None) -> Engin
         eos_token_ids=config.eos_token_ids,
         skip_tokenizer=config.skip_tokenizer,
     )
-    context = _context(config, facts)
-    strategy = _strategy(config, family, context)
     info = _info(config, family, checkpoint, facts, ids, context, strategy, device, dtype)
     free_at_start = torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else 0
     model = load_model(checkpoint, family, arch, Build.choose(device, dtype, config.attn_impl), progress)

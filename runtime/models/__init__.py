@@ -3,6 +3,7 @@
 from runtime.models import (
     diffucoder,
     diffullama,
+    diffusion_gemma,
     dream,
     dream_reasoner,
     fast_dllm_v2,
@@ -24,6 +25,7 @@ __all__ = [
     "ForwardBatch",
     "diffucoder",
     "diffullama",
+    "diffusion_gemma",
     "dream",
     "dream_reasoner",
     "families",

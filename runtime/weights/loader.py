@@ -43,12 +43,14 @@ class Fused:
 class WeightMap:
     """A family's tensors. `slots`: every tensor a checkpoint must hold, by its canonical name. `rename`: from a name in
     a file to the canonical one. `skip`: tensors known to carry nothing the model needs (canonical names). `fused`:
-    tensors that replace their parts among `slots` where a checkpoint holds them, by their canonical names."""
+    tensors that replace their parts among `slots` where a checkpoint holds them, by their canonical names. `copies`:
+    tensors may stand in a file under several names that have one canonical one, if all of them are equal."""
 
     slots: dict[str, Slot]
     rename: Callable[[str], str] = field(default=lambda name: name)
     skip: Callable[[str], bool] = field(default=lambda name: False)
     fused: dict[str, Fused] = field(default_factory=dict)
+    copies: bool = False
 
     def of(self, held: Collection[str]) -> WeightMap:
         """The map of a checkpoint that holds tensors of these canonical names."""
@@ -89,13 +91,24 @@ def fill(module: nn.Module, checkpoint: Checkpoint, weights: WeightMap, progress
     files = _match(checkpoint, files, weights)
     with ExitStack() as stack:
         handles = {file: stack.enter_context(checkpoint.tensors(file)) for file in set(files.values())}
-        sources = {weights.rename(stored): (handles[file], stored) for stored, file in files.items()}
+        sources: dict[str, tuple[Any, str]] = {}
+        copies: dict[str, list[tuple[Any, str]]] = {}
+        for stored, file in files.items():
+            held = handles[file], stored
+            if sources.setdefault(name := weights.rename(stored), held) is not held:
+                copies.setdefault(name, []).append(held)
         _check_shapes(sources, targets, checkpoint)
         total = sum(t.numel() * t.element_size() for t in targets.values())
         done = 0
         for name in _in_file_order(sources, targets):
             handle, stored = sources[name]
             tensor, target = handle.get_tensor(stored), targets[name]
+            for other, copy in copies.get(name, ()):
+                if not _same(tensor, other.get_tensor(copy)):
+                    raise ConfigError(
+                        f"{checkpoint.path} holds {stored!r} and {copy!r}, which are one tensor in this family, with "
+                        "different values"
+                    )
             if not tensor.is_floating_point() or tensor.element_size() < 2:
                 raise ConfigError(f"tensor {stored!r} of {checkpoint.path} is {tensor.dtype}: quantised weights cannot "
                                   "be loaded; use a checkpoint in bfloat16, float16 or float32")  # fmt: skip
@@ -127,7 +140,7 @@ def _match(checkpoint: Checkpoint, stored: dict[str, str], weights: WeightMap) -
     """Stored tensor name -> file, skips left out; ConfigError unless they are exactly the family's."""
     files = {n: f for n, f in stored.items() if not weights.skip(weights.rename(n))}
     known = [weights.rename(name) for name in files]
-    if len(set(known)) != len(known):
+    if len(set(known)) != len(known) and not weights.copies:
         twice = sorted({n for n in known if known.count(n) > 1})
         raise ConfigError(f"{checkpoint.path} holds {summary(twice)} more than once, under different names")
     missing = sorted(weights.slots.keys() - set(known))
@@ -137,6 +150,10 @@ def _match(checkpoint: Checkpoint, stored: dict[str, str], weights: WeightMap) -
         parts += [f"{len(extra)} unknown: {summary(extra)}"] if extra else []
         raise ConfigError(f"{checkpoint.path} does not hold the tensors its config.json implies ({'; '.join(parts)})")
     return files
+
+
+def _same(a: torch.Tensor, b: torch.Tensor) -> bool:
+    return a.dtype == b.dtype and torch.equal(a, b)
 
 
 def _check_shapes(sources: dict[str, Any], targets: dict[str, torch.Tensor], checkpoint: Checkpoint) -> None:

@@ -13,9 +13,12 @@ from runtime.layers.attention_triton import TritonAttention
 from runtime.layers.build import Build
 from runtime.models import resolve_family
 from runtime.models.decoder import Decoder
+from runtime.models.diffusion_gemma_model import DiffusionGemma
 from runtime.weights import load_model, resolve_checkpoint
 from runtime.weights.loader import fill
+from tests.golden import GOLDEN
 from tests.kernels import cases
+from tests.models.canvas import Driver, Run
 from tests.models.paged import logits_in_chunks
 from tests.oracle.llama_like import tensors_of, write
 from tests.oracle.spelling import config_of, spelt
@@ -164,4 +167,22 @@ def test_attention_and_all_else_in_a_whole_model(tmp_path, key):
     for out, expected in zip(
         logits_in_chunks(model, ids, **plan), logits_in_chunks(expected_model, ids, **plan), strict=True
     ):
+        torch.testing.assert_close(out, expected, rtol=1e-4, atol=1e-4)
+
+
+def test_attention_and_all_else_in_a_canvas_model():
+    """Layers of two kinds, rows that are committed beside rows that are open."""
+    checkpoint, family = resolve_checkpoint(str(GOLDEN / "diffusion_gemma")), resolve_family("diffusion_gemma", {})
+    arch, build = family.parse(checkpoint.config), Build.choose("cpu", torch.float32)
+    expected_model = load_model(checkpoint, family, arch, build)
+    model = DiffusionGemma(arch, replace(build, kernels=TRITON))
+    model.attentions = [TritonAttention(attention.shape, grouped=True) for attention in model.attentions]
+    fill(model, checkpoint, family.weights(arch))
+    results = []
+    for each in (model, expected_model):
+        driver = Driver(each, 2, 40, 8, torch.float32)
+        driver.commit(0, list(range(24)), 24)
+        signal = each.soften(torch.eye(224)[:4])
+        results.append(driver.step(Run(0, [9, 8, 7, 6], 24, open=True, signal=signal), Run(1, [3, 1, 4], 0)))
+    for out, expected in zip(*results, strict=True):
         torch.testing.assert_close(out, expected, rtol=1e-4, atol=1e-4)

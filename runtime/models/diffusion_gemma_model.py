@@ -1,0 +1,181 @@
+"""DiffusionGemma's layers (models.md 2): one stack that commits causally, and denoises an open canvas told of its last
+step's distribution."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from runtime.kernels.batch import ForwardBatch
+from runtime.kernels.precision import wide
+from runtime.kernels.routing import RoutingRule
+from runtime.layers.attention import Attention, AttentionShape, make_attention
+from runtime.layers.build import Build
+from runtime.layers.embedding import Embedding
+from runtime.layers.kv_pool import KVPool, KVShape
+from runtime.layers.linear import Linear, head_logits
+from runtime.layers.mlp import SwiGLU
+from runtime.layers.moe import Router
+from runtime.layers.norm import RMSNorm
+from runtime.layers.rotary import RotaryTable
+from runtime.models.diffusion_gemma_config import GemmaArch, Kind
+
+GELU = "gelu_tanh"
+
+
+@dataclass(frozen=True)
+class KindContext:
+    """What the layers of one kind read of one forward."""
+
+    batch: ForwardBatch
+    rotary: torch.Tensor  # ``RotaryTable.cover``
+    attention: Attention
+    plan: Any  # what `attention` made of the batch
+
+
+class SelfAttention(nn.Module):
+    """Heads of queries, keys and values are normed, scores are not scaled; a layer without a window has no values of
+    its own."""
+
+    def __init__(self, build: Build, arch: GemmaArch, kind: Kind) -> None:
+        super().__init__()
+        self.heads, self.kind, self.eps = arch.heads, kind, arch.eps
+        self.kernels = build.kernels
+        stored = arch.heads + (1 if kind.window is None else 2) * kind.kv_heads
+        self.qkv = Linear(build, arch.hidden, stored * kind.head_dim, bias=False)
+        self.q_weight = build.parameter(kind.head_dim)
+        self.k_weight = build.parameter(kind.head_dim)
+        self.out = Linear(build, arch.heads * kind.head_dim, arch.hidden, bias=False)
+
+    def forward(self, x: torch.Tensor, context: KindContext, pool: KVPool, layer: int) -> torch.Tensor:
+        kind, batch = self.kind, context.batch
+        q, k, v = self.kernels.qk_norm_rotary(
+            self.qkv(x), batch.positions, context.rotary, self.q_weight, self.k_weight, self.heads, kind.kv_heads,
+            self.eps, apart=kind.head_dim // 2, v_norm=True, v_from_k=kind.window is None,
+        )  # fmt: skip
+        kv = pool.layer(layer)
+        self.kernels.write_kv(k, v, batch.slots, kv.k, kv.v)
+        return self.out(context.attention.attend(q, kv, context.plan).flatten(1))
+
+
+class Experts(nn.Module):
+    """The router sees the rows as they come, under a norm of its own; the experts see them under another."""
+
+    def __init__(self, build: Build, arch: GemmaArch) -> None:
+        super().__init__()
+        rule = RoutingRule(arch.top_k, 1, 1, True, 1.0, "softmax")
+        self.eps = arch.eps
+        self.router_scale = build.parameter(arch.hidden, dtype=wide(build.dtype))
+        self.router = Router(build, arch.hidden, arch.experts, rule, bias=False)
+        self.expert_scale = build.parameter(arch.experts, dtype=wide(build.dtype))
+        self.norm = RMSNorm(build, arch.hidden, arch.eps)
+        self.gate_up = build.parameter(arch.experts, 2 * arch.expert_width, arch.hidden)
+        self.down = build.parameter(arch.experts, arch.hidden, arch.expert_width)
+        self.kernels = build.kernels
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        seen = self.kernels.rms_norm(x.to(self.router_scale.dtype), self.router_scale, self.eps)
+        ids, weights = self.router(seen)
+        weights = weights * self.expert_scale[ids]
+        return self.kernels.moe(self.norm(x), ids, weights, self.gate_up, self.down, None, GELU)
+
+
+class Layer(nn.Module):
+    """Attention, then a dense part beside experts; each is normed before and after."""
+
+    def __init__(self, build: Build, arch: GemmaArch, index: int) -> None:
+        super().__init__()
+        self.index = index
+        self.kind = arch.layers[index]
+
+        def norm() -> RMSNorm:
+            return RMSNorm(build, arch.hidden, arch.eps)
+
+        self.input_norm, self.attention_norm = norm(), norm()
+        self.attention = SelfAttention(build, arch, arch.kinds[self.kind])
+        self.dense_before, self.dense_after = norm(), norm()
+        self.dense = SwiGLU(build, arch.hidden, arch.width, GELU)
+        self.experts, self.experts_after = Experts(build, arch), norm()
+        self.output_norm = norm()
+
+    def forward(self, x: torch.Tensor, contexts: list[KindContext], pool: KVPool, scale: torch.Tensor) -> torch.Tensor:
+        """`scale` [rows, 1]: what each row is multiplied by at last."""
+        mixed = self.attention(self.input_norm(x), contexts[self.kind], pool, self.index)
+        x = x + self.attention_norm(mixed)
+        dense = self.dense_after(self.dense(self.dense_before(x)))
+        chosen = self.experts_after(self.experts(x))
+        return (x + self.output_norm(dense + chosen)) * scale
+
+
+class SelfConditioning(nn.Module):
+    """Open rows before the first layer: with what the last step made of them, where there was one."""
+
+    def __init__(self, build: Build, arch: GemmaArch) -> None:
+        super().__init__()
+        self.before = RMSNorm(build, arch.hidden, arch.eps)
+        self.gated = SwiGLU(build, arch.hidden, arch.width, GELU)
+        self.after = RMSNorm(build, arch.hidden, arch.eps, weighted=False)
+
+    def forward(self, x: torch.Tensor, signal: torch.Tensor | None) -> torch.Tensor:
+        """[rows, hidden]; a row whose signal is 0, as all are without one, has no step behind it."""
+        return self.after(x if signal is None else x + self.gated(self.before(signal)))
+
+
+class DiffusionGemma(nn.Module):
+    """See ``runtime.models.base.Model``. Built unfilled.
+
+    Rows of a batch that are not `open` are committed: they skip the self-conditioning, and take the first of each
+    layer's two scales instead of the second. `soften` makes of an open row's distribution what its next step takes as
+    `signal`.
+    """
+
+    def __init__(self, arch: GemmaArch, build: Build) -> None:
+        super().__init__()
+        self.arch = arch
+        kinds = arch.kinds
+        self.kv_shapes = tuple(
+            KVShape(kinds[n].kv_heads, kinds[n].head_dim, kinds[n].head_dim, kinds[n].window) for n in arch.layers
+        )
+        self.attentions = [
+            make_attention(AttentionShape(arch.heads, kind.kv_heads, kind.head_dim, 1.0), build) for kind in kinds
+        ]
+        self.rotaries = [
+            RotaryTable(build, kind.rotary_dim, kind.theta, arch.max_positions, span=kind.head_dim) for kind in kinds
+        ]
+        # rounded as the embeddings are, which were trained so
+        self.embedding_scale = float(torch.tensor(arch.hidden**0.5, dtype=build.dtype))
+        self.embedding = Embedding(build, arch.vocab_size, arch.hidden)
+        self.conditioning = SelfConditioning(build, arch)
+        self.layers = nn.ModuleList(Layer(build, arch, index) for index in range(len(arch.layers)))
+        self.scales = build.parameter(len(arch.layers), 2)  # of committed rows, of open ones
+        self.norm = RMSNorm(build, arch.hidden, arch.eps)
+
+    @torch.inference_mode()
+    def embed(self, tokens: torch.Tensor) -> torch.Tensor:
+        return self.embedding(tokens) * self.embedding_scale
+
+    @torch.inference_mode()
+    def soften(self, probs: torch.Tensor) -> torch.Tensor:
+        """[n, vocab] -> [n, hidden]: the mean embedding under each distribution."""
+        weight = self.embedding.weight
+        return probs.to(weight.dtype) @ weight * self.embedding_scale
+
+    @torch.inference_mode()
+    def forward(self, x: torch.Tensor, batch: ForwardBatch, pool: KVPool) -> torch.Tensor:
+        contexts = [
+            KindContext(batch, rotary.cover(batch.reach), attention, attention.plan(batch, kind.window))
+            for kind, rotary, attention in zip(self.arch.kinds, self.rotaries, self.attentions, strict=True)
+        ]
+        x = torch.where(batch.open[:, None], self.conditioning(x, batch.signal), x)
+        scales = self.scales[:, batch.open.long(), None]
+        for layer, scale in zip(self.layers, scales, strict=True):
+            x = layer(x, contexts, pool, scale)
+        return self.norm(x)
+
+    @torch.inference_mode()
+    def head(self, hidden: torch.Tensor) -> torch.Tensor:
+        logits = head_logits(hidden, self.embedding.weight)
+        return logits.div_(self.arch.cap).tanh_().mul_(self.arch.cap)

@@ -1,0 +1,64 @@
+"""Drives a model that commits causally and denoises a canvas: forwards of several sequences over one paged pool."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from runtime.kernels.batch import ForwardBatch, cut_tiles
+from runtime.models.diffusion_gemma_model import DiffusionGemma
+from tests.models.paged import page_tables, poisoned_pool
+
+
+@dataclass
+class Run:
+    """Rows of one sequence in a forward: ids from position `first` on; an open canvas, or rows that are committed."""
+
+    sequence: int
+    ids: list[int]
+    first: int
+    open: bool = False
+    signal: torch.Tensor | None = None  # [len(ids), hidden]
+
+
+class Driver:
+    """A model and `sequences` of at most `length` positions, whose pages lie in random order among poison."""
+
+    def __init__(self, model: DiffusionGemma, sequences: int, length: int, page_size: int, dtype: torch.dtype) -> None:
+        self.model, self.page_size = model, page_size
+        self.tables, pages = page_tables([length] * sequences, page_size, torch.Generator().manual_seed(0))
+        self.pool = poisoned_pool(model, pages, page_size, dtype)
+
+    def step(self, *runs: Run) -> list[torch.Tensor]:
+        """Logits [len(ids), vocab] of each run."""
+        positions = torch.cat([torch.arange(run.first, run.first + len(run.ids)) for run in runs])
+        counts = torch.tensor([len(run.ids) for run in runs])
+        owner = torch.repeat_interleave(torch.arange(len(runs)), counts)
+        open_, first = torch.tensor([run.open for run in runs])[owner], torch.tensor([r.first for r in runs])[owner]
+        tables = self.tables[[run.sequence for run in runs]]
+        slots = tables[owner, positions // self.page_size].long() * self.page_size + positions % self.page_size
+        signal = None
+        if any(run.signal is not None for run in runs):
+            none = torch.zeros(1, self.model.arch.hidden, dtype=self.pool.dtype)
+            signal = torch.cat([none.expand(len(r.ids), -1) if r.signal is None else r.signal for r in runs])
+        batch = ForwardBatch(
+            tokens=torch.tensor([token for run in runs for token in run.ids]),
+            positions=positions,
+            slots=slots,
+            visible_end=torch.where(open_, first + counts[owner], positions + 1).int(),
+            window_origin=torch.where(open_, first, positions),
+            open=open_,
+            tiles=torch.from_numpy(cut_tiles(counts.numpy())),
+            page_table=tables,
+            page_size=self.page_size,
+            tile_rows=int(counts.max()),
+            reach=int(positions.max()) + 1,
+            signal=signal,
+        )
+        hidden = self.model.forward(self.model.embed(batch.tokens), batch, self.pool)
+        return list(self.model.head(hidden).split(counts.tolist()))
+
+    def commit(self, sequence: int, ids: list[int], chunk: int, first: int = 0) -> None:
+        for start in range(0, len(ids), chunk):
+            self.step(Run(sequence, ids[start : start + chunk], first + start))

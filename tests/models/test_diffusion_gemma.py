@@ -1,0 +1,218 @@
+"""DiffusionGemma: golden logits, transformers as an oracle on random weights, exact coverage, refused configs."""
+
+import json
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from runtime import LLM
+from runtime.errors import ConfigError
+from runtime.layers.build import Build
+from runtime.models import resolve_family
+from runtime.models.diffusion_gemma_config import parse
+from runtime.weights import load_model, resolve_checkpoint
+from tests.golden import GOLDEN
+from tests.models.canvas import Driver, Run
+
+FOLDER = GOLDEN / "diffusion_gemma"
+TOLERANCE = 5e-4  # of golden logits (tests/golden/README.md)
+CONFIG = json.loads((FOLDER / "config.json").read_text())
+CASES = json.loads((FOLDER / "cases.json").read_text())
+
+
+def load(path, dtype):
+    checkpoint = resolve_checkpoint(str(path))
+    family = resolve_family(None, checkpoint.config)
+    return load_model(checkpoint, family, family.parse(checkpoint.config), Build.choose("cpu", dtype))
+
+
+@pytest.mark.parametrize("case", [c for c in CASES if c["kind"] == "denoiser_logits"], ids=lambda case: case["name"])
+def test_golden_logits(case):
+    expected = load_file(FOLDER / "expected.safetensors")
+    prompt, canvas = (expected[case[name]].tolist() for name in ("prompt_ids", "canvas_ids"))
+    model = load(FOLDER, torch.float32)
+    given = case["self_conditioning_logits"]
+    signal = None if given is None else model.soften(expected[given].softmax(-1))
+    for page_size, chunk in ((4, 7), (32, 100)):
+        driver = Driver(model, 1, len(prompt) + len(canvas), page_size, torch.float32)
+        driver.commit(0, prompt, chunk)
+        (logits,) = driver.step(Run(0, canvas, len(prompt), open=True, signal=signal))
+        torch.testing.assert_close(logits, expected[case["logits"]], rtol=0, atol=TOLERANCE)
+
+
+def config_of(**text):
+    return CONFIG | {"text_config": CONFIG["text_config"] | text}
+
+
+@pytest.fixture(params=["golden_shape", "one_group", "all_full"])
+def theirs(request, tmp_path):
+    """A published model of random weights, and the folder it was saved to."""
+    transformers = pytest.importorskip("transformers")
+    changes = {
+        "golden_shape": {},
+        "one_group": {
+            "num_attention_heads": 6, "num_key_value_heads": 1, "num_hidden_layers": 4, "sliding_window": 5,
+            "layer_types": ["sliding_attention", "full_attention", "sliding_attention", "full_attention"],
+            "per_layer_config": {n: {"head_dim": 24, "num_key_value_heads": 3} for n in "13"},
+            "num_experts": 5, "top_k_experts": 3, "final_logit_softcapping": 7.0,
+        },
+        "all_full": {"layer_types": ["full_attention"] * 3, "per_layer_config": {n: {"head_dim": 8} for n in "012"}},
+    }  # fmt: skip
+    torch.manual_seed(5)
+    config = transformers.DiffusionGemmaConfig(**json.loads(json.dumps(config_of(**changes[request.param]))))
+    model = transformers.DiffusionGemmaForBlockDiffusion(config).eval()
+    with torch.no_grad():
+        scalars = [tensor for name, tensor in model.named_buffers() if name.endswith("layer_scalar")]
+        for tensor in (*model.parameters(), *scalars):
+            scales = tensor.dim() == 1  # norms, router scales, layer scalars
+            tensor.copy_(1 + 0.3 * torch.randn_like(tensor) if scales else torch.randn_like(tensor) * 0.3)
+        assert len(scalars) == 2 * config.text_config.num_hidden_layers
+    model.save_pretrained(tmp_path)
+    return model, tmp_path
+
+
+def test_random_models_equal_transformers(theirs):
+    """Two requests of unlike lengths side by side: one denoises while the other commits, then the other way round."""
+    oracle, path = theirs
+    model = load(path, torch.float64)
+    random = torch.Generator().manual_seed(2)
+
+    def ids(n):
+        return torch.randint(0, 220, (n,), generator=random).tolist()  # no image tokens
+
+    prompts, canvas = [ids(37), ids(6)], 16
+    first, second = [ids(canvas) for _ in prompts], [ids(canvas) for _ in prompts]
+    before = [torch.randn(canvas, 224, generator=random) * 3 for _ in prompts]
+
+    def expected(seen, noise, logits=None):
+        with torch.no_grad():
+            out = oracle(
+                input_ids=torch.tensor([seen]), decoder_input_ids=torch.tensor([noise]),
+                self_conditioning_logits=None if logits is None else logits[None],
+            )  # fmt: skip
+        return out.logits[0]
+
+    def compare(ours, *theirs):
+        torch.testing.assert_close(ours.float(), expected(*theirs), rtol=2e-4, atol=2e-4)
+
+    signals = [model.soften(logits.double().softmax(-1)) for logits in before]
+    driver = Driver(model, 2, 37 + 2 * canvas, 8, torch.float64)
+    driver.commit(0, prompts[0], 11)
+    opened, _ = driver.step(Run(0, first[0], 37, open=True), Run(1, prompts[1], 0))
+    compare(opened, prompts[0], first[0])
+    with_signal, without = driver.step(
+        Run(0, first[0], 37, open=True, signal=signals[0]), Run(1, first[1], 6, open=True)
+    )
+    compare(with_signal, prompts[0], first[0], before[0])
+    compare(without, prompts[1], first[1])
+    # the first request's canvas is done: committed, and the next opened in the same forward or after it
+    driver.step(Run(0, first[0], 37), Run(1, first[1], 6, open=True, signal=signals[1]))
+    later, other = driver.step(
+        Run(0, second[0], 37 + canvas, open=True, signal=signals[0]), Run(1, first[1], 6, open=True, signal=signals[1])
+    )
+    compare(later, prompts[0] + first[0], second[0], before[0])
+    compare(other, prompts[1], first[1], before[1])
+
+
+def test_every_tensor_is_accounted_for(tmp_path):
+    tensors = load_file(FOLDER / "model.safetensors")
+
+    def attempt(changed, config=CONFIG):
+        (tmp_path / "config.json").write_text(json.dumps(config))
+        save_file(changed, tmp_path / "model.safetensors")
+        return load(tmp_path, torch.float32)
+
+    reference = dict(attempt(tensors).named_parameters())
+    for name in tensors:
+        left = {n: t for n, t in tensors.items() if n != name}
+        if "vision" in name:
+            attempt(left)
+            continue
+        with pytest.raises(ConfigError, match=rf"1 missing: '{name}'"):
+            attempt(left)
+    with pytest.raises(ConfigError, match=r"1 unknown: 'model.decoder.layers.2.self_attn.v_proj.weight'"):
+        attempt(tensors | {"model.decoder.layers.2.self_attn.v_proj.weight": torch.zeros(32, 64)})
+
+    def of_encoder(name):
+        shared = name.startswith("model.decoder.") and not name.endswith("layer_scalar") and "conditioning" not in name
+        return name.replace("model.decoder.", "model.encoder.language_model.") if shared else name
+
+    once = {of_encoder(name): tensor for name, tensor in tensors.items()}
+    head = {"lm_head.weight": tensors["model.decoder.embed_tokens.weight"].clone()}
+    twice = tensors | {name: tensor.clone() for name, tensor in once.items()} | head
+    assert len(once) == len(tensors) < len(twice)
+    for spelling in (once, twice):
+        for name, parameter in attempt(spelling).named_parameters():
+            assert torch.equal(parameter, reference[name]), name
+    head["lm_head.weight"][3, 5] += 1
+    with pytest.raises(ConfigError, match=r"'lm_head.weight' and .*embed_tokens.* different values"):
+        attempt(twice | head)
+
+
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        ({"hidden_size": None}, "text_config lacks hidden_size"),
+        ({"layer_types": ["full_attention"]}, "layer_types has 1 entries, but num_hidden_layers is 3"),
+        ({"layer_types": ["full_attention"] * 2 + ["chunked"]}, "layer_types names 'chunked'"),
+        ({"layer_types": ["full_attention"] * 2 + ["sliding_attention"]}, "layer_types ends with 'sliding_attention'"),
+        ({"hidden_activation": "silu"}, "hidden_activation is 'silu', but only 'gelu_pytorch_tanh' is built"),
+        ({"attention_bias": True}, "attention_bias is True"),
+        ({"use_bidirectional_attention": "all"}, "use_bidirectional_attention is 'all'"),
+        ({"top_k_experts": 9}, "top_k_experts 9 is more than num_experts 4"),
+        ({"num_attention_heads": 5}, "num_attention_heads 5 is no multiple of the 2 key heads of sliding_attention"),
+        ({"final_logit_softcapping": 0}, "final_logit_softcapping must be a number above 0"),
+        ({"sliding_window": 0}, "sliding_window must be a whole number of at least 1"),
+        ({"per_layer_config": {"7": {}}}, "per_layer_config['7'] is none of the 3 layers"),
+        ({"per_layer_config": {"0": {"rank": 3}}}, "per_layer_config['0'] may hold head_dim and num_key_value_heads"),
+        ({"per_layer_config": {"0": {"head_dim": 32}}}, "gives layer 1 other heads than another sliding_attention"),
+        ({"rope_parameters": {"sliding_attention": {"rope_theta": 1.0}}}, "rope_parameters lacks full_attention"),
+        (
+            {"rope_parameters": CONFIG["text_config"]["rope_parameters"] | {"full_attention": {"rope_type": "yarn"}}},
+            "rope_parameters.full_attention: rope_type is 'yarn'",
+        ),
+        (
+            {"rope_parameters": CONFIG["text_config"]["rope_parameters"]
+             | {"sliding_attention": {"rope_theta": 1e4, "partial_rotary_factor": 0.5}}},
+            "partial_rotary_factor 0.5 is built only with rope_type 'proportional'",
+        ),
+        (
+            {"rope_parameters": CONFIG["text_config"]["rope_parameters"]
+             | {"full_attention": {"rope_type": "proportional", "rope_theta": 1e6, "partial_rotary_factor": 0.01}}},
+            "partial_rotary_factor turns 0 of a head's 32 dimensions",
+        ),
+    ],
+)  # fmt: skip
+def test_refusals_name_the_field(changes, sentence):
+    with pytest.raises(ConfigError) as error:
+        parse(config_of(**changes))
+    assert sentence in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+def test_the_config_around_the_text():
+    with pytest.raises(ConfigError, match="lacks text_config"):
+        parse(CONFIG | {"text_config": None})
+    with pytest.raises(ConfigError, match="text_config must be an object"):
+        parse(CONFIG | {"text_config": 3})
+    with pytest.raises(ConfigError, match="tie_word_embeddings is False"):
+        parse(CONFIG | {"tie_word_embeddings": False})
+    assert parse(CONFIG).canvas == 16
+    assert parse({name: value for name, value in CONFIG.items() if name != "canvas_length"}).canvas == 256
+
+
+def test_heads_of_full_layers_by_fields_of_their_own():
+    """As the larger published configs say it; without any of them a full layer's heads have 512 dimensions."""
+    own = {"per_layer_config": None, "global_head_dim": 32, "num_global_key_value_heads": 1}
+    assert parse(config_of(**own)) == parse(CONFIG)
+    sliding, full = parse(config_of(per_layer_config=None)).kinds
+    assert (sliding.head_dim, sliding.window, full.head_dim, full.window) == (16, 16, 512, None)
+    assert (full.kv_heads, full.rotary_dim, full.theta) == (2, 128, 1e6)
+    layers = config_of(num_hidden_layers=12, layer_types=None, per_layer_config=None)
+    assert parse(layers).layers == (0, 0, 0, 0, 0, 1) * 2
+
+
+def test_without_its_strategy_it_says_so():
+    with pytest.raises(ConfigError, match="decoded by diffusion_gemma, which this version does not have"):
+        LLM(str(FOLDER), device="cpu", skip_tokenizer=True)
