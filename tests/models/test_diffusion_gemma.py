@@ -14,6 +14,7 @@ from runtime.models.diffusion_gemma_config import parse
 from runtime.weights import load_model, resolve_checkpoint
 from tests.golden import GOLDEN
 from tests.models.canvas import Driver, Run
+from tests.oracle import canvas
 
 FOLDER = GOLDEN / "diffusion_gemma"
 TOLERANCE = 5e-4  # of golden logits (tests/golden/README.md)
@@ -30,14 +31,14 @@ def load(path, dtype):
 @pytest.mark.parametrize("case", [c for c in CASES if c["kind"] == "denoiser_logits"], ids=lambda case: case["name"])
 def test_golden_logits(case):
     expected = load_file(FOLDER / "expected.safetensors")
-    prompt, canvas = (expected[case[name]].tolist() for name in ("prompt_ids", "canvas_ids"))
+    prompt, noise = (expected[case[name]].tolist() for name in ("prompt_ids", "canvas_ids"))
     model = load(FOLDER, torch.float32)
     given = case["self_conditioning_logits"]
     signal = None if given is None else model.soften(expected[given].softmax(-1))
     for page_size, chunk in ((4, 7), (32, 100)):
-        driver = Driver(model, 1, len(prompt) + len(canvas), page_size, torch.float32)
+        driver = Driver(model, 1, len(prompt) + len(noise), page_size, torch.float32)
         driver.commit(0, prompt, chunk)
-        (logits,) = driver.step(Run(0, canvas, len(prompt), open=True, signal=signal))
+        (logits,) = driver.step(Run(0, noise, len(prompt), open=True, signal=signal))
         torch.testing.assert_close(logits, expected[case["logits"]], rtol=0, atol=TOLERANCE)
 
 
@@ -81,9 +82,9 @@ def test_random_models_equal_transformers(theirs):
     def ids(n):
         return torch.randint(0, 220, (n,), generator=random).tolist()  # no image tokens
 
-    prompts, canvas = [ids(37), ids(6)], 16
-    first, second = [ids(canvas) for _ in prompts], [ids(canvas) for _ in prompts]
-    before = [torch.randn(canvas, 224, generator=random) * 3 for _ in prompts]
+    prompts, length = [ids(37), ids(6)], 16
+    first, second = [ids(length) for _ in prompts], [ids(length) for _ in prompts]
+    before = [torch.randn(length, 224, generator=random) * 3 for _ in prompts]
 
     def expected(seen, noise, logits=None):
         with torch.no_grad():
@@ -97,7 +98,7 @@ def test_random_models_equal_transformers(theirs):
         torch.testing.assert_close(ours.float(), expected(*theirs), rtol=2e-4, atol=2e-4)
 
     signals = [model.soften(logits.double().softmax(-1)) for logits in before]
-    driver = Driver(model, 2, 37 + 2 * canvas, 8, torch.float64)
+    driver = Driver(model, 2, 37 + 2 * length, 8, torch.float64)
     driver.commit(0, prompts[0], 11)
     opened, _ = driver.step(Run(0, first[0], 37, open=True), Run(1, prompts[1], 0))
     compare(opened, prompts[0], first[0])
@@ -109,7 +110,7 @@ def test_random_models_equal_transformers(theirs):
     # the first request's canvas is done: committed, and the next opened in the same forward or after it
     driver.step(Run(0, first[0], 37), Run(1, first[1], 6, open=True, signal=signals[1]))
     later, other = driver.step(
-        Run(0, second[0], 37 + canvas, open=True, signal=signals[0]), Run(1, first[1], 6, open=True, signal=signals[1])
+        Run(0, second[0], 37 + length, open=True, signal=signals[0]), Run(1, first[1], 6, open=True, signal=signals[1])
     )
     compare(later, prompts[0] + first[0], second[0], before[0])
     compare(other, prompts[1], first[1], before[1])
@@ -216,3 +217,53 @@ def test_heads_of_full_layers_by_fields_of_their_own():
 def test_without_its_strategy_it_says_so():
     with pytest.raises(ConfigError, match="decoded by diffusion_gemma, which this version does not have"):
         LLM(str(FOLDER), device="cpu", skip_tokenizer=True)
+
+
+class Recorded:
+    def __init__(self, case):
+        expected = load_file(FOLDER / "expected.safetensors")
+        self.tensors = {name: expected[key] for name, key in case["draws"].items()}
+
+    def initial(self, canvas):
+        return self.tensors["initial"][canvas]
+
+    def sampled(self, step, probs):
+        return self.tensors["sampled"][step]
+
+    def renoise(self, step):
+        return self.tensors["renoise"][step]
+
+
+@pytest.mark.parametrize("case", [c for c in CASES if c["kind"] == "generate"], ids=lambda case: case["name"])
+def test_golden_generation(case):
+    """The model under the oracle of its decoding: each canvas is committed once, over one pool."""
+    model, prompt, settings = load(FOLDER, torch.float32), case["prompt_ids"], dict(case["settings"])
+    max_tokens, length = settings["max_tokens"], case["canvas_length"]
+    names = canvas.Settings.__dataclass_fields__
+    options = canvas.Settings(**{name: settings[name] for name in names})
+    expected = load_file(FOLDER / "expected.safetensors")
+    trace = {name: expected[key] for name, key in case["trace"].items()}
+    stops = case["finish_reason"] == "stop"  # else its end tokens change nothing
+    for eos, suffix in ((set(), "_ignore_eos"), (set(case["eos_token_ids"]), ""))[not stops :]:
+        driver, committed = Driver(model, 1, len(prompt) + max_tokens, 8, torch.float32), 0
+
+        def denoise(seen, ids, logits, driver=driver):
+            nonlocal committed
+            if committed < len(seen):
+                driver.commit(0, seen[committed:], 12, first=committed)
+                committed = len(seen)
+            signal = None if logits is None else model.soften(logits.softmax(-1))
+            return driver.step(Run(0, ids, len(seen), open=True, signal=signal))[0]
+
+        answer = canvas.decode(denoise, prompt, max_tokens, options, Recorded(case), eos)
+        assert answer.ids == case[f"ids{suffix}"]
+        assert answer.nfe == case[f"nfe{suffix}"]
+        assert answer.finish_reason == (case["finish_reason"] if eos else "length")
+        if not (eos and stops):
+            assert [len(steps) for steps in answer.steps] == case["steps_per_canvas_ignore_eos"]
+            assert len(case["ids_ignore_eos"]) == len(case["steps_per_canvas_ignore_eos"]) * length
+            steps = [step for steps in answer.steps for step in steps]
+            for name in ("before", "accepted", "argmax"):
+                assert torch.equal(torch.stack([getattr(step, name) for step in steps]), trace[name]), name
+            entropy = torch.stack([step.entropy for step in steps])
+            torch.testing.assert_close(entropy, trace["entropy"], rtol=1e-3, atol=1e-3)

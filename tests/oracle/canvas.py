@@ -1,0 +1,102 @@
+"""Denoising of canvases of noise, told straight from decoding.md 3.6: one request, one canvas after another."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import torch
+
+
+class Draws(Protocol):
+    """What chance decides, each [canvas length]."""
+
+    def initial(self, canvas: int) -> torch.Tensor: ...
+
+    def sampled(self, step: int, probs: torch.Tensor) -> torch.Tensor:
+        """An id for each row of `probs`; steps count over all canvases."""
+        ...
+
+    def renoise(self, step: int) -> torch.Tensor: ...
+
+
+@dataclass(frozen=True)
+class Settings:
+    max_steps: int
+    entropy_bound: float
+    t_min: float
+    t_max: float
+    stability_threshold: int
+    confidence_threshold: float
+
+
+@dataclass(frozen=True)
+class Step:
+    before: torch.Tensor  # int64 [C]
+    accepted: torch.Tensor  # bool [C]
+    argmax: torch.Tensor  # int64 [C]
+    entropy: torch.Tensor  # [C], nats
+
+
+@dataclass
+class Answer:
+    ids: list[int] = field(default_factory=list)
+    finish_reason: str = "length"
+    steps: list[list[Step]] = field(default_factory=list)  # of each canvas
+
+    @property
+    def nfe(self) -> int:
+        return sum(len(canvas) for canvas in self.steps)
+
+
+# committed ids, the canvas, the last step's tempered logits (none at a canvas's first) -> logits [C, vocab]
+Denoiser = Callable[[list[int], list[int], torch.Tensor | None], torch.Tensor]
+
+
+def decode(
+    denoise: Denoiser, prompt: list[int], max_tokens: int, settings: Settings, draws: Draws, eos: set[int]
+) -> Answer:
+    """`eos` empty: none ends the answer."""
+    answer, seen = Answer(), list(prompt)
+    while len(answer.ids) < max_tokens:
+        done, steps = len(answer.steps), answer.nfe
+        answer.steps.append(_canvas(denoise, seen, draws.initial(done), settings, draws, steps))
+        final = answer.steps[-1][-1].argmax.tolist()
+        ends = [n for n, token in enumerate(final) if token in eos and len(answer.ids) + n < max_tokens]
+        if ends:
+            answer.ids += final[: ends[0]]
+            answer.finish_reason = "stop"
+            return answer
+        answer.ids += final
+        seen += final
+    del answer.ids[max_tokens:]
+    return answer
+
+
+def _canvas(
+    denoise: Denoiser, seen: list[int], canvas: torch.Tensor, settings: Settings, draws: Draws, first: int
+) -> list[Step]:
+    taken: list[Step] = []
+    logits: torch.Tensor | None = None
+    for left in range(settings.max_steps, 0, -1):
+        logits = denoise(seen, canvas.tolist(), logits)
+        logits = logits / (settings.t_min + (settings.t_max - settings.t_min) * (left / settings.max_steps))
+        probs = logits.softmax(-1)
+        entropy = torch.special.entr(probs).sum(-1)
+        accepted = torch.zeros_like(canvas, dtype=torch.bool)
+        total = 0.0
+        for position in entropy.argsort(stable=True).tolist():
+            accepted[position] = total <= settings.entropy_bound
+            total += float(entropy[position])
+        best = logits.argmax(-1)
+        taken.append(Step(canvas, accepted, best, entropy))
+        step = first + len(taken) - 1
+        canvas = torch.where(accepted, draws.sampled(step, probs), draws.renoise(step))
+        earlier = [past.argmax for past in taken[:-1]][-settings.stability_threshold :]
+        stable = not settings.stability_threshold or (
+            len(earlier) == settings.stability_threshold and all(torch.equal(past, best) for past in earlier)
+        )
+        if stable and float(entropy.mean()) < settings.confidence_threshold:
+            break
+    return taken
