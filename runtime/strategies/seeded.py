@@ -2,8 +2,8 @@
 share (decoding.md 3.5, 3.7).
 
 The forward that makes the block before final (or the prompt's) also gives this first token, the seed: a block of one
-position, sampled from the last settled row, which is no step and takes its token whatever the confidence. A strategy
-may decode a block in parts, one after another; each of them is a `Block` to the acceptance rule.
+position, sampled from the last settled row, which is no step and takes its token whatever the confidence. It stays. A
+strategy may decode a block in parts, one after another; each of them is a `Block` to the acceptance rule.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class SeededBlocks:
     shares_prefixes = True
     whole_prompts = False
     from_prompt = False
-    shift = 0  # how far before a position the row stands whose logits are its own, the seed's apart
+    shift = 0  # how far before a position the row stands whose logits are its own; a seed's is always the one before
 
     def __init__(self, context: DecodingContext) -> None:
         if context.buffer_size not in (None, self.buffer_size):
@@ -83,7 +83,7 @@ class SeededBlocks:
         if part is None:
             return Feed(request.settled, request.settled, [])
         first, last = self.rows(request, part)
-        part.unseen = max(first - part.source, 0)
+        part.unseen = max(first - part.source, int(part.start == request.settled))
         return Feed(first, last, [part])
 
     def _wants_seed(self, request: Request) -> bool:
@@ -121,11 +121,9 @@ class SeededBlocks:
         return True
 
     def _final(self, request: Request) -> int:
-        """Positions below cannot change: finished parts, and a seed whose own row is not forwarded with its block."""
+        """Positions below cannot change: finished parts, and the seed."""
         part = current(request)
-        if part is None:
-            return request.settled
-        return part.start + (self.shift if part.start == request.settled else 0)
+        return request.settled if part is None else part.start + int(part.start == request.settled)
 
     def apply(self, request: Request, sampled: list[Block], results: BlockResults, first: int) -> None:
         shown = request.settled

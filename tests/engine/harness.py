@@ -25,16 +25,20 @@ from runtime.models.base import Model
 from runtime.samplers import get_rule, rules
 from runtime.strategies import DecodingContext, make_strategy
 from runtime.strategies.multi_bd import MultiBlock
-from tests.engine.hash_model import HashModel, digest, flat, hash_logits
+from tests.engine.hash_model import HashMemory, HashModel, digest, flat, hash_logits
 from tests.oracle.block import Params
 from tests.oracle.block import Shape as OracleShape
 from tests.oracle.decode import LogitsOf, Result, decode
+from tests.oracle.masks import block_causal_ends, prefix_causal_ends, prefix_full_ends
+from tests.oracle.seeded import decode_seeded
 
 
 @dataclass(frozen=True, kw_only=True)
 class Setup:
     """The server's side of a run."""
 
+    strategy: str = "multi_bd"
+    shift: bool = False  # of d2f: the family's; fast_dllm_v2 has it always
     block: int = 4
     buffer: int = 1
     page: int = 4
@@ -51,7 +55,21 @@ class Setup:
 
     @property
     def oracle(self) -> OracleShape:
-        return OracleShape(self.block, self.buffer, self.mask, frozenset(self.eos), self.max_token)
+        from_prompt = self.strategy in ("d2f", "nemotron_diffusion")
+        shift = int(self.shift or self.strategy == "fast_dllm_v2")
+        return OracleShape(self.block, self.buffer, self.mask, frozenset(self.eos), self.max_token, from_prompt, shift)
+
+    @property
+    def seeded(self) -> bool:
+        return self.strategy in ("fast_dllm_v2", "nemotron_diffusion")
+
+    def ends(self, prompt: int, length: int) -> list[int]:
+        """How far each of `length` positions sees whose content is final."""
+        if self.strategy == "d2f":
+            return prefix_full_ends(length, self.block, prompt)
+        if self.strategy == "nemotron_diffusion":
+            return prefix_causal_ends(length, length)
+        return block_causal_ends(length, self.block)
 
 
 @dataclass(frozen=True)
@@ -106,11 +124,11 @@ class CheckedRunner(ModelRunner):
 def make_engine(setup: Setup, model: Model | None = None) -> Engine:
     """An engine around `model` (the hash model unless given) with a float64 pool."""
     model = model or HashModel(setup.vocab)
-    context = DecodingContext(setup.block, setup.buffer, setup.prefix_caching, setup.max_len)
-    strategy = make_strategy("multi_bd", ("multi_bd",), context)
+    context = DecodingContext(setup.block, setup.buffer, setup.prefix_caching, setup.max_len, setup.shift)
+    strategy = make_strategy(setup.strategy, (setup.strategy,), context)
     info = EngineInfo(
         family="none",
-        strategy="multi_bd",
+        strategy=setup.strategy,
         device="cpu",
         dtype="float64",
         vocab_size=setup.vocab,
@@ -124,7 +142,8 @@ def make_engine(setup: Setup, model: Model | None = None) -> Engine:
         max_model_len=setup.max_len,
         max_num_reqs=setup.max_reqs,
         max_num_batched_tokens=setup.budget,
-        prefix_caching=setup.prefix_caching,
+        prefix_caching=setup.prefix_caching and strategy.shares_prefixes,
+        blocks_from_prompt=strategy.tiling.from_prompt,
         strategy_fields=list(with_defaults(strategy.fields, setup.block)),
         rules=[RuleInfo(key=key, fields=with_defaults(get_rule(key).fields, setup.block)) for key in rules()],
         default_rule="threshold",
@@ -150,8 +169,9 @@ def decoding_of(p: Params) -> dict[str, Any]:
 
 
 def spec_of(id: str, ask: Ask) -> RequestSpec:
-    """What `runtime.params` would hand the engine."""
+    """What `runtime.params` would hand the engine, and the values of other strategies' fields."""
     p = ask.params
+    values = decoding_of(p) | {"sub_block_size": p.sub_block_size, "block_cache": p.block_cache}
     return RequestSpec(
         id=id,
         prompt=list(ask.prompt),
@@ -165,7 +185,7 @@ def spec_of(id: str, ask: Ask) -> RequestSpec:
         max_repetition_run=p.max_repetition_run,
         decoding=DecodingParams(
             algorithm=p.algorithm,
-            values=decoding_of(p),
+            values=values,
             total_steps=p.total_steps,
             force_single_batch=ask.alone,
         ),
@@ -179,7 +199,10 @@ def spec_of(id: str, ask: Ask) -> RequestSpec:
 
 def expected(setup: Setup, ask: Ask) -> Result:
     """The oracle's answer on the hash model."""
-    return decode(hash_logits(setup.vocab, setup.block), ask.prompt, ask.params, setup.oracle, ask.fixed)
+    if setup.seeded:
+        return decode_seeded(lambda: HashMemory(setup.vocab), ask.prompt, ask.params, setup.oracle, ask.fixed)
+    model = hash_logits(setup.vocab, lambda length: setup.ends(len(ask.prompt), length))
+    return decode(model, ask.prompt, ask.params, setup.oracle, ask.fixed)
 
 
 @dataclass
@@ -280,17 +303,19 @@ def _counts(waiting: Iterable[tuple[str, str]], counts: Counter[tuple[str, str]]
     return [(place, counts[place]) for place in waiting]
 
 
-def check_cached(engine: Engine, request: Request) -> None:
-    """Hash model: the K/V below `request.cached` is that of a fresh prefill of the same tokens (decoding.md 5.3)."""
+def check_cached(engine: Engine, request: Request, setup: Setup) -> None:
+    """Hash model: the K/V below `request.cached` is that of a fresh prefill of the same tokens (decoding.md 5.3), d2f's
+    that of the same prompt and answer."""
     info, pool = engine.info, engine.runner.pool  # type: ignore[attr-defined]
     at = np.arange(request.cached)
     pages = engine.table._pages[request.row][at // info.page_size].astype(np.int64)
     slots = pages * info.page_size + at % info.page_size
     tokens = request.tokens[: request.cached]
     assert flat(pool.layer(0).k)[slots].tolist() == tokens.tolist()
-    block = info.block_size
-    assert request.cached % block == 0
-    assert flat(pool.layer(1).k)[slots].tolist() == [digest(tokens[: (a // block + 1) * block], a) for a in at.tolist()]
+    ends = setup.ends(request.prompt_len, request.cached)
+    assert flat(pool.layer(1).k)[slots].tolist() == [digest(tokens[:end], a) for a, end in enumerate(ends)]
+    if setup.strategy != "nemotron_diffusion":
+        assert (request.cached - setup.oracle.first(request.prompt_len)) % setup.block == 0 or not request.cached
 
 
 def check_idle(engine: Engine) -> None:
@@ -306,14 +331,14 @@ class Run:
     """An engine and all that was heard of its requests, checked after every step.
 
     Args:
-        engine: on the hash model unless given. logits_of: the oracle's view of the same model.
+        engine: on the hash model unless given. logits_of: the multi_bd oracle's view of the same model.
     """
 
     def __init__(self, setup: Setup, engine: Engine | None = None, logits_of: LogitsOf | None = None) -> None:
         self.setup = setup
         self.hashed = engine is None
         self.engine = engine or make_engine(setup)
-        self.logits_of = logits_of or hash_logits(setup.vocab, setup.block)
+        self.logits_of = logits_of
         self.asks: dict[str, Ask] = {}
         self.heard: dict[str, Heard] = {}
         self.aborted: set[str] = set()
@@ -342,7 +367,7 @@ class Run:
         if self.hashed:
             for request in self.engine.scheduler.running:
                 if self._checked.get(request.seq) != request.cached:
-                    check_cached(self.engine, request)
+                    check_cached(self.engine, request, self.setup)
                     self._checked[request.seq] = request.cached
 
     def drain(self, limit: int = 5000) -> None:
@@ -356,7 +381,10 @@ class Run:
     def compare(self) -> None:
         """Everything heard equals the oracle's."""
         for id, ask in self.asks.items():
-            result = decode(self.logits_of, ask.prompt, ask.params, self.setup.oracle, ask.fixed)
+            if self.logits_of is None:
+                result = expected(self.setup, ask)
+            else:
+                result = decode(self.logits_of, ask.prompt, ask.params, self.setup.oracle, ask.fixed)
             check_heard(self.heard[id], result, ask.report, whole=self.heard[id].ended)
 
 

@@ -50,22 +50,28 @@ def logits_of_hash(hashes: np.ndarray, vocab: int) -> np.ndarray:
     return out
 
 
-def hash_logits(vocab: int, block: int) -> Callable[[Sequence[int]], np.ndarray]:
-    """The model as a function of the whole sequence, block-causal."""
+class HashMemory:
+    """The model as a function of what every position was last forwarded with; `Memory` of the oracles."""
 
-    def logits_of(ids: Sequence[int]) -> np.ndarray:
-        tokens = np.asarray(ids, dtype=np.int64)
-        context = np.zeros(len(tokens), dtype=np.int64)
-        rows = np.zeros(len(tokens), dtype=np.int64)
-        for start in range(0, len(tokens), block):
-            end = min(start + block, len(tokens))
-            for a in range(start, end):
-                context[a] = digest(tokens[:end], a)
-            for a in range(start, end):
-                rows[a] = digest(context[:end], a)
-        return logits_of_hash(rows, vocab)
+    def __init__(self, vocab: int) -> None:
+        self.vocab = vocab
+        self.tokens = np.zeros(0, dtype=np.int64)
+        self.contexts = np.zeros(0, dtype=np.int64)
 
-    return logits_of
+    def forward(self, first: int, ids: Sequence[int], ends: Sequence[int]) -> np.ndarray:
+        """[len(ids), vocab] of the positions from `first` on, each of which sees those below its end."""
+        last = first + len(ids)
+        grown = max(last - len(self.tokens), 0)
+        self.tokens, self.contexts = np.pad(self.tokens, (0, grown)), np.pad(self.contexts, (0, grown))
+        self.tokens[first:last] = ids
+        self.contexts[first:last] = [digest(self.tokens[:end], first + n) for n, end in enumerate(ends)]
+        rows = np.array([digest(self.contexts[:end], first + n) for n, end in enumerate(ends)], dtype=np.int64)
+        return logits_of_hash(rows, self.vocab)
+
+
+def hash_logits(vocab: int, ends_of: Callable[[int], Sequence[int]]) -> Callable[[Sequence[int]], np.ndarray]:
+    """The model as a function of the whole sequence; `ends_of` says of its length how far each position sees."""
+    return lambda ids: HashMemory(vocab).forward(0, ids, ends_of(len(ids)))
 
 
 def flat(pages: Tensor) -> Tensor:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from hypothesis import settings
 from hypothesis import strategies as st
 
@@ -21,10 +23,11 @@ THRESHOLDS = st.sampled_from([0.0, 0.1, 0.3, 0.5, 0.7, 0.9, 1.0])
 
 
 @st.composite
-def params(draw: st.DrawFn, growing: bool, max_tokens: int) -> Params:
+def params(draw: st.DrawFn, growing: bool, max_tokens: int, setup: Setup) -> Params:
     """Anything `runtime.params` lets through, with small numbers where they make blocks change often."""
     hot = draw(st.booleans())
-    algorithm = draw(st.sampled_from(["threshold", "edit", *ALGORITHMS]))
+    rules = [key for key in ("threshold", "edit", *ALGORITHMS) if key != "edit" or not setup.seeded]
+    algorithm = draw(st.sampled_from(rules))
     total = draw(st.sampled_from([None, 20, 33, 64])) if algorithm in ("fixed", "dynamic", "sequential") else None
     return Params(
         max_tokens=draw(st.integers(max_tokens - 8 if growing else 1, max_tokens)),
@@ -58,19 +61,41 @@ def params(draw: st.DrawFn, growing: bool, max_tokens: int) -> Params:
         credit_decay=draw(st.sampled_from([0.0, 0.8, 1.0])),
         credit_power=draw(st.sampled_from([0.2, 1.0])),
         suppress_eos=draw(st.sampled_from(["none", "none", "confidence", "logits"])),
+        **(draw(sub_blocks(setup.block)) if setup.strategy == "fast_dllm_v2" else {}),
     )
 
 
 @st.composite
-def setups(draw: st.DrawFn, max_len: int = 40, block: int | None = None, buffer: int | None = None) -> Setup:
+def sub_blocks(draw: st.DrawFn, block: int) -> dict[str, Any]:
+    """fast_dllm_v2's own fields."""
+    sizes = [size for size in range(1, block + 1) if block % size == 0]
+    return {"sub_block_size": draw(st.sampled_from(sizes)), "block_cache": draw(st.booleans())}
+
+
+@st.composite
+def setups(
+    draw: st.DrawFn,
+    max_len: int = 40,
+    block: int | None = None,
+    buffer: int | None = None,
+    strategy: str = "multi_bd",
+    shift: bool | None = None,
+) -> Setup:
     """Pages smaller and larger than the block; budgets and pools down to what one request needs."""
     block = block or draw(st.sampled_from([4, 4, 8, 2]))
     page = draw(st.sampled_from([p for p in (1, 2, 4, 8, 16) if p % block == 0 or block % p == 0]))
-    buffer = buffer or draw(st.integers(1, 4))
-    least = (buffer + 1) * block
+    seeded = strategy in ("fast_dllm_v2", "nemotron_diffusion")
+    buffer = 1 if seeded else buffer or draw(st.integers(1, 4))
+    least = block if seeded else (buffer + 1) * block
     unit = max(block, page)
     longest = -(-max_len // unit) * (unit // page)
+    if strategy == "d2f":
+        least = max(least + 1, max_len - 1)
+    if strategy in ("d2f", "nemotron_diffusion"):
+        longest = -(-(max_len - 1 + block) // unit) * (unit // page)
     return Setup(
+        strategy=strategy,
+        shift=strategy == "d2f" and (draw(st.booleans()) if shift is None else shift),
         block=block,
         buffer=buffer,
         page=page,
@@ -99,7 +124,7 @@ def asks(draw: st.DrawFn, setup: Setup) -> Ask:
     run = st.tuples(offsets, offsets).map(lambda ends: dict.fromkeys(range(min(ends), max(ends) + 1), 5))
     return Ask(
         prompt=tuple(prompt),
-        params=draw(params(growing, max_tokens=max_tokens)),
+        params=draw(params(growing, max_tokens=max_tokens, setup=setup)),
         given=tuple(draw(st.one_of(st.just({}), st.just({}), some, run)).items()),
         report=draw(st.sampled_from(["final", "stable", "denoise", "denoise"])),
         salt=draw(st.sampled_from(["", "", "other"])),
@@ -110,9 +135,11 @@ def asks(draw: st.DrawFn, setup: Setup) -> Ask:
 
 
 @st.composite
-def scenarios(draw: st.DrawFn) -> tuple[Setup, list[tuple[int, Ask]], list[tuple[int, int]]]:
+def scenarios(
+    draw: st.DrawFn, strategy: str = "multi_bd"
+) -> tuple[Setup, list[tuple[int, Ask]], list[tuple[int, int]]]:
     """A server, requests with the step at which each arrives, and aborts (step, number of the request)."""
-    setup = draw(setups())
+    setup = draw(setups(strategy=strategy))
     arrivals = draw(st.lists(st.tuples(st.integers(0, 12), asks(setup)), min_size=2, max_size=7))
     aborts = draw(st.lists(st.tuples(st.integers(0, 25), st.integers(0, 6)), max_size=2))
     return setup, sorted(arrivals, key=lambda a: a[0]), aborts

@@ -51,6 +51,8 @@ class Params:
     credit_decay: float = 0.8
     credit_power: float = 0.2
     suppress_eos: str = "none"
+    sub_block_size: int = 8  # fast_dllm_v2
+    block_cache: bool = False
 
     @property
     def revises(self) -> bool:
@@ -60,13 +62,20 @@ class Params:
 
 @dataclass(frozen=True)
 class Shape:
-    """What the server decides: block and buffer size, and which ids mean what."""
+    """What the server decides: block and buffer size, and which ids mean what; and of the strategy, whether blocks tile
+    from the prompt's end, and how far before a position the row stands whose logits are its own."""
 
     block: int
     buffer: int
     mask_id: int
     eos_ids: frozenset[int]
     max_token_id: int
+    from_prompt: bool = False
+    shift: int = 0
+
+    def first(self, prompt_len: int) -> int:
+        """Where the first block that is not all prompt begins."""
+        return prompt_len if self.from_prompt else prompt_len // self.block * self.block
 
 
 @dataclass

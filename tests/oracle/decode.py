@@ -1,4 +1,5 @@
 """A naive decoder of the multi-block loop, written from decoding.md sections 1 to 3.2 and from nothing of the engine's.
+With other blocks and rows (``Shape``) and logits under another mask it is that of `d2f` (3.4) as well.
 
 One request, no cache, no pages, no batch: each step forwards the whole sequence again under an explicit block-causal
 mask and then decides position by position in plain Python. Under that mask a position's output depends on the blocks
@@ -116,18 +117,18 @@ class _Decode:
         self.logits_of, self.prompt, self.p, self.shape = logits_of, list(prompt), p, shape
         self.given = dict(enumerate(prompt)) | {len(prompt) + n: t for n, t in given.items()}
         self.end = len(prompt) + p.max_tokens
-        self.first = len(prompt) // shape.block  # number of the first block that is not all prompt
+        self.first = shape.first(len(prompt))
         self.blocks: list[Block] = []
         self.nfe = 0
         self.sent = 0
         self.events: list[Event] = []
-        if len(prompt) % shape.block:
+        if self.first < len(prompt):
             self.open_next()
 
     def open_next(self) -> None:
         """Open the next block, unless it starts at or beyond the end."""
         size = self.shape.block
-        start = (self.first + len(self.blocks)) * size
+        start = self.first + len(self.blocks) * size
         if start >= self.end:
             return
         tokens = [self.given.get(n, self.shape.mask_id) for n in range(start, start + size)]
@@ -141,7 +142,7 @@ class _Decode:
     def shared(self) -> list[int]:
         """Steps of each block: one after another gets one more, left to right, who has fewest and masks for more."""
         size = self.shape.block
-        starts = range(self.first * size, self.end, size)
+        starts = range(self.first, self.end, size)
         masks = [sum(n not in self.given for n in range(start, start + size)) for start in starts]
         steps = [0] * len(masks)
         for _ in range(min(self.p.total_steps, sum(masks))):
@@ -190,7 +191,8 @@ class _Decode:
         plans = []
         for n, block in enumerate(self.blocks):
             if block.status == ACTIVE and block.free:
-                rows = logits[block.start : block.start + self.shape.block]
+                first = block.start - self.shape.shift
+                rows = logits[first : first + self.shape.block]
                 force = self.may_force(n)
                 plans.append((block, decide(block, rows, self.p, self.shape, force=force, step=self.nfe), force))
         for block in self.blocks:
@@ -205,7 +207,7 @@ class _Decode:
                 block.status = TO_CACHE
 
     def sequence(self) -> list[int]:
-        return self.prompt[: self.first * self.shape.block] + [t for b in self.blocks for t in b.tokens]
+        return self.prompt[: self.first] + [t for b in self.blocks for t in b.tokens]
 
     def prefix(self, *, stable: bool) -> tuple[list[int], bool]:
         """The run without a mask from P, cut at E and before an EOS; and whether an EOS cut it."""
@@ -260,6 +262,6 @@ def decode(
 
     Raises AssertionError when it takes more steps than decoding.md 5.5 allows any block to take together.
     """
-    blocks = (len(prompt) + params.max_tokens - 1) // shape.block - len(prompt) // shape.block + 1
+    blocks = -(-(len(prompt) + params.max_tokens - shape.first(len(prompt))) // shape.block)
     per_block = params.max_steps_per_block + params.max_post_edit_steps + 1 + shape.block
     return _Decode(logits_of, prompt, params, shape, given or {}).run(blocks * per_block)

@@ -1,0 +1,192 @@
+"""A naive decoder of `fast_dllm_v2` and `nemotron_diffusion`, written from decoding.md 3.5 and 3.7 and nothing of the
+engine's: one request, everything forwarded again at each step, in plain Python.
+
+What REFINE reads and does not forward is in an explicit memory: of each position what it was last forwarded with. A
+FULL step begins with an empty one.
+
+Readings, beside those of `tests.oracle.decode`:
+
+ 1. A seed is chosen wherever a block begins with a position that nothing is known of, also behind an aligned prompt. It
+    counts as a step of no rule: the rules see the rest of the block. It is final: never masked again.
+ 2. To the rules a sub-block is the block: `steps`, `max_steps_per_block` and shares of a total are its own.
+ 3. A position whose row is not forwarded is not looked at: the first of a sub-block in REFINE is not masked again.
+ 4. A sub-block without a mask is left for the next and frozen then. With masking again only finished sub-blocks and
+    seeds are stable text.
+ 5. Each seed is told of as a step is, with `nfe` as it was.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Protocol
+
+import numpy as np
+
+from tests.oracle.block import FILLED, MASKED, PROMPT, Block, Params, Shape, apply, banned, decide
+from tests.oracle.decode import Event, Result, longest_run_cut
+from tests.oracle.draws import choose
+from tests.oracle.masks import block_end, prefix_causal_ends
+
+
+class Memory(Protocol):
+    """A model and what it was last given at each position."""
+
+    def forward(self, first: int, ids: Sequence[int], ends: Sequence[int]) -> np.ndarray:
+        """float64 [len(ids), vocab] of the positions from `first` on, each seeing what is below its end."""
+        ...
+
+
+class _Decode:
+    def __init__(
+        self, fresh: Callable[[], Memory], prompt: Sequence[int], p: Params, shape: Shape, given: Mapping[int, int]
+    ) -> None:
+        self.fresh, self.prompt_len, self.p, self.shape = fresh, len(prompt), p, shape
+        self.end = len(prompt) + p.max_tokens
+        self.first = self.start = self.opened = shape.first(len(prompt))
+        self.part = p.sub_block_size if shape.shift else shape.block
+        known = dict(enumerate(prompt)) | {len(prompt) + n: token for n, token in given.items()}
+        size = self.first + -(-(self.end - self.first) // shape.block) * shape.block
+        self.tokens = [known.get(a, shape.mask_id) for a in range(size)]
+        self.state = [PROMPT if a in known else MASKED for a in range(size)]
+        self.parts: list[Block] = []
+        self.memory = fresh()
+        self.nfe = self.sent = 0
+        self.events: list[Event] = []
+
+    def ends(self, first: int, last: int) -> list[int]:
+        """Of the positions [first, last), all of it forwarded as far as the open block reaches."""
+        if self.shape.from_prompt:
+            return prefix_causal_ends(self.opened, self.start)[first:last]
+        return [block_end(a, self.shape.block) for a in range(first, last)]
+
+    def seed(self) -> None:
+        """The first token of the block that begins at `start`, by the row before it."""
+        logits = self.fresh().forward(0, self.tokens[: self.start], self.ends(0, self.start))
+        p = self.p
+        row = banned(logits[-1], self.shape)
+        choice = choose(row, p.temperature, p.top_k, p.top_p, p.seed, self.start, self.nfe)
+        self.tokens[self.start], self.state[self.start] = choice.token, FILLED
+
+    def open(self) -> None:
+        self.opened = self.start + self.shape.block
+        steps = self.shared()
+        self.parts = []
+        for at in range(self.start, self.opened, self.part):
+            here = slice(at, at + self.part)
+            state = [PROMPT if a == self.start else s for a, s in enumerate(self.state[here], at)]
+            self.parts.append(Block(at, self.tokens[here], state, given_steps=steps.get(at)))
+
+    def shared(self) -> dict[int, int]:
+        """Of a total, the steps of each part that has a mask, other than a seed's, before the end."""
+        if self.p.total_steps is None:
+            return {}
+        masks: dict[int, list[int]] = {}
+        for a in range(self.first, len(self.tokens)):
+            if self.state[a] != PROMPT and (a - self.first) % self.shape.block:
+                masks.setdefault(self.first + (a - self.first) // self.part * self.part, []).append(a)
+        masks = {at: own for at, own in masks.items() if own[0] < self.end}
+        steps = dict.fromkeys(masks, 0)
+        for _ in range(min(self.p.total_steps, sum(map(len, masks.values())))):
+            at = min((at for at in masks if steps[at] < len(masks[at])), key=lambda at: (steps[at], at))
+            steps[at] += 1
+        return steps
+
+    def step(self, part: Block, *, first_step: bool) -> None:
+        """FULL or REFINE of the open block's part."""
+        if first_step or not self.p.block_cache or part.state[0] == MASKED:
+            first, last, self.memory = 0, self.opened, self.fresh()
+        else:
+            first, last = part.start, part.start + self.part
+        logits = self.memory.forward(first, self.tokens[first:last], self.ends(first, last))
+        seen = copy.copy(part)
+        rows = np.zeros((self.part, logits.shape[1]))
+        for i in range(self.part):
+            row = part.start + i - self.shape.shift
+            if row >= first:
+                rows[i] = logits[row - first]
+            else:
+                assert part.state[i] != MASKED
+                seen.remasked = part.remasked | {i}
+        shape = replace(self.shape, block=self.part)
+        decision = decide(seen, rows, self.p, shape, force=True, step=self.nfe)
+        apply(part, decision, self.shape.mask_id, force=True)
+        self.tokens[part.start : part.start + self.part] = part.tokens
+        for i, state in enumerate(part.state):
+            if part.start + i != self.start:
+                self.state[part.start + i] = state
+        self.nfe += 1
+
+    def current(self) -> Block | None:
+        return next((part for part in self.parts if part.masked), None)
+
+    def is_eos(self, a: int) -> bool:
+        known = self.state[a] == FILLED and self.tokens[a] in self.shape.eos_ids
+        return known and a < self.end and not self.p.ignore_eos
+
+    def prefix(self, limit: int) -> tuple[list[int], bool]:
+        out: list[int] = []
+        for a in range(self.prompt_len, min(limit, self.end)):
+            if self.state[a] == MASKED:
+                break
+            if self.is_eos(a):
+                return out, True
+            out.append(self.tokens[a])
+        return out, False
+
+    def answer(self) -> tuple[list[int], str | None]:
+        current = self.current()
+        final = self.opened if current is None else current.start + (current.start == self.start)
+        stable, eos = self.prefix(final if self.p.revises else self.opened)
+        if eos:
+            return stable, "stop"
+        if len(stable) == self.p.max_tokens:
+            return stable, "length"
+        filled, _ = self.prefix(self.opened)
+        if self.p.max_nfe is not None and self.nfe >= self.p.max_nfe:
+            return filled, "max_nfe"
+        if self.p.max_repetition_run is not None:
+            cut = longest_run_cut(filled, self.p.max_repetition_run)
+            if cut is not None:
+                return filled[:cut], "repetition"
+        return stable, None
+
+    def tell(self) -> Result | None:
+        tokens, reason = self.answer()
+        shown = range(self.start, self.opened)
+        masked = [a - self.start for a in shown if self.state[a] == MASKED]
+        ids = self.tokens[self.start : self.opened]
+        self.events.append(Event(self.start, ids, masked, tokens[self.sent :], self.nfe))
+        self.sent = max(self.sent, len(tokens))
+        return None if reason is None else Result(tokens, self.nfe, reason, self.events, list(self.tokens), self.parts)
+
+    def run(self) -> Result:
+        while self.start < self.end:
+            if self.state[self.start] == MASKED:
+                self.seed()
+                self.open()
+                if result := self.tell():
+                    return result
+            else:
+                self.open()
+            first_step, steps = True, 0
+            while part := self.current():
+                self.step(part, first_step=first_step)
+                first_step, steps = False, steps + 1
+                assert steps <= self.shape.block * (self.p.max_steps_per_block + 2), "the block does not end"
+                if result := self.tell():
+                    return result
+            self.start = self.opened
+        result = self.tell()
+        assert result is not None
+        return result
+
+
+def decode_seeded(
+    fresh: Callable[[], Memory], prompt: Sequence[int], params: Params, shape: Shape,
+    given: Mapping[int, int] | None = None,
+) -> Result:  # fmt: skip
+    """Decode one request to its end. `fresh` makes an empty memory; ``shape.shift`` tells fast_dllm_v2, whose parts
+    have ``params.sub_block_size``, from nemotron_diffusion."""
+    return _Decode(fresh, prompt, params, shape, given or {}).run()
