@@ -14,6 +14,7 @@ from typing import Any, Literal
 from runtime.errors import ConfigError
 
 ENV_PREFIX = "UNMASK_"
+DECODING = "decoding defaults (a request may override them)"  # a group
 
 
 @dataclass(frozen=True, kw_only=True)

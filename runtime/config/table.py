@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from functools import partial
 
-from runtime.config.flags import Flag
+from runtime.config.flags import DECODING, Flag
 
 _model = partial(Flag, group="model", engine=True)
 _parallel = partial(Flag, group="parallelism and devices")
 _memory = partial(Flag, group="blocks, batches and memory", engine=True)
 _speed = partial(Flag, group="execution", engine=True)
-_decode = partial(Flag, group="decoding defaults (a request may override them)", engine=True)
+_decode = partial(Flag, group=DECODING, engine=True)
 _share = partial(_decode, type="float", low=0, high=1)
 _lora = partial(Flag, group="adapters", engine=True, built=False, reason="adapters cannot be loaded in this version")
 _server = partial(Flag, group="server")
@@ -46,8 +46,7 @@ FLAGS: tuple[Flag, ...] = (
     _model(
         name="decoding-strategy",
         metavar="STRATEGY",
-        help="how blocks are opened and decoded (multi_bd, d2f, fast_dllm_v2, nemotron_diffusion); default: the "
-        "family's own",
+        help="how blocks are decoded (multi_bd, d2f, fast_dllm_v2, nemotron_diffusion); default: the family's own",
     ),
     _model(
         name="sampling-mode",
@@ -194,10 +193,7 @@ FLAGS: tuple[Flag, ...] = (
     _lora(name="max-loras", type="int", low=1, help="adapters held at once"),
     _lora(name="max-lora-rank", type="int", low=1, help="largest rank of an adapter"),
     _share(name="add-block-threshold", help="progress of the newest block at which the next opens; 0.1"),
-    _share(
-        name="semi-complete-threshold",
-        help="progress of a block at which its successor may force a token; 0.9 (d2f: 0.95)",
-    ),
+    _share(name="semi-complete-threshold", help="progress at which a block's successor may force; 0.9 (d2f: 0.95)"),
     _share(name="accept-threshold", help="confidence above which a token is taken; the family's, or 0.9"),
     _share(name="edit-threshold", help="confidence above which a filled token is replaced (edit); 0"),
     _share(name="remask-threshold", help="confidence below which a filled token is masked again (threshold); 0: off"),

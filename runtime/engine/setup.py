@@ -8,7 +8,8 @@ import msgspec
 import torch
 from torch import nn
 
-from runtime.config import EngineConfig
+from runtime.config import FLAGS, EngineConfig
+from runtime.config.flags import DECODING
 from runtime.engine.description import Field, RuleInfo, Value, with_defaults
 from runtime.engine.engine import Engine
 from runtime.engine.io import EngineInfo
@@ -186,14 +187,16 @@ def _asked(config: EngineConfig, family: Family[Any], strategy: Strategy, block_
         flags = {f.name: value for f in fields if (value := getattr(config, f.name, None)) is not None}
         return with_defaults(fields, block_size, flags, strategy.defaults, own)
 
-    fitting = [get_rule(key) for key in rules()]
+    every = [get_rule(key) for key in rules()]
+    fitting = [rule for rule in every if not rule.edits or "edit" in family.sampling_modes]
+    read = {field.name for fields in (strategy.fields, *(rule.fields for rule in fitting)) for field in fields}
+    for flag in FLAGS:
+        if flag.group == DECODING and flag.dest not in read and getattr(config, flag.dest, None) is not None:
+            strategy_key = _strategy_key(config, family)
+            raise ConfigError(f"--{flag.name} means nothing to {strategy_key} of the {family.key} family; leave it out")
     return {
         "strategy_fields": list(served(strategy.fields)),
-        "rules": [
-            RuleInfo(key=rule.key, fields=served(rule.fields), modes=rule.modes)
-            for rule in fitting
-            if not rule.edits or "edit" in family.sampling_modes
-        ],
+        "rules": [RuleInfo(key=rule.key, fields=served(rule.fields), modes=rule.modes) for rule in fitting],
         "default_rule": "edit" if config.sampling_mode == "edit" else "threshold",
     }
 

@@ -1,0 +1,124 @@
+"""Checkpoints served with d2f, fast_dllm_v2 and nemotron_diffusion: what they do unasked, what they refuse, and
+nemotron_diffusion, which has no golden answers, against transformers. The golden answers are test_llama_like.py's."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+import torch
+
+from runtime import LLM, SamplingParams
+from runtime.errors import ConfigError, RequestError
+from tests.golden import GOLDEN
+from tests.oracle.block import Params, Shape
+from tests.oracle.llama_like import TransformersOracle, tensors_of, write
+from tests.oracle.seeded import decode_seeded
+from tests.oracle.spelling import config_of, spelt
+
+
+def load(folder: str, **flags: object) -> LLM:
+    return LLM(str(GOLDEN / folder), device="cpu", skip_tokenizer=True, **flags)
+
+
+@dataclass(frozen=True)
+class Whole:
+    """Transformers' model as an oracle's memory, for one that is always forwarded whole."""
+
+    model: TransformersOracle
+
+    def forward(self, first: int, ids: Sequence[int], ends: Sequence[int]) -> np.ndarray:
+        assert first == 0
+        visible = torch.arange(len(ids)) < torch.tensor(ends)[:, None]
+        return self.model.masked_logits(ids, visible).double().numpy()
+
+
+def test_nemotron_diffusion_equals_transformers(tmp_path):
+    config = config_of("nemotron_diffusion")
+    tensors = tensors_of("nemotron_diffusion", config, seed=11)
+    write(tmp_path / "ours", config, spelt("nemotron_diffusion", tensors))
+    oracle = TransformersOracle(tmp_path / "theirs", "nemotron_diffusion", config, tensors)
+    random = np.random.default_rng(4)
+    prompts = [random.integers(0, 39, length).tolist() for length in (1, 5, 8, 13, 30)]
+    flags = {"block_size": 8, "page_size": 4, "max_num_batched_tokens": 24, "mask_token_id": 39, "eos_token_ids": [3]}
+    with LLM(str(tmp_path / "ours"), device="cpu", skip_tokenizer=True, **flags) as llm:
+        assert (llm.info.strategy, llm.info.buffer_size) == ("nemotron_diffusion", 1)
+        shape = Shape(8, 1, 39, frozenset([3]), llm.info.max_token_id, from_prompt=True)
+        for ignore_eos in (True, False):
+            asked = {"max_tokens": 21, "ignore_eos": ignore_eos}
+            sampling = SamplingParams(**asked, temperature=0, decoding={"accept_threshold": 0.5})
+            for prompt, out in zip(prompts, llm.generate(prompts, sampling), strict=True):
+                p = Params(**asked, accept_threshold=0.5, max_steps_per_block=16)
+                told = decode_seeded(lambda: Whole(oracle), prompt, p, shape)
+                assert (out.token_ids, out.nfe, out.finish_reason) == (told.tokens, told.nfe, told.finish_reason)
+
+
+def defaults(llm: LLM) -> dict[str, object]:
+    return dict(llm.info.defaults("threshold").values)
+
+
+def test_what_d2f_does_unasked():
+    with load("d2f_dream", decoding_strategy="d2f") as llm:
+        assert (llm.info.buffer_size, llm.info.prefix_caching) == (4, False)
+        values = defaults(llm)
+        assert (values["semi_complete_threshold"], values["add_block_threshold"]) == (0.95, 0.1)
+        assert values["accept_threshold"] == 0.9
+        answers = llm.generate([[5, 6, 7]] * 2, SamplingParams(max_tokens=33, ignore_eos=True, temperature=0))
+        assert len({tuple(out.token_ids) for out in answers}) == 1
+    flags = {"buffer_size": 2, "accept_threshold": 0.8, "semi_complete_threshold": 0.5}
+    with load("d2f_dream", decoding_strategy="d2f", max_num_reqs=1, **flags) as llm:
+        values = defaults(llm)
+        assert (llm.info.buffer_size, values["accept_threshold"], values["semi_complete_threshold"]) == (2, 0.8, 0.5)
+
+
+@pytest.mark.parametrize(
+    ("folder", "flags", "says"),
+    [
+        (
+            "d2f_llada",
+            {"decoding_strategy": "d2f", "block_size": 8, "max_model_len": 200, "max_num_batched_tokens": 198},
+            "198 is less than the 199 rows .* as prompts are not cut, --max-model-len 200",
+        ),
+        (
+            "d2f_dream",
+            {"decoding_strategy": "d2f", "max_model_len": 64, "max_num_batched_tokens": 160},
+            "160 is less than the 161 rows",
+        ),
+        ("d2f_llada", {"decoding_strategy": "fast_dllm_v2"}, "does not fit this model; it can be: d2f"),
+        ("fast_dllm_v2", {"decoding_strategy": "d2f"}, "does not fit this model; it can be: fast_dllm_v2"),
+        ("fast_dllm_v2", {"buffer_size": 2}, "--buffer-size 2: this model's blocks are decoded one at a time"),
+        (
+            "fast_dllm_v2",
+            {"block_size": 12, "page_size": 12},
+            "--block-size 12: must be a multiple of .* sub-blocks of 8",
+        ),
+        ("fast_dllm_v2", {"add_block_threshold": 0.3}, "--add-block-threshold means nothing to fast_dllm_v2"),
+        ("sdar", {"edit_threshold": 0.3}, "--edit-threshold means nothing to multi_bd of the sdar family"),
+    ],
+)
+def test_what_does_not_fit_is_refused(folder, flags, says):
+    with pytest.raises(ConfigError, match=says):
+        load(folder, mask_token_id=225 if folder == "fast_dllm_v2" else None, **flags)
+
+
+def test_fields_of_fast_dllm_v2():
+    with load("fast_dllm_v2", mask_token_id=225) as llm:
+        values = defaults(llm)
+        assert (values["sub_block_size"], values["block_cache"], values["accept_threshold"]) == (8, False, 0.9)
+
+        def answer(**params):
+            return llm.generate([[5, 6, 7]], SamplingParams(temperature=0, ignore_eos=True, **params))[0]
+
+        for name, value, says in (
+            ("sub_block_size", 12, "12 is no divisor of 32"),
+            ("sub_block_size", 33, "at most 32"),
+            ("block_cache", 1, "not true or false"),
+            ("add_block_threshold", 0.5, "is no decoding field"),
+        ):
+            with pytest.raises(RequestError, match=says):
+                answer(max_tokens=4, decoding={name: value})
+        # the answer, positions 3 to 63, lies in sub-blocks 0 to 7 of 8 positions; a seed is no step
+        assert answer(max_tokens=61, num_denoising_steps=17).nfe == 17
+        with pytest.raises(RequestError, match="7 is less than the 8 blocks"):
+            answer(max_tokens=61, num_denoising_steps=7)
+        assert answer(max_tokens=61, num_denoising_steps=4, decoding={"sub_block_size": 16}).nfe == 4
