@@ -18,7 +18,7 @@ every = pytest.mark.parametrize("strategy", ["d2f", "fast_dllm_v2", "nemotron_di
 
 
 @every
-@examples(60)
+@examples(40)
 @given(data=st.data())
 def test_alone(strategy: str, data: st.DataObject) -> None:
     setup = data.draw(setups(strategy=strategy))
@@ -26,7 +26,7 @@ def test_alone(strategy: str, data: st.DataObject) -> None:
 
 
 @every
-@examples(50)
+@examples(30)
 @given(data=st.data())
 def test_any_schedule(strategy: str, data: st.DataObject) -> None:
     """Arrivals, prompts that share, small pools, tight budgets, mixed rules, aborts: each trace is the oracle's."""
