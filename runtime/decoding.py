@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from runtime.engine.description import SUB_BLOCK, RuleInfo, Value, values_of
+from runtime.engine.description import BLOCK_LENGTH, SUB_BLOCK, RuleInfo, Value, values_of
 from runtime.engine.io import DecodingParams, EngineInfo
 from runtime.errors import RequestError
 from runtime.fields import choice, declared, flag, integer, refuse, shown
@@ -19,7 +19,7 @@ At = Callable[[str], str]  # how the client spelt a field
 
 # Fields that no rule declares: which rule and mode, and what is the engine's own.
 CHOOSING = ("mode", "algorithm")
-ENGINE = ("force_single_batch", "block_length")
+ENGINE = ("force_single_batch", BLOCK_LENGTH)
 
 
 def field_names(info: EngineInfo) -> list[str]:
@@ -47,10 +47,15 @@ def resolve_decoding(
         if name not in fields and name not in CHOOSING and name not in ENGINE:
             _refuse_foreign(at(name), name, value, rule, info)
     _check_block_length(given, info, at)
-    values = values_of(fields.values()) | _mode(given, rule, info, at)
+    own: dict[str, Value] = {}  # what counts in blocks, of a request with blocks of its own
+    size = info.block_size
+    if BLOCK_LENGTH in fields and BLOCK_LENGTH in given:
+        size = int(declared(at(BLOCK_LENGTH), given[BLOCK_LENGTH], fields[BLOCK_LENGTH]))
+        own = {f.name: int(f.default) * size // info.block_size for f in fields.values() if f.per_block}
+    values = values_of(fields.values()) | own | _mode(given, rule, info, at)
     values |= {name: declared(at(name), given[name], field) for name, field in fields.items() if name in given}
     if total is not None:
-        tiling = replace(info.tiling, size=int(values.get(SUB_BLOCK, info.block_size)))
+        tiling = replace(info.tiling, size=int(values.get(SUB_BLOCK, size)))
         _check_total(total, rule, given, info, tiling.blocks(prompt_len, max_tokens), at)
     alone = flag(at("force_single_batch"), given.get("force_single_batch"))
     return DecodingParams(algorithm=rule.key, values=values, total_steps=total, force_single_batch=alone)
@@ -131,6 +136,8 @@ def _check_total(total: int, rule: RuleInfo, given: Mapping[str, Any], info: Eng
 
 
 def _check_block_length(given: Mapping[str, Any], info: EngineInfo, at: At) -> None:
-    length = integer(at("block_length"), given.get("block_length"), 1, 2**31, default=None)
+    if any(field.name == BLOCK_LENGTH for field in info.strategy_fields):
+        return
+    length = integer(at(BLOCK_LENGTH), given.get(BLOCK_LENGTH), 1, 2**31, default=None)
     if length not in (None, info.block_size):
-        raise refuse(at("block_length"), f"{length} is not the server's block size, {info.block_size}; leave it out")
+        raise refuse(at(BLOCK_LENGTH), f"{length} is not the server's block size, {info.block_size}; leave it out")

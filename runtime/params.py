@@ -27,7 +27,8 @@ class SamplingParams:
     """How to answer one prompt (runtime.md sections 2 and 7). ``None`` leaves a value to the server and its model.
 
     Attributes:
-        max_tokens: most tokens of the answer; without it, what the model's length leaves (512 on ``/generate``).
+        max_tokens: most tokens of the answer; without it, what the model's length leaves (512 on ``/generate``; 256
+            where the strategy is `full`).
         temperature: 0 is greedy.
         top_p, top_k: limits of the distribution drawn from; top_k 0 is off.
         seed: any 64-bit integer; random without it. Choice i of `n` uses seed + i.
@@ -84,7 +85,8 @@ def resolve(
 
     Args:
         prompt: token ids; the mask's id is an ordinary id here (decoding.md 1).
-        default_max_tokens: for a request that names no `max_tokens`; less where the model's length leaves less.
+        default_max_tokens: for a request that names no `max_tokens`, unless the strategy says how many; less where the
+            model's length leaves less.
         names: how the client spelt a field where that differs ({"prompt": "messages"}).
         group, owner: what is sent at once and who sends it, for fair shares (``runtime.engine.queue``).
 
@@ -190,6 +192,7 @@ def _max_tokens(params: SamplingParams, length: int, info: EngineInfo, default: 
     name = at("max_tokens")
     wanted = integer(name, params.max_tokens, 1, 2**31, default=None)
     if wanted is None:
+        default = info.default_max_tokens or default
         return left if default is None else min(default, left)
     if wanted > left:
         raise RequestError(

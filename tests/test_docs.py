@@ -14,6 +14,7 @@ from runtime.decoding import CHOOSING, ENGINE
 from runtime.params import SamplingParams
 from runtime.samplers import get_rule, markdown, rules
 from runtime.samplers.shared import COMMON
+from runtime.strategies.full import FullCanvas
 from runtime.strategies.multi_bd import MultiBlock
 
 ROOT = Path(__file__).parents[1]
@@ -88,7 +89,7 @@ def test_python_examples_use_what_there_is():
 def test_decoding_fields_are_the_table():
     text = page("docs/decoding.md")
     assert text == markdown.with_table(text), "run python -m runtime.samplers.markdown"
-    for field in MultiBlock.fields:
+    for field in (*MultiBlock.fields, *FullCanvas.fields):
         assert f"| `{field.name}` |" in text
     for field in (*CHOOSING, *ENGINE):
         assert f"`{field}`" in text, field

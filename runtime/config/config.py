@@ -12,6 +12,7 @@ from runtime.config.table import BY_DEST, BY_SPELLING
 from runtime.errors import ConfigError
 
 DEMO_NAME = "unmask-demo"
+ANY_PAGE = ("full", "d2f", "nemotron_diffusion")  # strategies whose blocks begin anywhere in a page
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,6 +50,7 @@ class EngineConfig:
     token_stability_threshold: float | None = None
     max_post_edit_steps: int | None = None
     penalty_lambda: float | None = None
+    full_cache: Literal["prefix", "dual", "vicinity"] | None = None
 
     def __post_init__(self) -> None:
         for name in (f.name for f in dataclasses.fields(self) if f.name in BY_DEST):
@@ -64,8 +66,11 @@ class EngineConfig:
         if self.eos_token_ids is not None and self.mask_token_id in self.eos_token_ids:
             raise ConfigError(f"--eos-token-ids: {self.mask_token_id} is also --mask-token-id")
         block, page = self.block_size, self.page_size
-        if block and page and block % page and page % block:
-            raise ConfigError(f"--page-size: {page} is neither a multiple nor a divisor of --block-size {block}")
+        if block and page and block % page and page % block and self.decoding_strategy not in ANY_PAGE:
+            raise ConfigError(
+                f"--page-size: {page} is neither a multiple nor a divisor of --block-size {block}, as all but "
+                f"--decoding-strategy {', '.join(ANY_PAGE)} need"
+            )
         if self.sampling_mode == "edit" and self.remask_threshold:
             raise ConfigError("--remask-threshold: only the threshold algorithm masks again; not with edit")
 

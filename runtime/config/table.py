@@ -46,7 +46,7 @@ FLAGS: tuple[Flag, ...] = (
     _model(
         name="decoding-strategy",
         metavar="STRATEGY",
-        help="how blocks are decoded (multi_bd, d2f, fast_dllm_v2, nemotron_diffusion); default: the family's own",
+        help="how blocks are decoded: multi_bd, full, d2f, fast_dllm_v2, nemotron_diffusion; default: the family's",
     ),
     _model(
         name="sampling-mode",
@@ -125,7 +125,12 @@ FLAGS: tuple[Flag, ...] = (
     ),
     _memory(name="block-size", type="int", low=1, help="tokens of a block; default: the checkpoint's, else family's"),
     _memory(name="buffer-size", type="int", low=1, help="blocks denoised at once (S); default 1 (d2f: 4)"),
-    _memory(name="page-size", type="int", low=1, help="tokens of a KV page, a multiple or divisor of the block; 32"),
+    _memory(
+        name="page-size",
+        type="int",
+        low=1,
+        help="tokens of a KV page, a multiple or divisor of the block but for full, d2f, nemotron_diffusion; 32",
+    ),
     _memory(
         name="max-model-len",
         type="int",
@@ -200,12 +205,7 @@ FLAGS: tuple[Flag, ...] = (
     _share(name="token-stability-threshold", help="share of unchanged tokens at which the next block opens; 0"),
     _decode(name="max-post-edit-steps", type="int", low=0, help="editing steps of a block without masks; 16"),
     _decode(name="penalty-lambda", type="float", low=0, help="penalty on repeating the previous token (edit); 0"),
-    _late(
-        name="full-cache",
-        choices=("prefix", "dual", "vicinity"),
-        help="cache of whole-canvas models; none without it",
-        reason="the full strategy is not in this version",
-    ),
+    _decode(name="full-cache", choices=("prefix", "dual", "vicinity"), help="what later steps reuse (full); nothing"),
     _late(name="token-merge-mode", choices=("dmax_topk", "iter_smooth_topk"), reason=_NO_SOFT, help="soft embedding"),
     _late(name="token-merge-top-k", type="int", low=1, reason=_NO_SOFT, help="tokens a soft embedding mixes"),
     _late(name="token-merge-renormalize", type="bool", reason=_NO_SOFT, help="keep the embedding's length"),

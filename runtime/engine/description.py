@@ -13,6 +13,7 @@ from typing import Literal
 
 Value = float | int | bool | str
 
+BLOCK_LENGTH = "block_length"  # a strategy's field: size of a request's own blocks
 SUB_BLOCK = "sub_block_size"  # a strategy's field: size of what blocks are decoded in, each with steps of its own
 
 
@@ -26,8 +27,10 @@ class Field:
         low, high: inclusive bounds of a number; `above_low` makes the lower one exclusive, no `high` means any finite.
         divides: what an integer has to be a divisor of.
         choices: the words of a choice.
-        default: of a request, a mode and a server that say nothing; with `per_block` in blocks, not in tokens.
+        default: of a request, a mode and a server that say nothing; with `per_block` in blocks, not in tokens, and once
+            a server has it (`with_defaults`), for blocks of the server's size: it grows with a request's own.
         neutral: a value that asks for nothing, so that requests may give it with rules that do not know the field.
+        flag: the server flag of its default, as a field of EngineConfig, where that has another name.
     """
 
     name: str
@@ -41,6 +44,7 @@ class Field:
     choices: tuple[str, ...] = ()
     per_block: bool = False
     neutral: Value | None = None
+    flag: str = ""
 
 
 def share(name: str, default: float, help: str, neutral: float | None = None) -> Field:
@@ -60,13 +64,13 @@ class RuleInfo:
 def with_defaults(fields: Iterable[Field], block_size: int, *sources: Mapping[str, Value]) -> tuple[Field, ...]:
     """The fields as one server has them: each default from the first source that names it, else the field's own."""
 
-    def default(field: Field) -> Value:
+    def served(field: Field) -> Field:
         for source in sources:
             if field.name in source:
-                return source[field.name]
-        return int(field.default * block_size) if field.per_block else field.default
+                return replace(field, default=source[field.name], per_block=False)
+        return replace(field, default=int(field.default * block_size)) if field.per_block else field
 
-    return tuple(replace(field, default=default(field), per_block=False) for field in fields)
+    return tuple(map(served, fields))
 
 
 def values_of(fields: Iterable[Field]) -> dict[str, Value]:

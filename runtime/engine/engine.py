@@ -36,7 +36,7 @@ class Engine:
         self.cache = KVCacheManager(
             num_pages=info.num_pages,
             page_size=info.page_size,
-            block_size=info.block_size,
+            block_size=info.tiling.grain,
             prefix_caching=info.prefix_caching,
         )
         self.table = PageTable(
@@ -126,17 +126,19 @@ class Engine:
         first = 0
         for turn in turns:
             request = turn.request
-            cached = request.cached
+            cached, settled = request.cached, request.settled
             denoises = turn.feed is not None and turn.feed.first < turn.feed.last and bool(turn.feed.blocks)
             if turn.again is not None:
                 stats.forwards_prefill += 1
                 request.dropped.pop(0)
-            elif cached < request.settled:
+            elif cached < settled:
                 if request.prefilling:
                     stats.forwards_prefill += 1
                 elif not denoises:
                     stats.forwards_commit += 1
-                request.cached = min(turn.last, request.settled)
+                request.cached = min(turn.last, settled)
+            elif not denoises and turn.first < turn.last:
+                stats.forwards_prefill += 1
             if turn.feed is not None:
                 blocks = turn.feed.blocks
                 mine, first = first, first + len(blocks)
@@ -149,7 +151,7 @@ class Engine:
                 except Exception as error:
                     outputs += self._strategy_failed(request, error)
                     continue
-                if request.answered or request.spec.report != "final":
+                if request.answered or (blocks and request.spec.report != "final"):
                     self._report(request, outputs)
                 stats.forwards_denoise += denoises
                 for block in blocks:

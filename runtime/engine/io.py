@@ -94,16 +94,18 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
     strategy_fields: list[Field]  # as all that follows, with this server's defaults
     rules: list[RuleInfo]
     default_rule: str
+    default_max_tokens: int | None = None  # of a request that names none; None: its route says
     temperature: float = 0.0  # of a request that sets none: the checkpoint's generation_config, else greedy
     top_p: float = 1.0
     top_k: int = 0
     bos_token_id: int | None = None  # begins every prompt that is given as plain text
-    blocks_from_prompt: bool = False  # see Tiling
+    blocks_from_prompt: bool = False  # these two: see Tiling
+    blocks_cut: bool = False
 
     @property
     def tiling(self) -> Tiling:
         """Where blocks lie."""
-        return Tiling(self.block_size, self.blocks_from_prompt)
+        return Tiling(self.block_size, self.blocks_from_prompt, self.blocks_cut)
 
     def begun(self, ids: list[int]) -> list[int]:
         """The prompt whose plain text has these ids."""

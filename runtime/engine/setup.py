@@ -125,7 +125,7 @@ def _info(
             f"split_token_id {facts.split_id}), which this version does not have"
         )
     page_size = config.page_size or 32
-    if page_size % block_size and block_size % page_size:
+    if not strategy.tiling.from_prompt and page_size % block_size and block_size % page_size:
         default = "" if config.page_size else ", its default,"
         raise ConfigError(
             f"--page-size {page_size}{default} is neither a multiple nor a divisor of the block size {block_size}; set "
@@ -157,6 +157,8 @@ def _info(
         max_num_batched_tokens=config.max_num_batched_tokens,
         prefix_caching=context.prefix_caching and strategy.shares_prefixes,
         blocks_from_prompt=strategy.tiling.from_prompt,
+        blocks_cut=strategy.tiling.cut,
+        default_max_tokens=strategy.default_max_tokens,
         temperature=_generation(checkpoint, "temperature", 0, 100, greedy=0.0),
         top_p=_generation(checkpoint, "top_p", 1e-6, 1, greedy=1.0),
         top_k=int(_generation(checkpoint, "top_k", -1, 2**31, greedy=0.0, whole=True)),
@@ -184,21 +186,26 @@ def _asked(config: EngineConfig, family: Family[Any], strategy: Strategy, block_
     own: dict[str, Value] = {"accept_threshold": family.accept_threshold}
 
     def served(fields: tuple[Field, ...]) -> tuple[Field, ...]:
-        flags = {f.name: value for f in fields if (value := getattr(config, f.name, None)) is not None}
+        flags = {f.name: value for f in fields if (value := getattr(config, f.flag or f.name, None)) is not None}
         return with_defaults(fields, block_size, flags, strategy.defaults, own)
 
     every = [get_rule(key) for key in rules()]
     fitting = [rule for rule in every if not rule.edits or "edit" in family.sampling_modes]
-    read = {field.name for fields in (strategy.fields, *(rule.fields for rule in fitting)) for field in fields}
-    for flag in FLAGS:
-        if flag.group == DECODING and flag.dest not in read and getattr(config, flag.dest, None) is not None:
-            strategy_key = _strategy_key(config, family)
-            raise ConfigError(f"--{flag.name} means nothing to {strategy_key} of the {family.key} family; leave it out")
+    _check_read(config, family, [*strategy.fields, *(field for rule in fitting for field in rule.fields)])
     return {
         "strategy_fields": list(served(strategy.fields)),
         "rules": [RuleInfo(key=rule.key, fields=served(rule.fields), modes=rule.modes) for rule in fitting],
         "default_rule": "edit" if config.sampling_mode == "edit" else "threshold",
     }
+
+
+def _check_read(config: EngineConfig, family: Family[Any], fields: list[Field]) -> None:
+    """Raises ConfigError for a default of something that no request of this server can have."""
+    read = {field.flag or field.name for field in fields}
+    for flag in FLAGS:
+        if flag.group == DECODING and flag.dest not in read and getattr(config, flag.dest, None) is not None:
+            strategy = _strategy_key(config, family)
+            raise ConfigError(f"--{flag.name} means nothing to {strategy} of the {family.key} family; leave it out")
 
 
 def _runner(
@@ -213,14 +220,15 @@ def _runner(
     """The runner with its K/V pool, warmed up, and the pool's pages."""
     page_size = info.page_size
     bytes_of_page = page_bytes(model.kv_shapes, page_size, dtype)
-    unit = max(page_size, info.block_size)
-    needed = -(-longest_request(strategy, info.max_model_len) // unit) * (unit // page_size)
+    unit = max(page_size, info.tiling.grain)
+    longest = longest_request(strategy, info.max_model_len)
+    needed = -(-longest // unit) * (unit // page_size)
 
     def make(pages: int) -> ModelRunner:
         return ModelRunner(
             model,
             UnifiedPool(model.kv_shapes, num_pages=pages, page_size=page_size, dtype=dtype, device=device),
-            block_size=info.block_size,
+            block_size=min(info.block_size, longest),
             mask_id=info.mask_token_id,
             max_token_id=info.max_token_id,
             eos_ids=tuple(info.eos_token_ids),
@@ -249,6 +257,6 @@ def _runner(
         )
     runner = make(pages)
     if config.num_pages is not None or not on_cuda:  # else the runner that measured has warmed everything up
-        rows = info.max_num_batched_tokens if on_cuda else info.block_size
+        rows = info.max_num_batched_tokens if on_cuda else runner.block_size
         warm_up(runner, rows=rows, longest=info.max_model_len)
     return runner, pages

@@ -13,10 +13,17 @@ Ints = npt.NDArray[np.int64]
 
 @dataclass(frozen=True)
 class Tiling:
-    """Blocks of `size` positions; the first begins at 0 or, with `from_prompt`, where the prompt ends."""
+    """Blocks of `size` positions; the first begins at 0 or, with `from_prompt`, where the prompt ends. With `cut` the
+    last one ends where the answer does."""
 
     size: int
     from_prompt: bool = False
+    cut: bool = False
+
+    @property
+    def grain(self) -> int:
+        """Positions that lie in one page, or fill whole ones: a block, where all begin on multiples of their size."""
+        return 1 if self.from_prompt else self.size
 
     def start(self, prompt_len: int, position: int) -> int:
         """Where the block that holds `position`, of the prompt's end or later, begins."""
@@ -25,11 +32,13 @@ class Tiling:
 
     def covered(self, prompt_len: int, max_tokens: int) -> int:
         """Positions of prompt and answer, as far as the last block reaches."""
-        return self.start(prompt_len, prompt_len + max_tokens - 1) + self.size
+        end = prompt_len + max_tokens
+        return end if self.cut else self.start(prompt_len, end - 1) + self.size
 
     def blocks(self, prompt_len: int, max_tokens: int) -> int:
         """How many blocks hold the answer."""
-        return (self.covered(prompt_len, max_tokens) - self.start(prompt_len, prompt_len)) // self.size
+        last = self.start(prompt_len, prompt_len + max_tokens - 1)
+        return (last - self.start(prompt_len, prompt_len)) // self.size + 1
 
     def ends(self, prompt_lens: Sequence[int], owner: Ints, positions: Ints) -> Ints:
         """[rows]: the end of the block that holds ``positions[r]`` of the request with the prompt

@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import torch
 
 from runtime.engine.engine import Engine
+from runtime.engine.io import RequestSpec
 from runtime.engine.model_runner import ModelRunner
 from runtime.engine.plan import block_causal_plan
+from runtime.engine.request import Request
 from runtime.errors import RequestError
 from runtime.fields import integer
 from runtime.layers.kv_pool import UnifiedPool
 
 
 def sequence_logits(engine: Engine, ids: list[int], block_size: int | None = None) -> torch.Tensor:
-    """[len(ids), vocab] on the CPU, under block-causal attention in blocks of `block_size` (default: the engine's)."""
+    """[len(ids), vocab] on the CPU, under block-causal attention in blocks of `block_size`; without it, as the engine's
+    strategy lets the rows of a prompt see."""
     runner = engine.runner
     if not isinstance(runner, ModelRunner):
         raise TypeError("this engine has no model")
@@ -23,13 +28,18 @@ def sequence_logits(engine: Engine, ids: list[int], block_size: int | None = Non
     last = engine.info.vocab_size - 1
     for i, token in enumerate(ids):
         integer(f"prompt[{i}]", token, 0, last)
-    block = integer("block_size", block_size, 1, 2**31, default=runner.block_size)
+    block = integer("block_size", block_size, 1, 2**31, default=None)
     pool, dtype = runner.pool, runner.pool.dtype
     pages = -(-len(ids) // pool.page_size)
     plan = block_causal_plan(
         np.array(ids), np.zeros(1, np.int64), np.array([len(ids)]), np.arange(pages, dtype=np.int32)[None],
-        page_size=pool.page_size, block_size=block,
+        page_size=pool.page_size, block_size=block or 1,
     )  # fmt: skip
+    if block is None:
+        spec = RequestSpec(id="", prompt=ids, max_tokens=0, decoding=engine.info.defaults())
+        alone = Request(spec, size=len(ids), settled=len(ids), mask_id=runner.mask_id, seq=0)
+        seen = engine.strategy.visible_end([alone], np.zeros_like(plan.positions), plan.positions)
+        plan = replace(plan, visible_end=np.minimum(seen, len(ids)).astype(np.int32))
     own = UnifiedPool(
         runner.model.kv_shapes, num_pages=pages, page_size=pool.page_size, dtype=dtype, device=pool.device
     )

@@ -28,7 +28,8 @@ class DecodingContext:
 class Feed:
     """What the open part of a request forwards in a step: the rows ``[first, last)`` by their positions, and of those
     blocks `blocks` are sampled. Each of them has its `may_force` set: whether it may take its best position though none
-    is confident enough; `Strategy.apply` counts such steps in `advanced`."""
+    is confident enough; `Strategy.apply` counts such steps in `advanced`. Without blocks the rows only write their K/V:
+    that is no step of the request, and no news of it."""
 
     first: int
     last: int
@@ -40,7 +41,8 @@ class Strategy(Protocol):
 
     A step goes: `open` (may be called again before the step is served: it acts once), the forward, then `apply`. What
     is settled needs nothing of the strategy but its `chunk`: it is forwarded before, or together with, the open part,
-    whether it is a prompt, finished blocks, or both after a preemption.
+    whether it is a prompt, finished blocks, or both after a preemption. Of an open part ``Request.kept`` holds
+    what later steps read and do not forward: after a preemption the engine forwards that again, with the ids of then.
 
     Attributes:
         fields: what requests may set for the strategy; their values are in ``Request.values``.
@@ -49,6 +51,7 @@ class Strategy(Protocol):
         buffer_size: blocks denoised at once.
         shares_prefixes: whether the K/V of equal beginnings is the same whatever comes after them.
         whole_prompts: a prompt is forwarded in one step, which `max_rows` allows for.
+        default_max_tokens: of a request that names no length; None leaves it to whoever asks.
     """
 
     fields: tuple[Field, ...]
@@ -57,6 +60,7 @@ class Strategy(Protocol):
     buffer_size: int
     shares_prefixes: bool
     whole_prompts: bool
+    default_max_tokens: int | None
 
     def max_rows(self) -> int:
         """The most rows one request's step feeds; a token budget below it is refused at start."""
@@ -96,6 +100,14 @@ class Strategy(Protocol):
         """Write results ``first, first + 1, ...`` of `sampled` into the request, and settle what is final; set `reason`
         and `end` if it ended, and then `settled` to how much of it others may want."""
         ...
+
+
+def check_one_at_a_time(context: DecodingContext) -> None:
+    """Raises ConfigError where several blocks are asked for of a strategy that denoises one at a time."""
+    if context.buffer_size not in (None, 1):
+        raise ConfigError(
+            f"--buffer-size {context.buffer_size}: this model's blocks are decoded one at a time; leave it out"
+        )
 
 
 def longest_request(strategy: Strategy, max_model_len: int) -> int:

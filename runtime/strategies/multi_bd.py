@@ -14,7 +14,7 @@ from runtime.engine.request import FIXED, Block, Request
 from runtime.engine.shares import shares
 from runtime.engine.tiling import Tiling
 from runtime.strategies.base import DecodingContext, Feed, register_strategy
-from runtime.strategies.progress import advance, finish, worth_caching, write_block
+from runtime.strategies.progress import advance, complete, finish, worth_caching, write_block
 
 
 @register_strategy("multi_bd")
@@ -30,6 +30,7 @@ class MultiBlock:
     shift = 0  # how far before a position the row stands whose logits are its own
     shares_prefixes = True
     whole_prompts = False
+    default_max_tokens: int | None = None
 
     def __init__(self, context: DecodingContext) -> None:
         self.block_size = context.block_size
@@ -103,7 +104,7 @@ class MultiBlock:
         """Blocks that are final, up to the first that is not, are settled; how many. They still have to leave."""
         n = 0
         for block in request.blocks:
-            if not block.ended and (block.masks or request.editing):
+            if not complete(request, block):
                 break
             block.ended = True
             request.settled = block.start + block.size

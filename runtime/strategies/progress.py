@@ -37,6 +37,11 @@ def write_block(request: Request, block: Block, results: BlockResults, i: int) -
         request.eos_seen |= block.has_eos
 
 
+def complete(request: Request, block: Block) -> bool:
+    """Whether nothing in the block will change, once what comes before it is final too."""
+    return block.ended or not (block.masks or request.editing)
+
+
 def filled_prefix(request: Request) -> int:
     """Where the contiguous run without a mask from the prompt on ends."""
     end = request.next_start

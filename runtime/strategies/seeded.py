@@ -15,9 +15,8 @@ from runtime.engine.plan import BlockResults, Ints
 from runtime.engine.request import FIXED, MASKED, Block, Request
 from runtime.engine.shares import shares
 from runtime.engine.tiling import Tiling
-from runtime.errors import ConfigError
-from runtime.strategies.base import DecodingContext, Feed
-from runtime.strategies.progress import advance, finish, worth_caching, write_block
+from runtime.strategies.base import DecodingContext, Feed, check_one_at_a_time
+from runtime.strategies.progress import advance, complete, finish, worth_caching, write_block
 
 
 class SeededBlocks:
@@ -26,14 +25,12 @@ class SeededBlocks:
     buffer_size = 1
     shares_prefixes = True
     whole_prompts = False
+    default_max_tokens: int | None = None
     from_prompt = False
     shift = 0  # how far before a position the row stands whose logits are its own; a seed's is always the one before
 
     def __init__(self, context: DecodingContext) -> None:
-        if context.buffer_size not in (None, self.buffer_size):
-            raise ConfigError(
-                f"--buffer-size {context.buffer_size}: this model's blocks are decoded one at a time; leave it out"
-            )
+        check_one_at_a_time(context)
         self.block_size = context.block_size
         self.tiling = Tiling(context.block_size, self.from_prompt)
         self.prefix_caching = context.prefix_caching
@@ -152,6 +149,6 @@ class SeededBlocks:
 def current(request: Request) -> Block | None:
     """The first part of the open block that can still change."""
     for part in request.blocks:
-        if not part.ended and (part.masks or request.editing):
+        if not complete(request, part):
             return part
     return None

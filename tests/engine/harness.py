@@ -29,6 +29,7 @@ from tests.engine.hash_model import HashMemory, HashModel, digest, flat, hash_lo
 from tests.oracle.block import Params
 from tests.oracle.block import Shape as OracleShape
 from tests.oracle.decode import LogitsOf, Result, decode
+from tests.oracle.full import decode_full
 from tests.oracle.masks import block_causal_ends, prefix_causal_ends, prefix_full_ends
 from tests.oracle.seeded import decode_seeded
 
@@ -38,7 +39,7 @@ class Setup:
     """The server's side of a run."""
 
     strategy: str = "multi_bd"
-    shift: bool = False  # of d2f: the family's; fast_dllm_v2 has it always
+    shift: bool = False  # of d2f and full: the family's; fast_dllm_v2 has it always
     block: int = 4
     buffer: int = 1
     page: int = 4
@@ -144,6 +145,7 @@ def make_engine(setup: Setup, model: Model | None = None) -> Engine:
         max_num_batched_tokens=setup.budget,
         prefix_caching=setup.prefix_caching and strategy.shares_prefixes,
         blocks_from_prompt=strategy.tiling.from_prompt,
+        blocks_cut=strategy.tiling.cut,
         strategy_fields=list(with_defaults(strategy.fields, setup.block)),
         rules=[RuleInfo(key=key, fields=with_defaults(get_rule(key).fields, setup.block)) for key in rules()],
         default_rule="threshold",
@@ -163,7 +165,7 @@ def make_engine(setup: Setup, model: Model | None = None) -> Engine:
 
 
 def decoding_of(p: Params) -> dict[str, Any]:
-    """The values of the fields that the strategy and the request's rule declare."""
+    """The values of the fields that multi_bd and the request's rule declare."""
     names = [field.name for field in (*MultiBlock.fields, *get_rule(p.algorithm).fields)]
     return {name: getattr(p, name.replace(".", "_")) for name in names}
 
@@ -171,7 +173,7 @@ def decoding_of(p: Params) -> dict[str, Any]:
 def spec_of(id: str, ask: Ask) -> RequestSpec:
     """What `runtime.params` would hand the engine, and the values of other strategies' fields."""
     p = ask.params
-    values = decoding_of(p) | {"sub_block_size": p.sub_block_size, "block_cache": p.block_cache}
+    others = {name: getattr(p, name) for name in ("cache", "block_length", "sub_block_size", "block_cache")}
     return RequestSpec(
         id=id,
         prompt=list(ask.prompt),
@@ -185,7 +187,7 @@ def spec_of(id: str, ask: Ask) -> RequestSpec:
         max_repetition_run=p.max_repetition_run,
         decoding=DecodingParams(
             algorithm=p.algorithm,
-            values=values,
+            values=decoding_of(p) | others,
             total_steps=p.total_steps,
             force_single_batch=ask.alone,
         ),
@@ -197,12 +199,14 @@ def spec_of(id: str, ask: Ask) -> RequestSpec:
     )
 
 
-def expected(setup: Setup, ask: Ask) -> Result:
-    """The oracle's answer on the hash model."""
+def expected(setup: Setup, ask: Ask, logits_of: LogitsOf | None = None) -> Result:
+    """The oracle's answer, on the hash model unless `logits_of` is another's (of `multi_bd`)."""
+    if setup.strategy == "full":
+        return decode_full(HashMemory(setup.vocab), ask.prompt, ask.params, setup.oracle, ask.fixed)
     if setup.seeded:
         return decode_seeded(lambda: HashMemory(setup.vocab), ask.prompt, ask.params, setup.oracle, ask.fixed)
-    model = hash_logits(setup.vocab, lambda length: setup.ends(len(ask.prompt), length))
-    return decode(model, ask.prompt, ask.params, setup.oracle, ask.fixed)
+    logits_of = logits_of or hash_logits(setup.vocab, lambda length: setup.ends(len(ask.prompt), length))
+    return decode(logits_of, ask.prompt, ask.params, setup.oracle, ask.fixed)
 
 
 @dataclass
@@ -314,7 +318,9 @@ def check_cached(engine: Engine, request: Request, setup: Setup) -> None:
     assert flat(pool.layer(0).k)[slots].tolist() == tokens.tolist()
     ends = setup.ends(request.prompt_len, request.cached)
     assert flat(pool.layer(1).k)[slots].tolist() == [digest(tokens[:end], a) for a, end in enumerate(ends)]
-    if setup.strategy != "nemotron_diffusion":
+    if setup.strategy == "full":
+        assert request.cached == 0
+    elif setup.strategy != "nemotron_diffusion":
         assert (request.cached - setup.oracle.first(request.prompt_len)) % setup.block == 0 or not request.cached
 
 
@@ -381,10 +387,7 @@ class Run:
     def compare(self) -> None:
         """Everything heard equals the oracle's."""
         for id, ask in self.asks.items():
-            if self.logits_of is None:
-                result = expected(self.setup, ask)
-            else:
-                result = decode(self.logits_of, ask.prompt, ask.params, self.setup.oracle, ask.fixed)
+            result = expected(self.setup, ask, self.logits_of)
             check_heard(self.heard[id], result, ask.report, whole=self.heard[id].ended)
 
 
@@ -397,8 +400,14 @@ def run_all(setup: Setup, asks: Iterable[Ask]) -> Run:
     return run
 
 
-def run_schedule(run: Run, arrivals: Iterable[tuple[int, Ask]], aborts: Iterable[tuple[int, int]]) -> None:
-    """Arrivals and aborts at their steps, then to the end, and compare."""
+def run_schedule(
+    run: Run,
+    arrivals: Iterable[tuple[int, Ask]],
+    aborts: Iterable[tuple[int, int]],
+    preemptions: Iterable[int] = (),
+) -> None:
+    """Arrivals and aborts (step, number of the request), and steps before which somebody has to make way beside those
+    that the engine itself decides; then to the end, and compare."""
     pending = sorted(arrivals, key=lambda arrival: arrival[0])
     for step in range(5000):
         while pending and pending[0][0] <= step:
@@ -408,6 +417,9 @@ def run_schedule(run: Run, arrivals: Iterable[tuple[int, Ask]], aborts: Iterable
                 run.abort(f"r{n}")
         if not pending and not run.engine.has_work():
             break
+        if step in preemptions and run.engine.scheduler.running:
+            run.engine.scheduler._preempt(run.engine.scheduler._last())
+            check_accounting(run.engine)
         run.step()
     run.drain()
     run.compare()

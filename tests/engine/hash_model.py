@@ -8,6 +8,7 @@ altogether. All is exact: the same hash is computed from plain ids by `hash_logi
 
 from __future__ import annotations
 
+import functools
 import hashlib
 from collections.abc import Callable, Sequence
 
@@ -98,23 +99,24 @@ class HashModel:
         tiles, seen = batch.tiles.tolist(), batch.visible_end.tolist()
         rows = [(request, row) for request, first, count in tiles for row in range(first, first + count)]
         assert [row for _, row in rows] == list(range(len(batch.tokens))), "each row is in one tile, in order"
-        positions = batch.positions.tolist()
+        positions, slots, pages = batch.positions.tolist(), batch.slots.tolist(), batch.page_table.tolist()
 
-        def slots_of(request: int, end: int) -> Tensor:
+        @functools.cache
+        def below(request: int, end: int) -> Tensor:
+            """Slots of the request's positions below `end`."""
             at = torch.arange(end)
-            return batch.page_table[request].long()[at // size] * size + at % size
+            found = batch.page_table[request].long()[at // size] * size + at % size
+            assert positions_at[found].tolist() == list(range(end)), "another position's K/V is read"
+            return found
 
+        tokens = functools.cache(lambda request, end: tokens_at[below(request, end)].long().numpy())
         for request, row in rows:
-            slots = slots_of(request, max(seen[row], positions[row] + 1))
-            assert int(batch.slots[row]) == int(slots[positions[row]])
-            slots = slots[: seen[row]]
-            assert positions_at[slots].tolist() == list(range(seen[row])), "another position's K/V is read"
-            contexts_at[batch.slots[row]] = float(digest(tokens_at[slots].long().numpy(), positions[row]))
-        out = torch.zeros(len(batch.tokens), 1, dtype=torch.float64)
-        for request, row in rows:
-            contexts = contexts_at[slots_of(request, seen[row])]
-            out[row, 0] = float(digest(contexts.long().numpy(), positions[row]))
-        return out
+            at = positions[row]
+            assert slots[row] == pages[request][at // size] * size + at % size
+            contexts_at[slots[row]] = float(digest(tokens(request, seen[row]), at))
+        contexts = functools.cache(lambda request, end: contexts_at[below(request, end)].long().numpy())
+        hashes = [float(digest(contexts(request, seen[row]), positions[row])) for request, row in rows]
+        return torch.tensor(hashes, dtype=torch.float64)[:, None]
 
     def head(self, hidden: Tensor) -> Tensor:
         return torch.from_numpy(logits_of_hash(hidden[:, 0].long().numpy(), self.vocab_size))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 
@@ -11,6 +12,9 @@ from runtime.samplers import rules
 from tests.engine.harness import Ask, Setup
 from tests.oracle.block import Params
 from tests.oracle.rules import FILLING
+
+STRATEGIES = pytest.mark.parametrize("strategy", ["multi_bd", "full", "d2f", "fast_dllm_v2", "nemotron_diffusion"])
+Scenario = tuple[Setup, list[tuple[int, Ask]], list[tuple[int, int]], list[int]]
 
 
 def examples(n: int) -> settings:
@@ -61,15 +65,20 @@ def params(draw: st.DrawFn, growing: bool, max_tokens: int, setup: Setup) -> Par
         credit_decay=draw(st.sampled_from([0.0, 0.8, 1.0])),
         credit_power=draw(st.sampled_from([0.2, 1.0])),
         suppress_eos=draw(st.sampled_from(["none", "none", "confidence", "logits"])),
-        **(draw(sub_blocks(setup.block)) if setup.strategy == "fast_dllm_v2" else {}),
+        **draw(own_fields(setup)),
     )
 
 
 @st.composite
-def sub_blocks(draw: st.DrawFn, block: int) -> dict[str, Any]:
-    """fast_dllm_v2's own fields."""
-    sizes = [size for size in range(1, block + 1) if block % size == 0]
-    return {"sub_block_size": draw(st.sampled_from(sizes)), "block_cache": draw(st.booleans())}
+def own_fields(draw: st.DrawFn, setup: Setup) -> dict[str, Any]:
+    """What the strategy alone reads, but for multi_bd's fields."""
+    if setup.strategy == "fast_dllm_v2":
+        sizes = [size for size in range(1, setup.block + 1) if setup.block % size == 0]
+        return {"sub_block_size": draw(st.sampled_from(sizes)), "block_cache": draw(st.booleans())}
+    if setup.strategy == "full":
+        cache = draw(st.sampled_from(["none", "prefix", "dual", "vicinity"]))
+        return {"cache": cache, "block_length": draw(st.sampled_from([2, 3, 4, 5, 8, 40]))}
+    return {}
 
 
 @st.composite
@@ -83,23 +92,27 @@ def setups(
 ) -> Setup:
     """Pages smaller and larger than the block; budgets and pools down to what one request needs."""
     block = block or draw(st.sampled_from([4, 4, 8, 2]))
-    page = draw(st.sampled_from([p for p in (1, 2, 4, 8, 16) if p % block == 0 or block % p == 0]))
-    seeded = strategy in ("fast_dllm_v2", "nemotron_diffusion")
-    buffer = 1 if seeded else buffer or draw(st.integers(1, 4))
-    least = block if seeded else (buffer + 1) * block
-    unit = max(block, page)
-    longest = -(-max_len // unit) * (unit // page)
-    if strategy == "d2f":
-        least = max(least + 1, max_len - 1)
-    if strategy in ("d2f", "nemotron_diffusion"):
-        longest = -(-(max_len - 1 + block) // unit) * (unit // page)
+    buffer = buffer or draw(st.integers(1, 4)) if strategy in ("multi_bd", "d2f") else 1
+    least, longest, unit = (buffer + 1) * block, max_len, 1
+    if strategy == "full":
+        least = max_len
+    elif strategy == "d2f":
+        least, longest = max(least + 1, max_len - 1), max_len - 1 + block
+    elif strategy == "nemotron_diffusion":
+        least, longest = block, max_len - 1 + block
+    else:
+        least, unit = block if strategy == "fast_dllm_v2" else least, block
+    page = draw(st.sampled_from([p for p in (1, 2, 3, 4, 8, 16) if p % unit == 0 or unit % p == 0]))
+    unit = max(unit, page)
+    needed = -(-longest // unit) * (unit // page)
+    shifts = strategy in ("d2f", "full")
     return Setup(
         strategy=strategy,
-        shift=strategy == "d2f" and (draw(st.booleans()) if shift is None else shift),
+        shift=shifts and (draw(st.booleans()) if shift is None else shift),
         block=block,
         buffer=buffer,
         page=page,
-        pages=draw(st.one_of(st.just(longest), st.integers(longest, 2 * longest), st.just(20 * longest))),
+        pages=draw(st.one_of(st.just(needed), st.integers(needed, 2 * needed), st.just(20 * needed))),
         budget=draw(st.one_of(st.integers(least, least + 2 * block), st.just(256))),
         max_reqs=draw(st.sampled_from([1, 4, 8, 8])),
         max_len=max_len,
@@ -135,11 +148,10 @@ def asks(draw: st.DrawFn, setup: Setup) -> Ask:
 
 
 @st.composite
-def scenarios(
-    draw: st.DrawFn, strategy: str = "multi_bd"
-) -> tuple[Setup, list[tuple[int, Ask]], list[tuple[int, int]]]:
-    """A server, requests with the step at which each arrives, and aborts (step, number of the request)."""
+def scenarios(draw: st.DrawFn, strategy: str = "multi_bd") -> Scenario:
+    """A server, requests with the step at which each arrives, and aborts (step, number) and preemptions (step)."""
     setup = draw(setups(strategy=strategy))
     arrivals = draw(st.lists(st.tuples(st.integers(0, 12), asks(setup)), min_size=2, max_size=7))
     aborts = draw(st.lists(st.tuples(st.integers(0, 25), st.integers(0, 6)), max_size=2))
-    return setup, sorted(arrivals, key=lambda a: a[0]), aborts
+    preemptions = draw(st.lists(st.integers(1, 25), max_size=5))
+    return setup, sorted(arrivals, key=lambda a: a[0]), aborts, preemptions

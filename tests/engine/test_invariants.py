@@ -23,7 +23,7 @@ from runtime.kernels.batch import ForwardBatch
 from runtime.layers.kv_pool import KVPool
 from tests.engine.harness import Ask, Run, Setup, check_idle, make_engine, run_all, spec_of
 from tests.engine.hash_model import HashModel, flat
-from tests.engine.samples import asks, examples, setups
+from tests.engine.samples import STRATEGIES, asks, examples, setups
 from tests.oracle.block import Params
 
 
@@ -39,10 +39,11 @@ class NoiseModel(HashModel):
         return torch.from_numpy(self.random.normal(0, self.scale, (len(hidden), self.vocab_size)))
 
 
-@examples(25)
-@given(st.data())
-def test_1_exactly_n_tokens(data: st.DataObject) -> None:
-    setup = data.draw(setups())
+@STRATEGIES
+@examples(15)
+@given(data=st.data())
+def test_1_exactly_n_tokens(strategy: str, data: st.DataObject) -> None:
+    setup = data.draw(setups(strategy=strategy))
     several = data.draw(st.lists(asks(setup), min_size=1, max_size=4))
     forced = [
         replace(a, params=replace(a.params, ignore_eos=True, max_nfe=None, max_repetition_run=None)) for a in several
@@ -53,14 +54,16 @@ def test_1_exactly_n_tokens(data: st.DataObject) -> None:
         assert heard.outputs[-1].finish_reason == "length"
 
 
-@examples(25)
-@given(st.data())
-def test_2_an_answer_depends_on_its_request_alone(data: st.DataObject) -> None:
+@STRATEGIES
+@examples(15)
+@given(data=st.data())
+def test_2_an_answer_depends_on_its_request_alone(strategy: str, data: st.DataObject) -> None:
     """Another batch, order, page size, pool, budget and cache: the same tokens in as many steps. Drawing ones too."""
-    setup = data.draw(setups())
+    setup = data.draw(setups(strategy=strategy))
     ask = data.draw(asks(setup))
     alone = run_all(setup, [ask])
-    other = replace(data.draw(setups(block=setup.block, buffer=setup.buffer)), eos=setup.eos)
+    other = data.draw(setups(block=setup.block, buffer=setup.buffer, strategy=strategy, shift=setup.shift))
+    other = replace(other, eos=setup.eos)
     run = Run(other)
     before = data.draw(st.lists(asks(other), max_size=3))
     for companion in before:
@@ -109,19 +112,21 @@ def test_3_committed_kv_is_a_fresh_prefills(data: st.DataObject) -> None:
                         assert torch.equal(mine, theirs)
 
 
-@examples(25)
-@given(st.data())
-def test_4_deltas_add_up_to_the_answer(data: st.DataObject) -> None:
+@STRATEGIES
+@examples(15)
+@given(data=st.data())
+def test_4_deltas_add_up_to_the_answer(strategy: str, data: st.DataObject) -> None:
     """The same request reported in the three ways; nothing after the end (`Run` refuses it), never an EOS."""
-    setup = data.draw(setups())
+    setup = data.draw(setups(strategy=strategy))
     ask = data.draw(asks(setup))
     run = run_all(setup, [replace(ask, report=report) for report in ("final", "stable", "denoise")])
     final, stable, denoise = run.heard.values()
     assert len(final.outputs) == 1
     assert final.tokens == stable.tokens == denoise.tokens
     assert all(o.new_tokens for o in stable.outputs[:-1])
-    # a step that settles nothing but given positions is told too, and samples nothing
-    assert len(denoise.outputs) - final.outputs[0].nfe in ((0, 1) if ask.fixed else (0,))
+    # a step that settles nothing but given positions is told too, and samples nothing; so is a seed, one a block
+    seeds = (ask.params.max_tokens - 1) // setup.block + 2 if setup.seeded else 0
+    assert 0 <= len(denoise.outputs) - final.outputs[0].nfe <= seeds + bool(ask.fixed)
     if not ask.params.ignore_eos:
         filled = {token for offset, token in enumerate(final.tokens) if offset not in ask.fixed}
         assert not filled & set(setup.eos)
@@ -134,17 +139,19 @@ def test_4_deltas_add_up_to_the_answer(data: st.DataObject) -> None:
         shown += output.new_tokens
 
 
-@examples(30)
-@given(st.data(), st.integers(0, 10**6), st.sampled_from([0.1, 1.0, 5.0, 20.0]))
-def test_5_a_block_always_ends(data: st.DataObject, seed: int, scale: float) -> None:
-    setup = data.draw(setups())
+@STRATEGIES
+@examples(20)
+@given(data=st.data(), seed=st.integers(0, 10**6), scale=st.sampled_from([0.1, 1.0, 5.0, 20.0]))
+def test_5_a_block_always_ends(strategy: str, data: st.DataObject, seed: int, scale: float) -> None:
+    setup = data.draw(setups(strategy=strategy))
     several = [replace(a, params=replace(a.params, max_nfe=None)) for a in data.draw(st.lists(asks(setup), max_size=3))]
     engine = make_engine(setup, NoiseModel(setup.vocab, seed, scale))
     bounds = {}
     for n, ask in enumerate(several):
         engine.add(spec_of(f"r{n}", ask))
-        blocks = (len(ask.prompt) + ask.params.max_tokens - 1) // setup.block - len(ask.prompt) // setup.block + 1
-        masks = min(ask.params.max_steps_per_block, setup.block * (1 + (ask.params.remask_threshold > 0)))
+        size = {"full": ask.params.block_length, "fast_dllm_v2": ask.params.sub_block_size}.get(strategy, setup.block)
+        blocks = (ask.params.max_tokens - 1) // size + 2
+        masks = min(ask.params.max_steps_per_block, size * (1 + (ask.params.remask_threshold > 0))) + setup.shift
         editing = (ask.params.max_post_edit_steps + 1) * (ask.params.algorithm == "edit")
         bounds[f"r{n}"] = blocks * (masks + editing)
     ended = {}
@@ -174,12 +181,13 @@ class PoisonedModel(HashModel):
         return super().forward(x, batch, pool)
 
 
-@examples(25)
-@given(st.data())
-def test_6_no_request_harms_another_or_the_engine(data: st.DataObject) -> None:
+@STRATEGIES
+@examples(15)
+@given(data=st.data())
+def test_6_no_request_harms_another_or_the_engine(strategy: str, data: st.DataObject) -> None:
     """A step that fails ends the requests it served; those before, after, and waiting meanwhile answer as ever."""
     logging.getLogger("runtime.engine.engine").setLevel(logging.CRITICAL)
-    setup = data.draw(setups())
+    setup = data.draw(setups(strategy=strategy))
     poison = setup.max_token
     model = PoisonedModel(setup.vocab, poison)
     run = Run(replace(setup, max_token=poison - 1), make_engine(replace(setup, max_token=poison - 1), model))
@@ -188,8 +196,7 @@ def test_6_no_request_harms_another_or_the_engine(data: st.DataObject) -> None:
     before = data.draw(st.integers(0, 6))
     for _ in range(before):
         run.step()
-    bad = Ask((1, poison), Params(max_tokens=3))
-    run.engine.add(spec_of("bad", bad))
+    run.engine.add(spec_of("bad", Ask((1, poison), Params(max_tokens=3, sub_block_size=setup.block))))
     failed: set[str] = set()
     for _ in range(5000):
         if not run.engine.has_work():
@@ -234,16 +241,17 @@ def test_6_a_failing_commit_harms_no_request_of_the_same_id(caplog: pytest.LogCa
     check_idle(run.engine)
 
 
+@STRATEGIES
 @pytest.mark.parametrize("method", ["open", "apply"])
 @examples(10)
-@given(st.data())
-def test_6_a_strategy_that_fails_on_a_request_harms_only_that(method: str, data: st.DataObject) -> None:
+@given(data=st.data())
+def test_6_a_strategy_that_fails_on_a_request_harms_only_that(strategy: str, method: str, data: st.DataObject) -> None:
     logging.getLogger("runtime.engine.engine").setLevel(logging.CRITICAL)
-    setup = data.draw(setups())
+    setup = data.draw(setups(strategy=strategy))
     run = Run(setup)
     for ask in data.draw(st.lists(asks(setup), min_size=1, max_size=4)):
         run.add(ask)
-    run.engine.add(spec_of("bad", Ask((1, 2), Params(max_tokens=9))))
+    run.engine.add(spec_of("bad", Ask((1, 2), Params(max_tokens=9, sub_block_size=setup.block))))
     works, calls = getattr(run.engine.strategy, method), data.draw(st.integers(0, 2))
 
     def fails(request: Request, *others: Any) -> Any:
@@ -277,10 +285,11 @@ def test_6_a_device_that_failed_ends_the_engine() -> None:
         run.engine.step()
 
 
-@examples(20)
-@given(st.data())
-def test_7_abort_at_any_step_frees_every_page(data: st.DataObject) -> None:
-    setup = data.draw(setups())
+@STRATEGIES
+@examples(12)
+@given(data=st.data())
+def test_7_abort_at_any_step_frees_every_page(strategy: str, data: st.DataObject) -> None:
+    setup = data.draw(setups(strategy=strategy))
     run = Run(setup)
     several = data.draw(st.lists(asks(setup), min_size=1, max_size=5))
     for ask in several:

@@ -7,30 +7,33 @@ from dataclasses import replace
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.engine.harness import Ask, Run, Setup, run_all, run_schedule
-from tests.engine.samples import asks, examples, scenarios, setups
+from tests.engine.harness import Run, run_all, run_schedule
+from tests.engine.samples import STRATEGIES, asks, examples, scenarios, setups
 
 
-@examples(100)
-@given(st.data())
-def test_alone(data: st.DataObject) -> None:
-    setup = data.draw(setups())
+@STRATEGIES
+@examples(60)
+@given(data=st.data())
+def test_alone(strategy: str, data: st.DataObject) -> None:
+    setup = data.draw(setups(strategy=strategy))
     run_all(setup, [data.draw(asks(setup))]).compare()
 
 
-@examples(80)
-@given(scenarios())
-def test_any_schedule(scenario: tuple[Setup, list[tuple[int, Ask]], list[tuple[int, int]]]) -> None:
+@STRATEGIES
+@examples(40)
+@given(data=st.data())
+def test_any_schedule(strategy: str, data: st.DataObject) -> None:
     """Arrivals, prompts that share, small pools, tight budgets, aborts: every request's trace is the oracle's."""
-    setup, arrivals, aborts = scenario
-    run_schedule(Run(setup), arrivals, aborts)
+    setup, *events = data.draw(scenarios(strategy))
+    run_schedule(Run(setup), *events)
 
 
-@examples(20)
-@given(st.data())
-def test_turns_of_a_conversation(data: st.DataObject) -> None:
-    """Each turn's prompt begins with all of the turn before: the answer's blocks are prefix hits, and right."""
-    setup = data.draw(setups(max_len=64))
+@STRATEGIES
+@examples(15)
+@given(data=st.data())
+def test_turns_of_a_conversation(strategy: str, data: st.DataObject) -> None:
+    """Each turn's prompt begins with all of the turn before: whatever of it is found in the cache is right."""
+    setup = data.draw(setups(max_len=64, strategy=strategy))
     run = Run(setup)
     prompt: tuple[int, ...] = (1, 2, 4)
     for _ in range(3):
@@ -39,7 +42,7 @@ def test_turns_of_a_conversation(data: st.DataObject) -> None:
             break
         ask = data.draw(asks(setup))
         fitting = replace(ask.params, max_tokens=min(ask.params.max_tokens, room))
-        id = run.add(Ask(prompt, fitting, ask.report))
+        id = run.add(replace(ask, prompt=prompt, params=fitting, given=()))
         run.drain()
         prompt = (*prompt, *run.heard[id].tokens, 5, 6)
     run.compare()

@@ -5,7 +5,7 @@ from typing import get_args
 import pytest
 
 from runtime.config.table import BY_SPELLING
-from unmask_operator.api.engine import RESERVED, Engine
+from unmask_operator.api.engine import _ANY_PAGE, RESERVED, Engine
 from unmask_operator.api.flags import camel, choices, flag_argument, flag_field, flag_of
 
 
@@ -27,6 +27,23 @@ def test_strategies_are_those_of_the_runtimes_registry():
     from runtime.strategies import strategies
 
     assert literals(Engine.model_fields["decoding_strategy"].annotation) == {camel(name) for name in strategies()}
+
+
+def test_rules_about_blocks_and_steps_are_the_strategies_own():
+    from runtime.config.config import ANY_PAGE
+    from runtime.strategies import DecodingContext, make_strategy, strategies
+
+    context = DecodingContext(block_size=64, buffer_size=1, prefix_caching=True, max_model_len=80)
+    made = {name: make_strategy(name, (name,), context) for name in strategies()}
+    assert set(ANY_PAGE) == {name for name, strategy in made.items() if strategy.tiling.from_prompt}
+    assert set(_ANY_PAGE) == {camel(name) for name in ANY_PAGE}
+    for name, strategy in made.items():  # of 2 * 64 rows that the rule asks for
+        engine = {"blockSize": 64, "maxNumBatchedTokens": 127, "decodingStrategy": camel(name)}
+        if strategy.max_rows() < 128:
+            Engine.model_validate(engine)
+        else:
+            with pytest.raises(ValueError, match=r"\(bufferSize \+ 1\) \* blockSize"):
+                Engine.model_validate(engine)
 
 
 def test_families_that_need_edit_are_those_of_the_rule():

@@ -53,6 +53,8 @@ class Params:
     suppress_eos: str = "none"
     sub_block_size: int = 8  # fast_dllm_v2
     block_cache: bool = False
+    cache: str = "none"  # these two: full
+    block_length: int = 4
 
     @property
     def revises(self) -> bool:
@@ -139,6 +141,22 @@ def banned(logits: np.ndarray, shape: Shape) -> np.ndarray:
     return out
 
 
+def allowed(logits: np.ndarray, p: Params, shape: Shape) -> np.ndarray:
+    """[n, vocab]: what this request may not choose is banned too."""
+    rows = banned(logits, shape)
+    if p.suppress_eos == "logits":
+        rows[:, sorted(shape.eos_ids)] = -np.inf
+    return rows
+
+
+def choose_alone(row: np.ndarray, p: Params, shape: Shape, *, position: int, step: int) -> int:
+    """What a position takes that is a block of its own: its candidate, whatever the confidence."""
+    rows = allowed(row[None], p, shape)
+    if p.algorithm == "credit":
+        fuse_credit(Block(position, [shape.mask_id], [MASKED]), rows, p)
+    return choose(rows[0], p.temperature, p.top_k, p.top_p, p.seed, position, step).token
+
+
 def accept_masked(
     block: Block, choices: dict[int, Choice], threshold: float, force: bool, fill: bool
 ) -> dict[int, int]:
@@ -169,9 +187,7 @@ def decide(block: Block, logits: np.ndarray, p: Params, shape: Shape, *, force: 
 
     `block.force_steps` and `block.post_steps` are those before this step; `block.credit` is brought up to date.
     """
-    rows = banned(logits, shape)
-    if p.suppress_eos == "logits":
-        rows[:, sorted(shape.eos_ids)] = -np.inf
+    rows = allowed(logits, p, shape)
     fill = force and block.force_steps + 1 >= p.max_steps_per_block
 
     def held_back(token: int) -> bool:
@@ -202,7 +218,7 @@ def decide(block: Block, logits: np.ndarray, p: Params, shape: Shape, *, force: 
     if block.ended:
         return Decision(ends=True)
     if p.penalty_lambda > 0:
-        for i in range(1, shape.block):
+        for i in range(1, len(block.tokens)):
             if block.state[i - 1] != MASKED:
                 rows[i, block.tokens[i - 1]] -= p.penalty_lambda
     accept = accept_masked(block, choices(), p.accept_threshold, force, fill)

@@ -24,9 +24,8 @@ from typing import Protocol
 
 import numpy as np
 
-from tests.oracle.block import FILLED, MASKED, PROMPT, Block, Params, Shape, apply, banned, decide
+from tests.oracle.block import FILLED, MASKED, PROMPT, Block, Params, Shape, apply, choose_alone, decide
 from tests.oracle.decode import Event, Result, longest_run_cut
-from tests.oracle.draws import choose
 from tests.oracle.masks import block_end, prefix_causal_ends
 
 
@@ -64,10 +63,8 @@ class _Decode:
     def seed(self) -> None:
         """The first token of the block that begins at `start`, by the row before it."""
         logits = self.fresh().forward(0, self.tokens[: self.start], self.ends(0, self.start))
-        p = self.p
-        row = banned(logits[-1], self.shape)
-        choice = choose(row, p.temperature, p.top_k, p.top_p, p.seed, self.start, self.nfe)
-        self.tokens[self.start], self.state[self.start] = choice.token, FILLED
+        token = choose_alone(logits[-1], self.p, self.shape, position=self.start, step=self.nfe)
+        self.tokens[self.start], self.state[self.start] = token, FILLED
 
     def open(self) -> None:
         self.opened = self.start + self.shape.block

@@ -40,16 +40,23 @@ RESERVED = (
 )
 _RESERVED_ARGUMENT = rf"^(-h|--({'|'.join(name.replace('-', '[-_]') for name in RESERVED)})(=.*)?)$"
 _BATCHED = BY_DEST["max_num_batched_tokens"].default
+_ANY_PAGE = ("Full", "D2f", "NemotronDiffusion")  # blocks that tile from the prompt's end begin anywhere in a page
+_OWN_STEP = ("Full", "FastDllmV2", "NemotronDiffusion")  # a step of a request is not bufferSize and one more blocks
+
+
+def _is_one(strategies: tuple[str, ...]) -> str:
+    return f"(has(self.decodingStrategy) && self.decodingStrategy in [{', '.join(map(repr, strategies))}])"
 
 
 def _pages_fit(engine: Engine) -> bool:
     block, page = engine.block_size, engine.page_size
-    return not (block and page) or block % page == 0 or page % block == 0
+    any_page = engine.decoding_strategy in _ANY_PAGE
+    return any_page or not (block and page) or block % page == 0 or page % block == 0
 
 
 def _step_fits(engine: Engine) -> bool:
     step = (engine.block_size or 0) * ((engine.buffer_size or 1) + 1)
-    return step <= (engine.max_num_batched_tokens or _BATCHED)
+    return engine.decoding_strategy in _OWN_STEP or step <= (engine.max_num_batched_tokens or _BATCHED)
 
 
 def _no_remask_while_editing(engine: Engine) -> bool:
@@ -92,14 +99,16 @@ class Engine(Section):
 
     rules: ClassVar = (
         Rule(
-            "!has(self.blockSize) || !has(self.pageSize) || self.blockSize % self.pageSize == 0 || "
+            f"{_is_one(_ANY_PAGE)} || !has(self.blockSize) || !has(self.pageSize) || "
+            "self.blockSize % self.pageSize == 0 || "
             "self.pageSize % self.blockSize == 0",
             _pages_fit,
             "must be a multiple or a divisor of blockSize",
             "pageSize",
         ),
         Rule(
-            "!has(self.blockSize) || self.blockSize * ((has(self.bufferSize) ? self.bufferSize : 1) + 1) <= "
+            f"{_is_one(_OWN_STEP)} || !has(self.blockSize) || "
+            "self.blockSize * ((has(self.bufferSize) ? self.bufferSize : 1) + 1) <= "
             f"(has(self.maxNumBatchedTokens) ? self.maxNumBatchedTokens : {_BATCHED})",
             _step_fits,
             f"must be at least (bufferSize + 1) * blockSize, a step of one request; its default is {_BATCHED}",
@@ -127,7 +136,7 @@ class Engine(Section):
         ),
     )
 
-    decoding_strategy: Literal["MultiBd", "D2f", "FastDllmV2", "NemotronDiffusion"] | None = flag_field(
+    decoding_strategy: Literal["MultiBd", "Full", "D2f", "FastDllmV2", "NemotronDiffusion"] | None = flag_field(
         "decoding-strategy", "How blocks are opened and decoded. Default: the model family's own."
     )
     sampling_mode: Literal["Naive", "Edit"] | None = flag_field(
@@ -141,7 +150,10 @@ class Engine(Section):
         "buffer-size", "Blocks denoised at once. Default: the strategy's own.", high=256
     )
     page_size: int | None = flag_field(
-        "page-size", "Tokens of a page of the KV cache, a multiple or a divisor of the block. Default: 32.", high=4096
+        "page-size",
+        "Tokens of a page of the KV cache; a multiple or a divisor of the block, but for Full, D2f and "
+        "NemotronDiffusion. Default: 32.",
+        high=4096,
     )
     attn_impl: Literal["TritonGrouped", "Triton", "Torch"] | None = flag_field(
         "attn-impl", "Attention kernel. Default: TritonGrouped on GPUs, Torch on CPU."

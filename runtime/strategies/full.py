@@ -1,0 +1,143 @@
+"""`full`: a canvas of the prompt and all masks of the answer, denoised block after block (decoding.md 4.6).
+
+Every row sees the whole canvas, so K/V that was written before the last change of any token is stale. A request says
+how much of that it bears (`decoding.cache`): with `none` every step forwards the canvas; the other modes forward it
+once a block, when the block opens, and after that only what the mode renews. Blocks follow the prompt's end; the last
+is what is left.
+
+Nothing is ever settled here: the K/V of a position is that of one moment of its canvas, of no use to anybody else. What
+a preemption drops comes again from the ids that the canvas had when its block opened, which are kept.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
+
+import numpy as np
+
+from runtime.engine.description import BLOCK_LENGTH, Field, Value
+from runtime.engine.plan import BlockResults, Ints
+from runtime.engine.request import FIXED, Block, Forwarded, Request
+from runtime.engine.shares import shares
+from runtime.engine.tiling import Tiling
+from runtime.strategies.base import DecodingContext, Feed, check_one_at_a_time, register_strategy
+from runtime.strategies.progress import advance, complete, finish, write_block
+
+VICINITY = 16  # rows on either side of a block that the mode of this name renews with it
+CACHE = "cache"
+
+
+@register_strategy("full")
+class FullCanvas:
+    fields: tuple[Field, ...] = (
+        Field(
+            name=CACHE, kind="choice", choices=("none", "prefix", "dual", "vicinity"), default="none",
+            flag="full_cache",
+            help="what a block's later steps do not compute again: nothing, the rows before the block, all but its "
+            "own, or all but 16 on either side",
+        ),
+        Field(
+            name=BLOCK_LENGTH, kind="integer", default=1, per_block=True, low=1, high=2**31,
+            help="tokens of a block; default the server's",
+        ),
+    )  # fmt: skip
+    defaults: Mapping[str, Value] = {}
+    buffer_size = 1
+    shares_prefixes = False
+    whole_prompts = True
+    default_max_tokens: int | None = 256
+
+    def __init__(self, context: DecodingContext) -> None:
+        check_one_at_a_time(context)
+        self.tiling = Tiling(context.block_size, from_prompt=True, cut=True)
+        self.max_model_len = context.max_model_len
+        self.shift = int(context.shift)
+
+    def max_rows(self) -> int:
+        return self.max_model_len
+
+    def positions(self, prompt_len: int, max_tokens: int) -> int:
+        return self.tiling.covered(prompt_len, max_tokens)
+
+    def settled(self, prompt_len: int) -> int:
+        return 0
+
+    def tail(self, request: Request) -> int:
+        return 0
+
+    def reach(self, request: Request) -> int:
+        return request.end
+
+    def chunk(self, request: Request, room: int) -> int:
+        return 0  # nothing is settled
+
+    def open(self, request: Request) -> Feed:
+        while not request.blocks:
+            self._open_block(request)
+            if _whole(request) and request.next_start < request.end:
+                request.blocks = []  # all of it was given
+        first, last, part = 0, request.end, request.blocks[0]
+        if request.kept:
+            part = request.blocks[-1]
+            first, last = self._renewed(request)
+        return Feed(first, last, [] if complete(request, part) else [part])
+
+    def _renewed(self, request: Request) -> tuple[int, int]:
+        """First position and end of what the open block's later steps forward."""
+        start, end = request.blocks[0].start, request.next_start
+        mode = request.values[CACHE]
+        if mode == "vicinity":
+            return max(start - VICINITY, 0), min(end + VICINITY, request.end)
+        return start, end if mode == "dual" else request.end
+
+    def _open_block(self, request: Request) -> None:
+        """The next block, as one part; or as two, where the row before it is forwarded only once: its first position
+        is sampled then, and all others from rows of the block itself."""
+        length = int(request.values[BLOCK_LENGTH])
+        start = max(request.next_start, request.prompt_len)
+        end = request.next_start = min(start + length, request.end)
+        alone = self.shift and request.values[CACHE] in ("prefix", "dual")
+        bounds = (start, start + 1, end) if alone else (start, end)
+        request.blocks = [
+            Block(first, request.state[first:last], editing=request.editing, shift=self.shift)
+            for first, last in pairwise(bounds)
+        ]
+        total = request.spec.decoding.total_steps
+        steps = int(request.values.get("steps", 0)) if total is None else self._share(request, total, start, length)
+        before = sum(part.masks for part in request.blocks[:-1])  # steps of the block that the last part does not get
+        request.blocks[-1].given_steps = max(steps - before, 1) if steps else 0
+
+    def _share(self, request: Request, total: int, start: int, length: int) -> int:
+        """Of the request's total of steps, those of the block at `start`."""
+        first = request.prompt_len
+        masks = np.add.reduceat(request.state[first : request.end] != FIXED, range(0, request.end - first, length))
+        return shares(total, masks.tolist())[(start - first) // length]
+
+    def visible_end(self, requests: Sequence[Request], owner: Ints, positions: Ints) -> Ints:
+        """The canvas's end."""
+        return np.array([request.end for request in requests])[owner]
+
+    def apply(self, request: Request, sampled: list[Block], results: BlockResults, first: int) -> None:
+        if not request.kept and request.values[CACHE] != "none":
+            request.kept = [Forwarded(0, request.tokens[: request.end].copy())]
+        request.nfe += bool(sampled)
+        for i, part in enumerate(sampled, first):
+            write_block(request, part, results, i)
+        whole, start, last = _whole(request), request.blocks[0].start, request.blocks[-1]
+        for part in sampled:
+            if part is not last:  # the block's steps are those of its last part
+                part.ended = whole
+                last.steps = part.steps
+        end = advance(request, shown=start, final=request.next_start if whole else start)
+        if end is not None:
+            finish(request, *end)
+        elif whole:
+            request.blocks = []
+        if whole:
+            request.kept = []  # the next block's first step forwards everything
+
+
+def _whole(request: Request) -> bool:
+    """Whether the open block is final; a first position by itself stays as it was filled."""
+    return complete(request, request.blocks[-1]) and not request.blocks[0].masks

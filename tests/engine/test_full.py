@@ -1,0 +1,222 @@
+"""`full` from outside: what each cache mode forwards, what a preemption costs, and models served with it.
+
+Its answers are compared with the oracle's in test_oracle.py and test_invariants.py, and with published code's in
+tests/models/test_llama_like.py.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import replace
+from itertools import pairwise
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from runtime import LLM, SamplingParams
+from runtime.engine.scheduler import Turn
+from runtime.errors import ConfigError, RequestError
+from tests.engine.harness import Ask, Run, Setup, check_idle
+from tests.golden import GOLDEN
+from tests.oracle.block import Params
+
+SERVER = Setup(strategy="full", max_len=96, budget=96, page=4, pages=24)
+ONE_A_STEP = Params(max_tokens=60, block_length=20, accept_threshold=1.0, ignore_eos=True)
+PROMPT = tuple(range(10))
+CHEAP = {"device": "cpu", "skip_tokenizer": True, "dtype": "float64"}
+
+
+class Watched(Run):
+    """Keeps each step's turns as (request number, first row, last row, blocks sampled)."""
+
+    def __init__(self, setup: Setup) -> None:
+        super().__init__(setup)
+        self.turns: list[tuple[int, int, int, int]] = []
+        schedule = self.engine.scheduler.schedule
+
+        def watched() -> list[Turn]:
+            turns = schedule()
+            for t in turns:
+                self.turns.append((t.request.seq, t.first, t.last, len(t.feed.blocks) if t.feed else 0))
+            return turns
+
+        self.engine.scheduler.schedule = watched  # type: ignore[method-assign]
+
+
+@pytest.mark.parametrize("shift", [False, True])
+@pytest.mark.parametrize(
+    ("cache", "rows"),
+    [
+        ("none", [(0, 70)] * 3),
+        ("prefix", [(10, 70), (30, 70), (50, 70)]),
+        ("dual", [(10, 30), (30, 50), (50, 70)]),
+        ("vicinity", [(0, 46), (14, 66), (34, 70)]),
+    ],
+)
+def test_what_is_forwarded(cache: str, rows: list[tuple[int, int]], shift: bool) -> None:
+    """The canvas when a block opens, then what the mode renews; every one of them a step."""
+    run = Watched(replace(SERVER, shift=shift))
+    run.add(Ask(PROMPT, replace(ONE_A_STEP, cache=cache)))
+    run.drain()
+    run.compare()
+    assert run.heard["r0"].outputs[-1].nfe == 60
+    assert run.turns == [turn for part in rows for turn in [(0, 0, 70, 1), *[(0, *part, 1)] * 19]]
+    stats = run.engine.stats()
+    assert (stats.forwards_denoise, stats.forwards_prefill, stats.forwards_commit) == (60, 0, 0)
+
+
+@pytest.mark.parametrize("shift", [False, True])
+@pytest.mark.parametrize("cache", ["none", "prefix", "dual", "vicinity"])
+def test_who_makes_way_writes_its_canvas_again_and_goes_on(cache: str, shift: bool) -> None:
+    """Two requests of a crowd leave no room for another's: one of them waits, and then answers as if it had not."""
+    setup = replace(SERVER, shift=shift, pages=36, max_reqs=4)
+    run = Watched(setup)
+    for _ in range(2):
+        run.add(Ask(PROMPT, replace(ONE_A_STEP, cache=cache), group="crowd"))
+    for _ in range(7):
+        run.step()
+    run.add(Ask(PROMPT[:3], Params(max_tokens=5, accept_threshold=1.0, ignore_eos=True), group="single"))
+    run.drain()
+    run.compare()
+    assert run.engine.scheduler.preemptions == 1
+    again = [turn for turn in run.turns if not turn[3]]
+    assert again == ([] if cache == "none" else [(1, 0, 70, 0)])
+    assert run.engine.stats().forwards_prefill == len(again)
+    assert [o.nfe for o in run.heard["r1"].outputs] == list(range(1, 61))
+
+
+def test_a_canvas_waits_for_all_its_pages_and_nobody_slips_past() -> None:
+    setup = replace(SERVER, pages=24)
+    run = Watched(setup)
+    for length in (60, 60, 2):
+        run.add(Ask(PROMPT, replace(ONE_A_STEP, max_tokens=length)))
+    run.step()
+    assert [r.seq for r in run.engine.scheduler.running] == [0]
+    run.drain()
+    run.compare()
+    served = [turn[0] for turn in run.turns]
+    assert sorted(range(3), key=served.index) == [0, 1, 2]
+    check_idle(run.engine)
+
+
+def test_canvases_take_turns_when_the_budget_is_one_canvas() -> None:
+    """Large and small ones together: between two turns of one, no other has more than two."""
+    run = Watched(replace(SERVER, pages=100))
+    for length in (80, 30, 50, 20):
+        run.add(Ask(PROMPT, replace(ONE_A_STEP, max_tokens=length)))
+    run.drain()
+    run.compare()
+    for own in range(4):
+        at = [n for n, turn in enumerate(run.turns) if turn[0] == own]
+        for a, b in pairwise(at):
+            between = [turn[0] for turn in run.turns[a + 1 : b]]
+            assert all(between.count(other) <= 2 for other in between)
+
+
+@pytest.fixture(scope="module")
+def llada() -> Iterator[LLM]:
+    with LLM(str(GOLDEN / "llada"), block_size=8, **CHEAP) as llm:
+        yield llm
+
+
+def ask(llm: LLM, **fields: object) -> tuple[list[int], int]:
+    fields = {"max_tokens": 24, "ignore_eos": True} | fields
+    (out,) = llm.generate([[5, 6, 7, 8, 9, 10, 11, 12, 13]], SamplingParams(**fields))  # type: ignore[arg-type]
+    return out.token_ids, out.nfe
+
+
+def test_a_checkpoint_alone_answers(llada: LLM) -> None:
+    info = llada.info
+    assert (info.family, info.strategy, info.prefix_caching, info.default_max_tokens) == ("llada", "full", False, 256)
+    (out,) = llada.generate([[5] * (info.max_model_len - 7)], SamplingParams(ignore_eos=True))
+    assert len(out.token_ids) == 7
+    with LLM(str(GOLDEN / "dream"), **CHEAP) as dream:
+        assert len(ask(dream, max_tokens=None, num_denoising_steps=8, block_length=256)[0]) == 256
+
+
+@pytest.mark.parametrize("cache", ["prefix", "dual", "vicinity"])
+def test_a_request_chooses_the_cache_and_the_server_the_default(llada: LLM, cache: str) -> None:
+    mine = ask(llada, decoding={"cache": cache})
+    with LLM(str(GOLDEN / "llada"), block_size=8, full_cache=cache, **CHEAP) as other:
+        assert ask(other) == mine
+        assert ask(other, decoding={"cache": "none"}) == ask(llada)
+
+
+def test_a_request_chooses_the_length_of_blocks(llada: LLM) -> None:
+    with LLM(str(GOLDEN / "llada"), block_size=12, **CHEAP) as other:
+        for decoding in ({}, {"algorithm": "fixed"}, {"algorithm": "fixed", "steps": 5}, {"cache": "dual"}):
+            named = ask(other, decoding=decoding)
+            assert ask(llada, decoding={**decoding, "block_length": 12}) == named
+            assert ask(llada, decoding=decoding, block_length=12) == named
+    assert ask(llada, block_length=2**31) == ask(llada, block_length=24)
+
+
+def test_blocks_may_be_longer_than_the_model_and_lie_anywhere_in_pages() -> None:
+    flags = {"block_size": 300, "page_size": 7, "num_pages": 37, "decoding_strategy": "full"}
+    with LLM(str(GOLDEN / "llada"), **flags, **CHEAP) as llm:
+        assert llm.info.max_model_len == 256
+        assert len(ask(llm, max_tokens=247, num_denoising_steps=3)[0]) == 247
+
+
+def test_a_total_of_steps_is_shared_out_over_the_blocks(llada: LLM) -> None:
+    for length, total in ((8, 3), (8, 10), (8, 24), (10, 11), (24, 1)):
+        assert ask(llada, block_length=length, num_denoising_steps=total)[1] == total
+        assert sum(llada.engine.stats().block_steps[-(-24 // length) * -1 :]) == total
+    with LLM(str(GOLDEN / "dream"), block_size=8, full_cache="dual", **CHEAP) as dream:
+        for total in (6, 7, 20, 24):
+            assert ask(dream, num_denoising_steps=total)[1] == total
+        assert ask(dream, num_denoising_steps=3)[1] == 6  # each block's first position is a step of its own
+        assert dream.engine.stats().block_steps[-3:] == [2, 2, 2]
+
+
+@pytest.mark.parametrize(
+    ("fields", "param", "words"),
+    [
+        ({"decoding": {"cache": "both"}}, "decoding.cache", "must be one of none, prefix, dual, vicinity"),
+        ({"decoding": {"cache": True}}, "decoding.cache", "must be one of"),
+        ({"decoding": {"block_length": 0}}, "decoding.block_length", "0 is out of range; it must be at least 1"),
+        ({"block_length": 0}, "block_length", "0 is out of range"),
+        ({"block_length": 1.5}, "block_length", "is not an integer"),
+        ({"max_tokens": 248}, "max_tokens", "248 is more than the 247 tokens"),
+        ({"num_denoising_steps": 2}, "num_denoising_steps", "2 is less than the 3 blocks"),
+        ({"num_denoising_steps": 5, "block_length": 4}, "num_denoising_steps", "5 is less than the 6 blocks"),
+        ({"decoding": {"add_block_threshold": 0.1}}, "decoding.add_block_threshold", "is no decoding field"),
+    ],
+)
+def test_wrong_values_are_one_clear_400(llada: LLM, fields: dict[str, object], param: str, words: str) -> None:
+    with pytest.raises(RequestError, match=words) as caught:
+        ask(llada, **fields)
+    assert (caught.value.status, caught.value.param) == (400, param)
+
+
+@pytest.mark.parametrize(
+    ("folder", "flags", "words"),
+    [
+        (
+            "llada",
+            {"max_num_batched_tokens": 255},
+            "255 is less than the 256 rows .* as prompts are not cut, --max-model-len 256",
+        ),
+        ("llada", {"buffer_size": 2}, "--buffer-size 2: this model's blocks are decoded one at a time"),
+        ("llada", {"add_block_threshold": 0.5}, "--add-block-threshold means nothing to full of the llada family"),
+        ("sdar", {"full_cache": "dual"}, "--full-cache means nothing to multi_bd of the sdar family"),
+        ("llada", {"full_cache": "both"}, "--full-cache: 'both' is not one of prefix, dual, vicinity"),
+        ("sdar", {"block_size": 24}, "--page-size 32, its default, is neither a multiple nor a divisor"),
+        ("sdar", {"block_size": 32, "page_size": 48}, "--page-size: 48 is neither a multiple nor a divisor"),
+    ],
+)
+def test_flags_that_cannot_be_honoured(folder: str, flags: dict[str, object], words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        LLM(str(GOLDEN / folder), **CHEAP, **flags)
+
+
+def test_logits_are_those_of_the_whole_canvas(llada: LLM) -> None:
+    cases = json.loads((GOLDEN / "llada" / "cases.json").read_text())
+    case = next(case for case in cases if case["kind"] == "logits" and case["attention"] == "full")
+    expected = load_file(GOLDEN / "llada" / "expected.safetensors")
+    tokens = expected[case["ids"]].flatten().tolist()
+    logits = llada.logits(tokens)
+    torch.testing.assert_close(logits.float(), expected[case["logits"]].view_as(logits), rtol=0, atol=5e-4)
+    assert not torch.allclose(logits, llada.logits(tokens, block_size=8))

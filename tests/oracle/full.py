@@ -1,0 +1,147 @@
+"""A naive decoder of `full`, written from decoding.md section 4.6 and from nothing of the engine's.
+
+One request. What a row of the canvas sees depends on when each K/V was written, so the model is a memory: a forward of
+some rows writes their K/V and reads everybody's, as it was left. Positions are decided in plain Python (`decide`).
+
+Readings beside those of `tests.oracle.decode`:
+
+ 1. A block all of whose positions are given takes no forward and no step, unless it is the last: then one forward that
+    samples nothing ends the answer, and is told.
+ 2. With shift and `prefix` or `dual`, a block's full forward fills its first position with that row's choice, whatever
+    its confidence; if that position was given, the forward samples nothing and is no step.
+ 3. There the others are a block of their own from then on: their masks are shared out over `steps` less one (at least
+    one), `max_steps_per_block` counts their steps, and what is remasked or edited is among them. There may be none.
+ 4. A denoise event shows the block of its step. A forward that samples nothing is told only if the answer ends with it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from tests.oracle.block import FILLED, MASKED, PROMPT, Block, Params, Shape, apply, choose_alone, decide
+from tests.oracle.decode import Event, Result, longest_run_cut
+from tests.oracle.seeded import Memory
+
+
+class _Full:
+    def __init__(
+        self, memory: Memory, prompt: Sequence[int], p: Params, shape: Shape, given: Mapping[int, int]
+    ) -> None:
+        self.memory, self.p, self.shape, self.shift = memory, p, shape, shape.shift
+        self.start = len(prompt)
+        self.end = self.start + p.max_tokens
+        self.ids = [*prompt, *(given.get(n, shape.mask_id) for n in range(p.max_tokens))]
+        self.state = [PROMPT] * self.start + [PROMPT if n in given else MASKED for n in range(p.max_tokens)]
+        self.nfe = self.sent = 0
+        self.told: list[int] = []  # the answer as of the last event
+        self.events: list[Event] = []
+
+    def run(self) -> Result:
+        bounds = [(n, min(n + self.p.block_length, self.end)) for n in range(self.start, self.end, self.p.block_length)]
+        masks = [self.state[start:stop].count(MASKED) for start, stop in bounds]
+        for (start, stop), steps in zip(bounds, self.shared(masks), strict=True):
+            if MASKED not in self.state[start:stop] and stop < self.end:
+                continue
+            reason = self.denoise(start, stop, steps)
+            if reason is not None:
+                return Result(self.told, self.nfe, reason, self.events, self.ids, [])
+        raise AssertionError("the last block ends the answer")
+
+    def shared(self, masks: list[int]) -> list[int]:
+        """Steps of each block: the request's own, or of its total one after another to who has fewest and needs one."""
+        if self.p.total_steps is None:
+            return [self.p.steps] * len(masks)
+        steps = [0] * len(masks)
+        for _ in range(min(self.p.total_steps, sum(masks))):
+            steps[min((n for n in range(len(masks)) if steps[n] < masks[n]), key=lambda n: (steps[n], n))] += 1
+        return steps
+
+    def denoise(self, start: int, stop: int, steps: int) -> str | None:
+        """One block to its end; why the answer ended meanwhile, if it did."""
+        p, cache = self.p, self.p.cache
+        logits = self.forward(0, self.end)
+        block = Block(start, self.ids[start:stop], self.state[start:stop], given_steps=steps)
+        if self.shift and cache in ("prefix", "dual"):
+            block = Block(start + 1, self.ids[start + 1 : stop], self.state[start + 1 : stop], given_steps=steps)
+            sampled = self.state[start] == MASKED
+            if sampled:
+                self.ids[start] = choose_alone(logits[start - 1], p, self.shape, position=start, step=self.nfe)
+                self.state[start] = FILLED
+                block.given_steps = max(steps - 1, 1)
+        else:
+            sampled = bool(block.masked)
+            if sampled:
+                self.step(block, logits)
+        while True:
+            self.nfe += sampled
+            whole = block.ended if p.algorithm == "edit" and block.free else not block.masked
+            tokens, reason = self.answer(start, stop, whole=whole)
+            if sampled or reason is not None:
+                masked = [i for i in range(stop - start) if self.state[start + i] == MASKED]
+                self.events.append(Event(start, self.ids[start:stop], masked, tokens[self.sent :], self.nfe))
+                self.sent = len(tokens)
+                self.told = tokens
+            if whole or reason is not None:
+                return reason
+            first, last = {
+                "none": (0, self.end),
+                "prefix": (start, self.end),
+                "dual": (start, stop),
+                "vicinity": (max(start - 16, 0), min(stop + 16, self.end)),
+            }[cache]
+            self.step(block, self.forward(first, last))
+            sampled = True
+
+    def forward(self, first: int, last: int) -> dict[int, np.ndarray]:
+        rows = self.memory.forward(first, self.ids[first:last], [self.end] * (last - first))
+        return dict(enumerate(rows, first))
+
+    def step(self, block: Block, logits: dict[int, np.ndarray]) -> None:
+        """Every position of the block by the rule; those that are neither masked nor may change need no row."""
+        nothing = np.zeros_like(next(iter(logits.values())))
+        rows = [logits.get(block.start + i - self.shift, nothing) for i in range(len(block.tokens))]
+        decision = decide(block, np.stack(rows), self.p, self.shape, force=True, step=self.nfe)
+        apply(block, decision, self.shape.mask_id, force=True)
+        here = slice(block.start, block.start + len(block.tokens))
+        self.ids[here], self.state[here] = block.tokens, block.state
+
+    def prefix(self, last: int) -> tuple[list[int], bool]:
+        """The run without a mask from P below `last`, cut before an EOS; and whether an EOS cut it."""
+        out: list[int] = []
+        for n in range(self.start, last):
+            if self.state[n] == MASKED:
+                break
+            if self.state[n] == FILLED and self.ids[n] in self.shape.eos_ids and not self.p.ignore_eos:
+                return out, True
+            out.append(self.ids[n])
+        return out, False
+
+    def answer(self, start: int, stop: int, *, whole: bool) -> tuple[list[int], str | None]:
+        """What is stable after a forward, or the whole answer and why it ended (rule 9)."""
+        p = self.p
+        stable, eos = self.prefix(start if p.revises and not whole else stop)
+        if eos:
+            return stable, "stop"
+        if len(stable) == p.max_tokens:
+            return stable, "length"
+        filled, _ = self.prefix(stop)
+        if p.max_nfe is not None and self.nfe >= p.max_nfe:
+            return filled, "max_nfe"
+        if p.max_repetition_run is not None:
+            cut = longest_run_cut(filled, p.max_repetition_run)
+            if cut is not None:
+                return filled[:cut], "repetition"
+        return stable, None
+
+
+def decode_full(
+    memory: Memory,
+    prompt: Sequence[int],
+    params: Params,
+    shape: Shape,
+    given: Mapping[int, int] | None = None,
+) -> Result:
+    """Decode one request to its end on a memory that holds nothing yet."""
+    return _Full(memory, prompt, params, shape, given or {}).run()
