@@ -41,7 +41,7 @@ def resolve_decoding(
         return spelt.get(name, f"{path}.{name}")
 
     total = integer("num_denoising_steps", params.num_denoising_steps, 1, 2**31, default=None)
-    rule = _rule(given, info, at, default=info.default_rule if total is None else "fixed")
+    rule = _rule(given, info, at, default="fixed" if total is not None and info.rule("fixed") else info.default_rule)
     fields = {field.name: field for field in (*info.strategy_fields, *rule.fields)}
     for name, value in given.items():
         if name not in fields and name not in CHOOSING and name not in ENGINE:
@@ -100,8 +100,8 @@ def _rule(given: Mapping[str, Any], info: EngineInfo, at: At, default: str) -> R
 
 def _refuse_foreign(param: str, name: str, value: object, rule: RuleInfo, info: EngineInfo) -> None:
     """Raises for a field that other rules read and this one does not, unless its value asks for nothing."""
-    field = next(field for other in info.rules for field in other.fields if field.name == name)
-    if field.neutral is None or declared(param, value, field) != field.neutral:
+    field = next((field for other in info.rules for field in other.fields if field.name == name), None)
+    if field is None or field.neutral is None or declared(param, value, field) != field.neutral:
         raise _no_meaning(param, rule, _takers(name, info))
 
 
@@ -111,7 +111,7 @@ def _takers(name: str, info: EngineInfo) -> list[str]:
 
 
 def _no_meaning(param: str, rule: RuleInfo, takers: Iterable[str]) -> RequestError:
-    *most, last = sorted(takers)
+    *most, last = sorted(takers) or ["those of other models"]
     only = f"{', '.join(most)} and {last}" if most else last
     return refuse(param, f"has no meaning with the {rule.key} algorithm, only with {only}; leave it out")
 

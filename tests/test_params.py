@@ -31,7 +31,7 @@ def info(**changes) -> EngineInfo:
         "max_token_id": 90, "mask_token_id": 95, "eos_token_ids": [1], "block_size": 8, "buffer_size": 2,
         "page_size": 16, "num_pages": 100, "max_model_len": 256, "max_num_reqs": 4, "max_num_batched_tokens": 512,
         "prefix_caching": True, "strategy_fields": list(with_defaults(MultiBlock.fields, 8)),
-        "rules": [rule_info(key, **SERVER) for key in rules()], "default_rule": "threshold",
+        "rules": [rule_info(key, **SERVER) for key in rules() if not get_rule(key).noisy], "default_rule": "threshold",
     }  # fmt: skip
     return EngineInfo(**(facts | changes))
 

@@ -12,7 +12,7 @@ from runtime.config.table import BY_DEST, BY_SPELLING
 from runtime.errors import ConfigError
 
 DEMO_NAME = "unmask-demo"
-ANY_PAGE = ("full", "d2f", "nemotron_diffusion")  # strategies whose blocks begin anywhere in a page
+ANY_PAGE = ("full", "d2f", "nemotron_diffusion", "diffusion_gemma")  # strategies whose blocks begin anywhere in a page
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -46,7 +46,8 @@ FLAGS: tuple[Flag, ...] = (
     _model(
         name="decoding-strategy",
         metavar="STRATEGY",
-        help="how blocks are decoded: multi_bd, full, d2f, fast_dllm_v2, nemotron_diffusion; default: the family's",
+        help="how blocks are decoded: multi_bd, full, d2f, fast_dllm_v2, nemotron_diffusion, diffusion_gemma; default: "
+        "the family's",
     ),
     _model(
         name="sampling-mode",
@@ -129,7 +130,7 @@ FLAGS: tuple[Flag, ...] = (
         name="page-size",
         type="int",
         low=1,
-        help="tokens of a KV page, a multiple or divisor of the block but for full, d2f, nemotron_diffusion; 32",
+        help="tokens of a KV page, a multiple or divisor of blocks that do not begin at the prompt's end; 32",
     ),
     _memory(
         name="max-model-len",

@@ -71,7 +71,7 @@ class Engine:
             spec,
             size=self.strategy.positions(len(spec.prompt), spec.max_tokens),
             settled=self.strategy.settled(len(spec.prompt)),
-            mask_id=self.info.mask_token_id,
+            mask_id=self.info.mask_token_id or 0,  # without a mask a strategy fills the positions itself
             seq=self._arrivals,
         )
         self._arrivals += 1

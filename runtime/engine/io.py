@@ -65,7 +65,7 @@ class EngineOutput(msgspec.Struct, kw_only=True):
     error: str | None = None
     # report="denoise" only: the open blocks, from absolute position `start`
     start: int = 0
-    tokens: list[int] | None = None  # mask id where masked
+    tokens: list[int] | None = None  # mask id where masked; noise, in a family without a mask
     masked: list[int] | None = None  # offsets from start
     cached_tokens: int | None = None
     queue_seconds: float | None = None
@@ -81,7 +81,7 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
     dtype: str
     vocab_size: int
     max_token_id: int  # largest id a prompt may hold and the model may predict, the mask apart
-    mask_token_id: int
+    mask_token_id: int | None  # None: what is open is noise
     eos_token_ids: list[int]
     block_size: int
     buffer_size: int

@@ -12,7 +12,7 @@ from runtime.engine.plan import BlockPlan, BlockResults, StepPlan
 from runtime.engine.request import FILLED, FIXED, MASKED
 from runtime.kernels.batch import ForwardBatch
 from runtime.layers.kv_pool import KVPool
-from runtime.models.base import Model
+from runtime.models.base import Model, SelfConditioned
 from runtime.samplers.base import Decision, Rule, get_rule
 from runtime.samplers.head import Head
 
@@ -29,6 +29,7 @@ class ModelRunner:
     """Args:
     model: a family's model. pool: where its keys and values lie, on the same device.
     mask_id, max_token_id, eos_ids: see EngineInfo.
+    places: most requests that hold pages at a time; for each, a model that conditions itself is told of its last step.
     """
 
     def __init__(
@@ -37,10 +38,11 @@ class ModelRunner:
         pool: KVPool,
         *,
         block_size: int,
-        mask_id: int,
+        mask_id: int | None,
         max_token_id: int,
         eos_ids: tuple[int, ...],
         rules: Callable[[str], Rule] = get_rule,
+        places: int = 0,
     ) -> None:
         self.model = model
         self.pool = pool
@@ -48,7 +50,14 @@ class ModelRunner:
         self.block_size = block_size
         self.mask_id = mask_id
         self.eos_ids = torch.tensor(eos_ids, dtype=torch.int64, device=self.device)
-        self.head = Head(model.head, mask_id=mask_id, max_token_id=max_token_id, eos_ids=self.eos_ids, rules=rules)
+        told = model if isinstance(model, SelfConditioned) else None
+        self.signal: torch.Tensor | None = None  # [places, block, width], of the last step of whoever has the place
+        if told is not None:
+            self.signal = torch.zeros(places, block_size, told.signal_width, dtype=pool.dtype, device=self.device)
+        self.head = Head(
+            model.head, mask_id=mask_id, max_token_id=max_token_id, eos_ids=self.eos_ids, rules=rules,
+            soften=None if told is None else told.soften,
+        )  # fmt: skip
 
     def _put(self, array: np.ndarray) -> torch.Tensor:
         return torch.from_numpy(array).to(self.device, non_blocking=True)
@@ -67,6 +76,7 @@ class ModelRunner:
             page_size=self.pool.page_size,
             tile_rows=int(plan.tiles[:, 2].max()),
             reach=int(plan.positions.max()) + 1,
+            signal=None if self.signal is None else self._told(self.signal, plan),
         )
 
     @torch.inference_mode()
@@ -77,14 +87,30 @@ class ModelRunner:
             return None
         return self._sample(plan.blocks, hidden)
 
+    def _told(self, signal: torch.Tensor, plan: StepPlan) -> torch.Tensor | None:
+        """[rows, width]: of `signal`, what open rows are told of their blocks' last steps; None if there were none."""
+        blocks = plan.blocks
+        if blocks is None or blocks.place is None or not blocks.advanced.any():
+            return None
+        later = np.flatnonzero(blocks.advanced)
+        rows = blocks.rows[later, None] + np.arange(self.block_size)
+        told = signal.new_zeros(len(plan.tokens), signal.shape[2])
+        told[self._put(rows)] = signal[self._put(blocks.place[later])]
+        return told
+
     def _sample(self, plan: BlockPlan, hidden: torch.Tensor) -> BlockResults:
         tokens, state = self._put(plan.tokens), self._put(plan.state)
+        signal: torch.Tensor | None = None  # [n, block, width]
+        if self.signal is not None and plan.place is not None:
+            signal = self.signal.new_zeros(len(plan.place), *self.signal.shape[1:])
         decided: list[tuple[torch.Tensor | None, Decision]] = []
         kept: dict[int, np.ndarray] = {}
-        for i, (rule, members, blocks) in enumerate(self.head.groups(plan, hidden, tokens, state)):
+        for i, (rule, members, blocks) in enumerate(self.head.groups(plan, hidden, tokens, state, signal)):
             decided.append((members, rule.decide(blocks)))
             if blocks.kept is not None:
                 kept |= zip(plan.groups[i].members.tolist(), map(_used, blocks.kept.cpu().numpy()), strict=True)
+        if self.signal is not None and plan.place is not None and signal is not None:
+            self.signal[self._put(plan.place)] = signal
         return self._results(state, _joined(decided, len(tokens)), kept)
 
     def _results(self, before: torch.Tensor, decision: Decision, kept: dict[int, np.ndarray]) -> BlockResults:
@@ -107,8 +133,11 @@ class ModelRunner:
                 decision.ended.long(),
             ]
         ).tolist()
+        tokens = decision.tokens
+        if self.mask_id is not None:
+            tokens = torch.where(decision.masked, self.mask_id, tokens)
         return BlockResults(
-            tokens=torch.where(decision.masked, self.mask_id, decision.tokens).cpu().numpy(),
+            tokens=tokens.cpu().numpy(),
             state=state.cpu().numpy(),
             remasked=decision.remasked.cpu().numpy(),
             masks=numbers[0],

@@ -9,7 +9,7 @@ from runtime.engine.plan import BlockPlan, Drawing, RulePlan, StepPlan, lay_out
 from runtime.engine.request import FILLED, MASKED, Block, Request
 from runtime.engine.scheduler import Turn
 from runtime.kernels.batch import cut_tiles
-from runtime.samplers.base import TEMPERATURE, Rule
+from runtime.samplers.base import TEMPERATURE, Rule, Stat, get_rule
 from runtime.samplers.uniform import uniforms
 from runtime.strategies.base import Strategy
 
@@ -21,6 +21,7 @@ def build_plan(turns: list[Turn], *, table: PageTable, strategy: Strategy) -> St
     counts = np.array([turn.last for turn in turns], dtype=np.int64) - first
     owner, positions = lay_out(first, counts)
     visible_end = strategy.visible_end(requests, owner, positions)
+    settled = np.array([request.settled for request in requests])[owner]
 
     tokens = np.concatenate(
         [turn.request.tokens[turn.first : turn.last] if turn.again is None else turn.again.tokens for turn in turns]
@@ -33,8 +34,8 @@ def build_plan(turns: list[Turn], *, table: PageTable, strategy: Strategy) -> St
         positions=positions,
         slots=positions + (at - page) * table.page_size,
         visible_end=visible_end.astype(np.int32),
-        window_origin=positions,
-        open=positions >= np.array([request.settled for request in requests])[owner],
+        window_origin=np.minimum(positions, settled) if strategy.one_window else positions,
+        open=positions >= settled,
         tiles=cut_tiles(counts),
         page_table=pages,
         blocks=_plan_blocks(turns, (np.cumsum(counts) - counts - first).tolist()),
@@ -101,6 +102,7 @@ def _plan_blocks(turns: list[Turn], offsets: list[int]) -> BlockPlan | None:
         remasked=_remasked(blocks, size),
         drawing=_drawing(owners, blocks, groups, size),
         groups=groups,
+        place=np.array([request.row for request in owners]) if wants & Stat.SIGNAL else None,
     )
 
 
@@ -158,6 +160,8 @@ def _drawing(owners: list[Request], blocks: list[Block], groups: tuple[RulePlan,
     limits = np.empty((len(blocks), 3))
     for group in groups:
         limits[group.members] = group.params[:, : limits.shape[1]]
+        if get_rule(group.rule).noisy:  # it brings the logits to their temperature itself
+            limits[group.members, TEMPERATURE] = np.sign(group.params[:, TEMPERATURE])
     seeds = np.array([request.spec.seed for request in owners], dtype=np.uint64)
     starts = np.array([block.start for block in blocks], dtype=np.int64)
     steps = np.array([request.nfe for request in owners], dtype=np.int64)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from runtime.samplers.base import get_rule
+from runtime.samplers.base import Stat, get_rule
 
 if TYPE_CHECKING:  # the runner needs this module's constants where the messages' package is not installed
     from runtime.engine.io import FinishReason, RequestSpec
@@ -169,7 +169,12 @@ class Request:
         self.shown = (start, self.tokens[here].tolist(), np.flatnonzero(self.state[here] == MASKED).tolist())
 
     def drop_kv(self) -> None:
-        """Forget where the K/V was (preemption): what was decoded stays, its K/V is computed again."""
+        """Forget where the K/V was (preemption): what was decoded stays, its K/V is computed again. An open block of
+        which the device alone knows how its steps went begins again, with the same random numbers."""
+        if self.wants & Stat.SIGNAL:
+            self.nfe -= sum(block.steps for block in self.blocks)
+            self.blocks = []
+            self.next_start = self.settled
         self.preempted = True
         self.cached = 0
         self.prefilled = self.settled

@@ -71,6 +71,7 @@ def _context(config: EngineConfig, facts: Facts) -> DecodingContext:
         prefix_caching=not config.disable_prefix_caching,
         max_model_len=max_model_len,
         shift=facts.shift,
+        vocab_size=facts.vocab_size,
     )
 
 
@@ -159,10 +160,10 @@ def _info(
         blocks_from_prompt=strategy.tiling.from_prompt,
         blocks_cut=strategy.tiling.cut,
         default_max_tokens=strategy.default_max_tokens,
-        temperature=_generation(checkpoint, "temperature", 0, 100, greedy=0.0),
+        temperature=_generation(checkpoint, "temperature", 0, 100, greedy=1.0 if strategy.noisy else 0.0),
         top_p=_generation(checkpoint, "top_p", 1e-6, 1, greedy=1.0),
         top_k=int(_generation(checkpoint, "top_k", -1, 2**31, greedy=0.0, whole=True)),
-        **_asked(config, family, strategy, block_size),
+        **_asked(config, family, checkpoint, strategy, block_size),
     )
 
 
@@ -180,22 +181,28 @@ def _generation(
     return float(value)
 
 
-def _asked(config: EngineConfig, family: Family[Any], strategy: Strategy, block_size: int) -> dict[str, Any]:
-    """What requests may set, and what those that set nothing get: the server's flag, else the strategy's or the
-    family's own default, else what the rule or strategy declares."""
+def _asked(
+    config: EngineConfig, family: Family[Any], checkpoint: Checkpoint, strategy: Strategy, block_size: int
+) -> dict[str, Any]:
+    """What requests may set, and what those that set nothing get: the server's flag, else the strategy's, the
+    checkpoint's or the family's own default, else what the rule or strategy declares."""
     own: dict[str, Value] = {"accept_threshold": family.accept_threshold}
+    own |= family.generation(checkpoint.generation_config)
 
     def served(fields: tuple[Field, ...]) -> tuple[Field, ...]:
         flags = {f.name: value for f in fields if (value := getattr(config, f.flag or f.name, None)) is not None}
         return with_defaults(fields, block_size, flags, strategy.defaults, own)
 
     every = [get_rule(key) for key in rules()]
-    fitting = [rule for rule in every if not rule.edits or "edit" in family.sampling_modes]
+    fitting = [
+        rule for rule in every if rule.noisy == strategy.noisy and (not rule.edits or "edit" in family.sampling_modes)
+    ]
     _check_read(config, family, [*strategy.fields, *(field for rule in fitting for field in rule.fields)])
+    wanted = "edit" if config.sampling_mode == "edit" else "threshold"
     return {
         "strategy_fields": list(served(strategy.fields)),
         "rules": [RuleInfo(key=rule.key, fields=served(rule.fields), modes=rule.modes) for rule in fitting],
-        "default_rule": "edit" if config.sampling_mode == "edit" else "threshold",
+        "default_rule": next((rule.key for rule in fitting if rule.key == wanted), fitting[0].key),
     }
 
 
@@ -232,6 +239,7 @@ def _runner(
             mask_id=info.mask_token_id,
             max_token_id=info.max_token_id,
             eos_ids=tuple(info.eos_token_ids),
+            places=info.max_num_reqs,
         )
 
     pages, on_cuda = config.num_pages, device.type == "cuda"

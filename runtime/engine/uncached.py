@@ -37,9 +37,10 @@ def sequence_logits(engine: Engine, ids: list[int], block_size: int | None = Non
     )  # fmt: skip
     if block is None:
         spec = RequestSpec(id="", prompt=ids, max_tokens=0, decoding=engine.info.defaults())
-        alone = Request(spec, size=len(ids), settled=len(ids), mask_id=runner.mask_id, seq=0)
+        alone = Request(spec, size=len(ids), settled=len(ids), mask_id=runner.mask_id or 0, seq=0)
         seen = engine.strategy.visible_end([alone], np.zeros_like(plan.positions), plan.positions)
-        plan = replace(plan, visible_end=np.minimum(seen, len(ids)).astype(np.int32))
+        settled = np.zeros_like(plan.open)
+        plan = replace(plan, visible_end=np.minimum(seen, len(ids)).astype(np.int32), open=settled)
     own = UnifiedPool(
         runner.model.kv_shapes, num_pages=pages, page_size=pool.page_size, dtype=dtype, device=pool.device
     )

@@ -32,24 +32,26 @@ def _step(runner: ModelRunner, rows: int, longest: int) -> None:
     rule = get_rule("threshold")
     params = np.tile([1.0 if name == "max_steps_per_block" else 0.5 for name in rule.columns], (blocks, 1))
     none = np.zeros(blocks, dtype=np.int64)
+    token = runner.mask_id or 0
     block_plan = BlockPlan(
         rows=np.arange(0, total, size),
-        tokens=np.full(shape, runner.mask_id),
+        tokens=np.full(shape, token),
         state=np.full(shape, MASKED, dtype=np.int8),
         sampled=np.ones(shape, dtype=np.bool_),
         may_force=np.ones(blocks, dtype=np.bool_),
-        advanced=none,
+        advanced=none + 1,  # a model that conditions itself is told of a step before
         initial_masks=none + size,
         given_steps=none,
         post_edit_steps=none,
         remasked=None,
         drawing=Drawing(np.tile([1.0, 0.9, 0.0], (blocks, 1)), np.zeros(shape)),
         groups=(RulePlan(rule.key, np.arange(blocks), params, sum(Stat)),),
+        place=none,
     )
     first = np.zeros(len(counts), dtype=np.int64)
     runner.run(
         block_causal_plan(
-            np.full(total, runner.mask_id),
+            np.full(total, token),
             first,
             np.array(counts),
             np.tile(table, (len(counts), 1)),

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar, runtime_checkable
 
 import torch
 
+from runtime.engine.description import Value
 from runtime.errors import ConfigError
 from runtime.kernels.batch import ForwardBatch
 from runtime.layers.build import Build
@@ -39,6 +40,17 @@ class Model(Protocol):
         ...
 
 
+@runtime_checkable
+class SelfConditioned(Protocol):
+    """A model whose open rows are told of their last step (``ForwardBatch.signal``)."""
+
+    signal_width: int
+
+    def soften(self, probs: torch.Tensor) -> torch.Tensor:
+        """[n, vocab] -> [n, signal_width]: the signal of a step with these distributions."""
+        ...
+
+
 @dataclass(frozen=True)
 class Facts:
     """What others than the model itself have to know of it. Its family says so; nobody else reads config.json."""
@@ -66,7 +78,9 @@ class Family(Generic[Arch]):
     naming the field; `facts(arch)` is what the rest of the engine asks about it. `make(arch, build)` returns the module
     with unfilled parameters; `weights(arch)` is the ``WeightMap`` of where each tensor of a checkpoint goes
     (runtime/weights/loader.py). `turn_end_tokens` and `mask_tokens` are looked up in the tokenizer by their text;
-    `mask_id` and `eos_ids` are the published checkpoints' ids, for one whose files name none.
+    `mask_id` and `eos_ids` are the published checkpoints' ids, for one whose files name none. `masks`: what is open is
+    masked; else it is noise, and there is no mask. `generation` reads the defaults of decoding fields that the family's
+    generation_config.json names, or raises ConfigError.
     """
 
     key: str
@@ -84,6 +98,8 @@ class Family(Generic[Arch]):
     mask_tokens: tuple[str, ...] = ()
     mask_id: int | None = None
     eos_ids: tuple[int, ...] = ()
+    masks: bool = True
+    generation: Callable[[Mapping[str, Any]], Mapping[str, Value]] = lambda config: {}
     needs_edit: frozenset[str] = field(default_factory=frozenset)  # aliases that require --sampling-mode edit
 
 

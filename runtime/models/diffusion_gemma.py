@@ -2,10 +2,36 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
+from runtime.engine.description import Value
+from runtime.errors import ConfigError
 from runtime.models.base import Facts, Family, register_family
 from runtime.models.diffusion_gemma_config import GemmaArch, parse
 from runtime.models.diffusion_gemma_model import DiffusionGemma
 from runtime.models.diffusion_gemma_weights import weights
+from runtime.models.fields import Fields
+
+
+def generation(config: Mapping[str, Any]) -> dict[str, Value]:
+    """The published generation's settings, by the names of our fields."""
+    fields = Fields(config, "generation_config.json")
+    found: dict[str, Value] = {}
+    for name in ("t_min", "t_max", "confidence_threshold"):
+        if fields.has(name):
+            found[name] = fields.number(name)
+    for name, low in (("max_denoising_steps", 1), ("stability_threshold", 0)):
+        if fields.has(name):
+            found[name] = fields.whole(name, low=low)
+    sampler = config.get("sampler_config") or {}
+    if not isinstance(sampler, Mapping):
+        raise ConfigError(f"generation_config.json: sampler_config must be an object, not {sampler!r}")
+    inner = Fields(sampler, "generation_config.json's sampler_config")
+    inner.only({"_cls_name": ("EntropyBoundSamplerConfig",)})
+    if inner.has("entropy_bound"):
+        found["entropy_bound"] = inner.number("entropy_bound")
+    return found
 
 
 def facts(arch: GemmaArch) -> Facts:
@@ -30,5 +56,7 @@ DIFFUSION_GEMMA = register_family(
         make=DiffusionGemma,
         weights=weights,
         strategies=("diffusion_gemma",),
+        masks=False,
+        generation=generation,
     )
 )

@@ -135,6 +135,7 @@ class DiffusionGemma(nn.Module):
     def __init__(self, arch: GemmaArch, build: Build) -> None:
         super().__init__()
         self.arch = arch
+        self.signal_width = arch.hidden
         kinds = arch.kinds
         self.kv_shapes = tuple(
             KVShape(kinds[n].kv_heads, kinds[n].head_dim, kinds[n].head_dim, kinds[n].window) for n in arch.layers

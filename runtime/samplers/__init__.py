@@ -9,6 +9,7 @@ from runtime.samplers import (
     fixed,
     hierarchical,
     local_leap,
+    noise,
     sequential,
     threshold,
 )
@@ -28,6 +29,7 @@ __all__ = [
     "get_rule",
     "hierarchical",
     "local_leap",
+    "noise",
     "register_rule",
     "rules",
     "sequential",

@@ -32,6 +32,8 @@ class Stat(enum.IntFlag):
     ENTROPY = enum.auto()  # that distribution's, in nats
     ADJUST = enum.auto()  # the rule changes the logits first (`Rule.adjust`)
     SUPPRESS = enum.auto()  # SUPPRESS_EOS is not "none"
+    BEST = enum.auto()  # the likeliest token, whatever was drawn
+    SIGNAL = enum.auto()  # nothing: the model's own next step is told of the distribution, which no preemption outlives
 
 
 @dataclass(frozen=True)
@@ -59,6 +61,7 @@ class BlockBatch:
     current: torch.Tensor | None = None  # float [n, B], Stat.CURRENT; 1.0 where a position was not sampled
     margin: torch.Tensor | None = None  # float [n, B], Stat.MARGIN; -inf there
     entropy: torch.Tensor | None = None  # float [n, B], Stat.ENTROPY; inf there
+    best: torch.Tensor | None = None  # int64 [n, B], Stat.BEST; the current token there
     kept: torch.Tensor | None = None  # float64 [n, B, records, len(Rule.keeps)], to be written in place
 
     def value(self, name: str) -> torch.Tensor:
@@ -82,6 +85,7 @@ class Rows:
     masked: torch.Tensor  # bool [n, B]
     block: torch.Tensor  # int64 [rows], each row's block
     at: torch.Tensor  # int64 [rows], its offset there
+    advanced: torch.Tensor  # int64 [rows], as in BlockBatch, of each row's block
     params: torch.Tensor  # float64 [rows, len(columns)]
     columns: Mapping[str, int]
     kept: torch.Tensor | None  # as in BlockBatch
@@ -111,6 +115,9 @@ class Rule:
         fields: what a request may set for it; those that several rules share stand in `runtime/samplers/shared.py`.
         modes: each mode as values of some of the fields; without modes a request's ``mode`` is refused.
         edits: blocks end when they come to rest, not when they are full (decoding.md 3.2); needs a family that can.
+        noisy: it denoises noise instead of masks, for strategies that are noisy too. All of an open block is MASKED
+            before each step; what the rule does not fill becomes noise again, and its `adjust` divides the logits by
+            the temperature.
         keeps: what a record says, for a rule that remembers something of each position of a block from one step to
             the next. A block's records are `BlockBatch.kept`, the last of them new and all 0; what is still 0 there
             after the step is left out of the next one.
@@ -120,6 +127,7 @@ class Rule:
     fields: ClassVar[tuple[Field, ...]] = ()
     modes: ClassVar[dict[str, dict[str, Value]]] = {}
     edits: ClassVar[bool] = False
+    noisy: ClassVar[bool] = False
     keeps: ClassVar[tuple[str, ...]] = ()
 
     def __init__(self) -> None:

@@ -13,9 +13,10 @@ class Choice:
     conf: torch.Tensor  # float [rows], probability of `token` in the distribution it was taken from
 
 
-def ban(logits: torch.Tensor, *, mask_id: int, max_token_id: int) -> None:
-    """In place: the mask and ids above the tokenizer's largest are never predicted."""
-    logits[:, mask_id] = float("-inf")
+def ban(logits: torch.Tensor, *, mask_id: int | None, max_token_id: int) -> None:
+    """In place: the mask, where there is one, and ids above the tokenizer's largest are never predicted."""
+    if mask_id is not None:
+        logits[:, mask_id] = float("-inf")
     logits[:, max_token_id + 1 :] = float("-inf")
 
 

@@ -59,30 +59,39 @@ class _Group:
 class Head:
     """Args:
     logits: [rows, hidden] -> [rows, vocab]. mask_id, max_token_id: see EngineInfo. eos_ids: int64 [ids], theirs.
+    soften: see ``SelfConditioned``, of a model that is.
     """
 
     def __init__(
         self,
         logits: Callable[[torch.Tensor], torch.Tensor],
         *,
-        mask_id: int,
+        mask_id: int | None,
         max_token_id: int,
         eos_ids: torch.Tensor,
         rules: Callable[[str], Rule] = get_rule,
+        soften: Callable[[torch.Tensor], torch.Tensor] | None = None,
     ) -> None:
         self.logits = logits
+        self.soften = soften
         self.mask_id = mask_id
         self.max_token_id = max_token_id
         self.eos_ids = eos_ids
         self.rules = rules
 
     def groups(
-        self, plan: BlockPlan, hidden: torch.Tensor, tokens: torch.Tensor, state: torch.Tensor
+        self,
+        plan: BlockPlan,
+        hidden: torch.Tensor,
+        tokens: torch.Tensor,
+        state: torch.Tensor,
+        signal: torch.Tensor | None = None,
     ) -> Iterator[tuple[Rule, torch.Tensor | None, BlockBatch]]:
         """Of each rule of the plan: the rule, its blocks' numbers (None: all blocks), and what it decides with.
 
         Args:
             hidden: [rows, hidden] of the step's rows. tokens, state: the plan's, on the device.
+            signal: [n, B, hidden], to be written where a rule asks for it.
         """
         device = hidden.device
 
@@ -92,11 +101,13 @@ class Head:
         masked, filled = state == MASKED, state == FILLED
         groups = [_group(self.rules(g.rule), len(plan.rows), g, put) for g in plan.groups]
         choice = tokens.clone()
+        advanced = put(plan.advanced)
         kind = hidden.dtype if hidden.dtype == torch.float64 else torch.float32
         conf = torch.full(choice.shape, float("-inf"), dtype=kind, device=device)
         wanted = Stat(functools.reduce(operator.or_, (group.wants for group in groups)))
         stats = {stat: torch.full_like(conf, none) for stat, (_, none) in STATS.items() if stat & wanted}
         drawing = None if plan.drawing is None else (put(plan.drawing.limits), put(plan.drawing.uniform))
+        likeliest = tokens.clone() if Stat.BEST & wanted else None
 
         block, offset = np.nonzero(plan.sampled)
         rows, block_of, at = put(plan.rows[block] + offset), put(block), put(offset)
@@ -111,10 +122,15 @@ class Head:
                 if group.wants & Stat.CURRENT:
                     _current(group, logits, here, tokens, stats[Stat.CURRENT])
                 if group.wants & Stat.ADJUST:
-                    _adjust(group, logits, here, tokens, masked)
+                    _adjust(group, logits, here, tokens, masked, advanced)
                 _describe(group, logits, here, stats)
+                if group.wants & Stat.SIGNAL and signal is not None:
+                    assert self.soften is not None
+                    _soften(group, logits, here, self.soften, signal)
             best = choose.greedy(logits)
             choice[here], conf[here] = best.token, best.conf
+            if likeliest is not None:
+                likeliest[here] = best.token
             if drawing is not None:
                 _draw(logits, here, masked, *drawing, choice, conf, stats)
 
@@ -126,13 +142,15 @@ class Head:
             "conf": conf,
             "remasked": torch.zeros_like(masked) if plan.remasked is None else put(plan.remasked),
             "may_force": put(plan.may_force),
-            "advanced": put(plan.advanced),
+            "advanced": advanced,
             "initial_masks": put(plan.initial_masks),
             "given_steps": put(plan.given_steps),
             "post_edit_steps": put(plan.post_edit_steps),
         }
         for group in groups:
             some = whole | {STATS[stat][0]: tensor for stat, tensor in stats.items() if stat & group.wants}
+            if likeliest is not None and group.wants & Stat.BEST:
+                some["best"] = likeliest
             if group.members is not None:
                 some = {name: tensor[group.members] for name, tensor in some.items()}
             if group.wants & Stat.SUPPRESS:
@@ -187,13 +205,35 @@ def _describe(group: _Group, logits: torch.Tensor, here: Place, stats: Stats) ->
             stats[stat][block[some], at[some]] = shape(probs)
 
 
-def _adjust(group: _Group, logits: torch.Tensor, here: Place, tokens: torch.Tensor, masked: torch.Tensor) -> None:
+def _soften(
+    group: _Group,
+    logits: torch.Tensor,
+    here: Place,
+    soften: Callable[[torch.Tensor], torch.Tensor],
+    signal: torch.Tensor,
+) -> None:
+    """What the model makes of the distribution at each of the group's positions, as if none drew."""
+    mine = group.rows(here[0])
+    logits, block, at = logits[mine], here[0][mine], here[1][mine]
+    for some in torch.arange(len(logits), device=logits.device).split(DRAW_ROWS):
+        signal[block[some], at[some]] = soften(logits[some].softmax(dim=1))
+
+
+def _adjust(
+    group: _Group,
+    logits: torch.Tensor,
+    here: Place,
+    tokens: torch.Tensor,
+    masked: torch.Tensor,
+    advanced: torch.Tensor,
+) -> None:
     mine = group.rows(here[0])
     block, at = group.own(here[0][mine]), here[1][mine]
     if group.members is not None:
-        tokens, masked = tokens[group.members], masked[group.members]
+        tokens, masked, advanced = tokens[group.members], masked[group.members], advanced[group.members]
     some = logits[mine]  # of all rows a view, of some a copy
-    group.rule.adjust(some, Rows(tokens, masked, block, at, group.params[block], group.rule.columns, group.kept))
+    params, columns = group.params[block], group.rule.columns
+    group.rule.adjust(some, Rows(tokens, masked, block, at, advanced[block], params, columns, group.kept))
     if group.local is not None:
         logits[mine] = some
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from runtime.engine.description import Field, Value
+from runtime.engine.description import Field
 from runtime.samplers.base import get_rule, rules
 from runtime.strategies import DecodingContext, make_strategy, strategies
 
@@ -16,11 +16,12 @@ def field_table() -> str:
     context = DecodingContext(block_size=32, buffer_size=1, prefix_caching=True, max_model_len=4096)
     declared = [(get_rule(key).fields, key) for key in rules()]
     declared += [(make_strategy(key, (key,), context).fields, key) for key in strategies()]
-    readers: dict[tuple[str, Value], tuple[Field, list[str]]] = {}
+    readers: dict[Field, list[str]] = {}
     for fields, key in declared:
         for field in fields:
-            readers.setdefault((field.name, field.default), (field, []))[1].append(key)
-    rows = [_row(field, "all" if keys == rules() else ", ".join(keys)) for field, keys in readers.values()]
+            readers.setdefault(field, []).append(key)
+    filling = [key for key in rules() if not get_rule(key).noisy]
+    rows = [_row(field, "all but `noise`" if keys == filling else ", ".join(keys)) for field, keys in readers.items()]
     return "\n".join(["| Field | Value | Default | With | Meaning |", "|---|---|---|---|---|", *sorted(rows)])
 
 
@@ -34,8 +35,9 @@ def _values(field: Field) -> str:
     if field.kind == "flag":
         return "`true`, `false`"
     most = "" if field.high is None or field.high >= 2**31 else f" to {field.high:,.0f}"
-    least = f"above {field.low:g}" if field.above_low else f"{field.low:g}"
-    return f"{least}{most}" if most else f"{least} or more"
+    if field.above_low:
+        return f"above {field.low:g}{most}"
+    return f"{field.low:g}{most or ' or more'}"
 
 
 def _default(field: Field) -> str:

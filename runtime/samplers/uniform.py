@@ -7,6 +7,9 @@ import numpy.typing as npt
 
 _U64 = npt.NDArray[np.uint64]
 
+# Streams of one request: numbers of unlike ones have nothing to do with each other.
+DRAW, CANVAS, RENOISE = range(3)
+
 
 def _mix(z: _U64) -> _U64:
     """The splitmix64 step: add the golden gamma, then the finaliser (arithmetic modulo 2**64)."""
@@ -17,10 +20,12 @@ def _mix(z: _U64) -> _U64:
 
 
 def uniforms(
-    seeds: npt.NDArray[np.uint64], positions: npt.NDArray[np.int64], steps: npt.NDArray[np.int64]
+    seeds: npt.NDArray[np.uint64], positions: npt.NDArray[np.int64], steps: npt.NDArray[np.int64], stream: int = DRAW
 ) -> npt.NDArray[np.float64]:
     """One number in [0, 1) for each (seed, absolute position, step of the request); arguments broadcast."""
     hashed = _mix(seeds)
+    for _ in range(stream):
+        hashed = _mix(~hashed)
     hashed = _mix(hashed ^ positions.astype(np.uint64))
     hashed = _mix(hashed ^ steps.astype(np.uint64))
     return (hashed >> np.uint64(11)).astype(np.float64) * 2.0**-53

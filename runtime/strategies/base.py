@@ -22,6 +22,7 @@ class DecodingContext:
     prefix_caching: bool
     max_model_len: int
     shift: bool = False  # the logits of a position are those of the row before it
+    vocab_size: int = 0  # of the model, where noise is drawn from it
 
 
 @dataclass(slots=True)
@@ -52,6 +53,8 @@ class Strategy(Protocol):
         shares_prefixes: whether the K/V of equal beginnings is the same whatever comes after them.
         whole_prompts: a prompt is forwarded in one step, which `max_rows` allows for.
         default_max_tokens: of a request that names no length; None leaves it to whoever asks.
+        noisy: what is open is noise instead of masks; the acceptance rules that are noisy too fit it, and no others.
+        one_window: in models with windows, open rows share one, that of the first of them (decoding.md 2).
     """
 
     fields: tuple[Field, ...]
@@ -61,6 +64,8 @@ class Strategy(Protocol):
     shares_prefixes: bool
     whole_prompts: bool
     default_max_tokens: int | None
+    noisy: bool
+    one_window: bool
 
     def max_rows(self) -> int:
         """The most rows one request's step feeds; a token budget below it is refused at start."""

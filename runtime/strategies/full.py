@@ -47,6 +47,8 @@ class FullCanvas:
     shares_prefixes = False
     whole_prompts = True
     default_max_tokens: int | None = 256
+    noisy = False
+    one_window = False
 
     def __init__(self, context: DecodingContext) -> None:
         check_one_at_a_time(context)

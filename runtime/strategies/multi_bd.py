@@ -31,6 +31,8 @@ class MultiBlock:
     shares_prefixes = True
     whole_prompts = False
     default_max_tokens: int | None = None
+    noisy = False
+    one_window = False
 
     def __init__(self, context: DecodingContext) -> None:
         self.block_size = context.block_size

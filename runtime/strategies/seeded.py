@@ -26,6 +26,8 @@ class SeededBlocks:
     shares_prefixes = True
     whole_prompts = False
     default_max_tokens: int | None = None
+    noisy = False
+    one_window = False
     from_prompt = False
     shift = 0  # how far before a position the row stands whose logits are its own; a seed's is always the one before
 

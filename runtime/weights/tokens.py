@@ -15,9 +15,10 @@ from runtime.weights.checkpoint import Checkpoint
 
 @dataclass(frozen=True)
 class TokenIds:
-    """`eos` is sorted and may be empty. `max_token_id`: the largest id a prompt may hold and the model may predict."""
+    """`mask`: None in a family without one. `eos` is sorted and may be empty. `max_token_id`: the largest id a prompt
+    may hold and the model may predict."""
 
-    mask: int
+    mask: int | None
     eos: tuple[int, ...]
     max_token_id: int
 
@@ -46,13 +47,15 @@ def read_tokens(
         raise ConfigError(f"{checkpoint.path / 'tokenizer.json'} knows id {largest}, but config.json's vocab_size is "
                           f"{vocab_size}")  # fmt: skip
 
+    if not family.masks and mask_token_id is not None:
+        raise ConfigError(f"--mask-token-id {mask_token_id}: the {family.key} family has no mask; leave it out")
     mask = facts.mask_id if mask_token_id is None else mask_token_id
-    if mask is None:
+    if mask is None and family.masks:
         words = [named.get("mask_token"), *family.mask_tokens]
         mask = next((vocab[w] for w in words if w is not None and w in vocab), None)
     if mask is None and family.mask_id is not None and family.mask_id < vocab_size:
         mask = family.mask_id
-    if mask is None:
+    if mask is None and family.masks:
         raise ConfigError("config.json and the tokenizer name no mask token; give its id with --mask-token-id")
 
     if eos_token_ids is not None:
@@ -62,7 +65,7 @@ def read_tokens(
         words = [named.get("eos_token"), *family.turn_end_tokens]
         eos |= {vocab[w] for w in words if w is not None and w in vocab}
         eos = eos or {id for id in family.eos_ids if id < vocab_size}
-    for flag, ids in (("--mask-token-id", [mask]), ("--eos-token-ids", sorted(eos))):
+    for flag, ids in (("--mask-token-id", [] if mask is None else [mask]), ("--eos-token-ids", sorted(eos))):
         for token in ids:
             if not 0 <= token < vocab_size:
                 raise ConfigError(f"{flag}: id {token} is outside the vocabulary (0 to {vocab_size - 1})")

@@ -147,7 +147,11 @@ def make_engine(setup: Setup, model: Model | None = None) -> Engine:
         blocks_from_prompt=strategy.tiling.from_prompt,
         blocks_cut=strategy.tiling.cut,
         strategy_fields=list(with_defaults(strategy.fields, setup.block)),
-        rules=[RuleInfo(key=key, fields=with_defaults(get_rule(key).fields, setup.block)) for key in rules()],
+        rules=[
+            RuleInfo(key=key, fields=with_defaults(get_rule(key).fields, setup.block))
+            for key in rules()
+            if not get_rule(key).noisy
+        ],
         default_rule="threshold",
     )
     pool = UnifiedPool(model.kv_shapes, num_pages=setup.pages, page_size=setup.page, dtype=torch.float64, device="cpu")

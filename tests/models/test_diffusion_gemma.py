@@ -6,7 +6,6 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from runtime import LLM
 from runtime.errors import ConfigError
 from runtime.layers.build import Build
 from runtime.models import resolve_family
@@ -212,11 +211,6 @@ def test_heads_of_full_layers_by_fields_of_their_own():
     assert (full.kv_heads, full.rotary_dim, full.theta) == (2, 128, 1e6)
     layers = config_of(num_hidden_layers=12, layer_types=None, per_layer_config=None)
     assert parse(layers).layers == (0, 0, 0, 0, 0, 1) * 2
-
-
-def test_without_its_strategy_it_says_so():
-    with pytest.raises(ConfigError, match="decoded by diffusion_gemma, which this version does not have"):
-        LLM(str(FOLDER), device="cpu", skip_tokenizer=True)
 
 
 class Recorded:

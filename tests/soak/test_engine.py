@@ -7,8 +7,8 @@ import random
 import psutil
 import pytest
 
-from runtime.samplers import rules
 from tests.engine.harness import Ask, Run, Setup, check_heard, check_idle
+from tests.engine.samples import ALGORITHMS
 from tests.oracle.block import Params
 from tests.oracle.decode import decode
 
@@ -26,7 +26,7 @@ def ask(rng: random.Random, setup: Setup) -> Ask:
         top_p=rng.choice([1.0, 0.8]),
         seed=rng.getrandbits(64),
         ignore_eos=rng.random() < 0.5,
-        algorithm=rng.choice([*rules(), "threshold", "edit"]),
+        algorithm=rng.choice([*ALGORITHMS, "threshold", "edit"]),
         accept_threshold=rng.choice([0.1, 0.4, 0.8, 1.0]),
         edit_threshold=rng.choice([0.2, 0.9]),
         remask_threshold=rng.choice([0.0, 0.0, 0.2]),

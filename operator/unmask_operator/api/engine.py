@@ -40,7 +40,8 @@ RESERVED = (
 )
 _RESERVED_ARGUMENT = rf"^(-h|--({'|'.join(name.replace('-', '[-_]') for name in RESERVED)})(=.*)?)$"
 _BATCHED = BY_DEST["max_num_batched_tokens"].default
-_ANY_PAGE = ("Full", "D2f", "NemotronDiffusion")  # blocks that tile from the prompt's end begin anywhere in a page
+# blocks that tile from the prompt's end begin anywhere in a page
+_ANY_PAGE = ("Full", "D2f", "NemotronDiffusion", "DiffusionGemma")
 _OWN_STEP = ("Full", "FastDllmV2", "NemotronDiffusion")  # a step of a request is not bufferSize and one more blocks
 
 
@@ -136,8 +137,8 @@ class Engine(Section):
         ),
     )
 
-    decoding_strategy: Literal["MultiBd", "Full", "D2f", "FastDllmV2", "NemotronDiffusion"] | None = flag_field(
-        "decoding-strategy", "How blocks are opened and decoded. Default: the model family's own."
+    decoding_strategy: Literal["MultiBd", "Full", "D2f", "FastDllmV2", "NemotronDiffusion", "DiffusionGemma"] | None = (
+        flag_field("decoding-strategy", "How blocks are opened and decoded. Default: the model family's own.")
     )
     sampling_mode: Literal["Naive", "Edit"] | None = flag_field(
         "sampling-mode",
@@ -151,8 +152,8 @@ class Engine(Section):
     )
     page_size: int | None = flag_field(
         "page-size",
-        "Tokens of a page of the KV cache; a multiple or a divisor of the block, but for Full, D2f and "
-        "NemotronDiffusion. Default: 32.",
+        "Tokens of a page of the KV cache; a multiple or a divisor of the block, unless blocks begin at the prompt's "
+        "end (Full, D2f, NemotronDiffusion, DiffusionGemma). Default: 32.",
         high=4096,
     )
     attn_impl: Literal["TritonGrouped", "Triton", "Torch"] | None = flag_field(

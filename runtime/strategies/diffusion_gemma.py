@@ -1,0 +1,118 @@
+"""`diffusion_gemma`: one canvas of noise after another, denoised as a whole, its likeliest tokens committed causally
+(decoding.md 3.6).
+
+A canvas's content may change with every step, so that all of it is MASKED before each. A preemption begins it again,
+with the same numbers: what its steps told each other lies on the device alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from runtime.engine.description import Field, Value
+from runtime.engine.plan import BlockResults, Ints
+from runtime.engine.request import FILLED, MASKED, Block, Request
+from runtime.engine.tiling import Tiling
+from runtime.samplers.uniform import CANVAS, RENOISE, uniforms
+from runtime.strategies.base import DecodingContext, Feed, check_one_at_a_time, register_strategy
+from runtime.strategies.progress import advance, finish, worth_caching, write_block
+
+
+@register_strategy("diffusion_gemma")
+class Canvas:
+    fields: tuple[Field, ...] = ()
+    defaults: Mapping[str, Value] = {}
+    buffer_size = 1
+    shares_prefixes = True
+    whole_prompts = False
+    default_max_tokens: int | None = None
+    noisy = True
+    one_window = True
+
+    def __init__(self, context: DecodingContext) -> None:
+        check_one_at_a_time(context)
+        self.size = context.block_size
+        self.tiling = Tiling(context.block_size, from_prompt=True)
+        self.vocab_size = context.vocab_size
+        self.prefix_caching = context.prefix_caching
+
+    def max_rows(self) -> int:
+        return 2 * self.size  # the next canvas's first step commits the last one
+
+    def positions(self, prompt_len: int, max_tokens: int) -> int:
+        return self.tiling.covered(prompt_len, max_tokens)
+
+    def settled(self, prompt_len: int) -> int:
+        return prompt_len
+
+    def tail(self, request: Request) -> int:
+        return 0
+
+    def reach(self, request: Request) -> int:
+        return request.settled + self.size
+
+    def chunk(self, request: Request, room: int) -> int:
+        return room
+
+    def open(self, request: Request) -> Feed:
+        while not request.blocks and request.next_start < request.end:
+            self._open(request)
+        for block in request.blocks:
+            self._all_may_change(request, block.start)
+        return Feed(request.settled, request.next_start, request.blocks)
+
+    def _open(self, request: Request) -> None:
+        start = request.settled
+        end = request.next_start = start + self.size
+        state = self._all_may_change(request, start)
+        block = Block(start, state, editing=request.editing)
+        if block.ended:  # all of it was given
+            request.settled = end
+        else:
+            request.blocks = [block]
+            request.tokens[start:end][state == MASKED] = self._noise(request, start, CANVAS)[state == MASKED]
+
+    def _all_may_change(self, request: Request, start: int) -> npt.NDArray[np.int8]:
+        """[size]: the state of the canvas at `start`, whatever a step has left there."""
+        state = request.state[start : start + self.size]
+        state[state == FILLED] = MASKED
+        return state
+
+    def _noise(self, request: Request, start: int, stream: int) -> Ints:
+        """[size]: ids drawn uniformly, from one of the request's streams at its present step."""
+        seed, step = np.array([request.spec.seed], dtype=np.uint64), np.array([request.nfe])
+        return (uniforms(seed, start + np.arange(self.size), step, stream) * self.vocab_size).astype(np.int64)
+
+    def visible_end(self, requests: Sequence[Request], owner: Ints, positions: Ints) -> Ints:
+        """Open rows see their whole canvas, the others themselves and what is before them."""
+        settled = np.array([request.settled for request in requests], dtype=np.int64)[owner]
+        return np.where(positions < settled, positions + 1, settled + self.size)
+
+    def apply(self, request: Request, sampled: list[Block], results: BlockResults, first: int) -> None:
+        shown = request.settled
+        for block in sampled:
+            if results.ended[first]:
+                write_block(request, block, results, first)
+                request.settled = request.next_start
+            else:
+                self._write_open(request, block, results, first)
+            request.nfe += 1
+        end = advance(request, shown=shown, final=request.settled)
+        if end is not None:
+            keep = worth_caching(request, *end, tiling=Tiling(1)) if self.prefix_caching else 0
+            finish(request, *end, keep=keep)
+        elif request.settled == request.next_start:
+            request.blocks = []
+
+    def _write_open(self, request: Request, block: Block, results: BlockResults, i: int) -> None:
+        """What the next step finds. Nothing of it counts yet, no end of sequence either."""
+        here = slice(block.start, block.start + block.size)
+        noise = self._noise(request, block.start, RENOISE)
+        state = results.state[i, : block.size]
+        request.tokens[here] = np.where(state == MASKED, noise, results.tokens[i, : block.size])
+        request.state[here] = state
+        block.steps += 1
+        block.advanced += 1

@@ -1,0 +1,297 @@
+"""The strategy `diffusion_gemma` in the whole engine: golden answers, the oracle of canvases, preemption, batches."""
+
+import json
+from dataclasses import replace
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from runtime import LLM, SamplingParams
+from runtime.errors import ConfigError, RequestError
+from runtime.layers.build import Build
+from runtime.models import resolve_family
+from runtime.models.diffusion_gemma import DIFFUSION_GEMMA
+from runtime.params import resolve
+from runtime.samplers import choose
+from runtime.samplers.choose import Choice
+from runtime.samplers.uniform import CANVAS
+from runtime.strategies.diffusion_gemma import Canvas
+from runtime.weights import load_model, resolve_checkpoint
+from tests.golden import GOLDEN
+from tests.models.canvas import Driver, Run
+from tests.oracle import canvas
+from tests.oracle.draws import mix
+
+FOLDER = GOLDEN / "diffusion_gemma"
+CASES = [c for c in json.loads((FOLDER / "cases.json").read_text()) if c["kind"] == "generate"]
+FIELDS = ("entropy_bound", "t_min", "t_max", "stability_threshold", "confidence_threshold")
+
+
+def options(settings):
+    return {name: settings[name] for name in FIELDS} | {"max_denoising_steps": settings["max_steps"]}
+
+
+@pytest.fixture(scope="module")
+def llm():
+    with LLM(str(FOLDER), device="cpu", skip_tokenizer=True) as made:
+        yield made
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case["name"])
+def test_golden_answers(llm, case, monkeypatch):
+    """With the recorded draws in the places of the request's own."""
+    expected = load_file(FOLDER / "expected.safetensors")
+    draws = {name: expected[key] for name, key in case["draws"].items()}
+
+    def noise(self, request, start, stream):
+        canvas = (start - request.prompt_len) // self.size
+        return (draws["initial"][canvas] if stream == CANVAS else draws["renoise"][request.nfe]).numpy()
+
+    def pick(probs, uniform):
+        token = next(steps)
+        return Choice(token, probs.gather(1, token[:, None])[:, 0])
+
+    monkeypatch.setattr(Canvas, "_noise", noise)
+    monkeypatch.setattr(choose, "pick", pick)
+    stops = case["finish_reason"] == "stop"
+    for ignore_eos in (True, False)[not stops :]:
+        steps = iter(draws["sampled"])
+        ask = SamplingParams(
+            max_tokens=case["settings"]["max_tokens"], ignore_eos=ignore_eos, decoding=options(case["settings"])
+        )
+        (out,) = llm.generate([case["prompt_ids"]], ask)
+        suffix = "_ignore_eos" if ignore_eos else ""
+        assert out.token_ids == case[f"ids{suffix}"]
+        assert out.nfe == case[f"nfe{suffix}"]
+        assert out.finish_reason == ("length" if ignore_eos else case["finish_reason"])
+
+
+class Own:
+    """The request's own numbers, from their definition."""
+
+    def __init__(self, seed: int, prompt: int, size: int, vocab: int) -> None:
+        self.seed, self.start, self.size, self.vocab, self.nfe = seed, prompt, size, vocab, 0
+
+    def uniforms(self, stream: int, start: int, step: int) -> list[float]:
+        found = []
+        for position in range(start, start + self.size):
+            h = mix(self.seed)
+            for _ in range(stream):
+                h = mix(h ^ (2**64 - 1))
+            found.append((mix(mix(h ^ position) ^ step) >> 11) * 2.0**-53)
+        return found
+
+    def initial(self, canvas: int) -> torch.Tensor:
+        self.at = self.start + canvas * self.size
+        return torch.tensor([int(u * self.vocab) for u in self.uniforms(1, self.at, self.nfe)])
+
+    def sampled(self, step: int, probs: torch.Tensor) -> torch.Tensor:
+        drawn = [
+            next(token for token, total in enumerate(row.cumsum(0).tolist()) if total > u)
+            for row, u in zip(probs, self.uniforms(0, self.at, step), strict=True)
+        ]
+        return torch.tensor(drawn)
+
+    def renoise(self, step: int) -> torch.Tensor:
+        self.nfe = step + 1
+        return torch.tensor([int(u * self.vocab) for u in self.uniforms(2, self.at, step)])
+
+
+SETTINGS = (
+    canvas.Settings(4, 0.1, 0.4, 0.8, 1, 0.005),
+    canvas.Settings(9, 8.0, 0.2, 0.5, 1, 3.0),
+    canvas.Settings(6, 1.0, 0.4, 0.8, 0, 0.6),
+)
+REQUESTS = [(23, 40, 0), (5, 33, 1), (32, 16, 2), (17, 20, 1)]  # tokens of the prompt and the answer, settings
+
+
+def asked(n: int, ignore_eos: bool = True) -> tuple[list[int], SamplingParams]:
+    length, max_tokens, number = REQUESTS[n]
+    prompt = torch.randint(0, 220, (length,), generator=torch.Generator().manual_seed(n)).tolist()
+    settings = SETTINGS[number]
+    fields = {name: getattr(settings, name) for name in FIELDS} | {"max_denoising_steps": settings.max_steps}
+    return prompt, SamplingParams(max_tokens=max_tokens, seed=40 + n, ignore_eos=ignore_eos, decoding=fields)
+
+
+def test_engine_equals_the_oracle_whatever_the_batch():
+    """Side by side with few pages, so that canvases begin again; in chunks; and with pages enough."""
+    checkpoint = resolve_checkpoint(str(FOLDER))
+    family = resolve_family(None, checkpoint.config)
+    build = Build.choose("cpu", torch.float64)
+    model = load_model(checkpoint, family, family.parse(checkpoint.config), build)
+    expected = []
+    for n, (_, max_tokens, number) in enumerate(REQUESTS):
+        prompt, _ = asked(n)
+        driver, committed = Driver(model, 1, len(prompt) + max_tokens + 16, 4, torch.float64), 0
+
+        def denoise(seen, ids, logits, driver=driver):
+            nonlocal committed
+            if committed < len(seen):
+                driver.step(Run(0, seen[committed:], committed))
+                committed = len(seen)
+            signal = None if logits is None else model.soften(logits.softmax(-1))
+            return driver.step(Run(0, ids, len(seen), open=True, signal=signal))[0]
+
+        draws = Own(40 + n, len(prompt), 16, 224)
+        expected.append(canvas.decode(denoise, prompt, max_tokens, SETTINGS[number], draws, set()))
+    assert len({answer.nfe for answer in expected}) > 1
+    for n in (1, 2):
+        assert any(len(steps) < SETTINGS[REQUESTS[n][2]].max_steps for steps in expected[n].steps), "none ends early"
+    prompts, params = zip(*(asked(n) for n in range(len(REQUESTS))), strict=True)
+    for pages, budget, page_size in ((18, 64, 8), (200, 33, 32), (200, 512, 4)):
+        config = {"num_pages": pages, "max_num_batched_tokens": budget, "page_size": page_size, "max_model_len": 96}
+        with LLM(str(FOLDER), device="cpu", dtype="float64", skip_tokenizer=True, **config) as llm:
+            for _ in range(2):  # the second time with what the first left in the prefix cache
+                for out, answer in zip(llm.generate(list(prompts), list(params)), expected, strict=True):
+                    assert out.token_ids == answer.ids
+                    assert out.nfe == answer.nfe
+            while llm.engine.has_work():  # answers that are committed for others
+                llm.engine.step()
+            stats = llm.engine.stats()
+            assert (stats.preemptions > 0) == (pages == 18)
+            assert stats.prefix_hit_tokens > 0
+            assert stats.pages_used == 0
+
+
+def test_a_preemption_at_any_step_changes_nothing(llm):
+    """Also of a neighbour's canvases, and though a canvas begins again with another place on the device."""
+    prompts, params = zip(*(asked(n) for n in range(3)), strict=True)
+    ids = [f"{n}" for n in range(3)]
+
+    def answers(preempted: int | None = None) -> tuple[dict[str, tuple[list[int], int]], int]:
+        """Each one's tokens and nfe, and how many steps the engine made."""
+        for id, prompt, ask in zip(ids, prompts, params, strict=True):
+            llm.engine.add(resolve(ask, prompt, llm.info, id=id))
+        found, step = {}, 0
+        while llm.engine.has_work():
+            if step == preempted:
+                for request in [r for r in llm.engine.scheduler.running if not r.answered]:
+                    before = request.nfe - sum(block.steps for block in request.blocks)
+                    llm.engine.scheduler._preempt(request)
+                    assert request.nfe == before
+            found |= {out.id: (out.new_tokens, out.nfe) for out in llm.engine.step()}
+            step += 1
+        return found, step
+
+    undisturbed, steps = answers()
+    assert steps > 15
+    longer = 0
+    for preempted in range(1, steps):
+        found, taken = answers(preempted)
+        longer += taken > steps
+        assert found == undisturbed, preempted
+    assert longer > steps / 2, "nothing began again"
+
+
+def test_committed_kv_equals_a_prefill_of_the_same_tokens(llm):
+    """What an answer left in the prefix cache gives a longer prompt the answer that it gets without one."""
+    prompt, params = asked(0)
+    params = replace(params, max_tokens=32)
+    (first,) = llm.generate([prompt], params)
+    while llm.engine.has_work():
+        llm.engine.step()
+    longer, again = prompt + first.token_ids + [7], replace(params, max_tokens=16, seed=3)
+    before = llm.engine.stats().prefix_hit_tokens
+    (found,) = llm.generate([longer], again)
+    assert llm.engine.stats().prefix_hit_tokens == before + 32  # whole units of the page size
+    (fresh,) = llm.generate([longer], replace(again, cache_salt="other"))
+    assert llm.engine.stats().prefix_hit_tokens == before + 32
+    assert found.token_ids == fresh.token_ids
+
+
+def test_exactly_as_many_tokens_as_asked_for_and_no_more_steps(llm):
+    for length in (1, 15, 16, 17):
+        prompt, params = asked(0)
+        (out,) = llm.generate([prompt], replace(params, max_tokens=length))
+        assert (len(out.token_ids), out.nfe) == (length, 4 * -(-length // 16))
+    (out,) = llm.generate([prompt], replace(params, max_tokens=40, max_nfe=6))
+    assert (len(out.token_ids), out.nfe, out.finish_reason) == (16, 6, "max_nfe")
+    (out,) = llm.generate([prompt], replace(params, max_tokens=40, max_nfe=3))
+    assert (out.token_ids, out.finish_reason) == ([], "max_nfe")
+
+
+def test_an_end_token_counts_only_when_it_is_committed(llm):
+    """The first one of what was committed ends the answer; those that canvases held before do not."""
+    prompt, params = asked(0)
+    (whole,) = llm.generate([prompt], params)
+    end = whole.token_ids[20]
+    stop = whole.token_ids.index(end)
+    with LLM(str(FOLDER), device="cpu", skip_tokenizer=True, eos_token_ids=[end]) as other:
+        (out,) = other.generate([prompt], replace(params, ignore_eos=False))
+    assert (out.token_ids, out.finish_reason) == (whole.token_ids[:stop], "stop")
+    assert out.nfe == 4 * (stop // 16 + 1)
+
+
+def test_temperature_scales_the_schedule(llm):
+    """Twice the temperature is twice both ends of it; at 0 the draw is the likeliest token, whatever its numbers."""
+    prompt, params = asked(0)
+
+    def answer(seed=5, temperature=None, **fields):
+        decoding = {**params.decoding, **fields}
+        ask = replace(params, max_tokens=16, seed=seed, temperature=temperature, decoding=decoding)
+        return llm.generate([prompt], ask)[0].token_ids
+
+    assert answer() == answer(temperature=1)
+    assert answer(temperature=2) == answer(t_min=0.8, t_max=1.6)
+    assert answer(temperature=2) != answer() != answer(seed=6)
+    # all are accepted at once: only the canvas's first noise is left to chance
+    plain = answer(temperature=0, entropy_bound=1000, max_denoising_steps=1)
+    assert plain == answer(temperature=3, entropy_bound=1000, max_denoising_steps=1), "the answer is the likeliest"
+
+
+def test_every_step_is_told(llm):
+    """A denoise event shows the canvas as the next step finds it; what is not accepted is noise, and called open."""
+    prompt, params = asked(0)
+    spec = resolve(replace(params, max_tokens=16), prompt, llm.info, id="told", report="denoise")
+    llm.engine.add(spec)
+    outputs = []
+    while llm.engine.has_work():
+        outputs += llm.engine.step()
+    assert [len(out.tokens) for out in outputs] == [16] * 4
+    assert all(out.start == len(prompt) for out in outputs)
+    assert all(0 < len(out.masked) < 16 for out in outputs[:-1])
+    assert outputs[-1].masked == []
+    assert outputs[-1].tokens == outputs[-1].new_tokens
+    assert sum(len(out.new_tokens) for out in outputs) == 16
+
+
+def test_what_the_checkpoint_and_the_server_say(llm):
+    """Defaults are the checkpoint's; there is no mask, no other rule, and one canvas at a time."""
+    info = llm.info
+    assert (info.strategy, info.block_size, info.mask_token_id, info.temperature) == ("diffusion_gemma", 16, None, 1.0)
+    assert [rule.key for rule in info.rules] == [info.default_rule] == ["noise"]
+    published = {
+        "max_denoising_steps": 48, "entropy_bound": 0.1, "t_min": 0.4, "t_max": 0.8, "stability_threshold": 1,
+        "confidence_threshold": 0.005,
+    }  # fmt: skip
+    assert info.defaults().values == published
+    for flags, sentence in (
+        ({"mask_token_id": 3}, "--mask-token-id 3: the diffusion_gemma family has no mask"),
+        ({"buffer_size": 2}, "--buffer-size 2: this model's blocks are decoded one at a time"),
+        ({"decoding_strategy": "multi_bd"}, "'multi_bd' does not fit this model"),
+        ({"max_num_batched_tokens": 31}, "--max-num-batched-tokens: 31 is less than the 32 rows"),
+        ({"accept_threshold": 0.5}, "--accept-threshold means nothing to diffusion_gemma"),
+        ({"sampling_mode": "edit"}, "--sampling-mode edit: the diffusion_gemma family has only naive"),
+    ):
+        with pytest.raises(ConfigError, match=sentence):
+            LLM(str(FOLDER), device="cpu", skip_tokenizer=True, **flags)
+    for ask, sentence in (
+        ({"decoding": {"algorithm": "threshold"}}, "algorithm: 'threshold' is no acceptance rule .* there are noise$"),
+        ({"decoding": {"accept_threshold": 0.5}}, "'accept_threshold' is no decoding field; there are mode, .*, t_min"),
+        ({"decoding": {"mode": "speed"}}, "mode: has no meaning with the noise algorithm, only with those of other"),
+        ({"confidence_metric": "margin"}, "confidence_metric: has no meaning with the noise algorithm"),
+        ({"use_local_leap": True}, "use_local_leap: 'local_leap' is no acceptance rule"),
+        ({"num_denoising_steps": 9}, "num_denoising_steps: has no meaning with the noise algorithm"),
+        ({"decoding": {"t_max": 0}}, "t_max: "),
+    ):
+        with pytest.raises(RequestError, match=sentence):
+            llm.generate([[1]], SamplingParams(**ask))
+    for wrong, sentence in (
+        ({"t_max": 0}, "generation_config.json: t_max must be a number above 0"),
+        ({"stability_threshold": -1}, "generation_config.json: stability_threshold must be a whole number"),
+        ({"sampler_config": 3}, "sampler_config must be an object"),
+        ({"sampler_config": {"_cls_name": "Other"}}, "_cls_name is 'Other'"),
+    ):
+        with pytest.raises(ConfigError, match=sentence):
+            DIFFUSION_GEMMA.generation(wrong)
