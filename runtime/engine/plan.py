@@ -55,6 +55,7 @@ class BlockPlan:
     remasked: Bools | None  # [n, B]
     drawing: Drawing | None  # None: all take the likeliest
     groups: tuple[RulePlan, ...]  # each block is in one
+    noise: Floats | None = None  # [n, B] the requests' own random numbers, for what a noisy rule makes noise again
     place: Ints | None = None  # [n]: where the runner keeps what a model is told of each block's last step
 
 

@@ -10,7 +10,7 @@ from runtime.engine.request import FILLED, MASKED, Block, Request
 from runtime.engine.scheduler import Turn
 from runtime.kernels.batch import cut_tiles
 from runtime.samplers.base import TEMPERATURE, Rule, Stat, get_rule
-from runtime.samplers.uniform import uniforms
+from runtime.samplers.uniform import DRAW, RENOISE, uniforms
 from runtime.strategies.base import Strategy
 
 
@@ -102,6 +102,7 @@ def _plan_blocks(turns: list[Turn], offsets: list[int]) -> BlockPlan | None:
         remasked=_remasked(blocks, size),
         drawing=_drawing(owners, blocks, groups, size),
         groups=groups,
+        noise=_uniforms(owners, blocks, size, RENOISE) if any(rule.noisy for rule in rules) else None,
         place=np.array([request.row for request in owners]) if wants & Stat.SIGNAL else None,
     )
 
@@ -162,7 +163,12 @@ def _drawing(owners: list[Request], blocks: list[Block], groups: tuple[RulePlan,
         limits[group.members] = group.params[:, : limits.shape[1]]
         if get_rule(group.rule).noisy:  # it brings the logits to their temperature itself
             limits[group.members, TEMPERATURE] = np.sign(group.params[:, TEMPERATURE])
+    return Drawing(limits, _uniforms(owners, blocks, size, DRAW))
+
+
+def _uniforms(owners: list[Request], blocks: list[Block], size: int, stream: int) -> np.ndarray:
+    """[blocks, size]: numbers from one of the requests' streams, at their present steps."""
     seeds = np.array([request.spec.seed for request in owners], dtype=np.uint64)
     starts = np.array([block.start for block in blocks], dtype=np.int64)
     steps = np.array([request.nfe for request in owners], dtype=np.int64)
-    return Drawing(limits, uniforms(seeds[:, None], starts[:, None] + np.arange(size), steps[:, None]))
+    return uniforms(seeds[:, None], starts[:, None] + np.arange(size), steps[:, None], stream)

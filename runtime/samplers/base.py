@@ -62,6 +62,7 @@ class BlockBatch:
     margin: torch.Tensor | None = None  # float [n, B], Stat.MARGIN; -inf there
     entropy: torch.Tensor | None = None  # float [n, B], Stat.ENTROPY; inf there
     best: torch.Tensor | None = None  # int64 [n, B], Stat.BEST; the current token there
+    noise: torch.Tensor | None = None  # int64 [n, B], of a noisy rule: ids drawn uniformly from the vocabulary
     kept: torch.Tensor | None = None  # float64 [n, B, records, len(Rule.keeps)], to be written in place
 
     def value(self, name: str) -> torch.Tensor:

@@ -108,6 +108,7 @@ class Head:
         stats = {stat: torch.full_like(conf, none) for stat, (_, none) in STATS.items() if stat & wanted}
         drawing = None if plan.drawing is None else (put(plan.drawing.limits), put(plan.drawing.uniform))
         likeliest = tokens.clone() if Stat.BEST & wanted else None
+        vocab = 0
 
         block, offset = np.nonzero(plan.sampled)
         rows, block_of, at = put(plan.rows[block] + offset), put(block), put(offset)
@@ -115,6 +116,7 @@ class Head:
             part = slice(start, start + HEAD_ROWS)
             here = (block_of[part], at[part])
             logits = self.logits(hidden[rows[part]])
+            vocab = logits.shape[1]
             choose.ban(logits, mask_id=self.mask_id, max_token_id=self.max_token_id)
             for group in groups:
                 if group.wants & Stat.SUPPRESS:
@@ -134,6 +136,7 @@ class Head:
             if drawing is not None:
                 _draw(logits, here, masked, *drawing, choice, conf, stats)
 
+        noise = None if plan.noise is None else (put(plan.noise) * vocab).long()
         whole = {
             "tokens": tokens,
             "masked": masked,
@@ -151,6 +154,8 @@ class Head:
             some = whole | {STATS[stat][0]: tensor for stat, tensor in stats.items() if stat & group.wants}
             if likeliest is not None and group.wants & Stat.BEST:
                 some["best"] = likeliest
+            if noise is not None and group.rule.noisy:
+                some["noise"] = noise
             if group.members is not None:
                 some = {name: tensor[group.members] for name, tensor in some.items()}
             if group.wants & Stat.SUPPRESS:

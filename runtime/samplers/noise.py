@@ -53,13 +53,15 @@ class Noise(Rule):
         """A canvas that ends holds its likeliest tokens, whatever was drawn."""
         assert blocks.entropy is not None
         assert blocks.best is not None
+        assert blocks.noise is not None
         ended = (_rests(blocks, blocks.best) | (blocks.advanced + 1 >= blocks.value(STEPS.name)))[:, None]
         ordered, order = blocks.entropy.sort(dim=1, stable=True)
         sure = ordered.cumsum(dim=1) - ordered <= blocks.param(BOUND.name)
         taken = blocks.masked & torch.zeros_like(blocks.masked).scatter_(1, order, sure)
+        drawn = torch.where(taken, blocks.choice, torch.where(blocks.masked, blocks.noise, blocks.tokens))
         none = torch.zeros_like(taken)
         return Decision(
-            tokens=torch.where(ended, blocks.best, torch.where(taken, blocks.choice, blocks.tokens)),
+            tokens=torch.where(ended, blocks.best, drawn),
             masked=blocks.masked & ~taken & ~ended,
             forced=none.any(1),
             edited=none,

@@ -16,7 +16,7 @@ from runtime.engine.description import Field, Value
 from runtime.engine.plan import BlockResults, Ints
 from runtime.engine.request import FILLED, MASKED, Block, Request
 from runtime.engine.tiling import Tiling
-from runtime.samplers.uniform import CANVAS, RENOISE, uniforms
+from runtime.samplers.uniform import CANVAS, uniforms
 from runtime.strategies.base import DecodingContext, Feed, check_one_at_a_time, register_strategy
 from runtime.strategies.progress import advance, finish, worth_caching, write_block
 
@@ -73,7 +73,7 @@ class Canvas:
             request.settled = end
         else:
             request.blocks = [block]
-            request.tokens[start:end][state == MASKED] = self._noise(request, start, CANVAS)[state == MASKED]
+            request.tokens[start:end][state == MASKED] = self._noise(request, start)[state == MASKED]
 
     def _all_may_change(self, request: Request, start: int) -> npt.NDArray[np.int8]:
         """[size]: the state of the canvas at `start`, whatever a step has left there."""
@@ -81,10 +81,10 @@ class Canvas:
         state[state == FILLED] = MASKED
         return state
 
-    def _noise(self, request: Request, start: int, stream: int) -> Ints:
-        """[size]: ids drawn uniformly, from one of the request's streams at its present step."""
+    def _noise(self, request: Request, start: int) -> Ints:
+        """[size]: what a canvas at `start` begins as, drawn uniformly at the request's present step."""
         seed, step = np.array([request.spec.seed], dtype=np.uint64), np.array([request.nfe])
-        return (uniforms(seed, start + np.arange(self.size), step, stream) * self.vocab_size).astype(np.int64)
+        return (uniforms(seed, start + np.arange(self.size), step, CANVAS) * self.vocab_size).astype(np.int64)
 
     def visible_end(self, requests: Sequence[Request], owner: Ints, positions: Ints) -> Ints:
         """Open rows see their whole canvas, the others themselves and what is before them."""
@@ -110,9 +110,7 @@ class Canvas:
     def _write_open(self, request: Request, block: Block, results: BlockResults, i: int) -> None:
         """What the next step finds. Nothing of it counts yet, no end of sequence either."""
         here = slice(block.start, block.start + block.size)
-        noise = self._noise(request, block.start, RENOISE)
-        state = results.state[i, : block.size]
-        request.tokens[here] = np.where(state == MASKED, noise, results.tokens[i, : block.size])
-        request.state[here] = state
+        request.tokens[here] = results.tokens[i, : block.size]
+        request.state[here] = results.state[i, : block.size]
         block.steps += 1
         block.advanced += 1

@@ -3,11 +3,13 @@
 import json
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
 
 from runtime import LLM, SamplingParams
+from runtime.engine import planner
 from runtime.errors import ConfigError, RequestError
 from runtime.layers.build import Build
 from runtime.models import resolve_family
@@ -15,7 +17,7 @@ from runtime.models.diffusion_gemma import DIFFUSION_GEMMA
 from runtime.params import resolve
 from runtime.samplers import choose
 from runtime.samplers.choose import Choice
-from runtime.samplers.uniform import CANVAS
+from runtime.samplers.uniform import RENOISE
 from runtime.strategies.diffusion_gemma import Canvas
 from runtime.weights import load_model, resolve_checkpoint
 from tests.golden import GOLDEN
@@ -44,15 +46,18 @@ def test_golden_answers(llm, case, monkeypatch):
     expected = load_file(FOLDER / "expected.safetensors")
     draws = {name: expected[key] for name, key in case["draws"].items()}
 
-    def noise(self, request, start, stream):
-        canvas = (start - request.prompt_len) // self.size
-        return (draws["initial"][canvas] if stream == CANVAS else draws["renoise"][request.nfe]).numpy()
+    def initial(self, request, start):
+        return draws["initial"][(start - request.prompt_len) // self.size].numpy()
+
+    def numbers(seeds, positions, steps, stream):
+        return (draws["renoise"][steps[:, 0]].numpy() + 0.5) / 224 if stream == RENOISE else np.zeros(positions.shape)
 
     def pick(probs, uniform):
         token = next(steps)
         return Choice(token, probs.gather(1, token[:, None])[:, 0])
 
-    monkeypatch.setattr(Canvas, "_noise", noise)
+    monkeypatch.setattr(Canvas, "_noise", initial)
+    monkeypatch.setattr(planner, "uniforms", numbers)
     monkeypatch.setattr(choose, "pick", pick)
     stops = case["finish_reason"] == "stop"
     for ignore_eos in (True, False)[not stops :]:

@@ -55,6 +55,7 @@ def trace(device: str) -> list[torch.Tensor]:
             remasked=None,
             drawing=Drawing(limits, random.random((n, SIZE))),
             groups=tuple(groups),
+            noise=random.random((n, SIZE)),
         )
         hidden = torch.from_numpy(random.normal(0, 1.5, (n * SIZE, VOCAB))).to(device)
         on_device = torch.from_numpy(tokens).to(device), torch.from_numpy(state).to(device)
