@@ -51,6 +51,12 @@ class EngineConfig:
     max_post_edit_steps: int | None = None
     penalty_lambda: float | None = None
     full_cache: Literal["prefix", "dual", "vicinity"] | None = None
+    diffusion_gemma_max_steps: int | None = None
+    diffusion_gemma_t_min: float | None = None
+    diffusion_gemma_t_max: float | None = None
+    diffusion_gemma_entropy_bound: float | None = None
+    diffusion_gemma_stability_threshold: int | None = None
+    diffusion_gemma_confidence_threshold: float | None = None
 
     def __post_init__(self) -> None:
         for name in (f.name for f in dataclasses.fields(self) if f.name in BY_DEST):

@@ -12,6 +12,7 @@ _memory = partial(Flag, group="blocks, batches and memory", engine=True)
 _speed = partial(Flag, group="execution", engine=True)
 _decode = partial(Flag, group=DECODING, engine=True)
 _share = partial(_decode, type="float", low=0, high=1)
+_canvas = partial(_decode, type="float", low=0)  # default: the checkpoint's generation_config.json, else what it names
 _lora = partial(Flag, group="adapters", engine=True, built=False, reason="adapters cannot be loaded in this version")
 _server = partial(Flag, group="server")
 _late = partial(_decode, built=False)
@@ -19,7 +20,6 @@ _late = partial(_decode, built=False)
 _NO_GRAPHS = "every forward runs eagerly in this version, so there is nothing to switch; leave it out"
 _ONE_DEVICE = "a replica runs on one device in this version"
 _NO_SOFT = "soft token embeddings (decoding.md 3.3) are not in this version"
-_NO_CANVAS = "the diffusion_gemma strategy is not in this version"
 
 FLAGS: tuple[Flag, ...] = (
     _model(name="model", metavar="DIR|hf://ORG/NAME[@REV]", help="checkpoint to serve; the shipped demo without it"),
@@ -211,12 +211,12 @@ FLAGS: tuple[Flag, ...] = (
     _late(name="token-merge-top-k", type="int", low=1, reason=_NO_SOFT, help="tokens a soft embedding mixes"),
     _late(name="token-merge-renormalize", type="bool", reason=_NO_SOFT, help="keep the embedding's length"),
     _late(name="token-merge-weight", type="float", low=0, reason=_NO_SOFT, help="weight of the mixed tokens"),
-    _late(name="diffusion-gemma-max-steps", type="int", low=1, reason=_NO_CANVAS, help="denoising steps of a canvas"),
-    _late(name="diffusion-gemma-t-min", type="float", low=0, reason=_NO_CANVAS, help="last temperature"),
-    _late(name="diffusion-gemma-t-max", type="float", low=0, reason=_NO_CANVAS, help="first temperature"),
-    _late(name="diffusion-gemma-entropy-bound", type="float", low=0, reason=_NO_CANVAS, help="bound of accepted rows"),
-    _late(name="diffusion-gemma-stability-threshold", type="int", low=1, reason=_NO_CANVAS, help="unchanged steps"),
-    _late(name="diffusion-gemma-confidence-threshold", type="float", low=0, reason=_NO_CANVAS, help="mean entropy"),
+    _canvas(name="diffusion-gemma-max-steps", type="int", low=1, high=4096, help="most steps of a canvas; 48"),
+    _canvas(name="diffusion-gemma-t-min", above_low=True, help="what a canvas's temperature falls towards; 0.4"),
+    _canvas(name="diffusion-gemma-t-max", above_low=True, help="temperature of a canvas's first step; 0.8"),
+    _canvas(name="diffusion-gemma-entropy-bound", above_low=True, help="nats that bound what a step takes; 0.1"),
+    _canvas(name="diffusion-gemma-stability-threshold", type="int", high=64, help="unchanged steps before its end; 1"),
+    _canvas(name="diffusion-gemma-confidence-threshold", help="nats below which it ends when unchanged; 0.005"),
     _server(name="host", default="0.0.0.0", help="address to listen on"),
     _server(name="port", type="int", default=8000, low=0, high=65535, help="port to listen on; 0 takes a free one"),
     _server(

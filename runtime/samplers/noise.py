@@ -11,20 +11,27 @@ from runtime.engine.description import Field, Value
 from runtime.samplers.base import TEMPERATURE, BlockBatch, Decision, Rows, Rule, Stat, register_rule
 
 STEPS = Field(
-    name="max_denoising_steps", kind="integer", default=48, low=1, high=4096, help="most steps of a canvas",
+    name="max_denoising_steps", kind="integer", default=48, low=1, high=4096, flag="diffusion_gemma_max_steps",
+    help="most steps of a canvas",
 )  # fmt: skip
 BOUND = Field(
-    name="entropy_bound", default=0.1, above_low=True,
+    name="entropy_bound", default=0.1, above_low=True, flag="diffusion_gemma_entropy_bound",
     help="nats: positions are taken from the lowest entropy up while the sum, the last one's apart, stays within it",
 )  # fmt: skip
-T_MIN = Field(name="t_min", default=0.4, above_low=True, help="what the temperature of a canvas falls towards")
-T_MAX = Field(name="t_max", default=0.8, above_low=True, help="the temperature of a canvas's first step")
+T_MIN = Field(
+    name="t_min", default=0.4, above_low=True, flag="diffusion_gemma_t_min",
+    help="what the temperature of a canvas falls towards",
+)  # fmt: skip
+T_MAX = Field(
+    name="t_max", default=0.8, above_low=True, flag="diffusion_gemma_t_max",
+    help="the temperature of a canvas's first step",
+)  # fmt: skip
 STABLE = Field(
-    name="stability_threshold", kind="integer", default=1, high=64,
+    name="stability_threshold", kind="integer", default=1, high=64, flag="diffusion_gemma_stability_threshold",
     help="steps for which the likeliest tokens must stay the same before a canvas ends",
 )  # fmt: skip
 SURE = Field(
-    name="confidence_threshold", default=0.005,
+    name="confidence_threshold", default=0.005, flag="diffusion_gemma_confidence_threshold",
     help="nats, of a position on average, below which a canvas ends that is stable",
 )  # fmt: skip
 

@@ -3,6 +3,7 @@
 import json
 from dataclasses import replace
 
+import msgspec
 import numpy as np
 import pytest
 import torch
@@ -216,6 +217,20 @@ def test_exactly_as_many_tokens_as_asked_for_and_no_more_steps(llm):
     assert (out.token_ids, out.finish_reason) == ([], "max_nfe")
 
 
+def test_given_positions_stay_and_a_given_canvas_costs_no_step(llm):
+    prompt, params = asked(0)
+    given = {3: 7, 9: 11} | {offset: offset for offset in range(16, 32)}
+    for length, nfe in ((40, 8), (32, 4)):  # the given canvas lies between two, and last
+        spec = resolve(replace(params, max_tokens=length), prompt, llm.info, id="given")
+        llm.engine.add(msgspec.structs.replace(spec, given=given))
+        outputs = []
+        while llm.engine.has_work():
+            outputs += llm.engine.step()
+        (out,) = outputs
+        assert (len(out.new_tokens), out.nfe, out.finish_reason) == (length, nfe, "length")
+        assert {offset: out.new_tokens[offset] for offset in given} == given
+
+
 def test_an_end_token_counts_only_when_it_is_committed(llm):
     """The first one of what was committed ends the answer; those that canvases held before do not."""
     prompt, params = asked(0)
@@ -271,6 +286,8 @@ def test_what_the_checkpoint_and_the_server_say(llm):
         "confidence_threshold": 0.005,
     }  # fmt: skip
     assert info.defaults().values == published
+    with LLM(str(FOLDER), device="cpu", skip_tokenizer=True, diffusion_gemma_t_max=0.7) as other:
+        assert other.info.defaults().values == published | {"t_max": 0.7}
     for flags, sentence in (
         ({"mask_token_id": 3}, "--mask-token-id 3: the diffusion_gemma family has no mask"),
         ({"buffer_size": 2}, "--buffer-size 2: this model's blocks are decoded one at a time"),
