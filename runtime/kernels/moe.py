@@ -27,7 +27,7 @@ def moe_reference(
     """``shared[t] + sum_j weights[t, j] * expert[ids[t, j]](x[t])``, summed wide.
 
     Args:
-        x: [rows, hidden]; ids: int32 [rows, top_k]; weights: float [rows, top_k].
+        x: [rows, hidden]; ids: int32 [rows, top_k], -1: nobody's, which adds nothing; weights: float [rows, top_k].
         gate_up: [experts, 2 * width, hidden], gate rows first; down: [experts, hidden, width].
         shared: [rows, hidden] to add, or None. activation: of the gates.
 
@@ -37,15 +37,16 @@ def moe_reference(
     rows, top_k = ids.shape
     experts = gate_up.shape[0]
     flat = ids.flatten().long()
-    order = flat.argsort(stable=True)  # pairs (row, choice) grouped by expert
-    counts = torch.bincount(flat, minlength=experts)
+    dead, counts = torch.bincount(flat + 1, minlength=experts + 1).split([1, experts])
+    order = flat.argsort(stable=True)[int(dead) :]  # pairs (row, choice) grouped by expert
     inputs = x[order // top_k]
     if experts * int(counts.max()) <= max(PADDING_LIMIT * len(flat), FEW_ROWS):
         outputs = _batched(inputs, flat[order], counts, gate_up, down, activation)
     else:
         outputs = _one_by_one(inputs, counts.tolist(), gate_up, down, activation)
     up = wide(x.dtype)
-    by_choice = torch.empty_like(outputs).index_copy_(0, order, outputs).unflatten(0, (rows, top_k)).to(up)
+    by_choice = outputs.new_zeros(rows * top_k, outputs.shape[1]).index_copy_(0, order, outputs)
+    by_choice = by_choice.unflatten(0, (rows, top_k)).to(up)
     total = torch.zeros_like(x, dtype=up) if shared is None else shared.to(up)
     for choice, weight in enumerate(weights.to(up).split(1, dim=1)):
         total = torch.addcmul(total, weight, by_choice[:, choice])
@@ -149,7 +150,7 @@ def _down(
 
 @triton.jit
 def _combine(
-    pairs_ptr, weights_ptr, shared_ptr, out_ptr,
+    pairs_ptr, ids_ptr, weights_ptr, shared_ptr, out_ptr,
     TOP_K: tl.constexpr, HIDDEN: tl.constexpr, COLUMNS: tl.constexpr, SHARED: tl.constexpr,
 ):  # fmt: skip
     """One program: COLUMNS of one row, its choices summed in the order of their rank."""
@@ -158,7 +159,8 @@ def _combine(
     ok = column < HIDDEN
     acc = tl.zeros([COLUMNS], tl.float32)
     for choice in tl.static_range(TOP_K):
-        value = tl.load(pairs_ptr + (row * TOP_K + choice) * HIDDEN + column, mask=ok, other=0.0)
+        alive = tl.load(ids_ptr + row * TOP_K + choice) >= 0  # nothing was stored for a dead one
+        value = tl.load(pairs_ptr + (row * TOP_K + choice) * HIDDEN + column, mask=ok & alive, other=0.0)
         acc += tl.load(weights_ptr + row * TOP_K + choice) * value.to(tl.float32)
     if SHARED:
         acc += tl.load(shared_ptr + row * HIDDEN + column, mask=ok, other=0.0).to(tl.float32)
@@ -193,7 +195,7 @@ def moe(
     out = torch.empty_like(x)
     slab = min(1024, triton.next_power_of_2(hidden))
     _combine[(batch, triton.cdiv(hidden, slab))](
-        pairs, weights, x if shared is None else shared, out, TOP_K=top_k, HIDDEN=hidden, COLUMNS=slab,
+        pairs, ids, weights, x if shared is None else shared, out, TOP_K=top_k, HIDDEN=hidden, COLUMNS=slab,
         SHARED=shared is not None, num_warps=4,
     )  # fmt: skip
     return out

@@ -101,32 +101,43 @@ def check_route(rows: int, experts: int, rule: RoutingRule, biased: bool, device
     torch.testing.assert_close(weights[same], expected[same], rtol=5e-6, atol=1e-7)
 
 
-def random_ids(rows: int, experts: int, top_k: int, device: str, crowded: bool = False) -> torch.Tensor:
-    """Distinct experts a row; `crowded`: a few experts get nearly all, many none."""
+def random_ids(
+    rows: int, experts: int, top_k: int, device: str, crowded: bool = False, dead: float = 0.0
+) -> torch.Tensor:
+    """Distinct experts a row; `crowded`: a few experts get nearly all, many none. `dead`: share of dead rows, and of
+    dead choices of the others."""
     generator = torch.Generator().manual_seed(14)
     ranks = torch.rand(rows, experts, generator=generator)
     if crowded:
         ranks[:, :top_k] += 0.95
-    return ranks.topk(top_k, dim=-1).indices.int().to(device)
+    ids = ranks.topk(top_k, dim=-1).indices.int()
+    for shape in ((rows, 1), (rows, top_k)):
+        ids = ids.masked_fill(torch.rand(shape, generator=generator) < dead, -1)
+    return ids.to(device)
 
 
-def check_sort(rows: int, experts: int, top_k: int, tile: int, crowded: bool, device: str) -> None:
-    ids = random_ids(rows, experts, top_k, device, crowded)
+def check_sort(rows: int, experts: int, top_k: int, tile: int, crowded: bool, device: str, dead: float = 0.0) -> None:
+    check_sorted(random_ids(rows, experts, top_k, device, crowded, dead), experts, tile)
+
+
+def check_sorted(ids: torch.Tensor, experts: int, tile: int) -> None:
     got, expected = sort_by_expert(ids, experts, tile), sort_by_expert_reference(ids, experts, tile)
-    assert torch.equal(got.order, expected.order)
+    alive = int((ids >= 0).sum())
+    assert got.order.shape == expected.order.shape
+    assert torch.equal(got.order[:alive], expected.order[:alive])
     assert torch.equal(got.tiles, expected.tiles)
 
 
 def check_moe(
     rows: int, hidden: int, width: int, experts: int, top_k: int, shared: bool, crowded: bool,
-    dtype: torch.dtype, device: str, activation: Activation = "silu",
+    dtype: torch.dtype, device: str, activation: Activation = "silu", dead: float = 0.0,
 ) -> None:  # fmt: skip
     x = random(rows, hidden, dtype=dtype, device=device, seed=15)
     gate_up = random(experts, 2 * width, hidden, dtype=dtype, device=device, seed=16, scale=hidden**-0.5)
     down = random(experts, hidden, width, dtype=dtype, device=device, seed=17, scale=width**-0.5)
     extra = random(rows, hidden, dtype=dtype, device=device, seed=18) if shared else None
     weights = torch.rand(rows, top_k, generator=torch.Generator().manual_seed(19)).to(device)
-    ids = random_ids(rows, experts, top_k, device, crowded)
+    ids = random_ids(rows, experts, top_k, device, crowded, dead)
     out = moe(x, ids, weights, gate_up, down, extra, activation)
     reference = moe_reference(
         x.double(), ids, weights.double(), gate_up.double(), down.double(), None if extra is None else extra.double(),

@@ -8,6 +8,7 @@ import torch
 from triton.runtime import interpreter
 
 from runtime.kernels.dispatch import TRITON
+from runtime.kernels.expert_sort import CHUNK, sort_by_expert
 from runtime.kernels.routing import RoutingRule
 from runtime.layers.attention_triton import TritonAttention
 from runtime.layers.build import Build
@@ -18,6 +19,7 @@ from runtime.weights import load_model, resolve_checkpoint
 from runtime.weights.loader import fill
 from tests.golden import GOLDEN
 from tests.kernels import cases
+from tests.kernels.watch import watch
 from tests.models.canvas import Driver, Run
 from tests.models.paged import logits_in_chunks
 from tests.oracle.llama_like import tensors_of, write
@@ -34,6 +36,12 @@ def _patch_with_index(tensor, scope):
 
 
 interpreter._patch_lang_tensor = _patch_with_index
+
+
+@pytest.fixture
+def watched(monkeypatch):
+    return watch(monkeypatch)
+
 
 FLOATS = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 dtypes = pytest.mark.parametrize("dtype", FLOATS.values(), ids=list(FLOATS))
@@ -104,10 +112,42 @@ def test_moe_routing(experts, rule, biased):
     cases.check_route(10 if rule.capacity else 4, experts, rule, biased, "cpu")
 
 
+@pytest.mark.parametrize("dead", [0.0, 0.3])
 @pytest.mark.parametrize("crowded", [False, True])
-@pytest.mark.parametrize(("rows", "experts", "top_k", "tile"), [(1, 8, 2, 16), (40, 6, 3, 16)])
-def test_moe_sort(rows, experts, top_k, tile, crowded):
-    cases.check_sort(rows, experts, top_k, tile, crowded, "cpu")
+@pytest.mark.parametrize(
+    ("rows", "experts", "top_k", "tile"), [(1, 8, 2, 16), (40, 6, 3, 16), (300, 20, 4, 16), (171, 64, 3, 128)]
+)
+def test_moe_sort(rows, experts, top_k, tile, crowded, dead):
+    cases.check_sort(rows, experts, top_k, tile, crowded, "cpu", dead)
+
+
+@pytest.mark.parametrize("pairs", [1, 33, CHUNK - 1, CHUNK, CHUNK + 1, 2 * CHUNK + 5])
+@pytest.mark.parametrize("experts", [1, 13])
+def test_moe_sort_of_one_sided_choices(pairs, experts):
+    """One expert takes all, the first, the last or one between; nobody takes any; sizes about those of a chunk."""
+    for expert in {-1, 0, experts - 1}:
+        cases.check_sorted(torch.full((pairs, 1), expert, dtype=torch.int32), experts, 16)
+    falling = (torch.arange(pairs, dtype=torch.int32).flip(0) * experts // pairs)[:, None]
+    cases.check_sorted(falling, experts, 32)
+
+
+def test_moe_sort_reads_each_pair_a_few_times(watched):
+    """Twice the pairs are twice the work, and each is read as often among few experts as among many."""
+
+    def work(rows, experts):
+        ids = cases.random_ids(rows, experts, 4, "cpu")
+        watched.clear()
+        sort_by_expert(ids, experts, 16)
+        return watched.loaded(ids) / ids.numel(), watched.loaded() + watched.stored()
+
+    few, many = work(256, 8), work(256, 128)
+    assert few[0] == many[0] <= 3
+    assert work(512, 128)[1] < 2.1 * many[1]
+
+
+@pytest.mark.parametrize("shared", [False, True])
+def test_moe_experts_of_dead_rows(shared):
+    cases.check_moe(40, 32, 16, 8, 3, shared, False, torch.float32, "cpu", dead=0.4)
 
 
 @matrix_dtypes

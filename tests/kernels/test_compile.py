@@ -97,11 +97,15 @@ def test_routing_in_a_pool():
 
 
 def test_expert_sort():
-    types = {"ids_ptr": "*i32", "order_ptr": "*i32", "starts_ptr": "*i32", "pairs": "i32"}
-    build(expert_sort._sort, types, {"EXPERTS": 256, "CHUNK": 2048}, num_warps=4)
-    types = {"starts_ptr": "*i32", "tiles_ptr": "*i32", "most": "i32"}
-    constants = {"ROWS": 64, "EXPERTS": 256, "EXPERTS_P2": 256, "TILES": expert_sort.TILES}
-    build(expert_sort._lay_out, types, constants, num_warps=4)
+    shape = {"EXPERTS": 256, "EXPERTS_P2": 256, "CHUNK": expert_sort.CHUNK}
+    types = {"ids_ptr": "*i32", "starts_ptr": "*i32", "pairs": "i32", "chunks": "i32"}
+    for alone in (False, True):
+        build(expert_sort._count, types, shape | {"ALONE": alone}, num_warps=4)
+    scan = {"SCANNED": expert_sort.SCANNED}
+    build(expert_sort._sum_up, {"starts_ptr": "*i32", "size": "i32"}, scan, num_warps=8)
+    types |= {"order_ptr": "*i32", "tiles_ptr": "*i32", "most": "i32"}
+    own = {"ROWS": 64, "PART": expert_sort.PART, "TILES": expert_sort.TILES}
+    build(expert_sort._place, types, shape | own, num_warps=8)
 
 
 @pytest.mark.parametrize(
@@ -124,7 +128,7 @@ def test_moe_products(dtype, pairs_per_expert):
 @pytest.mark.parametrize("dtype", [torch.bfloat16], ids=["bfloat16"])
 def test_moe_combine(dtype):
     p = POINTER[dtype]
-    types = {"pairs_ptr": p, "weights_ptr": "*fp32", "shared_ptr": p, "out_ptr": p}
+    types = {"pairs_ptr": p, "ids_ptr": "*i32", "weights_ptr": "*fp32", "shared_ptr": p, "out_ptr": p}
     build(moe._combine, types, {"TOP_K": 8, "HIDDEN": 2048, "COLUMNS": 1024, "SHARED": True}, num_warps=4)
 
 

@@ -63,12 +63,25 @@ def test_routing(rows, experts, rule, biased):
     cases.check_route(rows, experts, rule, biased, "cuda")
 
 
+@pytest.mark.parametrize("dead", [0.0, 0.3])
 @pytest.mark.parametrize("crowded", [False, True])
 @pytest.mark.parametrize(
-    ("rows", "experts", "top_k", "tile"), [(32, 256, 8, 16), (2048, 256, 8, 64), (8192, 256, 8, 128), (1, 8, 2, 16)]
+    ("rows", "experts", "top_k", "tile"),
+    [(32, 256, 8, 16), (2048, 256, 8, 64), (8192, 256, 8, 128), (1, 8, 2, 16), (1000, 60, 4, 64), (999, 5, 1, 16)],
 )
-def test_expert_sort(rows, experts, top_k, tile, crowded):
-    cases.check_sort(rows, experts, top_k, tile, crowded, "cuda")
+def test_expert_sort(rows, experts, top_k, tile, crowded, dead):
+    cases.check_sort(rows, experts, top_k, tile, crowded, "cuda", dead)
+
+
+@pytest.mark.parametrize("pairs", [1, 33, 512, 513, 65536])
+@pytest.mark.parametrize("expert", [-1, 0, 77, 255])
+def test_expert_sort_of_one_sided_choices(pairs, expert):
+    cases.check_sorted(torch.full((pairs, 1), expert, dtype=torch.int32, device="cuda"), 256, 64)
+
+
+@dtypes
+def test_experts_of_dead_rows(dtype):
+    cases.check_moe(300, 256, 128, 32, 4, True, False, dtype, "cuda", dead=0.4)
 
 
 @dtypes
