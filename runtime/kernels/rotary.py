@@ -9,6 +9,13 @@ from runtime.kernels.precision import wide
 from runtime.kernels.rms_norm import rms_norm_reference
 from runtime.kernels.triton_import import tl, triton
 
+TILE = 2048  # numbers of a row's heads that a program holds, in several copies: many more would not fit its registers
+
+
+def heads_together(heads: int, dim: int) -> int:
+    """How many of a row's heads of `dim` one program takes: a power of two."""
+    return min(triton.next_power_of_2(heads), max(1, TILE // triton.next_power_of_2(dim)))
+
 
 def qk_norm_rotary_reference(
     qkv: torch.Tensor,
@@ -63,14 +70,15 @@ def qk_norm_rotary_reference(
 def _qk_norm_rotary(
     qkv_ptr, positions_ptr, table_ptr, q_weight_ptr, k_weight_ptr, q_ptr, k_ptr, v_ptr, eps, clip,
     HEADS: tl.constexpr, KV_HEADS: tl.constexpr, DIM: tl.constexpr, ROTARY: tl.constexpr,
-    HEADS_P2: tl.constexpr, DIM_P2: tl.constexpr, NORM: tl.constexpr, CLIP: tl.constexpr,
+    TOGETHER: tl.constexpr, DIM_P2: tl.constexpr, NORM: tl.constexpr, CLIP: tl.constexpr,
     APART: tl.constexpr, V_NORM: tl.constexpr, V_FROM_K: tl.constexpr,
 ):  # fmt: skip
-    """One program a row: its Q, K and V heads as one [heads, dim] tile. The table holds cosines, then sines."""
+    """One program: TOGETHER of a row's heads, which are those of Q, then K, then V, as one [heads, dim] tile. The table
+    holds cosines, then sines."""
     HALF: tl.constexpr = ROTARY // 2
     STORED: tl.constexpr = HEADS + KV_HEADS if V_FROM_K else HEADS + 2 * KV_HEADS
     row = tl.program_id(0).to(tl.int64)
-    head = tl.arange(0, HEADS_P2)[:, None]
+    head = tl.program_id(1) * TOGETHER + tl.arange(0, TOGETHER)[:, None]
     dim = tl.arange(0, DIM_P2)[None, :]
     is_q, is_k = head < HEADS, (head >= HEADS) & (head < HEADS + KV_HEADS)
     is_v = (head >= HEADS + KV_HEADS) & (head < HEADS + 2 * KV_HEADS)
@@ -94,12 +102,11 @@ def _qk_norm_rotary(
     if V_NORM:
         v = (x * scale[:, None]).to(raw.dtype)
     if NORM:
-        weight = tl.load(q_weight_ptr + dim + head * 0, mask=q_ok, other=0.0)
-        weight += tl.load(k_weight_ptr + dim + head * 0, mask=k_ok, other=0.0)
-        partner_weight = tl.load(q_weight_ptr + partner + head * 0, mask=q_ok, other=0.0)
-        partner_weight += tl.load(k_weight_ptr + partner + head * 0, mask=k_ok, other=0.0)
-        x = x * scale[:, None] * weight.to(tl.float32)
-        other = other * scale[:, None] * partner_weight.to(tl.float32)
+        inside = dim < DIM
+        q_weight, k_weight = tl.load(q_weight_ptr + dim, mask=inside), tl.load(k_weight_ptr + dim, mask=inside)
+        x = x * scale[:, None] * tl.where(is_q, q_weight, k_weight).to(tl.float32)
+        q_weight, k_weight = tl.load(q_weight_ptr + partner, mask=inside), tl.load(k_weight_ptr + partner, mask=inside)
+        other = other * scale[:, None] * tl.where(is_q, q_weight, k_weight).to(tl.float32)
     if CLIP:
         x = tl.minimum(tl.maximum(x, -clip), clip)
         other = tl.minimum(tl.maximum(other, -clip), clip)
@@ -135,14 +142,14 @@ def qk_norm_rotary(
     """`qk_norm_rotary_reference` for contiguous rows on a GPU."""
     rows, dim = len(qkv), qkv.shape[1] // (heads + (1 if v_from_k else 2) * kv_heads)
     norm = q_weight is not None and k_weight is not None
-    heads_p2, dim_p2 = triton.next_power_of_2(heads + 2 * kv_heads), triton.next_power_of_2(dim)
+    every, together = heads + 2 * kv_heads, heads_together(heads + 2 * kv_heads, dim)
     q = qkv.new_empty(rows, heads, dim)
     k, v = qkv.new_empty(rows, kv_heads, dim), qkv.new_empty(rows, kv_heads, dim)
-    _qk_norm_rotary[(rows,)](
+    _qk_norm_rotary[(rows, triton.cdiv(every, together))](
         qkv, positions, table, q_weight if norm else qkv, k_weight if norm else qkv, q, k, v, eps, clip or 0.0,
         HEADS=heads, KV_HEADS=kv_heads, DIM=dim, ROTARY=table.shape[1],
-        HEADS_P2=heads_p2, DIM_P2=dim_p2,
+        TOGETHER=together, DIM_P2=triton.next_power_of_2(dim),
         NORM=norm, CLIP=clip is not None, APART=apart or table.shape[1] // 2, V_NORM=v_norm, V_FROM_K=v_from_k,
-        num_warps=4 if heads_p2 * dim_p2 <= 8192 else 8,
+        num_warps=4,
     )  # fmt: skip
     return q, k, v

@@ -5,10 +5,12 @@ from dataclasses import replace
 
 import pytest
 import torch
+import triton
 from triton.runtime import interpreter
 
 from runtime.kernels.dispatch import TRITON
 from runtime.kernels.expert_sort import CHUNK, sort_by_expert
+from runtime.kernels.rotary import TILE
 from runtime.kernels.routing import RoutingRule
 from runtime.layers.attention_triton import TritonAttention
 from runtime.layers.build import Build
@@ -83,6 +85,25 @@ def test_elementwise_rotary(heads, kv_heads, dim, rotary, dtype, normed, clip):
 )
 def test_elementwise_rotary_pairs_and_values(dim, rotary, own, dtype):
     cases.check_rotary(3, 4, 2, dim, rotary, dtype, "cpu", **own)
+
+
+@pytest.mark.parametrize(
+    ("heads", "kv_heads", "dim", "own"),
+    [
+        (1, 1, 64, {}),
+        (7, 1, 64, {"normed": False}),
+        (96, 8, 64, {}),
+        (96, 96, 64, {"clip": 0.5}),
+        (40, 40, 128, {"apart": 64, "v_norm": True}),
+        (96, 1, 128, {"v_from_k": True}),
+        (28, 4, 256, {"normed": False, "clip": 0.5}),
+        (33, 3, 200, {"v_norm": True, "v_from_k": True}),
+        (16, 2, 512, {"apart": 256, "v_norm": True, "v_from_k": True}),
+    ],
+)
+def test_elementwise_rotary_splits_heads_among_programs(watched, heads, kv_heads, dim, own):
+    cases.check_rotary(2, heads, kv_heads, dim, dim // 4, torch.float32, "cpu", **own)
+    assert watched.widest <= max(TILE, triton.next_power_of_2(dim))
 
 
 @dtypes

@@ -1,6 +1,10 @@
 """Every kernel compiles for Hopper (sm_90) in the shapes of LLaDA2.0-mini, without a GPU: types, tile sizes, shared
 memory and registers are looked at here; numbers are checked by the interpreter and on the device."""
 
+import re
+import subprocess
+import tempfile
+
 import pytest
 import torch
 
@@ -37,6 +41,17 @@ def build(kernel, types: dict[str, str], constants: dict[str, object], **options
     return compiled
 
 
+def spilled(compiled) -> int:
+    """Bytes of a thread's own memory: what its registers do not hold."""
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(compiled.asm["cubin"])
+        file.flush()
+        command = [triton.knobs.nvidia.cuobjdump.path, "--dump-resource-usage", file.name]
+        usage = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    (stack,) = re.findall(r"REG:\d+ STACK:(\d+)", usage)
+    return int(stack)
+
+
 @pytest.mark.parametrize("dtype", [torch.bfloat16], ids=["bfloat16"])
 @pytest.mark.parametrize(("add", "weighted"), [(False, True), (True, True), (False, False)])
 def test_rms_norm(dtype, add, weighted):
@@ -53,12 +68,15 @@ def test_rotary(dtype, norm, clip):
     types = dict.fromkeys(("qkv_ptr", "q_weight_ptr", "k_weight_ptr", "q_ptr", "k_ptr", "v_ptr"), p)
     types |= {"positions_ptr": "*i64", "table_ptr": "*fp32", "eps": "fp32", "clip": "fp32"}
     constants = {
-        "HEADS": 16, "KV_HEADS": 4, "DIM": 128, "ROTARY": 64, "HEADS_P2": 32, "DIM_P2": 128, "NORM": norm, "CLIP": clip,
+        "HEADS": 16, "KV_HEADS": 4, "DIM": 128, "ROTARY": 64, "DIM_P2": 128, "NORM": norm, "CLIP": clip,
         "APART": 32, "V_NORM": False, "V_FROM_K": False,
     }  # fmt: skip
-    build(rotary._qk_norm_rotary, types, constants, num_warps=4)
     large = {"KV_HEADS": 2, "DIM": 512, "ROTARY": 128, "DIM_P2": 512, "APART": 256, "V_NORM": True, "V_FROM_K": True}
-    build(rotary._qk_norm_rotary, types, constants | large, num_warps=4)
+    for own in ({}, {"HEADS": 96, "KV_HEADS": 8}, large):
+        shape = constants | own
+        together = rotary.heads_together(shape["HEADS"] + 2 * shape["KV_HEADS"], shape["DIM"])
+        compiled = build(rotary._qk_norm_rotary, types, shape | {"TOGETHER": together}, num_warps=4)
+        assert spilled(compiled) == 0
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16], ids=["bfloat16"])

@@ -29,7 +29,17 @@ def test_gate(rows, width, activation, dtype):
 @dtypes
 @pytest.mark.parametrize(
     ("rows", "heads", "kv_heads", "dim", "rotary"),
-    [(32, 16, 4, 128, 64), (4096, 16, 4, 128, 64), (65, 32, 4, 128, 64), (9, 28, 4, 128, 128), (5, 4, 4, 20, 6)],
+    [
+        (32, 16, 4, 128, 64),
+        (4096, 16, 4, 128, 64),
+        (65, 32, 4, 128, 64),
+        (9, 28, 4, 128, 128),
+        (5, 4, 4, 20, 6),
+        (300, 96, 8, 128, 128),
+        (70, 96, 96, 64, 32),
+        (33, 40, 1, 256, 64),
+        (1, 1, 1, 512, 512),
+    ],
 )
 @pytest.mark.parametrize("normed", [True, False])
 def test_rotary(rows, heads, kv_heads, dim, rotary, dtype, normed):
