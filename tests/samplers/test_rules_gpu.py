@@ -33,8 +33,9 @@ def trace(device: str) -> list[torch.Tensor]:
             rule, members = get_rule(key), np.arange(i, n, len(keys))
             wants, rows = Stat.NONE, []
             for j, member in enumerate(members):
-                own = {f.name: 2 if f.per_block else f.default for f in rule.fields} | LOW
-                values = own | ALTERNATIVES[j % len(ALTERNATIVES)]
+                own = {f.name: 2 if f.per_block else f.default for f in rule.fields}
+                asked = LOW | ALTERNATIVES[j % len(ALTERNATIVES)]
+                values = own | {name: value for name, value in asked.items() if name in own}
                 wants |= rule.asks(values)
                 unstable[member] = rule.unstable(values)
                 limits[member] = 1.0 if j == 5 else 0.0, 0.9, 20
