@@ -125,9 +125,9 @@ class Engine:
         stats = self._stats
         first = 0
         for turn in turns:
-            request = turn.request
+            request, feed = turn.request, turn.feed
             cached, settled = request.cached, request.settled
-            denoises = turn.feed is not None and turn.feed.first < turn.feed.last and bool(turn.feed.blocks)
+            denoises = feed is not None and feed.first < feed.last and bool(feed.blocks)
             if turn.again is not None:
                 stats.forwards_prefill += 1
                 request.dropped.pop(0)
@@ -139,8 +139,8 @@ class Engine:
                 request.cached = min(turn.last, settled)
             elif not denoises and turn.first < turn.last:
                 stats.forwards_prefill += 1
-            if turn.feed is not None:
-                blocks = turn.feed.blocks
+            if feed is not None:
+                blocks = feed.blocks
                 mine, first = first, first + len(blocks)
                 if results.kept:
                     for i, block in enumerate(blocks, mine):
@@ -151,16 +151,17 @@ class Engine:
                 except Exception as error:
                     outputs += self._strategy_failed(request, error)
                     continue
-                if request.answered or (blocks and request.spec.report != "final"):
+                if request.reason is not None or (blocks and request.told):
                     self._report(request, outputs)
-                stats.forwards_denoise += denoises
-                for block in blocks:
-                    if block.ended and denoises:
-                        self._block_steps.append(block.steps)
+                if denoises:
+                    stats.forwards_denoise += 1
+                    for block in blocks:
+                        if block.ended:
+                            self._block_steps.append(block.steps)
             if request.cached != cached:
                 self.scheduler.publish(request)
-            if request.answered:
-                if turn.feed is not None:  # the step that answered it
+            if request.reason is not None:
+                if feed is not None:  # the step that answered it
                     del self._requests[request.spec.id]
                 if request.cached >= request.settled:
                     self.scheduler.release(request)

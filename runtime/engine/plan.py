@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 import numpy.typing as npt
@@ -98,11 +99,27 @@ NO_RESULTS = BlockResults(  # of a step that sampled nothing
 )  # fmt: skip
 
 
-def lay_out(first: Ints, counts: Ints) -> tuple[Ints, Ints]:
-    """Rows of requests end to end, `counts[n]` of request n from position ``first[n]`` on: each row's request and its
-    position, [rows]."""
-    owner = np.repeat(np.arange(len(counts)), counts)
-    return owner, np.arange(len(owner)) + np.repeat(first - np.cumsum(counts) + counts, counts)
+@dataclass(frozen=True)
+class Layout:
+    """Rows of requests end to end, so many of each. Shared between steps: not to be written to."""
+
+    owner: Ints  # [rows] each row's request
+    starts: Ints  # [requests] each request's first row
+    within: Ints  # [rows] how many of its request's rows come before it
+    tiles: Ints32  # [tiles, 3]
+
+    def positions(self, first: Ints) -> Ints:
+        """[rows], where those of request n begin at ``first[n]``."""
+        return self.within + first[self.owner]
+
+
+@lru_cache(maxsize=8)  # a batch that only denoises has the same one in every step
+def lay_out(counts: tuple[int, ...]) -> Layout:
+    """`counts`: rows of each request."""
+    rows = np.array(counts, dtype=np.int64)
+    owner = np.arange(len(rows)).repeat(rows)
+    starts = rows.cumsum() - rows
+    return Layout(owner, starts, np.arange(len(owner)) - starts[owner], cut_tiles(rows))
 
 
 def block_causal_plan(
@@ -111,7 +128,8 @@ def block_causal_plan(
 ) -> StepPlan:  # fmt: skip
     """A step of requests that no scheduler knows: warm-up, benchmarks, whole sequences. Rows see to the end of their
     own block, or of what is fed of it, and count as open."""
-    owner, positions = lay_out(first, counts)
+    layout = lay_out(tuple(counts.tolist()))
+    owner, positions = layout.owner, layout.positions(first)
     page, offset = np.divmod(positions, page_size)
     whole_blocks = (positions // block_size + 1) * block_size
     return StepPlan(
@@ -121,7 +139,7 @@ def block_causal_plan(
         visible_end=np.minimum(whole_blocks, (first + counts)[owner]).astype(np.int32),
         window_origin=positions,
         open=np.ones(len(positions), dtype=np.bool_),
-        tiles=cut_tiles(counts),
+        tiles=layout.tiles,
         page_table=page_table,
         blocks=blocks,
     )

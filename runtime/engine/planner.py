@@ -8,7 +8,6 @@ from runtime.engine.page_table import PageTable
 from runtime.engine.plan import BlockPlan, Drawing, RulePlan, StepPlan, lay_out
 from runtime.engine.request import FILLED, MASKED, Block, Request
 from runtime.engine.scheduler import Turn
-from runtime.kernels.batch import cut_tiles
 from runtime.samplers.base import TEMPERATURE, Rule, Stat, get_rule
 from runtime.samplers.uniform import DRAW, RENOISE, uniforms
 from runtime.strategies.base import Strategy
@@ -18,8 +17,8 @@ def build_plan(turns: list[Turn], *, table: PageTable, strategy: Strategy) -> St
     """The step's plan; the blocks of the turns that have a feed are in it in the turns' order."""
     requests = [turn.request for turn in turns]
     first = np.array([turn.first for turn in turns], dtype=np.int64)
-    counts = np.array([turn.last for turn in turns], dtype=np.int64) - first
-    owner, positions = lay_out(first, counts)
+    layout = lay_out(tuple([turn.last - turn.first for turn in turns]))
+    owner, positions = layout.owner, layout.positions(first)
     visible_end = strategy.visible_end(requests, owner, positions)
     settled = np.array([request.settled for request in requests])[owner]
 
@@ -36,9 +35,9 @@ def build_plan(turns: list[Turn], *, table: PageTable, strategy: Strategy) -> St
         visible_end=visible_end.astype(np.int32),
         window_origin=np.minimum(positions, settled) if strategy.one_window else positions,
         open=positions >= settled,
-        tiles=cut_tiles(counts),
+        tiles=layout.tiles,
         page_table=pages,
-        blocks=_plan_blocks(turns, (np.cumsum(counts) - counts - first).tolist()),
+        blocks=_plan_blocks(turns, (layout.starts - first).tolist()),
     )
 
 
@@ -46,9 +45,7 @@ def _plan_blocks(turns: list[Turn], offsets: list[int]) -> BlockPlan | None:
     """`offsets`: of each turn, what has to be added to a position to get its row."""
     blocks: list[Block] = []
     owners: list[Request] = []
-    numbers: list[tuple[int, ...]] = []
-    tokens: list[np.ndarray] = []
-    states: list[np.ndarray] = []
+    numbers: list[int] = []  # of each block, one after the other: an array of tuples takes three times as long
     rules: set[Rule] = set()
     wants = 0
     unstable = False
@@ -60,22 +57,19 @@ def _plan_blocks(turns: list[Turn], offsets: list[int]) -> BlockPlan | None:
         wants |= request.wants
         unstable |= request.unstable
         for block in turn.feed.blocks:
-            here = slice(block.start, block.start + block.size)
             blocks.append(block)
             owners.append(request)
-            tokens.append(request.tokens[here])
-            states.append(request.state[here])
             row = block.source + offset
-            numbers.append(
-                (row, block.may_force, block.advanced, block.initial_masks, block.given_steps, block.post_edit_steps)
-            )
+            numbers += (
+                row, block.may_force, block.advanced, block.initial_masks, block.given_steps, block.post_edit_steps
+            )  # fmt: skip
     if not blocks:
         return None
 
     n = len(blocks)
-    columns = np.array(numbers, dtype=np.int64).T.copy()
+    columns = np.array(numbers, dtype=np.int64).reshape(n, -1).T.copy()
     size = max([block.size for block in blocks])
-    state = _rectangle(states, size)
+    state = _rectangle([block.state for block in blocks], size)
     needed = state == MASKED
     if unstable:
         needed |= (state == FILLED) & np.array([request.unstable for request in owners])[:, None]
@@ -91,7 +85,7 @@ def _plan_blocks(turns: list[Turn], offsets: list[int]) -> BlockPlan | None:
         groups = _groups(owners, blocks, params, size)
     return BlockPlan(
         rows=columns[0],
-        tokens=_rectangle(tokens, size),
+        tokens=_rectangle([block.tokens for block in blocks], size),
         state=state,
         sampled=needed,
         may_force=columns[1] > 0,

@@ -28,8 +28,9 @@ class Status(enum.Enum):
 
 
 class Block:
-    """An open block: where it is and how far it has come. Its content lives in the request's arrays; once that is final
-    and what comes before it is too, the block leaves `Request.blocks` and `Request.settled` passes it."""
+    """An open block: where it is and how far it has come. Its content lives in the request's arrays, into which it
+    looks; once that is final and what comes before it is too, the block leaves `Request.blocks` and `Request.settled`
+    passes it."""
 
     __slots__ = (
         "advanced",
@@ -50,15 +51,19 @@ class Block:
         "size",
         "source",
         "start",
+        "state",
         "steps",
+        "tokens",
         "unseen",
     )
 
-    def __init__(self, start: int, state: npt.NDArray[np.int8], *, editing: bool, shift: int = 0) -> None:
-        """`state` [size]: of its positions, as long as none is FILLED. `shift`: by how many positions the rows whose
+    def __init__(self, request: Request, start: int, end: int, *, shift: int = 0) -> None:
+        """Of the positions ``[start, end)``, of which none is FILLED. `shift`: by how many positions the rows whose
         logits belong to its positions come before them."""
-        size = len(state)
-        masked = np.flatnonzero(state == MASKED)
+        size = end - start
+        self.tokens = request.tokens[start:end]
+        self.state = request.state[start:end]
+        masked = np.flatnonzero(self.state == MASKED)
         masks = len(masked)
         self.start = start  # absolute position of the first token
         self.size = size
@@ -67,7 +72,7 @@ class Block:
         self.initial_masks = masks
         self.free = masks  # positions that are not fixed
         self.progress = 0.0 if masks else 1.0
-        self.same_token_ratio = 0.0 if masks and editing else 1.0  # rule 8
+        self.same_token_ratio = 0.0 if masks and request.editing else 1.0  # rule 8
         self.first_masked = int(masked[0]) if masks else size  # offset of the first MASKED position, its size if none
         self.first_eos = size  # offset of the first FILLED end-of-sequence id, its size if none
         self.has_eos = False  # an EOS that counts is FILLED somewhere in it
@@ -129,7 +134,9 @@ class Request:
         self.sent = self.prompt_len  # positions below were reported
         self.hit_eos = False
         self.eos_seen = False  # an EOS that counts has been FILLED at some time
-        self.shown: tuple[int, list[int], list[int]] = (0, [], [])  # report="denoise": what the last step left
+        self.told = spec.report != "final"  # of every step
+        self.shows = spec.report == "denoise"  # what each left
+        self.shown: tuple[int, list[int], list[int]] = (0, [], [])
         self.reason: FinishReason | None = None
         self.run = RepetitionRun(self.prompt_len)
         values: dict[str, Any] = spec.decoding.values

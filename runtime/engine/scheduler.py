@@ -98,14 +98,15 @@ class Scheduler:
         first, self._passed_over = self._passed_over, None
         if first is not None and first.status is Status.RUNNING:  # whoever came since would go before it for ever
             order = [first, *(request for request in order if request is not first)]
+        running = Status.RUNNING
         for n, request in enumerate(order):
-            if request.status is not Status.RUNNING:
+            if request.status is not running:
                 continue  # made way for somebody in this very loop
             if request.alone and turns:
                 self._passed_over = self._passed_over or request
                 left_out = True
                 continue
-            prefilling = request.prefilling
+            prefilling = request.cached < request.prefilled
             if prefilling and self.sharing.holds_back(request):
                 continue
             room = left
@@ -137,7 +138,7 @@ class Scheduler:
         """Decoding before prefilling; whoever was left out last time goes first."""
         if self._left_out:
             return sorted(self.running, key=served_longest_ago)
-        prefilling = [r for r in self.running if r.prefilling]
+        prefilling = [r for r in self.running if r.cached < r.prefilled]
         if not prefilling:
             return list(self.running)
         return [r for r in self.running if not r.prefilling] + prefilling
@@ -149,17 +150,19 @@ class Scheduler:
 
     def _turn(self, request: Request, left: int) -> Turn | None:
         """As much as fits `left` rows: of what is settled a chunk, of the open part all or nothing."""
-        cached = request.cached
-        if cached == request.settled and request.dropped:
+        cached, settled = request.cached, request.settled
+        if request.dropped and cached == settled:
             again = request.dropped[0]
             last = again.first + len(again.tokens)
             return Turn(request, again.first, last, None, again) if last - again.first <= left else None
         try:
-            if request.settled - cached <= left and not request.answered and not request.dropped:
+            if settled - cached <= left and request.reason is None and not request.dropped:
                 feed = self.strategy.open(request)
-                first = min(cached, feed.first) if cached < request.settled else feed.first
-                if feed.last - first <= left:
-                    return Turn(request, first, feed.last, feed)
+                first, last = feed.first, feed.last
+                if cached < first and cached < request.settled:
+                    first = cached
+                if last - first <= left:
+                    return Turn(request, first, last, feed)
             chunk = request.settled - cached
             if chunk > left:
                 chunk = self.strategy.chunk(request, left)

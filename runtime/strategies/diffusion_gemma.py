@@ -68,12 +68,12 @@ class Canvas:
         start = request.settled
         end = request.next_start = start + self.size
         state = self._all_may_change(request, start)
-        block = Block(start, state, editing=request.editing)
+        block = Block(request, start, end)
         if block.ended:  # all of it was given
             request.settled = end
         else:
             request.blocks = [block]
-            request.tokens[start:end][state == MASKED] = self._noise(request, start)[state == MASKED]
+            block.tokens[state == MASKED] = self._noise(request, start)[state == MASKED]
 
     def _all_may_change(self, request: Request, start: int) -> npt.NDArray[np.int8]:
         """[size]: the state of the canvas at `start`, whatever a step has left there."""
@@ -109,8 +109,7 @@ class Canvas:
 
     def _write_open(self, request: Request, block: Block, results: BlockResults, i: int) -> None:
         """What the next step finds. Nothing of it counts yet, no end of sequence either."""
-        here = slice(block.start, block.start + block.size)
-        request.tokens[here] = results.tokens[i, : block.size]
-        request.state[here] = results.state[i, : block.size]
+        block.tokens[:] = results.tokens[i, : block.size]
+        block.state[:] = results.state[i, : block.size]
         block.steps += 1
         block.advanced += 1

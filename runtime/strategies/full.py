@@ -101,10 +101,7 @@ class FullCanvas:
         end = request.next_start = min(start + length, request.end)
         alone = self.shift and request.values[CACHE] in ("prefix", "dual")
         bounds = (start, start + 1, end) if alone else (start, end)
-        request.blocks = [
-            Block(first, request.state[first:last], editing=request.editing, shift=self.shift)
-            for first, last in pairwise(bounds)
-        ]
+        request.blocks = [Block(request, first, last, shift=self.shift) for first, last in pairwise(bounds)]
         total = request.spec.decoding.total_steps
         steps = int(request.values.get("steps", 0)) if total is None else self._share(request, total, start, length)
         before = sum(part.masks for part in request.blocks[:-1])  # steps of the block that the last part does not get

@@ -64,7 +64,7 @@ class MultiBlock:
             request.opened = True
             if not request.blocks and request.next_start < request.prompt_len:
                 self._append(request)  # open from the start: rule 4 applies to it already
-            while self._may_open(request):
+            while len(request.blocks) < self.buffer_size and self._may_open(request):
                 self._append(request)
                 if request.blocks:  # else all of it was given: the next one opens too
                     break
@@ -73,8 +73,7 @@ class MultiBlock:
     def _append(self, request: Request) -> None:
         start = request.next_start
         request.next_start = start + self.block_size
-        state = request.state[start : request.next_start]
-        block = Block(start, state, editing=request.editing, shift=self.shift)
+        block = Block(request, start, request.next_start, shift=self.shift)
         if request.spec.decoding.total_steps is not None:
             block.given_steps = self._share(request, start)
         request.blocks.append(block)
@@ -93,8 +92,6 @@ class MultiBlock:
         blocks = request.blocks
         if not blocks:
             return True
-        if len(blocks) >= self.buffer_size:
-            return False
         newest, values = blocks[-1], request.values
         return (
             newest.progress >= values["add_block_threshold"]
@@ -131,13 +128,15 @@ class MultiBlock:
     def apply(self, request: Request, sampled: list[Block], results: BlockResults, first: int) -> None:
         """Rules 5, 8 and 9."""
         request.opened = False
-        request.nfe += bool(sampled)
+        if sampled:
+            request.nfe += 1
         for i, block in enumerate(sampled, first):
             write_block(request, block, results, i)
-        shown = request.settled
-        settled = self._settle(request)
+        shown, blocks = request.settled, request.blocks
+        settled = self._settle(request) if blocks and complete(request, blocks[0]) else 0
         end = advance(request, shown=shown, final=request.settled)
         if end is not None:
             keep = worth_caching(request, *end, tiling=self.tiling) if self.prefix_caching else 0
             finish(request, *end, keep=keep)
-        del request.blocks[:settled]
+        if settled:
+            del request.blocks[:settled]

@@ -10,9 +10,9 @@ from runtime.engine.tiling import Tiling
 
 def write_block(request: Request, block: Block, results: BlockResults, i: int) -> None:
     """Result `i` of the step, into the block and the request's arrays."""
-    start, size = block.start, block.size
-    request.tokens[start : start + size] = results.tokens[i, :size]
-    request.state[start : start + size] = results.state[i, :size]
+    size = block.size
+    block.tokens[:] = results.tokens[i, :size]
+    block.state[:] = results.state[i, :size]
     if not block.masks:
         block.post_edit_steps += 1
     if results.remasks[i]:
@@ -32,7 +32,7 @@ def write_block(request: Request, block: Block, results: BlockResults, i: int) -
         first_eos = size
     if first_eos != block.first_eos:
         block.first_eos = first_eos
-        found = first_eos < size and start + first_eos < request.end
+        found = first_eos < size and block.start + first_eos < request.end
         block.has_eos = found and not request.spec.ignore_eos
         request.eos_seen |= block.has_eos
 
@@ -59,7 +59,7 @@ def advance(request: Request, *, shown: int, final: int) -> tuple[FinishReason, 
     Args:
         shown: from which position on a denoise event shows the blocks. final: positions below it cannot change.
     """
-    if request.spec.report == "denoise":
+    if request.shows:
         request.show(shown)
     stable = min(final, request.end) if request.unstable else filled_prefix(request)  # what can change is not stable
     if stable > request.stable:

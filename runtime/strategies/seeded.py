@@ -73,7 +73,7 @@ class SeededBlocks:
         while not request.blocks and request.next_start < request.end:
             if self._wants_seed(request):
                 start = request.settled
-                seed = Block(start, request.state[start : start + 1], editing=request.editing, shift=1)
+                seed = Block(request, start, start + 1, shift=1)
                 return Feed(start, start, [seed])
             self._open(request)
             if self._settle(request):  # all of it was given
@@ -93,8 +93,7 @@ class SeededBlocks:
         size, start = self.part(request), request.next_start
         request.next_start = start + self.block_size
         request.blocks = [
-            Block(at, request.state[at : at + size], editing=request.editing, shift=self.shift)
-            for at in range(start, request.next_start, size)
+            Block(request, at, at + size, shift=self.shift) for at in range(start, request.next_start, size)
         ]
         if request.spec.decoding.total_steps is not None:
             steps = self._steps(request, request.spec.decoding.total_steps, size)
