@@ -41,7 +41,9 @@ def resolve_decoding(
         return spelt.get(name, f"{path}.{name}")
 
     total = integer("num_denoising_steps", params.num_denoising_steps, 1, 2**31, default=None)
-    rule = _rule(given, info, at, default="fixed" if total is not None and info.rule("fixed") else info.default_rule)
+    if total is not None and not _takers("steps", info):
+        raise _no_meaning("num_denoising_steps", _rule(given, info, at, default=info.default_rule), ())
+    rule = _rule(given, info, at, default=info.default_rule if total is None else "fixed")
     fields = {field.name: field for field in (*info.strategy_fields, *rule.fields)}
     for name, value in given.items():
         if name not in fields and name not in CHOOSING and name not in ENGINE:
@@ -111,9 +113,11 @@ def _takers(name: str, info: EngineInfo) -> list[str]:
 
 
 def _no_meaning(param: str, rule: RuleInfo, takers: Iterable[str]) -> RequestError:
-    *most, last = sorted(takers) or ["those of other models"]
+    *most, last = sorted(takers) or [""]
     only = f"{', '.join(most)} and {last}" if most else last
-    return refuse(param, f"has no meaning with the {rule.key} algorithm, only with {only}; leave it out")
+    return refuse(
+        param, f"has no meaning with the {rule.key} algorithm{f', only with {only}' if only else ''}; leave it out"
+    )
 
 
 def _mode(given: Mapping[str, Any], rule: RuleInfo, info: EngineInfo, at: At) -> Mapping[str, Value]:

@@ -25,7 +25,7 @@ class EngineConfig:
     model: str | None = None
     model_name: str | None = None
     decoding_strategy: str | None = None
-    sampling_mode: Literal["naive", "edit"] = "naive"
+    sampling_mode: Literal["naive", "edit"] | None = None
     mask_token_id: int | None = None
     eos_token_ids: tuple[int, ...] | None = None
     device: Literal["cpu", "cuda"] | None = None

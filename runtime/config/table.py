@@ -51,9 +51,9 @@ FLAGS: tuple[Flag, ...] = (
     ),
     _model(
         name="sampling-mode",
-        default="naive",
         choices=("naive", "edit"),
-        help="edit lets filled tokens be revised, and makes the edit algorithm the default",
+        help="edit lets filled tokens be revised, and makes the edit algorithm the default; default: naive, where the "
+        "family has it",
     ),
     _model(
         name="mask-token-id", type="int", low=0, help="default: config.json, then the tokenizer, then the family's own"

@@ -16,11 +16,19 @@ from runtime.engine.plan import NO_RESULTS, BlockResults
 from runtime.engine.planner import build_plan
 from runtime.engine.request import Request, Status
 from runtime.engine.scheduler import Scheduler, Turn, TurnError
+from runtime.samplers.base import Orders, rules_under
 from runtime.strategies.base import Strategy, longest_request
 
 log = logging.getLogger(__name__)
 
 OBSERVATIONS = 2**14  # of each sort that are kept for the next `stats`; nobody may ever ask
+
+
+def orders_of(info: EngineInfo) -> Orders | None:
+    """What the model orders edits with, None if it cannot."""
+    if info.delete_token_id is None or info.split_token_id is None:
+        return None
+    return Orders(info.delete_token_id, info.split_token_id)
 
 
 class Engine:
@@ -33,6 +41,7 @@ class Engine:
         self.info = info
         self.runner = runner
         self.strategy = strategy
+        self.rules = rules_under(orders_of(info))
         self.cache = KVCacheManager(
             num_pages=info.num_pages,
             page_size=info.page_size,
@@ -73,6 +82,7 @@ class Engine:
             settled=self.strategy.settled(len(spec.prompt)),
             mask_id=self.info.mask_token_id or 0,  # without a mask a strategy fills the positions itself
             seq=self._arrivals,
+            rules=self.rules,
         )
         self._arrivals += 1
         self._requests[spec.id] = request

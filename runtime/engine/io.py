@@ -99,6 +99,8 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
     top_p: float = 1.0
     top_k: int = 0
     bos_token_id: int | None = None  # begins every prompt that is given as plain text
+    delete_token_id: int | None = None  # these two: orders to edit, which never stand in an answer
+    split_token_id: int | None = None
     blocks_from_prompt: bool = False  # these two: see Tiling
     blocks_cut: bool = False
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Protocol
 
 import numpy as np
@@ -13,7 +12,7 @@ from runtime.engine.request import FILLED, FIXED, MASKED
 from runtime.kernels.batch import ForwardBatch
 from runtime.layers.kv_pool import KVPool
 from runtime.models.base import Model, SelfConditioned
-from runtime.samplers.base import Decision, Rule, get_rule
+from runtime.samplers.base import Decision, Orders
 from runtime.samplers.head import Head
 
 
@@ -28,7 +27,7 @@ class Runner(Protocol):
 class ModelRunner:
     """Args:
     model: a family's model. pool: where its keys and values lie, on the same device.
-    mask_id, max_token_id, eos_ids: see EngineInfo.
+    mask_id, max_token_id, eos_ids: see EngineInfo. orders: what the model orders edits with.
     places: most requests that hold pages at a time; for each, a model that conditions itself is told of its last step.
     """
 
@@ -41,7 +40,7 @@ class ModelRunner:
         mask_id: int | None,
         max_token_id: int,
         eos_ids: tuple[int, ...],
-        rules: Callable[[str], Rule] = get_rule,
+        orders: Orders | None = None,
         places: int = 0,
     ) -> None:
         self.model = model
@@ -55,7 +54,7 @@ class ModelRunner:
         if told is not None:
             self.signal = torch.zeros(places, block_size, told.signal_width, dtype=pool.dtype, device=self.device)
         self.head = Head(
-            model.head, mask_id=mask_id, max_token_id=max_token_id, eos_ids=self.eos_ids, rules=rules,
+            model.head, mask_id=mask_id, max_token_id=max_token_id, eos_ids=self.eos_ids, orders=orders,
             soften=None if told is None else told.soften,
         )  # fmt: skip
 
@@ -111,16 +110,17 @@ class ModelRunner:
                 kept |= zip(plan.groups[i].members.tolist(), map(_used, blocks.kept.cpu().numpy()), strict=True)
         if self.signal is not None and plan.place is not None and signal is not None:
             self.signal[self._put(plan.place)] = signal
-        return self._results(state, _joined(decided, len(tokens)), kept)
+        return self._results(tokens, state, _joined(decided, len(tokens)), kept)
 
-    def _results(self, before: torch.Tensor, decision: Decision, kept: dict[int, np.ndarray]) -> BlockResults:
-        """What the strategies need to know, in one transfer of numbers a block and one of each array. `before`: the
-        positions' state before the step."""
+    def _results(
+        self, tokens: torch.Tensor, before: torch.Tensor, decision: Decision, kept: dict[int, np.ndarray]
+    ) -> BlockResults:
+        """What the strategies need to know, in one transfer of numbers a block and one of each array. `tokens`,
+        `before`: the positions' content and state before the step."""
         size = before.shape[1]
         state = torch.where(before == FIXED, FIXED, torch.where(decision.masked, MASKED, FILLED)).to(torch.int8)
         is_eos = (decision.tokens[:, :, None] == self.eos_ids).any(2) & (state == FILLED)
-        accepted = (before == MASKED) & ~decision.masked
-        written = accepted | decision.edited | decision.remasked
+        written = (state == FILLED) & ((before == MASKED) | (decision.tokens != tokens))
         numbers = torch.stack(
             [
                 decision.masked.sum(1),

@@ -85,7 +85,7 @@ class BlockResults:
     masks: list[int]  # MASKED positions left
     first_masked: list[int]  # offset, B if none
     first_eos: list[int]  # offset of the first FILLED end-of-sequence id, B if none
-    written: list[int]  # positions this step filled, replaced or masked again
+    written: list[int]  # FILLED positions that held something else before the step
     edits: list[int]
     remasks: list[int]
     forced: list[bool]

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import enum
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
-from runtime.samplers.base import Stat, get_rule
+from runtime.samplers.base import Rule, Stat, get_rule
 
 if TYPE_CHECKING:  # the runner needs this module's constants where the messages' package is not installed
     from runtime.engine.io import FinishReason, RequestSpec
@@ -104,9 +105,19 @@ class Request:
 
     Args:
         size: positions of `tokens` and `state`. settled: how many are final from the start.
+        rules: the acceptance rules, by their names.
     """
 
-    def __init__(self, spec: RequestSpec, *, size: int, settled: int, mask_id: int, seq: int) -> None:
+    def __init__(
+        self,
+        spec: RequestSpec,
+        *,
+        size: int,
+        settled: int,
+        mask_id: int,
+        seq: int,
+        rules: Callable[[str], Rule] = get_rule,
+    ) -> None:
         self.spec = spec
         self.seq = seq  # order of arrival
         self.status = Status.WAITING
@@ -141,7 +152,7 @@ class Request:
         self.run = RepetitionRun(self.prompt_len)
         values: dict[str, Any] = spec.decoding.values
         self.values = values  # of the strategy's fields and the rule's
-        self.rule = get_rule(spec.decoding.algorithm)
+        self.rule = rules(spec.decoding.algorithm)
         self.editing = self.rule.edits
         self.alone = spec.decoding.force_single_batch
         self.watched = spec.max_nfe is not None or spec.max_repetition_run is not None

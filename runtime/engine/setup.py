@@ -8,19 +8,17 @@ import msgspec
 import torch
 from torch import nn
 
-from runtime.config import FLAGS, EngineConfig
-from runtime.config.flags import DECODING
-from runtime.engine.description import Field, RuleInfo, Value, with_defaults
-from runtime.engine.engine import Engine
+from runtime.config import EngineConfig
+from runtime.engine.engine import Engine, orders_of
 from runtime.engine.io import EngineInfo
 from runtime.engine.model_runner import ModelRunner
+from runtime.engine.offer import offer, read_orders
 from runtime.engine.warmup import warm_up
 from runtime.errors import ConfigError
 from runtime.layers.build import Build
 from runtime.layers.kv_pool import UnifiedPool, page_bytes
 from runtime.models import Facts, Family, resolve_family
 from runtime.models.base import Model
-from runtime.samplers import get_rule, rules
 from runtime.strategies import DecodingContext, Strategy, also_fits, longest_request, make_strategy
 from runtime.weights import Checkpoint, TokenIds, load_model, read_tokens, resolve_checkpoint
 from runtime.weights.hub import Progress
@@ -120,11 +118,6 @@ def _info(
             f"--block-size {block_size} is no multiple of {facts.block_multiple}, the positions that this checkpoint "
             "computes together"
         )
-    if facts.delete_id is not None or facts.split_id is not None:
-        raise ConfigError(
-            f"this checkpoint's answers are edited by inserting and deleting (delete_token_id {facts.delete_id}, "
-            f"split_token_id {facts.split_id}), which this version does not have"
-        )
     page_size = config.page_size or 32
     if not strategy.tiling.from_prompt and page_size % block_size and block_size % page_size:
         default = "" if config.page_size else ", its default,"
@@ -132,16 +125,10 @@ def _info(
             f"--page-size {page_size}{default} is neither a multiple nor a divisor of the block size {block_size}; set "
             "one that is"
         )
-    if config.sampling_mode not in family.sampling_modes:
-        raise ConfigError(
-            f"--sampling-mode {config.sampling_mode}: the {family.key} family has only "
-            f"{', '.join(family.sampling_modes)}"
-        )
-    if config.model_name in family.needs_edit and config.sampling_mode != "edit":
-        raise ConfigError(f"--model-name {config.model_name} needs --sampling-mode edit")
+    orders, key = read_orders(facts, ids), _strategy_key(config, family)
     return EngineInfo(
         family=family.key,
-        strategy=_strategy_key(config, family),
+        strategy=key,
         device=str(device),
         dtype=str(dtype).removeprefix("torch."),
         vocab_size=facts.vocab_size,
@@ -149,6 +136,8 @@ def _info(
         mask_token_id=ids.mask,
         eos_token_ids=list(ids.eos),
         bos_token_id=facts.bos_id,
+        delete_token_id=None if orders is None else orders.delete,
+        split_token_id=None if orders is None else orders.split,
         block_size=block_size,
         buffer_size=strategy.buffer_size,
         page_size=page_size,
@@ -160,59 +149,8 @@ def _info(
         blocks_from_prompt=strategy.tiling.from_prompt,
         blocks_cut=strategy.tiling.cut,
         default_max_tokens=strategy.default_max_tokens,
-        temperature=_generation(checkpoint, "temperature", 0, 100, greedy=1.0 if strategy.noisy else 0.0),
-        top_p=_generation(checkpoint, "top_p", 1e-6, 1, greedy=1.0),
-        top_k=int(_generation(checkpoint, "top_k", -1, 2**31, greedy=0.0, whole=True)),
-        **_asked(config, family, checkpoint, strategy, block_size),
+        **offer(config, family, checkpoint.generation_config, strategy, key, block_size, orders),
     )
-
-
-def _generation(
-    checkpoint: Checkpoint, name: str, low: float, high: float, greedy: float, *, whole: bool = False
-) -> float:
-    """A sampling default of generation_config.json; `greedy` where that names none or switches sampling off."""
-    value = checkpoint.generation_config.get(name)
-    if value is None or not checkpoint.generation_config.get("do_sample", True):
-        return greedy
-    kind = int if whole else int | float
-    if not isinstance(value, kind) or isinstance(value, bool) or not low <= value <= high:
-        number = "whole number" if whole else "number"
-        raise ConfigError(f"generation_config.json: {name} is {value!r}, not a {number} from {low:g} to {high:g}")
-    return float(value)
-
-
-def _asked(
-    config: EngineConfig, family: Family[Any], checkpoint: Checkpoint, strategy: Strategy, block_size: int
-) -> dict[str, Any]:
-    """What requests may set, and what those that set nothing get: the server's flag, else the strategy's, the
-    checkpoint's or the family's own default, else what the rule or strategy declares."""
-    own: dict[str, Value] = {"accept_threshold": family.accept_threshold}
-    own |= family.generation(checkpoint.generation_config)
-
-    def served(fields: tuple[Field, ...]) -> tuple[Field, ...]:
-        flags = {f.name: value for f in fields if (value := getattr(config, f.flag or f.name, None)) is not None}
-        return with_defaults(fields, block_size, flags, strategy.defaults, own)
-
-    every = [get_rule(key) for key in rules()]
-    fitting = [
-        rule for rule in every if rule.noisy == strategy.noisy and (not rule.edits or "edit" in family.sampling_modes)
-    ]
-    _check_read(config, family, [*strategy.fields, *(field for rule in fitting for field in rule.fields)])
-    wanted = "edit" if config.sampling_mode == "edit" else "threshold"
-    return {
-        "strategy_fields": list(served(strategy.fields)),
-        "rules": [RuleInfo(key=rule.key, fields=served(rule.fields), modes=rule.modes) for rule in fitting],
-        "default_rule": next((rule.key for rule in fitting if rule.key == wanted), fitting[0].key),
-    }
-
-
-def _check_read(config: EngineConfig, family: Family[Any], fields: list[Field]) -> None:
-    """Raises ConfigError for a default of something that no request of this server can have."""
-    read = {field.flag or field.name for field in fields}
-    for flag in FLAGS:
-        if flag.group == DECODING and flag.dest not in read and getattr(config, flag.dest, None) is not None:
-            strategy = _strategy_key(config, family)
-            raise ConfigError(f"--{flag.name} means nothing to {strategy} of the {family.key} family; leave it out")
 
 
 def _runner(
@@ -239,6 +177,7 @@ def _runner(
             mask_id=info.mask_token_id,
             max_token_id=info.max_token_id,
             eos_ids=tuple(info.eos_token_ids),
+            orders=orders_of(info),
             places=info.max_num_reqs,
         )
 

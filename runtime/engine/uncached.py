@@ -37,7 +37,8 @@ def sequence_logits(engine: Engine, ids: list[int], block_size: int | None = Non
     )  # fmt: skip
     if block is None:
         spec = RequestSpec(id="", prompt=ids, max_tokens=0, decoding=engine.info.defaults())
-        alone = Request(spec, size=len(ids), settled=len(ids), mask_id=runner.mask_id or 0, seq=0)
+        mask = runner.mask_id or 0
+        alone = Request(spec, size=len(ids), settled=len(ids), mask_id=mask, seq=0, rules=engine.rules)
         seen = engine.strategy.visible_end([alone], np.zeros_like(plan.positions), plan.positions)
         settled = np.zeros_like(plan.open)
         plan = replace(plan, visible_end=np.minimum(seen, len(ids)).astype(np.int32), open=settled)

@@ -62,7 +62,12 @@ def parse_pooled(config: Mapping[str, Any]) -> DecoderArch:
     """LLaDA2.2's, where a block shares a pool of experts. ConfigError as `parse`."""
     fields = Fields(config)
     arch = _parse(config, "llada2dot2", POOL_HONOURED, _pooled)
-    return replace(arch, delete_id=fields.id("delete_token_id"), split_id=fields.id("split_token_id"))
+    delete, split = fields.id("delete_token_id"), fields.id("split_token_id")
+    if (delete is None) != (split is None):
+        raise ConfigError(
+            f"config.json: delete_token_id is {delete} and split_token_id is {split}; a model that edits has both"
+        )
+    return replace(arch, delete_id=delete, split_id=split)
 
 
 def _parse(

@@ -8,16 +8,18 @@ from runtime.samplers import (
     factor,
     fixed,
     hierarchical,
+    insert_delete,
     local_leap,
     noise,
     sequential,
     threshold,
 )
-from runtime.samplers.base import BlockBatch, Decision, Rule, Stat, get_rule, register_rule, rules
+from runtime.samplers.base import BlockBatch, Decision, Orders, Rule, Stat, get_rule, register_rule, rules, rules_under
 
 __all__ = [
     "BlockBatch",
     "Decision",
+    "Orders",
     "Rule",
     "Stat",
     "credit",
@@ -28,10 +30,12 @@ __all__ = [
     "fixed",
     "get_rule",
     "hierarchical",
+    "insert_delete",
     "local_leap",
     "noise",
     "register_rule",
     "rules",
+    "rules_under",
     "sequential",
     "threshold",
 ]

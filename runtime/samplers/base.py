@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import enum
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import ClassVar, TypeVar
 
@@ -34,6 +34,14 @@ class Stat(enum.IntFlag):
     SUPPRESS = enum.auto()  # SUPPRESS_EOS is not "none"
     BEST = enum.auto()  # the likeliest token, whatever was drawn
     SIGNAL = enum.auto()  # nothing: the model's own next step is told of the distribution, which no preemption outlives
+
+
+@dataclass(frozen=True)
+class Orders:
+    """Tokens with which a model orders an edit; they never stand in an answer (decoding.md 3.2.1)."""
+
+    delete: int
+    split: int
 
 
 @dataclass(frozen=True)
@@ -98,12 +106,15 @@ class Rows:
 
 @dataclass(frozen=True)
 class Decision:
-    """What a rule decided: the blocks' content after this step, and what was done to them."""
+    """What a rule decided: the blocks' content after this step, and what was done to them. That may be anything where
+    positions are not fixed: what stood at one may stand at another, or nowhere."""
 
     tokens: torch.Tensor  # int64 [n, B]
     masked: torch.Tensor  # bool [n, B]
     forced: torch.Tensor  # bool [n], nothing passed the threshold and the best was taken
-    edited: torch.Tensor  # bool [n, B], FILLED positions that were replaced
+    edited: (
+        torch.Tensor
+    )  # bool [n, B], FILLED positions, as they were before the step, that were replaced, deleted or split
     remasked: torch.Tensor  # bool [n, B], FILLED positions that were masked again
     ended: torch.Tensor  # bool [n], the content will not change any more
 
@@ -162,7 +173,9 @@ class Rule:
 
 
 R = TypeVar("R", bound=type[Rule])
+H = TypeVar("H", bound=Callable[[Orders], Rule])
 _RULES: dict[str, Rule] = {}
+_HEEDING: dict[str, Callable[[Orders], Rule]] = {}
 
 
 def register_rule(rule: R) -> R:
@@ -177,6 +190,18 @@ def register_rule(rule: R) -> R:
     return rule
 
 
+def register_heeding(key: str) -> Callable[[H], H]:
+    """Make a rule stand in for the one called `key` where the model gives orders."""
+
+    def add(make: H) -> H:
+        if key in _HEEDING:
+            raise ValueError(f"acceptance rule {key!r} heeds orders twice")
+        _HEEDING[key] = make
+        return make
+
+    return add
+
+
 def rules() -> list[str]:
     return sorted(_RULES)
 
@@ -185,3 +210,11 @@ def get_rule(key: str) -> Rule:
     if key not in _RULES:
         raise ConfigError(f"acceptance rule {key!r} is not known; known: {', '.join(rules())}")
     return _RULES[key]
+
+
+def rules_under(orders: Orders | None) -> Callable[[str], Rule]:
+    """`get_rule` for a model that gives `orders` (None: none), the same object for the same key each time."""
+    if orders is None:
+        return get_rule
+    heeding = {key: make(orders) for key, make in _HEEDING.items()}
+    return lambda key: heeding[key] if key in heeding else get_rule(key)

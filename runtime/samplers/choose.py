@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -13,11 +14,15 @@ class Choice:
     conf: torch.Tensor  # float [rows], probability of `token` in the distribution it was taken from
 
 
-def ban(logits: torch.Tensor, *, mask_id: int | None, max_token_id: int) -> None:
-    """In place: the mask, where there is one, and ids above the tokenizer's largest are never predicted."""
+def ban(logits: torch.Tensor, *, mask_id: int | None, max_token_id: int, spared: Sequence[int] = ()) -> None:
+    """In place: the mask, where there is one, and ids above the tokenizer's largest are never predicted, but for those
+    that are `spared`."""
+    held = logits[:, spared] if spared else None
     if mask_id is not None:
         logits[:, mask_id] = float("-inf")
     logits[:, max_token_id + 1 :] = float("-inf")
+    if held is not None:
+        logits[:, spared] = held
 
 
 def greedy(logits: torch.Tensor) -> Choice:

@@ -18,7 +18,18 @@ import torch
 from runtime.engine.plan import BlockPlan, RulePlan
 from runtime.engine.request import FILLED, MASKED
 from runtime.samplers import choose
-from runtime.samplers.base import SUPPRESS_EOS, TEMPERATURE, TOP_K, TOP_P, BlockBatch, Rows, Rule, Stat, get_rule
+from runtime.samplers.base import (
+    SUPPRESS_EOS,
+    TEMPERATURE,
+    TOP_K,
+    TOP_P,
+    BlockBatch,
+    Orders,
+    Rows,
+    Rule,
+    Stat,
+    rules_under,
+)
 
 # Rows of logits at a time: bounds the head's memory (a vocabulary of 157k in float32 is 0.6 GB a thousand rows).
 HEAD_ROWS = 2048
@@ -59,6 +70,7 @@ class _Group:
 class Head:
     """Args:
     logits: [rows, hidden] -> [rows, vocab]. mask_id, max_token_id: see EngineInfo. eos_ids: int64 [ids], theirs.
+    orders: what the model orders edits with; it may choose them though they lie above the largest id.
     soften: see ``SelfConditioned``, of a model that is.
     """
 
@@ -69,7 +81,7 @@ class Head:
         mask_id: int | None,
         max_token_id: int,
         eos_ids: torch.Tensor,
-        rules: Callable[[str], Rule] = get_rule,
+        orders: Orders | None = None,
         soften: Callable[[torch.Tensor], torch.Tensor] | None = None,
     ) -> None:
         self.logits = logits
@@ -77,7 +89,9 @@ class Head:
         self.mask_id = mask_id
         self.max_token_id = max_token_id
         self.eos_ids = eos_ids
-        self.rules = rules
+        self.rules = rules_under(orders)
+        ids = () if orders is None else (orders.delete, orders.split)
+        self.spared = [token for token in ids if token > max_token_id]
 
     def groups(
         self,
@@ -117,7 +131,7 @@ class Head:
             here = (block_of[part], at[part])
             logits = self.logits(hidden[rows[part]])
             vocab = logits.shape[1]
-            choose.ban(logits, mask_id=self.mask_id, max_token_id=self.max_token_id)
+            choose.ban(logits, mask_id=self.mask_id, max_token_id=self.max_token_id, spared=self.spared)
             for group in groups:
                 if group.wants & Stat.SUPPRESS:
                     self._ban_eos(group, logits, here)

@@ -22,7 +22,7 @@ from runtime.engine.plan import BlockResults, StepPlan
 from runtime.engine.request import Request
 from runtime.layers.kv_pool import UnifiedPool
 from runtime.models.base import Model
-from runtime.samplers import get_rule, rules
+from runtime.samplers import Orders, get_rule, rules, rules_under
 from runtime.strategies import DecodingContext, make_strategy
 from runtime.strategies.multi_bd import MultiBlock
 from tests.engine.hash_model import HashMemory, HashModel, digest, flat, hash_logits
@@ -52,13 +52,16 @@ class Setup:
     eos: tuple[int, ...] = (3,)
     mask: int = 13
     max_token: int = 14
+    orders: tuple[int, int] | None = None  # the model's DELETE and SPLIT
     pace: int = 10**6  # rows of a step in which somebody has several turns while others have turns too
 
     @property
     def oracle(self) -> OracleShape:
         from_prompt = self.strategy in ("d2f", "nemotron_diffusion")
         shift = int(self.shift or self.strategy == "fast_dllm_v2")
-        return OracleShape(self.block, self.buffer, self.mask, frozenset(self.eos), self.max_token, from_prompt, shift)
+        return OracleShape(
+            self.block, self.buffer, self.mask, frozenset(self.eos), self.max_token, from_prompt, shift, self.orders
+        )  # fmt: skip
 
     @property
     def seeded(self) -> bool:
@@ -127,6 +130,8 @@ def make_engine(setup: Setup, model: Model | None = None) -> Engine:
     model = model or HashModel(setup.vocab)
     context = DecodingContext(setup.block, setup.buffer, setup.prefix_caching, setup.max_len, setup.shift)
     strategy = make_strategy(setup.strategy, (setup.strategy,), context)
+    orders = None if setup.orders is None else Orders(*setup.orders)
+    rule = rules_under(orders)
     info = EngineInfo(
         family="none",
         strategy=setup.strategy,
@@ -136,6 +141,8 @@ def make_engine(setup: Setup, model: Model | None = None) -> Engine:
         max_token_id=setup.max_token,
         mask_token_id=setup.mask,
         eos_token_ids=list(setup.eos),
+        delete_token_id=None if orders is None else orders.delete,
+        split_token_id=None if orders is None else orders.split,
         block_size=setup.block,
         buffer_size=setup.buffer,
         page_size=setup.page,
@@ -148,9 +155,9 @@ def make_engine(setup: Setup, model: Model | None = None) -> Engine:
         blocks_cut=strategy.tiling.cut,
         strategy_fields=list(with_defaults(strategy.fields, setup.block)),
         rules=[
-            RuleInfo(key=key, fields=with_defaults(get_rule(key).fields, setup.block))
+            RuleInfo(key=key, fields=with_defaults(rule(key).fields, setup.block))
             for key in rules()
-            if not get_rule(key).noisy
+            if not rule(key).noisy
         ],
         default_rule="threshold",
     )
@@ -162,6 +169,7 @@ def make_engine(setup: Setup, model: Model | None = None) -> Engine:
         mask_id=setup.mask,
         max_token_id=setup.max_token,
         eos_ids=setup.eos,
+        orders=orders,
     )
     runner.engine = Engine(info=info, runner=runner, strategy=strategy)
     runner.engine.scheduler.pace = FixedPace(setup.pace)

@@ -301,7 +301,7 @@ def test_what_the_checkpoint_and_the_server_say(llm):
     for ask, sentence in (
         ({"decoding": {"algorithm": "threshold"}}, "algorithm: 'threshold' is no acceptance rule .* there are noise$"),
         ({"decoding": {"accept_threshold": 0.5}}, "'accept_threshold' is no decoding field; there are mode, .*, t_min"),
-        ({"decoding": {"mode": "speed"}}, "mode: has no meaning with the noise algorithm, only with those of other"),
+        ({"decoding": {"mode": "speed"}}, "mode: has no meaning with the noise algorithm; leave it out"),
         ({"confidence_metric": "margin"}, "confidence_metric: has no meaning with the noise algorithm"),
         ({"use_local_leap": True}, "use_local_leap: 'local_leap' is no acceptance rule"),
         ({"num_denoising_steps": 9}, "num_denoising_steps: has no meaning with the noise algorithm"),

@@ -69,12 +69,6 @@ def test_what_a_checkpoint_computes_together_is_never_cut(monkeypatch: pytest.Mo
         load_engine(EngineConfig(model_name="twin", device="cpu", block_size=12, page_size=12))
 
 
-def test_answers_that_insert_and_delete_are_refused() -> None:
-    path = str(GOLDEN / "llada2dot2")
-    with pytest.raises(ConfigError, match=r"inserting and deleting \(delete_token_id 16, split_token_id 47\)"):
-        load_engine(EngineConfig(model=path, device="cpu", skip_tokenizer=True, sampling_mode="edit"))
-
-
 def test_how_a_checkpoint_samples_is_what_requests_get_by_default(tmp_path: Path) -> None:
     shutil.copytree(GOLDEN / "sdar", tmp_path / "sdar")
 

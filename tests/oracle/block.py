@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
+from tests.oracle import insert_delete
 from tests.oracle.draws import Choice, choose, softmax
 from tests.oracle.rules import FILLING
 
@@ -65,7 +66,8 @@ class Params:
 @dataclass(frozen=True)
 class Shape:
     """What the server decides: block and buffer size, and which ids mean what; and of the strategy, whether blocks tile
-    from the prompt's end, and how far before a position the row stands whose logits are its own."""
+    from the prompt's end, and how far before a position the row stands whose logits are its own; of the model, which
+    tokens order to delete and to insert."""
 
     block: int
     buffer: int
@@ -74,6 +76,7 @@ class Shape:
     max_token_id: int
     from_prompt: bool = False
     shift: int = 0
+    orders: tuple[int, int] | None = None  # DELETE and SPLIT
 
     def first(self, prompt_len: int) -> int:
         """Where the first block that is not all prompt begins."""
@@ -90,12 +93,19 @@ class Block:
     status: str = ACTIVE
     force_steps: int = 0
     given_steps: int | None = None  # of a total, in place of the request's `steps`
-    post_steps: int = 0  # edit: steps that began with no mask
+    post_steps: int = 0  # edit: steps that began with no mask; with orders, with no original one
     ended: bool = False  # edit: frozen
     stepped: bool = False
     written: set[int] = field(default_factory=set)  # offsets the last step wrote
     remasked: set[int] = field(default_factory=set)  # offsets ever remasked
     credit: dict[int, dict[int, float]] = field(default_factory=dict)  # by offset and token
+    # with orders: offsets of original masks, what earlier steps began with, and what offsets took in them
+    original: set[int] = field(default_factory=set)
+    history: list[tuple[int | None, ...]] = field(default_factory=list)
+    chosen: dict[int, set[int]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.original = set(self.masked)
 
     @property
     def free(self) -> list[int]:
@@ -131,6 +141,7 @@ class Decision:
     edit: dict[int, int] = field(default_factory=dict)  # FILLED offset -> other token
     remask: set[int] = field(default_factory=set)
     ends: bool = False  # edit only
+    ordered: insert_delete.Step | None = None  # with orders: all of it
 
 
 def banned(logits: np.ndarray, shape: Shape) -> np.ndarray:
@@ -221,6 +232,12 @@ def decide(block: Block, logits: np.ndarray, p: Params, shape: Shape, *, force: 
         for i in range(1, len(block.tokens)):
             if block.state[i - 1] != MASKED:
                 rows[i, block.tokens[i - 1]] -= p.penalty_lambda
+    if shape.orders is not None:
+        done = insert_delete.decide(
+            block, rows, choices(), p, shape.orders, force=force, fill=fill, held_back=held_back
+        )  # fmt: skip
+        edit = {i: t for i, t in done.took.items() if i in block.filled and t != block.tokens[i]}
+        return Decision(edit=edit, ends=done.ends, ordered=done)
     accept = accept_masked(block, choices(), p.accept_threshold, force, fill)
     edit = {}
     for i in block.filled:
@@ -238,6 +255,9 @@ def apply(block: Block, decision: Decision, mask_id: int, *, force: bool) -> Non
     """Write one block's decision."""
     if block.ended:
         return
+    if decision.ordered is not None:
+        apply_ordered(block, decision.ordered, mask_id, force=force)
+        return
     block.post_steps += not block.masked
     block.force_steps += force
     for i, token in {**decision.accept, **decision.edit}.items():
@@ -248,3 +268,20 @@ def apply(block: Block, decision: Decision, mask_id: int, *, force: bool) -> Non
     block.written = {*decision.accept, *decision.edit}
     block.stepped = True
     block.ended = decision.ends
+
+
+def apply_ordered(block: Block, step: insert_delete.Step, mask_id: int, *, force: bool) -> None:
+    """Write a step after which anything may stand anywhere."""
+    before = insert_delete.text(block)
+    block.history.append(before)
+    block.post_steps += not block.original
+    block.force_steps += force
+    for i, token in step.took.items():
+        block.chosen.setdefault(i, set()).add(token)
+    free = block.free
+    block.original = {i for i, (_, original) in zip(free, step.cells, strict=True) if original}
+    for i, (token, _) in zip(free, step.cells, strict=True):
+        block.tokens[i], block.state[i] = (mask_id, MASKED) if token is None else (token, FILLED)
+    block.written = {i for i in block.filled if block.tokens[i] != before[i]}
+    block.stepped = True
+    block.ended = step.ends

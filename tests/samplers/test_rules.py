@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 from unittest import mock
@@ -90,7 +91,13 @@ def param_row(rule: Rule, p: oracle.Params) -> list[float]:
     return [p.temperature, p.top_p, p.top_k, *rule.row(values(rule, p))]
 
 
-def plan_of(several: list[oracle.Block], params: list[oracle.Params], force: list[bool], kept: list[Kept]) -> BlockPlan:
+def plan_of(
+    several: list[oracle.Block],
+    params: list[oracle.Params],
+    force: list[bool],
+    kept: list[Kept],
+    get_rule: Callable[[str], Rule] = get_rule,
+) -> BlockPlan:
     """One step of these blocks, as the planner would have it."""
     n, size = len(several), SHAPE.block
     state = np.array([[STATE[s] for s in b.state] for b in several], dtype=np.int8)
@@ -171,11 +178,19 @@ def test_a_block_that_may_not_force_takes_nothing_that_passes_no_threshold(
         assert bool(decision.forced) <= force
 
 
-def check(got: Decision, row: int, b: oracle.Block, logits: np.ndarray, p: oracle.Params, force: bool) -> None:
+def check(
+    got: Decision,
+    row: int,
+    b: oracle.Block,
+    logits: np.ndarray,
+    p: oracle.Params,
+    force: bool,
+    shape: oracle.Shape = SHAPE,
+) -> None:
     """What is decided of one block is what the oracle decides, which goes on to its state after the step."""
     if b.ended:
         return
-    expected = oracle.decide(b, logits, p, SHAPE, force=force, step=0)
+    expected = oracle.decide(b, logits, p, shape, force=force, step=0)
     assert set(torch.nonzero(got.edited[row]).flatten().tolist()) == set(expected.edit)
     assert set(torch.nonzero(got.remasked[row]).flatten().tolist()) == expected.remask
     before = list(b.masked)

@@ -6,7 +6,7 @@ import torch
 
 from runtime.engine.plan import BlockPlan, Drawing, RulePlan
 from runtime.engine.request import FILLED, FIXED, MASKED
-from runtime.samplers import Stat, get_rule, rules
+from runtime.samplers import Orders, Stat, rules, rules_under
 from runtime.samplers.head import Head
 
 pytestmark = pytest.mark.gpu  # asked for by name, so that a missing device fails them rather than skips them
@@ -17,7 +17,7 @@ LOW = {"accept_threshold": 0.12, "local_leap.anchor": 0.12, "local_leap.neighbor
 LOW |= {"entropy_bound": 7.0, "steps": 5, "max_steps_per_block": 3, "max_post_edit_steps": 2}
 
 
-def trace(device: str) -> list[torch.Tensor]:
+def trace(device: str, orders: Orders | None) -> list[torch.Tensor]:
     """What the blocks hold after each step: `EACH` blocks of every rule, each rule with several kinds of request."""
     random = np.random.default_rng(5)
     keys = rules()
@@ -25,12 +25,13 @@ def trace(device: str) -> list[torch.Tensor]:
     state = random.choice([FIXED, MASKED, MASKED, MASKED, FILLED], (n, SIZE)).astype(np.int8)
     tokens = np.where(state == MASKED, VOCAB - 1, random.integers(0, VOCAB - 2, (n, SIZE)))
     kept: dict[str, np.ndarray] = {}
-    head = Head(torch.clone, mask_id=VOCAB - 1, max_token_id=VOCAB - 2, eos_ids=torch.tensor([3, 9], device=device))
+    eos = torch.tensor([3, 9], device=device)
+    head = Head(torch.clone, mask_id=VOCAB - 1, max_token_id=VOCAB - 2, eos_ids=eos, orders=orders)
     shown = []
     for step in range(STEPS):
         groups, unstable, limits = [], np.zeros(n, dtype=bool), np.empty((n, 3))
         for i, key in enumerate(keys):
-            rule, members = get_rule(key), np.arange(i, n, len(keys))
+            rule, members = rules_under(orders)(key), np.arange(i, n, len(keys))
             wants, rows = Stat.NONE, []
             for j, member in enumerate(members):
                 own = {f.name: 2 if f.per_block else f.default for f in rule.fields}
@@ -73,7 +74,8 @@ def trace(device: str) -> list[torch.Tensor]:
     return shown
 
 
-def test_the_device_decides_as_the_cpu():
-    here, there = trace("cpu"), trace("cuda")
+@pytest.mark.parametrize("orders", [None, Orders(4, 11), Orders(VOCAB - 3, VOCAB - 4)])
+def test_the_device_decides_as_the_cpu(orders):
+    here, there = trace("cpu", orders), trace("cuda", orders)
     assert all(torch.equal(a, b) for a, b in zip(here, there, strict=True))
     assert not torch.equal(here[0], here[2])

@@ -142,7 +142,8 @@ class Engine(Section):
     )
     sampling_mode: Literal["Naive", "Edit"] | None = flag_field(
         "sampling-mode",
-        "Edit lets filled tokens be revised, and makes the edit algorithm the default. Default: Naive.",
+        "Edit lets filled tokens be revised, and makes the edit algorithm the default. Default: Naive, where "
+        "the model's family has it.",
     )
     block_size: int | None = flag_field(
         "block-size", "Tokens of a block. Default: the checkpoint's own, else the model family's.", high=4096

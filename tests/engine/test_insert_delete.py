@@ -1,0 +1,166 @@
+"""multi_bd with `edit` where the model orders inserting and deleting (decoding.md 3.2.1), on the hash model."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from runtime.engine.plan import BlockResults, StepPlan
+from tests.engine.harness import Ask, Run, Setup, make_engine, run_all, run_schedule
+from tests.engine.samples import asks, examples, setups
+from tests.engine.test_invariants import NoiseModel
+from tests.oracle.block import Params
+
+DELETE, SPLIT = ORDERS = (6, 9)
+
+
+@st.composite
+def servers(draw: st.DrawFn, max_len: int = 40) -> Setup:
+    return replace(draw(setups(max_len=max_len, buffer=draw(st.integers(1, 3)))), orders=ORDERS)
+
+
+@st.composite
+def editing(draw: st.DrawFn, setup: Setup) -> Ask:
+    """Prompts hold both orders; requests of other rules share the steps."""
+    ask = draw(asks(setup))
+    if draw(st.sampled_from([True, True, True, False])):
+        thresholds = st.sampled_from([0.0, 0.1, 0.3, 0.5, 0.9])
+        editing = {"edit_threshold": draw(thresholds), "max_post_edit_steps": draw(st.integers(0, 9))}
+        ask = replace(ask, params=replace(ask.params, algorithm="edit", total_steps=None, **editing))
+    return ask
+
+
+@examples(40)
+@given(data=st.data())
+def test_alone(data: st.DataObject) -> None:
+    setup = data.draw(servers())
+    run_all(setup, [data.draw(editing(setup))]).compare()
+
+
+@examples(25)
+@given(data=st.data())
+def test_any_schedule(data: st.DataObject) -> None:
+    """Arrivals, shared prompts, pages of all sizes, small pools, aborts, preemptions: every trace is the oracle's."""
+    setup = data.draw(servers())
+    arrivals = data.draw(st.lists(st.tuples(st.integers(0, 12), editing(setup)), min_size=2, max_size=7))
+    aborts = data.draw(st.lists(st.tuples(st.integers(0, 25), st.integers(0, 6)), max_size=2))
+    preemptions = data.draw(st.lists(st.integers(1, 40), max_size=8))
+    run_schedule(Run(setup), arrivals, aborts, preemptions)
+
+
+@examples(15)
+@given(data=st.data())
+def test_turns_of_a_conversation(data: st.DataObject) -> None:
+    """Each turn's prompt begins with all of the turn before, and finds it in the cache."""
+    setup = data.draw(servers(max_len=64))
+    run = Run(setup)
+    prompt: tuple[int, ...] = (1, DELETE, 4)
+    for _ in range(3):
+        room = setup.max_len - len(prompt)
+        if room < 8:
+            break
+        ask = data.draw(editing(setup))
+        fitting = replace(ask.params, max_tokens=min(ask.params.max_tokens, room))
+        id = run.add(replace(ask, prompt=prompt, params=fitting, given=()))
+        run.drain()
+        prompt = (*prompt, *run.heard[id].tokens, SPLIT, 5)
+    run.compare()
+
+
+EDIT = Params(
+    max_tokens=14, ignore_eos=True, algorithm="edit", accept_threshold=0.7, edit_threshold=0.1, max_post_edit_steps=6
+)
+
+
+@pytest.mark.parametrize("buffer", [1, 2, 3])
+def test_preemption_at_any_step_changes_nothing(buffer: int) -> None:
+    """What a block remembers of its steps comes back with it."""
+    setup = Setup(block=8, page=8, pages=8, max_len=32, buffer=buffer, orders=ORDERS)
+    remembered = steps = 0
+    while True:
+        run = Run(setup)
+        run.add(Ask((1, SPLIT, 4), EDIT))
+        (request,) = run.engine.scheduler.waiting
+        for _ in range(steps):
+            run.step()
+        if request.answered:
+            break
+        if steps:
+            run.engine.scheduler._preempt(request)
+        remembered = max([remembered, *(b.kept.shape[1] for b in request.blocks if b.kept is not None)])
+        run.drain()
+        run.compare()
+        steps += 1
+    assert remembered > 6
+
+
+@examples(20)
+@given(data=st.data())
+def test_what_holds_whatever_the_logits(data: st.DataObject) -> None:
+    """Noise: nothing agrees with what was said before. Every block ends in time; the answer has all its tokens, none of
+    which is an order; only blocks that have ended are told as stable text, and it stays."""
+    setup = data.draw(servers())
+    ask = data.draw(editing(setup))
+    limit = data.draw(st.integers(0, 5))
+    p = replace(
+        ask.params, algorithm="edit", total_steps=None, ignore_eos=True, max_nfe=None, max_repetition_run=None,
+        max_post_edit_steps=limit, max_steps_per_block=10**6,
+    )  # fmt: skip
+    ask = replace(ask, params=p, report="denoise", given=())
+    model = NoiseModel(setup.vocab, seed=data.draw(st.integers(0, 999)), scale=data.draw(st.sampled_from([0.3, 3.0])))
+    run = Run(setup, engine=make_engine(setup, model))
+    run.add(ask)
+    (request,) = run.engine.scheduler.waiting
+    prompt = request.prompt_len
+    while run.engine.has_work():
+        final = request.tokens[: request.settled].copy()
+        run.step()
+        assert (request.tokens[: len(final)] == final).all()
+        assert request.answered or request.stable <= max(request.settled, prompt)
+        assert all(block.ended or block.steps < setup.block + limit for block in request.blocks)
+    heard = run.heard["r0"]
+    assert (len(heard.tokens), heard.outputs[-1].finish_reason) == (p.max_tokens, "length")
+    assert not {DELETE, SPLIT, setup.mask} & set(heard.tokens)
+    for output in heard.outputs:
+        assert output.tokens is not None
+        assert output.masked is not None
+        free = [i for i in range(len(output.tokens)) if output.start + i >= prompt and i not in output.masked]
+        assert not {DELETE, SPLIT, setup.mask} & {output.tokens[i] for i in free}
+
+
+def test_a_cap_gives_no_orders() -> None:
+    """At `max_nfe` the answer is what is filled so far, also in blocks that go on being edited."""
+    cut = 0
+    for nfe in range(1, 12):
+        run = run_all(Setup(orders=ORDERS), [Ask((1, 2), replace(EDIT, max_nfe=nfe))])
+        run.compare()
+        cut += len(run.heard["r0"].tokens)
+        assert not {DELETE, SPLIT} & set(run.heard["r0"].tokens)
+    assert cut
+
+
+def test_others_remember_nothing() -> None:
+    """Beside it, blocks of rules that keep nothing carry nothing."""
+    run = Run(Setup(block=8, page=8, orders=ORDERS))
+    execute = run.engine.runner.run
+    rules: set[str] = set()
+
+    def watch(plan: StepPlan) -> BlockResults | None:
+        results = execute(plan)
+        if plan.blocks is not None:
+            assert results is not None
+            for group in plan.blocks.groups:
+                rules.add(group.rule)
+                assert (group.kept is not None) == (group.rule == "edit")
+                assert all((i in results.kept) == (group.rule == "edit") for i in group.members.tolist())
+        return results
+
+    run.engine.runner.run = watch  # type: ignore[method-assign]
+    run.add(Ask((1, 2, 3), EDIT))
+    run.add(Ask((1, 2, 4), replace(EDIT, algorithm="threshold")))
+    run.drain()
+    run.compare()
+    assert rules == {"edit", "threshold"}

@@ -1,0 +1,202 @@
+"""LLaDA2.2 served: its published decoder's states step by step, any schedule in float64 against the oracle, and what
+fits a checkpoint whose answers are edited by inserting and deleting."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from runtime import LLM, SamplingParams
+from runtime.config import EngineConfig
+from runtime.engine.setup import load_engine
+from runtime.errors import ConfigError, RequestError
+from runtime.params import resolve
+from tests.engine.harness import Run, Setup, run_schedule
+from tests.engine.samples import examples
+from tests.engine.test_insert_delete import editing
+from tests.engine.test_llm_oracle import kept
+from tests.golden import GOLDEN
+from tests.oracle.model import OracleModel
+from tests.oracle.tiny import write_tiny
+
+PATH = GOLDEN / "llada2dot2"
+CASES = [case for case in json.loads((PATH / "cases.json").read_text()) if case["kind"] == "decode_published"]
+MASK, DELETE, SPLIT = 223, 16, 47
+
+
+@pytest.fixture(scope="module")
+def llm() -> Iterator[LLM]:
+    with LLM(str(PATH), device="cpu", skip_tokenizer=True) as llm:
+        yield llm
+
+
+def states(llm: LLM, prompt: list[int], params: SamplingParams) -> tuple[list[tuple[int, list[int]]], list[int]]:
+    """After each step the first open block, (start, ids), and the answer."""
+    llm.engine.add(resolve(params, prompt, llm.info, id="states", report="denoise"))
+    shown, answer = [], []
+    while llm.engine.has_work():
+        for output in llm.engine.step():
+            assert output.tokens is not None
+            shown.append((output.start, output.tokens[: llm.info.block_size]))
+            answer += output.new_tokens
+    return shown, answer
+
+
+@pytest.mark.parametrize("case", CASES, ids=[case["name"] for case in CASES])
+def test_golden_states(llm: LLM, case: dict[str, Any]) -> None:
+    """A block that its last step still changed the published decoder forwards once more, for its K/V, and tells of it
+    as done then; here that forward is the next block's first step, or nobody's."""
+    assert (llm.info.delete_token_id, llm.info.split_token_id) == (case["delete_token_id"], case["split_token_id"])
+    names = ("accept_threshold", "edit_threshold", "max_post_edit_steps")
+    params = SamplingParams(
+        max_tokens=case["settings"]["max_tokens"], temperature=0, ignore_eos=True,
+        decoding={name: case["settings"][name] for name in names},
+    )  # fmt: skip
+    shown, answer = states(llm, case["prompt_ids"], params)
+    assert answer == case["ids_ignore_eos"]
+    told = {start: [state["ids"] for state in block] for start, block in groupby(case["states"], lambda s: s["start"])}
+    ours = {start: [ids for _, ids in block] for start, block in groupby(shown, lambda s: s[0])}
+    assert list(ours) == list(told)
+    for start, published in told.items():
+        assert len(published) == case["forwards_per_block"][str(start)]
+        assert published[-1] == published[-2]
+        mine = ours[start]
+        assert mine == published[: len(mine)]
+        assert len(published) - len(mine) == (len(mine) == 1 or mine[-1] != mine[-2])
+
+
+@dataclass(frozen=True)
+class Served:
+    setup: Setup
+    oracle: OracleModel
+
+    def load(self) -> LLM:
+        s = self.setup
+        return LLM(
+            str(PATH), device="cpu", dtype="float64", skip_tokenizer=True, block_size=s.block, buffer_size=s.buffer,
+            page_size=s.page, num_pages=s.pages, max_model_len=s.max_len, max_num_reqs=s.max_reqs,
+            max_num_batched_tokens=s.budget, eos_token_ids=list(s.eos),
+        )  # fmt: skip
+
+
+@pytest.fixture(scope="module", params=[(1, 8, 8), (2, 4, 8), (3, 16, 8), (2, 16, 16)], ids=str)
+def served(request: pytest.FixtureRequest) -> Served:
+    """Buffer, page, block: also blocks of two of the checkpoint's. Frequent tokens stand in as ends of sequence."""
+    buffer, page, block = request.param
+    setup = Setup(
+        vocab=224, mask=MASK, max_token=223, eos=(222, 62, 124, 173), block=block, page=page, pages=128 // page,
+        buffer=buffer, budget=64, max_len=64, orders=(DELETE, SPLIT),
+    )  # fmt: skip
+    return Served(setup, OracleModel.load(PATH, block=block))
+
+
+@pytest.fixture(scope="module")
+def exact(served: Served) -> Iterator[LLM]:
+    with served.load() as llm:
+        yield llm
+
+
+@examples(5)
+@given(data=st.data())
+def test_any_schedule(served: Served, exact: LLM, data: st.DataObject) -> None:
+    """In float64, requests through a cache against whole sequences without one; the cache outlives the examples."""
+    arrivals = data.draw(st.lists(st.tuples(st.integers(0, 8), editing(served.setup)), min_size=1, max_size=4))
+    preemptions = data.draw(st.lists(st.integers(1, 40), max_size=6))
+    run_schedule(Run(served.setup, exact.engine, served.oracle), arrivals, (), preemptions)
+
+
+def test_committed_kv_is_a_fresh_prefills(served: Served) -> None:
+    prompt = [5, 9, 2, 40, SPLIT, 1, 8]
+    params = SamplingParams(max_tokens=35, ignore_eos=True, temperature=0)
+    with served.load() as one, served.load() as two:
+        (out,) = one.generate([prompt], params)
+        tokens = prompt + out.token_ids
+        two.generate([tokens], SamplingParams(max_tokens=1))
+        mine, fresh = kept(one, tokens), kept(two, tokens)
+        assert mine.shape[2] >= 32
+        torch.testing.assert_close(mine, fresh[:, :, : mine.shape[2]], atol=1e-10, rtol=1e-10)
+
+
+def test_what_it_does_unasked(llm: LLM) -> None:
+    info = llm.info
+    assert (info.family, info.strategy, info.default_rule) == ("llada2dot2", "multi_bd", "edit")
+    values = info.defaults().values
+    assert (values["accept_threshold"], values["edit_threshold"], values["max_post_edit_steps"]) == (0.5, 0.0, 16)
+    assert [rule.key for rule in info.rules] == ["edit"]
+    prompt = [SPLIT, 5, DELETE, MASK, 7, 8, 9]
+    (out,) = llm.generate([prompt], SamplingParams(max_tokens=30, temperature=0, ignore_eos=True))
+    assert len(out.token_ids) == 30
+    assert not {DELETE, SPLIT, MASK} & set(out.token_ids)
+    mode = SamplingParams(max_tokens=9, decoding={"mode": "quality"})
+    assert resolve(mode, prompt, info, id="x").decoding.values["edit_threshold"] == 0.5
+    drawn = SamplingParams(max_tokens=30, temperature=1.0, seed=3, ignore_eos=True)
+    assert llm.generate([prompt], drawn)[0].token_ids == llm.generate([prompt] * 2, drawn)[0].token_ids
+
+
+@pytest.mark.parametrize(
+    ("fields", "param", "says"),
+    [
+        ({"decoding": {"algorithm": "threshold"}}, "decoding.algorithm", "no acceptance rule of this server.* edit"),
+        ({"decoding": {"steps": 4}}, "decoding.steps", "'steps' is no decoding field"),
+        ({"decoding": {"remask_threshold": 0.1}}, "decoding.remask_threshold", "is no decoding field"),
+        ({"decoding": {"max_post_edit_steps": 257}}, "decoding.max_post_edit_steps", "257 .* at most 256"),
+        ({"num_denoising_steps": 8}, "num_denoising_steps", "has no meaning with the edit algorithm; leave it out"),
+        ({"confidence_metric": "margin"}, "confidence_metric", "has no meaning with the edit algorithm; leave it out"),
+        ({"use_local_leap": True}, "use_local_leap", "'local_leap' is no acceptance rule of this server"),
+    ],
+)
+def test_fields_that_do_not_fit(llm: LLM, fields: dict[str, Any], param: str, says: str) -> None:
+    with pytest.raises(RequestError, match=says) as caught:
+        llm.generate([[1, 2, 3]], SamplingParams(max_tokens=4, **fields))
+    assert caught.value.param == param
+
+
+@pytest.mark.parametrize(
+    ("flags", "says"),
+    [
+        ({"sampling_mode": "naive"}, "--sampling-mode naive: the llada2dot2 family has only edit"),
+        (
+            {"block_size": 12, "page_size": 12},
+            "--block-size 12 is no multiple of 8, the positions that this checkpoint",
+        ),
+        ({"max_post_edit_steps": 300}, "--max-post-edit-steps: 300 is out of range; it must be at most 256"),
+        ({"remask_threshold": 0.1}, "--remask-threshold means nothing to multi_bd of the llada2dot2 family"),
+        ({"decoding_strategy": "full"}, "'full' does not fit this model; it can be: multi_bd"),
+        ({"eos_token_ids": [DELETE]}, "delete_token_id 16 is also the eos_token_id"),
+        ({"mask_token_id": SPLIT}, "split_token_id 47 is also the mask_token_id"),
+    ],
+)
+def test_flags_that_do_not_fit(flags: dict[str, Any], says: str) -> None:
+    with pytest.raises(ConfigError, match=says):
+        load_engine(EngineConfig(model=str(PATH), device="cpu", skip_tokenizer=True, **flags))
+
+
+@pytest.mark.parametrize(
+    ("ids", "says"),
+    [
+        ({"delete_token_id": 7}, "delete_token_id is 7 and split_token_id is None; a model that edits has both"),
+        ({"delete_token_id": 7, "split_token_id": 7}, "delete_token_id 7 is also the split_token_id"),
+        ({"delete_token_id": 7, "split_token_id": 32}, r"split_token_id 32 is outside the vocabulary \(0 to 31\)"),
+    ],
+)
+def test_ids_that_are_no_orders(tmp_path: Path, ids: dict[str, int], says: str) -> None:
+    write_tiny(tmp_path, seed=1, expert_capacity=3, **ids)
+    with pytest.raises(ConfigError, match=says):
+        load_engine(EngineConfig(model=str(tmp_path), device="cpu", skip_tokenizer=True))
+
+
+def test_a_checkpoint_without_orders_is_edited_all_the_same(tmp_path: Path) -> None:
+    write_tiny(tmp_path, seed=1, expert_capacity=3)
+    with LLM(str(tmp_path), device="cpu", skip_tokenizer=True) as plain:
+        assert (plain.info.default_rule, plain.info.delete_token_id) == ("edit", None)
+        (out,) = plain.generate([[1, 2, 3]], SamplingParams(max_tokens=9, ignore_eos=True))
+        assert len(out.token_ids) == 9
