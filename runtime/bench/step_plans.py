@@ -1,69 +1,134 @@
-"""Step plans as the scheduler would write them, for requests that exist only to be timed."""
+"""Step plans of requests that exist only to be timed: turns as the scheduler would hand them out, which the planner
+writes. Which rows see what, which of them are open, and which rule decides, follows from the strategy."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, cast
+
 import numpy as np
 
-from runtime.engine.plan import BlockPlan, RulePlan, StepPlan, block_causal_plan
-from runtime.engine.request import FILLED, MASKED
-from runtime.samplers import get_rule
+from runtime.engine.description import Value, values_of, with_defaults
+from runtime.engine.page_table import PageTable
+from runtime.engine.plan import StepPlan
+from runtime.engine.planner import build_plan
+from runtime.engine.request import FILLED, Block, Request
+from runtime.engine.scheduler import Turn
+from runtime.samplers import get_rule, rules
+from runtime.strategies.base import Feed, Strategy
+
+if TYPE_CHECKING:  # the machines that measure lack the messages' package
+    from runtime.engine.io import RequestSpec
+
+ACCEPT = 0.95  # a threshold that random weights do not reach
 
 
 def pages_needed(tokens: int, page_size: int) -> int:
     return -(-tokens // page_size)
 
 
-def decode_plan(
-    batch: int, context: int, *, block_size: int, page_size: int, mask_id: int, pages: int, filled: float = 0.0
-) -> StepPlan:
-    """`batch` requests with `context` cached tokens, each feeding one block under the threshold rule. `filled` of its
-    positions, drawn at random, hold random ids; the others are masked and sampled."""
-    random = np.random.default_rng(batch)
-    some = random.permuted(np.tile(np.arange(block_size), (batch, 1)), axis=1) < round(filled * block_size)
-    tokens = np.where(some, random.integers(0, mask_id, some.shape), mask_id)
-    rule = get_rule("threshold")
-    values = {"accept_threshold": 0.95, "max_steps_per_block": 2 * block_size}
-    params = np.tile([values.get(name, 0.0) for name in rule.columns], (batch, 1))
-    every = np.arange(batch)
-    blocks = BlockPlan(
-        rows=every * block_size,
-        tokens=tokens,
-        state=np.where(some, FILLED, MASKED).astype(np.int8),
-        sampled=~some,
-        may_force=np.ones(batch, bool),
-        advanced=np.zeros(batch, np.int64),
-        initial_masks=np.full(batch, block_size),
-        given_steps=np.zeros(batch, np.int64),
-        post_edit_steps=np.zeros(batch, np.int64),
-        remasked=None,
-        drawing=None,
-        groups=(RulePlan(rule.key, every, params, 0),),
-    )
-    return _plan(tokens, context, page_size, block_size, pages, blocks)
+@dataclass(frozen=True)
+class _Decoding:
+    """What a request reads of its DecodingParams."""
+
+    algorithm: str
+    values: dict[str, Value]
+    total_steps: int | None = None
+    force_single_batch: bool = False
 
 
-def prefill_plans(
-    batch: int, length: int, *, block_size: int, page_size: int, vocab_size: int, pages: int, budget: int
-) -> list[StepPlan]:
-    """`batch` prompts of `length` random tokens, whole prompts a forward up to `budget` tokens, at least one. A block
-    of `length` makes a canvas of it, in which every row sees all."""
-    each = max(1, budget // length)
-    random = np.random.default_rng(batch * length)
-    plans = []
-    for first in range(0, batch, each):
-        tokens = random.integers(0, vocab_size, (min(each, batch - first), length))
-        plans.append(_plan(tokens, 0, page_size, block_size, pages, None))
-    return plans
+@dataclass(frozen=True)
+class _Asked:
+    """What a request reads of its RequestSpec."""
+
+    prompt: list[int]
+    max_tokens: int
+    decoding: _Decoding
+    temperature: float
+    seed: int
+    top_p: float = 1.0
+    top_k: int = 0
+    max_nfe: int | None = None
+    max_repetition_run: int | None = None
+    given: dict[int, int] = field(default_factory=dict)
 
 
-def _plan(
-    tokens: np.ndarray, cached: int, page_size: int, block_size: int, pages: int, blocks: BlockPlan | None
-) -> StepPlan:
-    """Rows of equal length for every request, its pages drawn at random from the pool."""
-    batch, rows = tokens.shape
-    count = pages_needed(cached + rows, page_size)
-    table = np.random.default_rng(7).permutation(pages)[: batch * count].reshape(batch, count).astype(np.int32)
-    first, counts = np.full(batch, cached), np.full(batch, rows)
-    return block_causal_plan(
-        tokens.reshape(-1), first, counts, table, page_size=page_size, block_size=block_size, blocks=blocks
-    )
+@dataclass(frozen=True)
+class StepPlans:
+    """Plans for one strategy and one pool.
+
+    Args:
+        mask_id: None where what is open is noise. pages: of the pool; each request's are drawn from them at random.
+    """
+
+    strategy: Strategy
+    block_size: int
+    mask_id: int | None
+    vocab_size: int
+    page_size: int
+    pages: int
+
+    def decode(self, batch: int, context: int, *, filled: float = 0.0) -> StepPlan:
+        """The second step of `batch` requests' first blocks, with `context` cached tokens before each: under the rule
+        `threshold`, `filled` of a block's positions, drawn at random, hold random ids and the others are masked; noise
+        is random throughout. A strategy that feeds more, or less, of its first step is timed on the block alone."""
+        random = np.random.default_rng(batch)
+        turns = []
+        last = context + self.block_size
+        for request in self._requests(batch, context, self.block_size):
+            here = slice(context, last)
+            block = Block(context, request.state[here], editing=request.editing)
+            block.advanced = request.nfe = 1
+            if request.rule.keeps:
+                block.kept = np.ones((self.block_size, 1, len(request.rule.keeps)))
+            ids = random.integers(0, self.vocab_size if self.mask_id is None else self.mask_id, self.block_size)
+            some = np.arange(self.block_size)
+            if self.mask_id is not None:
+                some = random.permutation(self.block_size)[: round(filled * self.block_size)]
+                request.state[context + some] = FILLED
+            request.tokens[context + some] = ids[some]
+            turns.append(Turn(request, context, last, Feed(context, last, [block])))
+        return self._plan(turns, last)
+
+    def prefill(self, batch: int, length: int, *, budget: int) -> list[StepPlan]:
+        """`batch` prompts of `length` random tokens, whole prompts a forward up to `budget` tokens, at least one. Where
+        nothing of a prompt is settled it is a canvas of `length`, all but the last position of it the prompt."""
+        answer = 0 if self.strategy.settled(length) else 1
+        each = max(1, budget // length)
+        random = np.random.default_rng(batch * length)
+        plans = []
+        for first in range(0, batch, each):
+            requests = self._requests(min(each, batch - first), length - answer, answer or self.block_size)
+            for request in requests:
+                request.tokens[:length] = random.integers(0, self.vocab_size, length)
+            plans.append(self._plan([Turn(request, 0, length, None) for request in requests], length))
+        return plans
+
+    def _requests(self, count: int, prompt: int, answer: int) -> list[Request]:
+        noisy = self.strategy.noisy
+        fitting = [key for key in rules() if get_rule(key).noisy == noisy]
+        key = "threshold" if "threshold" in fitting else fitting[0]
+        declared = (*self.strategy.fields, *get_rule(key).fields)
+        values = values_of(with_defaults(declared, self.block_size, {"accept_threshold": ACCEPT}))
+        made = []
+        for n in range(count):
+            asked = _Asked([0] * prompt, answer, _Decoding(key, values), temperature=float(noisy), seed=n)
+            request = Request(
+                cast("RequestSpec", asked),
+                size=self.strategy.positions(prompt, answer),
+                settled=self.strategy.settled(prompt),
+                mask_id=self.mask_id or 0,
+                seq=n,
+            )
+            made.append(request)
+        return made
+
+    def _plan(self, turns: list[Turn], tokens: int) -> StepPlan:
+        """Each request's first `tokens` positions lie in pages drawn at random."""
+        units = pages_needed(tokens, self.page_size)
+        table = PageTable(rows=len(turns), units=units, pages_per_unit=1, page_size=self.page_size)
+        drawn = np.random.default_rng(7).permutation(self.pages)[: len(turns) * units].reshape(len(turns), units)
+        for turn, pages in zip(turns, drawn.tolist(), strict=True):
+            turn.request.row = table.take_row()
+            table.append(turn.request.row, 0, pages)
+        return build_plan(turns, table=table, strategy=self.strategy)

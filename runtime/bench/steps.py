@@ -1,8 +1,10 @@
 """`python -m runtime.bench steps`: what a decode step and a prefill cost, by batch and context (architecture.md 5).
 
 Runs the server's own model runner: forward, head, sampling, results on the host. Times are warm medians; inputs are
-random, every output is checked to be finite. Decode feeds one block a request (S=1), of masks and random tokens. A
-model that sees its whole canvas is timed with a dual cache there, and what is called prefill is its full forward.
+random, every output is checked to be finite. Decode feeds one block a request (S=1) in its second step, of masks and
+random tokens, or a canvas of noise; which rows see what is the strategy's to say, the family's first. A model whose
+prompts are never settled, because it sees its whole canvas, is timed with a dual cache there, and what is called
+prefill is its full forward. Where what was denoised is committed, prefill is also what a commit of that length costs.
 """
 
 from __future__ import annotations
@@ -18,7 +20,7 @@ from typing import Any
 
 import torch
 
-from runtime.bench.step_plans import decode_plan, pages_needed, prefill_plans
+from runtime.bench.step_plans import StepPlans, pages_needed
 from runtime.engine.model_runner import ModelRunner
 from runtime.engine.plan import StepPlan
 from runtime.errors import ConfigError
@@ -27,6 +29,7 @@ from runtime.layers.build import Build
 from runtime.layers.kv_pool import UnifiedPool
 from runtime.models.architectures import ARCHITECTURES, architecture, random_model
 from runtime.models.base import Facts, Family, Model, resolve_family
+from runtime.strategies import DecodingContext, Strategy, also_fits, make_strategy
 from runtime.weights import load_model, resolve_checkpoint
 
 DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
@@ -43,8 +46,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--dtype", choices=DTYPES, help="default: bfloat16 on CUDA, float32 on CPU")
     parser.add_argument("--device", choices=["cuda", "cpu"], help="default: cuda where there is one")
     parser.add_argument("--attn-impl", choices=attention_names(), help="default: triton_grouped on CUDA, else torch")
-    parser.add_argument("--block-size", type=int, default=32)
-    parser.add_argument("--filled", type=float, default=0.5, help="share of a block that holds random tokens")
+    parser.add_argument("--block-size", type=int, help="default: the checkpoint's, else the family's")
+    parser.add_argument("--filled", type=float, help="share of a block of masks that holds random tokens; default: 0.5")
     parser.add_argument("--page-size", type=int, default=32)
     parser.add_argument("--repeats", type=int, default=30, help="timed runs of each case; the median is shown")
     parser.add_argument("--warmup", type=int, default=5)
@@ -68,23 +71,25 @@ def main(args: argparse.Namespace) -> int:
 
 
 class _Setup:
-    """A runner over one pool large enough for every case, and the facts that make the figures comparable."""
+    """A runner over one pool large enough for every case, its plans, and the facts that make the figures comparable."""
 
     def __init__(
-        self, model: Model, family: Family[Any], known: Facts, args: argparse.Namespace, device: torch.device
+        self, model: Model, strategy: Strategy, known: Facts, args: argparse.Namespace, device: torch.device
     ) -> None:
-        self.canvas = family.strategies[0] == "full"  # every row sees every other
         dtype = next(model.parameters()).dtype  # type: ignore[attr-defined]
         decode = max(args.batch) * pages_needed(max(args.context) + args.block_size, args.page_size)
         prefill = max(args.batch) * pages_needed(max([*args.prompt, 1]), args.page_size)
         self.pool = UnifiedPool(
             model.kv_shapes, num_pages=max(decode, prefill), page_size=args.page_size, dtype=dtype, device=device
         )
-        self.vocab_size = known.vocab_size
-        self.mask_id = self.vocab_size - 1 if known.mask_id is None else known.mask_id
+        last = known.vocab_size - 1
+        mask_id = None if strategy.noisy else last if known.mask_id is None else known.mask_id
+        self.plans = StepPlans(
+            strategy, args.block_size, mask_id, known.vocab_size, args.page_size, self.pool.num_pages
+        )
         self.runner = ModelRunner(
-            model, self.pool, block_size=args.block_size, mask_id=self.mask_id, max_token_id=self.vocab_size - 1,
-            eos_ids=(0,),
+            model, self.pool, block_size=args.block_size, mask_id=mask_id, max_token_id=last, eos_ids=(0,),
+            places=max(args.batch),
         )  # fmt: skip
         gpu = torch.cuda.get_device_name(device) if device.type == "cuda" else platform.processor() or "cpu"
         weights = sum(p.numel() * p.element_size() for p in model.parameters())  # type: ignore[attr-defined]
@@ -105,36 +110,51 @@ def _set_up(args: argparse.Namespace) -> _Setup:
         raise ConfigError("give either --arch NAME --random-weights or --model CHECKPOINT")
     if args.random_weights != (args.arch is not None):
         raise ConfigError("--random-weights goes with --arch, which has no weights of its own, and with nothing else")
-    for flag in ("batch", "context", "prompt", "repeats", "budget"):
-        values = getattr(args, flag)
-        if min(values if isinstance(values, list) else [values], default=1) < 1:
-            raise ConfigError(f"--{flag} must be at least 1")
-    if not 0 <= args.filled < 1:
-        raise ConfigError(f"--filled {args.filled} must be at least 0 and less than 1: something has to be sampled")
-    if any(context % args.block_size for context in args.context):
-        raise ConfigError(f"--context must be a multiple of --block-size {args.block_size}: decoding starts at a block")
+    for flag in ("batch", "context", "prompt", "repeats", "budget", "block_size", "page_size"):
+        value = getattr(args, flag)
+        if value is not None and min(value if isinstance(value, list) else [value], default=1) < 1:
+            raise ConfigError(f"--{flag.replace('_', '-')} must be at least 1")
     device = torch.device(args.device or ("cuda" if torch.cuda.is_available() else "cpu"))
     if args.graphs and device.type != "cuda":
         raise ConfigError("--graphs needs a CUDA device")
     dtype = DTYPES[args.dtype or ("bfloat16" if device.type == "cuda" else "float32")]
     build = Build.choose(device, dtype, args.attn_impl)
-    if args.arch is not None:
-        config = architecture(args.arch)
-        family = resolve_family(None, config)
-        return _Setup(random_model(config, build), family, family.facts(family.parse(config)), args, device)
-    checkpoint = resolve_checkpoint(args.model)
-    family = resolve_family(None, checkpoint.config)
-    arch = family.parse(checkpoint.config)
-    return _Setup(load_model(checkpoint, family, arch, build), family, family.facts(arch), args, device)
+    checkpoint = None if args.model is None else resolve_checkpoint(args.model)
+    config = architecture(args.arch) if checkpoint is None else checkpoint.config
+    family = resolve_family(None, config)
+    arch = family.parse(config)
+    known = family.facts(arch)
+    strategy = _strategy(family, known, args)
+    model = random_model(config, build) if checkpoint is None else load_model(checkpoint, family, arch, build)
+    return _Setup(model, strategy, known, args, device)
+
+
+def _strategy(family: Family[Any], known: Facts, args: argparse.Namespace) -> Strategy:
+    """The family's first one; settles what `args` leaves to it. ConfigError for what does not fit it."""
+    if args.block_size is None:
+        args.block_size = known.block_size
+    longest = max([*args.context, *args.prompt]) + args.block_size
+    context = DecodingContext(args.block_size, None, True, longest, shift=known.shift, vocab_size=known.vocab_size)
+    strategy = make_strategy(family.strategies[0], family.strategies + also_fits(family.key), context)
+    if strategy.noisy and args.filled is not None:
+        raise ConfigError(f"--filled {args.filled:g} means nothing here: {family.key} denoises noise, not masks")
+    if not strategy.noisy and args.filled is None:
+        args.filled = 0.5
+    if args.filled is not None and not 0 <= args.filled < 1:
+        raise ConfigError(f"--filled {args.filled} must be at least 0 and less than 1: something has to be sampled")
+    for flag, lengths in (("context", args.context), ("prompt", args.prompt)):
+        if not strategy.tiling.from_prompt and any(length % args.block_size for length in lengths):
+            raise ConfigError(
+                f"--{flag} must be a multiple of --block-size {args.block_size}: decoding starts at a block"
+            )
+    return strategy
 
 
 def _decode_case(setup: _Setup, batch: int, context: int, args: argparse.Namespace) -> dict[str, Any]:
     runner = setup.runner
     setup.fill_pool()
-    plan = decode_plan(
-        batch, context, block_size=args.block_size, page_size=args.page_size, mask_id=setup.mask_id,
-        pages=setup.pool.num_pages, filled=args.filled,
-    )  # fmt: skip
+    plan = setup.plans.decode(batch, context, filled=args.filled or 0.0)
+    runner.run(plan)  # a model that conditions itself is then told of this step
     on_device = runner.batch(plan)
 
     def forward() -> torch.Tensor:
@@ -153,11 +173,7 @@ def _decode_case(setup: _Setup, batch: int, context: int, args: argparse.Namespa
 
 def _prefill_case(setup: _Setup, batch: int, length: int, args: argparse.Namespace) -> dict[str, Any]:
     setup.fill_pool()
-    plans = prefill_plans(
-        batch, length, block_size=length if setup.canvas else args.block_size, page_size=args.page_size,
-        vocab_size=setup.vocab_size,
-        pages=setup.pool.num_pages, budget=args.budget,
-    )  # fmt: skip
+    plans = setup.plans.prefill(batch, length, budget=args.budget)
     for plan in plans:
         _check_finite(setup.runner, plan)
     row: dict[str, Any] = {"case": "prefill", "batch": batch, "context": length, "forwards": len(plans)}

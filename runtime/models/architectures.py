@@ -69,6 +69,36 @@ _SDAR: dict[str, Any] = _QWEN | {
     "eos_token_id": 151643,
 }
 
+_GEMMA_TEXT: dict[str, Any] = {
+    "model_type": "diffusion_gemma_text",
+    "vocab_size": 262144,
+    "hidden_size": 2816,
+    "intermediate_size": 2112,
+    "num_hidden_layers": 30,  # every sixth sees everything
+    "num_attention_heads": 16,
+    "num_key_value_heads": 8,
+    "head_dim": 256,
+    "num_global_key_value_heads": 2,
+    "global_head_dim": 512,
+    "sliding_window": 1024,
+    "num_experts": 128,
+    "top_k_experts": 8,
+    "moe_intermediate_size": 704,
+    "max_position_embeddings": 262144,
+    "hidden_activation": "gelu_pytorch_tanh",
+    "rms_norm_eps": 1e-6,
+    "final_logit_softcapping": 30.0,
+    "tie_word_embeddings": True,
+    "bos_token_id": 2,
+    "eos_token_id": 1,
+}
+_GEMMA: dict[str, Any] = {
+    "model_type": "diffusion_gemma",
+    "architectures": ["DiffusionGemmaForBlockDiffusion"],
+    "canvas_length": 256,
+    "text_config": _GEMMA_TEXT,
+}
+
 ARCHITECTURES: dict[str, dict[str, Any]] = {
     "llada2-mini": _MINI,
     "llada2-flash": _MINI
@@ -172,6 +202,29 @@ ARCHITECTURES: dict[str, dict[str, Any]] = {
         "norm_topk_prob": True,
         "decoder_sparse_step": 1,
         "mlp_only_layers": [],
+    },
+    "diffusiongemma-26b-a4b": _GEMMA,
+    "diffusiongemma-tiny": _GEMMA
+    | {
+        "canvas_length": 16,
+        "text_config": _GEMMA_TEXT
+        | {
+            "vocab_size": 224,
+            "hidden_size": 64,
+            "intermediate_size": 96,
+            "num_hidden_layers": 3,
+            "layer_types": ["sliding_attention", "sliding_attention", "full_attention"],
+            "num_attention_heads": 4,
+            "num_key_value_heads": 2,
+            "head_dim": 16,
+            "num_global_key_value_heads": 1,
+            "global_head_dim": 32,
+            "sliding_window": 16,
+            "num_experts": 4,
+            "top_k_experts": 2,
+            "moe_intermediate_size": 24,
+            "max_position_embeddings": 512,
+        },
     },
 }
 

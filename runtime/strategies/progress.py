@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
-from runtime.engine.io import FinishReason
+from typing import TYPE_CHECKING
+
 from runtime.engine.plan import BlockResults
 from runtime.engine.request import Block, Request
 from runtime.engine.tiling import Tiling
+
+if TYPE_CHECKING:  # strategies are timed where the messages' package is not installed
+    from runtime.engine.io import FinishReason
 
 
 def write_block(request: Request, block: Block, results: BlockResults, i: int) -> None:

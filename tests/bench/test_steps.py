@@ -5,19 +5,25 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
 from runtime.bench.__main__ import main
-from runtime.bench.step_plans import decode_plan, prefill_plans
+from runtime.bench.step_plans import StepPlans
 from runtime.bench.steps import table
+from runtime.engine.model_runner import ModelRunner
 from runtime.errors import ConfigError
 from runtime.layers.build import Build
+from runtime.layers.kv_pool import UnifiedPool
 from runtime.models import resolve_family
 from runtime.models.architectures import ARCHITECTURES, architecture, random_model
+from runtime.strategies import DecodingContext, make_strategy, strategies
 
 ROOT = Path(__file__).resolve().parents[2]
 TINY = ["steps", "--arch", "llada2-tiny", "--random-weights", "--device", "cpu"]
+NOISY = ["steps", "--arch", "diffusiongemma-tiny", "--random-weights", "--device", "cpu"]
+QUICK = ["--batch", "1", "3", "--prompt", "40", "--repeats", "1", "--warmup", "1"]
 
 
 def test_the_table_is_measured_and_written(tmp_path, capsys):
@@ -39,7 +45,10 @@ def test_the_table_is_measured_and_written(tmp_path, capsys):
         (["steps", "--random-weights"], "--arch NAME"),
         (["steps", "--arch", "nope", "--random-weights"], "llada2-mini"),
         ([*TINY, "--context", "33"], "multiple of --block-size 32"),
+        ([*TINY, "--prompt", "33"], "--prompt must be a multiple of --block-size 32"),
         ([*TINY, "--batch", "0"], "--batch must be at least 1"),
+        ([*TINY, "--block-size", "0"], "--block-size must be at least 1"),
+        ([*NOISY, "--filled", "0.5"], "--filled 0.5 means nothing here"),
         ([*TINY, "--filled", "1"], "--filled 1.0 must be"),
         ([*TINY, "--graphs"], "--graphs needs a CUDA device"),
         ([*TINY, "--attn-impl", "triton"], "needs a CUDA device"),
@@ -50,20 +59,89 @@ def test_refusals_name_the_flag(arguments, sentence, capsys):
     assert sentence in capsys.readouterr().out
 
 
-def test_plans_use_each_slot_once():
-    plans = [decode_plan(3, 64, block_size=32, page_size=16, mask_id=5, pages=20)]
-    plans += [decode_plan(3, 64, block_size=32, page_size=16, mask_id=5, pages=20, filled=0.5)]
-    assert plans[1].blocks.sampled.sum(1).tolist() == [16] * 3
-    plans += prefill_plans(5, 40, block_size=8, page_size=16, vocab_size=9, pages=20, budget=80)
-    for plan in plans:
+def test_a_canvas_is_timed_as_its_family_declares_it(tmp_path, capsys):
+    """Blocks of the family's own size, from wherever the context ends."""
+    assert main([*NOISY, *QUICK, "--context", "41", "--json", str(tmp_path / "steps.json")]) == 0
+    results = json.loads((tmp_path / "steps.json").read_text())
+    assert results["setup"]["block_size"] == 16
+    assert results["setup"]["filled"] is None
+    assert [(r["case"], r["batch"], r["context"]) for r in results["results"]] == [
+        ("decode", 1, 41), ("decode", 3, 41), ("prefill", 1, 40), ("prefill", 3, 40),
+    ]  # fmt: skip
+    assert "decode step, context 41" in capsys.readouterr().out
+
+
+def plans(strategy: str, block_size: int = 8) -> StepPlans:
+    context = DecodingContext(block_size, None, True, 96, vocab_size=9)
+    made = make_strategy(strategy, (strategy,), context)
+    return StepPlans(made, block_size, None if made.noisy else 8, 9, 16, 20)
+
+
+@pytest.mark.parametrize("strategy", strategies())
+def test_plans_use_each_slot_once_and_read_what_is_there(strategy):
+    made = plans(strategy)
+    steps = [(made.decode(3, 64), 64), (made.decode(3, 64, filled=0.5), 64)]
+    steps += [(plan, 0) for plan in made.prefill(5, 40, budget=80)]
+    assert len(steps) == 5
+    for plan, cached in steps:
         assert len(set(plan.slots.tolist())) == len(plan.slots) == len(plan.tokens) == plan.tiles[:, 2].sum()
         assert plan.slots.max() < 20 * 16
+        assert plan.positions.min() == cached
+        assert (plan.visible_end > plan.positions).all()
+        assert plan.visible_end.max() <= plan.positions.max() + 1
+        assert plan.tokens.max() < 9
+
+
+def test_blocks_are_half_masks_or_all_noise():
+    masks = plans("multi_bd").decode(3, 64, filled=0.5)
+    assert masks.blocks.sampled.sum(1).tolist() == [4] * 3
+    assert [group.rule for group in masks.blocks.groups] == ["threshold"]
+    noise = plans("diffusion_gemma").decode(3, 64)
+    assert noise.blocks.sampled.all()
+    assert [group.rule for group in noise.blocks.groups] == ["noise"]
+    assert len(set(noise.tokens.tolist())) > 4
+
+
+def test_a_canvas_of_noise_is_a_second_step_behind_a_causal_prompt():
+    made = plans("diffusion_gemma")
+    step = made.decode(2, 41)
+    assert step.open.all()
+    assert set(step.visible_end.tolist()) == {49}
+    assert set(step.window_origin.tolist()) == {41}
+    assert step.blocks.advanced.tolist() == [1, 1]
+    assert sorted(step.blocks.place.tolist()) == [0, 1]
+    assert step.blocks.noise.shape == (2, 8)
+    assert step.blocks.drawing.limits[:, 0].tolist() == [1, 1]
+    (prompt,) = made.prefill(1, 41, budget=80)
+    assert not prompt.open.any()
+    assert np.array_equal(prompt.visible_end, prompt.positions + 1)
+    assert np.array_equal(prompt.window_origin, prompt.positions)
+
+
+def test_a_model_that_conditions_itself_is_told_of_the_step_before():
+    build = Build.choose("cpu", torch.float32)
+    model = random_model(architecture("diffusiongemma-tiny"), build)
+    made = plans("diffusion_gemma", 16)
+    pool = UnifiedPool(model.kv_shapes, num_pages=20, page_size=16, dtype=torch.float32, device="cpu")
+    runner = ModelRunner(model, pool, block_size=16, mask_id=None, max_token_id=8, eos_ids=(0,), places=2)
+    plan = made.decode(2, 41)
+    runner.run(plan)
+    assert bool(runner.batch(plan).signal.abs().sum(1).all())
+
+
+def test_a_canvas_of_masks_sees_itself_whole():
+    made = plans("full")
+    assert set(made.decode(2, 40).visible_end.tolist()) == {48}
+    (prompt,) = made.prefill(2, 40, budget=80)
+    assert prompt.open.all()
+    assert set(prompt.visible_end.tolist()) == {40}
 
 
 @pytest.mark.parametrize("name", ARCHITECTURES)
 def test_named_shapes_are_valid(name):
     config = architecture(name)
-    assert resolve_family(None, config).parse(config).layers > 2
+    family = resolve_family(None, config)
+    assert family.facts(family.parse(config)).max_positions >= 512
     with pytest.raises(ConfigError, match="llada2-mini"):
         architecture(name + "?")
 
