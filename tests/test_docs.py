@@ -1,6 +1,7 @@
 """What the documentation says is what the code does."""
 
 import ast
+import json
 import re
 import shlex
 from pathlib import Path
@@ -11,11 +12,14 @@ from runtime.bench.__main__ import TOOLS
 from runtime.config import FLAGS, parse
 from runtime.config.markdown import with_table
 from runtime.decoding import CHOOSING, ENGINE
+from runtime.models import families, resolve_family
+from runtime.models import markdown as models
 from runtime.params import SamplingParams
 from runtime.samplers import get_rule, markdown, rules
 from runtime.samplers.shared import COMMON
 from runtime.strategies.full import FullCanvas
 from runtime.strategies.multi_bd import MultiBlock
+from tests.golden import GOLDEN
 
 ROOT = Path(__file__).parents[1]
 PAGES = [
@@ -23,6 +27,7 @@ PAGES = [
     "CONTRIBUTING.md",
     "docs/server.md",
     "docs/decoding.md",
+    "docs/models.md",
     "docs/security.md",
     "docs/architecture.md",
 ]
@@ -57,8 +62,9 @@ def test_flags_and_files_that_are_named_exist(name):
 
 
 def test_server_commands_parse():
-    for args in re.findall(r'make serve ARGS="(.*?)"', page("README.md")):
-        parse(shlex.split(args), {})
+    for name in ("README.md", "docs/models.md"):
+        for args in re.findall(r'make serve ARGS="(.*?)"', page(name)):
+            parse(shlex.split(args), {})
     for block in code("docs/server.md", "yaml"):
         import yaml
 
@@ -102,6 +108,31 @@ def test_each_rule_has_its_paragraph():
         fields = re.search(r"\nFields: (.*)\.$", paragraph.strip(), re.DOTALL)[1]
         own = [field.name for field in get_rule(key).fields if field not in COMMON]
         assert sorted(re.findall(r"`(.*?)`", fields)) == sorted(own), key
+
+
+def test_families_and_shapes_are_the_tables():
+    assert page("docs/models.md") == models.with_tables(page("docs/models.md")), "run python -m runtime.models.markdown"
+
+
+def test_families_are_described_and_their_golden_answers_counted():
+    text = page("docs/models.md")
+    told, compared = text.split("## Family by family")[1].split("## What was compared with what")
+    for key in {resolve_family(key, {}).key for key in families()} - {"llada2dot2"}:
+        assert f"`{key}`" in told, key
+    for family, folder, kind, words in (
+        ("sdar", "sdar", "decode", "{},"),
+        ("sdar", "sdar_moe", "decode", ", {}"),
+        ("llada", "llada", "decode", "{}"),
+        ("llada", "d2f_llada", "decode", "`d2f` {}"),
+        ("dream", "dream", "decode", "{}"),
+        ("dream", "d2f_dream", "decode", "`d2f` {}"),
+        ("fast_dllm_v2", "fast_dllm_v2", "decode", "{}"),
+        ("diffusion_gemma", "diffusion_gemma", "generate", "{}, with recorded draws"),
+    ):
+        cases = json.loads((GOLDEN / folder / "cases.json").read_text())
+        count = sum(case["kind"] == kind for case in cases)
+        (row,) = [line for line in compared.splitlines() if line.startswith(f"| `{family}`")]
+        assert words.format(count) in row.split("|")[3], (folder, count)
 
 
 def test_modes_are_documented():

@@ -11,7 +11,7 @@ from runtime.engine.description import Field, RuleInfo, Value, with_defaults
 from runtime.errors import ConfigError, RequestError
 from runtime.fields import declared
 from runtime.models import Facts, Family
-from runtime.samplers import Orders, rules, rules_under
+from runtime.samplers import Orders, Rule, rules, rules_under
 from runtime.strategies import Strategy
 from runtime.weights import TokenIds
 
@@ -58,12 +58,7 @@ def offer(
         flags = {f.name: value for f in fields if (value := _flag(config, f)) is not None}
         return with_defaults(fields, block_size, flags, strategy.defaults, own)
 
-    every = [rules_under(orders)(key) for key in rules()]
-    fitting = [
-        rule
-        for rule in every
-        if rule.noisy == strategy.noisy and ("edit" if rule.edits else "naive") in family.sampling_modes
-    ]
+    fitting = fitting_rules(family, strategy, orders)
     _check_read(
         config,
         f"{key} of the {family.key} family",
@@ -78,6 +73,16 @@ def offer(
         "rules": [RuleInfo(key=rule.key, fields=served(rule.fields), modes=rule.modes) for rule in fitting],
         "default_rule": next((rule.key for rule in fitting if rule.key == wanted), fitting[0].key),
     }
+
+
+def fitting_rules(family: Family[Any], strategy: Strategy, orders: Orders | None = None) -> list[Rule]:
+    """The acceptance rules that requests may choose."""
+    every = [rules_under(orders)(key) for key in rules()]
+    return [
+        rule
+        for rule in every
+        if rule.noisy == strategy.noisy and ("edit" if rule.edits else "naive") in family.sampling_modes
+    ]
 
 
 def _sampling_mode(config: EngineConfig, family: Family[Any]) -> str:
