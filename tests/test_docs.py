@@ -17,6 +17,7 @@ from runtime.models import markdown as models
 from runtime.params import SamplingParams
 from runtime.samplers import get_rule, markdown, rules
 from runtime.samplers.shared import COMMON
+from runtime.strategies import DecodingContext, make_strategy, strategies
 from runtime.strategies.full import FullCanvas
 from runtime.strategies.multi_bd import MultiBlock
 from tests.golden import GOLDEN
@@ -101,13 +102,23 @@ def test_decoding_fields_are_the_table():
         assert f"`{field}`" in text, field
 
 
+def described(section: str) -> dict[str, set[str]]:
+    """Of each paragraph of a section of decoding.md: the fields that it names at its end."""
+    text = re.search(rf"\n## {section}\n(.*?)(?=\n## )", page("docs/decoding.md"), re.DOTALL)[1]
+    paragraphs = dict(re.findall(r"### (\w+)\n\n(.*?)(?=\n###|\Z)", text, re.DOTALL))
+    fields = {key: re.search(r"\nFields: (.*)\.$", words.strip(), re.DOTALL) for key, words in paragraphs.items()}
+    return {key: set(re.findall(r"`(.*?)`", found[1])) for key, found in fields.items()}
+
+
 def test_each_rule_has_its_paragraph():
-    described = dict(re.findall(r"### (\w+)\n\n(.*?)(?=\n##)", page("docs/decoding.md"), re.DOTALL))
-    assert sorted(described) == rules()
-    for key, paragraph in described.items():
-        fields = re.search(r"\nFields: (.*)\.$", paragraph.strip(), re.DOTALL)[1]
-        own = [field.name for field in get_rule(key).fields if field not in COMMON]
-        assert sorted(re.findall(r"`(.*?)`", fields)) == sorted(own), key
+    own = {key: {field.name for field in get_rule(key).fields if field not in COMMON} for key in rules()}
+    assert described("Rules") == own
+
+
+def test_each_strategy_has_its_paragraph():
+    context = DecodingContext(block_size=32, buffer_size=None, prefix_caching=True, max_model_len=4096)
+    own = {key: {field.name for field in make_strategy(key, (key,), context).fields} for key in strategies()}
+    assert described("Strategies") == own
 
 
 def test_families_and_shapes_are_the_tables():
