@@ -131,10 +131,10 @@ def _to_bool(value: Any, wrong: ConfigError) -> bool:
 
 
 def _to_int(value: Any, wrong: ConfigError) -> int:
-    if isinstance(value, int) and not isinstance(value, bool):
-        return value
     if isinstance(value, str) and value.isascii() and value.removeprefix("-").isdigit() and len(value) <= 20:
-        return int(value)
+        value = int(value)
+    if isinstance(value, int) and not isinstance(value, bool) and abs(value) < 10**19:
+        return value
     raise wrong
 
 
