@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from runtime.engine.description import BLOCK_LENGTH, SUB_BLOCK, RuleInfo, Value, values_of
+from runtime.engine.description import BLOCK_LENGTH, SUB_BLOCK, Field, RuleInfo, Value, values_of
 from runtime.engine.io import DecodingParams, EngineInfo
 from runtime.errors import RequestError
 from runtime.fields import choice, declared, flag, integer, refuse, shown
@@ -56,6 +56,7 @@ def resolve_decoding(
         own = {f.name: int(f.default) * size // info.block_size for f in fields.values() if f.per_block}
     values = values_of(fields.values()) | own | _mode(given, rule, info, at)
     values |= {name: declared(at(name), given[name], field) for name, field in fields.items() if name in given}
+    _check_read(given, fields, values, at)
     if total is not None:
         tiling = replace(info.tiling, size=int(values.get(SUB_BLOCK, size)))
         _check_total(total, rule, given, info, tiling.blocks(prompt_len, max_tokens), at)
@@ -115,9 +116,8 @@ def _takers(name: str, info: EngineInfo) -> list[str]:
 def _no_meaning(param: str, rule: RuleInfo, takers: Iterable[str]) -> RequestError:
     *most, last = sorted(takers) or [""]
     only = f"{', '.join(most)} and {last}" if most else last
-    return refuse(
-        param, f"has no meaning with the {rule.key} algorithm{f', only with {only}' if only else ''}; leave it out"
-    )
+    others = f", only with {only}" if only else ""
+    return refuse(param, f"has no meaning with the {rule.key} algorithm{others}; leave it out")
 
 
 def _mode(given: Mapping[str, Any], rule: RuleInfo, info: EngineInfo, at: At) -> Mapping[str, Value]:
@@ -137,6 +137,15 @@ def _check_total(total: int, rule: RuleInfo, given: Mapping[str, Any], info: Eng
         raise refuse("num_denoising_steps", f"says the same as {at('steps')}; give one of them")
     if total < blocks:
         raise refuse("num_denoising_steps", f"{total} is less than the {blocks} blocks of the answer need, one each")
+
+
+def _check_read(given: Mapping[str, Any], fields: Mapping[str, Field], values: Mapping[str, Value], at: At) -> None:
+    """Raises for a field that another one's value leaves without a meaning, unless it says what it is anyway."""
+    for name, field in fields.items():
+        if name in given and field.only is not None and values[name] != field.default:
+            other, needed = field.only
+            if values[other] != needed:
+                raise refuse(at(name), f"has no meaning with {other} {values[other]}, only with {needed}; leave it out")
 
 
 def _check_block_length(given: Mapping[str, Any], info: EngineInfo, at: At) -> None:

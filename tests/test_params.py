@@ -13,7 +13,7 @@ from runtime.engine.description import RuleInfo, with_defaults
 from runtime.engine.io import EngineInfo, RequestSpec
 from runtime.errors import RequestError
 from runtime.params import SamplingParams, choices, resolve, stop_strings
-from runtime.samplers import get_rule, rules
+from runtime.samplers import get_rule, rules, rules_of
 from runtime.strategies.multi_bd import MultiBlock
 
 SERVER = {"accept_threshold": 0.95, "remask_threshold": 0.2, "edit_threshold": 0.4, "penalty_lambda": 0.1,
@@ -31,7 +31,7 @@ def info(**changes) -> EngineInfo:
         "max_token_id": 90, "mask_token_id": 95, "eos_token_ids": [1], "block_size": 8, "buffer_size": 2,
         "page_size": 16, "num_pages": 100, "max_model_len": 256, "max_num_reqs": 4, "max_num_batched_tokens": 512,
         "prefix_caching": True, "strategy_fields": list(with_defaults(MultiBlock.fields, 8)),
-        "rules": [rule_info(key, **SERVER) for key in rules() if not get_rule(key).noisy], "default_rule": "threshold",
+        "rules": [rule_info(rule.key, **SERVER) for rule in rules_of("multi_bd")], "default_rule": "threshold",
     }  # fmt: skip
     return EngineInfo(**(facts | changes))
 

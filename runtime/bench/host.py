@@ -60,6 +60,7 @@ class FillingRunner:
             forced=none,
             ended=(~left.any(1)).tolist(),
             kept={},
+            mixtures={},
         )
 
 

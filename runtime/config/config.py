@@ -51,6 +51,10 @@ class EngineConfig:
     max_post_edit_steps: int | None = None
     penalty_lambda: float | None = None
     full_cache: Literal["prefix", "dual", "vicinity"] | None = None
+    token_merge_mode: Literal["dmax_topk", "iter_smooth_topk"] | None = None
+    token_merge_top_k: int | None = None
+    token_merge_renormalize: bool | None = None
+    token_merge_weight: float | None = None
     diffusion_gemma_max_steps: int | None = None
     diffusion_gemma_t_min: float | None = None
     diffusion_gemma_t_max: float | None = None

@@ -19,7 +19,6 @@ _late = partial(_decode, built=False)
 
 _NO_GRAPHS = "every forward runs eagerly in this version, so there is nothing to switch; leave it out"
 _ONE_DEVICE = "a replica runs on one device in this version"
-_NO_SOFT = "soft token embeddings (decoding.md 3.3) are not in this version"
 
 FLAGS: tuple[Flag, ...] = (
     _model(name="model", metavar="DIR|hf://ORG/NAME[@REV]", help="checkpoint to serve; the shipped demo without it"),
@@ -46,8 +45,8 @@ FLAGS: tuple[Flag, ...] = (
     _model(
         name="decoding-strategy",
         metavar="STRATEGY",
-        help="how blocks are decoded: multi_bd, full, d2f, fast_dllm_v2, nemotron_diffusion, diffusion_gemma; default: "
-        "the family's",
+        help="how blocks are decoded: multi_bd, dmax, full, d2f, fast_dllm_v2, nemotron_diffusion, diffusion_gemma; "
+        "default: the family's",
     ),
     _model(
         name="sampling-mode",
@@ -200,17 +199,21 @@ FLAGS: tuple[Flag, ...] = (
     _lora(name="max-lora-rank", type="int", low=1, help="largest rank of an adapter"),
     _share(name="add-block-threshold", help="progress of the newest block at which the next opens; 0.1"),
     _share(name="semi-complete-threshold", help="progress at which a block's successor may force; 0.9 (d2f: 0.95)"),
-    _share(name="accept-threshold", help="confidence above which a token is taken; the family's, or 0.9"),
+    _share(name="accept-threshold", help="confidence above which a token is taken; the family's, or 0.9 (dmax: 0.5)"),
     _share(name="edit-threshold", help="confidence above which a filled token is replaced (edit); 0"),
     _share(name="remask-threshold", help="confidence below which a filled token is masked again (threshold); 0: off"),
     _share(name="token-stability-threshold", help="share of unchanged tokens at which the next block opens; 0"),
     _decode(name="max-post-edit-steps", type="int", low=0, help="editing steps of a block without masks; 16"),
     _decode(name="penalty-lambda", type="float", low=0, help="penalty on repeating the previous token (edit); 0"),
     _decode(name="full-cache", choices=("prefix", "dual", "vicinity"), help="what later steps reuse (full); nothing"),
-    _late(name="token-merge-mode", choices=("dmax_topk", "iter_smooth_topk"), reason=_NO_SOFT, help="soft embedding"),
-    _late(name="token-merge-top-k", type="int", low=1, reason=_NO_SOFT, help="tokens a soft embedding mixes"),
-    _late(name="token-merge-renormalize", type="bool", reason=_NO_SOFT, help="keep the embedding's length"),
-    _late(name="token-merge-weight", type="float", low=0, reason=_NO_SOFT, help="weight of the mixed tokens"),
+    _decode(
+        name="token-merge-mode",
+        choices=("dmax_topk", "iter_smooth_topk"),
+        help="how filled positions' embeddings are mixed (dmax); dmax_topk",
+    ),
+    _decode(name="token-merge-top-k", type="int", low=1, high=64, help="likeliest tokens that are mixed (dmax); 1"),
+    _decode(name="token-merge-renormalize", type="bool", help="keep the embeddings' length (dmax_topk); true"),
+    _decode(name="token-merge-weight", type="float", low=0, high=100, help="of what is added (iter_smooth_topk); 1"),
     _canvas(name="diffusion-gemma-max-steps", type="int", low=1, high=4096, help="most steps of a canvas; 48"),
     _canvas(name="diffusion-gemma-t-min", above_low=True, help="what a canvas's temperature falls towards; 0.4"),
     _canvas(name="diffusion-gemma-t-max", above_low=True, help="temperature of a canvas's first step; 0.8"),

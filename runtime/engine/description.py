@@ -30,6 +30,7 @@ class Field:
         default: of a request, a mode and a server that say nothing; with `per_block` in blocks, not in tokens, and once
             a server has it (`with_defaults`), for blocks of the server's size: it grows with a request's own.
         neutral: a value that asks for nothing, so that requests may give it with rules that do not know the field.
+        only: another field and the value of it with which alone this one is read.
         flag: the server flag of its default, as a field of EngineConfig, where that has another name.
     """
 
@@ -44,6 +45,7 @@ class Field:
     choices: tuple[str, ...] = ()
     per_block: bool = False
     neutral: Value | None = None
+    only: tuple[str, Value] | None = None
     flag: str = ""
 
 

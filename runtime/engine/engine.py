@@ -156,6 +156,11 @@ class Engine:
                     for i, block in enumerate(blocks, mine):
                         kept = results.kept.get(i)
                         block.kept = None if kept is None else kept[: block.size]
+                if results.mixtures:
+                    for i, block in enumerate(blocks, mine):
+                        if i in results.mixtures:
+                            ids, probs = results.mixtures[i]
+                            block.mixture = ids[: block.size], probs[: block.size]
                 try:
                     self.strategy.apply(request, blocks, results, mine)
                 except Exception as error:

@@ -7,9 +7,10 @@ from typing import Protocol
 import numpy as np
 import torch
 
-from runtime.engine.plan import BlockPlan, BlockResults, StepPlan
+from runtime.engine.plan import BlockPlan, BlockResults, MergedRows, Mixture, StepPlan
 from runtime.engine.request import FILLED, FIXED, MASKED
 from runtime.kernels.batch import ForwardBatch
+from runtime.layers.embedding import merged
 from runtime.layers.kv_pool import KVPool
 from runtime.models.base import Model, SelfConditioned
 from runtime.samplers.base import Decision, Orders
@@ -81,7 +82,10 @@ class ModelRunner:
     @torch.inference_mode()
     def run(self, plan: StepPlan) -> BlockResults | None:
         batch = self.batch(plan)
-        hidden = self.model.forward(self.model.embed(batch.tokens), batch, self.pool)
+        x = self.model.embed(batch.tokens)
+        if plan.merged is not None:
+            self._merge(x, plan.merged)
+        hidden = self.model.forward(x, batch, self.pool)
         if plan.blocks is None:
             return None
         return self._sample(plan.blocks, hidden)
@@ -97,6 +101,15 @@ class ModelRunner:
         told[self._put(rows)] = signal[self._put(blocks.place[later])]
         return told
 
+    def _merge(self, x: torch.Tensor, plan: MergedRows) -> None:
+        """In place: the plan's rows of `x` [rows, hidden]."""
+        assert self.mask_id is not None  # of what is FILLED instead of masked
+        rows, (smooth, weight, renormalize) = self._put(plan.rows), self._put(plan.how).unbind(1)
+        x[rows] = merged(
+            self.model.embed, x[rows], self._put(plan.ids), self._put(plan.probs), self.mask_id,
+            smooth=smooth > 0, weight=weight, renormalize=renormalize > 0,
+        )  # fmt: skip
+
     def _sample(self, plan: BlockPlan, hidden: torch.Tensor) -> BlockResults:
         tokens, state = self._put(plan.tokens), self._put(plan.state)
         signal: torch.Tensor | None = None  # [n, block, width]
@@ -104,16 +117,27 @@ class ModelRunner:
             signal = self.signal.new_zeros(len(plan.place), *self.signal.shape[1:])
         decided: list[tuple[torch.Tensor | None, Decision]] = []
         kept: dict[int, np.ndarray] = {}
+        mixtures: dict[int, Mixture] = {}
         for i, (rule, members, blocks) in enumerate(self.head.groups(plan, hidden, tokens, state, signal)):
-            decided.append((members, rule.decide(blocks)))
+            decision = rule.decide(blocks)
+            decided.append((members, decision))
+            numbers = plan.groups[i].members.tolist()
             if blocks.kept is not None:
-                kept |= zip(plan.groups[i].members.tolist(), map(_used, blocks.kept.cpu().numpy()), strict=True)
+                kept |= zip(numbers, map(_used, blocks.kept.cpu().numpy()), strict=True)
+            if decision.mixture is not None:
+                found = decision.mixture.ids.cpu().numpy(), decision.mixture.probs.double().cpu().numpy()
+                mixtures |= zip(numbers, zip(*found, strict=True), strict=True)
         if self.signal is not None and plan.place is not None and signal is not None:
             self.signal[self._put(plan.place)] = signal
-        return self._results(tokens, state, _joined(decided, len(tokens)), kept)
+        return self._results(tokens, state, _joined(decided, len(tokens)), kept, mixtures)
 
     def _results(
-        self, tokens: torch.Tensor, before: torch.Tensor, decision: Decision, kept: dict[int, np.ndarray]
+        self,
+        tokens: torch.Tensor,
+        before: torch.Tensor,
+        decision: Decision,
+        kept: dict[int, np.ndarray],
+        mixtures: dict[int, Mixture],
     ) -> BlockResults:
         """What the strategies need to know, in one transfer of numbers a block and one of each array. `tokens`,
         `before`: the positions' content and state before the step."""
@@ -149,6 +173,7 @@ class ModelRunner:
             forced=numbers[6],
             ended=numbers[7],
             kept=kept,
+            mixtures=mixtures,
         )
 
 
@@ -163,7 +188,8 @@ def _first(flags: torch.Tensor, none: int) -> torch.Tensor:
 
 
 def _joined(decided: list[tuple[torch.Tensor | None, Decision]], blocks: int) -> Decision:
-    """The decisions of several rules, each about its own blocks (None: all), as one about all of them."""
+    """The decisions of several rules, each about its own blocks (None: all), as one about all of them, but for
+    `mixture`, which some may not have."""
     members, decision = decided[0]
     if members is None:
         return decision
@@ -175,4 +201,5 @@ def _joined(decided: list[tuple[torch.Tensor | None, Decision]], blocks: int) ->
             whole[members] = getattr(part, name)
         return whole
 
-    return Decision(**{name: join(name) for name in Decision.__dataclass_fields__})
+    names = [name for name in Decision.__dataclass_fields__ if name != "mixture"]
+    return Decision(**{name: join(name) for name in names})  # type: ignore[arg-type]

@@ -11,7 +11,7 @@ from runtime.engine.description import Field, RuleInfo, Value, with_defaults
 from runtime.errors import ConfigError, RequestError
 from runtime.fields import declared
 from runtime.models import Facts, Family
-from runtime.samplers import Orders, Rule, rules, rules_under
+from runtime.samplers import Orders, Rule, rules_of, rules_under
 from runtime.strategies import Strategy
 from runtime.weights import TokenIds
 
@@ -58,7 +58,9 @@ def offer(
         flags = {f.name: value for f in fields if (value := _flag(config, f)) is not None}
         return with_defaults(fields, block_size, flags, strategy.defaults, own)
 
-    fitting = fitting_rules(family, strategy, orders)
+    if mode != "edit" and all(rule.edits for rule in rules_of(key)):
+        raise ConfigError(f"--decoding-strategy {key} needs --sampling-mode edit")
+    fitting = fitting_rules(family, key, orders)
     _check_read(
         config,
         f"{key} of the {family.key} family",
@@ -75,14 +77,10 @@ def offer(
     }
 
 
-def fitting_rules(family: Family[Any], strategy: Strategy, orders: Orders | None = None) -> list[Rule]:
-    """The acceptance rules that requests may choose."""
-    every = [rules_under(orders)(key) for key in rules()]
-    return [
-        rule
-        for rule in every
-        if rule.noisy == strategy.noisy and ("edit" if rule.edits else "naive") in family.sampling_modes
-    ]
+def fitting_rules(family: Family[Any], key: str, orders: Orders | None = None) -> list[Rule]:
+    """The acceptance rules that requests may choose. `key`: the strategy's."""
+    every = [rules_under(orders)(rule.key) for rule in rules_of(key)]
+    return [rule for rule in every if ("edit" if rule.edits else "naive") in family.sampling_modes]
 
 
 def _sampling_mode(config: EngineConfig, family: Family[Any]) -> str:

@@ -15,6 +15,7 @@ Ints32 = npt.NDArray[np.int32]
 Bools = npt.NDArray[np.bool_]
 Bytes = npt.NDArray[np.int8]
 Floats = npt.NDArray[np.float64]
+Mixture = tuple[Ints, Floats]  # tokens for each of a block's positions, and their probabilities: [B, count] each
 
 
 @dataclass(frozen=True)
@@ -61,6 +62,16 @@ class BlockPlan:
 
 
 @dataclass(frozen=True)
+class MergedRows:
+    """Rows whose embedding is not their token's, but made of several tokens' (``runtime.layers.embedding.merged``)."""
+
+    rows: Ints  # [m]
+    ids: Ints  # [m, count]
+    probs: Floats  # [m, count]; 0 where there are no more
+    how: Floats  # [m, 3], as in ``samplers.base.Merge``
+
+
+@dataclass(frozen=True)
 class StepPlan:
     """One forward, as ``kernels.batch.ForwardBatch`` describes its rows, and which blocks are sampled."""
 
@@ -73,6 +84,7 @@ class StepPlan:
     tiles: Ints32  # [tiles, 3]
     page_table: Ints32  # [requests, pages]
     blocks: BlockPlan | None
+    merged: MergedRows | None = None
 
 
 @dataclass(frozen=True)
@@ -91,11 +103,12 @@ class BlockResults:
     forced: list[bool]
     ended: list[bool]
     kept: dict[int, Floats]  # [B, records, len(Rule.keeps)] of the blocks whose rules remember something
+    mixtures: dict[int, Mixture]  # of the blocks whose FILLED positions' embeddings are made of several tokens'
 
 
 NO_RESULTS = BlockResults(  # of a step that sampled nothing
     tokens=np.empty((0, 0), np.int64), state=np.empty((0, 0), np.int8), remasked=np.empty((0, 0), np.bool_), masks=[],
-    first_masked=[], first_eos=[], written=[], edits=[], remasks=[], forced=[], ended=[], kept={},
+    first_masked=[], first_eos=[], written=[], edits=[], remasks=[], forced=[], ended=[], kept={}, mixtures={},
 )  # fmt: skip
 
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 
 from runtime.engine.page_table import PageTable
-from runtime.engine.plan import BlockPlan, Drawing, RulePlan, StepPlan, lay_out
+from runtime.engine.plan import BlockPlan, Drawing, MergedRows, RulePlan, StepPlan, lay_out
 from runtime.engine.request import FILLED, MASKED, Block, Request
 from runtime.engine.scheduler import Turn
-from runtime.samplers.base import TEMPERATURE, Rule, Stat, get_rule
+from runtime.samplers.base import TEMPERATURE, Merge, Rule, Stat, get_rule
 from runtime.samplers.uniform import DRAW, RENOISE, uniforms
 from runtime.strategies.base import Strategy
 
@@ -28,6 +28,7 @@ def build_plan(turns: list[Turn], *, table: PageTable, strategy: Strategy) -> St
     pages = table.rows([request.row for request in requests], int(visible_end.max()))
     page = positions // table.page_size
     at = pages.ravel().take(owner * pages.shape[1] + page).astype(np.int64)
+    offsets = (layout.starts - first).tolist()
     return StepPlan(
         tokens=tokens,
         positions=positions,
@@ -37,7 +38,48 @@ def build_plan(turns: list[Turn], *, table: PageTable, strategy: Strategy) -> St
         open=positions >= settled,
         tiles=layout.tiles,
         page_table=pages,
-        blocks=_plan_blocks(turns, (layout.starts - first).tolist()),
+        blocks=_plan_blocks(turns, offsets),
+        merged=_merged(turns, offsets),
+    )
+
+
+def _merged(turns: list[Turn], offsets: list[int]) -> MergedRows | None:
+    """The FILLED positions of open blocks that have been sampled by a rule that has them made of several tokens'."""
+    ids: list[np.ndarray] = []
+    probs: list[np.ndarray] = []
+    states: list[np.ndarray] = []
+    starts: list[int] = []
+    how: list[Merge] = []
+    for turn, offset in zip(turns, offsets, strict=True):
+        request = turn.request
+        if request.merge is None or turn.feed is None:
+            continue
+        for block in request.blocks:
+            if block.mixture is not None:
+                ids.append(block.mixture[0])
+                probs.append(block.mixture[1])
+                states.append(block.state)
+                starts.append(block.start + offset)
+                how.append(request.merge)
+    if not starts:
+        return None
+    layout = lay_out(tuple([len(state) for state in states]))
+    filled = np.flatnonzero(np.concatenate(states) == FILLED)
+    if not len(filled):
+        return None
+    count = max([each.shape[1] for each in ids])
+    return MergedRows(
+        rows=layout.positions(np.array(starts))[filled],
+        ids=_widened(ids, count)[filled],
+        probs=_widened(probs, count)[filled],
+        how=np.array(how, dtype=np.float64)[layout.owner[filled]],
+    )
+
+
+def _widened(parts: list[np.ndarray], count: int) -> np.ndarray:
+    """Below each other [rows, count]; where one is narrower, zeros follow."""
+    return np.concatenate(
+        [part if part.shape[1] == count else np.pad(part, ((0, 0), (0, count - part.shape[1]))) for part in parts]
     )
 
 

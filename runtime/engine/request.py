@@ -15,6 +15,7 @@ from runtime.samplers.base import Rule, Stat, get_rule
 
 if TYPE_CHECKING:  # the runner needs this module's constants where the messages' package is not installed
     from runtime.engine.io import FinishReason, RequestSpec
+    from runtime.engine.plan import Mixture
 
 # What a position is (decoding.md 1): a separate array, never "the token is the mask id".
 FIXED = 0  # prompt, or given: never written
@@ -45,6 +46,7 @@ class Block:
         "kept",
         "masks",
         "may_force",
+        "mixture",
         "post_edit_steps",
         "progress",
         "remasked",
@@ -86,6 +88,7 @@ class Block:
         self.ended = masks == 0  # content is final; it only waits for its predecessor
         self.remasked: npt.NDArray[np.bool_] | None = None  # positions masked again once already
         self.kept: npt.NDArray[np.float64] | None = None  # [B, records, numbers] what its rule remembers (Rule.keeps)
+        self.mixture: Mixture | None = None  # what its FILLED positions' embeddings are made of as long as it is open
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,6 +162,7 @@ class Request:
         # filled positions may still change: sampled too, and only final blocks' text is stable
         self.unstable = self.rule.unstable(values)
         self.wants = int(self.rule.asks(values))  # of the head: Stat
+        self.merge = self.rule.merge(values)  # how embeddings are made of its blocks' `mixture`
 
         self.row = -1  # row of the page table
         self.units: list[int] = []

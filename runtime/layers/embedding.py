@@ -1,6 +1,8 @@
-"""Token embeddings."""
+"""Token embeddings, and embeddings that are made of several tokens'."""
 
 from __future__ import annotations
+
+from collections.abc import Callable
 
 import torch
 import torch.nn.functional as F
@@ -18,3 +20,38 @@ class Embedding(nn.Module):
 
     def forward(self, ids: torch.Tensor) -> torch.Tensor:
         return F.embedding(ids, self.weight)
+
+
+def merged(
+    embed: Callable[[torch.Tensor], torch.Tensor],
+    own: torch.Tensor,
+    ids: torch.Tensor,
+    probs: torch.Tensor,
+    mask_id: int,
+    *,
+    smooth: torch.Tensor,
+    weight: torch.Tensor,
+    renormalize: torch.Tensor,
+) -> torch.Tensor:
+    """Embeddings that go into a forward in place of `own`, the tokens' (decoding.md 3.3): [rows, hidden] of its dtype.
+
+    A row mixes those of its `ids` by their probabilities, and for what these leave of 1 the mask's; with `renormalize`
+    it is then brought to the mixed ones' average length. With `smooth` it is its own plus the weighted sum of its ids'.
+
+    Args:
+        embed: int64 ids [rows] -> [rows, hidden]. ids, probs: [rows, count]; a probability of 0 takes no part.
+        smooth, weight, renormalize: [rows], each row's own.
+    """
+    wide = torch.promote_types(own.dtype, torch.float32)
+    probs, weight = probs.to(wide), weight.to(wide)
+    mixed, length = torch.zeros_like(own, dtype=wide), torch.zeros_like(probs[:, :1])
+    for id, prob in zip(ids.unbind(1), probs.split(1, 1), strict=True):  # one at a time: the rows may be many
+        each = embed(id).to(wide)
+        mixed += prob * each
+        length += prob * each.norm(dim=1, keepdim=True)
+    rest = (1 - probs.sum(1, keepdim=True)).clamp(min=0)
+    mask = embed(ids.new_full((1,), mask_id)).to(wide)
+    blend = mixed + rest * mask
+    scale = (length + rest * mask.norm()) / (blend.norm(dim=1, keepdim=True) + 1e-6)
+    blend = torch.where(renormalize[:, None], blend * scale, blend)
+    return torch.where(smooth[:, None], own + weight[:, None] * mixed, blend).to(own.dtype)

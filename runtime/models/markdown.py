@@ -27,7 +27,7 @@ def family_table() -> str:
     head = "| Family | Strategies | Rules | `accept_threshold` | Mask id | Ends an answer |\n|---|---|---|---|---|---|"
     rows: dict[tuple[str, str], list[str]] = {}
     for family, strategy, key in fits():
-        rows.setdefault((family.key, _defaults(family, strategy)), []).append(f"`{key}`")
+        rows.setdefault((family.key, _defaults(family, strategy, key)), []).append(f"`{key}`")
     return "\n".join([head, *(f"| `{key}` | {', '.join(names)} | {rest} |" for (key, rest), names in rows.items())])
 
 
@@ -40,17 +40,17 @@ def fits() -> list[tuple[Family[Any], Strategy, str]]:
     return found
 
 
-def _defaults(family: Family[Any], strategy: Strategy) -> str:
+def _defaults(family: Family[Any], strategy: Strategy, key: str) -> str:
     """The cells after the strategies'."""
     threshold = strategy.defaults.get("accept_threshold", family.accept_threshold)
     mask = "none" if not family.masks else "the files'" if family.mask_id is None else f"{family.mask_id}"
     words = [f"`{word}`".replace("|", "\\|") for word in family.turn_end_tokens]
     ends = ", ".join([*map(str, family.eos_ids), *words]) or "the files'"
-    return " | ".join([_rules(family, strategy), "-" if strategy.noisy else f"{threshold}", mask, ends])
+    return " | ".join([_rules(family, key), "-" if strategy.noisy else f"{threshold}", mask, ends])
 
 
-def _rules(family: Family[Any], strategy: Strategy) -> str:
-    fitting = {rule.key for rule in fitting_rules(family, strategy)}
+def _rules(family: Family[Any], key: str) -> str:
+    fitting = {rule.key for rule in fitting_rules(family, key)}
     others = [key for key in rules() if key not in fitting]
     if len(others) < len(fitting):
         return "all but " + ", ".join(f"`{key}`" for key in others) if others else "all"

@@ -2,6 +2,7 @@
 
 from runtime.samplers import (
     credit,
+    dmax,
     dynamic,
     edit,
     entropy_bound,
@@ -14,7 +15,18 @@ from runtime.samplers import (
     sequential,
     threshold,
 )
-from runtime.samplers.base import BlockBatch, Decision, Orders, Rule, Stat, get_rule, register_rule, rules, rules_under
+from runtime.samplers.base import (
+    BlockBatch,
+    Decision,
+    Orders,
+    Rule,
+    Stat,
+    get_rule,
+    register_rule,
+    rules,
+    rules_of,
+    rules_under,
+)
 
 __all__ = [
     "BlockBatch",
@@ -23,6 +35,7 @@ __all__ = [
     "Rule",
     "Stat",
     "credit",
+    "dmax",
     "dynamic",
     "edit",
     "entropy_bound",
@@ -35,6 +48,7 @@ __all__ = [
     "noise",
     "register_rule",
     "rules",
+    "rules_of",
     "rules_under",
     "sequential",
     "threshold",

@@ -5,12 +5,13 @@ from __future__ import annotations
 import enum
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import ClassVar, TypeVar
+from typing import ClassVar, NamedTuple, TypeVar
 
 import torch
 
 from runtime.engine.description import Field, Value
 from runtime.errors import ConfigError
+from runtime.samplers.choose import Top
 
 # The first columns of every parameter row: how a candidate is drawn, whatever the rule.
 TEMPERATURE, TOP_P, TOP_K = range(3)
@@ -21,6 +22,11 @@ SUPPRESS_EOS = Field(
     name="suppress_eos", kind="choice", choices=("none", "confidence", "logits"), default="none", neutral="none",
     help="confidence: positions that choose an end of sequence come last and pass no threshold; logits: none does",
 )  # fmt: skip
+
+# And so this one, where Stat.TOP is asked for.
+MERGED = Field(
+    name="token_merge_top_k", kind="integer", default=1, low=1, high=64, help="likeliest tokens that are mixed"
+)
 
 
 class Stat(enum.IntFlag):
@@ -34,6 +40,7 @@ class Stat(enum.IntFlag):
     SUPPRESS = enum.auto()  # SUPPRESS_EOS is not "none"
     BEST = enum.auto()  # the likeliest token, whatever was drawn
     SIGNAL = enum.auto()  # nothing: the model's own next step is told of the distribution, which no preemption outlives
+    TOP = enum.auto()  # the MERGED likeliest tokens and their probabilities, whatever was drawn
 
 
 @dataclass(frozen=True)
@@ -71,6 +78,7 @@ class BlockBatch:
     entropy: torch.Tensor | None = None  # float [n, B], Stat.ENTROPY; inf there
     best: torch.Tensor | None = None  # int64 [n, B], Stat.BEST; the current token there
     noise: torch.Tensor | None = None  # int64 [n, B], of a noisy rule: ids drawn uniformly from the vocabulary
+    top: Top | None = None  # [n, B, most of MERGED], Stat.TOP; probabilities 0 there, and past a block's own MERGED
     kept: torch.Tensor | None = None  # float64 [n, B, records, len(Rule.keeps)], to be written in place
 
     def value(self, name: str) -> torch.Tensor:
@@ -117,6 +125,15 @@ class Decision:
     )  # bool [n, B], FILLED positions, as they were before the step, that were replaced, deleted or split
     remasked: torch.Tensor  # bool [n, B], FILLED positions that were masked again
     ended: torch.Tensor  # bool [n], the content will not change any more
+    mixture: Top | None = None  # [n, B, count], of which FILLED positions' embeddings are made until the blocks settle
+
+
+class Merge(NamedTuple):
+    """How embeddings are made of a `Decision.mixture` (decoding.md 3.3; ``runtime.layers.embedding.merged``)."""
+
+    smooth: bool  # added to the token's own, instead of to the mask's for what the tokens leave of 1
+    weight: float  # what they are multiplied by then
+    renormalize: bool  # else: brought to the length that the mixed ones have on average
 
 
 class Rule:
@@ -130,6 +147,7 @@ class Rule:
         noisy: it denoises noise instead of masks, for strategies that are noisy too. All of an open block is MASKED
             before each step; what the rule does not fill becomes noise again, and its `adjust` divides the logits by
             the temperature.
+        strategies: those that it goes with, which then go with no other rule; (): all that no rule names.
         keeps: what a record says, for a rule that remembers something of each position of a block from one step to
             the next. A block's records are `BlockBatch.kept`, the last of them new and all 0; what is still 0 there
             after the step is left out of the next one.
@@ -140,6 +158,7 @@ class Rule:
     modes: ClassVar[dict[str, dict[str, Value]]] = {}
     edits: ClassVar[bool] = False
     noisy: ClassVar[bool] = False
+    strategies: ClassVar[tuple[str, ...]] = ()
     keeps: ClassVar[tuple[str, ...]] = ()
 
     def __init__(self) -> None:
@@ -164,6 +183,10 @@ class Rule:
     def unstable(self, values: Mapping[str, Value]) -> bool:
         """Whether FILLED positions may still change: then they are sampled too, and text waits for the block's end."""
         return self.edits
+
+    def merge(self, values: Mapping[str, Value]) -> Merge | None:
+        """What becomes of `Decision.mixture`, for a rule that decides one."""
+        return None
 
     def adjust(self, logits: torch.Tensor, rows: Rows) -> None:
         """Change `logits` [rows, vocab] in place, before anything is chosen; called where Stat.ADJUST was asked for."""
@@ -204,6 +227,13 @@ def register_heeding(key: str) -> Callable[[H], H]:
 
 def rules() -> list[str]:
     return sorted(_RULES)
+
+
+def rules_of(strategy: str) -> list[Rule]:
+    """Those that go with a strategy: its own, or all that are nobody's own."""
+    every = [_RULES[key] for key in rules()]
+    own = [rule for rule in every if strategy in rule.strategies]
+    return own or [rule for rule in every if not rule.strategies]
 
 
 def get_rule(key: str) -> Rule:

@@ -14,6 +14,14 @@ class Choice:
     conf: torch.Tensor  # float [rows], probability of `token` in the distribution it was taken from
 
 
+@dataclass(frozen=True)
+class Top:
+    """The likeliest tokens, the best first (ties: lowest id), and their softmax probabilities."""
+
+    ids: torch.Tensor  # int64 [..., count]
+    probs: torch.Tensor  # float [..., count], 0 where there are no more tokens
+
+
 def ban(logits: torch.Tensor, *, mask_id: int | None, max_token_id: int, spared: Sequence[int] = ()) -> None:
     """In place: the mask, where there is one, and ids above the tokenizer's largest are never predicted, but for those
     that are `spared`."""
@@ -29,6 +37,21 @@ def greedy(logits: torch.Tensor) -> Choice:
     """[rows, vocab] -> the likeliest token (ties: lowest id) and its softmax probability."""
     best = logits.argmax(dim=1)  # the first of equal values
     return Choice(best, probability(logits, best))
+
+
+def top(logits: torch.Tensor, count: int) -> Top:
+    """[rows, vocab] -> of each row the `count` likeliest tokens. `logits` is left as it was."""
+    total = logits.logsumexp(dim=1, keepdim=True)
+    ids: list[torch.Tensor] = []
+    values: list[torch.Tensor] = []
+    for _ in range(count):  # no `topk`: of equal values it takes any
+        if ids:
+            logits.scatter_(1, ids[-1], float("-inf"))
+        ids.append(logits.argmax(dim=1, keepdim=True))
+        values.append(logits.gather(1, ids[-1]))
+    for id, value in zip(ids[-2::-1], values[-2::-1], strict=True):  # backwards: what is out of tokens repeats one
+        logits.scatter_(1, id, value)
+    return Top(torch.cat(ids, 1), (torch.cat(values, 1) - total).exp())
 
 
 def probability(logits: torch.Tensor, token: torch.Tensor) -> torch.Tensor:

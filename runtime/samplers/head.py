@@ -19,6 +19,7 @@ from runtime.engine.plan import BlockPlan, RulePlan
 from runtime.engine.request import FILLED, MASKED
 from runtime.samplers import choose
 from runtime.samplers.base import (
+    MERGED,
     SUPPRESS_EOS,
     TEMPERATURE,
     TOP_K,
@@ -57,6 +58,7 @@ class _Group:
     params: torch.Tensor
     wants: Stat
     kept: torch.Tensor | None
+    top: choose.Top | None  # [its blocks, B, count], to be written
 
     def rows(self, block: torch.Tensor) -> torch.Tensor | slice:
         """Which of some rows are its own, by their blocks."""
@@ -113,10 +115,10 @@ class Head:
             return torch.from_numpy(array).to(device, non_blocking=True)
 
         masked, filled = state == MASKED, state == FILLED
-        groups = [_group(self.rules(g.rule), len(plan.rows), g, put) for g in plan.groups]
-        choice = tokens.clone()
         advanced = put(plan.advanced)
         kind = hidden.dtype if hidden.dtype == torch.float64 else torch.float32
+        groups = [_group(self.rules(g.rule), tokens, g, kind, put) for g in plan.groups]
+        choice = tokens.clone()
         conf = torch.full(choice.shape, float("-inf"), dtype=kind, device=device)
         wanted = Stat(functools.reduce(operator.or_, (group.wants for group in groups)))
         stats = {stat: torch.full_like(conf, none) for stat, (_, none) in STATS.items() if stat & wanted}
@@ -143,6 +145,8 @@ class Head:
                 if group.wants & Stat.SIGNAL and signal is not None:
                     assert self.soften is not None
                     _soften(group, logits, here, self.soften, signal)
+                if group.top is not None:
+                    _top(group, group.top, logits, here)
             best = choose.greedy(logits)
             choice[here], conf[here] = best.token, best.conf
             if likeliest is not None:
@@ -174,7 +178,7 @@ class Head:
                 some = {name: tensor[group.members] for name, tensor in some.items()}
             if group.wants & Stat.SUPPRESS:
                 some |= self._held_back(group, some)
-            blocks = BlockBatch(params=group.params, columns=group.rule.columns, kept=group.kept, **some)
+            blocks = BlockBatch(params=group.params, columns=group.rule.columns, kept=group.kept, top=group.top, **some)
             yield group.rule, group.members, blocks
 
     def _ban_eos(self, group: _Group, logits: torch.Tensor, here: Place) -> None:
@@ -193,15 +197,22 @@ class Head:
         return {name: some[name].masked_fill(late, end) for name, end in ends.items() if name in some}
 
 
-def _group(rule: Rule, blocks: int, plan: RulePlan, put: Callable[[np.ndarray], torch.Tensor]) -> _Group:
+def _group(
+    rule: Rule, tokens: torch.Tensor, plan: RulePlan, kind: torch.dtype, put: Callable[[np.ndarray], torch.Tensor]
+) -> _Group:
     params, wants = put(plan.params), Stat(plan.wants)
     kept = None if plan.kept is None else put(plan.kept)
-    if len(plan.members) == blocks:
-        return _Group(rule, None, None, params, wants, kept)
+    top = None
+    if wants & Stat.TOP and MERGED.name in rule.columns:
+        count = int(plan.params[:, rule.columns[MERGED.name]].max())
+        ids = tokens.new_zeros((len(plan.members), tokens.shape[1], count))
+        top = choose.Top(ids, torch.zeros_like(ids, dtype=kind))
+    if len(plan.members) == len(tokens):
+        return _Group(rule, None, None, params, wants, kept, top)
     members = put(plan.members)
-    local = torch.full((blocks,), -1, dtype=torch.int64, device=members.device)
+    local = torch.full((len(tokens),), -1, dtype=torch.int64, device=members.device)
     local[members] = torch.arange(len(members), device=members.device)
-    return _Group(rule, members, local, params, wants, kept)
+    return _Group(rule, members, local, params, wants, kept, top)
 
 
 def _current(group: _Group, logits: torch.Tensor, here: Place, tokens: torch.Tensor, current: torch.Tensor) -> None:
@@ -222,6 +233,16 @@ def _describe(group: _Group, logits: torch.Tensor, here: Place, stats: Stats) ->
         probs = logits[some].softmax(dim=1)
         for stat, shape in shapes.items():
             stats[stat][block[some], at[some]] = shape(probs)
+
+
+def _top(group: _Group, top: choose.Top, logits: torch.Tensor, here: Place) -> None:
+    """The likeliest tokens at each of the group's positions, as many as its request mixes."""
+    mine = group.rows(here[0])
+    block, at = group.own(here[0][mine]), here[1][mine]
+    found = choose.top(logits[mine], top.ids.shape[2])
+    own = group.params[block, group.rule.columns[MERGED.name]]
+    beyond = torch.arange(top.ids.shape[2], device=block.device) >= own[:, None]
+    top.ids[block, at], top.probs[block, at] = found.ids, found.probs.masked_fill(beyond, 0)
 
 
 def _soften(

@@ -8,6 +8,7 @@ from runtime.engine.description import Field
 from runtime.samplers.base import get_rule, rules
 from runtime.strategies import DecodingContext, make_strategy, strategies
 
+FEW = 2  # rules that do not read a field: they are named instead of those that do
 BEGIN, END = "<!-- fields: python -m runtime.samplers.markdown -->", "<!-- end of fields -->"
 
 
@@ -20,9 +21,13 @@ def field_table() -> str:
     for fields, key in declared:
         for field in fields:
             readers.setdefault(field, []).append(key)
-    filling = [key for key in rules() if not get_rule(key).noisy]
-    rows = [_row(field, "all but `noise`" if keys == filling else ", ".join(keys)) for field, keys in readers.items()]
+    rows = [_row(field, _readers(keys)) for field, keys in readers.items()]
     return "\n".join(["| Field | Value | Default | With | Meaning |", "|---|---|---|---|---|", *sorted(rows)])
+
+
+def _readers(keys: list[str]) -> str:
+    others = [f"`{key}`" for key in rules() if key not in keys]
+    return f"all but {' and '.join(others)}" if len(others) <= FEW else ", ".join(keys)
 
 
 def _row(field: Field, readers: str) -> str:

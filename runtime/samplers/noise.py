@@ -39,6 +39,7 @@ SURE = Field(
 @register_rule
 class Noise(Rule):
     key = "noise"
+    strategies = ("diffusion_gemma",)
     noisy = True
     fields = (STEPS, BOUND, T_MIN, T_MAX, STABLE, SURE)
     keeps = ("likeliest", "steps")  # a position's likeliest token, and in how many steps without a break

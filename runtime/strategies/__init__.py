@@ -1,6 +1,6 @@
 """Decoding strategies, one file each. Importing this package registers them; add yours with one line here."""
 
-from runtime.strategies import d2f, diffusion_gemma, fast_dllm_v2, full, multi_bd, nemotron_diffusion
+from runtime.strategies import d2f, diffusion_gemma, dmax, fast_dllm_v2, full, multi_bd, nemotron_diffusion
 from runtime.strategies.base import (
     DecodingContext,
     Feed,
@@ -19,6 +19,7 @@ __all__ = [
     "also_fits",
     "d2f",
     "diffusion_gemma",
+    "dmax",
     "fast_dllm_v2",
     "full",
     "longest_request",

@@ -53,7 +53,7 @@ class Strategy(Protocol):
         shares_prefixes: whether the K/V of equal beginnings is the same whatever comes after them.
         whole_prompts: a prompt is forwarded in one step, which `max_rows` allows for.
         default_max_tokens: of a request that names no length; None leaves it to whoever asks.
-        noisy: what is open is noise instead of masks; the acceptance rules that are noisy too fit it, and no others.
+        noisy: what is open is noise instead of masks.
         one_window: in models with windows, open rows share one, that of the first of them (decoding.md 2).
     """
 

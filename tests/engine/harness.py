@@ -22,13 +22,15 @@ from runtime.engine.plan import BlockResults, StepPlan
 from runtime.engine.request import Request
 from runtime.layers.kv_pool import UnifiedPool
 from runtime.models.base import Model
-from runtime.samplers import Orders, get_rule, rules, rules_under
+from runtime.samplers import Orders, get_rule, rules_of, rules_under
 from runtime.strategies import DecodingContext, make_strategy
 from runtime.strategies.multi_bd import MultiBlock
-from tests.engine.hash_model import HashMemory, HashModel, digest, flat, hash_logits
+from tests.engine.hash_model import HashedEmbeddings, HashMemory, HashModel, digest, flat, hash_logits
 from tests.oracle.block import Params
 from tests.oracle.block import Shape as OracleShape
 from tests.oracle.decode import LogitsOf, Result, decode
+from tests.oracle.dmax import Model as Embedded
+from tests.oracle.dmax import decode_dmax
 from tests.oracle.full import decode_full
 from tests.oracle.masks import block_causal_ends, prefix_causal_ends, prefix_full_ends
 from tests.oracle.seeded import decode_seeded
@@ -155,11 +157,10 @@ def make_engine(setup: Setup, model: Model | None = None) -> Engine:
         blocks_cut=strategy.tiling.cut,
         strategy_fields=list(with_defaults(strategy.fields, setup.block)),
         rules=[
-            RuleInfo(key=key, fields=with_defaults(rule(key).fields, setup.block))
-            for key in rules()
-            if not rule(key).noisy
+            RuleInfo(key=each.key, fields=with_defaults(rule(each.key).fields, setup.block))
+            for each in rules_of(setup.strategy)
         ],
-        default_rule="threshold",
+        default_rule="dmax" if setup.strategy == "dmax" else "threshold",
     )
     pool = UnifiedPool(model.kv_shapes, num_pages=setup.pages, page_size=setup.page, dtype=torch.float64, device="cpu")
     runner = CheckedRunner(
@@ -211,10 +212,13 @@ def spec_of(id: str, ask: Ask) -> RequestSpec:
     )
 
 
-def expected(setup: Setup, ask: Ask, logits_of: LogitsOf | None = None) -> Result:
-    """The oracle's answer, on the hash model unless `logits_of` is another's (of `multi_bd`)."""
+def expected(setup: Setup, ask: Ask, logits_of: LogitsOf | None = None, embedded: Embedded | None = None) -> Result:
+    """The oracle's answer, on the hash model unless `logits_of` (multi_bd's) or `embedded` (dmax's) is another's."""
     if setup.strategy == "full":
         return decode_full(HashMemory(setup.vocab), ask.prompt, ask.params, setup.oracle, ask.fixed)
+    if setup.strategy == "dmax":
+        model = embedded or HashedEmbeddings(setup.vocab, setup.block)
+        return decode_dmax(model, ask.prompt, ask.params, setup.oracle, ask.fixed)
     if setup.seeded:
         return decode_seeded(lambda: HashMemory(setup.vocab), ask.prompt, ask.params, setup.oracle, ask.fixed)
     logits_of = logits_of or hash_logits(setup.vocab, lambda length: setup.ends(len(ask.prompt), length))
@@ -349,14 +353,21 @@ class Run:
     """An engine and all that was heard of its requests, checked after every step.
 
     Args:
-        engine: on the hash model unless given. logits_of: the multi_bd oracle's view of the same model.
+        engine: on the hash model unless given. logits_of, embedded: the multi_bd and dmax oracles' view of the same.
     """
 
-    def __init__(self, setup: Setup, engine: Engine | None = None, logits_of: LogitsOf | None = None) -> None:
+    def __init__(
+        self,
+        setup: Setup,
+        engine: Engine | None = None,
+        logits_of: LogitsOf | None = None,
+        embedded: Embedded | None = None,
+    ) -> None:
         self.setup = setup
         self.hashed = engine is None
         self.engine = engine or make_engine(setup)
         self.logits_of = logits_of
+        self.embedded = embedded
         self.asks: dict[str, Ask] = {}
         self.heard: dict[str, Heard] = {}
         self.aborted: set[str] = set()
@@ -399,7 +410,7 @@ class Run:
     def compare(self) -> None:
         """Everything heard equals the oracle's."""
         for id, ask in self.asks.items():
-            result = expected(self.setup, ask, self.logits_of)
+            result = expected(self.setup, ask, self.logits_of, self.embedded)
             check_heard(self.heard[id], result, ask.report, whole=self.heard[id].ended)
 
 

@@ -13,7 +13,9 @@ from tests.engine.harness import Ask, Setup
 from tests.oracle.block import Params
 from tests.oracle.rules import FILLING
 
-STRATEGIES = pytest.mark.parametrize("strategy", ["multi_bd", "full", "d2f", "fast_dllm_v2", "nemotron_diffusion"])
+STRATEGIES = pytest.mark.parametrize(
+    "strategy", ["multi_bd", "dmax", "full", "d2f", "fast_dllm_v2", "nemotron_diffusion"]
+)
 Scenario = tuple[Setup, list[tuple[int, Ask]], list[tuple[int, int]], list[int]]
 
 
@@ -31,7 +33,7 @@ def params(draw: st.DrawFn, growing: bool, max_tokens: int, setup: Setup) -> Par
     """Anything `runtime.params` lets through, with small numbers where they make blocks change often."""
     hot = draw(st.booleans())
     rules = [key for key in ("threshold", "edit", *ALGORITHMS) if key != "edit" or not setup.seeded]
-    algorithm = draw(st.sampled_from(rules))
+    algorithm = draw(st.sampled_from(rules if setup.strategy != "dmax" else ["dmax"]))
     total = draw(st.sampled_from([None, 20, 33, 64])) if algorithm in ("fixed", "dynamic", "sequential") else None
     return Params(
         max_tokens=draw(st.integers(max_tokens - 8 if growing else 1, max_tokens)),
@@ -52,7 +54,8 @@ def params(draw: st.DrawFn, growing: bool, max_tokens: int, setup: Setup) -> Par
         token_stability_threshold=draw(st.sampled_from([0.0, 0.0, 0.5, 1.0])),
         max_post_edit_steps=draw(st.integers(0, 5)),
         penalty_lambda=draw(st.sampled_from([0.0, 0.0, 1.0, 4.0])),
-        max_steps_per_block=draw(st.sampled_from([1, 2, 5, 16, 64])),
+        # of a model whose answers are a hash's hardly a block of dmax comes to rest before
+        max_steps_per_block=draw(st.sampled_from([1, 2, 5, 16, 64] if algorithm != "dmax" else [1, 2, 4, 7])),
         steps=draw(st.integers(1, 9)),
         confidence_metric=draw(st.sampled_from(["max_prob", "margin", "neg_entropy"])),
         factor=draw(st.sampled_from([0.0, 0.5, 1.0, 1.7, 3.0])),
@@ -78,6 +81,13 @@ def own_fields(draw: st.DrawFn, setup: Setup) -> dict[str, Any]:
     if setup.strategy == "full":
         cache = draw(st.sampled_from(["none", "prefix", "dual", "vicinity"]))
         return {"cache": cache, "block_length": draw(st.sampled_from([2, 3, 4, 5, 8, 40]))}
+    if setup.strategy == "dmax":
+        return {
+            "token_merge_mode": draw(st.sampled_from(["dmax_topk", "dmax_topk", "iter_smooth_topk"])),
+            "token_merge_top_k": draw(st.sampled_from([1, 1, 2, 3, 20])),
+            "token_merge_renormalize": draw(st.booleans()),
+            "token_merge_weight": draw(st.sampled_from([0.0, 0.3, 1.0, 2.0])),
+        }
     return {}
 
 
@@ -92,7 +102,7 @@ def setups(
 ) -> Setup:
     """Pages smaller and larger than the block; budgets and pools down to what one request needs."""
     block = block or draw(st.sampled_from([4, 4, 8, 2]))
-    buffer = buffer or draw(st.integers(1, 4)) if strategy in ("multi_bd", "d2f") else 1
+    buffer = buffer or draw(st.integers(1, 4)) if strategy in ("multi_bd", "dmax", "d2f") else 1
     least, longest, unit = (buffer + 1) * block, max_len, 1
     if strategy == "full":
         least = max_len

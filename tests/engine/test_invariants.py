@@ -151,9 +151,10 @@ def test_5_a_block_always_ends(strategy: str, data: st.DataObject, seed: int, sc
         engine.add(spec_of(f"r{n}", ask))
         size = {"full": ask.params.block_length, "fast_dllm_v2": ask.params.sub_block_size}.get(strategy, setup.block)
         blocks = (ask.params.max_tokens - 1) // size + 2
-        masks = min(ask.params.max_steps_per_block, size * (1 + (ask.params.remask_threshold > 0))) + setup.shift
+        most = ask.params.max_steps_per_block
+        fills = most if strategy == "dmax" else min(most, size * (1 + (ask.params.remask_threshold > 0))) + setup.shift
         editing = (ask.params.max_post_edit_steps + 1) * (ask.params.algorithm == "edit")
-        bounds[f"r{n}"] = blocks * (masks + editing)
+        bounds[f"r{n}"] = blocks * (fills + editing)
     ended = {}
     for _ in range(5000):
         if not engine.has_work():

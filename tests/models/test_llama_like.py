@@ -95,7 +95,7 @@ def golden_llms():
 )
 def test_golden_answers(golden_llms, family, case):
     settings = dict(case["settings"])
-    names = ("model_name", "decoding_strategy", "block_size", "buffer_size", "full_cache")
+    names = ("model_name", "decoding_strategy", "sampling_mode", "block_size", "buffer_size", "full_cache")
     server = {name: settings.pop(name) for name in names if name in settings}
     if "the mask must be given as a flag" in case.get("notes", ""):
         server["mask_token_id"] = case["mask_token_id"]

@@ -49,6 +49,8 @@ RULES = (
          engine(blockSize=24, pageSize=32, decodingStrategy="FastDllmV2")),
     Case("must be at least (bufferSize + 1) * blockSize", engine(blockSize=32, bufferSize=3, maxNumBatchedTokens=128),
          engine(blockSize=32, bufferSize=3, maxNumBatchedTokens=127)),
+    Case("must be Edit with decodingStrategy Dmax", engine(decodingStrategy="Dmax", samplingMode="Edit"),
+         engine(decodingStrategy="Dmax")),
     Case("does nothing with samplingMode Edit", engine(samplingMode="Edit", thresholds={"remask": 0}),
          engine(samplingMode="Edit", thresholds={"remask": 0.25})),
     Case("the operator itself sets or needs these flags", engine(extraArgs=["--max-queue=5", "--model-name", "llada2"]),

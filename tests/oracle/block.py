@@ -57,10 +57,20 @@ class Params:
     cache: str = "none"  # these two: full
     block_length: int = 4
 
+    token_merge_mode: str = "dmax_topk"  # these: dmax
+    token_merge_top_k: int = 1
+    token_merge_renormalize: bool = True
+    token_merge_weight: float = 1.0
+
+    @property
+    def edits(self) -> bool:
+        """Whether a block is done when it comes to rest, and not when it is full."""
+        return self.algorithm in ("edit", "dmax")
+
     @property
     def revises(self) -> bool:
         """Whether a FILLED position may still change (editing or remasking)."""
-        return self.algorithm == "edit" or (self.algorithm == "threshold" and self.remask_threshold > 0)
+        return self.edits or (self.algorithm == "threshold" and self.remask_threshold > 0)
 
 
 @dataclass(frozen=True)
@@ -94,11 +104,12 @@ class Block:
     force_steps: int = 0
     given_steps: int | None = None  # of a total, in place of the request's `steps`
     post_steps: int = 0  # edit: steps that began with no mask; with orders, with no original one
-    ended: bool = False  # edit: frozen
+    ended: bool = False  # edit, dmax: frozen
     stepped: bool = False
     written: set[int] = field(default_factory=set)  # offsets the last step wrote
     remasked: set[int] = field(default_factory=set)  # offsets ever remasked
     credit: dict[int, dict[int, float]] = field(default_factory=dict)  # by offset and token
+    likeliest: dict[int, list[tuple[int, float]]] = field(default_factory=dict)  # dmax: the last step's, by offset
     # with orders: offsets of original masks, what earlier steps began with, and what offsets took in them
     original: set[int] = field(default_factory=set)
     history: list[tuple[int | None, ...]] = field(default_factory=list)
@@ -140,8 +151,9 @@ class Decision:
     accept: dict[int, int] = field(default_factory=dict)  # MASKED offset -> token
     edit: dict[int, int] = field(default_factory=dict)  # FILLED offset -> other token
     remask: set[int] = field(default_factory=set)
-    ends: bool = False  # edit only
+    ends: bool = False  # edit and dmax
     ordered: insert_delete.Step | None = None  # with orders: all of it
+    likeliest: dict[int, list[tuple[int, float]]] = field(default_factory=dict)  # dmax: tokens and probabilities
 
 
 def banned(logits: np.ndarray, shape: Shape) -> np.ndarray:
@@ -268,6 +280,7 @@ def apply(block: Block, decision: Decision, mask_id: int, *, force: bool) -> Non
     block.written = {*decision.accept, *decision.edit}
     block.stepped = True
     block.ended = decision.ends
+    block.likeliest = decision.likeliest
 
 
 def apply_ordered(block: Block, step: insert_delete.Step, mask_id: int, *, force: bool) -> None:

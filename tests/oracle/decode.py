@@ -111,6 +111,8 @@ def longest_run_cut(tokens: Sequence[int], limit: int) -> int | None:
 class _Decode:
     """The loop of section 3 for one request."""
 
+    decide = staticmethod(decide)
+
     def __init__(
         self, logits_of: LogitsOf, prompt: Sequence[int], p: Params, shape: Shape, given: Mapping[int, int]
     ) -> None:
@@ -168,7 +170,7 @@ class _Decode:
                 self.open_next()
             return
         newest = active[-1]
-        stability = newest.same_token_ratio if self.p.algorithm == "edit" else 1.0
+        stability = newest.same_token_ratio if self.p.edits else 1.0
         eos = any(self.is_eos(b, i) for b in self.blocks if b.status != IN_CACHE for i in range(self.shape.block))
         if (
             newest.progress >= self.p.add_block_threshold
@@ -187,14 +189,14 @@ class _Decode:
     def step(self) -> None:
         """Rules 4 and 5."""
         self.opening()
-        logits = self.logits_of(self.sequence())
+        logits = self.look()
         plans = []
         for n, block in enumerate(self.blocks):
             if block.status == ACTIVE and block.free:
                 first = block.start - self.shape.shift
                 rows = logits[first : first + self.shape.block]
                 force = self.may_force(n)
-                plans.append((block, decide(block, rows, self.p, self.shape, force=force, step=self.nfe), force))
+                plans.append((block, self.decide(block, rows, self.p, self.shape, force=force, step=self.nfe), force))
         for block in self.blocks:
             if block.status == TO_CACHE:
                 block.status = IN_CACHE
@@ -202,9 +204,13 @@ class _Decode:
             apply(block, decision, self.shape.mask_id, force=force)
         self.nfe += bool(plans)
         for n, block in enumerate(self.blocks):
-            done = block.ended if self.p.algorithm == "edit" and block.free else not block.masked
+            done = block.ended if self.p.edits and block.free else not block.masked
             if block.status == ACTIVE and done and (n == 0 or self.blocks[n - 1].status != ACTIVE):
                 block.status = TO_CACHE
+
+    def look(self) -> np.ndarray:
+        """float64 [n, vocab] of the sequence so far."""
+        return self.logits_of(self.sequence())
 
     def sequence(self) -> list[int]:
         return self.prompt[: self.first] + [t for b in self.blocks for t in b.tokens]

@@ -59,8 +59,11 @@ class OracleModel:
 
     def logits(self, ids: Sequence[int]) -> Tensor:
         """float64 [len(ids), vocab], block-causal from position 0."""
+        return self.forward(self.w["model.word_embeddings.weight"][torch.tensor(list(ids))])
+
+    def forward(self, x: Tensor) -> Tensor:
+        """`logits` of embeddings [n, hidden]."""
         c, w = self.config, self.w
-        x = w["model.word_embeddings.weight"][torch.tensor(list(ids))]
         for n in range(c["num_hidden_layers"]):
             name = f"model.layers.{n}."
             x = x + self._attention(name, rms_norm(x, w[name + "input_layernorm.weight"], c["rms_norm_eps"]))
@@ -74,6 +77,14 @@ class OracleModel:
     def __call__(self, ids: Sequence[int]) -> np.ndarray:
         with torch.no_grad():
             return self.logits(ids).numpy()
+
+    def embed(self, token: int) -> np.ndarray:
+        return self.w["model.word_embeddings.weight"][token].numpy()
+
+    def look(self, rows: Sequence[np.ndarray]) -> np.ndarray:
+        """`logits` of embeddings."""
+        with torch.no_grad():
+            return self.forward(torch.from_numpy(np.stack(rows))).numpy()
 
     def _attention(self, name: str, x: Tensor) -> Tensor:
         c, w = self.config, self.w

@@ -26,6 +26,7 @@ from runtime.samplers.choose import Choice, distribution, greedy, pick
 from runtime.samplers.head import Head
 from runtime.samplers.uniform import uniforms
 from tests.oracle import block as oracle
+from tests.oracle import dmax
 from tests.oracle.draws import choose, filtered, softmax, uniform
 from tests.oracle.rules import FILLING
 
@@ -80,6 +81,7 @@ def parameters(draw: st.DrawFn, algorithm: str) -> oracle.Params:
         credit_decay=draw(st.sampled_from([0.0, 0.8, 1.0])),
         credit_power=draw(st.sampled_from([0.2, 1.0])),
         suppress_eos=draw(st.sampled_from(["none", "confidence", "logits"])),
+        token_merge_top_k=draw(st.sampled_from([1, 2, 3, 20])),
     )
 
 
@@ -127,11 +129,11 @@ def plan_of(
     )
 
 
-@pytest.mark.parametrize("algorithm", [*FILLING, "edit"])
+@pytest.mark.parametrize("algorithm", [*FILLING, "edit", "dmax"])
 @given(data=st.data())
 def test_a_rule_decides_as_the_oracle(algorithm: str, data: st.DataObject) -> None:
     """Blocks of this rule, of others too, each with parameters of its own, over some steps: against one at a time."""
-    others = st.sampled_from([algorithm, algorithm, *FILLING, "edit"])
+    others = st.sampled_from([algorithm, algorithm, *FILLING, "edit", "dmax"])
     size, n = SHAPE.block, data.draw(st.integers(1, 4))
     several = [data.draw(blocks(size)) for _ in range(n)]
     params = [data.draw(parameters(data.draw(others) if i else algorithm)) for i in range(n)]
@@ -144,7 +146,7 @@ def test_a_rule_decides_as_the_oracle(algorithm: str, data: st.DataObject) -> No
         logits = random.choice(LEVELS, (n, size, VOCAB))
         # rows that hold the same numbers in another order would tie but for the last bit of a sum: each has its own
         # spacing
-        logits *= random.uniform(0.8, 1.2, (n, size, 1))
+        logits *= random.uniform(0.8, 1.2, (n, size, 1)) * data.draw(st.sampled_from([1.0, 1.0, 4.0]))
         plan = plan_of(several, params, force, kept)
         hidden = torch.from_numpy(logits.reshape(n * size, VOCAB).copy())
         with mock.patch.object(heads, "HEAD_ROWS", data.draw(st.sampled_from([3, 2048]))):
@@ -190,7 +192,10 @@ def check(
     """What is decided of one block is what the oracle decides, which goes on to its state after the step."""
     if b.ended:
         return
-    expected = oracle.decide(b, logits, p, shape, force=force, step=0)
+    decide = dmax.decide if p.algorithm == "dmax" else oracle.decide
+    expected = decide(b, logits, p, shape, force=force, step=0)
+    if p.algorithm == "dmax":
+        check_mixture(got, row, b, expected.likeliest)
     assert set(torch.nonzero(got.edited[row]).flatten().tolist()) == set(expected.edit)
     assert set(torch.nonzero(got.remasked[row]).flatten().tolist()) == expected.remask
     before = list(b.masked)
@@ -198,11 +203,22 @@ def check(
     assert torch.nonzero(got.masked[row]).flatten().tolist() == b.masked
     left = [t for j, t in enumerate(got.tokens[row].tolist()) if j not in b.masked]
     assert left == [t for j, t in enumerate(b.tokens) if j not in b.masked]
-    if p.algorithm == "edit":
+    if p.edits:
         assert bool(got.ended[row]) == b.ended
     elif p.remask_threshold == 0:
         assert bool(got.ended[row]) == (not b.masked)
     assert bool(got.forced[row]) <= (force and bool(before))
+
+
+def check_mixture(got: Decision, row: int, b: oracle.Block, expected: dict[int, list[tuple[int, float]]]) -> None:
+    """The likeliest tokens of what is not fixed, as many as the request mixes; beyond them and elsewhere nothing."""
+    assert got.mixture is not None
+    for i in range(len(b.tokens)):
+        ids, probs = got.mixture.ids[row, i].tolist(), got.mixture.probs[row, i].tolist()
+        found = [(id, prob) for id, prob in zip(ids, probs, strict=True) if prob > 0]
+        likeliest = [(id, prob) for id, prob in expected.get(i, []) if prob > 0]
+        assert [id for id, _ in found] == [id for id, _ in likeliest]
+        assert [prob for _, prob in found] == pytest.approx([prob for _, prob in likeliest], rel=1e-9)
 
 
 @given(
@@ -254,6 +270,22 @@ def test_ties() -> None:
     assert np.flatnonzero(filtered(np.zeros(VOCAB), 3, 1.0)).tolist() == [0, 1, 2]
 
 
+def test_the_likeliest_tokens() -> None:
+    """In order, of equals the lowest id first, as many as there are; the logits stay as they were."""
+    logits = torch.tensor([[1.0, 3.0, 1.0, 3.0], [-torch.inf, 0.0, -torch.inf, -torch.inf], [0.0, 0.0, 0.0, 0.0]])
+    before = logits.clone()
+    for count in (1, 2, 3, 6):
+        found = choosing.top(logits, count)
+        assert torch.equal(logits, before)
+        probs = logits.softmax(1)
+        for row, order in enumerate(([1, 3, 0, 2], [1], [0, 1, 2, 3])):
+            some = order[:count]
+            assert found.ids[row, : len(some)].tolist() == some
+            torch.testing.assert_close(found.probs[row, : len(some)], probs[row, some])
+            assert not found.probs[row, len(some) :].any()
+    assert found.probs[1].tolist() == [1, 0, 0, 0, 0, 0]
+
+
 def test_probabilities_stay_in_the_logits_precision() -> None:
     logits = torch.randn(6, 50, dtype=torch.float32)
     got = greedy(logits)
@@ -263,7 +295,8 @@ def test_probabilities_stay_in_the_logits_precision() -> None:
 
 
 def test_registry() -> None:
-    assert set(rules()) <= {*FILLING, "edit", "noise"}, "a rule without an oracle"  # tests/oracle/canvas.py is noise's
+    # tests/oracle/canvas.py is noise's
+    assert set(rules()) <= {*FILLING, "edit", "dmax", "noise"}, "a rule without an oracle"
     with pytest.raises(ConfigError, match="'nope' is not known"):
         get_rule("nope")
     with pytest.raises(ValueError, match="twice"):

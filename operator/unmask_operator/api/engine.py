@@ -60,6 +60,10 @@ def _step_fits(engine: Engine) -> bool:
     return engine.decoding_strategy in _OWN_STEP or step <= (engine.max_num_batched_tokens or _BATCHED)
 
 
+def _dmax_edits(engine: Engine) -> bool:
+    return engine.decoding_strategy != "Dmax" or engine.sampling_mode == "Edit"
+
+
 def _no_remask_while_editing(engine: Engine) -> bool:
     return not (engine.sampling_mode == "Edit" and engine.thresholds and engine.thresholds.remask)
 
@@ -116,6 +120,13 @@ class Engine(Section):
             "maxNumBatchedTokens",
         ),
         Rule(
+            "!has(self.decodingStrategy) || self.decodingStrategy != 'Dmax' || "
+            "(has(self.samplingMode) && self.samplingMode == 'Edit')",
+            _dmax_edits,
+            "must be Edit with decodingStrategy Dmax",
+            "samplingMode",
+        ),
+        Rule(
             "!has(self.samplingMode) || self.samplingMode != 'Edit' || !has(self.thresholds) || "
             "!has(self.thresholds.remask) || self.thresholds.remask == 0.0",
             _no_remask_while_editing,
@@ -137,9 +148,9 @@ class Engine(Section):
         ),
     )
 
-    decoding_strategy: Literal["MultiBd", "Full", "D2f", "FastDllmV2", "NemotronDiffusion", "DiffusionGemma"] | None = (
-        flag_field("decoding-strategy", "How blocks are opened and decoded. Default: the model family's own.")
-    )
+    decoding_strategy: (
+        Literal["MultiBd", "Dmax", "Full", "D2f", "FastDllmV2", "NemotronDiffusion", "DiffusionGemma"] | None
+    ) = flag_field("decoding-strategy", "How blocks are opened and decoded. Default: the model family's own.")
     sampling_mode: Literal["Naive", "Edit"] | None = flag_field(
         "sampling-mode",
         "Edit lets filled tokens be revised, and makes the edit algorithm the default. Default: Naive, where "

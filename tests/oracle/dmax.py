@@ -1,0 +1,102 @@
+"""A naive decoder of `dmax`, written from decoding.md section 3.3 and from nothing of the engine's, on the naive loop
+of `tests.oracle.decode`: each step forwards the whole sequence again, open blocks as embeddings that are mixed here.
+
+Readings, beside those of `tests.oracle.decode`:
+
+ 1. A MASKED position's conf is its candidate's, which T > 0 draws. A FILLED one takes the likeliest token whatever the
+    temperature. What embeddings are mixed from, and what is compared with 0.9, are likeliest tokens of this step's
+    allowed logits and their plain T = 1 probabilities.
+ 2. The B steps are those of max_steps_per_block, which by default is B here: steps in which the block may force. The
+    last takes every mask, applies what it changes, and ends the block.
+ 3. A block that has ended and waits for its predecessor is ACTIVE: its FILLED positions are still what its own last
+    step found, until it is TO_CACHE. Fixed positions are always plain.
+ 4. suppress_eos="confidence": an EOS that is a position's candidate ends the prefix, replaces nothing, and keeps the
+    block from being sure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Protocol
+
+import numpy as np
+
+from tests.oracle.block import ACTIVE, FILLED, Block, Decision, Params, Shape, allowed
+from tests.oracle.decode import Result, _Decode
+from tests.oracle.draws import choose, softmax
+
+
+class Model(Protocol):
+    def embed(self, token: int) -> np.ndarray:
+        """float64 [hidden]."""
+        ...
+
+    def look(self, rows: Sequence[np.ndarray]) -> np.ndarray:
+        """Embeddings of the whole sequence so far -> float64 [len(rows), vocab], block-causal, before any ban."""
+        ...
+
+
+def decide(block: Block, logits: np.ndarray, p: Params, shape: Shape, *, force: bool, step: int) -> Decision:
+    """The step of one ACTIVE block; as `tests.oracle.block.decide`."""
+    if block.ended:
+        return Decision(ends=True)
+    rows = allowed(logits, p, shape)
+    last = force and block.force_steps + 1 >= p.max_steps_per_block
+    accept: dict[int, int] = {}
+    edit: dict[int, int] = {}
+    likeliest: dict[int, list[tuple[int, float]]] = {}
+    all_sure, passing = True, True
+    for i in block.free:
+        probs = softmax(rows[i])
+        order = sorted(range(len(probs)), key=lambda token, row=rows[i]: (-row[token], token))
+        likeliest[i] = [(token, float(probs[token])) for token in order[: p.token_merge_top_k]]
+        found = choose(rows[i], p.temperature, p.top_k, p.top_p, p.seed, block.start + i, step)
+        candidate = found.token if i in block.masked else order[0]
+        held_back = p.suppress_eos == "confidence" and candidate in shape.eos_ids
+        all_sure = all_sure and probs[order[0]] >= 0.9 and not held_back
+        if i in block.masked:
+            passing = passing and found.conf >= p.accept_threshold and not held_back
+            if passing or last or (force and i == block.masked[0]):
+                accept[i] = candidate
+        elif candidate != block.tokens[i] and not held_back:
+            edit[i] = candidate
+    full = len(accept) == len(block.masked)
+    ends = full and (not (accept or edit) or all_sure or last)
+    return Decision(accept=accept, edit=edit, ends=ends, likeliest=likeliest)
+
+
+def mixed(model: Model, token: int, likeliest: list[tuple[int, float]], p: Params, mask_id: int) -> np.ndarray:
+    """The embedding of a FILLED position of an ACTIVE block."""
+    known = sum(prob * model.embed(id) for id, prob in likeliest)
+    if p.token_merge_mode == "iter_smooth_topk":
+        return model.embed(token) + p.token_merge_weight * known
+    mask, rest = model.embed(mask_id), 1.0 - sum(prob for _, prob in likeliest)
+    out = known + rest * mask
+    if not p.token_merge_renormalize:
+        return out
+    length = sum(prob * np.linalg.norm(model.embed(id)) for id, prob in likeliest) + rest * np.linalg.norm(mask)
+    return out * (length / (np.linalg.norm(out) + 1e-6))
+
+
+class _DMax(_Decode):
+    decide = staticmethod(decide)
+
+    def __init__(self, model: Model, prompt: Sequence[int], p: Params, shape: Shape, given: Mapping[int, int]) -> None:
+        self.model = model
+        super().__init__(lambda ids: model.look([model.embed(id) for id in ids]), prompt, p, shape, given)
+
+    def look(self) -> np.ndarray:
+        rows = [self.model.embed(id) for id in self.sequence()]
+        for block in self.blocks:
+            for i, likeliest in block.likeliest.items():
+                if block.status == ACTIVE and block.state[i] == FILLED:
+                    rows[block.start + i] = mixed(self.model, block.tokens[i], likeliest, self.p, self.shape.mask_id)
+        return self.model.look(rows)
+
+
+def decode_dmax(
+    model: Model, prompt: Sequence[int], params: Params, shape: Shape, given: Mapping[int, int] | None = None
+) -> Result:
+    """Decode one request to its end. Raises AssertionError when a block takes more steps than it may."""
+    blocks = -(-(len(prompt) + params.max_tokens - shape.first(len(prompt))) // shape.block)
+    return _DMax(model, prompt, params, shape, given or {}).run(blocks * (params.max_steps_per_block + shape.block))
