@@ -38,6 +38,7 @@ class EngineConfig:
     max_num_reqs: int = 128
     gpu_memory_utilization: float = 0.9
     num_pages: int | None = None
+    kv_cache_layout: Literal["unified", "distinct"] = "unified"
     attn_impl: Literal["triton_grouped", "triton", "torch"] | None = None
     disable_prefix_caching: bool = False
     skip_tokenizer: bool = False  # Python API only: ids in, ids out

@@ -159,9 +159,8 @@ FLAGS: tuple[Flag, ...] = (
         name="kv-cache-layout",
         default="unified",
         choices=("unified", "distinct"),
-        built=False,
-        reason="the cache is one unified tensor",
-        help="arrangement of keys and values",
+        help="keys and values of a page: token after token, or each head for itself, keys in pieces of 8 numbers and "
+        "values transposed",
     ),
     _memory(name="disable-prefix-caching", type="bool", default=False, help="recompute every prompt"),
     _speed(

@@ -16,7 +16,7 @@ from runtime.engine.offer import offer, read_orders
 from runtime.engine.warmup import warm_up
 from runtime.errors import ConfigError
 from runtime.layers.build import Build
-from runtime.layers.kv_pool import UnifiedPool, page_bytes
+from runtime.layers.kv_pool import LAYOUTS
 from runtime.models import Facts, Family, resolve_family
 from runtime.models.base import Model
 from runtime.strategies import DecodingContext, Strategy, also_fits, longest_request, make_strategy
@@ -163,8 +163,8 @@ def _runner(
     free_at_start: int,
 ) -> tuple[ModelRunner, int]:
     """The runner with its K/V pool, warmed up, and the pool's pages."""
-    page_size = info.page_size
-    bytes_of_page = page_bytes(model.kv_shapes, page_size, dtype)
+    page_size, layout = info.page_size, LAYOUTS[config.kv_cache_layout]
+    bytes_of_page = layout.page_bytes(model.kv_shapes, page_size, dtype)
     unit = max(page_size, info.tiling.grain)
     longest = longest_request(strategy, info.max_model_len)
     needed = -(-longest // unit) * (unit // page_size)
@@ -172,7 +172,7 @@ def _runner(
     def make(pages: int) -> ModelRunner:
         return ModelRunner(
             model,
-            UnifiedPool(model.kv_shapes, num_pages=pages, page_size=page_size, dtype=dtype, device=device),
+            layout(model.kv_shapes, num_pages=pages, page_size=page_size, dtype=dtype, device=device),
             block_size=min(info.block_size, longest),
             mask_id=info.mask_token_id,
             max_token_id=info.max_token_id,

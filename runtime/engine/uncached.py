@@ -14,7 +14,6 @@ from runtime.engine.plan import block_causal_plan
 from runtime.engine.request import Request
 from runtime.errors import RequestError
 from runtime.fields import integer
-from runtime.layers.kv_pool import UnifiedPool
 
 
 def sequence_logits(engine: Engine, ids: list[int], block_size: int | None = None) -> torch.Tensor:
@@ -29,7 +28,7 @@ def sequence_logits(engine: Engine, ids: list[int], block_size: int | None = Non
     for i, token in enumerate(ids):
         integer(f"prompt[{i}]", token, 0, last)
     block = integer("block_size", block_size, 1, 2**31, default=None)
-    pool, dtype = runner.pool, runner.pool.dtype
+    pool = runner.pool
     pages = -(-len(ids) // pool.page_size)
     plan = block_causal_plan(
         np.array(ids), np.zeros(1, np.int64), np.array([len(ids)]), np.arange(pages, dtype=np.int32)[None],
@@ -42,9 +41,6 @@ def sequence_logits(engine: Engine, ids: list[int], block_size: int | None = Non
         seen = engine.strategy.visible_end([alone], np.zeros_like(plan.positions), plan.positions)
         settled = np.zeros_like(plan.open)
         plan = replace(plan, visible_end=np.minimum(seen, len(ids)).astype(np.int32), open=settled)
-    own = UnifiedPool(
-        runner.model.kv_shapes, num_pages=pages, page_size=pool.page_size, dtype=dtype, device=pool.device
-    )
     model, batch = runner.model, runner.batch(plan)
-    hidden = model.forward(model.embed(batch.tokens), batch, own)
+    hidden = model.forward(model.embed(batch.tokens), batch, pool.like(pages))
     return torch.cat([model.head(part).cpu() for part in torch.split(hidden, 1024)])

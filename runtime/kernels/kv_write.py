@@ -4,40 +4,58 @@ from __future__ import annotations
 
 import torch
 
+from runtime.kernels.heads import heads_together
+from runtime.kernels.pages import put_keys, strides
 from runtime.kernels.triton_import import tl, triton
 
 
 def write_kv_reference(
     k: torch.Tensor, v: torch.Tensor, slots: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor
 ) -> None:
-    """Store row r of k and v [rows, kv_heads, head_dim] at slot ``slots[r]`` (page * page_size + offset, int64) of
-    one layer's pages [pages, page_size, kv_heads, head_dim]. Slots of one call are distinct; -1 is stored nowhere."""
+    """Store row r of k and v [rows, kv_heads, head_dim] at slot ``slots[r]`` (int64) of one layer's pages (see
+    ``runtime.kernels.pages``). Slots of one call are distinct; -1 is stored nowhere."""
     if int(slots.min()) < 0:
         alive = slots >= 0
         k, v, slots = k[alive], v[alive], slots[alive]
-    k_cache.view(-1, *k.shape[1:])[slots] = k.to(k_cache.dtype)
-    v_cache.view(-1, *v.shape[1:])[slots] = v.to(v_cache.dtype)
+    pages, offsets = slots // k_cache.shape[1], slots % k_cache.shape[1]
+    put_keys(k_cache, pages, offsets, k)
+    v_cache[pages, offsets] = v.to(v_cache.dtype)
 
 
 @triton.jit
-def _write_kv(k_ptr, v_ptr, slots_ptr, k_cache_ptr, v_cache_ptr, SIZE: tl.constexpr, SIZE_P2: tl.constexpr):
-    """One program a row: all its key heads, then all its value heads."""
+def _write_kv(
+    k_ptr, v_ptr, slots_ptr, k_cache_ptr, v_cache_ptr,
+    HEADS: tl.constexpr, DIM: tl.constexpr, TOGETHER: tl.constexpr, DIM_P2: tl.constexpr,
+    PAGE: tl.constexpr, PIECE: tl.constexpr,
+    K_PAGE: tl.constexpr, K_TOKEN: tl.constexpr, K_HEAD: tl.constexpr, K_PIECE: tl.constexpr,
+    V_PAGE: tl.constexpr, V_TOKEN: tl.constexpr, V_HEAD: tl.constexpr, V_NUMBER: tl.constexpr,
+):  # fmt: skip
+    """One program: TOGETHER of a row's key heads, then as many value heads."""
     row = tl.program_id(0).to(tl.int64)
-    column = tl.arange(0, SIZE_P2)
+    head = tl.program_id(1) * TOGETHER + tl.arange(0, TOGETHER)[:, None]
+    dim = tl.arange(0, DIM_P2)[None, :]
     slot = tl.load(slots_ptr + row).to(tl.int64)
-    ok = (column < SIZE) & (slot >= 0)
-    at = slot * SIZE + column
-    k = tl.load(k_ptr + row * SIZE + column, mask=ok)
-    v = tl.load(v_ptr + row * SIZE + column, mask=ok)
-    tl.store(k_cache_ptr + at, k.to(k_cache_ptr.dtype.element_ty), mask=ok)
-    tl.store(v_cache_ptr + at, v.to(v_cache_ptr.dtype.element_ty), mask=ok)
+    page, offset = slot // PAGE, slot % PAGE
+    ok = (head < HEADS) & (dim < DIM) & (slot >= 0)
+    source = (row * HEADS + head) * DIM + dim
+    number = dim
+    if PIECE < DIM:
+        number = dim // PIECE * K_PIECE + dim % PIECE
+    k = tl.load(k_ptr + source, mask=ok)
+    v = tl.load(v_ptr + source, mask=ok)
+    k_at = k_cache_ptr + page * K_PAGE + offset * K_TOKEN + head * K_HEAD + number
+    v_at = v_cache_ptr + page * V_PAGE + offset * V_TOKEN + head * V_HEAD + dim * V_NUMBER
+    tl.store(k_at, k.to(k_cache_ptr.dtype.element_ty), mask=ok)
+    tl.store(v_at, v.to(v_cache_ptr.dtype.element_ty), mask=ok)
 
 
 def write_kv(
     k: torch.Tensor, v: torch.Tensor, slots: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor
 ) -> None:
-    """`write_kv_reference` for contiguous rows and pools on a GPU."""
-    size = k.shape[1] * k.shape[2]
-    _write_kv[(len(k),)](
-        k, v, slots, k_cache, v_cache, SIZE=size, SIZE_P2=triton.next_power_of_2(size), num_warps=4
+    """`write_kv_reference` for contiguous rows on a GPU."""
+    rows, heads, dim = k.shape
+    together = heads_together(heads, dim)
+    _write_kv[(rows, triton.cdiv(heads, together))](
+        k, v, slots, k_cache, v_cache, HEADS=heads, DIM=dim, TOGETHER=together, DIM_P2=triton.next_power_of_2(dim),
+        **strides(k_cache, v_cache), num_warps=4,
     )  # fmt: skip

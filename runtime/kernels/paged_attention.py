@@ -9,6 +9,7 @@ from __future__ import annotations
 import torch
 
 from runtime.kernels.batch import ForwardBatch
+from runtime.kernels.pages import keys_at, strides
 from runtime.kernels.precision import wide
 from runtime.kernels.triton_import import tl, triton
 
@@ -25,8 +26,8 @@ def paged_attention_reference(
     """Tile by tile with an explicit mask (decoding.md 2).
 
     Args:
-        q: [rows, heads, head_dim]; k_cache, v_cache: one layer's pages [pages, page_size, kv_heads, head_dim], which
-            hold the batch's own rows already. Query heads h * group to (h + 1) * group - 1 read key head h.
+        q: [rows, heads, head_dim]; k_cache, v_cache: one layer's pages (see ``runtime.kernels.pages``), which hold the
+            batch's own rows already. Query heads h * group to (h + 1) * group - 1 read key head h.
         window: a query sees only the keys k with window_origin - k < window.
 
     Returns:
@@ -37,9 +38,9 @@ def paged_attention_reference(
     for request, first, count in batch.tiles.tolist():
         rows = slice(first, first + count)
         keys = torch.arange(max(batch.visible_end[rows].tolist(), default=0), device=q.device)
-        slots = batch.page_table[request][keys // batch.page_size].long() * batch.page_size + keys % batch.page_size
-        k = k_cache.flatten(0, 1)[slots].to(up).repeat_interleave(group, dim=1)
-        v = v_cache.flatten(0, 1)[slots].to(up).repeat_interleave(group, dim=1)
+        pages, offsets = batch.page_table[request][keys // batch.page_size].long(), keys % batch.page_size
+        k = keys_at(k_cache, pages, offsets, q.shape[2]).to(up).repeat_interleave(group, dim=1)
+        v = v_cache[pages, offsets].to(up).repeat_interleave(group, dim=1)
         visible = keys < batch.visible_end[rows, None]
         if window is not None:
             visible = visible & (batch.window_origin[rows, None] - keys < window)
@@ -54,7 +55,9 @@ def paged_attention_reference(
 def _paged_attention(
     q_ptr, k_ptr, v_ptr, out_ptr, tiles_ptr, visible_end_ptr, origin_ptr, table_ptr,
     table_stride, scale_log2, window,
-    HEADS: tl.constexpr, KV_HEADS: tl.constexpr, DIM: tl.constexpr, PAGE: tl.constexpr,
+    HEADS: tl.constexpr, KV_HEADS: tl.constexpr, DIM: tl.constexpr, PAGE: tl.constexpr, PIECE: tl.constexpr,
+    K_PAGE: tl.constexpr, K_TOKEN: tl.constexpr, K_HEAD: tl.constexpr, K_PIECE: tl.constexpr,
+    V_PAGE: tl.constexpr, V_TOKEN: tl.constexpr, V_HEAD: tl.constexpr, V_NUMBER: tl.constexpr,
     PACKED: tl.constexpr, PACKED_P2: tl.constexpr, ROWS: tl.constexpr, KEYS: tl.constexpr, DIM_P2: tl.constexpr,
     WINDOWED: tl.constexpr,
 ):  # fmt: skip
@@ -75,6 +78,9 @@ def _paged_attention(
     real = (row < rows) & (member < PACKED)
     dim = tl.arange(0, DIM_P2)
     dim_ok = dim < DIM
+    number = dim
+    if PIECE < DIM:
+        number = dim // PIECE * K_PIECE + dim % PIECE
     q_at = ((first_row + row).to(tl.int64) * HEADS + head + member)[:, None] * DIM + dim[None, :]
     q = tl.load(q_ptr + q_at, mask=real[:, None] & dim_ok[None, :], other=0.0)
 
@@ -92,10 +98,12 @@ def _paged_attention(
     for first_key in range(begin, end, KEYS):
         key = first_key + tl.arange(0, KEYS)
         key_ok = key < end
-        page = tl.load(table_ptr + request.to(tl.int64) * table_stride + key // PAGE, mask=key_ok, other=0)
-        kv_at = ((page.to(tl.int64) * PAGE + key % PAGE) * KV_HEADS + kv_head)[:, None] * DIM + dim[None, :]
-        kv_ok = key_ok[:, None] & dim_ok[None, :]
-        k = tl.load(k_ptr + kv_at, mask=kv_ok, other=0.0)
+        # asked page by page, so that the compiler knows keys of a page to lie as evenly as they do
+        page_ok = key // PAGE * PAGE < end
+        page = tl.load(table_ptr + request.to(tl.int64) * table_stride + key // PAGE, mask=page_ok, other=0)
+        page, offset = page.to(tl.int64), key % PAGE
+        k_at = (page * K_PAGE + offset * K_TOKEN + kv_head * K_HEAD)[:, None] + number[None, :]
+        k = tl.load(k_ptr + k_at, mask=key_ok[:, None] & dim_ok[None, :], other=0.0)
         scores = tl.dot(q, tl.trans(k), input_precision="ieee") * scale_log2
         visible = key[None, :] < visible_end[:, None]
         if WINDOWED:
@@ -107,7 +115,11 @@ def _paged_attention(
         weights = tl.exp2(scores - anchor[:, None])
         decay = tl.exp2(best - anchor)
         total = total * decay + tl.sum(weights, 1)
-        v = tl.load(v_ptr + kv_at, mask=kv_ok, other=0.0)
+        v_at = (page * V_PAGE + offset * V_TOKEN + kv_head * V_HEAD)[:, None] + (dim * V_NUMBER)[None, :]
+        if V_TOKEN == 1:  # whole runs of a page's tokens: a mask that ends among them would split the loads
+            v = tl.where(key_ok[:, None], tl.load(v_ptr + v_at, mask=dim_ok[None, :], other=0.0), 0.0)
+        else:
+            v = tl.load(v_ptr + v_at, mask=key_ok[:, None] & dim_ok[None, :], other=0.0)
         acc = acc * decay[:, None] + tl.dot(weights.to(v.dtype), v, input_precision="ieee")
         best = new_best
     acc = acc / tl.where(total == 0.0, 1.0, total)[:, None]  # a row may have seen nothing
@@ -137,7 +149,7 @@ def paged_attention(
     _paged_attention[grid](
         q, k_cache, v_cache, out, batch.tiles, batch.visible_end, batch.window_origin, batch.page_table,
         batch.page_table.stride(0), scale * LOG2_E, 0 if window is None else window,
-        HEADS=heads, KV_HEADS=kv_heads, DIM=dim, PAGE=batch.page_size,
+        HEADS=heads, KV_HEADS=kv_heads, DIM=dim, **strides(k_cache, v_cache),
         PACKED=packed, PACKED_P2=packed_p2, ROWS=rows, KEYS=keys, DIM_P2=max(16, triton.next_power_of_2(dim)),
         WINDOWED=window is not None, num_warps=warps, num_stages=2,
     )  # fmt: skip

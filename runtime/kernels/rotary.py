@@ -5,16 +5,10 @@ from __future__ import annotations
 
 import torch
 
+from runtime.kernels.heads import heads_together
 from runtime.kernels.precision import wide
 from runtime.kernels.rms_norm import rms_norm_reference
 from runtime.kernels.triton_import import tl, triton
-
-TILE = 2048  # numbers of a row's heads that a program holds, in several copies: many more would not fit its registers
-
-
-def heads_together(heads: int, dim: int) -> int:
-    """How many of a row's heads of `dim` one program takes: a power of two."""
-    return min(triton.next_power_of_2(heads), max(1, TILE // triton.next_power_of_2(dim)))
 
 
 def qk_norm_rotary_reference(

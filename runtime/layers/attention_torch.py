@@ -13,6 +13,7 @@ import torch
 import torch.nn.functional as F
 
 from runtime.kernels.batch import ForwardBatch
+from runtime.kernels.pages import keys_at
 from runtime.layers.attention import AttentionShape
 from runtime.layers.kv_pool import LayerKV
 
@@ -35,7 +36,8 @@ class _Group:
     slot nothing wrote."""
 
     rows: torch.Tensor  # int64 [n, R], row of q
-    slots: torch.Tensor  # int64 [n, K]
+    pages: torch.Tensor  # int64 [n, K], and
+    offsets: torch.Tensor  # int64 [n, K] in them
     mask: torch.Tensor | None  # [n, 1, group * R, K], 0 or -inf; None: all visible
     taken: torch.Tensor  # int64 [m], the real ones among the n * R results
     written: torch.Tensor  # int64 [m], the rows of the output they are
@@ -66,13 +68,13 @@ class TorchAttention:
 
     def attend(self, q: torch.Tensor, kv: LayerKV, plan: list[_Group]) -> torch.Tensor:
         kv_heads, group, dim = self.shape.kv_heads, self.shape.group, self.shape.head_dim
-        keys, values = kv.k.flatten(0, 1), kv.v.flatten(0, 1)
-        out = q.new_empty(*q.shape[:2], values.shape[-1])
+        out = q.new_empty(*q.shape[:2], kv.v.shape[-1])
         for part in plan:
             n, rows = part.rows.shape
             # the query heads of one key head become rows of one product: [n, kv_heads, group * rows, dim]
             queries = q[part.rows].view(n, rows, kv_heads, group, dim).permute(0, 2, 3, 1, 4).flatten(2, 3)
-            k, v = keys[part.slots].transpose(1, 2), values[part.slots].transpose(1, 2)
+            k = keys_at(kv.k, part.pages, part.offsets, dim).transpose(1, 2)
+            v = kv.v[part.pages, part.offsets].transpose(1, 2)
             result = F.scaled_dot_product_attention(
                 queries, k.to(q.dtype), v.to(q.dtype), attn_mask=part.mask, scale=self.shape.scale
             )
@@ -89,7 +91,6 @@ class TorchAttention:
         key_span = torch.arange(max(t.keys for t in tiles), device=device)
         at = row + torch.minimum(row_span, rows - 1)  # [n, R]
         key = first_key + torch.minimum(key_span, keys - 1)  # [n, K]
-        pages = batch.page_table[request, key // batch.page_size].long()
         hidden = (first_key + key_span).unsqueeze(1) >= batch.visible_end[at].unsqueeze(-1)  # [n, R, K]
         if window is not None:
             hidden |= batch.window_origin[at].unsqueeze(-1) - key.unsqueeze(1) >= window
@@ -100,7 +101,8 @@ class TorchAttention:
         real = row_span < rows
         return _Group(
             rows=at,
-            slots=pages * batch.page_size + key % batch.page_size,
+            pages=batch.page_table[request, key // batch.page_size].long(),
+            offsets=key % batch.page_size,
             mask=mask,
             taken=real.flatten().nonzero().squeeze(-1),
             written=at[real],

@@ -14,6 +14,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from runtime import LLM, SamplingParams
+from runtime.engine.model_runner import ModelRunner
+from runtime.layers.kv_pool import DistinctPool
 from tests.engine.harness import Run, Setup, decoding_of, run_schedule
 from tests.engine.samples import asks, examples
 from tests.golden import GOLDEN
@@ -67,6 +69,8 @@ SETUPS = {
     ),
 }
 
+ABORTS = st.lists(st.tuples(st.integers(0, 15), st.integers(0, 3)), max_size=1)
+
 
 @pytest.fixture(scope="module", params=sorted(SETUPS))
 def case(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Case:
@@ -97,14 +101,35 @@ def test_logits(case: Case, llm: LLM) -> None:
     torch.testing.assert_close(llm.logits(ids).double(), case.oracle.logits(ids), atol=1e-9, rtol=1e-9)
 
 
+@pytest.fixture(scope="module")
+def distinct(case: Case) -> Iterator[LLM]:
+    with case.load(kv_cache_layout="distinct") as llm:
+        assert isinstance(llm.engine.runner, ModelRunner)
+        assert isinstance(llm.engine.runner.pool, DistinctPool)
+        yield llm
+
+
+def test_logits_of_a_distinct_pool(case: Case, llm: LLM, distinct: LLM) -> None:
+    ids = np.random.default_rng(1).integers(0, case.setup.vocab, 37).tolist()
+    torch.testing.assert_close(distinct.logits(ids), llm.logits(ids), atol=1e-12, rtol=1e-12)
+
+
+@examples(6)
+@given(data=st.data())
+def test_any_schedule_over_a_distinct_pool(case: Case, distinct: LLM, data: st.DataObject) -> None:
+    """Prefix hits, preemptions, chunks and aborts, against the oracle that the unified pool is compared with."""
+    setup = case.setup
+    arrivals = data.draw(st.lists(st.tuples(st.integers(0, 8), asks(setup)), min_size=1, max_size=4))
+    run_schedule(Run(setup, distinct.engine, case.oracle), arrivals, data.draw(ABORTS))
+
+
 @examples(12)
 @given(data=st.data())
 def test_any_schedule(case: Case, llm: LLM, data: st.DataObject) -> None:
     """One engine for all examples: its prefix cache carries over from one to the next."""
     setup = case.setup
     arrivals = data.draw(st.lists(st.tuples(st.integers(0, 8), asks(setup)), min_size=1, max_size=4))
-    aborts = data.draw(st.lists(st.tuples(st.integers(0, 15), st.integers(0, 3)), max_size=1))
-    run_schedule(Run(setup, llm.engine, case.oracle), arrivals, aborts)
+    run_schedule(Run(setup, llm.engine, case.oracle), arrivals, data.draw(ABORTS))
 
 
 def plain(case: Case) -> list[Params]:

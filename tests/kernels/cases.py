@@ -17,6 +17,7 @@ from runtime.kernels.paged_attention import paged_attention, paged_attention_ref
 from runtime.kernels.rms_norm import add_rms_norm, add_rms_norm_reference, rms_norm, rms_norm_reference
 from runtime.kernels.rotary import qk_norm_rotary, qk_norm_rotary_reference
 from runtime.kernels.routing import RoutingRule, route, route_reference
+from runtime.layers.kv_pool import LAYOUTS, KVShape, LayerKV
 from tests.models.paged import make_batch, page_tables
 
 # ||out - ref|| / ||ref|| that rounding the result, and intermediate values where a kernel keeps them, can explain
@@ -74,16 +75,20 @@ def check_rotary(
         assert torch.equal(got[2].double(), expected[2])
 
 
-def check_write_kv(rows: int, kv_heads: int, dim: int, page_size: int, dtype: torch.dtype, device: str) -> None:
+def check_write_kv(
+    rows: int, kv_heads: int, dim: int, page_size: int, layout: str, dtype: torch.dtype, device: str
+) -> None:
     pages = -(-rows // page_size) + 2
     slots = torch.randperm(pages * page_size, generator=torch.Generator().manual_seed(9))[:rows].to(device)
     slots[rows // 2] = -1  # a dead row
     k, v = (random(rows, kv_heads, dim, dtype=dtype, device=device, seed=s) for s in (10, 11))
-    pools = [torch.full((2, pages, page_size, kv_heads, dim), -7.0, dtype=dtype, device=device) for _ in range(2)]
-    write_kv(k, v, slots, *pools[0])
-    write_kv_reference(k, v, slots, *pools[1])
-    assert torch.equal(pools[0], pools[1])
-    assert int((pools[0][0].flatten(1) != -7.0).sum()) == (rows - 1) * kv_heads * dim
+    got, expected = (layer_of(layout, pages, page_size, kv_heads, dim, -7.0, dtype, device) for _ in range(2))
+    write_kv(k, v, slots, *got)
+    write_kv_reference(k, v, slots, *expected)
+    for ours, theirs in zip(got, expected, strict=True):
+        ours, theirs = ours.flatten(3)[..., :dim], theirs.flatten(3)[..., :dim]
+        assert torch.equal(ours, theirs)
+        assert int((ours != -7.0).sum()) == (rows - 1) * kv_heads * dim
 
 
 def check_route(rows: int, experts: int, rule: RoutingRule, biased: bool, device: str) -> None:
@@ -148,9 +153,20 @@ def check_moe(
         assert torch.equal(out, moe(x, ids, weights, gate_up, down, extra, activation)), "two runs differ"
 
 
+def layer_of(
+    layout: str, pages: int, page_size: int, kv_heads: int, dim: int, value: float, dtype: torch.dtype, device: str
+) -> LayerKV:
+    """A layer's pages, of `value` throughout."""
+    shape = KVShape(kv_heads, dim, dim)
+    pool = LAYOUTS[layout]([shape], num_pages=pages, page_size=page_size, dtype=dtype, device=device)
+    for tensor in pool.tensors:
+        tensor.fill_(value)
+    return pool.layer(0)
+
+
 def attention_case(
     runs: list[tuple[int, int]], heads: int, kv_heads: int, dim: int, block_size: int, page_size: int,
-    dtype: torch.dtype, device: str, seed: int = 20,
+    dtype: torch.dtype, device: str, seed: int = 20, layout: str = "unified",
 ):  # fmt: skip
     """`runs`: (cached, new rows) of each sequence. K/V slots that no position of a sequence owns hold NaN."""
     generator = torch.Generator().manual_seed(seed)
@@ -158,16 +174,14 @@ def attention_case(
     batch = make_batch(
         [([0] * (c + n), c, c + n) for c, n in runs], tables.to(device), block_size=block_size, page_size=page_size
     )
-    shape = (pages, page_size, kv_heads, dim)
-    k, v = (torch.full(shape, float("nan"), dtype=dtype, device=device) for _ in range(2))
+    kv = layer_of(layout, pages, page_size, kv_heads, dim, float("nan"), dtype, device)
     for table, (cached, new) in zip(tables, runs, strict=True):
         at = torch.arange(cached + new)
         slots = (table[at // page_size].long() * page_size + at % page_size).to(device)
-        for pool in (k, v):
-            values = torch.randn(len(at), kv_heads, dim, generator=generator)
-            pool.flatten(0, 1)[slots] = values.to(dtype).to(device)
+        new_k, new_v = (torch.randn(len(at), kv_heads, dim, generator=generator).to(dtype) for _ in range(2))
+        write_kv_reference(new_k.to(device), new_v.to(device), slots, *kv)
     q = (torch.randn(len(batch.tokens), heads, dim, generator=generator) * 1.5).to(dtype).to(device)
-    return q, k, v, batch
+    return q, *kv, batch
 
 
 def with_any_sight(batch: ForwardBatch, ends: list[int], seed: int = 21) -> ForwardBatch:
@@ -198,10 +212,10 @@ def with_any_sight(batch: ForwardBatch, ends: list[int], seed: int = 21) -> Forw
 
 def check_sight(
     runs: list[tuple[int, int]], heads: int, kv_heads: int, dim: int, page_size: int, window: int | None,
-    dtype: torch.dtype, device: str,
+    dtype: torch.dtype, device: str, layout: str = "unified",
 ) -> None:  # fmt: skip
     """Rows that see anything: causal, whole canvases, windows of canvases; and dead rows beside them."""
-    q, k, v, batch = attention_case(runs, heads, kv_heads, dim, 1, page_size, dtype, device)
+    q, k, v, batch = attention_case(runs, heads, kv_heads, dim, 1, page_size, dtype, device, layout=layout)
     rows = len(q)
     batch = with_any_sight(batch, [cached + new for cached, new in runs])
     q = torch.cat([q, torch.full_like(q[:2], float("nan"))])
@@ -213,9 +227,9 @@ def check_sight(
 
 def check_attention(
     runs: list[tuple[int, int]], heads: int, kv_heads: int, dim: int, block_size: int, page_size: int,
-    window: int | None, dtype: torch.dtype, device: str,
+    window: int | None, dtype: torch.dtype, device: str, layout: str = "unified",
 ) -> None:  # fmt: skip
-    q, k, v, batch = attention_case(runs, heads, kv_heads, dim, block_size, page_size, dtype, device)
+    q, k, v, batch = attention_case(runs, heads, kv_heads, dim, block_size, page_size, dtype, device, layout=layout)
     expected = paged_attention_reference(q.double(), k.double(), v.double(), batch, scale=dim**-0.5, window=window)
     for grouped in (False, True):
         out = paged_attention(q, k, v, batch, scale=dim**-0.5, window=window, grouped=grouped)

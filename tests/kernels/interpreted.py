@@ -10,10 +10,11 @@ from triton.runtime import interpreter
 
 from runtime.kernels.dispatch import TRITON
 from runtime.kernels.expert_sort import CHUNK, sort_by_expert
-from runtime.kernels.rotary import TILE
+from runtime.kernels.heads import TILE
 from runtime.kernels.routing import RoutingRule
 from runtime.layers.attention_triton import TritonAttention
 from runtime.layers.build import Build
+from runtime.layers.kv_pool import LAYOUTS
 from runtime.models import resolve_family
 from runtime.models.decoder import Decoder
 from runtime.models.diffusion_gemma_model import DiffusionGemma
@@ -45,6 +46,7 @@ def watched(monkeypatch):
     return watch(monkeypatch)
 
 
+layouts = pytest.mark.parametrize("layout", list(LAYOUTS))
 FLOATS = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 dtypes = pytest.mark.parametrize("dtype", FLOATS.values(), ids=list(FLOATS))
 # the interpreter multiplies the bits of bfloat16 matrices, so products are checked in the other two
@@ -107,8 +109,10 @@ def test_elementwise_rotary_splits_heads_among_programs(watched, heads, kv_heads
 
 
 @dtypes
-def test_elementwise_kv_write(dtype):
-    cases.check_write_kv(11, 3, 20, 4, dtype, "cpu")
+@layouts
+def test_elementwise_kv_write(dtype, layout):
+    cases.check_write_kv(11, 3, 20, 4, layout, dtype, "cpu")
+    cases.check_write_kv(6, 20, 256, 8, layout, dtype, "cpu")
 
 
 @pytest.mark.parametrize(
@@ -189,22 +193,33 @@ def test_moe_gelu():
 
 
 @matrix_dtypes
+@layouts
 @pytest.mark.parametrize(("heads", "kv_heads"), [(4, 2), (2, 2), (7, 1)])
-def test_attention_groups(heads, kv_heads, dtype):
-    cases.check_attention([(8, 4), (0, 9), (3, 1)], heads, kv_heads, 16, 4, 8, None, dtype, "cpu")
+def test_attention_groups(heads, kv_heads, layout, dtype):
+    cases.check_attention([(8, 4), (0, 9), (3, 1)], heads, kv_heads, 16, 4, 8, None, dtype, "cpu", layout)
 
 
+@layouts
+@pytest.mark.parametrize("window", [None, 7])
+@pytest.mark.parametrize(("heads", "kv_heads", "dim"), [(2, 2, 4), (6, 2, 24), (2, 1, 200), (2, 2, 512)])
+def test_attention_head_dims(heads, kv_heads, dim, window, layout):
+    cases.check_attention([(37, 8), (0, 20)], heads, kv_heads, dim, 8, 16, window, torch.float32, "cpu", layout)
+
+
+@layouts
 @pytest.mark.parametrize(
     ("block_size", "page_size", "window"),
-    [(8, 4, None), (4, 16, None), (16, 8, 5), (1, 4, None), (4, 4, 1), (8, 4, 33), (32, 32, 40)],
+    [(8, 4, None), (4, 16, None), (16, 8, 5), (1, 4, None), (4, 1, 1), (8, 4, 33), (32, 32, 40)],
 )
-def test_attention_pages_and_windows(block_size, page_size, window):
-    cases.check_attention([(40, 8), (0, 36), (64, 5)], 2, 1, 20, block_size, page_size, window, torch.float32, "cpu")
+def test_attention_pages_and_windows(block_size, page_size, window, layout):
+    runs = [(40, 8), (0, 36), (64, 5)]
+    cases.check_attention(runs, 2, 1, 20, block_size, page_size, window, torch.float32, "cpu", layout)
 
 
+@layouts
 @pytest.mark.parametrize("window", [None, 3])
-def test_attention_of_rows_that_see_anything(window):
-    cases.check_sight([(9, 6), (0, 11), (5, 1)], 2, 1, 16, 4, window, torch.float32, "cpu")
+def test_attention_of_rows_that_see_anything(window, layout):
+    cases.check_sight([(9, 6), (0, 11), (5, 1)], 2, 1, 16, 4, window, torch.float32, "cpu", layout)
 
 
 @pytest.mark.parametrize("key", ["llada2", "llada2dot2", "sdar_moe", "stable_diffcoder", "dream", "llada_moe"])

@@ -22,6 +22,9 @@ from runtime.kernels import (  # noqa: E402
     rotary,
     routing,
 )  # fmt: skip
+from runtime.kernels.heads import heads_together  # noqa: E402
+from runtime.kernels.pages import strides  # noqa: E402
+from runtime.layers.kv_pool import LAYOUTS, KVShape  # noqa: E402
 
 TARGET = GPUTarget("cuda", 90, 32)
 SHARED_LIMIT = 227 * 1024  # bytes a block may use on Hopper
@@ -39,6 +42,12 @@ def build(kernel, types: dict[str, str], constants: dict[str, object], **options
     compiled = triton.compile(source, target=TARGET, options=options)
     assert compiled.metadata.shared <= SHARED_LIMIT
     return compiled
+
+
+def strides_of(layout: str, heads: int, dim: int) -> dict[str, int]:
+    """Of a pool with pages of 32 tokens."""
+    shape = KVShape(heads, dim, dim)
+    return strides(*LAYOUTS[layout]([shape], num_pages=1, page_size=32, dtype=torch.bfloat16, device="meta").layer(0))
 
 
 def spilled(compiled) -> int:
@@ -74,7 +83,7 @@ def test_rotary(dtype, norm, clip):
     large = {"KV_HEADS": 2, "DIM": 512, "ROTARY": 128, "DIM_P2": 512, "APART": 256, "V_NORM": True, "V_FROM_K": True}
     for own in ({}, {"HEADS": 96, "KV_HEADS": 8}, large):
         shape = constants | own
-        together = rotary.heads_together(shape["HEADS"] + 2 * shape["KV_HEADS"], shape["DIM"])
+        together = heads_together(shape["HEADS"] + 2 * shape["KV_HEADS"], shape["DIM"])
         compiled = build(rotary._qk_norm_rotary, types, shape | {"TOGETHER": together}, num_warps=4)
         assert spilled(compiled) == 0
 
@@ -83,7 +92,9 @@ def test_rotary(dtype, norm, clip):
 def test_kv_write_and_gate(dtype):
     p = POINTER[dtype]
     types = dict.fromkeys(("k_ptr", "v_ptr", "k_cache_ptr", "v_cache_ptr"), p) | {"slots_ptr": "*i64"}
-    build(kv_write._write_kv, types, {"SIZE": 512, "SIZE_P2": 512}, num_warps=4)
+    for layout in LAYOUTS:
+        constants = {"HEADS": 4, "DIM": 128, "TOGETHER": 4, "DIM_P2": 128} | strides_of(layout, 4, 128)
+        build(kv_write._write_kv, types, constants, num_warps=4)
     for gelu in (False, True):
         constants = {"WIDTH": 5120, "COLUMNS": 1024, "GELU": gelu}
         build(gate._gate_mul, {"gate_up_ptr": p, "out_ptr": p}, constants, num_warps=4)
@@ -151,12 +162,13 @@ def test_moe_combine(dtype):
 
 
 @DTYPES
+@pytest.mark.parametrize("layout", list(LAYOUTS))
 @pytest.mark.parametrize(
     ("dim", "tile_rows", "packed", "windowed"),
     [(128, 32, 4, False), (128, 256, 4, True), (128, 32, 1, False), (128, 256, 1, False), (128, 64, 7, False),
      (256, 256, 2, True), (512, 256, 8, False), (512, 32, 1, False)],
 )  # fmt: skip
-def test_paged_attention(dtype, dim, tile_rows, packed, windowed):
+def test_paged_attention(dtype, dim, tile_rows, packed, windowed, layout):
     p, size = POINTER[dtype], torch.tensor([], dtype=dtype).element_size()
     packed_p2 = triton.next_power_of_2(packed)
     rows, keys, warps = paged_attention.tile_sizes(packed_p2, dim, size, tile_rows)
@@ -164,7 +176,12 @@ def test_paged_attention(dtype, dim, tile_rows, packed, windowed):
     types |= dict.fromkeys(("tiles_ptr", "visible_end_ptr", "table_ptr"), "*i32")
     types |= {"origin_ptr": "*i64", "table_stride": "i32", "scale_log2": "fp32", "window": "i32"}
     constants = {
-        "HEADS": 4 * packed, "KV_HEADS": 4, "DIM": dim, "PAGE": 32, "PACKED": packed,
+        "HEADS": 4 * packed, "KV_HEADS": 4, "DIM": dim, **strides_of(layout, 4, dim), "PACKED": packed,
         "PACKED_P2": packed_p2, "ROWS": rows, "KEYS": keys, "DIM_P2": dim, "WINDOWED": windowed,
     }  # fmt: skip
-    build(paged_attention._paged_attention, types, constants, num_warps=warps, num_stages=2)
+    compiled = build(paged_attention._paged_attention, types, constants, num_warps=warps, num_stages=2)
+    if size == 2 and packed_p2 * rows >= 64 and dim <= 256:
+        assert spilled(compiled) == 0
+        assert "wgmma" in compiled.asm["ptx"]
+        assert "cp.async.cg.shared.global" in compiled.asm["ptx"], "keys and values do not arrive 16 bytes at a time"
+        assert "ld.global.b16" not in compiled.asm["ptx"]

@@ -5,10 +5,12 @@ import torch
 
 from runtime.kernels.paged_attention import paged_attention
 from runtime.kernels.routing import RoutingRule
+from runtime.layers.kv_pool import LAYOUTS
 from tests.kernels import cases
 
 pytestmark = pytest.mark.gpu  # asked for by name, so that a missing device fails them rather than skips them
 FLOATS = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
+layouts = pytest.mark.parametrize("layout", list(LAYOUTS))
 dtypes = pytest.mark.parametrize("dtype", FLOATS.values(), ids=list(FLOATS))
 MINI = RoutingRule(8, 8, 4, True, 2.5)
 
@@ -54,9 +56,11 @@ def test_rotary_with_normed_values(dim, kv_heads, apart, v_from_k, dtype):
 
 
 @dtypes
+@layouts
 @pytest.mark.parametrize(("rows", "page_size"), [(32, 32), (4096, 16), (77, 128)])
-def test_kv_write(rows, page_size, dtype):
-    cases.check_write_kv(rows, 4, 128, page_size, dtype, "cuda")
+@pytest.mark.parametrize(("kv_heads", "dim"), [(4, 128), (32, 128), (1, 20), (2, 512)])
+def test_kv_write(rows, page_size, kv_heads, dim, layout, dtype):
+    cases.check_write_kv(rows, kv_heads, dim, page_size, layout, dtype, "cuda")
 
 
 @pytest.mark.parametrize("rows", [1, 32, 2048])
@@ -113,31 +117,37 @@ def test_experts_of_awkward_sizes(hidden, width, experts, top_k, dtype):
 
 
 @dtypes
+@layouts
 @pytest.mark.parametrize(("heads", "kv_heads"), [(16, 4), (32, 4), (28, 4), (4, 4), (7, 1)])
-def test_attention_decodes_and_prefills_in_one_launch(heads, kv_heads, dtype):
+def test_attention_decodes_and_prefills_in_one_launch(heads, kv_heads, layout, dtype):
     runs = [(512, 32), (0, 700), (1024, 64), (96, 1), (256, 256), (0, 33)]
-    cases.check_attention(runs, heads, kv_heads, 128, 32, 32, None, dtype, "cuda")
+    cases.check_attention(runs, heads, kv_heads, 128, 32, 32, None, dtype, "cuda", layout)
 
 
 @dtypes
+@layouts
 @pytest.mark.parametrize("window", [None, 1, 100, 4096])
-@pytest.mark.parametrize(("block_size", "page_size"), [(32, 8), (8, 32), (4, 128), (64, 64), (1, 16)])
-def test_attention_blocks_pages_and_windows(block_size, page_size, window, dtype):
-    cases.check_attention([(320, 64), (0, 300), (64, 5)], 8, 2, 64, block_size, page_size, window, dtype, "cuda")
+@pytest.mark.parametrize(("block_size", "page_size"), [(32, 8), (8, 32), (4, 128), (64, 64), (1, 16), (8, 1)])
+def test_attention_blocks_pages_and_windows(block_size, page_size, window, layout, dtype):
+    runs = [(320, 64), (0, 300), (64, 5)]
+    cases.check_attention(runs, 8, 2, 64, block_size, page_size, window, dtype, "cuda", layout)
 
 
 @dtypes
-@pytest.mark.parametrize("dim", [16, 32, 80, 256, 512])
-def test_attention_head_dims(dim, dtype):
-    cases.check_attention([(64, 32), (0, 200)], 4, 2, dim, 32, 32, None, dtype, "cuda")
-    cases.check_attention([(300, 256), (0, 700)], 16, 2, dim, 256, 32, 100, dtype, "cuda")
+@layouts
+@pytest.mark.parametrize("dim", [16, 20, 32, 80, 128, 256, 512])
+def test_attention_head_dims(dim, layout, dtype):
+    cases.check_attention([(64, 32), (0, 200)], 4, 2, dim, 32, 32, None, dtype, "cuda", layout)
+    cases.check_attention([(300, 256), (0, 700)], 16, 2, dim, 256, 32, 100, dtype, "cuda", layout)
 
 
 @dtypes
+@layouts
 @pytest.mark.parametrize("window", [None, 48])
 @pytest.mark.parametrize(("heads", "kv_heads"), [(16, 4), (4, 4)])
-def test_attention_of_rows_that_see_anything(heads, kv_heads, window, dtype):
-    cases.check_sight([(512, 300), (0, 256), (77, 1), (96, 32)], heads, kv_heads, 128, 32, window, dtype, "cuda")
+def test_attention_of_rows_that_see_anything(heads, kv_heads, window, layout, dtype):
+    runs = [(512, 300), (0, 256), (77, 1), (96, 32)]
+    cases.check_sight(runs, heads, kv_heads, 128, 32, window, dtype, "cuda", layout)
 
 
 def test_attention_of_a_row_does_not_depend_on_the_batch():

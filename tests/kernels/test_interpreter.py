@@ -11,7 +11,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 
 
-@pytest.mark.parametrize("part", ["elementwise or moe", "attention"])
+@pytest.mark.parametrize("part", ["elementwise or moe", "attention and not all_else", "all_else"])
 def test_kernels_equal_their_references(part):
     pytest.importorskip("triton")
     command = [sys.executable, "-m", "pytest", "-x", "-p", "no:cacheprovider", "-k", part]

@@ -11,17 +11,19 @@ from runtime.layers import attention_torch
 from runtime.layers.attention import AttentionShape, attention_names, make_attention
 from runtime.layers.attention_torch import TorchAttention
 from runtime.layers.build import Build
-from runtime.layers.kv_pool import LayerKV
+from runtime.layers.kv_pool import LAYOUTS, LayerKV
 from tests.kernels.cases import attention_case, with_any_sight
 
 SIZES = [1, 2, 4, 8, 16, 32]
 
 
-def compare(runs, heads, kv_heads, block_size, page_size, window, dtype=torch.float64, seed=0):
-    q, k, v, batch = attention_case(runs, heads, kv_heads, 8, block_size, page_size, dtype, "cpu", seed)
-    attention = TorchAttention(AttentionShape(heads, kv_heads, 8, 8**-0.5), dtype)
+def compare(runs, heads, kv_heads, block_size, page_size, window, dtype=torch.float64, seed=0, dim=8, layout="unified"):
+    q, k, v, batch = attention_case(
+        runs, heads, kv_heads, dim, block_size, page_size, dtype, "cpu", seed, layout=layout
+    )
+    attention = TorchAttention(AttentionShape(heads, kv_heads, dim, 0.3), dtype)
     out = attention.attend(q, LayerKV(k, v), attention.plan(batch, window))
-    expected = paged_attention_reference(q.double(), k.double(), v.double(), batch, scale=8**-0.5, window=window)
+    expected = paged_attention_reference(q.double(), k.double(), v.double(), batch, scale=0.3, window=window)
     tolerance = {torch.float64: 1e-11, torch.float32: 1e-5, torch.bfloat16: 3e-2}[dtype]
     torch.testing.assert_close(out.double(), expected, rtol=tolerance, atol=tolerance)
 
@@ -34,9 +36,11 @@ def compare(runs, heads, kv_heads, block_size, page_size, window, dtype=torch.fl
     page_size=st.sampled_from(SIZES),
     window=st.sampled_from([None, 1, 3, 17, 64]),
     seed=st.integers(0, 9),
+    dim=st.sampled_from([4, 8, 20, 64]),
+    layout=st.sampled_from(list(LAYOUTS)),
 )
-def test_equals_the_reference(runs, heads, block_size, page_size, window, seed):
-    compare(runs, *heads, block_size, page_size, window, seed=seed)
+def test_equals_the_reference(runs, heads, block_size, page_size, window, seed, dim, layout):
+    compare(runs, *heads, block_size, page_size, window, seed=seed, dim=dim, layout=layout)
 
 
 @settings(max_examples=40, deadline=None)
@@ -45,10 +49,11 @@ def test_equals_the_reference(runs, heads, block_size, page_size, window, seed):
     page_size=st.sampled_from([1, 4, 32]),
     window=st.sampled_from([None, 1, 5, 40]),
     seed=st.integers(0, 9),
+    layout=st.sampled_from(list(LAYOUTS)),
 )
-def test_each_row_sees_what_it_says(runs, page_size, window, seed):
+def test_each_row_sees_what_it_says(runs, page_size, window, seed, layout):
     """Implementation and reference against sums key by key; dead rows are left alone."""
-    q, k, v, batch = attention_case(runs, 2, 1, 8, 1, page_size, torch.float64, "cpu", seed)
+    q, k, v, batch = attention_case(runs, 2, 1, 8, 1, page_size, torch.float64, "cpu", seed, layout=layout)
     batch = with_any_sight(batch, [cached + new for cached, new in runs], seed)
     q = torch.cat([q, torch.full_like(q[:2], float("nan"))])
     attention = TorchAttention(AttentionShape(2, 1, 8, 0.5), torch.float64)
@@ -59,9 +64,10 @@ def test_each_row_sees_what_it_says(runs, page_size, window, seed):
         for _ in range(new):
             end, origin = int(batch.visible_end[row]), int(batch.window_origin[row])
             seen = [key for key in range(end) if window is None or origin - key < window]
-            slots = [int(batch.page_table[request, key // page_size]) * page_size + key % page_size for key in seen]
-            weights = (torch.einsum("hd,kd->hk", q[row], k.view(-1, 8)[slots]) * 0.5).softmax(-1)
-            expected = weights @ v.view(-1, 8)[slots]
+            places = [(int(batch.page_table[request, key // page_size]), key % page_size) for key in seen]
+            keys = torch.stack([k[place].flatten() for place in places])
+            weights = (torch.einsum("hd,kd->hk", q[row], keys) * 0.5).softmax(-1)
+            expected = weights @ torch.stack([v[place].flatten() for place in places])
             torch.testing.assert_close(out[row], expected, rtol=1e-11, atol=1e-11)
             torch.testing.assert_close(reference[row], expected, rtol=1e-11, atol=1e-11)
             row += 1
@@ -88,7 +94,7 @@ def test_like_sequences_are_one_group_and_padding_is_bounded():
     assert groups([(104, 8)] * 32)[0].mask is None, "whole blocks at their sequence's end see everything"
     mixed = [(8 * (n % 13), 8) for n in range(32)] + [(0, 250)]
     plans = groups(mixed)
-    padded = sum(g.rows.numel() * g.slots.shape[1] for g in plans)
+    padded = sum(g.rows.numel() * g.pages.shape[1] for g in plans)
     needed = sum(new * (cached + new) for cached, new in mixed)
     assert padded <= attention_torch.PADDING_LIMIT * needed
     assert len(plans) < 10

@@ -9,7 +9,7 @@ import torch
 
 from runtime.kernels.batch import ForwardBatch, cut_tiles
 from runtime.layers.build import Build
-from runtime.layers.kv_pool import UnifiedPool
+from runtime.layers.kv_pool import LAYOUTS, PagedPool
 from runtime.models import resolve_family
 from runtime.models.base import Model
 from runtime.weights import load_model, resolve_checkpoint
@@ -61,9 +61,11 @@ def page_tables(lengths: Sequence[int], page_size: int, random: torch.Generator)
     return tables, sum(counts) + 1
 
 
-def poisoned_pool(model: Model, pages: int, page_size: int, dtype: torch.dtype, device: str = "cpu") -> UnifiedPool:
+def poisoned_pool(
+    model: Model, pages: int, page_size: int, dtype: torch.dtype, device: str = "cpu", layout: str = "unified"
+) -> PagedPool:
     """A pool full of NaN: whatever reads a slot that nobody wrote shows it."""
-    pool = UnifiedPool(model.kv_shapes, num_pages=pages, page_size=page_size, dtype=dtype, device=device)
+    pool = LAYOUTS[layout](model.kv_shapes, num_pages=pages, page_size=page_size, dtype=dtype, device=device)
     for tensor in pool.tensors:
         tensor.fill_(float("nan"))
     return pool
@@ -80,13 +82,14 @@ def logits_in_chunks(
     seed: int = 0,
     dtype: torch.dtype = torch.float32,
     device: str = "cpu",
+    layout: str = "unified",
 ) -> list[torch.Tensor]:
     """Logits [len, vocab] of each sequence, each run in chunks of its own `chunk_blocks` blocks, all side by side. A
     `prompt` is a whole number of blocks and runs in the first chunk."""
     random = torch.Generator().manual_seed(seed)
     tables, pages = page_tables([len(s) for s in sequences], page_size, random)
     tables = tables.to(device)
-    pool = poisoned_pool(model, pages, page_size, dtype, device)
+    pool = poisoned_pool(model, pages, page_size, dtype, device, layout)
     done = [0] * len(sequences)
     out: list[list[torch.Tensor]] = [[] for _ in sequences]
     while any(d < len(s) for d, s in zip(done, sequences, strict=True)):

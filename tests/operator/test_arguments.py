@@ -95,6 +95,7 @@ def test_whatever_a_spec_says_the_runtime_parses(spec, thresholds):
     for name in ("dtype", "attn_impl", "decoding_strategy"):
         written = getattr(given_, name)
         assert getattr(engine, name) == (None if written is None else camel(written))
+    assert camel(given_.kv_cache_layout) == (engine.kv_cache_layout or "Unified")
 
 
 def test_only_what_is_set_is_written():
@@ -107,6 +108,7 @@ def test_only_what_is_set_is_written():
             "decodingStrategy": "MultiBd",
             "samplingMode": "Edit",
             "attnImpl": "TritonGrouped",
+            "kvCacheLayout": "Distinct",
             "dtype": "Bfloat16",
             "prefixCaching": False,
             "gpuMemoryUtilization": 0.5,
@@ -123,6 +125,7 @@ def test_only_what_is_set_is_written():
         "--decoding-strategy=multi_bd",
         "--sampling-mode=edit",
         "--attn-impl=triton_grouped",
+        "--kv-cache-layout=distinct",
         "--dtype=bfloat16",
         "--gpu-memory-utilization=0.5",
         "--disable-prefix-caching=true",

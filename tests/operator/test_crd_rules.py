@@ -101,8 +101,8 @@ def test_the_api_server_and_the_operator_agree(admin, definition, spec, threshol
 
 
 def test_unknown_fields_are_named(dry_run):
-    with pytest.raises(ApiError, match=r'unknown field "spec\.engine\.kvCacheLayout"'):
-        dry_run(changed({"engine": {"kvCacheLayout": "Distinct"}}))
+    with pytest.raises(ApiError, match=r'unknown field "spec\.engine\.enforceEager"'):
+        dry_run(changed({"engine": {"enforceEager": True}}))
 
 
 def test_the_pod_template_is_kept_as_it_is(dry_run):

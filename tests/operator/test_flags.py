@@ -15,7 +15,7 @@ def literals(annotation):
 
 def test_enums_are_the_flags_choices_in_camel_case():
     enums = {name: f for name, f in Engine.model_fields.items() if flag_of(f) and literals(f.annotation)}
-    assert set(enums) == {"decoding_strategy", "sampling_mode", "attn_impl", "dtype"}
+    assert set(enums) == {"decoding_strategy", "sampling_mode", "attn_impl", "kv_cache_layout", "dtype"}
     for field in enums.values():
         values = choices(flag_of(field))
         assert literals(field.annotation) == {camel(value) for value in values}
@@ -53,8 +53,8 @@ def test_families_that_need_edit_are_those_of_the_rule():
 
 
 def test_a_flag_that_is_not_built_cannot_be_a_field():
-    with pytest.raises(ValueError, match="--kv-cache-layout is not built"):
-        flag_field("kv-cache-layout", "Layout.")
+    with pytest.raises(ValueError, match="--quantization is not built"):
+        flag_field("quantization", "Format.")
 
 
 def test_bounds_are_the_flags():

@@ -1,6 +1,6 @@
 """`spec.engine`: how the model is decoded and how much room it gets. Every field is a flag of the runtime.
 
-Flags that this version of the runtime refuses (kvCacheLayout, quantization, enforceEager) have no field.
+Flags that this version of the runtime refuses (quantization, enforceEager) have no field.
 """
 
 from __future__ import annotations
@@ -170,6 +170,11 @@ class Engine(Section):
     )
     attn_impl: Literal["TritonGrouped", "Triton", "Torch"] | None = flag_field(
         "attn-impl", "Attention kernel. Default: TritonGrouped on GPUs, Torch on CPU."
+    )
+    kv_cache_layout: Literal["Unified", "Distinct"] | None = flag_field(
+        "kv-cache-layout",
+        "Keys and values of a page: token after token (Unified), or each head for itself, keys in pieces of 8 numbers "
+        "and values transposed (Distinct). Default: Unified.",
     )
     dtype: Literal["Bfloat16", "Float16", "Float32"] | None = flag_field(
         "dtype", "Number format of weights and cache. Default: Bfloat16 on GPUs, Float32 on CPU."
