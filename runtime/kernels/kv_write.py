@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from runtime.kernels.heads import heads_together
-from runtime.kernels.pages import put_keys, strides
+from runtime.kernels.pages import strides, write, write_keys
 from runtime.kernels.triton_import import tl, triton
 
 
@@ -17,9 +17,8 @@ def write_kv_reference(
     if int(slots.min()) < 0:
         alive = slots >= 0
         k, v, slots = k[alive], v[alive], slots[alive]
-    pages, offsets = slots // k_cache.shape[1], slots % k_cache.shape[1]
-    put_keys(k_cache, pages, offsets, k)
-    v_cache[pages, offsets] = v.to(v_cache.dtype)
+    write_keys(k_cache, slots, k)
+    write(v_cache, slots, v)
 
 
 @triton.jit

@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 
 from runtime.kernels.batch import ForwardBatch
-from runtime.kernels.pages import keys_at, strides
+from runtime.kernels.pages import read, read_keys, strides
 from runtime.kernels.precision import wide
 from runtime.kernels.triton_import import tl, triton
 
@@ -38,9 +38,9 @@ def paged_attention_reference(
     for request, first, count in batch.tiles.tolist():
         rows = slice(first, first + count)
         keys = torch.arange(max(batch.visible_end[rows].tolist(), default=0), device=q.device)
-        pages, offsets = batch.page_table[request][keys // batch.page_size].long(), keys % batch.page_size
-        k = keys_at(k_cache, pages, offsets, q.shape[2]).to(up).repeat_interleave(group, dim=1)
-        v = v_cache[pages, offsets].to(up).repeat_interleave(group, dim=1)
+        slots = batch.page_table[request][keys // batch.page_size].long() * batch.page_size + keys % batch.page_size
+        k = read_keys(k_cache, slots, q.shape[2]).to(up).repeat_interleave(group, dim=1)
+        v = read(v_cache, slots).to(up).repeat_interleave(group, dim=1)
         visible = keys < batch.visible_end[rows, None]
         if window is not None:
             visible = visible & (batch.window_origin[rows, None] - keys < window)

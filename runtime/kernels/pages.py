@@ -22,13 +22,29 @@ def strides(k_cache: torch.Tensor, v_cache: torch.Tensor) -> dict[str, int]:
     }  # fmt: skip
 
 
-def keys_at(k_cache: torch.Tensor, pages: torch.Tensor, offsets: torch.Tensor, dim: int) -> torch.Tensor:
-    """The keys [..., heads, dim] at `pages` and `offsets` [...]."""
-    return k_cache[pages, offsets].flatten(-2)[..., :dim]
+def read(cache: torch.Tensor, slots: torch.Tensor) -> torch.Tensor:
+    """[*slots.shape, heads, ...]: what either tensor holds at `slots`, in torch."""
+    if cache.is_contiguous():  # a token's numbers follow each other: they are copied as one
+        tokens = cache.flatten(0, 1).flatten(1).index_select(0, slots.flatten())
+        return tokens.view(*slots.shape, *cache.shape[2:])
+    return cache[slots // cache.shape[1], slots % cache.shape[1]]
 
 
-def put_keys(k_cache: torch.Tensor, pages: torch.Tensor, offsets: torch.Tensor, k: torch.Tensor) -> None:
-    """Store k [..., heads, dim] at `pages` and `offsets` [...]."""
+def write(cache: torch.Tensor, slots: torch.Tensor, values: torch.Tensor) -> None:
+    """Store `values` [rows, heads, ...] at `slots` [rows] of either tensor, in torch."""
+    values = values.to(cache.dtype)
+    if cache.is_contiguous():
+        cache.flatten(0, 1).flatten(1).index_copy_(0, slots, values.flatten(1))
+    else:
+        cache[slots // cache.shape[1], slots % cache.shape[1]] = values
+
+
+def read_keys(k_cache: torch.Tensor, slots: torch.Tensor, dim: int) -> torch.Tensor:
+    """Keys [*slots.shape, heads, dim], put together from their pieces."""
+    return read(k_cache, slots).flatten(-2)[..., :dim]
+
+
+def write_keys(k_cache: torch.Tensor, slots: torch.Tensor, k: torch.Tensor) -> None:
+    """Store keys [rows, heads, dim], cut into pieces."""
     pieces, piece = k_cache.shape[3:]
-    k = F.pad(k, (0, pieces * piece - k.shape[-1])).unflatten(-1, (pieces, piece))
-    k_cache[pages, offsets] = k.to(k_cache.dtype)
+    write(k_cache, slots, F.pad(k, (0, pieces * piece - k.shape[-1])).unflatten(-1, (pieces, piece)))

@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 
 from runtime.kernels.batch import ForwardBatch
-from runtime.kernels.pages import keys_at
+from runtime.kernels.pages import read, read_keys
 from runtime.layers.attention import AttentionShape
 from runtime.layers.kv_pool import LayerKV
 
@@ -36,8 +36,7 @@ class _Group:
     slot nothing wrote."""
 
     rows: torch.Tensor  # int64 [n, R], row of q
-    pages: torch.Tensor  # int64 [n, K], and
-    offsets: torch.Tensor  # int64 [n, K] in them
+    slots: torch.Tensor  # int64 [n, K]
     mask: torch.Tensor | None  # [n, 1, group * R, K], 0 or -inf; None: all visible
     taken: torch.Tensor  # int64 [m], the real ones among the n * R results
     written: torch.Tensor  # int64 [m], the rows of the output they are
@@ -73,8 +72,7 @@ class TorchAttention:
             n, rows = part.rows.shape
             # the query heads of one key head become rows of one product: [n, kv_heads, group * rows, dim]
             queries = q[part.rows].view(n, rows, kv_heads, group, dim).permute(0, 2, 3, 1, 4).flatten(2, 3)
-            k = keys_at(kv.k, part.pages, part.offsets, dim).transpose(1, 2)
-            v = kv.v[part.pages, part.offsets].transpose(1, 2)
+            k, v = read_keys(kv.k, part.slots, dim).transpose(1, 2), read(kv.v, part.slots).transpose(1, 2)
             result = F.scaled_dot_product_attention(
                 queries, k.to(q.dtype), v.to(q.dtype), attn_mask=part.mask, scale=self.shape.scale
             )
@@ -91,6 +89,7 @@ class TorchAttention:
         key_span = torch.arange(max(t.keys for t in tiles), device=device)
         at = row + torch.minimum(row_span, rows - 1)  # [n, R]
         key = first_key + torch.minimum(key_span, keys - 1)  # [n, K]
+        pages = batch.page_table[request, key // batch.page_size].long()
         hidden = (first_key + key_span).unsqueeze(1) >= batch.visible_end[at].unsqueeze(-1)  # [n, R, K]
         if window is not None:
             hidden |= batch.window_origin[at].unsqueeze(-1) - key.unsqueeze(1) >= window
@@ -101,8 +100,7 @@ class TorchAttention:
         real = row_span < rows
         return _Group(
             rows=at,
-            pages=batch.page_table[request, key // batch.page_size].long(),
-            offsets=key % batch.page_size,
+            slots=pages * batch.page_size + key % batch.page_size,
             mask=mask,
             taken=real.flatten().nonzero().squeeze(-1),
             written=at[real],

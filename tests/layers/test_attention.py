@@ -1,5 +1,7 @@
 """The torch attention against the reference that goes sequence by sequence, over random batches, pages and windows."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -11,7 +13,7 @@ from runtime.layers import attention_torch
 from runtime.layers.attention import AttentionShape, attention_names, make_attention
 from runtime.layers.attention_torch import TorchAttention
 from runtime.layers.build import Build
-from runtime.layers.kv_pool import LAYOUTS, LayerKV
+from runtime.layers.kv_pool import LAYOUTS, KVShape, LayerKV
 from tests.kernels.cases import attention_case, with_any_sight
 
 SIZES = [1, 2, 4, 8, 16, 32]
@@ -94,11 +96,46 @@ def test_like_sequences_are_one_group_and_padding_is_bounded():
     assert groups([(104, 8)] * 32)[0].mask is None, "whole blocks at their sequence's end see everything"
     mixed = [(8 * (n % 13), 8) for n in range(32)] + [(0, 250)]
     plans = groups(mixed)
-    padded = sum(g.rows.numel() * g.pages.shape[1] for g in plans)
+    padded = sum(g.rows.numel() * g.slots.shape[1] for g in plans)
     needed = sum(new * (cached + new) for cached, new in mixed)
     assert padded <= attention_torch.PADDING_LIMIT * needed
     assert len(plans) < 10
     assert sorted(torch.cat([g.written for g in plans]).tolist()) == list(range(32 * 8 + 250))
+
+
+@pytest.mark.parametrize("layout", list(LAYOUTS))
+def test_keys_that_no_window_reaches_are_not_read(layout):
+    """A canvas of 8 rows whose windows count from its first position: what lies before them may be anything."""
+    q, k, v, batch = attention_case([(40, 8), (3, 8)], 2, 1, 8, 8, 8, torch.float64, "cpu", layout=layout)
+    batch = replace(batch, window_origin=torch.tensor([40] * 8 + [3] * 8))
+    attention = TorchAttention(AttentionShape(2, 1, 8, 0.5), torch.float64)
+    expected = attention.attend(q, LayerKV(k, v), attention.plan(batch, 6))
+    reference = paged_attention_reference(q, k, v, batch, scale=0.5, window=6)
+    torch.testing.assert_close(expected, reference, rtol=1e-11, atol=1e-11)
+    for position in range(35):
+        place = int(batch.page_table[0, position // 8]), position % 8
+        k[place] = v[place] = float("nan")
+    assert torch.equal(attention.attend(q, LayerKV(k, v), attention.plan(batch, 6)), expected)
+    assert attention.attend(q, LayerKV(k, v), attention.plan(batch, 7)).isnan().any()
+
+
+def test_layers_of_several_shapes_and_windows_share_a_batch():
+    """One pool, one batch: each layer has its own heads, dimensions and window, and its own attention."""
+    shapes = [KVShape(2, 8, 8, window=5), KVShape(1, 20, 20), KVShape(4, 16, 16, window=17)]
+    random = torch.Generator().manual_seed(2)
+    *_, batch = attention_case([(40, 8), (0, 21)], 4, 1, 8, 4, 8, torch.float64, "cpu")
+    pages = int(batch.page_table.max()) + 1
+    for layout in LAYOUTS.values():
+        pool = layout(shapes, num_pages=pages, page_size=8, dtype=torch.float64, device="cpu")
+        for index, shape in enumerate(shapes):
+            kv = pool.layer(index)
+            for tensor in kv:
+                tensor.copy_(torch.randn(tensor.shape, generator=random))
+            q = torch.randn(len(batch.tokens), 4, shape.k_dim, generator=random, dtype=torch.float64)
+            attention = TorchAttention(AttentionShape(4, shape.heads, shape.k_dim, 0.5), torch.float64)
+            out = attention.attend(q, kv, attention.plan(batch, shape.window))
+            expected = paged_attention_reference(q, *kv, batch, scale=0.5, window=shape.window)
+            torch.testing.assert_close(out, expected, rtol=1e-11, atol=1e-11)
 
 
 def test_a_sequence_with_nan_keys_harms_no_other():
