@@ -12,7 +12,8 @@ import torch
 
 from runtime.kernels.triton_import import tl, triton
 
-CHUNK = 512  # most pairs that a program counts and places
+CHUNK = 512  # most pairs that a program counts and places,
+LEAST = 128  # and fewest, one a thread: with fewer, threads would hold the same pairs
 PART = 32  # of them, what each is compared with at a time
 SCANNED = 4096  # counts that are summed up at a time
 TILES = 64  # tiles that a program lays out
@@ -140,7 +141,7 @@ def sort_by_expert(ids: torch.Tensor, experts: int, rows: int) -> ExpertTiles:
     races)."""
     pairs = ids.numel()
     most = most_tiles(pairs, experts, rows)
-    chunk = min(CHUNK, max(PART, triton.next_power_of_2(pairs)))
+    chunk = min(CHUNK, max(LEAST, triton.next_power_of_2(pairs)))
     chunks, experts_p2 = triton.cdiv(pairs, chunk), triton.next_power_of_2(experts)
     order = torch.empty(pairs, dtype=torch.int32, device=ids.device)
     starts = torch.empty(experts * chunks + 1, dtype=torch.int32, device=ids.device)
