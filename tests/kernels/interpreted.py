@@ -11,6 +11,7 @@ from triton.runtime import interpreter
 from runtime.kernels.dispatch import TRITON
 from runtime.kernels.expert_sort import CHUNK, sort_by_expert
 from runtime.kernels.heads import TILE
+from runtime.kernels.paged_attention import paged_attention, paged_attention_reference
 from runtime.kernels.routing import RoutingRule
 from runtime.layers.attention_triton import TritonAttention
 from runtime.layers.build import Build
@@ -222,6 +223,40 @@ def test_attention_of_rows_that_see_anything(window, layout):
     cases.check_sight([(9, 6), (0, 11), (5, 1)], 2, 1, 16, 4, window, torch.float32, "cpu", layout)
 
 
+@layouts
+@pytest.mark.parametrize("grouped", [False, True])
+def test_attention_of_rows_that_see_nothing_in_the_first_tiles(grouped, layout):
+    """The first rows of a program see the first tile of keys, its last ones only later tiles."""
+    q, k, v, batch = cases.attention_case([(0, 100)], 2, 1, 16, 1, 16, torch.float32, "cpu", layout=layout)
+    for window in (1, 2, 33):
+        expected = paged_attention_reference(q.double(), k.double(), v.double(), batch, scale=0.25, window=window)
+        out = paged_attention(q, k, v, batch, scale=0.25, window=window, grouped=grouped)
+        cases.assert_near(out, expected, torch.float32)
+
+
+@layouts
+@pytest.mark.parametrize(
+    ("cached", "window", "first"),
+    [(200, 9, 192), (202, 8, 192), (200, 8, 192), (201, 9, 192), (200, 10, 160), (200, 500, 0), (200, None, 0)],
+)
+def test_attention_reads_only_tiles_that_a_window_reaches(watched, cached, window, first, layout):
+    """A canvas of 8 rows whose windows count from its first position: keys are read in tiles of 32."""
+    q, k, v, batch = cases.attention_case([(cached, 8)], 2, 1, 16, 8, 16, torch.float32, "cpu", layout=layout)
+    batch = replace(batch, window_origin=torch.full((8,), cached))
+    watched.clear()
+    paged_attention(q, k, v, batch, scale=0.25, window=window)
+    memory = torch.arange(k.untyped_storage().nbytes() // 4)
+    for cache, exact in ((k, True), (v, layout == "unified")):
+        touched, places = watched.touched(cache), memory.as_strided(cache.shape, cache.stride())
+        read = set()
+        for position in range(-(-(cached + 8) // 16) * 16):
+            of_token = places[int(batch.page_table[0, position // 16]), position % 16].flatten().tolist()
+            if touched.intersection(of_token):
+                read.add(position)
+        end = cached + 8 if exact else -(-(cached + 8) // 16) * 16  # of transposed values whole runs are read
+        assert read == set(range(first, end))
+
+
 @pytest.mark.parametrize("key", ["llada2", "llada2dot2", "sdar_moe", "stable_diffcoder", "dream", "llada_moe"])
 def test_attention_and_all_else_in_a_whole_model(tmp_path, key):
     """Every kernel in its place: a tiny model on the Triton path equals itself on the torch path."""
@@ -240,8 +275,9 @@ def test_attention_and_all_else_in_a_whole_model(tmp_path, key):
     fill(model, checkpoint, family.weights(arch))
     ids = [[5, 6, 7, 8, 31, 31, 31, 31, 9, 9], [3, 1, 4, 1]]
     plan = {"block_size": 4, "page_size": 4, "chunk_blocks": [2, 1]}
+    layout = list(LAYOUTS)[len(key) % 2]
     for out, expected in zip(
-        logits_in_chunks(model, ids, **plan), logits_in_chunks(expected_model, ids, **plan), strict=True
+        logits_in_chunks(model, ids, **plan, layout=layout), logits_in_chunks(expected_model, ids, **plan), strict=True
     ):
         torch.testing.assert_close(out, expected, rtol=1e-4, atol=1e-4)
 
@@ -255,8 +291,8 @@ def test_attention_and_all_else_in_a_canvas_model():
     model.attentions = [TritonAttention(attention.shape, grouped=True) for attention in model.attentions]
     fill(model, checkpoint, family.weights(arch))
     results = []
-    for each in (model, expected_model):
-        driver = Driver(each, 2, 40, 8, torch.float32)
+    for each, layout in ((model, "distinct"), (expected_model, "unified")):
+        driver = Driver(each, 2, 40, 8, torch.float32, layout=layout)
         driver.commit(0, list(range(24)), 24)
         signal = each.soften(torch.eye(224)[:4])
         results.append(driver.step(Run(0, [9, 8, 7, 6], 24, open=True, signal=signal), Run(1, [3, 1, 4], 0)))

@@ -25,10 +25,13 @@ class Run:
 class Driver:
     """A model and `sequences` of at most `length` positions, whose pages lie in random order among poison."""
 
-    def __init__(self, model: DiffusionGemma, sequences: int, length: int, page_size: int, dtype: torch.dtype) -> None:
-        self.model, self.page_size = model, page_size
+    def __init__(
+        self, model: DiffusionGemma, sequences: int, length: int, page_size: int, dtype: torch.dtype,
+        device: str = "cpu", layout: str = "unified",
+    ) -> None:  # fmt: skip
+        self.model, self.page_size, self.device = model, page_size, device
         self.tables, pages = page_tables([length] * sequences, page_size, torch.Generator().manual_seed(0))
-        self.pool = poisoned_pool(model, pages, page_size, dtype)
+        self.pool = poisoned_pool(model, pages, page_size, dtype, device, layout)
 
     def step(self, *runs: Run) -> list[torch.Tensor]:
         """Logits [len(ids), vocab] of each run."""
@@ -40,17 +43,17 @@ class Driver:
         slots = tables[owner, positions // self.page_size].long() * self.page_size + positions % self.page_size
         signal = None
         if any(run.signal is not None for run in runs):
-            none = torch.zeros(1, self.model.arch.hidden, dtype=self.pool.dtype)
+            none = torch.zeros(1, self.model.arch.hidden, dtype=self.pool.dtype, device=self.device)
             signal = torch.cat([none.expand(len(r.ids), -1) if r.signal is None else r.signal for r in runs])
         batch = ForwardBatch(
-            tokens=torch.tensor([token for run in runs for token in run.ids]),
-            positions=positions,
-            slots=slots,
-            visible_end=torch.where(open_, first + counts[owner], positions + 1).int(),
-            window_origin=torch.where(open_, first, positions),
-            open=open_,
-            tiles=torch.from_numpy(cut_tiles(counts.numpy())),
-            page_table=tables,
+            tokens=torch.tensor([token for run in runs for token in run.ids]).to(self.device),
+            positions=positions.to(self.device),
+            slots=slots.to(self.device),
+            visible_end=torch.where(open_, first + counts[owner], positions + 1).int().to(self.device),
+            window_origin=torch.where(open_, first, positions).to(self.device),
+            open=open_.to(self.device),
+            tiles=torch.from_numpy(cut_tiles(counts.numpy())).to(self.device),
+            page_table=tables.to(self.device),
             page_size=self.page_size,
             tile_rows=int(counts.max()),
             reach=int(positions.max()) + 1,

@@ -1,0 +1,27 @@
+"""Every family's tiny model over both layouts of the pool."""
+
+import pytest
+import torch
+
+from runtime.models import resolve_family
+from runtime.models.base import _FAMILIES
+from runtime.weights import resolve_checkpoint
+from tests.models.tiny import EVERY, checkpoint_of, tiny_logits
+from tests.oracle.spelling import KINDS
+
+
+@pytest.mark.parametrize("key", EVERY)
+def test_layouts_give_the_same_logits(tmp_path, key):
+    path = checkpoint_of(key, tmp_path)
+    unified, distinct = (tiny_logits(key, path, torch.float64, layout=name) for name in ("unified", "distinct"))
+    for one, other in zip(unified, distinct, strict=True):
+        assert torch.isfinite(one).all()
+        torch.testing.assert_close(one, other, rtol=1e-12, atol=1e-12)
+
+
+def test_no_family_is_left_out(tmp_path):
+    found = set()
+    for key in EVERY:
+        name = key if key in KINDS and KINDS[key].named else None
+        found.add(resolve_family(name, resolve_checkpoint(str(checkpoint_of(key, tmp_path / key))).config).key)
+    assert found == {family.key for family in _FAMILIES.values()}

@@ -1,0 +1,85 @@
+"""A tiny checkpoint of every family, and the logits that its model gives over a few sequences on any device, with any
+attention and any layout of the pool. Imports nothing of the server's, so that the device's tests may use it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import torch
+from safetensors.torch import load_file
+
+from runtime.models.diffusion_gemma_model import DiffusionGemma
+from tests.golden import GOLDEN
+from tests.models.canvas import Driver, Run
+from tests.models.paged import load, logits_in_chunks
+from tests.oracle.llama_like import tensors_of, write
+from tests.oracle.spelling import KINDS, config_of, spelt
+
+WRITTEN = tuple(key for key, kind in KINDS.items() if not kind.golden)  # families without golden data: random weights
+EVERY = (*sorted(path.parent.name for path in GOLDEN.glob("*/model.safetensors")), *WRITTEN)
+LENGTHS = (50, 9, 32)
+
+
+def checkpoint_of(key: str, directory: Path) -> Path:
+    """Where the checkpoint lies: in the golden data, or in `directory`, into which it is written."""
+    if key not in WRITTEN:
+        return GOLDEN / key
+    config = config_of(key)
+    write(directory, config, spelt(key, tensors_of(key, config, seed=6)))
+    return directory
+
+
+def tiny_logits(
+    key: str,
+    path: Path,
+    dtype: torch.dtype,
+    device: str = "cpu",
+    attn_impl: str | None = None,
+    layout: str = "unified",
+) -> list[torch.Tensor]:
+    """Logits [len, vocab] of each sequence, in chunks of unlike lengths side by side."""
+    name = key if key in KINDS and KINDS[key].named else None
+    model = load(path, dtype, device, attn_impl, name)
+    if isinstance(model, DiffusionGemma):
+        return _canvases(model, dtype, device, layout)
+    block, prompt, golden = _seen(key, path)
+    random = torch.Generator().manual_seed(4)
+    sequences = [torch.randint(0, 40, (length,), generator=random).tolist() for length in LENGTHS]
+    if golden is not None:
+        sequences.append(golden)
+    block = block or max(map(len, sequences))
+    return logits_in_chunks(
+        model, sequences, block_size=block, page_size=8, chunk_blocks=[2, 1, 3, 1][: len(sequences)], prompt=prompt,
+        dtype=dtype, device=device, layout=layout,
+    )  # fmt: skip
+
+
+def _seen(key: str, path: Path) -> tuple[int, int, list[int] | None]:
+    """The size of blocks, 0: whole canvases, the prompt that they tile from, and golden ids."""
+    if key in WRITTEN:
+        return (0 if key == "illada" else 4), 0, None
+    expected = load_file(path / "expected.safetensors")
+    if key == "llada2_tiny":
+        return 8, 0, expected["input_ids"][0].tolist()
+    case = next(case for case in json.loads((path / "cases.json").read_text()) if case["kind"] == "logits")
+    block = 0 if case["attention"] == "full" else case["block_size"]
+    return block, case.get("prompt_length", 0), expected[case["ids"]].flatten().tolist()
+
+
+def _canvases(model: DiffusionGemma, dtype: torch.dtype, device: str, layout: str) -> list[torch.Tensor]:
+    """A canvas whose windows reach back over a long prompt, told of its last step, beside a prompt that is committed;
+    then both as canvases."""
+    random = torch.Generator().manual_seed(4)
+
+    def ids(count: int) -> list[int]:
+        return torch.randint(0, 220, (count,), generator=random).tolist()
+
+    driver = Driver(model, 2, 90, 8, dtype, device, layout)
+    driver.commit(0, ids(70), 23)
+    probs = torch.randn(16, 224, generator=random, dtype=torch.float64).mul(2).softmax(-1)
+    signal = model.soften(probs.to(device))
+    out = driver.step(Run(0, ids(16), 70, open=True, signal=signal), Run(1, ids(13), 0))
+    return out + driver.step(
+        Run(0, ids(16), 70, open=True), Run(1, ids(20), 13, open=True, signal=signal[:1].expand(20, -1))
+    )
