@@ -48,6 +48,7 @@ class _Asked:
     seed: int
     top_p: float = 1.0
     top_k: int = 0
+    report: str = "final"
     max_nfe: int | None = None
     max_repetition_run: int | None = None
     given: dict[int, int] = field(default_factory=dict)
@@ -76,8 +77,7 @@ class StepPlans:
         turns = []
         last = context + self.block_size
         for request in self._requests(batch, context, self.block_size):
-            here = slice(context, last)
-            block = Block(context, request.state[here], editing=request.editing)
+            block = Block(request, context, last)
             block.advanced = request.nfe = 1
             if request.rule.keeps:
                 block.kept = np.ones((self.block_size, 1, len(request.rule.keeps)))

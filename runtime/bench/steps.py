@@ -26,7 +26,7 @@ from runtime.engine.plan import StepPlan
 from runtime.errors import ConfigError
 from runtime.layers.attention import attention_names
 from runtime.layers.build import Build
-from runtime.layers.kv_pool import UnifiedPool
+from runtime.layers.kv_pool import LAYOUTS
 from runtime.models.architectures import ARCHITECTURES, architecture, random_model
 from runtime.models.base import Facts, Family, Model, resolve_family
 from runtime.strategies import DecodingContext, Strategy, also_fits, make_strategy
@@ -46,6 +46,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--dtype", choices=DTYPES, help="default: bfloat16 on CUDA, float32 on CPU")
     parser.add_argument("--device", choices=["cuda", "cpu"], help="default: cuda where there is one")
     parser.add_argument("--attn-impl", choices=attention_names(), help="default: triton_grouped on CUDA, else torch")
+    parser.add_argument("--kv-cache-layout", choices=LAYOUTS, default="unified")
     parser.add_argument("--block-size", type=int, help="default: the checkpoint's, else the family's")
     parser.add_argument("--filled", type=float, help="share of a block of masks that holds random tokens; default: 0.5")
     parser.add_argument("--page-size", type=int, default=32)
@@ -79,7 +80,7 @@ class _Setup:
         dtype = next(model.parameters()).dtype  # type: ignore[attr-defined]
         decode = max(args.batch) * pages_needed(max(args.context) + args.block_size, args.page_size)
         prefill = max(args.batch) * pages_needed(max([*args.prompt, 1]), args.page_size)
-        self.pool = UnifiedPool(
+        self.pool = LAYOUTS[args.kv_cache_layout](
             model.kv_shapes, num_pages=max(decode, prefill), page_size=args.page_size, dtype=dtype, device=device
         )
         last = known.vocab_size - 1
@@ -96,7 +97,8 @@ class _Setup:
         self.facts = {
             "model": args.arch or args.model, "device": gpu, "dtype": str(dtype).removeprefix("torch."),
             "torch": torch.__version__, "weights_gb": round(weights / 1e9, 3), "block_size": args.block_size,
-            "page_size": args.page_size, "filled": args.filled, "budget": args.budget, "repeats": args.repeats,
+            "page_size": args.page_size, "kv_cache_layout": args.kv_cache_layout, "filled": args.filled,
+            "budget": args.budget, "repeats": args.repeats,
         }  # fmt: skip
 
     def fill_pool(self) -> None:

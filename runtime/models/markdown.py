@@ -12,7 +12,7 @@ from torch import nn
 from runtime.engine.offer import fitting_rules
 from runtime.engine.setup import DEFAULT_MODEL_LEN
 from runtime.layers.build import Build
-from runtime.layers.kv_pool import page_bytes
+from runtime.layers.kv_pool import UnifiedPool
 from runtime.models import Family, families, resolve_family
 from runtime.models.architectures import ARCHITECTURES
 from runtime.samplers import rules
@@ -81,7 +81,7 @@ def _shape_row(name: str) -> str:
     length = min(facts.max_model_len or DEFAULT_MODEL_LEN, facts.max_positions)
     return (
         f"| {name} | `{family.key}` | {parameters / 1e9:.1f} billion | {weights / 1e9:.1f} GB | "
-        f"{page_bytes(model.kv_shapes, 1, torch.bfloat16):,} bytes | {facts.block_size} | "
+        f"{UnifiedPool.page_bytes(model.kv_shapes, 1, torch.bfloat16):,} bytes | {facts.block_size} | "
         f"{length:,}, {facts.max_positions:,} |"
     )
 
