@@ -1,8 +1,8 @@
 """Groups (row, choice) pairs by expert, on the device and without telling the host how many each expert got.
 
-A counting sort: chunks of pairs are counted, the counts are summed up in the order of experts and, within an expert, of
-chunks, and each chunk then knows where its pairs go. Each pair is read a fixed number of times, however many experts
-and pairs there are."""
+A counting sort: chunks of pairs are counted, and each chunk then finds where its pairs go from the counts of all: what
+comes before them in the order of experts and, within an expert, of chunks. Each pair is read three times, however many
+experts and pairs there are."""
 
 from __future__ import annotations
 
@@ -12,10 +12,11 @@ import torch
 
 from runtime.kernels.triton_import import tl, triton
 
-CHUNK = 512  # most pairs that a program counts and places,
-LEAST = 128  # and fewest, one a thread: with fewer, threads would hold the same pairs
-PART = 32  # of them, what each is compared with at a time
-SCANNED = 4096  # counts that are summed up at a time
+CHUNK = 512  # pairs that a program counts and places,
+FEW = 128  # and where there are few: one a thread, for with fewer threads would hold the same pairs
+MANY = 64  # chunks of a few pairs, beyond which chunks are larger
+PART = 32  # pairs that each of a chunk is compared with at a time
+SUMMED = 4096  # counts that are summed up at a time
 TILES = 64  # tiles that a program lays out
 
 
@@ -53,38 +54,39 @@ def sort_by_expert_reference(ids: torch.Tensor, experts: int, rows: int) -> Expe
     return ExpertTiles(flat.argsort(stable=True).roll(-dead).int(), tiles, rows)
 
 
-@triton.jit(do_not_specialize=["pairs", "chunks"])  # else each new value may compile again
-def _count(
-    ids_ptr, starts_ptr, pairs, chunks,
-    EXPERTS: tl.constexpr, EXPERTS_P2: tl.constexpr, CHUNK: tl.constexpr, ALONE: tl.constexpr,
-):  # fmt: skip
-    """One program a chunk: its pairs of each expert, to [experts, chunks]. A chunk that is alone sums them up too."""
+@triton.jit(do_not_specialize=["pairs"])  # else each new value may compile again
+def _count(ids_ptr, counts_ptr, pairs, EXPERTS_P2: tl.constexpr, CHUNK: tl.constexpr):
+    """One program a chunk: its pairs of each expert, to [chunks, experts]."""
     chunk = tl.program_id(0)
     pair = chunk * CHUNK + tl.arange(0, CHUNK)
     ids = tl.load(ids_ptr + pair, mask=pair < pairs, other=-1)
     count = tl.histogram(tl.maximum(ids, 0), EXPERTS_P2, mask=ids >= 0)
-    expert = tl.arange(0, EXPERTS_P2)
-    if ALONE:
-        tl.store(starts_ptr + EXPERTS, tl.sum(count, 0))
-        count = tl.cumsum(count, 0) - count
-    tl.store(starts_ptr + expert * chunks + chunk, count, mask=expert < EXPERTS)
-
-
-@triton.jit(do_not_specialize=["size"])
-def _sum_up(starts_ptr, size, SCANNED: tl.constexpr):
-    """One program: in the place of each of `size` counts what those before it add up to, and after them their sum."""
-    before = 0
-    for first in range(0, size, SCANNED):
-        at = first + tl.arange(0, SCANNED)
-        count = tl.load(starts_ptr + at, mask=at < size, other=0)
-        tl.store(starts_ptr + at, before + tl.cumsum(count, 0) - count, mask=at < size)
-        before += tl.sum(count, 0)
-    tl.store(starts_ptr + size, before)
+    tl.store(counts_ptr + chunk * EXPERTS_P2 + tl.arange(0, EXPERTS_P2), count)
 
 
 @triton.jit
-def _place_chunk(ids_ptr, order_ptr, starts_ptr, pairs, chunks, chunk, CHUNK: tl.constexpr, PART: tl.constexpr):
+def _sum_up(counts_ptr, chunks, chunk, EXPERTS_P2: tl.constexpr, SUMMED: tl.constexpr):
+    """[experts]: each one's pairs in all chunks, and in those before `chunk`."""
+    expert = tl.arange(0, EXPERTS_P2)
+    total = tl.zeros([EXPERTS_P2], tl.int32)
+    before = tl.zeros([EXPERTS_P2], tl.int32)
+    for first in range(0, chunks, SUMMED):
+        of = first + tl.arange(0, SUMMED)
+        at = of[:, None] * EXPERTS_P2 + expert[None, :]
+        count = tl.load(counts_ptr + at, mask=of[:, None] < chunks, other=0)
+        total += tl.sum(count, 0)
+        before += tl.sum(tl.where(of[:, None] < chunk, count, 0), 0)
+    return total, before
+
+
+@triton.jit
+def _place_chunk(
+    ids_ptr, order_ptr, counts_ptr, starts_ptr, pairs, chunks, chunk,
+    EXPERTS_P2: tl.constexpr, CHUNK: tl.constexpr, PART: tl.constexpr, SUMMED: tl.constexpr,
+):  # fmt: skip
     """The chunk's pairs into their experts' places, those of one expert in the order of their index."""
+    total, before = _sum_up(counts_ptr, chunks, chunk, EXPERTS_P2, SUMMED)
+    tl.store(starts_ptr + chunk * EXPERTS_P2 + tl.arange(0, EXPERTS_P2), tl.cumsum(total, 0) - total + before)
     lane = tl.arange(0, CHUNK)
     pair = chunk * CHUNK + lane
     ids = tl.load(ids_ptr + pair, mask=pair < pairs, other=-1)
@@ -92,23 +94,25 @@ def _place_chunk(ids_ptr, order_ptr, starts_ptr, pairs, chunks, chunk, CHUNK: tl
     for first in range(0, CHUNK, PART):
         other = first + tl.arange(0, PART)
         others = tl.load(ids_ptr + chunk * CHUNK + other, mask=chunk * CHUNK + other < pairs, other=-1)
-        before = (others[None, :] == ids[:, None]) & (other[None, :] < lane[:, None])
-        rank += tl.sum(before.to(tl.int32), 1)
-    start = tl.load(starts_ptr + ids * chunks + chunk, mask=ids >= 0, other=0)
+        earlier = (others[None, :] == ids[:, None]) & (other[None, :] < lane[:, None])
+        rank += tl.sum(earlier.to(tl.int32), 1)
+    tl.debug_barrier()  # the starts are this program's own; other threads of it wrote them
+    start = tl.load(starts_ptr + chunk * EXPERTS_P2 + ids, mask=ids >= 0, other=0)
     tl.store(order_ptr + start + rank, pair, mask=ids >= 0)
 
 
 @triton.jit
 def _lay_out(
-    starts_ptr, tiles_ptr, most, chunks, part,
-    ROWS: tl.constexpr, EXPERTS: tl.constexpr, EXPERTS_P2: tl.constexpr, TILES: tl.constexpr,
+    counts_ptr, tiles_ptr, most, chunks, part,
+    ROWS: tl.constexpr, EXPERTS: tl.constexpr, EXPERTS_P2: tl.constexpr, TILES: tl.constexpr, SUMMED: tl.constexpr,
 ):  # fmt: skip
     """TILES tiles: which expert each belongs to, found by counting the experts whose tiles end before."""
     expert = tl.arange(0, EXPERTS_P2)
     ok = expert < EXPERTS
-    start = tl.load(starts_ptr + expert * chunks, mask=ok, other=0)
-    end = tl.load(starts_ptr + (expert + 1) * chunks, mask=ok, other=0)
-    count = (end - start + ROWS - 1) // ROWS
+    total, _ = _sum_up(counts_ptr, chunks, 0, EXPERTS_P2, SUMMED)
+    end = tl.cumsum(total, 0)
+    start = end - total
+    count = (total + ROWS - 1) // ROWS
     last = tl.cumsum(count, 0)
     tile = part * TILES + tl.arange(0, TILES)
     owner = tl.sum(((last[None, :] <= tile[:, None]) & ok[None, :]).to(tl.int32), 1)
@@ -124,35 +128,33 @@ def _lay_out(
 
 @triton.jit(do_not_specialize=["pairs", "most", "chunks"])
 def _place(
-    ids_ptr, order_ptr, starts_ptr, tiles_ptr, pairs, most, chunks,
+    ids_ptr, order_ptr, counts_ptr, starts_ptr, tiles_ptr, pairs, most, chunks,
     ROWS: tl.constexpr, EXPERTS: tl.constexpr, EXPERTS_P2: tl.constexpr,
-    CHUNK: tl.constexpr, PART: tl.constexpr, TILES: tl.constexpr,
+    CHUNK: tl.constexpr, PART: tl.constexpr, TILES: tl.constexpr, SUMMED: tl.constexpr,
 ):  # fmt: skip
     """One program a chunk of pairs, and after them one TILES tiles."""
     program = tl.program_id(0)
     if program < chunks:
-        _place_chunk(ids_ptr, order_ptr, starts_ptr, pairs, chunks, program, CHUNK, PART)
+        _place_chunk(
+            ids_ptr, order_ptr, counts_ptr, starts_ptr, pairs, chunks, program, EXPERTS_P2, CHUNK, PART, SUMMED
+        )
     else:
-        _lay_out(starts_ptr, tiles_ptr, most, chunks, program - chunks, ROWS, EXPERTS, EXPERTS_P2, TILES)
+        _lay_out(counts_ptr, tiles_ptr, most, chunks, program - chunks, ROWS, EXPERTS, EXPERTS_P2, TILES, SUMMED)
 
 
 def sort_by_expert(ids: torch.Tensor, experts: int, rows: int) -> ExpertTiles:
-    """`sort_by_expert_reference` on a GPU, in three launches, two for a few pairs; deterministic (it counts, it never
-    races)."""
+    """`sort_by_expert_reference` on a GPU, in two launches; deterministic (it counts, it never races)."""
     pairs = ids.numel()
     most = most_tiles(pairs, experts, rows)
-    chunk = min(CHUNK, max(LEAST, triton.next_power_of_2(pairs)))
+    chunk = FEW if pairs <= FEW * MANY else CHUNK
     chunks, experts_p2 = triton.cdiv(pairs, chunk), triton.next_power_of_2(experts)
     order = torch.empty(pairs, dtype=torch.int32, device=ids.device)
-    starts = torch.empty(experts * chunks + 1, dtype=torch.int32, device=ids.device)
+    counts, starts = torch.empty(2, chunks, experts_p2, dtype=torch.int32, device=ids.device)
     tiles = torch.empty(3, most, dtype=torch.int32, device=ids.device)
-    _count[(chunks,)](
-        ids, starts, pairs, chunks, EXPERTS=experts, EXPERTS_P2=experts_p2, CHUNK=chunk, ALONE=chunks == 1, num_warps=4
-    )  # fmt: skip
-    if chunks > 1:
-        _sum_up[(1,)](starts, experts * chunks, SCANNED=SCANNED, num_warps=8)
+    _count[(chunks,)](ids, counts, pairs, EXPERTS_P2=experts_p2, CHUNK=chunk, num_warps=4)
     _place[(chunks + triton.cdiv(most, TILES),)](
-        ids, order, starts, tiles, pairs, most, chunks, ROWS=rows, EXPERTS=experts, EXPERTS_P2=experts_p2,
-        CHUNK=chunk, PART=PART, TILES=TILES, num_warps=8,
+        ids, order, counts, starts, tiles, pairs, most, chunks, ROWS=rows, EXPERTS=experts, EXPERTS_P2=experts_p2,
+        CHUNK=chunk, PART=PART, TILES=TILES, SUMMED=max(1, min(triton.next_power_of_2(chunks), SUMMED // experts_p2)),
+        num_warps=8,
     )  # fmt: skip
     return ExpertTiles(order, tiles, rows)

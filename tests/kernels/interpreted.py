@@ -9,7 +9,7 @@ import triton
 from triton.runtime import interpreter
 
 from runtime.kernels.dispatch import TRITON
-from runtime.kernels.expert_sort import CHUNK, sort_by_expert
+from runtime.kernels.expert_sort import CHUNK, FEW, MANY, sort_by_expert
 from runtime.kernels.heads import TILE
 from runtime.kernels.paged_attention import paged_attention
 from runtime.kernels.routing import RoutingRule
@@ -147,7 +147,7 @@ def test_moe_sort(rows, experts, top_k, tile, crowded, dead):
     cases.check_sort(rows, experts, top_k, tile, crowded, "cpu", dead)
 
 
-@pytest.mark.parametrize("pairs", [1, 33, CHUNK - 1, CHUNK, CHUNK + 1, 2 * CHUNK + 5])
+@pytest.mark.parametrize("pairs", [1, FEW - 1, FEW, FEW + 1, 2 * FEW + 5, FEW * MANY + 1, FEW * MANY + CHUNK])
 @pytest.mark.parametrize("experts", [1, 13])
 def test_moe_sort_of_one_sided_choices(pairs, experts):
     """One expert takes all, the first, the last or one between; nobody takes any; sizes about those of a chunk."""

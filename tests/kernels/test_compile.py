@@ -126,15 +126,13 @@ def test_routing_in_a_pool():
 
 
 def test_expert_sort():
-    shape = {"EXPERTS": 256, "EXPERTS_P2": 256, "CHUNK": expert_sort.CHUNK}
-    types = {"ids_ptr": "*i32", "starts_ptr": "*i32", "pairs": "i32", "chunks": "i32"}
-    for alone in (False, True):
-        build(expert_sort._count, types, shape | {"ALONE": alone}, num_warps=4)
-    scan = {"SCANNED": expert_sort.SCANNED}
-    build(expert_sort._sum_up, {"starts_ptr": "*i32", "size": "i32"}, scan, num_warps=8)
-    types |= {"order_ptr": "*i32", "tiles_ptr": "*i32", "most": "i32"}
-    own = {"ROWS": 64, "PART": expert_sort.PART, "TILES": expert_sort.TILES}
-    build(expert_sort._place, types, shape | own, num_warps=8)
+    for chunk in (expert_sort.FEW, expert_sort.CHUNK):
+        shape = {"EXPERTS_P2": 256, "CHUNK": chunk}
+        types = {"ids_ptr": "*i32", "counts_ptr": "*i32", "pairs": "i32"}
+        build(expert_sort._count, types, shape, num_warps=4)
+        types |= {"order_ptr": "*i32", "starts_ptr": "*i32", "tiles_ptr": "*i32", "most": "i32", "chunks": "i32"}
+        own = {"EXPERTS": 256, "ROWS": 64, "PART": expert_sort.PART, "TILES": expert_sort.TILES, "SUMMED": 16}
+        build(expert_sort._place, types, shape | own, num_warps=8)
 
 
 @pytest.mark.parametrize(
