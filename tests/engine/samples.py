@@ -25,7 +25,8 @@ def examples(n: int) -> settings:
 
 
 ALGORITHMS = [key for key in (*FILLING, "edit") if key in rules()]
-THRESHOLDS = st.sampled_from([0.0, 0.1, 0.3, 0.5, 0.7, 0.9, 1.0])
+# None is 1/n: equal logits have that probability, but for the last bit, which is not the same for everybody.
+THRESHOLDS = st.sampled_from([0.0, 0.11, 0.3, 0.51, 0.7, 0.9, 1.0])
 
 
 @st.composite
