@@ -18,7 +18,7 @@ from runtime.server.keys import owner_of
 from runtime.server.line import Line
 
 LONG = 2**16  # characters from which work waits among the long
-MAX_WAITING = 2**24  # characters that wait for a lane, together: they are memory
+MAX_WAITING = 2**23  # characters that wait for a lane, together: they are memory
 
 T = TypeVar("T")
 Work = Callable[[Callable[[], bool]], T]  # is given what tells whether it is still wanted

@@ -27,7 +27,7 @@ from runtime.text.budget import Budget
 from runtime.text.tokenizer import WINDOW
 
 SMALL_BODY = 2**13  # bytes that are parsed in a millisecond or two, whatever they hold
-MAX_WAITING_BODIES = 12 * 2**20  # bytes of large bodies that wait to be parsed, together
+MAX_WAITING_BODIES = 8 * 2**20  # bytes of large bodies that wait to be parsed, together
 SMALL_TEXT = 4096  # characters that are encoded in a millisecond or so
 SMALL_IDS = 4096
 SMALL_CHAT = 32  # messages
