@@ -2,13 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
-
-import numpy as np
-import numpy.typing as npt
-
-Ints = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True)
@@ -39,12 +33,3 @@ class Tiling:
         """How many blocks hold the answer."""
         last = self.start(prompt_len, prompt_len + max_tokens - 1)
         return (last - self.start(prompt_len, prompt_len)) // self.size + 1
-
-    def ends(self, prompt_lens: Sequence[int], owner: Ints, positions: Ints) -> Ints:
-        """[rows]: the end of the block that holds ``positions[r]`` of the request with the prompt
-        ``prompt_lens[owner[r]]``; of a position before the first block, where that begins."""
-        if not self.from_prompt:
-            return (positions // self.size + 1) * self.size
-        origin: Ints = np.array(prompt_lens, dtype=np.int64)[owner]
-        ends: Ints = origin + np.maximum((positions - origin) // self.size + 1, 0) * self.size
-        return ends

@@ -7,28 +7,23 @@ with the same numbers: what its steps told each other lies on the device alone.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 import numpy.typing as npt
 
-from runtime.engine.description import Field, Value
 from runtime.engine.plan import BlockResults, Ints
 from runtime.engine.request import FILLED, MASKED, Block, Request
 from runtime.engine.tiling import Tiling
 from runtime.samplers.uniform import CANVAS, uniforms
 from runtime.strategies.base import DecodingContext, Feed, check_one_at_a_time, register_strategy
 from runtime.strategies.progress import advance, finish, worth_caching, write_block
+from runtime.strategies.tiled import TiledBlocks
 
 
 @register_strategy("diffusion_gemma")
-class Canvas:
-    fields: tuple[Field, ...] = ()
-    defaults: Mapping[str, Value] = {}
+class Canvas(TiledBlocks):
     buffer_size = 1
-    shares_prefixes = True
-    whole_prompts = False
-    default_max_tokens: int | None = None
     noisy = True
     one_window = True
 
@@ -41,15 +36,6 @@ class Canvas:
 
     def max_rows(self) -> int:
         return 2 * self.size  # the next canvas's first step commits the last one
-
-    def positions(self, prompt_len: int, max_tokens: int) -> int:
-        return self.tiling.covered(prompt_len, max_tokens)
-
-    def settled(self, prompt_len: int) -> int:
-        return prompt_len
-
-    def tail(self, request: Request) -> int:
-        return 0
 
     def reach(self, request: Request) -> int:
         return request.settled + self.size

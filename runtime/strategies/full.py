@@ -11,25 +11,26 @@ a preemption drops comes again from the ids that the canvas had when its block o
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from itertools import pairwise
 
 import numpy as np
 
-from runtime.engine.description import BLOCK_LENGTH, Field, Value
+from runtime.engine.description import BLOCK_LENGTH, Field
 from runtime.engine.plan import BlockResults, Ints
 from runtime.engine.request import FIXED, Block, Forwarded, Request
 from runtime.engine.shares import shares
 from runtime.engine.tiling import Tiling
 from runtime.strategies.base import DecodingContext, Feed, check_one_at_a_time, register_strategy
 from runtime.strategies.progress import advance, complete, finish, write_block
+from runtime.strategies.tiled import TiledBlocks
 
 VICINITY = 16  # rows on either side of a block that the mode of this name renews with it
 CACHE = "cache"
 
 
 @register_strategy("full")
-class FullCanvas:
+class FullCanvas(TiledBlocks):
     fields: tuple[Field, ...] = (
         Field(
             name=CACHE, kind="choice", choices=("none", "prefix", "dual", "vicinity"), default="none",
@@ -42,13 +43,10 @@ class FullCanvas:
             help="tokens of a block; default the server's",
         ),
     )  # fmt: skip
-    defaults: Mapping[str, Value] = {}
     buffer_size = 1
     shares_prefixes = False
     whole_prompts = True
     default_max_tokens: int | None = 256
-    noisy = False
-    one_window = False
 
     def __init__(self, context: DecodingContext) -> None:
         check_one_at_a_time(context)
@@ -59,13 +57,7 @@ class FullCanvas:
     def max_rows(self) -> int:
         return self.max_model_len
 
-    def positions(self, prompt_len: int, max_tokens: int) -> int:
-        return self.tiling.covered(prompt_len, max_tokens)
-
     def settled(self, prompt_len: int) -> int:
-        return 0
-
-    def tail(self, request: Request) -> int:
         return 0
 
     def reach(self, request: Request) -> int:

@@ -6,33 +6,26 @@ here the decisions become state: which blocks are final, which opens next, where
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-
-from runtime.engine.description import Field, Value, share
-from runtime.engine.plan import BlockResults, Ints
+from runtime.engine.description import Field, share
+from runtime.engine.plan import BlockResults
 from runtime.engine.request import FIXED, Block, Request
 from runtime.engine.shares import shares
 from runtime.engine.tiling import Tiling
 from runtime.strategies.base import DecodingContext, Feed, register_strategy
 from runtime.strategies.progress import advance, complete, finish, worth_caching, write_block
+from runtime.strategies.tiled import TiledBlocks
 
 
 @register_strategy("multi_bd")
-class MultiBlock:
+class MultiBlock(TiledBlocks):
     fields: tuple[Field, ...] = (
         share("add_block_threshold", 0.1, "progress of the newest block at which the next opens"),
         share("semi_complete_threshold", 0.9, "progress of a block at which its successor may force a token"),
         share("token_stability_threshold", 0.0, "share of unchanged tokens at which the next block opens"),
     )
 
-    defaults: Mapping[str, Value] = {}
     buffers = 1  # default of --buffer-size
     shift = 0  # how far before a position the row stands whose logits are its own
-    shares_prefixes = True
-    whole_prompts = False
-    default_max_tokens: int | None = None
-    noisy = False
-    one_window = False
 
     def __init__(self, context: DecodingContext) -> None:
         self.block_size = context.block_size
@@ -42,15 +35,6 @@ class MultiBlock:
 
     def max_rows(self) -> int:
         return (self.buffer_size + 1) * self.block_size  # rule 7
-
-    def positions(self, prompt_len: int, max_tokens: int) -> int:
-        return self.tiling.covered(prompt_len, max_tokens)
-
-    def settled(self, prompt_len: int) -> int:
-        return self.tiling.start(prompt_len, prompt_len)
-
-    def tail(self, request: Request) -> int:
-        return 0
 
     def reach(self, request: Request) -> int:
         return request.settled + max(len(request.blocks), 1) * self.block_size
@@ -120,10 +104,6 @@ class MultiBlock:
                 chosen.append(block)
             before = block
         return chosen
-
-    def visible_end(self, requests: Sequence[Request], owner: Ints, positions: Ints) -> Ints:
-        """Rows come in whole blocks, and see to the end of their own; those of a prompt before the first one see it."""
-        return self.tiling.ends([request.prompt_len for request in requests], owner, positions)
 
     def apply(self, request: Request, sampled: list[Block], results: BlockResults, first: int) -> None:
         """Rules 5, 8 and 9."""

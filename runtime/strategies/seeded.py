@@ -8,26 +8,17 @@ strategy may decode a block in parts, one after another; each of them is a `Bloc
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-
-from runtime.engine.description import Field, Value
-from runtime.engine.plan import BlockResults, Ints
+from runtime.engine.plan import BlockResults
 from runtime.engine.request import FIXED, MASKED, Block, Request
 from runtime.engine.shares import shares
 from runtime.engine.tiling import Tiling
 from runtime.strategies.base import DecodingContext, Feed, check_one_at_a_time
 from runtime.strategies.progress import advance, complete, finish, worth_caching, write_block
+from runtime.strategies.tiled import TiledBlocks
 
 
-class SeededBlocks:
-    fields: tuple[Field, ...] = ()
-    defaults: Mapping[str, Value] = {}
+class SeededBlocks(TiledBlocks):
     buffer_size = 1
-    shares_prefixes = True
-    whole_prompts = False
-    default_max_tokens: int | None = None
-    noisy = False
-    one_window = False
     from_prompt = False
     shift = 0  # how far before a position the row stands whose logits are its own; a seed's is always the one before
 
@@ -39,12 +30,6 @@ class SeededBlocks:
 
     def max_rows(self) -> int:
         return self.block_size
-
-    def positions(self, prompt_len: int, max_tokens: int) -> int:
-        return self.tiling.covered(prompt_len, max_tokens)
-
-    def settled(self, prompt_len: int) -> int:
-        return self.tiling.start(prompt_len, prompt_len)
 
     def tail(self, request: Request) -> int:
         return int(self._wants_seed(request))
@@ -65,9 +50,6 @@ class SeededBlocks:
 
     def write(self, request: Request, part: Block, results: BlockResults, i: int) -> None:
         write_block(request, part, results, i)
-
-    def visible_end(self, requests: Sequence[Request], owner: Ints, positions: Ints) -> Ints:
-        return self.tiling.ends([request.prompt_len for request in requests], owner, positions)
 
     def open(self, request: Request) -> Feed:
         while not request.blocks and request.next_start < request.end:
