@@ -7,7 +7,7 @@ __all__ = ["LLM", "SamplingParams", "__version__"]
 
 if TYPE_CHECKING:
     from runtime.llm import LLM
-    from runtime.params import SamplingParams
+    from runtime.request.params import SamplingParams
 
 
 def __getattr__(name: str) -> Any:
@@ -16,7 +16,7 @@ def __getattr__(name: str) -> Any:
 
         return LLM
     if name == "SamplingParams":
-        from runtime.params import SamplingParams
+        from runtime.request.params import SamplingParams
 
         return SamplingParams
     raise AttributeError(f"module 'runtime' has no attribute {name!r}")

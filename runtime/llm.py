@@ -10,12 +10,13 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 
-from runtime.choice import AnswerText, Choice, IdsOnly, append_event, denoise_event
 from runtime.config import EngineConfig
-from runtime.engine.io import EngineOutput, Report
 from runtime.engine.setup import load_engine
 from runtime.errors import RequestError
-from runtime.params import SamplingParams, choices, resolve, stop_strings
+from runtime.request.choice import AnswerText, Choice, IdsOnly, append_event, denoise_event
+from runtime.request.io import EngineInfo, EngineOutput, Report
+from runtime.request.params import SamplingParams, stop_strings
+from runtime.request.resolve import choices, resolve
 from runtime.weights import resolve_checkpoint
 
 if TYPE_CHECKING:
@@ -71,8 +72,8 @@ class LLM:
         self._inboxes: dict[str, Inbox] = {}  # request -> where the call that waits for it finds its news
 
     @property
-    def info(self) -> Any:
-        """``EngineInfo``: what was loaded and its limits."""
+    def info(self) -> EngineInfo:
+        """What was loaded and its limits."""
         return self.engine.info
 
     def generate(

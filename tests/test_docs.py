@@ -11,13 +11,14 @@ import pytest
 from runtime.bench.__main__ import TOOLS
 from runtime.config import FLAGS, parse
 from runtime.config.markdown import with_table
-from runtime.decoding import CHOOSING, ENGINE
+from runtime.engine import markdown as models
 from runtime.models import families, resolve_family
-from runtime.models import markdown as models
-from runtime.params import SamplingParams
-from runtime.samplers import get_rule, markdown, rules
+from runtime.request import markdown as request_markdown
+from runtime.request.decoding import CHOOSING, ENGINE
+from runtime.request.params import SamplingParams
+from runtime.samplers import get_rule, rules
 from runtime.samplers.shared import COMMON
-from runtime.strategies import DecodingContext, make_strategy, strategies
+from runtime.strategies import DecodingContext, make_strategy, markdown, strategies
 from runtime.strategies.full import FullCanvas
 from runtime.strategies.multi_bd import MultiBlock
 from tests.golden import GOLDEN
@@ -95,7 +96,7 @@ def test_python_examples_use_what_there_is():
 
 def test_decoding_fields_are_the_table():
     text = page("docs/decoding.md")
-    assert text == markdown.with_table(text), "run python -m runtime.samplers.markdown"
+    assert text == markdown.with_table(text), "run python -m runtime.strategies.markdown"
     for field in (*MultiBlock.fields, *FullCanvas.fields):
         assert f"| `{field.name}` |" in text
     for field in (*CHOOSING, *ENGINE):
@@ -110,6 +111,11 @@ def described(section: str) -> dict[str, set[str]]:
     return {key: set(re.findall(r"`(.*?)`", found[1])) for key, found in fields.items()}
 
 
+def test_a_requests_fields_are_the_table():
+    text = page("docs/server.md")
+    assert text == request_markdown.with_table(text), "run python -m runtime.request.markdown"
+
+
 def test_each_rule_has_its_paragraph():
     own = {key: {field.name for field in get_rule(key).fields if field not in COMMON} for key in rules()}
     assert described("Rules") == own
@@ -122,7 +128,7 @@ def test_each_strategy_has_its_paragraph():
 
 
 def test_families_and_shapes_are_the_tables():
-    assert page("docs/models.md") == models.with_tables(page("docs/models.md")), "run python -m runtime.models.markdown"
+    assert page("docs/models.md") == models.with_tables(page("docs/models.md")), "run python -m runtime.engine.markdown"
 
 
 def test_families_are_described_and_their_golden_answers_counted():

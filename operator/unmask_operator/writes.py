@@ -99,7 +99,7 @@ class Writer:
         raise StillMoving("the children kept changing while they were written")
 
     async def _round(self, outcome: Outcome) -> _News | None:
-        """None when all is as planned."""
+        """One look at what differs from the plan, and its writes; None when all is as planned."""
         uid = outcome.observed.service["metadata"]["uid"]
         live = outcome.observed.children
         wanted = [stamped(child) for child in outcome.plan.children]

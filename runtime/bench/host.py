@@ -14,12 +14,12 @@ from pathlib import Path
 
 import numpy as np
 
-from runtime.engine.description import RuleInfo, with_defaults
 from runtime.engine.engine import Engine
-from runtime.engine.io import EngineInfo, RequestSpec
-from runtime.engine.plan import BlockResults, StepPlan
-from runtime.engine.request import FILLED, MASKED
+from runtime.request.description import RuleInfo, with_defaults
+from runtime.request.io import EngineInfo, RequestSpec
 from runtime.samplers import get_rule
+from runtime.state.plan import BlockResults, StepPlan
+from runtime.state.request import FILLED, MASKED
 from runtime.strategies import DecodingContext, make_strategy
 
 MASK_ID, VOCAB = 1023, 1024

@@ -8,17 +8,17 @@ from typing import TYPE_CHECKING, cast
 
 import numpy as np
 
-from runtime.engine.description import Value, values_of, with_defaults
 from runtime.engine.page_table import PageTable
-from runtime.engine.plan import StepPlan
 from runtime.engine.planner import build_plan
-from runtime.engine.request import FILLED, Block, Request
 from runtime.engine.scheduler import Turn
+from runtime.request.description import Value, values_of, with_defaults
 from runtime.samplers import get_rule, rules
+from runtime.state.plan import StepPlan
+from runtime.state.request import FILLED, Block, Request
 from runtime.strategies.base import Feed, Strategy
 
 if TYPE_CHECKING:  # the machines that measure lack the messages' package
-    from runtime.engine.io import RequestSpec
+    from runtime.request.io import RequestSpec
 
 ACCEPT = 0.95  # a threshold that random weights do not reach
 

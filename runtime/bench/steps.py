@@ -22,13 +22,13 @@ import torch
 
 from runtime.bench.step_plans import StepPlans, pages_needed
 from runtime.engine.model_runner import ModelRunner
-from runtime.engine.plan import StepPlan
 from runtime.errors import ConfigError
-from runtime.layers.attention import attention_names
+from runtime.layers.attention_dispatch import attention_names
 from runtime.layers.build import Build
 from runtime.layers.kv_pool import LAYOUTS
 from runtime.models.architectures import ARCHITECTURES, architecture, random_model
 from runtime.models.base import Facts, Family, Model, resolve_family
+from runtime.state.plan import StepPlan
 from runtime.strategies import DecodingContext, Strategy, also_fits, make_strategy
 from runtime.weights import load_model, resolve_checkpoint
 

@@ -8,15 +8,15 @@ from collections import deque
 
 import torch
 
-from runtime.engine.io import EngineInfo, EngineOutput, EngineStats, RequestSpec
 from runtime.engine.kv_cache import KVCacheManager
 from runtime.engine.model_runner import Runner
 from runtime.engine.page_table import PageTable
-from runtime.engine.plan import NO_RESULTS, BlockResults
 from runtime.engine.planner import build_plan
-from runtime.engine.request import Request, Status
 from runtime.engine.scheduler import Scheduler, Turn, TurnError
+from runtime.request.io import EngineInfo, EngineOutput, EngineStats, RequestSpec
 from runtime.samplers.base import Orders, rules_under
+from runtime.state.plan import NO_RESULTS, BlockResults
+from runtime.state.request import Request, Status
 from runtime.strategies.base import Strategy, longest_request
 
 log = logging.getLogger(__name__)
@@ -71,7 +71,7 @@ class Engine:
 
     def add(self, spec: RequestSpec) -> None:
         """Queue a request; ValueError if its id is in use, RuntimeError once closed. Everything else was checked by
-        ``runtime.params``."""
+        ``runtime.request.resolve``."""
         if self._closed:
             raise RuntimeError("the engine is closed")
         if spec.id in self._requests:

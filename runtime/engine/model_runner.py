@@ -7,14 +7,14 @@ from typing import Protocol
 import numpy as np
 import torch
 
-from runtime.engine.plan import BlockPlan, BlockResults, MergedRows, Mixture, StepPlan
-from runtime.engine.request import FILLED, FIXED, MASKED
+from runtime.engine.head import Head
 from runtime.kernels.batch import ForwardBatch
 from runtime.layers.embedding import merged
 from runtime.layers.kv_pool import KVPool
 from runtime.models.base import Model, SelfConditioned
 from runtime.samplers.base import Decision, Orders
-from runtime.samplers.head import Head
+from runtime.state.plan import BlockPlan, BlockResults, MergedRows, Mixture, StepPlan
+from runtime.state.request import FILLED, FIXED, MASKED
 
 
 class Runner(Protocol):

@@ -7,10 +7,10 @@ from typing import Any
 
 from runtime.config import FLAGS, EngineConfig
 from runtime.config.flags import DECODING
-from runtime.engine.description import Field, RuleInfo, Value, with_defaults
 from runtime.errors import ConfigError, RequestError
-from runtime.fields import declared
 from runtime.models import Facts, Family
+from runtime.request.checks import declared
+from runtime.request.description import Field, RuleInfo, Value, with_defaults
 from runtime.samplers import Orders, Rule, rules_of, rules_under
 from runtime.strategies import Strategy
 from runtime.weights import TokenIds

@@ -5,11 +5,11 @@ from __future__ import annotations
 import numpy as np
 
 from runtime.engine.page_table import PageTable
-from runtime.engine.plan import BlockPlan, Drawing, MergedRows, RulePlan, StepPlan, lay_out
-from runtime.engine.request import FILLED, MASKED, Block, Request
 from runtime.engine.scheduler import Turn
 from runtime.samplers.base import TEMPERATURE, Merge, Rule, Stat, get_rule
 from runtime.samplers.uniform import DRAW, RENOISE, uniforms
+from runtime.state.plan import BlockPlan, Drawing, MergedRows, RulePlan, StepPlan, lay_out
+from runtime.state.request import FILLED, MASKED, Block, Request
 from runtime.strategies.base import Strategy
 
 

@@ -14,8 +14,8 @@ from runtime.engine.kv_cache import KVCacheManager, OutOfPages
 from runtime.engine.pace import Pace
 from runtime.engine.page_table import PageTable
 from runtime.engine.queue import FairQueue, deal, served_longest_ago
-from runtime.engine.request import Forwarded, Request, Status
 from runtime.engine.sharing import Sharing
+from runtime.state.request import Forwarded, Request, Status
 from runtime.strategies.base import Feed, Strategy
 
 

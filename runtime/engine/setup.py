@@ -10,7 +10,6 @@ from torch import nn
 
 from runtime.config import EngineConfig
 from runtime.engine.engine import Engine, orders_of
-from runtime.engine.io import EngineInfo
 from runtime.engine.model_runner import ModelRunner
 from runtime.engine.offer import offer, read_orders
 from runtime.engine.warmup import warm_up
@@ -19,6 +18,7 @@ from runtime.layers.build import Build
 from runtime.layers.kv_pool import LAYOUTS
 from runtime.models import Facts, Family, resolve_family
 from runtime.models.base import Model
+from runtime.request.io import EngineInfo
 from runtime.strategies import DecodingContext, Strategy, also_fits, longest_request, make_strategy
 from runtime.weights import Checkpoint, TokenIds, load_model, read_tokens, resolve_checkpoint
 from runtime.weights.hub import Progress

@@ -8,12 +8,12 @@ import numpy as np
 import torch
 
 from runtime.engine.engine import Engine
-from runtime.engine.io import RequestSpec
 from runtime.engine.model_runner import ModelRunner
-from runtime.engine.plan import block_causal_plan
-from runtime.engine.request import Request
 from runtime.errors import RequestError
-from runtime.fields import integer
+from runtime.request.checks import integer
+from runtime.request.io import RequestSpec
+from runtime.state.plan import block_causal_plan
+from runtime.state.request import Request
 
 
 def sequence_logits(engine: Engine, ids: list[int], block_size: int | None = None) -> torch.Tensor:

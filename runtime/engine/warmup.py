@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 
 from runtime.engine.model_runner import ModelRunner
-from runtime.engine.plan import BlockPlan, Drawing, RulePlan, block_causal_plan
-from runtime.engine.request import MASKED
 from runtime.samplers import Stat, get_rule
+from runtime.state.plan import BlockPlan, Drawing, RulePlan, block_causal_plan
+from runtime.state.request import MASKED
 
 
 def warm_up(runner: ModelRunner, *, rows: int, longest: int) -> None:

@@ -2,17 +2,58 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 
-from runtime.kernels.gate import gate_mul, gate_mul_reference
+from runtime.kernels.gate import Activation, gate_mul, gate_mul_reference
 from runtime.kernels.kv_write import write_kv, write_kv_reference
-from runtime.kernels.moe import moe, moe_reference
+from runtime.kernels.moe import moe, moe_torch
 from runtime.kernels.rms_norm import add_rms_norm, add_rms_norm_reference, rms_norm, rms_norm_reference
 from runtime.kernels.rotary import qk_norm_rotary, qk_norm_rotary_reference
-from runtime.kernels.routing import route, route_reference
+from runtime.kernels.routing import RoutingRule, route, route_reference
+
+Two = tuple[torch.Tensor, torch.Tensor]
+
+
+class RMSNormKernel(Protocol):
+    def __call__(self, x: torch.Tensor, weight: torch.Tensor | None, eps: float) -> torch.Tensor: ...
+
+
+class AddRMSNormKernel(Protocol):
+    def __call__(self, x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor | None, eps: float) -> Two: ...
+
+
+class QKNormRotaryKernel(Protocol):
+    def __call__(
+        self, qkv: torch.Tensor, positions: torch.Tensor, table: torch.Tensor, q_weight: torch.Tensor | None,
+        k_weight: torch.Tensor | None, heads: int, kv_heads: int, eps: float, clip: float | None = None, *,
+        apart: int | None = None, v_norm: bool = False, v_from_k: bool = False,
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]: ...  # fmt: skip
+
+
+class WriteKVKernel(Protocol):
+    def __call__(
+        self, k: torch.Tensor, v: torch.Tensor, slots: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor
+    ) -> None: ...
+
+
+class GateKernel(Protocol):
+    def __call__(self, gate_up: torch.Tensor, activation: Activation = "silu") -> torch.Tensor: ...
+
+
+class RouteKernel(Protocol):
+    def __call__(
+        self, logits: torch.Tensor, bias: torch.Tensor | None, rule: RoutingRule, first: torch.Tensor | None = None
+    ) -> Two: ...
+
+
+class MoEKernel(Protocol):
+    def __call__(
+        self, x: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor, gate_up: torch.Tensor, down: torch.Tensor,
+        shared: torch.Tensor | None, activation: Activation = "silu",
+    ) -> torch.Tensor: ...  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -20,13 +61,13 @@ class Kernels:
     """One set of implementations with equal signatures (each reference's docstring is the contract)."""
 
     name: str
-    rms_norm: Callable[..., torch.Tensor]
-    add_rms_norm: Callable[..., tuple[torch.Tensor, torch.Tensor]]
-    qk_norm_rotary: Callable[..., tuple[torch.Tensor, torch.Tensor, torch.Tensor]]
-    write_kv: Callable[..., None]
-    gate_mul: Callable[..., torch.Tensor]
-    route: Callable[..., tuple[torch.Tensor, torch.Tensor]]
-    moe: Callable[..., torch.Tensor]
+    rms_norm: RMSNormKernel
+    add_rms_norm: AddRMSNormKernel
+    qk_norm_rotary: QKNormRotaryKernel
+    write_kv: WriteKVKernel
+    gate_mul: GateKernel
+    route: RouteKernel
+    moe: MoEKernel
 
 
 TORCH = Kernels(
@@ -37,7 +78,7 @@ TORCH = Kernels(
     write_kv=write_kv_reference,
     gate_mul=gate_mul_reference,
     route=route_reference,
-    moe=moe_reference,
+    moe=moe_torch,
 )
 
 

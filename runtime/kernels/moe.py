@@ -32,8 +32,28 @@ def moe_reference(
         shared: [rows, hidden] to add, or None. activation: of the gates.
 
     Returns:
-        [rows, hidden] in x's dtype. A row's result depends on the other rows by rounding alone.
+        [rows, hidden] in x's dtype.
     """
+    up = wide(x.dtype)
+    total = torch.zeros_like(x, dtype=up) if shared is None else shared.to(up).clone()
+    for expert in range(len(gate_up)):
+        row, choice = (ids == expert).nonzero(as_tuple=True)
+        hidden = gate_mul_reference(x[row] @ gate_up[expert].t(), activation)
+        total.index_add_(0, row, weights[row, choice, None].to(up) * (hidden @ down[expert].t()).to(up))
+    return total.to(x.dtype)
+
+
+def moe_torch(
+    x: torch.Tensor,
+    ids: torch.Tensor,
+    weights: torch.Tensor,
+    gate_up: torch.Tensor,
+    down: torch.Tensor,
+    shared: torch.Tensor | None,
+    activation: Activation = "silu",
+) -> torch.Tensor:
+    """`moe_reference` with few calls, for CPUs: rows in the order of their experts, and those batched where they are
+    few. A row's result depends on the other rows by rounding alone."""
     rows, top_k = ids.shape
     experts = gate_up.shape[0]
     flat = ids.flatten().long()

@@ -42,6 +42,27 @@ class _Group:
     written: torch.Tensor  # int64 [m], the rows of the output they are
 
 
+@dataclass(frozen=True)
+class _BatchAttention:
+    shape: AttentionShape
+    groups: list[_Group]
+
+    def attend(self, q: torch.Tensor, kv: LayerKV) -> torch.Tensor:
+        kv_heads, group, dim = self.shape.kv_heads, self.shape.group, self.shape.head_dim
+        out = q.new_empty(*q.shape[:2], kv.v.shape[-1])
+        for part in self.groups:
+            n, rows = part.rows.shape
+            # the query heads of one key head become rows of one product: [n, kv_heads, group * rows, dim]
+            queries = q[part.rows].view(n, rows, kv_heads, group, dim).permute(0, 2, 3, 1, 4).flatten(2, 3)
+            k, v = read_keys(kv.k, part.slots, dim).transpose(1, 2), read(kv.v, part.slots).transpose(1, 2)
+            result = F.scaled_dot_product_attention(
+                queries, k.to(q.dtype), v.to(q.dtype), attn_mask=part.mask, scale=self.shape.scale
+            )
+            result = torch.unflatten(result, 2, (group, rows)).permute(0, 3, 1, 2, 4).flatten(0, 1).flatten(1, 2)
+            out[part.written] = result[part.taken]
+        return out
+
+
 class TorchAttention:
     """See ``runtime.layers.attention.Attention``. Planning reads sizes on the host (it synchronises a GPU)."""
 
@@ -49,7 +70,7 @@ class TorchAttention:
         self.shape = shape
         self.dtype = dtype
 
-    def plan(self, batch: ForwardBatch, window: int | None = None) -> list[_Group]:
+    def plan(self, batch: ForwardBatch, window: int | None = None) -> _BatchAttention:
         groups: list[list[_Tile]] = []
         cells = 0
         for tile in sorted(_tiles(batch, window), key=lambda t: (t.rows, t.keys), reverse=True):
@@ -63,22 +84,7 @@ class TorchAttention:
                     continue
             groups.append([tile])
             cells = tile.rows * tile.keys
-        return [self._group(batch, tiles, window) for tiles in groups]
-
-    def attend(self, q: torch.Tensor, kv: LayerKV, plan: list[_Group]) -> torch.Tensor:
-        kv_heads, group, dim = self.shape.kv_heads, self.shape.group, self.shape.head_dim
-        out = q.new_empty(*q.shape[:2], kv.v.shape[-1])
-        for part in plan:
-            n, rows = part.rows.shape
-            # the query heads of one key head become rows of one product: [n, kv_heads, group * rows, dim]
-            queries = q[part.rows].view(n, rows, kv_heads, group, dim).permute(0, 2, 3, 1, 4).flatten(2, 3)
-            k, v = read_keys(kv.k, part.slots, dim).transpose(1, 2), read(kv.v, part.slots).transpose(1, 2)
-            result = F.scaled_dot_product_attention(
-                queries, k.to(q.dtype), v.to(q.dtype), attn_mask=part.mask, scale=self.shape.scale
-            )
-            result = result.unflatten(2, (group, rows)).permute(0, 3, 1, 2, 4).flatten(0, 1).flatten(1, 2)
-            out[part.written] = result[part.taken]
-        return out
+        return _BatchAttention(self.shape, [self._group(batch, tiles, window) for tiles in groups])
 
     def _group(self, batch: ForwardBatch, tiles: list[_Tile], window: int | None) -> _Group:
         device = batch.tokens.device

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 
 from runtime.kernels.batch import ForwardBatch
@@ -9,19 +11,24 @@ from runtime.kernels.paged_attention import paged_attention
 from runtime.layers.attention import AttentionShape
 from runtime.layers.kv_pool import LayerKV
 
-Plan = tuple[ForwardBatch, int | None]
+
+@dataclass(frozen=True)
+class _BatchAttention:
+    batch: ForwardBatch
+    window: int | None
+    scale: float
+    grouped: bool
+
+    def attend(self, q: torch.Tensor, kv: LayerKV) -> torch.Tensor:
+        return paged_attention(q, kv.k, kv.v, self.batch, scale=self.scale, window=self.window, grouped=self.grouped)
 
 
 class TritonAttention:
-    """See ``runtime.layers.attention.Attention``. The kernel reads the batch's own tensors; nothing to plan."""
+    """See ``runtime.layers.attention.Attention``. The kernel reads the batch's own tensors; nothing to work out."""
 
     def __init__(self, shape: AttentionShape, *, grouped: bool) -> None:
         self.shape = shape
         self.grouped = grouped
 
-    def plan(self, batch: ForwardBatch, window: int | None = None) -> Plan:
-        return batch, window
-
-    def attend(self, q: torch.Tensor, kv: LayerKV, plan: Plan) -> torch.Tensor:
-        batch, window = plan
-        return paged_attention(q, kv.k, kv.v, batch, scale=self.shape.scale, window=window, grouped=self.grouped)
+    def plan(self, batch: ForwardBatch, window: int | None = None) -> _BatchAttention:
+        return _BatchAttention(batch, window, self.shape.scale, self.grouped)

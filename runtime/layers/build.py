@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ParamSpec, Protocol, TypeVar
 
 import torch
 from torch import nn
@@ -10,11 +11,20 @@ from torch import nn
 from runtime.errors import ConfigError
 from runtime.kernels.dispatch import Kernels, select_kernels
 
+P = ParamSpec("P")
+R_co = TypeVar("R_co", covariant=True)
+
+
+class Calls(Protocol[P, R_co]):
+    """What calling a module takes and gives, which torch's own types leave open: as its `forward`."""
+
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R_co: ...
+
 
 @dataclass(frozen=True)
 class Build:
     """Where a model's parameters lie and in which dtype, and what computes with them: one for a whole model, handed to
-    each layer's constructor. `attn_impl` names an attention implementation (``layers/attention.py``)."""
+    each layer's constructor. `attn_impl` names an attention implementation (``layers/attention_dispatch.py``)."""
 
     device: torch.device
     dtype: torch.dtype

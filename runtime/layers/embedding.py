@@ -8,11 +8,13 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from runtime.layers.build import Build
+from runtime.layers.build import Build, Calls
 
 
 class Embedding(nn.Module):
     """int64 ids [rows] -> [rows, hidden]; unfilled."""
+
+    __call__: Calls[[torch.Tensor], torch.Tensor]
 
     def __init__(self, build: Build, vocab_size: int, hidden: int) -> None:
         super().__init__()
@@ -45,7 +47,7 @@ def merged(
     wide = torch.promote_types(own.dtype, torch.float32)
     probs, weight = probs.to(wide), weight.to(wide)
     mixed, length = torch.zeros_like(own, dtype=wide), torch.zeros_like(probs[:, :1])
-    for id, prob in zip(ids.unbind(1), probs.split(1, 1), strict=True):  # one at a time: the rows may be many
+    for id, prob in zip(ids.unbind(1), torch.split(probs, 1, 1), strict=True):  # one at a time: the rows may be many
         each = embed(id).to(wide)
         mixed += prob * each
         length += prob * each.norm(dim=1, keepdim=True)

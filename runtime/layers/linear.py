@@ -7,13 +7,15 @@ import torch.nn.functional as F
 from torch import nn
 
 from runtime.kernels.precision import wide
-from runtime.layers.build import Build
+from runtime.layers.build import Build, Calls
 
 HEAD_CHUNK = 8192  # vocabulary rows widened at a time where the device cannot accumulate wide by itself
 
 
 class Linear(nn.Module):
     """x W^T (+ b), with x [rows, inputs] and W [outputs, inputs], unfilled."""
+
+    __call__: Calls[[torch.Tensor], torch.Tensor]
 
     def __init__(self, build: Build, inputs: int, outputs: int, *, bias: bool) -> None:
         super().__init__()
@@ -33,4 +35,4 @@ def head_logits(hidden: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
     if hidden.is_cuda:
         return torch.mm(hidden, weight.t(), out_dtype=up)
     hidden = hidden.to(up)
-    return torch.cat([F.linear(hidden, part.to(up)) for part in weight.split(HEAD_CHUNK)], dim=-1)
+    return torch.cat([F.linear(hidden, part.to(up)) for part in torch.split(weight, HEAD_CHUNK)], dim=-1)

@@ -6,13 +6,15 @@ import torch
 from torch import nn
 
 from runtime.kernels.gate import Activation
-from runtime.layers.build import Build
+from runtime.layers.build import Build, Calls
 from runtime.layers.linear import Linear
 
 
 class SwiGLU(nn.Module):
     """down(act(gate(x)) * up(x)); gate and up are one product, gate rows first. Unfilled. SwiGLU in the strict sense
     unless `activation` is another than its SiLU."""
+
+    __call__: Calls[[torch.Tensor], torch.Tensor]
 
     def __init__(self, build: Build, hidden: int, width: int, activation: Activation = "silu") -> None:
         super().__init__()

@@ -8,12 +8,14 @@ from torch import nn
 
 from runtime.kernels.precision import wide
 from runtime.kernels.routing import RoutingRule
-from runtime.layers.build import Build
+from runtime.layers.build import Build, Calls
 from runtime.layers.mlp import SwiGLU
 
 
 class Router(nn.Module):
     """Scores experts in float32 (float64 for a float64 model), whatever the model's dtype. Unfilled."""
+
+    __call__: Calls[[torch.Tensor, torch.Tensor | None], tuple[torch.Tensor, torch.Tensor]]
 
     def __init__(self, build: Build, hidden: int, experts: int, rule: RoutingRule, *, bias: bool) -> None:
         super().__init__()
@@ -29,6 +31,8 @@ class Router(nn.Module):
 
 class MoE(nn.Module):
     """Routed experts of `width`, plus shared experts as one SwiGLU of `shared_width` (0: none). Unfilled."""
+
+    __call__: Calls[[torch.Tensor, torch.Tensor | None], torch.Tensor]
 
     def __init__(
         self, build: Build, hidden: int, width: int, experts: int, shared_width: int, rule: RoutingRule, *,

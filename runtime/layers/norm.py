@@ -5,11 +5,13 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from runtime.layers.build import Build
+from runtime.layers.build import Build, Calls
 
 
 class RMSNorm(nn.Module):
     """Over the last dimension of [rows, size]; unfilled. `weighted`: with a weight for each of it."""
+
+    __call__: Calls[[torch.Tensor], torch.Tensor]
 
     def __init__(self, build: Build, size: int, eps: float, *, weighted: bool = True) -> None:
         super().__init__()

@@ -4,19 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar, runtime_checkable
+from typing import Any, Generic, Protocol, TypeVar, runtime_checkable
 
 import torch
 
-from runtime.engine.description import Value
 from runtime.errors import ConfigError
 from runtime.kernels.batch import ForwardBatch
 from runtime.layers.build import Build
 from runtime.layers.kv_pool import KVPool, KVShape
 from runtime.models.fields import Fields
-
-if TYPE_CHECKING:
-    from runtime.weights.loader import WeightMap
+from runtime.models.weight_map import WeightMap
+from runtime.request.description import Value
 
 Arch = TypeVar("Arch")  # a family's own frozen dataclass of what its config.json says
 
@@ -77,7 +75,7 @@ class Family(Generic[Arch]):
     refused. `parse` turns config.json into the family's own frozen architecture dataclass, or raises ConfigError
     naming the field; `facts(arch)` is what the rest of the engine asks about it. `make(arch, build)` returns the module
     with unfilled parameters; `weights(arch)` is the ``WeightMap`` of where each tensor of a checkpoint goes
-    (runtime/weights/loader.py). `turn_end_tokens` and `mask_tokens` are looked up in the tokenizer by their text;
+    (runtime/models/weight_map.py). `turn_end_tokens` and `mask_tokens` are looked up in the tokenizer by their text;
     `mask_id` and `eos_ids` are the published checkpoints' ids, for one whose files name none. `masks`: what is open is
     masked; else it is noise, and there is no mask. `generation` reads the defaults of decoding fields that the family's
     generation_config.json names, or raises ConfigError.

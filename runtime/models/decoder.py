@@ -7,15 +7,15 @@ of its tensors is which of the parameters here.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import nn
 
 from runtime.kernels.batch import ForwardBatch
 from runtime.kernels.routing import RoutingRule
-from runtime.layers.attention import Attention, AttentionShape, make_attention
-from runtime.layers.build import Build
+from runtime.layers.attention import AttentionShape, BatchAttention
+from runtime.layers.attention_dispatch import make_attention
+from runtime.layers.build import Build, Calls
 from runtime.layers.embedding import Embedding
 from runtime.layers.kv_pool import KVPool, KVShape
 from runtime.layers.linear import Linear, head_logits
@@ -100,8 +100,7 @@ class ForwardContext:
     batch: ForwardBatch
     pool: KVPool
     rotary: torch.Tensor  # ``RotaryTable.cover``
-    attention: Attention
-    plan: Any  # what `attention` made of the batch
+    attention: BatchAttention
     growth: torch.Tensor | None  # ``Growth.of``
     first: torch.Tensor | None  # int64 [rows]: the first row of each row's block, where a block shares experts
 
@@ -117,6 +116,8 @@ def first_rows(positions: torch.Tensor, slots: torch.Tensor, block: int) -> torc
 
 class SelfAttention(nn.Module):
     """One product for queries, keys and values, norm and rotation of the heads, paged attention, output product."""
+
+    __call__: Calls[[torch.Tensor, ForwardContext, int], torch.Tensor]
 
     def __init__(self, build: Build, arch: DecoderArch) -> None:
         super().__init__()
@@ -138,11 +139,13 @@ class SelfAttention(nn.Module):
             q = q * context.growth
         kv = context.pool.layer(layer)
         self.kernels.write_kv(k, v, context.batch.slots, kv.k, kv.v)
-        return self.out(context.attention.attend(q, kv, context.plan).flatten(1))
+        return self.out(context.attention.attend(q, kv).flatten(1))
 
 
 class Layer(nn.Module):
     """Attention and feed-forward, each normed before; the residual stream is carried beside the branch's output."""
+
+    __call__: Calls[[torch.Tensor, torch.Tensor | None, ForwardContext], tuple[torch.Tensor, torch.Tensor]]
 
     def __init__(self, build: Build, arch: DecoderArch, index: int) -> None:
         super().__init__()
@@ -192,14 +195,15 @@ class Decoder(nn.Module):
 
     @torch.inference_mode()
     def forward(self, x: torch.Tensor, batch: ForwardBatch, pool: KVPool) -> torch.Tensor:
-        table, plan = self.rotary.cover(batch.reach), self.attention.plan(batch)
+        table, attention = self.rotary.cover(batch.reach), self.attention.plan(batch)
         growth = None if self.arch.growth is None else self.arch.growth.of(batch.positions, x.dtype)
         block = 0 if self.arch.mixture is None else self.arch.mixture.rule.block
         first = first_rows(batch.positions, batch.slots, block) if block else None
-        context = ForwardContext(batch, pool, table, self.attention, plan, growth, first)
-        residual = None
+        context = ForwardContext(batch, pool, table, attention, growth, first)
+        residual: torch.Tensor | None = None
         for layer in self.layers:
             x, residual = layer(x, residual, context)
+        assert residual is not None  # there is a layer
         return self.norm.add(x, residual)[0]
 
     @torch.inference_mode()

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from runtime.engine.description import Value
 from runtime.errors import ConfigError
 from runtime.models.base import Facts, Family, register_family
 from runtime.models.diffusion_gemma_config import GemmaArch, parse
 from runtime.models.diffusion_gemma_model import DiffusionGemma
 from runtime.models.diffusion_gemma_weights import weights
 from runtime.models.fields import Fields
+from runtime.request.description import Value
 
 
 def generation(config: Mapping[str, Any]) -> dict[str, Value]:

@@ -4,16 +4,17 @@ step's distribution."""
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import nn
 
 from runtime.kernels.batch import ForwardBatch
+from runtime.kernels.gate import Activation
 from runtime.kernels.precision import wide
 from runtime.kernels.routing import RoutingRule
-from runtime.layers.attention import Attention, AttentionShape, make_attention
-from runtime.layers.build import Build
+from runtime.layers.attention import AttentionShape, BatchAttention
+from runtime.layers.attention_dispatch import make_attention
+from runtime.layers.build import Build, Calls
 from runtime.layers.embedding import Embedding
 from runtime.layers.kv_pool import KVPool, KVShape
 from runtime.layers.linear import Linear, head_logits
@@ -23,7 +24,7 @@ from runtime.layers.norm import RMSNorm
 from runtime.layers.rotary import RotaryTable
 from runtime.models.diffusion_gemma_config import GemmaArch, Kind
 
-GELU = "gelu_tanh"
+GELU: Activation = "gelu_tanh"
 
 
 @dataclass(frozen=True)
@@ -32,13 +33,14 @@ class KindContext:
 
     batch: ForwardBatch
     rotary: torch.Tensor  # ``RotaryTable.cover``
-    attention: Attention
-    plan: Any  # what `attention` made of the batch
+    attention: BatchAttention
 
 
 class SelfAttention(nn.Module):
     """Heads of queries, keys and values are normed, scores are not scaled; a layer without a window has no values of
     its own."""
+
+    __call__: Calls[[torch.Tensor, KindContext, KVPool, int], torch.Tensor]
 
     def __init__(self, build: Build, arch: GemmaArch, kind: Kind) -> None:
         super().__init__()
@@ -58,11 +60,13 @@ class SelfAttention(nn.Module):
         )  # fmt: skip
         kv = pool.layer(layer)
         self.kernels.write_kv(k, v, batch.slots, kv.k, kv.v)
-        return self.out(context.attention.attend(q, kv, context.plan).flatten(1))
+        return self.out(context.attention.attend(q, kv).flatten(1))
 
 
 class Experts(nn.Module):
     """The router sees the rows as they come, under a norm of its own; the experts see them under another."""
+
+    __call__: Calls[[torch.Tensor], torch.Tensor]
 
     def __init__(self, build: Build, arch: GemmaArch) -> None:
         super().__init__()
@@ -78,13 +82,15 @@ class Experts(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         seen = self.kernels.rms_norm(x.to(self.router_scale.dtype), self.router_scale, self.eps)
-        ids, weights = self.router(seen)
+        ids, weights = self.router(seen, None)
         weights = weights * self.expert_scale[ids]
         return self.kernels.moe(self.norm(x), ids, weights, self.gate_up, self.down, None, GELU)
 
 
 class Layer(nn.Module):
     """Attention, then a dense part beside experts; each is normed before and after."""
+
+    __call__: Calls[[torch.Tensor, list[KindContext], KVPool, torch.Tensor], torch.Tensor]
 
     def __init__(self, build: Build, arch: GemmaArch, index: int) -> None:
         super().__init__()
@@ -112,6 +118,8 @@ class Layer(nn.Module):
 
 class SelfConditioning(nn.Module):
     """Open rows before the first layer: with what the last step made of them, where there was one."""
+
+    __call__: Calls[[torch.Tensor, torch.Tensor | None], torch.Tensor]
 
     def __init__(self, build: Build, arch: GemmaArch) -> None:
         super().__init__()
@@ -167,7 +175,7 @@ class DiffusionGemma(nn.Module):
     @torch.inference_mode()
     def forward(self, x: torch.Tensor, batch: ForwardBatch, pool: KVPool) -> torch.Tensor:
         contexts = [
-            KindContext(batch, rotary.cover(batch.reach), attention, attention.plan(batch, kind.window))
+            KindContext(batch, rotary.cover(batch.reach), attention.plan(batch, kind.window))
             for kind, rotary, attention in zip(self.arch.kinds, self.rotaries, self.attentions, strict=True)
         ]
         x = torch.where(batch.open[:, None], self.conditioning(x, batch.signal), x)

@@ -7,7 +7,7 @@ either, or twice.
 from __future__ import annotations
 
 from runtime.models.diffusion_gemma_config import GemmaArch
-from runtime.weights.loader import Slot, WeightMap
+from runtime.models.weight_map import Slot, WeightMap
 
 DECODER, ENCODER = "model.decoder.", "model.encoder.language_model."
 VISION = ("model.encoder.vision_tower.", "model.encoder.embed_vision.")

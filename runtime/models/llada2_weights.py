@@ -6,7 +6,7 @@ from functools import partial
 
 from runtime.models.decoder import DecoderArch
 from runtime.models.names import Names, decoder_weights
-from runtime.weights.loader import Slot, WeightMap
+from runtime.models.weight_map import Slot, WeightMap
 
 NAMES = Names(embedding="model.word_embeddings")
 

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 
 from runtime.kernels.precision import wide
 from runtime.models.decoder import DecoderArch, Mixture
-from runtime.weights.loader import Fused, Slot, WeightMap
+from runtime.models.weight_map import Fused, Slot, WeightMap
 
 
 @dataclass(frozen=True)

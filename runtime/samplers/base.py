@@ -9,8 +9,8 @@ from typing import ClassVar, NamedTuple, TypeVar
 
 import torch
 
-from runtime.engine.description import Field, Value
 from runtime.errors import ConfigError
+from runtime.request.description import Field, Value
 from runtime.samplers.choose import Top
 
 # The first columns of every parameter row: how a candidate is drawn, whatever the rule.

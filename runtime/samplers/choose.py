@@ -9,7 +9,9 @@ import torch
 
 
 @dataclass(frozen=True)
-class Choice:
+class Candidate:
+    """The token that each of some rows would take."""
+
     token: torch.Tensor  # int64 [rows]
     conf: torch.Tensor  # float [rows], probability of `token` in the distribution it was taken from
 
@@ -33,10 +35,10 @@ def ban(logits: torch.Tensor, *, mask_id: int | None, max_token_id: int, spared:
         logits[:, spared] = held
 
 
-def greedy(logits: torch.Tensor) -> Choice:
+def greedy(logits: torch.Tensor) -> Candidate:
     """[rows, vocab] -> the likeliest token (ties: lowest id) and its softmax probability."""
     best = logits.argmax(dim=1)  # the first of equal values
-    return Choice(best, probability(logits, best))
+    return Candidate(best, probability(logits, best))
 
 
 def top(logits: torch.Tensor, count: int) -> Top:
@@ -75,12 +77,12 @@ def distribution(
     return scaled.softmax(dim=1)
 
 
-def pick(probs: torch.Tensor, uniform: torch.Tensor) -> Choice:
+def pick(probs: torch.Tensor, uniform: torch.Tensor) -> Candidate:
     """One draw a row: the first id in id order whose cumulative probability exceeds `uniform`, float64 [rows]."""
     below = probs.cumsum(dim=1, dtype=torch.float64) <= uniform[:, None]
     last = probs.shape[1] - 1 - (probs > 0).flip(1).int().argmax(dim=1)  # if rounding leaves the sum short of `uniform`
     token = torch.minimum(below.sum(dim=1), last)
-    return Choice(token, probs.gather(1, token[:, None])[:, 0])
+    return Candidate(token, probs.gather(1, token[:, None])[:, 0])
 
 
 def margin(probs: torch.Tensor) -> torch.Tensor:
@@ -91,7 +93,8 @@ def margin(probs: torch.Tensor) -> torch.Tensor:
 
 def entropy(probs: torch.Tensor) -> torch.Tensor:
     """[rows]: in nats, of [rows, vocab]."""
-    return torch.special.entr(probs).sum(dim=1)
+    each: torch.Tensor = torch.special.entr(probs)
+    return each.sum(dim=1)
 
 
 def _kept(scaled: torch.Tensor, top_k: torch.Tensor, top_p: torch.Tensor) -> torch.Tensor:

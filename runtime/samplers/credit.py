@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from runtime.engine.description import Field, share
+from runtime.request.description import Field, share
 from runtime.samplers.base import BlockBatch, Decision, Rows, Stat, register_rule
 from runtime.samplers.choose import greedy
 from runtime.samplers.shared import ACCEPT, COMMON, METRIC, RankedRule, accept_or_force, filling

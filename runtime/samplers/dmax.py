@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import torch
 
-from runtime.engine.description import Field, Value, share
+from runtime.request.description import Field, Value, share
 from runtime.samplers.base import MERGED, SUPPRESS_EOS, BlockBatch, Decision, Merge, Rule, Stat, register_rule
 from runtime.samplers.shared import MAX_STEPS, late
 

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 
-from runtime.engine.description import Field, Value, share
+from runtime.request.description import Field, Value, share
 from runtime.samplers.base import BlockBatch, Decision, Rows, Rule, Stat, register_rule
 from runtime.samplers.shared import ACCEPT, COMMON, accept_or_force
 
@@ -28,7 +28,7 @@ MODES: dict[str, dict[str, Value]] = {
 @register_rule
 class Edit(Rule):
     key = "edit"
-    fields = (ACCEPT, EDIT, MAX_POST_EDIT, PENALTY, *COMMON)
+    fields: ClassVar[tuple[Field, ...]] = (ACCEPT, EDIT, MAX_POST_EDIT, PENALTY, *COMMON)
     modes = MODES
     edits = True
 

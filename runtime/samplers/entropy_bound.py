@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from runtime.engine.description import Field
+from runtime.request.description import Field
 from runtime.samplers.base import BlockBatch, Decision, Rule, Stat, register_rule
 from runtime.samplers.shared import COMMON, filling, or_best, rank
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import torch
 
-from runtime.engine.description import share
+from runtime.request.description import share
 from runtime.samplers.base import BlockBatch, Decision, register_rule
 from runtime.samplers.shared import ACCEPT, COMMON, METRIC, RankedRule, filling, or_best, order
 

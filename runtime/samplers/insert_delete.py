@@ -46,11 +46,11 @@ class InsertDelete(Edit):
         record = rows.kept[rows.block, rows.at, -1]
         may_end = (limit == 0) | _due(past, rows.block, limit, rows.tokens.shape[1])
         if bool(may_end.any()):
-            ids = [self.orders.delete, self.orders.split]
-            held = logits[:, ids]
-            logits[:, ids] = float("-inf")
+            orders = [self.orders.delete, self.orders.split]
+            held = logits[:, orders]
+            logits[:, orders] = float("-inf")
             record[:, PLAIN] = (logits.argmax(1) + 1).double()
-            logits[:, ids] = held
+            logits[:, orders] = held
         if bool(past.repeats.any()):
             earlier = rows.kept[rows.block, rows.at, :-1, TAKEN]
             ids = (earlier.long() - 1).clamp(min=0)

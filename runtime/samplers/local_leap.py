@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from runtime.engine.description import Field, share
+from runtime.request.description import Field, share
 from runtime.samplers.base import BlockBatch, Decision, register_rule
 from runtime.samplers.shared import COMMON, METRIC, RankedRule, filling, or_best, order
 

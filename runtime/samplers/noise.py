@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 import torch
 
-from runtime.engine.description import Field, Value
+from runtime.request.description import Field, Value
 from runtime.samplers.base import TEMPERATURE, BlockBatch, Decision, Rows, Rule, Stat, register_rule
 
 STEPS = Field(

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from runtime.engine.description import Field, share
+from runtime.request.description import Field, share
 from runtime.samplers.base import SUPPRESS_EOS, BlockBatch, Decision, Rule, Stat
 
 ACCEPT = share("accept_threshold", 0.9, "confidence above which a masked position is taken")

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from runtime.engine.description import Value, share
+from runtime.request.description import Value, share
 from runtime.samplers.base import BlockBatch, Decision, Stat, register_rule
 from runtime.samplers.shared import ACCEPT, COMMON, METRIC, RankedRule, accept_or_force, filling
 

@@ -19,8 +19,8 @@ from typing import Any
 import zmq
 
 from runtime.config import EngineConfig
-from runtime.engine.io import EngineOutput
 from runtime.errors import ConfigError
+from runtime.request.io import EngineOutput
 from runtime.server import logs, messages, peers
 from runtime.server.messages import Abort, Add, Command, Configure, Event, Fatal, Hello, Loading, Outputs, Ready, Stats
 from runtime.server.peers import Invitation

@@ -11,8 +11,8 @@ from collections import Counter, deque
 from typing import TYPE_CHECKING
 
 from runtime.config import ServerConfig
-from runtime.engine.io import EngineInfo, EngineOutput, EngineStats, RequestSpec
 from runtime.errors import RequestError
+from runtime.request.io import EngineInfo, EngineOutput, EngineStats, RequestSpec
 from runtime.server.messages import Abort, Add
 from runtime.server.metrics import Metrics
 

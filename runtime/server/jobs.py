@@ -10,9 +10,9 @@ from typing import Any
 
 from starlette.types import Receive
 
-from runtime.choice import Choice
-from runtime.engine.io import EngineOutput
 from runtime.errors import RequestError
+from runtime.request.choice import Choice
+from runtime.request.io import EngineOutput
 from runtime.server.frontend import Frontend
 
 MAX_BATCH = 128  # outputs that one request has handled before others have their turn

@@ -1,13 +1,14 @@
-"""How the OpenAPI describes ``decoding``: by what the engine's rules and strategy declare."""
+"""How the OpenAPI describes a request's fields: by their declarations, and what ``decoding`` holds by the engine's."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from runtime.engine.description import Field
-from runtime.engine.io import EngineInfo
+from runtime.request.decoding import engine_fields
+from runtime.request.description import Field, Limits
+from runtime.request.io import EngineInfo
 
-_TYPES = {"number": "number", "integer": "integer", "flag": "boolean", "choice": "string"}
+_TYPES = {"number": "number", "integer": "integer", "flag": "boolean", "choice": "string", "text": "string"}
 
 
 def decoding_schema(info: EngineInfo | None) -> dict[str, Any]:
@@ -15,13 +16,7 @@ def decoding_schema(info: EngineInfo | None) -> dict[str, Any]:
     schema: dict[str, Any] = {"type": "object", "title": "Decoding", "description": "How blocks are denoised."}
     if info is None:
         return schema
-    modes = dict.fromkeys(mode for rule in info.rules for mode in rule.modes)
-    properties = {
-        "mode": _nullable({"enum": list(modes)}, "values of several fields in one word"),
-        "algorithm": _nullable({"enum": [rule.key for rule in info.rules]}, "the acceptance rule"),
-        "block_length": _nullable({"type": "integer", "minimum": 1}, "the server's block size, nothing else"),
-        "force_single_batch": _nullable({"type": "boolean"}, "the request has its forwards to itself"),
-    }
+    properties = {field.name: _nullable(values_schema(field), field.help) for field in engine_fields(info)}
     for name, (field, rules) in _declared(info).items():
         outer, _, inner = name.rpartition(".")
         place = properties
@@ -29,7 +24,7 @@ def decoding_schema(info: EngineInfo | None) -> dict[str, Any]:
             whole = {"type": "object", "properties": {}, "additionalProperties": False}
             nested = properties.setdefault(outer, _nullable(whole, f"numbers of the {rules[0]} rule"))
             place = nested["anyOf"][0]["properties"]
-        place[inner] = _nullable(_kind(field), field.help + (f" ({', '.join(rules)})" if rules else ""))
+        place[inner] = _nullable(values_schema(field), field.help + (f" ({', '.join(rules)})" if rules else ""))
     return schema | {"properties": properties, "additionalProperties": False}
 
 
@@ -46,12 +41,15 @@ def _nullable(kind: dict[str, Any], description: str) -> dict[str, Any]:
     return {"anyOf": [kind, {"type": "null"}], "description": description}
 
 
-def _kind(field: Field) -> dict[str, Any]:
-    kind: dict[str, Any] = {"type": _TYPES[field.kind]}
-    if field.kind == "choice":
-        kind["enum"] = list(field.choices)
-    elif field.kind != "flag":
-        kind["exclusiveMinimum" if field.above_low else "minimum"] = field.low
-        if field.high is not None:
-            kind["maximum"] = field.high
-    return kind
+def values_schema(limits: Limits) -> dict[str, Any]:
+    """JSON schema of the values that a declaration lets through; not of texts and objects."""
+    schema: dict[str, Any] = {"type": _TYPES[limits.kind]}
+    if limits.kind == "choice":
+        schema["enum"] = list(limits.choices)
+    elif limits.kind == "text":
+        schema["maxLength"] = limits.high
+    elif limits.kind != "flag":
+        schema["exclusiveMinimum" if limits.above_low else "minimum"] = limits.low
+        if limits.high is not None:
+            schema["maximum"] = limits.high
+    return schema

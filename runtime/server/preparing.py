@@ -14,9 +14,9 @@ from typing import Any
 
 from starlette.requests import Request
 
-from runtime.engine.io import EngineInfo
 from runtime.errors import RequestError
-from runtime.params import check_ids, check_length
+from runtime.request.io import EngineInfo
+from runtime.request.resolve import check_ids, check_length
 from runtime.server.keys import owner_of
 from runtime.server.lanes import Lanes, T, Work, attended
 from runtime.server.line import Line

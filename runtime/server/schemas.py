@@ -1,4 +1,6 @@
-"""Request bodies: which fields there are and of what type. Ranges and meanings are checked by ``runtime.params``.
+"""Request bodies: which fields there are and of what type; those of an answer are ``runtime.request.params``'s.
+
+Ranges and meanings are checked by ``runtime.request``, and stand here for the OpenAPI alone.
 
 Types are strict (no "5" for 5, no true for 1). A field that this version does not build is listed with the values
 that ask for nothing; any other value is refused by name, never accepted and ignored.
@@ -13,6 +15,8 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, PlainValidato
 from pydantic_core import PydanticCustomError, from_json
 
 from runtime.errors import RequestError
+from runtime.request.params import PARAMETERS
+from runtime.server.openapi import values_schema
 from runtime.server.shape import check_shape
 
 # entries of one list or object; what a whole body may hold stands in shape.py
@@ -77,33 +81,37 @@ Entries = Annotated[dict[str, Any], Field(max_length=MAX_ENTRIES)]
 Stop = Annotated[Any, PlainValidator(_stop), WithJsonSchema({"anyOf": [_STRING, _STRINGS, {"type": "null"}]})]
 
 
-class Generation(Body):
+_TYPES = {"integer": int, "number": float, "flag": bool, "text": str, "object": dict[str, Any]}
+_DECLARED = {field.name: field for field in PARAMETERS}
+
+
+def asked(name: str) -> Any:
+    """The type of a declared field, which may be null."""
+    field = _DECLARED[name]
+    kind = _TYPES.get(field.kind, Stop)
+    if field.refused:
+        kind = Annotated[kind, WithJsonSchema({"type": "null"})]
+    elif field.kind in _TYPES and field.kind != "object" and not field.stands_for:
+        kind = Annotated[kind, WithJsonSchema(values_schema(field))]
+    return Annotated[kind | None, Field(description=field.refused or field.help)]
+
+
+Asked: type[Body] = pydantic.create_model(
+    "Asked", __base__=Body, **{name: (asked(name), None) for name in _DECLARED if name != "n"}
+)
+
+
+class Generation(Asked):
     """What every route that generates understands."""
 
-    max_tokens: int | None = None
-    temperature: float | None = None
-    top_p: float | None = None
-    top_k: int | None = None
-    seed: int | None = None
-    stop: Stop = None
-    ignore_eos: bool | None = None
-    max_nfe: int | None = None
-    max_repetition_run: int | None = None
-    decoding: dict[str, Any] | None = None  # what is in it is the rules' and the strategy's to say (openapi.py)
-    cache_salt: str | None = None
     stream: bool | None = None
-    num_denoising_steps: int | None = None
-    block_length: int | None = None
-    use_local_leap: bool | None = None
-    local_leap_anchor_threshold: float | None = None
-    local_leap_neighbor_threshold: float | None = None
-    local_leap_radius: int | None = None
-    confidence_metric: str | None = None
-    force_single_batch: bool | None = None
-    block_schedule: str | None = None
-    target_length: int | None = None
     stop_token_ids: unbuilt([]) = None
     min_tokens: unbuilt(0) = None
+
+    def asked(self) -> dict[str, Any]:
+        """What was given of the declared fields, by their names."""
+        given = ((name, getattr(self, name)) for name in _DECLARED if name in type(self).model_fields)
+        return {name: value for name, value in given if value is not None}
 
 
 class GenerateRequest(Generation):
@@ -120,7 +128,7 @@ class OpenAIRequest(Generation):
     """The fields that chat and completions share."""
 
     model: str | None = None
-    n: int | None = None
+    n: asked("n") = None
     stream_options: StreamOptions | None = None
     stream_mode: Literal["denoise", "block_append"] | None = None  # the second is what OpenAI's stream is anyway
     user: str | None = None

@@ -11,12 +11,12 @@ from typing import NamedTuple
 
 from starlette.requests import Request
 
-from runtime.choice import Choice
 from runtime.config import ServerConfig
-from runtime.engine.io import EngineInfo, Report, RequestSpec
 from runtime.errors import RequestError
-from runtime.flat import NOT_THERE, SAME
-from runtime.params import SamplingParams, choices, resolve, stop_strings
+from runtime.request.choice import Choice
+from runtime.request.io import EngineInfo, Report, RequestSpec
+from runtime.request.params import SamplingParams, stop_strings
+from runtime.request.resolve import choices, resolve
 from runtime.server.bodies import read_body
 from runtime.server.frontend import Frontend, Unavailable
 from runtime.server.jobs import ClientGone, Job, disconnected
@@ -26,22 +26,6 @@ from runtime.server.schemas import B, GenerateRequest, Generation, OpenAIRequest
 from runtime.text import Answer, Tokenizer
 
 BATCH = 128  # prompts that are checked at once
-
-_SAMPLING = (
-    "max_tokens",
-    "temperature",
-    "top_p",
-    "top_k",
-    "seed",
-    "max_nfe",
-    "max_repetition_run",
-    "cache_salt",
-    "decoding",
-    "num_denoising_steps",
-    "use_local_leap",
-    *SAME,
-    *NOT_THERE,
-)
 
 
 class Service:
@@ -118,11 +102,11 @@ class Service:
         """
         info, tokenizer = self.require()
         self.frontend.check_count(len(prompts), n)  # before anything is made of a great number
-        given = {name: getattr(body, name) for name in _SAMPLING}
+        given = body.asked() | {"n": n}
         if max_tokens is not None:
             given["max_tokens"] = max_tokens
-        stops = stop_strings(body.stop)
-        params = SamplingParams(**given, n=n, stop=stops or None, ignore_eos=bool(body.ignore_eos))
+        params = SamplingParams(**given)
+        stops = stop_strings(params.stop)
         report: Report = "denoise" if mode == "denoise" else "stable"
         if mode is None and not stops:  # stop strings are looked for here, so text must come as it grows
             report = "final"

@@ -17,8 +17,8 @@ from typing import Any, Protocol
 import zmq
 
 from runtime.config import ServerConfig
-from runtime.engine.io import EngineInfo, EngineOutput, EngineStats
 from runtime.errors import ConfigError
+from runtime.request.io import EngineInfo, EngineOutput, EngineStats
 from runtime.server import messages
 from runtime.server.environment import backend_environment
 from runtime.server.messages import Fatal, Loading, Outputs, Ready, Stats

@@ -6,11 +6,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from runtime.engine.description import Field, Value
-from runtime.engine.plan import BlockResults, Ints
-from runtime.engine.request import Block, Request
-from runtime.engine.tiling import Tiling
 from runtime.errors import ConfigError
+from runtime.request.description import Field, Value
+from runtime.request.tiling import Tiling
+from runtime.state.plan import BlockResults, Ints
+from runtime.state.request import Block, Request
 
 
 @dataclass(frozen=True)

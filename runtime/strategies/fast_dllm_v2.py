@@ -7,10 +7,10 @@ was forwarded is kept, to be forwarded again should a preemption drop its K/V.
 
 from __future__ import annotations
 
-from runtime.engine.description import SUB_BLOCK, Field
-from runtime.engine.plan import BlockResults
-from runtime.engine.request import MASKED, Block, Forwarded, Request
 from runtime.errors import ConfigError
+from runtime.request.description import SUB_BLOCK, Field
+from runtime.state.plan import BlockResults
+from runtime.state.request import MASKED, Block, Forwarded, Request
 from runtime.strategies.base import DecodingContext, register_strategy
 from runtime.strategies.progress import write_block
 from runtime.strategies.seeded import SeededBlocks, current

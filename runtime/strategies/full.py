@@ -16,13 +16,13 @@ from itertools import pairwise
 
 import numpy as np
 
-from runtime.engine.description import BLOCK_LENGTH, Field
-from runtime.engine.plan import BlockResults, Ints
-from runtime.engine.request import FIXED, Block, Forwarded, Request
-from runtime.engine.shares import shares
-from runtime.engine.tiling import Tiling
+from runtime.request.description import BLOCK_LENGTH, Field
+from runtime.request.tiling import Tiling
+from runtime.state.plan import BlockResults, Ints
+from runtime.state.request import FIXED, Block, Forwarded, Request
 from runtime.strategies.base import DecodingContext, Feed, check_one_at_a_time, register_strategy
 from runtime.strategies.progress import advance, complete, finish, write_block
+from runtime.strategies.shares import shares
 from runtime.strategies.tiled import TiledBlocks
 
 VICINITY = 16  # rows on either side of a block that the mode of this name renews with it

@@ -6,13 +6,13 @@ here the decisions become state: which blocks are final, which opens next, where
 
 from __future__ import annotations
 
-from runtime.engine.description import Field, share
-from runtime.engine.plan import BlockResults
-from runtime.engine.request import FIXED, Block, Request
-from runtime.engine.shares import shares
-from runtime.engine.tiling import Tiling
+from runtime.request.description import Field, share
+from runtime.request.tiling import Tiling
+from runtime.state.plan import BlockResults
+from runtime.state.request import FIXED, Block, Request
 from runtime.strategies.base import DecodingContext, Feed, register_strategy
 from runtime.strategies.progress import advance, complete, finish, worth_caching, write_block
+from runtime.strategies.shares import shares
 from runtime.strategies.tiled import TiledBlocks
 
 

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from runtime.engine.plan import Ints
-from runtime.engine.request import Request
+from runtime.state.plan import Ints
+from runtime.state.request import Request
 from runtime.strategies.base import register_strategy
 from runtime.strategies.seeded import SeededBlocks
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from runtime.engine.plan import BlockResults
-from runtime.engine.request import Block, Request
-from runtime.engine.tiling import Tiling
+from runtime.request.tiling import Tiling
+from runtime.state.plan import BlockResults
+from runtime.state.request import Block, Request
 
 if TYPE_CHECKING:  # strategies are timed where the messages' package is not installed
-    from runtime.engine.io import FinishReason
+    from runtime.request.io import FinishReason
 
 
 def write_block(request: Request, block: Block, results: BlockResults, i: int) -> None:

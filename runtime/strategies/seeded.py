@@ -8,12 +8,12 @@ strategy may decode a block in parts, one after another; each of them is a `Bloc
 
 from __future__ import annotations
 
-from runtime.engine.plan import BlockResults
-from runtime.engine.request import FIXED, MASKED, Block, Request
-from runtime.engine.shares import shares
-from runtime.engine.tiling import Tiling
+from runtime.request.tiling import Tiling
+from runtime.state.plan import BlockResults
+from runtime.state.request import FIXED, MASKED, Block, Request
 from runtime.strategies.base import DecodingContext, Feed, check_one_at_a_time
 from runtime.strategies.progress import advance, complete, finish, worth_caching, write_block
+from runtime.strategies.shares import shares
 from runtime.strategies.tiled import TiledBlocks
 
 

@@ -6,10 +6,10 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from runtime.engine.description import Field, Value
-from runtime.engine.plan import Ints
-from runtime.engine.request import Request
-from runtime.engine.tiling import Tiling
+from runtime.request.description import Field, Value
+from runtime.request.tiling import Tiling
+from runtime.state.plan import Ints
+from runtime.state.request import Request
 
 
 class TiledBlocks:

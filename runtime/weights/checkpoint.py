@@ -7,15 +7,32 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from safetensors import SafetensorError, safe_open
 
 from runtime.errors import ConfigError
 from runtime.weights import files, hub
 
+if TYPE_CHECKING:
+    import torch
+
 SINGLE_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"
+
+
+class Slice(Protocol):
+    """A tensor of an open file, nothing of it read yet."""
+
+    def get_shape(self) -> list[int]: ...
+
+
+class TensorFile(Protocol):
+    """An open safetensors file, as the library gives it."""
+
+    def keys(self) -> list[str]: ...
+    def get_tensor(self, name: str) -> torch.Tensor: ...
+    def get_slice(self, name: str) -> Slice: ...
 
 
 @dataclass(frozen=True)
@@ -31,7 +48,7 @@ class Checkpoint:
         return files.read_json(self.path, file) or {}
 
     @contextmanager
-    def tensors(self, file: str) -> Iterator[Any]:
+    def tensors(self, file: str) -> Iterator[TensorFile]:
         """The open safetensors file `file`. ConfigError if it may not be read, or is none."""
         with files.opened_path(self.path, file) as path:
             if path is None:

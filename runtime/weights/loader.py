@@ -2,62 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack
-from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from typing import TypeVar, cast
 
 import torch
 from torch import nn
 
 from runtime.errors import ConfigError
 from runtime.layers.build import Build
-from runtime.weights.checkpoint import Checkpoint, summary
+from runtime.models.base import Family, Model
+from runtime.models.weight_map import Slot, WeightMap
+from runtime.weights.checkpoint import Checkpoint, TensorFile, summary
 from runtime.weights.hub import Progress
 
-if TYPE_CHECKING:
-    from runtime.models.base import Family, Model
-
 Arch = TypeVar("Arch")
-
-
-@dataclass(frozen=True)
-class Slot:
-    """Where a checkpoint tensor goes: the whole of parameter `param`, or its part `param[index]`; through a function of
-    the whole tensor, where one is given."""
-
-    param: str
-    index: tuple[int | slice, ...] = ()
-    through: Callable[[torch.Tensor], torch.Tensor] | None = None
-
-
-@dataclass(frozen=True)
-class Fused:
-    """A tensor that may stand in a file instead of several: `parts`, canonical names."""
-
-    slot: Slot
-    parts: tuple[str, ...]
-
-
-@dataclass(frozen=True)
-class WeightMap:
-    """A family's tensors. `slots`: every tensor a checkpoint must hold, by its canonical name. `rename`: from a name in
-    a file to the canonical one. `skip`: tensors known to carry nothing the model needs (canonical names). `fused`:
-    tensors that replace their parts among `slots` where a checkpoint holds them, by their canonical names. `copies`:
-    tensors may stand in a file under several names that have one canonical one, if all of them are equal."""
-
-    slots: dict[str, Slot]
-    rename: Callable[[str], str] = field(default=lambda name: name)
-    skip: Callable[[str], bool] = field(default=lambda name: False)
-    fused: dict[str, Fused] = field(default_factory=dict)
-    copies: bool = False
-
-    def of(self, held: Collection[str]) -> WeightMap:
-        """The map of a checkpoint that holds tensors of these canonical names."""
-        used = {name: fused for name, fused in self.fused.items() if name in held}
-        parts = {part for fused in used.values() for part in fused.parts}
-        slots = {name: slot for name, slot in self.slots.items() if name not in parts}
-        return replace(self, slots=slots | {name: fused.slot for name, fused in used.items()}, fused={})
+Held = tuple[TensorFile, str]  # a tensor of a checkpoint: the open file, and its name there
 
 
 def load_model(
@@ -91,8 +51,8 @@ def fill(module: nn.Module, checkpoint: Checkpoint, weights: WeightMap, progress
     files = _match(checkpoint, files, weights)
     with ExitStack() as stack:
         handles = {file: stack.enter_context(checkpoint.tensors(file)) for file in set(files.values())}
-        sources: dict[str, tuple[Any, str]] = {}
-        copies: dict[str, list[tuple[Any, str]]] = {}
+        sources: dict[str, Held] = {}
+        copies: dict[str, list[Held]] = {}
         for stored, file in files.items():
             held = handles[file], stored
             if sources.setdefault(name := weights.rename(stored), held) is not held:
@@ -156,7 +116,7 @@ def _same(a: torch.Tensor, b: torch.Tensor) -> bool:
     return a.dtype == b.dtype and torch.equal(a, b)
 
 
-def _check_shapes(sources: dict[str, Any], targets: dict[str, torch.Tensor], checkpoint: Checkpoint) -> None:
+def _check_shapes(sources: dict[str, Held], targets: dict[str, torch.Tensor], checkpoint: Checkpoint) -> None:
     wrong = []
     for name, target in targets.items():
         handle, stored = sources[name]
@@ -167,6 +127,6 @@ def _check_shapes(sources: dict[str, Any], targets: dict[str, torch.Tensor], che
         raise ConfigError(f"{checkpoint.path} holds tensors whose shape config.json does not imply: {summary(wrong)}")
 
 
-def _in_file_order(sources: dict[str, Any], targets: dict[str, torch.Tensor]) -> Iterator[str]:
+def _in_file_order(sources: dict[str, Held], targets: dict[str, torch.Tensor]) -> Iterator[str]:
     """File by file, so that each is read from its beginning to its end."""
     return iter(sorted(targets, key=lambda name: (id(sources[name][0]), sources[name][1])))

@@ -13,16 +13,16 @@ from typing import Any
 import numpy as np
 import torch
 
-from runtime.engine.description import RuleInfo, with_defaults
 from runtime.engine.engine import Engine
-from runtime.engine.io import DecodingParams, EngineInfo, EngineOutput, RequestSpec
 from runtime.engine.model_runner import ModelRunner
 from runtime.engine.pace import Pace
-from runtime.engine.plan import BlockResults, StepPlan
-from runtime.engine.request import Request
 from runtime.layers.kv_pool import UnifiedPool
 from runtime.models.base import Model
+from runtime.request.description import RuleInfo, with_defaults
+from runtime.request.io import DecodingParams, EngineInfo, EngineOutput, RequestSpec
 from runtime.samplers import Orders, get_rule, rules_of, rules_under
+from runtime.state.plan import BlockResults, StepPlan
+from runtime.state.request import Request
 from runtime.strategies import DecodingContext, make_strategy
 from runtime.strategies.multi_bd import MultiBlock
 from tests.engine.hash_model import HashedEmbeddings, HashMemory, HashModel, digest, flat, hash_logits
@@ -184,7 +184,7 @@ def decoding_of(p: Params) -> dict[str, Any]:
 
 
 def spec_of(id: str, ask: Ask) -> RequestSpec:
-    """What `runtime.params` would hand the engine, and the values of other strategies' fields."""
+    """What `runtime.request.resolve` would hand the engine, and the values of other strategies' fields."""
     p = ask.params
     others = {name: getattr(p, name) for name in ("cache", "block_length", "sub_block_size", "block_cache")}
     return RequestSpec(

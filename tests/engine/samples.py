@@ -31,7 +31,7 @@ THRESHOLDS = st.sampled_from([0.0, 0.11, 0.3, 0.51, 0.7, 0.9, 1.0])
 
 @st.composite
 def params(draw: st.DrawFn, growing: bool, max_tokens: int, setup: Setup) -> Params:
-    """Anything `runtime.params` lets through, with small numbers where they make blocks change often."""
+    """Anything `runtime.request.resolve` lets through, with small numbers where they make blocks change often."""
     hot = draw(st.booleans())
     rules = [key for key in ("threshold", "edit", *ALGORITHMS) if key != "edit" or not setup.seeded]
     algorithm = draw(st.sampled_from(rules if setup.strategy != "dmax" else ["dmax"]))

@@ -15,9 +15,9 @@ from runtime.errors import ConfigError, RequestError
 from runtime.layers.build import Build
 from runtime.models import resolve_family
 from runtime.models.diffusion_gemma import DIFFUSION_GEMMA
-from runtime.params import resolve
+from runtime.request.resolve import resolve
 from runtime.samplers import choose
-from runtime.samplers.choose import Choice
+from runtime.samplers.choose import Candidate
 from runtime.samplers.uniform import RENOISE
 from runtime.strategies.diffusion_gemma import Canvas
 from runtime.weights import load_model, resolve_checkpoint
@@ -55,7 +55,7 @@ def test_golden_answers(llm, case, monkeypatch):
 
     def pick(probs, uniform):
         token = next(steps)
-        return Choice(token, probs.gather(1, token[:, None])[:, 0])
+        return Candidate(token, probs.gather(1, token[:, None])[:, 0])
 
     monkeypatch.setattr(Canvas, "_noise", initial)
     monkeypatch.setattr(planner, "uniforms", numbers)

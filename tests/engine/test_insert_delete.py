@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from runtime.engine.plan import BlockResults, StepPlan
+from runtime.state.plan import BlockResults, StepPlan
 from tests.engine.harness import Ask, Run, Setup, make_engine, run_all, run_schedule
 from tests.engine.samples import asks, examples, setups
 from tests.engine.test_invariants import NoiseModel

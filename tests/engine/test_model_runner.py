@@ -8,11 +8,12 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from runtime.engine import head
 from runtime.engine.model_runner import ModelRunner
-from runtime.engine.plan import BlockResults, StepPlan
 from runtime.engine.warmup import warm_up
 from runtime.layers.kv_pool import UnifiedPool
-from runtime.samplers import choose, head
+from runtime.samplers import choose
+from runtime.state.plan import BlockResults, StepPlan
 from tests.engine.harness import Run, Setup
 from tests.engine.hash_model import HashModel
 from tests.engine.samples import asks, setups

@@ -7,7 +7,7 @@ import torch
 
 from runtime.kernels import moe as moe_kernel
 from runtime.kernels.expert_sort import most_tiles, sort_by_expert_reference
-from runtime.kernels.moe import moe_reference
+from runtime.kernels.moe import moe_reference, moe_torch
 from runtime.kernels.routing import RoutingRule, route_reference
 from runtime.layers.linear import head_logits
 from tests.kernels.cases import random_ids
@@ -17,25 +17,30 @@ def by_hand(x, ids, weights, gate_up, down, shared):
     out = torch.zeros_like(x) if shared is None else shared.clone()
     for row in range(len(x)):
         for expert, weight in zip(ids[row].tolist(), weights[row], strict=True):
+            if expert < 0:
+                continue
             gate, up = (gate_up[expert] @ x[row]).chunk(2)
             out[row] += weight * (down[expert] @ (gate / (1 + (-gate).exp()) * up))
     return out
 
 
+@pytest.mark.parametrize("dead", [0, 0.4, 1])
 @pytest.mark.parametrize("crowded", [False, True])
 @pytest.mark.parametrize("few_rows", [0, 512])
 @pytest.mark.parametrize(("rows", "experts", "top_k"), [(1, 4, 1), (3, 8, 2), (64, 6, 3), (50, 16, 2)])
-def test_moe(monkeypatch, rows, experts, top_k, few_rows, crowded):
+def test_moe(monkeypatch, rows, experts, top_k, few_rows, crowded, dead):
     monkeypatch.setattr(moe_kernel, "FEW_ROWS", few_rows)  # 0: expert after expert wherever padding would be much
     random = torch.Generator().manual_seed(rows)
     x, shared = torch.randn(2, rows, 12, generator=random, dtype=torch.float64)
     gate_up = torch.randn(experts, 20, 12, generator=random, dtype=torch.float64)
     down = torch.randn(experts, 12, 10, generator=random, dtype=torch.float64)
     weights = torch.rand(rows, top_k, generator=random, dtype=torch.float64)
-    ids = random_ids(rows, experts, top_k, "cpu", crowded)
+    ids = random_ids(rows, experts, top_k, "cpu", crowded, dead)
     for extra in (None, shared):
-        out = moe_reference(x, ids, weights, gate_up, down, extra)
-        torch.testing.assert_close(out, by_hand(x, ids, weights, gate_up, down, extra), rtol=1e-10, atol=1e-10)
+        expected = by_hand(x, ids, weights, gate_up, down, extra)
+        for experts_of in (moe_reference, moe_torch):
+            out = experts_of(x, ids, weights, gate_up, down, extra)
+            torch.testing.assert_close(out, expected, rtol=1e-10, atol=1e-10)
 
 
 def test_both_ways_of_running_experts_are_used(monkeypatch):
@@ -46,9 +51,9 @@ def test_both_ways_of_running_experts_are_used(monkeypatch):
     x = torch.randn(900, 8)
     gate_up, down, weights = torch.randn(8, 12, 8), torch.randn(8, 8, 6), torch.rand(900, 1)
     even, crowded = torch.arange(900).remainder(8).int()[:, None], torch.zeros(900, 1, dtype=torch.int32)
-    moe_reference(x, even, weights, gate_up, down, None)
-    moe_reference(x, crowded, weights, gate_up, down, None)
-    moe_reference(x[:3], crowded[:3], weights[:3], gate_up, down, None)
+    moe_torch(x, even, weights, gate_up, down, None)
+    moe_torch(x, crowded, weights, gate_up, down, None)
+    moe_torch(x[:3], crowded[:3], weights[:3], gate_up, down, None)
     assert used == ["_batched", "_one_by_one", "_batched"]
 
 

@@ -19,7 +19,7 @@ from runtime import LLM, SamplingParams
 from runtime.config import EngineConfig
 from runtime.engine.setup import load_engine
 from runtime.errors import ConfigError, RequestError
-from runtime.params import resolve
+from runtime.request.resolve import resolve
 from tests.engine.harness import Run, Setup, run_schedule
 from tests.engine.samples import examples
 from tests.engine.test_insert_delete import editing

@@ -12,12 +12,12 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from runtime.engine import head as heads
+from runtime.engine.head import Head
 from runtime.engine.model_runner import _used
 from runtime.errors import ConfigError
 from runtime.samplers import Orders, get_rule, rules_under
-from runtime.samplers import head as heads
 from runtime.samplers.base import register_heeding
-from runtime.samplers.head import Head
 from runtime.samplers.insert_delete import InsertDelete
 from tests.engine.samples import examples
 from tests.oracle import block as oracle

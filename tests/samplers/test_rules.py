@@ -13,18 +13,18 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from runtime.engine.description import Field
+from runtime.engine import head as heads
+from runtime.engine.head import Head
 from runtime.engine.model_runner import _used
-from runtime.engine.plan import BlockPlan, RulePlan
 from runtime.engine.planner import _kept
-from runtime.engine.request import FILLED, FIXED, MASKED
 from runtime.errors import ConfigError
+from runtime.request.description import Field
 from runtime.samplers import Decision, Rule, Stat, get_rule, register_rule, rules
 from runtime.samplers import choose as choosing
-from runtime.samplers import head as heads
-from runtime.samplers.choose import Choice, distribution, greedy, pick
-from runtime.samplers.head import Head
+from runtime.samplers.choose import Candidate, distribution, greedy, pick
 from runtime.samplers.uniform import uniforms
+from runtime.state.plan import BlockPlan, RulePlan
+from runtime.state.request import FILLED, FIXED, MASKED
 from tests.oracle import block as oracle
 from tests.oracle import dmax
 from tests.oracle.draws import choose, filtered, softmax, uniform
@@ -38,7 +38,7 @@ STATE = {oracle.PROMPT: FIXED, oracle.MASKED: MASKED, oracle.FILLED: FILLED}
 LEVELS = (0.0, 0.0, 0.5, 1.0, 2.5)  # coarse: ties are common
 
 
-def draw(logits: torch.Tensor, uniform: torch.Tensor, **limits: torch.Tensor) -> Choice:
+def draw(logits: torch.Tensor, uniform: torch.Tensor, **limits: torch.Tensor) -> Candidate:
     return pick(distribution(logits, **limits), uniform)
 
 

@@ -4,10 +4,10 @@ import numpy as np
 import pytest
 import torch
 
-from runtime.engine.plan import BlockPlan, Drawing, RulePlan
-from runtime.engine.request import FILLED, FIXED, MASKED
+from runtime.engine.head import Head
 from runtime.samplers import Orders, Stat, rules, rules_under
-from runtime.samplers.head import Head
+from runtime.state.plan import BlockPlan, Drawing, RulePlan
+from runtime.state.request import FILLED, FIXED, MASKED
 
 pytestmark = pytest.mark.gpu  # asked for by name, so that a missing device fails them rather than skips them
 VOCAB, SIZE, EACH, STEPS = 50, 16, 6, 4

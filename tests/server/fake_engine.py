@@ -11,9 +11,9 @@ import time
 from typing import Any
 
 from runtime.config import EngineConfig
-from runtime.engine.description import RuleInfo, share
-from runtime.engine.io import EngineInfo, EngineOutput, EngineStats, RequestSpec
 from runtime.errors import ConfigError
+from runtime.request.description import RuleInfo, share
+from runtime.request.io import EngineInfo, EngineOutput, EngineStats, RequestSpec
 
 LETTERS = [64, 65, 66]  # a, b, c in the test tokenizer
 

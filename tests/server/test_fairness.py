@@ -13,9 +13,9 @@ import httpx
 import pytest
 
 from runtime.config import ServerConfig
-from runtime.engine.io import DecodingParams, EngineOutput, RequestSpec
 from runtime.errors import RequestError
-from runtime.params import choices
+from runtime.request.io import DecodingParams, EngineOutput, RequestSpec
+from runtime.request.resolve import choices
 from runtime.server import messages
 from runtime.server.frontend import Frontend
 from runtime.server.keys import Keys

@@ -63,8 +63,10 @@ def test_the_server_keeps_to_its_openapi(api: Any, method: str, path: str, mode:
     @settings(max_examples=12, deadline=None, derandomize=True, database=None, suppress_health_check=list(HealthCheck))
     @given(case=api[path][method].as_strategy(generation_mode=mode))
     def run(case: Any) -> None:
-        if isinstance(case.body, dict) and "token" not in path and type(case.body.get("max_tokens", 8)) is int:
-            case.body["max_tokens"] = min(case.body.get("max_tokens", 8), 8)  # long answers prove nothing here
+        if isinstance(case.body, dict) and "token" not in path:
+            tokens = case.body.get("max_tokens", 8)
+            if type(tokens) is int and 1 <= tokens <= 2**31:
+                case.body["max_tokens"] = min(tokens, 8)  # long answers prove nothing here
         case.call_and_validate(checks=CHECKS, timeout=60)
 
     run()

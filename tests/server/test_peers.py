@@ -15,8 +15,8 @@ import pytest
 import zmq
 
 from runtime.config import EngineConfig, ServerConfig
-from runtime.engine.io import DecodingParams, EngineOutput, RequestSpec
 from runtime.errors import ConfigError
+from runtime.request.io import DecodingParams, EngineOutput, RequestSpec
 from runtime.server import messages, peers
 from runtime.server.supervisor import Supervisor
 from tests.server.harness import FAKE, ROOT, serving

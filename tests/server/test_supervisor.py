@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from runtime.config import EngineConfig, ServerConfig
-from runtime.engine.io import DecodingParams, EngineOutput, RequestSpec
+from runtime.request.io import DecodingParams, EngineOutput, RequestSpec
 from runtime.server import messages
 from runtime.server.supervisor import Supervisor
 from tests.server.harness import ROOT

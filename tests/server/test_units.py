@@ -13,15 +13,15 @@ from hypothesis import strategies as st
 from starlette.requests import Request
 
 from runtime.config import EngineConfig
-from runtime.engine.io import DecodingParams, EngineOutput, EngineStats, RequestSpec
 from runtime.errors import RequestError
+from runtime.request.io import DecodingParams, EngineOutput, EngineStats, RequestSpec
 from runtime.server import messages
 from runtime.server.logs import without_signatures
 from runtime.server.metrics import EngineFigures
 from runtime.server.preparing import Preparer
 from runtime.server.schemas import ChatRequest, CompletionRequest, GenerateRequest, parse_body
 from runtime.text import Tokenizer
-from tests.test_params import info
+from tests.request.test_params import info
 
 FIXED = DecodingParams(algorithm="fixed", values={"steps": 4})
 SPEC = RequestSpec(id="a", prompt=[1, 2], max_tokens=3, seed=2**64 - 1, decoding=FIXED)

@@ -87,7 +87,8 @@ class Autoscaler:
         return min(max(min(waits, default=LONGEST_SLEEP), 0.05), LONGEST_SLEEP)
 
     def _rules(self, key: str, service: Obj) -> Rules | None:
-        """None also for what cannot be read: its reconcile says so, the other services must not suffer."""
+        """How a service is scaled; None where nobody asks, and for what cannot be read: its reconcile says so, and the
+        other services must not suffer."""
         if service["metadata"].get("deletionTimestamp"):
             return None
         try:

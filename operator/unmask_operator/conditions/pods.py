@@ -27,7 +27,7 @@ def name(pod: Obj) -> str:
 
 
 def is_live(pod: Obj) -> bool:
-    """Not on its way out and not over."""
+    """Coming up or running: neither on its way out nor over."""
     return not pod["metadata"].get("deletionTimestamp") and _status(pod).get("phase") not in ("Failed", "Succeeded")
 
 

@@ -43,7 +43,7 @@ def trouble(pod: Obj, told: Sequence[Told]) -> Trouble | None:
 
 
 def _untouched(pod: Obj) -> bool:
-    """Nothing in it ever started, and what its containers wait for is not said by their own state."""
+    """Its containers all wait for their first start, and their own state does not say for what."""
     return all(_waits(c) and not c.get("lastState") for c in containers(pod))
 
 

@@ -94,7 +94,8 @@ def _refuse_repetitions(extra: list[str], written: dict[str, str]) -> None:
 
 
 def _refuse_abbreviations(extra: list[str]) -> None:
-    """No runtime of ours takes them; an image of another version must not be led round the reserved flags by one."""
+    """Raises SpecError for the beginning of a reserved flag. Our runtimes take none, but an image of another version
+    must not be led round those flags by one."""
     for argument in extra:
         name = argument.split("=", 1)[0]
         if len(name) > 2 and name.startswith("--") and _name(argument) not in _FLAG_NAMES.values():

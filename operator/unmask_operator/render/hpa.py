@@ -9,7 +9,7 @@ from unmask_operator.render.names import child, engine
 
 
 def hpa(service: DiffusionLMService) -> Obj | None:
-    """None unless the spec asks for the HPA provider."""
+    """The HorizontalPodAutoscaler; None unless the spec asks for that provider."""
     scaling = service.spec.autoscaling
     if scaling is None or scaling.provider != "HPA":
         return None

@@ -9,7 +9,8 @@ from unmask_operator.settings import Settings
 
 
 def networkpolicy(service: DiffusionLMService, settings: Settings) -> Obj | None:
-    """None unless the spec asks. Ingress only: clients, the operator (it reads load and progress) and collectors."""
+    """Who may reach the pods: clients, the operator (it reads load and progress) and collectors; nothing of where pods
+    may reach. None unless the spec asks."""
     asked = service.spec.network_policy
     if asked is None:
         return None

@@ -8,7 +8,8 @@ from unmask_operator.render.names import child, engine, selector
 
 
 def pdb(service: DiffusionLMService) -> Obj | None:
-    """None while suspended, and for a single replica unless the spec asks: a budget would only block drains."""
+    """The disruption budget; None while suspended, and for a single replica unless the spec asks: it would only block
+    drains."""
     spec, asked = service.spec, service.spec.pod_disruption_budget
     least = spec.autoscaling.min_replicas if spec.autoscaling else spec.replicas
     if spec.suspend or (asked is None and least <= 1):

@@ -10,7 +10,8 @@ PODMONITOR = "monitoring.coreos.com/v1/PodMonitor"  # as `Observed.apis` has it
 
 
 def podmonitor(service: DiffusionLMService) -> Obj | None:
-    """None unless the spec asks. Whether the cluster has the kind is the plan's question."""
+    """What tells Prometheus where to collect; None unless the spec asks. Whether the cluster has the kind is the plan's
+    question."""
     asked = service.spec.monitoring.pod_monitor
     if asked is None:
         return None

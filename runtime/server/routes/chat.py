@@ -10,8 +10,8 @@ from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
 
-from runtime.choice import denoise_fields
 from runtime.errors import RequestError
+from runtime.request.choice import denoise_fields
 from runtime.server.errors import of_error
 from runtime.server.jobs import Job
 from runtime.server.keys import owner_of

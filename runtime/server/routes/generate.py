@@ -9,8 +9,8 @@ from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
 
-from runtime.choice import append_event, denoise_event
 from runtime.errors import RequestError
+from runtime.request.choice import append_event, denoise_event
 from runtime.server.errors import of_error
 from runtime.server.jobs import Job
 from runtime.server.keys import owner_of

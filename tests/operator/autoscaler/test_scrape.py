@@ -11,7 +11,7 @@ import aiohttp
 import pytest
 from aiohttp import web
 
-from runtime.engine.io import EngineStats
+from runtime.request.io import EngineStats
 from runtime.server.metrics import Metrics
 from unmask_operator.autoscaler.history import Reading
 from unmask_operator.autoscaler.scrape import ScrapeError, parse, scrape

@@ -7,7 +7,7 @@ from pathlib import Path
 import runtime
 import unmask_operator
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 
 
 def test_both_packages_come_from_this_checkout():

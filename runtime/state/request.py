@@ -14,8 +14,8 @@ import numpy.typing as npt
 from runtime.samplers.base import Rule, Stat, get_rule
 
 if TYPE_CHECKING:  # the runner needs this module's constants where the messages' package is not installed
-    from runtime.engine.io import FinishReason, RequestSpec
-    from runtime.engine.plan import Mixture
+    from runtime.request.io import FinishReason, RequestSpec
+    from runtime.state.plan import Mixture
 
 # What a position is (decoding.md 1): a separate array, never "the token is the mask id".
 FIXED = 0  # prompt, or given: never written

@@ -1,15 +1,16 @@
-"""The table of decoding fields as Markdown: ``python -m runtime.samplers.markdown`` writes it into docs/decoding.md."""
+"""Decoding fields as a Markdown table, which ``python -m runtime.strategies.markdown`` writes into docs/decoding.md."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
-from runtime.engine.description import Field
+from runtime.request.description import Field
+from runtime.request.markdown import values_in_words
 from runtime.samplers.base import get_rule, rules
 from runtime.strategies import DecodingContext, make_strategy, strategies
 
 FEW = 2  # rules that do not read a field: they are named instead of those that do
-BEGIN, END = "<!-- fields: python -m runtime.samplers.markdown -->", "<!-- end of fields -->"
+BEGIN, END = "<!-- fields: python -m runtime.strategies.markdown -->", "<!-- end of fields -->"
 
 
 def field_table() -> str:
@@ -31,18 +32,7 @@ def _readers(keys: list[str]) -> str:
 
 
 def _row(field: Field, readers: str) -> str:
-    return f"| `{field.name}` | {_values(field)} | {_default(field)} | {readers} | {field.help} |"
-
-
-def _values(field: Field) -> str:
-    if field.kind == "choice":
-        return ", ".join(f"`{word}`" for word in field.choices)
-    if field.kind == "flag":
-        return "`true`, `false`"
-    most = "" if field.high is None or field.high >= 2**31 else f" to {field.high:,.0f}"
-    if field.above_low:
-        return f"above {field.low:g}{most}"
-    return f"{field.low:g}{most or ' or more'}"
+    return f"| `{field.name}` | {values_in_words(field)} | {_default(field)} | {readers} | {field.help} |"
 
 
 def _default(field: Field) -> str:

@@ -1,8 +1,8 @@
-"""What a request may set, as a rule or a strategy declares it: plain data that a frontend reads without torch.
+"""What a request may set under ``decoding``, as a rule or a strategy declares it: plain data, no torch.
 
 A declaration stands once, beside the code that reads the value. The engine collects them into ``EngineInfo``; checks
-(``runtime/decoding.py``), schema and documentation come from there. Dataclasses, as the kernels' machines have no
-msgspec; it sends them all the same.
+(``runtime/request/decoding.py``), schema and documentation come from there. Dataclasses, as the kernels' machines have
+no msgspec; it sends them all the same.
 """
 
 from __future__ import annotations
@@ -12,21 +12,39 @@ from dataclasses import dataclass, field, replace
 from typing import Literal
 
 Value = float | int | bool | str
+Kind = Literal["number", "integer", "flag", "choice", "text", "texts", "object"]
 
 BLOCK_LENGTH = "block_length"  # a strategy's field: size of a request's own blocks
 SUB_BLOCK = "sub_block_size"  # a strategy's field: size of what blocks are decoded in, each with steps of its own
 
 
 @dataclass(frozen=True, kw_only=True)
-class Field:
-    """One field under a request's ``decoding``.
+class Limits:
+    """Which values a field takes.
+
+    Attributes:
+        kind: `flag` is true or false, `choice` one of several words, `texts` one text or a list of them.
+        low, high: inclusive bounds of a number; `above_low` makes the lower one exclusive, no `high` means any finite.
+            Of texts `high` is the most characters of one.
+        divides: what an integer has to be a divisor of.
+        choices: the words of a choice.
+    """
+
+    kind: Kind = "number"
+    low: float = 0
+    high: float | None = None
+    above_low: bool = False
+    divides: int | None = None
+    choices: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Field(Limits):
+    """One field under a request's ``decoding``: of the first four kinds.
 
     Attributes:
         name: as requests spell it; ``outer.inner`` is the entry `inner` of an object `outer`.
         help: one line without a full stop.
-        low, high: inclusive bounds of a number; `above_low` makes the lower one exclusive, no `high` means any finite.
-        divides: what an integer has to be a divisor of.
-        choices: the words of a choice.
         default: of a request, a mode and a server that say nothing; with `per_block` in blocks, not in tokens, and once
             a server has it (`with_defaults`), for blocks of the server's size: it grows with a request's own.
         neutral: a value that asks for nothing, so that requests may give it with rules that do not know the field.
@@ -37,12 +55,6 @@ class Field:
     name: str
     help: str
     default: Value
-    kind: Literal["number", "integer", "flag", "choice"] = "number"
-    low: float = 0
-    high: float | None = None
-    above_low: bool = False
-    divides: int | None = None
-    choices: tuple[str, ...] = ()
     per_block: bool = False
     neutral: Value | None = None
     only: tuple[str, Value] | None = None

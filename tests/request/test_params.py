@@ -8,11 +8,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from runtime.decoding import field_names
-from runtime.engine.description import RuleInfo, with_defaults
-from runtime.engine.io import EngineInfo, RequestSpec
 from runtime.errors import RequestError
-from runtime.params import SamplingParams, choices, resolve, stop_strings
+from runtime.request.decoding import field_names
+from runtime.request.description import RuleInfo, with_defaults
+from runtime.request.io import EngineInfo, RequestSpec
+from runtime.request.params import SamplingParams, stop_strings
+from runtime.request.resolve import choices, resolve
 from runtime.samplers import get_rule, rules, rules_of
 from runtime.strategies.multi_bd import MultiBlock
 

@@ -1,4 +1,4 @@
-"""The tables of docs/models.md: ``python -m runtime.models.markdown`` writes them there, from what families, strategies
+"""The tables of docs/models.md: ``python -m runtime.engine.markdown`` writes them there, from what families, strategies
 and rules declare, and from the named shapes."""
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ TABLES = {"families": family_table, "shapes": shape_table}
 def with_tables(page: str) -> str:
     """`page` with each table between its marks."""
     for name, table in TABLES.items():
-        begin, end = f"<!-- {name}: python -m runtime.models.markdown -->", f"<!-- end of {name} -->"
+        begin, end = f"<!-- {name}: python -m runtime.engine.markdown -->", f"<!-- end of {name} -->"
         before, rest = page.split(begin)
         page = f"{before}{begin}\n\n{table()}\n\n{end}{rest.split(end)[1]}"
     return page

@@ -10,27 +10,25 @@ import functools
 import math
 import operator
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 
 import numpy as np
 import torch
 
-from runtime.engine.plan import BlockPlan, RulePlan
-from runtime.engine.request import FILLED, MASKED
+from runtime.engine.groups import Group, Place, make_group
 from runtime.samplers import choose
 from runtime.samplers.base import (
-    MERGED,
     SUPPRESS_EOS,
     TEMPERATURE,
     TOP_K,
     TOP_P,
     BlockBatch,
     Orders,
-    Rows,
     Rule,
     Stat,
     rules_under,
 )
+from runtime.state.plan import BlockPlan
+from runtime.state.request import FILLED, MASKED
 
 # Rows of logits at a time: bounds the head's memory (a vocabulary of 157k in float32 is 0.6 GB a thousand rows).
 HEAD_ROWS = 2048
@@ -45,28 +43,6 @@ SHAPES = {Stat.MARGIN: choose.margin, Stat.ENTROPY: choose.entropy}
 _LATE, _NEVER = (SUPPRESS_EOS.choices.index(word) for word in ("confidence", "logits"))
 
 Stats = dict[Stat, torch.Tensor]  # [n, B] of each that is wanted
-Place = tuple[torch.Tensor, torch.Tensor]  # block and offset of each row
-
-
-@dataclass(frozen=True)
-class _Group:
-    """A rule and its blocks: `members` of the plan's, None for all of them, each row of `params` one of them."""
-
-    rule: Rule
-    members: torch.Tensor | None
-    local: torch.Tensor | None  # [n]: each block's place among the members, -1 if it is none
-    params: torch.Tensor
-    wants: Stat
-    kept: torch.Tensor | None
-    top: choose.Top | None  # [its blocks, B, count], to be written
-
-    def rows(self, block: torch.Tensor) -> torch.Tensor | slice:
-        """Which of some rows are its own, by their blocks."""
-        return slice(None) if self.local is None else (self.local[block] >= 0).nonzero()[:, 0]
-
-    def own(self, block: torch.Tensor) -> torch.Tensor:
-        """The numbers of blocks of the plan, which are its own, among its own."""
-        return block if self.local is None else self.local[block]
 
 
 class Head:
@@ -117,7 +93,7 @@ class Head:
         masked, filled = state == MASKED, state == FILLED
         advanced = put(plan.advanced)
         kind = hidden.dtype if hidden.dtype == torch.float64 else torch.float32
-        groups = [_group(self.rules(g.rule), tokens, g, kind, put) for g in plan.groups]
+        groups = [make_group(self.rules(g.rule), tokens, g, kind, put) for g in plan.groups]
         choice = tokens.clone()
         conf = torch.full(choice.shape, float("-inf"), dtype=kind, device=device)
         wanted = Stat(functools.reduce(operator.or_, (group.wants for group in groups)))
@@ -138,15 +114,15 @@ class Head:
                 if group.wants & Stat.SUPPRESS:
                     self._ban_eos(group, logits, here)
                 if group.wants & Stat.CURRENT:
-                    _current(group, logits, here, tokens, stats[Stat.CURRENT])
+                    group.current(logits, here, tokens, stats[Stat.CURRENT])
                 if group.wants & Stat.ADJUST:
-                    _adjust(group, logits, here, tokens, masked, advanced)
+                    group.adjust(logits, here, tokens, masked, advanced)
                 _describe(group, logits, here, stats)
                 if group.wants & Stat.SIGNAL and signal is not None:
                     assert self.soften is not None
                     _soften(group, logits, here, self.soften, signal)
                 if group.top is not None:
-                    _top(group, group.top, logits, here)
+                    group.likeliest(logits, here)
             best = choose.greedy(logits)
             choice[here], conf[here] = best.token, best.conf
             if likeliest is not None:
@@ -181,14 +157,14 @@ class Head:
             blocks = BlockBatch(params=group.params, columns=group.rule.columns, kept=group.kept, top=group.top, **some)
             yield group.rule, group.members, blocks
 
-    def _ban_eos(self, group: _Group, logits: torch.Tensor, here: Place) -> None:
+    def _ban_eos(self, group: Group, logits: torch.Tensor, here: Place) -> None:
         """In place: an end of sequence is not predicted where the request says so."""
         mine = group.rows(here[0])
         never = group.params[group.own(here[0][mine]), group.rule.columns[SUPPRESS_EOS.name]] == _NEVER
         where = never.nonzero()[:, 0] if isinstance(mine, slice) else mine[never]
         logits[where[:, None], self.eos_ids] = -math.inf
 
-    def _held_back(self, group: _Group, some: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    def _held_back(self, group: Group, some: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         """The confidence and the like where candidates that end the sequence come last (`shared.late`)."""
         is_eos = torch.isin(some["choice"], self.eos_ids) & (some["conf"] > -math.inf)
         late = is_eos & (group.params[:, group.rule.columns[SUPPRESS_EOS.name]] == _LATE)[:, None]
@@ -197,56 +173,21 @@ class Head:
         return {name: some[name].masked_fill(late, end) for name, end in ends.items() if name in some}
 
 
-def _group(
-    rule: Rule, tokens: torch.Tensor, plan: RulePlan, kind: torch.dtype, put: Callable[[np.ndarray], torch.Tensor]
-) -> _Group:
-    params, wants = put(plan.params), Stat(plan.wants)
-    kept = None if plan.kept is None else put(plan.kept)
-    top = None
-    if wants & Stat.TOP and MERGED.name in rule.columns:
-        count = int(plan.params[:, rule.columns[MERGED.name]].max())
-        ids = tokens.new_zeros((len(plan.members), tokens.shape[1], count))
-        top = choose.Top(ids, torch.zeros_like(ids, dtype=kind))
-    if len(plan.members) == len(tokens):
-        return _Group(rule, None, None, params, wants, kept, top)
-    members = put(plan.members)
-    local = torch.full((len(tokens),), -1, dtype=torch.int64, device=members.device)
-    local[members] = torch.arange(len(members), device=members.device)
-    return _Group(rule, members, local, params, wants, kept, top)
-
-
-def _current(group: _Group, logits: torch.Tensor, here: Place, tokens: torch.Tensor, current: torch.Tensor) -> None:
-    """The plain probability of the token at each of the group's positions."""
-    mine = group.rows(here[0])
-    place = here[0][mine], here[1][mine]
-    current[place] = choose.probability(logits[mine], tokens[place].clamp(max=logits.shape[1] - 1))
-
-
-def _describe(group: _Group, logits: torch.Tensor, here: Place, stats: Stats) -> None:
+def _describe(group: Group, logits: torch.Tensor, here: Place, stats: Stats) -> None:
     """The shape of the distribution at each of the group's positions, as if none drew."""
     shapes = {stat: shape for stat, shape in SHAPES.items() if stat & group.wants}
     if not shapes:
         return
     mine = group.rows(here[0])
     logits, block, at = logits[mine], here[0][mine], here[1][mine]
-    for some in torch.arange(len(logits), device=logits.device).split(DRAW_ROWS):
+    for some in torch.split(torch.arange(len(logits), device=logits.device), DRAW_ROWS):
         probs = logits[some].softmax(dim=1)
         for stat, shape in shapes.items():
             stats[stat][block[some], at[some]] = shape(probs)
 
 
-def _top(group: _Group, top: choose.Top, logits: torch.Tensor, here: Place) -> None:
-    """The likeliest tokens at each of the group's positions, as many as its request mixes."""
-    mine = group.rows(here[0])
-    block, at = group.own(here[0][mine]), here[1][mine]
-    found = choose.top(logits[mine], top.ids.shape[2])
-    own = group.params[block, group.rule.columns[MERGED.name]]
-    beyond = torch.arange(top.ids.shape[2], device=block.device) >= own[:, None]
-    top.ids[block, at], top.probs[block, at] = found.ids, found.probs.masked_fill(beyond, 0)
-
-
 def _soften(
-    group: _Group,
+    group: Group,
     logits: torch.Tensor,
     here: Place,
     soften: Callable[[torch.Tensor], torch.Tensor],
@@ -255,27 +196,8 @@ def _soften(
     """What the model makes of the distribution at each of the group's positions, as if none drew."""
     mine = group.rows(here[0])
     logits, block, at = logits[mine], here[0][mine], here[1][mine]
-    for some in torch.arange(len(logits), device=logits.device).split(DRAW_ROWS):
+    for some in torch.split(torch.arange(len(logits), device=logits.device), DRAW_ROWS):
         signal[block[some], at[some]] = soften(logits[some].softmax(dim=1))
-
-
-def _adjust(
-    group: _Group,
-    logits: torch.Tensor,
-    here: Place,
-    tokens: torch.Tensor,
-    masked: torch.Tensor,
-    advanced: torch.Tensor,
-) -> None:
-    mine = group.rows(here[0])
-    block, at = group.own(here[0][mine]), here[1][mine]
-    if group.members is not None:
-        tokens, masked, advanced = tokens[group.members], masked[group.members], advanced[group.members]
-    some = logits[mine]  # of all rows a view, of some a copy
-    params, columns = group.params[block], group.rule.columns
-    group.rule.adjust(some, Rows(tokens, masked, block, at, advanced[block], params, columns, group.kept))
-    if group.local is not None:
-        logits[mine] = some
 
 
 def _draw(

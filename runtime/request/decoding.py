@@ -2,24 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from runtime.engine.description import BLOCK_LENGTH, SUB_BLOCK, Field, RuleInfo, Value, values_of
-from runtime.engine.io import DecodingParams, EngineInfo
 from runtime.errors import RequestError
-from runtime.fields import choice, declared, flag, integer, refuse, shown
-from runtime.flat import merged
-
-if TYPE_CHECKING:
-    from runtime.params import SamplingParams
-
-At = Callable[[str], str]  # how the client spelt a field
+from runtime.request.checks import choice, declared, flag, integer, refuse, shown
+from runtime.request.description import BLOCK_LENGTH, SUB_BLOCK, Field, RuleInfo, Value, values_of
+from runtime.request.flat import merged
+from runtime.request.io import DecodingParams, EngineInfo
+from runtime.request.params import At, SamplingParams
 
 # Fields that no rule declares: which rule and mode, and what is the engine's own.
 CHOOSING = ("mode", "algorithm")
-ENGINE = ("force_single_batch", BLOCK_LENGTH)
+ALONE = "force_single_batch"
+ENGINE = (ALONE, BLOCK_LENGTH)
 
 
 def field_names(info: EngineInfo) -> list[str]:
@@ -28,19 +25,35 @@ def field_names(info: EngineInfo) -> list[str]:
     return list(dict.fromkeys((*CHOOSING, *declared, *ENGINE)))
 
 
+def engine_fields(info: EngineInfo) -> tuple[Field, ...]:
+    """Those of `CHOOSING` and `ENGINE`, as this engine has them."""
+    modes = tuple(dict.fromkeys(mode for rule in info.rules for mode in rule.modes))
+    keys = tuple(rule.key for rule in info.rules)
+    return (
+        Field(name="mode", kind="choice", choices=modes, default="", help="values of several fields in one word"),
+        Field(name="algorithm", kind="choice", choices=keys, default=info.default_rule, help="the acceptance rule"),
+        Field(name=BLOCK_LENGTH, kind="integer", low=1, default=info.block_size, help="the server's block size alone"),
+        Field(name=ALONE, kind="flag", default=False, help="the request has its forwards to itself"),
+    )
+
+
 def resolve_decoding(
     params: SamplingParams, info: EngineInfo, prompt_len: int, max_tokens: int, path: str = "decoding"
 ) -> DecodingParams:
     """Every decoding value of a request: its own field, else its mode's, else the server's default.
 
-    Raises RequestError naming the field.
+    Args:
+        params: checked by ``params.check_fields``.
+
+    Raises:
+        RequestError: naming the field.
     """
     given, spelt = merged(params, _given(params.decoding, info, path), path)
 
     def at(name: str) -> str:
         return spelt.get(name, f"{path}.{name}")
 
-    total = integer("num_denoising_steps", params.num_denoising_steps, 1, 2**31, default=None)
+    total = params.num_denoising_steps
     if total is not None and not _takers("steps", info):
         raise _no_meaning("num_denoising_steps", _rule(given, info, at, default=info.default_rule), ())
     rule = _rule(given, info, at, default=info.default_rule if total is None else "fixed")
@@ -60,7 +73,7 @@ def resolve_decoding(
     if total is not None:
         tiling = replace(info.tiling, size=int(values.get(SUB_BLOCK, size)))
         _check_total(total, rule, given, info, tiling.blocks(prompt_len, max_tokens), at)
-    alone = flag(at("force_single_batch"), given.get("force_single_batch"))
+    alone = flag(at(ALONE), given.get(ALONE))
     return DecodingParams(algorithm=rule.key, values=values, total_steps=total, force_single_batch=alone)
 
 
@@ -120,7 +133,7 @@ def _no_meaning(param: str, rule: RuleInfo, takers: Iterable[str]) -> RequestErr
     return refuse(param, f"has no meaning with the {rule.key} algorithm{others}; leave it out")
 
 
-def _mode(given: Mapping[str, Any], rule: RuleInfo, info: EngineInfo, at: At) -> Mapping[str, Value]:
+def _mode(given: Mapping[str, Any], rule: RuleInfo, info: EngineInfo, at: At) -> dict[str, Value]:
     if "mode" not in given:
         return {}
     if not rule.modes:

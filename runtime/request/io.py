@@ -10,8 +10,8 @@ from typing import Literal
 
 import msgspec
 
-from runtime.engine.description import Field, RuleInfo, Value, values_of
-from runtime.engine.tiling import Tiling
+from runtime.request.description import Field, RuleInfo, Value, values_of
+from runtime.request.tiling import Tiling
 
 Report = Literal["final", "stable", "denoise"]
 FinishReason = Literal["stop", "length", "max_nfe", "repetition", "abort", "error"]
@@ -20,7 +20,7 @@ FinishReason = Literal["stop", "length", "max_nfe", "repetition", "abort", "erro
 class DecodingParams(msgspec.Struct, frozen=True, kw_only=True):
     """How one request's blocks are denoised; every value resolved, none left to guess (decoding.md 3 to 3.2).
 
-    `values` are those of the strategy's fields and of the rule's (``runtime.engine.description``), by their names.
+    `values` are those of the strategy's fields and of the rule's (``runtime.request.description``), by their names.
     """
 
     algorithm: str = "threshold"

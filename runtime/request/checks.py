@@ -6,8 +6,8 @@ import math
 from collections.abc import Iterable
 from typing import Any, overload
 
-from runtime.engine.description import Field, Value
 from runtime.errors import RequestError
+from runtime.request.description import Limits, Value
 
 _REQUIRED: Any = object()
 
@@ -71,26 +71,26 @@ def choice(param: str, value: object, words: Iterable[str]) -> str:
     return value
 
 
-def declared(param: str, value: object, field: Field) -> Value:
-    """`value` as a rule or strategy declares the field."""
-    if field.kind == "number":
+def declared(param: str, value: object, limits: Limits) -> Value:
+    """`value` if it is one of those that a field's declaration lets through; not for texts and objects."""
+    if limits.kind == "number":
         return number(
-            param, value, field.low, math.inf if field.high is None else field.high, above_low=field.above_low
+            param, value, limits.low, math.inf if limits.high is None else limits.high, above_low=limits.above_low
         )
-    if field.kind == "integer":
-        whole = integer(param, value, int(field.low), 2**31 if field.high is None else int(field.high))
-        if field.divides is not None and field.divides % whole:
-            raise refuse(param, f"{whole} is no divisor of {field.divides}")
+    if limits.kind == "integer":
+        whole = integer(param, value, int(limits.low), 2**31 if limits.high is None else int(limits.high))
+        if limits.divides is not None and limits.divides % whole:
+            raise refuse(param, f"{whole} is no divisor of {limits.divides}")
         return whole
-    if field.kind == "choice":
-        return choice(param, value, field.choices)
+    if limits.kind == "choice":
+        return choice(param, value, limits.choices)
+    if limits.kind == "text":
+        return text(param, value, 2**31 if limits.high is None else int(limits.high))
     return flag(param, value)
 
 
 def text(param: str, value: object, most: int) -> str:
-    """`value` as text of at most `most` characters; None is the empty text."""
-    if value is None:
-        return ""
+    """`value` as text of at most `most` characters."""
     if not isinstance(value, str):
         raise refuse(param, f"{shown(value)} is not text")
     if len(value) > most:

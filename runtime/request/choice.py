@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from typing import Any, Protocol
 
-from runtime.engine.io import EngineOutput, RequestSpec
+from runtime.request.io import EngineOutput, RequestSpec
 
 
 class AnswerText(Protocol):
     """What turns token ids into text: ``runtime.text.Answer``, or `IdsOnly` without a tokenizer."""
 
-    stopped: bool
-    token_ids: list[int]
-
+    @property
+    def stopped(self) -> bool: ...
+    @property
+    def token_ids(self) -> list[int]: ...
     @property
     def text(self) -> str | None: ...
     def push(self, ids: list[int]) -> str: ...

@@ -1,0 +1,47 @@
+"""Where each tensor of a checkpoint goes: a family says it, ``runtime.weights.loader`` does it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from dataclasses import dataclass, field, replace
+
+import torch
+
+
+@dataclass(frozen=True)
+class Slot:
+    """Where a checkpoint tensor goes: the whole of parameter `param`, or its part `param[index]`; through a function of
+    the whole tensor, where one is given."""
+
+    param: str
+    index: tuple[int | slice, ...] = ()
+    through: Callable[[torch.Tensor], torch.Tensor] | None = None
+
+
+@dataclass(frozen=True)
+class Fused:
+    """A tensor that may stand in a file instead of several: `parts`, canonical names."""
+
+    slot: Slot
+    parts: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class WeightMap:
+    """A family's tensors. `slots`: every tensor a checkpoint must hold, by its canonical name. `rename`: from a name in
+    a file to the canonical one. `skip`: tensors known to carry nothing the model needs (canonical names). `fused`:
+    tensors that replace their parts among `slots` where a checkpoint holds them, by their canonical names. `copies`:
+    tensors may stand in a file under several names that have one canonical one, if all of them are equal."""
+
+    slots: dict[str, Slot]
+    rename: Callable[[str], str] = field(default=lambda name: name)
+    skip: Callable[[str], bool] = field(default=lambda name: False)
+    fused: dict[str, Fused] = field(default_factory=dict)
+    copies: bool = False
+
+    def of(self, held: Collection[str]) -> WeightMap:
+        """The map of a checkpoint that holds tensors of these canonical names."""
+        used = {name: fused for name, fused in self.fused.items() if name in held}
+        parts = {part for fused in used.values() for part in fused.parts}
+        slots = {name: slot for name, slot in self.slots.items() if name not in parts}
+        return replace(self, slots=slots | {name: fused.slot for name, fused in used.items()}, fused={})

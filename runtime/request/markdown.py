@@ -1,0 +1,56 @@
+"""The table of a request's fields as Markdown: ``python -m runtime.request.markdown`` writes it into docs/server.md."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from runtime.request.description import Limits
+from runtime.request.params import PARAMETERS, Parameter
+
+BEGIN, END = "<!-- fields: python -m runtime.request.markdown -->", "<!-- end of fields -->"
+
+
+def field_table() -> str:
+    """Every field of `SamplingParams`, in its order."""
+    rows = [_row(field) for field in PARAMETERS if not field.refused]
+    return "\n".join(["| Field | Value | Left out | Meaning |", "|---|---|---|---|", *rows])
+
+
+def _row(field: Parameter) -> str:
+    value = f"of `decoding.{field.stands_for}`" if field.stands_for else values_in_words(field)
+    return f"| `{field.name}` | {value} | {field.unset} | {field.help} |"
+
+
+def values_in_words(limits: Limits) -> str:
+    """The values that a declaration lets through."""
+    if limits.kind == "choice":
+        return ", ".join(f"`{word}`" for word in limits.choices)
+    if limits.kind == "flag":
+        return "`true`, `false`"
+    if limits.kind == "object":
+        return "object"
+    if limits.kind in ("text", "texts"):
+        return f"{limits.high:,.0f} characters"
+    most = "" if limits.high is None or limits.high == 2**31 else f" to {_number(limits.high)}"
+    if limits.above_low:
+        return f"above {limits.low:g}{most}"
+    return f"{_number(limits.low)}{most or ' or more'}"
+
+
+def _number(value: float) -> str:
+    """Bounds of 64 bits by their powers of 2."""
+    for power in (63, 64):
+        if value in (2**power - 1, -(2**power)):
+            return f"{'-' if value < 0 else ''}2^{power}{' - 1' if value > 0 else ''}"
+    return f"{value:,.0f}" if value == int(value) else f"{value:g}"
+
+
+def with_table(page: str) -> str:
+    """`page` with the table between its marks."""
+    before, rest = page.split(BEGIN)
+    return f"{before}{BEGIN}\n\n{field_table()}\n\n{END}{rest.split(END)[1]}"
+
+
+if __name__ == "__main__":
+    path = Path(__file__).parents[2] / "docs" / "server.md"
+    path.write_text(with_table(path.read_text(encoding="utf-8")), encoding="utf-8")

@@ -1,0 +1,18 @@
+"""No file of the distribution grows past what one idea takes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+MOST_LINES = 300
+
+
+@pytest.mark.parametrize("package", ["runtime", "operator"])
+def test_files_are_short(package):
+    files = list((ROOT / package).rglob("*.py"))
+    assert files
+    lines = {file.relative_to(ROOT).as_posix(): file.read_text(encoding="utf-8").count("\n") for file in files}
+    assert {file: count for file, count in lines.items() if count > MOST_LINES} == {}
