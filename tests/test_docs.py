@@ -208,7 +208,7 @@ def test_limits_of_the_security_page_are_the_codes():
         ("an answer of which", f"{limits.stall_seconds:.0f} s"),
         ("connections", f"{limits.connections:,}"),
         ("room beside", f"{limits.spare} "),
-        ("what all", f"{limits.held_bytes // mib} MiB"),
+        ("what all", f"{limits.held_bytes // mib} MiB", f"{limits.body_weight}"),
         (
             "values",
             f"{shape.MAX_VALUES:,}; {shape.MAX_STRINGS:,}; {shape.MAX_FIELDS:,}; {shape.MAX_CONTAINERS:,}",

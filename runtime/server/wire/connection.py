@@ -221,7 +221,7 @@ class Connection(asyncio.BufferedProtocol):
         if self.parser.in_head:
             held += self.parser.weight()
         elif self.reading is not None and self.reading is self.current:
-            held += self.reading.size
+            held += int(self.reading.size * self.roster.limits.body_weight)
         if held != self.held:
             self.roster.weigh(self, held)
 

@@ -35,7 +35,10 @@ class Limits:
     queued: int = 8  # requests that wait for the answers before them; a connection with so many is not read on
     buffered_body_bytes: int = 128 * 2**10  # of a body that its route does not take yet
     discard_bytes: int = 64 * 2**20  # of what a refused client still sends, so that it gets to read the answer
-    held_bytes: int = 48 * 2**20  # of all connections: unfinished heads and bodies, queued requests, unread answers
+    held_bytes: int = 56 * 2**20  # of all connections: unfinished heads and bodies, queued requests, unread answers
+    body_weight: float = (
+        1.5  # of a byte of an unfinished body: its pieces lie scattered, and twice while they are joined
+    )
 
     head_seconds: float = 30.0  # from accepting, from the head's first byte, or from the answer before it
     body_seconds: float = 30.0  # for the whole body
