@@ -135,7 +135,8 @@ class Roster:
             self._relieve(self.held)
 
     def _relieve(self, held: int) -> None:
-        """Too much is held: those that hold something give way, till a quarter is free.
+        """Too much is held: those that hold something give way, till an eighth is free: who is cut off together comes
+        back together, and a turn of the loop must bear it.
 
         In the order of their phases, and of each the one that has waited longest: answers under way are the last.
         """
@@ -143,7 +144,7 @@ class Roster:
         self.relieving = True  # those that go weigh less, which is no reason to begin anew
         try:
             for size, connection in sorted((h for h in holders if h[0] > SMALL), key=lambda h: _turn(h[1])):
-                if held <= self.limits.held_bytes * 3 // 4:
+                if held <= self.limits.held_bytes * 7 // 8:
                     break
                 held -= size
                 if connection.phase is Phase.BODY:
