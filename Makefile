@@ -64,9 +64,9 @@ typecheck: setup
 
 crds: setup  ## write crds/, the chart's copy and docs/fields.md from the operator's models
 	@mkdir -p crds charts/unmask-operator/files/crds
-	PYTHONPATH=operator:. $(BIN)/python -m unmask_operator.api.crd > crds/diffusionlmservices.serving.unmask.dev.yaml
+	PYTHONPATH=operator:. $(BIN)/python -m tools.crd > crds/diffusionlmservices.serving.unmask.dev.yaml
 	cp crds/*.yaml charts/unmask-operator/files/crds/
-	PYTHONPATH=operator:. $(BIN)/python -m unmask_operator.api.reference > docs/fields.md
+	PYTHONPATH=operator:. $(BIN)/python -m tools.reference > docs/fields.md
 
 operator-bench: setup programs  ## 200 services on pretend nodes: time to Ready, requests, memory, rest, failover
 	PYTHONPATH=operator:. $(BIN)/python -m tests.operator.scale $(ARGS)

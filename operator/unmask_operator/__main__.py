@@ -11,18 +11,19 @@ import uuid
 
 import kopf
 
-from unmask_operator import handlers, health, logs
-from unmask_operator.client import Client
-from unmask_operator.errors import ApiError
-from unmask_operator.kinds import CHILDREN, OPTIONAL, PODS, SERVICES, ApiKind
-from unmask_operator.leader import Leader, settle_seconds
-from unmask_operator.lease import Elector, exit_at_once, lead
-from unmask_operator.login import login
-from unmask_operator.metrics import Metrics
+from unmask_operator.client.client import Client
+from unmask_operator.client.errors import ApiError
+from unmask_operator.client.kinds import CHILDREN, OPTIONAL, PODS, SERVICES, ApiKind
+from unmask_operator.client.login import login
+from unmask_operator.client.store import Key, Store
+from unmask_operator.controller import handlers
+from unmask_operator.controller.leader import Leader, settle_seconds
+from unmask_operator.controller.queue import WorkQueue
 from unmask_operator.objects import Obj
-from unmask_operator.queue import WorkQueue
+from unmask_operator.process import health, logs
+from unmask_operator.process.lease import Elector, exit_at_once, lead
+from unmask_operator.process.metrics import Metrics
 from unmask_operator.settings import Settings, read_settings
-from unmask_operator.store import Key, Store
 
 EXIT_SECONDS = 5.0  # for kopf to close its watches
 

@@ -1,10 +1,12 @@
-"""Who imports whom: modules in no circle, packages only from those above them in docs/architecture.md's table."""
+"""Who imports whom, in the runtime and in the operator: modules in no circle, packages only from those above them in
+the table of the architecture page of each."""
 
 from __future__ import annotations
 
 import ast
 import re
 from collections.abc import Iterator
+from dataclasses import dataclass
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
@@ -13,15 +15,50 @@ import pytest
 ROOT = Path(__file__).parents[2]
 RUNS = ("module", "function")  # when the module is imported, or a function called
 TYPING = "typing"  # never: under TYPE_CHECKING
+# What waits, writes or talks. The operator's core has none of it; its settings read the environment.
+OUTSIDE = {"aiohttp", "asyncio", "kopf", "logging", "os", "prometheus_client", "socket", "subprocess", "time", "urllib"}
 
 
-def modules() -> dict[str, Path]:
-    """The runtime's modules by their names; a package is its ``__init__``."""
-    names = {}
-    for path in (ROOT / "runtime").rglob("*.py"):
-        parts = path.relative_to(ROOT).with_suffix("").parts
-        names[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = path
-    return names
+@dataclass(frozen=True)
+class House:
+    """A package of the distribution, the folder it lies in, and the page with its table."""
+
+    package: str
+    folder: Path
+    page: str
+
+    def modules(self) -> dict[str, Path]:
+        """Its modules by their names; a package is its ``__init__``."""
+        names = {}
+        for path in (self.folder / self.package).rglob("*.py"):
+            parts = path.relative_to(self.folder).with_suffix("").parts
+            names[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = path
+        return names
+
+    def graph(self, *when: str) -> dict[str, set[str]]:
+        """Module -> the modules of the house that it imports at those times."""
+        known = self.modules()
+        found: dict[str, set[str]] = {}
+        for name, path in known.items():
+            every = imports(ast.parse(path.read_text(encoding="utf-8")))
+            wanted = {f"{m}.{n}" if f"{m}.{n}" in known else m for m, n, at in every if at in when}
+            found[name] = wanted & known.keys() - {name}
+        return found
+
+    def order(self) -> list[str]:
+        """The table's packages and modules, as Python names them, from its top."""
+        page = (ROOT / "docs" / self.page).read_text(encoding="utf-8")
+        lines = page.split("## The house")[1].split("\n## ")[0].splitlines()
+        rows = [line.split("|")[1] for line in lines if "|" in line]
+        paths = [path for row in rows for path in re.findall(rf"`({self.package}/[\w/.]+)`", row)]
+        return [path.removesuffix("__init__.py").removesuffix(".py").strip("/").replace("/", ".") for path in paths]
+
+
+HOUSES = [
+    House("runtime", ROOT, "architecture.md"),
+    House("unmask_operator", ROOT / "operator", "operator-architecture.md"),
+]
+EACH = pytest.mark.parametrize("house", HOUSES, ids=lambda house: house.package)
 
 
 def imports(tree: ast.AST, when: str = "module") -> Iterator[tuple[str, str, str]]:
@@ -41,54 +78,54 @@ def imports(tree: ast.AST, when: str = "module") -> Iterator[tuple[str, str, str
             yield from imports(node, when)
 
 
-def graph(*when: str) -> dict[str, set[str]]:
-    """Module -> the modules of the runtime that it imports at those times."""
-    known = modules()
-    found: dict[str, set[str]] = {}
-    for name, path in known.items():
-        every = imports(ast.parse(path.read_text(encoding="utf-8")))
-        wanted = {f"{m}.{n}" if f"{m}.{n}" in known else m for m, n, at in every if at in when}
-        found[name] = wanted & known.keys() - {name}
-    return found
-
-
-def order() -> list[str]:
-    """The table's packages and modules, as Python names them, from its top."""
-    page = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
-    rows = [line.split("|")[1] for line in page.split("## The house")[1].split("\n## ")[0].splitlines() if "|" in line]
-    paths = [path for row in rows for path in re.findall(r"`(runtime/[\w/.]+)`", row)]
-    return [path.removesuffix("__init__.py").removesuffix(".py").strip("/").replace("/", ".") for path in paths]
-
-
 def home(module: str, packages: list[str]) -> str:
     """The package of the table that a module is of."""
     mine = [package for package in packages if module == package or module.startswith(f"{package}.")]
     return max(mine, key=len)
 
 
-def test_modules_import_each_other_in_no_circle():
+@EACH
+def test_modules_import_each_other_in_no_circle(house):
     try:
-        TopologicalSorter(graph(*RUNS)).prepare()
+        TopologicalSorter(house.graph(*RUNS)).prepare()
     except CycleError as circle:
         pytest.fail(f"a circle: {' -> '.join(circle.args[1])}")
 
 
-def test_every_module_is_in_the_table():
-    packages = order()
+@EACH
+def test_every_module_is_in_the_table(house):
+    packages = house.order()
     assert len(packages) == len(set(packages))
-    for module in modules():
-        assert module == "runtime" or home(module, packages) != "runtime", f"{module} is of no row"
+    for module in house.modules():
+        assert module == house.package or home(module, packages) != house.package, f"{module} is of no row"
     for package in packages:
-        assert package in modules(), f"{package} is not there"
+        assert package in house.modules(), f"{package} is not there"
 
 
-def test_packages_import_only_those_above_them():
-    packages = order()
+@EACH
+def test_packages_import_only_those_above_them(house):
+    packages = house.order()
     wrong = [
         f"{module} -> {other}"
-        for module, others in graph(*RUNS, TYPING).items()
+        for module, others in house.graph(*RUNS, TYPING).items()
         for other in others
         if packages.index(home(other, packages)) > packages.index(home(module, packages))
+    ]
+    assert wrong == []
+
+
+def test_the_operators_core_does_no_io():
+    house = HOUSES[1]
+    packages = house.order()
+    core = packages[: packages.index("unmask_operator.autoscaler")]
+    core.remove("unmask_operator.settings")
+    assert len(core) == 5
+    wrong = [
+        f"{module} -> {name}"
+        for module, path in house.modules().items()
+        if home(module, packages) in core
+        for name, _, _ in imports(ast.parse(path.read_text(encoding="utf-8")))
+        if name.split(".")[0] in OUTSIDE
     ]
     assert wrong == []
 

@@ -9,10 +9,10 @@ from typing import Any
 
 from unmask_operator.api import parse
 from unmask_operator.objects import API_VERSION, KIND, Obj, Ref
-from unmask_operator.observed import Observed
-from unmask_operator.plan import Plan, plan
 from unmask_operator.render.podmonitor import PODMONITOR
 from unmask_operator.settings import Settings
+from unmask_operator.state.observed import Observed
+from unmask_operator.state.plan import Plan, plan
 
 NOW = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
 SETTINGS = Settings()

@@ -6,7 +6,7 @@ import pytest
 import yaml
 
 from tests.operator.helm import CHART, helm, render
-from unmask_operator.permissions import NODE_RULE, RULES, missing, unused
+from tools.permissions import NODE_RULE, RULES, missing, unused
 from unmask_operator.settings import VERSION, Settings, read_settings
 
 DIGEST = "sha256:" + "0" * 64

@@ -8,9 +8,9 @@ import kopf
 import pytest
 from aiohttp import web
 
-from unmask_operator.client import Client, encode
-from unmask_operator.errors import ApiError, api_error
-from unmask_operator.kinds import LEASES, POD_MONITORS, PODS, SERVICES, kind_of
+from unmask_operator.client.client import Client, encode
+from unmask_operator.client.errors import ApiError, api_error
+from unmask_operator.client.kinds import LEASES, POD_MONITORS, PODS, SERVICES, kind_of
 from unmask_operator.objects import FIELD_MANAGER
 
 CONFIG = {"apiVersion": "v1", "kind": "ServiceAccount", "metadata": {"name": "a", "namespace": "ns"}}

@@ -7,7 +7,8 @@ import yaml
 
 from tests.operator.crd_cases import ALSO_REFUSED, BOUNDS, NAMES_REFUSED, RULES
 from tests.operator.test_parse import resource
-from unmask_operator.api import SpecError, crd, parse, reference
+from tools import crd, reference
+from unmask_operator.api import SpecError, parse
 
 ROOT = Path(__file__).parents[2]
 FILE = ROOT / "crds" / f"{crd.NAME}.yaml"

@@ -9,7 +9,8 @@ from tests.operator.crd_cases import ALSO_REFUSED, BOUNDS, NAMES_REFUSED, RULES
 from tests.operator.test_arguments import SPECS, values
 from tests.operator.test_crd import changed
 from tests.operator.test_parse import resource
-from unmask_operator.api import SpecError, crd, parse
+from tools import crd
+from unmask_operator.api import SpecError, parse
 from unmask_operator.api.engine import Thresholds
 from unmask_operator.objects import API_VERSION, KIND
 

@@ -6,7 +6,7 @@ import pytest
 import yaml
 
 from tests.operator.live.process import wait_served
-from unmask_operator.api import crd
+from tools import crd
 from unmask_operator.objects import API_VERSION, KIND
 
 pytestmark = pytest.mark.cluster

@@ -6,10 +6,10 @@ import time
 import aiohttp
 import pytest
 
-from unmask_operator import health
-from unmask_operator.kinds import SERVICES
-from unmask_operator.metrics import Metrics
-from unmask_operator.store import Store
+from unmask_operator.client.kinds import SERVICES
+from unmask_operator.client.store import Store
+from unmask_operator.process import health
+from unmask_operator.process.metrics import Metrics
 
 
 def ask(paths, silence=0.0, up=True, store=None):

@@ -5,10 +5,11 @@ from types import SimpleNamespace
 
 import pytest
 
-from unmask_operator import leader
-from unmask_operator.errors import ApiError
-from unmask_operator.kinds import CHILDREN, NODES, PODS, SERVICES
-from unmask_operator.leader import (
+from unmask_operator.client.errors import ApiError
+from unmask_operator.client.kinds import CHILDREN, NODES, PODS, SERVICES
+from unmask_operator.client.store import Store
+from unmask_operator.controller import leader
+from unmask_operator.controller.leader import (
     RESYNC_SECONDS,
     SECOND_RESYNC_SECONDS,
     SETTLE_READY_SECONDS,
@@ -16,12 +17,11 @@ from unmask_operator.leader import (
     Leader,
     settle_seconds,
 )
-from unmask_operator.metrics import Metrics
+from unmask_operator.controller.queue import WorkQueue
 from unmask_operator.objects import SERVICE_LABEL
-from unmask_operator.plan import NODES_SECONDS
-from unmask_operator.queue import WorkQueue
+from unmask_operator.process.metrics import Metrics
 from unmask_operator.settings import Settings
-from unmask_operator.store import Store
+from unmask_operator.state.plan import NODES_SECONDS
 
 
 def _pod(ready: str) -> dict:

@@ -5,9 +5,9 @@ from datetime import UTC, datetime
 
 import pytest
 
-from unmask_operator import lease as module
-from unmask_operator.errors import ApiError
-from unmask_operator.lease import Elector, Lease, LostLease
+from unmask_operator.client.errors import ApiError
+from unmask_operator.process import lease as module
+from unmask_operator.process.lease import Elector, Lease, LostLease
 
 NOW = datetime(2026, 1, 2, 3, 4, 5, 6, tzinfo=UTC)
 

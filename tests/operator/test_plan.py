@@ -22,10 +22,10 @@ from tests.operator.samples import (
     template,
 )
 from unmask_operator.api import parse
-from unmask_operator.drift import differs
 from unmask_operator.objects import Ref, controller_uid
-from unmask_operator.plan import NODES_SECONDS, Plan, Problem, last_good, plan
 from unmask_operator.settings import Settings
+from unmask_operator.state.drift import differs
+from unmask_operator.state.plan import NODES_SECONDS, Plan, Problem, last_good, plan
 
 EVERYTHING: dict[str, Any] = {
     "replicas": 2,

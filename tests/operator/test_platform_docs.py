@@ -116,7 +116,7 @@ def test_patches_make_valid_services(page):
 
 def test_every_reason_that_a_condition_can_have_is_explained():
     text = (DOCS / "troubleshooting.md").read_text(encoding="utf-8")
-    sources = [*(OPERATOR / "conditions").glob("*.py"), OPERATOR / "plan.py"]
+    sources = [*(OPERATOR / "status").glob("*.py"), OPERATOR / "state" / "plan.py"]
     source = "\n".join(path.read_text(encoding="utf-8") for path in sources)
     reasons = set(re.findall(r'\b(?:no|unknown|Trouble)\(\s*"(\w+)"', source))
     reasons |= set(re.findall(r'\bProblem\(\s*"\w+",\s*"(\w+)"', source))
@@ -126,7 +126,7 @@ def test_every_reason_that_a_condition_can_have_is_explained():
 
 def test_every_condition_has_its_heading():
     text = (DOCS / "troubleshooting.md").read_text(encoding="utf-8")
-    for path in (OPERATOR / "conditions").glob("*.py"):
+    for path in (OPERATOR / "status").glob("*.py"):
         name = "".join(word.capitalize() for word in path.stem.split("_"))
         if "def verdict(" in path.read_text(encoding="utf-8") and name != "Ready":
             assert f"\n## {name}: " in text, name

@@ -6,7 +6,7 @@ import yaml
 from e2e.cluster.kube import ApiError
 from tests.operator.test_crd import changed
 from tests.operator.test_platform_docs import DOCS, blocks
-from unmask_operator.api import crd
+from tools import crd
 from unmask_operator.objects import API_VERSION, KIND
 
 pytestmark = pytest.mark.cluster

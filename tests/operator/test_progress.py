@@ -7,8 +7,8 @@ import aiohttp
 import pytest
 from aiohttp import web
 
-from unmask_operator.observed import Load
-from unmask_operator.progress import Progress, Target, is_loading, is_news
+from unmask_operator.controller.progress import Progress, Target, is_loading, is_news
+from unmask_operator.state.observed import Load
 
 
 def run_with_pod(answers, polls):

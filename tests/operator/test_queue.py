@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from unmask_operator.queue import WorkQueue
+from unmask_operator.controller.queue import WorkQueue
 
 
 class Clock:

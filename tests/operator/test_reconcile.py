@@ -6,11 +6,11 @@ import copy
 import pytest
 
 from tests.operator.samples import resource
-from unmask_operator.kinds import SERVICES
-from unmask_operator.metrics import Metrics
-from unmask_operator.reconcile import Knowledge, Reconciler
+from unmask_operator.client.kinds import SERVICES
+from unmask_operator.client.store import Key, Store
+from unmask_operator.controller.reconcile import Knowledge, Reconciler
+from unmask_operator.process.metrics import Metrics
 from unmask_operator.settings import Settings
-from unmask_operator.store import Key, Store
 
 KEY = Key("default", "demo")
 

@@ -10,10 +10,10 @@ import pytest
 from e2e.cluster import ApiError, Kube
 from tests.operator.samples import SETTINGS, carry_out, child, make, observe, resource
 from tests.operator.snapshot import examples
-from unmask_operator.api import crd
-from unmask_operator.drift import differs
+from tools import crd
 from unmask_operator.objects import API_VERSION, KIND, Obj, Ref
-from unmask_operator.plan import Plan
+from unmask_operator.state.drift import differs
+from unmask_operator.state.plan import Plan
 
 pytestmark = pytest.mark.cluster
 

@@ -11,9 +11,10 @@ import pytest
 from tests.operator.recorded import NOW, STATES, deployment, load, owned, pod, reconcile, service
 from unmask_operator.api.status import Status
 from unmask_operator.objects import Obj, Ref
-from unmask_operator.observed import Decision, Load, Observed
-from unmask_operator.plan import Plan, Problem
-from unmask_operator.status import status, transitions
+from unmask_operator.state.observed import Decision, Load, Observed
+from unmask_operator.state.plan import Plan, Problem
+from unmask_operator.status import status
+from unmask_operator.status.transitions import transitions
 
 ORDER = ["Accepted", "Scheduled", "ModelLoaded", "RolloutComplete", "ScalingReady", "UpToDate", "Available", "Ready"]
 

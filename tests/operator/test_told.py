@@ -6,11 +6,11 @@ from datetime import timedelta
 import pytest
 
 from tests.operator.recorded import NOW, STATES, pod, reconcile
-from unmask_operator.conditions.told import PATIENCE, is_silent
-from unmask_operator.errors import ApiError
-from unmask_operator.observed import Told
-from unmask_operator.pod_events import AGAIN_SECONDS, LONGEST_SECONDS, PodEvents, Silent, in_order
+from unmask_operator.client.errors import ApiError
+from unmask_operator.controller.pod_events import AGAIN_SECONDS, LONGEST_SECONDS, PodEvents, Silent, in_order
+from unmask_operator.state.observed import Told
 from unmask_operator.status import status
+from unmask_operator.status.told import PATIENCE, is_silent
 
 SCHEDULED = Told("Scheduled", "Successfully assigned models/demo to gpu-1", warning=False)
 MOUNT = Told("FailedMount", 'MountVolume.SetUp failed for volume "ca" : configmap "ca" not found', warning=True)

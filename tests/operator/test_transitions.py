@@ -6,9 +6,10 @@ from dataclasses import replace
 from datetime import datetime, timedelta
 
 from tests.operator.recorded import NOW, pod, reconcile, service
-from unmask_operator.observed import Decision, Load, Observed
-from unmask_operator.plan import Plan
-from unmask_operator.status import Event, status, transitions
+from unmask_operator.state.observed import Decision, Load, Observed
+from unmask_operator.state.plan import Plan
+from unmask_operator.status import status
+from unmask_operator.status.transitions import Event, transitions
 
 
 def _tell(*steps: tuple[Observed, Plan]) -> list[list[tuple[str, str]]]:

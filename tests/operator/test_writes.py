@@ -5,12 +5,12 @@ import copy
 
 import pytest
 
-from unmask_operator.errors import ApiError
+from unmask_operator.client.errors import ApiError
+from unmask_operator.client.store import Store
+from unmask_operator.controller.writes import NotOurs, Writer, stamped
 from unmask_operator.objects import Ref
-from unmask_operator.observed import Observed
-from unmask_operator.plan import Plan
-from unmask_operator.store import Store
-from unmask_operator.writes import NotOurs, Writer, stamped
+from unmask_operator.state.observed import Observed
+from unmask_operator.state.plan import Plan
 
 UID = "service-uid"
 SERVICE = {"metadata": {"name": "demo", "namespace": "ns", "uid": UID}}

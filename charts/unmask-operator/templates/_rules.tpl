@@ -1,4 +1,4 @@
-{{/* What the operator does in the namespaces it watches. unmask_operator/permissions.py says why; a test compares. */}}
+{{/* What the operator does in the namespaces it watches. tools/permissions.py says why; a test compares. */}}
 {{- define "unmask.watchedRules" -}}
 - apiGroups: [serving.unmask.dev]
   resources: [diffusionlmservices]

@@ -1,6 +1,6 @@
 """The typed resource: `parse` turns the API server's JSON into a `DiffusionLMService` or raises `SpecError`.
 
-One file for each section of the spec. `crd.py` writes the schema from the same models, `reference.py` their docs.
+One file for each section of the spec. `tools/` writes the CustomResourceDefinition and its docs from the same models.
 Loads no torch.
 """
 

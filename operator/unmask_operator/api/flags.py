@@ -14,7 +14,7 @@ from runtime.config import FLAGS, Flag
 
 _BY_NAME = {flag.name: flag for flag in FLAGS}
 STRATEGIES = ("multi_bd", "dmax", "full", "d2f", "fast_dllm_v2", "nemotron_diffusion", "diffusion_gemma")
-_FLAG = "x-flag"  # keys of a field's json_schema_extra; crd.py drops them
+_FLAG = "x-flag"  # keys of a field's json_schema_extra; the schema drops them
 _OFF = "x-switches-off"
 
 

@@ -1,4 +1,4 @@
-"""`status`: what the operator reports. The models only describe the schema; status.py writes plain data."""
+"""`status`: what the operator reports. The models only describe the schema; the package `status` writes plain data."""
 
 from __future__ import annotations
 

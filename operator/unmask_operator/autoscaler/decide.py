@@ -7,7 +7,7 @@ import math
 from unmask_operator.autoscaler.history import History, Recommendation, View
 from unmask_operator.autoscaler.limits import down_limit, up_limit
 from unmask_operator.autoscaler.rules import TARGETS, TOLERANCE, Rules
-from unmask_operator.observed import Decision
+from unmask_operator.state.observed import Decision
 
 # Sentences for status.autoscaling.reason. They hold no live figure: the status is written when a decision changes, not
 # at every look.

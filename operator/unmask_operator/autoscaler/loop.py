@@ -11,9 +11,9 @@ from typing import Protocol
 from unmask_operator.autoscaler.decide import decide
 from unmask_operator.autoscaler.history import History, Reading, View
 from unmask_operator.autoscaler.rules import Rules
-from unmask_operator.conditions.pods import is_ready
 from unmask_operator.objects import Obj
-from unmask_operator.observed import Decision
+from unmask_operator.state.observed import Decision
+from unmask_operator.status.pods import is_ready
 
 log = logging.getLogger(__name__)
 

@@ -1,4 +1,4 @@
-"""The operator as a real process against a test's API server, with the rights of `permissions.py` and no more."""
+"""The operator as a real process against a test's API server, with the rights of `tools/permissions.py` and no more."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ import yaml
 
 from e2e.cluster import ApiError, ApiServer, Kube
 from e2e.cluster.process import free_ports
+from tools.permissions import NODE_RULE, RULES, Rule
 from unmask_operator.objects import API_VERSION, KIND
-from unmask_operator.permissions import NODE_RULE, RULES, Rule
 
 ROOT = Path(__file__).parents[3]
 ACCOUNT = "unmask-operator"

@@ -9,8 +9,8 @@ from e2e.cluster.kube import ApiError
 from tests.operator.live.objects import demo, wait_condition
 from tests.operator.live.process import OperatorProcess, wait_served
 from tests.operator.live.test_permissions import POD_MONITOR_CRD
-from unmask_operator.kinds import POD_MONITORS
-from unmask_operator.leader import DISCOVERY_SECONDS
+from unmask_operator.client.kinds import POD_MONITORS
+from unmask_operator.controller.leader import DISCOVERY_SECONDS
 
 pytestmark = pytest.mark.cluster
 

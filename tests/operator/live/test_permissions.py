@@ -8,9 +8,9 @@ from e2e.cluster import ApiServer, Kube
 from e2e.cluster.kube import ApiError
 from tests.operator.live.objects import children, demo, wait_condition
 from tests.operator.live.process import ACCOUNT, OperatorProcess, install, wait_served
-from unmask_operator.kinds import CHILDREN, POD_MONITORS
+from tools.permissions import RULES
+from unmask_operator.client.kinds import CHILDREN, POD_MONITORS
 from unmask_operator.objects import API_VERSION, KIND
-from unmask_operator.permissions import RULES
 
 pytestmark = pytest.mark.cluster
 

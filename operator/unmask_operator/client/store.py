@@ -1,0 +1,155 @@
+"""The last seen state of resources, children and pods, filled by the watches, by lists and by our own writes."""
+
+from __future__ import annotations
+
+import time
+from collections import OrderedDict, defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from unmask_operator.client.kinds import PODS, SERVICES, ApiKind
+from unmask_operator.objects import SERVICE_LABEL, Obj, Ref
+
+_OF_A_MANAGER = ("manager", "operation", "subresource")
+TOMBSTONES = 5_000  # deletions remembered, so that no late answer brings a deleted object back
+
+
+class Key(NamedTuple):
+    """A resource's namespace and name."""
+
+    namespace: str
+    name: str
+
+    def __str__(self) -> str:
+        return f"{self.namespace}/{self.name}"
+
+
+class Store:
+    """Objects by kind, namespace and name. Whatever is older than what it has is ignored, so order does not matter."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._objects: dict[str, dict[Key, Obj]] = defaultdict(dict)  # by ApiKind.api
+        self._family: dict[Key, dict[tuple[str, str], Obj]] = defaultdict(dict)  # a service's, by ApiKind.api and name
+        self._gone: OrderedDict[str, int] = OrderedDict()  # uid -> resource version of its deletion
+        self._heard: dict[str, float] = {}
+
+    def put(self, kind: ApiKind, obj: Mapping[str, Any], *, answered: bool = False) -> Key | None:
+        """Keep an object; returns the resource it concerns, None when it is no news.
+
+        `answered` by a request, it wins over what a watch has brought of the same version: a watch that began before
+        a CustomResourceDefinition got a new field leaves that field out of what it brings.
+        """
+        self._heard[kind.api] = self._clock()
+        meta = obj["metadata"]
+        name = Key(meta["namespace"], meta["name"])
+        if _version(obj) <= self._gone.get(meta["uid"], -1):
+            return None
+        known = self._objects[kind.api].get(name)
+        if known is not None and _version(known) >= _version(obj):
+            fuller = answered and kind is SERVICES and _version(known) == _version(obj) and known != _slim(kind, obj)
+            if not fuller:
+                return None
+        if known is not None and known["metadata"]["uid"] != meta["uid"]:
+            self._bury(known["metadata"]["uid"], _version(known))
+        kept = _slim(kind, obj)
+        self._objects[kind.api][name] = kept
+        return self._enter(kind, name, known, kept)
+
+    def delete(self, kind: ApiKind, obj: Mapping[str, Any]) -> Key | None:
+        """Forget an object; returns the resource it concerns, None when that is no news.
+
+        A watch by label also calls an object deleted that lost the label. It may come back, with a later version.
+        """
+        self._heard[kind.api] = self._clock()
+        meta = obj["metadata"]
+        name = Key(meta["namespace"], meta["name"])
+        known = self._objects[kind.api].get(name)
+        self._bury(meta["uid"], _version(obj))
+        if known is None or known["metadata"]["uid"] != meta["uid"] or _version(known) > _version(obj):
+            return None
+        return self._drop(kind, name, known)
+
+    def replace(self, kind: ApiKind, namespace: str | None, items: Sequence[Obj], version: int) -> set[Key]:
+        """Take over a list made at a resource version; returns the resources whose objects changed by it."""
+        changed = {self.put(kind, item, answered=True) for item in items}
+        listed = {(Key(i["metadata"]["namespace"], i["metadata"]["name"]), i["metadata"]["uid"]) for i in items}
+        for name, known in list(self._objects[kind.api].items()):
+            inside = namespace is None or name.namespace == namespace
+            if inside and (name, known["metadata"]["uid"]) not in listed and _version(known) <= version:
+                self._bury(known["metadata"]["uid"], version)
+                changed.add(self._drop(kind, name, known))
+        self._heard[kind.api] = self._clock()
+        return {key for key in changed if key is not None}
+
+    def service(self, key: Key) -> Obj | None:
+        return self._objects[SERVICES.api].get(key)
+
+    def services(self) -> Iterator[tuple[Key, Obj]]:
+        yield from list(self._objects[SERVICES.api].items())
+
+    def children(self, key: Key) -> dict[Ref, Obj]:
+        """Objects with the resource's label, pods apart."""
+        family = self._family.get(key, {})
+        return {Ref.of(obj): obj for (api, _), obj in family.items() if api != PODS.api}
+
+    def pods(self, key: Key) -> list[Obj]:
+        family = self._family.get(key, {})
+        return [obj for (api, _), obj in sorted(family.items()) if api == PODS.api]
+
+    def families(self) -> list[Key]:
+        return list(self._family)
+
+    def ages(self) -> dict[str, float]:
+        """Seconds since each kind was last heard of."""
+        now = self._clock()
+        return {api: now - heard for api, heard in self._heard.items()}
+
+    def _enter(self, kind: ApiKind, name: Key, known: Obj | None, kept: Obj) -> Key | None:
+        if kind is SERVICES:
+            return name
+        old, new = owner_key(known) if known else None, owner_key(kept)
+        if old is not None and old != new:
+            self._leave(kind, old, name)
+        if new is not None:
+            self._family[new][kind.api, name.name] = kept
+        return new or old
+
+    def _drop(self, kind: ApiKind, name: Key, known: Obj) -> Key | None:
+        del self._objects[kind.api][name]
+        if kind is SERVICES:
+            return name
+        key = owner_key(known)
+        if key is not None:
+            self._leave(kind, key, name)
+        return key
+
+    def _leave(self, kind: ApiKind, key: Key, name: Key) -> None:
+        self._family[key].pop((kind.api, name.name), None)
+        if not self._family[key]:
+            del self._family[key]
+
+    def _bury(self, uid: str, version: int) -> None:
+        self._gone[uid] = max(version, self._gone.get(uid, -1))
+        while len(self._gone) > TOMBSTONES:
+            self._gone.popitem(last=False)
+
+
+def owner_key(obj: Mapping[str, Any]) -> Key | None:
+    """The resource that an object's service label names."""
+    meta = obj["metadata"]
+    service = (meta.get("labels") or {}).get(SERVICE_LABEL)
+    return Key(meta["namespace"], service) if service else None
+
+
+def _version(obj: Mapping[str, Any]) -> int:
+    return int(obj["metadata"]["resourceVersion"])
+
+
+def _slim(kind: ApiKind, obj: Mapping[str, Any]) -> Obj:
+    """Without what nobody reads: which fields are managed, and of a resource and a pod by whom."""
+    meta = dict(obj["metadata"])
+    fields = meta.pop("managedFields", None)
+    if fields and kind not in (SERVICES, PODS):
+        meta["managedFields"] = [{k: f[k] for k in _OF_A_MANAGER if k in f} for f in fields]  # all: places count
+    return {"apiVersion": kind.api_version, "kind": kind.kind, **obj, "metadata": meta}

@@ -1,0 +1,182 @@
+"""One reconcile: what is known -> plan -> writes -> status -> Events."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+
+from unmask_operator.api import SpecError, parse
+from unmask_operator.client.client import Client
+from unmask_operator.client.errors import ApiError
+from unmask_operator.client.kinds import SERVICES, kind_of
+from unmask_operator.client.merge_patch import merge_patch
+from unmask_operator.client.store import Key, Store
+from unmask_operator.controller.events import event
+from unmask_operator.controller.writes import Outcome, Writer
+from unmask_operator.objects import Obj, Ref, controller_uid
+from unmask_operator.process.metrics import Metrics
+from unmask_operator.settings import Settings
+from unmask_operator.state.observed import Decision, Load, Observed, Told
+from unmask_operator.state.plan import Plan, Problem, last_good, plan
+from unmask_operator.status import status
+from unmask_operator.status.transitions import transitions
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Knowledge:
+    """What else a reconcile may know, each as a question to whoever keeps it.
+
+    Attributes:
+        apis: the optional kinds that the API server has.
+        nodes: all nodes, for the pods given (None where they do not matter or may not be read).
+        loads: of loading pods, by uid.
+        told: Events of silent pods, by uid.
+        decision: the builtin autoscaler's, by key.
+    """
+
+    apis: Callable[[], frozenset[str]]
+    nodes: Callable[[Sequence[Obj]], Awaitable[Sequence[Obj] | None]]
+    loads: Callable[[], Mapping[str, Load]]
+    told: Callable[[], Mapping[str, Sequence[Told]]]
+    decision: Callable[[Key], Decision | None]
+
+
+@dataclass(frozen=True)
+class Result:
+    """Attributes:
+    refused: the API server refused a child, which may heal by itself (a quota): worth another look.
+    again: seconds until the plan wants another look (None: not needed).
+    """
+
+    refused: bool = False
+    again: float | None = None
+
+
+class Reconciler:
+    """Brings one resource at a time to what its spec says. It is called for a key at most once at a time."""
+
+    def __init__(
+        self, client: Client, store: Store, settings: Settings, knowledge: Knowledge, metrics: Metrics
+    ) -> None:
+        self._client = client
+        self._store = store
+        self._settings = settings
+        self._knowledge = knowledge
+        self._metrics = metrics
+        self._writer = Writer(client, store, lambda verb: metrics.writes.labels(verb).inc())
+
+    async def reconcile(self, key: Key) -> Result:
+        """ApiError when the API server failed in a way that is worth trying again."""
+        start = time.perf_counter()
+        try:
+            result = await self._reconcile(key)
+        except ApiError as error:
+            self._metrics.api_errors.labels(str(error.status)).inc()
+            self._metrics.reconciles.labels("error").inc()
+            raise
+        except Exception:
+            self._metrics.reconciles.labels("error").inc()
+            raise
+        self._metrics.reconciles.labels("ok").inc()
+        self._metrics.durations.observe(time.perf_counter() - start)
+        return result
+
+    async def _reconcile(self, key: Key) -> Result:
+        service = self._store.service(key)
+        if service is None or service["metadata"].get("deletionTimestamp"):
+            return Result()  # the children go with their owner
+        observed = await self._observe(key, service)
+        outcome = await self._carry_out(observed)
+        if outcome.writes:
+            log.info("%d writes to children", outcome.writes, extra={"service": key})
+        if await self._write_status(key, outcome):
+            return Result(again=0.0)
+        return Result(bool(outcome.observed.refusals), outcome.plan.requeue_seconds)
+
+    async def _observe(self, key: Key, service: Obj) -> Observed:
+        pods = self._store.pods(key)
+        uids = [pod["metadata"]["uid"] for pod in pods]
+        loads, told = self._knowledge.loads(), self._knowledge.told()
+        return Observed(
+            service=service,
+            now=datetime.now(UTC),
+            children=await self._children(key, service["metadata"]["uid"]),
+            pods=pods,
+            apis=self._knowledge.apis(),
+            nodes=await self._knowledge.nodes(pods),
+            loads={uid: loads[uid] for uid in uids if uid in loads},
+            told={uid: told[uid] for uid in uids if uid in told},
+            decision=self._knowledge.decision(key),
+        )
+
+    async def _children(self, key: Key, uid: str) -> Mapping[Ref, Obj]:
+        """As the store has them. One that another controls would stop everything: whether it still stands is asked."""
+        children = self._store.children(key)
+        for ref, obj in list(children.items()):
+            if controller_uid(obj) == uid:
+                continue
+            kind = kind_of(ref.api_version, ref.kind)
+            try:
+                children[ref] = await self._client.get(kind, key.namespace, ref.name)
+                self._store.put(kind, children[ref])
+            except ApiError as error:
+                if not error.not_found:
+                    raise
+                del children[ref]
+                self._store.delete(kind, obj)
+        return children
+
+    async def _carry_out(self, observed: Observed) -> Outcome:
+        """A resource that cannot be read keeps what it had when it last could."""
+
+        def keep(known: Observed) -> Plan:
+            return last_good(known, self._settings, *wrong)
+
+        wrong: tuple[Problem, ...] = ()
+        try:
+            service = parse(observed.service)
+        except SpecError as error:
+            wrong = (Problem("Accepted", "InvalidSpec", str(error)),)
+            return await self._writer.carry_out(keep, keep, observed)
+        return await self._writer.carry_out(lambda known: plan(service, known, self._settings), keep, observed)
+
+    async def _write_status(self, key: Key, outcome: Outcome) -> bool:
+        """Whether the answer shows another resource than the one that was reconciled. It goes into the store, and what
+        the watch tells of it afterwards is no news.
+
+        Somebody may have edited it meanwhile; and for a moment after its CustomResourceDefinition has got a new field,
+        watches that began before still leave that field out.
+        """
+        service = outcome.observed.service
+        old = service.get("status") or {}
+        new = status(outcome.observed, outcome.plan)
+        patch = merge_patch(old, new)
+        if not patch:
+            return False
+        try:
+            written = await self._client.patch_status(*key, service["metadata"]["uid"], patch)
+        except ApiError as error:
+            if not (error.not_found or error.conflict):
+                raise
+            log.info("the resource went away while it was reconciled", extra={"service": key})
+            self._store.delete(SERVICES, service)
+            return False
+        self._metrics.writes.labels("status").inc()
+        self._store.put(SERVICES, written, answered=True)
+        for transition in transitions(old, new):
+            try:
+                await self._client.create(event(service, transition, self._settings.pod_name, outcome.observed.now))
+            except ApiError as error:  # an Event is a courtesy
+                log.warning("an Event was not written: %s", error, extra={"service": key})
+        return _asked(written) != _asked(service)
+
+
+def _asked(service: Obj) -> list[object]:
+    """What people ask for with a resource."""
+    meta = service["metadata"]
+    return [service.get("spec"), *(meta.get(member) for member in ("labels", "annotations", "deletionTimestamp"))]

@@ -1,0 +1,175 @@
+"""From a plan to the API server: what differs, tried as a dry run, then written."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+
+from unmask_operator.client.client import Client
+from unmask_operator.client.errors import ApiError
+from unmask_operator.client.kinds import kind_of
+from unmask_operator.client.store import Store
+from unmask_operator.objects import GROUP, Obj, Ref, controller_uid
+from unmask_operator.state.drift import differs
+from unmask_operator.state.observed import Observed
+from unmask_operator.state.plan import Plan
+
+APPLIED = f"{GROUP}/applied"  # annotation of a child: a digest of what was last written to it
+
+# Kinds that are written without a trial: no field of the spec can make one invalid.
+UNTRIED = ("ControllerRevision",)
+
+# A round finds obstacles (an object in the way, one that has gone) and plans again: more than there can be children.
+ROUNDS = 20
+
+
+log = logging.getLogger(__name__)
+
+MakePlan = Callable[[Observed], Plan]
+
+
+class StillMoving(Exception):
+    """The children changed under every round. The queue tries again."""
+
+
+class NotOurs(Exception):
+    """A plan that would touch a foreign object: a mistake of ours, which is stopped here."""
+
+
+@dataclass
+class Outcome:
+    """What carrying out a plan led to: the plan it ended with, and what is known now."""
+
+    plan: Plan
+    observed: Observed
+    writes: int = 0
+
+
+@dataclass(frozen=True)
+class _News:
+    """Why a round stopped: what stands in a child's way (None: nothing any more), or the server's refusal."""
+
+    children: Mapping[Ref, Obj | None] = field(default_factory=dict)
+    refusals: Mapping[Ref, str] = field(default_factory=dict)
+
+    def and_(self, other: _News) -> _News:
+        return _News({**self.children, **other.children}, {**self.refusals, **other.refusals})
+
+    def told(self, observed: Observed) -> Observed:
+        children = {ref: obj for ref, obj in {**observed.children, **self.children}.items() if obj is not None}
+        return replace(observed, children=children, refusals={**observed.refusals, **self.refusals})
+
+
+def stamped(child: Obj) -> Obj:
+    """The child with a digest of itself. It tells a field that was removed, which comparing with the live object, full
+    of the server's defaults, cannot."""
+    digest = hashlib.sha256(json.dumps(child, sort_keys=True).encode()).hexdigest()[:16]
+    meta = child["metadata"]
+    return {**child, "metadata": {**meta, "annotations": {**meta.get("annotations", {}), APPLIED: digest}}}
+
+
+class Writer:
+    """Carries out plans. `count` is told each write's verb."""
+
+    def __init__(self, client: Client, store: Store, count: Callable[[str], None]) -> None:
+        self._client = client
+        self._store = store
+        self._count = count
+
+    async def carry_out(self, make_plan: MakePlan, last_good: MakePlan, observed: Observed) -> Outcome:
+        """Write what differs, and delete what nothing wants.
+
+        All but the first change are tried as a dry run before anything is written, and the first one is its own trial:
+        so a spec of which the API server refuses a part changes nothing, and its last good form is kept up instead.
+        ApiError where a request failed without a verdict.
+        """
+        outcome = Outcome(make_plan(observed), observed)
+        for _ in range(ROUNDS):
+            news = await self._round(outcome)
+            if news is None:
+                return outcome
+            outcome.observed = news.told(outcome.observed)
+            plan = last_good(outcome.observed) if outcome.observed.refusals else make_plan(outcome.observed)
+            if news.refusals and plan.children == outcome.plan.children:
+                return outcome  # the last good form is what was refused
+            outcome.plan = plan
+        raise StillMoving("the children kept changing while they were written")
+
+    async def _round(self, outcome: Outcome) -> _News | None:
+        """One look at what differs from the plan, and its writes; None when all is as planned."""
+        uid = outcome.observed.service["metadata"]["uid"]
+        live = outcome.observed.children
+        wanted = [stamped(child) for child in outcome.plan.children]
+        changes = [child for child in wanted if Ref.of(child) not in live or differs(child, live[Ref.of(child)])]
+        trials = [child for child in changes[1:] if child["kind"] not in UNTRIED]
+        for child in changes:
+            standing = live.get(Ref.of(child))
+            if standing is not None and controller_uid(standing) != uid:
+                raise NotOurs(f"the plan writes over {Ref.of(child)}, which another one controls")
+        if found := await self._try(outcome, trials):
+            first = await self._try(outcome, changes[:1])
+            return found.and_(first) if first else found
+        for child in changes:
+            news = await self._write(outcome, child, dry_run=False)
+            if news is not None:
+                return news
+        for ref in outcome.plan.delete:
+            gone = outcome.observed.children[ref]
+            if controller_uid(gone) != uid:
+                raise NotOurs(f"the plan deletes {ref}, which another one controls")
+            meta = gone["metadata"]
+            await self._client.delete(kind_of(ref.api_version, ref.kind), meta["namespace"], ref.name, meta["uid"])
+            self._count("delete")
+            outcome.writes += 1
+        return None
+
+    async def _try(self, outcome: Outcome, trials: list[Obj]) -> _News | None:
+        """Dry runs of all, so that everything that stands in the way is told at once."""
+        found: _News | None = None
+        for child in trials:
+            news = await self._write(outcome, child, dry_run=True)
+            if news is not None:
+                found = found.and_(news) if found else news
+        return found
+
+    async def _write(self, outcome: Outcome, child: Obj, dry_run: bool) -> _News | None:
+        ref = Ref.of(child)
+        live = outcome.observed.children.get(ref)
+        try:
+            if live is None:
+                written = await self._client.create(child, dry_run)
+            else:
+                if not dry_run:
+                    await self._client.own_created_fields(live)
+                written = await self._client.apply(child, live["metadata"]["uid"], dry_run)
+        except ApiError as error:
+            if error.exists or error.conflict:
+                return _News(children={ref: await self._read(ref, child["metadata"]["namespace"])})
+            if error.refusal:
+                log.warning("%s %s was refused: %s", ref.kind, ref.name, error, extra={"service": _name(outcome)})
+                return _News(refusals={ref: error.message})
+            raise
+        if not dry_run:
+            self._store.put(kind_of(ref.api_version, ref.kind), written)
+            self._count("create" if live is None else "apply")
+            outcome.observed = _News(children={ref: written}).told(outcome.observed)
+            outcome.writes += 1
+        return None
+
+    async def _read(self, ref: Ref, namespace: str) -> Obj | None:
+        """The object that made a write fail, as it is now; None when it is gone."""
+        kind = kind_of(ref.api_version, ref.kind)
+        try:
+            return await self._client.get(kind, namespace, ref.name)
+        except ApiError as error:
+            if error.not_found:
+                return None
+            raise
+
+
+def _name(outcome: Outcome) -> str:
+    meta = outcome.observed.service["metadata"]
+    return f"{meta['namespace']}/{meta['name']}"

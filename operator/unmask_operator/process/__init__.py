@@ -1,0 +1,1 @@
+"""What any operator process has, whoever leads: the Lease, the probes, metrics, logs."""

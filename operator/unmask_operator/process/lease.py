@@ -1,0 +1,210 @@
+"""Who leads: a Lease of coordination.k8s.io that one of the operator's pods holds."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import random
+import time
+from collections.abc import Awaitable, Callable
+from datetime import UTC, datetime
+from typing import Any, NoReturn
+
+from unmask_operator.client.client import Client
+from unmask_operator.client.errors import ApiError
+from unmask_operator.client.kinds import LEASES
+from unmask_operator.objects import Obj
+
+LEASE_SECONDS = 12  # a holder that has not renewed for so long is gone
+DEADLINE_SECONDS = 8.0  # a holder that could not renew for so long must stop, before others think it gone
+RETRY_SECONDS = 4.0
+RELEASE_SECONDS = 2.0  # that giving it back may take
+
+log = logging.getLogger(__name__)
+
+
+class LostLease(Exception):
+    """Another pod may lead now."""
+
+
+class Lease:
+    """The pure part: what to write when, by what was read. Times are monotonic seconds of this process.
+
+    How old another's lease is counts from when its last change was seen here, so that clocks need not agree.
+    """
+
+    def __init__(self, identity: str, clock: Callable[[], float] = time.monotonic) -> None:
+        self.identity = identity
+        self._clock = clock
+        self._seen: tuple[str, str] | None = None  # holder and renewTime last seen
+        self._seen_at = 0.0
+        self._runs_out = 0.0
+        self.renewed_at: float | None = None  # None: not the leader
+
+    def may_take(self, lease: Obj) -> bool:
+        """Whether nobody holds the Lease as read: it is ours, released, or unchanged for its whole duration."""
+        spec = lease.get("spec") or {}
+        holder, renewed = spec.get("holderIdentity") or "", str(spec.get("renewTime"))
+        if holder in ("", self.identity):
+            return True
+        if self._seen != (holder, renewed):
+            self._seen, self._seen_at = (holder, renewed), self._clock()
+        self._runs_out = self._seen_at + float(spec.get("leaseDurationSeconds") or LEASE_SECONDS)
+        return self._clock() > self._runs_out
+
+    def pause(self) -> float:
+        """Seconds until another's Lease is worth a look: the usual pause, or less when it runs out before."""
+        left = self._runs_out - self._clock()
+        return min(RETRY_SECONDS, left + RETRY_SECONDS / 40) if left > 0 else RETRY_SECONDS
+
+    def held(self, lease: Obj, now: datetime) -> Obj:
+        """The Lease as this pod writes it, to take it or to renew it."""
+        spec: dict[str, Any] = dict(lease.get("spec") or {})
+        stamp = now.strftime("%Y-%m-%dT%H:%M:%S.%fZ")
+        if spec.get("holderIdentity") != self.identity:
+            spec["leaseTransitions"] = int(spec.get("leaseTransitions") or 0) + 1
+            spec["acquireTime"] = stamp
+        spec |= {"holderIdentity": self.identity, "leaseDurationSeconds": LEASE_SECONDS, "renewTime": stamp}
+        return {**lease, "spec": spec}
+
+    @staticmethod
+    def released(lease: Obj) -> Obj:
+        """The Lease as given back: the next pod need not wait."""
+        return {**lease, "spec": {**lease["spec"], "holderIdentity": "", "leaseDurationSeconds": 1}}
+
+    def seconds_left(self) -> float:
+        """Until the renew deadline."""
+        assert self.renewed_at is not None
+        return self.renewed_at + DEADLINE_SECONDS - self._clock()
+
+
+class Elector:
+    """Reads and writes the Lease: waits for it, keeps it, gives it back. It never creates it: the chart does, so that
+    uninstalling removes it for good."""
+
+    def __init__(self, client: Client, namespace: str, name: str, identity: str) -> None:
+        self._client = client
+        self._where = (namespace, name)
+        self._lease = Lease(identity)
+        self._read: Obj | None = None
+        self._asked_for = False  # a request that takes the Lease has been begun; whether it was answered or not
+        self.reads = False  # the last look at the Lease succeeded: login, rights and API server are in order
+
+    @property
+    def leads(self) -> bool:
+        return self._lease.renewed_at is not None
+
+    def in_time(self) -> bool:
+        """Whether this pod leads and its Lease is not overdue: nobody else can lead yet."""
+        return self.leads and self._lease.seconds_left() > 0
+
+    async def acquire(self) -> None:
+        """Return once this pod leads."""
+        while not await self._try():
+            await asyncio.sleep(self._lease.pause())
+        log.info("leading")
+
+    async def keep(self) -> NoReturn:
+        """Renew until that fails for the deadline: then LostLease."""
+        while True:
+            await asyncio.sleep(min(RETRY_SECONDS, max(0.0, self._lease.seconds_left())))
+            await self._renew()
+
+    async def release(self) -> None:
+        """Give the Lease back, if it is held. A failure is no harm: it runs out."""
+        if not self._asked_for:
+            return
+        self._lease.renewed_at = None
+        try:
+            await asyncio.wait_for(self._give_back(), RELEASE_SECONDS)
+        except (ApiError, TimeoutError) as error:
+            log.warning("the Lease was not given back: %s", str(error) or "no answer")
+
+    async def _give_back(self) -> None:
+        """A request that the end broke off may have been carried out: then the Lease is not as it was read."""
+        if self._read is not None:
+            try:
+                await self._client.update_lease(Lease.released(self._read), timeout=RELEASE_SECONDS)
+                return
+            except ApiError as error:
+                if not error.conflict:
+                    raise
+        lease = await self._client.get(LEASES, *self._where)
+        if (lease.get("spec") or {}).get("holderIdentity") == self._lease.identity:
+            await self._client.update_lease(Lease.released(lease), timeout=RELEASE_SECONDS)
+
+    async def _try(self) -> bool:
+        start, lease = time.monotonic(), None
+        try:
+            lease = await self._client.get(LEASES, *self._where)
+            self.reads = True
+            if not self._lease.may_take(lease):
+                return False
+            self._asked_for = True
+            self._read = await self._client.update_lease(self._lease.held(lease, _now()), timeout=RETRY_SECONDS)
+        except ApiError as error:
+            self.reads = lease is not None
+            if error.not_found:
+                log.warning("waiting for the Lease %s/%s: whoever installs the operator makes it", *self._where)
+            elif not error.conflict:
+                log.warning("cannot read or write the Lease %s/%s: %s", *self._where, error)
+            return False
+        self._lease.renewed_at = start
+        return True
+
+    async def _renew(self) -> None:
+        assert self._read is not None
+        start = time.monotonic()
+        left = self._lease.seconds_left()
+        if left <= 0:
+            raise LostLease(f"the Lease was not renewed for {DEADLINE_SECONDS:g} seconds")
+        try:
+            mine = self._lease.held(self._read, _now())
+            self._read = await asyncio.wait_for(self._client.update_lease(mine, timeout=left), left)
+            self._lease.renewed_at = start
+        except TimeoutError:
+            raise LostLease(f"the Lease was not renewed for {DEADLINE_SECONDS:g} seconds") from None
+        except ApiError as error:
+            if error.conflict:
+                await self._read_again()
+            log.warning("renewing the Lease: %s", error)
+            await asyncio.sleep(min(1.0 + random.random(), max(0.0, self._lease.seconds_left())))
+
+    async def _read_again(self) -> None:
+        """Somebody wrote the Lease: another holder ends our lead, anything else (a label) does not."""
+        try:
+            lease = await self._client.get(LEASES, *self._where)
+        except ApiError:
+            return
+        holder = (lease.get("spec") or {}).get("holderIdentity")
+        if holder != self._lease.identity:
+            raise LostLease(f"the Lease is held by {holder or 'nobody'}")
+        self._read = lease
+
+
+async def lead(elector: Elector, work: Callable[[], Awaitable[None]]) -> None:
+    """Wait for the Lease, then run `work` while it lasts. A lost Lease ends the process at once, without clean-up:
+    every further write could cross those of the new leader."""
+    await elector.acquire()
+    keeper = asyncio.create_task(elector.keep(), name="lease")
+    worker = asyncio.ensure_future(work())
+    try:
+        await asyncio.wait((keeper, worker), return_when=asyncio.FIRST_COMPLETED)
+        if keeper.done() and isinstance(keeper.exception(), LostLease):
+            log.error("no longer leading: %s", keeper.exception())
+            exit_at_once()
+        for task in (keeper, worker):
+            if task.done():
+                task.result()
+    finally:
+        keeper.cancel()
+        worker.cancel()
+
+
+def exit_at_once() -> None:
+    os._exit(1)
+
+
+def _now() -> datetime:
+    return datetime.now(UTC)

@@ -1,0 +1,157 @@
+"""What the conditions look at: a reconcile's plain data, sorted once."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from unmask_operator.objects import Obj, Ref, controller_uid
+from unmask_operator.render import names
+from unmask_operator.render.revision import pins
+from unmask_operator.state.drift import differs
+from unmask_operator.state.observed import Load, Observed
+from unmask_operator.state.plan import Plan, Problem
+from unmask_operator.status import pods as pod_facts
+from unmask_operator.status import told
+from unmask_operator.status.pods import Trouble
+
+
+@dataclass(frozen=True)
+class Facts:
+    """Attributes:
+    spec: of the resource as last read; it may not be valid.
+    deployment: the live one, {} where there is none of ours.
+    desired: engine pods asked for now.
+    pods: the live ones, newest first.
+    trouble: of the newest pod that has some, among those of the Deployment's present template.
+    """
+
+    observed: Observed
+    plan: Plan
+    spec: Obj
+    deployment: Obj
+    desired: int
+    pods: tuple[Obj, ...]
+    trouble: Trouble | None
+
+    @classmethod
+    def gather(cls, observed: Observed, plan: Plan) -> Facts:
+        service = observed.service
+        found = observed.children.get(Ref("apps/v1", "Deployment", service["metadata"]["name"]), {})
+        deployment = found if found and controller_uid(found) == service["metadata"]["uid"] else {}
+        # without planned children (the spec cannot be read) what runs goes on as it is
+        desired = plan.replicas if plan.children else number(deployment.get("spec"), "replicas", 0)
+        newest_first = sorted(observed.pods, key=_age)
+        live = tuple(pod for pod in newest_first if pod_facts.is_live(pod))
+        trouble = _trouble(observed, newest_first, _current(live, deployment))
+        return cls(observed, plan, section(service, "spec"), deployment, desired, live, trouble)
+
+    @property
+    def suspended(self) -> bool:
+        return self.spec.get("suspend") is True
+
+    @property
+    def idle(self) -> bool:
+        """Nothing is asked for, so nothing can be missing."""
+        return self.suspended or self.desired == 0
+
+    @property
+    def absent(self) -> bool:
+        """Nothing runs, for the spec has never been accepted."""
+        return not self.plan.children and not self.deployment
+
+    @property
+    def ready_pods(self) -> int:
+        return sum(pod_facts.is_ready(pod) for pod in self.pods)
+
+    @property
+    def status(self) -> Obj:
+        """The Deployment's."""
+        return section(self.deployment, "status")
+
+    def deployment_condition(self, kind: str) -> Obj:
+        """A condition of the Deployment, {} where there is none."""
+        return next((c for c in self.status.get("conditions") or () if c["type"] == kind), {})
+
+    @property
+    def rolled_out(self) -> bool:
+        """Every pod is of the newest revision and at least once all were ready; adding replicas does not undo it."""
+        status, generation = self.status, number(section(self.deployment, "metadata"), "generation")
+        updated = number(status, "updatedReplicas")
+        if not self.deployment or updated != number(status, "replicas"):
+            return False
+        current = section(self.observed.service, "status").get("currentRevision")
+        if current and current == self.revision:
+            return True  # also while the Deployment's controller has yet to look at new `replicas`
+        if number(status, "observedGeneration") < generation:
+            return False
+        was_complete = self.deployment_condition("Progressing").get("reason") == "NewReplicaSetAvailable"
+        return was_complete or (updated >= self.desired and number(status, "readyReplicas") >= self.desired)
+
+    @property
+    def revision(self) -> str | None:
+        """The name of the newest ControllerRevision, of which pods are made."""
+        newest = pins(self.observed.children.values(), self.observed.service["metadata"]["uid"])[:1]
+        return names.revision(self.observed.service["metadata"]["name"], newest[0].number) if newest else None
+
+    def problems(self, condition: str) -> list[Problem]:
+        return [problem for problem in self.plan.problems if problem.condition == condition]
+
+    @property
+    def slowest_load(self) -> Load | None:
+        """Of the pods that load their model, the one that is least far."""
+        uids = (pod["metadata"]["uid"] for pod in self.pods if not pod_facts.is_started(pod))
+        loads = [self.observed.loads[uid] for uid in uids if uid in self.observed.loads]
+        return min(loads, key=lambda load: (load.percent, load.phase), default=None)
+
+
+def section(obj: Obj, member: str) -> Obj:
+    """A member that should be an object; {} where it is missing or is something else."""
+    found = obj.get(member)
+    return found if isinstance(found, dict) else {}
+
+
+def number(obj: Any, member: str, default: int = 0) -> int:
+    found = obj.get(member) if isinstance(obj, dict) else None
+    return found if isinstance(found, int) else default
+
+
+def _age(pod: Obj) -> tuple[float, str]:
+    """Sorts the newest first; those of the same second by name, so that the choice is stable."""
+    stamp = "".join(c for c in pod["metadata"].get("creationTimestamp", "") if c.isdigit())
+    return -float(stamp or 0), pod_facts.name(pod)
+
+
+def _current(pods: tuple[Obj, ...], deployment: Obj) -> tuple[Obj, ...]:
+    """Those of the present template, for the last edit may have mended what ails the others.
+
+    The newest pod need not be one: a spec that goes back to an earlier one takes up that one's pods. Where no pod is
+    as the template says, since a webhook changes them all, every pod counts.
+    """
+    template = section(section(deployment, "spec"), "template")
+    metadata = section(template, "metadata")
+    metadata = {key: metadata[key] for key in ("labels", "annotations") if metadata.get(key)}
+    spec = dict(section(template, "spec"))
+    tolerations = spec.pop("tolerations", None) or ()  # the API server adds two of its own to every pod
+    wanted = {"metadata": metadata, "spec": spec}
+    variables = pod_facts.variables(wanted)
+
+    def current(pod: Obj) -> bool:
+        tolerated = section(pod, "spec").get("tolerations") or ()
+        return (
+            pod_facts.variables(pod) == variables
+            and all(one in tolerated for one in tolerations)
+            and not differs(wanted, pod)
+        )
+
+    return tuple(pod for pod in pods if current(pod)) or pods
+
+
+def _trouble(observed: Observed, newest_first: list[Obj], pods: tuple[Obj, ...]) -> Trouble | None:
+    """A failed pod counts while it is the newest: its ReplicaSet makes another one at once."""
+    if newest_first and (failed := pod_facts.over(newest_first[0])):
+        return failed
+    for pod in pods:
+        if found := told.trouble(pod, observed.told.get(pod["metadata"]["uid"], ())) or pod_facts.trouble(pod):
+            return found
+    return None

@@ -1,0 +1,61 @@
+"""Too few GPUs: how many a pod needs, how many the largest node has, and whether waiting can help."""
+
+from __future__ import annotations
+
+import re
+
+from unmask_operator.objects import Obj
+from unmask_operator.state.drift import quantity
+from unmask_operator.status.facts import Facts, section
+
+DEFAULT_RESOURCE = "nvidia.com/gpu"
+HINT = "free a GPU or set maxSurge 0, maxUnavailable 1 in spec.rolloutStrategy"
+
+
+def shortage(facts: Facts, pod: Obj, sentence: str) -> str | None:
+    """The message about a pod that finds no GPU; None where the scheduler's sentence is about something else."""
+    if not isinstance(facts.spec.get("gpu"), dict):
+        return None
+    resource = str(facts.spec["gpu"].get("resourceName") or DEFAULT_RESOURCE)
+    if not re.search(rf"Insufficient {re.escape(resource)}(?![\w/-]|\.\w)", sentence):  # not nvidia.com/gpu.shared
+        return None
+    rolling = facts.ready_pods > 0 and not facts.rolled_out
+    hint = f"; the old pods serve on: {HINT}" if rolling else ""
+    need, largest = _needed(pod, resource), _largest(facts, pod, resource)
+    if largest is None:
+        return f"a pod needs {need} {resource}{hint} ({sentence})"
+    if largest == 0:
+        return (
+            f"a pod needs {need} {resource} and no node that it may run on has any: add a node with GPUs, or "
+            f"install their device plugin ({sentence})"
+        )
+    if need > largest:
+        return (
+            f"a pod needs {need} {resource} and the largest node has {largest}: it never fits; lower "
+            f"spec.parallelism.data or add a larger node ({sentence})"
+        )
+    free = hint or "; they are busy now: free some or add a node"
+    return f"a pod needs {need} {resource} and the largest node has {largest}, not all free{free} ({sentence})"
+
+
+def _needed(pod: Obj, resource: str) -> int:
+    containers = section(pod, "spec").get("containers") or ()
+    return sum(_count(section(c, "resources"), resource) for c in containers)
+
+
+def _count(resources: Obj, resource: str) -> int:
+    given = section(resources, "limits").get(resource) or section(resources, "requests").get(resource)
+    return int(quantity(given) or 0)
+
+
+def _largest(facts: Facts, pod: Obj, resource: str) -> int | None:
+    """Over the nodes that the pod's nodeSelector allows; None where nodes are not to be read."""
+    if facts.observed.nodes is None:
+        return None
+    wanted = section(section(pod, "spec"), "nodeSelector").items()
+    fitting = [node for node in facts.observed.nodes if wanted <= section(node["metadata"], "labels").items()]
+    return max((_allocatable(node, resource) for node in fitting), default=0)
+
+
+def _allocatable(node: Obj, resource: str) -> int:
+    return int(quantity(section(section(node, "status"), "allocatable").get(resource)) or 0)

@@ -1,0 +1,54 @@
+"""ScalingReady: whoever scales sees enough to do so. Only with `spec.autoscaling`."""
+
+from __future__ import annotations
+
+from unmask_operator.objects import Obj, controller_uid
+from unmask_operator.status.facts import Facts, section
+from unmask_operator.status.verdict import Verdict, no, unknown, yes
+
+TYPE = "ScalingReady"
+
+
+def verdict(facts: Facts) -> Verdict | None:
+    scaling = section(facts.spec, "autoscaling")
+    if not scaling or facts.idle or facts.absent:
+        return None
+    return _hpa(facts) if scaling.get("provider") == "HPA" else _builtin(facts)
+
+
+def _builtin(facts: Facts) -> Verdict:
+    decision = facts.observed.decision
+    if decision is None:
+        return _as_it_was(facts) or unknown("Waiting", "the autoscaler has not looked at the pods yet")
+    if decision.healthy:
+        return yes("Active", "the operator reads the pods' metrics")
+    return no("MetricsMissing", decision.reason)
+
+
+def _as_it_was(facts: Facts) -> Verdict | None:
+    """A new leader has no decision yet and no news either."""
+    conditions = section(facts.observed.service, "status").get("conditions") or ()
+    old = next((c for c in conditions if c["type"] == TYPE), None)
+    return Verdict(old["status"], old["reason"], old["message"]) if old and old["reason"] in _BUILTIN_REASONS else None
+
+
+_BUILTIN_REASONS = ("Active", "MetricsMissing")
+
+
+def _hpa(facts: Facts) -> Verdict:
+    uid = facts.observed.service["metadata"]["uid"]
+    for ref, hpa in facts.observed.children.items():
+        if ref.kind == "HorizontalPodAutoscaler" and controller_uid(hpa) == uid:
+            return _of_hpa(hpa)
+    return unknown("Waiting", "the HorizontalPodAutoscaler is not there yet")
+
+
+def _of_hpa(hpa: Obj) -> Verdict:
+    conditions = {c["type"]: c for c in section(hpa, "status").get("conditions") or ()}
+    for kind in ("AbleToScale", "ScalingActive"):
+        found = conditions.get(kind, {})
+        if found.get("status") == "False":
+            return no(str(found["reason"]), str(found.get("message") or found["reason"]))
+    if "ScalingActive" not in conditions:
+        return unknown("Waiting", "the HorizontalPodAutoscaler has not looked at the metrics yet")
+    return yes("Active", "the HorizontalPodAutoscaler reads the pods' metrics")

@@ -1,0 +1,54 @@
+"""Scheduled: the pods could be created and each has found a node."""
+
+from __future__ import annotations
+
+import re
+
+from unmask_operator.objects import Obj
+from unmask_operator.status import gpus
+from unmask_operator.status import pods as pod_facts
+from unmask_operator.status.facts import Facts, section
+from unmask_operator.status.verdict import Verdict, no, yes
+
+
+def verdict(facts: Facts) -> Verdict | None:
+    if facts.idle or facts.absent:
+        return None
+    return obstacle(facts) or (
+        yes("Scheduled", "every pod has a node")
+        if any(pod_facts.is_scheduled(pod) for pod in facts.pods)
+        else no("Pending", "no pod has a node yet")
+    )
+
+
+def obstacle(facts: Facts) -> Verdict | None:
+    """Why pods are not created or find no node; None while nothing stands in the way."""
+    failure = facts.deployment_condition("ReplicaFailure")
+    if failure.get("status") == "True":
+        return no("PodCreationRefused", str(failure.get("message") or failure.get("reason")))
+    for pod in facts.pods:
+        sentence = pod_facts.unschedulable(pod)
+        if sentence is None:
+            continue
+        if short := gpus.shortage(facts, pod, sentence):
+            return no("InsufficientGPU", short)
+        return _claim(pod, sentence) or no("Unschedulable", sentence)
+    return None
+
+
+def _claim(pod: Obj, sentence: str) -> Verdict | None:
+    """The scheduler's sentence about a claim, with the field or the command that helps; None for other sentences."""
+    if missing := re.search(r'persistentvolumeclaim "([^"]+)" not found', sentence):
+        return no(
+            "PersistentVolumeClaimNotFound",
+            f"PersistentVolumeClaim {missing[1]} does not exist in this namespace: create it, or correct "
+            "spec.model.uri or the volume of spec.podTemplate that names it",
+        )
+    if "unbound immediate PersistentVolumeClaims" in sentence:
+        volumes = section(pod, "spec").get("volumes") or ()
+        claims = [v["persistentVolumeClaim"]["claimName"] for v in volumes if "persistentVolumeClaim" in v]
+        return no(
+            "PersistentVolumeClaimUnbound",
+            f"a PersistentVolumeClaim has no volume yet: {', '.join(claims)}; kubectl describe pvc says why",
+        )
+    return None

@@ -1,0 +1,76 @@
+"""What only a pod's Events say: volumes and sandboxes that cannot be made, probes that end its engine."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from datetime import datetime, timedelta
+
+from unmask_operator.objects import Obj
+from unmask_operator.state.observed import Told
+from unmask_operator.status.pods import CALM, Trouble, containers, is_live, is_scheduled, name
+
+PATIENCE = timedelta(seconds=20)  # that a node has to prepare a pod before its Events are asked for
+ON_REQUEST = (0, 137, 143)  # exit codes of a process that ended because it was told to
+_PREPARED = ("Pulling", "Pulled", "Created")  # the volumes and the sandbox are there
+_REASON = re.compile(r"[A-Za-z]{1,128}")  # what a condition's reason may be, and a little less
+_KILLED = re.compile(r"failed (startup|liveness) probe")
+
+
+def is_silent(pod: Obj, now: datetime) -> bool:
+    """Its status may not name what keeps it: nothing in it starts, or something was ended without failing."""
+    if not is_live(pod) or not is_scheduled(pod):
+        return False
+    if _ended(pod):
+        return True
+    begun = pod["status"].get("startTime")
+    return _untouched(pod) and begun is not None and now - datetime.fromisoformat(begun) > PATIENCE
+
+
+def trouble(pod: Obj, told: Sequence[Told]) -> Trouble | None:
+    """The Events' word, oldest first, on a silent pod. None where they do not explain it."""
+    if ended := _ended(pod):
+        return _probe(ended, told)
+    for one in reversed(told):
+        if one.reason in _PREPARED:
+            return None  # what went wrong before has passed: an image may take minutes from here
+        if one.warning and _untouched(pod):
+            return Trouble(
+                one.reason if _REASON.fullmatch(one.reason) else "NotPrepared",
+                f"the node cannot prepare pod {name(pod)}: {one.note}",
+            )
+    return None
+
+
+def _untouched(pod: Obj) -> bool:
+    """Its containers all wait for their first start, and their own state does not say for what."""
+    return all(_waits(c) and not c.get("lastState") for c in containers(pod))
+
+
+def _waits(container: Obj) -> bool:
+    waiting = (container.get("state") or {}).get("waiting")
+    return waiting is not None and waiting.get("reason", "") in CALM
+
+
+def _probe(container: Obj, told: Sequence[Told]) -> Trouble | None:
+    """The probe for which the kubelet ended a container."""
+    killed = next((found[1] for t in reversed(told) if (found := _KILLED.search(t.note))), None)
+    if killed is None:
+        return None
+    start = f"{killed.capitalize()} probe failed"
+    said = next((t.note for t in reversed(told) if t.note.startswith(start)), start)
+    return Trouble(
+        f"{killed.capitalize()}ProbeFailed",
+        f"container {container['name']} was ended for its {killed} probe (spec.{killed}Probe): {said}",
+    )
+
+
+def _ended(pod: Obj) -> Obj | None:
+    """A container that was ended and has not come up again."""
+    for container in containers(pod):
+        state, last = container.get("state") or {}, container.get("lastState") or {}
+        end = state.get("terminated") or last.get("terminated") or {}
+        by_memory = end.get("reason") == "OOMKilled"
+        if end.get("exitCode") in ON_REQUEST and not by_memory and not container.get("started"):
+            return container
+    return None

@@ -1,0 +1,82 @@
+"""What the operator asks of the API server: the list that the chart's roles are tested against."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from unmask_operator.client.kinds import CHILDREN, EVENTS, LEASES, NODES, PODS, SERVICES
+from unmask_operator.objects import GROUP, PLURAL
+
+
+@dataclass(frozen=True)
+class Rule:
+    """One resource of one API group and what is done with it.
+
+    Attributes:
+        scope: "watched" (the cluster, or each namespace that is watched), "own" (the operator's own namespace) or
+            "cluster" (a cluster-scoped resource).
+        why: for whoever grants it.
+    """
+
+    group: str
+    resource: str
+    verbs: frozenset[str]
+    why: str
+    scope: str = "watched"
+
+
+def _rule(group: str, resource: str, verbs: str, why: str, scope: str = "watched") -> Rule:
+    return Rule(group, resource, frozenset(verbs.split()), why, scope)
+
+
+# Every resource has these three until it is deleted, and then they go with it: the operator deletes none.
+_DELETE = {k.kind: "" if k.kind in ("Deployment", "Service", "ServiceAccount") else " delete" for k in CHILDREN}
+
+RULES: tuple[Rule, ...] = (
+    _rule(SERVICES.group, SERVICES.plural, "list watch", "the resources it reconciles"),
+    _rule(GROUP, f"{PLURAL}/status", "patch", "conditions, replicas and the URL"),
+    _rule(GROUP, f"{PLURAL}/scale", "patch", "the Builtin autoscaler writes spec.replicas as kubectl scale does"),
+    _rule(GROUP, f"{PLURAL}/finalizers", "update", "children name their owner as one whose deletion waits for them"),
+    *(
+        _rule(kind.group, kind.plural, "get list watch create patch" + _DELETE[kind.kind], f"a resource's {kind.kind}")
+        for kind in CHILDREN
+    ),
+    _rule(PODS.group, PODS.plural, "list watch", "what the engine's pods say goes into the conditions"),
+    _rule(
+        EVENTS.group,
+        EVENTS.plural,
+        "create list",
+        "an Event when a condition changes; those of a pod that does not come up and whose status does not say why",
+    ),
+    _rule(LEASES.group, LEASES.plural, "get update", "who of the operator's pods leads", scope="own"),
+)
+
+# Only where the chart grants it (settings.read_nodes).
+NODE_RULE = _rule(NODES.group, NODES.plural, "list", "to tell a pod that fits no node from one that waits", "cluster")
+
+
+def missing(granted: Iterable[Mapping[str, list[str]]], rules: Iterable[Rule] = RULES) -> list[str]:
+    """What of `rules` the rules of a Role or ClusterRole do not grant, as "group/resource verb"."""
+    have = _flat(granted)
+    return sorted(
+        f"{r.group}/{r.resource} {verb}" for r in rules for verb in r.verbs - have.get((r.group, r.resource), set())
+    )
+
+
+def unused(granted: Iterable[Mapping[str, list[str]]], rules: Iterable[Rule] = RULES) -> list[str]:
+    """What a Role or ClusterRole grants beyond `rules`, as "group/resource verb"."""
+    need: dict[tuple[str, str], set[str]] = {}
+    for rule in rules:
+        need.setdefault((rule.group, rule.resource), set()).update(rule.verbs)
+    have = _flat(granted)
+    return sorted(f"{g}/{r} {verb}" for (g, r), verbs in have.items() for verb in verbs - need.get((g, r), set()))
+
+
+def _flat(granted: Iterable[Mapping[str, list[str]]]) -> dict[tuple[str, str], set[str]]:
+    flat: dict[tuple[str, str], set[str]] = {}
+    for rule in granted:
+        for group in rule.get("apiGroups", ()):
+            for resource in rule.get("resources", ()):
+                flat.setdefault((group, resource), set()).update(rule.get("verbs", ()))
+    return flat
