@@ -13,13 +13,13 @@ import kopf
 
 from unmask_operator.client.client import Client
 from unmask_operator.client.errors import ApiError
-from unmask_operator.client.kinds import CHILDREN, OPTIONAL, PODS, SERVICES, ApiKind
+from unmask_operator.client.kinds import OPTIONAL, SERVICES, ApiKind, watched
 from unmask_operator.client.login import login
-from unmask_operator.client.store import Key, Store
+from unmask_operator.client.store import Store
 from unmask_operator.controller import handlers
 from unmask_operator.controller.leader import Leader, settle_seconds
 from unmask_operator.controller.queue import WorkQueue
-from unmask_operator.objects import Obj
+from unmask_operator.objects import Key, Obj
 from unmask_operator.process import health, logs
 from unmask_operator.process.lease import Elector, exit_at_once, lead
 from unmask_operator.process.metrics import Metrics
@@ -112,8 +112,7 @@ class Operator:
         while True:
             try:
                 if await self._client.has_api(SERVICES):
-                    there = [kind for kind in OPTIONAL if await self._client.has_api(kind)]
-                    return [SERVICES, PODS, *(kind for kind in CHILDREN if kind not in OPTIONAL or kind in there)]
+                    return watched([kind for kind in OPTIONAL if await self._client.has_api(kind)])
                 log.warning("the API server does not know %s yet: is the CustomResourceDefinition there?", SERVICES.api)
             except ApiError as error:
                 log.warning("waiting for the API server: %s", error)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 Obj = dict[str, Any]  # an object as the API server's JSON has it
 
@@ -17,6 +17,16 @@ FIELD_MANAGER = "unmask-operator"
 
 SERVICE_LABEL = f"{GROUP}/service"  # its value is the resource's name; alone it selects the engine's pods
 RESTARTED_AT = f"{GROUP}/restartedAt"  # annotation of the resource: a new value restarts the engine
+
+
+class Key(NamedTuple):
+    """A resource's namespace and name."""
+
+    namespace: str
+    name: str
+
+    def __str__(self) -> str:
+        return f"{self.namespace}/{self.name}"
 
 
 @dataclass(frozen=True, order=True)

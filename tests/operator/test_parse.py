@@ -37,7 +37,6 @@ def test_the_least_resource_gets_its_defaults():
     spec = service.spec
     assert (spec.replicas, spec.suspend, spec.gpus_per_pod, spec.drain_timeout_seconds) == (1, False, 0, 60)
     assert (spec.rollout_strategy.max_surge, spec.rollout_strategy.max_unavailable) == (1, 0)
-    assert spec.startup_probe.budget_seconds == 3600
     assert spec.service.port == 80
     assert spec.autoscaling is spec.network_policy is spec.auth is spec.monitoring.pod_monitor is None
 

@@ -8,7 +8,10 @@ import pytest
 from aiohttp import web
 
 from unmask_operator.controller.progress import Progress, Target, is_loading, is_news
+from unmask_operator.objects import Key
 from unmask_operator.state.observed import Load
+
+DEMO = Key("ns", "demo")
 
 
 def run_with_pod(answers, polls):
@@ -31,7 +34,7 @@ def run_with_pod(answers, polls):
         await runner.setup()
         await web.TCPSite(runner, "127.0.0.1", 0).start()
         port = runner.addresses[0][1]
-        progress = Progress(lambda: [Target("uid", "127.0.0.1", "ns/demo")], told.append, port)
+        progress = Progress(lambda: [Target("uid", "127.0.0.1", DEMO)], told.append, port)
         async with aiohttp.ClientSession() as session:
             for _ in range(polls):
                 await progress.poll(session)
@@ -49,13 +52,13 @@ def loading(percent, phase="weights"):
 def test_progress_is_kept_and_only_steps_are_told():
     seen, told = run_with_pod([loading(10), loading(12), loading(15.5), loading(15.5, "warm-up")], 4)
     assert seen == [Load("weights", 10), Load("weights", 10), Load("weights", 15.5), Load("warm-up", 15.5)]
-    assert told == ["ns/demo"] * 3
+    assert told == [DEMO] * 3
 
 
 def test_a_pod_that_does_not_answer_keeps_its_last_word():
     seen, told = run_with_pod([loading(40), None, (200, {"status": "ok"}), (503, ["no"])], 4)
     assert seen == [Load("weights", 40)] * 4
-    assert told == ["ns/demo"]
+    assert told == [DEMO]
 
 
 HUGE = "1" + "0" * 400
@@ -65,7 +68,7 @@ HUGE = "1" + "0" * 400
 def test_whatever_a_pod_answers_harms_nobody(body):
     seen, told = run_with_pod([loading(40), (503, body)], 2)
     assert seen == [Load("weights", 40)] * 2
-    assert told == ["ns/demo"]
+    assert told == [DEMO]
 
 
 def test_a_phase_is_no_longer_than_the_status_has_room_for():
@@ -75,7 +78,7 @@ def test_a_phase_is_no_longer_than_the_status_has_room_for():
 
 def test_a_pod_that_nobody_asks_about_any_more_is_forgotten():
     async def scene():
-        targets = [Target("uid", "127.0.0.1", "ns/demo")]
+        targets = [Target("uid", "127.0.0.1", DEMO)]
         progress = Progress(lambda: targets, lambda _: None, 1)
         progress.loads = {"uid": Load("weights", 1)}
         async with aiohttp.ClientSession() as session:

@@ -7,8 +7,9 @@ import pytest
 
 from tests.operator.samples import resource
 from unmask_operator.client.kinds import SERVICES
-from unmask_operator.client.store import Key, Store
+from unmask_operator.client.store import Store
 from unmask_operator.controller.reconcile import Knowledge, Reconciler
+from unmask_operator.objects import Key
 from unmask_operator.process.metrics import Metrics
 from unmask_operator.settings import Settings
 

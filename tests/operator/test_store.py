@@ -5,8 +5,8 @@ from itertools import permutations
 import pytest
 
 from unmask_operator.client.kinds import PODS, SERVICES, kind_of
-from unmask_operator.client.store import Key, Store
-from unmask_operator.objects import SERVICE_LABEL, Ref
+from unmask_operator.client.store import Store
+from unmask_operator.objects import SERVICE_LABEL, Key, Ref
 
 DEPLOYMENTS = kind_of("apps/v1", "Deployment")
 KEY = Key("ns", "demo")

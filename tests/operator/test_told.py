@@ -8,10 +8,12 @@ import pytest
 from tests.operator.recorded import NOW, STATES, pod, reconcile
 from unmask_operator.client.errors import ApiError
 from unmask_operator.controller.pod_events import AGAIN_SECONDS, LONGEST_SECONDS, PodEvents, Silent, in_order
+from unmask_operator.objects import Key
 from unmask_operator.state.observed import Told
 from unmask_operator.status import status
 from unmask_operator.status.told import PATIENCE, is_silent
 
+DEMO = Key("ns", "demo")
 SCHEDULED = Told("Scheduled", "Successfully assigned models/demo to gpu-1", warning=False)
 MOUNT = Told("FailedMount", 'MountVolume.SetUp failed for volume "ca" : configmap "ca" not found', warning=True)
 SLOW = Told("Unhealthy", "Startup probe failed: HTTP probe failed with statuscode: 503", warning=True)
@@ -91,7 +93,7 @@ class Scene:
     """One silent pod, an API server that has `events` about it (None: it refuses), and a clock."""
 
     def __init__(self):
-        self.pods, self.events, self.now, self.asked, self.news = [Silent("u", "ns", "demo")], [], 0.0, 0, []
+        self.pods, self.events, self.now, self.asked, self.news = [Silent("u", DEMO)], [], 0.0, 0, []
         self.watcher = PodEvents(lambda: self.pods, self.read, self.news.append, lambda: self.now)
 
     async def read(self, silent):
@@ -136,9 +138,9 @@ def test_a_silent_pod_is_asked_about_now_and_then_and_news_are_told_once():
     assert scene.poll(1) == ()
     assert len(scene.poll()) == 3
     scene.poll()
-    assert (scene.asked, scene.news) == (2, ["ns/demo"])  # each pause is twice the one before
+    assert (scene.asked, scene.news) == (2, [DEMO])  # each pause is twice the one before
     scene.poll()
-    assert (scene.asked, scene.news) == (3, ["ns/demo"])
+    assert (scene.asked, scene.news) == (3, [DEMO])
     scene.events = None
     assert len(scene.poll(4 * AGAIN_SECONDS)) == 3  # what was told holds until something else is
     for _ in range(2):

@@ -100,7 +100,3 @@ class Autoscaling(Section):
         default=None,
         description=f"Seconds between two looks at the pods' metrics. Default: {POLLING_SECONDS}. Only with Builtin.",
     )
-
-    @property
-    def polling_seconds(self) -> int:
-        return self.polling_interval_seconds or POLLING_SECONDS

@@ -56,11 +56,6 @@ class StartupProbe(Section):
         default=720, description="Failed checks after which the container is restarted."
     )
 
-    @property
-    def budget_seconds(self) -> int:
-        """How long a model may take to load."""
-        return self.period_seconds * self.failure_threshold
-
 
 class ReadinessProbe(Section):
     """GET /ready."""

@@ -11,7 +11,7 @@ from typing import Protocol
 from unmask_operator.autoscaler.decide import decide
 from unmask_operator.autoscaler.history import History, Reading, View
 from unmask_operator.autoscaler.rules import Rules
-from unmask_operator.objects import Obj
+from unmask_operator.objects import Key, Obj
 from unmask_operator.state.observed import Decision
 from unmask_operator.status.pods import is_ready
 
@@ -23,18 +23,18 @@ Scrape = Callable[[Mapping[str, str]], Awaitable[tuple[dict[str, Reading], dict[
 
 
 class Fleet(Protocol):
-    """What the loop needs of the rest of the operator. Keys are "namespace/name"."""
+    """What the loop needs of the rest of the operator."""
 
-    def services(self) -> Iterable[tuple[str, Obj]]:
+    def services(self) -> Iterable[tuple[Key, Obj]]:
         """Every resource as last seen."""
 
-    def pods(self, key: str) -> Sequence[Obj]:
+    def pods(self, key: Key) -> Sequence[Obj]:
         """The pods of a resource, in any phase."""
 
-    async def scale(self, key: str, replicas: int) -> None:
+    async def scale(self, key: Key, replicas: int) -> None:
         """Write `spec.replicas` through the scale subresource. Any exception means that it was not written."""
 
-    def decided(self, key: str) -> None:
+    def decided(self, key: Key) -> None:
         """The decision of this key is another than before: its status is due."""
 
 
@@ -51,11 +51,11 @@ class Autoscaler:
         self._fleet = fleet
         self._scrape = scrape
         self._now = now
-        self._histories: dict[str, History] = {}
-        self._decisions: dict[str, Decision] = {}
-        self._due: dict[str, datetime] = {}
+        self._histories: dict[Key, History] = {}
+        self._decisions: dict[Key, Decision] = {}
+        self._due: dict[Key, datetime] = {}
 
-    def decision(self, key: str) -> Decision | None:
+    def decision(self, key: Key) -> Decision | None:
         """The last word on a service; None before its pods were read and where Builtin has no say."""
         return self._decisions.get(key)
 
@@ -86,7 +86,7 @@ class Autoscaler:
         waits = [(self._due.get(key, end) - end).total_seconds() for key in rules]
         return min(max(min(waits, default=LONGEST_SLEEP), 0.05), LONGEST_SLEEP)
 
-    def _rules(self, key: str, service: Obj) -> Rules | None:
+    def _rules(self, key: Key, service: Obj) -> Rules | None:
         """How a service is scaled; None where nobody asks, and for what cannot be read: its reconcile says so, and the
         other services must not suffer."""
         if service["metadata"].get("deletionTimestamp"):
@@ -97,11 +97,11 @@ class Autoscaler:
             log.debug("%s: spec.autoscaling cannot be read", key)
             return None
 
-    def _forget(self, key: str) -> None:
+    def _forget(self, key: Key) -> None:
         for memory in (self._histories, self._decisions, self._due):
             memory.pop(key, None)
 
-    async def _look(self, key: str, service: Obj, rules: Rules) -> None:
+    async def _look(self, key: Key, service: Obj, rules: Rules) -> None:
         readings, failures = await self._scrape(ready_addresses(self._fleet.pods(key)))
         view = View(self._now(), service["spec"].get("replicas", 1), readings, failures)
         decision, history = decide(rules, view, self._histories.get(key, History()))

@@ -5,23 +5,13 @@ from __future__ import annotations
 import time
 from collections import OrderedDict, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 from unmask_operator.client.kinds import PODS, SERVICES, ApiKind
-from unmask_operator.objects import SERVICE_LABEL, Obj, Ref
+from unmask_operator.objects import SERVICE_LABEL, Key, Obj, Ref
 
 _OF_A_MANAGER = ("manager", "operation", "subresource")
 TOMBSTONES = 5_000  # deletions remembered, so that no late answer brings a deleted object back
-
-
-class Key(NamedTuple):
-    """A resource's namespace and name."""
-
-    namespace: str
-    name: str
-
-    def __str__(self) -> str:
-        return f"{self.namespace}/{self.name}"
 
 
 class Store:

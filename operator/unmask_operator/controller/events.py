@@ -4,30 +4,15 @@ from __future__ import annotations
 
 import uuid
 from datetime import datetime
-from typing import Protocol
 
 from unmask_operator.client.kinds import EVENTS
 from unmask_operator.objects import API_VERSION, FIELD_MANAGER, KIND, Obj
+from unmask_operator.status.transitions import Event
 
 LONGEST_NOTE = 1024  # bytes, the API's own limit
 
 
-class Transition(Protocol):
-    """A change of a condition that is worth telling."""
-
-    @property
-    def type(self) -> str:
-        """Normal or Warning."""
-
-    @property
-    def reason(self) -> str:
-        """CamelCase."""
-
-    @property
-    def message(self) -> str: ...
-
-
-def event(service: Obj, transition: Transition, instance: str, now: datetime) -> Obj:
+def event(service: Obj, transition: Event, instance: str, now: datetime) -> Obj:
     """The Event of a transition, about the resource, reported by the pod `instance`."""
     meta = service["metadata"]
     note = transition.message.encode()[:LONGEST_NOTE].decode(errors="ignore")

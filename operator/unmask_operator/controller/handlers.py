@@ -10,8 +10,8 @@ import kopf
 
 from unmask_operator.client.kinds import SERVICES, ApiKind
 from unmask_operator.client.login import login
-from unmask_operator.client.store import Key, Store
-from unmask_operator.objects import SERVICE_LABEL, Obj
+from unmask_operator.client.store import Store
+from unmask_operator.objects import SERVICE_LABEL, Key, Obj
 
 STREAM_SECONDS = 600  # how long one watch request lasts; a new one costs a request
 SILENCE_SECONDS = 180.0  # a stream without even a bookmark (one a minute) for so long is dead

@@ -6,7 +6,7 @@ import asyncio
 import functools
 import logging
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from datetime import UTC, datetime
 
 import aiohttp
@@ -15,17 +15,17 @@ from unmask_operator.autoscaler.loop import Autoscaler
 from unmask_operator.autoscaler.scrape import scrape
 from unmask_operator.client.client import Client
 from unmask_operator.client.errors import ApiError
-from unmask_operator.client.kinds import CHILDREN, EVENTS, NODES, OPTIONAL, PODS, SERVICES, ApiKind
-from unmask_operator.client.store import Key, Store
+from unmask_operator.client.kinds import EVENTS, NODES, OPTIONAL, PODS, SERVICES, ApiKind, watched
+from unmask_operator.client.store import Store
 from unmask_operator.controller.pod_events import PodEvents, Silent
 from unmask_operator.controller.progress import Progress, Target, is_loading
 from unmask_operator.controller.queue import WorkQueue
 from unmask_operator.controller.reconcile import Knowledge, Reconciler
-from unmask_operator.objects import SERVICE_LABEL, Obj
+from unmask_operator.objects import SERVICE_LABEL, Key, Obj
 from unmask_operator.process.metrics import Metrics
 from unmask_operator.settings import Settings
 from unmask_operator.state.plan import MISSING_CRD, NODES_SECONDS
-from unmask_operator.status.pods import is_ready
+from unmask_operator.status.pods import condition, is_ready
 from unmask_operator.status.told import is_silent
 
 WORKERS = 16
@@ -35,6 +35,7 @@ SECOND_RESYNC_SECONDS = 20.0  # what goes between our first lists and those of t
 # that is Ready is what people wait for.
 SETTLE_SECONDS = 1.0
 SETTLE_READY_SECONDS = 0.25
+LOOK_SECONDS = 5.0  # between looks at pods that load or say nothing
 DISCOVERY_SECONDS = 15.0  # between looks for a kind that a resource waits for
 
 log = logging.getLogger(__name__)
@@ -59,8 +60,8 @@ class Leader:
         self.knows = False
         self._nodes: tuple[float, Sequence[Obj]] | None = None
         self._listing_nodes = asyncio.Lock()  # one list serves all workers
-        self._progress = Progress(self._loading, self._look_again)
-        self._pod_events = PodEvents(self._silent, self._events_of, self._look_again)
+        self._progress = Progress(self._loading, queue.add)
+        self._pod_events = PodEvents(self._silent, self._events_of, queue.add)
         self._autoscaler: Autoscaler | None = None
         self._reconciler = Reconciler(client, store, settings, self._knowledge(), metrics)
 
@@ -74,14 +75,14 @@ class Leader:
                     group.create_task(self._work())
                 group.create_task(self._resync_for_ever())
                 group.create_task(self._discover_for_ever())
-                group.create_task(self._progress.run(session))
-                group.create_task(self._pod_events.run())
+                group.create_task(_every(LOOK_SECONDS, functools.partial(self._progress.poll, session)))
+                group.create_task(_every(LOOK_SECONDS, self._pod_events.poll))
                 group.create_task(self._autoscaler.run())
 
     async def resync(self) -> None:
         """List everything, put right what the watches missed, and have every resource reconciled."""
         found = [kind for kind in OPTIONAL if await self._client.has_api(kind)]
-        kinds = [SERVICES, PODS, *(kind for kind in CHILDREN if kind not in OPTIONAL or kind in found)]
+        kinds = watched(found)
         namespaces = self._settings.watch_namespaces or (None,)
         await asyncio.gather(*(self._list(kind, namespace) for kind in kinds for namespace in namespaces))
         self._apis = frozenset(kind.api for kind in found)  # listed, too: a new CRD may not be, for its first moments
@@ -156,12 +157,13 @@ class Leader:
             nodes=self._nodes_for,
             loads=lambda: self._progress.loads,
             told=lambda: self._pod_events.told,
-            decision=lambda key: self._autoscaler.decision(str(key)) if self._autoscaler else None,
+            decision=lambda key: self._autoscaler.decision(key) if self._autoscaler else None,
         )
 
     async def _nodes_for(self, pods: Sequence[Obj]) -> Sequence[Obj] | None:
         """All nodes while one of the pods finds none; they are listed for nothing else."""
-        if not self._settings.read_nodes or not any(is_unschedulable(pod) for pod in pods):
+        homeless = any(condition(pod, "PodScheduled").get("reason") == "Unschedulable" for pod in pods)
+        if not (self._settings.read_nodes and homeless):
             return None
         async with self._listing_nodes:
             now = time.monotonic()
@@ -174,36 +176,39 @@ class Leader:
         for key in self._store.families():
             for pod in self._store.pods(key):
                 if is_loading(pod):
-                    yield Target(pod["metadata"]["uid"], pod["status"]["podIP"], str(key))
+                    yield Target(pod["metadata"]["uid"], pod["status"]["podIP"], key)
 
     def _silent(self) -> Iterable[Silent]:
         now = datetime.now(UTC)
         for key in self._store.families():
             for pod in self._store.pods(key):
                 if is_silent(pod, now):
-                    yield Silent(pod["metadata"]["uid"], *key)
+                    yield Silent(pod["metadata"]["uid"], key)
 
     async def _events_of(self, pod: Silent) -> Sequence[Obj]:
-        events, _ = await self._client.list(EVENTS, pod.namespace, fields=f"regarding.uid={pod.uid}")
+        events, _ = await self._client.list(EVENTS, pod.key.namespace, fields=f"regarding.uid={pod.uid}")
         return events
-
-    def _look_again(self, key: str) -> None:
-        self._queue.add(_key(key))
 
     # What the autoscaler asks for (autoscaler.loop.Fleet).
 
-    def services(self) -> Iterable[tuple[str, Obj]]:
-        return ((str(key), obj) for key, obj in self._store.services())
+    def services(self) -> Iterable[tuple[Key, Obj]]:
+        return self._store.services()
 
-    def pods(self, key: str) -> Sequence[Obj]:
-        return self._store.pods(_key(key))
+    def pods(self, key: Key) -> Sequence[Obj]:
+        return self._store.pods(key)
 
-    async def scale(self, key: str, replicas: int) -> None:
-        await self._client.patch_scale(*_key(key), replicas)
+    async def scale(self, key: Key, replicas: int) -> None:
+        await self._client.patch_scale(*key, replicas)
         self._metrics.writes.labels("scale").inc()
 
-    def decided(self, key: str) -> None:
-        self._look_again(key)
+    def decided(self, key: Key) -> None:
+        self._queue.add(key)
+
+
+async def _every(seconds: float, look: Callable[[], Awaitable[None]]) -> None:
+    while True:
+        await look()
+        await asyncio.sleep(seconds)
 
 
 def settle_seconds(kind: ApiKind, obj: Obj) -> float:
@@ -219,18 +224,8 @@ def lacks_crd(service: Obj) -> bool:
     return any(c["reason"] == MISSING_CRD for c in conditions)
 
 
-def is_unschedulable(pod: Obj) -> bool:
-    conditions = (pod.get("status") or {}).get("conditions") or ()
-    return any(c["type"] == "PodScheduled" and c.get("reason") == "Unschedulable" for c in conditions)
-
-
 def _slim_node(node: Obj) -> Obj:
     meta = {k: node["metadata"].get(k) for k in ("name", "uid", "labels", "deletionTimestamp") if k in node["metadata"]}
     status = node.get("status") or {}
     kept = {k: status[k] for k in ("allocatable", "capacity", "conditions") if k in status}
     return {"apiVersion": "v1", "kind": "Node", "metadata": meta, "spec": node.get("spec") or {}, "status": kept}
-
-
-def _key(text: str) -> Key:
-    namespace, _, name = text.partition("/")
-    return Key(namespace, name)

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import time
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from unmask_operator.client.errors import ApiError
-from unmask_operator.objects import Obj
+from unmask_operator.objects import Key, Obj
 from unmask_operator.state.observed import Told
 
-POLL_SECONDS = 5.0
 AGAIN_SECONDS = 30.0  # between the first two looks at one pod; each pause is twice the one before
 LONGEST_SECONDS = 240.0  # of those pauses: pulling a large image keeps many pods silent for long
 
@@ -23,11 +21,10 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Silent:
-    """A pod to ask about: its uid, and the namespace and name of its resource."""
+    """A pod to ask about: its uid, and the resource it belongs to."""
 
     uid: str
-    namespace: str
-    service: str
+    key: Key
 
 
 class PodEvents:
@@ -37,7 +34,7 @@ class PodEvents:
         self,
         silent: Callable[[], Iterable[Silent]],
         read: Callable[[Silent], Awaitable[Sequence[Obj]]],
-        changed: Callable[[str], None],
+        changed: Callable[[Key], None],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._silent = silent
@@ -47,13 +44,8 @@ class PodEvents:
         self._asked: dict[str, tuple[float, float]] = {}  # when, and how long until the next look
         self.told: Mapping[str, Sequence[Told]] = {}
 
-    async def run(self) -> None:
-        """Look for ever. While no pod is silent the API server is asked nothing."""
-        while True:
-            await self.poll()
-            await asyncio.sleep(POLL_SECONDS)
-
     async def poll(self) -> None:
+        """Ask about the silent pods that are due. While none is silent the API server is asked nothing."""
         pods = {pod.uid: pod for pod in self._silent()}
         self._asked = {uid: asked for uid, asked in self._asked.items() if uid in pods}
         self.told = {uid: told for uid, told in self.told.items() if uid in pods}
@@ -69,7 +61,7 @@ class PodEvents:
                 continue
             if told != self.told.get(uid, ()):
                 self.told = {**self.told, uid: told}
-                self._changed(f"{pod.namespace}/{pod.service}")
+                self._changed(pod.key)
 
 
 def in_order(events: Iterable[Obj]) -> tuple[Told, ...]:

@@ -10,12 +10,11 @@ from dataclasses import dataclass
 
 import aiohttp
 
-from unmask_operator.objects import Obj
+from unmask_operator.objects import Key, Obj
 from unmask_operator.render.names import PORT, pod_url
 from unmask_operator.state.observed import Load
 from unmask_operator.status.pods import is_ready
 
-POLL_SECONDS = 5.0
 TIMEOUT_SECONDS = 2.0
 AT_ONCE = 32  # pods asked at the same time
 STEP_PERCENT = 5  # smaller advances are no news: each one is a write of the status
@@ -27,32 +26,26 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Target:
-    """A pod to ask: its uid, its IP address and the resource it belongs to, as "namespace/name"."""
+    """A pod to ask: its uid, its IP address and the resource it belongs to."""
 
     uid: str
     address: str
-    key: str
+    key: Key
 
 
 class Progress:
     """What pods last said. `loads` is by pod uid and holds only pods that are still loading."""
 
     def __init__(
-        self, targets: Callable[[], Iterable[Target]], changed: Callable[[str], None], port: int = PORT
+        self, targets: Callable[[], Iterable[Target]], changed: Callable[[Key], None], port: int = PORT
     ) -> None:
         self._targets = targets
         self._changed = changed
         self._port = port
         self.loads: Mapping[str, Load] = {}
 
-    async def run(self, session: aiohttp.ClientSession) -> None:
-        """Ask for ever. No API request is made; while no pod loads nothing is asked at all."""
-        while True:
-            await self.poll(session)
-            await asyncio.sleep(POLL_SECONDS)
-
     async def poll(self, session: aiohttp.ClientSession) -> None:
-        """Ask every loading pod once; a pod that does not answer keeps what it last said."""
+        """Ask every loading pod once; a pod that does not answer keeps what it last said. No API request is made."""
         limit = asyncio.Semaphore(AT_ONCE)
 
         async def ask(target: Target) -> tuple[Target, Load | None]:

@@ -13,10 +13,10 @@ from unmask_operator.client.client import Client
 from unmask_operator.client.errors import ApiError
 from unmask_operator.client.kinds import SERVICES, kind_of
 from unmask_operator.client.merge_patch import merge_patch
-from unmask_operator.client.store import Key, Store
+from unmask_operator.client.store import Store
 from unmask_operator.controller.events import event
 from unmask_operator.controller.writes import Outcome, Writer
-from unmask_operator.objects import Obj, Ref, controller_uid
+from unmask_operator.objects import Key, Obj, Ref, controller_uid
 from unmask_operator.process.metrics import Metrics
 from unmask_operator.settings import Settings
 from unmask_operator.state.observed import Decision, Load, Observed, Told

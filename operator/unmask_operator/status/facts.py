@@ -71,7 +71,7 @@ class Facts:
 
     def deployment_condition(self, kind: str) -> Obj:
         """A condition of the Deployment, {} where there is none."""
-        return next((c for c in self.status.get("conditions") or () if c["type"] == kind), {})
+        return pod_facts.condition(self.deployment, kind)
 
     @property
     def rolled_out(self) -> bool:

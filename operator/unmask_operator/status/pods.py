@@ -66,9 +66,9 @@ def variables(pod: Obj) -> set[str]:
     return {variable["name"] for c in containers if c["name"] == MAIN for variable in c.get("env") or ()}
 
 
-def condition(pod: Obj, kind: str) -> Obj:
-    """A condition of the pod, {} where there is none."""
-    return next((c for c in _status(pod).get("conditions") or () if c["type"] == kind), {})
+def condition(obj: Obj, kind: str) -> Obj:
+    """A condition of a pod or another object, {} where there is none."""
+    return next((c for c in _status(obj).get("conditions") or () if c["type"] == kind), {})
 
 
 def trouble(pod: Obj) -> Trouble | None:

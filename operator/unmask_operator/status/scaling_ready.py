@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from unmask_operator.objects import Obj, controller_uid
 from unmask_operator.status.facts import Facts, section
+from unmask_operator.status.pods import condition
 from unmask_operator.status.verdict import Verdict, no, unknown, yes
 
 TYPE = "ScalingReady"
@@ -27,8 +28,7 @@ def _builtin(facts: Facts) -> Verdict:
 
 def _as_it_was(facts: Facts) -> Verdict | None:
     """A new leader has no decision yet and no news either."""
-    conditions = section(facts.observed.service, "status").get("conditions") or ()
-    old = next((c for c in conditions if c["type"] == TYPE), None)
+    old = condition(facts.observed.service, TYPE)
     return Verdict(old["status"], old["reason"], old["message"]) if old and old["reason"] in _BUILTIN_REASONS else None
 
 
