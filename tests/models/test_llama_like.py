@@ -1,6 +1,5 @@
 """Families with Llama's and Qwen's names: golden logits and answers, transformers as an oracle, exact coverage."""
 
-import json
 from typing import Any
 
 import pytest
@@ -9,15 +8,13 @@ from safetensors.torch import load_file
 
 from runtime import LLM, SamplingParams
 from runtime.errors import ConfigError
-from runtime.strategies import strategies
 from tests.golden import GOLDEN
+from tests.models.golden_answers import GOLDENS, cases, check_answer, decode_cases, llms
 from tests.models.paged import load, logits_in_chunks
 from tests.oracle.llama_like import TransformersOracle, tensors_of, write
 from tests.oracle.spelling import KINDS, config_of, spelt, spelt_name
 
 TOLERANCE = 5e-4  # of golden logits (tests/golden/README.md)
-GOLDENS = {key: key for key, kind in KINDS.items() if kind.golden}  # folder -> family
-GOLDENS |= {"d2f_dream": "dream", "d2f_llada": "llada", "dmax": "llada2", "llada2dot2": "llada2dot2"}
 NAMED = {key: key for key, kind in KINDS.items() if kind.named}  # what --model-name has to say
 SHAPES: dict[str, tuple[str, dict[str, Any]]] = {
     "sdar": ("sdar", {}),
@@ -49,15 +46,6 @@ SHAPES: dict[str, tuple[str, dict[str, Any]]] = {
 }
 
 
-def cases(kind: str) -> list[Any]:
-    found = []
-    for folder in GOLDENS:
-        for case in json.loads((GOLDEN / folder / "cases.json").read_text()):
-            if case["kind"] == kind:
-                found.append(pytest.param(folder, case, id=f"{folder}-{case['name']}"))
-    return found
-
-
 @pytest.mark.parametrize(("folder", "case"), cases("logits"))
 def test_golden_logits(folder, case):
     assert case["attention"] in ("block_causal", "prefix_full", "full")
@@ -74,44 +62,14 @@ def test_golden_logits(folder, case):
 
 
 @pytest.fixture(scope="module")
-def golden_llms():
-    """One LLM a family and server settings, made when a case first asks for it."""
-    made: dict[tuple[str, ...], LLM] = {}
-
-    def get(family: str, server: dict[str, Any]) -> LLM:
-        key = (family, json.dumps(server))
-        if key not in made:
-            made[key] = LLM(str(GOLDEN / family), device="cpu", skip_tokenizer=True, **server)
-        return made[key]
-
-    yield get
-    for llm in made.values():
-        llm.close()
+def llm_of():
+    with llms(device="cpu") as get:
+        yield get
 
 
-@pytest.mark.parametrize(
-    ("family", "case"),
-    [case for case in cases("decode") if case.values[1]["settings"]["decoding_strategy"] in strategies()],
-)
-def test_golden_answers(golden_llms, family, case):
-    settings = dict(case["settings"])
-    names = ("model_name", "decoding_strategy", "sampling_mode", "block_size", "buffer_size", "full_cache")
-    server = {name: settings.pop(name) for name in names if name in settings}
-    if "the mask must be given as a flag" in case.get("notes", ""):
-        server["mask_token_id"] = case["mask_token_id"]
-    llm = golden_llms(family, server)
-    assert llm.info.mask_token_id == case["mask_token_id"]
-    assert llm.info.eos_token_ids == case["eos_token_ids"]
-    ask = {name: settings.pop(name) for name in ("max_tokens", "temperature")}
-    for ignore_eos, suffix in ((False, ""), (True, "_ignore_eos")):
-        if case[f"ids{suffix}"] is None:
-            assert "only with ignore_eos" in case["notes"]
-            continue
-        params = SamplingParams(**ask, ignore_eos=ignore_eos, decoding=settings)
-        (out,) = llm.generate([case["prompt_ids"]], params)
-        assert out.token_ids == case[f"ids{suffix}"]
-        assert out.nfe == case[f"nfe{suffix}"]
-        assert out.finish_reason == ("length" if ignore_eos else case["finish_reason"])
+@pytest.mark.parametrize(("folder", "case"), decode_cases())
+def test_golden_answers(llm_of, folder, case):
+    check_answer(llm_of(folder, case), case)
 
 
 @pytest.mark.parametrize("shape", SHAPES)

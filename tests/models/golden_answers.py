@@ -1,0 +1,78 @@
+"""The golden cases, and what an LLM has to answer to those that decode, on any device."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, Protocol
+
+import pytest
+
+from runtime import LLM, SamplingParams
+from runtime.strategies import strategies
+from tests.golden import GOLDEN
+from tests.oracle.spelling import KINDS
+
+GOLDENS = {key: key for key, kind in KINDS.items() if kind.golden}  # folder -> family
+GOLDENS |= {"d2f_dream": "dream", "d2f_llada": "llada", "dmax": "llada2", "llada2dot2": "llada2dot2"}
+SERVER = ("model_name", "decoding_strategy", "sampling_mode", "block_size", "buffer_size", "full_cache")  # settings
+
+
+def cases(kind: str) -> list[Any]:
+    """(folder, case), as pytest's parameters."""
+    found = []
+    for folder in GOLDENS:
+        for case in json.loads((GOLDEN / folder / "cases.json").read_text()):
+            if case["kind"] == kind:
+                found.append(pytest.param(folder, case, id=f"{folder}-{case['name']}"))
+    return found
+
+
+def decode_cases() -> list[Any]:
+    return [case for case in cases("decode") if case.values[1]["settings"]["decoding_strategy"] in strategies()]
+
+
+class LlmOf(Protocol):
+    """The LLM that serves a case of a folder."""
+
+    def __call__(self, folder: str, case: dict[str, Any]) -> LLM: ...
+
+
+@contextmanager
+def llms(**flags: Any) -> Iterator[LlmOf]:
+    """One LLM at a time, made when a case asks for another folder or other settings of a server than the one before."""
+    made: tuple[str, LLM] | None = None
+
+    def get(folder: str, case: dict[str, Any]) -> LLM:
+        nonlocal made
+        server = {name: case["settings"][name] for name in SERVER if name in case["settings"]}
+        if "the mask must be given as a flag" in case.get("notes", ""):
+            server["mask_token_id"] = case["mask_token_id"]
+        key = json.dumps([folder, server])
+        if made is None or made[0] != key:
+            if made is not None:
+                made[1].close()
+            made = key, LLM(str(GOLDEN / folder), skip_tokenizer=True, **server, **flags)
+        return made[1]
+
+    yield get
+    if made is not None:
+        made[1].close()
+
+
+def check_answer(llm: LLM, case: dict[str, Any]) -> None:
+    """Token for token, with as many forwards, with and without the end of text."""
+    assert llm.info.mask_token_id == case["mask_token_id"]
+    assert llm.info.eos_token_ids == case["eos_token_ids"]
+    settings = {name: value for name, value in case["settings"].items() if name not in SERVER}
+    ask = {name: settings.pop(name) for name in ("max_tokens", "temperature")}
+    for ignore_eos, suffix in ((False, ""), (True, "_ignore_eos")):
+        if case[f"ids{suffix}"] is None:
+            assert "only with ignore_eos" in case["notes"]
+            continue
+        params = SamplingParams(**ask, ignore_eos=ignore_eos, decoding=settings)
+        (out,) = llm.generate([case["prompt_ids"]], params)
+        assert out.token_ids == case[f"ids{suffix}"]
+        assert out.nfe == case[f"nfe{suffix}"]
+        assert out.finish_reason == ("length" if ignore_eos else case["finish_reason"])
