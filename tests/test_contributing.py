@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from runtime import LLM, SamplingParams
+from runtime.bench import __main__ as bench
 from runtime.errors import ConfigError, RequestError
 from runtime.models import base as models
 from runtime.samplers import base as samplers
@@ -51,7 +52,7 @@ def test_a_strategy(run):
     assert new != answers(params, buffer_size=4)
 
 
-def test_an_acceptance_rule(run):
+def test_an_acceptance_rule(run, tmp_path):
     run("runtime/samplers/best_few.py")
     for few, steps in ((1, 32), (2, 16)):
         params = SamplingParams(max_tokens=64, ignore_eos=True, decoding={"algorithm": "best_few", "few": few})
@@ -63,6 +64,13 @@ def test_an_acceptance_rule(run):
         answers(SamplingParams(decoding={"algorithm": "best_few", "few": 0}))
     with pytest.raises(RequestError, match="few: has no meaning with the threshold algorithm, only with best_few"):
         answers(SamplingParams(decoding={"few": 2}))
+    file = tmp_path / "sweep.json"
+    words = ["--device", "cpu", "--tasks", "add", "--n", "1", "--algorithm", "best_few", "--json", str(file)]
+    assert bench.main(["sweep", *words]) == 0
+    (swept,) = json.loads(file.read_text())["rules"]
+    assert [(point["value"], point["tasks"][0]["nfe"] >= 1) for point in swept["points"]] == [
+        (few, True) for few in (1, 2, 4, 8)
+    ]
 
 
 def test_a_family(run, tmp_path):

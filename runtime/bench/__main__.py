@@ -12,7 +12,7 @@ TOOLS = {
     "steps": "time the steps of an architecture with random weights",
     "host": "the Python cost of a step, with a model that computes nothing",
     "eval": "accuracy and tokens per forward on the demo tasks",
-    "sweep": "accuracy against speed over acceptance thresholds",
+    "sweep": "accuracy against speed, a curve for each acceptance rule",
 }
 
 

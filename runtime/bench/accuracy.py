@@ -60,7 +60,6 @@ def add_model_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--batch", type=int, default=32, help="requests decoded at a time (32)")
     parser.add_argument("--n", type=int, default=500, help="held-out prompts a task (500)")
     parser.add_argument("--seed", type=int, default=0, help="of the choice of held-out prompts (0)")
-    parser.add_argument("--algorithm", help="acceptance rule: threshold, edit, ...; the server's default without it")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures there too")
 
 

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import argparse
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+
+MARKERS = "osD^vP*X<>"  # as many as colours, so that curves which meet are told apart
 
 
 @dataclass(frozen=True)
@@ -25,6 +28,8 @@ def _png(text: str) -> Path:
     path = Path(text)
     if path.suffix.lower() != ".png":
         raise argparse.ArgumentTypeError(f"{text!r} must end in .png")
+    if not path.absolute().parent.is_dir():
+        raise argparse.ArgumentTypeError(f"{text!r} is in no directory that there is")
     try:
         import matplotlib  # noqa: F401  (said before the measuring, not after it)
     except ImportError:
@@ -32,21 +37,25 @@ def _png(text: str) -> Path:
     return path
 
 
-def draw(path: Path, title: str, axes: tuple[str, str], curves: Sequence[Curve]) -> None:
+def draw(path: Path, title: str, axes: tuple[str, str], curves: Sequence[Curve], log_x: bool = False) -> None:
     """Write `curves` with axis labels (x, y) as a PNG. OSError where `path` can't be written."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(8, 5), dpi=120, layout="constrained")
+    figure = Figure(figsize=(8, 5) if len(curves) == 1 else (10, 5), dpi=100, layout="constrained")
     FigureCanvasAgg(figure)
     plot = figure.add_subplot()
-    for curve in curves:
-        plot.plot(*zip(*curve.points, strict=True), marker="o", label=curve.name)
+    for curve, marker in zip(curves, itertools.cycle(MARKERS)):
+        look = {"marker": marker, "markersize": 5, "markerfacecolor": "none", "linewidth": 1.2, "clip_on": False}
+        plot.plot(*zip(*curve.points, strict=True), label=curve.name, **look)
         for point, label in zip(curve.points, curve.labels, strict=True):
             plot.annotate(label, point, textcoords="offset points", xytext=(5, 5), fontsize=8)
     plot.set(title=title, xlabel=axes[0], ylabel=axes[1])
+    if log_x:
+        plot.set_xscale("log", base=2)
+        plot.xaxis.set_major_formatter("{x:g}")
     plot.set_ylim(bottom=0)
     plot.grid(alpha=0.3)
     if len(curves) > 1:
-        plot.legend()
+        figure.legend(loc="outside right center", fontsize=8)  # beside the points, not over them
     figure.savefig(path)

@@ -52,6 +52,23 @@ class Orders:
 
 
 @dataclass(frozen=True)
+class Tradeoff:
+    """By which of its fields a rule trades accuracy for speed, and values of it that show how, from careful to fast.
+
+    Like its default they are in blocks where the field is `per_block`.
+    """
+
+    field: Field
+    values: tuple[float, ...]
+
+    def served(self, block_size: int) -> tuple[float, ...]:
+        """The values where blocks are of `block_size` tokens; those that come to the same are there once."""
+        if not self.field.per_block:
+            return self.values
+        return tuple(dict.fromkeys(max(int(self.field.low), int(value * block_size)) for value in self.values))
+
+
+@dataclass(frozen=True)
 class BlockBatch:
     """`n` ACTIVE blocks of `B` positions that share a rule, as they were before this forward.
 
@@ -142,6 +159,8 @@ class Rule:
     Attributes:
         key: what ``decoding.algorithm`` calls it.
         fields: what a request may set for it; those that several rules share stand in `runtime/samplers/shared.py`.
+        tradeoff: the field that says how careful it is, for pictures of the rule (``python -m runtime.bench sweep``);
+            None: they show it at its defaults.
         modes: each mode as values of some of the fields; without modes a request's ``mode`` is refused.
         edits: blocks end when they come to rest, not when they are full (decoding.md 3.2); needs a family that can.
         noisy: it denoises noise instead of masks, for strategies that are noisy too. All of an open block is MASKED
@@ -155,6 +174,7 @@ class Rule:
 
     key: ClassVar[str]
     fields: ClassVar[tuple[Field, ...]] = ()
+    tradeoff: ClassVar[Tradeoff | None] = None
     modes: ClassVar[dict[str, dict[str, Value]]] = {}
     edits: ClassVar[bool] = False
     noisy: ClassVar[bool] = False
@@ -209,6 +229,8 @@ def register_rule(rule: R) -> R:
     for field in rule.fields:
         if known.get(field.name, field).kind != field.kind:
             raise ValueError(f"{rule.key}: field {field.name!r} is of another kind in another rule")
+    if rule.tradeoff is not None and rule.tradeoff.field not in rule.fields:
+        raise ValueError(f"{rule.key}: {rule.tradeoff.field.name!r}, by which it trades, is none of its fields")
     _RULES[rule.key] = rule()
     return rule
 

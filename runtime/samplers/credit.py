@@ -10,7 +10,7 @@ import torch
 from runtime.request.description import Field, share
 from runtime.samplers.base import BlockBatch, Decision, Rows, Stat, register_rule
 from runtime.samplers.choose import greedy
-from runtime.samplers.shared import ACCEPT, COMMON, METRIC, RankedRule, accept_or_force, filling
+from runtime.samplers.shared import ACCEPT, BY_THRESHOLD, COMMON, METRIC, RankedRule, accept_or_force, filling
 
 WEIGHT = Field(name="credit.weight", default=0.7, high=100, help="what the logarithm of credit adds to a logit")
 DECAY = share("credit.decay", 0.8, "what a step leaves of the credit before it")
@@ -23,6 +23,7 @@ POWER = Field(
 class Credit(RankedRule):
     key = "credit"
     fields = (ACCEPT, WEIGHT, DECAY, POWER, METRIC, *COMMON)
+    tradeoff = BY_THRESHOLD
     keeps = ("token", "credit")
 
     def wants(self, values: Mapping[str, Any]) -> Stat:

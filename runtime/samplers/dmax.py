@@ -9,11 +9,12 @@ from dataclasses import replace
 import torch
 
 from runtime.request.description import Field, Value, share
-from runtime.samplers.base import MERGED, SUPPRESS_EOS, BlockBatch, Decision, Merge, Rule, Stat, register_rule
+from runtime.samplers.base import MERGED, SUPPRESS_EOS, BlockBatch, Decision, Merge, Rule, Stat, Tradeoff, register_rule
 from runtime.samplers.shared import MAX_STEPS, late
 
 SURE = 0.9  # probability of every position's likeliest token at which a block has come to rest
 
+ACCEPT = share("accept_threshold", 0.5, "confidence from which masked positions are taken, up to the first below it")
 MODE = Field(
     name="token_merge_mode", kind="choice", choices=("dmax_topk", "iter_smooth_topk"), default="dmax_topk",
     help="the embedding of a filled position: of its likeliest tokens and, for the rest of 1, the mask; or its token's "
@@ -34,7 +35,7 @@ class DMax(Rule):
     key = "dmax"
     strategies = ("dmax",)
     fields = (
-        share("accept_threshold", 0.5, "confidence from which masked positions are taken, up to the first below it"),
+        ACCEPT,
         MODE,
         MERGED,
         RENORMALIZE,
@@ -42,6 +43,7 @@ class DMax(Rule):
         replace(MAX_STEPS, default=1, help="steps after which a block takes whatever it holds; default one a position"),
         SUPPRESS_EOS,
     )
+    tradeoff = Tradeoff(ACCEPT, (0.95, 0.9, 0.8, 0.7, 0.6, 0.5, 0.3))
     edits = True
 
     def wants(self, values: Mapping[str, Value]) -> Stat:
@@ -57,7 +59,7 @@ class DMax(Rule):
     def decide(self, blocks: BlockBatch) -> Decision:
         assert blocks.top is not None
         masked, held_back, capped = blocks.masked, late(blocks), blocks.capped()
-        unsure = masked & (blocks.conf < blocks.param("accept_threshold"))
+        unsure = masked & (blocks.conf < blocks.param(ACCEPT.name))
         passed = masked & (unsure.cumsum(1) == 0)
         forced = blocks.may_force & masked.any(1) & ~passed.any(1)
         first = masked & (masked.cumsum(1) == 1)

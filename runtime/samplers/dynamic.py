@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from runtime.samplers.base import BlockBatch, Decision, register_rule
-from runtime.samplers.shared import ACCEPT, COMMON, METRIC, STEPS, RankedRule, filling, order, quota, rank
+from runtime.samplers.shared import ACCEPT, BY_STEPS, COMMON, METRIC, STEPS, RankedRule, filling, order, quota, rank
 
 
 @register_rule
 class Dynamic(RankedRule):
     key = "dynamic"
     fields = (ACCEPT, STEPS, METRIC, *COMMON)
+    tradeoff = BY_STEPS
 
     def decide(self, blocks: BlockBatch) -> Decision:
         """A block that may not force has no quota and takes nothing."""

@@ -9,7 +9,7 @@ import torch
 
 from runtime.request.description import Field, Value, share
 from runtime.samplers.base import BlockBatch, Decision, Rows, Rule, Stat, register_rule
-from runtime.samplers.shared import ACCEPT, COMMON, accept_or_force
+from runtime.samplers.shared import ACCEPT, BY_THRESHOLD, COMMON, accept_or_force
 
 EDIT = share("edit_threshold", 0.0, "confidence above which a filled token is replaced")
 MAX_POST_EDIT = Field(
@@ -29,6 +29,7 @@ MODES: dict[str, dict[str, Value]] = {
 class Edit(Rule):
     key = "edit"
     fields: ClassVar[tuple[Field, ...]] = (ACCEPT, EDIT, MAX_POST_EDIT, PENALTY, *COMMON)
+    tradeoff = BY_THRESHOLD
     modes = MODES
     edits = True
 

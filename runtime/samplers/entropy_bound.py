@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from runtime.request.description import Field
-from runtime.samplers.base import BlockBatch, Decision, Rule, Stat, register_rule
+from runtime.samplers.base import BlockBatch, Decision, Rule, Stat, Tradeoff, register_rule
 from runtime.samplers.shared import COMMON, filling, or_best, rank
 
 BOUND = Field(
@@ -21,6 +21,7 @@ BOUND = Field(
 class EntropyBound(Rule):
     key = "entropy_bound"
     fields = (BOUND, *COMMON)
+    tradeoff = Tradeoff(BOUND, (0.1, 0.3, 1, 1.5, 2, 4))
 
     def wants(self, values: Mapping[str, Any]) -> Stat:
         return Stat.ENTROPY

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from runtime.request.description import Field
-from runtime.samplers.base import BlockBatch, Decision, register_rule
+from runtime.samplers.base import BlockBatch, Decision, Tradeoff, register_rule
 from runtime.samplers.shared import COMMON, METRIC, RankedRule, filling, or_best, order, rank
 
 FACTOR = Field(
@@ -18,6 +18,7 @@ FACTOR = Field(
 class Factor(RankedRule):
     key = "factor"
     fields = (FACTOR, METRIC, *COMMON)
+    tradeoff = Tradeoff(FACTOR, (0.5, 1, 1.25, 1.5, 2, 4))
 
     def decide(self, blocks: BlockBatch) -> Decision:
         """In their order, positions are taken up to the first whose confidence is less than its place asks for."""

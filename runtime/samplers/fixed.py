@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from runtime.samplers.base import BlockBatch, Decision, register_rule
-from runtime.samplers.shared import COMMON, METRIC, STEPS, RankedRule, filling, order, quota, rank
+from runtime.samplers.shared import BY_STEPS, COMMON, METRIC, STEPS, RankedRule, filling, order, quota, rank
 
 
 @register_rule
 class Fixed(RankedRule):
     key = "fixed"
     fields = (STEPS, METRIC, *COMMON)
+    tradeoff = BY_STEPS
 
     def decide(self, blocks: BlockBatch) -> Decision:
         best = rank(order(blocks), blocks.masked) < quota(blocks)[:, None]

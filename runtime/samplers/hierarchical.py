@@ -6,7 +6,7 @@ from __future__ import annotations
 import torch
 
 from runtime.request.description import share
-from runtime.samplers.base import BlockBatch, Decision, register_rule
+from runtime.samplers.base import BlockBatch, Decision, Tradeoff, register_rule
 from runtime.samplers.shared import ACCEPT, COMMON, METRIC, RankedRule, filling, or_best, order
 
 LOW = share("low_threshold", 0.4, "confidence above which the best position of a run of masks is taken")
@@ -16,6 +16,7 @@ LOW = share("low_threshold", 0.4, "confidence above which the best position of a
 class Hierarchical(RankedRule):
     key = "hierarchical"
     fields = (ACCEPT, LOW, METRIC, *COMMON)
+    tradeoff = Tradeoff(LOW, (0.9, 0.7, 0.6, 0.5, 0.3, 0.1))
 
     def decide(self, blocks: BlockBatch) -> Decision:
         by = order(blocks)

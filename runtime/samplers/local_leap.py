@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from runtime.request.description import Field, share
-from runtime.samplers.base import BlockBatch, Decision, register_rule
+from runtime.samplers.base import BlockBatch, Decision, Tradeoff, register_rule
 from runtime.samplers.shared import COMMON, METRIC, RankedRule, filling, or_best, order
 
 ANCHOR = share("local_leap.anchor", 0.9, "confidence from which a masked position is an anchor, which is taken")
@@ -19,6 +19,7 @@ RADIUS = Field(
 class LocalLeap(RankedRule):
     key = "local_leap"
     fields = (ANCHOR, NEIGHBOR, RADIUS, METRIC, *COMMON)
+    tradeoff = Tradeoff(NEIGHBOR, (0.9, 0.75, 0.6, 0.5, 0.4, 0.3, 0.1))
 
     def decide(self, blocks: BlockBatch) -> Decision:
         anchors = blocks.masked & (blocks.conf >= blocks.param(ANCHOR.name))

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 import torch
 
 from runtime.request.description import Field, Value
-from runtime.samplers.base import TEMPERATURE, BlockBatch, Decision, Rows, Rule, Stat, register_rule
+from runtime.samplers.base import TEMPERATURE, BlockBatch, Decision, Rows, Rule, Stat, Tradeoff, register_rule
 
 STEPS = Field(
     name="max_denoising_steps", kind="integer", default=48, low=1, high=4096, flag="diffusion_gemma_max_steps",
@@ -42,6 +42,7 @@ class Noise(Rule):
     strategies = ("diffusion_gemma",)
     noisy = True
     fields = (STEPS, BOUND, T_MIN, T_MAX, STABLE, SURE)
+    tradeoff = Tradeoff(STEPS, (48, 32, 24, 16, 8, 4))
     keeps = ("likeliest", "steps")  # a position's likeliest token, and in how many steps without a break
 
     def wants(self, values: Mapping[str, Value]) -> Stat:

@@ -8,9 +8,10 @@ from typing import Any
 import torch
 
 from runtime.request.description import Field, share
-from runtime.samplers.base import SUPPRESS_EOS, BlockBatch, Decision, Rule, Stat
+from runtime.samplers.base import SUPPRESS_EOS, BlockBatch, Decision, Rule, Stat, Tradeoff
 
 ACCEPT = share("accept_threshold", 0.9, "confidence above which a masked position is taken")
+BY_THRESHOLD = Tradeoff(ACCEPT, (0.99, 0.9, 0.8, 0.7, 0.6, 0.5, 0.3))
 MAX_STEPS = Field(
     name="max_steps_per_block", kind="integer", default=2, per_block=True, low=1, high=2**31,
     help="steps after which a block takes whatever it holds; default twice the block",
@@ -20,6 +21,7 @@ STEPS = Field(
     name="steps", kind="integer", default=1, per_block=True, low=1, high=2**31,
     help="steps a block; default one a position",
 )  # fmt: skip
+BY_STEPS = Tradeoff(STEPS, (1, 1 / 2, 1 / 4, 1 / 8, 1 / 16, 1 / 32))
 
 METRIC = Field(
     name="confidence_metric", kind="choice", choices=("max_prob", "margin", "neg_entropy"), default="max_prob",

@@ -8,7 +8,7 @@ from typing import Any
 
 from runtime.request.description import Value, share
 from runtime.samplers.base import BlockBatch, Decision, Stat, register_rule
-from runtime.samplers.shared import ACCEPT, COMMON, METRIC, RankedRule, accept_or_force, filling
+from runtime.samplers.shared import ACCEPT, BY_THRESHOLD, COMMON, METRIC, RankedRule, accept_or_force, filling
 
 REMASK = share("remask_threshold", 0.0, "confidence below which a filled position is masked again, once", neutral=0)
 
@@ -23,6 +23,7 @@ MODES: dict[str, dict[str, Value]] = {
 class Threshold(RankedRule):
     key = "threshold"
     fields = (ACCEPT, REMASK, METRIC, *COMMON)
+    tradeoff = BY_THRESHOLD
     modes = MODES
 
     def wants(self, values: Mapping[str, Any]) -> Stat:

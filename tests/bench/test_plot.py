@@ -26,6 +26,14 @@ def test_another_kind_of_file_is_refused(tool, capsys) -> None:
     assert "'picture.jpg' must end in .png" in capsys.readouterr().err
 
 
+def test_a_file_that_could_not_be_written_is_refused_before_the_measuring(capsys, tmp_path) -> None:
+    parser = argparse.ArgumentParser()
+    sweep.add_arguments(parser)
+    with pytest.raises(SystemExit):
+        parser.parse_args(["--plot", str(tmp_path / "none" / "picture.png")])
+    assert "is in no directory that there is" in capsys.readouterr().err
+
+
 def test_curves_of_loads_leave_out_what_was_not_measured() -> None:
     def load(kind: str, value: float, speed: float, p50: float | None) -> dict:
         latency = {"p50": p50, "p90": None if p50 is None else 2 * p50}
@@ -35,15 +43,4 @@ def test_curves_of_loads_leave_out_what_was_not_measured() -> None:
     assert serve._curves(loads) == [
         Curve("p50 by clients", [(100, 10.0), (400, 20.0)], ["1", "8"]),
         Curve("p90 by clients", [(100, 20.0), (400, 40.0)], ["1", "8"]),
-    ]
-
-
-def test_curves_of_a_sweep_are_all_tasks_and_each() -> None:
-    def point(threshold: float, speed: float) -> dict:
-        task = {"task": "fill", "tokens_per_forward": speed + 1, "accuracy": 0.5}
-        return {"accept_threshold": threshold, "tokens_per_forward": speed, "accuracy": 0.75, "tasks": [task]}
-
-    assert sweep._curves([point(0.3, 16.0), point(0.9, 9.0)]) == [
-        Curve("all", [(16.0, 75.0), (9.0, 75.0)], ["0.3", "0.9"]),
-        Curve("fill", [(17.0, 50.0), (10.0, 50.0)], ["", ""]),
     ]

@@ -1,0 +1,163 @@
+"""`sweep` draws a curve for every rule that fits the served model, from what the rules declare."""
+
+import json
+
+import pytest
+
+from runtime import LLM, SamplingParams
+from runtime.bench import __main__ as bench
+from runtime.bench import accuracy, sweep
+from runtime.bench.accuracy import Result
+from runtime.bench.sweep import Point, Walk
+from runtime.demo.tasks import all_tasks, held_out_samples
+from runtime.request.checks import declared
+from runtime.samplers import Rule, get_rule, register_rule, rules
+from runtime.samplers import base as samplers
+from runtime.samplers.fixed import Fixed
+from runtime.samplers.shared import ACCEPT, BY_STEPS, BY_THRESHOLD, COMMON, STEPS
+
+
+@pytest.fixture(scope="module")
+def llm():
+    with LLM(device="cpu") as llm:
+        yield llm
+
+
+@pytest.fixture
+def figures(llm, monkeypatch, tmp_path):
+    """Runs the tool on one model for all tests; the rules' figures in its JSON."""
+
+    class Kept:
+        info, generate = llm.info, llm.generate
+
+        def __enter__(self):
+            return self
+
+        def __exit__(self, *_):
+            return None
+
+    def run(*words: str) -> list[dict]:
+        file = tmp_path / "sweep.json"
+        assert bench.main(["sweep", *words, "--json", str(file)]) == 0
+        return json.loads(file.read_text())["rules"]
+
+    monkeypatch.setattr(sweep, "open_llm", lambda *_: Kept())
+    return run
+
+
+@pytest.mark.parametrize("key", rules())
+@pytest.mark.parametrize("size", [4, 8, 32])
+def test_every_rule_declares_values_that_it_takes(key, size) -> None:
+    tradeoff = get_rule(key).tradeoff
+    values = tradeoff.served(size)
+    assert len(values) == len(set(values)) > 2
+    for value in values:
+        assert declared("", value, tradeoff.field) == value
+
+
+def test_what_counts_in_blocks_is_of_the_served_blocks() -> None:
+    assert BY_STEPS.served(8) == (8, 4, 2, 1)
+    assert BY_THRESHOLD.served(8) == BY_THRESHOLD.values
+
+
+def test_every_fitting_rule_is_swept_and_is_quicker_at_its_last_value(llm) -> None:
+    """Values go from careful to fast, or a curve would say the opposite of what it shows."""
+    walks = sweep.walks(llm.info, None, None)
+    assert [walk.rule for walk in walks] == [rule.key for rule in llm.info.rules]
+    assert len(walks) == len(set(rules()) - {"dmax", "noise"})
+    prompt = held_out_samples(all_tasks()["story"], 1)[0].messages
+    ends = [walk.decoding(value) for walk in walks for value in (walk.values[0], walk.values[-1])]
+    params = [SamplingParams(max_tokens=32, temperature=0, decoding=decoding) for decoding in ends]
+    steps = [output.nfe for output in llm.generate([prompt] * len(ends), params)]
+    for walk, careful, fast in zip(walks, steps[::2], steps[1::2], strict=True):
+        assert careful > fast, walk.rule
+
+
+def test_figures_of_two_rules(figures) -> None:
+    found = figures("--tasks", "add", "greet", "--n", "1", "--algorithm", "fixed", "local_leap", "fixed")
+    assert [(rule["algorithm"], rule["field"]) for rule in found] == [
+        ("fixed", "steps"),
+        ("local_leap", "local_leap.neighbor"),
+    ]
+    fixed = found[0]["points"]
+    assert [point["value"] for point in fixed] == [32, 16, 8, 4, 2, 1]
+    for point in fixed:
+        assert point["tokens_per_forward"] == pytest.approx(
+            sum(task["tokens"] for task in point["tasks"]) / sum(task["nfe"] for task in point["tasks"])
+        )
+    speeds = [point["tokens_per_forward"] for point in fixed]
+    assert speeds == sorted(speeds)
+    assert fixed[0]["accuracy"] == 1
+
+
+def test_values_of_ones_own(figures, llm) -> None:
+    (rule,) = figures("--tasks", "add", "--n", "1", "--algorithm", "sequential", "--values", "3", "5")
+    (sample,) = held_out_samples(all_tasks()["add"], 1)
+    for point, steps in zip(rule["points"], (3, 5), strict=True):
+        params = SamplingParams(
+            max_tokens=accuracy.MAX_TOKENS, temperature=0, decoding={"algorithm": "sequential", "steps": steps}
+        )
+        assert point["value"] == steps
+        assert point["tasks"][0]["nfe"] == llm.generate([sample.messages], params)[0].nfe
+
+
+def test_long_tasks_are_the_default(figures, monkeypatch) -> None:
+    asked = []
+
+    def run_tasks(_, tasks, *rest):
+        asked.append([task.kind for task in tasks])
+        return [Result(task.name, task.kind, 1, 1, 10, 5) for task in tasks]
+
+    monkeypatch.setattr(sweep, "run_tasks", run_tasks)
+    figures("--algorithm", "threshold", "--values", "0.5")
+    assert [set(kinds) for kinds in asked] == [{"long"}]
+
+
+def test_a_rule_without_a_tradeoff_is_one_point_at_its_defaults(figures, llm, monkeypatch, capsys) -> None:
+    monkeypatch.setattr(Fixed, "tradeoff", None)
+    (rule,) = figures("--tasks", "add", "--n", "1", "--algorithm", "fixed")
+    assert (rule["field"], [point["value"] for point in rule["points"]]) == (None, [None])
+    assert Walk("fixed", None, (None,)).decoding(None) == {"algorithm": "fixed"}
+    assert bench.main(["sweep", "--algorithm", "fixed", "--values", "2"]) == 1
+    assert capsys.readouterr().err == "--values: fixed declares no field by which it trades; leave them out\n"
+
+
+def test_a_tradeoff_of_another_rules_field_is_refused(monkeypatch) -> None:
+    monkeypatch.setattr(samplers, "_RULES", {})
+
+    class Wrong(Rule):
+        key, fields, tradeoff = "wrong", (ACCEPT, *COMMON), BY_STEPS
+
+    with pytest.raises(ValueError, match="wrong: 'steps', by which it trades, is none of its fields"):
+        register_rule(Wrong)
+    Wrong.fields = (STEPS, *COMMON)
+    assert register_rule(Wrong) is Wrong
+
+
+def test_a_field_of_an_object_is_its_entry() -> None:
+    walk = Walk("local_leap", "local_leap.anchor", (0.5,))
+    assert walk.decoding(0.5) == {"algorithm": "local_leap", "local_leap": {"anchor": 0.5}}
+
+
+def point(value: float, right: int, nfe: int) -> Point:
+    return Point(value, [Result("a", "long", 10, right, 100, nfe), Result("b", "long", 10, 10, 100, 10)])
+
+
+def test_curves_are_of_rules_and_of_tasks_where_there_is_one_rule() -> None:
+    few = (Walk("fixed", "steps", (4, 2)), [point(4, 8, 40), point(2, 5, 15)])
+    bare = (Walk("bare", None, (None,)), [Point(None, point(0, 9, 30).tasks)])
+    assert [(c.name, c.points, c.labels) for c in sweep.curves([few, bare])] == [
+        ("fixed: steps 4 to 2", [(4.0, 90.0), (8.0, 75.0)], ["", ""]),
+        ("bare", [(5.0, 95.0)], [""]),
+    ]
+    assert [(c.name, c.points, c.labels) for c in sweep.curves([few])] == [
+        ("all", [(4.0, 90.0), (8.0, 75.0)], ["4", "2"]),
+        ("a", [(2.5, 80.0), (100 / 15, 50.0)], ["", ""]),
+        ("b", [(10.0, 100.0), (10.0, 100.0)], ["", ""]),
+    ]
+
+
+def test_the_picture_is_drawn(figures, tmp_path) -> None:
+    file = tmp_path / "rules.png"
+    figures("--tasks", "add", "--n", "1", "--algorithm", "fixed", "edit", "--plot", str(file))
+    assert file.read_bytes().startswith(b"\x89PNG")
