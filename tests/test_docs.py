@@ -1,5 +1,6 @@
 """What the documentation says is what the code does."""
 
+import argparse
 import ast
 import json
 import re
@@ -8,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from runtime.bench import sweep
 from runtime.bench.__main__ import TOOLS
 from runtime.config import FLAGS, parse
 from runtime.config.markdown import with_table
@@ -51,7 +53,7 @@ def test_flags_are_the_tables():
 def test_flags_and_files_that_are_named_exist(name):
     text = page(name)
     own = {f"--{s}" for f in FLAGS for s in f.spellings} | {"--help"}
-    tools = {"--arch", "--random-weights", "--plot", "--hypothesis-profile", "--timeout"}
+    tools = {"--arch", "--random-weights", "--plot", "--tasks", "--hypothesis-profile", "--timeout"}
     tools |= {"--namespace", "--create-namespace", "--set", "--wait", "--for", "--from-literal"}  # helm's and kubectl's
     tools |= {"--all"}  # the siege's
     for flag in re.findall(r"(?<![\w-])--[a-z][a-z-]+", re.sub(r"<!--.*?-->", "", text)):
@@ -81,6 +83,18 @@ def test_tools_and_targets_exist():
             assert target in targets, target
     for tool in re.findall(r"runtime\.bench (\w+)", page("README.md")):
         assert tool in TOOLS
+
+
+def test_the_picture_of_the_rules_is_the_commands(monkeypatch):
+    monkeypatch.chdir(ROOT)
+    text = page("docs/decoding.md")
+    (command,) = re.findall(r"python -m runtime\.bench sweep (.*)", text)
+    parser = argparse.ArgumentParser()
+    sweep.add_arguments(parser)
+    picture = parser.parse_args(shlex.split(command)).plot
+    assert f"]({picture.relative_to('docs')})" in text
+    assert picture.read_bytes().startswith(b"\x89PNG")
+    assert picture.stat().st_size <= 120_000
 
 
 def test_python_examples_use_what_there_is():
