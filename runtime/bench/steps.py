@@ -16,9 +16,10 @@ import statistics
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
+from torch import nn
 
 from runtime.bench.step_plans import StepPlans, pages_needed
 from runtime.engine.model_runner import ModelRunner
@@ -26,6 +27,7 @@ from runtime.errors import ConfigError
 from runtime.layers.attention_dispatch import attention_names
 from runtime.layers.build import Build
 from runtime.layers.kv_pool import LAYOUTS
+from runtime.layers.weight import weights_of
 from runtime.models.architectures import ARCHITECTURES, architecture, random_model
 from runtime.models.base import Facts, Family, Model, resolve_family
 from runtime.state.plan import StepPlan
@@ -74,10 +76,8 @@ def main(args: argparse.Namespace) -> int:
 class _Setup:
     """A runner over one pool large enough for every case, its plans, and the facts that make the figures comparable."""
 
-    def __init__(
-        self, model: Model, strategy: Strategy, known: Facts, args: argparse.Namespace, device: torch.device
-    ) -> None:
-        dtype = next(model.parameters()).dtype  # type: ignore[attr-defined]
+    def __init__(self, model: Model, strategy: Strategy, known: Facts, args: argparse.Namespace, build: Build) -> None:
+        device, dtype = build.device, build.dtype
         decode = max(args.batch) * pages_needed(max(args.context) + args.block_size, args.page_size)
         prefill = max(args.batch) * pages_needed(max([*args.prompt, 1]), args.page_size)
         self.pool = LAYOUTS[args.kv_cache_layout](
@@ -93,7 +93,7 @@ class _Setup:
             places=max(args.batch),
         )  # fmt: skip
         gpu = torch.cuda.get_device_name(device) if device.type == "cuda" else platform.processor() or "cpu"
-        weights = sum(p.numel() * p.element_size() for p in model.parameters())  # type: ignore[attr-defined]
+        weights = sum(weight.nbytes for weight in weights_of(cast(nn.Module, model)).values())
         self.facts = {
             "model": args.arch or args.model, "device": gpu, "dtype": str(dtype).removeprefix("torch."),
             "torch": torch.__version__, "weights_gb": round(weights / 1e9, 3), "block_size": args.block_size,
@@ -128,7 +128,7 @@ def _set_up(args: argparse.Namespace) -> _Setup:
     known = family.facts(arch)
     strategy = _strategy(family, known, args)
     model = random_model(config, build) if checkpoint is None else load_model(checkpoint, family, arch, build)
-    return _Setup(model, strategy, known, args, device)
+    return _Setup(model, strategy, known, args, build)
 
 
 def _strategy(family: Family[Any], known: Facts, args: argparse.Namespace) -> Strategy:

@@ -13,6 +13,7 @@ from runtime.engine.offer import fitting_rules
 from runtime.engine.setup import DEFAULT_MODEL_LEN
 from runtime.layers.build import Build
 from runtime.layers.kv_pool import UnifiedPool
+from runtime.layers.weight import weights_of
 from runtime.models import Family, families, resolve_family
 from runtime.models.architectures import ARCHITECTURES
 from runtime.samplers import rules
@@ -73,10 +74,11 @@ def _shape_row(name: str) -> str:
     arch = family.parse(config)
     model = family.make(arch, Build.choose("meta", torch.bfloat16))
     assert isinstance(model, nn.Module)
-    parameters = sum(parameter.numel() for parameter in model.parameters())
+    held = weights_of(model).values()
+    parameters = sum(weight.size for weight in held)
     if parameters < TINY:
         return ""
-    weights = sum(parameter.nbytes for parameter in model.parameters())
+    weights = sum(weight.nbytes for weight in held)
     facts = family.facts(arch)
     length = min(facts.max_model_len or DEFAULT_MODEL_LEN, facts.max_positions)
     return (

@@ -16,6 +16,7 @@ from runtime.engine.warmup import warm_up
 from runtime.errors import ConfigError
 from runtime.layers.build import Build
 from runtime.layers.kv_pool import LAYOUTS
+from runtime.layers.weight import weights_of
 from runtime.models import Facts, Family, resolve_family
 from runtime.models.base import Model
 from runtime.request.io import EngineInfo
@@ -48,7 +49,7 @@ def load_engine(config: EngineConfig, progress: Progress | None = None) -> Engin
     free_at_start = torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else 0
     model = load_model(checkpoint, family, arch, Build.choose(device, dtype, config.attn_impl), progress)
     if progress is not None:
-        loaded = sum(parameter.nbytes for parameter in cast(nn.Module, model).parameters())
+        loaded = sum(weight.nbytes for weight in weights_of(cast(nn.Module, model)).values())
         progress("warmup", loaded, loaded)  # nothing is left to load, so whoever shows a share shows all of it
     runner, pages = _runner(config, info, strategy, model, device, dtype, free_at_start)
     return Engine(info=msgspec.structs.replace(info, num_pages=pages), runner=runner, strategy=strategy)

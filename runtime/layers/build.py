@@ -6,10 +6,10 @@ from dataclasses import dataclass
 from typing import ParamSpec, Protocol, TypeVar
 
 import torch
-from torch import nn
 
 from runtime.errors import ConfigError
 from runtime.kernels.dispatch import Kernels, select_kernels
+from runtime.layers.weight import PlainWeight, Weight
 
 P = ParamSpec("P")
 R_co = TypeVar("R_co", covariant=True)
@@ -23,8 +23,9 @@ class Calls(Protocol[P, R_co]):
 
 @dataclass(frozen=True)
 class Build:
-    """Where a model's parameters lie and in which dtype, and what computes with them: one for a whole model, handed to
-    each layer's constructor. `attn_impl` names an attention implementation (``layers/attention_dispatch.py``)."""
+    """Where a model's weights lie, in which dtype and format, and what computes with them: one for a whole model,
+    handed to each layer's constructor. `attn_impl` names an attention implementation
+    (``layers/attention_dispatch.py``)."""
 
     device: torch.device
     dtype: torch.dtype
@@ -40,6 +41,15 @@ class Build:
         default = "triton_grouped" if device.type == "cuda" else "torch"
         return cls(device, dtype, select_kernels(device, dtype), attn_impl or default)
 
-    def parameter(self, *shape: int, dtype: torch.dtype | None = None) -> nn.Parameter:
-        """An unfilled parameter without gradient, in the model's dtype unless another is given."""
-        return nn.Parameter(torch.empty(*shape, device=self.device, dtype=dtype or self.dtype), requires_grad=False)
+    def weight(self, *shape: int) -> Weight:
+        """Unfilled, of a product [outputs, inputs], or of experts [experts, outputs, inputs]."""
+        return self.parameter(*shape)
+
+    def table(self, vocab_size: int, hidden: int) -> Weight:
+        """Unfilled, of an embedding, or of a head."""
+        return self.parameter(vocab_size, hidden)
+
+    def parameter(self, *shape: int, dtype: torch.dtype | None = None) -> Weight:
+        """Unfilled, of something small: whole and plain however large ones are kept; in the model's dtype unless
+        another is given."""
+        return PlainWeight(shape, dtype or self.dtype, self.device)

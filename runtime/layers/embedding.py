@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import torch
-import torch.nn.functional as F
 from torch import nn
 
 from runtime.layers.build import Build, Calls
@@ -18,10 +17,10 @@ class Embedding(nn.Module):
 
     def __init__(self, build: Build, vocab_size: int, hidden: int) -> None:
         super().__init__()
-        self.weight = build.parameter(vocab_size, hidden)
+        self.weight = build.table(vocab_size, hidden)
 
     def forward(self, ids: torch.Tensor) -> torch.Tensor:
-        return F.embedding(ids, self.weight)
+        return self.weight.rows(ids)
 
 
 def merged(

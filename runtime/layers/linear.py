@@ -1,15 +1,11 @@
-"""Matrix products: plain, and the head's, whose result is never rounded below float32."""
+"""Matrix products."""
 
 from __future__ import annotations
 
 import torch
-import torch.nn.functional as F
 from torch import nn
 
-from runtime.kernels.precision import wide
 from runtime.layers.build import Build, Calls
-
-HEAD_CHUNK = 8192  # vocabulary rows widened at a time where the device cannot accumulate wide by itself
 
 
 class Linear(nn.Module):
@@ -19,20 +15,8 @@ class Linear(nn.Module):
 
     def __init__(self, build: Build, inputs: int, outputs: int, *, bias: bool) -> None:
         super().__init__()
-        self.weight = build.parameter(outputs, inputs)
+        self.weight = build.weight(outputs, inputs)
         self.bias = build.parameter(outputs) if bias else None
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return F.linear(x, self.weight, self.bias)
-
-
-def head_logits(hidden: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-    """[n, hidden] times [vocab, hidden]^T -> [n, vocab], float32 from the accumulator on (decoding.md 1); float64 for
-    float64."""
-    up = wide(hidden.dtype)
-    if hidden.dtype == up:
-        return F.linear(hidden, weight)
-    if hidden.is_cuda:
-        return torch.mm(hidden, weight.t(), out_dtype=up)
-    hidden = hidden.to(up)
-    return torch.cat([F.linear(hidden, part.to(up)) for part in torch.split(weight, HEAD_CHUNK)], dim=-1)
+        return self.weight.matmul(x, None if self.bias is None else self.bias.tensor)

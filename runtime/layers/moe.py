@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import torch
-import torch.nn.functional as F
 from torch import nn
 
 from runtime.kernels.precision import wide
 from runtime.kernels.routing import RoutingRule
 from runtime.layers.build import Build, Calls
 from runtime.layers.mlp import SwiGLU
+from runtime.layers.weight import tensor_of
 
 
 class Router(nn.Module):
@@ -26,7 +26,7 @@ class Router(nn.Module):
 
     def forward(self, x: torch.Tensor, first: torch.Tensor | None = None) -> tuple[torch.Tensor, torch.Tensor]:
         """[rows, hidden] -> ids int32 and weights, both [rows, top_k]. `first`: see ``route_reference``."""
-        return self.kernels.route(F.linear(x.to(self.weight.dtype), self.weight), self.bias, self.rule, first)
+        return self.kernels.route(self.weight.matmul(x.to(self.weight.dtype)), tensor_of(self.bias), self.rule, first)
 
 
 class MoE(nn.Module):
@@ -40,12 +40,12 @@ class MoE(nn.Module):
     ) -> None:  # fmt: skip
         super().__init__()
         self.router = Router(build, hidden, experts, rule, bias=router_bias)
-        self.gate_up = build.parameter(experts, 2 * width, hidden)
-        self.down = build.parameter(experts, hidden, width)
+        self.gate_up = build.weight(experts, 2 * width, hidden)
+        self.down = build.weight(experts, hidden, width)
         self.shared = SwiGLU(build, hidden, shared_width) if shared_width else None
         self.kernels = build.kernels
 
     def forward(self, x: torch.Tensor, first: torch.Tensor | None = None) -> torch.Tensor:
         ids, weights = self.router(x, first)
         shared = None if self.shared is None else self.shared(x)
-        return self.kernels.moe(x, ids, weights, self.gate_up, self.down, shared)
+        return self.kernels.moe(x, ids, weights, self.gate_up.operand, self.down.operand, shared)

@@ -6,6 +6,7 @@ import torch
 from torch import nn
 
 from runtime.layers.build import Build, Calls
+from runtime.layers.weight import tensor_of
 
 
 class RMSNorm(nn.Module):
@@ -20,8 +21,8 @@ class RMSNorm(nn.Module):
         self.kernels = build.kernels
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.kernels.rms_norm(x, self.weight, self.eps)
+        return self.kernels.rms_norm(x, tensor_of(self.weight), self.eps)
 
     def add(self, x: torch.Tensor, residual: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """(norm(x + residual), x + residual)."""
-        return self.kernels.add_rms_norm(x, residual, self.weight, self.eps)
+        return self.kernels.add_rms_norm(x, residual, tensor_of(self.weight), self.eps)

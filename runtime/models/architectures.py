@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any, cast
 
@@ -10,8 +11,10 @@ from torch import nn
 
 from runtime.errors import ConfigError
 from runtime.layers.build import Build
+from runtime.layers.weight import weights_of
 from runtime.models.base import Model, resolve_family
 
+PIECE = 1 << 24  # elements that are drawn at once
 _MINI: dict[str, Any] = {
     "model_type": "llada2_moe",
     "vocab_size": 157184,
@@ -245,13 +248,19 @@ def random_model(config: Mapping[str, Any], build: Build, seed: int = 0) -> Mode
     return model
 
 
-@torch.no_grad()
 def fill_random(model: nn.Module, generator: torch.Generator) -> None:
-    """Matrices: normal, variance 1/inputs (embeddings 1). Vectors: norm weights near 1, biases near 0."""
-    for name, parameter in model.named_parameters():
+    """Matrices: normal, variance 1/inputs (embeddings 1). Vectors: norm weights near 1, biases near 0. Drawn a piece at
+    a time, as a checkpoint comes."""
+    for name, weight in weights_of(model).items():
+        first, *others = weight.shape
         if name.startswith("embedding"):
-            parameter.normal_(0.0, 1.0, generator=generator)
-        elif parameter.dim() > 1:
-            parameter.normal_(0.0, parameter.shape[-1] ** -0.5, generator=generator)
+            mean, spread = 0.0, 1.0
+        elif others:
+            mean, spread = 0.0, others[-1] ** -0.5
         else:
-            parameter.normal_(0.0 if name.endswith("bias") else 1.0, 0.1, generator=generator)
+            mean, spread = 0.0 if name.endswith("bias") else 1.0, 0.1
+        step = max(1, PIECE // math.prod(others))
+        for start in range(0, first, step):
+            stop = min(start + step, first)
+            drawn = torch.empty(stop - start, *others, dtype=weight.dtype, device=generator.device)
+            weight.fill((slice(start, stop),), drawn.normal_(mean, spread, generator=generator))

@@ -18,11 +18,12 @@ from runtime.layers.attention_dispatch import make_attention
 from runtime.layers.build import Build, Calls
 from runtime.layers.embedding import Embedding
 from runtime.layers.kv_pool import KVPool, KVShape
-from runtime.layers.linear import Linear, head_logits
+from runtime.layers.linear import Linear
 from runtime.layers.mlp import SwiGLU
 from runtime.layers.moe import MoE
 from runtime.layers.norm import RMSNorm
 from runtime.layers.rotary import RotaryTable, Yarn
+from runtime.layers.weight import tensor_of
 from runtime.models.base import Facts
 
 
@@ -131,8 +132,8 @@ class SelfAttention(nn.Module):
     def forward(self, x: torch.Tensor, context: ForwardContext, layer: int) -> torch.Tensor:
         q, k, v = self.kernels.qk_norm_rotary(
             self.qkv(x), context.batch.positions, context.rotary,
-            None if self.q_norm is None else self.q_norm.weight,
-            None if self.k_norm is None else self.k_norm.weight,
+            None if self.q_norm is None else tensor_of(self.q_norm.weight),
+            None if self.k_norm is None else tensor_of(self.k_norm.weight),
             self.arch.heads, self.arch.kv_heads, self.arch.eps, self.arch.clip,
         )  # fmt: skip
         if context.growth is not None:
@@ -187,7 +188,7 @@ class Decoder(nn.Module):
         self.embedding = Embedding(build, arch.vocab_size + arch.padding, arch.hidden)
         self.layers = nn.ModuleList(Layer(build, arch, index) for index in range(arch.layers))
         self.norm = RMSNorm(build, arch.hidden, arch.eps)
-        self.lm_head = None if arch.tied else build.parameter(arch.vocab_size + arch.padding, arch.hidden)
+        self.lm_head = None if arch.tied else build.table(arch.vocab_size + arch.padding, arch.hidden)
 
     @torch.inference_mode()
     def embed(self, tokens: torch.Tensor) -> torch.Tensor:
@@ -208,4 +209,4 @@ class Decoder(nn.Module):
 
     @torch.inference_mode()
     def head(self, hidden: torch.Tensor) -> torch.Tensor:
-        return head_logits(hidden, self.embedding.weight if self.lm_head is None else self.lm_head)
+        return (self.embedding.weight if self.lm_head is None else self.lm_head).logits(hidden)

@@ -17,7 +17,7 @@ from runtime.layers.attention_dispatch import make_attention
 from runtime.layers.build import Build, Calls
 from runtime.layers.embedding import Embedding
 from runtime.layers.kv_pool import KVPool, KVShape
-from runtime.layers.linear import Linear, head_logits
+from runtime.layers.linear import Linear
 from runtime.layers.mlp import SwiGLU
 from runtime.layers.moe import Router
 from runtime.layers.norm import RMSNorm
@@ -55,8 +55,8 @@ class SelfAttention(nn.Module):
     def forward(self, x: torch.Tensor, context: KindContext, pool: KVPool, layer: int) -> torch.Tensor:
         kind, batch = self.kind, context.batch
         q, k, v = self.kernels.qk_norm_rotary(
-            self.qkv(x), batch.positions, context.rotary, self.q_weight, self.k_weight, self.heads, kind.kv_heads,
-            self.eps, apart=kind.head_dim // 2, v_norm=True, v_from_k=kind.window is None,
+            self.qkv(x), batch.positions, context.rotary, self.q_weight.tensor, self.k_weight.tensor, self.heads,
+            kind.kv_heads, self.eps, apart=kind.head_dim // 2, v_norm=True, v_from_k=kind.window is None,
         )  # fmt: skip
         kv = pool.layer(layer)
         self.kernels.write_kv(k, v, batch.slots, kv.k, kv.v)
@@ -76,15 +76,15 @@ class Experts(nn.Module):
         self.router = Router(build, arch.hidden, arch.experts, rule, bias=False)
         self.expert_scale = build.parameter(arch.experts, dtype=wide(build.dtype))
         self.norm = RMSNorm(build, arch.hidden, arch.eps)
-        self.gate_up = build.parameter(arch.experts, 2 * arch.expert_width, arch.hidden)
-        self.down = build.parameter(arch.experts, arch.hidden, arch.expert_width)
+        self.gate_up = build.weight(arch.experts, 2 * arch.expert_width, arch.hidden)
+        self.down = build.weight(arch.experts, arch.hidden, arch.expert_width)
         self.kernels = build.kernels
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        seen = self.kernels.rms_norm(x.to(self.router_scale.dtype), self.router_scale, self.eps)
+        seen = self.kernels.rms_norm(x.to(self.router_scale.dtype), self.router_scale.tensor, self.eps)
         ids, weights = self.router(seen, None)
-        weights = weights * self.expert_scale[ids]
-        return self.kernels.moe(self.norm(x), ids, weights, self.gate_up, self.down, None, GELU)
+        weights = weights * self.expert_scale.tensor[ids]
+        return self.kernels.moe(self.norm(x), ids, weights, self.gate_up.operand, self.down.operand, None, GELU)
 
 
 class Layer(nn.Module):
@@ -169,8 +169,7 @@ class DiffusionGemma(nn.Module):
     @torch.inference_mode()
     def soften(self, probs: torch.Tensor) -> torch.Tensor:
         """[n, vocab] -> [n, hidden]: the mean embedding under each distribution."""
-        weight = self.embedding.weight
-        return probs.to(weight.dtype) @ weight * self.embedding_scale
+        return self.embedding.weight.mean(probs) * self.embedding_scale
 
     @torch.inference_mode()
     def forward(self, x: torch.Tensor, batch: ForwardBatch, pool: KVPool) -> torch.Tensor:
@@ -179,12 +178,12 @@ class DiffusionGemma(nn.Module):
             for kind, rotary, attention in zip(self.arch.kinds, self.rotaries, self.attentions, strict=True)
         ]
         x = torch.where(batch.open[:, None], self.conditioning(x, batch.signal), x)
-        scales = self.scales[:, batch.open.long(), None]
+        scales = self.scales.tensor[:, batch.open.long(), None]
         for layer, scale in zip(self.layers, scales, strict=True):
             x = layer(x, contexts, pool, scale)
         return self.norm(x)
 
     @torch.inference_mode()
     def head(self, hidden: torch.Tensor) -> torch.Tensor:
-        logits = head_logits(hidden, self.embedding.weight)
+        logits = self.embedding.weight.logits(hidden)
         return logits.div_(self.arch.cap).tanh_().mul_(self.arch.cap)

@@ -7,14 +7,16 @@ from dataclasses import dataclass, field, replace
 
 import torch
 
+from runtime.layers.weight import Index
+
 
 @dataclass(frozen=True)
 class Slot:
-    """Where a checkpoint tensor goes: the whole of parameter `param`, or its part `param[index]`; through a function of
-    the whole tensor, where one is given."""
+    """Where a checkpoint tensor goes: to the weight `param` of the model, or to its part `param[index]`; through a
+    function of the whole tensor, where one is given."""
 
     param: str
-    index: tuple[int | slice, ...] = ()
+    index: Index = ()
     through: Callable[[torch.Tensor], torch.Tensor] | None = None
 
 

@@ -1,18 +1,21 @@
-"""Safetensors into a built module: every tensor used, every parameter filled, or start-up ends naming them."""
+"""Safetensors into a built module: every tensor used, every weight filled, or start-up ends naming them."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from bisect import bisect_left
+from collections.abc import Iterable, Iterator
 from contextlib import ExitStack
 from typing import TypeVar, cast
 
+import numpy as np
 import torch
 from torch import nn
 
 from runtime.errors import ConfigError
 from runtime.layers.build import Build
+from runtime.layers.weight import Part, Weight, weights_of
 from runtime.models.base import Family, Model
-from runtime.models.weight_map import Slot, WeightMap
+from runtime.models.weight_map import WeightMap
 from runtime.weights.checkpoint import Checkpoint, TensorFile, summary
 from runtime.weights.hub import Progress
 
@@ -37,17 +40,17 @@ def load_model(
 
 
 def fill(module: nn.Module, checkpoint: Checkpoint, weights: WeightMap, progress: Progress | None = None) -> None:
-    """Copy the checkpoint's tensors into `module`'s parameters, cast to their dtype and device.
+    """Hand the checkpoint's tensors, one at a time, to `module`'s weights, which take them in their own format.
 
     Raises:
         ConfigError: a tensor is missing, unknown, misshapen, not floating point, or holds NaN or infinities (also
-            those that only the cast makes), or a parameter is left unfilled.
+            those that only the cast makes).
     """
-    params = dict(module.named_parameters())
+    params = weights_of(module)
     files = checkpoint.tensor_files()
     weights = weights.of({weights.rename(name) for name in files})
-    targets = {name: _view(params, slot) for name, slot in weights.slots.items()}
-    _check_coverage(params, targets, weights)
+    parts = {name: Part.of(params[slot.param].shape, slot.index) for name, slot in weights.slots.items()}
+    _check_coverage(module, params, parts, weights)
     files = _match(checkpoint, files, weights)
     with ExitStack() as stack:
         handles = {file: stack.enter_context(checkpoint.tensors(file)) for file in set(files.values())}
@@ -57,12 +60,12 @@ def fill(module: nn.Module, checkpoint: Checkpoint, weights: WeightMap, progress
             held = handles[file], stored
             if sources.setdefault(name := weights.rename(stored), held) is not held:
                 copies.setdefault(name, []).append(held)
-        _check_shapes(sources, targets, checkpoint)
-        total = sum(t.numel() * t.element_size() for t in targets.values())
-        done = 0
-        for name in _in_file_order(sources, targets):
-            handle, stored = sources[name]
-            tensor, target = handle.get_tensor(stored), targets[name]
+        _check_shapes(sources, parts, checkpoint)
+        total, done = sum(weight.nbytes for weight in params.values()), 0
+        taken = dict.fromkeys(params, 0)
+        for name in _in_file_order(sources, parts):
+            (handle, stored), slot = sources[name], weights.slots[name]
+            tensor = handle.get_tensor(stored)
             for other, copy in copies.get(name, ()):
                 if not _same(tensor, other.get_tensor(copy)):
                     raise ConfigError(
@@ -72,28 +75,42 @@ def fill(module: nn.Module, checkpoint: Checkpoint, weights: WeightMap, progress
             if not tensor.is_floating_point() or tensor.element_size() < 2:
                 raise ConfigError(f"tensor {stored!r} of {checkpoint.path} is {tensor.dtype}: quantised weights cannot "
                                   "be loaded; use a checkpoint in bfloat16, float16 or float32")  # fmt: skip
-            target.copy_(tensor if (through := weights.slots[name].through) is None else through(tensor))
-            if not bool(torch.isfinite(target).all()):
-                kind = "NaN or infinite values" if not bool(torch.isfinite(tensor).all()) else (
-                    f"values too large for {target.dtype}; choose another --dtype")  # fmt: skip
-                raise ConfigError(f"tensor {stored!r} of {checkpoint.path} holds {kind}")
-            done += target.numel() * target.element_size()
+            weight, before = params[slot.param], taken[slot.param]
+            try:
+                taken[slot.param] += weight.fill(slot.index, tensor if slot.through is None else slot.through(tensor))
+            except ConfigError as error:
+                raise ConfigError(f"tensor {stored!r} of {checkpoint.path} {error}") from None
+            done += weight.nbytes * taken[slot.param] // weight.size - weight.nbytes * before // weight.size
             if progress is not None:
                 progress("weights", done, total)
+    wrong = [name for name, weight in params.items() if taken[name] != weight.size]
+    if wrong:
+        raise AssertionError(f"the format of {summary(wrong)} did not take each element that it keeps once")
 
 
-def _view(params: dict[str, nn.Parameter], slot: Slot) -> torch.Tensor:
-    return params[slot.param].data[slot.index] if slot.index else params[slot.param].data
-
-
-def _check_coverage(params: dict[str, nn.Parameter], targets: dict[str, torch.Tensor], weights: WeightMap) -> None:
-    """A family's own mistake, not a checkpoint's: its map must reach each element of each parameter once."""
-    filled = dict.fromkeys(params, 0)
+def _check_coverage(module: nn.Module, params: dict[str, Weight], parts: dict[str, Part], weights: WeightMap) -> None:
+    """A family's own mistake, not a checkpoint's: its map must reach each element of each weight once, and nothing but
+    weights holds any."""
+    filling: dict[str, list[Part]] = {name: [] for name in params}
     for name, slot in weights.slots.items():
-        filled[slot.param] += targets[name].numel()
-    wrong = [name for name, p in params.items() if filled[name] != p.numel()]
+        filling[slot.param].append(parts[name])
+    wrong = [name for name, weight in params.items() if not _once(weight.shape, filling[name])]
+    wrong += [name for name, _ in module.named_parameters()]
     if wrong:
         raise AssertionError(f"the family's weight map does not fill {summary(wrong)} exactly once")
+
+
+def _once(shape: tuple[int, ...], parts: list[Part]) -> bool:
+    """Whether each place of `shape` is in exactly one part; counted in the cells that the parts' edges cut it into."""
+    cuts = []
+    for along, size in enumerate(shape):
+        edges = {edge for part in parts for edge in (part.ranges[along].start, part.ranges[along].stop)}
+        cuts.append(sorted(edges | {0, size}))
+    cells = np.zeros([len(edges) - 1 for edges in cuts], np.int32)
+    for part in parts:
+        ends = zip(cuts, part.ranges, strict=True)
+        cells[tuple(slice(bisect_left(edges, r.start), bisect_left(edges, r.stop)) for edges, r in ends)] += 1
+    return bool((cells == 1).all())
 
 
 def _match(checkpoint: Checkpoint, stored: dict[str, str], weights: WeightMap) -> dict[str, str]:
@@ -116,17 +133,17 @@ def _same(a: torch.Tensor, b: torch.Tensor) -> bool:
     return a.dtype == b.dtype and torch.equal(a, b)
 
 
-def _check_shapes(sources: dict[str, Held], targets: dict[str, torch.Tensor], checkpoint: Checkpoint) -> None:
+def _check_shapes(sources: dict[str, Held], parts: dict[str, Part], checkpoint: Checkpoint) -> None:
     wrong = []
-    for name, target in targets.items():
+    for name, part in parts.items():
         handle, stored = sources[name]
         shape = list(handle.get_slice(stored).get_shape())
-        if shape != list(target.shape):
-            wrong.append(f"{stored} is {shape}, not {list(target.shape)}")
+        if shape != list(part.shape):
+            wrong.append(f"{stored} is {shape}, not {list(part.shape)}")
     if wrong:
         raise ConfigError(f"{checkpoint.path} holds tensors whose shape config.json does not imply: {summary(wrong)}")
 
 
-def _in_file_order(sources: dict[str, Held], targets: dict[str, torch.Tensor]) -> Iterator[str]:
+def _in_file_order(sources: dict[str, Held], names: Iterable[str]) -> Iterator[str]:
     """File by file, so that each is read from its beginning to its end."""
-    return iter(sorted(targets, key=lambda name: (id(sources[name][0]), sources[name][1])))
+    return iter(sorted(names, key=lambda name: (id(sources[name][0]), sources[name][1])))

@@ -16,7 +16,8 @@ from runtime.engine.model_runner import ModelRunner
 from runtime.errors import ConfigError
 from runtime.layers.build import Build
 from runtime.layers.kv_pool import UnifiedPool
-from runtime.models import resolve_family
+from runtime.layers.weight import weights_of
+from runtime.models import architectures, resolve_family
 from runtime.models.architectures import ARCHITECTURES, architecture, random_model
 from runtime.strategies import DecodingContext, make_strategy, strategies
 
@@ -150,10 +151,21 @@ def test_random_models_are_filled_and_repeatable():
     first, second = (
         random_model(architecture("llada2-tiny"), Build.choose("cpu", torch.float32), seed=3) for _ in range(2)
     )
-    for a, b in zip(first.parameters(), second.parameters(), strict=True):
-        assert torch.isfinite(a).all()
-        assert torch.equal(a, b)
-        assert a.std() > 0
+    again = weights_of(second)
+    for name, weight in weights_of(first).items():
+        assert torch.isfinite(weight.tensor).all()
+        assert torch.equal(weight.tensor, again[name].tensor)
+        assert weight.tensor.std() > 0
+
+
+def test_random_weights_are_drawn_piece_by_piece(monkeypatch):
+    """Of any size, each of its own numbers."""
+    monkeypatch.setattr(architectures, "PIECE", 5000)  # less than an expert, 39 rows of the head
+    build = Build.choose("cpu", torch.float32)
+    for name, weight in weights_of(random_model(architecture("llada2-tiny"), build)).items():
+        assert len(weight.tensor.unique()) > 0.9 * weight.size, name
+        if len(weight.shape) > 1 and name != "embedding.weight":
+            assert weight.tensor.std() == pytest.approx(weight.shape[-1] ** -0.5, rel=0.05), name
 
 
 def test_runs_without_the_servers_packages():

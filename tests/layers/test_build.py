@@ -27,8 +27,10 @@ def test_only_floating_dtypes():
         Build.choose("cpu", torch.int8)
 
 
-def test_parameters_are_of_the_models_dtype_and_have_no_gradient():
+def test_weights_are_of_the_models_dtype_and_have_no_gradient():
     build = Build.choose("cpu", torch.bfloat16)
-    weight, wide = build.parameter(3, 2), build.parameter(4, dtype=torch.float32)
-    assert (weight.shape, weight.dtype, weight.requires_grad) == ((3, 2), torch.bfloat16, False)
-    assert (wide.shape, wide.dtype) == ((4,), torch.float32)
+    for weight, shape in ((build.weight(5, 3, 2), (5, 3, 2)), (build.table(7, 2), (7, 2)), (build.parameter(3), (3,))):
+        assert (weight.shape, weight.dtype, weight.nbytes) == (shape, torch.bfloat16, 2 * weight.size)
+        assert (weight.tensor.shape, weight.tensor.dtype, weight.tensor.requires_grad) == (shape, weight.dtype, False)
+    wide = build.parameter(4, dtype=torch.float32)
+    assert (wide.shape, wide.dtype, wide.tensor.dtype) == ((4,), torch.float32, torch.float32)

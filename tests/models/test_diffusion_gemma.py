@@ -8,6 +8,7 @@ from safetensors.torch import load_file, save_file
 
 from runtime.errors import ConfigError
 from runtime.layers.build import Build
+from runtime.layers.weight import weights_of
 from runtime.models import resolve_family
 from runtime.models.diffusion_gemma_config import parse
 from runtime.weights import load_model, resolve_checkpoint
@@ -123,7 +124,7 @@ def test_every_tensor_is_accounted_for(tmp_path):
         save_file(changed, tmp_path / "model.safetensors")
         return load(tmp_path, torch.float32)
 
-    reference = dict(attempt(tensors).named_parameters())
+    reference = weights_of(attempt(tensors))
     for name in tensors:
         left = {n: t for n, t in tensors.items() if n != name}
         if "vision" in name:
@@ -143,8 +144,8 @@ def test_every_tensor_is_accounted_for(tmp_path):
     twice = tensors | {name: tensor.clone() for name, tensor in once.items()} | head
     assert len(once) == len(tensors) < len(twice)
     for spelling in (once, twice):
-        for name, parameter in attempt(spelling).named_parameters():
-            assert torch.equal(parameter, reference[name]), name
+        for name, weight in weights_of(attempt(spelling)).items():
+            assert torch.equal(weight.tensor, reference[name].tensor), name
     head["lm_head.weight"][3, 5] += 1
     with pytest.raises(ConfigError, match=r"'lm_head.weight' and .*embed_tokens.* different values"):
         attempt(twice | head)

@@ -7,6 +7,7 @@ import torch
 
 from runtime.kernels.dispatch import TORCH, TRITON
 from runtime.layers.build import Build
+from runtime.layers.weight import weights_of
 from runtime.models.architectures import architecture, fill_random, random_model
 from runtime.models.decoder import Decoder
 from runtime.models.llada2_config import parse
@@ -20,6 +21,12 @@ pytestmark = pytest.mark.gpu  # asked for by name, so that a missing device fail
 TOLERANCE = {torch.float32: 2e-5, torch.float16: 2e-2, torch.bfloat16: 0.12}
 dtypes = pytest.mark.parametrize("dtype", list(TOLERANCE), ids=["float32", "float16", "bfloat16"])
 implementations = pytest.mark.parametrize("attn_impl", ["triton_grouped", "triton", "torch"])
+
+
+def copy_weights(source: Decoder, target: Decoder) -> None:
+    theirs = weights_of(source)
+    for name, weight in weights_of(target).items():
+        weight.fill((), theirs[name].tensor)
 
 
 def distance(out: torch.Tensor, expected: torch.Tensor) -> float:
@@ -61,8 +68,7 @@ def test_float64_and_torch_kernels_run_on_the_device_too(kernels):
         model = Decoder(arch, build if chosen is None else replace(build, kernels=chosen))
         fill_random(model, torch.Generator("cuda").manual_seed(1))
         models.append(model)
-    for wide, narrow in zip(models[0].parameters(), models[1].parameters(), strict=True):
-        narrow.copy_(wide)
+    copy_weights(models[0], models[1])
     ids = torch.randint(0, 1000, (200,), generator=torch.Generator().manual_seed(2)).tolist()
     plan = {"block_size": 32, "page_size": 32, "chunk_blocks": [3], "device": "cuda"}
     (expected,) = logits_in_chunks(models[0], [ids], dtype=torch.float64, **plan)
@@ -75,7 +81,7 @@ def test_the_head_keeps_the_accumulators_precision():
     hidden = torch.randn(7, 128, device="cuda", dtype=torch.bfloat16)
     logits = model.head(hidden)
     assert logits.dtype == torch.float32
-    torch.testing.assert_close(logits.double(), hidden.double() @ model.lm_head.double().T, rtol=1e-5, atol=1e-4)
+    torch.testing.assert_close(logits.double(), hidden.double() @ model.lm_head.tensor.double().T, rtol=1e-5, atol=1e-4)
 
 
 def test_four_layers_of_minis_width_prefill_and_decode():
@@ -84,8 +90,7 @@ def test_four_layers_of_minis_width_prefill_and_decode():
     model = Decoder(arch, Build.choose("cuda", torch.bfloat16))
     fill_random(model, torch.Generator("cuda").manual_seed(5))
     reference = Decoder(arch, replace(Build.choose("cuda", torch.float32, "torch"), kernels=TORCH))
-    for narrow, wide in zip(model.parameters(), reference.parameters(), strict=True):
-        wide.copy_(narrow)
+    copy_weights(model, reference)
     random = torch.Generator().manual_seed(6)
     sequences = [torch.randint(0, 4000, (n,), generator=random).tolist() for n in (512, 64, 300)]
     plan = {"block_size": 32, "page_size": 32, "chunk_blocks": [12, 1, 5], "device": "cuda"}

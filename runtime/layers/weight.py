@@ -1,0 +1,152 @@
+"""What a layer holds of a checkpoint: in the checkpoint's coordinates, in a format of its own."""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from runtime.errors import ConfigError
+from runtime.layers.head import head_logits
+
+Index = tuple[int | slice, ...]
+
+
+@dataclass(frozen=True)
+class Part:
+    """A box of a weight's coordinates: `ranges` along each of its dimensions. A checkpoint's tensor of it has `shape`,
+    which lacks those dimensions that the index names a single place of."""
+
+    ranges: tuple[range, ...]
+    shape: tuple[int, ...]
+
+    @classmethod
+    def of(cls, shape: Sequence[int], index: Index) -> Part:
+        """Of a weight of `shape`; ValueError for what lies outside, is empty or leaves gaps."""
+        every = (*index, *(slice(None),) * (len(shape) - len(index)))
+        ranges = tuple(
+            range(at, at + 1) if isinstance(at, int) else range(at.start or 0, size if at.stop is None else at.stop)
+            for at, size in zip(every, shape, strict=False)
+        )
+        steps = {at.step for at in every if isinstance(at, slice)}
+        inside = all(0 <= r.start < r.stop <= size for r, size in zip(ranges, shape, strict=True))
+        if len(every) > len(shape) or not inside or not steps <= {None, 1}:
+            raise ValueError(f"{index} is no part of a weight {list(shape)}")
+        return cls(ranges, tuple(len(r) for r, at in zip(ranges, every, strict=True) if isinstance(at, slice)))
+
+    @property
+    def size(self) -> int:
+        return math.prod(map(len, self.ranges))
+
+    @property
+    def slices(self) -> tuple[slice, ...]:
+        return tuple(slice(r.start, r.stop) for r in self.ranges)
+
+
+class Weight(ABC):
+    """A matrix [..., outputs, inputs], or a vector, that a checkpoint fills and layers compute with in `dtype`.
+
+    It is asked and filled in the coordinates of the whole (`shape`), whatever of it this process keeps, and in whatever
+    format. A format says how it takes a part and what `tensor` is; the products below follow from that, and it has its
+    own where it has better ones, or keeps a share alone.
+    """
+
+    def __init__(self, shape: tuple[int, ...], dtype: torch.dtype) -> None:
+        self.shape = shape
+        self.dtype = dtype
+
+    @property
+    @abstractmethod
+    def tensor(self) -> torch.Tensor:
+        """What is kept here, of `dtype`. Plain: the very tensor; others make it anew."""
+
+    @property
+    def operand(self) -> torch.Tensor:
+        """What the build's kernels are given of it: `tensor`, unless the format has kernels of its own."""
+        return self.tensor
+
+    @property
+    @abstractmethod
+    def nbytes(self) -> int:
+        """Bytes on the device."""
+
+    @property
+    def size(self) -> int:
+        """How many of the whole's elements are kept here."""
+        return math.prod(self.shape)
+
+    def fill(self, index: Index, tensor: torch.Tensor) -> int:
+        """Take `tensor`, of any float dtype and device, as the whole's [index]; return how many of its elements are
+        kept here. ConfigError, worded to follow a tensor's name, for a wrong shape and for what is not finite here."""
+        part = Part.of(self.shape, index)
+        if tensor.shape != part.shape:
+            raise ConfigError(f"is {list(tensor.shape)}, not {list(part.shape)}")
+        return self.take(part, tensor.reshape([len(r) for r in part.ranges]))
+
+    @abstractmethod
+    def take(self, part: Part, tensor: torch.Tensor) -> int:
+        """See `fill`; `tensor` has as many dimensions as the whole, and the part's sizes."""
+
+    def matmul(self, x: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
+        """[rows, inputs] -> [rows, outputs], plus `bias` [outputs]."""
+        return F.linear(x, self.tensor, bias)
+
+    def rows(self, ids: torch.Tensor) -> torch.Tensor:
+        """int64 [rows] -> [rows, inputs], the outputs of these ids."""
+        return F.embedding(ids, self.tensor)
+
+    def mean(self, probs: torch.Tensor) -> torch.Tensor:
+        """[n, outputs] -> [n, inputs], the mean of the outputs' rows under each distribution."""
+        return probs.to(self.dtype) @ self.tensor
+
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        """[n, inputs] -> [n, outputs], see `head_logits`."""
+        return head_logits(hidden, self.tensor)
+
+
+class PlainWeight(Weight):
+    """One tensor of the whole."""
+
+    __slots__ = ("tensor",)  # an attribute in the property's place: reading it costs the host no call
+    tensor: torch.Tensor
+
+    def __init__(self, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> None:
+        super().__init__(shape, dtype)
+        self.tensor = torch.empty(shape, dtype=dtype, device=device)
+
+    @property
+    def nbytes(self) -> int:
+        return self.tensor.nbytes
+
+    def take(self, part: Part, tensor: torch.Tensor) -> int:
+        kept = self.tensor[part.slices]
+        kept.copy_(tensor)
+        require_finite(kept, tensor)
+        return kept.numel()
+
+
+def require_finite(kept: torch.Tensor, given: torch.Tensor) -> None:
+    """ConfigError, worded to follow a tensor's name, unless all of `kept`, made of `given`, is finite."""
+    if not bool(torch.isfinite(kept).all()):
+        if not bool(torch.isfinite(given).all()):
+            raise ConfigError("holds NaN or infinite values")
+        raise ConfigError(f"holds values too large for {kept.dtype}; choose another --dtype")
+
+
+def tensor_of(weight: Weight | None) -> torch.Tensor | None:
+    return None if weight is None else weight.tensor
+
+
+def weights_of(module: nn.Module) -> dict[str, Weight]:
+    """What a module and those in it hold, by where: "layers.0.attention.qkv.weight"."""
+    return {
+        f"{path}.{name}" if path else name: held
+        for path, part in module.named_modules()
+        for name, held in vars(part).items()
+        if isinstance(held, Weight)
+    }

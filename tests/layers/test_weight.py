@@ -1,0 +1,91 @@
+"""What layers hold: filled in the coordinates of the whole, and multiplied with."""
+
+import random
+
+import pytest
+import torch
+from torch import nn
+
+from runtime.errors import ConfigError
+from runtime.layers.build import Build
+from runtime.layers.linear import Linear
+from runtime.layers.weight import Part, Weight, tensor_of, weights_of
+
+
+def plain(*shape: int, dtype: torch.dtype = torch.float32) -> Weight:
+    return Build.choose("cpu", dtype).parameter(*shape)
+
+
+def some_index(shape: tuple[int, ...], draw: random.Random) -> tuple[int | slice, ...]:
+    index: list[int | slice] = []
+    for size in shape[: draw.randint(0, len(shape))]:
+        first, last = sorted(draw.sample(range(size + 1), 2))
+        index.append(draw.choice([first, slice(first, last), slice(None), slice(first, None), slice(None, last)]))
+    return tuple(index)
+
+
+@pytest.mark.parametrize("shape", [(9,), (5, 7), (4, 6, 3)])
+def test_parts_are_as_torch_indexes(shape):
+    draw, coordinates = random.Random(len(shape)), torch.arange(torch.Size(shape).numel()).view(shape)
+    for _ in range(100):
+        index = some_index(shape, draw)
+        part, expected = Part.of(shape, index), coordinates[index]
+        assert part.shape == expected.shape
+        assert torch.equal(coordinates[part.slices].flatten(), expected.flatten())
+        assert part.size == expected.numel()
+        weight, values = plain(*shape, dtype=torch.float64), torch.randn(part.shape, dtype=torch.float32)
+        weight.fill((), torch.zeros(shape))
+        assert weight.fill(index, values) == part.size
+        whole = torch.zeros(shape, dtype=torch.float64)
+        whole[index] = values.double()
+        assert torch.equal(weight.tensor, whole)
+
+
+@pytest.mark.parametrize(
+    "index",
+    [(4,), (-1,), (slice(0, 5),), (slice(2, 2),), (slice(-2, None),), (slice(0, 4, 2),), (slice(3, 1), 0), (0, 0, 0)],
+)
+def test_no_part(index):
+    with pytest.raises(ValueError, match=r"is no part of a weight \[4, 6\]"):
+        Part.of((4, 6), index)
+
+
+@pytest.mark.parametrize("given", [(6,), (1, 6), (2, 1), (6, 2), (1, 2, 6), ()])
+def test_nothing_is_broadcast(given):
+    with pytest.raises(ConfigError) as error:
+        plain(4, 6).fill((slice(1, 3),), torch.ones(given))
+    assert str(error.value) == f"is {list(given)}, not [2, 6]"
+
+
+def test_what_is_not_finite_is_refused_after_the_cast():
+    values = torch.tensor([[1.0, 2.0], [1e6, 0.0]])
+    with pytest.raises(ConfigError, match=r"^holds values too large for torch.float16; choose another --dtype$"):
+        plain(2, 2, dtype=torch.float16).fill((), values)
+    assert plain(2, 2, dtype=torch.bfloat16).fill((), values) == 4
+    for bad in (torch.nan, torch.inf):
+        with pytest.raises(ConfigError, match=r"^holds NaN or infinite values$"):
+            plain(2).fill((), torch.tensor([0.0, bad]))
+
+
+def test_products():
+    weight, values = plain(5, 3), torch.randn(5, 3)
+    weight.fill((), values)
+    x, bias, ids, probs = torch.randn(4, 3), torch.randn(5), torch.tensor([4, 0, 4]), torch.rand(2, 5)
+    torch.testing.assert_close(weight.matmul(x), x @ values.T)
+    torch.testing.assert_close(weight.matmul(x, bias), x @ values.T + bias)
+    torch.testing.assert_close(weight.logits(x), x @ values.T)
+    torch.testing.assert_close(weight.mean(probs.double()), probs @ values)
+    assert torch.equal(weight.rows(ids), values[ids])
+    assert (weight.size, weight.nbytes) == (15, 60)
+    assert weight.operand is tensor_of(weight) is weight.tensor
+    assert tensor_of(None) is None
+
+
+def test_weights_have_the_names_of_where_they_are():
+    build = Build.choose("cpu", torch.float32)
+    module = nn.Module()
+    module.top = build.table(4, 2)
+    module.inner = nn.ModuleList([Linear(build, 2, 3, bias=True), Linear(build, 3, 2, bias=False)])
+    found = weights_of(module)
+    assert list(found) == ["top", "inner.0.weight", "inner.0.bias", "inner.1.weight"]
+    assert found["inner.0.bias"] is module.inner[0].bias

@@ -1,0 +1,146 @@
+"""Formats that no model has, as small as they can be: what the seam between checkpoint, weight and layer must carry."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+
+from runtime.errors import ConfigError
+from runtime.kernels.moe import moe_torch
+from runtime.layers.build import Build
+from runtime.layers.weight import Part, Weight, require_finite
+
+
+@dataclass(frozen=True)
+class Formats(Build):
+    """A build whose products are of `form(build, shape)`."""
+
+    form: Callable[[Build, tuple[int, ...]], Weight]
+
+    def weight(self, *shape: int) -> Weight:
+        return self.form(self, shape)
+
+    @classmethod
+    def of(cls, build: Build, form: Callable[[Build, tuple[int, ...]], Weight]) -> Formats:
+        return cls(build.device, build.dtype, build.kernels, build.attn_impl, form)
+
+
+def rounded(values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """[..., outputs, inputs] -> int8 of that shape, and what each output's are multiplied by, [..., outputs, 1]."""
+    scale = values.float().abs().amax(-1, keepdim=True).clamp(min=1e-12) / 127
+    return (values.float() / scale).round().to(torch.int8), scale
+
+
+@dataclass(frozen=True)
+class Bytes:
+    """What `moe_int8` reads of an `Int8`."""
+
+    kept: torch.Tensor
+    scale: torch.Tensor
+
+
+def moe_int8(x, ids, weights, gate_up, down, shared, activation="silu"):
+    """Experts of bytes, as `moe_torch` otherwise."""
+    whole = ((each.kept * each.scale).to(x.dtype) for each in (gate_up, down))
+    return moe_torch(x, ids, weights, *whole, shared, activation)
+
+
+class Int8(Weight):
+    """A byte an element and a scale an output; made while the checkpoint is read, part by part."""
+
+    def __init__(self, build: Build, shape: tuple[int, ...]) -> None:
+        super().__init__(shape, build.dtype)
+        self.bytes = torch.empty(shape, dtype=torch.int8, device=build.device)
+        self.scale = torch.empty((*shape[:-1], 1), device=build.device)
+
+    @property
+    def tensor(self) -> torch.Tensor:
+        return (self.bytes * self.scale).to(self.dtype)
+
+    @property
+    def operand(self) -> Bytes:  # type: ignore[override]
+        return Bytes(self.bytes, self.scale)
+
+    @property
+    def nbytes(self) -> int:
+        return self.bytes.nbytes + self.scale.nbytes
+
+    def take(self, part: Part, tensor: torch.Tensor) -> int:
+        if len(part.ranges[-1]) != self.shape[-1]:
+            raise ConfigError("holds less than a whole output, whose scale cannot be known")
+        kept, scale = rounded(tensor)
+        require_finite(scale, tensor)
+        self.bytes[part.slices], self.scale[part.slices] = kept, scale
+        return kept.numel()
+
+    def matmul(self, x: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
+        out = F.linear(x, self.bytes.to(x.dtype)) * self.scale.to(x.dtype).squeeze(-1)
+        return out if bias is None else out + bias
+
+
+class Shard(Weight):
+    """The `rank`th of `ranks` runs of outputs. A product asks all shards, `group`, for theirs."""
+
+    def __init__(self, build: Build, shape: tuple[int, ...], rank: int, ranks: int) -> None:
+        super().__init__(shape, build.dtype)
+        self.own = range(rank * shape[0] // ranks, (rank + 1) * shape[0] // ranks)
+        self.kept = torch.empty((len(self.own), *shape[1:]), dtype=build.dtype, device=build.device)
+        self.group: list[Weight] = []
+
+    @property
+    def tensor(self) -> torch.Tensor:
+        return self.kept
+
+    @property
+    def nbytes(self) -> int:
+        return self.kept.nbytes
+
+    @property
+    def size(self) -> int:
+        return self.kept.numel()
+
+    def take(self, part: Part, tensor: torch.Tensor) -> int:
+        outputs, inputs = part.ranges
+        first, last = max(outputs.start, self.own.start), min(outputs.stop, self.own.stop)
+        if first >= last:
+            return 0
+        kept = self.kept[first - self.own.start : last - self.own.start, inputs.start : inputs.stop]
+        kept.copy_(tensor[first - outputs.start : last - outputs.start])
+        require_finite(kept, tensor)
+        return kept.numel()
+
+    def matmul(self, x: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
+        out = torch.cat([F.linear(x, shard.tensor) for shard in self.group], -1)
+        return out if bias is None else out + bias
+
+
+class Adapted(Weight):
+    """Another format's, plus what an adapter of low rank adds."""
+
+    def __init__(self, base: Weight, rank: int) -> None:
+        super().__init__(base.shape, base.dtype)
+        self.base = base
+        random = torch.Generator().manual_seed(sum(base.shape))
+        self.down = torch.randn(rank, base.shape[1], generator=random).to(base.dtype) * 0.1
+        self.up = torch.randn(base.shape[0], rank, generator=random).to(base.dtype) * 0.1
+
+    @property
+    def tensor(self) -> torch.Tensor:
+        return self.base.tensor + self.up @ self.down
+
+    @property
+    def nbytes(self) -> int:
+        return self.base.nbytes + self.down.nbytes + self.up.nbytes
+
+    @property
+    def size(self) -> int:
+        return self.base.size
+
+    def take(self, part: Part, tensor: torch.Tensor) -> int:
+        return self.base.take(part, tensor)
+
+    def matmul(self, x: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
+        return self.base.matmul(x, bias) + F.linear(F.linear(x, self.down), self.up)

@@ -1,0 +1,165 @@
+"""The seam: another format, a share of the whole, or an adapter comes in through `Build`, and neither the loader nor a
+family nor a layer knows."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch import nn
+
+from runtime.errors import ConfigError
+from runtime.kernels.dispatch import TORCH
+from runtime.layers.build import Build
+from runtime.layers.weight import PlainWeight, weights_of
+from runtime.models import resolve_family
+from runtime.weights import load_model, resolve_checkpoint
+from tests.golden import GOLDEN
+from tests.models.paged import logits_in_chunks
+from tests.weights.formats import Adapted, Formats, Int8, Shard, moe_int8, rounded
+
+TINY = GOLDEN / "llada2_tiny"
+PLAIN = Build.choose("cpu", torch.float32)
+INT8 = replace(TORCH, moe=moe_int8)
+
+
+def load(form=None, path=TINY, change=lambda family: family, progress=None, kernels=TORCH):
+    checkpoint = resolve_checkpoint(str(path))
+    family = change(resolve_family(None, checkpoint.config))
+    build = PLAIN if form is None else Formats.of(replace(PLAIN, kernels=kernels), form)
+    return load_model(checkpoint, family, family.parse(checkpoint.config), build, progress)
+
+
+def write(path, tensors):
+    (path / "config.json").write_text((TINY / "config.json").read_text())
+    save_file(tensors, path / "model.safetensors")
+
+
+def logits(model):
+    ids = load_file(TINY / "expected.safetensors")["input_ids"][0].tolist()
+    return logits_in_chunks(model, [ids], block_size=8, page_size=8, chunk_blocks=[3])[0]
+
+
+def linears(model):
+    """The weights of Linear layers, which alone are [outputs, inputs] here, and are not the router's or a table."""
+    return {name: weight for name, weight in weights_of(model).items() if not isinstance(weight, PlainWeight)}
+
+
+@pytest.fixture(scope="module")
+def plain():
+    model = load()
+    return model, logits(model)
+
+
+def test_int8_made_while_loading(plain, tmp_path):
+    """Linears and experts: as if the checkpoint had held the rounded values, and near what it did hold."""
+    tensors = load_file(TINY / "model.safetensors")
+    for name, tensor in tensors.items():
+        if tensor.dim() == 2 and not name.endswith(("gate.weight", "word_embeddings.weight", "lm_head.weight")):
+            kept, scale = rounded(tensor)
+            assert not torch.equal(tensor, kept * scale), name
+            tensors[name] = kept * scale
+    write(tmp_path, tensors)
+    told = []
+    model = load(Int8, progress=lambda *news: told.append(news), kernels=INT8)
+    assert len(linears(model)) == 3 * 2 + 2 + 2 * 4  # attention, the dense layer, experts and shared experts
+    out, expected = logits(model), logits(load(path=tmp_path))
+    torch.testing.assert_close(out, expected, rtol=1e-4, atol=1e-4)
+    assert 1e-4 < (out - plain[1]).norm() / plain[1].norm() < 0.1
+    nbytes = sum(weight.nbytes for weight in weights_of(model).values())
+    assert told[-1] == ("weights", nbytes, nbytes)
+    assert nbytes < 0.5 * sum(weight.nbytes for weight in weights_of(plain[0]).values())
+
+
+@pytest.mark.parametrize("ranks", [2, 3])
+def test_shards_filled_in_the_coordinates_of_the_whole(plain, ranks):
+    """Each keeps a run of outputs, which the checkpoint's tensors do not end with; together they are the whole."""
+
+    def form(rank):
+        return lambda build, shape: Shard(build, shape, rank, ranks) if len(shape) == 2 else build.parameter(*shape)
+
+    models = [load(form(rank)) for rank in range(ranks)]
+    whole, every = weights_of(plain[0]), [linears(model) for model in models]
+    assert len(every[0]) == 3 * 2 + 2 + 2 * 2
+    for name in every[0]:
+        group = [each[name] for each in every]
+        assert all(shard.shape == whole[name].shape and shard.size < whole[name].size for shard in group)
+        assert torch.equal(torch.cat([shard.tensor for shard in group]), whole[name].tensor)
+        for shard in group:
+            shard.group = group
+    for model in models:
+        torch.testing.assert_close(logits(model), plain[1], rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("base", [Int8, None])
+def test_an_adapter_around_any_format(plain, base):
+    def under(build, shape):
+        return build.parameter(*shape) if base is None else base(build, shape)
+
+    def form(build, shape):
+        return Adapted(under(build, shape), 2) if len(shape) == 2 else under(build, shape)
+
+    model = load(form, kernels=TORCH if base is None else INT8)
+    merged = load()
+    for name, weight in weights_of(model).items():
+        if isinstance(weight, Adapted | Int8):
+            weights_of(merged)[name].fill((), weight.tensor)
+    out = logits(model)
+    torch.testing.assert_close(out, logits(merged), rtol=1e-4, atol=1e-4)
+    assert (out - plain[1]).norm() / plain[1].norm() > 0.01
+
+
+class Forgetful(PlainWeight):
+    """Takes nothing of what begins at its first output."""
+
+    def __init__(self, build, shape):
+        super().__init__(shape, build.dtype, build.device)
+
+    def take(self, part, tensor):
+        return 0 if part.ranges[0].start == 0 else super().take(part, tensor)
+
+
+def test_a_format_must_take_all_that_it_keeps():
+    with pytest.raises(AssertionError, match=r"format of 'layers.0.attention.qkv.weight', .* did not take"):
+        load(Forgetful)
+
+
+def test_a_map_must_reach_each_element_once():
+    """Counting elements would not find one part twice and another never."""
+    gate = "model.layers.1.mlp.experts.{}.gate_proj.weight"
+
+    def twice(family):
+        def weights(arch):
+            map = family.weights(arch)
+            return replace(map, slots=map.slots | {gate.format(2): map.slots[gate.format(1)]})
+
+        return replace(family, weights=weights)
+
+    with pytest.raises(AssertionError, match=r"does not fill 'layers.1.mlp.gate_up' exactly once"):
+        load(change=twice)
+
+
+def test_nothing_is_left_that_no_checkpoint_fills():
+    def stray(hold):
+        def change(family):
+            def make(arch, build):
+                model = family.make(arch, build)
+                model.norm.stray = hold(build)
+                return model
+
+            return replace(family, make=make)
+
+        return change
+
+    for hold in (lambda build: nn.Parameter(torch.empty(3)), lambda build: build.parameter(3)):
+        with pytest.raises(AssertionError, match=r"does not fill 'norm.stray' exactly once"):
+            load(change=stray(hold))
+
+
+def test_the_tensor_that_a_format_refuses_is_named(tmp_path):
+    tensors = load_file(TINY / "model.safetensors")
+    name = "model.layers.1.mlp.experts.3.up_proj.weight"
+    tensors[name][5, 6] = torch.inf
+    write(tmp_path, tensors)
+    with pytest.raises(ConfigError, match=f"tensor '{name}' of {tmp_path} holds NaN or infinite values"):
+        load(Int8, tmp_path)
