@@ -53,6 +53,7 @@ def llms(**flags: Any) -> Iterator[LlmOf]:
         if made is None or made[0] != key:
             if made is not None:
                 made[1].close()
+                made = None  # should the next one not load
             made = key, LLM(str(GOLDEN / folder), skip_tokenizer=True, **server, **flags)
         return made[1]
 
