@@ -83,7 +83,10 @@ class EngineConfig:
                 f"--decoding-strategy {', '.join(ANY_PAGE)} need"
             )
         if self.sampling_mode == "edit" and self.remask_threshold:
-            raise ConfigError("--remask-threshold: only the threshold algorithm masks again; not with edit")
+            raise ConfigError(
+                f"--remask-threshold {self.remask_threshold:g}: only the threshold algorithm masks again, not "
+                "--sampling-mode edit; leave it out"
+            )
 
     @classmethod
     def from_flags(cls, **values: Any) -> EngineConfig:

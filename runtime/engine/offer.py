@@ -11,7 +11,7 @@ from runtime.errors import ConfigError, RequestError
 from runtime.models import Facts, Family
 from runtime.request.checks import declared
 from runtime.request.description import Field, RuleInfo, Value, with_defaults
-from runtime.samplers import Orders, Rule, rules_of, rules_under
+from runtime.samplers import Orders, Rule, rules, rules_of, rules_under
 from runtime.strategies import Strategy
 from runtime.weights import TokenIds
 
@@ -60,7 +60,12 @@ def offer(
 
     if mode != "edit" and all(rule.edits for rule in rules_of(key)):
         raise ConfigError(f"--decoding-strategy {key} needs --sampling-mode edit")
-    fitting = fitting_rules(family, key, orders)
+    fitting = [rule for rule in fitting_rules(family, key, orders) if rule.noisy == strategy.noisy]
+    if not fitting:
+        raise ConfigError(
+            f"--decoding-strategy {key} of the {family.key} family goes with no acceptance rule that this version has; "
+            f"it has: {', '.join(rules())}"
+        )
     _check_read(
         config,
         f"{key} of the {family.key} family",

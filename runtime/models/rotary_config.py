@@ -49,13 +49,17 @@ def rotary(config: Mapping[str, Any], head_dim: int, *, yarn: bool = False) -> T
     fields = Fields({**nested, **{k: v for k, v in config.items() if v is not None}})
     share = fields.number("partial_rotary_factor", 1.0)
     rotary_dim = int(head_dim * share)
+    why = f"partial_rotary_factor {share:g}" if fields.has("partial_rotary_factor") else f"a head's size of {head_dim}"
     if fields.has("rotary_dim"):
         given = fields.whole("rotary_dim")
         if fields.has("partial_rotary_factor") and given != rotary_dim:
             raise ConfigError(f"config.json: rotary_dim {given} contradicts partial_rotary_factor {share}")
-        rotary_dim = given
+        rotary_dim, why = given, f"rotary_dim {given}"
     if rotary_dim % 2 or not 2 <= rotary_dim <= head_dim:
-        raise ConfigError(f"config.json: {rotary_dim} of a head's {head_dim} dimensions are rotary; they must be even")
+        raise ConfigError(
+            f"config.json: with {why}, {rotary_dim} of a head's {head_dim} dimensions are rotary; it must be an even "
+            "number of them, and not more than there are"
+        )
     turn = Turn(fields.number("rope_theta"), rotary_dim)
     return _stretched(turn, Fields(nested, ROPE)) if stretched else turn
 

@@ -67,7 +67,7 @@ def choice(param: str, value: object, words: Iterable[str]) -> str:
     """`value` if it is one of the words."""
     words = tuple(words)
     if not isinstance(value, str) or value not in words:
-        raise refuse(param, f"must be one of {', '.join(words)}")
+        raise refuse(param, f"{shown(value)} is not one of {', '.join(words)}")
     return value
 
 

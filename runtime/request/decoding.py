@@ -54,9 +54,8 @@ def resolve_decoding(
         return spelt.get(name, f"{path}.{name}")
 
     total = params.num_denoising_steps
-    if total is not None and not _takers("steps", info):
-        raise _no_meaning("num_denoising_steps", _rule(given, info, at, default=info.default_rule), ())
-    rule = _rule(given, info, at, default=info.default_rule if total is None else "fixed")
+    shared = total is not None and "fixed" in _takers("steps", info)
+    rule = _rule(given, info, at, default="fixed" if shared else info.default_rule)
     fields = {field.name: field for field in (*info.strategy_fields, *rule.fields)}
     for name, value in given.items():
         if name not in fields and name not in CHOOSING and name not in ENGINE:

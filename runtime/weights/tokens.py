@@ -50,6 +50,8 @@ def read_tokens(
     if not family.masks and mask_token_id is not None:
         raise ConfigError(f"--mask-token-id {mask_token_id}: the {family.key} family has no mask; leave it out")
     mask = facts.mask_id if mask_token_id is None else mask_token_id
+    if mask is not None:
+        _check("config.json: mask_token_id" if mask_token_id is None else "--mask-token-id", [mask], vocab_size)
     if mask is None and family.masks:
         words = [named.get("mask_token"), *family.mask_tokens]
         mask = next((vocab[w] for w in words if w is not None and w in vocab), None)
@@ -59,21 +61,28 @@ def read_tokens(
         raise ConfigError("config.json and the tokenizer name no mask token; give its id with --mask-token-id")
 
     if eos_token_ids is not None:
+        _check("--eos-token-ids", eos_token_ids, vocab_size)
         eos = set(eos_token_ids)
     else:
-        eos = {*facts.eos_ids, *Fields(checkpoint.generation_config, "generation_config.json").ids("eos_token_id")}
+        generation = Fields(checkpoint.generation_config, "generation_config.json").ids("eos_token_id")
+        _check("config.json: eos_token_id", facts.eos_ids, vocab_size)
+        _check("generation_config.json: eos_token_id", generation, vocab_size)
+        eos = {*facts.eos_ids, *generation}
         words = [named.get("eos_token"), *family.turn_end_tokens]
         eos |= {vocab[w] for w in words if w is not None and w in vocab}
         eos = eos or {id for id in family.eos_ids if id < vocab_size}
-    for flag, ids in (("--mask-token-id", [] if mask is None else [mask]), ("--eos-token-ids", sorted(eos))):
-        for token in ids:
-            if not 0 <= token < vocab_size:
-                raise ConfigError(f"{flag}: id {token} is outside the vocabulary (0 to {vocab_size - 1})")
-    if facts.bos_id is not None and facts.bos_id >= vocab_size:
-        raise ConfigError(f"config.json: bos_token_id {facts.bos_id} is outside the vocabulary (0 to {vocab_size - 1})")
+    if facts.bos_id is not None:
+        _check("config.json: bos_token_id", [facts.bos_id], vocab_size)
     if mask in eos:
         raise ConfigError(f"id {mask} is both the mask and an end token; set --mask-token-id or --eos-token-ids")
     return TokenIds(mask, tuple(sorted(eos)), largest)
+
+
+def _check(source: str, ids: Sequence[int], vocab_size: int) -> None:
+    """Raises ConfigError for an id that the vocabulary does not have."""
+    for id in ids:
+        if not 0 <= id < vocab_size:
+            raise ConfigError(f"{source} {id} is outside the vocabulary (0 to {vocab_size - 1})")
 
 
 def _tokenizer(checkpoint: Checkpoint) -> tuple[dict[str, int], dict[str, str]]:

@@ -174,8 +174,8 @@ def test_a_total_of_steps_is_shared_out_over_the_blocks(llada: LLM) -> None:
 @pytest.mark.parametrize(
     ("fields", "param", "words"),
     [
-        ({"decoding": {"cache": "both"}}, "decoding.cache", "must be one of none, prefix, dual, vicinity"),
-        ({"decoding": {"cache": True}}, "decoding.cache", "must be one of"),
+        ({"decoding": {"cache": "both"}}, "decoding.cache", "'both' is not one of none, prefix, dual, vicinity"),
+        ({"decoding": {"cache": True}}, "decoding.cache", "True is not one of"),
         ({"decoding": {"block_length": 0}}, "decoding.block_length", "0 is out of range; it must be at least 1"),
         ({"block_length": 0}, "block_length", "0 is out of range"),
         ({"block_length": 1.5}, "block_length", "is not an integer"),

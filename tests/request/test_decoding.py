@@ -73,39 +73,49 @@ def test_a_rules_fields_are_checked_as_it_declares_them(rule):
         ({"algorithm": "local_leap", "local_leap": {"radius": {"x": 1}}}, "local_leap.radius"),
         ({"algorithm": "local_leap", "local_leap": {"reach": 1}}, "local_leap.reach"),
     ],
+    ids=lambda value: value if isinstance(value, str) else value.get("algorithm", "threshold"),
 )
 def test_combinations_that_mean_nothing_are_refused(decoding, field):
     refused({"decoding": decoding}, f"decoding.{field}")
 
 
 def test_what_is_built_is_listed():
-    words = "'greedy' is no acceptance rule of this server; there are credit, dynamic"
+    words = f"'greedy' is no acceptance rule of this server; there are {', '.join(rule.key for rule in INFO.rules)}$"
     refused({"decoding": {"algorithm": "greedy"}}, "decoding.algorithm", words)
     refused({"decoding": {"x": 1}}, "decoding.x", "there are mode, algorithm")
 
 
-def test_fields_of_a_rule_reach_it_and_entries_of_an_object_by_their_full_names():
+def test_entries_of_local_leap_reach_it_by_their_full_names():
     leap = {"algorithm": "local_leap", "local_leap": {"anchor": 0.5, "radius": 2, "neighbor": None}}
     got = spec(decoding=leap).decoding.values
     assert (got["local_leap.anchor"], got["local_leap.neighbor"], got["local_leap.radius"]) == (0.5, 0.75, 2)
+
+
+def test_fields_of_fixed_reach_it():
     assert spec(decoding={"algorithm": "fixed", "confidence_metric": "margin"}).decoding.values["steps"] == 8
-    assert (
-        "confidence_metric" not in spec(decoding={"algorithm": "edit", "confidence_metric": "max_prob"}).decoding.values
-    )
+
+
+def test_what_asks_for_nothing_does_not_reach_edit():
+    values = spec(decoding={"algorithm": "edit", "confidence_metric": "max_prob"}).decoding.values
+    assert "confidence_metric" not in values
 
 
 def test_null_is_the_same_as_left_out():
     assert spec(decoding=dict.fromkeys(FIELDS)).decoding == spec().decoding
 
 
-def test_precedence_field_mode_server_family():
-    def decode(**decoding):
-        return SimpleNamespace(**spec(decoding=decoding).decoding.values)
+def decode(**decoding):
+    return SimpleNamespace(**spec(decoding=decoding).decoding.values)
 
+
+def test_precedence_field_mode_server_family():
     assert decode().accept_threshold == 0.95  # the server's, which is the family's without a flag
     for mode, value in (("speed", 0.7), ("balanced", 0.9), ("quality", 0.97)):
         assert decode(mode=mode).accept_threshold == value
         assert decode(mode=mode, accept_threshold=0.25).accept_threshold == 0.25
+
+
+def test_precedence_with_edit():
     for mode, (accept, edit) in (("speed", (0.5, 0.0)), ("balanced", (0.6, 0.3)), ("quality", (0.7, 0.5))):
         got = decode(mode=mode, algorithm="edit")
         assert (got.accept_threshold, got.edit_threshold) == (accept, edit)
@@ -123,13 +133,13 @@ def test_precedence_field_mode_server_family():
 def test_the_servers_remasking_does_not_reach_other_algorithms():
     assert spec().decoding.values["remask_threshold"] == 0.2
     assert spec(decoding={"remask_threshold": 0}).decoding.values["remask_threshold"] == 0
-    for algorithm in ("fixed", "edit"):
+    for algorithm in [rule.key for rule in INFO.rules if rule.key != "threshold"]:
         assert "remask_threshold" not in spec(decoding={"algorithm": algorithm}).decoding.values
         asked = {"algorithm": algorithm, "remask_threshold": 0}
         assert "remask_threshold" not in spec(decoding=asked).decoding.values
 
 
-def test_an_editing_server_edits_by_default():
+def test_a_server_of_edit_edits_by_default():
     editing = info(default_rule="edit")
     assert spec(facts=editing).decoding.algorithm == "edit"
     assert spec(facts=editing, decoding={"mode": "balanced"}).decoding.values["edit_threshold"] == 0.3
@@ -138,30 +148,54 @@ def test_an_editing_server_edits_by_default():
 
 
 def test_dlmserve_names():
-    # 3 prompt tokens and 21 more touch blocks 0, 1 and 2 of 8
-    got = spec(max_tokens=21, num_denoising_steps=13, block_length=8, use_local_leap=False, force_single_batch=False)
-    assert (got.decoding.algorithm, got.decoding.total_steps) == ("fixed", 13)
+    assert spec(block_length=8, use_local_leap=False, force_single_batch=False).decoding == spec().decoding
     assert (spec().decoding.total_steps, spec().decoding.force_single_batch) == (None, False)
     assert spec(force_single_batch=True).decoding.force_single_batch
     assert spec(decoding={"force_single_batch": True}).decoding.force_single_batch
     refused({"block_length": 4}, "block_length", "4 is not the server's block size, 8")
     refused({"force_single_batch": True, "decoding": {"force_single_batch": True}}, "force_single_batch", "same")
-    for algorithm in ("dynamic", "sequential"):
-        got = spec(num_denoising_steps=99, decoding={"algorithm": algorithm}).decoding
-        assert (got.algorithm, got.total_steps) == (algorithm, 99)
-    refused({"max_tokens": 21, "num_denoising_steps": 2}, "num_denoising_steps", "3 blocks")
-    refused({"num_denoising_steps": 99, "decoding": {"steps": 3}}, "num_denoising_steps", "says the same")
-    refused({"num_denoising_steps": 99, "decoding": {"algorithm": "threshold"}}, "num_denoising_steps")
-    refused({"num_denoising_steps": 99, "use_local_leap": True}, "num_denoising_steps", "dynamic, fixed and sequential")
-    got = spec(use_local_leap=True, local_leap_radius=2, local_leap_anchor_threshold=0.5).decoding
-    assert (got.algorithm, got.values["local_leap.radius"], got.values["local_leap.anchor"]) == ("local_leap", 2, 0.5)
-    assert got.values["local_leap.neighbor"] == 0.75
     for ours, theirs in (("max_prob", "top1_prob"), ("neg_entropy", "entropy_inverse"), ("margin", "margin")):
         assert spec(confidence_metric=theirs).decoding.values["confidence_metric"] == ours
-    refused({"use_local_leap": True, "decoding": {"algorithm": "edit"}}, "use_local_leap", "only with local_leap")
-    refused({"use_local_leap": True, "local_leap_radius": 1.5}, "local_leap_radius")
-    refused({"local_leap_radius": 2}, "local_leap_radius", "only with local_leap")
+    wrong = {"use_local_leap": True, "decoding": {"algorithm": "threshold"}}
+    refused(wrong, "use_local_leap", "has no meaning with decoding.algorithm 'threshold', only with local_leap")
     refused({"confidence_metric": "best"}, "confidence_metric")
     refused({"confidence_metric": "margin", "decoding": {"confidence_metric": "margin"}}, "confidence_metric", "same")
     refused({"block_schedule": "uniform"}, "block_schedule", "leave it out")
     refused({"target_length": 5}, "target_length", "leave it out")
+
+
+STEPPED = [rule.key for rule in INFO.rules if any(field.name == "steps" for field in rule.fields)]
+
+
+def test_num_denoising_steps_of_fixed():
+    # 3 prompt tokens and 21 more touch blocks 0, 1 and 2 of 8
+    got = spec(max_tokens=21, num_denoising_steps=13)
+    assert (got.decoding.algorithm, got.decoding.total_steps) == ("fixed", 13)
+    refused({"max_tokens": 21, "num_denoising_steps": 2}, "num_denoising_steps", "3 blocks")
+    refused({"num_denoising_steps": 99, "decoding": {"steps": 3}}, "num_denoising_steps", "says the same")
+
+
+@pytest.mark.parametrize("rule", [rule.key for rule in INFO.rules])
+def test_num_denoising_steps_are_for_rules_that_count_steps(rule):
+    asked = {"num_denoising_steps": 99, "decoding": {"algorithm": rule}}
+    if rule in STEPPED:
+        got = spec(**asked).decoding
+        assert (got.algorithm, got.total_steps) == (rule, 99)
+    else:
+        *most, last = STEPPED
+        words = f"has no meaning with the {rule} algorithm, only with {', '.join(most)} and {last}; leave it out"
+        refused(asked, "num_denoising_steps", words)
+
+
+def test_num_denoising_steps_where_no_rule_counts_them():
+    facts = info(rules=[rule for rule in INFO.rules if rule.key not in STEPPED])
+    words = "has no meaning with the threshold algorithm; leave it out"
+    refused({"num_denoising_steps": 99}, "num_denoising_steps", words, facts=facts)
+
+
+def test_local_leap_under_dlmserves_names():
+    got = spec(use_local_leap=True, local_leap_radius=2, local_leap_anchor_threshold=0.5).decoding
+    assert (got.algorithm, got.values["local_leap.radius"], got.values["local_leap.anchor"]) == ("local_leap", 2, 0.5)
+    assert got.values["local_leap.neighbor"] == 0.75
+    refused({"use_local_leap": True, "local_leap_radius": 1.5}, "local_leap_radius")
+    refused({"local_leap_radius": 2}, "local_leap_radius", "only with local_leap")

@@ -11,6 +11,7 @@ from typing import Any
 import httpx
 import pytest
 
+from runtime.samplers import Rule, get_rule, rules, rules_of
 from tests.server.harness import ServerProcess
 
 CHAT = "/v1/chat/completions"
@@ -30,8 +31,10 @@ def decode(**more: Any) -> dict[str, Any]:
     return gen(decoding=more)
 
 
-# route, body (bytes are sent as they are), status, param
-CASES: list[tuple[str, Any, int, str | None]] = [
+RULES = rules_of("multi_bd")
+OTHER = next(rule.key for rule in RULES if rule.key != "threshold")
+Case = tuple[str, Any, int, str | None]  # route, body (bytes are sent as they are), status, param
+CASES: list[Case] = [
     ("/generate", b"", 400, None),
     ("/generate", b"{", 400, None),
     ("/generate", b"[]", 422, None),
@@ -92,15 +95,11 @@ CASES: list[tuple[str, Any, int, str | None]] = [
     ("/generate", gen(decoding=[]), 422, "decoding"),
     ("/generate", decode(mode="fast"), 400, "decoding.mode"),
     ("/generate", decode(algorithm="magic"), 400, "decoding.algorithm"),
-    ("/generate", decode(algorithm="edit"), 200, None),
+    ("/generate", decode(algorithm=OTHER), 200, None),
     ("/generate", decode(accept_threshold=1.5), 400, "decoding.accept_threshold"),
     ("/generate", decode(accept_threshold=-0.5), 400, "decoding.accept_threshold"),
     ("/generate", decode(accept_threshold="0.5"), 400, "decoding.accept_threshold"),
     ("/generate", decode(edit_threshold=0.5), 400, "decoding.edit_threshold"),
-    ("/generate", decode(local_leap={"anchor": 0.9}), 400, "decoding.local_leap.anchor"),
-    ("/generate", decode(local_leap=0.9, algorithm="local_leap"), 400, "decoding.local_leap"),
-    ("/generate", decode(local_leap={"ancor": 0.9}, algorithm="local_leap"), 400, "decoding.local_leap.ancor"),
-    ("/generate", decode(local_leap={"anchor": 2}, algorithm="local_leap"), 400, "decoding.local_leap.anchor"),
     ("/generate", decode(confidence_metric="best"), 400, "decoding.confidence_metric"),
     ("/generate", decode(force_single_batch=True), 200, None),
     ("/generate", decode(force_single_batch=1), 400, "decoding.force_single_batch"),
@@ -109,11 +108,8 @@ CASES: list[tuple[str, Any, int, str | None]] = [
     ("/generate", decode(suppress_eos="no"), 400, "decoding.suppress_eos"),
     ("/generate", decode(block_length=16), 400, "decoding.block_length"),
     ("/generate", decode(block_length=8), 200, None),
-    ("/generate", decode(steps=0, algorithm="fixed"), 400, "decoding.steps"),
+    ("/generate", decode(max_steps_per_block=0), 400, "decoding.max_steps_per_block"),
     ("/generate", decode(wibble=1), 400, "decoding.wibble"),
-    ("/generate", gen(use_local_leap=True), 200, None),
-    ("/generate", gen(use_local_leap=True, local_leap_radius=2, local_leap_anchor_threshold=0.5), 200, None),
-    ("/generate", gen(use_local_leap=True, local_leap_neighbor_threshold=2), 400, "local_leap_neighbor_threshold"),
     ("/generate", gen(local_leap_radius=2), 400, "local_leap_radius"),
     ("/generate", gen(confidence_metric="top1_prob"), 200, None),
     ("/generate", gen(confidence_metric="best"), 400, "confidence_metric"),
@@ -182,6 +178,34 @@ CASES: list[tuple[str, Any, int, str | None]] = [
     ("/health", {}, 405, None),
     ("/generate", b'{"prompt":"' + b"x" * (2 * 2**20) + b'"}', 413, None),
 ]
+
+
+def spelt(name: str, value: object) -> dict[str, Any]:
+    """A field as a request has it."""
+    outer, _, inner = name.rpartition(".")
+    return {outer: {inner: value}} if outer else {name: value}
+
+
+def declared_cases(rule: Rule) -> Iterator[Case]:
+    """Each field of a rule with values that it does not take, and each field of other rules that it does not read."""
+    names = {field.name for field in rule.fields}
+    for field in rule.fields:
+        past = [field.low - 1, *([] if field.high is None else [field.high + 1])]
+        for value in [["x"], *([True] if field.kind != "flag" else []), *(past if not field.choices else ["x"])]:
+            body = decode(algorithm=rule.key, **spelt(field.name, value))
+            yield "/generate", body, 400, f"decoding.{field.name}"
+        if "." in field.name:
+            outer = field.name.partition(".")[0]
+            yield "/generate", decode(algorithm=rule.key, **{outer: 0.9}), 400, f"decoding.{outer}"
+            yield "/generate", decode(algorithm=rule.key, **{outer: {"nope": 1}}), 400, f"decoding.{outer}.nope"
+    for field in {field.name: field for other in RULES for field in other.fields if field.name not in names}.values():
+        value = field.choices[-1] if field.choices else max(field.low, 1)
+        yield "/generate", decode(algorithm=rule.key, **spelt(field.name, value)), 400, f"decoding.{field.name}"
+
+
+CASES += [case for rule in RULES for case in declared_cases(rule)]
+FOREIGN = [key for key in rules() if get_rule(key) not in RULES]
+CASES += [("/generate", decode(algorithm=key), 400, "decoding.algorithm") for key in FOREIGN]
 
 
 def is_error_object(answer: httpx.Response, param: str | None, shown: str = "") -> None:

@@ -81,8 +81,11 @@ def test_the_familys_own_ids_serve_where_no_file_names_one(make):
     ("arguments", "sentence"),
     [
         ({"words": ["a", "b"]}, "--mask-token-id"),
-        ({"mask_token_id": 32}, "--mask-token-id: id 32 is outside the vocabulary"),
-        ({"eos_token_ids": [-1]}, "--eos-token-ids: id -1"),
+        ({"mask_token_id": 32}, "--mask-token-id 32 is outside the vocabulary"),
+        ({"eos_token_ids": [-1]}, "--eos-token-ids -1 is outside the vocabulary (0 to 31)"),
+        ({"config": {"mask_token_id": 32}}, "config.json: mask_token_id 32 is outside the vocabulary (0 to 31)"),
+        ({"config": {"eos_token_id": [1, 40]}}, "config.json: eos_token_id 40 is outside"),
+        ({"generation": {"eos_token_id": 40}}, "generation_config.json: eos_token_id 40 is outside"),
         ({"mask_token_id": 2}, "both the mask and an end token"),
         ({"config": {"mask_token_id": "x"}}, "config.json: mask_token_id must be a token id"),
         ({"config": {"mask_token_id": [1, 2]}}, "config.json: mask_token_id must be one token id"),

@@ -1,0 +1,219 @@
+"""Bad input of every family, strategy and rule: one sentence that names the field, the value and what would fit."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from runtime import LLM, SamplingParams
+from runtime.config import FLAGS, EngineConfig
+from runtime.config.flags import DECODING
+from runtime.engine.markdown import fits
+from runtime.engine.setup import load_engine
+from runtime.errors import ConfigError, RequestError
+from runtime.models import Family, families, resolve_family
+from runtime.request.checks import shown
+from runtime.request.decoding import ENGINE
+from runtime.request.description import Field
+from runtime.request.io import EngineInfo
+from runtime.request.resolve import resolve
+from runtime.samplers import get_rule, rules, rules_of
+from runtime.strategies import also_fits, strategies
+from runtime.weights import Checkpoint, read_tokens
+from tests.models.tiny import checkpoint_of
+from tests.oracle.spelling import KINDS
+from tests.request.test_decoding import out_of_range, spelt
+
+FAMILIES: dict[str, Family[Any]] = {family.key: family for family in map(resolve_family, families(), [{}] * 999)}
+PAIRS = {f"{family.key}-{key}": (family, key) for family, _, key in fits()}
+FOLDERS = {"llada2": "llada2_tiny"}  # golden data that are not called as their family
+MASK = 30
+VALUES = ("many", -1, 2.5, [], {}, [1, 2], True, None, 0, {"x": 1}, math.nan)
+
+
+@pytest.fixture(scope="module")
+def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("checkpoints")
+
+
+def flags_of(family: Family[Any], strategy: str | None, directory: Path) -> dict[str, Any]:
+    """Those with which the family's tiny checkpoint is decoded by `strategy`."""
+    folder = FOLDERS.get(family.key, family.key)
+    flags: dict[str, Any] = {"device": "cpu", "skip_tokenizer": True, "decoding_strategy": strategy}
+    flags["model"] = str(checkpoint_of(folder, directory / folder))
+    if family.key in KINDS and KINDS[family.key].named:
+        flags["model_name"] = family.key
+    if family.masks:
+        flags["mask_token_id"] = MASK
+    if strategy in strategies() and all(rule.edits for rule in rules_of(strategy)):
+        flags["sampling_mode"] = "edit"
+    return flags
+
+
+def start(flags: dict[str, Any]) -> str:
+    """The sentence with which a server of these flags does not start."""
+    with pytest.raises(ConfigError) as error:
+        load_engine(EngineConfig(**flags))
+    assert "\n" not in str(error.value)
+    return str(error.value)
+
+
+@pytest.fixture(scope="module", params=PAIRS)
+def pair(request: pytest.FixtureRequest) -> tuple[Family[Any], str]:
+    return PAIRS[request.param]
+
+
+@pytest.fixture(scope="module")
+def info(pair: tuple[Family[Any], str], directory: Path) -> EngineInfo:
+    family, key = pair
+    with LLM(**flags_of(family, key, directory)) as llm:
+        assert (llm.info.family, llm.info.strategy) == (family.key, key)
+        return llm.info
+
+
+def refused(info: EngineInfo, param: str, prompt: tuple[int, ...] = (1, 2, 3), **fields: Any) -> str:
+    """The sentence of a 400 of that field."""
+    with pytest.raises(RequestError) as error:
+        resolve(SamplingParams(**fields), prompt, info, id="r")
+    assert (error.value.status, error.value.param) == (400, param), error.value.message
+    assert "\n" not in error.value.message
+    assert error.value.message.startswith(param.split(".")[0])
+    return error.value.message
+
+
+@cache
+def every_field() -> dict[str, Field]:
+    """All that any rule or strategy declares."""
+    own = [field for key in rules() for field in get_rule(key).fields]
+    return {field.name: field for field in [*own, *(field for _, made, _ in fits() for field in made.fields)]}
+
+
+@pytest.mark.parametrize("key", FAMILIES)
+def test_a_strategy_that_does_not_fit_the_family(key: str, directory: Path) -> None:
+    family = FAMILIES[key]
+    mine = [name for name in strategies() if name in (*family.strategies, *also_fits(key))]
+    for name in [*strategies(), "nonesuch"]:
+        if name not in mine:
+            said = start(flags_of(family, name, directory))
+            assert said == f"--decoding-strategy {name!r} does not fit this model; it can be: {', '.join(mine)}"
+
+
+def test_a_budget_below_a_requests_step(pair: tuple[Family[Any], str], directory: Path) -> None:
+    flags = flags_of(*pair, directory)
+    said = start(flags | {"max_num_batched_tokens": 1})
+    least = int(said.removeprefix("--max-num-batched-tokens: 1 is less than the ").split()[0])
+    assert f"{least - 1} is less than the {least} rows" in start(flags | {"max_num_batched_tokens": least - 1})
+    with LLM(**flags, max_num_batched_tokens=least) as llm:
+        assert llm.info.max_num_batched_tokens == least
+
+
+def test_defaults_that_no_request_of_the_server_has(pair: tuple[Family[Any], str], directory: Path) -> None:
+    family, key = pair
+    flags = flags_of(family, key, directory)
+    with LLM(**flags) as llm:
+        read = {field.flag or field.name for field in llm.info.strategy_fields}
+        read |= {field.flag or field.name for rule in llm.info.rules for field in rule.fields}
+    others = {field.flag or field.name for field in every_field().values()} - read
+    for flag in [flag for flag in FLAGS if flag.group == DECODING and flag.dest in others]:
+        said = start(flags | {flag.dest: flag.choices[0] if flag.choices else flag.type == "bool" or 1})
+        assert said.startswith(f"--{flag.name}")
+        assert said.endswith("; leave it out")
+
+
+def test_a_rule_that_does_not_fit(info: EngineInfo) -> None:
+    there = ", ".join(rule.key for rule in info.rules)
+    for key in [*rules(), "nonesuch"]:
+        if info.rule(key) is None:
+            said = refused(info, "decoding.algorithm", decoding={"algorithm": key})
+            assert said == f"decoding.algorithm: {key!r} is no acceptance rule of this server; there are {there}"
+
+
+def test_a_field_that_does_not_fit(info: EngineInfo) -> None:
+    own = {field.name for field in info.strategy_fields}
+    own |= {field.name for rule in info.rules for field in rule.fields}
+    outer = {name.split(".")[0] for name in own}
+    for name, field in every_field().items():
+        if name not in own and name not in ENGINE and name.split(".")[0] not in outer:
+            said = refused(info, f"decoding.{name.split('.')[0]}", decoding=spelt(name, field.default))
+            assert f"{name.split('.')[0]!r} is no decoding field; there are mode, algorithm" in said
+
+
+def test_values_out_of_range(info: EngineInfo) -> None:
+    for rule in info.rules:
+        for field in (*info.strategy_fields, *rule.fields):
+            for value in out_of_range(field):
+                asked = {"algorithm": rule.key, **spelt(field.name, value)}
+                said = refused(info, f"decoding.{field.name}", decoding=asked)
+                assert said.startswith(f"decoding.{field.name}: {shown(value)} is "), said
+        said = refused(info, "decoding.mode", decoding={"algorithm": rule.key, "mode": "nonesuch"})
+        assert f"'nonesuch' is not one of {', '.join(rule.modes)}" in said if rule.modes else "leave it out" in said
+
+
+def test_prompts_and_answers_that_are_too_long(info: EngineInfo) -> None:
+    most = info.max_model_len
+    said = refused(info, "prompt", prompt=(1,) * most)
+    assert said == (f"prompt: has {most} tokens, and the model's length is {most}, the answer included; shorten it")
+    said = refused(info, "max_tokens", prompt=(1,) * 9, max_tokens=most - 8)
+    assert said == (
+        f"max_tokens: {most - 8} is more than the {most - 9} tokens that the prompt of 9 leaves of the model's length, "
+        f"{most}"
+    )
+    assert resolve(SamplingParams(max_tokens=most - 9), (1,) * 9, info, id="r").max_tokens == most - 9
+
+
+@pytest.mark.parametrize("key", [key for key in FAMILIES if key not in KINDS or not KINDS[key].named])
+def test_a_config_that_two_families_claim(key: str, directory: Path) -> None:
+    config = config_of(FAMILIES[key], directory)
+    for other in FAMILIES.values():
+        for name in set(other.architectures) - set(config.get("architectures", [])):
+            with pytest.raises(ConfigError) as error:
+                resolve_family(None, config | {"architectures": [*config.get("architectures", []), name]})
+            said = str(error.value)
+            assert "\n" not in said
+            assert said.startswith("config.json's model_type ")
+            assert repr(name) in said
+            assert "name the family with --model-name" in said
+            assert other.key in said
+            assert key in said
+
+
+def config_of(family: Family[Any], directory: Path) -> dict[str, Any]:
+    config: dict[str, Any] = json.loads((Path(flags_of(family, None, directory)["model"]) / "config.json").read_text())
+    return config
+
+
+def wrong_configs(config: dict[str, Any]) -> Iterator[tuple[set[str], object, dict[str, Any]]]:
+    """The config with one field, or a field of an object in it, absent or of another value; and its name, or those of
+    the fields that went with it."""
+    for name, said in config.items():
+        names = {name, *(said if isinstance(said, dict) else ())}
+        others = {other: config[other] for other in config if other != name}
+        yield names, None, others
+        for value in VALUES:
+            yield names, value, others | {name: value}
+        for inner, value, other in wrong_configs(said) if isinstance(said, dict) else ():
+            yield inner, value, config | {name: other}
+
+
+@pytest.mark.parametrize("key", FAMILIES)
+def test_a_config_that_lacks_or_contradicts_a_field(key: str, directory: Path) -> None:
+    """Whatever stands in a field, the checkpoint is read, or one sentence names the field."""
+    family = FAMILIES[key]
+    right = config_of(family, directory)
+    mask = None if "mask_token_id" in right or not family.masks else MASK
+    sentences = []
+    for fields, value, config in wrong_configs(right):
+        try:
+            facts = family.facts(family.parse(config))
+            read_tokens(Checkpoint(directory, config, {}), family, facts, mask_token_id=mask, skip_tokenizer=True)
+        except ConfigError as error:
+            sentences.append((fields, value, str(error).replace("--mask-token-id", "mask_token_id")))
+    assert len(sentences) > 100
+    unclear = [s for s in sentences if "\n" in s[2] or not any(field in s[2] for field in s[0])]
+    assert unclear == []
