@@ -20,9 +20,7 @@ from runtime.request.decoding import CHOOSING, ENGINE
 from runtime.request.params import SamplingParams
 from runtime.samplers import get_rule, rules
 from runtime.samplers.shared import COMMON
-from runtime.strategies import DecodingContext, make_strategy, markdown, strategies
-from runtime.strategies.full import FullCanvas
-from runtime.strategies.multi_bd import MultiBlock
+from runtime.strategies import DecodingContext, Strategy, make_strategy, markdown, strategies
 from tests.golden import GOLDEN
 
 ROOT = Path(__file__).parents[1]
@@ -55,7 +53,7 @@ def test_flags_and_files_that_are_named_exist(name):
     own = {f"--{s}" for f in FLAGS for s in f.spellings} | {"--help"}
     tools = {"--arch", "--random-weights", "--plot", "--tasks", "--hypothesis-profile", "--timeout"}
     tools |= {"--namespace", "--create-namespace", "--set", "--wait", "--for", "--from-literal"}  # helm's and kubectl's
-    tools |= {"--all"}  # the siege's
+    tools |= {"--all", "--list"}  # the siege's, and that of tests.without
     for flag in re.findall(r"(?<![\w-])--[a-z][a-z-]+", re.sub(r"<!--.*?-->", "", text)):
         assert flag in own | tools, flag
     for path in re.findall(r"\]\(([\w/.-]+)\)", text):
@@ -108,11 +106,14 @@ def test_python_examples_use_what_there_is():
                 SamplingParams(**{k.arg: ast.literal_eval(k.value) for k in node.keywords})
 
 
+@pytest.mark.whole_registry
 def test_decoding_fields_are_the_table():
     text = page("docs/decoding.md")
     assert text == markdown.with_table(text), "run python -m runtime.strategies.markdown"
-    for field in (*MultiBlock.fields, *FullCanvas.fields):
-        assert f"| `{field.name}` |" in text
+
+
+def test_fields_of_every_request_are_documented():
+    text = page("docs/decoding.md")
     for field in (*CHOOSING, *ENGINE):
         assert f"`{field}`" in text, field
 
@@ -130,27 +131,42 @@ def test_a_requests_fields_are_the_table():
     assert text == request_markdown.with_table(text), "run python -m runtime.request.markdown"
 
 
-def test_each_rule_has_its_paragraph():
-    own = {key: {field.name for field in get_rule(key).fields if field not in COMMON} for key in rules()}
-    assert described("Rules") == own
+RULES, STRATEGIES = described("Rules"), described("Strategies")
 
 
-def test_each_strategy_has_its_paragraph():
+def made(key: str) -> Strategy:
     context = DecodingContext(block_size=32, buffer_size=None, prefix_caching=True, max_model_len=4096)
-    own = {key: {field.name for field in make_strategy(key, (key,), context).fields} for key in strategies()}
-    assert described("Strategies") == own
+    return make_strategy(key, (key,), context)
 
 
+def test_every_entry_is_described():
+    assert set(rules()) <= RULES.keys()
+    assert set(strategies()) <= STRATEGIES.keys()
+    told = page("docs/models.md").split("## Family by family")[1].split("## What was compared with what")[0]
+    for key in {resolve_family(key, {}).key for key in families()} - {"llada2dot2"}:
+        assert f"`{key}`" in told, key
+
+
+@pytest.mark.parametrize("key", RULES)
+def test_a_rules_paragraph_names_its_fields(key):
+    assert RULES[key] == {field.name for field in get_rule(key).fields if field not in COMMON}
+
+
+@pytest.mark.parametrize("key", STRATEGIES)
+def test_a_strategys_paragraph_and_the_table_name_its_fields(key):
+    assert STRATEGIES[key] == {field.name for field in made(key).fields}
+    for field in STRATEGIES[key]:
+        assert f"| `{field}` |" in page("docs/decoding.md"), field
+
+
+@pytest.mark.whole_registry
 def test_families_and_shapes_are_the_tables():
     assert page("docs/models.md") == models.with_tables(page("docs/models.md")), "run python -m runtime.engine.markdown"
 
 
-def test_families_are_described_and_their_golden_answers_counted():
-    text = page("docs/models.md")
-    told, compared = text.split("## Family by family")[1].split("## What was compared with what")
-    for key in {resolve_family(key, {}).key for key in families()} - {"llada2dot2"}:
-        assert f"`{key}`" in told, key
-    for family, folder, kind, words in (
+@pytest.mark.parametrize(
+    ("family", "folder", "kind", "words"),
+    [
         ("sdar", "sdar", "decode", "{},"),
         ("sdar", "sdar_moe", "decode", ", {}"),
         ("llada", "llada", "decode", "{}"),
@@ -159,14 +175,17 @@ def test_families_are_described_and_their_golden_answers_counted():
         ("dream", "d2f_dream", "decode", "`d2f` {}"),
         ("fast_dllm_v2", "fast_dllm_v2", "decode", "{}"),
         ("diffusion_gemma", "diffusion_gemma", "generate", "{}, with recorded draws"),
-    ):
-        cases = json.loads((GOLDEN / folder / "cases.json").read_text())
-        count = sum(case["kind"] == kind for case in cases)
-        (row,) = [line for line in compared.splitlines() if line.startswith(f"| `{family}`")]
-        assert words.format(count) in row.split("|")[3], (folder, count)
+    ],
+)
+def test_golden_answers_are_counted(family, folder, kind, words):
+    compared = page("docs/models.md").split("## What was compared with what")[1]
+    cases = json.loads((GOLDEN / folder / "cases.json").read_text())
+    count = sum(case["kind"] == kind for case in cases)
+    (row,) = [line for line in compared.splitlines() if line.startswith(f"| `{family}`")]
+    assert words.format(count) in row.split("|")[3], (folder, count)
 
 
-def test_modes_are_documented():
+def test_modes_of_threshold_and_edit_are_documented():
     text = page("docs/decoding.md")
     for mode in ("speed", "balanced", "quality"):
         edit = get_rule("edit").modes[mode]

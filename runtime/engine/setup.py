@@ -124,7 +124,7 @@ def _info(
         default = "" if config.page_size else ", its default,"
         raise ConfigError(
             f"--page-size {page_size}{default} is neither a multiple nor a divisor of the block size {block_size}; set "
-            "one that is"
+            f"one that is, such as {block_size}"
         )
     orders, key = read_orders(facts, ids), _strategy_key(config, family)
     return EngineInfo(

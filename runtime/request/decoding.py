@@ -148,7 +148,7 @@ def _check_total(total: int, rule: RuleInfo, given: Mapping[str, Any], info: Eng
     if "steps" in given:
         raise refuse("num_denoising_steps", f"says the same as {at('steps')}; give one of them")
     if total < blocks:
-        raise refuse("num_denoising_steps", f"{total} is less than the {blocks} blocks of the answer need, one each")
+        raise refuse("num_denoising_steps", f"{total} is less than the {blocks} blocks of the answer; each needs one")
 
 
 def _check_read(given: Mapping[str, Any], fields: Mapping[str, Field], values: Mapping[str, Value], at: At) -> None:

@@ -100,8 +100,8 @@ def test_eval_fails_below_a_bar(engines, bars, status) -> None:
 
 
 def test_eval_compares_batches(engines, capsys) -> None:
-    assert run("eval", "--tasks", "greet", "--n", "20", "--compare-batch", "--algorithm", "edit") == 0
-    assert engines[1].seen[0].decoding == {"mode": "quality", "algorithm": "edit"}
+    assert run("eval", "--tasks", "greet", "--n", "20", "--compare-batch", "--algorithm", "threshold") == 0
+    assert engines[1].seen[0].decoding == {"mode": "quality", "algorithm": "threshold"}
     engines[1] = Oracle(spoil=5)
     assert run("eval", "--tasks", "greet", "--n", "20", "--compare-batch") == 1
     assert "4 answers depend on the batch" in capsys.readouterr().err

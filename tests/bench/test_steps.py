@@ -49,7 +49,7 @@ def test_the_table_is_measured_and_written(tmp_path, capsys):
         ([*TINY, "--prompt", "33"], "--prompt must be a multiple of --block-size 32"),
         ([*TINY, "--batch", "0"], "--batch must be at least 1"),
         ([*TINY, "--block-size", "0"], "--block-size must be at least 1"),
-        ([*NOISY, "--filled", "0.5"], "--filled 0.5 means nothing here"),
+        pytest.param([*NOISY, "--filled", "0.5"], "--filled 0.5 means nothing here", id="diffusion_gemma"),
         ([*TINY, "--filled", "1"], "--filled 1.0 must be"),
         ([*TINY, "--graphs"], "--graphs needs a CUDA device"),
         ([*TINY, "--attn-impl", "triton"], "needs a CUDA device"),
@@ -60,7 +60,7 @@ def test_refusals_name_the_flag(arguments, sentence, capsys):
     assert sentence in capsys.readouterr().out
 
 
-def test_a_canvas_is_timed_as_its_family_declares_it(tmp_path, capsys):
+def test_a_canvas_of_diffusion_gemma_is_timed_as_its_family_declares_it(tmp_path, capsys):
     """Blocks of the family's own size, from wherever the context ends."""
     assert main([*NOISY, *QUICK, "--context", "41", "--json", str(tmp_path / "steps.json")]) == 0
     results = json.loads((tmp_path / "steps.json").read_text())
@@ -93,17 +93,20 @@ def test_plans_use_each_slot_once_and_read_what_is_there(strategy):
         assert plan.tokens.max() < 9
 
 
-def test_blocks_are_half_masks_or_all_noise():
+def test_blocks_are_half_masks():
     masks = plans("multi_bd").decode(3, 64, filled=0.5)
     assert masks.blocks.sampled.sum(1).tolist() == [4] * 3
     assert [group.rule for group in masks.blocks.groups] == ["threshold"]
+
+
+def test_blocks_of_diffusion_gemma_are_all_noise():
     noise = plans("diffusion_gemma").decode(3, 64)
     assert noise.blocks.sampled.all()
     assert [group.rule for group in noise.blocks.groups] == ["noise"]
     assert len(set(noise.tokens.tolist())) > 4
 
 
-def test_a_canvas_of_noise_is_a_second_step_behind_a_causal_prompt():
+def test_a_canvas_of_diffusion_gemma_is_a_second_step_behind_a_causal_prompt():
     made = plans("diffusion_gemma")
     step = made.decode(2, 41)
     assert step.open.all()
@@ -119,7 +122,7 @@ def test_a_canvas_of_noise_is_a_second_step_behind_a_causal_prompt():
     assert np.array_equal(prompt.window_origin, prompt.positions)
 
 
-def test_a_model_that_conditions_itself_is_told_of_the_step_before():
+def test_diffusion_gemma_is_told_of_the_step_before():
     build = Build.choose("cpu", torch.float32)
     model = random_model(architecture("diffusiongemma-tiny"), build)
     made = plans("diffusion_gemma", 16)
@@ -130,7 +133,7 @@ def test_a_model_that_conditions_itself_is_told_of_the_step_before():
     assert bool(runner.batch(plan).signal.abs().sum(1).all())
 
 
-def test_a_canvas_of_masks_sees_itself_whole():
+def test_a_canvas_of_full_sees_itself_whole():
     made = plans("full")
     assert set(made.decode(2, 40).visible_end.tolist()) == {48}
     (prompt,) = made.prefill(2, 40, budget=80)
@@ -138,10 +141,30 @@ def test_a_canvas_of_masks_sees_itself_whole():
     assert set(prompt.visible_end.tolist()) == {40}
 
 
-@pytest.mark.parametrize("name", ARCHITECTURES)
-def test_named_shapes_are_valid(name):
+SHAPES = {
+    "llada2-mini": "llada2",
+    "llada2-flash": "llada2",
+    "llada2-tiny": "llada2",
+    "llada-8b": "llada",
+    "llada-moe-7b": "llada_moe",
+    "dream-7b": "dream",
+    "fast-dllm-v2-7b": "fast_dllm_v2",
+    "sdar-8b": "sdar",
+    "sdar-30b-a3b": "sdar_moe",
+    "diffusiongemma-26b-a4b": "diffusion_gemma",
+    "diffusiongemma-tiny": "diffusion_gemma",
+}
+
+
+def test_every_named_shape_has_its_family():
+    assert SHAPES.keys() == set(ARCHITECTURES)
+
+
+@pytest.mark.parametrize(("name", "key"), SHAPES.items())
+def test_named_shapes_are_valid(name, key):
     config = architecture(name)
     family = resolve_family(None, config)
+    assert family.key == key
     assert family.facts(family.parse(config)).max_positions >= 512
     with pytest.raises(ConfigError, match="llada2-mini"):
         architecture(name + "?")

@@ -33,7 +33,8 @@ THRESHOLDS = st.sampled_from([0.0, 0.11, 0.3, 0.51, 0.7, 0.9, 1.0])
 def params(draw: st.DrawFn, growing: bool, max_tokens: int, setup: Setup) -> Params:
     """Anything `runtime.request.resolve` lets through, with small numbers where they make blocks change often."""
     hot = draw(st.booleans())
-    rules = [key for key in ("threshold", "edit", *ALGORITHMS) if key != "edit" or not setup.seeded]
+    editing = [] if setup.seeded or "edit" not in ALGORITHMS else ["edit", "edit"]
+    rules = ["threshold", *(key for key in ALGORITHMS if key != "edit"), *editing]
     algorithm = draw(st.sampled_from(rules if setup.strategy != "dmax" else ["dmax"]))
     total = draw(st.sampled_from([None, 20, 33, 64])) if algorithm in ("fixed", "dynamic", "sequential") else None
     return Params(

@@ -70,11 +70,11 @@ def test_what_a_checkpoint_computes_together_is_never_cut(monkeypatch: pytest.Mo
 
 
 def test_how_a_checkpoint_samples_is_what_requests_get_by_default(tmp_path: Path) -> None:
-    shutil.copytree(GOLDEN / "sdar", tmp_path / "sdar")
+    shutil.copytree(GOLDEN / "llada2_tiny", tmp_path / "tiny")
 
     def sampling(**says: object) -> tuple[float, float, int]:
-        (tmp_path / "sdar" / "generation_config.json").write_text(json.dumps(says))
-        with LLM(str(tmp_path / "sdar"), device="cpu", skip_tokenizer=True) as llm:
+        (tmp_path / "tiny" / "generation_config.json").write_text(json.dumps(says))
+        with LLM(str(tmp_path / "tiny"), device="cpu", skip_tokenizer=True) as llm:
             return llm.info.temperature, llm.info.top_p, llm.info.top_k
 
     assert sampling(temperature=0.6, top_k=20, top_p=0.95) == (0.6, 0.95, 20)

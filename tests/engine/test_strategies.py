@@ -35,7 +35,7 @@ def test_preemption_at_any_step_changes_nothing(strategy: str, block_cache: bool
     assert kept == (3 if block_cache and strategy == "fast_dllm_v2" else 0)
 
 
-def test_what_a_preemption_drops_is_forwarded_again() -> None:
+def test_fast_dllm_v2_forwards_again_what_a_preemption_drops() -> None:
     """A REFINE after a preemption: the whole block's forward, with the ids of then, is made again first."""
     setup = Setup(strategy="fast_dllm_v2", block=8, page=8, pages=8, budget=64, prefix_caching=False)
     p = Params(max_tokens=16, ignore_eos=True, accept_threshold=1.0, sub_block_size=4, block_cache=True)
@@ -59,7 +59,7 @@ def test_what_a_preemption_drops_is_forwarded_again() -> None:
     run.compare()
 
 
-def test_an_unaligned_prompt_finds_all_its_blocks() -> None:
+def test_an_unaligned_prompt_of_fast_dllm_v2_finds_all_its_blocks() -> None:
     """Only where a seed is sampled from it is the last row of a prompt forwarded again."""
     setup = Setup(strategy="fast_dllm_v2", block=4, page=4)
     run = Run(setup)

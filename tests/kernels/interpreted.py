@@ -16,7 +16,7 @@ from runtime.kernels.routing import RoutingRule
 from runtime.layers.attention_triton import TritonAttention
 from runtime.layers.build import Build
 from runtime.layers.kv_pool import LAYOUTS
-from runtime.models import resolve_family
+from runtime.models import families, resolve_family
 from runtime.models.decoder import Decoder
 from runtime.models.diffusion_gemma_model import DiffusionGemma
 from runtime.weights import load_model, resolve_checkpoint
@@ -251,7 +251,10 @@ def test_attention_reads_only_tiles_that_a_window_reaches(watched, cached, windo
         assert read == set(range(first, end))
 
 
-@pytest.mark.parametrize("key", ["llada2", "llada2dot2", "sdar_moe", "stable_diffcoder", "dream", "llada_moe"])
+MODELS = ("llada2", "llada2dot2", "sdar_moe", "stable_diffcoder", "dream", "llada_moe")
+
+
+@pytest.mark.parametrize("key", [key for key in MODELS if key in families()])
 def test_attention_and_all_else_in_a_whole_model(tmp_path, key):
     """Every kernel in its place: a tiny model on the Triton path equals itself on the torch path."""
     if key.startswith("llada2"):
@@ -276,6 +279,7 @@ def test_attention_and_all_else_in_a_whole_model(tmp_path, key):
         torch.testing.assert_close(out, expected, rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.skipif("diffusion_gemma" not in families(), reason="the only family of canvases of noise")
 def test_attention_and_all_else_in_a_canvas_model():
     """Layers of two kinds, rows that are committed beside rows that are open."""
     checkpoint, family = resolve_checkpoint(str(GOLDEN / "diffusion_gemma")), resolve_family("diffusion_gemma", {})

@@ -10,7 +10,6 @@ from typing import Any, Protocol
 import pytest
 
 from runtime import LLM, SamplingParams
-from runtime.strategies import strategies
 from tests.golden import GOLDEN
 from tests.oracle.spelling import KINDS
 
@@ -20,17 +19,15 @@ SERVER = ("model_name", "decoding_strategy", "sampling_mode", "block_size", "buf
 
 
 def cases(kind: str) -> list[Any]:
-    """(folder, case), as pytest's parameters."""
+    """(folder, case), as pytest's parameters, with the names of all that they need."""
     found = []
     for folder in GOLDENS:
         for case in json.loads((GOLDEN / folder / "cases.json").read_text()):
             if case["kind"] == kind:
-                found.append(pytest.param(folder, case, id=f"{folder}-{case['name']}"))
+                settings = case.get("settings", {})
+                by = [settings[name] for name in ("decoding_strategy", "algorithm") if name in settings]
+                found.append(pytest.param(folder, case, id="-".join([folder, case["name"], *by])))
     return found
-
-
-def decode_cases() -> list[Any]:
-    return [case for case in cases("decode") if case.values[1]["settings"]["decoding_strategy"] in strategies()]
 
 
 class LlmOf(Protocol):

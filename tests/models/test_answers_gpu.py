@@ -4,7 +4,7 @@ import pytest
 
 from runtime import LLM, SamplingParams
 from tests.golden import GOLDEN
-from tests.models.golden_answers import check_answer, decode_cases, llms
+from tests.models.golden_answers import cases, check_answer, llms
 
 pytestmark = pytest.mark.gpu  # asked for by name, so that a missing device fails them rather than skips them
 DEVICE = {"device": "cuda", "dtype": "float32", "num_pages": 512}  # others run beside it
@@ -17,7 +17,7 @@ def llm_of():
         yield get
 
 
-@pytest.mark.parametrize(("folder", "case"), decode_cases())
+@pytest.mark.parametrize(("folder", "case"), cases("decode"))
 def test_golden_answers(llm_of, folder, case):
     check_answer(llm_of(folder, case), case)
 

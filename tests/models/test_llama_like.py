@@ -9,7 +9,7 @@ from safetensors.torch import load_file
 from runtime import LLM, SamplingParams
 from runtime.errors import ConfigError
 from tests.golden import GOLDEN
-from tests.models.golden_answers import GOLDENS, cases, check_answer, decode_cases, llms
+from tests.models.golden_answers import GOLDENS, cases, check_answer, llms
 from tests.models.paged import load, logits_in_chunks
 from tests.oracle.llama_like import TransformersOracle, tensors_of, write
 from tests.oracle.spelling import KINDS, config_of, spelt, spelt_name
@@ -67,7 +67,7 @@ def llm_of():
         yield get
 
 
-@pytest.mark.parametrize(("folder", "case"), decode_cases())
+@pytest.mark.parametrize(("folder", "case"), cases("decode"))
 def test_golden_answers(llm_of, folder, case):
     check_answer(llm_of(folder, case), case)
 
@@ -116,7 +116,7 @@ def test_a_tied_head_may_stand_in_the_file_too(tmp_path, family, field):
     load(tmp_path, torch.float32)
 
 
-def test_queries_grow_past_the_positions_of_the_training(tmp_path):
+def test_queries_of_nemotron_diffusion_grow_past_the_positions_of_the_training(tmp_path):
     """Up to them nothing grows: the oracle says so too."""
     config = config_of("nemotron_diffusion")
     tensors = tensors_of("nemotron_diffusion", config, seed=3)

@@ -68,10 +68,12 @@ def test_whose_it_is_must_be_clear(model_type, architectures, sentence):
     assert "\n" not in str(error.value)
 
 
-def test_a_family_that_is_named_is_taken_at_its_word():
-    assert resolve_family("sdar", {"model_type": "qwen3"}).key == "sdar"
-    assert resolve_family("diffullama", {"model_type": "llama"}).key == "diffullama"
-    assert resolve_family("diffucoder", config_of("dream")).key == "diffucoder"
+@pytest.mark.parametrize(
+    ("family", "config"),
+    [("sdar", {"model_type": "qwen3"}), ("diffullama", {"model_type": "llama"}), ("diffucoder", config_of("dream"))],
+)
+def test_a_family_that_is_named_is_taken_at_its_word(family, config):
+    assert resolve_family(family, config).key == family
 
 
 @pytest.mark.parametrize("family", LLAMAS)
@@ -127,13 +129,13 @@ def test_refusals_name_the_field(family, changes, sentence):
         ({"decoder_sparse_step": 0}, "decoder_sparse_step"),
     ],
 )
-def test_refusals_about_experts(changes, sentence):
+def test_refusals_about_experts_of_sdar_moe(changes, sentence):
     with pytest.raises(ConfigError) as error:
         parse("sdar_moe", **changes)
     assert sentence in str(error.value)
 
 
-def test_which_layers_have_experts():
+def test_which_layers_of_sdar_moe_have_experts():
     assert parse("sdar_moe").mixture.layers == {0, 1, 2}
     assert parse("sdar_moe").width == 0, "nothing dense is built"
     assert parse("sdar_moe", mlp_only_layers=[1]).mixture.layers == {0, 2}
@@ -183,21 +185,17 @@ def test_diffullama_has_its_tokenizers_mask(tmp_path):
         read_tokens(Checkpoint(tmp_path, config, {}), known, facts, skip_tokenizer=True)
 
 
-def test_what_else_the_engine_has_to_know():
+@pytest.mark.parametrize("family", KINDS)
+def test_what_else_the_engine_has_to_know(family):
     """Whose rows score the next position, whose plain prompts begin with a token, whose limit is not the authors'."""
-    said = {}
-    for family in KINDS:
-        known = resolve_family(family, {})
-        facts = known.facts(known.parse(config_of(family, bos_token_id=1)))
-        said[family] = (facts.shift, facts.bos_id, facts.max_model_len)
-    assert {family for family, (shift, _, _) in said.items() if shift} == {
-        "dream", "diffucoder", "diffullama", "fast_dllm_v2",
-    }  # fmt: skip
-    assert {family for family, (_, bos, _) in said.items() if bos == 1} == {"diffullama", "llada", "nemotron_diffusion"}
-    assert {family: limit for family, (_, _, limit) in said.items() if limit} == {"dream": 2048, "diffucoder": 2048}
+    known = resolve_family(family, {})
+    facts = known.facts(known.parse(config_of(family, bos_token_id=1)))
+    assert facts.shift == (family in ("dream", "diffucoder", "diffullama", "fast_dllm_v2"))
+    assert (facts.bos_id == 1) == (family in ("diffullama", "llada", "nemotron_diffusion"))
+    assert facts.max_model_len == (2048 if family in ("dream", "diffucoder") else None)
 
 
-def test_the_token_that_begins_text(tmp_path):
+def test_the_token_that_begins_text_of_llada(tmp_path):
     known = resolve_family("llada", {})
     assert known.facts(known.parse(config_of("llada", vocab_size=126464, embedding_size=None))).bos_id == 126080
     assert known.facts(known.parse(config_of("llada"))).bos_id is None
@@ -206,21 +204,27 @@ def test_the_token_that_begins_text(tmp_path):
         read_tokens(Checkpoint(tmp_path, config, {}), known, known.facts(known.parse(config)), skip_tokenizer=True)
 
 
-def test_newer_configs_keep_the_rotation_in_one_object():
+def test_newer_configs_of_sdar_keep_the_rotation_in_one_object():
     arch = parse("sdar", rope_theta=None, rope_parameters={"rope_type": "default", "rope_theta": 1e6})
     assert arch.rope_theta == 1e6
 
 
-def test_fields_are_known_once_and_others_are_said_aloud(caplog):
+def test_fields_are_known_once():
     own = [llada_config.BUILT, llada_config.ELSEWHERE, llada_config.HONOURED]
     for lists in ([LLAMA_BUILT, LLAMA_ELSEWHERE, LLAMA_HONOURED, EXPERTS_HONOURED], own):
         assert sum(map(len, lists)) == len(set().union(*map(set, lists)))
+
+
+@pytest.mark.parametrize("family", KINDS)
+def test_fields_that_nobody_knows_are_said_aloud(family, caplog):
     with caplog.at_level(logging.WARNING):
-        parse("sdar", novelty=1)
-        parse("sdar", num_experts=8)
+        parse(family)
+        assert caplog.text == ""
+        parse(family, novelty=1)
         assert "novelty" in caplog.text
+
+
+def test_experts_are_no_field_of_sdar(caplog):
+    with caplog.at_level(logging.WARNING):
+        parse("sdar", num_experts=8)
         assert "num_experts" in caplog.text
-        caplog.clear()
-        for family in KINDS:
-            parse(family)
-        assert not caplog.text

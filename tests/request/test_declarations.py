@@ -66,12 +66,10 @@ def test_routes_take_what_is_declared():
         assert told.get("description") == (field.refused or field.help)
 
 
-def test_other_names_are_of_fields_that_exist():
+@pytest.mark.parametrize("field", [field for field in PARAMETERS if field.stands_for], ids=by_name)
+def test_another_name_is_of_a_field_that_exists(field):
     known = {field.name for field in engine_fields(INFO)}
-    known |= {field.name for rule in INFO.rules for field in rule.fields}
-    others = [field for field in PARAMETERS if field.stands_for]
-    assert others
-    assert {field.stands_for for field in others} <= known
+    assert field.stands_for in known | {field.name for rule in INFO.rules for field in rule.fields}
 
 
 def test_what_is_left_out_is_not_checked():
@@ -84,17 +82,22 @@ def fields() -> list[Field]:
     return every + [field for key in strategies() for field in make_strategy(key, (key,), context).fields]
 
 
+DEFAULTS = [flag for flag in FLAGS if flag.group == DECODING and flag.built]
+
+
+@pytest.mark.whole_registry
+def test_every_flag_of_decoding_is_of_a_field():
+    assert {flag.dest for flag in DEFAULTS} <= {field.flag or field.name for field in fields()}
+
+
 def test_flags_of_decoding_take_what_the_fields_take():
     kinds = {"float": "number", "int": "integer", "bool": "flag", "str": "choice"}
-    found = set()
     for field in fields():
-        for flag in FLAGS:
-            if flag.group == DECODING and flag.built and flag.dest == (field.flag or field.name):
-                found.add(flag.dest)
+        for flag in DEFAULTS:
+            if flag.dest == (field.flag or field.name):
                 assert kinds[flag.type] == field.kind, flag.name
                 if field.kind == "choice":
                     assert {*flag.choices, field.default} == set(field.choices), flag.name
                 elif field.kind != "flag":
                     high = None if field.high == 2**31 else field.high  # a count has no bound of its own
                     assert (flag.low, flag.high, flag.above_low) == (field.low, high, field.above_low), flag.name
-    assert found == {flag.dest for flag in FLAGS if flag.group == DECODING and flag.built}

@@ -53,7 +53,7 @@ def test_a_rules_fields_are_checked_as_it_declares_them(rule):
         for value in out_of_range(field):
             refused({"decoding": {"algorithm": rule, **spelt(field.name, value)}}, f"decoding.{field.name}")
     others = {field.name: field for other in INFO.rules for field in other.fields if field not in mine}
-    assert others
+    assert others or len(INFO.rules) == 1
     for name, field in others.items():
         value = field.choices[-1] if field.choices else max(field.low, 1)
         words = f"has no meaning with the {rule} algorithm, only with "
@@ -182,8 +182,7 @@ def test_num_denoising_steps_are_for_rules_that_count_steps(rule):
         got = spec(**asked).decoding
         assert (got.algorithm, got.total_steps) == (rule, 99)
     else:
-        *most, last = STEPPED
-        words = f"has no meaning with the {rule} algorithm, only with {', '.join(most)} and {last}; leave it out"
+        words = f"has no meaning with the {rule} algorithm(, only with {'(, | and )'.join(STEPPED)})?; leave it out"
         refused(asked, "num_denoising_steps", words)
 
 

@@ -36,6 +36,8 @@ Kept = np.ndarray | None  # what a rule remembers of a block
 STATE = {oracle.PROMPT: FIXED, oracle.MASKED: MASKED, oracle.FILLED: FILLED}
 
 LEVELS = (0.0, 0.0, 0.5, 1.0, 2.5)  # coarse: ties are common
+COMPARED = (*FILLING, "edit", "dmax")
+OTHERS = [key for key in COMPARED if key in rules()]  # to stand beside the one that a test is about
 
 
 def draw(logits: torch.Tensor, uniform: torch.Tensor, **limits: torch.Tensor) -> Candidate:
@@ -129,11 +131,11 @@ def plan_of(
     )
 
 
-@pytest.mark.parametrize("algorithm", [*FILLING, "edit", "dmax"])
+@pytest.mark.parametrize("algorithm", COMPARED)
 @given(data=st.data())
 def test_a_rule_decides_as_the_oracle(algorithm: str, data: st.DataObject) -> None:
     """Blocks of this rule, of others too, each with parameters of its own, over some steps: against one at a time."""
-    others = st.sampled_from([algorithm, algorithm, *FILLING, "edit", "dmax"])
+    others = st.sampled_from([algorithm, algorithm, *OTHERS])
     size, n = SHAPE.block, data.draw(st.integers(1, 4))
     several = [data.draw(blocks(size)) for _ in range(n)]
     params = [data.draw(parameters(data.draw(others) if i else algorithm)) for i in range(n)]
@@ -296,11 +298,11 @@ def test_probabilities_stay_in_the_logits_precision() -> None:
 
 def test_registry() -> None:
     # tests/oracle/canvas.py is noise's
-    assert set(rules()) <= {*FILLING, "edit", "dmax", "noise"}, "a rule without an oracle"
+    assert set(rules()) <= {*COMPARED, "noise"}, "a rule without an oracle"
     with pytest.raises(ConfigError, match="'nope' is not known"):
         get_rule("nope")
     with pytest.raises(ValueError, match="twice"):
-        register_rule(type(get_rule("edit")))
+        register_rule(type(get_rule("threshold")))
 
     class Odd(Rule):
         key = "odd"

@@ -194,16 +194,28 @@ def test_neutral_openai_fields_are_accepted(client: httpx.Client) -> None:
     assert client.post("/v1/completions", json=text).status_code == 200
 
 
-def test_decoding_is_chosen_per_request(client: httpx.Client) -> None:
-    def nfe(**decoding: object) -> int:
-        body = {"prompt": "count", "max_tokens": 32, "ignore_eos": True, "decoding": decoding}
-        answer = client.post("/generate", json=body)
-        assert answer.status_code == 200, answer.text
-        return answer.json()["nfe"]
+def nfe(client: httpx.Client, **fields: object) -> int:
+    answer = client.post("/generate", json={"prompt": "count", "max_tokens": 32, "ignore_eos": True, **fields})
+    assert answer.status_code == 200, answer.text
+    found: int = answer.json()["nfe"]
+    return found
 
-    assert nfe(algorithm="fixed", steps=2) < nfe(algorithm="fixed", steps=8)
-    assert nfe(accept_threshold=0.0) < nfe(accept_threshold=1.0)
-    assert nfe(mode="speed") <= nfe(mode="quality")
+
+def test_fixed_takes_as_many_steps_as_a_request_says(client: httpx.Client) -> None:
+    few, many = ({"algorithm": "fixed", "steps": steps} for steps in (2, 8))
+    assert nfe(client, decoding=few) < nfe(client, decoding=many)
+    assert nfe(client, num_denoising_steps=9) == 9
+
+
+def test_local_leap_has_dlmserves_names_too(client: httpx.Client) -> None:
+    spelt = {"local_leap_radius": 2, "local_leap_anchor_threshold": 0.5}
+    ours = {"algorithm": "local_leap", "local_leap": {"radius": 2, "anchor": 0.5}}
+    assert nfe(client, use_local_leap=True, **spelt) == nfe(client, decoding=ours)
+
+
+def test_decoding_is_chosen_per_request(client: httpx.Client) -> None:
+    assert nfe(client, decoding={"accept_threshold": 0.0}) < nfe(client, decoding={"accept_threshold": 1.0})
+    assert nfe(client, decoding={"mode": "speed"}) <= nfe(client, decoding={"mode": "quality"})
     capped = client.post("/generate", json={"prompt": "count", "max_tokens": 32, "max_nfe": 3}).json()
     assert capped["finish_reason"] == "max_nfe"
     assert capped["nfe"] == 3

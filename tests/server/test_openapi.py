@@ -15,6 +15,7 @@ from schemathesis.specs.openapi.checks import (
     status_code_conformance,
 )
 
+from runtime.samplers import rules_of
 from tests.server.harness import ServerProcess
 
 CHECKS = [not_a_server_error, status_code_conformance, content_type_conformance, negative_data_rejection]
@@ -43,12 +44,16 @@ def test_decoding_is_described_by_what_the_engine_declares(api: Any) -> None:
     schema = api.raw_schema["components"]["schemas"]["Decoding"]
     fields = {name: field["anyOf"][0] for name, field in schema["properties"].items()}
     assert fields["mode"]["enum"] == ["speed", "balanced", "quality"]
-    assert {"threshold", "fixed", "edit"} <= set(fields["algorithm"]["enum"])
+    assert fields["algorithm"]["enum"] == [rule.key for rule in rules_of("multi_bd")]
     assert fields["accept_threshold"] == {"type": "number", "minimum": 0, "maximum": 1}
-    assert fields["steps"] == {"type": "integer", "minimum": 1, "maximum": 2**31}
+    assert fields["max_steps_per_block"] == {"type": "integer", "minimum": 1, "maximum": 2**31}
     assert fields["confidence_metric"]["enum"] == ["max_prob", "margin", "neg_entropy"]
-    assert set(fields["local_leap"]["properties"]) == {"anchor", "neighbor", "radius"}
-    assert "edit" in schema["properties"]["edit_threshold"]["description"]
+    for rule in rules_of("multi_bd"):
+        for field in rule.fields:
+            outer, _, inner = field.name.partition(".")
+            assert not inner or inner in fields[outer]["properties"]
+            told = schema["properties"][outer]["description"]
+            assert inner or field.help in told
     for name in ("GenerateRequest", "ChatRequest", "CompletionRequest"):
         body = api.raw_schema["components"]["schemas"][name]
         assert body["properties"]["decoding"]["anyOf"][0] == {"$ref": "#/components/schemas/Decoding"}

@@ -26,7 +26,7 @@ def ask(rng: random.Random, setup: Setup) -> Ask:
         top_p=rng.choice([1.0, 0.8]),
         seed=rng.getrandbits(64),
         ignore_eos=rng.random() < 0.5,
-        algorithm=rng.choice([*ALGORITHMS, "threshold", "edit"]),
+        algorithm=rng.choice([*ALGORITHMS, "threshold"]),
         accept_threshold=rng.choice([0.1, 0.4, 0.8, 1.0]),
         edit_threshold=rng.choice([0.2, 0.9]),
         remask_threshold=rng.choice([0.0, 0.0, 0.2]),

@@ -11,8 +11,8 @@ LONGEST = 90.0  # seconds after which the server must have given up who takes no
 LONG_TOKEN = b"694"  # " backwards", in the demo's vocabulary
 STORY = {"messages": [{"role": "user", "content": "Tell me a story."}], "max_tokens": 400, "ignore_eos": True}
 
-# every denoising step of two answers is an event
-STEPS = STORY | {"n": 2, "stream_mode": "denoise", "decoding": {"algorithm": "fixed", "steps": 32}}
+# every denoising step of two answers is an event; a step takes one position
+STEPS = STORY | {"n": 2, "stream_mode": "denoise", "decoding": {"accept_threshold": 1.0}}
 
 
 def long_answer(target: Target) -> bytes:

@@ -1,15 +1,17 @@
-"""What a rule remembers of a block from one step to the next (`Rule.keeps`): it travels with the block."""
+"""What credit remembers of a block from one step to the next (`Rule.keeps`): it travels with the block."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 
+from runtime.samplers import rules_of
 from runtime.state.plan import BlockResults, StepPlan
 from tests.engine.harness import Ask, Run, Setup
 from tests.oracle.block import Params
 
 CREDIT = Params(max_tokens=24, ignore_eos=True, algorithm="credit", accept_threshold=1.0, credit_weight=3.0)
 PLAIN = replace(CREDIT, algorithm="threshold", accept_threshold=0.7)
+OTHER = next(rule.key for rule in rules_of("multi_bd") if not rule.keeps and not rule.edits)
 
 
 def test_others_have_none_of_it() -> None:
@@ -37,7 +39,7 @@ def test_others_have_none_of_it() -> None:
         return results
 
     run.engine.runner.run = watch  # type: ignore[method-assign]
-    for n, p in enumerate((CREDIT, PLAIN, replace(CREDIT, seed=1), replace(PLAIN, algorithm="fixed"))):
+    for n, p in enumerate((CREDIT, PLAIN, replace(CREDIT, seed=1), replace(PLAIN, algorithm=OTHER))):
         run.add(Ask(tuple(range(n, n + 9)), p))
     run.drain()
     run.compare()

@@ -1,0 +1,140 @@
+"""What is added by name: read from the packages' imports, and taken out of a copy of the tree."""
+
+from __future__ import annotations
+
+import ast
+import re
+import shutil
+import subprocess
+from collections.abc import Iterable
+from pathlib import Path
+from typing import NamedTuple
+
+PACKAGES = ("models", "strategies", "samplers")
+
+# What the shipped demo checkpoint is served with (test_without.py checks it). Every test of the server, the command
+# line and the examples runs on that checkpoint, so that without these there is nothing left to run.
+DEMO = ("models.llada2", "strategies.multi_bd", "samplers.threshold")
+
+
+class Entry(NamedTuple):
+    package: str
+    name: str
+
+    def __str__(self) -> str:
+        return ".".join(self)
+
+    def file(self, root: Path) -> Path:
+        return root / "runtime" / self.package / f"{self.name}.py"
+
+
+def _imports(path: Path) -> set[str]:
+    """The modules that a file names in its imports, at any depth."""
+    found = set()
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            found |= {f"{node.module}", *(f"{node.module}.{alias.name}" for alias in node.names)}
+    return found
+
+
+def entries(root: Path) -> list[Entry]:
+    """Every entry: a module that its package imports by name."""
+    found = []
+    for package in PACKAGES:
+        tree = ast.parse((root / "runtime" / package / "__init__.py").read_text(encoding="utf-8"))
+        for node in tree.body:
+            if isinstance(node, ast.ImportFrom) and node.module == f"runtime.{package}":
+                found += [Entry(package, alias.name) for alias in node.names]
+    return found
+
+
+def chosen(root: Path, names: Iterable[str]) -> list[Entry]:
+    """The entries called so, with or without their package; ValueError for what there is none of, or several."""
+    every = entries(root)
+    found = []
+    for name in names:
+        fits = [entry for entry in every if name in (str(entry), entry.name)]
+        if not fits:
+            raise ValueError(f"{name!r} is no entry; there are: {', '.join(map(str, every))}")
+        if len(fits) > 1:
+            raise ValueError(f"{name!r} is ambiguous; name one of: {', '.join(map(str, fits))}")
+        if str(fits[0]) in DEMO:
+            raise ValueError(f"{fits[0]} serves the demo checkpoint, on which most tests run: it cannot be taken out")
+        found += fits
+    return found
+
+
+def _strategies(path: Path) -> list[Entry]:
+    """The strategies that a rule or a family says it goes with (`strategies = (...)`)."""
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        named = isinstance(node, ast.keyword) and node.arg == "strategies"
+        if named or (isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "strategies"):
+            return [Entry("strategies", name) for name in ast.literal_eval(node.value)]
+    return []
+
+
+def with_dependents(root: Path, entries_out: Iterable[Entry]) -> list[Entry]:
+    """And the entries that are nothing without them: whose files import theirs (in the tree they would bring them
+    back), strategies whose own rule is gone, families that no other strategy decodes."""
+    every = entries(root)
+    imports = {entry: _imports(entry.file(root)) for entry in every}
+    decoded = {entry: _strategies(entry.file(root)) for entry in every if entry.package == "models"}
+    ruled = {entry: _strategies(entry.file(root)) for entry in every if entry.package == "samplers"}
+    out: set[Entry] = set()
+    more = set(entries_out)
+    while more:
+        out |= more
+        more = {e for e in every if any(f"runtime.{gone}" in imports[e] for gone in out)}
+        more |= {strategy for rule in out & ruled.keys() for strategy in ruled[rule]}
+        more |= {family for family, by in decoded.items() if by and out.issuperset(by)}
+        more -= out
+    return sorted(out)
+
+
+def copy_tree(root: Path, to: Path) -> None:
+    """What git tracks or would track, as it stands now, and the environment as a link."""
+    listed = subprocess.run(
+        ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
+        cwd=root, check=True, capture_output=True, text=True,
+    ).stdout  # fmt: skip
+    for name in filter(None, listed.split("\0")):
+        if (root / name).is_file():
+            (to / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(root / name, to / name)
+    if (root / ".venv").exists():
+        (to / ".venv").symlink_to((root / ".venv").resolve())
+
+
+class _Without(ast.NodeTransformer):
+    def __init__(self, package: str, names: set[str]) -> None:
+        self.package, self.names = package, names
+
+    def visit_ImportFrom(self, node: ast.ImportFrom) -> ast.ImportFrom | None:
+        if node.module == f"runtime.{self.package}":
+            node.names = [alias for alias in node.names if alias.name not in self.names]
+        return node if node.names else None
+
+    def visit_List(self, node: ast.List) -> ast.List:
+        node.elts = [e for e in node.elts if not (isinstance(e, ast.Constant) and e.value in self.names)]
+        return node
+
+
+def take_out(root: Path, gone: Iterable[Entry]) -> None:
+    """Remove the entries' imports from their packages, and make their files impossible to import from elsewhere."""
+    gone = list(gone)
+    for package in PACKAGES:
+        names = {entry.name for entry in gone if entry.package == package}
+        path = root / "runtime" / package / "__init__.py"
+        tree = _Without(package, names).visit(ast.parse(path.read_text(encoding="utf-8")))
+        path.write_text(ast.unparse(tree) + "\n", encoding="utf-8")
+    for entry in gone:
+        entry.file(root).write_text(f'raise ImportError("{entry} is taken out")\n', encoding="utf-8")
+
+
+def named(test: str, names: Iterable[str]) -> set[str]:
+    """Which of `names` a test's id names: as a word of its file's name, of its own, or of its parameters, where the
+    longest name counts (`llada_moe` is not `llada`)."""
+    longest = sorted(names, key=len, reverse=True)
+    return set(re.findall(rf"(?<![a-z0-9])(?:{'|'.join(longest)})(?![a-z0-9])", test.replace("-", "_")))

@@ -1,0 +1,35 @@
+"""For pytest: writes the ids of the tests that fail, and of files that cannot be collected, into a file."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--failures", type=Path, help="where failed tests are written, a JSON line each")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if config.option.failures and not hasattr(config, "workerinput"):
+        config.pluginmanager.register(Failures(config.option.failures))
+
+
+class Failures:
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        self.tell(report, "whole_registry" in report.keywords)
+
+    def pytest_collectreport(self, report: pytest.CollectReport) -> None:
+        self.tell(report, False)
+
+    def tell(self, report: pytest.TestReport | pytest.CollectReport, whole: bool) -> None:
+        if report.failed:
+            why = report.longreprtext.strip().splitlines() or [""]
+            line = next((line for line in why if line.startswith("E ")), why[-1])
+            with self.path.open("a", encoding="utf-8") as file:
+                file.write(json.dumps({"test": report.nodeid, "whole": whole, "why": line[1:].strip()}) + "\n")
