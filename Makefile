@@ -64,6 +64,8 @@ typecheck: setup
 
 crds: setup  ## write crds/, the chart's copy and docs/fields.md from the operator's models
 	@mkdir -p crds charts/unmask-operator/files/crds
+	PYTHONPATH=operator:. $(BIN)/python -m tools.strategies > operator/unmask_operator/api/strategies.py.new
+	mv operator/unmask_operator/api/strategies.py.new operator/unmask_operator/api/strategies.py
 	PYTHONPATH=operator:. $(BIN)/python -m tools.crd > crds/diffusionlmservices.serving.unmask.dev.yaml
 	cp crds/*.yaml charts/unmask-operator/files/crds/
 	PYTHONPATH=operator:. $(BIN)/python -m tools.reference > docs/fields.md

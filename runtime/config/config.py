@@ -12,7 +12,6 @@ from runtime.config.table import BY_DEST, BY_SPELLING
 from runtime.errors import ConfigError
 
 DEMO_NAME = "unmask-demo"
-ANY_PAGE = ("full", "d2f", "nemotron_diffusion", "diffusion_gemma")  # strategies whose blocks begin anywhere in a page
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,12 +75,6 @@ class EngineConfig:
     def _check_combinations(self) -> None:
         if self.eos_token_ids is not None and self.mask_token_id in self.eos_token_ids:
             raise ConfigError(f"--eos-token-ids: {self.mask_token_id} is also --mask-token-id")
-        block, page = self.block_size, self.page_size
-        if block and page and block % page and page % block and self.decoding_strategy not in ANY_PAGE:
-            raise ConfigError(
-                f"--page-size: {page} is neither a multiple nor a divisor of --block-size {block}, as all but "
-                f"--decoding-strategy {', '.join(ANY_PAGE)} need"
-            )
         if self.sampling_mode == "edit" and self.remask_threshold:
             raise ConfigError(
                 f"--remask-threshold {self.remask_threshold:g}: only the threshold algorithm masks again, not "

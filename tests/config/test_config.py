@@ -11,7 +11,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from runtime.config import BY_DEST, FLAGS, EngineConfig, Flag, ServerConfig, check, default_model_name, parse
-from runtime.config.config import ANY_PAGE
 from runtime.errors import ConfigError
 
 FIELDS = {f.name: f for c in (EngineConfig, ServerConfig) for f in dataclasses.fields(c)}
@@ -212,7 +211,6 @@ def test_what_kubernetes_injects_for_a_service_called_unmask():
         (["--device", "tpu"], "--device: 'tpu' is not one of cuda, cpu"),
         (["--quantization", "fp8"], "--quantization: not built yet"),
         (["--tensor-parallel-size", "2"], r"--tensor-parallel-size: not built yet \(only 1"),
-        (["--block-size", "32", "--page-size", "48"], "--page-size: 48"),
         (["--full-cache", "all"], "--full-cache: 'all' is not one of prefix, dual, vicinity"),
         (["--sampling-mode", "edit", "--remask-threshold", "0.1"], "--remask-threshold"),
         (["--mask-token-id", "3", "--eos-token-ids", "1,3"], "--eos-token-ids: 3"),
@@ -232,9 +230,8 @@ def test_bad_values_are_refused_by_name(argv, words):
 
 
 def test_pages_may_be_larger_and_smaller_than_blocks():
-    for block, page, more in ((32, 8, []), (8, 32, []), (32, 32, []), (4, 2, []), *((24, 32, [s]) for s in ANY_PAGE)):
-        strategy = [f"--decoding-strategy={name}" for name in more]
-        config = parse(["--block-size", str(block), "--page-size", str(page), *strategy], {})
+    for block, page in ((32, 8), (8, 32), (32, 32), (4, 2)):
+        config = parse(["--block-size", str(block), "--page-size", str(page)], {})
         assert (config.engine.block_size, config.engine.page_size) == (block, page)
 
 

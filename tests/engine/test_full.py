@@ -204,7 +204,7 @@ def test_wrong_values_are_one_clear_400(llada: LLM, fields: dict[str, object], p
         ("sdar", {"full_cache": "dual"}, "--full-cache means nothing to multi_bd of the sdar family"),
         ("llada", {"full_cache": "both"}, "--full-cache: 'both' is not one of prefix, dual, vicinity"),
         ("sdar", {"block_size": 24}, "--page-size 32, its default, is neither a multiple nor a divisor"),
-        ("sdar", {"block_size": 32, "page_size": 48}, "--page-size: 48 is neither a multiple nor a divisor"),
+        ("sdar", {"block_size": 32, "page_size": 48}, "--page-size 48 is neither a multiple nor a divisor"),
     ],
 )
 def test_flags_that_cannot_be_honoured(folder: str, flags: dict[str, object], words: str) -> None:

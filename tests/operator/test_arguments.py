@@ -158,7 +158,7 @@ def test_a_models_uri_becomes_a_path(uri, path):
         (["--tensor-parallel-size=2"], "not built yet"),
         (["stray"], "no such flag: stray"),
         (["-hh"], "print something"),
-        (["--page-size=24"], "--page-size: 24 is neither"),
+        (["--sampling-mode=edit", "--remask-threshold=0.1"], "--remask-threshold 0.1: only the threshold"),
         (["--model-family=llada2"], "--model-name is set by spec.model.family too"),
         (["--block-size", "32"], "--block-size is set by spec.engine.blockSize too"),
     ],

@@ -1,12 +1,14 @@
 """The spec's engine section and the runtime's flag table and registries say the same."""
 
+from pathlib import Path
 from typing import get_args
 
 import pytest
 
 from runtime.config.table import BY_SPELLING
-from unmask_operator.api.engine import _ANY_PAGE, RESERVED, Engine
-from unmask_operator.api.flags import STRATEGIES, camel, choices, flag_argument, flag_field, flag_of
+from unmask_operator.api import strategies
+from unmask_operator.api.engine import RESERVED, Engine
+from unmask_operator.api.flags import camel, choices, flag_argument, flag_field, flag_of
 
 
 def literals(annotation):
@@ -23,31 +25,25 @@ def test_enums_are_the_flags_choices_in_camel_case():
         assert written == {f"--{flag_of(field).name}={value}" for value in values}
 
 
-@pytest.mark.parametrize("name", STRATEGIES)
-def test_a_strategy_of_the_enum_is_the_runtimes(name):
-    """With the rules about its blocks and steps."""
-    from runtime.config.config import ANY_PAGE
+@pytest.mark.whole_registry
+def test_what_is_written_of_the_strategies_is_theirs():
+    """`make crds` writes it."""
+    from tools.strategies import text
+
+    assert Path(strategies.__file__).read_text(encoding="utf-8") == text()
+
+
+@pytest.mark.parametrize("name", strategies.NAMES)
+def test_a_step_has_as_many_rows_as_the_runtime_says(name):
     from runtime.strategies import DecodingContext, make_strategy
 
     context = DecodingContext(block_size=64, buffer_size=1, prefix_caching=True, max_model_len=80)
-    strategy = make_strategy(name, (name,), context)
-    assert strategy.tiling.from_prompt == (name in ANY_PAGE) == (camel(name) in _ANY_PAGE)
     engine = {"blockSize": 64, "maxNumBatchedTokens": 127, "decodingStrategy": camel(name)}  # 1 less than 2 * 64 rows
-    if strategy.max_rows() < 128:
+    if make_strategy(name, (name,), context).max_rows() < 128:
         Engine.model_validate(engine)
     else:
         with pytest.raises(ValueError, match=r"\(bufferSize \+ 1\) \* blockSize"):
             Engine.model_validate(engine)
-
-
-def test_every_strategy_of_the_runtime_is_in_the_enum():
-    from runtime.config.config import ANY_PAGE
-    from runtime.strategies import strategies
-
-    assert set(strategies()) <= set(STRATEGIES)
-    assert literals(Engine.model_fields["decoding_strategy"].annotation) == {camel(name) for name in STRATEGIES}
-    assert set(ANY_PAGE) <= set(STRATEGIES)
-    assert len(_ANY_PAGE) == len(ANY_PAGE)
 
 
 def test_families_that_need_edit_are_those_of_the_rule():

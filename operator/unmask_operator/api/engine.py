@@ -13,6 +13,7 @@ from pydantic import Field
 from runtime.config import BY_DEST
 from unmask_operator.api.base import Rule, Section
 from unmask_operator.api.flags import flag_field
+from unmask_operator.api.strategies import ANY_PAGE, OWN_STEP, DecodingStrategy
 
 # What the operator sets or needs itself, and what reads files or opens sockets of the pod: a template, say, that is the
 # engine's environment with its tokens could be asked back by any client.
@@ -40,9 +41,6 @@ RESERVED = (
 )
 _RESERVED_ARGUMENT = rf"^(-h|--({'|'.join(name.replace('-', '[-_]') for name in RESERVED)})(=.*)?)$"
 _BATCHED = BY_DEST["max_num_batched_tokens"].default
-# blocks that tile from the prompt's end begin anywhere in a page
-_ANY_PAGE = ("Full", "D2f", "NemotronDiffusion", "DiffusionGemma")
-_OWN_STEP = ("Full", "FastDllmV2", "NemotronDiffusion")  # a step of a request is not bufferSize and one more blocks
 
 
 def _is_one(strategies: tuple[str, ...]) -> str:
@@ -51,13 +49,13 @@ def _is_one(strategies: tuple[str, ...]) -> str:
 
 def _pages_fit(engine: Engine) -> bool:
     block, page = engine.block_size, engine.page_size
-    any_page = engine.decoding_strategy in _ANY_PAGE
+    any_page = engine.decoding_strategy in ANY_PAGE
     return any_page or not (block and page) or block % page == 0 or page % block == 0
 
 
 def _step_fits(engine: Engine) -> bool:
     step = (engine.block_size or 0) * ((engine.buffer_size or 1) + 1)
-    return engine.decoding_strategy in _OWN_STEP or step <= (engine.max_num_batched_tokens or _BATCHED)
+    return engine.decoding_strategy in OWN_STEP or step <= (engine.max_num_batched_tokens or _BATCHED)
 
 
 def _dmax_edits(engine: Engine) -> bool:
@@ -104,7 +102,7 @@ class Engine(Section):
 
     rules: ClassVar = (
         Rule(
-            f"{_is_one(_ANY_PAGE)} || !has(self.blockSize) || !has(self.pageSize) || "
+            f"{_is_one(ANY_PAGE)} || !has(self.blockSize) || !has(self.pageSize) || "
             "self.blockSize % self.pageSize == 0 || "
             "self.pageSize % self.blockSize == 0",
             _pages_fit,
@@ -112,7 +110,7 @@ class Engine(Section):
             "pageSize",
         ),
         Rule(
-            f"{_is_one(_OWN_STEP)} || !has(self.blockSize) || "
+            f"{_is_one(OWN_STEP)} || !has(self.blockSize) || "
             "self.blockSize * ((has(self.bufferSize) ? self.bufferSize : 1) + 1) <= "
             f"(has(self.maxNumBatchedTokens) ? self.maxNumBatchedTokens : {_BATCHED})",
             _step_fits,
@@ -148,9 +146,9 @@ class Engine(Section):
         ),
     )
 
-    decoding_strategy: (
-        Literal["MultiBd", "Dmax", "Full", "D2f", "FastDllmV2", "NemotronDiffusion", "DiffusionGemma"] | None
-    ) = flag_field("decoding-strategy", "How blocks are opened and decoded. Default: the model family's own.")
+    decoding_strategy: DecodingStrategy | None = flag_field(
+        "decoding-strategy", "How blocks are opened and decoded. Default: the model family's own."
+    )
     sampling_mode: Literal["Naive", "Edit"] | None = flag_field(
         "sampling-mode",
         "Edit lets filled tokens be revised, and makes the edit algorithm the default. Default: Naive, where "

@@ -11,9 +11,9 @@ from pydantic import Field
 from pydantic.fields import FieldInfo
 
 from runtime.config import FLAGS, Flag
+from unmask_operator.api import strategies
 
 _BY_NAME = {flag.name: flag for flag in FLAGS}
-STRATEGIES = ("multi_bd", "dmax", "full", "d2f", "fast_dllm_v2", "nemotron_diffusion", "diffusion_gemma")
 _FLAG = "x-flag"  # keys of a field's json_schema_extra; the schema drops them
 _OFF = "x-switches-off"
 
@@ -60,7 +60,7 @@ def flag_argument(flag: Flag, field: FieldInfo, value: str | int | float | bool)
 
 def choices(flag: Flag) -> tuple[str, ...]:
     """A flag's values. The table leaves those of strategies to the runtime's registry, which loads torch."""
-    return STRATEGIES if flag.name == "decoding-strategy" else flag.choices
+    return strategies.NAMES if flag.name == "decoding-strategy" else flag.choices
 
 
 def _extra(field: FieldInfo) -> dict[str, Any]:
