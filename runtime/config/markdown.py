@@ -1,7 +1,9 @@
-"""The flag table as Markdown: ``python -m runtime.config.markdown`` writes it into docs/server.md."""
+"""The flag table as Markdown: ``python -m runtime.config.markdown`` writes it into docs/server.md. And what all tables
+that are written into pages share."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 from runtime.config.flags import Flag
@@ -17,7 +19,7 @@ def flag_table() -> str:
         lines += ["", f"**{group[0].upper()}{group[1:]}**", "", "| Flag | Default | Meaning |", "|---|---|---|"]
         lines += [_row(flag) for flag in FLAGS if flag.group == group and flag.built]
     later = ", ".join(f"`--{flag.name}`" for flag in FLAGS if not flag.built)
-    return "\n".join([*lines, "", f"Known, but refused by name until they are built: {later}.", ""])
+    return "\n".join([*lines[1:], "", f"Known, but refused by name until they are built: {later}."])
 
 
 def _row(flag: Flag) -> str:
@@ -29,10 +31,20 @@ def _row(flag: Flag) -> str:
 
 def with_table(page: str) -> str:
     """`page` with the table between its marks."""
-    before, rest = page.split(BEGIN)
-    return f"{before}{BEGIN}\n{flag_table()}\n{END}{rest.split(END)[1]}"
+    return put_between(page, BEGIN, END, flag_table())
+
+
+def put_between(page: str, begin: str, end: str, table: str) -> str:
+    """`page` with `table` between the marks, in place of what stands there."""
+    before, rest = page.split(begin)
+    return f"{before}{begin}\n\n{table}\n\n{end}{rest.split(end)[1]}"
+
+
+def rewrite(name: str, change: Callable[[str], str]) -> None:
+    """A page of docs/, as `change` makes it."""
+    path = Path(__file__).parents[2] / "docs" / name
+    path.write_text(change(path.read_text(encoding="utf-8")), encoding="utf-8")
 
 
 if __name__ == "__main__":
-    path = Path(__file__).parents[2] / "docs" / "server.md"
-    path.write_text(with_table(path.read_text(encoding="utf-8")), encoding="utf-8")
+    rewrite("server.md", with_table)

@@ -3,12 +3,12 @@ and rules declare, and from the named shapes."""
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
 
+from runtime.config.markdown import put_between, rewrite
 from runtime.engine.offer import fitting_rules
 from runtime.engine.setup import DEFAULT_MODEL_LEN
 from runtime.layers.build import Build
@@ -95,11 +95,9 @@ def with_tables(page: str) -> str:
     """`page` with each table between its marks."""
     for name, table in TABLES.items():
         begin, end = f"<!-- {name}: python -m runtime.engine.markdown -->", f"<!-- end of {name} -->"
-        before, rest = page.split(begin)
-        page = f"{before}{begin}\n\n{table()}\n\n{end}{rest.split(end)[1]}"
+        page = put_between(page, begin, end, table())
     return page
 
 
 if __name__ == "__main__":
-    path = Path(__file__).parents[2] / "docs" / "models.md"
-    path.write_text(with_tables(path.read_text(encoding="utf-8")), encoding="utf-8")
+    rewrite("models.md", with_tables)

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
+from runtime.config.markdown import put_between, rewrite
 from runtime.request.description import Limits
 from runtime.request.params import PARAMETERS, Parameter
 
@@ -47,10 +46,8 @@ def _number(value: float) -> str:
 
 def with_table(page: str) -> str:
     """`page` with the table between its marks."""
-    before, rest = page.split(BEGIN)
-    return f"{before}{BEGIN}\n\n{field_table()}\n\n{END}{rest.split(END)[1]}"
+    return put_between(page, BEGIN, END, field_table())
 
 
 if __name__ == "__main__":
-    path = Path(__file__).parents[2] / "docs" / "server.md"
-    path.write_text(with_table(path.read_text(encoding="utf-8")), encoding="utf-8")
+    rewrite("server.md", with_table)

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
+from runtime.config.markdown import put_between, rewrite
 from runtime.request.description import Field
 from runtime.request.markdown import values_in_words
 from runtime.samplers.base import get_rule, rules
@@ -45,10 +44,8 @@ def _default(field: Field) -> str:
 
 def with_table(page: str) -> str:
     """`page` with the table between its marks."""
-    before, rest = page.split(BEGIN)
-    return f"{before}{BEGIN}\n\n{field_table()}\n\n{END}{rest.split(END)[1]}"
+    return put_between(page, BEGIN, END, field_table())
 
 
 if __name__ == "__main__":
-    path = Path(__file__).parents[2] / "docs" / "decoding.md"
-    path.write_text(with_table(path.read_text(encoding="utf-8")), encoding="utf-8")
+    rewrite("decoding.md", with_table)
