@@ -71,11 +71,10 @@ RULES = (
          {"rolloutStrategy": {"maxSurge": "0%", "maxUnavailable": 0}}),
     Case("exclude each other", {"podDisruptionBudget": {"minAvailable": "50%"}},
          {"podDisruptionBudget": {"minAvailable": 1, "maxUnavailable": 1}}),
-    Case("must not be below minReplicas", scaling(minReplicas=3), scaling(minReplicas=4)),
+    Case("must not be below minReplicas", {"autoscaling": {"minReplicas": 3, "maxReplicas": 3}},
+         scaling(minReplicas=4)),
     Case("only the Builtin provider polls", scaling(provider="Builtin", pollingIntervalSeconds=2),
          scaling(provider="HPA", pollingIntervalSeconds=2)),
-    Case("needs at least one of queuedRequestsPerReplica", scaling(targets={"kvCacheUtilizationPercent": 80}),
-         scaling(targets={})),
     Case("or else ipBlock alone", peer(podSelector={}, namespaceSelector={}),
          peer(podSelector={}, ipBlock={"cidr": "10.0.0.0/8"})),
 )  # fmt: skip

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from tests.operator.samples import SETTINGS, child, container, kinds, make, observe, resource, template
 from unmask_operator.api import SpecError, parse
+from unmask_operator.autoscaler.rules import Rules
 from unmask_operator.render.names import url
 from unmask_operator.render.pod import form
 from unmask_operator.render.workload import deployment, startup_budget
@@ -199,6 +200,16 @@ def test_the_autoscaler_scales_the_resource_by_the_runtimes_metrics() -> None:
     ]
     builtin = {**HPA, "provider": "Builtin", "targets": targets}
     assert "HorizontalPodAutoscaler" not in kinds(made(autoscaling=builtin))
+
+
+@pytest.mark.parametrize("targets", [{}, {"targets": {}}])
+def test_without_targets_two_queued_requests_are_a_replicas(targets: dict[str, Any]) -> None:
+    (metric,) = child(made(autoscaling={**HPA, **targets}), "HorizontalPodAutoscaler")["spec"]["metrics"]
+    assert metric["pods"]["metric"] == {"name": "unmask_requests_waiting"}
+    assert metric["pods"]["target"] == {"type": "AverageValue", "averageValue": "2"}
+    rules = Rules.read(resource(autoscaling={"maxReplicas": 4, **targets})["spec"])
+    assert rules is not None
+    assert rules.targets == {"queuedRequestsPerReplica": 2}
 
 
 def test_the_network_policy_always_lets_the_operator_in() -> None:

@@ -9,6 +9,13 @@ from pydantic import Field
 from unmask_operator.api.base import Rule, Section
 
 POLLING_SECONDS = 5
+# A target -> the runtime's gauge that shows the load, and how much of the target one of the gauge is.
+GAUGES = {
+    "queuedRequestsPerReplica": ("unmask_requests_waiting", 1),
+    "runningRequestsPerReplica": ("unmask_requests_running", 1),
+    "kvCacheUtilizationPercent": ("unmask_kv_usage_ratio", 100),
+}
+DEFAULT_TARGETS = {"queuedRequestsPerReplica": 2}  # of a spec that names none
 
 _Replicas = Annotated[int, Field(ge=1, le=1000)]
 _Target = Annotated[int, Field(ge=1, le=100_000)]
@@ -16,16 +23,6 @@ _Target = Annotated[int, Field(ge=1, le=100_000)]
 
 class Targets(Section):
     """Load that one replica should carry; the metric that asks for the most replicas wins."""
-
-    rules: ClassVar = (
-        Rule(
-            "has(self.queuedRequestsPerReplica) || has(self.runningRequestsPerReplica) || "
-            "has(self.kvCacheUtilizationPercent)",
-            lambda t: bool(t.queued_requests_per_replica or t.running_requests_per_replica
-                           or t.kv_cache_utilization_percent),
-            "needs at least one of queuedRequestsPerReplica, runningRequestsPerReplica and kvCacheUtilizationPercent",
-        ),
-    )  # fmt: skip
 
     queued_requests_per_replica: _Target | None = Field(
         default=None, description="Requests that wait for a place in a batch. (unmask_requests_waiting)"
@@ -50,7 +47,9 @@ class ScalingRules(Section):
     """One direction, as autoscaling/v2's HPAScalingRules."""
 
     stabilization_window_seconds: Annotated[int, Field(ge=0, le=3600)] | None = Field(
-        default=None, description="Seconds over which the most careful decision counts. Default: 0 up, 300 down."
+        default=None,
+        description="Seconds over which the most careful decision counts. Default: 0 up, 300 down. With Builtin never "
+        "less, down, than twice the time that the pods take to load.",
     )
     select_policy: Literal["Max", "Min", "Disabled"] | None = Field(
         default=None, description="Which policy counts; Disabled forbids the direction. Default: Max."
@@ -94,7 +93,10 @@ class Autoscaling(Section):
     )
     min_replicas: _Replicas = Field(default=1, description="The fewest replicas.")
     max_replicas: _Replicas = Field(description="The most replicas.")
-    targets: Targets = Field(description="Load that one replica should carry.")
+    targets: Targets = Field(
+        default_factory=Targets,
+        description="Load that one replica should carry. Default, when none is given: 2 queued requests.",
+    )
     behavior: Behavior | None = Field(default=None, description="How fast replicas may change, as in autoscaling/v2.")
     polling_interval_seconds: Annotated[int, Field(ge=1, le=300)] | None = Field(
         default=None,

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import math
 
+from unmask_operator.api.autoscaling import GAUGES
 from unmask_operator.autoscaler.history import History, Recommendation, View
 from unmask_operator.autoscaler.limits import down_limit, up_limit
-from unmask_operator.autoscaler.rules import TARGETS, TOLERANCE, Rules
+from unmask_operator.autoscaler.rules import TOLERANCE, Rules
 from unmask_operator.state.observed import Decision
 
 # Sentences for status.autoscaling.reason. They hold no live figure: the status is written when a decision changes, not
@@ -21,89 +22,103 @@ UP_LIMITED = "more replicas are wanted: behavior.scaleUp lets no more be added n
 DOWN_LIMITED = "fewer replicas would do: behavior.scaleDown lets no more go now"
 YOUNG = "fewer replicas would do: they are kept until one stable window has been watched since the operator's start"
 PARTIAL = "fewer replicas may do: they are kept while Ready pods show no metrics"
-NO_TARGETS = "autoscaling.targets is empty: set one of " + ", ".join(TARGETS)
+
+# A replica that was added is worth keeping for as long as it took to come: else bursts would start and end replicas
+# that never serve.
+LOADS_KEPT = 2
+ROUNDING = 1e-9  # sums of ratios carry errors that must not cost a replica
 
 
 def decide(rules: Rules, view: View, history: History) -> tuple[Decision, History]:
     """The replicas wanted now and the past with this look in it.
 
-    Each target asks for ceil(sum over the pods / target) replicas, the greatest counts; pods that are not Ready are
-    part of the replicas without adding load. Up: the least of the panic window's looks. Down: the most of the stable
-    window's looks, in which a Ready pod without metrics counts as fully loaded, and never while one is missing now.
+    Each target asks for ceil(sum over the pods / target) replicas, the greatest counts. A Ready pod without metrics,
+    which may be too busy to answer, counts as fully loaded; pods that are not Ready are part of the replicas without
+    adding load. Replicas that what runs fills are kept, whatever the targets are.
+
+    Up: the least of the panic window's looks. Down: the most of the stable window's looks, and never while a pod's
+    metrics are missing. The stable window is no shorter than twice the longest load.
     """
     now = view.time
-    history = history.at(now, rules.polling)
+    history = history.at(now, rules.polling).with_loads(view)
     base = rules.clamp(view.replicas)
-    complete = not view.failures
-    look = Recommendation(now, *_needs(rules, view, base))
-    history = history.with_recommendation(look, complete, max(rules.up.window, rules.down.window, 1))
+    stable = max(rules.down.window, LOADS_KEPT * history.longest_load)
+    look = Recommendation(now, _needed(rules, view, base), not view.failures)
+    history = history.with_recommendation(look, max(rules.up.window, stable, 1))
 
-    least, most = rules.clamp(history.low(now, rules.up.window)), rules.clamp(history.high(now, rules.down.window))
+    least = rules.clamp(min(look.replicas for look in history.within(now, rules.up.window)))
+    most = rules.clamp(max(look.replicas for look in history.within(now, stable)))
     if least > base:
         desired = min(least, up_limit(base, rules.up, history, now))
         reason = UP_LIMITED if desired == base else f"scaled up for {_driver(rules, view)}"
     elif most < base:
-        desired, reason = _down(rules, view, history, base, most)
+        desired, reason = _down(rules, view, history, base, most, stable)
     else:
-        desired, reason = base, _at_rest(rules, view, history, base)
+        desired, reason = base, _at_rest(rules, view, history, base, stable)
     if desired == base != view.replicas:
         reason = OUT_OF_BOUNDS
 
     healthy = True
-    if not rules.targets:
-        healthy, reason = False, NO_TARGETS
-    elif view.failures and history.blind(now):
+    if view.failures and history.blind(now):
         pod, cause = min(view.failures.items())
         healthy, reason = False, f"{PARTIAL}: {pod}: {cause}"
     return Decision(desired, reason, healthy, history.last_scale_time), history
 
 
-def _down(rules: Rules, view: View, history: History, base: int, most: int) -> tuple[int, str]:
+def _down(rules: Rules, view: View, history: History, base: int, most: int, stable: float) -> tuple[int, str]:
     """Fewer replicas if nothing speaks against it."""
     if view.failures:
         return base, PARTIAL
-    if not history.covers(view.time, rules.down.window):
+    if not history.covers(view.time, stable):
         return base, YOUNG
     desired = max(most, down_limit(base, rules.down, history, view.time))
     return desired, DOWN_LIMITED if desired == base else DOWN
 
 
-def _at_rest(rules: Rules, view: View, history: History, base: int) -> str:
+def _at_rest(rules: Rules, view: View, history: History, base: int, stable: float) -> str:
     if not view.readings and not view.failures:
         return NOT_READY
-    if history.recommendations[-1].low > rules.maximum:
+    if history.recommendations[-1].replicas > rules.maximum:
         return FULL
-    seen = history.seen_load(view.time, rules.down.window)
-    if seen < base:
+    seen = (look.replicas for look in history.within(view.time, stable) if look.complete)
+    if max(seen, default=0) < base:
         return IDLE if base == rules.minimum else PARTIAL  # only pods that were not seen speak for the size
     return FITS
 
 
-def _needs(rules: Rules, view: View, base: int) -> tuple[int, int]:
-    """Replicas by the load seen, and with every unseen pod at its target. Without a Ready pod: those there are."""
-    if not rules.targets or not (view.readings or view.failures):
-        return base, base
-    unseen = len(view.failures)
-    low = max(_need(load, target, base) for load, target in _loads(rules, view))
-    high = max(_need(load + unseen * target, target, base) for load, target in _loads(rules, view))
-    return low, high
+def _needed(rules: Rules, view: View, base: int) -> int:
+    """Replicas by the load. Without a Ready pod: those there are."""
+    if not (view.readings or view.failures):
+        return base
+    return max(_in_use(rules, view, base), *(_need(*load, base) for load in _loads(rules, view).values()))
 
 
-def _loads(rules: Rules, view: View) -> list[tuple[float, float]]:
-    return [
-        (sum(getattr(reading, TARGETS[name]) for reading in view.readings.values()), target)
+def _in_use(rules: Rules, view: View, base: int) -> int:
+    """Of the replicas there are, those that what runs now fills, by its number and by its share of the caches.
+
+    A queue alone is empty while there are just enough replicas: without this they would go, and come back.
+    """
+    total = {name: sum(reading.get(name, 0.0) for reading in view.readings.values()) for name in GAUGES}
+    filled = max(total["runningRequestsPerReplica"] / rules.room, total["kvCacheUtilizationPercent"] / 100)
+    return min(math.ceil(filled - ROUNDING) + len(view.failures), base)
+
+
+def _loads(rules: Rules, view: View) -> dict[str, tuple[float, float]]:
+    """The load of all pods and the target, by the target's name."""
+    return {
+        name: (sum(reading[name] for reading in view.readings.values()) + len(view.failures) * target, target)
         for name, target in rules.targets.items()
-    ]
+    }
 
 
 def _need(load: float, target: float, base: int) -> int:
     needed = load / target
     if abs(needed - base) <= TOLERANCE * base:
         return base
-    return math.ceil(needed - 1e-9)  # sums of ratios carry rounding errors that must not cost a replica
+    return math.ceil(needed - ROUNDING)
 
 
 def _driver(rules: Rules, view: View) -> str:
     """The target that asks for most."""
-    loads = dict(zip(rules.targets, _loads(rules, view), strict=True))
+    loads = _loads(rules, view)
     return max(loads, key=lambda name: loads[name][0] / loads[name][1])

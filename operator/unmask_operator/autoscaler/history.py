@@ -9,39 +9,34 @@ from datetime import datetime
 GAP_SECONDS = 60  # a pause of the operator longer than this, and than three polls, makes the past worthless
 PATIENCE_SECONDS = 60  # metrics may be missing for so long before ScalingReady says so
 
-
-@dataclass(frozen=True)
-class Reading:
-    """The three gauges of one pod: requests, requests, per cent."""
-
-    waiting: float
-    running: float
-    kv_percent: float
+Reading = Mapping[str, float]  # one pod's loads by the targets' names: those that targets name, and others if it tells
 
 
 @dataclass(frozen=True)
 class View:
-    """One look at a service: its pods that are Ready, and not going, by name.
+    """One look at a service. Pods are named; `readings` and `failures` have those that are Ready, and not going.
 
     Attributes:
         replicas: `spec.replicas` as it stands.
         readings: of the pods that answered.
         failures: why the others did not.
+        loads: seconds that a Ready pod took to load and that one which comes has loaded so far; 0 where it shows none.
     """
 
     time: datetime
     replicas: int
     readings: Mapping[str, Reading] = field(default_factory=dict)
     failures: Mapping[str, str] = field(default_factory=dict)
+    loads: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
 class Recommendation:
-    """Replicas that one look asked for: `low` by the load that was seen, `high` with a full load for unseen pods."""
+    """Replicas that one look asked for; `complete` when it read every Ready pod."""
 
     time: datetime
-    low: int
-    high: int
+    replicas: int
+    complete: bool
 
 
 @dataclass(frozen=True)
@@ -51,6 +46,8 @@ class History:
     seen: when every Ready pod was last read (or the record's begin).
     blank: no look since the record's begin has read every Ready pod.
     changes: (time, replicas added or removed) that were written.
+    loaded: seconds that pods took to load, as they showed when they were first seen Ready.
+    longest_load: of all pods, those included that still load.
     """
 
     since: datetime | None = None
@@ -58,6 +55,8 @@ class History:
     blank: bool = True
     recommendations: tuple[Recommendation, ...] = ()
     changes: tuple[tuple[datetime, int], ...] = ()
+    loaded: Mapping[str, float] = field(default_factory=dict)
+    longest_load: float = 0.0
     last_scale_time: datetime | None = None
 
     def at(self, now: datetime, polling: float) -> History:
@@ -68,10 +67,17 @@ class History:
                 return self
         return History(since=now, seen=now, last_scale_time=self.last_scale_time)
 
-    def with_recommendation(self, entry: Recommendation, complete: bool, keep_seconds: float) -> History:
+    def with_loads(self, view: View) -> History:
+        """A pod that is Ready once more after a pause did not load for as long as its status then says."""
+        loads = {pod: self.loaded.get(pod, seconds) for pod, seconds in view.loads.items()}
+        ready = self.loaded.keys() | view.readings.keys() | view.failures.keys()
+        loaded = {pod: seconds for pod, seconds in loads.items() if pod in ready}
+        return replace(self, loaded=loaded, longest_load=max(loads.values(), default=0.0))
+
+    def with_recommendation(self, entry: Recommendation, keep_seconds: float) -> History:
         kept = tuple(r for r in self.recommendations if _age(r.time, entry.time) < keep_seconds)
-        seen = entry.time if complete else self.seen
-        return replace(self, recommendations=(*kept, entry), seen=seen, blank=self.blank and not complete)
+        seen = entry.time if entry.complete else self.seen
+        return replace(self, recommendations=(*kept, entry), seen=seen, blank=self.blank and not entry.complete)
 
     def scaled(self, now: datetime, change: int, keep_seconds: float = 1800) -> History:
         """After a write. autoscaling/v2 allows periods of at most 1800 s, so nothing older matters."""
@@ -85,19 +91,9 @@ class History:
         """Some Ready pod has given no metrics for longer than patience lasts."""
         return self.seen is not None and _age(self.seen, now) > PATIENCE_SECONDS
 
-    def low(self, now: datetime, window: float) -> int:
-        """The least that the window's looks asked for; the newest always counts."""
-        return min(r.low for r in self.recommendations[-1:] + self._within(now, window))
-
-    def high(self, now: datetime, window: float) -> int:
-        return max(r.high for r in self.recommendations[-1:] + self._within(now, window))
-
-    def seen_load(self, now: datetime, window: float) -> int:
-        """The most that the loads that were seen asked for."""
-        return max(r.low for r in self.recommendations[-1:] + self._within(now, window))
-
-    def _within(self, now: datetime, window: float) -> tuple[Recommendation, ...]:
-        return tuple(r for r in self.recommendations if _age(r.time, now) < window)
+    def within(self, now: datetime, window: float) -> tuple[Recommendation, ...]:
+        """The looks of a window; the newest always counts."""
+        return self.recommendations[-1:] + tuple(r for r in self.recommendations if _age(r.time, now) < window)
 
     def change_within(self, now: datetime, seconds: float) -> int:
         """Replicas added less replicas removed in the last seconds."""

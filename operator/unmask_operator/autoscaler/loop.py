@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
 from typing import Protocol
 
@@ -13,13 +13,13 @@ from unmask_operator.autoscaler.history import History, Reading, View
 from unmask_operator.autoscaler.rules import Rules
 from unmask_operator.objects import Key, Obj
 from unmask_operator.state.observed import Decision
-from unmask_operator.status.pods import is_ready
+from unmask_operator.status.pods import is_live, is_ready, load_seconds
 
 log = logging.getLogger(__name__)
 
 LONGEST_SLEEP = 5.0  # seconds: so soon a new service, or a shorter polling interval, is noticed
 
-Scrape = Callable[[Mapping[str, str]], Awaitable[tuple[dict[str, Reading], dict[str, str]]]]
+Scrape = Callable[[Mapping[str, str], Collection[str]], Awaitable[tuple[dict[str, Reading], dict[str, str]]]]
 
 
 class Fleet(Protocol):
@@ -43,7 +43,7 @@ class Autoscaler:
 
     Args:
         fleet: the shell.
-        scrape: IP addresses by pod -> (readings, failures), see `scrape.scrape`.
+        scrape: IP addresses by pod, targets -> (readings, failures), see `scrape.scrape`.
         now: the clock (UTC).
     """
 
@@ -102,8 +102,11 @@ class Autoscaler:
             memory.pop(key, None)
 
     async def _look(self, key: Key, service: Obj, rules: Rules) -> None:
-        readings, failures = await self._scrape(ready_addresses(self._fleet.pods(key)))
-        view = View(self._now(), service["spec"].get("replicas", 1), readings, failures)
+        pods = [pod for pod in self._fleet.pods(key) if is_live(pod)]
+        readings, failures = await self._scrape(ready_addresses(pods), rules.targets)
+        now = self._now()
+        loads = {pod["metadata"]["name"]: load_seconds(pod, now) for pod in pods}
+        view = View(now, service["spec"].get("replicas", 1), readings, failures, loads)
         decision, history = decide(rules, view, self._histories.get(key, History()))
         if decision.desired != view.replicas:
             try:
@@ -125,10 +128,6 @@ class Autoscaler:
 
 
 def ready_addresses(pods: Sequence[Obj]) -> dict[str, str]:
-    """IP addresses by name of the pods that take traffic: Ready, and not on their way out."""
-    found = {}
-    for pod in pods:
-        address = (pod.get("status") or {}).get("podIP")
-        if is_ready(pod) and address and not pod["metadata"].get("deletionTimestamp"):
-            found[pod["metadata"]["name"]] = address
-    return found
+    """IP addresses by name of the live pods that take traffic."""
+    addresses = {pod["metadata"]["name"]: pod["status"].get("podIP") for pod in pods if is_ready(pod)}
+    return {name: address for name, address in addresses.items() if address}

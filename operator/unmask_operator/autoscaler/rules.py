@@ -6,16 +6,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from unmask_operator.api.autoscaling import POLLING_SECONDS
+from runtime.config import BY_DEST
+from unmask_operator.api.autoscaling import DEFAULT_TARGETS, GAUGES, POLLING_SECONDS
 
+_MOST_REQUESTS: int = BY_DEST["max_num_reqs"].default
 TOLERANCE = 0.1  # relative; a load this close to the target changes nothing (the default of the HPA controller too)
-
-# targets of the spec -> the gauge of a pod they are compared with (a field of Reading)
-TARGETS = {
-    "queuedRequestsPerReplica": "waiting",
-    "runningRequestsPerReplica": "running",
-    "kvCacheUtilizationPercent": "kv_percent",
-}
 
 
 @dataclass(frozen=True)
@@ -63,16 +58,18 @@ class Rules:
     Attributes:
         targets: by name of the spec; what one replica should carry.
         up: its window is the panic window: a burst must last that long before replicas are added.
-        down: its window is the stable window: replicas go only when all of it needed fewer.
+        down: its window is the stable window, unless loading takes long: replicas go only when all of it needed fewer.
         polling: seconds between two looks at the pods.
+        room: requests that one replica decodes at once.
     """
 
     minimum: int = 1
     maximum: int = 1
-    targets: Mapping[str, float] = field(default_factory=dict)
+    targets: Mapping[str, float] = field(default_factory=lambda: DEFAULT_TARGETS)
     up: Direction = UP
     down: Direction = DOWN
     polling: float = POLLING_SECONDS
+    room: int = _MOST_REQUESTS
 
     def clamp(self, replicas: int) -> int:
         return min(max(replicas, self.minimum), self.maximum)
@@ -83,14 +80,15 @@ class Rules:
         scaling = spec.get("autoscaling")
         if not scaling or scaling.get("provider", "Builtin") != "Builtin" or spec.get("suspend"):
             return None
-        behavior = scaling.get("behavior") or {}
+        behavior, engine = scaling.get("behavior") or {}, spec.get("engine") or {}
         given = scaling.get("targets") or {}
         minimum = scaling.get("minReplicas", 1)
         return cls(
             minimum,
             max(minimum, scaling.get("maxReplicas", minimum)),
-            {name: float(given[name]) for name in TARGETS if given.get(name)},
+            {name: float(given[name]) for name in GAUGES if given.get(name)} or DEFAULT_TARGETS,
             Direction.read(behavior.get("scaleUp") or {}, UP),
             Direction.read(behavior.get("scaleDown") or {}, DOWN),
             scaling.get("pollingIntervalSeconds") or POLLING_SECONDS,
+            engine.get("maxNumReqs", _MOST_REQUESTS) * (spec.get("parallelism") or {}).get("data", 1),
         )

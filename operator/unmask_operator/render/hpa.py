@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from unmask_operator.api import DiffusionLMService
-from unmask_operator.api.autoscaling import Targets
+from unmask_operator.api.autoscaling import DEFAULT_TARGETS, GAUGES, Targets
 from unmask_operator.objects import API_VERSION, KIND, Obj
 from unmask_operator.render.names import child, engine
 
@@ -27,18 +27,20 @@ def hpa(service: DiffusionLMService) -> Obj | None:
 
 
 def _metrics(targets: Targets) -> list[Obj]:
-    """One a target, in the runtime's metric names; a percentage is its share in thousandths."""
-    kv = targets.kv_cache_utilization_percent
-    averages = {
-        "unmask_requests_waiting": targets.queued_requests_per_replica,
-        "unmask_requests_running": targets.running_requests_per_replica,
-        "unmask_kv_usage_ratio": f"{kv * 10}m" if kv else None,
-    }
+    """One a target, by the runtime's gauge; a percentage is its share in thousandths."""
+    wanted: dict[str, int] = targets.model_dump(by_alias=True, exclude_none=True) or DEFAULT_TARGETS
     return [
         {
             "type": "Pods",
-            "pods": {"metric": {"name": name}, "target": {"type": "AverageValue", "averageValue": str(average)}},
+            "pods": {
+                "metric": {"name": gauge},
+                "target": {"type": "AverageValue", "averageValue": _average(wanted[name], unit)},
+            },
         }
-        for name, average in averages.items()
-        if average is not None
+        for name, (gauge, unit) in GAUGES.items()
+        if name in wanted
     ]
+
+
+def _average(target: int, unit: int) -> str:
+    return str(target) if unit == 1 else f"{target * 1000 // unit}m"

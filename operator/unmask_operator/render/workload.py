@@ -33,17 +33,22 @@ def deployment(service: DiffusionLMService, template: Obj) -> Obj:
             "rollingUpdate": {"maxSurge": rollout.max_surge, "maxUnavailable": rollout.max_unavailable},
         },
         "minReadySeconds": 5,
-        "progressDeadlineSeconds": startup_budget(template) + _PROGRESS_SLACK,
+        "progressDeadlineSeconds": progress_deadline(template),
         "revisionHistoryLimit": 3,
         "template": template,
     }
     return child("apps/v1", "Deployment", service.name, service.name, service.namespace, spec=spec)
 
 
+def progress_deadline(pod: Mapping[str, Any]) -> int:
+    """Seconds in which a pod, or one of a template, should have become Ready."""
+    return startup_budget(pod) + _PROGRESS_SLACK
+
+
 def startup_budget(template: Mapping[str, Any]) -> int:
     """Seconds that the engine's container of a pod template may take to start; 0 without a startup probe."""
-    (main,) = (c for c in template["spec"]["containers"] if c["name"] == MAIN)
-    if not (probe := main.get("startupProbe")):
+    probe = next((c.get("startupProbe") for c in template["spec"]["containers"] if c["name"] == MAIN), None)
+    if not probe:
         return 0
 
     def number(member: str, default: int) -> int:  # the podTemplate may hold anything; the API server refuses it later

@@ -5,10 +5,12 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
+from datetime import datetime
 from typing import Any
 
 from unmask_operator.objects import Obj
 from unmask_operator.render.names import MAIN
+from unmask_operator.render.workload import progress_deadline
 
 _OF_THE_NODES = re.compile(r"\d+/\d+ nodes are available: .*?(?=\.(\s|$))", re.DOTALL)
 CALM = {"ContainerCreating", "PodInitializing", ""}  # waiting for nothing but time
@@ -43,6 +45,22 @@ def is_started(pod: Obj) -> bool:
 def runs(pod: Obj) -> bool:
     """The engine's process runs."""
     return any("running" in (container.get("state") or {}) for container in _main(pod))
+
+
+def load_seconds(pod: Obj, now: datetime) -> float:
+    """Seconds from a pod's node to Ready, and without that so far; of an engine that was started again, since then.
+
+    0 where nothing loads (no node yet, or something is wrong), and for what is no load's time: one that is Ready again
+    after a pause says since when.
+    """
+    main = next(_main(pod), {})
+    started = ((main.get("state") or {}).get("running") or {}).get("startedAt")
+    begin = started if main.get("restartCount") else condition(pod, "PodScheduled").get("lastTransitionTime")
+    end = condition(pod, "Ready").get("lastTransitionTime") if is_ready(pod) else now.isoformat()
+    if not (begin and end and is_scheduled(pod)) or trouble(pod):
+        return 0.0
+    seconds = (datetime.fromisoformat(end) - datetime.fromisoformat(begin)).total_seconds()
+    return seconds if 0 < seconds <= progress_deadline(pod) else 0.0
 
 
 def is_scheduled(pod: Obj) -> bool:

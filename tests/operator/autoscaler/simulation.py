@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 
 from unmask_operator.autoscaler.decide import decide
-from unmask_operator.autoscaler.history import History, Reading, View
+from unmask_operator.autoscaler.history import History, View
 from unmask_operator.autoscaler.rules import Rules
 from unmask_operator.state.observed import Decision
 
@@ -19,7 +19,7 @@ class Simulation:
     """Replicas are pods that are Ready `startup` seconds after their birth; the load is spread over the Ready ones.
 
     Attributes:
-        broken: so many of the pods never get Ready (the youngest).
+        broken: so many of the pods never get Ready (the youngest): they end again and again.
         missing: (pod number, second) -> the scrape of that pod fails.
         trace: of every look: second, replicas before, decision, whether all pods answered.
     """
@@ -42,16 +42,23 @@ class Simulation:
         started = [n for n, birth in enumerate(self.births) if self.second - birth >= self.startup]
         return started[: max(len(self.births) - self.broken, 0)]
 
-    def look(self, load: float, kv_percent: float = 0) -> Decision:
-        """One poll at `load` requests that wait, in all."""
+    def look(self, load: float, kv_percent: float = 0, running: float | None = None) -> Decision:
+        """One poll at `load` requests that wait, in all, and as many (or `running`) that run."""
         ready = self.ready
         share = load / len(ready) if ready else 0
         seen = [n for n in ready if not self.missing(n, self.second)]
+        reading = {
+            "queuedRequestsPerReplica": share,
+            "runningRequestsPerReplica": share if running is None else running / max(len(ready), 1),
+            "kvCacheUtilizationPercent": kv_percent,
+        }
+        whole = self.births[: max(len(self.births) - self.broken, 0)]
         view = View(
             START + timedelta(seconds=self.second),
             self.replicas,
-            {str(n): Reading(share, share, kv_percent) for n in seen},
+            {str(n): reading for n in seen},
             {str(n): "no answer" for n in ready if n not in seen},
+            {str(n): min(self.second - birth, self.startup) for n, birth in enumerate(whole)},
         )
         decision, self.history = decide(self.rules, view, self.history)
         self.trace.append((self.second, self.replicas, decision, not view.failures))

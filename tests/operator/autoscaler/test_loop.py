@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from datetime import datetime, timedelta
 from typing import Any
 
@@ -24,9 +24,11 @@ def _service(replicas: int, **autoscaling: Any) -> Obj:
     return {"metadata": {"name": "s"}, "spec": {"replicas": replicas, "autoscaling": scaling}}
 
 
-def _ready(name: str, address: str, ready: str = "True", **metadata: str) -> Obj:
-    status = {"podIP": address, "conditions": [{"type": "Ready", "status": ready}]}
-    return {"metadata": {"name": name, **metadata}, "status": status}
+def _ready(name: str, address: str, seconds: float = 0.0, ready: str = "True") -> Obj:
+    times = {"PodScheduled": START, "Ready": START + timedelta(seconds=seconds)}
+    conditions = [{"type": k, "status": ready, "lastTransitionTime": t.isoformat()} for k, t in times.items()]
+    spec = {"nodeName": "n", "containers": [{"name": "main"}]}
+    return {"metadata": {"name": name}, "spec": spec, "status": {"podIP": address, "conditions": conditions}}
 
 
 class World:
@@ -37,6 +39,7 @@ class World:
         self.now = START
         self.load: dict[str, float] = {}
         self.refuse = False
+        self.loaded = 0.0  # seconds that the pods took
         self.writes: list[tuple[str, int]] = []
         self.told: list[str] = []
         self.looks: list[str] = []
@@ -45,7 +48,7 @@ class World:
         return self.all.items()
 
     def pods(self, key: str) -> list[Obj]:
-        return [_ready(f"{key}-{n}", f"{key}#{n}") for n in range(self.all[key]["spec"]["replicas"])]
+        return [_ready(f"{key}-{n}", f"{key}#{n}", self.loaded) for n in range(self.all[key]["spec"]["replicas"])]
 
     async def scale(self, key: str, replicas: int) -> None:
         if self.refuse:
@@ -56,9 +59,13 @@ class World:
     def decided(self, key: str) -> None:
         self.told.append(key)
 
-    async def scrape(self, addresses: Mapping[str, str]) -> tuple[dict[str, Reading], dict[str, str]]:
+    async def scrape(
+        self, addresses: Mapping[str, str], targets: Collection[str]
+    ) -> tuple[dict[str, Reading], dict[str, str]]:
         self.looks += [pod.rsplit("-", 1)[0] for pod in addresses][:1]
-        found = {pod: Reading(self.load[a], 0, 0) for pod, a in addresses.items() if a in self.load}
+        found: dict[str, Reading] = {
+            pod: dict.fromkeys(targets, self.load[a]) for pod, a in addresses.items() if a in self.load
+        }
         return found, {pod: "gone" for pod in addresses if pod not in found}
 
     def clock(self) -> datetime:
@@ -149,10 +156,12 @@ def test_a_mistake_in_one_look_does_not_stop_the_others() -> None:
     world = World({"a": _service(1), "b": _service(1)})
     world.load = {"b#0": 20}
 
-    async def scrape(addresses: Mapping[str, str]) -> tuple[dict[str, Reading], dict[str, str]]:
+    async def scrape(
+        addresses: Mapping[str, str], targets: Collection[str]
+    ) -> tuple[dict[str, Reading], dict[str, str]]:
         if "a-0" in addresses:
             raise RuntimeError("a bug")
-        return await world.scrape(addresses)
+        return await world.scrape(addresses, targets)
 
     autoscaler = Autoscaler(world, scrape, world.clock)
     assert _tick(world, autoscaler) == LONGEST_SLEEP
@@ -176,11 +185,23 @@ def test_what_is_suspended_deleted_or_left_to_others_is_forgotten() -> None:
     assert autoscaler.decision("a") is None
 
 
+def test_the_load_time_that_a_pod_shows_lengthens_the_stable_window() -> None:
+    """Two of three pods took ten minutes to come: after five minutes without load all are there still."""
+    world = World({"a": _service(3, pollingIntervalSeconds=60)})
+    world.load = {f"a#{n}": 0 for n in range(3)}
+    world.loaded = 600
+    autoscaler = Autoscaler(world, world.scrape, world.clock)
+    for _ in range(20):
+        _tick(world, autoscaler, 60)
+    assert world.writes == []
+    _tick(world, autoscaler, 60)
+    assert world.writes == [("a", 1)]
+
+
 def test_only_pods_that_take_traffic_are_read() -> None:
     pods = [
         _ready("a", "10.0.0.1"),
         _ready("b", "10.0.0.2", ready="False"),
-        _ready("c", "10.0.0.3", deletionTimestamp="2030-01-01T00:00:00Z"),
-        {"metadata": {"name": "d"}},
+        {"metadata": {"name": "c"}},
     ]
     assert ready_addresses(pods) == {"a": "10.0.0.1"}

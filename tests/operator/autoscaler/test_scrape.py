@@ -13,9 +13,11 @@ from aiohttp import web
 
 from runtime.request.io import EngineStats
 from runtime.server.metrics import Metrics
+from unmask_operator.api.autoscaling import DEFAULT_TARGETS, GAUGES
 from unmask_operator.autoscaler.history import Reading
 from unmask_operator.autoscaler.scrape import ScrapeError, parse, scrape
 
+LOADS = {"queuedRequestsPerReplica": 3, "runningRequestsPerReplica": 12, "kvCacheUtilizationPercent": 25}
 TEXT = """# HELP unmask_requests_waiting Requests that wait for room in an engine.
 # TYPE unmask_requests_waiting gauge
 unmask_requests_waiting 3.0
@@ -51,7 +53,10 @@ def test_the_runtimes_own_metrics_are_read() -> None:
     metrics = Metrics()
     metrics.figures.live, metrics.figures.room = [12], 8
     metrics.engine(0, EngineStats(waiting=7, pages_total=8, pages_used=2))
-    assert parse(metrics.text().decode()) == Reading(7, 5, 25)
+    assert parse(metrics.text().decode(), GAUGES) == LOADS | {
+        "queuedRequestsPerReplica": 7,
+        "runningRequestsPerReplica": 5,
+    }
 
 
 @pytest.mark.parametrize(
@@ -66,7 +71,13 @@ def test_the_runtimes_own_metrics_are_read() -> None:
 )
 def test_what_is_no_load_is_named(text: str, message: str) -> None:
     with pytest.raises(ScrapeError, match=message):
-        parse(text)
+        parse(text, GAUGES)
+
+
+def test_only_the_gauges_of_the_targets_are_asked_of_a_pod() -> None:
+    assert parse("unmask_requests_waiting 3.0\nunmask_kv_usage_ratio NaN\n", DEFAULT_TARGETS) == {
+        "queuedRequestsPerReplica": 3
+    }
 
 
 def test_pods_are_read_at_once_and_each_failure_has_its_cause() -> None:
@@ -80,14 +91,14 @@ def test_pods_are_read_at_once_and_each_failure_has_its_cause() -> None:
                     await context.__aenter__()
                 addresses = {f"p{n}": f"127.0.0.{n}" for n in range(1, 7)}
                 begin = time.monotonic()
-                readings, failures = await scrape(session, addresses, port, timeout=0.6)
+                readings, failures = await scrape(session, addresses, GAUGES, port, timeout=0.6)
                 seconds = time.monotonic() - begin
                 for context in contexts:
                     await context.__aexit__(None, None, None)
         return readings, failures, seconds
 
     readings, failures, seconds = asyncio.run(go())
-    assert readings == {"p1": Reading(3, 12, 25), "p2": Reading(3, 12, 25)}
+    assert readings == {"p1": LOADS, "p2": LOADS}
     assert failures == {
         "p3": "/metrics answered 503",
         "p4": "/metrics lacks unmask_requests_waiting",

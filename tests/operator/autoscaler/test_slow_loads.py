@@ -1,0 +1,63 @@
+"""A model that loads for ten minutes and a load that comes in bursts: replicas must not come and go without serving."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tests.operator.autoscaler.simulation import Simulation
+from unmask_operator.autoscaler.rules import Rules
+
+HOUR = 3600
+BURST, EVERY, LOADING = 60, 900, 600
+SECONDS, ROOM = 8, 8  # that a request runs, and requests that run at once on a replica
+
+
+class Queue:
+    """A service whose pods load for ten minutes: requests run on the Ready ones, and wait where those are full."""
+
+    def __init__(self, **autoscaling: Any) -> None:
+        rules = Rules.read({"engine": {"maxNumReqs": ROOM}, "autoscaling": {"maxReplicas": 4, **autoscaling}})
+        assert rules is not None
+        self.sim = Simulation(rules, startup=LOADING)
+        self.present = 0.0
+        self.waited: dict[int, float] = {}  # the most that waited, by the burst
+
+    def run(self, seconds: int, burst: Any) -> None:
+        for _ in range(seconds):
+            now = self.sim.second
+            running = min(self.present, ROOM * len(self.sim.ready))
+            waiting = self.present - running
+            self.waited[int(now // EVERY)] = max(self.waited.get(int(now // EVERY), 0), waiting)
+            if now % self.sim.rules.polling == 0:
+                self.sim.look(waiting, running=running)
+            self.present += (3.5 if burst(now) else 0.2) - running / SECONDS
+            self.sim.second += 1
+
+    @property
+    def changes(self) -> list[float]:
+        return [second for second, before, decision, _ in self.sim.trace if decision.desired != before]
+
+
+def test_bursts_are_served_by_the_replicas_that_the_first_one_brought() -> None:
+    queue = Queue()
+    queue.run(4 * HOUR, lambda now: now % EVERY < BURST)
+    for hour in range(4):
+        assert sum(hour * HOUR <= second < (hour + 1) * HOUR for second in queue.changes) <= 4
+    assert queue.waited[0] > 100, "the first burst finds one replica"
+    assert max(waiting for burst, waiting in queue.waited.items() if burst) < 1
+    assert queue.sim.replicas == 4
+
+
+def test_replicas_go_when_the_bursts_are_over() -> None:
+    queue = Queue()
+    queue.run(HOUR, lambda now: now < BURST)
+    assert max(queue.sim.sizes) == 4
+    assert queue.sim.replicas == 1
+    assert len(queue.changes) <= 4
+
+
+def test_replicas_that_are_full_are_kept_though_nothing_waits() -> None:
+    queue = Queue()
+    queue.run(4 * HOUR, lambda now: True)
+    assert queue.changes == queue.changes[:2]
+    assert queue.sim.replicas == 4
