@@ -186,11 +186,31 @@ def test_scaling_up_does_not_undo_ready() -> None:
     assert _judge(reconcile("scaled_up", *pods, replicas=3))["Ready"]["reason"] == "CrashLoopBackOff"
 
 
-def test_scaling_up_beyond_the_gpus_is_no_rollout() -> None:
-    found = _judge(reconcile("scaled_up", pod("ready"), pod("unschedulable_gpu"), replicas=3, nodes=load("nodes")))
-    assert found["RolloutComplete"]["status"] == "True"
-    assert _says(found["Ready"])[1] == "InsufficientGPU"
-    assert "busy now" in found["Ready"]["message"]
+@pytest.mark.parametrize("spec", [{}, {"autoscaling": {"maxReplicas": 3}}])
+def test_replicas_that_are_added_and_wait_for_a_node_leave_ready(spec: dict[str, Any]) -> None:
+    decision = Decision(3, "scaled up", True) if spec else None
+    known = {"service": service(**spec), "decision": decision, "nodes": load("nodes")}
+    found = _judge(reconcile("scaled_up", pod("ready"), pod("unschedulable_gpu"), replicas=3, **known))
+    for condition in ("Scheduled", "RolloutComplete", "Available", "Ready"):
+        assert found[condition]["status"] == "True"
+    assert _says(found["ScalingReady"])[:2] == ("False", "InsufficientGPU")
+    assert "busy now" in found["ScalingReady"]["message"]
+
+
+def test_replicas_that_a_quota_refuses_leave_ready() -> None:
+    observed, plan = reconcile("scaled_up", pod("ready"), replicas=3)
+    (live,) = observed.children.values()
+    (refused,) = (c for c in load("deployments")["quota"]["conditions"] if c["type"] == "ReplicaFailure")
+    live["status"]["conditions"] = [*live["status"]["conditions"], refused]
+    found = _judge((observed, plan))
+    assert found["Ready"]["status"] == "True"
+    assert found["ScalingReady"]["reason"] == "PodCreationRefused"
+
+
+def test_an_autoscaler_that_sees_nothing_is_told_before_replicas_that_wait() -> None:
+    known = {"service": service(autoscaling={"maxReplicas": 3}), "decision": Decision(3, "no metrics", False)}
+    found = _judge(reconcile("scaled_up", pod("ready"), pod("unschedulable_gpu"), replicas=3, **known))
+    assert found["ScalingReady"]["reason"] == "MetricsMissing"
 
 
 def test_a_rollout_waits_for_the_new_pods_while_the_old_serve() -> None:

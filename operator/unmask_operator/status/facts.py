@@ -89,6 +89,11 @@ class Facts:
         return was_complete or (updated >= self.desired and number(status, "readyReplicas") >= self.desired)
 
     @property
+    def grows(self) -> bool:
+        """Pods of the newest revision serve: what is missing are replicas beside them."""
+        return self.rolled_out and self.ready_pods > 0
+
+    @property
     def revision(self) -> str | None:
         """The name of the newest ControllerRevision, of which pods are made."""
         newest = pins(self.observed.children.values(), self.observed.service["metadata"]["uid"])[:1]

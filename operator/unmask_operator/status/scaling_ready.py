@@ -1,8 +1,10 @@
-"""ScalingReady: whoever scales sees enough to do so. Only with `spec.autoscaling`."""
+"""ScalingReady: whoever scales sees enough to do so, and gets the replicas. Only with `spec.autoscaling`, or while
+replicas that were added beside those that serve cannot be had."""
 
 from __future__ import annotations
 
 from unmask_operator.objects import Obj, controller_uid
+from unmask_operator.status import scheduled
 from unmask_operator.status.facts import Facts, section
 from unmask_operator.status.pods import condition
 from unmask_operator.status.verdict import Verdict, no, unknown, yes
@@ -12,9 +14,12 @@ TYPE = "ScalingReady"
 
 def verdict(facts: Facts) -> Verdict | None:
     scaling = section(facts.spec, "autoscaling")
-    if not scaling or facts.idle or facts.absent:
+    if facts.idle or facts.absent:
         return None
-    return _hpa(facts) if scaling.get("provider") == "HPA" else _builtin(facts)
+    found = (_hpa(facts) if scaling.get("provider") == "HPA" else _builtin(facts)) if scaling else None
+    if found and found.status == "False":
+        return found
+    return (scheduled.obstacle(facts) if facts.grows else None) or found
 
 
 def _builtin(facts: Facts) -> Verdict:

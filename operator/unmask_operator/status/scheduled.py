@@ -1,4 +1,4 @@
-"""Scheduled: the pods could be created and each has found a node."""
+"""Scheduled: the pods could be created and each has found a node. Of replicas that scaling adds ScalingReady tells."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from unmask_operator.status.verdict import Verdict, no, yes
 def verdict(facts: Facts) -> Verdict | None:
     if facts.idle or facts.absent:
         return None
-    return obstacle(facts) or (
-        yes("Scheduled", "every pod has a node")
-        if any(pod_facts.is_scheduled(pod) for pod in facts.pods)
-        else no("Pending", "no pod has a node yet")
-    )
+    if found := obstacle(facts):
+        return yes("Scheduled", "the pods that serve have nodes") if facts.grows else found
+    if any(pod_facts.is_scheduled(pod) for pod in facts.pods):
+        return yes("Scheduled", "every pod has a node")
+    return no("Pending", "no pod has a node yet")
 
 
 def obstacle(facts: Facts) -> Verdict | None:
