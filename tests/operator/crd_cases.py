@@ -114,5 +114,6 @@ BOUNDS = (
     ("spec.resources.limits.memory", {"resources": {"limits": {"memory": "4 GB"}}}),
     ("spec.service.port", {"service": {"port": 0}}),
     ("spec.drainTimeoutSeconds", {"drainTimeoutSeconds": 3601}),
+    ("spec.drainDelaySeconds", {"drainDelaySeconds": -1}),
 )
 NAMES_REFUSED = ("1st", "a.b", "a" * 41)

@@ -16,7 +16,7 @@ from unmask_operator.api import SpecError, parse
 from unmask_operator.api.engine import Engine, Thresholds
 from unmask_operator.api.flags import camel, choices, flag_of
 from unmask_operator.render.arguments import engine_arguments
-from unmask_operator.render.names import DRAIN_DELAY, MODEL_MOUNT
+from unmask_operator.render.names import MODEL_MOUNT
 from unmask_operator.settings import Settings
 
 SETTINGS = Settings()
@@ -26,7 +26,7 @@ READERS = [  # flags by whose values files are read, sockets opened or secrets g
     if flag.secret or re.search("FILE|DIR|PATH|ADDR", flag.metavar or "") or flag.name.startswith("master-")
     for name in flag.spellings
 ]
-ALWAYS = ["--drain-timeout=60", f"--drain-delay={DRAIN_DELAY}", "--log-format=json"]
+ALWAYS = ["--drain-timeout=60", "--drain-delay=10", "--log-format=json"]
 
 
 def arguments(settings=SETTINGS, **spec):
@@ -68,6 +68,7 @@ SPECS = st.fixed_dictionaries(
         "gpu": st.sampled_from([{}, {"resourceName": "amd.com/gpu"}]),
         "parallelism": st.fixed_dictionaries({"data": st.integers(1, 8)}),
         "drainTimeoutSeconds": st.integers(0, 3600),
+        "drainDelaySeconds": st.integers(0, 3600),
     },
 )
 

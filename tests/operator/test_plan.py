@@ -78,7 +78,6 @@ def test_children_of_a_removed_section_go() -> None:
         "HorizontalPodAutoscaler",
         "PodMonitor",
         "NetworkPolicy",
-        "PodDisruptionBudget",
     ]
     after = carry_out(observed, made)
     assert settled(make(after), after)

@@ -65,6 +65,15 @@ def test_sizes_reach_their_volumes() -> None:
     assert volumes(plan)["model-cache"]["emptyDir"] == {"sizeLimit": "300Gi"}
 
 
+def test_a_cache_of_a_given_size_asks_for_a_disk_that_holds_it() -> None:
+    sized = {"modelCache": {"emptyDir": {"sizeLimit": "300Gi"}}}
+    assert container(made(**sized))["resources"] == {"requests": {"ephemeral-storage": "300Gi"}}
+    for own in ({"requests": {"ephemeral-storage": "1Gi"}}, {"limits": {"ephemeral-storage": "1Gi"}}):
+        assert container(made(**sized, resources=own))["resources"] == own
+    assert container(made(modelCache={"emptyDir": {}}))["resources"] == {}
+    assert volumes(made())["model-cache"]["emptyDir"] == {"sizeLimit": "100Gi"}
+
+
 def test_a_model_on_a_claim_is_mounted_where_the_arguments_say() -> None:
     plan = made(model={"uri": "pvc://models/llada/2"})
     assert volumes(plan)["model"]["persistentVolumeClaim"] == {"claimName": "models"}
@@ -135,6 +144,10 @@ def test_the_startup_budget_follows_the_pod_template(probe: Any, seconds: int) -
 
 def test_the_grace_period_covers_delay_and_drain() -> None:
     assert template(made(drainTimeoutSeconds=100))["spec"]["terminationGracePeriodSeconds"] == 120
+    slow = made(drainTimeoutSeconds=100, drainDelaySeconds=300)
+    assert template(slow)["spec"]["terminationGracePeriodSeconds"] == 410
+    assert "--drain-delay=300" in container(slow)["args"]
+    assert template(made(drainDelaySeconds=0))["spec"]["terminationGracePeriodSeconds"] == 70
 
 
 def test_rollouts_and_the_selector() -> None:
@@ -166,12 +179,11 @@ def test_the_service_account_has_no_token_and_the_clouds_annotations() -> None:
 @pytest.mark.parametrize(
     ("spec", "budget"),
     [
-        ({}, None),
+        ({}, {"maxUnavailable": 1}),
         ({"replicas": 2}, {"maxUnavailable": 1}),
         ({"replicas": 2, "podDisruptionBudget": {"minAvailable": "50%"}}, {"minAvailable": "50%"}),
         ({"podDisruptionBudget": {}}, {"maxUnavailable": 1}),
-        ({"replicas": 3, "autoscaling": {**HPA, "targets": {"queuedRequestsPerReplica": 1}}}, None),
-        ({"autoscaling": {**HPA, "minReplicas": 2, "targets": {"queuedRequestsPerReplica": 1}}}, {"maxUnavailable": 1}),
+        ({"autoscaling": HPA}, {"maxUnavailable": 1}),
         ({"replicas": 2, "suspend": True, "podDisruptionBudget": {}}, None),
     ],
 )

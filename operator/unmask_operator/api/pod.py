@@ -8,6 +8,7 @@ from pydantic import Field
 
 from unmask_operator.api.base import Annotations, Free, ObjectName, Quantity, Seconds, Section
 
+CACHE_SIZE = "100Gi"
 _Failures = Annotated[int, Field(ge=1, le=10_000)]
 
 
@@ -38,7 +39,12 @@ class PodTemplate(Section):
 class EmptyDir(Section):
     """A cache that lives as long as the pod."""
 
-    size_limit: Quantity = Field(default="100Gi", description="The most it may hold before the pod is evicted.")
+    size_limit: Quantity | None = Field(
+        default=None,
+        description="The most it may hold before the pod is evicted. When it is set, the node must have as much disk "
+        "free (a request for ephemeral-storage, unless resources names that). Default: "
+        f"{CACHE_SIZE}, without the request.",
+    )
 
 
 class ModelCache(Section):

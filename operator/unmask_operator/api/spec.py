@@ -26,6 +26,7 @@ from unmask_operator.api.rollout import PodDisruptionBudget, RolloutStrategy
 
 _TAGGED = r"^([^/@]+/)*[^/:@]+:[A-Za-z0-9_][A-Za-z0-9_.-]*$"
 _DIGEST = "@sha256:"
+DRAIN_DELAY = 10
 
 
 def _fixed_image(spec: Spec) -> bool:
@@ -130,6 +131,11 @@ class Spec(Section):
     drain_timeout_seconds: Annotated[int, Field(ge=0, le=3600)] = Field(
         default=60, description="Seconds that requests in flight have to finish when a pod ends. (--drain-timeout)"
     )
+    drain_delay_seconds: Annotated[int, Field(ge=0, le=3600)] | None = Field(
+        default=None,
+        description="Seconds for which a pod that ends serves on as ever, before that, while load balancers forget its "
+        f"address; those of clouds take minutes. Default: {DRAIN_DELAY}. (--drain-delay)",
+    )
     startup_probe: StartupProbe = Field(
         default_factory=StartupProbe, description="Time a model may take to load: GET /startup."
     )
@@ -145,13 +151,18 @@ class Spec(Section):
     monitoring: Monitoring = Field(default_factory=Monitoring, description="Metrics for the cluster's Prometheus.")
     pod_disruption_budget: PodDisruptionBudget | None = Field(
         default=None,
-        description="How many pods a drain of nodes may take away at once. Default: with more than one replica, "
-        "maxUnavailable 1.",
+        description="How many pods a drain of nodes may take away at once. Default: maxUnavailable 1, which lets a "
+        "single replica go.",
     )
     network_policy: NetworkPolicy | None = Field(
         default=None, description="Present (it may be {}): a NetworkPolicy limits who reaches the pods."
     )
     suspend: bool = Field(default=False, description="True: no pod runs, and all else stays.")
+
+    @property
+    def drain_delay(self) -> int:
+        """Seconds of normal service after SIGTERM."""
+        return DRAIN_DELAY if self.drain_delay_seconds is None else self.drain_delay_seconds
 
     @property
     def gpus_per_pod(self) -> int:

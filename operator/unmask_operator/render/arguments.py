@@ -16,7 +16,7 @@ from unmask_operator.api import DiffusionLMService, SpecError
 from unmask_operator.api.engine import RESERVED
 from unmask_operator.api.flags import flag_argument, flag_of
 from unmask_operator.api.model import Model
-from unmask_operator.render.names import DRAIN_DELAY, MODEL_MOUNT
+from unmask_operator.render.names import MODEL_MOUNT
 from unmask_operator.settings import Settings
 
 _EXTRA = "spec.engine.extraArgs"
@@ -64,7 +64,7 @@ def _written(service: DiffusionLMService) -> Iterator[tuple[str, str]]:
         yield "spec.parallelism.data", f"--data-parallel-size={spec.parallelism.data}"
     yield from _fields(spec.engine, "spec.engine")
     yield "spec.drainTimeoutSeconds", f"--drain-timeout={spec.drain_timeout_seconds}"
-    yield "--drain-delay", f"--drain-delay={DRAIN_DELAY}"
+    yield "spec.drainDelaySeconds", f"--drain-delay={spec.drain_delay}"
     yield "--log-format", "--log-format=json"
 
 

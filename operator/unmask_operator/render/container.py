@@ -13,6 +13,7 @@ from unmask_operator.settings import Settings
 _COMPILE_CACHE = "/var/cache/unmask"
 _MODEL_CACHE = "/var/cache/models"
 _CA = "/etc/unmask/ca"
+_DISK = "ephemeral-storage"
 
 
 def main(service: DiffusionLMService, settings: Settings, image: str) -> Obj:
@@ -76,6 +77,9 @@ def _resources(service: DiffusionLMService) -> Obj:
     limits, requests = dict(service.spec.resources.limits), dict(service.spec.resources.requests)
     if service.spec.gpu:
         limits[service.spec.gpu.resource_name] = service.spec.gpus_per_pod
+    size = service.spec.model_cache.empty_dir.size_limit
+    if size is not None and _DISK not in {*limits, *requests}:
+        requests[_DISK] = size
     return {name: amounts for name, amounts in (("limits", limits), ("requests", requests)) if amounts}
 
 

@@ -9,7 +9,6 @@ PORT_NAME = "http"  # its name on the container, by which Service and PodMonitor
 MAIN = "main"  # the engine's container
 CLAIM = "model"  # the volume of a pvc:// model
 MODEL_MOUNT = "/mnt/model"  # where it is mounted
-DRAIN_DELAY = 10  # seconds of normal service after SIGTERM, while the cluster forgets the address
 MANAGER = "unmask-operator"
 
 

@@ -8,11 +8,9 @@ from unmask_operator.render.names import child, engine, selector
 
 
 def pdb(service: DiffusionLMService) -> Obj | None:
-    """The disruption budget; None while suspended, and for a single replica unless the spec asks: it would only block
-    drains."""
-    spec, asked = service.spec, service.spec.pod_disruption_budget
-    least = spec.autoscaling.min_replicas if spec.autoscaling else spec.replicas
-    if spec.suspend or (asked is None and least <= 1):
+    """The disruption budget; None while suspended. What it is by default lets a single replica go."""
+    asked = service.spec.pod_disruption_budget
+    if service.spec.suspend:
         return None
     budget = asked.model_dump(by_alias=True, exclude_none=True) if asked else {}
     wanted = {

@@ -5,10 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from unmask_operator.api import DiffusionLMService
+from unmask_operator.api.pod import CACHE_SIZE
 from unmask_operator.objects import RESTARTED_AT, Obj
 from unmask_operator.render import container
 from unmask_operator.render.merge import merge_template
-from unmask_operator.render.names import CLAIM, DRAIN_DELAY, MAIN, engine, labels, selector
+from unmask_operator.render.names import CLAIM, MAIN, engine, labels, selector
 from unmask_operator.settings import Settings
 
 END_SECONDS = 10  # for the process to end after its last request
@@ -37,12 +38,13 @@ def _metadata(service: DiffusionLMService) -> Obj:
 
 
 def _spec(service: DiffusionLMService, settings: Settings, image: str) -> Obj:
+    ending = (service.spec.drain_delay, service.spec.drain_timeout_seconds, END_SECONDS)
     spec: Obj = {
         "serviceAccountName": engine(service.name),
         "automountServiceAccountToken": False,  # the engine never talks to the API server
         "enableServiceLinks": False,  # a Service called "unmask" would inject UNMASK_PORT, which the runtime reads
         "securityContext": {"runAsNonRoot": True, "seccompProfile": {"type": "RuntimeDefault"}},
-        "terminationGracePeriodSeconds": DRAIN_DELAY + service.spec.drain_timeout_seconds + END_SECONDS,
+        "terminationGracePeriodSeconds": sum(ending),
         "topologySpreadConstraints": [
             {
                 "maxSkew": 1,
@@ -61,11 +63,11 @@ def _spec(service: DiffusionLMService, settings: Settings, image: str) -> Obj:
 
 
 def _volumes(service: DiffusionLMService, settings: Settings) -> list[Obj]:
-    limit = service.spec.model_cache.empty_dir.size_limit
+    size = service.spec.model_cache.empty_dir.size_limit
     volumes: list[Obj] = [
         {"name": "tmp", "emptyDir": {}},
         {"name": "compile-cache", "emptyDir": {}},
-        {"name": "model-cache", "emptyDir": {"sizeLimit": limit}},
+        {"name": "model-cache", "emptyDir": {"sizeLimit": CACHE_SIZE if size is None else size}},
         {"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": service.spec.shared_memory_size}},
     ]
     if claim := container.claim_of(service):

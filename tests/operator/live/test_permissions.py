@@ -117,7 +117,7 @@ def one_of_each_kind(admin: Kube, namespace: str) -> None:
     builtin = {"provider": "Builtin", "minReplicas": 2, "maxReplicas": 3, "targets": targets}
     admin.patch(hpa, {"spec": {"autoscaling": builtin}})  # deletes the HPA; replicas 1 is out of bounds: scaled
     admin.wait("scaled", lambda: admin.get(hpa["apiVersion"], hpa["kind"], "hpa", namespace)["spec"]["replicas"] == 2)
-    gone = {"networkPolicy": None, "monitoring": None, "replicas": 1, "podDisruptionBudget": None}
+    gone = {"networkPolicy": None, "monitoring": None, "suspend": True}
     admin.patch(every, {"spec": gone})
     for number in range(5):  # more pins than are kept: old ones are deleted
         admin.patch(every, {"spec": {"engine": {"maxNumReqs": 10 + number}}})
