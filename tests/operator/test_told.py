@@ -45,6 +45,36 @@ def test_a_volume_that_cannot_be_mounted_is_named():
     assert 'configmap "ca" not found' in message
 
 
+def test_a_claim_that_one_node_has_does_not_hang_a_rollout_silently():
+    """The kubelet's vain waiting comes again and again, and newer than the cause."""
+    taken = 'Multi-Attach error for volume "pvc-0b6e" Volume is already used by pod(s) demo-7c9f8d6b5-g5d8s'
+    attach = Told("FailedAttachVolume", taken, warning=True)
+    vain = "Unable to attach or mount volumes: unmounted volumes=[model]: timed out waiting for the condition"
+    told = SCHEDULED, attach, Told("FailedMount", vain, warning=True)
+    new = pod("creating", "demo-66d4b7c8f9-aaaaa", "2030-01-01T01:00:00Z")
+    known = reconcile("surging", pod("ready"), new, told={new["metadata"]["uid"]: told})
+    found = {c["type"]: c for c in status(*known)["conditions"]}
+    for condition in ("ModelLoaded", "RolloutComplete", "Ready"):
+        assert found[condition]["reason"] == "FailedAttachVolume"
+        for words in (taken, "maxSurge 0, maxUnavailable 1 in spec.rolloutStrategy", "ReadWriteMany"):
+            assert words in found[condition]["message"]
+    assert found["Available"]["status"] == "True"
+
+
+def test_a_claim_that_one_pod_has_is_told_by_the_scheduler():
+    new = pod("unschedulable_pvc", "demo-66d4b7c8f9-aaaaa", "2030-01-01T01:00:00Z")
+    said = "node has pod using PersistentVolumeClaim with the same name and ReadWriteOncePod access mode"
+    new["status"]["conditions"][0]["message"] = f"0/2 nodes are available: 1 {said}."
+    found = {c["type"]: c for c in status(*reconcile("surging", pod("ready"), new))["conditions"]}
+    for condition in ("Scheduled", "RolloutComplete", "Ready"):
+        assert found[condition]["reason"] == "PersistentVolumeClaimInUse"
+        assert (
+            "maxSurge 0, maxUnavailable 1 in spec.rolloutStrategy, or use a ReadWriteMany"
+            in found[condition]["message"]
+        )
+        assert said in found[condition]["message"]
+
+
 def test_what_went_wrong_before_the_image_is_pulled_has_passed():
     pulling = Told("Pulling", 'Pulling image "unmask-runtime:0.1.0"', warning=False)
     assert judged(pod("creating"), SCHEDULED, MOUNT, pulling) == judged(pod("creating"))

@@ -8,6 +8,7 @@ from unmask_operator.objects import Obj
 from unmask_operator.status import gpus
 from unmask_operator.status import pods as pod_facts
 from unmask_operator.status.facts import Facts, section
+from unmask_operator.status.told import ONE_AT_A_TIME
 from unmask_operator.status.verdict import Verdict, no, yes
 
 
@@ -51,4 +52,6 @@ def _claim(pod: Obj, sentence: str) -> Verdict | None:
             "PersistentVolumeClaimUnbound",
             f"a PersistentVolumeClaim has no volume yet: {', '.join(claims)}; kubectl describe pvc says why",
         )
+    if "ReadWriteOncePod access mode" in sentence:
+        return no("PersistentVolumeClaimInUse", f"{ONE_AT_A_TIME} ({sentence})")
     return None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Sequence
 from datetime import datetime, timedelta
@@ -12,6 +13,10 @@ from unmask_operator.status.pods import CALM, Trouble, containers, is_live, is_s
 
 PATIENCE = timedelta(seconds=20)  # that a node has to prepare a pod before its Events are asked for
 ON_REQUEST = (0, 137, 143)  # exit codes of a process that ended because it was told to
+ONE_AT_A_TIME = (
+    "another pod has the claim, whose access mode lets one have it at a time: set maxSurge 0, maxUnavailable 1 in "
+    "spec.rolloutStrategy, or use a ReadWriteMany claim, which more than one replica needs anyway"
+)
 _PREPARED = ("Pulling", "Pulled", "Created")  # the volumes and the sandbox are there
 _REASON = re.compile(r"[A-Za-z]{1,128}")  # what a condition's reason may be, and a little less
 _KILLED = re.compile(r"failed (startup|liveness) probe")
@@ -31,15 +36,18 @@ def trouble(pod: Obj, told: Sequence[Told]) -> Trouble | None:
     """The Events' word, oldest first, on a silent pod. None where they do not explain it."""
     if ended := _ended(pod):
         return _probe(ended, told)
-    for one in reversed(told):
-        if one.reason in _PREPARED:
-            return None  # what went wrong before has passed: an image may take minutes from here
-        if one.warning and _untouched(pod):
-            return Trouble(
-                one.reason if _REASON.fullmatch(one.reason) else "NotPrepared",
-                f"the node cannot prepare pod {name(pod)}: {one.note}",
-            )
-    return None
+    # what went wrong before it was prepared has passed: an image may take minutes from there
+    since = list(itertools.takewhile(lambda one: one.reason not in _PREPARED, reversed(told)))
+    warnings = [one for one in since if one.warning]
+    if not warnings or not _untouched(pod):
+        return None
+    # said once, and hidden by the kubelet's word every two minutes that it waited in vain
+    attached = next((one for one in warnings if "Multi-Attach error" in one.note), None)
+    one = attached or warnings[0]
+    return Trouble(
+        one.reason if _REASON.fullmatch(one.reason) else "NotPrepared",
+        f"the node cannot prepare pod {name(pod)}: {one.note}{f'; {ONE_AT_A_TIME}' if attached else ''}",
+    )
 
 
 def _untouched(pod: Obj) -> bool:
