@@ -23,7 +23,8 @@ class Settings:
         image_pull_secrets: names that every engine pod gets.
         read_nodes: the chart granted reading nodes.
         engine_env: for every engine container: the cluster's proxy, HF_ENDPOINT and so on.
-        ca_config_map: a ConfigMap in the service's namespace whose key `ca.crt` engines trust ("" is none).
+        ca_config_map: a ConfigMap in the service's namespace whose key `ca.crt` engines trust beside the
+            public roots ("" is none).
         operator_selector: labels of the operator's pods, which a NetworkPolicy always lets in.
         port: of health, readiness and metrics.
     """

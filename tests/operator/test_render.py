@@ -39,21 +39,23 @@ def mounts(plan: Any) -> dict[str, Any]:
 
 @pytest.mark.parametrize("spec", [{}, GPU, {"model": {"uri": "pvc://models/a"}}])
 def test_pods_pass_restricted_pod_security(spec: dict[str, Any]) -> None:
-    pod = template(made(**spec))["spec"]
+    pod = template(made(replace(SETTINGS, ca_config_map="trust"), **spec))["spec"]
+    assert len(pod["initContainers"]) == 1
     assert pod["securityContext"] == {"runAsNonRoot": True, "seccompProfile": {"type": "RuntimeDefault"}}
     assert not {"hostNetwork", "hostPID", "hostIPC"} & pod.keys()
     allowed = {"configMap", "emptyDir", "persistentVolumeClaim"}
     assert all(volume.keys() - {"name"} <= allowed for volume in pod["volumes"])
-    for each in pod["containers"]:
+    for each in (*pod["containers"], *pod.get("initContainers", ())):
         context = each["securityContext"]
         assert context["capabilities"] == {"drop": ["ALL"]}
         assert (context["allowPrivilegeEscalation"], context["readOnlyRootFilesystem"]) == (False, True)
-        assert not any("hostPort" in port for port in each["ports"])
+        assert not any("hostPort" in port for port in each.get("ports", ()))
 
 
 def test_every_mount_has_its_volume_and_every_writable_path_is_a_mount() -> None:
     plan = made(replace(SETTINGS, ca_config_map="trust"), model={"uri": "pvc://models/a"})
-    assert {m["name"] for m in mounts(plan).values()} == set(volumes(plan))
+    (before,) = template(plan)["spec"]["initContainers"]
+    assert {m["name"] for m in (*mounts(plan).values(), *before["volumeMounts"])} == set(volumes(plan))
     writable = {path for path, mount in mounts(plan).items() if not mount.get("readOnly")}
     for name in ("HOME", "HF_HOME", "TRITON_CACHE_DIR", "TORCHINDUCTOR_CACHE_DIR", "XDG_CACHE_HOME"):
         assert any(f"{env(plan)[name]}/".startswith(f"{path}/") for path in writable), name
@@ -91,17 +93,13 @@ def test_secrets_are_named_and_never_read() -> None:
     assert not {"HF_TOKEN", "UNMASK_API_KEY"} & env(made()).keys()
 
 
-def test_the_charts_variables_and_certificates_reach_the_engine() -> None:
+def test_the_charts_variables_and_secrets_reach_the_engine() -> None:
     settings = replace(
-        SETTINGS, engine_env={"HTTPS_PROXY": "http://p:3128", "HOME": "/root"}, ca_config_map="trust",
-        image_pull_secrets=("a", "b"),
-    )  # fmt: skip
+        SETTINGS, engine_env={"HTTPS_PROXY": "http://p:3128", "HOME": "/root"}, image_pull_secrets=("a", "b")
+    )
     plan = made(settings, imagePullSecrets=[{"name": "b"}, {"name": "c"}])
     assert env(plan)["HTTPS_PROXY"] == "http://p:3128"
     assert env(plan)["HOME"] == "/tmp", "the read-only root has no other"
-    assert env(plan)["SSL_CERT_FILE"] == "/etc/unmask/ca/ca.crt"
-    assert volumes(plan)["ca"]["configMap"] == {"name": "trust"}
-    assert mounts(plan)["/etc/unmask/ca"]["readOnly"]
     assert template(plan)["spec"]["imagePullSecrets"] == [{"name": "a"}, {"name": "b"}, {"name": "c"}]
 
 

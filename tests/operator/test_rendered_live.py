@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -58,6 +59,7 @@ EVERYTHING = resource(
         },
     },
 )
+TRUSTED = replace(SETTINGS, ca_config_map="roots")  # what the chart may add to pods
 RESOURCES = {**examples(), "everything": EVERYTHING}
 
 
@@ -94,14 +96,14 @@ def live(admin: Kube, plan: Plan) -> list[Obj]:
 @pytest.mark.parametrize("name", RESOURCES)
 def test_what_was_written_is_read_back_without_a_difference(admin: Kube, namespace: str, crds: None, name: str) -> None:
     service = created(admin, namespace, RESOURCES[name])
-    plan = make(observe(service, apis=frozenset()))
+    plan = make(observe(service, apis=frozenset()), TRUSTED)
     assert all(problem.condition != "Accepted" for problem in plan.problems)
     written(admin, plan)
     found = live(admin, plan)
     assert [Ref.of(made) for made, seen in zip(plan.children, found, strict=True) if differs(made, seen)] == []
 
     service = admin.get(API_VERSION, KIND, service["metadata"]["name"], namespace)
-    again = make(observe(service, *found, apis=frozenset()))
+    again = make(observe(service, *found, apis=frozenset()), TRUSTED)
     assert again.children == plan.children, "the pin that was read back covers the resource"
     assert again.delete == ()
 

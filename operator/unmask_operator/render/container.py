@@ -6,13 +6,13 @@ from unmask_operator.api import DiffusionLMService
 from unmask_operator.api.base import SecretKeyRef
 from unmask_operator.api.pod import LivenessProbe, ReadinessProbe, StartupProbe
 from unmask_operator.objects import Obj
+from unmask_operator.render import trust
 from unmask_operator.render.arguments import engine_arguments
 from unmask_operator.render.names import CLAIM, MAIN, MODEL_MOUNT, PORT, PORT_NAME
 from unmask_operator.settings import Settings
 
 _COMPILE_CACHE = "/var/cache/unmask"
 _MODEL_CACHE = "/var/cache/models"
-_CA = "/etc/unmask/ca"
 _DISK = "ephemeral-storage"
 
 
@@ -54,9 +54,8 @@ def _env(service: DiffusionLMService, settings: Settings) -> list[Obj]:
         "TRITON_CACHE_DIR": f"{_COMPILE_CACHE}/triton",
         "TORCHINDUCTOR_CACHE_DIR": f"{_COMPILE_CACHE}/inductor",
         "HF_HOME": _MODEL_CACHE,
+        **trust.environment(settings),
     }
-    if settings.ca_config_map:
-        values |= dict.fromkeys(("SSL_CERT_FILE", "REQUESTS_CA_BUNDLE"), f"{_CA}/ca.crt")
     env: list[Obj] = [{"name": name, "value": values[name]} for name in sorted(values)]
     # As many threads as the CPU limit grants, rounded up; the node's cores where there is none. Else torch takes a
     # thread for each core of the node, and pods that share it starve each other.
@@ -96,6 +95,4 @@ def _mounts(service: DiffusionLMService, settings: Settings) -> list[Obj]:
     ]
     if claim_of(service):
         mounts.append({"name": CLAIM, "mountPath": MODEL_MOUNT, "readOnly": True})
-    if settings.ca_config_map:
-        mounts.append({"name": "ca", "mountPath": _CA, "readOnly": True})
-    return mounts
+    return mounts + trust.mounts(settings)

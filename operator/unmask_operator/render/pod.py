@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from unmask_operator.api import DiffusionLMService
 from unmask_operator.api.pod import CACHE_SIZE
 from unmask_operator.objects import RESTARTED_AT, Obj
-from unmask_operator.render import container
+from unmask_operator.render import container, trust
 from unmask_operator.render.merge import merge_template
 from unmask_operator.render.names import CLAIM, MAIN, engine, labels, selector
 from unmask_operator.settings import Settings
@@ -38,6 +38,7 @@ def _metadata(service: DiffusionLMService) -> Obj:
 
 
 def _spec(service: DiffusionLMService, settings: Settings, image: str) -> Obj:
+    main = container.main(service, settings, image)
     ending = (service.spec.drain_delay, service.spec.drain_timeout_seconds, END_SECONDS)
     spec: Obj = {
         "serviceAccountName": engine(service.name),
@@ -53,9 +54,12 @@ def _spec(service: DiffusionLMService, settings: Settings, image: str) -> Obj:
                 "labelSelector": {"matchLabels": selector(service.name)},
             }
         ],
-        "containers": [container.main(service, settings, image)],
+        "containers": [main],
         "volumes": _volumes(service, settings),
     }
+    plain = service.spec.resources.model_dump(exclude_defaults=True)
+    if before := trust.init_containers(main, settings, plain):
+        spec["initContainers"] = before
     secrets = dict.fromkeys((*settings.image_pull_secrets, *(s.name for s in service.spec.image_pull_secrets)))
     if secrets:
         spec["imagePullSecrets"] = [{"name": name} for name in secrets]
@@ -72,6 +76,4 @@ def _volumes(service: DiffusionLMService, settings: Settings) -> list[Obj]:
     ]
     if claim := container.claim_of(service):
         volumes.append({"name": CLAIM, "persistentVolumeClaim": {"claimName": claim}})
-    if settings.ca_config_map:
-        volumes.append({"name": "ca", "configMap": {"name": settings.ca_config_map}})
-    return volumes
+    return volumes + trust.volumes(settings)
