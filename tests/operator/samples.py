@@ -7,10 +7,10 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
 
-from unmask_operator.api import parse
 from unmask_operator.objects import API_VERSION, KIND, Obj, Ref
 from unmask_operator.render.podmonitor import PODMONITOR
 from unmask_operator.settings import Settings
+from unmask_operator.state.drift import differs
 from unmask_operator.state.observed import Observed
 from unmask_operator.state.plan import Plan, plan
 
@@ -37,7 +37,7 @@ def observe(obj: Obj, *children: Obj, **known: Any) -> Observed:
 
 
 def make(observed: Observed, settings: Settings = SETTINGS) -> Plan:
-    return plan(parse(observed.service), observed, settings)
+    return plan(observed, settings)
 
 
 def carry_out(observed: Observed, made: Plan) -> Observed:
@@ -77,3 +77,8 @@ def template(made: Plan) -> Any:
 
 def container(made: Plan) -> Any:
     return template(made)["spec"]["containers"][0]
+
+
+def settled(made: Plan, observed: Observed) -> bool:
+    """Whether there is nothing left to write."""
+    return not made.delete and not any(differs(c, observed.children.get(Ref.of(c))) for c in made.children)

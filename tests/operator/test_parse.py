@@ -8,8 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from unmask_operator.api import SpecError, parse
+from unmask_operator.api import SpecError, parse, unknown_fields
 from unmask_operator.objects import API_VERSION, KIND
+
+PODS = {"podSelector": {}}
 
 
 def resource(name="demo", **spec):
@@ -54,13 +56,29 @@ def test_names_are_snake_case_in_python_and_camel_case_outside():
     assert spec.engine.max_num_reqs == 8
     assert spec.engine.thresholds.semi_complete == 1.0
     assert len(spec.network_policy.from_) == 1
-    assert refusal(resource(engine={"max_num_reqs": 8})).field == "spec.engine.max_num_reqs"
+    assert unknown_fields(resource(engine={"max_num_reqs": 8})["spec"]) == ("spec.engine.max_num_reqs",)
+
+
+def test_unknown_fields_are_left_out_and_named():
+    given = resource(replica=2, engine={"warp": {"a": 1}, "maxNumReqs": 8}, networkPolicy={"from": [{"x": 1, **PODS}]})
+    assert parse(given).spec == parse(resource(engine={"maxNumReqs": 8}, networkPolicy={"from": [PODS]})).spec
+    assert set(unknown_fields(given["spec"])) == {"spec.replica", "spec.engine.warp", "spec.networkPolicy.from[0].x"}
+    assert given["spec"]["replica"] == 2
+    assert unknown_fields(resource()["spec"]) == unknown_fields(None) == ()
+    assert refusal(resource(networkPolicy={"from": [{"x": 1}]})).field == "spec.networkPolicy.from[0]", "never anybody"
+
+
+def test_where_pods_are_pinned_only_what_is_beside_them_is_looked_at():
+    given = resource(model=3, engine={"pageSize": "x"}, service={"port": 81})
+    assert parse(given, pods_are_pinned=True).spec.service.port == 81
+    assert refusal(given).field == "spec.model"
+    with pytest.raises(SpecError, match=r"spec\.service\.port"):
+        parse(resource(service={"port": 0}), pods_are_pinned=True)
 
 
 @pytest.mark.parametrize(
     ("change", "field", "words"),
     [
-        ({"replica": 2}, "spec.replica", "no such field"),
         ({"replicas": "2"}, "spec.replicas", "'2' is not a whole number"),
         ({"suspend": "yes"}, "spec.suspend", "not true or false"),
         ({"engine": []}, "spec.engine", "not a map"),

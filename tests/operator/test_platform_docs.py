@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from unmask_operator.api import Spec, Status, parse
+from unmask_operator.api import Spec, Status, parse, unknown_fields
 from unmask_operator.objects import API_VERSION, KIND, PLURAL, RESTARTED_AT, SERVICE_LABEL
 
 ROOT = Path(__file__).parents[2]
@@ -70,6 +70,7 @@ def test_every_yaml_block_is_yaml_and_every_service_is_valid(page):
         for document in yaml.safe_load_all(block):
             if document.get("kind") == KIND:
                 parse(document)
+                assert unknown_fields(document["spec"]) == ()
 
 
 @PAGE
@@ -112,6 +113,7 @@ def test_patches_make_valid_services(page):
         for patch in re.findall(r"kubectl patch dlms \S+ --type merge -p '(.*?)'", block):
             spec = {"model": {"uri": "demo://"}} | json.loads(patch)["spec"]
             parse({"apiVersion": API_VERSION, "kind": KIND, "metadata": {"name": "demo"}, "spec": spec})
+            assert unknown_fields(spec) == ()
 
 
 def test_every_reason_that_a_condition_can_have_is_explained():

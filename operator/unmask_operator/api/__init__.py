@@ -5,8 +5,8 @@ Loads no torch.
 """
 
 from unmask_operator.api.errors import SpecError
-from unmask_operator.api.service import DiffusionLMService, parse
+from unmask_operator.api.service import DiffusionLMService, parse, unknown_fields
 from unmask_operator.api.spec import Spec
 from unmask_operator.api.status import Status
 
-__all__ = ["DiffusionLMService", "Spec", "SpecError", "Status", "parse"]
+__all__ = ["DiffusionLMService", "Spec", "SpecError", "Status", "parse", "unknown_fields"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 from pydantic import ValidationError
@@ -23,7 +24,6 @@ class SpecError(ValueError):
 
 _SENTENCES = {
     "missing": "is missing; it is required",
-    "extra_forbidden": "no such field; remove it, or upgrade the operator if its CRD is newer",
     "bool_type": "{shown} is not true or false",
     "int_type": "{shown} is not a whole number",
     "float_type": "{shown} is not a number",
@@ -46,13 +46,16 @@ _SENTENCES = {
 }
 
 
+def field_path(root: str, place: Iterable[int | str]) -> str:
+    """A place below `root` as people write it: spec.imagePullSecrets[0].name."""
+    return root + "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in place)
+
+
 def spec_error(error: ValidationError, root: str) -> SpecError:
     """The first mistake that pydantic found below `root` ("spec")."""
     first = error.errors(include_url=False)[0]
     context: dict[str, Any] = first.get("ctx", {})
-    path = root
-    for part in (*first["loc"], *filter(None, [context.get("field")])):
-        path += f"[{part}]" if isinstance(part, int) else f".{part}"
+    path = field_path(root, (*first["loc"], *filter(None, [context.get("field")])))
     sentence = _SENTENCES.get(first["type"])
     shown = repr(first["input"])
     shown = shown if len(shown) <= 80 else shown[:77] + "..."

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import copy
+import functools
+import operator
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from pydantic import ValidationError
 
 from unmask_operator.api.base import Rule
-from unmask_operator.api.errors import SpecError, spec_error
-from unmask_operator.api.spec import Spec
+from unmask_operator.api.errors import SpecError, field_path, spec_error
+from unmask_operator.api.spec import BESIDE_PODS, Spec
 from unmask_operator.objects import API_VERSION, KIND
 
 NAME = r"^[a-z]([-a-z0-9]{0,38}[a-z0-9])?$"
@@ -56,10 +59,14 @@ class DiffusionLMService:
         return self.spec.model.name or self.name
 
 
-def parse(obj: Mapping[str, Any]) -> DiffusionLMService:
+def parse(obj: Mapping[str, Any], *, pods_are_pinned: bool = False) -> DiffusionLMService:
     """The typed resource. SpecError names the first field that is wrong, whatever `obj` holds.
 
     metadata needs a name; namespace and uid, which every object of an API server has, are "default" and "" without.
+    Fields that this operator does not know, as those of a newer CRD, are left out: `unknown_fields` names them.
+
+    Args:
+        pods_are_pinned: only the sections of BESIDE_PODS are looked at; the others have no say in what is rendered.
     """
     if not isinstance(obj, Mapping) or (obj.get("apiVersion"), obj.get("kind")) != (API_VERSION, KIND):
         raise SpecError("", f"not a {KIND} of {API_VERSION}")
@@ -70,8 +77,31 @@ def parse(obj: Mapping[str, Any]) -> DiffusionLMService:
         raise SpecError("metadata.name", NAME_RULE.message.removeprefix("metadata.name "))
     if "spec" not in obj:
         raise SpecError("spec", "is missing; it is required")
+    asked = obj["spec"]
+    if pods_are_pinned and isinstance(asked, Mapping):
+        asked = {"model": {"uri": "demo://"}, **{k: v for k, v in asked.items() if k in BESIDE_PODS}}
     try:
-        spec = Spec.model_validate(obj["spec"])
+        spec = Spec.model_validate(_without(asked, _unknown(asked)))
     except ValidationError as error:
         raise spec_error(error, "spec") from None
     return DiffusionLMService({"namespace": "default", "uid": ""} | dict(metadata), spec)
+
+
+def unknown_fields(spec: Any) -> tuple[str, ...]:
+    """The fields of a spec that this operator does not know."""
+    return tuple(field_path("spec", place) for place in _unknown(spec))
+
+
+def _unknown(spec: Any) -> list[tuple[int | str, ...]]:
+    try:
+        Spec.model_validate(spec)
+    except ValidationError as error:
+        return [wrong["loc"] for wrong in error.errors(include_url=False) if wrong["type"] == "extra_forbidden"]
+    return []
+
+
+def _without(spec: Any, places: Iterable[tuple[int | str, ...]]) -> Any:
+    spec = copy.deepcopy(spec)
+    for *way, last in places:
+        del functools.reduce(operator.getitem, way, spec)[last]
+    return spec

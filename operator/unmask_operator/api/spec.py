@@ -24,6 +24,20 @@ from unmask_operator.api.pod import (
 )
 from unmask_operator.api.rollout import PodDisruptionBudget, RolloutStrategy
 
+# What no pod is made of; all else of a spec is pinned with the pods.
+BESIDE_PODS = frozenset(
+    {
+        "autoscaling",
+        "monitoring",
+        "networkPolicy",
+        "podDisruptionBudget",
+        "replicas",
+        "rolloutStrategy",
+        "service",
+        "serviceAccount",
+        "suspend",
+    }
+)
 _TAGGED = r"^([^/@]+/)*[^/:@]+:[A-Za-z0-9_][A-Za-z0-9_.-]*$"
 _DIGEST = "@sha256:"
 DRAIN_DELAY = 10

@@ -8,7 +8,6 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
-from unmask_operator.api import SpecError, parse
 from unmask_operator.client.client import Client
 from unmask_operator.client.errors import ApiError
 from unmask_operator.client.kinds import SERVICES, kind_of
@@ -20,7 +19,7 @@ from unmask_operator.objects import Key, Obj, Ref, controller_uid
 from unmask_operator.process.metrics import Metrics
 from unmask_operator.settings import Settings
 from unmask_operator.state.observed import Decision, Load, Observed, Told
-from unmask_operator.state.plan import Plan, Problem, last_good, plan
+from unmask_operator.state.plan import last_good, plan
 from unmask_operator.status import status
 from unmask_operator.status.transitions import transitions
 
@@ -132,18 +131,10 @@ class Reconciler:
         return children
 
     async def _carry_out(self, observed: Observed) -> Outcome:
-        """A resource that cannot be read keeps what it had when it last could."""
-
-        def keep(known: Observed) -> Plan:
-            return last_good(known, self._settings, *wrong)
-
-        wrong: tuple[Problem, ...] = ()
-        try:
-            service = parse(observed.service)
-        except SpecError as error:
-            wrong = (Problem("Accepted", "InvalidSpec", str(error)),)
-            return await self._writer.carry_out(keep, keep, observed)
-        return await self._writer.carry_out(lambda known: plan(service, known, self._settings), keep, observed)
+        """A resource that is refused keeps what it had when it was last accepted."""
+        return await self._writer.carry_out(
+            lambda known: plan(known, self._settings), lambda known: last_good(known, self._settings), observed
+        )
 
     async def _write_status(self, key: Key, outcome: Outcome) -> bool:
         """Whether the answer shows another resource than the one that was reconciled. It goes into the store, and what

@@ -19,8 +19,9 @@ from unmask_operator.state.plan import Plan
 
 APPLIED = f"{GROUP}/applied"  # annotation of a child: a digest of what was last written to it
 
-# Kinds that are written without a trial: no field of the spec can make one invalid.
-UNTRIED = ("ControllerRevision",)
+# Kinds that are written once and without a trial: no field of the spec can make one invalid, and the API server lets
+# nobody change it, not even apply the same again where that spells it otherwise.
+WRITTEN_ONCE = ("ControllerRevision",)
 
 # A round finds obstacles (an object in the way, one that has gone) and plans again: more than there can be children.
 ROUNDS = 20
@@ -103,8 +104,13 @@ class Writer:
         uid = outcome.observed.service["metadata"]["uid"]
         live = outcome.observed.children
         wanted = [stamped(child) for child in outcome.plan.children]
-        changes = [child for child in wanted if Ref.of(child) not in live or differs(child, live[Ref.of(child)])]
-        trials = [child for child in changes[1:] if child["kind"] not in UNTRIED]
+        there = {ref for ref, obj in live.items() if ref.kind in WRITTEN_ONCE}
+        changes = [
+            child
+            for child in wanted
+            if (ref := Ref.of(child)) not in there and (ref not in live or differs(child, live[ref]))
+        ]
+        trials = [child for child in changes[1:] if child["kind"] not in WRITTEN_ONCE]
         for child in changes:
             standing = live.get(Ref.of(child))
             if standing is not None and controller_uid(standing) != uid:
@@ -142,8 +148,8 @@ class Writer:
             if live is None:
                 written = await self._client.create(child, dry_run)
             else:
-                if not dry_run:
-                    await self._client.own_created_fields(live)
+                owned = await self._client.own_created_fields(live)  # a trial without it would find fields twice
+                outcome.observed = _News(children={ref: owned}).told(outcome.observed)
                 written = await self._client.apply(child, live["metadata"]["uid"], dry_run)
         except ApiError as error:
             if error.exists or error.conflict:

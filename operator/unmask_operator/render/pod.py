@@ -23,17 +23,20 @@ class Form:
     template: Obj
 
 
-def form(service: DiffusionLMService, settings: Settings) -> Form:
-    """The form that this operator gives the pods of `service`. SpecError: a wrong podTemplate or extraArgs."""
+def form(service: DiffusionLMService, settings: Settings, restarted_at: str = "") -> Form:
+    """The form that this operator gives the pods of `service`, restarted when the annotation said so last ("": never).
+
+    SpecError: a wrong podTemplate or extraArgs.
+    """
     image = service.spec.image or settings.runtime_image
-    base = {"metadata": _metadata(service), "spec": _spec(service, settings, image)}
+    base = {"metadata": _metadata(service, restarted_at), "spec": _spec(service, settings, image)}
     patch = {"metadata": service.spec.pod_template.metadata, "spec": service.spec.pod_template.spec}
     return Form(image, merge_template(base, patch))
 
 
-def _metadata(service: DiffusionLMService) -> Obj:
-    restarted = service.annotations.get(RESTARTED_AT)
-    annotations = {"kubectl.kubernetes.io/default-container": MAIN} | ({RESTARTED_AT: restarted} if restarted else {})
+def _metadata(service: DiffusionLMService, restarted_at: str) -> Obj:
+    marks = {RESTARTED_AT: restarted_at} if restarted_at else {}
+    annotations = {"kubectl.kubernetes.io/default-container": MAIN} | marks
     return {"labels": labels(service.name), "annotations": annotations}
 
 

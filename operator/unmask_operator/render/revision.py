@@ -1,81 +1,122 @@
-"""ControllerRevisions pin what pods are made of, so that a new operator restarts no engine.
+"""ControllerRevisions pin what pods are made of, so that nothing restarts an engine but what changes it.
 
-The newest one holds the spec it was made from, the resolved image and the whole pod template. As long as it covers the
-resource, pods are made from it and not from what this operator would render; the next edit of the spec, or a restart,
-makes a new one. A change of `replicas` alone is no edit: scaling never replaces pods. The older ones that are kept show
-what ran before, for a rollback by hand.
+The newest one holds the spec it was made from, the resolved image and the whole pod template. Pods are made from it and
+not from what this operator would render. An edit that this operator renders to the same template makes a pin with the
+old template; only one that changes the template, and the restart annotation, adopt this operator's form. Scaling and
+suspending are no edits. The pins of older templates that are kept show what ran before, for a rollback by hand.
 """
 
 from __future__ import annotations
 
-import hashlib
-import json
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 from unmask_operator.api import DiffusionLMService, SpecError, parse
+from unmask_operator.api.spec import BESIDE_PODS
 from unmask_operator.objects import API_VERSION, KIND, RESTARTED_AT, Obj, controller_uid
 from unmask_operator.render import names
-from unmask_operator.render.pod import Form
+from unmask_operator.render.pod import Form, form
+from unmask_operator.settings import Settings
 
-KEPT = 3
+FORMAT = 1  # of a pin's data
+KEPT = 3  # templates
+_SCALE = ("replicas", "suspend")
 
 
 @dataclass(frozen=True)
 class Pin:
-    """One ControllerRevision.
+    """One ControllerRevision. What it holds has been accepted once, and is not checked again.
 
     Attributes:
-        number: counts the forms of a resource's pods; the highest is the current one.
-        spec: the resource's spec that it was made from, without `replicas`.
-        restarted_at: the restart annotation's value at the time, "" without.
+        number: counts the pins of a resource; the highest is the current one.
+        spec: what it was made for, without `replicas` and `suspend`; None: it stands for pods that run as they are,
+            since the pin they are of cannot be read.
+        restarted_at: the restart annotation's last value, "" without.
         form: the resolved image and the pod template.
+        stored: the data as they are in the cluster, where they can never change; None for a pin to be made.
     """
 
     number: int
-    spec: Mapping[str, Any]
+    spec: Mapping[str, Any] | None
     restarted_at: str
     form: Form
+    stored: Obj | None = None
 
-    def covers(self, service: DiffusionLMService, spec: Mapping[str, Any]) -> bool:
-        """Whether the resource, whose raw spec is `spec`, asks for nothing that it did not ask for when this was made.
-
-        Specs also count as the same when they mean the same: a field that a newer CRD adds with a default is no edit.
-        Removing the restart annotation restarts nothing.
-        """
-        restarted = service.annotations.get(RESTARTED_AT) or self.restarted_at
-        if restarted != self.restarted_at:
-            return False
-        return _digest(_inputs(spec)) == _digest(self.spec) or self._means_the_same(service)
-
-    def _means_the_same(self, service: DiffusionLMService) -> bool:
+    def rendered(self, metadata: Mapping[str, Any], settings: Settings) -> Form | None:
+        """The form that this operator gives pods of the pin's spec; None where it refuses that spec today."""
         try:
-            then = parse({"apiVersion": API_VERSION, "kind": KIND, "metadata": service.metadata, "spec": self.spec})
+            service = parse({"apiVersion": API_VERSION, "kind": KIND, "metadata": metadata, "spec": self.spec})
+            return form(service, settings, self.restarted_at)
         except SpecError:
-            return False
-        replicas = service.spec.replicas
-        return then.spec.model_copy(update={"replicas": replicas}) == service.spec
+            return None
 
 
-def pins(children: Iterable[Obj], uid: str) -> list[Pin]:
+@dataclass(frozen=True)
+class Unread:
+    """A pin in a format that this operator does not know, since another version wrote it."""
+
+    number: int
+    format: object
+
+
+def pins(children: Iterable[Obj], uid: str) -> list[Pin | Unread]:
     """The pins that the resource with this uid controls, newest first."""
     own = (c for c in children if c["kind"] == "ControllerRevision" and controller_uid(c) == uid)
     return sorted((_read(c) for c in own), key=lambda pin: -pin.number)
 
 
-def _read(obj: Obj) -> Pin:
-    data = obj["data"]
-    return Pin(obj["revision"], data["spec"], data["restartedAt"], Form(data["image"], data["template"]))
+def _read(obj: Obj) -> Pin | Unread:
+    data = obj.get("data") or {}
+    known = data.get("format", FORMAT)  # the first pins said none
+    if known != FORMAT or not {"spec", "restartedAt", "image", "template"} <= data.keys():
+        return Unread(obj["revision"], known)
+    form = Form(data["image"], data["template"])
+    return Pin(obj["revision"], _inputs(data["spec"]), data["restartedAt"], form, stored=data)
 
 
-def new_pin(service: DiffusionLMService, spec: Mapping[str, Any], number: int, form: Form) -> Pin:
-    return Pin(number, _inputs(spec), service.annotations.get(RESTARTED_AT, ""), form)
+def follow(obj: Obj, held: Pin | None, number: int, settings: Settings) -> tuple[DiffusionLMService, Pin]:
+    """The resource and the pin that its pods are made of: `held` while nothing is edited that a pin keeps, else the
+    pin `number`, with the form of `held` unless the edit changes it or a restart is asked for.
+
+    SpecError: this operator refuses what the resource asks for. Of what `held` covers nothing is refused: it runs.
+    """
+    spec: Obj = obj["spec"] if isinstance(obj.get("spec"), dict) else {}
+    annotated = (obj["metadata"].get("annotations") or {}).get(RESTARTED_AT)
+    restarted_at = annotated or (held.restarted_at if held else "")  # removing the annotation restarts nothing
+    if held and restarted_at == held.restarted_at and (held.spec is None or _of_pods(spec) == _of_pods(held.spec)):
+        unchanged = held.spec is None or held.spec == _inputs(spec)
+        return parse(obj, pods_are_pinned=True), held if unchanged else _same_pods(held, number, spec)
+    service = parse(obj)
+    fresh = form(service, settings, restarted_at)
+    if held and held.rendered(obj["metadata"], settings) == fresh:
+        return service, _same_pods(held, number, spec)
+    return service, Pin(number, _inputs(spec), restarted_at, fresh)
 
 
-def revision(service: DiffusionLMService, pin: Pin) -> Obj:
-    """The ControllerRevision of `pin`; its data never change."""
-    data = {
+def _same_pods(held: Pin, number: int, spec: Mapping[str, Any]) -> Pin:
+    return replace(held, number=number, spec=_inputs(spec), stored=None)
+
+
+def kept(newest_first: Sequence[Pin | Unread]) -> set[int]:
+    """The numbers of the pins that stay: the last one of each of the newest few templates, and those not understood."""
+    templates: list[Obj] = []
+    numbers = set()
+    for pin in newest_first:
+        if isinstance(pin, Unread):
+            numbers.add(pin.number)
+        elif pin.form.template not in templates and len(templates) < KEPT:
+            templates.append(pin.form.template)
+            numbers.add(pin.number)
+    return numbers
+
+
+def revision(service: DiffusionLMService, pin: Pin) -> Obj | None:
+    """The ControllerRevision of `pin`; None for one that stands for what cannot be read."""
+    if pin.spec is None:
+        return None
+    data = pin.stored or {
+        "format": FORMAT,
         "spec": pin.spec,
         "restartedAt": pin.restarted_at,
         "image": pin.form.image,
@@ -88,8 +129,8 @@ def revision(service: DiffusionLMService, pin: Pin) -> Obj:
 
 
 def _inputs(spec: Mapping[str, Any]) -> dict[str, Any]:
-    return {member: value for member, value in spec.items() if member != "replicas"}
+    return {member: value for member, value in spec.items() if member not in _SCALE}
 
 
-def _digest(value: object) -> str:
-    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()
+def _of_pods(spec: Mapping[str, Any]) -> dict[str, Any]:
+    return {member: value for member, value in spec.items() if member not in BESIDE_PODS}

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from unmask_operator.api import DiffusionLMService, SpecError, parse
-from unmask_operator.objects import API_VERSION, KIND, SERVICE_LABEL, Obj, Ref, controller_uid
+from unmask_operator.api import DiffusionLMService, SpecError, parse, unknown_fields
+from unmask_operator.objects import API_VERSION, KIND, RESTARTED_AT, SERVICE_LABEL, Obj, Ref, controller_uid
 from unmask_operator.render import names, render
-from unmask_operator.render.pod import form
+from unmask_operator.render.pod import Form
 from unmask_operator.render.podmonitor import PODMONITOR
-from unmask_operator.render.revision import KEPT, Pin, new_pin, pins
+from unmask_operator.render.revision import Pin, Unread, follow, kept, pins
 from unmask_operator.render.workload import replicas
 from unmask_operator.settings import Settings
 from unmask_operator.state.observed import Observed
@@ -47,6 +47,7 @@ class Plan:
         problems: what stands in the way, in the order of importance.
         replicas: the engine replicas asked for now (0 while suspended), clamped to the autoscaler's bounds.
         up_to_date: False when this operator would render another pod template than the pinned one.
+        ignored: fields of the spec that this operator does not know.
         requeue_seconds: look again after so long although nothing may change (None: not needed).
     """
 
@@ -55,30 +56,29 @@ class Plan:
     problems: tuple[Problem, ...] = ()
     replicas: int = 1
     up_to_date: bool = True
+    ignored: tuple[str, ...] = ()
     requeue_seconds: float | None = None
 
 
-def plan(service: DiffusionLMService, observed: Observed, settings: Settings) -> Plan:
+def plan(observed: Observed, settings: Settings) -> Plan:
     """The children that the resource should have now, or, where it is not accepted, those of its last good spec."""
+    earlier = _pins(observed)
+    newest = earlier[0] if earlier else None
+    held, untold = (newest, ()) if not isinstance(newest, Unread) else _as_they_run(observed, newest)
     try:
-        fresh = form(service, settings)
+        service, pin = follow(observed.service, held, newest.number + 1 if newest else 1, settings)
     except SpecError as error:
         return last_good(observed, settings, Problem("Accepted", "InvalidSpec", str(error)))
-    spec = observed.service["spec"]
-    earlier = pins(observed.children.values(), service.uid)
-    if earlier and earlier[0].covers(service, spec):
-        pin = earlier[0]
-    else:
-        pin = new_pin(service, spec, earlier[0].number + 1 if earlier else 1, fresh)
     children, missing = _children(service, observed, settings, pin)
     if conflicts := _conflicts(children, observed, service.uid):
         return last_good(observed, settings, *conflicts)
     return Plan(
         children=tuple(children),
-        delete=_superfluous(children, observed, service, pin),
-        problems=missing,
+        delete=_superfluous(children, observed, service, [pin, *earlier]),
+        problems=(*(untold if pin is held else ()), *missing),
         replicas=replicas(service),
-        up_to_date=pin.form == fresh,
+        up_to_date=_up_to_date(pin, observed, settings),
+        ignored=unknown_fields(observed.service["spec"]),
         requeue_seconds=_again(observed),
     )
 
@@ -90,28 +90,51 @@ def last_good(observed: Observed, settings: Settings, *problems: Problem) -> Pla
     Without a pin, or with one that this operator cannot read, there is nothing to do.
     """
     metadata, asked = observed.service["metadata"], observed.service.get("spec") or {}
-    earlier = pins(observed.children.values(), metadata["uid"])
     requeue = _again(observed, *problems)
-    if not earlier:
-        return Plan(problems=problems, replicas=0, requeue_seconds=requeue)
-    pin = earlier[0]
-    spec = dict(pin.spec)
+    nothing = Plan(problems=problems, replicas=0, requeue_seconds=requeue)
+    pin = next(iter(_pins(observed)), None)
+    if not isinstance(pin, Pin):
+        return nothing
+    spec = dict(pin.spec or {})
     for member, kind in (("replicas", int), ("suspend", bool)):  # scaling and stopping work whatever else is wrong
         if type(asked.get(member)) is kind:
             spec[member] = asked[member]
+    last = {"apiVersion": API_VERSION, "kind": KIND, "metadata": metadata, "spec": spec}
     try:
-        service = parse({"apiVersion": API_VERSION, "kind": KIND, "metadata": metadata, "spec": spec})
+        service = parse(last, pods_are_pinned=True)
     except SpecError:
-        return Plan(problems=problems, replicas=0, requeue_seconds=requeue)
+        return nothing
     children, _ = _children(service, observed, settings, pin)
     foreign = {Ref.of(child) for child in children if _is_foreign(child, observed, service.uid)}
     return Plan(
         children=tuple(child for child in children if Ref.of(child) not in foreign),
         problems=problems,
         replicas=replicas(service),
-        up_to_date=_up_to_date(pin, service, settings),
+        up_to_date=_up_to_date(pin, observed, settings),
         requeue_seconds=requeue,
     )
+
+
+def _pins(observed: Observed) -> list[Pin | Unread]:
+    return pins(observed.children.values(), observed.service["metadata"]["uid"])
+
+
+def _as_they_run(observed: Observed, newest: Unread) -> tuple[Pin | None, tuple[Problem, ...]]:
+    """A pin of the pods as they are, in place of one that cannot be read, and a word on it; None where none run."""
+    meta = observed.service["metadata"]
+    live = observed.children.get(Ref("apps/v1", "Deployment", meta["name"]))
+    if live is None or controller_uid(live) != meta["uid"]:
+        return None, ()
+    template = live["spec"]["template"]
+    (image,) = (c["image"] for c in template["spec"]["containers"] if c["name"] == names.MAIN)
+    restarted_at = (template["metadata"].get("annotations") or {}).get(RESTARTED_AT, "")
+    sentence = (
+        f"ControllerRevision {names.revision(meta['name'], newest.number)} is of format {newest.format}, which this "
+        "operator does not know: the pods stay as they are, whatever the spec says of them; upgrade the operator, or "
+        f"give the annotation {RESTARTED_AT} a new value to have them made anew from the spec"
+    )
+    pin = Pin(newest.number, None, restarted_at, Form(image, template))
+    return pin, (Problem("UpToDate", "UnknownPin", sentence),)
 
 
 def _again(observed: Observed, *problems: Problem) -> float | None:
@@ -121,11 +144,8 @@ def _again(observed: Observed, *problems: Problem) -> float | None:
     return None if observed.nodes is None else NODES_SECONDS
 
 
-def _up_to_date(pin: Pin, service: DiffusionLMService, settings: Settings) -> bool:
-    try:
-        return pin.form == form(service, settings)
-    except SpecError:  # this operator refuses what an earlier one accepted
-        return False
+def _up_to_date(pin: Pin, observed: Observed, settings: Settings) -> bool:
+    return pin.spec is not None and pin.rendered(observed.service["metadata"], settings) == pin.form
 
 
 def _children(
@@ -177,16 +197,18 @@ def _conflicts(children: Sequence[Obj], observed: Observed, uid: str) -> list[Pr
     return [Problem("Accepted", "NameConflict", sentence)]
 
 
-def _superfluous(children: Sequence[Obj], observed: Observed, service: DiffusionLMService, pin: Pin) -> tuple[Ref, ...]:
-    """Ours by uid and label, not wanted, not going already; the newest few pins stay."""
+def _superfluous(
+    children: Sequence[Obj], observed: Observed, service: DiffusionLMService, newest_first: Sequence[Pin | Unread]
+) -> tuple[Ref, ...]:
+    """Ours by uid and label, not wanted, not going already; the pins of the newest few templates stay."""
     wanted = {Ref.of(child) for child in children}
-    kept = {names.revision(service.name, number) for number in range(pin.number - KEPT + 1, pin.number + 1)}
+    stay = {names.revision(service.name, number) for number in kept(newest_first)}
 
     def unwanted(ref: Ref, live: Obj) -> bool:
         metadata = live["metadata"]
         return (
             ref not in wanted
-            and not (ref.kind == "ControllerRevision" and ref.name in kept)
+            and not (ref.kind == "ControllerRevision" and ref.name in stay)
             and controller_uid(live) == service.uid
             and metadata.get("labels", {}).get(SERVICE_LABEL) == service.name
             and "deletionTimestamp" not in metadata

@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 from unmask_operator.status.facts import Facts
-from unmask_operator.status.verdict import Verdict, no, yes
+from unmask_operator.status.verdict import Verdict, no, sentence, yes
 
 
 def verdict(facts: Facts) -> Verdict:
     refusals = sorted(facts.observed.refusals.items())
     said = [f"{ref.kind} {ref.name} was refused: {sentence}" for ref, sentence in refusals]
-    return no("Refused", "; ".join(said)) if said else yes("Accepted", "the spec is valid and applied")
+    if said:
+        return no("Refused", "; ".join(said))
+    valid = "the spec is valid and applied"
+    if fields := ", ".join(facts.plan.ignored):
+        return yes("Accepted", sentence(f"{valid}, but for what this operator does not know and ignores: {fields}"))
+    return yes("Accepted", valid)

@@ -14,6 +14,6 @@ def verdict(facts: Facts) -> Verdict | None:
         return yes("UpToDate", "the pods are as this operator makes them")
     return no(
         "OperatorUpgraded",
-        "this operator would make the pods otherwise and leaves them alone; the next change of the spec, or a new "
+        "this operator would make the pods otherwise and leaves them alone; the next edit that changes them, or a new "
         f"value of the annotation {RESTARTED_AT}, adopts the new form",
     )
