@@ -62,12 +62,12 @@ format: setup  ## rewrite files in the house style
 typecheck: setup
 	$(BIN)/mypy
 
-crds: setup  ## write crds/, the chart's copy and docs/fields.md from the operator's models
-	@mkdir -p crds charts/unmask-operator/files/crds
+crds: setup  ## write crds/, its chart's copy and docs/fields.md from the operator's models
+	@mkdir -p crds charts/unmask-crds/files/crds
 	PYTHONPATH=operator:. $(BIN)/python -m tools.strategies > operator/unmask_operator/api/strategies.py.new
 	mv operator/unmask_operator/api/strategies.py.new operator/unmask_operator/api/strategies.py
 	PYTHONPATH=operator:. $(BIN)/python -m tools.crd > crds/diffusionlmservices.serving.unmask.dev.yaml
-	cp crds/*.yaml charts/unmask-operator/files/crds/
+	cp crds/*.yaml charts/unmask-crds/files/crds/
 	PYTHONPATH=operator:. $(BIN)/python -m tools.reference > docs/fields.md
 
 operator-bench: setup programs  ## 200 services on pretend nodes: time to Ready, requests, memory, rest, failover

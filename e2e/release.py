@@ -9,13 +9,14 @@ from typing import Any
 
 from e2e.cluster import Kube
 from e2e.cluster.config import environment
-from e2e.cluster.install import NAMESPACE, RELEASE
+from e2e.cluster.install import CRDS, NAMESPACE, RELEASE
 from e2e.cluster.kube import Obj
 from e2e.cluster.node.images import ROOT
 
-__all__ = ["ACCOUNT", "CHART", "NAMESPACE", "RELEASE", "Release", "leader", "operators"]
+__all__ = ["ACCOUNT", "CHART", "CRDS", "CRDS_CHART", "NAMESPACE", "RELEASE", "Release", "helm", "leader", "operators"]
 
-CHART = ROOT / "charts" / "unmask-operator"
+CHART = ROOT / "charts" / RELEASE
+CRDS_CHART = ROOT / "charts" / CRDS
 ACCOUNT = f"system:serviceaccount:{NAMESPACE}:{RELEASE}"  # the operator's user
 
 
@@ -36,7 +37,7 @@ class Release:
     def __init__(self, kube: Kube) -> None:
         self._kube = kube
         self.values: Obj = json.loads(helm("get", "values", RELEASE, "--output", "json")) or {}
-        self._changed = False
+        self._changed = self._crds_changed = False
 
     def upgrade(self, values: dict[str, Any] | None = None, *, chart: Path = CHART) -> str:
         """Install, or upgrade to, `values` (by their dotted paths) over those it was found with. Afterwards its pods
@@ -50,6 +51,17 @@ class Release:
         self._kube.wait("the operator's pods alone", self._settled, timeout=120)
         return said
 
+    def roll_back(self) -> None:
+        """To the revision before, as `helm rollback` does."""
+        self._changed = True
+        helm("rollback", RELEASE, "--wait", "--timeout", "5m")
+        self._kube.wait("the operator's pods alone", self._settled, timeout=120)
+
+    def crds(self, chart: Path = CRDS_CHART) -> None:
+        """Install the CustomResourceDefinition, or upgrade to this chart's."""
+        self._crds_changed = chart != CRDS_CHART
+        helm("upgrade", CRDS, str(chart), "--install", "--create-namespace", "--wait", "--timeout", "2m")
+
     def _settled(self) -> bool:
         deployment = self._kube.get("apps/v1", "Deployment", RELEASE, NAMESPACE)
         wanted, status = deployment["spec"]["replicas"], deployment["status"]
@@ -62,6 +74,8 @@ class Release:
 
     def restore(self) -> None:
         """As it was found."""
+        if self._crds_changed:
+            self.crds()
         if self._changed:
             self.upgrade()
             self._changed = False

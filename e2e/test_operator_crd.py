@@ -1,8 +1,9 @@
-"""A chart with another CRD: an upgrade brings it, the resources stay, and no engine notices."""
+"""Another CRD than the operator's own, older or newer: the resources stay, and no engine notices."""
 
 from __future__ import annotations
 
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -10,25 +11,51 @@ import yaml
 
 from e2e.cluster import Kube
 from e2e.cluster.kube import Obj
-from e2e.release import CHART, NAMESPACE, Release
+from e2e.release import CRDS_CHART, NAMESPACE, RELEASE, Release
 from e2e.services import condition, demo, engines, get, kubectl, patch, wait_condition
 
 CRD = ("apiextensions.k8s.io/v1", "CustomResourceDefinition", "diffusionlmservices.serving.unmask.dev")
 COLUMN = {"name": "Older", "type": "string", "jsonPath": ".spec.model.uri"}
 
 
-@pytest.fixture
-def older(tmp_path: Path) -> Path:
-    """The chart with a CRD that lacks a field, `spec.suspend`, and shows a column that ours does not."""
-    chart = tmp_path / CHART.name
-    shutil.copytree(CHART, chart)
+def chart_with(place: Path, change: Callable[[Obj], None]) -> Path:
+    """The CRD's chart after a change of the one version that the CRD has."""
+    chart = place / CRDS_CHART.name
+    shutil.copytree(CRDS_CHART, chart)
     (file,) = (chart / "files" / "crds").glob("*.yaml")
     crd = yaml.safe_load(file.read_text())
-    (version,) = crd["spec"]["versions"]
-    del version["schema"]["openAPIV3Schema"]["properties"]["spec"]["properties"]["suspend"]
-    version["additionalPrinterColumns"].append(COLUMN)
+    change(crd["spec"]["versions"][0])
     file.write_text(yaml.safe_dump(crd))
     return chart
+
+
+def fields(version: Obj) -> Obj:
+    """Of the spec."""
+    found: Obj = version["schema"]["openAPIV3Schema"]["properties"]["spec"]["properties"]
+    return found
+
+
+@pytest.fixture
+def older(tmp_path: Path) -> Path:
+    """A CRD that lacks a field, `spec.suspend`, and shows a column that ours does not."""
+
+    def change(version: Obj) -> None:
+        del fields(version)["suspend"]
+        version["additionalPrinterColumns"].append(COLUMN)
+
+    return chart_with(tmp_path, change)
+
+
+@pytest.fixture
+def newer(tmp_path: Path) -> Path:
+    """A CRD with fields that no operator knows yet."""
+
+    def change(version: Obj) -> None:
+        fields(version)["ofTomorrow"] = {"type": "integer", "description": "Nobody knows."}
+        fields(version)["engine"]["properties"]["warp"] = {"type": "boolean", "description": "Nobody knows."}
+        version["additionalPrinterColumns"].append(COLUMN)
+
+    return chart_with(tmp_path, change)
 
 
 def version(kube: Kube) -> Obj:
@@ -47,7 +74,7 @@ def knows_suspend(kube: Kube, namespace: str) -> bool:
 def test_an_upgrade_brings_the_crd_and_the_resources_stay(
     kube: Kube, namespace: str, release: Release, older: Path
 ) -> None:
-    release.upgrade(chart=older)
+    release.crds(older)
     assert COLUMN in version(kube)["additionalPrinterColumns"]
     kube.wait("the older schema", lambda: not knows_suspend(kube, namespace), timeout=60)
     kube.create(demo(namespace))
@@ -61,19 +88,45 @@ def test_an_upgrade_brings_the_crd_and_the_resources_stay(
     kube.wait("the newer schema", lambda: knows_suspend(kube, namespace), timeout=60)
     now = get(kube, namespace)
     assert now["metadata"]["uid"] == service["metadata"]["uid"]
-    assert now["spec"] == service["spec"] | {"suspend": False}  # a new field's default is no edit
+    assert now["spec"] == service["spec"]  # the API server writes no new field into it
     assert condition(now, "Ready")["status"] == "True"
     patch(kube, namespace, {"service": {"annotations": {"somebody": "asks"}}})  # what restarts no pod
-    wait_condition(kube, namespace, "UpToDate")  # so the operator that came with the chart has looked at it
+    wait_condition(kube, namespace, "UpToDate")
     wait_condition(kube, namespace)
     assert engines(kube, namespace) == before
     patch(kube, namespace, {"suspend": True})  # the field works now
     wait_condition(kube, namespace, "Ready", "False", reason="Suspended")
 
 
+@pytest.mark.timeout(2000)
+def test_a_newer_crd_and_an_operator_that_does_not_know_its_fields(
+    kube: Kube, namespace: str, release: Release, newer: Path
+) -> None:
+    """GitOps brings the CRD first, or the newer operator's image cannot be pulled."""
+    kube.create(demo(namespace))
+    wait_condition(kube, namespace)
+    before = engines(kube, namespace)
+    release.crds(newer)
+    kube.wait("the newer schema", lambda: COLUMN in version(kube)["additionalPrinterColumns"], timeout=60)
+    patch(kube, namespace, {"ofTomorrow": 1, "engine": {"warp": True}, "service": {"annotations": {"a": "b"}}})
+    told = wait_condition(kube, namespace, "Accepted", says="spec.ofTomorrow")
+    assert "spec.engine.warp" in told["message"]
+    kube.wait("the edit", lambda: "a" in kube.get("v1", "Service", "demo", namespace)["metadata"]["annotations"])
+    assert engines(kube, namespace) == before
+
+    # The operator goes back and forth; the CRD stays the newer one, and so do the fields that are stored.
+    release.upgrade({"log.level": "debug"})
+    release.roll_back()
+    assert COLUMN in version(kube)["additionalPrinterColumns"]
+    assert get(kube, namespace)["spec"]["ofTomorrow"] == 1
+    assert get(kube, namespace)["spec"]["engine"]["warp"] is True
+    assert engines(kube, namespace) == before
+
+
 @pytest.mark.timeout(1200)
-def test_the_crd_is_left_alone_without_crds_enabled(kube: Kube, release: Release, older: Path) -> None:
+def test_the_operators_release_leaves_the_crd_alone(kube: Kube, release: Release) -> None:
     crd = kube.get(*CRD)
-    release.upgrade({"crds.enabled": False}, chart=older)
+    release.upgrade({"log.level": "debug"})
+    release.roll_back()
     assert kube.get(*CRD)["metadata"]["resourceVersion"] == crd["metadata"]["resourceVersion"]
-    assert kube.find("v1", "Namespace", NAMESPACE)
+    assert kube.find("apps/v1", "Deployment", RELEASE, NAMESPACE)

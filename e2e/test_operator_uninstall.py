@@ -12,7 +12,7 @@ from e2e.cluster import Kube
 from e2e.cluster.kube import Obj
 from e2e.cluster.node.images import ROOT
 from e2e.listing import Key, everything, versions
-from e2e.release import NAMESPACE, RELEASE, Release, helm
+from e2e.release import CRDS, NAMESPACE, RELEASE, Release, helm
 from e2e.services import API, KIND, ask, demo, engines, kubectl, patch, wait_condition
 
 GROUP = API.partition("/")[0]
@@ -34,6 +34,7 @@ def nobody_elses(kube: Kube) -> None:
 def purge(kube: Kube) -> None:
     assert f"\nkubectl {' '.join(PURGE)}\n" in (ROOT / "docs" / "install.md").read_text()
     kubectl(*PURGE, namespace=NAMESPACE)
+    helm("uninstall", CRDS)
     kube.wait("the API server forgets the API", lambda: API not in versions(kube), timeout=60)
 
 
@@ -44,7 +45,8 @@ def ours(found: dict[Key, Obj]) -> set[Key]:
 
 def _marked(key: Key, meta: Obj) -> bool:
     labels = meta.get("labels") or {}
-    chart = labels.get("app.kubernetes.io/instance") == RELEASE or labels.get("name") == RELEASE  # helm's own Secrets
+    releases = (RELEASE, CRDS)
+    chart = labels.get("app.kubernetes.io/instance") in releases or labels.get("name") in releases  # helm's own Secrets
     owners = [owner["apiVersion"] for owner in meta.get("ownerReferences") or ()]
     groups = [key[0], key[3], *labels, *(meta.get("annotations") or ()), *owners]
     writers = {entry.get("manager") for entry in meta.get("managedFields") or ()}
@@ -72,6 +74,7 @@ def test_uninstall_and_purge_strand_nothing(kube: Kube, namespace: str, release:
     wait_none("the first life leaves nothing", kube, lambda: ours(everything(kube)))
     nothing = everything(kube)
 
+    release.crds()
     release.upgrade({"networkPolicy.enabled": True, "monitoring.dashboard.enabled": True})
     kube.create(demo(namespace, spec={"replicas": 2, "networkPolicy": {}}))
     wait_condition(kube, namespace)
@@ -83,7 +86,8 @@ def test_uninstall_and_purge_strand_nothing(kube: Kube, namespace: str, release:
     assert new(there, nothing, namespace) <= ours(there)
 
     release.uninstall()
-    wait_none("an uninstall leaves the CRD", kube, lambda: elsewhere(ours(everything(kube)), namespace) - {CRD, SERVED})
+    stays = {key for key in ours(everything(kube)) if f".{CRDS}." in key[3]} | {CRD, SERVED}
+    wait_none("an uninstall leaves the CRD", kube, lambda: elsewhere(ours(everything(kube)), namespace) - stays)
     left = ours(everything(kube))
     assert CRD in left
     assert {"DiffusionLMService", "Deployment", "Service", "Pod", "NetworkPolicy", "PodDisruptionBudget"} <= {

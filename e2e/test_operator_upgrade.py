@@ -28,6 +28,38 @@ def main(kube: Kube, namespace: str, name: str) -> tuple[str, bool]:
     return container["image"], VARIABLE in {variable["name"] for variable in container["env"]}
 
 
+# What no pod is made of. The newer operator would make the pods otherwise; none of these lets it.
+BESIDE: dict[str, Obj] = {
+    "autoscaling": {"minReplicas": 1, "maxReplicas": 1, "targets": {"queuedRequestsPerReplica": 4}},
+    "podDisruptionBudget": {"minAvailable": 1},
+    "networkPolicy": {"from": [{"namespaceSelector": {}}]},
+    "service": {"port": 8080},
+    "rolloutStrategy": {"maxSurge": 0, "maxUnavailable": 1},
+    "serviceAccount": {"annotations": {"somebody": "asks"}},
+    "startupProbe": {},
+}
+
+
+@pytest.mark.timeout(4000)
+def test_edits_beside_the_pods_restart_none_under_another_operator(
+    kube: Kube, namespace: str, release: Release, newer: dict[str, object]
+) -> None:
+    kube.create(demo(namespace, spec={"resources": {"requests": {"cpu": "100m"}}, "service": {"port": 80}}))
+    wait_condition(kube, namespace)
+    before = engines(kube, namespace)
+    release.upgrade(newer)
+    wait_condition(kube, namespace, "UpToDate", "False", reason="OperatorUpgraded")
+    for section, value in BESIDE.items():
+        patch(kube, namespace, {section: value})
+        wait_condition(kube, namespace, "Accepted")
+        wait_condition(kube, namespace, "RolloutComplete")
+    assert kube.get("v1", "Service", "demo", namespace)["spec"]["ports"][0]["port"] == 8080
+    assert engines(kube, namespace) == before
+    release.roll_back()
+    wait_condition(kube, namespace, "UpToDate")
+    assert engines(kube, namespace) == before
+
+
 @pytest.mark.timeout(4000)
 def test_an_upgrade_and_a_downgrade_restart_no_engine(
     kube: Kube, namespace: str, release: Release, newer: dict[str, object]

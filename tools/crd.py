@@ -28,8 +28,8 @@ COLUMNS = (
 )
 
 
-def schema() -> Schema:
-    """The schema of a whole resource."""
+def schema(*, defaults: bool = False) -> Schema:
+    """The schema of a whole resource; `defaults` as `structural` has it."""
     return {
         "description": "Serves a diffusion language model: pods that run the runtime, and a Service in front of them.",
         "type": "object",
@@ -38,7 +38,7 @@ def schema() -> Schema:
             "apiVersion": {"type": "string", "description": f"{GROUP}/{VERSION}."},
             "kind": {"type": "string", "description": f"{KIND}."},
             "metadata": {"type": "object"},
-            "spec": structural(Spec),
+            "spec": structural(Spec, defaults=defaults),
             "status": structural(Status),
         },
         "x-kubernetes-validations": [NAME_RULE.schema()],

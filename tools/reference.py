@@ -12,15 +12,16 @@ from unmask_operator.objects import KIND
 
 _HEAD = f"""# Every field of a {KIND}
 
-Written by `make crds` from the operator's models. A field without a default may be left out unless it is marked as
-required; its description says what then holds. The API server refuses what breaks a bound or a rule, with its sentence.
+Written by `make crds` from the operator's models. A default is the operator's and not written into the resource (but
+for `replicas`, which the scale subresource needs). A field without one may be left out unless it is marked as required;
+its description says what then holds. The API server refuses what breaks a bound or a rule, with its sentence.
 `kubectl explain dlms.spec` shows the same.
 """
 
 
 def page() -> str:
     """The whole page."""
-    whole = schema()
+    whole = schema(defaults=True)
     name = [rule["message"] for rule in whole["x-kubernetes-validations"]]
     lines = [_HEAD, *(f"* {sentence}." for sentence in name), ""]
     for part in ("spec", "status"):

@@ -6,23 +6,30 @@ from typing import Any
 
 from pydantic import BaseModel
 
+from unmask_operator.api.base import STORED
+
 Schema = dict[str, Any]
 
 _ORDER = ("description", "type", "format", "enum", "default", "required", "properties")
 
 
-def structural(model: type[BaseModel]) -> Schema:
+def structural(model: type[BaseModel], *, defaults: bool = False) -> Schema:
     """The schema of `model`: no references, no null, no closed objects; what may be absent is not required.
 
-    Defaults of whole objects and lists are left out, so that the API server writes only the scalars of what is there.
+    The API server writes a default of the schema into every object, where no later version can improve it. So a default
+    is the operator's own, told in the description, unless the field is STORED. With `defaults` every scalar one stands
+    as such, for the documentation.
     """
     schema = model.model_json_schema(by_alias=True)
-    return _convert(schema, schema.get("$defs", {}))
+    return _convert(schema, schema.get("$defs", {}), defaults)
 
 
-def _convert(node: Schema, definitions: dict[str, Schema]) -> Schema:
+def _convert(node: Schema, definitions: dict[str, Schema], defaults: bool) -> Schema:
     node = _resolve(node, definitions)
     out: Schema = {}
+    if not defaults and not node.get(STORED) and isinstance(value := node.pop("default", None), str | int):
+        shown = str(value).lower() if isinstance(value, bool) else value
+        node["description"] = f"{node['description']} Default: {shown}."
     for key, value in node.items():
         match key:
             case "title" | "$defs":
@@ -34,12 +41,12 @@ def _convert(node: Schema, definitions: dict[str, Schema]) -> Schema:
             case "exclusiveMinimum":
                 out |= {"minimum": value, "exclusiveMinimum": True}
             case "properties":
-                out[key] = {name: _convert(child, definitions) for name, child in value.items()}
+                out[key] = {name: _convert(child, definitions, defaults) for name, child in value.items()}
             case "items":
-                out[key] = _convert(value, definitions)
+                out[key] = _convert(value, definitions, defaults)
             case "additionalProperties":
                 if isinstance(value, dict):
-                    out[key] = _convert(value, definitions)
+                    out[key] = _convert(value, definitions, defaults)
             case _ if key.startswith("x-") and not key.startswith("x-kubernetes-"):
                 continue
             case "description":
@@ -50,7 +57,7 @@ def _convert(node: Schema, definitions: dict[str, Schema]) -> Schema:
 
 
 def _resolve(node: Schema, definitions: dict[str, Schema]) -> Schema:
-    """The node itself in place of a reference, of its "or null" and of its wrappers; its own words go first."""
+    """A copy of the node itself in place of a reference, its "or null" and its wrappers; its own words go first."""
     if "$ref" in node:
         target = definitions[node["$ref"].rsplit("/", 1)[-1]]
         return _resolve({**target, **{key: value for key, value in node.items() if key != "$ref"}}, definitions)
@@ -58,4 +65,4 @@ def _resolve(node: Schema, definitions: dict[str, Schema]) -> Schema:
     if len(options) == 1:
         rest = {key: value for key, value in node.items() if key != "anyOf"}
         return _resolve({**_resolve(options[0], definitions), **rest}, definitions)
-    return node
+    return dict(node)

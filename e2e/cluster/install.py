@@ -1,4 +1,4 @@
-"""The chart, as a user installs it."""
+"""The charts, as a user installs them."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from pathlib import Path
 from e2e.cluster.binaries import say
 from e2e.cluster.node.images import ROOT
 
-RELEASE, NAMESPACE = "unmask-operator", "unmask-system"
+RELEASE, CRDS, NAMESPACE = "unmask-operator", "unmask-crds", "unmask-system"
 
 
 def install_chart(helm: Path, kubeconfig: Path, identity: str) -> None:
-    """Install the chart or upgrade it, and wait until its pods are ready.
+    """Install both charts or upgrade them, and wait until the operator's pods are ready.
 
     `identity` is the operator image's: the tag stays the same from build to build, so the pods would, too.
     """
-    say(f"installing the chart into {NAMESPACE}")
-    command = [str(helm), "upgrade", "--install", RELEASE, str(ROOT / "charts" / "unmask-operator")]
-    command += ["--namespace", NAMESPACE, "--create-namespace", "--kubeconfig", str(kubeconfig)]
-    command += ["--set-string", f"podAnnotations.image={identity[:12]}", "--wait", "--timeout", "5m"]
-    subprocess.run(command, stdout=sys.stderr, check=True)
+    say(f"installing the charts into {NAMESPACE}")
+    for release, more in ((CRDS, ()), (RELEASE, ("--set-string", f"podAnnotations.image={identity[:12]}"))):
+        command = [str(helm), "upgrade", "--install", release, str(ROOT / "charts" / release)]
+        command += ["--namespace", NAMESPACE, "--create-namespace", "--kubeconfig", str(kubeconfig)]
+        subprocess.run([*command, *more, "--wait", "--timeout", "5m"], stdout=sys.stderr, check=True)

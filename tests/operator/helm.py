@@ -12,7 +12,9 @@ import yaml
 from e2e.cluster.binaries import build
 from e2e.cluster.config import environment
 
-CHART = Path(__file__).parents[2] / "charts" / "unmask-operator"
+CHARTS = Path(__file__).parents[2] / "charts"
+CHART = CHARTS / "unmask-operator"
+CRDS = CHARTS / "unmask-crds"
 NAMESPACE = "unmask-system"
 
 
@@ -32,7 +34,16 @@ def sets(values: dict[str, Any]) -> list[str]:
 
 def render(version: str = "1.34.4", /, **values: Any) -> list[dict[str, Any]]:
     """The objects of a release `unmask-operator`; a dot in a value's path is written as two underscores."""
+    return _render(CHART, version, values)
+
+
+def render_crds(**values: Any) -> list[dict[str, Any]]:
+    """The objects of a release `unmask-crds`."""
+    return _render(CRDS, "1.34.4", values)
+
+
+def _render(chart: Path, version: str, values: dict[str, Any]) -> list[dict[str, Any]]:
     paths = {name.replace("__", "."): value for name, value in values.items()}
     place = ("--namespace", NAMESPACE, "--kube-version", version)
-    text = helm("template", "unmask-operator", str(CHART), *place, *sets(paths))
+    text = helm("template", chart.name, str(chart), *place, *sets(paths))
     return [obj for obj in yaml.safe_load_all(text) if obj]

@@ -5,7 +5,7 @@ import json
 import pytest
 import yaml
 
-from tests.operator.helm import CHART, helm, render
+from tests.operator.helm import CHART, CHARTS, CRDS, helm, render, render_crds
 from tools.permissions import NODE_RULE, RULES, missing, unused
 from unmask_operator.settings import VERSION, Settings, read_settings
 
@@ -39,13 +39,12 @@ def settings(objects):
 
 
 def test_lint_finds_nothing():
-    assert "0 chart(s) failed" in helm("lint", "--strict", str(CHART))
+    assert "0 chart(s) failed" in helm("lint", "--strict", str(CHART), str(CRDS))
 
 
 def test_what_is_installed_by_default():
     cluster = "unmask-system:unmask-operator"
     assert set(named(render())) == {
-        ("CustomResourceDefinition", "diffusionlmservices.serving.unmask.dev"),
         *(("ClusterRole", cluster + part) for part in ("", ":nodes", ":view", ":edit", ":admin")),
         *(("ClusterRoleBinding", cluster + part) for part in ("", ":nodes")),
         *((kind, NAME) for kind in ("Role", "RoleBinding", "ServiceAccount", "Lease", "Deployment", "Service")),
@@ -54,22 +53,34 @@ def test_what_is_installed_by_default():
     }
 
 
-def test_every_object_is_labelled_and_none_but_the_crd_is_kept():
+def test_every_object_is_labelled_and_none_is_kept():
     for obj in render(**ALL):
         labels, annotations = obj["metadata"]["labels"], obj["metadata"].get("annotations", {})
         assert labels["app.kubernetes.io/name"] == labels["app.kubernetes.io/instance"] == NAME
-        kept = annotations.get("helm.sh/resource-policy") == "keep"
-        assert kept == (obj["kind"] == "CustomResourceDefinition")
+        assert "helm.sh/resource-policy" not in annotations
         assert "helm.sh/hook" not in annotations
 
 
-def test_the_crd_is_the_generated_one():
-    (file,) = (CHART.parents[1] / "crds").glob("*.yaml")
+def test_the_crd_is_the_generated_one_in_a_chart_of_its_own():
+    """`helm rollback` of the operator has nothing to say of it."""
+    (file,) = (CHARTS.parent / "crds").glob("*.yaml")
     wanted = yaml.safe_load(file.read_text(encoding="utf-8"))
-    found = one(render(crds__annotations={"a/b": "c"}), "CustomResourceDefinition")
-    assert (found["metadata"]["name"], found["spec"]) == (wanted["metadata"]["name"], wanted["spec"])
-    assert found["metadata"]["annotations"].items() >= {"a/b": "c", "helm.sh/resource-policy": "keep"}.items()
-    assert "CustomResourceDefinition" not in {o["kind"] for o in render(crds__enabled=False)}
+    (found,) = render_crds(annotations={"a/b": "c"})
+    assert (found["kind"], found["metadata"]["name"]) == ("CustomResourceDefinition", wanted["metadata"]["name"])
+    assert found["spec"] == wanted["spec"]
+    assert found["metadata"]["annotations"] == {
+        "a/b": "c",
+        "helm.sh/resource-policy": "keep",
+        "serving.unmask.dev/crds-version": VERSION,
+    }
+    assert found["metadata"]["labels"]["app.kubernetes.io/instance"] == "unmask-crds"
+    assert "CustomResourceDefinition" not in {o["kind"] for o in render()}
+
+
+def test_the_charts_are_of_one_version():
+    for chart in (CHART, CRDS):
+        about = yaml.safe_load((chart / "Chart.yaml").read_text(encoding="utf-8"))
+        assert (about["version"], about["appVersion"]) == (VERSION, VERSION)
 
 
 def test_the_pod_passes_the_restricted_level():
@@ -223,7 +234,7 @@ def test_a_monitor_that_nothing_could_serve_is_refused():
         ({"engine__env": {"A": 1}}, "env"),
         ({"engine__env": {"A": "x\ny"}}, "env"),
         ({"log__level": "loud"}, "level"),
-        ({"crds__enabled": 1}, "enabled"),
+        ({"crds__enabled": True}, "crds"),  # they are a chart of their own
         ({"networkPolicy__metricsFrom": [{}]}, "metricsFrom"),  # would be everybody
         ({"networkPolicy__metricsFrom": [{"podselector": {}}]}, "metricsFrom"),
         ({"networkPolicy__metricsFrom": [{"podSelector": {}, "ipBlock": {"cidr": "10.0.0.0/8"}}]}, "metricsFrom"),

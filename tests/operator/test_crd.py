@@ -75,11 +75,20 @@ def test_only_the_pod_template_is_free():
     assert free == [".spec.podTemplate.metadata", ".spec.podTemplate.spec"]
 
 
-def test_defaults_are_scalars_and_legal():
-    for path, node in NODES:
-        if "default" in node:
-            assert isinstance(node["default"], str | int | bool), path
-            assert node["default"] in node.get("enum", [node["default"]]), path
+def test_only_replicas_has_a_default_that_the_api_server_writes():
+    """Any other would stay in stored objects whatever a later version thinks better."""
+    assert {path: node["default"] for path, node in NODES if "default" in node} == {".spec.replicas": 1}
+
+
+def test_defaults_are_documented_and_legal():
+    documented = {path: node for path, node in nodes(crd.schema(defaults=True)) if "default" in node}
+    assert documented.keys() >= {".spec.drainTimeoutSeconds", ".spec.suspend", ".spec.service.port"}
+    for path, node in documented.items():
+        assert isinstance(node["default"], str | int | bool), path
+        assert node["default"] in node.get("enum", [node["default"]]), path
+    told = dict(NODES)
+    for path in documented.keys() - {".spec.replicas"}:
+        assert " Default: " in told[path]["description"], path
 
 
 def test_rules_are_one_line_and_speak():

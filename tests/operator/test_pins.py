@@ -16,7 +16,6 @@ from tests.operator.samples import (
     edit,
     kinds,
     make,
-    observe,
     resource,
     running,
     settled,
@@ -281,24 +280,3 @@ def test_pins_written_before_they_had_a_number_are_read() -> None:
     made = make(old, NEW)
     assert template(made) == template(make(observed))
     assert settled(made, old), "their data cannot be changed"
-
-
-def test_fields_that_this_operator_does_not_know_are_ignored_and_named() -> None:
-    observed = observe(resource(ofTomorrow={"a": 1}, engine={"maxNumReqs": 7, "warp": True}))
-    made = make(observed)
-    assert made.problems == ()
-    assert "--max-num-reqs=7" in container(made)["args"]
-    told = condition(observed, made, "Accepted")
-    assert told["status"] == "True"
-    assert "spec.engine.warp" in told["message"]
-    assert "spec.ofTomorrow" in told["message"]
-
-
-def test_an_older_operator_over_a_newer_spec_moves_no_pod() -> None:
-    """`helm rollback` of the operator: the pin says what the newer one made of a field that this one does not know."""
-    observed = pinned_by_another({"ofTomorrow": 1})
-    pods = template(make(observed))
-    for change in ({}, {"ofTomorrow": 2}, {"service": {"port": 81}}, {"ofTomorrow": None}):
-        made = make(edit(observed, **change))
-        assert made.problems == ()
-        assert template(made) == pods

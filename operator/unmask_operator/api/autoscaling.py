@@ -73,13 +73,13 @@ class Autoscaling(Section):
 
     rules: ClassVar = (
         Rule(
-            "self.minReplicas <= self.maxReplicas",
+            "!has(self.minReplicas) || self.minReplicas <= self.maxReplicas",
             lambda a: a.min_replicas <= a.max_replicas,
             "must not be below minReplicas",
             "maxReplicas",
         ),
         Rule(
-            "!has(self.pollingIntervalSeconds) || self.provider == 'Builtin'",
+            "!has(self.pollingIntervalSeconds) || !has(self.provider) || self.provider == 'Builtin'",
             lambda a: a.polling_interval_seconds is None or a.provider == "Builtin",
             "only the Builtin provider polls; remove it",
             "pollingIntervalSeconds",

@@ -11,6 +11,8 @@ from pydantic import BaseModel, ConfigDict, Field, PlainValidator, WithJsonSchem
 from pydantic.alias_generators import to_camel
 from pydantic_core import PydanticCustomError
 
+STORED = "x-stored"  # key of a field's json_schema_extra: the API server itself writes its default into the object
+
 
 @dataclass(frozen=True)
 class Rule:

@@ -16,8 +16,8 @@ class RolloutStrategy(Section):
 
     rules: ClassVar = (
         Rule(
-            "(self.maxSurge != 0 && self.maxSurge != '0%') || "
-            "(self.maxUnavailable != 0 && self.maxUnavailable != '0%')",
+            "!has(self.maxSurge) || (self.maxSurge != 0 && self.maxSurge != '0%') || "
+            "(has(self.maxUnavailable) && self.maxUnavailable != 0 && self.maxUnavailable != '0%')",
             lambda r: r.max_surge not in _NOTHING or r.max_unavailable not in _NOTHING,
             "maxSurge and maxUnavailable must not both be 0: no pod could ever be replaced",
         ),

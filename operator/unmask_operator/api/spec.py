@@ -8,7 +8,7 @@ from typing import Annotated, ClassVar, Literal
 from pydantic import Field
 
 from unmask_operator.api.autoscaling import Autoscaling
-from unmask_operator.api.base import Quantity, Rule, Section
+from unmask_operator.api.base import STORED, Quantity, Rule, Section
 from unmask_operator.api.engine import Engine
 from unmask_operator.api.model import Model
 from unmask_operator.api.network import Auth, Monitoring, NetworkPolicy, Service
@@ -60,7 +60,7 @@ def _gpu_rule(part: str) -> str:
     return (
         f"!has(self.resources) || !has(self.resources.{part}) || !self.resources.{part}.exists(n, "
         "n.startsWith('nvidia.com/') || n.startsWith('gpu.') || n.endsWith('/gpu') || "
-        "(has(self.gpu) && n == self.gpu.resourceName))"
+        "(has(self.gpu) && has(self.gpu.resourceName) && n == self.gpu.resourceName))"
     )
 
 
@@ -69,7 +69,7 @@ class Spec(Section):
 
     rules: ClassVar = (
         Rule(
-            "has(self.gpu) || !has(self.parallelism) || self.parallelism.data == 1",
+            "has(self.gpu) || !has(self.parallelism) || !has(self.parallelism.data) || self.parallelism.data == 1",
             lambda s: s.gpu is not None or s.parallelism.data == 1,
             "needs gpu: on CPU a pod runs one engine; set gpu, or raise replicas instead",
             "parallelism",
@@ -137,6 +137,7 @@ class Spec(Section):
         default=1,
         description="Pods that serve; the field of the scale subresource. With autoscaling it is the autoscaler's "
         "output: leave it out of manifests.",
+        json_schema_extra={STORED: True},  # the scale subresource reads it there
     )
     autoscaling: Autoscaling | None = Field(default=None, description="Present: replicas follow the load.")
     rollout_strategy: RolloutStrategy = Field(
