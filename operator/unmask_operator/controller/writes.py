@@ -19,8 +19,8 @@ from unmask_operator.state.plan import Plan
 
 APPLIED = f"{GROUP}/applied"  # annotation of a child: a digest of what was last written to it
 
-# Kinds that are written once and without a trial: no field of the spec can make one invalid, and the API server lets
-# nobody change it, not even apply the same again where that spells it otherwise.
+# Kinds whose content never changes. They are written without a trial, for no field of the spec can make one invalid,
+# and without a digest, a reason to write them again: the API server refuses the same content in another spelling.
 WRITTEN_ONCE = ("ControllerRevision",)
 
 # A round finds obstacles (an object in the way, one that has gone) and plans again: more than there can be children.
@@ -103,13 +103,8 @@ class Writer:
         """One look at what differs from the plan, and its writes; None when all is as planned."""
         uid = outcome.observed.service["metadata"]["uid"]
         live = outcome.observed.children
-        wanted = [stamped(child) for child in outcome.plan.children]
-        there = {ref for ref, obj in live.items() if ref.kind in WRITTEN_ONCE}
-        changes = [
-            child
-            for child in wanted
-            if (ref := Ref.of(child)) not in there and (ref not in live or differs(child, live[ref]))
-        ]
+        wanted = [child if child["kind"] in WRITTEN_ONCE else stamped(child) for child in outcome.plan.children]
+        changes = [child for child in wanted if Ref.of(child) not in live or differs(child, live[Ref.of(child)])]
         trials = [child for child in changes[1:] if child["kind"] not in WRITTEN_ONCE]
         for child in changes:
             standing = live.get(Ref.of(child))
