@@ -150,6 +150,7 @@ def _info(
         blocks_from_prompt=strategy.tiling.from_prompt,
         blocks_cut=strategy.tiling.cut,
         default_max_tokens=strategy.default_max_tokens,
+        model_revision=checkpoint.revision,
         **offer(config, family, checkpoint.generation_config, strategy, key, block_size, orders),
     )
 

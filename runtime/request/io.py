@@ -103,6 +103,7 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
     split_token_id: int | None = None
     blocks_from_prompt: bool = False  # these two: see Tiling
     blocks_cut: bool = False
+    model_revision: str | None = None  # the hub's commit that was loaded
 
     @property
     def tiling(self) -> Tiling:

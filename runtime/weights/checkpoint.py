@@ -3,6 +3,7 @@ and all through ``runtime.weights.files``."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -42,6 +43,12 @@ class Checkpoint:
     path: Path
     config: dict[str, Any]
     generation_config: dict[str, Any]
+
+    @property
+    def revision(self) -> str | None:
+        """The commit, where this is a repository in the hub's cache: its directories are called by it."""
+        name = self.path.name
+        return name if self.path.parent.name == "snapshots" and re.fullmatch(r"[0-9a-f]{40}", name) else None
 
     def read_json(self, file: str) -> dict[str, Any]:
         """The object in `file`, {} where there is no such file; ConfigError for anything but a JSON object."""

@@ -143,7 +143,7 @@ def test_only_what_is_set_is_written():
         ("pvc://claim", MODEL_MOUNT),
         ("pvc://claim/", MODEL_MOUNT),
         ("pvc://claim/a/b.c/", f"{MODEL_MOUNT}/a/b.c"),
-        ("hf://a/b", "hf://a/b"),
+        ("hf://a/b", "hf://a/b$(MODEL_REVISION)"),
     ],
 )
 def test_a_models_uri_becomes_a_path(uri, path):

@@ -14,8 +14,8 @@ from unmask_operator.state.observed import Load
 DEMO = Key("ns", "demo")
 
 
-def run_with_pod(answers, polls):
-    """Poll a pod that gives `answers` in turn (None: it hangs up); the loads seen and how often news were told."""
+def run_with_pod(answers, polls, tells="loads"):
+    """Poll a pod that gives `answers` in turn (None: it hangs up); what it `tells`, and how often news were told."""
     told, seen = [], []
 
     async def startup(request):
@@ -38,7 +38,7 @@ def run_with_pod(answers, polls):
         async with aiohttp.ClientSession() as session:
             for _ in range(polls):
                 await progress.poll(session)
-                seen.append(progress.loads.get("uid"))
+                seen.append(getattr(progress, tells).get("uid"))
         await runner.cleanup()
 
     asyncio.run(scene())
@@ -109,3 +109,34 @@ def test_who_is_asked(change, asked):
 
 def test_a_pod_on_its_way_out_is_not_asked():
     assert not is_loading({"metadata": {"deletionTimestamp": "t"}, "status": {"phase": "Running", "podIP": "1.2.3.4"}})
+
+
+def test_a_pod_that_has_started_says_once_what_it_loaded():
+    commit = "0123456789" * 4
+    progress = Progress(list, lambda key: None)
+    variable = {"name": "MODEL_REVISION", "valueFrom": {"configMapKeyRef": {"name": "demo-model", "key": "k"}}}
+    pod = {
+        "metadata": {"uid": "uid"},
+        "spec": {"containers": [{"name": "main", "env": [variable]}]},
+        "status": {"phase": "Running", "podIP": "10.0.0.1", "conditions": [{"type": "Ready", "status": "True"}]},
+    }
+    assert progress.wants_revision(pod)
+    assert not progress.wants_revision({**pod, "spec": {"containers": [{"name": "main"}]}})
+    assert not progress.wants_revision({**pod, "status": {"phase": "Pending"}})
+    progress.revisions["uid"] = commit
+    assert not progress.wants_revision(pod)
+
+
+@pytest.mark.parametrize(
+    ("body", "revision"),
+    [
+        ({"model_revision": "0123456789" * 4}, "0123456789" * 4),
+        ({}, ""),
+        ({"model_revision": "main"}, ""),
+        ({"model_revision": ["x"]}, ""),
+    ],
+)
+def test_the_commit_that_a_pod_tells(body, revision):
+    revisions, told = run_with_pod([loading(90), (200, {"status": "started", **body})], 2, tells="revisions")
+    assert revisions == [None, revision]
+    assert told == [DEMO] * 2

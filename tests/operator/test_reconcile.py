@@ -56,7 +56,7 @@ def test_an_edit_that_the_status_answer_brings_is_reconciled_at_once(edit):
     store = Store()
     store.put(SERVICES, service)
     api = Api(service, edit)
-    knowledge = Knowledge(frozenset, nobody_knows, dict, dict, lambda key: None)
+    knowledge = Knowledge(frozenset, nobody_knows, dict, dict, dict, lambda key: None)
     reconciler = Reconciler(api, store, Settings(), knowledge, Metrics(store, lambda: 0))
     result = asyncio.run(reconciler.reconcile(KEY))
     assert not result.refused

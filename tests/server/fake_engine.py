@@ -31,7 +31,7 @@ class FakeEngine:
             max_model_len=config.max_model_len or 4096, max_num_reqs=config.max_num_reqs,
             max_num_batched_tokens=8192, prefix_caching=True, strategy_fields=[],
             rules=[RuleInfo(key="threshold", fields=(share("accept_threshold", 0.9, "what is taken"),))],
-            default_rule="threshold",
+            default_rule="threshold", model_revision="0123456789" * 4,
         )  # fmt: skip
         self.live: dict[str, tuple[RequestSpec, int, float]] = {}
         self.total = 0

@@ -74,6 +74,7 @@ def test_while_no_backend_lives(checkpoint: Path) -> None:
         assert refused.headers["retry-after"]
         loading.until_ready()
         assert client.get("/startup").status_code == 200
+        assert client.get("/startup").json() == {"status": "started", "model_revision": "0123456789" * 4}
         assert client.get("/v1/models").status_code == 200
 
 

@@ -1,6 +1,7 @@
 """Checkpoints as they come: whole, sharded, broken in each way that ends start-up with one sentence."""
 
 import json
+import shutil
 
 import pytest
 import torch
@@ -233,6 +234,14 @@ def test_hub_names_are_resolved_by_huggingface_hub(tiny, monkeypatch):
     with pytest.raises(ConfigError) as error:
         resolve_checkpoint("hf://org/gone")
     assert "not found" in one_line(error)
+
+
+def test_a_directory_of_the_hubs_cache_is_called_by_its_commit(tiny, tmp_path):
+    path, commit = tiny(), "0123456789abcdef" * 2 + "01234567"
+    assert resolve_checkpoint(str(path)).revision is None
+    for place, revision in ((f"snapshots/{commit}", commit), ("snapshots/main", None), (f"else/{commit}", None)):
+        copied = shutil.copytree(path, tmp_path / "cache" / place, ignore=shutil.ignore_patterns("cache"))
+        assert resolve_checkpoint(str(copied)).revision == revision
 
 
 def test_an_unknown_family_lists_the_known(tiny):

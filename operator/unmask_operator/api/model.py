@@ -46,7 +46,8 @@ class Model(Section):
     revision: Annotated[str, Field(min_length=1, max_length=128, pattern=r"^[A-Za-z0-9_][A-Za-z0-9_./-]*$")] | None = (
         Field(
             default=None,
-            description="Branch, tag or commit of an hf:// repository. Default: the repository's main branch.",
+            description="Branch, tag or commit of an hf:// repository. Default: the commit that the main branch has at "
+            "the first start, until a restart.",
         )
     )
     name: Annotated[str, Field(min_length=1, max_length=128, pattern=r"^[A-Za-z0-9][A-Za-z0-9_.:/-]*$")] | None = Field(

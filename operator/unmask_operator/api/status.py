@@ -42,6 +42,14 @@ class AutoscalingStatus(Section):
     reason: Annotated[str, Field(max_length=1024)] | None = Field(default=None, description="Why.")
 
 
+class ModelStatus(Section):
+    """The checkpoint that is served."""
+
+    revision: Annotated[str, Field(max_length=128)] | None = Field(
+        default=None, description="Commit that a repository of the hub without model.revision was resolved to."
+    )
+
+
 class Status(Section):
     """What the operator saw last."""
 
@@ -65,6 +73,7 @@ class Status(Section):
     model_name: Annotated[str, Field(max_length=128)] | None = Field(
         default=None, description="Id under which clients ask for the model."
     )
+    model: ModelStatus | None = Field(default=None, description="The checkpoint that is served.")
     resolved_image: Annotated[str, Field(max_length=512)] | None = Field(
         default=None, description="Image the pods run."
     )

@@ -53,6 +53,7 @@ POD_MONITORS = ApiKind("monitoring.coreos.com/v1", "PodMonitor", "podmonitors")
 CHILDREN = (
     ApiKind("v1", "Service", "services"),
     ApiKind("v1", "ServiceAccount", "serviceaccounts"),
+    ApiKind("v1", "ConfigMap", "configmaps"),
     ApiKind("apps/v1", "ControllerRevision", "controllerrevisions"),
     ApiKind("apps/v1", "Deployment", "deployments"),
     ApiKind("autoscaling/v2", "HorizontalPodAutoscaler", "horizontalpodautoscalers"),

@@ -156,6 +156,7 @@ class Leader:
             apis=lambda: self._apis,
             nodes=self._nodes_for,
             loads=lambda: self._progress.loads,
+            revisions=lambda: self._progress.revisions,
             told=lambda: self._pod_events.told,
             decision=lambda key: self._autoscaler.decision(key) if self._autoscaler else None,
         )
@@ -175,7 +176,7 @@ class Leader:
     def _loading(self) -> Iterable[Target]:
         for key in self._store.families():
             for pod in self._store.pods(key):
-                if is_loading(pod):
+                if is_loading(pod) or self._progress.wants_revision(pod):
                     yield Target(pod["metadata"]["uid"], pod["status"]["podIP"], key)
 
     def _silent(self) -> Iterable[Silent]:

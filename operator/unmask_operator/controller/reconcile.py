@@ -34,6 +34,7 @@ class Knowledge:
         apis: the optional kinds that the API server has.
         nodes: all nodes, for the pods given (None where they do not matter or may not be read).
         loads: of loading pods, by uid.
+        revisions: commits that pods have loaded, by uid.
         told: Events of silent pods, by uid.
         decision: the builtin autoscaler's, by key.
     """
@@ -41,6 +42,7 @@ class Knowledge:
     apis: Callable[[], frozenset[str]]
     nodes: Callable[[Sequence[Obj]], Awaitable[Sequence[Obj] | None]]
     loads: Callable[[], Mapping[str, Load]]
+    revisions: Callable[[], Mapping[str, str]]
     told: Callable[[], Mapping[str, Sequence[Told]]]
     decision: Callable[[Key], Decision | None]
 
@@ -100,7 +102,7 @@ class Reconciler:
     async def _observe(self, key: Key, service: Obj) -> Observed:
         pods = self._store.pods(key)
         uids = [pod["metadata"]["uid"] for pod in pods]
-        loads, told = self._knowledge.loads(), self._knowledge.told()
+        loads, revisions, told = self._knowledge.loads(), self._knowledge.revisions(), self._knowledge.told()
         return Observed(
             service=service,
             now=datetime.now(UTC),
@@ -109,6 +111,7 @@ class Reconciler:
             apis=self._knowledge.apis(),
             nodes=await self._knowledge.nodes(pods),
             loads={uid: loads[uid] for uid in uids if uid in loads},
+            revisions={uid: revisions[uid] for uid in uids if uid in revisions},
             told={uid: told[uid] for uid in uids if uid in told},
             decision=self._knowledge.decision(key),
         )

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from unmask_operator.api import DiffusionLMService
 from unmask_operator.objects import Obj
 from unmask_operator.render.hpa import hpa
+from unmask_operator.render.model_revision import config_map
 from unmask_operator.render.networkpolicy import networkpolicy
 from unmask_operator.render.pdb import pdb
 from unmask_operator.render.podmonitor import podmonitor
@@ -15,14 +18,16 @@ from unmask_operator.render.workload import deployment
 from unmask_operator.settings import Settings
 
 
-def render(service: DiffusionLMService, settings: Settings, pin: Pin) -> list[Obj]:
+def render(service: DiffusionLMService, settings: Settings, pin: Pin, commits: Mapping[str, str]) -> list[Obj]:
     """The children that the spec asks for, in the order of their creation: what pods need comes before them.
 
     Pods are made from `pin`; the ControllerRevision that keeps it is created before the workload that follows it.
+    `commits` is what hub models were resolved to, by key.
     """
     wanted = [
         serviceaccount(service),
         revision(service, pin),
+        config_map(service, commits),
         networkpolicy(service, settings),
         kubernetes_service(service),
         deployment(service, pin.form.template),

@@ -16,6 +16,7 @@ from unmask_operator.api import DiffusionLMService, SpecError
 from unmask_operator.api.engine import RESERVED
 from unmask_operator.api.flags import flag_argument, flag_of
 from unmask_operator.api.model import Model
+from unmask_operator.render.model_revision import VARIABLE
 from unmask_operator.render.names import MODEL_MOUNT
 from unmask_operator.settings import Settings
 
@@ -45,7 +46,7 @@ def model_path(model: Model) -> str | None:
     """``--model`` for a model's uri: None for demo://, which the runtime serves without that flag."""
     scheme, _, rest = model.uri.partition("://")
     if scheme == "hf":
-        return model.uri + (f"@{model.revision}" if model.revision else "")
+        return model.uri + (f"@{model.revision}" if model.revision else f"$({VARIABLE})")  # empty, or "@" and a commit
     if scheme == "pvc":
         return "/".join((MODEL_MOUNT, *rest.rstrip("/").split("/")[1:]))
     return None

@@ -8,6 +8,7 @@ from unmask_operator.api.pod import LivenessProbe, ReadinessProbe, StartupProbe
 from unmask_operator.objects import Obj
 from unmask_operator.render import trust
 from unmask_operator.render.arguments import engine_arguments
+from unmask_operator.render.model_revision import variable
 from unmask_operator.render.names import CLAIM, MAIN, MODEL_MOUNT, PORT, PORT_NAME
 from unmask_operator.settings import Settings
 
@@ -16,14 +17,14 @@ _MODEL_CACHE = "/var/cache/models"
 _DISK = "ephemeral-storage"
 
 
-def main(service: DiffusionLMService, settings: Settings, image: str) -> Obj:
+def main(service: DiffusionLMService, settings: Settings, image: str, restarted_at: str) -> Obj:
     spec = service.spec
     return {
         "name": MAIN,
         "image": image,
         "imagePullPolicy": spec.image_pull_policy,
         "args": engine_arguments(service, settings),
-        "env": _env(service, settings),
+        "env": [*_env(service, settings), *variable(service, restarted_at)],
         "ports": [{"name": PORT_NAME, "containerPort": PORT, "protocol": "TCP"}],
         "resources": _resources(service),
         "startupProbe": _probe("/startup", spec.startup_probe),

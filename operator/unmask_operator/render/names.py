@@ -33,6 +33,11 @@ def engine(name: str) -> str:
     return f"{name}-engine"
 
 
+def model_config(name: str) -> str:
+    """The name of the ConfigMap with the commits that hub models were resolved to."""
+    return f"{name}-model"
+
+
 def revision(name: str, number: int) -> str:
     """The name of the ControllerRevision that pins the `number`-th form of the pod template."""
     return f"{name}-r{number}"

@@ -29,7 +29,7 @@ def form(service: DiffusionLMService, settings: Settings, restarted_at: str = ""
     SpecError: a wrong podTemplate or extraArgs.
     """
     image = service.spec.image or settings.runtime_image
-    base = {"metadata": _metadata(service, restarted_at), "spec": _spec(service, settings, image)}
+    base = {"metadata": _metadata(service, restarted_at), "spec": _spec(service, settings, image, restarted_at)}
     patch = {"metadata": service.spec.pod_template.metadata, "spec": service.spec.pod_template.spec}
     return Form(image, merge_template(base, patch))
 
@@ -40,8 +40,8 @@ def _metadata(service: DiffusionLMService, restarted_at: str) -> Obj:
     return {"labels": labels(service.name), "annotations": annotations}
 
 
-def _spec(service: DiffusionLMService, settings: Settings, image: str) -> Obj:
-    main = container.main(service, settings, image)
+def _spec(service: DiffusionLMService, settings: Settings, image: str, restarted_at: str) -> Obj:
+    main = container.main(service, settings, image, restarted_at)
     ending = (service.spec.drain_delay, service.spec.drain_timeout_seconds, END_SECONDS)
     spec: Obj = {
         "serviceAccountName": engine(service.name),

@@ -47,6 +47,7 @@ class Observed:
         apis: kinds the API server has beyond its own, as "group/version/Kind" ("monitoring.coreos.com/v1/PodMonitor").
         nodes: all nodes while a pod is unschedulable and the operator may read nodes, else None.
         loads: by pod uid.
+        revisions: the hub's commit that a pod says it has loaded ("": it says none), by pod uid.
         told: Events, oldest first, of pods whose status does not say what keeps them; by pod uid.
         refusals: the API server's sentence for a planned child that it refused (a dry run's or the real write's).
         now: the reconcile's one clock (UTC).
@@ -59,6 +60,7 @@ class Observed:
     apis: frozenset[str] = frozenset()
     nodes: Sequence[Obj] | None = None
     loads: Mapping[str, Load] = field(default_factory=dict)
+    revisions: Mapping[str, str] = field(default_factory=dict)
     told: Mapping[str, Sequence[Told]] = field(default_factory=dict)
     decision: Decision | None = None
     refusals: Mapping[Ref, str] = field(default_factory=dict)

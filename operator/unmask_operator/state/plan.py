@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from unmask_operator.api import DiffusionLMService, SpecError, parse, unknown_fields
 from unmask_operator.objects import API_VERSION, KIND, RESTARTED_AT, SERVICE_LABEL, Obj, Ref, controller_uid
 from unmask_operator.render import names, render
+from unmask_operator.render.model_revision import key_of, recorded
 from unmask_operator.render.pod import Form
 from unmask_operator.render.podmonitor import PODMONITOR
 from unmask_operator.render.revision import Pin, Unread, follow, kept, pins
@@ -153,7 +154,7 @@ def _children(
 ) -> tuple[list[Obj], tuple[Problem, ...]]:
     """The children whose kinds the cluster has, ready to be written, and a problem for each kind that it lacks."""
     children, problems = [], []
-    for child in render(service, settings, pin):
+    for child in render(service, settings, pin, _commits(observed, pin)):
         if child["kind"] == "PodMonitor" and PODMONITOR not in observed.apis:
             problems.append(
                 Problem(
@@ -166,6 +167,19 @@ def _children(
         else:
             children.append(_owned(child, service))
     return children, tuple(problems)
+
+
+def _commits(observed: Observed, pin: Pin) -> dict[str, str]:
+    """What the hub's models of the pods of all pins are resolved to, by key; "" until a pod has told."""
+    meta = observed.service["metadata"]
+    live = observed.children.get(Ref("v1", "ConfigMap", names.model_config(meta["name"])), {})
+    known = recorded(live) if live and controller_uid(live) == meta["uid"] else {}
+    told: dict[str, str] = {}
+    for pod in sorted(observed.pods, key=lambda pod: str(pod["metadata"].get("creationTimestamp"))):
+        if (key := key_of(pod)) and (commit := observed.revisions.get(pod["metadata"]["uid"])):
+            told.setdefault(key, commit)
+    templates = [pin.form.template, *(one.form.template for one in _pins(observed) if isinstance(one, Pin))]
+    return {key: known.get(key) or told.get(key, "") for one in templates if (key := key_of(one))}
 
 
 def _owned(child: Obj, service: DiffusionLMService) -> Obj:

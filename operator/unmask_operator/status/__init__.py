@@ -7,6 +7,7 @@ from datetime import datetime
 from typing import Any
 
 from unmask_operator.objects import SERVICE_LABEL, Obj
+from unmask_operator.render.model_revision import key_of, recorded
 from unmask_operator.render.names import MAIN, url
 from unmask_operator.state.observed import Observed
 from unmask_operator.state.plan import Plan
@@ -52,6 +53,7 @@ def status(observed: Observed, plan: Plan) -> Obj:
         "selector": f"{SERVICE_LABEL}={metadata['name']}",
         "url": url(metadata["name"], metadata["namespace"], port),
         "modelName": _model_name(facts, metadata["name"]),
+        "model": _model(facts),
         "resolvedImage": _image(facts),
         "currentRevision": _revision(facts),
         "modelLoad": _model_load(facts),
@@ -98,11 +100,22 @@ def _model_name(facts: Facts, default: str) -> str:
     return name if isinstance(name, str) and name else default
 
 
-def _image(facts: Facts) -> str | None:
-    """The engine's image in the Deployment as planned, or as it is where nothing is planned."""
+def _template(facts: Facts) -> Obj:
+    """Of the Deployment as planned, or as it is where nothing is planned; {} without one."""
     planned = (child for child in facts.plan.children if child["kind"] == "Deployment")
-    template = section(section(next(planned, facts.deployment), "spec"), "template")
-    containers = section(template, "spec").get("containers") or ()
+    return section(section(next(planned, facts.deployment), "spec"), "template")
+
+
+def _model(facts: Facts) -> Obj | None:
+    commits = next((recorded(child) for child in facts.plan.children if child["kind"] == "ConfigMap"), {})
+    template = _template(facts)
+    key = key_of(template) if template else None
+    return {"revision": commits[key]} if key and key in commits else None
+
+
+def _image(facts: Facts) -> str | None:
+    """The engine's image."""
+    containers = section(_template(facts), "spec").get("containers") or ()
     return next((str(c["image"]) for c in containers if c["name"] == MAIN), None)
 
 

@@ -34,10 +34,11 @@ async def ready(request: Request) -> Response:
 
 @router.get("/startup", response_model=None, responses=_NOT_YET)
 async def startup(request: Request) -> Response:
-    """200 once the model has been loaded; until then 503 with the phase and how far it is."""
+    """200 once the model has been loaded, with the hub's commit; until then 503 with the phase and how far it is."""
     service: Service = request.app.state.service
-    if service.tokenizer is not None and service.frontend.info is not None:
-        return json_response({"status": "started"})
+    if service.tokenizer is not None and (info := service.frontend.info) is not None:
+        revision = {"model_revision": info.model_revision} if info.model_revision else {}
+        return json_response({"status": "started", **revision})
     phase, done, total = service.frontend.progress()
     percent = round(100 * done / total, 1) if total else 0.0
     return json_response(

@@ -39,6 +39,7 @@ POD_MONITOR_CRD = {
     },
 }
 EVERYTHING = {
+    "model": {"uri": "hf://org/name"},
     "networkPolicy": {},
     "replicas": 2,
     "monitoring": {"podMonitor": {}},
@@ -109,21 +110,31 @@ def one_of_each_kind(admin: Kube, namespace: str) -> None:
     hpa = admin.create(demo(namespace, "hpa", autoscaling=scaling))
     wait_condition(admin, hpa, "Accepted", "True")
     # a child that lost its label stands in the way: it is read, and written again
-    for kind in ("Service", "Deployment", "ServiceAccount", "NetworkPolicy", "PodDisruptionBudget", "PodMonitor"):
+    for kind in (
+        "Service",
+        "Deployment",
+        "ServiceAccount",
+        "NetworkPolicy",
+        "PodDisruptionBudget",
+        "PodMonitor",
+        "ConfigMap",
+    ):
         _strip(admin, namespace, kind, "every")
     _strip(admin, namespace, "ControllerRevision", "every")
     _strip(admin, namespace, "HorizontalPodAutoscaler", "hpa")
-    admin.wait("all have their label again", lambda: _labelled(admin, every) >= 6 and _labelled(admin, hpa) >= 5)
+    admin.wait("all have their label again", lambda: _labelled(admin, every) >= 7 and _labelled(admin, hpa) >= 5)
     builtin = {"provider": "Builtin", "minReplicas": 2, "maxReplicas": 3, "targets": targets}
     admin.patch(hpa, {"spec": {"autoscaling": builtin}})  # deletes the HPA; replicas 1 is out of bounds: scaled
     admin.wait("scaled", lambda: admin.get(hpa["apiVersion"], hpa["kind"], "hpa", namespace)["spec"]["replicas"] == 2)
-    gone = {"networkPolicy": None, "monitoring": None, "suspend": True}
+    gone = {"model": {"uri": "demo://"}, "networkPolicy": None, "monitoring": None, "replicas": 1, "suspend": True}
     admin.patch(every, {"spec": gone})
     for number in range(5):  # more pins than are kept: old ones are deleted
         admin.patch(every, {"spec": {"engine": {"maxNumReqs": 10 + number}}})
         wait_condition(admin, every, "Accepted", "True")
     for resource in (every, hpa):
         wait_condition(admin, resource, "Accepted", "True")
+    # the commits go with the last pin that may ask for one
+    admin.wait("no ConfigMap", lambda: "ConfigMap" not in {kind for kind, _ in children(admin, every)})
     left = {kind for kind, _ in children(admin, every)}
     assert not left & {"NetworkPolicy", "PodDisruptionBudget", "PodMonitor"}, left
 

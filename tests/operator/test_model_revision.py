@@ -1,0 +1,107 @@
+"""A hub's model without a revision: one commit for all pods of a pin, without a change of their template."""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import replace
+from typing import Any
+
+from tests.operator.samples import carry_out, child, container, edit, kinds, make, observe, resource, settled, template
+from tests.operator.test_pins import NEW, restarted
+from unmask_operator.objects import Obj, Ref
+from unmask_operator.render.model_revision import key_of
+from unmask_operator.state.observed import Observed
+from unmask_operator.status import status
+
+A, B = "a" * 40, "b" * 40
+HUB = {"uri": "hf://org/name"}
+
+
+def pod(observed: Observed, name: str, created: str) -> Obj:
+    """One of the Deployment's present template."""
+    made = copy.deepcopy(template(make(observed)))
+    meta = {**made["metadata"], "name": name, "uid": name, "creationTimestamp": f"2026-01-01T00:00:0{created}Z"}
+    return {**made, "metadata": meta, "status": {"phase": "Running"}}
+
+
+def hub(**spec: Any) -> Observed:
+    observed = observe(resource(model=HUB, **spec))
+    return carry_out(observed, make(observed))
+
+
+def say(observed: Observed, **commits: str) -> Observed:
+    """After pods have said what they loaded and the operator has looked; the later the name, the younger the pod."""
+    made = [pod(observed, name, str(i)) for i, name in enumerate(commits)]
+    observed = replace(observed, pods=[*reversed(made), *observed.pods], revisions={**observed.revisions, **commits})
+    return carry_out(observed, make(observed))
+
+
+def commit(observed: Observed) -> str:
+    """What the pods of today get behind the model's name."""
+    made = make(observed)
+    key = key_of(template(made))
+    data: dict[str, str] = child(made, "ConfigMap")["data"]
+    assert key is not None
+    return data[key]
+
+
+def test_the_first_pods_commit_is_recorded_and_given_to_all_without_another_template() -> None:
+    observed = hub()
+    assert "--model=hf://org/name$(MODEL_REVISION)" in container(make(observed))["args"]
+    variable = next(v for v in container(make(observed))["env"] if v["name"] == "MODEL_REVISION")
+    assert variable["valueFrom"]["configMapKeyRef"]["name"] == "demo-model"
+    assert kinds(make(observed)).index("ConfigMap") < kinds(make(observed)).index("Deployment")
+    assert commit(observed) == ""
+    assert "model" not in status(observed, make(observed))
+
+    pods = template(make(observed))
+    after = say(observed, first=A, second=B)
+    assert commit(after) == f"@{A}"
+    assert template(make(after)) == pods
+    assert settled(make(after), after)
+    assert status(after, make(after))["model"] == {"revision": A}
+    assert commit(replace(after, pods=(), revisions={})) == f"@{A}", "it outlives pods and operators"
+    assert commit(say(after, third=B)) == f"@{A}"
+
+
+def test_a_pod_that_names_none_records_nothing() -> None:
+    assert commit(say(hub(), old="")) == ""
+
+
+def test_an_edit_keeps_the_commit_and_a_restart_resolves_it_anew() -> None:
+    observed = say(hub(), first=A)
+    for change in ({"engine": {"maxNumReqs": 7}}, {"service": {"port": 81}}, {"suspend": True}):
+        observed = edit(observed, **change)
+        observed = carry_out(observed, make(observed, NEW))
+        assert commit(observed) == f"@{A}"
+    observed = restarted(replace(observed, pods=(), revisions={}), "today")
+    observed = carry_out(observed, make(observed))
+    assert commit(observed) == ""
+    observed = say(observed, newer=B)
+    assert commit(observed) == f"@{B}"
+
+
+def test_going_back_restores_the_commit() -> None:
+    observed = say(hub(), first=A)
+    observed = replace(edit(observed, model={"uri": "hf://org/other"}), pods=(), revisions={})
+    observed = say(carry_out(observed, make(observed)), other=B)
+    assert commit(observed) == f"@{B}"
+    back = replace(edit(observed, model=HUB), pods=(), revisions={})
+    assert commit(back) == f"@{A}"
+
+
+def test_a_commit_that_somebody_made_up_is_no_commit() -> None:
+    observed = say(hub(), first=A)
+    ref = Ref("v1", "ConfigMap", "demo-model")
+    spoilt = copy.deepcopy(observed.children[ref])
+    spoilt["data"] = dict.fromkeys(spoilt["data"], "/../../else")
+    observed = replace(observed, children={**observed.children, ref: spoilt})
+    assert not settled(make(observed), observed)
+    assert commit(observed) == f"@{A}", "a pod that runs still knows"
+
+
+def test_a_model_that_needs_none_has_no_config_map() -> None:
+    for model in ({"uri": "demo://"}, {"uri": "pvc://claim/path"}, {**HUB, "revision": "v1"}):
+        made = make(observe(resource(model=model)))
+        assert "ConfigMap" not in kinds(made)
+        assert "$(" not in str(container(made)["args"])
