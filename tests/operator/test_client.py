@@ -72,6 +72,7 @@ def test_create_is_a_strict_post_under_our_name():
     assert query == {"fieldManager": FIELD_MANAGER, "fieldValidation": "Strict", "dryRun": "All"}
     assert body == CONFIG
     assert headers["Authorization"] == "Bearer t1"
+    assert headers["Content-Length"] == str(len(encode(CONFIG)))
 
 
 def test_apply_says_whose_object_it_means():

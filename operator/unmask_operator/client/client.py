@@ -5,12 +5,11 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from typing import Any
 
 import aiohttp
 import kopf
-from aiohttp.abc import AbstractStreamWriter
 
 from unmask_operator.client.errors import ApiError, api_error
 from unmask_operator.client.kinds import LEASES, SERVICES, ApiKind, kind_of
@@ -169,6 +168,8 @@ class Client:
         may_write = (lambda: True) if path.startswith(LEASES.root) else self.may_write
         data = None if body is None else _Fenced(encode(body), may_write)
         headers = {**self._info.as_http_headers(), "Content-Type": content_type, "Accept": JSON}
+        if data is not None:
+            headers["Content-Length"] = str(len(data.body))
         try:
             async with session.request(
                 method, url, params=params, data=data, headers=headers, timeout=aiohttp.ClientTimeout(total=timeout)
@@ -212,25 +213,24 @@ class Client:
         return old != self._info
 
 
-class _Fenced(aiohttp.BytesPayload):
-    """A request's body that asks whether it may go when it goes, and its headers with it.
+class _Fenced:
+    """A request's body that asks whether it may go when it goes; a request without its whole body changes nothing.
 
     A process that was frozen goes on wherever it was, before any task of its own could tell it that another leads by
     now. Between the call of a request and its first byte lie several turns of the event loop, also without a new
     connection: a check at the call is too early. So every write has a body.
     """
 
-    kept_back = False
-
-    def __init__(self, value: bytes, may_go: Callable[[], bool]) -> None:
-        super().__init__(value)
+    def __init__(self, body: bytes, may_go: Callable[[], bool]) -> None:
+        self.body = body
+        self.kept_back = False
         self._may_go = may_go
 
-    async def write_with_length(self, writer: AbstractStreamWriter, content_length: int | None) -> None:
-        if not self._may_go():
-            self.kept_back = True
+    async def __aiter__(self) -> AsyncIterator[bytes]:
+        self.kept_back = not self._may_go()
+        if self.kept_back:
             raise RuntimeError("another pod may lead")
-        await super().write_with_length(writer, content_length)
+        yield self.body
 
 
 def encode(body: Any) -> bytes:
