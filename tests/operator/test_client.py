@@ -8,7 +8,7 @@ import kopf
 import pytest
 from aiohttp import web
 
-from unmask_operator.client.client import Client, encode
+from unmask_operator.client.client import LIST_TRIES, PAGE, Client, encode
 from unmask_operator.client.errors import ApiError, api_error
 from unmask_operator.client.kinds import LEASES, POD_MONITORS, PODS, SERVICES, kind_of
 from unmask_operator.objects import FIELD_MANAGER
@@ -120,7 +120,47 @@ def test_lists_name_their_items():
     server = Server((200, {"metadata": {"resourceVersion": "7"}, "items": [{"metadata": {"name": "p"}}]}, {}))
     items, version = server.run(lambda client: client.list(PODS, "ns", "some=label"))
     assert (items, version) == ([{"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "p"}}], 7)
-    assert server.seen[0][1:3] == ("/api/v1/namespaces/ns/pods", {"labelSelector": "some=label"})
+    assert server.seen[0][1:3] == ("/api/v1/namespaces/ns/pods", {"labelSelector": "some=label", "limit": str(PAGE)})
+
+
+def page(*names, then=""):
+    more = {"continue": then} if then else {}
+    return 200, {"metadata": {"resourceVersion": "7", **more}, "items": [{"metadata": {"name": n}} for n in names]}, {}
+
+
+EXPIRED = (410, status(410, "Expired", "the provided continue parameter is too old"), {})
+
+
+def names(items):
+    return [item["metadata"]["name"] for item in items]
+
+
+def test_a_list_comes_page_by_page_and_of_each_only_what_is_kept():
+    server, seen = Server(page("a", "b", then="t1"), page("c", then="t2"), page("d")), []
+
+    def keep(item):
+        seen.append((item["metadata"]["name"], len(server.seen)))
+        return {"kept": item["metadata"]["name"]}
+
+    items, version = server.run(lambda client: client.list(PODS, None, "l=v", keep=keep))
+    assert (items, version) == ([{"kept": name} for name in "abcd"], 7)
+    assert seen == [("a", 1), ("b", 1), ("c", 2), ("d", 3)], "each page is let go before the next one is asked for"
+    assert [query.get("continue") for _, _, query, _, _ in server.seen] == [None, "t1", "t2"]
+    assert {query["labelSelector"] for _, _, query, _, _ in server.seen} == {"l=v"}
+
+
+def test_a_list_that_expires_half_way_is_begun_anew_and_has_nothing_twice():
+    server = Server(page("a", then="old"), EXPIRED, page("a", "b", then="new"), page("c"))
+    items, _ = server.run(lambda client: client.list(PODS))
+    assert names(items) == ["a", "b", "c"]
+    assert [query.get("continue") for _, _, query, _, _ in server.seen] == [None, "old", None, "new"]
+
+
+def test_a_list_that_always_expires_ends():
+    server = Server(*[page("a", then="t"), EXPIRED] * LIST_TRIES)
+    with pytest.raises(ApiError, match="too old"):
+        server.run(lambda client: client.list(PODS))
+    assert len(server.seen) == 2 * LIST_TRIES
 
 
 def test_a_list_of_the_cluster_has_no_namespace():

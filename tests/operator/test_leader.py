@@ -1,12 +1,11 @@
-"""How soon news leads to a reconcile, and when nodes are listed."""
+"""How soon news leads to a reconcile, and what the looks at everything bring."""
 
 import asyncio
-from types import SimpleNamespace
 
 import pytest
 
 from unmask_operator.client.errors import ApiError
-from unmask_operator.client.kinds import CHILDREN, NODES, PODS, SERVICES
+from unmask_operator.client.kinds import CHILDREN, PODS, SERVICES
 from unmask_operator.client.store import Store
 from unmask_operator.controller import leader
 from unmask_operator.controller.leader import (
@@ -21,7 +20,6 @@ from unmask_operator.controller.queue import WorkQueue
 from unmask_operator.objects import SERVICE_LABEL
 from unmask_operator.process.metrics import Metrics
 from unmask_operator.settings import Settings
-from unmask_operator.state.plan import NODES_SECONDS
 
 
 def _pod(ready: str) -> dict:
@@ -42,49 +40,6 @@ def test_an_edit_is_carried_out_at_once_and_a_burst_of_changes_is_waited_for(kin
     assert settle_seconds(kind, obj) == seconds
 
 
-class Lists:
-    """A client that answers with another node for each list of nodes."""
-
-    def __init__(self):
-        self.count = 0
-
-    async def list(self, kind):
-        assert kind is NODES
-        self.count += 1
-        return [{"metadata": {"name": f"node-{self.count}"}}], "1"
-
-
-@pytest.mark.parametrize("granted", [True, False])
-def test_nodes_are_listed_for_a_pod_that_finds_none_and_again_when_the_list_is_old(monkeypatch, granted):
-    now, client, store = [100.0], Lists(), Store()
-    monkeypatch.setattr(leader, "time", SimpleNamespace(monotonic=lambda: now[0]))
-
-    async def known(reason):
-        pod = {"status": {"conditions": [{"type": "PodScheduled", "status": "False", "reason": reason}]}}
-        found = await one._nodes_for([pod])
-        return found and found[0]["metadata"]["name"]
-
-    one = Leader(client, store, WorkQueue(lambda: now[0]), Settings(read_nodes=granted), Metrics(store, lambda: 0))
-    seen = []
-    for reason, later in [("", 0), ("Unschedulable", 0), ("Unschedulable", NODES_SECONDS - 1), ("Unschedulable", 2)]:
-        now[0] += later
-        seen.append(asyncio.run(known(reason)))
-    assert seen == ([None, "node-1", "node-1", "node-2"] if granted else [None] * 4)
-    assert client.count == (2 if granted else 0)
-
-
-def test_one_list_of_nodes_serves_all_who_ask_at_once():
-    client, store = Lists(), Store()
-    one = Leader(client, store, WorkQueue(lambda: 0.0), Settings(read_nodes=True), Metrics(store, lambda: 0))
-    pod = {"status": {"conditions": [{"type": "PodScheduled", "status": "False", "reason": "Unschedulable"}]}}
-
-    async def at_once():
-        await asyncio.gather(*(one._nodes_for([pod]) for _ in range(16)))
-
-    asyncio.run(at_once())
-    assert client.count == 1
-
-
 class Fallible:
     """A client whose lists hold one Service and fail for the kinds of `fails`."""
 
@@ -95,7 +50,7 @@ class Fallible:
     async def has_api(self, kind):
         return False
 
-    async def list(self, kind, namespace=None, selector=""):
+    async def list(self, kind, namespace=None, selector="", keep=None):
         self.looks += kind is SERVICES
         if kind in self.fails:
             raise ApiError(500, "InternalError", "no")

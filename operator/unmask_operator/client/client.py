@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from typing import Any
 
 import aiohttp
@@ -19,6 +19,8 @@ TIMEOUT_SECONDS = 30.0
 TOKEN_SECONDS = 60.0  # how long a token is used before its file is read again
 THROTTLED_TRIES = 4  # how often a request that the server put off (429) is sent before its caller hears of it
 LONGEST_WAIT_SECONDS = 30.0  # the longest Retry-After that is waited for here; the work queue waits longer ones
+PAGE = 100  # objects of one answer to a list: parsing it must neither hold the event loop up nor take much memory
+LIST_TRIES = 5  # how often a list is begun
 
 JSON = "application/json"
 MERGE = "application/merge-patch+json"
@@ -55,14 +57,42 @@ class Client:
         return await self.request("GET", kind.path(namespace, name))
 
     async def list(
-        self, kind: ApiKind, namespace: str | None = None, selector: str = "", fields: str = ""
-    ) -> tuple[list[Obj], int]:
-        """The objects of a namespace (of the cluster for None), as they are now, and the list's resource version."""
-        selectors = {"labelSelector": selector, "fieldSelector": fields}
-        params = {name: text for name, text in selectors.items() if text}
-        answer = await self.request("GET", kind.path(namespace), params=params)
-        items = [{"apiVersion": kind.api_version, "kind": kind.kind, **item} for item in answer.get("items") or ()]
-        return items, int(answer["metadata"]["resourceVersion"])
+        self,
+        kind: ApiKind,
+        namespace: str | None = None,
+        selector: str = "",
+        fields: str = "",
+        keep: Callable[[Obj], Obj] = lambda item: item,
+        page: int = PAGE,
+    ) -> tuple[Sequence[Obj], int]:
+        """The objects of a namespace (of the cluster for None), as they are now, and the list's resource version.
+
+        They come page by page, and of each only what `keep` makes of it is held on to. A list that the server could not
+        keep until its last page (410) is begun anew.
+        """
+        asked = {"labelSelector": selector, "fieldSelector": fields, "limit": str(page)}
+        asked = {name: text for name, text in asked.items() if text}
+        for tries_left in reversed(range(LIST_TRIES)):
+            try:
+                return await self._pages(kind, kind.path(namespace), asked, keep)
+            except ApiError as error:
+                if error.status != 410 or not tries_left:
+                    raise
+        raise AssertionError("unreachable")
+
+    async def _pages(
+        self, kind: ApiKind, path: str, asked: Mapping[str, str], keep: Callable[[Obj], Obj]
+    ) -> tuple[Sequence[Obj], int]:
+        kept: Sequence[Obj] = ()
+        further: Mapping[str, str] = {}
+        while True:
+            answer = await self.request("GET", path, params={**asked, **further})
+            page = answer.get("items") or ()
+            kept = [*kept, *(keep({"apiVersion": kind.api_version, "kind": kind.kind, **item}) for item in page)]
+            meta = answer["metadata"]
+            if not meta.get("continue"):
+                return kept, int(meta["resourceVersion"])
+            further = {"continue": meta["continue"]}
 
     async def create(self, obj: Obj, dry_run: bool = False) -> Obj:
         """A POST, which takes over nothing that exists. Unknown fields are refused."""

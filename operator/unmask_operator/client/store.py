@@ -37,12 +37,12 @@ class Store:
             return None
         known = self._objects[kind.api].get(name)
         if known is not None and _version(known) >= _version(obj):
-            fuller = answered and kind is SERVICES and _version(known) == _version(obj) and known != _slim(kind, obj)
+            fuller = answered and kind is SERVICES and _version(known) == _version(obj) and known != slim(kind, obj)
             if not fuller:
                 return None
         if known is not None and known["metadata"]["uid"] != meta["uid"]:
             self._bury(known["metadata"]["uid"], _version(known))
-        kept = _slim(kind, obj)
+        kept = slim(kind, obj)
         self._objects[kind.api][name] = kept
         return self._enter(kind, name, known, kept)
 
@@ -136,7 +136,7 @@ def _version(obj: Mapping[str, Any]) -> int:
     return int(obj["metadata"]["resourceVersion"])
 
 
-def _slim(kind: ApiKind, obj: Mapping[str, Any]) -> Obj:
+def slim(kind: ApiKind, obj: Mapping[str, Any]) -> Obj:
     """Without what nobody reads: which fields are managed, and of a resource and a pod by whom."""
     meta = dict(obj["metadata"])
     fields = meta.pop("managedFields", None)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import functools
 import logging
-import time
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from datetime import UTC, datetime
 
@@ -15,8 +14,9 @@ from unmask_operator.autoscaler.loop import Autoscaler
 from unmask_operator.autoscaler.scrape import scrape
 from unmask_operator.client.client import Client
 from unmask_operator.client.errors import ApiError
-from unmask_operator.client.kinds import EVENTS, NODES, OPTIONAL, PODS, SERVICES, ApiKind, watched
-from unmask_operator.client.store import Store
+from unmask_operator.client.kinds import EVENTS, OPTIONAL, PODS, SERVICES, ApiKind, watched
+from unmask_operator.client.store import Store, slim
+from unmask_operator.controller.nodes import Nodes
 from unmask_operator.controller.pod_events import PodEvents, Silent
 from unmask_operator.controller.progress import Progress, Target, is_loading
 from unmask_operator.controller.queue import WorkQueue
@@ -24,8 +24,8 @@ from unmask_operator.controller.reconcile import Knowledge, Reconciler
 from unmask_operator.objects import SERVICE_LABEL, Key, Obj
 from unmask_operator.process.metrics import Metrics
 from unmask_operator.settings import Settings
-from unmask_operator.state.plan import MISSING_CRD, NODES_SECONDS
-from unmask_operator.status.pods import condition, is_ready
+from unmask_operator.state.plan import MISSING_CRD
+from unmask_operator.status.pods import is_ready
 from unmask_operator.status.told import is_silent
 
 WORKERS = 16
@@ -58,8 +58,7 @@ class Leader:
         self._metrics = metrics
         self._apis: frozenset[str] = frozenset()
         self.knows = False
-        self._nodes: tuple[float, Sequence[Obj]] | None = None
-        self._listing_nodes = asyncio.Lock()  # one list serves all workers
+        self._nodes = Nodes(client, settings.read_nodes, queue.add)
         self._progress = Progress(self._loading, queue.add)
         self._pod_events = PodEvents(self._silent, self._events_of, queue.add)
         self._autoscaler: Autoscaler | None = None
@@ -91,7 +90,7 @@ class Leader:
 
     async def _list(self, kind: ApiKind, namespace: str | None) -> None:
         selector = "" if kind is SERVICES else SERVICE_LABEL
-        items, version = await self._client.list(kind, namespace, selector)
+        items, version = await self._client.list(kind, namespace, selector, keep=functools.partial(slim, kind))
         for key in self._store.replace(kind, namespace, items, version):
             self._queue.add(key)  # at once: another kind's list may fail, and what was news is none the next time
 
@@ -154,24 +153,12 @@ class Leader:
     def _knowledge(self) -> Knowledge:
         return Knowledge(
             apis=lambda: self._apis,
-            nodes=self._nodes_for,
+            nodes=self._nodes.needed,
             loads=lambda: self._progress.loads,
             revisions=lambda: self._progress.revisions,
             told=lambda: self._pod_events.told,
             decision=lambda key: self._autoscaler.decision(key) if self._autoscaler else None,
         )
-
-    async def _nodes_for(self, pods: Sequence[Obj]) -> Sequence[Obj] | None:
-        """All nodes while one of the pods finds none; they are listed for nothing else."""
-        homeless = any(condition(pod, "PodScheduled").get("reason") == "Unschedulable" for pod in pods)
-        if not (self._settings.read_nodes and homeless):
-            return None
-        async with self._listing_nodes:
-            now = time.monotonic()
-            if self._nodes is None or now - self._nodes[0] > NODES_SECONDS:
-                items, _ = await self._client.list(NODES)
-                self._nodes = now, [_slim_node(node) for node in items]
-            return self._nodes[1]
 
     def _loading(self) -> Iterable[Target]:
         for key in self._store.families():
@@ -223,10 +210,3 @@ def lacks_crd(service: Obj) -> bool:
     """Its status says that a CustomResourceDefinition is missing."""
     conditions = (service.get("status") or {}).get("conditions") or ()
     return any(c["reason"] == MISSING_CRD for c in conditions)
-
-
-def _slim_node(node: Obj) -> Obj:
-    meta = {k: node["metadata"].get(k) for k in ("name", "uid", "labels", "deletionTimestamp") if k in node["metadata"]}
-    status = node.get("status") or {}
-    kept = {k: status[k] for k in ("allocatable", "capacity", "conditions") if k in status}
-    return {"apiVersion": "v1", "kind": "Node", "metadata": meta, "spec": node.get("spec") or {}, "status": kept}

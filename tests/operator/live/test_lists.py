@@ -1,0 +1,35 @@
+"""Lists in pages, of a real API server."""
+
+from __future__ import annotations
+
+import asyncio
+
+import kopf
+import pytest
+
+from e2e.cluster import kubeconfig
+from tests.operator.live.objects import demo
+from tests.operator.live.process import ACCOUNT, install
+from unmask_operator.client.client import Client
+from unmask_operator.client.kinds import SERVICES
+
+pytestmark = pytest.mark.cluster
+
+
+def test_pages_make_the_whole_list_and_one_that_expires_is_begun_anew(api_server, admin, namespace, fault_proxy):
+    install(admin, namespace, [namespace])
+    created = [admin.create(demo(namespace, f"s{number}")) for number in range(5)]
+    access = kubeconfig.read(api_server.service_account_kubeconfig(namespace, ACCOUNT, server=fault_proxy.url))
+    fault = fault_proxy.fail(410, "continue=", after=1)
+
+    async def scene():
+        client = Client(lambda: kopf.ConnectionInfo(server=access.server, token=access.headers["Authorization"][7:]))
+        try:
+            return await client.list(SERVICES, namespace, page=2)
+        finally:
+            await client.close()
+
+    items, version = asyncio.run(scene())
+    assert [item["metadata"]["name"] for item in items] == [f"s{number}" for number in range(5)]
+    assert version >= int(created[-1]["metadata"]["resourceVersion"])
+    assert fault.hits == 4  # the second page, the third one that has expired, and both again
