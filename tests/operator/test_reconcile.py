@@ -6,6 +6,7 @@ import copy
 import pytest
 
 from tests.operator.samples import resource
+from unmask_operator.client.errors import ApiError
 from unmask_operator.client.kinds import SERVICES
 from unmask_operator.client.store import Store
 from unmask_operator.controller.reconcile import Knowledge, Reconciler
@@ -62,6 +63,52 @@ def test_an_edit_that_the_status_answer_brings_is_reconciled_at_once(edit):
     assert not result.refused
     assert result.again == (0.0 if edit else None)
     assert store.put(SERVICES, api.edited) is None, "the watch's word of the edit is no news any more"
+
+
+class Broken(Api):
+    """Fails on budgets, as while an admission webhook for them is away. `events` are those that were written."""
+
+    def __init__(self, service):
+        super().__init__(service, {})
+        self.events, self.status = [], None
+
+    async def create(self, obj, dry_run=False):
+        if obj["kind"] == "PodDisruptionBudget":
+            raise ApiError(500, "InternalError", 'failed calling webhook "budgets.example.com"')
+        if obj["kind"] == "Event":
+            self.events.append((obj["type"], obj["reason"], obj["note"]))
+        return self._numbered(obj)
+
+    async def patch_status(self, namespace, name, uid, patch):
+        self.status = patch
+        return await super().patch_status(namespace, name, uid, patch)
+
+
+def test_a_child_that_the_server_fails_on_again_and_again_is_told_with_all_else_that_is_known():
+    service = resource(podDisruptionBudget={})
+    service["metadata"]["resourceVersion"] = "1"
+    store = Store()
+    store.put(SERVICES, service)
+    api = Broken(service)
+    knowledge = Knowledge(frozenset, nobody_knows, dict, dict, lambda key: None)
+    metrics = Metrics(store, lambda: 0)
+    reconciler = Reconciler(api, store, Settings(), knowledge, metrics)
+
+    with pytest.raises(ApiError, match="webhook"):  # the first time it may be over in a second
+        asyncio.run(reconciler.reconcile(KEY, patient=True))
+    assert (api.status, api.events) == (None, [])
+    assert "Deployment" in {ref.kind for ref in store.children(KEY)}
+
+    assert asyncio.run(reconciler.reconcile(KEY)).refused, "it is tried again"
+    conditions = {c["type"]: (c["status"], c["reason"], c["message"]) for c in api.status["conditions"]}
+    sentence = (
+        'the API server failed on PodDisruptionBudget demo-engine: failed calling webhook "budgets.example.com"; '
+        "it is tried again"
+    )
+    assert conditions["Accepted"] == ("Unknown", "ApiError", sentence)
+    assert conditions["Scheduled"][:2] == ("False", "Pending")
+    assert api.events == [("Warning", "ApiError", sentence)]
+    assert metrics.registry.get_sample_value("unmask_operator_api_errors_total", {"status": "500"}) == 2
 
 
 def test_a_list_is_believed_more_than_a_watch_that_knew_no_such_field():

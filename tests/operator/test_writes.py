@@ -29,13 +29,14 @@ def child(name, kind="Service", uid=UID, **data):
 
 
 class Api:
-    """Objects by Ref. `refuse` and `fail` say which writes end badly; `calls` lists (verb, name)."""
+    """Objects by Ref. `refuse`, `fail` (once) and `away` say which writes end badly; `calls` lists (verb, name)."""
 
     def __init__(self, *objects):
         self.objects = {}
         self.calls = []
         self.refuse = set()
         self.fail = {}
+        self.away = {}
         self.version = 0
         for obj in objects:
             self.put(obj)
@@ -53,6 +54,8 @@ class Api:
         self.calls.append((verb, obj["metadata"]["name"]))
         if (verb.removeprefix("dry-"), obj["metadata"]["name"]) in self.fail:
             raise self.fail.pop((verb.removeprefix("dry-"), obj["metadata"]["name"]))
+        if obj["metadata"]["name"] in self.away:
+            raise self.away[obj["metadata"]["name"]]
         if obj["metadata"]["name"] in self.refuse:
             raise ApiError(422, "Invalid", f"{obj['metadata']['name']} is wrong")
 
@@ -80,7 +83,7 @@ class Api:
         return self.objects[ref]
 
     async def delete(self, kind, namespace, name, uid):
-        self.calls.append(("delete", name))
+        self._call("delete", {"metadata": {"name": name}})
         ref = Ref(kind.api_version, kind.kind, name)
         if self.objects.get(ref, {}).get("metadata", {}).get("uid") == uid:
             del self.objects[ref]
@@ -203,10 +206,83 @@ def test_a_plan_can_neither_delete_nor_write_what_is_not_ours():
     assert api.calls == []
 
 
-def test_a_server_error_ends_the_reconcile_and_the_next_one_finishes():
+WEBHOOK = ApiError(500, "InternalError", "failed calling webhook")
+
+
+def told(outcome):
+    return {ref.name: sentence for ref, sentence in outcome.observed.failures.items()}
+
+
+@pytest.mark.parametrize("broken", ["a", "b", "c"])
+def test_a_server_error_on_one_child_is_told_and_all_others_are_written(broken):
+    api = Api(child("old"))
+    api.away = {broken: WEBHOOK}
+    outcome = carry_out(api, *(child(name) for name in "abc"), delete=[Ref("v1", "Service", "old")])
+    assert {ref.name for ref in api.objects} == {"a", "b", "c"} - {broken}
+    assert told(outcome) == {broken: "failed calling webhook"}
+    tried = [name for verb, name in api.calls if name == broken]
+    assert len(tried) == 1, "it is tried once a reconcile"
+
+
+def test_a_server_error_on_a_deletion_is_told_and_the_others_go():
+    api = Api(child("x"), child("y"))
+    api.away = {"x": WEBHOOK}
+    outcome = carry_out(api, child("a"), delete=[Ref("v1", "Service", name) for name in "xy"])
+    assert {ref.name for ref in api.objects} == {"a", "x"}
+    assert told(outcome) == {"x": "failed calling webhook"}
+
+
+def test_a_server_error_on_a_conflicting_child_s_look_is_told():
+    api = Api(child("b", spec={"x": 1}))
+
+    async def get(kind, namespace, name):
+        raise WEBHOOK
+
+    api.get = get
+    assert told(carry_out(api, child("a"), child("b", spec={"x": 2}), known={})) == {"b": "failed calling webhook"}
+
+
+@pytest.mark.parametrize("broken", ["pin", "workload"])
+def test_a_pin_and_the_workload_that_is_made_of_it_are_written_together(broken):
+    """A pin says that its spec was accepted: of a workload without a verdict nobody knows."""
     api = Api()
-    api.fail = {("create", "b"): ApiError(500, "InternalError", "etcd")}
+    api.away = {broken: WEBHOOK}
+    pin, workload = child("pin", "ControllerRevision"), child("workload", "Deployment")
+    outcome = carry_out(api, child("a"), pin, workload, child("z"))
+    assert {ref.name for ref in api.objects} == {"a", "z"}
+    assert told(outcome) == {broken: "failed calling webhook"}
+
+
+def test_a_refusal_counts_for_more_than_a_server_error():
+    api = Api(child("a", spec={"x": 1}))
+    api.away, api.refuse = {"b": WEBHOOK}, {"c"}
+    outcome = carry_out(api, child("a", spec={"x": 2}), child("b"), child("c"), last_good=[child("a", spec={"x": 1})])
+    assert api.objects[Ref("v1", "Service", "a")]["spec"] == {"x": 1}
+    assert list(outcome.observed.refusals.values()) == ["c is wrong"]
+
+
+@pytest.mark.parametrize("status", [0, 401, 429])
+def test_what_is_about_no_child_ends_the_reconcile(status):
+    api = Api()
+    api.away = {"b": ApiError(status, "Unreachable", "no answer")}
     with pytest.raises(ApiError):
-        carry_out(api, child("a"), child("b", "Deployment"))
+        carry_out(api, child("a"), child("b"), child("c"))
+    assert api.objects == {}
+
+
+def test_a_child_that_never_holds_still_is_told():
+    api = Api()
+
+    async def create(obj, dry_run=False):
+        raise ApiError(409, "AlreadyExists", "exists")
+
+    api.create = create
+    assert told(carry_out(api, child("a"))) == {"a": "it kept changing while it was written"}
+
+
+def test_the_reconcile_after_a_server_error_finishes():
+    api = Api()
+    api.fail = {("create", "b"): WEBHOOK}
+    carry_out(api, child("a"), child("b", "Deployment"))
     carry_out(api, child("a"), child("b", "Deployment"))
     assert len(api.objects) == 2

@@ -42,6 +42,11 @@ class ApiError(Exception):
         """The server understood and said no, and would say no again: admission, validation, quota, RBAC."""
         return self.status in (400, 403, 413, 422)
 
+    @property
+    def general(self) -> bool:
+        """It is about no object: without an answer, throttled, not logged in or not leading, all else fails as well."""
+        return self.status in (0, 401, 429)
+
 
 def api_error(status: int, body: bytes, headers: Mapping[str, str]) -> ApiError:
     """From an HTTP answer: a Status object where the API server itself speaks, else plain text (a proxy in between)."""

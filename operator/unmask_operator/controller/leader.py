@@ -137,7 +137,7 @@ class Leader:
         while True:
             key = await self._queue.get()
             try:
-                result = await self._reconciler.reconcile(key)
+                result = await self._reconciler.reconcile(key, patient=not self._queue.failures(key))
             except ApiError as error:
                 pause = self._queue.failed(key, error.retry_after or 0.0)
                 log.warning("again in %.0f s: %s", pause, error, extra={"service": key})

@@ -77,6 +77,10 @@ class WorkQueue(Generic[K]):
         self.add(key, pause)
         return pause
 
+    def failures(self, key: K) -> int:
+        """How often in a row it has failed."""
+        return self._failures.get(key, 0)
+
     def __len__(self) -> int:
         """Keys that wait, due or not."""
         return len(self._due)

@@ -50,7 +50,7 @@ class Knowledge:
 @dataclass(frozen=True)
 class Result:
     """Attributes:
-    refused: the API server refused a child, which may heal by itself (a quota): worth another look.
+    refused: the API server did not take a child, which may heal by itself (a quota): worth another look.
     again: seconds until the plan wants another look (None: not needed).
     """
 
@@ -71,11 +71,12 @@ class Reconciler:
         self._metrics = metrics
         self._writer = Writer(client, store, lambda verb: metrics.writes.labels(verb).inc())
 
-    async def reconcile(self, key: Key) -> Result:
-        """ApiError when the API server failed in a way that is worth trying again."""
+    async def reconcile(self, key: Key, patient: bool = False) -> Result:
+        """ApiError when the API server failed in a way that is worth trying again; where that is about one child alone,
+        it is so only for the `patient`, and else in the status: most such failures are over in a moment."""
         start = time.perf_counter()
         try:
-            result = await self._reconcile(key)
+            result = await self._reconcile(key, patient)
         except ApiError as error:
             self._metrics.api_errors.labels(str(error.status)).inc()
             self._metrics.reconciles.labels("error").inc()
@@ -87,7 +88,7 @@ class Reconciler:
         self._metrics.durations.observe(time.perf_counter() - start)
         return result
 
-    async def _reconcile(self, key: Key) -> Result:
+    async def _reconcile(self, key: Key, patient: bool) -> Result:
         service = self._store.service(key)
         if service is None or service["metadata"].get("deletionTimestamp"):
             return Result()  # the children go with their owner
@@ -95,9 +96,14 @@ class Reconciler:
         outcome = await self._carry_out(observed)
         if outcome.writes:
             log.info("%d writes to children", outcome.writes, extra={"service": key})
+        for error in outcome.failures.values():
+            if patient:
+                raise error
+            self._metrics.api_errors.labels(str(error.status)).inc()
         if await self._write_status(key, outcome):
             return Result(again=0.0)
-        return Result(bool(outcome.observed.refusals), outcome.plan.requeue_seconds)
+        refused = bool(outcome.observed.refusals or outcome.failures)
+        return Result(refused, outcome.plan.requeue_seconds)
 
     async def _observe(self, key: Key, service: Obj) -> Observed:
         pods = self._store.pods(key)
@@ -127,10 +133,11 @@ class Reconciler:
                 children[ref] = await self._client.get(kind, key.namespace, ref.name)
                 self._store.put(kind, children[ref])
             except ApiError as error:
-                if not error.not_found:
+                if error.general:
                     raise
-                del children[ref]
-                self._store.delete(kind, obj)
+                if error.not_found:  # otherwise what was last seen of it is told
+                    del children[ref]
+                    self._store.delete(kind, obj)
         return children
 
     async def _carry_out(self, observed: Observed) -> Outcome:

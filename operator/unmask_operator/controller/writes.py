@@ -23,6 +23,9 @@ APPLIED = f"{GROUP}/applied"  # annotation of a child: a digest of what was last
 # and without a digest, a reason to write them again: the API server refuses the same content in another spelling.
 WRITTEN_ONCE = ("ControllerRevision",)
 
+# A pin says that its spec was accepted, and pods are made of pins alone: neither is written where the other failed.
+TOGETHER = ("ControllerRevision", "Deployment")
+
 # A round finds obstacles (an object in the way, one that has gone) and plans again: more than there can be children.
 ROUNDS = 20
 
@@ -32,21 +35,30 @@ log = logging.getLogger(__name__)
 MakePlan = Callable[[Observed], Plan]
 
 
-class StillMoving(Exception):
-    """The children changed under every round. The queue tries again."""
-
-
 class NotOurs(Exception):
     """A plan that would touch a foreign object: a mistake of ours, which is stopped here."""
 
 
 @dataclass
 class Outcome:
-    """What carrying out a plan led to: the plan it ended with, and what is known now."""
+    """What carrying out a plan led to: the plan it ended with, what is known now, and which children the API server
+    gave no verdict on. Those are left alone for this time, and all others are written."""
 
     plan: Plan
     observed: Observed
     writes: int = 0
+    failures: dict[Ref, ApiError] = field(default_factory=dict)
+
+    def failed(self, ref: Ref, error: ApiError) -> None:
+        """ApiError again where it is about no single child."""
+        if error.general:
+            raise error
+        self.failures[ref] = error
+        self.observed = replace(self.observed, failures={**self.observed.failures, ref: error.message})
+
+    def leaves(self, ref: Ref) -> bool:
+        together = ref.kind in TOGETHER and any(failed.kind in TOGETHER for failed in self.failures)
+        return together or ref in self.failures
 
 
 @dataclass(frozen=True)
@@ -85,9 +97,9 @@ class Writer:
 
         All but the first change are tried as a dry run before anything is written, and the first one is its own trial:
         so a spec of which the API server refuses a part changes nothing, and its last good form is kept up instead.
-        ApiError where a request failed without a verdict.
+        ApiError where the API server as a whole does not answer.
         """
-        outcome = Outcome(make_plan(observed), observed)
+        outcome, news = Outcome(make_plan(observed), observed), None
         for _ in range(ROUNDS):
             news = await self._round(outcome)
             if news is None:
@@ -97,7 +109,9 @@ class Writer:
             if news.refusals and plan.children == outcome.plan.children:
                 return outcome  # the last good form is what was refused
             outcome.plan = plan
-        raise StillMoving("the children kept changing while they were written")
+        for ref in news.children if news else ():
+            outcome.failed(ref, ApiError(409, "Conflict", "it kept changing while it was written"))
+        return outcome
 
     async def _round(self, outcome: Outcome) -> _News | None:
         """One look at what differs from the plan, and its writes; None when all is as planned."""
@@ -118,13 +132,19 @@ class Writer:
             if news is not None:
                 return news
         for ref in outcome.plan.delete:
+            if outcome.leaves(ref):
+                continue
             gone = outcome.observed.children[ref]
             if controller_uid(gone) != uid:
                 raise NotOurs(f"the plan deletes {ref}, which another one controls")
             meta = gone["metadata"]
-            await self._client.delete(kind_of(ref.api_version, ref.kind), meta["namespace"], ref.name, meta["uid"])
-            self._count("delete")
-            outcome.writes += 1
+            try:
+                await self._client.delete(kind_of(ref.api_version, ref.kind), meta["namespace"], ref.name, meta["uid"])
+            except ApiError as error:
+                outcome.failed(ref, error)
+            else:
+                self._count("delete")
+                outcome.writes += 1
         return None
 
     async def _try(self, outcome: Outcome, trials: list[Obj]) -> _News | None:
@@ -137,6 +157,15 @@ class Writer:
         return found
 
     async def _write(self, outcome: Outcome, child: Obj, dry_run: bool) -> _News | None:
+        if outcome.leaves(Ref.of(child)):
+            return None
+        try:
+            return await self._send(outcome, child, dry_run)
+        except ApiError as error:
+            outcome.failed(Ref.of(child), error)
+            return None
+
+    async def _send(self, outcome: Outcome, child: Obj, dry_run: bool) -> _News | None:
         ref = Ref.of(child)
         live = outcome.observed.children.get(ref)
         try:

@@ -50,6 +50,7 @@ class Observed:
         revisions: the hub's commit that a pod says it has loaded ("": it says none), by pod uid.
         told: Events, oldest first, of pods whose status does not say what keeps them; by pod uid.
         refusals: the API server's sentence for a planned child that it refused (a dry run's or the real write's).
+        failures: its sentence for a child on which it gave no verdict, as while an admission webhook is away.
         now: the reconcile's one clock (UTC).
     """
 
@@ -64,3 +65,4 @@ class Observed:
     told: Mapping[str, Sequence[Told]] = field(default_factory=dict)
     decision: Decision | None = None
     refusals: Mapping[Ref, str] = field(default_factory=dict)
+    failures: Mapping[Ref, str] = field(default_factory=dict)

@@ -57,7 +57,7 @@ def _events(old: Obj, new: Obj) -> Iterator[Event]:
         flipped, status, reason = was["status"] != condition["status"], condition["status"], condition["reason"]
         if status == "True" and flipped and condition["type"] in GOOD:
             yield Event("Normal", GOOD[condition["type"]], condition["message"])
-        elif status == "False" and (flipped or was["reason"] != reason):
+        elif status != "True" and (flipped or was["reason"] != reason):
             if reason in WANTED:
                 if condition["type"] == WANTED[reason]:
                     yield Event("Normal", reason, condition["message"])

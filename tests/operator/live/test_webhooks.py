@@ -1,0 +1,90 @@
+"""An admission webhook of the cluster's own that is away for one kind of child."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from e2e.cluster import Kube
+from tests.operator.live.objects import children, condition, demo, wait_condition
+
+pytestmark = pytest.mark.cluster
+
+KINDS = [
+    ("policy", "poddisruptionbudgets", "PodDisruptionBudget"),
+    ("networking.k8s.io", "networkpolicies", "NetworkPolicy"),
+]
+
+
+@pytest.fixture
+def away(admin: Kube, namespace: str, request: pytest.FixtureRequest) -> Iterator[Any]:
+    """Nobody answers for a kind in the namespace."""
+    group, plural, _ = request.param
+    rule = {"apiGroups": [group], "apiVersions": ["*"], "resources": [plural], "operations": ["CREATE", "UPDATE"]}
+    webhook = {
+        "name": f"{plural}.example.com",
+        "clientConfig": {"url": "https://127.0.0.1:1/"},
+        "rules": [rule],
+        "namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": namespace}},
+        "failurePolicy": "Fail",
+        "sideEffects": "None",
+        "admissionReviewVersions": ["v1"],
+    }
+    configuration = {
+        "apiVersion": "admissionregistration.k8s.io/v1",
+        "kind": "ValidatingWebhookConfiguration",
+        "metadata": {"name": f"away-{namespace}"},
+        "webhooks": [webhook],
+    }
+    admin.create(configuration)
+
+    def fails() -> bool:
+        """The API server learns of it by a watch."""
+        probe = {
+            "apiVersion": f"{group}/v1",
+            "kind": request.param[2],
+            "metadata": {"name": "p", "namespace": namespace},
+        }
+        try:
+            admin.create({**probe, "spec": {"podSelector": {}} if plural == "networkpolicies" else {}})
+        except Exception as error:
+            return "failed calling webhook" in str(error)
+        admin.delete(probe)
+        return False
+
+    admin.wait("the webhook is called", fails)
+    yield configuration
+    admin.delete(configuration)
+
+
+@pytest.mark.usefixtures("operator")
+@pytest.mark.parametrize("away", KINDS, indirect=True, ids=[kind for _, _, kind in KINDS])
+def test_it_is_told_and_nothing_else_waits_for_it(
+    admin: Kube, namespace: str, away: Any, request: pytest.FixtureRequest
+) -> None:
+    kind = request.node.callspec.params["away"][2]
+    resource = admin.create(demo(namespace, networkPolicy={}, podDisruptionBudget={}))
+    told = wait_condition(admin, resource, "Accepted", "Unknown", "ApiError")
+    assert f"{kind} demo-engine" in told["message"]
+    assert f'failed calling webhook "{away["webhooks"][0]["name"]}"' in told["message"]
+    assert {made for made, _ in children(admin, resource)} >= {"Deployment", "Service", "ControllerRevision"}
+    assert condition(admin, resource, "Ready")["reason"] == "ApiError"
+    assert condition(admin, resource, "Scheduled")["reason"] == "Pending"
+
+    events = admin.list("events.k8s.io/v1", "Event", namespace)
+    (warning,) = [event for event in events if event["reason"] == "ApiError"]
+    assert warning["type"] == "Warning"
+    assert kind in warning["note"]
+
+    admin.patch(resource, {"spec": {"replicas": 3}})
+
+    def scaled() -> bool:
+        return admin.get("apps/v1", "Deployment", "demo", namespace)["spec"]["replicas"] == 3
+
+    admin.wait("an edit is carried out meanwhile", scaled)
+    wait_condition(admin, resource, "Accepted", "Unknown", "ApiError")
+    admin.delete(away)
+    wait_condition(admin, resource, "Accepted", "True", timeout=60)
+    assert (kind, "demo-engine") in children(admin, resource)
