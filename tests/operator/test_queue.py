@@ -125,6 +125,39 @@ def test_done_with_a_time_runs_again_then(queue, clock):
     assert queue.take() == "a"
 
 
+def test_runs_that_wait_for_nothing_let_everything_else_go_on_between_them():
+    """1000 resources of which none has changed, 5 ms each by the test's clock."""
+    spent, worst = [0.0], [0.0]
+
+    async def scene() -> None:
+        queue: WorkQueue[int] = WorkQueue(lambda: 0.0)
+
+        async def work() -> None:
+            while True:
+                key = await queue.get()
+                spent[0] += 0.005
+                queue.done(key)
+
+        async def everything_else() -> None:
+            while True:
+                before = spent[0]
+                await asyncio.sleep(0)
+                worst[0] = max(worst[0], spent[0] - before)
+
+        for key in range(1000):
+            queue.add(key)
+        tasks = [asyncio.create_task(work()) for _ in range(16)] + [asyncio.create_task(everything_else())]
+        async with asyncio.timeout(10):
+            while len(queue):
+                await asyncio.sleep(0)
+        for task in tasks:
+            task.cancel()
+
+    asyncio.run(scene())
+    assert spent[0] == pytest.approx(5.0)
+    assert worst[0] == pytest.approx(0.005), "never two in one turn of the event loop"
+
+
 def test_workers_on_a_loop_never_run_a_key_twice_at_once_and_miss_nothing():
     async def scene() -> None:
         queue: WorkQueue[int] = WorkQueue()

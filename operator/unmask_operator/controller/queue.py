@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import heapq
 from collections.abc import Callable
 from typing import Generic, TypeVar
@@ -25,6 +26,7 @@ class WorkQueue(Generic[K]):
         self._held: set[K] = set()  # due again while running
         self._failures: dict[K, int] = {}
         self._changed = asyncio.Event()
+        self._turn = asyncio.Lock()  # whose it is waits for a key, and the other workers for their turn
 
     def add(self, key: K, delay: float = 0.0) -> None:
         """Run `key` in `delay` seconds at the latest. While it runs, it waits for the end and then runs again."""
@@ -49,17 +51,20 @@ class WorkQueue(Generic[K]):
         return None
 
     async def get(self) -> K:
-        """Wait for a key. Call `done` or `failed` with it afterwards."""
-        while True:
-            self._changed.clear()
-            key = self.take()
-            if key is not None:
-                self._changed.set()  # there may be one for the next worker
-                return key
-            try:
-                await asyncio.wait_for(self._changed.wait(), self._pause())
-            except TimeoutError:
-                continue
+        """Wait for a key. Call `done` or `failed` with it afterwards.
+
+        In one turn of the event loop no more than one key is given away: most runs find nothing to do and wait for
+        nothing, and a thousand of them at once would hold everything else up.
+        """
+        async with self._turn:
+            await asyncio.sleep(0)
+            while True:
+                self._changed.clear()
+                key = self.take()
+                if key is not None:
+                    return key
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(self._changed.wait(), self._pause())
 
     def done(self, key: K, again: float | None = None) -> None:
         """The run went well; run it again after so many seconds where `again` says so."""
