@@ -15,7 +15,7 @@ from unmask_operator.client.client import Client
 from unmask_operator.client.errors import ApiError
 from unmask_operator.client.kinds import OPTIONAL, SERVICES, ApiKind, watched
 from unmask_operator.client.login import login
-from unmask_operator.client.store import Store
+from unmask_operator.client.store import Store, WentBack
 from unmask_operator.controller import handlers
 from unmask_operator.controller.leader import Leader, settle_seconds
 from unmask_operator.controller.queue import WorkQueue
@@ -71,7 +71,8 @@ class Operator:
         await asyncio.wait((leading,), timeout=1.0)
         await self._elector.release()
         if failed:
-            log.error("the operator ends: %s", failed[0], exc_info=failed[0])
+            error = _first(failed[0])
+            log.error("the operator ends: %s", error, exc_info=None if isinstance(error, WentBack) else failed[0])
             exit_at_once()
         stop.set()
         if not self._watching:
@@ -120,6 +121,13 @@ class Operator:
 
     def _news(self, kind: ApiKind, key: Key, obj: Obj) -> None:
         self._queue.add(key, settle_seconds(kind, obj))
+
+
+def _first(error: BaseException) -> BaseException:
+    """What a group of tasks ended for."""
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return error
 
 
 def _on_signals(stop: asyncio.Event) -> None:

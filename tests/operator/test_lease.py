@@ -248,6 +248,23 @@ def test_somebody_elses_label_on_the_lease_ends_nothing(fast):
     asyncio.run(scene())
 
 
+def test_a_lease_that_is_older_than_it_was_ends_the_lead_though_it_names_us(fast):
+    """An etcd that was restored from a backup: what is known is of a future that will not come."""
+
+    async def scene():
+        api = OneLease()
+        a = elector(api, "a")
+        await a.acquire()
+        backup = api.obj
+        for _ in range(3):
+            await a._renew()
+        api.obj = backup
+        with pytest.raises(LostLease, match="restored backup"):
+            await a.keep()
+
+    asyncio.run(scene())
+
+
 def test_a_missing_lease_is_waited_for(fast, caplog):
     async def scene():
         api = OneLease()

@@ -29,7 +29,10 @@ from unmask_operator.status.pods import is_ready
 from unmask_operator.status.told import is_silent
 
 WORKERS = 16
-RESYNC_SECONDS = 300.0
+LOOK_AGAIN_SECONDS = 300.0  # between looks at every resource, by what is known: nothing is read
+# Between lists of everything. The watches lose nothing by themselves, so that this is for what nobody thought of.
+RESYNC_SECONDS = 3600.0
+UNWATCHED_RESYNC_SECONDS = 300.0  # while there is a kind that came after the watches were begun
 SECOND_RESYNC_SECONDS = 20.0  # what goes between our first lists and those of the watches is told by neither
 # Children and pods change in bursts: one reconcile, and one write of the status, for each. A burst that ends in a pod
 # that is Ready is what people wait for.
@@ -57,6 +60,7 @@ class Leader:
         self._settings = settings
         self._metrics = metrics
         self._apis: frozenset[str] = frozenset()
+        self._watched: frozenset[str] = frozenset()  # those that were there at the beginning
         self.knows = False
         self._nodes = Nodes(client, settings.read_nodes, queue.add)
         self._progress = Progress(self._loading, queue.add)
@@ -73,6 +77,7 @@ class Leader:
                 for _ in range(WORKERS):
                     group.create_task(self._work())
                 group.create_task(self._resync_for_ever())
+                group.create_task(self._look_again_for_ever())
                 group.create_task(self._discover_for_ever())
                 group.create_task(_every(LOOK_SECONDS, functools.partial(self._progress.poll, session)))
                 group.create_task(_every(LOOK_SECONDS, self._pod_events.poll))
@@ -85,13 +90,22 @@ class Leader:
         namespaces = self._settings.watch_namespaces or (None,)
         await asyncio.gather(*(self._list(kind, namespace) for kind in kinds for namespace in namespaces))
         self._apis = frozenset(kind.api for kind in found)  # listed, too: a new CRD may not be, for its first moments
+        self._look_at_all()
+
+    def _look_at_all(self) -> None:
         for key, _ in self._store.services():
             self._queue.add(key)
 
+    async def _look_again_for_ever(self) -> None:
+        while True:
+            await asyncio.sleep(LOOK_AGAIN_SECONDS)
+            self._look_at_all()
+
     async def _list(self, kind: ApiKind, namespace: str | None) -> None:
         selector = "" if kind is SERVICES else SERVICE_LABEL
+        since = self._store.newest(kind)
         items, version = await self._client.list(kind, namespace, selector, keep=functools.partial(slim, kind))
-        for key in self._store.replace(kind, namespace, items, version):
+        for key in self._store.replace(kind, namespace, items, version, since):
             self._queue.add(key)  # at once: another kind's list may fail, and what was news is none the next time
 
     async def _first_resync(self) -> None:
@@ -106,6 +120,7 @@ class Leader:
                 pause = min(pause * 2, 30.0)
             else:
                 self.knows = True
+                self._watched = self._apis
                 return
 
     async def _resync_for_ever(self) -> None:
@@ -118,7 +133,7 @@ class Leader:
                 self._metrics.api_errors.labels(str(error.status)).inc()
                 log.warning("the slow round did not see everything: %s", error)
             else:
-                pause = RESYNC_SECONDS
+                pause = RESYNC_SECONDS if self._apis <= self._watched else UNWATCHED_RESYNC_SECONDS
 
     async def _discover_for_ever(self) -> None:
         """While a resource waits for a CRD, look for it; while none does, nothing is asked."""

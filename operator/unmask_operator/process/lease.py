@@ -172,7 +172,9 @@ class Elector:
             await asyncio.sleep(min(1.0 + random.random(), max(0.0, self._lease.seconds_left())))
 
     async def _read_again(self) -> None:
-        """Somebody wrote the Lease: another holder ends our lead, anything else (a label) does not."""
+        """Somebody wrote the Lease: another holder ends our lead, and so does an older Lease, for the API server has
+        been restored from a backup, and all that was read is wrong. Anything else (a label) does not."""
+        assert self._read is not None
         try:
             lease = await self._client.get(LEASES, *self._where)
         except ApiError:
@@ -180,6 +182,8 @@ class Elector:
         holder = (lease.get("spec") or {}).get("holderIdentity")
         if holder != self._lease.identity:
             raise LostLease(f"the Lease is held by {holder or 'nobody'}")
+        if int(lease["metadata"]["resourceVersion"]) < int(self._read["metadata"]["resourceVersion"]):
+            raise LostLease("the Lease is an older one than was written, as after a restored backup of etcd")
         self._read = lease
 
 
