@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from collections import OrderedDict, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -10,6 +11,7 @@ from typing import Any
 from unmask_operator.client.kinds import PODS, SERVICES, ApiKind
 from unmask_operator.objects import SERVICE_LABEL, Key, Obj, Ref
 
+LAST_APPLIED = "kubectl.kubernetes.io/last-applied-configuration"  # the whole resource again, as text
 _OF_A_MANAGER = ("manager", "operation", "subresource")
 TOMBSTONES = 5_000  # deletions remembered, so that no late answer brings a deleted object back
 
@@ -168,9 +170,21 @@ def _version(obj: Mapping[str, Any]) -> int:
 
 
 def slim(kind: ApiKind, obj: Mapping[str, Any]) -> Obj:
-    """Without what nobody reads: which fields are managed, and of a resource and a pod by whom."""
+    """Without what nobody reads: which fields are managed, of a resource and a pod by whom, and what was applied."""
     meta = dict(obj["metadata"])
     fields = meta.pop("managedFields", None)
     if fields and kind not in (SERVICES, PODS):
         meta["managedFields"] = [{k: f[k] for k in _OF_A_MANAGER if k in f} for f in fields]  # all: places count
-    return {"apiVersion": kind.api_version, "kind": kind.kind, **obj, "metadata": meta}
+    if LAST_APPLIED in (annotations := meta.get("annotations") or {}):
+        meta["annotations"] = {name: text for name, text in annotations.items() if name != LAST_APPLIED}
+    kept: Obj = _shared({"apiVersion": kind.api_version, "kind": kind.kind, **obj, "metadata": meta})
+    return kept
+
+
+def _shared(value: Any) -> Any:
+    """The same value of texts that all objects share: most of what they hold is alike."""
+    if isinstance(value, str):
+        return sys.intern(value)
+    if isinstance(value, dict):
+        return {sys.intern(name): _shared(inner) for name, inner in value.items()}
+    return [_shared(inner) for inner in value] if isinstance(value, list) else value

@@ -12,7 +12,7 @@ from unmask_operator.client.client import Client
 from unmask_operator.client.errors import ApiError
 from unmask_operator.client.kinds import SERVICES, kind_of
 from unmask_operator.client.merge_patch import merge_patch
-from unmask_operator.client.store import Store
+from unmask_operator.client.store import Store, slim
 from unmask_operator.controller.events import event
 from unmask_operator.controller.writes import Outcome, Writer
 from unmask_operator.objects import Key, Obj, Ref, controller_uid
@@ -96,7 +96,8 @@ class Reconciler:
         outcome = await self._carry_out(observed)
         if outcome.writes:
             log.info("%d writes to children", outcome.writes, extra={"service": key})
-        for error in outcome.failures.values():
+        for ref, error in outcome.failures.items():
+            log.warning("the API server failed on %s %s: %s", ref.kind, ref.name, error, extra={"service": key})
             if patient:
                 raise error
             self._metrics.api_errors.labels(str(error.status)).inc()
@@ -174,7 +175,7 @@ class Reconciler:
                 await self._client.create(event(service, transition, self._settings.pod_name, outcome.observed.now))
             except ApiError as error:  # an Event is a courtesy
                 log.warning("an Event was not written: %s", error, extra={"service": key})
-        return _asked(written) != _asked(service)
+        return _asked(slim(SERVICES, written)) != _asked(service)
 
 
 def _asked(service: Obj) -> list[object]:

@@ -25,7 +25,7 @@ EXAMPLE = ROOT / "examples" / "demo-service.yaml"
 RECONCILES = 'unmask_operator_reconciles_total{result="ok"}'
 AUTOSCALED_EVERY = 10  # every so many-th service has the Builtin autoscaler, which cannot reach a pod here
 QUIET_SECONDS = 6.0  # without a write: longer than minReadySeconds, the longest pause on the way to Ready
-PATIENCE = 600.0
+PATIENCE = 1800.0
 
 Result = dict[str, Any]
 

@@ -1,0 +1,106 @@
+"""What one resource costs the operator: time of a reconcile that finds nothing to do, and memory of what is known."""
+
+import asyncio
+import json
+import time
+import tracemalloc
+
+from tests.operator.samples import resource
+from unmask_operator.client.kinds import PODS, SERVICES, kind_of
+from unmask_operator.client.store import Store
+from unmask_operator.controller.reconcile import Knowledge, Reconciler
+from unmask_operator.objects import SERVICE_LABEL, Key
+from unmask_operator.process.metrics import Metrics
+from unmask_operator.settings import Settings
+
+LONGEST_SECONDS = 0.05  # that nothing else of the operator goes on for
+LARGEST_BYTES = 100_000
+SPEC = {
+    "replicas": 2,
+    "networkPolicy": {"from": [{"podSelector": {"matchLabels": {"app": "client"}}}]},
+    "autoscaling": {"provider": "HPA", "minReplicas": 2, "maxReplicas": 3, "targets": {"queuedRequestsPerReplica": 2}},
+    "engine": {"maxNumReqs": 8},
+    "podTemplate": {
+        "spec": {"containers": [{"name": "main", "env": [{"name": f"N{i}", "value": "v"} for i in range(20)]}]}
+    },
+}
+
+
+class Api:
+    """Takes every write, with managedFields as an API server adds them. `objects` are the children that were made."""
+
+    def __init__(self):
+        self.objects, self.writes = [], 0
+
+    def _taken(self, obj):
+        self.writes += 1
+        fields = [{"manager": "m", "operation": "Update", "fieldsV1": {f"f:{i}": {} for i in range(50)}}] * 2
+        meta = {"uid": f"uid-{self.writes}", **obj["metadata"], "resourceVersion": str(self.writes + 10)}
+        return json.loads(json.dumps({**obj, "metadata": {**meta, "managedFields": fields}}))
+
+    async def create(self, obj, dry_run=False):
+        taken = self._taken(obj)
+        if not dry_run and obj["kind"] != "Event":
+            self.objects.append(taken)
+        return taken
+
+    async def patch_status(self, namespace, name, uid, patch):
+        self.service = self._taken({**self.service, "status": {**self.service.get("status", {}), **patch}})
+        return self.service
+
+
+def reconciler(store, api):
+    async def nodes(pods):
+        return None
+
+    knowledge = Knowledge(frozenset, nodes, dict, dict, lambda key: None)
+    return Reconciler(api, store, Settings(), knowledge, Metrics(store, lambda: 0))
+
+
+def made(name="demo"):
+    """A store with a resource, its children and two pods, and the API server that has them."""
+    store, api = Store(), Api()
+    api.service = resource(name, **SPEC)
+    api.service["metadata"]["resourceVersion"] = "1"
+    store.put(SERVICES, api.service)
+    asyncio.run(reconciler(store, api).reconcile(Key("default", name)))
+    template = next(obj for obj in api.objects if obj["kind"] == "Deployment")["spec"]["template"]
+    status = {"phase": "Running", "podIP": "10.0.0.1", "conditions": [{"type": "Ready", "status": "True"}]}
+    for number in range(2):
+        meta = {**template["metadata"], "name": f"{name}-{number}", "namespace": "default", "uid": f"{name}-{number}"}
+        pod = {"apiVersion": "v1", "kind": "Pod", "metadata": meta, "spec": template["spec"], "status": status}
+        assert meta["labels"][SERVICE_LABEL] == name
+        api.objects.append(api._taken(pod))
+    return store, api
+
+
+def test_a_reconcile_that_finds_nothing_to_do_takes_a_moment_and_writes_nothing():
+    store, api = made()
+    for obj in api.objects:
+        if obj["kind"] == "Pod":
+            store.put(PODS, obj)
+    asyncio.run(reconciler(store, api).reconcile(Key("default", "demo")))
+    one, before, taken = reconciler(store, api), api.writes, []
+    for _ in range(10):
+        start = time.process_time()
+        asyncio.run(one.reconcile(Key("default", "demo")))
+        taken.append(time.process_time() - start)
+    assert api.writes == before
+    assert min(taken) < LONGEST_SECONDS
+
+
+def test_what_is_known_of_one_resource_among_many_takes_little_memory():
+    """Each object from an answer of its own, as lists and watches bring them."""
+    _, api = made("name-zz")
+    texts = [json.dumps(obj) for obj in [api.service, *api.objects]]
+    store, count = Store(), 100
+    tracemalloc.start()
+    for number in range(count):
+        for text in texts:
+            obj = json.loads(text.replace("name-zz", f"name-{number}").replace('"uid-', f'"uid-{number}-'))
+            store.put(kind_of(obj["apiVersion"], obj["kind"]), obj)
+    each = tracemalloc.get_traced_memory()[0] / count
+    tracemalloc.stop()
+    assert len(list(store.services())) == count
+    assert len(store.pods(Key("default", "name-7"))) == 2
+    assert each < LARGEST_BYTES
