@@ -44,3 +44,18 @@ def test_alerts():
         assert names <= known(), alert["alert"]
         assert alert["annotations"]["summary"]
         assert alert["labels"]["severity"] in ("warning", "critical")
+
+
+def test_alerts_name_the_service_and_leave_out_what_is_stopped_on_purpose():
+    (rules,) = (o for o in render(monitoring__prometheusRule__enabled=True) if o["kind"] == "PrometheusRule")
+    alerts = {rule["alert"]: rule for group in rules["spec"]["groups"] for rule in group["rules"]}
+    for name in ("UnmaskServiceUnavailable", "UnmaskServiceNotReady"):
+        assert "by (namespace, name)" in alerts[name]["expr"]
+        assert "unless on (namespace, name) unmask_operator_service_stopped == 1" in alerts[name]["expr"]
+        assert "{{ $labels.namespace }}/{{ $labels.name }}" in alerts[name]["annotations"]["summary"]
+
+
+def test_the_monitor_keeps_the_namespace_that_a_metric_names():
+    objects = render(monitoring__serviceMonitor__enabled=True, networkPolicy__enabled=False)
+    (monitor,) = (o for o in objects if o["kind"] == "ServiceMonitor")
+    assert [endpoint["honorLabels"] for endpoint in monitor["spec"]["endpoints"]] == [True]

@@ -55,3 +55,29 @@ def test_metrics_tell_leadership_queue_watches_and_services_by_condition():
     ):
         assert line in text
     assert 'unmask_operator_watch_age_seconds{kind="DiffusionLMService"}' in text
+
+
+def _service(name, uid, available, reason):
+    condition = {"type": "Available", "status": available, "reason": reason}
+    meta = {"name": name, "namespace": "n", "uid": uid, "resourceVersion": "1"}
+    return {"metadata": meta, "status": {"conditions": [condition]}}
+
+
+def test_metrics_name_each_service_whose_condition_does_not_hold_until_it_is_gone():
+    store = Store()
+    services = (
+        _service("good", "1", "True", "Serving"),
+        _service("bad", "2", "False", "CrashLoopBackOff"),
+        _service("idle", "3", "False", "Suspended"),
+    )
+    for service in services:
+        store.put(SERVICES, service)
+    ((_, text),) = ask(["/metrics"], store=store)
+    for name, holds, stopped in (("good", 1, 0), ("bad", 0, 0), ("idle", 0, 1)):
+        line = f'unmask_operator_service_condition{{name="{name}",namespace="n",type="Available"}} {holds}.0'
+        assert line in text
+        assert f'unmask_operator_service_stopped{{name="{name}",namespace="n"}} {stopped}.0' in text
+    for service in services:
+        store.delete(SERVICES, service)
+    ((_, text),) = ask(["/metrics"], store=store)
+    assert 'namespace="n"' not in text

@@ -22,6 +22,7 @@ from unmask_operator.controller.progress import Progress, Target, is_loading
 from unmask_operator.controller.queue import WorkQueue
 from unmask_operator.controller.reconcile import Knowledge, Reconciler
 from unmask_operator.objects import SERVICE_LABEL, Key, Obj
+from unmask_operator.process.cold_starts import ColdStarts
 from unmask_operator.process.metrics import Metrics
 from unmask_operator.settings import Settings
 from unmask_operator.state.plan import MISSING_CRD
@@ -66,6 +67,7 @@ class Leader:
         self._progress = Progress(self._loading, queue.add)
         self._pod_events = PodEvents(self._silent, self._events_of, queue.add)
         self._autoscaler: Autoscaler | None = None
+        self._cold_starts = ColdStarts(metrics.cold_starts.observe)
         self._reconciler = Reconciler(client, store, settings, self._knowledge(), metrics)
 
     async def run(self) -> None:
@@ -152,6 +154,7 @@ class Leader:
         while True:
             key = await self._queue.get()
             try:
+                self._cold_starts.look(key, self._store.pods(key))
                 result = await self._reconciler.reconcile(key, patient=not self._queue.failures(key))
             except ApiError as error:
                 pause = self._queue.failed(key, error.retry_after or 0.0)

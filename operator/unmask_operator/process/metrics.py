@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from collections import Counter as Tally
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from prometheus_client.metrics_core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from unmask_operator.client.store import Store
-from unmask_operator.objects import Obj
 
 _SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
+_MINUTES = (10.0, 20.0, 30.0, 60.0, 120.0, 180.0, 300.0, 600.0, 900.0, 1200.0, 1800.0, 3600.0)
+_STOPPED = ("Suspended", "NoReplicas")  # why Available is False because somebody wants it so
 
 
 class Metrics:
@@ -31,6 +32,12 @@ class Metrics:
         self.durations = Histogram(
             "unmask_operator_reconcile_seconds", "Time of one reconcile.", registry=self.registry, buckets=_SECONDS
         )
+        self.cold_starts = Histogram(
+            "unmask_operator_cold_start_seconds",
+            "Time from a pod's creation until it was first Ready.",
+            registry=self.registry,
+            buckets=_MINUTES,
+        )
         self.writes = Counter(
             "unmask_operator_writes", "Writes to children and status by verb.", ["verb"], registry=self.registry
         )
@@ -44,21 +51,40 @@ class Metrics:
 
 
 class _StoreCollector(Collector):
-    """Counted when scraped: services by condition, the queue's length, the age of what is known."""
+    """Counted when scraped: services and their conditions, the queue's length, the age of what is known."""
 
     def __init__(self, store: Store, waiting: Callable[[], int]) -> None:
         self._store = store
         self._waiting = waiting
 
     def collect(self) -> Iterable[Metric]:
-        services = [obj for _, obj in self._store.services()]
+        services = list(self._store.services())
         yield GaugeMetricFamily("unmask_operator_services", "Resources known.", value=len(services))
         by_condition = GaugeMetricFamily(
             "unmask_operator_service_conditions", "Resources by condition.", labels=["type", "status", "reason"]
         )
-        for labels, count in sorted(Tally(_conditions(services)).items()):
+        each = GaugeMetricFamily(
+            "unmask_operator_service_condition",
+            "1 while a condition of a resource is True, else 0.",
+            labels=["namespace", "name", "type"],
+        )
+        stopped = GaugeMetricFamily(
+            "unmask_operator_service_stopped",
+            "1 while a resource serves nothing because it is suspended or asks for no replicas, else 0.",
+            labels=["namespace", "name"],
+        )
+        tally: Tally[tuple[str, str, str]] = Tally()
+        for key, service in services:
+            conditions = (service.get("status") or {}).get("conditions") or ()
+            for condition in conditions:
+                kind, status = condition["type"], condition["status"]
+                tally[kind, status, condition["reason"]] += 1
+                each.add_metric([*key, kind], float(status == "True"))
+            on_purpose = any(c["type"] == "Available" and c["reason"] in _STOPPED for c in conditions)
+            stopped.add_metric([*key], float(on_purpose))
+        for labels, count in sorted(tally.items()):
             by_condition.add_metric(list(labels), count)
-        yield by_condition
+        yield from (by_condition, each, stopped)
         yield GaugeMetricFamily("unmask_operator_queue_length", "Resources that wait.", value=self._waiting())
         age = GaugeMetricFamily(
             "unmask_operator_watch_age_seconds", "Time since the API server last told of a kind.", labels=["kind"]
@@ -66,9 +92,3 @@ class _StoreCollector(Collector):
         for api, seconds in sorted(self._store.ages().items()):
             age.add_metric([api.rpartition("/")[2]], seconds)
         yield age
-
-
-def _conditions(services: Iterable[Obj]) -> Iterator[tuple[str, str, str]]:
-    for service in services:
-        for condition in (service.get("status") or {}).get("conditions") or ():
-            yield condition["type"], condition["status"], condition.get("reason", "")

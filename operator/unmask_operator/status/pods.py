@@ -42,6 +42,11 @@ def is_started(pod: Obj) -> bool:
     return is_ready(pod) or any(bool(container.get("started")) for container in _main(pod))
 
 
+def restarts(pod: Obj) -> int:
+    """How often the engine's container was started again."""
+    return sum(int(container.get("restartCount") or 0) for container in _main(pod))
+
+
 def runs(pod: Obj) -> bool:
     """The engine's process runs."""
     return any("running" in (container.get("state") or {}) for container in _main(pod))
