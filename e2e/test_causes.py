@@ -70,7 +70,7 @@ def test_an_image_that_is_not_there_is_named(kube: Kube, namespace: str, policy:
 
 def test_a_missing_secret_is_named(kube: Kube, namespace: str) -> None:
     kube.create(demo(namespace, spec={"auth": {"apiKeySecretRef": {"name": "keys", "key": "keys"}}}))
-    named = wait_condition(kube, namespace, "Ready", "False", reason="CreateContainerConfigError")
+    named = wait_condition(kube, namespace, "Ready", "False", reason="FailedMount")
     assert 'secret "keys" not found' in named["message"]
 
 

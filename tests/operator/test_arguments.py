@@ -1,5 +1,6 @@
 """The engine's command line is one that the runtime's own parser takes, and says what the spec says."""
 
+import os
 import re
 import subprocess
 import sys
@@ -15,8 +16,9 @@ from tests.operator.test_parse import resource
 from unmask_operator.api import SpecError, parse
 from unmask_operator.api.engine import Engine, Thresholds
 from unmask_operator.api.flags import camel, choices, flag_of
+from unmask_operator.render import arguments as arguments_module
 from unmask_operator.render.arguments import engine_arguments
-from unmask_operator.render.names import MODEL_MOUNT
+from unmask_operator.render.names import KEYS_FILE, MODEL_MOUNT
 from unmask_operator.settings import Settings
 
 SETTINGS = Settings()
@@ -221,6 +223,23 @@ def test_an_image_of_another_version_may_know_other_flags():
     assert arguments(Settings(runtime_image="unmask-runtime:9.9.9"), engine=engine)[-1] == "--flag-of-tomorrow=1"
     with pytest.raises(SpecError, match="no such flag"):
         arguments(image=f"mirror.example:5000/unmask-runtime:{SETTINGS.version}", engine=engine)
+
+
+def test_keys_come_from_a_file_that_the_runtime_reads(tmp_path, monkeypatch):
+    monkeypatch.setattr(arguments_module, "KEYS_MOUNT", str(tmp_path))
+    file = tmp_path / KEYS_FILE
+    file.write_text("first-key-0123456789,second-key-0123456789\n")
+    os.utime(file, (1, 1))  # long settled
+    config = parse_arguments(arguments(auth={"apiKeySecretRef": {"name": "s", "key": "k"}}), {})
+    assert config.api_key_file == str(file)
+    assert config.keys_in_file == ("first-key-0123456789", "second-key-0123456789")
+
+
+def test_extra_arguments_are_checked_where_the_keys_are_not():
+    auth = {"apiKeySecretRef": {"name": "s", "key": "k"}}
+    assert arguments(auth=auth, engine={"extraArgs": ["--max-queue=5"]})[-1] == "--max-queue=5"
+    with pytest.raises(SpecError, match="--max-queue"):
+        arguments(auth=auth, engine={"extraArgs": ["--max-queue=0"]})
 
 
 def test_writing_arguments_loads_no_torch():

@@ -61,9 +61,9 @@ def test_the_demo_runs_on_a_laptop():
 
 
 def on_this_machine(service):
-    """The arguments that the operator gives an example's engine, but for the time it drains."""
+    """The arguments that the operator gives an example's engine, but for what its pod alone has or waits for."""
     arguments = engine_arguments(parse(service), Settings())
-    return [a for a in arguments if not a.startswith(("--drain", "--host", "--port"))]
+    return [a for a in arguments if not a.startswith(("--drain", "--host", "--port", "--api-key-file"))]
 
 
 @pytest.mark.parametrize("service", [s for s in services(*NAMES) if s["spec"]["model"]["uri"] == "demo://"], ids=name)

@@ -18,6 +18,7 @@ from unmask_operator.render.pod import form
 from unmask_operator.render.workload import deployment, startup_budget
 
 GPU = {"gpu": {}, "parallelism": {"data": 2}}
+KEYS = {"auth": {"apiKeySecretRef": {"name": "keys", "key": "api"}}}
 HPA = {"provider": "HPA", "minReplicas": 1, "maxReplicas": 4}
 
 
@@ -37,13 +38,13 @@ def mounts(plan: Any) -> dict[str, Any]:
     return {m["mountPath"]: m for m in container(plan)["volumeMounts"]}
 
 
-@pytest.mark.parametrize("spec", [{}, GPU, {"model": {"uri": "pvc://models/a"}}])
+@pytest.mark.parametrize("spec", [{}, GPU, {"model": {"uri": "pvc://models/a"}}, KEYS])
 def test_pods_pass_restricted_pod_security(spec: dict[str, Any]) -> None:
     pod = template(made(replace(SETTINGS, ca_config_map="trust"), **spec))["spec"]
     assert len(pod["initContainers"]) == 1
     assert pod["securityContext"] == {"runAsNonRoot": True, "seccompProfile": {"type": "RuntimeDefault"}}
     assert not {"hostNetwork", "hostPID", "hostIPC"} & pod.keys()
-    allowed = {"configMap", "emptyDir", "persistentVolumeClaim"}
+    allowed = {"configMap", "emptyDir", "persistentVolumeClaim", "secret"}
     assert all(volume.keys() - {"name"} <= allowed for volume in pod["volumes"])
     for each in (*pod["containers"], *pod.get("initContainers", ())):
         context = each["securityContext"]
@@ -53,7 +54,7 @@ def test_pods_pass_restricted_pod_security(spec: dict[str, Any]) -> None:
 
 
 def test_every_mount_has_its_volume_and_every_writable_path_is_a_mount() -> None:
-    plan = made(replace(SETTINGS, ca_config_map="trust"), model={"uri": "pvc://models/a"})
+    plan = made(replace(SETTINGS, ca_config_map="trust"), model={"uri": "pvc://models/a"}, **KEYS)
     (before,) = template(plan)["spec"]["initContainers"]
     assert {m["name"] for m in (*mounts(plan).values(), *before["volumeMounts"])} == set(volumes(plan))
     writable = {path for path, mount in mounts(plan).items() if not mount.get("readOnly")}
@@ -86,11 +87,19 @@ def test_a_model_on_a_claim_is_mounted_where_the_arguments_say() -> None:
 def test_secrets_are_named_and_never_read() -> None:
     plan = made(
         model={"uri": "hf://org/private", "tokenSecretRef": {"name": "hub", "key": "token"}},
-        auth={"apiKeySecretRef": {"name": "keys", "key": "api"}},
     )
     assert env(plan)["HF_TOKEN"] == {"secretKeyRef": {"name": "hub", "key": "token"}}
-    assert env(plan)["UNMASK_API_KEY"] == {"secretKeyRef": {"name": "keys", "key": "api"}}
-    assert not {"HF_TOKEN", "UNMASK_API_KEY"} & env(made()).keys()
+    assert "HF_TOKEN" not in env(made())
+
+
+def test_keys_are_a_file_that_follows_the_secret() -> None:
+    """No variable and no subPath, which would stay what they were when the pod started."""
+    plan = made(**KEYS)
+    assert "UNMASK_API_KEY" not in env(plan)
+    assert volumes(plan)["api-keys"]["secret"] == {"secretName": "keys", "items": [{"key": "api", "path": "keys"}]}
+    assert mounts(plan)["/etc/unmask/keys"] == {"name": "api-keys", "mountPath": "/etc/unmask/keys", "readOnly": True}
+    assert "--api-key-file=/etc/unmask/keys/keys" in container(plan)["args"]
+    assert "api-keys" not in volumes(made())
 
 
 def test_the_charts_variables_and_secrets_reach_the_engine() -> None:

@@ -76,6 +76,23 @@ def test_a_changed_file_is_read_again(file: Path, keys: Keys) -> None:
     assert [opens(keys, bearer(key)) for key in (NEW, NEWER, TWO, ONE)] == [True, True, True, False]
 
 
+def test_a_mounted_secret_that_is_rotated(tmp_path: Path) -> None:
+    """As a kubelet does: a new directory beside the old one, then one link that changes to it."""
+    for name, key in (("..1", ONE), ("..2", NEW)):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "keys").write_text(key)
+        os.utime(tmp_path / name / "keys", (1, 1))  # the very same time: only the file is another one
+    (tmp_path / "..data").symlink_to("..1")
+    (tmp_path / "keys").symlink_to("..data/keys")
+    keys = Keys((), str(tmp_path / "keys"), (ONE,))
+    look(keys)
+    (tmp_path / "..next").symlink_to("..2")
+    (tmp_path / "..next").rename(tmp_path / "..data")
+    look(keys)
+    assert opens(keys, bearer(NEW))
+    assert not opens(keys, bearer(ONE))
+
+
 def test_of_a_file_that_is_being_written_nothing_is_taken(file: Path, keys: Keys) -> None:
     """Whatever was written when somebody looked: no beginning of a key opens, and the old one does all the time."""
     text = f"{NEW}{NEWER}\n"

@@ -26,8 +26,8 @@ class Auth(Section):
     """Who may call the service."""
 
     api_key_secret_ref: SecretKeyRef = Field(
-        description="Bearer keys that clients must present: one, or several separated by commas, of 16 characters or "
-        "more each."
+        description="Bearer keys that clients must present: one, or several separated by commas or lines, of 16 "
+        "characters or more each. A change of the Secret reaches running pods within minutes."
     )
 
 

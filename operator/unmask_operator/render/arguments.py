@@ -17,10 +17,11 @@ from unmask_operator.api.engine import RESERVED
 from unmask_operator.api.flags import flag_argument, flag_of
 from unmask_operator.api.model import Model
 from unmask_operator.render.model_revision import VARIABLE
-from unmask_operator.render.names import MODEL_MOUNT
+from unmask_operator.render.names import KEYS_FILE, KEYS_MOUNT, MODEL_MOUNT
 from unmask_operator.settings import Settings
 
 _EXTRA = "spec.engine.extraArgs"
+_AUTH = "spec.auth"
 _FLAG_NAMES = {spelling: flag.name for flag in FLAGS for spelling in flag.spellings}
 _OVERRIDABLE = {"device", "log-format"}  # a pretend GPU runs on CPU; logs are the reader's taste
 
@@ -32,14 +33,14 @@ def engine_arguments(service: DiffusionLMService, settings: Settings) -> list[st
     refuses the whole line; the latter is only asked for an image of the operator's own version, whose flags it knows.
     """
     written = dict(_written(service))
-    own = [*written.values()]
     extra = service.spec.engine.extra_args
     _refuse_abbreviations(extra)
     _refuse_repetitions(extra, written)
     image = service.spec.image or settings.runtime_image
     if extra and dataclasses.replace(settings, runtime_image=image).runtime_is_own_version:
-        _ask_the_runtime([*own, *extra])
-    return own + extra
+        here = (argument for field, argument in written.items() if field != _AUTH)  # the keys' file is in the pod alone
+        _ask_the_runtime([*here, *extra])
+    return [*written.values(), *extra]
 
 
 def model_path(model: Model) -> str | None:
@@ -64,6 +65,8 @@ def _written(service: DiffusionLMService) -> Iterator[tuple[str, str]]:
     if spec.parallelism.data > 1:
         yield "spec.parallelism.data", f"--data-parallel-size={spec.parallelism.data}"
     yield from _fields(spec.engine, "spec.engine")
+    if spec.auth:
+        yield _AUTH, f"--api-key-file={KEYS_MOUNT}/{KEYS_FILE}"
     yield "spec.drainTimeoutSeconds", f"--drain-timeout={spec.drain_timeout_seconds}"
     yield "spec.drainDelaySeconds", f"--drain-delay={spec.drain_delay}"
     yield "--log-format", "--log-format=json"

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from unmask_operator.api import DiffusionLMService
-from unmask_operator.api.base import SecretKeyRef
 from unmask_operator.api.pod import LivenessProbe, ReadinessProbe, StartupProbe
 from unmask_operator.objects import Obj
 from unmask_operator.render import trust
 from unmask_operator.render.arguments import engine_arguments
 from unmask_operator.render.model_revision import variable
-from unmask_operator.render.names import CLAIM, MAIN, MODEL_MOUNT, PORT, PORT_NAME
+from unmask_operator.render.names import CLAIM, KEYS_MOUNT, MAIN, MODEL_MOUNT, PORT, PORT_NAME
 from unmask_operator.settings import Settings
 
 _COMPILE_CACHE = "/var/cache/unmask"
@@ -63,14 +62,8 @@ def _env(service: DiffusionLMService, settings: Settings) -> list[Obj]:
     threads = {"resourceFieldRef": {"resource": "limits.cpu", "divisor": "1"}}
     env.append({"name": "OMP_NUM_THREADS", "valueFrom": threads})
     if token := service.spec.model.token_secret_ref:
-        env.append(_secret("HF_TOKEN", token))
-    if auth := service.spec.auth:
-        env.append(_secret("UNMASK_API_KEY", auth.api_key_secret_ref))
+        env.append({"name": "HF_TOKEN", "valueFrom": {"secretKeyRef": {"name": token.name, "key": token.key}}})
     return env
-
-
-def _secret(variable: str, ref: SecretKeyRef) -> Obj:
-    return {"name": variable, "valueFrom": {"secretKeyRef": {"name": ref.name, "key": ref.key}}}
 
 
 def _resources(service: DiffusionLMService) -> Obj:
@@ -96,4 +89,6 @@ def _mounts(service: DiffusionLMService, settings: Settings) -> list[Obj]:
     ]
     if claim_of(service):
         mounts.append({"name": CLAIM, "mountPath": MODEL_MOUNT, "readOnly": True})
+    if service.spec.auth:  # as a directory: what is mounted by subPath never changes
+        mounts.append({"name": "api-keys", "mountPath": KEYS_MOUNT, "readOnly": True})
     return mounts + trust.mounts(settings)

@@ -9,6 +9,8 @@ PORT_NAME = "http"  # its name on the container, by which Service and PodMonitor
 MAIN = "main"  # the engine's container
 CLAIM = "model"  # the volume of a pvc:// model
 MODEL_MOUNT = "/mnt/model"  # where it is mounted
+KEYS_MOUNT = "/etc/unmask/keys"  # where the Secret of spec.auth is mounted
+KEYS_FILE = "keys"  # its file there, whatever the Secret calls it
 MANAGER = "unmask-operator"
 
 

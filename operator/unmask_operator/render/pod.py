@@ -9,7 +9,7 @@ from unmask_operator.api.pod import CACHE_SIZE
 from unmask_operator.objects import RESTARTED_AT, Obj
 from unmask_operator.render import container, trust
 from unmask_operator.render.merge import merge_template
-from unmask_operator.render.names import CLAIM, MAIN, engine, labels, selector
+from unmask_operator.render.names import CLAIM, KEYS_FILE, MAIN, engine, labels, selector
 from unmask_operator.settings import Settings
 
 END_SECONDS = 10  # for the process to end after its last request
@@ -79,4 +79,8 @@ def _volumes(service: DiffusionLMService, settings: Settings) -> list[Obj]:
     ]
     if claim := container.claim_of(service):
         volumes.append({"name": CLAIM, "persistentVolumeClaim": {"claimName": claim}})
+    if auth := service.spec.auth:
+        ref = auth.api_key_secret_ref
+        secret = {"secretName": ref.name, "items": [{"key": ref.key, "path": KEYS_FILE}]}
+        volumes.append({"name": "api-keys", "secret": secret})
     return volumes + trust.volumes(settings)
