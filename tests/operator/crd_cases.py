@@ -77,6 +77,9 @@ RULES = (
          scaling(provider="HPA", pollingIntervalSeconds=2)),
     Case("or else ipBlock alone", peer(podSelector={}, namespaceSelector={}),
          peer(podSelector={}, ipBlock={"cidr": "10.0.0.0/8"})),
+    Case("must be LoadBalancer with", {"service": {"type": "LoadBalancer", "loadBalancerClass": "example.com/internal",
+         "loadBalancerSourceRanges": ["10.0.0.0/8", "fd00::/8"]}},
+         {"service": {"loadBalancerSourceRanges": ["10.0.0.0/8"]}}),
 )  # fmt: skip
 
 # More of the same rules: (part of the message, change).
@@ -94,6 +97,7 @@ ALSO_REFUSED = (
     ("needs a tag other than latest", {"image": "unmask/runtime:latest"}),
     ("no pod could ever be replaced", {"rolloutStrategy": {"maxSurge": 0}}),
     ("or else ipBlock alone", peer()),
+    ("must be LoadBalancer with", {"service": {"type": "NodePort", "loadBalancerClass": "a"}}),
 )
 
 # Plain bounds of the schema: (the field, change).
@@ -113,6 +117,8 @@ BOUNDS = (
     ("spec.rolloutStrategy.maxSurge", {"rolloutStrategy": {"maxSurge": "200%"}}),
     ("spec.resources.limits.memory", {"resources": {"limits": {"memory": "4 GB"}}}),
     ("spec.service.port", {"service": {"port": 0}}),
+    ("spec.service.loadBalancerSourceRanges", {"service": {"type": "LoadBalancer", "loadBalancerSourceRanges": []}}),
+    ("spec.service.loadBalancerClass", {"service": {"type": "LoadBalancer", "loadBalancerClass": "A b"}}),
     ("spec.drainTimeoutSeconds", {"drainTimeoutSeconds": 3601}),
     ("spec.drainDelaySeconds", {"drainDelaySeconds": -1}),
 )

@@ -176,6 +176,13 @@ def test_the_service_and_its_url() -> None:
     assert url("demo", "team", 8080) == "http://demo.team.svc:8080/v1"
 
 
+def test_the_load_balancers_class_and_who_may_reach_it() -> None:
+    wanted = {"type": "LoadBalancer", "loadBalancerClass": "a.b/c", "loadBalancerSourceRanges": ["10.0.0.0/8"]}
+    assert child(made(service=wanted), "Service")["spec"].items() >= wanted.items()
+    plain = child(made(service={"type": "LoadBalancer"}), "Service")["spec"]
+    assert not {"loadBalancerClass", "loadBalancerSourceRanges"} & plain.keys()
+
+
 def test_the_service_account_has_no_token_and_the_clouds_annotations() -> None:
     account = child(made(serviceAccount={"annotations": {"cloud/role": "x"}}), "ServiceAccount")
     assert account["metadata"]["name"] == template(made())["spec"]["serviceAccountName"] == "demo-engine"

@@ -16,7 +16,8 @@ from unmask_operator.state.plan import Plan, Problem
 from unmask_operator.status import status
 from unmask_operator.status.transitions import transitions
 
-ORDER = ["Accepted", "Scheduled", "ModelLoaded", "RolloutComplete", "ScalingReady", "UpToDate", "Available", "Ready"]
+ORDER = ["Accepted", "Scheduled", "ModelLoaded", "RolloutComplete", "ScalingReady", "UpToDate"]
+ORDER += ["Protected", "Available", "Ready"]
 
 
 def _conditions(new: Obj) -> dict[str, Obj]:
@@ -98,6 +99,23 @@ def test_ready() -> None:
         "modelLoad": {"phase": "loaded", "percent": 100},
     }
     assert _judge(reconcile("ready_not_yet_available", pod("ready")))["Ready"]["status"] == "True"
+
+
+def test_a_load_balancer_that_asks_for_no_key_is_told_of() -> None:
+    keys = {"auth": {"apiKeySecretRef": {"name": "keys", "key": "keys"}}}
+    for spec, protected in (({}, ("False", "NoAuth")), (keys, ("True", "KeyRequired"))):
+        found = _judge(reconcile("complete", pod("ready"), service=service(service={"type": "LoadBalancer"}, **spec)))
+        assert _says(found["Protected"])[:2] == protected
+        assert found["Ready"]["status"] == "True"
+    assert "Protected" not in _judge(reconcile("complete", pod("ready"), service=service(service={"type": "NodePort"})))
+
+
+def test_an_open_load_balancer_is_a_warning() -> None:
+    before, after = (
+        status(*reconcile("complete", pod("ready"), service=service(service={"type": kind})))
+        for kind in ("ClusterIP", "LoadBalancer")
+    )
+    assert [(event.type, event.reason) for event in transitions(before, after)] == [("Warning", "NoAuth")]
 
 
 def test_names_come_from_the_spec() -> None:

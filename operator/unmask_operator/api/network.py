@@ -9,17 +9,41 @@ from pydantic import Field
 from unmask_operator.api.base import Annotations, Labels, LabelValue, Rule, SecretKeyRef, Section
 
 _Key = Annotated[str, Field(min_length=1, max_length=316)]
+_Class = Annotated[str, Field(min_length=1, max_length=316, pattern=r"^[a-z0-9]([-a-z0-9./]*[a-z0-9])?$")]
 _Cidr = Annotated[str, Field(min_length=3, max_length=64, pattern=r"^[0-9a-fA-F.:]+/[0-9]{1,3}$")]
 
 
 class Service(Section):
     """The Kubernetes Service in front of the pods. It carries the resource's name."""
 
+    rules: ClassVar = (
+        Rule(
+            "(!has(self.loadBalancerClass) && !has(self.loadBalancerSourceRanges)) || "
+            "(has(self.type) && self.type == 'LoadBalancer')",
+            lambda service: (
+                service.type == "LoadBalancer"
+                or (service.load_balancer_class is None and service.load_balancer_source_ranges is None)
+            ),
+            "must be LoadBalancer with loadBalancerClass or loadBalancerSourceRanges",
+            "type",
+        ),
+    )
+
     type: Literal["ClusterIP", "NodePort", "LoadBalancer"] = Field(
         default="ClusterIP", description="Type of the Service."
     )
     port: Annotated[int, Field(ge=1, le=65535)] = Field(default=80, description="Port of the Service, named http.")
     annotations: Annotations = Field(default={}, description="Annotations, such as a load balancer's settings.")
+    load_balancer_class: _Class | None = Field(
+        default=None,
+        description="Whose load balancer it is, such as example.com/internal. Only with LoadBalancer. It changes "
+        "together with the type alone. Default: the cluster's own.",
+    )
+    load_balancer_source_ranges: Annotated[list[_Cidr], Field(min_length=1, max_length=64)] | None = Field(
+        default=None,
+        description="Addresses that may connect, such as 10.0.0.0/8, where the load balancer can tell. Only with "
+        "LoadBalancer. Default: all.",
+    )
 
 
 class Auth(Section):

@@ -59,8 +59,8 @@ class Status(Section):
     conditions: list[Condition] = Field(
         default=[],
         max_length=32,
-        description="Accepted, Scheduled, ModelLoaded, RolloutComplete, ScalingReady, UpToDate, Available, and Ready, "
-        "which carries the first failing reason.",
+        description="Accepted, Scheduled, ModelLoaded, RolloutComplete, ScalingReady, UpToDate, Protected, Available, "
+        "and Ready, which carries the first failing reason.",
         json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["type"]},
     )
     replicas: _Count | None = Field(default=None, description="Pods there are.")

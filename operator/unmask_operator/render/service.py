@@ -16,7 +16,11 @@ def service(owner: DiffusionLMService) -> Obj:
         "protocol": "TCP",
         "appProtocol": "http",
     }
-    spec = {"type": wanted.type, "selector": selector(owner.name), "ports": [port]}
+    spec: Obj = {"type": wanted.type, "selector": selector(owner.name), "ports": [port]}
+    if wanted.load_balancer_class:
+        spec["loadBalancerClass"] = wanted.load_balancer_class
+    if wanted.load_balancer_source_ranges:
+        spec["loadBalancerSourceRanges"] = list(wanted.load_balancer_source_ranges)
     made = child("v1", "Service", owner.name, owner.name, owner.namespace, spec=spec)
     if wanted.annotations:
         made["metadata"]["annotations"] = dict(wanted.annotations)

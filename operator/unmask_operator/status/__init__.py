@@ -15,6 +15,7 @@ from unmask_operator.status import (
     accepted,
     available,
     model_loaded,
+    protected,
     ready,
     rollout_complete,
     scaling_ready,
@@ -32,6 +33,7 @@ CONDITIONS = {
     "RolloutComplete": rollout_complete.verdict,
     scaling_ready.TYPE: scaling_ready.verdict,
     "UpToDate": up_to_date.verdict,
+    "Protected": protected.verdict,
     "Available": available.verdict,
 }
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from unmask_operator.status.verdict import Verdict, yes
 
-# ScalingReady and UpToDate are left out: they tell of work to do while requests are served as the spec says.
+# ScalingReady, UpToDate and Protected are left out: they tell of work to do while requests are served as the spec says.
 NEEDED = ("Accepted", "Scheduled", "ModelLoaded", "RolloutComplete", "Available")
 
 
