@@ -49,7 +49,8 @@ RULES: tuple[Rule, ...] = (
         "create list",
         "an Event when a condition changes; those of a pod that does not come up and whose status does not say why",
     ),
-    _rule(LEASES.group, LEASES.plural, "get update", "who of the operator's pods leads", scope="own"),
+    _rule(LEASES.group, LEASES.plural, "create get update", "who of the operator's pods leads", scope="own"),
+    _rule("apps", "deployments", "get", "its own Deployment owns the Lease, which goes with it", scope="own"),
 )
 
 # Only where the chart grants it (settings.read_nodes).

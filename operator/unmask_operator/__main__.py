@@ -41,7 +41,7 @@ class Operator:
         self._queue: WorkQueue[Key] = WorkQueue()
         self._metrics = Metrics(self._store, lambda: len(self._queue))
         identity = f"{settings.pod_name}_{uuid.uuid4().hex[:8]}"  # a restarted container is another one
-        self._elector = Elector(self._client, settings.namespace, settings.lease_name, identity)
+        self._elector = Elector(self._client, settings.namespace, settings.lease_name, identity, settings.deployment)
         self._client.may_write = self._elector.in_time
         self._elected = asyncio.Event()
         self._leader: Leader | None = None
@@ -95,7 +95,7 @@ class Operator:
         others = asyncio.all_tasks()
         tasks = await kopf.spawn_tasks(
             registry=handlers.registry(kinds, self._store, self._news),
-            settings=handlers.settings(kinds),
+            settings=handlers.settings(kinds, ",".join(self._settings.watch_selector)),
             clusterwide=not self._settings.watch_namespaces,
             namespaces=self._settings.watch_namespaces,
             stop_flag=stop,

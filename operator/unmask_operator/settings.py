@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 VERSION = "0.1.0"
 PREFIX = "UNMASK_OPERATOR_"
+_KEY = r"[A-Za-z0-9](?:[-A-Za-z0-9_./]*[A-Za-z0-9])?"
+_REQUIREMENT = re.compile(rf"!{_KEY}|{_KEY}(?:!?=(?:{_KEY})?)?")
 
 
 @dataclass(frozen=True)
@@ -18,8 +21,11 @@ class Settings:
         version: the operator's own, also the tag of the runtime image that it was made with.
         runtime_image: the image of a resource that names none.
         namespace, pod_name: the operator's own pod; its Lease lives in `namespace`.
-        lease_name: the Lease that says who leads. The chart makes it, so that uninstalling takes it away for good.
+        lease_name: the Lease that says who leads.
+        deployment: the operator's own Deployment, with which the Lease goes.
         watch_namespaces: only these; empty is the whole cluster.
+        watch_selector: requirements on the labels of a resource, all of which must hold for this operator to look after
+            it: key, !key, key=value or key!=value, as `kubectl get --selector` reads them.
         image_pull_secrets: names that every engine pod gets.
         read_nodes: the chart granted reading nodes.
         engine_env: for every engine container: the cluster's proxy, HF_ENDPOINT and so on.
@@ -34,7 +40,9 @@ class Settings:
     namespace: str = "unmask-system"
     pod_name: str = "unmask-operator"
     lease_name: str = "unmask-operator"
+    deployment: str = ""
     watch_namespaces: tuple[str, ...] = ()
+    watch_selector: tuple[str, ...] = ()
     image_pull_secrets: tuple[str, ...] = ()
     read_nodes: bool = False
     engine_env: Mapping[str, str] = field(default_factory=dict)
@@ -48,6 +56,17 @@ class Settings:
     def runtime_is_own_version(self) -> bool:
         tagged = self.runtime_image.split("@")[0]  # a digest may follow the tag
         return tagged.rsplit(":", 1)[-1].removeprefix("v") == self.version
+
+    def selects(self, labels: Mapping[str, str]) -> bool:
+        """Whether a resource with these labels is this operator's to look after."""
+        return all(_holds(requirement, labels) for requirement in self.watch_selector)
+
+
+def _holds(requirement: str, labels: Mapping[str, str]) -> bool:
+    if requirement.startswith("!"):
+        return requirement[1:] not in labels
+    key, sign, value = re.fullmatch(r"(.*?)(?:(!?=)(.*))?", requirement).groups()  # type: ignore[union-attr]
+    return (labels.get(key) == value) == (sign == "=") if sign else key in labels
 
 
 def _pairs(text: str) -> dict[str, str]:
@@ -82,4 +101,7 @@ def read_settings(environ: Mapping[str, str] | None = None) -> Settings:
                 values[name] = text
         except (KeyError, ValueError):
             raise ValueError(f"{PREFIX}{name.upper()}: {text!r} is no {type(default).__name__}") from None
+    for requirement in _names(given.get("watch_selector", "")):
+        if not _REQUIREMENT.fullmatch(requirement):
+            raise ValueError(f"{PREFIX}WATCH_SELECTOR: {requirement!r} is none of key, !key, key=value and key!=value")
     return Settings(**values)  # type: ignore[arg-type]

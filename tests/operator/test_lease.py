@@ -75,17 +75,31 @@ class OneLease:
 
     def __init__(self) -> None:
         self.obj = {"metadata": {"name": "l", "namespace": "n", "resourceVersion": "1"}}
+        self.deployment = {"metadata": {"name": "d", "uid": "of-d"}}
         self.fail: ApiError | None = None
         self.writes = 0
 
     async def get(self, kind, namespace, name):
         if self.fail:
             raise self.fail
+        found = self.obj if kind.kind == "Lease" else self.deployment
+        if found is None:
+            raise ApiError(404, "NotFound", f"{kind.plural} {name!r} not found")
+        return found
+
+    async def request(self, method, path, body, timeout):
+        assert (method, path) == ("POST", "/apis/coordination.k8s.io/v1/namespaces/n/leases")
+        assert body["metadata"]["name"] == "l"
+        if self.obj is not None:
+            raise ApiError(409, "AlreadyExists", "leases 'l' already exists")
+        self.obj = {**body, "metadata": {**body["metadata"], "resourceVersion": "1"}}
         return self.obj
 
     async def update_lease(self, lease, timeout):
         if self.fail:
             raise self.fail
+        if self.obj is None:
+            raise ApiError(404, "NotFound", "leases 'l' not found")
         if lease["metadata"]["resourceVersion"] != self.obj["metadata"]["resourceVersion"]:
             raise ApiError(409, "Conflict", "the object has been modified")
         self.writes += 1
@@ -103,7 +117,80 @@ def fast(monkeypatch):
 
 
 def elector(api, identity):
-    return Elector(api, "n", "l", identity)
+    return Elector(api, "n", "l", identity, "d")
+
+
+def test_a_lease_that_is_not_there_is_made_and_goes_with_the_deployment():
+    async def scene():
+        api = OneLease()
+        api.obj = None
+        one = elector(api, "a")
+        assert not await one._try()
+        assert one.reads
+        (owner,) = api.obj["metadata"]["ownerReferences"]
+        assert owner == {"apiVersion": "apps/v1", "kind": "Deployment", "name": "d", "uid": "of-d"}
+
+    asyncio.run(scene())
+
+
+def test_nobody_takes_a_new_lease_while_a_leader_may_not_know_that_the_old_one_is_gone():
+    clock = Clock()
+    lease, made = Lease("me", clock), Lease.new("n", "l", None)
+    for clock.now, free in ((0, False), (module.DEADLINE_SECONDS, False), (module.DEADLINE_SECONDS + 0.1, True)):
+        assert lease.may_take(made) is free, clock.now
+
+
+def test_a_lease_that_is_deleted_under_a_leader_ends_its_lead_before_another_begins(fast):
+    async def scene():
+        api = OneLease()
+        a, b = elector(api, "a"), elector(api, "b")
+        await a.acquire()
+        keeper = asyncio.create_task(a.keep())
+        waiter = asyncio.create_task(b.acquire())
+        await asyncio.sleep(0.02)
+        api.obj = None
+        while not waiter.done():
+            await asyncio.sleep(0.01)
+            assert not (a.in_time() and b.leads)
+        assert isinstance(keeper.exception(), LostLease)
+        assert api.obj["spec"]["holderIdentity"] == "b"
+
+    asyncio.run(scene())
+
+
+def test_without_its_deployment_the_operator_makes_no_lease():
+    """It is being uninstalled."""
+
+    async def scene():
+        api = OneLease()
+        api.obj = api.deployment = None
+        one = elector(api, "a")
+        assert not await one._try()
+        assert not one.reads
+        assert api.obj is None
+
+    asyncio.run(scene())
+
+
+def test_an_operator_without_a_deployment_makes_a_lease_that_nobody_owns():
+    async def scene():
+        api = OneLease()
+        api.obj = api.deployment = None
+        assert not await Elector(api, "n", "l", "a")._try()
+        assert "ownerReferences" not in api.obj["metadata"]
+
+    asyncio.run(scene())
+
+
+def test_of_two_that_make_the_lease_one_does():
+    async def scene():
+        api = OneLease()
+        api.obj = None
+        a, b = elector(api, "a"), elector(api, "b")
+        await asyncio.gather(a._try(), b._try())
+        assert api.obj["spec"]["holderIdentity"] == "unknown"
+
+    asyncio.run(scene())
 
 
 @pytest.mark.parametrize("first", [True, False])
@@ -265,7 +352,7 @@ def test_a_lease_that_is_older_than_it_was_ends_the_lead_though_it_names_us(fast
     asyncio.run(scene())
 
 
-def test_a_missing_lease_is_waited_for(fast, caplog):
+def test_a_lease_that_cannot_be_made_is_waited_for(fast, caplog):
     async def scene():
         api = OneLease()
         api.fail = ApiError(404, "NotFound", "leases not found")
@@ -278,7 +365,7 @@ def test_a_missing_lease_is_waited_for(fast, caplog):
         assert a.leads
 
     asyncio.run(scene())
-    assert "waiting for the Lease n/l" in caplog.text
+    assert "cannot read or write the Lease n/l" in caplog.text
 
 
 def test_losing_the_lease_ends_the_process_before_the_work_can_write_again(fast, monkeypatch):

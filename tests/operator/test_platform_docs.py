@@ -9,6 +9,7 @@ import yaml
 
 from unmask_operator.api import Spec, Status, parse, unknown_fields
 from unmask_operator.objects import API_VERSION, KIND, PLURAL, RESTARTED_AT, SERVICE_LABEL
+from unmask_operator.status import CONDITIONS
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
@@ -124,6 +125,15 @@ def test_every_reason_that_a_condition_can_have_is_explained():
     reasons |= set(re.findall(r'\bProblem\(\s*"\w+",\s*"(\w+)"', source))
     assert len(reasons) > 10
     assert {reason for reason in reasons if f"`{reason}`" not in text} == set()
+
+
+def test_argo_cds_health_check_asks_for_what_there_is():
+    (check,) = (block for block in blocks(DOCS / "argo-cd.md", "yaml") if "local health" in block)
+    asked = set(re.findall(r'holds\["(\w+)"\]', check)) | set(re.findall(r'condition\.type == "(\w+)"', check))
+    assert asked == {"Accepted", "Ready", "Available", "RolloutComplete"} <= {*CONDITIONS, "Ready"}
+    explained = (DOCS / "troubleshooting.md").read_text(encoding="utf-8")
+    for reason in re.findall(r"(\w+) = true", check) + re.findall(r'reason == "(\w+)"', check):
+        assert f"`{reason}`" in explained
 
 
 def test_every_condition_has_its_heading():

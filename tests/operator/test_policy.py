@@ -4,6 +4,7 @@ import pytest
 import yaml
 
 from e2e.cluster.kube import ApiError
+from tests.operator.samples import child, make, observe, resource
 from tests.operator.test_crd import changed
 from tests.operator.test_platform_docs import DOCS, blocks
 from tools import crd
@@ -31,6 +32,12 @@ REFUSED = (
 )
 
 
+def documented(name):
+    """A policy and its binding, as the page has them."""
+    found = [list(yaml.safe_load_all(block)) for block in blocks(DOCS / "privileges.md", "yaml")]
+    return next(pair for pair in found if pair[0].get("metadata", {}).get("name") == name)
+
+
 @pytest.fixture
 def guarded(admin, namespace):
     """A namespace in which the policy holds; the binding leaves the tests of others alone."""
@@ -45,8 +52,7 @@ def guarded(admin, namespace):
 
     admin.apply(crd.crd())
     admin.wait("the kind", served)
-    text = next(block for block in blocks(DOCS / "privileges.md", "yaml") if "ValidatingAdmissionPolicy" in block)
-    policy, binding = yaml.safe_load_all(text)
+    policy, binding = documented("unmask-no-escape")
     labels = {"kubernetes.io/metadata.name": namespace}
     binding["spec"]["matchResources"]["namespaceSelector"] = {"matchLabels": labels}
     policy["metadata"]["name"] = binding["metadata"]["name"] = binding["spec"]["policyName"] = namespace
@@ -79,3 +85,57 @@ def test_the_example_policy_leaves_no_escape(admin, guarded):
         with pytest.raises(ApiError) as caught:
             store(admin, guarded, change)
         assert words in caught.value.message, change
+
+
+def test_the_operators_policy_lets_it_run_engines_alone(api_server, admin, namespace):
+    policy, binding = documented("unmask-operator-runs-engines")
+    account = f"system:serviceaccount:{namespace}:unmask-operator"
+    condition = policy["spec"]["matchConditions"][0]
+    assert "'system:serviceaccount:unmask-system:unmask-operator'" in condition["expression"]
+    condition["expression"] = f"request.userInfo.username == '{account}'"
+    policy["metadata"]["name"] = binding["metadata"]["name"] = binding["spec"]["policyName"] = f"{namespace}-operator"
+    rules = [{"apiGroups": ["apps"], "resources": ["deployments"], "verbs": ["create"]}]
+    about = {"metadata": {"name": "deploys", "namespace": namespace}}
+    rbac = "rbac.authorization.k8s.io"
+    admin.create({"apiVersion": f"{rbac}/v1", "kind": "Role", **about, "rules": rules})
+    subject = {"kind": "ServiceAccount", "name": "unmask-operator", "namespace": namespace}
+    role = {"apiGroup": rbac, "kind": "Role", "name": "deploys"}
+    admin.create({"apiVersion": f"{rbac}/v1", "kind": "RoleBinding", **about, "roleRef": role, "subjects": [subject]})
+    engine = child(make(observe(resource(image="registry.example.com/team/unmask-runtime:0.1.0"))), "Deployment")
+    del engine["metadata"]["ownerReferences"]
+    engine["metadata"]["namespace"] = namespace
+    operator = api_server.admin(user=account)
+
+    def changed_by(**members):
+        pod = engine["spec"]["template"]["spec"] | members
+        template = {**engine["spec"]["template"], "spec": pod}
+        return {**engine, "spec": {**engine["spec"], "template": template}}
+
+    main = engine["spec"]["template"]["spec"]["containers"][0]
+    refused = (
+        ("under their own ServiceAccount", changed_by(serviceAccountName="admin")),
+        ("the runtime's image", changed_by(containers=[{**main, "image": "elsewhere/miner:1"}])),
+        ("the runtime's image", changed_by(initContainers=[{"name": "first", "image": "elsewhere/miner:1"}])),
+    )
+
+    def holds():
+        try:
+            operator.create(refused[0][1], dryRun="All")
+        except ApiError as error:
+            return "under their own" in error.message
+        return False
+
+    admin.apply(policy, fieldValidation="Strict")
+    admin.apply(binding, fieldValidation="Strict")
+    try:
+        admin.wait("the policy", holds)
+        operator.create(engine, dryRun="All")
+        for words, deployment in refused:
+            with pytest.raises(ApiError) as caught:
+                operator.create(deployment, dryRun="All")
+            assert words in caught.value.message
+        admin.create(refused[1][1], dryRun="All")  # others may
+    finally:
+        operator.close()
+        admin.delete(binding)
+        admin.delete(policy)

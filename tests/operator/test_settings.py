@@ -45,3 +45,26 @@ def test_a_bad_variable_is_named(name, value):
 )
 def test_whether_the_runtime_is_of_the_operators_version(image, own):
     assert Settings(version="1.2.3", runtime_image=image).runtime_is_own_version is own
+
+
+@pytest.mark.parametrize(
+    ("selector", "ours", "others"),
+    [
+        ("", [{}, {"a": "b"}], []),
+        ("track=canary", [{"track": "canary"}, {"track": "canary", "a": "b"}], [{}, {"track": "main"}]),
+        ("track!=canary", [{}, {"track": "main"}], [{"track": "canary"}]),
+        ("a.example/b", [{"a.example/b": ""}], [{}]),
+        ("!b", [{}], [{"b": "x"}]),
+        ("a=1,b!=2", [{"a": "1"}, {"a": "1", "b": "3"}], [{"a": "1", "b": "2"}, {"b": "3"}]),
+        ("a=", [{"a": ""}], [{}, {"a": "1"}]),
+    ],
+)
+def test_a_selector_selects_as_the_api_server_does(selector, ours, others):
+    settings = read_settings({"UNMASK_OPERATOR_WATCH_SELECTOR": selector})
+    assert [settings.selects(labels) for labels in (*ours, *others)] == [True] * len(ours) + [False] * len(others)
+
+
+@pytest.mark.parametrize("selector", ["a b", "a in (b)", "!a=b", "a==b", "=b", "a=b;c"])
+def test_a_selector_that_is_none_is_refused(selector):
+    with pytest.raises(ValueError, match=r"UNMASK_OPERATOR_WATCH_SELECTOR: .* is none of key, !key"):
+        read_settings({"UNMASK_OPERATOR_WATCH_SELECTOR": selector})

@@ -41,12 +41,19 @@
   verbs: [create, list]
 {{- end -}}
 
-{{/* In its own namespace: the one Lease. No create: the chart makes it, and gone with the chart it stays gone. */}}
+{{/* In its own namespace: the one Lease, and the Deployment that owns it. No name limits what may be created. */}}
 {{- define "unmask.ownRules" -}}
+- apiGroups: [coordination.k8s.io]
+  resources: [leases]
+  verbs: [create]
 - apiGroups: [coordination.k8s.io]
   resources: [leases]
   resourceNames: [{{ include "unmask.fullname" . }}]
   verbs: [get, update]
+- apiGroups: [apps]
+  resources: [deployments]
+  resourceNames: [{{ include "unmask.fullname" . }}]
+  verbs: [get]
 {{- end -}}
 
 {{/* Outside namespaces, by rbac.readNodes: only while a pod finds no node. */}}

@@ -120,9 +120,6 @@ class Store:
         family = self._family.get(key, {})
         return [obj for (api, _), obj in sorted(family.items()) if api == PODS.api]
 
-    def families(self) -> list[Key]:
-        return list(self._family)
-
     def ages(self) -> dict[str, float]:
         """Seconds since each kind was last heard of."""
         now = self._clock()

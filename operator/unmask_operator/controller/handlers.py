@@ -31,8 +31,12 @@ class Backoffs:
             pause = min(pause * 2, 30.0)
 
 
-def settings(kinds: Iterable[ApiKind]) -> kopf.OperatorSettings:
-    """kopf as a supplier of watches alone: no peering, no Events, no scanning for new kinds and namespaces."""
+def settings(kinds: Iterable[ApiKind], selector: str) -> kopf.OperatorSettings:
+    """kopf as a supplier of watches alone: no peering, no Events, no scanning for new kinds and namespaces.
+
+    Args:
+        selector: of the resources' labels, "" for all.
+    """
     made = kopf.OperatorSettings()
     made.posting.enabled = False
     made.peering.standalone = True
@@ -44,8 +48,9 @@ def settings(kinds: Iterable[ApiKind]) -> kopf.OperatorSettings:
     made.queueing.exit_timeout = 0.5
     made.process.ultimate_exiting_timeout = None
     for kind in kinds:
-        if kind is not SERVICES:
-            made.watching.label_selectors[kind.group, kind.version, kind.plural] = SERVICE_LABEL
+        wanted = selector if kind is SERVICES else SERVICE_LABEL
+        if wanted:
+            made.watching.label_selectors[kind.group, kind.version, kind.plural] = wanted
     return made
 
 

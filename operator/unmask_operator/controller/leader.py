@@ -104,7 +104,7 @@ class Leader:
             self._look_at_all()
 
     async def _list(self, kind: ApiKind, namespace: str | None) -> None:
-        selector = "" if kind is SERVICES else SERVICE_LABEL
+        selector = ",".join(self._settings.watch_selector) if kind is SERVICES else SERVICE_LABEL
         since = self._store.newest(kind)
         items, version = await self._client.list(kind, namespace, selector, keep=functools.partial(slim, kind))
         for key in self._store.replace(kind, namespace, items, version, since):
@@ -153,6 +153,8 @@ class Leader:
     async def _work(self) -> None:
         while True:
             key = await self._queue.get()
+            if not self._keep(key):
+                continue
             try:
                 self._cold_starts.look(key, self._store.pods(key))
                 result = await self._reconciler.reconcile(key, patient=not self._queue.failures(key))
@@ -168,6 +170,16 @@ class Leader:
                 else:
                     self._queue.done(key, result.again)
 
+    def _keep(self, key: Key) -> bool:
+        """False for a resource that has lost the labels by which it was ours; the watch says so, but the answer to a
+        status that was written at that moment may have brought it back into the store."""
+        service = self._store.service(key)
+        if service is None or self._settings.selects(service["metadata"].get("labels") or {}):
+            return True
+        self._store.delete(SERVICES, service)
+        self._queue.done(key)
+        return False
+
     def _knowledge(self) -> Knowledge:
         return Knowledge(
             apis=lambda: self._apis,
@@ -179,14 +191,14 @@ class Leader:
         )
 
     def _loading(self) -> Iterable[Target]:
-        for key in self._store.families():
+        for key, _ in self._store.services():
             for pod in self._store.pods(key):
                 if is_loading(pod) or self._progress.wants_revision(pod):
                     yield Target(pod["metadata"]["uid"], pod["status"]["podIP"], key)
 
     def _silent(self) -> Iterable[Silent]:
         now = datetime.now(UTC)
-        for key in self._store.families():
+        for key, _ in self._store.services():
             for pod in self._store.pods(key):
                 if is_silent(pod, now):
                     yield Silent(pod["metadata"]["uid"], key)

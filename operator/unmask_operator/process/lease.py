@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import os
 import random
 import time
@@ -13,7 +14,7 @@ from typing import Any, NoReturn
 
 from unmask_operator.client.client import Client
 from unmask_operator.client.errors import ApiError
-from unmask_operator.client.kinds import LEASES
+from unmask_operator.client.kinds import LEASES, kind_of
 from unmask_operator.objects import Obj
 
 LEASE_SECONDS = 12  # a holder that has not renewed for so long is gone
@@ -73,6 +74,17 @@ class Lease:
         """The Lease as given back: the next pod need not wait."""
         return {**lease, "spec": {**lease["spec"], "holderIdentity": "", "leaseDurationSeconds": 1}}
 
+    @staticmethod
+    def new(namespace: str, name: str, owner: Obj | None) -> Obj:
+        """A Lease where there is none. It may have been deleted under a leader, who goes on for DEADLINE_SECONDS: for
+        so long somebody unknown holds it."""
+        metadata: Obj = {"namespace": namespace, "name": name}
+        if owner is not None:
+            named = {"name": owner["metadata"]["name"], "uid": owner["metadata"]["uid"]}
+            metadata["ownerReferences"] = [{"apiVersion": "apps/v1", "kind": "Deployment", **named}]
+        spec = {"holderIdentity": "unknown", "leaseDurationSeconds": math.ceil(DEADLINE_SECONDS)}
+        return {"apiVersion": LEASES.api_version, "kind": LEASES.kind, "metadata": metadata, "spec": spec}
+
     def seconds_left(self) -> float:
         """Until the renew deadline."""
         assert self.renewed_at is not None
@@ -80,11 +92,16 @@ class Lease:
 
 
 class Elector:
-    """Reads and writes the Lease: waits for it, keeps it, gives it back. It never creates it: the chart does, so that
-    uninstalling removes it for good."""
+    """Makes the Lease where there is none, waits for it, keeps it, gives it back.
 
-    def __init__(self, client: Client, namespace: str, name: str, identity: str) -> None:
+    Args:
+        deployment: the operator's own, which owns the Lease, so that uninstalling removes it for good: one that is made
+            when the Deployment is gone has nobody to name, or names what is not there and is collected. "": no owner.
+    """
+
+    def __init__(self, client: Client, namespace: str, name: str, identity: str, deployment: str = "") -> None:
         self._client = client
+        self._deployment = deployment
         self._where = (namespace, name)
         self._lease = Lease(identity)
         self._read: Obj | None = None
@@ -137,7 +154,7 @@ class Elector:
     async def _try(self) -> bool:
         start, lease = time.monotonic(), None
         try:
-            lease = await self._client.get(LEASES, *self._where)
+            lease = await self._find()
             self.reads = True
             if not self._lease.may_take(lease):
                 return False
@@ -145,13 +162,25 @@ class Elector:
             self._read = await self._client.update_lease(self._lease.held(lease, _now()), timeout=RETRY_SECONDS)
         except ApiError as error:
             self.reads = lease is not None
-            if error.not_found:
-                log.warning("waiting for the Lease %s/%s: whoever installs the operator makes it", *self._where)
-            elif not error.conflict:
+            if error.status != 409:
                 log.warning("cannot read or write the Lease %s/%s: %s", *self._where, error)
             return False
         self._lease.renewed_at = start
         return True
+
+    async def _find(self) -> Obj:
+        """The Lease as it is; it is made where there is none."""
+        try:
+            return await self._client.get(LEASES, *self._where)
+        except ApiError as error:
+            if not error.not_found:
+                raise
+        namespace, name = self._where
+        owner = None
+        if self._deployment:
+            owner = await self._client.get(kind_of("apps/v1", "Deployment"), namespace, self._deployment)
+        made = Lease.new(namespace, name, owner)
+        return await self._client.request("POST", LEASES.path(namespace), body=made, timeout=RETRY_SECONDS)
 
     async def _renew(self) -> None:
         assert self._read is not None

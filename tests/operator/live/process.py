@@ -26,12 +26,19 @@ CRDS = ROOT / "crds"
 
 
 def install(kube: Kube, own: str, watched: Iterable[str]) -> None:
-    """What the chart would: the CRD, the service account and its roles, and the empty Lease."""
+    """What the chart would: the CRD, the service account and its roles, and a Deployment (without pods). The Lease is
+    there already and free, so that nobody waits for it."""
     for file in sorted(CRDS.glob("*.yaml")):
         kube.apply(yaml.safe_load(file.read_text()))
     wait_served(kube, API_VERSION, KIND)
     kube.apply({"apiVersion": "v1", "kind": "ServiceAccount", "metadata": {"name": ACCOUNT, "namespace": own}})
     grant(kube, own, watched)
+    labels = {"app": ACCOUNT}
+    containers = [{"name": "operator", "image": "unmask-operator:0"}]
+    template = {"metadata": {"labels": labels}, "spec": {"containers": containers}}
+    spec = {"replicas": 0, "selector": {"matchLabels": labels}, "template": template}
+    metadata = {"name": ACCOUNT, "namespace": own}
+    kube.apply({"apiVersion": "apps/v1", "kind": "Deployment", "metadata": metadata, "spec": spec})
     reset_lease(kube, own)
 
 
@@ -85,11 +92,18 @@ class OperatorProcess:
 
     Args:
         server: of the API server to talk to; "" is the server's own address, else a proxy's.
+        selector: of the resources' labels.
         watched: namespaces; empty is the whole cluster.
     """
 
     def __init__(
-        self, api: ApiServer, own: str, watched: Iterable[str] = (), server: str = "", name: str = "a"
+        self,
+        api: ApiServer,
+        own: str,
+        watched: Iterable[str] = (),
+        server: str = "",
+        name: str = "a",
+        selector: str = "",
     ) -> None:
         self.kubeconfig = api.service_account_kubeconfig(own, ACCOUNT, server=server)
         (self.port,) = free_ports(1)
@@ -101,7 +115,9 @@ class OperatorProcess:
             "KUBECONFIG": str(self.kubeconfig),
             f"{prefix}NAMESPACE": own,
             f"{prefix}POD_NAME": f"operator-{name}",
+            f"{prefix}DEPLOYMENT": ACCOUNT,
             f"{prefix}WATCH_NAMESPACES": ",".join(watched),
+            f"{prefix}WATCH_SELECTOR": selector,
             f"{prefix}PORT": str(self.port),
             f"{prefix}READ_NODES": "true",
             f"{prefix}LOG_FORMAT": "json",

@@ -64,6 +64,8 @@ def test_the_rights_asked_for_are_the_rights_granted(api_server: ApiServer, admi
     admin.apply(POD_MONITOR_CRD)
     wait_served(admin, POD_MONITORS.api_version, "PodMonitor")
     install(admin, namespace, [namespace])
+    lease = {"apiVersion": "coordination.k8s.io/v1", "kind": "Lease"}
+    admin.delete({**lease, "metadata": {"name": "unmask-operator", "namespace": namespace}})
     account = f"system:serviceaccount:{namespace}:{ACCOUNT}"
     owners_are_known(api_server.admin(user=account), namespace)
     with OperatorProcess(api_server, namespace, [namespace]) as operator:

@@ -1,0 +1,30 @@
+"""Of two operators each looks after the services with its labels alone, and a service can change hands."""
+
+from __future__ import annotations
+
+import pytest
+
+from e2e.cluster import ApiServer, Kube
+from tests.operator.live.objects import demo, read, wait_condition
+from tests.operator.live.process import OperatorProcess, install
+
+pytestmark = pytest.mark.cluster
+
+
+def test_a_service_is_the_operators_while_its_labels_say_so(api_server: ApiServer, admin: Kube, namespace: str) -> None:
+    install(admin, namespace, [namespace])
+    first, second = demo(namespace, "first"), demo(namespace, "second")
+    first["metadata"]["labels"] = {"track": "canary"}
+    for resource in (first, second):
+        admin.create(resource)
+    with OperatorProcess(api_server, namespace, [namespace], selector="track=canary"):
+        wait_condition(admin, first, "Accepted", "True")
+        assert "status" not in read(admin, second)
+        admin.patch(first, {"metadata": {"labels": {"track": None}}})
+        admin.patch(second, {"metadata": {"labels": {"track": "canary"}}})
+        wait_condition(admin, second, "Accepted", "True")
+        for resource in (first, second):
+            admin.patch(resource, {"spec": {"service": {"annotations": {"a": "b"}}}})
+        wait_condition(admin, second, "Accepted", "True")
+        seen = [admin.get("v1", "Service", name, namespace)["metadata"] for name in ("first", "second")]
+        assert [metadata.get("annotations", {}).get("a") for metadata in seen] == [None, "b"]
