@@ -3,12 +3,15 @@
 import json
 import re
 
+import pytest
 from prometheus_client import generate_latest
 
 from runtime.server.metrics import Metrics as EngineMetrics
 from tests.operator.helm import render
 from unmask_operator.client.store import Store
 from unmask_operator.process.metrics import Metrics as OperatorMetrics
+
+pytestmark = pytest.mark.programs
 
 
 def known():
