@@ -109,3 +109,15 @@ def test_images_run_as_a_numeric_user_and_say_what_they_are(name):
         assert f"org.opencontainers.image.{label}=" in text
     entry = re.search(r"^ENTRYPOINT (.+)$", text, re.MULTILINE)[1]
     assert entry == f'["python", "-m", "{ {"operator": "unmask_operator", "runtime": "runtime.server"}[name] }"]'
+
+
+def test_the_licence_is_one_and_the_same():
+    """The file, the package's metadata, both images and the chart."""
+    text = (ROOT / "LICENSE").read_text(encoding="utf-8")
+    assert re.match(r"\s*Apache License\n\s*Version 2\.0, January 2004\n", text)
+    assert "END OF TERMS AND CONDITIONS" in text
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    labels = re.findall(r'org\.opencontainers\.image\.licenses="([^"]+)"', DOCKERFILE)
+    (chart,) = re.findall(r"licenses: (\S+)", (ROOT / "charts/unmask-operator/Chart.yaml").read_text(encoding="utf-8"))
+    assert [project["license"], *labels, chart] == ["Apache-2.0"] * 4
+    assert project["license-files"] == ["LICENSE"]
