@@ -53,7 +53,7 @@ def reconciler(store, api):
     async def nodes(pods):
         return None
 
-    knowledge = Knowledge(frozenset, nodes, dict, dict, lambda key: None)
+    knowledge = Knowledge(frozenset, nodes, dict, dict, dict, lambda key: None)
     return Reconciler(api, store, Settings(), knowledge, Metrics(store, lambda: 0))
 
 

@@ -90,7 +90,7 @@ def test_a_child_that_the_server_fails_on_again_and_again_is_told_with_all_else_
     store = Store()
     store.put(SERVICES, service)
     api = Broken(service)
-    knowledge = Knowledge(frozenset, nobody_knows, dict, dict, lambda key: None)
+    knowledge = Knowledge(frozenset, nobody_knows, dict, dict, dict, lambda key: None)
     metrics = Metrics(store, lambda: 0)
     reconciler = Reconciler(api, store, Settings(), knowledge, metrics)
 
