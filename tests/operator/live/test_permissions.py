@@ -6,11 +6,11 @@ import pytest
 
 from e2e.cluster import ApiServer, Kube
 from e2e.cluster.kube import ApiError
-from tests.operator.live.objects import children, demo, wait_condition
+from tests.operator.live.objects import demo, wait_condition
 from tests.operator.live.process import ACCOUNT, OperatorProcess, install, wait_served
 from tools.permissions import RULES
-from unmask_operator.client.kinds import CHILDREN, POD_MONITORS
-from unmask_operator.objects import API_VERSION, KIND
+from unmask_operator.client.kinds import CHILDREN, POD_MONITORS, ApiKind, kind_of
+from unmask_operator.objects import API_VERSION, KIND, SERVICE_LABEL
 
 pytestmark = pytest.mark.cluster
 
@@ -112,38 +112,33 @@ def one_of_each_kind(admin: Kube, namespace: str) -> None:
     hpa = admin.create(demo(namespace, "hpa", autoscaling=scaling))
     wait_condition(admin, hpa, "Accepted", "True")
     # a child that lost its label stands in the way: it is read, and written again
-    for kind in (
-        "Service",
-        "Deployment",
-        "ServiceAccount",
-        "NetworkPolicy",
-        "PodDisruptionBudget",
-        "PodMonitor",
-        "ConfigMap",
-    ):
-        _strip(admin, namespace, kind, "every")
-    _strip(admin, namespace, "ControllerRevision", "every")
-    _strip(admin, namespace, "HorizontalPodAutoscaler", "hpa")
-    admin.wait("all have their label again", lambda: _labelled(admin, every) >= 7 and _labelled(admin, hpa) >= 5)
+    kinds = [kind for kind in CHILDREN if kind.kind != "HorizontalPodAutoscaler"]
+    stripped = [obj for kind in kinds for obj in _strip(admin, namespace, kind, "every")]
+    assert {obj["kind"] for obj in stripped} == {kind.kind for kind in kinds}
+    (hpa_child,) = _strip(admin, namespace, kind_of("autoscaling/v2", "HorizontalPodAutoscaler"), "hpa")
+    for obj in (*stripped, hpa_child):
+        name = obj["metadata"]["name"]
+        admin.wait(f"{obj['kind']} {name} has its label again", lambda obj=obj: _is_labelled(admin, obj))
     builtin = {"provider": "Builtin", "minReplicas": 2, "maxReplicas": 3, "targets": targets}
     admin.patch(hpa, {"spec": {"autoscaling": builtin}})  # deletes the HPA; replicas 1 is out of bounds: scaled
     admin.wait("scaled", lambda: admin.get(hpa["apiVersion"], hpa["kind"], "hpa", namespace)["spec"]["replicas"] == 2)
+    admin.wait("no HorizontalPodAutoscaler", lambda: _is_gone(admin, hpa_child))
     gone = {"model": {"uri": "demo://"}, "networkPolicy": None, "monitoring": None, "replicas": 1, "suspend": True}
     admin.patch(every, {"spec": gone})
     for number in range(5):  # more pins than are kept: old ones are deleted
         admin.patch(every, {"spec": {"engine": {"maxNumReqs": 10 + number}}})
         wait_condition(admin, every, "Accepted", "True")
-    for resource in (every, hpa):
-        wait_condition(admin, resource, "Accepted", "True")
-    # the commits go with the last pin that may ask for one
-    admin.wait("no ConfigMap", lambda: "ConfigMap" not in {kind for kind, _ in children(admin, every)})
-    left = {kind for kind, _ in children(admin, every)}
-    assert not left & {"NetworkPolicy", "PodDisruptionBudget", "PodMonitor"}, left
+    # suspended, it needs no budget; its ConfigMap holds commits, and goes with the last pin that may ask for one
+    for obj in stripped:
+        if obj["kind"] in ("NetworkPolicy", "PodMonitor", "PodDisruptionBudget", "ConfigMap"):
+            admin.wait(f"no {obj['kind']}", lambda obj=obj: _is_gone(admin, obj))
+    first = next(obj for obj in stripped if obj["kind"] == "ControllerRevision")
+    admin.wait("the first pin is gone", lambda: _is_gone(admin, first))
 
 
 def a_pod_without_a_word(admin: Kube, namespace: str) -> None:
     """A pod that a node has had for long and in which nothing starts: only its Events may say why."""
-    labels = {"serving.unmask.dev/service": "every"}
+    labels = {SERVICE_LABEL: "every"}
     spec = {"nodeName": "somewhere", "containers": [{"name": "main", "image": "engine:1"}]}
     meta = {"name": "stuck", "namespace": namespace, "labels": labels}
     stuck = admin.create({"apiVersion": "v1", "kind": "Pod", "metadata": meta, "spec": spec})
@@ -153,11 +148,22 @@ def a_pod_without_a_word(admin: Kube, namespace: str) -> None:
     admin.patch(stuck, {"status": now}, subresource="status")
 
 
-def _labelled(admin: Kube, resource: dict) -> int:
-    return len(children(admin, resource))
+def _strip(admin: Kube, namespace: str, kind: ApiKind, service: str) -> list[dict]:
+    """Takes the label off a service's children of a kind."""
+    found = admin.list(kind.api_version, kind.kind, namespace, labelSelector=f"{SERVICE_LABEL}={service}")
+    for obj in found:
+        admin.patch(obj, {"metadata": {"labels": {SERVICE_LABEL: None, "stripped": "yes"}}})
+    return found
 
 
-def _strip(admin: Kube, namespace: str, kind: str, service: str) -> None:
-    api = next(k.api_version for k in CHILDREN if k.kind == kind)
-    for obj in admin.list(api, kind, namespace, labelSelector=f"serving.unmask.dev/service={service}"):
-        admin.patch(obj, {"metadata": {"labels": {"serving.unmask.dev/service": None, "stripped": "yes"}}})
+def _is_labelled(admin: Kube, obj: dict) -> bool:
+    return SERVICE_LABEL in _live(admin, obj)["metadata"]["labels"]
+
+
+def _is_gone(admin: Kube, obj: dict) -> bool:
+    return _live(admin, obj) is None
+
+
+def _live(admin: Kube, obj: dict) -> dict | None:
+    meta = obj["metadata"]
+    return admin.find(obj["apiVersion"], obj["kind"], meta["name"], meta["namespace"])
