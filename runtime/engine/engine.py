@@ -132,8 +132,9 @@ class Engine:
         return outputs
 
     def _apply(self, turns: list[Turn], results: BlockResults, outputs: list[EngineOutput]) -> None:
-        stats = self._stats
-        first = 0
+        stats, apply = self._stats, self.strategy.apply
+        kept_of, mixtures = results.kept, results.mixtures
+        first = denoised = 0
         for turn in turns:
             request, feed = turn.request, turn.feed
             cached, settled = request.cached, request.settled
@@ -152,24 +153,24 @@ class Engine:
             if feed is not None:
                 blocks = feed.blocks
                 mine, first = first, first + len(blocks)
-                if results.kept:
+                if kept_of:
                     for i, block in enumerate(blocks, mine):
-                        kept = results.kept.get(i)
+                        kept = kept_of.get(i)
                         block.kept = None if kept is None else kept[: block.size]
-                if results.mixtures:
+                if mixtures:
                     for i, block in enumerate(blocks, mine):
-                        if i in results.mixtures:
-                            ids, probs = results.mixtures[i]
+                        if i in mixtures:
+                            ids, probs = mixtures[i]
                             block.mixture = ids[: block.size], probs[: block.size]
                 try:
-                    self.strategy.apply(request, blocks, results, mine)
+                    apply(request, blocks, results, mine)
                 except Exception as error:
                     outputs += self._strategy_failed(request, error)
                     continue
                 if request.reason is not None or (blocks and request.told):
                     self._report(request, outputs)
                 if denoises:
-                    stats.forwards_denoise += 1
+                    denoised += 1
                     for block in blocks:
                         if block.ended:
                             self._block_steps.append(block.steps)
@@ -180,6 +181,7 @@ class Engine:
                     del self._requests[request.spec.id]
                 if request.cached >= request.settled:
                     self.scheduler.release(request)
+        stats.forwards_denoise += denoised
         stats.edits += sum(results.edits)
         stats.remasks += sum(results.remasks)
         stats.forced += sum(results.forced)

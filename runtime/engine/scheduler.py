@@ -98,11 +98,12 @@ class Scheduler:
         first, self._passed_over = self._passed_over, None
         if first is not None and first.status is Status.RUNNING:  # whoever came since would go before it for ever
             order = [first, *(request for request in order if request is not first)]
-        running = Status.RUNNING
+        running, step = Status.RUNNING, self._step
         for n, request in enumerate(order):
             if request.status is not running:
                 continue  # made way for somebody in this very loop
-            if request.alone and turns:
+            alone = request.alone
+            if alone and turns:
                 self._passed_over = self._passed_over or request
                 left_out = True
                 continue
@@ -119,16 +120,17 @@ class Scheduler:
             if turn is None:
                 left_out = True
                 continue
-            if turn.last > request.held and not self._hold_pages(request, turn.last, turns):
+            last = turn.last
+            if last > request.held and not self._hold_pages(request, last, turns):
                 continue
             turns[request.seq] = turn
             if prefilling:
                 self.sharing.computes(request)
-            rows = turn.last - turn.first
+            rows = last - turn.first
             left -= rows
             spare -= rows
-            request.last_served = self._step
-            if request.alone:
+            request.last_served = step
+            if alone:
                 left_out = len(order) > 1
                 break
         self._left_out = left_out
@@ -151,12 +153,13 @@ class Scheduler:
     def _turn(self, request: Request, left: int) -> Turn | None:
         """As much as fits `left` rows: of what is settled a chunk, of the open part all or nothing."""
         cached, settled = request.cached, request.settled
-        if request.dropped and cached == settled:
-            again = request.dropped[0]
+        dropped = request.dropped
+        if dropped and cached == settled:
+            again = dropped[0]
             last = again.first + len(again.tokens)
             return Turn(request, again.first, last, None, again) if last - again.first <= left else None
         try:
-            if settled - cached <= left and request.reason is None and not request.dropped:
+            if settled - cached <= left and request.reason is None and not dropped:
                 feed = self.strategy.open(request)
                 first, last = feed.first, feed.last
                 if cached < first and cached < request.settled:

@@ -15,8 +15,11 @@ if TYPE_CHECKING:  # strategies are timed where the messages' package is not ins
 def write_block(request: Request, block: Block, results: BlockResults, i: int) -> None:
     """Result `i` of the step, into the block and the request's arrays."""
     size = block.size
-    block.tokens[:] = results.tokens[i, :size]
-    block.state[:] = results.state[i, :size]
+    tokens, state = results.tokens[i], results.state[i]
+    if size < len(tokens):
+        tokens, state = tokens[:size], state[:size]
+    block.tokens[...] = tokens  # half the time of [:]
+    block.state[...] = state
     if not block.masks:
         block.post_edit_steps += 1
     if results.remasks[i]:
