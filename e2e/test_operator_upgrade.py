@@ -5,20 +5,20 @@ from __future__ import annotations
 import pytest
 
 from e2e.cluster import Kube
+from e2e.cluster.install import REGISTRY
 from e2e.cluster.kube import Obj
 from e2e.release import Release
 from e2e.services import LABEL, ask, condition, demo, engines, get, patch, pods, wait_condition
 
-# What the newer chart renders otherwise: one more variable, and another default image. The same image by its full name,
-# so that it is on every node that has the first one.
+# What the newer chart renders otherwise: one more variable, and another default image. The same image by another of its
+# names, so that it is on every node that has the first one.
 VARIABLE = "E2E_NEWER"
 
 
 @pytest.fixture
 def newer(release: Release) -> dict[str, object]:
-    repository = release.values.get("engine", {}).get("image", {}).get("repository", "unmask-runtime")
-    another = repository.removeprefix("docker.io/library/") if "/" in repository else f"docker.io/library/{repository}"
-    return {f"engine.env.{VARIABLE}": "yes", "engine.image.repository": another}
+    assert release.values["global"]["imageRegistry"] == REGISTRY
+    return {f"engine.env.{VARIABLE}": "yes", "global.imageRegistry": REGISTRY.removesuffix("/library")}
 
 
 def main(kube: Kube, namespace: str, name: str) -> tuple[str, bool]:

@@ -16,6 +16,7 @@ CHARTS = Path(__file__).parents[2] / "charts"
 CHART = CHARTS / "unmask-operator"
 CRDS = CHARTS / "unmask-crds"
 NAMESPACE = "unmask-system"
+REGISTRY = {"global.imageRegistry": "registry.example/team"}  # without one the operator's chart is refused
 
 
 def helm(*arguments: str) -> str:
@@ -35,17 +36,20 @@ def sets(values: dict[str, Any]) -> list[str]:
 
 
 def render(version: str = "1.34.4", /, **values: Any) -> list[dict[str, Any]]:
-    """The objects of a release `unmask-operator`; a dot in a value's path is written as two underscores."""
-    return _render(CHART, version, values)
+    """The objects of a release `unmask-operator` with REGISTRY; a dot in a value's path is two underscores here."""
+    return _render(CHART, version, {**REGISTRY, **_dotted(values)})
 
 
 def render_crds(**values: Any) -> list[dict[str, Any]]:
     """The objects of a release `unmask-crds`."""
-    return _render(CRDS, "1.34.4", values)
+    return _render(CRDS, "1.34.4", _dotted(values))
+
+
+def _dotted(values: dict[str, Any]) -> dict[str, Any]:
+    return {name.replace("__", "."): value for name, value in values.items()}
 
 
 def _render(chart: Path, version: str, values: dict[str, Any]) -> list[dict[str, Any]]:
-    paths = {name.replace("__", "."): value for name, value in values.items()}
     place = ("--namespace", NAMESPACE, "--kube-version", version)
-    text = helm("template", chart.name, str(chart), *place, *sets(paths))
+    text = helm("template", chart.name, str(chart), *place, *sets(values))
     return [obj for obj in yaml.safe_load_all(text) if obj]

@@ -100,7 +100,7 @@ def test_the_pod_passes_the_restricted_level():
 def test_the_operator_reads_every_setting_of_the_deployment():
     objects = render()
     assert settings(objects) == Settings(
-        runtime_image=f"unmask-runtime:{VERSION}",
+        runtime_image=f"registry.example/team/unmask-runtime:{VERSION}",
         namespace="unmask_operator_namespace",
         pod_name="unmask_operator_pod_name",
         deployment=one(objects, "Deployment")["metadata"]["name"],
@@ -198,9 +198,20 @@ def test_users_roles_are_extended(user):
 
 
 def test_images():
-    assert container(render())["image"] == f"unmask-operator:{VERSION}"
-    pinned = render(global__imageRegistry="host/a", image__tag="x", image__digest=DIGEST)
-    assert container(pinned)["image"] == f"host/a/unmask-operator:x@{DIGEST}"
+    assert container(render())["image"] == f"registry.example/team/unmask-operator:{VERSION}"
+    pinned = render(global__imageRegistry="localhost/a", image__tag="x", image__digest=DIGEST)
+    assert container(pinned)["image"] == f"localhost/a/unmask-operator:x@{DIGEST}"
+
+
+@pytest.mark.parametrize("registry", ["", "team", "host/a"])
+def test_an_image_without_a_registry_is_refused_with_what_to_set(registry):
+    """Nodes would look for it at a registry of their own choice."""
+    with pytest.raises(ValueError, match=r"unmask-\w+: names no registry; set global\.imageRegistry to the host"):
+        render(global__imageRegistry=registry)
+    named = {"image__repository": "host:5000/operator", "engine__image__repository": "ghcr.example/runtime"}
+    assert container(render(global__imageRegistry="", **named))["image"] == f"host:5000/operator:{VERSION}"
+    with pytest.raises(ValueError, match="image unmask-runtime: names no registry"):
+        render(global__imageRegistry="", image__repository="host:5000/operator")
 
 
 def test_switches():

@@ -5,7 +5,7 @@ import shutil
 import pytest
 import yaml
 
-from tests.operator.helm import CHART, CRDS, helm, render, render_crds, sets
+from tests.operator.helm import CHART, CRDS, REGISTRY, helm, render, render_crds, sets
 
 pytestmark = pytest.mark.cluster
 FOREIGN = ("ServiceMonitor", "PrometheusRule")  # kinds of the Prometheus operator, which is not there
@@ -35,7 +35,7 @@ def test_the_api_server_takes_every_object_without_a_warning(admin, namespace):
 
 def test_install_upgrade_and_uninstall_leave_nothing(api_server, admin, namespace):
     cluster = ("--kubeconfig", str(api_server.kubeconfig), "--namespace", namespace)
-    values = {"networkPolicy.enabled": True, "monitoring.dashboard.enabled": True}
+    values = {**REGISTRY, "networkPolicy.enabled": True, "monitoring.dashboard.enabled": True}
 
     def made():
         label = {"labelSelector": "app.kubernetes.io/managed-by=Helm,app.kubernetes.io/instance=mine"}
@@ -72,9 +72,9 @@ def test_the_crd_only_rolls_forward(api_server, admin, namespace, tmp_path):
 
     try:
         helm("install", "crds", str(CRDS), *cluster)
-        helm("install", "mine", str(CHART), *cluster)
+        helm("install", "mine", str(CHART), *cluster, *sets(REGISTRY))
         helm("upgrade", "crds", str(newer), *cluster)
-        helm("upgrade", "mine", str(CHART), *cluster, *sets({"replicas": 1}))
+        helm("upgrade", "mine", str(CHART), *cluster, *sets({**REGISTRY, "replicas": 1}))
         before = live()["resourceVersion"]
         helm("rollback", "mine", "1", *cluster)
         with pytest.raises(ValueError, match=r"is of version 0\.2\.0 already, and this chart is 0\.1\.0"):

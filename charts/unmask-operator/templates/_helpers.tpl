@@ -29,10 +29,15 @@ app.kubernetes.io/managed-by: {{ .Release.Service }}
 helm.sh/chart: {{ .Chart.Name }}-{{ .Chart.Version | replace "+" "_" }}
 {{- end -}}
 
-{{/* A whole image reference from {root, image}: [registry/]repository:tag[@digest]. */}}
+{{/* A whole image reference from {root, image}: registry/repository:tag[@digest]. Without a registry's host each node
+would look for it where its own configuration says, which may be a stranger's. */}}
 {{- define "unmask.image" -}}
-{{- with .root.Values.global.imageRegistry }}{{ trimSuffix "/" . }}/{{ end -}}
-{{- .image.repository }}:{{ .image.tag | default .root.Chart.AppVersion -}}
+{{- $name := .image.repository -}}
+{{- with .root.Values.global.imageRegistry }}{{ $name = printf "%s/%s" (trimSuffix "/" .) $name }}{{ end -}}
+{{- if not (regexMatch "^([^/]*[.:][^/]*|localhost)/" $name) -}}
+{{- fail (printf "image %s: names no registry; set global.imageRegistry to the host and path before both images, such as registry.example.com/team, or localhost for images that were built under that name and loaded into the nodes" $name) -}}
+{{- end -}}
+{{- $name }}:{{ .image.tag | default .root.Chart.AppVersion -}}
 {{- with .image.digest }}@{{ . }}{{ end -}}
 {{- end -}}
 
