@@ -6,10 +6,10 @@ import sys
 
 import yaml
 
+from tools import rules
 from tools.schema import Schema, structural
-from unmask_operator.api.service import NAME_RULE
+from tools.status import Status
 from unmask_operator.api.spec import Spec
-from unmask_operator.api.status import Status
 from unmask_operator.objects import GROUP, KIND, PLURAL, VERSION, Obj
 
 NAME = f"{PLURAL}.{GROUP}"
@@ -41,7 +41,7 @@ def schema(*, defaults: bool = False) -> Schema:
             "spec": structural(Spec, defaults=defaults),
             "status": structural(Status),
         },
-        "x-kubernetes-validations": [NAME_RULE.schema()],
+        "x-kubernetes-validations": [rules.NAME.schema()],
     }
 
 

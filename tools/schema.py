@@ -6,6 +6,7 @@ from typing import Any
 
 from pydantic import BaseModel
 
+from tools.rules import RULES
 from unmask_operator.api.base import STORED
 
 Schema = dict[str, Any]
@@ -21,7 +22,11 @@ def structural(model: type[BaseModel], *, defaults: bool = False) -> Schema:
     as such, for the documentation.
     """
     schema = model.model_json_schema(by_alias=True)
-    return _convert(schema, schema.get("$defs", {}), defaults)
+    sections = {**schema.get("$defs", {}), model.__name__: schema}
+    for section, rules in RULES.items():
+        if section.__name__ in sections:
+            sections[section.__name__]["x-kubernetes-validations"] = [rule.schema() for rule in rules]
+    return _convert(schema, sections, defaults)
 
 
 def _convert(node: Schema, definitions: dict[str, Schema], defaults: bool) -> Schema:

@@ -15,7 +15,7 @@ from unmask_operator.client.client import Client
 from unmask_operator.client.errors import ApiError
 from unmask_operator.client.kinds import OPTIONAL, SERVICES, ApiKind, watched
 from unmask_operator.client.login import login
-from unmask_operator.client.store import Store, WentBack
+from unmask_operator.client.store import Store
 from unmask_operator.controller import handlers
 from unmask_operator.controller.leader import Leader, settle_seconds
 from unmask_operator.controller.queue import WorkQueue
@@ -71,8 +71,7 @@ class Operator:
         await asyncio.wait((leading,), timeout=1.0)
         await self._elector.release()
         if failed:
-            error = _first(failed[0])
-            log.error("the operator ends: %s", error, exc_info=None if isinstance(error, WentBack) else failed[0])
+            log.error("the operator ends: %s", failed[0], exc_info=failed[0])
             exit_at_once()
         stop.set()
         if not self._watching:
@@ -87,7 +86,7 @@ class Operator:
 
     def _is_up(self) -> bool:
         """Whether this pod does what it is for: it would lead, or it leads and knows what there is."""
-        return self._elector.reads if self._leader is None else self._leader.knows and self._watching
+        return self._elector.reads if self._leader is None else self._leader.known.is_set() and self._watching
 
     async def _watch(self, stop: asyncio.Event) -> None:
         await self._elected.wait()
@@ -121,13 +120,6 @@ class Operator:
 
     def _news(self, kind: ApiKind, key: Key, obj: Obj) -> None:
         self._queue.add(key, settle_seconds(kind, obj))
-
-
-def _first(error: BaseException) -> BaseException:
-    """What a group of tasks ended for."""
-    while isinstance(error, BaseExceptionGroup):
-        error = error.exceptions[0]
-    return error
 
 
 def _on_signals(stop: asyncio.Event) -> None:

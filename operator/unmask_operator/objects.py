@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -16,6 +18,7 @@ PLURAL = "diffusionlmservices"
 FIELD_MANAGER = "unmask-operator"
 
 SERVICE_LABEL = f"{GROUP}/service"  # its value is the resource's name; alone it selects the engine's pods
+TEMPLATE_LABEL = f"{GROUP}/template"  # of a pod: the digest of the template that it is made from
 RESTARTED_AT = f"{GROUP}/restartedAt"  # annotation of the resource: a new value restarts the engine
 
 
@@ -40,6 +43,11 @@ class Ref:
     @classmethod
     def of(cls, obj: Mapping[str, Any]) -> Ref:
         return cls(obj["apiVersion"], obj["kind"], obj["metadata"]["name"])
+
+
+def digest(obj: Mapping[str, Any]) -> str:
+    """A word that tells two objects of different content apart."""
+    return hashlib.sha256(json.dumps(obj, sort_keys=True).encode()).hexdigest()[:16]
 
 
 def controller_uid(obj: Mapping[str, Any]) -> str | None:

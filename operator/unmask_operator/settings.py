@@ -57,17 +57,6 @@ class Settings:
         tagged = self.runtime_image.split("@")[0]  # a digest may follow the tag
         return tagged.rsplit(":", 1)[-1].removeprefix("v") == self.version
 
-    def selects(self, labels: Mapping[str, str]) -> bool:
-        """Whether a resource with these labels is this operator's to look after."""
-        return all(_holds(requirement, labels) for requirement in self.watch_selector)
-
-
-def _holds(requirement: str, labels: Mapping[str, str]) -> bool:
-    if requirement.startswith("!"):
-        return requirement[1:] not in labels
-    key, sign, value = re.fullmatch(r"(.*?)(?:(!?=)(.*))?", requirement).groups()  # type: ignore[union-attr]
-    return (labels.get(key) == value) == (sign == "=") if sign else key in labels
-
 
 def _pairs(text: str) -> dict[str, str]:
     """Lines of ``name=value``; a value may hold commas, as NO_PROXY does."""

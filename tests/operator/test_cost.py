@@ -4,14 +4,16 @@ import asyncio
 import json
 import time
 import tracemalloc
+from datetime import UTC, datetime
 
 from tests.operator.samples import resource
 from unmask_operator.client.kinds import PODS, SERVICES, kind_of
 from unmask_operator.client.store import Store
-from unmask_operator.controller.reconcile import Knowledge, Reconciler
+from unmask_operator.controller.reconcile import Reconciler
 from unmask_operator.objects import SERVICE_LABEL, Key
 from unmask_operator.process.metrics import Metrics
 from unmask_operator.settings import Settings
+from unmask_operator.state.observed import Observed
 
 LONGEST_SECONDS = 0.05  # that nothing else of the operator goes on for
 LARGEST_BYTES = 100_000
@@ -50,11 +52,10 @@ class Api:
 
 
 def reconciler(store, api):
-    async def nodes(pods):
-        return None
+    async def observe(service, children, pods):
+        return Observed(service, datetime.now(UTC), children, pods)
 
-    knowledge = Knowledge(frozenset, nodes, dict, dict, dict, lambda key: None)
-    return Reconciler(api, store, Settings(), knowledge, Metrics(store, lambda: 0))
+    return Reconciler(api, store, Settings(), observe, Metrics(store, lambda: 0))
 
 
 def made(name="demo"):

@@ -7,10 +7,10 @@ import pytest
 from tests.operator.samples import resource
 from unmask_operator.client.errors import ApiError
 from unmask_operator.client.kinds import CHILDREN, PODS, SERVICES
-from unmask_operator.client.store import Store, WentBack
+from unmask_operator.client.store import Store
 from unmask_operator.controller import leader
 from unmask_operator.controller.leader import (
-    LOOK_AGAIN_SECONDS,
+    KINDS,
     RESYNC_SECONDS,
     SECOND_RESYNC_SECONDS,
     SETTLE_READY_SECONDS,
@@ -48,14 +48,15 @@ class Fallible:
 
     def __init__(self):
         self.fails: set = set()
-        self.looks = 0
+        self.listed: list = []
         self.version = 7
+        self.late = False
 
     async def has_api(self, kind):
-        return False
+        return self.late
 
     async def list(self, kind, namespace=None, selector="", keep=None):
-        self.looks += kind is SERVICES
+        self.listed.append(kind)
         if kind in self.fails:
             raise ApiError(500, "InternalError", "no")
         meta = {"name": "demo", "namespace": "ns", "uid": kind.kind, "resourceVersion": "7"}
@@ -69,72 +70,67 @@ def test_what_one_list_brings_is_news_though_another_fails():
     client.fails = {PODS}
 
     async def scene():
-        with pytest.raises(ApiError):
-            await one.resync()
+        assert await one.resync() == [PODS]
         await asyncio.sleep(0)
         return await asyncio.wait_for(queue.get(), 1)
 
     assert asyncio.run(scene()) == ("ns", "demo")
 
 
-def test_a_round_that_failed_is_soon_made_again(monkeypatch):
-    client, store, pauses = Fallible(), Store(), []
-    one = Leader(client, store, WorkQueue(lambda: 0.0), Settings(), Metrics(store, lambda: 0))
+@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.kind)
+def test_a_kind_that_cannot_be_listed_is_named_and_holds_up_only_what_needs_it(kind, caplog):
+    client, store = Fallible(), Store()
+    client.fails, client.late = {kind}, True
+    metrics = Metrics(store, lambda: 0)
+    one = Leader(client, store, WorkQueue(lambda: 0.0), Settings(), metrics)
+    assert asyncio.run(one.resync()) == [kind]
+    assert one.known.is_set() == (kind.kind not in ("DiffusionLMService", "Pod", "Deployment", "ControllerRevision"))
+    assert f"cannot list {kind.plural}: no (500 InternalError)" in caplog.text
+    assert metrics.registry.get_sample_value("unmask_operator_api_errors_total", {"status": "500"}) == 1
+
+
+def rounds(monkeypatch, one, count, fails=None):
+    """The pauses between so many rounds; `fails` tells which kinds fail after each."""
+    pauses: list[float] = []
 
     async def sleep(seconds):
         pauses.append(seconds)
-        client.fails = {PODS} if len(pauses) < 3 else set()
-        if len(pauses) == 4:
+        if len(pauses) == count:
             raise asyncio.CancelledError
+        if fails:
+            one._client.fails = fails(len(pauses))
 
     monkeypatch.setattr(leader.asyncio, "sleep", sleep)
     with pytest.raises(asyncio.CancelledError):
         asyncio.run(one._resync_for_ever())
-    assert pauses == [SECOND_RESYNC_SECONDS] * 3 + [RESYNC_SECONDS]
+    return pauses
 
 
-def test_a_list_that_went_back_ends_the_lead():
-    """The process with it: kopf's watches would wait for resource versions that are long in coming."""
+def test_what_could_not_be_listed_is_soon_tried_again_and_nothing_else(monkeypatch):
     client, store = Fallible(), Store()
     one = Leader(client, store, WorkQueue(lambda: 0.0), Settings(), Metrics(store, lambda: 0))
-    asyncio.run(one.resync())
-    client.version = 6
-    with pytest.raises(WentBack):
-        asyncio.run(one.resync())
+    client.fails = {PODS}
+    pauses = rounds(monkeypatch, one, 9, lambda past: {PODS} if past < 7 else set())
+    assert pauses == [1.0, 2.0, 4.0, 8.0, 16.0, 30.0, 30.0, SECOND_RESYNC_SECONDS, RESYNC_SECONDS]
+    assert [client.listed.count(kind) for kind in (SERVICES, PODS)] == [2, 9]
 
 
-def test_everything_is_looked_at_again_and_again_without_a_list(monkeypatch):
-    client, store, queue, pauses = Fallible(), Store(), WorkQueue(lambda: 0.0), []
+def test_everything_is_looked_at_again_without_a_list():
+    client, store, queue = Fallible(), Store(), WorkQueue(lambda: 0.0)
     one = Leader(client, store, queue, Settings(), Metrics(store, lambda: 0))
     store.put(SERVICES, resource() | {"metadata": resource()["metadata"] | {"resourceVersion": "1"}})
-
-    async def sleep(seconds):
-        pauses.append(seconds)
-        if len(pauses) == 2:
-            raise asyncio.CancelledError
-
-    monkeypatch.setattr(leader.asyncio, "sleep", sleep)
-    with pytest.raises(asyncio.CancelledError):
-        asyncio.run(one._look_again_for_ever())
-    assert (len(queue), client.looks, pauses) == (1, 0, [LOOK_AGAIN_SECONDS] * 2)
+    asyncio.run(one._look_at_all())
+    assert (len(queue), client.listed) == (1, [])
 
 
 @pytest.mark.parametrize("late", [False, True])
 def test_lists_are_rare_but_where_a_kind_is_not_watched(monkeypatch, late):
-    client, store, pauses = Fallible(), Store(), []
+    client, store = Fallible(), Store()
     one = Leader(client, store, WorkQueue(lambda: 0.0), Settings(), Metrics(store, lambda: 0))
-    asyncio.run(one._first_resync())
 
-    async def has_api(kind):
-        return late
+    def comes(past):
+        client.late = late
+        return set()
 
-    async def sleep(seconds):
-        pauses.append(seconds)
-        if len(pauses) == 3:
-            raise asyncio.CancelledError
-
-    client.has_api = has_api
-    monkeypatch.setattr(leader.asyncio, "sleep", sleep)
-    with pytest.raises(asyncio.CancelledError):
-        asyncio.run(one._resync_for_ever())
+    pauses = rounds(monkeypatch, one, 3, comes)
     assert pauses == [SECOND_RESYNC_SECONDS] + [UNWATCHED_RESYNC_SECONDS if late else RESYNC_SECONDS] * 2

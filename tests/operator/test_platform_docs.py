@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-from unmask_operator.api import Spec, Status, parse, unknown_fields
+from tools.status import Status
+from unmask_operator.api import Spec, parse, unknown_fields
 from unmask_operator.objects import API_VERSION, KIND, PLURAL, RESTARTED_AT, SERVICE_LABEL
 from unmask_operator.status import CONDITIONS
 

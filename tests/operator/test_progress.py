@@ -7,11 +7,13 @@ import aiohttp
 import pytest
 from aiohttp import web
 
-from unmask_operator.controller.progress import Progress, Target, is_loading, is_news
+from unmask_operator.controller.progress import Progress, is_loading, is_news
 from unmask_operator.objects import Key
 from unmask_operator.state.observed import Load
 
 DEMO = Key("ns", "demo")
+STATUS = {"phase": "Running", "podIP": "127.0.0.1", "conditions": [{"type": "Ready", "status": "False"}]}
+LOADING = {"metadata": {"uid": "uid"}, "status": STATUS}
 
 
 def run_with_pod(answers, polls, tells="loads"):
@@ -34,7 +36,7 @@ def run_with_pod(answers, polls, tells="loads"):
         await runner.setup()
         await web.TCPSite(runner, "127.0.0.1", 0).start()
         port = runner.addresses[0][1]
-        progress = Progress(lambda: [Target("uid", "127.0.0.1", DEMO)], told.append, port)
+        progress = Progress(lambda: [(DEMO, LOADING)], told.append, port)
         async with aiohttp.ClientSession() as session:
             for _ in range(polls):
                 await progress.poll(session)
@@ -78,13 +80,13 @@ def test_a_phase_is_no_longer_than_the_status_has_room_for():
 
 def test_a_pod_that_nobody_asks_about_any_more_is_forgotten():
     async def scene():
-        targets = [Target("uid", "127.0.0.1", DEMO)]
-        progress = Progress(lambda: targets, lambda _: None, 1)
+        pods = [(DEMO, LOADING)]
+        progress = Progress(lambda: pods, lambda _: None, 1)
         progress.loads = {"uid": Load("weights", 1)}
         async with aiohttp.ClientSession() as session:
             await progress.poll(session)
             assert progress.loads
-            targets.clear()
+            pods.clear()
             await progress.poll(session)
             assert not progress.loads
 

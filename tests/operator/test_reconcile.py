@@ -2,6 +2,7 @@
 
 import asyncio
 import copy
+from datetime import UTC, datetime
 
 import pytest
 
@@ -9,10 +10,11 @@ from tests.operator.samples import resource
 from unmask_operator.client.errors import ApiError
 from unmask_operator.client.kinds import SERVICES
 from unmask_operator.client.store import Store
-from unmask_operator.controller.reconcile import Knowledge, Reconciler
+from unmask_operator.controller.reconcile import Reconciler
 from unmask_operator.objects import Key
 from unmask_operator.process.metrics import Metrics
 from unmask_operator.settings import Settings
+from unmask_operator.state.observed import Observed
 
 KEY = Key("default", "demo")
 
@@ -38,8 +40,8 @@ class Api:
         return self._numbered({**written, "status": patch})
 
 
-async def nobody_knows(pods):
-    return None
+async def observe(service, children, pods):
+    return Observed(service, datetime.now(UTC), children, pods)
 
 
 EDITS = (
@@ -57,12 +59,23 @@ def test_an_edit_that_the_status_answer_brings_is_reconciled_at_once(edit):
     store = Store()
     store.put(SERVICES, service)
     api = Api(service, edit)
-    knowledge = Knowledge(frozenset, nobody_knows, dict, dict, dict, lambda key: None)
-    reconciler = Reconciler(api, store, Settings(), knowledge, Metrics(store, lambda: 0))
+    reconciler = Reconciler(api, store, Settings(), observe, Metrics(store, lambda: 0))
     result = asyncio.run(reconciler.reconcile(KEY))
     assert not result.refused
     assert result.again == (0.0 if edit else None)
     assert store.put(SERVICES, api.edited) is None, "the watch's word of the edit is no news any more"
+
+
+def test_a_resource_that_has_changed_hands_is_not_taken_back_with_the_status_answer():
+    service = resource()
+    service["metadata"]["resourceVersion"] = "1"
+    store = Store()
+    store.put(SERVICES, service)
+    api = Api(service, {"metadata": {"labels": {"track": "canary"}}})
+    reconciler = Reconciler(api, store, Settings(), observe, Metrics(store, lambda: 0))
+    assert asyncio.run(reconciler.reconcile(KEY)).again is None
+    assert store.delete(SERVICES, service) == KEY, "the watch's word that it is ours no more, which may come later"
+    assert store.service(KEY) is None
 
 
 class Broken(Api):
@@ -90,9 +103,8 @@ def test_a_child_that_the_server_fails_on_again_and_again_is_told_with_all_else_
     store = Store()
     store.put(SERVICES, service)
     api = Broken(service)
-    knowledge = Knowledge(frozenset, nobody_knows, dict, dict, dict, lambda key: None)
     metrics = Metrics(store, lambda: 0)
-    reconciler = Reconciler(api, store, Settings(), knowledge, metrics)
+    reconciler = Reconciler(api, store, Settings(), observe, metrics)
 
     with pytest.raises(ApiError, match="webhook"):  # the first time it may be over in a second
         asyncio.run(reconciler.reconcile(KEY, patient=True))

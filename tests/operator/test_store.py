@@ -5,7 +5,7 @@ from itertools import permutations
 import pytest
 
 from unmask_operator.client.kinds import PODS, SERVICES, kind_of
-from unmask_operator.client.store import Store, WentBack
+from unmask_operator.client.store import Store
 from unmask_operator.objects import SERVICE_LABEL, Key, Ref
 
 DEPLOYMENTS = kind_of("apps/v1", "Deployment")
@@ -100,30 +100,6 @@ def test_a_list_brings_nothing_back_that_was_deleted_after_it_was_made(store):
 def test_a_list_without_changes_changes_nothing(store):
     store.put(SERVICES, obj(SERVICES, "demo", 1))
     assert store.replace(SERVICES, None, [obj(SERVICES, "demo", 1)], version=5) == set()
-
-
-def test_a_list_older_than_what_was_known_when_it_was_asked_for_is_of_another_past(store):
-    store.put(PODS, obj(PODS, "p", 90))
-    since = store.newest(PODS)
-    assert since == 90
-    assert store.newest(SERVICES) == 0, "kinds may be kept in different etcds"
-    store.put(PODS, obj(PODS, "p", 95))  # told by a watch while the list is made
-    assert store.replace(PODS, None, [obj(PODS, "p", 90)], 90, since) == set()
-    with pytest.raises(WentBack, match=r"pods have gone back from resource version 95 to 60, .*restored backup"):
-        store.replace(PODS, None, [obj(PODS, "p", 50)], 60, store.newest(PODS))
-    store.delete(PODS, obj(PODS, "p", 99))
-    store.replace(PODS, None, [], 120)
-    assert store.newest(PODS) == 120
-    with pytest.raises(WentBack):
-        store.replace(PODS, None, [], 119, store.newest(PODS))
-
-
-def test_so_is_a_newer_list_with_an_object_older_than_it_was_before_the_list(store):
-    """As of an etcd that was restored with its revisions moved on."""
-    store.put(PODS, obj(PODS, "p", 90))
-    with pytest.raises(WentBack, match="from resource version 90 to 50"):
-        store.replace(PODS, None, [obj(PODS, "p", 50)], 1_000_000, store.newest(PODS))
-    assert store.pods(KEY)[0]["metadata"]["resourceVersion"] == "90"
 
 
 def test_it_keeps_of_managed_fields_only_who_manages():

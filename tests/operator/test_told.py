@@ -7,7 +7,8 @@ import pytest
 
 from tests.operator.recorded import NOW, STATES, pod, reconcile
 from unmask_operator.client.errors import ApiError
-from unmask_operator.controller.pod_events import AGAIN_SECONDS, LONGEST_SECONDS, PodEvents, Silent, in_order
+from unmask_operator.client.kinds import EVENTS as EVENTS_KIND
+from unmask_operator.controller.pod_events import AGAIN_SECONDS, LONGEST_SECONDS, PodEvents, in_order
 from unmask_operator.objects import Key
 from unmask_operator.state.observed import Told
 from unmask_operator.status import status
@@ -123,19 +124,21 @@ class Scene:
     """One silent pod, an API server that has `events` about it (None: it refuses), and a clock."""
 
     def __init__(self):
-        self.pods, self.events, self.now, self.asked, self.news = [Silent("u", DEMO)], [], 0.0, 0, []
-        self.watcher = PodEvents(lambda: self.pods, self.read, self.news.append, lambda: self.now)
+        self.pod = ended(0)
+        self.pods, self.events, self.now, self.asked, self.news = [(DEMO, self.pod)], [], 0.0, 0, []
+        self.watcher = PodEvents(self, lambda: self.pods, self.news.append, lambda: self.now)
 
-    async def read(self, silent):
+    async def list(self, kind, namespace, fields):
+        assert (kind, namespace, fields) == (EVENTS_KIND, "ns", f"regarding.uid={self.pod['metadata']['uid']}")
         self.asked += 1
         if self.events is None:
             raise ApiError(403, "Forbidden", "no")
-        return self.events
+        return self.events, 1
 
     def poll(self, seconds=AGAIN_SECONDS):
         self.now += seconds
         asyncio.run(self.watcher.poll())
-        return self.watcher.told.get("u", ())
+        return self.watcher.told.get(self.pod["metadata"]["uid"], ())
 
 
 KUBELET = {"reportingController": "kubelet"}

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, Literal
 
 from pydantic import Field
 
-from unmask_operator.api.base import Rule, Section
+from unmask_operator.api.base import Section
 
 POLLING_SECONDS = 5
 # A target -> the runtime's gauge that shows the load, and how much of the target one of the gauge is.
@@ -70,21 +70,6 @@ class Behavior(Section):
 
 class Autoscaling(Section):
     """Present: something moves `spec.replicas`."""
-
-    rules: ClassVar = (
-        Rule(
-            "!has(self.minReplicas) || self.minReplicas <= self.maxReplicas",
-            lambda a: a.min_replicas <= a.max_replicas,
-            "must not be below minReplicas",
-            "maxReplicas",
-        ),
-        Rule(
-            "!has(self.pollingIntervalSeconds) || !has(self.provider) || self.provider == 'Builtin'",
-            lambda a: a.polling_interval_seconds is None or a.provider == "Builtin",
-            "only the Builtin provider polls; remove it",
-            "pollingIntervalSeconds",
-        ),
-    )
 
     provider: Literal["Builtin", "HPA"] = Field(
         default="Builtin",

@@ -1,44 +1,17 @@
-"""What every section of the spec is built from: the base model, its rules, and the bounded types."""
+"""What every section of the spec is built from: the base model and the bounded types."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar, Self
+from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, Field, PlainValidator, WithJsonSchema, model_validator
+from pydantic import BaseModel, ConfigDict, Field, PlainValidator, WithJsonSchema
 from pydantic.alias_generators import to_camel
 from pydantic_core import PydanticCustomError
 
+from unmask_operator.api.errors import WRONG
+
 STORED = "x-stored"  # key of a field's json_schema_extra: the API server itself writes its default into the object
-
-
-@dataclass(frozen=True)
-class Rule:
-    """A rule across the fields of one section, said twice: for the API server and for the operator.
-
-    Attributes:
-        cel: the expression over `self`, true where the section is right.
-        check: the same in Python, over the parsed section.
-        message: completes "FIELD: ..."; no dot at its end.
-        field: the field (camelCase, of this section) that the message is about; "" is the section itself.
-    """
-
-    cel: str
-    check: Callable[[Any], bool]
-    message: str
-    field: str = ""
-
-    def schema(self) -> dict[str, str]:
-        """An entry of x-kubernetes-validations."""
-        path = {"fieldPath": f".{self.field}"} if self.field else {}
-        return {"rule": self.cel, "message": self.message, **path}
-
-
-def _with_rules(schema: dict[str, Any], section: type[BaseModel]) -> None:
-    if rules := getattr(section, "rules", ()):
-        schema["x-kubernetes-validations"] = [rule.schema() for rule in rules]
 
 
 class Section(BaseModel):
@@ -47,17 +20,7 @@ class Section(BaseModel):
     A field that may be left out and whose default is None is decided at rendering, as its description says.
     """
 
-    model_config = ConfigDict(
-        alias_generator=to_camel, extra="forbid", strict=True, frozen=True, json_schema_extra=_with_rules
-    )
-    rules: ClassVar[tuple[Rule, ...]] = ()
-
-    @model_validator(mode="after")
-    def _follow_rules(self) -> Self:
-        for rule in self.rules:
-            if not rule.check(self):
-                raise PydanticCustomError("rule", "{sentence}", {"sentence": rule.message, "field": rule.field})
-        return self
+    model_config = ConfigDict(alias_generator=to_camel, extra="forbid", strict=True, frozen=True)
 
 
 def _number_or_text(pattern: str, what: str) -> tuple[PlainValidator, WithJsonSchema]:
@@ -68,7 +31,7 @@ def _number_or_text(pattern: str, what: str) -> tuple[PlainValidator, WithJsonSc
             return value
         if isinstance(value, str) and len(value) <= 64 and compiled.fullmatch(value):
             return value
-        raise PydanticCustomError("wrong", "{sentence}", {"sentence": f"{value!r} is not {what}"})
+        raise PydanticCustomError(WRONG, "{sentence}", {"sentence": f"{value!r} is not {what}"})
 
     either = [{"type": "integer"}, {"type": "string"}]
     schema = {"anyOf": either, "x-kubernetes-int-or-string": True, "minimum": 0, "pattern": pattern, "maxLength": 64}

@@ -5,15 +5,14 @@ Flags that this version of the runtime refuses (quantization, enforceEager) have
 
 from __future__ import annotations
 
-import re
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, Literal
 
 from pydantic import Field
 
 from runtime.config import BY_DEST
-from unmask_operator.api.base import Rule, Section
+from unmask_operator.api.base import Section
 from unmask_operator.api.flags import flag_field
-from unmask_operator.api.strategies import ANY_PAGE, OWN_STEP, DecodingStrategy
+from unmask_operator.api.strategies import DecodingStrategy
 
 # What the operator sets or needs itself, and what reads files or opens sockets of the pod: a template, say, that is the
 # engine's environment with its tokens could be asked back by any client.
@@ -39,39 +38,7 @@ RESERVED = (
     "zmq-command-addr",
     "zmq-event-addr",
 )
-_RESERVED_ARGUMENT = rf"^(-h|--({'|'.join(name.replace('-', '[-_]') for name in RESERVED)})(=.*)?)$"
-_BATCHED = BY_DEST["max_num_batched_tokens"].default
-
-
-def _is_one(strategies: tuple[str, ...]) -> str:
-    return f"(has(self.decodingStrategy) && self.decodingStrategy in [{', '.join(map(repr, strategies))}])"
-
-
-def _pages_fit(engine: Engine) -> bool:
-    block, page = engine.block_size, engine.page_size
-    any_page = engine.decoding_strategy in ANY_PAGE
-    return any_page or not (block and page) or block % page == 0 or page % block == 0
-
-
-def _step_fits(engine: Engine) -> bool:
-    step = (engine.block_size or 0) * ((engine.buffer_size or 1) + 1)
-    return engine.decoding_strategy in OWN_STEP or step <= (engine.max_num_batched_tokens or _BATCHED)
-
-
-def _dmax_edits(engine: Engine) -> bool:
-    return engine.decoding_strategy != "Dmax" or engine.sampling_mode == "Edit"
-
-
-def _no_remask_while_editing(engine: Engine) -> bool:
-    return not (engine.sampling_mode == "Edit" and engine.thresholds and engine.thresholds.remask)
-
-
-def _no_reserved(engine: Engine) -> bool:
-    return not any(re.search(_RESERVED_ARGUMENT, argument) for argument in engine.extra_args)
-
-
-def _no_variables(engine: Engine) -> bool:
-    return not any("$(" in argument for argument in engine.extra_args)
+BATCHED = BY_DEST["max_num_batched_tokens"].default
 
 
 class Thresholds(Section):
@@ -99,52 +66,6 @@ class Thresholds(Section):
 
 class Engine(Section):
     """The engine's flags. What is left out is decided by the runtime."""
-
-    rules: ClassVar = (
-        Rule(
-            f"{_is_one(ANY_PAGE)} || !has(self.blockSize) || !has(self.pageSize) || "
-            "self.blockSize % self.pageSize == 0 || "
-            "self.pageSize % self.blockSize == 0",
-            _pages_fit,
-            "must be a multiple or a divisor of blockSize",
-            "pageSize",
-        ),
-        Rule(
-            f"{_is_one(OWN_STEP)} || !has(self.blockSize) || "
-            "self.blockSize * ((has(self.bufferSize) ? self.bufferSize : 1) + 1) <= "
-            f"(has(self.maxNumBatchedTokens) ? self.maxNumBatchedTokens : {_BATCHED})",
-            _step_fits,
-            f"must be at least (bufferSize + 1) * blockSize, a step of one request; its default is {_BATCHED}",
-            "maxNumBatchedTokens",
-        ),
-        Rule(
-            "!has(self.decodingStrategy) || self.decodingStrategy != 'Dmax' || "
-            "(has(self.samplingMode) && self.samplingMode == 'Edit')",
-            _dmax_edits,
-            "must be Edit with decodingStrategy Dmax",
-            "samplingMode",
-        ),
-        Rule(
-            "!has(self.samplingMode) || self.samplingMode != 'Edit' || !has(self.thresholds) || "
-            "!has(self.thresholds.remask) || self.thresholds.remask == 0.0",
-            _no_remask_while_editing,
-            "does nothing with samplingMode Edit; remove one of them",
-            "thresholds.remask",
-        ),
-        Rule(
-            f"!has(self.extraArgs) || !self.extraArgs.exists(a, a.matches('{_RESERVED_ARGUMENT}'))",
-            _no_reserved,
-            "the operator itself sets or needs these flags, or they reach the pod's files: "
-            f"{', '.join('--' + name for name in RESERVED)}; remove them and use the spec",
-            "extraArgs",
-        ),
-        Rule(
-            "!has(self.extraArgs) || !self.extraArgs.exists(a, a.contains('$('))",
-            _no_variables,
-            "Kubernetes would put a variable's value, a secret's too, in the place of $(NAME); write the value itself",
-            "extraArgs",
-        ),
-    )
 
     decoding_strategy: DecodingStrategy | None = flag_field(
         "decoding-strategy", "How blocks are opened and decoded. Default: the model family's own."
@@ -184,7 +105,7 @@ class Engine(Section):
     )
     max_num_batched_tokens: int | None = flag_field(
         "max-num-batched-tokens",
-        f"Tokens of one forward; longer prompts are prefilled in chunks. Default: {_BATCHED}.",
+        f"Tokens of one forward; longer prompts are prefilled in chunks. Default: {BATCHED}.",
         high=16_777_216,
     )
     max_num_reqs: int | None = flag_field(

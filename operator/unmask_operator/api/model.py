@@ -2,41 +2,15 @@
 
 from __future__ import annotations
 
-import re
-from typing import Annotated, ClassVar
+from typing import Annotated
 
 from pydantic import Field
 
-from unmask_operator.api.base import Rule, SecretKeyRef, Section
-
-_HUB = r"hf://[A-Za-z0-9_][A-Za-z0-9_.-]*/[A-Za-z0-9_][A-Za-z0-9_.-]*"
-_CLAIM = r"pvc://[a-z0-9]([-a-z0-9.]*[a-z0-9])?(/[A-Za-z0-9_][A-Za-z0-9_.-]*)*/?"
-URI = rf"^(demo://|{_HUB}|{_CLAIM})$"
+from unmask_operator.api.base import SecretKeyRef, Section
 
 
 class Model(Section):
     """The checkpoint."""
-
-    rules: ClassVar = (
-        Rule(
-            f"self.uri.matches('{URI}')",
-            lambda model: re.fullmatch(URI, model.uri) is not None,
-            "must be demo://, hf://ORG/NAME or pvc://CLAIM/PATH; a hub revision goes into model.revision",
-            "uri",
-        ),
-        Rule(
-            "!has(self.revision) || self.uri.startsWith('hf://')",
-            lambda model: model.revision is None or model.uri.startswith("hf://"),
-            "only a model of the hub (hf://) has revisions; remove it",
-            "revision",
-        ),
-        Rule(
-            "!has(self.tokenSecretRef) || self.uri.startsWith('hf://')",
-            lambda model: model.token_secret_ref is None or model.uri.startswith("hf://"),
-            "only a model of the hub (hf://) is downloaded with a token; remove it",
-            "tokenSecretRef",
-        ),
-    )
 
     uri: Annotated[str, Field(min_length=1, max_length=512)] = Field(
         description="Where the checkpoint is: demo:// (the small model inside the runtime's image), hf://ORG/NAME (a "

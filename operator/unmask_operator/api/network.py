@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, Literal
 
 from pydantic import Field
 
-from unmask_operator.api.base import Annotations, Labels, LabelValue, Rule, SecretKeyRef, Section
+from unmask_operator.api.base import Annotations, Labels, LabelValue, SecretKeyRef, Section
 
 _Key = Annotated[str, Field(min_length=1, max_length=316)]
 _Class = Annotated[str, Field(min_length=1, max_length=316, pattern=r"^[a-z0-9]([-a-z0-9./]*[a-z0-9])?$")]
@@ -15,19 +15,6 @@ _Cidr = Annotated[str, Field(min_length=3, max_length=64, pattern=r"^[0-9a-fA-F.
 
 class Service(Section):
     """The Kubernetes Service in front of the pods. It carries the resource's name."""
-
-    rules: ClassVar = (
-        Rule(
-            "(!has(self.loadBalancerClass) && !has(self.loadBalancerSourceRanges)) || "
-            "(has(self.type) && self.type == 'LoadBalancer')",
-            lambda service: (
-                service.type == "LoadBalancer"
-                or (service.load_balancer_class is None and service.load_balancer_source_ranges is None)
-            ),
-            "must be LoadBalancer with loadBalancerClass or loadBalancerSourceRanges",
-            "type",
-        ),
-    )
 
     type: Literal["ClusterIP", "NodePort", "LoadBalancer"] = Field(
         default="ClusterIP", description="Type of the Service."
@@ -100,15 +87,6 @@ class IPBlock(Section):
 
 class Peer(Section):
     """Who may connect, as Kubernetes' NetworkPolicyPeer."""
-
-    rules: ClassVar = (
-        Rule(
-            "has(self.ipBlock) ? !has(self.podSelector) && !has(self.namespaceSelector) : "
-            "has(self.podSelector) || has(self.namespaceSelector)",
-            lambda peer: (peer.ip_block is not None) != bool(peer.pod_selector or peer.namespace_selector),
-            "needs podSelector, namespaceSelector or both, or else ipBlock alone",
-        ),
-    )
 
     pod_selector: LabelSelector | None = Field(
         default=None, description="Pods, in this namespace or in those selected."

@@ -39,6 +39,3 @@ class Resources(Section):
 
     limits: ResourceMap = Field(default={}, description="The most the container may use.")
     requests: ResourceMap = Field(default={}, description="What the node must have free. Default: the limits.")
-
-    def names(self) -> set[str]:
-        return {*self.limits, *self.requests}

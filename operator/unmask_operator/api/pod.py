@@ -53,30 +53,30 @@ class ModelCache(Section):
     empty_dir: EmptyDir = Field(default_factory=EmptyDir, description="A cache that lives as long as the pod.")
 
 
-class StartupProbe(Section):
-    """GET /startup. periodSeconds * failureThreshold is the time a model may take to load."""
-
+class _Probe(Section):
     period_seconds: Seconds = Field(default=5, description="Seconds between two checks.")
     timeout_seconds: Seconds = Field(default=5, description="Seconds an answer may take.")
+
+
+class StartupProbe(_Probe):
+    """GET /startup. periodSeconds * failureThreshold is the time a model may take to load."""
+
     failure_threshold: _Failures = Field(
         default=720, description="Failed checks after which the container is restarted."
     )
 
 
-class ReadinessProbe(Section):
+class ReadinessProbe(_Probe):
     """GET /ready."""
 
-    period_seconds: Seconds = Field(default=5, description="Seconds between two checks.")
-    timeout_seconds: Seconds = Field(default=5, description="Seconds an answer may take.")
     failure_threshold: _Failures = Field(
         default=3, description="Failed checks after which the pod gets no more requests."
     )
     success_threshold: _Failures = Field(default=1, description="Good checks after which it gets requests again.")
 
 
-class LivenessProbe(Section):
+class LivenessProbe(_Probe):
     """GET /health."""
 
     period_seconds: Seconds = Field(default=10, description="Seconds between two checks.")
-    timeout_seconds: Seconds = Field(default=5, description="Seconds an answer may take.")
     failure_threshold: _Failures = Field(default=6, description="Failed checks after which the container is restarted.")

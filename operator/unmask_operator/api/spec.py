@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import re
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, Literal
 
 from pydantic import Field
 
 from unmask_operator.api.autoscaling import Autoscaling
-from unmask_operator.api.base import STORED, Quantity, Rule, Section
+from unmask_operator.api.base import STORED, Quantity, Section
 from unmask_operator.api.engine import Engine
 from unmask_operator.api.model import Model
 from unmask_operator.api.network import Auth, Monitoring, NetworkPolicy, Service
@@ -38,75 +37,11 @@ BESIDE_PODS = frozenset(
         "suspend",
     }
 )
-_TAGGED = r"^([^/@]+/)*[^/:@]+:[A-Za-z0-9_][A-Za-z0-9_.-]*$"
-_DIGEST = "@sha256:"
 DRAIN_DELAY = 10
-
-
-def _fixed_image(spec: Spec) -> bool:
-    image = spec.image
-    tagged = image is None or (re.fullmatch(_TAGGED, image) is not None and not image.endswith(":latest"))
-    return tagged or _DIGEST in (image or "")
-
-
-def _no_gpu_resource(spec: Spec) -> bool:
-    own = spec.gpu.resource_name if spec.gpu else ""
-    return not any(
-        n.startswith(("nvidia.com/", "gpu.")) or n.endswith("/gpu") or n == own for n in spec.resources.names()
-    )
-
-
-def _gpu_rule(part: str) -> str:
-    return (
-        f"!has(self.resources) || !has(self.resources.{part}) || !self.resources.{part}.exists(n, "
-        "n.startsWith('nvidia.com/') || n.startsWith('gpu.') || n.endsWith('/gpu') || "
-        "(has(self.gpu) && has(self.gpu.resourceName) && n == self.gpu.resourceName))"
-    )
 
 
 class Spec(Section):
     """What a DiffusionLMService asks for."""
-
-    rules: ClassVar = (
-        Rule(
-            "has(self.gpu) || !has(self.parallelism) || !has(self.parallelism.data) || self.parallelism.data == 1",
-            lambda s: s.gpu is not None or s.parallelism.data == 1,
-            "needs gpu: on CPU a pod runs one engine; set gpu, or raise replicas instead",
-            "parallelism",
-        ),
-        Rule(
-            "has(self.gpu) || !has(self.engine) || !has(self.engine.gpuMemoryUtilization)",
-            lambda s: s.gpu is not None or s.engine.gpu_memory_utilization is None,
-            "needs gpu; set gpu or remove it",
-            "engine.gpuMemoryUtilization",
-        ),
-        Rule(
-            "has(self.gpu) || !has(self.engine) || !has(self.engine.attnImpl) || self.engine.attnImpl == 'Torch'",
-            lambda s: s.gpu is not None or s.engine.attn_impl in (None, "Torch"),
-            "Triton and TritonGrouped need gpu; set gpu or use Torch",
-            "engine.attnImpl",
-        ),
-        Rule(
-            "!has(self.model.family) || self.model.family != 'llada2dot1_mini' || (has(self.engine) && "
-            "has(self.engine.samplingMode) && self.engine.samplingMode == 'Edit')",
-            lambda s: s.model.family != "llada2dot1_mini" or s.engine.sampling_mode == "Edit",
-            "model.family llada2dot1_mini needs Edit",
-            "engine.samplingMode",
-        ),
-        Rule(
-            f"({_gpu_rule('limits')}) && ({_gpu_rule('requests')})",
-            _no_gpu_resource,
-            "must not hold GPUs; a service gets its GPUs from gpu and parallelism",
-            "resources",
-        ),
-        Rule(
-            f"!has(self.image) || self.image.contains('{_DIGEST}') || "
-            f"(self.image.matches('{_TAGGED}') && !self.image.endsWith(':latest'))",
-            _fixed_image,
-            "needs a tag other than latest, or a digest, so that every pod runs the same",
-            "image",
-        ),
-    )
 
     model: Model = Field(description="The checkpoint to serve.")
     engine: Engine = Field(default_factory=Engine, description="How the model is decoded and how much room it gets.")

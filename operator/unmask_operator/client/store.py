@@ -16,17 +16,6 @@ _OF_A_MANAGER = ("manager", "operation", "subresource")
 TOMBSTONES = 5_000  # deletions remembered, so that no late answer brings a deleted object back
 
 
-class WentBack(Exception):
-    """The API server tells of an older state than before, as after its etcd was restored from a backup. What is known
-    and the watches are of a future that will not come: the process starts over."""
-
-    def __init__(self, kind: ApiKind, now: int, before: int) -> None:
-        super().__init__(
-            f"the API server's {kind.plural} have gone back from resource version {before} to {now}, as after a "
-            "restored backup of etcd: starting over"
-        )
-
-
 class Store:
     """Objects by kind, namespace and name. Whatever is older than what it has is ignored, so order does not matter."""
 
@@ -36,7 +25,6 @@ class Store:
         self._family: dict[Key, dict[tuple[str, str], Obj]] = defaultdict(dict)  # a service's, by ApiKind.api and name
         self._gone: OrderedDict[str, int] = OrderedDict()  # uid -> resource version of its deletion
         self._heard: dict[str, float] = {}
-        self._newest: dict[str, int] = defaultdict(int)
 
     def put(self, kind: ApiKind, obj: Mapping[str, Any], *, answered: bool = False) -> Key | None:
         """Keep an object; returns the resource it concerns, None when it is no news.
@@ -47,7 +35,6 @@ class Store:
         self._heard[kind.api] = self._clock()
         meta = obj["metadata"]
         name = Key(meta["namespace"], meta["name"])
-        self._newest[kind.api] = max(self._newest[kind.api], _version(obj))
         if _version(obj) <= self._gone.get(meta["uid"], -1):
             return None
         known = self._objects[kind.api].get(name)
@@ -70,31 +57,13 @@ class Store:
         meta = obj["metadata"]
         name = Key(meta["namespace"], meta["name"])
         known = self._objects[kind.api].get(name)
-        self._newest[kind.api] = max(self._newest[kind.api], _version(obj))
         self._bury(meta["uid"], _version(obj))
         if known is None or known["metadata"]["uid"] != meta["uid"] or _version(known) > _version(obj):
             return None
         return self._drop(kind, name, known)
 
-    def newest(self, kind: ApiKind) -> int:
-        """The latest resource version of a kind that was heard of."""
-        return self._newest[kind.api]
-
-    def replace(
-        self, kind: ApiKind, namespace: str | None, items: Sequence[Obj], version: int, since: int = 0
-    ) -> set[Key]:
-        """Take over a list made at a resource version; returns the resources whose objects changed by it.
-
-        WentBack where the list is older than `since`, which was the newest when it was asked for, or has an object
-        older than one that was there before the list was made.
-        """
-        if version < since:
-            raise WentBack(kind, version, since)
-        for item in items:
-            known = self._objects[kind.api].get(Key(item["metadata"]["namespace"], item["metadata"]["name"]))
-            if known is not None and _version(item) < _version(known) <= version:
-                raise WentBack(kind, _version(item), _version(known))
-        self._newest[kind.api] = max(self._newest[kind.api], version)
+    def replace(self, kind: ApiKind, namespace: str | None, items: Sequence[Obj], version: int) -> set[Key]:
+        """Take over a list made at a resource version; returns the resources whose objects changed by it."""
         changed = {self.put(kind, item, answered=True) for item in items}
         listed = {(Key(i["metadata"]["namespace"], i["metadata"]["name"]), i["metadata"]["uid"]) for i in items}
         for name, known in list(self._objects[kind.api].items()):
@@ -119,6 +88,12 @@ class Store:
     def pods(self, key: Key) -> list[Obj]:
         family = self._family.get(key, {})
         return [obj for (api, _), obj in sorted(family.items()) if api == PODS.api]
+
+    def every_pod(self) -> Iterator[tuple[Key, Obj]]:
+        """The pods of all resources, each with its resource's key."""
+        for key, _ in self.services():
+            for pod in self.pods(key):
+                yield key, pod
 
     def ages(self) -> dict[str, float]:
         """Seconds since each kind was last heard of."""

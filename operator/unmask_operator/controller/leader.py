@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import functools
 import logging
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 
 import aiohttp
@@ -14,25 +14,30 @@ from unmask_operator.autoscaler.loop import Autoscaler
 from unmask_operator.autoscaler.scrape import scrape
 from unmask_operator.client.client import Client
 from unmask_operator.client.errors import ApiError
-from unmask_operator.client.kinds import EVENTS, OPTIONAL, PODS, SERVICES, ApiKind, watched
+from unmask_operator.client.kinds import CHILDREN, OPTIONAL, PODS, SERVICES, ApiKind, kind_of
 from unmask_operator.client.store import Store, slim
 from unmask_operator.controller.nodes import Nodes
-from unmask_operator.controller.pod_events import PodEvents, Silent
-from unmask_operator.controller.progress import Progress, Target, is_loading
+from unmask_operator.controller.pod_events import PodEvents
+from unmask_operator.controller.progress import Progress
 from unmask_operator.controller.queue import WorkQueue
-from unmask_operator.controller.reconcile import Knowledge, Reconciler
-from unmask_operator.objects import SERVICE_LABEL, Key, Obj
+from unmask_operator.controller.reconcile import Reconciler
+from unmask_operator.objects import SERVICE_LABEL, Key, Obj, Ref
 from unmask_operator.process.cold_starts import ColdStarts
 from unmask_operator.process.metrics import Metrics
 from unmask_operator.settings import Settings
+from unmask_operator.state.observed import Observed
 from unmask_operator.state.plan import MISSING_CRD
 from unmask_operator.status.pods import is_ready
-from unmask_operator.status.told import is_silent
 
 WORKERS = 16
 LOOK_AGAIN_SECONDS = 300.0  # between looks at every resource, by what is known: nothing is read
+KINDS = (SERVICES, PODS, *CHILDREN)
+# What must have been listed before anything is written: of other children that a plan has, a create tells that they are
+# there, but pods would be made anew without their pin.
+NEEDED = {SERVICES, PODS, kind_of("apps/v1", "ControllerRevision"), kind_of("apps/v1", "Deployment")}
 # Between lists of everything. The watches lose nothing by themselves, so that this is for what nobody thought of.
 RESYNC_SECONDS = 3600.0
+LONGEST_RETRY_SECONDS = 30.0  # while a kind cannot be listed
 UNWATCHED_RESYNC_SECONDS = 300.0  # while there is a kind that came after the watches were begun
 SECOND_RESYNC_SECONDS = 20.0  # what goes between our first lists and those of the watches is told by neither
 # Children and pods change in bursts: one reconcile, and one write of the status, for each. A burst that ends in a pod
@@ -49,7 +54,7 @@ class Leader:
     """One leadership. Everything is made anew for the next one, which begins from lists of its own.
 
     Attributes:
-        knows: everything has been listed once.
+        known: set once everything that is NEEDED has been listed.
     """
 
     def __init__(
@@ -61,100 +66,85 @@ class Leader:
         self._settings = settings
         self._metrics = metrics
         self._apis: frozenset[str] = frozenset()
-        self._watched: frozenset[str] = frozenset()  # those that were there at the beginning
-        self.knows = False
+        self._watched: frozenset[str] | None = None  # those that were there at the beginning
+        self.known = asyncio.Event()
         self._nodes = Nodes(client, settings.read_nodes, queue.add)
-        self._progress = Progress(self._loading, queue.add)
-        self._pod_events = PodEvents(self._silent, self._events_of, queue.add)
+        self._progress = Progress(store.every_pod, queue.add)
+        self._pod_events = PodEvents(client, store.every_pod, queue.add)
         self._autoscaler: Autoscaler | None = None
         self._cold_starts = ColdStarts(metrics.cold_starts.observe)
-        self._reconciler = Reconciler(client, store, settings, self._knowledge(), metrics)
+        self._reconciler = Reconciler(client, store, settings, self._observe, metrics)
 
     async def run(self) -> None:
         """Until cancelled."""
         async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as session:
             self._autoscaler = Autoscaler(self, functools.partial(scrape, session), lambda: datetime.now(UTC))
-            await self._first_resync()
             async with asyncio.TaskGroup() as group:
+                group.create_task(self._resync_for_ever())
+                await self.known.wait()
                 for _ in range(WORKERS):
                     group.create_task(self._work())
-                group.create_task(self._resync_for_ever())
-                group.create_task(self._look_again_for_ever())
-                group.create_task(self._discover_for_ever())
+                group.create_task(_every(LOOK_AGAIN_SECONDS, self._look_at_all))
+                group.create_task(_every(DISCOVERY_SECONDS, self._discover))
                 group.create_task(_every(LOOK_SECONDS, functools.partial(self._progress.poll, session)))
                 group.create_task(_every(LOOK_SECONDS, self._pod_events.poll))
                 group.create_task(self._autoscaler.run())
 
-    async def resync(self) -> None:
-        """List everything, put right what the watches missed, and have every resource reconciled."""
-        found = [kind for kind in OPTIONAL if await self._client.has_api(kind)]
-        kinds = watched(found)
-        namespaces = self._settings.watch_namespaces or (None,)
-        await asyncio.gather(*(self._list(kind, namespace) for kind in kinds for namespace in namespaces))
-        self._apis = frozenset(kind.api for kind in found)  # listed, too: a new CRD may not be, for its first moments
-        self._look_at_all()
+    async def resync(self, kinds: Sequence[ApiKind] = KINDS) -> Sequence[ApiKind]:
+        """List these kinds, put right what the watches missed, and have every resource reconciled. Returns the kinds
+        that could not be listed; only those that are NEEDED hold anything up."""
+        listed = await asyncio.gather(*map(self._list, kinds))
+        failed = [kind for kind, done in zip(kinds, listed, strict=True) if not done]
+        if self.known.is_set() or not NEEDED.intersection(failed):
+            self.known.set()
+            await self._look_at_all()
+        return failed
 
-    def _look_at_all(self) -> None:
+    async def _list(self, kind: ApiKind) -> bool:
+        selector = ",".join(self._settings.watch_selector) if kind is SERVICES else SERVICE_LABEL
+        try:
+            there = kind not in OPTIONAL or await self._client.has_api(kind)
+            for namespace in (self._settings.watch_namespaces or (None,)) if there else ():
+                keep = functools.partial(slim, kind)
+                items, version = await self._client.list(kind, namespace, selector, keep=keep)
+                for key in self._store.replace(kind, namespace, items, version):
+                    self._queue.add(key)  # at once: another list may fail, and what was news is none the next time
+        except ApiError as error:
+            self._metrics.api_errors.labels(str(error.status)).inc()
+            log.warning("cannot list %s: %s", kind.plural, error)
+            return False
+        if kind in OPTIONAL:  # and listed, which a new CRD may not be for its first moments
+            self._apis = self._apis | {kind.api} if there else self._apis - {kind.api}
+        return True
+
+    async def _resync_for_ever(self) -> None:
+        """All kinds now and then; those that could not be listed soon again."""
+        rounds = failures = 0
+        failed: Sequence[ApiKind] = ()
+        while True:
+            if failed := await self.resync(failed or KINDS):
+                pause = min(2.0**failures, LONGEST_RETRY_SECONDS)
+                failures += 1
+            else:
+                rounds, failures = rounds + 1, 0
+                self._watched = self._apis if self._watched is None else self._watched
+                pause = RESYNC_SECONDS if self._apis <= self._watched else UNWATCHED_RESYNC_SECONDS
+                pause = SECOND_RESYNC_SECONDS if rounds == 1 else pause
+            await asyncio.sleep(pause)
+
+    async def _look_at_all(self) -> None:
         for key, _ in self._store.services():
             self._queue.add(key)
 
-    async def _look_again_for_ever(self) -> None:
-        while True:
-            await asyncio.sleep(LOOK_AGAIN_SECONDS)
-            self._look_at_all()
-
-    async def _list(self, kind: ApiKind, namespace: str | None) -> None:
-        selector = ",".join(self._settings.watch_selector) if kind is SERVICES else SERVICE_LABEL
-        since = self._store.newest(kind)
-        items, version = await self._client.list(kind, namespace, selector, keep=functools.partial(slim, kind))
-        for key in self._store.replace(kind, namespace, items, version, since):
-            self._queue.add(key)  # at once: another kind's list may fail, and what was news is none the next time
-
-    async def _first_resync(self) -> None:
-        pause = 1.0
-        while True:
-            try:
-                await self.resync()
-            except ApiError as error:
-                self._metrics.api_errors.labels(str(error.status)).inc()
-                log.warning("cannot list what is there: %s", error)
-                await asyncio.sleep(pause)
-                pause = min(pause * 2, 30.0)
-            else:
-                self.knows = True
-                self._watched = self._apis
-                return
-
-    async def _resync_for_ever(self) -> None:
-        pause = SECOND_RESYNC_SECONDS
-        while True:
-            await asyncio.sleep(pause)
-            try:
-                await self.resync()
-            except ApiError as error:
-                self._metrics.api_errors.labels(str(error.status)).inc()
-                log.warning("the slow round did not see everything: %s", error)
-            else:
-                pause = RESYNC_SECONDS if self._apis <= self._watched else UNWATCHED_RESYNC_SECONDS
-
-    async def _discover_for_ever(self) -> None:
+    async def _discover(self) -> None:
         """While a resource waits for a CRD, look for it; while none does, nothing is asked."""
-        while True:
-            await asyncio.sleep(DISCOVERY_SECONDS)
-            missing = [kind for kind in OPTIONAL if kind.api not in self._apis]
-            if not missing or not any(lacks_crd(service) for _, service in self._store.services()):
-                continue
-            try:
-                if any([await self._client.has_api(kind) for kind in missing]):
-                    await self.resync()
-            except ApiError as error:
-                log.warning("cannot look for the kinds that are missing: %s", error)
+        missing = [kind for kind in OPTIONAL if kind.api not in self._apis]
+        if missing and any(lacks_crd(service) for _, service in self._store.services()):
+            await self.resync(missing)
 
     async def _work(self) -> None:
         while True:
             key = await self._queue.get()
-            if not self._keep(key):
-                continue
             try:
                 self._cold_starts.look(key, self._store.pods(key))
                 result = await self._reconciler.reconcile(key, patient=not self._queue.failures(key))
@@ -170,42 +160,21 @@ class Leader:
                 else:
                     self._queue.done(key, result.again)
 
-    def _keep(self, key: Key) -> bool:
-        """False for a resource that has lost the labels by which it was ours; the watch says so, but the answer to a
-        status that was written at that moment may have brought it back into the store."""
-        service = self._store.service(key)
-        if service is None or self._settings.selects(service["metadata"].get("labels") or {}):
-            return True
-        self._store.delete(SERVICES, service)
-        self._queue.done(key)
-        return False
-
-    def _knowledge(self) -> Knowledge:
-        return Knowledge(
-            apis=lambda: self._apis,
-            nodes=self._nodes.needed,
-            loads=lambda: self._progress.loads,
-            revisions=lambda: self._progress.revisions,
-            told=lambda: self._pod_events.told,
-            decision=lambda key: self._autoscaler.decision(key) if self._autoscaler else None,
+    async def _observe(self, service: Obj, children: Mapping[Ref, Obj], pods: Sequence[Obj]) -> Observed:
+        """A resource and its objects, with all else that is known of them now."""
+        key = Key(service["metadata"]["namespace"], service["metadata"]["name"])
+        return Observed(
+            service=service,
+            now=datetime.now(UTC),
+            children=children,
+            pods=pods,
+            apis=self._apis,
+            nodes=await self._nodes.needed(pods),
+            loads=self._progress.loads,
+            revisions=self._progress.revisions,
+            told=self._pod_events.told,
+            decision=self._autoscaler.decision(key) if self._autoscaler else None,
         )
-
-    def _loading(self) -> Iterable[Target]:
-        for key, _ in self._store.services():
-            for pod in self._store.pods(key):
-                if is_loading(pod) or self._progress.wants_revision(pod):
-                    yield Target(pod["metadata"]["uid"], pod["status"]["podIP"], key)
-
-    def _silent(self) -> Iterable[Silent]:
-        now = datetime.now(UTC)
-        for key, _ in self._store.services():
-            for pod in self._store.pods(key):
-                if is_silent(pod, now):
-                    yield Silent(pod["metadata"]["uid"], key)
-
-    async def _events_of(self, pod: Silent) -> Sequence[Obj]:
-        events, _ = await self._client.list(EVENTS, pod.key.namespace, fields=f"regarding.uid={pod.uid}")
-        return events
 
     # What the autoscaler asks for (autoscaler.loop.Fleet).
 

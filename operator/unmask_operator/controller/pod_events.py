@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from datetime import UTC, datetime
 
+from unmask_operator.client.client import Client
 from unmask_operator.client.errors import ApiError
+from unmask_operator.client.kinds import EVENTS
 from unmask_operator.objects import Key, Obj
 from unmask_operator.state.observed import Told
+from unmask_operator.status.told import is_silent
 
 AGAIN_SECONDS = 30.0  # between the first two looks at one pod; each pause is twice the one before
 LONGEST_SECONDS = 240.0  # of those pauses: pulling a large image keeps many pods silent for long
@@ -19,26 +22,23 @@ HEEDED = ("kubelet", "attachdetach-controller")  # who prepare and end pods; oth
 log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True)
-class Silent:
-    """A pod to ask about: its uid, and the resource it belongs to."""
-
-    uid: str
-    key: Key
-
-
 class PodEvents:
-    """What was last told. `told` is by pod uid and holds only pods that are silent still."""
+    """What was last told. `told` is by pod uid and holds only pods that are silent still.
+
+    Args:
+        pods: all there are, each with its resource's key.
+        changed: told of whose pods something new was told.
+    """
 
     def __init__(
         self,
-        silent: Callable[[], Iterable[Silent]],
-        read: Callable[[Silent], Awaitable[Sequence[Obj]]],
+        client: Client,
+        pods: Callable[[], Iterable[tuple[Key, Obj]]],
         changed: Callable[[Key], None],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._silent = silent
-        self._read = read
+        self._client = client
+        self._pods = pods
         self._changed = changed
         self._clock = clock
         self._asked: dict[str, tuple[float, float]] = {}  # when, and how long until the next look
@@ -46,22 +46,23 @@ class PodEvents:
 
     async def poll(self) -> None:
         """Ask about the silent pods that are due. While none is silent the API server is asked nothing."""
-        pods = {pod.uid: pod for pod in self._silent()}
-        self._asked = {uid: asked for uid, asked in self._asked.items() if uid in pods}
-        self.told = {uid: told for uid, told in self.told.items() if uid in pods}
-        for uid, pod in pods.items():
+        now = datetime.now(UTC)
+        silent = {pod["metadata"]["uid"]: key for key, pod in self._pods() if is_silent(pod, now)}
+        self._asked = {uid: asked for uid, asked in self._asked.items() if uid in silent}
+        self.told = {uid: told for uid, told in self.told.items() if uid in silent}
+        for uid, key in silent.items():
             asked, pause = self._asked.get(uid, (float("-inf"), AGAIN_SECONDS / 2))
             if self._clock() - asked < pause:
                 continue
             self._asked[uid] = self._clock(), min(2 * pause, LONGEST_SECONDS)
             try:
-                told = in_order(await self._read(pod))
+                events, _ = await self._client.list(EVENTS, key.namespace, fields=f"regarding.uid={uid}")
             except ApiError as error:
                 log.warning("Events of a pod cannot be read: %s", error)
                 continue
-            if told != self.told.get(uid, ()):
+            if (told := in_order(events)) != self.told.get(uid, ()):
                 self.told = {**self.told, uid: told}
-                self._changed(pod.key)
+                self._changed(key)
 
 
 def in_order(events: Iterable[Obj]) -> tuple[Told, ...]:

@@ -6,7 +6,6 @@ import asyncio
 import json
 import logging
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
 
 import aiohttp
 
@@ -26,17 +25,12 @@ LONGEST_PHASE = 64  # characters that the status has room for
 log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True)
-class Target:
-    """A pod to ask: its uid, its IP address and the resource it belongs to."""
-
-    uid: str
-    address: str
-    key: Key
-
-
 class Progress:
     """What pods last said, by their uid.
+
+    Args:
+        pods: all there are, each with its resource's key.
+        changed: told whose pods have news.
 
     Attributes:
         loads: of pods that are still loading.
@@ -44,9 +38,9 @@ class Progress:
     """
 
     def __init__(
-        self, targets: Callable[[], Iterable[Target]], changed: Callable[[Key], None], port: int = PORT
+        self, pods: Callable[[], Iterable[tuple[Key, Obj]]], changed: Callable[[Key], None], port: int = PORT
     ) -> None:
-        self._targets = targets
+        self._pods = pods
         self._changed = changed
         self._port = port
         self.loads: Mapping[str, Load] = {}
@@ -57,25 +51,29 @@ class Progress:
         return runs(pod) and pod["metadata"]["uid"] not in self.revisions and key_of(pod) is not None
 
     async def poll(self, session: aiohttp.ClientSession) -> None:
-        """Ask every loading pod once; a pod that does not answer keeps what it last said. No API request is made."""
+        """Ask once every pod that loads, or has yet to say what; one that does not answer keeps what it last said. No
+        API request is made."""
         limit = asyncio.Semaphore(AT_ONCE)
 
-        async def ask(target: Target) -> tuple[Target, Load | str | None]:
+        async def ask(pod: Obj) -> Load | str | None:
             async with limit:
-                return target, await startup(session, target.address, self._port)
+                return await startup(session, pod["status"]["podIP"], self._port)
 
+        asked = [(key, pod) for key, pod in self._pods() if is_loading(pod) or self.wants_revision(pod)]
+        answers = await asyncio.gather(*(ask(pod) for _, pod in asked))
         before, loads, news = self.loads, {}, set()
-        for target, said in await asyncio.gather(*(ask(t) for t in self._targets())):
-            old = before.get(target.uid)
+        for (key, pod), said in zip(asked, answers, strict=True):
+            uid = pod["metadata"]["uid"]
+            old = before.get(uid)
             if isinstance(said, str):
-                if self.revisions.get(target.uid) != said:
-                    self.revisions[target.uid] = said
-                    news.add(target.key)
+                if self.revisions.get(uid) != said:
+                    self.revisions[uid] = said
+                    news.add(key)
             elif said is not None and (old is None or is_news(old, said)):
-                news.add(target.key)
+                news.add(key)
                 old = said
             if old is not None:
-                loads[target.uid] = old
+                loads[uid] = old
         self.loads = loads
         while len(self.revisions) > MOST_REVISIONS:
             del self.revisions[next(iter(self.revisions))]

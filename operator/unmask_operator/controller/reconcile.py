@@ -6,7 +6,6 @@ import logging
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
 
 from unmask_operator.client.client import Client
 from unmask_operator.client.errors import ApiError
@@ -18,7 +17,7 @@ from unmask_operator.controller.writes import Outcome, Writer
 from unmask_operator.objects import Key, Obj, Ref, controller_uid
 from unmask_operator.process.metrics import Metrics
 from unmask_operator.settings import Settings
-from unmask_operator.state.observed import Decision, Load, Observed, Told
+from unmask_operator.state.observed import Observed
 from unmask_operator.state.plan import last_good, plan
 from unmask_operator.status import status
 from unmask_operator.status.transitions import transitions
@@ -26,25 +25,8 @@ from unmask_operator.status.transitions import transitions
 log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True)
-class Knowledge:
-    """What else a reconcile may know, each as a question to whoever keeps it.
-
-    Attributes:
-        apis: the optional kinds that the API server has.
-        nodes: all nodes, for the pods given (None where they do not matter or may not be read).
-        loads: of loading pods, by uid.
-        revisions: commits that pods have loaded, by uid.
-        told: Events of silent pods, by uid.
-        decision: the builtin autoscaler's, by key.
-    """
-
-    apis: Callable[[], frozenset[str]]
-    nodes: Callable[[Sequence[Obj]], Awaitable[Sequence[Obj] | None]]
-    loads: Callable[[], Mapping[str, Load]]
-    revisions: Callable[[], Mapping[str, str]]
-    told: Callable[[], Mapping[str, Sequence[Told]]]
-    decision: Callable[[Key], Decision | None]
+# A resource, its children and its pods -> with all else that is known.
+Observe = Callable[[Obj, Mapping[Ref, Obj], Sequence[Obj]], Awaitable[Observed]]
 
 
 @dataclass(frozen=True)
@@ -61,13 +43,11 @@ class Result:
 class Reconciler:
     """Brings one resource at a time to what its spec says. It is called for a key at most once at a time."""
 
-    def __init__(
-        self, client: Client, store: Store, settings: Settings, knowledge: Knowledge, metrics: Metrics
-    ) -> None:
+    def __init__(self, client: Client, store: Store, settings: Settings, observe: Observe, metrics: Metrics) -> None:
         self._client = client
         self._store = store
         self._settings = settings
-        self._knowledge = knowledge
+        self._observe = observe
         self._metrics = metrics
         self._writer = Writer(client, store, lambda verb: metrics.writes.labels(verb).inc())
 
@@ -92,7 +72,8 @@ class Reconciler:
         service = self._store.service(key)
         if service is None or service["metadata"].get("deletionTimestamp"):
             return Result()  # the children go with their owner
-        observed = await self._observe(key, service)
+        children = await self._children(key, service["metadata"]["uid"])
+        observed = await self._observe(service, children, self._store.pods(key))
         outcome = await self._carry_out(observed)
         if outcome.writes:
             log.info("%d writes to children", outcome.writes, extra={"service": key})
@@ -105,23 +86,6 @@ class Reconciler:
             return Result(again=0.0)
         refused = bool(outcome.observed.refusals or outcome.failures)
         return Result(refused, outcome.plan.requeue_seconds)
-
-    async def _observe(self, key: Key, service: Obj) -> Observed:
-        pods = self._store.pods(key)
-        uids = [pod["metadata"]["uid"] for pod in pods]
-        loads, revisions, told = self._knowledge.loads(), self._knowledge.revisions(), self._knowledge.told()
-        return Observed(
-            service=service,
-            now=datetime.now(UTC),
-            children=await self._children(key, service["metadata"]["uid"]),
-            pods=pods,
-            apis=self._knowledge.apis(),
-            nodes=await self._knowledge.nodes(pods),
-            loads={uid: loads[uid] for uid in uids if uid in loads},
-            revisions={uid: revisions[uid] for uid in uids if uid in revisions},
-            told={uid: told[uid] for uid in uids if uid in told},
-            decision=self._knowledge.decision(key),
-        )
 
     async def _children(self, key: Key, uid: str) -> Mapping[Ref, Obj]:
         """As the store has them. One that another controls would stop everything: whether it still stands is asked."""
@@ -169,16 +133,18 @@ class Reconciler:
             self._store.delete(SERVICES, service)
             return False
         self._metrics.writes.labels("status").inc()
-        self._store.put(SERVICES, written, answered=True)
+        same_labels = written["metadata"].get("labels") == service["metadata"].get("labels")
+        if same_labels:  # by others it may be another operator's now, and only the watch knows whose
+            self._store.put(SERVICES, written, answered=True)
         for transition in transitions(old, new):
             try:
                 await self._client.create(event(service, transition, self._settings.pod_name, outcome.observed.now))
             except ApiError as error:  # an Event is a courtesy
                 log.warning("an Event was not written: %s", error, extra={"service": key})
-        return _asked(slim(SERVICES, written)) != _asked(service)
+        return same_labels and _asked(slim(SERVICES, written)) != _asked(service)
 
 
 def _asked(service: Obj) -> list[object]:
     """What people ask for with a resource."""
     meta = service["metadata"]
-    return [service.get("spec"), *(meta.get(member) for member in ("labels", "annotations", "deletionTimestamp"))]
+    return [service.get("spec"), *(meta.get(member) for member in ("annotations", "deletionTimestamp"))]

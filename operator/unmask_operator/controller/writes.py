@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
@@ -12,7 +10,7 @@ from unmask_operator.client.client import Client
 from unmask_operator.client.errors import ApiError
 from unmask_operator.client.kinds import kind_of
 from unmask_operator.client.store import Store
-from unmask_operator.objects import GROUP, Obj, Ref, controller_uid
+from unmask_operator.objects import GROUP, Obj, Ref, controller_uid, digest
 from unmask_operator.state.drift import differs
 from unmask_operator.state.observed import Observed
 from unmask_operator.state.plan import Plan
@@ -79,9 +77,8 @@ class _News:
 def stamped(child: Obj) -> Obj:
     """The child with a digest of itself. It tells a field that was removed, which comparing with the live object, full
     of the server's defaults, cannot."""
-    digest = hashlib.sha256(json.dumps(child, sort_keys=True).encode()).hexdigest()[:16]
     meta = child["metadata"]
-    return {**child, "metadata": {**meta, "annotations": {**meta.get("annotations", {}), APPLIED: digest}}}
+    return {**child, "metadata": {**meta, "annotations": {**meta.get("annotations", {}), APPLIED: digest(child)}}}
 
 
 class Writer:

@@ -139,14 +139,7 @@ class Elector:
             log.warning("the Lease was not given back: %s", str(error) or "no answer")
 
     async def _give_back(self) -> None:
-        """A request that the end broke off may have been carried out: then the Lease is not as it was read."""
-        if self._read is not None:
-            try:
-                await self._client.update_lease(Lease.released(self._read), timeout=RELEASE_SECONDS)
-                return
-            except ApiError as error:
-                if not error.conflict:
-                    raise
+        """A request that the end broke off may have been carried out: the Lease need not be as it was read."""
         lease = await self._client.get(LEASES, *self._where)
         if (lease.get("spec") or {}).get("holderIdentity") == self._lease.identity:
             await self._client.update_lease(Lease.released(lease), timeout=RELEASE_SECONDS)
@@ -201,8 +194,9 @@ class Elector:
             await asyncio.sleep(min(1.0 + random.random(), max(0.0, self._lease.seconds_left())))
 
     async def _read_again(self) -> None:
-        """Somebody wrote the Lease: another holder ends our lead, and so does an older Lease, for the API server has
-        been restored from a backup, and all that was read is wrong. Anything else (a label) does not."""
+        """Somebody wrote the Lease: another holder ends our lead, and so does an older Lease: etcd was restored from a
+        backup: all that is known, and what the watches wait for, is of a future that will not come. It is the
+        first object that shows it, since it is written every few seconds. Anything else (a label) does not."""
         assert self._read is not None
         try:
             lease = await self._client.get(LEASES, *self._where)

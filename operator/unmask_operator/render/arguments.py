@@ -23,6 +23,7 @@ from unmask_operator.settings import Settings
 _EXTRA = "spec.engine.extraArgs"
 _AUTH = "spec.auth"
 _FLAG_NAMES = {spelling: flag.name for flag in FLAGS for spelling in flag.spellings}
+_FREE = {*_FLAG_NAMES.values()} - {*RESERVED}
 _OVERRIDABLE = {"device", "log-format"}  # a pretend GPU runs on CPU; logs are the reader's taste
 
 
@@ -34,7 +35,7 @@ def engine_arguments(service: DiffusionLMService, settings: Settings) -> list[st
     """
     written = dict(_written(service))
     extra = service.spec.engine.extra_args
-    _refuse_abbreviations(extra)
+    _refuse_reserved(extra)
     _refuse_repetitions(extra, written)
     image = service.spec.image or settings.runtime_image
     if extra and dataclasses.replace(settings, runtime_image=image).runtime_is_own_version:
@@ -44,13 +45,16 @@ def engine_arguments(service: DiffusionLMService, settings: Settings) -> list[st
 
 
 def model_path(model: Model) -> str | None:
-    """``--model`` for a model's uri: None for demo://, which the runtime serves without that flag."""
+    """``--model`` for a model's uri: None for demo://, which the runtime serves without that flag. SpecError for a
+    scheme that only another version knows."""
     scheme, _, rest = model.uri.partition("://")
     if scheme == "hf":
         return model.uri + (f"@{model.revision}" if model.revision else f"$({VARIABLE})")  # empty, or "@" and a commit
     if scheme == "pvc":
         return "/".join((MODEL_MOUNT, *rest.rstrip("/").split("/")[1:]))
-    return None
+    if scheme == "demo":
+        return None
+    raise SpecError("spec.model.uri", f"this operator knows demo://, hf:// and pvc://, and not {scheme}://")
 
 
 def _written(service: DiffusionLMService) -> Iterator[tuple[str, str]]:
@@ -97,15 +101,17 @@ def _refuse_repetitions(extra: list[str], written: dict[str, str]) -> None:
             raise SpecError(_EXTRA, f"--{name} is set by {setters[name]} too; keep one of them")
 
 
-def _refuse_abbreviations(extra: list[str]) -> None:
-    """Raises SpecError for the beginning of a reserved flag. Our runtimes take none, but an image of another version
-    must not be led round those flags by one."""
+def _refuse_reserved(extra: list[str]) -> None:
+    """Raises SpecError for a reserved flag, which a CustomResourceDefinition of another version may not know, and for
+    the beginning of one. Our runtimes take none, but an image of another version must not be led round by one."""
     for argument in extra:
         name = argument.split("=", 1)[0]
-        if len(name) > 2 and name.startswith("--") and _name(argument) not in _FLAG_NAMES.values():
-            spelling = name.removeprefix("--").replace("_", "-")
-            if whole := next((flag for flag in RESERVED if flag.startswith(spelling)), None):
-                raise SpecError(_EXTRA, f"{name} abbreviates --{whole}, which is the operator's own; remove it")
+        spelling = name.removeprefix("--").replace("_", "-")
+        if not spelling or not name.startswith("--") or spelling in _FREE:
+            continue
+        if whole := next((flag for flag in RESERVED if flag.startswith(spelling)), None):
+            said = "is" if whole == spelling else f"abbreviates --{whole}, which is"
+            raise SpecError(_EXTRA, f"{name} {said} the operator's own; remove it")
 
 
 def _ask_the_runtime(arguments: list[str]) -> None:

@@ -21,9 +21,7 @@ def hpa(service: DiffusionLMService) -> Obj | None:
     }
     if scaling.behavior:
         spec["behavior"] = scaling.behavior.model_dump(by_alias=True, exclude_none=True)
-    return child(
-        "autoscaling/v2", "HorizontalPodAutoscaler", service.name, engine(service.name), service.namespace, spec=spec
-    )
+    return child(service, "autoscaling/v2", "HorizontalPodAutoscaler", engine(service.name), spec=spec)
 
 
 def _metrics(targets: Targets) -> list[Obj]:

@@ -51,7 +51,7 @@ def config_map(service: DiffusionLMService, commits: Mapping[str, str]) -> Obj |
     if not commits:
         return None
     data = {name: f"@{commit}" if commit else "" for name, commit in commits.items()}
-    return child("v1", "ConfigMap", service.name, model_config(service.name), service.namespace, data=data)
+    return child(service, "v1", "ConfigMap", model_config(service.name), data=data)
 
 
 def recorded(live: Mapping[str, Any]) -> dict[str, str]:

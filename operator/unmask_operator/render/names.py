@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from unmask_operator.api import DiffusionLMService
 from unmask_operator.objects import SERVICE_LABEL, Obj
 
 PORT = 8000  # the runtime's HTTP port
@@ -50,9 +51,9 @@ def url(name: str, namespace: str, port: int = 80) -> str:
     return f"http://{name}.{namespace}.svc{'' if port == 80 else f':{port}'}/v1"
 
 
-def child(api_version: str, kind: str, service: str, name: str, namespace: str, **fields: object) -> Obj:
-    """An object of the resource `service` with the standard labels; `fields` are its members beside metadata."""
-    metadata = {"name": name, "namespace": namespace, "labels": labels(service)}
+def child(service: DiffusionLMService, api_version: str, kind: str, name: str, **fields: object) -> Obj:
+    """An object of a resource with the standard labels; `fields` are its members beside metadata."""
+    metadata = {"name": name, "namespace": service.namespace, "labels": labels(service.name)}
     return {"apiVersion": api_version, "kind": kind, "metadata": metadata, **fields}
 
 

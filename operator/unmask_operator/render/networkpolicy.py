@@ -27,6 +27,4 @@ def networkpolicy(service: DiffusionLMService, settings: Settings) -> Obj | None
         "policyTypes": ["Ingress"],
         "ingress": [{"from": [*clients, operator, *collectors], "ports": [{"protocol": "TCP", "port": PORT}]}],
     }
-    return child(
-        "networking.k8s.io/v1", "NetworkPolicy", service.name, engine(service.name), service.namespace, spec=spec
-    )
+    return child(service, "networking.k8s.io/v1", "NetworkPolicy", engine(service.name), spec=spec)

@@ -18,4 +18,4 @@ def pdb(service: DiffusionLMService) -> Obj | None:
         "selector": {"matchLabels": selector(service.name)},
         "unhealthyPodEvictionPolicy": "AlwaysAllow",  # a pod that serves nobody never holds a drain up
     }
-    return child("policy/v1", "PodDisruptionBudget", service.name, engine(service.name), service.namespace, spec=wanted)
+    return child(service, "policy/v1", "PodDisruptionBudget", engine(service.name), spec=wanted)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from unmask_operator.api import DiffusionLMService
 from unmask_operator.api.pod import CACHE_SIZE
-from unmask_operator.objects import RESTARTED_AT, Obj
+from unmask_operator.objects import RESTARTED_AT, TEMPLATE_LABEL, Obj, digest
 from unmask_operator.render import container, trust
 from unmask_operator.render.merge import merge_template
 from unmask_operator.render.names import CLAIM, KEYS_FILE, MAIN, engine, labels, selector
@@ -31,7 +31,9 @@ def form(service: DiffusionLMService, settings: Settings, restarted_at: str = ""
     image = service.spec.image or settings.runtime_image
     base = {"metadata": _metadata(service, restarted_at), "spec": _spec(service, settings, image, restarted_at)}
     patch = {"metadata": service.spec.pod_template.metadata, "spec": service.spec.pod_template.spec}
-    return Form(image, merge_template(base, patch))
+    template = merge_template(base, patch)
+    marked = {**template["metadata"]["labels"], TEMPLATE_LABEL: digest(template)}
+    return Form(image, {**template, "metadata": {**template["metadata"], "labels": marked}})
 
 
 def _metadata(service: DiffusionLMService, restarted_at: str) -> Obj:

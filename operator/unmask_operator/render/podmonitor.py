@@ -22,6 +22,6 @@ def podmonitor(service: DiffusionLMService) -> Obj | None:
         "podMetricsEndpoints": [endpoint],
     }
     api_version, _, kind = PODMONITOR.rpartition("/")
-    made = child(api_version, kind, service.name, engine(service.name), service.namespace, spec=spec)
+    made = child(service, api_version, kind, engine(service.name), spec=spec)
     made["metadata"]["labels"] = {**asked.labels, **made["metadata"]["labels"]}
     return made

@@ -123,9 +123,7 @@ def revision(service: DiffusionLMService, pin: Pin) -> Obj | None:
         "template": pin.form.template,
     }
     name = names.revision(service.name, pin.number)
-    return names.child(
-        "apps/v1", "ControllerRevision", service.name, name, service.namespace, revision=pin.number, data=data
-    )
+    return names.child(service, "apps/v1", "ControllerRevision", name, revision=pin.number, data=data)
 
 
 def _inputs(spec: Mapping[str, Any]) -> dict[str, Any]:

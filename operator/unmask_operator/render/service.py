@@ -21,7 +21,7 @@ def service(owner: DiffusionLMService) -> Obj:
         spec["loadBalancerClass"] = wanted.load_balancer_class
     if wanted.load_balancer_source_ranges:
         spec["loadBalancerSourceRanges"] = list(wanted.load_balancer_source_ranges)
-    made = child("v1", "Service", owner.name, owner.name, owner.namespace, spec=spec)
+    made = child(owner, "v1", "Service", owner.name, spec=spec)
     if wanted.annotations:
         made["metadata"]["annotations"] = dict(wanted.annotations)
     return made

@@ -8,8 +8,7 @@ from unmask_operator.render.names import child, engine
 
 
 def serviceaccount(service: DiffusionLMService) -> Obj:
-    name, namespace = service.name, service.namespace
-    made = child("v1", "ServiceAccount", name, engine(name), namespace, automountServiceAccountToken=False)
+    made = child(service, "v1", "ServiceAccount", engine(service.name), automountServiceAccountToken=False)
     if service.spec.service_account.annotations:
         made["metadata"]["annotations"] = dict(service.spec.service_account.annotations)
     return made

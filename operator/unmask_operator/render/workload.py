@@ -37,7 +37,7 @@ def deployment(service: DiffusionLMService, template: Obj) -> Obj:
         "revisionHistoryLimit": 3,
         "template": template,
     }
-    return child("apps/v1", "Deployment", service.name, service.name, service.namespace, spec=spec)
+    return child(service, "apps/v1", "Deployment", service.name, spec=spec)
 
 
 def progress_deadline(pod: Mapping[str, Any]) -> int:

@@ -1,4 +1,4 @@
-"""The whole status of a resource: a pure function of what is known and what is planned. One file a condition."""
+"""The whole status of a resource: a pure function of what is known and what is planned."""
 
 from __future__ import annotations
 
@@ -11,30 +11,20 @@ from unmask_operator.render.model_revision import key_of, recorded
 from unmask_operator.render.names import MAIN, url
 from unmask_operator.state.observed import Observed
 from unmask_operator.state.plan import Plan
-from unmask_operator.status import (
-    accepted,
-    available,
-    model_loaded,
-    protected,
-    ready,
-    rollout_complete,
-    scaling_ready,
-    scheduled,
-    up_to_date,
-)
+from unmask_operator.status import conditions, scaling_ready, scheduled
 from unmask_operator.status import pods as pod_facts
 from unmask_operator.status.facts import Facts, number, section
 from unmask_operator.status.verdict import Verdict, no
 
 CONDITIONS = {
-    "Accepted": accepted.verdict,
+    "Accepted": conditions.accepted,
     "Scheduled": scheduled.verdict,
-    "ModelLoaded": model_loaded.verdict,
-    "RolloutComplete": rollout_complete.verdict,
+    "ModelLoaded": conditions.model_loaded,
+    "RolloutComplete": conditions.rollout_complete,
     scaling_ready.TYPE: scaling_ready.verdict,
-    "UpToDate": up_to_date.verdict,
-    "Protected": protected.verdict,
-    "Available": available.verdict,
+    "UpToDate": conditions.up_to_date,
+    "Protected": conditions.protected,
+    "Available": conditions.available,
 }
 
 
@@ -72,7 +62,7 @@ def _conditions(facts: Facts) -> list[Obj]:
             found = no(problems[0].reason, "; ".join(dict.fromkeys(problem.message for problem in problems)))
         if found:
             verdicts[kind] = found
-    verdicts["Ready"] = ready.verdict(verdicts, facts.suspended)
+    verdicts["Ready"] = conditions.ready(verdicts, facts.suspended)
     service = facts.observed.service
     old = {c["type"]: c for c in section(service, "status").get("conditions") or ()}
     return [

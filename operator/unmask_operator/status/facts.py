@@ -5,10 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from unmask_operator.objects import Obj, Ref, controller_uid
+from unmask_operator.objects import TEMPLATE_LABEL, Obj, Ref, controller_uid
 from unmask_operator.render import names
 from unmask_operator.render.revision import pins
-from unmask_operator.state.drift import differs
 from unmask_operator.state.observed import Load, Observed
 from unmask_operator.state.plan import Plan, Problem
 from unmask_operator.status import pods as pod_facts
@@ -128,28 +127,13 @@ def _age(pod: Obj) -> tuple[float, str]:
 
 
 def _current(pods: tuple[Obj, ...], deployment: Obj) -> tuple[Obj, ...]:
-    """Those of the present template, for the last edit may have mended what ails the others.
+    """Those of the present template, for the last edit may have mended what ails the others; all where none is.
 
-    The newest pod need not be one: a spec that goes back to an earlier one takes up that one's pods. Where no pod is
-    as the template says, since a webhook changes them all, every pod counts.
+    The newest pod need not be one: a spec that goes back to an earlier one takes up that one's pods.
     """
     template = section(section(deployment, "spec"), "template")
-    metadata = section(template, "metadata")
-    metadata = {key: metadata[key] for key in ("labels", "annotations") if metadata.get(key)}
-    spec = dict(section(template, "spec"))
-    tolerations = spec.pop("tolerations", None) or ()  # the API server adds two of its own to every pod
-    wanted = {"metadata": metadata, "spec": spec}
-    variables = pod_facts.variables(wanted)
-
-    def current(pod: Obj) -> bool:
-        tolerated = section(pod, "spec").get("tolerations") or ()
-        return (
-            pod_facts.variables(pod) == variables
-            and all(one in tolerated for one in tolerations)
-            and not differs(wanted, pod)
-        )
-
-    return tuple(pod for pod in pods if current(pod)) or pods
+    mark = section(section(template, "metadata"), "labels").get(TEMPLATE_LABEL)
+    return tuple(pod for pod in pods if section(pod["metadata"], "labels").get(TEMPLATE_LABEL) == mark) or pods
 
 
 def _trouble(observed: Observed, newest_first: list[Obj], pods: tuple[Obj, ...]) -> Trouble | None:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import re
 
+from unmask_operator.api.placement import DEFAULT_GPU
 from unmask_operator.objects import Obj
 from unmask_operator.state.drift import quantity
 from unmask_operator.status.facts import Facts, section
 
-DEFAULT_RESOURCE = "nvidia.com/gpu"
 HINT = "free a GPU or set maxSurge 0, maxUnavailable 1 in spec.rolloutStrategy"
 
 
@@ -16,7 +16,7 @@ def shortage(facts: Facts, pod: Obj, sentence: str) -> str | None:
     """The message about a pod that finds no GPU; None where the scheduler's sentence is about something else."""
     if not isinstance(facts.spec.get("gpu"), dict):
         return None
-    resource = str(facts.spec["gpu"].get("resourceName") or DEFAULT_RESOURCE)
+    resource = str(facts.spec["gpu"].get("resourceName") or DEFAULT_GPU)
     if not re.search(rf"Insufficient {re.escape(resource)}(?![\w/-]|\.\w)", sentence):  # not nvidia.com/gpu.shared
         return None
     rolling = facts.ready_pods > 0 and not facts.rolled_out

@@ -83,12 +83,6 @@ def unschedulable(pod: Obj) -> str | None:
     return (first[0] if first else sentence).strip()
 
 
-def variables(pod: Obj) -> set[str]:
-    """Names of the engine's environment variables, of a pod or of a template."""
-    containers = (pod.get("spec") or {}).get("containers") or ()
-    return {variable["name"] for c in containers if c["name"] == MAIN for variable in c.get("env") or ()}
-
-
 def condition(obj: Obj, kind: str) -> Obj:
     """A condition of a pod or another object, {} where there is none."""
     return next((c for c in _status(obj).get("conditions") or () if c["type"] == kind), {})

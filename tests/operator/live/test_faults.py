@@ -56,6 +56,20 @@ def test_a_failing_delete_is_tried_again(admin, namespace, proxied, fault_proxy)
     admin.wait("gone", lambda: not any(kind == "NetworkPolicy" for kind, _ in children(admin, resource)))
 
 
+def test_a_kind_that_cannot_be_listed_is_named_and_holds_nothing_else_up(api_server, admin, namespace, fault_proxy):
+    install(admin, namespace, [namespace])
+    resource = admin.create(demo(namespace))
+    fault_proxy.fail(500, r"/services\?", methods=("GET",), times=100_000)
+    with OperatorProcess(api_server, namespace, [namespace], server=fault_proxy.url) as operator:
+        wait_condition(admin, resource, "Accepted", "True")
+        assert operator.terminate() == 0
+        operator.start()  # the Service is there, and it does not know
+        admin.patch(resource, {"spec": {"service": {"port": 81}}})
+        wait_condition(admin, resource, "Accepted", "True")
+        assert admin.get("v1", "Service", "demo", namespace)["spec"]["ports"][0]["port"] == 81
+        assert "cannot list services: " in operator.log()
+
+
 def test_dropped_watches_miss_nothing(admin, namespace, proxied, fault_proxy):
     resource = admin.create(demo(namespace))
     wait_condition(admin, resource, "Accepted", "True")

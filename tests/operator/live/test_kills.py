@@ -30,6 +30,7 @@ FULL = {"networkPolicy": {}, "replicas": 2}  # makes one child of most kinds
 EDITED = {"networkPolicy": None, "engine": {"maxNumReqs": 5}, "service": {"annotations": {"a": "b"}}}
 POINTS = WORKERS  # resources, each held at its point: a held one keeps a worker
 _NAME = re.compile(r"\bpoint-(\d+)")
+_TEMPLATE = re.compile(r'(?<="serving.unmask.dev/template": ")[0-9a-f]{16}')
 
 
 class Gate:
@@ -126,7 +127,7 @@ def _number(resource: Obj) -> int:
 
 
 def _renamed(text: str) -> str:
-    return _NAME.sub("point", text)
+    return _TEMPLATE.sub("TEMPLATE", _NAME.sub("point", text))  # the digest covers the name
 
 
 def _essence(obj: Obj) -> Obj:

@@ -1,0 +1,131 @@
+"""What the conditions say, a function each; Scheduled and ScalingReady have files of their own."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from unmask_operator.objects import RESTARTED_AT
+from unmask_operator.status import pods as pod_facts
+from unmask_operator.status import scheduled
+from unmask_operator.status.facts import Facts, number, section
+from unmask_operator.status.verdict import Verdict, no, sentence, unknown, yes
+
+# What Ready needs. ScalingReady, UpToDate and Protected are left out: they tell of work to do while requests are served
+# as the spec says.
+NEEDED = ("Accepted", "Scheduled", "ModelLoaded", "RolloutComplete", "Available")
+
+
+def accepted(facts: Facts) -> Verdict:
+    """The spec can be had, and the API server took every object made of it."""
+    refusals = sorted(facts.observed.refusals.items())
+    said = [f"{ref.kind} {ref.name} was refused: {reason}" for ref, reason in refusals]
+    if said:
+        return no("Refused", "; ".join(said))
+    failed = [f"{ref.kind} {ref.name}: {reason}" for ref, reason in sorted(facts.observed.failures.items())]
+    if failed:
+        return unknown("ApiError", f"the API server failed on {'; '.join(failed)}; it is tried again")
+    valid = "the spec is valid and applied"
+    if fields := ", ".join(facts.plan.ignored):
+        return yes("Accepted", sentence(f"{valid}, but for what this operator does not know and ignores: {fields}"))
+    return yes("Accepted", valid)
+
+
+def model_loaded(facts: Facts) -> Verdict | None:
+    """The engines of the newest template have their model in memory. Pods that are added by scaling may load while
+    others serve; those of a rollout must be done."""
+    if facts.idle or facts.absent:
+        return None
+    if found := _trouble(facts):
+        return found
+    started = [pod_facts.is_started(pod) for pod in facts.pods]
+    if any(started) and (all(started) or facts.rolled_out):
+        return yes("Loaded", "the model is loaded")
+    if load := facts.slowest_load:
+        return no("Loading", f"the model is being loaded: {load.phase}, {load.percent:.0f} %")
+    if any(pod_facts.runs(pod) and not pod_facts.is_started(pod) for pod in facts.pods):
+        return no("Starting", "the engine's process has started and its start-up probe has not passed yet")
+    return no("Pending", "the engine has not started yet")
+
+
+def rollout_complete(facts: Facts) -> Verdict | None:
+    """Every pod is of the newest template, and at least once all of them were ready."""
+    if facts.idle or facts.absent:
+        return None
+    if facts.rolled_out:
+        return yes("Complete", "every pod is of the newest template")
+    if found := scheduled.obstacle(facts) or _trouble(facts):
+        return found
+    progressing = facts.deployment_condition("Progressing")
+    cause = _unready(facts)
+    if progressing.get("status") == "False":
+        more = f"; {cause}" if cause else ""
+        return no("ProgressDeadlineExceeded", f"{progressing.get('message', 'the rollout takes too long')}{more}")
+    updated = number(facts.status, "updatedReplicas")
+    old = number(facts.status, "replicas") - updated
+    waits = f", {old} of the old one serve on" if old > 0 else ""
+    return no("Progressing", f"{updated} of {facts.desired} pods are of the newest template{waits}")
+
+
+def _trouble(facts: Facts) -> Verdict | None:
+    return no(facts.trouble.reason, facts.trouble.message) if facts.trouble else None
+
+
+def _unready(facts: Facts) -> str | None:
+    """A pod whose model is loaded and whose readiness probe fails all the same."""
+    for pod in facts.pods:
+        if pod_facts.is_started(pod) and not pod_facts.is_ready(pod):
+            return f"pod {pod_facts.name(pod)} has loaded its model, but its readiness probe (/ready) fails"
+    return None
+
+
+def up_to_date(facts: Facts) -> Verdict | None:
+    """The pods are as this operator would make them today."""
+    if facts.absent:
+        return None
+    if facts.plan.up_to_date:
+        return yes("UpToDate", "the pods are as this operator makes them")
+    return no(
+        "OperatorUpgraded",
+        "this operator would make the pods otherwise and leaves them alone; the next edit that changes them, or a new "
+        f"value of the annotation {RESTARTED_AT}, adopts the new form",
+    )
+
+
+def protected(facts: Facts) -> Verdict | None:
+    """Clients of a service with an address of its own need a key. Of others the cluster's network decides."""
+    if section(facts.spec, "service").get("type") != "LoadBalancer":
+        return None
+    if section(facts.spec, "auth"):
+        return yes("KeyRequired", "clients need a key of spec.auth")
+    return no(
+        "NoAuth",
+        "spec.service.type is LoadBalancer without spec.auth: whoever reaches the address is served; set spec.auth",
+    )
+
+
+def available(facts: Facts) -> Verdict:
+    """At least one pod, of any revision, takes requests."""
+    if facts.ready_pods:
+        return yes("Serving", "at least one pod takes requests")
+    if facts.suspended:
+        return no("Suspended", "spec.suspend is true: no engine runs; set it to false to serve again")
+    if facts.absent:
+        return no("NotAccepted", "nothing runs, for the spec has not been accepted")
+    if facts.desired == 0:
+        return no("NoReplicas", "spec.replicas is 0: no engine is asked for")
+    if found := scheduled.obstacle(facts) or _trouble(facts):
+        return found
+    if cause := _unready(facts):
+        return no("ReadinessProbeFailed", cause)
+    return no("NoReadyPods", "no pod is Ready")
+
+
+def ready(others: Mapping[str, Verdict], suspended: bool) -> Verdict:
+    """All that serving needs. It carries the reason of the first condition that does not hold."""
+    if suspended and others["Accepted"].status == "True":
+        return Verdict("False", "Suspended", "spec.suspend is true: no engine runs; set it to false to serve again")
+    for condition in NEEDED:
+        found = others.get(condition)
+        if found and found.status != "True":
+            return Verdict("False", found.reason, found.message)
+    return yes("Ready", "the service takes requests")

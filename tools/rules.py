@@ -1,0 +1,194 @@
+"""Rules across the fields of a section. The API server alone keeps them, as CEL in the CustomResourceDefinition: what
+breaks one is never stored, so that the operator need not know them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from unmask_operator.api.autoscaling import Autoscaling
+from unmask_operator.api.base import Section
+from unmask_operator.api.engine import BATCHED, RESERVED, Engine
+from unmask_operator.api.model import Model
+from unmask_operator.api.network import Peer, Service
+from unmask_operator.api.rollout import PodDisruptionBudget, RolloutStrategy
+from unmask_operator.api.spec import Spec
+from unmask_operator.api.strategies import ANY_PAGE, OWN_STEP
+
+
+@dataclass(frozen=True)
+class Rule:
+    """One rule of a section.
+
+    Attributes:
+        cel: the expression over `self`, true where the section is right.
+        message: completes "FIELD: ..."; no dot at its end.
+        field: the field (camelCase, of this section) that the message is about; "" is the section itself.
+    """
+
+    cel: str
+    message: str
+    field: str = ""
+
+    def schema(self) -> dict[str, str]:
+        """An entry of x-kubernetes-validations."""
+        path = {"fieldPath": f".{self.field}"} if self.field else {}
+        return {**path, "message": self.message, "rule": self.cel}
+
+
+def _is_one(strategies: tuple[str, ...]) -> str:
+    return f"(has(self.decodingStrategy) && self.decodingStrategy in [{', '.join(map(repr, strategies))}])"
+
+
+def _gpu_rule(part: str) -> str:
+    return (
+        f"!has(self.resources) || !has(self.resources.{part}) || !self.resources.{part}.exists(n, "
+        "n.startsWith('nvidia.com/') || n.startsWith('gpu.') || n.endsWith('/gpu') || "
+        "(has(self.gpu) && has(self.gpu.resourceName) && n == self.gpu.resourceName))"
+    )
+
+
+_HUB = r"hf://[A-Za-z0-9_][A-Za-z0-9_.-]*/[A-Za-z0-9_][A-Za-z0-9_.-]*"
+_CLAIM = r"pvc://[a-z0-9]([-a-z0-9.]*[a-z0-9])?(/[A-Za-z0-9_][A-Za-z0-9_.-]*)*/?"
+_URI = rf"^(demo://|{_HUB}|{_CLAIM})$"
+_TAGGED = r"^([^/@]+/)*[^/:@]+:[A-Za-z0-9_][A-Za-z0-9_.-]*$"
+_RESERVED_ARGUMENT = rf"^(-h|--({'|'.join(name.replace('-', '[-_]') for name in RESERVED)})(=.*)?)$"
+
+NAME = Rule(
+    "self.metadata.name.matches('^[a-z]([-a-z0-9]{0,38}[a-z0-9])?$')",
+    "metadata.name must be at most 40 characters out of a-z, 0-9 and -, beginning with a letter and not ending with -: "
+    "it names a Service",
+)
+
+RULES: Mapping[type[Section], tuple[Rule, ...]] = {
+    Spec: (
+        Rule(
+            "has(self.gpu) || !has(self.parallelism) || !has(self.parallelism.data) || self.parallelism.data == 1",
+            "needs gpu: on CPU a pod runs one engine; set gpu, or raise replicas instead",
+            "parallelism",
+        ),
+        Rule(
+            "has(self.gpu) || !has(self.engine) || !has(self.engine.gpuMemoryUtilization)",
+            "needs gpu; set gpu or remove it",
+            "engine.gpuMemoryUtilization",
+        ),
+        Rule(
+            "has(self.gpu) || !has(self.engine) || !has(self.engine.attnImpl) || self.engine.attnImpl == 'Torch'",
+            "Triton and TritonGrouped need gpu; set gpu or use Torch",
+            "engine.attnImpl",
+        ),
+        Rule(
+            "!has(self.model.family) || self.model.family != 'llada2dot1_mini' || (has(self.engine) && "
+            "has(self.engine.samplingMode) && self.engine.samplingMode == 'Edit')",
+            "model.family llada2dot1_mini needs Edit",
+            "engine.samplingMode",
+        ),
+        Rule(
+            f"({_gpu_rule('limits')}) && ({_gpu_rule('requests')})",
+            "must not hold GPUs; a service gets its GPUs from gpu and parallelism",
+            "resources",
+        ),
+        Rule(
+            "!has(self.image) || self.image.contains('@sha256:') || "
+            f"(self.image.matches('{_TAGGED}') && !self.image.endsWith(':latest'))",
+            "needs a tag other than latest, or a digest, so that every pod runs the same",
+            "image",
+        ),
+    ),
+    Model: (
+        Rule(
+            f"self.uri.matches('{_URI}')",
+            "must be demo://, hf://ORG/NAME or pvc://CLAIM/PATH; a hub revision goes into model.revision",
+            "uri",
+        ),
+        Rule(
+            "!has(self.revision) || self.uri.startsWith('hf://')",
+            "only a model of the hub (hf://) has revisions; remove it",
+            "revision",
+        ),
+        Rule(
+            "!has(self.tokenSecretRef) || self.uri.startsWith('hf://')",
+            "only a model of the hub (hf://) is downloaded with a token; remove it",
+            "tokenSecretRef",
+        ),
+    ),
+    Engine: (
+        Rule(
+            f"{_is_one(ANY_PAGE)} || !has(self.blockSize) || !has(self.pageSize) || "
+            "self.blockSize % self.pageSize == 0 || "
+            "self.pageSize % self.blockSize == 0",
+            "must be a multiple or a divisor of blockSize",
+            "pageSize",
+        ),
+        Rule(
+            f"{_is_one(OWN_STEP)} || !has(self.blockSize) || "
+            "self.blockSize * ((has(self.bufferSize) ? self.bufferSize : 1) + 1) <= "
+            f"(has(self.maxNumBatchedTokens) ? self.maxNumBatchedTokens : {BATCHED})",
+            f"must be at least (bufferSize + 1) * blockSize, a step of one request; its default is {BATCHED}",
+            "maxNumBatchedTokens",
+        ),
+        Rule(
+            "!has(self.decodingStrategy) || self.decodingStrategy != 'Dmax' || "
+            "(has(self.samplingMode) && self.samplingMode == 'Edit')",
+            "must be Edit with decodingStrategy Dmax",
+            "samplingMode",
+        ),
+        Rule(
+            "!has(self.samplingMode) || self.samplingMode != 'Edit' || !has(self.thresholds) || "
+            "!has(self.thresholds.remask) || self.thresholds.remask == 0.0",
+            "does nothing with samplingMode Edit; remove one of them",
+            "thresholds.remask",
+        ),
+        Rule(
+            f"!has(self.extraArgs) || !self.extraArgs.exists(a, a.matches('{_RESERVED_ARGUMENT}'))",
+            "the operator itself sets or needs these flags, or they reach the pod's files: "
+            f"{', '.join('--' + name for name in RESERVED)}; remove them and use the spec",
+            "extraArgs",
+        ),
+        Rule(
+            "!has(self.extraArgs) || !self.extraArgs.exists(a, a.contains('$('))",
+            "Kubernetes would put a variable's value, a secret's too, in the place of $(NAME); write the value itself",
+            "extraArgs",
+        ),
+    ),
+    Autoscaling: (
+        Rule(
+            "!has(self.minReplicas) || self.minReplicas <= self.maxReplicas",
+            "must not be below minReplicas",
+            "maxReplicas",
+        ),
+        Rule(
+            "!has(self.pollingIntervalSeconds) || !has(self.provider) || self.provider == 'Builtin'",
+            "only the Builtin provider polls; remove it",
+            "pollingIntervalSeconds",
+        ),
+    ),
+    Service: (
+        Rule(
+            "(!has(self.loadBalancerClass) && !has(self.loadBalancerSourceRanges)) || "
+            "(has(self.type) && self.type == 'LoadBalancer')",
+            "must be LoadBalancer with loadBalancerClass or loadBalancerSourceRanges",
+            "type",
+        ),
+    ),
+    Peer: (
+        Rule(
+            "has(self.ipBlock) ? !has(self.podSelector) && !has(self.namespaceSelector) : "
+            "has(self.podSelector) || has(self.namespaceSelector)",
+            "needs podSelector, namespaceSelector or both, or else ipBlock alone",
+        ),
+    ),
+    RolloutStrategy: (
+        Rule(
+            "!has(self.maxSurge) || (self.maxSurge != 0 && self.maxSurge != '0%') || "
+            "(has(self.maxUnavailable) && self.maxUnavailable != 0 && self.maxUnavailable != '0%')",
+            "maxSurge and maxUnavailable must not both be 0: no pod could ever be replaced",
+        ),
+    ),
+    PodDisruptionBudget: (
+        Rule(
+            "!has(self.minAvailable) || !has(self.maxUnavailable)",
+            "minAvailable and maxUnavailable exclude each other; remove one",
+        ),
+    ),
+}
