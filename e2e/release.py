@@ -62,6 +62,11 @@ class Release:
         self._crds_changed = chart != CRDS_CHART
         helm("upgrade", CRDS, str(chart), "--install", "--create-namespace", "--wait", "--timeout", "2m")
 
+    def uninstall_crds(self) -> None:
+        """Take away the release of the CustomResourceDefinition, which itself stays."""
+        self._crds_changed = True
+        helm("uninstall", CRDS)
+
     def _settled(self) -> bool:
         deployment = self._kube.get("apps/v1", "Deployment", RELEASE, NAMESPACE)
         wanted, status = deployment["spec"]["replicas"], deployment["status"]

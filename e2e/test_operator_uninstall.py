@@ -31,10 +31,10 @@ def nobody_elses(kube: Kube) -> None:
             pytest.fail(f"{place} has DiffusionLMServices, which this test would delete: move them, or leave it out")
 
 
-def purge(kube: Kube) -> None:
+def purge(kube: Kube, release: Release) -> None:
     assert f"\nkubectl {' '.join(PURGE)}\n" in (ROOT / "docs" / "install.md").read_text()
     kubectl(*PURGE, namespace=NAMESPACE)
-    helm("uninstall", CRDS)
+    release.uninstall_crds()
     kube.wait("the API server forgets the API", lambda: API not in versions(kube), timeout=60)
 
 
@@ -70,7 +70,7 @@ def wait_none(what: str, kube: Kube, left: Callable[[], set[Key]]) -> None:
 @pytest.mark.usefixtures("nobody_elses")
 def test_uninstall_and_purge_strand_nothing(kube: Kube, namespace: str, release: Release) -> None:
     release.uninstall()
-    purge(kube)
+    purge(kube, release)
     wait_none("the first life leaves nothing", kube, lambda: ours(everything(kube)))
     nothing = everything(kube)
 
@@ -104,7 +104,7 @@ def test_uninstall_and_purge_strand_nothing(kube: Kube, namespace: str, release:
     assert "42" in ask(kube, namespace)
 
     release.uninstall()
-    purge(kube)
+    purge(kube, release)
 
     def stranded() -> set[Key]:
         now = everything(kube)

@@ -9,8 +9,11 @@ from e2e.cluster.kube import Obj
 
 
 def read_events(log: Path, user: str = "", after: int = 0) -> list[Obj]:
-    """The events of one user, or of all, without the first `after` bytes; a line that is being written is left out."""
+    """The events of one user, or of all, of lines that begin after the first `after` bytes; a line that is still being
+    written is left out."""
     with log.open("rb") as file:
-        file.seek(after)
+        if after:
+            file.seek(after - 1)
+            file.readline()  # the rest of what was being written when the log was that long
         events = [json.loads(line) for line in file if line.endswith(b"\n")]
     return [event for event in events if not user or event["user"].get("username") == user]
