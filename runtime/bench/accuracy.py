@@ -5,9 +5,9 @@ from __future__ import annotations
 import argparse
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
+from runtime.bench import output
 from runtime.demo.tasks import Sample, Task, all_tasks, held_out_samples
 from runtime.errors import ConfigError
 
@@ -60,7 +60,7 @@ def add_model_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--batch", type=int, default=32, help="requests decoded at a time (32)")
     parser.add_argument("--n", type=int, default=500, help="held-out prompts a task (500)")
     parser.add_argument("--seed", type=int, default=0, help="of the choice of held-out prompts (0)")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures there too")
+    output.add_json(parser)
 
 
 def chosen_tasks(names: Sequence[str] | None, kind: str | None = None) -> list[Task]:

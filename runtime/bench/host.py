@@ -10,10 +10,10 @@ import argparse
 import json
 import statistics
 import time
-from pathlib import Path
 
 import numpy as np
 
+from runtime.bench import output
 from runtime.engine.engine import Engine
 from runtime.request.description import RuleInfo, with_defaults
 from runtime.request.io import EngineInfo, RequestSpec
@@ -118,7 +118,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--steps", type=int, default=1000, help="measured steps")
     parser.add_argument("--block-size", type=int, default=32)
     parser.add_argument("--per-step", type=int, default=4, help="positions a block fills in a step")
-    parser.add_argument("--json", type=Path, help="also write the figures here")
+    output.add_json(parser)
 
 
 def main(args: argparse.Namespace) -> int:

@@ -8,6 +8,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from runtime.bench.output import new_file
+
 MARKERS = "osD^vP*X<>"  # as many as colours, so that curves which meet are told apart
 
 
@@ -25,11 +27,9 @@ def add_argument(parser: argparse.ArgumentParser, what: str) -> None:
 
 
 def _png(text: str) -> Path:
-    path = Path(text)
+    path = new_file(text)
     if path.suffix.lower() != ".png":
         raise argparse.ArgumentTypeError(f"{text!r} must end in .png")
-    if not path.absolute().parent.is_dir():
-        raise argparse.ArgumentTypeError(f"{text!r} is in no directory that there is")
     try:
         import matplotlib  # noqa: F401  (said before the measuring, not after it)
     except ImportError:

@@ -18,13 +18,12 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
-from pathlib import Path
 from typing import Any
 
 import aiohttp
 import uvloop
 
-from runtime.bench import plot
+from runtime.bench import output, plot
 from runtime.bench.load import closed_loop, open_loop, session
 from runtime.client import DEFAULT_URL, is_address
 
@@ -49,7 +48,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--timeout", type=float, default=300.0, metavar="S", help="of a request; default: 300")
     parser.add_argument("--seed", type=int, default=0, help="of prompts and arrivals; default: 0")
     parser.add_argument("--compare-llm", action="store_true", help=f"also LLM.generate at batch {LLM_BATCH}")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write everything measured there")
+    output.add_json(parser, "everything measured")
     plot.add_argument(parser, "throughput against latency")
 
 

@@ -15,12 +15,12 @@ import platform
 import statistics
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any, cast
 
 import torch
 from torch import nn
 
+from runtime.bench import output
 from runtime.bench.step_plans import StepPlans, pages_needed
 from runtime.engine.model_runner import ModelRunner
 from runtime.errors import ConfigError
@@ -55,7 +55,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--repeats", type=int, default=30, help="timed runs of each case; the median is shown")
     parser.add_argument("--warmup", type=int, default=5)
     parser.add_argument("--graphs", action="store_true", help="also replay each decode forward as a CUDA graph")
-    parser.add_argument("--json", type=Path, help="write the results there too")
+    output.add_json(parser, "the results")
 
 
 def main(args: argparse.Namespace) -> int:

@@ -69,6 +69,8 @@ class RotaryTable:
 
     def _make(self, positions: int) -> torch.Tensor:
         rows = -(-positions // GRANULE) * GRANULE
+        if self.device.type == "meta":  # of a model that is only held against its checkpoint
+            return torch.empty(rows, self.rotary_dim, dtype=self.dtype, device=self.device)
         steps = torch.arange(0, self.rotary_dim, 2, dtype=torch.float64) / self.span
         frequencies, magnitude = self.theta**-steps, 1.0
         if self.yarn is not None:

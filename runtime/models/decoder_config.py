@@ -77,13 +77,13 @@ def llama_like(
     here = {width_field, block_field, *known}
     tell_unknown(config, family, rules.keys() | LLAMA_ELSEWHERE | LLAMA_HONOURED | here)
     hidden, heads, kv_heads, head_dim = head_shape(fields)
-    layers = fields.whole("num_hidden_layers")
+    layers = fields.layers("num_hidden_layers")
     if any(kind != "full_attention" for kind in fields.texts("layer_types")):
         raise ConfigError("config.json: layer_types names a layer that is no 'full_attention', which is not built")
     experts = None if mixture is None else mixture(fields, layers)
     turn = rotary(config, head_dim, yarn=yarn)
     bias = False if qkv_bias else fields.flag("attention_bias", False)
-    positions = fields.whole("max_position_embeddings", max_positions)
+    positions = fields.positions("max_position_embeddings", max_positions)
     return DecoderArch(
         vocab_size=fields.whole("vocab_size", low=2),
         hidden=hidden,
@@ -130,7 +130,7 @@ def head_shape(fields: Fields) -> tuple[int, int, int, int]:
 
 def expert_counts(fields: Fields) -> tuple[int, int]:
     """How many experts there are, and how many of them a token takes."""
-    experts, top_k = fields.whole("num_experts"), fields.whole("num_experts_per_tok")
+    experts, top_k = fields.experts("num_experts"), fields.whole("num_experts_per_tok")
     if top_k > experts:
         raise ConfigError(f"config.json: num_experts_per_tok {top_k} is more than num_experts {experts}")
     return experts, top_k

@@ -94,7 +94,7 @@ def parse(config: Mapping[str, Any]) -> GemmaArch:
     text.only(TEXT_BUILT)
     tell_unknown(inner, "diffusion_gemma", TEXT_BUILT.keys() | ELSEWHERE | TEXT_HONOURED)
     names = _layer_types(text)
-    experts, top_k = text.whole("num_experts"), text.whole("top_k_experts")
+    experts, top_k = text.experts("num_experts"), text.whole("top_k_experts")
     if top_k > experts:
         raise ConfigError(f"{TEXT}: top_k_experts {top_k} is more than num_experts {experts}")
     used = [name for name in (SLIDING, FULL) if name in names]
@@ -111,7 +111,7 @@ def parse(config: Mapping[str, Any]) -> GemmaArch:
         expert_width=text.whole("moe_intermediate_size"),
         kinds=tuple(_kind(name, shapes, heads, turns, text) for name in used),
         layers=tuple(used.index(name) for name in names),
-        max_positions=text.whole("max_position_embeddings", 131_072),
+        max_positions=text.positions("max_position_embeddings", 131_072),
         eps=text.number("rms_norm_eps", 1e-6),
         cap=text.number("final_logit_softcapping", 30.0),
         canvas=fields.whole("canvas_length", 256),
@@ -128,7 +128,7 @@ def _object(config: Mapping[str, Any], name: str, file: str) -> Mapping[str, Any
 
 
 def _layer_types(text: Fields) -> tuple[str, ...]:
-    layers = text.whole("num_hidden_layers")
+    layers = text.layers("num_hidden_layers")
     names = text.texts("layer_types") or tuple(FULL if (n + 1) % PATTERN == 0 else SLIDING for n in range(layers))
     if len(names) != layers:
         raise ConfigError(f"{TEXT}: layer_types has {len(names)} entries, but num_hidden_layers is {layers}")

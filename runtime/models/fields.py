@@ -8,6 +8,9 @@ from typing import Any
 
 from runtime.errors import ConfigError
 
+# Numbers above these are slips, told before anything of such a size is made.
+MOST, MOST_LAYERS, MOST_EXPERTS, MOST_POSITIONS = 2**22, 10_000, 2**14, 2**24
+
 
 class Fields:
     """A view of config.json's fields. A default of None means that the field is required."""
@@ -16,12 +19,26 @@ class Fields:
         self._config = config
         self._file = file
 
-    def whole(self, name: str, default: int | None = None, *, low: int = 1) -> int:
-        """A whole number of at least `low`."""
+    def whole(self, name: str, default: int | None = None, *, low: int = 1, high: int = MOST) -> int:
+        """A whole number of at least `low` and at most `high`."""
         value = self._get(name, default)
         if isinstance(value, bool) or not isinstance(value, int) or value < low:
             raise ConfigError(f"{self._file}: {name} must be a whole number of at least {low}, not {value!r}")
+        if value > high:
+            raise ConfigError(f"{self._file}: {name} must be at most {high}, not {value}")
         return value
+
+    def layers(self, name: str) -> int:
+        """How many layers a model has."""
+        return self.whole(name, high=MOST_LAYERS)
+
+    def experts(self, name: str) -> int:
+        """How many experts a layer has."""
+        return self.whole(name, high=MOST_EXPERTS)
+
+    def positions(self, name: str, default: int | None = None) -> int:
+        """How far a model reaches."""
+        return self.whole(name, default, high=MOST_POSITIONS)
 
     def number(self, name: str, default: float | None = None) -> float:
         """A finite number above 0."""

@@ -77,7 +77,7 @@ def _parse(
     fields.only(BUILT)
     tell_unknown(config, family, BUILT.keys() | ELSEWHERE | HONOURED | also)
     hidden, heads, kv_heads, head_dim = head_shape(fields)
-    layers = fields.whole("num_hidden_layers")
+    layers = fields.layers("num_hidden_layers")
     dense_layers = min(layers, fields.whole("first_k_dense_replace", 0, low=0))
     turn = rotary(config, head_dim)
     tied, norm_head = fields.flag("tie_word_embeddings", False), fields.flag("norm_head", False)
@@ -95,7 +95,7 @@ def _parse(
         head_dim=head_dim,
         rotary_dim=turn.dim,
         rope_theta=turn.theta,
-        max_positions=fields.whole("max_position_embeddings"),
+        max_positions=fields.positions("max_position_embeddings"),
         eps=fields.number("rms_norm_eps"),
         qk_norm=True,
         qkv_bias=fields.flag("use_qkv_bias", False),
@@ -115,7 +115,7 @@ def _mixture(fields: Fields, layers: range, rule: Callable[[Fields, int], Routin
     biased = fields.flag("moe_router_enable_expert_bias", True)
     if not layers:
         return None
-    experts, width = fields.whole("num_experts"), fields.whole("moe_intermediate_size")
+    experts, width = fields.experts("num_experts"), fields.whole("moe_intermediate_size")
     return Mixture(
         layers=frozenset(layers),
         experts=experts,

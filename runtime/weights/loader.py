@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack
+from dataclasses import replace
 from typing import TypeVar, cast
 
 import numpy as np
@@ -15,7 +16,7 @@ from runtime.errors import ConfigError
 from runtime.layers.build import Build
 from runtime.layers.weight import Part, Weight, weights_of
 from runtime.models.base import Family, Model
-from runtime.models.weight_map import WeightMap
+from runtime.models.weight_map import Slot, WeightMap
 from runtime.weights.checkpoint import Checkpoint, TensorFile, summary
 from runtime.weights.hub import Progress
 
@@ -32,10 +33,18 @@ def load_model(
 ) -> Model:
     """Build the family's model for `arch` (what ``family.parse(checkpoint.config)`` returned) and fill it.
 
-    `progress(phase, bytes_done, bytes_total)` is called after each tensor. Raises ConfigError as `fill` does.
+    `progress(phase, bytes_done, bytes_total)` is called after each tensor. Raises ConfigError as `fill` does; for a
+    config.json that does not describe these files before anything of the size that it states is allocated.
     """
+    weights = family.weights(arch)
+    try:
+        sketch = family.make(arch, replace(build, device=torch.device("meta")))
+    except RuntimeError as error:
+        raise ConfigError(f"{checkpoint.path}: config.json states sizes that no tensor can have: {error}") from None
+    with ExitStack() as stack:
+        _open(cast(nn.Module, sketch), checkpoint, weights, stack)
     model = family.make(arch, build)
-    fill(cast(nn.Module, model), checkpoint, family.weights(arch), progress)
+    fill(cast(nn.Module, model), checkpoint, weights, progress)
     return model
 
 
@@ -47,24 +56,12 @@ def fill(module: nn.Module, checkpoint: Checkpoint, weights: WeightMap, progress
             those that only the cast makes).
     """
     params = weights_of(module)
-    files = checkpoint.tensor_files()
-    weights = weights.of({weights.rename(name) for name in files})
-    parts = {name: Part.of(params[slot.param].shape, slot.index) for name, slot in weights.slots.items()}
-    _check_coverage(module, params, parts, weights)
-    files = _match(checkpoint, files, weights)
     with ExitStack() as stack:
-        handles = {file: stack.enter_context(checkpoint.tensors(file)) for file in set(files.values())}
-        sources: dict[str, Held] = {}
-        copies: dict[str, list[Held]] = {}
-        for stored, file in files.items():
-            held = handles[file], stored
-            if sources.setdefault(name := weights.rename(stored), held) is not held:
-                copies.setdefault(name, []).append(held)
-        _check_shapes(sources, parts, checkpoint)
+        sources, copies, slots = _open(module, checkpoint, weights, stack)
         total, done = sum(weight.nbytes for weight in params.values()), 0
         taken = dict.fromkeys(params, 0)
-        for name in _in_file_order(sources, parts):
-            (handle, stored), slot = sources[name], weights.slots[name]
+        for name in _in_file_order(sources, slots):
+            (handle, stored), slot = sources[name], slots[name]
             tensor = handle.get_tensor(stored)
             for other, copy in copies.get(name, ()):
                 if not _same(tensor, other.get_tensor(copy)):
@@ -86,6 +83,30 @@ def fill(module: nn.Module, checkpoint: Checkpoint, weights: WeightMap, progress
     wrong = [name for name, weight in params.items() if taken[name] != weight.size]
     if wrong:
         raise AssertionError(f"the format of {summary(wrong)} did not take each element that it keeps once")
+
+
+def _open(
+    module: nn.Module, checkpoint: Checkpoint, weights: WeightMap, stack: ExitStack
+) -> tuple[dict[str, Held], dict[str, list[Held]], Mapping[str, Slot]]:
+    """The checkpoint's tensors by the family's names, those that hold one of them again, and where each belongs.
+
+    ConfigError unless they are the weights of `module`, names and shapes; no tensor is read for it.
+    """
+    params = weights_of(module)
+    files = checkpoint.tensor_files()
+    weights = weights.of({weights.rename(name) for name in files})
+    parts = {name: Part.of(params[slot.param].shape, slot.index) for name, slot in weights.slots.items()}
+    _check_coverage(module, params, parts, weights)
+    files = _match(checkpoint, files, weights)
+    handles = {file: stack.enter_context(checkpoint.tensors(file)) for file in set(files.values())}
+    sources: dict[str, Held] = {}
+    copies: dict[str, list[Held]] = {}
+    for stored, file in files.items():
+        held = handles[file], stored
+        if sources.setdefault(name := weights.rename(stored), held) is not held:
+            copies.setdefault(name, []).append(held)
+    _check_shapes(sources, parts, checkpoint)
+    return sources, copies, weights.slots
 
 
 def _check_coverage(module: nn.Module, params: dict[str, Weight], parts: dict[str, Part], weights: WeightMap) -> None:

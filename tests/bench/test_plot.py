@@ -4,7 +4,8 @@ import argparse
 
 import pytest
 
-from runtime.bench import plot, serve, sweep
+from runtime.bench import eval as evaluate
+from runtime.bench import host, plot, serve, steps, sweep
 from runtime.bench.plot import Curve
 
 
@@ -26,12 +27,20 @@ def test_another_kind_of_file_is_refused(tool, capsys) -> None:
     assert "'picture.jpg' must end in .png" in capsys.readouterr().err
 
 
-def test_a_file_that_could_not_be_written_is_refused_before_the_measuring(capsys, tmp_path) -> None:
+@pytest.mark.parametrize(
+    ("tool", "flag", "name"),
+    [
+        *((tool, "--json", "figures.json") for tool in (evaluate, host, serve, steps, sweep)),
+        *((tool, "--plot", "picture.png") for tool in (serve, sweep)),
+    ],
+)
+def test_a_file_that_could_not_be_written_is_refused_before_the_measuring(capsys, tmp_path, tool, flag, name) -> None:
     parser = argparse.ArgumentParser()
-    sweep.add_arguments(parser)
-    with pytest.raises(SystemExit):
-        parser.parse_args(["--plot", str(tmp_path / "none" / "picture.png")])
-    assert "is in no directory that there is" in capsys.readouterr().err
+    tool.add_arguments(parser)
+    for path, why in ((tmp_path / "none" / name, "is in no directory that there is"), (tmp_path, "is a directory")):
+        with pytest.raises(SystemExit):
+            parser.parse_args([flag, str(path)])
+        assert why in capsys.readouterr().err
 
 
 def test_curves_of_loads_leave_out_what_was_not_measured() -> None:

@@ -1,6 +1,10 @@
 """Every family's tiny model over both layouts of the pool."""
 
+import copy
+import json
+import shutil
 from contextlib import suppress
+from pathlib import Path
 
 import pytest
 import torch
@@ -38,3 +42,27 @@ def test_no_family_is_left_out(tmp_path):
         with suppress(ConfigError):  # of a family that is not there: the test above
             found.add(family_of(key, tmp_path / key))
     assert found == {family.key for family in _FAMILIES.values()}
+
+
+HUGE = ("hidden_size", "d_model", "num_hidden_layers", "n_layers", "num_experts", "head_dim", "max_position_embeddings",
+        "max_sequence_length", "vocab_size")  # fmt: skip
+
+
+def stated(config, name):
+    """The part of a config.json that holds the field."""
+    return next((part for part in (config, config.get("text_config", {})) if part.get(name) is not None), None)
+
+
+@pytest.mark.parametrize("size", [2**30, 10**21])
+@pytest.mark.parametrize("key", EVERY)
+def test_sizes_that_the_files_do_not_have_are_refused_and_not_allocated(tmp_path, key, size):
+    path = Path(shutil.copytree(checkpoint_of(key, tmp_path / "written"), tmp_path / "huge"))
+    found = json.loads((path / "config.json").read_text())
+    for name in HUGE:
+        config = copy.deepcopy(found)
+        if (part := stated(config, name)) is None:
+            continue
+        part[name] = size
+        (path / "config.json").write_text(json.dumps(config))
+        with pytest.raises(ConfigError):
+            tiny_logits(key, path, torch.float32)

@@ -1,0 +1,20 @@
+"""Where a benchmark writes: said to be wrong before the measuring, not after it."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+
+def new_file(text: str) -> Path:
+    """An argument that names a file to write."""
+    path = Path(text)
+    if path.is_dir():
+        raise argparse.ArgumentTypeError(f"{text!r} is a directory; name a file in it")
+    if not path.absolute().parent.is_dir():
+        raise argparse.ArgumentTypeError(f"{text!r} is in no directory that there is")
+    return path
+
+
+def add_json(parser: argparse.ArgumentParser, what: str = "the figures") -> None:
+    parser.add_argument("--json", type=new_file, metavar="FILE", help=f"write {what} there too")
