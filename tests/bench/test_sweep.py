@@ -13,7 +13,6 @@ from runtime.demo.tasks import all_tasks, held_out_samples
 from runtime.request.checks import declared
 from runtime.samplers import Rule, get_rule, register_rule, rules
 from runtime.samplers import base as samplers
-from runtime.samplers.fixed import Fixed
 from runtime.samplers.shared import ACCEPT, BY_STEPS, BY_THRESHOLD, COMMON, STEPS
 
 
@@ -113,8 +112,10 @@ def test_long_tasks_are_the_default(figures, monkeypatch) -> None:
     assert [set(kinds) for kinds in asked] == [{"long"}]
 
 
-def test_a_rule_without_a_tradeoff_is_one_point_at_its_defaults(figures, llm, monkeypatch, capsys) -> None:
-    monkeypatch.setattr(Fixed, "tradeoff", None)
+def test_a_rule_without_a_tradeoff_as_fixed_could_be_is_one_point_at_its_defaults(
+    figures, llm, monkeypatch, capsys
+) -> None:
+    monkeypatch.setattr(type(get_rule("fixed")), "tradeoff", None)
     (rule,) = figures("--tasks", "add", "--n", "1", "--algorithm", "fixed")
     assert (rule["field"], [point["value"] for point in rule["points"]]) == (None, [None])
     assert Walk("fixed", None, (None,)).decoding(None) == {"algorithm": "fixed"}

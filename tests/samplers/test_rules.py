@@ -306,9 +306,9 @@ def test_registry() -> None:
 
     class Odd(Rule):
         key = "odd"
-        fields = (Field(name="steps", help="not a number of steps", default=0.5),)
+        fields = (Field(name="accept_threshold", kind="flag", help="no number", default=True),)
 
-    with pytest.raises(ValueError, match="'steps' is of another kind"):
+    with pytest.raises(ValueError, match="'accept_threshold' is of another kind"):
         register_rule(Odd)
 
 
