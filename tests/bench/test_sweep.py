@@ -72,7 +72,7 @@ def test_every_fitting_rule_is_swept_and_is_quicker_at_its_last_value(llm) -> No
         assert careful > fast, walk.rule
 
 
-def test_figures_of_two_rules(figures) -> None:
+def test_figures_of_fixed_and_local_leap(figures) -> None:
     found = figures("--tasks", "add", "greet", "--n", "1", "--algorithm", "fixed", "local_leap", "fixed")
     assert [(rule["algorithm"], rule["field"]) for rule in found] == [
         ("fixed", "steps"),
@@ -89,7 +89,7 @@ def test_figures_of_two_rules(figures) -> None:
     assert fixed[0]["accuracy"] == 1
 
 
-def test_values_of_ones_own(figures, llm) -> None:
+def test_values_of_ones_own_for_sequential(figures, llm) -> None:
     (rule,) = figures("--tasks", "add", "--n", "1", "--algorithm", "sequential", "--values", "3", "5")
     (sample,) = held_out_samples(all_tasks()["add"], 1)
     for point, steps in zip(rule["points"], (3, 5), strict=True):
@@ -158,7 +158,7 @@ def test_curves_are_of_rules_and_of_tasks_where_there_is_one_rule() -> None:
     ]
 
 
-def test_the_picture_is_drawn(figures, tmp_path) -> None:
+def test_the_picture_of_fixed_and_edit_is_drawn(figures, tmp_path) -> None:
     file = tmp_path / "rules.png"
     figures("--tasks", "add", "--n", "1", "--algorithm", "fixed", "edit", "--plot", str(file))
     assert file.read_bytes().startswith(b"\x89PNG")

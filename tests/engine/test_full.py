@@ -127,7 +127,7 @@ def ask(llm: LLM, **fields: object) -> tuple[list[int], int]:
     return out.token_ids, out.nfe
 
 
-def test_a_checkpoint_alone_answers(llada: LLM) -> None:
+def test_a_checkpoint_alone_answers_by_fixed(llada: LLM) -> None:
     info = llada.info
     assert (info.family, info.strategy, info.prefix_caching, info.default_max_tokens) == ("llada", "full", False, 256)
     (out,) = llada.generate([[5] * (info.max_model_len - 7)], SamplingParams(ignore_eos=True))
@@ -144,7 +144,7 @@ def test_a_request_chooses_the_cache_and_the_server_the_default(llada: LLM, cach
         assert ask(other, decoding={"cache": "none"}) == ask(llada)
 
 
-def test_a_request_chooses_the_length_of_blocks(llada: LLM) -> None:
+def test_a_request_chooses_the_length_of_blocks_by_fixed(llada: LLM) -> None:
     with LLM(str(GOLDEN / "llada"), block_size=12, **CHEAP) as other:
         for decoding in ({}, {"algorithm": "fixed"}, {"algorithm": "fixed", "steps": 5}, {"cache": "dual"}):
             named = ask(other, decoding=decoding)
@@ -153,14 +153,14 @@ def test_a_request_chooses_the_length_of_blocks(llada: LLM) -> None:
     assert ask(llada, block_length=2**31) == ask(llada, block_length=24)
 
 
-def test_blocks_may_be_longer_than_the_model_and_lie_anywhere_in_pages() -> None:
+def test_blocks_may_be_longer_than_the_model_and_lie_anywhere_in_pages_by_fixed() -> None:
     flags = {"block_size": 300, "page_size": 7, "num_pages": 37, "decoding_strategy": "full"}
     with LLM(str(GOLDEN / "llada"), **flags, **CHEAP) as llm:
         assert llm.info.max_model_len == 256
         assert len(ask(llm, max_tokens=247, num_denoising_steps=3)[0]) == 247
 
 
-def test_a_total_of_steps_is_shared_out_over_the_blocks(llada: LLM) -> None:
+def test_a_total_of_steps_is_shared_out_over_the_blocks_by_fixed(llada: LLM) -> None:
     for length, total in ((8, 3), (8, 10), (8, 24), (10, 11), (24, 1)):
         assert ask(llada, block_length=length, num_denoising_steps=total)[1] == total
         assert sum(llada.engine.stats().block_steps[-(-24 // length) * -1 :]) == total
@@ -180,8 +180,15 @@ def test_a_total_of_steps_is_shared_out_over_the_blocks(llada: LLM) -> None:
         ({"block_length": 0}, "block_length", "0 is out of range"),
         ({"block_length": 1.5}, "block_length", "is not an integer"),
         ({"max_tokens": 248}, "max_tokens", "248 is more than the 247 tokens"),
-        ({"num_denoising_steps": 2}, "num_denoising_steps", "2 is less than the 3 blocks"),
-        ({"num_denoising_steps": 5, "block_length": 4}, "num_denoising_steps", "5 is less than the 6 blocks"),
+        pytest.param(
+            {"num_denoising_steps": 2}, "num_denoising_steps", "2 is less than the 3 blocks", id="fixed-three"
+        ),
+        pytest.param(
+            {"num_denoising_steps": 5, "block_length": 4},
+            "num_denoising_steps",
+            "5 is less than the 6 blocks",
+            id="fixed-six",
+        ),
         ({"decoding": {"add_block_threshold": 0.1}}, "decoding.add_block_threshold", "is no decoding field"),
     ],
 )

@@ -101,7 +101,7 @@ def test_what_does_not_fit_is_refused(folder, flags, says):
         load(folder, mask_token_id=225 if folder == "fast_dllm_v2" else None, **flags)
 
 
-def test_fields_of_fast_dllm_v2():
+def test_fields_of_fast_dllm_v2_and_fixed():
     with load("fast_dllm_v2", mask_token_id=225) as llm:
         values = defaults(llm)
         assert (values["sub_block_size"], values["block_cache"], values["accept_threshold"]) == (8, False, 0.9)

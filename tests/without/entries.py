@@ -66,29 +66,33 @@ def chosen(root: Path, names: Iterable[str]) -> list[Entry]:
     return found
 
 
-def _strategies(path: Path) -> list[Entry]:
-    """The strategies that a rule or a family says it goes with (`strategies = (...)`)."""
+def _declared(path: Path, name: str, package: str) -> list[Entry]:
+    """What a rule or a family says it goes with, by a declaration of that name (`strategies = (...)`)."""
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-        named = isinstance(node, ast.keyword) and node.arg == "strategies"
-        if named or (isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "strategies"):
-            return [Entry("strategies", name) for name in ast.literal_eval(node.value)]
+        named = isinstance(node, ast.keyword) and node.arg == name
+        if named or (isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == name):
+            return [Entry(package, each) for each in ast.literal_eval(node.value)]
     return []
 
 
 def with_dependents(root: Path, entries_out: Iterable[Entry]) -> list[Entry]:
     """And the entries that are nothing without them: whose files import theirs (in the tree they would bring them
-    back), strategies whose own rule is gone, families that no other strategy decodes."""
+    back), strategies whose own rule is gone, families that no other strategy or rule decodes."""
     every = entries(root)
     imports = {entry: _imports(entry.file(root)) for entry in every}
-    decoded = {entry: _strategies(entry.file(root)) for entry in every if entry.package == "models"}
-    ruled = {entry: _strategies(entry.file(root)) for entry in every if entry.package == "samplers"}
+    families = [entry for entry in every if entry.package == "models"]
+    decoded = {entry: _declared(entry.file(root), "strategies", "strategies") for entry in families}
+    modes = {entry: _declared(entry.file(root), "sampling_modes", "samplers") for entry in families}
+    rules = [entry for entry in every if entry.package == "samplers"]
+    ruled = {entry: _declared(entry.file(root), "strategies", "strategies") for entry in rules}
     out: set[Entry] = set()
     more = set(entries_out)
     while more:
         out |= more
         more = {e for e in every if any(f"runtime.{gone}" in imports[e] for gone in out)}
         more |= {strategy for rule in out & ruled.keys() for strategy in ruled[rule]}
-        more |= {family for family, by in decoded.items() if by and out.issuperset(by)}
+        for needs in (decoded, modes):
+            more |= {family for family, by in needs.items() if by and out.issuperset(by)}
         more -= out
     return sorted(out)
 

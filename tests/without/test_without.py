@@ -36,6 +36,7 @@ def test_the_demo_is_served_with_what_cannot_be_taken_out() -> None:
         ("models.dream", "models.diffucoder"),  # whose file imports it
         ("samplers.dmax", "strategies.dmax"),  # which goes with no other rule
         ("strategies.full", "models.illada"),  # which no other strategy decodes
+        ("samplers.edit", "models.llada2dot2"),  # nor another rule
     ],
 )
 def test_who_needs_what_is_out_goes_too(out: str, with_it: str) -> None:
