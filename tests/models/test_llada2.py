@@ -60,7 +60,7 @@ def test_random_architectures_equal_the_oracle(tmp_path, name, biased):
 
 
 @pytest.mark.parametrize("changes", [{}, {"num_experts": 7, "expert_capacity": 4, "num_experts_per_tok": 3}])
-def test_llada2dot2s_pool_of_experts_equals_the_oracle(tmp_path, changes):
+def test_the_pool_of_experts_of_llada2dot2_equals_the_oracle(tmp_path, changes):
     """LLaDA2.2: chunks of whole blocks, several sequences side by side, last blocks that are not whole."""
     settings = {"first_k_dense_replace": 0, "expert_capacity": 3, "n_group": 1, "topk_group": 1, **changes}
     write_tiny(tmp_path, seed=8, **settings)

@@ -105,7 +105,7 @@ def test_detection():
     assert "llada2" in families()
 
 
-def test_llada2dot2s_pool_of_experts():
+def test_the_pool_of_experts_of_llada2dot2():
     config = tiny_config(expert_capacity=3, delete_token_id=7, split_token_id=8)
     family = resolve_family(None, config)
     assert family.key == "llada2dot2"

@@ -57,7 +57,7 @@ def defaults(llm: LLM) -> dict[str, object]:
     return dict(llm.info.defaults("threshold").values)
 
 
-def test_what_d2f_does_unasked():
+def test_what_d2f_does_unasked_on_dream():
     with load("d2f_dream", decoding_strategy="d2f") as llm:
         assert (llm.info.buffer_size, llm.info.prefix_caching) == (4, False)
         values = defaults(llm)

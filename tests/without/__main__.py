@@ -57,7 +57,7 @@ def main(args: list[str]) -> int:
         return 2
     names = {entry.name for entry in entries(ROOT)}
     own = {entry.name for entry in everything}
-    others = [f for f in failed if not f["whole"] and not named(f["test"], names) & own]
+    others = [f for f in failed if not f["whole"] and not named(" ".join([f["test"], *f["fixtures"]]), names) & own]
     for line in failed:
         print(f"NOT OWN: {line['test']} {line['why']}" if line in others else f"own:     {line['test']}")
     print(f"{len(failed) - len(others)} failures are of what was taken out, {len(others)} are not")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -17,19 +18,26 @@ def pytest_configure(config: pytest.Config) -> None:
         config.pluginmanager.register(Failures(config.option.failures))
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:  # in whichever process runs it; its report carries this to where it is written
+        item.user_properties.append(("fixtures", list(getattr(item, "fixturenames", ()))))
+
+
 class Failures:
     def __init__(self, path: Path) -> None:
         self.path = path
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        self.tell(report, "whole_registry" in report.keywords)
+        fixtures = dict(report.user_properties).get("fixtures", [])
+        self.tell(report, "whole_registry" in report.keywords, fixtures)
 
     def pytest_collectreport(self, report: pytest.CollectReport) -> None:
-        self.tell(report, False)
+        self.tell(report, False, [])
 
-    def tell(self, report: pytest.TestReport | pytest.CollectReport, whole: bool) -> None:
+    def tell(self, report: pytest.TestReport | pytest.CollectReport, whole: bool, fixtures: Sequence[object]) -> None:
         if report.failed:
             why = report.longreprtext.strip().splitlines() or [""]
             line = next((line for line in why if line.startswith("E ")), why[-1])
             with self.path.open("a", encoding="utf-8") as file:
-                file.write(json.dumps({"test": report.nodeid, "whole": whole, "why": line[1:].strip()}) + "\n")
+                told = {"test": report.nodeid, "whole": whole, "why": line[1:].strip(), "fixtures": fixtures}
+                file.write(json.dumps(told) + "\n")
