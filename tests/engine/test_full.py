@@ -153,7 +153,7 @@ def test_a_request_chooses_the_length_of_blocks_by_fixed(llada: LLM) -> None:
     assert ask(llada, block_length=2**31) == ask(llada, block_length=24)
 
 
-def test_blocks_may_be_longer_than_the_model_and_lie_anywhere_in_pages_by_fixed() -> None:
+def test_blocks_of_llada_may_be_longer_than_the_model_and_lie_anywhere_in_pages_by_fixed() -> None:
     flags = {"block_size": 300, "page_size": 7, "num_pages": 37, "decoding_strategy": "full"}
     with LLM(str(GOLDEN / "llada"), **flags, **CHEAP) as llm:
         assert llm.info.max_model_len == 256
