@@ -6,10 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from runtime.config import BY_DEST
 from unmask_operator.api.autoscaling import DEFAULT_TARGETS, GAUGES, POLLING_SECONDS
 
-_MOST_REQUESTS: int = BY_DEST["max_num_reqs"].default
 TOLERANCE = 0.1  # relative; a load this close to the target changes nothing (the default of the HPA controller too)
 
 
@@ -60,7 +58,6 @@ class Rules:
         up: its window is the panic window: a burst must last that long before replicas are added.
         down: its window is the stable window, unless loading takes long: replicas go only when all of it needed fewer.
         polling: seconds between two looks at the pods.
-        room: requests that one replica decodes at once.
     """
 
     minimum: int = 1
@@ -69,7 +66,6 @@ class Rules:
     up: Direction = UP
     down: Direction = DOWN
     polling: float = POLLING_SECONDS
-    room: int = _MOST_REQUESTS
 
     def clamp(self, replicas: int) -> int:
         return min(max(replicas, self.minimum), self.maximum)
@@ -80,7 +76,7 @@ class Rules:
         scaling = spec.get("autoscaling")
         if not scaling or scaling.get("provider", "Builtin") != "Builtin" or spec.get("suspend"):
             return None
-        behavior, engine = scaling.get("behavior") or {}, spec.get("engine") or {}
+        behavior = scaling.get("behavior") or {}
         given = scaling.get("targets") or {}
         minimum = scaling.get("minReplicas", 1)
         return cls(
@@ -90,5 +86,4 @@ class Rules:
             Direction.read(behavior.get("scaleUp") or {}, UP),
             Direction.read(behavior.get("scaleDown") or {}, DOWN),
             scaling.get("pollingIntervalSeconds") or POLLING_SECONDS,
-            engine.get("maxNumReqs", _MOST_REQUESTS) * (spec.get("parallelism") or {}).get("data", 1),
         )
