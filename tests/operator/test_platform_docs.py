@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+from tools.permissions import RULES
 from tools.status import Status
 from unmask_operator.api import Spec, parse, unknown_fields
 from unmask_operator.objects import API_VERSION, KIND, PLURAL, RESTARTED_AT, SERVICE_LABEL
@@ -151,3 +152,10 @@ def test_no_text_names_an_index_or_this_machine():
         assert not re.search(
             r"pypi|index-url|pythonhosted|docker\.io|ghcr\.io|/work/", path.read_text(encoding="utf-8")
         ), path
+
+
+def test_no_right_is_denied_that_the_operator_has():
+    """What may be read at all has to be told: a compromised operator keeps to no selector."""
+    (denied,) = re.findall(r"It has no right to(.*?)What makes", prose(DOCS / "privileges.md"), re.DOTALL)
+    for rule in RULES:
+        assert rule.resource not in denied.lower(), rule
