@@ -74,8 +74,22 @@ def test_where_pods_are_pinned_only_what_is_beside_them_is_looked_at():
     given = resource(model=3, engine={"pageSize": "x"}, service={"port": 81})
     assert parse(given, pods_are_pinned=True).spec.service.port == 81
     assert refusal(given).field == "spec.model"
-    with pytest.raises(SpecError, match=r"spec\.service\.port"):
-        parse(resource(service={"port": 0}), pods_are_pinned=True)
+    with pytest.raises(SpecError, match=r"spec\.replicas"):
+        parse(resource(replicas=-1), pods_are_pinned=True)
+
+
+def test_of_what_runs_a_section_beside_the_pods_may_hold_what_only_another_version_knows():
+    given = resource(service={"type": "OfTomorrow", "port": 0}, networkPolicy={"from": 1}, engine={"maxNumReqs": 8})
+    service = parse(given, runs=True)
+    assert service.spec == parse(resource(engine={"maxNumReqs": 8})).spec
+    assert {section: error.field for section, error in service.unread.items()} == {
+        "service": "spec.service.type",
+        "networkPolicy": "spec.networkPolicy.from",
+    }
+    assert parse(given, pods_are_pinned=True).unread.keys() == service.unread.keys()
+    assert refusal(given).field == "spec.service.type", "of what does not run there is nothing to leave alone"
+    with pytest.raises(SpecError, match=r"spec\.engine"):
+        parse({**given, "spec": {**given["spec"], "engine": 1}}, runs=True)
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from unmask_operator.api.autoscaling import DEFAULT_TARGETS, GAUGES, POLLING_SECONDS
+from unmask_operator.api.autoscaling import DEFAULT_TARGETS, GAUGES, POLLING_SECONDS, Autoscaling
+from unmask_operator.api.errors import wrong_values
 
 TOLERANCE = 0.1  # relative; a load this close to the target changes nothing (the default of the HPA controller too)
 
@@ -72,9 +73,12 @@ class Rules:
 
     @classmethod
     def read(cls, spec: Mapping[str, Any]) -> Rules | None:
-        """The rules of a resource's spec, None where the builtin autoscaler has no say (also while suspended)."""
+        """The rules of a resource's spec, None where the builtin autoscaler has no say (also while suspended, or where
+        another version's value says who knows what)."""
         scaling = spec.get("autoscaling")
         if not scaling or scaling.get("provider", "Builtin") != "Builtin" or spec.get("suspend"):
+            return None
+        if wrong_values(Autoscaling, scaling):
             return None
         behavior = scaling.get("behavior") or {}
         given = scaling.get("targets") or {}

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
 from unmask_operator.api import DiffusionLMService, SpecError, parse, unknown_fields
 from unmask_operator.objects import API_VERSION, KIND, RESTARTED_AT, SERVICE_LABEL, Obj, Ref, controller_uid
@@ -19,6 +19,15 @@ from unmask_operator.state.observed import Observed
 CONFLICT_SECONDS = 30.0  # nothing tells us when an object that is not ours goes
 NODES_SECONDS = 30.0  # nor when a node comes, goes or changes: how long a list of them is good
 MISSING_CRD = "MissingCRD"  # a condition's reason
+# The child that a section of the spec beside the pods becomes. What is left is of the Deployment.
+CHILD_OF = {
+    "autoscaling": "HorizontalPodAutoscaler",
+    "monitoring": "PodMonitor",
+    "networkPolicy": "NetworkPolicy",
+    "podDisruptionBudget": "PodDisruptionBudget",
+    "service": "Service",
+    "serviceAccount": "ServiceAccount",
+}
 
 
 @dataclass(frozen=True)
@@ -49,6 +58,8 @@ class Plan:
         replicas: the engine replicas asked for now (0 while suspended), clamped to the autoscaler's bounds.
         up_to_date: False when this operator would render another pod template than the pinned one.
         ignored: fields of the spec that this operator does not know.
+        unread: what is left as it is, since a section of the spec holds a value that this operator does not know: that
+            section, and a sentence on the value.
         requeue_seconds: look again after so long although nothing may change (None: not needed).
     """
 
@@ -58,6 +69,7 @@ class Plan:
     replicas: int = 1
     up_to_date: bool = True
     ignored: tuple[str, ...] = ()
+    unread: Mapping[str, str] = field(default_factory=dict)
     requeue_seconds: float | None = None
 
 
@@ -80,6 +92,7 @@ def plan(observed: Observed, settings: Settings) -> Plan:
         replicas=replicas(service),
         up_to_date=_up_to_date(pin, observed, settings),
         ignored=unknown_fields(observed.service["spec"]),
+        unread={section: str(error) for section, error in service.unread.items()},
         requeue_seconds=_again(observed),
     )
 
@@ -154,7 +167,13 @@ def _children(
 ) -> tuple[list[Obj], tuple[Problem, ...]]:
     """The children whose kinds the cluster has, ready to be written, and a problem for each kind that it lacks."""
     children, problems = [], []
+    left = {CHILD_OF.get(section) for section in service.unread}
     for child in render(service, settings, pin, _commits(observed, pin)):
+        if child["kind"] in left:
+            continue
+        if child["kind"] == "Deployment" and "rolloutStrategy" in service.unread:
+            live = observed.children.get(Ref.of(child), child)["spec"]
+            child["spec"] = {**child["spec"], "strategy": live.get("strategy", child["spec"]["strategy"])}
         if child["kind"] == "PodMonitor" and PODMONITOR not in observed.apis:
             problems.append(
                 Problem(
@@ -217,11 +236,13 @@ def _superfluous(
     """Ours by uid and label, not wanted, not going already; the pins of the newest few templates stay."""
     wanted = {Ref.of(child) for child in children}
     stay = {names.revision(service.name, number) for number in kept(newest_first)}
+    left = {CHILD_OF.get(section) for section in service.unread}
 
     def unwanted(ref: Ref, live: Obj) -> bool:
         metadata = live["metadata"]
         return (
             ref not in wanted
+            and ref.kind not in left
             and not (ref.kind == "ControllerRevision" and ref.name in stay)
             and controller_uid(live) == service.uid
             and metadata.get("labels", {}).get(SERVICE_LABEL) == service.name
