@@ -72,7 +72,7 @@ class Leader:
         self._progress = Progress(store.every_pod, queue.add)
         self._pod_events = PodEvents(client, store.every_pod, queue.add)
         self._autoscaler: Autoscaler | None = None
-        self._cold_starts = ColdStarts(metrics.cold_starts.observe)
+        self._cold_starts = ColdStarts(metrics.cold_starts.observe, datetime.now(UTC))
         self._reconciler = Reconciler(client, store, settings, self._observe, metrics)
 
     async def run(self) -> None:
