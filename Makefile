@@ -39,16 +39,21 @@ chat: setup  ## talk to a running server in the terminal and watch blocks being 
 	$(BIN)/python -m runtime.chat $(ARGS)
 
 # The first time on a machine an API server is compiled, for minutes: beside everything that needs none, and behind it.
+# It is a process group of its own, for a compiler has many processes, and all end with `make test`, however that ends.
 # Two workers of pytest share the cores: threads of theirs would only spin.
+ALONE := $(BIN)/python -c 'import os, sys; os.setpgid(0, 0); os.execvp(sys.argv[1], sys.argv[1:])'
+COMPILE := nice $(BIN)/python -m e2e.cluster build >$$0/log 2>&1; echo $$? >$$0/ended; mv $$0/ended $$0/status
+
 test: setup  ## lint, type-check and run every CPU test
 	@building=$$(mktemp -d) || exit 1; export UNMASK_E2E_BUILDING=$$building; \
-	  { nice $(BIN)/python -m e2e.cluster build >$$building/log 2>&1; echo $$? >$$building/ended; \
-	    mv $$building/ended $$building/status; } & compiler=$$!; \
-	  trap 'kill $$compiler 2>/dev/null; rm -rf $$building' EXIT; trap 'exit 130' INT TERM; \
+	  $(ALONE) sh -c '$(COMPILE)' $$building & compiler=$$!; \
+	  trap '{ kill -- -$$compiler || kill $$compiler; wait $$compiler; } 2>/dev/null; rm -rf $$building' EXIT; \
+	  trap 'exit 130' INT TERM; \
 	  $(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/mypy || exit 1; \
 	  test -e $$building/status || echo "compiling what the operator's tests run; until it is there, the others run"; \
 	  OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 $(ARGS); tests=$$?; \
-	  wait $$compiler; test "$$(cat $$building/status)" = 0 || { cat $$building/log; exit 1; }; exit $$tests
+	  test $$tests = 0 && wait $$compiler; \
+	  if test -e $$building/status && test "$$(cat $$building/status)" != 0; then cat $$building/log; exit 1; fi; exit $$tests
 
 programs: setup  ## compile what the operator's tests run, once
 	@$(BIN)/python -m e2e.cluster build
