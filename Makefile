@@ -14,6 +14,7 @@ BASE ?= python:3.12-slim
 IMAGES ?= operator runtime
 BUILD_ARGS ?=
 REGISTRY ?=
+SBOMS ?= build
 VERSION := $(shell sed -n 's/^version = "\(.*\)"/\1/p' pyproject.toml)
 
 .PHONY: help setup serve chat test programs e2e lint format typecheck crds operator-bench siege gpu-test gpu-bench images lock clean
@@ -26,11 +27,14 @@ setup: $(STAMP)  ## create or refresh .venv
 $(STAMP): constraints/lock.txt pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(not (3, 11) <= sys.version_info < (3, 14))' \
 	  || { echo "unmask needs Python 3.11 to 3.13 (PYTHON=/path/to/python3 make ...); found: $$($(PYTHON) --version)"; exit 1; }
-	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	@$(BIN)/uv --version 2>/dev/null | grep -qF '$(UV_VERSION)' || $(BIN)/python -m pip install --quiet uv==$(UV_VERSION)
+	@$(UV)
 	$(BIN)/uv pip install --quiet --compile-bytecode --require-hashes --python $(BIN)/python -r constraints/lock.txt
 	$(BIN)/uv pip install --quiet --no-deps --no-build-isolation --python $(BIN)/python -e .
 	@touch $@
+
+# uv alone is what images need of the environment
+UV := test -x $(BIN)/python || $(PYTHON) -m venv $(VENV); $(BIN)/uv --version 2>/dev/null | grep -qF '$(UV_VERSION)' \
+  || $(BIN)/python -m pip install --quiet uv==$(UV_VERSION)
 
 serve: setup  ## serve the demo model on PORT (8000); ARGS="--flag value" pass through
 	$(BIN)/python -m runtime.server --port $(PORT) $(ARGS)
@@ -96,10 +100,12 @@ gpu-test:  ## the -m gpu suite, with whatever python3 has torch and a GPU
 gpu-bench:  ## per-step times of LLaDA2.0-mini's shape with random weights
 	PYTHONPATH=. $(PYTHON) -m runtime.bench steps --arch llada2-mini --random-weights $(ARGS)
 
-images:  ## build the images: IMAGES=operator BUILDER="buildah bud" BASE=image REGISTRY=host/path/ BUILD_ARGS="..."
+images:  ## build the images, and write their SBOMs: IMAGES=operator BUILDER="buildah bud" BASE=image REGISTRY=host/path/ BUILD_ARGS="..."
+	@$(UV)
 	for target in $(IMAGES); do \
 	  $(BUILDER) --build-arg BASE=$(BASE) --build-arg VERSION=$(VERSION) --build-arg REVISION=$$(git rev-parse --short HEAD) \
 	    $(BUILD_ARGS) --target $$target -t $(REGISTRY)unmask-$$target:$(VERSION) . || exit 1; \
+	  $(BIN)/python -m tools.sbom $(BIN)/uv $$target $(VERSION) $(SBOMS)/unmask-$$target-$(VERSION).cdx.json || exit 1; \
 	done
 
 LOCK := $(BIN)/uv pip compile -q --universal --python-version 3.11 --generate-hashes --no-header --no-emit-index-url
