@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from unmask_operator.api import DiffusionLMService, SpecError, parse, unknown_fields
+from unmask_operator.api import DiffusionLMService, SpecError, parse
 from unmask_operator.objects import API_VERSION, KIND, RESTARTED_AT, SERVICE_LABEL, Obj, Ref, controller_uid
 from unmask_operator.render import names, render
 from unmask_operator.render.model_revision import key_of, recorded
@@ -91,7 +91,7 @@ def plan(observed: Observed, settings: Settings) -> Plan:
         problems=(*(untold if pin is held else ()), *missing),
         replicas=replicas(service),
         up_to_date=_up_to_date(pin, observed, settings),
-        ignored=unknown_fields(observed.service["spec"]),
+        ignored=service.ignored,
         unread={section: str(error) for section, error in service.unread.items()},
         requeue_seconds=_again(observed),
     )
