@@ -14,6 +14,7 @@ BASE ?= python:3.12-slim
 IMAGES ?= operator runtime
 BUILD_ARGS ?=
 REGISTRY ?=
+SBOMS ?= build
 VERSION := $(shell sed -n 's/^version = "\(.*\)"/\1/p' pyproject.toml)
 
 .PHONY: help setup serve chat test programs e2e lint format typecheck crds operator-bench siege gpu-test gpu-bench images lock clean
@@ -26,11 +27,14 @@ setup: $(STAMP)  ## create or refresh .venv
 $(STAMP): constraints/lock.txt pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(not (3, 11) <= sys.version_info < (3, 14))' \
 	  || { echo "unmask needs Python 3.11 to 3.13 (PYTHON=/path/to/python3 make ...); found: $$($(PYTHON) --version)"; exit 1; }
-	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	@$(BIN)/uv --version 2>/dev/null | grep -qF '$(UV_VERSION)' || $(BIN)/python -m pip install --quiet uv==$(UV_VERSION)
+	@$(UV)
 	$(BIN)/uv pip install --quiet --compile-bytecode --require-hashes --python $(BIN)/python -r constraints/lock.txt
 	$(BIN)/uv pip install --quiet --no-deps --no-build-isolation --python $(BIN)/python -e .
 	@touch $@
+
+# uv alone is what images need of the environment
+UV := test -x $(BIN)/python || $(PYTHON) -m venv $(VENV); $(BIN)/uv --version 2>/dev/null | grep -qF '$(UV_VERSION)' \
+  || $(BIN)/python -m pip install --quiet uv==$(UV_VERSION)
 
 serve: setup  ## serve the demo model on PORT (8000); ARGS="--flag value" pass through
 	$(BIN)/python -m runtime.server --port $(PORT) $(ARGS)
@@ -39,16 +43,21 @@ chat: setup  ## talk to a running server in the terminal and watch blocks being 
 	$(BIN)/python -m runtime.chat $(ARGS)
 
 # The first time on a machine an API server is compiled, for minutes: beside everything that needs none, and behind it.
+# It is a process group of its own, for a compiler has many processes, and all end with `make test`, however that ends.
 # Two workers of pytest share the cores: threads of theirs would only spin.
+ALONE := $(BIN)/python -c 'import os, sys; os.setpgid(0, 0); os.execvp(sys.argv[1], sys.argv[1:])'
+COMPILE := nice $(BIN)/python -m e2e.cluster build >$$0/log 2>&1; echo $$? >$$0/ended; mv $$0/ended $$0/status
+
 test: setup  ## lint, type-check and run every CPU test
 	@building=$$(mktemp -d) || exit 1; export UNMASK_E2E_BUILDING=$$building; \
-	  { nice $(BIN)/python -m e2e.cluster build >$$building/log 2>&1; echo $$? >$$building/ended; \
-	    mv $$building/ended $$building/status; } & compiler=$$!; \
-	  trap 'kill $$compiler 2>/dev/null; rm -rf $$building' EXIT; trap 'exit 130' INT TERM; \
+	  $(ALONE) sh -c '$(COMPILE)' $$building & compiler=$$!; \
+	  trap '{ kill -- -$$compiler || kill $$compiler; wait $$compiler; } 2>/dev/null; rm -rf $$building' EXIT; \
+	  trap 'exit 130' INT TERM; \
 	  $(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/mypy || exit 1; \
 	  test -e $$building/status || echo "compiling what the operator's tests run; until it is there, the others run"; \
 	  OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 $(ARGS); tests=$$?; \
-	  wait $$compiler; test "$$(cat $$building/status)" = 0 || { cat $$building/log; exit 1; }; exit $$tests
+	  test $$tests = 0 && wait $$compiler; \
+	  if test -e $$building/status && test "$$(cat $$building/status)" != 0; then cat $$building/log; exit 1; fi; exit $$tests
 
 programs: setup  ## compile what the operator's tests run, once
 	@$(BIN)/python -m e2e.cluster build
@@ -91,10 +100,12 @@ gpu-test:  ## the -m gpu suite, with whatever python3 has torch and a GPU
 gpu-bench:  ## per-step times of LLaDA2.0-mini's shape with random weights
 	PYTHONPATH=. $(PYTHON) -m runtime.bench steps --arch llada2-mini --random-weights $(ARGS)
 
-images:  ## build the images: IMAGES=operator BUILDER="buildah bud" BASE=image REGISTRY=host/path/ BUILD_ARGS="..."
+images:  ## build the images, and write their SBOMs: IMAGES=operator BUILDER="buildah bud" BASE=image REGISTRY=host/path/ BUILD_ARGS="..."
+	@$(UV)
 	for target in $(IMAGES); do \
 	  $(BUILDER) --build-arg BASE=$(BASE) --build-arg VERSION=$(VERSION) --build-arg REVISION=$$(git rev-parse --short HEAD) \
 	    $(BUILD_ARGS) --target $$target -t $(REGISTRY)unmask-$$target:$(VERSION) . || exit 1; \
+	  $(BIN)/python -m tools.sbom $(BIN)/uv $$target $(VERSION) $(SBOMS)/unmask-$$target-$(VERSION).cdx.json || exit 1; \
 	done
 
 LOCK := $(BIN)/uv pip compile -q --universal --python-version 3.11 --generate-hashes --no-header --no-emit-index-url

@@ -78,6 +78,9 @@ class EngineFigures:
         running, waiting = self.requests()
         yield GaugeMetricFamily("unmask_requests_running", "Requests being prefilled or decoded.", value=running)
         yield GaugeMetricFamily("unmask_requests_waiting", "Requests that wait for room in an engine.", value=waiting)
+        most = self.room * len(self.live)
+        text = "Requests that can run at once (--max-num-reqs of each engine)."
+        yield GaugeMetricFamily("unmask_requests_running_most", text, value=most)
         for field, (name, text) in _GAUGES.items():
             yield GaugeMetricFamily(f"unmask_{name}", text, value=self._sum(field))
         pages, used, cached = self._sum("pages_total"), self._sum("pages_used"), self._sum("pages_cached")

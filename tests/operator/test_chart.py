@@ -252,7 +252,8 @@ def test_a_monitor_that_nothing_could_serve_is_refused():
         ({"engine__env": {"A": 1}}, "env"),
         ({"engine__env": {"A": "x\ny"}}, "env"),
         ({"log__level": "loud"}, "level"),
-        ({"crds__enabled": True}, "crds"),  # they are a chart of their own
+        ({"crds__enabled": True}, r"crds: the CustomResourceDefinition has a chart of its own, unmask-crds.*crds=null"),
+        ({"crds__enabled": False}, r"install that chart \(docs/install.md, Upgrade\)"),
         ({"networkPolicy__metricsFrom": [{}]}, "metricsFrom"),  # would be everybody
         ({"networkPolicy__metricsFrom": [{"podselector": {}}]}, "metricsFrom"),
         ({"networkPolicy__metricsFrom": [{"podSelector": {}, "ipBlock": {"cidr": "10.0.0.0/8"}}]}, "metricsFrom"),
@@ -262,6 +263,10 @@ def test_a_monitor_that_nothing_could_serve_is_refused():
 def test_wrong_values_are_refused_by_name(values, told):
     with pytest.raises(ValueError, match=told):
         render(**values)
+
+
+def test_the_value_crds_of_earlier_charts_can_be_taken_away():
+    assert render(crds=None) == render()
 
 
 def test_an_older_cluster_is_refused():

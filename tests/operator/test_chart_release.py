@@ -56,32 +56,113 @@ def test_install_upgrade_and_uninstall_leave_nothing(api_server, admin, namespac
     assert made() == {}
 
 
-def test_the_crd_only_rolls_forward(api_server, admin, namespace, tmp_path):
-    """An older chart is refused, and `helm rollback` of the operator's release leaves the newer one alone."""
+@pytest.fixture
+def no_crd(admin):
+    """None before, and none after: other tests apply their own."""
     (crd,) = render_crds()
-    admin.delete(crd)
-    admin.wait("its end", lambda: admin.find(crd["apiVersion"], crd["kind"], crd["metadata"]["name"]) is None)
+
+    def gone():
+        admin.delete(crd)
+        admin.wait("its end", lambda: admin.find(crd["apiVersion"], crd["kind"], crd["metadata"]["name"]) is None)
+
+    gone()
+    yield crd
+    gone()
+
+
+def of_version(chart, version, place):
+    """A copy of a chart."""
+    copy = place / f"{chart.name}-{version}"
+    shutil.copytree(chart, copy)
+    about = yaml.safe_load((copy / "Chart.yaml").read_text())
+    (copy / "Chart.yaml").write_text(yaml.safe_dump({**about, "version": version}))
+    return copy
+
+
+def test_pre_releases_of_the_crd_come_before_the_release(api_server, admin, namespace, no_crd, tmp_path):
     cluster = ("--kubeconfig", str(api_server.kubeconfig), "--namespace", namespace)
-    newer = tmp_path / "unmask-crds"
-    shutil.copytree(CRDS, newer)
-    about = yaml.safe_load((newer / "Chart.yaml").read_text())
-    (newer / "Chart.yaml").write_text(yaml.safe_dump({**about, "version": "0.2.0"}))
+    charts = {version: of_version(CRDS, version, tmp_path) for version in ("0.2.0-rc.1", "0.2.0-rc.2", "0.2.0")}
+    helm("install", "crds", str(charts["0.2.0-rc.1"]), *cluster)
+    for older, newer in (("0.2.0-rc.1", "0.2.0-rc.2"), ("0.2.0-rc.2", "0.2.0"), ("0.2.0-rc.1", "0.2.0")):
+        helm("upgrade", "crds", str(charts[newer]), *cluster)
+        with pytest.raises(ValueError, match=f"is of version {newer} already, and this chart is {older}"):
+            helm("upgrade", "crds", str(charts[older]), *cluster)
+
+
+OLD_LEASE = """\
+apiVersion: coordination.k8s.io/v1
+kind: Lease
+metadata:
+  name: {{ include "unmask.fullname" . }}
+  namespace: {{ .Release.Namespace }}
+"""
+OLD_CRDS = """\
+{{- if .Values.crds.enabled }}
+{{- $crd := .Files.Get "files/crds.yaml" | fromYaml }}
+{{- $_ := set $crd.metadata "annotations" (dict "helm.sh/resource-policy" "keep") }}
+{{ toYaml $crd }}
+{{- end }}
+"""
+
+
+@pytest.fixture
+def old_chart(tmp_path):
+    """The operator's chart as it was while the CRD and the Lease were its own."""
+    chart = of_version(CHART, "0.0.9", tmp_path)
+    deployment = chart / "templates" / "deployment.yaml"
+    deployment.write_text(deployment.read_text().partition("{{- end }}\n")[2])  # the refusal of the value crds
+    values = chart / "values.yaml"
+    values.write_text(values.read_text() + "\ncrds: {enabled: true}\n")
+    (chart / "templates" / "lease.yaml").write_text(OLD_LEASE)
+    (chart / "templates" / "crds.yaml").write_text(OLD_CRDS)
+    shutil.copy(next((CRDS / "files" / "crds").glob("*.yaml")), chart / "files" / "crds.yaml")
+    return chart
+
+
+def test_going_back_to_a_chart_that_had_the_crd_and_the_lease(api_server, admin, namespace, no_crd, old_chart):
+    """As docs/rolling-upgrade.md has it, where `helm rollback` cannot."""
+    cluster = ("--kubeconfig", str(api_server.kubeconfig), "--namespace", namespace)
+    helm("install", "mine", str(old_chart), *cluster, *sets(REGISTRY))
+    helm("install", "crds", str(CRDS), "--take-ownership", *cluster)
+    helm("upgrade", "mine", str(CHART), *cluster, *sets(REGISTRY))
+    about = {"name": "mine-unmask-operator", "namespace": namespace}
+    assert admin.find("coordination.k8s.io/v1", "Lease", about["name"], namespace) is None
+    crd = admin.get(no_crd["apiVersion"], no_crd["kind"], no_crd["metadata"]["name"])["metadata"]
+    admin.create({"apiVersion": "coordination.k8s.io/v1", "kind": "Lease", "metadata": about})  # as the operator does
+
+    with pytest.raises(ValueError, match="Lease"):
+        helm("rollback", "mine", "1", *cluster)
+    back = ("--take-ownership", "--set", "crds.enabled=false")
+    helm("upgrade", "mine", str(old_chart), *back, *cluster, *sets(REGISTRY))
+    lease = admin.get("coordination.k8s.io/v1", "Lease", about["name"], namespace)
+    assert lease["metadata"]["labels"]["app.kubernetes.io/managed-by"] == "Helm"
+    assert admin.get(no_crd["apiVersion"], no_crd["kind"], crd["name"])["metadata"]["uid"] == crd["uid"]
+
+    with pytest.raises(ValueError, match="crds: the CustomResourceDefinition has a chart of its own"):
+        helm("upgrade", "mine", str(CHART), "--reset-then-reuse-values", *cluster)
+    helm("upgrade", "mine", str(CHART), "--reset-then-reuse-values", "--set", "crds=null", *cluster)
+    helm("uninstall", "mine", *cluster)
+    helm("uninstall", "crds", *cluster)
+
+
+def test_the_crd_only_rolls_forward(api_server, admin, namespace, no_crd, tmp_path):
+    """An older chart is refused, and `helm rollback` of the operator's release leaves the newer one alone."""
+    crd = no_crd
+    cluster = ("--kubeconfig", str(api_server.kubeconfig), "--namespace", namespace)
+    newer = of_version(CRDS, "0.2.0", tmp_path)
 
     def live():
         return admin.get(crd["apiVersion"], crd["kind"], crd["metadata"]["name"])["metadata"]
 
-    try:
-        helm("install", "crds", str(CRDS), *cluster)
-        helm("install", "mine", str(CHART), *cluster, *sets(REGISTRY))
-        helm("upgrade", "crds", str(newer), *cluster)
-        helm("upgrade", "mine", str(CHART), *cluster, *sets({**REGISTRY, "replicas": 1}))
-        before = live()["resourceVersion"]
-        helm("rollback", "mine", "1", *cluster)
-        with pytest.raises(ValueError, match=r"is of version 0\.2\.0 already, and this chart is 0\.1\.0"):
-            helm("upgrade", "crds", str(CRDS), *cluster)
-        assert live()["resourceVersion"] == before
-        helm("uninstall", "mine", *cluster)
-        helm("uninstall", "crds", *cluster)
-        assert live()["annotations"]["serving.unmask.dev/crds-version"] == "0.2.0"
-    finally:
-        admin.delete(crd)  # other tests apply their own
+    helm("install", "crds", str(CRDS), *cluster)
+    helm("install", "mine", str(CHART), *cluster, *sets(REGISTRY))
+    helm("upgrade", "crds", str(newer), *cluster)
+    helm("upgrade", "mine", str(CHART), *cluster, *sets({**REGISTRY, "replicas": 1}))
+    before = live()["resourceVersion"]
+    helm("rollback", "mine", "1", *cluster)
+    with pytest.raises(ValueError, match=r"is of version 0\.2\.0 already, and this chart is 0\.1\.0"):
+        helm("upgrade", "crds", str(CRDS), *cluster)
+    assert live()["resourceVersion"] == before
+    helm("uninstall", "mine", *cluster)
+    helm("uninstall", "crds", *cluster)
+    assert live()["annotations"]["serving.unmask.dev/crds-version"] == "0.2.0"

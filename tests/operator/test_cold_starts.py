@@ -1,9 +1,13 @@
 """The time from a pod's creation until it is Ready: once a pod, and of none whose beginning nobody saw."""
 
+from datetime import UTC, datetime, timedelta
+
 from unmask_operator.objects import Key
 from unmask_operator.process.cold_starts import ColdStarts
 
 KEY = Key("n", "demo")
+CREATED = datetime(2030, 1, 1, tzinfo=UTC)
+LATER = CREATED + timedelta(seconds=1)  # begin of a leadership
 
 
 def pod(uid, ready=None, started=False, restarts=0):
@@ -18,9 +22,9 @@ def pod(uid, ready=None, started=False, restarts=0):
     }
 
 
-def told(*looks):
+def told(*looks, since=LATER):
     seconds = []
-    starts = ColdStarts(seconds.append)
+    starts = ColdStarts(seconds.append, since)
     for pods in looks:
         starts.look(KEY, pods)
     return seconds
@@ -50,8 +54,13 @@ def test_a_new_leader_counts_no_start_that_was_over():
     assert told([pod("a")], [pod("a", 3)]) == [180.0]
 
 
+def test_a_pod_that_is_ready_before_anybody_looks_is_told_of_all_the_same():
+    looks = [[pod("a", 2)], [pod("a", 2), pod("b", 1)], [pod("a", started=True), pod("b", 1)], [pod("a", 40)]]
+    assert told(*looks, since=CREATED) == [120.0, 60.0]
+
+
 def test_a_pod_that_goes_is_forgotten():
-    starts = ColdStarts(lambda seconds: None)
+    starts = ColdStarts(lambda seconds: None, LATER)
     starts.look(KEY, [pod("a")])
     starts.look(KEY, [])
     assert starts._coming == {}

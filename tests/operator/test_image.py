@@ -1,5 +1,7 @@
 """What the Dockerfile puts into an image is enough, and no more than that."""
 
+import json
+import os
 import re
 import shutil
 import subprocess
@@ -9,6 +11,8 @@ from importlib.metadata import packages_distributions
 from pathlib import Path
 
 import pytest
+
+from tools import sbom
 
 ROOT = Path(__file__).parents[2]
 DOCKERFILE = (ROOT / "Dockerfile").read_text(encoding="utf-8")
@@ -109,6 +113,53 @@ def test_images_run_as_a_numeric_user_and_say_what_they_are(name):
         assert f"org.opencontainers.image.{label}=" in text
     entry = re.search(r"^ENTRYPOINT (.+)$", text, re.MULTILINE)[1]
     assert entry == f'["python", "-m", "{ {"operator": "unmask_operator", "runtime": "runtime.server"}[name] }"]'
+
+
+UV = """#!{python}
+import json, sys, tomllib
+assert sys.argv[1:] == ["export", "--quiet", "--format", "cyclonedx1.5"]
+project = tomllib.load(open("pyproject.toml", "rb"))["project"]
+pins = [pin.partition(" ;")[0].split("==") for pin in project["dependencies"]][{skipped}:]
+print(json.dumps({{"components": [{{"name": name, "version": version}} for name, version in pins]}}))
+"""
+
+
+@pytest.fixture
+def uv(tmp_path):
+    """A stand-in for uv, which asks an index; it leaves so many packages out."""
+
+    def make(skipped=0):
+        path = tmp_path / "uv"
+        path.write_text(UV.format(python=sys.executable, skipped=skipped))
+        path.chmod(0o755)
+        return path
+
+    return make
+
+
+@pytest.mark.parametrize("name", ["operator", "runtime"])
+def test_a_bill_of_materials_names_what_the_constraints_pin(name, uv, tmp_path):
+    sbom.write(uv(), name, "0.1.0", tmp_path / "new" / "bill.json")
+    listed = json.loads((tmp_path / "new" / "bill.json").read_text())["components"]
+    assert {(part["name"], part["version"]) for part in listed} == pins(name).keys()
+    with pytest.raises(ValueError, match=f"not that of constraints/{name}.txt: aiohappyeyeballs "):
+        sbom.write(uv(skipped=1), name, "0.1.0", tmp_path / "bill.json")
+
+
+def test_make_images_writes_a_bill_of_materials_beside_each_image(uv, tmp_path):
+    venv = tmp_path / "venv" / "bin"
+    venv.mkdir(parents=True)
+    version = re.search(r"^UV_VERSION := (\S+)", (ROOT / "Makefile").read_text(), re.MULTILINE)[1]
+    uv().rename(venv / "uv.py")
+    (venv / "uv").write_text(f'#!/bin/sh\ntest "$1" = --version && echo uv {version} || exec {venv}/uv.py "$@"\n')
+    (venv / "python").write_text(f'#!/bin/sh\nexec {sys.executable} "$@"\n')
+    for program in ("uv", "python"):
+        (venv / program).chmod(0o755)
+    places = (f"VENV={venv.parent}", f"SBOMS={tmp_path}")
+    environment = {name: value for name, value in os.environ.items() if not name.startswith(("MAKE", "MFLAGS"))}
+    command = ["make", "-C", str(ROOT), "images", "BUILDER=true", *places]
+    subprocess.run(command, env=environment, check=True, timeout=120)
+    assert len(list(tmp_path.glob("unmask-*-*.cdx.json"))) == 2
 
 
 def test_the_licence_is_one_and_the_same():

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from unmask_operator.api import SpecError, parse, unknown_fields
+from unmask_operator.api import SpecError, parse
 from unmask_operator.objects import API_VERSION, KIND
-from unmask_operator.render.networkpolicy import networkpolicy
+from unmask_operator.render.beside import networkpolicy
 from unmask_operator.settings import Settings
 
 PODS = {"podSelector": {}}
@@ -57,15 +57,15 @@ def test_names_are_snake_case_in_python_and_camel_case_outside():
     assert spec.engine.max_num_reqs == 8
     assert spec.engine.thresholds.semi_complete == 1.0
     assert len(spec.network_policy.from_) == 1
-    assert unknown_fields(resource(engine={"max_num_reqs": 8})["spec"]) == ("spec.engine.max_num_reqs",)
+    assert parse(resource(engine={"max_num_reqs": 8})).ignored == ("spec.engine.max_num_reqs",)
 
 
 def test_unknown_fields_are_left_out_and_named():
     given = resource(replica=2, engine={"warp": {"a": 1}, "maxNumReqs": 8}, networkPolicy={"from": [{"x": 1, **PODS}]})
     assert parse(given).spec == parse(resource(engine={"maxNumReqs": 8}, networkPolicy={"from": [PODS]})).spec
-    assert set(unknown_fields(given["spec"])) == {"spec.replica", "spec.engine.warp", "spec.networkPolicy.from[0].x"}
+    assert set(parse(given).ignored) == {"spec.replica", "spec.engine.warp", "spec.networkPolicy.from[0].x"}
     assert given["spec"]["replica"] == 2
-    assert unknown_fields(resource()["spec"]) == unknown_fields(None) == ()
+    assert parse(resource()).ignored == ()
     policy = networkpolicy(parse(resource(networkPolicy={"from": [{"x": 1}]})), Settings())
     assert policy["spec"]["ingress"][0]["from"][0] == {}, "a peer that the API server refuses, and never anybody"
 
@@ -74,8 +74,24 @@ def test_where_pods_are_pinned_only_what_is_beside_them_is_looked_at():
     given = resource(model=3, engine={"pageSize": "x"}, service={"port": 81})
     assert parse(given, pods_are_pinned=True).spec.service.port == 81
     assert refusal(given).field == "spec.model"
-    with pytest.raises(SpecError, match=r"spec\.service\.port"):
-        parse(resource(service={"port": 0}), pods_are_pinned=True)
+    strange = resource(engine={"pageSize": "x", "warp": 1}, service={"port": 81, "speed": 1})
+    assert set(parse(strange, pods_are_pinned=True).ignored) == {"spec.engine.warp", "spec.service.speed"}
+    with pytest.raises(SpecError, match=r"spec\.replicas"):
+        parse(resource(replicas=-1), pods_are_pinned=True)
+
+
+def test_of_what_runs_a_section_beside_the_pods_may_hold_what_only_another_version_knows():
+    given = resource(service={"type": "OfTomorrow", "port": 0}, networkPolicy={"from": 1}, engine={"maxNumReqs": 8})
+    service = parse(given, runs=True)
+    assert service.spec == parse(resource(engine={"maxNumReqs": 8})).spec
+    assert {section: error.field for section, error in service.unread.items()} == {
+        "service": "spec.service.type",
+        "networkPolicy": "spec.networkPolicy.from",
+    }
+    assert parse(given, pods_are_pinned=True).unread.keys() == service.unread.keys()
+    assert refusal(given).field == "spec.service.type", "of what does not run there is nothing to leave alone"
+    with pytest.raises(SpecError, match=r"spec\.engine"):
+        parse({**given, "spec": {**given["spec"], "engine": 1}}, runs=True)
 
 
 @pytest.mark.parametrize(

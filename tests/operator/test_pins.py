@@ -207,9 +207,9 @@ RESERVED = {"engine": {"extraArgs": ["--lora-path=x"]}}
 VALUE = {"engine": {"decodingStrategy": "OfTomorrow"}}
 
 
-def pinned_by_another(spec: dict[str, Any]) -> Observed:
+def pinned_by_another(spec: dict[str, Any], before: Observed | None = None) -> Observed:
     """Runs with a spec that this operator refuses: another one, which knew it, made the pin."""
-    observed = running()
+    observed = before or running()
     ref = Ref("apps/v1", "ControllerRevision", "demo-r1")
     revision = copy.deepcopy(observed.children[ref])
     revision["data"]["spec"] |= spec

@@ -1,10 +1,14 @@
-"""The example policy of docs/privileges.md on a real API server: plain services pass, each way round it does not."""
+"""The example policies of docs/privileges.md on a real API server: what is meant passes, each way round does not."""
+
+import copy
+from contextlib import contextmanager
+from dataclasses import replace
 
 import pytest
 import yaml
 
 from e2e.cluster.kube import ApiError
-from tests.operator.samples import child, make, observe, resource
+from tests.operator.samples import SETTINGS, child, make, observe, resource
 from tests.operator.test_crd import changed
 from tests.operator.test_platform_docs import DOCS, blocks
 from tools import crd
@@ -87,55 +91,108 @@ def test_the_example_policy_leaves_no_escape(admin, guarded):
         assert words in caught.value.message, change
 
 
-def test_the_operators_policy_lets_it_run_engines_alone(api_server, admin, namespace):
-    policy, binding = documented("unmask-operator-runs-engines")
+@contextmanager
+def as_operator(api_server, admin, namespace, name, kind, refused):
+    """A client of the operator's account, which may do all with `kind` there, once the page's policy `name` refuses it
+    the first of `refused`: words of the message, and the object."""
+    policy, binding = documented(name)
     account = f"system:serviceaccount:{namespace}:unmask-operator"
     condition = policy["spec"]["matchConditions"][0]
     assert "'system:serviceaccount:unmask-system:unmask-operator'" in condition["expression"]
     condition["expression"] = f"request.userInfo.username == '{account}'"
-    policy["metadata"]["name"] = binding["metadata"]["name"] = binding["spec"]["policyName"] = f"{namespace}-operator"
-    rules = [{"apiGroups": ["apps"], "resources": ["deployments"], "verbs": ["create"]}]
-    about = {"metadata": {"name": "deploys", "namespace": namespace}}
-    rbac = "rbac.authorization.k8s.io"
+    own = policy["metadata"]["name"] = binding["metadata"]["name"] = f"{namespace}-{name}"
+    binding["spec"]["policyName"] = own
+    group = policy["spec"]["matchConstraints"]["resourceRules"][0]["apiGroups"]
+    about, rbac = {"metadata": {"name": kind, "namespace": namespace}}, "rbac.authorization.k8s.io"
+    owner = {"apiGroups": ["*"], "resources": ["diffusionlmservices/finalizers"], "verbs": ["update"]}
+    rules = [{"apiGroups": group, "resources": [kind], "verbs": ["*"]}, owner]
     admin.create({"apiVersion": f"{rbac}/v1", "kind": "Role", **about, "rules": rules})
     subject = {"kind": "ServiceAccount", "name": "unmask-operator", "namespace": namespace}
-    role = {"apiGroup": rbac, "kind": "Role", "name": "deploys"}
+    role = {"apiGroup": rbac, "kind": "Role", "name": kind}
     admin.create({"apiVersion": f"{rbac}/v1", "kind": "RoleBinding", **about, "roleRef": role, "subjects": [subject]})
-    engine = child(make(observe(resource(image="registry.example.com/team/unmask-runtime:0.1.0"))), "Deployment")
-    del engine["metadata"]["ownerReferences"]
-    engine["metadata"]["namespace"] = namespace
     operator = api_server.admin(user=account)
-
-    def changed_by(**members):
-        pod = engine["spec"]["template"]["spec"] | members
-        template = {**engine["spec"]["template"], "spec": pod}
-        return {**engine, "spec": {**engine["spec"], "template": template}}
-
-    main = engine["spec"]["template"]["spec"]["containers"][0]
-    refused = (
-        ("under their own ServiceAccount", changed_by(serviceAccountName="admin")),
-        ("the runtime's image", changed_by(containers=[{**main, "image": "elsewhere/miner:1"}])),
-        ("the runtime's image", changed_by(initContainers=[{"name": "first", "image": "elsewhere/miner:1"}])),
-    )
+    words, bad = refused[0]
 
     def holds():
         try:
-            operator.create(refused[0][1], dryRun="All")
+            operator.create(bad, dryRun="All")
         except ApiError as error:
-            return "under their own" in error.message
+            return words in error.message
         return False
 
     admin.apply(policy, fieldValidation="Strict")
     admin.apply(binding, fieldValidation="Strict")
     try:
         admin.wait("the policy", holds)
-        operator.create(engine, dryRun="All")
-        for words, deployment in refused:
+        for words, bad in refused:
             with pytest.raises(ApiError) as caught:
-                operator.create(deployment, dryRun="All")
+                operator.create(bad, dryRun="All")
             assert words in caught.value.message
-        admin.create(refused[1][1], dryRun="All")  # others may
+            admin.create(bad, dryRun="All")  # others may
+        yield operator
     finally:
         operator.close()
         admin.delete(binding)
         admin.delete(policy)
+
+
+def rendered(kind, namespace, settings=SETTINGS, **spec):
+    spec = {"image": "registry.example.com/team/unmask-runtime:0.1.0", **spec}
+    found = copy.deepcopy(child(make(observe(resource(**spec)), settings), kind))
+    found["metadata"]["namespace"] = namespace
+    return found
+
+
+def test_the_operators_policy_lets_it_run_engines_alone(api_server, admin, namespace):
+    engine = rendered("Deployment", namespace)
+    trusting = rendered("Deployment", namespace, replace(SETTINGS, ca_config_map="authorities"))
+    (trust,) = trusting["spec"]["template"]["spec"]["initContainers"]
+    main = engine["spec"]["template"]["spec"]["containers"][0]
+
+    def changed_by(**members):
+        other = copy.deepcopy(engine)
+        other["spec"]["template"]["spec"] |= members
+        return other
+
+    others = [{"name": "tmp", "mountPath": "/etc/others"}]
+    refused = (
+        ("under their own ServiceAccount", changed_by(serviceAccountName="admin")),
+        ("the runtime's image", changed_by(containers=[{**main, "image": "elsewhere/miner:1"}])),
+        ("the runtime's image", changed_by(containers=[{**main, "command": ["sh"]}])),
+        ("before an engine", changed_by(initContainers=[{**trust, "image": "elsewhere/miner:1", "volumeMounts": []}])),
+        ("before an engine", changed_by(initContainers=[{"name": "first", "image": main["image"]}])),
+        (
+            "before an engine",
+            changed_by(initContainers=[{**trust, "volumeMounts": others}]),
+        ),
+    )
+    with as_operator(api_server, admin, namespace, "unmask-operator-runs-engines", "deployments", refused) as operator:
+        operator.create(engine, dryRun="All")
+        operator.create(trusting, dryRun="All")
+
+
+def test_the_operators_policy_lets_it_record_commits_alone(api_server, admin, namespace):
+    record = rendered("ConfigMap", namespace, model=HUB)
+    (key,) = record["data"]
+    theirs = {**record, "metadata": {"name": "other-model", "namespace": namespace}}
+    refused = (
+        ("of ConfigMaps the operator writes", theirs),
+        ("of ConfigMaps the operator writes", {**record, "metadata": {**record["metadata"], "name": "authorities"}}),
+        ("records commits", {**record, "data": {key: "-of-another@main"}}),
+        ("records commits", {**record, "data": {"ca.crt": ""}}),
+        ("records commits", {**record, "binaryData": {"ca.crt": "YQ=="}}),
+    )
+    with as_operator(
+        api_server, admin, namespace, "unmask-operator-records-commits", "configmaps", refused
+    ) as operator:
+        admin.create(theirs)
+        for act in (
+            lambda: operator.patch(theirs, {"metadata": {"ownerReferences": record["metadata"]["ownerReferences"]}}),
+            lambda: operator.delete(theirs),
+        ):
+            with pytest.raises(ApiError) as caught:
+                act()
+            assert "of ConfigMaps the operator writes" in caught.value.message
+        operator.create(record)
+        operator.patch(record, {"data": {key: f"@{'a' * 40}"}})
+        operator.delete(record)

@@ -16,11 +16,15 @@ STATUS = {"phase": "Running", "podIP": "127.0.0.1", "conditions": [{"type": "Rea
 LOADING = {"metadata": {"uid": "uid"}, "status": STATUS}
 
 
-def run_with_pod(answers, polls, tells="loads"):
-    """Poll a pod that gives `answers` in turn (None: it hangs up); what it `tells`, and how often news were told."""
-    told, seen = [], []
+def run_with_pod(answers, polls, tells="loads", step=5, asked=None, states=()):
+    """Poll a pod that gives `answers` in turn (None: it hangs up), every `step` seconds; what it `tells`, and how often
+    news were told. Into `asked` go the times, and of `states` is the pod at each poll."""
+    told, seen, clock = [], [], [0]
+    states = states or [LOADING] * polls
 
     async def startup(request):
+        if asked is not None:
+            asked.append(clock[0])
         answer = answers.pop(0)
         if answer is None:
             request.transport.close()
@@ -36,11 +40,12 @@ def run_with_pod(answers, polls, tells="loads"):
         await runner.setup()
         await web.TCPSite(runner, "127.0.0.1", 0).start()
         port = runner.addresses[0][1]
-        progress = Progress(lambda: [(DEMO, LOADING)], told.append, port)
+        progress = Progress(lambda: [(DEMO, states[clock[0] // step])], told.append, port, lambda: clock[0])
         async with aiohttp.ClientSession() as session:
             for _ in range(polls):
                 await progress.poll(session)
                 seen.append(getattr(progress, tells).get("uid"))
+                clock[0] += step
         await runner.cleanup()
 
     asyncio.run(scene())
@@ -58,9 +63,33 @@ def test_progress_is_kept_and_only_steps_are_told():
 
 
 def test_a_pod_that_does_not_answer_keeps_its_last_word():
-    seen, told = run_with_pod([loading(40), None, (200, {"status": "ok"}), (503, ["no"])], 4)
+    seen, told = run_with_pod([loading(40), None, (200, {"status": "ok"}), (503, ["no"])], 4, step=100)
     assert seen == [Load("weights", 40)] * 4
     assert told == [DEMO]
+
+
+SILENT = (503, "")
+
+
+def test_a_pod_that_does_not_answer_is_asked_seldom_until_it_does():
+    asked = []
+    run_with_pod([SILENT] * 8, 60, asked=asked)
+    assert asked == [0, 5, 15, 35, 75, 135, 195, 255]
+    asked.clear()
+    run_with_pod([SILENT, SILENT, loading(1), loading(2), *[SILENT] * 2], 7, asked=asked)
+    assert asked == [0, 5, 15, 20, 25, 30]
+
+
+def test_a_silent_pod_that_gets_ready_is_asked_at_once():
+    ready = {**STATUS, "conditions": [{"type": "Ready", "status": "True"}]}
+    variable = {"name": "MODEL_REVISION", "valueFrom": {"configMapKeyRef": {"name": "demo-model", "key": "k"}}}
+    spec = {"containers": [{"name": "main", "env": [variable]}]}
+    asked = []
+    states = [{**LOADING, "spec": spec}] * 6 + [{**LOADING, "spec": spec, "status": ready}] * 3
+    run_with_pod(
+        [SILENT] * 3 + [(200, {"status": "started", "model_revision": "a" * 40})], 9, asked=asked, states=states
+    )
+    assert asked == [0, 5, 15, 30]
 
 
 HUGE = "1" + "0" * 400

@@ -74,7 +74,9 @@ def test_a_cache_of_a_given_size_asks_for_a_disk_that_holds_it() -> None:
     for own in ({"requests": {"ephemeral-storage": "1Gi"}}, {"limits": {"ephemeral-storage": "1Gi"}}):
         assert container(made(**sized, resources=own))["resources"] == own
     assert container(made(modelCache={"emptyDir": {}}))["resources"] == {}
-    assert volumes(made())["model-cache"]["emptyDir"] == {"sizeLimit": "100Gi"}
+    for default in ({}, {"modelCache": {"emptyDir": {"sizeLimit": "100Gi"}}}):  # the latter as older schemas stored it
+        assert volumes(made(**default))["model-cache"]["emptyDir"] == {"sizeLimit": "100Gi"}
+        assert container(made(**default))["resources"] == {}
 
 
 def test_a_model_on_a_claim_is_mounted_where_the_arguments_say() -> None:

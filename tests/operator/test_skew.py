@@ -2,8 +2,26 @@
 
 from __future__ import annotations
 
-from tests.operator.samples import container, edit, make, observe, resource, template
-from tests.operator.test_pins import condition, pinned_by_another
+from typing import Any
+
+import pytest
+
+from tests.operator.samples import (
+    carry_out,
+    child,
+    container,
+    edit,
+    kinds,
+    make,
+    observe,
+    resource,
+    running,
+    settled,
+    template,
+)
+from tests.operator.test_pins import BESIDE, NEW, condition, pinned_by_another
+from unmask_operator.autoscaler.rules import Rules
+from unmask_operator.status import status
 
 
 def test_fields_that_this_operator_does_not_know_are_ignored_and_named() -> None:
@@ -25,3 +43,84 @@ def test_an_older_operator_over_a_newer_spec_moves_no_pod() -> None:
         made = make(edit(observed, **change))
         assert made.problems == ()
         assert template(made) == pods
+
+
+STRANGE: dict[str, Any] = {
+    "autoscaling": {"provider": "OfTomorrow", "maxReplicas": 4},
+    "podDisruptionBudget": {"minAvailable": "OfTomorrow"},
+    "networkPolicy": {"from": "OfTomorrow"},
+    "service": {"type": "OfTomorrow", "port": 81},
+    "monitoring": {"podMonitor": "OfTomorrow"},
+    "rolloutStrategy": {"maxSurge": "OfTomorrow"},
+    "serviceAccount": {"annotations": "OfTomorrow"},
+}
+
+
+@pytest.mark.parametrize("section", STRANGE)
+@pytest.mark.parametrize("pinned", [True, False], ids=["the newer operator's", "an edit"])
+def test_a_value_beside_the_pods_that_only_a_newer_operator_knows_stops_nothing(section: str, pinned: bool) -> None:
+    """What there is of that section stays, and all else goes on: scaling, repair, edits of the pods."""
+    known = next((spec for _, spec in BESIDE.values() if section in spec), {})
+    before = running(**known)
+    live = make(before)
+    strange = {section: STRANGE[section]}
+    observed = pinned_by_another(strange, before) if pinned else edit(before, **strange)
+
+    for change in ({}, {"replicas": 3}, {"suspend": True}, {"imagePullPolicy": "IfNotPresent"}):
+        edited = edit(observed, **change)
+        made = make(edited, NEW)
+        assert made.problems == ()
+        assert template(made) == template(live)
+        assert child(made, "Deployment")["spec"]["replicas"] == (
+            0 if "suspend" in change else change.get("replicas", 1)
+        )
+        assert {ref.kind for ref in made.delete} <= {"PodDisruptionBudget", "ControllerRevision"}
+        after = carry_out(edited, made)
+        for kind in {kind for kind, spec in BESIDE.values() if section in spec} & {*kinds(live)} - {"Deployment"}:
+            assert kind not in kinds(made)
+            assert [obj for ref, obj in after.children.items() if ref.kind == kind] == [child(live, kind)]
+        strategy = child(live, "Deployment")["spec"]["strategy"]
+        assert child(made, "Deployment")["spec"]["strategy"] == strategy
+        assert settled(make(after, NEW), after)
+        told = condition(edited, made, "Accepted")
+        assert told["status"] == "True"
+        assert f"spec.{section}" in told["message"]
+        assert "OfTomorrow" in told["message"]
+
+    edited = make(edit(observed, engine={"maxNumReqs": 7}))
+    assert "--max-num-reqs=7" in container(edited)["args"]
+    bad = make(edit(observed, engine={"pageSize": "x"}, replicas=3))
+    assert child(bad, "Deployment")["spec"]["replicas"] == 3
+    assert [problem.reason for problem in bad.problems] == ["InvalidSpec"]
+
+
+def test_the_url_is_that_of_the_service_as_it_stays() -> None:
+    before = running()
+    observed = edit(before, service=STRANGE["service"])
+    observed.service["status"] = status(before, make(before))
+    assert observed.service["status"]["url"] == status(observed, make(observed))["url"] == "http://demo.default.svc/v1"
+
+
+def test_what_has_never_run_with_such_a_value_is_refused() -> None:
+    made = make(observe(resource(service=STRANGE["service"])))
+    assert made.children == ()
+    assert "spec.service.type" in made.problems[0].message
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"provider": "OfTomorrow"},
+        {"minReplicas": 0},
+        {"behavior": {"scaleDown": {"selectPolicy": "OfTomorrow"}}},
+        {"behavior": {"scaleUp": {"policies": [{"type": "OfTomorrow", "value": 1, "periodSeconds": 15}]}}},
+    ],
+)
+def test_nobody_scales_by_a_rule_that_only_a_newer_operator_knows(change: dict[str, Any]) -> None:
+    assert Rules.read({"autoscaling": {"maxReplicas": 4}}) is not None
+    assert Rules.read({"autoscaling": {"maxReplicas": 4, "ofTomorrow": 1}}) is not None
+    observed = edit(running(autoscaling={"maxReplicas": 4}), autoscaling={"maxReplicas": 4, **change})
+    assert Rules.read(observed.service["spec"]) is None
+    told = condition(observed, make(observed), "ScalingReady")
+    assert (told["status"], told["reason"]) == ("Unknown", "UnknownValue")
+    assert "spec.autoscaling" in told["message"]

@@ -280,8 +280,8 @@ def test_a_template_that_was_just_written_is_not_complete() -> None:
     assert _says(found["RolloutComplete"])[:2] == ("False", "Progressing")
 
 
-def _pin(number: int) -> Obj:
-    data = {"spec": {}, "restartedAt": "", "image": "", "template": {}}
+def _pin(number: int, template: int | None = None) -> Obj:
+    data = {"spec": {}, "restartedAt": "", "image": "", "template": {"number": template or number}}
     return owned("apps/v1", "ControllerRevision", f"demo-r{number}", revision=number, data=data)
 
 
@@ -313,6 +313,17 @@ def test_an_edit_undoes_ready_before_the_deployments_controller_looks() -> None:
     again = service(2) | {"status": new}
     rolled_out = status(*reconcile("complete", pod("ready"), service=again, children=[_pin(1), _pin(2)]))
     assert rolled_out["currentRevision"] == "demo-r2"
+
+
+@pytest.mark.parametrize("stage", ["complete", "ready_not_yet_available"])
+def test_an_edit_that_leaves_the_pods_as_they_are_does_not_undo_ready(stage: str) -> None:
+    """Of `rolloutStrategy`, say: the pin is another, its template and so its pods are not."""
+    before = status(*reconcile(stage, pod("ready"), children=[_pin(1)]))
+    edited = service(2) | {"status": before}
+    new = status(*_unseen(stage, service=edited, children=[_pin(1), _pin(2, template=1)]))
+    assert _conditions(new)["Ready"]["status"] == "True"
+    assert transitions(before, new) == []
+    assert new["currentRevision"] == "demo-r2"
 
 
 def test_a_revision_that_is_refused_is_not_the_current_one() -> None:

@@ -5,7 +5,7 @@ Loads no torch.
 """
 
 from unmask_operator.api.errors import SpecError
-from unmask_operator.api.service import DiffusionLMService, parse, unknown_fields
+from unmask_operator.api.service import DiffusionLMService, parse
 from unmask_operator.api.spec import Spec
 
-__all__ = ["DiffusionLMService", "Spec", "SpecError", "parse", "unknown_fields"]
+__all__ = ["DiffusionLMService", "Spec", "SpecError", "parse"]

@@ -15,6 +15,8 @@ GAUGES = {
     "runningRequestsPerReplica": ("unmask_requests_running", 1),
     "kvCacheUtilizationPercent": ("unmask_kv_usage_ratio", 100),
 }
+# The gauge of the requests that a pod runs at most, and our word for it.
+ROOM = ("unmask_requests_running_most", "room")
 DEFAULT_TARGETS = {"queuedRequestsPerReplica": 2}  # of a spec that names none
 
 _Replicas = Annotated[int, Field(ge=1, le=1000)]

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Any
 
-from pydantic import ValidationError
+from pydantic import BaseModel, ValidationError
 
 WRONG = "wrong"  # type of an error whose message says everything
 
@@ -28,12 +29,23 @@ def field_path(root: str, place: Iterable[int | str]) -> str:
     return root + "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in place)
 
 
-def spec_error(error: ValidationError, root: str) -> SpecError:
-    """The first mistake that pydantic found below `root` ("spec"). The API server keeps the same bounds and says so in
-    its own words: this is for what a CustomResourceDefinition of another version let through."""
-    first = error.errors(include_url=False)[0]
-    path, sentence = field_path(root, first["loc"]), first["msg"][:1].lower() + first["msg"][1:]
-    shown = repr(first["input"])
-    if first["type"] not in ("missing", WRONG):
-        sentence = f"{sentence}, and not {shown if len(shown) <= 80 else shown[:77] + '...'}"
-    return SpecError(path, sentence)
+def spec_errors(error: ValidationError, root: str) -> dict[str, SpecError]:
+    """The first mistake that pydantic found in each member of `root` ("spec"). The API server keeps the same bounds and
+    says so in its own words: this is for what a CustomResourceDefinition of another version let through."""
+    found: dict[str, SpecError] = {}
+    for wrong in error.errors(include_url=False):
+        path, sentence = field_path(root, wrong["loc"]), wrong["msg"][:1].lower() + wrong["msg"][1:]
+        shown = repr(wrong["input"])
+        if wrong["type"] not in ("missing", WRONG):
+            sentence = f"{sentence}, and not {shown if len(shown) <= 80 else shown[:77] + '...'}"
+        found.setdefault(str(wrong["loc"][0]) if wrong["loc"] else "", SpecError(path, sentence))
+    return found
+
+
+def wrong_values(model: type[BaseModel], value: Any) -> bool:
+    """Whether the model refuses a value in there; fields that it does not know are no matter."""
+    try:
+        model.model_validate(value)
+    except ValidationError as error:
+        return any(wrong["type"] != "extra_forbidden" for wrong in error.errors(include_url=False))
+    return False

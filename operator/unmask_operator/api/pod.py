@@ -41,8 +41,8 @@ class EmptyDir(Section):
 
     size_limit: Quantity | None = Field(
         default=None,
-        description="The most it may hold before the pod is evicted. When it is set, the node must have as much disk "
-        "free (a request for ephemeral-storage, unless resources names that). Default: "
+        description="The most it may hold before the pod is evicted. With another size than the default the node must "
+        "have as much disk free (a request for ephemeral-storage, unless resources names that). Default: "
         f"{CACHE_SIZE}, without the request.",
     )
 

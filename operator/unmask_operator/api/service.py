@@ -6,21 +6,28 @@ import copy
 import functools
 import operator
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from pydantic import ValidationError
 
-from unmask_operator.api.errors import field_path, spec_error
-from unmask_operator.api.spec import BESIDE_PODS, Spec
+from unmask_operator.api.errors import SpecError, field_path, spec_errors
+from unmask_operator.api.spec import BESIDE_PODS, SCALE, Spec
 
 
 @dataclass(frozen=True)
 class DiffusionLMService:
-    """The resource as the operator works with it: metadata as it came, the spec with its defaults."""
+    """The resource as the operator works with it: metadata as it came, the spec with its defaults.
+
+    Attributes:
+        ignored: fields of the spec that this operator does not know, as those of a newer CRD.
+        unread: sections with a value that this operator does not know, and what it is. `spec` is without both.
+    """
 
     metadata: Mapping[str, Any]
     spec: Spec
+    ignored: tuple[str, ...] = ()
+    unread: Mapping[str, SpecError] = field(default_factory=dict)
 
     @property
     def name(self) -> str:
@@ -40,36 +47,33 @@ class DiffusionLMService:
         return self.spec.model.name or self.name
 
 
-def parse(obj: Mapping[str, Any], *, pods_are_pinned: bool = False) -> DiffusionLMService:
+def parse(obj: Mapping[str, Any], *, runs: bool = False, pods_are_pinned: bool = False) -> DiffusionLMService:
     """The typed resource. SpecError names the first field that is wrong, whatever the spec holds.
 
     Namespace and uid, which every object of an API server has, are "default" and "" without.
-    Fields that this operator does not know, as those of a newer CRD, are left out: `unknown_fields` names them.
 
     Args:
-        pods_are_pinned: only the sections of BESIDE_PODS are looked at; the others have no say in what is rendered.
+        runs: a value of a section beside the pods that this operator does not know is no mistake but another version's:
+            what there is of that section can be left alone.
+        pods_are_pinned: it runs, and only the sections of BESIDE_PODS have a say in what is rendered: what is wrong in
+            the others is no matter.
     """
-    asked = obj.get("spec")
+    metadata, asked = {"namespace": "default", "uid": ""} | dict(obj["metadata"]), obj.get("spec")
+    try:
+        return DiffusionLMService(metadata, Spec.model_validate(asked))
+    except ValidationError as error:
+        unknown = [wrong["loc"] for wrong in error.errors(include_url=False) if wrong["type"] == "extra_forbidden"]
+    asked, unread = _without(asked, unknown), dict[str, SpecError]()
     if pods_are_pinned and isinstance(asked, Mapping):
-        asked = {"model": {"uri": "demo://"}, **{k: v for k, v in asked.items() if k in BESIDE_PODS}}
+        asked = {"model": {"uri": "demo://"}, **{name: asked[name] for name in asked if name in BESIDE_PODS}}
     try:
-        spec = Spec.model_validate(_without(asked, _unknown(asked)))
+        spec = Spec.model_validate(asked)
     except ValidationError as error:
-        raise spec_error(error, "spec") from None
-    return DiffusionLMService({"namespace": "default", "uid": ""} | dict(obj["metadata"]), spec)
-
-
-def unknown_fields(spec: Any) -> tuple[str, ...]:
-    """The fields of a spec that this operator does not know."""
-    return tuple(field_path("spec", place) for place in _unknown(spec))
-
-
-def _unknown(spec: Any) -> list[tuple[int | str, ...]]:
-    try:
-        Spec.model_validate(spec)
-    except ValidationError as error:
-        return [wrong["loc"] for wrong in error.errors(include_url=False) if wrong["type"] == "extra_forbidden"]
-    return []
+        unread = spec_errors(error, "spec")
+        if not (runs or pods_are_pinned) or unread.keys() - (BESIDE_PODS - SCALE):
+            raise next(iter(unread.values())) from None
+        spec = Spec.model_validate({name: value for name, value in asked.items() if name not in unread})
+    return DiffusionLMService(metadata, spec, tuple(field_path("spec", place) for place in unknown), unread)
 
 
 def _without(spec: Any, places: Iterable[tuple[int | str, ...]]) -> Any:

@@ -37,6 +37,7 @@ BESIDE_PODS = frozenset(
         "suspend",
     }
 )
+SCALE = frozenset({"replicas", "suspend"})  # what others than the spec's author write
 DRAIN_DELAY = 10
 
 

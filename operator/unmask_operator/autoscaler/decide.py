@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 
-from unmask_operator.api.autoscaling import GAUGES
-from unmask_operator.autoscaler.history import History, Recommendation, View
+from unmask_operator.api.autoscaling import ROOM
+from unmask_operator.autoscaler.history import History, Reading, Recommendation, View
 from unmask_operator.autoscaler.limits import down_limit, up_limit
 from unmask_operator.autoscaler.rules import TOLERANCE, Rules
 from unmask_operator.state.observed import Decision
@@ -90,17 +90,24 @@ def _needed(rules: Rules, view: View, base: int) -> int:
     """Replicas by the load. Without a Ready pod: those there are."""
     if not (view.readings or view.failures):
         return base
-    return max(_in_use(rules, view, base), *(_need(*load, base) for load in _loads(rules, view).values()))
+    return max(_in_use(view, base), *(_need(*load, base) for load in _loads(rules, view).values()))
 
 
-def _in_use(rules: Rules, view: View, base: int) -> int:
+def _in_use(view: View, base: int) -> int:
     """Of the replicas there are, those that what runs now fills, by its number and by its share of the caches.
 
     A queue alone is empty while there are just enough replicas: without this they would go, and come back.
     """
-    total = {name: sum(reading.get(name, 0.0) for reading in view.readings.values()) for name in GAUGES}
-    filled = max(total["runningRequestsPerReplica"] / rules.room, total["kvCacheUtilizationPercent"] / 100)
-    return min(math.ceil(filled - ROUNDING) + len(view.failures), base)
+    running = sum(map(_places_taken, view.readings.values()))
+    cached = sum(reading.get("kvCacheUtilizationPercent", 0.0) for reading in view.readings.values()) / 100
+    return min(math.ceil(max(running, cached) - ROUNDING) + len(view.failures), base)
+
+
+def _places_taken(reading: Reading) -> float:
+    """The share of a pod's places that is taken. Only the pod knows how many it has, by whatever way they were set; one
+    that does not tell, as an older runtime, is full with any request."""
+    running, room = reading.get("runningRequestsPerReplica", 0.0), reading.get(ROOM[1], 0.0)
+    return running / room if room else float(running > 0)
 
 
 def _loads(rules: Rules, view: View) -> dict[str, tuple[float, float]]:

@@ -9,7 +9,8 @@ from datetime import datetime
 GAP_SECONDS = 60  # a pause of the operator longer than this, and than three polls, makes the past worthless
 PATIENCE_SECONDS = 60  # metrics may be missing for so long before ScalingReady says so
 
-Reading = Mapping[str, float]  # one pod's loads by the targets' names: those that targets name, and others if it tells
+# One pod's loads by the targets' names, and its room: those that targets name, and others if it tells.
+Reading = Mapping[str, float]
 
 
 @dataclass(frozen=True)

@@ -6,10 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from runtime.config import BY_DEST
-from unmask_operator.api.autoscaling import DEFAULT_TARGETS, GAUGES, POLLING_SECONDS
+from unmask_operator.api.autoscaling import DEFAULT_TARGETS, GAUGES, POLLING_SECONDS, Autoscaling
+from unmask_operator.api.errors import wrong_values
 
-_MOST_REQUESTS: int = BY_DEST["max_num_reqs"].default
 TOLERANCE = 0.1  # relative; a load this close to the target changes nothing (the default of the HPA controller too)
 
 
@@ -60,7 +59,6 @@ class Rules:
         up: its window is the panic window: a burst must last that long before replicas are added.
         down: its window is the stable window, unless loading takes long: replicas go only when all of it needed fewer.
         polling: seconds between two looks at the pods.
-        room: requests that one replica decodes at once.
     """
 
     minimum: int = 1
@@ -69,18 +67,20 @@ class Rules:
     up: Direction = UP
     down: Direction = DOWN
     polling: float = POLLING_SECONDS
-    room: int = _MOST_REQUESTS
 
     def clamp(self, replicas: int) -> int:
         return min(max(replicas, self.minimum), self.maximum)
 
     @classmethod
     def read(cls, spec: Mapping[str, Any]) -> Rules | None:
-        """The rules of a resource's spec, None where the builtin autoscaler has no say (also while suspended)."""
+        """The rules of a resource's spec, None where the builtin autoscaler has no say (also while suspended, or where
+        another version's value says who knows what)."""
         scaling = spec.get("autoscaling")
-        if not scaling or scaling.get("provider", "Builtin") != "Builtin" or spec.get("suspend"):
+        if not scaling or spec.get("suspend") or wrong_values(Autoscaling, scaling):
             return None
-        behavior, engine = scaling.get("behavior") or {}, spec.get("engine") or {}
+        if scaling.get("provider", "Builtin") != "Builtin":
+            return None
+        behavior = scaling.get("behavior") or {}
         given = scaling.get("targets") or {}
         minimum = scaling.get("minReplicas", 1)
         return cls(
@@ -90,5 +90,4 @@ class Rules:
             Direction.read(behavior.get("scaleUp") or {}, UP),
             Direction.read(behavior.get("scaleDown") or {}, DOWN),
             scaling.get("pollingIntervalSeconds") or POLLING_SECONDS,
-            engine.get("maxNumReqs", _MOST_REQUESTS) * (spec.get("parallelism") or {}).get("data", 1),
         )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import time
 from collections.abc import Callable, Iterable, Mapping
 
 import aiohttp
@@ -17,6 +18,8 @@ from unmask_operator.status.pods import is_ready
 
 TIMEOUT_SECONDS = 2.0
 AT_ONCE = 32  # pods asked at the same time
+SILENT_SECONDS = 5.0  # until a pod that gave no answer is asked again; each pause is twice the one before
+LONGEST_SECONDS = 60.0  # of those pauses: where a firewall drops what is sent, each question takes the whole timeout
 STEP_PERCENT = 5  # smaller advances are no news: each one is a write of the status
 LARGEST_ANSWER = 64 * 1024  # bytes
 MOST_REVISIONS = 10_000  # remembered; a pod that is forgotten is asked again
@@ -38,11 +41,18 @@ class Progress:
     """
 
     def __init__(
-        self, pods: Callable[[], Iterable[tuple[Key, Obj]]], changed: Callable[[Key], None], port: int = PORT
+        self,
+        pods: Callable[[], Iterable[tuple[Key, Obj]]],
+        changed: Callable[[Key], None],
+        port: int = PORT,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._pods = pods
         self._changed = changed
         self._port = port
+        self._clock = clock
+        # Of pods that did not answer, each as Ready as it was then: when to ask again, and the pause until that.
+        self._silent: dict[tuple[str, bool], tuple[float, float]] = {}
         self.loads: Mapping[str, Load] = {}
         self.revisions: dict[str, str] = {}
 
@@ -51,17 +61,32 @@ class Progress:
         return runs(pod) and pod["metadata"]["uid"] not in self.revisions and key_of(pod) is not None
 
     async def poll(self, session: aiohttp.ClientSession) -> None:
-        """Ask once every pod that loads, or has yet to say what; one that does not answer keeps what it last said. No
-        API request is made."""
+        """Ask once every pod that loads, or has yet to say what; one that does not answer keeps what it last said, and
+        is asked seldom. No API request is made."""
         limit = asyncio.Semaphore(AT_ONCE)
 
+        before, silent = self._silent, dict[tuple[str, bool], tuple[float, float]]()
+
         async def ask(pod: Obj) -> Load | str | None:
+            mark = pod["metadata"]["uid"], is_ready(pod)
+            due, pause = before.get(mark, (0.0, SILENT_SECONDS / 2))
+            if mark in before and self._clock() < due:
+                silent[mark] = before[mark]
+                return None
             async with limit:
-                return await startup(session, pod["status"]["podIP"], self._port)
+                said = await startup(session, pod["status"]["podIP"], self._port)
+            if said is None:
+                pause = min(2 * pause, LONGEST_SECONDS)
+                silent[mark] = self._clock() + pause, pause
+            return said
 
         asked = [(key, pod) for key, pod in self._pods() if is_loading(pod) or self.wants_revision(pod)]
         answers = await asyncio.gather(*(ask(pod) for _, pod in asked))
-        before, loads, news = self.loads, {}, set()
+        self._silent = silent
+        self._take(asked, answers)
+
+    def _take(self, asked: Iterable[tuple[Key, Obj]], answers: Iterable[Load | str | None]) -> None:
+        before, loads, news = self.loads, dict[str, Load](), set[Key]()
         for (key, pod), said in zip(asked, answers, strict=True):
             uid = pod["metadata"]["uid"]
             old = before.get(uid)

@@ -10,26 +10,26 @@ from unmask_operator.status.pods import condition, is_ready, is_started, restart
 
 
 class ColdStarts:
-    """Tells each pod's time once, `observe`d in seconds. A pod that was Ready before this process first saw its
-    service is not told of: an earlier leader did so."""
+    """Tells each pod's time once, `observe`d in seconds. Of a pod that is Ready when this process first sees it an
+    earlier leader told, unless it was created `since`: one may come up faster than anybody looks."""
 
-    def __init__(self, observe: Callable[[float], None]) -> None:
+    def __init__(self, observe: Callable[[float], None], since: datetime) -> None:
         self._observe = observe
-        self._coming: dict[Key, set[str]] = {}  # uids of pods that have not been Ready yet
+        self._since = since
+        self._coming: dict[Key, dict[str, bool]] = {}  # pods by uid: whether they have yet to be Ready
 
     def look(self, key: Key, pods: Sequence[Obj]) -> None:
         """At the pods of a service as they are now."""
-        known, coming = self._coming.pop(key, set[str]()), set[str]()
+        known, now = self._coming.pop(key, {}), dict[str, bool]()
         for pod in pods:
-            uid = pod["metadata"]["uid"]
-            if is_ready(pod):
-                since = condition(pod, "Ready").get("lastTransitionTime")
-                if uid in known and since is not None:
-                    self._observe((_time(since) - _time(pod["metadata"]["creationTimestamp"])).total_seconds())
-            elif uid in known or not (is_started(pod) or restarts(pod)):
-                coming.add(uid)
-        if coming:
-            self._coming[key] = coming
+            uid, created = pod["metadata"]["uid"], _time(pod["metadata"]["creationTimestamp"])
+            coming = known.get(uid, created >= self._since or not (is_ready(pod) or is_started(pod) or restarts(pod)))
+            ready = condition(pod, "Ready").get("lastTransitionTime") if is_ready(pod) else None
+            if coming and ready is not None:
+                self._observe((_time(ready) - created).total_seconds())
+            now[uid] = coming and ready is None
+        if now:
+            self._coming[key] = now
 
 
 def _time(stamp: str) -> datetime:

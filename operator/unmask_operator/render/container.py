@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from unmask_operator.api import DiffusionLMService
-from unmask_operator.api.pod import LivenessProbe, ReadinessProbe, StartupProbe
+from unmask_operator.api.pod import CACHE_SIZE, LivenessProbe, ReadinessProbe, StartupProbe
 from unmask_operator.objects import Obj
 from unmask_operator.render import trust
 from unmask_operator.render.arguments import engine_arguments
@@ -71,7 +71,8 @@ def _resources(service: DiffusionLMService) -> Obj:
     if service.spec.gpu:
         limits[service.spec.gpu.resource_name] = service.spec.gpus_per_pod
     size = service.spec.model_cache.empty_dir.size_limit
-    if size is not None and _DISK not in {*limits, *requests}:
+    # what was stored before, as the default of an older schema, nobody has asked for
+    if size not in (None, CACHE_SIZE) and _DISK not in {*limits, *requests}:
         requests[_DISK] = size
     return {name: amounts for name, amounts in (("limits", limits), ("requests", requests)) if amounts}
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from unmask_operator.api import DiffusionLMService, SpecError, parse
-from unmask_operator.api.spec import BESIDE_PODS
+from unmask_operator.api.spec import BESIDE_PODS, SCALE
 from unmask_operator.objects import API_VERSION, KIND, RESTARTED_AT, Obj, controller_uid
 from unmask_operator.render import names
 from unmask_operator.render.pod import Form, form
@@ -21,7 +21,6 @@ from unmask_operator.settings import Settings
 
 FORMAT = 1  # of a pin's data
 KEPT = 3  # templates
-_SCALE = ("replicas", "suspend")
 
 
 @dataclass(frozen=True)
@@ -46,7 +45,8 @@ class Pin:
     def rendered(self, metadata: Mapping[str, Any], settings: Settings) -> Form | None:
         """The form that this operator gives pods of the pin's spec; None where it refuses that spec today."""
         try:
-            service = parse({"apiVersion": API_VERSION, "kind": KIND, "metadata": metadata, "spec": self.spec})
+            spec = {"apiVersion": API_VERSION, "kind": KIND, "metadata": metadata, "spec": self.spec}
+            service = parse(spec, runs=True)
             return form(service, settings, self.restarted_at)
         except SpecError:
             return None
@@ -87,7 +87,7 @@ def follow(obj: Obj, held: Pin | None, number: int, settings: Settings) -> tuple
     if held and restarted_at == held.restarted_at and (held.spec is None or _of_pods(spec) == _of_pods(held.spec)):
         unchanged = held.spec is None or held.spec == _inputs(spec)
         return parse(obj, pods_are_pinned=True), held if unchanged else _same_pods(held, number, spec)
-    service = parse(obj)
+    service = parse(obj, runs=held is not None)
     fresh = form(service, settings, restarted_at)
     if held and held.rendered(obj["metadata"], settings) == fresh:
         return service, _same_pods(held, number, spec)
@@ -127,7 +127,7 @@ def revision(service: DiffusionLMService, pin: Pin) -> Obj | None:
 
 
 def _inputs(spec: Mapping[str, Any]) -> dict[str, Any]:
-    return {member: value for member, value in spec.items() if member not in _SCALE}
+    return {member: value for member, value in spec.items() if member not in SCALE}
 
 
 def _of_pods(spec: Mapping[str, Any]) -> dict[str, Any]:

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
-from unmask_operator.api import DiffusionLMService, SpecError, parse, unknown_fields
+from unmask_operator.api import DiffusionLMService, SpecError, parse
 from unmask_operator.objects import API_VERSION, KIND, RESTARTED_AT, SERVICE_LABEL, Obj, Ref, controller_uid
 from unmask_operator.render import names, render
+from unmask_operator.render.beside import CHILD_OF, PODMONITOR
 from unmask_operator.render.model_revision import key_of, recorded
 from unmask_operator.render.pod import Form
-from unmask_operator.render.podmonitor import PODMONITOR
 from unmask_operator.render.revision import Pin, Unread, follow, kept, pins
 from unmask_operator.render.workload import replicas
 from unmask_operator.settings import Settings
@@ -49,6 +49,8 @@ class Plan:
         replicas: the engine replicas asked for now (0 while suspended), clamped to the autoscaler's bounds.
         up_to_date: False when this operator would render another pod template than the pinned one.
         ignored: fields of the spec that this operator does not know.
+        unread: what is left as it is, since a section of the spec holds a value that this operator does not know: that
+            section, and a sentence on the value.
         requeue_seconds: look again after so long although nothing may change (None: not needed).
     """
 
@@ -58,6 +60,7 @@ class Plan:
     replicas: int = 1
     up_to_date: bool = True
     ignored: tuple[str, ...] = ()
+    unread: Mapping[str, str] = field(default_factory=dict)
     requeue_seconds: float | None = None
 
 
@@ -79,7 +82,8 @@ def plan(observed: Observed, settings: Settings) -> Plan:
         problems=(*(untold if pin is held else ()), *missing),
         replicas=replicas(service),
         up_to_date=_up_to_date(pin, observed, settings),
-        ignored=unknown_fields(observed.service["spec"]),
+        ignored=service.ignored,
+        unread={section: str(error) for section, error in service.unread.items()},
         requeue_seconds=_again(observed),
     )
 
@@ -154,7 +158,13 @@ def _children(
 ) -> tuple[list[Obj], tuple[Problem, ...]]:
     """The children whose kinds the cluster has, ready to be written, and a problem for each kind that it lacks."""
     children, problems = [], []
+    left = {CHILD_OF.get(section) for section in service.unread}
     for child in render(service, settings, pin, _commits(observed, pin)):
+        if child["kind"] in left:
+            continue
+        if child["kind"] == "Deployment" and "rolloutStrategy" in service.unread:
+            live = observed.children.get(Ref.of(child), child)["spec"]
+            child["spec"] = {**child["spec"], "strategy": live.get("strategy", child["spec"]["strategy"])}
         if child["kind"] == "PodMonitor" and PODMONITOR not in observed.apis:
             problems.append(
                 Problem(
@@ -217,11 +227,13 @@ def _superfluous(
     """Ours by uid and label, not wanted, not going already; the pins of the newest few templates stay."""
     wanted = {Ref.of(child) for child in children}
     stay = {names.revision(service.name, number) for number in kept(newest_first)}
+    left = {CHILD_OF.get(section) for section in service.unread}
 
     def unwanted(ref: Ref, live: Obj) -> bool:
         metadata = live["metadata"]
         return (
             ref not in wanted
+            and ref.kind not in left
             and not (ref.kind == "ControllerRevision" and ref.name in stay)
             and controller_uid(live) == service.uid
             and metadata.get("labels", {}).get(SERVICE_LABEL) == service.name

@@ -26,8 +26,10 @@ def accepted(facts: Facts) -> Verdict:
         return unknown("ApiError", f"the API server failed on {'; '.join(failed)}; it is tried again")
     valid = "the spec is valid and applied"
     if fields := ", ".join(facts.plan.ignored):
-        return yes("Accepted", sentence(f"{valid}, but for what this operator does not know and ignores: {fields}"))
-    return yes("Accepted", valid)
+        valid += f", but for what this operator does not know and ignores: {fields}"
+    if values := "; ".join(facts.plan.unread.values()):
+        valid += f"; what is made of a value that it does not know stays as it is: {values}"
+    return yes("Accepted", sentence(valid))
 
 
 def model_loaded(facts: Facts) -> Verdict | None:

@@ -7,7 +7,7 @@ from typing import Any
 
 from unmask_operator.objects import TEMPLATE_LABEL, Obj, Ref, controller_uid
 from unmask_operator.render import names
-from unmask_operator.render.revision import pins
+from unmask_operator.render.revision import Pin, Unread, pins
 from unmask_operator.state.observed import Load, Observed
 from unmask_operator.state.plan import Plan, Problem
 from unmask_operator.status import pods as pod_facts
@@ -79,13 +79,29 @@ class Facts:
         updated = number(status, "updatedReplicas")
         if not self.deployment or updated != number(status, "replicas"):
             return False
-        current = section(self.observed.service, "status").get("currentRevision")
-        if current and current == self.revision:
-            return True  # also while the Deployment's controller has yet to look at new `replicas`
+        if self._was_rolled_out:
+            return True  # also while the Deployment's controller has yet to look at new `replicas`, or a new strategy
         if number(status, "observedGeneration") < generation:
             return False
         was_complete = self.deployment_condition("Progressing").get("reason") == "NewReplicaSetAvailable"
         return was_complete or (updated >= self.desired and number(status, "readyReplicas") >= self.desired)
+
+    @property
+    def _was_rolled_out(self) -> bool:
+        """What is asked for now are pods of the template of which all were ready once."""
+        name = section(self.observed.service, "status").get("currentRevision")
+        current = next((pin for pin in self._pins if self._name(pin) == name), None)
+        if current is None or current is self._pins[0]:
+            return current is not None
+        newest = self._pins[0]
+        return isinstance(newest, Pin) and isinstance(current, Pin) and newest.form.template == current.form.template
+
+    @property
+    def _pins(self) -> list[Pin | Unread]:
+        return pins(self.observed.children.values(), self.observed.service["metadata"]["uid"])
+
+    def _name(self, pin: Pin | Unread) -> str:
+        return names.revision(self.observed.service["metadata"]["name"], pin.number)
 
     @property
     def grows(self) -> bool:
@@ -95,8 +111,7 @@ class Facts:
     @property
     def revision(self) -> str | None:
         """The name of the newest ControllerRevision, of which pods are made."""
-        newest = pins(self.observed.children.values(), self.observed.service["metadata"]["uid"])[:1]
-        return names.revision(self.observed.service["metadata"]["name"], newest[0].number) if newest else None
+        return next(map(self._name, self._pins), None)
 
     def problems(self, condition: str) -> list[Problem]:
         return [problem for problem in self.plan.problems if problem.condition == condition]

@@ -16,6 +16,8 @@ def verdict(facts: Facts) -> Verdict | None:
     scaling = section(facts.spec, "autoscaling")
     if facts.idle or facts.absent:
         return None
+    if strange := facts.plan.unread.get("autoscaling"):
+        return unknown("UnknownValue", f"whoever scales, this operator does not know how: {strange}")
     found = (_hpa(facts) if scaling.get("provider") == "HPA" else _builtin(facts)) if scaling else None
     if found and found.status == "False":
         return found

@@ -20,6 +20,7 @@ class Simulation:
 
     Attributes:
         broken: so many of the pods never get Ready (the youngest): they end again and again.
+        room: requests that each of them runs at once; 0: it does not tell.
         missing: (pod number, second) -> the scrape of that pod fails.
         trace: of every look: second, replicas before, decision, whether all pods answered.
     """
@@ -28,6 +29,7 @@ class Simulation:
     replicas: int = 1
     startup: float = 20
     broken: int = 0
+    room: float = 128
     missing: Callable[[int, float], bool] = lambda pod, second: False
     second: float = 0
     history: History = field(default_factory=History)
@@ -51,6 +53,7 @@ class Simulation:
             "queuedRequestsPerReplica": share,
             "runningRequestsPerReplica": share if running is None else running / max(len(ready), 1),
             "kvCacheUtilizationPercent": kv_percent,
+            "room": self.room,
         }
         whole = self.births[: max(len(self.births) - self.broken, 0)]
         view = View(

@@ -56,7 +56,10 @@ def test_the_runtimes_own_metrics_are_read() -> None:
     assert parse(metrics.text().decode(), GAUGES) == LOADS | {
         "queuedRequestsPerReplica": 7,
         "runningRequestsPerReplica": 5,
+        "room": 8,
     }
+    metrics.figures.live = [12, 3]  # engines of one pod
+    assert parse(metrics.text().decode(), GAUGES)["room"] == 16
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
+
 from tests.operator.autoscaler.simulation import Simulation
 from unmask_operator.autoscaler.rules import Rules
 
@@ -16,9 +18,9 @@ class Queue:
     """A service whose pods load for ten minutes: requests run on the Ready ones, and wait where those are full."""
 
     def __init__(self, **autoscaling: Any) -> None:
-        rules = Rules.read({"engine": {"maxNumReqs": ROOM}, "autoscaling": {"maxReplicas": 4, **autoscaling}})
+        rules = Rules.read({"autoscaling": {"maxReplicas": 4, **autoscaling}})
         assert rules is not None
-        self.sim = Simulation(rules, startup=LOADING)
+        self.sim = Simulation(rules, startup=LOADING, room=ROOM)
         self.present = 0.0
         self.waited: dict[int, float] = {}  # the most that waited, by the burst
 
@@ -61,3 +63,29 @@ def test_replicas_that_are_full_are_kept_though_nothing_waits() -> None:
     queue.run(4 * HOUR, lambda now: True)
     assert queue.changes == queue.changes[:2]
     assert queue.sim.replicas == 4
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        {"extraArgs": [f"--max-num-reqs={ROOM}"]},
+        {"extraArgs": ["--max-num-reqs", str(ROOM)]},
+        {"maxNumReqs": 128},  # and a variable of the podTemplate says another
+    ],
+)
+def test_room_is_what_pods_tell_and_not_what_the_spec_says(said: dict[str, Any]) -> None:
+    queue = Queue()
+    rules = Rules.read({"engine": said, "autoscaling": {"maxReplicas": 4}})
+    assert rules is not None
+    queue.sim.rules = rules
+    queue.run(4 * HOUR, lambda now: True)
+    assert len(queue.changes) <= 2, "full replicas are not idle ones"
+    assert queue.sim.replicas == 4
+
+
+def test_a_pod_that_does_not_tell_its_room_is_kept_while_it_runs_anything() -> None:
+    queue = Queue()
+    queue.sim.room = 0
+    queue.run(2 * HOUR, lambda now: True)
+    assert queue.sim.replicas == 4
+    assert len(queue.changes) <= 2

@@ -21,6 +21,7 @@ def newer_crd(operator: OperatorProcess, admin: Kube, namespace: str) -> Iterato
     spec = made["spec"]["versions"][0]["schema"]["openAPIV3Schema"]["properties"]["spec"]["properties"]
     spec["ofTomorrow"] = {"type": "integer"}
     spec["engine"]["properties"]["warp"] = {"type": "boolean"}
+    spec["service"]["properties"]["type"]["enum"].append("OfTomorrow")
     admin.apply(made)
     asked = demo(namespace, "asked", ofTomorrow=1)
     admin.wait("the newer schema", lambda: "ofTomorrow" in admin.create(asked, dryRun="All")["spec"])
@@ -47,6 +48,23 @@ def test_fields_that_only_the_crd_knows_are_named_and_stay(
     admin.wait("three", lambda: admin.get("apps/v1", "Deployment", "demo", namespace)["spec"]["replicas"] == 3)
     spec = read(admin, resource)["spec"]
     assert (spec["ofTomorrow"], spec["engine"]["warp"]) == (1, True)
+    assert "Traceback" not in operator.log()
+
+
+@pytest.mark.usefixtures("newer_crd")
+def test_a_value_that_only_the_crd_knows_is_named_and_what_is_made_of_it_stays(
+    operator: OperatorProcess, admin: Kube, namespace: str
+) -> None:
+    resource = admin.create(demo(namespace))
+    wait_condition(admin, resource, "Accepted", "True")
+    before = admin.get("v1", "Service", "demo", namespace)
+    admin.patch(resource, {"spec": {"service": {"type": "OfTomorrow", "port": 81}, "replicas": 3}})
+    admin.wait("three", lambda: admin.get("apps/v1", "Deployment", "demo", namespace)["spec"]["replicas"] == 3)
+    admin.wait(
+        "its name",
+        lambda: "spec.service.type" in wait_condition(admin, resource, "Accepted", "True")["message"],
+    )
+    assert admin.get("v1", "Service", "demo", namespace) == before
     assert "Traceback" not in operator.log()
 
 

@@ -1,0 +1,57 @@
+"""The bill of materials of an image's Python packages, as CycloneDX: uv writes it, of what the constraints pin.
+
+uv exports what a project has locked, and so is given one for a moment, whose requirements are the constraints. What the
+base image brings is not in it.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+CONSTRAINTS = Path(__file__).parents[1] / "constraints"
+_PIN = re.compile(r"^([a-z0-9][\w.-]*)==([^\s;]+)( ; [^\\\n]+?)? *\\?$", re.MULTILINE)
+
+
+def project(image: str, version: str, constraints: str) -> str:
+    """The pyproject.toml of a project with these requirements, for what images run on."""
+    pins = [f"{name}=={pin}{marker}" for name, pin, marker in _PIN.findall(constraints)]
+    return (
+        f'[project]\nname = "unmask-{image}"\nversion = "{version}"\nrequires-python = ">=3.11"\n'
+        f"dependencies = {json.dumps(pins)}\n"
+        "[tool.uv]\nenvironments = [\"sys_platform == 'linux' and implementation_name == 'cpython'\"]\n"
+    )
+
+
+def differences(bill: str, constraints: str) -> list[str]:
+    """What the bill has beside the constraints, and what of them it lacks though they hold everywhere."""
+    listed = {(part["name"], part["version"]) for part in json.loads(bill)["components"]}
+    pins = {(name, pin): marker for name, pin, marker in _PIN.findall(constraints)}
+    wrong = (listed - pins.keys()) | {pin for pin, marker in pins.items() if not marker and pin not in listed}
+    return sorted(f"{name} {version}" for name, version in wrong)
+
+
+def write(uv: Path, image: str, version: str, to: Path) -> None:
+    """Raises CalledProcessError where uv fails, as it does where no index answers."""
+    constraints = (CONSTRAINTS / f"{image}.txt").read_text(encoding="utf-8")
+    with tempfile.TemporaryDirectory() as folder:
+        (Path(folder) / "pyproject.toml").write_text(project(image, version, constraints), encoding="utf-8")
+        command = [str(uv.absolute()), "export", "--quiet", "--format", "cyclonedx1.5"]
+        bill = subprocess.run(command, cwd=folder, stdout=subprocess.PIPE, text=True, check=True).stdout
+    if wrong := differences(bill, constraints):
+        raise ValueError(f"the bill of materials is not that of constraints/{image}.txt: {', '.join(wrong)}")
+    to.parent.mkdir(parents=True, exist_ok=True)
+    to.write_text(bill, encoding="utf-8")
+
+
+if __name__ == "__main__":
+    _, uv, image, version, to = sys.argv
+    try:
+        write(Path(uv), image, version, Path(to))
+    except (subprocess.CalledProcessError, ValueError) as error:
+        sys.exit(f"{to}: {error}")
+    print(to)
