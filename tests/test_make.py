@@ -50,6 +50,9 @@ def make(tmp_path):
             stderr=subprocess.STDOUT,
             text=True,
             start_new_session=True,
+            preexec_fn=lambda: signal.signal(
+                signal.SIGINT, signal.SIG_DFL
+            ),  # ignored where the tests run in the background
             env={
                 name: value for name, value in os.environ.items() if not name.startswith(("MAKE", "MFLAGS", "UNMASK"))
             },
