@@ -7,9 +7,10 @@ from typing import Protocol
 
 import torch
 
+from runtime.kernels.expert_products import moe
 from runtime.kernels.gate import Activation, gate_mul, gate_mul_reference
 from runtime.kernels.kv_write import write_kv, write_kv_reference
-from runtime.kernels.moe import moe, moe_torch
+from runtime.kernels.moe import moe_torch
 from runtime.kernels.rms_norm import add_rms_norm, add_rms_norm_reference, rms_norm, rms_norm_reference
 from runtime.kernels.rotary import qk_norm_rotary, qk_norm_rotary_reference
 from runtime.kernels.routing import RoutingRule, route, route_reference
@@ -61,6 +62,7 @@ class Kernels:
     """One set of implementations with equal signatures (each reference's docstring is the contract)."""
 
     name: str
+    turns: bool  # `moe` takes gate and up rows in turns (`turns.in_turns`), not gates first
     rms_norm: RMSNormKernel
     add_rms_norm: AddRMSNormKernel
     qk_norm_rotary: QKNormRotaryKernel
@@ -72,6 +74,7 @@ class Kernels:
 
 TORCH = Kernels(
     name="torch",
+    turns=False,
     rms_norm=rms_norm_reference,
     add_rms_norm=add_rms_norm_reference,
     qk_norm_rotary=qk_norm_rotary_reference,
@@ -84,6 +87,7 @@ TORCH = Kernels(
 
 TRITON = Kernels(
     name="triton",
+    turns=True,
     rms_norm=rms_norm,
     add_rms_norm=add_rms_norm,
     qk_norm_rotary=qk_norm_rotary,

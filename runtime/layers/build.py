@@ -9,7 +9,7 @@ import torch
 
 from runtime.errors import ConfigError
 from runtime.kernels.dispatch import Kernels, select_kernels
-from runtime.layers.weight import PlainWeight, Weight
+from runtime.layers.weight import PlainWeight, TurnsWeight, Weight
 
 P = ParamSpec("P")
 R_co = TypeVar("R_co", covariant=True)
@@ -44,6 +44,11 @@ class Build:
     def weight(self, *shape: int) -> Weight:
         """Unfilled, of a product [outputs, inputs], or of experts [experts, outputs, inputs]."""
         return self.parameter(*shape)
+
+    def gates(self, *shape: int) -> Weight:
+        """Unfilled, of experts whose gate and up rows are one product [experts, 2 * width, inputs], gates first. Plain
+        ones are kept as the kernels take them."""
+        return TurnsWeight(shape, self.dtype, self.device) if self.kernels.turns else self.weight(*shape)
 
     def table(self, vocab_size: int, hidden: int) -> Weight:
         """Unfilled, of an embedding, or of a head."""

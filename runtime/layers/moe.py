@@ -40,7 +40,7 @@ class MoE(nn.Module):
     ) -> None:  # fmt: skip
         super().__init__()
         self.router = Router(build, hidden, experts, rule, bias=router_bias)
-        self.gate_up = build.weight(experts, 2 * width, hidden)
+        self.gate_up = build.gates(experts, 2 * width, hidden)
         self.down = build.weight(experts, hidden, width)
         self.shared = SwiGLU(build, hidden, shared_width) if shared_width else None
         self.kernels = build.kernels

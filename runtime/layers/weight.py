@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from runtime.errors import ConfigError
+from runtime.kernels.turns import gates_first, places
 from runtime.layers.head import head_logits
 
 Index = tuple[int | slice, ...]
@@ -127,6 +128,33 @@ class PlainWeight(Weight):
         kept = self.tensor[part.slices]
         kept.copy_(tensor)
         require_finite(kept, tensor)
+        return kept.numel()
+
+
+class TurnsWeight(Weight):
+    """One tensor of the whole, [..., 2 * width, inputs], whose gate and up rows lie in turns (``kernels/turns.py``)."""
+
+    __slots__ = ("operand",)  # as a plain weight's tensor
+    operand: torch.Tensor
+
+    def __init__(self, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> None:
+        super().__init__(shape, dtype)
+        self.operand = torch.empty(shape, dtype=dtype, device=device)
+
+    @property
+    def tensor(self) -> torch.Tensor:
+        return gates_first(self.operand)
+
+    @property
+    def nbytes(self) -> int:
+        return self.operand.nbytes
+
+    def take(self, part: Part, tensor: torch.Tensor) -> int:
+        *others, _, inputs = part.slices
+        at = places(part.ranges[-2], self.shape[-2] // 2, self.operand.device)
+        kept = tensor.to(self.operand.device, self.dtype)
+        require_finite(kept, tensor)
+        self.operand[(*others, slice(None), inputs)].index_copy_(-2, at, kept)
         return kept.numel()
 
 

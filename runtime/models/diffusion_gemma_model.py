@@ -76,7 +76,7 @@ class Experts(nn.Module):
         self.router = Router(build, arch.hidden, arch.experts, rule, bias=False)
         self.expert_scale = build.parameter(arch.experts, dtype=wide(build.dtype))
         self.norm = RMSNorm(build, arch.hidden, arch.eps)
-        self.gate_up = build.weight(arch.experts, 2 * arch.expert_width, arch.hidden)
+        self.gate_up = build.gates(arch.experts, 2 * arch.expert_width, arch.hidden)
         self.down = build.weight(arch.experts, arch.hidden, arch.expert_width)
         self.kernels = build.kernels
 

@@ -9,14 +9,16 @@ from typing import Any
 import torch
 
 from runtime.kernels.batch import ForwardBatch
+from runtime.kernels.expert_products import moe
 from runtime.kernels.expert_sort import sort_by_expert, sort_by_expert_reference
 from runtime.kernels.gate import Activation, gate_mul, gate_mul_reference
 from runtime.kernels.kv_write import write_kv, write_kv_reference
-from runtime.kernels.moe import moe, moe_reference
+from runtime.kernels.moe import moe_reference
 from runtime.kernels.paged_attention import paged_attention, paged_attention_reference
 from runtime.kernels.rms_norm import add_rms_norm, add_rms_norm_reference, rms_norm, rms_norm_reference
 from runtime.kernels.rotary import qk_norm_rotary, qk_norm_rotary_reference
 from runtime.kernels.routing import RoutingRule, route, route_reference
+from runtime.kernels.turns import in_turns
 from runtime.layers.kv_pool import LAYOUTS, KVShape, LayerKV
 from tests.models.paged import make_batch, page_tables
 
@@ -143,14 +145,15 @@ def check_moe(
     extra = random(rows, hidden, dtype=dtype, device=device, seed=18) if shared else None
     weights = torch.rand(rows, top_k, generator=torch.Generator().manual_seed(19)).to(device)
     ids = random_ids(rows, experts, top_k, device, crowded, dead)
-    out = moe(x, ids, weights, gate_up, down, extra, activation)
+    turns = in_turns(gate_up)
+    out = moe(x, ids, weights, turns, down, extra, activation)
     reference = moe_reference(
         x.double(), ids, weights.double(), gate_up.double(), down.double(), None if extra is None else extra.double(),
         activation,
     )  # fmt: skip
     assert_near(out, reference, dtype)
     if device != "cpu":
-        assert torch.equal(out, moe(x, ids, weights, gate_up, down, extra, activation)), "two runs differ"
+        assert torch.equal(out, moe(x, ids, weights, turns, down, extra, activation)), "two runs differ"
 
 
 def layer_of(

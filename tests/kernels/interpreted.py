@@ -8,6 +8,7 @@ import torch
 import triton
 from triton.runtime import interpreter
 
+from runtime.kernels import descriptors
 from runtime.kernels.dispatch import TRITON
 from runtime.kernels.expert_sort import CHUNK, FEW, MANY, sort_by_expert
 from runtime.kernels.heads import TILE
@@ -181,6 +182,18 @@ def test_moe_experts_of_dead_rows(shared):
 )
 def test_moe_experts(rows, hidden, width, experts, top_k, shared, dtype):
     cases.check_moe(rows, hidden, width, experts, top_k, shared, False, dtype, "cpu")
+
+
+@matrix_dtypes
+@pytest.mark.parametrize(
+    ("rows", "hidden", "width", "experts", "top_k"),
+    [(5, 48, 12, 12, 1), (70, 40, 24, 3, 2), (300, 32, 16, 3, 1), (130, 24, 40, 1, 1)],
+)
+def test_moe_experts_of_every_height(monkeypatch, rows, hidden, width, experts, top_k, dtype):
+    """Few pairs an expert, some, many, with the copy engine's boxes and without."""
+    for described in (False, True):
+        monkeypatch.setattr(descriptors, "describable", lambda matrix, on=described: on and matrix.stride(0) % 8 == 0)
+        cases.check_moe(rows, hidden, width, experts, top_k, True, rows == 70, dtype, "cpu", dead=0.1)
 
 
 def test_moe_crowded():

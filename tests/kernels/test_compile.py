@@ -13,10 +13,10 @@ from triton.backends.compiler import GPUTarget  # noqa: E402
 from triton.compiler import ASTSource  # noqa: E402
 
 from runtime.kernels import (  # noqa: E402
+    expert_products,
     expert_sort,
     gate,
     kv_write,
-    moe,
     paged_attention,
     rms_norm,
     rotary,
@@ -135,28 +135,49 @@ def test_expert_sort():
         build(expert_sort._place, types, shape | own, num_warps=8)
 
 
+def boxed(rows: int, columns: int) -> str:
+    """The type of what the copy engine loads such boxes from."""
+    return f"tensordesc<bf16[{rows}, {columns}]>"
+
+
+@pytest.mark.parametrize("described", [False, True])
 @pytest.mark.parametrize(
     ("dtype", "pairs_per_expert"),
-    [(torch.float32, 1000), *((torch.bfloat16, pairs) for pairs in (1, 30, 64, 1000))],
+    [(torch.float32, 1000), *((torch.bfloat16, pairs) for pairs in (1, 8, 64, 1000))],
 )
-def test_moe_products(dtype, pairs_per_expert):
+def test_moe_products(dtype, pairs_per_expert, described):
     p, size = POINTER[dtype], torch.tensor([], dtype=dtype).element_size()
-    rows, columns, depth, warps, stages = moe.tile_sizes(pairs_per_expert, size, 512)
-    common = {"HIDDEN": 2048, "WIDTH": 512, "ROWS": rows, "COLUMNS": columns, "DEPTH": depth}
-    types = {"order_ptr": "*i32", "tiles_ptr": "*i32", "most": "i32", "weight_ptr": p, "hidden_ptr": p}
-    options = {"num_warps": warps, "num_stages": stages}
-    first = build(moe._gate_up, types | {"x_ptr": p}, common | {"TOP_K": 8, "GELU": False}, **options)
-    second = build(moe._down, types | {"pairs_ptr": p}, common, **options)
-    if size == 2 and rows >= 64:
-        for compiled in (first, second):
+    if described and size != 2:
+        pytest.skip("numbers of 16 bits are described")
+    height, gate_up, down = expert_products.cut(256 * pairs_per_expert, 256, size, 2048, 512)
+    types = {"order_ptr": "*i32", "tiles_ptr": "*i32", "most": "i32"}
+    for how, kernel in ((gate_up, expert_products._gate_up), (down, expert_products._down)):
+        low, middle, high = how.stages
+        constants = {
+            "HIDDEN": 2048, "WIDTH": 512, "HEIGHT": height, "COLUMNS": how.columns, "DEPTH": how.depth,
+            "LOW": low, "MIDDLE": middle, "HIGH": high, "TURNED": how.turned, "DESCRIBED": described,
+        }  # fmt: skip
+        first = kernel is expert_products._gate_up
+        weights = boxed((2 if first else 1) * how.columns, how.depth) if described else p
+        if first:
+            constants |= {"TOP_K": 8, "RUN": 8, "GELU": False}
+            own = {"x_ptr": p, "weights": weights, "hidden_ptr": p}
+        else:
+            given = described and not how.turned
+            constants |= {"HIDDEN_DESCRIBED": given}
+            own = {"hidden": boxed(height, how.depth) if given else p, "weights": weights, "pairs_ptr": p}
+        compiled = build(kernel, types | own, constants, num_warps=how.warps)
+        if size == 2:
+            assert spilled(compiled) == 0
             assert "wgmma" in compiled.asm["ptx"], "the products do not reach Hopper's matrix units"
+            assert ("cp.async.bulk.tensor" in compiled.asm["ptx"]) == described
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16], ids=["bfloat16"])
 def test_moe_combine(dtype):
     p = POINTER[dtype]
     types = {"pairs_ptr": p, "ids_ptr": "*i32", "weights_ptr": "*fp32", "shared_ptr": p, "out_ptr": p}
-    build(moe._combine, types, {"TOP_K": 8, "HIDDEN": 2048, "COLUMNS": 1024, "SHARED": True}, num_warps=4)
+    build(expert_products._combine, types, {"TOP_K": 8, "HIDDEN": 2048, "COLUMNS": 1024, "SHARED": True}, num_warps=4)
 
 
 @DTYPES

@@ -1,0 +1,281 @@
+"""The experts of a mixture on a GPU: a gated product and a second one over the pairs of each expert, and their sum.
+
+A tile is pairs of one expert. Where experts have few, time is the weights' bytes, so the weights are the operand that
+the matrix unit takes 64 rows of, and the pairs are as many columns as there are: 16, 64 or 128, chosen tile by tile.
+Where they have many, time is arithmetic, and the pairs are the rows.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+
+from runtime.kernels.descriptors import box, boxes, is_described
+from runtime.kernels.expert_sort import sort_by_expert
+from runtime.kernels.gate import Activation, gated
+from runtime.kernels.triton_import import tl, triton
+from runtime.kernels.turns import run_of
+
+
+class Product(NamedTuple):
+    """How one of the two products is cut. `stages`: loads in flight of tiles of at most 16 pairs, 64, and more."""
+
+    columns: int  # of the result, a program
+    depth: int
+    stages: tuple[int, int, int]
+    warps: int
+    turned: bool = True  # the weights are the first operand
+    programs: int = 0  # that go through all tiles; 0: one for each
+
+
+class Cut(NamedTuple):
+    height: int  # most pairs of a tile; from 128 on, lower ones are computed as what they hold
+    gate_up: Product
+    down: Product
+
+
+def cut(pairs: int, experts: int, element_size: int, hidden: int, width: int) -> Cut:
+    """For `pairs` pairs in all. Sides shrink with the matrices, for small models."""
+    each = pairs / experts
+    if element_size == 4:  # no matrix unit of full precision: keep within registers
+        chosen = Cut(32, Product(16, 32, (2, 2, 2), 4), Product(32, 32, (2, 2, 2), 4))
+    elif each <= 1.5:
+        chosen = Cut(16, Product(32, 128, (5, 5, 5), 4), Product(128, 128, (3, 3, 3), 4))
+    elif each <= 96:
+        chosen = Cut(128, Product(32, 64, (5, 4, 3), 4), Product(128, 64, (5, 4, 3), 4))
+    else:
+        chosen = Cut(
+            128, Product(128, 64, (3, 3, 3), 8, turned=False),
+            Product(128, 64, (3, 3, 3), 4, turned=False, programs=264),
+        )  # fmt: skip
+    return Cut(chosen.height, _fitted(chosen.gate_up, width, hidden), _fitted(chosen.down, hidden, width))
+
+
+def _fitted(product: Product, outputs: int, inputs: int) -> Product:
+    columns, depth = (max(16, triton.next_power_of_2(size)) for size in (outputs, inputs))
+    return product._replace(columns=min(product.columns, columns), depth=min(product.depth, depth))
+
+
+@triton.jit
+def _gate_up_tile(
+    x_ptr, weights, hidden_ptr, order_ptr, first, end, expert, part,
+    TOP_K: tl.constexpr, HIDDEN: tl.constexpr, WIDTH: tl.constexpr, RUN: tl.constexpr,
+    PAIRS: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr, STAGES: tl.constexpr,
+    TURNED: tl.constexpr, DESCRIBED: tl.constexpr, GELU: tl.constexpr,
+):  # fmt: skip
+    place = first + tl.arange(0, PAIRS)
+    ok = place < end
+    row = tl.load(order_ptr + place, mask=ok, other=0) // TOP_K
+    depth = tl.arange(0, DEPTH)
+    x_at = x_ptr + row.to(tl.int64)[:, None] * HIDDEN + depth[None, :]
+    weight_row = expert * (2 * WIDTH) + part * (2 * COLUMNS)
+    limit = (expert + 1) * (2 * WIDTH)
+    if TURNED:
+        acc = tl.zeros([2 * COLUMNS, PAIRS], tl.float32)
+    else:
+        acc = tl.zeros([PAIRS, 2 * COLUMNS], tl.float32)
+    for start in tl.range(0, HIDDEN, DEPTH, num_stages=STAGES):
+        weight = box(weights, weight_row, start, limit, HIDDEN, 2 * COLUMNS, DEPTH, DESCRIBED)
+        inside = ok[:, None]
+        if HIDDEN % DEPTH != 0:
+            inside = inside & (start + depth < HIDDEN)[None, :]
+        x = tl.load(x_at + start, mask=inside, other=0.0)
+        if TURNED:
+            acc = tl.dot(weight, tl.trans(x), acc, input_precision="ieee")
+        else:
+            acc = tl.dot(x, tl.trans(weight), acc, input_precision="ieee")
+    column = part * COLUMNS + tl.arange(0, COLUMNS)
+    at = hidden_ptr + place.to(tl.int64) * WIDTH
+    if TURNED:
+        runs = tl.permute(tl.reshape(acc, [COLUMNS // RUN, 2, RUN, PAIRS]), (0, 2, 3, 1))
+        gate, up = tl.split(runs)
+        value = tl.reshape(gated(gate, up, GELU), [COLUMNS, PAIRS]).to(hidden_ptr.dtype.element_ty)
+        tl.store(at[None, :] + column[:, None], value, mask=(column < WIDTH)[:, None] & ok[None, :])
+    else:
+        runs = tl.permute(tl.reshape(acc, [PAIRS, COLUMNS // RUN, 2, RUN]), (0, 1, 3, 2))
+        gate, up = tl.split(runs)
+        value = tl.reshape(gated(gate, up, GELU), [PAIRS, COLUMNS]).to(hidden_ptr.dtype.element_ty)
+        tl.store(at[:, None] + column[None, :], value, mask=ok[:, None] & (column < WIDTH)[None, :])
+
+
+@triton.jit(do_not_specialize=["most"])  # else each new value may compile again
+def _gate_up(
+    x_ptr, weights, hidden_ptr, order_ptr, tiles_ptr, most,
+    TOP_K: tl.constexpr, HIDDEN: tl.constexpr, WIDTH: tl.constexpr, RUN: tl.constexpr, HEIGHT: tl.constexpr,
+    COLUMNS: tl.constexpr, DEPTH: tl.constexpr, LOW: tl.constexpr, MIDDLE: tl.constexpr, HIGH: tl.constexpr,
+    TURNED: tl.constexpr, DESCRIBED: tl.constexpr, GELU: tl.constexpr,
+):  # fmt: skip
+    """One program: a tile of one expert's pairs times COLUMNS of its width; stores act(gate) * up in expert order."""
+    part, tile = tl.program_id(0), tl.program_id(1)
+    expert = tl.load(tiles_ptr + tile)
+    if expert < 0:
+        return
+    first, end = tl.load(tiles_ptr + most + tile), tl.load(tiles_ptr + 2 * most + tile)
+    if not TURNED or HEIGHT < 128:
+        _gate_up_tile(
+            x_ptr, weights, hidden_ptr, order_ptr, first, end, expert, part, TOP_K, HIDDEN, WIDTH, RUN,
+            HEIGHT, COLUMNS, DEPTH, LOW, TURNED, DESCRIBED, GELU,
+        )  # fmt: skip
+    else:
+        if end - first <= 16:
+            _gate_up_tile(
+                x_ptr, weights, hidden_ptr, order_ptr, first, end, expert, part, TOP_K, HIDDEN, WIDTH, RUN,
+                16, COLUMNS, DEPTH, LOW, True, DESCRIBED, GELU,
+            )  # fmt: skip
+        elif end - first <= 64:
+            _gate_up_tile(
+                x_ptr, weights, hidden_ptr, order_ptr, first, end, expert, part, TOP_K, HIDDEN, WIDTH, RUN,
+                64, COLUMNS, DEPTH, MIDDLE, True, DESCRIBED, GELU,
+            )  # fmt: skip
+        else:
+            _gate_up_tile(
+                x_ptr, weights, hidden_ptr, order_ptr, first, end, expert, part, TOP_K, HIDDEN, WIDTH, RUN,
+                HEIGHT, COLUMNS, DEPTH, HIGH, True, DESCRIBED, GELU,
+            )  # fmt: skip
+
+
+@triton.jit
+def _down_tile(
+    hidden, weights, pairs_ptr, order_ptr, first, end, expert, part,
+    HIDDEN: tl.constexpr, WIDTH: tl.constexpr, PAIRS: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr,
+    STAGES: tl.constexpr, TURNED: tl.constexpr, DESCRIBED: tl.constexpr, HIDDEN_DESCRIBED: tl.constexpr,
+):  # fmt: skip
+    if TURNED:
+        acc = tl.zeros([COLUMNS, PAIRS], tl.float32)
+    else:
+        acc = tl.zeros([PAIRS, COLUMNS], tl.float32)
+    weight_row, limit = expert * HIDDEN + part * COLUMNS, (expert + 1) * HIDDEN
+    for start in tl.range(0, WIDTH, DEPTH, num_stages=STAGES):
+        weight = box(weights, weight_row, start, limit, WIDTH, COLUMNS, DEPTH, DESCRIBED)
+        h = box(hidden, first, start, end, WIDTH, PAIRS, DEPTH, HIDDEN_DESCRIBED)
+        if TURNED:
+            acc = tl.dot(weight, tl.trans(h), acc, input_precision="ieee")
+        else:
+            acc = tl.dot(h, tl.trans(weight), acc, input_precision="ieee")
+    place = first + tl.arange(0, PAIRS)
+    ok = place < end
+    pair = tl.load(order_ptr + place, mask=ok, other=0).to(tl.int64)
+    column = part * COLUMNS + tl.arange(0, COLUMNS)
+    at = pairs_ptr + pair * HIDDEN
+    value = acc.to(pairs_ptr.dtype.element_ty)
+    if TURNED:
+        tl.store(at[None, :] + column[:, None], value, mask=(column < HIDDEN)[:, None] & ok[None, :])
+    else:
+        tl.store(at[:, None] + column[None, :], value, mask=ok[:, None] & (column < HIDDEN)[None, :])
+
+
+@triton.jit(do_not_specialize=["most"])
+def _down(
+    hidden, weights, pairs_ptr, order_ptr, tiles_ptr, most,
+    HIDDEN: tl.constexpr, WIDTH: tl.constexpr, HEIGHT: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr,
+    LOW: tl.constexpr, MIDDLE: tl.constexpr, HIGH: tl.constexpr,
+    TURNED: tl.constexpr, DESCRIBED: tl.constexpr, HIDDEN_DESCRIBED: tl.constexpr,
+):  # fmt: skip
+    """One program: a tile of one expert's pairs times COLUMNS of the model's width, to each pair's own place; and so on
+    with every tile that is as many programs further, where there are fewer programs than tiles."""
+    PARTS: tl.constexpr = (HIDDEN + COLUMNS - 1) // COLUMNS
+    for work in tl.range(tl.program_id(0), most * PARTS, tl.num_programs(0), num_stages=1):
+        part, tile = work % PARTS, work // PARTS
+        expert = tl.load(tiles_ptr + tile)
+        if expert >= 0:
+            first, end = tl.load(tiles_ptr + most + tile), tl.load(tiles_ptr + 2 * most + tile)
+            if not TURNED or HEIGHT < 128:
+                _down_tile(
+                    hidden, weights, pairs_ptr, order_ptr, first, end, expert, part, HIDDEN, WIDTH,
+                    HEIGHT, COLUMNS, DEPTH, LOW, TURNED, DESCRIBED, HIDDEN_DESCRIBED,
+                )  # fmt: skip
+            else:
+                if end - first <= 16:
+                    _down_tile(
+                        hidden, weights, pairs_ptr, order_ptr, first, end, expert, part, HIDDEN, WIDTH,
+                        16, COLUMNS, DEPTH, LOW, True, DESCRIBED, False,
+                    )  # fmt: skip
+                elif end - first <= 64:
+                    _down_tile(
+                        hidden, weights, pairs_ptr, order_ptr, first, end, expert, part, HIDDEN, WIDTH,
+                        64, COLUMNS, DEPTH, MIDDLE, True, DESCRIBED, False,
+                    )  # fmt: skip
+                else:
+                    _down_tile(
+                        hidden, weights, pairs_ptr, order_ptr, first, end, expert, part, HIDDEN, WIDTH,
+                        HEIGHT, COLUMNS, DEPTH, HIGH, True, DESCRIBED, False,
+                    )  # fmt: skip
+
+
+@triton.jit
+def _combine(
+    pairs_ptr, ids_ptr, weights_ptr, shared_ptr, out_ptr,
+    TOP_K: tl.constexpr, HIDDEN: tl.constexpr, COLUMNS: tl.constexpr, SHARED: tl.constexpr,
+):  # fmt: skip
+    """One program: COLUMNS of one row, its choices summed in the order of their rank."""
+    row = tl.program_id(0).to(tl.int64)
+    column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
+    ok = column < HIDDEN
+    acc = tl.zeros([COLUMNS], tl.float32)
+    for choice in tl.static_range(TOP_K):
+        alive = tl.load(ids_ptr + row * TOP_K + choice) >= 0  # nothing was stored for a dead one
+        value = tl.load(pairs_ptr + (row * TOP_K + choice) * HIDDEN + column, mask=ok & alive, other=0.0)
+        acc += tl.load(weights_ptr + row * TOP_K + choice) * value.to(tl.float32)
+    if SHARED:
+        acc += tl.load(shared_ptr + row * HIDDEN + column, mask=ok, other=0.0).to(tl.float32)
+    tl.store(out_ptr + row * HIDDEN + column, acc.to(out_ptr.dtype.element_ty), mask=ok)
+
+
+def moe(
+    x: torch.Tensor,
+    ids: torch.Tensor,
+    weights: torch.Tensor,
+    gate_up: torch.Tensor,
+    down: torch.Tensor,
+    shared: torch.Tensor | None,
+    activation: Activation = "silu",
+) -> torch.Tensor:
+    """`moe_reference` on a GPU for contiguous tensors, float32 weights, and `gate_up` in turns (`turns.in_turns`); no
+    host synchronisation, deterministic."""
+    (batch, hidden), top_k = x.shape, ids.shape[1]
+    experts, width = gate_up.shape[0], down.shape[2]
+    chosen = cut(ids.numel(), experts, x.element_size(), hidden, width)
+    plan = sort_by_expert(ids, experts, chosen.height)
+    inner, pairs = x.new_empty(ids.numel(), width), x.new_empty(ids.numel(), hidden)
+    run_gate_up(x, gate_up, inner, plan.order, plan.tiles, top_k, chosen.height, chosen.gate_up, activation)
+    run_down(inner, down, pairs, plan.order, plan.tiles, chosen.height, chosen.down)
+    out = torch.empty_like(x)
+    slab = min(1024, triton.next_power_of_2(hidden))
+    _combine[(batch, triton.cdiv(hidden, slab))](
+        pairs, ids, weights, x if shared is None else shared, out, TOP_K=top_k, HIDDEN=hidden, COLUMNS=slab,
+        SHARED=shared is not None, num_warps=4,
+    )  # fmt: skip
+    return out
+
+
+def run_gate_up(
+    x: torch.Tensor, gate_up: torch.Tensor, inner: torch.Tensor, order: torch.Tensor, tiles: torch.Tensor, top_k: int,
+    height: int, how: Product, activation: Activation,
+) -> None:  # fmt: skip
+    """[rows, hidden] -> inner [pairs, width], in the order of experts."""
+    hidden, width, most = x.shape[1], inner.shape[1], tiles.shape[1]
+    low, middle, high = how.stages
+    weights = boxes(gate_up.flatten(0, 1), 2 * how.columns, how.depth)
+    _gate_up[(triton.cdiv(width, how.columns), most)](
+        x, weights, inner, order, tiles, most, TOP_K=top_k, HIDDEN=hidden, WIDTH=width, RUN=run_of(width),
+        HEIGHT=height, COLUMNS=how.columns, DEPTH=how.depth, LOW=low, MIDDLE=middle, HIGH=high, TURNED=how.turned,
+        DESCRIBED=is_described(weights), GELU=activation == "gelu_tanh", num_warps=how.warps,
+    )  # fmt: skip
+
+
+def run_down(
+    inner: torch.Tensor, down: torch.Tensor, pairs: torch.Tensor, order: torch.Tensor, tiles: torch.Tensor,
+    height: int, how: Product,
+) -> None:  # fmt: skip
+    """inner [pairs, width], in the order of experts -> pairs [pairs, hidden], each at its own place."""
+    width, hidden, most = inner.shape[1], pairs.shape[1], tiles.shape[1]
+    low, middle, high = how.stages
+    weights = boxes(down.flatten(0, 1), how.columns, how.depth)
+    given = boxes(inner, height, how.depth) if not how.turned else inner
+    works = triton.cdiv(hidden, how.columns) * most
+    _down[(min(how.programs or works, works),)](
+        given, weights, pairs, order, tiles, most, HIDDEN=hidden, WIDTH=width, HEIGHT=height,
+        COLUMNS=how.columns, DEPTH=how.depth, LOW=low, MIDDLE=middle, HIGH=high, TURNED=how.turned,
+        DESCRIBED=is_described(weights), HIDDEN_DESCRIBED=is_described(given), num_warps=how.warps,
+    )  # fmt: skip
