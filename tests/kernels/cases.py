@@ -223,8 +223,8 @@ def check_sight(
     batch = with_any_sight(batch, [cached + new for cached, new in runs])
     q = torch.cat([q, torch.full_like(q[:2], float("nan"))])
     expected = paged_attention_reference(q.double(), k.double(), v.double(), batch, scale=dim**-0.5, window=window)
-    for grouped in (False, True):
-        out = paged_attention(q, k, v, batch, scale=dim**-0.5, window=window, grouped=grouped)
+    for grouped, splits in ((False, 1), (True, 1), (True, None), (False, 3)):
+        out = paged_attention(q, k, v, batch, scale=dim**-0.5, window=window, grouped=grouped, splits=splits)
         assert_near(out[:rows], expected[:rows], dtype)
 
 
@@ -234,6 +234,6 @@ def check_attention(
 ) -> None:  # fmt: skip
     q, k, v, batch = attention_case(runs, heads, kv_heads, dim, block_size, page_size, dtype, device, layout=layout)
     expected = paged_attention_reference(q.double(), k.double(), v.double(), batch, scale=dim**-0.5, window=window)
-    for grouped in (False, True):
-        out = paged_attention(q, k, v, batch, scale=dim**-0.5, window=window, grouped=grouped)
+    for grouped, splits in ((False, 1), (True, 1), (True, None), (False, 3)):
+        out = paged_attention(q, k, v, batch, scale=dim**-0.5, window=window, grouped=grouped, splits=splits)
         assert_near(out, expected, dtype)

@@ -188,15 +188,17 @@ def test_moe_combine(dtype):
      (256, 256, 2, True), (512, 256, 8, False), (512, 32, 1, False)],
 )  # fmt: skip
 def test_paged_attention(dtype, dim, tile_rows, packed, windowed, layout):
+    splits = 9 if tile_rows == 32 else 1
     p, size = POINTER[dtype], torch.tensor([], dtype=dtype).element_size()
     packed_p2 = triton.next_power_of_2(packed)
     rows, keys, warps = paged_attention.tile_sizes(packed_p2, dim, size, tile_rows)
-    types = dict.fromkeys(("q_ptr", "k_ptr", "v_ptr", "out_ptr"), p)
+    types = dict.fromkeys(("q_ptr", "k_ptr", "v_ptr"), p) | {"out_ptr": p if splits == 1 else "*fp32"}
     types |= dict.fromkeys(("tiles_ptr", "visible_end_ptr", "table_ptr"), "*i32")
-    types |= {"origin_ptr": "*i64", "table_stride": "i32", "scale_log2": "fp32", "window": "i32"}
+    types |= {"origin_ptr": "*i64", "table_stride": "i32", "all_rows": "i32", "scale_log2": "fp32", "window": "i32"}
+    types |= {"sums_ptr": "*fp32"}
     constants = {
         "HEADS": 4 * packed, "KV_HEADS": 4, "DIM": dim, **strides_of(layout, 4, dim), "PACKED": packed,
-        "PACKED_P2": packed_p2, "ROWS": rows, "KEYS": keys, "DIM_P2": dim, "WINDOWED": windowed,
+        "PACKED_P2": packed_p2, "ROWS": rows, "KEYS": keys, "DIM_P2": dim, "WINDOWED": windowed, "SPLITS": splits,
     }  # fmt: skip
     compiled = build(paged_attention._paged_attention, types, constants, num_warps=warps, num_stages=2)
     if size == 2 and packed_p2 * rows >= 64 and dim <= 256:
@@ -204,3 +206,9 @@ def test_paged_attention(dtype, dim, tile_rows, packed, windowed, layout):
         assert "wgmma" in compiled.asm["ptx"]
         assert "cp.async.cg.shared.global" in compiled.asm["ptx"], "keys and values do not arrive 16 bytes at a time"
         assert "ld.global.b16" not in compiled.asm["ptx"]
+
+
+def test_putting_shares_together():
+    types = {"shares_ptr": "*fp32", "sums_ptr": "*fp32", "out_ptr": "*bf16", "all_rows": "i32"}
+    constants = {"HEADS": 16, "DIM": 128, "SPLITS": 9, "HEADS_P2": heads_together(16, 128), "DIM_P2": 128}
+    assert spilled(build(paged_attention._put_together, types, constants, num_warps=4)) == 0

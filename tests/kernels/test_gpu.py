@@ -159,11 +159,12 @@ def test_attention_of_rows_that_see_nothing_in_the_first_tiles(window, layout, d
 
 
 @layouts
-def test_attention_of_a_row_does_not_depend_on_the_batch(layout):
+@pytest.mark.parametrize("splits", [1, 4])
+def test_attention_of_a_row_does_not_depend_on_the_batch(layout, splits):
     q, k, v, batch = cases.attention_case(
         [(512, 32)] * 4 + [(0, 100)], 16, 4, 128, 32, 32, torch.bfloat16, "cuda", layout=layout
     )
-    scale = {"scale": 128**-0.5}
+    scale = {"scale": 128**-0.5, "splits": splits}
     together = paged_attention(q, k, v, batch, **scale)
     first = cases.make_batch([([0] * 544, 512, 544)], batch.page_table[:1], block_size=32, page_size=32)
     assert torch.equal(paged_attention(q[:32].contiguous(), k, v, first, **scale), together[:32])
