@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -9,6 +10,7 @@ import torch
 
 from runtime.kernels.expert_products import moe
 from runtime.kernels.gate import Activation, gate_mul, gate_mul_reference
+from runtime.kernels.greedy_head import likeliest, likeliest_reference
 from runtime.kernels.kv_write import write_kv, write_kv_reference
 from runtime.kernels.moe import moe_torch
 from runtime.kernels.rms_norm import add_rms_norm, add_rms_norm_reference, rms_norm, rms_norm_reference
@@ -57,6 +59,13 @@ class MoEKernel(Protocol):
     ) -> torch.Tensor: ...  # fmt: skip
 
 
+class LikeliestKernel(Protocol):
+    def __call__(
+        self, hidden: torch.Tensor, weight: torch.Tensor, *, mask_id: int | None, max_token_id: int,
+        spared: Sequence[int] = (),
+    ) -> Two: ...  # fmt: skip
+
+
 @dataclass(frozen=True)
 class Kernels:
     """One set of implementations with equal signatures (each reference's docstring is the contract)."""
@@ -70,6 +79,7 @@ class Kernels:
     gate_mul: GateKernel
     route: RouteKernel
     moe: MoEKernel
+    likeliest: LikeliestKernel
 
 
 TORCH = Kernels(
@@ -82,6 +92,7 @@ TORCH = Kernels(
     gate_mul=gate_mul_reference,
     route=route_reference,
     moe=moe_torch,
+    likeliest=likeliest_reference,
 )
 
 
@@ -95,6 +106,7 @@ TRITON = Kernels(
     gate_mul=gate_mul,
     route=route,
     moe=moe,
+    likeliest=likeliest,
 )
 
 

@@ -12,6 +12,7 @@ from runtime.kernels.batch import ForwardBatch
 from runtime.kernels.expert_products import moe
 from runtime.kernels.expert_sort import sort_by_expert, sort_by_expert_reference
 from runtime.kernels.gate import Activation, gate_mul, gate_mul_reference
+from runtime.kernels.greedy_head import likeliest, likeliest_reference
 from runtime.kernels.kv_write import write_kv, write_kv_reference
 from runtime.kernels.moe import moe_reference
 from runtime.kernels.paged_attention import paged_attention, paged_attention_reference
@@ -154,6 +155,30 @@ def check_moe(
     assert_near(out, reference, dtype)
     if device != "cpu":
         assert torch.equal(out, moe(x, ids, weights, turns, down, extra, activation)), "two runs differ"
+
+
+def check_likeliest(
+    rows: int, inputs: int, vocab: int, mask_id: int | None, max_token_id: int, spared: tuple[int, ...],
+    dtype: torch.dtype, device: str,
+) -> None:  # fmt: skip
+    hidden = random(rows, inputs, dtype=dtype, device=device, seed=30)
+    weight = random(vocab, inputs, dtype=dtype, device=device, seed=31, scale=3 * inputs**-0.5)
+    weight[vocab // 2] = weight[vocab // 3]  # of equals the lowest
+    weight[vocab - 1] = weight[1] * 2
+    for token in (mask_id, vocab - 1):
+        if token is not None:
+            hidden[token % rows] = weight[token]  # what is banned would be the likeliest
+    hidden[0] = weight[vocab // 3]
+    own = {"mask_id": mask_id, "max_token_id": max_token_id, "spared": spared}
+    token, conf = likeliest(hidden, weight, **own)
+    expected, sure = likeliest_reference(hidden.double(), weight.double(), **own)
+    assert (token.dtype, conf.dtype) == (torch.int64, torch.float32)
+    logits = hidden.double() @ weight.double().T
+    chosen, best = (logits.gather(1, each[:, None])[:, 0] for each in (token, expected))
+    torch.testing.assert_close(chosen, best, rtol=1e-6, atol=2e-5)  # a near tie may fall to either
+    same = token == expected
+    assert int((~same).sum()) <= rows // 100
+    torch.testing.assert_close(conf[same].double(), sure[same], rtol=1e-4, atol=1e-7)
 
 
 def layer_of(

@@ -205,6 +205,17 @@ def test_moe_gelu():
 
 
 @matrix_dtypes
+@pytest.mark.parametrize("described", [False, True])
+@pytest.mark.parametrize(
+    ("rows", "inputs", "vocab", "mask_id", "max_token_id", "spared"),
+    [(1, 16, 40, 39, 38, ()), (17, 24, 300, 7, 250, (299,)), (70, 40, 129, None, 128, ()), (3, 8, 600, 5, 5, (598, 2))],
+)
+def test_elementwise_head(monkeypatch, rows, inputs, vocab, mask_id, max_token_id, spared, described, dtype):
+    monkeypatch.setattr(descriptors, "describable", lambda matrix: described)
+    cases.check_likeliest(rows, inputs, vocab, mask_id, max_token_id, spared, dtype, "cpu")
+
+
+@matrix_dtypes
 @layouts
 @pytest.mark.parametrize(("heads", "kv_heads"), [(4, 2), (2, 2), (7, 1)])
 def test_attention_groups(heads, kv_heads, layout, dtype):

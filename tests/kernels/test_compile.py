@@ -16,6 +16,7 @@ from runtime.kernels import (  # noqa: E402
     expert_products,
     expert_sort,
     gate,
+    greedy_head,
     kv_write,
     paged_attention,
     rms_norm,
@@ -212,3 +213,24 @@ def test_putting_shares_together():
     types = {"shares_ptr": "*fp32", "sums_ptr": "*fp32", "out_ptr": "*bf16", "all_rows": "i32"}
     constants = {"HEADS": 16, "DIM": 128, "SPLITS": 9, "HEADS_P2": heads_together(16, 128), "DIM_P2": 128}
     assert spilled(build(paged_attention._put_together, types, constants, num_warps=4)) == 0
+
+
+@pytest.mark.parametrize("rows", [1, 17, 65])
+@DTYPES
+def test_head(rows, dtype):
+    how = greedy_head.cut(rows, 2048, torch.tensor([], dtype=dtype).element_size())
+    types = dict.fromkeys(("best_ptr", "total_ptr"), "*fp32") | {"token_ptr": "*i32"}
+    join = types | {"out_ptr": "*i64", "conf_ptr": "*fp32", "rows": "i32", "pieces": "i32"}
+    build(greedy_head._join, join, {"ROWS": 4, "PIECES": 256}, num_warps=4)
+    types |= dict.fromkeys(("rows", "vocab", "mask_id", "max_id", "spared_a", "spared_b"), "i32")
+    described = dtype == torch.bfloat16
+    for name, size in (("hidden", how.rows), ("weights", how.tokens)):
+        types[name] = boxed(size, how.depth) if described else POINTER[dtype]
+    constants = {
+        "INPUTS": 2048, "ROWS": how.rows, "TOKENS": how.tokens, "DEPTH": how.depth, "STAGES": how.stages,
+        "TURNED": how.turned, "DESCRIBED": described,
+    }  # fmt: skip
+    compiled = build(greedy_head._pieces, types, constants, num_warps=how.warps)
+    if described:
+        assert spilled(compiled) == 0
+        assert "wgmma" in compiled.asm["ptx"]

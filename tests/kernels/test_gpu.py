@@ -118,6 +118,13 @@ def test_experts_of_awkward_sizes(hidden, width, experts, top_k, dtype):
 
 
 @dtypes
+@pytest.mark.parametrize("rows", [1, 16, 40, 128, 500])
+@pytest.mark.parametrize(("inputs", "vocab", "spared"), [(2048, 50000, ()), (100, 777, (775, 776)), (24, 1000, (999,))])
+def test_head(rows, inputs, vocab, spared, dtype):
+    cases.check_likeliest(rows, inputs, vocab, vocab - 9, vocab - 7, spared, dtype, "cuda")
+
+
+@dtypes
 @layouts
 @pytest.mark.parametrize(("heads", "kv_heads"), [(16, 4), (32, 4), (28, 4), (4, 4), (7, 1)])
 def test_attention_decodes_and_prefills_in_one_launch(heads, kv_heads, layout, dtype):
