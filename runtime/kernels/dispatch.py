@@ -15,6 +15,7 @@ from runtime.kernels.kv_write import write_kv, write_kv_reference
 from runtime.kernels.moe import moe_torch
 from runtime.kernels.rms_norm import add_rms_norm, add_rms_norm_reference, rms_norm, rms_norm_reference
 from runtime.kernels.rotary import qk_norm_rotary, qk_norm_rotary_reference
+from runtime.kernels.router import router_logits, router_logits_reference
 from runtime.kernels.routing import RoutingRule, route, route_reference
 
 Two = tuple[torch.Tensor, torch.Tensor]
@@ -46,6 +47,10 @@ class GateKernel(Protocol):
     def __call__(self, gate_up: torch.Tensor, activation: Activation = "silu") -> torch.Tensor: ...
 
 
+class RouterLogitsKernel(Protocol):
+    def __call__(self, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor: ...
+
+
 class RouteKernel(Protocol):
     def __call__(
         self, logits: torch.Tensor, bias: torch.Tensor | None, rule: RoutingRule, first: torch.Tensor | None = None
@@ -72,11 +77,13 @@ class Kernels:
 
     name: str
     turns: bool  # `moe` takes gate and up rows in turns (`turns.in_turns`), not gates first
+    parts: bool  # `router_logits` takes, with bfloat16 rows, its weight in parts (`router.split_parts`) too
     rms_norm: RMSNormKernel
     add_rms_norm: AddRMSNormKernel
     qk_norm_rotary: QKNormRotaryKernel
     write_kv: WriteKVKernel
     gate_mul: GateKernel
+    router_logits: RouterLogitsKernel
     route: RouteKernel
     moe: MoEKernel
     likeliest: LikeliestKernel
@@ -85,11 +92,13 @@ class Kernels:
 TORCH = Kernels(
     name="torch",
     turns=False,
+    parts=False,
     rms_norm=rms_norm_reference,
     add_rms_norm=add_rms_norm_reference,
     qk_norm_rotary=qk_norm_rotary_reference,
     write_kv=write_kv_reference,
     gate_mul=gate_mul_reference,
+    router_logits=router_logits_reference,
     route=route_reference,
     moe=moe_torch,
     likeliest=likeliest_reference,
@@ -99,11 +108,13 @@ TORCH = Kernels(
 TRITON = Kernels(
     name="triton",
     turns=True,
+    parts=True,
     rms_norm=rms_norm,
     add_rms_norm=add_rms_norm,
     qk_norm_rotary=qk_norm_rotary,
     write_kv=write_kv,
     gate_mul=gate_mul,
+    router_logits=router_logits,
     route=route,
     moe=moe,
     likeliest=likeliest,

@@ -73,7 +73,7 @@ class Experts(nn.Module):
         rule = RoutingRule(arch.top_k, 1, 1, True, 1.0, "softmax")
         self.eps = arch.eps
         self.router_scale = build.parameter(arch.hidden, dtype=wide(build.dtype))
-        self.router = Router(build, arch.hidden, arch.experts, rule, bias=False)
+        self.router = Router(build, arch.hidden, arch.experts, rule, bias=False, wide_rows=True)
         self.expert_scale = build.parameter(arch.experts, dtype=wide(build.dtype))
         self.norm = RMSNorm(build, arch.hidden, arch.eps)
         self.gate_up = build.gates(arch.experts, 2 * arch.expert_width, arch.hidden)

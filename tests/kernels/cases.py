@@ -18,6 +18,7 @@ from runtime.kernels.moe import moe_reference
 from runtime.kernels.paged_attention import paged_attention, paged_attention_reference
 from runtime.kernels.rms_norm import add_rms_norm, add_rms_norm_reference, rms_norm, rms_norm_reference
 from runtime.kernels.rotary import qk_norm_rotary, qk_norm_rotary_reference
+from runtime.kernels.router import router_logits, split_parts
 from runtime.kernels.routing import RoutingRule, route, route_reference
 from runtime.kernels.turns import in_turns
 from runtime.layers.kv_pool import LAYOUTS, KVShape, LayerKV
@@ -100,13 +101,31 @@ def check_route(rows: int, experts: int, rule: RoutingRule, biased: bool, device
     first = None
     if rule.capacity:  # whole blocks, then one that is shorter, as sequences end
         first = torch.arange(rows, device=device) // rule.block * rule.block
+    if rows % 2 == 0:  # in shares, as the router's product gives them
+        shares = random(3, rows, experts, dtype=torch.float32, device=device, seed=11)
+        logits = torch.cat([shares, (logits - shares.sum(0))[None]])
     ids, weights = route(logits, bias, rule, first)
-    expected_ids, expected = route_reference(logits, bias, rule, first)
+    # in the order of the shares: where they are summed otherwise, near ties fall otherwise
+    summed = logits if logits.dim() == 2 else ((logits[0] + logits[1]) + logits[2]) + logits[3]
+    expected_ids, expected = route_reference(summed, bias, rule, first)
     assert ids.dtype == torch.int32
     # two sigmoids may round a near tie differently: among thousands of rows a few may differ, among few none
     same = (ids == expected_ids).all(dim=1)
     assert int((~same).sum()) <= rows // 500
     torch.testing.assert_close(weights[same], expected[same], rtol=5e-6, atol=1e-7)
+
+
+def check_router(rows: int, inputs: int, experts: int, dtype: torch.dtype, device: str) -> None:
+    """To what float32 itself would round, nearly, though no unit multiplies it."""
+    x = random(rows, inputs, dtype=dtype, device=device, seed=40)
+    weight = random(experts, inputs, dtype=torch.float32, device=device, seed=41, scale=inputs**-0.5)
+    parts = split_parts(weight, dtype)
+    if dtype == torch.bfloat16:
+        assert torch.equal(parts[0].float() + (parts[1].float() + parts[2].float()), weight)
+    got, expected = router_logits(x, parts), x.double() @ weight.double().T
+    assert got.shape[1:] == expected.shape
+    assert (got.sum(0).double() - expected).norm() / expected.norm() < 2e-6
+    torch.testing.assert_close(router_logits(x, weight).double(), expected, rtol=1e-4, atol=1e-5)
 
 
 def random_ids(

@@ -139,6 +139,11 @@ def test_moe_routing(experts, rule, biased):
     cases.check_route(10 if rule.capacity else 4, experts, rule, biased, "cpu")
 
 
+@pytest.mark.parametrize(("rows", "inputs", "experts"), [(1, 16, 4), (20, 200, 70), (70, 64, 5), (3, 1100, 64)])
+def test_moe_router(rows, inputs, experts):
+    cases.check_router(rows, inputs, experts, torch.float16, "cpu")
+
+
 @pytest.mark.parametrize("dead", [0.0, 0.3])
 @pytest.mark.parametrize("crowded", [False, True])
 @pytest.mark.parametrize(

@@ -21,6 +21,7 @@ from runtime.kernels import (  # noqa: E402
     paged_attention,
     rms_norm,
     rotary,
+    router,
     routing,
 )  # fmt: skip
 from runtime.kernels.heads import heads_together  # noqa: E402
@@ -104,26 +105,38 @@ def test_kv_write_and_gate(dtype):
 @pytest.mark.parametrize(("softmax", "weighs"), [(True, False), (False, False), (True, True)])
 def test_routing(softmax, weighs):
     types = {"logits_ptr": "*fp32", "bias_ptr": "*fp32", "ids_ptr": "*i32", "weights_ptr": "*fp32", "scale": "fp32"}
-    types |= {"first_ptr": "*i64", "pool_ptr": "*i8"}
+    types |= {"first_ptr": "*i64", "pool_ptr": "*i8", "rows": "i32"}
     constants = {
         "EXPERTS": 256, "GROUPS": 8, "KEPT": 4, "TOP_K": 8, "GROUPS_P2": 8, "SIZE_P2": 32, "TOP_P2": 8,
         "BIASED": True, "BIAS_WEIGHS": weighs, "NORMALISE": True, "SOFTMAX": softmax,
-        "POOLED": False,
+        "POOLED": False, "SHARES": 8,
     }  # fmt: skip
     build(routing._route, types, constants, num_warps=1)
 
 
 def test_routing_in_a_pool():
     types = {"logits_ptr": "*fp32", "bias_ptr": "*fp32", "first_ptr": "*i64", "pool_ptr": "*i8"}
-    shape = {"EXPERTS": 256, "BIASED": True, "SOFTMAX": False}
+    types |= {"rows": "i32"}
+    shape = {"EXPERTS": 256, "BIASED": True, "SOFTMAX": False, "SHARES": 4}
     pool = {"EXPERTS_P2": 256, "CAPACITY": 48, "BLOCK": 32}
-    build(routing._pool, types | {"rows": "i32"}, shape | pool, num_warps=1)
+    build(routing._pool, types, shape | pool, num_warps=1)
     constants = shape | {
         "GROUPS": 1, "KEPT": 1, "TOP_K": 8, "GROUPS_P2": 1, "SIZE_P2": 256, "TOP_P2": 8,
         "BIAS_WEIGHS": False, "NORMALISE": True, "POOLED": True,
     }  # fmt: skip
     types |= {"ids_ptr": "*i32", "weights_ptr": "*fp32", "scale": "fp32"}
     build(routing._route, types, constants, num_warps=1)
+
+
+@pytest.mark.parametrize("rows", [16, 64, 128])
+def test_router(rows):
+    types = {"x_ptr": "*bf16", "parts_ptr": "*bf16", "out_ptr": "*fp32", "rows": "i32"}
+    constants = {
+        "EXPERTS": 256, "INPUTS": 2048, "SHARE": 256, "ROWS": rows, "TAKEN": router.TAKEN, "DEPTH": router.DEPTH,
+    }  # fmt: skip
+    compiled = build(router._router, types, constants, num_warps=4, num_stages=3)
+    assert spilled(compiled) == 0
+    assert "wgmma" in compiled.asm["ptx"]
 
 
 def test_expert_sort():

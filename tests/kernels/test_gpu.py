@@ -78,6 +78,12 @@ def test_routing(rows, experts, rule, biased):
     cases.check_route(rows, experts, rule, biased, "cuda")
 
 
+@pytest.mark.parametrize("rows", [1, 32, 300, 2048, 8192])
+@pytest.mark.parametrize(("inputs", "experts"), [(2048, 256), (100, 60), (24, 8), (4096, 128)])
+def test_router(rows, inputs, experts):
+    cases.check_router(rows, inputs, experts, torch.bfloat16, "cuda")
+
+
 @pytest.mark.parametrize("dead", [0.0, 0.3])
 @pytest.mark.parametrize("crowded", [False, True])
 @pytest.mark.parametrize(
