@@ -145,8 +145,9 @@ def test_expert_sort():
         types = {"ids_ptr": "*i32", "counts_ptr": "*i32", "pairs": "i32"}
         build(expert_sort._count, types, shape, num_warps=4)
         types |= {"order_ptr": "*i32", "starts_ptr": "*i32", "tiles_ptr": "*i32", "most": "i32", "chunks": "i32"}
-        own = {"EXPERTS": 256, "ROWS": 64, "PART": expert_sort.PART, "TILES": expert_sort.TILES, "SUMMED": 16}
-        build(expert_sort._place, types, shape | own, num_warps=8)
+        own = {"EXPERTS": 256, "ROWS": 64, "PART": expert_sort.PART, "TILES": expert_sort.TILES, "COUNTED": 2048}
+        for summed in (16, 0):
+            build(expert_sort._place, types, shape | own | {"SUMMED": summed}, num_warps=8)
 
 
 def boxed(rows: int, columns: int) -> str:
