@@ -131,16 +131,16 @@ class SelfAttention(nn.Module):
         self.out = Linear(build, arch.heads * arch.head_dim, arch.hidden, bias=arch.out_bias)
 
     def forward(self, x: torch.Tensor, context: ForwardContext, layer: int) -> torch.Tensor:
-        q, k, v = self.kernels.qk_norm_rotary(
+        kv = context.pool.layer(layer)
+        q = self.kernels.qkv_to_pages(
             self.qkv(x), context.batch.positions, context.rotary,
             None if self.q_norm is None else tensor_of(self.q_norm.weight),
             None if self.k_norm is None else tensor_of(self.k_norm.weight),
             self.arch.heads, self.arch.kv_heads, self.arch.eps, self.arch.clip,
+            slots=context.batch.slots, k_cache=kv.k, v_cache=kv.v,
         )  # fmt: skip
         if context.growth is not None:
             q = q * context.growth
-        kv = context.pool.layer(layer)
-        self.kernels.write_kv(k, v, context.batch.slots, kv.k, kv.v)
         return self.out(context.attention.attend(q, kv).flatten(1))
 
 

@@ -13,11 +13,11 @@ from runtime.kernels.expert_products import moe
 from runtime.kernels.expert_sort import sort_by_expert, sort_by_expert_reference
 from runtime.kernels.gate import Activation, gate_mul, gate_mul_reference
 from runtime.kernels.greedy_head import likeliest, likeliest_reference
-from runtime.kernels.kv_write import write_kv, write_kv_reference
+from runtime.kernels.kv_write import write_kv_reference
 from runtime.kernels.moe import moe_reference
 from runtime.kernels.paged_attention import paged_attention, paged_attention_reference
 from runtime.kernels.rms_norm import add_rms_norm, add_rms_norm_reference, rms_norm, rms_norm_reference
-from runtime.kernels.rotary import qk_norm_rotary, qk_norm_rotary_reference
+from runtime.kernels.rotary import qk_norm_rotary_reference, qkv_to_pages, qkv_to_pages_reference
 from runtime.kernels.router import router_logits, split_parts
 from runtime.kernels.routing import RoutingRule, route, route_reference
 from runtime.kernels.turns import in_turns
@@ -70,7 +70,10 @@ def check_rotary(
     own: dict[str, Any] = {"apart": apart, "v_norm": v_norm, "v_from_k": v_from_k}
     shape = (heads, kv_heads, 1e-6, clip)
     expected = qk_norm_rotary_reference(qkv.double(), positions, table.double(), *wide, *shape, **own)
-    got = qk_norm_rotary(qkv, positions, table, *weights, *shape, **own)
+    k, v = qkv.new_empty(rows, 1, kv_heads, 1, dim), qkv.new_empty(rows, 1, kv_heads, dim)  # pages of one row
+    own |= {"slots": torch.arange(rows, device=device), "k_cache": k, "v_cache": v}
+    q = qkv_to_pages(qkv, positions, table, *weights, *shape, **own)
+    got = (q, k[:, 0, :, 0], v[:, 0])
     for out, reference in zip(got, expected, strict=True):
         assert_near(out, reference, dtype)
     if clip is not None:
@@ -85,10 +88,13 @@ def check_write_kv(
     pages = -(-rows // page_size) + 2
     slots = torch.randperm(pages * page_size, generator=torch.Generator().manual_seed(9))[:rows].to(device)
     slots[rows // 2] = -1  # a dead row
-    k, v = (random(rows, kv_heads, dim, dtype=dtype, device=device, seed=s) for s in (10, 11))
+    qkv = random(rows, 3 * kv_heads * dim, dtype=dtype, device=device, seed=10)
+    table = torch.tensor([[1.0, 0.0]], device=device)  # nothing turns: what is stored is known to the bit
     got, expected = (layer_of(layout, pages, page_size, kv_heads, dim, -7.0, dtype, device) for _ in range(2))
-    write_kv(k, v, slots, *got)
-    write_kv_reference(k, v, slots, *expected)
+    shape = (torch.zeros_like(slots), table, None, None, kv_heads, kv_heads, 1e-6)
+    for store, kv in ((qkv_to_pages, got), (qkv_to_pages_reference, expected)):
+        q = store(qkv.clone(), *shape, slots=slots, k_cache=kv.k, v_cache=kv.v)
+        assert torch.equal(q.flatten(1), qkv[:, : kv_heads * dim])
     for ours, theirs in zip(got, expected, strict=True):
         ours, theirs = ours.flatten(3)[..., :dim], theirs.flatten(3)[..., :dim]
         assert torch.equal(ours, theirs)

@@ -17,7 +17,6 @@ from runtime.kernels import (  # noqa: E402
     expert_sort,
     gate,
     greedy_head,
-    kv_write,
     paged_attention,
     rms_norm,
     rotary,
@@ -77,7 +76,7 @@ def test_rms_norm(dtype, add, weighted):
 def test_rotary(dtype, norm, clip):
     p = POINTER[dtype]
     types = dict.fromkeys(("qkv_ptr", "q_weight_ptr", "k_weight_ptr", "q_ptr", "k_ptr", "v_ptr"), p)
-    types |= {"positions_ptr": "*i64", "table_ptr": "*fp32", "eps": "fp32", "clip": "fp32"}
+    types |= {"slots_ptr": "*i64", "positions_ptr": "*i64", "table_ptr": "*fp32", "eps": "fp32", "clip": "fp32"}
     constants = {
         "HEADS": 16, "KV_HEADS": 4, "DIM": 128, "ROTARY": 64, "DIM_P2": 128, "NORM": norm, "CLIP": clip,
         "APART": 32, "V_NORM": False, "V_FROM_K": False,
@@ -86,17 +85,15 @@ def test_rotary(dtype, norm, clip):
     for own in ({}, {"HEADS": 96, "KV_HEADS": 8}, large):
         shape = constants | own
         together = heads_together(shape["HEADS"] + 2 * shape["KV_HEADS"], shape["DIM"])
-        compiled = build(rotary._qk_norm_rotary, types, shape | {"TOGETHER": together}, num_warps=4)
-        assert spilled(compiled) == 0
+        for layout in LAYOUTS:
+            pages = strides_of(layout, shape["KV_HEADS"], shape["DIM"])
+            compiled = build(rotary._qkv_to_pages, types, shape | {"TOGETHER": together} | pages, num_warps=4)
+            assert spilled(compiled) == 0
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16], ids=["bfloat16"])
-def test_kv_write_and_gate(dtype):
+def test_gate(dtype):
     p = POINTER[dtype]
-    types = dict.fromkeys(("k_ptr", "v_ptr", "k_cache_ptr", "v_cache_ptr"), p) | {"slots_ptr": "*i64"}
-    for layout in LAYOUTS:
-        constants = {"HEADS": 4, "DIM": 128, "TOGETHER": 4, "DIM_P2": 128} | strides_of(layout, 4, 128)
-        build(kv_write._write_kv, types, constants, num_warps=4)
     for gelu in (False, True):
         constants = {"WIDTH": 5120, "COLUMNS": 1024, "GELU": gelu}
         build(gate._gate_mul, {"gate_up_ptr": p, "out_ptr": p}, constants, num_warps=4)
