@@ -133,6 +133,8 @@ def test_elementwise_kv_write(dtype, layout):
         (12, RoutingRule(2, 1, 1, True, 2.5, capacity=5, block=4), True),
         (6, RoutingRule(3, 1, 1, True, 1.0, capacity=3, block=3), False),
         (20, RoutingRule(4, 1, 1, False, 1.0, "softmax", capacity=7, block=8), True),
+        (8, RoutingRule(4, 4, 2, True, 2.5, shared=True), True),
+        (12, RoutingRule(3, 1, 1, False, 1.5, "softmax", capacity=5, block=4, shared=True), False),
     ],
 )
 def test_moe_routing(experts, rule, biased):

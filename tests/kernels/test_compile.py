@@ -104,9 +104,9 @@ def test_routing(softmax, weighs):
     types = {"logits_ptr": "*fp32", "bias_ptr": "*fp32", "ids_ptr": "*i32", "weights_ptr": "*fp32", "scale": "fp32"}
     types |= {"first_ptr": "*i64", "pool_ptr": "*i8", "rows": "i32"}
     constants = {
-        "EXPERTS": 256, "GROUPS": 8, "KEPT": 4, "TOP_K": 8, "GROUPS_P2": 8, "SIZE_P2": 32, "TOP_P2": 8,
+        "EXPERTS": 256, "GROUPS": 8, "KEPT": 4, "TOP_K": 8, "GROUPS_P2": 8, "SIZE_P2": 32, "TOP_P2": 16,
         "BIASED": True, "BIAS_WEIGHS": weighs, "NORMALISE": True, "SOFTMAX": softmax,
-        "POOLED": False, "SHARES": 8,
+        "POOLED": False, "SHARES": 8, "SHARED": 1,
     }  # fmt: skip
     build(routing._route, types, constants, num_warps=1)
 
@@ -119,7 +119,7 @@ def test_routing_in_a_pool():
     build(routing._pool, types, shape | pool, num_warps=1)
     constants = shape | {
         "GROUPS": 1, "KEPT": 1, "TOP_K": 8, "GROUPS_P2": 1, "SIZE_P2": 256, "TOP_P2": 8,
-        "BIAS_WEIGHS": False, "NORMALISE": True, "POOLED": True,
+        "BIAS_WEIGHS": False, "NORMALISE": True, "POOLED": True, "SHARED": 0,
     }  # fmt: skip
     types |= {"ids_ptr": "*i32", "weights_ptr": "*fp32", "scale": "fp32"}
     build(routing._route, types, constants, num_warps=1)
@@ -173,7 +173,12 @@ def test_moe_products(dtype, pairs_per_expert, described):
         else:
             given = described and not how.turned
             constants |= {"HIDDEN_DESCRIBED": given}
-            own = {"hidden": boxed(height, how.depth) if given else p, "weights": weights, "pairs_ptr": p}
+            own = {
+                "hidden_ptr": p,
+                "hidden": boxed(height, how.depth) if given else p,
+                "weights": weights,
+                "pairs_ptr": p,
+            }
         compiled = build(kernel, types | own, constants, num_warps=how.warps)
         if size == 2:
             assert spilled(compiled) == 0
