@@ -204,7 +204,7 @@ def test_paged_attention(dtype, dim, tile_rows, packed, windowed, layout):
     splits = 9 if tile_rows == 32 else 1
     p, size = POINTER[dtype], torch.tensor([], dtype=dtype).element_size()
     packed_p2 = triton.next_power_of_2(packed)
-    rows, keys, warps = paged_attention.tile_sizes(packed_p2, dim, size, tile_rows)
+    rows, keys, warps, stages = paged_attention.tile_sizes(packed_p2, dim, size, tile_rows)
     types = dict.fromkeys(("q_ptr", "k_ptr", "v_ptr"), p) | {"out_ptr": p if splits == 1 else "*fp32"}
     types |= dict.fromkeys(("tiles_ptr", "visible_end_ptr", "table_ptr"), "*i32")
     types |= {"origin_ptr": "*i64", "table_stride": "i32", "all_rows": "i32", "scale_log2": "fp32", "window": "i32"}
@@ -213,7 +213,7 @@ def test_paged_attention(dtype, dim, tile_rows, packed, windowed, layout):
         "HEADS": 4 * packed, "KV_HEADS": 4, "DIM": dim, **strides_of(layout, 4, dim), "PACKED": packed,
         "PACKED_P2": packed_p2, "ROWS": rows, "KEYS": keys, "DIM_P2": dim, "WINDOWED": windowed, "SPLITS": splits,
     }  # fmt: skip
-    compiled = build(paged_attention._paged_attention, types, constants, num_warps=warps, num_stages=2)
+    compiled = build(paged_attention._paged_attention, types, constants, num_warps=warps, num_stages=stages)
     if size == 2 and packed_p2 * rows >= 64 and dim <= 256:
         assert spilled(compiled) == 0
         assert "wgmma" in compiled.asm["ptx"]
