@@ -8,7 +8,7 @@ from typing import Protocol
 
 import torch
 
-from runtime.kernels.expert_products import moe
+from runtime.kernels.expert_products import moe, moe_add_norm
 from runtime.kernels.gate import Activation, gate_mul, gate_mul_reference
 from runtime.kernels.greedy_head import likeliest, likeliest_reference
 from runtime.kernels.moe import moe_torch
@@ -58,6 +58,13 @@ class MoEKernel(Protocol):
     ) -> torch.Tensor: ...  # fmt: skip
 
 
+class MoEAddNormKernel(Protocol):
+    def __call__(
+        self, x: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor, gate_up: torch.Tensor, down: torch.Tensor,
+        shared: torch.Tensor | None, residual: torch.Tensor, norm: torch.Tensor | None, eps: float,
+    ) -> Two: ...  # fmt: skip
+
+
 class LikeliestKernel(Protocol):
     def __call__(
         self, hidden: torch.Tensor, weight: torch.Tensor, *, mask_id: int | None, max_token_id: int,
@@ -79,6 +86,7 @@ class Kernels:
     router_logits: RouterLogitsKernel
     route: RouteKernel
     moe: MoEKernel
+    moe_add_norm: MoEAddNormKernel | None  # `moe`, then `add_rms_norm`, in less than the two take
     likeliest: LikeliestKernel
 
 
@@ -93,6 +101,7 @@ TORCH = Kernels(
     router_logits=router_logits_reference,
     route=route_reference,
     moe=moe_torch,
+    moe_add_norm=None,
     likeliest=likeliest_reference,
 )
 
@@ -108,6 +117,7 @@ TRITON = Kernels(
     router_logits=router_logits,
     route=route,
     moe=moe,
+    moe_add_norm=moe_add_norm,
     likeliest=likeliest,
 )
 

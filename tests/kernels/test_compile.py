@@ -15,6 +15,7 @@ from triton.compiler import ASTSource  # noqa: E402
 from runtime.kernels import (  # noqa: E402
     expert_products,
     expert_sort,
+    expert_sum,
     gate,
     greedy_head,
     paged_attention,
@@ -195,11 +196,14 @@ def test_moe_products(dtype, pairs_per_expert, described):
             assert ("cp.async.bulk.tensor" in compiled.asm["ptx"]) == described
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16], ids=["bfloat16"])
-def test_moe_combine(dtype):
-    p = POINTER[dtype]
-    types = {"pairs_ptr": p, "ids_ptr": "*i32", "weights_ptr": "*fp32", "shared_ptr": p, "out_ptr": p}
-    build(expert_products._combine, types, {"TOP_K": 8, "HIDDEN": 2048, "COLUMNS": 1024, "SHARED": True}, num_warps=4)
+@pytest.mark.parametrize("norm", [False, True])
+def test_experts_sum(norm):
+    types = dict.fromkeys(
+        ("pairs_ptr", "shared_ptr", "residual_ptr", "norm_ptr", "out_ptr", "sum_ptr"), POINTER[torch.bfloat16]
+    )
+    types |= {"ids_ptr": "*i32", "weights_ptr": "*fp32", "eps": "fp32"}
+    constants = {"TOP_K": 9, "HIDDEN": 2048, "COLUMNS": 2048, "SHARED": True, "NORM": norm, "WEIGHTED": True}
+    assert spilled(build(expert_sum._sum_up, types, constants, num_warps=4)) == 0
 
 
 @DTYPES
