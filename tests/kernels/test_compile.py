@@ -13,6 +13,7 @@ from triton.backends.compiler import GPUTarget  # noqa: E402
 from triton.compiler import ASTSource  # noqa: E402
 
 from runtime.kernels import (  # noqa: E402
+    expert_cut,
     expert_products,
     expert_sort,
     expert_sum,
@@ -167,7 +168,7 @@ def test_moe_products(dtype, pairs_per_expert, described):
     p, size = POINTER[dtype], torch.tensor([], dtype=dtype).element_size()
     if described and size != 2:
         pytest.skip("numbers of 16 bits are described")
-    height, gate_up, down = expert_products.cut(256 * pairs_per_expert, 256, size, 2048, 512)
+    height, gate_up, down = expert_cut.cut(256 * pairs_per_expert, 256, size, 2048, 512)
     types = {"order_ptr": "*i32", "tiles_ptr": "*i32", "most": "i32"}
     for how, kernel in ((gate_up, expert_products._gate_up), (down, expert_products._down)):
         low, middle, high = how.stages
