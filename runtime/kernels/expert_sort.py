@@ -1,8 +1,8 @@
 """Groups (row, choice) pairs by expert, on the device and without telling the host how many each expert got.
 
-A counting sort: chunks of pairs are counted, and each chunk then finds where its pairs go from the counts of all: what
-comes before them in the order of experts and, within an expert, of chunks. Each pair is read three times, however many
-experts and pairs there are."""
+Of few pairs each expert has a program, which reads all of them and minds its own: it counts those that come before its,
+and then writes its own in their order. None waits for another, so that one launch does it. Many are cut into chunks,
+whose pairs of each expert are counted, then added up over the chunks, and then placed."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ import torch
 
 from runtime.kernels.triton_import import tl, triton
 
-CHUNK = 512  # pairs that a program counts and places,
-FEW = 128  # and where there are few: one a thread, for with fewer threads would hold the same pairs
-MANY = 64  # chunks of a few pairs, beyond which chunks are larger
-PART = 32  # pairs that each of a chunk is compared with at a time
-SUMMED = 4096  # counts that are summed up at a time
-TILES = 64  # tiles that a program lays out
+FEW = 4096  # most pairs that one launch sorts
+TILES = 16  # tiles that a program lays out at a time
+CHUNK = 256  # pairs of a chunk
+PART = 32  # that each of them is compared with at a time
+ADDED = 512  # chunks that are added up at a time,
+TOGETHER = 16  # for so many experts
 
 
 @dataclass(frozen=True)
@@ -26,7 +26,7 @@ class ExpertTiles:
 
     order: int32 [pairs], pair indices sorted by expert, stable; dead pairs (expert -1) are not among them, and as many
     places at the end hold anything. tiles: int32 [3, most tiles]: a tile's expert (-1: no tile), its first place in
-    `order`, and the end of its expert's places.
+    `order`, and the end of its expert's places; in the order of experts, with gaps.
     """
 
     order: torch.Tensor
@@ -35,9 +35,9 @@ class ExpertTiles:
 
 
 def most_tiles(pairs: int, experts: int, rows: int) -> int:
-    """The most tiles that `pairs` pairs can make, however they fall on the experts."""
-    active = min(pairs, experts)
-    return active + (pairs - active) // rows
+    """Room for the tiles of `pairs` pairs, however they fall on the experts. An expert before which there are n pairs
+    begins at tile n // rows + its number: those before it never have more."""
+    return experts + pairs // rows
 
 
 def sort_by_expert_reference(ids: torch.Tensor, experts: int, rows: int) -> ExpertTiles:
@@ -45,16 +45,44 @@ def sort_by_expert_reference(ids: torch.Tensor, experts: int, rows: int) -> Expe
     flat = ids.flatten().long()
     tiles = torch.full((3, most_tiles(len(flat), experts, rows)), -1, dtype=torch.int32, device=ids.device)
     dead, *counts = torch.bincount(flat + 1, minlength=experts + 1).tolist()
-    place = tile = 0
+    place = 0
     for expert, count in enumerate(counts):
-        for first in range(place, place + count, rows):
+        for tile, first in enumerate(range(place, place + count, rows), expert + place // rows):
             tiles[:, tile] = torch.tensor([expert, first, place + count])
-            tile += 1
         place += count
     return ExpertTiles(flat.argsort(stable=True).roll(-dead).int(), tiles, rows)
 
 
-@triton.jit(do_not_specialize=["pairs"])  # else each new value may compile again
+@triton.jit
+def _lay_out(tiles_ptr, most, expert, experts, start, count, ROWS: tl.constexpr, TILES: tl.constexpr):
+    """The expert's tiles, and the gap behind them."""
+    begin, after = expert + start // ROWS, expert + 1 + (start + count) // ROWS
+    if expert == experts - 1:
+        after = most
+    for first in range(begin, after, TILES):
+        tile = first + tl.arange(0, TILES)
+        place = start + (tile - begin) * ROWS
+        real, inside = place < start + count, tile < after
+        tl.store(tiles_ptr + tile, tl.where(real, expert, -1), mask=inside)
+        tl.store(tiles_ptr + most + tile, tl.where(real, place, -1), mask=inside)
+        tl.store(tiles_ptr + 2 * most + tile, tl.where(real, start + count, -1), mask=inside)
+
+
+@triton.jit(do_not_specialize=["pairs", "most"])  # else each new value may compile again
+def _sort(
+    ids_ptr, order_ptr, tiles_ptr, pairs, most, ROWS: tl.constexpr, READ: tl.constexpr, TILES: tl.constexpr
+):  # fmt: skip
+    """One program an expert; READ: at least as many as there are pairs."""
+    expert, lane = tl.program_id(0), tl.arange(0, READ)
+    ids = tl.load(ids_ptr + lane, mask=lane < pairs, other=-1)
+    mine = (ids == expert).to(tl.int32)
+    start, count = tl.sum(((ids >= 0) & (ids < expert)).to(tl.int32), 0), tl.sum(mine, 0)
+    _lay_out(tiles_ptr, most, expert, tl.num_programs(0), start, count, ROWS, TILES)
+    if count > 0:
+        tl.store(order_ptr + start + tl.cumsum(mine, 0) - 1, lane, mask=mine != 0)
+
+
+@triton.jit(do_not_specialize=["pairs"])
 def _count(ids_ptr, counts_ptr, pairs, EXPERTS_P2: tl.constexpr, CHUNK: tl.constexpr):
     """One program a chunk: its pairs of each expert, to [chunks, experts]."""
     chunk = tl.program_id(0)
@@ -64,97 +92,77 @@ def _count(ids_ptr, counts_ptr, pairs, EXPERTS_P2: tl.constexpr, CHUNK: tl.const
     tl.store(counts_ptr + chunk * EXPERTS_P2 + tl.arange(0, EXPERTS_P2), count)
 
 
-@triton.jit
-def _sum_up(counts_ptr, chunks, chunk, EXPERTS_P2: tl.constexpr, SUMMED: tl.constexpr):
-    """[experts]: each one's pairs in all chunks, and in those before `chunk`."""
-    expert = tl.arange(0, EXPERTS_P2)
-    total = tl.zeros([EXPERTS_P2], tl.int32)
-    before = tl.zeros([EXPERTS_P2], tl.int32)
-    for first in range(0, chunks, SUMMED):
-        of = first + tl.arange(0, SUMMED)
-        at = of[:, None] * EXPERTS_P2 + expert[None, :]
-        count = tl.load(counts_ptr + at, mask=of[:, None] < chunks, other=0)
-        total += tl.sum(count, 0)
-        before += tl.sum(tl.where(of[:, None] < chunk, count, 0), 0)
-    return total, before
-
-
-@triton.jit
-def _place_chunk(
-    ids_ptr, order_ptr, counts_ptr, starts_ptr, pairs, chunks, chunk,
-    EXPERTS_P2: tl.constexpr, CHUNK: tl.constexpr, PART: tl.constexpr, SUMMED: tl.constexpr,
+@triton.jit(do_not_specialize=["chunks"])
+def _add_up(
+    counts_ptr, totals_ptr, chunks, EXPERTS_P2: tl.constexpr, ADDED: tl.constexpr, TOGETHER: tl.constexpr
 ):  # fmt: skip
-    """The chunk's pairs into their experts' places, those of one expert in the order of their index."""
-    total, before = _sum_up(counts_ptr, chunks, chunk, EXPERTS_P2, SUMMED)
-    tl.store(starts_ptr + chunk * EXPERTS_P2 + tl.arange(0, EXPERTS_P2), tl.cumsum(total, 0) - total + before)
-    lane = tl.arange(0, CHUNK)
-    pair = chunk * CHUNK + lane
-    ids = tl.load(ids_ptr + pair, mask=pair < pairs, other=-1)
-    rank = tl.zeros([CHUNK], tl.int32)
-    for first in range(0, CHUNK, PART):
-        other = first + tl.arange(0, PART)
-        others = tl.load(ids_ptr + chunk * CHUNK + other, mask=chunk * CHUNK + other < pairs, other=-1)
-        earlier = (others[None, :] == ids[:, None]) & (other[None, :] < lane[:, None])
-        rank += tl.sum(earlier.to(tl.int32), 1)
-    tl.debug_barrier()  # the starts are this program's own; other threads of it wrote them
-    start = tl.load(starts_ptr + chunk * EXPERTS_P2 + ids, mask=ids >= 0, other=0)
-    tl.store(order_ptr + start + rank, pair, mask=ids >= 0)
-
-
-@triton.jit
-def _lay_out(
-    counts_ptr, tiles_ptr, most, chunks, part,
-    ROWS: tl.constexpr, EXPERTS: tl.constexpr, EXPERTS_P2: tl.constexpr, TILES: tl.constexpr, SUMMED: tl.constexpr,
-):  # fmt: skip
-    """TILES tiles: which expert each belongs to, found by counting the experts whose tiles end before."""
-    expert = tl.arange(0, EXPERTS_P2)
-    ok = expert < EXPERTS
-    total, _ = _sum_up(counts_ptr, chunks, 0, EXPERTS_P2, SUMMED)
-    end = tl.cumsum(total, 0)
-    start = end - total
-    count = (total + ROWS - 1) // ROWS
-    last = tl.cumsum(count, 0)
-    tile = part * TILES + tl.arange(0, TILES)
-    owner = tl.sum(((last[None, :] <= tile[:, None]) & ok[None, :]).to(tl.int32), 1)
-    hit = expert[None, :] == owner[:, None]
-    place = start[None, :] + (tile[:, None] - (last - count)[None, :]) * ROWS
-    first = tl.sum(tl.where(hit, place, 0), 1)
-    finish = tl.sum(tl.where(hit, end[None, :], 0), 1)
-    real = owner < EXPERTS
-    tl.store(tiles_ptr + tile, tl.where(real, owner, -1), mask=tile < most)
-    tl.store(tiles_ptr + most + tile, tl.where(real, first, -1), mask=tile < most)
-    tl.store(tiles_ptr + 2 * most + tile, tl.where(real, finish, -1), mask=tile < most)
+    """One program TOGETHER experts: the pairs in the chunks before, in place of each chunk's own; and in all."""
+    expert = tl.program_id(0) * TOGETHER + tl.arange(0, TOGETHER)
+    done = tl.zeros([TOGETHER], tl.int32)
+    for first in range(0, chunks, ADDED):
+        chunk = first + tl.arange(0, ADDED)
+        at = counts_ptr + chunk[:, None] * EXPERTS_P2 + expert[None, :]
+        ok = (chunk < chunks)[:, None] & (expert < EXPERTS_P2)[None, :]
+        count = tl.load(at, mask=ok, other=0)
+        tl.store(at, tl.cumsum(count, 0) - count + done[None, :], mask=ok)
+        done += tl.sum(count, 0)
+    tl.store(totals_ptr + expert, done, mask=expert < EXPERTS_P2)
 
 
 @triton.jit(do_not_specialize=["pairs", "most", "chunks"])
 def _place(
-    ids_ptr, order_ptr, counts_ptr, starts_ptr, tiles_ptr, pairs, most, chunks,
-    ROWS: tl.constexpr, EXPERTS: tl.constexpr, EXPERTS_P2: tl.constexpr,
-    CHUNK: tl.constexpr, PART: tl.constexpr, TILES: tl.constexpr, SUMMED: tl.constexpr,
+    ids_ptr, order_ptr, counts_ptr, starts_ptr, totals_ptr, tiles_ptr, pairs, most, chunks, experts,
+    ROWS: tl.constexpr, EXPERTS_P2: tl.constexpr, CHUNK: tl.constexpr, PART: tl.constexpr, TILES: tl.constexpr,
 ):  # fmt: skip
-    """One program a chunk of pairs, and after them one TILES tiles."""
+    """One program a chunk, whose pairs go to their experts' places, those of one expert in the order of their index;
+    and after them one an expert, which lays out its tiles."""
     program = tl.program_id(0)
+    every = tl.arange(0, EXPERTS_P2)
+    total = tl.load(totals_ptr + every)
     if program < chunks:
-        _place_chunk(
-            ids_ptr, order_ptr, counts_ptr, starts_ptr, pairs, chunks, program, EXPERTS_P2, CHUNK, PART, SUMMED
-        )
+        at = program * EXPERTS_P2
+        tl.store(starts_ptr + at + every, tl.cumsum(total, 0) - total + tl.load(counts_ptr + at + every))
+        lane = tl.arange(0, CHUNK)
+        pair = program * CHUNK + lane
+        ids = tl.load(ids_ptr + pair, mask=pair < pairs, other=-1)
+        rank = tl.zeros([CHUNK], tl.int32)
+        for first in range(0, CHUNK, PART):
+            other = program * CHUNK + first + tl.arange(0, PART)
+            others = tl.load(ids_ptr + other, mask=other < pairs, other=-1)
+            earlier = (others[None, :] == ids[:, None]) & (other[None, :] < pair[:, None])
+            rank += tl.sum(earlier.to(tl.int32), 1)
+        tl.debug_barrier()  # the starts are this program's own; other threads of it wrote them
+        place = tl.load(starts_ptr + at + ids, mask=ids >= 0, other=0) + rank
+        tl.store(order_ptr + place, pair, mask=ids >= 0)
     else:
-        _lay_out(counts_ptr, tiles_ptr, most, chunks, program - chunks, ROWS, EXPERTS, EXPERTS_P2, TILES, SUMMED)
+        expert = program - chunks
+        start = tl.sum(tl.where(every < expert, total, 0), 0)
+        count = tl.sum(tl.where(every == expert, total, 0), 0)
+        _lay_out(tiles_ptr, most, expert, experts, start, count, ROWS, TILES)
 
 
 def sort_by_expert(ids: torch.Tensor, experts: int, rows: int) -> ExpertTiles:
-    """`sort_by_expert_reference` on a GPU, in two launches; deterministic (it counts, it never races)."""
+    """`sort_by_expert_reference` on a GPU, in one launch or three; deterministic (it counts, it never races)."""
     pairs = ids.numel()
     most = most_tiles(pairs, experts, rows)
-    chunk = FEW if pairs <= FEW * MANY else CHUNK
-    chunks, experts_p2 = triton.cdiv(pairs, chunk), triton.next_power_of_2(experts)
     order = torch.empty(pairs, dtype=torch.int32, device=ids.device)
-    counts, starts = torch.empty(2, chunks, experts_p2, dtype=torch.int32, device=ids.device)
     tiles = torch.empty(3, most, dtype=torch.int32, device=ids.device)
-    _count[(chunks,)](ids, counts, pairs, EXPERTS_P2=experts_p2, CHUNK=chunk, num_warps=4)
-    _place[(chunks + triton.cdiv(most, TILES),)](
-        ids, order, counts, starts, tiles, pairs, most, chunks, ROWS=rows, EXPERTS=experts, EXPERTS_P2=experts_p2,
-        CHUNK=chunk, PART=PART, TILES=TILES, SUMMED=max(1, min(triton.next_power_of_2(chunks), SUMMED // experts_p2)),
-        num_warps=8,
+    if pairs <= FEW:
+        read = max(256, triton.next_power_of_2(pairs))
+        warps = 4 if read <= 1024 else 8
+        _sort[(experts,)](ids, order, tiles, pairs, most, ROWS=rows, READ=read, TILES=TILES, num_warps=warps)
+        return ExpertTiles(order, tiles, rows)
+    chunks, experts_p2 = triton.cdiv(pairs, CHUNK), triton.next_power_of_2(experts)
+    counts, starts = torch.empty(2, chunks, experts_p2, dtype=torch.int32, device=ids.device)
+    totals = torch.empty(experts_p2, dtype=torch.int32, device=ids.device)
+    _count[(chunks,)](ids, counts, pairs, EXPERTS_P2=experts_p2, CHUNK=CHUNK, num_warps=4)
+    together = min(TOGETHER, experts_p2)
+    added = min(ADDED, triton.next_power_of_2(chunks))
+    _add_up[(experts_p2 // together,)](
+        counts, totals, chunks, EXPERTS_P2=experts_p2, ADDED=added, TOGETHER=together, num_warps=8
+    )
+    _place[(chunks + experts,)](
+        ids, order, counts, starts, totals, tiles, pairs, most, chunks, experts, ROWS=rows, EXPERTS_P2=experts_p2,
+        CHUNK=CHUNK, PART=PART, TILES=TILES, num_warps=8,
     )  # fmt: skip
     return ExpertTiles(order, tiles, rows)

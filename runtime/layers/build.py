@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ParamSpec, Protocol, TypeVar
+from typing import NamedTuple, ParamSpec, Protocol, TypeVar
 
 import torch
 
 from runtime.errors import ConfigError
 from runtime.kernels.dispatch import Kernels, select_kernels
-from runtime.layers.weight import PlainWeight, Weight
+from runtime.kernels.precision import wide
+from runtime.layers.weight import PartsWeight, PlainWeight, TurnsWeight, Weight
 
 P = ParamSpec("P")
 R_co = TypeVar("R_co", covariant=True)
@@ -19,6 +20,23 @@ class Calls(Protocol[P, R_co]):
     """What calling a module takes and gives, which torch's own types leave open: as its `forward`."""
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R_co: ...
+
+
+class Gated(NamedTuple):
+    """What a gated layer, or a stack of them, holds."""
+
+    gate_up: Weight
+    down: Weight
+
+
+@dataclass(frozen=True)
+class Joined:
+    """`experts` and, behind them, the `last` one; and both as kernels take them."""
+
+    experts: Gated
+    last: Gated
+    gate_up: torch.Tensor
+    down: torch.Tensor
 
 
 @dataclass(frozen=True)
@@ -45,9 +63,30 @@ class Build:
         """Unfilled, of a product [outputs, inputs], or of experts [experts, outputs, inputs]."""
         return self.parameter(*shape)
 
+    def gates(self, *shape: int) -> Weight:
+        """Unfilled, of experts whose gate and up rows are one product [experts, 2 * width, inputs], gates first. Plain
+        ones are kept as the kernels take them."""
+        return TurnsWeight(shape, self.dtype, self.device) if self.kernels.turns else self.weight(*shape)
+
+    def joined(self, experts: int, hidden: int, width: int) -> Joined | None:
+        """Unfilled, of `experts` gated layers and one more of like width, kept so that kernels take it for an expert.
+        None: the kernels, or the format, do not."""
+        if not self.kernels.turns:
+            return None
+        gate_up = torch.empty(experts + 1, 2 * width, hidden, dtype=self.dtype, device=self.device)
+        down = torch.empty(experts + 1, hidden, width, dtype=self.dtype, device=self.device)
+        own = Gated(TurnsWeight.of(gate_up[:experts]), PlainWeight.of(down[:experts]))
+        return Joined(own, Gated(TurnsWeight.of(gate_up[experts]), PlainWeight.of(down[experts])), gate_up, down)
+
     def table(self, vocab_size: int, hidden: int) -> Weight:
         """Unfilled, of an embedding, or of a head."""
         return self.parameter(vocab_size, hidden)
+
+    def scores(self, experts: int, hidden: int, *, wide_rows: bool = False) -> Weight:
+        """Unfilled, of a router's product, which is wide. `wide_rows`: so are the rows that it multiplies."""
+        if self.kernels.parts and self.dtype == torch.bfloat16 and not wide_rows:
+            return PartsWeight((experts, hidden), self.device)
+        return self.parameter(experts, hidden, dtype=wide(self.dtype))
 
     def parameter(self, *shape: int, dtype: torch.dtype | None = None) -> Weight:
         """Unfilled, of something small: whole and plain however large ones are kept; in the model's dtype unless

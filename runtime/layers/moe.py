@@ -2,35 +2,43 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 from torch import nn
 
 from runtime.kernels.precision import wide
 from runtime.kernels.routing import RoutingRule
-from runtime.layers.build import Build, Calls
+from runtime.layers.build import Build, Calls, Gated
 from runtime.layers.mlp import SwiGLU
+from runtime.layers.norm import RMSNorm
 from runtime.layers.weight import tensor_of
 
 
 class Router(nn.Module):
-    """Scores experts in float32 (float64 for a float64 model), whatever the model's dtype. Unfilled."""
+    """Scores experts in float32 (float64 for a float64 model), whatever the model's dtype. Unfilled. `wide_rows`: of
+    rows of that dtype."""
 
     __call__: Calls[[torch.Tensor, torch.Tensor | None], tuple[torch.Tensor, torch.Tensor]]
 
-    def __init__(self, build: Build, hidden: int, experts: int, rule: RoutingRule, *, bias: bool) -> None:
+    def __init__(
+        self, build: Build, hidden: int, experts: int, rule: RoutingRule, *, bias: bool, wide_rows: bool = False
+    ) -> None:
         super().__init__()
-        self.weight = build.parameter(experts, hidden, dtype=wide(build.dtype))
+        self.weight = build.scores(experts, hidden, wide_rows=wide_rows)
         self.bias = build.parameter(experts, dtype=wide(build.dtype)) if bias else None
         self.rule = rule
         self.kernels = build.kernels
 
     def forward(self, x: torch.Tensor, first: torch.Tensor | None = None) -> tuple[torch.Tensor, torch.Tensor]:
         """[rows, hidden] -> ids int32 and weights, both [rows, top_k]. `first`: see ``route_reference``."""
-        return self.kernels.route(self.weight.matmul(x.to(self.weight.dtype)), tensor_of(self.bias), self.rule, first)
+        logits = self.kernels.router_logits(x, self.weight.operand)
+        return self.kernels.route(logits, tensor_of(self.bias), self.rule, first)
 
 
 class MoE(nn.Module):
-    """Routed experts of `width`, plus shared experts as one SwiGLU of `shared_width` (0: none). Unfilled."""
+    """Routed experts of `width`, plus shared experts as one SwiGLU of `shared_width` (0: none). Unfilled. Where it is
+    as wide as an expert and the kernels take it, the shared one is an expert that every row chooses."""
 
     __call__: Calls[[torch.Tensor, torch.Tensor | None], torch.Tensor]
 
@@ -39,13 +47,33 @@ class MoE(nn.Module):
         router_bias: bool,
     ) -> None:  # fmt: skip
         super().__init__()
+        self.joined = build.joined(experts, hidden, width) if shared_width == width else None
+        if self.joined is None:
+            held = Gated(build.gates(experts, 2 * width, hidden), build.weight(experts, hidden, width))
+            last = None
+        else:
+            held, last, rule = self.joined.experts, self.joined.last, replace(rule, shared=True)
         self.router = Router(build, hidden, experts, rule, bias=router_bias)
-        self.gate_up = build.weight(experts, 2 * width, hidden)
-        self.down = build.weight(experts, hidden, width)
-        self.shared = SwiGLU(build, hidden, shared_width) if shared_width else None
+        self.gate_up, self.down = held
+        self.shared = SwiGLU(build, hidden, shared_width, held=last) if shared_width else None
         self.kernels = build.kernels
 
     def forward(self, x: torch.Tensor, first: torch.Tensor | None = None) -> torch.Tensor:
         ids, weights = self.router(x, first)
-        shared = None if self.shared is None else self.shared(x)
-        return self.kernels.moe(x, ids, weights, self.gate_up.operand, self.down.operand, shared)
+        return self.kernels.moe(x, ids, weights, *self._operands(x))
+
+    def add_normed(
+        self, x: torch.Tensor, first: torch.Tensor | None, residual: torch.Tensor, norm: RMSNorm
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """What `norm.add` makes of what this gives, and `residual`."""
+        if self.kernels.moe_add_norm is None:
+            return norm.add(self(x, first), residual)
+        ids, weights = self.router(x, first)
+        after = residual, tensor_of(norm.weight), norm.eps
+        return self.kernels.moe_add_norm(x, ids, weights, *self._operands(x), *after)
+
+    def _operands(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
+        """What the kernels take: both products' weights, and what is added."""
+        if self.joined is not None:
+            return self.joined.gate_up, self.joined.down, None
+        return self.gate_up.operand, self.down.operand, None if self.shared is None else self.shared(x)

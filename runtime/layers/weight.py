@@ -12,6 +12,8 @@ import torch.nn.functional as F
 from torch import nn
 
 from runtime.errors import ConfigError
+from runtime.kernels.router import PARTS, split_parts
+from runtime.kernels.turns import gates_first, places
 from runtime.layers.head import head_logits
 
 Index = tuple[int | slice, ...]
@@ -119,6 +121,13 @@ class PlainWeight(Weight):
         super().__init__(shape, dtype)
         self.tensor = torch.empty(shape, dtype=dtype, device=device)
 
+    @classmethod
+    def of(cls, kept: torch.Tensor) -> PlainWeight:
+        """One that fills `kept`."""
+        made = cls(tuple(kept.shape), kept.dtype, torch.device("meta"))
+        made.tensor = kept
+        return made
+
     @property
     def nbytes(self) -> int:
         return self.tensor.nbytes
@@ -128,6 +137,66 @@ class PlainWeight(Weight):
         kept.copy_(tensor)
         require_finite(kept, tensor)
         return kept.numel()
+
+
+class TurnsWeight(Weight):
+    """One tensor of the whole, [..., 2 * width, inputs], whose gate and up rows lie in turns (``kernels/turns.py``)."""
+
+    __slots__ = ("operand",)  # as a plain weight's tensor
+    operand: torch.Tensor
+
+    def __init__(self, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> None:
+        super().__init__(shape, dtype)
+        self.operand = torch.empty(shape, dtype=dtype, device=device)
+
+    @classmethod
+    def of(cls, kept: torch.Tensor) -> TurnsWeight:
+        """One that fills `kept`."""
+        made = cls(tuple(kept.shape), kept.dtype, torch.device("meta"))
+        made.operand = kept
+        return made
+
+    @property
+    def tensor(self) -> torch.Tensor:
+        return gates_first(self.operand)
+
+    @property
+    def nbytes(self) -> int:
+        return self.operand.nbytes
+
+    def take(self, part: Part, tensor: torch.Tensor) -> int:
+        *others, _, inputs = part.slices
+        at = places(part.ranges[-2], self.shape[-2] // 2, self.operand.device)
+        kept = tensor.to(self.operand.device, self.dtype)
+        require_finite(kept, tensor)
+        self.operand[(*others, slice(None), inputs)].index_copy_(-2, at, kept)
+        return kept.numel()
+
+
+class PartsWeight(Weight):
+    """A float32 matrix as three of bfloat16 that sum up to it (``kernels/router.py``)."""
+
+    __slots__ = ("operand",)
+    operand: torch.Tensor
+
+    def __init__(self, shape: tuple[int, ...], device: torch.device) -> None:
+        super().__init__(shape, torch.float32)
+        self.operand = torch.empty(PARTS, *shape, dtype=torch.bfloat16, device=device)
+
+    @property
+    def tensor(self) -> torch.Tensor:
+        high, middle, low = self.operand.to(self.dtype).unbind()
+        return high.add(middle + low)
+
+    @property
+    def nbytes(self) -> int:
+        return self.operand.nbytes
+
+    def take(self, part: Part, tensor: torch.Tensor) -> int:
+        kept = self.operand[(slice(None), *part.slices)]
+        kept.copy_(split_parts(tensor.to(self.dtype)))
+        require_finite(kept, tensor)
+        return tensor.numel()
 
 
 def require_finite(kept: torch.Tensor, given: torch.Tensor) -> None:

@@ -7,6 +7,7 @@ of its tensors is which of the parameters here.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import cast
 
 import torch
 from torch import nn
@@ -17,6 +18,7 @@ from runtime.layers.attention import AttentionShape, BatchAttention
 from runtime.layers.attention_dispatch import make_attention
 from runtime.layers.build import Build, Calls
 from runtime.layers.embedding import Embedding
+from runtime.layers.head import PlainHead
 from runtime.layers.kv_pool import KVPool, KVShape
 from runtime.layers.linear import Linear
 from runtime.layers.mlp import SwiGLU
@@ -130,23 +132,24 @@ class SelfAttention(nn.Module):
         self.out = Linear(build, arch.heads * arch.head_dim, arch.hidden, bias=arch.out_bias)
 
     def forward(self, x: torch.Tensor, context: ForwardContext, layer: int) -> torch.Tensor:
-        q, k, v = self.kernels.qk_norm_rotary(
+        kv = context.pool.layer(layer)
+        q = self.kernels.qkv_to_pages(
             self.qkv(x), context.batch.positions, context.rotary,
             None if self.q_norm is None else tensor_of(self.q_norm.weight),
             None if self.k_norm is None else tensor_of(self.k_norm.weight),
             self.arch.heads, self.arch.kv_heads, self.arch.eps, self.arch.clip,
+            slots=context.batch.slots, k_cache=kv.k, v_cache=kv.v,
         )  # fmt: skip
         if context.growth is not None:
             q = q * context.growth
-        kv = context.pool.layer(layer)
-        self.kernels.write_kv(k, v, context.batch.slots, kv.k, kv.v)
         return self.out(context.attention.attend(q, kv).flatten(1))
 
 
 class Layer(nn.Module):
-    """Attention and feed-forward, each normed before; the residual stream is carried beside the branch's output."""
+    """Attention and feed-forward, each normed before; the residual stream is carried beside what is normed, and the
+    norm of what follows is this layer's last."""
 
-    __call__: Calls[[torch.Tensor, torch.Tensor | None, ForwardContext], tuple[torch.Tensor, torch.Tensor]]
+    __call__: Calls[[torch.Tensor, torch.Tensor, ForwardContext, RMSNorm], tuple[torch.Tensor, torch.Tensor]]
 
     def __init__(self, build: Build, arch: DecoderArch, index: int) -> None:
         super().__init__()
@@ -164,15 +167,12 @@ class Layer(nn.Module):
             self.mlp = SwiGLU(build, arch.hidden, arch.width)
 
     def forward(
-        self, x: torch.Tensor, residual: torch.Tensor | None, context: ForwardContext
+        self, normed: torch.Tensor, residual: torch.Tensor, context: ForwardContext, following: RMSNorm
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        if residual is None:
-            normed, residual = self.input_norm(x), x
-        else:
-            normed, residual = self.input_norm.add(x, residual)
         normed, residual = self.post_norm.add(self.attention(normed, context, self.index), residual)
-        mixed = self.mlp(normed, context.first) if isinstance(self.mlp, MoE) else self.mlp(normed)
-        return mixed, residual
+        if isinstance(self.mlp, MoE):
+            return self.mlp.add_normed(normed, context.first, residual, following)
+        return following.add(self.mlp(normed), residual)
 
 
 class Decoder(nn.Module):
@@ -189,6 +189,7 @@ class Decoder(nn.Module):
         self.layers = nn.ModuleList(Layer(build, arch, index) for index in range(arch.layers))
         self.norm = RMSNorm(build, arch.hidden, arch.eps)
         self.lm_head = None if arch.tied else build.table(arch.vocab_size + arch.padding, arch.hidden)
+        self.head = PlainHead(self.lm_head or self.embedding.weight, build.kernels)
 
     @torch.inference_mode()
     def embed(self, tokens: torch.Tensor) -> torch.Tensor:
@@ -201,12 +202,9 @@ class Decoder(nn.Module):
         block = 0 if self.arch.mixture is None else self.arch.mixture.rule.block
         first = first_rows(batch.positions, batch.slots, block) if block else None
         context = ForwardContext(batch, pool, table, attention, growth, first)
-        residual: torch.Tensor | None = None
-        for layer in self.layers:
-            x, residual = layer(x, residual, context)
-        assert residual is not None  # there is a layer
-        return self.norm.add(x, residual)[0]
-
-    @torch.inference_mode()
-    def head(self, hidden: torch.Tensor) -> torch.Tensor:
-        return (self.embedding.weight if self.lm_head is None else self.lm_head).logits(hidden)
+        layers = cast("list[Layer]", list(self.layers))
+        following = [*(layer.input_norm for layer in layers[1:]), self.norm]
+        normed = layers[0].input_norm(x)
+        for layer, norm in zip(layers, following, strict=True):
+            normed, x = layer(normed, x, context, norm)
+        return normed

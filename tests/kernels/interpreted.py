@@ -8,8 +8,9 @@ import torch
 import triton
 from triton.runtime import interpreter
 
+from runtime.kernels import descriptors, expert_sort
 from runtime.kernels.dispatch import TRITON
-from runtime.kernels.expert_sort import CHUNK, FEW, MANY, sort_by_expert
+from runtime.kernels.expert_sort import FEW
 from runtime.kernels.heads import TILE
 from runtime.kernels.paged_attention import paged_attention
 from runtime.kernels.routing import RoutingRule
@@ -132,10 +133,17 @@ def test_elementwise_kv_write(dtype, layout):
         (12, RoutingRule(2, 1, 1, True, 2.5, capacity=5, block=4), True),
         (6, RoutingRule(3, 1, 1, True, 1.0, capacity=3, block=3), False),
         (20, RoutingRule(4, 1, 1, False, 1.0, "softmax", capacity=7, block=8), True),
+        (8, RoutingRule(4, 4, 2, True, 2.5, shared=True), True),
+        (12, RoutingRule(3, 1, 1, False, 1.5, "softmax", capacity=5, block=4, shared=True), False),
     ],
 )
 def test_moe_routing(experts, rule, biased):
     cases.check_route(10 if rule.capacity else 4, experts, rule, biased, "cpu")
+
+
+@pytest.mark.parametrize(("rows", "inputs", "experts"), [(1, 16, 4), (20, 200, 70), (70, 64, 5), (3, 1100, 64)])
+def test_moe_router(rows, inputs, experts):
+    cases.check_router(rows, inputs, experts, torch.float16, "cpu")
 
 
 @pytest.mark.parametrize("dead", [0.0, 0.3])
@@ -143,30 +151,23 @@ def test_moe_routing(experts, rule, biased):
 @pytest.mark.parametrize(
     ("rows", "experts", "top_k", "tile"), [(1, 8, 2, 16), (40, 6, 3, 16), (300, 20, 4, 16), (171, 64, 3, 128)]
 )
-def test_moe_sort(rows, experts, top_k, tile, crowded, dead):
-    cases.check_sort(rows, experts, top_k, tile, crowded, "cpu", dead)
+def test_moe_sort(monkeypatch, rows, experts, top_k, tile, crowded, dead):
+    for few in (expert_sort.FEW, 0):
+        monkeypatch.setattr(expert_sort, "FEW", few)
+        cases.check_sort(rows, experts, top_k, tile, crowded, "cpu", dead)
 
 
-@pytest.mark.parametrize("pairs", [1, FEW - 1, FEW, FEW + 1, 2 * FEW + 5, FEW * MANY + 1, FEW * MANY + CHUNK])
+@pytest.mark.parametrize("pairs", [1, 255, 256, 257, FEW - 1, FEW, FEW + 1, 2 * FEW + 5])
+@pytest.mark.parametrize("few", [0, FEW])
 @pytest.mark.parametrize("experts", [1, 13])
-def test_moe_sort_of_one_sided_choices(pairs, experts):
+def test_moe_sort_of_one_sided_choices(monkeypatch, pairs, experts, few):
     """One expert takes all, the first, the last or one between; nobody takes any; sizes about those of a chunk."""
+    monkeypatch.setattr(expert_sort, "FEW", few)
+    monkeypatch.setattr(expert_sort, "ADDED", 4)
     for expert in {-1, 0, experts - 1}:
         cases.check_sorted(torch.full((pairs, 1), expert, dtype=torch.int32), experts, 16)
     falling = (torch.arange(pairs, dtype=torch.int32).flip(0) * experts // pairs)[:, None]
     cases.check_sorted(falling, experts, 32)
-
-
-def test_moe_sort_reads_each_pair_a_few_times(watched):
-    """Each is read as often among few experts as among many, and as often among few pairs as among many."""
-
-    def reads(rows, experts):
-        ids = cases.random_ids(rows, experts, 4, "cpu")
-        watched.clear()
-        sort_by_expert(ids, experts, 16)
-        return watched.loaded(ids) / ids.numel()
-
-    assert reads(64, 8) == reads(64, 128) == reads(1024, 128) == reads(FEW * MANY // 4 + CHUNK, 8) <= 3
 
 
 @pytest.mark.parametrize("shared", [False, True])
@@ -183,12 +184,35 @@ def test_moe_experts(rows, hidden, width, experts, top_k, shared, dtype):
     cases.check_moe(rows, hidden, width, experts, top_k, shared, False, dtype, "cpu")
 
 
+@matrix_dtypes
+@pytest.mark.parametrize(
+    ("rows", "hidden", "width", "experts", "top_k"),
+    [(5, 48, 12, 12, 1), (70, 40, 24, 3, 2), (300, 32, 16, 3, 1), (130, 24, 40, 1, 1)],
+)
+def test_moe_experts_of_every_height(monkeypatch, rows, hidden, width, experts, top_k, dtype):
+    """Few pairs an expert, some, many, with the copy engine's boxes and without."""
+    for described in (False, True):
+        monkeypatch.setattr(descriptors, "describable", lambda matrix, on=described: on and matrix.stride(0) % 8 == 0)
+        cases.check_moe(rows, hidden, width, experts, top_k, True, rows == 70, dtype, "cpu", dead=0.1)
+
+
 def test_moe_crowded():
     cases.check_moe(40, 32, 16, 8, 2, True, True, torch.float32, "cpu")
 
 
 def test_moe_gelu():
     cases.check_moe(20, 32, 24, 4, 2, False, False, torch.float32, "cpu", "gelu_tanh")
+
+
+@matrix_dtypes
+@pytest.mark.parametrize("described", [False, True])
+@pytest.mark.parametrize(
+    ("rows", "inputs", "vocab", "mask_id", "max_token_id", "spared"),
+    [(1, 16, 40, 39, 38, ()), (17, 24, 300, 7, 250, (299,)), (70, 40, 129, None, 128, ()), (3, 8, 600, 5, 5, (598, 2))],
+)
+def test_elementwise_head(monkeypatch, rows, inputs, vocab, mask_id, max_token_id, spared, described, dtype):
+    monkeypatch.setattr(descriptors, "describable", lambda matrix: described)
+    cases.check_likeliest(rows, inputs, vocab, mask_id, max_token_id, spared, dtype, "cpu")
 
 
 @matrix_dtypes

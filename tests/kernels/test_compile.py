@@ -13,13 +13,16 @@ from triton.backends.compiler import GPUTarget  # noqa: E402
 from triton.compiler import ASTSource  # noqa: E402
 
 from runtime.kernels import (  # noqa: E402
+    expert_cut,
+    expert_products,
     expert_sort,
+    expert_sum,
     gate,
-    kv_write,
-    moe,
+    greedy_head,
     paged_attention,
     rms_norm,
     rotary,
+    router,
     routing,
 )  # fmt: skip
 from runtime.kernels.heads import heads_together  # noqa: E402
@@ -75,7 +78,7 @@ def test_rms_norm(dtype, add, weighted):
 def test_rotary(dtype, norm, clip):
     p = POINTER[dtype]
     types = dict.fromkeys(("qkv_ptr", "q_weight_ptr", "k_weight_ptr", "q_ptr", "k_ptr", "v_ptr"), p)
-    types |= {"positions_ptr": "*i64", "table_ptr": "*fp32", "eps": "fp32", "clip": "fp32"}
+    types |= {"slots_ptr": "*i64", "positions_ptr": "*i64", "table_ptr": "*fp32", "eps": "fp32", "clip": "fp32"}
     constants = {
         "HEADS": 16, "KV_HEADS": 4, "DIM": 128, "ROTARY": 64, "DIM_P2": 128, "NORM": norm, "CLIP": clip,
         "APART": 32, "V_NORM": False, "V_FROM_K": False,
@@ -84,17 +87,15 @@ def test_rotary(dtype, norm, clip):
     for own in ({}, {"HEADS": 96, "KV_HEADS": 8}, large):
         shape = constants | own
         together = heads_together(shape["HEADS"] + 2 * shape["KV_HEADS"], shape["DIM"])
-        compiled = build(rotary._qk_norm_rotary, types, shape | {"TOGETHER": together}, num_warps=4)
-        assert spilled(compiled) == 0
+        for layout in LAYOUTS:
+            pages = strides_of(layout, shape["KV_HEADS"], shape["DIM"])
+            compiled = build(rotary._qkv_to_pages, types, shape | {"TOGETHER": together} | pages, num_warps=4)
+            assert spilled(compiled) == 0
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16], ids=["bfloat16"])
-def test_kv_write_and_gate(dtype):
+def test_gate(dtype):
     p = POINTER[dtype]
-    types = dict.fromkeys(("k_ptr", "v_ptr", "k_cache_ptr", "v_cache_ptr"), p) | {"slots_ptr": "*i64"}
-    for layout in LAYOUTS:
-        constants = {"HEADS": 4, "DIM": 128, "TOGETHER": 4, "DIM_P2": 128} | strides_of(layout, 4, 128)
-        build(kv_write._write_kv, types, constants, num_warps=4)
     for gelu in (False, True):
         constants = {"WIDTH": 5120, "COLUMNS": 1024, "GELU": gelu}
         build(gate._gate_mul, {"gate_up_ptr": p, "out_ptr": p}, constants, num_warps=4)
@@ -103,60 +104,107 @@ def test_kv_write_and_gate(dtype):
 @pytest.mark.parametrize(("softmax", "weighs"), [(True, False), (False, False), (True, True)])
 def test_routing(softmax, weighs):
     types = {"logits_ptr": "*fp32", "bias_ptr": "*fp32", "ids_ptr": "*i32", "weights_ptr": "*fp32", "scale": "fp32"}
-    types |= {"first_ptr": "*i64", "pool_ptr": "*i8"}
+    types |= {"first_ptr": "*i64", "pool_ptr": "*i8", "rows": "i32"}
     constants = {
-        "EXPERTS": 256, "GROUPS": 8, "KEPT": 4, "TOP_K": 8, "GROUPS_P2": 8, "SIZE_P2": 32, "TOP_P2": 8,
+        "EXPERTS": 256, "GROUPS": 8, "KEPT": 4, "TOP_K": 8, "GROUPS_P2": 8, "SIZE_P2": 32, "TOP_P2": 16,
         "BIASED": True, "BIAS_WEIGHS": weighs, "NORMALISE": True, "SOFTMAX": softmax,
-        "POOLED": False,
+        "POOLED": False, "SHARES": 8, "SHARED": 1,
     }  # fmt: skip
     build(routing._route, types, constants, num_warps=1)
 
 
 def test_routing_in_a_pool():
     types = {"logits_ptr": "*fp32", "bias_ptr": "*fp32", "first_ptr": "*i64", "pool_ptr": "*i8"}
-    shape = {"EXPERTS": 256, "BIASED": True, "SOFTMAX": False}
+    types |= {"rows": "i32"}
+    shape = {"EXPERTS": 256, "BIASED": True, "SOFTMAX": False, "SHARES": 4}
     pool = {"EXPERTS_P2": 256, "CAPACITY": 48, "BLOCK": 32}
-    build(routing._pool, types | {"rows": "i32"}, shape | pool, num_warps=1)
+    build(routing._pool, types, shape | pool, num_warps=1)
     constants = shape | {
         "GROUPS": 1, "KEPT": 1, "TOP_K": 8, "GROUPS_P2": 1, "SIZE_P2": 256, "TOP_P2": 8,
-        "BIAS_WEIGHS": False, "NORMALISE": True, "POOLED": True,
+        "BIAS_WEIGHS": False, "NORMALISE": True, "POOLED": True, "SHARED": 0,
     }  # fmt: skip
     types |= {"ids_ptr": "*i32", "weights_ptr": "*fp32", "scale": "fp32"}
     build(routing._route, types, constants, num_warps=1)
 
 
+@pytest.mark.parametrize("rows", [16, 64, 128])
+def test_router(rows):
+    types = {"x_ptr": "*bf16", "parts_ptr": "*bf16", "out_ptr": "*fp32", "rows": "i32"}
+    constants = {
+        "EXPERTS": 256, "INPUTS": 2048, "SHARE": 256, "ROWS": rows, "TAKEN": router.TAKEN, "DEPTH": router.DEPTH,
+    }  # fmt: skip
+    compiled = build(router._router, types, constants, num_warps=4, num_stages=3)
+    assert spilled(compiled) == 0
+    assert "wgmma" in compiled.asm["ptx"]
+
+
 def test_expert_sort():
-    for chunk in (expert_sort.FEW, expert_sort.CHUNK):
-        shape = {"EXPERTS_P2": 256, "CHUNK": chunk}
-        types = {"ids_ptr": "*i32", "counts_ptr": "*i32", "pairs": "i32"}
-        build(expert_sort._count, types, shape, num_warps=4)
-        types |= {"order_ptr": "*i32", "starts_ptr": "*i32", "tiles_ptr": "*i32", "most": "i32", "chunks": "i32"}
-        own = {"EXPERTS": 256, "ROWS": 64, "PART": expert_sort.PART, "TILES": expert_sort.TILES, "SUMMED": 16}
-        build(expert_sort._place, types, shape | own, num_warps=8)
+    types = dict.fromkeys(("ids_ptr", "order_ptr", "tiles_ptr"), "*i32") | {"pairs": "i32", "most": "i32"}
+    for read in (256, expert_sort.FEW):
+        shape = {"ROWS": 128, "READ": read, "TILES": expert_sort.TILES}
+        assert spilled(build(expert_sort._sort, types, shape, num_warps=8)) == 0
+    shape = {"EXPERTS_P2": 512, "CHUNK": expert_sort.CHUNK}
+    build(expert_sort._count, {"ids_ptr": "*i32", "counts_ptr": "*i32", "pairs": "i32"}, shape, num_warps=4)
+    own = {"counts_ptr": "*i32", "totals_ptr": "*i32", "chunks": "i32"}
+    adding = {"EXPERTS_P2": 512, "ADDED": expert_sort.ADDED, "TOGETHER": expert_sort.TOGETHER}
+    assert spilled(build(expert_sort._add_up, own, adding, num_warps=8)) == 0
+    types |= own | {"starts_ptr": "*i32", "experts": "i32"}
+    shape |= {"ROWS": 128, "PART": expert_sort.PART, "TILES": expert_sort.TILES}
+    compiled = build(expert_sort._place, types, shape, num_warps=8)
+    assert spilled(compiled) == 0
 
 
+def boxed(rows: int, columns: int) -> str:
+    """The type of what the copy engine loads such boxes from."""
+    return f"tensordesc<bf16[{rows}, {columns}]>"
+
+
+@pytest.mark.parametrize("described", [False, True])
 @pytest.mark.parametrize(
     ("dtype", "pairs_per_expert"),
-    [(torch.float32, 1000), *((torch.bfloat16, pairs) for pairs in (1, 30, 64, 1000))],
+    [(torch.float32, 1000), *((torch.bfloat16, pairs) for pairs in (1, 8, 64, 1000))],
 )
-def test_moe_products(dtype, pairs_per_expert):
+def test_moe_products(dtype, pairs_per_expert, described):
     p, size = POINTER[dtype], torch.tensor([], dtype=dtype).element_size()
-    rows, columns, depth, warps, stages = moe.tile_sizes(pairs_per_expert, size, 512)
-    common = {"HIDDEN": 2048, "WIDTH": 512, "ROWS": rows, "COLUMNS": columns, "DEPTH": depth}
-    types = {"order_ptr": "*i32", "tiles_ptr": "*i32", "most": "i32", "weight_ptr": p, "hidden_ptr": p}
-    options = {"num_warps": warps, "num_stages": stages}
-    first = build(moe._gate_up, types | {"x_ptr": p}, common | {"TOP_K": 8, "GELU": False}, **options)
-    second = build(moe._down, types | {"pairs_ptr": p}, common, **options)
-    if size == 2 and rows >= 64:
-        for compiled in (first, second):
+    if described and size != 2:
+        pytest.skip("numbers of 16 bits are described")
+    height, gate_up, down = expert_cut.cut(256 * pairs_per_expert, 256, size, 2048, 512)
+    types = {"order_ptr": "*i32", "tiles_ptr": "*i32", "most": "i32"}
+    for how, kernel in ((gate_up, expert_products._gate_up), (down, expert_products._down)):
+        low, middle, high = how.stages
+        constants = {
+            "HIDDEN": 2048, "WIDTH": 512, "HEIGHT": height, "COLUMNS": how.columns, "DEPTH": how.depth,
+            "LOW": low, "MIDDLE": middle, "HIGH": high, "TURNED": how.turned, "DESCRIBED": described,
+        }  # fmt: skip
+        first = kernel is expert_products._gate_up
+        weights = boxed((2 if first else 1) * how.columns, how.depth) if described else p
+        if first:
+            constants |= {"TOP_K": 8, "RUN": 8, "GELU": False}
+            own = {"x_ptr": p, "weights": weights, "hidden_ptr": p}
+        else:
+            given = described and not how.turned
+            constants |= {"HIDDEN_DESCRIBED": given}
+            own = {
+                "hidden_ptr": p,
+                "hidden": boxed(height, how.depth) if given else p,
+                "weights": weights,
+                "pairs_ptr": p,
+            }
+        compiled = build(kernel, types | own, constants, num_warps=how.warps)
+        if size == 2:
+            assert spilled(compiled) == 0
             assert "wgmma" in compiled.asm["ptx"], "the products do not reach Hopper's matrix units"
+            assert ("cp.async.bulk.tensor" in compiled.asm["ptx"]) == described
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16], ids=["bfloat16"])
-def test_moe_combine(dtype):
-    p = POINTER[dtype]
-    types = {"pairs_ptr": p, "ids_ptr": "*i32", "weights_ptr": "*fp32", "shared_ptr": p, "out_ptr": p}
-    build(moe._combine, types, {"TOP_K": 8, "HIDDEN": 2048, "COLUMNS": 1024, "SHARED": True}, num_warps=4)
+@pytest.mark.parametrize("norm", [False, True])
+def test_experts_sum(norm):
+    types = dict.fromkeys(
+        ("pairs_ptr", "shared_ptr", "residual_ptr", "norm_ptr", "out_ptr", "sum_ptr"), POINTER[torch.bfloat16]
+    )
+    types |= {"ids_ptr": "*i32", "weights_ptr": "*fp32", "eps": "fp32"}
+    constants = {"TOP_K": 9, "HIDDEN": 2048, "COLUMNS": 2048, "SHARED": True, "NORM": norm, "WEIGHTED": True}
+    assert spilled(build(expert_sum._sum_up, types, constants, num_warps=4)) == 0
 
 
 @DTYPES
@@ -167,19 +215,48 @@ def test_moe_combine(dtype):
      (256, 256, 2, True), (512, 256, 8, False), (512, 32, 1, False)],
 )  # fmt: skip
 def test_paged_attention(dtype, dim, tile_rows, packed, windowed, layout):
+    splits = 9 if tile_rows == 32 else 1
     p, size = POINTER[dtype], torch.tensor([], dtype=dtype).element_size()
     packed_p2 = triton.next_power_of_2(packed)
-    rows, keys, warps = paged_attention.tile_sizes(packed_p2, dim, size, tile_rows)
-    types = dict.fromkeys(("q_ptr", "k_ptr", "v_ptr", "out_ptr"), p)
+    rows, keys, warps, stages = paged_attention.tile_sizes(packed_p2, dim, size, tile_rows)
+    types = dict.fromkeys(("q_ptr", "k_ptr", "v_ptr"), p) | {"out_ptr": p if splits == 1 else "*fp32"}
     types |= dict.fromkeys(("tiles_ptr", "visible_end_ptr", "table_ptr"), "*i32")
-    types |= {"origin_ptr": "*i64", "table_stride": "i32", "scale_log2": "fp32", "window": "i32"}
+    types |= {"origin_ptr": "*i64", "table_stride": "i32", "all_rows": "i32", "scale_log2": "fp32", "window": "i32"}
+    types |= {"sums_ptr": "*fp32"}
     constants = {
         "HEADS": 4 * packed, "KV_HEADS": 4, "DIM": dim, **strides_of(layout, 4, dim), "PACKED": packed,
-        "PACKED_P2": packed_p2, "ROWS": rows, "KEYS": keys, "DIM_P2": dim, "WINDOWED": windowed,
+        "PACKED_P2": packed_p2, "ROWS": rows, "KEYS": keys, "DIM_P2": dim, "WINDOWED": windowed, "SPLITS": splits,
     }  # fmt: skip
-    compiled = build(paged_attention._paged_attention, types, constants, num_warps=warps, num_stages=2)
+    compiled = build(paged_attention._paged_attention, types, constants, num_warps=warps, num_stages=stages)
     if size == 2 and packed_p2 * rows >= 64 and dim <= 256:
         assert spilled(compiled) == 0
         assert "wgmma" in compiled.asm["ptx"]
         assert "cp.async.cg.shared.global" in compiled.asm["ptx"], "keys and values do not arrive 16 bytes at a time"
         assert "ld.global.b16" not in compiled.asm["ptx"]
+
+
+def test_putting_shares_together():
+    types = {"shares_ptr": "*fp32", "sums_ptr": "*fp32", "out_ptr": "*bf16", "all_rows": "i32"}
+    constants = {"HEADS": 16, "DIM": 128, "SPLITS": 9, "HEADS_P2": heads_together(16, 128), "DIM_P2": 128}
+    assert spilled(build(paged_attention._put_together, types, constants, num_warps=4)) == 0
+
+
+@pytest.mark.parametrize("rows", [1, 17, 65])
+@DTYPES
+def test_head(rows, dtype):
+    how = greedy_head.cut(rows, 2048, torch.tensor([], dtype=dtype).element_size())
+    types = dict.fromkeys(("best_ptr", "total_ptr"), "*fp32") | {"token_ptr": "*i32"}
+    join = types | {"out_ptr": "*i64", "conf_ptr": "*fp32", "rows": "i32", "pieces": "i32"}
+    build(greedy_head._join, join, {"ROWS": 4, "PIECES": 256}, num_warps=4)
+    types |= dict.fromkeys(("rows", "vocab", "mask_id", "max_id", "spared_a", "spared_b"), "i32")
+    described = dtype == torch.bfloat16
+    for name, size in (("hidden", how.rows), ("weights", how.tokens)):
+        types[name] = boxed(size, how.depth) if described else POINTER[dtype]
+    constants = {
+        "INPUTS": 2048, "ROWS": how.rows, "TOKENS": how.tokens, "DEPTH": how.depth, "STAGES": how.stages,
+        "TURNED": how.turned, "DESCRIBED": described,
+    }  # fmt: skip
+    compiled = build(greedy_head._pieces, types, constants, num_warps=how.warps)
+    if described:
+        assert spilled(compiled) == 0
+        assert "wgmma" in compiled.asm["ptx"]

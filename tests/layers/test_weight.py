@@ -1,12 +1,15 @@
 """What layers hold: filled in the coordinates of the whole, and multiplied with."""
 
 import random
+from dataclasses import replace
 
 import pytest
 import torch
 from torch import nn
 
 from runtime.errors import ConfigError
+from runtime.kernels.dispatch import TRITON
+from runtime.kernels.turns import in_turns, run_of
 from runtime.layers.build import Build
 from runtime.layers.linear import Linear
 from runtime.layers.weight import Part, Weight, tensor_of, weights_of
@@ -79,6 +82,49 @@ def test_products():
     assert (weight.size, weight.nbytes) == (15, 60)
     assert weight.operand is tensor_of(weight) is weight.tensor
     assert tensor_of(None) is None
+
+
+@pytest.mark.parametrize("shape", [(3, 32, 5), (2, 24, 4), (1, 10, 3), (2, 2, 1)])
+def test_gates_in_turns_are_filled_as_if_they_came_first(shape):
+    """Whole, by halves as checkpoints hold them, and by any part; what kernels get is in runs of eight or fewer."""
+    draw = random.Random(shape[1])
+    build = replace(Build.choose("cpu", torch.float32), kernels=TRITON)
+    values = torch.randn(shape)
+    weight, half = build.gates(*shape), shape[1] // 2
+    for index in ((), *((expert, part) for expert in range(shape[0]) for part in (slice(half), slice(half, None)))):
+        weight.operand.fill_(torch.nan)
+        weight.fill((), torch.zeros(shape))
+        weight.fill(index, values[index])
+        expected = torch.zeros(shape)
+        expected[index] = values[index]
+        assert torch.equal(weight.tensor, expected)
+    for _ in range(50):
+        index = some_index(shape, draw)
+        weight.fill((), values)
+        weight.fill(index, -values[index])
+        expected = values.clone()
+        expected[index] = -values[index]
+        assert torch.equal(weight.tensor, expected)
+        assert torch.equal(weight.operand, in_turns(expected))
+    run = run_of(half)
+    assert torch.equal(weight.operand[:, :run], weight.tensor[:, :run])
+    assert torch.equal(weight.operand[:, run : 2 * run], weight.tensor[:, half : half + run])
+    assert weight.nbytes == 4 * weight.size
+    with pytest.raises(ConfigError, match=r"^holds NaN or infinite values$"):
+        weight.fill((), torch.full(shape, torch.nan))
+
+
+def test_a_routers_weight_in_parts_is_the_weight():
+    build = replace(Build.choose("cpu", torch.bfloat16), kernels=TRITON)
+    weight, values = build.scores(6, 40), torch.randn(6, 40)
+    for row in range(6):
+        assert weight.fill((row,), values[row].double()) == 40
+    assert torch.equal(weight.tensor, values)
+    assert (weight.operand.dtype, weight.nbytes, weight.dtype) == (torch.bfloat16, 6 * weight.size, torch.float32)
+    with pytest.raises(ConfigError, match=r"^holds NaN or infinite values$"):
+        weight.fill((0,), torch.full((40,), torch.inf))
+    plain_ones = [build.scores(6, 40, wide_rows=True), Build.choose("cpu", torch.bfloat16).scores(6, 40)]
+    assert all(each.operand.dtype == torch.float32 and each.operand.dim() == 2 for each in plain_ones)
 
 
 def test_weights_have_the_names_of_where_they_are():
