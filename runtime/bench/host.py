@@ -15,6 +15,7 @@ from pathlib import Path
 import numpy as np
 
 from runtime.engine.engine import Engine
+from runtime.engine.ran import Ran
 from runtime.request.description import RuleInfo, with_defaults
 from runtime.request.io import EngineInfo, RequestSpec
 from runtime.samplers import get_rule
@@ -30,6 +31,7 @@ class FillingRunner:
 
     def __init__(self, per_step: int) -> None:
         self.per_step = per_step
+        self.ran = Ran()
         self.seconds = 0.0  # spent here instead of in a model: not the host's cost
 
     def run(self, plan: StepPlan) -> BlockResults | None:

@@ -40,7 +40,7 @@ def build_plan(turns: list[Turn], *, table: PageTable, strategy: Strategy) -> St
         open=positions >= settled,
         tiles=layout.tiles,
         page_table=pages,
-        blocks=_plan_blocks(turns, offsets),
+        sampled=lambda: _plan_blocks(turns, offsets),
         merged=_merged(turns, offsets),
     )
 
