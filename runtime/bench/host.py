@@ -19,7 +19,7 @@ from runtime.engine.ran import Ran
 from runtime.request.description import RuleInfo, with_defaults
 from runtime.request.io import EngineInfo, RequestSpec
 from runtime.samplers import get_rule
-from runtime.state.plan import BlockResults, StepPlan
+from runtime.state.plan import BlockPlan, BlockResults, StepPlan
 from runtime.state.request import FILLED, MASKED
 from runtime.strategies import DecodingContext, make_strategy
 
@@ -35,13 +35,13 @@ class FillingRunner:
         self.seconds = 0.0  # spent here instead of in a model: not the host's cost
 
     def run(self, plan: StepPlan) -> BlockResults | None:
+        blocks = plan.blocks  # worked out when it is asked for: that is the host's cost
         started = time.perf_counter()
-        results = self._fill(plan)
+        results = self._fill(blocks)
         self.seconds += time.perf_counter() - started
         return results
 
-    def _fill(self, plan: StepPlan) -> BlockResults | None:
-        blocks = plan.blocks
+    def _fill(self, blocks: BlockPlan | None) -> BlockResults | None:
         if blocks is None:
             return None
         masked = blocks.state == MASKED
