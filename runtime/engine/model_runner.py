@@ -66,13 +66,13 @@ class ModelRunner:
         return shape, self.going.put(arrays)
 
     def run(self, plan: StepPlan) -> BlockResults | None:
-        self.clock.begin()
         self.ran.count("off")
         return self.launch(plan)
 
     @torch.inference_mode()
     def launch(self, plan: StepPlan) -> BlockResults | None:
         """The step's work, nothing of it recorded."""
+        self.clock.begin()
         hidden = self.step.forward(*self._rows(plan))
         blocks = plan.blocks  # worked out only now: a GPU is at the forward meanwhile
         return None if blocks is None else self._sample(blocks, hidden)

@@ -9,6 +9,7 @@ import torch
 
 from runtime.engine.staging import Staging
 
+REASONS = ("off", "prefill", "new", "flag")
 OBSERVATIONS = 2**14  # that are kept for whoever asks; nobody may ever
 
 
@@ -21,6 +22,7 @@ class Ran:
     replayed: int = 0
     eager: Counter[str] = field(default_factory=Counter)
     graph_bytes: int = 0
+    device: float | None = None  # seconds of the last step, None if they are not known
     device_seconds: deque[float] = field(default_factory=lambda: deque(maxlen=OBSERVATIONS))
 
     def count(self, reason: str) -> None:
@@ -41,10 +43,12 @@ class Clock:
             self._begin = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
 
     def begin(self) -> None:
+        self.ran.device = None
         if self._begin is not None:
             self._begin.record()
 
     def end(self, staging: Staging) -> None:
         """The step's results have come through `staging`."""
         if self._begin is not None and staging.done is not None:
-            self.ran.device_seconds.append(self._begin.elapsed_time(staging.done) / 1e3)
+            self.ran.device = self._begin.elapsed_time(staging.done) / 1e3
+            self.ran.device_seconds.append(self.ran.device)
