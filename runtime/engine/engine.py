@@ -11,7 +11,7 @@ import torch
 from runtime.engine.kv_cache import KVCacheManager
 from runtime.engine.model_runner import Runner
 from runtime.engine.page_table import PageTable
-from runtime.engine.planner import build_plan
+from runtime.engine.planner import Planner
 from runtime.engine.ran import REASONS
 from runtime.engine.scheduler import Scheduler, Turn, TurnError
 from runtime.request.io import EngineInfo, EngineOutput, EngineStats, RequestSpec
@@ -55,6 +55,7 @@ class Engine:
             pages_per_unit=self.cache.pages_per_unit,
             page_size=info.page_size,
         )
+        self.planner = Planner(self.table, strategy)
         self.scheduler = Scheduler(
             cache=self.cache,
             table=self.table,
@@ -120,7 +121,7 @@ class Engine:
         outputs: list[EngineOutput] = []
         started = time.perf_counter()
         try:
-            plan = build_plan(turns, table=self.table, strategy=self.strategy)
+            plan = self.planner.plan(turns)
             results = self.runner.run(plan)
             self._apply(turns, results or NO_RESULTS, outputs)
         except torch.AcceleratorError:

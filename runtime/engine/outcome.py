@@ -59,8 +59,8 @@ def outcome(
 
 
 def results(shape: SampleShape, told: Told, members: list[Ints]) -> BlockResults:
-    """What an outcome says of the plan's own blocks, the first of the shape's. `members`: each rule's, of the plan's
-    own."""
+    """What an outcome says of the plan's own blocks, the first of the shape's; tokens and state are read before the
+    next step. `members`: each rule's, of the plan's own."""
     n = sum(map(len, members))
     numbers = told["numbers"][:, :n].tolist()
     kept: dict[int, npt.NDArray[np.float64]] = {}
@@ -69,12 +69,12 @@ def results(shape: SampleShape, told: Told, members: list[Ints]) -> BlockResults
         if group.records:
             kept |= zip(mine.tolist(), map(used, told[f"kept{i}"]), strict=False)
         if f"ids{i}" in told:
-            pairs = zip(told[f"ids{i}"], told[f"probs{i}"], strict=True)
+            pairs = zip(told[f"ids{i}"].copy(), told[f"probs{i}"].copy(), strict=True)
             mixtures |= zip(mine.tolist(), pairs, strict=False)
     return BlockResults(
         tokens=told["tokens"][:n],  # type: ignore[arg-type]  # each is of the type that it was made of
         state=told["state"][:n],  # type: ignore[arg-type]
-        remasked=told["remasked"][:n],  # type: ignore[arg-type]
+        remasked=told["remasked"][:n].copy(),  # type: ignore[arg-type]
         masks=numbers[0],
         first_masked=numbers[1],
         first_eos=numbers[2],

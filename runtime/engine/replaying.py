@@ -22,7 +22,7 @@ from runtime.engine.outcome import results
 from runtime.engine.padding import Views, fill_forward, fill_sample, forward_kinds, sample_kinds
 from runtime.engine.recording import Work
 from runtime.engine.sizes import RECORDS, Sizes, sampled_step
-from runtime.engine.staging import Kinds, Layout, Port, pack, sizes_on_device
+from runtime.engine.staging import Kinds, Layout, Passage, Port, pack, sizes_on_device
 from runtime.samplers.base import Rule
 from runtime.state.plan import BlockPlan, BlockResults, StepPlan
 
@@ -35,14 +35,16 @@ LEAST_PORT = 1 << 23  # bytes
 
 @dataclass
 class Recording:
-    """`into`: where its inputs are written, `nbytes` of them, and `given` where the device finds them. `out`: how what
-    it says lies, of what says anything."""
+    """`into`: where its inputs are written, which go through `inputs`, and `given` where the device finds them. What
+    says something: how that lies (`out`), which goes through `outputs`, and where the host finds it (`told`)."""
 
     into: Views
     given: dict[str, torch.Tensor]
-    nbytes: int
+    inputs: Passage
     replay: Work | None = None
     out: Layout = field(default_factory=lambda: Layout({}))
+    outputs: Passage | None = None
+    told: Views = field(default_factory=dict)
 
 
 class ReplayingRunner(ModelRunner):
@@ -65,6 +67,7 @@ class ReplayingRunner(ModelRunner):
         self.told = self.step.signal is not None
         self._recorded: dict[Hashable, Recording] = {}
         self._used: Counter[Hashable] = Counter()  # steps of shapes that are not recorded
+        self._stood: tuple[object, ...] = ()  # what the last replayed forward's rows are, which are not written again
         self._hidden: torch.Tensor | None = None  # of the last replayed forward, [most rows, hidden]
         largest = Layout(forward_kinds(sizes.forwards(told=self.told)[0], sizes.block)).nbytes
         self._rows_port, self._blocks_port, self._told_port = (
@@ -73,17 +76,26 @@ class ReplayingRunner(ModelRunner):
 
     @torch.inference_mode()
     def run(self, plan: StepPlan) -> BlockResults | None:
-        self.clock.begin()
         shape, arrays = forward_inputs(plan, told=self.told, block_size=self.block_size)
         padded = self.sizes.forward(shape, told=self.told)
         reason = "prefill" if padded is None else ""
         hidden: torch.Tensor | None = None
         if padded is not None:
-            if self._forward(padded, lambda into: fill_forward(into, shape, arrays, padded, self.sizes)):
+            stands = (padded, arrays["positions"], arrays["page_table"])
+            moved = len(self._stood) != 3 or any(now is not then for now, then in zip(stands, self._stood, strict=True))
+            self._stood = ()
+
+            def fill(into: Views) -> None:
+                fill_forward(into, shape, arrays, padded, self.sizes, moved=moved)
+                self.clock.begin()  # nothing is on the device before
+
+            if self._forward(padded, fill):
                 hidden = self._hidden
+                self._stood = stands
             else:
                 reason = "new"
         if hidden is None:
+            self.clock.begin()
             hidden = self.step.forward(shape, self.going.put(arrays))
         blocks = plan.blocks  # worked out only now: the device is at the forward meanwhile
         if blocks is None:
@@ -110,9 +122,13 @@ class ReplayingRunner(ModelRunner):
             self.clock.end(self.coming)
             return results(shape, told, members)
         self.ran.count(reason)
-        told = recording.out.on_host(self._told_port.fetch(recording.out.nbytes))
+        if recording.outputs is None:
+            recording.outputs = self._told_port.slice(recording.out.nbytes)
+            recording.told = recording.out.on_host(self._told_port.numbers)
+        recording.outputs.fetch()
+        self._rows_port.sent = self._blocks_port.sent = False
         self.clock.end(self._told_port.staging)
-        return results(padded, told, members)
+        return results(padded, recording.told, members)
 
     def _forward(self, shape: ForwardShape, fill: Callable[[Views], None]) -> bool:
         """Launch a forward; False if it has no recording."""
@@ -160,14 +176,14 @@ class ReplayingRunner(ModelRunner):
         layout = Layout(kinds())
         if layout.nbytes > len(port):
             return None
-        return Recording(layout.on_host(port.numbers), layout.on_device(port.device), layout.nbytes)
+        return Recording(layout.on_host(port.numbers), layout.on_device(port.device), port.slice(layout.nbytes))
 
     def _launch(
         self, shape: Hashable, recording: Recording, port: Port, fill: Callable[[Views], None], work: Work
     ) -> bool:
         port.wait()
         fill(recording.into)
-        port.send(recording.nbytes)
+        recording.inputs.send()
         if recording.replay is None:
             try:
                 recording.replay = self.record(work)

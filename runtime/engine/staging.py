@@ -7,6 +7,7 @@ views. On a CPU there is nothing to copy: tensors are the arrays.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -123,28 +124,45 @@ class Staging:
 
 
 class Port:
-    """Memory of the host and of the device at fixed addresses, for what recorded work reads, or says."""
+    """Memory of the host and of the device at fixed addresses, for what recorded work reads, or says.
+
+    What was sent is on its way until something of the same stream has been fetched: `sent` says that nothing was yet.
+    """
 
     def __init__(self, device: torch.device, nbytes: int) -> None:
         self.staging = Staging(device)
         self.host = self.staging.reserve(nbytes)
         self.numbers = self.host.numpy()
         self.device = torch.zeros(nbytes, dtype=torch.uint8, device=device)
+        self.sent = False
 
     def __len__(self) -> int:
         return len(self.device)
 
     def wait(self) -> None:
-        """Until what was sent, or fetched, last is there."""
-        self.staging.wait()
+        """Until what was sent last is there."""
+        if self.sent and self.staging.done is not None:
+            torch.cuda.synchronize(self.device.device)
+        self.sent = False
 
-    def send(self, nbytes: int) -> None:
-        self.device[:nbytes].copy_(self.host[:nbytes], non_blocking=True)
-        self.staging.used()
+    def slice(self, nbytes: int) -> Passage:
+        return Passage(self, self.host[:nbytes], self.device[:nbytes])
 
-    def fetch(self, nbytes: int) -> npt.NDArray[np.uint8]:
-        """A copy of what the device said: the one wait of a step."""
-        self.host[:nbytes].copy_(self.device[:nbytes], non_blocking=True)
-        self.staging.used()
-        self.staging.wait()
-        return self.numbers[:nbytes].copy()
+
+@dataclass(frozen=True)
+class Passage:
+    """The beginning of a port, between the host and the device."""
+
+    port: Port
+    host: torch.Tensor
+    device: torch.Tensor
+
+    def send(self) -> None:
+        self.device.copy_(self.host, non_blocking=True)
+        self.port.sent = True
+
+    def fetch(self) -> None:
+        """Returns when all of it is there: the one wait of a step."""
+        self.host.copy_(self.device, non_blocking=True)
+        self.port.staging.used()
+        self.port.staging.wait()
