@@ -10,6 +10,7 @@ import argparse
 import json
 import statistics
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -40,6 +41,9 @@ class FillingRunner:
         results = self._fill(blocks)
         self.seconds += time.perf_counter() - started
         return results
+
+    def while_busy(self, work: Callable[[], None]) -> bool:
+        return False
 
     def _fill(self, blocks: BlockPlan | None) -> BlockResults | None:
         if blocks is None:

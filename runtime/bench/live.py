@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import statistics
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -160,6 +161,9 @@ class Discarding:
     @property
     def ran(self) -> Ran:
         return self.runner.ran
+
+    def while_busy(self, work: Callable[[], None]) -> bool:
+        return self.runner.while_busy(work)
 
     def run(self, plan: StepPlan) -> BlockResults | None:
         self.plan, self.rows = plan, len(plan.tokens)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections import deque
+from collections.abc import Callable
 
 import torch
 
@@ -231,6 +232,10 @@ class Engine:
                 message = f"{type(error).__name__}: {error}"
                 outputs.append(EngineOutput(id=request.spec.id, nfe=request.nfe, finish_reason="error", error=message))
         return outputs
+
+    def while_busy(self, work: Callable[[], None]) -> bool:
+        """See Runner. `work` neither fails nor asks anything of the engine."""
+        return self.runner.while_busy(work)
 
     def close(self) -> None:
         """Drop all requests, the model and its cache. Closing again does nothing."""

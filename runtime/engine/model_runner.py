@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Protocol
 
 import torch
@@ -25,6 +26,11 @@ class Runner(Protocol):
 
     def run(self, plan: StepPlan) -> BlockResults | None:
         """Results of the plan's sampled blocks, None if it sampled none."""
+        ...
+
+    def while_busy(self, work: Callable[[], None]) -> bool:
+        """From now on do `work` in each step that has results, when all of it has been launched and the host waits;
+        False where the host has no such time."""
         ...
 
 
@@ -52,6 +58,7 @@ class ModelRunner:
             model, pool, block_size=block_size, mask_id=mask_id, max_token_id=max_token_id, eos_ids=eos_ids,
             orders=orders, places=places,
         )  # fmt: skip
+        self.meanwhile: Callable[[], None] | None = None
         self.ran = Ran()
         self.clock = Clock(self.device, self.ran)
         self.going, self.coming = Staging(self.device), Staging(self.device)
@@ -69,6 +76,12 @@ class ModelRunner:
         self.ran.count("off")
         return self.launch(plan)
 
+    def while_busy(self, work: Callable[[], None]) -> bool:
+        if self.device.type != "cuda":
+            return False
+        self.meanwhile = work
+        return True
+
     @torch.inference_mode()
     def launch(self, plan: StepPlan) -> BlockResults | None:
         """The step's work, nothing of it recorded."""
@@ -80,6 +93,8 @@ class ModelRunner:
     def _sample(self, plan: BlockPlan, hidden: torch.Tensor) -> BlockResults:
         shape, arrays = sample_inputs(plan, self.step.head.rules)
         found = self.step.sample(shape, self.going.put(arrays), hidden)
+        if self.meanwhile is not None:
+            self.meanwhile()
         told = self.coming.take(found)
         self.clock.end(self.coming)
         return results(shape, told, [group.members for group in plan.groups])

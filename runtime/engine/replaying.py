@@ -118,6 +118,8 @@ class ReplayingRunner(ModelRunner):
         if padded is None or recording is None:
             self.ran.count(reason or "new")
             found = self.step.sample(shape, self.going.put(arrays), hidden)
+            if self.meanwhile is not None:
+                self.meanwhile()
             told = self.coming.take(found)
             self.clock.end(self.coming)
             return results(shape, told, members)
@@ -125,6 +127,8 @@ class ReplayingRunner(ModelRunner):
         if recording.outputs is None:
             recording.outputs = self._told_port.slice(recording.out.nbytes)
             recording.told = recording.out.on_host(self._told_port.numbers)
+        if self.meanwhile is not None:
+            self.meanwhile()
         recording.outputs.fetch()
         self._rows_port.sent = self._blocks_port.sent = False
         self.clock.end(self._told_port.staging)
