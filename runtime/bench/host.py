@@ -10,15 +10,17 @@ import argparse
 import json
 import statistics
 import time
+from collections.abc import Callable
 
 import numpy as np
 
 from runtime.bench import output
 from runtime.engine.engine import Engine
+from runtime.engine.ran import Ran
 from runtime.request.description import RuleInfo, with_defaults
 from runtime.request.io import EngineInfo, RequestSpec
 from runtime.samplers import get_rule
-from runtime.state.plan import BlockResults, StepPlan
+from runtime.state.plan import BlockPlan, BlockResults, StepPlan
 from runtime.state.request import FILLED, MASKED
 from runtime.strategies import DecodingContext, make_strategy
 
@@ -30,16 +32,20 @@ class FillingRunner:
 
     def __init__(self, per_step: int) -> None:
         self.per_step = per_step
+        self.ran = Ran()
         self.seconds = 0.0  # spent here instead of in a model: not the host's cost
 
     def run(self, plan: StepPlan) -> BlockResults | None:
+        blocks = plan.blocks  # worked out when it is asked for: that is the host's cost
         started = time.perf_counter()
-        results = self._fill(plan)
+        results = self._fill(blocks)
         self.seconds += time.perf_counter() - started
         return results
 
-    def _fill(self, plan: StepPlan) -> BlockResults | None:
-        blocks = plan.blocks
+    def while_busy(self, work: Callable[[], None]) -> bool:
+        return False
+
+    def _fill(self, blocks: BlockPlan | None) -> BlockResults | None:
         if blocks is None:
             return None
         masked = blocks.state == MASKED

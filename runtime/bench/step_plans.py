@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, cast
 import numpy as np
 
 from runtime.engine.page_table import PageTable
-from runtime.engine.planner import build_plan
+from runtime.engine.planner import Planner
 from runtime.engine.scheduler import Turn
 from runtime.request.description import Value, values_of, with_defaults
 from runtime.samplers import get_rule, rules
@@ -131,4 +131,4 @@ class StepPlans:
         for turn, pages in zip(turns, drawn.tolist(), strict=True):
             turn.request.row = table.take_row()
             table.append(turn.request.row, 0, pages)
-        return build_plan(turns, table=table, strategy=self.strategy)
+        return Planner(table, self.strategy).plan(turns)

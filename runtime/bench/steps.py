@@ -55,6 +55,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--repeats", type=int, default=30, help="timed runs of each case; the median is shown")
     parser.add_argument("--warmup", type=int, default=5)
     parser.add_argument("--graphs", action="store_true", help="also replay each decode forward as a CUDA graph")
+    parser.add_argument("--live", action="store_true", help="the wall clock of an engine's whole step instead")
+    parser.add_argument("--enforce-eager", action="store_true", help="of --live: launch each step anew")
     output.add_json(parser, "the results")
 
 
@@ -65,6 +67,12 @@ def main(args: argparse.Namespace) -> int:
         print(f"error: {error}")
         return 1
     print(json.dumps(setup.facts))
+    if args.live:
+        rows = [_live_case(setup, batch, context, args) for batch in args.batch for context in args.context]
+        if args.json:
+            args.json.write_text(json.dumps({"setup": setup.facts, "results": rows}, indent=1) + "\n")
+        print(table(rows))
+        return 0
     rows = [_decode_case(setup, batch, context, args) for batch in args.batch for context in args.context]
     rows += [_prefill_case(setup, batch, length, args) for length in args.prompt for batch in args.batch]
     if args.json:
@@ -78,13 +86,14 @@ class _Setup:
 
     def __init__(self, model: Model, strategy: Strategy, known: Facts, args: argparse.Namespace, build: Build) -> None:
         device, dtype = build.device, build.dtype
-        decode = max(args.batch) * pages_needed(max(args.context) + args.block_size, args.page_size)
+        decode = max(args.batch) * pages_needed(max(args.context) + 2 * args.block_size, args.page_size)
         prefill = max(args.batch) * pages_needed(max([*args.prompt, 1]), args.page_size)
         self.pool = LAYOUTS[args.kv_cache_layout](
             model.kv_shapes, num_pages=max(decode, prefill), page_size=args.page_size, dtype=dtype, device=device
         )
         last = known.vocab_size - 1
         mask_id = None if strategy.noisy else last if known.mask_id is None else known.mask_id
+        self.known = known
         self.plans = StepPlans(
             strategy, args.block_size, mask_id, known.vocab_size, args.page_size, self.pool.num_pages
         )
@@ -173,6 +182,18 @@ def _decode_case(setup: _Setup, batch: int, context: int, args: argparse.Namespa
     return row
 
 
+def _live_case(setup: _Setup, batch: int, context: int, args: argparse.Namespace) -> dict[str, Any]:
+    from runtime.bench.live import Live
+
+    live = Live(
+        setup.runner.model, setup.pool, setup.plans.strategy, setup.known, args.block_size, setup.plans.mask_id,
+        max([*args.context, *args.prompt]) + args.block_size, args.enforce_eager,
+    )  # fmt: skip
+    row = live.case(batch, context, args.repeats)
+    print(json.dumps(row), flush=True)
+    return row
+
+
 def _prefill_case(setup: _Setup, batch: int, length: int, args: argparse.Namespace) -> dict[str, Any]:
     setup.fill_pool()
     plans = setup.plans.prefill(batch, length, budget=args.budget)
@@ -242,6 +263,10 @@ def _captured(forward: Callable[[], torch.Tensor]) -> Callable[[], object]:
 
 def table(rows: list[dict[str, Any]]) -> str:
     """Milliseconds, one line a case and context, one column a batch size."""
+    if rows and rows[0]["case"] == "live":
+        names = ("batch", "context", "wall_ms", "device_ms", "host_ms", "ratio", "experts", "replayed")
+        lines = ["".join(f"{name:>10}" for name in names)]
+        return "\n".join(lines + ["".join(f"{row.get(name, '-')!s:>10}" for name in names) for row in rows])
     batches = sorted({row["batch"] for row in rows})
     measures = [("decode", "step_ms"), ("decode", "forward_ms"), ("decode", "graph_ms"), ("prefill", "step_ms")]
     lines = [f"{'ms':28}" + "".join(f"{f'bs {b}':>10}" for b in batches)]

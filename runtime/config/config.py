@@ -39,6 +39,9 @@ class EngineConfig:
     num_pages: int | None = None
     kv_cache_layout: Literal["unified", "distinct"] = "unified"
     attn_impl: Literal["triton_grouped", "triton", "torch"] | None = None
+    disable_full_static_runner: bool = False
+    enforce_eager: bool = False
+    disable_torch_compile: bool = False
     disable_prefix_caching: bool = False
     skip_tokenizer: bool = False  # Python API only: ids in, ids out
     # the server's own decoding defaults; None: the family's, else decoding.md's

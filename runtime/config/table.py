@@ -14,7 +14,6 @@ _speed = partial(Flag, group="execution", engine=True)
 _lora = partial(Flag, group="adapters", engine=True, built=False, reason="adapters cannot be loaded in this version")
 _server = partial(Flag, group="server")
 
-_NO_GRAPHS = "every forward runs eagerly in this version, so there is nothing to switch; leave it out"
 _ONE_DEVICE = "a replica runs on one device in this version"
 
 FLAGS: tuple[Flag, ...] = (
@@ -170,15 +169,23 @@ FLAGS: tuple[Flag, ...] = (
         name="disable-full-static-runner",
         type="bool",
         default=False,
-        built=False,
-        reason=_NO_GRAPHS,
-        help="no CUDA graph of the whole step",
+        help="CUDA graphs of the model's forward alone; head and rules are launched anew in each step",
     ),
-    _speed(name="enforce-eager", type="bool", default=False, built=False, reason=_NO_GRAPHS, help="no CUDA graphs"),
     _speed(
-        name="disable-torch-compile", type="bool", default=False, built=False, reason=_NO_GRAPHS, help="no compilation"
+        name="enforce-eager", type="bool", default=False, help="no CUDA graphs: everything is launched in each step"
     ),
-    _speed(name="torch-compile-mode", built=False, reason=_NO_GRAPHS, help="torch.compile's mode"),
+    _speed(
+        name="disable-torch-compile",
+        type="bool",
+        default=False,
+        help="for the command lines of other servers; nothing here is compiled by torch.compile",
+    ),
+    _speed(
+        name="torch-compile-mode",
+        built=False,
+        reason="nothing here is compiled by torch.compile; leave it out",
+        help="torch.compile's mode",
+    ),
     _speed(
         name="deterministic",
         type="bool",

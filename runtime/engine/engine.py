@@ -5,13 +5,15 @@ from __future__ import annotations
 import logging
 import time
 from collections import deque
+from collections.abc import Callable
 
 import torch
 
 from runtime.engine.kv_cache import KVCacheManager
 from runtime.engine.model_runner import Runner
 from runtime.engine.page_table import PageTable
-from runtime.engine.planner import build_plan
+from runtime.engine.planner import Planner
+from runtime.engine.ran import REASONS
 from runtime.engine.scheduler import Scheduler, Turn, TurnError
 from runtime.request.io import EngineInfo, EngineOutput, EngineStats, RequestSpec
 from runtime.samplers.base import Orders, rules_under
@@ -54,6 +56,7 @@ class Engine:
             pages_per_unit=self.cache.pages_per_unit,
             page_size=info.page_size,
         )
+        self.planner = Planner(self.table, strategy)
         self.scheduler = Scheduler(
             cache=self.cache,
             table=self.table,
@@ -66,6 +69,8 @@ class Engine:
         self._closed = False
         self._stats = EngineStats(pages_total=info.num_pages)
         self._step_seconds: deque[float] = deque(maxlen=OBSERVATIONS)
+        self._device_seconds: deque[float] = deque(maxlen=OBSERVATIONS)
+        self._host_seconds: deque[float] = deque(maxlen=OBSERVATIONS)
         self._batch_sizes: deque[int] = deque(maxlen=OBSERVATIONS)
         self._block_steps: deque[int] = deque(maxlen=OBSERVATIONS)
 
@@ -107,6 +112,7 @@ class Engine:
         Raises:
             torch.AcceleratorError: the device failed; nothing can run in this process any more.
         """
+        began = time.perf_counter()
         try:
             turns = self.scheduler.schedule()
         except TurnError as error:
@@ -116,7 +122,7 @@ class Engine:
         outputs: list[EngineOutput] = []
         started = time.perf_counter()
         try:
-            plan = build_plan(turns, table=self.table, strategy=self.strategy)
+            plan = self.planner.plan(turns)
             results = self.runner.run(plan)
             self._apply(turns, results or NO_RESULTS, outputs)
         except torch.AcceleratorError:
@@ -125,7 +131,12 @@ class Engine:
             log.exception("a step failed; its %d requests end with an error", len(turns))
             return outputs + self._fail([turn.request for turn in turns], error)
         self._stats.steps += 1
-        seconds = time.perf_counter() - started
+        ended = time.perf_counter()
+        seconds = ended - started
+        device = self.runner.ran.device
+        if device is not None:
+            self._device_seconds.append(device)
+            self._host_seconds.append(ended - began - device)
         self.scheduler.pace.learn(len(plan.tokens), seconds)
         self._step_seconds.append(seconds)
         self._batch_sizes.append(len(turns))
@@ -222,6 +233,10 @@ class Engine:
                 outputs.append(EngineOutput(id=request.spec.id, nfe=request.nfe, finish_reason="error", error=message))
         return outputs
 
+    def while_busy(self, work: Callable[[], None]) -> bool:
+        """See Runner. `work` neither fails nor asks anything of the engine."""
+        return self.runner.while_busy(work)
+
     def close(self) -> None:
         """Drop all requests, the model and its cache. Closing again does nothing."""
         if self._closed:
@@ -240,9 +255,15 @@ class Engine:
         stats.pages_cached = self.cache.pages_cached
         stats.preemptions = self.scheduler.preemptions
         stats.prefix_hit_tokens = self.scheduler.prefix_hit_tokens
+        ran = self.runner.ran
+        stats.steps_replayed, stats.graph_bytes = ran.replayed, ran.graph_bytes
+        for reason in REASONS:
+            setattr(stats, f"steps_eager_{reason}", ran.eager[reason])
         report = EngineStats(**{name: getattr(stats, name) for name in EngineStats.__struct_fields__})
         for name, observed in (
             ("step_seconds", self._step_seconds),
+            ("device_seconds", self._device_seconds),
+            ("host_seconds", self._host_seconds),
             ("batch_sizes", self._batch_sizes),
             ("block_steps", self._block_steps),
         ):

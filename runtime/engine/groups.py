@@ -3,89 +3,94 @@ logits."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Mapping
 from dataclasses import dataclass
 
-import numpy as np
 import torch
 
+from runtime.engine.inputs import GroupShape
 from runtime.samplers import choose
 from runtime.samplers.base import MERGED, Rows, Rule, Stat
-from runtime.state.plan import RulePlan
 
 Place = tuple[torch.Tensor, torch.Tensor]  # block and offset of each row
+Given = Mapping[str, torch.Tensor]  # what ``engine.inputs`` names, on the device
+
+
+@dataclass(frozen=True)
+class Span:
+    """Some of a group's rows, one after the other: those of the sampled rows, and where that is in its part of them."""
+
+    rows: slice
+    part: slice
 
 
 @dataclass(frozen=True)
 class Group:
-    """A rule and its blocks: `members` of the plan's, None for all of them, each row of `params` one of them."""
+    """A rule and its blocks: `members` of the plan's, None for all of them, each row of `params` one of them.
+
+    Its sampled rows are ``[first, first + shape.rows)``; `own` says of every sampled row which of its group's blocks
+    it is of.
+    """
 
     rule: Rule
+    shape: GroupShape
+    first: int
     members: torch.Tensor | None
-    local: torch.Tensor | None  # [n]: each block's place among the members, -1 if it is none
+    own: torch.Tensor
     params: torch.Tensor
-    wants: Stat
     kept: torch.Tensor | None
     top: choose.Top | None  # [its blocks, B, count], to be written
 
-    def rows(self, block: torch.Tensor) -> torch.Tensor | slice:
-        """Which of some rows are its own, by their blocks."""
-        return slice(None) if self.local is None else (self.local[block] >= 0).nonzero()[:, 0]
+    @property
+    def wants(self) -> Stat:
+        return Stat(self.shape.wants)
 
-    def own(self, block: torch.Tensor) -> torch.Tensor:
-        """The numbers of blocks of the plan, which are its own, among its own."""
-        return block if self.local is None else self.local[block]
+    def within(self, part: slice, last: int | None = None) -> Span | None:
+        """Its rows, or the last so many of them, that lie in a part of the sampled ones; None if there are none."""
+        end = self.first + self.shape.rows
+        begin = self.first if last is None else end - last
+        begin, end = max(begin, part.start), min(end, part.stop)
+        return Span(slice(begin, end), slice(begin - part.start, end - part.start)) if begin < end else None
 
     def current(self, logits: torch.Tensor, here: Place, tokens: torch.Tensor, current: torch.Tensor) -> None:
-        """Writes the plain probability of the token at each of the group's positions."""
-        mine = self.rows(here[0])
-        place = here[0][mine], here[1][mine]
-        current[place] = choose.probability(logits[mine], tokens[place].clamp(max=logits.shape[1] - 1))
+        """Writes the plain probability of the token at each of some of its positions."""
+        current[here] = choose.probability(logits, tokens[here].clamp(max=logits.shape[1] - 1))
 
     def adjust(
-        self, logits: torch.Tensor, here: Place, tokens: torch.Tensor, masked: torch.Tensor, advanced: torch.Tensor
-    ) -> None:
-        """In place: the rule's own changes to the logits of its rows."""
-        mine = self.rows(here[0])
-        block, at = self.own(here[0][mine]), here[1][mine]
+        self, logits: torch.Tensor, own: Place, tokens: torch.Tensor, masked: torch.Tensor, advanced: torch.Tensor,
+        *, fixed: bool,
+    ) -> None:  # fmt: skip
+        """In place: the rule's own changes to the logits of some of its rows, whose blocks are numbered as its own."""
         if self.members is not None:
             tokens, masked, advanced = tokens[self.members], masked[self.members], advanced[self.members]
-        some = logits[mine]  # of all rows a view, of some a copy
+        block, at = own
         params, columns = self.params[block], self.rule.columns
-        self.rule.adjust(some, Rows(tokens, masked, block, at, advanced[block], params, columns, self.kept))
-        if self.local is not None:
-            logits[mine] = some
+        self.rule.adjust(logits, Rows(tokens, masked, block, at, advanced[block], params, columns, self.kept, fixed))
 
-    def likeliest(self, logits: torch.Tensor, here: Place) -> None:
-        """Writes into `top` the likeliest tokens at each of the group's positions, as many as its request mixes."""
+    def likeliest(self, logits: torch.Tensor, own: Place) -> None:
+        """Writes into `top` the likeliest tokens at each of some of its positions, as many as its request mixes."""
         assert self.top is not None
-        mine = self.rows(here[0])
-        block, at = self.own(here[0][mine]), here[1][mine]
-        found = choose.top(logits[mine], self.top.ids.shape[2])
-        own = self.params[block, self.rule.columns[MERGED.name]]
-        beyond = torch.arange(self.top.ids.shape[2], device=block.device) >= own[:, None]
+        block, at = own
+        found = choose.top(logits, self.top.ids.shape[2])
+        count = self.params[block, self.rule.columns[MERGED.name]]
+        beyond = torch.arange(self.top.ids.shape[2], device=block.device) >= count[:, None]
         self.top.ids[block, at], self.top.probs[block, at] = found.ids, found.probs.masked_fill(beyond, 0)
 
 
-def make_group(
-    rule: Rule, tokens: torch.Tensor, plan: RulePlan, kind: torch.dtype, put: Callable[[np.ndarray], torch.Tensor]
-) -> Group:
-    """The group of a plan's rule, on the device.
-
-    Args:
-        tokens: int64 [n, B] of all the plan's blocks, on the device. kind: float dtype of the probabilities. put: from
-            the host to the device.
-    """
-    params, wants = put(plan.params), Stat(plan.wants)
-    kept = None if plan.kept is None else put(plan.kept)
-    top = None
-    if wants & Stat.TOP and MERGED.name in rule.columns:
-        count = int(plan.params[:, rule.columns[MERGED.name]].max())
-        ids = tokens.new_zeros((len(plan.members), tokens.shape[1], count))
-        top = choose.Top(ids, torch.zeros_like(ids, dtype=kind))
-    if len(plan.members) == len(tokens):
-        return Group(rule, None, None, params, wants, kept, top)
-    members = put(plan.members)
-    local = torch.full((len(tokens),), -1, dtype=torch.int64, device=members.device)
-    local[members] = torch.arange(len(members), device=members.device)
-    return Group(rule, members, local, params, wants, kept, top)
+def make_groups(
+    rules: list[Rule], shapes: tuple[GroupShape, ...], given: Given, size: int, kind: torch.dtype
+) -> list[Group]:
+    """The groups of a step. `size`: of its blocks. `kind`: float dtype of the probabilities."""
+    made = []
+    first = 0
+    for i, (rule, shape) in enumerate(zip(rules, shapes, strict=True)):
+        params, top = given[f"params{i}"], None
+        if shape.top:
+            ids = params.new_zeros((shape.blocks, size, shape.top), dtype=torch.int64)
+            top = choose.Top(ids, torch.zeros_like(ids, dtype=kind))
+        members, own = (None, given["block"]) if len(shapes) == 1 else (given[f"members{i}"], given["own"])
+        # written to, so that what came from the host stays as it was
+        kept = given[f"kept{i}"].clone() if shape.records else None
+        made.append(Group(rule, shape, first, members, own, params, kept, top))
+        first += shape.rows
+    return made

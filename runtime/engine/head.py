@@ -11,10 +11,10 @@ import math
 import operator
 from collections.abc import Callable, Iterator
 
-import numpy as np
 import torch
 
-from runtime.engine.groups import Group, Place, make_group
+from runtime.engine.groups import Given, Group, Place, make_groups
+from runtime.engine.inputs import SampleShape, sample_inputs
 from runtime.layers.head import PlainHead
 from runtime.samplers import choose
 from runtime.samplers.base import (
@@ -82,80 +82,94 @@ class Head:
         state: torch.Tensor,
         signal: torch.Tensor | None = None,
     ) -> Iterator[tuple[Rule, torch.Tensor | None, BlockBatch]]:
-        """Of each rule of the plan: the rule, its blocks' numbers (None: all blocks), and what it decides with.
+        """`decide_on` a plan. tokens, state: the plan's, on the device."""
+        shape, arrays = sample_inputs(plan, self.rules)
+        given = {name: torch.from_numpy(array).to(hidden.device) for name, array in arrays.items()}
+        return self.decide_on(shape, given | {"block_tokens": tokens, "block_state": state}, hidden, signal)
+
+    def decide_on(
+        self,
+        shape: SampleShape,
+        given: Given,
+        hidden: torch.Tensor,
+        signal: torch.Tensor | None = None,
+        *,
+        fixed: bool = False,
+    ) -> Iterator[tuple[Rule, torch.Tensor | None, BlockBatch]]:
+        """Of each rule of the step: the rule, its blocks' numbers (None: all blocks), and what it decides with.
 
         Args:
-            hidden: [rows, hidden] of the step's rows. tokens, state: the plan's, on the device.
+            hidden: [rows, hidden] of the step's rows. given: see ``engine.inputs``.
             signal: [n, B, hidden], to be written where a rule asks for it.
+            fixed: launch the same whatever the contents, and ask the host nothing.
         """
-        device = hidden.device
-
-        def put(array: np.ndarray) -> torch.Tensor:
-            return torch.from_numpy(array).to(device, non_blocking=True)
-
+        tokens, state = given["block_tokens"], given["block_state"]
         masked, filled = state == MASKED, state == FILLED
-        advanced = put(plan.advanced)
+        advanced = given["advanced"]
         kind = hidden.dtype if hidden.dtype == torch.float64 else torch.float32
-        groups = [make_group(self.rules(g.rule), tokens, g, kind, put) for g in plan.groups]
+        rules = [self.rules(group.rule) for group in shape.groups]
+        groups = make_groups(rules, shape.groups, given, shape.size, kind)
         choice = tokens.clone()
-        conf = torch.full(choice.shape, float("-inf"), dtype=kind, device=device)
+        conf = torch.full(choice.shape, float("-inf"), dtype=kind, device=hidden.device)
         wanted = Stat(functools.reduce(operator.or_, (group.wants for group in groups)))
         stats = {stat: torch.full_like(conf, none) for stat, (_, none) in STATS.items() if stat & wanted}
-        drawing = None if plan.drawing is None else (put(plan.drawing.limits), put(plan.drawing.uniform))
         likeliest = tokens.clone() if Stat.BEST & wanted else None
         vocab = 0
 
-        block, offset = np.nonzero(plan.sampled)
-        rows, block_of, at = put(plan.rows[block] + offset), put(block), put(offset)
-        bare = drawing is None and plan.noise is None and not wanted & ~Stat.BEST
-        if self.plain is not None and bare:
-            token, conf[block_of, at] = self.plain.likeliest(
+        rows, block_of, at = given["rows"], given["block"], given["at"]
+        bare = not (shape.drawn or shape.noise or wanted & ~Stat.BEST)
+        direct = self.plain if bare else None
+        if direct is not None:
+            token, conf[block_of, at] = direct.likeliest(
                 hidden[rows], mask_id=self.mask_id, max_token_id=self.max_token_id, spared=self.spared
             )
             choice[block_of, at] = token
             if likeliest is not None:
                 likeliest[block_of, at] = token
-            rows = rows[:0]
-        for start in range(0, len(rows), HEAD_ROWS):
-            part = slice(start, start + HEAD_ROWS)
+        for start in range(0, shape.rows if direct is None else 0, HEAD_ROWS):
+            part = slice(start, min(start + HEAD_ROWS, shape.rows))
             here = (block_of[part], at[part])
             logits = self.logits(hidden[rows[part]])
             vocab = logits.shape[1]
             choose.ban(logits, mask_id=self.mask_id, max_token_id=self.max_token_id, spared=self.spared)
             for group in groups:
+                span = group.within(part)
+                if span is None:
+                    continue
+                mine, place = logits[span.part], (block_of[span.rows], at[span.rows])
+                own = (group.own[span.rows], place[1])
                 if group.wants & Stat.SUPPRESS:
-                    self._ban_eos(group, logits, here)
+                    self._ban_eos(group, mine, own)
                 if group.wants & Stat.CURRENT:
-                    group.current(logits, here, tokens, stats[Stat.CURRENT])
+                    group.current(mine, place, tokens, stats[Stat.CURRENT])
                 if group.wants & Stat.ADJUST:
-                    group.adjust(logits, here, tokens, masked, advanced)
-                _describe(group, logits, here, stats)
+                    group.adjust(mine, own, tokens, masked, advanced, fixed=fixed)
+                _describe(group, mine, place, stats)
                 if group.wants & Stat.SIGNAL and signal is not None:
                     assert self.soften is not None
-                    _soften(group, logits, here, self.soften, signal)
+                    _soften(mine, place, self.soften, signal)
                 if group.top is not None:
-                    group.likeliest(logits, here)
+                    group.likeliest(mine, own)
             best = choose.greedy(logits)
             choice[here], conf[here] = best.token, best.conf
             if likeliest is not None:
                 likeliest[here] = best.token
-            if drawing is not None:
-                _draw(logits, here, masked, *drawing, choice, conf, stats)
+            self._draw(groups, part, logits, given, choice, conf, stats)
 
-        noise = None if plan.noise is None else (put(plan.noise) * vocab).long()
         whole = {
             "tokens": tokens,
             "masked": masked,
             "filled": filled,
             "choice": choice,
             "conf": conf,
-            "remasked": torch.zeros_like(masked) if plan.remasked is None else put(plan.remasked),
-            "may_force": put(plan.may_force),
+            "remasked": given["remasked"] if shape.remasked else torch.zeros_like(masked),
+            "may_force": given["may_force"],
             "advanced": advanced,
-            "initial_masks": put(plan.initial_masks),
-            "given_steps": put(plan.given_steps),
-            "post_edit_steps": put(plan.post_edit_steps),
+            "initial_masks": given["initial_masks"],
+            "given_steps": given["given_steps"],
+            "post_edit_steps": given["post_edit_steps"],
         }
+        noise = (given["noise"] * vocab).long() if shape.noise else None
         for group in groups:
             some = whole | {STATS[stat][0]: tensor for stat, tensor in stats.items() if stat & group.wants}
             if likeliest is not None and group.wants & Stat.BEST:
@@ -169,69 +183,73 @@ class Head:
             blocks = BlockBatch(params=group.params, columns=group.rule.columns, kept=group.kept, top=group.top, **some)
             yield group.rule, group.members, blocks
 
-    def _ban_eos(self, group: Group, logits: torch.Tensor, here: Place) -> None:
+    def _ban_eos(self, group: Group, logits: torch.Tensor, own: Place) -> None:
         """In place: an end of sequence is not predicted where the request says so."""
-        mine = group.rows(here[0])
-        never = group.params[group.own(here[0][mine]), group.rule.columns[SUPPRESS_EOS.name]] == _NEVER
-        where = never.nonzero()[:, 0] if isinstance(mine, slice) else mine[never]
-        logits[where[:, None], self.eos_ids] = -math.inf
+        never = group.params[own[0], group.rule.columns[SUPPRESS_EOS.name]] == _NEVER
+        logits[:, self.eos_ids] = logits[:, self.eos_ids].masked_fill(never[:, None], -math.inf)
 
     def _held_back(self, group: Group, some: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         """The confidence and the like where candidates that end the sequence come last (`shared.late`)."""
-        is_eos = torch.isin(some["choice"], self.eos_ids) & (some["conf"] > -math.inf)
+        is_eos = (some["choice"][:, :, None] == self.eos_ids).any(2) & (some["conf"] > -math.inf)
         late = is_eos & (group.params[:, group.rule.columns[SUPPRESS_EOS.name]] == _LATE)[:, None]
         least = torch.finfo(some["conf"].dtype).min
         ends = {"conf": least, "margin": least, "entropy": -least}
         return {name: some[name].masked_fill(late, end) for name, end in ends.items() if name in some}
 
+    def _draw(
+        self,
+        groups: list[Group],
+        part: slice,
+        logits: torch.Tensor,
+        given: Given,
+        choice: torch.Tensor,
+        conf: torch.Tensor,
+        stats: Stats,
+    ) -> None:
+        """Those rows of a part of the sampled ones that draw do so instead of taking the likeliest."""
+        before = 0  # rows that draw, of the groups before
+        for group in groups:
+            shape = group.shape
+            span = group.within(part, shape.drawn) if shape.drawn else None
+            first = group.first + shape.rows - shape.drawn - before  # what is given of the row at n is at n - first
+            before += shape.drawn
+            if span is None:
+                continue
+            limited = group.first + shape.rows - shape.limited
+            for start in range(span.rows.start, span.rows.stop, DRAW_ROWS):
+                some = slice(start, min(start + DRAW_ROWS, span.rows.stop))
+                limits = given["limits"][some.start - first : some.stop - first]
+                probs = choose.distribution(
+                    logits[some.start - part.start : some.stop - part.start],
+                    temperature=limits[:, TEMPERATURE],
+                    top_k=limits[:, TOP_K].long(),
+                    top_p=limits[:, TOP_P],
+                    free=min(max(limited - some.start, 0), some.stop - some.start),
+                )
+                picked = choose.pick(probs, given["uniform"][some.start - first : some.stop - first])
+                here = given["block"][some], given["at"][some]
+                choice[here], conf[here] = picked.token, picked.conf
+                for stat, shape_of in SHAPES.items():
+                    if stat in stats:
+                        stats[stat][here] = shape_of(probs)
+
 
 def _describe(group: Group, logits: torch.Tensor, here: Place, stats: Stats) -> None:
-    """The shape of the distribution at each of the group's positions, as if none drew."""
+    """The shape of the distribution at each of some of the group's positions, as if none drew."""
     shapes = {stat: shape for stat, shape in SHAPES.items() if stat & group.wants}
     if not shapes:
         return
-    mine = group.rows(here[0])
-    logits, block, at = logits[mine], here[0][mine], here[1][mine]
-    for some in torch.split(torch.arange(len(logits), device=logits.device), DRAW_ROWS):
+    for start in range(0, len(logits), DRAW_ROWS):
+        some = slice(start, start + DRAW_ROWS)
         probs = logits[some].softmax(dim=1)
         for stat, shape in shapes.items():
-            stats[stat][block[some], at[some]] = shape(probs)
+            stats[stat][here[0][some], here[1][some]] = shape(probs)
 
 
 def _soften(
-    group: Group,
-    logits: torch.Tensor,
-    here: Place,
-    soften: Callable[[torch.Tensor], torch.Tensor],
-    signal: torch.Tensor,
+    logits: torch.Tensor, here: Place, soften: Callable[[torch.Tensor], torch.Tensor], signal: torch.Tensor
 ) -> None:
-    """What the model makes of the distribution at each of the group's positions, as if none drew."""
-    mine = group.rows(here[0])
-    logits, block, at = logits[mine], here[0][mine], here[1][mine]
-    for some in torch.split(torch.arange(len(logits), device=logits.device), DRAW_ROWS):
-        signal[block[some], at[some]] = soften(logits[some].softmax(dim=1))
-
-
-def _draw(
-    logits: torch.Tensor,
-    here: Place,
-    masked: torch.Tensor,
-    limits: torch.Tensor,
-    uniform: torch.Tensor,
-    choice: torch.Tensor,
-    conf: torch.Tensor,
-    stats: Stats,
-) -> None:
-    """Masked positions of requests with a temperature draw instead of taking the likeliest."""
-    draws = (masked[here] & (limits[here[0], TEMPERATURE] > 0)).nonzero()[:, 0]
-    for drawn in torch.split(draws, DRAW_ROWS):
-        block, at = here[0][drawn], here[1][drawn]
-        mine = limits[block]
-        probs = choose.distribution(
-            logits[drawn], temperature=mine[:, TEMPERATURE], top_k=mine[:, TOP_K].long(), top_p=mine[:, TOP_P]
-        )
-        picked = choose.pick(probs, uniform[block, at])
-        choice[block, at], conf[block, at] = picked.token, picked.conf
-        for stat, shape in SHAPES.items():
-            if stat in stats:
-                stats[stat][block, at] = shape(probs)
+    """What the model makes of the distribution at each of some positions, as if none drew."""
+    for start in range(0, len(logits), DRAW_ROWS):
+        some = slice(start, start + DRAW_ROWS)
+        signal[here[0][some], here[1][some]] = soften(logits[some].softmax(dim=1))

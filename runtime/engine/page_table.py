@@ -15,6 +15,7 @@ class PageTable:
         self.page_size = page_size
         self._pages_per_unit = pages_per_unit
         self._pages = np.zeros((rows, units * pages_per_unit), dtype=np.int32)
+        self.version = 0  # grows with every change
         self._free_rows = list(range(rows - 1, -1, -1))
 
     def take_row(self) -> int:
@@ -25,6 +26,7 @@ class PageTable:
 
     def append(self, row: int, at: int, units: list[int]) -> None:
         """Write a request's units from its `at`-th on."""
+        self.version += 1
         n = self._pages_per_unit
         if n == 1:
             self._pages[row, at : at + len(units)] = units
@@ -32,7 +34,7 @@ class PageTable:
         pages = np.array(units, dtype=np.int32)[:, None] * n + np.arange(n, dtype=np.int32)
         self._pages[row, at * n : (at + len(units)) * n] = pages.ravel()
 
-    def rows(self, rows: list[int], max_tokens: int) -> npt.NDArray[np.int32]:
+    def rows(self, rows: npt.NDArray[np.int64], max_tokens: int) -> npt.NDArray[np.int32]:
         """[len(rows), pages that `max_tokens` tokens need]; entries past a request's own pages are stale but valid."""
         width = -(-max_tokens // self.page_size)
         return self._pages[rows, :width]

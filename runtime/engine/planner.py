@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import cast
 
 import numpy as np
@@ -10,39 +11,80 @@ from runtime.engine.page_table import PageTable
 from runtime.engine.scheduler import Turn
 from runtime.samplers.base import TEMPERATURE, Merge, Rule, Stat, get_rule
 from runtime.samplers.uniform import DRAW, RENOISE, uniforms
-from runtime.state.plan import BlockPlan, Drawing, MergedRows, RulePlan, StepPlan, lay_out
+from runtime.state.plan import BlockPlan, Bools, Drawing, Ints, Ints32, MergedRows, RulePlan, StepPlan, lay_out
 from runtime.state.request import FILLED, MASKED, Block, Request
 from runtime.strategies.base import Strategy
 
 
-def build_plan(turns: list[Turn], *, table: PageTable, strategy: Strategy) -> StepPlan:
-    """The step's plan; the blocks of the turns that have a feed are in it in the turns' order."""
-    requests = [turn.request for turn in turns]
-    first = np.array([turn.first for turn in turns], dtype=np.int64)
-    layout = lay_out(tuple([turn.last - turn.first for turn in turns]))
-    owner, positions = layout.owner, layout.positions(first)
-    visible_end = strategy.visible_end(requests, owner, positions)
-    settled = np.array([request.settled for request in requests])[owner]
+@dataclass(frozen=True)
+class Geometry:
+    """Where a step's rows stand: all of its forward but the ids. Shared between steps: not to be written to."""
 
-    tokens = _end_to_end(
-        [turn.request.tokens[turn.first : turn.last] if turn.again is None else turn.again.tokens for turn in turns]
-    )
-    pages = table.rows([request.row for request in requests], int(visible_end.max()))
-    page = positions // table.page_size
-    at = pages.ravel().take(owner * pages.shape[1] + page).astype(np.int64)
-    offsets = (layout.starts - first).tolist()
-    return StepPlan(
-        tokens=tokens,
-        positions=positions,
-        slots=positions + (at - page) * table.page_size,
-        visible_end=visible_end.astype(np.int32),
-        window_origin=np.minimum(positions, settled) if strategy.one_window else positions,
-        open=positions >= settled,
-        tiles=layout.tiles,
-        page_table=pages,
-        blocks=_plan_blocks(turns, offsets),
-        merged=_merged(turns, offsets),
-    )
+    positions: Ints
+    slots: Ints
+    visible_end: Ints32
+    window_origin: Ints
+    open: Bools
+    tiles: Ints32
+    page_table: Ints32
+    offsets: list[int]  # of each turn, what has to be added to a position to get its row
+
+
+class Planner:
+    """Makes plans of turns. A batch that only denoises stands where it stood in the step before: its geometry is made
+    anew only when something of it has changed."""
+
+    def __init__(self, table: PageTable, strategy: Strategy) -> None:
+        self.table = table
+        self.strategy = strategy
+        self._known: tuple[list[int], Geometry] | None = None
+
+    def plan(self, turns: list[Turn]) -> StepPlan:
+        """The step's plan; the blocks of the turns that have a feed are in it in the turns' order."""
+        tokens: list[Ints] = []
+        facts: list[int] = [self.table.version]  # all that the geometry depends on
+        merges = False
+        for turn in turns:
+            request, first, last = turn.request, turn.first, turn.last
+            tokens.append(request.tokens[first:last] if turn.again is None else turn.again.tokens)
+            facts += (first, last - first, request.settled, request.row, request.end, request.seq)
+            merges |= request.merge is not None
+        if self._known is None or self._known[0] != facts:
+            self._known = facts, self._geometry(turns, facts)
+        geometry = self._known[1]
+        return StepPlan(
+            tokens=_end_to_end(tokens),
+            positions=geometry.positions,
+            slots=geometry.slots,
+            visible_end=geometry.visible_end,
+            window_origin=geometry.window_origin,
+            open=geometry.open,
+            tiles=geometry.tiles,
+            page_table=geometry.page_table,
+            sampled=lambda: _plan_blocks(turns, geometry.offsets),
+            merged=_merged(turns, geometry.offsets) if merges else None,
+        )
+
+    def _geometry(self, turns: list[Turn], facts: list[int]) -> Geometry:
+        first, counts, settled, row, _, _ = np.array(facts[1:], dtype=np.int64).reshape(len(turns), -1).T
+        layout = lay_out(tuple(counts.tolist()))
+        owner, positions = layout.owner, layout.positions(first)
+        visible_end = self.strategy.visible_end([turn.request for turn in turns], owner, positions)
+        boundary = settled[owner]
+        page_size = self.table.page_size
+        pages = self.table.rows(row, int(visible_end.max()))
+        page = positions // page_size
+        at = pages.ravel().take(owner * pages.shape[1] + page).astype(np.int64)
+        return Geometry(
+            positions=positions,
+            slots=positions + (at - page) * page_size,
+            visible_end=visible_end.astype(np.int32),
+            window_origin=np.minimum(positions, boundary) if self.strategy.one_window else positions,
+            open=positions >= boundary,
+            tiles=layout.tiles,
+            page_table=pages,
+            offsets=(layout.starts - first).tolist(),
+        )
 
 
 def _merged(turns: list[Turn], offsets: list[int]) -> MergedRows | None:

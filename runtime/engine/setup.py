@@ -9,22 +9,18 @@ import torch
 from torch import nn
 
 from runtime.config import EngineConfig
-from runtime.engine.engine import Engine, orders_of
-from runtime.engine.model_runner import ModelRunner
+from runtime.engine.engine import Engine
+from runtime.engine.making import make_runner
 from runtime.engine.offer import offer, read_orders
-from runtime.engine.warmup import warm_up
 from runtime.errors import ConfigError
 from runtime.layers.build import Build
-from runtime.layers.kv_pool import LAYOUTS
 from runtime.layers.weight import weights_of
 from runtime.models import Facts, Family, resolve_family
-from runtime.models.base import Model
 from runtime.request.io import EngineInfo
-from runtime.strategies import DecodingContext, Strategy, also_fits, longest_request, make_strategy
+from runtime.strategies import DecodingContext, Strategy, also_fits, make_strategy
 from runtime.weights import Checkpoint, TokenIds, load_model, read_tokens, resolve_checkpoint
 from runtime.weights.hub import Progress
 
-CPU_POOL_BYTES = 1 << 30
 DEFAULT_MODEL_LEN = 4096
 
 
@@ -51,7 +47,7 @@ def load_engine(config: EngineConfig, progress: Progress | None = None) -> Engin
     if progress is not None:
         loaded = sum(weight.nbytes for weight in weights_of(cast(nn.Module, model)).values())
         progress("warmup", loaded, loaded)  # nothing is left to load, so whoever shows a share shows all of it
-    runner, pages = _runner(config, info, strategy, model, device, dtype, free_at_start)
+    runner, pages = make_runner(config, info, strategy, model, device, dtype, free_at_start)
     return Engine(info=msgspec.structs.replace(info, num_pages=pages), runner=runner, strategy=strategy)
 
 
@@ -153,59 +149,3 @@ def _info(
         model_revision=checkpoint.revision,
         **offer(config, family, checkpoint.generation_config, strategy, key, block_size, orders),
     )
-
-
-def _runner(
-    config: EngineConfig,
-    info: EngineInfo,
-    strategy: Strategy,
-    model: Model,
-    device: torch.device,
-    dtype: torch.dtype,
-    free_at_start: int,
-) -> tuple[ModelRunner, int]:
-    """The runner with its K/V pool, warmed up, and the pool's pages."""
-    page_size, layout = info.page_size, LAYOUTS[config.kv_cache_layout]
-    bytes_of_page = layout.page_bytes(model.kv_shapes, page_size, dtype)
-    unit = max(page_size, info.tiling.grain)
-    longest = longest_request(strategy, info.max_model_len)
-    needed = -(-longest // unit) * (unit // page_size)
-
-    def make(pages: int) -> ModelRunner:
-        return ModelRunner(
-            model,
-            layout(model.kv_shapes, num_pages=pages, page_size=page_size, dtype=dtype, device=device),
-            block_size=min(info.block_size, longest),
-            mask_id=info.mask_token_id,
-            max_token_id=info.max_token_id,
-            eos_ids=tuple(info.eos_token_ids),
-            orders=orders_of(info),
-            places=info.max_num_reqs,
-        )
-
-    pages, on_cuda = config.num_pages, device.type == "cuda"
-    if pages is None and on_cuda:
-        torch.cuda.reset_peak_memory_stats()
-        held = torch.cuda.memory_allocated()
-        runner = make(needed)
-        warm_up(runner, rows=info.max_num_batched_tokens, longest=info.max_model_len)
-        pool = runner.pool.nbytes
-        del runner
-        largest_step = torch.cuda.max_memory_allocated() - held - pool
-        torch.cuda.empty_cache()
-        used = free_at_start - torch.cuda.mem_get_info()[0]
-        pages = int((free_at_start * config.gpu_memory_utilization - used - largest_step) // bytes_of_page)
-    elif pages is None:
-        wanted = max(-(-info.max_num_reqs * info.max_model_len // page_size), needed)
-        pages = min(wanted, CPU_POOL_BYTES // bytes_of_page)
-    if pages < needed:
-        found = f"--num-pages: {pages}" if config.num_pages else f"there is memory for {max(pages, 0)} cache"
-        raise ConfigError(
-            f"{found} pages of {page_size} tokens, fewer than the {needed} that one request of --max-model-len "
-            f"{info.max_model_len} needs; lower --max-model-len or make more room"
-        )
-    runner = make(pages)
-    if config.num_pages is not None or not on_cuda:  # else the runner that measured has warmed everything up
-        rows = info.max_num_batched_tokens if on_cuda else runner.block_size
-        warm_up(runner, rows=rows, longest=info.max_model_len)
-    return runner, pages

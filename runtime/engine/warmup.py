@@ -1,13 +1,28 @@
-"""First steps of every size, so that compiling, allocating and failing happen before the first request."""
+"""First steps of every size, so that compiling, allocating, recording and failing happen before the first request."""
 
 from __future__ import annotations
 
-import numpy as np
+import logging
+import time
+from collections.abc import Callable
+from functools import partial
 
+import numpy as np
+import torch
+
+from runtime.engine.inputs import ForwardShape, SampleShape
 from runtime.engine.model_runner import ModelRunner
+from runtime.engine.replaying import ReplayingRunner
+from runtime.request.io import EngineInfo
 from runtime.samplers import Stat, get_rule
+from runtime.samplers.base import MERGED
 from runtime.state.plan import BlockPlan, Drawing, RulePlan, block_causal_plan
 from runtime.state.request import MASKED
+
+log = logging.getLogger(__name__)
+
+TELL_EVERY = 5.0  # seconds
+MEASURED = 4  # recordings of each kind whose memory is taken for all the others'
 
 
 def warm_up(runner: ModelRunner, *, rows: int, longest: int) -> None:
@@ -49,7 +64,7 @@ def _step(runner: ModelRunner, rows: int, longest: int) -> None:
         place=none,
     )
     first = np.zeros(len(counts), dtype=np.int64)
-    runner.run(
+    runner.launch(
         block_causal_plan(
             np.full(total, token),
             first,
@@ -60,3 +75,66 @@ def _step(runner: ModelRunner, rows: int, longest: int) -> None:
             blocks=block_plan,
         )
     )
+
+
+def record_steps(runner: ReplayingRunner, info: EngineInfo) -> None:
+    """Record all sizes of a step, under the rule and with the values that a request has which sets none."""
+    began, told = time.monotonic(), time.monotonic()
+    free = _free(runner.device)
+    works = _works(runner, *_shapes(runner, info))
+    for done, work in enumerate(works):
+        work()
+        if time.monotonic() - told > TELL_EVERY:
+            told = time.monotonic()
+            log.info("recording steps: %d of %d", done + 1, len(works))
+    runner.ran.graph_bytes = free - _free(runner.device)
+    log.info(
+        "recorded %d steps in %.1f s, %.2f GB of the device's memory",
+        runner.recordings, time.monotonic() - began, runner.ran.graph_bytes / 1e9,
+    )  # fmt: skip
+
+
+def recorded_bytes(runner: ReplayingRunner, info: EngineInfo) -> int:
+    """What `record_steps` will take: the largest of each kind, and of all others what a few do, as they share memory
+    but for the launches themselves."""
+    forwards, samples = _shapes(runner, info)
+    free = _free(runner.device)
+    for work in _works(runner, forwards[:1], samples[:1]):
+        work()
+    largest = free - _free(runner.device)
+    each = 0
+    for some in (_works(runner, forwards[1:], []), _works(runner, [], samples[1:])):
+        free = _free(runner.device)
+        for work in some[:MEASURED]:
+            work()
+        each += (free - _free(runner.device)) * len(some) // MEASURED
+    return largest + each
+
+
+def _shapes(runner: ReplayingRunner, info: EngineInfo) -> tuple[list[ForwardShape], list[SampleShape]]:
+    forwards = runner.sizes.forwards(told=runner.told)
+    if not runner.rules:
+        return forwards, []
+    defaults = info.defaults()
+    rule = runner.step.head.rules(defaults.algorithm)
+    wants = rule.asks(defaults.values)
+    top = int(str(defaults.values[MERGED.name])) if wants & Stat.TOP else 0
+    limited = info.top_p < 1 or info.top_k > 0
+    samples = runner.samples(rule, int(wants), top=top, draws=info.temperature > 0, limited=limited)
+    return forwards, samples
+
+
+def _works(
+    runner: ReplayingRunner, forwards: list[ForwardShape], samples: list[SampleShape]
+) -> list[Callable[[], None]]:
+    works: list[Callable[[], None]] = [partial(runner.record_forward, shape) for shape in forwards]
+    return works + [partial(runner.record_sample, shape) for shape in samples]
+
+
+def _free(device: torch.device) -> int:
+    """Bytes of the device's memory, without what is kept to be used again; 0 where there is no such thing."""
+    if device.type != "cuda":
+        return 0
+    torch.cuda.synchronize(device)
+    torch.cuda.empty_cache()
+    return torch.cuda.mem_get_info(device)[0]

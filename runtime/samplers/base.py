@@ -123,6 +123,7 @@ class Rows:
     params: torch.Tensor  # float64 [rows, len(columns)]
     columns: Mapping[str, int]
     kept: torch.Tensor | None  # as in BlockBatch
+    fixed: bool = False  # what is launched may not depend on any content, nor may the host be told of it
 
     def value(self, name: str) -> torch.Tensor:
         """[rows]: each row's value of a field of the rule."""

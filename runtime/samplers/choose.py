@@ -27,12 +27,12 @@ class Top:
 def ban(logits: torch.Tensor, *, mask_id: int | None, max_token_id: int, spared: Sequence[int] = ()) -> None:
     """In place: the mask, where there is one, and ids above the tokenizer's largest are never predicted, but for those
     that are `spared`."""
-    held = logits[:, spared] if spared else None
+    held = [logits[:, token].clone() for token in spared]
     if mask_id is not None:
         logits[:, mask_id] = float("-inf")
     logits[:, max_token_id + 1 :] = float("-inf")
-    if held is not None:
-        logits[:, spared] = held
+    for token, before in zip(spared, held, strict=True):
+        logits[:, token] = before
 
 
 def greedy(logits: torch.Tensor) -> Candidate:
@@ -62,18 +62,18 @@ def probability(logits: torch.Tensor, token: torch.Tensor) -> torch.Tensor:
 
 
 def distribution(
-    logits: torch.Tensor, *, temperature: torch.Tensor, top_k: torch.Tensor, top_p: torch.Tensor
+    logits: torch.Tensor, *, temperature: torch.Tensor, top_k: torch.Tensor, top_p: torch.Tensor, free: int = 0
 ) -> torch.Tensor:
     """[rows, vocab] probabilities to draw from: divide by the temperature, keep the top k, then the top p.
 
     Args:
         logits: [rows, vocab]. temperature, top_p: float64 [rows]; top_k: int64 [rows], 0 is off.
+        free: so many of the first rows are known to be under neither; only the others' vocabulary is sorted.
     """
     scaled = logits / temperature.to(logits.dtype)[:, None]
-    limited = ((top_k > 0) | (top_p < 1)).nonzero()[:, 0]  # only these rows' vocabulary is sorted
-    if len(limited):
-        some = scaled[limited]
-        scaled[limited] = some.masked_fill(~_kept(some, top_k[limited], top_p[limited]), float("-inf"))
+    if free < len(scaled):
+        some = scaled[free:]
+        some.masked_fill_(~_kept(some, top_k[free:], top_p[free:]), float("-inf"))
     return scaled.softmax(dim=1)
 
 

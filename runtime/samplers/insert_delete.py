@@ -45,13 +45,15 @@ class InsertDelete(Edit):
         limit = rows.value(MAX_POST_EDIT.name)
         record = rows.kept[rows.block, rows.at, -1]
         may_end = (limit == 0) | _due(past, rows.block, limit, rows.tokens.shape[1])
-        if bool(may_end.any()):
-            orders = [self.orders.delete, self.orders.split]
-            held = logits[:, orders]
-            logits[:, orders] = float("-inf")
+        if rows.fixed or bool(may_end.any()):
+            orders = (self.orders.delete, self.orders.split)
+            said = [logits[:, order].clone() for order in orders]
+            for order in orders:
+                logits[:, order] = float("-inf")
             record[:, PLAIN] = (logits.argmax(1) + 1).double()
-            logits[:, orders] = held
-        if bool(past.repeats.any()):
+            for order, before in zip(orders, said, strict=True):
+                logits[:, order] = before
+        if rows.fixed or bool(past.repeats.any()):
             earlier = rows.kept[rows.block, rows.at, :-1, TAKEN]
             ids = (earlier.long() - 1).clamp(min=0)
             held = logits.gather(1, ids)

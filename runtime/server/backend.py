@@ -98,6 +98,8 @@ class Backend:
         self.stopped = False
         self.stats_sent = 0.0
         self.stats_due = True  # something changed since they were sent
+        self.held: list[EngineOutput] = []  # to be sent while the device is at the next step
+        self.holds: bool = engine.while_busy(self.flush)
 
     def run(self) -> None:
         """Serve until told to stop. Raises FrontendGone."""
@@ -110,10 +112,18 @@ class Backend:
             if self.engine.has_work():
                 self.stats_due = True
                 outputs = self.engine.step()
-                if outputs:
-                    self.link.send(Outputs(outputs))
+                self.flush()  # what the step had no time for
+                self.held = outputs
+                if not self.holds or not self.engine.has_work():
+                    self.flush()
                 if time.monotonic() - self.stats_sent > messages.BUSY_STATS_SECONDS:
                     self.send_stats()
+
+    def flush(self) -> None:
+        """Send what is held."""
+        held, self.held = self.held, []
+        if held:
+            self.link.send(Outputs(held))
 
     def obey(self, command: Command) -> None:
         match command:

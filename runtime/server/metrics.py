@@ -14,6 +14,7 @@ from runtime.request.io import EngineInfo, EngineStats
 
 _SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300)
 _STEP_SECONDS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10)
+_HOST_SECONDS = (0.0001, 0.0002, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1)
 _POWERS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 _RENDERING = 0.1  # of the time, in the long run, goes into writing /metrics
 _RENDERING_AT_ONCE = 0.5  # seconds that may go into it at once
@@ -24,16 +25,20 @@ _TOTALS = {
     "generated_tokens": ("generated_tokens", "Tokens of answers."),
     "prefix_hit_tokens": ("prefix_cache_hit_tokens", "Prompt tokens found in the prefix cache."),
     "steps": ("engine_steps", "Steps of the engine loop."),
+    "steps_replayed": ("engine_steps_replayed", "Steps that were recorded graphs altogether."),
     "edits": ("edits", "Filled tokens replaced by editing."),
     "remasks": ("remasks", "Filled tokens masked again."),
     "forced": ("forced_commits", "Tokens taken because no position reached the threshold."),
     "preemptions": ("preemptions", "Requests preempted for want of pages."),
 }
 _KINDS = ("prefill", "denoise", "commit")
+_REASONS = ("off", "prefill", "new", "flag")
+_EVERY_TOTAL = (*_TOTALS, *(f"forwards_{kind}" for kind in _KINDS), *(f"steps_eager_{reason}" for reason in _REASONS))
 _GAUGES = {
     "pages_total": ("kv_pages", "KV pages of all engines."),
     "pages_used": ("kv_pages_used", "KV pages held by live requests."),
     "pages_cached": ("kv_pages_cached", "KV pages held by the prefix cache alone, reclaimable."),
+    "graph_bytes": ("graph_memory_bytes", "Memory of the devices that recorded graphs take."),
 }
 
 
@@ -57,7 +62,7 @@ class EngineFigures:
     def retire(self, replica: int) -> None:
         stats = self.current.pop(replica, None)
         if stats is not None:
-            for name in (*_TOTALS, *(f"forwards_{kind}" for kind in _KINDS)):
+            for name in _EVERY_TOTAL:
                 setattr(self.past, name, getattr(self.past, name) + getattr(stats, name))
 
     def _sum(self, name: str) -> int:
@@ -94,6 +99,13 @@ class EngineFigures:
             field = f"forwards_{kind}"
             forwards.add_metric([kind], getattr(self.past, field) + self._sum(field))
         yield forwards
+        eager = CounterMetricFamily(
+            "unmask_engine_steps_eager", "Steps of which something was launched anew, by reason.", labels=["reason"]
+        )
+        for reason in _REASONS:
+            field = f"steps_eager_{reason}"
+            eager.add_metric([reason], getattr(self.past, field) + self._sum(field))
+        yield eager
 
 
 # why a connection is ended by the server; each is there from the start, so that the first one is an increase
@@ -144,6 +156,10 @@ class Metrics:
             "tokens_per_forward", "Tokens of an answer, its end included, over its steps.", _POWERS
         )
         self.step = histogram("step_seconds", "Duration of an engine step.", _STEP_SECONDS)
+        self.device = histogram(
+            "step_device_seconds", "The device's part of an engine step that sampled something.", _STEP_SECONDS
+        )
+        self.host = histogram("step_host_seconds", "The rest of such a step, the host's.", _HOST_SECONDS)
         self.batch = histogram("batch_size", "Requests in an engine step.", _POWERS)
         self.block_steps = histogram("steps_per_block", "Steps that a block took to end.", _POWERS)
         self.load = Gauge("unmask_model_load_seconds", "Duration of the last load of a model.", registry=self.registry)
@@ -183,6 +199,8 @@ class Metrics:
         self.figures.current[replica] = stats
         for histogram, values in (
             (self.step, stats.step_seconds),
+            (self.device, stats.device_seconds),
+            (self.host, stats.host_seconds),
             (self.batch, stats.batch_sizes),
             (self.block_steps, stats.block_steps),
         ):

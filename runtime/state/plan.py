@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 
 import numpy as np
 import numpy.typing as npt
@@ -73,7 +74,10 @@ class MergedRows:
 
 @dataclass(frozen=True)
 class StepPlan:
-    """One forward, as ``kernels.batch.ForwardBatch`` describes its rows, and which blocks are sampled."""
+    """One forward, as ``kernels.batch.ForwardBatch`` describes its rows, and which blocks are sampled.
+
+    `blocks` is worked out when it is first asked for: while a device is at the forward, which does not need it.
+    """
 
     tokens: Ints  # [rows]
     positions: Ints  # [rows]
@@ -83,8 +87,12 @@ class StepPlan:
     open: Bools  # [rows]
     tiles: Ints32  # [tiles, 3]
     page_table: Ints32  # [requests, pages]
-    blocks: BlockPlan | None
+    sampled: Callable[[], BlockPlan | None]
     merged: MergedRows | None = None
+
+    @cached_property
+    def blocks(self) -> BlockPlan | None:
+        return self.sampled()
 
 
 @dataclass(frozen=True)
@@ -154,5 +162,5 @@ def block_causal_plan(
         open=np.ones(len(positions), dtype=np.bool_),
         tiles=layout.tiles,
         page_table=page_table,
-        blocks=blocks,
+        sampled=lambda: blocks,
     )

@@ -16,6 +16,9 @@ import torch
 from runtime.engine.engine import Engine
 from runtime.engine.model_runner import ModelRunner
 from runtime.engine.pace import Pace
+from runtime.engine.recording import at_once
+from runtime.engine.replaying import ReplayingRunner
+from runtime.engine.sizes import Sizes
 from runtime.layers.kv_pool import UnifiedPool
 from runtime.models.base import Model
 from runtime.request.description import RuleInfo, with_defaults
@@ -23,7 +26,7 @@ from runtime.request.io import DecodingParams, EngineInfo, EngineOutput, Request
 from runtime.samplers import Orders, get_rule, rules_of, rules_under
 from runtime.state.plan import BlockResults, StepPlan
 from runtime.state.request import Request
-from runtime.strategies import DecodingContext, make_strategy
+from runtime.strategies import DecodingContext, longest_request, make_strategy
 from runtime.strategies.multi_bd import MultiBlock
 from tests.engine.hash_model import HashedEmbeddings, HashMemory, HashModel, digest, flat, hash_logits
 from tests.oracle.block import Params
@@ -55,6 +58,7 @@ class Setup:
     mask: int = 13
     max_token: int = 14
     orders: tuple[int, int] | None = None  # the model's DELETE and SPLIT
+    replayed: bool = False  # steps are filled up to recorded sizes, as on a GPU
     pace: int = 10**6  # rows of a step in which somebody has several turns while others have turns too
 
     @property
@@ -127,6 +131,10 @@ class CheckedRunner(ModelRunner):
         return super().run(plan)
 
 
+class CheckedReplayingRunner(CheckedRunner, ReplayingRunner):
+    """The same of one that fills steps up."""
+
+
 def make_engine(setup: Setup, model: Model | None = None) -> Engine:
     """An engine around `model` (the hash model unless given) with a float64 pool."""
     model = model or HashModel(setup.vocab)
@@ -163,15 +171,20 @@ def make_engine(setup: Setup, model: Model | None = None) -> Engine:
         default_rule="dmax" if setup.strategy == "dmax" else "threshold",
     )
     pool = UnifiedPool(model.kv_shapes, num_pages=setup.pages, page_size=setup.page, dtype=torch.float64, device="cpu")
-    runner = CheckedRunner(
-        model,
-        pool,
-        block_size=setup.block,
-        mask_id=setup.mask,
-        max_token_id=setup.max_token,
-        eos_ids=setup.eos,
-        orders=orders,
-    )
+    named: dict[str, Any] = {
+        "block_size": setup.block,
+        "mask_id": setup.mask,
+        "max_token_id": setup.max_token,
+        "eos_ids": setup.eos,
+        "orders": orders,
+    }
+    runner: CheckedRunner
+    if setup.replayed:
+        width = -(-longest_request(strategy, setup.max_len) // setup.page) + setup.block
+        sizes = Sizes(setup.block, width, setup.page, max(setup.budget // 2, setup.block), 0)
+        runner = CheckedReplayingRunner(model, pool, **named, sizes=sizes, record=at_once, uses=2)
+    else:
+        runner = CheckedRunner(model, pool, **named)
     runner.engine = Engine(info=info, runner=runner, strategy=strategy)
     runner.engine.scheduler.pace = FixedPace(setup.pace)
     return runner.engine

@@ -123,8 +123,9 @@ class HashModel:
     def forward(self, x: Tensor, batch: ForwardBatch, pool: KVPool) -> Tensor:
         (tokens_at, positions_at), (contexts_at, _) = ([flat(side) for side in pool.layer(i)] for i in range(2))
         size = batch.page_size
-        tokens_at[batch.slots] = torch.from_numpy(stored(x.numpy())).double()
-        positions_at[batch.slots] = batch.positions.double()
+        alive = batch.slots >= 0
+        tokens_at[batch.slots[alive]] = torch.from_numpy(stored(x.numpy())).double()[alive]
+        positions_at[batch.slots[alive]] = batch.positions.double()[alive]
         tiles, seen = batch.tiles.tolist(), batch.visible_end.tolist()
         rows = [(request, row) for request, first, count in tiles for row in range(first, first + count)]
         assert [row for _, row in rows] == list(range(len(batch.tokens))), "each row is in one tile, in order"
@@ -140,11 +141,16 @@ class HashModel:
 
         tokens = functools.cache(lambda request, end: tokens_at[below(request, end)].long().numpy())
         for request, row in rows:
+            if slots[row] < 0:
+                continue  # a dead row
             at = positions[row]
             assert slots[row] == pages[request][at // size] * size + at % size
             contexts_at[slots[row]] = float(digest(tokens(request, seen[row]), at))
         contexts = functools.cache(lambda request, end: contexts_at[below(request, end)].long().numpy())
-        hashes = [float(digest(contexts(request, seen[row]), positions[row])) for request, row in rows]
+        hashes = [
+            0.0 if slots[row] < 0 else float(digest(contexts(request, seen[row]), positions[row]))
+            for request, row in rows
+        ]
         return torch.tensor(hashes, dtype=torch.float64)[:, None]
 
     def head(self, hidden: Tensor) -> Tensor:

@@ -131,6 +131,7 @@ def setups(
         pace=draw(st.sampled_from([10**6, least, 3 * least])),
         prefix_caching=draw(st.booleans()),
         eos=draw(st.sampled_from([(3,), (3, 7), (0, 2, 5, 9)])),
+        replayed=draw(st.booleans()),
     )
 
 

@@ -39,11 +39,11 @@ class Listening(ModelRunner):
 
     heard: list[tuple[int, int, int]]
 
-    def run(self, plan: StepPlan) -> BlockResults | None:
+    def launch(self, plan: StepPlan) -> BlockResults | None:
         assert plan.blocks is not None
         rows = np.bincount(plan.tiles[:, 0], plan.tiles[:, 2]).max()
         self.heard.append((len(plan.tokens), int(rows), int(plan.blocks.sampled.sum())))
-        return super().run(plan)
+        return super().launch(plan)
 
 
 def test_warming_up_goes_through_every_size_and_draws_each_row(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from runtime.engine import head as heads
 from runtime.engine.head import Head
-from runtime.engine.model_runner import _used
+from runtime.engine.outcome import used
 from runtime.errors import ConfigError
 from runtime.samplers import Orders, get_rule, rules, rules_under
 from runtime.samplers.base import register_heeding
@@ -59,7 +59,7 @@ class Blocks:
             for row, i in enumerate(group.members.tolist()):
                 check(got, row, self.several[i], logits[i], self.params[i], force[i], EDITING)
                 if batch.kept is not None:
-                    self.kept[i] = _used(batch.kept[row].numpy())
+                    self.kept[i] = used(batch.kept[row].numpy())
 
 
 @examples(60)

@@ -45,6 +45,9 @@ class FakeEngine:
     def has_work(self) -> bool:
         return bool(self.live)
 
+    def while_busy(self, work: object) -> bool:
+        return False
+
     def step(self) -> list[EngineOutput]:
         time.sleep(0.002)
         outputs = []

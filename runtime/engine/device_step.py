@@ -1,0 +1,108 @@
+"""A step on the device: tensors in, tensors out. What is launched depends on the shapes alone."""
+
+from __future__ import annotations
+
+import torch
+
+from runtime.engine.groups import Given
+from runtime.engine.head import Head
+from runtime.engine.inputs import ForwardShape, SampleShape
+from runtime.engine.outcome import Outcome, outcome
+from runtime.kernels.batch import ForwardBatch
+from runtime.layers.embedding import merged
+from runtime.layers.kv_pool import KVPool
+from runtime.models.base import Model, SelfConditioned
+from runtime.samplers.base import Orders
+
+
+class DeviceStep:
+    """Args:
+    model: a family's model. pool: where its keys and values lie, on the same device.
+    mask_id, max_token_id, eos_ids: see EngineInfo. orders: what the model orders edits with.
+    places: most requests that hold pages at a time; for each, a model that conditions itself is told of its last step.
+    """
+
+    def __init__(
+        self,
+        model: Model,
+        pool: KVPool,
+        *,
+        block_size: int,
+        mask_id: int | None,
+        max_token_id: int,
+        eos_ids: tuple[int, ...],
+        orders: Orders | None,
+        places: int,
+    ) -> None:
+        self.model = model
+        self.pool = pool
+        self.mask_id = mask_id
+        self.eos_ids = torch.tensor(eos_ids, dtype=torch.int64, device=pool.device)
+        told = model if isinstance(model, SelfConditioned) else None
+        self.signal: torch.Tensor | None = None  # [places, block, width], of the last step of whoever has the place
+        if told is not None:  # the last is nobody's
+            shape = (places + 1, block_size, told.signal_width)
+            self.signal = torch.zeros(shape, dtype=pool.dtype, device=pool.device)
+        self.head = Head(
+            model.head, mask_id=mask_id, max_token_id=max_token_id, eos_ids=self.eos_ids, orders=orders,
+            soften=None if told is None else told.soften,
+        )  # fmt: skip
+
+    def batch(self, shape: ForwardShape, given: Given) -> ForwardBatch:
+        return ForwardBatch(
+            tokens=given["tokens"],
+            positions=given["positions"],
+            slots=given["slots"],
+            visible_end=given["visible_end"],
+            window_origin=given["window_origin"],
+            open=given["open"],
+            tiles=given["tiles"],
+            page_table=given["page_table"],
+            page_size=self.pool.page_size,
+            tile_rows=shape.tile_rows,
+            reach=shape.reach,
+            signal=self._told(shape, given),
+        )
+
+    def forward(self, shape: ForwardShape, given: Given) -> torch.Tensor:
+        """[rows, hidden]; the rows' K/V goes into the pool."""
+        x = self.model.embed(given["tokens"])
+        if shape.merged[0]:
+            self._merge(x, given)
+        return self.model.forward(x, self.batch(shape, given), self.pool)
+
+    def sample(self, shape: SampleShape, given: Given, hidden: torch.Tensor, *, fixed: bool = False) -> Outcome:
+        """What becomes of the step's blocks. `fixed`: launch the same whatever the contents, and ask the host
+        nothing."""
+        signal: torch.Tensor | None = None  # [n, block, width]
+        if self.signal is not None and shape.placed:
+            signal = self.signal.new_zeros(shape.blocks, *self.signal.shape[1:])
+        decided = []
+        kept: Outcome = {}
+        for i, (rule, members, blocks) in enumerate(self.head.decide_on(shape, given, hidden, signal, fixed=fixed)):
+            decided.append((members, rule.decide(blocks)))
+            if blocks.kept is not None:
+                kept[f"kept{i}"] = blocks.kept
+        if self.signal is not None and signal is not None:
+            self.signal[given["place"]] = signal
+        found = outcome(
+            given["block_tokens"], given["block_state"], decided, mask_id=self.mask_id, eos_ids=self.eos_ids
+        )
+        return found | kept
+
+    def _told(self, shape: ForwardShape, given: Given) -> torch.Tensor | None:
+        """[rows, width]: what open rows are told of their blocks' last steps; None if there were none."""
+        if self.signal is None or not shape.told:
+            return None
+        told = self.signal.new_zeros(shape.rows + 1, self.signal.shape[2])  # the last row is nobody's
+        told[given["told_rows"]] = self.signal[given["told_place"]]
+        return told[: shape.rows]
+
+    def _merge(self, x: torch.Tensor, given: Given) -> None:
+        """In place: some rows of `x` [rows, hidden]."""
+        assert self.mask_id is not None  # of what is FILLED instead of masked
+        rows, (smooth, weight, renormalize) = given["merged_rows"], given["merged_how"].unbind(1)
+        x[rows] = merged(
+            self.model.embed, x[rows], given["merged_ids"], given["merged_probs"], self.mask_id,
+            smooth=smooth > 0, weight=weight, renormalize=renormalize > 0,
+        )  # fmt: skip

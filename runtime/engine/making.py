@@ -1,0 +1,113 @@
+"""From a built model to the runner of its steps: the K/V pool as large as memory allows, everything warmed up, and on a
+GPU recorded."""
+
+from __future__ import annotations
+
+import gc
+import logging
+from typing import Any
+
+import torch
+
+from runtime.config import EngineConfig
+from runtime.engine.engine import orders_of
+from runtime.engine.model_runner import ModelRunner
+from runtime.engine.recording import GraphRecorder
+from runtime.engine.replaying import ReplayingRunner
+from runtime.engine.sizes import Sizes
+from runtime.engine.warmup import record_steps, recorded_bytes, warm_up
+from runtime.errors import ConfigError
+from runtime.layers.kv_pool import LAYOUTS
+from runtime.models.base import Model
+from runtime.request.io import EngineInfo
+from runtime.strategies import Strategy, longest_request
+
+log = logging.getLogger(__name__)
+
+CPU_POOL_BYTES = 1 << 30
+RECORDED_ROWS = 4096  # most rows of a step that is recorded; larger ones keep the device busy longer than the host
+
+
+def make_runner(
+    config: EngineConfig,
+    info: EngineInfo,
+    strategy: Strategy,
+    model: Model,
+    device: torch.device,
+    dtype: torch.dtype,
+    free_at_start: int,
+) -> tuple[ModelRunner, int]:
+    """The runner with its K/V pool, warmed up and recorded, and the pool's pages."""
+    page_size, layout = info.page_size, LAYOUTS[config.kv_cache_layout]
+    bytes_of_page = layout.page_bytes(model.kv_shapes, page_size, dtype)
+    unit = max(page_size, info.tiling.grain)
+    longest = longest_request(strategy, info.max_model_len)
+    needed = -(-longest // unit) * (unit // page_size)
+    block = min(info.block_size, longest)
+    blocks = 2 * info.max_num_reqs * block  # each denoises one, and commits another
+    sizes = Sizes(
+        block=block,
+        pages=needed,
+        page_size=page_size,
+        most_rows=max(min(info.max_num_batched_tokens, max(blocks, strategy.max_rows()), RECORDED_ROWS), block),
+        places=info.max_num_reqs,
+    )
+    records = _records(config, device, dtype)
+
+    def make(pages: int) -> ModelRunner:
+        pool = layout(model.kv_shapes, num_pages=pages, page_size=page_size, dtype=dtype, device=device)
+        named: dict[str, Any] = {
+            "block_size": block,
+            "mask_id": info.mask_token_id,
+            "max_token_id": info.max_token_id,
+            "eos_ids": tuple(info.eos_token_ids),
+            "orders": orders_of(info),
+            "places": info.max_num_reqs,
+        }
+        if not records:
+            return ModelRunner(model, pool, **named)
+        return ReplayingRunner(
+            model, pool, **named, sizes=sizes, record=GraphRecorder(device), rules=not config.disable_full_static_runner
+        )
+
+    pages, on_cuda = config.num_pages, device.type == "cuda"
+    if pages is None and on_cuda:
+        torch.cuda.reset_peak_memory_stats()
+        held = torch.cuda.memory_allocated()
+        runner = make(needed)
+        warm_up(runner, rows=info.max_num_batched_tokens, longest=info.max_model_len)
+        pool = runner.pool.nbytes
+        largest_step = torch.cuda.max_memory_allocated() - held - pool
+        recorded = recorded_bytes(runner, info) if isinstance(runner, ReplayingRunner) else 0
+        del runner
+        gc.collect()
+        torch.cuda.empty_cache()
+        used = free_at_start - torch.cuda.mem_get_info()[0]
+        left = free_at_start * config.gpu_memory_utilization - used - largest_step - recorded
+        pages = int(left // bytes_of_page)
+    elif pages is None:
+        wanted = max(-(-info.max_num_reqs * info.max_model_len // page_size), needed)
+        pages = min(wanted, CPU_POOL_BYTES // bytes_of_page)
+    if pages < needed:
+        found = f"--num-pages: {pages}" if config.num_pages else f"there is memory for {max(pages, 0)} cache"
+        raise ConfigError(
+            f"{found} pages of {page_size} tokens, fewer than the {needed} that one request of --max-model-len "
+            f"{info.max_model_len} needs; lower --max-model-len or make more room"
+        )
+    runner = make(pages)
+    if config.num_pages is not None or not on_cuda:  # else the runner that measured has warmed everything up
+        rows = info.max_num_batched_tokens if on_cuda else runner.block_size
+        warm_up(runner, rows=rows, longest=info.max_model_len)
+    if isinstance(runner, ReplayingRunner):
+        record_steps(runner, info)
+    return runner, pages
+
+
+def _records(config: EngineConfig, device: torch.device, dtype: torch.dtype) -> bool:
+    """Whether steps are recorded: on a GPU, unless the flags say otherwise or something in a step asks the host."""
+    if device.type != "cuda" or config.enforce_eager:
+        return False
+    if config.attn_impl in ("torch", "naive") or dtype == torch.float64:
+        log.warning("steps are launched anew each time: attention in torch plans on the host")
+        return False
+    return True

@@ -1,0 +1,116 @@
+"""What the device says of a step's blocks: named arrays of sizes that follow from the shape, read in one transfer."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from runtime.engine.inputs import SampleShape
+from runtime.samplers.base import Decision
+from runtime.state.plan import BlockResults, Ints, Mixture
+from runtime.state.request import FILLED, FIXED, MASKED
+
+Outcome = dict[str, torch.Tensor]
+Told = Mapping[str, npt.NDArray[np.generic]]  # the same on the host
+
+
+def outcome(
+    tokens: torch.Tensor,
+    before: torch.Tensor,
+    decided: list[tuple[torch.Tensor | None, Decision]],
+    *,
+    mask_id: int | None,
+    eos_ids: torch.Tensor,
+) -> Outcome:
+    """What the strategies need to know of all blocks, and of each rule's own what it mixes.
+
+    Args:
+        tokens, before: the positions' content and state before the step. decided: each rule's blocks (None: all) and
+            what it decided.
+    """
+    decision = _joined(decided, len(tokens))
+    size = before.shape[1]
+    state = torch.where(before == FIXED, FIXED, torch.where(decision.masked, MASKED, FILLED)).to(torch.int8)
+    is_eos = (decision.tokens[:, :, None] == eos_ids).any(2) & (state == FILLED)
+    written = (state == FILLED) & ((before == MASKED) | (decision.tokens != tokens))
+    numbers = torch.stack(
+        [
+            decision.masked.sum(1),
+            _first(decision.masked, size),
+            _first(is_eos, size),
+            written.sum(1),
+            decision.edited.sum(1),
+            decision.remasked.sum(1),
+            decision.forced.long(),
+            decision.ended.long(),
+        ]
+    )
+    after = decision.tokens
+    if mask_id is not None:
+        after = torch.where(decision.masked, mask_id, after)
+    found = {"numbers": numbers, "tokens": after, "state": state, "remasked": decision.remasked}
+    for i, (_, each) in enumerate(decided):
+        if each.mixture is not None:
+            found[f"ids{i}"], found[f"probs{i}"] = each.mixture.ids, each.mixture.probs.double()
+    return found
+
+
+def results(shape: SampleShape, told: Told, members: list[Ints]) -> BlockResults:
+    """What an outcome says of the plan's own blocks, the first of the shape's; tokens and state are read before the
+    next step. `members`: each rule's, of the plan's own."""
+    n = sum(map(len, members))
+    numbers = told["numbers"][:, :n].tolist()
+    kept: dict[int, npt.NDArray[np.float64]] = {}
+    mixtures: dict[int, Mixture] = {}
+    for i, (group, mine) in enumerate(zip(shape.groups, members, strict=True)):
+        if group.records:
+            kept |= zip(mine.tolist(), map(used, told[f"kept{i}"]), strict=False)
+        if f"ids{i}" in told:
+            pairs = zip(told[f"ids{i}"].copy(), told[f"probs{i}"].copy(), strict=True)
+            mixtures |= zip(mine.tolist(), pairs, strict=False)
+    return BlockResults(
+        tokens=told["tokens"][:n],  # type: ignore[arg-type]  # each is of the type that it was made of
+        state=told["state"][:n],  # type: ignore[arg-type]
+        remasked=told["remasked"][:n].copy(),  # type: ignore[arg-type]
+        masks=numbers[0],
+        first_masked=numbers[1],
+        first_eos=numbers[2],
+        written=numbers[3],
+        edits=numbers[4],
+        remasks=numbers[5],
+        forced=numbers[6],
+        ended=numbers[7],
+        kept=kept,
+        mixtures=mixtures,
+    )
+
+
+def used(kept: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+    """[B, records, numbers] without the records that say nothing of any position."""
+    return kept[:, kept.any(axis=(0, 2))]
+
+
+def _first(flags: torch.Tensor, none: int) -> torch.Tensor:
+    """[n]: offset of each row's first True, `none` where there is none."""
+    return torch.where(flags.any(1), flags.int().argmax(1), none)
+
+
+def _joined(decided: list[tuple[torch.Tensor | None, Decision]], blocks: int) -> Decision:
+    """The decisions of several rules, each about its own blocks (None: all), as one about all of them, but for
+    `mixture`, which some may not have."""
+    members, decision = decided[0]
+    if members is None:
+        return decision
+
+    def join(name: str) -> torch.Tensor:
+        first: torch.Tensor = getattr(decision, name)
+        whole = first.new_zeros((blocks, *first.shape[1:]))
+        for members, part in decided:
+            whole[members] = getattr(part, name)
+        return whole
+
+    names = [name for name in Decision.__dataclass_fields__ if name != "mixture"]
+    return Decision(**{name: join(name) for name in names})  # type: ignore[arg-type]

@@ -1,0 +1,54 @@
+"""What a runner has done: steps by how they were launched, and how long the device took for each."""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from dataclasses import dataclass, field
+
+import torch
+
+from runtime.engine.staging import Staging
+
+REASONS = ("off", "prefill", "new", "flag")
+OBSERVATIONS = 2**14  # that are kept for whoever asks; nobody may ever
+
+
+@dataclass
+class Ran:
+    """`eager`: steps of which something was launched anew, by the reason: "off", nothing is recorded here; "prefill",
+    more rows than any recording has; "new", a shape that has come up too seldom; "flag", head and rules are not to be
+    recorded. `graph_bytes`: of the device's memory, for recordings."""
+
+    replayed: int = 0
+    eager: Counter[str] = field(default_factory=Counter)
+    graph_bytes: int = 0
+    device: float | None = None  # seconds of the last step, None if they are not known
+    device_seconds: deque[float] = field(default_factory=lambda: deque(maxlen=OBSERVATIONS))
+
+    def count(self, reason: str) -> None:
+        """A step; "": replayed."""
+        if reason:
+            self.eager[reason] += 1
+        else:
+            self.replayed += 1
+
+
+class Clock:
+    """The device's time of each step that has results, by events of its own: nothing waits for them."""
+
+    def __init__(self, device: torch.device, ran: Ran) -> None:
+        self.ran = ran
+        self._begin: torch.cuda.Event | None = None
+        if device.type == "cuda":
+            self._begin = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+
+    def begin(self) -> None:
+        self.ran.device = None
+        if self._begin is not None:
+            self._begin.record()
+
+    def end(self, staging: Staging) -> None:
+        """The step's results have come through `staging`."""
+        if self._begin is not None and staging.done is not None:
+            self.ran.device = self._begin.elapsed_time(staging.done) / 1e3
+            self.ran.device_seconds.append(self.ran.device)

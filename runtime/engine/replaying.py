@@ -1,0 +1,246 @@
+"""A runner that replays recorded work: steps are filled up to one of few shapes, so that each step's hundreds of
+launches are two, and the host is free while the device is at them.
+
+The forward is one recording and what follows it, head and rules, another: by the number of its blocks and of those of
+their positions that are sampled. The host works these out while the forward runs.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+
+from runtime.engine.inputs import ForwardShape, GroupShape, SampleShape, forward_inputs, sample_inputs
+from runtime.engine.model_runner import ModelRunner
+from runtime.engine.outcome import results
+from runtime.engine.padding import Views, fill_forward, fill_sample, forward_kinds, sample_kinds
+from runtime.engine.recording import Work
+from runtime.engine.sizes import RECORDS, Sizes, sampled_step
+from runtime.engine.staging import Kinds, Layout, Passage, Port, pack, sizes_on_device
+from runtime.samplers.base import Rule
+from runtime.state.plan import BlockPlan, BlockResults, StepPlan
+
+log = logging.getLogger(__name__)
+
+USES = 3  # steps of a shape that was not recorded at start, before it is
+MOST = 2048  # recordings
+LEAST_PORT = 1 << 23  # bytes
+
+
+@dataclass
+class Recording:
+    """`into`: where its inputs are written, which go through `inputs`, and `given` where the device finds them. What
+    says something: how that lies (`out`), which goes through `outputs`, and where the host finds it (`told`)."""
+
+    into: Views
+    given: dict[str, torch.Tensor]
+    inputs: Passage
+    replay: Work | None = None
+    out: Layout = field(default_factory=lambda: Layout({}))
+    outputs: Passage | None = None
+    told: Views = field(default_factory=dict)
+
+
+class ReplayingRunner(ModelRunner):
+    """A `ModelRunner` whose steps are recorded and replayed where they can be.
+
+    Args:
+        record: does some work once and returns its replay. rules: record head and rules too, not only forwards.
+        uses: steps of a shape before it is recorded.
+    """
+
+    def __init__(
+        self, *args: Any, sizes: Sizes, record: Callable[[Work], Work], rules: bool = True, uses: int = USES,
+        **named: Any,
+    ) -> None:  # fmt: skip
+        super().__init__(*args, **named)
+        self.sizes = sizes
+        self.record = record
+        self.rules = rules
+        self.uses = uses
+        self.told = self.step.signal is not None
+        self._recorded: dict[Hashable, Recording] = {}
+        self._used: Counter[Hashable] = Counter()  # steps of shapes that are not recorded
+        self._stood: tuple[object, ...] = ()  # what the last replayed forward's rows are, which are not written again
+        self._hidden: torch.Tensor | None = None  # of the last replayed forward, [most rows, hidden]
+        largest = Layout(forward_kinds(sizes.forwards(told=self.told)[0], sizes.block)).nbytes
+        self._rows_port, self._blocks_port, self._told_port = (
+            Port(self.device, max(2 * largest, LEAST_PORT)) for _ in range(3)
+        )
+
+    @torch.inference_mode()
+    def run(self, plan: StepPlan) -> BlockResults | None:
+        shape, arrays = forward_inputs(plan, told=self.told, block_size=self.block_size)
+        padded = self.sizes.forward(shape, told=self.told)
+        reason = "prefill" if padded is None else ""
+        hidden: torch.Tensor | None = None
+        if padded is not None:
+            stands = (padded, arrays["positions"], arrays["page_table"])
+            moved = len(self._stood) != 3 or any(now is not then for now, then in zip(stands, self._stood, strict=True))
+            self._stood = ()
+
+            def fill(into: Views) -> None:
+                fill_forward(into, shape, arrays, padded, self.sizes, moved=moved)
+                self.clock.begin()  # nothing is on the device before
+
+            if self._forward(padded, fill):
+                hidden = self._hidden
+                self._stood = stands
+            else:
+                reason = "new"
+        if hidden is None:
+            self.clock.begin()
+            hidden = self.step.forward(shape, self.going.put(arrays))
+        blocks = plan.blocks  # worked out only now: the device is at the forward meanwhile
+        if blocks is None:
+            self.ran.count(reason)
+            return None
+        return self._decide(blocks, hidden, reason)
+
+    def _decide(self, plan: BlockPlan, hidden: torch.Tensor, reason: str) -> BlockResults:
+        shape, arrays = sample_inputs(plan, self.step.head.rules)
+        members = [group.members for group in plan.groups]
+        padded = None
+        if self.rules and hidden is self._hidden:
+            noise = any(self.step.head.rules(group.rule).noisy for group in shape.groups)
+            padded = self.sizes.sample(shape, noise=noise, placed=self.told)
+        elif not self.rules:
+            reason = reason or "flag"
+        recording = None
+        if padded is not None:
+            recording = self._rules(padded, lambda into: fill_sample(into, shape, arrays, padded, self.sizes))
+        if padded is None or recording is None:
+            self.ran.count(reason or "new")
+            found = self.step.sample(shape, self.going.put(arrays), hidden)
+            if self.meanwhile is not None:
+                self.meanwhile()
+            told = self.coming.take(found)
+            self.clock.end(self.coming)
+            return results(shape, told, members)
+        self.ran.count(reason)
+        if recording.outputs is None:
+            recording.outputs = self._told_port.slice(recording.out.nbytes)
+            recording.told = recording.out.on_host(self._told_port.numbers)
+        if self.meanwhile is not None:
+            self.meanwhile()
+        recording.outputs.fetch()
+        self._rows_port.sent = self._blocks_port.sent = False
+        self.clock.end(self._told_port.staging)
+        return results(padded, recording.told, members)
+
+    def _forward(self, shape: ForwardShape, fill: Callable[[Views], None]) -> bool:
+        """Launch a forward; False if it has no recording."""
+
+        def work() -> None:
+            hidden = self.step.forward(shape, given)
+            if self._hidden is None:
+                self._hidden = hidden.new_zeros(self.sizes.forwards(told=self.told)[0].rows, *hidden.shape[1:])
+            self._hidden[: shape.rows].copy_(hidden)
+
+        recording = self._ready(shape, lambda: forward_kinds(shape, self.sizes.block), self._rows_port)
+        if recording is None:
+            return False
+        given = recording.given
+        return self._launch(shape, recording, self._rows_port, fill, work)
+
+    def _rules(self, shape: SampleShape, fill: Callable[[Views], None]) -> Recording | None:
+        """Launch head and rules; None if they have no recording."""
+
+        def work() -> None:
+            assert self._hidden is not None
+            found = self.step.sample(shape, given, self._hidden, fixed=True)
+            if not out.sizes:
+                out.place(sizes_on_device(found))
+            pack(found, out, self._told_port.device)
+
+        def kinds() -> Kinds:
+            rules = [self.step.head.rules(group.rule) for group in shape.groups]
+            return sample_kinds(shape, [len(rule.columns) for rule in rules], [len(rule.keeps) for rule in rules])
+
+        recording = self._ready(shape, kinds, self._blocks_port)
+        if recording is None:
+            return None
+        given, out = recording.given, recording.out
+        return recording if self._launch(shape, recording, self._blocks_port, fill, work) else None
+
+    def _ready(self, shape: Hashable, kinds: Callable[[], Kinds], port: Port) -> Recording | None:
+        """The recording of a shape, not recorded yet if its time has just come; None if it has not."""
+        found = self._recorded.get(shape)
+        if found is not None:
+            return found
+        self._used[shape] += 1
+        if self._used[shape] < self.uses or len(self._recorded) >= MOST:
+            return None
+        layout = Layout(kinds())
+        if layout.nbytes > len(port):
+            return None
+        return Recording(layout.on_host(port.numbers), layout.on_device(port.device), port.slice(layout.nbytes))
+
+    def _launch(
+        self, shape: Hashable, recording: Recording, port: Port, fill: Callable[[Views], None], work: Work
+    ) -> bool:
+        port.wait()
+        fill(recording.into)
+        recording.inputs.send()
+        if recording.replay is None:
+            try:
+                recording.replay = self.record(work)
+            except RuntimeError:
+                log.warning("a step cannot be recorded and will be launched anew each time: %s", shape, exc_info=True)
+                self._used[shape] = -(2**62)
+                return False
+            self._recorded[shape] = recording
+        recording.replay()
+        return True
+
+    @torch.inference_mode()
+    def record_forward(self, shape: ForwardShape) -> None:
+        """Before any step."""
+        self._used[shape] = self.uses
+        nothing = _nothing(forward_kinds(shape, self.sizes.block))
+        none = ForwardShape(0, 0, 0, shape.pages, 0, 0, (0, shape.merged[1]))
+        self._forward(shape, lambda into: fill_forward(into, none, nothing, shape, self.sizes))
+
+    @torch.inference_mode()
+    def record_sample(self, shape: SampleShape) -> None:
+        """Before any step, after a forward."""
+        self._used[shape] = self.uses
+        rules = [self.step.head.rules(group.rule) for group in shape.groups]
+        columns, keeps = [len(rule.columns) for rule in rules], [len(rule.keeps) for rule in rules]
+        nothing = _nothing(sample_kinds(shape, columns, keeps))
+        groups = tuple(GroupShape(g.rule, g.wants, 0, 0, records=min(g.records, 1)) for g in shape.groups)
+        none = SampleShape(0, shape.size, groups)
+        self._rules(shape, lambda into: fill_sample(into, none, nothing, shape, self.sizes))
+
+    def samples(
+        self, rule: Rule, wants: int, *, top: int = 0, draws: bool = False, limited: bool = False
+    ) -> list[SampleShape]:
+        """Shapes of all numbers of blocks under one rule, the largest first. `draws`: all that is sampled, `limited`:
+        under top-k or top-p."""
+        found = []
+        for n in reversed(self.sizes.blocks):
+            step = sampled_step(n * self.sizes.block)
+            for rows in reversed(range(step, n * self.sizes.block + step, step)):
+                group = GroupShape(
+                    rule.key, wants, n + 1, rows, rows if draws else 0, rows if draws and limited else 0,
+                    RECORDS if rule.keeps else 0, top,
+                )  # fmt: skip
+                found.append(
+                    SampleShape(n + 1, self.sizes.block, (group,), remasked=True, noise=rule.noisy, placed=self.told)
+                )
+        return found
+
+    @property
+    def recordings(self) -> int:
+        return len(self._recorded)
+
+
+def _nothing(kinds: Kinds) -> dict[str, np.ndarray]:
+    """Arrays of nothing."""
+    return {name: np.zeros((0, *shape[1:]), dtype) for name, (dtype, shape) in kinds.items()}

@@ -1,0 +1,117 @@
+"""The sizes that steps are filled up to, so that few shapes stand for all of them."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from dataclasses import dataclass, replace
+from functools import cache, cached_property
+
+from runtime.engine.inputs import ForwardShape, GroupShape, SampleShape
+from runtime.kernels.batch import TILE_ROWS
+
+SAMPLED = 16  # sampled rows come in multiples of it,
+EIGHTHS = 8  # and of an eighth of their blocks' positions
+RECORDS = 8  # the least room for what a rule remembers
+
+
+def stairs(most: int) -> list[int]:
+    """1, 2, 3, 4, 6, 8, ... 16, 20, ... 32, 40, ...: never half as much again as is needed, and mostly far less."""
+    found, step = [1, 2, 3, 4], 2
+    while found[-1] < most:
+        found.append(found[-1] + step)
+        if found[-1] >= 8 * step:
+            step *= 2
+    return [*found[: bisect_left(found, most)], most]
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """Args:
+    block: positions of a block. pages: width of a page table. page_size: of a page. most_rows: of a forward that is
+    filled up. places: see DeviceStep.
+    """
+
+    block: int
+    pages: int
+    page_size: int
+    most_rows: int
+    places: int
+
+    @cached_property
+    def blocks(self) -> list[int]:
+        """Numbers of blocks: a forward's rows are so many times a block's."""
+        return stairs(max(self.most_rows // self.block, 1))
+
+    @cached_property
+    def tiles(self) -> list[int]:
+        """Most rows of a tile: of those that denoise a block, that commit one as well, and of all others."""
+        return sorted({min(rows, TILE_ROWS) for rows in (self.block, 2 * self.block, TILE_ROWS)})
+
+    def forwards(self, *, told: bool) -> list[ForwardShape]:
+        """All shapes without mixtures, the largest first. `told`: the model conditions itself."""
+        return [self._forward(n, tile, told=told) for n in reversed(self.blocks) for tile in reversed(self.tiles)]
+
+    def forward(self, shape: ForwardShape, *, told: bool) -> ForwardShape | None:
+        """What a forward is filled up to; None if it is too large."""
+        tile = next((rows for rows in self.tiles if shape.tile_rows <= rows), None)
+        if tile is None or shape.rows > self.blocks[-1] * self.block:
+            return None
+        for n in self.blocks[bisect_left(self.blocks, -(-shape.rows // self.block)) :]:
+            padded = self._forward(n, tile, told=told)
+            dead = padded.rows - shape.rows
+            if shape.tiles + -(-dead // tile) <= padded.tiles and shape.told <= n:
+                return padded if not shape.merged[0] else replace(padded, merged=(padded.rows, shape.merged[1]))
+        return None
+
+    @cache  # noqa: B019  # there is one for the process's life
+    def _forward(self, blocks: int, tile: int, *, told: bool) -> ForwardShape:
+        return ForwardShape(
+            rows=blocks * self.block,
+            tiles=blocks + 1,
+            requests=blocks + 1,
+            pages=self.pages,
+            tile_rows=tile,
+            reach=self.pages * self.page_size,
+            told=blocks if told else 0,
+        )
+
+    def sample(self, shape: SampleShape, *, noise: bool, placed: bool) -> SampleShape | None:
+        """What the blocks of a step are filled up to, one dead block more at least; None if they are too many."""
+        if shape.blocks > self.blocks[-1]:
+            return None
+        size = -(-shape.size // self.block) * self.block  # where requests choose their blocks they may be larger
+        return SampleShape(
+            blocks=self._up(shape.blocks) + 1,
+            size=size,
+            groups=tuple(self.group(group, size) for group in shape.groups),
+            remasked=True,
+            noise=noise,
+            placed=placed,
+        )
+
+    def group(self, shape: GroupShape, size: int) -> GroupShape:
+        blocks = self._up(shape.blocks)
+        positions = blocks * size
+        limited = sampled_up(shape.limited, positions)
+        drawn = limited + sampled_up(shape.drawn - shape.limited, positions)
+        return replace(
+            shape,
+            blocks=blocks + 1,
+            rows=drawn + sampled_up(shape.rows - shape.drawn, positions),
+            drawn=drawn,
+            limited=limited,
+            records=max(RECORDS, 1 << (shape.records - 1).bit_length()) if shape.records else 0,
+        )
+
+    def _up(self, blocks: int) -> int:
+        return self.blocks[bisect_left(self.blocks, blocks)]
+
+
+def sampled_up(rows: int, positions: int) -> int:
+    """So many sampled rows of so many positions, filled up."""
+    step = sampled_step(positions)
+    return -(-rows // step) * step
+
+
+def sampled_step(positions: int) -> int:
+    return -(-max(positions // EIGHTHS, 1) // SAMPLED) * SAMPLED

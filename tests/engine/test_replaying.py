@@ -1,0 +1,58 @@
+"""Steps that are filled up and replayed answer as those that are not, and record what a CUDA graph can hold."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import pytest
+
+from runtime.engine.inputs import ForwardShape, GroupShape, SampleShape
+from runtime.engine.sizes import Sizes, sampled_up, stairs
+from runtime.kernels.batch import TILE_ROWS
+from runtime.samplers import Stat, rules
+from tests.engine.replays import Served, check, pretending, served
+
+
+@pytest.mark.parametrize("each", served(once=True))
+def test_filled_up_steps_answer_the_same(each: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pretending(monkeypatch):
+        check(each, 2, device="cpu", dtype="float64")
+
+
+def test_sizes_are_few_and_close() -> None:
+    sizes = stairs(128)
+    assert sizes[0] == 1
+    assert sizes[-1] == 128
+    assert all(b <= max(a * 1.5, a + 1) for a, b in pairwise(sizes))
+    assert len(sizes) < 30
+    assert stairs(1) == [1]
+    assert [sampled_up(n, 1024) for n in (0, 1, 128, 129, 1024)] == [0, 128, 128, 256, 1024]
+    assert [sampled_up(n, 32) for n in (1, 17, 32)] == [16, 32, 32]
+
+
+@pytest.mark.parametrize("most", [32, 100, 512])
+def test_whatever_fits_has_room(most: int) -> None:
+    sizes = Sizes(block=8, pages=7, page_size=4, most_rows=most, places=3)
+    for rows in range(1, most // 8 * 8 + 1):
+        for tiles in {1, max(1, rows // 8), rows}:
+            if -(-rows // tiles) > TILE_ROWS:
+                continue
+            shape = ForwardShape(rows, tiles, tiles, 3, -(-rows // tiles), 9)
+            padded = sizes.forward(shape, told=True)
+            if padded is None:
+                assert tiles > rows // 8  # tiles of less than a block, more than a batch of blocks has
+                continue
+            assert padded in sizes.forwards(told=True)
+            assert padded.tiles >= tiles + -(-(padded.rows - rows) // padded.tile_rows)
+    assert sizes.forward(ForwardShape(most + 8, 1, 1, 1, 8, 8), told=False) is None
+
+
+def test_blocks_leave_room_for_a_dead_one() -> None:
+    sizes = Sizes(block=8, pages=7, page_size=4, most_rows=64, places=3)
+    group = GroupShape(rules()[0], int(Stat.NONE), 5, 33, drawn=20, limited=3, records=9)
+    padded = sizes.sample(SampleShape(5, 7, (group,)), noise=False, placed=False)
+    assert padded is not None
+    assert (padded.blocks, padded.size) == (7, 8)
+    (larger,) = padded.groups
+    assert (larger.blocks, larger.limited, larger.drawn, larger.rows, larger.records) == (7, 16, 48, 64, 16)
+    assert sizes.sample(SampleShape(9, 8, (group,)), noise=False, placed=False) is None

@@ -1,0 +1,66 @@
+"""When a backend's loop sends what its engine says."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from runtime.request.io import EngineOutput, EngineStats
+from runtime.server.backend import Backend
+from runtime.server.messages import Outputs, Stats
+
+
+class Recording:
+    """A link that keeps what is sent, and an engine of `steps` steps that notes in the same list when each works."""
+
+    def __init__(self, steps: int, *, overlaps: bool) -> None:
+        self.left = self.steps = steps
+        self.overlaps = overlaps
+        self.said: list[Any] = []
+        self.work: Callable[[], None] = lambda: None
+        self.backend = Backend(self, self)  # type: ignore[arg-type]
+
+    def receive(self, seconds: float) -> Iterator[Any]:
+        if not self.left:
+            self.backend.stopped = True
+        return iter(())
+
+    def send(self, event: Any) -> None:
+        if not isinstance(event, Stats):
+            self.said.append(event.outputs[0].id if isinstance(event, Outputs) else event)
+
+    def while_busy(self, work: Callable[[], None]) -> bool:
+        self.work = work
+        return self.overlaps
+
+    def has_work(self) -> bool:
+        return self.left > 0
+
+    def step(self) -> list[EngineOutput]:
+        number = self.steps - self.left
+        self.left -= 1
+        self.said.append(f"step {number}")
+        if self.overlaps and number != 2:  # a step that has no results has no time for it
+            self.work()
+        self.said.append(f"end {number}")
+        return [EngineOutput(id=f"news {number}", nfe=1)]
+
+    def stats(self) -> EngineStats:
+        return EngineStats()
+
+
+@pytest.mark.parametrize("overlaps", [True, False])
+def test_news_of_a_step_are_sent_while_the_device_is_at_the_next(overlaps: bool) -> None:
+    each = Recording(4, overlaps=overlaps)
+    each.backend.run()
+    if overlaps:
+        assert each.said == [
+            "step 0", "end 0",
+            "step 1", "news 0", "end 1",
+            "step 2", "end 2", "news 1",
+            "step 3", "news 2", "end 3", "news 3",
+        ]  # fmt: skip
+    else:
+        assert each.said == [word for n in range(4) for word in (f"step {n}", f"end {n}", f"news {n}")]
