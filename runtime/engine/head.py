@@ -9,7 +9,8 @@ from __future__ import annotations
 import functools
 import math
 import operator
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from typing import Protocol, runtime_checkable
 
 import torch
 
@@ -45,9 +46,23 @@ _LATE, _NEVER = (SUPPRESS_EOS.choices.index(word) for word in ("confidence", "lo
 Stats = dict[Stat, torch.Tensor]  # [n, B] of each that is wanted
 
 
+@runtime_checkable
+class Direct(Protocol):
+    """A head that tells the likeliest tokens without making logits, where `direct` says so."""
+
+    direct: bool
+
+    def likeliest(
+        self, hidden: torch.Tensor, *, mask_id: int | None, max_token_id: int, spared: Sequence[int]
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """[rows, hidden] -> token int64 [rows] and its probability [rows], of logits under ``choose.ban``."""
+        ...
+
+
 class Head:
     """Args:
-    logits: [rows, hidden] -> [rows, vocab]. mask_id, max_token_id: see EngineInfo. eos_ids: int64 [ids], theirs.
+    logits: [rows, hidden] -> [rows, vocab]; a `Direct` one is asked for the likeliest tokens where nobody wants more.
+    mask_id, max_token_id: see EngineInfo. eos_ids: int64 [ids], theirs.
     orders: what the model orders edits with; it may choose them though they lie above the largest id.
     soften: see ``SelfConditioned``, of a model that is.
     """
@@ -63,6 +78,7 @@ class Head:
         soften: Callable[[torch.Tensor], torch.Tensor] | None = None,
     ) -> None:
         self.logits = logits
+        self.direct = logits if isinstance(logits, Direct) and logits.direct else None
         self.soften = soften
         self.mask_id = mask_id
         self.max_token_id = max_token_id
@@ -114,7 +130,15 @@ class Head:
         vocab = 0
 
         rows, block_of, at = given["rows"], given["block"], given["at"]
-        for start in range(0, shape.rows, HEAD_ROWS):
+        bare = not (shape.drawn or shape.noise or wanted & ~Stat.BEST)
+        if self.direct is not None and bare and shape.rows:
+            token, conf[block_of, at] = self.direct.likeliest(
+                hidden[rows], mask_id=self.mask_id, max_token_id=self.max_token_id, spared=self.spared
+            )
+            choice[block_of, at] = token
+            if likeliest is not None:
+                likeliest[block_of, at] = token
+        for start in () if self.direct is not None and bare else range(0, shape.rows, HEAD_ROWS):
             part = slice(start, min(start + HEAD_ROWS, shape.rows))
             here = (block_of[part], at[part])
             logits = self.logits(hidden[rows[part]])
