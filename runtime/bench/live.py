@@ -194,8 +194,10 @@ class Experts:
     def listen(self, plan: StepPlan) -> None:
         """Launch a step once more and count."""
 
-        def heard(_: torch.nn.Module, __: Any, out: tuple[torch.Tensor, torch.Tensor]) -> None:
-            self.counts.append(len(out[0].unique()))
+        def heard(router: torch.nn.Module, _: Any, out: tuple[torch.Tensor, torch.Tensor]) -> None:
+            assert isinstance(router, Router)
+            chosen = out[0].unique()
+            self.counts.append(int((chosen < router.weight.shape[0]).sum()))  # one that all share may come after them
 
         hooks = [router.register_forward_hook(heard) for router in self.routers]
         self.runner.launch(plan)

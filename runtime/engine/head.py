@@ -119,7 +119,7 @@ class Head:
         rows, block_of, at = given["rows"], given["block"], given["at"]
         bare = not (shape.drawn or shape.noise or wanted & ~Stat.BEST)
         direct = self.plain if bare else None
-        if direct is not None:
+        if direct is not None and shape.rows:
             token, conf[block_of, at] = direct.likeliest(
                 hidden[rows], mask_id=self.mask_id, max_token_id=self.max_token_id, spared=self.spared
             )

@@ -214,7 +214,7 @@ class ReplayingRunner(ModelRunner):
         rules = [self.step.head.rules(group.rule) for group in shape.groups]
         columns, keeps = [len(rule.columns) for rule in rules], [len(rule.keeps) for rule in rules]
         nothing = _nothing(sample_kinds(shape, columns, keeps))
-        groups = tuple(GroupShape(g.rule, g.wants, 0, 0, records=min(g.records, 1)) for g in shape.groups)
+        groups = tuple(GroupShape(g.rule, g.wants, 0, 0, records=g.records) for g in shape.groups)
         none = SampleShape(0, shape.size, groups)
         self._rules(shape, lambda into: fill_sample(into, none, nothing, shape, self.sizes))
 

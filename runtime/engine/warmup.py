@@ -80,14 +80,14 @@ def _step(runner: ModelRunner, rows: int, longest: int) -> None:
 def record_steps(runner: ReplayingRunner, info: EngineInfo) -> None:
     """Record all sizes of a step, under the rule and with the values that a request has which sets none."""
     began, told = time.monotonic(), time.monotonic()
-    free = _free(runner.device)
+    before = _taken(runner.device)
     works = _works(runner, *_shapes(runner, info))
     for done, work in enumerate(works):
         work()
         if time.monotonic() - told > TELL_EVERY:
             told = time.monotonic()
             log.info("recording steps: %d of %d", done + 1, len(works))
-    runner.ran.graph_bytes = free - _free(runner.device)
+    runner.ran.graph_bytes = _since(before, runner.device)
     log.info(
         "recorded %d steps in %.1f s, %.2f GB of the device's memory",
         runner.recordings, time.monotonic() - began, runner.ran.graph_bytes / 1e9,
@@ -98,16 +98,16 @@ def recorded_bytes(runner: ReplayingRunner, info: EngineInfo) -> int:
     """What `record_steps` will take: the largest of each kind, and of all others what a few do, as they share memory
     but for the launches themselves."""
     forwards, samples = _shapes(runner, info)
-    free = _free(runner.device)
+    before = _taken(runner.device)
     for work in _works(runner, forwards[:1], samples[:1]):
         work()
-    largest = free - _free(runner.device)
+    largest = _since(before, runner.device)
     each = 0
     for some in (_works(runner, forwards[1:], []), _works(runner, [], samples[1:])):
-        free = _free(runner.device)
+        before = _taken(runner.device)
         for work in some[:MEASURED]:
             work()
-        each += (free - _free(runner.device)) * len(some) // MEASURED
+        each += _since(before, runner.device) * len(some) // MEASURED
     return largest + each
 
 
@@ -131,10 +131,17 @@ def _works(
     return works + [partial(runner.record_sample, shape) for shape in samples]
 
 
-def _free(device: torch.device) -> int:
-    """Bytes of the device's memory, without what is kept to be used again; 0 where there is no such thing."""
+def _taken(device: torch.device) -> tuple[int, int]:
+    """Bytes of the device's memory that are taken, and of these what this process's tensors take; without what is kept
+    to be used again. 0 where there is no such thing."""
     if device.type != "cuda":
-        return 0
+        return 0, 0
     torch.cuda.synchronize(device)
     torch.cuda.empty_cache()
-    return torch.cuda.mem_get_info(device)[0]
+    free, total = torch.cuda.mem_get_info(device)
+    return total - free, torch.cuda.memory_reserved(device)
+
+
+def _since(before: tuple[int, int], device: torch.device) -> int:
+    """Bytes taken since then. Other processes may have given some back; what tensors took is this one's in any case."""
+    return max(now - then for now, then in zip(_taken(device), before, strict=True))

@@ -39,7 +39,8 @@ class Served:
 
 def served(*, once: bool = False) -> list[Any]:
     """Every checkpoint under every strategy and mode that a golden case has; `once`: each of these but once."""
-    found: dict[Served, None] = {Served("llada2_tiny"): None, Served("llada2_tiny", (("buffer_size", 3),)): None}
+    found: dict[Served, None] = dict.fromkeys(map(Served, ("llada2_tiny", "diffusion_gemma", "llada2dot2")))
+    found[Served("llada2_tiny", (("buffer_size", 3),))] = None
     for parameters in cases("decode"):
         folder, case = parameters.values
         flags = {name: case["settings"][name] for name in SERVER if name in case["settings"]}
@@ -65,13 +66,13 @@ def questions(llm: LLM) -> list[list[SamplingParams]]:
         decoding = {"algorithm": rule.key}
         asked.append(
             [
-                SamplingParams(max_tokens=20, ignore_eos=True, decoding=decoding),
+                SamplingParams(max_tokens=20, ignore_eos=True, seed=2, decoding=decoding),
                 SamplingParams(max_tokens=20, ignore_eos=True, temperature=1.0, seed=3, decoding=decoding),
                 SamplingParams(max_tokens=20, ignore_eos=True, temperature=0.7, top_p=0.9, seed=4, decoding=decoding),
             ]
         )
     keys = [rule.key for rule in llm.info.rules]
-    asked.append([SamplingParams(max_tokens=20, decoding={"algorithm": keys[n % len(keys)]}) for n in range(3)])
+    asked.append([SamplingParams(max_tokens=20, seed=n, decoding={"algorithm": keys[n % len(keys)]}) for n in range(3)])
     return asked
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 import pytest
 import torch
@@ -9,11 +11,13 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from runtime.engine import head
+from runtime.engine.head import Head
 from runtime.engine.model_runner import ModelRunner
 from runtime.engine.warmup import warm_up
 from runtime.layers.kv_pool import UnifiedPool
-from runtime.samplers import choose
-from runtime.state.plan import BlockResults, StepPlan
+from runtime.samplers import Stat, choose, get_rule
+from runtime.state.plan import BlockPlan, BlockResults, RulePlan, StepPlan
+from runtime.state.request import MASKED
 from tests.engine.harness import Run, Setup
 from tests.engine.hash_model import HashModel
 from tests.engine.samples import asks, setups
@@ -70,3 +74,47 @@ def test_warming_up_goes_through_every_size_and_draws_each_row(monkeypatch: pyte
     warm_up(runner, rows=45, longest=22)
     assert runner.heard == [(4, 4, 4), (8, 8, 8), (16, 16, 16), (32, 20, 32), (44, 20, 44)]
     assert drawn == [4, 8, 16, 32, 44]
+
+
+class Bare:
+    """A head that makes no logits unless it is asked for them."""
+
+    direct = True
+
+    def __init__(self) -> None:
+        self.asked: list[str] = []
+
+    def __call__(self, hidden: torch.Tensor) -> torch.Tensor:
+        self.asked.append("logits")
+        return hidden.clone()
+
+    def likeliest(
+        self, hidden: torch.Tensor, *, mask_id: int | None, max_token_id: int, spared: Sequence[int]
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        self.asked.append("likeliest")
+        logits = hidden.clone()
+        choose.ban(logits, mask_id=mask_id, max_token_id=max_token_id, spared=spared)
+        best = choose.greedy(logits)
+        return best.token, best.conf
+
+
+@pytest.mark.parametrize(("wants", "asked"), [(0, "likeliest"), (Stat.BEST, "likeliest"), (Stat.ENTROPY, "logits")])
+def test_no_logits_are_made_where_the_likeliest_is_all_that_is_wanted(wants: int, asked: str) -> None:
+    rule = get_rule("threshold")
+    none = np.zeros(2, dtype=np.int64)
+    plan = BlockPlan(
+        rows=np.array([0, 4]), tokens=np.full((2, 4), 9), state=np.full((2, 4), MASKED, np.int8),
+        sampled=np.array([[True] * 4, [False, True, True, False]]), may_force=none > 0, advanced=none,
+        initial_masks=none, given_steps=none, post_edit_steps=none, remasked=None, drawing=None,
+        groups=(RulePlan(rule.key, np.arange(2), np.full((2, len(rule.columns)), 0.5), int(wants)),),
+    )  # fmt: skip
+    hidden = torch.randn(8, 10, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+    found = []
+    for logits in (Bare(), torch.clone):
+        made = Head(logits, mask_id=9, max_token_id=8, eos_ids=torch.tensor([2]))
+        ((_, _, blocks),) = made.groups(plan, hidden, torch.from_numpy(plan.tokens), torch.from_numpy(plan.state))
+        found.append(blocks)
+        if isinstance(logits, Bare):
+            assert logits.asked == [asked]
+    assert torch.equal(found[0].choice, found[1].choice)
+    assert torch.equal(found[0].conf, found[1].conf)
