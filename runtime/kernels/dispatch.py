@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Protocol
+from dataclasses import dataclass, replace
+from typing import Any, Protocol
 
 import torch
 
+from runtime.kernels import fp8_experts, fp8_linear, fp8_torch
 from runtime.kernels.expert_products import moe
+from runtime.kernels.fp8 import Fp8
 from runtime.kernels.gate import Activation, gate_mul, gate_mul_reference
 from runtime.kernels.kv_write import write_kv, write_kv_reference
 from runtime.kernels.moe import moe_torch
@@ -51,10 +53,24 @@ class RouteKernel(Protocol):
 
 
 class MoEKernel(Protocol):
+    """`gate_up`, `down`: operands of the format that it is for (``Weight.operand``)."""
+
     def __call__(
-        self, x: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor, gate_up: torch.Tensor, down: torch.Tensor,
+        self, x: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor, gate_up: Any, down: Any,
         shared: torch.Tensor | None, activation: Activation = "silu",
     ) -> torch.Tensor: ...  # fmt: skip
+
+
+class Fp8LinearKernel(Protocol):
+    def __call__(self, x: torch.Tensor, weight: Fp8, bias: torch.Tensor | None) -> torch.Tensor: ...
+
+
+@dataclass(frozen=True)
+class Fp8Kernels:
+    """What computes with weights of eight bits."""
+
+    linear: Fp8LinearKernel
+    moe: MoEKernel
 
 
 @dataclass(frozen=True)
@@ -70,6 +86,11 @@ class Kernels:
     gate_mul: GateKernel
     route: RouteKernel
     moe: MoEKernel
+    fp8: Fp8Kernels
+
+    def of(self, quantization: str | None) -> Kernels:
+        """For models whose experts are kept in this format."""
+        return self if quantization is None else replace(self, moe=self.fp8.moe)
 
 
 TORCH = Kernels(
@@ -82,6 +103,7 @@ TORCH = Kernels(
     gate_mul=gate_mul_reference,
     route=route_reference,
     moe=moe_torch,
+    fp8=Fp8Kernels(fp8_torch.linear_torch, fp8_torch.moe_torch),
 )
 
 
@@ -95,9 +117,10 @@ TRITON = Kernels(
     gate_mul=gate_mul,
     route=route,
     moe=moe,
+    fp8=Fp8Kernels(fp8_linear.linear, fp8_experts.moe),
 )
 
 
-def select_kernels(device: torch.device, dtype: torch.dtype) -> Kernels:
+def select_kernels(device: torch.device, dtype: torch.dtype, quantization: str | None = None) -> Kernels:
     """Triton on CUDA, torch elsewhere. float64, which exists for tests, is torch everywhere."""
-    return TRITON if device.type == "cuda" and dtype != torch.float64 else TORCH
+    return (TRITON if device.type == "cuda" and dtype != torch.float64 else TORCH).of(quantization)

@@ -233,20 +233,14 @@ def moe(
 ) -> torch.Tensor:
     """`moe_reference` on a GPU for contiguous tensors, float32 weights, and `gate_up` in turns (`turns.in_turns`); no
     host synchronisation, deterministic."""
-    (batch, hidden), top_k = x.shape, ids.shape[1]
+    hidden, top_k = x.shape[1], ids.shape[1]
     experts, width = gate_up.shape[0], down.shape[2]
     chosen = cut(ids.numel(), experts, x.element_size(), hidden, width)
     plan = sort_by_expert(ids, experts, chosen.height)
     inner, pairs = x.new_empty(ids.numel(), width), x.new_empty(ids.numel(), hidden)
     run_gate_up(x, gate_up, inner, plan.order, plan.tiles, top_k, chosen.height, chosen.gate_up, activation)
     run_down(inner, down, pairs, plan.order, plan.tiles, chosen.height, chosen.down)
-    out = torch.empty_like(x)
-    slab = min(1024, triton.next_power_of_2(hidden))
-    _combine[(batch, triton.cdiv(hidden, slab))](
-        pairs, ids, weights, x if shared is None else shared, out, TOP_K=top_k, HIDDEN=hidden, COLUMNS=slab,
-        SHARED=shared is not None, num_warps=4,
-    )  # fmt: skip
-    return out
+    return combine(pairs, ids, weights, shared)
 
 
 def run_gate_up(
@@ -279,3 +273,15 @@ def run_down(
         COLUMNS=how.columns, DEPTH=how.depth, LOW=low, MIDDLE=middle, HIGH=high, TURNED=how.turned,
         DESCRIBED=is_described(weights), HIDDEN_DESCRIBED=is_described(given), num_warps=how.warps,
     )  # fmt: skip
+
+
+def combine(pairs: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor, shared: torch.Tensor | None) -> torch.Tensor:
+    """pairs [rows * top_k, hidden] -> [rows, hidden], what each row's choices give it."""
+    (rows, top_k), hidden = ids.shape, pairs.shape[1]
+    out = pairs.new_empty(rows, hidden)
+    slab = min(1024, triton.next_power_of_2(hidden))
+    _combine[(rows, triton.cdiv(hidden, slab))](
+        pairs, ids, weights, pairs if shared is None else shared, out, TOP_K=top_k, HIDDEN=hidden, COLUMNS=slab,
+        SHARED=shared is not None, num_warps=4,
+    )  # fmt: skip
+    return out

@@ -172,6 +172,7 @@ class Metrics:
                 "strategy": info.strategy,
                 "device": info.device,
                 "dtype": info.dtype,
+                "quantization": info.quantization or "none",
             }
         )
 
