@@ -15,6 +15,9 @@ from triton.compiler import ASTSource  # noqa: E402
 from runtime.kernels import (  # noqa: E402
     expert_products,
     expert_sort,
+    fp8,
+    fp8_experts,
+    fp8_linear,
     gate,
     kv_write,
     paged_attention,
@@ -135,9 +138,9 @@ def test_expert_sort():
         build(expert_sort._place, types, shape | own, num_warps=8)
 
 
-def boxed(rows: int, columns: int) -> str:
+def boxed(rows: int, columns: int, kind: str = "bf16") -> str:
     """The type of what the copy engine loads such boxes from."""
-    return f"tensordesc<bf16[{rows}, {columns}]>"
+    return f"tensordesc<{kind}[{rows}, {columns}]>"
 
 
 @pytest.mark.parametrize("described", [False, True])
@@ -171,6 +174,56 @@ def test_moe_products(dtype, pairs_per_expert, described):
             assert spilled(compiled) == 0
             assert "wgmma" in compiled.asm["ptx"], "the products do not reach Hopper's matrix units"
             assert ("cp.async.bulk.tensor" in compiled.asm["ptx"]) == described
+
+
+@pytest.mark.parametrize("described", [False, True])
+@pytest.mark.parametrize("pairs_per_expert", [1, 8, 64, 1000])
+def test_moe_products_of_eight_bits(pairs_per_expert, described):
+    height, gate_up, down = fp8_experts.cut(256 * pairs_per_expert, 256, 2048, 512)
+    types = {"order_ptr": "*i32", "tiles_ptr": "*i32", "most": "i32", "scales_ptr": "*fp32"}
+    for how, kernel in ((gate_up, fp8_experts._gate_up), (down, fp8_experts._down)):
+        low, middle, high = how.stages
+        constants = {
+            "HIDDEN": 2048, "WIDTH": 512, "HEIGHT": height, "COLUMNS": how.columns, "DEPTH": how.depth,
+            "LOW": low, "MIDDLE": middle, "HIGH": high, "TURNED": how.turned, "DESCRIBED": described,
+        }  # fmt: skip
+        first = kernel is fp8_experts._gate_up
+        weights = boxed((2 if first else 1) * how.columns, how.depth, "fp8e4nv") if described else "*fp8e4nv"
+        if first:
+            constants |= {"TOP_K": 8, "RUN": 8, "GELU": False}
+            own = {"x_ptr": "*fp8e4nv", "x_scales_ptr": "*fp32", "weights": weights, "hidden_ptr": "*bf16"}
+        else:
+            given = described and not how.turned
+            constants |= {"HIDDEN_DESCRIBED": given}
+            own = {"hidden": boxed(height, how.depth, "fp8e4nv") if given else "*fp8e4nv"}
+            own |= {"hidden_scales_ptr": "*fp32", "weights": weights, "pairs_ptr": "*bf16"}
+        compiled = build(kernel, types | own, constants, num_warps=how.warps)
+        assert spilled(compiled) == 0
+        assert ".f32.e4m3.e4m3" in compiled.asm["ptx"], "the products do not reach Hopper's matrix units"
+        assert "wgmma" in compiled.asm["ptx"]
+        assert ("cp.async.bulk.tensor" in compiled.asm["ptx"]) == described
+
+
+@pytest.mark.parametrize("described", [False, True])
+@pytest.mark.parametrize("rows", [1, 32, 256, 8192])
+def test_linear_of_eight_bits(rows, described):
+    tall, columns, depth, stages = fp8_linear.tile_sizes(rows, 2048)
+    types = {"x_ptr": "*fp8e4nv", "x_scales_ptr": "*fp32", "scales_ptr": "*fp32", "bias_ptr": "*bf16"}
+    types |= {"out_ptr": "*bf16", "rows": "i32"}
+    types["weights"] = boxed(columns, depth, "fp8e4nv") if described else "*fp8e4nv"
+    constants = {
+        "INPUTS": 2048, "OUTPUTS": 3072, "ROWS": tall, "COLUMNS": columns, "DEPTH": depth, "STAGES": stages,
+        "BIASED": True, "DESCRIBED": described,
+    }  # fmt: skip
+    compiled = build(fp8_linear._linear, types, constants, num_warps=4)
+    assert spilled(compiled) == 0
+    assert "wgmma" in compiled.asm["ptx"]
+
+
+def test_rounding_to_eight_bits():
+    shape = {"SIZE": 2048, "SIZE_P2": 2048, "LARGEST": fp8.LARGEST, "LEAST": fp8.LEAST}
+    types = {"x_ptr": "*bf16", "values_ptr": "*fp8e4nv", "scales_ptr": "*fp32"}
+    build(fp8._quantise, types, shape, num_warps=4)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16], ids=["bfloat16"])

@@ -74,7 +74,7 @@ def test_what_is_not_finite_is_refused_as_in_every_format(turns):
     for bad in (torch.nan, torch.inf, -torch.inf):
         with pytest.raises(ConfigError, match=r"^holds NaN or infinite values$"):
             fp8(2, 2, turns=turns).fill((), torch.tensor([[0.0, 1.0], [bad, 2.0]]))
-    with pytest.raises(ConfigError, match="too large for torch.float32"):
+    with pytest.raises(ConfigError, match=r"too large for torch\.float32"):
         fp8(1, 2, turns=False).fill((), torch.tensor([[1e300, 0.0]], dtype=torch.float64))
 
 
@@ -129,7 +129,7 @@ def test_what_they_do_not_go_with(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "an older GPU")
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (8, 6))
-    with pytest.raises(ConfigError, match="8.9 or later, and an older GPU has 8.6; leave it out"):
+    with pytest.raises(ConfigError, match=r"8\.9 or later, and an older GPU has 8\.6; leave it out"):
         Build.choose("cuda", torch.bfloat16, quantization="fp8")
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (8, 9))
     assert Build.choose("cuda", torch.bfloat16, quantization="fp8").kernels == TRITON.of("fp8")
