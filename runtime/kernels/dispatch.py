@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
@@ -11,10 +12,11 @@ from runtime.kernels import fp8_experts, fp8_linear, fp8_torch
 from runtime.kernels.expert_products import moe
 from runtime.kernels.fp8 import Fp8
 from runtime.kernels.gate import Activation, gate_mul, gate_mul_reference
-from runtime.kernels.kv_write import write_kv, write_kv_reference
+from runtime.kernels.greedy_head import likeliest, likeliest_reference
 from runtime.kernels.moe import moe_torch
 from runtime.kernels.rms_norm import add_rms_norm, add_rms_norm_reference, rms_norm, rms_norm_reference
-from runtime.kernels.rotary import qk_norm_rotary, qk_norm_rotary_reference
+from runtime.kernels.rotary import qkv_to_pages, qkv_to_pages_reference
+from runtime.kernels.router import router_logits, router_logits_reference
 from runtime.kernels.routing import RoutingRule, route, route_reference
 
 Two = tuple[torch.Tensor, torch.Tensor]
@@ -28,22 +30,21 @@ class AddRMSNormKernel(Protocol):
     def __call__(self, x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor | None, eps: float) -> Two: ...
 
 
-class QKNormRotaryKernel(Protocol):
+class QKVToPagesKernel(Protocol):
     def __call__(
         self, qkv: torch.Tensor, positions: torch.Tensor, table: torch.Tensor, q_weight: torch.Tensor | None,
         k_weight: torch.Tensor | None, heads: int, kv_heads: int, eps: float, clip: float | None = None, *,
+        slots: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor,
         apart: int | None = None, v_norm: bool = False, v_from_k: bool = False,
-    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]: ...  # fmt: skip
-
-
-class WriteKVKernel(Protocol):
-    def __call__(
-        self, k: torch.Tensor, v: torch.Tensor, slots: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor
-    ) -> None: ...
+    ) -> torch.Tensor: ...  # fmt: skip
 
 
 class GateKernel(Protocol):
     def __call__(self, gate_up: torch.Tensor, activation: Activation = "silu") -> torch.Tensor: ...
+
+
+class RouterLogitsKernel(Protocol):
+    def __call__(self, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor: ...
 
 
 class RouteKernel(Protocol):
@@ -59,6 +60,13 @@ class MoEKernel(Protocol):
         self, x: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor, gate_up: Any, down: Any,
         shared: torch.Tensor | None, activation: Activation = "silu",
     ) -> torch.Tensor: ...  # fmt: skip
+
+
+class LikeliestKernel(Protocol):
+    def __call__(
+        self, hidden: torch.Tensor, weight: torch.Tensor, *, mask_id: int | None, max_token_id: int,
+        spared: Sequence[int] = (),
+    ) -> Two: ...  # fmt: skip
 
 
 class Fp8LinearKernel(Protocol):
@@ -79,13 +87,15 @@ class Kernels:
 
     name: str
     turns: bool  # `moe` takes gate and up rows in turns (`turns.in_turns`), not gates first
+    parts: bool  # `router_logits` takes, with bfloat16 rows, its weight in parts (`router.split_parts`) too
     rms_norm: RMSNormKernel
     add_rms_norm: AddRMSNormKernel
-    qk_norm_rotary: QKNormRotaryKernel
-    write_kv: WriteKVKernel
+    qkv_to_pages: QKVToPagesKernel
     gate_mul: GateKernel
+    router_logits: RouterLogitsKernel
     route: RouteKernel
     moe: MoEKernel
+    likeliest: LikeliestKernel
     fp8: Fp8Kernels
 
     def of(self, quantization: str | None) -> Kernels:
@@ -96,13 +106,15 @@ class Kernels:
 TORCH = Kernels(
     name="torch",
     turns=False,
+    parts=False,
     rms_norm=rms_norm_reference,
     add_rms_norm=add_rms_norm_reference,
-    qk_norm_rotary=qk_norm_rotary_reference,
-    write_kv=write_kv_reference,
+    qkv_to_pages=qkv_to_pages_reference,
     gate_mul=gate_mul_reference,
+    router_logits=router_logits_reference,
     route=route_reference,
     moe=moe_torch,
+    likeliest=likeliest_reference,
     fp8=Fp8Kernels(fp8_torch.linear_torch, fp8_torch.moe_torch),
 )
 
@@ -110,13 +122,15 @@ TORCH = Kernels(
 TRITON = Kernels(
     name="triton",
     turns=True,
+    parts=True,
     rms_norm=rms_norm,
     add_rms_norm=add_rms_norm,
-    qk_norm_rotary=qk_norm_rotary,
-    write_kv=write_kv,
+    qkv_to_pages=qkv_to_pages,
     gate_mul=gate_mul,
+    router_logits=router_logits,
     route=route,
     moe=moe,
+    likeliest=likeliest,
     fp8=Fp8Kernels(fp8_linear.linear, fp8_experts.moe),
 )
 

@@ -2,7 +2,7 @@
 
 A counting sort: chunks of pairs are counted, and each chunk then finds where its pairs go from the counts of all: what
 comes before them in the order of experts and, within an expert, of chunks. Each pair is read three times, however many
-experts and pairs there are."""
+experts and pairs there are; of few, every program counts all for itself, which saves a launch."""
 
 from __future__ import annotations
 
@@ -15,6 +15,8 @@ from runtime.kernels.triton_import import tl, triton
 CHUNK = 512  # pairs that a program counts and places,
 FEW = 128  # and where there are few: one a thread, for with fewer threads would hold the same pairs
 MANY = 64  # chunks of a few pairs, beyond which chunks are larger
+AT_ONCE = 16384  # most pairs that one launch sorts,
+COUNTED = 2048  # of which a program counts so many at a time
 PART = 32  # pairs that each of a chunk is compared with at a time
 SUMMED = 4096  # counts that are summed up at a time
 TILES = 64  # tiles that a program lays out
@@ -80,12 +82,25 @@ def _sum_up(counts_ptr, chunks, chunk, EXPERTS_P2: tl.constexpr, SUMMED: tl.cons
 
 
 @triton.jit
+def _tally(ids_ptr, pairs, mine, EXPERTS_P2: tl.constexpr, COUNTED: tl.constexpr):
+    """[experts]: each one's pairs, and those of them before pair `mine`."""
+    total = tl.zeros([EXPERTS_P2], tl.int32)
+    before = tl.zeros([EXPERTS_P2], tl.int32)
+    for first in range(0, pairs, COUNTED):
+        pair = first + tl.arange(0, COUNTED)
+        ids = tl.load(ids_ptr + pair, mask=pair < pairs, other=-1)
+        total += tl.histogram(tl.maximum(ids, 0), EXPERTS_P2, mask=ids >= 0)
+        if first < mine:
+            before += tl.histogram(tl.maximum(ids, 0), EXPERTS_P2, mask=(ids >= 0) & (pair < mine))
+    return total, before
+
+
+@triton.jit
 def _place_chunk(
-    ids_ptr, order_ptr, counts_ptr, starts_ptr, pairs, chunks, chunk,
-    EXPERTS_P2: tl.constexpr, CHUNK: tl.constexpr, PART: tl.constexpr, SUMMED: tl.constexpr,
+    ids_ptr, order_ptr, starts_ptr, pairs, chunk, total, before,
+    EXPERTS_P2: tl.constexpr, CHUNK: tl.constexpr, PART: tl.constexpr,
 ):  # fmt: skip
     """The chunk's pairs into their experts' places, those of one expert in the order of their index."""
-    total, before = _sum_up(counts_ptr, chunks, chunk, EXPERTS_P2, SUMMED)
     tl.store(starts_ptr + chunk * EXPERTS_P2 + tl.arange(0, EXPERTS_P2), tl.cumsum(total, 0) - total + before)
     lane = tl.arange(0, CHUNK)
     pair = chunk * CHUNK + lane
@@ -103,13 +118,12 @@ def _place_chunk(
 
 @triton.jit
 def _lay_out(
-    counts_ptr, tiles_ptr, most, chunks, part,
-    ROWS: tl.constexpr, EXPERTS: tl.constexpr, EXPERTS_P2: tl.constexpr, TILES: tl.constexpr, SUMMED: tl.constexpr,
+    tiles_ptr, most, part, total,
+    ROWS: tl.constexpr, EXPERTS: tl.constexpr, EXPERTS_P2: tl.constexpr, TILES: tl.constexpr,
 ):  # fmt: skip
     """TILES tiles: which expert each belongs to, found by counting the experts whose tiles end before."""
     expert = tl.arange(0, EXPERTS_P2)
     ok = expert < EXPERTS
-    total, _ = _sum_up(counts_ptr, chunks, 0, EXPERTS_P2, SUMMED)
     end = tl.cumsum(total, 0)
     start = end - total
     count = (total + ROWS - 1) // ROWS
@@ -130,31 +144,37 @@ def _lay_out(
 def _place(
     ids_ptr, order_ptr, counts_ptr, starts_ptr, tiles_ptr, pairs, most, chunks,
     ROWS: tl.constexpr, EXPERTS: tl.constexpr, EXPERTS_P2: tl.constexpr,
-    CHUNK: tl.constexpr, PART: tl.constexpr, TILES: tl.constexpr, SUMMED: tl.constexpr,
+    CHUNK: tl.constexpr, PART: tl.constexpr, TILES: tl.constexpr, SUMMED: tl.constexpr, COUNTED: tl.constexpr,
 ):  # fmt: skip
-    """One program a chunk of pairs, and after them one TILES tiles."""
+    """One program a chunk of pairs, and after them one TILES tiles. SUMMED: the chunks are counted already; 0: not."""
     program = tl.program_id(0)
-    if program < chunks:
-        _place_chunk(
-            ids_ptr, order_ptr, counts_ptr, starts_ptr, pairs, chunks, program, EXPERTS_P2, CHUNK, PART, SUMMED
-        )
+    if SUMMED > 0:
+        total, before = _sum_up(counts_ptr, chunks, program, EXPERTS_P2, SUMMED)
     else:
-        _lay_out(counts_ptr, tiles_ptr, most, chunks, program - chunks, ROWS, EXPERTS, EXPERTS_P2, TILES, SUMMED)
+        total, before = _tally(ids_ptr, pairs, program * CHUNK, EXPERTS_P2, COUNTED)
+    if program < chunks:
+        _place_chunk(ids_ptr, order_ptr, starts_ptr, pairs, program, total, before, EXPERTS_P2, CHUNK, PART)
+    else:
+        _lay_out(tiles_ptr, most, program - chunks, total, ROWS, EXPERTS, EXPERTS_P2, TILES)
 
 
 def sort_by_expert(ids: torch.Tensor, experts: int, rows: int) -> ExpertTiles:
-    """`sort_by_expert_reference` on a GPU, in two launches; deterministic (it counts, it never races)."""
+    """`sort_by_expert_reference` on a GPU, in one launch or two; deterministic (it counts, it never races)."""
     pairs = ids.numel()
     most = most_tiles(pairs, experts, rows)
     chunk = FEW if pairs <= FEW * MANY else CHUNK
     chunks, experts_p2 = triton.cdiv(pairs, chunk), triton.next_power_of_2(experts)
     order = torch.empty(pairs, dtype=torch.int32, device=ids.device)
-    counts, starts = torch.empty(2, chunks, experts_p2, dtype=torch.int32, device=ids.device)
+    starts = torch.empty(chunks, experts_p2, dtype=torch.int32, device=ids.device)
     tiles = torch.empty(3, most, dtype=torch.int32, device=ids.device)
-    _count[(chunks,)](ids, counts, pairs, EXPERTS_P2=experts_p2, CHUNK=chunk, num_warps=4)
+    counts, summed = starts, 0
+    if pairs > AT_ONCE:
+        counts = torch.empty_like(starts)
+        summed = max(1, min(triton.next_power_of_2(chunks), SUMMED // experts_p2))
+        _count[(chunks,)](ids, counts, pairs, EXPERTS_P2=experts_p2, CHUNK=chunk, num_warps=4)
     _place[(chunks + triton.cdiv(most, TILES),)](
         ids, order, counts, starts, tiles, pairs, most, chunks, ROWS=rows, EXPERTS=experts, EXPERTS_P2=experts_p2,
-        CHUNK=chunk, PART=PART, TILES=TILES, SUMMED=max(1, min(triton.next_power_of_2(chunks), SUMMED // experts_p2)),
-        num_warps=8,
+        CHUNK=chunk, PART=PART, TILES=TILES, SUMMED=summed,
+        COUNTED=min(COUNTED, max(256, triton.next_power_of_2(pairs))), num_warps=8,
     )  # fmt: skip
     return ExpertTiles(order, tiles, rows)

@@ -1,7 +1,8 @@
 """Block-diffusion attention over paged keys and values: prefill chunks and decode blocks in one launch.
 
 Two variants share the kernel: one query head a program, or (grouped) all query heads of a key head in one tile, which
-reads each key once for the whole group.
+reads each key once for the whole group. Where there are few programs, the keys are split among several, and a second
+kernel puts together what each made of its own.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import torch
 
 from runtime.kernels.batch import ForwardBatch
+from runtime.kernels.heads import heads_together
 from runtime.kernels.pages import read, read_keys, strides
 from runtime.kernels.precision import wide
 from runtime.kernels.triton_import import tl, triton
@@ -51,19 +53,21 @@ def paged_attention_reference(
     return out
 
 
-@triton.jit(do_not_specialize=["table_stride", "window"])  # else each new value may compile again
+@triton.jit(do_not_specialize=["table_stride", "all_rows", "window"])  # else each new value may compile again
 def _paged_attention(
-    q_ptr, k_ptr, v_ptr, out_ptr, tiles_ptr, visible_end_ptr, origin_ptr, table_ptr,
-    table_stride, scale_log2, window,
+    q_ptr, k_ptr, v_ptr, out_ptr, sums_ptr, tiles_ptr, visible_end_ptr, origin_ptr, table_ptr,
+    table_stride, all_rows, scale_log2, window,
     HEADS: tl.constexpr, KV_HEADS: tl.constexpr, DIM: tl.constexpr, PAGE: tl.constexpr, PIECE: tl.constexpr,
     K_PAGE: tl.constexpr, K_TOKEN: tl.constexpr, K_HEAD: tl.constexpr, K_PIECE: tl.constexpr,
     V_PAGE: tl.constexpr, V_TOKEN: tl.constexpr, V_HEAD: tl.constexpr, V_NUMBER: tl.constexpr,
     PACKED: tl.constexpr, PACKED_P2: tl.constexpr, ROWS: tl.constexpr, KEYS: tl.constexpr, DIM_P2: tl.constexpr,
-    WINDOWED: tl.constexpr,
+    WINDOWED: tl.constexpr, SPLITS: tl.constexpr,
 ):  # fmt: skip
-    """One program: ROWS rows of one tile times PACKED query heads that read one key head."""
+    """One program: ROWS rows of one tile times PACKED query heads that read one key head; of SPLITS shares of the keys
+    one. A share's result is left as it is: what it summed of the values, [SPLITS, rows, heads, dim], and in
+    [2, SPLITS, rows, heads] its largest score and the sum of its weights."""
     part, tile = tl.program_id(1), tl.program_id(2)
-    start = tl.program_id(0) * ROWS
+    start = tl.program_id(0) // SPLITS * ROWS
     rows = tl.load(tiles_ptr + tile * 3 + 2)
     if start >= rows:
         return
@@ -91,6 +95,11 @@ def _paged_attention(
     if WINDOWED:  # nor those before the first window
         origin = tl.load(origin_ptr + first_row + row, mask=row < rows, other=2147483647).to(tl.int32)
         begin = tl.maximum(tl.min(origin, 0) - window + 1, 0) // KEYS * KEYS
+    split = tl.program_id(0) % SPLITS
+    if SPLITS > 1:
+        share = tl.cdiv(tl.cdiv(tl.maximum(end - begin, 0), KEYS), SPLITS) * KEYS
+        begin += split * share
+        end = tl.minimum(end, begin + share)
 
     best = tl.full([ROWS * PACKED_P2], float("-inf"), tl.float32)
     total = tl.zeros([ROWS * PACKED_P2], tl.float32)
@@ -122,11 +131,49 @@ def _paged_attention(
             v = tl.load(v_ptr + v_at, mask=key_ok[:, None] & dim_ok[None, :], other=0.0)
         acc = acc * decay[:, None] + tl.dot(weights.to(v.dtype), v, input_precision="ieee")
         best = new_best
-    acc = acc / tl.where(total == 0.0, 1.0, total)[:, None]  # a row may have seen nothing
+    if SPLITS > 1:
+        at = split.to(tl.int64) * all_rows * HEADS
+        sums_at = sums_ptr + at + (first_row + row).to(tl.int64) * HEADS + head + member
+        tl.store(sums_at, best, mask=real)
+        tl.store(sums_at + SPLITS * all_rows.to(tl.int64) * HEADS, total, mask=real)
+        q_at += at * DIM
+    else:
+        acc = acc / tl.where(total == 0.0, 1.0, total)[:, None]  # a row may have seen nothing
     tl.store(out_ptr + q_at, acc.to(out_ptr.dtype.element_ty), mask=real[:, None] & dim_ok[None, :])
 
 
+@triton.jit(do_not_specialize=["all_rows"])
+def _put_together(
+    shares_ptr, sums_ptr, out_ptr, all_rows,
+    HEADS: tl.constexpr, DIM: tl.constexpr, SPLITS: tl.constexpr,
+    HEADS_P2: tl.constexpr, DIM_P2: tl.constexpr,
+):  # fmt: skip
+    """One program: HEADS_P2 heads of a row, from their shares in the order of the keys."""
+    row = tl.program_id(0).to(tl.int64)
+    head = tl.program_id(1) * HEADS_P2 + tl.arange(0, HEADS_P2)
+    dim = tl.arange(0, DIM_P2)
+    head_ok = head < HEADS
+    ok = head_ok[:, None] & (dim < DIM)[None, :]
+    each = all_rows.to(tl.int64) * HEADS
+    best = tl.full([HEADS_P2], float("-inf"), tl.float32)
+    for split in tl.static_range(SPLITS):
+        best = tl.maximum(best, tl.load(sums_ptr + split * each + row * HEADS + head, mask=head_ok, other=0.0))
+    anchor = tl.where(best == float("-inf"), 0.0, best)
+    total = tl.zeros([HEADS_P2], tl.float32)
+    acc = tl.zeros([HEADS_P2, DIM_P2], tl.float32)
+    at = (row * HEADS + head)[:, None] * DIM + dim[None, :]
+    for split in tl.static_range(SPLITS):
+        sums_at = sums_ptr + split * each + row * HEADS + head
+        decay = tl.exp2(tl.load(sums_at, mask=head_ok, other=0.0) - anchor)
+        total += decay * tl.load(sums_at + SPLITS * each, mask=head_ok, other=0.0)
+        acc += decay[:, None] * tl.load(shares_ptr + split * each * DIM + at, mask=ok, other=0.0)
+    acc = acc / tl.where(total == 0.0, 1.0, total)[:, None]
+    tl.store(out_ptr + at, acc.to(out_ptr.dtype.element_ty), mask=ok)
+
+
 LOG2_E = 1.4426950408889634
+PROGRAMS = 200  # that keys are split for
+MOST_SPLITS = 9
 
 
 def paged_attention(
@@ -138,22 +185,40 @@ def paged_attention(
     scale: float,
     window: int | None = None,
     grouped: bool = True,
+    splits: int | None = None,
 ) -> torch.Tensor:
-    """`paged_attention_reference` for float32, float16 and bfloat16 on a GPU; no host synchronisation."""
-    heads, dim, kv_heads = q.shape[1], q.shape[2], k_cache.shape[2]
+    """`paged_attention_reference` for float32, float16 and bfloat16 on a GPU; no host synchronisation. `splits`: shares
+    of the keys, if not as many as suit the batch: bits depend on it."""
+    all_rows, heads, dim = q.shape
+    kv_heads = k_cache.shape[2]
     out = torch.empty_like(q)
     packed = heads // kv_heads if grouped else 1
-    packed_p2 = triton.next_power_of_2(packed)
+    packed_p2, dim_p2 = triton.next_power_of_2(packed), max(16, triton.next_power_of_2(dim))
     rows, keys, warps = tile_sizes(packed_p2, dim, q.element_size(), batch.tile_rows)
-    grid = (triton.cdiv(batch.tile_rows, rows), heads // packed, len(batch.tiles))
-    _paged_attention[grid](
-        q, k_cache, v_cache, out, batch.tiles, batch.visible_end, batch.window_origin, batch.page_table,
-        batch.page_table.stride(0), scale * LOG2_E, 0 if window is None else window,
+    parts, tiles = triton.cdiv(batch.tile_rows, rows), len(batch.tiles)
+    splits = splits or shares(parts * (heads // packed) * tiles, triton.cdiv(batch.reach, keys))
+    shared = out if splits == 1 else q.new_empty(splits, *q.shape, dtype=torch.float32)
+    sums = out if splits == 1 else q.new_empty(2, splits, all_rows, heads, dtype=torch.float32)
+    _paged_attention[(parts * splits, heads // packed, tiles)](
+        q, k_cache, v_cache, shared, sums, batch.tiles, batch.visible_end, batch.window_origin, batch.page_table,
+        batch.page_table.stride(0), all_rows, scale * LOG2_E, 0 if window is None else window,
         HEADS=heads, KV_HEADS=kv_heads, DIM=dim, **strides(k_cache, v_cache),
-        PACKED=packed, PACKED_P2=packed_p2, ROWS=rows, KEYS=keys, DIM_P2=max(16, triton.next_power_of_2(dim)),
-        WINDOWED=window is not None, num_warps=warps, num_stages=2,
+        PACKED=packed, PACKED_P2=packed_p2, ROWS=rows, KEYS=keys, DIM_P2=dim_p2,
+        WINDOWED=window is not None, SPLITS=splits, num_warps=warps, num_stages=2,
     )  # fmt: skip
+    if splits > 1:
+        together = heads_together(heads, dim)
+        _put_together[(all_rows, triton.cdiv(heads, together))](
+            shared, sums, out, all_rows, HEADS=heads, DIM=dim, SPLITS=splits, HEADS_P2=together, DIM_P2=dim_p2,
+            num_warps=4,
+        )  # fmt: skip
     return out
+
+
+def shares(programs: int, most: int) -> int:
+    """Into how many shares keys are split that lie in at most `most` tiles of them, where without it there are
+    `programs` programs."""
+    return max(1, min(MOST_SPLITS, PROGRAMS // programs, most))
 
 
 def tile_sizes(packed_p2: int, dim: int, element_size: int, tile_rows: int) -> tuple[int, int, int]:

@@ -1,11 +1,13 @@
 """Per-head RMSNorm and clipping, where a model has them, and NeoX rotary embedding of the whole head or some of its
-dimensions, in one pass over the fused QKV rows (models.md 1, 2 and 5)."""
+dimensions, in one pass over the fused QKV rows (models.md 1, 2 and 5), which stores keys and values in their pages."""
 
 from __future__ import annotations
 
 import torch
 
 from runtime.kernels.heads import heads_together
+from runtime.kernels.kv_write import write_kv_reference
+from runtime.kernels.pages import strides
 from runtime.kernels.precision import wide
 from runtime.kernels.rms_norm import rms_norm_reference
 from runtime.kernels.triton_import import tl, triton
@@ -60,12 +62,42 @@ def qk_norm_rotary_reference(
     return x[:, :heads].contiguous(), x[:, heads:].contiguous(), v.contiguous()
 
 
+def qkv_to_pages_reference(
+    qkv: torch.Tensor,
+    positions: torch.Tensor,
+    table: torch.Tensor,
+    q_weight: torch.Tensor | None,
+    k_weight: torch.Tensor | None,
+    heads: int,
+    kv_heads: int,
+    eps: float,
+    clip: float | None = None,
+    *,
+    slots: torch.Tensor,
+    k_cache: torch.Tensor,
+    v_cache: torch.Tensor,
+    apart: int | None = None,
+    v_norm: bool = False,
+    v_from_k: bool = False,
+) -> torch.Tensor:
+    """q of `qk_norm_rotary_reference`, whose k and v go where `write_kv_reference` stores them."""
+    q, k, v = qk_norm_rotary_reference(
+        qkv, positions, table, q_weight, k_weight, heads, kv_heads, eps, clip,
+        apart=apart, v_norm=v_norm, v_from_k=v_from_k,
+    )  # fmt: skip
+    write_kv_reference(k, v, slots, k_cache, v_cache)
+    return q
+
+
 @triton.jit
-def _qk_norm_rotary(
-    qkv_ptr, positions_ptr, table_ptr, q_weight_ptr, k_weight_ptr, q_ptr, k_ptr, v_ptr, eps, clip,
+def _qkv_to_pages(
+    qkv_ptr, positions_ptr, table_ptr, q_weight_ptr, k_weight_ptr, slots_ptr, q_ptr, k_ptr, v_ptr, eps, clip,
     HEADS: tl.constexpr, KV_HEADS: tl.constexpr, DIM: tl.constexpr, ROTARY: tl.constexpr,
     TOGETHER: tl.constexpr, DIM_P2: tl.constexpr, NORM: tl.constexpr, CLIP: tl.constexpr,
     APART: tl.constexpr, V_NORM: tl.constexpr, V_FROM_K: tl.constexpr,
+    PAGE: tl.constexpr, PIECE: tl.constexpr,
+    K_PAGE: tl.constexpr, K_TOKEN: tl.constexpr, K_HEAD: tl.constexpr, K_PIECE: tl.constexpr,
+    V_PAGE: tl.constexpr, V_TOKEN: tl.constexpr, V_HEAD: tl.constexpr, V_NUMBER: tl.constexpr,
 ):  # fmt: skip
     """One program: TOGETHER of a row's heads, which are those of Q, then K, then V, as one [heads, dim] tile. The table
     holds cosines, then sines."""
@@ -78,17 +110,18 @@ def _qk_norm_rotary(
     is_v = (head >= HEADS + KV_HEADS) & (head < HEADS + 2 * KV_HEADS)
     turned = is_q | is_k
     ok = (turned | is_v) & (dim < DIM)
-    source = row * STORED + head
+    source = head
     if V_FROM_K:
         source = tl.where(is_v, source - KV_HEADS, source)
-    raw = tl.load(qkv_ptr + source * DIM + dim, mask=ok, other=0.0)
+    raw = tl.load(qkv_ptr + row * (STORED * DIM) + (source * DIM + dim), mask=ok, other=0.0)
     x = raw.to(tl.float32)
 
     # the other half's value for each rotated dimension: loaded again (it is in the cache) rather than shuffled
     is_first, is_second = dim < HALF, (dim >= APART) & (dim < APART + HALF)
     turns = is_first | is_second
     partner = tl.where(is_first, dim + APART, tl.where(is_second, dim - APART, dim))
-    other = tl.load(qkv_ptr + source * DIM + partner, mask=turned & turns, other=0.0).to(tl.float32)
+    other = tl.load(qkv_ptr + row * (STORED * DIM) + (source * DIM + partner), mask=turned & turns, other=0.0)
+    other = other.to(tl.float32)
     q_ok, k_ok = is_q & (dim < DIM), is_k & (dim < DIM)
     v = raw
     if NORM or V_NORM:
@@ -112,13 +145,20 @@ def _qk_norm_rotary(
     sin = tl.load(table_ptr + angle + HALF, mask=turns, other=0.0)
     x = x * cos + tl.where(is_first, -other, other) * sin
 
-    kind = q_ptr.dtype.element_ty
-    tl.store(q_ptr + (row * HEADS + head) * DIM + dim, x.to(kind), mask=q_ok)
-    tl.store(k_ptr + (row * KV_HEADS + head - HEADS) * DIM + dim, x.to(kind), mask=k_ok)
-    tl.store(v_ptr + (row * KV_HEADS + head - HEADS - KV_HEADS) * DIM + dim, v, mask=is_v & (dim < DIM))
+    tl.store(q_ptr + row * (HEADS * DIM) + (head * DIM + dim), x.to(q_ptr.dtype.element_ty), mask=q_ok)
+    slot = tl.load(slots_ptr + row).to(tl.int64)
+    page, offset = slot // PAGE, slot % PAGE
+    number = dim
+    if PIECE < DIM:
+        number = dim // PIECE * K_PIECE + dim % PIECE
+    alive = slot >= 0
+    k_at = k_ptr + (page * K_PAGE + offset * K_TOKEN) + ((head - HEADS) * K_HEAD + number)
+    tl.store(k_at, x.to(raw.dtype).to(k_ptr.dtype.element_ty), mask=k_ok & alive)
+    v_at = v_ptr + (page * V_PAGE + offset * V_TOKEN) + ((head - HEADS - KV_HEADS) * V_HEAD + dim * V_NUMBER)
+    tl.store(v_at, v.to(v_ptr.dtype.element_ty), mask=is_v & (dim < DIM) & alive)
 
 
-def qk_norm_rotary(
+def qkv_to_pages(
     qkv: torch.Tensor,
     positions: torch.Tensor,
     table: torch.Tensor,
@@ -129,21 +169,23 @@ def qk_norm_rotary(
     eps: float,
     clip: float | None = None,
     *,
+    slots: torch.Tensor,
+    k_cache: torch.Tensor,
+    v_cache: torch.Tensor,
     apart: int | None = None,
     v_norm: bool = False,
     v_from_k: bool = False,
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """`qk_norm_rotary_reference` for contiguous rows on a GPU."""
+) -> torch.Tensor:
+    """`qkv_to_pages_reference` for contiguous rows on a GPU."""
     rows, dim = len(qkv), qkv.shape[1] // (heads + (1 if v_from_k else 2) * kv_heads)
     norm = q_weight is not None and k_weight is not None
     every, together = heads + 2 * kv_heads, heads_together(heads + 2 * kv_heads, dim)
     q = qkv.new_empty(rows, heads, dim)
-    k, v = qkv.new_empty(rows, kv_heads, dim), qkv.new_empty(rows, kv_heads, dim)
-    _qk_norm_rotary[(rows, triton.cdiv(every, together))](
-        qkv, positions, table, q_weight if norm else qkv, k_weight if norm else qkv, q, k, v, eps, clip or 0.0,
-        HEADS=heads, KV_HEADS=kv_heads, DIM=dim, ROTARY=table.shape[1],
+    _qkv_to_pages[(rows, triton.cdiv(every, together))](
+        qkv, positions, table, q_weight if norm else qkv, k_weight if norm else qkv, slots, q, k_cache, v_cache, eps,
+        clip or 0.0, HEADS=heads, KV_HEADS=kv_heads, DIM=dim, ROTARY=table.shape[1],
         TOGETHER=together, DIM_P2=triton.next_power_of_2(dim),
         NORM=norm, CLIP=clip is not None, APART=apart or table.shape[1] // 2, V_NORM=v_norm, V_FROM_K=v_from_k,
-        num_warps=4,
+        **strides(k_cache, v_cache), num_warps=4,
     )  # fmt: skip
-    return q, k, v
+    return q

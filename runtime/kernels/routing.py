@@ -35,7 +35,7 @@ def route_reference(
     """Choose experts by scores plus bias, and weigh them by their scores alone (or, see the rule, by the sum).
 
     Args:
-        logits: [rows, experts], float32 or float64.
+        logits: [rows, experts], float32 or float64; or [shares, rows, experts], whose sum it is.
         bias: [experts] of the same dtype, or None.
         first: int64 [rows], for a rule with a capacity: the first row of the block that a row belongs to. The rows of a
             block follow each other.
@@ -43,6 +43,7 @@ def route_reference(
     Returns:
         ids int32 [rows, top_k] and weights [rows, top_k] in logits' dtype, the best-ranked expert first.
     """
+    logits = logits.sum(0) if logits.dim() == 3 else logits
     scores = logits.softmax(-1) if rule.scores == "softmax" else logits.sigmoid()
     ranks = scores if bias is None else scores + bias
     if rule.capacity:
@@ -64,10 +65,20 @@ def route_reference(
 
 
 @triton.jit
+def _summed(logits_ptr, rows, row, expert, ok, none, EXPERTS: tl.constexpr, SHARES: tl.constexpr):
+    """A row's logits of `expert`, `none` where it is not `ok`."""
+    at = row * EXPERTS + expert
+    logits = tl.load(logits_ptr + at, mask=ok, other=none)
+    for share in tl.static_range(1, SHARES):
+        logits += tl.load(logits_ptr + share * rows.to(tl.int64) * EXPERTS + at, mask=ok, other=0.0)
+    return logits
+
+
+@triton.jit(do_not_specialize=["rows"])
 def _pool(
     logits_ptr, bias_ptr, first_ptr, pool_ptr, rows,
     EXPERTS: tl.constexpr, EXPERTS_P2: tl.constexpr, CAPACITY: tl.constexpr, BLOCK: tl.constexpr,
-    BIASED: tl.constexpr, SOFTMAX: tl.constexpr,
+    BIASED: tl.constexpr, SOFTMAX: tl.constexpr, SHARES: tl.constexpr,
 ):  # fmt: skip
     """One program a row; those of a block's first rows write 1 for each expert of its pool, the others return."""
     row = tl.program_id(0).to(tl.int64)
@@ -81,7 +92,7 @@ def _pool(
         for step in range(BLOCK):
             other = row + step
             mine = tl.load(first_ptr + other, mask=other < rows, other=-1) == row
-            logits = tl.load(logits_ptr + other * EXPERTS + expert, mask=ok & mine, other=float("-inf"))
+            logits = _summed(logits_ptr, rows, other, expert, ok & mine, float("-inf"), EXPERTS, SHARES)
             if SOFTMAX:
                 scores = tl.exp(logits - tl.max(tl.where(mine, logits, 0.0), 0))
                 scores = scores / tl.sum(scores, 0)
@@ -96,13 +107,13 @@ def _pool(
         tl.store(pool_ptr + row * EXPERTS + expert, kept.to(tl.int8), mask=ok)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["rows"])
 def _route(
-    logits_ptr, bias_ptr, first_ptr, pool_ptr, ids_ptr, weights_ptr, scale,
+    logits_ptr, bias_ptr, first_ptr, pool_ptr, ids_ptr, weights_ptr, scale, rows,
     EXPERTS: tl.constexpr, GROUPS: tl.constexpr, KEPT: tl.constexpr, TOP_K: tl.constexpr,
     GROUPS_P2: tl.constexpr, SIZE_P2: tl.constexpr, TOP_P2: tl.constexpr,
     BIASED: tl.constexpr, BIAS_WEIGHS: tl.constexpr, NORMALISE: tl.constexpr, SOFTMAX: tl.constexpr,
-    POOLED: tl.constexpr,
+    POOLED: tl.constexpr, SHARES: tl.constexpr,
 ):  # fmt: skip
     """One program a row. Experts lie as [groups, experts of a group], padded to powers of two."""
     SIZE: tl.constexpr = EXPERTS // GROUPS
@@ -112,11 +123,11 @@ def _route(
     expert = group[:, None] * SIZE + member[None, :]
     ok = (group[:, None] < GROUPS) & (member[None, :] < SIZE)
     if SOFTMAX:
-        logits = tl.load(logits_ptr + row * EXPERTS + expert, mask=ok, other=float("-inf"))
+        logits = _summed(logits_ptr, rows, row, expert, ok, float("-inf"), EXPERTS, SHARES)
         scores = tl.exp(logits - tl.max(tl.max(logits, 1), 0))
         scores = scores / tl.sum(tl.sum(scores, 1), 0)
     else:
-        scores = tl.sigmoid(tl.load(logits_ptr + row * EXPERTS + expert, mask=ok, other=0.0))
+        scores = tl.sigmoid(_summed(logits_ptr, rows, row, expert, ok, 0.0, EXPERTS, SHARES))
     ranks = scores
     if BIASED:
         ranks += tl.load(bias_ptr + expert, mask=ok, other=0.0)
@@ -162,7 +173,8 @@ def route(
     logits: torch.Tensor, bias: torch.Tensor | None, rule: RoutingRule, first: torch.Tensor | None = None
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """`route_reference` for float32 logits on a GPU."""
-    rows, experts = logits.shape
+    rows, experts = logits.shape[-2:]
+    shares = len(logits) if logits.dim() == 3 else 1
     ids = torch.empty(rows, rule.top_k, dtype=torch.int32, device=logits.device)
     weights = torch.empty(rows, rule.top_k, dtype=torch.float32, device=logits.device)
     given, pool = (logits if bias is None else bias), ids
@@ -172,13 +184,14 @@ def route(
         _pool[(rows,)](
             logits, given, first, pool, rows,
             EXPERTS=experts, EXPERTS_P2=triton.next_power_of_2(experts), CAPACITY=rule.capacity, BLOCK=rule.block,
-            BIASED=bias is not None, SOFTMAX=rule.scores == "softmax", num_warps=1,
+            BIASED=bias is not None, SOFTMAX=rule.scores == "softmax", SHARES=shares, num_warps=1,
         )  # fmt: skip
     _route[(rows,)](
-        logits, given, ids if first is None else first, pool, ids, weights, rule.scale,
+        logits, given, ids if first is None else first, pool, ids, weights, rule.scale, rows,
         EXPERTS=experts, GROUPS=rule.n_group, KEPT=rule.topk_group, TOP_K=rule.top_k,
         GROUPS_P2=triton.next_power_of_2(rule.n_group), SIZE_P2=triton.next_power_of_2(experts // rule.n_group),
         TOP_P2=triton.next_power_of_2(rule.top_k), BIASED=bias is not None, BIAS_WEIGHS=rule.bias_weighs,
-        NORMALISE=rule.normalise, SOFTMAX=rule.scores == "softmax", POOLED=rule.capacity > 0, num_warps=1,
+        NORMALISE=rule.normalise, SOFTMAX=rule.scores == "softmax", POOLED=rule.capacity > 0, SHARES=shares,
+        num_warps=1,
     )  # fmt: skip
     return ids, weights

@@ -9,8 +9,9 @@ import torch
 
 from runtime.errors import ConfigError
 from runtime.kernels.dispatch import Kernels, select_kernels
+from runtime.kernels.precision import wide
 from runtime.layers.fp8_weight import Fp8Weight
-from runtime.layers.weight import PlainWeight, TurnsWeight, Weight
+from runtime.layers.weight import PartsWeight, PlainWeight, TurnsWeight, Weight
 
 P = ParamSpec("P")
 R_co = TypeVar("R_co", covariant=True)
@@ -74,6 +75,12 @@ class Build:
     def table(self, vocab_size: int, hidden: int) -> Weight:
         """Unfilled, of an embedding, or of a head."""
         return self.parameter(vocab_size, hidden)
+
+    def scores(self, experts: int, hidden: int, *, wide_rows: bool = False) -> Weight:
+        """Unfilled, of a router's product, which is wide. `wide_rows`: so are the rows that it multiplies."""
+        if self.kernels.parts and self.dtype == torch.bfloat16 and not wide_rows:
+            return PartsWeight((experts, hidden), self.device)
+        return self.parameter(experts, hidden, dtype=wide(self.dtype))
 
     def parameter(self, *shape: int, dtype: torch.dtype | None = None) -> Weight:
         """Unfilled, of something small: whole and plain however large ones are kept; in the model's dtype unless

@@ -13,20 +13,24 @@ from runtime.layers.weight import tensor_of
 
 
 class Router(nn.Module):
-    """Scores experts in float32 (float64 for a float64 model), whatever the model's dtype. Unfilled."""
+    """Scores experts in float32 (float64 for a float64 model), whatever the model's dtype. Unfilled. `wide_rows`: of
+    rows of that dtype."""
 
     __call__: Calls[[torch.Tensor, torch.Tensor | None], tuple[torch.Tensor, torch.Tensor]]
 
-    def __init__(self, build: Build, hidden: int, experts: int, rule: RoutingRule, *, bias: bool) -> None:
+    def __init__(
+        self, build: Build, hidden: int, experts: int, rule: RoutingRule, *, bias: bool, wide_rows: bool = False
+    ) -> None:
         super().__init__()
-        self.weight = build.parameter(experts, hidden, dtype=wide(build.dtype))
+        self.weight = build.scores(experts, hidden, wide_rows=wide_rows)
         self.bias = build.parameter(experts, dtype=wide(build.dtype)) if bias else None
         self.rule = rule
         self.kernels = build.kernels
 
     def forward(self, x: torch.Tensor, first: torch.Tensor | None = None) -> tuple[torch.Tensor, torch.Tensor]:
         """[rows, hidden] -> ids int32 and weights, both [rows, top_k]. `first`: see ``route_reference``."""
-        return self.kernels.route(self.weight.matmul(x.to(self.weight.dtype)), tensor_of(self.bias), self.rule, first)
+        logits = self.kernels.router_logits(x, self.weight.operand)
+        return self.kernels.route(logits, tensor_of(self.bias), self.rule, first)
 
 
 class MoE(nn.Module):

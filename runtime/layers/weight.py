@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from runtime.errors import ConfigError
+from runtime.kernels.router import PARTS, split_parts
 from runtime.kernels.turns import gates_first, places
 from runtime.layers.head import head_logits
 
@@ -157,6 +158,32 @@ class TurnsWeight(Weight):
         require_finite(kept, tensor)
         self.operand[(*others, slice(None), inputs)].index_copy_(-2, at, kept)
         return kept.numel()
+
+
+class PartsWeight(Weight):
+    """A float32 matrix as three of bfloat16 that sum up to it (``kernels/router.py``)."""
+
+    __slots__ = ("operand",)
+    operand: torch.Tensor
+
+    def __init__(self, shape: tuple[int, ...], device: torch.device) -> None:
+        super().__init__(shape, torch.float32)
+        self.operand = torch.empty(PARTS, *shape, dtype=torch.bfloat16, device=device)
+
+    @property
+    def tensor(self) -> torch.Tensor:
+        high, middle, low = self.operand.to(self.dtype).unbind()
+        return high.add(middle + low)
+
+    @property
+    def nbytes(self) -> int:
+        return self.operand.nbytes
+
+    def take(self, part: Part, tensor: torch.Tensor) -> int:
+        kept = self.operand[(slice(None), *part.slices)]
+        kept.copy_(split_parts(tensor.to(self.dtype)))
+        require_finite(kept, tensor)
+        return tensor.numel()
 
 
 def require_finite(kept: torch.Tensor, given: torch.Tensor) -> None:

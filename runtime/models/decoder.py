@@ -17,6 +17,7 @@ from runtime.layers.attention import AttentionShape, BatchAttention
 from runtime.layers.attention_dispatch import make_attention
 from runtime.layers.build import Build, Calls
 from runtime.layers.embedding import Embedding
+from runtime.layers.head import PlainHead
 from runtime.layers.kv_pool import KVPool, KVShape
 from runtime.layers.linear import Linear
 from runtime.layers.mlp import SwiGLU
@@ -130,16 +131,16 @@ class SelfAttention(nn.Module):
         self.out = Linear(build, arch.heads * arch.head_dim, arch.hidden, bias=arch.out_bias)
 
     def forward(self, x: torch.Tensor, context: ForwardContext, layer: int) -> torch.Tensor:
-        q, k, v = self.kernels.qk_norm_rotary(
+        kv = context.pool.layer(layer)
+        q = self.kernels.qkv_to_pages(
             self.qkv(x), context.batch.positions, context.rotary,
             None if self.q_norm is None else tensor_of(self.q_norm.weight),
             None if self.k_norm is None else tensor_of(self.k_norm.weight),
             self.arch.heads, self.arch.kv_heads, self.arch.eps, self.arch.clip,
+            slots=context.batch.slots, k_cache=kv.k, v_cache=kv.v,
         )  # fmt: skip
         if context.growth is not None:
             q = q * context.growth
-        kv = context.pool.layer(layer)
-        self.kernels.write_kv(k, v, context.batch.slots, kv.k, kv.v)
         return self.out(context.attention.attend(q, kv).flatten(1))
 
 
@@ -189,6 +190,7 @@ class Decoder(nn.Module):
         self.layers = nn.ModuleList(Layer(build, arch, index) for index in range(arch.layers))
         self.norm = RMSNorm(build, arch.hidden, arch.eps)
         self.lm_head = None if arch.tied else build.table(arch.vocab_size + arch.padding, arch.hidden)
+        self.head = PlainHead(self.lm_head or self.embedding.weight, build.kernels)
 
     @torch.inference_mode()
     def embed(self, tokens: torch.Tensor) -> torch.Tensor:
@@ -206,7 +208,3 @@ class Decoder(nn.Module):
             x, residual = layer(x, residual, context)
         assert residual is not None  # there is a layer
         return self.norm.add(x, residual)[0]
-
-    @torch.inference_mode()
-    def head(self, hidden: torch.Tensor) -> torch.Tensor:
-        return (self.embedding.weight if self.lm_head is None else self.lm_head).logits(hidden)

@@ -54,12 +54,12 @@ class SelfAttention(nn.Module):
 
     def forward(self, x: torch.Tensor, context: KindContext, pool: KVPool, layer: int) -> torch.Tensor:
         kind, batch = self.kind, context.batch
-        q, k, v = self.kernels.qk_norm_rotary(
-            self.qkv(x), batch.positions, context.rotary, self.q_weight.tensor, self.k_weight.tensor, self.heads,
-            kind.kv_heads, self.eps, apart=kind.head_dim // 2, v_norm=True, v_from_k=kind.window is None,
-        )  # fmt: skip
         kv = pool.layer(layer)
-        self.kernels.write_kv(k, v, batch.slots, kv.k, kv.v)
+        q = self.kernels.qkv_to_pages(
+            self.qkv(x), batch.positions, context.rotary, self.q_weight.tensor, self.k_weight.tensor, self.heads,
+            kind.kv_heads, self.eps, slots=batch.slots, k_cache=kv.k, v_cache=kv.v, apart=kind.head_dim // 2,
+            v_norm=True, v_from_k=kind.window is None,
+        )  # fmt: skip
         return self.out(context.attention.attend(q, kv).flatten(1))
 
 
@@ -73,7 +73,7 @@ class Experts(nn.Module):
         rule = RoutingRule(arch.top_k, 1, 1, True, 1.0, "softmax")
         self.eps = arch.eps
         self.router_scale = build.parameter(arch.hidden, dtype=wide(build.dtype))
-        self.router = Router(build, arch.hidden, arch.experts, rule, bias=False)
+        self.router = Router(build, arch.hidden, arch.experts, rule, bias=False, wide_rows=True)
         self.expert_scale = build.parameter(arch.experts, dtype=wide(build.dtype))
         self.norm = RMSNorm(build, arch.hidden, arch.eps)
         self.gate_up = build.gates(arch.experts, 2 * arch.expert_width, arch.hidden)

@@ -12,11 +12,13 @@ from runtime.kernels.batch import ForwardBatch
 from runtime.kernels.expert_products import moe
 from runtime.kernels.expert_sort import sort_by_expert, sort_by_expert_reference
 from runtime.kernels.gate import Activation, gate_mul, gate_mul_reference
-from runtime.kernels.kv_write import write_kv, write_kv_reference
+from runtime.kernels.greedy_head import likeliest, likeliest_reference
+from runtime.kernels.kv_write import write_kv_reference
 from runtime.kernels.moe import moe_reference
 from runtime.kernels.paged_attention import paged_attention, paged_attention_reference
 from runtime.kernels.rms_norm import add_rms_norm, add_rms_norm_reference, rms_norm, rms_norm_reference
-from runtime.kernels.rotary import qk_norm_rotary, qk_norm_rotary_reference
+from runtime.kernels.rotary import qk_norm_rotary_reference, qkv_to_pages, qkv_to_pages_reference
+from runtime.kernels.router import router_logits, split_parts
 from runtime.kernels.routing import RoutingRule, route, route_reference
 from runtime.kernels.turns import in_turns
 from runtime.layers.kv_pool import LAYOUTS, KVShape, LayerKV
@@ -68,7 +70,10 @@ def check_rotary(
     own: dict[str, Any] = {"apart": apart, "v_norm": v_norm, "v_from_k": v_from_k}
     shape = (heads, kv_heads, 1e-6, clip)
     expected = qk_norm_rotary_reference(qkv.double(), positions, table.double(), *wide, *shape, **own)
-    got = qk_norm_rotary(qkv, positions, table, *weights, *shape, **own)
+    k, v = qkv.new_empty(rows, 1, kv_heads, 1, dim), qkv.new_empty(rows, 1, kv_heads, dim)  # pages of one row
+    own |= {"slots": torch.arange(rows, device=device), "k_cache": k, "v_cache": v}
+    q = qkv_to_pages(qkv, positions, table, *weights, *shape, **own)
+    got = (q, k[:, 0, :, 0], v[:, 0])
     for out, reference in zip(got, expected, strict=True):
         assert_near(out, reference, dtype)
     if clip is not None:
@@ -83,10 +88,13 @@ def check_write_kv(
     pages = -(-rows // page_size) + 2
     slots = torch.randperm(pages * page_size, generator=torch.Generator().manual_seed(9))[:rows].to(device)
     slots[rows // 2] = -1  # a dead row
-    k, v = (random(rows, kv_heads, dim, dtype=dtype, device=device, seed=s) for s in (10, 11))
+    qkv = random(rows, 3 * kv_heads * dim, dtype=dtype, device=device, seed=10)
+    table = torch.tensor([[1.0, 0.0]], device=device)  # nothing turns: what is stored is known to the bit
     got, expected = (layer_of(layout, pages, page_size, kv_heads, dim, -7.0, dtype, device) for _ in range(2))
-    write_kv(k, v, slots, *got)
-    write_kv_reference(k, v, slots, *expected)
+    shape = (torch.zeros_like(slots), table, None, None, kv_heads, kv_heads, 1e-6)
+    for store, kv in ((qkv_to_pages, got), (qkv_to_pages_reference, expected)):
+        q = store(qkv.clone(), *shape, slots=slots, k_cache=kv.k, v_cache=kv.v)
+        assert torch.equal(q.flatten(1), qkv[:, : kv_heads * dim])
     for ours, theirs in zip(got, expected, strict=True):
         ours, theirs = ours.flatten(3)[..., :dim], theirs.flatten(3)[..., :dim]
         assert torch.equal(ours, theirs)
@@ -99,13 +107,31 @@ def check_route(rows: int, experts: int, rule: RoutingRule, biased: bool, device
     first = None
     if rule.capacity:  # whole blocks, then one that is shorter, as sequences end
         first = torch.arange(rows, device=device) // rule.block * rule.block
+    if rows % 2 == 0:  # in shares, as the router's product gives them
+        shares = random(3, rows, experts, dtype=torch.float32, device=device, seed=11)
+        logits = torch.cat([shares, (logits - shares.sum(0))[None]])
     ids, weights = route(logits, bias, rule, first)
-    expected_ids, expected = route_reference(logits, bias, rule, first)
+    # in the order of the shares: where they are summed otherwise, near ties fall otherwise
+    summed = logits if logits.dim() == 2 else ((logits[0] + logits[1]) + logits[2]) + logits[3]
+    expected_ids, expected = route_reference(summed, bias, rule, first)
     assert ids.dtype == torch.int32
     # two sigmoids may round a near tie differently: among thousands of rows a few may differ, among few none
     same = (ids == expected_ids).all(dim=1)
     assert int((~same).sum()) <= rows // 500
     torch.testing.assert_close(weights[same], expected[same], rtol=5e-6, atol=1e-7)
+
+
+def check_router(rows: int, inputs: int, experts: int, dtype: torch.dtype, device: str) -> None:
+    """To what float32 itself would round, nearly, though no unit multiplies it."""
+    x = random(rows, inputs, dtype=dtype, device=device, seed=40)
+    weight = random(experts, inputs, dtype=torch.float32, device=device, seed=41, scale=inputs**-0.5)
+    parts = split_parts(weight, dtype)
+    if dtype == torch.bfloat16:
+        assert torch.equal(parts[0].float() + (parts[1].float() + parts[2].float()), weight)
+    got, expected = router_logits(x, parts), x.double() @ weight.double().T
+    assert got.shape[1:] == expected.shape
+    assert (got.sum(0).double() - expected).norm() / expected.norm() < 2e-6
+    torch.testing.assert_close(router_logits(x, weight).double(), expected, rtol=1e-4, atol=1e-5)
 
 
 def random_ids(
@@ -154,6 +180,30 @@ def check_moe(
     assert_near(out, reference, dtype)
     if device != "cpu":
         assert torch.equal(out, moe(x, ids, weights, turns, down, extra, activation)), "two runs differ"
+
+
+def check_likeliest(
+    rows: int, inputs: int, vocab: int, mask_id: int | None, max_token_id: int, spared: tuple[int, ...],
+    dtype: torch.dtype, device: str,
+) -> None:  # fmt: skip
+    hidden = random(rows, inputs, dtype=dtype, device=device, seed=30)
+    weight = random(vocab, inputs, dtype=dtype, device=device, seed=31, scale=3 * inputs**-0.5)
+    weight[vocab // 2] = weight[vocab // 3]  # of equals the lowest
+    weight[vocab - 1] = weight[1] * 2
+    for token in (mask_id, vocab - 1):
+        if token is not None:
+            hidden[token % rows] = weight[token]  # what is banned would be the likeliest
+    hidden[0] = weight[vocab // 3]
+    own = {"mask_id": mask_id, "max_token_id": max_token_id, "spared": spared}
+    token, conf = likeliest(hidden, weight, **own)
+    expected, sure = likeliest_reference(hidden.double(), weight.double(), **own)
+    assert (token.dtype, conf.dtype) == (torch.int64, torch.float32)
+    logits = hidden.double() @ weight.double().T
+    chosen, best = (logits.gather(1, each[:, None])[:, 0] for each in (token, expected))
+    torch.testing.assert_close(chosen, best, rtol=1e-6, atol=2e-5)  # a near tie may fall to either
+    same = token == expected
+    assert int((~same).sum()) <= rows // 100
+    torch.testing.assert_close(conf[same].double(), sure[same], rtol=1e-4, atol=1e-7)
 
 
 def layer_of(
@@ -223,8 +273,8 @@ def check_sight(
     batch = with_any_sight(batch, [cached + new for cached, new in runs])
     q = torch.cat([q, torch.full_like(q[:2], float("nan"))])
     expected = paged_attention_reference(q.double(), k.double(), v.double(), batch, scale=dim**-0.5, window=window)
-    for grouped in (False, True):
-        out = paged_attention(q, k, v, batch, scale=dim**-0.5, window=window, grouped=grouped)
+    for grouped, splits in ((False, 1), (True, 1), (True, None), (False, 3)):
+        out = paged_attention(q, k, v, batch, scale=dim**-0.5, window=window, grouped=grouped, splits=splits)
         assert_near(out[:rows], expected[:rows], dtype)
 
 
@@ -234,6 +284,6 @@ def check_attention(
 ) -> None:  # fmt: skip
     q, k, v, batch = attention_case(runs, heads, kv_heads, dim, block_size, page_size, dtype, device, layout=layout)
     expected = paged_attention_reference(q.double(), k.double(), v.double(), batch, scale=dim**-0.5, window=window)
-    for grouped in (False, True):
-        out = paged_attention(q, k, v, batch, scale=dim**-0.5, window=window, grouped=grouped)
+    for grouped, splits in ((False, 1), (True, 1), (True, None), (False, 3)):
+        out = paged_attention(q, k, v, batch, scale=dim**-0.5, window=window, grouped=grouped, splits=splits)
         assert_near(out, expected, dtype)

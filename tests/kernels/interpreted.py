@@ -8,7 +8,7 @@ import torch
 import triton
 from triton.runtime import interpreter
 
-from runtime.kernels import descriptors
+from runtime.kernels import descriptors, expert_sort
 from runtime.kernels.dispatch import TRITON
 from runtime.kernels.expert_sort import CHUNK, FEW, MANY, sort_by_expert
 from runtime.kernels.heads import TILE
@@ -139,27 +139,38 @@ def test_moe_routing(experts, rule, biased):
     cases.check_route(10 if rule.capacity else 4, experts, rule, biased, "cpu")
 
 
+@pytest.mark.parametrize(("rows", "inputs", "experts"), [(1, 16, 4), (20, 200, 70), (70, 64, 5), (3, 1100, 64)])
+def test_moe_router(rows, inputs, experts):
+    cases.check_router(rows, inputs, experts, torch.float16, "cpu")
+
+
 @pytest.mark.parametrize("dead", [0.0, 0.3])
 @pytest.mark.parametrize("crowded", [False, True])
 @pytest.mark.parametrize(
     ("rows", "experts", "top_k", "tile"), [(1, 8, 2, 16), (40, 6, 3, 16), (300, 20, 4, 16), (171, 64, 3, 128)]
 )
-def test_moe_sort(rows, experts, top_k, tile, crowded, dead):
-    cases.check_sort(rows, experts, top_k, tile, crowded, "cpu", dead)
+def test_moe_sort(monkeypatch, rows, experts, top_k, tile, crowded, dead):
+    for at_once in (0, expert_sort.AT_ONCE):
+        monkeypatch.setattr(expert_sort, "AT_ONCE", at_once)
+        cases.check_sort(rows, experts, top_k, tile, crowded, "cpu", dead)
 
 
 @pytest.mark.parametrize("pairs", [1, FEW - 1, FEW, FEW + 1, 2 * FEW + 5, FEW * MANY + 1, FEW * MANY + CHUNK])
 @pytest.mark.parametrize("experts", [1, 13])
-def test_moe_sort_of_one_sided_choices(pairs, experts):
+@pytest.mark.parametrize("at_once", [0, 2 * FEW * MANY])
+def test_moe_sort_of_one_sided_choices(monkeypatch, pairs, experts, at_once):
     """One expert takes all, the first, the last or one between; nobody takes any; sizes about those of a chunk."""
+    monkeypatch.setattr(expert_sort, "AT_ONCE", at_once)
     for expert in {-1, 0, experts - 1}:
         cases.check_sorted(torch.full((pairs, 1), expert, dtype=torch.int32), experts, 16)
     falling = (torch.arange(pairs, dtype=torch.int32).flip(0) * experts // pairs)[:, None]
     cases.check_sorted(falling, experts, 32)
 
 
-def test_moe_sort_reads_each_pair_a_few_times(watched):
-    """Each is read as often among few experts as among many, and as often among few pairs as among many."""
+def test_moe_sort_reads_each_pair_a_few_times(watched, monkeypatch):
+    """Each is read as often among few experts as among many, and as often among few pairs as among many, but where they
+    are so few that each program counts them."""
+    monkeypatch.setattr(expert_sort, "AT_ONCE", 0)
 
     def reads(rows, experts):
         ids = cases.random_ids(rows, experts, 4, "cpu")
@@ -202,6 +213,17 @@ def test_moe_crowded():
 
 def test_moe_gelu():
     cases.check_moe(20, 32, 24, 4, 2, False, False, torch.float32, "cpu", "gelu_tanh")
+
+
+@matrix_dtypes
+@pytest.mark.parametrize("described", [False, True])
+@pytest.mark.parametrize(
+    ("rows", "inputs", "vocab", "mask_id", "max_token_id", "spared"),
+    [(1, 16, 40, 39, 38, ()), (17, 24, 300, 7, 250, (299,)), (70, 40, 129, None, 128, ()), (3, 8, 600, 5, 5, (598, 2))],
+)
+def test_elementwise_head(monkeypatch, rows, inputs, vocab, mask_id, max_token_id, spared, described, dtype):
+    monkeypatch.setattr(descriptors, "describable", lambda matrix: described)
+    cases.check_likeliest(rows, inputs, vocab, mask_id, max_token_id, spared, dtype, "cpu")
 
 
 @matrix_dtypes

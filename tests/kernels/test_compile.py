@@ -19,10 +19,11 @@ from runtime.kernels import (  # noqa: E402
     fp8_experts,
     fp8_linear,
     gate,
-    kv_write,
+    greedy_head,
     paged_attention,
     rms_norm,
     rotary,
+    router,
     routing,
 )  # fmt: skip
 from runtime.kernels.heads import heads_together  # noqa: E402
@@ -78,7 +79,7 @@ def test_rms_norm(dtype, add, weighted):
 def test_rotary(dtype, norm, clip):
     p = POINTER[dtype]
     types = dict.fromkeys(("qkv_ptr", "q_weight_ptr", "k_weight_ptr", "q_ptr", "k_ptr", "v_ptr"), p)
-    types |= {"positions_ptr": "*i64", "table_ptr": "*fp32", "eps": "fp32", "clip": "fp32"}
+    types |= {"slots_ptr": "*i64", "positions_ptr": "*i64", "table_ptr": "*fp32", "eps": "fp32", "clip": "fp32"}
     constants = {
         "HEADS": 16, "KV_HEADS": 4, "DIM": 128, "ROTARY": 64, "DIM_P2": 128, "NORM": norm, "CLIP": clip,
         "APART": 32, "V_NORM": False, "V_FROM_K": False,
@@ -87,17 +88,15 @@ def test_rotary(dtype, norm, clip):
     for own in ({}, {"HEADS": 96, "KV_HEADS": 8}, large):
         shape = constants | own
         together = heads_together(shape["HEADS"] + 2 * shape["KV_HEADS"], shape["DIM"])
-        compiled = build(rotary._qk_norm_rotary, types, shape | {"TOGETHER": together}, num_warps=4)
-        assert spilled(compiled) == 0
+        for layout in LAYOUTS:
+            pages = strides_of(layout, shape["KV_HEADS"], shape["DIM"])
+            compiled = build(rotary._qkv_to_pages, types, shape | {"TOGETHER": together} | pages, num_warps=4)
+            assert spilled(compiled) == 0
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16], ids=["bfloat16"])
-def test_kv_write_and_gate(dtype):
+def test_gate(dtype):
     p = POINTER[dtype]
-    types = dict.fromkeys(("k_ptr", "v_ptr", "k_cache_ptr", "v_cache_ptr"), p) | {"slots_ptr": "*i64"}
-    for layout in LAYOUTS:
-        constants = {"HEADS": 4, "DIM": 128, "TOGETHER": 4, "DIM_P2": 128} | strides_of(layout, 4, 128)
-        build(kv_write._write_kv, types, constants, num_warps=4)
     for gelu in (False, True):
         constants = {"WIDTH": 5120, "COLUMNS": 1024, "GELU": gelu}
         build(gate._gate_mul, {"gate_up_ptr": p, "out_ptr": p}, constants, num_warps=4)
@@ -106,20 +105,21 @@ def test_kv_write_and_gate(dtype):
 @pytest.mark.parametrize(("softmax", "weighs"), [(True, False), (False, False), (True, True)])
 def test_routing(softmax, weighs):
     types = {"logits_ptr": "*fp32", "bias_ptr": "*fp32", "ids_ptr": "*i32", "weights_ptr": "*fp32", "scale": "fp32"}
-    types |= {"first_ptr": "*i64", "pool_ptr": "*i8"}
+    types |= {"first_ptr": "*i64", "pool_ptr": "*i8", "rows": "i32"}
     constants = {
         "EXPERTS": 256, "GROUPS": 8, "KEPT": 4, "TOP_K": 8, "GROUPS_P2": 8, "SIZE_P2": 32, "TOP_P2": 8,
         "BIASED": True, "BIAS_WEIGHS": weighs, "NORMALISE": True, "SOFTMAX": softmax,
-        "POOLED": False,
+        "POOLED": False, "SHARES": 8,
     }  # fmt: skip
     build(routing._route, types, constants, num_warps=1)
 
 
 def test_routing_in_a_pool():
     types = {"logits_ptr": "*fp32", "bias_ptr": "*fp32", "first_ptr": "*i64", "pool_ptr": "*i8"}
-    shape = {"EXPERTS": 256, "BIASED": True, "SOFTMAX": False}
+    types |= {"rows": "i32"}
+    shape = {"EXPERTS": 256, "BIASED": True, "SOFTMAX": False, "SHARES": 4}
     pool = {"EXPERTS_P2": 256, "CAPACITY": 48, "BLOCK": 32}
-    build(routing._pool, types | {"rows": "i32"}, shape | pool, num_warps=1)
+    build(routing._pool, types, shape | pool, num_warps=1)
     constants = shape | {
         "GROUPS": 1, "KEPT": 1, "TOP_K": 8, "GROUPS_P2": 1, "SIZE_P2": 256, "TOP_P2": 8,
         "BIAS_WEIGHS": False, "NORMALISE": True, "POOLED": True,
@@ -128,14 +128,26 @@ def test_routing_in_a_pool():
     build(routing._route, types, constants, num_warps=1)
 
 
+@pytest.mark.parametrize("rows", [16, 64, 128])
+def test_router(rows):
+    types = {"x_ptr": "*bf16", "parts_ptr": "*bf16", "out_ptr": "*fp32", "rows": "i32"}
+    constants = {
+        "EXPERTS": 256, "INPUTS": 2048, "SHARE": 256, "ROWS": rows, "TAKEN": router.TAKEN, "DEPTH": router.DEPTH,
+    }  # fmt: skip
+    compiled = build(router._router, types, constants, num_warps=4, num_stages=3)
+    assert spilled(compiled) == 0
+    assert "wgmma" in compiled.asm["ptx"]
+
+
 def test_expert_sort():
     for chunk in (expert_sort.FEW, expert_sort.CHUNK):
         shape = {"EXPERTS_P2": 256, "CHUNK": chunk}
         types = {"ids_ptr": "*i32", "counts_ptr": "*i32", "pairs": "i32"}
         build(expert_sort._count, types, shape, num_warps=4)
         types |= {"order_ptr": "*i32", "starts_ptr": "*i32", "tiles_ptr": "*i32", "most": "i32", "chunks": "i32"}
-        own = {"EXPERTS": 256, "ROWS": 64, "PART": expert_sort.PART, "TILES": expert_sort.TILES, "SUMMED": 16}
-        build(expert_sort._place, types, shape | own, num_warps=8)
+        own = {"EXPERTS": 256, "ROWS": 64, "PART": expert_sort.PART, "TILES": expert_sort.TILES, "COUNTED": 2048}
+        for summed in (16, 0):
+            build(expert_sort._place, types, shape | own | {"SUMMED": summed}, num_warps=8)
 
 
 def boxed(rows: int, columns: int, kind: str = "bf16") -> str:
@@ -241,15 +253,17 @@ def test_moe_combine(dtype):
      (256, 256, 2, True), (512, 256, 8, False), (512, 32, 1, False)],
 )  # fmt: skip
 def test_paged_attention(dtype, dim, tile_rows, packed, windowed, layout):
+    splits = 9 if tile_rows == 32 else 1
     p, size = POINTER[dtype], torch.tensor([], dtype=dtype).element_size()
     packed_p2 = triton.next_power_of_2(packed)
     rows, keys, warps = paged_attention.tile_sizes(packed_p2, dim, size, tile_rows)
-    types = dict.fromkeys(("q_ptr", "k_ptr", "v_ptr", "out_ptr"), p)
+    types = dict.fromkeys(("q_ptr", "k_ptr", "v_ptr"), p) | {"out_ptr": p if splits == 1 else "*fp32"}
     types |= dict.fromkeys(("tiles_ptr", "visible_end_ptr", "table_ptr"), "*i32")
-    types |= {"origin_ptr": "*i64", "table_stride": "i32", "scale_log2": "fp32", "window": "i32"}
+    types |= {"origin_ptr": "*i64", "table_stride": "i32", "all_rows": "i32", "scale_log2": "fp32", "window": "i32"}
+    types |= {"sums_ptr": "*fp32"}
     constants = {
         "HEADS": 4 * packed, "KV_HEADS": 4, "DIM": dim, **strides_of(layout, 4, dim), "PACKED": packed,
-        "PACKED_P2": packed_p2, "ROWS": rows, "KEYS": keys, "DIM_P2": dim, "WINDOWED": windowed,
+        "PACKED_P2": packed_p2, "ROWS": rows, "KEYS": keys, "DIM_P2": dim, "WINDOWED": windowed, "SPLITS": splits,
     }  # fmt: skip
     compiled = build(paged_attention._paged_attention, types, constants, num_warps=warps, num_stages=2)
     if size == 2 and packed_p2 * rows >= 64 and dim <= 256:
@@ -257,3 +271,30 @@ def test_paged_attention(dtype, dim, tile_rows, packed, windowed, layout):
         assert "wgmma" in compiled.asm["ptx"]
         assert "cp.async.cg.shared.global" in compiled.asm["ptx"], "keys and values do not arrive 16 bytes at a time"
         assert "ld.global.b16" not in compiled.asm["ptx"]
+
+
+def test_putting_shares_together():
+    types = {"shares_ptr": "*fp32", "sums_ptr": "*fp32", "out_ptr": "*bf16", "all_rows": "i32"}
+    constants = {"HEADS": 16, "DIM": 128, "SPLITS": 9, "HEADS_P2": heads_together(16, 128), "DIM_P2": 128}
+    assert spilled(build(paged_attention._put_together, types, constants, num_warps=4)) == 0
+
+
+@pytest.mark.parametrize("rows", [1, 17, 65])
+@DTYPES
+def test_head(rows, dtype):
+    how = greedy_head.cut(rows, 2048, torch.tensor([], dtype=dtype).element_size())
+    types = dict.fromkeys(("best_ptr", "total_ptr"), "*fp32") | {"token_ptr": "*i32"}
+    join = types | {"out_ptr": "*i64", "conf_ptr": "*fp32", "rows": "i32", "pieces": "i32"}
+    build(greedy_head._join, join, {"ROWS": 4, "PIECES": 256}, num_warps=4)
+    types |= dict.fromkeys(("rows", "vocab", "mask_id", "max_id", "spared_a", "spared_b"), "i32")
+    described = dtype == torch.bfloat16
+    for name, size in (("hidden", how.rows), ("weights", how.tokens)):
+        types[name] = boxed(size, how.depth) if described else POINTER[dtype]
+    constants = {
+        "INPUTS": 2048, "ROWS": how.rows, "TOKENS": how.tokens, "DEPTH": how.depth, "STAGES": how.stages,
+        "TURNED": how.turned, "DESCRIBED": described,
+    }  # fmt: skip
+    compiled = build(greedy_head._pieces, types, constants, num_warps=how.warps)
+    if described:
+        assert spilled(compiled) == 0
+        assert "wgmma" in compiled.asm["ptx"]

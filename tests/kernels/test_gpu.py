@@ -78,6 +78,12 @@ def test_routing(rows, experts, rule, biased):
     cases.check_route(rows, experts, rule, biased, "cuda")
 
 
+@pytest.mark.parametrize("rows", [1, 32, 300, 2048, 8192])
+@pytest.mark.parametrize(("inputs", "experts"), [(2048, 256), (100, 60), (24, 8), (4096, 128)])
+def test_router(rows, inputs, experts):
+    cases.check_router(rows, inputs, experts, torch.bfloat16, "cuda")
+
+
 @pytest.mark.parametrize("dead", [0.0, 0.3])
 @pytest.mark.parametrize("crowded", [False, True])
 @pytest.mark.parametrize(
@@ -115,6 +121,13 @@ def test_experts_in_minis_shape(rows):
 @pytest.mark.parametrize(("hidden", "width", "experts", "top_k"), [(48, 24, 6, 3), (256, 96, 8, 2), (100, 36, 3, 1)])
 def test_experts_of_awkward_sizes(hidden, width, experts, top_k, dtype):
     cases.check_moe(130, hidden, width, experts, top_k, False, False, dtype, "cuda")
+
+
+@dtypes
+@pytest.mark.parametrize("rows", [1, 16, 40, 128, 500])
+@pytest.mark.parametrize(("inputs", "vocab", "spared"), [(2048, 50000, ()), (100, 777, (775, 776)), (24, 1000, (999,))])
+def test_head(rows, inputs, vocab, spared, dtype):
+    cases.check_likeliest(rows, inputs, vocab, vocab - 9, vocab - 7, spared, dtype, "cuda")
 
 
 @dtypes
@@ -159,11 +172,12 @@ def test_attention_of_rows_that_see_nothing_in_the_first_tiles(window, layout, d
 
 
 @layouts
-def test_attention_of_a_row_does_not_depend_on_the_batch(layout):
+@pytest.mark.parametrize("splits", [1, 4])
+def test_attention_of_a_row_does_not_depend_on_the_batch(layout, splits):
     q, k, v, batch = cases.attention_case(
         [(512, 32)] * 4 + [(0, 100)], 16, 4, 128, 32, 32, torch.bfloat16, "cuda", layout=layout
     )
-    scale = {"scale": 128**-0.5}
+    scale = {"scale": 128**-0.5, "splits": splits}
     together = paged_attention(q, k, v, batch, **scale)
     first = cases.make_batch([([0] * 544, 512, 544)], batch.page_table[:1], block_size=32, page_size=32)
     assert torch.equal(paged_attention(q[:32].contiguous(), k, v, first, **scale), together[:32])

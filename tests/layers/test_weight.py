@@ -114,6 +114,19 @@ def test_gates_in_turns_are_filled_as_if_they_came_first(shape):
         weight.fill((), torch.full(shape, torch.nan))
 
 
+def test_a_routers_weight_in_parts_is_the_weight():
+    build = replace(Build.choose("cpu", torch.bfloat16), kernels=TRITON)
+    weight, values = build.scores(6, 40), torch.randn(6, 40)
+    for row in range(6):
+        assert weight.fill((row,), values[row].double()) == 40
+    assert torch.equal(weight.tensor, values)
+    assert (weight.operand.dtype, weight.nbytes, weight.dtype) == (torch.bfloat16, 6 * weight.size, torch.float32)
+    with pytest.raises(ConfigError, match=r"^holds NaN or infinite values$"):
+        weight.fill((0,), torch.full((40,), torch.inf))
+    plain_ones = [build.scores(6, 40, wide_rows=True), Build.choose("cpu", torch.bfloat16).scores(6, 40)]
+    assert all(each.operand.dtype == torch.float32 and each.operand.dim() == 2 for each in plain_ones)
+
+
 def test_weights_have_the_names_of_where_they_are():
     build = Build.choose("cpu", torch.float32)
     module = nn.Module()

@@ -1,0 +1,151 @@
+"""The likeliest token of each row and its probability, without logits in memory: each program keeps of its piece of the
+vocabulary the largest logit, where it is, and the sum of the exponentials; a second kernel joins the pieces."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+
+from runtime.kernels.descriptors import box, boxes, is_described
+from runtime.kernels.precision import wide
+from runtime.kernels.triton_import import tl, triton
+
+NONE = 2147483647  # an id that is none
+SPARED = 2  # ids that the kernel can spare
+
+
+def likeliest_reference(
+    hidden: torch.Tensor, weight: torch.Tensor, *, mask_id: int | None, max_token_id: int, spared: Sequence[int] = ()
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """hidden [n, inputs], weight [vocab, inputs] -> token int64 [n] (of equals the lowest id) and its softmax
+    probability [n], float32 (float64 for float64), among the ids up to `max_token_id` and those `spared` beyond it; the
+    mask, where there is one, is not among them unless it is spared."""
+    up = wide(hidden.dtype)
+    logits = torch.nn.functional.linear(hidden.to(up), weight.to(up))
+    ids = torch.arange(len(weight), device=hidden.device)
+    banned = ids > max_token_id
+    if mask_id is not None:
+        banned |= ids == mask_id
+    for token in spared:
+        banned &= ids != token
+    logits = logits.masked_fill(banned, float("-inf"))
+    token = logits.argmax(dim=1)  # the first of equal values
+    return token, (logits.gather(1, token[:, None])[:, 0] - logits.logsumexp(dim=1)).exp()
+
+
+class Cut(NamedTuple):
+    rows: int
+    tokens: int  # of the vocabulary, a program
+    depth: int
+    warps: int
+    stages: int
+    turned: bool  # the weights are the first operand
+
+
+def cut(rows: int, inputs: int, element_size: int) -> Cut:
+    """Few rows: the weights' bytes are what counts, and the matrix unit takes 64 of them at once."""
+    if element_size == 4:
+        chosen = Cut(16, 32, 32, 4, 2, True)
+    elif rows <= 16:
+        chosen = Cut(16, 64, 128, 4, 4, True)
+    elif rows <= 64:
+        chosen = Cut(64, 128, 64, 4, 4, True)
+    else:
+        chosen = Cut(128, 128, 64, 4, 3, False)
+    return chosen._replace(depth=min(chosen.depth, max(16, triton.next_power_of_2(inputs))))
+
+
+@triton.jit(do_not_specialize=["rows", "vocab", "mask_id", "max_id", "spared_a", "spared_b"])
+def _pieces(
+    hidden, weights, best_ptr, token_ptr, total_ptr, rows, vocab, mask_id, max_id, spared_a, spared_b,
+    INPUTS: tl.constexpr, ROWS: tl.constexpr, TOKENS: tl.constexpr, DEPTH: tl.constexpr, STAGES: tl.constexpr,
+    TURNED: tl.constexpr, DESCRIBED: tl.constexpr,
+):  # fmt: skip
+    """One program: ROWS rows and TOKENS of the vocabulary, to [pieces, rows]."""
+    row, piece = tl.program_id(0) * ROWS, tl.program_id(1)
+    first = piece * TOKENS
+    if TURNED:
+        acc = tl.zeros([TOKENS, ROWS], tl.float32)
+    else:
+        acc = tl.zeros([ROWS, TOKENS], tl.float32)
+    for start in tl.range(0, INPUTS, DEPTH, num_stages=STAGES):
+        x = box(hidden, row, start, rows, INPUTS, ROWS, DEPTH, DESCRIBED)
+        weight = box(weights, first, start, vocab, INPUTS, TOKENS, DEPTH, DESCRIBED)
+        if TURNED:
+            acc = tl.dot(weight, tl.trans(x), acc, input_precision="ieee")
+        else:
+            acc = tl.dot(x, tl.trans(weight), acc, input_precision="ieee")
+    token = first + tl.arange(0, TOKENS)
+    allowed = (token <= max_id) & (token != mask_id) | (token == spared_a) | (token == spared_b)
+    allowed = allowed & (token < vocab)
+    if TURNED:
+        logits = tl.where(allowed[:, None], acc, float("-inf"))
+        best = tl.max(logits, 0)
+        found = tl.min(tl.where(logits == best[None, :], token[:, None], 2147483647), 0)
+        anchor = tl.where(best == float("-inf"), 0.0, best)
+        total = tl.sum(tl.exp(logits - anchor[None, :]), 0)
+    else:
+        logits = tl.where(allowed[None, :], acc, float("-inf"))
+        best = tl.max(logits, 1)
+        found = tl.min(tl.where(logits == best[:, None], token[None, :], 2147483647), 1)
+        anchor = tl.where(best == float("-inf"), 0.0, best)
+        total = tl.sum(tl.exp(logits - anchor[:, None]), 1)
+    line = row + tl.arange(0, ROWS)
+    at = piece.to(tl.int64) * rows + line
+    tl.store(best_ptr + at, best, mask=line < rows)
+    tl.store(token_ptr + at, found, mask=line < rows)
+    tl.store(total_ptr + at, total, mask=line < rows)
+
+
+@triton.jit(do_not_specialize=["rows", "pieces"])
+def _join(
+    best_ptr, token_ptr, total_ptr, out_ptr, conf_ptr, rows, pieces, ROWS: tl.constexpr, PIECES: tl.constexpr
+):  # fmt: skip
+    """One program: ROWS rows, PIECES pieces at a time."""
+    row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    ok = row < rows
+    best = tl.full([ROWS], float("-inf"), tl.float32)
+    token = tl.full([ROWS], 2147483647, tl.int32)
+    total = tl.zeros([ROWS], tl.float32)
+    for first in range(0, pieces, PIECES):
+        piece = first + tl.arange(0, PIECES)
+        at = piece.to(tl.int64)[:, None] * rows + row[None, :]
+        inside = (piece < pieces)[:, None] & ok[None, :]
+        bests = tl.load(best_ptr + at, mask=inside, other=float("-inf"))
+        tokens = tl.load(token_ptr + at, mask=inside, other=2147483647)
+        totals = tl.load(total_ptr + at, mask=inside, other=0.0)
+        here = tl.maximum(tl.max(bests, 0), best)
+        found = tl.min(tl.where(bests == here[None, :], tokens, 2147483647), 0)
+        token = tl.minimum(tl.where(best == here, token, 2147483647), found)
+        anchor = tl.where(here == float("-inf"), 0.0, here)
+        total = total * tl.exp(best - anchor) + tl.sum(totals * tl.exp(bests - anchor[None, :]), 0)
+        best = here
+    tl.store(out_ptr + row, token.to(tl.int64), mask=ok)
+    tl.store(conf_ptr + row, 1.0 / total, mask=ok)
+
+
+def likeliest(
+    hidden: torch.Tensor, weight: torch.Tensor, *, mask_id: int | None, max_token_id: int, spared: Sequence[int] = ()
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """`likeliest_reference` for contiguous float32, float16 and bfloat16 on a GPU; sums in float32."""
+    assert len(spared) <= SPARED
+    (rows, inputs), vocab = hidden.shape, len(weight)
+    how = cut(rows, inputs, hidden.element_size())
+    pieces = triton.cdiv(vocab, how.tokens)
+    best, total = hidden.new_empty(2, pieces, rows, dtype=torch.float32)
+    found = hidden.new_empty(pieces, rows, dtype=torch.int32)
+    given, weights = boxes(hidden, how.rows, how.depth), boxes(weight, how.tokens, how.depth)
+    if not (is_described(given) and is_described(weights)):
+        given, weights = hidden, weight
+    first, second = (*spared, NONE, NONE)[:SPARED]
+    _pieces[(triton.cdiv(rows, how.rows), pieces)](
+        given, weights, best, found, total, rows, vocab, NONE if mask_id is None else mask_id, max_token_id, first,
+        second, INPUTS=inputs, ROWS=how.rows, TOKENS=how.tokens, DEPTH=how.depth, STAGES=how.stages,
+        TURNED=how.turned, DESCRIBED=is_described(weights), num_warps=how.warps,
+    )  # fmt: skip
+    token = hidden.new_empty(rows, dtype=torch.int64)
+    conf = hidden.new_empty(rows, dtype=torch.float32)
+    _join[(triton.cdiv(rows, 4),)](best, found, total, token, conf, rows, pieces, ROWS=4, PIECES=256, num_warps=4)
+    return token, conf

@@ -1,0 +1,82 @@
+"""The router's scores: rows of the model's dtype times float32 weights, on matrix units that have no float32.
+
+A float32 number is exactly the sum of three of bfloat16. Products of these are exact too, so that what is left is the
+sums' rounding: the matrix unit's own accumulator loses some bits at every step, so it is begun anew every DEPTH
+numbers, and what it held is added up in float32.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+
+from runtime.kernels.triton_import import tl, triton
+
+PARTS = 3
+TAKEN = 64  # experts of a program: the rows that the matrix unit takes
+DEPTH = 64
+PROGRAMS = 512  # that the depth is split for
+MOST_SPLITS = 8
+
+
+def split_parts(weight: torch.Tensor, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
+    """float32 [experts, inputs] -> [PARTS, experts, inputs] of `dtype` that sum up to it, the largest first."""
+    parts = []
+    for _ in range(PARTS):
+        parts.append(weight.to(dtype))
+        weight = weight - parts[-1].to(weight.dtype)
+    return torch.stack(parts)
+
+
+def router_logits_reference(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    """[rows, inputs] times [experts, inputs]^T in the weight's dtype, which is wide -> [rows, experts]."""
+    return F.linear(x.to(weight.dtype), weight)
+
+
+@triton.jit(do_not_specialize=["rows"])
+def _router(
+    x_ptr, parts_ptr, out_ptr, rows,
+    EXPERTS: tl.constexpr, INPUTS: tl.constexpr, SHARE: tl.constexpr, ROWS: tl.constexpr, TAKEN: tl.constexpr,
+    DEPTH: tl.constexpr,
+):  # fmt: skip
+    """One program: TAKEN experts of ROWS rows, over SHARE of the inputs; to [shares, rows, experts]."""
+    expert = tl.program_id(0) * TAKEN + tl.arange(0, TAKEN)
+    row = tl.program_id(1) * ROWS + tl.arange(0, ROWS)
+    split = tl.program_id(2)
+    depth = tl.arange(0, DEPTH)
+    ok, expert_ok = row < rows, expert < EXPERTS
+    x_at = x_ptr + row.to(tl.int64)[:, None] * INPUTS + depth[None, :]
+    part_at = parts_ptr + expert[:, None] * INPUTS + depth[None, :]
+    acc = tl.zeros([TAKEN, ROWS], tl.float32)
+    for step in range(0, SHARE, DEPTH):
+        start = split * SHARE + step
+        inside = (start + depth < INPUTS)[None, :]
+        x = tl.trans(tl.load(x_at + start, mask=ok[:, None] & inside, other=0.0))
+        weight_ok = expert_ok[:, None] & inside
+        low = tl.load(part_at + 2 * EXPERTS * INPUTS + start, mask=weight_ok, other=0.0)
+        middle = tl.load(part_at + EXPERTS * INPUTS + start, mask=weight_ok, other=0.0)
+        high = tl.load(part_at + start, mask=weight_ok, other=0.0)
+        fresh = tl.dot(low, x, out_dtype=tl.float32)
+        fresh = tl.dot(middle, x, fresh)
+        acc += tl.dot(high, x, fresh)
+    at = out_ptr + (split * rows + row).to(tl.int64)[None, :] * EXPERTS + expert[:, None]
+    tl.store(at, acc, mask=expert_ok[:, None] & ok[None, :])
+
+
+def router_logits(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    """`router_logits_reference` on a GPU, for a float32 weight, or for its parts (`split_parts`) in x's dtype: then as
+    [shares, rows, experts], whose sum it is."""
+    if weight.dim() == 2:
+        return router_logits_reference(x, weight)
+    (rows, inputs), experts = x.shape, weight.shape[1]
+    lines = 128 if rows >= 4096 else min(64, max(16, triton.next_power_of_2(rows)))
+    programs = triton.cdiv(experts, TAKEN) * triton.cdiv(rows, lines)
+    steps = triton.cdiv(inputs, DEPTH)
+    share = triton.cdiv(steps, max(1, min(MOST_SPLITS, PROGRAMS // programs))) * DEPTH
+    splits = triton.cdiv(inputs, share)
+    out = x.new_empty(splits, rows, experts, dtype=torch.float32)
+    _router[(triton.cdiv(experts, TAKEN), triton.cdiv(rows, lines), splits)](
+        x, weight, out, rows, EXPERTS=experts, INPUTS=inputs, SHARE=share, ROWS=lines, TAKEN=TAKEN, DEPTH=DEPTH,
+        num_warps=4, num_stages=3,
+    )  # fmt: skip
+    return out
