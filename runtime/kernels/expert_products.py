@@ -2,7 +2,7 @@
 
 A tile is pairs of one expert. Where experts have few, time is the weights' bytes, so the weights are the operand that
 the matrix unit takes 64 rows of, and the pairs are as many columns as there are: 16, 64 or 128, chosen tile by tile.
-Where they have many, time is arithmetic, and the pairs are the rows.
+Where they have many, time is arithmetic, and the pairs are the rows, 64 or 128.
 """
 
 from __future__ import annotations
@@ -26,7 +26,6 @@ class Product(NamedTuple):
     stages: tuple[int, int, int]
     warps: int
     turned: bool = True  # the weights are the first operand
-    programs: int = 0  # that go through all tiles; 0: one for each
 
 
 class Cut(NamedTuple):
@@ -40,15 +39,12 @@ def cut(pairs: int, experts: int, element_size: int, hidden: int, width: int) ->
     each = pairs / experts
     if element_size == 4:  # no matrix unit of full precision: keep within registers
         chosen = Cut(32, Product(16, 32, (2, 2, 2), 4), Product(32, 32, (2, 2, 2), 4))
-    elif each <= 1.5:
-        chosen = Cut(16, Product(32, 128, (5, 5, 5), 4), Product(128, 128, (3, 3, 3), 4))
-    elif each <= 96:
+    elif each <= 16:
         chosen = Cut(128, Product(32, 64, (5, 4, 3), 4), Product(128, 64, (5, 4, 3), 4))
+    elif each <= 96:
+        chosen = Cut(128, Product(64, 64, (4, 3, 3), 8), Product(128, 64, (4, 3, 3), 8))
     else:
-        chosen = Cut(
-            128, Product(128, 64, (3, 3, 3), 8, turned=False),
-            Product(128, 64, (3, 3, 3), 4, turned=False, programs=264),
-        )  # fmt: skip
+        chosen = Cut(128, Product(128, 64, (3, 3, 3), 8, turned=False), Product(128, 64, (3, 3, 3), 4, turned=False))
     return Cut(chosen.height, _fitted(chosen.gate_up, width, hidden), _fitted(chosen.down, hidden, width))
 
 
@@ -112,11 +108,22 @@ def _gate_up(
     if expert < 0:
         return
     first, end = tl.load(tiles_ptr + most + tile), tl.load(tiles_ptr + 2 * most + tile)
-    if not TURNED or HEIGHT < 128:
+    if HEIGHT < 128:
         _gate_up_tile(
             x_ptr, weights, hidden_ptr, order_ptr, first, end, expert, part, TOP_K, HIDDEN, WIDTH, RUN,
             HEIGHT, COLUMNS, DEPTH, LOW, TURNED, DESCRIBED, GELU,
         )  # fmt: skip
+    elif not TURNED:
+        if end - first <= 64:
+            _gate_up_tile(
+                x_ptr, weights, hidden_ptr, order_ptr, first, end, expert, part, TOP_K, HIDDEN, WIDTH, RUN,
+                64, COLUMNS, DEPTH, MIDDLE, False, DESCRIBED, GELU,
+            )  # fmt: skip
+        else:
+            _gate_up_tile(
+                x_ptr, weights, hidden_ptr, order_ptr, first, end, expert, part, TOP_K, HIDDEN, WIDTH, RUN,
+                HEIGHT, COLUMNS, DEPTH, HIGH, False, DESCRIBED, GELU,
+            )  # fmt: skip
     else:
         if end - first <= 16:
             _gate_up_tile(
@@ -167,40 +174,50 @@ def _down_tile(
 
 @triton.jit(do_not_specialize=["most"])
 def _down(
-    hidden, weights, pairs_ptr, order_ptr, tiles_ptr, most,
+    hidden_ptr, hidden, weights, pairs_ptr, order_ptr, tiles_ptr, most,
     HIDDEN: tl.constexpr, WIDTH: tl.constexpr, HEIGHT: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr,
     LOW: tl.constexpr, MIDDLE: tl.constexpr, HIGH: tl.constexpr,
     TURNED: tl.constexpr, DESCRIBED: tl.constexpr, HIDDEN_DESCRIBED: tl.constexpr,
 ):  # fmt: skip
-    """One program: a tile of one expert's pairs times COLUMNS of the model's width, to each pair's own place; and so on
-    with every tile that is as many programs further, where there are fewer programs than tiles."""
-    PARTS: tl.constexpr = (HIDDEN + COLUMNS - 1) // COLUMNS
-    for work in tl.range(tl.program_id(0), most * PARTS, tl.num_programs(0), num_stages=1):
-        part, tile = work % PARTS, work // PARTS
-        expert = tl.load(tiles_ptr + tile)
-        if expert >= 0:
-            first, end = tl.load(tiles_ptr + most + tile), tl.load(tiles_ptr + 2 * most + tile)
-            if not TURNED or HEIGHT < 128:
-                _down_tile(
-                    hidden, weights, pairs_ptr, order_ptr, first, end, expert, part, HIDDEN, WIDTH,
-                    HEIGHT, COLUMNS, DEPTH, LOW, TURNED, DESCRIBED, HIDDEN_DESCRIBED,
-                )  # fmt: skip
-            else:
-                if end - first <= 16:
-                    _down_tile(
-                        hidden, weights, pairs_ptr, order_ptr, first, end, expert, part, HIDDEN, WIDTH,
-                        16, COLUMNS, DEPTH, LOW, True, DESCRIBED, False,
-                    )  # fmt: skip
-                elif end - first <= 64:
-                    _down_tile(
-                        hidden, weights, pairs_ptr, order_ptr, first, end, expert, part, HIDDEN, WIDTH,
-                        64, COLUMNS, DEPTH, MIDDLE, True, DESCRIBED, False,
-                    )  # fmt: skip
-                else:
-                    _down_tile(
-                        hidden, weights, pairs_ptr, order_ptr, first, end, expert, part, HIDDEN, WIDTH,
-                        HEIGHT, COLUMNS, DEPTH, HIGH, True, DESCRIBED, False,
-                    )  # fmt: skip
+    """One program: a tile of one expert's pairs times COLUMNS of the model's width, to each pair's own place. `hidden`:
+    HEIGHT rows of `hidden_ptr` a box, where it is described."""
+    part, tile = tl.program_id(0), tl.program_id(1)
+    expert = tl.load(tiles_ptr + tile)
+    if expert < 0:
+        return
+    first, end = tl.load(tiles_ptr + most + tile), tl.load(tiles_ptr + 2 * most + tile)
+    if HEIGHT < 128:
+        _down_tile(
+            hidden_ptr, weights, pairs_ptr, order_ptr, first, end, expert, part, HIDDEN, WIDTH,
+            HEIGHT, COLUMNS, DEPTH, LOW, TURNED, DESCRIBED, False,
+        )  # fmt: skip
+    elif not TURNED:
+        if end - first <= 64:
+            _down_tile(
+                hidden_ptr, weights, pairs_ptr, order_ptr, first, end, expert, part, HIDDEN, WIDTH,
+                64, COLUMNS, DEPTH, MIDDLE, False, DESCRIBED, False,
+            )  # fmt: skip
+        else:
+            _down_tile(
+                hidden, weights, pairs_ptr, order_ptr, first, end, expert, part, HIDDEN, WIDTH,
+                HEIGHT, COLUMNS, DEPTH, HIGH, False, DESCRIBED, HIDDEN_DESCRIBED,
+            )  # fmt: skip
+    else:
+        if end - first <= 16:
+            _down_tile(
+                hidden_ptr, weights, pairs_ptr, order_ptr, first, end, expert, part, HIDDEN, WIDTH,
+                16, COLUMNS, DEPTH, LOW, True, DESCRIBED, False,
+            )  # fmt: skip
+        elif end - first <= 64:
+            _down_tile(
+                hidden_ptr, weights, pairs_ptr, order_ptr, first, end, expert, part, HIDDEN, WIDTH,
+                64, COLUMNS, DEPTH, MIDDLE, True, DESCRIBED, False,
+            )  # fmt: skip
+        else:
+            _down_tile(
+                hidden_ptr, weights, pairs_ptr, order_ptr, first, end, expert, part, HIDDEN, WIDTH,
+                HEIGHT, COLUMNS, DEPTH, HIGH, True, DESCRIBED, False,
+            )  # fmt: skip
 
 
 @triton.jit
@@ -266,10 +283,9 @@ def run_down(
     width, hidden, most = inner.shape[1], pairs.shape[1], tiles.shape[1]
     low, middle, high = how.stages
     weights = boxes(down.flatten(0, 1), how.columns, how.depth)
-    given = boxes(inner, height, how.depth) if not how.turned else inner
-    works = triton.cdiv(hidden, how.columns) * most
-    _down[(min(how.programs or works, works),)](
-        given, weights, pairs, order, tiles, most, HIDDEN=hidden, WIDTH=width, HEIGHT=height,
+    given = inner if how.turned else boxes(inner, height, how.depth)
+    _down[(triton.cdiv(hidden, how.columns), most)](
+        inner, given, weights, pairs, order, tiles, most, HIDDEN=hidden, WIDTH=width, HEIGHT=height,
         COLUMNS=how.columns, DEPTH=how.depth, LOW=low, MIDDLE=middle, HIGH=high, TURNED=how.turned,
         DESCRIBED=is_described(weights), HIDDEN_DESCRIBED=is_described(given), num_warps=how.warps,
     )  # fmt: skip

@@ -21,14 +21,13 @@ def cut(pairs: int, experts: int, hidden: int, width: int) -> Cut:
     """As ``expert_products.cut``; the matrix unit takes at least 32 numbers of depth."""
     each = pairs / experts
     if each <= 1.5:
-        chosen = Cut(16, Product(32, 128, (5, 5, 5), 4), Product(128, 128, (4, 4, 4), 4))
-    elif each <= 96:
+        chosen = Cut(16, Product(32, 128, (5, 5, 5), 4), Product(128, 256, (2, 2, 2), 4))
+    elif each <= 16:
         chosen = Cut(128, Product(32, 128, (5, 4, 3), 4), Product(128, 128, (4, 4, 3), 4))
+    elif each <= 96:
+        chosen = Cut(128, Product(64, 128, (4, 3, 3), 4), Product(128, 128, (4, 4, 3), 4))
     else:
-        chosen = Cut(
-            128, Product(128, 128, (3, 3, 3), 8, turned=False),
-            Product(128, 128, (4, 4, 4), 4, turned=False, programs=264),
-        )  # fmt: skip
+        chosen = Cut(128, Product(128, 128, (3, 3, 3), 8, turned=False), Product(128, 128, (4, 4, 3), 4))
     return Cut(chosen.height, _fitted(chosen.gate_up, width, hidden), _fitted(chosen.down, hidden, width))
 
 
@@ -99,11 +98,22 @@ def _gate_up(
     if expert < 0:
         return
     first, end = tl.load(tiles_ptr + most + tile), tl.load(tiles_ptr + 2 * most + tile)
-    if not TURNED or HEIGHT < 128:
+    if HEIGHT < 128:
         _gate_up_tile(
             x_ptr, x_scales_ptr, weights, scales_ptr, hidden_ptr, order_ptr, first, end, expert, part,
             TOP_K, HIDDEN, WIDTH, RUN, HEIGHT, COLUMNS, DEPTH, LOW, TURNED, DESCRIBED, GELU,
         )  # fmt: skip
+    elif not TURNED:
+        if end - first <= 64:
+            _gate_up_tile(
+                x_ptr, x_scales_ptr, weights, scales_ptr, hidden_ptr, order_ptr, first, end, expert, part,
+                TOP_K, HIDDEN, WIDTH, RUN, 64, COLUMNS, DEPTH, MIDDLE, False, DESCRIBED, GELU,
+            )  # fmt: skip
+        else:
+            _gate_up_tile(
+                x_ptr, x_scales_ptr, weights, scales_ptr, hidden_ptr, order_ptr, first, end, expert, part,
+                TOP_K, HIDDEN, WIDTH, RUN, HEIGHT, COLUMNS, DEPTH, HIGH, False, DESCRIBED, GELU,
+            )  # fmt: skip
     else:
         if end - first <= 16:
             _gate_up_tile(
@@ -124,73 +134,60 @@ def _gate_up(
 
 @triton.jit
 def _down_tile(
-    hidden, hidden_scales_ptr, weights, scales_ptr, pairs_ptr, order_ptr, first, end, expert, part,
+    hidden_ptr, hidden_scales_ptr, weights, scales_ptr, pairs_ptr, order_ptr, first, end, expert, part,
     HIDDEN: tl.constexpr, WIDTH: tl.constexpr, PAIRS: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr,
-    STAGES: tl.constexpr, TURNED: tl.constexpr, DESCRIBED: tl.constexpr, HIDDEN_DESCRIBED: tl.constexpr,
+    STAGES: tl.constexpr, DESCRIBED: tl.constexpr,
 ):  # fmt: skip
-    if TURNED:
-        acc = tl.zeros([COLUMNS, PAIRS], tl.float32)
-    else:
-        acc = tl.zeros([PAIRS, COLUMNS], tl.float32)
+    acc = tl.zeros([COLUMNS, PAIRS], tl.float32)
     weight_row, limit = expert * HIDDEN + part * COLUMNS, (expert + 1) * HIDDEN
     for start in tl.range(0, WIDTH, DEPTH, num_stages=STAGES):
         weight = box(weights, weight_row, start, limit, WIDTH, COLUMNS, DEPTH, DESCRIBED)
-        h = box(hidden, first, start, end, WIDTH, PAIRS, DEPTH, HIDDEN_DESCRIBED)
-        if TURNED:
-            acc = tl.dot(weight, tl.trans(h), acc)
-        else:
-            acc = tl.dot(h, tl.trans(weight), acc)
+        h = box(hidden_ptr, first, start, end, WIDTH, PAIRS, DEPTH, False)
+        acc = tl.dot(weight, tl.trans(h), acc)
     place = first + tl.arange(0, PAIRS)
     ok = place < end
     pair = tl.load(order_ptr + place, mask=ok, other=0).to(tl.int64)
     column = part * COLUMNS + tl.arange(0, COLUMNS)
     scale = tl.load(scales_ptr + expert * HIDDEN + column, mask=column < HIDDEN, other=0.0)
     h_scale = tl.load(hidden_scales_ptr + place, mask=ok, other=0.0)
-    at = pairs_ptr + pair * HIDDEN
-    if TURNED:
-        value = (acc * scale[:, None] * h_scale[None, :]).to(pairs_ptr.dtype.element_ty)
-        tl.store(at[None, :] + column[:, None], value, mask=(column < HIDDEN)[:, None] & ok[None, :])
-    else:
-        value = (acc * h_scale[:, None] * scale[None, :]).to(pairs_ptr.dtype.element_ty)
-        tl.store(at[:, None] + column[None, :], value, mask=ok[:, None] & (column < HIDDEN)[None, :])
+    value = (acc * scale[:, None] * h_scale[None, :]).to(pairs_ptr.dtype.element_ty)
+    at = pairs_ptr + pair[None, :] * HIDDEN + column[:, None]
+    tl.store(at, value, mask=(column < HIDDEN)[:, None] & ok[None, :])
 
 
 @triton.jit(do_not_specialize=["most"])
 def _down(
-    hidden, hidden_scales_ptr, weights, scales_ptr, pairs_ptr, order_ptr, tiles_ptr, most,
+    hidden_ptr, hidden_scales_ptr, weights, scales_ptr, pairs_ptr, order_ptr, tiles_ptr, most,
     HIDDEN: tl.constexpr, WIDTH: tl.constexpr, HEIGHT: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr,
-    LOW: tl.constexpr, MIDDLE: tl.constexpr, HIGH: tl.constexpr,
-    TURNED: tl.constexpr, DESCRIBED: tl.constexpr, HIDDEN_DESCRIBED: tl.constexpr,
+    LOW: tl.constexpr, MIDDLE: tl.constexpr, HIGH: tl.constexpr, DESCRIBED: tl.constexpr,
 ):  # fmt: skip
-    """One program: a tile of one expert's pairs times COLUMNS of the model's width, to each pair's own place; and so on
-    with every tile that is as many programs further, where there are fewer programs than tiles."""
-    PARTS: tl.constexpr = (HIDDEN + COLUMNS - 1) // COLUMNS
-    for work in tl.range(tl.program_id(0), most * PARTS, tl.num_programs(0), num_stages=1):
-        part, tile = work % PARTS, work // PARTS
-        expert = tl.load(tiles_ptr + tile)
-        if expert >= 0:
-            first, end = tl.load(tiles_ptr + most + tile), tl.load(tiles_ptr + 2 * most + tile)
-            if not TURNED or HEIGHT < 128:
-                _down_tile(
-                    hidden, hidden_scales_ptr, weights, scales_ptr, pairs_ptr, order_ptr, first, end, expert, part,
-                    HIDDEN, WIDTH, HEIGHT, COLUMNS, DEPTH, LOW, TURNED, DESCRIBED, HIDDEN_DESCRIBED,
-                )  # fmt: skip
-            else:
-                if end - first <= 16:
-                    _down_tile(
-                        hidden, hidden_scales_ptr, weights, scales_ptr, pairs_ptr, order_ptr, first, end, expert, part,
-                        HIDDEN, WIDTH, 16, COLUMNS, DEPTH, LOW, True, DESCRIBED, False,
-                    )  # fmt: skip
-                elif end - first <= 64:
-                    _down_tile(
-                        hidden, hidden_scales_ptr, weights, scales_ptr, pairs_ptr, order_ptr, first, end, expert, part,
-                        HIDDEN, WIDTH, 64, COLUMNS, DEPTH, MIDDLE, True, DESCRIBED, False,
-                    )  # fmt: skip
-                else:
-                    _down_tile(
-                        hidden, hidden_scales_ptr, weights, scales_ptr, pairs_ptr, order_ptr, first, end, expert, part,
-                        HIDDEN, WIDTH, HEIGHT, COLUMNS, DEPTH, HIGH, True, DESCRIBED, False,
-                    )  # fmt: skip
+    """One program: a tile of one expert's pairs times COLUMNS of the model's width, to each pair's own place."""
+    part, tile = tl.program_id(0), tl.program_id(1)
+    expert = tl.load(tiles_ptr + tile)
+    if expert < 0:
+        return
+    first, end = tl.load(tiles_ptr + most + tile), tl.load(tiles_ptr + 2 * most + tile)
+    if HEIGHT < 128:
+        _down_tile(
+            hidden_ptr, hidden_scales_ptr, weights, scales_ptr, pairs_ptr, order_ptr, first, end, expert, part,
+            HIDDEN, WIDTH, HEIGHT, COLUMNS, DEPTH, LOW, DESCRIBED,
+        )  # fmt: skip
+    else:
+        if end - first <= 16:
+            _down_tile(
+                hidden_ptr, hidden_scales_ptr, weights, scales_ptr, pairs_ptr, order_ptr, first, end, expert, part,
+                HIDDEN, WIDTH, 16, COLUMNS, DEPTH, LOW, DESCRIBED,
+            )  # fmt: skip
+        elif end - first <= 64:
+            _down_tile(
+                hidden_ptr, hidden_scales_ptr, weights, scales_ptr, pairs_ptr, order_ptr, first, end, expert, part,
+                HIDDEN, WIDTH, 64, COLUMNS, DEPTH, MIDDLE, DESCRIBED,
+            )  # fmt: skip
+        else:
+            _down_tile(
+                hidden_ptr, hidden_scales_ptr, weights, scales_ptr, pairs_ptr, order_ptr, first, end, expert, part,
+                HIDDEN, WIDTH, HEIGHT, COLUMNS, DEPTH, HIGH, DESCRIBED,
+            )  # fmt: skip
 
 
 def moe(
@@ -237,10 +234,8 @@ def run_down(
     width, hidden, most = inner.values.shape[1], pairs.shape[1], tiles.shape[1]
     low, middle, high = how.stages
     weights = boxes(down.values.flatten(0, 1), how.columns, how.depth)
-    given = boxes(inner.values, height, how.depth) if not how.turned else inner.values
-    works = triton.cdiv(hidden, how.columns) * most
-    _down[(min(how.programs or works, works),)](
-        given, inner.scales, weights, down.scales, pairs, order, tiles, most, HIDDEN=hidden, WIDTH=width,
-        HEIGHT=height, COLUMNS=how.columns, DEPTH=how.depth, LOW=low, MIDDLE=middle, HIGH=high, TURNED=how.turned,
-        DESCRIBED=is_described(weights), HIDDEN_DESCRIBED=is_described(given), num_warps=how.warps,
+    _down[(triton.cdiv(hidden, how.columns), most)](
+        inner.values, inner.scales, weights, down.scales, pairs, order, tiles, most, HIDDEN=hidden, WIDTH=width,
+        HEIGHT=height, COLUMNS=how.columns, DEPTH=how.depth, LOW=low, MIDDLE=middle, HIGH=high,
+        DESCRIBED=is_described(weights), num_warps=how.warps,
     )  # fmt: skip

@@ -194,7 +194,7 @@ def paged_attention(
     out = torch.empty_like(q)
     packed = heads // kv_heads if grouped else 1
     packed_p2, dim_p2 = triton.next_power_of_2(packed), max(16, triton.next_power_of_2(dim))
-    rows, keys, warps = tile_sizes(packed_p2, dim, q.element_size(), batch.tile_rows)
+    rows, keys, warps, stages = tile_sizes(packed_p2, dim, q.element_size(), batch.tile_rows)
     parts, tiles = triton.cdiv(batch.tile_rows, rows), len(batch.tiles)
     splits = splits or shares(parts * (heads // packed) * tiles, triton.cdiv(batch.reach, keys))
     shared = out if splits == 1 else q.new_empty(splits, *q.shape, dtype=torch.float32)
@@ -204,7 +204,7 @@ def paged_attention(
         batch.page_table.stride(0), all_rows, scale * LOG2_E, 0 if window is None else window,
         HEADS=heads, KV_HEADS=kv_heads, DIM=dim, **strides(k_cache, v_cache),
         PACKED=packed, PACKED_P2=packed_p2, ROWS=rows, KEYS=keys, DIM_P2=dim_p2,
-        WINDOWED=window is not None, SPLITS=splits, num_warps=warps, num_stages=2,
+        WINDOWED=window is not None, SPLITS=splits, num_warps=warps, num_stages=stages,
     )  # fmt: skip
     if splits > 1:
         together = heads_together(heads, dim)
@@ -221,8 +221,8 @@ def shares(programs: int, most: int) -> int:
     return max(1, min(MOST_SPLITS, PROGRAMS // programs, most))
 
 
-def tile_sizes(packed_p2: int, dim: int, element_size: int, tile_rows: int) -> tuple[int, int, int]:
-    """(query rows, keys, warps) of a program. A tile is at least 16 lanes (row, head) high: 64 for short decode
+def tile_sizes(packed_p2: int, dim: int, element_size: int, tile_rows: int) -> tuple[int, int, int, int]:
+    """(query rows, keys, warps, stages) of a program. A tile is at least 16 lanes (row, head) high: 64 for short decode
     blocks, so that one request still spreads over several multiprocessors, 128 for prefill. float32, which has no
     matrix unit of full precision, keeps both sides at 32 so that a tile fits the registers. Heads beyond 256 dimensions
     halve the tile."""
@@ -234,4 +234,4 @@ def tile_sizes(packed_p2: int, dim: int, element_size: int, tile_rows: int) -> t
     else:
         lanes, keys, warps = 64, 32, 8
     least = max(1, 16 // packed_p2)
-    return min(max(least, lanes // packed_p2), max(least, triton.next_power_of_2(tile_rows))), keys, warps
+    return min(max(least, lanes // packed_p2), max(least, triton.next_power_of_2(tile_rows))), keys, warps, 2

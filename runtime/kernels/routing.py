@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 import torch
+import torch.nn.functional as F
 
 from runtime.kernels.triton_import import tl, triton
 
@@ -16,7 +17,8 @@ class RoutingRule:
     """`top_k` of the experts in the best `topk_group` of `n_group` groups; weights normalised to 1 where `normalise`,
     then times `scale`. Scores are each expert's own sigmoid, or the softmax over all of them. A bias is added to them
     for the ranking; `bias_weighs`: for the weights too. `capacity`: the rows of a block choose among so many experts,
-    those that rank best in any of its rows (of equals the lower one); 0: among all. `block`: the most rows of one."""
+    those that rank best in any of its rows (of equals the lower one); 0: among all. `block`: the most rows of one.
+    `shared`: every row goes through one more expert, numbered after the others, as its last choice, with weight 1."""
 
     top_k: int
     n_group: int
@@ -27,6 +29,11 @@ class RoutingRule:
     bias_weighs: bool = False
     capacity: int = 0
     block: int = 0
+    shared: bool = False
+
+    @property
+    def choices(self) -> int:
+        return self.top_k + self.shared
 
 
 def route_reference(
@@ -41,7 +48,7 @@ def route_reference(
             block follow each other.
 
     Returns:
-        ids int32 [rows, top_k] and weights [rows, top_k] in logits' dtype, the best-ranked expert first.
+        ids int32 [rows, choices] and weights [rows, choices] in logits' dtype, the best-ranked expert first.
     """
     logits = logits.sum(0) if logits.dim() == 3 else logits
     scores = logits.softmax(-1) if rule.scores == "softmax" else logits.sigmoid()
@@ -61,7 +68,10 @@ def route_reference(
     weights = (ranks if rule.bias_weighs else scores).gather(1, ids)
     if rule.normalise:
         weights = weights / (weights.sum(-1, keepdim=True) + 1e-20)
-    return ids.to(torch.int32), weights * rule.scale
+    weights = weights * rule.scale
+    if rule.shared:
+        ids, weights = F.pad(ids, (0, 1), value=logits.shape[1]), F.pad(weights, (0, 1), value=1.0)
+    return ids.to(torch.int32), weights
 
 
 @triton.jit
@@ -113,7 +123,7 @@ def _route(
     EXPERTS: tl.constexpr, GROUPS: tl.constexpr, KEPT: tl.constexpr, TOP_K: tl.constexpr,
     GROUPS_P2: tl.constexpr, SIZE_P2: tl.constexpr, TOP_P2: tl.constexpr,
     BIASED: tl.constexpr, BIAS_WEIGHS: tl.constexpr, NORMALISE: tl.constexpr, SOFTMAX: tl.constexpr,
-    POOLED: tl.constexpr, SHARES: tl.constexpr,
+    POOLED: tl.constexpr, SHARES: tl.constexpr, SHARED: tl.constexpr,
 ):  # fmt: skip
     """One program a row. Experts lie as [groups, experts of a group], padded to powers of two."""
     SIZE: tl.constexpr = EXPERTS // GROUPS
@@ -165,8 +175,13 @@ def _route(
         ranks = tl.where(best, float("-inf"), ranks)
     if NORMALISE:
         weights = weights / (tl.sum(weights, 0) + 1e-20)
-    tl.store(ids_ptr + row * TOP_K + place, ids, mask=place < TOP_K)
-    tl.store(weights_ptr + row * TOP_K + place, weights * scale, mask=place < TOP_K)
+    weights = weights * scale
+    CHOICES: tl.constexpr = TOP_K + SHARED
+    if SHARED:
+        ids = tl.where(place == TOP_K, EXPERTS, ids)
+        weights = tl.where(place == TOP_K, 1.0, weights)
+    tl.store(ids_ptr + row * CHOICES + place, ids, mask=place < CHOICES)
+    tl.store(weights_ptr + row * CHOICES + place, weights, mask=place < CHOICES)
 
 
 def route(
@@ -175,8 +190,8 @@ def route(
     """`route_reference` for float32 logits on a GPU."""
     rows, experts = logits.shape[-2:]
     shares = len(logits) if logits.dim() == 3 else 1
-    ids = torch.empty(rows, rule.top_k, dtype=torch.int32, device=logits.device)
-    weights = torch.empty(rows, rule.top_k, dtype=torch.float32, device=logits.device)
+    ids = torch.empty(rows, rule.choices, dtype=torch.int32, device=logits.device)
+    weights = torch.empty(rows, rule.choices, dtype=torch.float32, device=logits.device)
     given, pool = (logits if bias is None else bias), ids
     if rule.capacity:
         assert first is not None
@@ -190,8 +205,8 @@ def route(
         logits, given, ids if first is None else first, pool, ids, weights, rule.scale, rows,
         EXPERTS=experts, GROUPS=rule.n_group, KEPT=rule.topk_group, TOP_K=rule.top_k,
         GROUPS_P2=triton.next_power_of_2(rule.n_group), SIZE_P2=triton.next_power_of_2(experts // rule.n_group),
-        TOP_P2=triton.next_power_of_2(rule.top_k), BIASED=bias is not None, BIAS_WEIGHS=rule.bias_weighs,
+        TOP_P2=triton.next_power_of_2(rule.choices), BIASED=bias is not None, BIAS_WEIGHS=rule.bias_weighs,
         NORMALISE=rule.normalise, SOFTMAX=rule.scores == "softmax", POOLED=rule.capacity > 0, SHARES=shares,
-        num_warps=1,
+        SHARED=int(rule.shared), num_warps=1,
     )  # fmt: skip
     return ids, weights

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import ParamSpec, Protocol, TypeVar
+from typing import Any, NamedTuple, ParamSpec, Protocol, TypeVar
 
 import torch
 
@@ -22,6 +22,23 @@ class Calls(Protocol[P, R_co]):
     """What calling a module takes and gives, which torch's own types leave open: as its `forward`."""
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R_co: ...
+
+
+class Gated(NamedTuple):
+    """What a gated layer, or a stack of them, holds."""
+
+    gate_up: Weight
+    down: Weight
+
+
+@dataclass(frozen=True)
+class Joined:
+    """`experts` and, behind them, the `last` one; and both as kernels take them."""
+
+    experts: Gated
+    last: Gated
+    gate_up: Any
+    down: Any
 
 
 @dataclass(frozen=True)
@@ -69,8 +86,22 @@ class Build:
             return self._fp8(shape, turns=True)
         return TurnsWeight(shape, self.dtype, self.device)
 
-    def _fp8(self, shape: tuple[int, ...], *, turns: bool = False) -> Weight:
+    def _fp8(self, shape: tuple[int, ...], *, turns: bool = False) -> Fp8Weight:
         return Fp8Weight(shape, self.dtype, self.device, self.kernels.fp8, turns=turns)
+
+    def joined(self, experts: int, hidden: int, width: int) -> Joined | None:
+        """Unfilled, of `experts` gated layers and one more of like width, kept so that kernels take it for an expert.
+        None: the kernels, or the format, do not."""
+        if not self.kernels.turns:
+            return None
+        if self.quantization is not None:
+            whole = self._fp8((experts + 1, 2 * width, hidden), turns=True), self._fp8((experts + 1, hidden, width))
+            own, last = (Gated(*(weight.part(at) for weight in whole)) for at in (slice(experts), experts))
+            return Joined(own, last, *(weight.operand for weight in whole))
+        gate_up = torch.empty(experts + 1, 2 * width, hidden, dtype=self.dtype, device=self.device)
+        down = torch.empty(experts + 1, hidden, width, dtype=self.dtype, device=self.device)
+        own = Gated(TurnsWeight.of(gate_up[:experts]), PlainWeight.of(down[:experts]))
+        return Joined(own, Gated(TurnsWeight.of(gate_up[experts]), PlainWeight.of(down[experts])), gate_up, down)
 
     def table(self, vocab_size: int, hidden: int) -> Weight:
         """Unfilled, of an embedding, or of a head."""

@@ -33,6 +33,13 @@ class Fp8Weight(Weight):
             torch.empty(shape[:-1], dtype=torch.float32, device=device),
         )
 
+    def part(self, index: int | slice) -> Fp8Weight:
+        """One that fills these of its matrices, or this one."""
+        kept = self.operand[index]
+        made = Fp8Weight(tuple(kept.values.shape), self.dtype, torch.device("meta"), self.kernels, turns=self.turns)
+        made.operand = kept
+        return made
+
     @property
     def tensor(self) -> torch.Tensor:
         whole = self.operand.whole(self.dtype)

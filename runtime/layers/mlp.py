@@ -6,20 +6,22 @@ import torch
 from torch import nn
 
 from runtime.kernels.gate import Activation
-from runtime.layers.build import Build, Calls
+from runtime.layers.build import Build, Calls, Gated
 from runtime.layers.linear import Linear
 
 
 class SwiGLU(nn.Module):
     """down(act(gate(x)) * up(x)); gate and up are one product, gate rows first. Unfilled. SwiGLU in the strict sense
-    unless `activation` is another than its SiLU."""
+    unless `activation` is another than its SiLU. `held`: the weights, if it makes none of its own."""
 
     __call__: Calls[[torch.Tensor], torch.Tensor]
 
-    def __init__(self, build: Build, hidden: int, width: int, activation: Activation = "silu") -> None:
+    def __init__(
+        self, build: Build, hidden: int, width: int, activation: Activation = "silu", held: Gated | None = None
+    ) -> None:
         super().__init__()
-        self.gate_up = Linear(build, hidden, 2 * width, bias=False)
-        self.down = Linear(build, width, hidden, bias=False)
+        self.gate_up = Linear(build, hidden, 2 * width, bias=False, weight=held and held.gate_up)
+        self.down = Linear(build, width, hidden, bias=False, weight=held and held.down)
         self.activation = activation
         self.kernels = build.kernels
 

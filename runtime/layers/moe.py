@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 from torch import nn
 
 from runtime.kernels.precision import wide
 from runtime.kernels.routing import RoutingRule
-from runtime.layers.build import Build, Calls
+from runtime.layers.build import Build, Calls, Gated
 from runtime.layers.mlp import SwiGLU
 from runtime.layers.weight import tensor_of
 
@@ -34,7 +36,8 @@ class Router(nn.Module):
 
 
 class MoE(nn.Module):
-    """Routed experts of `width`, plus shared experts as one SwiGLU of `shared_width` (0: none). Unfilled."""
+    """Routed experts of `width`, plus shared experts as one SwiGLU of `shared_width` (0: none). Unfilled. Where it is
+    as wide as an expert and the kernels take it, the shared one is an expert that every row chooses."""
 
     __call__: Calls[[torch.Tensor, torch.Tensor | None], torch.Tensor]
 
@@ -43,13 +46,20 @@ class MoE(nn.Module):
         router_bias: bool,
     ) -> None:  # fmt: skip
         super().__init__()
+        self.joined = build.joined(experts, hidden, width) if shared_width == width else None
+        if self.joined is None:
+            held = Gated(build.gates(experts, 2 * width, hidden), build.weight(experts, hidden, width))
+            last = None
+        else:
+            held, last, rule = self.joined.experts, self.joined.last, replace(rule, shared=True)
         self.router = Router(build, hidden, experts, rule, bias=router_bias)
-        self.gate_up = build.gates(experts, 2 * width, hidden)
-        self.down = build.weight(experts, hidden, width)
-        self.shared = SwiGLU(build, hidden, shared_width) if shared_width else None
+        self.gate_up, self.down = held
+        self.shared = SwiGLU(build, hidden, shared_width, held=last) if shared_width else None
         self.kernels = build.kernels
 
     def forward(self, x: torch.Tensor, first: torch.Tensor | None = None) -> torch.Tensor:
         ids, weights = self.router(x, first)
+        if self.joined is not None:
+            return self.kernels.moe(x, ids, weights, self.joined.gate_up, self.joined.down, None)
         shared = None if self.shared is None else self.shared(x)
         return self.kernels.moe(x, ids, weights, self.gate_up.operand, self.down.operand, shared)

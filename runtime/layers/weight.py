@@ -122,6 +122,13 @@ class PlainWeight(Weight):
         super().__init__(shape, dtype)
         self.tensor = torch.empty(shape, dtype=dtype, device=device)
 
+    @classmethod
+    def of(cls, kept: torch.Tensor) -> PlainWeight:
+        """One that fills `kept`."""
+        made = cls(tuple(kept.shape), kept.dtype, torch.device("meta"))
+        made.tensor = kept
+        return made
+
     @property
     def nbytes(self) -> int:
         return self.tensor.nbytes
@@ -142,6 +149,13 @@ class TurnsWeight(Weight):
     def __init__(self, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> None:
         super().__init__(shape, dtype)
         self.operand = torch.empty(shape, dtype=dtype, device=device)
+
+    @classmethod
+    def of(cls, kept: torch.Tensor) -> TurnsWeight:
+        """One that fills `kept`."""
+        made = cls(tuple(kept.shape), kept.dtype, torch.device("meta"))
+        made.operand = kept
+        return made
 
     @property
     def tensor(self) -> torch.Tensor:

@@ -8,9 +8,9 @@ import torch
 import triton
 from triton.runtime import interpreter
 
-from runtime.kernels import descriptors, expert_sort
+from runtime.kernels import descriptors
 from runtime.kernels.dispatch import TRITON
-from runtime.kernels.expert_sort import CHUNK, FEW, MANY, sort_by_expert
+from runtime.kernels.expert_sort import READ
 from runtime.kernels.heads import TILE
 from runtime.kernels.paged_attention import paged_attention
 from runtime.kernels.routing import RoutingRule
@@ -133,6 +133,8 @@ def test_elementwise_kv_write(dtype, layout):
         (12, RoutingRule(2, 1, 1, True, 2.5, capacity=5, block=4), True),
         (6, RoutingRule(3, 1, 1, True, 1.0, capacity=3, block=3), False),
         (20, RoutingRule(4, 1, 1, False, 1.0, "softmax", capacity=7, block=8), True),
+        (8, RoutingRule(4, 4, 2, True, 2.5, shared=True), True),
+        (12, RoutingRule(3, 1, 1, False, 1.5, "softmax", capacity=5, block=4, shared=True), False),
     ],
 )
 def test_moe_routing(experts, rule, biased):
@@ -149,36 +151,18 @@ def test_moe_router(rows, inputs, experts):
 @pytest.mark.parametrize(
     ("rows", "experts", "top_k", "tile"), [(1, 8, 2, 16), (40, 6, 3, 16), (300, 20, 4, 16), (171, 64, 3, 128)]
 )
-def test_moe_sort(monkeypatch, rows, experts, top_k, tile, crowded, dead):
-    for at_once in (0, expert_sort.AT_ONCE):
-        monkeypatch.setattr(expert_sort, "AT_ONCE", at_once)
-        cases.check_sort(rows, experts, top_k, tile, crowded, "cpu", dead)
+def test_moe_sort(rows, experts, top_k, tile, crowded, dead):
+    cases.check_sort(rows, experts, top_k, tile, crowded, "cpu", dead)
 
 
-@pytest.mark.parametrize("pairs", [1, FEW - 1, FEW, FEW + 1, 2 * FEW + 5, FEW * MANY + 1, FEW * MANY + CHUNK])
+@pytest.mark.parametrize("pairs", [1, 255, 256, 257, READ - 1, READ, READ + 1, 2 * READ + 5])
 @pytest.mark.parametrize("experts", [1, 13])
-@pytest.mark.parametrize("at_once", [0, 2 * FEW * MANY])
-def test_moe_sort_of_one_sided_choices(monkeypatch, pairs, experts, at_once):
-    """One expert takes all, the first, the last or one between; nobody takes any; sizes about those of a chunk."""
-    monkeypatch.setattr(expert_sort, "AT_ONCE", at_once)
+def test_moe_sort_of_one_sided_choices(pairs, experts):
+    """One expert takes all, the first, the last or one between; nobody takes any; sizes about what is read at once."""
     for expert in {-1, 0, experts - 1}:
         cases.check_sorted(torch.full((pairs, 1), expert, dtype=torch.int32), experts, 16)
     falling = (torch.arange(pairs, dtype=torch.int32).flip(0) * experts // pairs)[:, None]
     cases.check_sorted(falling, experts, 32)
-
-
-def test_moe_sort_reads_each_pair_a_few_times(watched, monkeypatch):
-    """Each is read as often among few experts as among many, and as often among few pairs as among many, but where they
-    are so few that each program counts them."""
-    monkeypatch.setattr(expert_sort, "AT_ONCE", 0)
-
-    def reads(rows, experts):
-        ids = cases.random_ids(rows, experts, 4, "cpu")
-        watched.clear()
-        sort_by_expert(ids, experts, 16)
-        return watched.loaded(ids) / ids.numel()
-
-    assert reads(64, 8) == reads(64, 128) == reads(1024, 128) == reads(FEW * MANY // 4 + CHUNK, 8) <= 3
 
 
 @pytest.mark.parametrize("shared", [False, True])

@@ -107,9 +107,9 @@ def test_routing(softmax, weighs):
     types = {"logits_ptr": "*fp32", "bias_ptr": "*fp32", "ids_ptr": "*i32", "weights_ptr": "*fp32", "scale": "fp32"}
     types |= {"first_ptr": "*i64", "pool_ptr": "*i8", "rows": "i32"}
     constants = {
-        "EXPERTS": 256, "GROUPS": 8, "KEPT": 4, "TOP_K": 8, "GROUPS_P2": 8, "SIZE_P2": 32, "TOP_P2": 8,
+        "EXPERTS": 256, "GROUPS": 8, "KEPT": 4, "TOP_K": 8, "GROUPS_P2": 8, "SIZE_P2": 32, "TOP_P2": 16,
         "BIASED": True, "BIAS_WEIGHS": weighs, "NORMALISE": True, "SOFTMAX": softmax,
-        "POOLED": False, "SHARES": 8,
+        "POOLED": False, "SHARES": 8, "SHARED": 1,
     }  # fmt: skip
     build(routing._route, types, constants, num_warps=1)
 
@@ -122,7 +122,7 @@ def test_routing_in_a_pool():
     build(routing._pool, types, shape | pool, num_warps=1)
     constants = shape | {
         "GROUPS": 1, "KEPT": 1, "TOP_K": 8, "GROUPS_P2": 1, "SIZE_P2": 256, "TOP_P2": 8,
-        "BIAS_WEIGHS": False, "NORMALISE": True, "POOLED": True,
+        "BIAS_WEIGHS": False, "NORMALISE": True, "POOLED": True, "SHARED": 0,
     }  # fmt: skip
     types |= {"ids_ptr": "*i32", "weights_ptr": "*fp32", "scale": "fp32"}
     build(routing._route, types, constants, num_warps=1)
@@ -140,14 +140,10 @@ def test_router(rows):
 
 
 def test_expert_sort():
-    for chunk in (expert_sort.FEW, expert_sort.CHUNK):
-        shape = {"EXPERTS_P2": 256, "CHUNK": chunk}
-        types = {"ids_ptr": "*i32", "counts_ptr": "*i32", "pairs": "i32"}
-        build(expert_sort._count, types, shape, num_warps=4)
-        types |= {"order_ptr": "*i32", "starts_ptr": "*i32", "tiles_ptr": "*i32", "most": "i32", "chunks": "i32"}
-        own = {"EXPERTS": 256, "ROWS": 64, "PART": expert_sort.PART, "TILES": expert_sort.TILES, "COUNTED": 2048}
-        for summed in (16, 0):
-            build(expert_sort._place, types, shape | own | {"SUMMED": summed}, num_warps=8)
+    types = {"ids_ptr": "*i32", "order_ptr": "*i32", "tiles_ptr": "*i32", "pairs": "i32", "most": "i32"}
+    for read in (256, expert_sort.READ):
+        shape = {"ROWS": 128, "READ": read, "TILES": expert_sort.TILES}
+        assert spilled(build(expert_sort._sort, types, shape, num_warps=8)) == 0
 
 
 def boxed(rows: int, columns: int, kind: str = "bf16") -> str:
@@ -180,7 +176,12 @@ def test_moe_products(dtype, pairs_per_expert, described):
         else:
             given = described and not how.turned
             constants |= {"HIDDEN_DESCRIBED": given}
-            own = {"hidden": boxed(height, how.depth) if given else p, "weights": weights, "pairs_ptr": p}
+            own = {
+                "hidden_ptr": p,
+                "hidden": boxed(height, how.depth) if given else p,
+                "weights": weights,
+                "pairs_ptr": p,
+            }
         compiled = build(kernel, types | own, constants, num_warps=how.warps)
         if size == 2:
             assert spilled(compiled) == 0
@@ -197,18 +198,15 @@ def test_moe_products_of_eight_bits(pairs_per_expert, described):
         low, middle, high = how.stages
         constants = {
             "HIDDEN": 2048, "WIDTH": 512, "HEIGHT": height, "COLUMNS": how.columns, "DEPTH": how.depth,
-            "LOW": low, "MIDDLE": middle, "HIGH": high, "TURNED": how.turned, "DESCRIBED": described,
+            "LOW": low, "MIDDLE": middle, "HIGH": high, "DESCRIBED": described,
         }  # fmt: skip
         first = kernel is fp8_experts._gate_up
         weights = boxed((2 if first else 1) * how.columns, how.depth, "fp8e4nv") if described else "*fp8e4nv"
         if first:
-            constants |= {"TOP_K": 8, "RUN": 8, "GELU": False}
+            constants |= {"TOP_K": 8, "RUN": 8, "GELU": False, "TURNED": how.turned}
             own = {"x_ptr": "*fp8e4nv", "x_scales_ptr": "*fp32", "weights": weights, "hidden_ptr": "*bf16"}
         else:
-            given = described and not how.turned
-            constants |= {"HIDDEN_DESCRIBED": given}
-            own = {"hidden": boxed(height, how.depth, "fp8e4nv") if given else "*fp8e4nv"}
-            own |= {"hidden_scales_ptr": "*fp32", "weights": weights, "pairs_ptr": "*bf16"}
+            own = {"hidden_ptr": "*fp8e4nv", "hidden_scales_ptr": "*fp32", "weights": weights, "pairs_ptr": "*bf16"}
         compiled = build(kernel, types | own, constants, num_warps=how.warps)
         assert spilled(compiled) == 0
         assert ".f32.e4m3.e4m3" in compiled.asm["ptx"], "the products do not reach Hopper's matrix units"
@@ -256,7 +254,7 @@ def test_paged_attention(dtype, dim, tile_rows, packed, windowed, layout):
     splits = 9 if tile_rows == 32 else 1
     p, size = POINTER[dtype], torch.tensor([], dtype=dtype).element_size()
     packed_p2 = triton.next_power_of_2(packed)
-    rows, keys, warps = paged_attention.tile_sizes(packed_p2, dim, size, tile_rows)
+    rows, keys, warps, stages = paged_attention.tile_sizes(packed_p2, dim, size, tile_rows)
     types = dict.fromkeys(("q_ptr", "k_ptr", "v_ptr"), p) | {"out_ptr": p if splits == 1 else "*fp32"}
     types |= dict.fromkeys(("tiles_ptr", "visible_end_ptr", "table_ptr"), "*i32")
     types |= {"origin_ptr": "*i64", "table_stride": "i32", "all_rows": "i32", "scale_log2": "fp32", "window": "i32"}
@@ -265,7 +263,7 @@ def test_paged_attention(dtype, dim, tile_rows, packed, windowed, layout):
         "HEADS": 4 * packed, "KV_HEADS": 4, "DIM": dim, **strides_of(layout, 4, dim), "PACKED": packed,
         "PACKED_P2": packed_p2, "ROWS": rows, "KEYS": keys, "DIM_P2": dim, "WINDOWED": windowed, "SPLITS": splits,
     }  # fmt: skip
-    compiled = build(paged_attention._paged_attention, types, constants, num_warps=warps, num_stages=2)
+    compiled = build(paged_attention._paged_attention, types, constants, num_warps=warps, num_stages=stages)
     if size == 2 and packed_p2 * rows >= 64 and dim <= 256:
         assert spilled(compiled) == 0
         assert "wgmma" in compiled.asm["ptx"]

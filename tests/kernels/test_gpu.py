@@ -13,7 +13,7 @@ FLOATS = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.
 layouts = pytest.mark.parametrize("layout", list(LAYOUTS))
 dtypes = pytest.mark.parametrize("dtype", FLOATS.values(), ids=list(FLOATS))
 two_dtypes = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
-MINI = RoutingRule(8, 8, 4, True, 2.5)
+MINI = RoutingRule(8, 8, 4, True, 2.5, shared=True)
 
 
 @dtypes

@@ -1,6 +1,7 @@
 """The torch experts and routing against loops in plain Python; rows that crowd, few rows, many rows."""
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -65,6 +66,17 @@ def test_the_bias_ranks_and_does_not_weigh():
     torch.testing.assert_close(weights, logits.sigmoid()[:, [3, 0]] * 3.0)
     _, normalised = route_reference(logits, bias, RoutingRule(2, 1, 1, True, 3.0))
     torch.testing.assert_close(normalised.sum(), torch.tensor(3.0, dtype=torch.float64))
+
+
+def test_a_shared_expert_is_chosen_last_by_every_row():
+    logits = torch.tensor([[2.0, 1.0, 0.0], [0.0, 1.0, 2.0]], dtype=torch.float64)
+    rule = RoutingRule(2, 1, 1, True, 2.5)
+    ids, weights = route_reference(logits, None, rule)
+    more_ids, more = route_reference(logits, None, replace(rule, shared=True))
+    assert torch.equal(more_ids[:, :2], ids)
+    assert torch.equal(more[:, :2], weights)
+    assert more_ids[:, 2].tolist() == [3, 3]
+    assert more[:, 2].tolist() == [1.0, 1.0]
 
 
 def test_a_block_shares_a_pool_of_experts():
