@@ -8,7 +8,7 @@ from typing import Any, Protocol
 
 import torch
 
-from runtime.kernels import fp8_experts, fp8_linear, fp8_torch
+from runtime.kernels import fp8_experts, fp8_fused, fp8_linear, fp8_torch
 from runtime.kernels.expert_products import moe
 from runtime.kernels.fp8 import Fp8
 from runtime.kernels.gate import Activation, gate_mul, gate_mul_reference
@@ -75,10 +75,13 @@ class Fp8LinearKernel(Protocol):
 
 @dataclass(frozen=True)
 class Fp8Kernels:
-    """What computes with weights of eight bits."""
+    """What computes with weights of eight bits, and what makes their rows."""
 
     linear: Fp8LinearKernel
     moe: MoEKernel
+    rms_norm: RMSNormKernel
+    add_rms_norm: AddRMSNormKernel
+    gate_mul: GateKernel
 
 
 @dataclass(frozen=True)
@@ -100,7 +103,12 @@ class Kernels:
 
     def of(self, quantization: str | None) -> Kernels:
         """For models whose experts are kept in this format."""
-        return self if quantization is None else replace(self, moe=self.fp8.moe)
+        if quantization is None:
+            return self
+        own = self.fp8
+        return replace(
+            self, rms_norm=own.rms_norm, add_rms_norm=own.add_rms_norm, gate_mul=own.gate_mul, moe=own.moe
+        )  # fmt: skip
 
 
 TORCH = Kernels(
@@ -115,7 +123,9 @@ TORCH = Kernels(
     route=route_reference,
     moe=moe_torch,
     likeliest=likeliest_reference,
-    fp8=Fp8Kernels(fp8_torch.linear_torch, fp8_torch.moe_torch),
+    fp8=Fp8Kernels(
+        fp8_torch.linear_torch, fp8_torch.moe_torch, rms_norm_reference, add_rms_norm_reference, gate_mul_reference
+    ),
 )
 
 
@@ -131,7 +141,7 @@ TRITON = Kernels(
     route=route,
     moe=moe,
     likeliest=likeliest,
-    fp8=Fp8Kernels(fp8_linear.linear, fp8_experts.moe),
+    fp8=Fp8Kernels(fp8_linear.linear, fp8_experts.moe, fp8_fused.rms_norm, fp8_fused.add_rms_norm, fp8_fused.gate_mul),
 )
 
 

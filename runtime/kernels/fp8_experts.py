@@ -11,7 +11,7 @@ import torch
 from runtime.kernels.descriptors import box, boxes, is_described
 from runtime.kernels.expert_products import Cut, Product, combine
 from runtime.kernels.expert_sort import sort_by_expert
-from runtime.kernels.fp8 import Fp8, quantise
+from runtime.kernels.fp8 import Fp8, quantise, rounded
 from runtime.kernels.gate import Activation, gated
 from runtime.kernels.triton_import import tl, triton
 from runtime.kernels.turns import run_of
@@ -206,7 +206,7 @@ def moe(
     chosen = cut(ids.numel(), experts, hidden, width)
     plan = sort_by_expert(ids, experts, chosen.height)
     inner, pairs = x.new_empty(ids.numel(), width), x.new_empty(ids.numel(), hidden)
-    run_gate_up(quantise(x), gate_up, inner, plan.order, plan.tiles, top_k, chosen.height, chosen.gate_up, activation)
+    run_gate_up(rounded(x), gate_up, inner, plan.order, plan.tiles, top_k, chosen.height, chosen.gate_up, activation)
     run_down(quantise(inner), down, pairs, plan.order, plan.tiles, chosen.height, chosen.down)
     return combine(pairs, ids, weights, shared)
 

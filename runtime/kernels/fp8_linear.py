@@ -3,10 +3,12 @@ its own, and scales come in after the last product."""
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
 
 from runtime.kernels.descriptors import box, boxes, is_described
-from runtime.kernels.fp8 import Fp8, quantise
+from runtime.kernels.fp8 import Fp8, rounded
 from runtime.kernels.triton_import import tl, triton
 
 
@@ -37,35 +39,41 @@ def _linear(
 def linear(x: torch.Tensor, weight: Fp8, bias: torch.Tensor | None) -> torch.Tensor:
     """``fp8_torch.linear_torch`` for contiguous [rows, inputs], to the precision of eight bits on both sides; no host
     synchronisation, deterministic."""
-    return run(quantise(x), weight, bias, x.dtype)
+    return run(rounded(x), weight, bias, x.dtype)
 
 
 def run(x: Fp8, weight: Fp8, bias: torch.Tensor | None, dtype: torch.dtype) -> torch.Tensor:
     """[rows, inputs] that are rounded already -> [rows, outputs] of `dtype`."""
     (count, inputs), outputs = x.values.shape, len(weight.values)
-    if dtype == torch.bfloat16 and count >= MANY and inputs % 16 == 0 and outputs % 16 == 0:
+    if dtype == torch.bfloat16 and count * outputs >= MANY and inputs % 16 == 0 and outputs % 16 == 0:
+        scales = x.scales[:, None], weight.scales[None, :]
         return torch._scaled_mm(
-            x.values, weight.values.t(), x.scales[:, None], weight.scales[None, :], bias, out_dtype=dtype
-        )
+            x.values, weight.values.t(), *scales, bias, out_dtype=dtype, use_fast_accum=True
+        )  # fmt: skip
     out = torch.empty(count, outputs, dtype=dtype, device=x.values.device)
-    rows, columns, depth, stages = tile_sizes(count, inputs)
-    weights = boxes(weight.values, columns, depth)
-    _linear[(triton.cdiv(outputs, columns), triton.cdiv(count, rows))](
+    how = tile_sizes(count, inputs)
+    weights = boxes(weight.values, how.columns, how.depth)
+    _linear[(triton.cdiv(outputs, how.columns), triton.cdiv(count, how.rows))](
         x.values, x.scales, weights, weight.scales, weight.scales if bias is None else bias, out, count,
-        INPUTS=inputs, OUTPUTS=outputs, ROWS=rows, COLUMNS=columns, DEPTH=depth, STAGES=stages,
-        BIASED=bias is not None, DESCRIBED=is_described(weights), num_warps=4,
+        INPUTS=inputs, OUTPUTS=outputs, ROWS=how.rows, COLUMNS=how.columns, DEPTH=how.depth, STAGES=how.stages,
+        BIASED=bias is not None, DESCRIBED=is_described(weights), num_warps=how.warps,
     )  # fmt: skip
     return out
 
 
-MANY = 1 << 30  # rows from which the vendor's product is faster
+MANY = 1024 * 2048  # results from which on the vendor's product is faster, whose tiles are large
 
 
-def tile_sizes(rows: int, inputs: int) -> tuple[int, int, int, int]:
-    """(rows, columns, depth, stages) of a tile."""
+class Tile(NamedTuple):
+    rows: int
+    columns: int
+    depth: int
+    stages: int
+    warps: int = 4
+
+
+def tile_sizes(rows: int, inputs: int) -> Tile:
     depth = min(128, max(32, triton.next_power_of_2(inputs)))
-    if rows <= 16:
-        return 16, 64, depth, 5
-    if rows <= 512:
-        return 32 if rows <= 32 else 64, 64, depth, 4
-    return 128, 128, depth, 3
+    if rows <= 32:
+        return Tile(16, 64, depth, 6)
+    return Tile(64, 64, depth, 4) if rows <= 512 else Tile(128, 64, depth, 4)

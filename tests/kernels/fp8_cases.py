@@ -6,11 +6,12 @@ from __future__ import annotations
 import torch
 
 from runtime.kernels import fp8_experts, fp8_linear
-from runtime.kernels.fp8 import quantise, quantise_reference
+from runtime.kernels.dispatch import TRITON
+from runtime.kernels.fp8 import quantise, quantise_reference, rounded
 from runtime.kernels.gate import Activation, gate_mul_reference
 from runtime.kernels.moe import moe_reference
 from runtime.kernels.turns import in_turns
-from tests.kernels.cases import TOLERANCE, random, random_ids
+from tests.kernels.cases import TOLERANCE, assert_near, random, random_ids
 
 MANY = 1000  # numbers whose mean error is what it is of any
 LINEAR, MOE = 0.045, 0.065  # ||out - product|| / ||product|| of e4m3 with a scale for each row, on both sides
@@ -34,6 +35,28 @@ def check_quantise(rows: int, size: int, dtype: torch.dtype, device: str) -> Non
     # those that lie between two may go to the other one
     torch.testing.assert_close(values, wanted, rtol=0.13, atol=0.002)
     assert not values[rows // 2].any()
+
+
+def check_made_beside(rows: int, size: int, activation: Activation, dtype: torch.dtype, device: str) -> None:
+    """Norms and gates as the plain ones, and beside them what `quantise` makes of them."""
+    x, residual = (random(rows, size, dtype=dtype, device=device, seed=s) for s in (40, 41))
+    weight = 1 + random(size, dtype=dtype, device=device, seed=42, scale=0.2)
+    gates = random(rows, 2 * size, dtype=dtype, device=device, seed=43, scale=3.0)
+    plain, own = TRITON, TRITON.fp8
+    for out, expected in (
+        (own.rms_norm(x, weight, 1e-6), plain.rms_norm(x, weight, 1e-6)),
+        (own.rms_norm(x, None, 1e-6), plain.rms_norm(x, None, 1e-6)),
+        (own.add_rms_norm(x, residual, weight, 1e-6)[0], plain.add_rms_norm(x, residual, weight, 1e-6)[0]),
+        (own.gate_mul(gates, activation), plain.gate_mul(gates, activation)),
+    ):
+        assert_near(out, expected, dtype)
+        made, again = rounded(out), quantise(out)
+        torch.testing.assert_close(made.scales, again.scales)
+        assert float((made.values.float() != again.values.float()).float().mean()) < 1e-3
+        assert rounded(out) is made
+        assert rounded(out.clone()) is not made
+    totals = (kernel(x, residual, weight, 1e-6)[1] for kernel in (own.add_rms_norm, plain.add_rms_norm))
+    assert torch.equal(*totals)
 
 
 def check_linear(rows: int, inputs: int, outputs: int, biased: bool, dtype: torch.dtype, device: str) -> None:

@@ -25,9 +25,15 @@ interpreter._convert_float = _convert_exactly
 
 
 @dtypes
-@pytest.mark.parametrize(("rows", "size"), [(1, 16), (5, 100), (9, 32)])
+@pytest.mark.parametrize(("rows", "size"), [(1, 16), (5, 100), (9, 32), (1100, 8)])
 def test_quantise(rows, size, dtype):
     fp8_cases.check_quantise(rows, size, dtype, "cpu")
+
+
+@dtypes
+@pytest.mark.parametrize(("rows", "size", "activation"), [(1, 16, "silu"), (5, 100, "gelu_tanh")])
+def test_made_beside(rows, size, activation, dtype):
+    fp8_cases.check_made_beside(rows, size, activation, dtype, "cpu")
 
 
 @pytest.fixture(params=[False, True], ids=["loads", "boxes"])

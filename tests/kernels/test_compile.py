@@ -17,6 +17,7 @@ from runtime.kernels import (  # noqa: E402
     expert_sort,
     fp8,
     fp8_experts,
+    fp8_fused,
     fp8_linear,
     gate,
     greedy_head,
@@ -217,7 +218,7 @@ def test_moe_products_of_eight_bits(pairs_per_expert, described):
 @pytest.mark.parametrize("described", [False, True])
 @pytest.mark.parametrize("rows", [1, 32, 256, 8192])
 def test_linear_of_eight_bits(rows, described):
-    tall, columns, depth, stages = fp8_linear.tile_sizes(rows, 2048)
+    tall, columns, depth, stages, warps = fp8_linear.tile_sizes(rows, 2048)
     types = {"x_ptr": "*fp8e4nv", "x_scales_ptr": "*fp32", "scales_ptr": "*fp32", "bias_ptr": "*bf16"}
     types |= {"out_ptr": "*bf16", "rows": "i32"}
     types["weights"] = boxed(columns, depth, "fp8e4nv") if described else "*fp8e4nv"
@@ -225,15 +226,22 @@ def test_linear_of_eight_bits(rows, described):
         "INPUTS": 2048, "OUTPUTS": 3072, "ROWS": tall, "COLUMNS": columns, "DEPTH": depth, "STAGES": stages,
         "BIASED": True, "DESCRIBED": described,
     }  # fmt: skip
-    compiled = build(fp8_linear._linear, types, constants, num_warps=4)
+    compiled = build(fp8_linear._linear, types, constants, num_warps=warps)
     assert spilled(compiled) == 0
     assert "wgmma" in compiled.asm["ptx"]
 
 
 def test_rounding_to_eight_bits():
-    shape = {"SIZE": 2048, "SIZE_P2": 2048, "LARGEST": fp8.LARGEST, "LEAST": fp8.LEAST}
-    types = {"x_ptr": "*bf16", "values_ptr": "*fp8e4nv", "scales_ptr": "*fp32"}
-    build(fp8._quantise, types, shape, num_warps=4)
+    limits = {"LARGEST": fp8.LARGEST, "LEAST": fp8.LEAST}
+    made = {"values_ptr": "*fp8e4nv", "scales_ptr": "*fp32"}
+    shape = limits | {"SIZE": 512, "SIZE_P2": 512, "ROWS": 4}
+    assert spilled(build(fp8._quantise, made | {"x_ptr": "*bf16", "rows": "i32"}, shape, num_warps=4)) == 0
+    types = made | dict.fromkeys(("x_ptr", "residual_ptr", "weight_ptr", "out_ptr", "sum_ptr"), "*bf16")
+    shape = limits | {"SIZE": 4096, "SIZE_P2": 4096, "ADD": True, "WEIGHTED": True}
+    assert spilled(build(fp8_fused._rms_norm, types | {"eps": "fp32"}, shape, num_warps=8)) == 0
+    types = made | {"gate_up_ptr": "*bf16", "out_ptr": "*bf16"}
+    shape = limits | {"WIDTH": 14336, "WIDTH_P2": 16384, "GELU": False}
+    assert spilled(build(fp8_fused._gate_mul, types, shape, num_warps=16)) == 0
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16], ids=["bfloat16"])

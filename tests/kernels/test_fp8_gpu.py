@@ -19,6 +19,12 @@ def test_quantise(rows, size, dtype):
 
 
 @dtypes
+@pytest.mark.parametrize(("rows", "size"), [(1, 2048), (2048, 512), (33, 5120), (7, 100), (40, 14336)])
+def test_made_beside(rows, size, dtype):
+    fp8_cases.check_made_beside(rows, size, "silu", dtype, "cuda")
+
+
+@dtypes
 @pytest.mark.parametrize("rows", [1, 32, 200, 1024, 2048, 8192])
 @pytest.mark.parametrize(("inputs", "outputs", "biased"), [(2048, 3072, False), (5120, 2048, True)])
 def test_linear(rows, inputs, outputs, biased, dtype):
