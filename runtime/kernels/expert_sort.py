@@ -1,7 +1,8 @@
 """Groups (row, choice) pairs by expert, on the device and without telling the host how many each expert got.
 
-Each expert has a program, which reads all pairs and minds its own: it counts those that come before its, and then
-writes its own in their order. None waits for another, so that one launch does it."""
+Of few pairs each expert has a program, which reads all of them and minds its own: it counts those that come before its,
+and then writes its own in their order. None waits for another, so that one launch does it. Many are cut into chunks,
+whose pairs of each expert are counted, then added up over the chunks, and then placed."""
 
 from __future__ import annotations
 
@@ -11,8 +12,12 @@ import torch
 
 from runtime.kernels.triton_import import tl, triton
 
-READ = 4096  # most pairs that a program reads at a time
-TILES = 16  # tiles that it lays out at a time
+FEW = 4096  # most pairs that one launch sorts
+TILES = 16  # tiles that a program lays out at a time
+CHUNK = 256  # pairs of a chunk
+PART = 32  # that each of them is compared with at a time
+ADDED = 512  # chunks that are added up at a time,
+TOGETHER = 16  # for so many experts
 
 
 @dataclass(frozen=True)
@@ -48,22 +53,11 @@ def sort_by_expert_reference(ids: torch.Tensor, experts: int, rows: int) -> Expe
     return ExpertTiles(flat.argsort(stable=True).roll(-dead).int(), tiles, rows)
 
 
-@triton.jit(do_not_specialize=["pairs", "most"])  # else each new value may compile again
-def _sort(
-    ids_ptr, order_ptr, tiles_ptr, pairs, most, ROWS: tl.constexpr, READ: tl.constexpr, TILES: tl.constexpr
-):  # fmt: skip
-    """One program an expert."""
-    expert = tl.program_id(0)
-    lane = tl.arange(0, READ)
-    lower, own = tl.zeros([READ], tl.int32), tl.zeros([READ], tl.int32)
-    for first in range(0, pairs, READ):
-        ids = tl.load(ids_ptr + first + lane, mask=first + lane < pairs, other=-1)
-        lower += ((ids >= 0) & (ids < expert)).to(tl.int32)
-        own += (ids == expert).to(tl.int32)
-    start, count = tl.sum(lower, 0), tl.sum(own, 0)
-
+@triton.jit
+def _lay_out(tiles_ptr, most, expert, experts, start, count, ROWS: tl.constexpr, TILES: tl.constexpr):
+    """The expert's tiles, and the gap behind them."""
     begin, after = expert + start // ROWS, expert + 1 + (start + count) // ROWS
-    if expert == tl.num_programs(0) - 1:
+    if expert == experts - 1:
         after = most
     for first in range(begin, after, TILES):
         tile = first + tl.arange(0, TILES)
@@ -73,23 +67,102 @@ def _sort(
         tl.store(tiles_ptr + most + tile, tl.where(real, place, -1), mask=inside)
         tl.store(tiles_ptr + 2 * most + tile, tl.where(real, start + count, -1), mask=inside)
 
+
+@triton.jit(do_not_specialize=["pairs", "most"])  # else each new value may compile again
+def _sort(
+    ids_ptr, order_ptr, tiles_ptr, pairs, most, ROWS: tl.constexpr, READ: tl.constexpr, TILES: tl.constexpr
+):  # fmt: skip
+    """One program an expert; READ: at least as many as there are pairs."""
+    expert, lane = tl.program_id(0), tl.arange(0, READ)
+    ids = tl.load(ids_ptr + lane, mask=lane < pairs, other=-1)
+    mine = (ids == expert).to(tl.int32)
+    start, count = tl.sum(((ids >= 0) & (ids < expert)).to(tl.int32), 0), tl.sum(mine, 0)
+    _lay_out(tiles_ptr, most, expert, tl.num_programs(0), start, count, ROWS, TILES)
     if count > 0:
-        for first in range(0, pairs, READ):
-            ids = tl.load(ids_ptr + first + lane, mask=first + lane < pairs, other=-1)
-            mine = (ids == expert).to(tl.int32)
-            rank = tl.cumsum(mine, 0)
-            tl.store(order_ptr + start + rank - 1, first + lane, mask=mine != 0)
-            start += tl.sum(mine, 0)
+        tl.store(order_ptr + start + tl.cumsum(mine, 0) - 1, lane, mask=mine != 0)
+
+
+@triton.jit(do_not_specialize=["pairs"])
+def _count(ids_ptr, counts_ptr, pairs, EXPERTS_P2: tl.constexpr, CHUNK: tl.constexpr):
+    """One program a chunk: its pairs of each expert, to [chunks, experts]."""
+    chunk = tl.program_id(0)
+    pair = chunk * CHUNK + tl.arange(0, CHUNK)
+    ids = tl.load(ids_ptr + pair, mask=pair < pairs, other=-1)
+    count = tl.histogram(tl.maximum(ids, 0), EXPERTS_P2, mask=ids >= 0)
+    tl.store(counts_ptr + chunk * EXPERTS_P2 + tl.arange(0, EXPERTS_P2), count)
+
+
+@triton.jit(do_not_specialize=["chunks"])
+def _add_up(
+    counts_ptr, totals_ptr, chunks, EXPERTS_P2: tl.constexpr, ADDED: tl.constexpr, TOGETHER: tl.constexpr
+):  # fmt: skip
+    """One program TOGETHER experts: the pairs in the chunks before, in place of each chunk's own; and in all."""
+    expert = tl.program_id(0) * TOGETHER + tl.arange(0, TOGETHER)
+    done = tl.zeros([TOGETHER], tl.int32)
+    for first in range(0, chunks, ADDED):
+        chunk = first + tl.arange(0, ADDED)
+        at = counts_ptr + chunk[:, None] * EXPERTS_P2 + expert[None, :]
+        ok = (chunk < chunks)[:, None] & (expert < EXPERTS_P2)[None, :]
+        count = tl.load(at, mask=ok, other=0)
+        tl.store(at, tl.cumsum(count, 0) - count + done[None, :], mask=ok)
+        done += tl.sum(count, 0)
+    tl.store(totals_ptr + expert, done, mask=expert < EXPERTS_P2)
+
+
+@triton.jit(do_not_specialize=["pairs", "most", "chunks"])
+def _place(
+    ids_ptr, order_ptr, counts_ptr, starts_ptr, totals_ptr, tiles_ptr, pairs, most, chunks, experts,
+    ROWS: tl.constexpr, EXPERTS_P2: tl.constexpr, CHUNK: tl.constexpr, PART: tl.constexpr, TILES: tl.constexpr,
+):  # fmt: skip
+    """One program a chunk, whose pairs go to their experts' places, those of one expert in the order of their index;
+    and after them one an expert, which lays out its tiles."""
+    program = tl.program_id(0)
+    every = tl.arange(0, EXPERTS_P2)
+    total = tl.load(totals_ptr + every)
+    if program < chunks:
+        at = program * EXPERTS_P2
+        tl.store(starts_ptr + at + every, tl.cumsum(total, 0) - total + tl.load(counts_ptr + at + every))
+        lane = tl.arange(0, CHUNK)
+        pair = program * CHUNK + lane
+        ids = tl.load(ids_ptr + pair, mask=pair < pairs, other=-1)
+        rank = tl.zeros([CHUNK], tl.int32)
+        for first in range(0, CHUNK, PART):
+            other = program * CHUNK + first + tl.arange(0, PART)
+            others = tl.load(ids_ptr + other, mask=other < pairs, other=-1)
+            earlier = (others[None, :] == ids[:, None]) & (other[None, :] < pair[:, None])
+            rank += tl.sum(earlier.to(tl.int32), 1)
+        tl.debug_barrier()  # the starts are this program's own; other threads of it wrote them
+        place = tl.load(starts_ptr + at + ids, mask=ids >= 0, other=0) + rank
+        tl.store(order_ptr + place, pair, mask=ids >= 0)
+    else:
+        expert = program - chunks
+        start = tl.sum(tl.where(every < expert, total, 0), 0)
+        count = tl.sum(tl.where(every == expert, total, 0), 0)
+        _lay_out(tiles_ptr, most, expert, experts, start, count, ROWS, TILES)
 
 
 def sort_by_expert(ids: torch.Tensor, experts: int, rows: int) -> ExpertTiles:
-    """`sort_by_expert_reference` on a GPU, in one launch; deterministic (it counts, it never races)."""
+    """`sort_by_expert_reference` on a GPU, in one launch or three; deterministic (it counts, it never races)."""
     pairs = ids.numel()
     most = most_tiles(pairs, experts, rows)
     order = torch.empty(pairs, dtype=torch.int32, device=ids.device)
     tiles = torch.empty(3, most, dtype=torch.int32, device=ids.device)
-    read = min(READ, max(256, triton.next_power_of_2(pairs)))
-    _sort[(experts,)](
-        ids, order, tiles, pairs, most, ROWS=rows, READ=read, TILES=TILES, num_warps=4 if read <= 1024 else 8
+    if pairs <= FEW:
+        read = max(256, triton.next_power_of_2(pairs))
+        warps = 4 if read <= 1024 else 8
+        _sort[(experts,)](ids, order, tiles, pairs, most, ROWS=rows, READ=read, TILES=TILES, num_warps=warps)
+        return ExpertTiles(order, tiles, rows)
+    chunks, experts_p2 = triton.cdiv(pairs, CHUNK), triton.next_power_of_2(experts)
+    counts, starts = torch.empty(2, chunks, experts_p2, dtype=torch.int32, device=ids.device)
+    totals = torch.empty(experts_p2, dtype=torch.int32, device=ids.device)
+    _count[(chunks,)](ids, counts, pairs, EXPERTS_P2=experts_p2, CHUNK=CHUNK, num_warps=4)
+    together = min(TOGETHER, experts_p2)
+    added = min(ADDED, triton.next_power_of_2(chunks))
+    _add_up[(experts_p2 // together,)](
+        counts, totals, chunks, EXPERTS_P2=experts_p2, ADDED=added, TOGETHER=together, num_warps=8
+    )
+    _place[(chunks + experts,)](
+        ids, order, counts, starts, totals, tiles, pairs, most, chunks, experts, ROWS=rows, EXPERTS_P2=experts_p2,
+        CHUNK=CHUNK, PART=PART, TILES=TILES, num_warps=8,
     )  # fmt: skip
     return ExpertTiles(order, tiles, rows)

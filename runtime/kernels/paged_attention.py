@@ -222,15 +222,14 @@ def shares(programs: int, most: int) -> int:
 
 
 def tile_sizes(packed_p2: int, dim: int, element_size: int, tile_rows: int) -> tuple[int, int, int, int]:
-    """(query rows, keys, warps, stages) of a program. A tile is at least 16 lanes (row, head) high: 64 for short decode
-    blocks, so that one request still spreads over several multiprocessors, 128 for prefill. float32, which has no
-    matrix unit of full precision, keeps both sides at 32 so that a tile fits the registers. Heads beyond 256 dimensions
-    halve the tile."""
+    """(query rows, keys, warps, stages) of a program. A tile is 64 lanes (row, head) high, or, where no tile of the
+    batch has as many, at least 16: decode blocks and prefill chunks run alike, so that neither's bits depend on the
+    other. float32, which has no matrix unit of full precision, keeps both sides at 32 so that a tile fits the
+    registers."""
     if element_size == 4:
         lanes, keys, warps = 32, (32 if dim <= 256 else 16), 8
     elif dim <= 256:
-        lanes, keys = (128 if tile_rows > 128 else 64), (64 if dim <= 128 else 32)
-        warps = 8 if lanes == 128 else 4
+        lanes, keys, warps = 64, (64 if dim <= 128 else 32), 4
     else:
         lanes, keys, warps = 64, 32, 8
     least = max(1, 16 // packed_p2)

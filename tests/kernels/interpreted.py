@@ -8,9 +8,9 @@ import torch
 import triton
 from triton.runtime import interpreter
 
-from runtime.kernels import descriptors
+from runtime.kernels import descriptors, expert_sort
 from runtime.kernels.dispatch import TRITON
-from runtime.kernels.expert_sort import READ
+from runtime.kernels.expert_sort import FEW
 from runtime.kernels.heads import TILE
 from runtime.kernels.paged_attention import paged_attention
 from runtime.kernels.routing import RoutingRule
@@ -151,14 +151,19 @@ def test_moe_router(rows, inputs, experts):
 @pytest.mark.parametrize(
     ("rows", "experts", "top_k", "tile"), [(1, 8, 2, 16), (40, 6, 3, 16), (300, 20, 4, 16), (171, 64, 3, 128)]
 )
-def test_moe_sort(rows, experts, top_k, tile, crowded, dead):
-    cases.check_sort(rows, experts, top_k, tile, crowded, "cpu", dead)
+def test_moe_sort(monkeypatch, rows, experts, top_k, tile, crowded, dead):
+    for few in (expert_sort.FEW, 0):
+        monkeypatch.setattr(expert_sort, "FEW", few)
+        cases.check_sort(rows, experts, top_k, tile, crowded, "cpu", dead)
 
 
-@pytest.mark.parametrize("pairs", [1, 255, 256, 257, READ - 1, READ, READ + 1, 2 * READ + 5])
+@pytest.mark.parametrize("pairs", [1, 255, 256, 257, FEW - 1, FEW, FEW + 1, 2 * FEW + 5])
+@pytest.mark.parametrize("few", [0, FEW])
 @pytest.mark.parametrize("experts", [1, 13])
-def test_moe_sort_of_one_sided_choices(pairs, experts):
-    """One expert takes all, the first, the last or one between; nobody takes any; sizes about what is read at once."""
+def test_moe_sort_of_one_sided_choices(monkeypatch, pairs, experts, few):
+    """One expert takes all, the first, the last or one between; nobody takes any; sizes about those of a chunk."""
+    monkeypatch.setattr(expert_sort, "FEW", few)
+    monkeypatch.setattr(expert_sort, "ADDED", 4)
     for expert in {-1, 0, experts - 1}:
         cases.check_sorted(torch.full((pairs, 1), expert, dtype=torch.int32), experts, 16)
     falling = (torch.arange(pairs, dtype=torch.int32).flip(0) * experts // pairs)[:, None]

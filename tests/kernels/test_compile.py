@@ -141,10 +141,19 @@ def test_router(rows):
 
 
 def test_expert_sort():
-    types = {"ids_ptr": "*i32", "order_ptr": "*i32", "tiles_ptr": "*i32", "pairs": "i32", "most": "i32"}
-    for read in (256, expert_sort.READ):
+    types = dict.fromkeys(("ids_ptr", "order_ptr", "tiles_ptr"), "*i32") | {"pairs": "i32", "most": "i32"}
+    for read in (256, expert_sort.FEW):
         shape = {"ROWS": 128, "READ": read, "TILES": expert_sort.TILES}
         assert spilled(build(expert_sort._sort, types, shape, num_warps=8)) == 0
+    shape = {"EXPERTS_P2": 512, "CHUNK": expert_sort.CHUNK}
+    build(expert_sort._count, {"ids_ptr": "*i32", "counts_ptr": "*i32", "pairs": "i32"}, shape, num_warps=4)
+    own = {"counts_ptr": "*i32", "totals_ptr": "*i32", "chunks": "i32"}
+    adding = {"EXPERTS_P2": 512, "ADDED": expert_sort.ADDED, "TOGETHER": expert_sort.TOGETHER}
+    assert spilled(build(expert_sort._add_up, own, adding, num_warps=8)) == 0
+    types |= own | {"starts_ptr": "*i32", "experts": "i32"}
+    shape |= {"ROWS": 128, "PART": expert_sort.PART, "TILES": expert_sort.TILES}
+    compiled = build(expert_sort._place, types, shape, num_warps=8)
+    assert spilled(compiled) == 0
 
 
 def boxed(rows: int, columns: int, kind: str = "bf16") -> str:
