@@ -27,7 +27,7 @@ def cut(pairs: int, experts: int, hidden: int, width: int) -> Cut:
     elif each <= 96:
         chosen = Cut(128, Product(64, 128, (4, 3, 3), 4), Product(128, 128, (4, 4, 3), 4))
     else:
-        chosen = Cut(128, Product(128, 128, (3, 3, 3), 8, turned=False), Product(128, 128, (4, 4, 3), 4))
+        chosen = Cut(128, Product(128, 128, (4, 4, 4), 8, turned=False), Product(128, 128, (4, 4, 3), 4))
     return Cut(chosen.height, _fitted(chosen.gate_up, width, hidden), _fitted(chosen.down, hidden, width))
 
 

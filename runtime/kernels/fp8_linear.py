@@ -73,7 +73,7 @@ class Tile(NamedTuple):
 
 
 def tile_sizes(rows: int, inputs: int) -> Tile:
-    depth = min(128, max(32, triton.next_power_of_2(inputs)))
+    depth = max(32, triton.next_power_of_2(inputs))
     if rows <= 32:
-        return Tile(16, 64, depth, 6)
-    return Tile(64, 64, depth, 4) if rows <= 512 else Tile(128, 64, depth, 4)
+        return Tile(16, 64, min(128, depth), 6)
+    return Tile(64, 64, min(256, depth), 3) if rows <= 512 else Tile(128, 64, min(128, depth), 4)
