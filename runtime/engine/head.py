@@ -15,6 +15,7 @@ import numpy as np
 import torch
 
 from runtime.engine.groups import Group, Place, make_group
+from runtime.layers.head import PlainHead
 from runtime.samplers import choose
 from runtime.samplers.base import (
     SUPPRESS_EOS,
@@ -47,7 +48,8 @@ Stats = dict[Stat, torch.Tensor]  # [n, B] of each that is wanted
 
 class Head:
     """Args:
-    logits: [rows, hidden] -> [rows, vocab]. mask_id, max_token_id: see EngineInfo. eos_ids: int64 [ids], theirs.
+    logits: [rows, hidden] -> [rows, vocab]; a plain head that has a direct way is asked for the likeliest tokens where
+        nobody wants more. mask_id, max_token_id: see EngineInfo. eos_ids: int64 [ids], theirs.
     orders: what the model orders edits with; it may choose them though they lie above the largest id.
     soften: see ``SelfConditioned``, of a model that is.
     """
@@ -63,6 +65,7 @@ class Head:
         soften: Callable[[torch.Tensor], torch.Tensor] | None = None,
     ) -> None:
         self.logits = logits
+        self.plain = logits if isinstance(logits, PlainHead) and logits.direct else None
         self.soften = soften
         self.mask_id = mask_id
         self.max_token_id = max_token_id
@@ -104,6 +107,15 @@ class Head:
 
         block, offset = np.nonzero(plan.sampled)
         rows, block_of, at = put(plan.rows[block] + offset), put(block), put(offset)
+        bare = drawing is None and plan.noise is None and not wanted & ~Stat.BEST
+        if self.plain is not None and bare:
+            token, conf[block_of, at] = self.plain.likeliest(
+                hidden[rows], mask_id=self.mask_id, max_token_id=self.max_token_id, spared=self.spared
+            )
+            choice[block_of, at] = token
+            if likeliest is not None:
+                likeliest[block_of, at] = token
+            rows = rows[:0]
         for start in range(0, len(rows), HEAD_ROWS):
             part = slice(start, start + HEAD_ROWS)
             here = (block_of[part], at[part])

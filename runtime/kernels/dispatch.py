@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import Any, Protocol
 
 import torch
 
 from runtime.kernels import fp8_experts, fp8_fused, fp8_linear, fp8_torch
-from runtime.kernels.expert_products import moe
+from runtime.kernels.expert_products import moe, moe_add_norm
 from runtime.kernels.fp8 import Fp8
 from runtime.kernels.gate import Activation, gate_mul, gate_mul_reference
 from runtime.kernels.greedy_head import likeliest, likeliest_reference
@@ -62,6 +62,13 @@ class MoEKernel(Protocol):
     ) -> torch.Tensor: ...  # fmt: skip
 
 
+class MoEAddNormKernel(Protocol):
+    def __call__(
+        self, x: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor, gate_up: Any, down: Any,
+        shared: torch.Tensor | None, residual: torch.Tensor, norm: torch.Tensor | None, eps: float,
+    ) -> Two: ...  # fmt: skip
+
+
 class LikeliestKernel(Protocol):
     def __call__(
         self, hidden: torch.Tensor, weight: torch.Tensor, *, mask_id: int | None, max_token_id: int,
@@ -79,6 +86,7 @@ class Fp8Kernels:
 
     linear: Fp8LinearKernel
     moe: MoEKernel
+    moe_add_norm: MoEAddNormKernel | None
     rms_norm: RMSNormKernel
     add_rms_norm: AddRMSNormKernel
     gate_mul: GateKernel
@@ -98,6 +106,7 @@ class Kernels:
     router_logits: RouterLogitsKernel
     route: RouteKernel
     moe: MoEKernel
+    moe_add_norm: MoEAddNormKernel | None  # `moe`, then `add_rms_norm`, in less than the two take
     likeliest: LikeliestKernel
     fp8: Fp8Kernels
 
@@ -105,10 +114,8 @@ class Kernels:
         """For models whose experts are kept in this format."""
         if quantization is None:
             return self
-        own = self.fp8
-        return replace(
-            self, rms_norm=own.rms_norm, add_rms_norm=own.add_rms_norm, gate_mul=own.gate_mul, moe=own.moe
-        )  # fmt: skip
+        own = {f.name: getattr(self.fp8, f.name) for f in fields(Fp8Kernels) if f.name != "linear"}
+        return replace(self, **own)
 
 
 TORCH = Kernels(
@@ -122,9 +129,15 @@ TORCH = Kernels(
     router_logits=router_logits_reference,
     route=route_reference,
     moe=moe_torch,
+    moe_add_norm=None,
     likeliest=likeliest_reference,
     fp8=Fp8Kernels(
-        fp8_torch.linear_torch, fp8_torch.moe_torch, rms_norm_reference, add_rms_norm_reference, gate_mul_reference
+        fp8_torch.linear_torch,
+        fp8_torch.moe_torch,
+        None,
+        rms_norm_reference,
+        add_rms_norm_reference,
+        gate_mul_reference,
     ),
 )
 
@@ -140,8 +153,16 @@ TRITON = Kernels(
     router_logits=router_logits,
     route=route,
     moe=moe,
+    moe_add_norm=moe_add_norm,
     likeliest=likeliest,
-    fp8=Fp8Kernels(fp8_linear.linear, fp8_experts.moe, fp8_fused.rms_norm, fp8_fused.add_rms_norm, fp8_fused.gate_mul),
+    fp8=Fp8Kernels(
+        fp8_linear.linear,
+        fp8_experts.moe,
+        fp8_experts.moe_add_norm,
+        fp8_fused.rms_norm,
+        fp8_fused.add_rms_norm,
+        fp8_fused.gate_mul,
+    ),
 )
 
 

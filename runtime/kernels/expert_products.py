@@ -1,4 +1,4 @@
-"""The experts of a mixture on a GPU: a gated product and a second one over the pairs of each expert, and their sum.
+"""The experts of a mixture on a GPU: a gated product and a second one over the pairs of each expert.
 
 A tile is pairs of one expert. Where experts have few, time is the weights' bytes, so the weights are the operand that
 the matrix unit takes 64 rows of, and the pairs are as many columns as there are: 16, 64 or 128, chosen tile by tile.
@@ -13,6 +13,7 @@ import torch
 
 from runtime.kernels.descriptors import box, boxes, is_described
 from runtime.kernels.expert_sort import sort_by_expert
+from runtime.kernels.expert_sum import sum_add_norm, sum_up
 from runtime.kernels.gate import Activation, gated
 from runtime.kernels.triton_import import tl, triton
 from runtime.kernels.turns import run_of
@@ -220,25 +221,6 @@ def _down(
             )  # fmt: skip
 
 
-@triton.jit
-def _combine(
-    pairs_ptr, ids_ptr, weights_ptr, shared_ptr, out_ptr,
-    TOP_K: tl.constexpr, HIDDEN: tl.constexpr, COLUMNS: tl.constexpr, SHARED: tl.constexpr,
-):  # fmt: skip
-    """One program: COLUMNS of one row, its choices summed in the order of their rank."""
-    row = tl.program_id(0).to(tl.int64)
-    column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
-    ok = column < HIDDEN
-    acc = tl.zeros([COLUMNS], tl.float32)
-    for choice in tl.static_range(TOP_K):
-        alive = tl.load(ids_ptr + row * TOP_K + choice) >= 0  # nothing was stored for a dead one
-        value = tl.load(pairs_ptr + (row * TOP_K + choice) * HIDDEN + column, mask=ok & alive, other=0.0)
-        acc += tl.load(weights_ptr + row * TOP_K + choice) * value.to(tl.float32)
-    if SHARED:
-        acc += tl.load(shared_ptr + row * HIDDEN + column, mask=ok, other=0.0).to(tl.float32)
-    tl.store(out_ptr + row * HIDDEN + column, acc.to(out_ptr.dtype.element_ty), mask=ok)
-
-
 def moe(
     x: torch.Tensor,
     ids: torch.Tensor,
@@ -250,14 +232,35 @@ def moe(
 ) -> torch.Tensor:
     """`moe_reference` on a GPU for contiguous tensors, float32 weights, and `gate_up` in turns (`turns.in_turns`); no
     host synchronisation, deterministic."""
-    hidden, top_k = x.shape[1], ids.shape[1]
-    experts, width = gate_up.shape[0], down.shape[2]
+    return sum_up(products(x, ids, gate_up, down, activation), ids, weights, shared)
+
+
+def moe_add_norm(
+    x: torch.Tensor,
+    ids: torch.Tensor,
+    weights: torch.Tensor,
+    gate_up: torch.Tensor,
+    down: torch.Tensor,
+    shared: torch.Tensor | None,
+    residual: torch.Tensor,
+    norm: torch.Tensor | None,
+    eps: float,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """`add_rms_norm_reference` of what `moe` gives, and `residual`."""
+    return sum_add_norm(products(x, ids, gate_up, down, "silu"), ids, weights, shared, residual, norm, eps)
+
+
+def products(
+    x: torch.Tensor, ids: torch.Tensor, gate_up: torch.Tensor, down: torch.Tensor, activation: Activation
+) -> torch.Tensor:
+    """[rows * top_k, hidden]: each row's choices through their experts; nothing is stored for dead ones."""
+    hidden, experts, width = x.shape[1], gate_up.shape[0], down.shape[2]
     chosen = cut(ids.numel(), experts, x.element_size(), hidden, width)
     plan = sort_by_expert(ids, experts, chosen.height)
     inner, pairs = x.new_empty(ids.numel(), width), x.new_empty(ids.numel(), hidden)
-    run_gate_up(x, gate_up, inner, plan.order, plan.tiles, top_k, chosen.height, chosen.gate_up, activation)
+    run_gate_up(x, gate_up, inner, plan.order, plan.tiles, ids.shape[1], chosen.height, chosen.gate_up, activation)
     run_down(inner, down, pairs, plan.order, plan.tiles, chosen.height, chosen.down)
-    return combine(pairs, ids, weights, shared)
+    return pairs
 
 
 def run_gate_up(
@@ -289,15 +292,3 @@ def run_down(
         COLUMNS=how.columns, DEPTH=how.depth, LOW=low, MIDDLE=middle, HIGH=high, TURNED=how.turned,
         DESCRIBED=is_described(weights), HIDDEN_DESCRIBED=is_described(given), num_warps=how.warps,
     )  # fmt: skip
-
-
-def combine(pairs: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor, shared: torch.Tensor | None) -> torch.Tensor:
-    """pairs [rows * top_k, hidden] -> [rows, hidden], what each row's choices give it."""
-    (rows, top_k), hidden = ids.shape, pairs.shape[1]
-    out = pairs.new_empty(rows, hidden)
-    slab = min(1024, triton.next_power_of_2(hidden))
-    _combine[(rows, triton.cdiv(hidden, slab))](
-        pairs, ids, weights, pairs if shared is None else shared, out, TOP_K=top_k, HIDDEN=hidden, COLUMNS=slab,
-        SHARED=shared is not None, num_warps=4,
-    )  # fmt: skip
-    return out

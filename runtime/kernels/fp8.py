@@ -38,6 +38,14 @@ def quantise_reference(x: torch.Tensor) -> Fp8:
     return Fp8((x / scales[..., None]).to(E4M3), scales)
 
 
+@triton.jit
+def round_row(x, values_at, scale_at, ok, LARGEST: tl.constexpr, LEAST: tl.constexpr):
+    """Store the row `x`, float32, and 0 where it is not `ok`, as eight bits."""
+    scale = tl.maximum(tl.max(tl.abs(x), 0) / LARGEST, LEAST)
+    tl.store(scale_at, scale)
+    tl.store(values_at, (x / scale).to(values_at.dtype.element_ty), mask=ok)
+
+
 @triton.jit(do_not_specialize=["rows"])  # else each new value may compile again
 def _quantise(
     x_ptr, values_ptr, scales_ptr, rows, SIZE: tl.constexpr, SIZE_P2: tl.constexpr, ROWS: tl.constexpr,
@@ -57,7 +65,7 @@ def _quantise(
 def quantise(x: torch.Tensor) -> Fp8:
     """`quantise_reference` for contiguous [rows, size] on a GPU."""
     rows, size = x.shape
-    made = Fp8(torch.empty_like(x, dtype=E4M3), x.new_empty(rows, dtype=torch.float32))
+    made = room(x)
     size_p2 = triton.next_power_of_2(size)
     together = max(1, min(4, 2048 // size_p2)) if rows > FEW else 1
     _quantise[(triton.cdiv(rows, together),)](
@@ -65,6 +73,11 @@ def quantise(x: torch.Tensor) -> Fp8:
         num_warps=max(1, min(8, together * size_p2 // 512)),
     )  # fmt: skip
     return made
+
+
+def room(x: torch.Tensor) -> Fp8:
+    """Unfilled, for the rows of [rows, size]."""
+    return Fp8(torch.empty_like(x, dtype=E4M3), x.new_empty(len(x), dtype=torch.float32))
 
 
 def beside(x: torch.Tensor, made: Fp8) -> torch.Tensor:

@@ -9,8 +9,9 @@ from __future__ import annotations
 import torch
 
 from runtime.kernels.descriptors import box, boxes, is_described
-from runtime.kernels.expert_products import Cut, Product, combine
+from runtime.kernels.expert_products import Cut, Product
 from runtime.kernels.expert_sort import sort_by_expert
+from runtime.kernels.expert_sum import sum_add_norm, sum_up
 from runtime.kernels.fp8 import Fp8, quantise, rounded
 from runtime.kernels.gate import Activation, gated
 from runtime.kernels.triton_import import tl, triton
@@ -201,6 +202,27 @@ def moe(
 ) -> torch.Tensor:
     """``expert_products.moe`` with weights of eight bits; rows and what the gates make of them are rounded to as many,
     each with a scale of its own."""
+    return sum_up(products(x, ids, gate_up, down, activation), ids, weights, shared)
+
+
+def moe_add_norm(
+    x: torch.Tensor,
+    ids: torch.Tensor,
+    weights: torch.Tensor,
+    gate_up: Fp8,
+    down: Fp8,
+    shared: torch.Tensor | None,
+    residual: torch.Tensor,
+    norm: torch.Tensor | None,
+    eps: float,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """``expert_products.moe_add_norm``; the normed rows are rounded too."""
+    pairs = products(x, ids, gate_up, down, "silu")
+    return sum_add_norm(pairs, ids, weights, shared, residual, norm, eps, eight_bits=True)
+
+
+def products(x: torch.Tensor, ids: torch.Tensor, gate_up: Fp8, down: Fp8, activation: Activation) -> torch.Tensor:
+    """``expert_products.products``."""
     hidden, top_k = x.shape[1], ids.shape[1]
     experts, _, width = down.values.shape
     chosen = cut(ids.numel(), experts, hidden, width)
@@ -208,7 +230,7 @@ def moe(
     inner, pairs = x.new_empty(ids.numel(), width), x.new_empty(ids.numel(), hidden)
     run_gate_up(rounded(x), gate_up, inner, plan.order, plan.tiles, top_k, chosen.height, chosen.gate_up, activation)
     run_down(quantise(inner), down, pairs, plan.order, plan.tiles, chosen.height, chosen.down)
-    return combine(pairs, ids, weights, shared)
+    return pairs
 
 
 def run_gate_up(

@@ -5,16 +5,9 @@ from __future__ import annotations
 
 import torch
 
-from runtime.kernels.fp8 import E4M3, LARGEST, LEAST, Fp8, beside
+from runtime.kernels.fp8 import LARGEST, LEAST, beside, room, round_row
 from runtime.kernels.gate import Activation, gated
 from runtime.kernels.triton_import import tl, triton
-
-
-@triton.jit
-def _round_row(x, values_at, scale_at, ok, LARGEST: tl.constexpr, LEAST: tl.constexpr):
-    scale = tl.maximum(tl.max(tl.abs(x), 0) / LARGEST, LEAST)
-    tl.store(scale_at, scale)
-    tl.store(values_at, (x / scale).to(values_at.dtype.element_ty), mask=ok)
 
 
 @triton.jit
@@ -37,7 +30,7 @@ def _rms_norm(
         x = x * tl.load(weight_ptr + column, mask=ok, other=0.0).to(tl.float32)
     out = x.to(out_ptr.dtype.element_ty)
     tl.store(out_ptr + at, out, mask=ok)
-    _round_row(out.to(tl.float32), values_ptr + at, scales_ptr + row, ok, LARGEST, LEAST)
+    round_row(out.to(tl.float32), values_ptr + at, scales_ptr + row, ok, LARGEST, LEAST)
 
 
 @triton.jit
@@ -54,7 +47,7 @@ def _gate_mul(
     out = gated(gate, up, GELU).to(out_ptr.dtype.element_ty)
     at = row * WIDTH + column
     tl.store(out_ptr + at, out, mask=ok)
-    _round_row(out.to(tl.float32), values_ptr + at, scales_ptr + row, ok, LARGEST, LEAST)
+    round_row(out.to(tl.float32), values_ptr + at, scales_ptr + row, ok, LARGEST, LEAST)
 
 
 def rms_norm(x: torch.Tensor, weight: torch.Tensor | None, eps: float) -> torch.Tensor:
@@ -75,7 +68,7 @@ def _normed(
     x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor | None, out: torch.Tensor, total: torch.Tensor,
     eps: float, *, add: bool,
 ) -> torch.Tensor:  # fmt: skip
-    size, made = x.shape[1], _room(x)
+    size, made = x.shape[1], room(x)
     _rms_norm[(len(x),)](
         x, residual, x if weight is None else weight, out, total, made.values, made.scales, eps, SIZE=size,
         SIZE_P2=triton.next_power_of_2(size), ADD=add, WEIGHTED=weight is not None, LARGEST=LARGEST, LEAST=LEAST,
@@ -88,14 +81,10 @@ def gate_mul(gate_up: torch.Tensor, activation: Activation = "silu") -> torch.Te
     """``gate.gate_mul``."""
     rows, width = gate_up.shape[0], gate_up.shape[1] // 2
     out = gate_up.new_empty(rows, width)
-    made = _room(out)
+    made = room(out)
     _gate_mul[(rows,)](
         gate_up, out, made.values, made.scales, WIDTH=width, WIDTH_P2=triton.next_power_of_2(width),
         GELU=activation == "gelu_tanh", LARGEST=LARGEST, LEAST=LEAST,
         num_warps=min(16, max(1, triton.next_power_of_2(width) // 512)),
     )  # fmt: skip
     return beside(out, made)
-
-
-def _room(x: torch.Tensor) -> Fp8:
-    return Fp8(torch.empty_like(x, dtype=E4M3), x.new_empty(len(x), dtype=torch.float32))

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import torch
 import torch.nn.functional as F
 
+from runtime.kernels.greedy_head import likeliest_reference
 from runtime.kernels.precision import wide
 
 if TYPE_CHECKING:
@@ -30,22 +31,22 @@ def head_logits(hidden: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
 
 
 class PlainHead:
-    """A head that is one product with `weight` and no more: it gives logits, and the likeliest tokens without them."""
+    """A head that is one product with `weight` and no more: it gives logits, and the likeliest tokens, `direct` without
+    them."""
 
     def __init__(self, weight: Weight, kernels: Kernels) -> None:
         self.weight = weight
         self.kernels = kernels
+        self.direct = kernels.likeliest is not likeliest_reference
 
-    @torch.inference_mode()
     def __call__(self, hidden: torch.Tensor) -> torch.Tensor:
         """[n, hidden] -> [n, vocab], see `head_logits`."""
         return self.weight.logits(hidden)
 
-    @torch.inference_mode()
     def likeliest(
         self, hidden: torch.Tensor, *, mask_id: int | None, max_token_id: int, spared: Sequence[int] = ()
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """[n, hidden] -> token int64 [n] and its probability [n], see ``kernels.greedy_head.likeliest_reference``."""
         return self.kernels.likeliest(
-            hidden, self.weight.operand, mask_id=mask_id, max_token_id=max_token_id, spared=spared
+            hidden, self.weight.tensor, mask_id=mask_id, max_token_id=max_token_id, spared=spared
         )

@@ -11,6 +11,7 @@ from runtime.kernels.precision import wide
 from runtime.kernels.routing import RoutingRule
 from runtime.layers.build import Build, Calls, Gated
 from runtime.layers.mlp import SwiGLU
+from runtime.layers.norm import RMSNorm
 from runtime.layers.weight import tensor_of
 
 
@@ -59,7 +60,20 @@ class MoE(nn.Module):
 
     def forward(self, x: torch.Tensor, first: torch.Tensor | None = None) -> torch.Tensor:
         ids, weights = self.router(x, first)
+        return self.kernels.moe(x, ids, weights, *self._operands(x))
+
+    def add_normed(
+        self, x: torch.Tensor, first: torch.Tensor | None, residual: torch.Tensor, norm: RMSNorm
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """What `norm.add` makes of what this gives, and `residual`."""
+        if self.kernels.moe_add_norm is None:
+            return norm.add(self(x, first), residual)
+        ids, weights = self.router(x, first)
+        after = residual, tensor_of(norm.weight), norm.eps
+        return self.kernels.moe_add_norm(x, ids, weights, *self._operands(x), *after)
+
+    def _operands(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
+        """What the kernels take: both products' weights, and what is added."""
         if self.joined is not None:
-            return self.kernels.moe(x, ids, weights, self.joined.gate_up, self.joined.down, None)
-        shared = None if self.shared is None else self.shared(x)
-        return self.kernels.moe(x, ids, weights, self.gate_up.operand, self.down.operand, shared)
+            return self.joined.gate_up, self.joined.down, None
+        return self.gate_up.operand, self.down.operand, None if self.shared is None else self.shared(x)

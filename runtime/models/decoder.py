@@ -7,6 +7,7 @@ of its tensors is which of the parameters here.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import cast
 
 import torch
 from torch import nn
@@ -145,9 +146,10 @@ class SelfAttention(nn.Module):
 
 
 class Layer(nn.Module):
-    """Attention and feed-forward, each normed before; the residual stream is carried beside the branch's output."""
+    """Attention and feed-forward, each normed before; the residual stream is carried beside what is normed, and the
+    norm of what follows is this layer's last."""
 
-    __call__: Calls[[torch.Tensor, torch.Tensor | None, ForwardContext], tuple[torch.Tensor, torch.Tensor]]
+    __call__: Calls[[torch.Tensor, torch.Tensor, ForwardContext, RMSNorm], tuple[torch.Tensor, torch.Tensor]]
 
     def __init__(self, build: Build, arch: DecoderArch, index: int) -> None:
         super().__init__()
@@ -165,15 +167,12 @@ class Layer(nn.Module):
             self.mlp = SwiGLU(build, arch.hidden, arch.width)
 
     def forward(
-        self, x: torch.Tensor, residual: torch.Tensor | None, context: ForwardContext
+        self, normed: torch.Tensor, residual: torch.Tensor, context: ForwardContext, following: RMSNorm
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        if residual is None:
-            normed, residual = self.input_norm(x), x
-        else:
-            normed, residual = self.input_norm.add(x, residual)
         normed, residual = self.post_norm.add(self.attention(normed, context, self.index), residual)
-        mixed = self.mlp(normed, context.first) if isinstance(self.mlp, MoE) else self.mlp(normed)
-        return mixed, residual
+        if isinstance(self.mlp, MoE):
+            return self.mlp.add_normed(normed, context.first, residual, following)
+        return following.add(self.mlp(normed), residual)
 
 
 class Decoder(nn.Module):
@@ -203,8 +202,9 @@ class Decoder(nn.Module):
         block = 0 if self.arch.mixture is None else self.arch.mixture.rule.block
         first = first_rows(batch.positions, batch.slots, block) if block else None
         context = ForwardContext(batch, pool, table, attention, growth, first)
-        residual: torch.Tensor | None = None
-        for layer in self.layers:
-            x, residual = layer(x, residual, context)
-        assert residual is not None  # there is a layer
-        return self.norm.add(x, residual)[0]
+        layers = cast("list[Layer]", list(self.layers))
+        following = [*(layer.input_norm for layer in layers[1:]), self.norm]
+        normed = layers[0].input_norm(x)
+        for layer, norm in zip(layers, following, strict=True):
+            normed, x = layer(normed, x, context, norm)
+        return normed

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from runtime.kernels.batch import ForwardBatch
-from runtime.kernels.expert_products import moe
+from runtime.kernels.expert_products import moe, moe_add_norm
 from runtime.kernels.expert_sort import sort_by_expert, sort_by_expert_reference
 from runtime.kernels.gate import Activation, gate_mul, gate_mul_reference
 from runtime.kernels.greedy_head import likeliest, likeliest_reference
@@ -178,6 +178,14 @@ def check_moe(
         activation,
     )  # fmt: skip
     assert_near(out, reference, dtype)
+    if activation == "silu":
+        residual = random(rows, hidden, dtype=dtype, device=device, seed=42)
+        norm = 1 + random(hidden, dtype=dtype, device=device, seed=43, scale=0.2)
+        for weight in (norm, None):
+            normed, total = moe_add_norm(x, ids, weights, turns, down, extra, residual, weight, 1e-6)
+            assert_near(total, reference + residual.double(), dtype)
+            wide = None if weight is None else weight.double()
+            assert_near(normed, rms_norm_reference(total.double(), wide, 1e-6), dtype)
     if device != "cpu":
         assert torch.equal(out, moe(x, ids, weights, turns, down, extra, activation)), "two runs differ"
 

@@ -89,6 +89,15 @@ def check_moe(
     assert out.dtype == dtype
     again = fp8_experts.moe(x, ids, weights, given, kept, extra, activation)
     assert torch.equal(out, again), "two runs differ"
+    if activation == "silu":
+        residual = random(rows, hidden, dtype=dtype, device=device, seed=39)
+        scale = 1 + random(hidden, dtype=dtype, device=device, seed=44, scale=0.2)
+        normed, total = fp8_experts.moe_add_norm(x, ids, weights, given, kept, extra, residual, scale, 1e-6)
+        expected = TRITON.add_rms_norm(out, residual, scale, 1e-6)
+        assert_near(total, expected[1], dtype)
+        assert_near(normed, expected[0], dtype, slack=2)
+        assert distance(rounded(normed).whole(torch.float32), normed) < LINEAR
+        assert rounded(normed) is rounded(normed)
     added = torch.zeros_like(x) if extra is None else extra
     same = moe_of_eight_bits(x, ids, weights, gate_up, down, activation) + added.double()
     assert distance(out, same) < TOLERANCE[dtype] + 2 * ALIKE

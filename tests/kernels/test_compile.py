@@ -15,6 +15,7 @@ from triton.compiler import ASTSource  # noqa: E402
 from runtime.kernels import (  # noqa: E402
     expert_products,
     expert_sort,
+    expert_sum,
     fp8,
     fp8_experts,
     fp8_fused,
@@ -253,11 +254,16 @@ def test_rounding_to_eight_bits():
     assert spilled(build(fp8_fused._gate_mul, types, shape, num_warps=16)) == 0
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16], ids=["bfloat16"])
-def test_moe_combine(dtype):
-    p = POINTER[dtype]
-    types = {"pairs_ptr": p, "ids_ptr": "*i32", "weights_ptr": "*fp32", "shared_ptr": p, "out_ptr": p}
-    build(expert_products._combine, types, {"TOP_K": 8, "HIDDEN": 2048, "COLUMNS": 1024, "SHARED": True}, num_warps=4)
+@pytest.mark.parametrize(("norm", "rounded"), [(False, False), (True, False), (True, True)])
+def test_experts_sum(norm, rounded):
+    types = dict.fromkeys(
+        ("pairs_ptr", "shared_ptr", "residual_ptr", "norm_ptr", "out_ptr", "sum_ptr"), POINTER[torch.bfloat16]
+    )
+    types |= {"ids_ptr": "*i32", "weights_ptr": "*fp32", "eps": "fp32"}
+    types |= {"values_ptr": "*fp8e4nv", "scales_ptr": "*fp32"}
+    constants = {"TOP_K": 9, "HIDDEN": 2048, "COLUMNS": 2048, "SHARED": True, "NORM": norm, "WEIGHTED": True}
+    constants |= {"ROUNDED": rounded, "LARGEST": fp8.LARGEST, "LEAST": fp8.LEAST}
+    assert spilled(build(expert_sum._sum_up, types, constants, num_warps=4)) == 0
 
 
 @DTYPES

@@ -18,6 +18,9 @@ from runtime.engine.head import Head
 from runtime.engine.model_runner import _used
 from runtime.engine.planner import _kept
 from runtime.errors import ConfigError
+from runtime.kernels.dispatch import TORCH
+from runtime.layers.build import Build
+from runtime.layers.head import PlainHead
 from runtime.request.description import Field
 from runtime.samplers import Decision, Rule, Stat, get_rule, register_rule, rules
 from runtime.samplers import choose as choosing
@@ -131,6 +134,34 @@ def plan_of(
     )
 
 
+def direct_head() -> PlainHead:
+    """One whose logits are what is hidden, and which finds the likeliest without them."""
+    weight = Build.choose("cpu", torch.float64).table(VOCAB, VOCAB)
+    weight.fill((), torch.eye(VOCAB))
+    head = PlainHead(weight, TORCH)
+    head.direct = True
+    return head
+
+
+def test_the_likeliest_are_asked_for_where_nobody_wants_more() -> None:
+    """Of a head that has a direct way; no logits are made then."""
+    block = oracle.Block(start=0, tokens=[MASK] * SHAPE.block, state=["masked"] * SHAPE.block)
+    for algorithm, bare in (("threshold", True), ("entropy_bound", False)):
+        plan = plan_of([block], [oracle.Params(max_tokens=1, algorithm=algorithm)], [True], [None])
+        hidden = torch.randn(SHAPE.block, VOCAB, dtype=torch.float64)
+        ways = []
+        for logits in (torch.clone, direct_head()):
+            head = Head(logits, mask_id=MASK, max_token_id=MAX_TOKEN, eos_ids=torch.tensor([2]))
+            with mock.patch.object(choosing, "ban", wraps=choosing.ban) as banned:
+                ((_, _, batch),) = head.groups(
+                    plan, hidden, torch.from_numpy(plan.tokens), torch.from_numpy(plan.state)
+                )
+            ways.append((batch, banned.called))
+        assert [called for _, called in ways] == [True, not bare]
+        assert torch.equal(ways[0][0].choice, ways[1][0].choice)
+        torch.testing.assert_close(ways[0][0].conf, ways[1][0].conf)
+
+
 @pytest.mark.parametrize("algorithm", COMPARED)
 @given(data=st.data())
 def test_a_rule_decides_as_the_oracle(algorithm: str, data: st.DataObject) -> None:
@@ -142,7 +173,8 @@ def test_a_rule_decides_as_the_oracle(algorithm: str, data: st.DataObject) -> No
     kept: list[Kept] = [None] * n
     random = np.random.default_rng(data.draw(st.integers(0, 10**6)))
     eos = torch.tensor(sorted(SHAPE.eos_ids))
-    head = Head(torch.clone, mask_id=MASK, max_token_id=MAX_TOKEN, eos_ids=eos)  # what is hidden are the logits
+    make = data.draw(st.sampled_from([lambda: torch.clone, direct_head]))  # what is hidden are the logits
+    head = Head(make(), mask_id=MASK, max_token_id=MAX_TOKEN, eos_ids=eos)
     for _ in range(data.draw(st.integers(1, 3))):
         force = [data.draw(st.booleans()) for _ in range(n)]
         logits = random.choice(LEVELS, (n, size, VOCAB))
