@@ -10,6 +10,7 @@ from collections.abc import Sequence
 TOOLS = {
     "serve": "load a running server over HTTP: throughput, latencies",
     "steps": "time the steps of an architecture with random weights",
+    "tune": "find the quickest tiles of the experts' products on this GPU, and write its table",
     "host": "the Python cost of a step, with a model that computes nothing",
     "eval": "accuracy and tokens per forward on the demo tasks",
     "sweep": "accuracy against speed, a curve for each acceptance rule",

@@ -7,51 +7,15 @@ Where they have many, time is arithmetic, and the pairs are the rows, 64 or 128.
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import torch
 
 from runtime.kernels.descriptors import box, boxes, is_described
+from runtime.kernels.expert_cut import Product, cut, name_of
 from runtime.kernels.expert_sort import sort_by_expert
 from runtime.kernels.expert_sum import sum_add_norm, sum_up
 from runtime.kernels.gate import Activation, gated
 from runtime.kernels.triton_import import tl, triton
 from runtime.kernels.turns import run_of
-
-
-class Product(NamedTuple):
-    """How one of the two products is cut. `stages`: loads in flight of tiles of at most 16 pairs, 64, and more."""
-
-    columns: int  # of the result, a program
-    depth: int
-    stages: tuple[int, int, int]
-    warps: int
-    turned: bool = True  # the weights are the first operand
-
-
-class Cut(NamedTuple):
-    height: int  # most pairs of a tile; from 128 on, lower ones are computed as what they hold
-    gate_up: Product
-    down: Product
-
-
-def cut(pairs: int, experts: int, element_size: int, hidden: int, width: int) -> Cut:
-    """For `pairs` pairs in all. Sides shrink with the matrices, for small models."""
-    each = pairs / experts
-    if element_size == 4:  # no matrix unit of full precision: keep within registers
-        chosen = Cut(32, Product(16, 32, (2, 2, 2), 4), Product(32, 32, (2, 2, 2), 4))
-    elif each <= 16:
-        chosen = Cut(128, Product(32, 64, (5, 4, 3), 4), Product(128, 64, (5, 4, 3), 4))
-    elif each <= 96:
-        chosen = Cut(128, Product(64, 64, (4, 3, 3), 8), Product(128, 64, (4, 3, 3), 8))
-    else:
-        chosen = Cut(128, Product(128, 64, (3, 3, 3), 8, turned=False), Product(128, 64, (3, 3, 3), 4, turned=False))
-    return Cut(chosen.height, _fitted(chosen.gate_up, width, hidden), _fitted(chosen.down, hidden, width))
-
-
-def _fitted(product: Product, outputs: int, inputs: int) -> Product:
-    columns, depth = (max(16, triton.next_power_of_2(size)) for size in (outputs, inputs))
-    return product._replace(columns=min(product.columns, columns), depth=min(product.depth, depth))
 
 
 @triton.jit
@@ -255,7 +219,7 @@ def products(
 ) -> torch.Tensor:
     """[rows * top_k, hidden]: each row's choices through their experts; nothing is stored for dead ones."""
     hidden, experts, width = x.shape[1], gate_up.shape[0], down.shape[2]
-    chosen = cut(ids.numel(), experts, x.element_size(), hidden, width)
+    chosen = cut(ids.numel(), experts, x.element_size(), hidden, width, name_of(x.device))
     plan = sort_by_expert(ids, experts, chosen.height)
     inner, pairs = x.new_empty(ids.numel(), width), x.new_empty(ids.numel(), hidden)
     run_gate_up(x, gate_up, inner, plan.order, plan.tiles, ids.shape[1], chosen.height, chosen.gate_up, activation)

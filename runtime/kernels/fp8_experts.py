@@ -1,7 +1,7 @@
 """The experts of a mixture on a GPU, weights and activations of eight bits.
 
-Cut as ``expert_products.py`` says, and summed by it; what is here is the arithmetic: products of e4m3, whose scales
-come in after the last of them.
+Otherwise as ``expert_products.py``, and summed by ``expert_sum.py``; what is here is the arithmetic: products of e4m3,
+whose scales come in after the last of them.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 
 from runtime.kernels.descriptors import box, boxes, is_described
-from runtime.kernels.expert_products import Cut, Product
+from runtime.kernels.expert_cut import Cut, Product
 from runtime.kernels.expert_sort import sort_by_expert
 from runtime.kernels.expert_sum import sum_add_norm, sum_up
 from runtime.kernels.fp8 import Fp8, quantise, rounded
@@ -19,7 +19,7 @@ from runtime.kernels.turns import run_of
 
 
 def cut(pairs: int, experts: int, hidden: int, width: int) -> Cut:
-    """As ``expert_products.cut``; the matrix unit takes at least 32 numbers of depth."""
+    """As ``expert_cut.by_rule``; the matrix unit takes at least 32 numbers of depth."""
     each = pairs / experts
     if each <= 1.5:
         chosen = Cut(16, Product(32, 128, (5, 5, 5), 4), Product(128, 256, (2, 2, 2), 4))

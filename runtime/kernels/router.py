@@ -69,10 +69,7 @@ def router_logits(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
     if weight.dim() == 2:
         return router_logits_reference(x, weight)
     (rows, inputs), experts = x.shape, weight.shape[1]
-    lines = 128 if rows >= 4096 else min(64, max(16, triton.next_power_of_2(rows)))
-    programs = triton.cdiv(experts, TAKEN) * triton.cdiv(rows, lines)
-    steps = triton.cdiv(inputs, DEPTH)
-    share = triton.cdiv(steps, max(1, min(MOST_SPLITS, PROGRAMS // programs))) * DEPTH
+    lines, share = cut(rows, inputs, experts)
     splits = triton.cdiv(inputs, share)
     out = x.new_empty(splits, rows, experts, dtype=torch.float32)
     _router[(triton.cdiv(experts, TAKEN), triton.cdiv(rows, lines), splits)](
@@ -80,3 +77,11 @@ def router_logits(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
         num_warps=4, num_stages=3,
     )  # fmt: skip
     return out
+
+
+def cut(rows: int, inputs: int, experts: int) -> tuple[int, int]:
+    """(rows of a program, inputs of a share): the scores' bits depend on it."""
+    lines = 128 if rows >= 4096 else min(64, max(16, triton.next_power_of_2(rows)))
+    programs = triton.cdiv(experts, TAKEN) * triton.cdiv(rows, lines)
+    splits = max(1, min(MOST_SPLITS, PROGRAMS // programs))
+    return lines, triton.cdiv(triton.cdiv(inputs, DEPTH), splits) * DEPTH

@@ -1,0 +1,149 @@
+"""`python -m runtime.bench tune`: which tiles the experts' products of a shape are quickest with, on this device.
+
+Choices are as blocks make them that are half masked: the masked rows of a block agree on most of their experts, the
+others spread, some experts being liked more than others. What is found goes into the device's table
+(``runtime/kernels/expert_cut.py``), or where --out says.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import math
+import statistics
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import torch
+
+from runtime.errors import ConfigError
+from runtime.kernels.expert_cut import Cut, Product, by_rule, fitted, key, name_of, path_of, table_of, write_table
+from runtime.kernels.expert_products import run_down, run_gate_up
+from runtime.kernels.expert_sort import sort_by_expert
+from runtime.models.architectures import ARCHITECTURES, architecture
+from runtime.models.base import resolve_family
+
+HEIGHT = 128
+BLOCK = 32
+GAIN = 0.02  # by which others must be quicker than what the rule takes
+STACKS = 3  # of weights, in turns, so that none stays in the cache
+
+# columns, depth, stages, warps, turned
+GATE_UP = [
+    Product(32, 64, (5, 4, 3), 4), Product(32, 128, (5, 3, 2), 4), Product(64, 64, (5, 4, 3), 4),
+    Product(64, 64, (4, 3, 3), 8), Product(128, 64, (3, 3, 3), 8), Product(128, 64, (3, 3, 3), 8, turned=False),
+    Product(128, 64, (3, 4, 4), 8, turned=False),
+]  # fmt: skip
+DOWN = [
+    Product(128, 64, (5, 4, 3), 4), Product(128, 64, (4, 3, 3), 8), Product(64, 64, (5, 4, 4), 4),
+    Product(128, 64, (3, 3, 3), 4, turned=False), Product(128, 64, (3, 3, 3), 8, turned=False),
+]  # fmt: skip
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--arch", default="llada2-mini", help=f"a named shape with experts: {', '.join(ARCHITECTURES)}")
+    parser.add_argument("--rows", type=int, nargs="+", default=[32, 256, 1024, 2048, 8192], help="rows of a forward")
+    parser.add_argument("--repeats", type=int, default=10, help="timed runs of each case; the median counts")
+    parser.add_argument("--out", type=Path, help="write the table there; default: the device's own")
+
+
+def main(args: argparse.Namespace) -> int:
+    if not torch.cuda.is_available():
+        raise ConfigError("tune needs a CUDA device")
+    experts, hidden, width, top_k = shape_of(args.arch)
+    rows, device = sorted(set(args.rows)), torch.device("cuda", torch.cuda.current_device())
+    if rows[0] < 1:
+        raise ConfigError("--rows must be at least 1")
+    name = name_of(device)
+    assert name is not None
+    found = []
+    for count in rows:
+        chosen = _best(count, experts, hidden, width, top_k, device, args.repeats)
+        found.append((count * top_k / experts, chosen))
+        print(f"{count:6} rows: {chosen}", flush=True)
+    path = args.out or path_of(name)
+    write_table(path, table_of(name) | {key(experts, hidden, width): between(found)})
+    print(path)
+    return 0
+
+
+def shape_of(arch: str) -> tuple[int, int, int, int]:
+    """(experts, hidden, width, choices of a row) as the kernels see a named shape: a shared expert may be one."""
+    config = architecture(arch)
+    parsed = resolve_family(None, config).parse(config)
+    mixture = getattr(parsed, "mixture", None)
+    if mixture is not None:
+        more = int(mixture.shared_width == mixture.width)
+        return mixture.experts + more, parsed.hidden, mixture.width, mixture.rule.top_k + more
+    if hasattr(parsed, "expert_width"):
+        return parsed.experts, parsed.hidden, parsed.expert_width, parsed.top_k
+    raise ConfigError(f"--arch {arch} has no experts")
+
+
+def between(found: list[tuple[float, Cut]]) -> list[tuple[float, Cut]]:
+    """Each of these cuts up to half way, in ratio, to the next; the last beyond."""
+    limits = [round(math.sqrt(a * b), 2) for (a, _), (b, _) in itertools.pairwise(found)]
+    return [(limit, chosen) for limit, (_, chosen) in zip([*limits, 1e9], found, strict=True)]
+
+
+def choices(rows: int, experts: int, top_k: int, device: torch.device) -> torch.Tensor:
+    """int32 [rows, top_k], distinct in a row."""
+    random = torch.Generator(device).manual_seed(rows)
+    liked = torch.randn(experts, generator=random, device=device)
+    scores = liked + torch.randn(rows, experts, generator=random, device=device) * 1.5
+    masked = torch.arange(rows, device=device) % BLOCK < BLOCK // 2
+    scores[masked] = liked * 2 + torch.randn(int(masked.sum()), experts, generator=random, device=device) * 0.3
+    return scores.topk(top_k, dim=1).indices.int()
+
+
+def _best(
+    rows: int, experts: int, hidden: int, width: int, top_k: int, device: torch.device, repeats: int
+) -> Cut:  # fmt: skip
+    def drawn(*shape: int) -> torch.Tensor:
+        return torch.randn(shape, dtype=torch.bfloat16, device=device)
+
+    x, inner, out = drawn(rows, hidden), drawn(rows * top_k, width), drawn(rows * top_k, hidden)
+    plan = sort_by_expert(choices(rows, experts, top_k, device), experts, HEIGHT)
+    gate_ups, downs = (
+        [drawn(*shape) for _ in range(STACKS)] for shape in ((experts, 2 * width, hidden), (experts, hidden, width))
+    )
+
+    def first(how: Product) -> None:
+        for weights in gate_ups:
+            run_gate_up(x, weights, inner, plan.order, plan.tiles, top_k, HEIGHT, how, "silu")
+
+    def second(how: Product) -> None:
+        for weights in downs:
+            run_down(inner, weights, out, plan.order, plan.tiles, HEIGHT, how)
+
+    default = by_rule(rows * top_k / experts, 2, hidden, width)
+    picked = []
+    for run, some, given, sides in (
+        (first, GATE_UP, default.gate_up, (width, hidden)), (second, DOWN, default.down, (hidden, width)),
+    ):  # fmt: skip
+        candidates = dict.fromkeys([given, *(fitted(how, *sides) for how in some)])
+        (own, _), *others = _timed(run, candidates, repeats)
+        best, how = min(others)
+        picked.append(how if best < own * (1 - GAIN) else given)
+    return Cut(HEIGHT, *picked)
+
+
+def _timed(
+    run: Callable[[Product], None], candidates: dict[Product, None], repeats: int
+) -> Iterator[tuple[float, Product]]:
+    """Milliseconds of each, as a replayed graph."""
+    for how in candidates:
+        run(how)
+        torch.cuda.synchronize()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            run(how)
+        times = []
+        for _ in range(repeats + 2):
+            begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+            begin.record()
+            graph.replay()
+            end.record()
+            torch.cuda.synchronize()
+            times.append(begin.elapsed_time(end))
+        yield statistics.median(times[2:]), how

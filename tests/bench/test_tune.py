@@ -1,0 +1,48 @@
+"""The tables of tuned tiles: written, read, chosen from; and what is tuned for."""
+
+import pytest
+import torch
+
+from runtime.bench.tune import between, choices, shape_of
+from runtime.errors import ConfigError
+from runtime.kernels import expert_cut
+from runtime.kernels.expert_cut import Cut, Product, by_rule, cut, key, table_of, write_table
+
+CUTS = [Cut(128, Product(32, 64, (5, 4, n), 4), Product(128, 64, (3, 3, 3), 8, turned=False)) for n in (1, 2, 3)]
+
+
+def test_a_table_is_written_and_chosen_from(tmp_path, monkeypatch):
+    monkeypatch.setattr(expert_cut, "TABLES", tmp_path / "tuned")
+    name = key(256, 2048, 512)
+    write_table(expert_cut.path_of("Some GPU"), {name: between([(1, CUTS[0]), (4, CUTS[1]), (256, CUTS[2])])})
+    table_of.cache_clear()
+    assert table_of("Some GPU") == {name: [(2, CUTS[0]), (32, CUTS[1]), (1e9, CUTS[2])]}
+    for each, chosen in ((1, 0), (2, 0), (3, 1), (33, 2), (10**6, 2)):
+        assert cut(each * 256, 256, 2, 2048, 512, "Some GPU") == CUTS[chosen]
+    for other in ((256, 256, 4, 2048, 512, "Some GPU"), (256, 256, 2, 2048, 256, "Some GPU"), (256, 256, 2, 2048, 512)):
+        assert cut(*other) == by_rule(1, *other[2:5])
+    table_of.cache_clear()
+
+
+@pytest.mark.parametrize("path", sorted(expert_cut.TABLES.glob("*.json")), ids=lambda path: path.stem)
+def test_shipped_tables_are_whole(path):
+    table = table_of(path.stem.replace("_", " "))
+    assert table
+    for rows in table.values():
+        assert [limit for limit, _ in rows] == sorted({limit for limit, _ in rows})
+        assert rows[-1][0] == 1e9
+
+
+def test_shapes_are_as_the_kernels_see_them():
+    assert shape_of("llada2-mini") == (257, 2048, 512, 9), "the shared expert is one of them"
+    assert shape_of("sdar-30b-a3b")[0] == 128
+    assert shape_of("diffusiongemma-26b-a4b")[3] > 1
+    with pytest.raises(ConfigError, match="--arch llada-8b has no experts"):
+        shape_of("llada-8b")
+
+
+def test_choices_are_distinct_and_masked_rows_agree():
+    ids = choices(64, 100, 8, torch.device("cpu"))
+    assert all(len(set(row)) == 8 for row in ids.tolist())
+    masked, others = ids.view(2, 2, 16, 8)[:, 0].unique(), ids.view(2, 2, 16, 8)[:, 1].unique()
+    assert 2 * len(masked) < len(others)
