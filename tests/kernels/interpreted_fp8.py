@@ -1,5 +1,7 @@
 """The kernels of eight bits through Triton's interpreter, as `interpreted.py`, and collected as it is."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -7,8 +9,17 @@ import triton.language as tl
 from triton.runtime import interpreter
 
 from runtime.kernels import descriptors
-from tests.kernels import fp8_cases, interpreted  # noqa: F401 - it mends the interpreter's loop bounds
-from tests.kernels.interpreted import dtypes, matrix_dtypes
+from runtime.kernels.dispatch import TORCH, TRITON
+from runtime.layers.attention_triton import TritonAttention
+from runtime.layers.build import Build
+from runtime.models import resolve_family
+from runtime.models.decoder import Decoder
+from runtime.weights import resolve_checkpoint
+from runtime.weights.loader import fill
+from tests.kernels import fp8_cases
+from tests.kernels.interpreted import dtypes, matrix_dtypes  # it mends the interpreter's loop bounds
+from tests.models.paged import logits_in_chunks
+from tests.oracle.tiny import write_tiny
 
 _convert = interpreter._convert_float
 
@@ -70,3 +81,23 @@ def test_moe_dtypes(dtype):
 
 def test_moe_gelu():
     fp8_cases.check_moe(20, 32, 24, 4, 2, False, False, torch.float32, "cpu", "gelu_tanh")
+
+
+@pytest.mark.parametrize("shared", [1, 2], ids=["an expert more", "apart"])
+def test_whole_model(tmp_path, shared):
+    """Every kernel in its place: a tiny model as with the torch ones, which leave rows as they are, but for what
+    rounding these costs; its shared expert among the others, or wider than they are."""
+    write_tiny(tmp_path, seed=4, num_hidden_layers=3, head_dim=16, hidden_size=64, num_shared_experts=shared)
+    checkpoint, family = resolve_checkpoint(str(tmp_path)), resolve_family("llada2", {})
+    arch, build = family.parse(checkpoint.config), Build.choose("cpu", torch.float32, quantization="fp8")
+    results = []
+    for kernels in (TORCH, TRITON):
+        model = Decoder(arch, replace(build, kernels=kernels.of("fp8")))
+        if kernels is TRITON:
+            model.attention = TritonAttention(model.attention.shape, grouped=True)
+            assert (model.layers[2].mlp.joined is not None) == (shared == 1)
+        fill(model, checkpoint, family.weights(arch))
+        ids = [[5, 6, 7, 8, 31, 31, 31, 31, 9, 9], [3, 1, 4, 1]]
+        results.append(torch.cat(logits_in_chunks(model, ids, block_size=4, page_size=4, chunk_blocks=[2, 1])))
+    apart = (results[1] - results[0]).norm(dim=1) / results[0].norm(dim=1)
+    assert 0.005 < float(apart.median()) < 0.12
