@@ -228,8 +228,8 @@ def tile_sizes(packed_p2: int, dim: int, element_size: int, tile_rows: int) -> t
     registers."""
     if element_size == 4:
         lanes, keys, warps = 32, (32 if dim <= 256 else 16), 8
-    elif dim <= 256:
-        lanes, keys, warps = 64, (64 if dim <= 128 else 32), 4
+    elif dim <= 128:
+        lanes, keys, warps = 64, 64, 4
     else:
         lanes, keys, warps = 64, 32, 8
     least = max(1, 16 // packed_p2)

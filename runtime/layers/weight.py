@@ -141,7 +141,8 @@ class PlainWeight(Weight):
 
 
 class TurnsWeight(Weight):
-    """One tensor of the whole, [..., 2 * width, inputs], whose gate and up rows lie in turns (``kernels/turns.py``)."""
+    """One tensor of the whole, [2 * width, inputs] or a stack of such, whose gate and up rows lie in turns
+    (``kernels/turns.py``)."""
 
     __slots__ = ("operand",)  # as a plain weight's tensor
     operand: torch.Tensor
@@ -168,10 +169,12 @@ class TurnsWeight(Weight):
     def take(self, part: Part, tensor: torch.Tensor) -> int:
         *others, _, inputs = part.slices
         at = places(part.ranges[-2], self.shape[-2] // 2, self.operand.device)
-        kept = tensor.to(self.operand.device, self.dtype)
-        require_finite(kept, tensor)
-        self.operand[(*others, slice(None), inputs)].index_copy_(-2, at, kept)
-        return kept.numel()
+        box = self.operand[(*others, slice(None), inputs)]
+        for stack, given in zip(box, tensor, strict=True) if others else [(box, tensor)]:  # no copy of all of them
+            kept = given.to(self.operand.device, self.dtype)
+            require_finite(kept, given)
+            stack.index_copy_(0, at, kept)
+        return tensor.numel()
 
 
 class PartsWeight(Weight):
