@@ -46,6 +46,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--prompt", type=int, nargs="*", default=[512, 1024], help="prompt lengths to prefill")
     parser.add_argument("--budget", type=int, default=8192, help="most tokens of one prefill forward")
     parser.add_argument("--dtype", choices=DTYPES, help="default: bfloat16 on CUDA, float32 on CPU")
+    parser.add_argument("--quantization", choices=["fp8"], help="format of linear layers and experts; default: none")
     parser.add_argument("--device", choices=["cuda", "cpu"], help="default: cuda where there is one")
     parser.add_argument("--attn-impl", choices=attention_names(), help="default: triton_grouped on CUDA, else torch")
     parser.add_argument("--kv-cache-layout", choices=LAYOUTS, default="unified")
@@ -105,9 +106,9 @@ class _Setup:
         weights = sum(weight.nbytes for weight in weights_of(cast(nn.Module, model)).values())
         self.facts = {
             "model": args.arch or args.model, "device": gpu, "dtype": str(dtype).removeprefix("torch."),
-            "torch": torch.__version__, "weights_gb": round(weights / 1e9, 3), "block_size": args.block_size,
-            "page_size": args.page_size, "kv_cache_layout": args.kv_cache_layout, "filled": args.filled,
-            "budget": args.budget, "repeats": args.repeats,
+            "quantization": args.quantization, "torch": torch.__version__, "weights_gb": round(weights / 1e9, 3),
+            "block_size": args.block_size, "page_size": args.page_size, "kv_cache_layout": args.kv_cache_layout,
+            "filled": args.filled, "budget": args.budget, "repeats": args.repeats,
         }  # fmt: skip
 
     def fill_pool(self) -> None:
@@ -129,7 +130,7 @@ def _set_up(args: argparse.Namespace) -> _Setup:
     if args.graphs and device.type != "cuda":
         raise ConfigError("--graphs needs a CUDA device")
     dtype = DTYPES[args.dtype or ("bfloat16" if device.type == "cuda" else "float32")]
-    build = Build.choose(device, dtype, args.attn_impl)
+    build = Build.choose(device, dtype, args.attn_impl, args.quantization)
     checkpoint = None if args.model is None else resolve_checkpoint(args.model)
     config = architecture(args.arch) if checkpoint is None else checkpoint.config
     family = resolve_family(None, config)

@@ -114,10 +114,9 @@ FLAGS: tuple[Flag, ...] = (
     ),
     _model(
         name="quantization",
-        choices=("fp8", "int8", "int4"),
-        built=False,
-        reason="weights are held in --dtype in this version",
-        help="weight format",
+        choices=("fp8",),
+        help="format of linear layers and experts, made while they are loaded: e4m3 with a scale for each output; "
+        "default: none, weights are held in --dtype",
     ),
     _memory(name="block-size", type="int", low=1, help="tokens of a block; default: the checkpoint's, else family's"),
     _memory(name="buffer-size", type="int", low=1, help="blocks denoised at once (S); default 1 (d2f: 4)"),

@@ -3,7 +3,7 @@ and rules declare, and from the named shapes."""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import nn
@@ -61,7 +61,8 @@ def _rules(family: Family[Any], key: str) -> str:
 def shape_table() -> str:
     """What the published checkpoints of named shapes take, computed from models without memory."""
     head = (
-        "| Shape | Family | Parameters | Weights, bfloat16 | K/V a token, bfloat16 | Block | Length: default, most |\n"
+        "| Shape | Family | Parameters | Weights, bfloat16, fp8 | K/V a token, bfloat16 | Block | "
+        "Length: default, most |\n"
         "|---|---|---|---|---|---|---|"
     )
     return "\n".join([head, *filter(None, map(_shape_row, ARCHITECTURES))])
@@ -72,17 +73,16 @@ def _shape_row(name: str) -> str:
     config = ARCHITECTURES[name]
     family = resolve_family(None, config)
     arch = family.parse(config)
-    model = family.make(arch, Build.choose("meta", torch.bfloat16))
-    assert isinstance(model, nn.Module)
-    held = weights_of(model).values()
+    model, rounded = (family.make(arch, Build.choose("meta", torch.bfloat16, None, name)) for name in (None, "fp8"))
+    held, eight = (weights_of(cast(nn.Module, each)).values() for each in (model, rounded))
     parameters = sum(weight.size for weight in held)
     if parameters < TINY:
         return ""
-    weights = sum(weight.nbytes for weight in held)
+    weights, fewer = (sum(weight.nbytes for weight in each) for each in (held, eight))
     facts = family.facts(arch)
     length = min(facts.max_model_len or DEFAULT_MODEL_LEN, facts.max_positions)
     return (
-        f"| {name} | `{family.key}` | {parameters / 1e9:.1f} billion | {weights / 1e9:.1f} GB | "
+        f"| {name} | `{family.key}` | {parameters / 1e9:.1f} billion | {weights / 1e9:.1f}, {fewer / 1e9:.1f} GB | "
         f"{UnifiedPool.page_bytes(model.kv_shapes, 1, torch.bfloat16):,} bytes | {facts.block_size} | "
         f"{length:,}, {facts.max_positions:,} |"
     )

@@ -43,7 +43,8 @@ def load_engine(config: EngineConfig, progress: Progress | None = None) -> Engin
     )
     info = _info(config, family, checkpoint, facts, ids, context, strategy, device, dtype)
     free_at_start = torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else 0
-    model = load_model(checkpoint, family, arch, Build.choose(device, dtype, config.attn_impl), progress)
+    build = Build.choose(device, dtype, config.attn_impl, config.quantization)
+    model = load_model(checkpoint, family, arch, build, progress)
     if progress is not None:
         loaded = sum(weight.nbytes for weight in weights_of(cast(nn.Module, model)).values())
         progress("warmup", loaded, loaded)  # nothing is left to load, so whoever shows a share shows all of it
@@ -128,6 +129,7 @@ def _info(
         strategy=key,
         device=str(device),
         dtype=str(dtype).removeprefix("torch."),
+        quantization=config.quantization,
         vocab_size=facts.vocab_size,
         max_token_id=ids.max_token_id,
         mask_token_id=ids.mask,

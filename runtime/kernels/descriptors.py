@@ -20,12 +20,12 @@ def boxes(matrix: torch.Tensor, rows: int, columns: int) -> Any:
 
 
 def describable(matrix: torch.Tensor) -> bool:
-    """Hopper or later, 16-bit numbers, contiguous rows that begin at multiples of 16 bytes."""
+    """Hopper or later, numbers of 16 or 8 bits, contiguous rows that begin at multiples of 16 bytes."""
     return (
         matrix.is_cuda
-        and matrix.element_size() == 2
+        and matrix.element_size() <= 2
         and matrix.stride(1) == 1
-        and matrix.stride(0) % 8 == 0
+        and matrix.stride(0) * matrix.element_size() % 16 == 0
         and matrix.data_ptr() % 16 == 0
         and torch.cuda.get_device_capability(matrix.device) >= (9, 0)
     )

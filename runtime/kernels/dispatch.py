@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Protocol
+from dataclasses import dataclass, fields, replace
+from typing import Any, Protocol
 
 import torch
 
+from runtime.kernels import fp8_experts, fp8_fused, fp8_linear, fp8_torch
 from runtime.kernels.expert_products import moe, moe_add_norm
+from runtime.kernels.fp8 import Fp8
 from runtime.kernels.gate import Activation, gate_mul, gate_mul_reference
 from runtime.kernels.greedy_head import likeliest, likeliest_reference
 from runtime.kernels.moe import moe_torch
@@ -52,15 +54,17 @@ class RouteKernel(Protocol):
 
 
 class MoEKernel(Protocol):
+    """`gate_up`, `down`: operands of the format that it is for (``Weight.operand``)."""
+
     def __call__(
-        self, x: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor, gate_up: torch.Tensor, down: torch.Tensor,
+        self, x: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor, gate_up: Any, down: Any,
         shared: torch.Tensor | None, activation: Activation = "silu",
     ) -> torch.Tensor: ...  # fmt: skip
 
 
 class MoEAddNormKernel(Protocol):
     def __call__(
-        self, x: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor, gate_up: torch.Tensor, down: torch.Tensor,
+        self, x: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor, gate_up: Any, down: Any,
         shared: torch.Tensor | None, residual: torch.Tensor, norm: torch.Tensor | None, eps: float,
     ) -> Two: ...  # fmt: skip
 
@@ -70,6 +74,22 @@ class LikeliestKernel(Protocol):
         self, hidden: torch.Tensor, weight: torch.Tensor, *, mask_id: int | None, max_token_id: int,
         spared: Sequence[int] = (),
     ) -> Two: ...  # fmt: skip
+
+
+class Fp8LinearKernel(Protocol):
+    def __call__(self, x: torch.Tensor, weight: Fp8, bias: torch.Tensor | None) -> torch.Tensor: ...
+
+
+@dataclass(frozen=True)
+class Fp8Kernels:
+    """What computes with weights of eight bits, and what makes their rows."""
+
+    linear: Fp8LinearKernel
+    moe: MoEKernel
+    moe_add_norm: MoEAddNormKernel | None
+    rms_norm: RMSNormKernel
+    add_rms_norm: AddRMSNormKernel
+    gate_mul: GateKernel
 
 
 @dataclass(frozen=True)
@@ -88,6 +108,14 @@ class Kernels:
     moe: MoEKernel
     moe_add_norm: MoEAddNormKernel | None  # `moe`, then `add_rms_norm`, in less than the two take
     likeliest: LikeliestKernel
+    fp8: Fp8Kernels
+
+    def of(self, quantization: str | None) -> Kernels:
+        """For models whose experts are kept in this format."""
+        if quantization is None:
+            return self
+        own = {f.name: getattr(self.fp8, f.name) for f in fields(Fp8Kernels) if f.name != "linear"}
+        return replace(self, **own)
 
 
 TORCH = Kernels(
@@ -103,6 +131,14 @@ TORCH = Kernels(
     moe=moe_torch,
     moe_add_norm=None,
     likeliest=likeliest_reference,
+    fp8=Fp8Kernels(
+        fp8_torch.linear_torch,
+        fp8_torch.moe_torch,
+        None,
+        rms_norm_reference,
+        add_rms_norm_reference,
+        gate_mul_reference,
+    ),
 )
 
 
@@ -119,9 +155,17 @@ TRITON = Kernels(
     moe=moe,
     moe_add_norm=moe_add_norm,
     likeliest=likeliest,
+    fp8=Fp8Kernels(
+        fp8_linear.linear,
+        fp8_experts.moe,
+        fp8_experts.moe_add_norm,
+        fp8_fused.rms_norm,
+        fp8_fused.add_rms_norm,
+        fp8_fused.gate_mul,
+    ),
 )
 
 
-def select_kernels(device: torch.device, dtype: torch.dtype) -> Kernels:
+def select_kernels(device: torch.device, dtype: torch.dtype, quantization: str | None = None) -> Kernels:
     """Triton on CUDA, torch elsewhere. float64, which exists for tests, is torch everywhere."""
-    return TRITON if device.type == "cuda" and dtype != torch.float64 else TORCH
+    return (TRITON if device.type == "cuda" and dtype != torch.float64 else TORCH).of(quantization)

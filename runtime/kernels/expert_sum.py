@@ -5,14 +5,15 @@ from __future__ import annotations
 
 import torch
 
+from runtime.kernels.fp8 import LARGEST, LEAST, Fp8, beside, room, round_row
 from runtime.kernels.triton_import import tl, triton
 
 
 @triton.jit
 def _sum_up(
-    pairs_ptr, ids_ptr, weights_ptr, shared_ptr, residual_ptr, norm_ptr, out_ptr, sum_ptr, eps,
+    pairs_ptr, ids_ptr, weights_ptr, shared_ptr, residual_ptr, norm_ptr, out_ptr, sum_ptr, values_ptr, scales_ptr, eps,
     TOP_K: tl.constexpr, HIDDEN: tl.constexpr, COLUMNS: tl.constexpr, SHARED: tl.constexpr, NORM: tl.constexpr,
-    WEIGHTED: tl.constexpr,
+    WEIGHTED: tl.constexpr, ROUNDED: tl.constexpr, LARGEST: tl.constexpr, LEAST: tl.constexpr,
 ):  # fmt: skip
     """One program: COLUMNS of one row, with NORM all of it; its choices summed in the order of their rank."""
     row = tl.program_id(0).to(tl.int64)
@@ -33,7 +34,11 @@ def _sum_up(
         acc = acc * (1.0 / tl.sqrt(tl.sum(acc * acc, 0) / HIDDEN + eps))
         if WEIGHTED:
             acc = acc * tl.load(norm_ptr + column, mask=ok, other=0.0).to(tl.float32)
-    tl.store(out_ptr + row * HIDDEN + column, acc.to(out_ptr.dtype.element_ty), mask=ok)
+    out = acc.to(out_ptr.dtype.element_ty)
+    tl.store(out_ptr + row * HIDDEN + column, out, mask=ok)
+    if ROUNDED:
+        values_at = values_ptr + row * HIDDEN + column
+        round_row(out.to(tl.float32), values_at, scales_ptr + row, ok, LARGEST, LEAST)
 
 
 def sum_up(pairs: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor, shared: torch.Tensor | None) -> torch.Tensor:
@@ -42,22 +47,26 @@ def sum_up(pairs: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor, shared
     out = pairs.new_empty(rows, hidden)
     slab = min(1024, triton.next_power_of_2(hidden))
     _sum_up[(rows, triton.cdiv(hidden, slab))](
-        pairs, ids, weights, pairs if shared is None else shared, pairs, pairs, out, out, 0.0, TOP_K=top_k,
-        HIDDEN=hidden, COLUMNS=slab, SHARED=shared is not None, NORM=False, WEIGHTED=False, num_warps=4,
+        pairs, ids, weights, pairs if shared is None else shared, pairs, pairs, out, out, out, weights, 0.0,
+        TOP_K=top_k, HIDDEN=hidden, COLUMNS=slab, SHARED=shared is not None, NORM=False, WEIGHTED=False, ROUNDED=False,
+        LARGEST=LARGEST, LEAST=LEAST, num_warps=4,
     )  # fmt: skip
     return out
 
 
 def sum_add_norm(
     pairs: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor, shared: torch.Tensor | None,
-    residual: torch.Tensor, norm: torch.Tensor | None, eps: float,
+    residual: torch.Tensor, norm: torch.Tensor | None, eps: float, *, eight_bits: bool = False,
 ) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
-    """`add_rms_norm_reference` of `sum_up` and `residual` [rows, hidden]; the sum is rounded once."""
+    """`add_rms_norm_reference` of `sum_up` and `residual` [rows, hidden]; the sum is rounded once. `eight_bits`: with
+    the normed rows `fp8.rounded` beside them."""
     (rows, top_k), hidden = ids.shape, pairs.shape[1]
     out, total = torch.empty_like(residual), torch.empty_like(residual)
+    made = room(out) if eight_bits else Fp8(out, weights)
     _sum_up[(rows, 1)](
         pairs, ids, weights, pairs if shared is None else shared, residual, pairs if norm is None else norm, out,
-        total, eps, TOP_K=top_k, HIDDEN=hidden, COLUMNS=triton.next_power_of_2(hidden), SHARED=shared is not None,
-        NORM=True, WEIGHTED=norm is not None, num_warps=8 if hidden > 2048 else 4,
+        total, made.values, made.scales, eps, TOP_K=top_k, HIDDEN=hidden, COLUMNS=triton.next_power_of_2(hidden),
+        SHARED=shared is not None, NORM=True, WEIGHTED=norm is not None, ROUNDED=eight_bits, LARGEST=LARGEST,
+        LEAST=LEAST, num_warps=8 if hidden > 2048 else 4,
     )  # fmt: skip
-    return out, total
+    return beside(out, made) if eight_bits else out, total

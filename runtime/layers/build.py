@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import NamedTuple, ParamSpec, Protocol, TypeVar
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple, ParamSpec, Protocol, TypeVar
 
 import torch
 
 from runtime.errors import ConfigError
 from runtime.kernels.dispatch import Kernels, select_kernels
 from runtime.kernels.precision import wide
+from runtime.layers.fp8_weight import Fp8Weight
 from runtime.layers.weight import PartsWeight, PlainWeight, TurnsWeight, Weight
 
 P = ParamSpec("P")
 R_co = TypeVar("R_co", covariant=True)
+FP8_UNITS = (8, 9)  # the first compute capability whose matrix units take e4m3
 
 
 class Calls(Protocol[P, R_co]):
@@ -35,44 +37,67 @@ class Joined:
 
     experts: Gated
     last: Gated
-    gate_up: torch.Tensor
-    down: torch.Tensor
+    gate_up: Any
+    down: Any
 
 
 @dataclass(frozen=True)
 class Build:
     """Where a model's weights lie, in which dtype and format, and what computes with them: one for a whole model,
     handed to each layer's constructor. `attn_impl` names an attention implementation
-    (``layers/attention_dispatch.py``)."""
+    (``layers/attention_dispatch.py``), `quantization` the format of linear layers and experts, None: plain. Norms,
+    router, embedding and head are plain in every format."""
 
     device: torch.device
     dtype: torch.dtype
     kernels: Kernels
     attn_impl: str
+    quantization: str | None = field(default=None, kw_only=True)
 
     @classmethod
-    def choose(cls, device: torch.device | str, dtype: torch.dtype, attn_impl: str | None = None) -> Build:
-        """With the kernels that fit, and, unless it is named, the attention. ConfigError for a dtype of no floats."""
+    def choose(
+        cls,
+        device: torch.device | str,
+        dtype: torch.dtype,
+        attn_impl: str | None = None,
+        quantization: str | None = None,
+    ) -> Build:
+        """With the kernels that fit, and, unless it is named, the attention. ConfigError for a dtype of no floats, and
+        for a format that does not go with the dtype or the device."""
         if not dtype.is_floating_point:
             raise ConfigError(f"--dtype {dtype} is not a floating point type")
         device = torch.device(device)
+        if quantization is not None:
+            _check_fp8(device, dtype)
         default = "triton_grouped" if device.type == "cuda" else "torch"
-        return cls(device, dtype, select_kernels(device, dtype), attn_impl or default)
+        kernels = select_kernels(device, dtype, quantization)
+        return cls(device, dtype, kernels, attn_impl or default, quantization=quantization)
 
     def weight(self, *shape: int) -> Weight:
         """Unfilled, of a product [outputs, inputs], or of experts [experts, outputs, inputs]."""
-        return self.parameter(*shape)
+        return self.parameter(*shape) if self.quantization is None else self._fp8(shape)
 
     def gates(self, *shape: int) -> Weight:
-        """Unfilled, of experts whose gate and up rows are one product [experts, 2 * width, inputs], gates first. Plain
-        ones are kept as the kernels take them."""
-        return TurnsWeight(shape, self.dtype, self.device) if self.kernels.turns else self.weight(*shape)
+        """Unfilled, of experts whose gate and up rows are one product [experts, 2 * width, inputs], gates first. They
+        are kept as the kernels take them."""
+        if not self.kernels.turns:
+            return self.weight(*shape)
+        if self.quantization is not None:
+            return self._fp8(shape, turns=True)
+        return TurnsWeight(shape, self.dtype, self.device)
+
+    def _fp8(self, shape: tuple[int, ...], *, turns: bool = False) -> Fp8Weight:
+        return Fp8Weight(shape, self.dtype, self.device, self.kernels.fp8, turns=turns)
 
     def joined(self, experts: int, hidden: int, width: int) -> Joined | None:
         """Unfilled, of `experts` gated layers and one more of like width, kept so that kernels take it for an expert.
         None: the kernels, or the format, do not."""
         if not self.kernels.turns:
             return None
+        if self.quantization is not None:
+            whole = self._fp8((experts + 1, 2 * width, hidden), turns=True), self._fp8((experts + 1, hidden, width))
+            own, last = (Gated(*(weight.part(at) for weight in whole)) for at in (slice(experts), experts))
+            return Joined(own, last, *(weight.operand for weight in whole))
         gate_up = torch.empty(experts + 1, 2 * width, hidden, dtype=self.dtype, device=self.device)
         down = torch.empty(experts + 1, hidden, width, dtype=self.dtype, device=self.device)
         own = Gated(TurnsWeight.of(gate_up[:experts]), PlainWeight.of(down[:experts]))
@@ -92,3 +117,15 @@ class Build:
         """Unfilled, of something small: whole and plain however large ones are kept; in the model's dtype unless
         another is given."""
         return PlainWeight(shape, dtype or self.dtype, self.device)
+
+
+def _check_fp8(device: torch.device, dtype: torch.dtype) -> None:
+    if dtype == torch.float64:
+        raise ConfigError("--quantization fp8 does not go with float64, which nothing is rounded in; leave one out")
+    if device.type == "cuda" and torch.cuda.is_available():
+        major, minor = torch.cuda.get_device_capability(device)
+        if (major, minor) < FP8_UNITS:
+            raise ConfigError(
+                f"--quantization fp8 needs a GPU that multiplies numbers of eight bits, of compute capability 8.9 or "
+                f"later, and {torch.cuda.get_device_name(device)} has {major}.{minor}; leave it out"
+            )

@@ -6,6 +6,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -68,7 +69,7 @@ class Weight(ABC):
         """What is kept here, of `dtype`. Plain: the very tensor; others make it anew."""
 
     @property
-    def operand(self) -> torch.Tensor:
+    def operand(self) -> Any:
         """What the build's kernels are given of it: `tensor`, unless the format has kernels of its own."""
         return self.tensor
 

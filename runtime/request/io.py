@@ -104,6 +104,7 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
     blocks_from_prompt: bool = False  # these two: see Tiling
     blocks_cut: bool = False
     model_revision: str | None = None  # the hub's commit that was loaded
+    quantization: str | None = None  # of linear layers and experts; None: they are held in `dtype`
 
     @property
     def tiling(self) -> Tiling:

@@ -191,6 +191,7 @@ class Metrics:
                 "strategy": info.strategy,
                 "device": info.device,
                 "dtype": info.dtype,
+                "quantization": info.quantization or "none",
             }
         )
 

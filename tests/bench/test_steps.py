@@ -35,8 +35,12 @@ def test_the_table_is_measured_and_written(tmp_path, capsys):
     assert cases == [("decode", 1, 64), ("decode", 2, 64), ("prefill", 1, 64), ("prefill", 2, 64)]
     assert all(r["step_ms"] > 0 for r in results["results"])
     assert [r["forwards"] for r in results["results"][2:]] == [1, 2], "the budget holds one prompt"
-    assert results["setup"]["dtype"] == "float32"
+    assert (results["setup"]["dtype"], results["setup"]["quantization"]) == ("float32", None)
     assert capsys.readouterr().out.endswith(table(results["results"]) + "\n")
+    assert main([*TINY, *sizes, "--quantization", "fp8", "--json", str(tmp_path / "fp8.json")]) == 0
+    rounded = json.loads((tmp_path / "fp8.json").read_text())["setup"]
+    assert rounded["quantization"] == "fp8"
+    assert rounded["weights_gb"] < results["setup"]["weights_gb"]
 
 
 @pytest.mark.parametrize(

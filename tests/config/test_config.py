@@ -209,7 +209,7 @@ def test_what_kubernetes_injects_for_a_service_called_unmask():
         (["--penalty-lambda", "inf"], "--penalty-lambda"),
         (["--dtype", "float64"], "--dtype"),
         (["--device", "tpu"], "--device: 'tpu' is not one of cuda, cpu"),
-        (["--quantization", "fp8"], "--quantization: not built yet"),
+        (["--quantization", "int8"], "--quantization: 'int8' is not one of fp8"),
         (["--tensor-parallel-size", "2"], r"--tensor-parallel-size: not built yet \(only 1"),
         (["--full-cache", "all"], "--full-cache: 'all' is not one of prefix, dual, vicinity"),
         (["--sampling-mode", "edit", "--remask-threshold", "0.1"], "--remask-threshold"),
@@ -268,11 +268,12 @@ def test_print_config_can_be_read_again(tmp_path, capsys):
 def test_engine_config_from_python():
     config = EngineConfig.from_flags(model_family="llada2", attn_impl="naive", dtype="float64", eos_token_ids=[1])
     assert config == EngineConfig(model_name="llada2", attn_impl="torch", dtype="float64", eos_token_ids=(1,))
-    assert EngineConfig.from_flags(tensor_parallel_size=1) == EngineConfig()
+    assert EngineConfig.from_flags(tensor_parallel_size=1, quantization="none") == EngineConfig()
+    assert EngineConfig.from_flags(quantization="fp8").quantization == "fp8"
     for flags, words in (
         ({"bloc_size": 3}, "bloc_size: no such flag"),
         ({"port": 3}, "port: a flag of the server"),
-        ({"quantization": "int8"}, "quantization: not built yet"),
+        ({"quantization": "int8"}, "quantization: 'int8' is not one of fp8"),
         ({"max_num_reqs": 1.0}, "--max-num-reqs"),
         ({"max_num_reqs": True}, "--max-num-reqs"),
         ({"accept_threshold": "high"}, "--accept-threshold"),

@@ -14,6 +14,7 @@ from runtime.engine import head
 from runtime.engine.head import Head
 from runtime.engine.model_runner import ModelRunner
 from runtime.engine.warmup import warm_up
+from runtime.layers.head import PlainHead
 from runtime.layers.kv_pool import UnifiedPool
 from runtime.samplers import Stat, choose, get_rule
 from runtime.state.plan import BlockPlan, BlockResults, RulePlan, StepPlan
@@ -76,12 +77,11 @@ def test_warming_up_goes_through_every_size_and_draws_each_row(monkeypatch: pyte
     assert drawn == [4, 8, 16, 32, 44]
 
 
-class Bare:
+class Bare(PlainHead):
     """A head that makes no logits unless it is asked for them."""
 
-    direct = True
-
     def __init__(self) -> None:
+        self.direct = True
         self.asked: list[str] = []
 
     def __call__(self, hidden: torch.Tensor) -> torch.Tensor:
@@ -89,7 +89,7 @@ class Bare:
         return hidden.clone()
 
     def likeliest(
-        self, hidden: torch.Tensor, *, mask_id: int | None, max_token_id: int, spared: Sequence[int]
+        self, hidden: torch.Tensor, *, mask_id: int | None, max_token_id: int, spared: Sequence[int] = ()
     ) -> tuple[torch.Tensor, torch.Tensor]:
         self.asked.append("likeliest")
         logits = hidden.clone()

@@ -15,6 +15,7 @@ from runtime.engine.setup import load_engine
 from runtime.errors import ConfigError
 from runtime.models import base
 from runtime.models.llada2 import LLADA2
+from runtime.server.metrics import Metrics
 from runtime.strategies import strategies
 from tests.golden import GOLDEN
 
@@ -26,6 +27,20 @@ def test_the_share_that_is_loaded_only_grows() -> None:
     assert shares == sorted(shares)
     assert [phase for phase, _, _ in told][-2:] == ["weights", "warmup"]
     assert shares[-1] == 1
+
+
+def test_the_format_of_the_weights_is_told() -> None:
+    load, told = EngineConfig(device="cpu", quantization="fp8"), []
+    engine = load_engine(load, lambda phase, done, total: told.append(total))
+    plain = load_engine(EngineConfig(device="cpu"), lambda phase, done, total: told.append(total))
+    assert (engine.info.quantization, plain.info.quantization) == ("fp8", None)
+    assert told[0] < 0.4 * told[-1], "bytes of the weights, in eight bits and in float32"
+    for info, name in ((engine.info, "fp8"), (plain.info, "none")):
+        metrics = Metrics()
+        metrics.loaded(info, 1.0)
+        assert f'quantization="{name}"' in metrics.text().decode()
+    with pytest.raises(ConfigError, match="--quantization fp8 does not go with float64"):
+        LLM(device="cpu", dtype="float64", quantization="fp8")
 
 
 def test_limits_blocks_and_first_tokens_are_the_familys_to_say(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,6 +17,7 @@ from runtime.kernels import (  # noqa: E402
     expert_products,
     expert_sort,
     expert_sum,
+    fp8,
     gate,
     greedy_head,
     paged_attention,
@@ -154,9 +155,9 @@ def test_expert_sort():
     assert spilled(compiled) == 0
 
 
-def boxed(rows: int, columns: int) -> str:
+def boxed(rows: int, columns: int, kind: str = "bf16") -> str:
     """The type of what the copy engine loads such boxes from."""
-    return f"tensordesc<bf16[{rows}, {columns}]>"
+    return f"tensordesc<{kind}[{rows}, {columns}]>"
 
 
 def build_product(
@@ -210,13 +211,15 @@ def test_moe_products_as_tuned(path):
                 assert spilled(build_product(first, how, 128, torch.bfloat16, True, hidden, width)) == 0
 
 
-@pytest.mark.parametrize("norm", [False, True])
-def test_experts_sum(norm):
+@pytest.mark.parametrize(("norm", "rounded"), [(False, False), (True, False), (True, True)])
+def test_experts_sum(norm, rounded):
     types = dict.fromkeys(
         ("pairs_ptr", "shared_ptr", "residual_ptr", "norm_ptr", "out_ptr", "sum_ptr"), POINTER[torch.bfloat16]
     )
     types |= {"ids_ptr": "*i32", "weights_ptr": "*fp32", "eps": "fp32"}
+    types |= {"values_ptr": "*fp8e4nv", "scales_ptr": "*fp32"}
     constants = {"TOP_K": 9, "HIDDEN": 2048, "COLUMNS": 2048, "SHARED": True, "NORM": norm, "WEIGHTED": True}
+    constants |= {"ROUNDED": rounded, "LARGEST": fp8.LARGEST, "LEAST": fp8.LEAST}
     assert spilled(build(expert_sum._sum_up, types, constants, num_warps=4)) == 0
 
 

@@ -105,9 +105,15 @@ def logits_in_chunks(
 
 
 def load(
-    path: Path, dtype: torch.dtype, device: str = "cpu", attn_impl: str | None = None, name: str | None = None
+    path: Path,
+    dtype: torch.dtype,
+    device: str = "cpu",
+    attn_impl: str | None = None,
+    name: str | None = None,
+    quantization: str | None = None,
 ) -> Model:
     """The model of a checkpoint; `name`: as --model-name."""
     checkpoint = resolve_checkpoint(str(path))
     family = resolve_family(name, checkpoint.config)
-    return load_model(checkpoint, family, family.parse(checkpoint.config), Build.choose(device, dtype, attn_impl))
+    build = Build.choose(device, dtype, attn_impl, quantization)
+    return load_model(checkpoint, family, family.parse(checkpoint.config), build)

@@ -10,9 +10,13 @@ import pytest
 import torch
 
 from runtime.errors import ConfigError
+from runtime.layers.fp8_weight import Fp8Weight
+from runtime.layers.weight import weights_of
 from runtime.models import resolve_family
 from runtime.models.base import _FAMILIES
 from runtime.weights import resolve_checkpoint
+from tests.models import tiny
+from tests.models.paged import load
 from tests.models.tiny import EVERY, checkpoint_of, tiny_logits
 from tests.oracle.spelling import KINDS
 
@@ -24,6 +28,29 @@ def test_layouts_give_the_same_logits(tmp_path, key):
     for one, other in zip(unified, distinct, strict=True):
         assert torch.isfinite(one).all()
         torch.testing.assert_close(one, other, rtol=1e-12, atol=1e-12)
+
+
+def of_what_was_rounded(*where):
+    """A plain model that holds what the numbers of a model of eight bits stand for; `where`: as `load`."""
+    model, rounded = load(*where, None), weights_of(load(*where, "fp8"))
+    for name, weight in weights_of(model).items():
+        weight.fill((), rounded[name].tensor)
+    assert sum(isinstance(weight, Fp8Weight) for weight in rounded.values()) > 3
+    return model
+
+
+@pytest.mark.parametrize("key", EVERY)
+def test_eight_bits(monkeypatch, tmp_path, key):
+    """Logits are those of a plain model of the rounded numbers, and near those of the checkpoint: the bulk of them, as
+    a tiny model amplifies what rounding does to its routing and its canvases."""
+    path = checkpoint_of(key, tmp_path)
+    plain, out = (tiny_logits(key, path, torch.float32, quantization=name) for name in (None, "fp8"))
+    monkeypatch.setattr(tiny, "load", lambda *where: of_what_was_rounded(*where[:-1]))
+    for ours, expected in zip(out, tiny_logits(key, path, torch.float32), strict=True):
+        torch.testing.assert_close(ours, expected, rtol=1e-3, atol=1e-3)
+    apart = (torch.cat(out) - torch.cat(plain)).norm(dim=1) / torch.cat(plain).norm(dim=1)
+    assert 0.01 < float(apart.median()) < 0.25
+    assert float(apart.quantile(0.9)) < 0.6
 
 
 def family_of(key, directory):

@@ -33,3 +33,13 @@ def test_the_device_equals_the_cpu(family, attn_impl, layout, dtype):
     assert float(rows.median()) < TOLERANCE[dtype]
     if dtype == torch.float32:
         assert float(rows.max()) < 10 * TOLERANCE[dtype]
+
+
+def test_eight_bits(family):
+    """Of rows too, which the CPU leaves as they are: so the bulk of them is as near as eight bits are."""
+    key, path, expected = family
+    logits = torch.cat(tiny_logits(key, path, torch.bfloat16, "cuda", quantization="fp8"))
+    assert torch.isfinite(logits).all()
+    wanted = torch.cat(expected)
+    rows = (logits.cpu().double() - wanted).norm(dim=1) / wanted.norm(dim=1)
+    assert 0.01 < float(rows.median()) < 0.35

@@ -37,10 +37,11 @@ def tiny_logits(
     device: str = "cpu",
     attn_impl: str | None = None,
     layout: str = "unified",
+    quantization: str | None = None,
 ) -> list[torch.Tensor]:
     """Logits [len, vocab] of each sequence, in chunks of unlike lengths side by side."""
     name = key if key in KINDS and KINDS[key].named else None
-    model = load(path, dtype, device, attn_impl, name)
+    model = load(path, dtype, device, attn_impl, name, quantization)
     if isinstance(model, DiffusionGemma):
         return _canvases(model, dtype, device, layout)
     block, prompt, golden = _seen(key, path)

@@ -94,7 +94,7 @@ def test_whatever_a_spec_says_the_runtime_parses(spec, thresholds):
         assert getattr(given_, name) == getattr(engine, name)
     for name, value in dict(engine.thresholds or {}).items():
         assert getattr(given_, f"{name}_threshold") == value
-    for name in ("dtype", "attn_impl", "decoding_strategy"):
+    for name in ("dtype", "quantization", "attn_impl", "decoding_strategy"):
         written = getattr(given_, name)
         assert getattr(engine, name) == (None if written is None else camel(written))
     assert camel(given_.kv_cache_layout) == (engine.kv_cache_layout or "Unified")
@@ -112,6 +112,7 @@ def test_only_what_is_set_is_written():
             "attnImpl": "TritonGrouped",
             "kvCacheLayout": "Distinct",
             "dtype": "Bfloat16",
+            "quantization": "Fp8",
             "prefixCaching": False,
             "gpuMemoryUtilization": 0.5,
             "thresholds": {"accept": 0.8},
@@ -129,6 +130,7 @@ def test_only_what_is_set_is_written():
         "--attn-impl=triton_grouped",
         "--kv-cache-layout=distinct",
         "--dtype=bfloat16",
+        "--quantization=fp8",
         "--gpu-memory-utilization=0.5",
         "--disable-prefix-caching=true",
         "--accept-threshold=0.8",

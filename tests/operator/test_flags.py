@@ -17,7 +17,7 @@ def literals(annotation):
 
 def test_enums_are_the_flags_choices_in_camel_case():
     enums = {name: f for name, f in Engine.model_fields.items() if flag_of(f) and literals(f.annotation)}
-    assert set(enums) == {"decoding_strategy", "sampling_mode", "attn_impl", "kv_cache_layout", "dtype"}
+    assert set(enums) == {"decoding_strategy", "sampling_mode", "attn_impl", "kv_cache_layout", "dtype", "quantization"}
     for field in enums.values():
         values = choices(flag_of(field))
         assert literals(field.annotation) == {camel(value) for value in values}
@@ -49,8 +49,8 @@ def test_families_that_need_edit_are_those_of_the_rule():
 
 
 def test_a_flag_that_is_not_built_cannot_be_a_field():
-    with pytest.raises(ValueError, match="--quantization is not built"):
-        flag_field("quantization", "Format.")
+    with pytest.raises(ValueError, match="--tensor-parallel-size is not built"):
+        flag_field("tensor-parallel-size", "Devices.")
 
 
 def test_bounds_are_the_flags():

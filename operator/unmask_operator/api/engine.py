@@ -1,6 +1,6 @@
 """`spec.engine`: how the model is decoded and how much room it gets. Every field is a flag of the runtime.
 
-Flags that this version of the runtime refuses (quantization, enforceEager) have no field.
+Flags that this version of the runtime refuses (tensorParallelSize, enforceEager) have no field.
 """
 
 from __future__ import annotations
@@ -97,6 +97,11 @@ class Engine(Section):
     )
     dtype: Literal["Bfloat16", "Float16", "Float32"] | None = flag_field(
         "dtype", "Number format of weights and cache. Default: Bfloat16 on GPUs, Float32 on CPU."
+    )
+    quantization: Literal["Fp8"] | None = flag_field(
+        "quantization",
+        "Format of linear layers and experts, made while they are loaded: half the memory, on GPUs from compute "
+        "capability 8.9 on. Default: none, they are held in dtype.",
     )
     max_model_len: int | None = flag_field(
         "max-model-len",

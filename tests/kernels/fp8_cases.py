@@ -1,0 +1,123 @@
+"""Kernels of eight bits against their references, as `cases.py`: to the rounding that both do alike, and to the float64
+product of what was given, within what eight bits may cost."""
+
+from __future__ import annotations
+
+import torch
+
+from runtime.kernels import fp8_experts, fp8_linear
+from runtime.kernels.dispatch import TRITON
+from runtime.kernels.fp8 import quantise, quantise_reference, rounded
+from runtime.kernels.gate import Activation, gate_mul_reference
+from runtime.kernels.moe import moe_reference
+from runtime.kernels.turns import in_turns
+from tests.kernels.cases import TOLERANCE, assert_near, random, random_ids
+
+MANY = 1000  # numbers whose mean error is what it is of any
+LINEAR, MOE = 0.045, 0.065  # ||out - product|| / ||product|| of e4m3 with a scale for each row, on both sides
+# of sums that the matrix unit keeps 14 bits of, and of numbers that lie so near between two that they round either way
+ALIKE = 5e-3
+
+
+def distance(out: torch.Tensor, expected: torch.Tensor) -> float:
+    assert out.shape == expected.shape
+    assert torch.isfinite(out).all()
+    return float((out.double() - expected.double()).norm() / expected.double().norm())
+
+
+def check_quantise(rows: int, size: int, dtype: torch.dtype, device: str) -> None:
+    x = random(rows, size, dtype=dtype, device=device, seed=30) * torch.logspace(-3, 3, rows)[:, None].to(device, dtype)
+    x[rows // 2] = 0
+    got, expected = quantise(x), quantise_reference(x)
+    torch.testing.assert_close(got.scales, expected.scales)
+    values, wanted = got.values.float(), expected.values.float()
+    assert float((values != wanted).float().mean()) < 1e-3
+    # those that lie between two may go to the other one
+    torch.testing.assert_close(values, wanted, rtol=0.13, atol=0.002)
+    assert not values[rows // 2].any()
+
+
+def check_made_beside(rows: int, size: int, activation: Activation, dtype: torch.dtype, device: str) -> None:
+    """Norms and gates as the plain ones, and beside them what `quantise` makes of them."""
+    x, residual = (random(rows, size, dtype=dtype, device=device, seed=s) for s in (40, 41))
+    weight = 1 + random(size, dtype=dtype, device=device, seed=42, scale=0.2)
+    gates = random(rows, 2 * size, dtype=dtype, device=device, seed=43, scale=3.0)
+    plain, own = TRITON, TRITON.fp8
+    for out, expected in (
+        (own.rms_norm(x, weight, 1e-6), plain.rms_norm(x, weight, 1e-6)),
+        (own.rms_norm(x, None, 1e-6), plain.rms_norm(x, None, 1e-6)),
+        (own.add_rms_norm(x, residual, weight, 1e-6)[0], plain.add_rms_norm(x, residual, weight, 1e-6)[0]),
+        (own.gate_mul(gates, activation), plain.gate_mul(gates, activation)),
+    ):
+        assert_near(out, expected, dtype)
+        made, again = rounded(out), quantise(out)
+        torch.testing.assert_close(made.scales, again.scales)
+        assert float((made.values.float() != again.values.float()).float().mean()) < 1e-3
+        assert rounded(out) is made
+        assert rounded(out.clone()) is not made
+    totals = (kernel(x, residual, weight, 1e-6)[1] for kernel in (own.add_rms_norm, plain.add_rms_norm))
+    assert torch.equal(*totals)
+
+
+def check_linear(rows: int, inputs: int, outputs: int, biased: bool, dtype: torch.dtype, device: str) -> None:
+    x = random(rows, inputs, dtype=dtype, device=device, seed=31)
+    weight = random(outputs, inputs, dtype=dtype, device=device, seed=32, scale=inputs**-0.5)
+    bias = random(outputs, dtype=dtype, device=device, seed=33) if biased else None
+    kept = quantise_reference(weight)
+    out = fp8_linear.linear(x, kept, bias)
+    added = 0 if bias is None else bias.double()
+    assert out.dtype == dtype
+    same = quantise_reference(x).whole(torch.float64) @ kept.whole(torch.float64).T + added
+    assert distance(out, same) < TOLERANCE[dtype] + ALIKE
+    if out.numel() >= MANY:
+        assert distance(out, x.double() @ weight.double().T + added) < LINEAR
+    assert torch.equal(out, fp8_linear.linear(x, kept, bias)), "two runs differ"
+
+
+def check_moe(
+    rows: int, hidden: int, width: int, experts: int, top_k: int, shared: bool, crowded: bool,
+    dtype: torch.dtype, device: str, activation: Activation = "silu", dead: float = 0.0,
+) -> None:  # fmt: skip
+    x = random(rows, hidden, dtype=dtype, device=device, seed=34)
+    gate_up = random(experts, 2 * width, hidden, dtype=dtype, device=device, seed=35, scale=hidden**-0.5)
+    down = random(experts, hidden, width, dtype=dtype, device=device, seed=36, scale=width**-0.5)
+    extra = random(rows, hidden, dtype=dtype, device=device, seed=37) if shared else None
+    weights = torch.rand(rows, top_k, generator=torch.Generator().manual_seed(38)).to(device)
+    ids = random_ids(rows, experts, top_k, device, crowded, dead)
+    given, kept = quantise_reference(in_turns(gate_up)), quantise_reference(down)
+    out = fp8_experts.moe(x, ids, weights, given, kept, extra, activation)
+    assert out.dtype == dtype
+    again = fp8_experts.moe(x, ids, weights, given, kept, extra, activation)
+    assert torch.equal(out, again), "two runs differ"
+    if activation == "silu":
+        residual = random(rows, hidden, dtype=dtype, device=device, seed=39)
+        scale = 1 + random(hidden, dtype=dtype, device=device, seed=44, scale=0.2)
+        normed, total = fp8_experts.moe_add_norm(x, ids, weights, given, kept, extra, residual, scale, 1e-6)
+        expected = TRITON.add_rms_norm(out, residual, scale, 1e-6)
+        assert_near(total, expected[1], dtype)
+        assert_near(normed, expected[0], dtype, slack=2)
+        assert distance(rounded(normed).whole(torch.float32), normed) < LINEAR
+        assert rounded(normed) is rounded(normed)
+    added = torch.zeros_like(x) if extra is None else extra
+    same = moe_of_eight_bits(x, ids, weights, gate_up, down, activation) + added.double()
+    assert distance(out, same) < TOLERANCE[dtype] + 2 * ALIKE
+    if out.numel() >= MANY:
+        plain = moe_reference(x.double(), ids, weights.double(), gate_up.double(), down.double(), None, activation)
+        assert distance(out - added, plain) < MOE + TOLERANCE[dtype]
+
+
+def moe_of_eight_bits(
+    x: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor, gate_up: torch.Tensor, down: torch.Tensor,
+    activation: Activation,
+) -> torch.Tensor:  # fmt: skip
+    """float64 but for the numbers that are rounded."""
+    rounded = quantise_reference(x).whole(torch.float64)
+    total = torch.zeros_like(rounded)
+    for expert in range(len(gate_up)):
+        row, choice = (ids == expert).nonzero(as_tuple=True)
+        if len(row):
+            products = rounded[row] @ quantise_reference(gate_up[expert]).whole(torch.float64).T
+            hidden = quantise_reference(gate_mul_reference(products, activation).to(x.dtype)).whole(torch.float64)
+            out = hidden @ quantise_reference(down[expert]).whole(torch.float64).T
+            total.index_add_(0, row, weights[row, choice, None].double() * out)
+    return total
