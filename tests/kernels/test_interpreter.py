@@ -1,4 +1,4 @@
-"""Runs tests/kernels/interpreted.py under Triton's interpreter, a part at a time."""
+"""Runs interpreted.py and interpreted_models.py under Triton's interpreter, a part at a time."""
 
 import os
 import re
@@ -11,12 +11,15 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 
 
-@pytest.mark.parametrize("part", ["elementwise or moe", "attention and not all_else", "all_else"])
-def test_kernels_equal_their_references(part):
+@pytest.mark.parametrize(
+    ("file", "part"),
+    [("interpreted", "elementwise"), ("interpreted", "moe"), ("interpreted", "attention"), ("interpreted_models", "")],
+)
+def test_kernels_equal_their_references(file, part):
     pytest.importorskip("triton")
     command = [sys.executable, "-m", "pytest", "-x", "-p", "no:cacheprovider", "-k", part]
     run = subprocess.run(
-        [*command, "tests/kernels/interpreted.py"],
+        [*command, f"tests/kernels/{file}.py"],
         cwd=ROOT,
         env=os.environ | {"TRITON_INTERPRET": "1", "PYTHONPATH": str(ROOT)},
         capture_output=True,
