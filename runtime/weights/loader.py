@@ -5,7 +5,6 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack
-from dataclasses import replace
 from typing import TypeVar, cast
 
 import numpy as np
@@ -38,14 +37,20 @@ def load_model(
     """
     weights = family.weights(arch)
     try:
-        sketch = family.make(arch, replace(build, device=torch.device("meta")))
+        drawn = sketch(family, arch, build.dtype)
     except RuntimeError as error:
         raise ConfigError(f"{checkpoint.path}: config.json states sizes that no tensor can have: {error}") from None
     with ExitStack() as stack:
-        _open(cast(nn.Module, sketch), checkpoint, weights, stack)
+        _open(cast(nn.Module, drawn), checkpoint, weights, stack)
     model = family.make(arch, build)
     fill(cast(nn.Module, model), checkpoint, weights, progress)
     return model
+
+
+def sketch(family: Family[Arch], arch: Arch, dtype: torch.dtype) -> Model:
+    """The model without memory, whatever it will compute with: names and shapes of its weights, as a checkpoint has
+    them, are the same in every format and on every device."""
+    return family.make(arch, Build.choose("meta", dtype, "torch"))
 
 
 def fill(module: nn.Module, checkpoint: Checkpoint, weights: WeightMap, progress: Progress | None = None) -> None:

@@ -6,41 +6,15 @@ from dataclasses import replace
 import pytest
 import torch
 import triton
-from triton.runtime import interpreter
 
 from runtime.kernels import descriptors, expert_sort
-from runtime.kernels.dispatch import TRITON
 from runtime.kernels.expert_sort import FEW
 from runtime.kernels.heads import TILE
 from runtime.kernels.paged_attention import paged_attention
 from runtime.kernels.routing import RoutingRule
-from runtime.layers.attention_triton import TritonAttention
-from runtime.layers.build import Build
 from runtime.layers.kv_pool import LAYOUTS
-from runtime.models import families, resolve_family
-from runtime.models.decoder import Decoder
-from runtime.models.diffusion_gemma_model import DiffusionGemma
-from runtime.weights import load_model, resolve_checkpoint
-from runtime.weights.loader import fill
-from tests.golden import GOLDEN
-from tests.kernels import cases
+from tests.kernels import cases, interpreting  # noqa: F401
 from tests.kernels.watch import watch
-from tests.models.canvas import Driver, Run
-from tests.models.paged import logits_in_chunks
-from tests.oracle.llama_like import tensors_of, write
-from tests.oracle.spelling import config_of, spelt
-from tests.oracle.tiny import write_tiny
-
-_patch = interpreter._patch_lang_tensor
-
-
-def _patch_with_index(tensor, scope):
-    """The interpreter turns loop bounds into ints by a conversion that newer numpy refuses for arrays."""
-    _patch(tensor, scope)
-    scope.set_attr(tensor, "__index__", lambda self: int(self.handle.data.item()))
-
-
-interpreter._patch_lang_tensor = _patch_with_index
 
 
 @pytest.fixture
@@ -273,50 +247,3 @@ def test_attention_reads_only_tiles_that_a_window_reaches(watched, cached, windo
                 read.add(position)
         end = cached + 8 if exact else -(-(cached + 8) // 16) * 16  # of transposed values whole runs are read
         assert read == set(range(first, end))
-
-
-MODELS = ("llada2", "llada2dot2", "sdar_moe", "stable_diffcoder", "dream", "llada_moe")
-
-
-@pytest.mark.parametrize("key", [key for key in MODELS if key in families()])
-def test_attention_and_all_else_in_a_whole_model(tmp_path, key):
-    """Every kernel in its place: a tiny model on the Triton path equals itself on the torch path."""
-    if key.startswith("llada2"):
-        own = {"expert_capacity": 2} if key == "llada2dot2" else {}
-        write_tiny(tmp_path, seed=4, num_hidden_layers=2, head_dim=16, **own)
-    else:
-        own = {"clip_qkv": 0.7, "moe_layer_freq": [0, 1]} if key == "llada_moe" else {}
-        config = config_of(key, num_hidden_layers=2, head_dim=16, **own)
-        write(tmp_path, config, spelt(key, tensors_of(key, config, seed=4)))
-    checkpoint, family = resolve_checkpoint(str(tmp_path)), resolve_family(key, {})
-    arch, build = family.parse(checkpoint.config), Build.choose("cpu", torch.float32)
-    expected_model = load_model(checkpoint, family, arch, build)
-    model = Decoder(arch, replace(build, kernels=TRITON))
-    model.attention = TritonAttention(model.attention.shape, grouped=True)
-    fill(model, checkpoint, family.weights(arch))
-    ids = [[5, 6, 7, 8, 31, 31, 31, 31, 9, 9], [3, 1, 4, 1]]
-    plan = {"block_size": 4, "page_size": 4, "chunk_blocks": [2, 1]}
-    layout = list(LAYOUTS)[len(key) % 2]
-    for out, expected in zip(
-        logits_in_chunks(model, ids, **plan, layout=layout), logits_in_chunks(expected_model, ids, **plan), strict=True
-    ):
-        torch.testing.assert_close(out, expected, rtol=1e-4, atol=1e-4)
-
-
-@pytest.mark.skipif("diffusion_gemma" not in families(), reason="the only family of canvases of noise")
-def test_attention_and_all_else_in_a_canvas_model():
-    """Layers of two kinds, rows that are committed beside rows that are open."""
-    checkpoint, family = resolve_checkpoint(str(GOLDEN / "diffusion_gemma")), resolve_family("diffusion_gemma", {})
-    arch, build = family.parse(checkpoint.config), Build.choose("cpu", torch.float32)
-    expected_model = load_model(checkpoint, family, arch, build)
-    model = DiffusionGemma(arch, replace(build, kernels=TRITON))
-    model.attentions = [TritonAttention(attention.shape, grouped=True) for attention in model.attentions]
-    fill(model, checkpoint, family.weights(arch))
-    results = []
-    for each, layout in ((model, "distinct"), (expected_model, "unified")):
-        driver = Driver(each, 2, 40, 8, torch.float32, layout=layout)
-        driver.commit(0, list(range(24)), 24)
-        signal = each.soften(torch.eye(224)[:4])
-        results.append(driver.step(Run(0, [9, 8, 7, 6], 24, open=True, signal=signal), Run(1, [3, 1, 4], 0)))
-    for out, expected in zip(*results, strict=True):
-        torch.testing.assert_close(out, expected, rtol=1e-4, atol=1e-4)

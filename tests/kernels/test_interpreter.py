@@ -1,4 +1,4 @@
-"""Runs tests/kernels/interpreted*.py under Triton's interpreter, a part at a time."""
+"""Runs interpreted*.py under Triton's interpreter, a part at a time."""
 
 import os
 import re
@@ -14,17 +14,18 @@ ROOT = Path(__file__).resolve().parents[2]
 @pytest.mark.parametrize(
     ("file", "part"),
     [
-        ("interpreted.py", "elementwise or moe"),
-        ("interpreted.py", "attention and not all_else"),
-        ("interpreted.py", "all_else"),
-        ("interpreted_fp8.py", ""),
+        ("interpreted", "elementwise"),
+        ("interpreted", "moe"),
+        ("interpreted", "attention"),
+        ("interpreted_models", ""),
+        ("interpreted_fp8", ""),
     ],
 )
 def test_kernels_equal_their_references(file, part):
     pytest.importorskip("triton")
     command = [sys.executable, "-m", "pytest", "-x", "-p", "no:cacheprovider", "-k", part]
     run = subprocess.run(
-        [*command, f"tests/kernels/{file}"],
+        [*command, f"tests/kernels/{file}.py"],
         cwd=ROOT,
         env=os.environ | {"TRITON_INTERPRET": "1", "PYTHONPATH": str(ROOT)},
         capture_output=True,

@@ -10,11 +10,14 @@ import pytest
 import torch
 
 from runtime.errors import ConfigError
+from runtime.kernels.dispatch import select_kernels
+from runtime.layers.build import Build
 from runtime.layers.fp8_weight import Fp8Weight
 from runtime.layers.weight import weights_of
 from runtime.models import resolve_family
 from runtime.models.base import _FAMILIES
 from runtime.weights import resolve_checkpoint
+from runtime.weights.loader import sketch
 from tests.models import tiny
 from tests.models.paged import load
 from tests.models.tiny import EVERY, checkpoint_of, tiny_logits
@@ -93,3 +96,16 @@ def test_sizes_that_the_files_do_not_have_are_refused_and_not_allocated(tmp_path
         (path / "config.json").write_text(json.dumps(config))
         with pytest.raises(ConfigError):
             tiny_logits(key, path, torch.float32)
+
+
+@pytest.mark.parametrize("key", EVERY)
+def test_a_sketch_has_the_weights_that_every_build_has(tmp_path, key):
+    """Also those that a GPU would have: nothing of it is asked of one."""
+    checkpoint = resolve_checkpoint(str(checkpoint_of(key, tmp_path)))
+    family = resolve_family(key if key in KINDS and KINDS[key].named else None, checkpoint.config)
+    arch = family.parse(checkpoint.config)
+    shapes = {name: weight.shape for name, weight in weights_of(sketch(family, arch, torch.bfloat16)).items()}
+    for quantization in (None, "fp8"):
+        kernels = select_kernels(torch.device("cuda"), torch.bfloat16, quantization)
+        build = Build(torch.device("cpu"), torch.bfloat16, kernels, "torch", quantization=quantization)
+        assert {name: weight.shape for name, weight in weights_of(family.make(arch, build)).items()} == shapes
