@@ -1,6 +1,7 @@
 """Hypothesis profiles: `make test` runs a fixed, small set; `pytest --hypothesis-profile=thorough` searches anew.
 
 While `make test` compiles what tests of the operator run, those come last and wait for it outside their time limits.
+What starts clusters is imported for such tests alone: a machine that runs the tests of a GPU need not have its packages.
 """
 
 import os
@@ -8,9 +9,6 @@ from collections.abc import Iterator
 
 import pytest
 from hypothesis import HealthCheck, Phase, settings
-
-from e2e.cluster.binaries import wait_built
-from e2e.cluster.config import environment
 
 # Tiny tensors: more threads only wait for each other, ten times as long. Not through torch, which most tests of the
 # operator never import.
@@ -32,6 +30,10 @@ def needs_programs(item: pytest.Item) -> bool:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    if not any(map(needs_programs, items)):
+        return
+    from e2e.cluster.config import environment
+
     if environment().building:  # however far that is: every worker has to come to the same order
         items.sort(key=needs_programs)
 
@@ -39,5 +41,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 @pytest.hookimpl(wrapper=True, tryfirst=True)
 def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
     if needs_programs(item):
+        from e2e.cluster.binaries import wait_built
+        from e2e.cluster.config import environment
+
         wait_built(environment())
     return (yield)

@@ -51,7 +51,7 @@ def test_flags_are_the_tables():
 def test_flags_and_files_that_are_named_exist(name):
     text = page(name)
     own = {f"--{s}" for f in FLAGS for s in f.spellings} | {"--help"}
-    tools = {"--arch", "--random-weights", "--plot", "--tasks", "--hypothesis-profile", "--timeout"}
+    tools = {"--arch", "--live", "--random-weights", "--plot", "--tasks", "--hypothesis-profile", "--timeout"}
     tools |= {"--namespace", "--create-namespace", "--set", "--wait", "--for", "--from-literal"}  # helm's and kubectl's
     tools |= {"--all", "--list"}  # the siege's, and that of tests.without
     for flag in re.findall(r"(?<![\w-])--[a-z][a-z-]+", re.sub(r"<!--.*?-->", "", text)):

@@ -11,7 +11,7 @@ import torch
 from runtime.engine.inputs import SampleShape
 from runtime.samplers.base import Decision
 from runtime.state.plan import BlockResults, Ints, Mixture
-from runtime.state.request import FILLED, FIXED, MASKED
+from runtime.state.request import FIXED, MASKED
 
 Outcome = dict[str, torch.Tensor]
 Told = Mapping[str, npt.NDArray[np.generic]]  # the same on the host
@@ -32,20 +32,18 @@ def outcome(
             what it decided.
     """
     decision = _joined(decided, len(tokens))
-    size = before.shape[1]
-    state = torch.where(before == FIXED, FIXED, torch.where(decision.masked, MASKED, FILLED)).to(torch.int8)
-    is_eos = (decision.tokens[:, :, None] == eos_ids).any(2) & (state == FILLED)
-    written = (state == FILLED) & ((before == MASKED) | (decision.tokens != tokens))
-    numbers = torch.stack(
+    size, masked = before.shape[1], decision.masked
+    open_ = before != FIXED
+    filled = open_ & ~masked
+    state = open_.to(torch.int8) + filled  # FIXED, MASKED and FILLED are 0, 1 and 2
+    is_eos = (decision.tokens[:, :, None] == eos_ids).any(2) & filled
+    written = filled & ((before == MASKED) | (decision.tokens != tokens))
+    at = torch.arange(size, device=before.device)
+    numbers = torch.cat(  # few launches of many numbers each: they are what a small step's time goes into
         [
-            decision.masked.sum(1),
-            _first(decision.masked, size),
-            _first(is_eos, size),
-            written.sum(1),
-            decision.edited.sum(1),
-            decision.remasked.sum(1),
-            decision.forced.long(),
-            decision.ended.long(),
+            torch.stack([masked, written, decision.edited, decision.remasked]).sum(2),
+            torch.where(torch.stack([masked, is_eos]), at, size).amin(2),
+            torch.stack([decision.forced, decision.ended]).long(),
         ]
     )
     after = decision.tokens
@@ -76,11 +74,11 @@ def results(shape: SampleShape, told: Told, members: list[Ints]) -> BlockResults
         state=told["state"][:n],  # type: ignore[arg-type]
         remasked=told["remasked"][:n].copy(),  # type: ignore[arg-type]
         masks=numbers[0],
-        first_masked=numbers[1],
-        first_eos=numbers[2],
-        written=numbers[3],
-        edits=numbers[4],
-        remasks=numbers[5],
+        first_masked=numbers[4],
+        first_eos=numbers[5],
+        written=numbers[1],
+        edits=numbers[2],
+        remasks=numbers[3],
         forced=numbers[6],
         ended=numbers[7],
         kept=kept,
@@ -91,11 +89,6 @@ def results(shape: SampleShape, told: Told, members: list[Ints]) -> BlockResults
 def used(kept: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
     """[B, records, numbers] without the records that say nothing of any position."""
     return kept[:, kept.any(axis=(0, 2))]
-
-
-def _first(flags: torch.Tensor, none: int) -> torch.Tensor:
-    """[n]: offset of each row's first True, `none` where there is none."""
-    return torch.where(flags.any(1), flags.int().argmax(1), none)
 
 
 def _joined(decided: list[tuple[torch.Tensor | None, Decision]], blocks: int) -> Decision:

@@ -49,37 +49,10 @@ def forward_kinds(shape: ForwardShape, block_size: int) -> Kinds:
     return found
 
 
-def fill_forward(
-    into: Views, shape: ForwardShape, arrays: Arrays, padded: ForwardShape, sizes: Sizes, *, moved: bool = True
-) -> None:
-    """Write a forward's arrays into those of a larger shape; unless rows have `moved`, only those that say more than
-    where they stand."""
-    rows = shape.rows
-    if moved:
-        _place_rows(into, shape, arrays, padded)
-    into["tokens"][:rows] = arrays["tokens"]
-    into["tokens"][rows:] = 0
-    if padded.merged[0]:
-        merged = shape.merged[0]
-        for name in ("merged_rows", "merged_ids", "merged_probs", "merged_how"):
-            view = into[name]
-            view[:merged] = arrays[name]
-            view[merged:] = view[0] if merged else 0  # once more: it comes to the same
-    if padded.told:
-        told = shape.told
-        if told:
-            into["told_rows"][:told] = arrays["told_rows"]
-            into["told_place"][:told] = arrays["told_place"]
-        into["told_rows"][told:] = padded.rows
-        into["told_place"][told:] = sizes.places
-
-
-def _place_rows(into: Views, shape: ForwardShape, arrays: Arrays, padded: ForwardShape) -> None:
-    """Where rows stand, and which of them are of one request."""
+def fill_forward(into: Views, shape: ForwardShape, arrays: Arrays, padded: ForwardShape, sizes: Sizes) -> None:
+    """Write a forward's arrays into those of a larger shape."""
     rows = shape.rows
     for name, (_, dead) in ROWS.items():
-        if name == "tokens":
-            continue
         view = into[name]
         view[:rows] = arrays[name]
         view[rows:] = dead
@@ -93,6 +66,19 @@ def _place_rows(into: Views, shape: ForwardShape, arrays: Arrays, padded: Forwar
     table[: shape.requests, : shape.pages] = arrays["page_table"]
     table[: shape.requests, shape.pages :] = 0
     table[shape.requests :] = 0
+    if padded.merged[0]:
+        merged = shape.merged[0]
+        for name in ("merged_rows", "merged_ids", "merged_probs", "merged_how"):
+            view = into[name]
+            view[:merged] = arrays[name]
+            view[merged:] = view[0] if merged else 0  # once more: it comes to the same
+    if padded.told:
+        told = shape.told
+        if told:
+            into["told_rows"][:told] = arrays["told_rows"]
+            into["told_place"][:told] = arrays["told_place"]
+        into["told_rows"][told:] = padded.rows
+        into["told_place"][told:] = sizes.places
 
 
 def sample_kinds(shape: SampleShape, columns: list[int], keeps: list[int]) -> Kinds:

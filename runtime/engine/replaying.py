@@ -67,7 +67,8 @@ class ReplayingRunner(ModelRunner):
         self.told = self.step.signal is not None
         self._recorded: dict[Hashable, Recording] = {}
         self._used: Counter[Hashable] = Counter()  # steps of shapes that are not recorded
-        self._stood: tuple[object, ...] = ()  # what the last replayed forward's rows are, which are not written again
+        self._stood: np.ndarray | None = None  # positions of the last forward's rows, if it was replayed:
+        self._standing: Recording | None = None  # this, which has been told already where they stand
         self._hidden: torch.Tensor | None = None  # of the last replayed forward, [most rows, hidden]
         largest = Layout(forward_kinds(sizes.forwards(told=self.told)[0], sizes.block)).nbytes
         self._rows_port, self._blocks_port, self._told_port = (
@@ -76,32 +77,46 @@ class ReplayingRunner(ModelRunner):
 
     @torch.inference_mode()
     def run(self, plan: StepPlan) -> BlockResults | None:
-        shape, arrays = forward_inputs(plan, told=self.told, block_size=self.block_size)
-        padded = self.sizes.forward(shape, told=self.told)
-        reason = "prefill" if padded is None else ""
-        hidden: torch.Tensor | None = None
-        if padded is not None:
-            stands = (padded, arrays["positions"], arrays["page_table"])
-            moved = len(self._stood) != 3 or any(now is not then for now, then in zip(stands, self._stood, strict=True))
-            self._stood = ()
-
-            def fill(into: Views) -> None:
-                fill_forward(into, shape, arrays, padded, self.sizes, moved=moved)
-                self.clock.begin()  # nothing is on the device before
-
-            if self._forward(padded, fill):
-                hidden = self._hidden
-                self._stood = stands
-            else:
-                reason = "new"
+        hidden, reason = self._forward_again(plan), ""
         if hidden is None:
-            self.clock.begin()
-            hidden = self.step.forward(shape, self.going.put(arrays))
+            hidden, reason = self._forward_anew(plan)
         blocks = plan.blocks  # worked out only now: the device is at the forward meanwhile
         if blocks is None:
             self.ran.count(reason)
             return None
         return self._decide(blocks, hidden, reason)
+
+    def _forward_again(self, plan: StepPlan) -> torch.Tensor | None:
+        """Of rows that stand where the last step's stood; None if they do not."""
+        if plan.positions is not self._stood or plan.merged is not None or self.told:
+            return None
+        recording = self._standing
+        assert recording is not None
+        assert recording.replay is not None
+        self._rows_port.wait()
+        recording.into["tokens"][: len(plan.tokens)] = plan.tokens
+        self.clock.begin()
+        recording.inputs.send()
+        recording.replay()
+        return self._hidden
+
+    def _forward_anew(self, plan: StepPlan) -> tuple[torch.Tensor, str]:
+        """[rows, hidden], and why it was not replayed, "" if it was."""
+        shape, arrays = forward_inputs(plan, told=self.told, block_size=self.block_size)
+        padded = self.sizes.forward(shape, told=self.told)
+        self._stood = self._standing = None
+        if padded is not None:
+
+            def fill(into: Views) -> None:
+                fill_forward(into, shape, arrays, padded, self.sizes)
+                self.clock.begin()  # nothing is on the device before
+
+            if self._forward(padded, fill):
+                self._stood, self._standing = plan.positions, self._recorded[padded]
+                assert self._hidden is not None
+                return self._hidden, ""
+        self.clock.begin()
+        return self.step.forward(shape, self.going.put(arrays)), "prefill" if padded is None else "new"
 
     def _decide(self, plan: BlockPlan, hidden: torch.Tensor, reason: str) -> BlockResults:
         shape, arrays = sample_inputs(plan, self.step.head.rules)
