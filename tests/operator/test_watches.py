@@ -62,6 +62,7 @@ def bookmark(version):
     return json.dumps({"type": "BOOKMARK", "object": {"metadata": {"resourceVersion": str(version)}}}).encode() + b"\n"
 
 
+HALF = 7000  # the version of a list that has another page
 EXPIRED = {"kind": "Status", "code": 410, "reason": "Expired", "message": "too old resource version"}
 
 
@@ -81,10 +82,11 @@ class Scripted:
             self.asked.append("list")
             answer = self.lists.pop(0)
             if isinstance(answer, int):
-                return web.json_response({"message": "no"}, status=answer)
+                return web.json_response({**EXPIRED, "code": answer}, status=answer)
             version, names = answer
             items = [obj(v, name) for name, v in names.items()]
-            return web.json_response({"metadata": {"resourceVersion": str(version)}, "items": items})
+            meta = {"resourceVersion": str(version), **({"continue": "more"} if version == HALF else {})}
+            return web.json_response({"metadata": meta, "items": items})
         self.asked.append(int(request.query["resourceVersion"]))
         chunks = self.streams.pop(0) if self.streams else [None]
         if isinstance(chunks, int):
@@ -176,6 +178,13 @@ def test_a_bookmark_is_where_the_next_stream_goes_on_from():
     assert server.asked[:3] == ["list", 7, 90]
 
 
+def test_what_went_while_a_list_expired_half_way_is_forgotten():
+    server, store, news = follow([(HALF, {"a": 3, "b": 4}), 410, (7020, {"b": 4})], [])
+    assert server.asked == ["list", "list", "list", 7020]
+    assert pods(store) == {"b": 4}
+    assert news == [KEY] * 3
+
+
 @pytest.mark.parametrize("how", ["in the stream", "as the answer"])
 def test_a_version_that_is_too_old_is_listed_anew_and_what_went_meanwhile_is_forgotten(how, caplog):
     caplog.set_level("INFO")
@@ -207,7 +216,7 @@ def test_a_line_that_is_no_event_is_no_reason_to_end(caplog):
     assert "cannot watch pods: a watch of pods has a line that is no event" in caplog.text
 
 
-def test_after_a_stream_of_resources_they_are_listed_in_case_the_stream_left_out_a_new_field():
+def test_resources_are_listed_before_each_stream_in_case_the_last_one_left_out_a_new_field():
     server, _, _ = follow([(7, {}), (9, {})], [[bookmark(8)]], kind=SERVICES)
     assert server.asked == ["list", 7, "list", 9]
 
@@ -230,9 +239,7 @@ class Fallible:
             raise ApiError(404, "NotFound", "the server could not find the requested resource")
         if kind in self.fails:
             raise ApiError(500, "InternalError", "no")
-        if kind == kind_of("v1", "Service"):
-            keep(obj(7))
-        return [], 7
+        return [keep(obj(7))] if kind == kind_of("v1", "Service") else [], 7
 
     async def watch(self, *asked):
         await asyncio.Event().wait()
@@ -295,7 +302,7 @@ def test_what_fails_is_tried_again_after_growing_pauses_without_an_end(monkeypat
 
     async def sleep(seconds):
         pauses.append(round(seconds))
-        if len(pauses) == 8:
+        if len(pauses) == 1100:
             raise asyncio.CancelledError
 
     async def scene():
@@ -310,7 +317,7 @@ def test_what_fails_is_tried_again_after_growing_pauses_without_an_end(monkeypat
 
     with pytest.raises(asyncio.CancelledError):
         asyncio.run(scene())
-    assert pauses == [1, 2, 4, 8, 16, 30, 30, 30]
+    assert pauses == [1, 2, 4, 8, 16] + [30] * 1095
 
 
 @pytest.mark.parametrize("waits", [True, False])
@@ -348,8 +355,7 @@ def test_a_kind_that_comes_is_watched_and_one_that_goes_is_forgotten(monkeypatch
         async def list(self, kind, namespace, selector, keep):
             self.answers += 1
             if self.answers == 2:
-                keep(monitor)
-                return [], 9
+                return [keep(monitor)], 9
             raise ApiError(404, "NotFound", "the server could not find the requested resource")
 
         async def watch(self, kind, namespace, selector, version, take):

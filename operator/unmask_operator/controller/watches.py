@@ -103,22 +103,20 @@ class Watch:
             begun = loop.time()
             await self._once()
             lasted = loop.time() - begun
-            failures = 0 if lasted >= LONG_SECONDS else failures + 1
-            await asyncio.sleep(max(0.0, min(2.0 ** (failures - 1), LONGEST_PAUSE_SECONDS) - lasted))
+            pause = min(2.0**failures, LONGEST_PAUSE_SECONDS)
+            failures = 0 if lasted >= LONG_SECONDS else min(failures + 1, 10)
+            await asyncio.sleep(max(0.0, pause - lasted))
 
     async def _once(self) -> None:
         """List, unless there is a version to go on from, and watch until that ends, in whatever way."""
-        doing = "watch"
+        # A stream of resources that was open while their CustomResourceDefinition got a new field leaves that field
+        # out of what it tells. The API server ends it soon, and then only a list brings the whole resource.
+        doing = "watch" if self._version and self.kind is not SERVICES else "list"
         try:
-            if not self._version:
-                doing = "list"
+            if doing == "list":
                 await self._list()
                 doing = "watch"
             await self._all.client.watch(self.kind, self._namespace, self._selector, self._version, self._take)
-            if self.kind is SERVICES:
-                # A stream from before its CustomResourceDefinition got a new field leaves that field out of what it
-                # tells; the API server ends it soon, and then only a list brings the whole resource.
-                self._version = 0
         except ApiError as error:
             self._was_asked()
             if not error.general:
@@ -133,17 +131,13 @@ class Watch:
                 log.warning("cannot %s %s: %s%s", doing, self.kind.plural, error, hint)
 
     async def _list(self) -> None:
-        found: set[tuple[Key, str]] = set()
-
         def keep(item: Obj) -> Obj:
-            meta = item["metadata"]
-            found.add((Key(meta["namespace"], meta["name"]), meta["uid"]))
             self._heard(item, self._all.store.put(self.kind, item, answered=True))
-            return {}
+            return {member: item["metadata"][member] for member in ("namespace", "name", "uid")}
 
         async with self._all.turns:
-            _, version = await self._all.client.list(self.kind, self._namespace, self._selector, keep=keep)
-        self._forget_all_but(found, version)
+            kept, version = await self._all.client.list(self.kind, self._namespace, self._selector, keep=keep)
+        self._forget_all_but({(Key(one["namespace"], one["name"]), one["uid"]) for one in kept}, version)
         self._version, self.listed = version, True
         if self.kind in OPTIONAL:
             self._all.is_there(self.kind, True)
