@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from unmask_operator.objects import API_VERSION, KIND, Obj, Ref
-from unmask_operator.render.podmonitor import PODMONITOR
+from unmask_operator.render.beside import PODMONITOR
 from unmask_operator.settings import Settings
 from unmask_operator.state.drift import differs
 from unmask_operator.state.observed import Observed

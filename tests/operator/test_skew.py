@@ -21,6 +21,7 @@ from tests.operator.samples import (
 )
 from tests.operator.test_pins import BESIDE, NEW, condition, pinned_by_another
 from unmask_operator.autoscaler.rules import Rules
+from unmask_operator.status import status
 
 
 def test_fields_that_this_operator_does_not_know_are_ignored_and_named() -> None:
@@ -91,6 +92,13 @@ def test_a_value_beside_the_pods_that_only_a_newer_operator_knows_stops_nothing(
     bad = make(edit(observed, engine={"pageSize": "x"}, replicas=3))
     assert child(bad, "Deployment")["spec"]["replicas"] == 3
     assert [problem.reason for problem in bad.problems] == ["InvalidSpec"]
+
+
+def test_the_url_is_that_of_the_service_as_it_stays() -> None:
+    before = running()
+    observed = edit(before, service=STRANGE["service"])
+    observed.service["status"] = status(before, make(before))
+    assert observed.service["status"]["url"] == status(observed, make(observed))["url"] == "http://demo.default.svc/v1"
 
 
 def test_what_has_never_run_with_such_a_value_is_refused() -> None:

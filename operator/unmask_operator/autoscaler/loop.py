@@ -6,13 +6,13 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
-from typing import Protocol
 
 from unmask_operator.autoscaler.decide import decide
 from unmask_operator.autoscaler.history import History, Reading, View
 from unmask_operator.autoscaler.rules import Rules
 from unmask_operator.objects import Key, Obj
 from unmask_operator.state.observed import Decision
+from unmask_operator.status.facts import section
 from unmask_operator.status.pods import is_live, is_ready, load_seconds
 
 log = logging.getLogger(__name__)
@@ -22,33 +22,28 @@ LONGEST_SLEEP = 5.0  # seconds: so soon a new service, or a shorter polling inte
 Scrape = Callable[[Mapping[str, str], Collection[str]], Awaitable[tuple[dict[str, Reading], dict[str, str]]]]
 
 
-class Fleet(Protocol):
-    """What the loop needs of the rest of the operator."""
-
-    def services(self) -> Iterable[tuple[Key, Obj]]:
-        """Every resource as last seen."""
-
-    def pods(self, key: Key) -> Sequence[Obj]:
-        """The pods of a resource, in any phase."""
-
-    async def scale(self, key: Key, replicas: int) -> None:
-        """Write `spec.replicas` through the scale subresource. Any exception means that it was not written."""
-
-    def decided(self, key: Key) -> None:
-        """The decision of this key is another than before: its status is due."""
-
-
 class Autoscaler:
     """Decides for every service of provider Builtin at its polling interval.
 
     Args:
-        fleet: the shell.
+        services: every resource as last seen.
+        pods: those of a resource, in any phase.
+        scale: writes `spec.replicas` through the scale subresource. Any exception means that it was not written.
+        decided: told whose decision is another than before: its status is due.
         scrape: IP addresses by pod, targets -> (readings, failures), see `scrape.scrape`.
         now: the clock (UTC).
     """
 
-    def __init__(self, fleet: Fleet, scrape: Scrape, now: Callable[[], datetime]) -> None:
-        self._fleet = fleet
+    def __init__(
+        self,
+        services: Callable[[], Iterable[tuple[Key, Obj]]],
+        pods: Callable[[Key], Sequence[Obj]],
+        scale: Callable[[Key, int], Awaitable[None]],
+        decided: Callable[[Key], None],
+        scrape: Scrape,
+        now: Callable[[], datetime],
+    ) -> None:
+        self._services, self._pods, self._scale, self._decided = services, pods, scale, decided
         self._scrape = scrape
         self._now = now
         self._histories: dict[Key, History] = {}
@@ -68,9 +63,9 @@ class Autoscaler:
         """Look at every service that is due, all at once. Returns seconds until the next one is (at most 5)."""
         rules = {}
         services = {}
-        for key, service in self._fleet.services():
-            found = self._rules(key, service)
-            if found is not None:
+        for key, service in self._services():
+            found = Rules.read(section(service, "spec"))
+            if found is not None and not service["metadata"].get("deletionTimestamp"):
                 rules[key], services[key] = found, service
         for gone in set(self._histories) - set(rules):
             self._forget(gone)
@@ -86,23 +81,12 @@ class Autoscaler:
         waits = [(self._due.get(key, end) - end).total_seconds() for key in rules]
         return min(max(min(waits, default=LONGEST_SLEEP), 0.05), LONGEST_SLEEP)
 
-    def _rules(self, key: Key, service: Obj) -> Rules | None:
-        """How a service is scaled; None where nobody asks, and for what cannot be read: its reconcile says so, and the
-        other services must not suffer."""
-        if service["metadata"].get("deletionTimestamp"):
-            return None
-        try:
-            return Rules.read(service.get("spec") or {})
-        except (AttributeError, KeyError, TypeError, ValueError):
-            log.debug("%s: spec.autoscaling cannot be read", key)
-            return None
-
     def _forget(self, key: Key) -> None:
         for memory in (self._histories, self._decisions, self._due):
             memory.pop(key, None)
 
     async def _look(self, key: Key, service: Obj, rules: Rules) -> None:
-        pods = [pod for pod in self._fleet.pods(key) if is_live(pod)]
+        pods = [pod for pod in self._pods(key) if is_live(pod)]
         readings, failures = await self._scrape(ready_addresses(pods), rules.targets)
         now = self._now()
         loads = {pod["metadata"]["name"]: load_seconds(pod, now) for pod in pods}
@@ -110,7 +94,7 @@ class Autoscaler:
         decision, history = decide(rules, view, self._histories.get(key, History()))
         if decision.desired != view.replicas:
             try:
-                await self._fleet.scale(key, decision.desired)
+                await self._scale(key, decision.desired)
             except Exception as error:  # whatever a client may raise; the next look tries again
                 log.warning("%s: replicas %d -> %d not written: %s", key, view.replicas, decision.desired, error)
                 reason = f"spec.replicas could not be written: {error}"
@@ -124,7 +108,7 @@ class Autoscaler:
             return  # nothing was read yet: what the last leader said of it stands until patience is over
         if self._decisions.get(key) != decision:
             self._decisions[key] = decision
-            self._fleet.decided(key)
+            self._decided(key)
 
 
 def ready_addresses(pods: Sequence[Obj]) -> dict[str, str]:

@@ -76,9 +76,9 @@ class Rules:
         """The rules of a resource's spec, None where the builtin autoscaler has no say (also while suspended, or where
         another version's value says who knows what)."""
         scaling = spec.get("autoscaling")
-        if not scaling or scaling.get("provider", "Builtin") != "Builtin" or spec.get("suspend"):
+        if not scaling or spec.get("suspend") or wrong_values(Autoscaling, scaling):
             return None
-        if wrong_values(Autoscaling, scaling):
+        if scaling.get("provider", "Builtin") != "Builtin":
             return None
         behavior = scaling.get("behavior") or {}
         given = scaling.get("targets") or {}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import functools
 import logging
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from datetime import UTC, datetime
 
 import aiohttp
@@ -60,7 +60,10 @@ class Leader:
     async def run(self) -> None:
         """Until cancelled."""
         async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as session:
-            self._autoscaler = Autoscaler(self, functools.partial(scrape, session), lambda: datetime.now(UTC))
+            look = functools.partial(scrape, session)
+            self._autoscaler = Autoscaler(
+                self._store.services, self._store.pods, self._scale, self._queue.add, look, lambda: datetime.now(UTC)
+            )
             async with asyncio.TaskGroup() as group:
                 group.create_task(self._watches.run())
                 await self.known.wait()
@@ -109,20 +112,9 @@ class Leader:
             decision=self._autoscaler.decision(key) if self._autoscaler else None,
         )
 
-    # What the autoscaler asks for (autoscaler.loop.Fleet).
-
-    def services(self) -> Iterable[tuple[Key, Obj]]:
-        return self._store.services()
-
-    def pods(self, key: Key) -> Sequence[Obj]:
-        return self._store.pods(key)
-
-    async def scale(self, key: Key, replicas: int) -> None:
+    async def _scale(self, key: Key, replicas: int) -> None:
         await self._client.patch_scale(*key, replicas)
         self._metrics.writes.labels("scale").inc()
-
-    def decided(self, key: Key) -> None:
-        self._queue.add(key)
 
 
 async def _every(seconds: float, look: Callable[[], Awaitable[None]]) -> None:

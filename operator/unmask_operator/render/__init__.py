@@ -1,4 +1,4 @@
-"""Rendering: the children of a resource, as plain objects without owners. One file a kind."""
+"""Rendering: the children of a resource, as plain objects without owners."""
 
 from __future__ import annotations
 
@@ -6,14 +6,9 @@ from collections.abc import Mapping
 
 from unmask_operator.api import DiffusionLMService
 from unmask_operator.objects import Obj
-from unmask_operator.render.hpa import hpa
+from unmask_operator.render import beside
 from unmask_operator.render.model_revision import config_map
-from unmask_operator.render.networkpolicy import networkpolicy
-from unmask_operator.render.pdb import pdb
-from unmask_operator.render.podmonitor import podmonitor
 from unmask_operator.render.revision import Pin, revision
-from unmask_operator.render.service import service as kubernetes_service
-from unmask_operator.render.serviceaccount import serviceaccount
 from unmask_operator.render.workload import deployment
 from unmask_operator.settings import Settings
 
@@ -25,14 +20,14 @@ def render(service: DiffusionLMService, settings: Settings, pin: Pin, commits: M
     `commits` is what hub models were resolved to, by key.
     """
     wanted = [
-        serviceaccount(service),
+        beside.serviceaccount(service),
         revision(service, pin),
         config_map(service, commits),
-        networkpolicy(service, settings),
-        kubernetes_service(service),
+        beside.networkpolicy(service, settings),
+        beside.service(service),
         deployment(service, pin.form.template),
-        pdb(service),
-        hpa(service),
-        podmonitor(service),
+        beside.pdb(service),
+        beside.hpa(service),
+        beside.podmonitor(service),
     ]
     return [child for child in wanted if child]

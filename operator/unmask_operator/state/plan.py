@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 from unmask_operator.api import DiffusionLMService, SpecError, parse
 from unmask_operator.objects import API_VERSION, KIND, RESTARTED_AT, SERVICE_LABEL, Obj, Ref, controller_uid
 from unmask_operator.render import names, render
+from unmask_operator.render.beside import CHILD_OF, PODMONITOR
 from unmask_operator.render.model_revision import key_of, recorded
 from unmask_operator.render.pod import Form
-from unmask_operator.render.podmonitor import PODMONITOR
 from unmask_operator.render.revision import Pin, Unread, follow, kept, pins
 from unmask_operator.render.workload import replicas
 from unmask_operator.settings import Settings
@@ -19,15 +19,6 @@ from unmask_operator.state.observed import Observed
 CONFLICT_SECONDS = 30.0  # nothing tells us when an object that is not ours goes
 NODES_SECONDS = 30.0  # nor when a node comes, goes or changes: how long a list of them is good
 MISSING_CRD = "MissingCRD"  # a condition's reason
-# The child that a section of the spec beside the pods becomes. What is left is of the Deployment.
-CHILD_OF = {
-    "autoscaling": "HorizontalPodAutoscaler",
-    "monitoring": "PodMonitor",
-    "networkPolicy": "NetworkPolicy",
-    "podDisruptionBudget": "PodDisruptionBudget",
-    "service": "Service",
-    "serviceAccount": "ServiceAccount",
-}
 
 
 @dataclass(frozen=True)

@@ -36,6 +36,9 @@ def status(observed: Observed, plan: Plan) -> Obj:
     facts = Facts.gather(observed, plan)
     metadata = observed.service["metadata"]
     port = number(section(facts.spec, "service"), "port", 80)
+    address = url(metadata["name"], metadata["namespace"], port)
+    if "service" in plan.unread:  # and the Service stays as it is
+        address = section(observed.service, "status").get("url", address)
     new: dict[str, Any] = {
         "observedGeneration": metadata["generation"],
         "conditions": _conditions(facts),
@@ -43,7 +46,7 @@ def status(observed: Observed, plan: Plan) -> Obj:
         "readyReplicas": facts.ready_pods,  # the conditions count these too
         "updatedReplicas": number(facts.status, "updatedReplicas"),
         "selector": f"{SERVICE_LABEL}={metadata['name']}",
-        "url": url(metadata["name"], metadata["namespace"], port),
+        "url": address,
         "modelName": _model_name(facts, metadata["name"]),
         "model": _model(facts),
         "resolvedImage": _image(facts),

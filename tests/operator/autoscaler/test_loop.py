@@ -72,6 +72,11 @@ class World:
         return self.now
 
 
+def _autoscaler(world: World, scrape: Any = None) -> Autoscaler:
+    shell = (world.services, world.pods, world.scale, world.decided)
+    return Autoscaler(*shell, scrape or world.scrape, world.clock)  # type: ignore[arg-type]
+
+
 def _tick(world: World, autoscaler: Autoscaler, seconds: float = 0) -> float:
     world.now += timedelta(seconds=seconds)
     return asyncio.run(autoscaler.tick())
@@ -80,7 +85,7 @@ def _tick(world: World, autoscaler: Autoscaler, seconds: float = 0) -> float:
 def test_each_service_at_its_own_interval() -> None:
     world = World({"a": _service(1), "b": _service(1, pollingIntervalSeconds=4), "c": {"metadata": {}, "spec": {}}})
     world.load = {"a#0": 0, "b#0": 0}
-    autoscaler = Autoscaler(world, world.scrape, world.clock)
+    autoscaler = _autoscaler(world)
     assert _tick(world, autoscaler) == 4
     assert world.looks == ["a", "b"]
     assert _tick(world, autoscaler, 4) == 4
@@ -94,7 +99,7 @@ def test_each_service_at_its_own_interval() -> None:
 def test_replicas_are_written_and_the_decision_is_told_once() -> None:
     world = World({"a": _service(1)})
     world.load = {f"a#{n}": 35 for n in range(9)}
-    autoscaler = Autoscaler(world, world.scrape, world.clock)
+    autoscaler = _autoscaler(world)
     _tick(world, autoscaler)
     assert world.writes == [("a", 4)]
     decision = autoscaler.decision("a")
@@ -113,7 +118,7 @@ def test_a_write_that_fails_is_said_and_tried_again() -> None:
     world = World({"a": _service(1)})
     world.load = {f"a#{n}": 20 for n in range(9)}
     world.refuse = True
-    autoscaler = Autoscaler(world, world.scrape, world.clock)
+    autoscaler = _autoscaler(world)
     _tick(world, autoscaler)
     decision = autoscaler.decision("a")
     assert decision is not None
@@ -127,7 +132,7 @@ def test_a_write_that_fails_is_said_and_tried_again() -> None:
 
 def test_a_new_leader_says_nothing_of_pods_that_it_has_not_read_until_patience_is_over() -> None:
     world = World({"a": _service(1)})
-    autoscaler = Autoscaler(world, world.scrape, world.clock)
+    autoscaler = _autoscaler(world)
     for _ in range(5):
         _tick(world, autoscaler, 15)
         assert autoscaler.decision("a") is None
@@ -146,7 +151,7 @@ def test_a_service_that_cannot_be_read_does_not_stop_the_others() -> None:
     broken = _service(1, behavior={"scaleUp": {"policies": [{"type": "Pods"}]}})
     world = World({"bad": broken, "odd": {"metadata": {}, "spec": {"autoscaling": "yes"}}, "a": _service(1)})
     world.load = {"a#0": 20}
-    autoscaler = Autoscaler(world, world.scrape, world.clock)
+    autoscaler = _autoscaler(world)
     _tick(world, autoscaler)
     assert world.writes == [("a", 2)]
     assert autoscaler.decision("bad") is None
@@ -163,7 +168,7 @@ def test_a_mistake_in_one_look_does_not_stop_the_others() -> None:
             raise RuntimeError("a bug")
         return await world.scrape(addresses, targets)
 
-    autoscaler = Autoscaler(world, scrape, world.clock)
+    autoscaler = _autoscaler(world, scrape)
     assert _tick(world, autoscaler) == LONGEST_SLEEP
     assert world.writes == [("b", 2)]
 
@@ -171,7 +176,7 @@ def test_a_mistake_in_one_look_does_not_stop_the_others() -> None:
 def test_what_is_suspended_deleted_or_left_to_others_is_forgotten() -> None:
     world = World({"a": _service(2)})
     world.load = {f"a#{n}": 10 for n in range(9)}
-    autoscaler = Autoscaler(world, world.scrape, world.clock)
+    autoscaler = _autoscaler(world)
     _tick(world, autoscaler)
     assert autoscaler.decision("a") is not None
     world.all["a"]["spec"]["suspend"] = True
@@ -190,7 +195,7 @@ def test_the_load_time_that_a_pod_shows_lengthens_the_stable_window() -> None:
     world = World({"a": _service(3, pollingIntervalSeconds=60)})
     world.load = {f"a#{n}": 0 for n in range(3)}
     world.loaded = 600
-    autoscaler = Autoscaler(world, world.scrape, world.clock)
+    autoscaler = _autoscaler(world)
     for _ in range(20):
         _tick(world, autoscaler, 60)
     assert world.writes == []

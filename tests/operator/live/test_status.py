@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import secrets
 import threading
+import time
 from collections.abc import Iterator
 
 import pytest
@@ -100,6 +101,28 @@ def test_a_pod_from_no_gpu_over_a_crash_to_ready(admin, namespace):
     assert {c["type"]: c["status"] for c in status["conditions"]} == dict.fromkeys(
         ("Accepted", "Scheduled", "ModelLoaded", "RolloutComplete", "UpToDate", "Available", "Ready"), "True"
     )
+    admin.delete(node)
+
+
+def test_ready_does_not_blink_at_an_edit_that_leaves_the_pods_as_they_are(admin, namespace):
+    node = _node(admin, "0")
+    resource = admin.create(demo(namespace))
+    pod = _pod(admin, resource)
+    _bind(admin, pod, node)
+    _run(admin, pod, "127.0.0.1", started=True, ready=True)
+    wait_condition(admin, resource, "Ready", "True")
+    before = read(admin, resource)["status"]
+    assert before["currentRevision"] == "demo-r1"
+    time.sleep(1.1)  # times of conditions are whole seconds
+
+    for number, edit in enumerate(({"maxSurge": 0, "maxUnavailable": 1}, {"maxSurge": 2}, None), start=2):
+        admin.patch(resource, {"spec": {"rolloutStrategy": edit}})
+        wait = f"demo-r{number}"
+        admin.wait(wait, lambda wait=wait: read(admin, resource)["status"]["currentRevision"] == wait)
+        time.sleep(1.1)
+    after = read(admin, resource)["status"]["conditions"]
+    times = {c["type"]: c["lastTransitionTime"] for c in before["conditions"]}
+    assert {c["type"]: c["lastTransitionTime"] for c in after} == times
     admin.delete(node)
 
 
