@@ -73,11 +73,12 @@ class Scripted:
     def __init__(self, lists, streams):
         self.lists, self.streams = list(lists), list(streams)
         self.asked = []  # "list", or the version that a watch goes on from
-        self.queries = []
+        self.queries, self.tokens = [], []
         self.idle = asyncio.Event()
 
     async def handle(self, request):
         self.queries.append(dict(request.query))
+        self.tokens.append(request.headers["Authorization"])
         if "watch" not in request.query:
             self.asked.append("list")
             answer = self.lists.pop(0)
@@ -115,7 +116,8 @@ def follow(lists, streams, kind=PODS, silence=30.0):
         runner = web.AppRunner(app, shutdown_timeout=0.1)
         await runner.setup()
         await web.TCPSite(runner, "127.0.0.1", 0).start()
-        client = Client(lambda: Login(f"http://127.0.0.1:{runner.addresses[0][1]}"))
+        tokens = iter(["t1", *["t2"] * 99])
+        client = Client(lambda: Login(f"http://127.0.0.1:{runner.addresses[0][1]}", next(tokens)))
         whole = client.watch
         client.watch = lambda *asked: whole(*asked, silence=silence)
         every = Watches(client, store, lambda key, seconds: news.append(key), Settings(), Metrics(store, lambda: 0))
@@ -214,6 +216,12 @@ def test_a_line_that_is_no_event_is_no_reason_to_end(caplog):
     server, _, _ = follow([(7, {}), (8, {})], [[b"<html>\n"]])
     assert server.asked == ["list", 7, "list", 8]
     assert "cannot watch pods: a watch of pods has a line that is no event" in caplog.text
+
+
+def test_a_token_that_is_not_good_any_more_is_read_again_and_nothing_is_listed_for_it():
+    server, _, _ = follow([(7, {})], [401])
+    assert server.asked == ["list", 7, 7]
+    assert server.tokens == ["Bearer t1", "Bearer t1", "Bearer t2"]
 
 
 def test_resources_are_listed_before_each_stream_in_case_the_last_one_left_out_a_new_field():
