@@ -4,13 +4,14 @@ import asyncio
 import json
 import socket
 
-import kopf
 import pytest
 from aiohttp import web
 
-from unmask_operator.client.client import LIST_TRIES, PAGE, Client, encode
+from unmask_operator.client.client import LIST_TRIES, PAGE, Client
 from unmask_operator.client.errors import ApiError, api_error
-from unmask_operator.client.kinds import LEASES, POD_MONITORS, PODS, SERVICES, kind_of
+from unmask_operator.client.kinds import LEASES, PODS, SERVICES, kind_of
+from unmask_operator.client.login import Login
+from unmask_operator.client.session import encode
 from unmask_operator.objects import FIELD_MANAGER
 
 CONFIG = {"apiVersion": "v1", "kind": "ServiceAccount", "metadata": {"name": "a", "namespace": "ns"}}
@@ -46,7 +47,7 @@ class Server:
             port = runner.addresses[0][1]
 
             def login():
-                info = kopf.ConnectionInfo(server=f"http://127.0.0.1:{port}/", token=tokens[0])
+                info = Login(server=f"http://127.0.0.1:{port}", token=tokens[0])
                 tokens[0] = renewed
                 return info
 
@@ -195,13 +196,6 @@ def test_a_put_of_the_lease_carries_its_version():
     assert server.seen[0][3] == lease
 
 
-def test_an_api_is_there_when_its_group_lists_the_kind():
-    listed = {"resources": [{"name": "podmonitors", "kind": "PodMonitor"}]}
-    assert Server((200, listed, {})).run(lambda client: client.has_api(POD_MONITORS))
-    assert not Server((200, {"resources": []}, {})).run(lambda client: client.has_api(POD_MONITORS))
-    assert not Server((404, "404 page not found", {})).run(lambda client: client.has_api(POD_MONITORS))
-
-
 def test_a_throttled_request_waits_as_told_and_goes_again():
     slow = (429, status(429, "TooManyRequests", "later"), {"Retry-After": "0.05"})
     server = Server(slow, slow, (200, {"ok": True}, {}))
@@ -258,7 +252,7 @@ def test_a_write_is_sent_in_the_very_turn_of_the_event_loop_that_allowed_it():
 
     async def scene(listener):
         loop = asyncio.get_running_loop()
-        client = Client(lambda: kopf.ConnectionInfo(server=f"http://127.0.0.1:{listener.getsockname()[1]}"))
+        client = Client(lambda: Login(server=f"http://127.0.0.1:{listener.getsockname()[1]}"))
 
         def answer():
             connection, _ = listener.accept()
@@ -285,7 +279,7 @@ def test_no_answer_is_an_error_of_the_same_type():
 
     async def scene():
         nonlocal client_error
-        client = Client(lambda: kopf.ConnectionInfo(server="http://127.0.0.1:1"))
+        client = Client(lambda: Login(server="http://127.0.0.1:1"))
         try:
             await client.get(LEASES, "n", "l")
         except ApiError as error:

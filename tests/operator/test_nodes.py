@@ -107,10 +107,11 @@ def test_of_a_node_its_labels_and_devices_are_kept():
 COUNT = 1000
 
 PROGRAM = """
-import asyncio, sys, kopf
+import asyncio, sys
 from pathlib import Path
 from unmask_operator.client.client import Client
 from unmask_operator.client.kinds import NODES
+from unmask_operator.client.login import Login
 from unmask_operator.controller.nodes import slim
 
 def peak():
@@ -118,7 +119,7 @@ def peak():
     return 1024 * int(next(line.split()[1] for line in status.splitlines() if line.startswith("VmHWM:")))
 
 async def run():
-    client = Client(lambda: kopf.ConnectionInfo(server=sys.argv[1]))
+    client = Client(lambda: Login(server=sys.argv[1]))
     await client.request("GET", "/version")
     Path("/proc/self/clear_refs").write_text("5")  # the peak begins here
     before = peak()

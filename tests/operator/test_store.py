@@ -24,6 +24,13 @@ def store():
     return Store()
 
 
+def listed(store, kind, namespace, items, version):
+    """The resources that a list changes, by what it has and by what it lacks."""
+    changed = {store.put(kind, item, answered=True) for item in items}
+    names = {(Key(item["metadata"]["namespace"], item["metadata"]["name"]), item["metadata"]["uid"]) for item in items}
+    return (changed | store.retain(kind, namespace, names, version)) - {None}
+
+
 def test_an_event_names_the_resource_it_concerns(store):
     assert store.put(SERVICES, obj(SERVICES, "demo", 1)) == KEY
     assert store.put(DEPLOYMENTS, obj(DEPLOYMENTS, "demo", 2)) == KEY
@@ -84,8 +91,7 @@ def test_a_list_drops_what_is_gone_but_nothing_newer_than_itself(store):
     for name, version in (("kept", 1), ("gone", 2), ("newer", 30)):
         store.put(PODS, obj(PODS, name, version))
     store.put(PODS, obj(PODS, "elsewhere", 3, namespace="other"))
-    changed = store.replace(PODS, "ns", [obj(PODS, "kept", 1), obj(PODS, "found", 4)], version=20)
-    assert changed == {KEY}
+    assert listed(store, PODS, "ns", [obj(PODS, "kept", 1), obj(PODS, "found", 4)], version=20) == {KEY}
     assert [p["metadata"]["name"] for p in store.pods(KEY)] == ["found", "kept", "newer"]
     assert store.pods(Key("other", "demo"))
 
@@ -93,13 +99,13 @@ def test_a_list_drops_what_is_gone_but_nothing_newer_than_itself(store):
 def test_a_list_brings_nothing_back_that_was_deleted_after_it_was_made(store):
     store.put(PODS, obj(PODS, "p", 1))
     store.delete(PODS, obj(PODS, "p", 9))
-    assert store.replace(PODS, None, [obj(PODS, "p", 1)], version=5) == set()
+    assert listed(store, PODS, None, [obj(PODS, "p", 1)], version=5) == set()
     assert not store.pods(KEY)
 
 
 def test_a_list_without_changes_changes_nothing(store):
     store.put(SERVICES, obj(SERVICES, "demo", 1))
-    assert store.replace(SERVICES, None, [obj(SERVICES, "demo", 1)], version=5) == set()
+    assert listed(store, SERVICES, None, [obj(SERVICES, "demo", 1)], version=5) == set()
 
 
 def test_it_keeps_of_managed_fields_only_who_manages():
@@ -121,5 +127,5 @@ def test_ages_count_from_what_was_last_heard():
     store = Store(lambda: now[0])
     store.put(PODS, obj(PODS, "p", 1))
     now[0] = 130.0
-    store.replace(SERVICES, None, [], version=2)
+    store.retain(SERVICES, None, set(), version=2)
     assert store.ages() == {PODS.api: 30.0, SERVICES.api: 0.0}

@@ -1,57 +1,29 @@
-"""The API server over one aiohttp session. It reads and writes plain objects and knows nothing of reconciling."""
+"""What is asked of the API server: plain objects are read and written, and nothing is known of reconciling."""
 
 from __future__ import annotations
 
-import asyncio
 import json
-import time
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+import random
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-import aiohttp
-import kopf
-
-from unmask_operator.client.errors import ApiError, api_error
+from unmask_operator.client.errors import ApiError
 from unmask_operator.client.kinds import LEASES, SERVICES, ApiKind, kind_of
+from unmask_operator.client.session import Session
 from unmask_operator.objects import FIELD_MANAGER, Obj
 
-TIMEOUT_SECONDS = 30.0
-TOKEN_SECONDS = 60.0  # how long a token is used before its file is read again
-THROTTLED_TRIES = 4  # how often a request that the server put off (429) is sent before its caller hears of it
-LONGEST_WAIT_SECONDS = 30.0  # the longest Retry-After that is waited for here; the work queue waits longer ones
 PAGE = 100  # objects of one answer to a list: parsing it must neither hold the event loop up nor take much memory
 LIST_TRIES = 5  # how often a list is begun
+STREAM_SECONDS = 600  # how long one watch request lasts; a new one costs a request
+SILENCE_SECONDS = 180.0  # a stream without even a bookmark (one a minute) for so long is dead
 
-JSON = "application/json"
 MERGE = "application/merge-patch+json"
 JSON_PATCH = "application/json-patch+json"
 APPLY = "application/apply-patch+yaml"  # JSON is YAML
 
 
-class Client:
-    """A session with the API server, as whoever `login` says we are.
-
-    Every method raises ApiError when the server refuses or does not answer. A 429 is waited for and sent again here,
-    since the server did nothing yet; nothing else is repeated, for only the caller knows what a second time would do.
-
-    Attributes:
-        last_answer: monotonic seconds of the last answer below 500, 0.0 before the first one.
-        may_write: asked in the moment each write but that of the Lease is sent.
-    """
-
-    def __init__(self, login: Callable[[], kopf.ConnectionInfo], user_agent: str = FIELD_MANAGER) -> None:
-        self._login = login
-        self._info = login()
-        self._read_at = time.monotonic()
-        self._agent = user_agent
-        self._session: aiohttp.ClientSession | None = None
-        self.last_answer = 0.0
-        self.may_write: Callable[[], bool] = lambda: True
-
-    async def close(self) -> None:
-        if self._session is not None:
-            await self._session.close()
-            self._session = None
+class Client(Session):
+    """What is asked of the API server. Every method raises ApiError."""
 
     async def get(self, kind: ApiKind, namespace: str, name: str) -> Obj:
         return await self.request("GET", kind.path(namespace, name))
@@ -159,120 +131,36 @@ class Client:
         path = LEASES.path(meta["namespace"], meta["name"])
         return await self.request("PUT", path, body=lease, timeout=timeout)
 
-    async def has_api(self, kind: ApiKind) -> bool:
-        """Whether the server has that kind (a CustomResourceDefinition may come and go)."""
-        try:
-            answer = await self.request("GET", kind.root)
-        except ApiError as error:
-            if error.not_found:
-                return False
-            raise
-        return any(entry.get("kind") == kind.kind for entry in answer.get("resources", ()))
-
-    async def request(
+    async def watch(
         self,
-        method: str,
-        path: str,
-        params: Mapping[str, str] | None = None,
-        body: Any = None,
-        content_type: str = JSON,
-        timeout: float = TIMEOUT_SECONDS,
-    ) -> Obj:
-        for tries_left in reversed(range(THROTTLED_TRIES)):
+        kind: ApiKind,
+        namespace: str | None,
+        selector: str,
+        version: int,
+        take: Callable[[str, Obj], None],
+        silence: float = SILENCE_SECONDS,
+    ) -> None:
+        """Hand every change since a resource version to `take`, until the stream ends: ADDED, MODIFIED or DELETED with
+        the object, and BOOKMARK with nothing but a newer version to go on from.
+
+        ApiError tells also what the server says inside the stream, such as that the version is too old (410).
+        """
+        asked = {"watch": "true", "allowWatchBookmarks": "true", "resourceVersion": str(version)}
+        asked["timeoutSeconds"] = str(round(STREAM_SECONDS * random.uniform(0.85, 1.15)))  # not all at once
+        if selector:
+            asked["labelSelector"] = selector
+
+        def read(line: bytes) -> None:
             try:
-                return await self._send(method, path, params, body, content_type, timeout)
-            except ApiError as error:
-                if error.status == 401 and tries_left and await self._renew_login():
-                    continue
-                wait = error.retry_after or 1.0
-                if error.status != 429 or not tries_left or wait > LONGEST_WAIT_SECONDS:
-                    raise
-                await asyncio.sleep(wait)
-        raise AssertionError("unreachable")
+                event = json.loads(line)
+                change, obj = event["type"], event["object"]
+            except (ValueError, KeyError, TypeError):
+                raise ApiError(200, "Unreadable", f"a watch of {kind.plural} has a line that is no event") from None
+            if change == "ERROR":
+                raise ApiError(obj.get("code") or 500, obj.get("reason") or "Unknown", str(obj.get("message")))
+            take(change, obj)
 
-    async def _send(
-        self, method: str, path: str, params: Mapping[str, str] | None, body: Any, content_type: str, timeout: float
-    ) -> Obj:
-        session = await self._open()
-        url = self._info.server.rstrip("/") + path
-        may_write = (lambda: True) if path.startswith(LEASES.root) else self.may_write
-        data = None if body is None else _Fenced(encode(body), may_write)
-        headers = {**self._info.as_http_headers(), "Content-Type": content_type, "Accept": JSON}
-        if data is not None:
-            headers["Content-Length"] = str(len(data.body))
-        try:
-            async with session.request(
-                method, url, params=params, data=data, headers=headers, timeout=aiohttp.ClientTimeout(total=timeout)
-            ) as answer:
-                raw, status, said = await answer.read(), answer.status, answer.headers
-        except (aiohttp.ClientError, TimeoutError, OSError) as error:
-            if data is not None and data.kept_back:
-                raise ApiError(0, "NotLeading", f"{method} {path}: not sent, for another pod may lead by now") from None
-            if isinstance(error, aiohttp.ClientSSLError):
-                await self.close()  # the cluster's CA may have been replaced: the next session reads it again
-            sentence = f"{method} {path}: no answer from the API server: {str(error) or type(error).__name__}"
-            raise ApiError(0, "Unreachable", sentence) from error
-        if status < 500:
-            self.last_answer = time.monotonic()
-        if status >= 400:
-            raise api_error(status, raw, said)
-        try:
-            parsed: Obj = json.loads(raw)
-        except ValueError:
-            raise ApiError(status, "Unreadable", f"{method} {path}: the answer is not JSON") from None
-        return parsed
-
-    async def _open(self) -> aiohttp.ClientSession:
-        if self._info.token and time.monotonic() - self._read_at > TOKEN_SECONDS:
-            await self._renew_login()
-        if self._session is None:
-            connector = aiohttp.TCPConnector(limit=32, ssl=self._info.as_ssl_context())
-            self._session = aiohttp.ClientSession(connector=connector, headers={"User-Agent": self._agent})
-        return self._session
-
-    async def _renew_login(self) -> bool:
-        """Read the login information again; True when it has changed. A new CA or certificate needs a new session."""
-        old, self._info, self._read_at = self._info, self._login(), time.monotonic()
-        same_tls = (old.ca_path, old.ca_data, old.certificate_data) == (
-            self._info.ca_path,
-            self._info.ca_data,
-            self._info.certificate_data,
-        )
-        if not same_tls:
-            await self.close()
-        return old != self._info
-
-
-class _Fenced:
-    """A request's body that asks whether it may go when it goes; a request without its whole body changes nothing.
-
-    A process that was frozen goes on wherever it was, before any task of its own could tell it that another leads by
-    now. Between the call of a request and its first byte lie several turns of the event loop, also without a new
-    connection: a check at the call is too early. So every write has a body.
-    """
-
-    def __init__(self, body: bytes, may_go: Callable[[], bool]) -> None:
-        self.body = body
-        self.kept_back = False
-        self._may_go = may_go
-
-    async def __aiter__(self) -> AsyncIterator[bytes]:
-        self.kept_back = not self._may_go()
-        if self.kept_back:
-            raise RuntimeError("another pod may lead")
-        yield self.body
-
-
-def encode(body: Any) -> bytes:
-    """JSON in the very bytes that the API server makes of it: members sorted, no spaces, <, > and & escaped.
-
-    It keeps a ControllerRevision's data as it got them, encodes them anew at any later patch, be it of a label, and
-    refuses the patch as a change of immutable data where the bytes differ.
-    """
-    text = json.dumps(body, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
-    for char in "<>&\u2028\u2029":
-        text = text.replace(char, f"\\u{ord(char):04x}")
-    return text.encode()
+        await self.stream(kind.path(namespace), asked, read, silence)
 
 
 def is_created_entry(entry: Mapping[str, Any]) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from unmask_operator.objects import API_VERSION, KIND, PLURAL
@@ -62,12 +62,6 @@ CHILDREN = (
     POD_MONITORS,
 )
 OPTIONAL = (POD_MONITORS,)
-
-
-def watched(there: Container[ApiKind]) -> list[ApiKind]:
-    """What is listed and watched where those of OPTIONAL are there."""
-    return [SERVICES, PODS, *(kind for kind in CHILDREN if kind not in OPTIONAL or kind in there)]
-
 
 _BY_NAME: Mapping[tuple[str, str], ApiKind] = {
     (k.api_version, k.kind): k for k in (SERVICES, PODS, NODES, EVENTS, *CHILDREN)

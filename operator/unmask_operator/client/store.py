@@ -1,11 +1,11 @@
-"""The last seen state of resources, children and pods, filled by the watches, by lists and by our own writes."""
+"""The last seen state of resources, children and pods, filled by lists, by watches and by our own writes."""
 
 from __future__ import annotations
 
 import sys
 import time
 from collections import OrderedDict, defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Set
 from typing import Any
 
 from unmask_operator.client.kinds import PODS, SERVICES, ApiKind
@@ -32,7 +32,7 @@ class Store:
         `answered` by a request, it wins over what a watch has brought of the same version: a watch that began before
         a CustomResourceDefinition got a new field leaves that field out of what it brings.
         """
-        self._heard[kind.api] = self._clock()
+        self.heard(kind)
         meta = obj["metadata"]
         name = Key(meta["namespace"], meta["name"])
         if _version(obj) <= self._gone.get(meta["uid"], -1):
@@ -53,7 +53,7 @@ class Store:
 
         A watch by label also calls an object deleted that lost the label. It may come back, with a later version.
         """
-        self._heard[kind.api] = self._clock()
+        self.heard(kind)
         meta = obj["metadata"]
         name = Key(meta["namespace"], meta["name"])
         known = self._objects[kind.api].get(name)
@@ -62,17 +62,21 @@ class Store:
             return None
         return self._drop(kind, name, known)
 
-    def replace(self, kind: ApiKind, namespace: str | None, items: Sequence[Obj], version: int) -> set[Key]:
-        """Take over a list made at a resource version; returns the resources whose objects changed by it."""
-        changed = {self.put(kind, item, answered=True) for item in items}
-        listed = {(Key(i["metadata"]["namespace"], i["metadata"]["name"]), i["metadata"]["uid"]) for i in items}
+    def retain(self, kind: ApiKind, namespace: str | None, listed: Set[tuple[Key, str]], version: int) -> set[Key]:
+        """Forget what a list made at a resource version did not have: `listed` are the names and uids that it had.
+        Returns the resources whose objects went."""
+        changed = set()
         for name, known in list(self._objects[kind.api].items()):
             inside = namespace is None or name.namespace == namespace
             if inside and (name, known["metadata"]["uid"]) not in listed and _version(known) <= version:
                 self._bury(known["metadata"]["uid"], version)
                 changed.add(self._drop(kind, name, known))
-        self._heard[kind.api] = self._clock()
+        self.heard(kind)
         return {key for key in changed if key is not None}
+
+    def heard(self, kind: ApiKind) -> None:
+        """The API server has told of a kind, if only that nothing happened."""
+        self._heard[kind.api] = self._clock()
 
     def service(self, key: Key) -> Obj | None:
         return self._objects[SERVICES.api].get(key)

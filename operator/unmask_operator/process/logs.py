@@ -27,7 +27,7 @@ class JsonFormatter(logging.Formatter):
 
 
 def configure(settings: Settings) -> None:
-    """Everything to stderr. kopf's own lines on each object and event are left out: reconciles log what they do."""
+    """Everything to stderr."""
     handler = logging.StreamHandler(sys.stderr)
     if settings.log_format == "json":
         handler.setFormatter(JsonFormatter())
@@ -36,5 +36,4 @@ def configure(settings: Settings) -> None:
     root = logging.getLogger()
     root.handlers = [handler]
     root.setLevel(settings.log_level.upper())
-    logging.getLogger("kopf").setLevel(logging.WARNING)
     logging.getLogger("asyncio").setLevel(logging.WARNING)

@@ -43,7 +43,7 @@ class Metrics:
         )
         self.api_errors = Counter(
             "unmask_operator_api_errors",
-            "Requests of reconciles that failed, by HTTP status (0: no answer).",
+            "Reconciles, lists and watches that failed at a request, by HTTP status (0: no answer).",
             ["status"],
             registry=self.registry,
         )

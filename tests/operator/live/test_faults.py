@@ -101,16 +101,32 @@ def test_an_api_server_that_is_away_for_a_while_ends_nothing(admin, namespace, p
     assert proxied.process.poll() is None
 
 
-def test_a_watch_that_dies_ends_the_process_and_gives_the_lease_back(admin, namespace, proxied, fault_proxy):
-    """For good: the kubelet starts it again, with all watches."""
-    admin.wait("the watches", lambda: fault_proxy.watching() >= 8)
-    fault_proxy.fail(404, r"/services\?.*watch=", times=10_000)
+def test_a_watch_that_is_refused_is_named_and_what_happened_meanwhile_is_seen(admin, namespace, proxied, fault_proxy):
+    resource = admin.create(demo(namespace))
+    wait_condition(admin, resource, "Accepted", "True")
+    refused = fault_proxy.fail(403, r"/services\?.*watch=", times=10_000)
     fault_proxy.drop_watches()
-    assert proxied.process is not None
-    assert proxied.process.wait(timeout=20) == 1
-    assert "the operator ends" in proxied.log()
-    lease = admin.get("coordination.k8s.io/v1", "Lease", "unmask-operator", namespace)
-    assert lease["spec"]["holderIdentity"] == ""
+    admin.wait("it is named", lambda: "cannot watch services: the test's proxy answers 403" in proxied.log())
+    admin.delete(admin.get("v1", "Service", "demo", namespace))
+    fault_proxy.faults.remove(refused)
+    admin.wait("the Service is back", lambda: admin.find("v1", "Service", "demo", namespace), timeout=60)
+    assert proxied.alive()
+    assert proxied.metric('unmask_operator_api_errors_total{status="403"}') > 0
+
+
+def test_what_is_deleted_while_no_watch_is_open_is_seen(admin, namespace, proxied, fault_proxy):
+    """The versions to go on from are too old by then: the lists tell."""
+    resource = admin.create(demo(namespace))
+    wait_condition(admin, resource, "Accepted", "True")
+    away = fault_proxy.fail(0, r"[?&]watch=", times=10_000)
+    fault_proxy.drop_watches()
+    admin.delete(admin.get("v1", "Service", "demo", namespace))
+    time.sleep(2.0)
+    expired = fault_proxy.fail(410, r"/services\?.*watch=", times=1)
+    fault_proxy.faults.remove(away)
+    admin.wait("the Service is back", lambda: admin.find("v1", "Service", "demo", namespace), timeout=60)
+    assert expired.hits >= 1
+    assert "services are listed anew: " in proxied.log()
 
 
 def test_a_standby_without_rights_is_not_ready(api_server, admin, namespace):

@@ -183,8 +183,8 @@ def test_killed_after_any_write_it_ends_where_it_would_have(
 
     def all_as_the_undisturbed() -> dict[str, Any]:
         """The last one had no write more to come when the operator was killed."""
-        with contextlib.suppress(TimeoutError):  # what goes between the first lists and the watches is seen after 20 s
-            wait("the same state", fleet.uniform, timeout=40)
+        with contextlib.suppress(TimeoutError):  # what differs is told below
+            wait("the same state", fleet.uniform, timeout=20)
         *others, undisturbed = fleet.state()
         for number, one in enumerate(others):
             assert one == undisturbed, f"point-{number}"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 
-import kopf
 import pytest
 
 from e2e.cluster import kubeconfig
@@ -12,6 +11,7 @@ from tests.operator.live.objects import demo
 from tests.operator.live.process import ACCOUNT, install
 from unmask_operator.client.client import Client
 from unmask_operator.client.kinds import SERVICES
+from unmask_operator.client.login import Login
 
 pytestmark = pytest.mark.cluster
 
@@ -23,7 +23,7 @@ def test_pages_make_the_whole_list_and_one_that_expires_is_begun_anew(api_server
     fault = fault_proxy.fail(410, "continue=", after=1)
 
     async def scene():
-        client = Client(lambda: kopf.ConnectionInfo(server=access.server, token=access.headers["Authorization"][7:]))
+        client = Client(lambda: Login(server=access.server, token=access.headers["Authorization"][7:]))
         try:
             return await client.list(SERVICES, namespace, page=2)
         finally:

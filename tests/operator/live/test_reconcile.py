@@ -65,12 +65,11 @@ def test_a_second_look_writes_nothing(admin, namespace, shared_operator):
     assert int(read(admin, resource)["metadata"]["resourceVersion"]) > int(version)
 
 
-def test_nothing_of_the_frameworks_is_written_on_any_object(admin, namespace):
+def test_neither_finalizers_nor_annotations_are_written_on_the_resource(admin, namespace):
     resource = admin.create(demo(namespace, "plain"))
     wait_condition(admin, resource, "Accepted", "True")
     for obj in (read(admin, resource), *children(admin, resource).values()):
         assert "finalizers" not in obj["metadata"]
-        assert "kopf" not in str(obj)
     assert "annotations" not in read(admin, resource)["metadata"]
 
 
