@@ -1,7 +1,7 @@
 """Hypothesis profiles: `make test` runs a fixed, small set; `pytest --hypothesis-profile=thorough` searches anew.
 
 While `make test` compiles what tests of the operator run, those come last and wait for it outside their time limits.
-What starts clusters is imported for such tests alone: a machine that runs the tests of a GPU need not have its packages.
+What starts clusters is imported for such tests alone: a machine that runs a GPU's tests need not have its packages.
 """
 
 import os
