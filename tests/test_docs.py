@@ -30,6 +30,7 @@ PAGES = [
     "docs/server.md",
     "docs/decoding.md",
     "docs/models.md",
+    "docs/performance.md",
     "docs/security.md",
     "docs/architecture.md",
 ]
@@ -51,7 +52,21 @@ def test_flags_are_the_tables():
 def test_flags_and_files_that_are_named_exist(name):
     text = page(name)
     own = {f"--{s}" for f in FLAGS for s in f.spellings} | {"--help"}
-    tools = {"--arch", "--live", "--random-weights", "--plot", "--tasks", "--hypothesis-profile", "--timeout"}
+    tools = {
+        "--arch",
+        "--live",
+        "--graphs",
+        "--context",
+        "--batch",
+        "--prompt",
+        "--filled",
+        "--json",
+        "--random-weights",
+        "--plot",
+        "--tasks",
+        "--hypothesis-profile",
+        "--timeout",
+    }
     tools |= {"--namespace", "--create-namespace", "--set", "--wait", "--for", "--from-literal"}  # helm's and kubectl's
     tools |= {"--all", "--list"}  # the siege's, and that of tests.without
     for flag in re.findall(r"(?<![\w-])--[a-z][a-z-]+", re.sub(r"<!--.*?-->", "", text)):
