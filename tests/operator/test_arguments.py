@@ -47,7 +47,8 @@ def values(model):
         elif flag.type == "bool":
             value = st.booleans()
         elif flag.type == "int":
-            value = st.sampled_from([1, 2, 3, 4, 8, 24, 32, 64, 1024, 4096])
+            most = next(bound.le for bound in field.metadata if hasattr(bound, "le"))
+            value = st.sampled_from([n for n in (1, 2, 3, 4, 8, 24, 32, 64, 1024, 4096) if n <= most])
         else:
             value = st.floats(0, 1, exclude_min=flag.above_low) | st.sampled_from([1, 1.0])
         fields[field.alias] = value

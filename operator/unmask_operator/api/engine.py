@@ -1,6 +1,6 @@
 """`spec.engine`: how the model is decoded and how much room it gets. Every field is a flag of the runtime.
 
-Flags that this version of the runtime refuses (tensorParallelSize, enforceEager) have no field.
+Flags that this version of the runtime refuses (tensorParallelSize, deterministic) have no field.
 """
 
 from __future__ import annotations
