@@ -1,7 +1,5 @@
 """The operator's own settings. Read from the environment here and nowhere else."""
 
-from __future__ import annotations
-
 import os
 import re
 from collections.abc import Mapping

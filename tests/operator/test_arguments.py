@@ -6,6 +6,7 @@ import subprocess
 import sys
 
 import pytest
+from annotated_types import Le
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
@@ -47,7 +48,8 @@ def values(model):
         elif flag.type == "bool":
             value = st.booleans()
         elif flag.type == "int":
-            value = st.sampled_from([1, 2, 3, 4, 8, 24, 32, 64, 1024, 4096])
+            top = min((bound.le for bound in field.metadata if isinstance(bound, Le)), default=4096)
+            value = st.sampled_from([n for n in (1, 2, 3, 4, 8, 24, 32, 64, 1024, 4096) if n <= top])
         else:
             value = st.floats(0, 1, exclude_min=flag.above_low) | st.sampled_from([1, 1.0])
         fields[field.alias] = value

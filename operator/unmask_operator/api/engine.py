@@ -3,8 +3,6 @@
 Flags that this version of the runtime refuses (tensorParallelSize, enforceEager) have no field.
 """
 
-from __future__ import annotations
-
 from typing import Annotated, Literal
 
 from pydantic import Field

@@ -1,7 +1,5 @@
 """What is wrong with a resource, as one sentence that names the field."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from typing import Any
 

@@ -3,8 +3,6 @@
 Importing the table loads no torch. A value in CamelCase (MultiBd) stands for the flag's own spelling (multi_bd).
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 from pydantic import Field

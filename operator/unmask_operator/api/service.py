@@ -1,7 +1,5 @@
 """A whole DiffusionLMService, from the API server's JSON to typed data."""
 
-from __future__ import annotations
-
 import copy
 import functools
 import operator

@@ -1,7 +1,5 @@
 """`spec`: the whole of what a user asks for."""
 
-from __future__ import annotations
-
 from typing import Annotated, Literal
 
 from pydantic import Field

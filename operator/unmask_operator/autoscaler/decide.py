@@ -1,7 +1,5 @@
 """One decision of the builtin autoscaler: a pure function of the rules, a look at the pods, and the past."""
 
-from __future__ import annotations
-
 import math
 
 from unmask_operator.api.autoscaling import ROOM

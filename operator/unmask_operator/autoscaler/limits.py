@@ -1,7 +1,5 @@
 """How far the policies of ``behavior`` let the replicas move now, by the rules of autoscaling/v2."""
 
-from __future__ import annotations
-
 from datetime import datetime
 
 from unmask_operator.autoscaler.history import History

@@ -1,7 +1,5 @@
 """The loop around the decisions: who is due, scrape, decide, have `spec.replicas` written."""
 
-from __future__ import annotations
-
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence

@@ -1,7 +1,5 @@
 """What is asked of the API server: plain objects are read and written, and nothing is known of reconciling."""
 
-from __future__ import annotations
-
 import json
 import random
 from collections.abc import Callable, Mapping, Sequence

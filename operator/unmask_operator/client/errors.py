@@ -1,7 +1,5 @@
 """The one error of talking to the API server."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping
 

@@ -1,7 +1,5 @@
 """The kinds the operator deals with, and where the API server keeps them."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 

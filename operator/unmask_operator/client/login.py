@@ -1,7 +1,5 @@
 """Where the API server is and who we are there: a pod's service account, or a developer's kubeconfig."""
 
-from __future__ import annotations
-
 import base64
 import os
 import ssl

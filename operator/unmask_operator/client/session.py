@@ -1,7 +1,5 @@
 """The requests to the API server, over one aiohttp session: logging in, waiting as told, streams, and one error."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import time

@@ -1,7 +1,5 @@
 """Events as the API server takes them (events.k8s.io/v1)."""
 
-from __future__ import annotations
-
 import uuid
 from datetime import datetime
 

@@ -1,7 +1,5 @@
 """What the leading pod does: keep the store true, run the queue's workers, ask loading pods, scale."""
 
-from __future__ import annotations
-
 import asyncio
 import functools
 import logging

@@ -1,7 +1,5 @@
 """Nodes: for what the conditions say of GPUs. They are listed while a pod finds none, and never watched."""
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import sys

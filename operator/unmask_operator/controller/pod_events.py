@@ -1,7 +1,5 @@
 """Events of pods that do not come up and whose status does not say why."""
 
-from __future__ import annotations
-
 import logging
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence

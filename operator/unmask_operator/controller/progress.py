@@ -1,7 +1,5 @@
 """How far loading the model is, and what was loaded: asked of pods by ``/startup``."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import logging

@@ -1,7 +1,5 @@
 """One reconcile: what is known -> plan -> writes -> status -> Events."""
 
-from __future__ import annotations
-
 import logging
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence

@@ -1,7 +1,5 @@
 """Each kind is listed in pages and then watched, for as long as this process leads: so the store stays true."""
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import sys

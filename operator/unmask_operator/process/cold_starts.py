@@ -1,7 +1,5 @@
 """How long pods took from their creation until they were Ready for the first time."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from datetime import datetime
 

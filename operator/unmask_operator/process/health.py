@@ -1,7 +1,5 @@
 """``/healthz``, ``/readyz`` and ``/metrics`` on the operator's port."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable
 

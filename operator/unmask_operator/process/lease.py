@@ -1,7 +1,5 @@
 """Who leads: a Lease of coordination.k8s.io that one of the operator's pods holds."""
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import math

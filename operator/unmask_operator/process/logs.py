@@ -1,7 +1,5 @@
 """Logging: lines for people, or one JSON object a line for machines."""
 
-from __future__ import annotations
-
 import json
 import logging
 import sys

@@ -1,7 +1,5 @@
 """What the operator tells of itself under ``/metrics``."""
 
-from __future__ import annotations
-
 from collections import Counter as Tally
 from collections.abc import Callable, Iterable
 

@@ -1,7 +1,5 @@
 """The children that stand beside the pods, each from a section of the spec that no pod is made of."""
 
-from __future__ import annotations
-
 from unmask_operator.api import DiffusionLMService
 from unmask_operator.api.autoscaling import DEFAULT_TARGETS, GAUGES, Targets
 from unmask_operator.objects import API_VERSION, KIND, SERVICE_LABEL, Obj

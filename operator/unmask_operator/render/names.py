@@ -1,7 +1,5 @@
 """Names, labels and fixed points that children share: what one child says about another stands here once."""
 
-from __future__ import annotations
-
 from unmask_operator.api import DiffusionLMService
 from unmask_operator.objects import SERVICE_LABEL, Obj
 

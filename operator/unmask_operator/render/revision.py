@@ -6,8 +6,6 @@ old template; only one that changes the template, and the restart annotation, ad
 suspending are no edits. The pins of older templates that are kept show what ran before, for a rollback by hand.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any

@@ -1,7 +1,5 @@
 """Drift: does a live object still say everything that we want of it?"""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from decimal import Decimal, InvalidOperation
 from typing import Any

@@ -1,7 +1,5 @@
 """What a reconcile knows when it decides: the resource, its children and pods, and what asking them told."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime

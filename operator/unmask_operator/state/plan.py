@@ -1,7 +1,5 @@
 """What a resource's children should be: a pure function of what is known."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 

@@ -1,7 +1,5 @@
 """What the conditions say, a function each; Scheduled and ScalingReady have files of their own."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 from unmask_operator.objects import RESTARTED_AT

@@ -1,9 +1,7 @@
 """What the conditions look at: a reconcile's plain data, sorted once."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Self
 
 from unmask_operator.objects import TEMPLATE_LABEL, Obj, Ref, controller_uid
 from unmask_operator.render import names
@@ -34,7 +32,7 @@ class Facts:
     trouble: Trouble | None
 
     @classmethod
-    def gather(cls, observed: Observed, plan: Plan) -> Facts:
+    def gather(cls, observed: Observed, plan: Plan) -> Self:
         service = observed.service
         found = observed.children.get(Ref("apps/v1", "Deployment", service["metadata"]["name"]), {})
         deployment = found if found and controller_uid(found) == service["metadata"]["uid"] else {}

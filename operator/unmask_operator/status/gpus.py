@@ -1,7 +1,5 @@
 """Too few GPUs: how many a pod needs, how many the largest node has, and whether waiting can help."""
 
-from __future__ import annotations
-
 import re
 
 from unmask_operator.api.placement import DEFAULT_GPU

@@ -1,7 +1,5 @@
 """What a pod's status says about it."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass

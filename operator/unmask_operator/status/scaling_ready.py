@@ -1,8 +1,6 @@
 """ScalingReady: whoever scales sees enough to do so, and gets the replicas. Only with `spec.autoscaling`, or while
 replicas that were added beside those that serve cannot be had."""
 
-from __future__ import annotations
-
 from unmask_operator.objects import Obj, controller_uid
 from unmask_operator.status import scheduled
 from unmask_operator.status.facts import Facts, section

@@ -1,7 +1,5 @@
 """Scheduled: the pods could be created and each has found a node. Of replicas that scaling adds ScalingReady tells."""
 
-from __future__ import annotations
-
 import re
 
 from unmask_operator.objects import Obj

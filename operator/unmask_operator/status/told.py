@@ -1,7 +1,5 @@
 """What only a pod's Events say: volumes and sandboxes that cannot be made, probes that end its engine."""
 
-from __future__ import annotations
-
 import itertools
 import re
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """Which changes of the status are worth an Event."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass
 

@@ -1,7 +1,5 @@
 """What a condition says."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 LONGEST_MESSAGE = 1024  # characters: foreign sentences may be long
