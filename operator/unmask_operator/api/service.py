@@ -15,17 +15,12 @@ from unmask_operator.api.spec import BESIDE_PODS, SCALE, Spec
 
 @dataclass(frozen=True)
 class DiffusionLMService:
-    """The resource as the operator works with it: metadata as it came, the spec with its defaults.
-
-    Attributes:
-        ignored: fields of the spec that this operator does not know, as those of a newer CRD.
-        unread: sections with a value that this operator does not know, and what it is. `spec` is without both.
-    """
+    """The resource as the operator works with it: metadata as it came, the spec with its defaults."""
 
     metadata: Mapping[str, Any]
-    spec: Spec
-    ignored: tuple[str, ...] = ()
-    unread: Mapping[str, SpecError] = field(default_factory=dict)
+    spec: Spec  # without what is `ignored` and `unread`
+    ignored: tuple[str, ...] = ()  # fields that this operator does not know, as those of a newer CRD
+    unread: Mapping[str, SpecError] = field(default_factory=dict)  # sections with a value that it does not know
 
     @property
     def name(self) -> str:

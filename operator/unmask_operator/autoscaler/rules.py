@@ -23,17 +23,11 @@ class Policy:
 
 @dataclass(frozen=True)
 class Direction:
-    """How fast replicas may change one way.
+    """How fast replicas may change one way."""
 
-    Attributes:
-        window: seconds over which recommendations are stabilised.
-        policies: the limits; `select` says which of them holds.
-        select: Max (the policy that lets most change), Min, or Disabled (never this way).
-    """
-
-    window: int
+    window: int  # seconds over which recommendations are stabilised
     policies: tuple[Policy, ...]
-    select: str = "Max"
+    select: str = "Max"  # the policy that lets most change; Min, or Disabled (never this way)
 
     @classmethod
     def read(cls, given: Mapping[str, Any], default: Direction) -> Direction:
@@ -52,21 +46,15 @@ DOWN = Direction(300, (Policy("Percent", 100, 15),))
 
 @dataclass(frozen=True)
 class Rules:
-    """`spec.autoscaling` of provider Builtin.
-
-    Attributes:
-        targets: by name of the spec; what one replica should carry.
-        up: its window is the panic window: a burst must last that long before replicas are added.
-        down: its window is the stable window, unless loading takes long: replicas go only when all of it needed fewer.
-        polling: seconds between two looks at the pods.
-    """
+    """`spec.autoscaling` of provider Builtin."""
 
     minimum: int = 1
     maximum: int = 1
-    targets: Mapping[str, float] = field(default_factory=lambda: DEFAULT_TARGETS)
-    up: Direction = UP
+    targets: Mapping[str, float] = field(default_factory=lambda: DEFAULT_TARGETS)  # what one replica should carry
+    up: Direction = UP  # its window is the panic window: a burst must last that long before replicas are added
+    # Its window is the stable window, unless loading takes long: replicas go only when all of it needed fewer.
     down: Direction = DOWN
-    polling: float = POLLING_SECONDS
+    polling: float = POLLING_SECONDS  # seconds between two looks at the pods
 
     def clamp(self, replicas: int) -> int:
         return min(max(replicas, self.minimum), self.maximum)

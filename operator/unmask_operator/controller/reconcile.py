@@ -29,13 +29,8 @@ Observe = Callable[[Obj, Mapping[Ref, Obj], Sequence[Obj]], Awaitable[Observed]]
 
 @dataclass(frozen=True)
 class Result:
-    """Attributes:
-    refused: the API server did not take a child, which may heal by itself (a quota): worth another look.
-    again: seconds until the plan wants another look (None: not needed).
-    """
-
-    refused: bool = False
-    again: float | None = None
+    refused: bool = False  # the API server did not take a child, which may heal by itself (a quota)
+    again: float | None = None  # seconds until the plan wants another look (None: not needed)
 
 
 class Reconciler:

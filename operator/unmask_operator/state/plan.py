@@ -21,17 +21,11 @@ MISSING_CRD = "MissingCRD"  # a condition's reason
 
 @dataclass(frozen=True)
 class Problem:
-    """Why something of the spec cannot be had: becomes a condition's reason and message.
+    """Why something of the spec cannot be had: becomes a condition's reason and message."""
 
-    Attributes:
-        condition: "Accepted" (while it stands, children are those of the last good spec) or the one it falls under.
-        reason: CamelCase, as conditions have it.
-        message: a sentence that names the field and the fix.
-    """
-
-    condition: str
+    condition: str  # "Accepted" (while it stands, children are those of the last good spec) or the one it falls under
     reason: str
-    message: str
+    message: str  # a sentence that names the field and the fix
 
 
 @dataclass(frozen=True)
@@ -39,27 +33,17 @@ class Plan:
     """What to do next.
 
     The dry runs of all children come before the first write: the pin among them says that its spec was accepted.
-
-    Attributes:
-        children: complete objects, in the order of their creation, each controlled by the resource.
-        delete: our own objects that nothing wants any more.
-        problems: what stands in the way, in the order of importance.
-        replicas: the engine replicas asked for now (0 while suspended), clamped to the autoscaler's bounds.
-        up_to_date: False when this operator would render another pod template than the pinned one.
-        ignored: fields of the spec that this operator does not know.
-        unread: what is left as it is, since a section of the spec holds a value that this operator does not know: that
-            section, and a sentence on the value.
-        requeue_seconds: look again after so long although nothing may change (None: not needed).
     """
 
-    children: tuple[Obj, ...] = ()
-    delete: tuple[Ref, ...] = ()
-    problems: tuple[Problem, ...] = ()
-    replicas: int = 1
-    up_to_date: bool = True
-    ignored: tuple[str, ...] = ()
+    children: tuple[Obj, ...] = ()  # complete objects, in the order of their creation, each controlled by the resource
+    delete: tuple[Ref, ...] = ()  # our own objects that nothing wants any more
+    problems: tuple[Problem, ...] = ()  # what stands in the way, in the order of importance
+    replicas: int = 1  # asked for now (0 while suspended), clamped to the autoscaler's bounds
+    up_to_date: bool = True  # False when this operator would render another pod template than the pinned one
+    ignored: tuple[str, ...] = ()  # fields of the spec that this operator does not know
+    # Sections that are left as they are, since they hold a value that this operator does not know; a sentence on that.
     unread: Mapping[str, str] = field(default_factory=dict)
-    requeue_seconds: float | None = None
+    requeue_seconds: float | None = None  # look again after so long although nothing may change (None: not needed)
 
 
 def plan(observed: Observed, settings: Settings) -> Plan:

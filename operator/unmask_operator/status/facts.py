@@ -15,21 +15,13 @@ from unmask_operator.status.pods import Trouble
 
 @dataclass(frozen=True)
 class Facts:
-    """Attributes:
-    spec: of the resource as last read; it may not be valid.
-    deployment: the live one, {} where there is none of ours.
-    desired: engine pods asked for now.
-    pods: the live ones, newest first.
-    trouble: of the newest pod that has some, among those of the Deployment's present template.
-    """
-
     observed: Observed
     plan: Plan
-    spec: Obj
-    deployment: Obj
-    desired: int
-    pods: tuple[Obj, ...]
-    trouble: Trouble | None
+    spec: Obj  # of the resource as last read; it may not be valid
+    deployment: Obj  # the live one, {} where there is none of ours
+    desired: int  # engine pods asked for now
+    pods: tuple[Obj, ...]  # the live ones, newest first
+    trouble: Trouble | None  # of the newest pod that has some, among those of the Deployment's present template
 
     @classmethod
     def gather(cls, observed: Observed, plan: Plan) -> Self:

@@ -22,11 +22,7 @@ STEPS = ("ModelLoaded", "RolloutComplete")  # on the way to Ready
 
 @dataclass(frozen=True)
 class Event:
-    """Attributes:
-    type: Normal or Warning.
-    """
-
-    type: str
+    type: str  # Normal or Warning
     reason: str
     message: str
 
