@@ -9,17 +9,12 @@ WRONG = "wrong"  # type of an error whose message says everything
 
 
 class SpecError(ValueError):
-    """The resource cannot be served as written.
-
-    Attributes:
-        field: path from the resource's root, such as "spec.engine.pageSize".
-        message: what is wrong and the fix, completing "FIELD: ...".
-    """
+    """The resource cannot be served as written."""
 
     def __init__(self, field: str, message: str) -> None:
         super().__init__(f"{field}: {message}" if field else message)
-        self.field = field
-        self.message = message
+        self.field = field  # path from the resource's root, such as "spec.engine.pageSize"
+        self.message = message  # what is wrong and the fix, completing "FIELD: ..."
 
 
 def field_path(root: str, place: Iterable[int | str]) -> str:

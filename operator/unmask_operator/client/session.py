@@ -26,10 +26,6 @@ class Session:
 
     Every method raises ApiError when the server refuses or does not answer. A 429 is waited for and sent again here,
     since the server did nothing yet; nothing else is repeated, for only the caller knows what a second time would do.
-
-    Attributes:
-        last_answer: monotonic seconds of the last answer below 500, 0.0 before the first one.
-        may_write: asked in the moment each write but that of the Lease is sent.
     """
 
     def __init__(self, login: Callable[[], Login], user_agent: str = FIELD_MANAGER) -> None:
@@ -38,8 +34,8 @@ class Session:
         self._read_at = time.monotonic()
         self._agent = user_agent
         self._session: aiohttp.ClientSession | None = None
-        self.last_answer = 0.0
-        self.may_write: Callable[[], bool] = lambda: True
+        self.last_answer = 0.0  # monotonic seconds of the last answer below 500
+        self.may_write: Callable[[], bool] = lambda: True  # asked in the moment each write but the Lease's is sent
 
     async def close(self) -> None:
         if self._session is not None:

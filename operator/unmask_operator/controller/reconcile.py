@@ -67,7 +67,9 @@ class Reconciler:
             return Result()  # the children go with their owner
         children = await self._children(key, service["metadata"]["uid"])
         observed = await self._observe(service, children, self._store.pods(key))
-        outcome = await self._carry_out(observed)
+        outcome = await self._writer.carry_out(
+            lambda known: plan(known, self._settings), lambda known: last_good(known, self._settings), observed
+        )
         if outcome.writes:
             log.info("%d writes to children", outcome.writes, extra={"service": key})
         for ref, error in outcome.failures.items():
@@ -97,12 +99,6 @@ class Reconciler:
                     del children[ref]
                     self._store.delete(kind, obj)
         return children
-
-    async def _carry_out(self, observed: Observed) -> Outcome:
-        """A resource that is refused keeps what it had when it was last accepted."""
-        return await self._writer.carry_out(
-            lambda known: plan(known, self._settings), lambda known: last_good(known, self._settings), observed
-        )
 
     async def _write_status(self, key: Key, outcome: Outcome) -> bool:
         """Whether the answer shows another resource than the one that was reconciled. It goes into the store, and what

@@ -10,7 +10,7 @@ from unmask_operator.client.client import Client
 from unmask_operator.client.errors import ApiError
 from unmask_operator.client.kinds import kind_of
 from unmask_operator.client.store import Store
-from unmask_operator.objects import GROUP, Obj, Ref, controller_uid, digest
+from unmask_operator.objects import GROUP, Key, Obj, Ref, controller_uid, digest
 from unmask_operator.state.drift import differs
 from unmask_operator.state.observed import Observed
 from unmask_operator.state.plan import Plan
@@ -176,7 +176,9 @@ class Writer:
             if error.exists or error.conflict:
                 return _News(children={ref: await self._read(ref, child["metadata"]["namespace"])})
             if error.refusal:
-                log.warning("%s %s was refused: %s", ref.kind, ref.name, error, extra={"service": _name(outcome)})
+                meta = outcome.observed.service["metadata"]
+                concerned = {"service": Key(meta["namespace"], meta["name"])}
+                log.warning("%s %s was refused: %s", ref.kind, ref.name, error, extra=concerned)
                 return _News(refusals={ref: error.message})
             raise
         if not dry_run:
@@ -195,8 +197,3 @@ class Writer:
             if error.not_found:
                 return None
             raise
-
-
-def _name(outcome: Outcome) -> str:
-    meta = outcome.observed.service["metadata"]
-    return f"{meta['namespace']}/{meta['name']}"

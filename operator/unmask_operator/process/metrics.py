@@ -18,32 +18,30 @@ class Metrics:
     """The figures of one operator process, in a registry of their own."""
 
     def __init__(self, store: Store, waiting: Callable[[], int]) -> None:
-        self.registry = CollectorRegistry()
-        self.leader = Gauge(
-            "unmask_operator_leader", "1 while this process reconciles, else 0.", registry=self.registry
-        )
+        own = self.registry = CollectorRegistry()
+        self.leader = Gauge("unmask_operator_leader", "1 while this process reconciles, else 0.", registry=own)
         self.reconciles = Counter(
-            "unmask_operator_reconciles", "Finished reconciles by result.", ["result"], registry=self.registry
+            "unmask_operator_reconciles", "Finished reconciles by result.", ["result"], registry=own
         )
         for result in ("ok", "error"):
             self.reconciles.labels(result)
         self.durations = Histogram(
-            "unmask_operator_reconcile_seconds", "Time of one reconcile.", registry=self.registry, buckets=_SECONDS
+            "unmask_operator_reconcile_seconds", "Time of one reconcile.", registry=own, buckets=_SECONDS
         )
         self.cold_starts = Histogram(
             "unmask_operator_cold_start_seconds",
             "Time from a pod's creation until it was first Ready.",
-            registry=self.registry,
+            registry=own,
             buckets=_MINUTES,
         )
         self.writes = Counter(
-            "unmask_operator_writes", "Writes to children and status by verb.", ["verb"], registry=self.registry
+            "unmask_operator_writes", "Writes to children and status by verb.", ["verb"], registry=own
         )
         self.api_errors = Counter(
             "unmask_operator_api_errors",
             "Reconciles, lists and watches that failed at a request, by HTTP status (0: no answer).",
             ["status"],
-            registry=self.registry,
+            registry=own,
         )
         self.registry.register(_StoreCollector(store, waiting))
 

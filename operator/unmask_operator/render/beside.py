@@ -6,15 +6,6 @@ from unmask_operator.objects import API_VERSION, KIND, SERVICE_LABEL, Obj
 from unmask_operator.render.names import PORT, PORT_NAME, child, engine, selector
 from unmask_operator.settings import Settings
 
-# What a section becomes. What is left of BESIDE_PODS is of the Deployment.
-CHILD_OF = {
-    "autoscaling": "HorizontalPodAutoscaler",
-    "monitoring": "PodMonitor",
-    "networkPolicy": "NetworkPolicy",
-    "podDisruptionBudget": "PodDisruptionBudget",
-    "service": "Service",
-    "serviceAccount": "ServiceAccount",
-}
 PODMONITOR = "monitoring.coreos.com/v1/PodMonitor"  # as `Observed.apis` has it
 
 

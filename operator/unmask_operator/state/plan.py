@@ -4,9 +4,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from unmask_operator.api import DiffusionLMService, SpecError, parse
+from unmask_operator.api.spec import CHILD_OF
 from unmask_operator.objects import API_VERSION, KIND, RESTARTED_AT, SERVICE_LABEL, Obj, Ref, controller_uid
 from unmask_operator.render import names, render
-from unmask_operator.render.beside import CHILD_OF, PODMONITOR
+from unmask_operator.render.beside import PODMONITOR
 from unmask_operator.render.model_revision import key_of, recorded
 from unmask_operator.render.pod import Form
 from unmask_operator.render.revision import Pin, Unread, follow, kept, pins

@@ -35,8 +35,8 @@ def model_loaded(facts: Facts) -> Verdict | None:
     others serve; those of a rollout must be done."""
     if facts.idle or facts.absent:
         return None
-    if found := _trouble(facts):
-        return found
+    if facts.trouble:
+        return facts.trouble
     started = [pod_facts.is_started(pod) for pod in facts.pods]
     if any(started) and (all(started) or facts.rolled_out):
         return yes("Loaded", "the model is loaded")
@@ -53,9 +53,9 @@ def rollout_complete(facts: Facts) -> Verdict | None:
         return None
     if facts.rolled_out:
         return yes("Complete", "every pod is of the newest template")
-    if found := scheduled.obstacle(facts) or _trouble(facts):
+    if found := scheduled.obstacle(facts) or facts.trouble:
         return found
-    progressing = facts.deployment_condition("Progressing")
+    progressing = pod_facts.condition(facts.deployment, "Progressing")
     cause = _unready(facts)
     if progressing.get("status") == "False":
         more = f"; {cause}" if cause else ""
@@ -64,10 +64,6 @@ def rollout_complete(facts: Facts) -> Verdict | None:
     old = number(facts.status, "replicas") - updated
     waits = f", {old} of the old one serve on" if old > 0 else ""
     return no("Progressing", f"{updated} of {facts.desired} pods are of the newest template{waits}")
-
-
-def _trouble(facts: Facts) -> Verdict | None:
-    return no(facts.trouble.reason, facts.trouble.message) if facts.trouble else None
 
 
 def _unready(facts: Facts) -> str | None:
@@ -113,7 +109,7 @@ def available(facts: Facts) -> Verdict:
         return no("NotAccepted", "nothing runs, for the spec has not been accepted")
     if facts.desired == 0:
         return no("NoReplicas", "spec.replicas is 0: no engine is asked for")
-    if found := scheduled.obstacle(facts) or _trouble(facts):
+    if found := scheduled.obstacle(facts) or facts.trouble:
         return found
     if cause := _unready(facts):
         return no("ReadinessProbeFailed", cause)
