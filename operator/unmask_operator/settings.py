@@ -2,7 +2,7 @@
 
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 VERSION = "0.1.0"
@@ -51,6 +51,13 @@ def _names(text: str) -> tuple[str, ...]:
     return tuple(name.strip() for name in text.split(",") if name.strip())
 
 
+def _truth(text: str) -> bool:
+    return {"true": True, "false": False}[text.lower()]
+
+
+_READERS: Mapping[type, Callable[[str], object]] = {bool: _truth, int: int, tuple: _names, dict: _pairs, str: str}
+
+
 def read_settings(environ: Mapping[str, str] | None = None) -> Settings:
     """Settings from UNMASK_OPERATOR_* variables; what is not set keeps its default. ValueError names a bad variable."""
     environ = os.environ if environ is None else environ
@@ -62,16 +69,7 @@ def read_settings(environ: Mapping[str, str] | None = None) -> Settings:
     for name, text in given.items():
         default = getattr(Settings(), name)
         try:
-            if isinstance(default, bool):
-                values[name] = {"true": True, "false": False}[text.lower()]
-            elif isinstance(default, int):
-                values[name] = int(text)
-            elif isinstance(default, tuple):
-                values[name] = _names(text)
-            elif isinstance(default, dict):
-                values[name] = _pairs(text)
-            else:
-                values[name] = text
+            values[name] = _READERS[type(default)](text)
         except (KeyError, ValueError):
             raise ValueError(f"{PREFIX}{name.upper()}: {text!r} is no {type(default).__name__}") from None
     for requirement in _names(given.get("watch_selector", "")):

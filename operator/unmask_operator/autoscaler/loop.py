@@ -56,7 +56,8 @@ class Autoscaler:
             if found is not None and not service["metadata"].get("deletionTimestamp"):
                 rules[key], services[key] = found, service
         for gone in set(self._histories) - set(rules):
-            self._forget(gone)
+            for memory in (self._histories, self._decisions, self._due):
+                memory.pop(gone, None)
         start = self.now()
         due = [key for key in rules if self._due.get(key, start) <= start]
         looks = (self._look(key, services[key], rules[key]) for key in due)
@@ -68,10 +69,6 @@ class Autoscaler:
         end = self.now()
         waits = [(self._due.get(key, end) - end).total_seconds() for key in rules]
         return min(max(min(waits, default=LONGEST_SLEEP), 0.05), LONGEST_SLEEP)
-
-    def _forget(self, key: Key) -> None:
-        for memory in (self._histories, self._decisions, self._due):
-            memory.pop(key, None)
 
     async def _look(self, key: Key, service: Obj, rules: Rules) -> None:
         pods = [pod for pod in self.pods(key) if is_live(pod)]

@@ -19,17 +19,13 @@ class ApiKind:
         return self.api_version.rpartition("/")[0]
 
     @property
-    def version(self) -> str:
-        return self.api_version.rpartition("/")[2]
-
-    @property
     def api(self) -> str:
         """As `Observed.apis` names it."""
         return f"{self.api_version}/{self.kind}"
 
     @property
     def root(self) -> str:
-        return f"/apis/{self.api_version}" if self.group else f"/api/{self.version}"
+        return f"/{'apis' if self.group else 'api'}/{self.api_version}"
 
     def path(self, namespace: str | None, name: str = "", subresource: str = "") -> str:
         """The URL of a namespace's collection, of an object or of its subresource; of the whole cluster for None."""

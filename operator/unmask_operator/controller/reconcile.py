@@ -50,11 +50,9 @@ class Reconciler:
         start = time.perf_counter()
         try:
             result = await self._reconcile(key, patient)
-        except ApiError as error:
-            self._metrics.api_errors.labels(str(error.status)).inc()
-            self._metrics.reconciles.labels("error").inc()
-            raise
-        except Exception:
+        except Exception as error:
+            if isinstance(error, ApiError):
+                self._metrics.api_errors.labels(str(error.status)).inc()
             self._metrics.reconciles.labels("error").inc()
             raise
         self._metrics.reconciles.labels("ok").inc()

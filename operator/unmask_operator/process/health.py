@@ -17,10 +17,7 @@ def application(
 
     `/healthz` needs nothing but the event loop: a loop that is stuck does not answer, and anything else is no reason
     to restart. `/readyz` is 200 once everything runs and while the API server answers, leader or not.
-
-    Args:
-        last_answer: monotonic seconds of the API server's last answer.
-        up: whether a standby can read the Lease, or a leader has listed everything and watches it.
+    `up`: a standby can read the Lease, or a leader has listed everything and watches it.
     """
 
     async def healthz(_: web.Request) -> web.Response:

@@ -12,7 +12,7 @@ from typing import Any
 
 from unmask_operator.api import DiffusionLMService, SpecError, parse
 from unmask_operator.api.spec import BESIDE_PODS, SCALE
-from unmask_operator.objects import API_VERSION, KIND, RESTARTED_AT, Obj, controller_uid
+from unmask_operator.objects import RESTARTED_AT, Obj, controller_uid
 from unmask_operator.render import names
 from unmask_operator.render.pod import Form, form
 from unmask_operator.settings import Settings
@@ -36,8 +36,7 @@ class Pin:
     def rendered(self, metadata: Mapping[str, Any], settings: Settings) -> Form | None:
         """The form that this operator gives pods of the pin's spec; None where it refuses that spec today."""
         try:
-            spec = {"apiVersion": API_VERSION, "kind": KIND, "metadata": metadata, "spec": self.spec}
-            service = parse(spec, runs=True)
+            service = parse({"metadata": metadata, "spec": self.spec}, runs=True)
             return form(service, settings, self.restarted_at)
         except SpecError:
             return None

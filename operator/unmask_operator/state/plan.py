@@ -87,9 +87,8 @@ def last_good(observed: Observed, settings: Settings, *problems: Problem) -> Pla
     for member, kind in (("replicas", int), ("suspend", bool)):  # scaling and stopping work whatever else is wrong
         if type(asked.get(member)) is kind:
             spec[member] = asked[member]
-    last = {"apiVersion": API_VERSION, "kind": KIND, "metadata": metadata, "spec": spec}
     try:
-        service = parse(last, pods_are_pinned=True)
+        service = parse({"metadata": metadata, "spec": spec}, pods_are_pinned=True)
     except SpecError:
         return nothing
     children, _ = _children(service, observed, settings, pin)
@@ -149,14 +148,11 @@ def _children(
             live = observed.children.get(Ref.of(child), child)["spec"]
             child["spec"] = {**child["spec"], "strategy": live.get("strategy", child["spec"]["strategy"])}
         if child["kind"] == "PodMonitor" and PODMONITOR not in observed.apis:
-            problems.append(
-                Problem(
-                    "UpToDate",
-                    MISSING_CRD,
-                    "spec.monitoring.podMonitor: the cluster has no CustomResourceDefinition "
-                    "podmonitors.monitoring.coreos.com; install the Prometheus operator or remove the field",
-                )
+            sentence = (
+                "spec.monitoring.podMonitor: the cluster has no CustomResourceDefinition "
+                "podmonitors.monitoring.coreos.com; install the Prometheus operator or remove the field"
             )
+            problems.append(Problem("UpToDate", MISSING_CRD, sentence))
         else:
             children.append(_owned(child, service))
     return children, tuple(problems)
