@@ -1,9 +1,8 @@
 """What is wrong with a resource, as one sentence that names the field."""
 
 from collections.abc import Iterable
-from typing import Any
 
-from pydantic import BaseModel, ValidationError
+from pydantic import ValidationError
 
 WRONG = "wrong"  # type of an error whose message says everything
 
@@ -33,12 +32,3 @@ def spec_errors(error: ValidationError, root: str) -> dict[str, SpecError]:
             sentence = f"{sentence}, and not {shown if len(shown) <= 80 else shown[:77] + '...'}"
         found.setdefault(str(wrong["loc"][0]) if wrong["loc"] else "", SpecError(path, sentence))
     return found
-
-
-def wrong_values(model: type[BaseModel], value: Any) -> bool:
-    """Whether the model refuses a value in there; fields that it does not know are no matter."""
-    try:
-        model.model_validate(value)
-    except ValidationError as error:
-        return any(wrong["type"] != "extra_forbidden" for wrong in error.errors(include_url=False))
-    return False

@@ -3,7 +3,7 @@
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 
 from unmask_operator.autoscaler.decide import decide
@@ -83,11 +83,11 @@ class Autoscaler:
             except Exception as error:  # whatever a client may raise; the next look tries again
                 log.warning("%s: replicas %d -> %d not written: %s", key, view.replicas, decision.desired, error)
                 reason = f"spec.replicas could not be written: {error}"
-                decision = Decision(decision.desired, reason, False, decision.last_scale_time)
+                decision = replace(decision, reason=reason, healthy=False)
             else:
                 log.info("%s: replicas %d -> %d: %s", key, view.replicas, decision.desired, decision.reason)
                 history = history.scaled(view.time, decision.desired - view.replicas)
-                decision = Decision(decision.desired, decision.reason, decision.healthy, history.last_scale_time)
+                decision = replace(decision, last_scale_time=history.last_scale_time)
         self._histories[key] = history
         if history.blank and decision.healthy and decision.desired == view.replicas:
             return  # nothing was read yet: what the last leader said of it stands until patience is over

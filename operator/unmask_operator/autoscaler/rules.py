@@ -1,13 +1,14 @@
-"""What ``spec.autoscaling`` asks for, with the defaults of autoscaling/v2's behavior."""
-
-from __future__ import annotations
+"""What ``spec.autoscaling`` asks for, and how far that lets the replicas move now, by the rules of autoscaling/v2."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from datetime import datetime
+from typing import Any, Self
 
-from unmask_operator.api.autoscaling import DEFAULT_TARGETS, GAUGES, POLLING_SECONDS, Autoscaling
-from unmask_operator.api.errors import wrong_values
+from pydantic import ValidationError
+
+from unmask_operator.api.autoscaling import DEFAULT_TARGETS, POLLING_SECONDS, Autoscaling, Behavior, ScalingRules
+from unmask_operator.autoscaler.history import History
 
 TOLERANCE = 0.1  # relative; a load this close to the target changes nothing (the default of the HPA controller too)
 
@@ -30,14 +31,13 @@ class Direction:
     select: str = "Max"  # the policy that lets most change; Min, or Disabled (never this way)
 
     @classmethod
-    def read(cls, given: Mapping[str, Any], default: Direction) -> Direction:
-        policies = tuple(Policy(p["type"], p["value"], p["periodSeconds"]) for p in given.get("policies") or ())
-        window = given.get("stabilizationWindowSeconds")
-        return cls(
-            default.window if window is None else window,
-            policies or default.policies,
-            given.get("selectPolicy") or default.select,
-        )
+    def read(cls, given: ScalingRules | None, default: Self) -> Self:
+        if given is None:
+            return default
+        policies = tuple(Policy(p.type, p.value, p.period_seconds) for p in given.policies or ())
+        window = given.stabilization_window_seconds
+        window = default.window if window is None else window
+        return cls(window, policies or default.policies, given.select_policy or default.select)
 
 
 UP = Direction(0, (Policy("Pods", 4, 15), Policy("Percent", 100, 15)))
@@ -60,22 +60,45 @@ class Rules:
         return min(max(replicas, self.minimum), self.maximum)
 
     @classmethod
-    def read(cls, spec: Mapping[str, Any]) -> Rules | None:
+    def read(cls, spec: Mapping[str, Any]) -> Self | None:
         """The rules of a resource's spec, None where the builtin autoscaler has no say (also while suspended, or where
         another version's value says who knows what)."""
-        scaling = spec.get("autoscaling")
-        if not scaling or spec.get("suspend") or wrong_values(Autoscaling, scaling):
+        try:
+            scaling = Autoscaling.model_validate(spec.get("autoscaling"), extra="ignore")
+        except ValidationError:
             return None
-        if scaling.get("provider", "Builtin") != "Builtin":
+        if spec.get("suspend") or scaling.provider != "Builtin":
             return None
-        behavior = scaling.get("behavior") or {}
-        given = scaling.get("targets") or {}
-        minimum = scaling.get("minReplicas", 1)
+        behavior = scaling.behavior or Behavior()
         return cls(
-            minimum,
-            max(minimum, scaling.get("maxReplicas", minimum)),
-            {name: float(given[name]) for name in GAUGES if given.get(name)} or DEFAULT_TARGETS,
-            Direction.read(behavior.get("scaleUp") or {}, UP),
-            Direction.read(behavior.get("scaleDown") or {}, DOWN),
-            scaling.get("pollingIntervalSeconds") or POLLING_SECONDS,
+            scaling.min_replicas,
+            max(scaling.min_replicas, scaling.max_replicas),
+            scaling.targets.model_dump(by_alias=True, exclude_none=True) or DEFAULT_TARGETS,
+            Direction.read(behavior.scale_up, UP),
+            Direction.read(behavior.scale_down, DOWN),
+            scaling.polling_interval_seconds or POLLING_SECONDS,
         )
+
+
+def up_limit(replicas: int, up: Direction, history: History, now: datetime) -> int:
+    """The most replicas allowed now. Percentages are rounded up, so that one replica can always grow."""
+    if up.select == "Disabled":
+        return replicas
+    limits = []
+    for policy in up.policies:
+        start = replicas - history.change_within(now, policy.period)
+        grown = start + policy.value if policy.type == "Pods" else -(-start * (100 + policy.value) // 100)
+        limits.append(grown)
+    return max(replicas, min(limits) if up.select == "Min" else max(limits))
+
+
+def down_limit(replicas: int, down: Direction, history: History, now: datetime) -> int:
+    """The fewest replicas allowed now. Percentages are rounded down, so that the last ones can go too."""
+    if down.select == "Disabled":
+        return replicas
+    limits = []
+    for policy in down.policies:
+        start = replicas - history.change_within(now, policy.period)
+        shrunk = start - policy.value if policy.type == "Pods" else start * (100 - policy.value) // 100
+        limits.append(shrunk)
+    return min(replicas, max(limits) if down.select == "Min" else min(limits))

@@ -1,6 +1,5 @@
 """The kinds the operator deals with, and where the API server keeps them."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 from unmask_operator.objects import API_VERSION, KIND, PLURAL
@@ -57,9 +56,7 @@ CHILDREN = (
 )
 OPTIONAL = (POD_MONITORS,)
 
-_BY_NAME: Mapping[tuple[str, str], ApiKind] = {
-    (k.api_version, k.kind): k for k in (SERVICES, PODS, NODES, EVENTS, *CHILDREN)
-}
+_BY_NAME = {(k.api_version, k.kind): k for k in (SERVICES, PODS, NODES, EVENTS, *CHILDREN)}
 
 
 def kind_of(api_version: str, kind: str) -> ApiKind:

@@ -51,17 +51,17 @@ class Session:
         content_type: str = JSON,
         timeout: float = TIMEOUT_SECONDS,
     ) -> Obj:
-        for tries_left in reversed(range(THROTTLED_TRIES)):
+        for _ in range(THROTTLED_TRIES - 1):
             try:
                 return await self._send(method, path, params, body, content_type, timeout)
             except ApiError as error:
-                if error.status == 401 and tries_left and await self._renew_login():
+                if error.status == 401 and await self._renew_login():
                     continue
                 wait = error.retry_after or 1.0
-                if error.status != 429 or not tries_left or wait > LONGEST_WAIT_SECONDS:
+                if error.status != 429 or wait > LONGEST_WAIT_SECONDS:
                     raise
                 await asyncio.sleep(wait)
-        raise AssertionError("unreachable")
+        return await self._send(method, path, params, body, content_type, timeout)
 
     async def stream(self, path: str, params: Mapping[str, str], take: Callable[[bytes], None], silence: float) -> None:
         """Hand each line of an answer to `take` as it comes, until its end; half a line at the end is none.

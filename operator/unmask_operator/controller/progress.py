@@ -50,7 +50,6 @@ class Progress:
         """Ask once every pod that loads, or has yet to say what; one that does not answer keeps what it last said, and
         is asked seldom. No API request is made."""
         limit = asyncio.Semaphore(AT_ONCE)
-
         before, silent = self._silent, dict[tuple[str, bool], tuple[float, float]]()
 
         async def ask(pod: Obj) -> Load | str | None:

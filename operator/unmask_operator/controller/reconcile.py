@@ -2,26 +2,28 @@
 
 import logging
 import time
+import uuid
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import datetime
 
 from unmask_operator.client.client import Client
 from unmask_operator.client.errors import ApiError
-from unmask_operator.client.kinds import SERVICES, kind_of
+from unmask_operator.client.kinds import EVENTS, SERVICES, kind_of
 from unmask_operator.client.merge_patch import merge_patch
 from unmask_operator.client.store import Store, slim
-from unmask_operator.controller.events import event
 from unmask_operator.controller.writes import Outcome, Writer
-from unmask_operator.objects import Key, Obj, Ref, controller_uid
+from unmask_operator.objects import API_VERSION, FIELD_MANAGER, KIND, Key, Obj, Ref, controller_uid
 from unmask_operator.process.metrics import Metrics
 from unmask_operator.settings import Settings
 from unmask_operator.state.observed import Observed
 from unmask_operator.state.plan import last_good, plan
 from unmask_operator.status import status
-from unmask_operator.status.transitions import transitions
+from unmask_operator.status.transitions import Event, transitions
+
+LONGEST_NOTE = 1024  # bytes of an Event, the API's own limit
 
 log = logging.getLogger(__name__)
-
 
 # A resource, its children and its pods -> with all else that is known.
 Observe = Callable[[Obj, Mapping[Ref, Obj], Sequence[Obj]], Awaitable[Observed]]
@@ -125,7 +127,7 @@ class Reconciler:
             self._store.put(SERVICES, written, answered=True)
         for transition in transitions(old, new):
             try:
-                await self._client.create(event(service, transition, self._settings.pod_name, outcome.observed.now))
+                await self._client.create(_event(service, transition, self._settings.pod_name, outcome.observed.now))
             except ApiError as error:  # an Event is a courtesy
                 log.warning("an Event was not written: %s", error, extra={"service": key})
         return same_labels and _asked(slim(SERVICES, written)) != _asked(service)
@@ -135,3 +137,22 @@ def _asked(service: Obj) -> list[object]:
     """What people ask for with a resource."""
     meta = service["metadata"]
     return [service.get("spec"), *(meta.get(member) for member in ("annotations", "deletionTimestamp"))]
+
+
+def _event(service: Obj, transition: Event, instance: str, now: datetime) -> Obj:
+    """The Event of a transition, about the resource, reported by the pod `instance`."""
+    meta = service["metadata"]
+    note = transition.message.encode()[:LONGEST_NOTE].decode(errors="ignore")
+    return {
+        "apiVersion": EVENTS.api_version,
+        "kind": EVENTS.kind,
+        "metadata": {"namespace": meta["namespace"], "name": f"{meta['name']}.{uuid.uuid4().hex[:16]}"},
+        "regarding": {"apiVersion": API_VERSION, "kind": KIND, **{m: meta[m] for m in ("namespace", "name", "uid")}},
+        "type": transition.type,
+        "reason": transition.reason,
+        "note": note,
+        "action": "Reconcile",
+        "eventTime": now.strftime("%Y-%m-%dT%H:%M:%S.%fZ"),
+        "reportingController": FIELD_MANAGER,
+        "reportingInstance": instance,
+    }

@@ -17,7 +17,7 @@ def application(
 
     `/healthz` needs nothing but the event loop: a loop that is stuck does not answer, and anything else is no reason
     to restart. `/readyz` is 200 once everything runs and while the API server answers, leader or not.
-    `up`: a standby can read the Lease, or a leader has listed everything and watches it.
+    `last_answer` is in monotonic seconds; `up`: a standby can read the Lease, or a leader has listed and watches all.
     """
 
     async def healthz(_: web.Request) -> web.Response:

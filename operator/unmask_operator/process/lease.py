@@ -149,9 +149,8 @@ class Elector:
             if not self._lease.may_take(lease):
                 return False
             self._asked_for = True
-            self._read = await self._client.update_lease(
-                self._lease.held(lease, datetime.now(UTC)), timeout=RETRY_SECONDS
-            )
+            mine = self._lease.held(lease, datetime.now(UTC))
+            self._read = await self._client.update_lease(mine, timeout=RETRY_SECONDS)
         except ApiError as error:
             self.reads = lease is not None
             if error.status != 409:

@@ -14,10 +14,12 @@ _MINUTES = (10.0, 20.0, 30.0, 60.0, 120.0, 180.0, 300.0, 600.0, 900.0, 1200.0, 1
 _STOPPED = ("Suspended", "NoReplicas")  # why Available is False because somebody wants it so
 
 
-class Metrics:
+class Metrics(Collector):
     """The figures of one operator process, in a registry of their own."""
 
     def __init__(self, store: Store, waiting: Callable[[], int]) -> None:
+        self._store = store
+        self._waiting = waiting
         own = self.registry = CollectorRegistry()
         self.leader = Gauge("unmask_operator_leader", "1 while this process reconciles, else 0.", registry=own)
         self.reconciles = Counter(
@@ -43,17 +45,10 @@ class Metrics:
             ["status"],
             registry=own,
         )
-        self.registry.register(_StoreCollector(store, waiting))
-
-
-class _StoreCollector(Collector):
-    """Counted when scraped: services and their conditions, the queue's length, the age of what is known."""
-
-    def __init__(self, store: Store, waiting: Callable[[], int]) -> None:
-        self._store = store
-        self._waiting = waiting
+        self.registry.register(self)
 
     def collect(self) -> Iterable[Metric]:
+        """Counted when scraped: services and their conditions, the queue's length, the age of what is known."""
         services = list(self._store.services())
         yield GaugeMetricFamily("unmask_operator_services", "Resources known.", value=len(services))
         by_condition = GaugeMetricFamily(

@@ -117,13 +117,12 @@ def _metrics(targets: Targets) -> list[Obj]:
             "type": "Pods",
             "pods": {
                 "metric": {"name": gauge},
-                "target": {"type": "AverageValue", "averageValue": _average(wanted[name], unit)},
+                "target": {
+                    "type": "AverageValue",
+                    "averageValue": str(wanted[name]) if unit == 1 else f"{wanted[name] * 1000 // unit}m",
+                },
             },
         }
         for name, (gauge, unit) in GAUGES.items()
         if name in wanted
     ]
-
-
-def _average(target: int, unit: int) -> str:
-    return str(target) if unit == 1 else f"{target * 1000 // unit}m"

@@ -173,14 +173,8 @@ def _commits(observed: Observed, pin: Pin) -> dict[str, str]:
 
 def _owned(child: Obj, service: DiffusionLMService) -> Obj:
     """`child` with the resource as its controller."""
-    owner = {
-        "apiVersion": API_VERSION,
-        "kind": KIND,
-        "name": service.name,
-        "uid": service.uid,
-        "controller": True,
-        "blockOwnerDeletion": True,
-    }
+    owner: Obj = {"apiVersion": API_VERSION, "kind": KIND, "name": service.name, "uid": service.uid}
+    owner |= {"controller": True, "blockOwnerDeletion": True}
     return {**child, "metadata": {**child["metadata"], "ownerReferences": [owner]}}
 
 

@@ -15,12 +15,10 @@ NEEDED = ("Accepted", "Scheduled", "ModelLoaded", "RolloutComplete", "Available"
 
 def accepted(facts: Facts) -> Verdict:
     """The spec can be had, and the API server took every object made of it."""
-    refusals = sorted(facts.observed.refusals.items())
-    said = [f"{ref.kind} {ref.name} was refused: {reason}" for ref, reason in refusals]
-    if said:
+    refusals, failures = sorted(facts.observed.refusals.items()), sorted(facts.observed.failures.items())
+    if said := [f"{ref.kind} {ref.name} was refused: {reason}" for ref, reason in refusals]:
         return no("Refused", "; ".join(said))
-    failed = [f"{ref.kind} {ref.name}: {reason}" for ref, reason in sorted(facts.observed.failures.items())]
-    if failed:
+    if failed := [f"{ref.kind} {ref.name}: {reason}" for ref, reason in failures]:
         return unknown("ApiError", f"the API server failed on {'; '.join(failed)}; it is tried again")
     valid = "the spec is valid and applied"
     if fields := ", ".join(facts.plan.ignored):
