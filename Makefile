@@ -82,8 +82,10 @@ typecheck: setup
 
 crds: setup  ## write crds/, its chart's copy and docs/fields.md from the operator's models
 	@mkdir -p crds charts/unmask-crds/files/crds
-	PYTHONPATH=operator:. $(BIN)/python -m tools.strategies > operator/unmask_operator/api/strategies.py.new
+	PYTHONPATH=operator:. $(BIN)/python -m tools.strategies names > operator/unmask_operator/api/strategies.py.new
 	mv operator/unmask_operator/api/strategies.py.new operator/unmask_operator/api/strategies.py
+	PYTHONPATH=operator:. $(BIN)/python -m tools.strategies rules > tools/strategy_rules.py.new
+	mv tools/strategy_rules.py.new tools/strategy_rules.py
 	PYTHONPATH=operator:. $(BIN)/python -m tools.crd > crds/diffusionlmservices.serving.unmask.dev.yaml
 	cp crds/*.yaml charts/unmask-crds/files/crds/
 	PYTHONPATH=operator:. $(BIN)/python -m tools.reference > docs/fields.md

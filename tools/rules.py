@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from tools.strategy_rules import ANY_PAGE, OWN_STEP
 from unmask_operator.api.autoscaling import Autoscaling
 from unmask_operator.api.base import Section
 from unmask_operator.api.engine import BATCHED, RESERVED, Engine
@@ -13,7 +14,6 @@ from unmask_operator.api.model import Model
 from unmask_operator.api.network import Peer, Service
 from unmask_operator.api.rollout import PodDisruptionBudget, RolloutStrategy
 from unmask_operator.api.spec import Spec
-from unmask_operator.api.strategies import ANY_PAGE, OWN_STEP
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,5 @@
 """The operator as a process: ``python -m unmask_operator``."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import logging

@@ -1,12 +1,10 @@
 """Kubernetes objects as plain data: what the operator's pure core reads and writes."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 Obj = dict[str, Any]  # an object as the API server's JSON has it
 
@@ -41,7 +39,7 @@ class Ref:
     name: str
 
     @classmethod
-    def of(cls, obj: Mapping[str, Any]) -> Ref:
+    def of(cls, obj: Mapping[str, Any]) -> Self:
         return cls(obj["apiVersion"], obj["kind"], obj["metadata"]["name"])
 
 

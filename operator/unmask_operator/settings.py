@@ -1,10 +1,8 @@
 """The operator's own settings. Read from the environment here and nowhere else."""
 
-from __future__ import annotations
-
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 VERSION = "0.1.0"
@@ -15,40 +13,26 @@ _REQUIREMENT = re.compile(rf"!{_KEY}|{_KEY}(?:!?=(?:{_KEY})?)?")
 
 @dataclass(frozen=True)
 class Settings:
-    """What the chart decides (environment UNMASK_OPERATOR_<FIELD>).
+    """What the chart decides (environment UNMASK_OPERATOR_<FIELD>)."""
 
-    Attributes:
-        version: the operator's own, also the tag of the runtime image that it was made with.
-        runtime_image: the image of a resource that names none.
-        namespace, pod_name: the operator's own pod; its Lease lives in `namespace`.
-        lease_name: the Lease that says who leads.
-        deployment: the operator's own Deployment, with which the Lease goes.
-        watch_namespaces: only these; empty is the whole cluster.
-        watch_selector: requirements on the labels of a resource, all of which must hold for this operator to look after
-            it: key, !key, key=value or key!=value, as `kubectl get --selector` reads them.
-        image_pull_secrets: names that every engine pod gets.
-        read_nodes: the chart granted reading nodes.
-        engine_env: for every engine container: the cluster's proxy, HF_ENDPOINT and so on.
-        ca_config_map: a ConfigMap in the service's namespace whose key `ca.crt` engines trust beside the
-            public roots ("" is none).
-        operator_selector: labels of the operator's pods, which a NetworkPolicy always lets in.
-        port: of health, readiness and metrics.
-    """
-
-    version: str = VERSION
-    runtime_image: str = f"unmask-runtime:{VERSION}"
-    namespace: str = "unmask-system"
+    version: str = VERSION  # the operator's own, also the tag of the runtime image that it was made with
+    runtime_image: str = f"unmask-runtime:{VERSION}"  # of a resource that names none
+    namespace: str = "unmask-system"  # of the operator's own pod and of its Lease
     pod_name: str = "unmask-operator"
-    lease_name: str = "unmask-operator"
-    deployment: str = ""
-    watch_namespaces: tuple[str, ...] = ()
+    lease_name: str = "unmask-operator"  # the Lease that says who leads
+    deployment: str = ""  # the operator's own Deployment, with which the Lease goes
+    watch_namespaces: tuple[str, ...] = ()  # only these; empty is the whole cluster
+    # Requirements on the labels of a resource, all of which must hold for this operator to look after it: key, !key,
+    # key=value or key!=value, as `kubectl get --selector` reads them.
     watch_selector: tuple[str, ...] = ()
-    image_pull_secrets: tuple[str, ...] = ()
-    read_nodes: bool = False
-    engine_env: Mapping[str, str] = field(default_factory=dict)
+    image_pull_secrets: tuple[str, ...] = ()  # names that every engine pod gets
+    read_nodes: bool = False  # the chart granted it
+    engine_env: Mapping[str, str] = field(default_factory=dict)  # of every engine: the cluster's proxy, HF_ENDPOINT ..
+    # A ConfigMap in the service's namespace whose key `ca.crt` engines trust beside the public roots ("" is none).
     ca_config_map: str = ""
+    # Labels of the operator's pods, which a NetworkPolicy always lets in.
     operator_selector: Mapping[str, str] = field(default_factory=lambda: {"app.kubernetes.io/name": "unmask-operator"})
-    port: int = 8080
+    port: int = 8080  # of health, readiness and metrics
     log_level: str = "info"
     log_format: str = "text"
 
@@ -67,6 +51,13 @@ def _names(text: str) -> tuple[str, ...]:
     return tuple(name.strip() for name in text.split(",") if name.strip())
 
 
+def _truth(text: str) -> bool:
+    return {"true": True, "false": False}[text.lower()]
+
+
+_READERS: Mapping[type, Callable[[str], object]] = {bool: _truth, int: int, tuple: _names, dict: _pairs, str: str}
+
+
 def read_settings(environ: Mapping[str, str] | None = None) -> Settings:
     """Settings from UNMASK_OPERATOR_* variables; what is not set keeps its default. ValueError names a bad variable."""
     environ = os.environ if environ is None else environ
@@ -78,16 +69,7 @@ def read_settings(environ: Mapping[str, str] | None = None) -> Settings:
     for name, text in given.items():
         default = getattr(Settings(), name)
         try:
-            if isinstance(default, bool):
-                values[name] = {"true": True, "false": False}[text.lower()]
-            elif isinstance(default, int):
-                values[name] = int(text)
-            elif isinstance(default, tuple):
-                values[name] = _names(text)
-            elif isinstance(default, dict):
-                values[name] = _pairs(text)
-            else:
-                values[name] = text
+            values[name] = _READERS[type(default)](text)
         except (KeyError, ValueError):
             raise ValueError(f"{PREFIX}{name.upper()}: {text!r} is no {type(default).__name__}") from None
     for requirement in _names(given.get("watch_selector", "")):

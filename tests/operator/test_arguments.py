@@ -4,8 +4,10 @@ import os
 import re
 import subprocess
 import sys
+from typing import get_args
 
 import pytest
+from annotated_types import Le
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
@@ -15,7 +17,7 @@ from runtime.config.table import BY_DEST
 from tests.operator.test_parse import resource
 from unmask_operator.api import SpecError, parse
 from unmask_operator.api.engine import Engine, Thresholds
-from unmask_operator.api.flags import camel, choices, flag_of
+from unmask_operator.api.flags import flag_of, spelling
 from unmask_operator.render import arguments as arguments_module
 from unmask_operator.render.arguments import engine_arguments
 from unmask_operator.render.names import KEYS_FILE, MODEL_MOUNT
@@ -42,13 +44,13 @@ def values(model):
         flag = flag_of(field)
         if flag is None:
             continue
-        if choices(flag):
-            value = st.sampled_from([camel(c) for c in choices(flag)])
+        if words := [word for part in get_args(field.annotation) for word in get_args(part)]:
+            value = st.sampled_from(words)
         elif flag.type == "bool":
             value = st.booleans()
         elif flag.type == "int":
-            most = next(bound.le for bound in field.metadata if hasattr(bound, "le"))
-            value = st.sampled_from([n for n in (1, 2, 3, 4, 8, 24, 32, 64, 1024, 4096) if n <= most])
+            top = min((bound.le for bound in field.metadata if isinstance(bound, Le)), default=4096)
+            value = st.sampled_from([n for n in (1, 2, 3, 4, 8, 24, 32, 64, 1024, 4096) if n <= top])
         else:
             value = st.floats(0, 1, exclude_min=flag.above_low) | st.sampled_from([1, 1.0])
         fields[field.alias] = value
@@ -96,9 +98,9 @@ def test_whatever_a_spec_says_the_runtime_parses(spec, thresholds):
     for name, value in dict(engine.thresholds or {}).items():
         assert getattr(given_, f"{name}_threshold") == value
     for name in ("dtype", "quantization", "attn_impl", "decoding_strategy"):
-        written = getattr(given_, name)
-        assert getattr(engine, name) == (None if written is None else camel(written))
-    assert camel(given_.kv_cache_layout) == (engine.kv_cache_layout or "Unified")
+        value = getattr(engine, name)
+        assert getattr(given_, name) == (None if value is None else spelling(value))
+    assert given_.kv_cache_layout == spelling(engine.kv_cache_layout or "Unified")
 
 
 def test_only_what_is_set_is_written():

@@ -1,7 +1,5 @@
 """`spec.autoscaling`: who moves `replicas`, between which bounds, towards which load."""
 
-from __future__ import annotations
-
 from typing import Annotated, Literal
 
 from pydantic import Field

@@ -1,7 +1,5 @@
 """What every section of the spec is built from: the base model and the bounded types."""
 
-from __future__ import annotations
-
 import re
 from typing import Annotated, Any
 

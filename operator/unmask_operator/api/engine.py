@@ -3,8 +3,6 @@
 Flags that this version of the runtime refuses (tensorParallelSize, deterministic) have no field.
 """
 
-from __future__ import annotations
-
 from typing import Annotated, Literal
 
 from pydantic import Field
@@ -14,30 +12,13 @@ from unmask_operator.api.base import Section
 from unmask_operator.api.flags import flag_field
 from unmask_operator.api.strategies import DecodingStrategy
 
-# What the operator sets or needs itself, and what reads files or opens sockets of the pod: a template, say, that is the
-# engine's environment with its tokens could be asked back by any client.
-RESERVED = (
-    "api-key",
-    "api-key-file",
-    "chat-template",
-    "config",
-    "data-parallel-size",
-    "drain-delay",
-    "drain-timeout",
-    "help",
-    "host",
-    "lora",
-    "lora-path",
-    "master-addr",
-    "master-port",
-    "model",
-    "port",
-    "print-config",
-    "served-model-name",
-    "torch-profiler-dir",
-    "zmq-command-addr",
-    "zmq-event-addr",
-)
+# What the operator sets or needs itself, what prints something and ends, and what reads files or opens sockets of the
+# pod: a template, say, that is the engine's environment with its tokens could be asked back by any client.
+_OWN = ("data-parallel-size", "drain-delay", "drain-timeout", "host", "model", "port", "served-model-name")
+_ENDS = ("help", "print-config")
+_FILES = ("api-key", "api-key-file", "chat-template", "config", "lora", "lora-path", "torch-profiler-dir")
+_SOCKETS = ("master-addr", "master-port", "zmq-command-addr", "zmq-event-addr")
+RESERVED = tuple(sorted((*_OWN, *_ENDS, *_FILES, *_SOCKETS)))
 BATCHED = BY_DEST["max_num_batched_tokens"].default
 
 

@@ -1,27 +1,19 @@
 """What is wrong with a resource, as one sentence that names the field."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
-from typing import Any
 
-from pydantic import BaseModel, ValidationError
+from pydantic import ValidationError
 
 WRONG = "wrong"  # type of an error whose message says everything
 
 
 class SpecError(ValueError):
-    """The resource cannot be served as written.
-
-    Attributes:
-        field: path from the resource's root, such as "spec.engine.pageSize".
-        message: what is wrong and the fix, completing "FIELD: ...".
-    """
+    """The resource cannot be served as written."""
 
     def __init__(self, field: str, message: str) -> None:
         super().__init__(f"{field}: {message}" if field else message)
-        self.field = field
-        self.message = message
+        self.field = field  # path from the resource's root, such as "spec.engine.pageSize"
+        self.message = message  # what is wrong and the fix, completing "FIELD: ..."
 
 
 def field_path(root: str, place: Iterable[int | str]) -> str:
@@ -40,12 +32,3 @@ def spec_errors(error: ValidationError, root: str) -> dict[str, SpecError]:
             sentence = f"{sentence}, and not {shown if len(shown) <= 80 else shown[:77] + '...'}"
         found.setdefault(str(wrong["loc"][0]) if wrong["loc"] else "", SpecError(path, sentence))
     return found
-
-
-def wrong_values(model: type[BaseModel], value: Any) -> bool:
-    """Whether the model refuses a value in there; fields that it does not know are no matter."""
-    try:
-        model.model_validate(value)
-    except ValidationError as error:
-        return any(wrong["type"] != "extra_forbidden" for wrong in error.errors(include_url=False))
-    return False

@@ -3,24 +3,22 @@
 Importing the table loads no torch. A value in CamelCase (MultiBd) stands for the flag's own spelling (multi_bd).
 """
 
-from __future__ import annotations
-
+import re
 from typing import Any
 
 from pydantic import Field
 from pydantic.fields import FieldInfo
 
 from runtime.config import FLAGS, Flag
-from unmask_operator.api import strategies
 
 _BY_NAME = {flag.name: flag for flag in FLAGS}
 _FLAG = "x-flag"  # keys of a field's json_schema_extra; the schema drops them
 _OFF = "x-switches-off"
 
 
-def camel(value: str) -> str:
-    """A flag's value as the resource spells it: triton_grouped -> TritonGrouped."""
-    return "".join(part[:1].upper() + part[1:] for part in value.split("_"))
+def spelling(value: str) -> str:
+    """A value of the resource as its flag spells it: TritonGrouped -> triton_grouped."""
+    return re.sub(r"(?<=.)(?=[A-Z])", "_", value).lower()
 
 
 def flag_field(name: str, description: str, high: float | None = None, off: bool = False) -> Any:
@@ -54,13 +52,8 @@ def flag_argument(flag: Flag, field: FieldInfo, value: str | int | float | bool)
     if isinstance(value, bool):
         return f"--{flag.name}={str(value is not _extra(field)[_OFF]).lower()}"
     if isinstance(value, str):
-        value = {camel(choice): choice for choice in choices(flag)}[value]
+        value = spelling(value)
     return f"--{flag.name}={value}"
-
-
-def choices(flag: Flag) -> tuple[str, ...]:
-    """A flag's values. The table leaves those of strategies to the runtime's registry, which loads torch."""
-    return strategies.NAMES if flag.name == "decoding-strategy" else flag.choices
 
 
 def _extra(field: FieldInfo) -> dict[str, Any]:

@@ -1,7 +1,5 @@
 """`spec.model`: which checkpoint is served, and under which name."""
 
-from __future__ import annotations
-
 from typing import Annotated
 
 from pydantic import Field

@@ -1,7 +1,5 @@
 """`spec.service`, `spec.auth`, `spec.monitoring`, `spec.networkPolicy`: how the service is reached, and by whom."""
 
-from __future__ import annotations
-
 from typing import Annotated, Literal
 
 from pydantic import Field

@@ -3,8 +3,6 @@
 A replica of the engine runs on one device in this version of the runtime: tensor and expert parallelism have no field.
 """
 
-from __future__ import annotations
-
 from typing import Annotated
 
 from pydantic import Field

@@ -1,7 +1,5 @@
 """The parts of the spec that shape the engine's pods: image pull, identity, caches, probes, the podTemplate."""
 
-from __future__ import annotations
-
 from typing import Annotated
 
 from pydantic import Field

@@ -1,7 +1,5 @@
 """`spec.rolloutStrategy` and `spec.podDisruptionBudget`: how many pods may be missing or too many."""
 
-from __future__ import annotations
-
 from pydantic import Field
 
 from unmask_operator.api.base import CountOrPercent, Section

@@ -1,11 +1,6 @@
 """A whole DiffusionLMService, from the API server's JSON to typed data."""
 
-from __future__ import annotations
-
-import copy
-import functools
-import operator
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -13,21 +8,17 @@ from pydantic import ValidationError
 
 from unmask_operator.api.errors import SpecError, field_path, spec_errors
 from unmask_operator.api.spec import BESIDE_PODS, SCALE, Spec
+from unmask_operator.objects import Obj
 
 
 @dataclass(frozen=True)
 class DiffusionLMService:
-    """The resource as the operator works with it: metadata as it came, the spec with its defaults.
-
-    Attributes:
-        ignored: fields of the spec that this operator does not know, as those of a newer CRD.
-        unread: sections with a value that this operator does not know, and what it is. `spec` is without both.
-    """
+    """The resource as the operator works with it: metadata as it came, the spec with its defaults."""
 
     metadata: Mapping[str, Any]
-    spec: Spec
-    ignored: tuple[str, ...] = ()
-    unread: Mapping[str, SpecError] = field(default_factory=dict)
+    spec: Spec  # without what is `ignored` and `unread`
+    ignored: tuple[str, ...] = ()  # fields that this operator does not know, as those of a newer CRD
+    unread: Mapping[str, SpecError] = field(default_factory=dict)  # sections with a value that it does not know
 
     @property
     def name(self) -> str:
@@ -58,26 +49,21 @@ def parse(obj: Mapping[str, Any], *, runs: bool = False, pods_are_pinned: bool =
         pods_are_pinned: it runs, and only the sections of BESIDE_PODS have a say in what is rendered: what is wrong in
             the others is no matter.
     """
-    metadata, asked = {"namespace": "default", "uid": ""} | dict(obj["metadata"]), obj.get("spec")
+    metadata: Obj = {"namespace": "default", "uid": "", **obj["metadata"]}
+    asked: Any = obj.get("spec")
     try:
         return DiffusionLMService(metadata, Spec.model_validate(asked))
     except ValidationError as error:
         unknown = [wrong["loc"] for wrong in error.errors(include_url=False) if wrong["type"] == "extra_forbidden"]
-    asked, unread = _without(asked, unknown), dict[str, SpecError]()
+    unread: dict[str, SpecError] = {}
     if pods_are_pinned and isinstance(asked, Mapping):
         asked = {"model": {"uri": "demo://"}, **{name: asked[name] for name in asked if name in BESIDE_PODS}}
     try:
-        spec = Spec.model_validate(asked)
+        spec = Spec.model_validate(asked, extra="ignore")
     except ValidationError as error:
         unread = spec_errors(error, "spec")
         if not (runs or pods_are_pinned) or unread.keys() - (BESIDE_PODS - SCALE):
             raise next(iter(unread.values())) from None
-        spec = Spec.model_validate({name: value for name, value in asked.items() if name not in unread})
+        read = {name: value for name, value in asked.items() if name not in unread}
+        spec = Spec.model_validate(read, extra="ignore")
     return DiffusionLMService(metadata, spec, tuple(field_path("spec", place) for place in unknown), unread)
-
-
-def _without(spec: Any, places: Iterable[tuple[int | str, ...]]) -> Any:
-    spec = copy.deepcopy(spec)
-    for *way, last in places:
-        del functools.reduce(operator.getitem, way, spec)[last]
-    return spec

@@ -1,7 +1,5 @@
 """`spec`: the whole of what a user asks for."""
 
-from __future__ import annotations
-
 from typing import Annotated, Literal
 
 from pydantic import Field
@@ -23,21 +21,18 @@ from unmask_operator.api.pod import (
 )
 from unmask_operator.api.rollout import PodDisruptionBudget, RolloutStrategy
 
-# What no pod is made of; all else of a spec is pinned with the pods.
-BESIDE_PODS = frozenset(
-    {
-        "autoscaling",
-        "monitoring",
-        "networkPolicy",
-        "podDisruptionBudget",
-        "replicas",
-        "rolloutStrategy",
-        "service",
-        "serviceAccount",
-        "suspend",
-    }
-)
+# Sections of which no pod is made, and the kind of the child that each becomes.
+CHILD_OF = {
+    "autoscaling": "HorizontalPodAutoscaler",
+    "monitoring": "PodMonitor",
+    "networkPolicy": "NetworkPolicy",
+    "podDisruptionBudget": "PodDisruptionBudget",
+    "service": "Service",
+    "serviceAccount": "ServiceAccount",
+}
 SCALE = frozenset({"replicas", "suspend"})  # what others than the spec's author write
+# What no pod is made of, these of the Deployment included; all else of a spec is pinned with the pods.
+BESIDE_PODS = SCALE | CHILD_OF.keys() | {"rolloutStrategy"}
 DRAIN_DELAY = 10
 
 

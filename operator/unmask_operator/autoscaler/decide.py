@@ -1,13 +1,10 @@
 """One decision of the builtin autoscaler: a pure function of the rules, a look at the pods, and the past."""
 
-from __future__ import annotations
-
 import math
 
 from unmask_operator.api.autoscaling import ROOM
 from unmask_operator.autoscaler.history import History, Reading, Recommendation, View
-from unmask_operator.autoscaler.limits import down_limit, up_limit
-from unmask_operator.autoscaler.rules import TOLERANCE, Rules
+from unmask_operator.autoscaler.rules import TOLERANCE, Rules, down_limit, up_limit
 from unmask_operator.state.observed import Decision
 
 # Sentences for status.autoscaling.reason. They hold no live figure: the status is written when a decision changes, not

@@ -15,19 +15,13 @@ Reading = Mapping[str, float]
 
 @dataclass(frozen=True)
 class View:
-    """One look at a service. Pods are named; `readings` and `failures` have those that are Ready, and not going.
-
-    Attributes:
-        replicas: `spec.replicas` as it stands.
-        readings: of the pods that answered.
-        failures: why the others did not.
-        loads: seconds that a Ready pod took to load and that one which comes has loaded so far; 0 where it shows none.
-    """
+    """One look at a service. Pods are named; `readings` and `failures` have those that are Ready, and not going."""
 
     time: datetime
-    replicas: int
-    readings: Mapping[str, Reading] = field(default_factory=dict)
-    failures: Mapping[str, str] = field(default_factory=dict)
+    replicas: int  # `spec.replicas` as it stands
+    readings: Mapping[str, Reading] = field(default_factory=dict)  # of the pods that answered
+    failures: Mapping[str, str] = field(default_factory=dict)  # why the others did not
+    # Seconds that a Ready pod took to load and that one which comes has loaded so far; 0 where it shows none.
     loads: Mapping[str, float] = field(default_factory=dict)
 
 
@@ -42,22 +36,14 @@ class Recommendation:
 
 @dataclass(frozen=True)
 class History:
-    """Attributes:
-    since: begin of the unbroken record.
-    seen: when every Ready pod was last read (or the record's begin).
-    blank: no look since the record's begin has read every Ready pod.
-    changes: (time, replicas added or removed) that were written.
-    loaded: seconds that pods took to load, as they showed when they were first seen Ready.
-    longest_load: of all pods, those included that still load.
-    """
-
-    since: datetime | None = None
-    seen: datetime | None = None
-    blank: bool = True
+    since: datetime | None = None  # begin of the unbroken record
+    seen: datetime | None = None  # when every Ready pod was last read (or the record's begin)
+    blank: bool = True  # no look since the record's begin has read every Ready pod
     recommendations: tuple[Recommendation, ...] = ()
-    changes: tuple[tuple[datetime, int], ...] = ()
+    changes: tuple[tuple[datetime, int], ...] = ()  # (time, replicas added or removed) that were written
+    # Seconds that pods took to load, as they showed when they were first seen Ready.
     loaded: Mapping[str, float] = field(default_factory=dict)
-    longest_load: float = 0.0
+    longest_load: float = 0.0  # of all pods, those included that still load
     last_scale_time: datetime | None = None
 
     def at(self, now: datetime, polling: float) -> History:

@@ -1,10 +1,9 @@
 """The loop around the decisions: who is due, scrape, decide, have `spec.replicas` written."""
 
-from __future__ import annotations
-
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 
 from unmask_operator.autoscaler.decide import decide
@@ -22,30 +21,19 @@ LONGEST_SLEEP = 5.0  # seconds: so soon a new service, or a shorter polling inte
 Scrape = Callable[[Mapping[str, str], Collection[str]], Awaitable[tuple[dict[str, Reading], dict[str, str]]]]
 
 
+@dataclass
 class Autoscaler:
-    """Decides for every service of provider Builtin at its polling interval.
+    """Decides for every service of provider Builtin at its polling interval."""
 
-    Args:
-        services: every resource as last seen.
-        pods: those of a resource, in any phase.
-        scale: writes `spec.replicas` through the scale subresource. Any exception means that it was not written.
-        decided: told whose decision is another than before: its status is due.
-        scrape: IP addresses by pod, targets -> (readings, failures), see `scrape.scrape`.
-        now: the clock (UTC).
-    """
+    services: Callable[[], Iterable[tuple[Key, Obj]]]  # every resource as last seen
+    pods: Callable[[Key], Sequence[Obj]]  # those of a resource, in any phase
+    # Writes `spec.replicas` through the scale subresource. Any exception means that it was not written.
+    scale: Callable[[Key, int], Awaitable[None]]
+    decided: Callable[[Key], None]  # told whose decision is another than before: its status is due
+    scrape: Scrape  # IP addresses by pod, targets -> (readings, failures), see `scrape.scrape`
+    now: Callable[[], datetime]  # the clock (UTC)
 
-    def __init__(
-        self,
-        services: Callable[[], Iterable[tuple[Key, Obj]]],
-        pods: Callable[[Key], Sequence[Obj]],
-        scale: Callable[[Key, int], Awaitable[None]],
-        decided: Callable[[Key], None],
-        scrape: Scrape,
-        now: Callable[[], datetime],
-    ) -> None:
-        self._services, self._pods, self._scale, self._decided = services, pods, scale, decided
-        self._scrape = scrape
-        self._now = now
+    def __post_init__(self) -> None:
         self._histories: dict[Key, History] = {}
         self._decisions: dict[Key, Decision] = {}
         self._due: dict[Key, datetime] = {}
@@ -63,13 +51,14 @@ class Autoscaler:
         """Look at every service that is due, all at once. Returns seconds until the next one is (at most 5)."""
         rules = {}
         services = {}
-        for key, service in self._services():
+        for key, service in self.services():
             found = Rules.read(section(service, "spec"))
             if found is not None and not service["metadata"].get("deletionTimestamp"):
                 rules[key], services[key] = found, service
         for gone in set(self._histories) - set(rules):
-            self._forget(gone)
-        start = self._now()
+            for memory in (self._histories, self._decisions, self._due):
+                memory.pop(gone, None)
+        start = self.now()
         due = [key for key in rules if self._due.get(key, start) <= start]
         looks = (self._look(key, services[key], rules[key]) for key in due)
         results = await asyncio.gather(*looks, return_exceptions=True)  # one service's misfortune is not the others'
@@ -77,38 +66,34 @@ class Autoscaler:
             if isinstance(result, BaseException):
                 log.error("%s: autoscaling failed", key, exc_info=result)
             self._due[key] = start + timedelta(seconds=rules[key].polling)
-        end = self._now()
+        end = self.now()
         waits = [(self._due.get(key, end) - end).total_seconds() for key in rules]
         return min(max(min(waits, default=LONGEST_SLEEP), 0.05), LONGEST_SLEEP)
 
-    def _forget(self, key: Key) -> None:
-        for memory in (self._histories, self._decisions, self._due):
-            memory.pop(key, None)
-
     async def _look(self, key: Key, service: Obj, rules: Rules) -> None:
-        pods = [pod for pod in self._pods(key) if is_live(pod)]
-        readings, failures = await self._scrape(ready_addresses(pods), rules.targets)
-        now = self._now()
+        pods = [pod for pod in self.pods(key) if is_live(pod)]
+        readings, failures = await self.scrape(ready_addresses(pods), rules.targets)
+        now = self.now()
         loads = {pod["metadata"]["name"]: load_seconds(pod, now) for pod in pods}
         view = View(now, service["spec"].get("replicas", 1), readings, failures, loads)
         decision, history = decide(rules, view, self._histories.get(key, History()))
         if decision.desired != view.replicas:
             try:
-                await self._scale(key, decision.desired)
+                await self.scale(key, decision.desired)
             except Exception as error:  # whatever a client may raise; the next look tries again
                 log.warning("%s: replicas %d -> %d not written: %s", key, view.replicas, decision.desired, error)
                 reason = f"spec.replicas could not be written: {error}"
-                decision = Decision(decision.desired, reason, False, decision.last_scale_time)
+                decision = replace(decision, reason=reason, healthy=False)
             else:
                 log.info("%s: replicas %d -> %d: %s", key, view.replicas, decision.desired, decision.reason)
                 history = history.scaled(view.time, decision.desired - view.replicas)
-                decision = Decision(decision.desired, decision.reason, decision.healthy, history.last_scale_time)
+                decision = replace(decision, last_scale_time=history.last_scale_time)
         self._histories[key] = history
         if history.blank and decision.healthy and decision.desired == view.replicas:
             return  # nothing was read yet: what the last leader said of it stands until patience is over
         if self._decisions.get(key) != decision:
             self._decisions[key] = decision
-            self._decided(key)
+            self.decided(key)
 
 
 def ready_addresses(pods: Sequence[Obj]) -> dict[str, str]:

@@ -1,13 +1,14 @@
-"""What ``spec.autoscaling`` asks for, with the defaults of autoscaling/v2's behavior."""
-
-from __future__ import annotations
+"""What ``spec.autoscaling`` asks for, and how far that lets the replicas move now, by the rules of autoscaling/v2."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from datetime import datetime
+from typing import Any, Self
 
-from unmask_operator.api.autoscaling import DEFAULT_TARGETS, GAUGES, POLLING_SECONDS, Autoscaling
-from unmask_operator.api.errors import wrong_values
+from pydantic import ValidationError
+
+from unmask_operator.api.autoscaling import DEFAULT_TARGETS, POLLING_SECONDS, Autoscaling, Behavior, ScalingRules
+from unmask_operator.autoscaler.history import History
 
 TOLERANCE = 0.1  # relative; a load this close to the target changes nothing (the default of the HPA controller too)
 
@@ -23,27 +24,20 @@ class Policy:
 
 @dataclass(frozen=True)
 class Direction:
-    """How fast replicas may change one way.
+    """How fast replicas may change one way."""
 
-    Attributes:
-        window: seconds over which recommendations are stabilised.
-        policies: the limits; `select` says which of them holds.
-        select: Max (the policy that lets most change), Min, or Disabled (never this way).
-    """
-
-    window: int
+    window: int  # seconds over which recommendations are stabilised
     policies: tuple[Policy, ...]
-    select: str = "Max"
+    select: str = "Max"  # the policy that lets most change; Min, or Disabled (never this way)
 
     @classmethod
-    def read(cls, given: Mapping[str, Any], default: Direction) -> Direction:
-        policies = tuple(Policy(p["type"], p["value"], p["periodSeconds"]) for p in given.get("policies") or ())
-        window = given.get("stabilizationWindowSeconds")
-        return cls(
-            default.window if window is None else window,
-            policies or default.policies,
-            given.get("selectPolicy") or default.select,
-        )
+    def read(cls, given: ScalingRules | None, default: Self) -> Self:
+        if given is None:
+            return default
+        policies = tuple(Policy(p.type, p.value, p.period_seconds) for p in given.policies or ())
+        window = given.stabilization_window_seconds
+        window = default.window if window is None else window
+        return cls(window, policies or default.policies, given.select_policy or default.select)
 
 
 UP = Direction(0, (Policy("Pods", 4, 15), Policy("Percent", 100, 15)))
@@ -52,42 +46,59 @@ DOWN = Direction(300, (Policy("Percent", 100, 15),))
 
 @dataclass(frozen=True)
 class Rules:
-    """`spec.autoscaling` of provider Builtin.
-
-    Attributes:
-        targets: by name of the spec; what one replica should carry.
-        up: its window is the panic window: a burst must last that long before replicas are added.
-        down: its window is the stable window, unless loading takes long: replicas go only when all of it needed fewer.
-        polling: seconds between two looks at the pods.
-    """
+    """`spec.autoscaling` of provider Builtin."""
 
     minimum: int = 1
     maximum: int = 1
-    targets: Mapping[str, float] = field(default_factory=lambda: DEFAULT_TARGETS)
-    up: Direction = UP
+    targets: Mapping[str, float] = field(default_factory=lambda: DEFAULT_TARGETS)  # what one replica should carry
+    up: Direction = UP  # its window is the panic window: a burst must last that long before replicas are added
+    # Its window is the stable window, unless loading takes long: replicas go only when all of it needed fewer.
     down: Direction = DOWN
-    polling: float = POLLING_SECONDS
+    polling: float = POLLING_SECONDS  # seconds between two looks at the pods
 
     def clamp(self, replicas: int) -> int:
         return min(max(replicas, self.minimum), self.maximum)
 
     @classmethod
-    def read(cls, spec: Mapping[str, Any]) -> Rules | None:
+    def read(cls, spec: Mapping[str, Any]) -> Self | None:
         """The rules of a resource's spec, None where the builtin autoscaler has no say (also while suspended, or where
         another version's value says who knows what)."""
-        scaling = spec.get("autoscaling")
-        if not scaling or spec.get("suspend") or wrong_values(Autoscaling, scaling):
+        try:
+            scaling = Autoscaling.model_validate(spec.get("autoscaling"), extra="ignore")
+        except ValidationError:
             return None
-        if scaling.get("provider", "Builtin") != "Builtin":
+        if spec.get("suspend") or scaling.provider != "Builtin":
             return None
-        behavior = scaling.get("behavior") or {}
-        given = scaling.get("targets") or {}
-        minimum = scaling.get("minReplicas", 1)
+        behavior = scaling.behavior or Behavior()
         return cls(
-            minimum,
-            max(minimum, scaling.get("maxReplicas", minimum)),
-            {name: float(given[name]) for name in GAUGES if given.get(name)} or DEFAULT_TARGETS,
-            Direction.read(behavior.get("scaleUp") or {}, UP),
-            Direction.read(behavior.get("scaleDown") or {}, DOWN),
-            scaling.get("pollingIntervalSeconds") or POLLING_SECONDS,
+            scaling.min_replicas,
+            max(scaling.min_replicas, scaling.max_replicas),
+            scaling.targets.model_dump(by_alias=True, exclude_none=True) or DEFAULT_TARGETS,
+            Direction.read(behavior.scale_up, UP),
+            Direction.read(behavior.scale_down, DOWN),
+            scaling.polling_interval_seconds or POLLING_SECONDS,
         )
+
+
+def up_limit(replicas: int, up: Direction, history: History, now: datetime) -> int:
+    """The most replicas allowed now. Percentages are rounded up, so that one replica can always grow."""
+    if up.select == "Disabled":
+        return replicas
+    limits = []
+    for policy in up.policies:
+        start = replicas - history.change_within(now, policy.period)
+        grown = start + policy.value if policy.type == "Pods" else -(-start * (100 + policy.value) // 100)
+        limits.append(grown)
+    return max(replicas, min(limits) if up.select == "Min" else max(limits))
+
+
+def down_limit(replicas: int, down: Direction, history: History, now: datetime) -> int:
+    """The fewest replicas allowed now. Percentages are rounded down, so that the last ones can go too."""
+    if down.select == "Disabled":
+        return replicas
+    limits = []
+    for policy in down.policies:
+        start = replicas - history.change_within(now, policy.period)
+        shrunk = start - policy.value if policy.type == "Pods" else start * (100 - policy.value) // 100
+        limits.append(shrunk)
+    return min(replicas, max(limits) if down.select == "Min" else min(limits))

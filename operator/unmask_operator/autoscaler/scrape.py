@@ -1,7 +1,5 @@
 """Reads the gauges of load (``/metrics`` of Ready pods), all pods at once; those that targets name have to be there."""
 
-from __future__ import annotations
-
 import asyncio
 import math
 from collections.abc import Collection, Mapping

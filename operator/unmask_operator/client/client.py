@@ -1,7 +1,5 @@
 """What is asked of the API server: plain objects are read and written, and nothing is known of reconciling."""
 
-from __future__ import annotations
-
 import json
 import random
 from collections.abc import Callable, Mapping, Sequence
@@ -44,13 +42,13 @@ class Client(Session):
         """
         asked = {"labelSelector": selector, "fieldSelector": fields, "limit": str(page)}
         asked = {name: text for name, text in asked.items() if text}
-        for tries_left in reversed(range(LIST_TRIES)):
+        for _ in range(LIST_TRIES - 1):
             try:
                 return await self._pages(kind, kind.path(namespace), asked, keep)
             except ApiError as error:
-                if error.status != 410 or not tries_left:
+                if error.status != 410:
                     raise
-        raise AssertionError("unreachable")
+        return await self._pages(kind, kind.path(namespace), asked, keep)
 
     async def _pages(
         self, kind: ApiKind, path: str, asked: Mapping[str, str], keep: Callable[[Obj], Obj]

@@ -1,27 +1,18 @@
 """The one error of talking to the API server."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping
 
 
 class ApiError(Exception):
-    """A request that the API server refused, or that did not reach it.
-
-    Attributes:
-        status: the HTTP status; 0 when no answer came.
-        reason: the API's CamelCase word ("AlreadyExists"), "Unreachable" when no answer came.
-        message: the server's sentence.
-        retry_after: seconds the server asks to wait, None when it asks for nothing.
-    """
+    """A request that the API server refused, or that did not reach it."""
 
     def __init__(self, status: int, reason: str, message: str, retry_after: float | None = None) -> None:
         super().__init__(f"{message} ({status} {reason})" if status else message)
-        self.status = status
-        self.reason = reason
-        self.message = message
-        self.retry_after = retry_after
+        self.status = status  # of HTTP; 0 when no answer came
+        self.reason = reason  # the API's CamelCase word ("AlreadyExists"), "Unreachable" when no answer came
+        self.message = message  # the server's sentence
+        self.retry_after = retry_after  # seconds the server asks to wait, None when it asks for nothing
 
     @property
     def not_found(self) -> bool:

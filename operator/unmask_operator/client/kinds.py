@@ -1,8 +1,5 @@
 """The kinds the operator deals with, and where the API server keeps them."""
 
-from __future__ import annotations
-
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 from unmask_operator.objects import API_VERSION, KIND, PLURAL
@@ -21,17 +18,13 @@ class ApiKind:
         return self.api_version.rpartition("/")[0]
 
     @property
-    def version(self) -> str:
-        return self.api_version.rpartition("/")[2]
-
-    @property
     def api(self) -> str:
         """As `Observed.apis` names it."""
         return f"{self.api_version}/{self.kind}"
 
     @property
     def root(self) -> str:
-        return f"/apis/{self.api_version}" if self.group else f"/api/{self.version}"
+        return f"/{'apis' if self.group else 'api'}/{self.api_version}"
 
     def path(self, namespace: str | None, name: str = "", subresource: str = "") -> str:
         """The URL of a namespace's collection, of an object or of its subresource; of the whole cluster for None."""
@@ -63,9 +56,7 @@ CHILDREN = (
 )
 OPTIONAL = (POD_MONITORS,)
 
-_BY_NAME: Mapping[tuple[str, str], ApiKind] = {
-    (k.api_version, k.kind): k for k in (SERVICES, PODS, NODES, EVENTS, *CHILDREN)
-}
+_BY_NAME = {(k.api_version, k.kind): k for k in (SERVICES, PODS, NODES, EVENTS, *CHILDREN)}
 
 
 def kind_of(api_version: str, kind: str) -> ApiKind:

@@ -1,7 +1,5 @@
 """Where the API server is and who we are there: a pod's service account, or a developer's kubeconfig."""
 
-from __future__ import annotations
-
 import base64
 import os
 import ssl
@@ -22,20 +20,11 @@ class LoginError(Exception):
 
 @dataclass(frozen=True)
 class Login:
-    """
-    Attributes:
-        server: the API server's address.
-        token: a bearer token, "" for none.
-        ca: who signed the server's certificate (PEM); "" is whom the system trusts.
-        certificate: the client's own and its key (PEM), "" for none.
-        insecure: the server's certificate is not looked at.
-    """
-
-    server: str
-    token: str = field(default="", repr=False)
-    ca: str = ""
-    certificate: str = field(default="", repr=False)
-    insecure: bool = False
+    server: str  # the API server's address
+    token: str = field(default="", repr=False)  # a bearer token, "" for none
+    ca: str = ""  # who signed the server's certificate (PEM); "" is whom the system trusts
+    certificate: str = field(default="", repr=False)  # the client's own and its key (PEM), "" for none
+    insecure: bool = False  # the server's certificate is not looked at
 
     def headers(self) -> dict[str, str]:
         return {"Authorization": f"Bearer {self.token}"} if self.token else {}

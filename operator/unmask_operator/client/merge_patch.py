@@ -1,7 +1,5 @@
 """JSON merge patches (RFC 7386)."""
 
-from __future__ import annotations
-
 from unmask_operator.objects import Obj
 
 

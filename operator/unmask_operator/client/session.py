@@ -1,7 +1,5 @@
 """The requests to the API server, over one aiohttp session: logging in, waiting as told, streams, and one error."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import time
@@ -28,10 +26,6 @@ class Session:
 
     Every method raises ApiError when the server refuses or does not answer. A 429 is waited for and sent again here,
     since the server did nothing yet; nothing else is repeated, for only the caller knows what a second time would do.
-
-    Attributes:
-        last_answer: monotonic seconds of the last answer below 500, 0.0 before the first one.
-        may_write: asked in the moment each write but that of the Lease is sent.
     """
 
     def __init__(self, login: Callable[[], Login], user_agent: str = FIELD_MANAGER) -> None:
@@ -40,8 +34,8 @@ class Session:
         self._read_at = time.monotonic()
         self._agent = user_agent
         self._session: aiohttp.ClientSession | None = None
-        self.last_answer = 0.0
-        self.may_write: Callable[[], bool] = lambda: True
+        self.last_answer = 0.0  # monotonic seconds of the last answer below 500
+        self.may_write: Callable[[], bool] = lambda: True  # asked in the moment each write but the Lease's is sent
 
     async def close(self) -> None:
         if self._session is not None:
@@ -57,17 +51,17 @@ class Session:
         content_type: str = JSON,
         timeout: float = TIMEOUT_SECONDS,
     ) -> Obj:
-        for tries_left in reversed(range(THROTTLED_TRIES)):
+        for _ in range(THROTTLED_TRIES - 1):
             try:
                 return await self._send(method, path, params, body, content_type, timeout)
             except ApiError as error:
-                if error.status == 401 and tries_left and await self._renew_login():
+                if error.status == 401 and await self._renew_login():
                     continue
                 wait = error.retry_after or 1.0
-                if error.status != 429 or not tries_left or wait > LONGEST_WAIT_SECONDS:
+                if error.status != 429 or wait > LONGEST_WAIT_SECONDS:
                     raise
                 await asyncio.sleep(wait)
-        raise AssertionError("unreachable")
+        return await self._send(method, path, params, body, content_type, timeout)
 
     async def stream(self, path: str, params: Mapping[str, str], take: Callable[[bytes], None], silence: float) -> None:
         """Hand each line of an answer to `take` as it comes, until its end; half a line at the end is none.

@@ -1,7 +1,5 @@
 """The last seen state of resources, children and pods, filled by lists, by watches and by our own writes."""
 
-from __future__ import annotations
-
 import sys
 import time
 from collections import OrderedDict, defaultdict

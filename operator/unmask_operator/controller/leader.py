@@ -1,7 +1,5 @@
 """What the leading pod does: keep the store true, run the queue's workers, ask loading pods, scale."""
 
-from __future__ import annotations
-
 import asyncio
 import functools
 import logging
@@ -35,11 +33,7 @@ log = logging.getLogger(__name__)
 
 
 class Leader:
-    """One leadership. Everything is made anew for the next one, which begins from lists of its own.
-
-    Attributes:
-        known: set once everything has been listed that is needed for any write.
-    """
+    """One leadership. Everything is made anew for the next one, which begins from lists of its own."""
 
     def __init__(
         self, client: Client, store: Store, queue: WorkQueue[Key], settings: Settings, metrics: Metrics
@@ -49,7 +43,7 @@ class Leader:
         self._queue = queue
         self._metrics = metrics
         self._watches = Watches(client, store, queue.add, settings, metrics)
-        self.known = self._watches.known
+        self.known = self._watches.known  # set once everything has been listed that is needed for any write
         self._nodes = Nodes(client, settings.read_nodes, queue.add)
         self._progress = Progress(store.every_pod, queue.add)
         self._pod_events = PodEvents(client, store.every_pod, queue.add)

@@ -1,12 +1,11 @@
 """Nodes: for what the conditions say of GPUs. They are listed while a pod finds none, and never watched."""
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import sys
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 from unmask_operator.client.client import Client
 from unmask_operator.client.errors import ApiError
@@ -21,25 +20,16 @@ PAGE = 25  # nodes in memory at a time, each of which may have 20 kB and more
 log = logging.getLogger(__name__)
 
 
+@dataclass
 class Nodes:
-    """The last list of them.
+    """The last list of them."""
 
-    Args:
-        granted: the operator may read nodes.
-        again: told which resource to look at again, in so many seconds, after a list that failed.
-    """
+    client: Client
+    granted: bool  # the operator may read nodes
+    again: Callable[[Key, float], None]  # told which resource to look at again, and when, after a list that failed
+    clock: Callable[[], float] = time.monotonic
 
-    def __init__(
-        self,
-        client: Client,
-        granted: bool,
-        again: Callable[[Key, float], None],
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
-        self._client = client
-        self._granted = granted
-        self._again = again
-        self._clock = clock
+    def __post_init__(self) -> None:
         self._nodes: Sequence[Obj] | None = None
         self._asked = float("-inf")
         self._listing = asyncio.Lock()  # one list serves all workers
@@ -48,17 +38,17 @@ class Nodes:
         """All nodes while one of the pods finds none, else None. Where the list fails, those of the one before: a
         condition that says less is no reason to leave a resource alone."""
         homeless = [pod for pod in pods if condition(pod, "PodScheduled").get("reason") == "Unschedulable"]
-        if not (self._granted and homeless):
+        if not (self.granted and homeless):
             return None
         async with self._listing:
-            if self._clock() - self._asked > NODES_SECONDS:
-                self._asked = self._clock()
+            if self.clock() - self._asked > NODES_SECONDS:
+                self._asked = self.clock()
                 try:
-                    self._nodes, _ = await self._client.list(NODES, keep=slim, page=PAGE)
+                    self._nodes, _ = await self.client.list(NODES, keep=slim, page=PAGE)
                 except ApiError as error:
                     log.warning("cannot list nodes: %s", error)
         if self._nodes is None and (key := owner_key(homeless[0])):
-            self._again(key, NODES_SECONDS)
+            self.again(key, NODES_SECONDS)
         return self._nodes
 
 

@@ -1,10 +1,9 @@
 """Events of pods that do not come up and whose status does not say why."""
 
-from __future__ import annotations
-
 import logging
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from datetime import UTC, datetime
 
 from unmask_operator.client.client import Client
@@ -22,47 +21,38 @@ HEEDED = ("kubelet", "attachdetach-controller")  # who prepare and end pods; oth
 log = logging.getLogger(__name__)
 
 
+@dataclass
 class PodEvents:
-    """What was last told. `told` is by pod uid and holds only pods that are silent still.
+    """What was last told. `told` is by pod uid and holds only pods that are silent still."""
 
-    Args:
-        pods: all there are, each with its resource's key.
-        changed: told of whose pods something new was told.
-    """
+    client: Client
+    pods: Callable[[], Iterable[tuple[Key, Obj]]]  # all there are, each with its resource's key
+    changed: Callable[[Key], None]  # told of whose pods something new was told
+    clock: Callable[[], float] = time.monotonic
 
-    def __init__(
-        self,
-        client: Client,
-        pods: Callable[[], Iterable[tuple[Key, Obj]]],
-        changed: Callable[[Key], None],
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
-        self._client = client
-        self._pods = pods
-        self._changed = changed
-        self._clock = clock
+    def __post_init__(self) -> None:
         self._asked: dict[str, tuple[float, float]] = {}  # when, and how long until the next look
         self.told: Mapping[str, Sequence[Told]] = {}
 
     async def poll(self) -> None:
         """Ask about the silent pods that are due. While none is silent the API server is asked nothing."""
         now = datetime.now(UTC)
-        silent = {pod["metadata"]["uid"]: key for key, pod in self._pods() if is_silent(pod, now)}
+        silent = {pod["metadata"]["uid"]: key for key, pod in self.pods() if is_silent(pod, now)}
         self._asked = {uid: asked for uid, asked in self._asked.items() if uid in silent}
         self.told = {uid: told for uid, told in self.told.items() if uid in silent}
         for uid, key in silent.items():
             asked, pause = self._asked.get(uid, (float("-inf"), AGAIN_SECONDS / 2))
-            if self._clock() - asked < pause:
+            if self.clock() - asked < pause:
                 continue
-            self._asked[uid] = self._clock(), min(2 * pause, LONGEST_SECONDS)
+            self._asked[uid] = self.clock(), min(2 * pause, LONGEST_SECONDS)
             try:
-                events, _ = await self._client.list(EVENTS, key.namespace, fields=f"regarding.uid={uid}")
+                events, _ = await self.client.list(EVENTS, key.namespace, fields=f"regarding.uid={uid}")
             except ApiError as error:
                 log.warning("Events of a pod cannot be read: %s", error)
                 continue
             if (told := in_order(events)) != self.told.get(uid, ()):
                 self.told = {**self.told, uid: told}
-                self._changed(key)
+                self.changed(key)
 
 
 def in_order(events: Iterable[Obj]) -> tuple[Told, ...]:

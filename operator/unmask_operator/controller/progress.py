@@ -1,12 +1,11 @@
 """How far loading the model is, and what was loaded: asked of pods by ``/startup``."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import logging
 import time
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 
 import aiohttp
 
@@ -14,7 +13,7 @@ from unmask_operator.objects import Key, Obj
 from unmask_operator.render.model_revision import COMMIT, key_of
 from unmask_operator.render.names import PORT, pod_url
 from unmask_operator.state.observed import Load
-from unmask_operator.status.pods import is_ready
+from unmask_operator.status.pods import is_live, is_ready
 
 TIMEOUT_SECONDS = 2.0
 AT_ONCE = 32  # pods asked at the same time
@@ -28,33 +27,20 @@ LONGEST_PHASE = 64  # characters that the status has room for
 log = logging.getLogger(__name__)
 
 
+@dataclass
 class Progress:
-    """What pods last said, by their uid.
+    """What pods last said, by their uid."""
 
-    Args:
-        pods: all there are, each with its resource's key.
-        changed: told whose pods have news.
+    pods: Callable[[], Iterable[tuple[Key, Obj]]]  # all there are, each with its resource's key
+    changed: Callable[[Key], None]  # told whose pods have news
+    port: int = PORT
+    clock: Callable[[], float] = time.monotonic
 
-    Attributes:
-        loads: of pods that are still loading.
-        revisions: the hub's commit that each has loaded, "" for one that names none.
-    """
-
-    def __init__(
-        self,
-        pods: Callable[[], Iterable[tuple[Key, Obj]]],
-        changed: Callable[[Key], None],
-        port: int = PORT,
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
-        self._pods = pods
-        self._changed = changed
-        self._port = port
-        self._clock = clock
+    def __post_init__(self) -> None:
         # Of pods that did not answer, each as Ready as it was then: when to ask again, and the pause until that.
         self._silent: dict[tuple[str, bool], tuple[float, float]] = {}
-        self.loads: Mapping[str, Load] = {}
-        self.revisions: dict[str, str] = {}
+        self.loads: Mapping[str, Load] = {}  # of pods that are still loading
+        self.revisions: dict[str, str] = {}  # the hub's commit that each has loaded, "" for one that names none
 
     def wants_revision(self, pod: Obj) -> bool:
         """Whether a pod whose model's commit is to be recorded has yet to say it."""
@@ -64,23 +50,22 @@ class Progress:
         """Ask once every pod that loads, or has yet to say what; one that does not answer keeps what it last said, and
         is asked seldom. No API request is made."""
         limit = asyncio.Semaphore(AT_ONCE)
-
         before, silent = self._silent, dict[tuple[str, bool], tuple[float, float]]()
 
         async def ask(pod: Obj) -> Load | str | None:
             mark = pod["metadata"]["uid"], is_ready(pod)
             due, pause = before.get(mark, (0.0, SILENT_SECONDS / 2))
-            if mark in before and self._clock() < due:
+            if mark in before and self.clock() < due:
                 silent[mark] = before[mark]
                 return None
             async with limit:
-                said = await startup(session, pod["status"]["podIP"], self._port)
+                said = await startup(session, pod["status"]["podIP"], self.port)
             if said is None:
                 pause = min(2 * pause, LONGEST_SECONDS)
-                silent[mark] = self._clock() + pause, pause
+                silent[mark] = self.clock() + pause, pause
             return said
 
-        asked = [(key, pod) for key, pod in self._pods() if is_loading(pod) or self.wants_revision(pod)]
+        asked = [(key, pod) for key, pod in self.pods() if is_loading(pod) or self.wants_revision(pod)]
         answers = await asyncio.gather(*(ask(pod) for _, pod in asked))
         self._silent = silent
         self._take(asked, answers)
@@ -103,7 +88,7 @@ class Progress:
         while len(self.revisions) > MOST_REVISIONS:
             del self.revisions[next(iter(self.revisions))]
         for key in sorted(news):
-            self._changed(key)
+            self.changed(key)
 
 
 def is_news(old: Load, new: Load) -> bool:
@@ -131,6 +116,4 @@ def is_loading(pod: Obj) -> bool:
 
 def runs(pod: Obj) -> bool:
     status = pod.get("status") or {}
-    return (
-        status.get("phase") == "Running" and bool(status.get("podIP")) and not pod["metadata"].get("deletionTimestamp")
-    )
+    return is_live(pod) and status.get("phase") == "Running" and bool(status.get("podIP"))

@@ -1,7 +1,5 @@
 """Keys to reconcile: each once, one run at a time per key, failed ones again after a growing pause."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import heapq

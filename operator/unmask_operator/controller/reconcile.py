@@ -1,29 +1,29 @@
 """One reconcile: what is known -> plan -> writes -> status -> Events."""
 
-from __future__ import annotations
-
 import logging
 import time
+import uuid
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import datetime
 
 from unmask_operator.client.client import Client
 from unmask_operator.client.errors import ApiError
-from unmask_operator.client.kinds import SERVICES, kind_of
+from unmask_operator.client.kinds import EVENTS, SERVICES, kind_of
 from unmask_operator.client.merge_patch import merge_patch
 from unmask_operator.client.store import Store, slim
-from unmask_operator.controller.events import event
 from unmask_operator.controller.writes import Outcome, Writer
-from unmask_operator.objects import Key, Obj, Ref, controller_uid
+from unmask_operator.objects import API_VERSION, FIELD_MANAGER, KIND, Key, Obj, Ref, controller_uid
 from unmask_operator.process.metrics import Metrics
 from unmask_operator.settings import Settings
 from unmask_operator.state.observed import Observed
 from unmask_operator.state.plan import last_good, plan
 from unmask_operator.status import status
-from unmask_operator.status.transitions import transitions
+from unmask_operator.status.transitions import Event, transitions
+
+LONGEST_NOTE = 1024  # bytes of an Event, the API's own limit
 
 log = logging.getLogger(__name__)
-
 
 # A resource, its children and its pods -> with all else that is known.
 Observe = Callable[[Obj, Mapping[Ref, Obj], Sequence[Obj]], Awaitable[Observed]]
@@ -31,13 +31,8 @@ Observe = Callable[[Obj, Mapping[Ref, Obj], Sequence[Obj]], Awaitable[Observed]]
 
 @dataclass(frozen=True)
 class Result:
-    """Attributes:
-    refused: the API server did not take a child, which may heal by itself (a quota): worth another look.
-    again: seconds until the plan wants another look (None: not needed).
-    """
-
-    refused: bool = False
-    again: float | None = None
+    refused: bool = False  # the API server did not take a child, which may heal by itself (a quota)
+    again: float | None = None  # seconds until the plan wants another look (None: not needed)
 
 
 class Reconciler:
@@ -57,11 +52,9 @@ class Reconciler:
         start = time.perf_counter()
         try:
             result = await self._reconcile(key, patient)
-        except ApiError as error:
-            self._metrics.api_errors.labels(str(error.status)).inc()
-            self._metrics.reconciles.labels("error").inc()
-            raise
-        except Exception:
+        except Exception as error:
+            if isinstance(error, ApiError):
+                self._metrics.api_errors.labels(str(error.status)).inc()
             self._metrics.reconciles.labels("error").inc()
             raise
         self._metrics.reconciles.labels("ok").inc()
@@ -74,7 +67,9 @@ class Reconciler:
             return Result()  # the children go with their owner
         children = await self._children(key, service["metadata"]["uid"])
         observed = await self._observe(service, children, self._store.pods(key))
-        outcome = await self._carry_out(observed)
+        outcome = await self._writer.carry_out(
+            lambda known: plan(known, self._settings), lambda known: last_good(known, self._settings), observed
+        )
         if outcome.writes:
             log.info("%d writes to children", outcome.writes, extra={"service": key})
         for ref, error in outcome.failures.items():
@@ -105,12 +100,6 @@ class Reconciler:
                     self._store.delete(kind, obj)
         return children
 
-    async def _carry_out(self, observed: Observed) -> Outcome:
-        """A resource that is refused keeps what it had when it was last accepted."""
-        return await self._writer.carry_out(
-            lambda known: plan(known, self._settings), lambda known: last_good(known, self._settings), observed
-        )
-
     async def _write_status(self, key: Key, outcome: Outcome) -> bool:
         """Whether the answer shows another resource than the one that was reconciled. It goes into the store, and what
         the watch tells of it afterwards is no news.
@@ -138,7 +127,7 @@ class Reconciler:
             self._store.put(SERVICES, written, answered=True)
         for transition in transitions(old, new):
             try:
-                await self._client.create(event(service, transition, self._settings.pod_name, outcome.observed.now))
+                await self._client.create(_event(service, transition, self._settings.pod_name, outcome.observed.now))
             except ApiError as error:  # an Event is a courtesy
                 log.warning("an Event was not written: %s", error, extra={"service": key})
         return same_labels and _asked(slim(SERVICES, written)) != _asked(service)
@@ -148,3 +137,22 @@ def _asked(service: Obj) -> list[object]:
     """What people ask for with a resource."""
     meta = service["metadata"]
     return [service.get("spec"), *(meta.get(member) for member in ("annotations", "deletionTimestamp"))]
+
+
+def _event(service: Obj, transition: Event, instance: str, now: datetime) -> Obj:
+    """The Event of a transition, about the resource, reported by the pod `instance`."""
+    meta = service["metadata"]
+    note = transition.message.encode()[:LONGEST_NOTE].decode(errors="ignore")
+    return {
+        "apiVersion": EVENTS.api_version,
+        "kind": EVENTS.kind,
+        "metadata": {"namespace": meta["namespace"], "name": f"{meta['name']}.{uuid.uuid4().hex[:16]}"},
+        "regarding": {"apiVersion": API_VERSION, "kind": KIND, **{m: meta[m] for m in ("namespace", "name", "uid")}},
+        "type": transition.type,
+        "reason": transition.reason,
+        "note": note,
+        "action": "Reconcile",
+        "eventTime": now.strftime("%Y-%m-%dT%H:%M:%S.%fZ"),
+        "reportingController": FIELD_MANAGER,
+        "reportingInstance": instance,
+    }

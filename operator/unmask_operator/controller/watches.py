@@ -1,7 +1,5 @@
 """Each kind is listed in pages and then watched, for as long as this process leads: so the store stays true."""
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import sys
@@ -38,20 +36,15 @@ log = logging.getLogger(__name__)
 
 
 class Watches:
-    """All of them.
-
-    Attributes:
-        known: set once everything was asked for and all that is NEEDED has come.
-        apis: the kinds of OPTIONAL that are there (ApiKind.api).
-    """
+    """All of them."""
 
     def __init__(self, client: Client, store: Store, news: News, settings: Settings, metrics: Metrics) -> None:
         self.client = client
         self.store = store
         self.news = news
         self.metrics = metrics
-        self.known = asyncio.Event()
-        self.apis: frozenset[str] = frozenset()
+        self.known = asyncio.Event()  # set once everything was asked for and all that is NEEDED has come
+        self.apis: frozenset[str] = frozenset()  # the kinds of OPTIONAL that are there (ApiKind.api)
         self.turns = asyncio.Semaphore(LISTS_AT_ONCE)
         selectors = {SERVICES: ",".join(settings.watch_selector)}
         self._watches = [
@@ -81,16 +74,12 @@ class Watches:
 
 
 class Watch:
-    """One kind in one namespace (None: the cluster).
-
-    Attributes:
-        asked: a list was tried, with whatever end.
-        listed: a list has come.
-    """
+    """One kind in one namespace (None: the cluster)."""
 
     def __init__(self, all_of_them: Watches, kind: ApiKind, namespace: str | None, selector: str) -> None:
         self.kind = kind
-        self.asked = self.listed = False
+        self.asked = False  # a list was tried, with whatever end
+        self.listed = False  # a list has come
         self._all = all_of_them
         self._namespace = namespace
         self._selector = selector

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
@@ -10,7 +11,7 @@ from unmask_operator.client.client import Client
 from unmask_operator.client.errors import ApiError
 from unmask_operator.client.kinds import kind_of
 from unmask_operator.client.store import Store
-from unmask_operator.objects import GROUP, Obj, Ref, controller_uid, digest
+from unmask_operator.objects import GROUP, Key, Obj, Ref, controller_uid, digest
 from unmask_operator.state.drift import differs
 from unmask_operator.state.observed import Observed
 from unmask_operator.state.plan import Plan
@@ -26,7 +27,6 @@ TOGETHER = ("ControllerRevision", "Deployment")
 
 # A round finds obstacles (an object in the way, one that has gone) and plans again: more than there can be children.
 ROUNDS = 20
-
 
 log = logging.getLogger(__name__)
 
@@ -81,13 +81,13 @@ def stamped(child: Obj) -> Obj:
     return {**child, "metadata": {**meta, "annotations": {**meta.get("annotations", {}), APPLIED: digest(child)}}}
 
 
+@dataclass(frozen=True)
 class Writer:
     """Carries out plans. `count` is told each write's verb."""
 
-    def __init__(self, client: Client, store: Store, count: Callable[[str], None]) -> None:
-        self._client = client
-        self._store = store
-        self._count = count
+    client: Client
+    store: Store
+    count: Callable[[str], None]
 
     async def carry_out(self, make_plan: MakePlan, last_good: MakePlan, observed: Observed) -> Outcome:
         """Write what differs, and delete what nothing wants.
@@ -136,22 +136,19 @@ class Writer:
                 raise NotOurs(f"the plan deletes {ref}, which another one controls")
             meta = gone["metadata"]
             try:
-                await self._client.delete(kind_of(ref.api_version, ref.kind), meta["namespace"], ref.name, meta["uid"])
+                await self.client.delete(kind_of(ref.api_version, ref.kind), meta["namespace"], ref.name, meta["uid"])
             except ApiError as error:
                 outcome.failed(ref, error)
             else:
-                self._count("delete")
+                self.count("delete")
                 outcome.writes += 1
         return None
 
     async def _try(self, outcome: Outcome, trials: list[Obj]) -> _News | None:
         """Dry runs of all, so that everything that stands in the way is told at once."""
-        found: _News | None = None
-        for child in trials:
-            news = await self._write(outcome, child, dry_run=True)
-            if news is not None:
-                found = found.and_(news) if found else news
-        return found
+        told = [await self._write(outcome, child, dry_run=True) for child in trials]
+        news = [one for one in told if one]
+        return functools.reduce(_News.and_, news) if news else None
 
     async def _write(self, outcome: Outcome, child: Obj, dry_run: bool) -> _News | None:
         if outcome.leaves(Ref.of(child)):
@@ -167,21 +164,23 @@ class Writer:
         live = outcome.observed.children.get(ref)
         try:
             if live is None:
-                written = await self._client.create(child, dry_run)
+                written = await self.client.create(child, dry_run)
             else:
-                owned = await self._client.own_created_fields(live)  # a trial without it would find fields twice
+                owned = await self.client.own_created_fields(live)  # a trial without it would find fields twice
                 outcome.observed = _News(children={ref: owned}).told(outcome.observed)
-                written = await self._client.apply(child, live["metadata"]["uid"], dry_run)
+                written = await self.client.apply(child, live["metadata"]["uid"], dry_run)
         except ApiError as error:
             if error.exists or error.conflict:
                 return _News(children={ref: await self._read(ref, child["metadata"]["namespace"])})
             if error.refusal:
-                log.warning("%s %s was refused: %s", ref.kind, ref.name, error, extra={"service": _name(outcome)})
+                meta = outcome.observed.service["metadata"]
+                concerned = {"service": Key(meta["namespace"], meta["name"])}
+                log.warning("%s %s was refused: %s", ref.kind, ref.name, error, extra=concerned)
                 return _News(refusals={ref: error.message})
             raise
         if not dry_run:
-            self._store.put(kind_of(ref.api_version, ref.kind), written)
-            self._count("create" if live is None else "apply")
+            self.store.put(kind_of(ref.api_version, ref.kind), written)
+            self.count("create" if live is None else "apply")
             outcome.observed = _News(children={ref: written}).told(outcome.observed)
             outcome.writes += 1
         return None
@@ -190,13 +189,8 @@ class Writer:
         """The object that made a write fail, as it is now; None when it is gone."""
         kind = kind_of(ref.api_version, ref.kind)
         try:
-            return await self._client.get(kind, namespace, ref.name)
+            return await self.client.get(kind, namespace, ref.name)
         except ApiError as error:
             if error.not_found:
                 return None
             raise
-
-
-def _name(outcome: Outcome) -> str:
-    meta = outcome.observed.service["metadata"]
-    return f"{meta['namespace']}/{meta['name']}"

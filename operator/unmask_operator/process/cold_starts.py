@@ -1,7 +1,5 @@
 """How long pods took from their creation until they were Ready for the first time."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from datetime import datetime
 
@@ -22,15 +20,11 @@ class ColdStarts:
         """At the pods of a service as they are now."""
         known, now = self._coming.pop(key, {}), dict[str, bool]()
         for pod in pods:
-            uid, created = pod["metadata"]["uid"], _time(pod["metadata"]["creationTimestamp"])
+            uid, created = pod["metadata"]["uid"], datetime.fromisoformat(pod["metadata"]["creationTimestamp"])
             coming = known.get(uid, created >= self._since or not (is_ready(pod) or is_started(pod) or restarts(pod)))
             ready = condition(pod, "Ready").get("lastTransitionTime") if is_ready(pod) else None
             if coming and ready is not None:
-                self._observe((_time(ready) - created).total_seconds())
+                self._observe((datetime.fromisoformat(ready) - created).total_seconds())
             now[uid] = coming and ready is None
         if now:
             self._coming[key] = now
-
-
-def _time(stamp: str) -> datetime:
-    return datetime.fromisoformat(stamp)

@@ -1,7 +1,5 @@
 """``/healthz``, ``/readyz`` and ``/metrics`` on the operator's port."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable
 
@@ -19,10 +17,7 @@ def application(
 
     `/healthz` needs nothing but the event loop: a loop that is stuck does not answer, and anything else is no reason
     to restart. `/readyz` is 200 once everything runs and while the API server answers, leader or not.
-
-    Args:
-        last_answer: monotonic seconds of the API server's last answer.
-        up: whether a standby can read the Lease, or a leader has listed everything and watches it.
+    `last_answer` is in monotonic seconds; `up`: a standby can read the Lease, or a leader has listed and watches all.
     """
 
     async def healthz(_: web.Request) -> web.Response:

@@ -1,7 +1,5 @@
 """Who leads: a Lease of coordination.k8s.io that one of the operator's pods holds."""
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import math
@@ -94,9 +92,8 @@ class Lease:
 class Elector:
     """Makes the Lease where there is none, waits for it, keeps it, gives it back.
 
-    Args:
-        deployment: the operator's own, which owns the Lease, so that uninstalling removes it for good: one that is made
-            when the Deployment is gone has nobody to name, or names what is not there and is collected. "": no owner.
+    The operator's own Deployment owns the Lease, so that uninstalling removes it for good: one that is made when the
+    Deployment is gone has nobody to name, or names what is not there and is collected. "": no owner.
     """
 
     def __init__(self, client: Client, namespace: str, name: str, identity: str, deployment: str = "") -> None:
@@ -152,7 +149,8 @@ class Elector:
             if not self._lease.may_take(lease):
                 return False
             self._asked_for = True
-            self._read = await self._client.update_lease(self._lease.held(lease, _now()), timeout=RETRY_SECONDS)
+            mine = self._lease.held(lease, datetime.now(UTC))
+            self._read = await self._client.update_lease(mine, timeout=RETRY_SECONDS)
         except ApiError as error:
             self.reads = lease is not None
             if error.status != 409:
@@ -182,7 +180,7 @@ class Elector:
         if left <= 0:
             raise LostLease(f"the Lease was not renewed for {DEADLINE_SECONDS:g} seconds")
         try:
-            mine = self._lease.held(self._read, _now())
+            mine = self._lease.held(self._read, datetime.now(UTC))
             self._read = await asyncio.wait_for(self._client.update_lease(mine, timeout=left), left)
             self._lease.renewed_at = start
         except TimeoutError:
@@ -231,7 +229,3 @@ async def lead(elector: Elector, work: Callable[[], Awaitable[None]]) -> None:
 
 def exit_at_once() -> None:
     os._exit(1)
-
-
-def _now() -> datetime:
-    return datetime.now(UTC)

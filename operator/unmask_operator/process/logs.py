@@ -1,7 +1,5 @@
 """Logging: lines for people, or one JSON object a line for machines."""
 
-from __future__ import annotations
-
 import json
 import logging
 import sys
@@ -18,8 +16,7 @@ class JsonFormatter(logging.Formatter):
             "logger": record.name,
             "message": record.getMessage(),
         }
-        service = getattr(record, "service", None)
-        if service is not None:
+        if service := getattr(record, "service", None):
             entry["service"] = str(service)
         if record.exc_info:
             entry["error"] = self.formatException(record.exc_info)
@@ -29,10 +26,8 @@ class JsonFormatter(logging.Formatter):
 def configure(settings: Settings) -> None:
     """Everything to stderr."""
     handler = logging.StreamHandler(sys.stderr)
-    if settings.log_format == "json":
-        handler.setFormatter(JsonFormatter())
-    else:
-        handler.setFormatter(logging.Formatter("%(asctime)s %(levelname).1s %(name)s: %(message)s"))
+    text = logging.Formatter("%(asctime)s %(levelname).1s %(name)s: %(message)s")
+    handler.setFormatter(JsonFormatter() if settings.log_format == "json" else text)
     root = logging.getLogger()
     root.handlers = [handler]
     root.setLevel(settings.log_level.upper())

@@ -1,7 +1,5 @@
 """What the operator tells of itself under ``/metrics``."""
 
-from __future__ import annotations
-
 from collections import Counter as Tally
 from collections.abc import Callable, Iterable
 
@@ -16,48 +14,41 @@ _MINUTES = (10.0, 20.0, 30.0, 60.0, 120.0, 180.0, 300.0, 600.0, 900.0, 1200.0, 1
 _STOPPED = ("Suspended", "NoReplicas")  # why Available is False because somebody wants it so
 
 
-class Metrics:
+class Metrics(Collector):
     """The figures of one operator process, in a registry of their own."""
 
     def __init__(self, store: Store, waiting: Callable[[], int]) -> None:
-        self.registry = CollectorRegistry()
-        self.leader = Gauge(
-            "unmask_operator_leader", "1 while this process reconciles, else 0.", registry=self.registry
-        )
+        self._store = store
+        self._waiting = waiting
+        own = self.registry = CollectorRegistry()
+        self.leader = Gauge("unmask_operator_leader", "1 while this process reconciles, else 0.", registry=own)
         self.reconciles = Counter(
-            "unmask_operator_reconciles", "Finished reconciles by result.", ["result"], registry=self.registry
+            "unmask_operator_reconciles", "Finished reconciles by result.", ["result"], registry=own
         )
         for result in ("ok", "error"):
             self.reconciles.labels(result)
         self.durations = Histogram(
-            "unmask_operator_reconcile_seconds", "Time of one reconcile.", registry=self.registry, buckets=_SECONDS
+            "unmask_operator_reconcile_seconds", "Time of one reconcile.", registry=own, buckets=_SECONDS
         )
         self.cold_starts = Histogram(
             "unmask_operator_cold_start_seconds",
             "Time from a pod's creation until it was first Ready.",
-            registry=self.registry,
+            registry=own,
             buckets=_MINUTES,
         )
         self.writes = Counter(
-            "unmask_operator_writes", "Writes to children and status by verb.", ["verb"], registry=self.registry
+            "unmask_operator_writes", "Writes to children and status by verb.", ["verb"], registry=own
         )
         self.api_errors = Counter(
             "unmask_operator_api_errors",
             "Reconciles, lists and watches that failed at a request, by HTTP status (0: no answer).",
             ["status"],
-            registry=self.registry,
+            registry=own,
         )
-        self.registry.register(_StoreCollector(store, waiting))
-
-
-class _StoreCollector(Collector):
-    """Counted when scraped: services and their conditions, the queue's length, the age of what is known."""
-
-    def __init__(self, store: Store, waiting: Callable[[], int]) -> None:
-        self._store = store
-        self._waiting = waiting
+        self.registry.register(self)
 
     def collect(self) -> Iterable[Metric]:
+        """Counted when scraped: services and their conditions, the queue's length, the age of what is known."""
         services = list(self._store.services())
         yield GaugeMetricFamily("unmask_operator_services", "Resources known.", value=len(services))
         by_condition = GaugeMetricFamily(

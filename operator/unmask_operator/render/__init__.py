@@ -1,7 +1,5 @@
 """Rendering: the children of a resource, as plain objects without owners."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 from unmask_operator.api import DiffusionLMService

@@ -3,8 +3,6 @@
 Only flags that the spec sets are written, so that older images of the runtime, which lack newer flags, go on working.
 """
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Iterator
 

@@ -1,22 +1,11 @@
 """The children that stand beside the pods, each from a section of the spec that no pod is made of."""
 
-from __future__ import annotations
-
 from unmask_operator.api import DiffusionLMService
 from unmask_operator.api.autoscaling import DEFAULT_TARGETS, GAUGES, Targets
 from unmask_operator.objects import API_VERSION, KIND, SERVICE_LABEL, Obj
 from unmask_operator.render.names import PORT, PORT_NAME, child, engine, selector
 from unmask_operator.settings import Settings
 
-# What a section becomes. What is left of BESIDE_PODS is of the Deployment.
-CHILD_OF = {
-    "autoscaling": "HorizontalPodAutoscaler",
-    "monitoring": "PodMonitor",
-    "networkPolicy": "NetworkPolicy",
-    "podDisruptionBudget": "PodDisruptionBudget",
-    "service": "Service",
-    "serviceAccount": "ServiceAccount",
-}
 PODMONITOR = "monitoring.coreos.com/v1/PodMonitor"  # as `Observed.apis` has it
 
 
@@ -128,13 +117,12 @@ def _metrics(targets: Targets) -> list[Obj]:
             "type": "Pods",
             "pods": {
                 "metric": {"name": gauge},
-                "target": {"type": "AverageValue", "averageValue": _average(wanted[name], unit)},
+                "target": {
+                    "type": "AverageValue",
+                    "averageValue": str(wanted[name]) if unit == 1 else f"{wanted[name] * 1000 // unit}m",
+                },
             },
         }
         for name, (gauge, unit) in GAUGES.items()
         if name in wanted
     ]
-
-
-def _average(target: int, unit: int) -> str:
-    return str(target) if unit == 1 else f"{target * 1000 // unit}m"

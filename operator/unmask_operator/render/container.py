@@ -1,7 +1,5 @@
 """The engine's container: image, arguments, variables, probes, resources and mounts."""
 
-from __future__ import annotations
-
 from unmask_operator.api import DiffusionLMService
 from unmask_operator.api.pod import CACHE_SIZE, LivenessProbe, ReadinessProbe, StartupProbe
 from unmask_operator.objects import Obj

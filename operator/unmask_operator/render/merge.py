@@ -1,7 +1,5 @@
 """The podTemplate of a resource, merged over the rendered one: maps by member, lists of objects by their key."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

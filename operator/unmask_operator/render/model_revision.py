@@ -6,8 +6,6 @@ said what it loaded. The key follows from the model and the restart annotation: 
 commit, going back to an earlier model restores its own, and a restart resolves it anew.
 """
 
-from __future__ import annotations
-
 import hashlib
 import re
 from collections.abc import Mapping

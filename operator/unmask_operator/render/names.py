@@ -1,9 +1,7 @@
 """Names, labels and fixed points that children share: what one child says about another stands here once."""
 
-from __future__ import annotations
-
 from unmask_operator.api import DiffusionLMService
-from unmask_operator.objects import SERVICE_LABEL, Obj
+from unmask_operator.objects import FIELD_MANAGER, SERVICE_LABEL, Obj
 
 PORT = 8000  # the runtime's HTTP port
 PORT_NAME = "http"  # its name on the container, by which Service and PodMonitor find it
@@ -12,7 +10,6 @@ CLAIM = "model"  # the volume of a pvc:// model
 MODEL_MOUNT = "/mnt/model"  # where it is mounted
 KEYS_MOUNT = "/etc/unmask/keys"  # where the Secret of spec.auth is mounted
 KEYS_FILE = "keys"  # its file there, whatever the Secret calls it
-MANAGER = "unmask-operator"
 
 
 def labels(name: str) -> dict[str, str]:
@@ -21,7 +18,7 @@ def labels(name: str) -> dict[str, str]:
         "app.kubernetes.io/name": "unmask",
         "app.kubernetes.io/instance": name,
         "app.kubernetes.io/component": "engine",
-        "app.kubernetes.io/managed-by": MANAGER,
+        "app.kubernetes.io/managed-by": FIELD_MANAGER,
         SERVICE_LABEL: name,
     }
 

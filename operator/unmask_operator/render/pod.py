@@ -1,7 +1,5 @@
 """The pod template: everything about a pod but its containers' insides, which container.py has."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from unmask_operator.api import DiffusionLMService

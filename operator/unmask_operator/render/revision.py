@@ -6,15 +6,13 @@ old template; only one that changes the template, and the restart annotation, ad
 suspending are no edits. The pins of older templates that are kept show what ran before, for a rollback by hand.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from unmask_operator.api import DiffusionLMService, SpecError, parse
 from unmask_operator.api.spec import BESIDE_PODS, SCALE
-from unmask_operator.objects import API_VERSION, KIND, RESTARTED_AT, Obj, controller_uid
+from unmask_operator.objects import RESTARTED_AT, Obj, controller_uid
 from unmask_operator.render import names
 from unmask_operator.render.pod import Form, form
 from unmask_operator.settings import Settings
@@ -25,28 +23,20 @@ KEPT = 3  # templates
 
 @dataclass(frozen=True)
 class Pin:
-    """One ControllerRevision. What it holds has been accepted once, and is not checked again.
+    """One ControllerRevision. What it holds has been accepted once, and is not checked again."""
 
-    Attributes:
-        number: counts the pins of a resource; the highest is the current one.
-        spec: what it was made for, without `replicas` and `suspend`; None: it stands for pods that run as they are,
-            since the pin they are of cannot be read.
-        restarted_at: the restart annotation's last value, "" without.
-        form: the resolved image and the pod template.
-        stored: the data as they are in the cluster, where they can never change; None for a pin to be made.
-    """
-
-    number: int
+    number: int  # counts the pins of a resource; the highest is the current one
+    # What it was made for, without `replicas` and `suspend`; None: it stands for pods that run as they are, since the
+    # pin they are of cannot be read.
     spec: Mapping[str, Any] | None
-    restarted_at: str
+    restarted_at: str  # the restart annotation's last value, "" without
     form: Form
-    stored: Obj | None = None
+    stored: Obj | None = None  # the data as in the cluster, where they can never change; None for a pin to be made
 
     def rendered(self, metadata: Mapping[str, Any], settings: Settings) -> Form | None:
         """The form that this operator gives pods of the pin's spec; None where it refuses that spec today."""
         try:
-            spec = {"apiVersion": API_VERSION, "kind": KIND, "metadata": metadata, "spec": self.spec}
-            service = parse(spec, runs=True)
+            service = parse({"metadata": metadata, "spec": self.spec}, runs=True)
             return form(service, settings, self.restarted_at)
         except SpecError:
             return None

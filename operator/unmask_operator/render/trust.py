@@ -4,8 +4,6 @@ Everything that speaks TLS in an engine reads SSL_CERT_FILE or REQUESTS_CA_BUNDL
 an init container, of the engine's own image, whatever its version, writes one file of both before the engine starts.
 """
 
-from __future__ import annotations
-
 from unmask_operator.objects import Obj
 from unmask_operator.settings import Settings
 

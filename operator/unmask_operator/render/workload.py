@@ -1,7 +1,5 @@
 """The Deployment of the engine's pods."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Drift: does a live object still say everything that we want of it?"""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from decimal import Decimal, InvalidOperation
 from typing import Any
@@ -26,18 +24,14 @@ _FALSE_BY_WORD = {"automountServiceAccountToken", "enableServiceLinks", "allowPr
 _ZERO_BY_DEFAULT = {"initialDelaySeconds", "minReadySeconds"}
 
 
-def differs(wanted: Any, live: Any) -> bool:
+def differs(wanted: Any, live: Any, member: str = "", quantities: bool = False) -> bool:
     """Whether `live` lacks something of `wanted`: a member, a list's entry or a value.
 
     What others added to `live` (defaults of the API server, fields of other managers) is no difference, nor is another
     spelling of a quantity ("1000m" and 1), nor the absence of a value that the API server leaves out because it is the
     same as nothing ("" , [] and such falses and zeros). Selectors and peers alone must be as they are wanted: there an
-    addition changes the meaning, and the API server adds nothing.
+    addition changes the meaning, and the API server adds nothing. `member`: the one that both are the value of.
     """
-    return _differs("", wanted, live)
-
-
-def _differs(member: str, wanted: Any, live: Any, quantities: bool = False) -> bool:
     if wanted == live:  # most parts are, and this is quick
         return False
     if member in _EXACT:
@@ -47,7 +41,7 @@ def _differs(member: str, wanted: Any, live: Any, quantities: bool = False) -> b
             return True
         within = member in _QUANTITY_MAPS
         return any(
-            not _same_as_nothing(k, v) if live.get(k) is None else _differs(k, v, live[k], within or k in _QUANTITIES)
+            not _same_as_nothing(k, v) if live.get(k) is None else differs(v, live[k], k, within or k in _QUANTITIES)
             for k, v in wanted.items()
         )
     if isinstance(wanted, list):
@@ -61,8 +55,8 @@ def _lists_differ(member: str, wanted: Sequence[Any], live: Sequence[Any]) -> bo
     for key in LIST_KEYS.get(member, ()):
         if _is_map(wanted, key) and _is_map(live, key):
             by_key = {entry[key]: entry for entry in live}
-            return any(entry[key] not in by_key or _differs("", entry, by_key[entry[key]]) for entry in wanted)
-    return len(wanted) != len(live) or any(_differs("", w, h) for w, h in zip(wanted, live, strict=True))
+            return any(entry[key] not in by_key or differs(entry, by_key[entry[key]]) for entry in wanted)
+    return len(wanted) != len(live) or any(differs(w, h) for w, h in zip(wanted, live, strict=True))
 
 
 def _is_map(entries: Sequence[Any], key: str) -> bool:

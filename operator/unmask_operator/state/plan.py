@@ -1,14 +1,13 @@
 """What a resource's children should be: a pure function of what is known."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from unmask_operator.api import DiffusionLMService, SpecError, parse
+from unmask_operator.api.spec import CHILD_OF
 from unmask_operator.objects import API_VERSION, KIND, RESTARTED_AT, SERVICE_LABEL, Obj, Ref, controller_uid
 from unmask_operator.render import names, render
-from unmask_operator.render.beside import CHILD_OF, PODMONITOR
+from unmask_operator.render.beside import PODMONITOR
 from unmask_operator.render.model_revision import key_of, recorded
 from unmask_operator.render.pod import Form
 from unmask_operator.render.revision import Pin, Unread, follow, kept, pins
@@ -23,17 +22,11 @@ MISSING_CRD = "MissingCRD"  # a condition's reason
 
 @dataclass(frozen=True)
 class Problem:
-    """Why something of the spec cannot be had: becomes a condition's reason and message.
+    """Why something of the spec cannot be had: becomes a condition's reason and message."""
 
-    Attributes:
-        condition: "Accepted" (while it stands, children are those of the last good spec) or the one it falls under.
-        reason: CamelCase, as conditions have it.
-        message: a sentence that names the field and the fix.
-    """
-
-    condition: str
+    condition: str  # "Accepted" (while it stands, children are those of the last good spec) or the one it falls under
     reason: str
-    message: str
+    message: str  # a sentence that names the field and the fix
 
 
 @dataclass(frozen=True)
@@ -41,27 +34,17 @@ class Plan:
     """What to do next.
 
     The dry runs of all children come before the first write: the pin among them says that its spec was accepted.
-
-    Attributes:
-        children: complete objects, in the order of their creation, each controlled by the resource.
-        delete: our own objects that nothing wants any more.
-        problems: what stands in the way, in the order of importance.
-        replicas: the engine replicas asked for now (0 while suspended), clamped to the autoscaler's bounds.
-        up_to_date: False when this operator would render another pod template than the pinned one.
-        ignored: fields of the spec that this operator does not know.
-        unread: what is left as it is, since a section of the spec holds a value that this operator does not know: that
-            section, and a sentence on the value.
-        requeue_seconds: look again after so long although nothing may change (None: not needed).
     """
 
-    children: tuple[Obj, ...] = ()
-    delete: tuple[Ref, ...] = ()
-    problems: tuple[Problem, ...] = ()
-    replicas: int = 1
-    up_to_date: bool = True
-    ignored: tuple[str, ...] = ()
+    children: tuple[Obj, ...] = ()  # complete objects, in the order of their creation, each controlled by the resource
+    delete: tuple[Ref, ...] = ()  # our own objects that nothing wants any more
+    problems: tuple[Problem, ...] = ()  # what stands in the way, in the order of importance
+    replicas: int = 1  # asked for now (0 while suspended), clamped to the autoscaler's bounds
+    up_to_date: bool = True  # False when this operator would render another pod template than the pinned one
+    ignored: tuple[str, ...] = ()  # fields of the spec that this operator does not know
+    # Sections that are left as they are, since they hold a value that this operator does not know; a sentence on that.
     unread: Mapping[str, str] = field(default_factory=dict)
-    requeue_seconds: float | None = None
+    requeue_seconds: float | None = None  # look again after so long although nothing may change (None: not needed)
 
 
 def plan(observed: Observed, settings: Settings) -> Plan:
@@ -104,9 +87,8 @@ def last_good(observed: Observed, settings: Settings, *problems: Problem) -> Pla
     for member, kind in (("replicas", int), ("suspend", bool)):  # scaling and stopping work whatever else is wrong
         if type(asked.get(member)) is kind:
             spec[member] = asked[member]
-    last = {"apiVersion": API_VERSION, "kind": KIND, "metadata": metadata, "spec": spec}
     try:
-        service = parse(last, pods_are_pinned=True)
+        service = parse({"metadata": metadata, "spec": spec}, pods_are_pinned=True)
     except SpecError:
         return nothing
     children, _ = _children(service, observed, settings, pin)
@@ -166,14 +148,11 @@ def _children(
             live = observed.children.get(Ref.of(child), child)["spec"]
             child["spec"] = {**child["spec"], "strategy": live.get("strategy", child["spec"]["strategy"])}
         if child["kind"] == "PodMonitor" and PODMONITOR not in observed.apis:
-            problems.append(
-                Problem(
-                    "UpToDate",
-                    MISSING_CRD,
-                    "spec.monitoring.podMonitor: the cluster has no CustomResourceDefinition "
-                    "podmonitors.monitoring.coreos.com; install the Prometheus operator or remove the field",
-                )
+            sentence = (
+                "spec.monitoring.podMonitor: the cluster has no CustomResourceDefinition "
+                "podmonitors.monitoring.coreos.com; install the Prometheus operator or remove the field"
             )
+            problems.append(Problem("UpToDate", MISSING_CRD, sentence))
         else:
             children.append(_owned(child, service))
     return children, tuple(problems)
@@ -194,14 +173,8 @@ def _commits(observed: Observed, pin: Pin) -> dict[str, str]:
 
 def _owned(child: Obj, service: DiffusionLMService) -> Obj:
     """`child` with the resource as its controller."""
-    owner = {
-        "apiVersion": API_VERSION,
-        "kind": KIND,
-        "name": service.name,
-        "uid": service.uid,
-        "controller": True,
-        "blockOwnerDeletion": True,
-    }
+    owner: Obj = {"apiVersion": API_VERSION, "kind": KIND, "name": service.name, "uid": service.uid}
+    owner |= {"controller": True, "blockOwnerDeletion": True}
     return {**child, "metadata": {**child["metadata"], "ownerReferences": [owner]}}
 
 

@@ -1,7 +1,5 @@
 """The whole status of a resource: a pure function of what is known and what is planned."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from datetime import datetime
 from typing import Any

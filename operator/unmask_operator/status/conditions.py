@@ -1,7 +1,5 @@
 """What the conditions say, a function each; Scheduled and ScalingReady have files of their own."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 from unmask_operator.objects import RESTARTED_AT
@@ -17,12 +15,10 @@ NEEDED = ("Accepted", "Scheduled", "ModelLoaded", "RolloutComplete", "Available"
 
 def accepted(facts: Facts) -> Verdict:
     """The spec can be had, and the API server took every object made of it."""
-    refusals = sorted(facts.observed.refusals.items())
-    said = [f"{ref.kind} {ref.name} was refused: {reason}" for ref, reason in refusals]
-    if said:
+    refusals, failures = sorted(facts.observed.refusals.items()), sorted(facts.observed.failures.items())
+    if said := [f"{ref.kind} {ref.name} was refused: {reason}" for ref, reason in refusals]:
         return no("Refused", "; ".join(said))
-    failed = [f"{ref.kind} {ref.name}: {reason}" for ref, reason in sorted(facts.observed.failures.items())]
-    if failed:
+    if failed := [f"{ref.kind} {ref.name}: {reason}" for ref, reason in failures]:
         return unknown("ApiError", f"the API server failed on {'; '.join(failed)}; it is tried again")
     valid = "the spec is valid and applied"
     if fields := ", ".join(facts.plan.ignored):
@@ -37,8 +33,8 @@ def model_loaded(facts: Facts) -> Verdict | None:
     others serve; those of a rollout must be done."""
     if facts.idle or facts.absent:
         return None
-    if found := _trouble(facts):
-        return found
+    if facts.trouble:
+        return facts.trouble
     started = [pod_facts.is_started(pod) for pod in facts.pods]
     if any(started) and (all(started) or facts.rolled_out):
         return yes("Loaded", "the model is loaded")
@@ -55,9 +51,9 @@ def rollout_complete(facts: Facts) -> Verdict | None:
         return None
     if facts.rolled_out:
         return yes("Complete", "every pod is of the newest template")
-    if found := scheduled.obstacle(facts) or _trouble(facts):
+    if found := scheduled.obstacle(facts) or facts.trouble:
         return found
-    progressing = facts.deployment_condition("Progressing")
+    progressing = pod_facts.condition(facts.deployment, "Progressing")
     cause = _unready(facts)
     if progressing.get("status") == "False":
         more = f"; {cause}" if cause else ""
@@ -66,10 +62,6 @@ def rollout_complete(facts: Facts) -> Verdict | None:
     old = number(facts.status, "replicas") - updated
     waits = f", {old} of the old one serve on" if old > 0 else ""
     return no("Progressing", f"{updated} of {facts.desired} pods are of the newest template{waits}")
-
-
-def _trouble(facts: Facts) -> Verdict | None:
-    return no(facts.trouble.reason, facts.trouble.message) if facts.trouble else None
 
 
 def _unready(facts: Facts) -> str | None:
@@ -115,7 +107,7 @@ def available(facts: Facts) -> Verdict:
         return no("NotAccepted", "nothing runs, for the spec has not been accepted")
     if facts.desired == 0:
         return no("NoReplicas", "spec.replicas is 0: no engine is asked for")
-    if found := scheduled.obstacle(facts) or _trouble(facts):
+    if found := scheduled.obstacle(facts) or facts.trouble:
         return found
     if cause := _unready(facts):
         return no("ReadinessProbeFailed", cause)

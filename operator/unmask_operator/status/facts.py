@@ -1,9 +1,7 @@
 """What the conditions look at: a reconcile's plain data, sorted once."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Self
 
 from unmask_operator.objects import TEMPLATE_LABEL, Obj, Ref, controller_uid
 from unmask_operator.render import names
@@ -12,29 +10,21 @@ from unmask_operator.state.observed import Load, Observed
 from unmask_operator.state.plan import Plan, Problem
 from unmask_operator.status import pods as pod_facts
 from unmask_operator.status import told
-from unmask_operator.status.pods import Trouble
+from unmask_operator.status.verdict import Verdict
 
 
 @dataclass(frozen=True)
 class Facts:
-    """Attributes:
-    spec: of the resource as last read; it may not be valid.
-    deployment: the live one, {} where there is none of ours.
-    desired: engine pods asked for now.
-    pods: the live ones, newest first.
-    trouble: of the newest pod that has some, among those of the Deployment's present template.
-    """
-
     observed: Observed
     plan: Plan
-    spec: Obj
-    deployment: Obj
-    desired: int
-    pods: tuple[Obj, ...]
-    trouble: Trouble | None
+    spec: Obj  # of the resource as last read; it may not be valid
+    deployment: Obj  # the live one, {} where there is none of ours
+    desired: int  # engine pods asked for now
+    pods: tuple[Obj, ...]  # the live ones, newest first
+    trouble: Verdict | None  # of the newest pod that has some, among those of the Deployment's present template
 
     @classmethod
-    def gather(cls, observed: Observed, plan: Plan) -> Facts:
+    def gather(cls, observed: Observed, plan: Plan) -> Self:
         service = observed.service
         found = observed.children.get(Ref("apps/v1", "Deployment", service["metadata"]["name"]), {})
         deployment = found if found and controller_uid(found) == service["metadata"]["uid"] else {}
@@ -68,10 +58,6 @@ class Facts:
         """The Deployment's."""
         return section(self.deployment, "status")
 
-    def deployment_condition(self, kind: str) -> Obj:
-        """A condition of the Deployment, {} where there is none."""
-        return pod_facts.condition(self.deployment, kind)
-
     @property
     def rolled_out(self) -> bool:
         """Every pod is of the newest revision and at least once all were ready; adding replicas does not undo it."""
@@ -83,7 +69,7 @@ class Facts:
             return True  # also while the Deployment's controller has yet to look at new `replicas`, or a new strategy
         if number(status, "observedGeneration") < generation:
             return False
-        was_complete = self.deployment_condition("Progressing").get("reason") == "NewReplicaSetAvailable"
+        was_complete = pod_facts.condition(self.deployment, "Progressing").get("reason") == "NewReplicaSetAvailable"
         return was_complete or (updated >= self.desired and number(status, "readyReplicas") >= self.desired)
 
     @property
@@ -151,7 +137,7 @@ def _current(pods: tuple[Obj, ...], deployment: Obj) -> tuple[Obj, ...]:
     return tuple(pod for pod in pods if section(pod["metadata"], "labels").get(TEMPLATE_LABEL) == mark) or pods
 
 
-def _trouble(observed: Observed, newest_first: list[Obj], pods: tuple[Obj, ...]) -> Trouble | None:
+def _trouble(observed: Observed, newest_first: list[Obj], pods: tuple[Obj, ...]) -> Verdict | None:
     """A failed pod counts while it is the newest: its ReplicaSet makes another one at once."""
     if newest_first and (failed := pod_facts.over(newest_first[0])):
         return failed

@@ -1,7 +1,5 @@
 """Too few GPUs: how many a pod needs, how many the largest node has, and whether waiting can help."""
 
-from __future__ import annotations
-
 import re
 
 from unmask_operator.api.placement import DEFAULT_GPU
@@ -40,12 +38,12 @@ def shortage(facts: Facts, pod: Obj, sentence: str) -> str | None:
 
 def _needed(pod: Obj, resource: str) -> int:
     containers = section(pod, "spec").get("containers") or ()
-    return sum(_count(section(c, "resources"), resource) for c in containers)
+    asked = (section(c, "resources") for c in containers)
+    return sum(_count(section(a, "requests") | section(a, "limits"), resource) for a in asked)
 
 
-def _count(resources: Obj, resource: str) -> int:
-    given = section(resources, "limits").get(resource) or section(resources, "requests").get(resource)
-    return int(quantity(given) or 0)
+def _count(amounts: Obj, resource: str) -> int:
+    return int(quantity(amounts.get(resource)) or 0)
 
 
 def _largest(facts: Facts, pod: Obj, resource: str) -> int | None:
@@ -54,8 +52,5 @@ def _largest(facts: Facts, pod: Obj, resource: str) -> int | None:
         return None
     wanted = section(section(pod, "spec"), "nodeSelector").items()
     fitting = [node for node in facts.observed.nodes if wanted <= section(node["metadata"], "labels").items()]
-    return max((_allocatable(node, resource) for node in fitting), default=0)
-
-
-def _allocatable(node: Obj, resource: str) -> int:
-    return int(quantity(section(section(node, "status"), "allocatable").get(resource)) or 0)
+    offers = (section(section(node, "status"), "allocatable") for node in fitting)
+    return max((_count(offer, resource) for offer in offers), default=0)

@@ -1,27 +1,17 @@
 """What a pod's status says about it."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
 from unmask_operator.objects import Obj
 from unmask_operator.render.names import MAIN
 from unmask_operator.render.workload import progress_deadline
+from unmask_operator.status.verdict import Verdict, no
 
 _OF_THE_NODES = re.compile(r"\d+/\d+ nodes are available: .*?(?=\.(\s|$))", re.DOTALL)
 CALM = {"ContainerCreating", "PodInitializing", ""}  # waiting for nothing but time
-
-
-@dataclass(frozen=True)
-class Trouble:
-    """Why a pod does not come up: a reason that does not flicker while the kubelet tries again, and a message."""
-
-    reason: str
-    message: str
 
 
 def name(pod: Obj) -> str:
@@ -88,8 +78,9 @@ def condition(obj: Obj, kind: str) -> Obj:
     return next((c for c in _status(obj).get("conditions") or () if c["type"] == kind), {})
 
 
-def trouble(pod: Obj) -> Trouble | None:
-    """What keeps the pod's containers from running or makes them end, None while nothing seems wrong."""
+def trouble(pod: Obj) -> Verdict | None:
+    """What keeps the pod's containers from running or makes them end, None while nothing seems wrong. Its reason does
+    not flicker while the kubelet tries again."""
     if is_ready(pod):
         return None
     for container in containers(pod):
@@ -102,13 +93,13 @@ def trouble(pod: Obj) -> Trouble | None:
     return None
 
 
-def over(pod: Obj) -> Trouble | None:
+def over(pod: Obj) -> Verdict | None:
     """Why a pod failed for good (evicted, refused by its node); None for others."""
     status = _status(pod)
     if status.get("phase") != "Failed" or pod["metadata"].get("deletionTimestamp"):
         return None
     reason = str(status.get("reason") or "PodFailed")
-    return Trouble(reason, f"pod {name(pod)} failed: {status.get('message') or reason}")
+    return no(reason, f"pod {name(pod)} failed: {status.get('message') or reason}")
 
 
 def _status(pod: Obj) -> dict[str, Any]:
@@ -130,23 +121,23 @@ def containers(pod: Obj) -> Iterator[Obj]:
     yield from status.get("containerStatuses") or ()
 
 
-def _waiting(container: Obj, waiting: Obj) -> Trouble:
+def _waiting(container: Obj, waiting: Obj) -> Verdict:
     reason, message = str(waiting["reason"]), str(waiting.get("message") or "")
     if reason in ("ErrImagePull", "ImagePullBackOff"):  # the kubelet alternates between the two
         cause = message.split("ErrImagePull: ", 1)[-1]
         cause = "" if cause.startswith("Back-off pulling image") else f": {cause}"
-        return Trouble("ImagePullBackOff", f"image {container.get('image', '')} cannot be pulled{cause}")
-    return Trouble(reason, f"container {container['name']} cannot start: {message or reason}")
+        return no("ImagePullBackOff", f"image {container.get('image', '')} cannot be pulled{cause}")
+    return no(reason, f"container {container['name']} cannot start: {message or reason}")
 
 
-def _end(container: Obj) -> Trouble | None:
+def _end(container: Obj) -> Verdict | None:
     """How the container last ended. It is started again and again: running and waiting are told as one."""
     state, last = container.get("state") or {}, container.get("lastState") or {}
     ended = state.get("terminated") or last.get("terminated")
     if not ended or (state.get("waiting") or {}).get("reason", "CrashLoopBackOff") not in ("CrashLoopBackOff", *CALM):
         return None
     if ended.get("reason") == "OOMKilled":
-        return Trouble(
+        return no(
             "OOMKilled",
             f"container {container['name']} was killed for using more memory than its limit; raise "
             "spec.resources.limits.memory",
@@ -154,4 +145,4 @@ def _end(container: Obj) -> Trouble | None:
     lines = [line.strip() for line in str(ended.get("message") or "").splitlines() if line.strip()]
     said = f": {lines[-1]}" if lines else ""  # the engine's last line is the sentence that says why
     code = ended.get("exitCode")
-    return Trouble("CrashLoopBackOff", f"container {container['name']} ended with exit code {code}{said}")
+    return no("CrashLoopBackOff", f"container {container['name']} ended with exit code {code}{said}")

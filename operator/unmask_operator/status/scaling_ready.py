@@ -1,9 +1,7 @@
 """ScalingReady: whoever scales sees enough to do so, and gets the replicas. Only with `spec.autoscaling`, or while
 replicas that were added beside those that serve cannot be had."""
 
-from __future__ import annotations
-
-from unmask_operator.objects import Obj, controller_uid
+from unmask_operator.objects import controller_uid
 from unmask_operator.status import scheduled
 from unmask_operator.status.facts import Facts, section
 from unmask_operator.status.pods import condition
@@ -36,21 +34,16 @@ def _builtin(facts: Facts) -> Verdict:
 def _as_it_was(facts: Facts) -> Verdict | None:
     """A new leader has no decision yet and no news either."""
     old = condition(facts.observed.service, TYPE)
-    return Verdict(old["status"], old["reason"], old["message"]) if old and old["reason"] in _BUILTIN_REASONS else None
-
-
-_BUILTIN_REASONS = ("Active", "MetricsMissing")
+    known = old.get("reason") in ("Active", "MetricsMissing")
+    return Verdict(old["status"], old["reason"], old["message"]) if known else None
 
 
 def _hpa(facts: Facts) -> Verdict:
     uid = facts.observed.service["metadata"]["uid"]
-    for ref, hpa in facts.observed.children.items():
-        if ref.kind == "HorizontalPodAutoscaler" and controller_uid(hpa) == uid:
-            return _of_hpa(hpa)
-    return unknown("Waiting", "the HorizontalPodAutoscaler is not there yet")
-
-
-def _of_hpa(hpa: Obj) -> Verdict:
+    children = facts.observed.children.items()
+    hpa = next((o for ref, o in children if ref.kind == "HorizontalPodAutoscaler" and controller_uid(o) == uid), None)
+    if hpa is None:
+        return unknown("Waiting", "the HorizontalPodAutoscaler is not there yet")
     conditions = {c["type"]: c for c in section(hpa, "status").get("conditions") or ()}
     for kind in ("AbleToScale", "ScalingActive"):
         found = conditions.get(kind, {})

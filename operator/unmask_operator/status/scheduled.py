@@ -1,7 +1,5 @@
 """Scheduled: the pods could be created and each has found a node. Of replicas that scaling adds ScalingReady tells."""
 
-from __future__ import annotations
-
 import re
 
 from unmask_operator.objects import Obj
@@ -24,7 +22,7 @@ def verdict(facts: Facts) -> Verdict | None:
 
 def obstacle(facts: Facts) -> Verdict | None:
     """Why pods are not created or find no node; None while nothing stands in the way."""
-    failure = facts.deployment_condition("ReplicaFailure")
+    failure = pod_facts.condition(facts.deployment, "ReplicaFailure")
     if failure.get("status") == "True":
         return no("PodCreationRefused", str(failure.get("message") or failure.get("reason")))
     for pod in facts.pods:

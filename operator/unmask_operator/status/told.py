@@ -1,7 +1,5 @@
 """What only a pod's Events say: volumes and sandboxes that cannot be made, probes that end its engine."""
 
-from __future__ import annotations
-
 import itertools
 import re
 from collections.abc import Sequence
@@ -9,7 +7,8 @@ from datetime import datetime, timedelta
 
 from unmask_operator.objects import Obj
 from unmask_operator.state.observed import Told
-from unmask_operator.status.pods import CALM, Trouble, containers, is_live, is_scheduled, name
+from unmask_operator.status.pods import CALM, containers, is_live, is_scheduled, name
+from unmask_operator.status.verdict import Verdict, no
 
 PATIENCE = timedelta(seconds=20)  # that a node has to prepare a pod before its Events are asked for
 ON_REQUEST = (0, 137, 143)  # exit codes of a process that ended because it was told to
@@ -32,7 +31,7 @@ def is_silent(pod: Obj, now: datetime) -> bool:
     return _untouched(pod) and begun is not None and now - datetime.fromisoformat(begun) > PATIENCE
 
 
-def trouble(pod: Obj, told: Sequence[Told]) -> Trouble | None:
+def trouble(pod: Obj, told: Sequence[Told]) -> Verdict | None:
     """The Events' word, oldest first, on a silent pod. None where they do not explain it."""
     if ended := _ended(pod):
         return _probe(ended, told)
@@ -44,7 +43,7 @@ def trouble(pod: Obj, told: Sequence[Told]) -> Trouble | None:
     # said once, and hidden by the kubelet's word every two minutes that it waited in vain
     attached = next((one for one in warnings if "Multi-Attach error" in one.note), None)
     one = attached or warnings[0]
-    return Trouble(
+    return no(
         one.reason if _REASON.fullmatch(one.reason) else "NotPrepared",
         f"the node cannot prepare pod {name(pod)}: {one.note}{f'; {ONE_AT_A_TIME}' if attached else ''}",
     )
@@ -60,14 +59,14 @@ def _waits(container: Obj) -> bool:
     return waiting is not None and waiting.get("reason", "") in CALM
 
 
-def _probe(container: Obj, told: Sequence[Told]) -> Trouble | None:
+def _probe(container: Obj, told: Sequence[Told]) -> Verdict | None:
     """The probe for which the kubelet ended a container."""
     killed = next((found[1] for t in reversed(told) if (found := _KILLED.search(t.note))), None)
     if killed is None:
         return None
     start = f"{killed.capitalize()} probe failed"
     said = next((t.note for t in reversed(told) if t.note.startswith(start)), start)
-    return Trouble(
+    return no(
         f"{killed.capitalize()}ProbeFailed",
         f"container {container['name']} was ended for its {killed} probe (spec.{killed}Probe): {said}",
     )

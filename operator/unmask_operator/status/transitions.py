@@ -1,7 +1,5 @@
 """Which changes of the status are worth an Event."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -24,11 +22,7 @@ STEPS = ("ModelLoaded", "RolloutComplete")  # on the way to Ready
 
 @dataclass(frozen=True)
 class Event:
-    """Attributes:
-    type: Normal or Warning.
-    """
-
-    type: str
+    type: str  # Normal or Warning
     reason: str
     message: str
 

@@ -1,7 +1,5 @@
 """What a condition says."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 LONGEST_MESSAGE = 1024  # characters: foreign sentences may be long
@@ -9,15 +7,9 @@ LONGEST_MESSAGE = 1024  # characters: foreign sentences may be long
 
 @dataclass(frozen=True)
 class Verdict:
-    """Attributes:
-    status: "True", "False" or "Unknown".
-    reason: CamelCase.
-    message: for people; with False it says what to do, where that can be known.
-    """
-
-    status: str
+    status: str  # "True", "False" or "Unknown"
     reason: str
-    message: str
+    message: str  # for people; with False it says what to do, where that can be known
 
 
 def yes(reason: str, message: str = "") -> Verdict:
