@@ -45,7 +45,7 @@ class Preparer:
         self._parsing = Line(MAX_WAITING_BODIES, "long bodies wait to be read")
 
     async def parse(self, request: Request, kind: type[B], data: bytes) -> B:
-        """The body. Raises RequestError 400 or 422; 429 where too much waits; ClientGone."""
+        """The body. Raises RequestError 400; 429 where too much waits; ClientGone."""
         if len(data) <= SMALL_BODY:
             return parse_body(kind, data)
         return await attended(request, self._parse(kind, data, owner_of(request)))

@@ -228,9 +228,6 @@ BODIES: tuple[type[BaseModel], ...] = (
 
 B = TypeVar("B", bound=Body)
 
-# pydantic's kinds of error that concern a value; what remains (a wrong type, a missing field) is the schema's
-_VALUE_ERRORS = frozenset({"extra_forbidden", "literal_error", "not_built", "finite_number", "too_long"})
-
 # what pydantic says of Python's types, as JSON has it
 _JSON_WORDS = {
     "model_type": "Input should be an object",
@@ -240,7 +237,7 @@ _JSON_WORDS = {
 
 
 def parse_body(kind: type[B], data: bytes) -> B:
-    """The body, or RequestError: 400 for what is no JSON, unknown fields and values; 422 for wrong types.
+    """The body, or RequestError: 400, as OpenAI answers whatever is wrong with a body.
 
     Large bodies go through its three steps one by one, so that none holds the event loop for long.
     """
@@ -257,7 +254,7 @@ def decode(data: bytes) -> Any:
 
 
 def validate(kind: type[B], value: Any) -> B:
-    """The body that `value` is. Raises RequestError 400 or 422.
+    """The body that `value` is. Raises RequestError 400.
 
     A list ends at its first error; how many an object can have is limited by what a body may hold.
     """
@@ -269,12 +266,11 @@ def validate(kind: type[B], value: Any) -> B:
     if others and others[0]["type"] == "too_long":  # "content" is a text or a list: the list's error says more
         first = others[0]
     param = _path(first["loc"])
-    status = 400 if first["type"] in _VALUE_ERRORS else 422
     code = "unknown_field" if first["type"] == "extra_forbidden" else None
     if param is None:
-        raise RequestError("the body must be a JSON object", status=status)
+        raise RequestError("the body must be a JSON object")
     text = "is not a field of this route" if code else _JSON_WORDS.get(first["type"], first["msg"])
-    raise RequestError(f"{param}: {text}", param=param, status=status, code=code)
+    raise RequestError(f"{param}: {text}", param=param, code=code)
 
 
 def _path(loc: tuple[int | str, ...]) -> str | None:

@@ -70,7 +70,7 @@ class Service:
         return name
 
     async def body(self, request: Request, kind: type[B]) -> B:
-        """The parsed body. Raises RequestError 400, 408, 413, 422 or 429."""
+        """The parsed body. Raises RequestError 400, 408, 413 or 429."""
         return await self.preparer.parse(request, kind, await read_body(request))
 
     @contextmanager
