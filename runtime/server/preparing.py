@@ -91,7 +91,7 @@ class Preparer:
         return await self._run(request, sum(len(prompt) for prompt in prompts if isinstance(prompt, str)), work)
 
     async def encode_chat(
-        self, request: Request, messages: list[dict[str, str]], kwargs: Mapping[str, Any] | None
+        self, request: Request, messages: list[dict[str, Any]], kwargs: Mapping[str, Any] | None
     ) -> list[int]:
         """The ids of a chat with the checkpoint's own template."""
         info, tokenizer = self._require()
@@ -105,7 +105,9 @@ class Preparer:
             text = tokenizer.render(messages, variables, Budget(wanted=wanted))
             return _encode(tokenizer, text, info, "messages", wanted)
 
-        size = sum(len(message["content"]) + MESSAGE_CHARS for message in messages) + weight(variables)
+        size = sum(MESSAGE_CHARS + len(str(value)) for message in messages for value in message.values()) + weight(
+            variables
+        )
         simple = all(value is None or isinstance(value, bool | str) for value in variables.values())
         if size <= SMALL_TEXT and len(messages) <= SMALL_CHAT and simple:
             text = tokenizer.render(messages, variables, Budget())

@@ -15,12 +15,11 @@ from hypothesis import strategies as st
 
 from runtime.errors import RequestError
 from runtime.server import shape
+from runtime.server.conversation import MAX_MESSAGES, MAX_PARTS
 from runtime.server.preparing import SMALL_TEXT
 from runtime.server.schemas import (
     BODIES,
     MAX_ENTRIES,
-    MAX_MESSAGES,
-    MAX_PARTS,
     ChatRequest,
     CompletionRequest,
     DetokenizeRequest,
