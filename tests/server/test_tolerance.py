@@ -59,9 +59,12 @@ def test_messages_of_every_kind_are_taken(client: httpx.Client, history: list[An
 
 
 def test_calls_are_not_lost_on_a_template_that_does_not_know_them(client: httpx.Client, checkpoint: Path) -> None:
-    messages = [USER, {"role": "assistant", "content": None, "tool_calls": [CALL]}]
+    result = {"role": "tool", "tool_call_id": "c1", "content": "2"}
+    messages = [USER, {"role": "assistant", "content": None, "tool_calls": [CALL]}, result]
     ids = client.post("/tokenize", json={"messages": messages}).json()["tokens"]
-    assert '<tool_call>\n{"name": "add", "arguments": {"a": 1}}\n</tool_call>' in Tokenizer(checkpoint).decode(ids)
+    text = Tokenizer(checkpoint).decode(ids)
+    assert '<tool_call>\n{"name": "add", "arguments": {"a": 1}}\n</tool_call>' in text
+    assert "<role>user</role><tool_response>\n2\n</tool_response>" in text
 
 
 @pytest.mark.parametrize(
