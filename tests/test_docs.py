@@ -230,7 +230,7 @@ def test_metrics_are_documented():
 
 
 def test_limits_of_the_security_page_are_the_codes():
-    from runtime.server import bodies, preparing, schemas, shape
+    from runtime.server import bodies, conversation, preparing, schemas, shape
     from runtime.server.lanes import MAX_WAITING
     from runtime.server.wire.limits import Limits
     from runtime.text import budget
@@ -263,7 +263,7 @@ def test_limits_of_the_security_page_are_the_codes():
             f"; {shape.MAX_DIGITS} ",
         ),
         ("bodies of more", f"{preparing.MAX_WAITING_BODIES // mib} MiB"),
-        ("messages", f"{schemas.MAX_MESSAGES:,}", f"{schemas.MAX_PARTS:,}"),
+        ("messages", f"{conversation.MAX_MESSAGES:,}", f"{conversation.MAX_PARTS:,}"),
         ("entries", f"{schemas.MAX_ENTRIES}"),
         ("prompts of", f"{preparing.MAX_PROMPT_TOKENS:,}"),
         ("characters of long", f"{MAX_WAITING // mib} Mi"),

@@ -130,6 +130,7 @@ class ServerConfig:
     api_key_file: str | None = None
     keys_in_file: tuple[str, ...] = field(default=(), repr=False)  # at start; without keys and file, none is needed
     cors_allow_origins: tuple[str, ...] = ()
+    strict_fields: bool = False
     max_queue: int = 1024
     max_connections: int | None = None
     drain_delay: float = 0.0

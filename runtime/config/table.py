@@ -239,6 +239,12 @@ FLAGS: tuple[Flag, ...] = (
         help="origins whose pages may call the server, or *; default: none",
     ),
     _server(
+        name="strict-fields",
+        type="bool",
+        default=False,
+        help="refuse fields of requests that are not known, instead of ignoring them",
+    ),
+    _server(
         name="max-queue",
         type="int",
         default=1024,

@@ -127,14 +127,13 @@ def _max_tokens(wanted: int | None, length: int, info: EngineInfo, default: int 
     if wanted is None:
         default = info.default_max_tokens or default
         return left if default is None else min(default, left)
-    if wanted > left:
+    if wanted > info.max_model_len:
         raise RequestError(
-            f"{param}: {wanted} is more than the {left} tokens that the prompt of {length} leaves of the model's "
-            f"length, {info.max_model_len}",
+            f"{param}: {wanted} is more than the model's length, {info.max_model_len}; ask for less",
             param=param,
             code="context_length_exceeded",
         )
-    return wanted
+    return min(wanted, left)  # many clients ask for a round number, whatever the prompt
 
 
 def _check_pages(positions: int, info: EngineInfo, param: str) -> None:

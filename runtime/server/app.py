@@ -64,9 +64,9 @@ def make_app(service: Service) -> App:
         app.add_middleware(  # outermost: a preflight request carries no key
             CORSMiddleware,
             allow_origins=list(service.config.cors_allow_origins),
-            allow_methods=["GET", "POST"],
+            allow_methods=["GET", "HEAD", "POST"],
             allow_headers=["*"],
-            expose_headers=["X-Request-Id", "Retry-After"],
+            expose_headers=["X-Request-Id", "X-Unmask-Ignored", "Retry-After"],
         )
     app.openapi()  # now, as it takes a tenth of a second, in which requests would have to wait
     return app

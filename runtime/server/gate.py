@@ -40,6 +40,10 @@ class Gate:
         valid = given is not None and _REQUEST_ID.fullmatch(given) is not None
         request_id = given if given is not None and valid else uuid.uuid4().hex.encode()
 
+        state = scope.setdefault("state", {})
+        if scope["method"] == "HEAD":  # wherever GET is; the connection sends no body
+            scope = {**scope, "method": "GET"}
+
         started = False
 
         async def send_marked(message: Message) -> None:
@@ -47,6 +51,8 @@ class Gate:
             if message["type"] == "http.response.start":
                 started = True
                 headers = message["headers"] = [*message.get("headers", ()), (b"x-request-id", request_id)]
+                if unknown := state.get("ignored"):
+                    headers.append((b"x-unmask-ignored", ", ".join(unknown).encode()))
                 if service.draining:
                     headers.append((b"connection", b"close"))
             await send(message)
@@ -58,7 +64,7 @@ class Gate:
                     "X-Request-Id: must be 1 to 128 printable ASCII characters without spaces", param="X-Request-Id"
                 )
             if service.keys.needed and scope["path"] not in OPEN_PATHS:
-                scope.setdefault("state", {})["owner"] = service.keys.check(authorization)
+                state["owner"] = service.keys.check(authorization)
             await self.app(scope, receive, send_marked)
         except RequestError as error:  # of the gate itself: the app answers its own
             await error_response(error)(scope, receive, send_marked)

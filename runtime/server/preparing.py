@@ -45,7 +45,7 @@ class Preparer:
         self._parsing = Line(MAX_WAITING_BODIES, "long bodies wait to be read")
 
     async def parse(self, request: Request, kind: type[B], data: bytes) -> B:
-        """The body. Raises RequestError 400 or 422; 429 where too much waits; ClientGone."""
+        """The body. Raises RequestError 400; 429 where too much waits; ClientGone."""
         if len(data) <= SMALL_BODY:
             return parse_body(kind, data)
         return await attended(request, self._parse(kind, data, owner_of(request)))
@@ -91,7 +91,7 @@ class Preparer:
         return await self._run(request, sum(len(prompt) for prompt in prompts if isinstance(prompt, str)), work)
 
     async def encode_chat(
-        self, request: Request, messages: list[dict[str, str]], kwargs: Mapping[str, Any] | None
+        self, request: Request, messages: list[dict[str, Any]], kwargs: Mapping[str, Any] | None
     ) -> list[int]:
         """The ids of a chat with the checkpoint's own template."""
         info, tokenizer = self._require()
@@ -105,7 +105,9 @@ class Preparer:
             text = tokenizer.render(messages, variables, Budget(wanted=wanted))
             return _encode(tokenizer, text, info, "messages", wanted)
 
-        size = sum(len(message["content"]) + MESSAGE_CHARS for message in messages) + weight(variables)
+        size = sum(MESSAGE_CHARS + len(str(value)) for message in messages for value in message.values()) + weight(
+            variables
+        )
         simple = all(value is None or isinstance(value, bool | str) for value in variables.values())
         if size <= SMALL_TEXT and len(messages) <= SMALL_CHAT and simple:
             text = tokenizer.render(messages, variables, Budget())

@@ -3,7 +3,8 @@
 Ranges and meanings are checked by ``runtime.request``, and stand here for the OpenAPI alone.
 
 Types are strict (no "5" for 5, no true for 1). A field that this version does not build is listed with the values
-that ask for nothing; any other value is refused by name, never accepted and ignored.
+that ask for nothing; any other value is refused by name, never accepted and ignored. A field that nobody knows is
+ignored, and the answer's header names it (``fields.ignored``).
 """
 
 from __future__ import annotations
@@ -11,35 +12,17 @@ from __future__ import annotations
 from typing import Annotated, Any, Literal, TypeVar
 
 import pydantic
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, PlainValidator, WithJsonSchema
+from pydantic import BaseModel, Field, PlainValidator, WithJsonSchema
 from pydantic_core import PydanticCustomError, from_json
 
 from runtime.errors import RequestError
 from runtime.request.params import PARAMETERS
+from runtime.server.conversation import Messages
+from runtime.server.fields import Body, unbuilt
 from runtime.server.openapi import values_schema
 from runtime.server.shape import check_shape
 
-# entries of one list or object; what a whole body may hold stands in shape.py
-MAX_MESSAGES = 2048
-MAX_PARTS = 2048
-MAX_ENTRIES = 64  # of metadata and of chat_template_kwargs
-
-
-class Body(BaseModel):
-    model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
-
-
-def unbuilt(*neutral: Any) -> Any:
-    """The type of a field that is not built: null and the neutral values pass."""
-
-    def check(value: Any) -> None:
-        # a bool equals an int in Python, so the types count too
-        if value is not None and not any(
-            value == v and isinstance(value, bool) == isinstance(v, bool) for v in neutral
-        ):
-            raise PydanticCustomError("not_built", "is not built in this version; leave it out")
-
-    return Annotated[Any, AfterValidator(check), WithJsonSchema({"enum": [None, *neutral]})]
+MAX_ENTRIES = 64  # of metadata and of chat_template_kwargs; what a whole body may hold stands in shape.py
 
 
 def _prompt(value: Any) -> Any:
@@ -107,6 +90,30 @@ class Generation(Asked):
     stream: bool | None = None
     stop_token_ids: unbuilt([]) = None
     min_tokens: unbuilt(0) = None
+    min_p: unbuilt(0) = None
+    skip_special_tokens: unbuilt(True) = None
+    spaces_between_special_tokens: unbuilt(True) = None
+    include_stop_str_in_output: unbuilt(False) = None
+    use_beam_search: unbuilt(False) = None
+    length_penalty: unbuilt(1) = None
+    early_stopping: unbuilt(False) = None
+    frequency_penalty: unbuilt(0) = None
+    presence_penalty: unbuilt(0) = None
+    repetition_penalty: unbuilt(1) = None
+    logit_bias: unbuilt({}) = None
+    bad_words: unbuilt([]) = None
+    allowed_token_ids: unbuilt() = None
+    logits_processors: unbuilt([]) = None
+    prompt_logprobs: unbuilt() = None
+    truncate_prompt_tokens: unbuilt() = None
+    structured_outputs: unbuilt() = None
+    guided_json: unbuilt() = None
+    guided_regex: unbuilt() = None
+    guided_choice: unbuilt() = None
+    guided_grammar: unbuilt() = None
+    regex: unbuilt() = None
+    json_schema: unbuilt() = None
+    ebnf: unbuilt() = None
 
     def asked(self) -> dict[str, Any]:
         """What was given of the declared fields, by their names."""
@@ -115,12 +122,15 @@ class Generation(Asked):
 
 
 class GenerateRequest(Generation):
+    model: str | None = None
     prompt: Prompt
+    n: unbuilt(1) = None
     stream_mode: Literal["denoise", "block_append"] | None = None
 
 
 class StreamOptions(Body):
     include_usage: bool | None = None
+    continuous_usage_stats: bool | None = None
     include_obfuscation: unbuilt(False) = None
 
 
@@ -135,33 +145,8 @@ class OpenAIRequest(Generation):
     metadata: Entries | None = None
     store: bool | None = None
     service_tier: str | None = None
-    frequency_penalty: unbuilt(0) = None
-    presence_penalty: unbuilt(0) = None
-    repetition_penalty: unbuilt(1) = None
-    logit_bias: unbuilt({}) = None
-
-
-class TextPart(Body):
-    type: Literal["text"]
-    text: str
-
-
-class Message(Body):
-    role: Literal["system", "developer", "user", "assistant"]
-    content: str | Annotated[list[TextPart], Field(max_length=MAX_PARTS, fail_fast=True)]
-    name: unbuilt() = None
-    tool_calls: unbuilt([]) = None
-    function_call: unbuilt() = None
-    refusal: unbuilt() = None
-    audio: unbuilt() = None
-
-    def plain(self) -> dict[str, str]:
-        """As templates know messages. ``developer`` is OpenAI's newer name of ``system``."""
-        text = self.content if isinstance(self.content, str) else "".join(part.text for part in self.content)
-        return {"role": "system" if self.role == "developer" else self.role, "content": text}
-
-
-Messages = Annotated[list[Message], Field(max_length=MAX_MESSAGES, fail_fast=True)]
+    safety_identifier: str | None = None
+    prompt_cache_key: str | None = None  # prefixes are cached without it
 
 
 class ChatRequest(OpenAIRequest):
@@ -171,16 +156,21 @@ class ChatRequest(OpenAIRequest):
     parallel_tool_calls: bool | None = None
     logprobs: unbuilt(False) = None
     top_logprobs: unbuilt(0) = None
-    tools: unbuilt([]) = None
+    tools: list[dict[str, Any]] | None = None
     tool_choice: unbuilt("none", "auto") = None
-    functions: unbuilt([]) = None
+    functions: list[dict[str, Any]] | None = None
+    echo: unbuilt(False) = None
+    add_generation_prompt: unbuilt(True) = None
+    continue_final_message: unbuilt(False) = None
+    chat_template: unbuilt() = None
+    documents: unbuilt([]) = None
     function_call: unbuilt("none", "auto") = None
     response_format: unbuilt({"type": "text"}) = None
     modalities: unbuilt(["text"]) = None
     audio: unbuilt() = None
-    prediction: unbuilt() = None
-    reasoning_effort: unbuilt() = None
-    verbosity: unbuilt() = None
+    prediction: dict[str, Any] | None = None  # makes OpenAI's answers faster, not different
+    reasoning_effort: str | None = None  # the template's, where it knows it
+    verbosity: unbuilt("medium") = None
     web_search_options: unbuilt() = None
 
 
@@ -228,9 +218,6 @@ BODIES: tuple[type[BaseModel], ...] = (
 
 B = TypeVar("B", bound=Body)
 
-# pydantic's kinds of error that concern a value; what remains (a wrong type, a missing field) is the schema's
-_VALUE_ERRORS = frozenset({"extra_forbidden", "literal_error", "not_built", "finite_number", "too_long"})
-
 # what pydantic says of Python's types, as JSON has it
 _JSON_WORDS = {
     "model_type": "Input should be an object",
@@ -240,7 +227,7 @@ _JSON_WORDS = {
 
 
 def parse_body(kind: type[B], data: bytes) -> B:
-    """The body, or RequestError: 400 for what is no JSON, unknown fields and values; 422 for wrong types.
+    """The body, or RequestError: 400, as OpenAI answers whatever is wrong with a body.
 
     Large bodies go through its three steps one by one, so that none holds the event loop for long.
     """
@@ -257,7 +244,7 @@ def decode(data: bytes) -> Any:
 
 
 def validate(kind: type[B], value: Any) -> B:
-    """The body that `value` is. Raises RequestError 400 or 422.
+    """The body that `value` is. Raises RequestError 400.
 
     A list ends at its first error; how many an object can have is limited by what a body may hold.
     """
@@ -265,23 +252,18 @@ def validate(kind: type[B], value: Any) -> B:
         return kind.model_validate(value)
     except pydantic.ValidationError as invalid:
         errors = invalid.errors(include_url=False, include_context=False, include_input=False)
-    first, *others = errors
-    if others and others[0]["type"] == "too_long":  # "content" is a text or a list: the list's error says more
-        first = others[0]
+    first = errors[0]
     param = _path(first["loc"])
-    status = 400 if first["type"] in _VALUE_ERRORS else 422
-    code = "unknown_field" if first["type"] == "extra_forbidden" else None
     if param is None:
-        raise RequestError("the body must be a JSON object", status=status)
-    text = "is not a field of this route" if code else _JSON_WORDS.get(first["type"], first["msg"])
-    raise RequestError(f"{param}: {text}", param=param, status=status, code=code)
+        raise RequestError("the body must be a JSON object")
+    raise RequestError(f"{param}: {_JSON_WORDS.get(first['type'], first['msg'])}", param=param)
 
 
 def _path(loc: tuple[int | str, ...]) -> str | None:
     """``("messages", 0, "content", "str")`` -> ``"messages[0].content"``; long names of clients are cut."""
     path = ""
     for part in loc:
-        if part in ("str", "list[TextPart]"):  # a union's arm
+        if part in ("str", "list"):  # a union's arm
             continue
         path += f"[{part}]" if isinstance(part, int) else ("." if path else "") + part[:80]
     return path or None

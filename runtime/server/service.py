@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
@@ -18,6 +19,7 @@ from runtime.request.io import EngineInfo, Report, RequestSpec
 from runtime.request.params import SamplingParams, stop_strings
 from runtime.request.resolve import choices, resolve
 from runtime.server.bodies import read_body
+from runtime.server.fields import ignored
 from runtime.server.frontend import Frontend, Unavailable
 from runtime.server.jobs import ClientGone, Job, disconnected
 from runtime.server.keys import Keys
@@ -25,6 +27,9 @@ from runtime.server.preparing import Preparer
 from runtime.server.schemas import B, GenerateRequest, Generation, OpenAIRequest
 from runtime.text import Answer, Tokenizer
 
+log = logging.getLogger("unmask.http")
+
+MOST_TOLD = 256
 BATCH = 128  # prompts that are checked at once
 
 
@@ -41,6 +46,7 @@ class Service:
         self.preparer = Preparer(self.require)
         self.created = int(time.time())
         self.draining = False
+        self.told: set[str] = set()  # ignored fields that the log has named
         self.in_flight = 0  # HTTP requests being answered
 
     @property
@@ -70,8 +76,26 @@ class Service:
         return name
 
     async def body(self, request: Request, kind: type[B]) -> B:
-        """The parsed body. Raises RequestError 400, 408, 413, 422 or 429."""
-        return await self.preparer.parse(request, kind, await read_body(request))
+        """The parsed body. Raises RequestError 400, 408, 413 or 429."""
+        body = await self.preparer.parse(request, kind, await read_body(request))
+        unknown = ignored(body)
+        if unknown and self.config.strict_fields:
+            raise RequestError(
+                f"{unknown[0]}: is not a field of this route, and --strict-fields is set; leave it out",
+                param=unknown[0],
+                code="unknown_field",
+            )
+        if unknown:
+            request.state.ignored = unknown  # the gate has the answer's header name them
+            self._tell(unknown)
+        return body
+
+    def _tell(self, unknown: list[str]) -> None:
+        """Each name once in the log, of so many names that strangers cannot fill it."""
+        for name in unknown:
+            if name not in self.told and len(self.told) < MOST_TOLD:
+                self.told.add(name)
+                log.info("clients send the field %s, which is not known here and is ignored", name)
 
     @contextmanager
     def admission(self) -> Iterator[None]:
@@ -143,6 +167,7 @@ class Started(NamedTuple):
     model: str
     streams: bool
     usage: bool  # a stream ends with it
+    counts: bool  # and every chunk of it tells how far it is
     denoise: bool  # a stream tells every step
 
 
@@ -163,6 +188,11 @@ def stream_mode(body: GenerateRequest | OpenAIRequest, default: str = "block_app
 def include_usage(body: OpenAIRequest) -> bool:
     """Whether a stream ends with a usage chunk."""
     return body.stream_options is not None and bool(body.stream_options.include_usage)
+
+
+def counts_usage(body: OpenAIRequest) -> bool:
+    """Whether every chunk of a stream tells the usage so far: with that at its end alone, as others have it."""
+    return include_usage(body) and bool(body.stream_options and body.stream_options.continuous_usage_stats)
 
 
 async def answered(request: Request, job: Job) -> None:

@@ -45,6 +45,8 @@ class ChatTemplate:
 
         Raises ConfigError if `source` is not a template.
         """
+        self._writes_calls = "tool_calls" in source
+        self._knows_results = re.search(r"""['"]tool['"]""", source) is not None
         env = Sandbox(trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols", Generation])
         env.filters |= {"tojson": _tojson, _WATCHED: Watched}
         env.globals |= {"raise_exception": _raise, "strftime_now": _strftime_now}
@@ -77,7 +79,10 @@ class ChatTemplate:
             )
         values = {"add_generation_prompt": True, "tools": None, "documents": None, **kwargs, **self._variables}
         try:
-            pieces = self._template.generate(values, messages=[dict(m) for m in messages])
+            told = [dict(m) if self._writes_calls else _with_calls(m) for m in messages]
+            if not self._knows_results:
+                told = [_as_users(m) if m["role"] == "tool" else m for m in told]
+            pieces = self._template.generate(values, messages=told)
             return (budget or Budget()).gather(pieces)
         except Spent as spent:
             raise RequestError(
@@ -145,6 +150,18 @@ def _children(node: nodes.Node) -> list[tuple[str, nodes.Node]]:
 def _any_of(texts: Mapping[str, str]) -> re.Pattern[str]:
     """Matches any of `texts`, the longest where one begins with another; matches nothing where there are none."""
     return re.compile("|".join(re.escape(t) for t in sorted(texts, key=len, reverse=True)) or r"(?!)")
+
+
+def _with_calls(message: Mapping[str, Any]) -> dict[str, Any]:
+    """For a template that knows no tool calls: they stand in the message's text, in the commonest of formats."""
+    calls = message.get("tool_calls") or ()
+    texts = [f"<tool_call>\n{_tojson(call['function'])}\n</tool_call>" for call in calls]
+    return {**message, "content": "\n".join(filter(None, [message["content"], *texts]))}
+
+
+def _as_users(message: dict[str, Any]) -> dict[str, Any]:
+    """For a template that knows no role `tool`, and may refuse it: a call's result as the user's words."""
+    return {**message, "role": "user", "content": f"<tool_response>\n{message['content']}\n</tool_response>"}
 
 
 def _tojson(value: Any, ensure_ascii: bool = False, indent: int | None = None, sort_keys: bool = False) -> str:

@@ -76,8 +76,9 @@ def test_default_max_tokens_gives_way_to_the_models_length():
     for length, expected in ((3, 50), (250, 6)):
         s = resolve(SamplingParams(), [1] * length, INFO, id="r", default_max_tokens=50)
         assert s.max_tokens == expected
-    assert spec(max_tokens=253).max_tokens == 253
-    refused({"max_tokens": 254}, "max_tokens", "253 tokens")
+    for wanted in (253, 254, 256):
+        assert spec(max_tokens=wanted).max_tokens == 253
+    refused({"max_tokens": 257}, "max_tokens", "model's length, 256")
 
 
 def short(value) -> str:
@@ -85,7 +86,7 @@ def short(value) -> str:
 
 
 BAD = [
-    ("max_tokens", [0, -1, 254, 2**80, 1.0, "7", True, math.nan]),
+    ("max_tokens", [0, -1, 257, 2**80, 1.0, "7", True, math.nan]),
     ("temperature", [-0.1, math.nan, math.inf, 101, "hot", True, [1]]),
     ("top_p", [0, -1, 1.01, math.nan, "1", False]),
     ("top_k", [-2, 1.5, 2**40, "3", True]),

@@ -106,10 +106,9 @@ def refused(kind: type, body: object) -> RequestError:
     return caught.value
 
 
-def test_wrong_types_are_422_and_wrong_values_400() -> None:
-    assert refused(GenerateRequest, {"prompt": "x", "top_k": 1.0}).status == 422
+def test_wrong_types_and_wrong_values_are_400() -> None:
+    assert refused(GenerateRequest, {"prompt": "x", "top_k": 1.0}).status == 400
     assert refused(GenerateRequest, {"prompt": "x", "stream_mode": "fast"}).status == 400
-    assert refused(GenerateRequest, {"prompt": "x", "nope": None}).code == "unknown_field"
     error = refused(ChatRequest, {"messages": [{"role": "user", "content": "x"}, {"role": "cat", "content": "x"}]})
     assert (error.status, error.param) == (400, "messages[1].role")
     error = refused(ChatRequest, {"messages": [{"role": "user", "content": [{"type": "text", "text": 1}]}]})
@@ -140,13 +139,13 @@ def outcome(kind: type, data: bytes) -> int:
 @settings(max_examples=30, deadline=None)
 @given(st.dictionaries(st.sampled_from(sorted(ChatRequest.model_fields)), ANY_JSON))
 def test_no_body_gets_past_its_schema_by_an_exception(body: dict[str, object]) -> None:
-    assert outcome(ChatRequest, msgspec.json.encode(body)) in (200, 400, 422)
+    assert outcome(ChatRequest, msgspec.json.encode(body)) in (200, 400)
 
 
 @settings(max_examples=50, deadline=None)
 @given(st.binary())
 def test_any_bytes_are_a_body_or_an_error(data: bytes) -> None:
-    assert outcome(GenerateRequest, data) in (200, 400, 422)
+    assert outcome(GenerateRequest, data) in (200, 400)
 
 
 def test_a_text_is_called_too_long_only_if_it_is(checkpoint: Path) -> None:

@@ -12,17 +12,19 @@ from starlette.responses import Response
 
 from runtime.errors import RequestError
 from runtime.request.choice import denoise_fields
+from runtime.server.conversation import plain
 from runtime.server.errors import of_error
 from runtime.server.jobs import Job
 from runtime.server.keys import owner_of
 from runtime.server.responses import DONE, EventStream, event, json_response
 from runtime.server.routes.documented import takes
 from runtime.server.schemas import ChatRequest
-from runtime.server.service import Service, Started, answered, include_usage, new_id, stream_mode
+from runtime.server.service import Service, Started, answered, counts_usage, include_usage, new_id, stream_mode
 
 router = APIRouter()
 
 
+@router.post("/chat/completions", include_in_schema=False, response_model=None)  # a base URL without /v1
 @router.post("/v1/chat/completions", **takes(ChatRequest, streams=True))
 async def chat_completions(request: Request) -> Response:
     """Answer a conversation."""
@@ -32,7 +34,7 @@ async def chat_completions(request: Request) -> Response:
     job = started.job
     head = {"id": job.id, "created": int(time.time()), "model": started.model}
     if started.streams:
-        return EventStream(job, _chunks(job, head, started.usage, started.denoise))
+        return EventStream(job, _chunks(job, head, started))
     with job:
         await answered(request, job)
     return json_response({**head, "object": "chat.completion", "choices": _choices(job), "usage": job.usage()})
@@ -44,9 +46,9 @@ async def _start(service: Service, request: Request) -> Started:
     model = service.model_name(body.model)
     mode = stream_mode(body)
     max_tokens, names = _limit(body)
+    _without_calls(body)
     service.require()
-    messages = [message.plain() for message in body.messages]
-    ids = await service.preparer.encode_chat(request, messages, body.chat_template_kwargs)
+    ids = await service.preparer.encode_chat(request, plain(body.messages), _template_kwargs(body))
     job = await service.job(
         body,
         [ids],
@@ -57,7 +59,7 @@ async def _start(service: Service, request: Request) -> Started:
         n=1 if body.n is None else body.n,
         owner=owner_of(request),
     )
-    return Started(job, model, bool(body.stream), include_usage(body), mode == "denoise")
+    return Started(job, model, bool(body.stream), include_usage(body), counts_usage(body), mode == "denoise")
 
 
 def _limit(body: ChatRequest) -> tuple[int | None, dict[str, str]]:
@@ -72,6 +74,23 @@ def _limit(body: ChatRequest) -> tuple[int | None, dict[str, str]]:
     return new, {"max_tokens": "max_completion_tokens"}
 
 
+def _without_calls(body: ChatRequest) -> None:
+    """Tools are no matter where they are not to be called. Raises RequestError where they may be."""
+    for name, chosen in (("tools", body.tool_choice), ("functions", body.function_call)):
+        if getattr(body, name) and chosen != "none":
+            how = "tool_choice" if name == "tools" else "function_call"
+            raise RequestError(
+                f'{name}: is not built in this version; leave it out, or set {how} to "none"', param=name
+            )
+
+
+def _template_kwargs(body: ChatRequest) -> dict[str, Any] | None:
+    """With `reasoning_effort`, which is a matter of templates that know it; an argument of that name goes first."""
+    if body.reasoning_effort is None:
+        return body.chat_template_kwargs
+    return {"reasoning_effort": body.reasoning_effort, **(body.chat_template_kwargs or {})}
+
+
 def _choices(job: Job) -> list[dict[str, Any]]:
     return [
         {
@@ -84,13 +103,16 @@ def _choices(job: Job) -> list[dict[str, Any]]:
     ]
 
 
-async def _chunks(job: Job, head: dict[str, Any], usage: bool, denoise: bool) -> AsyncIterator[bytes]:
+async def _chunks(job: Job, head: dict[str, Any], started: Started) -> AsyncIterator[bytes]:
     base = {**head, "object": "chat.completion.chunk"}
+    usage, counts, denoise = started.usage, started.counts, started.denoise
     if usage:
         base["usage"] = None  # all chunks but the last, as OpenAI has it
 
     def chunk(index: int, delta: dict[str, Any], reason: str | None = None, **more: Any) -> bytes:
         choice = {"index": index, "delta": delta, "logprobs": None, "finish_reason": reason}
+        if counts:
+            more["usage"] = job.usage()
         return event({**base, "choices": [choice], **more})
 
     try:

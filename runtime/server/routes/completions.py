@@ -18,12 +18,13 @@ from runtime.server.keys import owner_of
 from runtime.server.responses import DONE, EventStream, event, json_response
 from runtime.server.routes.documented import takes
 from runtime.server.schemas import CompletionRequest
-from runtime.server.service import Service, Started, answered, include_usage, new_id, stream_mode
+from runtime.server.service import Service, Started, answered, counts_usage, include_usage, new_id, stream_mode
 
 router = APIRouter()
 MAX_PROMPTS = 1024
 
 
+@router.post("/completions", include_in_schema=False, response_model=None)  # a base URL without /v1
 @router.post("/v1/completions", **takes(CompletionRequest, streams=True))
 async def completions(request: Request) -> Response:
     """Continue prompts."""
@@ -33,7 +34,7 @@ async def completions(request: Request) -> Response:
     job = started.job
     head = {"id": job.id, "object": "text_completion", "created": int(time.time()), "model": started.model}
     if started.streams:
-        return EventStream(job, _chunks(job, head, started.usage, started.denoise, prompts))
+        return EventStream(job, _chunks(job, head, started, prompts))
     with job:
         await answered(request, job)
     return json_response({**head, "choices": _choices(job), "usage": job.usage(prompts)})
@@ -48,7 +49,9 @@ async def _start(service: Service, request: Request) -> tuple[Started, int]:
     prompts = await service.preparer.encode_each(request, _list(body.prompt))
     n = 1 if body.n is None else body.n
     job = await service.job(body, prompts, id=new_id("cmpl"), mode=mode, n=n, owner=owner_of(request))
-    return Started(job, model, bool(body.stream), include_usage(body), mode == "denoise"), len(prompts)
+    return Started(job, model, bool(body.stream), include_usage(body), counts_usage(body), mode == "denoise"), len(
+        prompts
+    )
 
 
 def _list(prompt: Any) -> list[str | list[int]]:
@@ -67,13 +70,16 @@ def _choices(job: Job) -> list[dict[str, Any]]:
     ]
 
 
-async def _chunks(job: Job, head: dict[str, Any], usage: bool, denoise: bool, prompts: int) -> AsyncIterator[bytes]:
+async def _chunks(job: Job, head: dict[str, Any], started: Started, prompts: int) -> AsyncIterator[bytes]:
+    usage, denoise = started.usage, started.denoise
     base = {**head, "usage": None} if usage else head
     try:
         async for batch in job.updates():
             data = []
             for update in batch:
                 reason = update.choice.openai_reason if update.choice.finish_reason is not None else None
+                if started.counts:
+                    base["usage"] = job.usage(prompts)
                 if not (update.text or reason or denoise):
                     continue
                 fields = denoise_fields(update.output, update.text)

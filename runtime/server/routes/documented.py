@@ -14,7 +14,6 @@ _MEANINGS = {
     408: "the body did not arrive in time",
     409: "not possible in the server's present state",
     413: "the body is too large",
-    422: "a field's type is wrong or a field is missing",
     429: "the queue is full; see Retry-After",
     500: "the engine failed on this request",
     501: "not built in this version",
@@ -34,9 +33,7 @@ def takes(body: type[BaseModel], *, streams: bool = False) -> dict[str, Any]:
     if streams:
         ok["text/event-stream"] = {"schema": {"type": "string"}}
     schema = {"$ref": f"#/components/schemas/{body.__name__}"}
-    statuses = (
-        (400, 401, 404, 408, 413, 422, 429, 500, 503, 504) if streams else (400, 401, 404, 408, 413, 422, 429, 503)
-    )
+    statuses = (400, 401, 404, 408, 413, 429, 500, 503, 504) if streams else (400, 401, 404, 408, 413, 429, 503)
     return {
         "responses": {**errors(*statuses), 200: {"description": "the answer", "content": ok}},
         "openapi_extra": {"requestBody": {"required": True, "content": {"application/json": {"schema": schema}}}},

@@ -29,6 +29,7 @@ async def generate(request: Request) -> Response:
     service: Service = request.app.state.service
     with service.admission():
         body = await service.body(request, GenerateRequest)
+        service.model_name(body.model)
         mode = stream_mode(body, default="denoise")
         service.require()
         ids = (await service.preparer.encode_each(request, [body.prompt]))[0]

@@ -53,6 +53,7 @@ async def metrics(request: Request) -> Response:
     return Response(service.metrics.text(), media_type="text/plain; version=0.0.4; charset=utf-8")
 
 
+@router.get("/models", include_in_schema=False, response_model=None)  # a base URL without /v1
 @router.get("/v1/models", response_model=None, responses=errors(401, 503))
 async def models(request: Request) -> Response:
     """The names under which the model is served."""
@@ -60,6 +61,7 @@ async def models(request: Request) -> Response:
     return json_response({"object": "list", "data": [_model(service, name) for name in service.names]})
 
 
+@router.get("/models/{name:path}", include_in_schema=False, response_model=None)
 @router.get("/v1/models/{name:path}", response_model=None, responses=errors(401, 404, 503))
 async def model(request: Request, name: str) -> Response:
     """One of them."""

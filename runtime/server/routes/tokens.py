@@ -7,6 +7,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from runtime.errors import RequestError
+from runtime.server.conversation import plain
 from runtime.server.responses import json_response
 from runtime.server.routes.documented import takes
 from runtime.server.schemas import DetokenizeRequest, TokenizeRequest
@@ -25,7 +26,7 @@ async def tokenize(request: Request) -> Response:
     if (body.prompt is None) == (body.messages is None):
         raise RequestError("prompt: give either prompt or messages", param="prompt")
     if body.messages is not None:
-        messages = [message.plain() for message in body.messages]
+        messages = plain(body.messages)
         ids = await service.preparer.encode_chat(request, messages, body.chat_template_kwargs)
     else:
         if body.chat_template_kwargs is not None:

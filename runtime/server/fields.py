@@ -1,0 +1,56 @@
+"""What request bodies are made of: strict types, fields that are not built, and the names of fields nobody knows."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import Annotated, Any
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, WithJsonSchema
+from pydantic_core import PydanticCustomError
+
+MAX_TOLD = 16  # ignored fields that an answer names
+MAX_NAME = 64  # characters of one
+_UNPRINTABLE = re.compile(r"[^A-Za-z0-9_.-]")
+
+
+class Body(BaseModel):
+    """Fields that it does not know are kept aside, for `ignored` to name: clients send many that change nothing."""
+
+    model_config = ConfigDict(extra="allow", strict=True, allow_inf_nan=False)
+
+
+def unbuilt(*neutral: Any) -> Any:
+    """The type of a field that is not built: null and the neutral values pass."""
+
+    def check(value: Any) -> Any:
+        # a bool equals an int in Python, so the types count too
+        if value is not None and not any(
+            value == v and isinstance(value, bool) == isinstance(v, bool) for v in neutral
+        ):
+            raise PydanticCustomError("not_built", "is not built in this version; leave it out")
+        return value
+
+    return Annotated[Any, AfterValidator(check), WithJsonSchema({"enum": [None, *neutral]})]
+
+
+def ignored(body: Body) -> list[str]:
+    """The paths of fields that `body` does not know and that are not null, each once and fit for a header."""
+    found: dict[str, None] = {}
+    for path in _unknown(body, ""):
+        found[path] = None
+        if len(found) == MAX_TOLD:
+            break
+    return list(found)
+
+
+def _unknown(body: Body, path: str) -> Iterator[str]:
+    for name, value in (body.model_extra or {}).items():
+        if value is not None:
+            yield path + _UNPRINTABLE.sub("?", name[:MAX_NAME])
+    for name in body.model_fields_set:
+        value = getattr(body, name) if name in type(body).model_fields else None
+        inner = value if isinstance(value, list) else [value]
+        if inner and isinstance(inner[0], Body):  # a list's items are of one kind
+            for item in inner:
+                yield from _unknown(item, f"{path}{name}.")
