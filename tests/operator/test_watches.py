@@ -104,6 +104,18 @@ class Scripted:
         return response
 
 
+async def comes_true(said):
+    async with asyncio.timeout(20):
+        while not said():
+            await asyncio.sleep(0.01)
+
+
+def events(stream):
+    """How many of a stream's lines a client takes for events that are no errors."""
+    whole = b"".join(chunk for chunk in stream if chunk) if isinstance(stream, list) else b""
+    return sum(line.startswith(b'{"type": ') and b'"ERROR"' not in line for line in whole.split(b"\n")[:-1])
+
+
 def follow(lists, streams, kind=PODS, silence=30.0):
     """One watch against a scripted server, until the server has nothing more to tell. Returns the server, the store,
     and what was news."""
@@ -118,8 +130,16 @@ def follow(lists, streams, kind=PODS, silence=30.0):
         await web.TCPSite(runner, "127.0.0.1", 0).start()
         tokens = iter(["t1", *["t2"] * 99])
         client = Client(lambda: Login(f"http://127.0.0.1:{runner.addresses[0][1]}", next(tokens)))
-        whole = client.watch
-        client.watch = lambda *asked: whole(*asked, silence=silence)
+        told, heard, whole = sum(map(events, streams)), [], client.watch
+
+        def watch(*asked):
+            def take(change, obj):
+                heard.append(change)
+                asked[-1](change, obj)
+
+            return whole(*asked[:-1], take, silence=silence)
+
+        client.watch = watch
         every = Watches(client, store, lambda key, seconds: news.append(key), Settings(), Metrics(store, lambda: 0))
         (one,) = (watch for watch in every._watches if watch.kind is kind)
         task = asyncio.create_task(one.run())
@@ -128,6 +148,7 @@ def follow(lists, streams, kind=PODS, silence=30.0):
         if task.done():
             task.result()
         assert server.idle.is_set()
+        await comes_true(lambda: len(heard) >= told)  # what was sent may not have been read yet
         task.cancel()
         await client.close()
         await runner.cleanup()
@@ -238,7 +259,7 @@ class Fallible:
         self.at_once = self.most_at_once = 0
 
     async def list(self, kind, namespace, selector, keep):
-        self.listed.append(kind)
+        self.listed.append((namespace, kind))
         self.at_once += 1
         self.most_at_once = max(self.at_once, self.most_at_once)
         await asyncio.sleep(0.001)
@@ -253,8 +274,8 @@ class Fallible:
         await asyncio.Event().wait()
 
 
-def run(client, seconds, store=None, namespaces=()):
-    """All watches for a time; returns them, their metrics, and what was news."""
+def run(client, lists, store=None, namespaces=()):
+    """All watches until so many lists were asked for and answered; returns them, their metrics, and what was news."""
     store = store or Store()
     metrics, news = Metrics(store, lambda: 0), []
 
@@ -262,7 +283,8 @@ def run(client, seconds, store=None, namespaces=()):
         settings = Settings(watch_namespaces=namespaces)
         every = Watches(client, store, lambda key, wait: news.append(key), settings, metrics)
         task = asyncio.create_task(every.run())
-        await asyncio.wait((task,), timeout=seconds)
+        await comes_true(lambda: len(set(client.listed)) >= lists and not client.at_once)
+        await asyncio.sleep(0.05)  # what must not happen would
         assert not task.done()
         task.cancel()
         return every
@@ -272,7 +294,7 @@ def run(client, seconds, store=None, namespaces=()):
 
 def test_few_kinds_are_listed_at_once():
     client = Fallible()
-    every, _, _ = run(client, 0.2, namespaces=("a", "b"))
+    every, _, _ = run(client, 2 * len(KINDS), namespaces=("a", "b"))
     assert every.known.is_set()
     assert len(client.listed) == 2 * len(KINDS)
     assert client.most_at_once == watches.LISTS_AT_ONCE
@@ -280,7 +302,7 @@ def test_few_kinds_are_listed_at_once():
 
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.kind)
 def test_a_kind_that_cannot_be_listed_is_named_and_holds_up_only_what_needs_it(kind, caplog):
-    every, metrics, news = run(Fallible({kind}), 0.1)
+    every, metrics, news = run(Fallible({kind}), len(KINDS))
     assert every.known.is_set() == (kind not in NEEDED)
     assert {need.kind for need in NEEDED} == {"DiffusionLMService", "Pod", "Deployment", "ControllerRevision"}
     assert f"cannot list {kind.plural}: no (500 InternalError)" in caplog.text
@@ -299,7 +321,7 @@ def test_nothing_is_known_before_every_kind_was_asked_for():
         return await whole(kind, namespace, selector, keep)
 
     client.list = slow
-    every, _, _ = run(client, 0.1)
+    every, _, _ = run(client, len(KINDS) - 1)
     assert not every.known.is_set()
 
 
@@ -318,6 +340,7 @@ def test_what_fails_is_tried_again_after_growing_pauses_without_an_end(monkeypat
         (one,) = (watch for watch in every._watches if watch.kind is PODS)
         monkeypatch.setattr(client, "list", fails)
         monkeypatch.setattr(watches.asyncio, "sleep", sleep)
+        monkeypatch.setattr(asyncio.get_running_loop(), "time", lambda: 0.0)
         await one.run()
 
     async def fails(*asked, **how):
@@ -358,11 +381,11 @@ def test_a_kind_that_comes_is_watched_and_one_that_goes_is_forgotten(monkeypatch
     watching, store, seen = [], Store(), []
 
     class Client:
-        answers = 0
+        made = 0
 
         async def list(self, kind, namespace, selector, keep):
-            self.answers += 1
-            if self.answers == 2:
+            Client.made += 1
+            if Client.made == 2:
                 return [keep(monitor)], 9
             raise ApiError(404, "NotFound", "the server could not find the requested resource")
 
@@ -377,7 +400,8 @@ def test_a_kind_that_comes_is_watched_and_one_that_goes_is_forgotten(monkeypatch
         store.put(SERVICES, service)
         (one,) = (watch for watch in every._watches if watch.kind is POD_MONITORS)
         task = asyncio.create_task(one.run())
-        await asyncio.sleep(0.3)
+        await comes_true(lambda: Client.made >= 3)
+        await asyncio.sleep(0.05)
         task.cancel()
 
     every, news = None, []
