@@ -179,7 +179,7 @@ def test_a_total_of_steps_is_shared_out_over_the_blocks_by_fixed(llada: LLM) -> 
         ({"decoding": {"block_length": 0}}, "decoding.block_length", "0 is out of range; it must be at least 1"),
         ({"block_length": 0}, "block_length", "0 is out of range"),
         ({"block_length": 1.5}, "block_length", "is not an integer"),
-        ({"max_tokens": 248}, "max_tokens", "248 is more than the 247 tokens"),
+        ({"max_tokens": 257}, "max_tokens", "257 is more than the model's length, 256"),
         pytest.param(
             {"num_denoising_steps": 2}, "num_denoising_steps", "2 is less than the 3 blocks", id="fixed-three"
         ),
