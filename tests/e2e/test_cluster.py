@@ -151,3 +151,11 @@ def test_a_cluster_is_dead_when_nothing_of_it_runs(tmp_path: Path) -> None:
     assert (record.whole(), record.dead()) == (False, False)
     stop([runs])
     assert record.dead()
+
+
+def test_a_process_that_goes_while_it_is_looked_at_is_gone(monkeypatch: pytest.MonkeyPatch) -> None:
+    def goes(path: Path) -> str:
+        raise ProcessLookupError(3, "No such process", str(path))
+
+    monkeypatch.setattr(Path, "read_text", goes)
+    assert not Daemon("api-server", 2**22 + 1, "1", "log").alive()
