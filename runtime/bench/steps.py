@@ -70,12 +70,9 @@ def main(args: argparse.Namespace) -> int:
     print(json.dumps(setup.facts))
     if args.live:
         rows = [_live_case(setup, batch, context, args) for batch in args.batch for context in args.context]
-        if args.json:
-            args.json.write_text(json.dumps({"setup": setup.facts, "results": rows}, indent=1) + "\n")
-        print(table(rows))
-        return 0
-    rows = [_decode_case(setup, batch, context, args) for batch in args.batch for context in args.context]
-    rows += [_prefill_case(setup, batch, length, args) for length in args.prompt for batch in args.batch]
+    else:
+        rows = [_decode_case(setup, batch, context, args) for batch in args.batch for context in args.context]
+        rows += [_prefill_case(setup, batch, length, args) for length in args.prompt for batch in args.batch]
     if args.json:
         args.json.write_text(json.dumps({"setup": setup.facts, "results": rows}, indent=1) + "\n")
     print(table(rows))
