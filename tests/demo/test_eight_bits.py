@@ -14,7 +14,8 @@ TASKS = [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) f
 
 @pytest.fixture(scope="module", params=DEVICES)
 def llm(request):
-    with LLM(device=request.param, max_num_reqs=48, quantization="fp8") as model:
+    pages = {"num_pages": 2048} if request.param == "cuda" else {}  # others run beside it: no pool by what is free
+    with LLM(device=request.param, max_num_reqs=48, quantization="fp8", **pages) as model:
         yield model
 
 
