@@ -13,7 +13,7 @@ from e2e.pods import pod
 CLIENTS = 20
 ENOUGH = 300  # requests over a change, to say that it fails none
 REQUEST_SECONDS = 60  # that a client waits for an answer
-SILENT_SECONDS = 5  # in which a service that serves all the time answers any of its clients, whatever starts beside it
+SILENT_SECONDS = 10  # in which a service that serves all the time answers any of its clients, whatever starts beside it
 SELDOM_SECONDS = 10  # and each of them, on average
 PAUSE = "1s"  # 20 clients with it send 10 to 18 requests a second: a busy pod with room for another to start
 
