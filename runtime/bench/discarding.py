@@ -17,15 +17,18 @@ from runtime.state.request import MASKED
 
 
 class Discarding:
-    """A runner whose results say that nothing has changed. `hold`: from now on every step samples the same blocks, of
-    which the results need not be made anew."""
+    """A runner whose results say that nothing has changed."""
 
     def __init__(self, runner: ModelRunner) -> None:
         self.runner = runner
         self.plan: StepPlan
         self.rows: list[int] = []  # of each step
-        self.hold = False
+        self._held = False
         self._same: BlockResults | None = None
+
+    def hold(self) -> None:
+        """From now on every step samples the same blocks, as they are now: results are made once for all of them."""
+        self._held, self._same = True, None
 
     @property
     def ran(self) -> Ran:
@@ -43,7 +46,7 @@ class Discarding:
             if self.runner.device.type == "cuda":
                 torch.cuda.synchronize(self.runner.device)  # a step with results waits for them
             return results
-        if self._same is None or not self.hold:
+        if self._same is None or not self._held:
             masked = blocks.state == MASKED
             none = [0] * len(masked)
             self._same = replace(

@@ -14,13 +14,14 @@ import time
 from dataclasses import dataclass
 from typing import Any, cast
 
+import msgspec
 import numpy as np
 import torch
 
 from runtime.bench.discarding import Discarding, experts_chosen
 from runtime.bench.floor import work_of
 from runtime.bench.layers import layer_error
-from runtime.bench.steady import Steady, begin, pages_of, steady
+from runtime.bench.steady import SERVED, Steady, begin, pages_of, steady
 from runtime.engine.engine import Engine
 from runtime.engine.making import step_sizes
 from runtime.engine.model_runner import ModelRunner
@@ -76,7 +77,8 @@ class Live:
         *parts, whole = steps
         row: dict[str, Any] = {"case": kind, "batch": batch, "context": context, **self._time(whole, context)}
         if parts:
-            row["parts_ms"] = round(sum(self._time(part, context, measure=False)["wall_ms"] for part in parts), 3)
+            row["parts"] = [self._time(part, context, measure=False) for part in parts]
+            row["parts_ms"] = round(sum(part["wall_ms"] for part in row["parts"]), 3)
             row["of_parts"] = round(row["wall_ms"] / row["parts_ms"], 3)
         if kind == "prefill":
             row["tokens_per_s"] = round(row["rows"] / row["wall_ms"] * 1e3)
@@ -103,7 +105,7 @@ class Live:
         for member, request in zip(step.members, engine.scheduler.running, strict=True):
             if member.cached is None and not self.strategy.noisy:
                 self._half_fill(request, random, (low, high))
-        discarding.hold = True
+        discarding.hold()
         for _ in range(SETTLE):
             rewind()
             engine.step()
@@ -119,7 +121,9 @@ class Live:
         if set(timed) != {step.rows}:
             raise RuntimeError(f"the batch was not steady: steps of {sorted(set(timed))} rows, not {step.rows}")
         device = [seconds * 1e3 for seconds in runner.ran.device_seconds]
-        row: dict[str, Any] = {"rows": step.rows, "wall_ms": round(statistics.median(walls), 3)}
+        blocks = discarding.plan.blocks
+        sampled = 0 if blocks is None else int(blocks.sampled.sum())
+        row: dict[str, Any] = {"rows": step.rows, "sampled": sampled, "wall_ms": round(statistics.median(walls), 3)}
         if len(device) == repeats:
             row["device_ms"] = round(statistics.median(device), 3)
             row["host_ms"] = round(statistics.median(w - d for w, d in zip(walls, device, strict=True)), 3)
@@ -149,9 +153,9 @@ class Live:
             block.first_masked = int((block.state == MASKED).argmax())
 
     def _runner(self, info: EngineInfo) -> ModelRunner:
-        sizes = step_sizes(
-            info, self.strategy, -(-longest_request(self.strategy, info.max_model_len) // info.page_size)
-        )
+        served = msgspec.structs.replace(info, max_num_batched_tokens=SERVED)
+        pages = -(-longest_request(self.strategy, info.max_model_len) // info.page_size)
+        sizes = step_sizes(served, self.strategy, pages)
         named: dict[str, Any] = {
             "block_size": sizes.block,
             "mask_id": self.mask_id,
@@ -183,7 +187,7 @@ class Live:
             page_size=self.pool.page_size,
             num_pages=self.pool.num_pages,
             max_model_len=longest + 1,
-            max_num_reqs=len(step.members),
+            max_num_reqs=step.places,
             max_num_batched_tokens=step.budget,
             prefix_caching=False,
             blocks_from_prompt=self.strategy.tiling.from_prompt,

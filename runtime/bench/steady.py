@@ -40,10 +40,12 @@ class Member:
 
 @dataclass(frozen=True)
 class Steady:
-    """`rows`: of each step. `budget`: most rows of one."""
+    """`rows`: of each step. `places`: requests at a time of the server that it is a step of. `budget`: most rows of a
+    step."""
 
     members: list[Member]
     rows: int
+    places: int
     budget: int = SERVED
 
 
@@ -61,18 +63,18 @@ def steady(kind: str, batch: int, context: int, block: int, strategy: Strategy, 
     plain = Member(context - block if canvas else context)
     chunk = Member(3 * CHUNK, CHUNK)
     if kind == "commit":
-        return Steady([Member(context + block, context)] * batch, 2 * batch * block)
+        return Steady([Member(context + block, context)] * batch, 2 * batch * block, batch)
     if kind == "mixed":
         rows = batch * block + CHUNK
-        return Steady([*[plain] * batch, chunk], rows, rows)
+        return Steady([*[plain] * batch, chunk], rows, batch + 1, rows)
     if kind == "chunk":
-        return Steady([chunk], CHUNK, CHUNK)
+        return Steady([chunk], CHUNK, batch + 1, CHUNK)
     if kind == "prefill":
         if context <= block:
             raise ConfigError(f"--prompt {context} leaves no prompt before its first block of {block}")
         count = max(1, budget // context)
-        return Steady([Member(context - block, 0)] * count, count * context, max(budget, context))
-    return Steady([plain] * batch, batch * block)
+        return Steady([Member(context - block, 0)] * count, count * context, count, max(budget, context))
+    return Steady([plain] * batch, batch * block, batch)
 
 
 def pages_of(step: Steady, strategy: Strategy, block: int, page_size: int) -> int:

@@ -278,8 +278,8 @@ def _captured(forward: Callable[[], torch.Tensor]) -> Callable[[], object]:
 def table(rows: list[dict[str, Any]]) -> str:
     """Milliseconds, one line a case and context, one column a batch size."""
     if rows and "wall_ms" in rows[0]:
-        every = ("case", "batch", "context", "rows", "wall_ms", "device_ms", "host_ms", "ratio", "experts", "replayed",
-                 "floor_ms", "of_floor", "error", "parts_ms", "of_parts", "tokens_per_s")  # fmt: skip
+        every = ("case", "batch", "context", "rows", "sampled", "wall_ms", "device_ms", "host_ms", "ratio", "experts",
+                 "replayed", "floor_ms", "of_floor", "error", "parts_ms", "of_parts", "tokens_per_s")  # fmt: skip
         names = [name for name in every if any(name in row for row in rows)]
         lines = ["".join(f"{name:>{max(10, len(name) + 1)}}" for name in names)]
         return "\n".join(

@@ -35,6 +35,8 @@ def test_live_steps_find_the_same_each_time(shape, tmp_path, capsys):
     rows = measured(tmp_path, *shape, "--check")
     assert [(row["case"], row["batch"], row["context"]) for row in rows] == [("plain", 1, 64), ("plain", 3, 64)]
     assert all(row["wall_ms"] > 0 and row["experts"] > 1 and row["error"] == 0 for row in rows)
+    if shape is TINY:  # half of the masks were filled, and still are
+        assert all(0.25 < row["sampled"] / row["rows"] < 0.75 for row in rows)
     assert capsys.readouterr().out.endswith(table(rows) + "\n")
 
 
@@ -43,7 +45,9 @@ def test_steps_that_commit_or_prefill_beside_others(tmp_path):
     assert [(row["case"], row["batch"], row["rows"]) for row in rows] == [
         ("commit", 1, 64), ("commit", 3, 192), ("mixed", 1, 544), ("mixed", 3, 608), ("prefill", 4, 512),
     ]  # fmt: skip
+    assert [row["sampled"] for row in rows if row["case"] != "mixed"] == [32, 96, 4 * 32]
     for row in rows[2:4]:
+        assert [part["rows"] for part in row["parts"]] == [row["rows"] - 512, 512]
         assert row["of_parts"] == pytest.approx(row["wall_ms"] / row["parts_ms"], rel=0.01)
     assert rows[4]["tokens_per_s"] > 0
 
