@@ -68,7 +68,7 @@ def test_flags_and_files_that_are_named_exist(name):
         "--timeout",
     }
     tools |= {"--namespace", "--create-namespace", "--set", "--wait", "--for", "--from-literal"}  # helm's and kubectl's
-    tools |= {"--all", "--list"}  # the siege's, and that of tests.without
+    tools |= {"--all", "--list", "--uses"}  # the siege's, and those of tests.without
     for flag in re.findall(r"(?<![\w-])--[a-z][a-z-]+", re.sub(r"<!--.*?-->", "", text)):
         assert flag in own | tools, flag
     for path in re.findall(r"\]\(([\w/.-]+)\)", text):
