@@ -52,7 +52,7 @@ def states(llm: LLM, prompt: list[int], params: SamplingParams) -> tuple[list[tu
 
 
 @pytest.mark.parametrize("case", CASES, ids=[case["name"] for case in CASES])
-def test_golden_states(llm: LLM, case: dict[str, Any]) -> None:
+def test_golden_states_of_insert_delete(llm: LLM, case: dict[str, Any]) -> None:
     """A block that its last step still changed the published decoder forwards once more, for its K/V, and tells of it
     as done then; here that forward is the next block's first step, or nobody's."""
     assert (llm.info.delete_token_id, llm.info.split_token_id) == (case["delete_token_id"], case["split_token_id"])
@@ -107,7 +107,7 @@ def exact(served: Served) -> Iterator[LLM]:
 
 @examples(5)
 @given(data=st.data())
-def test_any_schedule(served: Served, exact: LLM, data: st.DataObject) -> None:
+def test_any_schedule_of_insert_delete(served: Served, exact: LLM, data: st.DataObject) -> None:
     """In float64, requests through a cache against whole sequences without one; the cache outlives the examples."""
     arrivals = data.draw(st.lists(st.tuples(st.integers(0, 8), editing(served.setup)), min_size=1, max_size=4))
     preemptions = data.draw(st.lists(st.integers(1, 40), max_size=6))
