@@ -208,7 +208,7 @@ def test_runs_without_the_servers_packages():
     assert "decode step, context 32" in run.stdout
 
 
-@pytest.mark.parametrize("shape", [TINY, NOISY], ids=["masks", "noise"])
+@pytest.mark.parametrize("shape", [TINY, NOISY], ids=["masks", "diffusion_gemma"])
 def test_live_steps_find_the_same_each_time(shape, tmp_path, capsys):
     sizes = ["--batch", "1", "3", "--context", "64", "--prompt", "64", "--repeats", "2"]
     assert main([*shape, *sizes, "--live", "--json", str(tmp_path / "steps.json")]) == 0
