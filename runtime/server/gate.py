@@ -79,8 +79,8 @@ class Gate:
             if status:
                 raise  # the connection is closed in the middle of the answer
             message = f"the server failed on this request; its log tells more under {request_id.decode()}"
-            error = RequestError(message, status=500, code="internal_error")
-            await error_response(error)(scope, receive, send_marked)
+            failure = RequestError(message, status=500, code="internal_error")
+            await error_response(failure)(scope, receive, send_marked)
         finally:
             service.in_flight -= 1
             access.tell(scope["method"], scope["path"], status, time.monotonic() - arrived, state)
