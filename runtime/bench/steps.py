@@ -23,6 +23,7 @@ from torch import nn
 from runtime.bench import floor, output
 from runtime.bench.steady import KINDS
 from runtime.bench.step_plans import StepPlans, pages_needed
+from runtime.config.table import BY_DEST
 from runtime.engine.model_runner import ModelRunner
 from runtime.errors import ConfigError
 from runtime.layers.attention_dispatch import attention_names
@@ -47,7 +48,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--prompt", type=int, nargs="*", default=[512, 1024], help="prompt lengths to prefill")
     parser.add_argument("--budget", type=int, default=8192, help="most tokens of one prefill forward")
     parser.add_argument("--dtype", choices=DTYPES, help="default: bfloat16 on CUDA, float32 on CPU")
-    parser.add_argument("--quantization", choices=["fp8"], help="format of linear layers and experts; default: none")
+    parser.add_argument(
+        "--quantization",
+        choices=BY_DEST["quantization"].choices,
+        help="format of linear layers and experts; default: none",
+    )
     parser.add_argument("--device", choices=["cuda", "cpu"], help="default: cuda where there is one")
     parser.add_argument("--attn-impl", choices=attention_names(), help="default: triton_grouped on CUDA, else torch")
     parser.add_argument("--kv-cache-layout", choices=LAYOUTS, default="unified")
