@@ -7,7 +7,6 @@ from functools import partial
 
 import torch
 
-from runtime.errors import ConfigError
 from runtime.kernels.dispatch import GroupedKernels, Kernels
 from runtime.kernels.fp8 import E4M3
 from runtime.kernels.grouped import LARGEST, Grouped, quantise_groups, quantise_rows, room
@@ -43,17 +42,7 @@ class GroupedWeight(PackedWeight):
         raise AssertionError("blocks of e4m3 are read from checkpoints alone")
 
     def columns(self, inputs: range) -> tuple[slice, slice]:
-        if self.run is None or len(inputs) == self.shape[-1]:
-            return super().columns(inputs)
-        ends = (inputs.start, inputs.stop if inputs.stop < self.shape[-1] else 0)
-        if any(end % self.run for end in ends):
-            raise ConfigError(
-                f"is cut at inputs {inputs.start} and {inputs.stop}, but each {self.run} of them share a scale"
-            )
-        first, last = inputs.start // self.run, -(-inputs.stop // self.run)
-        stored = self.operand.values.shape[-1]
-        half = self.run // 2 if self.operand.values.dtype == torch.uint8 else self.run
-        return slice(first * half, min(last * half, stored)), slice(first, last)
+        return super().columns(inputs) if self.run is None else self.operand.columns(inputs)
 
     def matmul(self, x: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
         return self.kernels.linear(x, self.operand, bias)

@@ -25,7 +25,7 @@ class PackedWeight(Weight):
 
     __slots__ = ("operand",)  # as a plain weight's tensor
     operand: Any
-    run: int | None = None  # inputs that share a scale, at whose multiples a part may be cut; None: all of a row
+    run: int | None = None  # inputs that share a scale, at whose multiples a row may be cut; None: all of it
 
     def __init__(self, shape: tuple[int, ...], dtype: torch.dtype, operand: Any, *, turns: bool) -> None:
         super().__init__(shape, dtype)
