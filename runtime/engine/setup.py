@@ -21,6 +21,7 @@ from runtime.request.io import EngineInfo
 from runtime.strategies import DecodingContext, Strategy, also_fits, make_strategy
 from runtime.weights import Checkpoint, TokenIds, load_model, read_tokens, resolve_checkpoint
 from runtime.weights.hub import Progress
+from runtime.weights.quantised import quantization_of
 
 DEFAULT_MODEL_LEN = 4096
 
@@ -53,7 +54,7 @@ def load_engine(config: EngineConfig, progress: Progress | None = None, load: Lo
     )
     info = _info(config, family, checkpoint, facts, ids, context, strategy, device, dtype)
     free_at_start = torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else 0
-    build = Build.choose(device, dtype, config.attn_impl, config.quantization)
+    build = Build.choose(device, dtype, config.attn_impl, info.quantization)
     model = load(checkpoint, family, arch, build, progress)
     if progress is not None:
         loaded = sum(weight.nbytes for weight in weights_of(cast(nn.Module, model)).values())
@@ -139,7 +140,7 @@ def _info(
         strategy=key,
         device=str(device),
         dtype=str(dtype).removeprefix("torch."),
-        quantization=config.quantization,
+        quantization=quantization_of(checkpoint.config, config.quantization),
         vocab_size=facts.vocab_size,
         max_token_id=ids.max_token_id,
         mask_token_id=ids.mask,

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 import torch
 import torch.nn.functional as F
 
+from runtime.errors import ConfigError
+
 LEAST = 2.0**-120  # of a scale: a group of zeros has one too
 LARGEST = {torch.int8: 127.0, torch.uint8: 8.0, torch.float8_e4m3fn: 448.0}  # of a code, by how codes are stored
 # Steps of a group's numbers, as shares of its largest one: 1/7 and 1/-8 reach it, the others leave it a little short.
@@ -32,6 +34,26 @@ class Grouped:
 
     def __getitem__(self, index: int | slice) -> Grouped:
         return Grouped(self.values[index], self.scales[index], self.size, self.group)
+
+    def columns(self, inputs: range) -> tuple[slice, slice]:
+        """Where the codes of these numbers lie in a row, and where their scales do. ConfigError, worded to follow a
+        tensor's name, where that cuts a group."""
+        if len(inputs) == self.size:
+            return slice(None), slice(None)
+        ends = inputs.start, inputs.stop if inputs.stop < self.size else 0
+        if any(end % self.group for end in ends):
+            raise ConfigError(
+                f"is cut at inputs {inputs.start} and {inputs.stop}, but each {self.group} of them share a scale; give "
+                "a --tensor-parallel-size that leaves these together"
+            )
+        first, last = inputs.start // self.group, -(-inputs.stop // self.group)
+        stored = self.group // 2 if self.values.dtype == torch.uint8 else self.group
+        return slice(first * stored, last * stored), slice(first, last)
+
+    def box(self, rows: slice, inputs: range) -> Grouped:
+        """These rows and numbers of a matrix."""
+        codes, scales = self.columns(inputs)
+        return Grouped(self.values[rows, codes], self.scales[rows, scales], len(inputs), self.group)
 
     def whole(self, dtype: torch.dtype) -> torch.Tensor:
         """The numbers that these stand for."""

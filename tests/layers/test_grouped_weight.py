@@ -110,6 +110,9 @@ def test_inputs_may_be_cut_between_groups_alone():
     assert torch.equal(weight.tensor, quantise_groups(values, 128).whole(torch.float32))
     with pytest.raises(ConfigError, match="cut at inputs 0 and 100, but each 128 of them share a scale"):
         weight.fill((slice(None), slice(0, 100)), values[:, :100])
+    kept = weight.operand.box(slice(2, 5), range(128, 300))
+    assert torch.equal(kept.whole(torch.float32), weight.tensor[2:5, 128:])
+    assert kept.shape == (3, 172)
     with pytest.raises(AssertionError, match="100 of the 300 numbers"):
         weight_of("int8", 6, 300).fill((slice(None), slice(0, 100)), values[:, :100])
 
