@@ -74,6 +74,10 @@ class Head:
         ids = () if orders is None else (orders.delete, orders.split)
         self.spared = [token for token in ids if token > max_token_id]
 
+    def likeliest(self, head: PlainHead, hidden: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """[rows, hidden] -> token int64 [rows] and its probability [rows], of the head that is `plain`."""
+        return head.likeliest(hidden, mask_id=self.mask_id, max_token_id=self.max_token_id, spared=self.spared)
+
     def groups(
         self,
         plan: BlockPlan,
@@ -120,9 +124,7 @@ class Head:
         bare = not (shape.drawn or shape.noise or wanted & ~Stat.BEST)
         direct = self.plain if bare else None
         if direct is not None and shape.rows:
-            token, conf[block_of, at] = direct.likeliest(
-                hidden[rows], mask_id=self.mask_id, max_token_id=self.max_token_id, spared=self.spared
-            )
+            token, conf[block_of, at] = self.likeliest(direct, hidden[rows])
             choice[block_of, at] = token
             if likeliest is not None:
                 likeliest[block_of, at] = token

@@ -10,6 +10,7 @@ import torch
 
 from runtime.kernels import fp8_experts, fp8_fused, fp8_linear, fp8_torch
 from runtime.kernels.expert_products import moe, moe_add_norm
+from runtime.kernels.filling import After, Blocks, Sampled, fill
 from runtime.kernels.fp8 import Fp8
 from runtime.kernels.gate import Activation, gate_mul, gate_mul_reference
 from runtime.kernels.greedy_head import likeliest, likeliest_reference
@@ -76,6 +77,10 @@ class LikeliestKernel(Protocol):
     ) -> Two: ...  # fmt: skip
 
 
+class FillKernel(Protocol):
+    def __call__(self, blocks: Blocks, sampled: Sampled, mask_id: int | None, eos_ids: torch.Tensor) -> After: ...
+
+
 class Fp8LinearKernel(Protocol):
     def __call__(self, x: torch.Tensor, weight: Fp8, bias: torch.Tensor | None) -> torch.Tensor: ...
 
@@ -108,6 +113,7 @@ class Kernels:
     moe: MoEKernel
     moe_add_norm: MoEAddNormKernel | None  # `moe`, then `add_rms_norm`, in less than the two take
     likeliest: LikeliestKernel
+    fill: FillKernel | None  # what `samplers.shared` and `engine.outcome` do for the plainest rules, in less launches
     fp8: Fp8Kernels
 
     def of(self, quantization: str | None) -> Kernels:
@@ -131,6 +137,7 @@ TORCH = Kernels(
     moe=moe_torch,
     moe_add_norm=None,
     likeliest=likeliest_reference,
+    fill=None,
     fp8=Fp8Kernels(
         fp8_torch.linear_torch,
         fp8_torch.moe_torch,
@@ -155,6 +162,7 @@ TRITON = Kernels(
     moe=moe,
     moe_add_norm=moe_add_norm,
     likeliest=likeliest,
+    fill=fill,
     fp8=Fp8Kernels(
         fp8_linear.linear,
         fp8_experts.moe,

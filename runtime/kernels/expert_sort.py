@@ -1,8 +1,8 @@
 """Groups (row, choice) pairs by expert, on the device and without telling the host how many each expert got.
 
-Each expert has a program, which reads all pairs and minds its own: it counts those that come before its, and then writes
-its own in their order. None waits for another, so that one launch does it. Very many are cut into chunks,
-whose pairs of each expert are counted, then added up over the chunks, and then placed."""
+Each expert has a program, which reads all pairs and minds its own: it counts those that come before its, and then
+writes its own in their order. None waits for another, so that one launch does it. Very many are cut into chunks, whose
+pairs of each expert are counted, then added up over the chunks, and then placed."""
 
 from __future__ import annotations
 

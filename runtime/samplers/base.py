@@ -171,6 +171,8 @@ class Rule:
         keeps: what a record says, for a rule that remembers something of each position of a block from one step to
             the next. A block's records are `BlockBatch.kept`, the last of them new and all 0; what is still 0 there
             after the step is left out of the next one.
+        plain: its threshold and its most steps, of a rule that fills, where it wants nothing of the head, as
+            ``kernels.filling`` does.
     """
 
     key: ClassVar[str]
@@ -181,6 +183,7 @@ class Rule:
     noisy: ClassVar[bool] = False
     strategies: ClassVar[tuple[str, ...]] = ()
     keeps: ClassVar[tuple[str, ...]] = ()
+    plain: ClassVar[tuple[Field, Field] | None] = None
 
     def __init__(self) -> None:
         self.columns = {name: i for i, name in enumerate((*_COMMON, *(field.name for field in self.fields)))}

@@ -11,6 +11,7 @@ import torch
 from runtime.kernels.batch import ForwardBatch
 from runtime.kernels.expert_products import moe, moe_add_norm
 from runtime.kernels.expert_sort import sort_by_expert, sort_by_expert_reference
+from runtime.kernels.filling import Blocks, Sampled, fill, fill_reference
 from runtime.kernels.gate import Activation, gate_mul, gate_mul_reference
 from runtime.kernels.greedy_head import likeliest, likeliest_reference
 from runtime.kernels.kv_write import write_kv_reference
@@ -295,3 +296,30 @@ def check_attention(
     for grouped, splits in ((False, 1), (True, 1), (True, None), (False, 3)):
         out = paged_attention(q, k, v, batch, scale=dim**-0.5, window=window, grouped=grouped, splits=splits)
         assert_near(out, expected, dtype)
+
+
+def check_fill(blocks: int, size: int, columns: int, mask_id: int | None, device: str) -> None:
+    """Blocks that pass, that are forced, that are at their last step; full ones; equal probabilities; a dead one."""
+    generator = torch.Generator().manual_seed(blocks * 100 + size)
+
+    def drawn(low: int, high: int, *shape: int) -> torch.Tensor:
+        return torch.randint(low, high, shape, generator=generator)
+
+    state = drawn(0, 3, blocks, size).to(torch.int8)
+    state[-1] = 0
+    block, at = (state == 1).nonzero(as_tuple=True)
+    dead = torch.zeros(5, dtype=torch.int64)
+    block, at = torch.cat([block, dead + blocks - 1]), torch.cat([at, dead])
+    params = torch.rand(blocks, columns, generator=generator, dtype=torch.float64)
+    params[:, 2] = drawn(1, 4, blocks)
+    before = Blocks(
+        drawn(0, 50, blocks, size).to(device), state.to(device), (drawn(0, 3, blocks) > 0).to(device),
+        drawn(0, 3, blocks).to(device), params.to(device), 1, 2,
+    )  # fmt: skip
+    conf = (drawn(0, 12, len(block)) / 12).float()
+    sampled = Sampled(drawn(0, 50, len(block)).to(device), conf.to(device), block.to(device), at.to(device))
+    eos = torch.tensor([3, 7], device=device)
+    got, expected = fill(before, sampled, mask_id, eos), fill_reference(before, sampled, mask_id, eos)
+    for own, right in zip(got, expected, strict=True):
+        assert own.dtype == right.dtype
+        assert torch.equal(own, right)

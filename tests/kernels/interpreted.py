@@ -178,6 +178,11 @@ def test_moe_gelu():
     cases.check_moe(20, 32, 24, 4, 2, False, False, torch.float32, "cpu", "gelu_tanh")
 
 
+@pytest.mark.parametrize(("blocks", "size", "columns", "mask_id"), [(1, 8, 3, 9), (33, 32, 7, None), (70, 12, 6, 0)])
+def test_elementwise_fill(blocks, size, columns, mask_id):
+    cases.check_fill(blocks, size, columns, mask_id, "cpu")
+
+
 @matrix_dtypes
 @pytest.mark.parametrize("described", [False, True])
 @pytest.mark.parametrize(

@@ -17,6 +17,7 @@ from runtime.kernels import (  # noqa: E402
     expert_products,
     expert_sort,
     expert_sum,
+    filling,
     fp8,
     gate,
     greedy_head,
@@ -276,3 +277,15 @@ def test_head(rows, dtype):
     if described:
         assert spilled(compiled) == 0
         assert "wgmma" in compiled.asm["ptx"]
+
+
+@pytest.mark.parametrize("size", [32, 256])
+def test_fill(size):
+    names = ["tokens_ptr", "advanced_ptr", "token_ptr", "block_ptr", "at_ptr", "eos_ptr", "numbers_ptr", "after_ptr"]
+    types = dict.fromkeys(names, "*i64") | dict.fromkeys(("rows", "blocks", "mask_id"), "i32")
+    types |= {"state_ptr": "*i8", "left_ptr": "*i8", "force_ptr": "*i1", "params_ptr": "*fp64", "conf_ptr": "*fp32"}
+    constants = {
+        "COLUMNS": 8, "THRESHOLD": 3, "STEPS": 6, "SIZE": size, "SIZE_P2": size, "ROWS": filling.together(size),
+        "EOS": 1,
+    }  # fmt: skip
+    assert spilled(build(filling._fill, types, constants, num_warps=4)) == 0

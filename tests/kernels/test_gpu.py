@@ -197,3 +197,8 @@ def test_launches_do_not_wait_for_the_device():
         cases.moe(x, ids, weights, gate_up, down, None)
     finally:
         torch.cuda.set_sync_debug_mode("default")
+
+
+@pytest.mark.parametrize(("blocks", "size", "columns", "mask_id"), [(2, 32, 8, 9), (65, 32, 8, 0), (33, 256, 6, None)])
+def test_fill(blocks, size, columns, mask_id):
+    cases.check_fill(blocks, size, columns, mask_id, "cuda")
