@@ -9,6 +9,7 @@ from typing import Any, Protocol
 import torch
 
 from runtime.kernels import fp8_experts, fp8_fused, fp8_linear, fp8_torch
+from runtime.kernels.distribution import Asked, Described, describe
 from runtime.kernels.expert_products import moe, moe_add_norm
 from runtime.kernels.filling import After, Blocks, Sampled, fill
 from runtime.kernels.fp8 import Fp8
@@ -81,6 +82,10 @@ class FillKernel(Protocol):
     def __call__(self, blocks: Blocks, sampled: Sampled, mask_id: int | None, eos_ids: torch.Tensor) -> After: ...
 
 
+class DescribeKernel(Protocol):
+    def __call__(self, logits: torch.Tensor, asked: Asked) -> Described: ...
+
+
 class Fp8LinearKernel(Protocol):
     def __call__(self, x: torch.Tensor, weight: Fp8, bias: torch.Tensor | None) -> torch.Tensor: ...
 
@@ -114,6 +119,7 @@ class Kernels:
     moe_add_norm: MoEAddNormKernel | None  # `moe`, then `add_rms_norm`, in less than the two take
     likeliest: LikeliestKernel
     fill: FillKernel | None  # what `samplers.shared` and `engine.outcome` do for the plainest rules, in less launches
+    describe: DescribeKernel | None  # what `engine.head` does for rules of noise, reading the logits twice
     fp8: Fp8Kernels
 
     def of(self, quantization: str | None) -> Kernels:
@@ -138,6 +144,7 @@ TORCH = Kernels(
     moe_add_norm=None,
     likeliest=likeliest_reference,
     fill=None,
+    describe=None,
     fp8=Fp8Kernels(
         fp8_torch.linear_torch,
         fp8_torch.moe_torch,
@@ -163,6 +170,7 @@ TRITON = Kernels(
     moe_add_norm=moe_add_norm,
     likeliest=likeliest,
     fill=fill,
+    describe=describe,
     fp8=Fp8Kernels(
         fp8_linear.linear,
         fp8_experts.moe,

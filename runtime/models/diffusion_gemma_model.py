@@ -16,6 +16,7 @@ from runtime.layers.attention import AttentionShape, BatchAttention
 from runtime.layers.attention_dispatch import make_attention
 from runtime.layers.build import Build, Calls
 from runtime.layers.embedding import Embedding
+from runtime.layers.head import CappedHead
 from runtime.layers.kv_pool import KVPool, KVShape
 from runtime.layers.linear import Linear
 from runtime.layers.mlp import SwiGLU
@@ -161,6 +162,7 @@ class DiffusionGemma(nn.Module):
         self.layers = nn.ModuleList(Layer(build, arch, index) for index in range(len(arch.layers)))
         self.scales = build.parameter(len(arch.layers), 2)  # of committed rows, of open ones
         self.norm = RMSNorm(build, arch.hidden, arch.eps)
+        self.head = CappedHead(self.embedding.weight, build.kernels, arch.cap)
 
     @torch.inference_mode()
     def embed(self, tokens: torch.Tensor) -> torch.Tensor:
@@ -182,8 +184,3 @@ class DiffusionGemma(nn.Module):
         for layer, scale in zip(self.layers, scales, strict=True):
             x = layer(x, contexts, pool, scale)
         return self.norm(x)
-
-    @torch.inference_mode()
-    def head(self, hidden: torch.Tensor) -> torch.Tensor:
-        logits = self.embedding.weight.logits(hidden)
-        return logits.div_(self.arch.cap).tanh_().mul_(self.arch.cap)

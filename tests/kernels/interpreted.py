@@ -7,7 +7,7 @@ import pytest
 import torch
 import triton
 
-from runtime.kernels import descriptors, expert_sort
+from runtime.kernels import descriptors, distribution, expert_sort
 from runtime.kernels.expert_sort import READ
 from runtime.kernels.heads import TILE
 from runtime.kernels.paged_attention import paged_attention
@@ -181,6 +181,14 @@ def test_moe_gelu():
 @pytest.mark.parametrize(("blocks", "size", "columns", "mask_id"), [(1, 8, 3, 9), (33, 32, 7, None), (70, 12, 6, 0)])
 def test_elementwise_fill(blocks, size, columns, mask_id):
     cases.check_fill(blocks, size, columns, mask_id, "cpu")
+
+
+@pytest.mark.parametrize(
+    ("rows", "vocab", "mask_id", "max_token_id"), [(6, 40, None, 39), (30, 300, 7, 250), (9, 600, 599, 598)]
+)
+def test_elementwise_distribution(monkeypatch, rows, vocab, mask_id, max_token_id):
+    monkeypatch.setattr(distribution, "PIECE", 64)
+    cases.check_describe(rows, vocab, mask_id, max_token_id, "cpu")
 
 
 @matrix_dtypes

@@ -13,6 +13,7 @@ from triton.backends.compiler import GPUTarget  # noqa: E402
 from triton.compiler import ASTSource  # noqa: E402
 
 from runtime.kernels import (  # noqa: E402
+    distribution,
     expert_cut,
     expert_products,
     expert_sort,
@@ -289,3 +290,17 @@ def test_fill(size):
         "EOS": 1,
     }  # fmt: skip
     assert spilled(build(filling._fill, types, constants, num_warps=4)) == 0
+
+
+@pytest.mark.parametrize("draws", [False, True])
+def test_distribution(draws):
+    floats = dict.fromkeys(("logits_ptr", "heat_ptr", "best_ptr", "total_ptr", "weighed_ptr"), "*fp32")
+    numbers = dict.fromkeys(("vocab", "mask_id", "max_id"), "i32") | {"cap": "fp32"}
+    piece = {"PIECE": distribution.PIECE}
+    types = floats | numbers | {"token_ptr": "*i32", "pieces": "i32"}
+    assert spilled(build(distribution._survey, types, piece, num_warps=4)) == 0
+    types |= {"uniform_ptr": "*fp64"} | dict.fromkeys(("drawn_ptr", "likeliest_ptr"), "*i64")
+    types |= dict.fromkeys(("conf_ptr", "entropy_ptr", "largest_ptr", "sum_ptr"), "*fp32")
+    build(distribution._join, types, piece | {"PIECES": 64, "DRAWS": draws}, num_warps=4)
+    types = dict.fromkeys(("logits_ptr", "heat_ptr", "largest_ptr", "sum_ptr"), "*fp32") | numbers
+    assert spilled(build(distribution._distribution, types | {"probs_ptr": "*bf16"}, piece, num_warps=4)) == 0
