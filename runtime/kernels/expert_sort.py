@@ -1,8 +1,8 @@
 """Groups (row, choice) pairs by expert, on the device and without telling the host how many each expert got.
 
-Each expert has a program, which reads all pairs and minds its own: it counts those that come before its, and then
-writes its own in their order. None waits for another, so that one launch does it. Very many are cut into chunks, whose
-pairs of each expert are counted, then added up over the chunks, and then placed."""
+Of few pairs each expert has a program, which reads all of them and minds its own: it counts those that come before its,
+and then writes its own in their order. None waits for another, so that one launch does it. Many are cut into chunks,
+whose pairs of each expert are counted, then added up over the chunks, and then placed."""
 
 from __future__ import annotations
 
@@ -12,8 +12,7 @@ import torch
 
 from runtime.kernels.triton_import import tl, triton
 
-FEW = 32768  # most pairs that one launch sorts
-READ = 4096  # pairs that a program of it reads at a time
+FEW = 4096  # most pairs that one launch sorts
 TILES = 16  # tiles that a program lays out at a time
 CHUNK = 256  # pairs of a chunk
 PART = 32  # that each of them is compared with at a time
@@ -73,22 +72,14 @@ def _lay_out(tiles_ptr, most, expert, experts, start, count, ROWS: tl.constexpr,
 def _sort(
     ids_ptr, order_ptr, tiles_ptr, pairs, most, ROWS: tl.constexpr, READ: tl.constexpr, TILES: tl.constexpr
 ):  # fmt: skip
-    """One program an expert; READ: pairs that it reads at a time."""
+    """One program an expert; READ: at least as many as there are pairs."""
     expert, lane = tl.program_id(0), tl.arange(0, READ)
-    before, mine = tl.zeros([READ], tl.int32), tl.zeros([READ], tl.int32)
-    for first in range(0, pairs, READ):
-        ids = tl.load(ids_ptr + first + lane, mask=first + lane < pairs, other=-1)
-        before += ((ids >= 0) & (ids < expert)).to(tl.int32)
-        mine += (ids == expert).to(tl.int32)
-    start, count = tl.sum(before, 0), tl.sum(mine, 0)
+    ids = tl.load(ids_ptr + lane, mask=lane < pairs, other=-1)
+    mine = (ids == expert).to(tl.int32)
+    start, count = tl.sum(((ids >= 0) & (ids < expert)).to(tl.int32), 0), tl.sum(mine, 0)
     _lay_out(tiles_ptr, most, expert, tl.num_programs(0), start, count, ROWS, TILES)
     if count > 0:
-        place = start
-        for first in range(0, pairs, READ):
-            ids = tl.load(ids_ptr + first + lane, mask=first + lane < pairs, other=-1)
-            here = (ids == expert).to(tl.int32)
-            tl.store(order_ptr + place + tl.cumsum(here, 0) - 1, first + lane, mask=here != 0)
-            place += tl.sum(here, 0)
+        tl.store(order_ptr + start + tl.cumsum(mine, 0) - 1, lane, mask=mine != 0)
 
 
 @triton.jit(do_not_specialize=["pairs"])
@@ -157,7 +148,7 @@ def sort_by_expert(ids: torch.Tensor, experts: int, rows: int) -> ExpertTiles:
     order = torch.empty(pairs, dtype=torch.int32, device=ids.device)
     tiles = torch.empty(3, most, dtype=torch.int32, device=ids.device)
     if pairs <= FEW:
-        read = min(READ, max(256, triton.next_power_of_2(pairs)))
+        read = max(256, triton.next_power_of_2(pairs))
         warps = 4 if read <= 1024 else 8
         _sort[(experts,)](ids, order, tiles, pairs, most, ROWS=rows, READ=read, TILES=TILES, num_warps=warps)
         return ExpertTiles(order, tiles, rows)

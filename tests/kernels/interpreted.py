@@ -8,7 +8,7 @@ import torch
 import triton
 
 from runtime.kernels import descriptors, distribution, expert_sort
-from runtime.kernels.expert_sort import READ
+from runtime.kernels.expert_sort import FEW
 from runtime.kernels.heads import TILE
 from runtime.kernels.paged_attention import paged_attention
 from runtime.kernels.routing import RoutingRule
@@ -131,8 +131,8 @@ def test_moe_sort(monkeypatch, rows, experts, top_k, tile, crowded, dead):
         cases.check_sort(rows, experts, top_k, tile, crowded, "cpu", dead)
 
 
-@pytest.mark.parametrize("pairs", [1, 255, 256, 257, READ - 1, READ, READ + 1, 2 * READ + 5])
-@pytest.mark.parametrize("few", [0, expert_sort.FEW])
+@pytest.mark.parametrize("pairs", [1, 255, 256, 257, FEW - 1, FEW, FEW + 1, 2 * FEW + 5])
+@pytest.mark.parametrize("few", [0, FEW])
 @pytest.mark.parametrize("experts", [1, 13])
 def test_moe_sort_of_one_sided_choices(monkeypatch, pairs, experts, few):
     """One expert takes all, the first, the last or one between; nobody takes any; sizes about those of a chunk."""

@@ -143,7 +143,7 @@ def test_router(rows):
 
 def test_expert_sort():
     types = dict.fromkeys(("ids_ptr", "order_ptr", "tiles_ptr"), "*i32") | {"pairs": "i32", "most": "i32"}
-    for read in (256, expert_sort.READ):
+    for read in (256, expert_sort.FEW):
         shape = {"ROWS": 128, "READ": read, "TILES": expert_sort.TILES}
         assert spilled(build(expert_sort._sort, types, shape, num_warps=8)) == 0
     shape = {"EXPERTS_P2": 512, "CHUNK": expert_sort.CHUNK}
