@@ -12,6 +12,8 @@ from runtime.kernels.precision import wide
 from runtime.kernels.rms_norm import rms_norm_reference
 from runtime.kernels.triton_import import tl, triton
 
+WARPS = 4
+
 
 def qk_norm_rotary_reference(
     qkv: torch.Tensor,
@@ -186,6 +188,6 @@ def qkv_to_pages(
         clip or 0.0, HEADS=heads, KV_HEADS=kv_heads, DIM=dim, ROTARY=table.shape[1],
         TOGETHER=together, DIM_P2=triton.next_power_of_2(dim),
         NORM=norm, CLIP=clip is not None, APART=apart or table.shape[1] // 2, V_NORM=v_norm, V_FROM_K=v_from_k,
-        **strides(k_cache, v_cache), num_warps=4,
+        **strides(k_cache, v_cache), num_warps=WARPS,
     )  # fmt: skip
     return q
