@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 
-from runtime.kernels import fp8_experts, fp8_fused, fp8_linear, fp8_torch
+from runtime.kernels import fp8_experts, fp8_fused, fp8_linear, fp8_torch, sandwich
 from runtime.kernels.distribution import Asked, Described, describe
 from runtime.kernels.expert_products import moe, moe_add_norm
 from runtime.kernels.filling import After, Blocks, Sampled, fill
@@ -82,6 +82,27 @@ class FillKernel(Protocol):
     def __call__(self, blocks: Blocks, sampled: Sampled, mask_id: int | None, eos_ids: torch.Tensor) -> After: ...
 
 
+class BeforeKernel(Protocol):
+    def __call__(
+        self, mixed: torch.Tensor, x: torch.Tensor, after: torch.Tensor, dense: torch.Tensor, router: torch.Tensor,
+        experts: torch.Tensor, eps: float,
+    ) -> sandwich.Fillings: ...  # fmt: skip
+
+
+class AfterKernel(Protocol):
+    def __call__(
+        self, dense: torch.Tensor, chosen: torch.Tensor, x: torch.Tensor, scale: torch.Tensor,
+        weights: tuple[torch.Tensor, ...], eps: float,
+    ) -> Two: ...  # fmt: skip
+
+
+class Sandwich(NamedTuple):
+    """The norms between the parts of a layer that are normed before and after, see ``kernels.sandwich``."""
+
+    before: BeforeKernel
+    after: AfterKernel
+
+
 class DescribeKernel(Protocol):
     def __call__(self, logits: torch.Tensor, asked: Asked) -> Described: ...
 
@@ -100,6 +121,7 @@ class Fp8Kernels:
     rms_norm: RMSNormKernel
     add_rms_norm: AddRMSNormKernel
     gate_mul: GateKernel
+    sandwich: Sandwich | None = None  # norms make their rows, each for itself
 
 
 @dataclass(frozen=True)
@@ -120,6 +142,7 @@ class Kernels:
     likeliest: LikeliestKernel
     fill: FillKernel | None  # what `samplers.shared` and `engine.outcome` do for the plainest rules, in less launches
     describe: DescribeKernel | None  # what `engine.head` does for rules of noise, reading the logits twice
+    sandwich: Sandwich | None  # norms between parts, in less than each for itself takes
     fp8: Fp8Kernels
 
     def of(self, quantization: str | None) -> Kernels:
@@ -145,6 +168,7 @@ TORCH = Kernels(
     likeliest=likeliest_reference,
     fill=None,
     describe=None,
+    sandwich=None,
     fp8=Fp8Kernels(
         fp8_torch.linear_torch,
         fp8_torch.moe_torch,
@@ -171,6 +195,7 @@ TRITON = Kernels(
     likeliest=likeliest,
     fill=fill,
     describe=describe,
+    sandwich=Sandwich(sandwich.before, sandwich.after),
     fp8=Fp8Kernels(
         fp8_linear.linear,
         fp8_experts.moe,

@@ -22,6 +22,7 @@ from runtime.kernels.rms_norm import add_rms_norm, add_rms_norm_reference, rms_n
 from runtime.kernels.rotary import qk_norm_rotary_reference, qkv_to_pages, qkv_to_pages_reference
 from runtime.kernels.router import router_logits, split_parts
 from runtime.kernels.routing import RoutingRule, route, route_reference
+from runtime.kernels.sandwich import after, after_reference, before, before_reference
 from runtime.kernels.turns import in_turns
 from runtime.layers.kv_pool import LAYOUTS, KVShape, LayerKV
 from tests.models.paged import make_batch, page_tables
@@ -354,3 +355,22 @@ def check_describe(rows: int, vocab: int, mask_id: int | None, max_token_id: int
             assert torch.equal(got.token[~drawn], got.best[~drawn])
         else:
             assert torch.equal(got.token, got.best)
+
+
+def check_sandwich(rows: int, size: int, dtype: torch.dtype, device: str) -> None:
+    x, mixed, dense, chosen = (random(rows, size, dtype=dtype, device=device, seed=s) for s in range(70, 74))
+    weights = [1 + random(size, dtype=dtype, device=device, seed=s, scale=0.2) for s in range(74, 81)]
+    router = 1 + random(size, dtype=torch.float32, device=device, seed=81, scale=0.2)
+    scale = random(rows, 1, dtype=dtype, device=device, seed=82)
+    wide = [w.double() for w in weights]
+    made = before(mixed, x, weights[0], weights[1], router, weights[2], 1e-6)
+    own = before_reference(mixed.double(), x.double(), wide[0], wide[1], router.double(), wide[2], 1e-6)
+    for name in ("total", "dense", "experts"):
+        assert_near(getattr(made, name), getattr(own, name), dtype)
+    assert_near(
+        made.seen, before_reference(mixed * 0, made.total, *weights[:2], router, weights[2], 1e-6).seen, torch.float32
+    )
+    normed, total = after(dense, chosen, x, scale, tuple(weights[3:]), 1e-6)
+    expected, kept = after_reference(dense.double(), chosen.double(), x.double(), scale.double(), tuple(wide[3:]), 1e-6)
+    assert_near(total, kept, dtype)
+    assert_near(normed, expected, dtype)

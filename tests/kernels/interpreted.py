@@ -183,6 +183,12 @@ def test_elementwise_fill(blocks, size, columns, mask_id):
     cases.check_fill(blocks, size, columns, mask_id, "cpu")
 
 
+@matrix_dtypes
+@pytest.mark.parametrize(("rows", "size"), [(1, 8), (5, 48)])
+def test_elementwise_sandwich(rows, size, dtype):
+    cases.check_sandwich(rows, size, dtype, "cpu")
+
+
 @pytest.mark.parametrize(
     ("rows", "vocab", "mask_id", "max_token_id"), [(6, 40, None, 39), (30, 300, 7, 250), (9, 600, 599, 598)]
 )

@@ -27,6 +27,7 @@ from runtime.kernels import (  # noqa: E402
     rotary,
     router,
     routing,
+    sandwich,
 )  # fmt: skip
 from runtime.kernels.heads import heads_together  # noqa: E402
 from runtime.kernels.pages import strides  # noqa: E402
@@ -304,3 +305,24 @@ def test_distribution(draws):
     build(distribution._join, types, piece | {"PIECES": 64, "DRAWS": draws}, num_warps=4)
     types = dict.fromkeys(("logits_ptr", "heat_ptr", "largest_ptr", "sum_ptr"), "*fp32") | numbers
     assert spilled(build(distribution._distribution, types | {"probs_ptr": "*bf16"}, piece, num_warps=4)) == 0
+
+
+def test_sandwich():
+    size = {"SIZE": 2816, "SIZE_P2": 4096}
+    names = ["mixed_ptr", "x_ptr", "after_ptr", "dense_ptr", "experts_ptr", "total_ptr", "dense_out", "experts_out"]
+    types = dict.fromkeys(names, "*bf16") | dict.fromkeys(("router_ptr", "seen_out"), "*fp32") | {"eps": "fp32"}
+    assert spilled(build(sandwich._before, types, size, num_warps=sandwich.WARPS)) == 0
+    names = [
+        "dense_ptr",
+        "chosen_ptr",
+        "x_ptr",
+        "scale_ptr",
+        "a_ptr",
+        "b_ptr",
+        "c_ptr",
+        "d_ptr",
+        "out_ptr",
+        "total_ptr",
+    ]
+    types = dict.fromkeys(names, "*bf16") | {"eps": "fp32"}
+    assert spilled(build(sandwich._after, types, size, num_warps=sandwich.WARPS)) == 0

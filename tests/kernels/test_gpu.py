@@ -210,3 +210,9 @@ def test_fill(blocks, size, columns, mask_id):
 )
 def test_distribution(rows, vocab, mask_id, max_token_id):
     cases.check_describe(rows, vocab, mask_id, max_token_id, "cuda")
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(("rows", "size"), [(1, 64), (300, 2816)])
+def test_sandwich(rows, size, dtype):
+    cases.check_sandwich(rows, size, dtype, "cuda")
