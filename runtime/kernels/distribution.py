@@ -58,11 +58,12 @@ def describe_reference(logits: torch.Tensor, asked: Asked) -> Described:
 
 @triton.jit
 def _scaled(logits_ptr, row, token, vocab, cap, heat, mask_id, max_id):
-    """A row's logits of `token`, capped, banned and divided."""
+    """A row's logits of `token`, capped, banned and divided, for powers of 2 in e's place."""
     ok = (token < vocab) & (token <= max_id) & (token != mask_id)
     x = tl.load(logits_ptr + row.to(tl.int64) * vocab + token, mask=ok, other=0.0)
-    x = cap - 2.0 * cap / (tl.exp(2.0 / cap * x) + 1.0)  # cap * tanh(x / cap)
-    return tl.where(ok, x / heat, float("-inf"))
+    high = 1.4426950408889634 * cap / heat
+    x = high - 2.0 * high / (tl.exp2(2.8853900817779268 / cap * x) + 1.0)  # cap * tanh(x / cap)
+    return tl.where(ok, x, float("-inf"))
 
 
 @triton.jit(do_not_specialize=["vocab", "pieces", "mask_id", "max_id"])
@@ -70,7 +71,7 @@ def _survey(
     logits_ptr, heat_ptr, best_ptr, token_ptr, total_ptr, weighed_ptr, vocab, pieces, cap, mask_id, max_id,
     PIECE: tl.constexpr,
 ):  # fmt: skip
-    """One program: a piece of a row. Beside the largest and where it is the sum of e^(x - largest), and of that times
+    """One program: a piece of a row. Beside the largest and where it is the sum of 2^(x - largest), and of that times
     (x - largest); to [rows, pieces]."""
     piece, row = tl.program_id(0), tl.program_id(1)
     token = piece * PIECE + tl.arange(0, PIECE)
@@ -78,7 +79,7 @@ def _survey(
     best = tl.max(x, 0)
     found = tl.min(tl.where(x == best, token, 2147483647), 0)
     below = tl.where(x == float("-inf"), 0.0, x - best)
-    part = tl.where(x == float("-inf"), 0.0, tl.exp(below))
+    part = tl.where(x == float("-inf"), 0.0, tl.exp2(below))
     at = row * pieces + piece
     tl.store(best_ptr + at, best)
     tl.store(token_ptr + at, found)
@@ -103,11 +104,11 @@ def _join(
     likeliest = tl.min(tl.where(bests == best, tokens, 2147483647), 0)
     some = bests > float("-inf")
     below = tl.where(some, bests - best, 0.0)
-    share = tl.where(some, tl.exp(below), 0.0)
+    share = tl.where(some, tl.exp2(below), 0.0)
     totals = tl.load(total_ptr + at, mask=inside, other=0.0)
     weighed = tl.load(weighed_ptr + at, mask=inside, other=0.0)
     total = tl.sum(totals * share, 0)
-    entropy = tl.log(total) - tl.sum((weighed + totals * below) * share, 0) / total
+    entropy = 0.6931471805599453 * (tl.log2(total) - tl.sum((weighed + totals * below) * share, 0) / total)
     token, conf = likeliest, 1.0 / total
     if DRAWS:
         uniform = tl.load(uniform_ptr + row)
@@ -120,7 +121,7 @@ def _join(
             goal -= tl.sum(tl.where(piece < chosen, masses, 0.0), 0)
             one = chosen * PIECE + tl.arange(0, PIECE)
             x = _scaled(logits_ptr, row, one, vocab, cap, tl.load(heat_ptr + row), mask_id, max_id)
-            part = tl.where(x == float("-inf"), 0.0, tl.exp(x - best))
+            part = tl.where(x == float("-inf"), 0.0, tl.exp2(x - best))
             first = tl.min(tl.where(tl.cumsum(part.to(tl.float64), 0) > goal, one, 2147483647), 0)
             token = tl.minimum(first, tl.max(tl.where(part > 0, one, 0), 0))
             conf = tl.sum(tl.where(one == token, part, 0.0), 0) / total
@@ -140,7 +141,7 @@ def _distribution(
     row = tl.program_id(1)
     token = tl.program_id(0) * PIECE + tl.arange(0, PIECE)
     x = _scaled(logits_ptr, row, token, vocab, cap, tl.load(heat_ptr + row), mask_id, max_id)
-    part = tl.exp(x - tl.load(largest_ptr + row)) / tl.load(sum_ptr + row)
+    part = tl.exp2(x - tl.load(largest_ptr + row)) * (1.0 / tl.load(sum_ptr + row))
     at = probs_ptr + row.to(tl.int64) * vocab + token
     tl.store(at, part.to(probs_ptr.dtype.element_ty), mask=token < vocab)
 

@@ -174,6 +174,8 @@ def _put_together(
 LOG2_E = 1.4426950408889634
 PROGRAMS = 200  # that keys are split for
 MOST_SPLITS = 9
+MANY = 384  # programs beside which fewer keys at a time are quicker, with
+DECODING = 64  # at most so many rows of a tile
 
 
 def paged_attention(
@@ -194,8 +196,11 @@ def paged_attention(
     out = torch.empty_like(q)
     packed = heads // kv_heads if grouped else 1
     packed_p2, dim_p2 = triton.next_power_of_2(packed), max(16, triton.next_power_of_2(dim))
+    tiles = len(batch.tiles)
     rows, keys, warps, stages = tile_sizes(packed_p2, dim, q.element_size(), batch.tile_rows)
-    parts, tiles = triton.cdiv(batch.tile_rows, rows), len(batch.tiles)
+    if MANY <= triton.cdiv(batch.tile_rows, rows) * (heads // packed) * tiles and batch.tile_rows <= DECODING:
+        rows, keys, warps, stages = in_crowds(packed_p2, dim, rows, q.element_size()) or (rows, keys, warps, stages)
+    parts = triton.cdiv(batch.tile_rows, rows)
     splits = splits or shares(parts * (heads // packed) * tiles, triton.cdiv(batch.reach, keys))
     shared = out if splits == 1 else q.new_empty(splits, *q.shape, dtype=torch.float32)
     sums = out if splits == 1 else q.new_empty(2, splits, all_rows, heads, dtype=torch.float32)
@@ -230,7 +235,17 @@ def tile_sizes(packed_p2: int, dim: int, element_size: int, tile_rows: int) -> t
         lanes, keys, warps = 32, (32 if dim <= 256 else 16), 8
     elif dim <= 128:
         lanes, keys, warps = 64, 64, 4
+    elif dim <= 256:
+        lanes, keys, warps = 128, 64, 8
     else:
         lanes, keys, warps = 64, 32, 8
     least = max(1, 16 // packed_p2)
     return min(max(least, lanes // packed_p2), max(least, triton.next_power_of_2(tile_rows))), keys, warps, 2
+
+
+def in_crowds(packed_p2: int, dim: int, rows: int, element_size: int) -> tuple[int, int, int, int] | None:
+    """`tile_sizes` that suit many programs of `rows` query rows better, if there are some: they hide each other's
+    waits, so that what counts is how often keys are read."""
+    if element_size != 2 or dim > 128 or rows * packed_p2 != 64:
+        return None
+    return (rows if packed_p2 >= 8 else 2 * rows), 32, 4, 2

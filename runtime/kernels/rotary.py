@@ -12,7 +12,8 @@ from runtime.kernels.precision import wide
 from runtime.kernels.rms_norm import rms_norm_reference
 from runtime.kernels.triton_import import tl, triton
 
-WARPS = 4
+TILE = 1024  # numbers of a row's heads that a program takes,
+WARPS = 1  # and its warps: many small ones hide each other's waits
 
 
 def qk_norm_rotary_reference(
@@ -181,7 +182,7 @@ def qkv_to_pages(
     """`qkv_to_pages_reference` for contiguous rows on a GPU."""
     rows, dim = len(qkv), qkv.shape[1] // (heads + (1 if v_from_k else 2) * kv_heads)
     norm = q_weight is not None and k_weight is not None
-    every, together = heads + 2 * kv_heads, heads_together(heads + 2 * kv_heads, dim)
+    every, together = heads + 2 * kv_heads, heads_together(heads + 2 * kv_heads, dim, TILE)
     q = qkv.new_empty(rows, heads, dim)
     _qkv_to_pages[(rows, triton.cdiv(every, together))](
         qkv, positions, table, q_weight if norm else qkv, k_weight if norm else qkv, slots, q, k_cache, v_cache, eps,
