@@ -198,8 +198,8 @@ def paged_attention(
     packed_p2, dim_p2 = triton.next_power_of_2(packed), max(16, triton.next_power_of_2(dim))
     tiles = len(batch.tiles)
     rows, keys, warps, stages = tile_sizes(packed_p2, dim, q.element_size(), batch.tile_rows)
-    if MANY <= triton.cdiv(batch.tile_rows, rows) * (heads // packed) * tiles and batch.tile_rows <= DECODING:
-        rows, keys, warps, stages = in_crowds(packed_p2, dim, rows, q.element_size()) or (rows, keys, warps, stages)
+    if triton.cdiv(batch.tile_rows, rows) * (heads // packed) * tiles >= MANY and batch.tile_rows <= DECODING:
+        rows, keys, warps, stages = in_crowds(packed_p2, dim, q.element_size(), batch.tile_rows)
     parts = triton.cdiv(batch.tile_rows, rows)
     splits = splits or shares(parts * (heads // packed) * tiles, triton.cdiv(batch.reach, keys))
     shared = out if splits == 1 else q.new_empty(splits, *q.shape, dtype=torch.float32)
@@ -227,8 +227,8 @@ def shares(programs: int, most: int) -> int:
 
 
 def tile_sizes(packed_p2: int, dim: int, element_size: int, tile_rows: int) -> tuple[int, int, int, int]:
-    """(query rows, keys, warps, stages) of a program. A tile is 64 lanes (row, head) high, or, where no tile of the
-    batch has as many, at least 16: decode blocks and prefill chunks run alike, so that neither's bits depend on the
+    """(query rows, keys, warps, stages) of a program. A tile is 64 or 128 lanes (row, head) high, or, where no tile
+    of the batch has as many, at least 16: decode blocks and prefill chunks run alike, so that neither's bits depend on the
     other. float32, which has no matrix unit of full precision, keeps both sides at 32 so that a tile fits the
     registers."""
     if element_size == 4:
@@ -243,9 +243,9 @@ def tile_sizes(packed_p2: int, dim: int, element_size: int, tile_rows: int) -> t
     return min(max(least, lanes // packed_p2), max(least, triton.next_power_of_2(tile_rows))), keys, warps, 2
 
 
-def in_crowds(packed_p2: int, dim: int, rows: int, element_size: int) -> tuple[int, int, int, int] | None:
-    """`tile_sizes` that suit many programs of `rows` query rows better, if there are some: they hide each other's
-    waits, so that what counts is how often keys are read."""
+def in_crowds(packed_p2: int, dim: int, element_size: int, tile_rows: int) -> tuple[int, int, int, int]:
+    """`tile_sizes` for many programs: they hide each other's waits, so that what counts is how often keys are read."""
+    rows, *others = tile_sizes(packed_p2, dim, element_size, tile_rows)
     if element_size != 2 or dim > 128 or rows * packed_p2 != 64:
-        return None
-    return (rows if packed_p2 >= 8 else 2 * rows), 32, 4, 2
+        return rows, *others
+    return rows if packed_p2 >= 8 else min(2 * rows, triton.next_power_of_2(tile_rows)), 32, 4, 2
