@@ -228,8 +228,8 @@ def shares(programs: int, most: int) -> int:
 
 def tile_sizes(packed_p2: int, dim: int, element_size: int, tile_rows: int) -> tuple[int, int, int, int]:
     """(query rows, keys, warps, stages) of a program. A tile is 64 or 128 lanes (row, head) high, or, where no tile
-    of the batch has as many, at least 16: decode blocks and prefill chunks run alike, so that neither's bits depend on the
-    other. float32, which has no matrix unit of full precision, keeps both sides at 32 so that a tile fits the
+    of the batch has as many, at least 16: decode blocks and prefill chunks run alike, so that neither's bits depend on
+    the other. float32, which has no matrix unit of full precision, keeps both sides at 32 so that a tile fits the
     registers."""
     if element_size == 4:
         lanes, keys, warps = 32, (32 if dim <= 256 else 16), 8
