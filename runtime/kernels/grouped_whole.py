@@ -22,7 +22,7 @@ def _whole(
     stored = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
     ok = (row < rows)[:, None] & (stored < STORED)[None, :]
     wide = row.to(tl.int64)[:, None]
-    codes = tl.load(values_ptr + wide * STORED + stored[None, :], mask=ok, other=0)
+    codes = tl.load(values_ptr + wide * STORED + stored[None, :], mask=ok, other=0.0)
     out_at = out_ptr + wide * SIZE
     if FOUR:
         group = stored // (GROUP // 2)
