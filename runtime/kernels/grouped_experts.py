@@ -21,14 +21,14 @@ from runtime.kernels.turns import run_of
 
 
 def cut(pairs: int, experts: int, element_size: int, gate_up: Grouped, down: Grouped) -> Cut:
-    """As ``expert_cut.by_rule``."""
+    """As ``expert_cut.by_rule``. A program's memory is that of its highest tile, so few pairs have kernels without."""
     each = pairs / experts
     if element_size == 4:  # no matrix unit of full precision: keep within registers
         chosen = Cut(16, Product(16, 64, (2, 2, 2), 4), Product(32, 64, (2, 2, 2), 4))
     elif each <= 1.5:
-        chosen = Cut(16, Product(32, 128, (4, 4, 4), 4), Product(64, 128, (3, 3, 3), 4))
-    elif each <= 24:
-        chosen = Cut(64, Product(32, 128, (3, 3, 3), 4), Product(64, 128, (3, 3, 3), 4))
+        chosen = Cut(16, Product(64, 128, (4, 4, 4), 4), Product(128, 128, (3, 3, 3), 4))
+    elif each <= 48:
+        chosen = Cut(64, Product(64, 128, (3, 3, 3), 4), Product(128, 128, (3, 3, 3), 8))
     else:
         chosen = Cut(128, Product(32, 128, (3, 3, 3), 4), Product(64, 128, (3, 3, 3), 4))
     return Cut(chosen.height, _fitted(chosen.gate_up, gate_up, 2), _fitted(chosen.down, down, 1))

@@ -57,7 +57,7 @@ def group_of(weight: Grouped) -> int:
     return 0 if weight.scales.shape[-1] == 1 and weight.values.dtype != torch.uint8 else weight.group
 
 
-MANY = 192  # rows from which on it is quicker to make the weight whole
+MANY = 512  # rows from which on it is quicker to make the weight whole
 
 
 class Tile(NamedTuple):
@@ -72,8 +72,8 @@ def tile_sizes(rows: int, weight: Grouped, element_size: int) -> Tile:
     depth = depth_of(weight)
     if element_size == 4:  # no matrix unit of full precision: keep within registers
         return Tile(16, 32, min(64, depth) if group_of(weight) == 0 else depth, 2)
-    if rows <= 32:
-        return Tile(16, 64, depth, 6)
+    if rows <= 128:
+        return Tile(16, 64, depth, 4) if rows <= 32 else Tile(32, 64, depth, 4)
     return Tile(64, 64, depth, 4)
 
 

@@ -19,34 +19,31 @@ def product(
 ):  # fmt: skip
     """float32 [COLUMNS, ROWS]: weight rows from `weight_row` on, below `limit`, times the rows `row` of `x_ptr`
     [.., SIZE]. GROUP: numbers that share a scale, 0: all of a row; FOUR: they have four bits. DEPTH: what is taken at a
-    time, whole groups, and several of them only where SIZE is a multiple of it."""
+    time, a group where there are some."""
     like: tl.constexpr = x_ptr.dtype.element_ty
     acc = tl.zeros([COLUMNS, ROWS], tl.float32)
     columns = weight_row + tl.arange(0, COLUMNS)
     whole: tl.constexpr = SIZE % DEPTH == 0
-    half: tl.constexpr = GROUP // 2
+    half: tl.constexpr = DEPTH // 2
     groups: tl.constexpr = 1 if GROUP == 0 else (SIZE + GROUP - 1) // GROUP
     scales_at = scales_ptr + columns.to(tl.int64) * groups
     for start in tl.range(0, SIZE, DEPTH, num_stages=STAGES):
-        if GROUP == 0:
+        if FOUR:
+            codes = box(weights, weight_row, start // 2, limit, groups * half, COLUMNS, half, DESCRIBED)
+            low = rows_of(x_ptr, row, ok, start, SIZE, half, whole)
+            high = rows_of(x_ptr, row, ok, start + half, SIZE, half, whole)
+            part = tl.dot(number(codes & 15, like), tl.trans(low), input_precision="ieee")
+            part = tl.dot(number(codes >> 4, like), tl.trans(high), part, input_precision="ieee")
+        else:
             codes = box(weights, weight_row, start, limit, SIZE, COLUMNS, DEPTH, DESCRIBED).to(like)
             x = rows_of(x_ptr, row, ok, start, SIZE, DEPTH, whole)
-            acc = tl.dot(codes, tl.trans(x), acc, input_precision="ieee")
-        else:
-            for turn in tl.static_range(DEPTH // GROUP):
-                first = start + turn * GROUP
-                if FOUR:
-                    codes = box(weights, weight_row, first // 2, limit, groups * half, COLUMNS, half, DESCRIBED)
-                    low = rows_of(x_ptr, row, ok, first, SIZE, half, whole)
-                    high = rows_of(x_ptr, row, ok, first + half, SIZE, half, whole)
-                    part = tl.dot(number(codes & 15, like), tl.trans(low), input_precision="ieee")
-                    part = tl.dot(number(codes >> 4, like), tl.trans(high), part, input_precision="ieee")
-                else:
-                    codes = box(weights, weight_row, first, limit, SIZE, COLUMNS, GROUP, DESCRIBED).to(like)
-                    x = rows_of(x_ptr, row, ok, first, SIZE, GROUP, whole)
-                    part = tl.dot(codes, tl.trans(x), input_precision="ieee")
-                scale = tl.load(scales_at + first // GROUP, mask=columns < limit, other=0.0)
-                acc += part * scale[:, None]
+            if GROUP == 0:
+                acc = tl.dot(codes, tl.trans(x), acc, input_precision="ieee")
+            else:
+                part = tl.dot(codes, tl.trans(x), input_precision="ieee")
+        if GROUP != 0:
+            scale = tl.load(scales_at + start // GROUP, mask=columns < limit, other=0.0)
+            acc += part * scale[:, None]
     if GROUP == 0:
         acc = acc * tl.load(scales_at, mask=columns < limit, other=0.0)[:, None]
     return acc
