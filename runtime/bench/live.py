@@ -49,6 +49,7 @@ class Live:
     mask_id: int | None
     max_len: int
     eager: bool
+    deterministic: bool
 
     def case(self, batch: int, context: int, repeats: int) -> dict[str, Any]:
         """Milliseconds of a step of `batch` requests with `context` tokens before the open block, medians."""
@@ -111,6 +112,7 @@ class Live:
             "max_token_id": info.max_token_id,
             "eos_ids": (0,),
             "places": info.max_num_reqs,
+            "apart": self.deterministic,
         }
         if self.eager or self.pool.device.type != "cuda":
             return ModelRunner(self.model, self.pool, **named)

@@ -49,6 +49,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--quantization", choices=["fp8"], help="format of linear layers and experts; default: none")
     parser.add_argument("--device", choices=["cuda", "cpu"], help="default: cuda where there is one")
     parser.add_argument("--attn-impl", choices=attention_names(), help="default: triton_grouped on CUDA, else torch")
+    parser.add_argument(
+        "--deterministic", action="store_true", help="with kernels whose bits do not depend on the batch"
+    )
     parser.add_argument("--kv-cache-layout", choices=LAYOUTS, default="unified")
     parser.add_argument("--block-size", type=int, help="default: the checkpoint's, else the family's")
     parser.add_argument("--filled", type=float, help="share of a block of masks that holds random tokens; default: 0.5")
@@ -97,13 +100,13 @@ class _Setup:
         )
         self.runner = ModelRunner(
             model, self.pool, block_size=args.block_size, mask_id=mask_id, max_token_id=last, eos_ids=(0,),
-            places=max(args.batch),
+            places=max(args.batch), apart=args.deterministic,
         )  # fmt: skip
         gpu = torch.cuda.get_device_name(device) if device.type == "cuda" else platform.processor() or "cpu"
         weights = sum(weight.nbytes for weight in weights_of(cast(nn.Module, model)).values())
         self.facts = {
             "model": args.arch or args.model, "device": gpu, "dtype": str(dtype).removeprefix("torch."),
-            "quantization": args.quantization, "torch": torch.__version__, "weights_gb": round(weights / 1e9, 3),
+            "quantization": args.quantization, "deterministic": args.deterministic, "torch": torch.__version__, "weights_gb": round(weights / 1e9, 3),
             "block_size": args.block_size, "page_size": args.page_size, "kv_cache_layout": args.kv_cache_layout,
             "filled": args.filled, "budget": args.budget, "repeats": args.repeats,
         }  # fmt: skip
@@ -127,7 +130,7 @@ def _set_up(args: argparse.Namespace) -> _Setup:
     if args.graphs and device.type != "cuda":
         raise ConfigError("--graphs needs a CUDA device")
     dtype = DTYPES[args.dtype or ("bfloat16" if device.type == "cuda" else "float32")]
-    build = Build.choose(device, dtype, args.attn_impl, args.quantization)
+    build = Build.choose(device, dtype, args.attn_impl, args.quantization, deterministic=args.deterministic)
     checkpoint = None if args.model is None else resolve_checkpoint(args.model)
     config = architecture(args.arch) if checkpoint is None else checkpoint.config
     family = resolve_family(None, config)
@@ -185,7 +188,7 @@ def _live_case(setup: _Setup, batch: int, context: int, args: argparse.Namespace
 
     live = Live(
         setup.runner.model, setup.pool, setup.plans.strategy, setup.known, args.block_size, setup.plans.mask_id,
-        max([*args.context, *args.prompt]) + args.block_size, args.enforce_eager,
+        max([*args.context, *args.prompt]) + args.block_size, args.enforce_eager, args.deterministic,
     )  # fmt: skip
     row = live.case(batch, context, args.repeats)
     print(json.dumps(row), flush=True)

@@ -43,7 +43,7 @@ def load_engine(config: EngineConfig, progress: Progress | None = None) -> Engin
     )
     info = _info(config, family, checkpoint, facts, ids, context, strategy, device, dtype)
     free_at_start = torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else 0
-    build = Build.choose(device, dtype, config.attn_impl, config.quantization)
+    build = Build.choose(device, dtype, config.attn_impl, config.quantization, deterministic=config.deterministic)
     model = load_model(checkpoint, family, arch, build, progress)
     if progress is not None:
         loaded = sum(weight.nbytes for weight in weights_of(cast(nn.Module, model)).values())

@@ -36,16 +36,16 @@ def _linear(
     tl.store(at, acc.to(out_ptr.dtype.element_ty), mask=row_ok[None, :] & column_ok[:, None])
 
 
-def linear(x: torch.Tensor, weight: Fp8, bias: torch.Tensor | None) -> torch.Tensor:
+def linear(x: torch.Tensor, weight: Fp8, bias: torch.Tensor | None, *, fixed: bool = False) -> torch.Tensor:
     """``fp8_torch.linear_torch`` for contiguous [rows, inputs], to the precision of eight bits on both sides; no host
-    synchronisation, deterministic."""
-    return run(rounded(x), weight, bias, x.dtype)
+    synchronisation, deterministic. `fixed`: a row's bits do not depend on the others."""
+    return run(rounded(x), weight, bias, x.dtype, fixed=fixed)
 
 
-def run(x: Fp8, weight: Fp8, bias: torch.Tensor | None, dtype: torch.dtype) -> torch.Tensor:
+def run(x: Fp8, weight: Fp8, bias: torch.Tensor | None, dtype: torch.dtype, *, fixed: bool = False) -> torch.Tensor:
     """[rows, inputs] that are rounded already -> [rows, outputs] of `dtype`."""
     (count, inputs), outputs = x.values.shape, len(weight.values)
-    if dtype == torch.bfloat16 and count * outputs >= MANY and inputs % 16 == 0 and outputs % 16 == 0:
+    if not fixed and dtype == torch.bfloat16 and count * outputs >= MANY and inputs % 16 == 0 and outputs % 16 == 0:
         scales = x.scales[:, None], weight.scales[None, :]
         return torch._scaled_mm(
             x.values, weight.values.t(), *scales, bias, out_dtype=dtype, use_fast_accum=True

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import torch
 
-from runtime.kernels.batch import ForwardBatch
+from runtime.kernels.batch import TILE_ROWS, ForwardBatch
 from runtime.kernels.heads import heads_together
 from runtime.kernels.pages import read, read_keys, strides
 from runtime.kernels.precision import wide
@@ -186,17 +186,19 @@ def paged_attention(
     window: int | None = None,
     grouped: bool = True,
     splits: int | None = None,
+    fixed: bool = False,
 ) -> torch.Tensor:
     """`paged_attention_reference` for float32, float16 and bfloat16 on a GPU; no host synchronisation. `splits`: shares
-    of the keys, if not as many as suit the batch: bits depend on it."""
+    of the keys, if not as many as suit the batch: bits depend on it. `fixed`: one, and tiles of one height, so that a
+    row's bits depend on it and its keys alone."""
     all_rows, heads, dim = q.shape
     kv_heads = k_cache.shape[2]
     out = torch.empty_like(q)
     packed = heads // kv_heads if grouped else 1
     packed_p2, dim_p2 = triton.next_power_of_2(packed), max(16, triton.next_power_of_2(dim))
-    rows, keys, warps, stages = tile_sizes(packed_p2, dim, q.element_size(), batch.tile_rows)
+    rows, keys, warps, stages = tile_sizes(packed_p2, dim, q.element_size(), TILE_ROWS if fixed else batch.tile_rows)
     parts, tiles = triton.cdiv(batch.tile_rows, rows), len(batch.tiles)
-    splits = splits or shares(parts * (heads // packed) * tiles, triton.cdiv(batch.reach, keys))
+    splits = 1 if fixed else splits or shares(parts * (heads // packed) * tiles, triton.cdiv(batch.reach, keys))
     shared = out if splits == 1 else q.new_empty(splits, *q.shape, dtype=torch.float32)
     sums = out if splits == 1 else q.new_empty(2, splits, all_rows, heads, dtype=torch.float32)
     _paged_attention[(parts * splits, heads // packed, tiles)](

@@ -1,5 +1,5 @@
-"""A linear layer on a GPU whose bits do not depend on how many rows there are: one sum along the inputs for each result,
-from the first to the last, on the same unit, however the rows are cut into tiles."""
+"""A linear layer on a GPU whose bits do not depend on the number of rows: each result is one sum along the inputs, from
+the first to the last, on the same unit, however rows are cut into tiles."""
 
 from __future__ import annotations
 
