@@ -106,7 +106,8 @@ class _Setup:
         weights = sum(weight.nbytes for weight in weights_of(cast(nn.Module, model)).values())
         self.facts = {
             "model": args.arch or args.model, "device": gpu, "dtype": str(dtype).removeprefix("torch."),
-            "quantization": args.quantization, "deterministic": args.deterministic, "torch": torch.__version__, "weights_gb": round(weights / 1e9, 3),
+            "quantization": args.quantization, "deterministic": args.deterministic,
+            "torch": torch.__version__, "weights_gb": round(weights / 1e9, 3),
             "block_size": args.block_size, "page_size": args.page_size, "kv_cache_layout": args.kv_cache_layout,
             "filled": args.filled, "budget": args.budget, "repeats": args.repeats,
         }  # fmt: skip

@@ -21,8 +21,8 @@ from runtime.kernels.turns import run_of
 def cut(pairs: int, experts: int, hidden: int, width: int, *, fixed: bool = False) -> Cut:
     """As ``expert_cut.by_rule``, or, `fixed`, ``fixed_cut``; the matrix unit takes at least 32 numbers of depth."""
     each = pairs / experts
-    if fixed:
-        each = min(max(each, 2), 96)
+    if fixed:  # the weights are the first operand in all that are left
+        each = min(each, 96)
     if each <= 1.5:
         chosen = Cut(16, Product(32, 128, (5, 5, 5), 4), Product(128, 256, (2, 2, 2), 4))
     elif each <= 16:

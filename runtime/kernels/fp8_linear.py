@@ -51,7 +51,7 @@ def run(x: Fp8, weight: Fp8, bias: torch.Tensor | None, dtype: torch.dtype, *, f
             x.values, weight.values.t(), *scales, bias, out_dtype=dtype, use_fast_accum=True
         )  # fmt: skip
     out = torch.empty(count, outputs, dtype=dtype, device=x.values.device)
-    how = tile_sizes(count, inputs)
+    how = tile_sizes(count, inputs, fixed=fixed)
     weights = boxes(weight.values, how.columns, how.depth)
     _linear[(triton.cdiv(outputs, how.columns), triton.cdiv(count, how.rows))](
         x.values, x.scales, weights, weight.scales, weight.scales if bias is None else bias, out, count,
@@ -72,8 +72,11 @@ class Tile(NamedTuple):
     warps: int = 4
 
 
-def tile_sizes(rows: int, inputs: int) -> Tile:
+def tile_sizes(rows: int, inputs: int, *, fixed: bool = False) -> Tile:
+    """`fixed`: where the vendor's product does not take over from these. Sums are alike in all of them."""
     depth = max(32, triton.next_power_of_2(inputs))
     if rows <= 32:
         return Tile(16, 64, min(128, depth), 6)
+    if fixed and rows > 512:
+        return Tile(128, 128, min(128, depth), 3, 8)
     return Tile(64, 64, min(256, depth), 3) if rows <= 512 else Tile(128, 64, min(128, depth), 4)

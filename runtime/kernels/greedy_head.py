@@ -50,7 +50,7 @@ def cut(rows: int, inputs: int, element_size: int, *, fixed: bool = False) -> Cu
     if element_size == 4:
         chosen = Cut(16, 32, 32, 4, 2, True)
     elif fixed:
-        chosen = Cut(min(128, max(16, triton.next_power_of_2(rows))), 128, 64, 4, 4 if rows <= 64 else 3, True)
+        chosen = Cut(16 if rows <= 16 else 64 if rows <= 64 else 128, 128, 64, 4, 4 if rows <= 64 else 3, True)
     elif rows <= 16:
         chosen = Cut(16, 64, 128, 4, 4, True)
     elif rows <= 64:

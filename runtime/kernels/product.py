@@ -64,10 +64,12 @@ def tile_sizes(rows: int, inputs: int, element_size: int) -> Tile:
     whichever of these tiles they are in."""
     if element_size == 4:
         chosen = Tile(32, 32, 32, 2, 4)
-    elif rows <= 64:
+    elif rows <= 32:
         chosen = Tile(32, 64, 128, 5, 4)
-    elif rows <= 512:
-        chosen = Tile(64, 64, 64, 5, 4)
-    else:
+    elif rows <= 256:
+        chosen = Tile(64, 64, 64, 6, 4)
+    elif rows <= 2048:
         chosen = Tile(128, 128, 64, 4, 8)
+    else:
+        chosen = Tile(256, 128, 64, 3, 8)
     return chosen._replace(depth=min(chosen.depth, max(16, triton.next_power_of_2(inputs))))

@@ -3,6 +3,7 @@ and whatever of it was in the prefix cache. Of small checkpoints, on any device.
 
 from __future__ import annotations
 
+import random
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -30,9 +31,22 @@ class Question:
     params: SamplingParams
 
 
+def questions(count: int, seed: int, *, tokens: int = 12, longest: int = 70) -> list[Question]:
+    """Prompts that begin alike, of any length; every third answer is drawn."""
+    numbers = random.Random(seed)
+    common = [numbers.randrange(20, 100) for _ in range(longest)]
+    made = []
+    for n in range(count):
+        prompt = common[: numbers.randrange(1, longest)]
+        prompt += [numbers.randrange(20, 100) for _ in range(numbers.randrange(longest - len(prompt)))]
+        params = SamplingParams(max_tokens=tokens, ignore_eos=True, seed=n, temperature=0.8 if n % 3 == 2 else 0.0)
+        made.append(Question(tuple(prompt), params))
+    return made
+
+
 @contextmanager
 def listening(monkeypatch: pytest.MonkeyPatch) -> Iterator[Bits]:
-    """The hidden states of all sampled rows, in bytes; cleared by whoever likes."""
+    """The hidden states of all sampled rows, as bytes."""
     heard: Bits = set()
 
     def hear(blocks: BlockPlan, hidden: torch.Tensor) -> None:
@@ -55,11 +69,13 @@ def listening(monkeypatch: pytest.MonkeyPatch) -> Iterator[Bits]:
     yield heard
 
 
-def answers(each: Served, groups: Sequence[Sequence[Question]], **flags: Any) -> list[Any]:
-    """What is said to groups of questions, one group after the other."""
-    flags = {"max_num_batched_tokens": 128, "num_pages": 512, "max_model_len": 128} | flags
-    settings = dict(each.flags) | flags
-    with LLM(str(GOLDEN / each.folder), skip_tokenizer=True, deterministic=True, **settings) as llm:
+def answers(
+    each: Served, groups: Sequence[Sequence[Question]], *, deterministic: bool = True, **flags: Any
+) -> list[Any]:
+    """What is said to groups of questions, one group after the other, and in how many steps."""
+    settings = {"num_pages": 1024, "max_model_len": 96, "max_num_batched_tokens": 128, "max_num_reqs": 8}
+    settings |= dict(each.flags) | flags | {"deterministic": deterministic}
+    with LLM(str(GOLDEN / each.folder), skip_tokenizer=True, **settings) as llm:
         said = []
         for group in groups:
             outs = llm.generate([list(q.prompt) for q in group], [q.params for q in group])
@@ -67,15 +83,14 @@ def answers(each: Served, groups: Sequence[Sequence[Question]], **flags: Any) ->
         return said
 
 
-def check(each: Served, questions: list[Question], heard: Bits, *schedules: dict[str, Any], **flags: Any) -> None:
+def check(each: Served, asked: list[Question], heard: Bits, *schedules: dict[str, Any], **flags: Any) -> None:
     """One at a time, then all together under each of the schedules' flags, twice: the second time what the first left
     in the prefix cache is there."""
     heard.clear()
-    expected = answers(each, [[q] for q in questions], disable_prefix_caching=True, **flags)
+    expected = answers(each, [[question] for question in asked], disable_prefix_caching=True, **flags)
     alone = set(heard)
     assert alone
     for schedule in schedules:
         heard.clear()
-        found = answers(each, [questions, questions], **flags | schedule)
-        assert found == expected * 2, schedule
+        assert answers(each, [asked, asked], **flags | schedule) == expected * 2, schedule
         assert heard == alone, (schedule, len(heard - alone), len(alone))

@@ -42,6 +42,12 @@ def test_elementwise_gate(dtype, activation):
     cases.check_gate_mul(2, 24, activation, dtype, "cpu")
 
 
+@matrix_dtypes
+@pytest.mark.parametrize(("rows", "inputs", "outputs"), [(1, 8, 3), (70, 48, 40), (5, 200, 130)])
+def test_elementwise_product(rows, inputs, outputs, dtype):
+    cases.check_product(rows, inputs, outputs, dtype, "cpu")
+
+
 @dtypes
 @pytest.mark.parametrize(
     ("heads", "kv_heads", "dim", "rotary"), [(4, 2, 16, 8), (3, 3, 24, 24), (7, 1, 8, 2), (4, 4, 20, 6)]
