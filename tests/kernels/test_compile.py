@@ -226,14 +226,13 @@ def test_experts_sum(norm, rounded):
 
 @DTYPES
 @pytest.mark.parametrize("layout", list(LAYOUTS))
-@pytest.mark.parametrize("fixed", [False, True])
 @pytest.mark.parametrize(
     ("dim", "tile_rows", "packed", "windowed"),
     [(128, 32, 4, False), (128, 256, 4, True), (128, 32, 1, False), (128, 256, 1, False), (128, 64, 7, False),
      (256, 256, 2, True), (512, 256, 8, False), (512, 32, 1, False)],
 )  # fmt: skip
-def test_paged_attention(dtype, dim, tile_rows, packed, windowed, layout, fixed):
-    splits = 9 if tile_rows == 32 else 1
+def test_paged_attention(dtype, dim, tile_rows, packed, windowed, layout):
+    splits = 9 if tile_rows == 32 or windowed else 1
     p, size = POINTER[dtype], torch.tensor([], dtype=dtype).element_size()
     packed_p2 = triton.next_power_of_2(packed)
     rows, keys, warps, stages = paged_attention.tile_sizes(packed_p2, dim, size, tile_rows)
@@ -244,7 +243,7 @@ def test_paged_attention(dtype, dim, tile_rows, packed, windowed, layout, fixed)
     constants = {
         "HEADS": 4 * packed, "KV_HEADS": 4, "DIM": dim, **strides_of(layout, 4, dim), "PACKED": packed,
         "PACKED_P2": packed_p2, "ROWS": rows, "KEYS": keys, "DIM_P2": dim, "WINDOWED": windowed, "SPLITS": splits,
-        "SHARE": paged_attention.SHARE if fixed else 0,
+        "SHARE": paged_attention.SHARE if windowed else 0,
     }  # fmt: skip
     compiled = build(paged_attention._paged_attention, types, constants, num_warps=warps, num_stages=stages)
     if size == 2 and packed_p2 * rows >= 64 and dim <= 256:

@@ -121,8 +121,8 @@ def test_attention(heads, kv_heads, dim, grouped, dtype, window):
             own |= {name: getattr(batch, name)[rows] for name in ("window_origin", "open")}
             tiles = torch.tensor([[0, 0, count]], dtype=torch.int32, device="cuda")
             piece = type(batch)(
-                **own, tiles=tiles, page_table=batch.page_table[request : request + 1, :pages], page_size=batch.page_size,
-                tile_rows=count, reach=cached + new,
+                **own, tiles=tiles, page_table=batch.page_table[request : request + 1, :pages],
+                page_size=batch.page_size, tile_rows=count, reach=cached + new,
             )  # fmt: skip
             assert torch.equal(attend(q[rows].contiguous(), k, v, piece), whole[rows]), (request, first)
         row += new
