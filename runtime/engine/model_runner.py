@@ -59,7 +59,7 @@ class ModelRunner:
         self.apart = apart
         self.step = DeviceStep(
             model, pool, block_size=block_size, mask_id=mask_id, max_token_id=max_token_id, eos_ids=eos_ids,
-            orders=orders, places=places,
+            orders=orders, places=places, apart=apart,
         )  # fmt: skip
         self.meanwhile: Callable[[], None] | None = None
         self.ran = Ran()

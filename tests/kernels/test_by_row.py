@@ -22,7 +22,8 @@ make = partial(random, dtype=torch.float32, device="cpu")
 def kernels(own, seed):
     """[(name, kernel of a tensor's rows and of what belongs to each)], of one of the sets."""
     weight, bias, norm = make(WIDTH, SIZE, seed=seed), make(WIDTH, seed=seed + 1), make(SIZE, seed=seed + 2)
-    gate_up, down = make(EXPERTS, 2 * WIDTH, SIZE, seed=seed + 3), make(EXPERTS, SIZE, WIDTH, seed=seed + 4)
+    gate_up = make(EXPERTS, 2 * WIDTH, SIZE, seed=seed + 3, scale=0.3)
+    down = make(EXPERTS, SIZE, WIDTH, seed=seed + 4, scale=0.3)
     ids, weights = random_ids(ROWS, EXPERTS, 2, "cpu", dead=0.1), make(ROWS, 2, seed=seed + 5).sigmoid()
     rule = RoutingRule(2, 2, 1, True, 1.5)
     eight = quantise_reference(gate_up), quantise_reference(down)
