@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 
 from runtime.config import EngineConfig
+from runtime.engine.engine import Engine
 from runtime.engine.setup import load_engine
 from runtime.errors import RequestError
 from runtime.request.choice import AnswerText, Choice, IdsOnly, append_event, denoise_event
@@ -60,14 +61,26 @@ class LLM:
         ConfigError: for flags or a checkpoint that cannot be honoured.
     """
 
+    tokenizer: Tokenizer | None
+
     def __init__(self, model: str | None = None, **flags: Any) -> None:
         config = EngineConfig.from_flags(model=model, **flags)
-        self.engine = load_engine(config)
-        self.tokenizer: Tokenizer | None = None
+        self._begin(load_engine(config))
         if not config.skip_tokenizer:
             from runtime.text import Tokenizer
 
             self.tokenizer = Tokenizer(resolve_checkpoint(config.model).path)
+
+    @classmethod
+    def around(cls, engine: Engine) -> LLM:
+        """Of an engine that was made otherwise: ids in, ids out."""
+        made = cls.__new__(cls)
+        made._begin(engine)
+        return made
+
+    def _begin(self, engine: Engine) -> None:
+        self.engine = engine
+        self.tokenizer = None
         self._ids = itertools.count()
         self._inboxes: dict[str, Inbox] = {}  # request -> where the call that waits for it finds its news
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, cast
+from typing import Any, Protocol, cast
 
 import msgspec
 import torch
@@ -16,6 +16,7 @@ from runtime.errors import ConfigError
 from runtime.layers.build import Build
 from runtime.layers.weight import weights_of
 from runtime.models import Facts, Family, resolve_family
+from runtime.models.base import Model
 from runtime.request.io import EngineInfo
 from runtime.strategies import DecodingContext, Strategy, also_fits, make_strategy
 from runtime.weights import Checkpoint, TokenIds, load_model, read_tokens, resolve_checkpoint
@@ -24,8 +25,17 @@ from runtime.weights.hub import Progress
 DEFAULT_MODEL_LEN = 4096
 
 
-def load_engine(config: EngineConfig, progress: Progress | None = None) -> Engine:
-    """Load the checkpoint and make an engine of it. ConfigError if anything about it cannot be honoured."""
+class LoadModel(Protocol):
+    """A checkpoint's model, filled."""
+
+    def __call__(
+        self, checkpoint: Checkpoint, family: Family[Any], arch: Any, build: Build, progress: Progress | None
+    ) -> Model: ...
+
+
+def load_engine(config: EngineConfig, progress: Progress | None = None, load: LoadModel = load_model) -> Engine:
+    """Load the checkpoint and make an engine of it. ConfigError if anything about it cannot be honoured. `load`: where
+    weights come from; benchmarks draw them."""
     checkpoint = resolve_checkpoint(config.model, progress)
     family = resolve_family(config.model_name, checkpoint.config)
     device, dtype = _device(config), _dtype(config)
@@ -33,6 +43,11 @@ def load_engine(config: EngineConfig, progress: Progress | None = None) -> Engin
     facts = family.facts(arch)
     context = _context(config, facts)
     strategy = _strategy(config, family, context)
+    if config.deterministic and device.type == "cuda" and strategy.noisy:
+        raise ConfigError(
+            f"--deterministic: on a GPU the bits of {family.key}, which is told of its last step, may still depend on "
+            "the batch; leave it out, or use --device cpu"
+        )
     ids = read_tokens(
         checkpoint,
         family,
@@ -44,7 +59,7 @@ def load_engine(config: EngineConfig, progress: Progress | None = None) -> Engin
     info = _info(config, family, checkpoint, facts, ids, context, strategy, device, dtype)
     free_at_start = torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else 0
     build = Build.choose(device, dtype, config.attn_impl, config.quantization, deterministic=config.deterministic)
-    model = load_model(checkpoint, family, arch, build, progress)
+    model = load(checkpoint, family, arch, build, progress)
     if progress is not None:
         loaded = sum(weight.nbytes for weight in weights_of(cast(nn.Module, model)).values())
         progress("warmup", loaded, loaded)  # nothing is left to load, so whoever shows a share shows all of it

@@ -8,10 +8,10 @@ from collections.abc import Callable
 import torch
 import torch.nn.functional as F
 
-from runtime.kernels import fp8_torch
-from runtime.kernels.fp8 import Fp8
+from runtime.kernels import packed_torch
 from runtime.kernels.gate import Activation, gate_mul_reference
 from runtime.kernels.kv_write import write_kv_reference
+from runtime.kernels.packed_torch import Packed
 from runtime.kernels.rms_norm import add_rms_norm_reference, rms_norm_reference
 from runtime.kernels.rotary import qk_norm_rotary_reference
 from runtime.kernels.router import router_logits_reference
@@ -93,11 +93,11 @@ def moe(
     )  # fmt: skip
 
 
-def fp8_linear(x: torch.Tensor, weight: Fp8, bias: torch.Tensor | None) -> torch.Tensor:
-    """``fp8_torch.linear_torch``; a piece of the weight is made whole once for all rows."""
-    rows, (outputs, inputs) = alone(x), weight.values.shape
+def packed_linear(x: torch.Tensor, weight: Packed, bias: torch.Tensor | None) -> torch.Tensor:
+    """``packed_torch.linear_torch``; a piece of the weight is made whole once for all rows."""
+    rows, (outputs, inputs) = alone(x), weight.shape
     out = x.new_empty(len(x), outputs)
-    step = max(1, fp8_torch.PIECE // inputs)
+    step = max(1, packed_torch.PIECE // inputs)
     for first in range(0, outputs, step):
         part = slice(first, first + step)
         whole, added = weight[part].whole(x.dtype), None if bias is None else bias[part]
@@ -106,14 +106,14 @@ def fp8_linear(x: torch.Tensor, weight: Fp8, bias: torch.Tensor | None) -> torch
     return out
 
 
-def fp8_moe(
-    x: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor, gate_up: Fp8, down: Fp8,
+def packed_moe(
+    x: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor, gate_up: Packed, down: Packed,
     shared: torch.Tensor | None, activation: Activation = "silu",
 ) -> torch.Tensor:  # fmt: skip
     return _experts(
         x, ids, weights, shared, activation,
-        lambda row, expert: fp8_torch.linear_torch(row, gate_up[expert], None),
-        lambda row, expert: fp8_torch.linear_torch(row, down[expert], None),
+        lambda row, expert: packed_torch.linear_torch(row, gate_up[expert], None),
+        lambda row, expert: packed_torch.linear_torch(row, down[expert], None),
     )  # fmt: skip
 
 

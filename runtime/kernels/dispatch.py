@@ -10,11 +10,13 @@ from typing import Any, Protocol
 import torch
 import torch.nn.functional as F
 
-from runtime.kernels import by_row, fp8_experts, fp8_fused, fp8_linear, fp8_torch
+from runtime.errors import ConfigError
+from runtime.kernels import by_row, fp8_experts, fp8_fused, fp8_linear, grouped_experts, grouped_linear, packed_torch
 from runtime.kernels.expert_products import moe, moe_add_norm
 from runtime.kernels.fp8 import Fp8
 from runtime.kernels.gate import Activation, gate_mul, gate_mul_reference
 from runtime.kernels.greedy_head import likeliest, likeliest_reference
+from runtime.kernels.grouped import Grouped
 from runtime.kernels.moe import moe_torch
 from runtime.kernels.product import product
 from runtime.kernels.rms_norm import add_rms_norm, add_rms_norm_reference, rms_norm, rms_norm_reference
@@ -84,6 +86,10 @@ class Fp8LinearKernel(Protocol):
     def __call__(self, x: torch.Tensor, weight: Fp8, bias: torch.Tensor | None) -> torch.Tensor: ...
 
 
+class GroupedLinearKernel(Protocol):
+    def __call__(self, x: torch.Tensor, weight: Grouped, bias: torch.Tensor | None) -> torch.Tensor: ...
+
+
 @dataclass(frozen=True)
 class Fp8Kernels:
     """What computes with weights of eight bits, and what makes their rows."""
@@ -94,6 +100,15 @@ class Fp8Kernels:
     rms_norm: RMSNormKernel
     add_rms_norm: AddRMSNormKernel
     gate_mul: GateKernel
+
+
+@dataclass(frozen=True)
+class GroupedKernels:
+    """What computes with rows as they are and weights of few bits (``grouped.py``)."""
+
+    linear: GroupedLinearKernel
+    moe: MoEKernel
+    moe_add_norm: MoEAddNormKernel | None
 
 
 @dataclass(frozen=True)
@@ -113,6 +128,7 @@ class Kernels:
     moe_add_norm: MoEAddNormKernel | None  # `moe`, then `add_rms_norm`, in less than the two take
     likeliest: LikeliestKernel
     fp8: Fp8Kernels
+    grouped: GroupedKernels
     linear: LinearKernel = F.linear  # of plain weights
     fixed: bool = False  # a row's bits depend on what is beside it in no way: `--deterministic`
 
@@ -120,8 +136,8 @@ class Kernels:
         """For models whose experts are kept in this format."""
         if quantization is None:
             return self
-        own = {f.name: getattr(self.fp8, f.name) for f in fields(Fp8Kernels) if f.name != "linear"}
-        return replace(self, **own)
+        own = self.fp8 if quantization == "fp8" else self.grouped
+        return replace(self, **{f.name: getattr(own, f.name) for f in fields(own) if f.name != "linear"})
 
 
 TORCH = Kernels(
@@ -138,13 +154,14 @@ TORCH = Kernels(
     moe_add_norm=None,
     likeliest=likeliest_reference,
     fp8=Fp8Kernels(
-        fp8_torch.linear_torch,
-        fp8_torch.moe_torch,
+        packed_torch.linear_torch,
+        packed_torch.moe_torch,
         None,
         rms_norm_reference,
         add_rms_norm_reference,
         gate_mul_reference,
     ),
+    grouped=GroupedKernels(packed_torch.linear_torch, packed_torch.moe_torch, None),
 )
 
 
@@ -169,6 +186,7 @@ TRITON = Kernels(
         fp8_fused.add_rms_norm,
         fp8_fused.gate_mul,
     ),
+    grouped=GroupedKernels(grouped_linear.linear, grouped_experts.moe, grouped_experts.moe_add_norm),
 )
 
 
@@ -200,7 +218,10 @@ FIXED_TORCH = replace(
     router_logits=by_row.router_logits,
     route=by_row.route,
     moe=by_row.moe,
-    fp8=Fp8Kernels(by_row.fp8_linear, by_row.fp8_moe, None, by_row.rms_norm, by_row.add_rms_norm, by_row.gate_mul),
+    fp8=Fp8Kernels(
+        by_row.packed_linear, by_row.packed_moe, None, by_row.rms_norm, by_row.add_rms_norm, by_row.gate_mul
+    ),
+    grouped=GroupedKernels(by_row.packed_linear, by_row.packed_moe, None),
     linear=by_row.linear,
     fixed=True,
 )
@@ -211,6 +232,11 @@ def select_kernels(
 ) -> Kernels:
     """Triton on CUDA, torch elsewhere. float64, which exists for tests, is torch everywhere."""
     on_gpu = device.type == "cuda" and dtype != torch.float64
+    if deterministic and on_gpu and quantization not in (None, "fp8"):
+        raise ConfigError(
+            f"--deterministic: there are no kernels for --quantization {quantization} whose bits do not depend on the "
+            "batch; leave one of them out, or use --quantization fp8"
+        )
     if deterministic:
         return (FIXED_TRITON if on_gpu else FIXED_TORCH).of(quantization)
     return (TRITON if on_gpu else TORCH).of(quantization)

@@ -27,7 +27,7 @@ def heard(monkeypatch):
 
 
 @pytest.mark.parametrize("kind", ["bfloat16", "fp8"])
-@pytest.mark.parametrize("folder", ["llada2_tiny", "sdar", "llada", "dmax", "diffusion_gemma"])
+@pytest.mark.parametrize("folder", ["llada2_tiny", "sdar", "llada", "dmax"])
 def test_bits_do_not_depend_on_the_batch(heard, folder, kind):
     flags = {"device": "cuda", "dtype": "bfloat16"} | ({"quantization": "fp8"} if kind == "fp8" else {})
     check(Served(folder), questions(24, 1), heard, *SCHEDULES, **flags)
