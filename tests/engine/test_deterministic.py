@@ -19,8 +19,10 @@ def test_bits_do_not_depend_on_the_batch(heard, seed):
     check(Served("llada2_tiny"), questions(4, seed, tokens=6, longest=45), heard, *SCHEDULES)
 
 
-def test_nor_do_those_of_other_weights(heard):
-    check(Served("llada2_tiny"), questions(3, 2, tokens=4, longest=40), heard, SCHEDULES[0], quantization="fp8")
+@pytest.mark.parametrize("quantization", ["fp8", "int8"])
+def test_nor_do_those_of_other_weights(heard, quantization):
+    asked = questions(3, 2, tokens=4, longest=40)
+    check(Served("llada2_tiny"), asked, heard, SCHEDULES[0], quantization=quantization)
 
 
 @pytest.mark.slow
