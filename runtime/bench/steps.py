@@ -204,7 +204,7 @@ def _live_cases(setup: _Setup, args: argparse.Namespace) -> list[dict[str, Any]]
     from runtime.bench.live import Live, cases
 
     strategy = setup.plans.strategy
-    live = Live(setup.runner.model, setup.pool, strategy, setup.known, setup.plans.mask_id, args)
+    live = Live(setup.runner.model, setup.pool, strategy, setup.known, setup.plans.mask_id, args, args.deterministic)
     rows = []
     for kind, batch, context, steps in cases(args, strategy):
         rows.append(live.case(kind, batch, context, steps))
