@@ -55,9 +55,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--device", choices=["cuda", "cpu"], help="default: cuda where there is one")
     parser.add_argument("--attn-impl", choices=attention_names(), help="default: triton_grouped on CUDA, else torch")
-    parser.add_argument(
-        "--deterministic", action="store_true", help="with kernels whose bits do not depend on the batch"
-    )
+    parser.add_argument("--deterministic", action="store_true", help="kernels whose bits do not depend on the batch")
     parser.add_argument("--kv-cache-layout", choices=LAYOUTS, default="unified")
     parser.add_argument("--block-size", type=int, help="default: the checkpoint's, else the family's")
     parser.add_argument("--filled", type=float, help="share of a block of masks that holds random tokens; default: 0.5")

@@ -7,7 +7,6 @@ from dataclasses import replace
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 
 from runtime.kernels.batch import ForwardBatch
 from runtime.kernels.expert_products import moe, moe_add_norm
@@ -17,7 +16,6 @@ from runtime.kernels.greedy_head import likeliest, likeliest_reference
 from runtime.kernels.kv_write import write_kv_reference
 from runtime.kernels.moe import moe_reference
 from runtime.kernels.paged_attention import paged_attention, paged_attention_reference
-from runtime.kernels.product import product
 from runtime.kernels.rms_norm import add_rms_norm, add_rms_norm_reference, rms_norm, rms_norm_reference
 from runtime.kernels.rotary import qk_norm_rotary_reference, qkv_to_pages, qkv_to_pages_reference
 from runtime.kernels.router import router_logits, split_parts
@@ -57,14 +55,6 @@ def check_rms_norm(rows: int, size: int, dtype: torch.dtype, device: str) -> Non
 def check_gate_mul(rows: int, width: int, activation: Activation, dtype: torch.dtype, device: str) -> None:
     x = random(rows, 2 * width, dtype=dtype, device=device, seed=4, scale=3.0)
     assert_near(gate_mul(x, activation), gate_mul_reference(x.double(), activation), dtype)
-
-
-def check_product(rows: int, inputs: int, outputs: int, dtype: torch.dtype, device: str) -> None:
-    x, weight = (random(n, inputs, dtype=dtype, device=device, seed=s) for n, s in ((rows, 5), (outputs, 6)))
-    bias = random(outputs, dtype=dtype, device=device, seed=7)
-    expected = F.linear(x.double(), weight.double())
-    assert_near(product(x, weight), expected, dtype)
-    assert_near(product(x, weight, bias), expected + bias.double(), dtype)
 
 
 def check_rotary(

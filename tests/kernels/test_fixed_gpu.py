@@ -11,7 +11,8 @@ from runtime.kernels.paged_attention import paged_attention
 from runtime.kernels.product import product, tile_sizes
 from runtime.kernels.router import split_parts
 from runtime.kernels.turns import in_turns
-from tests.kernels.cases import attention_case, check_product, random, random_ids
+from tests.kernels.cases import attention_case, random, random_ids
+from tests.kernels.product_cases import check_product
 
 pytestmark = pytest.mark.gpu  # asked for by name, so that a missing device fails them rather than skips them
 ROWS = 4500
