@@ -209,8 +209,8 @@ def paged_attention(
     packed_p2, dim_p2 = triton.next_power_of_2(packed), max(16, triton.next_power_of_2(dim))
     tiles = len(batch.tiles)
     rows, keys, warps, stages = tile_sizes(packed_p2, dim, q.element_size(), TILE_ROWS if fixed else batch.tile_rows)
-    crowd = triton.cdiv(batch.tile_rows, rows) * (heads // packed) * tiles >= MANY
-    if crowd and batch.tile_rows <= DECODING and not fixed:
+    programs = triton.cdiv(batch.tile_rows, rows) * (heads // packed) * tiles
+    if programs >= MANY and batch.tile_rows <= DECODING and not fixed:
         rows, keys, warps, stages = in_crowds(packed_p2, dim, q.element_size(), batch.tile_rows)
     parts = triton.cdiv(batch.tile_rows, rows)
     if fixed:
