@@ -40,6 +40,8 @@ class Grouped:
         tensor's name, where that cuts a group."""
         if len(inputs) == self.size:
             return slice(None), slice(None)
+        if self.scales.shape[-1] == 1 and self.values.dtype != torch.uint8:  # which every number has
+            return slice(inputs.start, inputs.stop), slice(None)
         ends = inputs.start, inputs.stop if inputs.stop < self.size else 0
         if any(end % self.group for end in ends):
             raise ConfigError(
@@ -53,7 +55,8 @@ class Grouped:
     def box(self, rows: slice, inputs: range) -> Grouped:
         """These rows and numbers of a matrix."""
         codes, scales = self.columns(inputs)
-        return Grouped(self.values[rows, codes], self.scales[rows, scales], len(inputs), self.group)
+        group = len(inputs) if self.group == self.size else self.group
+        return Grouped(self.values[rows, codes], self.scales[rows, scales], len(inputs), group)
 
     def whole(self, dtype: torch.dtype) -> torch.Tensor:
         """The numbers that these stand for."""

@@ -12,7 +12,7 @@ from runtime.layers import packed_weight
 from runtime.layers.build import Build
 from runtime.layers.formats import format_of
 from runtime.layers.grouped_weight import GroupedWeight
-from runtime.layers.weight import weights_of
+from runtime.layers.weight import PlainWeight, weights_of
 from runtime.models import resolve_family
 from runtime.models.architectures import architecture
 
@@ -101,6 +101,25 @@ def test_parts_in_any_order_are_the_whole(monkeypatch, name, piece, turns):
     for first, last in ((16, 32), (0, 16), (32, 48)):
         assert matrix.fill((slice(first, last),), normal(48, 24)[first:last]) == 16 * 24
     assert torch.equal(matrix.tensor, rounded(name, normal(48, 24)).whole(torch.float32))
+
+
+@names
+@pytest.mark.parametrize("turns", [False, True])
+def test_what_a_checkpoint_holds_is_kept_as_it_is(name, turns):
+    """Experts' gates and ups, one by one, and a run of rows of a matrix."""
+    values = normal(3, 32, 200)
+    weight, kept = weight_of(name, 3, 32, 200, turns=turns), rounded(name, values)
+    for expert in range(3):
+        for half in (slice(16, 32), slice(0, 16)):
+            assert weight.fill_packed((expert, half), rounded(name, values[expert, half])) == 16 * 200
+    assert torch.equal(weight.tensor, kept.whole(torch.float32))
+    with pytest.raises(ConfigError, match=r"^is \[32, 200\], not \[16, 200\]$"):
+        weight.fill_packed((0, slice(0, 16)), kept[0])
+    plain = PlainWeight((32, 200), torch.float32, CPU)
+    plain.fill_packed((), kept[1])
+    assert torch.equal(plain.tensor, weight.tensor[1])
+    part = kept[0].box(slice(4, 8), range(128, 200))
+    assert torch.equal(part.whole(torch.float32), weight.tensor[0, 4:8, 128:])
 
 
 def test_inputs_may_be_cut_between_groups_alone():
