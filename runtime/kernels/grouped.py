@@ -100,6 +100,16 @@ def quantise_rows(x: torch.Tensor) -> Grouped:
     return Grouped((x / scales).round_().to(torch.int8), scales, x.shape[-1], x.shape[-1])
 
 
+def quantise_blocks(x: torch.Tensor, group: int) -> Grouped:
+    """[..., rows, size] as e4m3, each group's largest number the format's largest."""
+    x, e4m3 = x.float(), torch.float8_e4m3fn
+    size = x.shape[-1]
+    groups = F.pad(x, (0, -size % group)).unflatten(-1, (-1, group))
+    scales = (groups.abs().amax(-1) / LARGEST[e4m3]).clamp(min=LEAST)
+    values = (groups / scales[..., None]).flatten(-2)[..., :size].to(e4m3)
+    return Grouped(values, scales, size, group)
+
+
 def quantise_groups(x: torch.Tensor, group: int) -> Grouped:
     """[..., rows, size] as codes of four bits. Each group has the step of `STEPS` that costs it least: to leave the
     largest number short may be worth it to the others."""

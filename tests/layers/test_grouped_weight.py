@@ -6,7 +6,7 @@ import torch
 
 from runtime.errors import ConfigError
 from runtime.kernels.dispatch import TORCH, TRITON
-from runtime.kernels.grouped import Grouped, pack, quantise_groups, quantise_rows, unpack
+from runtime.kernels.grouped import Grouped, pack, quantise_blocks, quantise_groups, quantise_rows, unpack
 from runtime.kernels.turns import in_turns
 from runtime.layers import packed_weight
 from runtime.layers.build import Build
@@ -17,7 +17,7 @@ from runtime.models import resolve_family
 from runtime.models.architectures import architecture
 
 CPU = torch.device("cpu")
-NAMES = ("int8", "int4")
+NAMES = ("int8", "int4", "int4_32", "fp8_blocks")
 names = pytest.mark.parametrize("name", NAMES)
 
 
@@ -26,7 +26,13 @@ def weight_of(name: str, *shape: int, dtype: torch.dtype = torch.float32, turns:
 
 
 def rounded(name: str, x: torch.Tensor) -> Grouped:
-    return quantise_rows(x) if name == "int8" else quantise_groups(x, 128)
+    if name == "fp8_blocks":
+        return quantise_blocks(x, 128)
+    return quantise_rows(x) if name == "int8" else quantise_groups(x, 32 if name == "int4_32" else 128)
+
+
+def bits(x: torch.Tensor) -> torch.Tensor:
+    return x.view(torch.uint8) if x.element_size() == 1 else x
 
 
 def normal(*shape: int) -> torch.Tensor:
@@ -70,7 +76,9 @@ def test_each_group_of_four_bits_has_the_step_that_costs_it_least():
     assert not whole[5].any()
 
 
-@pytest.mark.parametrize(("name", "low", "high"), [("int8", 0.004, 0.012), ("int4", 0.06, 0.11)])
+@pytest.mark.parametrize(
+    ("name", "low", "high"), [("int8", 0.004, 0.012), ("int4", 0.06, 0.11), ("fp8_blocks", 0.015, 0.035)]
+)
 def test_how_far_a_layer_is_from_what_it_was_given(name, low, high):
     """||out - product|| / ||product|| of weights that are normal: what docs/quantisation.md says."""
     weight, values, x = weight_of(name, 300, 512), normal(300, 512), normal(9, 512)
@@ -95,7 +103,7 @@ def test_parts_in_any_order_are_the_whole(monkeypatch, name, piece, turns):
     expected = rounded(name, values)
     torch.testing.assert_close(weight.tensor, expected.whole(torch.float32), rtol=0, atol=0)
     for kept, whole in ((weight.operand.values, expected.values), (weight.operand.scales, expected.scales)):
-        assert torch.equal(kept, in_turns(whole) if turns else whole)
+        assert torch.equal(bits(kept), in_turns(bits(whole)) if turns else bits(whole))
     assert (weight.size, weight.nbytes) == (5 * 32 * 24, expected.values.nbytes + expected.scales.nbytes)
     matrix = weight_of(name, 48, 24)
     for first, last in ((16, 32), (0, 16), (32, 48)):
