@@ -40,6 +40,8 @@ class Grouped:
         tensor's name, where that cuts a group."""
         if len(inputs) == self.size:
             return slice(None), slice(None)
+        if self.scales.shape[-1] == 1 and self.values.dtype != torch.uint8:  # which every number has
+            return slice(inputs.start, inputs.stop), slice(None)
         ends = inputs.start, inputs.stop if inputs.stop < self.size else 0
         if any(end % self.group for end in ends):
             raise ConfigError(
@@ -53,7 +55,8 @@ class Grouped:
     def box(self, rows: slice, inputs: range) -> Grouped:
         """These rows and numbers of a matrix."""
         codes, scales = self.columns(inputs)
-        return Grouped(self.values[rows, codes], self.scales[rows, scales], len(inputs), self.group)
+        group = len(inputs) if self.group == self.size else self.group
+        return Grouped(self.values[rows, codes], self.scales[rows, scales], len(inputs), group)
 
     def whole(self, dtype: torch.dtype) -> torch.Tensor:
         """The numbers that these stand for."""
@@ -95,6 +98,16 @@ def quantise_rows(x: torch.Tensor) -> Grouped:
     x = x.float()
     scales = (x.abs().amax(-1, keepdim=True) / 127).clamp(min=LEAST)
     return Grouped((x / scales).round_().to(torch.int8), scales, x.shape[-1], x.shape[-1])
+
+
+def quantise_blocks(x: torch.Tensor, group: int) -> Grouped:
+    """[..., rows, size] as e4m3, each group's largest number the format's largest."""
+    x, e4m3 = x.float(), torch.float8_e4m3fn
+    size = x.shape[-1]
+    groups = F.pad(x, (0, -size % group)).unflatten(-1, (-1, group))
+    scales = (groups.abs().amax(-1) / LARGEST[e4m3]).clamp(min=LEAST)
+    values = (groups / scales[..., None]).flatten(-2)[..., :size].to(e4m3)
+    return Grouped(values, scales, size, group)
 
 
 def quantise_groups(x: torch.Tensor, group: int) -> Grouped:

@@ -9,7 +9,7 @@ import torch
 
 from runtime.kernels.dispatch import GroupedKernels, Kernels
 from runtime.kernels.fp8 import E4M3
-from runtime.kernels.grouped import LARGEST, Grouped, quantise_groups, quantise_rows, room
+from runtime.kernels.grouped import LARGEST, Grouped, quantise_blocks, quantise_groups, quantise_rows, room
 from runtime.layers.formats import Format, register_format
 from runtime.layers.fp8_weight import check_fp8
 from runtime.layers.packed_weight import PackedWeight
@@ -37,9 +37,9 @@ class GroupedWeight(PackedWeight):
     def pack(self, x: torch.Tensor) -> Grouped:
         if self.operand.values.dtype == torch.uint8:
             return quantise_groups(x, self.operand.group)
-        if self.operand.values.dtype == torch.int8:
-            return quantise_rows(x)
-        raise AssertionError("blocks of e4m3 are read from checkpoints alone")
+        if self.operand.values.dtype == E4M3:
+            return quantise_blocks(x, self.operand.group)
+        return quantise_rows(x)
 
     def columns(self, inputs: range) -> tuple[slice, slice]:
         return super().columns(inputs) if self.run is None else self.operand.columns(inputs)
@@ -66,7 +66,7 @@ def _check(device: torch.device, dtype: torch.dtype) -> None:
 
 register_format(Format("int8", partial(_make, kind=torch.int8, run=None), _check))
 register_format(Format("int4", partial(_make, kind=torch.uint8, run=GROUP), _check))
-# As checkpoints bring them; nothing is rounded to these here.
+# As checkpoints bring them; rounded to here where something else than the checkpoint's numbers has to be kept.
 register_format(Format("int4_64", partial(_make, kind=torch.uint8, run=64), _check))
 register_format(Format("int4_32", partial(_make, kind=torch.uint8, run=32), _check))
 register_format(Format("fp8_blocks", partial(_make, kind=E4M3, run=GROUP), _check_blocks))
