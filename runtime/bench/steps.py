@@ -93,6 +93,9 @@ def main(args: argparse.Namespace) -> int:
     return 0
 
 
+_TOLD = ("deterministic", "block_size", "page_size", "kv_cache_layout", "filled", "budget", "repeats")
+
+
 class _Setup:
     """A runner over one pool large enough for every case, its plans, and the facts that make the figures comparable."""
 
@@ -121,11 +124,8 @@ class _Setup:
         weights = sum(weight.nbytes for weight in weights_of(cast(nn.Module, model)).values())
         self.facts = {
             "model": args.arch or args.model, "device": gpu, "dtype": str(dtype).removeprefix("torch."),
-            "quantization": build.quantization, "deterministic": args.deterministic,
-            "torch": torch.__version__, "weights_gb": round(weights / 1e9, 3),
-            "block_size": args.block_size, "page_size": args.page_size, "kv_cache_layout": args.kv_cache_layout,
-            "filled": args.filled, "budget": args.budget, "repeats": args.repeats,
-        }  # fmt: skip
+            "quantization": build.quantization, "torch": torch.__version__, "weights_gb": round(weights / 1e9, 3),
+        } | {name: getattr(args, name) for name in _TOLD}  # fmt: skip
 
     def fill_pool(self) -> None:
         """Random keys and values, so that the context is as scattered as a real one."""
