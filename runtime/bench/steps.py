@@ -38,6 +38,7 @@ from runtime.weights import load_model, resolve_checkpoint
 from runtime.weights.quantised import quantization_of
 
 DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
+_TOLD = ("deterministic", "block_size", "page_size", "kv_cache_layout", "filled", "budget", "repeats")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -91,9 +92,6 @@ def main(args: argparse.Namespace) -> int:
         args.json.write_text(json.dumps({"setup": setup.facts, "results": rows}, indent=1) + "\n")
     print(table(rows))
     return 0
-
-
-_TOLD = ("deterministic", "block_size", "page_size", "kv_cache_layout", "filled", "budget", "repeats")
 
 
 class _Setup:
