@@ -39,6 +39,9 @@ class EngineConfig:
     gpu_memory_utilization: float = 0.9
     num_pages: int | None = None
     kv_cache_layout: Literal["unified", "distinct"] = "unified"
+    use_lora: bool = False
+    lora_path: str | None = None
+    pre_merge_lora: bool = False
     attn_impl: Literal["triton_grouped", "triton", "torch"] | None = None
     disable_full_static_runner: bool = False
     enforce_eager: bool = False
@@ -77,6 +80,10 @@ class EngineConfig:
         self._check_combinations()
 
     def _check_combinations(self) -> None:
+        if self.use_lora != (self.lora_path is not None):
+            raise ConfigError("--use-lora and --lora-path go together; give both, or leave both out")
+        if self.use_lora != self.pre_merge_lora:
+            raise ConfigError("--use-lora and --pre-merge-lora go together in this version; give both, or neither")
         if self.eos_token_ids is not None and self.mask_token_id in self.eos_token_ids:
             raise ConfigError(f"--eos-token-ids: {self.mask_token_id} is also --mask-token-id")
         if self.sampling_mode == "edit" and self.remask_threshold:

@@ -11,7 +11,8 @@ _model = partial(Flag, group="model", engine=True)
 _parallel = partial(Flag, group="parallelism and devices")
 _memory = partial(Flag, group="blocks, batches and memory", engine=True)
 _speed = partial(Flag, group="execution", engine=True)
-_lora = partial(Flag, group="adapters", engine=True, built=False, reason="adapters cannot be loaded in this version")
+_lora = partial(Flag, group="adapters", engine=True)
+_loras = partial(_lora, built=False, reason="adapters that requests name are not in this version")
 _server = partial(Flag, group="server")
 
 _ONE_DEVICE = "a replica runs on one device in this version"
@@ -193,12 +194,17 @@ FLAGS: tuple[Flag, ...] = (
         reason="batch-invariant GPU kernels are not in this version",
         help="the same bits whatever else runs",
     ),
-    _lora(name="use-lora", type="bool", default=False, help="serve with one adapter"),
-    _lora(name="lora-path", metavar="DIR", help="that adapter"),
-    _lora(name="pre-merge-lora", type="bool", default=False, help="merge it into the weights at start"),
-    _lora(name="lora", many=True, default=(), metavar="NAME=PATH", help="an adapter that requests name, repeatable"),
-    _lora(name="max-loras", type="int", low=1, help="adapters held at once"),
-    _lora(name="max-lora-rank", type="int", low=1, help="largest rank of an adapter"),
+    _lora(name="use-lora", type="bool", default=False, help="serve with one adapter, which --lora-path names"),
+    _lora(name="lora-path", metavar="DIR|hf://ORG/NAME[@REV]", help="that adapter, as PEFT saves it"),
+    _lora(
+        name="pre-merge-lora",
+        type="bool",
+        default=False,
+        help="merge it into the weights while they are loaded: it is then part of the model, and costs nothing",
+    ),
+    _loras(name="lora", many=True, default=(), metavar="NAME=PATH", help="an adapter that requests name, repeatable"),
+    _loras(name="max-loras", type="int", low=1, help="adapters held at once"),
+    _loras(name="max-lora-rank", type="int", low=1, help="largest rank of an adapter"),
     *DECODING_FLAGS,
     _server(name="host", default="0.0.0.0", help="address to listen on"),
     _server(name="port", type="int", default=8000, low=0, high=65535, help="port to listen on; 0 takes a free one"),

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any, cast
 
 import msgspec
 import torch
 from torch import nn
 
+from runtime.adapters.merging import Merge
+from runtime.adapters.reading import Base
 from runtime.config import EngineConfig
 from runtime.engine.engine import Engine
 from runtime.engine.making import make_runner
@@ -44,7 +47,10 @@ def load_engine(config: EngineConfig, progress: Progress | None = None) -> Engin
     info = _info(config, family, checkpoint, facts, ids, context, strategy, device, dtype)
     free_at_start = torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else 0
     build = Build.choose(device, dtype, config.attn_impl, config.quantization)
-    model = load_model(checkpoint, family, arch, build, progress)
+    change = None
+    if config.lora_path is not None:
+        change = partial(Merge.read(config.lora_path, Base.of(family, arch, dtype)).into, device=device)
+    model = load_model(checkpoint, family, arch, build, progress, change)
     if progress is not None:
         loaded = sum(weight.nbytes for weight in weights_of(cast(nn.Module, model)).values())
         progress("warmup", loaded, loaded)  # nothing is left to load, so whoever shows a share shows all of it

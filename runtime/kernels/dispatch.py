@@ -13,6 +13,7 @@ from runtime.kernels.expert_products import moe, moe_add_norm
 from runtime.kernels.fp8 import Fp8
 from runtime.kernels.gate import Activation, gate_mul, gate_mul_reference
 from runtime.kernels.greedy_head import likeliest, likeliest_reference
+from runtime.kernels.lora import LoraRows, add_lora_reference
 from runtime.kernels.moe import moe_torch
 from runtime.kernels.rms_norm import add_rms_norm, add_rms_norm_reference, rms_norm, rms_norm_reference
 from runtime.kernels.rotary import qkv_to_pages, qkv_to_pages_reference
@@ -76,6 +77,13 @@ class LikeliestKernel(Protocol):
     ) -> Two: ...  # fmt: skip
 
 
+class LoraKernel(Protocol):
+    def __call__(
+        self, out: torch.Tensor, x: torch.Tensor, down: torch.Tensor, up: torch.Tensor, cuts: Sequence[int],
+        rows: LoraRows,
+    ) -> None: ...  # fmt: skip
+
+
 class Fp8LinearKernel(Protocol):
     def __call__(self, x: torch.Tensor, weight: Fp8, bias: torch.Tensor | None) -> torch.Tensor: ...
 
@@ -108,6 +116,7 @@ class Kernels:
     moe: MoEKernel
     moe_add_norm: MoEAddNormKernel | None  # `moe`, then `add_rms_norm`, in less than the two take
     likeliest: LikeliestKernel
+    add_lora: LoraKernel
     fp8: Fp8Kernels
 
     def of(self, quantization: str | None) -> Kernels:
@@ -131,6 +140,7 @@ TORCH = Kernels(
     moe=moe_torch,
     moe_add_norm=None,
     likeliest=likeliest_reference,
+    add_lora=add_lora_reference,
     fp8=Fp8Kernels(
         fp8_torch.linear_torch,
         fp8_torch.moe_torch,
@@ -155,6 +165,7 @@ TRITON = Kernels(
     moe=moe,
     moe_add_norm=moe_add_norm,
     likeliest=likeliest,
+    add_lora=add_lora_reference,
     fp8=Fp8Kernels(
         fp8_linear.linear,
         fp8_experts.moe,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack
 from typing import TypeVar, cast
 
@@ -13,6 +13,7 @@ from torch import nn
 
 from runtime.errors import ConfigError
 from runtime.layers.build import Build
+from runtime.layers.lora import Room
 from runtime.layers.weight import Part, Weight, weights_of
 from runtime.models.base import Family, Model
 from runtime.models.weight_map import Slot, WeightMap
@@ -20,6 +21,7 @@ from runtime.weights.checkpoint import Checkpoint, TensorFile, summary
 from runtime.weights.hub import Progress
 
 Arch = TypeVar("Arch")
+Change = Callable[[str, torch.Tensor], torch.Tensor]
 Held = tuple[TensorFile, str]  # a tensor of a checkpoint: the open file, and its name there
 
 
@@ -29,6 +31,7 @@ def load_model(
     arch: Arch,
     build: Build,
     progress: Progress | None = None,
+    change: Change | None = None,
 ) -> Model:
     """Build the family's model for `arch` (what ``family.parse(checkpoint.config)`` returned) and fill it.
 
@@ -43,18 +46,25 @@ def load_model(
     with ExitStack() as stack:
         _open(cast(nn.Module, drawn), checkpoint, weights, stack)
     model = family.make(arch, build)
-    fill(cast(nn.Module, model), checkpoint, weights, progress)
+    fill(cast(nn.Module, model), checkpoint, weights, progress, change)
     return model
 
 
-def sketch(family: Family[Arch], arch: Arch, dtype: torch.dtype) -> Model:
+def sketch(family: Family[Arch], arch: Arch, dtype: torch.dtype, adapters: Room | None = None) -> Model:
     """The model without memory, whatever it will compute with: names and shapes of its weights, as a checkpoint has
     them, are the same in every format and on every device."""
-    return family.make(arch, Build.choose("meta", dtype, "torch"))
+    return family.make(arch, Build.choose("meta", dtype, "torch", adapters=adapters))
 
 
-def fill(module: nn.Module, checkpoint: Checkpoint, weights: WeightMap, progress: Progress | None = None) -> None:
-    """Hand the checkpoint's tensors, one at a time, to `module`'s weights, which take them in their own format.
+def fill(
+    module: nn.Module,
+    checkpoint: Checkpoint,
+    weights: WeightMap,
+    progress: Progress | None = None,
+    change: Change | None = None,
+) -> None:
+    """Hand the checkpoint's tensors, one at a time, to `module`'s weights, which take them in their own format;
+    `change`, where there is one, makes others of them before, by their canonical names.
 
     Raises:
         ConfigError: a tensor is missing, unknown, misshapen, not floating point, or holds NaN or infinities (also
@@ -77,6 +87,8 @@ def fill(module: nn.Module, checkpoint: Checkpoint, weights: WeightMap, progress
             if not tensor.is_floating_point() or tensor.element_size() < 2:
                 raise ConfigError(f"tensor {stored!r} of {checkpoint.path} is {tensor.dtype}: quantised weights cannot "
                                   "be loaded; use a checkpoint in bfloat16, float16 or float32")  # fmt: skip
+            if change is not None:
+                tensor = change(name, tensor)
             weight, before = params[slot.param], taken[slot.param]
             try:
                 taken[slot.param] += weight.fill(slot.index, tensor if slot.through is None else slot.through(tensor))

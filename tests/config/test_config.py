@@ -56,6 +56,8 @@ def test_every_flag_is_honoured_or_refused_by_name_from_every_source(flag, tmp_p
         pytest.skip("has its own test")
     value = good_value(flag)
     extra = {"zmq-command-addr": ["--zmq-event-addr", "tcp://h:9"], "zmq-event-addr": ["--zmq-command-addr", "ipc://h"]}
+    extra |= {"use-lora": ["--lora-path", "x", "--pre-merge-lora"], "lora-path": ["--use-lora", "--pre-merge-lora"]}
+    extra["pre-merge-lora"] = ["--use-lora", "--lora-path", "x"]
     more = extra.get(flag.name, ["--data-parallel-size", "1"] if flag.name == "device-ids" else [])
     file = tmp_path / "c.yaml"
     file.write_text(f"{flag.name}: {value}")
