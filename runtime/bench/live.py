@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from runtime.engine.adapting import Adapters
 from runtime.engine.engine import Engine
 from runtime.engine.model_runner import ModelRunner
 from runtime.engine.ran import Ran
@@ -49,13 +50,15 @@ class Live:
     mask_id: int | None
     max_len: int
     eager: bool
+    adapters: Adapters
 
-    def case(self, batch: int, context: int, repeats: int) -> dict[str, Any]:
-        """Milliseconds of a step of `batch` requests with `context` tokens before the open block, medians."""
+    def case(self, batch: int, context: int, repeats: int, loras: int = 0) -> dict[str, Any]:
+        """Milliseconds of a step of `batch` requests with `context` tokens before the open block, medians. `loras`: of
+        the adapters that they have in turn."""
         info = self._info(batch)
         runner = self._runner(info)
         discarding = Discarding(runner)
-        engine = Engine(info=info, runner=discarding, strategy=self.strategy)
+        engine = Engine(info=info, runner=discarding, strategy=self.strategy, adapters=self.adapters)
         random = np.random.default_rng(batch * 1_000_003 + context)
         last = self.facts.vocab_size - 1
         low, high = min(IDS[0], last // 2), min(IDS[1], last)
@@ -64,6 +67,7 @@ class Live:
             asked = RequestSpec(
                 id=str(n), prompt=prompt, max_tokens=self.block_size, ignore_eos=True, seed=n,
                 temperature=float(self.strategy.noisy), decoding=info.defaults(),
+                adapter=str(n % loras) if loras else "",
             )  # fmt: skip
             engine.add(asked)
         running = engine.scheduler.running
@@ -94,6 +98,9 @@ class Live:
             raise RuntimeError(f"the batch was not steady: {len(running)} requests, {discarding.rows} rows")
         device = [seconds * 1e3 for seconds in runner.ran.device_seconds]
         row: dict[str, Any] = {"case": "live", "batch": batch, "context": context}
+        if self.adapters.slots:
+            row["loras"] = loras
+        engine.close()
         row["wall_ms"] = round(statistics.median(walls), 3)
         if device:
             row["device_ms"] = round(statistics.median(device), 3)
@@ -116,7 +123,7 @@ class Live:
             return ModelRunner(self.model, self.pool, **named)
         pages = -(-longest_request(self.strategy, self.max_len) // self.pool.page_size)
         rows = info.max_num_reqs * self.block_size
-        sizes = Sizes(self.block_size, pages, self.pool.page_size, rows, info.max_num_reqs)
+        sizes = Sizes(self.block_size, pages, self.pool.page_size, rows, info.max_num_reqs, apart=self.adapters.apart)
         recorder = GraphRecorder(self.pool.device)
         return ReplayingRunner(self.model, self.pool, **named, sizes=sizes, record=recorder, uses=2)
 

@@ -20,13 +20,17 @@ from typing import Any, cast
 import torch
 from torch import nn
 
+from runtime.adapters.reading import Base
 from runtime.bench import output
+from runtime.bench.loras import drawn_adapters
 from runtime.bench.step_plans import StepPlans, pages_needed
+from runtime.engine.adapting import Adapters
 from runtime.engine.model_runner import ModelRunner
 from runtime.errors import ConfigError
 from runtime.layers.attention_dispatch import attention_names
 from runtime.layers.build import Build
 from runtime.layers.kv_pool import LAYOUTS
+from runtime.layers.lora import Room
 from runtime.layers.weight import weights_of
 from runtime.models.architectures import ARCHITECTURES, architecture, random_model
 from runtime.models.base import Facts, Family, Model, resolve_family
@@ -57,6 +61,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--warmup", type=int, default=5)
     parser.add_argument("--graphs", action="store_true", help="also replay each decode forward as a CUDA graph")
     parser.add_argument("--live", action="store_true", help="the wall clock of an engine's whole step instead")
+    parser.add_argument("--loras", type=int, help="of --live: time steps also with so many adapters, in turn")
+    parser.add_argument("--lora-rank", type=int, default=16, help="their rank, on attention's projections")
     parser.add_argument("--enforce-eager", action="store_true", help="of --live: launch each step anew")
     output.add_json(parser, "the results")
 
@@ -69,7 +75,8 @@ def main(args: argparse.Namespace) -> int:
         return 1
     print(json.dumps(setup.facts))
     if args.live:
-        rows = [_live_case(setup, batch, context, args) for batch in args.batch for context in args.context]
+        each = (0,) if args.loras is None else (0, args.loras)
+        rows = [_live_case(setup, b, context, args, n) for b in args.batch for context in args.context for n in each]
     else:
         rows = [_decode_case(setup, batch, context, args) for batch in args.batch for context in args.context]
         rows += [_prefill_case(setup, batch, length, args) for length in args.prompt for batch in args.batch]
@@ -84,6 +91,7 @@ class _Setup:
 
     def __init__(self, model: Model, strategy: Strategy, known: Facts, args: argparse.Namespace, build: Build) -> None:
         device, dtype = build.device, build.dtype
+        self.adapters = Adapters()
         decode = max(args.batch) * pages_needed(max(args.context) + 2 * args.block_size, args.page_size)
         prefill = max(args.batch) * pages_needed(max([*args.prompt, 1]), args.page_size)
         self.pool = LAYOUTS[args.kv_cache_layout](
@@ -119,7 +127,7 @@ def _set_up(args: argparse.Namespace) -> _Setup:
         raise ConfigError("give either --arch NAME --random-weights or --model CHECKPOINT")
     if args.random_weights != (args.arch is not None):
         raise ConfigError("--random-weights goes with --arch, which has no weights of its own, and with nothing else")
-    for flag in ("batch", "context", "prompt", "repeats", "budget", "block_size", "page_size"):
+    for flag in ("batch", "context", "prompt", "repeats", "budget", "block_size", "page_size", "loras", "lora_rank"):
         value = getattr(args, flag)
         if value is not None and min(value if isinstance(value, list) else [value], default=1) < 1:
             raise ConfigError(f"--{flag.replace('_', '-')} must be at least 1")
@@ -127,7 +135,10 @@ def _set_up(args: argparse.Namespace) -> _Setup:
     if args.graphs and device.type != "cuda":
         raise ConfigError("--graphs needs a CUDA device")
     dtype = DTYPES[args.dtype or ("bfloat16" if device.type == "cuda" else "float32")]
-    build = Build.choose(device, dtype, args.attn_impl, args.quantization)
+    if args.loras is not None and not args.live:
+        raise ConfigError("--loras goes with --live")
+    room = None if args.loras is None else Room(args.loras, args.lora_rank)
+    build = Build.choose(device, dtype, args.attn_impl, args.quantization, room)
     checkpoint = None if args.model is None else resolve_checkpoint(args.model)
     config = architecture(args.arch) if checkpoint is None else checkpoint.config
     family = resolve_family(None, config)
@@ -135,7 +146,11 @@ def _set_up(args: argparse.Namespace) -> _Setup:
     known = family.facts(arch)
     strategy = _strategy(family, known, args)
     model = random_model(config, build) if checkpoint is None else load_model(checkpoint, family, arch, build)
-    return _Setup(model, strategy, known, args, build)
+    setup = _Setup(model, strategy, known, args, build)
+    if args.loras is not None:
+        base = Base.of(family, arch, dtype)
+        setup.adapters = drawn_adapters(base, model, build, args.loras, args.lora_rank)
+    return setup
 
 
 def _strategy(family: Family[Any], known: Facts, args: argparse.Namespace) -> Strategy:
@@ -180,14 +195,14 @@ def _decode_case(setup: _Setup, batch: int, context: int, args: argparse.Namespa
     return row
 
 
-def _live_case(setup: _Setup, batch: int, context: int, args: argparse.Namespace) -> dict[str, Any]:
+def _live_case(setup: _Setup, batch: int, context: int, args: argparse.Namespace, loras: int) -> dict[str, Any]:
     from runtime.bench.live import Live
 
     live = Live(
         setup.runner.model, setup.pool, setup.plans.strategy, setup.known, args.block_size, setup.plans.mask_id,
-        max([*args.context, *args.prompt]) + args.block_size, args.enforce_eager,
+        max([*args.context, *args.prompt]) + args.block_size, args.enforce_eager, setup.adapters,
     )  # fmt: skip
-    row = live.case(batch, context, args.repeats)
+    row = live.case(batch, context, args.repeats, loras)
     print(json.dumps(row), flush=True)
     return row
 
@@ -262,7 +277,17 @@ def _captured(forward: Callable[[], torch.Tensor]) -> Callable[[], object]:
 def table(rows: list[dict[str, Any]]) -> str:
     """Milliseconds, one line a case and context, one column a batch size."""
     if rows and rows[0]["case"] == "live":
-        names = ("batch", "context", "wall_ms", "device_ms", "host_ms", "ratio", "experts", "replayed")
+        names = (
+            "batch",
+            "context",
+            *(["loras"] if "loras" in rows[0] else []),
+            "wall_ms",
+            "device_ms",
+            "host_ms",
+            "ratio",
+            "experts",
+            "replayed",
+        )
         lines = ["".join(f"{name:>10}" for name in names)]
         return "\n".join(lines + ["".join(f"{row.get(name, '-')!s:>10}" for name in names) for row in rows])
     batches = sorted({row["batch"] for row in rows})

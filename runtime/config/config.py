@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, Self
 
+from runtime.config.adapters import named_adapters
 from runtime.config.flags import check
 from runtime.config.keys import check_keys
 from runtime.config.table import BY_DEST, BY_SPELLING
@@ -42,6 +44,9 @@ class EngineConfig:
     use_lora: bool = False
     lora_path: str | None = None
     pre_merge_lora: bool = False
+    lora: tuple[str, ...] = ()
+    max_loras: int | None = None
+    max_lora_rank: int | None = None
     attn_impl: Literal["triton_grouped", "triton", "torch"] | None = None
     disable_full_static_runner: bool = False
     enforce_eager: bool = False
@@ -82,8 +87,17 @@ class EngineConfig:
     def _check_combinations(self) -> None:
         if self.use_lora != (self.lora_path is not None):
             raise ConfigError("--use-lora and --lora-path go together; give both, or leave both out")
-        if self.use_lora != self.pre_merge_lora:
-            raise ConfigError("--use-lora and --pre-merge-lora go together in this version; give both, or neither")
+        if self.pre_merge_lora and not self.use_lora:
+            raise ConfigError("--pre-merge-lora: merges the adapter of --use-lora and --lora-path; give these too")
+        named_adapters(self.lora)
+        if self.lora and self.default_adapter:
+            raise ConfigError(
+                "--lora: with --use-lora all requests have one adapter; add --pre-merge-lora, or leave --use-lora out"
+            )
+        if self.max_lora_rank is not None and not self.serves_adapters:
+            raise ConfigError(
+                "--max-lora-rank: there are no adapters that requests name; give --lora or --max-loras too"
+            )
         if self.eos_token_ids is not None and self.mask_token_id in self.eos_token_ids:
             raise ConfigError(f"--eos-token-ids: {self.mask_token_id} is also --mask-token-id")
         if self.sampling_mode == "edit" and self.remask_threshold:
@@ -91,6 +105,23 @@ class EngineConfig:
                 f"--remask-threshold {self.remask_threshold:g}: only the threshold algorithm masks again, not "
                 "--sampling-mode edit; leave it out"
             )
+
+    @property
+    def default_adapter(self) -> str:
+        """The name of the adapter that all requests have, "" where it is merged or there is none."""
+        return (self.lora_path or "").rstrip("/").rsplit("/", 1)[-1] if not self.pre_merge_lora else ""
+
+    @property
+    def adapters(self) -> dict[str, str]:
+        """Those that are served beside the model from the start: name -> where it is."""
+        if self.default_adapter and self.lora_path is not None:
+            return {self.default_adapter: self.lora_path}
+        return named_adapters(self.lora)
+
+    @property
+    def serves_adapters(self) -> bool:
+        """Whether there is room for adapters beside the model."""
+        return bool(self.adapters) or self.max_loras is not None
 
     @classmethod
     def from_flags(cls, **values: Any) -> EngineConfig:
@@ -114,6 +145,8 @@ class EngineConfig:
                     continue
             if key in given:
                 raise ConfigError(f"{name}: given twice, under two names")
+            if key == "lora" and isinstance(value, Mapping):
+                value = tuple(f"{name}={uri}" for name, uri in value.items())
             given[key] = value
         return cls(**given)
 

@@ -12,7 +12,6 @@ _parallel = partial(Flag, group="parallelism and devices")
 _memory = partial(Flag, group="blocks, batches and memory", engine=True)
 _speed = partial(Flag, group="execution", engine=True)
 _lora = partial(Flag, group="adapters", engine=True)
-_loras = partial(_lora, built=False, reason="adapters that requests name are not in this version")
 _server = partial(Flag, group="server")
 
 _ONE_DEVICE = "a replica runs on one device in this version"
@@ -202,9 +201,28 @@ FLAGS: tuple[Flag, ...] = (
         default=False,
         help="merge it into the weights while they are loaded: it is then part of the model, and costs nothing",
     ),
-    _loras(name="lora", many=True, default=(), metavar="NAME=PATH", help="an adapter that requests name, repeatable"),
-    _loras(name="max-loras", type="int", low=1, help="adapters held at once"),
-    _loras(name="max-lora-rank", type="int", low=1, help="largest rank of an adapter"),
+    _lora(
+        name="lora",
+        many=True,
+        default=(),
+        metavar="NAME=DIR|NAME=hf://ORG/NAME[@REV]",
+        help="an adapter that requests name as their model, repeatable",
+    ),
+    _lora(
+        name="max-loras",
+        type="int",
+        low=1,
+        high=256,
+        help="adapters that the device holds at once, others wait in the host's memory; default: 8, of a server that "
+        "has adapters",
+    ),
+    _lora(
+        name="max-lora-rank",
+        type="int",
+        low=1,
+        high=512,
+        help="largest rank of an adapter; default: the largest of --lora, 16 at least",
+    ),
     *DECODING_FLAGS,
     _server(name="host", default="0.0.0.0", help="address to listen on"),
     _server(name="port", type="int", default=8000, low=0, high=65535, help="port to listen on; 0 takes a free one"),

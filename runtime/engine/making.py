@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from runtime.config import EngineConfig
+from runtime.engine.adapting import Adapters
 from runtime.engine.engine import orders_of
 from runtime.engine.model_runner import ModelRunner
 from runtime.engine.recording import GraphRecorder
@@ -36,6 +37,7 @@ def make_runner(
     device: torch.device,
     dtype: torch.dtype,
     free_at_start: int,
+    adapters: Adapters,
 ) -> tuple[ModelRunner, int]:
     """The runner with its K/V pool, warmed up and recorded, and the pool's pages."""
     page_size, layout = info.page_size, LAYOUTS[config.kv_cache_layout]
@@ -51,6 +53,8 @@ def make_runner(
         page_size=page_size,
         most_rows=max(min(info.max_num_batched_tokens, max(blocks, strategy.max_rows()), RECORDED_ROWS), block),
         places=info.max_num_reqs,
+        adapted=adapters.any,
+        apart=adapters.apart,
     )
     records = _records(config, device, dtype)
 

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Any, cast
 
 import msgspec
 import torch
 from torch import nn
 
-from runtime.adapters.merging import Merge
-from runtime.adapters.reading import Base
 from runtime.config import EngineConfig
+from runtime.engine.adapter_setup import wanted
 from runtime.engine.engine import Engine
 from runtime.engine.making import make_runner
 from runtime.engine.offer import offer, read_orders
@@ -46,16 +44,21 @@ def load_engine(config: EngineConfig, progress: Progress | None = None) -> Engin
     )
     info = _info(config, family, checkpoint, facts, ids, context, strategy, device, dtype)
     free_at_start = torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else 0
-    build = Build.choose(device, dtype, config.attn_impl, config.quantization)
-    change = None
-    if config.lora_path is not None:
-        change = partial(Merge.read(config.lora_path, Base.of(family, arch, dtype)).into, device=device)
-    model = load_model(checkpoint, family, arch, build, progress, change)
+    beside = wanted(config, family, arch, dtype, device)
+    build = Build.choose(device, dtype, config.attn_impl, config.quantization, beside.room)
+    model = load_model(checkpoint, family, arch, build, progress, beside.change)
+    adapters = beside.beside(model, build)
+    if beside.room is not None:
+        slots, rank = beside.room
+        info = msgspec.structs.replace(
+            info, max_loras=slots, max_lora_rank=rank, default_adapter=config.default_adapter
+        )
     if progress is not None:
         loaded = sum(weight.nbytes for weight in weights_of(cast(nn.Module, model)).values())
         progress("warmup", loaded, loaded)  # nothing is left to load, so whoever shows a share shows all of it
-    runner, pages = make_runner(config, info, strategy, model, device, dtype, free_at_start)
-    return Engine(info=msgspec.structs.replace(info, num_pages=pages), runner=runner, strategy=strategy)
+    runner, pages = make_runner(config, info, strategy, model, device, dtype, free_at_start, adapters)
+    info = msgspec.structs.replace(info, num_pages=pages)
+    return Engine(info=info, runner=runner, strategy=strategy, adapters=adapters)
 
 
 def _strategy_key(config: EngineConfig, family: Family[Any]) -> str:

@@ -13,7 +13,7 @@ from runtime.kernels.expert_products import moe, moe_add_norm
 from runtime.kernels.fp8 import Fp8
 from runtime.kernels.gate import Activation, gate_mul, gate_mul_reference
 from runtime.kernels.greedy_head import likeliest, likeliest_reference
-from runtime.kernels.lora import LoraRows, add_lora_reference
+from runtime.kernels.lora import LoraRows, add_lora, add_lora_reference
 from runtime.kernels.moe import moe_torch
 from runtime.kernels.rms_norm import add_rms_norm, add_rms_norm_reference, rms_norm, rms_norm_reference
 from runtime.kernels.rotary import qkv_to_pages, qkv_to_pages_reference
@@ -165,7 +165,7 @@ TRITON = Kernels(
     moe=moe,
     moe_add_norm=moe_add_norm,
     likeliest=likeliest,
-    add_lora=add_lora_reference,
+    add_lora=add_lora,
     fp8=Fp8Kernels(
         fp8_linear.linear,
         fp8_experts.moe,

@@ -181,6 +181,7 @@ class Decoder(nn.Module):
     def __init__(self, arch: DecoderArch, build: Build) -> None:
         super().__init__()
         self.arch = arch
+        self.lora = build.lora
         self.kv_shapes = (KVShape(arch.kv_heads, arch.head_dim, arch.head_dim),) * arch.layers
         shape = AttentionShape(arch.heads, arch.kv_heads, arch.head_dim, arch.head_dim**-0.5)
         self.attention = make_attention(shape, build)
@@ -197,6 +198,8 @@ class Decoder(nn.Module):
 
     @torch.inference_mode()
     def forward(self, x: torch.Tensor, batch: ForwardBatch, pool: KVPool) -> torch.Tensor:
+        if self.lora is not None:
+            self.lora.begin(batch)
         table, attention = self.rotary.cover(batch.reach), self.attention.plan(batch)
         growth = None if self.arch.growth is None else self.arch.growth.of(batch.positions, x.dtype)
         block = 0 if self.arch.mixture is None else self.arch.mixture.rule.block

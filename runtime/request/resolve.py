@@ -31,6 +31,7 @@ def resolve(
     names: Mapping[str, str] | None = None,
     group: str = "",
     owner: str = "",
+    adapter: str = "",
 ) -> RequestSpec:
     """The checked request, with every value decided.
 
@@ -40,6 +41,7 @@ def resolve(
             model's length leaves less.
         names: how the client spelt a field where that differs ({"prompt": "messages"}).
         group, owner: what is sent at once and who sends it, for fair shares (``runtime.engine.queue``).
+        adapter: the name of one that the engine has; "": the one that all requests have, else the base model.
 
     Raises:
         RequestError: with the path of the field that is wrong.
@@ -72,6 +74,7 @@ def resolve(
         cache_salt=params.cache_salt or "",
         group=group,
         owner=owner,
+        adapter=adapter or info.default_adapter,
     )
 
 

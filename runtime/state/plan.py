@@ -89,6 +89,8 @@ class StepPlan:
     page_table: Ints32  # [requests, pages]
     sampled: Callable[[], BlockPlan | None]
     merged: MergedRows | None = None
+    adapters: Ints32 | None = None  # [rows] the slot of each row's adapter, -1: none; None: all have none
+    adapted: int = 0  # which weights these may change, see ForwardBatch
 
     @cached_property
     def blocks(self) -> BlockPlan | None:

@@ -20,6 +20,7 @@ from runtime.kernels import (  # noqa: E402
     fp8,
     gate,
     greedy_head,
+    lora,
     paged_attention,
     rms_norm,
     rotary,
@@ -276,3 +277,21 @@ def test_head(rows, dtype):
     if described:
         assert spilled(compiled) == 0
         assert "wgmma" in compiled.asm["ptx"]
+
+
+@DTYPES
+@pytest.mark.parametrize("rank", [16, 64])
+def test_lora(dtype, rank):
+    """What adapters add to one product of queries, keys and values that a checkpoint holds as three."""
+    data = POINTER[dtype]
+    common = {"slots_ptr": "*i32", "tiles_ptr": "*i32", "rows": "i32", "small_ptr": "*fp32"}
+    shared = {"RANK": rank, "PARTS": 3, "ROWS": 32, "CHUNKS": 8}
+    shared["PRECISION"] = "ieee" if dtype == torch.float32 else "tf32"
+    build(
+        lora._shrink,
+        common | {"x_ptr": data, "down_ptr": data},
+        shared | {"INPUTS": 2048, "SPAN": 512, "DEPTH": lora.DEPTH, "STAGES": 3},
+        num_warps=4,
+    )
+    cuts = {"OUTPUTS": 3072, "CUT1": 2048, "CUT2": 2560, "SPLITS": 4, "COLUMNS": lora.COLUMNS}
+    build(lora._expand, common | {"out_ptr": data, "up_ptr": data}, shared | cuts, num_warps=4)
