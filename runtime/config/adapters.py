@@ -1,13 +1,64 @@
-"""Adapters as flags name them: NAME=PATH."""
+"""Adapters: their flags, and how these name them (NAME=PATH)."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
+from functools import partial
 
+from runtime.config.flags import Flag
 from runtime.errors import ConfigError
 
 DEFAULT_LORAS = 8  # slots of a server whose adapters come later
 MOST_NAME = 200  # characters
+
+_lora = partial(Flag, group="adapters", engine=True)
+_served = partial(Flag, group="adapters")
+
+ADAPTER_FLAGS = (
+    _lora(name="use-lora", type="bool", default=False, help="serve with one adapter, which --lora-path names"),
+    _lora(name="lora-path", metavar="DIR|hf://ORG/NAME[@REV]", help="that adapter, as PEFT saves it"),
+    _lora(
+        name="pre-merge-lora",
+        type="bool",
+        default=False,
+        help="merge it into the weights while they are loaded: it is then part of the model, and costs nothing",
+    ),
+    _lora(
+        name="lora",
+        many=True,
+        default=(),
+        metavar="NAME=DIR|NAME=hf://ORG/NAME[@REV]",
+        help="an adapter that requests name as their model, repeatable",
+    ),
+    _lora(
+        name="max-loras",
+        type="int",
+        low=1,
+        high=256,
+        help="adapters that the device holds at once, others wait in the host's memory; default: 8, of a server that "
+        "has adapters",
+    ),
+    _lora(
+        name="max-lora-rank",
+        type="int",
+        low=1,
+        high=512,
+        help="largest rank of an adapter; default: the largest of --lora, 16 at least",
+    ),
+    _served(
+        name="lora-config",
+        metavar="DIR|FILE",
+        help="adapters that requests name: a YAML or JSON file that maps names to where they are, or a directory with "
+        "a file for each name; read before the server is ready, and again when it changes",
+    ),
+    _served(
+        name="lora-routes",
+        type="bool",
+        default=False,
+        help="POST /v1/load_lora_adapter and /v1/unload_lora_adapter; whoever may send them has any path of the "
+        "server's read",
+    ),
+)
 
 
 def check_adapter_name(name: str) -> str:

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, Self
 
-from runtime.config.adapters import named_adapters
+from runtime.config.adapters import DEFAULT_LORAS, named_adapters
 from runtime.config.flags import check
 from runtime.config.keys import check_keys
 from runtime.config.table import BY_DEST, BY_SPELLING
@@ -158,6 +158,8 @@ class ServerConfig:
     engine: EngineConfig = field(default_factory=EngineConfig)
     served_model_name: tuple[str, ...] = ()  # see model_names
     chat_template: str | None = None
+    lora_config: str | None = None
+    lora_routes: bool = False
     data_parallel_size: int = 1
     device_ids: tuple[int, ...] | None = None  # replica i runs on device_ids[i]
     host: str = "0.0.0.0"
@@ -181,10 +183,14 @@ class ServerConfig:
     def __post_init__(self) -> None:
         for name in (f.name for f in dataclasses.fields(self) if f.name in BY_DEST):
             object.__setattr__(self, name, check(BY_DEST[name], getattr(self, name)))
+        if (self.lora_config is not None or self.lora_routes) and not self.engine.serves_adapters:
+            object.__setattr__(self, "engine", dataclasses.replace(self.engine, max_loras=DEFAULT_LORAS))
         self._check_combinations()
 
     def _check_combinations(self) -> None:
         object.__setattr__(self, "api_key", check_keys(self.api_key, "--api-key"))
+        if both := set(self.model_names) & self.engine.adapters.keys():
+            raise ConfigError(f"--lora: {min(both)!r} is the model's own name; give the adapter another")
         if len(set(self.served_model_name)) != len(self.served_model_name):
             raise ConfigError("--served-model-name: the same name is given twice")
         if (self.zmq_command_addr is None) != (self.zmq_event_addr is None):
@@ -204,6 +210,12 @@ class ServerConfig:
                     f"--device-ids: needs {self.data_parallel_size} different ids, one a replica "
                     f"(--data-parallel-size), got {','.join(map(str, self.device_ids)) or 'none'}"
                 )
+
+    @property
+    def fetches_adapters(self) -> bool:
+        """Whether a backend may have to fetch adapters from the hub."""
+        uris = [*self.engine.adapters.values(), self.engine.lora_path or ""]
+        return self.lora_config is not None or self.lora_routes or any(uri.startswith("hf://") for uri in uris)
 
     @property
     def model_names(self) -> tuple[str, ...]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from functools import partial
 
+from runtime.config.adapters import ADAPTER_FLAGS
 from runtime.config.decoding import DECODING_FLAGS
 from runtime.config.flags import Flag
 
@@ -11,7 +12,6 @@ _model = partial(Flag, group="model", engine=True)
 _parallel = partial(Flag, group="parallelism and devices")
 _memory = partial(Flag, group="blocks, batches and memory", engine=True)
 _speed = partial(Flag, group="execution", engine=True)
-_lora = partial(Flag, group="adapters", engine=True)
 _server = partial(Flag, group="server")
 
 _ONE_DEVICE = "a replica runs on one device in this version"
@@ -193,36 +193,7 @@ FLAGS: tuple[Flag, ...] = (
         reason="batch-invariant GPU kernels are not in this version",
         help="the same bits whatever else runs",
     ),
-    _lora(name="use-lora", type="bool", default=False, help="serve with one adapter, which --lora-path names"),
-    _lora(name="lora-path", metavar="DIR|hf://ORG/NAME[@REV]", help="that adapter, as PEFT saves it"),
-    _lora(
-        name="pre-merge-lora",
-        type="bool",
-        default=False,
-        help="merge it into the weights while they are loaded: it is then part of the model, and costs nothing",
-    ),
-    _lora(
-        name="lora",
-        many=True,
-        default=(),
-        metavar="NAME=DIR|NAME=hf://ORG/NAME[@REV]",
-        help="an adapter that requests name as their model, repeatable",
-    ),
-    _lora(
-        name="max-loras",
-        type="int",
-        low=1,
-        high=256,
-        help="adapters that the device holds at once, others wait in the host's memory; default: 8, of a server that "
-        "has adapters",
-    ),
-    _lora(
-        name="max-lora-rank",
-        type="int",
-        low=1,
-        high=512,
-        help="largest rank of an adapter; default: the largest of --lora, 16 at least",
-    ),
+    *ADAPTER_FLAGS,
     *DECODING_FLAGS,
     _server(name="host", default="0.0.0.0", help="address to listen on"),
     _server(name="port", type="int", default=8000, low=0, high=65535, help="port to listen on; 0 takes a free one"),

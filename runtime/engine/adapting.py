@@ -151,6 +151,10 @@ class Adapters:
             bits |= self._touches.get(name, 0)
         return (self.any & ~self.apart) | (bits & self.apart)
 
+    def wanted(self, waiting: FairQueue) -> dict[str, int]:
+        """How many requests wait, of each adapter."""
+        return dict(Counter(request.adapter for request in waiting if request.adapter)) if self.slots else {}
+
     def salt(self, name: str, salt: str) -> str:
         """What makes cached prefixes nobody else's, beside a tenant's own `salt`."""
         return f"{self.digests[name]}\0{salt}" if name else salt

@@ -276,6 +276,8 @@ class Engine:
         """Totals since start, gauges now, and the observations since the last call (the latest, if very many)."""
         stats = self._stats
         stats.waiting = len(self.scheduler.waiting)
+        stats.adapters_waiting = self.adapters.wanted(self.scheduler.waiting)
+        stats.adapter_evictions = self.adapters.evictions
         stats.pages_used = self.cache.pages_used
         stats.pages_cached = self.cache.pages_cached
         stats.preemptions = self.scheduler.preemptions

@@ -135,6 +135,8 @@ class EngineStats(msgspec.Struct, kw_only=True):
     """Counters since start (totals) and gauges, as the metrics page names them; histograms as fresh observations."""
 
     waiting: int = 0
+    adapters_waiting: dict[str, int] = {}  # of each adapter
+    adapter_evictions: int = 0  # adapters that made room for others on the device
     pages_total: int = 0
     pages_used: int = 0  # held by live requests
     pages_cached: int = 0  # held by the prefix cache alone, reclaimable

@@ -191,6 +191,17 @@ class TokenizeRequest(Body):
     chat_template_kwargs: Entries | None = None
 
 
+class LoadAdapterRequest(Body):
+    """`lora_path`: a directory that the server sees, or ``hf://org/name[@revision]``."""
+
+    lora_name: str
+    lora_path: str
+
+
+class UnloadAdapterRequest(Body):
+    lora_name: str
+
+
 class DetokenizeRequest(Body):
     model: str | None = None
     tokens: Annotated[list[int], Field(fail_fast=True)]
@@ -213,6 +224,8 @@ BODIES: tuple[type[BaseModel], ...] = (
     CompletionRequest,
     TokenizeRequest,
     DetokenizeRequest,
+    LoadAdapterRequest,
+    UnloadAdapterRequest,
     ErrorResponse,
 )
 

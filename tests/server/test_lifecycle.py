@@ -219,7 +219,7 @@ def test_a_wrong_flag_ends_start_up_with_one_sentence() -> None:
         (["--max-num-reqs", "0"], "--max-num-reqs"),
         (["--no-such-flag"], "--no-such-flag"),
         (["--quantization", "int8"], "--quantization"),
-        (["--lora", "a=b"], "adapters"),
+        (["--lora", "a=/nowhere"], "/nowhere"),
         (["--api-key-file", "/nowhere"], "--api-key-file"),
         (["--host", "256.1.1.1", "--model", "/tmp"], "--host"),
     ):
