@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 
 from runtime.config import EngineConfig
+from runtime.engine.engine import Engine
 from runtime.engine.setup import load_engine
 from runtime.errors import RequestError
 from runtime.request.choice import AnswerText, Choice, IdsOnly, append_event, denoise_event
@@ -60,14 +61,26 @@ class LLM:
         ConfigError: for flags or a checkpoint that cannot be honoured.
     """
 
+    tokenizer: Tokenizer | None
+
     def __init__(self, model: str | None = None, **flags: Any) -> None:
         config = EngineConfig.from_flags(model=model, **flags)
-        self.engine = load_engine(config)
-        self.tokenizer: Tokenizer | None = None
+        self._begin(load_engine(config))
         if not config.skip_tokenizer:
             from runtime.text import Tokenizer
 
             self.tokenizer = Tokenizer(resolve_checkpoint(config.model).path)
+
+    @classmethod
+    def around(cls, engine: Engine) -> LLM:
+        """Of an engine that was made otherwise: ids in, ids out."""
+        made = cls.__new__(cls)
+        made._begin(engine)
+        return made
+
+    def _begin(self, engine: Engine) -> None:
+        self.engine = engine
+        self.tokenizer = None
         self._ids = itertools.count()
         self._inboxes: dict[str, Inbox] = {}  # request -> where the call that waits for it finds its news
 
@@ -146,7 +159,9 @@ class LLM:
         """
         from runtime.engine.uncached import sequence_logits
 
-        return sequence_logits(self.engine, list(ids), block_size, self._adapter(adapter))
+        return sequence_logits(
+            self.engine, list(ids), block_size, self.engine.adapters.named(adapter, self.info.default_adapter)
+        )
 
     def load_adapter(self, name: str, path: str) -> None:
         """From now on `adapter` may name it. ConfigError, and nothing changes, where it cannot be served."""
@@ -157,11 +172,6 @@ class LLM:
         if not self.engine.unload_adapter(name):
             self.engine.adapters.leaving.discard(name)
             raise RequestError(f"adapter: answers with {name!r} are under way", param="adapter", status=409)
-
-    @property
-    def adapters(self) -> list[str]:
-        """The names of those that are loaded."""
-        return self.engine.adapters.offered
 
     def close(self) -> None:
         """Free the model and the cache; the object cannot be used afterwards. Closing again does nothing."""
@@ -199,18 +209,6 @@ class LLM:
             raise RequestError(f"prompt: {what} needs a tokenizer, and skip_tokenizer is on; give ids", param="prompt")
         return self.tokenizer
 
-    def _adapter(self, name: str | None) -> str:
-        name = name or self.info.default_adapter
-        if name and not self.engine.adapters.offers(name):
-            known = ", ".join(self.adapters) or "none"
-            raise RequestError(
-                f"adapter: {name!r} is not loaded; there is {known}",
-                param="adapter",
-                status=404,
-                code="model_not_found",
-            )
-        return name
-
     def _choices(
         self, prompt: Prompt, params: SamplingParams, report: Report | None = None, adapter: str | None = None
     ) -> list[Choice]:
@@ -223,7 +221,7 @@ class LLM:
             self.engine.info,
             id=f"llm-{next(self._ids)}",
             report=report or ("stable" if stop else "final"),
-            adapter=self._adapter(adapter),
+            adapter=self.engine.adapters.named(adapter),
         )
         return [Choice(i, one, self._answer(stop)) for i, one in enumerate(choices(spec, params.n))]
 

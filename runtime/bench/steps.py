@@ -20,17 +20,16 @@ from typing import Any, cast
 import torch
 from torch import nn
 
-from runtime.adapters.reading import Base
-from runtime.bench import output
-from runtime.bench.loras import drawn_adapters
+from runtime.bench import floor, loras, output
+from runtime.bench.steady import COLUMNS, KINDS
 from runtime.bench.step_plans import StepPlans, pages_needed
+from runtime.config.table import BY_DEST
 from runtime.engine.adapting import Adapters
 from runtime.engine.model_runner import ModelRunner
 from runtime.errors import ConfigError
 from runtime.layers.attention_dispatch import attention_names
 from runtime.layers.build import Build
 from runtime.layers.kv_pool import LAYOUTS
-from runtime.layers.lora import Room
 from runtime.layers.weight import weights_of
 from runtime.models.architectures import ARCHITECTURES, architecture, random_model
 from runtime.models.base import Facts, Family, Model, resolve_family
@@ -50,7 +49,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--prompt", type=int, nargs="*", default=[512, 1024], help="prompt lengths to prefill")
     parser.add_argument("--budget", type=int, default=8192, help="most tokens of one prefill forward")
     parser.add_argument("--dtype", choices=DTYPES, help="default: bfloat16 on CUDA, float32 on CPU")
-    parser.add_argument("--quantization", choices=["fp8"], help="format of linear layers and experts; default: none")
+    parser.add_argument(
+        "--quantization",
+        choices=BY_DEST["quantization"].choices,
+        help="format of linear layers and experts; default: none",
+    )
     parser.add_argument("--device", choices=["cuda", "cpu"], help="default: cuda where there is one")
     parser.add_argument("--attn-impl", choices=attention_names(), help="default: triton_grouped on CUDA, else torch")
     parser.add_argument("--kv-cache-layout", choices=LAYOUTS, default="unified")
@@ -61,9 +64,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--warmup", type=int, default=5)
     parser.add_argument("--graphs", action="store_true", help="also replay each decode forward as a CUDA graph")
     parser.add_argument("--live", action="store_true", help="the wall clock of an engine's whole step instead")
-    parser.add_argument("--loras", type=int, help="of --live: time steps also with so many adapters, in turn")
-    parser.add_argument("--lora-rank", type=int, default=16, help="their rank, on attention's projections")
+    about = "; ".join(f"{name}: {text}" for name, text in KINDS.items())
+    parser.add_argument("--cases", choices=KINDS, nargs="+", default=["plain"], help=f"of --live; {about}")
+    loras.add_arguments(parser)
     parser.add_argument("--enforce-eager", action="store_true", help="of --live: launch each step anew")
+    parser.add_argument(
+        "--check", action="store_true", help="of --live: compare each layer with the kernels' references"
+    )
+    floor.add_arguments(parser)
     output.add_json(parser, "the results")
 
 
@@ -75,8 +83,7 @@ def main(args: argparse.Namespace) -> int:
         return 1
     print(json.dumps(setup.facts))
     if args.live:
-        each = (0,) if args.loras is None else (0, args.loras)
-        rows = [_live_case(setup, b, context, args, n) for b in args.batch for context in args.context for n in each]
+        rows = _live_cases(setup, args)
     else:
         rows = [_decode_case(setup, batch, context, args) for batch in args.batch for context in args.context]
         rows += [_prefill_case(setup, batch, length, args) for length in args.prompt for batch in args.batch]
@@ -89,13 +96,18 @@ def main(args: argparse.Namespace) -> int:
 class _Setup:
     """A runner over one pool large enough for every case, its plans, and the facts that make the figures comparable."""
 
-    def __init__(self, model: Model, strategy: Strategy, known: Facts, args: argparse.Namespace, build: Build) -> None:
-        device, dtype = build.device, build.dtype
-        self.adapters = Adapters()
+    def __init__(
+        self, model: Model, strategy: Strategy, known: Facts, args: argparse.Namespace, build: Build, adapters: Adapters
+    ) -> None:
+        device, dtype, self.adapters = build.device, build.dtype, adapters
         decode = max(args.batch) * pages_needed(max(args.context) + 2 * args.block_size, args.page_size)
-        prefill = max(args.batch) * pages_needed(max([*args.prompt, 1]), args.page_size)
+        pages = max(decode, max(args.batch) * pages_needed(max([*args.prompt, 1]), args.page_size))
+        if args.live:
+            from runtime.bench import live
+
+            pages = live.pages_needed(args, strategy)
         self.pool = LAYOUTS[args.kv_cache_layout](
-            model.kv_shapes, num_pages=max(decode, prefill), page_size=args.page_size, dtype=dtype, device=device
+            model.kv_shapes, num_pages=pages, page_size=args.page_size, dtype=dtype, device=device
         )
         last = known.vocab_size - 1
         mask_id = None if strategy.noisy else last if known.mask_id is None else known.mask_id
@@ -127,7 +139,7 @@ def _set_up(args: argparse.Namespace) -> _Setup:
         raise ConfigError("give either --arch NAME --random-weights or --model CHECKPOINT")
     if args.random_weights != (args.arch is not None):
         raise ConfigError("--random-weights goes with --arch, which has no weights of its own, and with nothing else")
-    for flag in ("batch", "context", "prompt", "repeats", "budget", "block_size", "page_size", "loras", "lora_rank"):
+    for flag in ("batch", "context", "prompt", "repeats", "budget", "block_size", "page_size"):
         value = getattr(args, flag)
         if value is not None and min(value if isinstance(value, list) else [value], default=1) < 1:
             raise ConfigError(f"--{flag.replace('_', '-')} must be at least 1")
@@ -135,10 +147,7 @@ def _set_up(args: argparse.Namespace) -> _Setup:
     if args.graphs and device.type != "cuda":
         raise ConfigError("--graphs needs a CUDA device")
     dtype = DTYPES[args.dtype or ("bfloat16" if device.type == "cuda" else "float32")]
-    if args.loras is not None and not args.live:
-        raise ConfigError("--loras goes with --live")
-    room = None if args.loras is None else Room(args.loras, args.lora_rank)
-    build = Build.choose(device, dtype, args.attn_impl, args.quantization, room)
+    build = Build.choose(device, dtype, args.attn_impl, args.quantization, loras.room(args))
     checkpoint = None if args.model is None else resolve_checkpoint(args.model)
     config = architecture(args.arch) if checkpoint is None else checkpoint.config
     family = resolve_family(None, config)
@@ -146,11 +155,8 @@ def _set_up(args: argparse.Namespace) -> _Setup:
     known = family.facts(arch)
     strategy = _strategy(family, known, args)
     model = random_model(config, build) if checkpoint is None else load_model(checkpoint, family, arch, build)
-    setup = _Setup(model, strategy, known, args, build)
-    if args.loras is not None:
-        base = Base.of(family, arch, dtype)
-        setup.adapters = drawn_adapters(base, model, build, args.loras, args.lora_rank)
-    return setup
+    adapters = loras.drawn(args, family, arch, model, build)
+    return _Setup(model, strategy, known, args, build, adapters)
 
 
 def _strategy(family: Family[Any], known: Facts, args: argparse.Namespace) -> Strategy:
@@ -195,16 +201,17 @@ def _decode_case(setup: _Setup, batch: int, context: int, args: argparse.Namespa
     return row
 
 
-def _live_case(setup: _Setup, batch: int, context: int, args: argparse.Namespace, loras: int) -> dict[str, Any]:
-    from runtime.bench.live import Live
+def _live_cases(setup: _Setup, args: argparse.Namespace) -> list[dict[str, Any]]:
+    from runtime.bench.live import Live, cases
 
-    live = Live(
-        setup.runner.model, setup.pool, setup.plans.strategy, setup.known, args.block_size, setup.plans.mask_id,
-        max([*args.context, *args.prompt]) + args.block_size, args.enforce_eager, setup.adapters,
-    )  # fmt: skip
-    row = live.case(batch, context, args.repeats, loras)
-    print(json.dumps(row), flush=True)
-    return row
+    runner, plans = setup.runner, setup.plans
+    live = Live(runner.model, setup.pool, plans.strategy, setup.known, plans.mask_id, args, setup.adapters)
+    rows = []
+    for kind, batch, context, steps in cases(args, plans.strategy):
+        for live.loras in sorted({0, setup.adapters.slots}):
+            rows.append(live.case(kind, batch, context, steps))
+            print(json.dumps(rows[-1]), flush=True)
+    return rows
 
 
 def _prefill_case(setup: _Setup, batch: int, length: int, args: argparse.Namespace) -> dict[str, Any]:
@@ -276,20 +283,11 @@ def _captured(forward: Callable[[], torch.Tensor]) -> Callable[[], object]:
 
 def table(rows: list[dict[str, Any]]) -> str:
     """Milliseconds, one line a case and context, one column a batch size."""
-    if rows and rows[0]["case"] == "live":
-        names = (
-            "batch",
-            "context",
-            *(["loras"] if "loras" in rows[0] else []),
-            "wall_ms",
-            "device_ms",
-            "host_ms",
-            "ratio",
-            "experts",
-            "replayed",
-        )
-        lines = ["".join(f"{name:>10}" for name in names)]
-        return "\n".join(lines + ["".join(f"{row.get(name, '-')!s:>10}" for name in names) for row in rows])
+    if rows and "wall_ms" in rows[0]:
+        names = [name for name in COLUMNS if any(name in row for row in rows)]
+        lines = ["".join(f"{name:>{max(10, len(name) + 1)}}" for name in names)]
+        lines += ["".join(f"{row.get(name, '-')!s:>{max(10, len(name) + 1)}}" for name in names) for row in rows]
+        return "\n".join(lines)
     batches = sorted({row["batch"] for row in rows})
     measures = [("decode", "step_ms"), ("decode", "forward_ms"), ("decode", "graph_ms"), ("prefill", "step_ms")]
     lines = [f"{'ms':28}" + "".join(f"{f'bs {b}':>10}" for b in batches)]

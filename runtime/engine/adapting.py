@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from runtime.config.adapters import check_adapter_name
 from runtime.engine.queue import FairQueue
-from runtime.errors import ConfigError
+from runtime.errors import ConfigError, RequestError
 from runtime.state.request import Request
 
 if TYPE_CHECKING:  # its module reads tensors
@@ -90,6 +90,18 @@ class Adapters:
     def offers(self, name: str) -> bool:
         """Whether a new request may have it."""
         return name in self.digests and name not in self.leaving
+
+    def named(self, name: str | None, default: str = "") -> str:
+        """What a caller asks for. RequestError 404, with what there is, for one that is not there."""
+        if name and not self.offers(name):
+            known = ", ".join(self.offered) or "none"
+            raise RequestError(
+                f"adapter: {name!r} is not loaded; there is {known}",
+                param="adapter",
+                status=404,
+                code="model_not_found",
+            )
+        return name or default
 
     @property
     def offered(self) -> list[str]:

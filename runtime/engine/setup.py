@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any, cast
+from functools import partial
+from typing import Any, Protocol, cast
 
 import msgspec
 import torch
@@ -17,6 +18,7 @@ from runtime.errors import ConfigError
 from runtime.layers.build import Build
 from runtime.layers.weight import weights_of
 from runtime.models import Facts, Family, resolve_family
+from runtime.models.base import Model
 from runtime.request.io import EngineInfo
 from runtime.strategies import DecodingContext, Strategy, also_fits, make_strategy
 from runtime.weights import Checkpoint, TokenIds, load_model, read_tokens, resolve_checkpoint
@@ -25,8 +27,17 @@ from runtime.weights.hub import Progress
 DEFAULT_MODEL_LEN = 4096
 
 
-def load_engine(config: EngineConfig, progress: Progress | None = None) -> Engine:
-    """Load the checkpoint and make an engine of it. ConfigError if anything about it cannot be honoured."""
+class LoadModel(Protocol):
+    """A checkpoint's model, filled."""
+
+    def __call__(
+        self, checkpoint: Checkpoint, family: Family[Any], arch: Any, build: Build, progress: Progress | None
+    ) -> Model: ...
+
+
+def load_engine(config: EngineConfig, progress: Progress | None = None, load: LoadModel = load_model) -> Engine:
+    """Load the checkpoint and make an engine of it. ConfigError if anything about it cannot be honoured. `load`: where
+    weights come from; benchmarks draw them."""
     checkpoint = resolve_checkpoint(config.model, progress)
     family = resolve_family(config.model_name, checkpoint.config)
     device, dtype = _device(config), _dtype(config)
@@ -46,7 +57,9 @@ def load_engine(config: EngineConfig, progress: Progress | None = None) -> Engin
     free_at_start = torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else 0
     beside = wanted(config, family, arch, dtype, device)
     build = Build.choose(device, dtype, config.attn_impl, config.quantization, beside.room)
-    model = load_model(checkpoint, family, arch, build, progress, beside.change)
+    if beside.change is not None:
+        load = partial(load_model, change=beside.change)
+    model = load(checkpoint, family, arch, build, progress)
     adapters = beside.beside(model, build)
     if beside.room is not None:
         slots, rank = beside.room

@@ -10,13 +10,14 @@ import torch
 from runtime.errors import ConfigError
 from runtime.kernels.dispatch import Kernels, select_kernels
 from runtime.kernels.precision import wide
-from runtime.layers.fp8_weight import Fp8Weight
+from runtime.layers import fp8_weight, grouped_weight  # noqa: F401  they register themselves
+from runtime.layers.formats import format_of
 from runtime.layers.lora import Lora, LoraWeight, Room
+from runtime.layers.packed_weight import PackedWeight
 from runtime.layers.weight import PartsWeight, PlainWeight, TurnsWeight, Weight
 
 P = ParamSpec("P")
 R_co = TypeVar("R_co", covariant=True)
-FP8_UNITS = (8, 9)  # the first compute capability whose matrix units take e4m3
 
 
 class Calls(Protocol[P, R_co]):
@@ -72,7 +73,7 @@ class Build:
             raise ConfigError(f"--dtype {dtype} is not a floating point type")
         device = torch.device(device)
         if quantization is not None:
-            _check_fp8(device, dtype)
+            format_of(quantization).check(device, dtype)
         default = "triton_grouped" if device.type == "cuda" else "torch"
         kernels = select_kernels(device, dtype, quantization)
         lora = None if adapters is None else Lora(adapters, kernels.add_lora)
@@ -80,7 +81,7 @@ class Build:
 
     def weight(self, *shape: int) -> Weight:
         """Unfilled, of a product [outputs, inputs], or of experts [experts, outputs, inputs]."""
-        return self.parameter(*shape) if self.quantization is None else self._fp8(shape)
+        return self.parameter(*shape) if self.quantization is None else self._packed(shape)
 
     def adapted(self, weight: Weight, *, apart: bool = False) -> Weight:
         """A product's weight as adapters change it. `apart`: kernels take it together with others."""
@@ -92,11 +93,12 @@ class Build:
         if not self.kernels.turns:
             return self.weight(*shape)
         if self.quantization is not None:
-            return self._fp8(shape, turns=True)
+            return self._packed(shape, turns=True)
         return TurnsWeight(shape, self.dtype, self.device)
 
-    def _fp8(self, shape: tuple[int, ...], *, turns: bool = False) -> Fp8Weight:
-        return Fp8Weight(shape, self.dtype, self.device, self.kernels.fp8, turns=turns)
+    def _packed(self, shape: tuple[int, ...], *, turns: bool = False) -> PackedWeight:
+        assert self.quantization is not None
+        return format_of(self.quantization).make(shape, self.dtype, self.device, self.kernels, turns)
 
     def joined(self, experts: int, hidden: int, width: int) -> Joined | None:
         """Unfilled, of `experts` gated layers and one more of like width, kept so that kernels take it for an expert.
@@ -104,7 +106,10 @@ class Build:
         if not self.kernels.turns:
             return None
         if self.quantization is not None:
-            whole = self._fp8((experts + 1, 2 * width, hidden), turns=True), self._fp8((experts + 1, hidden, width))
+            whole = (
+                self._packed((experts + 1, 2 * width, hidden), turns=True),
+                self._packed((experts + 1, hidden, width)),
+            )
             own, last = (Gated(*(weight.part(at) for weight in whole)) for at in (slice(experts), experts))
             return Joined(own, last, *(weight.operand for weight in whole))
         gate_up = torch.empty(experts + 1, 2 * width, hidden, dtype=self.dtype, device=self.device)
@@ -126,15 +131,3 @@ class Build:
         """Unfilled, of something small: whole and plain however large ones are kept; in the model's dtype unless
         another is given."""
         return PlainWeight(shape, dtype or self.dtype, self.device)
-
-
-def _check_fp8(device: torch.device, dtype: torch.dtype) -> None:
-    if dtype == torch.float64:
-        raise ConfigError("--quantization fp8 does not go with float64, which nothing is rounded in; leave one out")
-    if device.type == "cuda" and torch.cuda.is_available():
-        major, minor = torch.cuda.get_device_capability(device)
-        if (major, minor) < FP8_UNITS:
-            raise ConfigError(
-                f"--quantization fp8 needs a GPU that multiplies numbers of eight bits, of compute capability 8.9 or "
-                f"later, and {torch.cuda.get_device_name(device)} has {major}.{minor}; leave it out"
-            )

@@ -170,8 +170,8 @@ def import_engine() -> None:
     import_module("runtime.engine.setup")
 
 
-def load_engine(config: EngineConfig, device_index: int, progress: Progress) -> Any:
-    """The real engine, on the replica's own GPU where it runs on one."""
+def take_device(config: EngineConfig, device_index: int) -> None:
+    """The replica's own GPU, where it runs on one, is this process's from now on. ConfigError if there is none."""
     import torch
 
     if config.device != "cpu" and torch.cuda.is_available():
@@ -180,8 +180,13 @@ def load_engine(config: EngineConfig, device_index: int, progress: Progress) -> 
                 f"--device-ids: GPU {device_index} is asked for, but only {torch.cuda.device_count()} are visible"
             )
         torch.cuda.set_device(device_index)
+
+
+def load_engine(config: EngineConfig, device_index: int, progress: Progress) -> Any:
+    """The real engine."""
     from runtime.engine import setup
 
+    take_device(config, device_index)
     return setup.load_engine(config, progress)
 
 

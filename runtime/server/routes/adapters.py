@@ -7,9 +7,9 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from runtime.errors import RequestError
+from runtime.server.adapter_bodies import LoadAdapterRequest, UnloadAdapterRequest
 from runtime.server.responses import json_response
 from runtime.server.routes.documented import takes
-from runtime.server.schemas import LoadAdapterRequest, UnloadAdapterRequest
 from runtime.server.service import Service
 
 router = APIRouter()
