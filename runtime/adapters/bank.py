@@ -28,6 +28,7 @@ class Bank:
         self.base = base
         self.lora = lora
         self.most_rank = most_rank
+        self.device = device
         held = weights_of(cast(nn.Module, model))
         self.weights = {path: weight for path, weight in held.items() if isinstance(weight, LoraWeight)}
         parts: dict[str, list[Part]] = {path: [] for path in self.weights}
@@ -54,6 +55,13 @@ class Bank:
                     "the weights (--use-lora --lora-path --pre-merge-lora)"
                 )
         self._cast(adapter)
+        wanted, free = self._stack_bytes(adapter) * self.lora.slots, self._free_bytes()
+        if wanted > free:
+            raise ConfigError(
+                f"adapter {adapter.path}: it changes experts, for which --max-loras {self.lora.slots} such take "
+                f"{wanted / 1e9:.1f} GB and {free / 1e9:.1f} GB of the device are free; merge it into the weights, or "
+                "lower --max-loras or --gpu-memory-utilization"
+            )
 
     def add(self, name: str, adapter: Adapter) -> None:
         self._pairs[name] = self._cast(adapter)
@@ -74,6 +82,19 @@ class Bank:
         pairs: Mapping[str, Pairs] = self._pairs[name]
         for path, weight in self.weights.items():
             weight.put(slot, pairs.get(path, {}))
+
+    def _stack_bytes(self, adapter: Adapter) -> int:
+        """Of what a slot takes beside its bank."""
+        changed = {pair.slot.param for pair in adapter.pairs.values()}
+        return sum(self.weights[path].stack_bytes(adapter.rank) for path in changed)
+
+    def _free_bytes(self) -> int:
+        """Of the device, for such."""
+        if self.device.type != "cuda":
+            return 1 << 62
+        kept = torch.cuda.memory_reserved(self.device) - torch.cuda.memory_allocated(self.device)
+        held = sum(weight.held_bytes for weight in self.weights.values())
+        return torch.cuda.mem_get_info(self.device)[0] + kept + held
 
     def _cast(self, adapter: Adapter) -> dict[str, Pairs]:
         made: dict[str, Pairs] = {}

@@ -38,10 +38,12 @@ class Wanted:
         if build.lora is None or self.base is None or self.room is None:
             return Adapters()
         bank = Bank(self.base, model, build.lora, self.room.rank, build.device)
-        adapters = Adapters(self.room.slots, bank, build.lora.apart)
+        adapters = Adapters(self.room.slots, bank, build.lora.apart, build.lora.every)
         for name, adapter in self.named.items():
             bank.check(adapter)
             adapters.load(name, adapter)
+        for name in adapters.offered[: self.room.slots]:
+            adapters.bring(name)  # now, as the K/V pool takes what memory is left
         return adapters
 
 

@@ -35,13 +35,14 @@ class Adapters:
 
     Args:
         slots: of the device. matrices: None where there are no adapters. apart: bits of the weights that
-            are computed in pieces when an adapter changes them.
+            are computed in pieces when an adapter changes them; every: those of all others.
     """
 
-    def __init__(self, slots: int = 0, matrices: Matrices | None = None, apart: int = 0) -> None:
+    def __init__(self, slots: int = 0, matrices: Matrices | None = None, apart: int = 0, every: int = 0) -> None:
         self.slots = slots
         self.matrices = matrices
         self.apart = apart
+        self.every = every
         self.digests: dict[str, str] = {}  # of each name
         self.leaving: set[str] = set()  # no new request may have them
         self.evictions = 0

@@ -70,7 +70,7 @@ def make_runner(
         torch.cuda.reset_peak_memory_stats()
         held = torch.cuda.memory_allocated()
         runner = make(needed)
-        warm_up(runner, rows=info.max_num_batched_tokens, longest=info.max_model_len)
+        warm_up(runner, rows=info.max_num_batched_tokens, longest=info.max_model_len, adapted=adapters.every)
         pool = runner.pool.nbytes
         largest_step = torch.cuda.max_memory_allocated() - held - pool
         recorded = recorded_bytes(runner, info) if isinstance(runner, ReplayingRunner) else 0
@@ -92,7 +92,7 @@ def make_runner(
     runner = make(pages)
     if config.num_pages is not None or not on_cuda:  # else the runner that measured has warmed everything up
         rows = info.max_num_batched_tokens if on_cuda else runner.block_size
-        warm_up(runner, rows=rows, longest=info.max_model_len)
+        warm_up(runner, rows=rows, longest=info.max_model_len, adapted=adapters.every)
     if isinstance(runner, ReplayingRunner):
         record_steps(runner, info)
     return runner, pages

@@ -45,6 +45,14 @@ class Lora:
             self.rows = LoraRows(batch.adapters, batch.tiles, batch.tile_rows)
 
     @property
+    def every(self) -> int:
+        """Bits of all weights but those that are computed in pieces."""
+        bits = 0
+        for bit in self._bits.values():
+            bits |= bit
+        return bits & ~self.apart
+
+    @property
     def in_pieces(self) -> bool:
         """Whether this forward changes something that kernels would take whole."""
         return bool(self.touched & self.apart)
@@ -124,9 +132,18 @@ class LoraWeight(Weight):
         else:
             self.down = self.down.to(device)  # of nothing, where the stacks will be
 
+    def stack_bytes(self, rank: int) -> int:
+        """Of what an adapter of a rank takes beside the bank, at most."""
+        if len(self.shape) == 2:
+            return 0
+        experts, outputs, inputs = self.shape
+        rank = -(-rank // LEAST_RANK) * LEAST_RANK
+        return experts * rank * ((len(self.cuts) - 1) * inputs + outputs) * self.dtype.itemsize
+
     @property
-    def bank_bytes(self) -> int:
-        return self.down.nbytes + self.up.nbytes
+    def held_bytes(self) -> int:
+        """Of what adapters take now beside the bank."""
+        return sum(stack.down.nbytes + stack.up.nbytes for held in self.stacks.values() for stack in held)
 
     def put(self, slot: int, pairs: Mapping[Part, tuple[torch.Tensor, torch.Tensor]]) -> None:
         """From now on the slot's adapter adds `up` times `down` to each of these parts, and nothing to others."""

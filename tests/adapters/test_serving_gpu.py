@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from runtime import LLM, SamplingParams
+from runtime.layers.lora_experts import grouped
 from tests.adapters.samples import random_adapter
 from tests.golden import GOLDEN
 
@@ -16,7 +17,7 @@ PARAMS = SamplingParams(max_tokens=12, temperature=0.0, ignore_eos=True)
 
 def llm(place, kinds, device="cuda", **flags):
     lora = {f"a{n}": str(random_adapter(place / f"a{n}", BASE, kinds[n % len(kinds)], n)) for n in range(4)}
-    flags = {"dtype": "float32", "block_size": 8, "skip_tokenizer": True, "max_num_reqs": 8, **flags}
+    flags = {"dtype": "float32", "block_size": 8, "skip_tokenizer": True, "max_num_reqs": 8, "num_pages": 64, **flags}
     return LLM(str(BASE), device=device, lora=lora, **flags)
 
 
@@ -50,3 +51,14 @@ def test_an_adapter_that_comes_later_is_recorded_too(tmp_path):
     with llm(tmp_path, [ATTENTION], device="cpu") as engine:
         engine.load_adapter("b", str(other))
         assert engine.generate([IDS], params, adapter="b")[0].token_ids == out.token_ids
+
+
+@pytest.mark.parametrize(("inputs", "outputs"), [(2048, 1024), (512, 16), (16, 2048)])
+def test_products_of_experts_that_adapters_change(inputs, outputs):
+    """In bfloat16, some experts without a row."""
+    random = torch.Generator().manual_seed(inputs)
+    expert = torch.randint(0, 12, (300,), generator=random).sort().values + 2
+    x, stack = (torch.randn(*shape, generator=random) for shape in ((300, inputs), (16, outputs, inputs)))
+    made = grouped(x.cuda().bfloat16(), expert.cuda(), stack.cuda().bfloat16())
+    expected = grouped(x.bfloat16().double(), expert, stack.bfloat16().double())
+    assert (made.cpu().double() - expected).norm() / expected.norm() < 1e-2

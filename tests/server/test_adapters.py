@@ -206,3 +206,23 @@ def test_routes_are_off_unless_asked_for(checkpoint: Path, places: Path) -> None
         assert answer.status_code == 403
         assert "--lora-routes" in answer.json()["error"]["message"]
         assert names(client) >= {"one"}
+
+
+def test_every_replica_has_them(checkpoint: Path, places: Path) -> None:
+    flags = ["--data-parallel-size", "2", "--lora-routes"]
+    with serving("--model", str(checkpoint), *flags) as server:
+        wait_for(lambda: server.metrics()["unmask_backends_ready"] == 2, 60)
+        with server.client() as client:
+            name = names(client).pop()
+            assert change(client, "load", lora_name="a", lora_path=str(places / "p0")).status_code == 200
+            body = {"prompt": ["tell me"] * 6, "max_tokens": 16, "temperature": 0, "ignore_eos": True}
+            texts = {
+                model: {
+                    c["text"] for c in client.post("/v1/completions", json=body | {"model": model}).json()["choices"]
+                }
+                for model in (name, "a")
+            }
+            assert [len(found) for found in texts.values()] == [1, 1]  # alike on both
+            assert texts[name] != texts["a"]
+            assert change(client, "unload", lora_name="a").status_code == 200
+            assert names(client) == {name}
