@@ -169,8 +169,8 @@ class Adapters:
         return dict(Counter(request.adapter for request in waiting if request.adapter)) if self.slots else {}
 
     def salt(self, name: str, salt: str) -> str:
-        """What makes cached prefixes nobody else's, beside a tenant's own `salt`."""
-        return f"{self.digests[name]}\0{salt}" if name else salt
+        """Of cached prefixes, which only requests of the same adapter and the same tenant's `salt` share."""
+        return f"{self.digests.get(name, '')}\0{salt}"
 
     def _idle(self) -> str | None:
         return next((name for name in self._slots if not self._held[name]), None)

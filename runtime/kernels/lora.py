@@ -13,6 +13,7 @@ from runtime.kernels.triton_import import tl, triton
 
 MOST_PARTS = 3  # of outputs
 DEPTH, COLUMNS = 128, 128
+ROWS = 32  # whatever the tiles, so that a row's bits do not depend on them
 SPLIT = 512  # inputs that one program sums up
 
 
@@ -125,19 +126,18 @@ def add_lora(
     (count, outputs), inputs, rank, parts = out.shape, x.shape[1], up.shape[2], len(cuts) - 1
     if parts > MOST_PARTS:
         raise AssertionError(f"{parts} parts of a product, which the kernel has no room for")
-    block = 16 if rows.tile_rows <= 16 else 32
-    chunks = triton.cdiv(rows.tile_rows, block)
+    chunks = triton.cdiv(rows.tile_rows, ROWS)
     splits = max(1, min(8, inputs // SPLIT))
     span = triton.cdiv(triton.cdiv(inputs, splits), DEPTH) * DEPTH
     precision = "ieee" if x.dtype == torch.float32 else "tf32"
     small = torch.empty(splits, count, parts, rank, dtype=torch.float32, device=x.device)
     programs = len(rows.tiles) * chunks
     _shrink[(programs, parts, splits)](
-        x, down, rows.slots, rows.tiles, small, count, INPUTS=inputs, RANK=rank, PARTS=parts, ROWS=block,
+        x, down, rows.slots, rows.tiles, small, count, INPUTS=inputs, RANK=rank, PARTS=parts, ROWS=ROWS,
         CHUNKS=chunks, SPAN=span, DEPTH=DEPTH, STAGES=3, PRECISION=precision, num_warps=4,
     )  # fmt: skip
     _expand[(programs, triton.cdiv(outputs, COLUMNS))](
         out, small, up, rows.slots, rows.tiles, count, OUTPUTS=outputs, RANK=rank, PARTS=parts,
-        CUT1=cuts[1] if parts > 1 else 0, CUT2=cuts[2] if parts > 2 else 0, SPLITS=splits, ROWS=block, CHUNKS=chunks,
+        CUT1=cuts[1] if parts > 1 else 0, CUT2=cuts[2] if parts > 2 else 0, SPLITS=splits, ROWS=ROWS, CHUNKS=chunks,
         COLUMNS=COLUMNS, PRECISION=precision, num_warps=4,
     )  # fmt: skip

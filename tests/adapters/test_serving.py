@@ -9,6 +9,9 @@ import torch
 from safetensors.torch import load_file
 
 from runtime import LLM, SamplingParams
+from runtime.engine.making import step_sizes
+from runtime.engine.recording import at_once
+from runtime.engine.replaying import ReplayingRunner
 from runtime.errors import ConfigError, RequestError
 from tests.adapters.samples import merged_checkpoint, random_adapter
 from tests.golden import GOLDEN
@@ -81,6 +84,34 @@ def test_a_batch_of_sixteen_and_the_base_equals_each_alone(adapters, alone, slot
     assert [out.token_ids for out in outs] == [alone(name, i) for i, name in enumerate(NAMES)]
     assert len({tuple(out.token_ids) for out in outs}) > 8
     assert (evictions > 0) == (slots == 3)
+
+
+def replayed(engine):
+    """The same with steps that are filled up and replayed, as on a GPU."""
+    inner = engine.engine
+    runner, info = inner.runner, engine.info
+    sizes = step_sizes(info, inner.strategy, -(-info.max_model_len // info.page_size), inner.adapters)
+    inner.runner = ReplayingRunner(
+        runner.model, runner.pool, block_size=sizes.block, mask_id=info.mask_token_id, max_token_id=info.max_token_id,
+        eos_ids=tuple(info.eos_token_ids), places=info.max_num_reqs, sizes=sizes, record=at_once, uses=1,
+    )  # fmt: skip
+    return engine
+
+
+def test_filled_up_steps_answer_the_same(adapters, alone):
+    """Those that change experts are launched anew; the base's own steps have nothing of adapters in them."""
+    mine = [i for i in range(32) if i % 17 in (0, 3, 16)]  # of attention, and the base
+    plain = {name: path for name, path in adapters.items() if int(name[1:]) % 3 == 0}
+    with replayed(llm(lora=plain, max_num_reqs=8)) as engine:
+        outs = engine.generate([prompts(32)[i] for i in mine], PARAMS, adapter=[NAMES[i] for i in mine])
+        assert [out.token_ids for out in outs] == [alone(NAMES[i], i) for i in mine]
+        ran = engine.engine.runner.ran
+        assert ran.replayed > 0
+        replayed_before = ran.replayed
+        engine.load_adapter("experts", str(adapters["a2"]))
+        (out,) = engine.generate([prompts(32)[2]], PARAMS, adapter="experts")
+        assert out.token_ids == alone("a2", 2)
+        assert ran.replayed == replayed_before
 
 
 def test_a_prefix_is_shared_with_ones_own_adapter_alone(adapters):

@@ -96,7 +96,8 @@ def test_names(adapters):
     adapters.load("a", adapter())
     with pytest.raises(ConfigError, match="loaded with other content"):
         adapters.load("a", adapter("other"))
-    assert adapters.salt("a", "s") != adapters.salt("", "s") == "s"
+    assert adapters.salt("a", "s") != adapters.salt("", "s") != adapters.salt("", "t")
+    assert adapters.salt("a", "s") != adapters.salt("", "d\0s")
 
 
 def waiting(*names):
