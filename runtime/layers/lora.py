@@ -11,7 +11,7 @@ import torch
 from runtime.kernels.batch import ForwardBatch
 from runtime.kernels.dispatch import LoraKernel
 from runtime.kernels.lora import LoraRows
-from runtime.layers.weight import Part, Weight
+from runtime.layers.weight import Index, Part, Weight
 
 LEAST_RANK = 16  # of what kernels multiply
 
@@ -107,6 +107,9 @@ class LoraWeight(Weight):
     @property
     def size(self) -> int:
         return self.base.size
+
+    def fill(self, index: Index, tensor: torch.Tensor) -> int:
+        return self.base.fill(index, tensor)
 
     def take(self, part: Part, tensor: torch.Tensor) -> int:
         return self.base.take(part, tensor)
