@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import shutil
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,7 +17,7 @@ import pytest
 from safetensors.numpy import save_file
 
 from tests.server.checkpoint import CONFIG
-from tests.server.harness import ServerProcess, serving, wait_for
+from tests.server.harness import ROOT, ServerProcess, serving, wait_for
 
 HIDDEN = CONFIG["hidden_size"]
 QKV = (CONFIG["num_attention_heads"] + 2 * CONFIG["num_key_value_heads"]) * CONFIG["head_dim"]
@@ -226,3 +228,21 @@ def test_every_replica_has_them(checkpoint: Path, places: Path) -> None:
             assert texts[name] != texts["a"]
             assert change(client, "unload", lora_name="a").status_code == 200
             assert names(client) == {name}
+
+
+def test_one_that_cannot_be_served_ends_start_up(checkpoint: Path) -> None:
+    command = [
+        sys.executable,
+        "-m",
+        "runtime.server",
+        "--port",
+        "0",
+        "--model",
+        str(checkpoint),
+        "--log-level",
+        "error",
+    ]
+    done = subprocess.run([*command, "--lora", "a=/nowhere"], cwd=ROOT, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 1
+    (sentence,) = done.stderr.strip().splitlines()
+    assert sentence.startswith("error: adapter '/nowhere' is not a directory")

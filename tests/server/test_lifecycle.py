@@ -218,7 +218,7 @@ def test_a_wrong_flag_ends_start_up_with_one_sentence() -> None:
     for args, words in (
         (["--max-num-reqs", "0"], "--max-num-reqs"),
         (["--no-such-flag"], "--no-such-flag"),
-        (["--lora", "a=/nowhere"], "/nowhere"),
+        (["--lora", "a"], "NAME=PATH"),
         (["--quantization", "int2"], "--quantization"),
         (["--api-key-file", "/nowhere"], "--api-key-file"),
         (["--host", "256.1.1.1", "--model", "/tmp"], "--host"),
