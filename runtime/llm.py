@@ -90,13 +90,18 @@ class LLM:
         return self.engine.info
 
     def generate(
-        self, prompts: Sequence[Prompt] | str, params: SamplingParams | Sequence[SamplingParams] | None = None
+        self,
+        prompts: Sequence[Prompt] | str,
+        params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        adapter: str | Sequence[str | None] | None = None,
     ) -> list[GenerationOutput]:
         """Answer all prompts, in shared batches; outputs in their order.
 
         Args:
             prompts: texts (continued as they are), lists of ids, or lists of chat messages, in any mix.
             params: one for all, or one each.
+            adapter: likewise, the name of one that is loaded; None: the base model.
 
         Raises:
             RequestError: if any of them is wrong (nothing runs then), or the engine failed on one.
@@ -104,7 +109,14 @@ class LLM:
         if isinstance(prompts, str):
             prompts = [prompts]
         each = self._params(params, len(prompts))
-        groups = [self._choices(prompt, mine) for prompt, mine in zip(prompts, each, strict=True)]
+        names = [adapter] * len(prompts) if adapter is None or isinstance(adapter, str) else list(adapter)
+        if len(names) != len(prompts):
+            raise RequestError(
+                f"adapter: {len(names)} for {len(prompts)} prompts; give one, or one each", param="adapter"
+            )
+        groups = [
+            self._choices(prompt, mine, adapter=name) for prompt, mine, name in zip(prompts, each, names, strict=True)
+        ]
         self._finish([choice for group in groups for choice in group])
         answers = [[_output(choice) for choice in group] for group in groups]
         return [_with_choices(group) for group in answers]
@@ -115,6 +127,7 @@ class LLM:
         params: SamplingParams | None = None,
         *,
         stream_mode: Literal["denoise", "block_append"] = "denoise",
+        adapter: str | None = None,
     ) -> Iterator[dict[str, Any]]:
         """The events of runtime.md 3 as they happen, the last one ``event: "final"`` with the full answer."""
         params = params or SamplingParams()
@@ -123,7 +136,7 @@ class LLM:
         if stream_mode not in ("denoise", "block_append"):
             raise RequestError("stream_mode: must be denoise or block_append", param="stream_mode")
         report: Report = "denoise" if stream_mode == "denoise" else "stable"
-        (choice,) = self._choices(prompt, params, report)
+        (choice,) = self._choices(prompt, params, report, adapter)
         make = denoise_event if stream_mode == "denoise" else append_event
         inbox = self._open([choice])
         try:
@@ -139,14 +152,26 @@ class LLM:
         yield {"event": "final", "id": choice.spec.id, **final}
 
     @torch.inference_mode()
-    def logits(self, ids: Sequence[int], block_size: int | None = None) -> torch.Tensor:
+    def logits(self, ids: Sequence[int], block_size: int | None = None, *, adapter: str | None = None) -> torch.Tensor:
         """float32 [len(ids), vocab] (float64 where the model is): one uncached forward under the family's attention.
 
         Same layers and kernels as serving; before any shift or ban.
         """
         from runtime.engine.uncached import sequence_logits
 
-        return sequence_logits(self.engine, list(ids), block_size)
+        return sequence_logits(
+            self.engine, list(ids), block_size, self.engine.adapters.named(adapter, self.info.default_adapter)
+        )
+
+    def load_adapter(self, name: str, path: str) -> None:
+        """From now on `adapter` may name it. ConfigError, and nothing changes, where it cannot be served."""
+        self.engine.load_adapter(name, self.engine.read_adapter(path))
+
+    def unload_adapter(self, name: str) -> None:
+        """Forget it. RequestError while answers with it are under way."""
+        if not self.engine.unload_adapter(name):
+            self.engine.adapters.leaving.discard(name)
+            raise RequestError(f"adapter: answers with {name!r} are under way", param="adapter", status=409)
 
     def close(self) -> None:
         """Free the model and the cache; the object cannot be used afterwards. Closing again does nothing."""
@@ -184,7 +209,9 @@ class LLM:
             raise RequestError(f"prompt: {what} needs a tokenizer, and skip_tokenizer is on; give ids", param="prompt")
         return self.tokenizer
 
-    def _choices(self, prompt: Prompt, params: SamplingParams, report: Report | None = None) -> list[Choice]:
+    def _choices(
+        self, prompt: Prompt, params: SamplingParams, report: Report | None = None, adapter: str | None = None
+    ) -> list[Choice]:
         stop = stop_strings(params.stop)
         if stop:
             self._tokenizer("a stop string")
@@ -194,6 +221,7 @@ class LLM:
             self.engine.info,
             id=f"llm-{next(self._ids)}",
             report=report or ("stable" if stop else "final"),
+            adapter=self.engine.adapters.named(adapter),
         )
         return [Choice(i, one, self._answer(stop)) for i, one in enumerate(choices(spec, params.n))]
 

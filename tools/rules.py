@@ -141,8 +141,8 @@ RULES: Mapping[type[Section], tuple[Rule, ...]] = {
         ),
         Rule(
             f"!has(self.extraArgs) || !self.extraArgs.exists(a, a.matches('{_RESERVED_ARGUMENT}'))",
-            "the operator itself sets or needs these flags, or they reach the pod's files: "
-            f"{', '.join('--' + name for name in RESERVED)}; remove them and use the spec",
+            "the operator itself sets or needs these flags, or they reach files: "
+            f"{', '.join('--' + name for name in RESERVED)}; use the spec",
             "extraArgs",
         ),
         Rule(

@@ -22,6 +22,7 @@ from runtime.bench.discarding import Discarding, experts_chosen
 from runtime.bench.floor import work_of
 from runtime.bench.layers import layer_error
 from runtime.bench.steady import SERVED, Steady, begin, pages_of, steady
+from runtime.engine.adapting import Adapters
 from runtime.engine.engine import Engine
 from runtime.engine.making import step_sizes
 from runtime.engine.model_runner import ModelRunner
@@ -71,12 +72,16 @@ class Live:
     facts: Facts
     mask_id: int | None
     args: argparse.Namespace
+    adapters: Adapters
+    loras: int = 0  # of these, that requests have in turn
     apart: bool = False  # of a deterministic model
 
     def case(self, kind: str, batch: int, context: int, steps: list[Steady]) -> dict[str, Any]:
         """Milliseconds of a step, medians; of one that is made of others, also what these take by themselves."""
         *parts, whole = steps
         row: dict[str, Any] = {"case": kind, "batch": batch, "context": context, **self._time(whole, context)}
+        if self.adapters.slots:
+            row["loras"] = self.loras
         if parts:
             row["parts"] = [self._time(part, context, measure=False) for part in parts]
             row["parts_ms"] = round(sum(part["wall_ms"] for part in row["parts"]), 3)
@@ -91,7 +96,7 @@ class Live:
         info = self._info(step)
         runner = self._runner(info)
         discarding = Discarding(runner)
-        engine = Engine(info=info, runner=discarding, strategy=self.strategy)
+        engine = Engine(info=info, runner=discarding, strategy=self.strategy, adapters=self.adapters)
         random = np.random.default_rng(len(step.members) * 1_000_003 + seed)
         last = self.facts.vocab_size - 1
         low, high = min(IDS[0], last // 2), min(IDS[1], last)
@@ -100,6 +105,7 @@ class Live:
             asked = RequestSpec(
                 id=str(n), prompt=prompt, max_tokens=block, ignore_eos=True, seed=n,
                 temperature=float(self.strategy.noisy), decoding=info.defaults(),
+                adapter=str(n % self.loras) if self.loras else "",
             )  # fmt: skip
             engine.add(asked)
         rewind = begin(engine, step)
@@ -130,6 +136,7 @@ class Live:
             row["host_ms"] = round(statistics.median(w - d for w, d in zip(walls, device, strict=True)), 3)
             row["ratio"] = round(row["wall_ms"] / row["device_ms"], 3)
         row["replayed"] = runner.ran.replayed - before
+        engine.close()
         if measure:
             row |= self._measured(discarding, row["wall_ms"])
         return row
@@ -156,7 +163,7 @@ class Live:
     def _runner(self, info: EngineInfo) -> ModelRunner:
         served = msgspec.structs.replace(info, max_num_batched_tokens=SERVED)
         pages = -(-longest_request(self.strategy, info.max_model_len) // info.page_size)
-        sizes = step_sizes(served, self.strategy, pages)
+        sizes = step_sizes(served, self.strategy, pages, self.adapters)
         named: dict[str, Any] = {
             "block_size": sizes.block,
             "mask_id": self.mask_id,

@@ -14,6 +14,10 @@ from runtime.strategies import Strategy
 if TYPE_CHECKING:  # the machines that measure may lack the messages' package
     from runtime.engine.engine import Engine
 
+COLUMNS = (  # of a table of such steps, as far as they have been measured
+    *("case", "batch", "context", "loras", "rows", "sampled", "wall_ms", "device_ms", "host_ms", "ratio", "experts"),
+    *("replayed", "floor_ms", "of_floor", "error", "parts_ms", "of_parts", "tokens_per_s"),
+)
 KINDS = {
     "plain": "every request denoises a block",
     "commit": "every request feeds a finished block and a fresh one",

@@ -52,6 +52,8 @@ class _Asked:
     max_nfe: int | None = None
     max_repetition_run: int | None = None
     given: dict[int, int] = field(default_factory=dict)
+    cache_salt: str = ""
+    adapter: str = ""
 
 
 @dataclass(frozen=True)

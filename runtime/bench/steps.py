@@ -20,10 +20,11 @@ from typing import Any, cast
 import torch
 from torch import nn
 
-from runtime.bench import floor, output
-from runtime.bench.steady import KINDS
+from runtime.bench import floor, loras, output
+from runtime.bench.steady import COLUMNS, KINDS
 from runtime.bench.step_plans import StepPlans, pages_needed
 from runtime.config.table import BY_DEST
+from runtime.engine.adapting import Adapters
 from runtime.engine.model_runner import ModelRunner
 from runtime.errors import ConfigError
 from runtime.layers.attention_dispatch import attention_names
@@ -68,6 +69,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--live", action="store_true", help="the wall clock of an engine's whole step instead")
     about = "; ".join(f"{name}: {text}" for name, text in KINDS.items())
     parser.add_argument("--cases", choices=KINDS, nargs="+", default=["plain"], help=f"of --live; {about}")
+    loras.add_arguments(parser)
     parser.add_argument("--enforce-eager", action="store_true", help="of --live: launch each step anew")
     parser.add_argument(
         "--check", action="store_true", help="of --live: compare each layer with the kernels' references"
@@ -97,8 +99,10 @@ def main(args: argparse.Namespace) -> int:
 class _Setup:
     """A runner over one pool large enough for every case, its plans, and the facts that make the figures comparable."""
 
-    def __init__(self, model: Model, strategy: Strategy, known: Facts, args: argparse.Namespace, build: Build) -> None:
-        device, dtype = build.device, build.dtype
+    def __init__(
+        self, model: Model, strategy: Strategy, known: Facts, args: argparse.Namespace, build: Build, adapters: Adapters
+    ) -> None:
+        device, dtype, self.adapters = build.device, build.dtype, adapters
         decode = max(args.batch) * pages_needed(max(args.context) + 2 * args.block_size, args.page_size)
         pages = max(decode, max(args.batch) * pages_needed(max([*args.prompt, 1]), args.page_size))
         if args.live:
@@ -147,13 +151,16 @@ def _set_up(args: argparse.Namespace) -> _Setup:
     checkpoint = None if args.model is None else resolve_checkpoint(args.model)
     config = architecture(args.arch) if checkpoint is None else checkpoint.config
     quantization = quantization_of(config, args.quantization)
-    build = Build.choose(device, dtype, args.attn_impl, quantization, deterministic=args.deterministic)
+    build = Build.choose(
+        device, dtype, args.attn_impl, quantization, loras.room(args), deterministic=args.deterministic
+    )
     family = resolve_family(None, config)
     arch = family.parse(config)
     known = family.facts(arch)
     strategy = _strategy(family, known, args)
     model = random_model(config, build) if checkpoint is None else load_model(checkpoint, family, arch, build)
-    return _Setup(model, strategy, known, args, build)
+    adapters = loras.drawn(args, family, arch, model, build)
+    return _Setup(model, strategy, known, args, build, adapters)
 
 
 def _strategy(family: Family[Any], known: Facts, args: argparse.Namespace) -> Strategy:
@@ -201,12 +208,16 @@ def _decode_case(setup: _Setup, batch: int, context: int, args: argparse.Namespa
 def _live_cases(setup: _Setup, args: argparse.Namespace) -> list[dict[str, Any]]:
     from runtime.bench.live import Live, cases
 
-    strategy = setup.plans.strategy
-    live = Live(setup.runner.model, setup.pool, strategy, setup.known, setup.plans.mask_id, args, args.deterministic)
+    runner, plans = setup.runner, setup.plans
+    live = Live(
+        runner.model, setup.pool, plans.strategy, setup.known, plans.mask_id, args, setup.adapters,
+        apart=args.deterministic,
+    )  # fmt: skip
     rows = []
-    for kind, batch, context, steps in cases(args, strategy):
-        rows.append(live.case(kind, batch, context, steps))
-        print(json.dumps(rows[-1]), flush=True)
+    for kind, batch, context, steps in cases(args, plans.strategy):
+        for live.loras in sorted({0, setup.adapters.slots}):
+            rows.append(live.case(kind, batch, context, steps))
+            print(json.dumps(rows[-1]), flush=True)
     return rows
 
 
@@ -280,13 +291,10 @@ def _captured(forward: Callable[[], torch.Tensor]) -> Callable[[], object]:
 def table(rows: list[dict[str, Any]]) -> str:
     """Milliseconds, one line a case and context, one column a batch size."""
     if rows and "wall_ms" in rows[0]:
-        every = ("case", "batch", "context", "rows", "sampled", "wall_ms", "device_ms", "host_ms", "ratio", "experts",
-                 "replayed", "floor_ms", "of_floor", "error", "parts_ms", "of_parts", "tokens_per_s")  # fmt: skip
-        names = [name for name in every if any(name in row for row in rows)]
+        names = [name for name in COLUMNS if any(name in row for row in rows)]
         lines = ["".join(f"{name:>{max(10, len(name) + 1)}}" for name in names)]
-        return "\n".join(
-            lines + ["".join(f"{row.get(name, '-')!s:>{max(10, len(name) + 1)}}" for name in names) for row in rows]
-        )
+        lines += ["".join(f"{row.get(name, '-')!s:>{max(10, len(name) + 1)}}" for name in names) for row in rows]
+        return "\n".join(lines)
     batches = sorted({row["batch"] for row in rows})
     measures = [("decode", "step_ms"), ("decode", "forward_ms"), ("decode", "graph_ms"), ("prefill", "step_ms")]
     lines = [f"{'ms':28}" + "".join(f"{f'bs {b}':>10}" for b in batches)]

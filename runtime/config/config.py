@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, Self
 
+from runtime.config.adapters import DEFAULT_LORAS, named_adapters
 from runtime.config.flags import check
 from runtime.config.keys import check_keys
 from runtime.config.table import BY_DEST, BY_SPELLING
@@ -39,6 +41,12 @@ class EngineConfig:
     gpu_memory_utilization: float = 0.9
     num_pages: int | None = None
     kv_cache_layout: Literal["unified", "distinct"] = "unified"
+    use_lora: bool = False
+    lora_path: str | None = None
+    pre_merge_lora: bool = False
+    lora: tuple[str, ...] = ()
+    max_loras: int | None = None
+    max_lora_rank: int | None = None
     attn_impl: Literal["triton_grouped", "triton", "torch"] | None = None
     disable_full_static_runner: bool = False
     enforce_eager: bool = False
@@ -78,6 +86,19 @@ class EngineConfig:
         self._check_combinations()
 
     def _check_combinations(self) -> None:
+        if self.use_lora != (self.lora_path is not None):
+            raise ConfigError("--use-lora and --lora-path go together; give both, or leave both out")
+        if self.pre_merge_lora and not self.use_lora:
+            raise ConfigError("--pre-merge-lora: merges the adapter of --use-lora and --lora-path; give these too")
+        named_adapters(self.lora)
+        if self.lora and self.default_adapter:
+            raise ConfigError(
+                "--lora: with --use-lora all requests have one adapter; add --pre-merge-lora, or leave --use-lora out"
+            )
+        if self.max_lora_rank is not None and not self.serves_adapters:
+            raise ConfigError(
+                "--max-lora-rank: there are no adapters that requests name; give --lora or --max-loras too"
+            )
         if self.eos_token_ids is not None and self.mask_token_id in self.eos_token_ids:
             raise ConfigError(f"--eos-token-ids: {self.mask_token_id} is also --mask-token-id")
         if self.sampling_mode == "edit" and self.remask_threshold:
@@ -85,6 +106,23 @@ class EngineConfig:
                 f"--remask-threshold {self.remask_threshold:g}: only the threshold algorithm masks again, not "
                 "--sampling-mode edit; leave it out"
             )
+
+    @property
+    def default_adapter(self) -> str:
+        """The name of the adapter that all requests have, "" where it is merged or there is none."""
+        return (self.lora_path or "").rstrip("/").rsplit("/", 1)[-1] if not self.pre_merge_lora else ""
+
+    @property
+    def adapters(self) -> dict[str, str]:
+        """Those that are served beside the model from the start: name -> where it is."""
+        if self.default_adapter and self.lora_path is not None:
+            return {self.default_adapter: self.lora_path}
+        return named_adapters(self.lora)
+
+    @property
+    def serves_adapters(self) -> bool:
+        """Whether there is room for adapters beside the model."""
+        return bool(self.adapters) or self.max_loras is not None
 
     @classmethod
     def from_flags(cls, **values: Any) -> EngineConfig:
@@ -108,6 +146,8 @@ class EngineConfig:
                     continue
             if key in given:
                 raise ConfigError(f"{name}: given twice, under two names")
+            if key == "lora" and isinstance(value, Mapping):
+                value = tuple(f"{name}={uri}" for name, uri in value.items())
             given[key] = value
         return cls(**given)
 
@@ -119,6 +159,8 @@ class ServerConfig:
     engine: EngineConfig = field(default_factory=EngineConfig)
     served_model_name: tuple[str, ...] = ()  # see model_names
     chat_template: str | None = None
+    lora_config: str | None = None
+    lora_routes: bool = False
     data_parallel_size: int = 1
     device_ids: tuple[int, ...] | None = None  # replica i runs on device_ids[i]
     host: str = "0.0.0.0"
@@ -142,10 +184,14 @@ class ServerConfig:
     def __post_init__(self) -> None:
         for name in (f.name for f in dataclasses.fields(self) if f.name in BY_DEST):
             object.__setattr__(self, name, check(BY_DEST[name], getattr(self, name)))
+        if (self.lora_config is not None or self.lora_routes) and not self.engine.serves_adapters:
+            object.__setattr__(self, "engine", dataclasses.replace(self.engine, max_loras=DEFAULT_LORAS))
         self._check_combinations()
 
     def _check_combinations(self) -> None:
         object.__setattr__(self, "api_key", check_keys(self.api_key, "--api-key"))
+        if both := set(self.model_names) & self.engine.adapters.keys():
+            raise ConfigError(f"--lora: {min(both)!r} is the model's own name; give the adapter another")
         if len(set(self.served_model_name)) != len(self.served_model_name):
             raise ConfigError("--served-model-name: the same name is given twice")
         if (self.zmq_command_addr is None) != (self.zmq_event_addr is None):
@@ -165,6 +211,12 @@ class ServerConfig:
                     f"--device-ids: needs {self.data_parallel_size} different ids, one a replica "
                     f"(--data-parallel-size), got {','.join(map(str, self.device_ids)) or 'none'}"
                 )
+
+    @property
+    def fetches_adapters(self) -> bool:
+        """Whether a backend may have to fetch adapters from the hub."""
+        uris = [*self.engine.adapters.values(), self.engine.lora_path or ""]
+        return self.lora_config is not None or self.lora_routes or any(uri.startswith("hf://") for uri in uris)
 
     @property
     def model_names(self) -> tuple[str, ...]:

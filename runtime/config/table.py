@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from functools import partial
 
+from runtime.config.adapters import ADAPTER_FLAGS
 from runtime.config.decoding import DECODING_FLAGS
 from runtime.config.flags import Flag
 
@@ -11,7 +12,6 @@ _model = partial(Flag, group="model", engine=True)
 _parallel = partial(Flag, group="parallelism and devices")
 _memory = partial(Flag, group="blocks, batches and memory", engine=True)
 _speed = partial(Flag, group="execution", engine=True)
-_lora = partial(Flag, group="adapters", engine=True, built=False, reason="adapters cannot be loaded in this version")
 _server = partial(Flag, group="server")
 
 _ONE_DEVICE = "a replica runs on one device in this version"
@@ -191,12 +191,7 @@ FLAGS: tuple[Flag, ...] = (
         default=False,
         help="a request's bits depend on it alone, not on what runs beside it; slower, on a CPU many times",
     ),
-    _lora(name="use-lora", type="bool", default=False, help="serve with one adapter"),
-    _lora(name="lora-path", metavar="DIR", help="that adapter"),
-    _lora(name="pre-merge-lora", type="bool", default=False, help="merge it into the weights at start"),
-    _lora(name="lora", many=True, default=(), metavar="NAME=PATH", help="an adapter that requests name, repeatable"),
-    _lora(name="max-loras", type="int", low=1, help="adapters held at once"),
-    _lora(name="max-lora-rank", type="int", low=1, help="largest rank of an adapter"),
+    *ADAPTER_FLAGS,
     *DECODING_FLAGS,
     _server(name="host", default="0.0.0.0", help="address to listen on"),
     _server(name="port", type="int", default=8000, low=0, high=65535, help="port to listen on; 0 takes a free one"),

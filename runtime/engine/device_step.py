@@ -68,6 +68,8 @@ class DeviceStep:
             tile_rows=shape.tile_rows,
             reach=shape.reach,
             signal=self._told(shape, given),
+            adapters=given.get("adapters"),
+            adapted=shape.adapted,
         )
 
     def forward(self, shape: ForwardShape, given: Given) -> torch.Tensor:

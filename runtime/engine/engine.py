@@ -9,6 +9,8 @@ from collections.abc import Callable
 
 import torch
 
+from runtime.adapters.reading import Adapter
+from runtime.engine.adapting import Adapters
 from runtime.engine.kv_cache import KVCacheManager
 from runtime.engine.model_runner import Runner
 from runtime.engine.page_table import PageTable
@@ -39,7 +41,9 @@ class Engine:
     Built by ``runtime.engine.setup.load_engine`` from a configuration, or directly around any runner.
     """
 
-    def __init__(self, *, info: EngineInfo, runner: Runner, strategy: Strategy) -> None:
+    def __init__(
+        self, *, info: EngineInfo, runner: Runner, strategy: Strategy, adapters: Adapters | None = None
+    ) -> None:
         self.info = info
         self.runner = runner
         self.strategy = strategy
@@ -56,13 +60,15 @@ class Engine:
             pages_per_unit=self.cache.pages_per_unit,
             page_size=info.page_size,
         )
-        self.planner = Planner(self.table, strategy)
+        self.adapters = adapters or Adapters()
+        self.planner = Planner(self.table, strategy, self.adapters)
         self.scheduler = Scheduler(
             cache=self.cache,
             table=self.table,
             strategy=strategy,
             budget=info.max_num_batched_tokens,
             max_requests=info.max_num_reqs,
+            adapters=self.adapters,
         )
         self._requests: dict[str, Request] = {}  # those not answered yet
         self._arrivals = 0
@@ -75,12 +81,14 @@ class Engine:
         self._block_steps: deque[int] = deque(maxlen=OBSERVATIONS)
 
     def add(self, spec: RequestSpec) -> None:
-        """Queue a request; ValueError if its id is in use, RuntimeError once closed. Everything else was checked by
-        ``runtime.request.resolve``."""
+        """Queue a request; ValueError if its id is in use or its adapter gone, RuntimeError once closed. Everything
+        else was checked by ``runtime.request.resolve``."""
         if self._closed:
             raise RuntimeError("the engine is closed")
         if spec.id in self._requests:
             raise ValueError(f"request id {spec.id!r} is in use")
+        if spec.adapter and not self.adapters.offers(spec.adapter):
+            raise ValueError(f"there is no adapter {spec.adapter!r}")
         request = Request(
             spec,
             size=self.strategy.positions(len(spec.prompt), spec.max_tokens),
@@ -89,6 +97,7 @@ class Engine:
             seq=self._arrivals,
             rules=self.rules,
         )
+        request.salt = self.adapters.salt(spec.adapter, spec.cache_salt)
         self._arrivals += 1
         self._requests[spec.id] = request
         self.scheduler.add(request)
@@ -99,6 +108,22 @@ class Engine:
         request = self._requests.pop(request_id, None)
         if request is not None:
             self.scheduler.release(request)
+
+    def read_adapter(self, uri: str) -> Adapter:
+        """Read and check an adapter; in any thread. ConfigError says what is wrong with it."""
+        return self.adapters.read(uri)
+
+    def load_adapter(self, name: str, adapter: Adapter) -> None:
+        """From now on requests may name it. ConfigError, and nothing changes, where it cannot be."""
+        self.adapters.load(name, adapter)
+
+    def unload_adapter(self, name: str) -> bool:
+        """No new request may name it; once the last one that does has ended, it is forgotten: True then."""
+        self.adapters.leaving.add(name)
+        if self.adapters.held(name) or any(request.adapter == name for request in self._requests.values()):
+            return False
+        self.adapters.unload(name)
+        return True
 
     def has_work(self) -> bool:
         return bool(self.scheduler.running or self.scheduler.waiting)
@@ -251,6 +276,8 @@ class Engine:
         """Totals since start, gauges now, and the observations since the last call (the latest, if very many)."""
         stats = self._stats
         stats.waiting = len(self.scheduler.waiting)
+        stats.adapters_waiting = self.adapters.wanted(self.scheduler.waiting)
+        stats.adapter_evictions = self.adapters.evictions
         stats.pages_used = self.cache.pages_used
         stats.pages_cached = self.cache.pages_cached
         stats.preemptions = self.scheduler.preemptions

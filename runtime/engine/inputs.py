@@ -24,7 +24,7 @@ class ForwardShape:
     """All that the forward's launches depend on. `tile_rows`, `reach`: see ForwardBatch; under a recorded graph bounds.
 
     `merged`: rows whose embedding is made of several tokens', and of how many each. `told`: blocks whose last step a
-    model that conditions itself is told of.
+    model that conditions itself is told of. `adapted`: see ForwardBatch.
     """
 
     rows: int
@@ -35,6 +35,7 @@ class ForwardShape:
     reach: int
     merged: tuple[int, int] = (0, 0)
     told: int = 0
+    adapted: int = 0
 
 
 @dataclass(frozen=True)
@@ -99,6 +100,9 @@ def forward_inputs(plan: StepPlan, *, told: bool, block_size: int) -> tuple[Forw
         if later:
             arrays["told_rows"] = blocks.rows[had_one, None] + np.arange(block_size)
             arrays["told_place"] = blocks.place[had_one]  # type: ignore[index]  # it is not None, see above
+    if plan.adapted:
+        assert plan.adapters is not None
+        arrays["adapters"] = plan.adapters
     shape = ForwardShape(
         rows=len(plan.tokens),
         tiles=len(plan.tiles),
@@ -108,6 +112,7 @@ def forward_inputs(plan: StepPlan, *, told: bool, block_size: int) -> tuple[Forw
         reach=int(plan.positions.max()) + 1,
         merged=merged,
         told=later,
+        adapted=plan.adapted,
     )
     return shape, arrays
 

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from runtime.config import EngineConfig
+from runtime.engine.adapting import Adapters
 from runtime.engine.engine import orders_of
 from runtime.engine.model_runner import ModelRunner
 from runtime.engine.recording import GraphRecorder
@@ -36,6 +37,7 @@ def make_runner(
     device: torch.device,
     dtype: torch.dtype,
     free_at_start: int,
+    adapters: Adapters,
 ) -> tuple[ModelRunner, int]:
     """The runner with its K/V pool, warmed up and recorded, and the pool's pages."""
     page_size, layout = info.page_size, LAYOUTS[config.kv_cache_layout]
@@ -43,7 +45,7 @@ def make_runner(
     unit = max(page_size, info.tiling.grain)
     longest = longest_request(strategy, info.max_model_len)
     needed = -(-longest // unit) * (unit // page_size)
-    sizes = step_sizes(info, strategy, needed)
+    sizes = step_sizes(info, strategy, needed, adapters)
     block = sizes.block
     records = _records(config, device, dtype)
 
@@ -69,7 +71,7 @@ def make_runner(
         torch.cuda.reset_peak_memory_stats()
         held = torch.cuda.memory_allocated()
         runner = make(needed)
-        warm_up(runner, rows=info.max_num_batched_tokens, longest=info.max_model_len)
+        warm_up(runner, rows=info.max_num_batched_tokens, longest=info.max_model_len, adapted=adapters.every)
         pool = runner.pool.nbytes
         largest_step = torch.cuda.max_memory_allocated() - held - pool
         recorded = recorded_bytes(runner, info) if isinstance(runner, ReplayingRunner) else 0
@@ -91,13 +93,13 @@ def make_runner(
     runner = make(pages)
     if config.num_pages is not None or not on_cuda:  # else the runner that measured has warmed everything up
         rows = info.max_num_batched_tokens if on_cuda else runner.block_size
-        warm_up(runner, rows=rows, longest=info.max_model_len)
+        warm_up(runner, rows=rows, longest=info.max_model_len, adapted=adapters.every)
     if isinstance(runner, ReplayingRunner):
         record_steps(runner, info)
     return runner, pages
 
 
-def step_sizes(info: EngineInfo, strategy: Strategy, pages: int) -> Sizes:
+def step_sizes(info: EngineInfo, strategy: Strategy, pages: int, adapters: Adapters) -> Sizes:
     """What steps are filled up to. `pages`: of the longest request."""
     block = min(info.block_size, longest_request(strategy, info.max_model_len))
     blocks = 2 * info.max_num_reqs * block  # each denoises one, and commits another
@@ -107,6 +109,8 @@ def step_sizes(info: EngineInfo, strategy: Strategy, pages: int) -> Sizes:
         page_size=info.page_size,
         most_rows=max(min(info.max_num_batched_tokens, max(blocks, strategy.max_rows()), RECORDED_ROWS), block),
         places=info.max_num_reqs,
+        adapted=adapters.any,
+        apart=adapters.apart,
     )
 
 

@@ -33,9 +33,11 @@ BLOCKS = {"may_force": BOOL, "advanced": I64, "initial_masks": I64, "given_steps
 def forward_kinds(shape: ForwardShape, block_size: int) -> Kinds:
     """The arrays of a forward of a shape."""
     rows, width = shape.merged
+    adapters = {"adapters": (I32, (shape.rows,))} if shape.adapted else {}
     found: dict[str, tuple[np.dtype[Any], tuple[int, ...]]] = {
         name: (dtype, (shape.rows,)) for name, (dtype, _) in ROWS.items()
     }
+    found |= adapters
     found["tiles"] = I32, (shape.tiles, 3)
     found["page_table"] = I32, (shape.requests, shape.pages)
     if rows:
@@ -56,6 +58,9 @@ def fill_forward(into: Views, shape: ForwardShape, arrays: Arrays, padded: Forwa
         view = into[name]
         view[:rows] = arrays[name]
         view[rows:] = dead
+    if padded.adapted:
+        into["adapters"][:rows] = arrays["adapters"]
+        into["adapters"][rows:] = -1
     tiles, at = into["tiles"], shape.tiles
     tiles[:at] = arrays["tiles"]
     for first in range(rows, padded.rows, padded.tile_rows):

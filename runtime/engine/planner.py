@@ -7,6 +7,7 @@ from typing import cast
 
 import numpy as np
 
+from runtime.engine.adapting import Adapters
 from runtime.engine.page_table import PageTable
 from runtime.engine.scheduler import Turn
 from runtime.samplers.base import TEMPERATURE, Merge, Rule, Stat, get_rule
@@ -27,6 +28,7 @@ class Geometry:
     open: Bools
     tiles: Ints32
     page_table: Ints32
+    adapters: Ints32 | None
     offsets: list[int]  # of each turn, what has to be added to a position to get its row
 
 
@@ -34,20 +36,22 @@ class Planner:
     """Makes plans of turns. A batch that only denoises stands where it stood in the step before: its geometry is made
     anew only when something of it has changed."""
 
-    def __init__(self, table: PageTable, strategy: Strategy) -> None:
+    def __init__(self, table: PageTable, strategy: Strategy, adapters: Adapters | None = None) -> None:
         self.table = table
+        self.adapters = adapters or Adapters()
         self.strategy = strategy
         self._known: tuple[list[int], Geometry] | None = None
 
     def plan(self, turns: list[Turn]) -> StepPlan:
         """The step's plan; the blocks of the turns that have a feed are in it in the turns' order."""
         tokens: list[Ints] = []
-        facts: list[int] = [self.table.version]  # all that the geometry depends on
+        adapted = self.adapters.touched({turn.request.adapter for turn in turns})
+        facts: list[int] = [self.table.version, adapted]  # all that the geometry depends on
         merges = False
         for turn in turns:
             request, first, last = turn.request, turn.first, turn.last
             tokens.append(request.tokens[first:last] if turn.again is None else turn.again.tokens)
-            facts += (first, last - first, request.settled, request.row, request.end, request.seq)
+            facts += (first, last - first, request.settled, request.row, request.end, request.seq, request.slot)
             merges |= request.merge is not None
         if self._known is None or self._known[0] != facts:
             self._known = facts, self._geometry(turns, facts)
@@ -64,10 +68,12 @@ class Planner:
             sampled=lambda: _plan_blocks(turns, geometry.offsets),
             apart=lambda: _apart(turns, geometry.offsets),
             merged=_merged(turns, geometry.offsets) if merges else None,
+            adapters=geometry.adapters,
+            adapted=adapted,
         )
 
     def _geometry(self, turns: list[Turn], facts: list[int]) -> Geometry:
-        first, counts, settled, row, _, _ = np.array(facts[1:], dtype=np.int64).reshape(len(turns), -1).T
+        first, counts, settled, row, _, _, slot = np.array(facts[2:], dtype=np.int64).reshape(len(turns), -1).T
         layout = lay_out(tuple(counts.tolist()))
         owner, positions = layout.owner, layout.positions(first)
         visible_end = self.strategy.visible_end([turn.request for turn in turns], owner, positions)
@@ -84,6 +90,7 @@ class Planner:
             open=positions >= boundary,
             tiles=layout.tiles,
             page_table=pages,
+            adapters=slot[owner].astype(np.int32) if facts[1] else None,
             offsets=(layout.starts - first).tolist(),
         )
 

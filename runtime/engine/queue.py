@@ -38,6 +38,12 @@ class FairQueue:
         owner = self._owners.first()
         return next(iter(self._waiting[owner, self._groups[owner].first()].values()))
 
+    def line(self) -> Iterator[Request]:
+        """The first of each group, about in the order in which they would be admitted."""
+        for owner in self._owners.line():
+            for group in self._groups[owner].line():
+                yield next(iter(self._waiting[owner, group].values()))
+
     def add(self, request: Request) -> None:
         """A new request, behind all that came before it from its group."""
         self._join(request, ahead=False)
@@ -130,6 +136,9 @@ class _Line:
 
     def first(self) -> str:
         return next(iter(self._equals[min(self._equals)]))
+
+    def line(self) -> Iterator[str]:
+        return (name for count in sorted(self._equals) for name in list(self._equals[count]))
 
     def join(self, name: str, *, ahead: bool) -> None:
         self.names.add(name)

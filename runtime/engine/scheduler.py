@@ -10,6 +10,7 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass
 
+from runtime.engine.adapting import Adapters
 from runtime.engine.kv_cache import KVCacheManager, OutOfPages
 from runtime.engine.pace import Pace
 from runtime.engine.page_table import PageTable
@@ -53,12 +54,14 @@ class Scheduler:
         strategy: Strategy,
         budget: int,
         max_requests: int,
+        adapters: Adapters | None = None,
     ) -> None:
         self.cache = cache
         self.table = table
         self.strategy = strategy
         self.budget = budget
         self.max_requests = max_requests
+        self.adapters = adapters or Adapters()
         self.least = strategy.max_rows()  # rows that any request's turn fits in, its prefill apart
         self.pace = Pace(2 * self.least)
         self.sharing = Sharing(cache, table, strategy.tail)
@@ -200,14 +203,17 @@ class Scheduler:
         self.preemptions += 1
 
     def _admit(self) -> None:
-        while self.waiting:
-            request = self.waiting.first()
+        while (request := self.adapters.first(self.waiting)) is not None:
             if len(self.running) >= self.max_requests:
                 if not self._make_room(request):
                     return
                 continue
             if self._refused_at == (request.seq, self.cache.available):
                 return  # nothing has changed since
+            try:
+                self.adapters.bring(request.adapter)
+            except Exception as error:
+                raise TurnError(request) from error
             units = self._match(request)
             # What it really needs: all that is to be prefilled, and the blocks its first step feeds.
             need = self.cache.units_for(self.strategy.reach(request))
@@ -221,6 +227,7 @@ class Scheduler:
             self._refused_at = None
             self.waiting.admit(request)
             request.status = Status.RUNNING
+            request.slot = self.adapters.hold(request.adapter)
             request.row = self.table.take_row()
             request.published = len(units)
             request.cached = len(units) * self.cache.unit
@@ -249,7 +256,7 @@ class Scheduler:
         """Units of other requests that hold what this one would prefill."""
         if not self.cache.prefix_caching:
             return []
-        self.cache.extend_chain(request.chain, request.spec.cache_salt, request.tokens, request.settled)
+        self.cache.extend_chain(request.chain, request.salt, request.tokens, request.settled)
         own = self.strategy.tail(request)
         return self.cache.match(request.chain[: max(request.settled - own, 0) // self.cache.unit])
 
@@ -264,7 +271,7 @@ class Scheduler:
             return
         final = request.cached // self.cache.unit
         if final > request.published:
-            self.cache.extend_chain(request.chain, request.spec.cache_salt, request.tokens, request.cached)
+            self.cache.extend_chain(request.chain, request.salt, request.tokens, request.cached)
             for n in range(request.published, final):
                 self.cache.publish(request.units[n], request.chain[n])
             request.published = final
@@ -281,6 +288,8 @@ class Scheduler:
     def _let_go(self, request: Request) -> None:
         self.running.remove(request)
         self.cache.release(request.units)
+        self.adapters.let_go(request.adapter)
+        request.slot = -1
         self.table.give_back(request.row)
         request.row = -1
         self._refused_at = None

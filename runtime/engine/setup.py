@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any, Protocol, cast
 
 import msgspec
@@ -9,6 +10,7 @@ import torch
 from torch import nn
 
 from runtime.config import EngineConfig
+from runtime.engine.adapter_setup import wanted
 from runtime.engine.engine import Engine
 from runtime.engine.making import make_runner
 from runtime.engine.offer import offer, read_orders
@@ -59,13 +61,25 @@ def load_engine(config: EngineConfig, progress: Progress | None = None, load: Lo
     )
     info = _info(config, family, checkpoint, facts, ids, context, strategy, device, dtype)
     free_at_start = torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else 0
-    build = Build.choose(device, dtype, config.attn_impl, info.quantization, deterministic=config.deterministic)
+    beside = wanted(config, family, arch, dtype, device)
+    build = Build.choose(
+        device, dtype, config.attn_impl, info.quantization, beside.room, deterministic=config.deterministic
+    )
+    if beside.change is not None:
+        load = partial(load_model, change=beside.change)
     model = load(checkpoint, family, arch, build, progress)
+    adapters = beside.beside(model, build)
+    if beside.room is not None:
+        slots, rank = beside.room
+        info = msgspec.structs.replace(
+            info, max_loras=slots, max_lora_rank=rank, default_adapter=config.default_adapter
+        )
     if progress is not None:
         loaded = sum(weight.nbytes for weight in weights_of(cast(nn.Module, model)).values())
         progress("warmup", loaded, loaded)  # nothing is left to load, so whoever shows a share shows all of it
-    runner, pages = make_runner(config, info, strategy, model, device, dtype, free_at_start)
-    return Engine(info=msgspec.structs.replace(info, num_pages=pages), runner=runner, strategy=strategy)
+    runner, pages = make_runner(config, info, strategy, model, device, dtype, free_at_start, adapters)
+    info = msgspec.structs.replace(info, num_pages=pages)
+    return Engine(info=info, runner=runner, strategy=strategy, adapters=adapters)
 
 
 def _strategy_key(config: EngineConfig, family: Family[Any]) -> str:

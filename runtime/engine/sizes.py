@@ -28,7 +28,8 @@ def stairs(most: int) -> list[int]:
 class Sizes:
     """Args:
     block: positions of a block. pages: width of a page table. page_size: of a page. most_rows: of a forward that is
-    filled up. places: see DeviceStep.
+    filled up. places: see DeviceStep. adapted: what the adapters that are there from the start may change
+    (``ForwardBatch.adapted``). apart: what makes a step one that cannot be recorded where adapters change it.
     """
 
     block: int
@@ -36,6 +37,8 @@ class Sizes:
     page_size: int
     most_rows: int
     places: int
+    adapted: int = 0
+    apart: int = 0
 
     @cached_property
     def blocks(self) -> list[int]:
@@ -49,18 +52,23 @@ class Sizes:
 
     def forwards(self, *, told: bool) -> list[ForwardShape]:
         """All shapes without mixtures, the largest first. `told`: the model conditions itself."""
-        return [self._forward(n, tile, told=told) for n in reversed(self.blocks) for tile in reversed(self.tiles)]
+        plain = [self._forward(n, tile, told=told) for n in reversed(self.blocks) for tile in reversed(self.tiles)]
+        if not self.adapted or self.adapted & self.apart:
+            return plain
+        return [replace(shape, adapted=adapted) for shape in plain for adapted in (self.adapted, 0)]
 
     def forward(self, shape: ForwardShape, *, told: bool) -> ForwardShape | None:
         """What a forward is filled up to; None if it is too large."""
         tile = next((rows for rows in self.tiles if shape.tile_rows <= rows), None)
-        if tile is None or shape.rows > self.blocks[-1] * self.block:
+        if tile is None or shape.rows > self.blocks[-1] * self.block or shape.adapted & self.apart:
             return None
         for n in self.blocks[bisect_left(self.blocks, -(-shape.rows // self.block)) :]:
             padded = self._forward(n, tile, told=told)
             dead = padded.rows - shape.rows
             if shape.tiles + -(-dead // tile) <= padded.tiles and shape.told <= n:
-                return padded if not shape.merged[0] else replace(padded, merged=(padded.rows, shape.merged[1]))
+                if shape.merged[0]:
+                    padded = replace(padded, merged=(padded.rows, shape.merged[1]))
+                return replace(padded, adapted=shape.adapted) if shape.adapted else padded
         return None
 
     @cache  # noqa: B019  # there is one for the process's life

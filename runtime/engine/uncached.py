@@ -16,7 +16,7 @@ from runtime.state.plan import block_causal_plan
 from runtime.state.request import Request
 
 
-def sequence_logits(engine: Engine, ids: list[int], block_size: int | None = None) -> torch.Tensor:
+def sequence_logits(engine: Engine, ids: list[int], block_size: int | None = None, adapter: str = "") -> torch.Tensor:
     """[len(ids), vocab] on the CPU, under block-causal attention in blocks of `block_size`; without it, as the engine's
     strategy lets the rows of a prompt see."""
     runner = engine.runner
@@ -41,6 +41,11 @@ def sequence_logits(engine: Engine, ids: list[int], block_size: int | None = Non
         seen = engine.strategy.visible_end([alone], np.zeros_like(plan.positions), plan.positions)
         settled = np.zeros_like(plan.open)
         plan = replace(plan, visible_end=np.minimum(seen, len(ids)).astype(np.int32), open=settled)
+    if adapter:
+        if not engine.adapters.fits(adapter):
+            raise RequestError("adapter: all of --max-loras are in use by answers under way", param="adapter")
+        slots = np.full(len(ids), engine.adapters.bring(adapter), dtype=np.int32)
+        plan = replace(plan, adapters=slots, adapted=engine.adapters.touched([adapter]))
     model, batch = runner.model, runner.batch(plan)
     hidden = model.forward(model.embed(batch.tokens), batch, pool.like(pages))
     return torch.cat([model.head(part).cpu() for part in torch.split(hidden, 1024)])

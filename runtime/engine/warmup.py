@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 
 import numpy as np
@@ -25,17 +26,18 @@ TELL_EVERY = 5.0  # seconds
 MEASURED = 4  # recordings of each kind whose memory is taken for all the others'
 
 
-def warm_up(runner: ModelRunner, *, rows: int, longest: int) -> None:
+def warm_up(runner: ModelRunner, *, rows: int, longest: int, adapted: int = 0) -> None:
     """Steps of one block, two, four ... and at last `rows` rows through the whole runner: kernels choose their tiles by
-    the size of a step. The sequences are at most `longest` tokens long and lie on the first pages."""
+    the size of a step. The sequences are at most `longest` tokens long and lie on the first pages. `adapted`: what
+    adapters may change, of which the first slot's is then that of all."""
     size = runner.block_size
     while size < rows:
-        _step(runner, size, longest)
+        _step(runner, size, longest, adapted)
         size *= 2
-    _step(runner, rows, longest)
+    _step(runner, rows, longest, adapted)
 
 
-def _step(runner: ModelRunner, rows: int, longest: int) -> None:
+def _step(runner: ModelRunner, rows: int, longest: int, adapted: int) -> None:
     """Every row is sampled, drawing under top-p beside the rest that a rule can ask for: no step takes more memory."""
     size = runner.block_size
     longest = max(longest // size, 1) * size
@@ -64,17 +66,18 @@ def _step(runner: ModelRunner, rows: int, longest: int) -> None:
         place=none,
     )
     first = np.zeros(len(counts), dtype=np.int64)
-    runner.launch(
-        block_causal_plan(
-            np.full(total, token),
-            first,
-            np.array(counts),
-            np.tile(table, (len(counts), 1)),
-            page_size=runner.pool.page_size,
-            block_size=size,
-            blocks=block_plan,
-        )
+    plan = block_causal_plan(
+        np.full(total, token),
+        first,
+        np.array(counts),
+        np.tile(table, (len(counts), 1)),
+        page_size=runner.pool.page_size,
+        block_size=size,
+        blocks=block_plan,
     )
+    if adapted:
+        plan = replace(plan, adapters=np.zeros(total, dtype=np.int32), adapted=adapted)
+    runner.launch(plan)
 
 
 def record_steps(runner: ReplayingRunner, info: EngineInfo) -> None:

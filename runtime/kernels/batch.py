@@ -39,6 +39,8 @@ class ForwardBatch:
     tile_rows: int  # most rows of a tile
     reach: int  # one more than the largest position
     signal: torch.Tensor | None = None  # [rows, hidden], for a model that conditions itself; None: first steps only
+    adapters: torch.Tensor | None = None  # int32 [rows], the slot of each row's adapter, -1: none; None: all have none
+    adapted: int = 0  # which weights these adapters may change (``layers.lora.Lora.bit``); 0: all have none
 
 
 def cut_tiles(counts: npt.NDArray[np.int64]) -> npt.NDArray[np.int32]:

@@ -28,6 +28,7 @@ from runtime.kernels.fp8 import Fp8
 from runtime.kernels.gate import Activation, gate_mul, gate_mul_reference
 from runtime.kernels.greedy_head import likeliest, likeliest_reference
 from runtime.kernels.grouped import Grouped
+from runtime.kernels.lora import LoraRows, add_lora, add_lora_reference
 from runtime.kernels.moe import moe_torch
 from runtime.kernels.product import product
 from runtime.kernels.rms_norm import add_rms_norm, add_rms_norm_reference, rms_norm, rms_norm_reference
@@ -122,6 +123,13 @@ class DescribeKernel(Protocol):
     def __call__(self, logits: torch.Tensor, asked: Asked) -> Described: ...
 
 
+class LoraKernel(Protocol):
+    def __call__(
+        self, out: torch.Tensor, x: torch.Tensor, down: torch.Tensor, up: torch.Tensor, cuts: Sequence[int],
+        rows: LoraRows,
+    ) -> None: ...  # fmt: skip
+
+
 class Fp8LinearKernel(Protocol):
     def __call__(self, x: torch.Tensor, weight: Fp8, bias: torch.Tensor | None) -> torch.Tensor: ...
 
@@ -171,6 +179,7 @@ class Kernels:
     fill: FillKernel | None  # what `samplers.shared` and `engine.outcome` do for the plainest rules, in less launches
     describe: DescribeKernel | None  # what `engine.head` does for rules of noise, reading the logits twice
     sandwich: Sandwich | None  # norms between parts, in less than each for itself takes
+    add_lora: LoraKernel
     fp8: Fp8Kernels
     grouped: GroupedKernels
     linear: LinearKernel = F.linear  # of plain weights
@@ -200,6 +209,7 @@ TORCH = Kernels(
     fill=None,
     describe=None,
     sandwich=None,
+    add_lora=add_lora_reference,
     fp8=Fp8Kernels(
         packed_torch.linear_torch,
         packed_torch.moe_torch,
@@ -228,6 +238,7 @@ TRITON = Kernels(
     fill=fill,
     describe=describe,
     sandwich=Sandwich(sandwich.before, sandwich.after),
+    add_lora=add_lora,
     fp8=Fp8Kernels(
         fp8_linear.linear,
         fp8_experts.moe,

@@ -12,6 +12,7 @@ from runtime.kernels.dispatch import Kernels, select_kernels
 from runtime.kernels.precision import wide
 from runtime.layers import fp8_weight, grouped_weight  # noqa: F401  they register themselves
 from runtime.layers.formats import format_of
+from runtime.layers.lora import Lora, LoraWeight, Room
 from runtime.layers.packed_weight import PackedWeight
 from runtime.layers.weight import PartsWeight, PlainWeight, TurnsWeight, Weight
 
@@ -47,7 +48,8 @@ class Build:
     """Where a model's weights lie, in which dtype and format, and what computes with them: one for a whole model,
     handed to each layer's constructor. `attn_impl` names an attention implementation
     (``layers/attention_dispatch.py``), `quantization` the format of linear layers and experts, None: plain. Norms,
-    router, embedding and head are plain in every format."""
+    router, embedding and head are plain in every format. `lora`: what adapters of requests share, None: there are
+    none."""
 
     device: torch.device
     dtype: torch.dtype
@@ -55,6 +57,7 @@ class Build:
     attn_impl: str
     quantization: str | None = field(default=None, kw_only=True)
     joins: bool = field(default=True, kw_only=True)  # see `joined`
+    lora: Lora | None = field(default=None, kw_only=True)
 
     @classmethod
     def choose(
@@ -63,6 +66,7 @@ class Build:
         dtype: torch.dtype,
         attn_impl: str | None = None,
         quantization: str | None = None,
+        adapters: Room | None = None,
         *,
         deterministic: bool = False,
     ) -> Build:
@@ -76,11 +80,16 @@ class Build:
             format_of(quantization).check(device, dtype)
         default = "triton_grouped" if device.type == "cuda" else "torch"
         kernels = select_kernels(device, dtype, quantization, deterministic=deterministic)
-        return cls(device, dtype, kernels, attn_impl or default, quantization=quantization)
+        lora = None if adapters is None else Lora(adapters, kernels.add_lora)
+        return cls(device, dtype, kernels, attn_impl or default, quantization=quantization, lora=lora)
 
     def weight(self, *shape: int) -> Weight:
         """Unfilled, of a product [outputs, inputs], or of experts [experts, outputs, inputs]."""
         return self.parameter(*shape) if self.quantization is None else self._packed(shape)
+
+    def adapted(self, weight: Weight, *, apart: bool = False) -> Weight:
+        """A product's weight as adapters change it. `apart`: kernels take it together with others."""
+        return weight if self.lora is None else LoraWeight(weight, self.lora, apart=apart)
 
     def gates(self, *shape: int) -> Weight:
         """Unfilled, of experts whose gate and up rows are one product [experts, 2 * width, inputs], gates first. They

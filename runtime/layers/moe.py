@@ -10,6 +10,8 @@ from torch import nn
 from runtime.kernels.precision import wide
 from runtime.kernels.routing import RoutingRule
 from runtime.layers.build import Build, Calls, Gated
+from runtime.layers.lora import Lora
+from runtime.layers.lora_experts import adapted_experts
 from runtime.layers.mlp import SwiGLU
 from runtime.layers.norm import RMSNorm
 from runtime.layers.weight import tensor_of
@@ -52,25 +54,36 @@ class MoE(nn.Module):
             held = Gated(build.gates(experts, 2 * width, hidden), build.weight(experts, hidden, width))
             last = None
         else:
-            held, last, rule = self.joined.experts, self.joined.last, replace(rule, shared=True)
+            held, rule = self.joined.experts, replace(rule, shared=True)
+            last = Gated(*(build.adapted(weight, apart=True) for weight in self.joined.last))
         self.router = Router(build, hidden, experts, rule, bias=router_bias)
-        self.gate_up, self.down = held
+        self.gate_up, self.down = (build.adapted(weight) for weight in held)
+        self.top_k = rule.top_k
+        self.lora = build.lora
         self.shared = SwiGLU(build, hidden, shared_width, held=last) if shared_width else None
         self.kernels = build.kernels
 
     def forward(self, x: torch.Tensor, first: torch.Tensor | None = None) -> torch.Tensor:
         ids, weights = self.router(x, first)
+        if self.lora is not None and self.lora.in_pieces:
+            return self._in_pieces(x, ids, weights, self.lora)
         return self.kernels.moe(x, ids, weights, *self._operands(x))
 
     def add_normed(
         self, x: torch.Tensor, first: torch.Tensor | None, residual: torch.Tensor, norm: RMSNorm
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """What `norm.add` makes of what this gives, and `residual`."""
-        if self.kernels.moe_add_norm is None:
+        if self.kernels.moe_add_norm is None or (self.lora is not None and self.lora.in_pieces):
             return norm.add(self(x, first), residual)
         ids, weights = self.router(x, first)
         after = residual, tensor_of(norm.weight), norm.eps
         return self.kernels.moe_add_norm(x, ids, weights, *self._operands(x), *after)
+
+    def _in_pieces(self, x: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor, lora: Lora) -> torch.Tensor:
+        """With what adapters change in the experts. A shared one that is routed to has the last column."""
+        k = self.top_k
+        shared = None if self.shared is None else self.shared(x)
+        return adapted_experts(x, ids[:, :k], weights[:, :k], self.gate_up, self.down, shared, lora)
 
     def _operands(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
         """What the kernels take: both products' weights, and what is added."""

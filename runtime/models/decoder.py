@@ -185,6 +185,7 @@ class Decoder(nn.Module):
         super().__init__()
         self.arch = arch
         self.alone = build.kernels.fixed and build.device.type == "cpu"
+        self.lora = build.lora
         self.kv_shapes = (KVShape(arch.kv_heads, arch.head_dim, arch.head_dim),) * arch.layers
         shape = AttentionShape(arch.heads, arch.kv_heads, arch.head_dim, arch.head_dim**-0.5)
         self.attention = make_attention(shape, build)
@@ -201,6 +202,8 @@ class Decoder(nn.Module):
 
     @torch.inference_mode()
     def forward(self, x: torch.Tensor, batch: ForwardBatch, pool: KVPool) -> torch.Tensor:
+        if self.lora is not None:
+            self.lora.begin(batch)
         table, attention = self.rotary.cover(batch.reach), self.attention.plan(batch)
         growth = self.arch.growth
         grown = None if growth is None else growth.of(batch.positions, x.dtype, alone=self.alone)

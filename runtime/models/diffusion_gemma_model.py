@@ -172,6 +172,7 @@ class DiffusionGemma(nn.Module):
     def __init__(self, arch: GemmaArch, build: Build) -> None:
         super().__init__()
         self.arch = arch
+        self.lora = build.lora
         self.signal_width = arch.hidden
         kinds = arch.kinds
         self.kv_shapes = tuple(
@@ -203,6 +204,8 @@ class DiffusionGemma(nn.Module):
 
     @torch.inference_mode()
     def forward(self, x: torch.Tensor, batch: ForwardBatch, pool: KVPool) -> torch.Tensor:
+        if self.lora is not None:
+            self.lora.begin(batch)
         contexts = [
             KindContext(batch, rotary.cover(batch.reach), attention.plan(batch, kind.window))
             for kind, rotary, attention in zip(self.arch.kinds, self.rotaries, self.attentions, strict=True)

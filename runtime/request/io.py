@@ -46,6 +46,7 @@ class RequestSpec(msgspec.Struct, frozen=True, kw_only=True):
     given: dict[int, int] = {}  # ids that stand at these offsets of the answer from the start, and stay
     report: Report = "final"
     cache_salt: str = ""
+    adapter: str = ""  # its name; "": the base model
     # for fair shares (queue.py): what is sent at once, and who sends it
     group: str = ""
     owner: str = ""
@@ -105,6 +106,9 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
     blocks_cut: bool = False
     model_revision: str | None = None  # the hub's commit that was loaded
     quantization: str | None = None  # of linear layers and experts; None: they are held in `dtype`
+    max_loras: int = 0  # adapters that the device holds at once; 0: requests cannot name any
+    max_lora_rank: int = 0
+    default_adapter: str = ""  # of requests that name none; "": these have the base model
 
     @property
     def tiling(self) -> Tiling:
@@ -131,6 +135,8 @@ class EngineStats(msgspec.Struct, kw_only=True):
     """Counters since start (totals) and gauges, as the metrics page names them; histograms as fresh observations."""
 
     waiting: int = 0
+    adapters_waiting: dict[str, int] = {}  # of each adapter
+    adapter_evictions: int = 0  # adapters that made room for others on the device
     pages_total: int = 0
     pages_used: int = 0  # held by live requests
     pages_cached: int = 0  # held by the prefix cache alone, reclaimable

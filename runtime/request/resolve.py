@@ -32,6 +32,7 @@ def resolve(
     names: Mapping[str, str] | None = None,
     group: str = "",
     owner: str = "",
+    adapter: str = "",
     given: Mapping[int, int] | None = None,
 ) -> RequestSpec:
     """The checked request, with every value decided.
@@ -42,6 +43,7 @@ def resolve(
             model's length leaves less.
         names: how the client spelt a field where that differs ({"prompt": "messages"}).
         group, owner: what is sent at once and who sends it, for fair shares (``runtime.engine.queue``).
+        adapter: the name of one that the engine has; "": the one that all requests have, else the base model.
         given: ids of the answer that stand from the start, by their offsets. What is between them is filled, every
             position of it: no end of sequence is chosen there, unless the request says how those are dealt with.
 
@@ -78,6 +80,7 @@ def resolve(
         cache_salt=params.cache_salt or "",
         group=group,
         owner=owner,
+        adapter=adapter or info.default_adapter,
     )
 
 

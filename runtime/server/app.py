@@ -17,7 +17,7 @@ from runtime.server.errors import error_object
 from runtime.server.gate import Gate
 from runtime.server.openapi import decoding_schema
 from runtime.server.responses import error_response, json_response
-from runtime.server.routes import chat, completions, generate, infill, page, status, tokens, unbuilt
+from runtime.server.routes import adapters, chat, completions, generate, infill, page, status, tokens, unbuilt
 from runtime.server.schemas import BODIES
 from runtime.server.service import Service
 
@@ -58,7 +58,7 @@ def make_app(service: Service) -> App:
         },
     )
     app.state.service = service
-    for module in (generate, chat, completions, infill, status, tokens, unbuilt, page):
+    for module in (generate, chat, completions, infill, status, tokens, adapters, unbuilt, page):
         app.include_router(module.router)
     app.add_middleware(Gate, service=service)
     if service.config.cors_allow_origins:

@@ -22,6 +22,7 @@ from runtime.config import EngineConfig
 from runtime.errors import ConfigError
 from runtime.request.io import EngineOutput
 from runtime.server import logs, messages, peers
+from runtime.server.adapter_work import LOOK_SECONDS, AdapterWork
 from runtime.server.messages import Abort, Add, Command, Configure, Event, Fatal, Hello, Loading, Outputs, Ready, Stats
 from runtime.server.peers import Invitation
 
@@ -100,6 +101,7 @@ class Backend:
         self.stats_due = True  # something changed since they were sent
         self.held: list[EngineOutput] = []  # to be sent while the device is at the next step
         self.holds: bool = engine.while_busy(self.flush)
+        self.adapters = AdapterWork(engine, link.send, self.add)
 
     def run(self) -> None:
         """Serve until told to stop. Raises FrontendGone."""
@@ -107,8 +109,11 @@ class Backend:
             busy = self.engine.has_work()
             if not busy and self.stats_due:
                 self.send_stats()
-            for command in self.link.receive(0 if busy else messages.PING_SECONDS):
+            idle = LOOK_SECONDS if self.adapters.pending else messages.PING_SECONDS
+            for command in self.link.receive(0 if busy else idle):
                 self.obey(command)
+            if self.adapters.pending:
+                self.adapters.look()
             if self.engine.has_work():
                 self.stats_due = True
                 outputs = self.engine.step()
@@ -129,13 +134,18 @@ class Backend:
         match command:
             case Add():
                 for spec in command.requests():
-                    self.add(spec)
+                    if not spec.adapter or not self.adapters.waits(spec):
+                        self.add(spec)
             case Abort(ids):
                 for request_id in ids:
                     self.engine.abort(request_id)
                 self.stats_due = True
             case messages.Ping():
                 self.stats_due = True
+            case messages.LoadAdapter(name, uri):
+                self.adapters.load(name, uri)
+            case messages.UnloadAdapter(name):
+                self.adapters.unload(name)
             case messages.Stop():
                 self.stopped = True
             case _:

@@ -28,14 +28,14 @@ def set_up() -> None:
     sys.setswitchinterval(LOCK_SECONDS)
 
 
-def backend_environment(model: str | None) -> dict[str, str]:
+def backend_environment(model: str | None, *, fetches: bool = False) -> dict[str, str]:
     """A backend's environment: ours without its secrets, and with threads that sleep rather than spin while the
     frontend needs the cores.
 
     A backend is told its configuration in a message, so it needs none of the server's variables (keys among them), and
-    the hub's token only to fetch a model from there.
+    the hub's token only to fetch a model from there, or adapters (`fetches`).
     """
-    hub = model is not None and model.startswith("hf://")
+    hub = fetches or (model is not None and model.startswith("hf://"))
     kept = {
         name: value
         for name, value in os.environ.items()

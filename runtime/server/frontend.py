@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING
 from runtime.config import ServerConfig
 from runtime.errors import RequestError
 from runtime.request.io import EngineInfo, EngineOutput, EngineStats, RequestSpec
-from runtime.server.messages import Abort, Add
+from runtime.server.adapters import Adapters
+from runtime.server.messages import Abort, AdapterNews, Add
 from runtime.server.metrics import Metrics
 
 if TYPE_CHECKING:
@@ -56,11 +57,12 @@ class Inbox:
 class Live:
     """One engine request at a backend."""
 
-    __slots__ = ("id", "inbox", "index", "owner", "replica")
+    __slots__ = ("adapter", "id", "inbox", "index", "owner", "replica")
 
-    def __init__(self, request_id: str, owner: str, index: int, inbox: Inbox, replica: int) -> None:
-        self.id = request_id
-        self.owner = owner
+    def __init__(self, spec: RequestSpec, index: int, inbox: Inbox, replica: int) -> None:
+        self.id = spec.id
+        self.owner = spec.owner
+        self.adapter = spec.adapter
         self.index = index  # which choice of the HTTP request
         self.inbox = inbox
         self.replica = replica
@@ -73,13 +75,16 @@ class Frontend:
     def __init__(self, config: ServerConfig, metrics: Metrics, soon: Soon | None = None) -> None:
         self.config = config
         self.metrics = metrics
+        self.adapters = Adapters(config)
         self.supervisor: Supervisor | None = None  # set once both exist
         self.table: dict[str, Live] = {}
         self.soon = soon or (lambda work: asyncio.get_running_loop().call_soon(work))
         self.due: dict[int, list[RequestSpec]] = {}  # submitted in this turn of the loop, by the replica
         self.load = [0] * config.data_parallel_size  # live requests of each replica
         self.held: Counter[str] = Counter()  # live requests of each owner (key)
+        self.adapted: Counter[str] = Counter()  # live requests of each adapter
         metrics.figures.live = self.load
+        metrics.figures.adapted, metrics.figures.adapters = self.adapted, self.adapters.table
         self.info: EngineInfo | None = None  # of the first engine that loaded; replicas are equal
 
     # -- requests
@@ -153,9 +158,10 @@ class Frontend:
         shares: dict[int, list[RequestSpec]] = {}
         for index, spec in enumerate(specs):
             replica = min(ready, key=self.load.__getitem__)
-            self.table[spec.id] = Live(spec.id, spec.owner, index, inbox, replica)
+            self.table[spec.id] = Live(spec, index, inbox, replica)
             self.load[replica] += 1
             self.held[spec.owner] += 1
+            self.adapted[spec.adapter] += 1
             shares.setdefault(replica, []).append(spec)
         first = not self.due
         for replica, share in shares.items():
@@ -195,6 +201,7 @@ class Frontend:
         live = self.table.pop(request_id, None)
         if live is not None:
             self.load[live.replica] -= 1
+            self.adapted[live.adapter] -= 1
             self.held[live.owner] -= 1
             if not self.held[live.owner]:
                 del self.held[live.owner]
@@ -205,6 +212,10 @@ class Frontend:
     def on_ready(self, replica: int, info: EngineInfo, load_seconds: float) -> None:
         self.info = info
         self.metrics.loaded(info, load_seconds)
+        self.adapters.on_ready(replica)
+
+    def on_adapter(self, replica: int, news: AdapterNews) -> None:
+        self.adapters.on_news(replica, news)
 
     def on_outputs(self, replica: int, outputs: list[EngineOutput]) -> None:
         table = self.table
@@ -222,6 +233,7 @@ class Frontend:
     def on_down(self, replica: int, reason: str) -> None:
         self.metrics.engine_gone(replica)
         self.due.pop(replica, None)
+        self.adapters.on_down(replica)
         lost = [live for live in self.table.values() if live.replica == replica]
         for live in lost:
             self._remove(live.id)

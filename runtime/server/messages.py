@@ -16,7 +16,7 @@ import msgspec
 from runtime.config import EngineConfig
 from runtime.request.io import EngineInfo, EngineOutput, EngineStats, RequestSpec
 
-VERSION = 4  # of this file; raised whenever a struct changes its meaning
+VERSION = 5  # of this file; raised whenever a struct changes its meaning
 
 PING_SECONDS = 1.0  # the frontend's heartbeat; an idle backend answers each ping
 BUSY_STATS_SECONDS = 0.25  # how old the figures of a working backend may grow
@@ -85,7 +85,20 @@ class Stop(msgspec.Struct, tag=True, frozen=True):
     reason: str = ""
 
 
-Command = Configure | Add | Abort | Ping | Stop
+class LoadAdapter(msgspec.Struct, tag=True, frozen=True):
+    """Read an adapter and let requests name it; answered by ``AdapterNews``."""
+
+    name: str
+    uri: str
+
+
+class UnloadAdapter(msgspec.Struct, tag=True, frozen=True):
+    """Forget it once no request has it; answered then."""
+
+    name: str
+
+
+Command = Configure | Add | Abort | Ping | Stop | LoadAdapter | UnloadAdapter
 
 
 class Loading(msgspec.Struct, tag=True, frozen=True):
@@ -109,13 +122,21 @@ class Stats(msgspec.Struct, tag=True, frozen=True):
     stats: EngineStats
 
 
+class AdapterNews(msgspec.Struct, tag=True, frozen=True):
+    """What became of a wish: whether the adapter is there now, and why not."""
+
+    name: str
+    loaded: bool
+    error: str | None = None
+
+
 class Fatal(msgspec.Struct, tag=True, frozen=True):
     """The backend ends itself; `sentence` says why in words for the person who started the server."""
 
     sentence: str
 
 
-Event = Loading | Ready | Outputs | Stats | Fatal
+Event = Loading | Ready | Outputs | Stats | AdapterNews | Fatal
 T = TypeVar("T")
 
 _encoder = msgspec.msgpack.Encoder()

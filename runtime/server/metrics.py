@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import platform
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Info, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
@@ -29,6 +29,7 @@ _TOTALS = {
     "edits": ("edits", "Filled tokens replaced by editing."),
     "remasks": ("remasks", "Filled tokens masked again."),
     "forced": ("forced_commits", "Tokens taken because no position reached the threshold."),
+    "adapter_evictions": ("lora_evictions", "Adapters that made room for others on a device."),
     "preemptions": ("preemptions", "Requests preempted for want of pages."),
 }
 _KINDS = ("prefill", "denoise", "commit")
@@ -48,6 +49,7 @@ class EngineFigures:
     Attributes:
         live: requests of each replica that were sent to its engine and have not ended, right now.
         room: how many of them an engine works on at once.
+        adapted: those of each adapter; adapters: the names of all.
     """
 
     def __init__(self) -> None:
@@ -55,6 +57,8 @@ class EngineFigures:
         self.past = EngineStats()
         self.live: Sequence[int] = ()
         self.room = 0
+        self.adapted: Mapping[str, int] = {}
+        self.adapters: Collection[str] = ()
 
     def describe(self) -> list[Metric]:
         return []
@@ -88,10 +92,22 @@ class EngineFigures:
             running, waiting = running + live - wait, waiting + wait
         return running, waiting
 
+    def _adapters(self) -> Iterator[Metric]:
+        run = GaugeMetricFamily("unmask_lora_requests_running", "Running requests of an adapter.", labels=["lora"])
+        wait = GaugeMetricFamily("unmask_lora_requests_waiting", "Waiting requests of an adapter.", labels=["lora"])
+        for name in sorted(self.adapters):
+            live = self.adapted.get(name, 0)
+            told = sum(stats.adapters_waiting.get(name, 0) for stats in self.current.values())
+            run.add_metric([name], live - min(told, live))
+            wait.add_metric([name], min(told, live))
+        yield run
+        yield wait
+
     def collect(self) -> Iterator[Metric]:
         running, waiting = self.requests()
         yield GaugeMetricFamily("unmask_requests_running", "Requests being prefilled or decoded.", value=running)
         yield GaugeMetricFamily("unmask_requests_waiting", "Requests that wait for room in an engine.", value=waiting)
+        yield from self._adapters()
         most = self.room * len(self.live)
         text = "Requests that can run at once (--max-num-reqs of each engine)."
         yield GaugeMetricFamily("unmask_requests_running_most", text, value=most)

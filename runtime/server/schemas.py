@@ -17,6 +17,7 @@ from pydantic_core import PydanticCustomError, from_json
 
 from runtime.errors import RequestError
 from runtime.request.params import PARAMETERS
+from runtime.server.adapter_bodies import LoadAdapterRequest, UnloadAdapterRequest
 from runtime.server.conversation import Messages
 from runtime.server.fields import Body, Unbuilt
 from runtime.server.openapi import values_schema
@@ -240,6 +241,8 @@ BODIES: tuple[type[BaseModel], ...] = (
     InfillRequest,
     TokenizeRequest,
     DetokenizeRequest,
+    LoadAdapterRequest,
+    UnloadAdapterRequest,
     ErrorResponse,
 )
 

@@ -105,7 +105,8 @@ class Server:
         metrics = Metrics()
         self.frontend = Frontend(config, metrics)
         self.supervisor = Supervisor(config, self.frontend, *addresses, self._give_up, backend_command)
-        self.frontend.supervisor = self.supervisor
+        self.frontend.supervisor = self.frontend.adapters.supervisor = self.supervisor
+        self.supervisor.engine_config = self.frontend.adapters.engine_config
         metrics.backends.set_function(lambda: len(self.supervisor.ready))
         self.service: Service | None = None
         self.http: HttpServer | None = None
@@ -134,11 +135,13 @@ class Server:
         told = asyncio.create_task(Load(self.frontend.metrics.figures).run())
         http = asyncio.create_task(self.http.serve(sockets=[self.listener]))
         tokenizer = asyncio.create_task(self._load_tokenizer(self.service))
+        adapters = asyncio.create_task(self.frontend.adapters.follow())
         try:
             await self.ended.wait()
         finally:
             tokenizer.cancel()
             told.cancel()
+            adapters.cancel()
             self.http.should_exit = True
             await asyncio.gather(http, return_exceptions=True)
             await self.supervisor.stop("the server ends")

@@ -30,6 +30,7 @@ from runtime.text import Answer, Tokenizer
 log = logging.getLogger("unmask.http")
 
 MOST_TOLD = 256
+MOST_NAMED = 32  # models and adapters that a refusal names
 BATCH = 128  # prompts that are checked at once
 
 
@@ -42,6 +43,7 @@ class Service:
         self.metrics = frontend.metrics
         self.keys = keys
         self.names = config.model_names
+        self.adapters = frontend.adapters
         self.tokenizer: Tokenizer | None = None  # loaded beside the engine
         self.preparer = Preparer(self.require)
         self.created = int(time.time())
@@ -51,7 +53,8 @@ class Service:
 
     @property
     def ready(self) -> bool:
-        return self.tokenizer is not None and self.frontend.available and not self.draining
+        loaded = self.tokenizer is not None and self.frontend.available and self.adapters.settled
+        return loaded and not self.draining
 
     def require(self) -> tuple[EngineInfo, Tokenizer]:
         """What answering takes. Raises Unavailable while it is not there."""
@@ -61,11 +64,13 @@ class Service:
         return info, self.tokenizer
 
     def model_name(self, name: str | None) -> str:
-        """The served name that was asked for (the first without one). Raises RequestError 404."""
+        """The served name that was asked for (the first without one), or an adapter's. Raises RequestError 404."""
         if name is None:
             return self.names[0]
-        if name not in self.names:
-            known = ", ".join(self.names)
+        if name not in self.names and not self.adapters.offers(name):
+            every = [*self.names, *self.adapters.offered]
+            more = f" and {len(every) - MOST_NAMED} more" if len(every) > MOST_NAMED else ""
+            known = ", ".join(every[:MOST_NAMED]) + more
             shown = name if len(name) <= 80 else name[:77] + "..."
             raise RequestError(
                 f"model: {shown!r} is not served here; there is {known}",
@@ -118,12 +123,14 @@ class Service:
         max_tokens: int | None = None,
         n: int = 1,
         owner: str = "",
+        model: str | None = None,
         given: Mapping[int, int] | None = None,
     ) -> Job:
         """Check a body against the engine and set its requests going; choices are ordered by prompt, then by number.
 
         `mode`: None for an answer in one piece, "denoise" for every step, anything else for text as it grows.
-        `owner`: whose key it came with, as `Keys.check` names it. `given`: see `resolve`.
+        `owner`: whose key it came with, as `Keys.check` names it. `model`: as `model_name` gave it. `given`: see
+        `resolve`.
         """
         info, tokenizer = self.require()
         self.frontend.check_count(len(prompts), n)  # before anything is made of a great number
@@ -136,6 +143,7 @@ class Service:
         if mode is None and not stops:  # stop strings are looked for here, so text must come as it grows
             report = "final"
         specs: list[RequestSpec] = []
+        adapter = "" if model is None or model in self.names else model
         for i, prompt in enumerate(prompts):
             if i % BATCH == BATCH - 1:
                 await asyncio.sleep(0)  # others have their turn
@@ -153,11 +161,13 @@ class Service:
                 names=here,
                 group=id,
                 owner=owner,
+                adapter=adapter,
                 given=given,
             )
             if not i:  # the fields are right; all of it is made only where there is room
                 self.frontend.check_room(len(prompts) * n, owner)
             specs += choices(spec, n)
+        self.model_name(model)  # an adapter may have gone meanwhile
         made = [Choice(i, spec, Answer(tokenizer, stops)) for i, spec in enumerate(specs)]
         return Job(id, self.frontend, made, streamed=mode is not None, prompts=len(prompts))
 

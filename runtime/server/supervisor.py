@@ -16,7 +16,7 @@ from typing import Any, Protocol
 
 import zmq
 
-from runtime.config import ServerConfig
+from runtime.config import EngineConfig, ServerConfig
 from runtime.errors import ConfigError
 from runtime.request.io import EngineInfo, EngineOutput, EngineStats
 from runtime.server import messages
@@ -43,6 +43,7 @@ class Listener(Protocol):
     def on_ready(self, replica: int, info: EngineInfo, load_seconds: float) -> None: ...
     def on_outputs(self, replica: int, outputs: list[EngineOutput]) -> None: ...
     def on_stats(self, replica: int, stats: EngineStats) -> None: ...
+    def on_adapter(self, replica: int, news: messages.AdapterNews) -> None: ...
     def on_down(self, replica: int, reason: str) -> None: ...
 
 
@@ -85,6 +86,8 @@ class Supervisor:
         self.addresses = (command_addr, event_addr)
         self.on_give_up = on_give_up
         self.backend_command = backend_command
+        self.engine_config: Callable[[], EngineConfig] = lambda: config.engine  # of who starts
+        self.logs = config.log_level, config.log_format
         self.replicas = [Replica(i) for i in range(config.data_parallel_size)]
         self.ever_ready = False
         self.stopping = False
@@ -183,7 +186,7 @@ class Supervisor:
             *self.backend_command,
             *arguments,
             stdin=asyncio.subprocess.PIPE,  # one line; then its end tells the backend that we are gone
-            env=backend_environment(self.config.engine.model),
+            env=backend_environment(self.config.engine.model, fetches=self.config.fetches_adapters),
             start_new_session=True,  # Ctrl-C is for the frontend, which drains first
         )
         assert replica.process.stdin is not None
@@ -244,8 +247,7 @@ class Supervisor:
                 continue
             ids = self.config.device_ids
             index = replica.index if ids is None else ids[replica.index]
-            log_level, log_format = self.config.log_level, self.config.log_format
-            self._send(replica, messages.Configure(self.config.engine, index, log_level, log_format))
+            self._send(replica, messages.Configure(self.engine_config(), index, *self.logs))
 
     def _read_events(self) -> None:
         while (found := self._receive(self.events)) is not None:
@@ -280,6 +282,8 @@ class Supervisor:
                 self.listener.on_outputs(replica.index, outputs)
             case Stats(stats):
                 self.listener.on_stats(replica.index, stats)
+            case messages.AdapterNews():
+                self.listener.on_adapter(replica.index, event)
             case Loading():
                 replica.loading = event
             case Ready(info, load_seconds):

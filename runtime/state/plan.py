@@ -90,6 +90,8 @@ class StepPlan:
     sampled: Callable[[], BlockPlan | None]
     apart: Callable[[], list[BlockPlan]] = list  # the same, each request's blocks for themselves
     merged: MergedRows | None = None
+    adapters: Ints32 | None = None  # [rows] the slot of each row's adapter, -1: none; None: all have none
+    adapted: int = 0  # which weights these may change, see ForwardBatch
 
     @cached_property
     def blocks(self) -> BlockPlan | None:

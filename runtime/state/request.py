@@ -164,6 +164,9 @@ class Request:
         self.wants = int(self.rule.asks(values))  # of the head: Stat
         self.merge = self.rule.merge(values)  # how embeddings are made of its blocks' `mixture`
 
+        self.adapter = spec.adapter
+        self.slot = -1  # of its adapter on the device, while it runs
+        self.salt = spec.cache_salt  # in its keys of the prefix cache
         self.row = -1  # row of the page table
         self.units: list[int] = []
         self.held = 0  # tokens that the units hold

@@ -24,9 +24,10 @@ Progress = Callable[[str, int, int], None]  # phase, bytes done, bytes in all
 _TOKEN = "HF_TOKEN (of a DiffusionLMService: spec.model.tokenSecretRef)"
 
 
-def download(model: str, patterns: Sequence[str], progress: Progress | None = None) -> Path:
+def download(model: str, patterns: Sequence[str], progress: Progress | None = None, *, named: str = "--model") -> Path:
     """Fetch the files that match `patterns` into huggingface_hub's cache, and return the directory that shows them.
 
+    `named`: what asks for it, in an error's words.
     `progress("download", ...)` is called on this thread about twice a second; what it raises ends the wait.
 
     Raises:
@@ -34,7 +35,7 @@ def download(model: str, patterns: Sequence[str], progress: Progress | None = No
     """
     match = NAME.fullmatch(model)
     if match is None:
-        raise ConfigError(f"--model {model!r} is not of the form hf://org/name or hf://org/name@revision")
+        raise ConfigError(f"{named} {model!r} is not of the form hf://org/name or hf://org/name@revision")
     repository, revision = match.groups()
     fetched: Future[str] = Future()
 
@@ -52,7 +53,7 @@ def download(model: str, patterns: Sequence[str], progress: Progress | None = No
         while not wait([fetched], PERIOD).done:
             progress("download", _present(repository, files), sum(files.values()))
     if error := fetched.exception():
-        raise ConfigError(f"--model {model!r} could not be fetched: {_why(error, revision)}") from error
+        raise ConfigError(f"{named} {model!r} could not be fetched: {_why(error, revision)}") from error
     return Path(fetched.result())
 
 

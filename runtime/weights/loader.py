@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import replace
 from typing import TypeVar, cast
@@ -14,6 +14,7 @@ from torch import nn
 
 from runtime.errors import ConfigError
 from runtime.layers.build import Build
+from runtime.layers.lora import Room
 from runtime.layers.packed_weight import PackedWeight
 from runtime.layers.weight import Part, Weight, weights_of
 from runtime.models.base import Family, Model
@@ -24,7 +25,7 @@ from runtime.weights.quantised import scheme_of
 from runtime.weights.stored import Stored, gather
 
 Arch = TypeVar("Arch")
-CPU = torch.device("cpu")
+Change = Callable[[str, torch.Tensor], torch.Tensor]
 
 
 def load_model(
@@ -33,6 +34,7 @@ def load_model(
     arch: Arch,
     build: Build,
     progress: Progress | None = None,
+    change: Change | None = None,
 ) -> Model:
     """Build the family's model for `arch` (what ``family.parse(checkpoint.config)`` returned) and fill it.
 
@@ -50,15 +52,17 @@ def load_model(
     model = family.make(arch, replace(build, joins=not plain) if plain else build)
     for name, shape in plain.items():
         path, _, attribute = name.rpartition(".")
-        setattr(cast(nn.Module, model).get_submodule(path), attribute, build.parameter(*shape))
-    fill(cast(nn.Module, model), checkpoint, weights, progress)
+        setattr(cast(nn.Module, model).get_submodule(path), attribute, build.adapted(build.parameter(*shape)))
+    fill(cast(nn.Module, model), checkpoint, weights, progress, change)
     return model
 
 
-def sketch(family: Family[Arch], arch: Arch, dtype: torch.dtype, quantization: str | None = None) -> Model:
+def sketch(
+    family: Family[Arch], arch: Arch, dtype: torch.dtype, quantization: str | None = None, adapters: Room | None = None
+) -> Model:
     """The model without memory, whatever it will compute with: names and shapes of its weights, as a checkpoint has
     them, are the same in every format and on every device."""
-    return family.make(arch, Build.choose("meta", dtype, "torch", quantization))
+    return family.make(arch, Build.choose("meta", dtype, "torch", quantization, adapters))
 
 
 def _plain(
@@ -83,8 +87,15 @@ def _plain(
     return {name: weight.shape for name, weight in packed.items() if found[name] == {True}}
 
 
-def fill(module: nn.Module, checkpoint: Checkpoint, weights: WeightMap, progress: Progress | None = None) -> None:
-    """Hand the checkpoint's tensors, one at a time, to `module`'s weights, which take them in their own format.
+def fill(
+    module: nn.Module,
+    checkpoint: Checkpoint,
+    weights: WeightMap,
+    progress: Progress | None = None,
+    change: Change | None = None,
+) -> None:
+    """Hand the checkpoint's tensors, one at a time, to `module`'s weights, which take them in their own format;
+    `change`, where there is one, makes others of them before, by their canonical names.
 
     Raises:
         ConfigError: a tensor is missing, unknown, misshapen, not floating point, or holds NaN or infinities (also
@@ -105,7 +116,7 @@ def fill(module: nn.Module, checkpoint: Checkpoint, weights: WeightMap, progress
                     )
             weight, before = params[slot.param], taken[slot.param]
             try:
-                taken[slot.param] += _hand_over(stored, slot, weight)
+                taken[slot.param] += _hand_over(name, stored, slot, weight, change)
             except ConfigError as error:
                 raise ConfigError(f"tensor {stored.name!r} of {checkpoint.path} {error}") from None
             done += weight.nbytes * taken[slot.param] // weight.size - weight.nbytes * before // weight.size
@@ -116,21 +127,26 @@ def fill(module: nn.Module, checkpoint: Checkpoint, weights: WeightMap, progress
         raise AssertionError(f"the format of {summary(wrong)} did not take each element that it keeps once")
 
 
-def _hand_over(stored: Stored, slot: Slot, weight: Weight) -> int:
+def _hand_over(name: str, stored: Stored, slot: Slot, weight: Weight, change: Change | None) -> int:
     """How many of its elements the weight took; ConfigError, worded to follow the tensor's name."""
     if stored.scheme is not None:
-        device = weight.operand.values.device if isinstance(weight, PackedWeight) else CPU
-        packed = stored.packed(device)
-        if slot.through is None:
+        kept = weight.operand
+        packed = stored.packed(kept.device if isinstance(kept, torch.Tensor) else kept.values.device)
+        if change is None and slot.through is None:
             return weight.fill_packed(slot.index, packed)
-        tensor = packed.whole(torch.float32)
+        whole = packed.whole(torch.float32)
+        tensor = whole if change is None else change(name, whole)
+        if tensor is whole and slot.through is None:
+            return weight.fill_packed(slot.index, packed)
     else:
         tensor = stored.plain()
-    if not tensor.is_floating_point() or tensor.element_size() < 2:
-        raise ConfigError(
-            f"is {tensor.dtype}: quantised weights cannot be loaded where config.json has no quantization_config that "
-            "says how; use a checkpoint in bfloat16, float16 or float32"
-        )
+        if not tensor.is_floating_point() or tensor.element_size() < 2:
+            raise ConfigError(
+                f"is {tensor.dtype}: quantised weights cannot be loaded where config.json has no quantization_config "
+                "that says how; use a checkpoint in bfloat16, float16 or float32"
+            )
+        if change is not None:
+            tensor = change(name, tensor)
     return weight.fill(slot.index, tensor if slot.through is None else slot.through(tensor))
 
 

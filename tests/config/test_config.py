@@ -30,9 +30,12 @@ def good_value(flag: Flag) -> str:
     if flag.choices:
         return next(c for c in flag.choices if c != flag.default)
     if flag.type == "str":
-        return {"api-key": "0123456789abcdef", "zmq-command-addr": "tcp://h:1", "zmq-event-addr": "tcp://h:2"}.get(
-            flag.name, "x"
-        )
+        return {
+            "api-key": "0123456789abcdef",
+            "lora": "x=y",
+            "zmq-command-addr": "tcp://h:1",
+            "zmq-event-addr": "tcp://h:2",
+        }.get(flag.name, "x")
     if flag.type == "int":
         return "9000" if flag.name == "max-num-batched-tokens" else "3"
     return "0.25"
@@ -56,6 +59,9 @@ def test_every_flag_is_honoured_or_refused_by_name_from_every_source(flag, tmp_p
         pytest.skip("has its own test")
     value = good_value(flag)
     extra = {"zmq-command-addr": ["--zmq-event-addr", "tcp://h:9"], "zmq-event-addr": ["--zmq-command-addr", "ipc://h"]}
+    extra |= {"use-lora": ["--lora-path", "x", "--pre-merge-lora"], "lora-path": ["--use-lora", "--pre-merge-lora"]}
+    extra["pre-merge-lora"] = ["--use-lora", "--lora-path", "x"]
+    extra["max-lora-rank"] = ["--max-loras", "2"]
     more = extra.get(flag.name, ["--data-parallel-size", "1"] if flag.name == "device-ids" else [])
     file = tmp_path / "c.yaml"
     file.write_text(f"{flag.name}: {value}")

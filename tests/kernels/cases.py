@@ -6,9 +6,10 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import torch
 
-from runtime.kernels.batch import ForwardBatch
+from runtime.kernels.batch import ForwardBatch, cut_tiles
 from runtime.kernels.distribution import Asked, describe, describe_reference
 from runtime.kernels.expert_products import moe, moe_add_norm
 from runtime.kernels.expert_sort import sort_by_expert, sort_by_expert_reference
@@ -16,6 +17,7 @@ from runtime.kernels.filling import Blocks, Sampled, fill, fill_reference
 from runtime.kernels.gate import Activation, gate_mul, gate_mul_reference
 from runtime.kernels.greedy_head import likeliest, likeliest_reference
 from runtime.kernels.kv_write import write_kv_reference
+from runtime.kernels.lora import LoraRows, add_lora, add_lora_reference
 from runtime.kernels.moe import moe_reference
 from runtime.kernels.paged_attention import paged_attention, paged_attention_reference
 from runtime.kernels.rms_norm import add_rms_norm, add_rms_norm_reference, rms_norm, rms_norm_reference
@@ -374,3 +376,29 @@ def check_sandwich(rows: int, size: int, dtype: torch.dtype, device: str) -> Non
     expected, kept = after_reference(dense.double(), chosen.double(), x.double(), scale.double(), tuple(wide[3:]), 1e-6)
     assert_near(total, kept, dtype)
     assert_near(normed, expected, dtype)
+
+
+def check_lora(
+    counts: list[int], slots: list[int], inputs: int, parts: list[int], rank: int, dtype: torch.dtype, device: str
+) -> None:
+    """`counts`: rows of each request; `slots`: of its adapter; `parts`: outputs of each. Tiles of no rows follow."""
+    rows, outputs, most = sum(counts), sum(parts), max(slots) + 1
+    cut = torch.from_numpy(cut_tiles(np.array(counts, dtype=np.int64)))
+    tiles = torch.cat([cut, torch.zeros(2, 3, dtype=torch.int32)]).to(device)
+    owner = torch.repeat_interleave(torch.tensor(slots, dtype=torch.int32), torch.tensor(counts)).to(device)
+    which = LoraRows(owner, tiles, max(int(cut[:, 2].max()), 16))
+    x = random(rows, inputs, dtype=dtype, device=device, seed=1)
+    down = random(most, len(parts) * rank, inputs, dtype=dtype, device=device, seed=2, scale=inputs**-0.5)
+    up = random(most, outputs, rank, dtype=dtype, device=device, seed=3, scale=rank**-0.5)
+    out = random(rows, outputs, dtype=dtype, device=device, seed=4)
+    cuts = [0, *np.cumsum(parts).tolist()]
+    expected = out.double()
+    add_lora_reference(expected, x.double(), down.double(), up.double(), cuts, which)
+    before = out.clone()
+    add_lora(out, x, down, up, cuts, which)
+    assert_near(out, expected, dtype)
+    assert torch.equal(out[owner < 0], before[owner < 0])
+    alone = before.clone()  # a row's result is the same without the others
+    first = LoraRows(owner[: counts[0]], cut[cut[:, 0] == 0].to(device), which.tile_rows)
+    add_lora(alone[: counts[0]], x[: counts[0]], down, up, cuts, first)
+    assert torch.equal(alone[: counts[0]], out[: counts[0]])

@@ -36,6 +36,15 @@ def test_elementwise_norm(rows, size, dtype):
     cases.check_rms_norm(rows, size, dtype, "cpu")
 
 
+@matrix_dtypes
+@pytest.mark.parametrize(
+    ("counts", "slots", "inputs", "parts"),
+    [([8, 3, 20], [1, -1, 0], 40, [24]), ([40, 5], [0, 2], 1100, [130, 70, 9]), ([300], [0], 32, [16, 16])],
+)
+def test_elementwise_lora(counts, slots, inputs, parts, dtype):
+    cases.check_lora(counts, slots, inputs, parts, 16, dtype, "cpu")
+
+
 @dtypes
 @pytest.mark.parametrize("activation", ["silu", "gelu_tanh"])
 def test_elementwise_gate(dtype, activation):

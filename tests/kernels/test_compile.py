@@ -22,6 +22,7 @@ from runtime.kernels import (  # noqa: E402
     fp8,
     gate,
     greedy_head,
+    lora,
     paged_attention,
     product,
     rms_norm,
@@ -366,3 +367,21 @@ def test_sandwich():
     ]
     types = dict.fromkeys(names, "*bf16") | {"eps": "fp32"}
     assert spilled(build(sandwich._after, types, size, num_warps=sandwich.WARPS)) == 0
+
+
+@DTYPES
+@pytest.mark.parametrize("rank", [16, 64])
+def test_lora(dtype, rank):
+    """What adapters add to one product of queries, keys and values that a checkpoint holds as three."""
+    data = POINTER[dtype]
+    common = {"slots_ptr": "*i32", "tiles_ptr": "*i32", "rows": "i32", "small_ptr": "*fp32"}
+    shared = {"RANK": rank, "PARTS": 3, "ROWS": 32, "CHUNKS": 8}
+    shared["PRECISION"] = "ieee" if dtype == torch.float32 else "tf32"
+    build(
+        lora._shrink,
+        common | {"x_ptr": data, "down_ptr": data},
+        shared | {"INPUTS": 2048, "SPAN": 512, "DEPTH": lora.DEPTH, "STAGES": 3},
+        num_warps=4,
+    )
+    cuts = {"OUTPUTS": 3072, "CUT1": 2048, "CUT2": 2560, "SPLITS": 4, "COLUMNS": lora.COLUMNS}
+    build(lora._expand, common | {"out_ptr": data, "up_ptr": data}, shared | cuts, num_warps=4)

@@ -23,6 +23,20 @@ def test_norm(rows, size, dtype):
 
 
 @dtypes
+@pytest.mark.parametrize("rank", [16, 64])
+@pytest.mark.parametrize(
+    ("counts", "slots", "inputs", "parts"),
+    [
+        ([32] * 32, [n % 17 - 1 for n in range(32)], 2048, [3072]),
+        ([32, 1, 700, 64], [3, -1, 0, 3], 2048, [2048, 512, 512]),
+        ([5, 40], [0, 1], 100, [9, 200]),
+    ],
+)
+def test_lora(counts, slots, inputs, parts, rank, dtype):
+    cases.check_lora(counts, slots, inputs, parts, rank, dtype, "cuda")
+
+
+@dtypes
 @pytest.mark.parametrize(("rows", "width"), [(32, 5120), (2048, 512), (3, 1500)])
 @pytest.mark.parametrize("activation", ["silu", "gelu_tanh"])
 def test_gate(rows, width, activation, dtype):

@@ -38,7 +38,8 @@ def api(server: ServerProcess) -> Any:
 def test_every_route_is_listed(api: Any) -> None:
     found = {(method.upper(), path) for path, methods in api.raw_schema["paths"].items() for method in methods}
     plain = {("GET", path) for path in ("/health", "/ready", "/startup", "/metrics", "/v1/models")}
-    assert found == {*OPERATIONS[:-1], ("GET", "/v1/models/{name}"), *plain}
+    closed = {("POST", f"/v1/{what}_lora_adapter") for what in ("load", "unload")}  # without --lora-routes
+    assert found == {*OPERATIONS[:-1], ("GET", "/v1/models/{name}"), *plain, *closed}
 
 
 def test_decoding_is_described_by_what_the_engine_declares(api: Any) -> None:

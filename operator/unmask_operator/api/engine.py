@@ -17,7 +17,17 @@ from unmask_operator.api.strategies import DecodingStrategy
 # pod: a template, say, that is the engine's environment with its tokens could be asked back by any client.
 _OWN = ("data-parallel-size", "drain-delay", "drain-timeout", "host", "model", "port", "served-model-name")
 _ENDS = ("help", "print-config")
-_FILES = ("api-key", "api-key-file", "chat-template", "config", "lora", "lora-path", "torch-profiler-dir")
+_FILES = (
+    "api-key",
+    "api-key-file",
+    "chat-template",
+    "config",
+    "lora",
+    "lora-config",
+    "lora-path",
+    "lora-routes",
+    "torch-profiler-dir",
+)
 _SOCKETS = ("master-addr", "master-port", "zmq-command-addr", "zmq-event-addr")
 RESERVED = tuple(sorted((*_OWN, *_ENDS, *_FILES, *_SOCKETS)))
 BATCHED = BY_DEST["max_num_batched_tokens"].default

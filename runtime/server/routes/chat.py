@@ -58,6 +58,7 @@ async def _start(service: Service, request: Request) -> Started:
         max_tokens=max_tokens,
         n=1 if body.n is None else body.n,
         owner=owner_of(request),
+        model=model,
     )
     return Started(job, model, bool(body.stream), include_usage(body), counts_usage(body), mode == "denoise")
 

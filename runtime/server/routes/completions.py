@@ -48,7 +48,8 @@ async def _start(service: Service, request: Request) -> Started:
     service.require()
     prompts = await service.preparer.encode_each(request, _list(body.prompt))
     n = 1 if body.n is None else body.n
-    job = await service.job(body, prompts, id=new_id("cmpl"), mode=mode, n=n, owner=owner_of(request))
+    owner = owner_of(request)
+    job = await service.job(body, prompts, id=new_id("cmpl"), mode=mode, n=n, owner=owner, model=model)
     return Started(job, model, bool(body.stream), include_usage(body), counts_usage(body), mode == "denoise")
 
 

@@ -29,12 +29,14 @@ async def generate(request: Request) -> Response:
     service: Service = request.app.state.service
     with service.admission():
         body = await service.body(request, GenerateRequest)
-        service.model_name(body.model)
+        model = service.model_name(body.model)
         mode = stream_mode(body, default="denoise")
         service.require()
         ids = (await service.preparer.encode_each(request, [body.prompt]))[0]
         limit, owner = DEFAULT_MAX_TOKENS, owner_of(request)
-        job = await service.job(body, [ids], id=new_id("gen"), mode=mode, default_max_tokens=limit, owner=owner)
+        job = await service.job(
+            body, [ids], id=new_id("gen"), mode=mode, default_max_tokens=limit, owner=owner, model=model
+        )
     if mode is not None:
         return EventStream(job, _events(service, job, body.prompt, mode))
     with job:

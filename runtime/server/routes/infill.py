@@ -69,6 +69,7 @@ async def infill(request: Request) -> Response:
             max_tokens=laid.length,
             owner=owner_of(request),
             given=laid.given,
+            model=model,
         )
     if body.stream:
         return EventStream(job, _events(service, job, model, laid))

@@ -34,11 +34,13 @@ async def ready(request: Request) -> Response:
 
 @router.get("/startup", response_model=None, responses=_NOT_YET)
 async def startup(request: Request) -> Response:
-    """200 once the model has been loaded, with the hub's commit; until then 503 with the phase and how far it is."""
+    """200 once the model has been loaded, with the hub's commit and how each adapter stands; until then 503 with the
+    phase and how far it is."""
     service: Service = request.app.state.service
     if service.tokenizer is not None and (info := service.frontend.info) is not None:
         revision = {"model_revision": info.model_revision} if info.model_revision else {}
-        return json_response({"status": "started", **revision})
+        told = service.adapters.told()
+        return json_response({"status": "started", **revision, **({"adapters": told} if told else {})})
     phase, done, total = service.frontend.progress()
     percent = round(100 * done / total, 1) if total else 0.0
     return json_response(
@@ -56,9 +58,10 @@ async def metrics(request: Request) -> Response:
 @router.get("/models", include_in_schema=False, response_model=None)  # a base URL without /v1
 @router.get("/v1/models", response_model=None, responses=errors(401, 503))
 async def models(request: Request) -> Response:
-    """The names under which the model is served."""
+    """The names under which the model is served, and the adapters."""
     service: Service = request.app.state.service
-    return json_response({"object": "list", "data": [_model(service, name) for name in service.names]})
+    names = [*service.names, *service.adapters.offered]
+    return json_response({"object": "list", "data": [_model(service, name) for name in names]})
 
 
 @router.get("/models/{name:path}", include_in_schema=False, response_model=None)
@@ -71,10 +74,12 @@ async def model(request: Request, name: str) -> Response:
 
 def _model(service: Service, name: str) -> dict[str, Any]:
     info = service.frontend.require()
+    adapter = {} if name in service.names else {"parent": service.names[0], "root": service.adapters.table[name].uri}
     return {
         "id": name,
         "object": "model",
         "created": service.created,
         "owned_by": "unmask",
         "max_model_len": info.max_model_len,
+        **adapter,
     }

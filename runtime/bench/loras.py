@@ -1,0 +1,54 @@
+"""Adapters for timings: random ones on attention's projections, a different one for each request as far as they go."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from runtime.adapters.bank import Bank
+from runtime.adapters.reading import Adapter, Base, Pair
+from runtime.engine.adapting import Adapters
+from runtime.errors import ConfigError
+from runtime.layers.build import Build
+from runtime.layers.lora import Room
+from runtime.models.base import Family, Model
+
+ATTENTION = ("attention.qkv.weight", "attention.out.weight")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--loras", type=int, help="of --live: time steps also with so many adapters, in turn")
+    parser.add_argument("--lora-rank", type=int, default=16, help="their rank, on attention's projections")
+
+
+def room(args: argparse.Namespace) -> Room | None:
+    """For the adapters that the flags ask for. ConfigError for what they cannot."""
+    if args.loras is None:
+        return None
+    if args.loras < 1 or args.lora_rank < 1 or not args.live:
+        raise ConfigError("--loras and --lora-rank must be at least 1, and go with --live")
+    return Room(args.loras, args.lora_rank)
+
+
+def drawn(args: argparse.Namespace, family: Family[Any], arch: Any, model: Model, build: Build) -> Adapters:
+    """They, named "0", "1" ..., all on the device."""
+    if build.lora is None:
+        return Adapters()
+    count, rank = args.loras, args.lora_rank
+    base = Base.of(family, arch, build.dtype)
+    bank = Bank(base, model, build.lora, rank, build.device)
+    adapters = Adapters(count, bank, build.lora.apart)
+    for n in range(count):
+        random = torch.Generator().manual_seed(n)
+        pairs = {}
+        for name, slot in base.weights.slots.items():
+            if slot.param.endswith(ATTENTION):
+                outputs, inputs = base.part(slot).shape
+                down, up = (torch.randn(shape, generator=random) * 0.02 for shape in ((rank, inputs), (outputs, rank)))
+                pairs[name] = Pair(slot, down, up)
+        adapters.load(str(n), Adapter(Path(), pairs, str(n)))
+        adapters.bring(str(n))
+    return adapters

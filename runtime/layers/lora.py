@@ -1,0 +1,188 @@
+"""Weights that adapters of low rank change, for each row its own: a bank of slots beside a weight of any format."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+
+from runtime.kernels.batch import ForwardBatch
+from runtime.kernels.dispatch import LoraKernel
+from runtime.kernels.lora import LoraRows
+from runtime.kernels.packed_torch import Packed
+from runtime.layers.weight import Index, Part, Weight
+
+LEAST_RANK = 16  # of what kernels multiply
+
+
+class Lora:
+    """What the adapted weights of one model share: how large their banks are, and which rows of the forward under way
+    are whose.
+
+    `rank`: what every bank has room for, at least the largest adapter's.
+    """
+
+    def __init__(self, room: Room, kernel: LoraKernel) -> None:
+        self.slots = room.slots
+        self.rank = max(LEAST_RANK, 1 << (room.rank - 1).bit_length())
+        self.kernel = kernel
+        self.rows: LoraRows | None = None  # None: nobody's
+        self.touched = 0  # bits of the weights that the adapters of this forward may change
+        self.apart = 0  # bits of those that kernels take whole, so that their layers are computed in pieces
+        self._bits: dict[str, int] = {}
+
+    def bit(self, kind: str) -> int:
+        """Of all weights of a kind: a forward goes to the banks of those alone that some adapter changes."""
+        return self._bits.setdefault(kind, 1 << len(self._bits))
+
+    def begin(self, batch: ForwardBatch) -> None:
+        """Before each forward."""
+        self.touched = batch.adapted
+        self.rows = None
+        if batch.adapted:
+            assert batch.adapters is not None
+            self.rows = LoraRows(batch.adapters, batch.tiles, batch.tile_rows)
+
+    @property
+    def every(self) -> int:
+        """Bits of all weights but those that are computed in pieces."""
+        bits = 0
+        for bit in self._bits.values():
+            bits |= bit
+        return bits & ~self.apart
+
+    @property
+    def in_pieces(self) -> bool:
+        """Whether this forward changes something that kernels would take whole."""
+        return bool(self.touched & self.apart)
+
+
+class Room(NamedTuple):
+    """For adapters that requests name: how many the device holds at once, and the largest rank."""
+
+    slots: int
+    rank: int
+
+
+@dataclass(frozen=True)
+class Stack:
+    """An adapter's matrices for some outputs of a stack of weights: `down` [experts, rank, inputs] and `up`
+    [experts, outputs, rank]."""
+
+    outputs: slice
+    down: torch.Tensor
+    up: torch.Tensor
+
+
+class LoraWeight(Weight):
+    """`base`, and what the adapter of each row adds. Filled as the base is.
+
+    A matrix has a bank at a fixed place, of one part for each run of outputs that checkpoints hold as a tensor of its
+    own; a stack of experts has an adapter's matrices as long as it has a slot. `apart`: see `Lora`.
+    """
+
+    def __init__(self, base: Weight, lora: Lora, *, apart: bool) -> None:
+        super().__init__(base.shape, base.dtype)
+        self.base = base
+        self.lora = lora
+        self.apart = apart or len(base.shape) == 3
+        self.bit = 0
+        self.cuts: tuple[int, ...] = ()  # where each part's outputs begin, and the end
+        self.down = self.up = torch.empty(0)
+        self.stacks: dict[int, list[Stack]] = {}
+
+    @property
+    def tensor(self) -> torch.Tensor:
+        return self.base.tensor
+
+    @property
+    def operand(self) -> Any:
+        return self.base.operand
+
+    @property
+    def nbytes(self) -> int:
+        return self.base.nbytes
+
+    @property
+    def size(self) -> int:
+        return self.base.size
+
+    def fill(self, index: Index, tensor: torch.Tensor) -> int:
+        return self.base.fill(index, tensor)
+
+    def take(self, part: Part, tensor: torch.Tensor) -> int:
+        return self.base.take(part, tensor)
+
+    def fill_packed(self, index: Index, packed: Packed) -> int:
+        return self.base.fill_packed(index, packed)
+
+    def matmul(self, x: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
+        out = self.base.matmul(x, bias)
+        rows = self.lora.rows
+        if rows is not None and self.lora.touched & self.bit:
+            self.lora.kernel(out, x, self.down, self.up, self.cuts, rows)
+        return out
+
+    def lay(self, kind: str, parts: Sequence[Part], device: torch.device) -> None:
+        """Make room for the slots. `parts`: those that checkpoints fill."""
+        self.bit = self.lora.bit(kind)
+        if self.apart:
+            self.lora.apart |= self.bit
+        outputs, inputs = self.shape[-2:]
+        self.cuts = tuple(sorted({part.ranges[-2].start for part in parts} | {outputs}))
+        if len(self.shape) == 2:
+            slots, rank = self.lora.slots, self.lora.rank
+            self.down = torch.zeros(slots, (len(self.cuts) - 1) * rank, inputs, dtype=self.dtype, device=device)
+            self.up = torch.zeros(slots, outputs, rank, dtype=self.dtype, device=device)
+        else:
+            self.down = self.down.to(device)  # of nothing, where the stacks will be
+
+    def stack_bytes(self, rank: int) -> int:
+        """Of what an adapter of a rank takes beside the bank, at most."""
+        if len(self.shape) == 2:
+            return 0
+        experts, outputs, inputs = self.shape
+        rank = -(-rank // LEAST_RANK) * LEAST_RANK
+        return experts * rank * ((len(self.cuts) - 1) * inputs + outputs) * self.dtype.itemsize
+
+    @property
+    def held_bytes(self) -> int:
+        """Of what adapters take now beside the bank."""
+        return sum(stack.down.nbytes + stack.up.nbytes for held in self.stacks.values() for stack in held)
+
+    def put(self, slot: int, pairs: Mapping[Part, tuple[torch.Tensor, torch.Tensor]]) -> None:
+        """From now on the slot's adapter adds `up` times `down` to each of these parts, and nothing to others."""
+        if len(self.shape) == 3:
+            self._stack(slot, pairs)
+            return
+        self.down[slot].zero_()
+        self.up[slot].zero_()
+        for part, (down, up) in pairs.items():
+            outputs = part.ranges[0]
+            for n, first in enumerate(self.cuts[:-1]):
+                if first in outputs:  # an adapter of all of them has one matrix for all parts
+                    at = n * self.lora.rank
+                    self.down[slot, at : at + len(down)].copy_(down)
+            self.up[slot, outputs.start : outputs.stop, : up.shape[1]].copy_(up)
+
+    def _stack(self, slot: int, pairs: Mapping[Part, tuple[torch.Tensor, torch.Tensor]]) -> None:
+        self.stacks.pop(slot, None)
+        made: dict[tuple[int, int], Stack] = {}
+        for part, (down, up) in pairs.items():
+            experts, outputs, inputs = part.ranges
+            where = outputs.start, outputs.stop
+            if where not in made:
+                rank = max(len(d) for p, (d, _) in pairs.items() if p.ranges[1] == outputs)
+                rank = -(-rank // LEAST_RANK) * LEAST_RANK
+                room = self.down.new_zeros  # of the bank's device
+                made[where] = Stack(
+                    slice(*where),
+                    room(self.shape[0], rank, len(inputs), dtype=self.dtype),
+                    room(self.shape[0], len(outputs), rank, dtype=self.dtype),
+                )
+            made[where].down[experts.start, : len(down)].copy_(down)
+            made[where].up[experts.start, :, : up.shape[1]].copy_(up)
+        if made:
+            self.stacks[slot] = list(made.values())

@@ -1,0 +1,60 @@
+"""Experts that adapters change: the two products in pieces, each with what the adapter of each row adds."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+
+from runtime.kernels.gate import Activation, gate_mul_reference
+from runtime.kernels.precision import wide
+from runtime.layers.lora import Lora, LoraWeight
+from runtime.layers.weight import Weight
+
+
+def adapted_experts(
+    x: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor, gate_up: Weight, down: Weight,
+    shared: torch.Tensor | None, lora: Lora, activation: Activation = "silu",
+) -> torch.Tensor:  # fmt: skip
+    """``kernels.moe.moe_reference`` of weights that adapters change. Asks the device, so it cannot be recorded."""
+    rows, top_k = ids.shape
+    flat = ids.flatten().long()
+    order = flat.argsort(stable=True)
+    order = order[int((flat < 0).sum()) :]  # pairs (row, choice) grouped by expert; -1 is nobody's
+    expert, row = flat[order], order // top_k
+    slots = torch.full_like(row, -1) if lora.rows is None else lora.rows.slots[row]
+    hidden = gate_mul_reference(_product(x[row], expert, slots, gate_up), activation)
+    made = _product(hidden, expert, slots, down)
+    up = wide(x.dtype)
+    by_choice = made.new_zeros(rows * top_k, made.shape[1]).index_copy_(0, order, made)
+    by_choice = by_choice.view(rows, top_k, -1).to(up)
+    total = torch.zeros_like(x, dtype=up) if shared is None else shared.to(up)
+    for choice, weight in enumerate(torch.split(weights.to(up), 1, dim=1)):
+        total = torch.addcmul(total, weight, by_choice[:, choice])
+    return total.to(x.dtype)
+
+
+def _product(x: torch.Tensor, expert: torch.Tensor, slots: torch.Tensor, weight: Weight) -> torch.Tensor:
+    """[pairs, inputs] -> [pairs, outputs], each through its expert."""
+    out = grouped(x, expert, weight.tensor)
+    for slot, stacks in weight.stacks.items() if isinstance(weight, LoraWeight) else ():
+        mine = (slots == slot).nonzero().flatten()
+        if not len(mine):
+            continue
+        for stack in stacks:
+            change = grouped(grouped(x[mine], expert[mine], stack.down), expert[mine], stack.up)
+            out[:, stack.outputs].index_add_(0, mine, change)
+    return out
+
+
+def grouped(x: torch.Tensor, expert: torch.Tensor, stack: torch.Tensor) -> torch.Tensor:
+    """Row i of `x` [rows, inputs], in the order of their experts, times ``stack[expert[i]]`` [outputs, inputs]."""
+    counts = torch.bincount(expert, minlength=len(stack))
+    if x.is_cuda and x.dtype == torch.bfloat16:
+        return F.grouped_mm(x, stack.transpose(1, 2), offs=counts.cumsum(0).int())
+    out = x.new_empty(len(x), stack.shape[1])
+    first = 0
+    for number, count in enumerate(counts.tolist()):
+        if count:
+            torch.mm(x[first : first + count], stack[number].t(), out=out[first : first + count])
+            first += count
+    return out

@@ -1,0 +1,46 @@
+"""``POST /v1/load_lora_adapter`` and ``/v1/unload_lora_adapter``, with --lora-routes."""
+
+from __future__ import annotations
+
+from fastapi import APIRouter
+from starlette.requests import Request
+from starlette.responses import Response
+
+from runtime.errors import RequestError
+from runtime.server.adapter_bodies import LoadAdapterRequest, UnloadAdapterRequest
+from runtime.server.responses import json_response
+from runtime.server.routes.documented import takes
+from runtime.server.service import Service
+
+router = APIRouter()
+
+
+def _service(request: Request) -> Service:
+    service: Service = request.app.state.service
+    if not service.config.lora_routes:
+        raise RequestError(
+            f"POST {request.url.path}: clients may not load adapters here; start the server with --lora-routes",
+            status=403,
+            code="lora_routes_off",
+        )
+    return service
+
+
+@router.post("/v1/load_lora_adapter", **takes(LoadAdapterRequest))
+async def load(request: Request) -> Response:
+    """Serve an adapter under a name of its own; again with the same content changes nothing."""
+    service = _service(request)
+    body = await service.body(request, LoadAdapterRequest)
+    service.require()
+    await service.adapters.load(body.lora_name, body.lora_path, "route")
+    return json_response({"status": "loaded", "lora_name": body.lora_name})
+
+
+@router.post("/v1/unload_lora_adapter", **takes(UnloadAdapterRequest))
+async def unload(request: Request) -> Response:
+    """Serve it no more: answered when the last request that has it has ended. One that is not there is gone already."""
+    service = _service(request)
+    body = await service.body(request, UnloadAdapterRequest)
+    service.require()
+    await service.adapters.unload(body.lora_name)
+    return json_response({"status": "unloaded", "lora_name": body.lora_name})

@@ -1,0 +1,69 @@
+"""Adapters that tests write, and PEFT's sum by itself: checkpoints merged tensor by tensor, by its names' rules."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from pathlib import Path
+
+import torch
+from safetensors.torch import load_file, save_file
+
+PREFIX = "base_model.model."
+
+
+def config(**fields):
+    return {"peft_type": "LORA", "bias": "none", "r": 4, "lora_alpha": 8, "target_modules": "all-linear", **fields}
+
+
+def write_adapter(path: Path, pairs: dict[str, tuple[torch.Tensor, torch.Tensor]], **fields) -> Path:
+    """`pairs`: module -> A and B."""
+    path.mkdir(parents=True, exist_ok=True)
+    tensors = {}
+    for module, (down, up) in pairs.items():
+        tensors[f"{PREFIX}{module}.lora_A.weight"] = down.contiguous()
+        tensors[f"{PREFIX}{module}.lora_B.weight"] = up.contiguous()
+    save_file(tensors, path / "adapter_model.safetensors")
+    (path / "adapter_config.json").write_text(json.dumps(config(**fields)))
+    return path
+
+
+def random_adapter(path: Path, base: Path, pattern: str, seed: int, rank: int = 4, size: float = 0.2, **fields) -> Path:
+    """Of all matrices of a checkpoint whose modules match."""
+    random = torch.Generator().manual_seed(seed)
+    pairs = {}
+    for name, tensor in load_file(base / "model.safetensors").items():
+        module = name.removesuffix(".weight")
+        if tensor.dim() == 2 and re.fullmatch(pattern, module):
+            out, inputs = tensor.shape
+            pairs[module] = (
+                torch.randn(rank, inputs, generator=random) * size,
+                torch.randn(out, rank, generator=random) * size,
+            )
+    return write_adapter(path, pairs, **({"r": rank, "lora_alpha": 2 * rank, "target_modules": pattern} | fields))
+
+
+def merged_checkpoint(path: Path, base: Path, adapter: Path) -> Path:
+    """`base` with `adapter` added by plain sums: what PEFT's merge_and_unload gives."""
+    shutil.copytree(base, path)
+    said = json.loads((adapter / "adapter_config.json").read_text())
+    tensors, given = load_file(base / "model.safetensors"), load_file(adapter / "adapter_model.safetensors")
+    for name, down in given.items():
+        if ".lora_A." not in name:
+            continue
+        module = name.removeprefix(PREFIX).removesuffix(".lora_A.weight")
+        rank = _pattern(said.get("rank_pattern"), module, said["r"])
+        alpha = _pattern(said.get("alpha_pattern"), module, said["lora_alpha"])
+        scale = alpha / (rank**0.5 if said.get("use_rslora") else rank)
+        up = given[name.replace("lora_A", "lora_B")]
+        tensors[f"{module}.weight"] = tensors[f"{module}.weight"] + scale * (up @ down)
+    save_file(tensors, path / "model.safetensors")
+    return path
+
+
+def _pattern(patterns, module, default):
+    for pattern, value in (patterns or {}).items():
+        if re.match(rf"(.*\.)?({pattern})$", module):
+            return value
+    return default

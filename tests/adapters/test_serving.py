@@ -1,0 +1,238 @@
+"""Adapters that requests name, in an engine of this process: each answer is what the merged weights give alone."""
+
+import functools
+import json
+import random
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from runtime import LLM, SamplingParams
+from runtime.engine.making import step_sizes
+from runtime.engine.recording import at_once
+from runtime.engine.replaying import ReplayingRunner
+from runtime.errors import ConfigError, RequestError
+from tests.adapters.samples import merged_checkpoint, random_adapter
+from tests.golden import GOLDEN
+
+LORA = GOLDEN / "lora"
+CASES = json.loads((LORA / "cases.json").read_text())
+BASE = GOLDEN / "llada2_tiny"
+EVERY = r".*layers\.\d+\..*(query_key_value|dense|gate_proj|up_proj|down_proj)"
+ATTENTION = r".*(query_key_value|dense)"
+
+
+def llm(base=BASE, **flags):
+    return LLM(str(base), **{"device": "cpu", "skip_tokenizer": True, "dtype": "float64", "block_size": 8, **flags})
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case["name"])
+def test_logits_of_peft(case):
+    expected = load_file(LORA / "expected.safetensors")
+    ids = expected[case["ids"]].flatten().tolist()
+    flags = {"dtype": "float32", "block_size": case["block_size"], "lora": {"one": str(LORA / case["adapter"])}}
+    with llm(GOLDEN / case["base"], **flags) as engine:
+        for name, logits in (("one", "logits"), (None, "base_logits")):
+            out = engine.logits(ids, adapter=name)
+            torch.testing.assert_close(out, expected[case[logits]].reshape(out.shape), rtol=1e-4, atol=5e-4)
+
+
+@pytest.fixture(scope="module")
+def adapters(tmp_path_factory):
+    """16: of attention, of everything, and of experts alone, of several ranks."""
+    place = tmp_path_factory.mktemp("adapters")
+    kinds = (ATTENTION, EVERY, r".*experts.*")
+    return {
+        f"a{n}": random_adapter(place / f"a{n}", BASE, kinds[n % 3], n, rank=1 + n % 5, use_rslora=n % 2 == 0)
+        for n in range(16)
+    }
+
+
+def prompts(count, seed=0):
+    numbers = random.Random(seed)
+    return [[numbers.randrange(2, 90) for _ in range(numbers.randrange(3, 40))] for _ in range(count)]
+
+
+PARAMS = SamplingParams(max_tokens=9, temperature=0.0, ignore_eos=True, decoding={"accept_threshold": 0.05})
+NAMES = [None if i % 17 == 16 else f"a{i % 17}" for i in range(32)]
+
+
+@pytest.fixture(scope="module")
+def alone(adapters, tmp_path_factory):
+    """What an adapter's merged weights answer to one of the prompts; without a name, the base's."""
+    place = tmp_path_factory.mktemp("merged")
+
+    @functools.cache
+    def answers(name):
+        path = place / name if name else BASE
+        if name:
+            merged_checkpoint(path, BASE, adapters[name])
+        mine = [i for i, other in enumerate(NAMES) if other == name]
+        with llm(path) as engine:
+            return {i: engine.generate([prompts(32)[i]], PARAMS)[0].token_ids for i in mine}
+
+    return lambda name, i: answers(name)[i]
+
+
+@pytest.mark.parametrize("slots", [16, 3])
+def test_a_batch_of_sixteen_and_the_base_equals_each_alone(adapters, alone, slots):
+    """Also where not all of them fit on the device."""
+    with llm(lora=adapters, max_loras=slots, max_num_reqs=32) as engine:
+        outs = engine.generate(prompts(32), PARAMS, adapter=NAMES)
+        evictions = engine.engine.adapters.evictions
+    assert [out.token_ids for out in outs] == [alone(name, i) for i, name in enumerate(NAMES)]
+    assert len({tuple(out.token_ids) for out in outs}) > 8
+    assert (evictions > 0) == (slots == 3)
+
+
+def replayed(engine):
+    """The same with steps that are filled up and replayed, as on a GPU."""
+    inner = engine.engine
+    runner, info = inner.runner, engine.info
+    sizes = step_sizes(info, inner.strategy, -(-info.max_model_len // info.page_size), inner.adapters)
+    inner.runner = ReplayingRunner(
+        runner.model, runner.pool, block_size=sizes.block, mask_id=info.mask_token_id, max_token_id=info.max_token_id,
+        eos_ids=tuple(info.eos_token_ids), places=info.max_num_reqs, sizes=sizes, record=at_once, uses=1,
+    )  # fmt: skip
+    return engine
+
+
+def test_filled_up_steps_answer_the_same(adapters, alone):
+    """Those that change experts are launched anew; the base's own steps have nothing of adapters in them."""
+    mine = [i for i in range(32) if i % 17 in (0, 3, 16)]  # of attention, and the base
+    plain = {name: path for name, path in adapters.items() if int(name[1:]) % 3 == 0}
+    with replayed(llm(lora=plain, max_num_reqs=8)) as engine:
+        outs = engine.generate([prompts(32)[i] for i in mine], PARAMS, adapter=[NAMES[i] for i in mine])
+        assert [out.token_ids for out in outs] == [alone(NAMES[i], i) for i in mine]
+        ran = engine.engine.runner.ran
+        assert ran.replayed > 0
+        replayed_before = ran.replayed
+        engine.load_adapter("experts", str(adapters["a2"]))
+        (out,) = engine.generate([prompts(32)[2]], PARAMS, adapter="experts")
+        assert out.token_ids == alone("a2", 2)
+        assert ran.replayed == replayed_before
+
+
+def test_a_prefix_is_shared_with_ones_own_adapter_alone(adapters):
+    prompt, answers = list(range(2, 40)), {}
+    with llm(lora=adapters, page_size=8) as engine:
+        for name in ("a1", None, "a2"):
+            for again in (False, True):
+                (out,) = engine.generate([prompt], PARAMS, adapter=name)
+                assert answers.setdefault(name, out.token_ids) == out.token_ids
+                assert (out.usage["prompt_tokens_details"]["cached_tokens"] > 0) == again
+
+
+def test_loading_and_unloading(adapters, tmp_path):
+    with llm(max_loras=2, max_lora_rank=4) as engine:
+        assert engine.engine.adapters.offered == []
+        engine.load_adapter("x", str(adapters["a0"]))
+        engine.load_adapter("x", str(adapters["a0"]))  # the same again
+        with pytest.raises(ConfigError, match=r"adapter 'x' is loaded with other content"):
+            engine.load_adapter("x", str(adapters["a1"]))
+        with pytest.raises(ConfigError, match=r"has rank 5, more than --max-lora-rank 4"):
+            engine.load_adapter("y", str(adapters["a4"]))
+        with pytest.raises(ConfigError, match="is no name of an adapter"):
+            engine.load_adapter("", str(adapters["a0"]))
+        assert engine.engine.adapters.offered == ["x"]
+        before = engine.logits([3, 4, 5], adapter="x")
+        with pytest.raises(RequestError, match=r"'y' is not loaded; there is x") as error:
+            engine.generate([[3, 4]], PARAMS, adapter="y")
+        assert error.value.status == 404
+        stream = engine.stream([3, 4], SamplingParams(max_tokens=16), adapter="x")
+        next(stream)
+        with pytest.raises(RequestError, match="answers with 'x' are under way"):
+            engine.unload_adapter("x")
+        assert engine.engine.adapters.offered == ["x"]
+        list(stream)
+        engine.unload_adapter("x")
+        assert engine.engine.adapters.offered == []
+        engine.load_adapter("x", str(adapters["a1"]))  # other content, now that the name is free
+        assert not torch.equal(engine.logits([3, 4, 5], adapter="x"), before)
+    with llm() as engine, pytest.raises(ConfigError, match="without room for adapters"):
+        engine.load_adapter("x", str(adapters["a0"]))
+
+
+def test_what_flags_refuse(adapters, tmp_path):
+    for flags, words in (
+        ({"lora": ["x"]}, "is not of the form NAME=PATH"),
+        ({"lora": ["x=a", "x=b"]}, "the name 'x' is given twice"),
+        ({"lora": ["x=/nowhere"]}, "'/nowhere' is not a directory"),
+        ({"use_lora": True}, "--use-lora and --lora-path go together"),
+        ({"pre_merge_lora": True}, "--pre-merge-lora: merges the adapter"),
+        ({"max_lora_rank": 4}, "--max-lora-rank: there are no adapters"),
+        ({"use_lora": True, "lora_path": "x", "lora": ["x=a"]}, "--lora: with --use-lora all"),
+    ):
+        with pytest.raises(ConfigError, match=words):
+            llm(**flags)
+    head = random_adapter(tmp_path / "head", BASE, "lm_head", 0)
+    with pytest.raises(ConfigError, match=r"changes 'lm_head.weight', which requests of one batch share; merge it"):
+        llm(lora={"x": str(head)})
+
+
+def test_one_adapter_for_all_requests(adapters, alone):
+    with llm(use_lora=True, lora_path=str(adapters["a1"])) as engine:
+        outs = engine.generate([prompts(32)[i] for i in (1, 18)], PARAMS)
+    assert [out.token_ids for out in outs] == [alone("a1", i) for i in (1, 18)]
+
+
+@pytest.mark.parametrize("quantization", ["fp8", "int8"])
+def test_beside_and_before_eight_bits(quantization, tmp_path):
+    """Beside them it adds to what the rounded weights give; merged it is rounded with them."""
+    ids, base = prompts(1)[0], GOLDEN / "llada"
+    adapter = str(random_adapter(tmp_path / "a", base, r".*(q_proj|v_proj|attn_out|up_proj)", 0, size=0.1))
+    rounded = {"dtype": "float32", "quantization": quantization}
+    with llm(base, lora={"a": adapter}, **rounded) as engine:
+        beside, plain = engine.logits(ids, adapter="a"), engine.logits(ids)
+    with llm(base, use_lora=True, lora_path=adapter, pre_merge_lora=True, **rounded) as engine:
+        merged = engine.logits(ids)
+    with llm(base, lora={"a": adapter}, dtype="float32") as engine:
+        exact, unrounded = engine.logits(ids, adapter="a"), engine.logits(ids)
+    rounding = (plain - unrounded).norm() / unrounded.norm()
+    for made in (beside, merged):
+        assert (made - exact).norm() / exact.norm() < 2 * rounding
+        assert (made - exact).norm() < (made - plain).norm() / 3
+
+
+@pytest.mark.parametrize("family", ["dream", "llada"])
+def test_d2f_decodes_with_adapters_beside_the_model(family, tmp_path):
+    base = GOLDEN / f"d2f_{family}"
+    paths = {
+        f"a{n}": random_adapter(tmp_path / f"a{n}", base, r".*\d\.(.*\.)?(q_proj|v_proj|up_proj|ff_out)", n)
+        for n in range(2)
+    }
+    case = next(c for c in json.loads((base / "cases.json").read_text()) if c["kind"] == "decode")
+    flags = {"decoding_strategy": "d2f", "mask_token_id": case["mask_token_id"]}
+    names = ["a0", None, "a1", "a0"]
+    given = [case["prompt_ids"][: 5 + i] for i in range(4)]
+    with llm(base, lora=paths, **flags) as engine:
+        outs = engine.generate(given, PARAMS, adapter=names)
+    for i, name in enumerate(names):
+        path = base if name is None else tmp_path / f"m{i}"
+        if name is not None:
+            merged_checkpoint(path, base, paths[name])
+        with llm(path, **flags) as engine:
+            (expected,) = engine.generate([given[i]], PARAMS)
+        assert outs[i].token_ids == expected.token_ids
+        assert outs[i].nfe == expected.nfe
+
+
+def test_two_hundred_over_eight_slots(tmp_path):
+    """None is lost, whatever comes and goes meanwhile."""
+    paths = {f"n{n}": random_adapter(tmp_path / f"n{n}", BASE, ATTENTION, n, rank=2, size=0.5) for n in range(200)}
+    numbers = random.Random(1)
+    names = [f"n{n}" for n in range(200)] + [None] * 20
+    numbers.shuffle(names)
+    short = SamplingParams(max_tokens=8, temperature=0.0, ignore_eos=True)
+    prompt = [5, 9, 11, 7]
+    with llm(lora=paths, max_loras=8, max_num_reqs=32) as engine:
+        outs = engine.generate([prompt] * len(names), short, adapter=names)
+        held = engine.engine.adapters
+        assert held.evictions >= 192
+        assert not any(held.held(name) for name in paths)
+        for i in numbers.sample(range(len(names)), 8):
+            (again,) = engine.generate([prompt], short, adapter=names[i])
+            assert again.token_ids == outs[i].token_ids
+    assert all(len(out.token_ids) == 8 for out in outs)
+    assert len({tuple(out.token_ids) for out in outs}) > 20

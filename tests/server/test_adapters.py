@@ -1,0 +1,248 @@
+"""Adapters of a running server: chosen by `model`, loaded and unloaded while it serves, told where they fail."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import numpy as np
+import pytest
+from safetensors.numpy import save_file
+
+from tests.server.checkpoint import CONFIG
+from tests.server.harness import ROOT, ServerProcess, serving, wait_for
+
+HIDDEN = CONFIG["hidden_size"]
+QKV = (CONFIG["num_attention_heads"] + 2 * CONFIG["num_key_value_heads"]) * CONFIG["head_dim"]
+
+
+def write_adapter(place: Path, seed: int, rank: int = 2) -> Path:
+    """On queries, keys and values; strong enough that answers differ."""
+    place.mkdir(parents=True, exist_ok=True)
+    random, tensors = np.random.default_rng(seed), {}
+    for layer in range(CONFIG["num_hidden_layers"]):
+        name = f"base_model.model.model.layers.{layer}.attention.query_key_value"
+        for half, shape in (("A", (rank, HIDDEN)), ("B", (QKV, rank))):
+            tensors[f"{name}.lora_{half}.weight"] = random.standard_normal(shape).astype(np.float32)
+    save_file(tensors, place / "adapter_model.safetensors")
+    said = {"peft_type": "LORA", "r": rank, "lora_alpha": 4, "target_modules": ["query_key_value"]}
+    (place / "adapter_config.json").write_text(json.dumps(said))
+    return place
+
+
+@pytest.fixture(scope="module")
+def places(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("adapters")
+    for n in range(6):
+        write_adapter(root / f"p{n}", n)
+    return root
+
+
+@pytest.fixture(scope="module")
+def config(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("config")
+
+
+@pytest.fixture(scope="module")
+def server(checkpoint: Path, places: Path, config: Path) -> Iterator[ServerProcess]:
+    (config / "fromfile").write_text(f"{places / 'p2'}\n")
+    (config / "broken").write_text("/nowhere")
+    flags = ["--lora", f"one={places / 'p0'}", "--lora", f"two={places / 'p1'}", "--max-loras", "2"]
+    flags += ["--lora-config", str(config), "--lora-routes", "--served-model-name", "base"]
+    with serving("--model", str(checkpoint), *flags) as started:
+        yield started.until_ready()
+
+
+def ask(client: httpx.Client, model: str, text: str = "tell me more", tokens: int = 24) -> str:
+    body = {"model": model, "prompt": text, "max_tokens": tokens, "temperature": 0, "ignore_eos": True}
+    answer = client.post("/v1/completions", json=body)
+    assert answer.status_code == 200, answer.text
+    assert answer.json()["model"] == model
+    return str(answer.json()["choices"][0]["text"])
+
+
+def names(client: httpx.Client) -> set[str]:
+    return {model["id"] for model in client.get("/v1/models").json()["data"]}
+
+
+def change(client: httpx.Client, what: str, **body: Any) -> httpx.Response:
+    return client.post(f"/v1/{what}_lora_adapter", json=body)
+
+
+def test_they_are_listed_and_chosen_by_model(server: ServerProcess, places: Path) -> None:
+    with server.client() as client:
+        data = {model["id"]: model for model in client.get("/v1/models").json()["data"]}
+        assert data.keys() == {"base", "one", "two", "fromfile"}
+        assert data["one"]["parent"] == "base"
+        assert data["one"]["root"] == str(places / "p0")
+        assert client.get("/v1/models/two").json()["id"] == "two"
+        answers = {name: ask(client, name) for name in data}
+        assert len(set(answers.values())) == 4
+        assert {name: ask(client, name) for name in data} == answers
+        chat = {"model": "one", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 8}
+        assert client.post("/v1/chat/completions", json=chat).json()["model"] == "one"
+        assert client.post("/generate", json={"prompt": "hi", "model": "two", "max_tokens": 8}).status_code == 200
+
+
+def test_an_unknown_one_is_404_and_says_what_there_is(server: ServerProcess) -> None:
+    with server.client() as client:
+        answer = client.post("/v1/completions", json={"model": "nobody", "prompt": "x"})
+        assert answer.status_code == 404
+        error = answer.json()["error"]
+        assert error["code"] == "model_not_found"
+        assert "there is base, fromfile, one, two" in error["message"]
+
+
+def test_the_file_is_followed_and_a_broken_one_is_told(server: ServerProcess, config: Path, places: Path) -> None:
+    with server.client() as client:
+        told = client.get("/startup").json()["adapters"]
+        assert told["fromfile"] == {"state": "ready"}
+        assert told["broken"]["state"] == "failed"
+        assert "'/nowhere' is not a directory" in told["broken"]["message"]
+        before = ask(client, "fromfile")
+        (config / "fromfile").write_text(str(places / "p3"))
+        (config / "broken").unlink()
+        (config / "base").write_text(str(places / "p3"))
+        wait_for(lambda: "broken" not in client.get("/startup").json()["adapters"], 20)
+        wait_for(lambda: "fromfile" in names(client) and ask(client, "fromfile") != before, 20)
+        wait_for(lambda: "base" in client.get("/startup").json()["adapters"], 20)
+        assert "own name" in client.get("/startup").json()["adapters"]["base"]["message"]
+        (config / "base").unlink()
+        wait_for(lambda: "base" not in client.get("/startup").json()["adapters"], 20)
+        assert names(client) == {"base", "one", "two", "fromfile"}
+
+
+def test_loading_and_unloading_by_clients(server: ServerProcess, places: Path, tmp_path: Path) -> None:
+    with server.client() as client:
+        for _ in range(2):  # the same again changes nothing
+            assert change(client, "load", lora_name="more", lora_path=str(places / "p4")).status_code == 200
+        first = ask(client, "more")
+        broken = shutil.copytree(places / "p5", tmp_path / "broken")
+        save_file({"x": np.zeros(2, np.float32)}, broken / "adapter_model.safetensors")
+        for body, words in (
+            ({"lora_name": "more", "lora_path": str(places / "p5")}, "loaded with other content"),
+            ({"lora_name": "base", "lora_path": str(places / "p5")}, "the model's own name"),
+            ({"lora_name": "", "lora_path": str(places / "p5")}, "no name of an adapter"),
+            ({"lora_name": "new", "lora_path": "/nowhere"}, "is not a directory"),
+            ({"lora_name": "new", "lora_path": str(broken)}, "tensor 'x' is no half"),
+            ({"lora_name": "new", "lora_path": str(write_adapter(tmp_path / "r", 1, 17))}, "more than --max-lora-rank"),
+            ({"lora_name": "new"}, "lora_path"),
+        ):
+            answer = change(client, "load", **body)
+            assert answer.status_code == 400
+            assert words in answer.json()["error"]["message"]
+            assert names(client) == {"base", "one", "two", "fromfile", "more"}
+        assert ask(client, "more") == first
+        for _ in range(2):
+            assert change(client, "unload", lora_name="more").status_code == 200
+        assert "more" not in names(client)
+        assert client.post("/v1/completions", json={"model": "more", "prompt": "x"}).status_code == 404
+        assert change(client, "load", lora_name="more", lora_path=str(places / "p5")).status_code == 200
+        assert ask(client, "more") != first
+        assert change(client, "unload", lora_name="more").status_code == 200
+
+
+def test_coming_and_going_under_load_fails_no_others(server: ServerProcess, places: Path) -> None:
+    """Requests of the base and of others run on; one that is unloaded ends what it has begun."""
+    done, failed = threading.Event(), []
+
+    def load(name: str) -> None:
+        with server.client() as client:
+            expected = ask(client, name)
+            while not done.is_set():
+                if ask(client, name) != expected:
+                    failed.append(name)
+
+    threads = [threading.Thread(target=load, args=(name,)) for name in ("base", "one", "two", "fromfile")]
+    for thread in threads:
+        thread.start()
+    with server.client() as client:
+        for n in range(4):
+            assert change(client, "load", lora_name="guest", lora_path=str(places / f"p{3 + n % 3}")).status_code == 200
+            answers: list[str] = []
+            asked = threading.Thread(target=lambda into=answers: into.append(ask(client, "guest", tokens=200)))
+            asked.start()
+            wait_for(lambda into=answers: into or server.metrics()['unmask_lora_requests_running{lora="guest"}'], 20)
+            with server.client() as other:
+                assert change(other, "unload", lora_name="guest").status_code == 200
+            asked.join()
+            assert len(answers) == 1  # it was waited for
+    done.set()
+    for thread in threads:
+        thread.join()
+    assert not failed
+
+
+def test_metrics_of_each(server: ServerProcess) -> None:
+    found = server.metrics()
+    assert found['unmask_lora_requests_running{lora="one"}'] == 0
+    assert found['unmask_lora_requests_waiting{lora="one"}'] == 0
+    assert found["unmask_lora_evictions_total"] > 0
+
+
+def test_a_replica_that_comes_back_has_them_again(server: ServerProcess, places: Path) -> None:
+    with server.client() as client:
+        assert change(client, "load", lora_name="late", lora_path=str(places / "p4")).status_code == 200
+        assert change(client, "unload", lora_name="two").status_code == 200
+        before = {name: ask(client, name) for name in names(client)}
+        assert before.keys() == {"base", "one", "fromfile", "late"}
+        (backend,) = server.backends()
+        backend.kill()
+        wait_for(lambda: client.get("/ready").status_code == 503, 20)
+        server.until_ready()
+        assert names(client) == before.keys()
+        assert {name: ask(client, name) for name in before} == before
+
+
+def test_routes_are_off_unless_asked_for(checkpoint: Path, places: Path) -> None:
+    flags = ["--lora", f"one={places / 'p0'}"]
+    with serving("--model", str(checkpoint), *flags) as server, server.until_ready().client() as client:
+        answer = change(client, "load", lora_name="x", lora_path=str(places / "p1"))
+        assert answer.status_code == 403
+        assert "--lora-routes" in answer.json()["error"]["message"]
+        assert names(client) >= {"one"}
+
+
+def test_every_replica_has_them(checkpoint: Path, places: Path) -> None:
+    flags = ["--data-parallel-size", "2", "--lora-routes"]
+    with serving("--model", str(checkpoint), *flags) as server:
+        wait_for(lambda: server.metrics()["unmask_backends_ready"] == 2, 60)
+        with server.client() as client:
+            name = names(client).pop()
+            assert change(client, "load", lora_name="a", lora_path=str(places / "p0")).status_code == 200
+            body = {"prompt": ["tell me"] * 6, "max_tokens": 16, "temperature": 0, "ignore_eos": True}
+            texts = {
+                model: {
+                    c["text"] for c in client.post("/v1/completions", json=body | {"model": model}).json()["choices"]
+                }
+                for model in (name, "a")
+            }
+            assert [len(found) for found in texts.values()] == [1, 1]  # alike on both
+            assert texts[name] != texts["a"]
+            assert change(client, "unload", lora_name="a").status_code == 200
+            assert names(client) == {name}
+
+
+def test_one_that_cannot_be_served_ends_start_up(checkpoint: Path) -> None:
+    command = [
+        sys.executable,
+        "-m",
+        "runtime.server",
+        "--port",
+        "0",
+        "--model",
+        str(checkpoint),
+        "--log-level",
+        "error",
+    ]
+    done = subprocess.run([*command, "--lora", "a=/nowhere"], cwd=ROOT, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 1
+    (sentence,) = done.stderr.strip().splitlines()
+    assert sentence.startswith("error: adapter '/nowhere' is not a directory")
