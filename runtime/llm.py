@@ -20,6 +20,7 @@ from runtime.request.resolve import choices, resolve
 from runtime.weights import resolve_checkpoint
 
 if TYPE_CHECKING:
+    from runtime.ranks.lead import Ranks
     from runtime.text import Tokenizer
 
 Prompt = str | Sequence[int] | Sequence[Mapping[str, Any]]  # text, token ids, or chat messages
@@ -54,15 +55,29 @@ class LLM:
     Args:
         model: directory, ``hf://org/name[@revision]``, or None for the demo checkpoint.
         flags: any flag of the engine, with underscores (``device="cpu"``, ``block_size=8``, ``dtype="float64"`` ...).
-            ``skip_tokenizer=True``: ids in, ids out.
+            ``skip_tokenizer=True``: ids in, ids out. With ``tensor_parallel_size=N`` it starts N - 1 processes, which
+            end with it.
 
     Raises:
         ConfigError: for flags or a checkpoint that cannot be honoured.
+        ReplicaLost: from any call, with ``tensor_parallel_size`` above 1, when one of its processes is gone; the object
+            cannot be used any more.
     """
 
     def __init__(self, model: str | None = None, **flags: Any) -> None:
         config = EngineConfig.from_flags(model=model, **flags)
-        self.engine = load_engine(config)
+        self._ranks: Ranks | None = None
+        if config.tensor_parallel_size == 1:
+            self.engine = load_engine(config)
+        else:
+            from runtime.ranks.local import local_ranks
+
+            self._ranks = local_ranks(config)
+            try:
+                self.engine = self._ranks.load(config)
+            except BaseException:
+                self._ranks.close()
+                raise
         self.tokenizer: Tokenizer | None = None
         if not config.skip_tokenizer:
             from runtime.text import Tokenizer
@@ -138,6 +153,8 @@ class LLM:
     def close(self) -> None:
         """Free the model and the cache; the object cannot be used afterwards. Closing again does nothing."""
         self.engine.close()
+        if self._ranks is not None:
+            self._ranks.close()
 
     def __enter__(self) -> LLM:
         return self

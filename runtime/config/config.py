@@ -40,6 +40,9 @@ class EngineConfig:
     num_pages: int | None = None
     kv_cache_layout: Literal["unified", "distinct"] = "unified"
     attn_impl: Literal["triton_grouped", "triton", "torch"] | None = None
+    tensor_parallel_size: int = 1
+    expert_parallel_size: int = 1
+    distributed_timeout_seconds: float = 600.0
     disable_full_static_runner: bool = False
     enforce_eager: bool = False
     disable_torch_compile: bool = False
@@ -77,6 +80,11 @@ class EngineConfig:
         self._check_combinations()
 
     def _check_combinations(self) -> None:
+        if self.expert_parallel_size not in (1, self.tensor_parallel_size):
+            raise ConfigError(
+                f"--expert-parallel-size {self.expert_parallel_size}: must be 1 or --tensor-parallel-size, "
+                f"{self.tensor_parallel_size}"
+            )
         if self.eos_token_ids is not None and self.mask_token_id in self.eos_token_ids:
             raise ConfigError(f"--eos-token-ids: {self.mask_token_id} is also --mask-token-id")
         if self.sampling_mode == "edit" and self.remask_threshold:
@@ -119,7 +127,11 @@ class ServerConfig:
     served_model_name: tuple[str, ...] = ()  # see model_names
     chat_template: str | None = None
     data_parallel_size: int = 1
-    device_ids: tuple[int, ...] | None = None  # replica i runs on device_ids[i]
+    device_ids: tuple[int, ...] | None = None  # those of replica 0 first, one a process
+    num_nodes: int = 1
+    node_rank: int = 0
+    master_addr: str = "localhost"
+    master_port: int | None = None
     host: str = "0.0.0.0"
     port: int = 8000
     log_level: Literal["critical", "error", "warning", "info", "debug"] = "info"
@@ -144,6 +156,7 @@ class ServerConfig:
         self._check_combinations()
 
     def _check_combinations(self) -> None:
+        self._check_nodes()
         object.__setattr__(self, "api_key", check_keys(self.api_key, "--api-key"))
         if len(set(self.served_model_name)) != len(self.served_model_name):
             raise ConfigError("--served-model-name: the same name is given twice")
@@ -159,11 +172,44 @@ class ServerConfig:
         if self.device_ids is not None:
             if self.engine.device == "cpu":
                 raise ConfigError("--device-ids: names GPUs, but --device is cpu")
-            if len(set(self.device_ids)) != self.data_parallel_size or len(self.device_ids) != self.data_parallel_size:
+            needed = self.data_parallel_size * self.devices_of_replica
+            if len(set(self.device_ids)) != needed or len(self.device_ids) != needed:
                 raise ConfigError(
-                    f"--device-ids: needs {self.data_parallel_size} different ids, one a replica "
-                    f"(--data-parallel-size), got {','.join(map(str, self.device_ids)) or 'none'}"
+                    f"--device-ids: needs {needed} different ids, {self.devices_of_replica} a replica "
+                    f"(--tensor-parallel-size, --data-parallel-size, --num-nodes), got "
+                    f"{','.join(map(str, self.device_ids)) or 'none'}"
                 )
+
+    def _check_nodes(self) -> None:
+        nodes, size = self.num_nodes, self.engine.tensor_parallel_size
+        if self.node_rank >= nodes:
+            raise ConfigError(f"--node-rank {self.node_rank}: must be less than --num-nodes, {nodes}")
+        if nodes == 1:
+            if self.master_port is not None or self.master_addr != "localhost":
+                raise ConfigError(
+                    "--master-addr, --master-port: are where the hosts of a replica meet, and --num-nodes is 1; leave "
+                    "them out"
+                )
+            return
+        if size % nodes:
+            raise ConfigError(f"--num-nodes {nodes} does not divide --tensor-parallel-size {size}; give one that does")
+        if self.data_parallel_size > 1:
+            raise ConfigError(
+                "--data-parallel-size: a replica on several hosts (--num-nodes) has a server of its own; leave it out"
+            )
+        if self.master_port is None:
+            raise ConfigError("--master-port: needed with --num-nodes, the same on all hosts")
+
+    @property
+    def devices_of_replica(self) -> int:
+        """On this host."""
+        return self.engine.tensor_parallel_size // self.num_nodes
+
+    def devices_of(self, replica: int) -> tuple[int, ...]:
+        """The logical GPUs of a replica here."""
+        count = self.devices_of_replica
+        ids = self.device_ids or range((replica + 1) * count)
+        return tuple(ids[replica * count : (replica + 1) * count])
 
     @property
     def model_names(self) -> tuple[str, ...]:

@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from runtime.config import EngineConfig
+from runtime.distributed.group import ALONE, Group
 from runtime.engine.engine import Engine
 from runtime.engine.making import make_runner
 from runtime.engine.offer import offer, read_orders
@@ -24,8 +25,10 @@ from runtime.weights.hub import Progress
 DEFAULT_MODEL_LEN = 4096
 
 
-def load_engine(config: EngineConfig, progress: Progress | None = None) -> Engine:
-    """Load the checkpoint and make an engine of it. ConfigError if anything about it cannot be honoured."""
+def load_engine(config: EngineConfig, progress: Progress | None = None, group: Group = ALONE) -> Engine:
+    """Load the checkpoint and make an engine of it. ConfigError if anything about it cannot be honoured. `group`: the
+    processes that share the model, each of which loads its own share; what the engine's runner is given to do, all of
+    theirs have to do (``runtime.ranks``)."""
     checkpoint = resolve_checkpoint(config.model, progress)
     family = resolve_family(config.model_name, checkpoint.config)
     device, dtype = _device(config), _dtype(config)
@@ -43,12 +46,17 @@ def load_engine(config: EngineConfig, progress: Progress | None = None) -> Engin
     )
     info = _info(config, family, checkpoint, facts, ids, context, strategy, device, dtype)
     free_at_start = torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else 0
-    build = Build.choose(device, dtype, config.attn_impl, config.quantization)
+    deals = config.expert_parallel_size > 1
+    build = Build.choose(device, dtype, config.attn_impl, config.quantization, group=group, deals=deals)
     model = load_model(checkpoint, family, arch, build, progress)
     if progress is not None:
         loaded = sum(weight.nbytes for weight in weights_of(cast(nn.Module, model)).values())
         progress("warmup", loaded, loaded)  # nothing is left to load, so whoever shows a share shows all of it
-    runner, pages = make_runner(config, info, strategy, model, device, dtype, free_at_start)
+    if deals and not any(w.share and w.share.dim == -3 for w in weights_of(cast(nn.Module, model)).values()):
+        raise ConfigError(
+            f"--expert-parallel-size {config.expert_parallel_size}: the model has no experts to deal out; leave it out"
+        )
+    runner, pages = make_runner(config, info, strategy, model, device, dtype, free_at_start, group)
     return Engine(info=msgspec.structs.replace(info, num_pages=pages), runner=runner, strategy=strategy)
 
 

@@ -9,7 +9,8 @@ import torch
 from runtime.kernels.dispatch import Fp8Kernels
 from runtime.kernels.fp8 import E4M3, LARGEST, Fp8, quantise_reference
 from runtime.kernels.turns import gates_first, places
-from runtime.layers.weight import Part, Weight, require_finite
+from runtime.layers.share import Part
+from runtime.layers.weight import Weight, require_finite
 
 PIECE = 1 << 22  # numbers that are wide at a time while they are rounded
 

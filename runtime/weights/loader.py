@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack
 from typing import TypeVar, cast
 
@@ -13,7 +13,8 @@ from torch import nn
 
 from runtime.errors import ConfigError
 from runtime.layers.build import Build
-from runtime.layers.weight import Part, Weight, weights_of
+from runtime.layers.share import Index, Part
+from runtime.layers.weight import Weight, weights_of
 from runtime.models.base import Family, Model
 from runtime.models.weight_map import Slot, WeightMap
 from runtime.weights.checkpoint import Checkpoint, TensorFile, summary
@@ -66,28 +67,47 @@ def fill(module: nn.Module, checkpoint: Checkpoint, weights: WeightMap, progress
         total, done = sum(weight.nbytes for weight in params.values()), 0
         taken = dict.fromkeys(params, 0)
         for name in _in_file_order(sources, slots):
-            (handle, stored), slot = sources[name], slots[name]
-            tensor = handle.get_tensor(stored)
-            for other, copy in copies.get(name, ()):
-                if not _same(tensor, other.get_tensor(copy)):
-                    raise ConfigError(
-                        f"{checkpoint.path} holds {stored!r} and {copy!r}, which are one tensor in this family, with "
-                        "different values"
-                    )
-            if not tensor.is_floating_point() or tensor.element_size() < 2:
-                raise ConfigError(f"tensor {stored!r} of {checkpoint.path} is {tensor.dtype}: quantised weights cannot "
-                                  "be loaded; use a checkpoint in bfloat16, float16 or float32")  # fmt: skip
+            held, slot = sources[name], slots[name]
             weight, before = params[slot.param], taken[slot.param]
+            read = _reader(held, copies.get(name, ()), whole=weight.share is None)
             try:
-                taken[slot.param] += weight.fill(slot.index, tensor if slot.through is None else slot.through(tensor))
+                if slot.through is None:
+                    taken[slot.param] += weight.fill_from(slot.index, read)
+                else:
+                    taken[slot.param] += weight.fill(slot.index, slot.through(read(())))
             except ConfigError as error:
-                raise ConfigError(f"tensor {stored!r} of {checkpoint.path} {error}") from None
+                raise ConfigError(f"tensor {held[1]!r} of {checkpoint.path} {error}") from None
             done += weight.nbytes * taken[slot.param] // weight.size - weight.nbytes * before // weight.size
             if progress is not None:
                 progress("weights", done, total)
     wrong = [name for name, weight in params.items() if taken[name] != weight.size]
     if wrong:
         raise AssertionError(f"the format of {summary(wrong)} did not take each element that it keeps once")
+
+
+def _reader(held: Held, copies: Iterable[Held], *, whole: bool) -> Callable[[Index], torch.Tensor]:
+    """What reads a box of a tensor, `()` being all of it, and no more than that; unless it is `whole`: all at once is
+    quicker then. It raises ConfigError, worded to follow the tensor's name."""
+
+    def part(of: Held, box: Index) -> torch.Tensor:
+        handle, name = of
+        if whole or not box:
+            return handle.get_tensor(name)
+        return handle.get_slice(name)[box]
+
+    def read(box: Index) -> torch.Tensor:
+        tensor = part(held, box)
+        for copy in copies:
+            if not _same(tensor, part(copy, box)):
+                raise ConfigError(f"and {copy[1]!r} there are one tensor in this family, but have different values")
+        if not tensor.is_floating_point() or tensor.element_size() < 2:
+            raise ConfigError(
+                f"is {tensor.dtype}: quantised weights cannot be loaded; use a checkpoint in bfloat16, float16 or "
+                "float32"
+            )
+        return tensor
+
+    return read
 
 
 def _open(
@@ -100,7 +120,7 @@ def _open(
     params = weights_of(module)
     files = checkpoint.tensor_files()
     weights = weights.of({weights.rename(name) for name in files})
-    parts = {name: Part.of(params[slot.param].shape, slot.index) for name, slot in weights.slots.items()}
+    parts = {name: Part.of(params[slot.param].whole, slot.index) for name, slot in weights.slots.items()}
     _check_coverage(module, params, parts, weights)
     files = _match(checkpoint, files, weights)
     handles = {file: stack.enter_context(checkpoint.tensors(file)) for file in set(files.values())}
@@ -120,7 +140,7 @@ def _check_coverage(module: nn.Module, params: dict[str, Weight], parts: dict[st
     filling: dict[str, list[Part]] = {name: [] for name in params}
     for name, slot in weights.slots.items():
         filling[slot.param].append(parts[name])
-    wrong = [name for name, weight in params.items() if not _once(weight.shape, filling[name])]
+    wrong = [name for name, weight in params.items() if not _once(weight.whole, filling[name])]
     wrong += [name for name, _ in module.named_parameters()]
     if wrong:
         raise AssertionError(f"the family's weight map does not fill {summary(wrong)} exactly once")
