@@ -52,8 +52,11 @@ log = logging.getLogger("unmask.rank")
 
 
 class Follower:
-    def __init__(self, wire: Wire) -> None:
+    """`index`: of the GPU here, if it is another than the leading rank says."""
+
+    def __init__(self, wire: Wire, index: int | None) -> None:
         self.wire = wire
+        self.index = index
         self.steps = 0
 
     def serve(self) -> None:
@@ -80,8 +83,9 @@ class Follower:
     def _join(self, told: Join) -> groups.Group:
         device = torch.device(told.device)
         if device.type == "cuda":
+            device = device if self.index is None else torch.device("cuda", self.index)
             if not torch.cuda.is_available() or (device.index or 0) >= torch.cuda.device_count():
-                raise ConfigError(f"there is no {told.device} on {socket.gethostname()}; give --device-ids that are")
+                raise ConfigError(f"there is no {device} on {socket.gethostname()}; give --device-ids that are")
             torch.cuda.set_device(device)
         connection = self.wire.connection
         own = "127.0.0.1" if connection.family == socket.AF_UNIX else connection.getsockname()[0]
@@ -131,9 +135,9 @@ class Follower:
         os._exit(0)
 
 
-def run(wire: Wire, node: int, local: int) -> int:
+def run(wire: Wire, node: int, local: int, device: int | None) -> int:
     """Follow; the process's exit code."""
-    follower = Follower(wire)
+    follower = Follower(wire, device)
     try:
         wire.send(Hello(VERSION, os.getpid(), socket.gethostname(), node, local))
         for work in (follower.beat, follower.end_with_the_leader):
@@ -172,9 +176,10 @@ def main(argv: list[str] | None = None, prepare: Callable[[], object] = lambda: 
     parser.add_argument("--socket", type=int, required=True)
     parser.add_argument("--node", type=int, default=0)
     parser.add_argument("--local", type=int, default=0)
+    parser.add_argument("--device", type=int)
     args = parser.parse_args(argv)
     prepare()
-    code = run(Wire(socket.socket(fileno=args.socket)), args.node, args.local)
+    code = run(Wire(socket.socket(fileno=args.socket)), args.node, args.local, args.device)
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)  # a group whose other ranks have gone would be waited for

@@ -33,11 +33,15 @@ class Place:
         return "cpu" if self.devices is None else f"cuda:{self.devices[local]}"
 
 
-def spawn(command: tuple[str, ...], connection: socket.socket, node: int, local: int) -> subprocess.Popen[bytes]:
-    """A rank that speaks on `connection`, which is its own from now on."""
+def spawn(
+    command: tuple[str, ...], connection: socket.socket, node: int, local: int, device: int | None = None
+) -> subprocess.Popen[bytes]:
+    """A rank that speaks on `connection`, which is its own from now on. `device`: another GPU than it is told."""
     with connection:
         descriptor = connection.fileno()
-        arguments = ("--socket", str(descriptor), "--node", str(node), "--local", str(local))
+        arguments = ["--socket", str(descriptor), "--node", str(node), "--local", str(local)]
+        if device is not None:
+            arguments += ["--device", str(device)]
         return subprocess.Popen(
             (*command, *arguments), pass_fds=(descriptor,), stdin=subprocess.DEVNULL, start_new_session=True
         )

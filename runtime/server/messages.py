@@ -16,7 +16,7 @@ import msgspec
 from runtime.config import EngineConfig
 from runtime.request.io import EngineInfo, EngineOutput, EngineStats, RequestSpec
 
-VERSION = 4  # of this file; raised whenever a struct changes its meaning
+VERSION = 5  # of this file; raised whenever a struct changes its meaning
 
 PING_SECONDS = 1.0  # the frontend's heartbeat; an idle backend answers each ping
 BUSY_STATS_SECONDS = 0.25  # how old the figures of a working backend may grow
@@ -32,12 +32,16 @@ class Hello(msgspec.Struct, tag=True, frozen=True):
 
 
 class Configure(msgspec.Struct, tag=True, frozen=True):
-    """The frontend's answer to a hello: what to load, on which of the visible GPUs, and how to log."""
+    """The frontend's answer to a hello: what to load, on which of the visible GPUs, how to log, and where the replica's
+    ranks on other hosts come to (`nodes` above 1)."""
 
     engine: EngineConfig
-    device_index: int
+    devices: tuple[int, ...]
     log_level: str
     log_format: str
+    nodes: int = 1
+    address: str = "localhost"
+    port: int = 0
 
 
 class Add(msgspec.Struct, tag=True, frozen=True):

@@ -242,10 +242,12 @@ class Supervisor:
                 replica.fatal = f"the backend process cannot be understood: {error}"
                 self._send(replica, messages.Stop(str(error)))
                 continue
-            ids = self.config.device_ids
-            index = replica.index if ids is None else ids[replica.index]
-            log_level, log_format = self.config.log_level, self.config.log_format
-            self._send(replica, messages.Configure(self.config.engine, index, log_level, log_format))
+            config = self.config
+            configure = messages.Configure(
+                config.engine, config.devices_of(replica.index), config.log_level, config.log_format,
+                config.num_nodes, config.master_addr, config.master_port or 0,
+            )  # fmt: skip
+            self._send(replica, configure)
 
     def _read_events(self) -> None:
         while (found := self._receive(self.events)) is not None:
