@@ -138,6 +138,8 @@ def _info(
         device=str(device),
         dtype=str(dtype).removeprefix("torch."),
         quantization=config.quantization,
+        tensor_parallel_size=config.tensor_parallel_size,
+        expert_parallel_size=config.expert_parallel_size,
         vocab_size=facts.vocab_size,
         max_token_id=ids.max_token_id,
         mask_token_id=ids.mask,
