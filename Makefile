@@ -17,7 +17,7 @@ REGISTRY ?=
 SBOMS ?= build
 VERSION := $(shell sed -n 's/^version = "\(.*\)"/\1/p' pyproject.toml)
 
-.PHONY: help setup serve chat test programs e2e lint format typecheck crds operator-bench siege gpu-test gpu-bench images lock clean
+.PHONY: help setup serve chat test programs e2e browser-test lint format typecheck crds operator-bench siege gpu-test gpu-bench images lock clean
 
 help:  ## show this list
 	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 16
@@ -68,6 +68,10 @@ e2e: setup  ## start a cluster with a node (needs root), test the chart and the 
 	  if test "$$UNMASK_E2E_CLUSTER" != "$$before"; then \
 	    trap 'exit 130' INT TERM; trap '$(BIN)/python -m e2e.cluster down' EXIT; fi; \
 	  $(BIN)/python -m pytest e2e -m node $(ARGS)
+
+browser-test: setup  ## drive the page in headless Chromium, which it installs (then it needs root)
+	$(BIN)/python -m e2e.browser
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/page -m browser $(ARGS)
 
 lint: setup
 	$(BIN)/ruff check .

@@ -13,6 +13,8 @@ from e2e.pods import pod
 CLIENTS = 20
 ENOUGH = 300  # requests over a change, to say that it fails none
 REQUEST_SECONDS = 60  # that a client waits for an answer
+SILENT_SECONDS = 10  # in which a service that serves all the time answers any of its clients, whatever starts beside it
+SELDOM_SECONDS = 10  # and each of them, on average
 PAUSE = "1s"  # 20 clients with it send 10 to 18 requests a second: a busy pod with room for another to start
 
 
@@ -37,6 +39,8 @@ class Report:
         connections: they took.
         failures: all of the `failed` ones.
         latency: p50, p95, p99 and max of the whole answers, in seconds.
+        silence: the most seconds since the first answer in which none of the clients had one.
+        fewest: answers that one client had, the one with the fewest.
     """
 
     seconds: float
@@ -48,6 +52,8 @@ class Report:
     failed: int
     failures: tuple[Failure, ...]
     latency: dict[str, float]
+    silence: float
+    fewest: int
 
 
 class Load:
@@ -69,6 +75,15 @@ class Load:
         """Send no more requests, wait for those under way, and tell what happened in all."""
         longest = REQUEST_SECONDS + 15
         return self._kube.wait("the load's last report", lambda: self._ask("POST", "/stop", longest), timeout=longest)
+
+    def served(self, at_least: int = 0) -> None:
+        """Stop after so many requests, none of which may have failed; each client must have asked all the time."""
+        self.wait_requests(at_least - self.report().requests)
+        told = self.stop()
+        assert not told.failed, told.failures
+        assert min(told.streamed, told.requests - told.streamed) > told.requests // 3
+        assert told.silence < SILENT_SECONDS, f"no answer for {told.silence:.1f} s"
+        assert told.fewest > told.seconds / SELDOM_SECONDS, f"a client had {told.fewest} answers"
 
     def wait_requests(self, more: int, *, timeout: float = 300) -> Report:
         """Wait until so many more requests have ended."""
@@ -99,11 +114,16 @@ def load(
     name: str = "demo",
     *,
     called: str = "load",
+    at: str = "",
     clients: int = CLIENTS,
     pause: str = PAUSE,
 ) -> Iterator[Load]:
-    """Put service `name` under load until the block ends; then print what happened. The block begins with answers."""
-    url = f"http://{name}.{namespace}.svc/v1"
+    """Put service `name` under load until the block ends; then print what happened. The block begins with answers.
+
+    The clients ask the Service of that name, or that of `at` (`name` or `name:port`) in the same namespace.
+    """
+    host, _, port = (at or name).partition(":")
+    url = f"http://{host}.{namespace}.svc:{port or 80}/v1"
     options = ("-clients", str(clients), "-pause", pause, "-timeout", f"{REQUEST_SECONDS}s")
     made = kube.create(pod(namespace, called, "load", *options, url, name))
 

@@ -13,7 +13,7 @@ import yaml
 
 from e2e.cluster import Kube
 from e2e.cluster.kube import Obj
-from e2e.services import EXAMPLES, kubectl
+from e2e.services import EXAMPLES, is_ready, kubectl
 
 STUBS = Path(__file__).parent / "stubs"
 IMAGE: str = yaml.safe_load((EXAMPLES / "client-job.yaml").read_text())["spec"]["template"]["spec"]["containers"][0][
@@ -91,11 +91,11 @@ def serve(kube: Kube, pod: Obj, port: int = 80) -> None:
     kube.create(pod)
     spec = {"selector": pod["metadata"]["labels"], "ports": [{"port": port, "targetPort": PORT}]}
     kube.create({"apiVersion": "v1", "kind": "Service", "metadata": meta, "spec": spec})
-    wait_ready(meta["namespace"], meta["name"])
+    wait_ready(kube, meta["namespace"], meta["name"])
 
 
-def wait_ready(namespace: str, pod: str) -> None:
-    kubectl("wait", "--for=condition=Ready", f"pod/{pod}", "--timeout=180s", namespace=namespace)
+def wait_ready(kube: Kube, namespace: str, pod: str) -> None:
+    kube.wait(f"pod {pod}", lambda: is_ready(kube.get("v1", "Pod", pod, namespace)), timeout=180)
 
 
 class Client:
@@ -104,7 +104,7 @@ class Client:
     def __init__(self, kube: Kube, namespace: str) -> None:
         self._namespace = namespace
         kube.create(python_pod(namespace, "client", ["-c", _WAIT]))
-        wait_ready(namespace, "client")
+        wait_ready(kube, namespace, "client")
 
     def send(self, url: str, body: Obj | None = None, key: str = "") -> tuple[int, Obj]:
         """The answer's status and JSON."""

@@ -45,8 +45,8 @@ def test_the_hardened_service_runs_at_the_restricted_level(kube: Kube, namespace
     level = kube.get("v1", "Namespace", namespace)["metadata"]["labels"]["pod-security.kubernetes.io/enforce"]
     assert level == "restricted"
     assert get(kube, namespace, "demo-hardened")["status"]["modelName"] == "helpdesk"
-    for kind in ("NetworkPolicy", "PodDisruptionBudget"):
-        assert kubectl("get", kind, "demo-hardened-engine", "--output=name", namespace=namespace)
+    assert kube.find("networking.k8s.io/v1", "NetworkPolicy", "demo-hardened-engine", namespace)
+    assert kube.find("policy/v1", "PodDisruptionBudget", "demo-hardened-engine", namespace)
 
 
 @pytest.mark.timeout(600)

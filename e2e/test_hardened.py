@@ -42,7 +42,8 @@ print(json.dumps({
 @pytest.fixture
 def restricted(kube: Kube, namespace: str) -> str:
     """A namespace that enforces the restricted Pod Security level by now, with a Service called `unmask` in it."""
-    kubectl("label", "namespace", namespace, "pod-security.kubernetes.io/enforce=restricted", namespace=namespace)
+    level = {"metadata": {"labels": {"pod-security.kubernetes.io/enforce": "restricted"}}}
+    kube.patch(kube.get("v1", "Namespace", namespace), level)
     meta = {"name": "unmask", "namespace": namespace}
     spec = {"selector": {"app": "unmask"}, "ports": [{"port": 8000}]}
     kube.create({"apiVersion": "v1", "kind": "Service", "metadata": meta, "spec": spec})

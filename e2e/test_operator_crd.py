@@ -11,6 +11,7 @@ import yaml
 
 from e2e.cluster import Kube
 from e2e.cluster.kube import Obj
+from e2e.load import ENOUGH, load
 from e2e.release import CRDS_CHART, NAMESPACE, RELEASE, Release
 from e2e.services import condition, demo, engines, get, kubectl, patch, wait_condition
 
@@ -83,17 +84,19 @@ def test_an_upgrade_brings_the_crd_and_the_resources_stay(
     said = kubectl("patch", "dlms", "demo", "--type=merge", "-p", '{"spec":{"suspend":true}}', namespace=namespace)
     assert "no change" in said  # pruned: that CRD does not know the field
 
-    release.restore()
-    assert COLUMN not in version(kube)["additionalPrinterColumns"]
-    kube.wait("the newer schema", lambda: knows_suspend(kube, namespace), timeout=60)
-    now = get(kube, namespace)
-    assert now["metadata"]["uid"] == service["metadata"]["uid"]
-    assert now["spec"] == service["spec"]  # the API server writes no new field into it
-    assert condition(now, "Ready")["status"] == "True"
-    patch(kube, namespace, {"service": {"annotations": {"somebody": "asks"}}})  # what restarts no pod
-    wait_condition(kube, namespace, "UpToDate")
-    wait_condition(kube, namespace)
-    assert engines(kube, namespace) == before
+    with load(kube, namespace) as under:
+        release.restore()
+        assert COLUMN not in version(kube)["additionalPrinterColumns"]
+        kube.wait("the newer schema", lambda: knows_suspend(kube, namespace), timeout=60)
+        now = get(kube, namespace)
+        assert now["metadata"]["uid"] == service["metadata"]["uid"]
+        assert now["spec"] == service["spec"]  # the API server writes no new field into it
+        assert condition(now, "Ready")["status"] == "True"
+        patch(kube, namespace, {"service": {"annotations": {"somebody": "asks"}}})  # what restarts no pod
+        wait_condition(kube, namespace, "UpToDate")
+        wait_condition(kube, namespace)
+        assert engines(kube, namespace) == before
+        under.served()
     patch(kube, namespace, {"suspend": True})  # the field works now
     wait_condition(kube, namespace, "Ready", "False", reason="Suspended")
 
@@ -106,21 +109,23 @@ def test_a_newer_crd_and_an_operator_that_does_not_know_its_fields(
     kube.create(demo(namespace))
     wait_condition(kube, namespace)
     before = engines(kube, namespace)
-    release.crds(newer)
-    kube.wait("the newer schema", lambda: COLUMN in version(kube)["additionalPrinterColumns"], timeout=60)
-    patch(kube, namespace, {"ofTomorrow": 1, "engine": {"warp": True}, "service": {"annotations": {"a": "b"}}})
-    told = wait_condition(kube, namespace, "Accepted", says="spec.ofTomorrow")
-    assert "spec.engine.warp" in told["message"]
-    kube.wait("the edit", lambda: "a" in kube.get("v1", "Service", "demo", namespace)["metadata"]["annotations"])
-    assert engines(kube, namespace) == before
+    with load(kube, namespace) as under:
+        release.crds(newer)
+        kube.wait("the newer schema", lambda: COLUMN in version(kube)["additionalPrinterColumns"], timeout=60)
+        patch(kube, namespace, {"ofTomorrow": 1, "engine": {"warp": True}, "service": {"annotations": {"a": "b"}}})
+        told = wait_condition(kube, namespace, "Accepted", says="spec.ofTomorrow")
+        assert "spec.engine.warp" in told["message"]
+        kube.wait("the edit", lambda: "a" in kube.get("v1", "Service", "demo", namespace)["metadata"]["annotations"])
+        assert engines(kube, namespace) == before
 
-    # The operator goes back and forth; the CRD stays the newer one, and so do the fields that are stored.
-    release.upgrade({"log.level": "debug"})
-    release.roll_back()
-    assert COLUMN in version(kube)["additionalPrinterColumns"]
-    assert get(kube, namespace)["spec"]["ofTomorrow"] == 1
-    assert get(kube, namespace)["spec"]["engine"]["warp"] is True
-    assert engines(kube, namespace) == before
+        # The operator goes back and forth; the CRD stays the newer one, and so do the fields that are stored.
+        release.upgrade({"log.level": "debug"})
+        release.roll_back()
+        assert COLUMN in version(kube)["additionalPrinterColumns"]
+        assert get(kube, namespace)["spec"]["ofTomorrow"] == 1
+        assert get(kube, namespace)["spec"]["engine"]["warp"] is True
+        assert engines(kube, namespace) == before
+        under.served(ENOUGH)
 
 
 @pytest.mark.timeout(1200)

@@ -7,6 +7,7 @@ import pytest
 from e2e.cluster import Kube
 from e2e.cluster.install import REGISTRY
 from e2e.cluster.kube import Obj
+from e2e.load import ENOUGH, load
 from e2e.release import Release
 from e2e.services import LABEL, ask, condition, demo, engines, get, patch, pods, wait_condition
 
@@ -33,10 +34,10 @@ BESIDE: dict[str, Obj] = {
     "autoscaling": {"minReplicas": 1, "maxReplicas": 1, "targets": {"queuedRequestsPerReplica": 4}},
     "podDisruptionBudget": {"minAvailable": 1},
     "networkPolicy": {"from": [{"namespaceSelector": {}}]},
-    "service": {"port": 8080},
     "rolloutStrategy": {"maxSurge": 0, "maxUnavailable": 1},
     "serviceAccount": {"annotations": {"somebody": "asks"}},
     "startupProbe": {},
+    "service": {"port": 8080},
 }
 
 
@@ -44,20 +45,55 @@ BESIDE: dict[str, Obj] = {
 def test_edits_beside_the_pods_restart_none_under_another_operator(
     kube: Kube, namespace: str, release: Release, newer: dict[str, object]
 ) -> None:
-    kube.create(demo(namespace, spec={"resources": {"requests": {"cpu": "100m"}}, "service": {"port": 80}}))
+    """20 clients notice nothing from before the upgrade until after the way back.
+
+    They ask a Service of their own, as an Ingress goes to the pods by itself: an edit of the port takes the old one
+    away from whoever asks it. A few more ask the operator's Service, before that edit and after it.
+    """
+    kube.create(demo(namespace, spec={"resources": {"requests": {"cpu": "100m"}}, "suspend": True}))
+    wait_condition(kube, namespace, "Accepted")
+    patch(kube, namespace, {"engine": {"maxNumReqs": 12}, "suspend": False})
     wait_condition(kube, namespace)
-    before = engines(kube, namespace)
-    release.upgrade(newer)
-    wait_condition(kube, namespace, "UpToDate", "False", reason="OperatorUpgraded")
-    for section, value in BESIDE.items():
-        patch(kube, namespace, {section: value})
-        wait_condition(kube, namespace, "Accepted")
-        wait_condition(kube, namespace, "RolloutComplete")
-    assert kube.get("v1", "Service", "demo", namespace)["spec"]["ports"][0]["port"] == 8080
+    front(kube, namespace)
+    before, (first, second) = engines(kube, namespace), pins(kube, namespace).items()
+    with load(kube, namespace, at="front") as under:
+        with load(kube, namespace, called="beside", clients=4) as beside:
+            release.upgrade(newer)
+            wait_condition(kube, namespace, "UpToDate", "False", reason="OperatorUpgraded")
+            for section, value in BESIDE.items():
+                if section == "service":
+                    beside.served()
+                edit(kube, namespace, section, value)
+        assert kube.get("v1", "Service", "demo", namespace)["spec"]["ports"][0]["port"] == 8080
+        assert engines(kube, namespace) == before
+        with load(kube, namespace, called="beside-8080", at="demo:8080", clients=4) as beside:
+            release.roll_back()
+            wait_condition(kube, namespace, "UpToDate")
+            beside.served()
+        under.served(ENOUGH)
     assert engines(kube, namespace) == before
-    release.roll_back()
-    wait_condition(kube, namespace, "UpToDate")
-    assert engines(kube, namespace) == before
+    kept = pins(kube, namespace)
+    assert first in kept.items(), "what came before the form that runs"
+    assert kept.popitem()[1]["template"] == second[1]["template"]
+
+
+def edit(kube: Kube, namespace: str, section: str, value: Obj) -> None:
+    patch(kube, namespace, {section: value})
+    wait_condition(kube, namespace, "Accepted")
+    wait_condition(kube, namespace, "RolloutComplete")
+
+
+def front(kube: Kube, namespace: str) -> None:
+    """A Service `front` of somebody else's to the same pods."""
+    spec = {"selector": {LABEL: "demo"}, "ports": [{"port": 80, "targetPort": 8000}]}
+    meta = {"name": "front", "namespace": namespace}
+    kube.create({"apiVersion": "v1", "kind": "Service", "metadata": meta, "spec": spec})
+
+
+def pins(kube: Kube, namespace: str) -> dict[str, Obj]:
+    """What the service's ControllerRevisions hold, by their names, the oldest first."""
+    found = kube.list("apps/v1", "ControllerRevision", namespace, labelSelector=f"{LABEL}=demo")
+    return {one["metadata"]["name"]: one["data"] for one in sorted(found, key=lambda one: int(one["revision"]))}
 
 
 @pytest.mark.timeout(4000)

@@ -13,12 +13,18 @@ from e2e.services import EXAMPLES, LABEL, demo, get, kubectl, wait_condition
 
 LAST_APPLIED = "kubectl.kubernetes.io/last-applied-configuration"
 SCALING = {"provider": "Builtin", "minReplicas": 1, "maxReplicas": 2, "targets": {"queuedRequestsPerReplica": 4}}
-CHILDREN = "deployments,services,serviceaccounts,controllerrevisions,networkpolicies"
+CHILDREN = {
+    "ControllerRevision": "apps/v1",
+    "Deployment": "apps/v1",
+    "NetworkPolicy": "networking.k8s.io/v1",
+    "Service": "v1",
+    "ServiceAccount": "v1",
+}
 
 
-def children(namespace: str) -> dict[str, str]:
+def children(kube: Kube, namespace: str) -> dict[str, str]:
     """The uid of each, by kind and name."""
-    found = yaml.safe_load(kubectl("get", CHILDREN, "-l", LABEL, "-o", "yaml", namespace=namespace))["items"]
+    found = [one for kind, api in CHILDREN.items() for one in kube.list(api, kind, namespace, labelSelector=LABEL)]
     return {f"{item['kind']}/{item['metadata']['name']}": item["metadata"]["uid"] for item in found}
 
 
@@ -28,7 +34,7 @@ def test_a_service_is_made_again_from_what_kubectl_printed(kube: Kube, namespace
     service = demo(namespace, spec={"autoscaling": SCALING, "networkPolicy": {}})
     kubectl("apply", "-f", "-", namespace=namespace, stdin=yaml.safe_dump(service))
     wait_condition(kube, namespace)
-    before, was = get(kube, namespace), children(namespace)
+    before, was = get(kube, namespace), children(kube, namespace)
     assert before["spec"]["replicas"] == 1
     backup = tmp_path / "services.yaml"
     backup.write_text(kubectl("get", "dlms", "-o", "yaml", "--show-managed-fields", namespace=namespace))
@@ -39,10 +45,11 @@ def test_a_service_is_made_again_from_what_kubectl_printed(kube: Kube, namespace
     kubectl("delete", "dlms", "demo", namespace=namespace)
     kubectl("apply", "-f", str(backup), namespace=namespace)
     wait_condition(kube, namespace)
-    after, now = get(kube, namespace), children(namespace)
+    after, now = get(kube, namespace), children(kube, namespace)
     assert after["metadata"]["uid"] != before["metadata"]["uid"]
     assert after["spec"] == before["spec"]
     assert now.keys() == was.keys()
+    assert {child.partition("/")[0] for child in now} == set(CHILDREN)
     assert not set(now.values()) & set(was.values()), "every child is a new one"
     assert "42" in text(Client(kube, namespace).ask())
 

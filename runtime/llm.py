@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 
 from runtime.config import EngineConfig
+from runtime.engine.engine import Engine
 from runtime.engine.setup import load_engine
 from runtime.errors import RequestError
 from runtime.request.choice import AnswerText, Choice, IdsOnly, append_event, denoise_event
@@ -64,25 +65,27 @@ class LLM:
             cannot be used any more.
     """
 
+    tokenizer: Tokenizer | None
+
     def __init__(self, model: str | None = None, **flags: Any) -> None:
         config = EngineConfig.from_flags(model=model, **flags)
-        self._ranks: Ranks | None = None
-        if config.tensor_parallel_size == 1:
-            self.engine = load_engine(config)
-        else:
-            from runtime.ranks.local import local_ranks
-
-            self._ranks = local_ranks(config)
-            try:
-                self.engine = self._ranks.load(config)
-            except BaseException:
-                self._ranks.close()
-                raise
-        self.tokenizer: Tokenizer | None = None
+        self._begin(*_engine(config))
         if not config.skip_tokenizer:
             from runtime.text import Tokenizer
 
             self.tokenizer = Tokenizer(resolve_checkpoint(config.model).path)
+
+    @classmethod
+    def around(cls, engine: Engine, ranks: Ranks | None = None) -> LLM:
+        """Of an engine that was made otherwise: ids in, ids out."""
+        made = cls.__new__(cls)
+        made._begin(engine, ranks)
+        return made
+
+    def _begin(self, engine: Engine, ranks: Ranks | None = None) -> None:
+        self.engine = engine
+        self._ranks = ranks  # processes that end with it
+        self.tokenizer = None
         self._ids = itertools.count()
         self._inboxes: dict[str, Inbox] = {}  # request -> where the call that waits for it finds its news
 
@@ -249,6 +252,15 @@ class LLM:
         if output.finish_reason == "error":
             raise RequestError(f"the engine failed: {output.error}", status=500, code="engine_error")
         return choice.absorb(output)
+
+
+def _engine(config: EngineConfig) -> tuple[Engine, Ranks | None]:
+    """An engine, and the other processes that share its model."""
+    if config.tensor_parallel_size == 1:
+        return load_engine(config), None
+    from runtime.ranks.local import local_engine
+
+    return local_engine(config)
 
 
 def _output(choice: Choice) -> GenerationOutput:

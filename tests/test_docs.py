@@ -5,6 +5,8 @@ import ast
 import json
 import re
 import shlex
+from functools import cache
+from importlib import import_module
 from pathlib import Path
 
 import pytest
@@ -48,25 +50,22 @@ def test_flags_are_the_tables():
     assert page("docs/server.md") == with_table(page("docs/server.md")), "run python -m runtime.config.markdown"
 
 
+@cache
+def bench_flags() -> set[str]:
+    """Of every tool of runtime.bench."""
+    found = set()
+    for tool in TOOLS:
+        parser = argparse.ArgumentParser()
+        import_module(f"runtime.bench.{tool}").add_arguments(parser)
+        found |= set(parser._option_string_actions)
+    return found
+
+
 @pytest.mark.parametrize("name", PAGES)
 def test_flags_and_files_that_are_named_exist(name):
     text = page(name)
     own = {f"--{s}" for f in FLAGS for s in f.spellings} | {"--help"}
-    tools = {
-        "--arch",
-        "--live",
-        "--graphs",
-        "--context",
-        "--batch",
-        "--prompt",
-        "--filled",
-        "--json",
-        "--random-weights",
-        "--plot",
-        "--tasks",
-        "--hypothesis-profile",
-        "--timeout",
-    }
+    tools = bench_flags() | {"--hypothesis-profile", "--timeout"}
     tools |= {"--namespace", "--create-namespace", "--set", "--wait", "--for", "--from-literal"}  # helm's and kubectl's
     tools |= {"--all", "--list"}  # the siege's, and that of tests.without
     for flag in re.findall(r"(?<![\w-])--[a-z][a-z-]+", re.sub(r"<!--.*?-->", "", text)):

@@ -10,6 +10,8 @@ from collections.abc import Sequence
 TOOLS = {
     "serve": "load a running server over HTTP: throughput, latencies",
     "steps": "time the steps of an architecture with random weights",
+    "generate": "tokens a second of LLM.generate, beside what its steps allow",
+    "draw": "curves of what steps or serve wrote",
     "tune": "find the quickest tiles of the experts' products on this GPU, and write its table",
     "host": "the Python cost of a step, with a model that computes nothing",
     "eval": "accuracy and tokens per forward on the demo tasks",
@@ -21,7 +23,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = list(sys.argv[1:] if argv is None else argv)
     parser = argparse.ArgumentParser(
         prog="python -m runtime.bench",
-        description="\n".join(f"{name:6} {text}" for name, text in TOOLS.items()),
+        description="\n".join(f"{name:8} {text}" for name, text in TOOLS.items()),
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("tool", choices=TOOLS)

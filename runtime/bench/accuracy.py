@@ -57,7 +57,7 @@ def add_model_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--model", help="checkpoint directory; the shipped demo without it")
     parser.add_argument("--device", help="cpu or cuda; cuda where there is one, without it")
     parser.add_argument("--dtype", help="float32 on the CPU, bfloat16 on CUDA, without it")
-    parser.add_argument("--quantization", help="fp8: linear layers and experts are kept in it; none without it")
+    parser.add_argument("--quantization", help="format of linear layers and experts: fp8, int8, int4")
     parser.add_argument("--batch", type=int, default=32, help="requests decoded at a time (32)")
     parser.add_argument("--n", type=int, default=500, help="held-out prompts a task (500)")
     parser.add_argument("--seed", type=int, default=0, help="of the choice of held-out prompts (0)")

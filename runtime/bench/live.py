@@ -1,129 +1,178 @@
 """`python -m runtime.bench steps --live`: wall clock of ``Engine.step`` beside the device's own time.
 
 Requests are live: prefilled, scheduled, planned, and their results applied. What a step writes into a block is
-discarded, so that every step finds the same: each position of the open block masked with probability .5, the others
-random ids. The wall clock has all of the host's work in it, copies, forward, head and rules.
+discarded, so that every step finds the same (`steady.py`): each position of the open block masked with probability .5,
+the others random ids; a block that has just opened is masked throughout. The wall clock has all of the host's work in
+it, copies, forward, head and rules.
 """
 
 from __future__ import annotations
 
+import argparse
 import statistics
 import time
-from collections.abc import Callable
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, cast
 
+import msgspec
 import numpy as np
 import torch
 
+from runtime.bench.discarding import Discarding, experts_chosen
+from runtime.bench.floor import work_of
+from runtime.bench.layers import layer_error
+from runtime.bench.steady import SERVED, Steady, begin, pages_of, steady
 from runtime.engine.engine import Engine
+from runtime.engine.making import step_sizes
 from runtime.engine.model_runner import ModelRunner
-from runtime.engine.ran import Ran
 from runtime.engine.recording import GraphRecorder
 from runtime.engine.replaying import ReplayingRunner
-from runtime.engine.sizes import Sizes
 from runtime.layers.kv_pool import KVPool
-from runtime.layers.moe import Router
 from runtime.models.base import Facts, Model
 from runtime.request.description import RuleInfo, with_defaults
 from runtime.request.io import EngineInfo, RequestSpec
 from runtime.samplers import get_rule, rules
-from runtime.state.plan import BlockResults, StepPlan
-from runtime.state.request import FILLED, MASKED
+from runtime.state.request import FILLED, MASKED, Request
 from runtime.strategies import Strategy, longest_request
+from runtime.strategies.full import CACHE
 
 ACCEPT = 0.95  # a threshold that random weights do not reach
 IDS = 1000, 150_000  # of what is not masked, as far as the vocabulary reaches
 SETTLE = 12  # steps before those that are timed
 
 
+def cases(args: argparse.Namespace, strategy: Strategy) -> list[tuple[str, int, int, list[Steady]]]:
+    """Kind, batch and context of what the flags ask for, and the steps that each is made of, itself the last. Raises
+    ConfigError for what the strategy does not do."""
+    found = []
+    for kind in args.cases:
+        kinds = ["plain", "chunk", kind] if kind == "mixed" else [kind]
+        lengths = args.prompt if kind == "prefill" else args.context
+        for batch in [1] if kind == "prefill" else args.batch:
+            for length in lengths:
+                steps = [steady(each, batch, length, args.block_size, strategy, args.budget) for each in kinds]
+                found.append((kind, len(steps[-1].members) if kind == "prefill" else batch, length, steps))
+    return found
+
+
+def pages_needed(args: argparse.Namespace, strategy: Strategy) -> int:
+    """Of the pool, for all cases."""
+    every = [step for _, _, _, steps in cases(args, strategy) for step in steps]
+    return max(pages_of(step, strategy, args.block_size, args.page_size) for step in every)
+
+
 @dataclass
 class Live:
-    """What the cases share. `strategy`: made for requests as long as the longest case's."""
+    """What the cases share."""
 
     model: Model
     pool: KVPool
     strategy: Strategy
     facts: Facts
-    block_size: int
     mask_id: int | None
-    max_len: int
-    eager: bool
+    args: argparse.Namespace
 
-    def case(self, batch: int, context: int, repeats: int) -> dict[str, Any]:
-        """Milliseconds of a step of `batch` requests with `context` tokens before the open block, medians."""
-        info = self._info(batch)
+    def case(self, kind: str, batch: int, context: int, steps: list[Steady]) -> dict[str, Any]:
+        """Milliseconds of a step, medians; of one that is made of others, also what these take by themselves."""
+        *parts, whole = steps
+        row: dict[str, Any] = {"case": kind, "batch": batch, "context": context, **self._time(whole, context)}
+        if parts:
+            row["parts"] = [self._time(part, context, measure=False) for part in parts]
+            row["parts_ms"] = round(sum(part["wall_ms"] for part in row["parts"]), 3)
+            row["of_parts"] = round(row["wall_ms"] / row["parts_ms"], 3)
+        if kind == "prefill":
+            row["tokens_per_s"] = round(row["rows"] / row["wall_ms"] * 1e3)
+        return row
+
+    def _time(self, step: Steady, seed: int, *, measure: bool = True) -> dict[str, Any]:
+        """`measure`: also the step's floor, and the error of each layer."""
+        block, repeats = self.args.block_size, self.args.repeats
+        info = self._info(step)
         runner = self._runner(info)
         discarding = Discarding(runner)
         engine = Engine(info=info, runner=discarding, strategy=self.strategy)
-        random = np.random.default_rng(batch * 1_000_003 + context)
+        random = np.random.default_rng(len(step.members) * 1_000_003 + seed)
         last = self.facts.vocab_size - 1
         low, high = min(IDS[0], last // 2), min(IDS[1], last)
-        for n in range(batch):
-            prompt = random.integers(low, high, context).tolist()
+        for n, member in enumerate(step.members):
+            prompt = random.integers(low, high, member.prompt).tolist()
             asked = RequestSpec(
-                id=str(n), prompt=prompt, max_tokens=self.block_size, ignore_eos=True, seed=n,
+                id=str(n), prompt=prompt, max_tokens=block, ignore_eos=True, seed=n,
                 temperature=float(self.strategy.noisy), decoding=info.defaults(),
             )  # fmt: skip
             engine.add(asked)
-        running = engine.scheduler.running
-        while engine.scheduler.waiting or any(request.prefilling for request in running):
-            engine.step()
-        engine.step()
-        for request in running:
-            for block in request.blocks if not self.strategy.noisy else []:
-                block.state[:] = np.where(random.random(block.size) < 0.5, MASKED, FILLED)
-                drawn = random.integers(low, high, block.size)
-                block.tokens[:] = np.where(block.state == MASKED, self.mask_id, drawn)
-                block.masks = int((block.state == MASKED).sum())
-                block.first_masked = int((block.state == MASKED).argmax())
-        discarding.same = None
-        experts = Experts(self.model, runner) if isinstance(self.model, torch.nn.Module) else None
+        rewind = begin(engine, step)
+        for member, request in zip(step.members, engine.scheduler.running, strict=True):
+            if member.cached is None and not self.strategy.noisy:
+                self._half_fill(request, random, (low, high))
+        discarding.hold()
         for _ in range(SETTLE):
+            rewind()
             engine.step()
-        if experts is not None:
-            experts.listen(discarding.plan)
         before = runner.ran.replayed
         runner.ran.device_seconds.clear()
         walls = []
         for _ in range(repeats):
+            rewind()
             started = time.perf_counter()
             engine.step()
             walls.append((time.perf_counter() - started) * 1e3)
-        if len(running) != batch or discarding.rows != batch * self.block_size:
-            raise RuntimeError(f"the batch was not steady: {len(running)} requests, {discarding.rows} rows")
+        timed = discarding.rows[-repeats:]
+        if set(timed) != {step.rows}:
+            raise RuntimeError(f"the batch was not steady: steps of {sorted(set(timed))} rows, not {step.rows}")
         device = [seconds * 1e3 for seconds in runner.ran.device_seconds]
-        row: dict[str, Any] = {"case": "live", "batch": batch, "context": context}
-        row["wall_ms"] = round(statistics.median(walls), 3)
-        if device:
+        blocks = discarding.plan.blocks
+        sampled = 0 if blocks is None else int(blocks.sampled.sum())
+        row: dict[str, Any] = {"rows": step.rows, "sampled": sampled, "wall_ms": round(statistics.median(walls), 3)}
+        if len(device) == repeats:
             row["device_ms"] = round(statistics.median(device), 3)
             row["host_ms"] = round(statistics.median(w - d for w, d in zip(walls, device, strict=True)), 3)
             row["ratio"] = round(row["wall_ms"] / row["device_ms"], 3)
         row["replayed"] = runner.ran.replayed - before
-        if experts is not None and experts.counts:
-            row["experts"] = round(statistics.mean(experts.counts), 1)
+        if measure:
+            row |= self._measured(discarding, row["wall_ms"])
         return row
 
+    def _measured(self, discarding: Discarding, wall: float) -> dict[str, Any]:
+        """Of the last step."""
+        model, plan, args = cast(torch.nn.Module, self.model), discarding.plan, self.args
+        experts = experts_chosen(model, discarding.runner, plan)
+        found: dict[str, Any] = {"experts": round(statistics.mean(experts), 1)} if experts else {}
+        if self.pool.device.type == "cuda":  # the rates are a GPU's
+            floor = work_of(model, self.pool, plan, experts, args.quantization).milliseconds(args)
+            found |= {"floor_ms": round(floor, 3), "of_floor": round(wall / floor, 2)}
+        if args.check:
+            found["error"] = float(f"{layer_error(discarding.runner, plan, args.quantization):.2g}")
+        return found
+
+    def _half_fill(self, request: Request, random: np.random.Generator, ids: tuple[int, int]) -> None:
+        for block in request.blocks:
+            block.state[:] = np.where(random.random(block.size) < 0.5, MASKED, FILLED)
+            block.tokens[:] = np.where(block.state == MASKED, self.mask_id, random.integers(*ids, block.size))
+            block.masks = int((block.state == MASKED).sum())
+            block.first_masked = int((block.state == MASKED).argmax())
+
     def _runner(self, info: EngineInfo) -> ModelRunner:
+        served = msgspec.structs.replace(info, max_num_batched_tokens=SERVED)
+        pages = -(-longest_request(self.strategy, info.max_model_len) // info.page_size)
+        sizes = step_sizes(served, self.strategy, pages)
         named: dict[str, Any] = {
-            "block_size": self.block_size,
+            "block_size": sizes.block,
             "mask_id": self.mask_id,
             "max_token_id": info.max_token_id,
             "eos_ids": (0,),
             "places": info.max_num_reqs,
         }
-        if self.eager or self.pool.device.type != "cuda":
+        if self.args.enforce_eager or self.pool.device.type != "cuda":
             return ModelRunner(self.model, self.pool, **named)
-        pages = -(-longest_request(self.strategy, self.max_len) // self.pool.page_size)
-        rows = info.max_num_reqs * self.block_size
-        sizes = Sizes(self.block_size, pages, self.pool.page_size, rows, info.max_num_reqs)
         recorder = GraphRecorder(self.pool.device)
         return ReplayingRunner(self.model, self.pool, **named, sizes=sizes, record=recorder, uses=2)
 
-    def _info(self, batch: int) -> EngineInfo:
+    def _info(self, step: Steady) -> EngineInfo:
         fitting = [key for key in rules() if get_rule(key).noisy == self.strategy.noisy]
         rule = get_rule("threshold" if "threshold" in fitting else fitting[0])
-        size = self.block_size
+        size = self.args.block_size
+        longest = max(self.strategy.positions(member.prompt, size) for member in step.members)
         return EngineInfo(
             family="bench",
             strategy="bench",
@@ -137,69 +186,13 @@ class Live:
             buffer_size=self.strategy.buffer_size,
             page_size=self.pool.page_size,
             num_pages=self.pool.num_pages,
-            max_model_len=self.max_len,
-            max_num_reqs=batch,
-            max_num_batched_tokens=8192,
+            max_model_len=longest + 1,
+            max_num_reqs=step.places,
+            max_num_batched_tokens=step.budget,
             prefix_caching=False,
             blocks_from_prompt=self.strategy.tiling.from_prompt,
             blocks_cut=self.strategy.tiling.cut,
-            strategy_fields=list(with_defaults(self.strategy.fields, size)),
+            strategy_fields=list(with_defaults(self.strategy.fields, size, {CACHE: "dual"})),
             rules=[RuleInfo(key=rule.key, fields=with_defaults(rule.fields, size, {"accept_threshold": ACCEPT}))],
             default_rule=rule.key,
         )
-
-
-class Discarding:
-    """A runner whose results say that nothing has changed."""
-
-    def __init__(self, runner: ModelRunner) -> None:
-        self.runner = runner
-        self.plan: StepPlan
-        self.rows = 0
-        self.same: BlockResults | None = None  # made anew in the first step after it was taken away
-
-    @property
-    def ran(self) -> Ran:
-        return self.runner.ran
-
-    def while_busy(self, work: Callable[[], None]) -> bool:
-        return self.runner.while_busy(work)
-
-    def run(self, plan: StepPlan) -> BlockResults | None:
-        self.plan, self.rows = plan, len(plan.tokens)
-        results = self.runner.run(plan)
-        blocks = plan.blocks
-        if results is None or blocks is None:
-            return results
-        if self.same is None or len(self.same.masks) != len(results.masks):
-            masked = blocks.state == MASKED
-            none = [0] * len(masked)
-            self.same = replace(
-                results, tokens=blocks.tokens.copy(), state=blocks.state.copy(),
-                remasked=np.zeros_like(masked), masks=masked.sum(1).tolist(),
-                first_masked=masked.argmax(1).tolist(), first_eos=[masked.shape[1]] * len(masked), written=none,
-                edits=none, remasks=none, forced=none, ended=none,
-            )  # fmt: skip
-        return self.same
-
-
-class Experts:
-    """How many experts of each layer the rows of a step choose."""
-
-    def __init__(self, model: torch.nn.Module, runner: ModelRunner) -> None:
-        self.routers = [part for part in model.modules() if isinstance(part, Router)]
-        self.runner = runner
-        self.counts: list[int] = []
-
-    def listen(self, plan: StepPlan) -> None:
-        """Launch a step once more and count."""
-
-        def heard(router: torch.nn.Module, _: Any, out: tuple[torch.Tensor, torch.Tensor]) -> None:
-            assert isinstance(router, Router)
-            chosen = out[0].unique()
-            self.counts.append(int((chosen < router.weight.shape[0]).sum()))  # one that all share may come after them
-
-        hooks = [router.register_forward_hook(heard) for router in self.routers]
-        self.runner.launch(plan)
-        for hook in hooks:
-            hook.remove()

@@ -15,6 +15,7 @@ import aiohttp
 from runtime.client import ServerError, event_object, headers, may_use_proxy, refusal
 
 ROUTE = "v1/chat/completions"  # under the session's base URL
+AT_ONCE = "health"
 HEADERS = {"Content-Type": "application/json"}
 IDLE_SECONDS = 4.0  # after which a connection is not used again: servers close theirs after 5 s at the earliest
 
@@ -145,6 +146,20 @@ async def closed_loop(
     start = time.perf_counter()
     await asyncio.gather(*(client() for _ in range(clients)))
     return Round(time.perf_counter() - start, found)
+
+
+async def answers_at_once(http: aiohttp.ClientSession, clients: int, requests: int) -> float:
+    """Requests a second of as many clients at a route that has nothing to work out."""
+    left = iter(range(requests))
+
+    async def client() -> None:
+        for _ in left:
+            async with http.get(AT_ONCE) as response:
+                await response.read()
+
+    start = time.perf_counter()
+    await asyncio.gather(*(client() for _ in range(clients)))
+    return requests / (time.perf_counter() - start)
 
 
 async def open_loop(

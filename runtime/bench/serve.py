@@ -7,46 +7,42 @@ through ``runtime.LLM`` in this process, at batch 32, which shows what HTTP and 
 from __future__ import annotations
 
 import argparse
-import http.client
 import json
 import os
 import random
-import socket
 import statistics
-import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager
+from collections.abc import Callable
 from typing import Any
 
 import aiohttp
 import uvloop
 
-from runtime.bench import output, plot
-from runtime.bench.load import closed_loop, open_loop, session
+from runtime.bench import output, plot, started
+from runtime.bench.load import answers_at_once, closed_loop, open_loop, session
 from runtime.client import DEFAULT_URL, is_address
+from runtime.errors import ConfigError
 
 Body = dict[str, Any]
 
 LLM_BATCH = 32
-START_SECONDS = 300.0
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--url", help="a running server; without it one is started on a free port")
+    started.add_arguments(parser)
     parser.add_argument("--api-key", metavar="KEY")
-    parser.add_argument("--model", help="checkpoint of the server that is started, or name of a running one's model")
-    parser.add_argument("--server-args", default="", metavar="'--FLAG ...'", help="flags of the server that is started")
     parser.add_argument("--clients", type=int, nargs="+", metavar="N", help="closed loop; default: 1 32")
     parser.add_argument("--rate", type=float, nargs="+", metavar="R", help="open loop: requests a second, Poisson")
     parser.add_argument("--requests", type=int, default=128, metavar="N", help="of a round; default: 128")
     parser.add_argument("--rounds", type=int, default=1, metavar="N", help="of each load; default: 1")
     parser.add_argument("--max-tokens", type=int, default=64, metavar="N", help="of an answer; default: 64")
     parser.add_argument("--ignore-eos", action="store_true", help="every answer takes all of --max-tokens")
+    parser.add_argument("--accept-threshold", type=float, metavar="P", help="of requests; 0: a step fills its block")
     parser.add_argument("--mode", choices=("speed", "balanced", "quality"))
     parser.add_argument("--timeout", type=float, default=300.0, metavar="S", help="of a request; default: 300")
     parser.add_argument("--seed", type=int, default=0, help="of prompts and arrivals; default: 0")
+    parser.add_argument("--at-once", action="store_true", help="as many clients also at a route that answers at once")
     parser.add_argument("--compare-llm", action="store_true", help=f"also LLM.generate at batch {LLM_BATCH}")
     output.add_json(parser, "everything measured")
     plot.add_argument(parser, "throughput against latency")
@@ -61,19 +57,29 @@ def main(args: argparse.Namespace) -> int:
     if args.url and not is_address(args.url):
         print(f"--url: {args.url!r} is no server's address; one is like {DEFAULT_URL}", file=sys.stderr)
         return 2
+    if (sentence := started.wrong(args)) is not None:
+        print(sentence, file=sys.stderr)
+        return 2
     try:
-        with running(args) as url:
-            rows = uvloop.run(_measure(args, url, loads))
-    except (RuntimeError, aiohttp.ClientError, OSError) as error:
+        with started.checkpoint(args) as model:
+            return _run(args, loads, model)
+    except (ConfigError, RuntimeError, aiohttp.ClientError, OSError) as error:
         print(error or type(error).__name__, file=sys.stderr)
         return 1
+
+
+def _run(args: argparse.Namespace, loads: list[tuple[str, float]], model: str | None) -> int:
+    with started.running(args, model) as url:
+        rows, at_once = uvloop.run(_measure(args, url, loads))
     report: dict[str, Any] = {"settings": _settings(args), "loads": rows}
+    if at_once:
+        report["at_once"] = at_once
     if args.compare_llm:
         numbers = [row["prompts"] for row in rows[-1]["rounds"]]
         for row in rows:
             if row.get("clients") == LLM_BATCH:
                 numbers = [found["prompts"] for found in row["rounds"]]
-        report["llm"] = _with_llm(args, numbers)
+        report["llm"] = _with_llm(args, model, numbers)
     _show(report)
     if args.json:
         args.json.write_text(json.dumps(report, indent=1) + "\n")
@@ -89,54 +95,16 @@ def bodies(args: argparse.Namespace, round_number: int) -> list[Body]:
     rng = random.Random(f"bench/{args.seed}/{round_number}")
     tasks = list(all_tasks().values())
     fields: Body = {"max_tokens": args.max_tokens, "ignore_eos": args.ignore_eos, "temperature": 0.0}
-    if args.mode:
-        fields["decoding"] = {"mode": args.mode}
+    decoding = {"mode": args.mode, "accept_threshold": args.accept_threshold}
+    if decoding := {name: value for name, value in decoding.items() if value is not None}:
+        fields["decoding"] = decoding
     return [{"messages": list(rng.choice(tasks).make(rng).messages), **fields} for _ in range(args.requests)]
 
 
-@contextmanager
-def running(args: argparse.Namespace) -> Iterator[str]:
-    """The address of the server to load; one that was started here is ended again."""
-    if args.url:
-        yield args.url
-        return
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    command = [sys.executable, "-m", "runtime.server", "--host", "127.0.0.1", "--port", str(port)]
-    command += ["--log-level", "warning", *args.server_args.split()]
-    if args.model:
-        command += ["--model", args.model]
-    server = subprocess.Popen(command)
-    try:
-        _wait_until_ready(server, port)
-        yield f"http://127.0.0.1:{port}"
-    finally:
-        server.terminate()
-        try:
-            server.wait(60)
-        except subprocess.TimeoutExpired:
-            server.kill()
-            server.wait()
-
-
-def _wait_until_ready(server: subprocess.Popen[bytes], port: int) -> None:
-    end = time.monotonic() + START_SECONDS
-    while time.monotonic() < end:
-        if server.poll() is not None:
-            raise RuntimeError(f"the server ended while starting, with status {server.returncode}")
-        with closing(http.client.HTTPConnection("127.0.0.1", port, timeout=5)) as connection:
-            try:
-                connection.request("GET", "/ready")
-                if connection.getresponse().status == 200:
-                    return
-            except (OSError, http.client.HTTPException):
-                pass
-        time.sleep(0.2)
-    raise RuntimeError(f"the server was not ready after {START_SECONDS:.0f} s")
-
-
-async def _measure(args: argparse.Namespace, url: str, loads: list[tuple[str, float]]) -> list[dict[str, Any]]:
+async def _measure(
+    args: argparse.Namespace, url: str, loads: list[tuple[str, float]]
+) -> tuple[list[dict[str, Any]], dict[str, float]]:
+    """What was measured of each load; and requests a second, by clients, of a route that answers at once."""
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
@@ -165,16 +133,27 @@ async def _measure(args: argparse.Namespace, url: str, loads: list[tuple[str, fl
                     progress.remove_task(bar)
                     number += 1
                 rows.append({kind: value, "rounds": rounds})
-    return rows
+        at_once = {
+            f"{n:g}": await answers_at_once(client, int(n), args.requests)
+            for kind, n in loads
+            if args.at_once and kind == "clients"
+        }
+    return rows, at_once
 
 
-def _with_llm(args: argparse.Namespace, numbers: list[int]) -> dict[str, Any]:
+def _with_llm(args: argparse.Namespace, model: str | None, numbers: list[int]) -> dict[str, Any]:
     """The prompts of these rounds through LLM.generate, at most LLM_BATCH at once, in this process."""
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # as the server's backends have it; torch is not loaded yet
     from runtime import LLM, SamplingParams
 
     rounds = []
-    with LLM(model=None if args.url else args.model, max_num_reqs=LLM_BATCH) as llm:
+    if args.arch is not None:
+        from runtime.bench.random_weights import random_llm
+
+        made = random_llm(model, max_num_reqs=LLM_BATCH)
+    else:
+        made = LLM(model=None if args.url else model, max_num_reqs=LLM_BATCH)
+    with made as llm:
         for number in [-1, *numbers]:  # the first warms up
             todo = bodies(args, number)
             decoding = todo[0].get("decoding")
@@ -256,6 +235,10 @@ def _show(report: dict[str, Any]) -> None:
     if len(speeds) > 1 and (least := speeds[min(speeds)]):
         most = speeds[max(speeds)] or 0.0
         console.print(f"{max(speeds):g} clients against {min(speeds):g}: {most / least:.2f} times the tokens/s")
+    for clients, answers in report.get("at_once", {}).items():
+        rounds = next(load["rounds"] for load in report["loads"] if load.get("clients") == float(clients))
+        share = (_median(rounds, "requests_per_second") or 0.0) / answers
+        console.print(f"{clients} clients at a route that answers at once: {answers:.1f} req/s; of that {share:.2f}")
     if "llm" in report:
         own = _median(report["llm"]["rounds"], "tokens_per_second") or 0.0
         console.print(f"LLM.generate at batch {LLM_BATCH}: {own:.1f} tokens/s")

@@ -20,8 +20,10 @@ from typing import Any, cast
 import torch
 from torch import nn
 
-from runtime.bench import output
+from runtime.bench import floor, output
+from runtime.bench.steady import KINDS
 from runtime.bench.step_plans import StepPlans, pages_needed
+from runtime.config.table import BY_DEST
 from runtime.engine.model_runner import ModelRunner
 from runtime.errors import ConfigError
 from runtime.layers.attention_dispatch import attention_names
@@ -46,7 +48,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--prompt", type=int, nargs="*", default=[512, 1024], help="prompt lengths to prefill")
     parser.add_argument("--budget", type=int, default=8192, help="most tokens of one prefill forward")
     parser.add_argument("--dtype", choices=DTYPES, help="default: bfloat16 on CUDA, float32 on CPU")
-    parser.add_argument("--quantization", choices=["fp8"], help="format of linear layers and experts; default: none")
+    parser.add_argument(
+        "--quantization",
+        choices=BY_DEST["quantization"].choices,
+        help="format of linear layers and experts; default: none",
+    )
     parser.add_argument("--device", choices=["cuda", "cpu"], help="default: cuda where there is one")
     parser.add_argument("--attn-impl", choices=attention_names(), help="default: triton_grouped on CUDA, else torch")
     parser.add_argument("--kv-cache-layout", choices=LAYOUTS, default="unified")
@@ -57,7 +63,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--warmup", type=int, default=5)
     parser.add_argument("--graphs", action="store_true", help="also replay each decode forward as a CUDA graph")
     parser.add_argument("--live", action="store_true", help="the wall clock of an engine's whole step instead")
+    about = "; ".join(f"{name}: {text}" for name, text in KINDS.items())
+    parser.add_argument("--cases", choices=KINDS, nargs="+", default=["plain"], help=f"of --live; {about}")
     parser.add_argument("--enforce-eager", action="store_true", help="of --live: launch each step anew")
+    parser.add_argument(
+        "--check", action="store_true", help="of --live: compare each layer with the kernels' references"
+    )
+    floor.add_arguments(parser)
     output.add_json(parser, "the results")
 
 
@@ -69,7 +81,7 @@ def main(args: argparse.Namespace) -> int:
         return 1
     print(json.dumps(setup.facts))
     if args.live:
-        rows = [_live_case(setup, batch, context, args) for batch in args.batch for context in args.context]
+        rows = _live_cases(setup, args)
     else:
         rows = [_decode_case(setup, batch, context, args) for batch in args.batch for context in args.context]
         rows += [_prefill_case(setup, batch, length, args) for length in args.prompt for batch in args.batch]
@@ -85,9 +97,13 @@ class _Setup:
     def __init__(self, model: Model, strategy: Strategy, known: Facts, args: argparse.Namespace, build: Build) -> None:
         device, dtype = build.device, build.dtype
         decode = max(args.batch) * pages_needed(max(args.context) + 2 * args.block_size, args.page_size)
-        prefill = max(args.batch) * pages_needed(max([*args.prompt, 1]), args.page_size)
+        pages = max(decode, max(args.batch) * pages_needed(max([*args.prompt, 1]), args.page_size))
+        if args.live:
+            from runtime.bench import live
+
+            pages = live.pages_needed(args, strategy)
         self.pool = LAYOUTS[args.kv_cache_layout](
-            model.kv_shapes, num_pages=max(decode, prefill), page_size=args.page_size, dtype=dtype, device=device
+            model.kv_shapes, num_pages=pages, page_size=args.page_size, dtype=dtype, device=device
         )
         last = known.vocab_size - 1
         mask_id = None if strategy.noisy else last if known.mask_id is None else known.mask_id
@@ -180,16 +196,16 @@ def _decode_case(setup: _Setup, batch: int, context: int, args: argparse.Namespa
     return row
 
 
-def _live_case(setup: _Setup, batch: int, context: int, args: argparse.Namespace) -> dict[str, Any]:
-    from runtime.bench.live import Live
+def _live_cases(setup: _Setup, args: argparse.Namespace) -> list[dict[str, Any]]:
+    from runtime.bench.live import Live, cases
 
-    live = Live(
-        setup.runner.model, setup.pool, setup.plans.strategy, setup.known, args.block_size, setup.plans.mask_id,
-        max([*args.context, *args.prompt]) + args.block_size, args.enforce_eager,
-    )  # fmt: skip
-    row = live.case(batch, context, args.repeats)
-    print(json.dumps(row), flush=True)
-    return row
+    strategy = setup.plans.strategy
+    live = Live(setup.runner.model, setup.pool, strategy, setup.known, setup.plans.mask_id, args)
+    rows = []
+    for kind, batch, context, steps in cases(args, strategy):
+        rows.append(live.case(kind, batch, context, steps))
+        print(json.dumps(rows[-1]), flush=True)
+    return rows
 
 
 def _prefill_case(setup: _Setup, batch: int, length: int, args: argparse.Namespace) -> dict[str, Any]:
@@ -261,10 +277,14 @@ def _captured(forward: Callable[[], torch.Tensor]) -> Callable[[], object]:
 
 def table(rows: list[dict[str, Any]]) -> str:
     """Milliseconds, one line a case and context, one column a batch size."""
-    if rows and rows[0]["case"] == "live":
-        names = ("batch", "context", "wall_ms", "device_ms", "host_ms", "ratio", "experts", "replayed")
-        lines = ["".join(f"{name:>10}" for name in names)]
-        return "\n".join(lines + ["".join(f"{row.get(name, '-')!s:>10}" for name in names) for row in rows])
+    if rows and "wall_ms" in rows[0]:
+        every = ("case", "batch", "context", "rows", "sampled", "wall_ms", "device_ms", "host_ms", "ratio", "experts",
+                 "replayed", "floor_ms", "of_floor", "error", "parts_ms", "of_parts", "tokens_per_s")  # fmt: skip
+        names = [name for name in every if any(name in row for row in rows)]
+        lines = ["".join(f"{name:>{max(10, len(name) + 1)}}" for name in names)]
+        return "\n".join(
+            lines + ["".join(f"{row.get(name, '-')!s:>{max(10, len(name) + 1)}}" for name in names) for row in rows]
+        )
     batches = sorted({row["batch"] for row in rows})
     measures = [("decode", "step_ms"), ("decode", "forward_ms"), ("decode", "graph_ms"), ("prefill", "step_ms")]
     lines = [f"{'ms':28}" + "".join(f"{f'bs {b}':>10}" for b in batches)]

@@ -29,7 +29,7 @@ class EngineConfig:
     eos_token_ids: tuple[int, ...] | None = None
     device: Literal["cpu", "cuda"] | None = None
     dtype: Literal["bfloat16", "float16", "float32", "float64"] | None = None  # float64: tests, through Python only
-    quantization: Literal["fp8"] | None = None
+    quantization: Literal["fp8", "int8", "int4"] | None = None
     block_size: int | None = None
     buffer_size: int | None = None
     page_size: int | None = None

@@ -120,9 +120,9 @@ FLAGS: tuple[Flag, ...] = (
     ),
     _model(
         name="quantization",
-        choices=("fp8",),
-        help="format of linear layers and experts, made while they are loaded: e4m3 with a scale for each output; "
-        "default: none, weights are held in --dtype",
+        choices=("fp8", "int8", "int4"),
+        help="format of linear layers and experts, made while they are loaded: e4m3 or int8 with a scale for each "
+        "output, int4 with one for each 128 inputs of it; default: what the checkpoint holds",
     ),
     _memory(name="block-size", type="int", low=1, help="tokens of a block; default: the checkpoint's, else family's"),
     _memory(name="buffer-size", type="int", low=1, help="blocks denoised at once (S); default 1 (d2f: 4)"),

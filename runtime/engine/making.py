@@ -45,15 +45,8 @@ def make_runner(
     unit = max(page_size, info.tiling.grain)
     longest = longest_request(strategy, info.max_model_len)
     needed = -(-longest // unit) * (unit // page_size)
-    block = min(info.block_size, longest)
-    blocks = 2 * info.max_num_reqs * block  # each denoises one, and commits another
-    sizes = Sizes(
-        block=block,
-        pages=needed,
-        page_size=page_size,
-        most_rows=max(min(info.max_num_batched_tokens, max(blocks, strategy.max_rows()), RECORDED_ROWS), block),
-        places=info.max_num_reqs,
-    )
+    sizes = step_sizes(info, strategy, needed)
+    block = sizes.block
     records = _records(config, device, dtype)
 
     def make(pages: int) -> ModelRunner:
@@ -104,6 +97,19 @@ def make_runner(
     if isinstance(runner, ReplayingRunner):
         record_steps(runner, info)
     return runner, pages
+
+
+def step_sizes(info: EngineInfo, strategy: Strategy, pages: int) -> Sizes:
+    """What steps are filled up to. `pages`: of the longest request."""
+    block = min(info.block_size, longest_request(strategy, info.max_model_len))
+    blocks = 2 * info.max_num_reqs * block  # each denoises one, and commits another
+    return Sizes(
+        block=block,
+        pages=pages,
+        page_size=info.page_size,
+        most_rows=max(min(info.max_num_batched_tokens, max(blocks, strategy.max_rows()), RECORDED_ROWS), block),
+        places=info.max_num_reqs,
+    )
 
 
 def _records(config: EngineConfig, device: torch.device, dtype: torch.dtype) -> bool:

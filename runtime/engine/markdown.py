@@ -61,7 +61,7 @@ def _rules(family: Family[Any], key: str) -> str:
 def shape_table() -> str:
     """What the published checkpoints of named shapes take, computed from models without memory."""
     head = (
-        "| Shape | Family | Parameters | Weights, bfloat16, fp8 | K/V a token, bfloat16 | Block | "
+        "| Shape | Family | Parameters | Weights, bfloat16, fp8, int4 | K/V a token, bfloat16 | Block | "
         "Length: default, most |\n"
         "|---|---|---|---|---|---|---|"
     )
@@ -73,17 +73,17 @@ def _shape_row(name: str) -> str:
     config = ARCHITECTURES[name]
     family = resolve_family(None, config)
     arch = family.parse(config)
-    model, rounded = (family.make(arch, Build.choose("meta", torch.bfloat16, None, name)) for name in (None, "fp8"))
-    held, eight = (weights_of(cast(nn.Module, each)).values() for each in (model, rounded))
-    parameters = sum(weight.size for weight in held)
+    models = [family.make(arch, Build.choose("meta", torch.bfloat16, None, form)) for form in (None, "fp8", "int4")]
+    held = [weights_of(cast(nn.Module, model)).values() for model in models]
+    parameters = sum(weight.size for weight in held[0])
     if parameters < TINY:
         return ""
-    weights, fewer = (sum(weight.nbytes for weight in each) for each in (held, eight))
+    weights = ", ".join(f"{sum(weight.nbytes for weight in each) / 1e9:.1f}" for each in held)
     facts = family.facts(arch)
     length = min(facts.max_model_len or DEFAULT_MODEL_LEN, facts.max_positions)
     return (
-        f"| {name} | `{family.key}` | {parameters / 1e9:.1f} billion | {weights / 1e9:.1f}, {fewer / 1e9:.1f} GB | "
-        f"{UnifiedPool.page_bytes(model.kv_shapes, 1, torch.bfloat16):,} bytes | {facts.block_size} | "
+        f"| {name} | `{family.key}` | {parameters / 1e9:.1f} billion | {weights} GB | "
+        f"{UnifiedPool.page_bytes(models[0].kv_shapes, 1, torch.bfloat16):,} bytes | {facts.block_size} | "
         f"{length:,}, {facts.max_positions:,} |"
     )
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, cast
+from typing import Any, Protocol, cast
 
 import msgspec
 import torch
@@ -17,6 +17,7 @@ from runtime.errors import ConfigError
 from runtime.layers.build import Build
 from runtime.layers.weight import weights_of
 from runtime.models import Facts, Family, resolve_family
+from runtime.models.base import Model
 from runtime.request.io import EngineInfo
 from runtime.strategies import DecodingContext, Strategy, also_fits, make_strategy
 from runtime.weights import Checkpoint, TokenIds, load_model, read_tokens, resolve_checkpoint
@@ -25,10 +26,24 @@ from runtime.weights.hub import Progress
 DEFAULT_MODEL_LEN = 4096
 
 
-def load_engine(config: EngineConfig, progress: Progress | None = None, group: Group = ALONE) -> Engine:
-    """Load the checkpoint and make an engine of it. ConfigError if anything about it cannot be honoured. `group`: the
-    processes that share the model, each of which loads its own share; what the engine's runner is given to do, all of
-    theirs have to do (``runtime.ranks``)."""
+class LoadModel(Protocol):
+    """A checkpoint's model, filled."""
+
+    def __call__(
+        self, checkpoint: Checkpoint, family: Family[Any], arch: Any, build: Build, progress: Progress | None
+    ) -> Model: ...
+
+
+def load_engine(
+    config: EngineConfig, progress: Progress | None = None, load: LoadModel = load_model, group: Group = ALONE
+) -> Engine:
+    """Load the checkpoint and make an engine of it. ConfigError if anything about it cannot be honoured.
+
+    Args:
+        load: where weights come from; benchmarks draw them.
+        group: the processes that share the model, each of which loads its own share; what the engine's runner is given
+            to do, all of theirs have to do (``runtime.ranks``).
+    """
     checkpoint = resolve_checkpoint(config.model, progress)
     family = resolve_family(config.model_name, checkpoint.config)
     device, dtype = _device(config), _dtype(config)
@@ -48,7 +63,7 @@ def load_engine(config: EngineConfig, progress: Progress | None = None, group: G
     free_at_start = torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else 0
     deals = config.expert_parallel_size > 1
     build = Build.choose(device, dtype, config.attn_impl, config.quantization, group=group, deals=deals)
-    model = load_model(checkpoint, family, arch, build, progress)
+    model = load(checkpoint, family, arch, build, progress)
     if progress is not None:
         loaded = sum(weight.nbytes for weight in weights_of(cast(nn.Module, model)).values())
         progress("warmup", loaded, loaded)  # nothing is left to load, so whoever shows a share shows all of it

@@ -8,11 +8,12 @@ from typing import Any, Protocol
 
 import torch
 
-from runtime.kernels import fp8_experts, fp8_fused, fp8_linear, fp8_torch
+from runtime.kernels import fp8_experts, fp8_fused, fp8_linear, grouped_experts, grouped_linear, packed_torch
 from runtime.kernels.expert_products import moe, moe_add_norm
 from runtime.kernels.fp8 import Fp8
 from runtime.kernels.gate import Activation, gate_mul, gate_mul_reference
 from runtime.kernels.greedy_head import likeliest, likeliest_reference
+from runtime.kernels.grouped import Grouped
 from runtime.kernels.moe import moe_torch
 from runtime.kernels.rms_norm import add_rms_norm, add_rms_norm_reference, rms_norm, rms_norm_reference
 from runtime.kernels.rotary import qkv_to_pages, qkv_to_pages_reference
@@ -80,6 +81,10 @@ class Fp8LinearKernel(Protocol):
     def __call__(self, x: torch.Tensor, weight: Fp8, bias: torch.Tensor | None) -> torch.Tensor: ...
 
 
+class GroupedLinearKernel(Protocol):
+    def __call__(self, x: torch.Tensor, weight: Grouped, bias: torch.Tensor | None) -> torch.Tensor: ...
+
+
 @dataclass(frozen=True)
 class Fp8Kernels:
     """What computes with weights of eight bits, and what makes their rows."""
@@ -90,6 +95,15 @@ class Fp8Kernels:
     rms_norm: RMSNormKernel
     add_rms_norm: AddRMSNormKernel
     gate_mul: GateKernel
+
+
+@dataclass(frozen=True)
+class GroupedKernels:
+    """What computes with rows as they are and weights of few bits (``grouped.py``)."""
+
+    linear: GroupedLinearKernel
+    moe: MoEKernel
+    moe_add_norm: MoEAddNormKernel | None
 
 
 @dataclass(frozen=True)
@@ -109,13 +123,14 @@ class Kernels:
     moe_add_norm: MoEAddNormKernel | None  # `moe`, then `add_rms_norm`, in less than the two take
     likeliest: LikeliestKernel
     fp8: Fp8Kernels
+    grouped: GroupedKernels
 
     def of(self, quantization: str | None) -> Kernels:
         """For models whose experts are kept in this format."""
         if quantization is None:
             return self
-        own = {f.name: getattr(self.fp8, f.name) for f in fields(Fp8Kernels) if f.name != "linear"}
-        return replace(self, **own)
+        own = self.fp8 if quantization == "fp8" else self.grouped
+        return replace(self, **{f.name: getattr(own, f.name) for f in fields(own) if f.name != "linear"})
 
 
 TORCH = Kernels(
@@ -132,13 +147,14 @@ TORCH = Kernels(
     moe_add_norm=None,
     likeliest=likeliest_reference,
     fp8=Fp8Kernels(
-        fp8_torch.linear_torch,
-        fp8_torch.moe_torch,
+        packed_torch.linear_torch,
+        packed_torch.moe_torch,
         None,
         rms_norm_reference,
         add_rms_norm_reference,
         gate_mul_reference,
     ),
+    grouped=GroupedKernels(packed_torch.linear_torch, packed_torch.moe_torch, None),
 )
 
 
@@ -163,6 +179,7 @@ TRITON = Kernels(
         fp8_fused.add_rms_norm,
         fp8_fused.gate_mul,
     ),
+    grouped=GroupedKernels(grouped_linear.linear, grouped_experts.moe, grouped_experts.moe_add_norm),
 )
 
 

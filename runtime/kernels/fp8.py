@@ -21,6 +21,10 @@ class Fp8:
     values: torch.Tensor
     scales: torch.Tensor
 
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return tuple(self.values.shape)
+
     def __getitem__(self, index: int | slice) -> Fp8:
         return Fp8(self.values[index], self.scales[index])
 

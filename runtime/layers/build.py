@@ -11,14 +11,15 @@ from runtime.distributed.group import ALONE, Group
 from runtime.errors import ConfigError
 from runtime.kernels.dispatch import Kernels, select_kernels
 from runtime.kernels.precision import wide
-from runtime.layers.fp8_weight import Fp8Weight
+from runtime.layers import fp8_weight, grouped_weight  # noqa: F401  they register themselves
+from runtime.layers.formats import format_of
+from runtime.layers.packed_weight import PackedWeight
 from runtime.layers.share import Heads, Ids, Share
 from runtime.layers.weight import PartsWeight, PlainWeight, TurnsWeight, Weight
 
 P = ParamSpec("P")
 R_co = TypeVar("R_co", covariant=True)
 EXPERT_WIDTH = "experts' width"  # in sentences
-FP8_UNITS = (8, 9)  # the first compute capability whose matrix units take e4m3
 
 
 class Calls(Protocol[P, R_co]):
@@ -77,7 +78,7 @@ class Build:
             raise ConfigError(f"--dtype {dtype} is not a floating point type")
         device = torch.device(device)
         if quantization is not None:
-            _check_fp8(device, dtype)
+            format_of(quantization).check(device, dtype)
         default = "triton_grouped" if device.type == "cuda" else "torch"
         kernels = select_kernels(device, dtype, quantization)
         return cls(
@@ -121,7 +122,7 @@ class Build:
         here and below, of which a `share` is kept."""
         if self.quantization is None:
             return self.parameter(*shape, share=share)
-        return self._fp8(_kept(shape, share)).sharing(share)
+        return self._packed(_kept(shape, share)).sharing(share)
 
     def gates(self, *shape: int, share: Share | None = None) -> Weight:
         """Unfilled, of experts whose gate and up rows are one product [experts, 2 * width, inputs], gates first. They
@@ -129,11 +130,12 @@ class Build:
         if not self.kernels.turns:
             return self.weight(*shape, share=share)
         if self.quantization is not None:
-            return self._fp8(_kept(shape, share), turns=True).sharing(share)
+            return self._packed(_kept(shape, share), turns=True).sharing(share)
         return TurnsWeight(_kept(shape, share), self.dtype, self.device).sharing(share)
 
-    def _fp8(self, shape: tuple[int, ...], *, turns: bool = False) -> Fp8Weight:
-        return Fp8Weight(shape, self.dtype, self.device, self.kernels.fp8, turns=turns)
+    def _packed(self, shape: tuple[int, ...], *, turns: bool = False) -> PackedWeight:
+        assert self.quantization is not None
+        return format_of(self.quantization).make(shape, self.dtype, self.device, self.kernels, turns)
 
     def joined(self, experts: int, hidden: int, width: int) -> Joined | None:
         """Unfilled, of `experts` gated layers and one more of like width, kept so that kernels take it for an expert.
@@ -144,7 +146,10 @@ class Build:
         if self.group.size > 1:
             width = len(self.part(width, EXPERT_WIDTH))
         if self.quantization is not None:
-            whole = self._fp8((experts + 1, 2 * width, hidden), turns=True), self._fp8((experts + 1, hidden, width))
+            whole = (
+                self._packed((experts + 1, 2 * width, hidden), turns=True),
+                self._packed((experts + 1, hidden, width)),
+            )
             own, last = (Gated(*(weight.part(at) for weight in whole)) for at in (slice(experts), experts))
             operands: tuple[Any, Any] = whole[0].operand, whole[1].operand
         else:
@@ -189,15 +194,3 @@ class Build:
 
 def _kept(shape: tuple[int, ...], share: Share | None) -> tuple[int, ...]:
     return shape if share is None else share.kept(shape)
-
-
-def _check_fp8(device: torch.device, dtype: torch.dtype) -> None:
-    if dtype == torch.float64:
-        raise ConfigError("--quantization fp8 does not go with float64, which nothing is rounded in; leave one out")
-    if device.type == "cuda" and torch.cuda.is_available():
-        major, minor = torch.cuda.get_device_capability(device)
-        if (major, minor) < FP8_UNITS:
-            raise ConfigError(
-                f"--quantization fp8 needs a GPU that multiplies numbers of eight bits, of compute capability 8.9 or "
-                f"later, and {torch.cuda.get_device_name(device)} has {major}.{minor}; leave it out"
-            )

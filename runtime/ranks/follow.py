@@ -41,22 +41,23 @@ from runtime.distributed.wire import (
     Wire,
 )
 from runtime.engine.model_runner import ModelRunner
-from runtime.engine.setup import load_engine
+from runtime.engine.setup import LoadModel, load_engine
 from runtime.errors import ConfigError
 from runtime.ranks.plans import GEOMETRY, block_plan, step_plan
 from runtime.state.plan import BlockPlan, StepPlan
-from runtime.weights import resolve_checkpoint
+from runtime.weights import load_model, resolve_checkpoint
 from runtime.weights.digest import digests
 
 log = logging.getLogger("unmask.rank")
 
 
 class Follower:
-    """`index`: of the GPU here, if it is another than the leading rank says."""
+    """`index`: of the GPU here, if it is another than the leading rank says. `load`: see `load_engine`."""
 
-    def __init__(self, wire: Wire, index: int | None) -> None:
+    def __init__(self, wire: Wire, index: int | None, load: LoadModel) -> None:
         self.wire = wire
         self.index = index
+        self.load = load
         self.steps = 0
 
     def serve(self) -> None:
@@ -72,7 +73,7 @@ class Follower:
                 config = message.engine
                 self.wire.send(Seen(digests(resolve_checkpoint(config.model).path)))
             elif isinstance(message, Load) and config is not None:
-                engine = load_engine(config, group=group)
+                engine = load_engine(config, load=self.load, group=group)
                 assert isinstance(engine.runner, ModelRunner)
                 self.wire.send(Loaded())
                 self._follow(engine.runner)
@@ -135,9 +136,9 @@ class Follower:
         os._exit(0)
 
 
-def run(wire: Wire, node: int, local: int, device: int | None) -> int:
+def run(follower: Follower, node: int, local: int) -> int:
     """Follow; the process's exit code."""
-    follower = Follower(wire, device)
+    wire = follower.wire
     try:
         wire.send(Hello(VERSION, os.getpid(), socket.gethostname(), node, local))
         for work in (follower.beat, follower.end_with_the_leader):
@@ -171,7 +172,10 @@ def sentence(error: BaseException) -> str:
     return f"failed: {type(error).__name__}: {first}"
 
 
-def main(argv: list[str] | None = None, prepare: Callable[[], object] = lambda: None) -> int:
+def main(
+    argv: list[str] | None = None, prepare: Callable[[], object] = lambda: None, load: LoadModel = load_model
+) -> int:
+    """The process's exit code. `load`: see `load_engine`."""
     parser = argparse.ArgumentParser(prog="runtime.ranks.follow", description="started by a rank, not by hand")
     parser.add_argument("--socket", type=int, required=True)
     parser.add_argument("--node", type=int, default=0)
@@ -179,7 +183,8 @@ def main(argv: list[str] | None = None, prepare: Callable[[], object] = lambda: 
     parser.add_argument("--device", type=int)
     args = parser.parse_args(argv)
     prepare()
-    code = run(Wire(socket.socket(fileno=args.socket)), args.node, args.local, args.device)
+    wire = Wire(socket.socket(fileno=args.socket))
+    code = run(Follower(wire, args.device, load), args.node, args.local)
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)  # a group whose other ranks have gone would be waited for

@@ -17,14 +17,14 @@ from runtime.distributed import group as groups
 from runtime.distributed.wire import Close, Gone, Join, Load, Loaded, Look, Seen, Step, Whole
 from runtime.engine.engine import Engine
 from runtime.engine.model_runner import ModelRunner
-from runtime.engine.setup import load_engine
+from runtime.engine.setup import LoadModel, load_engine
 from runtime.errors import ConfigError, ReplicaLost
 from runtime.ranks.follow import sentence
 from runtime.ranks.plans import block_arrays, step_arrays
 from runtime.ranks.start import Place, gather_peers
 from runtime.ranks.watch import Watch
 from runtime.state.plan import BlockPlan, BlockResults, StepPlan
-from runtime.weights import resolve_checkpoint
+from runtime.weights import load_model, resolve_checkpoint
 from runtime.weights.digest import digests
 from runtime.weights.hub import Progress
 
@@ -61,7 +61,7 @@ class Ranks:
             self.close()
             raise
 
-    def load(self, config: EngineConfig, progress: Progress | None = None) -> Engine:
+    def load(self, config: EngineConfig, progress: Progress | None = None, load: LoadModel = load_model) -> Engine:
         """The replica's engine. ConfigError as `load_engine`; also where the ranks see different files."""
         assert self.watch is not None
         with self._together():
@@ -77,7 +77,7 @@ class Ranks:
                         "give all hosts the same checkpoint"
                     )
             self._tell(Load())
-            engine = load_engine(config, progress, group=self.group)
+            engine = load_engine(config, progress, load, self.group)
             self.watch.answers(Loaded)
         assert isinstance(engine.runner, ModelRunner)
         engine.runner = LeadingRunner(engine.runner, self)  # type: ignore[assignment]

@@ -14,9 +14,10 @@ import msgspec
 from runtime.errors import RequestError
 from runtime.request.checks import refuse, shown
 from runtime.request.decoding import resolve_decoding
-from runtime.request.io import EngineInfo, Report, RequestSpec
+from runtime.request.io import DecodingParams, EngineInfo, Report, RequestSpec
 from runtime.request.params import SamplingParams, check_fields
 
+SUPPRESS = "suppress_eos"  # the rules' field of that name
 GREEDY_BELOW = 1e-6  # a temperature under this is 0: dividing logits by it would only lose precision
 
 
@@ -31,6 +32,7 @@ def resolve(
     names: Mapping[str, str] | None = None,
     group: str = "",
     owner: str = "",
+    given: Mapping[int, int] | None = None,
 ) -> RequestSpec:
     """The checked request, with every value decided.
 
@@ -40,6 +42,8 @@ def resolve(
             model's length leaves less.
         names: how the client spelt a field where that differs ({"prompt": "messages"}).
         group, owner: what is sent at once and who sends it, for fair shares (``runtime.engine.queue``).
+        given: ids of the answer that stand from the start, by their offsets. What is between them is filled, every
+            position of it: no end of sequence is chosen there, unless the request says how those are dealt with.
 
     Raises:
         RequestError: with the path of the field that is wrong.
@@ -56,6 +60,7 @@ def resolve(
     temperature = info.temperature if params.temperature is None else float(params.temperature)
     top_k = info.top_k if params.top_k is None else params.top_k
     seed = secrets.randbits(63) if params.seed is None else params.seed
+    decoding = resolve_decoding(params, info, len(ids), max_tokens, at("decoding"))
     return RequestSpec(
         id=id,
         prompt=ids,
@@ -64,15 +69,23 @@ def resolve(
         top_p=info.top_p if params.top_p is None else float(params.top_p),
         top_k=min(max(top_k, 0), info.vocab_size),
         seed=seed % 2**64,
-        ignore_eos=bool(params.ignore_eos),
+        ignore_eos=bool(params.ignore_eos) or given is not None,
         max_nfe=params.max_nfe,
         max_repetition_run=params.max_repetition_run,
-        decoding=resolve_decoding(params, info, len(ids), max_tokens, at("decoding")),
+        decoding=decoding if given is None else _without_end(decoding),
+        given=dict(given or {}),
         report=report,
         cache_salt=params.cache_salt or "",
         group=group,
         owner=owner,
     )
+
+
+def _without_end(decoding: DecodingParams) -> DecodingParams:
+    """That no position may choose an end of sequence, where the rule has a say in it and the request said nothing."""
+    if decoding.values.get(SUPPRESS) != "none":
+        return decoding
+    return msgspec.structs.replace(decoding, values=decoding.values | {SUPPRESS: "logits"})
 
 
 def choices(spec: RequestSpec, n: int) -> list[RequestSpec]:

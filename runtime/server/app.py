@@ -17,7 +17,7 @@ from runtime.server.errors import error_object
 from runtime.server.gate import Gate
 from runtime.server.openapi import decoding_schema
 from runtime.server.responses import error_response, json_response
-from runtime.server.routes import chat, completions, generate, status, tokens, unbuilt
+from runtime.server.routes import chat, completions, generate, infill, page, status, tokens, unbuilt
 from runtime.server.schemas import BODIES
 from runtime.server.service import Service
 
@@ -50,6 +50,7 @@ def make_app(service: Service) -> App:
         version=runtime.__version__,
         description="A server of diffusion language models.",
         redirect_slashes=False,
+        docs_url=None,  # ours needs no other host, and works behind a key
         redoc_url=None,
         exception_handlers={
             RequestError: _request_error,
@@ -57,7 +58,7 @@ def make_app(service: Service) -> App:
         },
     )
     app.state.service = service
-    for module in (generate, chat, completions, status, tokens, unbuilt):
+    for module in (generate, chat, completions, infill, status, tokens, unbuilt, page):
         app.include_router(module.router)
     app.add_middleware(Gate, service=service)
     if service.config.cors_allow_origins:

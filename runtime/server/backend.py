@@ -176,17 +176,23 @@ def import_engine() -> None:
     import_module("runtime.engine.setup")
 
 
-def load_engine(configure: Configure, progress: Progress, lost: Lost) -> Any:
-    """The real engine, on the replica's own GPUs where it runs on some. `lost`: see ``runtime.ranks.lead.Ranks``."""
+def take_devices(configure: Configure) -> tuple[int, ...] | None:
+    """The replica's own GPUs, where it runs on some, the first of which is this process's from now on. ConfigError if
+    one is not there."""
     import torch
 
     from runtime.ranks import local
 
-    config, devices = configure.engine, None
-    if local.on_gpus(config):
-        devices = configure.devices
-        local.check_devices(devices, "--device-ids")
-        torch.cuda.set_device(devices[0])
+    if not local.on_gpus(configure.engine):
+        return None
+    local.check_devices(configure.devices, "--device-ids")
+    torch.cuda.set_device(configure.devices[0])
+    return configure.devices
+
+
+def load_engine(configure: Configure, progress: Progress, lost: Lost) -> Any:
+    """The real engine. `lost`: see ``runtime.ranks.lead.Ranks``."""
+    config, devices = configure.engine, take_devices(configure)
     if config.tensor_parallel_size == 1:
         from runtime.engine import setup
 

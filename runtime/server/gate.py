@@ -10,6 +10,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from runtime.errors import RequestError
 from runtime.server.keys import OPEN_PATHS
+from runtime.server.pages import pages
 from runtime.server.responses import error_response
 from runtime.server.service import Service
 
@@ -24,6 +25,7 @@ class Gate:
     def __init__(self, app: ASGIApp, service: Service) -> None:
         self.app = app
         self.service = service
+        self.open = OPEN_PATHS | pages().keys()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -63,7 +65,7 @@ class Gate:
                 raise RequestError(
                     "X-Request-Id: must be 1 to 128 printable ASCII characters without spaces", param="X-Request-Id"
                 )
-            if service.keys.needed and scope["path"] not in OPEN_PATHS:
+            if service.keys.needed and scope["path"] not in self.open:
                 state["owner"] = service.keys.check(authorization)
             await self.app(scope, receive, send_marked)
         except RequestError as error:  # of the gate itself: the app answers its own

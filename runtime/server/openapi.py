@@ -25,6 +25,7 @@ def decoding_schema(info: EngineInfo | None) -> dict[str, Any]:
             nested = properties.setdefault(outer, _nullable(whole, f"numbers of the {rules[0]} rule"))
             place = nested["anyOf"][0]["properties"]
         place[inner] = _nullable(values_schema(field), field.help + (f" ({', '.join(rules)})" if rules else ""))
+        place[inner]["x-unmask-rules"] = rules
     return schema | {"properties": properties, "additionalProperties": False}
 
 

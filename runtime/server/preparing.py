@@ -68,6 +68,11 @@ class Preparer:
 
         return await self._run(request, len(text), work)
 
+    async def encode_plain(self, request: Request, text: str, param: str) -> list[int]:
+        """A piece of a text, which nothing is put before."""
+        info, tokenizer = self._require()
+        return await self._run(request, len(text), lambda wanted: _encode(tokenizer, text, info, param, wanted))
+
     async def encode_each(self, request: Request, prompts: list[str | list[int]]) -> list[list[int]]:
         """The ids of prompts, those given as ids as they are."""
         info, tokenizer = self._require()

@@ -22,6 +22,7 @@ from runtime.server.fields import Body, unbuilt
 from runtime.server.openapi import values_schema
 from runtime.server.shape import check_shape
 
+MAX_SEGMENTS = 1024
 MAX_ENTRIES = 64  # of metadata and of chat_template_kwargs; what a whole body may hold stands in shape.py
 
 
@@ -128,6 +129,23 @@ class GenerateRequest(Generation):
     stream_mode: Literal["denoise", "block_append"] | None = None
 
 
+class Segment(Body):
+    """A piece of a text with holes: a text that stays, or a hole."""
+
+    text: str | None = None
+    mask: Annotated[int | None, Field(description="tokens of the hole")] = None
+
+
+class InfillRequest(Generation):
+    model: str | None = None
+    text: Annotated[str | None, Field(description="with holes: <mask:8> is one of eight tokens")] = None
+    segments: Annotated[list[Segment], Field(max_length=MAX_SEGMENTS, fail_fast=True)] | None = None
+    messages: Annotated[Messages | None, Field(description="the conversation that the text is the answer to")] = None
+    chat_template_kwargs: Entries | None = None
+    n: unbuilt(1) = None
+    stream_mode: Literal["denoise"] | None = None
+
+
 class StreamOptions(Body):
     include_usage: bool | None = None
     continuous_usage_stats: bool | None = None
@@ -194,6 +212,7 @@ class TokenizeRequest(Body):
 class DetokenizeRequest(Body):
     model: str | None = None
     tokens: Annotated[list[int], Field(fail_fast=True)]
+    return_bytes: Annotated[bool | None, Field(description="also the bytes of each token")] = None
 
 
 class ErrorDetail(BaseModel):
@@ -211,6 +230,7 @@ BODIES: tuple[type[BaseModel], ...] = (
     GenerateRequest,
     ChatRequest,
     CompletionRequest,
+    InfillRequest,
     TokenizeRequest,
     DetokenizeRequest,
     ErrorResponse,

@@ -24,7 +24,7 @@ from runtime.server.frontend import Frontend, Unavailable
 from runtime.server.jobs import ClientGone, Job, disconnected
 from runtime.server.keys import Keys
 from runtime.server.preparing import Preparer
-from runtime.server.schemas import B, GenerateRequest, Generation, OpenAIRequest
+from runtime.server.schemas import B, GenerateRequest, Generation, InfillRequest, OpenAIRequest
 from runtime.text import Answer, Tokenizer
 
 log = logging.getLogger("unmask.http")
@@ -118,18 +118,19 @@ class Service:
         max_tokens: int | None = None,
         n: int = 1,
         owner: str = "",
+        given: Mapping[int, int] | None = None,
     ) -> Job:
         """Check a body against the engine and set its requests going; choices are ordered by prompt, then by number.
 
         `mode`: None for an answer in one piece, "denoise" for every step, anything else for text as it grows.
-        `owner`: whose key it came with, as `Keys.check` names it.
+        `owner`: whose key it came with, as `Keys.check` names it. `given`: see `resolve`.
         """
         info, tokenizer = self.require()
         self.frontend.check_count(len(prompts), n)  # before anything is made of a great number
-        given = body.asked() | {"n": n}
+        asked = body.asked() | {"n": n}
         if max_tokens is not None:
-            given["max_tokens"] = max_tokens
-        params = SamplingParams(**given)
+            asked["max_tokens"] = max_tokens
+        params = SamplingParams(**asked)
         stops = stop_strings(params.stop)
         report: Report = "denoise" if mode == "denoise" else "stable"
         if mode is None and not stops:  # stop strings are looked for here, so text must come as it grows
@@ -152,6 +153,7 @@ class Service:
                 names=here,
                 group=id,
                 owner=owner,
+                given=given,
             )
             if not i:  # the fields are right; all of it is made only where there is room
                 self.frontend.check_room(len(prompts) * n, owner)
@@ -175,7 +177,7 @@ def new_id(prefix: str) -> str:
     return f"{prefix}-{uuid.uuid4().hex}"
 
 
-def stream_mode(body: GenerateRequest | OpenAIRequest, default: str = "block_append") -> str | None:
+def stream_mode(body: GenerateRequest | InfillRequest | OpenAIRequest, default: str = "block_append") -> str | None:
     """What a stream shows; None for an answer in one piece. Raises RequestError for stream fields without a stream."""
     if body.stream:
         return body.stream_mode or default

@@ -44,6 +44,7 @@ class Tokenizer:
         tokens = _tokens(data)
         source = _template_source(directory, config, chat_template)
         special = _special_ids(data, files.read_json(directory, "config.json") or {}, source or "")
+        self.special = frozenset(special)  # ids that stand for no text
         marks = {tokens[id]: _new_mark() for id in special}
 
         self.pieces = Pieces(tokens, data.get("decoder"))

@@ -31,7 +31,7 @@ class Server:
         self.seconds, self.fail = seconds, fail or {}
         self.bodies, self.headers = [], []
         self.connections = {}  # the client's port -> requests on it
-        self.now = self.most = 0
+        self.now = self.most = self.asked = 0
 
     async def answer(self, request):
         trouble = self.fail.get(len(self.bodies))
@@ -50,6 +50,10 @@ class Server:
             return await self.stream(request, trouble)
         finally:
             self.now -= 1
+
+    async def health(self, request):
+        self.asked += 1
+        return web.Response()
 
     async def stream(self, request, trouble):
         response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
@@ -73,6 +77,7 @@ class Server:
         """Its address."""
         app = web.Application()
         app.router.add_post("/v1/chat/completions", self.answer)
+        app.router.add_get("/health", self.health)
         runner = web.AppRunner(app, shutdown_timeout=0.1)
         await runner.setup()
         site = web.TCPSite(runner, "127.0.0.1", 0)
@@ -230,6 +235,37 @@ def test_a_running_server_is_loaded_and_reported(tmp_path, capsys):
     shown = capsys.readouterr().out
     assert "1 x 429" in shown
     assert "3 clients against 1:" in shown
+
+
+def test_a_route_that_answers_at_once_is_loaded_as_well(tmp_path, capsys):
+    server, out = Server(0), tmp_path / "out.json"
+    with beside(server) as url:
+        argv = ["--url", url, "--clients", "2", "--requests", "6", "--at-once", "--accept-threshold", "0"]
+        assert serve.main(arguments(*argv, "--json", str(out))) == 0
+    assert server.asked == 6
+    assert json.loads(out.read_text())["at_once"]["2"] > 0
+    assert server.bodies[-1]["decoding"] == {"accept_threshold": 0.0}
+    assert "2 clients at a route that answers at once" in capsys.readouterr().out
+
+
+@pytest.mark.slow
+def test_a_shape_is_served_with_drawn_weights(tmp_path):
+    out = tmp_path / "out.json"
+    argv = ["--arch", "llada2-tiny", "--random-weights", "--clients", "2", "--requests", "4", "--ignore-eos"]
+    assert serve.main(arguments(*argv, "--server-args=--device cpu", "--json", str(out))) == 0
+    assert json.loads(out.read_text())["loads"][0]["rounds"][0]["ok"] == 4
+
+
+@pytest.mark.parametrize(
+    ("argv", "sentence"),
+    [
+        (["--arch", "llada2-tiny"], "--random-weights goes with --arch"),
+        (["--arch", "llada2-tiny", "--random-weights", "--url", "http://here:1"], "leave out --url"),
+    ],
+)
+def test_shapes_are_for_servers_that_are_started(argv, sentence, capsys):
+    assert serve.main(arguments(*argv)) == 2
+    assert sentence in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("argv", [["--requests", "0"], ["--clients", "0"], ["--rate", "-1"], ["--rounds", "0"]])

@@ -206,13 +206,3 @@ def test_runs_without_the_servers_packages():
     run = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120, check=False)
     assert run.returncode == 0, run.stderr
     assert "decode step, context 32" in run.stdout
-
-
-@pytest.mark.parametrize("shape", [TINY, NOISY], ids=["masks", "noise"])
-def test_live_steps_find_the_same_each_time(shape, tmp_path, capsys):
-    sizes = ["--batch", "1", "3", "--context", "64", "--prompt", "64", "--repeats", "2"]
-    assert main([*shape, *sizes, "--live", "--json", str(tmp_path / "steps.json")]) == 0
-    results = json.loads((tmp_path / "steps.json").read_text())["results"]
-    assert [(row["case"], row["batch"], row["context"]) for row in results] == [("live", 1, 64), ("live", 3, 64)]
-    assert all(row["wall_ms"] > 0 and row["experts"] > 1 for row in results)
-    assert capsys.readouterr().out.endswith(table(results) + "\n")

@@ -209,7 +209,7 @@ def test_what_kubernetes_injects_for_a_service_called_unmask():
         (["--penalty-lambda", "inf"], "--penalty-lambda"),
         (["--dtype", "float64"], "--dtype"),
         (["--device", "tpu"], "--device: 'tpu' is not one of cuda, cpu"),
-        (["--quantization", "int8"], "--quantization: 'int8' is not one of fp8"),
+        (["--quantization", "int2"], "--quantization: 'int2' is not one of fp8, int8, int4"),
         (["--tensor-parallel-size", "2"], r"--tensor-parallel-size: not built yet \(only 1"),
         (["--full-cache", "all"], "--full-cache: 'all' is not one of prefix, dual, vicinity"),
         (["--sampling-mode", "edit", "--remask-threshold", "0.1"], "--remask-threshold"),
@@ -273,7 +273,7 @@ def test_engine_config_from_python():
     for flags, words in (
         ({"bloc_size": 3}, "bloc_size: no such flag"),
         ({"port": 3}, "port: a flag of the server"),
-        ({"quantization": "int8"}, "quantization: 'int8' is not one of fp8"),
+        ({"quantization": "int2"}, "quantization: 'int2' is not one of fp8, int8, int4"),
         ({"max_num_reqs": 1.0}, "--max-num-reqs"),
         ({"max_num_reqs": True}, "--max-num-reqs"),
         ({"accept_threshold": "high"}, "--accept-threshold"),

@@ -112,6 +112,8 @@ def test_whole_answers_are_no_failures() -> None:
     assert told["connections"] == len(it.connections)
     assert told["connections"] - (told["requests"] - told["keep_alive"]) in (1, 2)  # two clients keep theirs
     assert 0 < told["latency"]["p50"] <= told["latency"]["max"]
+    assert 0 < told["silence"] < told["seconds"]
+    assert 1 <= told["fewest"] <= told["requests"] // 4
     assert {asked["max_tokens"] for asked in it.asked} == {32}
     assert {asked["model"] for asked in it.asked} == {"some-model"}
 
@@ -131,6 +133,7 @@ def test_every_failure_is_told_and_nothing_is_asked_again(manner: str, causes: l
     with server(manner) as it:
         told = run(it.server_port, timeout="2s" if manner == "silent" else "30s")
     assert told["requests"] == told["failed"] == len(it.asked)
+    assert (told["silence"], told["fewest"]) == (0, 0)  # counted from the first answer
     for cause in causes:
         assert any(cause in one["cause"] for one in told["failures"]), (cause, told["failures"][:4])
     assert {one["streamed"] for one in told["failures"]} == {True, False}

@@ -19,6 +19,7 @@ ROOT = Path(__file__).resolve().parents[2]
         ("interpreted", "attention"),
         ("interpreted_models", ""),
         ("interpreted_fp8", ""),
+        ("interpreted_grouped", ""),
     ],
 )
 def test_kernels_equal_their_references(file, part):

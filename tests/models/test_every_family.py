@@ -12,7 +12,7 @@ import torch
 from runtime.errors import ConfigError
 from runtime.kernels.dispatch import select_kernels
 from runtime.layers.build import Build
-from runtime.layers.fp8_weight import Fp8Weight
+from runtime.layers.packed_weight import PackedWeight
 from runtime.layers.weight import weights_of
 from runtime.models import resolve_family
 from runtime.models.base import _FAMILIES
@@ -34,26 +34,32 @@ def test_layouts_give_the_same_logits(tmp_path, key):
 
 
 def of_what_was_rounded(*where):
-    """A plain model that holds what the numbers of a model of eight bits stand for; `where`: as `load`."""
-    model, rounded = load(*where, None), weights_of(load(*where, "fp8"))
+    """A plain model that holds what the numbers of a model of few bits stand for; `where`: as `load`."""
+    *where, form = where
+    model, rounded = load(*where, None), weights_of(load(*where, form))
     for name, weight in weights_of(model).items():
         weight.fill((), rounded[name].tensor)
-    assert sum(isinstance(weight, Fp8Weight) for weight in rounded.values()) > 3
+    assert sum(isinstance(weight, PackedWeight) for weight in rounded.values()) > 3
     return model
 
 
+FORMATS = {"fp8": (0.01, 0.25, 0.6), "int8": (0.001, 0.1, 0.3), "int4": (0.01, 0.6, 1.2)}  # least, median, most
+
+
+@pytest.mark.parametrize("form", FORMATS)
 @pytest.mark.parametrize("key", EVERY)
-def test_eight_bits(monkeypatch, tmp_path, key):
+def test_few_bits(monkeypatch, tmp_path, key, form):
     """Logits are those of a plain model of the rounded numbers, and near those of the checkpoint: the bulk of them, as
     a tiny model amplifies what rounding does to its routing and its canvases."""
     path = checkpoint_of(key, tmp_path)
-    plain, out = (tiny_logits(key, path, torch.float32, quantization=name) for name in (None, "fp8"))
-    monkeypatch.setattr(tiny, "load", lambda *where: of_what_was_rounded(*where[:-1]))
+    plain, out = (tiny_logits(key, path, torch.float32, quantization=name) for name in (None, form))
+    monkeypatch.setattr(tiny, "load", lambda *where: of_what_was_rounded(*where[:-1], form))
     for ours, expected in zip(out, tiny_logits(key, path, torch.float32), strict=True):
         torch.testing.assert_close(ours, expected, rtol=1e-3, atol=1e-3)
     apart = (torch.cat(out) - torch.cat(plain)).norm(dim=1) / torch.cat(plain).norm(dim=1)
-    assert 0.01 < float(apart.median()) < 0.25
-    assert float(apart.quantile(0.9)) < 0.6
+    least, median, most = FORMATS[form]
+    assert least < float(apart.median()) < median
+    assert float(apart.quantile(0.9)) < most
 
 
 def family_of(key, directory):
@@ -105,7 +111,7 @@ def test_a_sketch_has_the_weights_that_every_build_has(tmp_path, key):
     family = resolve_family(key if key in KINDS and KINDS[key].named else None, checkpoint.config)
     arch = family.parse(checkpoint.config)
     shapes = {name: weight.shape for name, weight in weights_of(sketch(family, arch, torch.bfloat16)).items()}
-    for quantization in (None, "fp8"):
+    for quantization in (None, "fp8", "int4"):
         kernels = select_kernels(torch.device("cuda"), torch.bfloat16, quantization)
         build = Build(torch.device("cpu"), torch.bfloat16, kernels, "torch", quantization=quantization)
         assert {name: weight.shape for name, weight in weights_of(family.make(arch, build)).items()} == shapes

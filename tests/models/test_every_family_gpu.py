@@ -35,11 +35,12 @@ def test_the_device_equals_the_cpu(family, attn_impl, layout, dtype):
         assert float(rows.max()) < 10 * TOLERANCE[dtype]
 
 
-def test_eight_bits(family):
-    """Of rows too, which the CPU leaves as they are: so the bulk of them is as near as eight bits are."""
+@pytest.mark.parametrize(("form", "least", "most"), [("fp8", 0.01, 0.35), ("int8", 0.001, 0.1), ("int4", 0.01, 0.6)])
+def test_few_bits(family, form, least, most):
+    """With fp8, of rows too, which the CPU leaves as they are: so the bulk of them is as near as these bits are."""
     key, path, expected = family
-    logits = torch.cat(tiny_logits(key, path, torch.bfloat16, "cuda", quantization="fp8"))
+    logits = torch.cat(tiny_logits(key, path, torch.bfloat16, "cuda", quantization=form))
     assert torch.isfinite(logits).all()
     wanted = torch.cat(expected)
     rows = (logits.cpu().double() - wanted).norm(dim=1) / wanted.norm(dim=1)
-    assert 0.01 < float(rows.median()) < 0.35
+    assert least < float(rows.median()) < most

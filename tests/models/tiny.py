@@ -61,7 +61,7 @@ def tiny_logits(
 
 def _seen(key: str, path: Path) -> tuple[int, int, list[int] | None]:
     """The size of blocks, 0: whole canvases, the prompt that they tile from, and golden ids."""
-    if key in WRITTEN:
+    if not (path / "expected.safetensors").exists():
         return (0 if key == "illada" else 4), 0, None
     expected = load_file(path / "expected.safetensors")
     if key == "llada2_tiny":

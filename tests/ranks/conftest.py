@@ -26,5 +26,5 @@ def ranks() -> Iterator[Ranks]:
 @pytest.fixture
 def pair(monkeypatch: pytest.MonkeyPatch, ranks: Ranks) -> Ranks:
     """What ``LLM(tensor_parallel_size=2)`` uses instead of processes of its own."""
-    monkeypatch.setattr("runtime.ranks.local.local_ranks", lambda config: Lent(ranks))
+    monkeypatch.setattr("runtime.ranks.local.local_ranks", lambda config, command: Lent(ranks))
     return ranks

@@ -218,7 +218,7 @@ def test_a_wrong_flag_ends_start_up_with_one_sentence() -> None:
     for args, words in (
         (["--max-num-reqs", "0"], "--max-num-reqs"),
         (["--no-such-flag"], "--no-such-flag"),
-        (["--quantization", "int8"], "--quantization"),
+        (["--quantization", "int2"], "--quantization"),
         (["--lora", "a=b"], "adapters"),
         (["--api-key-file", "/nowhere"], "--api-key-file"),
         (["--host", "256.1.1.1", "--model", "/tmp"], "--host"),

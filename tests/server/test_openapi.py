@@ -23,6 +23,7 @@ OPERATIONS = [
     ("POST", "/generate"),
     ("POST", "/v1/chat/completions"),
     ("POST", "/v1/completions"),
+    ("POST", "/v1/infill"),
     ("POST", "/tokenize"),
     ("POST", "/detokenize"),
     ("GET", "/v1/models/{name}"),

@@ -1,4 +1,4 @@
-"""What a node needs of the machine itself."""
+"""What a node, and a browser, need of the machine itself: Debian's packages."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 
 from e2e.cluster.binaries import say
@@ -25,12 +26,19 @@ _PROGRAMS = {  # a program, and the Debian package that brings it
 
 
 def install_packages() -> None:
-    """Install what is missing with apt-get. StartError without root, or where there is no apt-get."""
+    """Install what a node lacks. StartError without root, or where there is no apt-get."""
     if os.geteuid() != 0:
         raise StartError("a node needs root (network namespaces, containers); use --api-only, or run as root")
-    missing = sorted(package for program, package in _PROGRAMS.items() if not _exists(program))
+    install(_PROGRAMS)
+
+
+def install(programs: Mapping[str, str]) -> None:
+    """Install, with apt-get, the packages of the programs that are missing. StartError where that cannot be."""
+    missing = sorted(package for program, package in programs.items() if not _exists(program))
     if not missing:
         return
+    if os.geteuid() != 0:
+        raise StartError(f"as root, install these first: {', '.join(missing)}")
     if not shutil.which("apt-get"):
         raise StartError(f"install these first: {', '.join(missing)}")
     say(f"installing {', '.join(missing)}")

@@ -13,8 +13,8 @@ GAUGES = {
     "runningRequestsPerReplica": ("unmask_requests_running", 1),
     "kvCacheUtilizationPercent": ("unmask_kv_usage_ratio", 100),
 }
-# The gauge of the requests that a pod runs at most, and our word for it.
-ROOM = ("unmask_requests_running_most", "room")
+# What a pod tells besides, in our words: how many requests it runs at most, and seconds that its model took to load.
+BESIDES = {"room": ("unmask_requests_running_most", 1), "loaded": ("unmask_model_load_seconds", 1)}
 DEFAULT_TARGETS = {"queuedRequestsPerReplica": 2}  # of a spec that names none
 
 _Replicas = Annotated[int, Field(ge=1, le=1000)]

@@ -79,10 +79,11 @@ class Engine(Section):
     dtype: Literal["Bfloat16", "Float16", "Float32"] | None = flag_field(
         "dtype", "Number format of weights and cache. Default: Bfloat16 on GPUs, Float32 on CPU."
     )
-    quantization: Literal["Fp8"] | None = flag_field(
+    quantization: Literal["Fp8", "Int8", "Int4"] | None = flag_field(
         "quantization",
-        "Format of linear layers and experts, made while they are loaded: half the memory, on GPUs from compute "
-        "capability 8.9 on. Default: none, they are held in dtype.",
+        "Format of linear layers and experts, made while they are loaded: half the memory of 16 bits (Fp8, on GPUs "
+        "from compute capability 8.9 on, and Int8) or little more than a quarter (Int4). Default: what the checkpoint "
+        "holds.",
     )
     max_model_len: int | None = flag_field(
         "max-model-len",

@@ -2,7 +2,6 @@
 
 import math
 
-from unmask_operator.api.autoscaling import ROOM
 from unmask_operator.autoscaler.history import History, Reading, Recommendation, View
 from unmask_operator.autoscaler.rules import TOLERANCE, Rules, down_limit, up_limit
 from unmask_operator.state.observed import Decision
@@ -103,7 +102,7 @@ def _in_use(view: View, base: int) -> int:
 def _places_taken(reading: Reading) -> float:
     """The share of a pod's places that is taken. Only the pod knows how many it has, by whatever way they were set; one
     that does not tell, as an older runtime, is full with any request."""
-    running, room = reading.get("runningRequestsPerReplica", 0.0), reading.get(ROOM[1], 0.0)
+    running, room = reading.get("runningRequestsPerReplica", 0.0), reading.get("room", 0.0)
     return running / room if room else float(running > 0)
 
 

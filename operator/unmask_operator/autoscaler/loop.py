@@ -12,7 +12,7 @@ from unmask_operator.autoscaler.rules import Rules
 from unmask_operator.objects import Key, Obj
 from unmask_operator.state.observed import Decision
 from unmask_operator.status.facts import section
-from unmask_operator.status.pods import is_live, is_ready, load_seconds
+from unmask_operator.status.pods import is_live, is_ready, load_seconds, name
 
 log = logging.getLogger(__name__)
 
@@ -74,7 +74,7 @@ class Autoscaler:
         pods = [pod for pod in self.pods(key) if is_live(pod)]
         readings, failures = await self.scrape(ready_addresses(pods), rules.targets)
         now = self.now()
-        loads = {pod["metadata"]["name"]: load_seconds(pod, now) for pod in pods}
+        loads = {name(pod): load_seconds(pod, now, readings.get(name(pod), {}).get("loaded", 0.0)) for pod in pods}
         view = View(now, service["spec"].get("replicas", 1), readings, failures, loads)
         decision, history = decide(rules, view, self._histories.get(key, History()))
         if decision.desired != view.replicas:
@@ -98,5 +98,4 @@ class Autoscaler:
 
 def ready_addresses(pods: Sequence[Obj]) -> dict[str, str]:
     """IP addresses by name of the live pods that take traffic."""
-    addresses = {pod["metadata"]["name"]: pod["status"].get("podIP") for pod in pods if is_ready(pod)}
-    return {name: address for name, address in addresses.items() if address}
+    return {name(pod): address for pod in pods if is_ready(pod) and (address := pod["status"].get("podIP"))}

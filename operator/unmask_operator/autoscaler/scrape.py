@@ -6,7 +6,7 @@ from collections.abc import Collection, Mapping
 
 import aiohttp
 
-from unmask_operator.api.autoscaling import GAUGES, ROOM
+from unmask_operator.api.autoscaling import BESIDES, GAUGES
 from unmask_operator.autoscaler.history import Reading
 from unmask_operator.render.names import PORT, pod_url
 
@@ -21,8 +21,8 @@ class ScrapeError(Exception):
 def parse(text: str, targets: Collection[str]) -> Reading:
     """The loads that Prometheus' text format tells. ScrapeError names a target's gauge that is missing or no figure."""
     found = {name: value for name, _, value in (line.partition(" ") for line in text.splitlines())}
-    reading, (room, word) = {}, ROOM
-    for target, (gauge, unit) in {**GAUGES, word: (room, 1)}.items():
+    reading = {}
+    for target, (gauge, unit) in {**GAUGES, **BESIDES}.items():
         try:
             reading[target] = _load(gauge, found) * unit
         except ScrapeError:

@@ -42,11 +42,11 @@ def runs(pod: Obj) -> bool:
     return any("running" in (container.get("state") or {}) for container in _main(pod))
 
 
-def load_seconds(pod: Obj, now: datetime) -> float:
+def load_seconds(pod: Obj, now: datetime, told: float = 0.0) -> float:
     """Seconds from a pod's node to Ready, and without that so far; of an engine that was started again, since then.
 
-    0 where nothing loads (no node yet, or something is wrong), and for what is no load's time: one that is Ready again
-    after a pause says since when.
+    One that is Ready again after a pause says since when: what its engine has `told`, from its start, is less then. 0
+    where nothing loads (no node yet, or something is wrong), and for what is no load's time.
     """
     main = next(_main(pod), {})
     started = ((main.get("state") or {}).get("running") or {}).get("startedAt")
@@ -55,6 +55,8 @@ def load_seconds(pod: Obj, now: datetime) -> float:
     if not (begin and end and is_scheduled(pod)) or trouble(pod):
         return 0.0
     seconds = (datetime.fromisoformat(end) - datetime.fromisoformat(begin)).total_seconds()
+    if told and started:
+        seconds = min(seconds, told + (datetime.fromisoformat(started) - datetime.fromisoformat(begin)).total_seconds())
     return seconds if 0 < seconds <= progress_deadline(pod) else 0.0
 
 

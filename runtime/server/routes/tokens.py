@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
@@ -14,6 +16,7 @@ from runtime.server.schemas import DetokenizeRequest, TokenizeRequest
 from runtime.server.service import Service
 
 router = APIRouter()
+MAX_EACH = 4096  # tokens whose bytes are told one by one
 
 
 @router.post("/tokenize", **takes(TokenizeRequest))
@@ -37,8 +40,16 @@ async def tokenize(request: Request) -> Response:
 
 @router.post("/detokenize", **takes(DetokenizeRequest))
 async def detokenize(request: Request) -> Response:
-    """The text of token ids, special tokens included."""
+    """The text of token ids, special tokens included; with `return_bytes` each one's own, null where it is special."""
     service: Service = request.app.state.service
     body = await service.body(request, DetokenizeRequest)
     service.model_name(body.model)
-    return json_response({"prompt": await service.preparer.decode(request, body.tokens)})
+    _, tokenizer = service.require()
+    each: dict[str, Any] = {}
+    if body.return_bytes:  # before `decode`, which may empty the list
+        if len(body.tokens) > MAX_EACH:
+            raise RequestError(
+                f"tokens: has {len(body.tokens)} ids; at most {MAX_EACH} with return_bytes", param="tokens"
+            )
+        each["bytes"] = [None if t in tokenizer.special else list(tokenizer.pieces(t)) for t in body.tokens]
+    return json_response({"prompt": await service.preparer.decode(request, body.tokens), **each})

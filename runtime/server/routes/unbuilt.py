@@ -12,10 +12,8 @@ from runtime.server.errors import not_built
 router = APIRouter(include_in_schema=False)
 
 _ROUTES = {
-    ("POST", "/v1/infill"): not_built("POST /v1/infill (filling holes in a text)"),
     ("POST", "/v1/load_lora_adapter"): not_built("POST /v1/load_lora_adapter (adapters)"),
     ("POST", "/v1/unload_lora_adapter"): not_built("POST /v1/unload_lora_adapter (adapters)"),
-    ("GET", "/"): not_built("GET / (the playground)", "try GET /docs, or python -m runtime.chat"),
     # the profiler cannot be switched on yet, so these answer what they always do while it is off
     ("POST", "/start_profile"): RequestError(
         "POST /start_profile: profiling is off, and --profiler is not built in this version", status=409

@@ -28,7 +28,9 @@ def _ready(name: str, address: str, seconds: float = 0.0, ready: str = "True") -
     times = {"PodScheduled": START, "Ready": START + timedelta(seconds=seconds)}
     conditions = [{"type": k, "status": ready, "lastTransitionTime": t.isoformat()} for k, t in times.items()]
     spec = {"nodeName": "n", "containers": [{"name": "main"}]}
-    return {"metadata": {"name": name}, "spec": spec, "status": {"podIP": address, "conditions": conditions}}
+    main = {"name": "main", "state": {"running": {"startedAt": START.isoformat()}}}
+    status = {"podIP": address, "conditions": conditions, "containerStatuses": [main]}
+    return {"metadata": {"name": name}, "spec": spec, "status": status}
 
 
 class World:
@@ -39,7 +41,8 @@ class World:
         self.now = START
         self.load: dict[str, float] = {}
         self.refuse = False
-        self.loaded = 0.0  # seconds that the pods took
+        self.loaded = 0.0  # seconds that the pods took, by their status
+        self.besides: dict[str, float] = {}  # what else each tells
         self.writes: list[tuple[str, int]] = []
         self.told: list[str] = []
         self.looks: list[str] = []
@@ -64,7 +67,7 @@ class World:
     ) -> tuple[dict[str, Reading], dict[str, str]]:
         self.looks += [pod.rsplit("-", 1)[0] for pod in addresses][:1]
         found: dict[str, Reading] = {
-            pod: dict.fromkeys(targets, self.load[a]) for pod, a in addresses.items() if a in self.load
+            pod: dict.fromkeys(targets, self.load[a]) | self.besides for pod, a in addresses.items() if a in self.load
         }
         return found, {pod: "gone" for pod in addresses if pod not in found}
 
@@ -200,6 +203,17 @@ def test_the_load_time_that_a_pod_shows_lengthens_the_stable_window() -> None:
         _tick(world, autoscaler, 60)
     assert world.writes == []
     _tick(world, autoscaler, 60)
+    assert world.writes == [("a", 1)]
+
+
+def test_a_new_leader_believes_the_engine_rather_than_a_readiness_that_came_back() -> None:
+    """The pods were Ready again after 50 minutes, and have loaded in one: five minutes without load are enough."""
+    world = World({"a": _service(3, pollingIntervalSeconds=60)})
+    world.load = {f"a#{n}": 0 for n in range(3)}
+    world.loaded, world.besides = 3000, {"loaded": 60}
+    autoscaler = _autoscaler(world)
+    for _ in range(7):
+        _tick(world, autoscaler, 60)
     assert world.writes == [("a", 1)]
 
 

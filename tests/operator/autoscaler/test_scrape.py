@@ -52,11 +52,13 @@ def _answer(text: str, status: int = 200, delay: float = 0) -> web.RequestHandle
 def test_the_runtimes_own_metrics_are_read() -> None:
     metrics = Metrics()
     metrics.figures.live, metrics.figures.room = [12], 8
+    metrics.load.set(90)
     metrics.engine(0, EngineStats(waiting=7, pages_total=8, pages_used=2))
     assert parse(metrics.text().decode(), GAUGES) == LOADS | {
         "queuedRequestsPerReplica": 7,
         "runningRequestsPerReplica": 5,
         "room": 8,
+        "loaded": 90,
     }
     metrics.figures.live = [12, 3]  # engines of one pod
     assert parse(metrics.text().decode(), GAUGES)["room"] == 16

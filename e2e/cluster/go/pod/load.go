@@ -43,6 +43,8 @@ type Report struct {
 	Failed      int                `json:"failed"`
 	Failures    []Failure          `json:"failures"` // all of them, up to `listed`
 	Latency     map[string]float64 `json:"latency"`  // seconds, of whole answers
+	Silence     float64            `json:"silence"`  // the most seconds since the first answer in which none came
+	Fewest      int                `json:"fewest"`   // answers that one client had, the one with the fewest
 }
 
 type load struct {
@@ -53,6 +55,8 @@ type load struct {
 	mutex             sync.Mutex
 	report            Report
 	latencies         []float64
+	answers           []int   // of each client
+	answered          float64 // when the last answer came
 	stopping, stopped chan struct{}
 	stop              sync.Once
 }
@@ -76,6 +80,7 @@ func runLoad(arguments []string) error {
 		url: strings.TrimSuffix(flags.Arg(0), "/") + "/chat/completions", model: flags.Arg(1),
 		maxTokens: *maxTokens, pause: *pause, timeout: *timeout, start: time.Now(),
 		stopping: make(chan struct{}), stopped: make(chan struct{}), report: Report{Failures: []Failure{}},
+		answers: make([]int, *clients),
 	}
 	listener, err := net.Listen("tcp", *listen)
 	if err != nil {
@@ -83,7 +88,7 @@ func runLoad(arguments []string) error {
 	}
 	var group sync.WaitGroup
 	for number := range *clients {
-		group.Go(func() { l.client(number%2 == 0, number%4 < 2) })
+		group.Go(func() { l.client(number, number%2 == 0, number%4 < 2) })
 	}
 	go func() { group.Wait(); close(l.stopped) }()
 	http.HandleFunc("GET /{$}", l.tell)
@@ -98,7 +103,7 @@ func runLoad(arguments []string) error {
 func (l *load) since() float64 { return time.Since(l.start).Seconds() }
 
 // client asks, plainly and streamed in turn, until the load is told to stop.
-func (l *load) client(keepAlive, streamed bool) {
+func (l *load) client(number int, keepAlive, streamed bool) {
 	transport := &http.Transport{DisableKeepAlives: !keepAlive, DisableCompression: true}
 	client := &http.Client{Transport: transport, Timeout: l.timeout}
 	defer transport.CloseIdleConnections()
@@ -114,11 +119,11 @@ func (l *load) client(keepAlive, streamed bool) {
 		failure := Failure{Started: l.since(), KeepAlive: keepAlive, Streamed: streamed}
 		err := l.ask(client, &failure)
 		failure.Ended = l.since()
-		l.count(failure, err)
+		l.count(number, failure, err)
 	}
 }
 
-func (l *load) count(one Failure, err error) {
+func (l *load) count(number int, one Failure, err error) {
 	l.mutex.Lock()
 	defer l.mutex.Unlock()
 	l.report.InFlight--
@@ -133,6 +138,9 @@ func (l *load) count(one Failure, err error) {
 		l.report.Connections++
 	}
 	if err == nil {
+		l.report.Silence = max(l.report.Silence, l.silence(one.Ended))
+		l.answered = one.Ended
+		l.answers[number]++
 		l.latencies = append(l.latencies, one.Ended-one.Started)
 		return
 	}
@@ -140,6 +148,14 @@ func (l *load) count(one Failure, err error) {
 	if one.Cause = err.Error(); l.report.Failed <= listed {
 		l.report.Failures = append(l.report.Failures, one)
 	}
+}
+
+// silence tells how long no answer had come by `now`, zero before the first one.
+func (l *load) silence(now float64) float64 {
+	if len(l.latencies) == 0 {
+		return 0
+	}
+	return now - l.answered
 }
 
 // ask sends one request and reads its answer to the end.
@@ -232,6 +248,8 @@ func (l *load) tell(w http.ResponseWriter, _ *http.Request) {
 	defer l.mutex.Unlock()
 	report := l.report
 	report.Seconds = l.since()
+	report.Silence = max(report.Silence, l.silence(report.Seconds))
+	report.Fewest = slices.Min(l.answers)
 	sorted := slices.Sorted(slices.Values(l.latencies))
 	report.Latency = map[string]float64{}
 	for name, share := range map[string]float64{"p50": 0.5, "p95": 0.95, "p99": 0.99, "max": 1} {

@@ -1,21 +1,39 @@
-"""Products with weights of eight bits, in torch: made whole a piece at a time, correct and slow."""
+"""Products with weights of few bits, in torch: made whole a piece at a time, correct and slow."""
 
 from __future__ import annotations
+
+from typing import Protocol, Self
 
 import torch
 import torch.nn.functional as F
 
-from runtime.kernels.fp8 import Fp8
 from runtime.kernels.gate import Activation, gate_mul_reference
 from runtime.kernels.precision import wide
 
 PIECE = 1 << 22  # numbers of a weight that are whole at a time
 
 
-def linear_torch(x: torch.Tensor, weight: Fp8, bias: torch.Tensor | None) -> torch.Tensor:
+class Packed(Protocol):
+    """Codes of few bits [..., rows, stored] and their scales [..., rows, ...], which stand for [..., rows, size]."""
+
+    @property
+    def values(self) -> torch.Tensor: ...
+
+    @property
+    def scales(self) -> torch.Tensor: ...
+
+    @property
+    def shape(self) -> tuple[int, ...]: ...
+
+    def __getitem__(self, index: int | slice) -> Self: ...
+
+    def whole(self, dtype: torch.dtype) -> torch.Tensor: ...
+
+
+def linear_torch(x: torch.Tensor, weight: Packed, bias: torch.Tensor | None) -> torch.Tensor:
     """x [rows, inputs] times `weight` [outputs, inputs], transposed, plus `bias` [outputs] -> [rows, outputs] in x's
     dtype."""
-    outputs, inputs = weight.values.shape
+    outputs, inputs = weight.shape
     step = max(1, PIECE // inputs)
     if step >= outputs:
         return F.linear(x, weight.whole(x.dtype), bias)
@@ -30,12 +48,12 @@ def moe_torch(
     x: torch.Tensor,
     ids: torch.Tensor,
     weights: torch.Tensor,
-    gate_up: Fp8,
-    down: Fp8,
+    gate_up: Packed,
+    down: Packed,
     shared: torch.Tensor | None,
     activation: Activation = "silu",
 ) -> torch.Tensor:
-    """``moe.moe_reference`` with weights of eight bits; an expert at a time is whole."""
+    """``moe.moe_reference`` with weights of few bits; an expert at a time is whole."""
     up = wide(x.dtype)
     total = torch.zeros_like(x, dtype=up) if shared is None else shared.to(up).clone()
     for expert in ids.unique().tolist():

@@ -1,0 +1,76 @@
+"""A runner whose steps change nothing, so that each finds what the one before it found; and what is counted of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import torch
+
+from runtime.engine.model_runner import ModelRunner
+from runtime.engine.ran import Ran
+from runtime.layers.moe import Router
+from runtime.state.plan import BlockResults, StepPlan
+from runtime.state.request import MASKED
+
+
+class Discarding:
+    """A runner whose results say that nothing has changed."""
+
+    def __init__(self, runner: ModelRunner) -> None:
+        self.runner = runner
+        self.plan: StepPlan
+        self.rows: list[int] = []  # of each step
+        self._held = False
+        self._same: BlockResults | None = None
+
+    def hold(self) -> None:
+        """From now on every step samples the same blocks, as they are now: results are made once for all of them."""
+        self._held, self._same = True, None
+
+    @property
+    def ran(self) -> Ran:
+        return self.runner.ran
+
+    def while_busy(self, work: Callable[[], None]) -> bool:
+        return self.runner.while_busy(work)
+
+    def run(self, plan: StepPlan) -> BlockResults | None:
+        self.plan = plan
+        self.rows.append(len(plan.tokens))
+        results = self.runner.run(plan)
+        blocks = plan.blocks
+        if results is None or blocks is None:
+            if self.runner.device.type == "cuda":
+                torch.cuda.synchronize(self.runner.device)  # a step with results waits for them
+            return results
+        if self._same is None or not self._held:
+            masked = blocks.state == MASKED
+            none = [0] * len(masked)
+            self._same = replace(
+                results, tokens=blocks.tokens.copy(), state=blocks.state.copy(),
+                remasked=np.zeros_like(masked), masks=masked.sum(1).tolist(),
+                first_masked=masked.argmax(1).tolist(), first_eos=[masked.shape[1]] * len(masked), written=none,
+                edits=none, remasks=none, forced=none, ended=none,
+            )  # fmt: skip
+        return self._same
+
+
+def experts_chosen(model: torch.nn.Module, runner: ModelRunner, plan: StepPlan) -> list[int]:
+    """How many experts of each layer the rows of a step choose: it is launched once more."""
+    counts: list[int] = []
+
+    def heard(router: torch.nn.Module, _: Any, out: tuple[torch.Tensor, torch.Tensor]) -> None:
+        assert isinstance(router, Router)
+        chosen = out[0].unique()
+        real = (chosen >= 0) & (chosen < router.weight.shape[0])  # one that all share may come after them
+        counts.append(int(real.sum()))
+
+    hooks = [part.register_forward_hook(heard) for part in model.modules() if isinstance(part, Router)]
+    if hooks:
+        runner.launch(plan)
+    for hook in hooks:
+        hook.remove()
+    return counts

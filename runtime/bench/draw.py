@@ -1,0 +1,62 @@
+"""`python -m runtime.bench draw FILE.json ... --plot FILE.png`: what earlier runs wrote with `--json`, as curves: of
+`steps --live` milliseconds over the batch, of `serve` latency over throughput."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+from runtime.bench import plot
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("files", type=Path, nargs="+", metavar="FILE.json", help="all of one tool")
+    parser.add_argument("--names", nargs="+", metavar="NAME", help="of the files' curves; default: what was measured")
+    parser.add_argument("--title", default="", help="over the plot")
+    plot.add_argument(parser, "them")
+
+
+def main(args: argparse.Namespace) -> int:
+    names = args.names or [""] * len(args.files)
+    if len(names) != len(args.files) or args.plot is None:
+        print("--plot is needed, and as many --names as files", file=sys.stderr)
+        return 2
+    try:
+        reports = [json.loads(path.read_text()) for path in args.files]
+    except (OSError, ValueError) as error:
+        print(f"{error}", file=sys.stderr)
+        return 1
+    of_steps = ["setup" in report for report in reports]
+    if any(of_steps) != all(of_steps):
+        print("steps and loads have no axis in common; draw them apart", file=sys.stderr)
+        return 2
+    make, axes = (steps, ("requests", "ms")) if any(of_steps) else (loads, ("requests/s", "latency, ms"))
+    curves = [curve for report, name in zip(reports, names, strict=True) for curve in make(report, name)]
+    plot.draw(args.plot, args.title, axes, curves, log_x=all(of_steps))
+    return 0
+
+
+def steps(report: dict[str, Any], name: str) -> list[plot.Curve]:
+    """A curve for each case and context, over the batch."""
+    setup = report["setup"]
+    name = name or f"{setup['model']} {setup['quantization'] or setup['dtype']}"
+    found: dict[str, list[tuple[float, float]]] = {}
+    for row in report["results"]:
+        which = ", ".join(filter(None, [name, row["case"].replace("plain", ""), f"context {row['context']}"]))
+        found.setdefault(which, []).append((row["batch"], row["wall_ms"]))
+    return [plot.Curve(which, dots, [f"{y:.1f}" for _, y in dots]) for which, dots in found.items()]
+
+
+def loads(report: dict[str, Any], name: str) -> list[plot.Curve]:
+    """Median and 90th percentile, by clients and by rate; the first round of each load."""
+    found = []
+    for kind in ("clients", "rate"):
+        mine = [(load[kind], load["rounds"][0]) for load in report["loads"] if kind in load]
+        for percentile in ("p50", "p90") if mine else ():
+            dots = [(one["requests_per_second"], 1000 * one["latency"][percentile]) for _, one in mine]
+            label = f"{name} {percentile} by {kind}".strip()
+            found.append(plot.Curve(label, dots, [f"{value:g}" for value, _ in mine]))
+    return found

@@ -1,0 +1,66 @@
+"""The least time that a step can take: what it has to read, and what it has to multiply, at rates that a device has
+been seen to reach (those of an H200 unless others are given)."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from torch import nn
+
+from runtime.layers.kv_pool import KVPool
+from runtime.layers.moe import Router
+from runtime.layers.weight import weights_of
+from runtime.state.plan import StepPlan
+
+EIGHT_BITS = 2.0  # times as many products a second
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--tflops", type=float, default=790.0, help="of the floor: 10^12 sums and products a second")
+    parser.add_argument("--tbs", type=float, default=4.2, help="of the floor: 10^12 bytes read a second")
+
+
+@dataclass(frozen=True)
+class Work:
+    """Of one step. `flops`: of products with weights; attention has few beside them at the contexts measured here."""
+
+    nbytes: float
+    flops: float
+    eight_bits: bool
+
+    def milliseconds(self, args: argparse.Namespace) -> float:
+        rate = args.tflops * (EIGHT_BITS if self.eight_bits else 1.0)
+        return max(self.nbytes / args.tbs, self.flops / rate) / 1e9
+
+
+def work_of(model: nn.Module, pool: KVPool, plan: StepPlan, experts: Sequence[int], quantization: str | None) -> Work:
+    """Args:
+    plan: of the step. experts: chosen in each layer that has some, in the layers' order.
+    """
+    rows = len(plan.tokens)
+    sampled = 0 if plan.blocks is None else int(plan.blocks.sampled.sum())
+    routers = {path: part for path, part in model.named_modules() if isinstance(part, Router)}
+    chosen = {path.rpartition(".")[0]: (part, n) for (path, part), n in zip(routers.items(), experts, strict=True)}
+    weights = weights_of(model)
+    head = "lm_head" if "lm_head" in weights else "embedding.weight"
+    nbytes = flops = 0.0
+    for path, weight in weights.items():
+        if path == head:
+            touched, uses = float(sampled > 0), float(sampled)
+        elif path == "embedding.weight":
+            touched, uses = min(1.0, rows / weight.shape[0]), 0.0
+        elif len(weight.shape) == 3:
+            router, count = chosen[path.rpartition(".")[0]]
+            touched, uses = count / weight.shape[0], rows * router.rule.top_k / weight.shape[0]
+        else:
+            touched, uses = 1.0, float(rows) if len(weight.shape) == 2 else 0.0
+        nbytes += touched * weight.nbytes
+        flops += 2.0 * uses * weight.size
+    bytes_of_token = pool.nbytes / (pool.num_pages * pool.page_size)
+    ends = {int(row): 0 for row in range(plan.page_table.shape[0])}
+    for request, first, count in plan.tiles.tolist():
+        if count:
+            ends[request] = max(ends[request], int(plan.visible_end[first : first + count].max()))
+    return Work(nbytes + bytes_of_token * sum(ends.values()), flops, quantization is not None)

@@ -1,0 +1,132 @@
+"""Each layer of a step beside the kernels' references: the same rows through both, layer by layer, so that what one
+rounds otherwise is not the next one's error too."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any, cast
+
+import torch
+from torch import nn
+
+from runtime.engine.model_runner import ModelRunner
+from runtime.kernels.dispatch import TORCH, Kernels
+from runtime.kernels.fp8 import Fp8
+from runtime.kernels.turns import gates_first
+from runtime.layers.attention_torch import TorchAttention
+from runtime.layers.attention_triton import TritonAttention
+from runtime.layers.fp8_weight import Fp8Weight
+from runtime.layers.weight import weights_of
+from runtime.state.plan import StepPlan
+
+ALLOWED = {torch.bfloat16: 2e-2, torch.float16: 5e-3, torch.float32: 1e-4, torch.float64: 1e-9}
+ALLOWED_FP8 = 0.1  # the references do not round rows to eight bits
+
+
+@torch.inference_mode()
+def layer_error(runner: ModelRunner, plan: StepPlan, quantization: str | None) -> float:
+    """The largest error of a layer's outputs, relative to them, over all layers of a step. RuntimeError where it is
+    more than rounding explains."""
+    model = cast(Any, runner.model)
+    layers = list(model.layers)
+    given: list[tuple[Any, ...]] = []
+    made: list[list[torch.Tensor]] = []
+    errors: list[float] = []
+
+    def listens(layer: nn.Module, args: tuple[Any, ...], out: Any) -> None:
+        given.append(tuple(arg.clone() if isinstance(arg, torch.Tensor) else arg for arg in args))
+        made.append([part.clone() for part in _tensors(out)])
+
+    def gives(layer: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
+        theirs = given[len(errors)]
+        return tuple(had if isinstance(had, torch.Tensor) else arg for had, arg in zip(theirs, args, strict=True))
+
+    def compares(layer: nn.Module, args: tuple[Any, ...], out: Any) -> None:
+        pairs = zip(made[len(errors)], _tensors(out), strict=True)
+        errors.append(max(float((a.double() - b.double()).norm() / b.double().norm()) for a, b in pairs))
+
+    with _hooked(layers, None, listens):
+        _forward(runner, plan)
+    with _references(model, quantization, runner.pool.dtype), _hooked(layers, gives, compares):
+        _forward(runner, plan)
+    worst = max(range(len(errors)), key=errors.__getitem__)
+    allowed = ALLOWED_FP8 if quantization else ALLOWED[runner.pool.dtype]
+    if not errors[worst] <= allowed:
+        raise RuntimeError(
+            f"layer {worst} is off by {errors[worst]:.2g} of its outputs, more than {allowed:g}: these times would "
+            "mean nothing"
+        )
+    return errors[worst]
+
+
+def _forward(runner: ModelRunner, plan: StepPlan) -> None:
+    batch = runner.batch(plan)
+    runner.model.forward(runner.model.embed(batch.tokens), batch, runner.pool)
+
+
+def _tensors(out: Any) -> list[torch.Tensor]:
+    return [out] if isinstance(out, torch.Tensor) else list(out)
+
+
+@contextmanager
+def _hooked(layers: list[nn.Module], before: Any, after: Any) -> Iterator[None]:
+    hooks = [layer.register_forward_hook(after) for layer in layers]
+    if before is not None:
+        hooks += [layer.register_forward_pre_hook(before) for layer in layers]
+    try:
+        yield
+    finally:
+        for hook in hooks:
+            hook.remove()
+
+
+@contextmanager
+def _references(model: nn.Module, quantization: str | None, dtype: torch.dtype) -> Iterator[None]:
+    """Every module of `model` computes with the references meanwhile."""
+    before: list[tuple[object, str, Any]] = []
+
+    def put(owner: object, name: str, value: Any) -> None:
+        before.append((owner, name, getattr(owner, name)))
+        setattr(owner, name, value)
+
+    for part in model.modules():
+        for name, held in list(vars(part).items()):
+            if isinstance(held, Kernels):
+                put(part, name, _taking(held, quantization))
+            elif isinstance(held, TritonAttention):
+                put(part, name, TorchAttention(held.shape, dtype))
+            elif isinstance(held, list) and all(isinstance(each, TritonAttention) for each in held):
+                put(part, name, [TorchAttention(each.shape, dtype) for each in held])
+    for weight in weights_of(model).values():
+        if isinstance(weight, Fp8Weight):
+            put(weight, "kernels", TORCH.fp8)
+    try:
+        yield
+    finally:
+        for owner, name, value in reversed(before):
+            setattr(owner, name, value)
+
+
+def _taking(kernels: Kernels, quantization: str | None) -> Kernels:
+    """The references, taking what `kernels` take."""
+    plain = TORCH.of(quantization)
+
+    def experts(
+        x: Any, ids: Any, weights: Any, gate_up: Any, down: Any, shared: Any, activation: Any = "silu"
+    ) -> torch.Tensor:
+        return plain.moe(x, ids, weights, _gates_first(gate_up), down, shared, activation)
+
+    def scores(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        whole = weight.float().sum(0) if weight.dim() == 3 else weight
+        return plain.router_logits(x, whole)
+
+    return replace(plain, moe=experts if kernels.turns else plain.moe, router_logits=scores)
+
+
+def _gates_first(kept: torch.Tensor | Fp8) -> torch.Tensor | Fp8:
+    if isinstance(kept, Fp8):
+        values = gates_first(kept.values.view(torch.uint8)).view(kept.values.dtype)
+        return Fp8(values, gates_first(kept.scales[..., None]).squeeze(-1))
+    return gates_first(kept)

@@ -1,0 +1,21 @@
+"""`python -m runtime.bench.random_server FLAGS`: the server, but the weights of --model, which holds none, are drawn.
+`runtime.bench serve --arch` starts it."""
+
+from __future__ import annotations
+
+import os
+import sys
+
+from runtime.config import parse
+from runtime.errors import ConfigError
+
+BACKEND = (sys.executable, "-m", "runtime.bench.random_backend")
+
+if __name__ == "__main__":
+    try:
+        config = parse(sys.argv[1:], os.environ)
+        from runtime.server.serve import run
+
+        sys.exit(run(config, BACKEND))
+    except ConfigError as error:
+        sys.exit(f"error: {error}")

@@ -1,0 +1,89 @@
+"""The server that a load goes to: one that runs, or one that is started for it and ended again."""
+
+from __future__ import annotations
+
+import argparse
+import http.client
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path
+
+START_SECONDS = 300.0
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--url", help="a running server; without it one is started on a free port")
+    parser.add_argument("--model", help="checkpoint of the server that is started, or name of a running one's model")
+    parser.add_argument("--arch", help="a named shape: the server that is started draws its weights")
+    parser.add_argument("--random-weights", action="store_true", help="draw the weights; --arch needs it")
+    parser.add_argument("--server-args", default="", metavar="'--FLAG ...'", help="flags of the server that is started")
+
+
+def wrong(args: argparse.Namespace) -> str | None:
+    """What is wrong with the flags, if something is."""
+    if args.random_weights != (args.arch is not None):
+        return "--random-weights goes with --arch, which has no weights of its own, and with nothing else"
+    if args.arch is not None and (args.url or args.model):
+        return "--arch names what the server that is started serves; leave out --url and --model"
+    return None
+
+
+@contextmanager
+def checkpoint(args: argparse.Namespace) -> Iterator[str | None]:
+    """What --model is to the server, and to an LLM of the same. ConfigError for a shape that has no name."""
+    if args.arch is None:
+        yield args.model
+        return
+    from runtime.bench.random_weights import write_files
+
+    with tempfile.TemporaryDirectory(prefix="unmask-bench-") as place:
+        write_files(Path(place), args.arch)
+        yield place
+
+
+@contextmanager
+def running(args: argparse.Namespace, model: str | None) -> Iterator[str]:
+    """The address of the server to load; one that was started here is ended again. `model`: see `checkpoint`."""
+    if args.url:
+        yield args.url
+        return
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    module = "runtime.bench.random_server" if args.arch else "runtime.server"
+    command = [sys.executable, "-m", module, "--host", "127.0.0.1", "--port", str(port)]
+    command += ["--log-level", "warning", *args.server_args.split()]
+    if model:
+        command += ["--model", model]
+    server = subprocess.Popen(command)
+    try:
+        _wait_until_ready(server, port)
+        yield f"http://127.0.0.1:{port}"
+    finally:
+        server.terminate()
+        try:
+            server.wait(60)
+        except subprocess.TimeoutExpired:
+            server.kill()
+            server.wait()
+
+
+def _wait_until_ready(server: subprocess.Popen[bytes], port: int) -> None:
+    end = time.monotonic() + START_SECONDS
+    while time.monotonic() < end:
+        if server.poll() is not None:
+            raise RuntimeError(f"the server ended while starting, with status {server.returncode}")
+        with closing(http.client.HTTPConnection("127.0.0.1", port, timeout=5)) as connection:
+            try:
+                connection.request("GET", "/ready")
+                if connection.getresponse().status == 200:
+                    return
+            except (OSError, http.client.HTTPException):
+                pass
+        time.sleep(0.2)
+    raise RuntimeError(f"the server was not ready after {START_SECONDS:.0f} s")

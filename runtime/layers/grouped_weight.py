@@ -1,0 +1,70 @@
+"""Weights whose scales belong to groups of a row: of eight bits with one group a row, and of four with groups of 128,
+made while a checkpoint is read."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import torch
+
+from runtime.errors import ConfigError
+from runtime.kernels.dispatch import GroupedKernels, Kernels
+from runtime.kernels.grouped import LARGEST, Grouped, quantise_groups, quantise_rows, room
+from runtime.layers.formats import Format, register_format
+from runtime.layers.packed_weight import PackedWeight
+
+GROUP = 128  # inputs that share a scale where numbers have four bits
+
+
+class GroupedWeight(PackedWeight):
+    """Codes stored as `kind`, and a float32 scale for each `run` of inputs."""
+
+    operand: Grouped
+
+    def __init__(
+        self, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device, kernels: GroupedKernels, *,
+        kind: torch.dtype, run: int | None = None, turns: bool = False,
+    ) -> None:  # fmt: skip
+        super().__init__(shape, dtype, room(shape, kind, run or shape[-1], device), turns=turns)
+        self.kernels = kernels
+        self.run = run
+
+    @property
+    def largest(self) -> float:
+        return LARGEST[self.operand.values.dtype]
+
+    def pack(self, x: torch.Tensor) -> Grouped:
+        if self.operand.values.dtype == torch.uint8:
+            return quantise_groups(x, self.operand.group)
+        return quantise_rows(x)
+
+    def columns(self, inputs: range) -> tuple[slice, slice]:
+        if self.run is None or len(inputs) == self.shape[-1]:
+            return super().columns(inputs)
+        ends = (inputs.start, inputs.stop if inputs.stop < self.shape[-1] else 0)
+        if any(end % self.run for end in ends):
+            raise ConfigError(
+                f"is cut at inputs {inputs.start} and {inputs.stop}, but each {self.run} of them share a scale"
+            )
+        first, last = inputs.start // self.run, -(-inputs.stop // self.run)
+        stored = self.operand.values.shape[-1]
+        half = self.run // 2 if self.operand.values.dtype == torch.uint8 else self.run
+        return slice(first * half, min(last * half, stored)), slice(first, last)
+
+    def matmul(self, x: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
+        return self.kernels.linear(x, self.operand, bias)
+
+
+def _make(
+    shape: tuple[int, ...], dtype: torch.dtype, device: torch.device, kernels: Kernels, turns: bool, *,
+    kind: torch.dtype, run: int | None,
+) -> PackedWeight:  # fmt: skip
+    return GroupedWeight(shape, dtype, device, kernels.grouped, kind=kind, run=run, turns=turns)
+
+
+def _check(device: torch.device, dtype: torch.dtype) -> None:
+    """They go with everything: numbers are made whole as they are used."""
+
+
+register_format(Format("int8", partial(_make, kind=torch.int8, run=None), _check))
+register_format(Format("int4", partial(_make, kind=torch.uint8, run=GROUP), _check))

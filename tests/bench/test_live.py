@@ -1,0 +1,125 @@
+"""`runtime.bench steps --live` on the CPU with tiny shapes: steps that find the same each time, whatever they are."""
+
+import argparse
+import json
+
+import pytest
+import torch
+
+from runtime.bench import layers
+from runtime.bench.__main__ import main
+from runtime.bench.floor import work_of
+from runtime.bench.layers import layer_error
+from runtime.bench.step_plans import StepPlans
+from runtime.bench.steps import table
+from runtime.engine.model_runner import ModelRunner
+from runtime.kernels.dispatch import TORCH
+from runtime.layers.build import Build
+from runtime.layers.kv_pool import UnifiedPool
+from runtime.layers.weight import weights_of
+from runtime.models.architectures import architecture, random_model
+from runtime.strategies import DecodingContext, make_strategy
+from tests.bench.test_steps import NOISY, TINY
+from tests.golden import GOLDEN
+
+SIZES = ["--batch", "1", "3", "--context", "64", "--prompt", "128", "--budget", "512", "--repeats", "2", "--live"]
+
+
+def measured(tmp_path, *arguments):
+    assert main([*arguments, *SIZES, "--json", str(tmp_path / "steps.json")]) == 0
+    return json.loads((tmp_path / "steps.json").read_text())["results"]
+
+
+@pytest.mark.parametrize("shape", [TINY, NOISY], ids=["masks", "noise"])
+def test_live_steps_find_the_same_each_time(shape, tmp_path, capsys):
+    rows = measured(tmp_path, *shape, "--check")
+    assert [(row["case"], row["batch"], row["context"]) for row in rows] == [("plain", 1, 64), ("plain", 3, 64)]
+    assert all(row["wall_ms"] > 0 and row["experts"] > 1 and row["error"] == 0 for row in rows)
+    if shape is TINY:  # half of the masks were filled, and still are
+        assert all(0.25 < row["sampled"] / row["rows"] < 0.75 for row in rows)
+    assert capsys.readouterr().out.endswith(table(rows) + "\n")
+
+
+def test_steps_that_commit_or_prefill_beside_others(tmp_path):
+    rows = measured(tmp_path, *TINY, "--cases", "commit", "mixed", "prefill")
+    assert [(row["case"], row["batch"], row["rows"]) for row in rows] == [
+        ("commit", 1, 64), ("commit", 3, 192), ("mixed", 1, 544), ("mixed", 3, 608), ("prefill", 4, 512),
+    ]  # fmt: skip
+    assert [row["sampled"] for row in rows if row["case"] != "mixed"] == [32, 96, 4 * 32]
+    for row in rows[2:4]:
+        assert [part["rows"] for part in row["parts"]] == [row["rows"] - 512, 512]
+        assert row["of_parts"] == pytest.approx(row["wall_ms"] / row["parts_ms"], rel=0.01)
+    assert rows[4]["tokens_per_s"] > 0
+
+
+def test_live_steps_of_a_whole_canvas_of_llada(tmp_path, capsys):
+    """A block of a canvas of 64 whose other keys are kept; whole canvases; and nothing that it does not do."""
+    model = ["steps", "--model", str(GOLDEN / "llada"), "--device", "cpu"]
+    rows = measured(tmp_path, *model, "--cases", "plain", "prefill")
+    assert [(row["case"], row["batch"], row["rows"]) for row in rows] == [
+        ("plain", 1, 32), ("plain", 3, 96), ("prefill", 4, 512),
+    ]  # fmt: skip
+    assert main([*model, *SIZES, "--cases", "commit"]) == 1
+    assert "--cases commit: this model sees its whole canvas" in capsys.readouterr().out
+
+
+def a_step(quantization=None):
+    """A runner of the tiny shape, and the step of three requests with 64 tokens before their blocks."""
+    model = random_model(architecture("llada2-tiny"), Build.choose("cpu", torch.float32, quantization=quantization))
+    strategy = make_strategy("multi_bd", ("multi_bd",), DecodingContext(32, None, True, 96, vocab_size=1024))
+    pool = UnifiedPool(model.kv_shapes, num_pages=20, page_size=32, dtype=torch.float32, device="cpu")
+    runner = ModelRunner(model, pool, block_size=32, mask_id=1023, max_token_id=1022, eos_ids=(0,), places=3)
+    return runner, StepPlans(strategy, 32, 1023, 1024, 32, 20).decode(3, 64, filled=0.5)
+
+
+@pytest.mark.parametrize("quantization", [None, "fp8"])
+def test_a_layer_that_computes_something_else_is_found(quantization):
+    runner, plan = a_step(quantization)
+    assert layer_error(runner, plan, quantization) == 0
+    weight = runner.model.layers[1].attention.out.weight
+    honest = type(weight).matmul
+
+    class Off(type(weight)):
+        __slots__ = ()
+        calls = 0
+
+        def matmul(self, x, bias=None):
+            Off.calls += 1
+            return honest(self, x, bias) * (1.5 if Off.calls == 1 else 1)  # as a kernel would that is off
+
+    weight.__class__ = Off
+    with pytest.raises(RuntimeError, match="layer 1 is off by"):
+        layer_error(runner, plan, quantization)
+
+
+def test_references_take_what_other_kernels_are_given():
+    """Gate and up rows in turns, the router in parts."""
+    from runtime.kernels.router import split_parts
+    from runtime.kernels.turns import in_turns
+
+    taking = layers._taking(layers.replace(TORCH, turns=True, parts=True), None)
+    x, weight = torch.randn(5, 8), torch.randn(4, 8)
+    assert torch.allclose(taking.router_logits(x, split_parts(weight)), TORCH.router_logits(x, weight), atol=1e-5)
+    gate_up, down = torch.randn(4, 32, 8), torch.randn(4, 8, 16)
+    ids, weights = torch.tensor([[0, 3]] * 5, dtype=torch.int32), torch.rand(5, 2)
+    expected = TORCH.moe(x, ids, weights, gate_up, down, None)
+    assert torch.equal(taking.moe(x, ids, weights, in_turns(gate_up), down, None), expected)
+
+
+def test_the_floor_is_bytes_or_arithmetic():
+    runner, plan = a_step()
+    model = runner.model
+    chosen = [4.0] * 2  # of 16 experts in the two layers that have some
+    work = work_of(model, runner.pool, plan, chosen, None)
+    experts = sum(w.nbytes for w in weights_of(model).values() if len(w.shape) == 3)
+    others = sum(w.nbytes for name, w in weights_of(model).items() if len(w.shape) < 3 and name != "embedding.weight")
+    embedding = weights_of(model)["embedding.weight"].nbytes * 96 / 1024
+    keys = 3 * 96 * runner.pool.nbytes / (20 * 32)
+    assert work.nbytes == pytest.approx(experts / 4 + others + embedding + keys)
+    flops = 2 * 96 * sum(w.size for n, w in weights_of(model).items() if len(w.shape) == 2 and "emb" not in n)
+    head = weights_of(model)["lm_head"]
+    flops += 2 * (48 - 96) * head.size  # half of the positions are sampled
+    flops += 2 * 96 * 4 / 16 * sum(w.size for w in weights_of(model).values() if len(w.shape) == 3)
+    assert work.flops == pytest.approx(flops)
+    rates = argparse.Namespace(tflops=1.0, tbs=2.0)
+    assert work.milliseconds(rates) == pytest.approx(max(work.nbytes / 2e9, work.flops / 1e9))

@@ -1,0 +1,72 @@
+"""The kernels of weights of few bits compile for Hopper in the shapes of LLaDA2.0-mini, as in `test_compile.py`."""
+
+import pytest
+import torch
+
+pytest.importorskip("triton")
+
+from runtime.kernels import grouped_experts, grouped_linear
+from runtime.kernels.grouped import room
+from tests.kernels.test_compile import boxed, build, spilled
+
+KINDS = {  # how codes are stored, their groups, and how Triton calls them
+    "int8": (torch.int8, None, "i8"),
+    "int4": (torch.uint8, 128, "u8"),
+    "blocks": (torch.float8_e4m3fn, 128, "fp8e4nv"),
+}
+
+
+def held(shape, kind):
+    stored, group, name = KINDS[kind]
+    return room(shape, stored, group or shape[-1], torch.device("meta")), name
+
+
+def constants_of(weight, depth):
+    four = weight.values.dtype == torch.uint8
+    return {"GROUP": grouped_linear.group_of(weight), "FOUR": four, "DEPTH": depth}, depth // 2 if four else depth
+
+
+@pytest.mark.parametrize(
+    ("kind", "pairs_per_expert", "described"),
+    [("int4", 1, True), ("int4", 64, True), ("int4", 64, False), ("int8", 64, True), ("blocks", 64, True)],
+)
+def test_moe_products(kind, pairs_per_expert, described):
+    (gate_up, name), (down, _) = held((256, 1024, 2048), kind), held((256, 2048, 512), kind)
+    height, *both = grouped_experts.cut(256 * pairs_per_expert, 256, 2, gate_up, down)
+    types = {"scales_ptr": "*fp32", "order_ptr": "*i32", "tiles_ptr": "*i32", "most": "i32", "hidden_ptr": "*bf16"}
+    kernels = grouped_experts._gate_up, grouped_experts._down
+    for how, kernel, weight in zip(both, kernels, (gate_up, down), strict=True):
+        low, middle, high = how.stages
+        own, deep = constants_of(weight, how.depth)
+        constants = own | {
+            "HIDDEN": 2048, "WIDTH": 512, "HEIGHT": height, "COLUMNS": how.columns, "LOW": low, "MIDDLE": middle,
+            "HIGH": high, "DESCRIBED": described,
+        }  # fmt: skip
+        first = kernel is grouped_experts._gate_up
+        weights = boxed((2 if first else 1) * how.columns, deep, name) if described else f"*{name}"
+        if first:
+            constants |= {"TOP_K": 8, "RUN": 8, "GELU": False}
+        pointers = {"weights": weights} | ({"x_ptr": "*bf16"} if first else {"pairs_ptr": "*bf16"})
+        compiled = build(kernel, types | pointers, constants, num_warps=how.warps)
+        assert spilled(compiled) == 0
+        assert "wgmma" in compiled.asm["ptx"]
+        assert ("cp.async.bulk.tensor" in compiled.asm["ptx"]) == described
+
+
+@pytest.mark.parametrize(
+    ("kind", "rows", "described"),
+    [("int4", 1, True), ("int4", 256, True), ("int4", 8192, False), ("int8", 256, True), ("blocks", 256, True)],
+)
+def test_linear(kind, rows, described):
+    weight, name = held((3072, 2048), kind)
+    tall, columns, depth, stages, warps = grouped_linear.tile_sizes(rows, weight, 2)
+    own, deep = constants_of(weight, depth)
+    types = {"x_ptr": "*bf16", "scales_ptr": "*fp32", "bias_ptr": "*bf16", "out_ptr": "*bf16", "rows": "i32"}
+    types["weights"] = boxed(columns, deep, name) if described else f"*{name}"
+    constants = own | {
+        "INPUTS": 2048, "OUTPUTS": 3072, "ROWS": tall, "COLUMNS": columns, "STAGES": stages, "BIASED": True,
+        "DESCRIBED": described,
+    }  # fmt: skip
+    compiled = build(grouped_linear._linear, types, constants, num_warps=warps)
+    assert spilled(compiled) == 0
+    assert "wgmma" in compiled.asm["ptx"]
