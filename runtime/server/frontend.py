@@ -15,6 +15,7 @@ from runtime.errors import RequestError
 from runtime.request.io import EngineInfo, EngineOutput, EngineStats, RequestSpec
 from runtime.server.messages import Abort, Add
 from runtime.server.metrics import Metrics
+from runtime.server.routing import Router
 
 if TYPE_CHECKING:
     from runtime.server.supervisor import Supervisor
@@ -52,14 +53,16 @@ class Inbox:
 class Live:
     """One engine request at a backend."""
 
-    __slots__ = ("id", "inbox", "index", "owner", "replica")
+    __slots__ = ("id", "inbox", "index", "owner", "replica", "tokens", "work")
 
-    def __init__(self, request_id: str, owner: str, index: int, inbox: Inbox, replica: int) -> None:
+    def __init__(self, request_id: str, owner: str, index: int, inbox: Inbox, replica: int, work: int) -> None:
         self.id = request_id
         self.owner = owner
         self.index = index  # which choice of the HTTP request
         self.inbox = inbox
         self.replica = replica
+        self.work = work  # tokens that its replica has still to do for it, as far as one can tell
+        self.tokens = 0  # of its answer so far
 
 
 class Frontend:
@@ -71,8 +74,10 @@ class Frontend:
         self.supervisor: Supervisor | None = None  # set once both exist
         self.table: dict[str, Live] = {}
         self.load = [0] * config.data_parallel_size  # live requests of each replica
+        self.router = Router(config.data_parallel_size)
         self.held: Counter[str] = Counter()  # live requests of each owner (key)
         metrics.figures.live = self.load
+        metrics.figures.work = self.router.work
         self.info: EngineInfo | None = None  # of the first engine that loaded; replicas are equal
 
     # -- requests
@@ -141,13 +146,14 @@ class Frontend:
         """
         self.check_room(len(specs), specs[0].owner)
         assert self.supervisor is not None
-        ready = self.supervisor.ready
+        ready, info = self.supervisor.ready, self.require()
         inbox = Inbox()
         shares: dict[int, list[RequestSpec]] = {}
         for index, spec in enumerate(specs):
-            replica = min(ready, key=self.load.__getitem__)
-            self.table[spec.id] = Live(spec.id, spec.owner, index, inbox, replica)
+            replica, work = self.router.place(spec, ready, self.load, info)
+            self.table[spec.id] = Live(spec.id, spec.owner, index, inbox, replica, work)
             self.load[replica] += 1
+            self.router.work[replica] += work
             self.held[spec.owner] += 1
             shares.setdefault(replica, []).append(spec)
         for replica, share in shares.items():
@@ -177,6 +183,7 @@ class Frontend:
         live = self.table.pop(request_id, None)
         if live is not None:
             self.load[live.replica] -= 1
+            self.router.work[live.replica] -= live.work
             self.held[live.owner] -= 1
             if not self.held[live.owner]:
                 del self.held[live.owner]
@@ -194,8 +201,15 @@ class Frontend:
             live = table.get(output.id)
             if live is None:  # aborted a moment ago
                 continue
+            done = len(output.new_tokens)
+            live.tokens += done
             if output.finish_reason is not None:
                 self._remove(output.id)
+                self.router.answered(live.tokens)
+            elif done:
+                done = min(done, live.work - 1)
+                live.work -= done
+                self.router.work[live.replica] -= done
             live.inbox.put((live.index, output))
 
     def on_stats(self, replica: int, stats: EngineStats) -> None:
@@ -203,6 +217,7 @@ class Frontend:
 
     def on_down(self, replica: int, reason: str) -> None:
         self.metrics.engine_gone(replica)
+        self.router.lost(replica)
         lost = [live for live in self.table.values() if live.replica == replica]
         for live in lost:
             self._remove(live.id)
