@@ -56,6 +56,10 @@ def test_every_flag_is_honoured_or_refused_by_name_from_every_source(flag, tmp_p
         pytest.skip("has its own test")
     value = good_value(flag)
     extra = {"zmq-command-addr": ["--zmq-event-addr", "tcp://h:9"], "zmq-event-addr": ["--zmq-command-addr", "ipc://h"]}
+    nodes = ["--num-nodes", "4", "--tensor-parallel-size", "4", "--master-port", "29500"]
+    extra |= dict.fromkeys(("node-rank", "master-addr"), nodes) | {"master-port": nodes[:4]}
+    extra["num-nodes"] = ["--tensor-parallel-size", "3", "--master-port", "29500"]
+    extra["expert-parallel-size"] = ["--tensor-parallel-size", "3"]
     more = extra.get(flag.name, ["--data-parallel-size", "1"] if flag.name == "device-ids" else [])
     file = tmp_path / "c.yaml"
     file.write_text(f"{flag.name}: {value}")
@@ -210,7 +214,7 @@ def test_what_kubernetes_injects_for_a_service_called_unmask():
         (["--dtype", "float64"], "--dtype"),
         (["--device", "tpu"], "--device: 'tpu' is not one of cuda, cpu"),
         (["--quantization", "int2"], "--quantization: 'int2' is not one of fp8, int8, int4"),
-        (["--tensor-parallel-size", "2"], r"--tensor-parallel-size: not built yet \(only 1"),
+        (["--deterministic"], r"--deterministic: not built yet \(only False"),
         (["--full-cache", "all"], "--full-cache: 'all' is not one of prefix, dual, vicinity"),
         (["--sampling-mode", "edit", "--remask-threshold", "0.1"], "--remask-threshold"),
         (["--mask-token-id", "3", "--eos-token-ids", "1,3"], "--eos-token-ids: 3"),
