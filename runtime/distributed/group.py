@@ -64,9 +64,14 @@ class Group:
 ALONE = Group()
 
 
-def join(
-    rank: int, size: int, store: dist.Store, device: torch.device, seconds: float, address: str = "127.0.0.1"
-) -> Group:
+def meeting(host: str, seconds: float, port: int | None = None) -> Any:
+    """Torch's store where ranks meet: made here, at a port of its own (`port` of what is returned), or found there."""
+    limit = timedelta(seconds=seconds)
+    store = dist.TCPStore  # type: ignore[attr-defined]
+    return store(host, port or 0, is_master=port is None, timeout=limit, wait_for_workers=False)
+
+
+def join(rank: int, size: int, store: Any, device: torch.device, seconds: float, address: str = "127.0.0.1") -> Group:
     """The group of these ranks, which meet in `store`: NCCL on CUDA, gloo elsewhere. `address`: of this host, where
     the others reach it. RuntimeError if they do not come in time."""
     limit = timedelta(seconds=seconds)
@@ -75,7 +80,7 @@ def join(
         options._timeout = limit
         made: Any = dist.ProcessGroupNCCL(store, rank, size, options)
     else:
-        options = dist.ProcessGroupGloo._Options()
+        options = dist.ProcessGroupGloo._Options()  # type: ignore[attr-defined]
         options._devices = [dist.ProcessGroupGloo.create_device(hostname=address)]
         options._timeout = limit
         made = dist.ProcessGroupGloo(store, rank, size, options)

@@ -12,11 +12,9 @@ import socket
 import sys
 import threading
 from collections.abc import Callable
-from datetime import timedelta
 from typing import Any
 
 import torch
-import torch.distributed as dist
 
 from runtime.config import EngineConfig
 from runtime.distributed import group as groups
@@ -90,8 +88,7 @@ class Follower:
             torch.cuda.set_device(device)
         connection = self.wire.connection
         own = "127.0.0.1" if connection.family == socket.AF_UNIX else connection.getsockname()[0]
-        limit = timedelta(seconds=told.seconds)
-        store = dist.TCPStore(told.host, told.port, is_master=False, timeout=limit, wait_for_workers=False)
+        store = groups.meeting(told.host, told.seconds, told.port)
         return groups.join(told.rank, told.size, store, device, told.seconds, own)
 
     def _follow(self, runner: ModelRunner) -> None:

@@ -6,11 +6,9 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from datetime import timedelta
 from typing import Any
 
 import torch
-import torch.distributed as dist
 
 from runtime.config import EngineConfig
 from runtime.distributed import group as groups
@@ -47,9 +45,7 @@ class Ranks:
         self.peers = gather_peers(size, place, seconds)
         try:
             self.watch = Watch(self.peers, seconds, self._lost)
-            store = dist.TCPStore(
-                place.address, 0, is_master=True, timeout=timedelta(seconds=seconds), wait_for_workers=False
-            )
+            store = groups.meeting(place.address, seconds)
             for peer in self.peers:
                 peer.wire.send(
                     Join(peer.rank, size, place.address, store.port, seconds, place.device_of(peer.hello.local))
@@ -80,7 +76,7 @@ class Ranks:
             engine = load_engine(config, progress, load, self.group)
             self.watch.answers(Loaded)
         assert isinstance(engine.runner, ModelRunner)
-        engine.runner = LeadingRunner(engine.runner, self)  # type: ignore[assignment]
+        engine.runner = LeadingRunner(engine.runner, self)
         self.watch.serving = True
         return engine
 
