@@ -14,13 +14,11 @@ from unmask_operator.api.strategies import DecodingStrategy
 
 # What the operator sets or needs itself, what prints something and ends, and what reads files or opens sockets of the
 # pod: a template, say, that is the engine's environment with its tokens could be asked back by any client.
-# The number of GPUs that a pod asks for follows from the sizes, so these are not to be given beside the spec.
-_SIZES = ("data-parallel-size", "expert-parallel-size", "node-rank", "num-nodes", "tensor-parallel-size")
-_OWN = ("drain-delay", "drain-timeout", "host", "model", "port", "served-model-name")
+_OWN = ("data-parallel-size", "drain-delay", "drain-timeout", "host", "model", "port", "served-model-name")
 _ENDS = ("help", "print-config")
 _FILES = ("api-key", "api-key-file", "chat-template", "config", "lora", "lora-path", "torch-profiler-dir")
 _SOCKETS = ("master-addr", "master-port", "zmq-command-addr", "zmq-event-addr")
-RESERVED = tuple(sorted((*_SIZES, *_OWN, *_ENDS, *_FILES, *_SOCKETS)))
+RESERVED = tuple(sorted((*_OWN, *_ENDS, *_FILES, *_SOCKETS)))
 BATCHED = BY_DEST["max_num_batched_tokens"].default
 
 
