@@ -123,8 +123,8 @@ class Ranks:
 
     def _lost(self, why: str) -> None:
         self._kill()
+        self.lost(why)  # a server's process ends with this
         self.group.abort()
-        self.lost(why)
 
     def _kill(self) -> None:
         for peer in self.peers:

@@ -18,6 +18,7 @@ log = logging.getLogger("unmask.ranks")
 
 SILENCE_SECONDS = 10.0  # of a rank that serves: it hangs
 LOOK_SECONDS = 0.25
+END_SECONDS = 0.5  # for a process whose end of the wire has closed, until its exit code is there
 
 
 class Peer:
@@ -40,7 +41,7 @@ class Peer:
         if self.process is None:
             return f"{self.name} has gone"
         try:
-            code = self.process.wait(1.0)
+            code = self.process.wait(END_SECONDS)
         except subprocess.TimeoutExpired:
             return f"{self.name} has gone"
         if code < 0:

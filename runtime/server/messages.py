@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from runtime.config import EngineConfig
+from runtime.config import EngineConfig, ServerConfig
 from runtime.request.io import EngineInfo, EngineOutput, EngineStats, RequestSpec
 
 VERSION = 5  # of this file; raised whenever a struct changes its meaning
@@ -42,6 +42,12 @@ class Configure(msgspec.Struct, tag=True, frozen=True):
     nodes: int = 1
     address: str = "localhost"
     port: int = 0
+
+    @classmethod
+    def of(cls, config: ServerConfig, replica: int) -> Configure:
+        devices, port = config.devices_of(replica), config.master_port or 0
+        place = config.num_nodes, config.master_addr, port
+        return cls(config.engine, devices, config.log_level, config.log_format, *place)
 
 
 class Add(msgspec.Struct, tag=True, frozen=True):

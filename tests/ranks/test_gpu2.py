@@ -90,7 +90,7 @@ def test_a_killed_rank_is_told_at_once(tmp_path):
     next(stream)
     threading.Timer(0.2, os.kill, (process.pid, signal.SIGKILL)).start()
     began = time.monotonic()
-    with pytest.raises(ReplicaLost, match="rank 1 was killed by signal 9"):
+    with pytest.raises(ReplicaLost, match=r"^rank 1 (was killed by signal 9|has gone)"):
         list(stream)
     assert time.monotonic() - began < 10
     llm.close()

@@ -17,18 +17,27 @@ T = TypeVar("T")
 
 
 class Exchange:
-    """Where the threads leave tensors for each other."""
+    """Where the threads leave tensors for each other. One of them works at a time: compilers and interpreters of
+    kernels are not made for several."""
 
     def __init__(self, size: int) -> None:
-        self.barrier = threading.Barrier(size, timeout=60)
+        self.barrier = threading.Barrier(size, timeout=120)
+        self.turn = threading.Lock()
         self.left: list[Any] = [None] * size
 
     def all(self, rank: int, x: torch.Tensor) -> torch.Tensor:
         self.left[rank] = x.clone()
-        self.barrier.wait()
+        self.wait()
         found = torch.stack(self.left)
-        self.barrier.wait()
+        self.wait()
         return found
+
+    def wait(self) -> None:
+        self.turn.release()
+        try:
+            self.barrier.wait()
+        finally:
+            self.turn.acquire()
 
 
 @dataclass(frozen=True)
@@ -49,7 +58,8 @@ def together(size: int, work: Callable[[Group], T]) -> list[T]:
 
     def one(rank: int) -> T:
         try:
-            return work(ThreadGroup(rank, size, None, exchange))
+            with exchange.turn:
+                return work(ThreadGroup(rank, size, None, exchange))
         except BaseException:
             exchange.barrier.abort()
             raise
