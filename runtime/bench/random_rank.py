@@ -1,5 +1,4 @@
-"""A rank whose weights are drawn; started by the rank of `random_weights.py` that leads. What all ranks keep alike is
-not alike then, so that times are what can be learnt of them."""
+"""A rank whose weights are drawn; started by the rank of `random_weights.py` that leads."""
 
 from __future__ import annotations
 

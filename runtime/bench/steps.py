@@ -24,6 +24,7 @@ from runtime.bench import floor, output
 from runtime.bench.steady import KINDS
 from runtime.bench.step_plans import StepPlans, pages_needed
 from runtime.config.table import BY_DEST
+from runtime.distributed.group import ALONE, Group
 from runtime.engine.model_runner import ModelRunner
 from runtime.errors import ConfigError
 from runtime.layers.attention_dispatch import attention_names
@@ -61,6 +62,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--page-size", type=int, default=32)
     parser.add_argument("--repeats", type=int, default=30, help="timed runs of each case; the median is shown")
     parser.add_argument("--warmup", type=int, default=5)
+    parser.add_argument("--tensor-parallel-size", type=int, default=1, help="ranks that share the model; not of --live")
+    parser.add_argument("--expert-parallel-size", type=int, default=1, help="as the server's")
     parser.add_argument("--graphs", action="store_true", help="also replay each decode forward as a CUDA graph")
     parser.add_argument("--live", action="store_true", help="the wall clock of an engine's whole step instead")
     about = "; ".join(f"{name}: {text}" for name, text in KINDS.items())
@@ -74,8 +77,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def main(args: argparse.Namespace) -> int:
+    if args.tensor_parallel_size > 1:
+        if args.live:
+            print("error: --live is the wall clock of one process; leave --tensor-parallel-size out")
+            return 1
+        from runtime.bench.spread import spread
+
+        return spread(args, _run)
+    return _run(args)
+
+
+def _run(args: argparse.Namespace, group: Group = ALONE) -> int:
+    """All cases; all ranks of a group do the same."""
     try:
-        setup = _set_up(args)
+        setup = _set_up(args, group)
     except ConfigError as error:
         print(f"error: {error}")
         return 1
@@ -122,6 +137,7 @@ class _Setup:
             "quantization": args.quantization, "torch": torch.__version__, "weights_gb": round(weights / 1e9, 3),
             "block_size": args.block_size, "page_size": args.page_size, "kv_cache_layout": args.kv_cache_layout,
             "filled": args.filled, "budget": args.budget, "repeats": args.repeats,
+            "ranks": build.group.size, "experts_dealt": build.deals,
         }  # fmt: skip
 
     def fill_pool(self) -> None:
@@ -130,7 +146,7 @@ class _Setup:
             tensor.normal_()
 
 
-def _set_up(args: argparse.Namespace) -> _Setup:
+def _set_up(args: argparse.Namespace, group: Group) -> _Setup:
     if (args.arch is None) == (args.model is None):
         raise ConfigError("give either --arch NAME --random-weights or --model CHECKPOINT")
     if args.random_weights != (args.arch is not None):
@@ -143,7 +159,8 @@ def _set_up(args: argparse.Namespace) -> _Setup:
     if args.graphs and device.type != "cuda":
         raise ConfigError("--graphs needs a CUDA device")
     dtype = DTYPES[args.dtype or ("bfloat16" if device.type == "cuda" else "float32")]
-    build = Build.choose(device, dtype, args.attn_impl, args.quantization)
+    deals = args.expert_parallel_size > 1
+    build = Build.choose(device, dtype, args.attn_impl, args.quantization, group=group, deals=deals)
     checkpoint = None if args.model is None else resolve_checkpoint(args.model)
     config = architecture(args.arch) if checkpoint is None else checkpoint.config
     family = resolve_family(None, config)
@@ -266,7 +283,7 @@ def _captured(forward: Callable[[], torch.Tensor]) -> Callable[[], object]:
     torch.cuda.current_stream().wait_stream(side)
     graph = torch.cuda.CUDAGraph()
     eager = forward()
-    with torch.cuda.graph(graph):
+    with torch.cuda.graph(graph, capture_error_mode="thread_local"):
         replayed = forward()
     graph.replay()
     torch.cuda.synchronize()

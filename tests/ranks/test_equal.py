@@ -20,8 +20,9 @@ def test_experts_that_are_dealt_out(pair, tmp_path, key):
     torch.testing.assert_close(dealt, logits(flags), rtol=1e-11, atol=1e-11)
 
 
-def test_logits_are_whole(pair, tmp_path):
-    flags = served("dream", tmp_path)  # of an odd vocabulary
+@pytest.mark.parametrize("key", ["dream"])  # of an odd vocabulary
+def test_logits_are_whole(pair, tmp_path, key):
+    flags = served(key, tmp_path)
     torch.testing.assert_close(logits(flags, tensor_parallel_size=2), logits(flags), rtol=1e-11, atol=1e-11)
 
 

@@ -123,8 +123,21 @@ def free_port():
         return found.getsockname()[1]
 
 
-def test_what_a_rank_refuses_is_told():
-    with pytest.raises(ConfigError, match=r"--tensor-parallel-size 2: .* heads are 7, which it does not divide"):
-        LLM(str(GOLDEN / "dream"), **FLAGS)
-    with pytest.raises(ConfigError, match="the model has no experts to deal out"):
-        LLM(str(GOLDEN / "sdar"), **FLAGS, expert_parallel_size=2)
+@pytest.mark.parametrize(
+    ("key", "flags", "says"),
+    [
+        ("dream", {}, r"--tensor-parallel-size 2: .* heads are 7, which it does not divide"),
+        ("sdar", {"expert_parallel_size": 2}, "the model has no experts to deal out"),
+    ],
+)
+def test_what_a_rank_refuses_is_told(key, flags, says):
+    with pytest.raises(ConfigError, match=says):
+        LLM(str(GOLDEN / key), **FLAGS, **flags)
+
+
+def test_ranks_that_see_other_files(monkeypatch, tmp_path):
+    from runtime.ranks import lead
+
+    monkeypatch.setattr(lead, "digests", lambda path: {"config.json": "x"})
+    with pytest.raises(ConfigError, match=r"rank 1 sees other files than rank 0: .*config.json.* differ"):
+        LLM(str(GOLDEN / "llada2_tiny"), **FLAGS)

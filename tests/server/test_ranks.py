@@ -57,11 +57,20 @@ def test_a_killed_rank_under_load(server: ServerProcess, whom):
     assert not gone, "a rank outlives its replica"
 
 
-def test_what_one_process_answers(server: ServerProcess):
-    asked = {"prompt": "3 + 4 =", "max_tokens": 20, "temperature": 0}
-    with serving("--device", "cpu", "--num-pages", "256") as one, one.client() as alone, server.client() as shared:
-        ours, expected = (client.post("/generate", json=asked).json() for client in (shared, alone))
-        assert (ours["token_ids"], ours["nfe"]) == (expected["token_ids"], expected["nfe"])
+def test_ranks_and_replicas_answer_alike(server: ServerProcess):
+    fixed = {"max_tokens": 24, "ignore_eos": True}  # so that they meet
+    asked = [{"prompt": f"{n} + 4 =", "temperature": n % 2, "seed": n, **fixed} for n in range(6)]
+    with serving("--device", "cpu", "--num-pages", "256", "--data-parallel-size", "2") as copies:
+        wait_for(lambda: len(copies.backends()) == copies.metrics()["unmask_backends_ready"], 60)
+        with copies.client() as one, server.client() as other, concurrent.futures.ThreadPoolExecutor(6) as pool:
+            theirs = list(pool.map(lambda ask: one.post("/generate", json=ask).json(), asked))
+            ours = [other.post("/generate", json=ask).json() for ask in asked]
+        assert [(a["token_ids"], a["nfe"]) for a in ours] == [(a["token_ids"], a["nfe"]) for a in theirs]
+        copies.until_idle()
+        found = copies.metrics()
+        assert all(found[f'unmask_replica_up{{replica="{n}"}}'] == 1 for n in range(2))
+        assert all(found[f'unmask_replica_work_tokens{{replica="{n}"}}'] == 0 for n in range(2))
+        assert all(found[f'unmask_replica_generated_tokens_total{{replica="{n}"}}'] > 0 for n in range(2))
 
 
 @pytest.mark.slow
