@@ -21,6 +21,7 @@ import torch
 from torch import nn
 
 from runtime.bench import floor, output
+from runtime.bench.captured import captured
 from runtime.bench.steady import KINDS
 from runtime.bench.step_plans import StepPlans, pages_needed
 from runtime.config.table import BY_DEST
@@ -207,7 +208,7 @@ def _decode_case(setup: _Setup, batch: int, context: int, args: argparse.Namespa
     row["step_ms"] = _median(lambda: runner.run(plan), setup.pool.device, args)
     row["forward_ms"] = _median(forward, setup.pool.device, args)
     if args.graphs:
-        row["graph_ms"] = _median(_captured(forward), setup.pool.device, args)
+        row["graph_ms"] = _median(captured(forward), setup.pool.device, args)
     row["tokens_per_s"] = round(batch * args.block_size / row["step_ms"] * 1e3)
     print(json.dumps(row), flush=True)
     return row
@@ -271,25 +272,6 @@ def _clocked(work: Callable[[], object]) -> float:
 
 def _rounded(times: list[float]) -> float:
     return round(statistics.median(times), 3)
-
-
-@torch.inference_mode()
-def _captured(forward: Callable[[], torch.Tensor]) -> Callable[[], object]:
-    """The forward as a CUDA graph: the same launches without the host between them."""
-    side = torch.cuda.Stream()
-    side.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(side):
-        forward()
-    torch.cuda.current_stream().wait_stream(side)
-    graph = torch.cuda.CUDAGraph()
-    eager = forward()
-    with torch.cuda.graph(graph, capture_error_mode="thread_local"):
-        replayed = forward()
-    graph.replay()
-    torch.cuda.synchronize()
-    if not torch.allclose(eager.float(), replayed.float(), rtol=1e-2, atol=1e-2):
-        raise RuntimeError("a replayed graph gives other outputs than the eager forward")
-    return graph.replay
 
 
 def table(rows: list[dict[str, Any]]) -> str:
