@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
@@ -66,9 +67,13 @@ ALONE = Group()
 
 def meeting(host: str, seconds: float, port: int | None = None) -> Any:
     """Torch's store where ranks meet: made here, at a port of its own (`port` of what is returned), or found there."""
-    limit = timedelta(seconds=seconds)
-    store = dist.TCPStore  # type: ignore[attr-defined]
-    return store(host, port or 0, is_master=port is None, timeout=limit, wait_for_workers=False)
+    limit, store = timedelta(seconds=seconds), dist.TCPStore  # type: ignore[attr-defined]
+    if port is not None:
+        return store(host, port, is_master=False, timeout=limit, wait_for_workers=False)
+    listener = socket.create_server((host, 0))  # at this address alone: by itself the store listens at all
+    port = listener.getsockname()[1]
+    descriptor = listener.detach()
+    return store(host, port, is_master=True, timeout=limit, wait_for_workers=False, master_listen_fd=descriptor)
 
 
 def join(rank: int, size: int, store: Any, device: torch.device, seconds: float, address: str = "127.0.0.1") -> Group:

@@ -20,6 +20,7 @@ from runtime.config import EngineConfig
 
 VERSION = 1  # of this file; raised whenever a struct changes its meaning
 BEAT_SECONDS = 1.0
+UNHEARD_SECONDS = 30.0  # after which what another host has not taken ends the connection
 _HEAD = struct.Struct("<II")  # bytes of the message, and of its arrays
 _MOST = 1 << 30  # bytes of either
 
@@ -126,7 +127,8 @@ class Wire:
         self._sending = threading.Lock()
         if connection.family != socket.AF_UNIX:
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+            if hasattr(socket, "TCP_USER_TIMEOUT"):  # a host that has gone without a word takes no beats either
+                connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(UNHEARD_SECONDS * 1000))
 
     def fileno(self) -> int:
         return self.connection.fileno()
@@ -174,7 +176,7 @@ class Wire:
     def wait_for_the_end(self) -> None:
         """Returns when the other end has closed; reads nothing."""
         poller = select.poll()
-        poller.register(self.connection, select.POLLRDHUP)
+        poller.register(self.connection, select.POLLRDHUP)  # and errors, which are always told
         poller.poll()
 
     def close(self) -> None:

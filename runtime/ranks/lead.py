@@ -62,8 +62,8 @@ class Ranks:
         assert self.watch is not None
         with self._together():
             self.watch.serving = False
+            own = digests(resolve_checkpoint(config.model, progress).path)  # who shares a disk finds it downloaded
             self._tell(Look(config))
-            own = digests(resolve_checkpoint(config.model, progress).path)
             for rank, seen in self.watch.answers(Seen).items():
                 assert isinstance(seen, Seen)
                 if seen.files != own:
@@ -151,6 +151,8 @@ class Running:
         self.watch = watch
 
     def __enter__(self) -> None:
+        if self.watch.failure is not None:
+            raise ReplicaLost(str(self.watch.failure))
         self.watch.since = time.monotonic()
 
     def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
@@ -161,6 +163,8 @@ class Running:
             if self.watch.failure is not None:
                 raise ReplicaLost(str(self.watch.failure)) from error
             raise ReplicaLost(f"rank 0 {sentence(error)}") from error
+        if error is not None:
+            self.watch.fail(ReplicaLost("rank 0 was interrupted within a step, which the others wait for"))
 
 
 class LeadingRunner:

@@ -2,11 +2,12 @@
 
 import os
 
+import psutil
 import pytest
 import torch
 import torch.distributed as dist
 
-from runtime.distributed.group import ALONE, Group, join
+from runtime.distributed.group import ALONE, Group, join, meeting
 
 
 def test_a_group_of_one_asks_nobody():
@@ -16,6 +17,16 @@ def test_a_group_of_one_asks_nobody():
     assert torch.equal(ALONE.gather(x), x[None])
     assert ALONE.least(7, torch.device("cpu")) == 7
     ALONE.abort()
+
+
+def test_ranks_meet_at_one_address_alone():
+    store = meeting("127.0.0.1", 5)
+    meeting("127.0.0.1", 5, store.port).set("a", "b")
+    assert store.get("a") == b"b"
+    here = [
+        c.laddr for c in psutil.Process().net_connections("tcp") if c.status == "LISTEN" and c.laddr.port == store.port
+    ]
+    assert [address.ip for address in here] == ["127.0.0.1"]
 
 
 @pytest.fixture

@@ -38,6 +38,18 @@ def test_a_killed_rank_is_told_at_once():
             pytest.fail("it went on without the rank")
 
 
+def test_a_step_that_is_interrupted(monkeypatch):
+    with LLM(str(GOLDEN / "llada2_tiny"), **FLAGS) as llm:
+
+        def interrupted(plan):
+            raise KeyboardInterrupt
+
+        monkeypatch.setattr(llm.engine.runner.own, "run", interrupted)
+        for what in (KeyboardInterrupt, ReplicaLost):
+            with pytest.raises(what):
+                llm.generate([[5, 6]], SamplingParams(max_tokens=4))
+
+
 def test_processes_end_with_their_llm():
     llm = LLM(str(GOLDEN / "llada2_tiny"), **FLAGS)
     process = llm._ranks.peers[0].process
