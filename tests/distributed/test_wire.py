@@ -77,10 +77,12 @@ def test_plans_come_as_they_went(wires):
         "rows", "tokens", "state", "sampled", "may_force", "advanced", "initial_masks", "given_steps",
         "post_edit_steps",
     )  # fmt: skip
+    one = np.arange(1)
+    groups = RulePlan("edit", one, np.ones((1, 4)), 3), RulePlan("credit", one, np.ones((1, 5)), 1, np.ones(2))
     blocks = BlockPlan(
         **{name: np.arange(6).reshape(2, 3) + n for n, name in enumerate(fields)}, remasked=None,
         drawing=Drawing(np.ones((2, 3)), np.zeros((2, 3))),
-        groups=(RulePlan("edit", np.arange(1), np.ones((1, 4)), 3), RulePlan("credit", np.arange(1), np.ones((1, 5)), 1, np.ones(2))),
+        groups=groups,
         place=np.arange(2),
     )  # fmt: skip
     plan = StepPlan(tokens=np.arange(9), **numbers, sampled=lambda: blocks, merged=merged)
