@@ -37,6 +37,7 @@ from runtime.models.base import Facts, Family, Model, resolve_family
 from runtime.state.plan import StepPlan
 from runtime.strategies import DecodingContext, Strategy, also_fits, make_strategy
 from runtime.weights import load_model, resolve_checkpoint
+from runtime.weights.quantised import quantization_of
 
 DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
 
@@ -135,7 +136,7 @@ class _Setup:
         weights = sum(weight.nbytes for weight in weights_of(cast(nn.Module, model)).values())
         self.facts = {
             "model": args.arch or args.model, "device": gpu, "dtype": str(dtype).removeprefix("torch."),
-            "quantization": args.quantization, "torch": torch.__version__, "weights_gb": round(weights / 1e9, 3),
+            "quantization": build.quantization, "torch": torch.__version__, "weights_gb": round(weights / 1e9, 3),
             "block_size": args.block_size, "page_size": args.page_size, "kv_cache_layout": args.kv_cache_layout,
             "filled": args.filled, "budget": args.budget, "repeats": args.repeats,
             "ranks": build.group.size, "experts_dealt": build.deals,
@@ -160,10 +161,10 @@ def _set_up(args: argparse.Namespace, group: Group) -> _Setup:
     if args.graphs and device.type != "cuda":
         raise ConfigError("--graphs needs a CUDA device")
     dtype = DTYPES[args.dtype or ("bfloat16" if device.type == "cuda" else "float32")]
-    deals = args.expert_parallel_size > 1
-    build = Build.choose(device, dtype, args.attn_impl, args.quantization, group=group, deals=deals)
     checkpoint = None if args.model is None else resolve_checkpoint(args.model)
     config = architecture(args.arch) if checkpoint is None else checkpoint.config
+    quantization, deals = quantization_of(config, args.quantization), args.expert_parallel_size > 1
+    build = Build.choose(device, dtype, args.attn_impl, quantization, group=group, deals=deals)
     family = resolve_family(None, config)
     arch = family.parse(config)
     known = family.facts(arch)

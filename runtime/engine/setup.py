@@ -22,6 +22,7 @@ from runtime.request.io import EngineInfo
 from runtime.strategies import DecodingContext, Strategy, also_fits, make_strategy
 from runtime.weights import Checkpoint, TokenIds, load_model, read_tokens, resolve_checkpoint
 from runtime.weights.hub import Progress
+from runtime.weights.quantised import quantization_of
 
 DEFAULT_MODEL_LEN = 4096
 
@@ -62,7 +63,7 @@ def load_engine(
     info = _info(config, family, checkpoint, facts, ids, context, strategy, device, dtype)
     free_at_start = torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else 0
     deals = config.expert_parallel_size > 1
-    build = Build.choose(device, dtype, config.attn_impl, config.quantization, group=group, deals=deals)
+    build = Build.choose(device, dtype, config.attn_impl, info.quantization, group=group, deals=deals)
     model = load(checkpoint, family, arch, build, progress)
     if progress is not None:
         loaded = sum(weight.nbytes for weight in weights_of(cast(nn.Module, model)).values())
@@ -152,7 +153,7 @@ def _info(
         strategy=key,
         device=str(device),
         dtype=str(dtype).removeprefix("torch."),
-        quantization=config.quantization,
+        quantization=quantization_of(checkpoint.config, config.quantization),
         tensor_parallel_size=config.tensor_parallel_size,
         expert_parallel_size=config.expert_parallel_size,
         vocab_size=facts.vocab_size,

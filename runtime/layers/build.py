@@ -60,6 +60,7 @@ class Build:
     quantization: str | None = field(default=None, kw_only=True)
     group: Group = field(default=ALONE, kw_only=True)
     deals: bool = field(default=False, kw_only=True)
+    joins: bool = field(default=True, kw_only=True)  # see `joined`
 
     @classmethod
     def choose(
@@ -139,8 +140,9 @@ class Build:
 
     def joined(self, experts: int, hidden: int, width: int) -> Joined | None:
         """Unfilled, of `experts` gated layers and one more of like width, kept so that kernels take it for an expert.
-        None: the kernels, or the format, do not, or the experts are dealt out."""
-        if not self.kernels.turns or self.deals:
+        None: the kernels, or the format, do not, the experts are dealt out, or `joins` says that their formats may
+        differ."""
+        if not self.kernels.turns or self.deals or not self.joins:
             return None
         rows, columns = self.widths(width)
         if self.group.size > 1:

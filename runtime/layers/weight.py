@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from runtime.errors import ConfigError
+from runtime.kernels.packed_torch import Packed
 from runtime.kernels.router import PARTS, split_parts
 from runtime.kernels.turns import gates_first, places
 from runtime.layers.head import head_logits
@@ -75,6 +76,10 @@ class Weight(ABC):
         part = Part.of(self.whole, index)
         pieces = [(part, part.box)] if self.share is None else self.share.pieces(part)
         return sum(self.take(kept, read(box).reshape([len(r) for r in kept.ranges])) for kept, box in pieces)
+
+    def fill_packed(self, index: Index, packed: Packed) -> int:
+        """`fill` with a matrix of few bits that a checkpoint holds. Its own format keeps it as it is."""
+        return self.fill(index, packed.whole(torch.float32))
 
     @abstractmethod
     def take(self, part: Part, tensor: torch.Tensor) -> int:

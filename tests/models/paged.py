@@ -14,6 +14,7 @@ from runtime.layers.kv_pool import LAYOUTS, PagedPool
 from runtime.models import resolve_family
 from runtime.models.base import Model
 from runtime.weights import load_model, resolve_checkpoint
+from runtime.weights.quantised import quantization_of
 
 
 def make_batch(
@@ -118,5 +119,6 @@ def load(
     """The model of a checkpoint, or a rank's share of it; `name`: as --model-name."""
     checkpoint = resolve_checkpoint(str(path))
     family = resolve_family(name, checkpoint.config)
+    quantization = quantization_of(checkpoint.config, quantization)
     build = Build.choose(device, dtype, attn_impl, quantization, group=group, deals=deals)
     return load_model(checkpoint, family, family.parse(checkpoint.config), build)
