@@ -58,6 +58,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--device", choices=["cuda", "cpu"], help="default: cuda where there is one")
     parser.add_argument("--attn-impl", choices=attention_names(), help="default: triton_grouped on CUDA, else torch")
+    parser.add_argument("--deterministic", action="store_true", help="kernels whose bits do not depend on the batch")
     parser.add_argument("--kv-cache-layout", choices=LAYOUTS, default="unified")
     parser.add_argument("--block-size", type=int, help="default: the checkpoint's, else the family's")
     parser.add_argument("--filled", type=float, help="share of a block of masks that holds random tokens; default: 0.5")
@@ -130,13 +131,14 @@ class _Setup:
         )
         self.runner = ModelRunner(
             model, self.pool, block_size=args.block_size, mask_id=mask_id, max_token_id=last, eos_ids=(0,),
-            places=max(args.batch),
+            places=max(args.batch), apart=args.deterministic,
         )  # fmt: skip
         gpu = torch.cuda.get_device_name(device) if device.type == "cuda" else platform.processor() or "cpu"
         weights = sum(weight.nbytes for weight in weights_of(cast(nn.Module, model)).values())
         self.facts = {
             "model": args.arch or args.model, "device": gpu, "dtype": str(dtype).removeprefix("torch."),
-            "quantization": build.quantization, "torch": torch.__version__, "weights_gb": round(weights / 1e9, 3),
+            "quantization": build.quantization, "deterministic": args.deterministic,
+            "torch": torch.__version__, "weights_gb": round(weights / 1e9, 3),
             "block_size": args.block_size, "page_size": args.page_size, "kv_cache_layout": args.kv_cache_layout,
             "filled": args.filled, "budget": args.budget, "repeats": args.repeats,
             "ranks": build.group.size, "experts_dealt": build.deals,
@@ -164,7 +166,9 @@ def _set_up(args: argparse.Namespace, group: Group) -> _Setup:
     checkpoint = None if args.model is None else resolve_checkpoint(args.model)
     config = architecture(args.arch) if checkpoint is None else checkpoint.config
     quantization, deals = quantization_of(config, args.quantization), args.expert_parallel_size > 1
-    build = Build.choose(device, dtype, args.attn_impl, quantization, group=group, deals=deals)
+    build = Build.choose(
+        device, dtype, args.attn_impl, quantization, deterministic=args.deterministic, group=group, deals=deals
+    )
     family = resolve_family(None, config)
     arch = family.parse(config)
     known = family.facts(arch)
@@ -219,7 +223,7 @@ def _live_cases(setup: _Setup, args: argparse.Namespace) -> list[dict[str, Any]]
     from runtime.bench.live import Live, cases
 
     strategy = setup.plans.strategy
-    live = Live(setup.runner.model, setup.pool, strategy, setup.known, setup.plans.mask_id, args)
+    live = Live(setup.runner.model, setup.pool, strategy, setup.known, setup.plans.mask_id, args, args.deterministic)
     rows = []
     for kind, batch, context, steps in cases(args, strategy):
         rows.append(live.case(kind, batch, context, steps))

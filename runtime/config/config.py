@@ -45,6 +45,7 @@ class EngineConfig:
     distributed_timeout_seconds: float = 600.0
     disable_full_static_runner: bool = False
     enforce_eager: bool = False
+    deterministic: bool = False
     disable_torch_compile: bool = False
     disable_prefix_caching: bool = False
     skip_tokenizer: bool = False  # Python API only: ids in, ids out
@@ -84,6 +85,11 @@ class EngineConfig:
             raise ConfigError(
                 f"--expert-parallel-size {self.expert_parallel_size}: must be 1 or --tensor-parallel-size, "
                 f"{self.tensor_parallel_size}"
+            )
+        if self.deterministic and self.tensor_parallel_size > 1:
+            raise ConfigError(
+                "--deterministic: how sums of several ranks are rounded may depend on how many rows there are; leave "
+                "it out, or --tensor-parallel-size"
             )
         if self.eos_token_ids is not None and self.mask_token_id in self.eos_token_ids:
             raise ConfigError(f"--eos-token-ids: {self.mask_token_id} is also --mask-token-id")

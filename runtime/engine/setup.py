@@ -52,6 +52,11 @@ def load_engine(
     facts = family.facts(arch)
     context = _context(config, facts)
     strategy = _strategy(config, family, context)
+    if config.deterministic and device.type == "cuda" and strategy.noisy:
+        raise ConfigError(
+            f"--deterministic: on a GPU the bits of {family.key}, which is told of its last step, may still depend on "
+            "the batch; leave it out, or use --device cpu"
+        )
     ids = read_tokens(
         checkpoint,
         family,
@@ -63,7 +68,9 @@ def load_engine(
     info = _info(config, family, checkpoint, facts, ids, context, strategy, device, dtype)
     free_at_start = torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else 0
     deals = config.expert_parallel_size > 1
-    build = Build.choose(device, dtype, config.attn_impl, info.quantization, group=group, deals=deals)
+    build = Build.choose(
+        device, dtype, config.attn_impl, info.quantization, deterministic=config.deterministic, group=group, deals=deals
+    )
     model = load(checkpoint, family, arch, build, progress)
     if progress is not None:
         loaded = sum(weight.nbytes for weight in weights_of(cast(nn.Module, model)).values())

@@ -72,16 +72,18 @@ class Build:
         *,
         group: Group = ALONE,
         deals: bool = False,
+        deterministic: bool = False,
     ) -> Build:
         """With the kernels that fit, and, unless it is named, the attention. ConfigError for a dtype of no floats, and
-        for a format that does not go with the dtype or the device."""
+        for a format that does not go with the dtype or the device. `deterministic`: with kernels and an attention whose
+        bits do not depend on what rows are beside each other."""
         if not dtype.is_floating_point:
             raise ConfigError(f"--dtype {dtype} is not a floating point type")
         device = torch.device(device)
         if quantization is not None:
             format_of(quantization).check(device, dtype)
         default = "triton_grouped" if device.type == "cuda" else "torch"
-        kernels = select_kernels(device, dtype, quantization)
+        kernels = select_kernels(device, dtype, quantization, deterministic=deterministic)
         return cls(
             device, dtype, kernels, attn_impl or default, quantization=quantization, group=group, deals=deals
         )  # fmt: skip
@@ -191,7 +193,8 @@ class Build:
     def parameter(self, *shape: int, dtype: torch.dtype | None = None, share: Share | None = None) -> Weight:
         """Unfilled, of something small: plain however large ones are kept, and whole unless a share is given; in the
         model's dtype unless another is given."""
-        return PlainWeight(_kept(shape, share), dtype or self.dtype, self.device).sharing(share)
+        made = PlainWeight(_kept(shape, share), dtype or self.dtype, self.device, self.kernels.linear)
+        return made.sharing(share)
 
 
 def _kept(shape: tuple[int, ...], share: Share | None) -> tuple[int, ...]:

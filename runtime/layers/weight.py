@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import torch
 import torch.nn.functional as F
@@ -17,6 +17,9 @@ from runtime.kernels.router import PARTS, split_parts
 from runtime.kernels.turns import gates_first, places
 from runtime.layers.head import head_logits
 from runtime.layers.share import Index, Part, Share
+
+if TYPE_CHECKING:
+    from runtime.kernels.dispatch import LinearKernel
 
 
 class Weight(ABC):
@@ -103,13 +106,16 @@ class Weight(ABC):
 
 
 class PlainWeight(Weight):
-    """One tensor of the whole."""
+    """One tensor of the whole. `linear`: what multiplies by it."""
 
-    __slots__ = ("tensor",)  # an attribute in the property's place: reading it costs the host no call
+    __slots__ = ("linear", "tensor")  # an attribute in the property's place: reading it costs the host no call
     tensor: torch.Tensor
 
-    def __init__(self, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> None:
+    def __init__(
+        self, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device, linear: LinearKernel = F.linear
+    ) -> None:
         super().__init__(shape, dtype)
+        self.linear = linear
         self.tensor = torch.empty(shape, dtype=dtype, device=device)
 
     @classmethod
@@ -128,6 +134,9 @@ class PlainWeight(Weight):
         kept.copy_(tensor)
         require_finite(kept, tensor)
         return kept.numel()
+
+    def matmul(self, x: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
+        return self.linear(x, self.tensor, bias)
 
 
 class TurnsWeight(Weight):

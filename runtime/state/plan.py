@@ -88,6 +88,7 @@ class StepPlan:
     tiles: Ints32  # [tiles, 3]
     page_table: Ints32  # [requests, pages]
     sampled: Callable[[], BlockPlan | None]
+    apart: Callable[[], list[BlockPlan]] = list  # the same, each request's blocks for themselves
     merged: MergedRows | None = None
 
     @cached_property
