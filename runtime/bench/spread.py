@@ -19,6 +19,9 @@ Run = Callable[[argparse.Namespace, Group], int]
 
 def spread(args: argparse.Namespace, run: Run) -> int:
     """`run` in as many processes as `--tensor-parallel-size` says; the first one's exit code."""
+    if args.live:
+        print("error: --live is the wall clock of one process; leave --tensor-parallel-size out")
+        return 1
     store = groups.meeting("127.0.0.1", SECONDS)
     size, context = args.tensor_parallel_size, multiprocessing.get_context("spawn")
     others = [

@@ -81,9 +81,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def main(args: argparse.Namespace) -> int:
     if args.tensor_parallel_size > 1:
-        if args.live:
-            print("error: --live is the wall clock of one process; leave --tensor-parallel-size out")
-            return 1
         from runtime.bench.spread import spread
 
         return spread(args, _run)

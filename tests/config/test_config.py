@@ -214,7 +214,7 @@ def test_what_kubernetes_injects_for_a_service_called_unmask():
         (["--dtype", "float64"], "--dtype"),
         (["--device", "tpu"], "--device: 'tpu' is not one of cuda, cpu"),
         (["--quantization", "int2"], "--quantization: 'int2' is not one of fp8, int8, int4"),
-        (["--deterministic"], r"--deterministic: not built yet \(only False"),
+        (["--torch-compile-mode", "x"], r"--torch-compile-mode: not built yet"),
         (["--full-cache", "all"], "--full-cache: 'all' is not one of prefix, dual, vicinity"),
         (["--sampling-mode", "edit", "--remask-threshold", "0.1"], "--remask-threshold"),
         (["--mask-token-id", "3", "--eos-token-ids", "1,3"], "--eos-token-ids: 3"),
