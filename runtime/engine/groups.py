@@ -59,19 +59,17 @@ class Group:
         last = self.vocabulary.size(logits) - 1
         current[here] = self.vocabulary.probability(logits, tokens[here].clamp(max=last))
 
-    def adjust(
-        self, logits: torch.Tensor, own: Place, tokens: torch.Tensor, masked: torch.Tensor, advanced: torch.Tensor,
-        *, fixed: bool,
-    ) -> None:  # fmt: skip
-        """In place: the rule's own changes to the logits of some of its rows, whose blocks are numbered as its own."""
+    def seen(
+        self, own: Place, tokens: torch.Tensor, masked: torch.Tensor, advanced: torch.Tensor, *, fixed: bool
+    ) -> Rows:
+        """Some of its rows, whose blocks are numbered as its own, as the rule sees them."""
         if self.members is not None:
             tokens, masked, advanced = tokens[self.members], masked[self.members], advanced[self.members]
         block, at = own
         params, columns = self.params[block], self.rule.columns
-        rows = Rows(
+        return Rows(
             tokens, masked, block, at, advanced[block], params, columns, self.kept, fixed, self.vocabulary
         )  # fmt: skip
-        self.rule.adjust(logits, rows)
 
     def likeliest(self, logits: torch.Tensor, own: Place) -> None:
         """Writes into `top` the likeliest tokens at each of some of its positions, as many as its request mixes."""
