@@ -159,7 +159,7 @@ class Service:
                 self.frontend.check_room(len(prompts) * n, owner)
             specs += choices(spec, n)
         made = [Choice(i, spec, Answer(tokenizer, stops)) for i, spec in enumerate(specs)]
-        return Job(id, self.frontend, made, streamed=mode is not None)
+        return Job(id, self.frontend, made, streamed=mode is not None, prompts=len(prompts))
 
 
 class Started(NamedTuple):
@@ -204,6 +204,7 @@ async def answered(request: Request, job: Job) -> None:
         await disconnected(request.receive)
         job.inbox.put(ClientGone())
 
+    request.state.job = job  # the log tells of it
     watcher = asyncio.create_task(watch())
     try:
         await job.finish()

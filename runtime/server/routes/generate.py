@@ -35,7 +35,7 @@ async def generate(request: Request) -> Response:
         ids = (await service.preparer.encode_each(request, [body.prompt]))[0]
         limit, owner = DEFAULT_MAX_TOKENS, owner_of(request)
         job = await service.job(body, [ids], id=new_id("gen"), mode=mode, default_max_tokens=limit, owner=owner)
-    if body.stream:
+    if mode is not None:
         return EventStream(job, _events(service, job, body.prompt, mode))
     with job:
         await answered(request, job)
@@ -53,7 +53,7 @@ def _answer(service: Service, job: Job, prompt: str | list[int]) -> dict[str, An
         "token_ids": choice.token_ids,
         "nfe": choice.nfe,
         "finish_reason": choice.finish_reason,
-        "full_text": (prompt if isinstance(prompt, str) else tokenizer.decode(ids)) + choice.text,
+        "full_text": (prompt if isinstance(prompt, str) else tokenizer.decode(ids)) + (choice.text or ""),
         "full_token_ids": ids + choice.token_ids,
         "usage": job.usage(),
         "timings": job.timings(),
