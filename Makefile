@@ -17,7 +17,7 @@ REGISTRY ?=
 SBOMS ?= build
 VERSION := $(shell sed -n 's/^version = "\(.*\)"/\1/p' pyproject.toml)
 
-.PHONY: help setup serve chat test programs e2e browser-test lint format typecheck crds operator-bench siege gpu-test gpu-bench images lock clean
+.PHONY: help setup serve chat test programs e2e browser-test lint format typecheck crds operator-bench siege gpu-test gpu-test-2 gpu-bench images lock clean
 
 help:  ## show this list
 	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 16
@@ -102,6 +102,9 @@ siege: setup  ## attack a server of its own, each attack alone, and measure; ARG
 
 gpu-test:  ## the -m gpu suite, with whatever python3 has torch and a GPU
 	PYTHONPATH=. $(PYTHON) -m pytest -m gpu -p no:cacheprovider $$(grep -rl --include='test_*.py' 'mark.gpu' tests) $(ARGS)
+
+gpu-test-2:  ## the -m gpu2 suite, on a machine with two GPUs or more
+	PYTHONPATH=. $(PYTHON) -m pytest -m gpu2 -p no:cacheprovider $$(grep -rl --include='test_*.py' 'mark.gpu2' tests) $(ARGS)
 
 gpu-bench:  ## per-step times of LLaDA2.0-mini's shape with random weights
 	PYTHONPATH=. $(PYTHON) -m runtime.bench steps --arch llada2-mini --random-weights $(ARGS)

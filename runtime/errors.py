@@ -1,4 +1,4 @@
-"""The two kinds of mistake a user can make: in how the server is started, and in a request."""
+"""The two kinds of mistake a user can make, in how the server is started and in a request; and the end of a replica."""
 
 
 class ConfigError(ValueError):
@@ -21,3 +21,8 @@ class RequestError(ValueError):
         self.param = param
         self.status = status
         self.code = code
+
+
+class ReplicaLost(Exception):
+    """One of the processes that share a model has gone, hangs or failed, so that none of them can go on. The message is
+    one sentence that says which and how."""

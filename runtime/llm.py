@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
@@ -14,6 +13,7 @@ from runtime.config import EngineConfig
 from runtime.engine.engine import Engine
 from runtime.engine.setup import load_engine
 from runtime.errors import RequestError
+from runtime.request.answer import GenerationOutput
 from runtime.request.choice import AnswerText, Choice, IdsOnly, append_event, denoise_event
 from runtime.request.io import EngineInfo, EngineOutput, Report
 from runtime.request.params import SamplingParams, stop_strings
@@ -21,30 +21,11 @@ from runtime.request.resolve import choices, resolve
 from runtime.weights import resolve_checkpoint
 
 if TYPE_CHECKING:
+    from runtime.ranks.lead import Ranks
     from runtime.text import Tokenizer
 
 Prompt = str | Sequence[int] | Sequence[Mapping[str, Any]]  # text, token ids, or chat messages
 Inbox = deque[EngineOutput]
-
-
-@dataclass(frozen=True)
-class GenerationOutput:
-    """A finished answer.
-
-    Attributes:
-        text: None with ``skip_tokenizer=True``. token_ids: without end-of-sequence and stop text.
-        nfe: denoising steps. finish_reason: stop, length, max_nfe, repetition. eos: it ended at an end-of-sequence id.
-        usage: OpenAI's usage object.
-        choices: all `n` answers of the prompt, this one first.
-    """
-
-    text: str | None
-    token_ids: list[int]
-    nfe: int
-    finish_reason: str
-    eos: bool
-    usage: dict[str, Any]
-    choices: tuple[GenerationOutput, ...] = ()
 
 
 class LLM:
@@ -55,31 +36,35 @@ class LLM:
     Args:
         model: directory, ``hf://org/name[@revision]``, or None for the demo checkpoint.
         flags: any flag of the engine, with underscores (``device="cpu"``, ``block_size=8``, ``dtype="float64"`` ...).
-            ``skip_tokenizer=True``: ids in, ids out.
+            ``skip_tokenizer=True``: ids in, ids out. With ``tensor_parallel_size=N`` it starts N - 1 processes, which
+            end with it.
 
     Raises:
         ConfigError: for flags or a checkpoint that cannot be honoured.
+        ReplicaLost: from any call, with ``tensor_parallel_size`` above 1, when one of its processes is gone; the object
+            cannot be used any more.
     """
 
     tokenizer: Tokenizer | None
 
     def __init__(self, model: str | None = None, **flags: Any) -> None:
         config = EngineConfig.from_flags(model=model, **flags)
-        self._begin(load_engine(config))
+        self._begin(*_engine(config))
         if not config.skip_tokenizer:
             from runtime.text import Tokenizer
 
             self.tokenizer = Tokenizer(resolve_checkpoint(config.model).path)
 
     @classmethod
-    def around(cls, engine: Engine) -> LLM:
+    def around(cls, engine: Engine, ranks: Ranks | None = None) -> LLM:
         """Of an engine that was made otherwise: ids in, ids out."""
         made = cls.__new__(cls)
-        made._begin(engine)
+        made._begin(engine, ranks)
         return made
 
-    def _begin(self, engine: Engine) -> None:
+    def _begin(self, engine: Engine, ranks: Ranks | None = None) -> None:
         self.engine = engine
+        self._ranks = ranks  # processes that end with it
         self.tokenizer = None
         self._ids = itertools.count()
         self._inboxes: dict[str, Inbox] = {}  # request -> where the call that waits for it finds its news
@@ -118,8 +103,7 @@ class LLM:
             self._choices(prompt, mine, adapter=name) for prompt, mine, name in zip(prompts, each, names, strict=True)
         ]
         self._finish([choice for group in groups for choice in group])
-        answers = [[_output(choice) for choice in group] for group in groups]
-        return [_with_choices(group) for group in answers]
+        return [GenerationOutput.of_all(group) for group in groups]
 
     def stream(
         self,
@@ -147,7 +131,7 @@ class LLM:
                     yield event
         finally:
             self._drop(choice)
-        answer = _output(choice)
+        answer = GenerationOutput.of(choice)
         final = {name: getattr(answer, name) for name in ("text", "token_ids", "nfe", "finish_reason", "usage")}
         yield {"event": "final", "id": choice.spec.id, **final}
 
@@ -176,6 +160,8 @@ class LLM:
     def close(self) -> None:
         """Free the model and the cache; the object cannot be used afterwards. Closing again does nothing."""
         self.engine.close()
+        if self._ranks is not None:
+            self._ranks.close()
 
     def __enter__(self) -> LLM:
         return self
@@ -275,20 +261,10 @@ class LLM:
         return choice.absorb(output)
 
 
-def _output(choice: Choice) -> GenerationOutput:
-    assert choice.finish_reason is not None
-    return GenerationOutput(
-        text=choice.text,
-        token_ids=choice.token_ids,
-        nfe=choice.nfe,
-        finish_reason=choice.finish_reason,
-        eos=choice.eos,
-        usage=choice.usage(),
-    )
+def _engine(config: EngineConfig) -> tuple[Engine, Ranks | None]:
+    """An engine, and the other processes that share its model."""
+    if config.tensor_parallel_size == 1:
+        return load_engine(config), None
+    from runtime.ranks.local import local_engine
 
-
-def _with_choices(answers: list[GenerationOutput]) -> GenerationOutput:
-    first = answers[0]
-    return GenerationOutput(
-        first.text, first.token_ids, first.nfe, first.finish_reason, first.eos, first.usage, tuple(answers)
-    )
+    return local_engine(config)

@@ -11,6 +11,7 @@ TOOLS = {
     "serve": "load a running server over HTTP: throughput, latencies",
     "steps": "time the steps of an architecture with random weights",
     "generate": "tokens a second of LLM.generate, beside what its steps allow",
+    "ranks": "time served steps of an architecture with random weights on one GPU and on several",
     "draw": "curves of what steps or serve wrote",
     "tune": "find the quickest tiles of the experts' products on this GPU, and write its table",
     "host": "the Python cost of a step, with a model that computes nothing",

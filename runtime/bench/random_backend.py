@@ -5,16 +5,19 @@ from __future__ import annotations
 import sys
 from typing import Any
 
-from runtime.config import EngineConfig
+from runtime.errors import ConfigError
 from runtime.server import backend
+from runtime.server.messages import Configure
 
 
-def make_engine(config: EngineConfig, device_index: int, progress: backend.Progress) -> Any:
+def make_engine(configure: Configure, progress: backend.Progress, lost: backend.Lost) -> Any:
     from runtime.bench.random_weights import load_random
     from runtime.engine.setup import load_engine
 
-    backend.take_device(config, device_index)
-    return load_engine(config, progress, load_random)
+    if configure.engine.tensor_parallel_size > 1:
+        raise ConfigError("--tensor-parallel-size: a server of drawn weights runs on one device; leave it out")
+    backend.take_devices(configure)
+    return load_engine(configure.engine, progress, load_random)
 
 
 if __name__ == "__main__":

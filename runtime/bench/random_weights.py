@@ -7,6 +7,7 @@ import itertools
 import json
 import shutil
 import string
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -67,10 +68,15 @@ def random_llm(model: str | None, **flags: Any) -> LLM:
     from runtime import LLM
     from runtime.config import EngineConfig
     from runtime.engine.setup import load_engine
+    from runtime.ranks.local import local_engine
     from runtime.text import Tokenizer
 
     config = EngineConfig.from_flags(model=model, **flags)
-    made = LLM.around(load_engine(config, load=load_random))
+    if config.tensor_parallel_size > 1:
+        command = (sys.executable, "-m", "runtime.bench.random_rank")
+        made = LLM.around(*local_engine(config, load_random, command))
+    else:
+        made = LLM.around(load_engine(config, load=load_random))
     if model is not None and not config.skip_tokenizer:
         made.tokenizer = Tokenizer(model)
     return made

@@ -12,18 +12,18 @@ from __future__ import annotations
 import argparse
 import json
 import platform
-import statistics
-import time
-from collections.abc import Callable
 from typing import Any, cast
 
 import torch
 from torch import nn
 
 from runtime.bench import floor, loras, output
+from runtime.bench.captured import captured
 from runtime.bench.steady import COLUMNS, KINDS
 from runtime.bench.step_plans import StepPlans, pages_needed
+from runtime.bench.timing import median
 from runtime.config.table import BY_DEST
+from runtime.distributed.group import ALONE, Group
 from runtime.engine.adapting import Adapters
 from runtime.engine.model_runner import ModelRunner
 from runtime.errors import ConfigError
@@ -65,6 +65,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--page-size", type=int, default=32)
     parser.add_argument("--repeats", type=int, default=30, help="timed runs of each case; the median is shown")
     parser.add_argument("--warmup", type=int, default=5)
+    parser.add_argument("--tensor-parallel-size", type=int, default=1, help="ranks that share the model; not of --live")
+    parser.add_argument("--expert-parallel-size", type=int, default=1, help="as the server's")
     parser.add_argument("--graphs", action="store_true", help="also replay each decode forward as a CUDA graph")
     parser.add_argument("--live", action="store_true", help="the wall clock of an engine's whole step instead")
     about = "; ".join(f"{name}: {text}" for name, text in KINDS.items())
@@ -79,8 +81,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def main(args: argparse.Namespace) -> int:
+    if args.tensor_parallel_size > 1:
+        from runtime.bench.spread import spread
+
+        return spread(args, _run)
+    return _run(args)
+
+
+def _run(args: argparse.Namespace, group: Group = ALONE) -> int:
+    """All cases; all ranks of a group do the same."""
     try:
-        setup = _set_up(args)
+        setup = _set_up(args, group)
     except ConfigError as error:
         print(f"error: {error}")
         return 1
@@ -127,6 +138,7 @@ class _Setup:
         self.facts = {
             "model": args.arch or args.model, "device": gpu, "dtype": str(dtype).removeprefix("torch."),
             "quantization": build.quantization, "torch": torch.__version__, "weights_gb": round(weights / 1e9, 3),
+            "ranks": build.group.size, "experts_dealt": build.deals,
         } | {name: getattr(args, name) for name in _TOLD}  # fmt: skip
 
     def fill_pool(self) -> None:
@@ -135,7 +147,7 @@ class _Setup:
             tensor.normal_()
 
 
-def _set_up(args: argparse.Namespace) -> _Setup:
+def _set_up(args: argparse.Namespace, group: Group) -> _Setup:
     if (args.arch is None) == (args.model is None):
         raise ConfigError("give either --arch NAME --random-weights or --model CHECKPOINT")
     if args.random_weights != (args.arch is not None):
@@ -150,9 +162,16 @@ def _set_up(args: argparse.Namespace) -> _Setup:
     dtype = DTYPES[args.dtype or ("bfloat16" if device.type == "cuda" else "float32")]
     checkpoint = None if args.model is None else resolve_checkpoint(args.model)
     config = architecture(args.arch) if checkpoint is None else checkpoint.config
-    quantization = quantization_of(config, args.quantization)
+    quantization, deals = quantization_of(config, args.quantization), args.expert_parallel_size > 1
     build = Build.choose(
-        device, dtype, args.attn_impl, quantization, loras.room(args), deterministic=args.deterministic
+        device,
+        dtype,
+        args.attn_impl,
+        quantization,
+        loras.room(args),
+        deterministic=args.deterministic,
+        group=group,
+        deals=deals,
     )
     family = resolve_family(None, config)
     arch = family.parse(config)
@@ -196,10 +215,10 @@ def _decode_case(setup: _Setup, batch: int, context: int, args: argparse.Namespa
 
     _check_finite(runner, plan)
     row: dict[str, Any] = {"case": "decode", "batch": batch, "context": context}
-    row["step_ms"] = _median(lambda: runner.run(plan), setup.pool.device, args)
-    row["forward_ms"] = _median(forward, setup.pool.device, args)
+    row["step_ms"] = median(lambda: runner.run(plan), setup.pool.device, args)
+    row["forward_ms"] = median(forward, setup.pool.device, args)
     if args.graphs:
-        row["graph_ms"] = _median(_captured(forward), setup.pool.device, args)
+        row["graph_ms"] = median(captured(forward), setup.pool.device, args)
     row["tokens_per_s"] = round(batch * args.block_size / row["step_ms"] * 1e3)
     print(json.dumps(row), flush=True)
     return row
@@ -227,7 +246,7 @@ def _prefill_case(setup: _Setup, batch: int, length: int, args: argparse.Namespa
     for plan in plans:
         _check_finite(setup.runner, plan)
     row: dict[str, Any] = {"case": "prefill", "batch": batch, "context": length, "forwards": len(plans)}
-    row["step_ms"] = _median(lambda: [setup.runner.run(plan) for plan in plans], setup.pool.device, args)
+    row["step_ms"] = median(lambda: [setup.runner.run(plan) for plan in plans], setup.pool.device, args)
     row["tokens_per_s"] = round(batch * length / row["step_ms"] * 1e3)
     print(json.dumps(row), flush=True)
     return row
@@ -239,53 +258,6 @@ def _check_finite(runner: ModelRunner, plan: StepPlan) -> None:
     logits = model.head(hidden[:256])
     if not bool(torch.isfinite(hidden).all() & torch.isfinite(logits).all()):
         raise RuntimeError("the model's outputs are not finite: these times would mean nothing")
-
-
-def _median(work: Callable[[], object], device: torch.device, args: argparse.Namespace) -> float:
-    """Milliseconds of `work`, warm: device events around it on CUDA, the clock elsewhere."""
-    for _ in range(args.warmup):
-        work()
-    if device.type != "cuda":
-        return _rounded([_clocked(work) for _ in range(args.repeats)])
-    times = []
-    for _ in range(args.repeats):
-        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        torch.cuda.synchronize()
-        begin.record()
-        work()
-        end.record()
-        torch.cuda.synchronize()
-        times.append(begin.elapsed_time(end))
-    return _rounded(times)
-
-
-def _clocked(work: Callable[[], object]) -> float:
-    start = time.perf_counter()
-    work()
-    return (time.perf_counter() - start) * 1e3
-
-
-def _rounded(times: list[float]) -> float:
-    return round(statistics.median(times), 3)
-
-
-@torch.inference_mode()
-def _captured(forward: Callable[[], torch.Tensor]) -> Callable[[], object]:
-    """The forward as a CUDA graph: the same launches without the host between them."""
-    side = torch.cuda.Stream()
-    side.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(side):
-        forward()
-    torch.cuda.current_stream().wait_stream(side)
-    graph = torch.cuda.CUDAGraph()
-    eager = forward()
-    with torch.cuda.graph(graph):
-        replayed = forward()
-    graph.replay()
-    torch.cuda.synchronize()
-    if not torch.allclose(eager.float(), replayed.float(), rtol=1e-2, atol=1e-2):
-        raise RuntimeError("a replayed graph gives other outputs than the eager forward")
-    return graph.replay
 
 
 def table(rows: list[dict[str, Any]]) -> str:

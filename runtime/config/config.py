@@ -48,6 +48,9 @@ class EngineConfig:
     max_loras: int | None = None
     max_lora_rank: int | None = None
     attn_impl: Literal["triton_grouped", "triton", "torch"] | None = None
+    tensor_parallel_size: int = 1
+    expert_parallel_size: int = 1
+    distributed_timeout_seconds: float = 600.0
     disable_full_static_runner: bool = False
     enforce_eager: bool = False
     deterministic: bool = False
@@ -98,6 +101,26 @@ class EngineConfig:
         if self.max_lora_rank is not None and not self.serves_adapters:
             raise ConfigError(
                 "--max-lora-rank: there are no adapters that requests name; give --lora or --max-loras too"
+            )
+        if self.expert_parallel_size not in (1, self.tensor_parallel_size):
+            raise ConfigError(
+                f"--expert-parallel-size {self.expert_parallel_size}: must be 1 or --tensor-parallel-size, "
+                f"{self.tensor_parallel_size}"
+            )
+        if self.deterministic and self.tensor_parallel_size > 1:
+            raise ConfigError(
+                "--deterministic: how sums of several ranks are rounded may depend on how many rows there are; leave "
+                "it out, or --tensor-parallel-size"
+            )
+        shared = self.use_lora or self.serves_adapters
+        if shared and self.tensor_parallel_size > 1:
+            raise ConfigError(
+                "--lora, --use-lora, --max-loras: adapters and --tensor-parallel-size do not go together yet"
+            )
+        if self.deterministic and (self.serves_adapters or self.default_adapter):
+            raise ConfigError(
+                "--deterministic: does not go with adapters that requests name; merge one (--pre-merge-lora), or leave "
+                "it out"
             )
         if self.eos_token_ids is not None and self.mask_token_id in self.eos_token_ids:
             raise ConfigError(f"--eos-token-ids: {self.mask_token_id} is also --mask-token-id")
@@ -162,7 +185,11 @@ class ServerConfig:
     lora_config: str | None = None
     lora_routes: bool = False
     data_parallel_size: int = 1
-    device_ids: tuple[int, ...] | None = None  # replica i runs on device_ids[i]
+    device_ids: tuple[int, ...] | None = None  # those of replica 0 first, one a process
+    num_nodes: int = 1
+    node_rank: int = 0
+    master_addr: str = "localhost"
+    master_port: int | None = None
     host: str = "0.0.0.0"
     port: int = 8000
     log_level: Literal["critical", "error", "warning", "info", "debug"] = "info"
@@ -189,6 +216,7 @@ class ServerConfig:
         self._check_combinations()
 
     def _check_combinations(self) -> None:
+        self._check_nodes()
         object.__setattr__(self, "api_key", check_keys(self.api_key, "--api-key"))
         if both := set(self.model_names) & self.engine.adapters.keys():
             raise ConfigError(f"--lora: {min(both)!r} is the model's own name; give the adapter another")
@@ -206,11 +234,44 @@ class ServerConfig:
         if self.device_ids is not None:
             if self.engine.device == "cpu":
                 raise ConfigError("--device-ids: names GPUs, but --device is cpu")
-            if len(set(self.device_ids)) != self.data_parallel_size or len(self.device_ids) != self.data_parallel_size:
+            needed = self.data_parallel_size * self.devices_of_replica
+            if len(set(self.device_ids)) != needed or len(self.device_ids) != needed:
                 raise ConfigError(
-                    f"--device-ids: needs {self.data_parallel_size} different ids, one a replica "
-                    f"(--data-parallel-size), got {','.join(map(str, self.device_ids)) or 'none'}"
+                    f"--device-ids: needs {needed} different ids, {self.devices_of_replica} a replica "
+                    f"(--tensor-parallel-size, --data-parallel-size, --num-nodes), got "
+                    f"{','.join(map(str, self.device_ids)) or 'none'}"
                 )
+
+    def _check_nodes(self) -> None:
+        nodes, size = self.num_nodes, self.engine.tensor_parallel_size
+        if self.node_rank >= nodes:
+            raise ConfigError(f"--node-rank {self.node_rank}: must be less than --num-nodes, {nodes}")
+        if nodes == 1:
+            if self.master_port is not None or self.master_addr != "localhost":
+                raise ConfigError(
+                    "--master-addr, --master-port: are where the hosts of a replica meet, and --num-nodes is 1; leave "
+                    "them out"
+                )
+            return
+        if size % nodes:
+            raise ConfigError(f"--num-nodes {nodes} does not divide --tensor-parallel-size {size}; give one that does")
+        if self.data_parallel_size > 1:
+            raise ConfigError(
+                "--data-parallel-size: a replica on several hosts (--num-nodes) has a server of its own; leave it out"
+            )
+        if self.master_port is None:
+            raise ConfigError("--master-port: needed with --num-nodes, the same on all hosts")
+
+    @property
+    def devices_of_replica(self) -> int:
+        """On this host."""
+        return self.engine.tensor_parallel_size // self.num_nodes
+
+    def devices_of(self, replica: int) -> tuple[int, ...]:
+        """The logical GPUs of a replica here."""
+        count = self.devices_of_replica
+        ids = self.device_ids or range((replica + 1) * count)
+        return tuple(ids[replica * count : (replica + 1) * count])
 
     @property
     def fetches_adapters(self) -> bool:

@@ -14,8 +14,6 @@ _memory = partial(Flag, group="blocks, batches and memory", engine=True)
 _speed = partial(Flag, group="execution", engine=True)
 _server = partial(Flag, group="server")
 
-_ONE_DEVICE = "a replica runs on one device in this version"
-
 FLAGS: tuple[Flag, ...] = (
     _model(name="model", metavar="DIR|hf://ORG/NAME[@REV]", help="checkpoint to serve; the shipped demo without it"),
     _model(
@@ -68,32 +66,40 @@ FLAGS: tuple[Flag, ...] = (
         type="int",
         default=1,
         low=1,
-        built=False,
-        reason=_ONE_DEVICE,
         engine=True,
-        help="devices that share a replica's heads, vocabulary and experts",
+        help="devices that share a replica's heads, vocabulary and experts, a process each",
     ),
     _parallel(
         name="expert-parallel-size",
         type="int",
         default=1,
         low=1,
-        built=False,
-        reason=_ONE_DEVICE,
         engine=True,
-        help="devices of a replica that share its experts",
+        help="1: the devices of a replica share each expert's width; --tensor-parallel-size: the experts are dealt out",
     ),
-    _parallel(name="master-addr", default="localhost", built=False, reason=_ONE_DEVICE, help="rendezvous address"),
-    _parallel(name="master-port", type="int", low=1, high=65535, built=False, reason=_ONE_DEVICE, help="its port"),
+    _parallel(name="num-nodes", type="int", default=1, low=1, help="hosts that the devices of a replica are on, alike"),
+    _parallel(
+        name="node-rank",
+        type="int",
+        default=0,
+        low=0,
+        help="which of them this is; 0 serves, the others only lend their devices",
+    ),
+    _parallel(
+        name="master-addr",
+        default="localhost",
+        metavar="HOST",
+        help="address of node 0 where the others reach it, as can anybody: for trusted networks",
+    ),
+    _parallel(name="master-port", type="int", low=1, high=65535, help="its port; needed with --num-nodes"),
     _parallel(
         name="distributed-timeout-seconds",
         type="float",
         default=600.0,
         low=0,
         above_low=True,
-        built=False,
-        reason=_ONE_DEVICE,
-        help="limit of one collective",
+        engine=True,
+        help="how long the processes of a replica wait for each other: at start, and in a step",
     ),
     _parallel(
         name="device", choices=("cuda", "cpu"), engine=True, help="default: cuda where a GPU is usable, else cpu"
@@ -105,7 +111,7 @@ FLAGS: tuple[Flag, ...] = (
         many=True,
         comma=True,
         metavar="ID,...",
-        help="logical GPU of each replica; default: 0, 1, ...",
+        help="logical GPUs, those of the first replica first; default: 0, 1, ...",
     ),
     _model(
         name="dtype",

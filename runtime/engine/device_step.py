@@ -12,8 +12,10 @@ from runtime.kernels.batch import ForwardBatch
 from runtime.kernels.filling import Blocks, Sampled
 from runtime.layers.embedding import merged
 from runtime.layers.kv_pool import KVPool
-from runtime.models.base import Model, SelfConditioned
+from runtime.models.base import HasIds, Model, SelfConditioned
 from runtime.samplers.base import Orders
+from runtime.samplers.parted import PartedVocabulary
+from runtime.samplers.vocabulary import WHOLE
 
 MIXED = 32  # rows that are made of several tokens' at a time, where bits must not depend on how many there are
 
@@ -49,9 +51,11 @@ class DeviceStep:
         if told is not None:  # the last is nobody's
             shape = (places + 1, block_size, told.signal_width)
             self.signal = torch.zeros(shape, dtype=pool.dtype, device=pool.device)
+        ids = model.ids if isinstance(model, HasIds) else None
+        self.vocabulary = WHOLE if ids is None else PartedVocabulary(ids)
         self.head = Head(
             model.head, mask_id=mask_id, max_token_id=max_token_id, eos_ids=self.eos_ids, orders=orders,
-            soften=None if told is None else told.soften,
+            soften=None if told is None else told.soften, vocabulary=self.vocabulary,
         )  # fmt: skip
 
     def batch(self, shape: ForwardShape, given: Given) -> ForwardBatch:

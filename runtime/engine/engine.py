@@ -17,6 +17,7 @@ from runtime.engine.page_table import PageTable
 from runtime.engine.planner import Planner
 from runtime.engine.ran import REASONS
 from runtime.engine.scheduler import Scheduler, Turn, TurnError
+from runtime.errors import ReplicaLost
 from runtime.request.io import EngineInfo, EngineOutput, EngineStats, RequestSpec
 from runtime.samplers.base import Orders, rules_under
 from runtime.state.plan import NO_RESULTS, BlockResults
@@ -136,6 +137,7 @@ class Engine:
 
         Raises:
             torch.AcceleratorError: the device failed; nothing can run in this process any more.
+            ReplicaLost: nor where another process of the replica failed.
         """
         began = time.perf_counter()
         try:
@@ -150,7 +152,7 @@ class Engine:
             plan = self.planner.plan(turns)
             results = self.runner.run(plan)
             self._apply(turns, results or NO_RESULTS, outputs)
-        except torch.AcceleratorError:
+        except (torch.AcceleratorError, ReplicaLost):
             raise
         except Exception as error:
             log.exception("a step failed; its %d requests end with an error", len(turns))

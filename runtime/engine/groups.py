@@ -11,6 +11,7 @@ import torch
 from runtime.engine.inputs import GroupShape
 from runtime.samplers import choose
 from runtime.samplers.base import MERGED, Rows, Rule, Stat
+from runtime.samplers.vocabulary import Vocabulary
 
 Place = tuple[torch.Tensor, torch.Tensor]  # block and offset of each row
 Given = Mapping[str, torch.Tensor]  # what ``engine.inputs`` names, on the device
@@ -40,6 +41,7 @@ class Group:
     params: torch.Tensor
     kept: torch.Tensor | None
     top: choose.Top | None  # [its blocks, B, count], to be written
+    vocabulary: Vocabulary
 
     @property
     def wants(self) -> Stat:
@@ -54,7 +56,8 @@ class Group:
 
     def current(self, logits: torch.Tensor, here: Place, tokens: torch.Tensor, current: torch.Tensor) -> None:
         """Writes the plain probability of the token at each of some of its positions."""
-        current[here] = choose.probability(logits, tokens[here].clamp(max=logits.shape[1] - 1))
+        last = self.vocabulary.size(logits) - 1
+        current[here] = self.vocabulary.probability(logits, tokens[here].clamp(max=last))
 
     def seen(
         self, own: Place, tokens: torch.Tensor, masked: torch.Tensor, advanced: torch.Tensor, *, fixed: bool
@@ -64,21 +67,24 @@ class Group:
             tokens, masked, advanced = tokens[self.members], masked[self.members], advanced[self.members]
         block, at = own
         params, columns = self.params[block], self.rule.columns
-        return Rows(tokens, masked, block, at, advanced[block], params, columns, self.kept, fixed)
+        return Rows(
+            tokens, masked, block, at, advanced[block], params, columns, self.kept, fixed, self.vocabulary
+        )  # fmt: skip
 
     def likeliest(self, logits: torch.Tensor, own: Place) -> None:
         """Writes into `top` the likeliest tokens at each of some of its positions, as many as its request mixes."""
         assert self.top is not None
         block, at = own
-        found = choose.top(logits, self.top.ids.shape[2])
+        found = self.vocabulary.top(logits, self.top.ids.shape[2])
         count = self.params[block, self.rule.columns[MERGED.name]]
         beyond = torch.arange(self.top.ids.shape[2], device=block.device) >= count[:, None]
         self.top.ids[block, at], self.top.probs[block, at] = found.ids, found.probs.masked_fill(beyond, 0)
 
 
 def make_groups(
-    rules: list[Rule], shapes: tuple[GroupShape, ...], given: Given, size: int, kind: torch.dtype
-) -> list[Group]:
+    rules: list[Rule], shapes: tuple[GroupShape, ...], given: Given, size: int, kind: torch.dtype,
+    vocabulary: Vocabulary,
+) -> list[Group]:  # fmt: skip
     """The groups of a step. `size`: of its blocks. `kind`: float dtype of the probabilities."""
     made = []
     first = 0
@@ -90,6 +96,6 @@ def make_groups(
         members, own = (None, given["block"]) if len(shapes) == 1 else (given[f"members{i}"], given["own"])
         # written to, so that what came from the host stays as it was
         kept = given[f"kept{i}"].clone() if shape.records else None
-        made.append(Group(rule, shape, first, members, own, params, kept, top))
+        made.append(Group(rule, shape, first, members, own, params, kept, top, vocabulary))
         first += shape.rows
     return made

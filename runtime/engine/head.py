@@ -17,7 +17,6 @@ from runtime.engine.groups import Given, Group, Place, make_groups
 from runtime.engine.inputs import SampleShape, sample_inputs
 from runtime.engine.noise_head import described, noise_alone
 from runtime.layers.head import CappedHead, PlainHead
-from runtime.samplers import choose
 from runtime.samplers.base import (
     SUPPRESS_EOS,
     TEMPERATURE,
@@ -29,6 +28,7 @@ from runtime.samplers.base import (
     Stat,
     rules_under,
 )
+from runtime.samplers.vocabulary import WHOLE, Vocabulary
 from runtime.state.plan import BlockPlan
 from runtime.state.request import FILLED, MASKED
 
@@ -39,8 +39,6 @@ DRAW_ROWS = 256
 
 # What each statistic is called in a BlockBatch, and what stands where a position was not sampled.
 STATS = {Stat.CURRENT: ("current", 1.0), Stat.MARGIN: ("margin", -math.inf), Stat.ENTROPY: ("entropy", math.inf)}
-# How those are computed that describe the distribution which a candidate is taken from.
-SHAPES = {Stat.MARGIN: choose.margin, Stat.ENTROPY: choose.entropy}
 
 _LATE, _NEVER = (SUPPRESS_EOS.choices.index(word) for word in ("confidence", "logits"))
 
@@ -58,7 +56,7 @@ class Head:
     logits: [rows, hidden] -> [rows, vocab]; a plain head that has a direct way is asked for the likeliest tokens where
         nobody wants more. mask_id, max_token_id: see EngineInfo. eos_ids: int64 [ids], theirs.
     orders: what the model orders edits with; it may choose them though they lie above the largest id.
-    soften: see ``SelfConditioned``, of a model that is.
+    soften: see ``SelfConditioned``, of a model that is. vocabulary: of the logits.
     """
 
     def __init__(
@@ -70,14 +68,21 @@ class Head:
         eos_ids: torch.Tensor,
         orders: Orders | None = None,
         soften: Callable[[torch.Tensor], torch.Tensor] | None = None,
+        vocabulary: Vocabulary = WHOLE,
     ) -> None:
         self.logits = logits
+        self.vocabulary = vocabulary
+        # how those are computed that describe the distribution which a candidate is taken from
+        self.shapes = {Stat.MARGIN: vocabulary.margin, Stat.ENTROPY: vocabulary.entropy}
         self.plain = logits if isinstance(logits, PlainHead) and logits.direct else None
-        self.capped = logits if isinstance(logits, CappedHead) and logits.kernels.describe is not None else None
+        self.capped = None  # its kernels see all of a vocabulary
+        if isinstance(logits, CappedHead) and logits.kernels.describe is not None and vocabulary is WHOLE:
+            self.capped = logits
         self.soften = soften
         self.mask_id = mask_id
         self.max_token_id = max_token_id
         self.eos_ids = eos_ids
+        self.eos_columns = vocabulary.columns(eos_ids)
         self.rules = rules_under(orders)
         ids = () if orders is None else (orders.delete, orders.split)
         self.spared = [token for token in ids if token > max_token_id]
@@ -125,7 +130,7 @@ class Head:
         advanced = given["advanced"]
         kind = hidden.dtype if hidden.dtype == torch.float64 else torch.float32
         rules = [self.rules(group.rule) for group in shape.groups]
-        groups = make_groups(rules, shape.groups, given, shape.size, kind)
+        groups = make_groups(rules, shape.groups, given, shape.size, kind, self.vocabulary)
         choice = tokens.clone()
         conf = torch.full(choice.shape, float("-inf"), dtype=kind, device=hidden.device)
         wanted = Stat(functools.reduce(operator.or_, (group.wants for group in groups)))
@@ -157,8 +162,8 @@ class Head:
             part = slice(start, min(start + HEAD_ROWS, shape.rows))
             here = (block_of[part], at[part])
             logits = self.logits(hidden[rows[part]])
-            vocab = logits.shape[1]
-            choose.ban(logits, mask_id=self.mask_id, max_token_id=self.max_token_id, spared=self.spared)
+            vocab = self.vocabulary.size(logits)
+            self.vocabulary.ban(logits, mask_id=self.mask_id, max_token_id=self.max_token_id, spared=self.spared)
             for group in groups:
                 span = group.within(part)
                 if span is None:
@@ -171,13 +176,13 @@ class Head:
                     group.current(mine, place, tokens, stats[Stat.CURRENT])
                 if group.wants & Stat.ADJUST:
                     group.rule.adjust(mine, group.seen(own, tokens, masked, advanced, fixed=fixed))
-                _describe(group, mine, place, stats)
+                self._describe(group, mine, place, stats)
                 if group.wants & Stat.SIGNAL and signal is not None:
                     assert self.soften is not None
-                    _soften(mine, place, self.soften, signal)
+                    self._soften(mine, place, self.soften, signal)
                 if group.top is not None:
                     group.likeliest(mine, own)
-            best = choose.greedy(logits)
+            best = self.vocabulary.greedy(logits)
             choice[here], conf[here] = best.token, best.conf
             if likeliest is not None:
                 likeliest[here] = best.token
@@ -213,7 +218,7 @@ class Head:
     def _ban_eos(self, group: Group, logits: torch.Tensor, own: Place) -> None:
         """In place: an end of sequence is not predicted where the request says so."""
         never = group.params[own[0], group.rule.columns[SUPPRESS_EOS.name]] == _NEVER
-        logits[:, self.eos_ids] = logits[:, self.eos_ids].masked_fill(never[:, None], -math.inf)
+        logits[:, self.eos_columns] = logits[:, self.eos_columns].masked_fill(never[:, None], -math.inf)
 
     def _held_back(self, group: Group, some: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         """The confidence and the like where candidates that end the sequence come last (`shared.late`)."""
@@ -246,37 +251,35 @@ class Head:
             for start in range(span.rows.start, span.rows.stop, DRAW_ROWS):
                 some = slice(start, min(start + DRAW_ROWS, span.rows.stop))
                 limits = given["limits"][some.start - first : some.stop - first]
-                probs = choose.distribution(
+                probs = self.vocabulary.distribution(
                     logits[some.start - part.start : some.stop - part.start],
                     temperature=limits[:, TEMPERATURE],
                     top_k=limits[:, TOP_K].long(),
                     top_p=limits[:, TOP_P],
                     free=min(max(limited - some.start, 0), some.stop - some.start),
                 )
-                picked = choose.pick(probs, given["uniform"][some.start - first : some.stop - first])
+                picked = self.vocabulary.pick(probs, given["uniform"][some.start - first : some.stop - first])
                 here = given["block"][some], given["at"][some]
                 choice[here], conf[here] = picked.token, picked.conf
-                for stat, shape_of in SHAPES.items():
+                for stat, shape_of in self.shapes.items():
                     if stat in stats:
                         stats[stat][here] = shape_of(probs)
 
+    def _describe(self, group: Group, logits: torch.Tensor, here: Place, stats: Stats) -> None:
+        """The shape of the distribution at each of some of the group's positions, as if none drew."""
+        shapes = {stat: shape for stat, shape in self.shapes.items() if stat & group.wants}
+        if not shapes:
+            return
+        for start in range(0, len(logits), DRAW_ROWS):
+            some = slice(start, start + DRAW_ROWS)
+            probs = self.vocabulary.softmax(logits[some])
+            for stat, shape in shapes.items():
+                stats[stat][here[0][some], here[1][some]] = shape(probs)
 
-def _describe(group: Group, logits: torch.Tensor, here: Place, stats: Stats) -> None:
-    """The shape of the distribution at each of some of the group's positions, as if none drew."""
-    shapes = {stat: shape for stat, shape in SHAPES.items() if stat & group.wants}
-    if not shapes:
-        return
-    for start in range(0, len(logits), DRAW_ROWS):
-        some = slice(start, start + DRAW_ROWS)
-        probs = logits[some].softmax(dim=1)
-        for stat, shape in shapes.items():
-            stats[stat][here[0][some], here[1][some]] = shape(probs)
-
-
-def _soften(
-    logits: torch.Tensor, here: Place, soften: Callable[[torch.Tensor], torch.Tensor], signal: torch.Tensor
-) -> None:
-    """What the model makes of the distribution at each of some positions, as if none drew."""
-    for start in range(0, len(logits), DRAW_ROWS):
-        some = slice(start, start + DRAW_ROWS)
-        signal[here[0][some], here[1][some]] = soften(logits[some].softmax(dim=1))
+    def _soften(
+        self, logits: torch.Tensor, here: Place, soften: Callable[[torch.Tensor], torch.Tensor], signal: torch.Tensor
+    ) -> None:
+        """What the model makes of the distribution at each of some positions, as if none drew."""
+        for start in range(0, len(logits), DRAW_ROWS):
+            some = slice(start, start + DRAW_ROWS)
+            signal[here[0][some], here[1][some]] = soften(self.vocabulary.softmax(logits[some]))

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from runtime.config import EngineConfig
+from runtime.distributed.group import ALONE, Group
 from runtime.engine.adapting import Adapters
 from runtime.engine.engine import orders_of
 from runtime.engine.model_runner import ModelRunner
@@ -38,8 +39,9 @@ def make_runner(
     dtype: torch.dtype,
     free_at_start: int,
     adapters: Adapters,
+    group: Group = ALONE,
 ) -> tuple[ModelRunner, int]:
-    """The runner with its K/V pool, warmed up and recorded, and the pool's pages."""
+    """The runner with its K/V pool, warmed up and recorded, and the pool's pages, as many in all of a group."""
     page_size, layout = info.page_size, LAYOUTS[config.kv_cache_layout]
     bytes_of_page = layout.page_bytes(model.kv_shapes, page_size, dtype)
     unit = max(page_size, info.tiling.grain)
@@ -84,6 +86,7 @@ def make_runner(
     elif pages is None:
         wanted = max(-(-info.max_num_reqs * info.max_model_len // page_size), needed)
         pages = min(wanted, CPU_POOL_BYTES // bytes_of_page)
+    pages = group.least(pages, device)
     if pages < needed:
         found = f"--num-pages: {pages}" if config.num_pages else f"there is memory for {max(pages, 0)} cache"
         raise ConfigError(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import torch
 
@@ -31,6 +31,15 @@ class Runner(Protocol):
     def while_busy(self, work: Callable[[], None]) -> bool:
         """From now on do `work` in each step that has results, when all of it has been launched and the host waits;
         False where the host has no such time."""
+        ...
+
+
+@runtime_checkable
+class GivesLogits(Protocol):
+    """A runner that has a model."""
+
+    def logits(self, plan: StepPlan, pages: int) -> torch.Tensor:
+        """[rows, vocab] on the CPU, of a step over a cache of its own of so many pages."""
         ...
 
 
@@ -84,6 +93,13 @@ class ModelRunner:
             return False
         self.meanwhile = work
         return True
+
+    @torch.inference_mode()
+    def logits(self, plan: StepPlan, pages: int) -> torch.Tensor:
+        """See `GivesLogits`."""
+        model, batch, vocabulary = self.model, self.batch(plan), self.step.vocabulary
+        hidden = model.forward(model.embed(batch.tokens), batch, self.pool.like(pages))
+        return torch.cat([vocabulary.every(model.head(part)).cpu() for part in torch.split(hidden, 1024)])
 
     @torch.inference_mode()
     def launch(self, plan: StepPlan) -> BlockResults | None:

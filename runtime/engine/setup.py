@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from runtime.config import EngineConfig
+from runtime.distributed.group import ALONE, Group
 from runtime.engine.adapter_setup import wanted
 from runtime.engine.engine import Engine
 from runtime.engine.making import make_runner
@@ -36,9 +37,16 @@ class LoadModel(Protocol):
     ) -> Model: ...
 
 
-def load_engine(config: EngineConfig, progress: Progress | None = None, load: LoadModel = load_model) -> Engine:
-    """Load the checkpoint and make an engine of it. ConfigError if anything about it cannot be honoured. `load`: where
-    weights come from; benchmarks draw them."""
+def load_engine(
+    config: EngineConfig, progress: Progress | None = None, load: LoadModel = load_model, group: Group = ALONE
+) -> Engine:
+    """Load the checkpoint and make an engine of it. ConfigError if anything about it cannot be honoured.
+
+    Args:
+        load: where weights come from; benchmarks draw them.
+        group: the processes that share the model, each of which loads its own share; what the engine's runner is given
+            to do, all of theirs have to do (``runtime.ranks``).
+    """
     checkpoint = resolve_checkpoint(config.model, progress)
     family = resolve_family(config.model_name, checkpoint.config)
     device, dtype = _device(config), _dtype(config)
@@ -62,9 +70,11 @@ def load_engine(config: EngineConfig, progress: Progress | None = None, load: Lo
     info = _info(config, family, checkpoint, facts, ids, context, strategy, device, dtype)
     free_at_start = torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else 0
     beside = wanted(config, family, arch, dtype, device)
+    deals = config.expert_parallel_size > 1
     build = Build.choose(
-        device, dtype, config.attn_impl, info.quantization, beside.room, deterministic=config.deterministic
-    )
+        device, dtype, config.attn_impl, info.quantization, beside.room, deterministic=config.deterministic,
+        group=group, deals=deals,
+    )  # fmt: skip
     if beside.change is not None:
         load = partial(load_model, change=beside.change)
     model = load(checkpoint, family, arch, build, progress)
@@ -77,7 +87,11 @@ def load_engine(config: EngineConfig, progress: Progress | None = None, load: Lo
     if progress is not None:
         loaded = sum(weight.nbytes for weight in weights_of(cast(nn.Module, model)).values())
         progress("warmup", loaded, loaded)  # nothing is left to load, so whoever shows a share shows all of it
-    runner, pages = make_runner(config, info, strategy, model, device, dtype, free_at_start, adapters)
+    if deals and not any(w.share and w.share.dim == -3 for w in weights_of(cast(nn.Module, model)).values()):
+        raise ConfigError(
+            f"--expert-parallel-size {config.expert_parallel_size}: the model has no experts to deal out; leave it out"
+        )
+    runner, pages = make_runner(config, info, strategy, model, device, dtype, free_at_start, adapters, group)
     info = msgspec.structs.replace(info, num_pages=pages)
     return Engine(info=info, runner=runner, strategy=strategy, adapters=adapters)
 
@@ -160,6 +174,8 @@ def _info(
         device=str(device),
         dtype=str(dtype).removeprefix("torch."),
         quantization=quantization_of(checkpoint.config, config.quantization),
+        tensor_parallel_size=config.tensor_parallel_size,
+        expert_parallel_size=config.expert_parallel_size,
         vocab_size=facts.vocab_size,
         max_token_id=ids.max_token_id,
         mask_token_id=ids.mask,

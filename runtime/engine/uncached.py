@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from runtime.engine.engine import Engine
-from runtime.engine.model_runner import ModelRunner
+from runtime.engine.model_runner import GivesLogits
 from runtime.errors import RequestError
 from runtime.request.checks import integer
 from runtime.request.io import RequestSpec
@@ -20,7 +20,7 @@ def sequence_logits(engine: Engine, ids: list[int], block_size: int | None = Non
     """[len(ids), vocab] on the CPU, under block-causal attention in blocks of `block_size`; without it, as the engine's
     strategy lets the rows of a prompt see."""
     runner = engine.runner
-    if not isinstance(runner, ModelRunner):
+    if not isinstance(runner, GivesLogits):
         raise TypeError("this engine has no model")
     if not ids:
         raise RequestError("prompt: is empty; give at least one token", param="prompt")
@@ -28,15 +28,15 @@ def sequence_logits(engine: Engine, ids: list[int], block_size: int | None = Non
     for i, token in enumerate(ids):
         integer(f"prompt[{i}]", token, 0, last)
     block = integer("block_size", block_size, 1, 2**31, default=None)
-    pool = runner.pool
-    pages = -(-len(ids) // pool.page_size)
+    page_size = engine.info.page_size
+    pages = -(-len(ids) // page_size)
     plan = block_causal_plan(
         np.array(ids), np.zeros(1, np.int64), np.array([len(ids)]), np.arange(pages, dtype=np.int32)[None],
-        page_size=pool.page_size, block_size=block or 1,
+        page_size=page_size, block_size=block or 1,
     )  # fmt: skip
     if block is None:
         spec = RequestSpec(id="", prompt=ids, max_tokens=0, decoding=engine.info.defaults())
-        mask = runner.mask_id or 0
+        mask = engine.info.mask_token_id or 0
         alone = Request(spec, size=len(ids), settled=len(ids), mask_id=mask, seq=0, rules=engine.rules)
         seen = engine.strategy.visible_end([alone], np.zeros_like(plan.positions), plan.positions)
         settled = np.zeros_like(plan.open)
@@ -46,6 +46,4 @@ def sequence_logits(engine: Engine, ids: list[int], block_size: int | None = Non
             raise RequestError("adapter: all of --max-loras are in use by answers under way", param="adapter")
         slots = np.full(len(ids), engine.adapters.bring(adapter), dtype=np.int32)
         plan = replace(plan, adapters=slots, adapted=engine.adapters.touched([adapter]))
-    model, batch = runner.model, runner.batch(plan)
-    hidden = model.forward(model.embed(batch.tokens), batch, pool.like(pages))
-    return torch.cat([model.head(part).cpu() for part in torch.split(hidden, 1024)])
+    return runner.logits(plan, pages)

@@ -30,7 +30,7 @@ class TritonAttention:
     """See ``runtime.layers.attention.Attention``. The kernel reads the batch's own tensors; nothing to work out.
     `fixed`: a row's bits do not depend on the batch."""
 
-    def __init__(self, shape: AttentionShape, *, grouped: bool, fixed: bool) -> None:
+    def __init__(self, shape: AttentionShape, *, grouped: bool, fixed: bool = False) -> None:
         self.shape = shape
         self.grouped = grouped
         self.fixed = fixed

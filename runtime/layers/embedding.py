@@ -18,9 +18,18 @@ class Embedding(nn.Module):
     def __init__(self, build: Build, vocab_size: int, hidden: int) -> None:
         super().__init__()
         self.weight = build.table(vocab_size, hidden)
+        self.ids = build.ids(vocab_size)
 
     def forward(self, ids: torch.Tensor) -> torch.Tensor:
-        return self.weight.rows(ids)
+        if self.ids is None:
+            return self.weight.rows(ids)
+        at, here = self.ids.at(ids)
+        return self.ids.group.sum(self.weight.rows(at).mul_(here[:, None]))
+
+    def mean(self, probs: torch.Tensor) -> torch.Tensor:
+        """[n, ids that are here] -> [n, hidden], the mean embedding under each distribution."""
+        mine = self.weight.mean(probs)
+        return mine if self.ids is None else self.ids.group.sum(mine)
 
 
 def merged(

@@ -13,6 +13,7 @@ from runtime.kernels.precision import wide
 
 if TYPE_CHECKING:
     from runtime.kernels.dispatch import Kernels
+    from runtime.layers.share import Ids
     from runtime.layers.weight import Weight
 
 HEAD_CHUNK = 8192  # vocabulary rows widened at a time where the device cannot accumulate wide by itself
@@ -48,11 +49,12 @@ class CappedHead:
 
 class PlainHead:
     """A head that is one product with `weight` and no more: it gives logits, and the likeliest tokens, `direct` without
-    them."""
+    them. `ids`: those of the vocabulary whose logits it gives, if not all."""
 
-    def __init__(self, weight: Weight, kernels: Kernels) -> None:
+    def __init__(self, weight: Weight, kernels: Kernels, ids: Ids | None = None) -> None:
         self.weight = weight
         self.kernels = kernels
+        self.ids = ids
         self.direct = kernels.likeliest is not likeliest_reference
 
     def __call__(self, hidden: torch.Tensor) -> torch.Tensor:
@@ -63,6 +65,25 @@ class PlainHead:
         self, hidden: torch.Tensor, *, mask_id: int | None, max_token_id: int, spared: Sequence[int] = ()
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """[n, hidden] -> token int64 [n] and its probability [n], see ``kernels.greedy_head.likeliest_reference``."""
+        if self.ids is not None:
+            return self._joined(self.ids, hidden, mask_id, max_token_id, spared)
         return self.kernels.likeliest(
             hidden, self.weight.tensor, mask_id=mask_id, max_token_id=max_token_id, spared=spared
         )
+
+    def _joined(
+        self, ids: Ids, hidden: torch.Tensor, mask_id: int | None, max_token_id: int, spared: Sequence[int]
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """The likeliest of all processes' likeliest."""
+        weight, first = self.weight.tensor, ids.here.start
+        token, conf = self.kernels.likeliest(
+            hidden, weight, mask_id=mask_id - first if mask_id in ids.here else None,  # type: ignore[operator]
+            max_token_id=max_token_id - first, spared=[token - first for token in spared if token in ids.here],
+        )  # fmt: skip
+        peak = (hidden.to(conf.dtype) * weight[token].to(conf.dtype)).sum(1)
+        peak = torch.where(conf.isfinite(), peak, -torch.inf)  # nothing here may be predicted
+        total = torch.where(conf.isfinite(), peak - conf.log(), -torch.inf)
+        peaks, totals, tokens = ids.group.gather(torch.stack([peak, total, (token + first).to(conf.dtype)])).unbind(1)
+        best = peaks.argmax(0, keepdim=True)  # the first of equal values: the lowest ids
+        conf = (peaks.gather(0, best)[0] - totals.logsumexp(0)).exp()
+        return tokens.gather(0, best)[0].long(), conf

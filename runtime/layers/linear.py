@@ -2,23 +2,54 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 from torch import nn
 
 from runtime.layers.build import Build, Calls
+from runtime.layers.share import Share
 from runtime.layers.weight import Weight
 
 
 class Linear(nn.Module):
     """x W^T (+ b), with x [rows, inputs] and W [outputs, inputs], unfilled: `weight`, or one of its own that adapters
-    may change."""
+    may change.
+
+    `outputs_share`, `inputs_share`: of W (dim -2, -1), where this process keeps one. With a share of the outputs it
+    gives these outputs alone; with a share of the inputs it is given these, and all processes' results are added up,
+    unless `partial`: whoever asks for that does it.
+    """
 
     __call__: Calls[[torch.Tensor], torch.Tensor]
 
-    def __init__(self, build: Build, inputs: int, outputs: int, *, bias: bool, weight: Weight | None = None) -> None:
+    def __init__(
+        self, build: Build, inputs: int, outputs: int, *, bias: bool, weight: Weight | None = None,
+        outputs_share: Share | None = None, inputs_share: Share | None = None, partial: bool = False,
+    ) -> None:  # fmt: skip
         super().__init__()
-        self.weight = build.adapted(build.weight(outputs, inputs)) if weight is None else weight
-        self.bias = build.parameter(outputs) if bias else None
+        own = outputs_share or inputs_share
+        self.weight = build.adapted(build.weight(outputs, inputs, share=own)) if weight is None else weight
+        of_bias = None if outputs_share is None else replace(outputs_share, dim=-1)
+        self.bias = build.parameter(outputs, share=of_bias) if bias else None
+        self.group = None if inputs_share is None or partial else build.group
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.weight.matmul(x, None if self.bias is None else self.bias.tensor)
+        bias = None if self.bias is None else self.bias.tensor
+        if self.group is None:
+            return self.weight.matmul(x, bias)
+        out = self.group.sum(self.weight.matmul(x))
+        return out if bias is None else out.add_(bias)
+
+
+def attention_shares(
+    build: Build, heads: int, kv_heads: int, head_dim: int, *, values: bool = True
+) -> tuple[int, int, Share | None, Share | None]:
+    """How many query and key heads are here, and the shares that they are of the product before attention, of queries,
+    keys and (`values`) values, and of the product behind it."""
+    here = build.heads(heads, kv_heads, head_dim)
+    if build.group.alone:
+        return heads, kv_heads, None, None
+    runs = here.runs(heads, kv_heads, values=values)
+    rows = Share(-2, (heads + (2 if values else 1) * kv_heads) * head_dim, runs)
+    return *here.counts, rows, Share(-1, heads * head_dim, runs[:1])

@@ -12,7 +12,8 @@ from runtime.kernels.batch import ForwardBatch
 from runtime.kernels.dispatch import LoraKernel
 from runtime.kernels.lora import LoraRows
 from runtime.kernels.packed_torch import Packed
-from runtime.layers.weight import Index, Part, Weight
+from runtime.layers.share import Index, Part
+from runtime.layers.weight import Weight
 
 LEAST_RANK = 16  # of what kernels multiply
 

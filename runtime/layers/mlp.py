@@ -12,16 +12,21 @@ from runtime.layers.linear import Linear
 
 class SwiGLU(nn.Module):
     """down(act(gate(x)) * up(x)); gate and up are one product, gate rows first. Unfilled. SwiGLU in the strict sense
-    unless `activation` is another than its SiLU. `held`: the weights, if it makes none of its own."""
+    unless `activation` is another than its SiLU. `held`: the weights, if it makes none of its own. Processes share its
+    width; `partial`: what each gives is not added up here."""
 
     __call__: Calls[[torch.Tensor], torch.Tensor]
 
     def __init__(
-        self, build: Build, hidden: int, width: int, activation: Activation = "silu", held: Gated | None = None
-    ) -> None:
+        self, build: Build, hidden: int, width: int, activation: Activation = "silu", held: Gated | None = None, *,
+        partial: bool = False,
+    ) -> None:  # fmt: skip
         super().__init__()
-        self.gate_up = Linear(build, hidden, 2 * width, bias=False, weight=held and held.gate_up)
-        self.down = Linear(build, width, hidden, bias=False, weight=held and held.down)
+        rows, columns = build.widths(width, "feed-forward width")
+        self.gate_up = Linear(build, hidden, 2 * width, bias=False, weight=held and held.gate_up, outputs_share=rows)
+        self.down = Linear(
+            build, width, hidden, bias=False, weight=held and held.down, inputs_share=columns, partial=partial
+        )
         self.activation = activation
         self.kernels = build.kernels
 

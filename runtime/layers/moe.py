@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import NamedTuple
 
 import torch
 from torch import nn
@@ -14,6 +15,7 @@ from runtime.layers.lora import Lora
 from runtime.layers.lora_experts import adapted_experts
 from runtime.layers.mlp import SwiGLU
 from runtime.layers.norm import RMSNorm
+from runtime.layers.share import Experts, Share
 from runtime.layers.weight import tensor_of
 
 
@@ -38,6 +40,25 @@ class Router(nn.Module):
         return self.kernels.route(logits, tensor_of(self.bias), self.rule, first)
 
 
+class Stack(NamedTuple):
+    """The experts that are kept here, or their share of each one's width; `here` None: all of them."""
+
+    held: Gated
+    here: Experts | None
+
+
+def stack(build: Build, experts: int, hidden: int, width: int) -> Stack:
+    """Unfilled. Every process gives its part of the result, and all are to be added up."""
+    if build.deals and not build.group.alone:
+        here = build.part(experts, "experts")
+        share = Share(-3, experts, (here,))
+        gate_up = build.gates(experts, 2 * width, hidden, share=share)
+        return Stack(Gated(gate_up, build.weight(experts, hidden, width, share=share)), Experts(here))
+    rows, columns = build.widths(width)
+    gate_up = build.gates(experts, 2 * width, hidden, share=rows)
+    return Stack(Gated(gate_up, build.weight(experts, hidden, width, share=columns)), None)
+
+
 class MoE(nn.Module):
     """Routed experts of `width`, plus shared experts as one SwiGLU of `shared_width` (0: none). Unfilled. Where it is
     as wide as an expert and the kernels take it, the shared one is an expert that every row chooses."""
@@ -51,29 +72,34 @@ class MoE(nn.Module):
         super().__init__()
         self.joined = build.joined(experts, hidden, width) if shared_width == width else None
         if self.joined is None:
-            held = Gated(build.gates(experts, 2 * width, hidden), build.weight(experts, hidden, width))
+            held, self.here = stack(build, experts, hidden, width)
             last = None
         else:
-            held, rule = self.joined.experts, replace(rule, shared=True)
-            last = Gated(*(build.adapted(weight, apart=True) for weight in self.joined.last))
+            held, last, rule = self.joined.experts, self.joined.last, replace(rule, shared=True)
+            last = Gated(*(build.adapted(weight, apart=True) for weight in last))
+            self.here = None
         self.router = Router(build, hidden, experts, rule, bias=router_bias)
         self.gate_up, self.down = (build.adapted(weight) for weight in held)
         self.top_k = rule.top_k
         self.lora = build.lora
-        self.shared = SwiGLU(build, hidden, shared_width, held=last) if shared_width else None
+        self.shared = SwiGLU(build, hidden, shared_width, held=last, partial=True) if shared_width else None
         self.kernels = build.kernels
+        self.group = build.group
 
     def forward(self, x: torch.Tensor, first: torch.Tensor | None = None) -> torch.Tensor:
         ids, weights = self.router(x, first)
+        if self.here is not None:
+            ids = self.here.at(ids)
         if self.lora is not None and self.lora.in_pieces:
             return self._in_pieces(x, ids, weights, self.lora)
-        return self.kernels.moe(x, ids, weights, *self._operands(x))
+        return self.group.sum(self.kernels.moe(x, ids, weights, *self._operands(x)))
 
     def add_normed(
         self, x: torch.Tensor, first: torch.Tensor | None, residual: torch.Tensor, norm: RMSNorm
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """What `norm.add` makes of what this gives, and `residual`."""
-        if self.kernels.moe_add_norm is None or (self.lora is not None and self.lora.in_pieces):
+        in_pieces = self.lora is not None and self.lora.in_pieces
+        if self.kernels.moe_add_norm is None or in_pieces or not self.group.alone:
             return norm.add(self(x, first), residual)
         ids, weights = self.router(x, first)
         after = residual, tensor_of(norm.weight), norm.eps

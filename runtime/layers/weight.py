@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Self
 
 import torch
 import torch.nn.functional as F
@@ -17,55 +16,35 @@ from runtime.kernels.packed_torch import Packed
 from runtime.kernels.router import PARTS, split_parts
 from runtime.kernels.turns import gates_first, places
 from runtime.layers.head import head_logits
+from runtime.layers.share import Index, Part, Share
 
 if TYPE_CHECKING:
     from runtime.kernels.dispatch import LinearKernel
-
-Index = tuple[int | slice, ...]
-
-
-@dataclass(frozen=True)
-class Part:
-    """A box of a weight's coordinates: `ranges` along each of its dimensions. A checkpoint's tensor of it has `shape`,
-    which lacks those dimensions that the index names a single place of."""
-
-    ranges: tuple[range, ...]
-    shape: tuple[int, ...]
-
-    @classmethod
-    def of(cls, shape: Sequence[int], index: Index) -> Part:
-        """Of a weight of `shape`; ValueError for what lies outside, is empty or leaves gaps."""
-        every = (*index, *(slice(None),) * (len(shape) - len(index)))
-        ranges = tuple(
-            range(at, at + 1) if isinstance(at, int) else range(at.start or 0, size if at.stop is None else at.stop)
-            for at, size in zip(every, shape, strict=False)
-        )
-        steps = {at.step for at in every if isinstance(at, slice)}
-        inside = all(0 <= r.start < r.stop <= size for r, size in zip(ranges, shape, strict=True))
-        if len(every) > len(shape) or not inside or not steps <= {None, 1}:
-            raise ValueError(f"{index} is no part of a weight {list(shape)}")
-        return cls(ranges, tuple(len(r) for r, at in zip(ranges, every, strict=True) if isinstance(at, slice)))
-
-    @property
-    def size(self) -> int:
-        return math.prod(map(len, self.ranges))
-
-    @property
-    def slices(self) -> tuple[slice, ...]:
-        return tuple(slice(r.start, r.stop) for r in self.ranges)
 
 
 class Weight(ABC):
     """A matrix [..., outputs, inputs], or a vector, that a checkpoint fills and layers compute with in `dtype`.
 
-    It is asked and filled in the coordinates of the whole (`shape`), whatever of it this process keeps, and in whatever
-    format. A format says how it takes a part and what `tensor` is; the products below follow from that, and it has its
-    own where it has better ones, or keeps a share alone.
+    It is filled in the coordinates of the whole, whatever of it this process keeps (`shape`), and in whatever format.
+    A format says how it takes a part of what is kept and what `tensor` is; the products below follow from that, and it
+    has its own where it has better ones.
     """
+
+    share: Share | None = None  # None: all of it is kept
 
     def __init__(self, shape: tuple[int, ...], dtype: torch.dtype) -> None:
         self.shape = shape
         self.dtype = dtype
+
+    def sharing(self, share: Share | None) -> Self:
+        """This weight, as a share of a whole."""
+        self.share = share
+        return self
+
+    @property
+    def whole(self) -> tuple[int, ...]:
+        """The sizes that a checkpoint has."""
+        return self.shape if self.share is None else self.share.whole(self.shape)
 
     @property
     @abstractmethod
@@ -90,10 +69,16 @@ class Weight(ABC):
     def fill(self, index: Index, tensor: torch.Tensor) -> int:
         """Take `tensor`, of any float dtype and device, as the whole's [index]; return how many of its elements are
         kept here. ConfigError, worded to follow a tensor's name, for a wrong shape and for what is not finite here."""
-        part = Part.of(self.shape, index)
+        part = Part.of(self.whole, index)
         if tensor.shape != part.shape:
             raise ConfigError(f"is {list(tensor.shape)}, not {list(part.shape)}")
-        return self.take(part, tensor.reshape([len(r) for r in part.ranges]))
+        return self.fill_from(index, lambda box: tensor[box])
+
+    def fill_from(self, index: Index, read: Callable[[tuple[slice, ...]], torch.Tensor]) -> int:
+        """The same of a tensor of which only what is kept here is read: `read(box)` gives a box of it."""
+        part = Part.of(self.whole, index)
+        pieces = [(part, part.box)] if self.share is None else self.share.pieces(part)
+        return sum(self.take(kept, read(box).reshape([len(r) for r in kept.ranges])) for kept, box in pieces)
 
     def fill_packed(self, index: Index, packed: Packed) -> int:
         """`fill` with a matrix of few bits that a checkpoint holds. Its own format keeps it as it is."""
@@ -101,7 +86,7 @@ class Weight(ABC):
 
     @abstractmethod
     def take(self, part: Part, tensor: torch.Tensor) -> int:
-        """See `fill`; `tensor` has as many dimensions as the whole, and the part's sizes."""
+        """See `fill`; `part` is one of what is kept, and `tensor` has as many dimensions and the part's sizes."""
 
     def matmul(self, x: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
         """[rows, inputs] -> [rows, outputs], plus `bias` [outputs]."""

@@ -11,6 +11,7 @@ from torch import nn
 
 from runtime.errors import ConfigError
 from runtime.layers.build import Build
+from runtime.layers.share import Part
 from runtime.layers.weight import weights_of
 from runtime.models.base import Model, resolve_family
 
@@ -244,23 +245,26 @@ def random_model(config: Mapping[str, Any], build: Build, seed: int = 0) -> Mode
     and routing spreads over the experts."""
     family = resolve_family(None, config)
     model = family.make(family.parse(config), build)
-    fill_random(cast(nn.Module, model), torch.Generator(build.device).manual_seed(seed))
+    whole, own = (torch.Generator(build.device).manual_seed(seed + n) for n in (0, 1 + build.group.rank))
+    fill_random(cast(nn.Module, model), whole, own)
     return model
 
 
-def fill_random(model: nn.Module, generator: torch.Generator) -> None:
+def fill_random(model: nn.Module, generator: torch.Generator, own: torch.Generator | None = None) -> None:
     """Matrices: normal, variance 1/inputs (embeddings 1). Vectors: norm weights near 1, biases near 0. Drawn a piece at
-    a time, as a checkpoint comes."""
+    a time, as a checkpoint comes. `own`: draws what this process has a share of; the rest is alike in all of them."""
     for name, weight in weights_of(model).items():
         first, *others = weight.shape
+        draws = generator if weight.share is None or own is None else own
         if name.startswith("embedding"):
             mean, spread = 0.0, 1.0
         elif others:
-            mean, spread = 0.0, others[-1] ** -0.5
+            mean, spread = 0.0, weight.whole[-1] ** -0.5
         else:
             mean, spread = 0.0 if name.endswith("bias") else 1.0, 0.1
         step = max(1, PIECE // math.prod(others))
         for start in range(0, first, step):
             stop = min(start + step, first)
             drawn = torch.empty(stop - start, *others, dtype=weight.dtype, device=generator.device)
-            weight.fill((slice(start, stop),), drawn.normal_(mean, spread, generator=generator))
+            part = Part.of(weight.shape, (slice(start, stop),))
+            weight.take(part, drawn.normal_(mean, spread, generator=draws))

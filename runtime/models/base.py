@@ -12,6 +12,7 @@ from runtime.errors import ConfigError
 from runtime.kernels.batch import ForwardBatch
 from runtime.layers.build import Build
 from runtime.layers.kv_pool import KVPool, KVShape
+from runtime.layers.share import Ids
 from runtime.models.fields import Fields
 from runtime.models.weight_map import WeightMap
 from runtime.request.description import Value
@@ -34,8 +35,16 @@ class Model(Protocol):
         ...
 
     def head(self, hidden: torch.Tensor) -> torch.Tensor:
-        """[n, hidden] -> [n, vocab], float32 (float64 where the model is float64): never rounded below that."""
+        """[n, hidden] -> [n, vocab], float32 (float64 where the model is float64): never rounded below that. Of a model
+        that processes share, those ids that are here (`HasIds`)."""
         ...
+
+
+@runtime_checkable
+class HasIds(Protocol):
+    """A model that may be shared by processes. None: it is not, and all ids are here."""
+
+    ids: Ids | None
 
 
 @runtime_checkable

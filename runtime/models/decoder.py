@@ -20,7 +20,7 @@ from runtime.layers.build import Build, Calls
 from runtime.layers.embedding import Embedding
 from runtime.layers.head import PlainHead
 from runtime.layers.kv_pool import KVPool, KVShape
-from runtime.layers.linear import Linear
+from runtime.layers.linear import Linear, attention_shares
 from runtime.layers.mlp import SwiGLU
 from runtime.layers.moe import MoE
 from runtime.layers.norm import RMSNorm
@@ -129,10 +129,14 @@ class SelfAttention(nn.Module):
         super().__init__()
         self.arch = arch
         self.kernels = build.kernels
-        self.qkv = Linear(build, arch.hidden, (arch.heads + 2 * arch.kv_heads) * arch.head_dim, bias=arch.qkv_bias)
+        self.heads, self.kv_heads, rows, columns = attention_shares(build, arch.heads, arch.kv_heads, arch.head_dim)
+        self.qkv = Linear(
+            build, arch.hidden, (arch.heads + 2 * arch.kv_heads) * arch.head_dim, bias=arch.qkv_bias,
+            outputs_share=rows,
+        )  # fmt: skip
         self.q_norm = RMSNorm(build, arch.head_dim, arch.eps) if arch.qk_norm else None
         self.k_norm = RMSNorm(build, arch.head_dim, arch.eps) if arch.qk_norm else None
-        self.out = Linear(build, arch.heads * arch.head_dim, arch.hidden, bias=arch.out_bias)
+        self.out = Linear(build, arch.heads * arch.head_dim, arch.hidden, bias=arch.out_bias, inputs_share=columns)
 
     def forward(self, x: torch.Tensor, context: ForwardContext, layer: int) -> torch.Tensor:
         kv = context.pool.layer(layer)
@@ -140,7 +144,7 @@ class SelfAttention(nn.Module):
             self.qkv(x), context.batch.positions, context.rotary,
             None if self.q_norm is None else tensor_of(self.q_norm.weight),
             None if self.k_norm is None else tensor_of(self.k_norm.weight),
-            self.arch.heads, self.arch.kv_heads, self.arch.eps, self.arch.clip,
+            self.heads, self.kv_heads, self.arch.eps, self.arch.clip,
             slots=context.batch.slots, k_cache=kv.k, v_cache=kv.v,
         )  # fmt: skip
         if context.growth is not None:
@@ -186,15 +190,17 @@ class Decoder(nn.Module):
         self.arch = arch
         self.alone = build.kernels.fixed and build.device.type == "cpu"
         self.lora = build.lora
-        self.kv_shapes = (KVShape(arch.kv_heads, arch.head_dim, arch.head_dim),) * arch.layers
-        shape = AttentionShape(arch.heads, arch.kv_heads, arch.head_dim, arch.head_dim**-0.5)
+        heads, kv_heads = build.heads(arch.heads, arch.kv_heads, arch.head_dim).counts
+        self.kv_shapes = (KVShape(kv_heads, arch.head_dim, arch.head_dim),) * arch.layers
+        shape = AttentionShape(heads, kv_heads, arch.head_dim, arch.head_dim**-0.5)
         self.attention = make_attention(shape, build)
         self.rotary = RotaryTable(build, arch.rotary_dim, arch.rope_theta, arch.max_positions, arch.yarn)
         self.embedding = Embedding(build, arch.vocab_size + arch.padding, arch.hidden)
         self.layers = nn.ModuleList(Layer(build, arch, index) for index in range(arch.layers))
         self.norm = RMSNorm(build, arch.hidden, arch.eps)
         self.lm_head = None if arch.tied else build.table(arch.vocab_size + arch.padding, arch.hidden)
-        self.head = PlainHead(self.lm_head or self.embedding.weight, build.kernels)
+        self.ids = self.embedding.ids
+        self.head = PlainHead(self.lm_head or self.embedding.weight, build.kernels, self.ids)
 
     @torch.inference_mode()
     def embed(self, tokens: torch.Tensor) -> torch.Tensor:

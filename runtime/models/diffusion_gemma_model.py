@@ -19,9 +19,9 @@ from runtime.layers.build import Build, Calls
 from runtime.layers.embedding import Embedding
 from runtime.layers.head import CappedHead
 from runtime.layers.kv_pool import KVPool, KVShape
-from runtime.layers.linear import Linear
+from runtime.layers.linear import Linear, attention_shares
 from runtime.layers.mlp import SwiGLU
-from runtime.layers.moe import Router
+from runtime.layers.moe import Router, stack
 from runtime.layers.norm import RMSNorm
 from runtime.layers.rotary import RotaryTable
 from runtime.models.diffusion_gemma_config import GemmaArch, Kind
@@ -46,20 +46,23 @@ class SelfAttention(nn.Module):
 
     def __init__(self, build: Build, arch: GemmaArch, kind: Kind) -> None:
         super().__init__()
-        self.heads, self.kind, self.eps = arch.heads, kind, arch.eps
+        self.kind, self.eps = kind, arch.eps
         self.kernels = build.kernels
+        self.heads, self.kv_heads, rows, columns = attention_shares(
+            build, arch.heads, kind.kv_heads, kind.head_dim, values=kind.window is not None
+        )
         stored = arch.heads + (1 if kind.window is None else 2) * kind.kv_heads
-        self.qkv = Linear(build, arch.hidden, stored * kind.head_dim, bias=False)
+        self.qkv = Linear(build, arch.hidden, stored * kind.head_dim, bias=False, outputs_share=rows)
         self.q_weight = build.parameter(kind.head_dim)
         self.k_weight = build.parameter(kind.head_dim)
-        self.out = Linear(build, arch.heads * kind.head_dim, arch.hidden, bias=False)
+        self.out = Linear(build, arch.heads * kind.head_dim, arch.hidden, bias=False, inputs_share=columns)
 
     def forward(self, x: torch.Tensor, context: KindContext, pool: KVPool, layer: int) -> torch.Tensor:
         kind, batch = self.kind, context.batch
         kv = pool.layer(layer)
         q = self.kernels.qkv_to_pages(
             self.qkv(x), batch.positions, context.rotary, self.q_weight.tensor, self.k_weight.tensor, self.heads,
-            kind.kv_heads, self.eps, slots=batch.slots, k_cache=kv.k, v_cache=kv.v, apart=kind.head_dim // 2,
+            self.kv_heads, self.eps, slots=batch.slots, k_cache=kv.k, v_cache=kv.v, apart=kind.head_dim // 2,
             v_norm=True, v_from_k=kind.window is None,
         )  # fmt: skip
         return self.out(context.attention.attend(q, kv).flatten(1))
@@ -79,9 +82,9 @@ class Experts(nn.Module):
         self.router = Router(build, arch.hidden, arch.experts, rule, bias=False, wide_rows=True)
         self.expert_scale = build.parameter(arch.experts, dtype=wide(build.dtype))
         self.norm = RMSNorm(build, arch.hidden, arch.eps)
-        self.gate_up = build.gates(arch.experts, 2 * arch.expert_width, arch.hidden)
-        self.down = build.weight(arch.experts, arch.hidden, arch.expert_width)
-        self.kernels = build.kernels
+        held, self.here = stack(build, arch.experts, arch.hidden, arch.expert_width)
+        self.gate_up, self.down = held
+        self.kernels, self.group = build.kernels, build.group
 
     def seen(self, x: torch.Tensor) -> torch.Tensor:
         return self.kernels.rms_norm(x.to(self.router_scale.dtype), self.router_scale.tensor, self.eps)
@@ -89,7 +92,10 @@ class Experts(nn.Module):
     def forward(self, seen: torch.Tensor, normed: torch.Tensor) -> torch.Tensor:
         ids, weights = self.router(seen, None)
         weights = weights * self.expert_scale.tensor[ids]
-        return self.kernels.moe(normed, ids, weights, self.gate_up.operand, self.down.operand, None, GELU)
+        if self.here is not None:
+            ids = self.here.at(ids)
+        operands = self.gate_up.operand, self.down.operand
+        return self.group.sum(self.kernels.moe(normed, ids, weights, *operands, None, GELU))
 
 
 class Layer(nn.Module):
@@ -175,11 +181,13 @@ class DiffusionGemma(nn.Module):
         self.lora = build.lora
         self.signal_width = arch.hidden
         kinds = arch.kinds
+        here = [build.heads(arch.heads, kind.kv_heads, kind.head_dim).counts for kind in kinds]
         self.kv_shapes = tuple(
-            KVShape(kinds[n].kv_heads, kinds[n].head_dim, kinds[n].head_dim, kinds[n].window) for n in arch.layers
+            KVShape(here[n][1], kinds[n].head_dim, kinds[n].head_dim, kinds[n].window) for n in arch.layers
         )
         self.attentions = [
-            make_attention(AttentionShape(arch.heads, kind.kv_heads, kind.head_dim, 1.0), build) for kind in kinds
+            make_attention(AttentionShape(*counts, kind.head_dim, 1.0), build)
+            for counts, kind in zip(here, kinds, strict=True)
         ]
         self.rotaries = [
             RotaryTable(build, kind.rotary_dim, kind.theta, arch.max_positions, span=kind.head_dim) for kind in kinds
@@ -187,6 +195,7 @@ class DiffusionGemma(nn.Module):
         # rounded as the embeddings are, which were trained so
         self.embedding_scale = float(torch.tensor(arch.hidden**0.5, dtype=build.dtype))
         self.embedding = Embedding(build, arch.vocab_size, arch.hidden)
+        self.ids = self.embedding.ids
         self.conditioning = SelfConditioning(build, arch)
         self.layers = nn.ModuleList(Layer(build, arch, index) for index in range(len(arch.layers)))
         self.scales = build.parameter(len(arch.layers), 2)  # of committed rows, of open ones
@@ -199,8 +208,8 @@ class DiffusionGemma(nn.Module):
 
     @torch.inference_mode()
     def soften(self, probs: torch.Tensor) -> torch.Tensor:
-        """[n, vocab] -> [n, hidden]: the mean embedding under each distribution."""
-        return self.embedding.weight.mean(probs) * self.embedding_scale
+        """[n, ids that are here] -> [n, hidden]: the mean embedding under each distribution."""
+        return self.embedding.mean(probs) * self.embedding_scale
 
     @torch.inference_mode()
     def forward(self, x: torch.Tensor, batch: ForwardBatch, pool: KVPool) -> torch.Tensor:

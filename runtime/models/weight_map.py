@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 
 import torch
 
-from runtime.layers.weight import Index
+from runtime.layers.share import Index
 
 
 @dataclass(frozen=True)

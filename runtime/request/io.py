@@ -106,6 +106,8 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
     blocks_cut: bool = False
     model_revision: str | None = None  # the hub's commit that was loaded
     quantization: str | None = None  # of linear layers and experts; None: they are held in `dtype`
+    tensor_parallel_size: int = 1  # processes that share the model,
+    expert_parallel_size: int = 1  # and its experts, whole ones
     max_loras: int = 0  # adapters that the device holds at once; 0: requests cannot name any
     max_lora_rank: int = 0
     default_adapter: str = ""  # of requests that name none; "": these have the base model

@@ -12,6 +12,7 @@ import torch
 from runtime.errors import ConfigError
 from runtime.request.description import Field, Value
 from runtime.samplers.choose import Top
+from runtime.samplers.vocabulary import WHOLE, Vocabulary
 
 # The first columns of every parameter row: how a candidate is drawn, whatever the rule.
 TEMPERATURE, TOP_P, TOP_K = range(3)
@@ -124,6 +125,7 @@ class Rows:
     columns: Mapping[str, int]
     kept: torch.Tensor | None  # as in BlockBatch
     fixed: bool = False  # what is launched may not depend on any content, nor may the host be told of it
+    vocabulary: Vocabulary = WHOLE  # of the logits: processes may share it
 
     def value(self, name: str) -> torch.Tensor:
         """[rows]: each row's value of a field of the rule."""
@@ -213,7 +215,8 @@ class Rule:
         return None
 
     def adjust(self, logits: torch.Tensor, rows: Rows) -> None:
-        """Change `logits` [rows, vocab] in place, before anything is chosen; called where Stat.ADJUST was asked for."""
+        """Change `logits` [rows, vocab] in place, before anything is chosen; called where Stat.ADJUST was asked for.
+        What looks at more than each logit alone goes through `rows.vocabulary`: some of it may be elsewhere."""
 
     def heat(self, rows: Rows) -> torch.Tensor:
         """[rows]: what a noisy rule divides logits by, the temperature with which rows that draw do so in it."""

@@ -43,7 +43,13 @@ def greedy(logits: torch.Tensor) -> Candidate:
 
 def top(logits: torch.Tensor, count: int) -> Top:
     """[rows, vocab] -> of each row the `count` likeliest tokens. `logits` is left as it was."""
-    total = logits.logsumexp(dim=1, keepdim=True)
+    ids, values = largest(logits, count)
+    return Top(ids, (values - logits.logsumexp(dim=1, keepdim=True)).exp())
+
+
+def largest(logits: torch.Tensor, count: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """[rows, vocab] -> ids and values [rows, count] of the `count` largest, the largest first (ties: lowest id); -inf
+    where there are no more. `logits` is left as it was."""
     ids: list[torch.Tensor] = []
     values: list[torch.Tensor] = []
     for _ in range(count):  # no `topk`: of equal values it takes any
@@ -53,7 +59,7 @@ def top(logits: torch.Tensor, count: int) -> Top:
         values.append(logits.gather(1, ids[-1]))
     for id, value in zip(ids[-2::-1], values[-2::-1], strict=True):  # backwards: what is out of tokens repeats one
         logits.scatter_(1, id, value)
-    return Top(torch.cat(ids, 1), (torch.cat(values, 1) - total).exp())
+    return torch.cat(ids, 1), torch.cat(values, 1)
 
 
 def probability(logits: torch.Tensor, token: torch.Tensor) -> torch.Tensor:

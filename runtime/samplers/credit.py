@@ -9,7 +9,6 @@ import torch
 
 from runtime.request.description import Field, share
 from runtime.samplers.base import BlockBatch, Decision, Rows, Stat, register_rule
-from runtime.samplers.choose import greedy
 from runtime.samplers.shared import ACCEPT, BY_THRESHOLD, COMMON, METRIC, RankedRule, accept_or_force, filling
 
 WEIGHT = Field(name="credit.weight", default=0.7, high=100, help="what the logarithm of credit adds to a logit")
@@ -35,7 +34,7 @@ class Credit(RankedRule):
         A position has a record for each token that was its likeliest in some step, so that no credit is left out.
         """
         assert rows.kept is not None
-        best = greedy(logits)
+        best = rows.vocabulary.greedy(logits)
         gain = best.conf.double() ** rows.value(POWER.name)
         token, credit = rows.kept[rows.block, rows.at].unbind(2)  # [rows, records], the last of them new
         credit = credit * rows.value(DECAY.name)[:, None]
@@ -47,7 +46,7 @@ class Credit(RankedRule):
         token = torch.where(credit > 0, token, 0)
         rows.kept[rows.block, rows.at] = torch.stack([token, credit], 2)
         bonus = rows.value(WEIGHT.name)[:, None] * credit.log1p()
-        logits.scatter_add_(1, token.long(), bonus.to(logits.dtype))  # what says nothing adds 0 to token 0
+        rows.vocabulary.add(logits, token.long(), bonus.to(logits.dtype))  # what says nothing adds 0 to token 0
 
     def decide(self, blocks: BlockBatch) -> Decision:
         return filling(blocks, *accept_or_force(blocks))

@@ -41,9 +41,9 @@ class Edit(Rule):
         penalty = rows.value("penalty_lambda")
         previous = (rows.at - 1).clamp(min=0)
         applies = (rows.at > 0) & ~rows.masked[rows.block, previous] & (penalty > 0)
-        ids = rows.tokens[rows.block, previous].clamp(max=logits.shape[1] - 1)
+        ids = rows.tokens[rows.block, previous].clamp(max=rows.vocabulary.size(logits) - 1)
         lost = torch.where(applies, penalty, 0).to(logits.dtype)
-        logits.scatter_add_(1, ids[:, None], -lost[:, None])
+        rows.vocabulary.add(logits, ids[:, None], -lost[:, None])
 
     def decide(self, blocks: BlockBatch) -> Decision:
         accepted, forced = accept_or_force(blocks)

@@ -46,22 +46,13 @@ class InsertDelete(Edit):
         record = rows.kept[rows.block, rows.at, -1]
         may_end = (limit == 0) | _due(past, rows.block, limit, rows.tokens.shape[1])
         if rows.fixed or bool(may_end.any()):
-            orders = (self.orders.delete, self.orders.split)
-            said = [logits[:, order].clone() for order in orders]
-            for order in orders:
-                logits[:, order] = float("-inf")
-            record[:, PLAIN] = (logits.argmax(1) + 1).double()
-            for order, before in zip(orders, said, strict=True):
-                logits[:, order] = before
+            plain = rows.vocabulary.but(logits, (self.orders.delete, self.orders.split))
+            record[:, PLAIN] = (plain + 1).double()
         if rows.fixed or bool(past.repeats.any()):
             earlier = rows.kept[rows.block, rows.at, :-1, TAKEN]
             ids = (earlier.long() - 1).clamp(min=0)
-            held = logits.gather(1, ids)
-            logits.scatter_add_(1, ids, torch.where(earlier > 0, float("-inf"), 0.0).to(logits.dtype))
-            best = logits.argmax(1, keepdim=True)
-            there = logits.gather(1, best) > float("-inf")
-            record[:, FRESH] = torch.where(there, best + 1, 0)[:, 0].double()
-            logits.scatter_(1, ids, held)
+            best, there = rows.vocabulary.unlike(logits, ids, earlier > 0)
+            record[:, FRESH] = torch.where(there, best + 1, 0).double()
         rows.kept[rows.block, rows.at, -1] = record
 
     def decide(self, blocks: BlockBatch) -> Decision:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import logging
 import os
+import socket
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -18,8 +19,7 @@ from typing import Any
 
 import zmq
 
-from runtime.config import EngineConfig
-from runtime.errors import ConfigError
+from runtime.errors import ConfigError, ReplicaLost
 from runtime.request.io import EngineOutput
 from runtime.server import logs, messages, peers
 from runtime.server.adapter_work import LOOK_SECONDS, AdapterWork
@@ -29,7 +29,11 @@ from runtime.server.peers import Invitation
 log = logging.getLogger("unmask.backend")
 
 Progress = Callable[[str, int, int], None]
-MakeEngine = Callable[[EngineConfig, int, Progress], Any]
+Lost = Callable[[str], None]
+MakeEngine = Callable[[Configure, Progress, Lost], Any]
+
+
+LAST_WORD_SECONDS = 0.25  # until the frontend has it
 
 
 class FrontendGone(Exception):
@@ -41,16 +45,17 @@ class Link:
 
     def __init__(self, name: str, command_addr: str, event_addr: str, invitation: Invitation) -> None:
         self.name = name.encode()
+        self.event_addr, self.invitation = event_addr, invitation
         self.context = zmq.Context()
         self.commands = self.context.socket(zmq.DEALER)
         self.commands.setsockopt(zmq.IDENTITY, self.name)
         self.events = self.context.socket(zmq.PUSH)
-        for socket, addr in ((self.commands, command_addr), (self.events, event_addr)):
-            socket.setsockopt(zmq.LINGER, 2000)  # so that a last word still gets out
-            socket.setsockopt(zmq.SNDHWM, 0)
-            socket.setsockopt(zmq.RCVHWM, 0)
-            peers.prove(socket, addr, invitation)
-            socket.connect(addr)
+        for end, addr in ((self.commands, command_addr), (self.events, event_addr)):
+            end.setsockopt(zmq.LINGER, 2000)  # so that a last word still gets out
+            end.setsockopt(zmq.SNDHWM, 0)
+            end.setsockopt(zmq.RCVHWM, 0)
+            peers.prove(end, addr, invitation)
+            end.connect(addr)
         self.poller = zmq.Poller()
         self.poller.register(self.commands, zmq.POLLIN)
         self.poller.register(sys.stdin.fileno(), zmq.POLLIN)
@@ -85,6 +90,17 @@ class Link:
 
     def send(self, event: Event) -> None:
         self.events.send_multipart([self.name, messages.encode(event)])
+
+    def end_with(self, sentence: str) -> None:
+        """End this process at once, telling why. From any thread: the loop may be waiting for what never comes."""
+        end = self.context.socket(zmq.PUSH)
+        end.setsockopt(zmq.LINGER, 0)
+        peers.prove(end, self.event_addr, self.invitation)
+        end.connect(self.event_addr)
+        end.send_multipart([self.name, messages.encode(Fatal(sentence))])
+        log.error("%s", sentence)
+        time.sleep(LAST_WORD_SECONDS)
+        os._exit(1)
 
     def close(self) -> None:
         self.context.destroy()
@@ -170,30 +186,39 @@ def import_engine() -> None:
     import_module("runtime.engine.setup")
 
 
-def take_device(config: EngineConfig, device_index: int) -> None:
-    """The replica's own GPU, where it runs on one, is this process's from now on. ConfigError if there is none."""
+def take_devices(configure: Configure) -> tuple[int, ...] | None:
+    """The replica's own GPUs, where it runs on some, the first of which is this process's from now on. ConfigError if
+    one is not there."""
     import torch
 
-    if config.device != "cpu" and torch.cuda.is_available():
-        if device_index >= torch.cuda.device_count():
-            raise ConfigError(
-                f"--device-ids: GPU {device_index} is asked for, but only {torch.cuda.device_count()} are visible"
-            )
-        torch.cuda.set_device(device_index)
+    from runtime.ranks import local
+
+    if not local.on_gpus(configure.engine):
+        return None
+    local.check_devices(configure.devices, "--device-ids")
+    torch.cuda.set_device(configure.devices[0])
+    return configure.devices
 
 
-def load_engine(config: EngineConfig, device_index: int, progress: Progress) -> Any:
-    """The real engine."""
-    from runtime.engine import setup
+def load_engine(configure: Configure, progress: Progress, lost: Lost) -> Any:
+    """The real engine. `lost`: see ``runtime.ranks.lead.Ranks``."""
+    config, devices = configure.engine, take_devices(configure)
+    if config.tensor_parallel_size == 1:
+        from runtime.engine import setup
 
-    take_device(config, device_index)
-    return setup.load_engine(config, progress)
+        return setup.load_engine(config, progress)
+    from runtime.ranks.lead import Ranks
+    from runtime.ranks.start import Place
+
+    command = (sys.executable, "-m", "runtime.server.rank", configure.log_level, configure.log_format)
+    place = Place(devices, configure.nodes, socket.gethostbyname(configure.address), configure.port, command)
+    return Ranks(config.tensor_parallel_size, place, config.distributed_timeout_seconds, lost).load(config, progress)
 
 
 def _sentence(error: BaseException) -> str:
     """Why loading failed, in one line."""
     first = " ".join(str(error).split()) or type(error).__name__
-    if isinstance(error, ConfigError):
+    if isinstance(error, ConfigError | ReplicaLost):
         return first
     if isinstance(error, MemoryError) or type(error).__name__ in ("OutOfMemoryError", "AcceleratorError"):
         return f"the model and its cache do not fit in memory ({first}); try a smaller --num-pages or --max-model-len"
@@ -215,7 +240,7 @@ def serve(link: Link, make_engine: MakeEngine, prepare: Callable[[], object]) ->
                 raise FrontendGone(command.reason)
 
     try:
-        engine = make_engine(configure.engine, configure.device_index, progress)
+        engine = make_engine(configure, progress, link.end_with)
     except FrontendGone:
         raise
     except Exception as error:
@@ -244,6 +269,10 @@ def main(make_engine: MakeEngine = load_engine, prepare: Callable[[], object] = 
     except FrontendGone as gone:
         log.info("ending: %s", gone)
         return 0
+    except ReplicaLost as error:
+        log.error("%s", error)
+        link.send(Fatal(str(error)))
+        return 1
     except Exception as error:
         log.exception("the engine loop failed")
         link.send(Fatal(f"{type(error).__name__}: {' '.join(str(error).split())}"))
@@ -253,4 +282,7 @@ def main(make_engine: MakeEngine = load_engine, prepare: Callable[[], object] = 
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    code = main()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)  # a group of ranks that are gone would be waited for

@@ -17,6 +17,7 @@ from runtime.request.io import EngineInfo, EngineOutput, EngineStats, RequestSpe
 from runtime.server.adapters import Adapters
 from runtime.server.messages import Abort, AdapterNews, Add
 from runtime.server.metrics import Metrics
+from runtime.server.routing import Router
 
 if TYPE_CHECKING:
     from runtime.server.supervisor import Supervisor
@@ -57,15 +58,17 @@ class Inbox:
 class Live:
     """One engine request at a backend."""
 
-    __slots__ = ("adapter", "id", "inbox", "index", "owner", "replica")
+    __slots__ = ("adapter", "id", "inbox", "index", "owner", "replica", "tokens", "work")
 
-    def __init__(self, spec: RequestSpec, index: int, inbox: Inbox, replica: int) -> None:
+    def __init__(self, spec: RequestSpec, index: int, inbox: Inbox, replica: int, work: int) -> None:
         self.id = spec.id
         self.owner = spec.owner
         self.adapter = spec.adapter
         self.index = index  # which choice of the HTTP request
         self.inbox = inbox
         self.replica = replica
+        self.work = work  # tokens that its replica has still to do for it, as far as one can tell
+        self.tokens = 0  # of its answer so far
 
 
 class Frontend:
@@ -81,9 +84,11 @@ class Frontend:
         self.soon = soon or (lambda work: asyncio.get_running_loop().call_soon(work))
         self.due: dict[int, list[RequestSpec]] = {}  # submitted in this turn of the loop, by the replica
         self.load = [0] * config.data_parallel_size  # live requests of each replica
+        self.router = Router(config.data_parallel_size)
         self.held: Counter[str] = Counter()  # live requests of each owner (key)
         self.adapted: Counter[str] = Counter()  # live requests of each adapter
         metrics.figures.live = self.load
+        metrics.figures.work = self.router.work
         metrics.figures.adapted, metrics.figures.adapters = self.adapted, self.adapters.table
         self.info: EngineInfo | None = None  # of the first engine that loaded; replicas are equal
 
@@ -153,13 +158,14 @@ class Frontend:
         """
         self.check_room(len(specs), specs[0].owner)
         assert self.supervisor is not None
-        ready = self.supervisor.ready
+        ready, info = self.supervisor.ready, self.require()
         inbox = Inbox()
         shares: dict[int, list[RequestSpec]] = {}
         for index, spec in enumerate(specs):
-            replica = min(ready, key=self.load.__getitem__)
-            self.table[spec.id] = Live(spec, index, inbox, replica)
+            replica, work = self.router.place(spec, ready, self.load, info)
+            self.table[spec.id] = Live(spec, index, inbox, replica, work)
             self.load[replica] += 1
+            self.router.work[replica] += work
             self.held[spec.owner] += 1
             self.adapted[spec.adapter] += 1
             shares.setdefault(replica, []).append(spec)
@@ -201,6 +207,7 @@ class Frontend:
         live = self.table.pop(request_id, None)
         if live is not None:
             self.load[live.replica] -= 1
+            self.router.work[live.replica] -= live.work
             self.adapted[live.adapter] -= 1
             self.held[live.owner] -= 1
             if not self.held[live.owner]:
@@ -223,8 +230,15 @@ class Frontend:
             live = table.get(output.id)
             if live is None:  # aborted a moment ago
                 continue
+            done = len(output.new_tokens)
+            live.tokens += done
             if output.finish_reason is not None:
                 self._remove(output.id)
+                self.router.answered(live.tokens)
+            elif done:
+                done = min(done, live.work - 1)
+                live.work -= done
+                self.router.work[live.replica] -= done
             live.inbox.put((live.index, output))
 
     def on_stats(self, replica: int, stats: EngineStats) -> None:
@@ -232,6 +246,7 @@ class Frontend:
 
     def on_down(self, replica: int, reason: str) -> None:
         self.metrics.engine_gone(replica)
+        self.router.lost(replica)
         self.due.pop(replica, None)
         self.adapters.on_down(replica)
         lost = [live for live in self.table.values() if live.replica == replica]

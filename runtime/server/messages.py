@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from runtime.config import EngineConfig
+from runtime.config import EngineConfig, ServerConfig
 from runtime.request.io import EngineInfo, EngineOutput, EngineStats, RequestSpec
 
 VERSION = 5  # of this file; raised whenever a struct changes its meaning
@@ -32,12 +32,22 @@ class Hello(msgspec.Struct, tag=True, frozen=True):
 
 
 class Configure(msgspec.Struct, tag=True, frozen=True):
-    """The frontend's answer to a hello: what to load, on which of the visible GPUs, and how to log."""
+    """The frontend's answer to a hello: what to load, on which of the visible GPUs, how to log, and where the replica's
+    ranks on other hosts come to (`nodes` above 1)."""
 
     engine: EngineConfig
-    device_index: int
+    devices: tuple[int, ...]
     log_level: str
     log_format: str
+    nodes: int = 1
+    address: str = "localhost"
+    port: int = 0
+
+    @classmethod
+    def of(cls, config: ServerConfig, engine: EngineConfig, replica: int) -> Configure:
+        devices, port = config.devices_of(replica), config.master_port or 0
+        place = config.num_nodes, config.master_addr, port
+        return cls(engine, devices, config.log_level, config.log_format, *place)
 
 
 class Add(msgspec.Struct, tag=True, frozen=True):

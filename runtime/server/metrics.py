@@ -48,6 +48,7 @@ class EngineFigures:
 
     Attributes:
         live: requests of each replica that were sent to its engine and have not ended, right now.
+        work: tokens that these have still to be given, as far as one can tell.
         room: how many of them an engine works on at once.
         adapted: those of each adapter; adapters: the names of all.
     """
@@ -56,6 +57,7 @@ class EngineFigures:
         self.current: dict[int, EngineStats] = {}
         self.past = EngineStats()
         self.live: Sequence[int] = ()
+        self.work: Sequence[int] = ()
         self.room = 0
         self.adapted: Mapping[str, int] = {}
         self.adapters: Collection[str] = ()
@@ -103,6 +105,25 @@ class EngineFigures:
         yield run
         yield wait
 
+    def _replicas(self) -> Iterator[Metric]:
+        """What tells replicas from each other."""
+        every = [self.current.get(replica) for replica in range(len(self.live))]
+        tokens, hits = (
+            [getattr(s, name) if s else 0 for s in every] for name in ("generated_tokens", "prefix_hit_tokens")
+        )
+        kinds: tuple[tuple[type[GaugeMetricFamily] | type[CounterMetricFamily], str, str, Sequence[float]], ...] = (
+            (GaugeMetricFamily, "up", "Whether the replica's engine serves.", [int(s is not None) for s in every]),
+            (GaugeMetricFamily, "requests", "Requests that were sent to the replica and have not ended.", self.live),
+            (GaugeMetricFamily, "work_tokens", "Tokens that these still take, as far as one can tell.", self.work),
+            (CounterMetricFamily, "generated_tokens", "Tokens of answers, by replica since its start.", tokens),
+            (CounterMetricFamily, "prefix_hit_tokens", "Prompt tokens found in the prefix cache, likewise.", hits),
+        )
+        for kind, name, text, values in kinds:
+            family = kind(f"unmask_replica_{name}", text, labels=["replica"])
+            for replica, value in enumerate(values):
+                family.add_metric([str(replica)], value)
+            yield family
+
     def collect(self) -> Iterator[Metric]:
         running, waiting = self.requests()
         yield GaugeMetricFamily("unmask_requests_running", "Requests being prefilled or decoded.", value=running)
@@ -111,6 +132,7 @@ class EngineFigures:
         most = self.room * len(self.live)
         text = "Requests that can run at once (--max-num-reqs of each engine)."
         yield GaugeMetricFamily("unmask_requests_running_most", text, value=most)
+        yield from self._replicas()
         for field, (name, text) in _GAUGES.items():
             yield GaugeMetricFamily(f"unmask_{name}", text, value=self._sum(field))
         pages, used, cached = self._sum("pages_total"), self._sum("pages_used"), self._sum("pages_cached")
@@ -215,6 +237,8 @@ class Metrics:
                 "device": info.device,
                 "dtype": info.dtype,
                 "quantization": info.quantization or "none",
+                "tensor_parallel": str(info.tensor_parallel_size),
+                "expert_parallel": str(info.expert_parallel_size),
             }
         )
 

@@ -60,6 +60,7 @@ class Replica:
         self.fatal: str | None = None  # the current process's own last word
         self.last_heard = 0.0
         self.ready_since = 0.0
+        self.served = 0.0  # seconds, of the last process that ended
 
     @property
     def name(self) -> str:
@@ -87,7 +88,6 @@ class Supervisor:
         self.on_give_up = on_give_up
         self.backend_command = backend_command
         self.engine_config: Callable[[], EngineConfig] = lambda: config.engine  # of who starts
-        self.logs = config.log_level, config.log_format
         self.replicas = [Replica(i) for i in range(config.data_parallel_size)]
         self.ever_ready = False
         self.stopping = False
@@ -139,7 +139,7 @@ class Supervisor:
             if replica.state is State.READY:
                 self._send(replica, messages.Stop(reason))
             else:
-                _kill(replica)  # nothing is lost, and a loading process may not listen for long
+                _kill(replica.process)  # nothing is lost, and a loading process may not listen for long
         alive = [r.process for r in self.replicas if r.process is not None and r.process.returncode is None]
         if alive:
             _, late = await asyncio.wait([asyncio.create_task(p.wait()) for p in alive], timeout=STOP_SECONDS)
@@ -154,25 +154,29 @@ class Supervisor:
     def kill(self) -> None:
         """End every backend process at once."""
         for replica in self.replicas:
-            _kill(replica)
+            _kill(replica.process)
 
     async def _keep(self, replica: Replica) -> None:
         """Run a backend in this place for ever."""
         back_off = FIRST_BACK_OFF
         while True:
             reason = await self._run(replica)
-            served = time.monotonic() - replica.ready_since if replica.state is State.READY else 0.0
-            replica.state = State.DOWN
-            self.listener.on_down(replica.index, reason)
+            self._down(replica, reason)
             if not self.ever_ready:
                 self.on_give_up(reason)
                 return
             log.error("%s ended: %s", replica.name, reason)
-            if served > STEADY_SECONDS:
+            if replica.served > STEADY_SECONDS:
                 back_off = FIRST_BACK_OFF
             log.info("a new backend starts in %.1f s", back_off)
             await asyncio.sleep(back_off)
             back_off = min(2 * back_off, LAST_BACK_OFF)
+
+    def _down(self, replica: Replica, reason: str) -> None:  # once for each process, as soon as it says that it ends
+        if replica.state is not State.DOWN:
+            replica.served = time.monotonic() - replica.ready_since if replica.state is State.READY else 0.0
+            replica.state = State.DOWN
+            self.listener.on_down(replica.index, reason)
 
     async def _run(self, replica: Replica) -> str:
         """Start a process, wait for its end, say why it ended."""
@@ -199,10 +203,9 @@ class Supervisor:
         if replica.fatal is not None:
             return replica.fatal
         how = f"was killed by signal {-code}" if code < 0 else f"ended with exit code {code}"
-        if replica.state is State.STARTING:
-            out_of_memory = " (out of memory?)" if code == -9 else ""
-            return f"the backend process {how} while it loaded the model{out_of_memory}"
-        return f"the backend process {how}"
+        loading = replica.state is State.STARTING
+        memory = " (out of memory?)" if loading and code == -9 else ""
+        return f"the backend process {how}{' while it loaded the model' if loading else ''}{memory}"
 
     async def _beat(self) -> None:
         """Heartbeats down; an end to backends that stopped answering."""
@@ -245,9 +248,7 @@ class Supervisor:
                 replica.fatal = f"the backend process cannot be understood: {error}"
                 self._send(replica, messages.Stop(str(error)))
                 continue
-            ids = self.config.device_ids
-            index = replica.index if ids is None else ids[replica.index]
-            self._send(replica, messages.Configure(self.engine_config(), index, *self.logs))
+            self._send(replica, messages.Configure.of(self.config, self.engine_config(), replica.index))
 
     def _read_events(self) -> None:
         while (found := self._receive(self.events)) is not None:
@@ -294,8 +295,10 @@ class Supervisor:
                 self.listener.on_ready(replica.index, info, load_seconds)
             case Fatal(sentence):
                 replica.fatal = sentence
+                self._down(replica, sentence)
+                asyncio.get_running_loop().call_later(STOP_SECONDS, _kill, replica.process)
 
 
-def _kill(replica: Replica) -> None:
-    if replica.process is not None and replica.process.returncode is None:
-        replica.process.kill()
+def _kill(process: asyncio.subprocess.Process | None) -> None:
+    if process is not None and process.returncode is None:
+        process.kill()

@@ -18,6 +18,8 @@ from runtime.weights import files, hub
 if TYPE_CHECKING:
     import torch
 
+    from runtime.layers.share import Index
+
 SINGLE_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"
 
@@ -26,6 +28,7 @@ class Slice(Protocol):
     """A tensor of an open file, nothing of it read yet."""
 
     def get_shape(self) -> list[int]: ...
+    def __getitem__(self, box: Index) -> torch.Tensor: ...
 
 
 class TensorFile(Protocol):

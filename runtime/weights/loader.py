@@ -16,7 +16,8 @@ from runtime.errors import ConfigError
 from runtime.layers.build import Build
 from runtime.layers.lora import Room
 from runtime.layers.packed_weight import PackedWeight
-from runtime.layers.weight import Part, Weight, weights_of
+from runtime.layers.share import Index, Part
+from runtime.layers.weight import Weight, weights_of
 from runtime.models.base import Family, Model
 from runtime.models.weight_map import Slot, WeightMap
 from runtime.weights.checkpoint import Checkpoint, summary
@@ -108,15 +109,9 @@ def fill(
         taken = dict.fromkeys(params, 0)
         for name in _in_file_order(sources, slots):
             stored, slot = sources[name], slots[name]
-            for copy in copies.get(name, ()):
-                if not stored.equals(copy):
-                    raise ConfigError(
-                        f"{checkpoint.path} holds {stored.name!r} and {copy.name!r}, which are one tensor in this "
-                        "family, with different values"
-                    )
             weight, before = params[slot.param], taken[slot.param]
             try:
-                taken[slot.param] += _hand_over(name, stored, slot, weight, change)
+                taken[slot.param] += _hand_over(name, stored, copies.get(name, ()), slot, weight, change)
             except ConfigError as error:
                 raise ConfigError(f"tensor {stored.name!r} of {checkpoint.path} {error}") from None
             done += weight.nbytes * taken[slot.param] // weight.size - weight.nbytes * before // weight.size
@@ -127,27 +122,58 @@ def fill(
         raise AssertionError(f"the format of {summary(wrong)} did not take each element that it keeps once")
 
 
-def _hand_over(name: str, stored: Stored, slot: Slot, weight: Weight, change: Change | None) -> int:
+def _hand_over(
+    name: str, stored: Stored, copies: Iterable[Stored], slot: Slot, weight: Weight, change: Change | None
+) -> int:
     """How many of its elements the weight took; ConfigError, worded to follow the tensor's name."""
-    if stored.scheme is not None:
-        kept = weight.operand
-        packed = stored.packed(kept.device if isinstance(kept, torch.Tensor) else kept.values.device)
+    if stored.scheme is None:
+        read = _reader(stored, copies, whole=weight.share is None)
         if change is None and slot.through is None:
-            return weight.fill_packed(slot.index, packed)
-        whole = packed.whole(torch.float32)
-        tensor = whole if change is None else change(name, whole)
-        if tensor is whole and slot.through is None:
-            return weight.fill_packed(slot.index, packed)
-    else:
-        tensor = stored.plain()
+            return weight.fill_from(slot.index, read)
+        tensor = read(()) if change is None else change(name, read(()))
+        return weight.fill(slot.index, tensor if slot.through is None else slot.through(tensor))
+    for copy in copies:
+        if not stored.equals(copy):
+            raise _differ(copy)
+    if weight.share is not None:
+        raise ConfigError(
+            "is quantised in the checkpoint, and such weights are not shared out; leave --tensor-parallel-size out, or "
+            "use a checkpoint in bfloat16 with --quantization"
+        )
+    kept = weight.operand
+    packed = stored.packed(kept.device if isinstance(kept, torch.Tensor) else kept.values.device)
+    if change is None and slot.through is None:
+        return weight.fill_packed(slot.index, packed)
+    whole = packed.whole(torch.float32)
+    tensor = whole if change is None else change(name, whole)
+    if tensor is whole and slot.through is None:
+        return weight.fill_packed(slot.index, packed)
+    return weight.fill(slot.index, tensor if slot.through is None else slot.through(tensor))
+
+
+def _reader(stored: Stored, copies: Iterable[Stored], *, whole: bool) -> Callable[[Index], torch.Tensor]:
+    """What reads a box of a plain tensor, `()` being all of it, and no more than that; unless it is `whole`: all at
+    once is quicker then. It raises ConfigError, worded to follow the tensor's name."""
+
+    def read(box: Index) -> torch.Tensor:
+        part = () if whole else box
+        tensor = stored.plain(part)
+        for copy in copies:
+            other = copy.plain(part)
+            if tensor.dtype != other.dtype or not torch.equal(tensor, other):
+                raise _differ(copy)
         if not tensor.is_floating_point() or tensor.element_size() < 2:
             raise ConfigError(
                 f"is {tensor.dtype}: quantised weights cannot be loaded where config.json has no quantization_config "
                 "that says how; use a checkpoint in bfloat16, float16 or float32"
             )
-        if change is not None:
-            tensor = change(name, tensor)
-    return weight.fill(slot.index, tensor if slot.through is None else slot.through(tensor))
+        return tensor
+
+    return read
+
+
+def _differ(copy: Stored) -> ConfigError:
+    return ConfigError(f"and {copy.name!r} there are one tensor in this family, but have different values")
 
 
 def _open(
@@ -164,7 +190,7 @@ def _open(
     except ConfigError as error:
         raise ConfigError(f"{checkpoint.path} {error}") from None
     weights = weights.of({weights.rename(name) for name in gathered})
-    parts = {name: Part.of(params[slot.param].shape, slot.index) for name, slot in weights.slots.items()}
+    parts = {name: Part.of(params[slot.param].whole, slot.index) for name, slot in weights.slots.items()}
     _check_coverage(module, params, parts, weights)
     kept = _match(checkpoint, gathered, weights)
     used = {files[name] for each in kept for name in gathered[each].values()}
@@ -186,7 +212,7 @@ def _check_coverage(module: nn.Module, params: dict[str, Weight], parts: dict[st
     filling: dict[str, list[Part]] = {name: [] for name in params}
     for name, slot in weights.slots.items():
         filling[slot.param].append(parts[name])
-    wrong = [name for name, weight in params.items() if not _once(weight.shape, filling[name])]
+    wrong = [name for name, weight in params.items() if not _once(weight.whole, filling[name])]
     wrong += [name for name, _ in module.named_parameters()]
     if wrong:
         raise AssertionError(f"the family's weight map does not fill {summary(wrong)} exactly once")

@@ -9,6 +9,7 @@ import torch
 
 from runtime.errors import ConfigError
 from runtime.kernels.packed_torch import Packed
+from runtime.layers.share import Index
 from runtime.weights.checkpoint import TensorFile, summary
 from runtime.weights.quantised import Scheme
 from runtime.weights.quantised.scheme import MAIN
@@ -36,8 +37,12 @@ class Stored:
         handle, name = next(iter(self.parts.values()))
         return id(handle), name
 
-    def plain(self) -> torch.Tensor:
-        return self._read("")
+    def plain(self, box: Index = ()) -> torch.Tensor:
+        """Of a plain one a box, and no more of the file; all of it for ()."""
+        if not box:
+            return self._read("")
+        handle, name = self.parts[""]
+        return handle.get_slice(name)[box]
 
     def packed(self, device: torch.device) -> Packed:
         assert self.scheme is not None

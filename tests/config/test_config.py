@@ -62,6 +62,10 @@ def test_every_flag_is_honoured_or_refused_by_name_from_every_source(flag, tmp_p
     extra |= {"use-lora": ["--lora-path", "x", "--pre-merge-lora"], "lora-path": ["--use-lora", "--pre-merge-lora"]}
     extra["pre-merge-lora"] = ["--use-lora", "--lora-path", "x"]
     extra["max-lora-rank"] = ["--max-loras", "2"]
+    nodes = ["--num-nodes", "4", "--tensor-parallel-size", "4", "--master-port", "29500"]
+    extra |= dict.fromkeys(("node-rank", "master-addr"), nodes) | {"master-port": nodes[:4]}
+    extra["num-nodes"] = ["--tensor-parallel-size", "3", "--master-port", "29500"]
+    extra["expert-parallel-size"] = ["--tensor-parallel-size", "3"]
     more = extra.get(flag.name, ["--data-parallel-size", "1"] if flag.name == "device-ids" else [])
     file = tmp_path / "c.yaml"
     file.write_text(f"{flag.name}: {value}")
@@ -216,7 +220,7 @@ def test_what_kubernetes_injects_for_a_service_called_unmask():
         (["--dtype", "float64"], "--dtype"),
         (["--device", "tpu"], "--device: 'tpu' is not one of cuda, cpu"),
         (["--quantization", "int2"], "--quantization: 'int2' is not one of fp8, int8, int4"),
-        (["--tensor-parallel-size", "2"], r"--tensor-parallel-size: not built yet \(only 1"),
+        (["--torch-compile-mode", "x"], r"--torch-compile-mode: not built yet"),
         (["--full-cache", "all"], "--full-cache: 'all' is not one of prefix, dual, vicinity"),
         (["--sampling-mode", "edit", "--remask-threshold", "0.1"], "--remask-threshold"),
         (["--mask-token-id", "3", "--eos-token-ids", "1,3"], "--eos-token-ids: 3"),

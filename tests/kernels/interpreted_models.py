@@ -21,6 +21,7 @@ from tests.models.paged import logits_in_chunks
 from tests.oracle.llama_like import tensors_of, write
 from tests.oracle.spelling import config_of, spelt
 from tests.oracle.tiny import write_tiny
+from tests.ranks.threads import together
 
 MODELS = ("llada2", "llada2dot2", "sdar_moe", "stable_diffcoder", "dream", "llada_moe")
 
@@ -48,6 +49,39 @@ def test_a_whole_model(tmp_path, key):
         logits_in_chunks(model, ids, **plan, layout=layout), logits_in_chunks(expected_model, ids, **plan), strict=True
     ):
         torch.testing.assert_close(out, expected, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize(("key", "deals"), [("llada2", False), ("llada2", True), ("sdar_moe", False), ("dream", False)])
+def test_a_model_that_ranks_share(tmp_path, key, deals):
+    """Kernels on what two ranks keep of a model; and the likeliest tokens, which neither has the logits of."""
+    if key not in families():
+        pytest.skip("another family")
+    if key == "llada2":
+        write_tiny(tmp_path, seed=4, num_hidden_layers=2, head_dim=16)
+    else:
+        config = config_of(key, num_hidden_layers=2, head_dim=16, vocab_size=41)
+        write(tmp_path, config, spelt(key, tensors_of(key, config, seed=4)))
+    checkpoint, family = resolve_checkpoint(str(tmp_path)), resolve_family(key, {})
+    arch, build = family.parse(checkpoint.config), Build.choose("cpu", torch.float32)
+    ids, plan = [[5, 6, 7, 8, 31, 31, 31, 31, 9, 9], [3, 1, 4, 1]], {"block_size": 4, "page_size": 4}
+    plan["chunk_blocks"] = [2, 1]
+    whole = load_model(checkpoint, family, arch, build)
+    hidden = torch.randn(5, arch.hidden, generator=torch.Generator().manual_seed(3))
+    bans = {"mask_id": 39, "max_token_id": 30, "spared": [33]}
+
+    def share(group):
+        model = Decoder(arch, replace(build, kernels=TRITON, group=group, deals=deals))
+        model.attention = TritonAttention(model.attention.shape, grouped=True)
+        fill(model, checkpoint, family.weights(arch))
+        return logits_in_chunks(model, ids, **plan), model.head.likeliest(hidden, **bans)
+
+    parts = together(2, share)
+    for *ours, expected in zip(*(logits for logits, _ in parts), logits_in_chunks(whole, ids, **plan), strict=True):
+        torch.testing.assert_close(torch.cat(ours, 1), expected, rtol=1e-4, atol=1e-4)
+    token, conf = whole.head.likeliest(hidden, **bans)
+    for _, (ours, sure) in parts:
+        assert torch.equal(ours, token)
+        torch.testing.assert_close(sure, conf)
 
 
 @pytest.mark.skipif("diffusion_gemma" not in families(), reason="the only family of canvases of noise")

@@ -12,7 +12,8 @@ from runtime.kernels.dispatch import TRITON
 from runtime.kernels.turns import in_turns, run_of
 from runtime.layers.build import Build
 from runtime.layers.linear import Linear
-from runtime.layers.weight import Part, Weight, tensor_of, weights_of
+from runtime.layers.share import Part
+from runtime.layers.weight import Weight, tensor_of, weights_of
 
 
 def plain(*shape: int, dtype: torch.dtype = torch.float32) -> Weight:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import torch
 
+from runtime.distributed.group import ALONE, Group
 from runtime.kernels.batch import ForwardBatch, cut_tiles
 from runtime.layers.build import Build
 from runtime.layers.kv_pool import LAYOUTS, PagedPool
@@ -112,9 +113,12 @@ def load(
     attn_impl: str | None = None,
     name: str | None = None,
     quantization: str | None = None,
+    group: Group = ALONE,
+    deals: bool = False,
 ) -> Model:
-    """The model of a checkpoint; `name`: as --model-name."""
+    """The model of a checkpoint, or a rank's share of it; `name`: as --model-name."""
     checkpoint = resolve_checkpoint(str(path))
     family = resolve_family(name, checkpoint.config)
-    build = Build.choose(device, dtype, attn_impl, quantization_of(checkpoint.config, quantization))
+    quantization = quantization_of(checkpoint.config, quantization)
+    build = Build.choose(device, dtype, attn_impl, quantization, group=group, deals=deals)
     return load_model(checkpoint, family, family.parse(checkpoint.config), build)

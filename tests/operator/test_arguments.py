@@ -162,7 +162,7 @@ def test_a_models_uri_becomes_a_path(uri, path):
         (["--no-such-flag=1"], "no such flag: --no-such-flag=1"),
         (["--max-queue=0"], "--max-queue: '0' is not a whole number of at least 1"),
         (["--max-queue"], "expected one argument"),
-        (["--tensor-parallel-size=2"], "not built yet"),
+        (["--torch-compile-mode=x"], "not built yet"),
         (["stray"], "no such flag: stray"),
         (["-hh"], "print something"),
         (["--sampling-mode=edit", "--remask-threshold=0.1"], "--remask-threshold 0.1: only the threshold"),

@@ -55,8 +55,8 @@ def test_families_that_need_edit_are_those_of_the_rule():
 
 
 def test_a_flag_that_is_not_built_cannot_be_a_field():
-    with pytest.raises(ValueError, match="--tensor-parallel-size is not built"):
-        flag_field("tensor-parallel-size", "Devices.")
+    with pytest.raises(ValueError, match="--torch-compile-mode is not built"):
+        flag_field("torch-compile-mode", "Its mode.")
 
 
 def test_bounds_are_the_flags():

@@ -10,16 +10,17 @@ import os
 import time
 from typing import Any
 
-from runtime.config import EngineConfig
 from runtime.errors import ConfigError
 from runtime.request.description import RuleInfo, share
 from runtime.request.io import EngineInfo, EngineOutput, EngineStats, RequestSpec
+from runtime.server.messages import Configure
 
 LETTERS = [64, 65, 66]  # a, b, c in the test tokenizer
 
 
 class FakeEngine:
-    def __init__(self, config: EngineConfig, device_index: int, progress: Any) -> None:
+    def __init__(self, configure: Configure, progress: Any, lost: Any) -> None:
+        config = configure.engine
         for done in (0, 50, 100):
             progress("weights", done, 100)
             time.sleep(config.add_block_threshold or 0)  # a flag that only stretches loading here

@@ -30,7 +30,7 @@ SPEC = RequestSpec(id="a", prompt=[1, 2], max_tokens=3, seed=2**64 - 1, decoding
 @pytest.mark.parametrize(
     "command",
     [
-        messages.Configure(EngineConfig(model="x", eos_token_ids=(1, 2)), 1, "info", "text"),
+        messages.Configure(EngineConfig(model="x", eos_token_ids=(1, 2)), (1,), "info", "text"),
         messages.Add([SPEC]),
         messages.Abort(["a"]),
         messages.Ping(),

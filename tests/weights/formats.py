@@ -11,7 +11,8 @@ import torch.nn.functional as F
 from runtime.errors import ConfigError
 from runtime.kernels.moe import moe_torch
 from runtime.layers.build import Build
-from runtime.layers.weight import Part, Weight, require_finite
+from runtime.layers.share import Part, Share
+from runtime.layers.weight import Weight, require_finite
 
 
 @dataclass(frozen=True)
@@ -20,7 +21,8 @@ class Formats(Build):
 
     form: Callable[[Build, tuple[int, ...]], Weight]
 
-    def weight(self, *shape: int) -> Weight:
+    def weight(self, *shape: int, share: Share | None = None) -> Weight:
+        assert share is None
         return self.form(self, shape)
 
     @classmethod

@@ -1,0 +1,75 @@
+"""`python -m runtime.bench ranks`: served steps of a named shape with random weights, on one rank and on several.
+
+An engine with all it does to serve: recorded steps, plans told to the other ranks, results on the host. Requests are
+random ids, one token a step (nothing is confident enough), so that every step is the same batch; medians are shown.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import statistics
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from runtime.bench import output
+from runtime.models.architectures import ARCHITECTURES
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--arch", choices=ARCHITECTURES, required=True, help="a named shape")
+    parser.add_argument("--sizes", type=int, nargs="+", default=[1, 2], help="ranks; default: 1 2")
+    parser.add_argument("--deal", action="store_true", help="deal the experts out too, where there are several ranks")
+    parser.add_argument("--batch", type=int, nargs="+", default=[1, 8, 32], help="requests at a time")
+    parser.add_argument("--context", type=int, default=512, help="tokens of a prompt")
+    parser.add_argument("--steps", type=int, default=60, help="tokens of an answer, and steps of each batch")
+    parser.add_argument("--device", choices=["cuda", "cpu"], help="default: cuda where there is one")
+    parser.add_argument("--quantization", help="format of linear layers and experts; default: none")
+    output.add_json(parser)
+
+
+def main(args: argparse.Namespace) -> int:
+    rows = []
+    for size in args.sizes:
+        for experts in {1, size} if args.deal else {1}:
+            rows += _served(args, size, experts)
+    if args.json:
+        args.json.write_text(json.dumps(rows, indent=1) + "\n")
+    return 0
+
+
+def _served(args: argparse.Namespace, size: int, experts: int) -> list[dict[str, Any]]:
+    from runtime.bench.random_weights import random_llm, write_files
+
+    longest = args.context + args.steps
+    flags: dict[str, Any] = {
+        "max_num_reqs": max(args.batch), "max_model_len": longest, "skip_tokenizer": True, "device": args.device,
+        "tensor_parallel_size": size, "expert_parallel_size": experts, "disable_prefix_caching": True,
+        "num_pages": max(args.batch) * (longest // 32 + 2), "quantization": args.quantization,
+    }  # fmt: skip
+    rows = []
+    with tempfile.TemporaryDirectory(prefix="unmask-bench-") as place:
+        write_files(Path(place), args.arch)
+        with random_llm(place, **flags) as llm:
+            for batch in args.batch:
+                row = {"ranks": size, "expert_parallel": experts, "batch": batch, "context": args.context}
+                rows.append(row | _batch(llm, batch, args))
+                print(json.dumps(rows[-1]), flush=True)
+    return rows
+
+
+def _batch(llm: Any, batch: int, args: argparse.Namespace) -> dict[str, Any]:
+    from runtime import SamplingParams
+
+    draw, last = random.Random(0), llm.info.vocab_size // 2
+    prompts = [[draw.randrange(last) for _ in range(args.context)] for _ in range(batch)]
+    ask = SamplingParams(max_tokens=args.steps, ignore_eos=True, temperature=0, decoding={"accept_threshold": 1.0})
+    for _ in range(2):  # the first time is for what is compiled late
+        llm.engine.stats()
+        llm.generate(prompts, ask)
+        stats = llm.engine.stats()
+    whole = [seconds for seconds, n in zip(stats.step_seconds, stats.batch_sizes, strict=True) if n == batch]
+    found = {"step_ms": statistics.median(whole), "device_ms": statistics.median(stats.device_seconds or [0.0])}
+    return {name: round(1e3 * seconds, 3) for name, seconds in found.items()} | {"steps": len(whole)}

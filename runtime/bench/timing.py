@@ -1,0 +1,38 @@
+"""How long something takes, warm."""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import time
+from collections.abc import Callable
+
+import torch
+
+
+def median(work: Callable[[], object], device: torch.device, args: argparse.Namespace) -> float:
+    """Milliseconds of `work`, warm: device events around it on CUDA, the clock elsewhere."""
+    for _ in range(args.warmup):
+        work()
+    if device.type != "cuda":
+        return _rounded([_clocked(work) for _ in range(args.repeats)])
+    times = []
+    for _ in range(args.repeats):
+        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        torch.cuda.synchronize()
+        begin.record()
+        work()
+        end.record()
+        torch.cuda.synchronize()
+        times.append(begin.elapsed_time(end))
+    return _rounded(times)
+
+
+def _clocked(work: Callable[[], object]) -> float:
+    start = time.perf_counter()
+    work()
+    return (time.perf_counter() - start) * 1e3
+
+
+def _rounded(times: list[float]) -> float:
+    return round(statistics.median(times), 3)

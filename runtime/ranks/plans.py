@@ -1,0 +1,60 @@
+"""Plans as arrays for the wire, and back."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+
+from runtime.distributed.wire import Arrays, Sample
+from runtime.state.plan import BlockPlan, Drawing, MergedRows, RulePlan, StepPlan
+
+GEOMETRY = ("positions", "slots", "visible_end", "window_origin", "open", "tiles", "page_table")
+MERGED = ("rows", "ids", "probs", "how")
+BLOCKS = (
+    "rows", "tokens", "state", "sampled", "may_force", "advanced", "initial_masks", "given_steps", "post_edit_steps",
+    "remasked", "noise", "place",
+)  # fmt: skip
+
+
+def step_arrays(plan: StepPlan, *, same: bool) -> Arrays:
+    """`same`: the geometry is the last step's, and left out."""
+    arrays: Arrays = {"tokens": plan.tokens}
+    if not same:
+        arrays |= {name: getattr(plan, name) for name in GEOMETRY}
+    if plan.merged is not None:
+        arrays |= {f"merged_{name}": getattr(plan.merged, name) for name in MERGED}
+    return arrays
+
+
+def step_plan(arrays: Arrays, geometry: Mapping[str, Any], sampled: Callable[[], BlockPlan | None]) -> StepPlan:
+    merged = None
+    if "merged_rows" in arrays:
+        merged = MergedRows(**{name: arrays[f"merged_{name}"] for name in MERGED})
+    return StepPlan(tokens=arrays["tokens"], **geometry, sampled=sampled, merged=merged)
+
+
+def block_arrays(plan: BlockPlan | None) -> tuple[Sample, Arrays]:
+    if plan is None:
+        return Sample(none=True), {}
+    arrays = {name: getattr(plan, name) for name in BLOCKS if getattr(plan, name) is not None}
+    if plan.drawing is not None:
+        arrays |= {"limits": plan.drawing.limits, "uniform": plan.drawing.uniform}
+    for i, group in enumerate(plan.groups):
+        arrays |= {f"members{i}": group.members, f"params{i}": group.params}
+        if group.kept is not None:
+            arrays[f"kept{i}"] = group.kept
+    return Sample(groups=[(group.rule, int(group.wants)) for group in plan.groups]), arrays
+
+
+def block_plan(message: Sample, arrays: Arrays) -> BlockPlan | None:
+    if message.none:
+        return None
+    groups = tuple(
+        RulePlan(rule, arrays[f"members{i}"], arrays[f"params{i}"], wants, arrays.get(f"kept{i}"))
+        for i, (rule, wants) in enumerate(message.groups)
+    )
+    drawing = Drawing(arrays["limits"], arrays["uniform"]) if "limits" in arrays else None
+    fields: dict[str, np.ndarray[Any, Any] | None] = {name: arrays.get(name) for name in BLOCKS}
+    return BlockPlan(**fields, drawing=drawing, groups=groups)  # type: ignore[arg-type]

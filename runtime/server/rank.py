@@ -1,0 +1,17 @@
+"""A rank of a server's replica: as any other, but it logs as the server does."""
+
+from __future__ import annotations
+
+import sys
+
+from runtime.ranks import follow
+from runtime.server import logs
+
+
+def main(argv: list[str]) -> int:
+    level, form, *arguments = argv
+    return follow.main(arguments, prepare=lambda: logs.set_up(level, form, "rank"))
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

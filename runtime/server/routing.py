@@ -1,0 +1,71 @@
+"""Which replica a request goes to: the one that has least to do, the request included, counted in tokens. What a
+replica has of the prompt already, by what was sent there before, is no work there."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from runtime.request.io import EngineInfo, RequestSpec
+
+CHUNK = 32  # tokens of a prompt that are compared at a time
+TYPICAL = 128.0  # tokens of an answer, before any has been seen
+WEIGHT = 0.05  # of the newest answer in what is typical
+AGAIN = 0.9  # of a prefix counts where it is held: it may have made way, and one replica should not have everybody
+
+
+class Router:
+    """The work of each replica, and the prefixes that it was sent last, as far as its cache has room for them."""
+
+    def __init__(self, replicas: int) -> None:
+        self.work = [0] * replicas
+        self.typical = TYPICAL
+        self._held: list[OrderedDict[int, None]] = [OrderedDict() for _ in range(replicas)]
+        self._last: tuple[Sequence[int], str, list[int]] | None = None  # choices of a request have one prompt
+
+    def place(self, spec: RequestSpec, ready: Sequence[int], load: Sequence[int], info: EngineInfo) -> tuple[int, int]:
+        """The replica of those that are `ready`, and the work that it is there. `load`: requests of each."""
+        answer = round(min(spec.max_tokens, self.typical))
+        whole = len(spec.prompt) + answer
+        if len(ready) == 1 and len(self.work) == 1:
+            return ready[0], whole
+        chain = self._chain(spec) if info.prefix_caching else []
+        costs = {replica: max(whole - round(AGAIN * self._has(replica, chain)), 1) for replica in ready}
+        best = min(ready, key=lambda replica: (self.work[replica] + costs[replica], load[replica], replica))
+        held, room = self._held[best], max(info.num_pages * info.page_size // CHUNK, 1)
+        for prefix in chain:
+            held[prefix] = None
+            held.move_to_end(prefix)
+        while len(held) > room:
+            held.popitem(last=False)
+        return best, costs[best]
+
+    def answered(self, tokens: int) -> None:
+        """An answer was so long."""
+        self.typical += WEIGHT * (tokens - self.typical)
+
+    def lost(self, replica: int) -> None:
+        """Its cache is gone."""
+        self._held[replica].clear()
+
+    def _chain(self, spec: RequestSpec) -> list[int]:
+        """Of each whole chunk of the prompt, a number for it and all before it."""
+        if self._last is not None and self._last[0] is spec.prompt and self._last[1] == spec.cache_salt:
+            return self._last[2]
+        prompt, chain, number = spec.prompt, [], hash(spec.cache_salt)
+        for first in range(0, len(prompt) - CHUNK + 1, CHUNK):
+            number = hash((number, *prompt[first : first + CHUNK]))
+            chain.append(number)
+        self._last = prompt, spec.cache_salt, chain
+        return chain
+
+    def _has(self, replica: int, chain: Sequence[int]) -> int:
+        """Tokens of the prompt that the replica should find in its cache."""
+        held, found = self._held[replica], 0
+        for prefix in chain:
+            if prefix not in held:
+                break
+            found += CHUNK
+        return found

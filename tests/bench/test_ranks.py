@@ -1,0 +1,12 @@
+"""Served steps on one rank and on two."""
+
+from runtime.bench.__main__ import main
+
+
+def test_the_table(tmp_path, capsys):
+    where = tmp_path / "found.json"
+    flags = ["--arch", "llada2-tiny", "--device", "cpu", "--batch", "2", "--steps", "4", "--context", "32", "--deal"]
+    assert main(["ranks", *flags, "--json", str(where)]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.count("step_ms") for line in lines] == [1, 1, 1]
+    assert where.read_text().count('"expert_parallel": 2') == 1

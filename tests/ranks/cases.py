@@ -1,0 +1,70 @@
+"""Checkpoints of every family whose heads two processes can share, and requests that ask for everything they offer."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from runtime import LLM, SamplingParams
+from tests.golden import GOLDEN
+from tests.oracle.llama_like import tensors_of, write
+from tests.oracle.spelling import KINDS, config_of, spelt
+
+LENT = ("llada2_tiny", "llada2dot2", "dmax", "diffusion_gemma")  # golden checkpoints
+FAMILIES = (*LENT, *KINDS)
+EXPERTS = (*LENT, "sdar_moe", "llada_moe")
+PROMPTS = [[5, 6, 7], [9, 8, 7, 6, 5, 4, 3, 9, 8, 1, 2], [3]]
+# a vocabulary that two do not share evenly, and one key head for two processes
+ODD = {"dream": {"vocab_size": 41, "num_key_value_heads": 1}}
+MASKS = {"diffullama": 39, "fast_dllm_v2": 39, "illada": 39, "llada_moe": 39}
+
+
+def served(key: str, directory: Path) -> dict[str, Any]:
+    """The flags that serve it."""
+    flags: dict[str, Any] = {"device": "cpu", "dtype": "float64", "skip_tokenizer": True}
+    if key in LENT:
+        modes = {
+            "dmax": {"decoding_strategy": "dmax", "sampling_mode": "edit"},
+            "llada2dot2": {"sampling_mode": "edit"},
+        }
+        return flags | {"model": str(GOLDEN / key)} | modes.get(key, {})
+    config = config_of(key, **ODD.get(key, {}))
+    write(directory, config, spelt(key, tensors_of(key, config, seed=6)))
+    if KINDS[key].named:
+        flags["model_name"] = key
+    if key in MASKS:
+        flags["mask_token_id"] = MASKS[key]
+    return flags | {"model": str(directory), "eos_token_ids": [3]}
+
+
+def asks(llm: LLM, length: int = 13) -> list[SamplingParams]:
+    """Every rule as it is, and the ways to draw; the prompts are asked in turn."""
+    few = {"max_tokens": length, "ignore_eos": True, "seed": 3}  # a canvas of noise draws in any case
+    found = [SamplingParams(**few, temperature=0, decoding={"algorithm": rule.key}) for rule in llm.info.rules]
+    found += [
+        SamplingParams(**few, temperature=0.9),
+        SamplingParams(**few, temperature=1.2, top_k=5),
+        SamplingParams(**few, temperature=0.7, top_p=0.8, top_k=9),
+        SamplingParams(max_tokens=length, temperature=0, seed=4),
+    ]
+    fields = {field.name for rule in llm.info.rules if rule.key == llm.info.default_rule for field in rule.fields}
+    for name, value in (
+        ("confidence_metric", "margin"), ("confidence_metric", "neg_entropy"), ("remask_threshold", 0.6),
+        ("suppress_eos", "logits"), ("penalty_lambda", 0.3), ("token_merge_top_k", 3),
+    ):  # fmt: skip
+        if name in fields:
+            found.append(SamplingParams(**few, temperature=0, decoding={name: value}))
+    return found
+
+
+def answers(flags: dict[str, Any], **more: Any) -> list[Any]:
+    """Of all that is asked, in one batch."""
+    with LLM(**flags, **more) as llm:
+        asked = asks(llm)
+        prompts = [PROMPTS[n % len(PROMPTS)] for n in range(len(asked))]
+        return [(out.token_ids, out.nfe, out.finish_reason) for out in llm.generate(prompts, asked)]
+
+
+def logits(flags: dict[str, Any], **more: Any) -> Any:
+    with LLM(**flags, **more) as llm:
+        return llm.logits([5, 6, 7, 3, 9, 12, 8] * 3)

@@ -1,0 +1,30 @@
+"""One pair of ranks for all tests of a worker: starting a process takes longer than most of them."""
+
+from collections.abc import Iterator
+
+import pytest
+
+from runtime.ranks.lead import Ranks
+from runtime.ranks.start import Place
+
+
+class Lent:
+    """Ranks that outlive the LLM which uses them."""
+
+    def __init__(self, ranks: Ranks) -> None:
+        self.load = ranks.load
+        self.close = ranks.unload
+
+
+@pytest.fixture(scope="session")
+def ranks() -> Iterator[Ranks]:
+    pair = Ranks(2, Place(), 120)
+    yield pair
+    pair.close()
+
+
+@pytest.fixture
+def pair(monkeypatch: pytest.MonkeyPatch, ranks: Ranks) -> Ranks:
+    """What ``LLM(tensor_parallel_size=2)`` uses instead of processes of its own."""
+    monkeypatch.setattr("runtime.ranks.local.local_ranks", lambda config, command: Lent(ranks))
+    return ranks

@@ -1,0 +1,176 @@
+"""A server whose model two processes share: it answers, and a rank that is lost ends its replica alone and at once."""
+
+import concurrent.futures
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+
+import psutil
+import pytest
+
+from runtime.config import parse
+from runtime.errors import ConfigError
+from tests.server.harness import ROOT, ServerProcess, serving, sse, wait_for
+
+TWO = ("--device", "cpu", "--tensor-parallel-size", "2", "--num-pages", "256", "--max-num-reqs", "8")
+LONG = {"prompt": "x", "max_tokens": 900, "ignore_eos": True, "decoding": {"accept_threshold": 1.0}}
+
+
+@pytest.fixture(scope="module")
+def server():
+    with serving(*TWO) as made:
+        yield made
+
+
+def rank_of(backend):
+    (rank,) = [p for p in backend.children() if "runtime.server.rank" in p.cmdline()]
+    return rank
+
+
+@pytest.mark.parametrize("whom", ["the other rank", "the rank that leads"])
+def test_a_killed_rank_under_load(server: ServerProcess, whom):
+    (backend,) = server.backends()
+    rank = rank_of(backend)
+    with concurrent.futures.ThreadPoolExecutor(8) as pool, server.client() as client:
+        plain = [pool.submit(client.post, "/generate", json=LONG) for _ in range(3)]
+        stream = pool.submit(client.post, "/generate", json=LONG | {"stream": True})
+        wait_for(lambda: server.metrics()["unmask_engine_steps_total"] > 3, 20)
+        assert server.metrics()['unmask_replica_requests{replica="0"}'] == 4
+        assert server.metrics()['unmask_replica_work_tokens{replica="0"}'] > 100
+        killed = time.monotonic()
+        os.kill(rank.pid if whom == "the other rank" else backend.pid, signal.SIGKILL)
+        answers = [f.result(timeout=10) for f in plain]
+        events = sse(stream.result(timeout=10).text)
+        assert time.monotonic() - killed < 2
+        for answer in answers:
+            assert (answer.status_code, answer.json()["error"]["code"]) == (503, "no_backend")
+        assert json.loads(events[-2])["event"] == "error"
+        if whom == "the other rank":
+            assert "rank 1 was killed by signal 9" in answers[0].json()["error"]["message"]
+        server.until_ready(60)
+        assert client.post("/generate", json=LONG | {"max_tokens": 9}).json()["usage"]["completion_tokens"] == 9
+    gone = [p for p in (backend, rank) if p.is_running() and p.status() != psutil.STATUS_ZOMBIE]
+    assert not gone, "a rank outlives its replica"
+
+
+def test_ranks_and_replicas_answer_alike(server: ServerProcess):
+    fixed = {"max_tokens": 24, "ignore_eos": True}  # so that they meet
+    asked = [{"prompt": f"{n} + 4 =", "temperature": n % 2, "seed": n, **fixed} for n in range(6)]
+    with serving("--device", "cpu", "--num-pages", "256", "--data-parallel-size", "2") as copies:
+        wait_for(lambda: len(copies.backends()) == copies.metrics()["unmask_backends_ready"], 60)
+        with copies.client() as one, server.client() as other, concurrent.futures.ThreadPoolExecutor(6) as pool:
+            theirs = list(pool.map(lambda ask: one.post("/generate", json=ask).json(), asked))
+            ours = [other.post("/generate", json=ask).json() for ask in asked]
+        assert [(a["token_ids"], a["nfe"]) for a in ours] == [(a["token_ids"], a["nfe"]) for a in theirs]
+        copies.until_idle()
+        found = copies.metrics()
+        assert all(found[f'unmask_replica_up{{replica="{n}"}}'] == 1 for n in range(2))
+        assert all(found[f'unmask_replica_work_tokens{{replica="{n}"}}'] == 0 for n in range(2))
+        assert all(found[f'unmask_replica_generated_tokens_total{{replica="{n}"}}'] > 0 for n in range(2))
+
+
+@pytest.mark.slow
+def test_a_rank_that_hangs(server: ServerProcess):
+    (backend,) = server.backends()
+    os.kill(rank_of(backend).pid, signal.SIGSTOP)
+    with server.client() as client:
+        answer = client.post("/generate", json=LONG)
+        assert answer.status_code == 503
+        assert "rank 1 has said nothing for" in answer.json()["error"]["message"]
+        server.until_ready(60)
+
+
+@pytest.mark.parametrize(
+    ("flags", "says"),
+    [
+        (("--tensor-parallel-size", "4", "--expert-parallel-size", "2"), "must be 1 or --tensor-parallel-size, 4"),
+        (("--num-nodes", "2", "--tensor-parallel-size", "3"), "--num-nodes 2 does not divide --tensor-parallel-size 3"),
+        (("--num-nodes", "2", "--tensor-parallel-size", "2"), "--master-port: needed with --num-nodes"),
+        (("--node-rank", "1"), "must be less than --num-nodes, 1"),
+        (("--master-port", "7"), "--num-nodes is 1; leave them out"),
+    ],
+)
+def test_flags_that_do_not_go_together(flags, says):
+    with pytest.raises(ConfigError, match=says):
+        parse(["--device", "cpu", *flags], {})
+
+
+def test_heads_that_do_not_divide():
+    ended = started("--device", "cpu", "--port", "0", "--tensor-parallel-size", "3")
+    assert ended.returncode == 1
+    assert "--tensor-parallel-size 3: the model's attention heads are 8, which it does not divide" in last_line(ended)
+
+
+def started(*flags):
+    command = [sys.executable, "-m", "runtime.server", *flags]
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=100)
+
+
+def last_line(ended):
+    return ended.stderr.splitlines()[-1]
+
+
+def test_a_host_that_nobody_serves_for():
+    ended = started(
+        "--num-nodes", "2", "--node-rank", "1", "--tensor-parallel-size", "2", "--master-addr", "127.0.0.1",
+        "--master-port", "9", "--distributed-timeout-seconds", "1",
+    )  # fmt: skip
+    assert ended.returncode == 1
+    assert "node 0 was not there within --distributed-timeout-seconds, 1 s" in last_line(ended)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(os.geteuid() != 0 or not shutil.which("ip"), reason="needs root, and iproute2")
+def test_two_hosts():
+    """Two network namespaces, joined by a cable."""
+    names = [f"unmask{os.getpid()}{side}" for side in "ab"]
+
+    def ip(*words):
+        subprocess.run(["ip", *words], check=True)
+
+    try:
+        for name in names:
+            ip("netns", "add", name)
+            ip("-n", name, "link", "set", "lo", "up")
+        ip("link", "add", "a0", "netns", names[0], "type", "veth", "peer", "name", "b0", "netns", names[1])
+        for name, device, address in zip(names, ("a0", "b0"), ("10.71.0.1", "10.71.0.2"), strict=True):
+            ip("-n", name, "addr", "add", f"{address}/24", "dev", device)
+            ip("-n", name, "link", "set", device, "up")
+        _serve_on(names)
+    finally:
+        for name in names:
+            subprocess.run(["ip", "netns", "del", name], check=False)
+
+
+def _serve_on(names):
+    def start(rank):
+        command = [
+            "ip", "netns", "exec", names[rank], sys.executable, "-m", "runtime.server", "--host", "127.0.0.1",
+            "--port", "8123", *TWO, "--num-nodes", "2", "--node-rank", str(rank), "--master-addr", "10.71.0.1",
+            "--master-port", "8200", "--distributed-timeout-seconds", "100",
+        ]  # fmt: skip
+        return subprocess.Popen(command, cwd=ROOT)
+
+    def ask(path, *more):
+        command = ["ip", "netns", "exec", names[0], "curl", "-s", "-f", f"http://127.0.0.1:8123{path}", *more]
+        return subprocess.run(command, capture_output=True, text=True)
+
+    body = ("-d", json.dumps(LONG | {"max_tokens": 9}), "-H", "content-type: application/json")
+    processes = [start(1), start(0)]
+    try:
+        for kill in (True, False):
+            wait_for(lambda: ask("/ready").returncode == 0, 100)
+            assert json.loads(ask("/generate", *body).stdout)["usage"]["completion_tokens"] == 9
+            if kill:  # the rank on the other host: it comes again
+                (rank,) = psutil.Process(processes[0].pid).children()
+                rank.kill()
+                wait_for(lambda: ask("/ready").returncode != 0, 20)
+    finally:
+        for process in processes:
+            process.terminate()
+        for process in processes:
+            process.wait(30)

@@ -1,0 +1,90 @@
+"""Which replica a request goes to."""
+
+import random
+
+import pytest
+
+from runtime.config import EngineConfig
+from runtime.request.io import RequestSpec
+from runtime.server.messages import Configure
+from runtime.server.routing import CHUNK, Router
+from tests.server.fake_engine import FakeEngine
+
+
+@pytest.fixture
+def info():
+    configure = Configure(EngineConfig(), (0,), "info", "text")
+    return FakeEngine(configure, lambda *told: None, None).info
+
+
+def spec(prompt, max_tokens=64, salt=""):
+    return RequestSpec(id="x", prompt=prompt, max_tokens=max_tokens, cache_salt=salt)
+
+
+def send(router, request, load, info, ready=None):
+    replica, work = router.place(request, ready or range(len(load)), load, info)
+    router.work[replica] += work
+    load[replica] += 1
+    return replica
+
+
+def test_the_replica_with_least_work_in_tokens(info):
+    draw = random.Random(1)
+    router, load = Router(3), [0, 0, 0]
+    for _ in range(300):
+        before = list(router.work)
+        prompt = [draw.randrange(10**6) for _ in range(draw.choice([3, 500, 2000]))]
+        assert before[send(router, spec(prompt), load, info)] == min(before)
+    assert max(router.work) - min(router.work) < 2500  # a request's own
+
+
+def test_a_long_prompt_weighs_more_than_many_short_ones(info):
+    router, load = Router(2), [0, 0]
+    assert send(router, spec(list(range(2000))), load, info) == 0
+    assert [send(router, spec([n]), load, info) for n in range(10)] == [1] * 10
+
+
+def test_a_prefix_draws_requests_as_long_as_it_saves_more_than_they_wait(info):
+    router, load = Router(2), [0, 0]
+    shared = list(range(1000))
+    assert send(router, spec(shared), load, info) == 0
+    router.work[0] = 0  # it has answered
+    assert [send(router, spec([*shared, n]), load, info) for n in range(3)] == [0] * 3
+    router.work[0] += 5000
+    assert send(router, spec([*shared, 7]), load, info) == 1
+    assert send(router, spec([*shared, 8]), load, info) == 1  # which has it now too
+    router.work[0] = router.work[1] = 0
+    router.lost(1)
+    assert router._has(1, router._chain(spec([*shared, 9]))) == 0
+    assert send(router, spec([*shared, 9]), load, info) == 0
+
+
+def test_salts_have_prefixes_of_their_own(info):
+    router, load = Router(2), [0, 0]
+    shared = list(range(1000))
+    send(router, spec(shared, salt="a"), load, info)
+    assert router._has(0, router._chain(spec(shared, salt="a"))) == len(shared) // CHUNK * CHUNK
+    assert router._has(0, router._chain(spec(list(shared), salt="b"))) == 0
+
+
+def test_only_what_a_cache_holds_is_remembered(info):
+    router, load = Router(2), [0, 0]
+    room = info.num_pages * info.page_size // CHUNK
+    for n in range(2 * room // 50):
+        send(router, spec([n, *range(50 * CHUNK)]), load, info)
+    assert all(len(held) <= room for held in router._held)
+
+
+def test_what_is_typical_is_learnt(info):
+    router, load = Router(2), [0, 0]
+    for _ in range(200):
+        router.answered(20)
+    _, work = router.place(spec([1, 2], max_tokens=4000), [0, 1], load, info)
+    assert 20 <= work <= 25
+    _, work = router.place(spec([1, 2], max_tokens=5), [0, 1], load, info)
+    assert work == 7
+
+
+def test_replicas_that_are_down_get_nothing(info):
+    router, load = Router(3), [0, 0, 0]
+    assert {send(router, spec([n]), load, info, ready=[1, 2]) for n in range(20)} == {1, 2}
