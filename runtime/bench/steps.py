@@ -56,6 +56,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--device", choices=["cuda", "cpu"], help="default: cuda where there is one")
     parser.add_argument("--attn-impl", choices=attention_names(), help="default: triton_grouped on CUDA, else torch")
+    parser.add_argument("--deterministic", action="store_true", help="kernels whose bits do not depend on the batch")
     parser.add_argument("--kv-cache-layout", choices=LAYOUTS, default="unified")
     parser.add_argument("--block-size", type=int, help="default: the checkpoint's, else the family's")
     parser.add_argument("--filled", type=float, help="share of a block of masks that holds random tokens; default: 0.5")
@@ -117,13 +118,14 @@ class _Setup:
         )
         self.runner = ModelRunner(
             model, self.pool, block_size=args.block_size, mask_id=mask_id, max_token_id=last, eos_ids=(0,),
-            places=max(args.batch),
+            places=max(args.batch), apart=args.deterministic,
         )  # fmt: skip
         gpu = torch.cuda.get_device_name(device) if device.type == "cuda" else platform.processor() or "cpu"
         weights = sum(weight.nbytes for weight in weights_of(cast(nn.Module, model)).values())
         self.facts = {
             "model": args.arch or args.model, "device": gpu, "dtype": str(dtype).removeprefix("torch."),
-            "quantization": args.quantization, "torch": torch.__version__, "weights_gb": round(weights / 1e9, 3),
+            "quantization": args.quantization, "deterministic": args.deterministic,
+            "torch": torch.__version__, "weights_gb": round(weights / 1e9, 3),
             "block_size": args.block_size, "page_size": args.page_size, "kv_cache_layout": args.kv_cache_layout,
             "filled": args.filled, "budget": args.budget, "repeats": args.repeats,
         }  # fmt: skip
@@ -147,7 +149,8 @@ def _set_up(args: argparse.Namespace) -> _Setup:
     if args.graphs and device.type != "cuda":
         raise ConfigError("--graphs needs a CUDA device")
     dtype = DTYPES[args.dtype or ("bfloat16" if device.type == "cuda" else "float32")]
-    build = Build.choose(device, dtype, args.attn_impl, args.quantization, loras.room(args))
+    room, fixed = loras.room(args), args.deterministic
+    build = Build.choose(device, dtype, args.attn_impl, args.quantization, room, deterministic=fixed)
     checkpoint = None if args.model is None else resolve_checkpoint(args.model)
     config = architecture(args.arch) if checkpoint is None else checkpoint.config
     family = resolve_family(None, config)
@@ -206,6 +209,7 @@ def _live_cases(setup: _Setup, args: argparse.Namespace) -> list[dict[str, Any]]
 
     runner, plans = setup.runner, setup.plans
     live = Live(runner.model, setup.pool, plans.strategy, setup.known, plans.mask_id, args, setup.adapters)
+    live.apart = args.deterministic
     rows = []
     for kind, batch, context, steps in cases(args, plans.strategy):
         for live.loras in sorted({0, setup.adapters.slots}):
@@ -239,7 +243,7 @@ def _median(work: Callable[[], object], device: torch.device, args: argparse.Nam
     for _ in range(args.warmup):
         work()
     if device.type != "cuda":
-        return _rounded([_clocked(work) for _ in range(args.repeats)])
+        return round(statistics.median([_clocked(work) for _ in range(args.repeats)]), 3)
     times = []
     for _ in range(args.repeats):
         begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
@@ -249,17 +253,13 @@ def _median(work: Callable[[], object], device: torch.device, args: argparse.Nam
         end.record()
         torch.cuda.synchronize()
         times.append(begin.elapsed_time(end))
-    return _rounded(times)
+    return round(statistics.median(times), 3)
 
 
 def _clocked(work: Callable[[], object]) -> float:
     start = time.perf_counter()
     work()
     return (time.perf_counter() - start) * 1e3
-
-
-def _rounded(times: list[float]) -> float:
-    return round(statistics.median(times), 3)
 
 
 @torch.inference_mode()

@@ -50,6 +50,7 @@ class EngineConfig:
     attn_impl: Literal["triton_grouped", "triton", "torch"] | None = None
     disable_full_static_runner: bool = False
     enforce_eager: bool = False
+    deterministic: bool = False
     disable_torch_compile: bool = False
     disable_prefix_caching: bool = False
     skip_tokenizer: bool = False  # Python API only: ids in, ids out

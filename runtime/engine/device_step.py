@@ -14,12 +14,15 @@ from runtime.layers.kv_pool import KVPool
 from runtime.models.base import Model, SelfConditioned
 from runtime.samplers.base import Orders
 
+MIXED = 32  # rows that are made of several tokens' at a time, where bits must not depend on how many there are
+
 
 class DeviceStep:
     """Args:
     model: a family's model. pool: where its keys and values lie, on the same device.
     mask_id, max_token_id, eos_ids: see EngineInfo. orders: what the model orders edits with.
     places: most requests that hold pages at a time; for each, a model that conditions itself is told of its last step.
+    apart: rows that are made of several tokens' are made so few at a time, always as many.
     """
 
     def __init__(
@@ -33,10 +36,12 @@ class DeviceStep:
         eos_ids: tuple[int, ...],
         orders: Orders | None,
         places: int,
+        apart: bool = False,
     ) -> None:
         self.model = model
         self.pool = pool
         self.mask_id = mask_id
+        self.mixed = (1 if pool.device.type == "cpu" else MIXED) if apart else None  # rows at a time
         self.eos_ids = torch.tensor(eos_ids, dtype=torch.int64, device=pool.device)
         told = model if isinstance(model, SelfConditioned) else None
         self.signal: torch.Tensor | None = None  # [places, block, width], of the last step of whoever has the place
@@ -102,9 +107,21 @@ class DeviceStep:
 
     def _merge(self, x: torch.Tensor, given: Given) -> None:
         """In place: some rows of `x` [rows, hidden]."""
+        rows, given_rows = given["merged_rows"], [given[f"merged_{name}"] for name in ("ids", "probs", "how")]
+        if self.mixed is None:
+            x[rows] = self._mixed(x[rows], *given_rows)
+            return
+        made = x[rows]
+        for first in range(0, len(rows), self.mixed):
+            part = torch.arange(first, first + self.mixed, device=x.device).clamp(max=len(rows) - 1)
+            few = self._mixed(made[part], *(each[part] for each in given_rows))
+            made[first : first + self.mixed] = few[: len(rows) - first]
+        x[rows] = made
+
+    def _mixed(self, own: torch.Tensor, ids: torch.Tensor, probs: torch.Tensor, how: torch.Tensor) -> torch.Tensor:
         assert self.mask_id is not None  # of what is FILLED instead of masked
-        rows, (smooth, weight, renormalize) = given["merged_rows"], given["merged_how"].unbind(1)
-        x[rows] = merged(
-            self.model.embed, x[rows], given["merged_ids"], given["merged_probs"], self.mask_id,
-            smooth=smooth > 0, weight=weight, renormalize=renormalize > 0,
+        smooth, weight, renormalize = how.unbind(1)
+        return merged(
+            self.model.embed, own, ids, probs, self.mask_id, smooth=smooth > 0, weight=weight,
+            renormalize=renormalize > 0,
         )  # fmt: skip

@@ -46,6 +46,12 @@ _LATE, _NEVER = (SUPPRESS_EOS.choices.index(word) for word in ("confidence", "lo
 Stats = dict[Stat, torch.Tensor]  # [n, B] of each that is wanted
 
 
+def bare(shape: SampleShape) -> bool:
+    """Whether nobody wants more of the logits than which is the largest, and its probability."""
+    more = any(group.wants & ~Stat.BEST for group in shape.groups)
+    return not (shape.drawn or shape.noise or more)
+
+
 class Head:
     """Args:
     logits: [rows, hidden] -> [rows, vocab]; a plain head that has a direct way is asked for the likeliest tokens where
@@ -73,6 +79,11 @@ class Head:
         self.rules = rules_under(orders)
         ids = () if orders is None else (orders.delete, orders.split)
         self.spared = [token for token in ids if token > max_token_id]
+
+    def together(self, shape: SampleShape) -> bool:
+        """Whether a block's results have the same bits whatever blocks are beside it: products and sums are kernels'
+        own, and rules compare. Of deterministic kernels."""
+        return self.plain is not None and bare(shape)
 
     def groups(
         self,
@@ -117,8 +128,7 @@ class Head:
         vocab = 0
 
         rows, block_of, at = given["rows"], given["block"], given["at"]
-        bare = not (shape.drawn or shape.noise or wanted & ~Stat.BEST)
-        direct = self.plain if bare else None
+        direct = self.plain if bare(shape) else None
         if direct is not None and shape.rows:
             token, conf[block_of, at] = direct.likeliest(
                 hidden[rows], mask_id=self.mask_id, max_token_id=self.max_token_id, spared=self.spared

@@ -58,6 +58,7 @@ def make_runner(
             "eos_ids": tuple(info.eos_token_ids),
             "orders": orders_of(info),
             "places": info.max_num_reqs,
+            "apart": config.deterministic,
         }
         if not records:
             return ModelRunner(model, pool, **named)

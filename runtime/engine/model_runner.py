@@ -9,7 +9,7 @@ import torch
 
 from runtime.engine.device_step import DeviceStep
 from runtime.engine.inputs import ForwardShape, forward_inputs, sample_inputs
-from runtime.engine.outcome import results
+from runtime.engine.outcome import end_to_end, results
 from runtime.engine.ran import Clock, Ran
 from runtime.engine.staging import Staging
 from runtime.kernels.batch import ForwardBatch
@@ -35,7 +35,8 @@ class Runner(Protocol):
 
 
 class ModelRunner:
-    """Launches each step's work anew. Args: see DeviceStep."""
+    """Launches each step's work anew. Args: see DeviceStep; `apart`: what of head and rules may depend on the blocks
+    beside is done for each request by itself."""
 
     def __init__(
         self,
@@ -48,15 +49,17 @@ class ModelRunner:
         eos_ids: tuple[int, ...],
         orders: Orders | None = None,
         places: int = 0,
+        apart: bool = False,
     ) -> None:
         self.model = model
         self.pool = pool
         self.device = pool.device
         self.block_size = block_size
         self.mask_id = mask_id
+        self.apart = apart
         self.step = DeviceStep(
             model, pool, block_size=block_size, mask_id=mask_id, max_token_id=max_token_id, eos_ids=eos_ids,
-            orders=orders, places=places,
+            orders=orders, places=places, apart=apart,
         )  # fmt: skip
         self.meanwhile: Callable[[], None] | None = None
         self.ran = Ran()
@@ -88,13 +91,22 @@ class ModelRunner:
         self.clock.begin()
         hidden = self.step.forward(*self._rows(plan))
         blocks = plan.blocks  # worked out only now: a GPU is at the forward meanwhile
-        return None if blocks is None else self._sample(blocks, hidden)
+        return None if blocks is None else self._sample(plan, blocks, hidden)
 
-    def _sample(self, plan: BlockPlan, hidden: torch.Tensor) -> BlockResults:
-        shape, arrays = sample_inputs(plan, self.step.head.rules)
-        found = self.step.sample(shape, self.going.put(arrays), hidden)
+    def _sample(self, plan: StepPlan, blocks: BlockPlan, hidden: torch.Tensor) -> BlockResults:
+        shape, arrays = sample_inputs(blocks, self.step.head.rules)
+        parts = [blocks]
+        if self.apart and not self.step.head.together(shape):
+            parts = plan.apart() or parts
+        launched = []
+        for part in parts:
+            if part is not blocks:
+                shape, arrays = sample_inputs(part, self.step.head.rules)
+            launched.append((shape, self.step.sample(shape, self.going.put(arrays), hidden)))
         if self.meanwhile is not None:
             self.meanwhile()
-        told = self.coming.take(found)
+        members = [[group.members for group in part.groups] for part in parts]
+        told = [self.coming.take(found) for _, found in launched]
         self.clock.end(self.coming)
-        return results(shape, told, [group.members for group in plan.groups])
+        shapes = [shape for shape, _ in launched]
+        return end_to_end([results(*each) for each in zip(shapes, told, members, strict=True)])

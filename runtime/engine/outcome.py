@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -84,6 +85,31 @@ def results(shape: SampleShape, told: Told, members: list[Ints]) -> BlockResults
         kept=kept,
         mixtures=mixtures,
     )
+
+
+def end_to_end(parts: list[BlockResults]) -> BlockResults:
+    """The results of several plans as those of one."""
+    if len(parts) == 1:
+        return parts[0]
+    size = max(part.tokens.shape[1] for part in parts)
+    firsts = np.cumsum([0, *(len(part.tokens) for part in parts)]).tolist()
+
+    def beside(name: str) -> npt.NDArray[Any]:
+        arrays = [getattr(part, name) for part in parts]
+        return np.concatenate([np.pad(array, ((0, 0), (0, size - array.shape[1]))) for array in arrays])
+
+    def listed(name: str) -> list[Any]:
+        return [value for part in parts for value in getattr(part, name)]
+
+    def numbered(name: str) -> dict[int, Any]:
+        found = zip(firsts, (getattr(part, name) for part in parts), strict=False)
+        return {first + number: value for first, part in found for number, value in part.items()}
+
+    lists = ("masks", "first_masked", "first_eos", "written", "edits", "remasks", "forced", "ended")
+    return BlockResults(
+        tokens=beside("tokens"), state=beside("state"), remasked=beside("remasked"), kept=numbered("kept"),
+        mixtures=numbered("mixtures"), **{name: listed(name) for name in lists},
+    )  # fmt: skip
 
 
 def used(kept: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:

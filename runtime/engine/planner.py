@@ -66,6 +66,7 @@ class Planner:
             tiles=geometry.tiles,
             page_table=geometry.page_table,
             sampled=lambda: _plan_blocks(turns, geometry.offsets),
+            apart=lambda: _apart(turns, geometry.offsets),
             merged=_merged(turns, geometry.offsets) if merges else None,
             adapters=geometry.adapters,
             adapted=adapted,
@@ -192,6 +193,11 @@ def _plan_blocks(turns: list[Turn], offsets: list[int]) -> BlockPlan | None:
         noise=_uniforms(owners, blocks, size, RENOISE) if any(rule.noisy for rule in rules) else None,
         place=np.array([request.row for request in owners]) if wants & Stat.SIGNAL else None,
     )
+
+
+def _apart(turns: list[Turn], offsets: list[int]) -> list[BlockPlan]:
+    plans = [_plan_blocks([turn], [offset]) for turn, offset in zip(turns, offsets, strict=True)]
+    return [plan for plan in plans if plan is not None]
 
 
 def _rectangle(parts: list[np.ndarray], size: int) -> np.ndarray:

@@ -84,7 +84,7 @@ class ReplayingRunner(ModelRunner):
         if blocks is None:
             self.ran.count(reason)
             return None
-        return self._decide(blocks, hidden, reason)
+        return self._decide(plan, blocks, hidden, reason)
 
     def _forward_again(self, plan: StepPlan) -> torch.Tensor | None:
         """Of rows that stand where the last step's stood; None if they do not."""
@@ -118,9 +118,12 @@ class ReplayingRunner(ModelRunner):
         self.clock.begin()
         return self.step.forward(shape, self.going.put(arrays)), "prefill" if padded is None else "new"
 
-    def _decide(self, plan: BlockPlan, hidden: torch.Tensor, reason: str) -> BlockResults:
+    def _decide(self, step: StepPlan, plan: BlockPlan, hidden: torch.Tensor, reason: str) -> BlockResults:
         shape, arrays = sample_inputs(plan, self.step.head.rules)
         members = [group.members for group in plan.groups]
+        if self.apart and not self.step.head.together(shape):
+            self.ran.count(reason or "apart")
+            return self._sample(step, plan, hidden)
         padded = None
         if self.rules and hidden is self._hidden:
             noise = any(self.step.head.rules(group.rule).noisy for group in shape.groups)

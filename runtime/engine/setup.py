@@ -45,6 +45,11 @@ def load_engine(config: EngineConfig, progress: Progress | None = None, load: Lo
     facts = family.facts(arch)
     context = _context(config, facts)
     strategy = _strategy(config, family, context)
+    if config.deterministic and device.type == "cuda" and strategy.noisy:
+        raise ConfigError(
+            f"--deterministic: on a GPU the bits of {family.key}, which is told of its last step, may still depend on "
+            "the batch; leave it out, or use --device cpu"
+        )
     ids = read_tokens(
         checkpoint,
         family,
@@ -56,7 +61,8 @@ def load_engine(config: EngineConfig, progress: Progress | None = None, load: Lo
     info = _info(config, family, checkpoint, facts, ids, context, strategy, device, dtype)
     free_at_start = torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else 0
     beside = wanted(config, family, arch, dtype, device)
-    build = Build.choose(device, dtype, config.attn_impl, config.quantization, beside.room)
+    fixed = config.deterministic
+    build = Build.choose(device, dtype, config.attn_impl, config.quantization, beside.room, deterministic=fixed)
     if beside.change is not None:
         load = partial(load_model, change=beside.change)
     model = load(checkpoint, family, arch, build, progress)

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
+from functools import partial
 from typing import Any, Protocol
 
 import torch
+import torch.nn.functional as F
 
-from runtime.kernels import fp8_experts, fp8_fused, fp8_linear, grouped_experts, grouped_linear, packed_torch
+from runtime.errors import ConfigError
+from runtime.kernels import by_row, fp8_experts, fp8_fused, fp8_linear, grouped_experts, grouped_linear, packed_torch
 from runtime.kernels.expert_products import moe, moe_add_norm
 from runtime.kernels.fp8 import Fp8
 from runtime.kernels.gate import Activation, gate_mul, gate_mul_reference
@@ -16,12 +19,14 @@ from runtime.kernels.greedy_head import likeliest, likeliest_reference
 from runtime.kernels.grouped import Grouped
 from runtime.kernels.lora import LoraRows, add_lora, add_lora_reference
 from runtime.kernels.moe import moe_torch
+from runtime.kernels.product import product
 from runtime.kernels.rms_norm import add_rms_norm, add_rms_norm_reference, rms_norm, rms_norm_reference
 from runtime.kernels.rotary import qkv_to_pages, qkv_to_pages_reference
 from runtime.kernels.router import router_logits, router_logits_reference
 from runtime.kernels.routing import RoutingRule, route, route_reference
 
 Two = tuple[torch.Tensor, torch.Tensor]
+LinearKernel = Callable[[torch.Tensor, torch.Tensor, torch.Tensor | None], torch.Tensor]  # as ``F.linear``
 
 
 class RMSNormKernel(Protocol):
@@ -133,6 +138,8 @@ class Kernels:
     add_lora: LoraKernel
     fp8: Fp8Kernels
     grouped: GroupedKernels
+    linear: LinearKernel = F.linear  # of plain weights
+    fixed: bool = False  # a row's bits depend on what is beside it in no way: `--deterministic`
 
     def of(self, quantization: str | None) -> Kernels:
         """For models whose experts are kept in this format."""
@@ -194,6 +201,54 @@ TRITON = Kernels(
 )
 
 
-def select_kernels(device: torch.device, dtype: torch.dtype, quantization: str | None = None) -> Kernels:
+FIXED_TRITON = replace(
+    TRITON,
+    name="triton, fixed",
+    router_logits=partial(router_logits, fixed=True),
+    moe=partial(moe, fixed=True),
+    moe_add_norm=partial(moe_add_norm, fixed=True),
+    likeliest=partial(likeliest, fixed=True),
+    fp8=replace(
+        TRITON.fp8,
+        linear=partial(fp8_linear.linear, fixed=True),
+        moe=partial(fp8_experts.moe, fixed=True),
+        moe_add_norm=partial(fp8_experts.moe_add_norm, fixed=True),
+    ),
+    linear=product,
+    fixed=True,
+)
+
+
+FIXED_TORCH = replace(
+    TORCH,
+    name="torch, by row",
+    rms_norm=by_row.rms_norm,
+    add_rms_norm=by_row.add_rms_norm,
+    qkv_to_pages=by_row.qkv_to_pages,
+    gate_mul=by_row.gate_mul,
+    router_logits=by_row.router_logits,
+    route=by_row.route,
+    moe=by_row.moe,
+    fp8=Fp8Kernels(
+        by_row.packed_linear, by_row.packed_moe, None, by_row.rms_norm, by_row.add_rms_norm, by_row.gate_mul
+    ),
+    grouped=GroupedKernels(by_row.packed_linear, by_row.packed_moe, None),
+    add_lora=by_row.add_lora,
+    linear=by_row.linear,
+    fixed=True,
+)
+
+
+def select_kernels(
+    device: torch.device, dtype: torch.dtype, quantization: str | None = None, *, deterministic: bool = False
+) -> Kernels:
     """Triton on CUDA, torch elsewhere. float64, which exists for tests, is torch everywhere."""
-    return (TRITON if device.type == "cuda" and dtype != torch.float64 else TORCH).of(quantization)
+    on_gpu = device.type == "cuda" and dtype != torch.float64
+    if deterministic and on_gpu and quantization not in (None, "fp8"):
+        raise ConfigError(
+            f"--deterministic: there are no kernels for --quantization {quantization} whose bits do not depend on the "
+            "batch; leave one of them out, or use --quantization fp8"
+        )
+    if deterministic:
+        return (FIXED_TRITON if on_gpu else FIXED_TORCH).of(quantization)
+    return (TRITON if on_gpu else TORCH).of(quantization)

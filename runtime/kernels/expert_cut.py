@@ -66,6 +66,14 @@ def by_rule(each: float, element_size: int, hidden: int, width: int) -> Cut:
     return Cut(chosen.height, fitted(chosen.gate_up, width, hidden), fitted(chosen.down, hidden, width))
 
 
+def fixed_cut(pairs: int, experts: int, element_size: int, hidden: int, width: int) -> Cut:
+    """Cuts whose results have the same bits: the weights are the first operand, and each number is one sum along the
+    depth, on the same unit."""
+    chosen = by_rule(min(pairs / experts, 96), element_size, hidden, width)
+    assert chosen.gate_up.turned or element_size == 4
+    return chosen
+
+
 def fitted(product: Product, outputs: int, inputs: int) -> Product:
     columns, depth = (max(16, triton.next_power_of_2(size)) for size in (outputs, inputs))
     return product._replace(columns=min(product.columns, columns), depth=min(product.depth, depth))

@@ -10,7 +10,7 @@ from __future__ import annotations
 import torch
 
 from runtime.kernels.descriptors import box, boxes, is_described
-from runtime.kernels.expert_cut import Product, cut, name_of
+from runtime.kernels.expert_cut import Product, cut, fixed_cut, name_of
 from runtime.kernels.expert_sort import sort_by_expert
 from runtime.kernels.expert_sum import sum_add_norm, sum_up
 from runtime.kernels.gate import Activation, gated
@@ -193,10 +193,12 @@ def moe(
     down: torch.Tensor,
     shared: torch.Tensor | None,
     activation: Activation = "silu",
+    *,
+    fixed: bool = False,
 ) -> torch.Tensor:
     """`moe_reference` on a GPU for contiguous tensors, float32 weights, and `gate_up` in turns (`turns.in_turns`); no
-    host synchronisation, deterministic."""
-    return sum_up(products(x, ids, gate_up, down, activation), ids, weights, shared)
+    host synchronisation, deterministic. `fixed`: a row's bits do not depend on the others."""
+    return sum_up(products(x, ids, gate_up, down, activation, fixed=fixed), ids, weights, shared)
 
 
 def moe_add_norm(
@@ -209,17 +211,23 @@ def moe_add_norm(
     residual: torch.Tensor,
     norm: torch.Tensor | None,
     eps: float,
+    *,
+    fixed: bool = False,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """`add_rms_norm_reference` of what `moe` gives, and `residual`."""
-    return sum_add_norm(products(x, ids, gate_up, down, "silu"), ids, weights, shared, residual, norm, eps)
+    return sum_add_norm(products(x, ids, gate_up, down, "silu", fixed=fixed), ids, weights, shared, residual, norm, eps)
 
 
 def products(
-    x: torch.Tensor, ids: torch.Tensor, gate_up: torch.Tensor, down: torch.Tensor, activation: Activation
-) -> torch.Tensor:
+    x: torch.Tensor, ids: torch.Tensor, gate_up: torch.Tensor, down: torch.Tensor, activation: Activation, *,
+    fixed: bool = False,
+) -> torch.Tensor:  # fmt: skip
     """[rows * top_k, hidden]: each row's choices through their experts; nothing is stored for dead ones."""
     hidden, experts, width = x.shape[1], gate_up.shape[0], down.shape[2]
-    chosen = cut(ids.numel(), experts, x.element_size(), hidden, width, name_of(x.device))
+    if fixed:
+        chosen = fixed_cut(ids.numel(), experts, x.element_size(), hidden, width)
+    else:
+        chosen = cut(ids.numel(), experts, x.element_size(), hidden, width, name_of(x.device))
     plan = sort_by_expert(ids, experts, chosen.height)
     inner, pairs = x.new_empty(ids.numel(), width), x.new_empty(ids.numel(), hidden)
     run_gate_up(x, gate_up, inner, plan.order, plan.tiles, ids.shape[1], chosen.height, chosen.gate_up, activation)

@@ -18,9 +18,11 @@ from runtime.kernels.triton_import import tl, triton
 from runtime.kernels.turns import run_of
 
 
-def cut(pairs: int, experts: int, hidden: int, width: int) -> Cut:
-    """As ``expert_cut.by_rule``; the matrix unit takes at least 32 numbers of depth."""
+def cut(pairs: int, experts: int, hidden: int, width: int, *, fixed: bool = False) -> Cut:
+    """As ``expert_cut.by_rule``, or, `fixed`, ``fixed_cut``; the matrix unit takes at least 32 numbers of depth."""
     each = pairs / experts
+    if fixed:  # the weights are the first operand in all that are left
+        each = min(each, 96)
     if each <= 1.5:
         chosen = Cut(16, Product(32, 128, (5, 5, 5), 4), Product(128, 256, (2, 2, 2), 4))
     elif each <= 16:
@@ -199,10 +201,12 @@ def moe(
     down: Fp8,
     shared: torch.Tensor | None,
     activation: Activation = "silu",
+    *,
+    fixed: bool = False,
 ) -> torch.Tensor:
     """``expert_products.moe`` with weights of eight bits; rows and what the gates make of them are rounded to as many,
     each with a scale of its own."""
-    return sum_up(products(x, ids, gate_up, down, activation), ids, weights, shared)
+    return sum_up(products(x, ids, gate_up, down, activation, fixed=fixed), ids, weights, shared)
 
 
 def moe_add_norm(
@@ -215,17 +219,21 @@ def moe_add_norm(
     residual: torch.Tensor,
     norm: torch.Tensor | None,
     eps: float,
+    *,
+    fixed: bool = False,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """``expert_products.moe_add_norm``; the normed rows are rounded too."""
-    pairs = products(x, ids, gate_up, down, "silu")
+    pairs = products(x, ids, gate_up, down, "silu", fixed=fixed)
     return sum_add_norm(pairs, ids, weights, shared, residual, norm, eps, eight_bits=True)
 
 
-def products(x: torch.Tensor, ids: torch.Tensor, gate_up: Fp8, down: Fp8, activation: Activation) -> torch.Tensor:
+def products(
+    x: torch.Tensor, ids: torch.Tensor, gate_up: Fp8, down: Fp8, activation: Activation, *, fixed: bool = False
+) -> torch.Tensor:
     """``expert_products.products``."""
     hidden, top_k = x.shape[1], ids.shape[1]
     experts, _, width = down.values.shape
-    chosen = cut(ids.numel(), experts, hidden, width)
+    chosen = cut(ids.numel(), experts, hidden, width, fixed=fixed)
     plan = sort_by_expert(ids, experts, chosen.height)
     inner, pairs = x.new_empty(ids.numel(), width), x.new_empty(ids.numel(), hidden)
     run_gate_up(rounded(x), gate_up, inner, plan.order, plan.tiles, top_k, chosen.height, chosen.gate_up, activation)

@@ -36,22 +36,22 @@ def _linear(
     tl.store(at, acc.to(out_ptr.dtype.element_ty), mask=row_ok[None, :] & column_ok[:, None])
 
 
-def linear(x: torch.Tensor, weight: Fp8, bias: torch.Tensor | None) -> torch.Tensor:
+def linear(x: torch.Tensor, weight: Fp8, bias: torch.Tensor | None, *, fixed: bool = False) -> torch.Tensor:
     """``fp8_torch.linear_torch`` for contiguous [rows, inputs], to the precision of eight bits on both sides; no host
-    synchronisation, deterministic."""
-    return run(rounded(x), weight, bias, x.dtype)
+    synchronisation, deterministic. `fixed`: a row's bits do not depend on the others."""
+    return run(rounded(x), weight, bias, x.dtype, fixed=fixed)
 
 
-def run(x: Fp8, weight: Fp8, bias: torch.Tensor | None, dtype: torch.dtype) -> torch.Tensor:
+def run(x: Fp8, weight: Fp8, bias: torch.Tensor | None, dtype: torch.dtype, *, fixed: bool = False) -> torch.Tensor:
     """[rows, inputs] that are rounded already -> [rows, outputs] of `dtype`."""
     (count, inputs), outputs = x.values.shape, len(weight.values)
-    if dtype == torch.bfloat16 and count * outputs >= MANY and inputs % 16 == 0 and outputs % 16 == 0:
+    if not fixed and dtype == torch.bfloat16 and count * outputs >= MANY and inputs % 16 == 0 and outputs % 16 == 0:
         scales = x.scales[:, None], weight.scales[None, :]
         return torch._scaled_mm(
             x.values, weight.values.t(), *scales, bias, out_dtype=dtype, use_fast_accum=True
         )  # fmt: skip
     out = torch.empty(count, outputs, dtype=dtype, device=x.values.device)
-    how = tile_sizes(count, inputs)
+    how = tile_sizes(count, inputs, fixed=fixed)
     weights = boxes(weight.values, how.columns, how.depth)
     _linear[(triton.cdiv(outputs, how.columns), triton.cdiv(count, how.rows))](
         x.values, x.scales, weights, weight.scales, weight.scales if bias is None else bias, out, count,
@@ -72,8 +72,11 @@ class Tile(NamedTuple):
     warps: int = 4
 
 
-def tile_sizes(rows: int, inputs: int) -> Tile:
+def tile_sizes(rows: int, inputs: int, *, fixed: bool = False) -> Tile:
+    """`fixed`: where the vendor's product does not take over from these. Sums are alike in all of them."""
     depth = max(32, triton.next_power_of_2(inputs))
     if rows <= 32:
         return Tile(16, 64, min(128, depth), 6)
+    if fixed and rows > 512:
+        return Tile(128, 128, min(128, depth), 3, 8)
     return Tile(64, 64, min(256, depth), 3) if rows <= 512 else Tile(128, 64, min(128, depth), 4)

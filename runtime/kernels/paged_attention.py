@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import torch
 
-from runtime.kernels.batch import ForwardBatch
+from runtime.kernels.batch import TILE_ROWS, ForwardBatch
 from runtime.kernels.heads import heads_together
 from runtime.kernels.pages import read, read_keys, strides
 from runtime.kernels.precision import wide
@@ -61,11 +61,12 @@ def _paged_attention(
     K_PAGE: tl.constexpr, K_TOKEN: tl.constexpr, K_HEAD: tl.constexpr, K_PIECE: tl.constexpr,
     V_PAGE: tl.constexpr, V_TOKEN: tl.constexpr, V_HEAD: tl.constexpr, V_NUMBER: tl.constexpr,
     PACKED: tl.constexpr, PACKED_P2: tl.constexpr, ROWS: tl.constexpr, KEYS: tl.constexpr, DIM_P2: tl.constexpr,
-    WINDOWED: tl.constexpr, SPLITS: tl.constexpr,
+    WINDOWED: tl.constexpr, SPLITS: tl.constexpr, SHARE: tl.constexpr,
 ):  # fmt: skip
     """One program: ROWS rows of one tile times PACKED query heads that read one key head; of SPLITS shares of the keys
     one. A share's result is left as it is: what it summed of the values, [SPLITS, rows, heads, dim], and in
-    [2, SPLITS, rows, heads] its largest score and the sum of its weights."""
+    [2, SPLITS, rows, heads] its largest score and the sum of its weights. A share is SHARE keys, or, if that is 0, as
+    many as the tile's are divided into."""
     part, tile = tl.program_id(1), tl.program_id(2)
     start = tl.program_id(0) // SPLITS * ROWS
     rows = tl.load(tiles_ptr + tile * 3 + 2)
@@ -97,9 +98,13 @@ def _paged_attention(
         begin = tl.maximum(tl.min(origin, 0) - window + 1, 0) // KEYS * KEYS
     split = tl.program_id(0) % SPLITS
     if SPLITS > 1:
-        share = tl.cdiv(tl.cdiv(tl.maximum(end - begin, 0), KEYS), SPLITS) * KEYS
-        begin += split * share
-        end = tl.minimum(end, begin + share)
+        if SHARE > 0:
+            end = tl.minimum(end, (split + 1) * SHARE)
+            begin = tl.maximum(begin, split * SHARE)
+        else:
+            share = tl.cdiv(tl.cdiv(tl.maximum(end - begin, 0), KEYS), SPLITS) * KEYS
+            begin += split * share
+            end = tl.minimum(end, begin + share)
 
     best = tl.full([ROWS * PACKED_P2], float("-inf"), tl.float32)
     total = tl.zeros([ROWS * PACKED_P2], tl.float32)
@@ -137,6 +142,7 @@ def _paged_attention(
         tl.store(sums_at, best, mask=real)
         tl.store(sums_at + SPLITS * all_rows.to(tl.int64) * HEADS, total, mask=real)
         q_at += at * DIM
+        real = real & (begin < end)  # else nobody reads it
     else:
         acc = acc / tl.where(total == 0.0, 1.0, total)[:, None]  # a row may have seen nothing
     tl.store(out_ptr + q_at, acc.to(out_ptr.dtype.element_ty), mask=real[:, None] & dim_ok[None, :])
@@ -164,9 +170,11 @@ def _put_together(
     at = (row * HEADS + head)[:, None] * DIM + dim[None, :]
     for split in tl.static_range(SPLITS):
         sums_at = sums_ptr + split * each + row * HEADS + head
-        decay = tl.exp2(tl.load(sums_at, mask=head_ok, other=0.0) - anchor)
+        score = tl.load(sums_at, mask=head_ok, other=float("-inf"))
+        decay = tl.exp2(score - anchor)
         total += decay * tl.load(sums_at + SPLITS * each, mask=head_ok, other=0.0)
-        acc += decay[:, None] * tl.load(shares_ptr + split * each * DIM + at, mask=ok, other=0.0)
+        seen = ok & (score > float("-inf"))[:, None]
+        acc += decay[:, None] * tl.load(shares_ptr + split * each * DIM + at, mask=seen, other=0.0)
     acc = acc / tl.where(total == 0.0, 1.0, total)[:, None]
     tl.store(out_ptr + at, acc.to(out_ptr.dtype.element_ty), mask=ok)
 
@@ -174,6 +182,7 @@ def _put_together(
 LOG2_E = 1.4426950408889634
 PROGRAMS = 200  # that keys are split for
 MOST_SPLITS = 9
+SHARE = 1024  # keys of a share where bits must not depend on the batch
 
 
 def paged_attention(
@@ -186,16 +195,20 @@ def paged_attention(
     window: int | None = None,
     grouped: bool = True,
     splits: int | None = None,
+    fixed: bool = False,
 ) -> torch.Tensor:
     """`paged_attention_reference` for float32, float16 and bfloat16 on a GPU; no host synchronisation. `splits`: shares
-    of the keys, if not as many as suit the batch: bits depend on it."""
+    of the keys, if not as many as suit the batch: bits depend on it. `fixed`: of SHARE keys each, and tiles of one
+    height, so that a row's bits depend on it and its keys alone."""
     all_rows, heads, dim = q.shape
     kv_heads = k_cache.shape[2]
     out = torch.empty_like(q)
     packed = heads // kv_heads if grouped else 1
     packed_p2, dim_p2 = triton.next_power_of_2(packed), max(16, triton.next_power_of_2(dim))
-    rows, keys, warps, stages = tile_sizes(packed_p2, dim, q.element_size(), batch.tile_rows)
+    rows, keys, warps, stages = tile_sizes(packed_p2, dim, q.element_size(), TILE_ROWS if fixed else batch.tile_rows)
     parts, tiles = triton.cdiv(batch.tile_rows, rows), len(batch.tiles)
+    if fixed:
+        splits = triton.cdiv(batch.page_table.shape[1] * batch.page_size, SHARE)
     splits = splits or shares(parts * (heads // packed) * tiles, triton.cdiv(batch.reach, keys))
     shared = out if splits == 1 else q.new_empty(splits, *q.shape, dtype=torch.float32)
     sums = out if splits == 1 else q.new_empty(2, splits, all_rows, heads, dtype=torch.float32)
@@ -204,7 +217,7 @@ def paged_attention(
         batch.page_table.stride(0), all_rows, scale * LOG2_E, 0 if window is None else window,
         HEADS=heads, KV_HEADS=kv_heads, DIM=dim, **strides(k_cache, v_cache),
         PACKED=packed, PACKED_P2=packed_p2, ROWS=rows, KEYS=keys, DIM_P2=dim_p2,
-        WINDOWED=window is not None, SPLITS=splits, num_warps=warps, num_stages=stages,
+        WINDOWED=window is not None, SPLITS=splits, SHARE=SHARE if fixed else 0, num_warps=warps, num_stages=stages,
     )  # fmt: skip
     if splits > 1:
         together = heads_together(heads, dim)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F
 
+from runtime.kernels.product import product
 from runtime.kernels.triton_import import tl, triton
 
 PARTS = 3
@@ -17,6 +18,7 @@ TAKEN = 64  # experts of a program: the rows that the matrix unit takes
 DEPTH = 64
 PROGRAMS = 512  # that the depth is split for
 MOST_SPLITS = 8
+FIXED_SPLITS = 4  # whatever the number of rows
 
 
 def split_parts(weight: torch.Tensor, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
@@ -63,13 +65,13 @@ def _router(
     tl.store(at, acc, mask=expert_ok[:, None] & ok[None, :])
 
 
-def router_logits(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+def router_logits(x: torch.Tensor, weight: torch.Tensor, *, fixed: bool = False) -> torch.Tensor:
     """`router_logits_reference` on a GPU, for a float32 weight, or for its parts (`split_parts`) in x's dtype: then as
-    [shares, rows, experts], whose sum it is."""
+    [shares, rows, experts], whose sum it is. `fixed`: bits do not depend on the number of rows."""
     if weight.dim() == 2:
-        return router_logits_reference(x, weight)
+        return product(x.to(weight.dtype), weight) if fixed else router_logits_reference(x, weight)
     (rows, inputs), experts = x.shape, weight.shape[1]
-    lines, share = cut(rows, inputs, experts)
+    lines, share = cut(rows, inputs, experts, fixed=fixed)
     splits = triton.cdiv(inputs, share)
     out = x.new_empty(splits, rows, experts, dtype=torch.float32)
     _router[(triton.cdiv(experts, TAKEN), triton.cdiv(rows, lines), splits)](
@@ -79,9 +81,9 @@ def router_logits(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
     return out
 
 
-def cut(rows: int, inputs: int, experts: int) -> tuple[int, int]:
-    """(rows of a program, inputs of a share): the scores' bits depend on it."""
+def cut(rows: int, inputs: int, experts: int, *, fixed: bool = False) -> tuple[int, int]:
+    """(rows of a program, inputs of a share): the scores' bits depend on the share."""
     lines = 128 if rows >= 4096 else min(64, max(16, triton.next_power_of_2(rows)))
     programs = triton.cdiv(experts, TAKEN) * triton.cdiv(rows, lines)
-    splits = max(1, min(MOST_SPLITS, PROGRAMS // programs))
+    splits = FIXED_SPLITS if fixed else max(1, min(MOST_SPLITS, PROGRAMS // programs))
     return lines, triton.cdiv(triton.cdiv(inputs, DEPTH), splits) * DEPTH

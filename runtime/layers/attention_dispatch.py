@@ -14,8 +14,11 @@ Factory = Callable[[AttentionShape, Build], Attention]
 
 
 def _torch(shape: AttentionShape, build: Build) -> Attention:
+    from runtime.layers.attention_by_row import RowAttention
     from runtime.layers.attention_torch import TorchAttention
 
+    if build.kernels.fixed:
+        return RowAttention(shape)
     return TorchAttention(shape, build.dtype)
 
 
@@ -27,7 +30,7 @@ def _triton(shape: AttentionShape, build: Build) -> Attention:
         raise ConfigError(f"--attn-impl {name} needs a CUDA device, not {build.device.type}; use --attn-impl torch")
     if build.dtype == torch.float64:
         raise ConfigError(f"--attn-impl {name} does not compute in float64; use --attn-impl torch")
-    return TritonAttention(shape, grouped=name == "triton_grouped")
+    return TritonAttention(shape, grouped=name == "triton_grouped", fixed=build.kernels.fixed)
 
 
 _IMPLEMENTATIONS: dict[str, Factory] = {

@@ -18,17 +18,22 @@ class _BatchAttention:
     window: int | None
     scale: float
     grouped: bool
+    fixed: bool
 
     def attend(self, q: torch.Tensor, kv: LayerKV) -> torch.Tensor:
-        return paged_attention(q, kv.k, kv.v, self.batch, scale=self.scale, window=self.window, grouped=self.grouped)
+        return paged_attention(
+            q, kv.k, kv.v, self.batch, scale=self.scale, window=self.window, grouped=self.grouped, fixed=self.fixed
+        )
 
 
 class TritonAttention:
-    """See ``runtime.layers.attention.Attention``. The kernel reads the batch's own tensors; nothing to work out."""
+    """See ``runtime.layers.attention.Attention``. The kernel reads the batch's own tensors; nothing to work out.
+    `fixed`: a row's bits do not depend on the batch."""
 
-    def __init__(self, shape: AttentionShape, *, grouped: bool) -> None:
+    def __init__(self, shape: AttentionShape, *, grouped: bool, fixed: bool) -> None:
         self.shape = shape
         self.grouped = grouped
+        self.fixed = fixed
 
     def plan(self, batch: ForwardBatch, window: int | None = None) -> _BatchAttention:
-        return _BatchAttention(batch, window, self.shape.scale, self.grouped)
+        return _BatchAttention(batch, window, self.shape.scale, self.grouped, self.fixed)

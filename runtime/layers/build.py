@@ -66,17 +66,20 @@ class Build:
         attn_impl: str | None = None,
         quantization: str | None = None,
         adapters: Room | None = None,
+        *,
+        deterministic: bool = False,
     ) -> Build:
         """With the kernels that fit, and, unless it is named, the attention. ConfigError for a dtype of no floats, and
-        for a format that does not go with the dtype or the device."""
+        for a format that does not go with the dtype or the device. `deterministic`: with kernels and an attention whose
+        bits do not depend on what rows are beside each other."""
         if not dtype.is_floating_point:
             raise ConfigError(f"--dtype {dtype} is not a floating point type")
         device = torch.device(device)
         if quantization is not None:
             format_of(quantization).check(device, dtype)
         default = "triton_grouped" if device.type == "cuda" else "torch"
-        kernels = select_kernels(device, dtype, quantization)
-        lora = None if adapters is None else Lora(adapters, kernels.add_lora)
+        kernels = select_kernels(device, dtype, quantization, deterministic=deterministic)
+        lora = None if adapters is None else Lora(adapters, kernels.add_lora, fixed=kernels.fixed)
         return cls(device, dtype, kernels, attn_impl or default, quantization=quantization, lora=lora)
 
     def weight(self, *shape: int) -> Weight:
@@ -130,4 +133,4 @@ class Build:
     def parameter(self, *shape: int, dtype: torch.dtype | None = None) -> Weight:
         """Unfilled, of something small: whole and plain however large ones are kept; in the model's dtype unless
         another is given."""
-        return PlainWeight(shape, dtype or self.dtype, self.device)
+        return PlainWeight(shape, dtype or self.dtype, self.device, self.kernels.linear)

@@ -46,11 +46,13 @@ def merged(
     wide = torch.promote_types(own.dtype, torch.float32)
     probs, weight = probs.to(wide), weight.to(wide)
     mixed, length = torch.zeros_like(own, dtype=wide), torch.zeros_like(probs[:, :1])
+    held = torch.zeros_like(length)
     for id, prob in zip(ids.unbind(1), torch.split(probs, 1, 1), strict=True):  # one at a time: the rows may be many
         each = embed(id).to(wide)
         mixed += prob * each
+        held += prob
         length += prob * each.norm(dim=1, keepdim=True)
-    rest = (1 - probs.sum(1, keepdim=True)).clamp(min=0)
+    rest = (1 - held).clamp(min=0)
     mask = embed(ids.new_full((1,), mask_id)).to(wide)
     blend = mixed + rest * mask
     scale = (length + rest * mask.norm()) / (blend.norm(dim=1, keepdim=True) + 1e-6)

@@ -6,7 +6,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.nn.functional as F
@@ -16,6 +16,9 @@ from runtime.errors import ConfigError
 from runtime.kernels.router import PARTS, split_parts
 from runtime.kernels.turns import gates_first, places
 from runtime.layers.head import head_logits
+
+if TYPE_CHECKING:
+    from runtime.kernels.dispatch import LinearKernel
 
 Index = tuple[int | slice, ...]
 
@@ -113,13 +116,16 @@ class Weight(ABC):
 
 
 class PlainWeight(Weight):
-    """One tensor of the whole."""
+    """One tensor of the whole. `linear`: what multiplies by it."""
 
-    __slots__ = ("tensor",)  # an attribute in the property's place: reading it costs the host no call
+    __slots__ = ("linear", "tensor")  # an attribute in the property's place: reading it costs the host no call
     tensor: torch.Tensor
 
-    def __init__(self, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> None:
+    def __init__(
+        self, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device, linear: LinearKernel = F.linear
+    ) -> None:
         super().__init__(shape, dtype)
+        self.linear = linear
         self.tensor = torch.empty(shape, dtype=dtype, device=device)
 
     @classmethod
@@ -138,6 +144,9 @@ class PlainWeight(Weight):
         kept.copy_(tensor)
         require_finite(kept, tensor)
         return kept.numel()
+
+    def matmul(self, x: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
+        return self.linear(x, self.tensor, bias)
 
 
 class TurnsWeight(Weight):

@@ -48,8 +48,11 @@ class Growth:
     beta: float
     every: int
 
-    def of(self, positions: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-        """int64 [rows] -> [rows, 1, 1] of `dtype`, for queries [rows, heads, head_dim]."""
+    def of(self, positions: torch.Tensor, dtype: torch.dtype, *, alone: bool = False) -> torch.Tensor:
+        """int64 [rows] -> [rows, 1, 1] of `dtype`, for queries [rows, heads, head_dim]. `alone`: each for itself, as on
+        a CPU the last bit of a logarithm depends on where in a tensor it lies."""
+        if alone:
+            return torch.cat([self.of(position, dtype) for position in torch.split(positions, 1)])
         return (1 + self.beta * torch.log1p((positions // self.every).double())).to(dtype)[:, None, None]
 
 
@@ -182,6 +185,7 @@ class Decoder(nn.Module):
         super().__init__()
         self.arch = arch
         self.lora = build.lora
+        self.alone = build.kernels.fixed and build.device.type == "cpu"
         self.kv_shapes = (KVShape(arch.kv_heads, arch.head_dim, arch.head_dim),) * arch.layers
         shape = AttentionShape(arch.heads, arch.kv_heads, arch.head_dim, arch.head_dim**-0.5)
         self.attention = make_attention(shape, build)
@@ -201,10 +205,11 @@ class Decoder(nn.Module):
         if self.lora is not None:
             self.lora.begin(batch)
         table, attention = self.rotary.cover(batch.reach), self.attention.plan(batch)
-        growth = None if self.arch.growth is None else self.arch.growth.of(batch.positions, x.dtype)
+        growth = self.arch.growth
+        grown = None if growth is None else growth.of(batch.positions, x.dtype, alone=self.alone)
         block = 0 if self.arch.mixture is None else self.arch.mixture.rule.block
         first = first_rows(batch.positions, batch.slots, block) if block else None
-        context = ForwardContext(batch, pool, table, attention, growth, first)
+        context = ForwardContext(batch, pool, table, attention, grown, first)
         layers = cast("list[Layer]", list(self.layers))
         following = [*(layer.input_norm for layer in layers[1:]), self.norm]
         normed = layers[0].input_norm(x)

@@ -88,6 +88,7 @@ class StepPlan:
     tiles: Ints32  # [tiles, 3]
     page_table: Ints32  # [requests, pages]
     sampled: Callable[[], BlockPlan | None]
+    apart: Callable[[], list[BlockPlan]] = list  # the same, each request's blocks for themselves
     merged: MergedRows | None = None
     adapters: Ints32 | None = None  # [rows] the slot of each row's adapter, -1: none; None: all have none
     adapted: int = 0  # which weights these may change, see ForwardBatch

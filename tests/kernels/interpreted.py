@@ -14,6 +14,7 @@ from runtime.kernels.paged_attention import paged_attention
 from runtime.kernels.routing import RoutingRule
 from runtime.layers.kv_pool import LAYOUTS
 from tests.kernels import cases, interpreting  # noqa: F401
+from tests.kernels.product_cases import check_product
 from tests.kernels.watch import watch
 
 
@@ -49,6 +50,12 @@ def test_elementwise_lora(counts, slots, inputs, parts, dtype):
 def test_elementwise_gate(dtype, activation):
     cases.check_gate_mul(2, 1500, activation, dtype, "cpu")
     cases.check_gate_mul(2, 24, activation, dtype, "cpu")
+
+
+@matrix_dtypes
+@pytest.mark.parametrize(("rows", "inputs", "outputs"), [(1, 8, 3), (70, 48, 40), (5, 200, 130)])
+def test_elementwise_product(rows, inputs, outputs, dtype):
+    check_product(rows, inputs, outputs, dtype, "cpu")
 
 
 @dtypes

@@ -22,6 +22,7 @@ from runtime.kernels import (  # noqa: E402
     greedy_head,
     lora,
     paged_attention,
+    product,
     rms_norm,
     rotary,
     router,
@@ -232,7 +233,7 @@ def test_experts_sum(norm, rounded):
      (256, 256, 2, True), (512, 256, 8, False), (512, 32, 1, False)],
 )  # fmt: skip
 def test_paged_attention(dtype, dim, tile_rows, packed, windowed, layout):
-    splits = 9 if tile_rows == 32 else 1
+    splits = 9 if tile_rows == 32 or windowed else 1
     p, size = POINTER[dtype], torch.tensor([], dtype=dtype).element_size()
     packed_p2 = triton.next_power_of_2(packed)
     rows, keys, warps, stages = paged_attention.tile_sizes(packed_p2, dim, size, tile_rows)
@@ -243,6 +244,7 @@ def test_paged_attention(dtype, dim, tile_rows, packed, windowed, layout):
     constants = {
         "HEADS": 4 * packed, "KV_HEADS": 4, "DIM": dim, **strides_of(layout, 4, dim), "PACKED": packed,
         "PACKED_P2": packed_p2, "ROWS": rows, "KEYS": keys, "DIM_P2": dim, "WINDOWED": windowed, "SPLITS": splits,
+        "SHARE": paged_attention.SHARE if windowed else 0,
     }  # fmt: skip
     compiled = build(paged_attention._paged_attention, types, constants, num_warps=warps, num_stages=stages)
     if size == 2 and packed_p2 * rows >= 64 and dim <= 256:
@@ -258,10 +260,32 @@ def test_putting_shares_together():
     assert spilled(build(paged_attention._put_together, types, constants, num_warps=4)) == 0
 
 
+@pytest.mark.parametrize("rows", [1, 60, 1000, 8192])
+@pytest.mark.parametrize("described", [False, True])
+@DTYPES
+def test_product(rows, dtype, described):
+    size = torch.tensor([], dtype=dtype).element_size()
+    if described and size != 2:
+        pytest.skip("numbers of 16 bits are described")
+    how, p = product.tile_sizes(rows, 2048, size), POINTER[dtype]
+    types = {"bias_ptr": p, "out_ptr": p, "rows": "i32"}
+    for name, height in (("given", how.rows), ("weights", how.columns)):
+        types[name] = boxed(height, how.depth) if described else p
+    constants = {
+        "INPUTS": 2048, "OUTPUTS": 3072, "ROWS": how.rows, "COLUMNS": how.columns, "DEPTH": how.depth,
+        "STAGES": how.stages, "BIASED": True, "GIVEN_DESCRIBED": described, "DESCRIBED": described,
+    }  # fmt: skip
+    compiled = build(product._product, types, constants, num_warps=how.warps)
+    if size == 2:
+        assert spilled(compiled) == 0
+        assert "wgmma" in compiled.asm["ptx"]
+
+
+@pytest.mark.parametrize("fixed", [False, True])
 @pytest.mark.parametrize("rows", [1, 17, 65])
 @DTYPES
-def test_head(rows, dtype):
-    how = greedy_head.cut(rows, 2048, torch.tensor([], dtype=dtype).element_size())
+def test_head(rows, dtype, fixed):
+    how = greedy_head.cut(rows, 2048, torch.tensor([], dtype=dtype).element_size(), fixed=fixed)
     types = dict.fromkeys(("best_ptr", "total_ptr"), "*fp32") | {"token_ptr": "*i32"}
     join = types | {"out_ptr": "*i64", "conf_ptr": "*fp32", "rows": "i32", "pieces": "i32"}
     build(greedy_head._join, join, {"ROWS": 4, "PIECES": 256}, num_warps=4)

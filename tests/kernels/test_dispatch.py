@@ -5,10 +5,13 @@ import sys
 from dataclasses import fields
 from pathlib import Path
 
+import pytest
 import torch
 
-from runtime.kernels.dispatch import TORCH, TRITON, Kernels, select_kernels
+from runtime.errors import ConfigError
+from runtime.kernels.dispatch import FIXED_TORCH, FIXED_TRITON, TORCH, TRITON, Kernels, select_kernels
 
+ROWS = {"rms_norm", "add_rms_norm", "qkv_to_pages", "gate_mul", "route"}  # a program of these has one row
 ROOT = Path(__file__).resolve().parents[2]
 
 
@@ -17,11 +20,29 @@ def test_selection():
     assert select_kernels(torch.device("cuda"), torch.bfloat16) is TRITON
     assert select_kernels(torch.device("cuda", 1), torch.float32) is TRITON
     assert select_kernels(torch.device("cuda"), torch.float64) is TORCH
+    assert select_kernels(torch.device("cuda"), torch.bfloat16, deterministic=True) is FIXED_TRITON
+    assert select_kernels(torch.device("cpu"), torch.float32, deterministic=True) is FIXED_TORCH
+    assert select_kernels(torch.device("cuda"), torch.float64, deterministic=True) is FIXED_TORCH
 
 
 def test_the_two_sets_share_nothing():
     assert {f.name for f in fields(Kernels)} >= {"rms_norm", "route", "moe"}
-    assert all(getattr(TORCH, f.name) != getattr(TRITON, f.name) for f in fields(Kernels))
+    both = {"linear", "fixed"}  # plain products are the library's, and neither is fixed
+    assert all((getattr(TORCH, f.name) != getattr(TRITON, f.name)) == (f.name not in both) for f in fields(Kernels))
+
+
+def test_weights_of_few_bits_have_no_deterministic_kernels_on_a_gpu():
+    """So nobody is given any."""
+    with pytest.raises(ConfigError, match=r"--deterministic: .* --quantization int4"):
+        select_kernels(torch.device("cuda"), torch.bfloat16, "int4", deterministic=True)
+    select_kernels(torch.device("cpu"), torch.bfloat16, "int4", deterministic=True)
+
+
+def test_deterministic_ones_are_others():
+    """Of those whose bits may depend on the batch none is in both; the others treat a row for itself."""
+    for plain, fixed, alike in ((TORCH, FIXED_TORCH, {"likeliest"}), (TRITON, FIXED_TRITON, ROWS | {"grouped"})):
+        same = {f.name for f in fields(Kernels) if getattr(plain, f.name) == getattr(fixed, f.name)}
+        assert same == alike | {"turns", "parts"} | ({"moe_add_norm"} if plain is TORCH else set())
 
 
 def test_without_triton_references_work_and_kernels_say_what_is_missing():

@@ -1,6 +1,7 @@
 """`spec.engine`: how the model is decoded and how much room it gets. Every field is a flag of the runtime.
 
-Flags that this version of the runtime refuses (tensorParallelSize, deterministic) have no field.
+Flags that this version of the runtime refuses (tensorParallelSize) have no field; nor have those that few need
+(deterministic, enforce-eager), which `extraArgs` takes.
 """
 
 from typing import Annotated, Literal

@@ -1,0 +1,96 @@
+"""What `--deterministic` promises: a request's bits are the same whatever runs beside it, however its prompt is cut,
+and whatever of it was in the prefix cache. Of small checkpoints, on any device."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from runtime import LLM, SamplingParams
+from runtime.engine.model_runner import ModelRunner
+from runtime.engine.replaying import ReplayingRunner
+from runtime.state.plan import BlockPlan
+from tests.engine.replays import Served
+from tests.golden import GOLDEN
+
+Bits = set[bytes]
+
+
+@dataclass(frozen=True)
+class Question:
+    """A prompt and how it is answered."""
+
+    prompt: tuple[int, ...]
+    params: SamplingParams
+
+
+def questions(count: int, seed: int, *, tokens: int = 12, longest: int = 70) -> list[Question]:
+    """Prompts that begin alike, of any length; every third answer is drawn."""
+    numbers = random.Random(seed)
+    common = [numbers.randrange(20, 100) for _ in range(longest)]
+    made = []
+    for n in range(count):
+        prompt = common[: numbers.randrange(1, longest)]
+        prompt += [numbers.randrange(20, 100) for _ in range(numbers.randrange(longest - len(prompt)))]
+        params = SamplingParams(max_tokens=tokens, ignore_eos=True, seed=n, temperature=0.8 if n % 3 == 2 else 0.0)
+        made.append(Question(tuple(prompt), params))
+    return made
+
+
+@contextmanager
+def listening(monkeypatch: pytest.MonkeyPatch) -> Iterator[Bits]:
+    """The hidden states of all sampled rows, as bytes."""
+    heard: Bits = set()
+
+    def hear(blocks: BlockPlan, hidden: torch.Tensor) -> None:
+        block, at = np.nonzero(blocks.sampled)
+        rows = hidden[torch.from_numpy(blocks.rows[block] + at).to(hidden.device)].contiguous()
+        heard.update(bytes(row) for row in rows.view(torch.uint8).cpu().numpy())
+
+    sample, decide = ModelRunner._sample, ReplayingRunner._decide
+
+    def sampled(self: ModelRunner, plan: Any, blocks: BlockPlan, hidden: torch.Tensor) -> Any:
+        hear(blocks, hidden)
+        return sample(self, plan, blocks, hidden)
+
+    def decided(self: ReplayingRunner, step: Any, plan: BlockPlan, hidden: torch.Tensor, reason: str) -> Any:
+        hear(plan, hidden)
+        return decide(self, step, plan, hidden, reason)
+
+    monkeypatch.setattr(ModelRunner, "_sample", sampled)
+    monkeypatch.setattr(ReplayingRunner, "_decide", decided)
+    yield heard
+
+
+def answers(
+    each: Served, groups: Sequence[Sequence[Question]], *, deterministic: bool = True, **flags: Any
+) -> list[Any]:
+    """What is said to groups of questions, one group after the other, and in how many steps."""
+    settings = {"num_pages": 1024, "max_model_len": 96, "max_num_batched_tokens": 128, "max_num_reqs": 8}
+    settings |= dict(each.flags) | flags | {"deterministic": deterministic}
+    with LLM(str(GOLDEN / each.folder), skip_tokenizer=True, **settings) as llm:
+        said = []
+        for group in groups:
+            outs = llm.generate([list(q.prompt) for q in group], [q.params for q in group])
+            said += [(out.token_ids, out.nfe) for out in outs]
+        return said
+
+
+def check(each: Served, asked: list[Question], heard: Bits, *schedules: dict[str, Any], **flags: Any) -> None:
+    """One at a time, then all together under each of the schedules' flags, twice: the second time what the first left
+    in the prefix cache is there."""
+    heard.clear()
+    expected = answers(each, [[question] for question in asked], disable_prefix_caching=True, **flags)
+    alone = set(heard)
+    assert alone
+    for schedule in schedules:
+        heard.clear()
+        assert answers(each, [asked, asked], **flags | schedule) == expected * 2, schedule
+        assert heard == alone, (schedule, len(heard - alone), len(alone))

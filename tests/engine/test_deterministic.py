@@ -1,0 +1,47 @@
+"""`--deterministic` on a CPU: the same bits and answers over random schedules, and the answers of plain steps."""
+
+import pytest
+
+from tests.engine.bits import answers, check, listening, questions
+from tests.engine.replays import Served, served
+
+SCHEDULES = {"max_num_reqs": 3}, {"max_num_reqs": 8, "max_num_batched_tokens": 192, "enforce_eager": True}
+
+
+@pytest.fixture
+def heard(monkeypatch):
+    with listening(monkeypatch) as found:
+        yield found
+
+
+@pytest.mark.parametrize("seed", [0, 1])
+def test_bits_do_not_depend_on_the_batch(heard, seed):
+    check(Served("llada2_tiny"), questions(4, seed, tokens=6, longest=45), heard, *SCHEDULES)
+
+
+@pytest.mark.parametrize("quantization", ["fp8", "int8"])
+def test_nor_do_those_of_other_weights(heard, quantization):
+    asked = questions(3, 2, tokens=4, longest=40)
+    check(Served("llada2_tiny"), asked, heard, SCHEDULES[0], quantization=quantization)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("each", served(once=True))
+def test_nor_do_those_of_any_family_and_strategy(heard, each):
+    check(each, questions(6, 3), heard, *SCHEDULES)
+
+
+def test_without_it_they_do(heard):
+    """Else the tests above would say nothing."""
+    asked = questions(4, 0, tokens=6, longest=45)
+    answers(Served("llada2_tiny"), [[question] for question in asked], deterministic=False)
+    alone = set(heard)
+    heard.clear()
+    answers(Served("llada2_tiny"), [asked], deterministic=False)
+    assert heard != alone
+
+
+@pytest.mark.parametrize("folder", ["llada2_tiny", "sdar_moe", "dmax"])
+def test_it_answers_as_plain_steps_do(folder):
+    asked = [questions(4, 5, tokens=8)]
+    assert answers(Served(folder), asked) == answers(Served(folder), asked, deterministic=False)

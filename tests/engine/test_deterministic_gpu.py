@@ -1,0 +1,83 @@
+"""`--deterministic` on the device: the same bits and answers over batches, chunkings, prefix hits, graphs and none."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from runtime.kernels.batch import ForwardBatch
+from runtime.layers.build import Build
+from runtime.layers.kv_pool import UnifiedPool
+from runtime.models.architectures import architecture, random_model
+from tests.engine.bits import answers, check, listening, questions
+from tests.engine.replays import Served
+from tests.models.paged import make_batch, page_tables
+
+pytestmark = pytest.mark.gpu  # asked for by name, so that a missing device fails them rather than skips them
+SCHEDULES = (
+    {"max_num_reqs": 64, "max_num_batched_tokens": 512},
+    {"max_num_reqs": 5, "max_num_batched_tokens": 128, "enforce_eager": True},
+)
+
+
+@pytest.fixture
+def heard(monkeypatch):
+    with listening(monkeypatch) as found:
+        yield found
+
+
+@pytest.mark.parametrize("kind", ["bfloat16", "fp8"])
+@pytest.mark.parametrize("folder", ["llada2_tiny", "sdar", "llada", "dmax"])
+def test_bits_do_not_depend_on_the_batch(heard, folder, kind):
+    flags = {"device": "cuda", "dtype": "bfloat16"} | ({"quantization": "fp8"} if kind == "fp8" else {})
+    check(Served(folder), questions(24, 1), heard, *SCHEDULES, **flags)
+
+
+@pytest.mark.parametrize("attn_impl", ["triton", "torch"])
+def test_nor_on_it_with_other_attention(heard, attn_impl):
+    check(Served("llada2_tiny"), questions(12, 2), heard, *SCHEDULES, device="cuda", attn_impl=attn_impl)
+
+
+@pytest.mark.parametrize("folder", ["llada2_tiny", "sdar_moe", "dmax"])
+def test_it_answers_as_plain_steps_do_in_float32(folder):
+    asked, flags = [questions(8, 5)], {"device": "cuda", "dtype": "float32"}
+    expected = answers(Served(folder), asked, deterministic=False, **flags)
+    assert answers(Served(folder), asked, **flags) == expected
+    assert answers(Served(folder), asked, enforce_eager=True, **flags) == expected
+
+
+class Wide:
+    """A model of few layers as wide as a real one, and hidden states of its rows in chosen company."""
+
+    def __init__(self, name: str, quantization: str | None, attn_impl: str) -> None:
+        config = dict(architecture(name))
+        config |= {"num_hidden_layers": 2, "vocab_size": 1024, "pad_token_id": 0, "eos_token_id": 1}
+        build = Build.choose("cuda", torch.bfloat16, attn_impl, quantization, deterministic=True)
+        self.model = random_model(config, build)
+        generator = torch.Generator().manual_seed(1)
+        self.ids = [torch.randint(2, 1000, (256,), generator=generator).tolist() for _ in range(64)]
+
+    def hidden(self, count: int, cuts: list[int]) -> torch.Tensor:
+        """[256, hidden] of the first of `count` sequences, all of them forwarded up to each of `cuts`."""
+        tables, pages = page_tables([256] * count, 32, torch.Generator().manual_seed(count))
+        pool = UnifiedPool(self.model.kv_shapes, num_pages=pages + 1, page_size=32, dtype=torch.bfloat16, device="cuda")
+        found, first = [], 0
+        for end in cuts:
+            rows = [(ids, first, end) for ids in self.ids[:count]]
+            batch: ForwardBatch = make_batch(rows, tables.cuda(), block_size=32, page_size=32)
+            batch = replace(batch, reach=256)
+            found.append(self.model.forward(self.model.embed(batch.tokens), batch, pool)[: end - first])
+            first = end
+        return torch.cat(found)
+
+
+@pytest.mark.parametrize("attn_impl", ["triton_grouped", "triton"])
+@pytest.mark.parametrize("quantization", [None, "fp8"])
+@pytest.mark.parametrize("name", ["llada2-mini", "sdar-8b"])
+def test_nor_in_layers_of_a_real_width(name, quantization, attn_impl):
+    wide = Wide(name, quantization, attn_impl)
+    expected = wide.hidden(1, [256])
+    assert bool(torch.isfinite(expected).all())
+    for count, cuts in ((1, list(range(32, 257, 32))), (2, [96, 256]), (9, [224, 256]), (32, [256]), (64, [32, 256])):
+        found = wide.hidden(count, cuts)
+        assert torch.equal(found, expected), (count, cuts, int((found != expected).any(1).sum()))

@@ -1,0 +1,129 @@
+"""Deterministic kernels on the device: a row has the same bits among few and among thousands, wherever it stands."""
+
+from functools import partial
+
+import pytest
+import torch
+
+from runtime.kernels.dispatch import FIXED_TRITON as FIXED
+from runtime.kernels.fp8 import Fp8, quantise
+from runtime.kernels.paged_attention import paged_attention
+from runtime.kernels.product import product, tile_sizes
+from runtime.kernels.router import split_parts
+from runtime.kernels.turns import in_turns
+from tests.kernels.cases import attention_case, random, random_ids
+from tests.kernels.product_cases import check_product
+
+pytestmark = pytest.mark.gpu  # asked for by name, so that a missing device fails them rather than skips them
+ROWS = 4500
+PARTS = [slice(0, 1), slice(9, 41), slice(70, 134), slice(1, 130), slice(3, 515), slice(5, 2053)]
+SHAPES = pytest.mark.parametrize(("inputs", "outputs"), [(2048, 3072), (512, 1000), (100, 36)])
+HALVES = pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=["bfloat16", "float16"])
+DTYPES = pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=["bfloat16", "float32"])
+
+
+def same(kernel, rows=ROWS):
+    """`kernel` takes which of the rows it is to compute, in one tensor or several."""
+    whole = kernel(slice(0, rows))
+    for part in PARTS:
+        found = kernel(part)
+        for one, other in zip(found, whole, strict=True) if isinstance(whole, tuple) else [(found, whole)]:
+            assert torch.equal(one, other[part]), (part, int((one != other[part]).sum()))
+
+
+def made(*shape, dtype=torch.bfloat16, seed=0, scale=1.0):
+    return random(*shape, dtype=dtype, device="cuda", seed=seed, scale=scale)
+
+
+@DTYPES
+@SHAPES
+def test_product(inputs, outputs, dtype):
+    check_product(77, inputs, outputs, dtype, "cuda")
+    x, weight = made(ROWS, inputs, dtype=dtype), made(outputs, inputs, dtype=dtype, seed=1)
+    bias = made(outputs, dtype=dtype, seed=2)
+    same(lambda part: product(x[part], weight, bias))
+
+
+@HALVES
+def test_all_tiles_sum_alike(dtype):
+    x, weight = made(600, 2048, dtype=dtype), made(320, 2048, dtype=dtype, seed=1)
+    tiles = {tile_sizes(rows, 2048, 2) for rows in range(1, 8193)}
+    assert len(tiles) > 1
+    expected, *others = (product(x, weight, None, torch.float32, tile) for tile in tiles)
+    assert all(torch.equal(expected, other) for other in others)
+
+
+@SHAPES
+def test_fp8_product(inputs, outputs):
+    x, weight = made(ROWS, inputs), quantise(made(outputs, inputs, seed=1))
+    same(lambda part: FIXED.fp8.linear(x[part], weight, None))
+
+
+@pytest.mark.parametrize(("experts", "hidden", "width"), [(32, 2048, 512), (9, 100, 36)])
+@pytest.mark.parametrize("kind", ["bfloat16", "float32", "fp8"])
+@pytest.mark.parametrize("crowded", [False, True])
+def test_experts(experts, hidden, width, kind, crowded):
+    dtype, rows = (torch.float32, 2100) if kind == "float32" else (torch.bfloat16, ROWS)
+    x, ids = made(rows, hidden, dtype=dtype), random_ids(rows, experts, 4, "cuda", crowded=crowded)
+    weights, residual = made(rows, 4, dtype=torch.float32, seed=2).sigmoid(), made(rows, hidden, dtype=dtype, seed=3)
+    gate_up = in_turns(made(experts, 2 * width, hidden, dtype=dtype, seed=4, scale=0.1))
+    down = made(experts, hidden, width, dtype=dtype, seed=5, scale=0.1)
+    norm, kernels = made(hidden, dtype=dtype, seed=6), FIXED
+    if kind == "fp8":
+        gate_up, down = (
+            Fp8(*map(torch.stack, zip(*((q.values, q.scales) for q in map(quantise, w)), strict=True)))
+            for w in (gate_up, down)
+        )
+        kernels = FIXED.of("fp8")
+    same(lambda part: kernels.moe(x[part], ids[part], weights[part], gate_up, down, residual[part]), rows)
+    same(
+        lambda part: kernels.moe_add_norm(
+            x[part], ids[part], weights[part], gate_up, down, None, residual[part], norm, 1e-6
+        ),
+        rows,
+    )
+
+
+@pytest.mark.parametrize(("experts", "inputs"), [(256, 2048), (6, 100)])
+def test_router(experts, inputs):
+    weight, x = made(experts, inputs, dtype=torch.float32, seed=1, scale=0.1), made(ROWS, inputs)
+    parts = split_parts(weight)
+
+    def scores(part):
+        shares = FIXED.router_logits(x[part], parts)
+        return tuple(shares.unbind(0))
+
+    same(scores)
+    same(lambda part: FIXED.router_logits(x[part], weight))
+
+
+@DTYPES
+@pytest.mark.parametrize(("vocab", "inputs"), [(20_000, 2048), (333, 100)])
+def test_head(vocab, inputs, dtype):
+    hidden, weight = made(2100, inputs, dtype=dtype), made(vocab, inputs, dtype=dtype, seed=1, scale=0.05)
+    same(lambda part: FIXED.likeliest(hidden[part], weight, mask_id=vocab - 1, max_token_id=vocab - 3), 2100)
+
+
+@DTYPES
+@pytest.mark.parametrize("grouped", [True, False])
+@pytest.mark.parametrize(("heads", "kv_heads", "dim"), [(16, 4, 128), (8, 8, 128), (8, 2, 256)])
+@pytest.mark.parametrize("window", [None, 200])
+def test_attention(heads, kv_heads, dim, grouped, dtype, window):
+    """Requests in one batch, and each in pieces by itself, in tiles of other heights."""
+    runs = [(512, 32), (0, 544), (96, 64), (1024, 1), (64, 300)]
+    q, k, v, batch = attention_case(runs, heads, kv_heads, dim, 32, 32, dtype, "cuda", 1)
+    attend = partial(paged_attention, scale=0.1, window=window, grouped=grouped, fixed=True)
+    whole, row = attend(q, k, v, batch), 0
+    for request, (cached, new) in enumerate(runs):
+        for first in range(0, new, 32):
+            rows = slice(row + first, row + min(first + 32, new))
+            count, pages = rows.stop - rows.start, -(-(cached + new) // 32)
+            own = {name: getattr(batch, name)[rows] for name in ("tokens", "positions", "slots", "visible_end")}
+            own |= {name: getattr(batch, name)[rows] for name in ("window_origin", "open")}
+            tiles = torch.tensor([[0, 0, count]], dtype=torch.int32, device="cuda")
+            piece = type(batch)(
+                **own, tiles=tiles, page_table=batch.page_table[request : request + 1, :pages],
+                page_size=batch.page_size, tile_rows=count, reach=cached + new,
+            )  # fmt: skip
+            assert torch.equal(attend(q[rows].contiguous(), k, v, piece), whole[rows]), (request, first)
+        row += new
