@@ -28,7 +28,7 @@ class Work:
 
     nbytes: float
     flops: float
-    eight_bits: bool
+    eight_bits: bool  # both sides of the products
 
     def milliseconds(self, args: argparse.Namespace) -> float:
         rate = args.tflops * (EIGHT_BITS if self.eight_bits else 1.0)
@@ -63,4 +63,4 @@ def work_of(model: nn.Module, pool: KVPool, plan: StepPlan, experts: Sequence[in
     for request, first, count in plan.tiles.tolist():
         if count:
             ends[request] = max(ends[request], int(plan.visible_end[first : first + count].max()))
-    return Work(nbytes + bytes_of_token * sum(ends.values()), flops, quantization is not None)
+    return Work(nbytes + bytes_of_token * sum(ends.values()), flops, quantization == "fp8")

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from runtime.bench import floor, output
+from runtime.config.table import BY_DEST
 from runtime.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -38,7 +39,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--prompt", type=int, default=64, help="tokens of a prompt; default: 64")
     parser.add_argument("--max-tokens", type=int, default=1024, help="of an answer; default: 1024")
     parser.add_argument("--rounds", type=int, default=3, help="of each batch, the median is shown; default: 3")
-    parser.add_argument("--quantization", choices=["fp8"], help="format of linear layers and experts; default: none")
+    formats = BY_DEST["quantization"].choices
+    parser.add_argument("--quantization", choices=formats, help="format of linear layers and experts; default: none")
     parser.add_argument("--device", choices=["cuda", "cpu"], help="default: cuda where there is one")
     parser.add_argument("--dtype", choices=["bfloat16", "float16", "float32"], help="default: bfloat16 on CUDA")
     parser.add_argument("--enforce-eager", action="store_true", help="launch each step anew")

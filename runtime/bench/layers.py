@@ -9,15 +9,15 @@ from dataclasses import replace
 from typing import Any, cast
 
 import torch
+import torch.nn.functional as F
 from torch import nn
 
 from runtime.engine.model_runner import ModelRunner
 from runtime.kernels.dispatch import TORCH, Kernels
-from runtime.kernels.fp8 import Fp8
 from runtime.kernels.turns import gates_first
 from runtime.layers.attention_torch import TorchAttention
 from runtime.layers.attention_triton import TritonAttention
-from runtime.layers.fp8_weight import Fp8Weight
+from runtime.layers.packed_weight import PackedWeight
 from runtime.layers.weight import weights_of
 from runtime.state.plan import StepPlan
 
@@ -49,10 +49,10 @@ def layer_error(runner: ModelRunner, plan: StepPlan, quantization: str | None) -
 
     with _hooked(layers, None, listens):
         _forward(runner, plan)
-    with _references(model, quantization, runner.pool.dtype), _hooked(layers, gives, compares):
+    with _references(model, runner.pool.dtype), _hooked(layers, gives, compares):
         _forward(runner, plan)
     worst = max(range(len(errors)), key=errors.__getitem__)
-    allowed = ALLOWED_FP8 if quantization else ALLOWED[runner.pool.dtype]
+    allowed = ALLOWED_FP8 if quantization == "fp8" else ALLOWED[runner.pool.dtype]
     if not errors[worst] <= allowed:
         raise RuntimeError(
             f"layer {worst} is off by {errors[worst]:.2g} of its outputs, more than {allowed:g}: these times would "
@@ -83,7 +83,7 @@ def _hooked(layers: list[nn.Module], before: Any, after: Any) -> Iterator[None]:
 
 
 @contextmanager
-def _references(model: nn.Module, quantization: str | None, dtype: torch.dtype) -> Iterator[None]:
+def _references(model: nn.Module, dtype: torch.dtype) -> Iterator[None]:
     """Every module of `model` computes with the references meanwhile."""
     before: list[tuple[object, str, Any]] = []
 
@@ -94,14 +94,14 @@ def _references(model: nn.Module, quantization: str | None, dtype: torch.dtype) 
     for part in model.modules():
         for name, held in list(vars(part).items()):
             if isinstance(held, Kernels):
-                put(part, name, _taking(held, quantization))
+                put(part, name, _taking(held))
             elif isinstance(held, TritonAttention):
                 put(part, name, TorchAttention(held.shape, dtype))
             elif isinstance(held, list) and all(isinstance(each, TritonAttention) for each in held):
                 put(part, name, [TorchAttention(each.shape, dtype) for each in held])
     for weight in weights_of(model).values():
-        if isinstance(weight, Fp8Weight):
-            put(weight, "kernels", TORCH.fp8)
+        if isinstance(weight, PackedWeight):
+            put(weight, "kernels", _Linear)
     try:
         yield
     finally:
@@ -109,24 +109,29 @@ def _references(model: nn.Module, quantization: str | None, dtype: torch.dtype) 
             setattr(owner, name, value)
 
 
-def _taking(kernels: Kernels, quantization: str | None) -> Kernels:
-    """The references, taking what `kernels` take."""
-    plain = TORCH.of(quantization)
+def _taking(kernels: Kernels) -> Kernels:
+    """The references, taking what `kernels` take; weights of few bits as the numbers that they stand for."""
 
     def experts(
         x: Any, ids: Any, weights: Any, gate_up: Any, down: Any, shared: Any, activation: Any = "silu"
     ) -> torch.Tensor:
-        return plain.moe(x, ids, weights, _gates_first(gate_up), down, shared, activation)
+        gate_up, down = _whole(gate_up, x.dtype), _whole(down, x.dtype)
+        return TORCH.moe(x, ids, weights, gates_first(gate_up) if kernels.turns else gate_up, down, shared, activation)
 
     def scores(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-        whole = weight.float().sum(0) if weight.dim() == 3 else weight
-        return plain.router_logits(x, whole)
+        return TORCH.router_logits(x, weight.float().sum(0) if weight.dim() == 3 else weight)
 
-    return replace(plain, moe=experts if kernels.turns else plain.moe, router_logits=scores)
+    return replace(TORCH, moe=experts, router_logits=scores)
 
 
-def _gates_first(kept: torch.Tensor | Fp8) -> torch.Tensor | Fp8:
-    if isinstance(kept, Fp8):
-        values = gates_first(kept.values.view(torch.uint8)).view(kept.values.dtype)
-        return Fp8(values, gates_first(kept.scales[..., None]).squeeze(-1))
-    return gates_first(kept)
+def _whole(operand: Any, dtype: torch.dtype) -> torch.Tensor:
+    made: torch.Tensor = operand if isinstance(operand, torch.Tensor) else operand.whole(dtype)
+    return made
+
+
+class _Linear:
+    """In the place of the kernels of weights of few bits."""
+
+    @staticmethod
+    def linear(x: torch.Tensor, weight: Any, bias: torch.Tensor | None) -> torch.Tensor:
+        return F.linear(x, weight.whole(x.dtype), bias)

@@ -5,19 +5,30 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import partial
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 import torch.nn.functional as F
 
 from runtime.errors import ConfigError
-from runtime.kernels import by_row, fp8_experts, fp8_fused, fp8_linear, grouped_experts, grouped_linear, packed_torch
+from runtime.kernels import (
+    by_row,
+    fp8_experts,
+    fp8_fused,
+    fp8_linear,
+    grouped_experts,
+    grouped_linear,
+    packed_torch,
+    sandwich,
+)
+from runtime.kernels.distribution import Asked, Described, describe
 from runtime.kernels.expert_products import moe, moe_add_norm
+from runtime.kernels.filling import After, Blocks, Sampled, fill
 from runtime.kernels.fp8 import Fp8
 from runtime.kernels.gate import Activation, gate_mul, gate_mul_reference
 from runtime.kernels.greedy_head import likeliest, likeliest_reference
 from runtime.kernels.grouped import Grouped
-from runtime.kernels.lora import LoraRows, add_lora, add_lora_reference
+from runtime.kernels.lora import LoraKernel, add_lora, add_lora_reference
 from runtime.kernels.moe import moe_torch
 from runtime.kernels.product import product
 from runtime.kernels.rms_norm import add_rms_norm, add_rms_norm_reference, rms_norm, rms_norm_reference
@@ -83,11 +94,33 @@ class LikeliestKernel(Protocol):
     ) -> Two: ...  # fmt: skip
 
 
-class LoraKernel(Protocol):
+class FillKernel(Protocol):
+    def __call__(self, blocks: Blocks, sampled: Sampled, mask_id: int | None, eos_ids: torch.Tensor) -> After: ...
+
+
+class BeforeKernel(Protocol):
     def __call__(
-        self, out: torch.Tensor, x: torch.Tensor, down: torch.Tensor, up: torch.Tensor, cuts: Sequence[int],
-        rows: LoraRows,
-    ) -> None: ...  # fmt: skip
+        self, mixed: torch.Tensor, x: torch.Tensor, after: torch.Tensor, dense: torch.Tensor, router: torch.Tensor,
+        experts: torch.Tensor, eps: float,
+    ) -> sandwich.Fillings: ...  # fmt: skip
+
+
+class AfterKernel(Protocol):
+    def __call__(
+        self, dense: torch.Tensor, chosen: torch.Tensor, x: torch.Tensor, scale: torch.Tensor,
+        weights: tuple[torch.Tensor, ...], eps: float,
+    ) -> Two: ...  # fmt: skip
+
+
+class Sandwich(NamedTuple):
+    """The norms between the parts of a layer that are normed before and after, see ``kernels.sandwich``."""
+
+    before: BeforeKernel
+    after: AfterKernel
+
+
+class DescribeKernel(Protocol):
+    def __call__(self, logits: torch.Tensor, asked: Asked) -> Described: ...
 
 
 class Fp8LinearKernel(Protocol):
@@ -108,6 +141,7 @@ class Fp8Kernels:
     rms_norm: RMSNormKernel
     add_rms_norm: AddRMSNormKernel
     gate_mul: GateKernel
+    sandwich: Sandwich | None = None  # norms make their rows, each for itself
 
 
 @dataclass(frozen=True)
@@ -136,6 +170,9 @@ class Kernels:
     moe_add_norm: MoEAddNormKernel | None  # `moe`, then `add_rms_norm`, in less than the two take
     likeliest: LikeliestKernel
     add_lora: LoraKernel
+    fill: FillKernel | None  # what `samplers.shared` and `engine.outcome` do for the plainest rules, in less launches
+    describe: DescribeKernel | None  # what `engine.head` does for rules of noise, reading the logits twice
+    sandwich: Sandwich | None  # norms between parts, in less than each for itself takes
     fp8: Fp8Kernels
     grouped: GroupedKernels
     linear: LinearKernel = F.linear  # of plain weights
@@ -163,6 +200,9 @@ TORCH = Kernels(
     moe_add_norm=None,
     likeliest=likeliest_reference,
     add_lora=add_lora_reference,
+    fill=None,
+    describe=None,
+    sandwich=None,
     fp8=Fp8Kernels(
         packed_torch.linear_torch,
         packed_torch.moe_torch,
@@ -189,6 +229,9 @@ TRITON = Kernels(
     moe_add_norm=moe_add_norm,
     likeliest=likeliest,
     add_lora=add_lora,
+    fill=fill,
+    describe=describe,
+    sandwich=Sandwich(sandwich.before, sandwich.after),
     fp8=Fp8Kernels(
         fp8_linear.linear,
         fp8_experts.moe,

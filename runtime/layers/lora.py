@@ -9,8 +9,7 @@ from typing import Any, NamedTuple
 import torch
 
 from runtime.kernels.batch import ForwardBatch
-from runtime.kernels.dispatch import LoraKernel
-from runtime.kernels.lora import LoraRows
+from runtime.kernels.lora import LoraKernel, LoraRows
 from runtime.layers.weight import Index, Part, Weight
 
 LEAST_RANK = 16  # of what kernels multiply

@@ -48,8 +48,9 @@ def _unknown(body: Body, path: str) -> Iterator[str]:
     for name, value in (body.model_extra or {}).items():
         if value is not None:
             yield path + _UNPRINTABLE.sub("?", name[:MAX_NAME])
+    fields = type(body).model_fields
     for name in body.model_fields_set:
-        value = getattr(body, name) if name in type(body).model_fields else None
+        value = getattr(body, name) if name in fields else None
         inner = value if isinstance(value, list) else [value]
         if inner and isinstance(inner[0], Body):  # a list's items are of one kind
             for item in inner:

@@ -119,7 +119,8 @@ class Generation(Asked):
 
     def asked(self) -> dict[str, Any]:
         """What was given of the declared fields, by their names."""
-        given = ((name, getattr(self, name)) for name in _DECLARED if name in type(self).model_fields)
+        fields = type(self).model_fields  # pydantic works at it each time
+        given = ((name, getattr(self, name)) for name in _DECLARED if name in fields)
         return {name: value for name, value in given if value is not None}
 
 

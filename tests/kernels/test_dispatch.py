@@ -40,9 +40,10 @@ def test_weights_of_few_bits_have_no_deterministic_kernels_on_a_gpu():
 
 def test_deterministic_ones_are_others():
     """Of those whose bits may depend on the batch none is in both; the others treat a row for itself."""
+    fused = {"fill", "describe", "sandwich"}  # each for one row or block
     for plain, fixed, alike in ((TORCH, FIXED_TORCH, {"likeliest"}), (TRITON, FIXED_TRITON, ROWS | {"grouped"})):
         same = {f.name for f in fields(Kernels) if getattr(plain, f.name) == getattr(fixed, f.name)}
-        assert same == alike | {"turns", "parts"} | ({"moe_add_norm"} if plain is TORCH else set())
+        assert same == alike | fused | {"turns", "parts"} | ({"moe_add_norm"} if plain is TORCH else set())
 
 
 def test_without_triton_references_work_and_kernels_say_what_is_missing():

@@ -7,7 +7,7 @@ import contextlib
 import json
 import socket
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 from typing import cast
 
@@ -15,7 +15,7 @@ import pytest
 
 from runtime.server.serve import _listen
 from runtime.server.wire.limits import Limits
-from runtime.server.wire.outflow import Outflow
+from runtime.server.wire.outflow import TURN_BYTES, Outflow
 from tests.server.harness import wait_for
 from tests.server.test_attacks import answers, read_all
 from tests.server.wire import BIG, Wired, wired
@@ -181,6 +181,25 @@ def test_what_has_just_been_written_has_not_stalled() -> None:
     out.write(b"x" * 10)
     assert out.stalled(time.monotonic()) < 60
     assert out.stalled(time.monotonic() + 100) > 60
+
+
+def test_what_one_turn_writes_goes_out_together() -> None:
+    handed: list[bytes] = []
+    due: list[Callable[[], None]] = []
+    out = Outflow(due.append)
+    transport = SimpleNamespace(write=handed.append, is_closing=lambda: False, get_write_buffer_size=lambda: 5)
+    out.open(cast(asyncio.Transport, transport))
+    out.write(b"head ")
+    out.write(b"body")
+    assert (handed, len(due), out.unsent()) == ([], 1, 14)
+    due.pop()()
+    assert (handed, out.unsent()) == ([b"head body"], 5)
+    out.write(b"last")
+    out.flush()  # the connection closes
+    due.pop()()
+    assert handed == [b"head body", b"last"]
+    out.write(b"x" * TURN_BYTES)  # the transport may have to say that it is too much
+    assert len(handed) == 3
 
 
 def test_a_client_that_goes_ends_its_request() -> None:

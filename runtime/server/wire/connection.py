@@ -62,7 +62,7 @@ class Connection(asyncio.BufferedProtocol):
         self.last_word: Refused | None = None
         self.unread = False
         self.discarded, self.heard = 0, 0.0  # bytes that were thrown away, and when the last of them came
-        self.out = Outflow()
+        self.out = Outflow(self.loop.call_soon)
 
     # -- the transport's events
 
@@ -260,6 +260,7 @@ class Connection(asyncio.BufferedProtocol):
         linger = self.unread or bool(self.pending) or self.reading is not None or bool(self.queue)
         self._forget_requests()
         self.roster.weigh(self, 0)
+        self.out.flush()
         if not linger:
             self.roster.move(self, Phase.CLOSING)
             self.transport.close()

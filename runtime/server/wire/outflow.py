@@ -4,13 +4,23 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Callable
+
+TURN_BYTES = 1 << 15  # that a turn of the loop keeps together
 
 
 class Outflow:
-    """Writes to a transport that says when it holds too much, and when it can take more again."""
+    """Writes to a transport that says when it holds too much, and when it can take more again.
 
-    def __init__(self) -> None:
+    What is written in one turn of the loop goes to the transport together: each time costs a call of the system, and
+    wakes the client. `soon`: has something done at the next turn; None: write at once.
+    """
+
+    def __init__(self, soon: Callable[[Callable[[], None]], object] | None = None) -> None:
         self.transport: asyncio.Transport | None = None
+        self.soon = soon
+        self.turn: list[bytes] = []  # what was written in this turn, and its bytes
+        self.held = 0
         self.writable: asyncio.Event | None = None  # while it is paused
         self.written = 0  # bytes given to the transport
         self.taken = 0  # bytes that the kernel had taken of them at the last look
@@ -23,7 +33,22 @@ class Outflow:
     def write(self, data: bytes) -> None:
         assert self.transport is not None
         self.written += len(data)
-        self.transport.write(data)
+        if self.soon is None:
+            self.transport.write(data)
+            return
+        if not self.turn:
+            self.soon(self.flush)
+        self.turn.append(data)
+        self.held += len(data)
+        if self.held >= TURN_BYTES:  # the transport has to learn of it, to say that it is too much
+            self.flush()
+
+    def flush(self) -> None:
+        """Hand over what is left of this turn."""
+        if self.turn and self.transport is not None:
+            data, self.turn, self.held = b"".join(self.turn), [], 0
+            if not self.transport.is_closing():
+                self.transport.write(data)
 
     @property
     def paused(self) -> bool:
@@ -44,7 +69,7 @@ class Outflow:
 
     def unsent(self) -> int:
         """Bytes that the client has not taken, nor the kernel for it."""
-        return 0 if self.transport is None else self.transport.get_write_buffer_size()
+        return self.held + (0 if self.transport is None else self.transport.get_write_buffer_size())
 
     def stalled(self, now: float) -> float:
         """For how many seconds, as far as earlier looks can tell, nothing of what is unsent has moved."""
