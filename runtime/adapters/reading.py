@@ -70,7 +70,7 @@ class Base:
     @classmethod
     def of(cls, family: Family[Arch], arch: Arch, dtype: torch.dtype) -> Base:
         """Of a family's models, without the memory of one."""
-        params = weights_of(cast(nn.Module, sketch(family, arch, dtype, Room(0, 1))))
+        params = weights_of(cast(nn.Module, sketch(family, arch, dtype, adapters=Room(0, 1))))
         products = frozenset(name for name, weight in params.items() if isinstance(weight, LoraWeight))
         return cls(family.weights(arch), params, products)
 

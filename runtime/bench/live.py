@@ -74,7 +74,6 @@ class Live:
     args: argparse.Namespace
     adapters: Adapters
     loras: int = 0  # of these, that requests have in turn
-    apart: bool = False  # of a deterministic model
 
     def case(self, kind: str, batch: int, context: int, steps: list[Steady]) -> dict[str, Any]:
         """Milliseconds of a step, medians; of one that is made of others, also what these take by themselves."""
@@ -170,7 +169,7 @@ class Live:
             "max_token_id": info.max_token_id,
             "eos_ids": (0,),
             "places": info.max_num_reqs,
-            "apart": self.apart,
+            "apart": self.args.deterministic,
         }
         if self.args.enforce_eager or self.pool.device.type != "cuda":
             return ModelRunner(self.model, self.pool, **named)

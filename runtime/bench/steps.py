@@ -36,6 +36,7 @@ from runtime.models.base import Facts, Family, Model, resolve_family
 from runtime.state.plan import StepPlan
 from runtime.strategies import DecodingContext, Strategy, also_fits, make_strategy
 from runtime.weights import load_model, resolve_checkpoint
+from runtime.weights.quantised import quantization_of
 
 DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
 
@@ -124,7 +125,7 @@ class _Setup:
         weights = sum(weight.nbytes for weight in weights_of(cast(nn.Module, model)).values())
         self.facts = {
             "model": args.arch or args.model, "device": gpu, "dtype": str(dtype).removeprefix("torch."),
-            "quantization": args.quantization, "deterministic": args.deterministic,
+            "quantization": build.quantization, "deterministic": args.deterministic,
             "torch": torch.__version__, "weights_gb": round(weights / 1e9, 3),
             "block_size": args.block_size, "page_size": args.page_size, "kv_cache_layout": args.kv_cache_layout,
             "filled": args.filled, "budget": args.budget, "repeats": args.repeats,
@@ -149,10 +150,10 @@ def _set_up(args: argparse.Namespace) -> _Setup:
     if args.graphs and device.type != "cuda":
         raise ConfigError("--graphs needs a CUDA device")
     dtype = DTYPES[args.dtype or ("bfloat16" if device.type == "cuda" else "float32")]
-    room, fixed = loras.room(args), args.deterministic
-    build = Build.choose(device, dtype, args.attn_impl, args.quantization, room, deterministic=fixed)
     checkpoint = None if args.model is None else resolve_checkpoint(args.model)
     config = architecture(args.arch) if checkpoint is None else checkpoint.config
+    form, fixed = quantization_of(config, args.quantization), args.deterministic
+    build = Build.choose(device, dtype, args.attn_impl, form, loras.room(args), deterministic=fixed)
     family = resolve_family(None, config)
     arch = family.parse(config)
     known = family.facts(arch)
@@ -209,7 +210,6 @@ def _live_cases(setup: _Setup, args: argparse.Namespace) -> list[dict[str, Any]]
 
     runner, plans = setup.runner, setup.plans
     live = Live(runner.model, setup.pool, plans.strategy, setup.known, plans.mask_id, args, setup.adapters)
-    live.apart = args.deterministic
     rows = []
     for kind, batch, context, steps in cases(args, plans.strategy):
         for live.loras in sorted({0, setup.adapters.slots}):

@@ -23,6 +23,7 @@ from runtime.request.io import EngineInfo
 from runtime.strategies import DecodingContext, Strategy, also_fits, make_strategy
 from runtime.weights import Checkpoint, TokenIds, load_model, read_tokens, resolve_checkpoint
 from runtime.weights.hub import Progress
+from runtime.weights.quantised import quantization_of
 
 DEFAULT_MODEL_LEN = 4096
 
@@ -62,7 +63,7 @@ def load_engine(config: EngineConfig, progress: Progress | None = None, load: Lo
     free_at_start = torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else 0
     beside = wanted(config, family, arch, dtype, device)
     fixed = config.deterministic
-    build = Build.choose(device, dtype, config.attn_impl, config.quantization, beside.room, deterministic=fixed)
+    build = Build.choose(device, dtype, config.attn_impl, info.quantization, beside.room, deterministic=fixed)
     if beside.change is not None:
         load = partial(load_model, change=beside.change)
     model = load(checkpoint, family, arch, build, progress)
@@ -157,7 +158,7 @@ def _info(
         strategy=key,
         device=str(device),
         dtype=str(dtype).removeprefix("torch."),
-        quantization=config.quantization,
+        quantization=quantization_of(checkpoint.config, config.quantization),
         vocab_size=facts.vocab_size,
         max_token_id=ids.max_token_id,
         mask_token_id=ids.mask,

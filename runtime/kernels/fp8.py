@@ -28,6 +28,10 @@ class Fp8:
     def __getitem__(self, index: int | slice) -> Fp8:
         return Fp8(self.values[index], self.scales[index])
 
+    def box(self, rows: slice, inputs: range) -> Fp8:
+        """These rows and numbers of a matrix."""
+        return Fp8(self.values[rows, inputs.start : inputs.stop], self.scales[rows])
+
     def whole(self, dtype: torch.dtype) -> torch.Tensor:
         """The numbers that these stand for."""
         exact = torch.promote_types(dtype, torch.float32)

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 import torch
 import torch.nn.functional as F
 
+from runtime.errors import ConfigError
+
 LEAST = 2.0**-120  # of a scale: a group of zeros has one too
 LARGEST = {torch.int8: 127.0, torch.uint8: 8.0, torch.float8_e4m3fn: 448.0}  # of a code, by how codes are stored
 # Steps of a group's numbers, as shares of its largest one: 1/7 and 1/-8 reach it, the others leave it a little short.
@@ -32,6 +34,29 @@ class Grouped:
 
     def __getitem__(self, index: int | slice) -> Grouped:
         return Grouped(self.values[index], self.scales[index], self.size, self.group)
+
+    def columns(self, inputs: range) -> tuple[slice, slice]:
+        """Where the codes of these numbers lie in a row, and where their scales do. ConfigError, worded to follow a
+        tensor's name, where that cuts a group."""
+        if len(inputs) == self.size:
+            return slice(None), slice(None)
+        if self.scales.shape[-1] == 1 and self.values.dtype != torch.uint8:  # which every number has
+            return slice(inputs.start, inputs.stop), slice(None)
+        ends = inputs.start, inputs.stop if inputs.stop < self.size else 0
+        if any(end % self.group for end in ends):
+            raise ConfigError(
+                f"is cut at inputs {inputs.start} and {inputs.stop}, but each {self.group} of them share a scale; give "
+                "a --tensor-parallel-size that leaves these together"
+            )
+        first, last = inputs.start // self.group, -(-inputs.stop // self.group)
+        stored = self.group // 2 if self.values.dtype == torch.uint8 else self.group
+        return slice(first * stored, last * stored), slice(first, last)
+
+    def box(self, rows: slice, inputs: range) -> Grouped:
+        """These rows and numbers of a matrix."""
+        codes, scales = self.columns(inputs)
+        group = len(inputs) if self.group == self.size else self.group
+        return Grouped(self.values[rows, codes], self.scales[rows, scales], len(inputs), group)
 
     def whole(self, dtype: torch.dtype) -> torch.Tensor:
         """The numbers that these stand for."""
@@ -73,6 +98,16 @@ def quantise_rows(x: torch.Tensor) -> Grouped:
     x = x.float()
     scales = (x.abs().amax(-1, keepdim=True) / 127).clamp(min=LEAST)
     return Grouped((x / scales).round_().to(torch.int8), scales, x.shape[-1], x.shape[-1])
+
+
+def quantise_blocks(x: torch.Tensor, group: int) -> Grouped:
+    """[..., rows, size] as e4m3, each group's largest number the format's largest."""
+    x, e4m3 = x.float(), torch.float8_e4m3fn
+    size = x.shape[-1]
+    groups = F.pad(x, (0, -size % group)).unflatten(-1, (-1, group))
+    scales = (groups.abs().amax(-1) / LARGEST[e4m3]).clamp(min=LEAST)
+    values = (groups / scales[..., None]).flatten(-2)[..., :size].to(e4m3)
+    return Grouped(values, scales, size, group)
 
 
 def quantise_groups(x: torch.Tensor, group: int) -> Grouped:

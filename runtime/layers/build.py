@@ -57,6 +57,7 @@ class Build:
     attn_impl: str
     quantization: str | None = field(default=None, kw_only=True)
     lora: Lora | None = field(default=None, kw_only=True)
+    joins: bool = field(default=True, kw_only=True)  # see `joined`
 
     @classmethod
     def choose(
@@ -105,8 +106,8 @@ class Build:
 
     def joined(self, experts: int, hidden: int, width: int) -> Joined | None:
         """Unfilled, of `experts` gated layers and one more of like width, kept so that kernels take it for an expert.
-        None: the kernels, or the format, do not."""
-        if not self.kernels.turns:
+        None: the kernels, or the format, do not, or `joins` says that their formats may differ."""
+        if not self.kernels.turns or not self.joins:
             return None
         if self.quantization is not None:
             whole = (

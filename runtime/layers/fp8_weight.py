@@ -41,8 +41,9 @@ def check_fp8(device: torch.device, dtype: torch.dtype) -> None:
         major, minor = torch.cuda.get_device_capability(device)
         if (major, minor) < FP8_UNITS:
             raise ConfigError(
-                f"--quantization fp8 needs a GPU that multiplies numbers of eight bits, of compute capability 8.9 or "
-                f"later, and {torch.cuda.get_device_name(device)} has {major}.{minor}; leave it out"
+                "weights in fp8 need a GPU that multiplies numbers of eight bits, of compute capability 8.9 or later, "
+                f"and {torch.cuda.get_device_name(device)} has {major}.{minor}; leave --quantization out, or take a "
+                "checkpoint that is not in fp8"
             )
 
 

@@ -7,10 +7,11 @@ from functools import partial
 
 import torch
 
-from runtime.errors import ConfigError
 from runtime.kernels.dispatch import GroupedKernels, Kernels
-from runtime.kernels.grouped import LARGEST, Grouped, quantise_groups, quantise_rows, room
+from runtime.kernels.fp8 import E4M3
+from runtime.kernels.grouped import LARGEST, Grouped, quantise_blocks, quantise_groups, quantise_rows, room
 from runtime.layers.formats import Format, register_format
+from runtime.layers.fp8_weight import check_fp8
 from runtime.layers.packed_weight import PackedWeight
 
 GROUP = 128  # inputs that share a scale where numbers have four bits
@@ -36,20 +37,12 @@ class GroupedWeight(PackedWeight):
     def pack(self, x: torch.Tensor) -> Grouped:
         if self.operand.values.dtype == torch.uint8:
             return quantise_groups(x, self.operand.group)
+        if self.operand.values.dtype == E4M3:
+            return quantise_blocks(x, self.operand.group)
         return quantise_rows(x)
 
     def columns(self, inputs: range) -> tuple[slice, slice]:
-        if self.run is None or len(inputs) == self.shape[-1]:
-            return super().columns(inputs)
-        ends = (inputs.start, inputs.stop if inputs.stop < self.shape[-1] else 0)
-        if any(end % self.run for end in ends):
-            raise ConfigError(
-                f"is cut at inputs {inputs.start} and {inputs.stop}, but each {self.run} of them share a scale"
-            )
-        first, last = inputs.start // self.run, -(-inputs.stop // self.run)
-        stored = self.operand.values.shape[-1]
-        half = self.run // 2 if self.operand.values.dtype == torch.uint8 else self.run
-        return slice(first * half, min(last * half, stored)), slice(first, last)
+        return super().columns(inputs) if self.run is None else self.operand.columns(inputs)
 
     def matmul(self, x: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
         return self.kernels.linear(x, self.operand, bias)
@@ -62,9 +55,18 @@ def _make(
     return GroupedWeight(shape, dtype, device, kernels.grouped, kind=kind, run=run, turns=turns)
 
 
+def _check_blocks(device: torch.device, dtype: torch.dtype) -> None:
+    if dtype != torch.float64:  # rows are as they are
+        check_fp8(device, dtype)
+
+
 def _check(device: torch.device, dtype: torch.dtype) -> None:
     """They go with everything: numbers are made whole as they are used."""
 
 
 register_format(Format("int8", partial(_make, kind=torch.int8, run=None), _check))
 register_format(Format("int4", partial(_make, kind=torch.uint8, run=GROUP), _check))
+# As checkpoints bring them; rounded to here where something else than the checkpoint's numbers has to be kept.
+register_format(Format("int4_64", partial(_make, kind=torch.uint8, run=64), _check))
+register_format(Format("int4_32", partial(_make, kind=torch.uint8, run=32), _check))
+register_format(Format("fp8_blocks", partial(_make, kind=E4M3, run=GROUP), _check_blocks))

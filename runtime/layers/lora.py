@@ -10,6 +10,7 @@ import torch
 
 from runtime.kernels.batch import ForwardBatch
 from runtime.kernels.lora import LoraKernel, LoraRows
+from runtime.kernels.packed_torch import Packed
 from runtime.layers.weight import Index, Part, Weight
 
 LEAST_RANK = 16  # of what kernels multiply
@@ -111,6 +112,9 @@ class LoraWeight(Weight):
 
     def fill(self, index: Index, tensor: torch.Tensor) -> int:
         return self.base.fill(index, tensor)
+
+    def fill_packed(self, index: Index, packed: Packed) -> int:
+        return self.base.fill_packed(index, packed)
 
     def take(self, part: Part, tensor: torch.Tensor) -> int:
         return self.base.take(part, tensor)

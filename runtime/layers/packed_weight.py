@@ -5,13 +5,16 @@ from __future__ import annotations
 
 import copy
 import itertools
+import math
 from abc import abstractmethod
 from typing import Any, Self
 
 import torch
 
+from runtime.errors import ConfigError
+from runtime.kernels.packed_torch import Packed
 from runtime.kernels.turns import gates_first, places
-from runtime.layers.weight import Part, Weight, require_finite
+from runtime.layers.weight import Index, Part, Weight, require_finite
 
 PIECE = 1 << 22  # numbers that are wide at a time while they are rounded
 
@@ -22,7 +25,7 @@ class PackedWeight(Weight):
 
     __slots__ = ("operand",)  # as a plain weight's tensor
     operand: Any
-    run: int | None = None  # inputs that share a scale, at whose multiples a part may be cut; None: all of a row
+    run: int | None = None  # inputs that share a scale, at whose multiples a row may be cut; None: all of it
 
     def __init__(self, shape: tuple[int, ...], dtype: torch.dtype, operand: Any, *, turns: bool) -> None:
         super().__init__(shape, dtype)
@@ -67,6 +70,21 @@ class PackedWeight(Weight):
                 require_finite((made.scales.abs() * self.largest).to(self.dtype), piece)
                 self.put(outputs[first : first + step], kept, made)
         return tensor.numel()
+
+    def fill_packed(self, index: Index, packed: Packed) -> int:
+        """One matrix, or a run of its rows, kept as it is."""
+        part = Part.of(self.shape, index)
+        if packed.shape != part.shape:
+            raise ConfigError(f"is {list(packed.shape)}, not {list(part.shape)}")
+        if type(packed) is not type(self.operand) or packed.values.dtype != self.operand.values.dtype:
+            raise AssertionError(f"{type(packed).__name__} of {packed.values.dtype} is no such format")
+        if packed.scales.shape[1:] != self.operand.scales.shape[len(self.shape) - 1 :]:
+            raise AssertionError("its scales belong to other groups")
+        require_finite((packed.scales.abs() * self.largest).to(self.dtype), packed.scales)
+        *leading, outputs, _ = part.ranges
+        at = tuple(each.start for each in leading)
+        self.put(outputs, (self.operand.values[at], self.operand.scales[at]), packed)
+        return math.prod(packed.shape)
 
     def columns(self, inputs: range) -> tuple[slice, slice]:
         """Where the codes of these inputs lie in a row, and where their scales do."""

@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from runtime.errors import ConfigError
+from runtime.kernels.packed_torch import Packed
 from runtime.kernels.router import PARTS, split_parts
 from runtime.kernels.turns import gates_first, places
 from runtime.layers.head import head_logits
@@ -93,6 +94,10 @@ class Weight(ABC):
         if tensor.shape != part.shape:
             raise ConfigError(f"is {list(tensor.shape)}, not {list(part.shape)}")
         return self.take(part, tensor.reshape([len(r) for r in part.ranges]))
+
+    def fill_packed(self, index: Index, packed: Packed) -> int:
+        """`fill` with a matrix of few bits that a checkpoint holds. Its own format keeps it as it is."""
+        return self.fill(index, packed.whole(torch.float32))
 
     @abstractmethod
     def take(self, part: Part, tensor: torch.Tensor) -> int:

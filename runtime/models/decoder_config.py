@@ -21,7 +21,6 @@ LLAMA_BUILT: dict[str, tuple[Any, ...]] = {
     "mlp_bias": (False,),
     "use_sliding_window": (False,),
     "rope_scaling": (None,),
-    "quantization_config": (None,),
     "pretraining_tp": (1, None),
 }
 # Fields that another part reads (text, dtype) or that say nothing about a forward pass.
@@ -30,6 +29,7 @@ LLAMA_ELSEWHERE = frozenset(
     model_type architectures auto_map torch_dtype dtype transformers_version _name_or_path pad_token_id
     attention_dropout initializer_range use_cache max_window_layers sliding_window fuse_cross_entropy
     output_router_logits router_aux_loss_coef
+    quantization_config
     """.split()  # noqa: SIM905
 )
 LLAMA_HONOURED = frozenset(

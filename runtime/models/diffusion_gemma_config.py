@@ -15,7 +15,7 @@ SLIDING, FULL = "sliding_attention", "full_attention"
 PATTERN = 6  # without layer_types every sixth layer is a full one
 
 # Fields that change the computation, with the only values built.
-BUILT: dict[str, tuple[Any, ...]] = {"tie_word_embeddings": (True,), "quantization_config": (None,)}
+BUILT: dict[str, tuple[Any, ...]] = {"tie_word_embeddings": (True,)}
 TEXT_BUILT: dict[str, tuple[Any, ...]] = {
     "tie_word_embeddings": (True,),
     "hidden_activation": ("gelu_pytorch_tanh",),
@@ -26,13 +26,13 @@ TEXT_BUILT: dict[str, tuple[Any, ...]] = {
     "hidden_size_per_layer_input": (0, None),
     "num_kv_shared_layers": (0, None),
     "use_double_wide_mlp": (False,),
-    "quantization_config": (None,),
 }
 # Fields that another part reads (text, dtype), that speak of images, or say nothing about a forward pass.
 ELSEWHERE = frozenset(
     """
     model_type architectures torch_dtype dtype transformers_version _name_or_path initializer_range
     vision_config boi_token_id eoi_token_id image_token_id pad_token_id attention_dropout use_cache
+    quantization_config
     """.split()  # noqa: SIM905
 )
 HONOURED = frozenset({"text_config", "canvas_length", "eos_token_id"})

@@ -25,7 +25,6 @@ BUILT: dict[str, tuple[Any, ...]] = {
     "using_split_qkv_in_self_attention": (False,),
     "use_sliding_window": (False,),
     "rope_scaling": (None,),
-    "quantization_config": (None,),
     "num_nextn_predict_layers": (0, None),
     "is_causal": (False, None),
 }
@@ -35,6 +34,7 @@ ELSEWHERE = frozenset(
     model_type architectures auto_map torch_dtype dtype transformers_version _name_or_path
     pad_token_id bos_token_id attention_dropout embedding_dropout output_dropout
     initializer_range use_cache output_router_logits router_aux_loss_coef max_window_layers sliding_window
+    quantization_config
     """.split()  # noqa: SIM905
 )
 HONOURED = frozenset(

@@ -27,7 +27,6 @@ BUILT: dict[str, tuple[Any, ...]] = {
     "scale_logits": (False,),
     "clip_qkv": (None,),
     "rope_scaling": (None,),
-    "quantization_config": (None,),
 }
 # Fields that another part reads (text, dtype) or that say nothing about a forward pass.
 ELSEWHERE = frozenset(
@@ -35,6 +34,7 @@ ELSEWHERE = frozenset(
     model_type architectures auto_map torch_dtype dtype transformers_version _name_or_path pad_token_id
     alibi_bias_max attention_layer_norm_with_affine attention_dropout residual_dropout embedding_dropout flash_attention
     init_device init_fn init_std init_cutoff_factor precision use_cache
+    quantization_config
     """.split()  # noqa: SIM905
 )
 HONOURED = frozenset(

@@ -5,7 +5,9 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack
-from typing import TypeVar, cast
+from dataclasses import replace
+from functools import partial
+from typing import Protocol, TypeVar, cast
 
 import numpy as np
 import torch
@@ -14,15 +16,27 @@ from torch import nn
 from runtime.errors import ConfigError
 from runtime.layers.build import Build
 from runtime.layers.lora import Room
+from runtime.layers.packed_weight import PackedWeight
 from runtime.layers.weight import Part, Weight, weights_of
 from runtime.models.base import Family, Model
 from runtime.models.weight_map import Slot, WeightMap
-from runtime.weights.checkpoint import Checkpoint, TensorFile, summary
+from runtime.weights.checkpoint import Checkpoint, summary
 from runtime.weights.hub import Progress
+from runtime.weights.quantised import scheme_of
+from runtime.weights.stored import Stored, gather
 
 Arch = TypeVar("Arch")
-Change = Callable[[str, torch.Tensor], torch.Tensor]
-Held = tuple[TensorFile, str]  # a tensor of a checkpoint: the open file, and its name there
+CPU = torch.device("cpu")
+
+
+class Change(Protocol):
+    """What makes other tensors of a checkpoint's before they fill a model."""
+
+    def concerns(self, name: str) -> bool:
+        """Whether it changes the tensor of this canonical name."""
+        ...
+
+    def __call__(self, name: str, tensor: torch.Tensor) -> torch.Tensor: ...
 
 
 def load_model(
@@ -40,20 +54,48 @@ def load_model(
     """
     weights = family.weights(arch)
     try:
-        drawn = sketch(family, arch, build.dtype)
+        drawn = sketch(family, arch, build.dtype, build.quantization)
     except RuntimeError as error:
         raise ConfigError(f"{checkpoint.path}: config.json states sizes that no tensor can have: {error}") from None
     with ExitStack() as stack:
-        _open(cast(nn.Module, drawn), checkpoint, weights, stack)
-    model = family.make(arch, build)
+        sources, _, slots = _open(cast(nn.Module, drawn), checkpoint, weights, stack)
+        plain = _plain(cast(nn.Module, drawn), sources, slots, checkpoint)
+    model = family.make(arch, replace(build, joins=not plain) if plain else build)
+    for name, shape in plain.items():
+        path, _, attribute = name.rpartition(".")
+        setattr(cast(nn.Module, model).get_submodule(path), attribute, build.adapted(build.parameter(*shape)))
     fill(cast(nn.Module, model), checkpoint, weights, progress, change)
     return model
 
 
-def sketch(family: Family[Arch], arch: Arch, dtype: torch.dtype, adapters: Room | None = None) -> Model:
+def sketch(
+    family: Family[Arch], arch: Arch, dtype: torch.dtype, quantization: str | None = None, adapters: Room | None = None
+) -> Model:
     """The model without memory, whatever it will compute with: names and shapes of its weights, as a checkpoint has
     them, are the same in every format and on every device."""
-    return family.make(arch, Build.choose("meta", dtype, "torch", adapters=adapters))
+    return family.make(arch, Build.choose("meta", dtype, "torch", quantization, adapters))
+
+
+def _plain(
+    drawn: nn.Module, sources: dict[str, Stored], slots: Mapping[str, Slot], checkpoint: Checkpoint
+) -> dict[str, tuple[int, ...]]:
+    """The weights, and their shapes, that a quantised checkpoint holds as they are although `drawn` keeps such in few
+    bits: they stay so. ConfigError for experts, whose kernels take all of a layer's in one format."""
+    if scheme_of(checkpoint.config) is None:
+        return {}
+    found: dict[str, set[bool]] = {}
+    for name, slot in slots.items():
+        found.setdefault(slot.param, set()).add(sources[name].scheme is None)
+    packed = {name: weight for name, weight in weights_of(drawn).items() if isinstance(weight, PackedWeight)}
+    fits = ({False}, {True})  # the second, of matrices that are no stack
+    wrong = [name for name, weight in packed.items() if found[name] not in fits[: 4 - len(weight.shape)]]
+    if wrong:
+        inside = [held.name for name, held in sources.items() if slots[name].param in wrong and held.scheme is None]
+        raise ConfigError(
+            f"{checkpoint.path} holds {summary(inside)} plain, but quantises what is one with them here; have it "
+            "quantise all of a model's experts, and queries, keys and values alike"
+        )
+    return {name: weight.shape for name, weight in packed.items() if found[name] == {True}}
 
 
 def fill(
@@ -76,24 +118,19 @@ def fill(
         total, done = sum(weight.nbytes for weight in params.values()), 0
         taken = dict.fromkeys(params, 0)
         for name in _in_file_order(sources, slots):
-            (handle, stored), slot = sources[name], slots[name]
-            tensor = handle.get_tensor(stored)
-            for other, copy in copies.get(name, ()):
-                if not _same(tensor, other.get_tensor(copy)):
+            stored, slot = sources[name], slots[name]
+            for copy in copies.get(name, ()):
+                if not stored.equals(copy):
                     raise ConfigError(
-                        f"{checkpoint.path} holds {stored!r} and {copy!r}, which are one tensor in this family, with "
-                        "different values"
+                        f"{checkpoint.path} holds {stored.name!r} and {copy.name!r}, which are one tensor in this "
+                        "family, with different values"
                     )
-            if not tensor.is_floating_point() or tensor.element_size() < 2:
-                raise ConfigError(f"tensor {stored!r} of {checkpoint.path} is {tensor.dtype}: quantised weights cannot "
-                                  "be loaded; use a checkpoint in bfloat16, float16 or float32")  # fmt: skip
-            if change is not None:
-                tensor = change(name, tensor)
             weight, before = params[slot.param], taken[slot.param]
             try:
-                taken[slot.param] += weight.fill(slot.index, tensor if slot.through is None else slot.through(tensor))
+                own = None if change is None or not change.concerns(name) else partial(change, name)
+                taken[slot.param] += _hand_over(stored, slot, weight, own)
             except ConfigError as error:
-                raise ConfigError(f"tensor {stored!r} of {checkpoint.path} {error}") from None
+                raise ConfigError(f"tensor {stored.name!r} of {checkpoint.path} {error}") from None
             done += weight.nbytes * taken[slot.param] // weight.size - weight.nbytes * before // weight.size
             if progress is not None:
                 progress("weights", done, total)
@@ -102,25 +139,53 @@ def fill(
         raise AssertionError(f"the format of {summary(wrong)} did not take each element that it keeps once")
 
 
+def _hand_over(
+    stored: Stored, slot: Slot, weight: Weight, change: Callable[[torch.Tensor], torch.Tensor] | None
+) -> int:
+    """How many of its elements the weight took; ConfigError, worded to follow the tensor's name."""
+    if stored.scheme is not None:
+        device = weight.operand.values.device if isinstance(weight, PackedWeight) else CPU
+        packed = stored.packed(device)
+        if slot.through is None and change is None:
+            return weight.fill_packed(slot.index, packed)
+        tensor = packed.whole(torch.float32)
+    else:
+        tensor = stored.plain()
+    if not tensor.is_floating_point() or tensor.element_size() < 2:
+        raise ConfigError(
+            f"is {tensor.dtype}: quantised weights cannot be loaded where config.json has no quantization_config that "
+            "says how; use a checkpoint in bfloat16, float16 or float32"
+        )
+    if change is not None:
+        tensor = change(tensor)
+    return weight.fill(slot.index, tensor if slot.through is None else slot.through(tensor))
+
+
 def _open(
     module: nn.Module, checkpoint: Checkpoint, weights: WeightMap, stack: ExitStack
-) -> tuple[dict[str, Held], dict[str, list[Held]], Mapping[str, Slot]]:
+) -> tuple[dict[str, Stored], dict[str, list[Stored]], Mapping[str, Slot]]:
     """The checkpoint's tensors by the family's names, those that hold one of them again, and where each belongs.
 
     ConfigError unless they are the weights of `module`, names and shapes; no tensor is read for it.
     """
     params = weights_of(module)
-    files = checkpoint.tensor_files()
-    weights = weights.of({weights.rename(name) for name in files})
+    files, scheme = checkpoint.tensor_files(), scheme_of(checkpoint.config)
+    try:
+        gathered = gather(files.keys(), scheme)
+    except ConfigError as error:
+        raise ConfigError(f"{checkpoint.path} {error}") from None
+    weights = weights.of({weights.rename(name) for name in gathered})
     parts = {name: Part.of(params[slot.param].shape, slot.index) for name, slot in weights.slots.items()}
     _check_coverage(module, params, parts, weights)
-    files = _match(checkpoint, files, weights)
-    handles = {file: stack.enter_context(checkpoint.tensors(file)) for file in set(files.values())}
-    sources: dict[str, Held] = {}
-    copies: dict[str, list[Held]] = {}
-    for stored, file in files.items():
-        held = handles[file], stored
-        if sources.setdefault(name := weights.rename(stored), held) is not held:
+    kept = _match(checkpoint, gathered, weights)
+    used = {files[name] for each in kept for name in gathered[each].values()}
+    handles = {file: stack.enter_context(checkpoint.tensors(file)) for file in used}
+    sources: dict[str, Stored] = {}
+    copies: dict[str, list[Stored]] = {}
+    for each in kept:
+        inside = {ending: (handles[files[name]], name) for ending, name in gathered[each].items()}
+        held = Stored(each, inside, None if "" in inside else scheme)
+        if sources.setdefault(name := weights.rename(each), held) is not held:
             copies.setdefault(name, []).append(held)
     _check_shapes(sources, parts, checkpoint)
     return sources, copies, weights.slots
@@ -151,9 +216,9 @@ def _once(shape: tuple[int, ...], parts: list[Part]) -> bool:
     return bool((cells == 1).all())
 
 
-def _match(checkpoint: Checkpoint, stored: dict[str, str], weights: WeightMap) -> dict[str, str]:
-    """Stored tensor name -> file, skips left out; ConfigError unless they are exactly the family's."""
-    files = {n: f for n, f in stored.items() if not weights.skip(weights.rename(n))}
+def _match(checkpoint: Checkpoint, stored: Iterable[str], weights: WeightMap) -> list[str]:
+    """Those names that are not skipped; ConfigError unless they are exactly the family's."""
+    files = [name for name in stored if not weights.skip(weights.rename(name))]
     known = [weights.rename(name) for name in files]
     if len(set(known)) != len(known) and not weights.copies:
         twice = sorted({n for n in known if known.count(n) > 1})
@@ -167,21 +232,20 @@ def _match(checkpoint: Checkpoint, stored: dict[str, str], weights: WeightMap) -
     return files
 
 
-def _same(a: torch.Tensor, b: torch.Tensor) -> bool:
-    return a.dtype == b.dtype and torch.equal(a, b)
-
-
-def _check_shapes(sources: dict[str, Held], parts: dict[str, Part], checkpoint: Checkpoint) -> None:
+def _check_shapes(sources: dict[str, Stored], parts: dict[str, Part], checkpoint: Checkpoint) -> None:
     wrong = []
     for name, part in parts.items():
-        handle, stored = sources[name]
-        shape = list(handle.get_slice(stored).get_shape())
+        stored = sources[name]
+        try:
+            shape = stored.shape
+        except ConfigError as error:
+            raise ConfigError(f"tensor {stored.name!r} of {checkpoint.path} {error}") from None
         if shape != list(part.shape):
-            wrong.append(f"{stored} is {shape}, not {list(part.shape)}")
+            wrong.append(f"{stored.name} is {shape}, not {list(part.shape)}")
     if wrong:
         raise ConfigError(f"{checkpoint.path} holds tensors whose shape config.json does not imply: {summary(wrong)}")
 
 
-def _in_file_order(sources: dict[str, Held], names: Iterable[str]) -> Iterator[str]:
+def _in_file_order(sources: dict[str, Stored], names: Iterable[str]) -> Iterator[str]:
     """File by file, so that each is read from its beginning to its end."""
-    return iter(sorted(names, key=lambda name: (id(sources[name][0]), sources[name][1])))
+    return iter(sorted(names, key=lambda name: sources[name].place))

@@ -7,7 +7,8 @@ import torch
 from runtime.kernels import grouped_experts, grouped_linear
 from runtime.kernels.dispatch import TRITON
 from runtime.kernels.gate import Activation
-from runtime.kernels.grouped import Grouped, quantise_groups, quantise_rows, room
+from runtime.kernels.grouped import Grouped, quantise_blocks, quantise_groups, quantise_rows
+from runtime.kernels.grouped_whole import whole
 from runtime.kernels.moe import moe_reference
 from runtime.kernels.turns import in_turns
 from tests.kernels.cases import assert_near, random, random_ids
@@ -19,14 +20,9 @@ def made(x: torch.Tensor, kind: str) -> Grouped:
     """`x` in a format; blocks: e4m3 with a scale for each 128 inputs."""
     if kind == "int8":
         return quantise_rows(x)
-    if kind != "blocks":
-        return quantise_groups(x, int(kind.partition("_")[2] or 128))
-    kept = room(tuple(x.shape), torch.float8_e4m3fn, 128, x.device)
-    parts = x.float().split(128, -1)
-    kept.scales.copy_(torch.stack([part.abs().amax(-1) / 448 for part in parts], -1))
-    scales = kept.scales.repeat_interleave(128, -1)[..., : kept.size]
-    kept.values.copy_((x.float() / scales).to(torch.float8_e4m3fn))
-    return kept
+    if kind == "blocks":
+        return quantise_blocks(x, 128)
+    return quantise_groups(x, int(kind.partition("_")[2] or 128))
 
 
 def check_linear(
@@ -39,6 +35,11 @@ def check_linear(
     added = 0 if bias is None else bias.double()
     assert_near(out, x.double() @ weight.whole(torch.float64).T + added, dtype)
     assert torch.equal(out, grouped_linear.linear(x, weight, bias)), "two runs differ"
+
+
+def check_whole(rows: int, size: int, kind: str, dtype: torch.dtype, device: str) -> None:
+    weight = made(random(rows, size, dtype=dtype, device=device, seed=60), kind)
+    torch.testing.assert_close(whole(weight, dtype), weight.whole(dtype), rtol=1e-6, atol=0)
 
 
 def check_moe(

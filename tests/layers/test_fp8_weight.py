@@ -129,7 +129,7 @@ def test_what_they_do_not_go_with(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "an older GPU")
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (8, 6))
-    with pytest.raises(ConfigError, match=r"8\.9 or later, and an older GPU has 8\.6; leave it out"):
+    with pytest.raises(ConfigError, match=r"8\.9 or later, and an older GPU has 8\.6; leave --quantization out"):
         Build.choose("cuda", torch.bfloat16, quantization="fp8")
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (8, 9))
     assert Build.choose("cuda", torch.bfloat16, quantization="fp8").kernels == TRITON.of("fp8")

@@ -6,18 +6,18 @@ import torch
 
 from runtime.errors import ConfigError
 from runtime.kernels.dispatch import TORCH, TRITON
-from runtime.kernels.grouped import Grouped, pack, quantise_groups, quantise_rows, unpack
+from runtime.kernels.grouped import Grouped, pack, quantise_blocks, quantise_groups, quantise_rows, unpack
 from runtime.kernels.turns import in_turns
 from runtime.layers import packed_weight
 from runtime.layers.build import Build
 from runtime.layers.formats import format_of
 from runtime.layers.grouped_weight import GroupedWeight
-from runtime.layers.weight import weights_of
+from runtime.layers.weight import PlainWeight, weights_of
 from runtime.models import resolve_family
 from runtime.models.architectures import architecture
 
 CPU = torch.device("cpu")
-NAMES = ("int8", "int4")
+NAMES = ("int8", "int4", "int4_32", "fp8_blocks")
 names = pytest.mark.parametrize("name", NAMES)
 
 
@@ -26,7 +26,13 @@ def weight_of(name: str, *shape: int, dtype: torch.dtype = torch.float32, turns:
 
 
 def rounded(name: str, x: torch.Tensor) -> Grouped:
-    return quantise_rows(x) if name == "int8" else quantise_groups(x, 128)
+    if name == "fp8_blocks":
+        return quantise_blocks(x, 128)
+    return quantise_rows(x) if name == "int8" else quantise_groups(x, 32 if name == "int4_32" else 128)
+
+
+def bits(x: torch.Tensor) -> torch.Tensor:
+    return x.view(torch.uint8) if x.element_size() == 1 else x
 
 
 def normal(*shape: int) -> torch.Tensor:
@@ -70,7 +76,9 @@ def test_each_group_of_four_bits_has_the_step_that_costs_it_least():
     assert not whole[5].any()
 
 
-@pytest.mark.parametrize(("name", "low", "high"), [("int8", 0.004, 0.012), ("int4", 0.06, 0.11)])
+@pytest.mark.parametrize(
+    ("name", "low", "high"), [("int8", 0.004, 0.012), ("int4", 0.06, 0.11), ("fp8_blocks", 0.015, 0.035)]
+)
 def test_how_far_a_layer_is_from_what_it_was_given(name, low, high):
     """||out - product|| / ||product|| of weights that are normal: what docs/quantisation.md says."""
     weight, values, x = weight_of(name, 300, 512), normal(300, 512), normal(9, 512)
@@ -95,12 +103,31 @@ def test_parts_in_any_order_are_the_whole(monkeypatch, name, piece, turns):
     expected = rounded(name, values)
     torch.testing.assert_close(weight.tensor, expected.whole(torch.float32), rtol=0, atol=0)
     for kept, whole in ((weight.operand.values, expected.values), (weight.operand.scales, expected.scales)):
-        assert torch.equal(kept, in_turns(whole) if turns else whole)
+        assert torch.equal(bits(kept), in_turns(bits(whole)) if turns else bits(whole))
     assert (weight.size, weight.nbytes) == (5 * 32 * 24, expected.values.nbytes + expected.scales.nbytes)
     matrix = weight_of(name, 48, 24)
     for first, last in ((16, 32), (0, 16), (32, 48)):
         assert matrix.fill((slice(first, last),), normal(48, 24)[first:last]) == 16 * 24
     assert torch.equal(matrix.tensor, rounded(name, normal(48, 24)).whole(torch.float32))
+
+
+@names
+@pytest.mark.parametrize("turns", [False, True])
+def test_what_a_checkpoint_holds_is_kept_as_it_is(name, turns):
+    """Experts' gates and ups, one by one, and a run of rows of a matrix."""
+    values = normal(3, 32, 200)
+    weight, kept = weight_of(name, 3, 32, 200, turns=turns), rounded(name, values)
+    for expert in range(3):
+        for half in (slice(16, 32), slice(0, 16)):
+            assert weight.fill_packed((expert, half), rounded(name, values[expert, half])) == 16 * 200
+    assert torch.equal(weight.tensor, kept.whole(torch.float32))
+    with pytest.raises(ConfigError, match=r"^is \[32, 200\], not \[16, 200\]$"):
+        weight.fill_packed((0, slice(0, 16)), kept[0])
+    plain = PlainWeight((32, 200), torch.float32, CPU)
+    plain.fill_packed((), kept[1])
+    assert torch.equal(plain.tensor, weight.tensor[1])
+    part = kept[0].box(slice(4, 8), range(128, 200))
+    assert torch.equal(part.whole(torch.float32), weight.tensor[0, 4:8, 128:])
 
 
 def test_inputs_may_be_cut_between_groups_alone():
@@ -110,6 +137,9 @@ def test_inputs_may_be_cut_between_groups_alone():
     assert torch.equal(weight.tensor, quantise_groups(values, 128).whole(torch.float32))
     with pytest.raises(ConfigError, match="cut at inputs 0 and 100, but each 128 of them share a scale"):
         weight.fill((slice(None), slice(0, 100)), values[:, :100])
+    kept = weight.operand.box(slice(2, 5), range(128, 300))
+    assert torch.equal(kept.whole(torch.float32), weight.tensor[2:5, 128:])
+    assert kept.shape == (3, 172)
     with pytest.raises(AssertionError, match="100 of the 300 numbers"):
         weight_of("int8", 6, 300).fill((slice(None), slice(0, 100)), values[:, :100])
 

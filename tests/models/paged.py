@@ -13,6 +13,7 @@ from runtime.layers.kv_pool import LAYOUTS, PagedPool
 from runtime.models import resolve_family
 from runtime.models.base import Model
 from runtime.weights import load_model, resolve_checkpoint
+from runtime.weights.quantised import quantization_of
 
 
 def make_batch(
@@ -115,5 +116,5 @@ def load(
     """The model of a checkpoint; `name`: as --model-name."""
     checkpoint = resolve_checkpoint(str(path))
     family = resolve_family(name, checkpoint.config)
-    build = Build.choose(device, dtype, attn_impl, quantization)
+    build = Build.choose(device, dtype, attn_impl, quantization_of(checkpoint.config, quantization))
     return load_model(checkpoint, family, family.parse(checkpoint.config), build)

@@ -34,7 +34,6 @@ from tests.oracle.tiny import tiny_config
         ({"hidden_act": "gelu"}, "hidden_act is 'gelu', but only 'silu' is built"),
         ({"use_sliding_window": True}, "use_sliding_window"),
         ({"score_function": "softmax"}, "score_function"),
-        ({"quantization_config": {"bits": 4}}, "quantization_config"),
         ({"use_qk_norm": False}, "use_qk_norm"),
         ({"rms_norm_eps": -1}, "rms_norm_eps"),
         ({"rms_norm_eps": float("nan")}, "rms_norm_eps"),

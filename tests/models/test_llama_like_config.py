@@ -95,7 +95,6 @@ def test_a_family_that_is_named_is_taken_at_its_word(family, config):
         ({"use_sliding_window": True}, "use_sliding_window"),
         ({"layer_types": ["full_attention", "sliding_attention"]}, "layer_types"),
         ({"layer_types": "full"}, "layer_types must be a list of names"),
-        ({"quantization_config": {"bits": 4}}, "quantization_config"),
         ({"vocab_size": None}, "lacks vocab_size"),
         ({"rope_theta": None, "rope_parameters": {}}, "lacks rope_theta"),
         ({"rms_norm_eps": 0}, "rms_norm_eps"),

@@ -1,0 +1,133 @@
+"""Quantised checkpoints in their methods' published layouts, made of a plain one with nothing of the runtime's, and the
+plain checkpoint of the numbers that they stand for."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from safetensors.torch import load_file, save_file
+
+Tensors = dict[str, torch.Tensor]
+Made = tuple[Tensors, torch.Tensor]  # the tensors of a weight by their endings, and what they stand for
+PLAIN = ("word_embeddings.weight", "lm_head.weight", "mlp.gate.weight", "norm.weight", "layernorm.weight")
+WEIGHTS = {"dynamic": False, "symmetric": True, "actorder": None, "observer": "minmax", "block_structure": None}
+
+
+def int4(group: int | None) -> Callable[[torch.Tensor], Made]:
+    """compressed-tensors, pack-quantized."""
+
+    def made(weight: torch.Tensor) -> Made:
+        outputs, inputs = weight.shape
+        size = group or inputs
+        codes, scales = np.zeros((outputs, inputs), np.int64), torch.zeros(outputs, inputs // size)
+        for row in range(outputs):
+            for number in range(inputs // size):
+                part = slice(number * size, (number + 1) * size)
+                scales[row, number] = (weight[row, part].abs().max() / 7.5).bfloat16()
+                codes[row, part] = (weight[row, part] / scales[row, number]).round().clamp(-8, 7).numpy()
+        words = np.zeros((outputs, -(-inputs // 8)), np.uint32)
+        for column in range(inputs):
+            words[:, column // 8] |= ((codes[:, column] + 8) << 4 * (column % 8)).astype(np.uint32)
+        tensors = {
+            "weight_packed": torch.from_numpy(words.view(np.int32)),
+            "weight_scale": scales.bfloat16(),
+            "weight_shape": torch.tensor([outputs, inputs]),
+        }
+        return tensors, torch.from_numpy(codes).float() * scales.repeat_interleave(size, 1)
+
+    return made
+
+
+def blocks(ending: str, rows: int) -> Callable[[torch.Tensor], Made]:
+    """e4m3 in blocks of `rows` x 128."""
+
+    def made(weight: torch.Tensor) -> Made:
+        outputs, inputs = weight.shape
+        scales = torch.zeros(-(-outputs // rows), -(-inputs // 128))
+        values, whole = torch.zeros(outputs, inputs, dtype=torch.float8_e4m3fn), torch.zeros(outputs, inputs)
+        for i in range(scales.shape[0]):
+            for j in range(scales.shape[1]):
+                box = slice(i * rows, (i + 1) * rows), slice(j * 128, (j + 1) * 128)
+                scales[i, j] = weight[box].abs().max() / 448
+                values[box] = (weight[box] / scales[i, j]).to(torch.float8_e4m3fn)
+                whole[box] = values[box].float() * scales[i, j]
+        return {"weight": values, ending: scales}, whole
+
+    return made
+
+
+def scaled(kind: torch.dtype, each: bool, static: bool = False) -> Callable[[torch.Tensor], Made]:
+    """e4m3 or int8 with a scale for each output, or one for all."""
+
+    def made(weight: torch.Tensor) -> Made:
+        most = 448 if kind == torch.float8_e4m3fn else 127
+        scale = (weight.abs().amax(1, keepdim=True) if each else weight.abs().max()[None]) / most
+        values = weight / scale
+        values = (values if kind == torch.float8_e4m3fn else values.round()).to(kind)
+        spare = {"input_scale": torch.tensor([0.5])} if static else {}
+        return {"weight": values, "weight_scale": scale} | spare, values.float() * scale
+
+    return made
+
+
+def compressed(format: str, **weights: Any) -> dict[str, Any]:
+    group = {"targets": ["Linear"], "weights": WEIGHTS | weights, "input_activations": None}
+    return {
+        "quant_method": "compressed-tensors", "format": format, "config_groups": {"group_0": group},
+        "ignore": ["lm_head"], "kv_cache_scheme": None, "quantization_status": "compressed",
+    }  # fmt: skip
+
+
+FP8 = {"quant_method": "fp8", "fmt": "e4m3", "activation_scheme": "dynamic"}
+INT, FLOAT = {"type": "int"}, {"type": "float", "num_bits": 8}
+E4M3 = torch.float8_e4m3fn
+# what config.json says, how a weight is kept, and the format here
+LAYOUTS: dict[str, tuple[dict[str, Any], Callable[[torch.Tensor], Made], str]] = {
+    "int4, groups of 128": (
+        compressed("pack-quantized", num_bits=4, strategy="group", group_size=128, **INT), int4(128), "int4",
+    ),
+    "int4, groups of 32": (
+        compressed("pack-quantized", num_bits=4, strategy="group", group_size=32, **INT), int4(32), "int4_32",
+    ),
+    "int4, outputs": (
+        compressed("pack-quantized", num_bits=4, strategy="channel", group_size=None, **INT), int4(None), "int4",
+    ),
+    "int8, outputs": (
+        compressed("int-quantized", num_bits=8, strategy="channel", **INT), scaled(torch.int8, True), "int8",
+    ),
+    "fp8, outputs": (compressed("float-quantized", strategy="channel", **FLOAT), scaled(E4M3, True), "fp8"),
+    "fp8, tensors": (compressed("float-quantized", strategy="tensor", **FLOAT), scaled(E4M3, False, True), "fp8"),
+    "fp8, compressed blocks": (
+        compressed("float-quantized", strategy="block", **FLOAT | {"block_structure": [64, 128]}),
+        blocks("weight_scale", 64), "fp8_blocks",
+    ),
+    "fp8, blocks": (FP8 | {"weight_block_size": [128, 128]}, blocks("weight_scale_inv", 128), "fp8_blocks"),
+    "fp8, one scale": (FP8 | {"activation_scheme": "static"}, scaled(E4M3, False, True), "fp8"),
+}  # fmt: skip
+
+
+def write_both(
+    layout: str, source: Path, directory: Path, plain: Callable[[str], bool] = lambda name: False
+) -> tuple[Path, Path]:
+    """The checkpoint of `source` in a layout, and the plain one that it stands for. `plain`: tensors that stay as they
+    are, besides those that always do."""
+    stated, make, _ = LAYOUTS[layout]
+    config = json.loads((source / "config.json").read_text())
+    kept: Tensors = {}
+    whole: Tensors = {}
+    for name, tensor in load_file(source / "model.safetensors").items():
+        if tensor.dim() != 2 or name.endswith(PLAIN) or plain(name):
+            kept[name] = whole[name] = tensor
+            continue
+        parts, whole[name] = make(tensor.float())
+        kept |= {name.removesuffix("weight") + ending: part.contiguous() for ending, part in parts.items()}
+    for place, tensors, more in (("kept", kept, {"quantization_config": stated}), ("whole", whole, {})):
+        (directory / place).mkdir(parents=True)
+        (directory / place / "config.json").write_text(json.dumps(config | more))
+        save_file(tensors, directory / place / "model.safetensors", metadata={"format": "pt"})
+    return directory / "kept", directory / "whole"
