@@ -39,8 +39,8 @@ UV := test -x $(BIN)/python || $(PYTHON) -m venv $(VENV); $(BIN)/uv --version 2>
 serve: setup  ## serve the demo model on PORT (8000); ARGS="--flag value" pass through
 	$(BIN)/python -m runtime.server --port $(PORT) $(ARGS)
 
-chat: setup  ## talk to a running server in the terminal and watch blocks being denoised
-	$(BIN)/python -m runtime.chat $(ARGS)
+chat: setup  ## talk to the server on PORT in the terminal and watch blocks being denoised
+	$(BIN)/python -m runtime.chat --url http://127.0.0.1:$(PORT) $(ARGS)
 
 # The first time on a machine an API server is compiled, for minutes: beside everything that needs none, and behind it.
 # It is a process group of its own, for a compiler has many processes, and all end with `make test`, however that ends.

@@ -39,6 +39,7 @@ from runtime.weights import load_model, resolve_checkpoint
 from runtime.weights.quantised import quantization_of
 
 DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
+_TOLD = ("deterministic", "block_size", "page_size", "kv_cache_layout", "filled", "budget", "repeats")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -125,11 +126,8 @@ class _Setup:
         weights = sum(weight.nbytes for weight in weights_of(cast(nn.Module, model)).values())
         self.facts = {
             "model": args.arch or args.model, "device": gpu, "dtype": str(dtype).removeprefix("torch."),
-            "quantization": build.quantization, "deterministic": args.deterministic,
-            "torch": torch.__version__, "weights_gb": round(weights / 1e9, 3),
-            "block_size": args.block_size, "page_size": args.page_size, "kv_cache_layout": args.kv_cache_layout,
-            "filled": args.filled, "budget": args.budget, "repeats": args.repeats,
-        }  # fmt: skip
+            "quantization": build.quantization, "torch": torch.__version__, "weights_gb": round(weights / 1e9, 3),
+        } | {name: getattr(args, name) for name in _TOLD}  # fmt: skip
 
     def fill_pool(self) -> None:
         """Random keys and values, so that the context is as scattered as a real one."""

@@ -85,9 +85,9 @@ def _given(decoding: object, info: EngineInfo, path: str) -> dict[str, Any]:
 
 def _flat(given: object, known: Sequence[str], outer: str, path: str) -> dict[str, Any]:
     """`given` as one level: the entries of an object `x` are ``x.y``. `outer` is "" or "x."."""
-    if not isinstance(given, Mapping):
-        raise refuse(path, "must be an object of decoding fields")
     inner = dict.fromkeys(name[len(outer) :].split(".")[0] for name in known if name.startswith(outer))
+    if not isinstance(given, Mapping):
+        raise refuse(path, f"{shown(given)} is not an object of fields; there are {', '.join(inner)}")
     found: dict[str, Any] = {}
     for name, value in given.items():
         if name not in inner:

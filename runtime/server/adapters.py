@@ -84,10 +84,10 @@ class Adapters:
         except ConfigError as error:
             raise RequestError(f"lora_name: {error}", param="lora_name") from None
         if name in self.config.model_names:
-            error = f"lora_name: {name!r} is the model's own name; take another"
+            taken = f"lora_name: {name!r} is the model's own name; take another"
             if by == "config":
-                self._fails(name, Entry(uri, by), error)
-            raise RequestError(error, param="lora_name")
+                self._fails(name, Entry(uri, by), taken)
+            raise RequestError(taken, param="lora_name")
         before = self.table.get(name)
         if before is None or before.state == "failed":
             self.table[name] = Entry(uri, by, tried=time.monotonic())

@@ -75,6 +75,7 @@ def make_app(service: Service) -> App:
 
 async def _request_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, RequestError)
+    request.state.refusal = error.message
     return error_response(error)
 
 

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from typing import Annotated, Any
+from typing import Any
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, WithJsonSchema
-from pydantic_core import PydanticCustomError
+from pydantic import BaseModel, ConfigDict, GetCoreSchemaHandler, GetJsonSchemaHandler
+from pydantic.json_schema import JsonSchemaValue
+from pydantic_core import CoreSchema, PydanticCustomError, core_schema
 
 MAX_TOLD = 16  # ignored fields that an answer names
 MAX_NAME = 64  # characters of one
@@ -20,18 +21,25 @@ class Body(BaseModel):
     model_config = ConfigDict(extra="allow", strict=True, allow_inf_nan=False)
 
 
-def unbuilt(*neutral: Any) -> Any:
-    """The type of a field that is not built: null and the neutral values pass."""
+class Unbuilt:
+    """Of a field that is not built: null and the neutral values pass."""
 
-    def check(value: Any) -> Any:
+    def __init__(self, *neutral: Any) -> None:
+        self.neutral = neutral
+
+    def check(self, value: Any) -> Any:
         # a bool equals an int in Python, so the types count too
         if value is not None and not any(
-            value == v and isinstance(value, bool) == isinstance(v, bool) for v in neutral
+            value == v and isinstance(value, bool) == isinstance(v, bool) for v in self.neutral
         ):
             raise PydanticCustomError("not_built", "is not built in this version; leave it out")
         return value
 
-    return Annotated[Any, AfterValidator(check), WithJsonSchema({"enum": [None, *neutral]})]
+    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        return core_schema.no_info_after_validator_function(self.check, handler(source))
+
+    def __get_pydantic_json_schema__(self, schema: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
+        return {"enum": [None, *self.neutral]}
 
 
 def ignored(body: Body) -> list[str]:
@@ -51,7 +59,7 @@ def _unknown(body: Body, path: str) -> Iterator[str]:
     fields = type(body).model_fields
     for name in body.model_fields_set:
         value = getattr(body, name) if name in fields else None
-        inner = value if isinstance(value, list) else [value]
-        if inner and isinstance(inner[0], Body):  # a list's items are of one kind
-            for item in inner:
-                yield from _unknown(item, f"{path}{name}.")
+        for item in value if isinstance(value, list) else [value]:
+            if not isinstance(item, Body):
+                break  # a list's items are of one kind
+            yield from _unknown(item, f"{path}{name}.")

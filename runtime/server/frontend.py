@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter, deque
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from runtime.config import ServerConfig
@@ -19,6 +20,9 @@ from runtime.server.metrics import Metrics
 
 if TYPE_CHECKING:
     from runtime.server.supervisor import Supervisor
+
+
+Soon = Callable[[Callable[[], None]], object]
 
 
 class Unavailable(RequestError):
@@ -65,14 +69,17 @@ class Live:
 
 
 class Frontend:
-    """Every live request of this server, and what is known of its engines."""
+    """Every live request of this server, and what is known of its engines. `soon`: puts work off to the loop's next
+    turn."""
 
-    def __init__(self, config: ServerConfig, metrics: Metrics) -> None:
+    def __init__(self, config: ServerConfig, metrics: Metrics, soon: Soon | None = None) -> None:
         self.config = config
         self.metrics = metrics
         self.adapters = Adapters(config)
         self.supervisor: Supervisor | None = None  # set once both exist
         self.table: dict[str, Live] = {}
+        self.soon = soon or (lambda work: asyncio.get_running_loop().call_soon(work))
+        self.due: dict[int, list[RequestSpec]] = {}  # submitted in this turn of the loop, by the replica
         self.load = [0] * config.data_parallel_size  # live requests of each replica
         self.held: Counter[str] = Counter()  # live requests of each owner (key)
         self.adapted: Counter[str] = Counter()  # live requests of each adapter
@@ -156,12 +163,23 @@ class Frontend:
             self.held[spec.owner] += 1
             self.adapted[spec.adapter] += 1
             shares.setdefault(replica, []).append(spec)
+        first = not self.due
         for replica, share in shares.items():
-            self.supervisor.send(replica, Add.of(share))
+            self.due.setdefault(replica, []).extend(share)
+        if first:
+            self.soon(self.send_due)
         return inbox
+
+    def send_due(self) -> None:
+        """What one turn of the loop submits goes to each backend as one message."""
+        due, self.due = self.due, {}
+        for replica, specs in due.items():
+            assert self.supervisor is not None
+            self.supervisor.send(replica, Add.of(specs))
 
     def abort(self, ids: list[str]) -> None:
         """Forget requests and have their pages freed; ids that have ended already are fine."""
+        self.send_due()  # no request comes after the word that it is not wanted
         shares: dict[int, list[str]] = {}
         for request_id in ids:
             live = self._remove(request_id)
@@ -215,6 +233,7 @@ class Frontend:
     def on_down(self, replica: int, reason: str) -> None:
         self.metrics.engine_gone(replica)
         self.adapters.on_down(replica)
+        self.due.pop(replica, None)
         lost = [live for live in self.table.values() if live.replica == replica]
         for live in lost:
             self._remove(live.id)

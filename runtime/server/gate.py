@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import logging
 import re
+import time
 import uuid
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from runtime.errors import RequestError
+from runtime.server import access
 from runtime.server.keys import OPEN_PATHS
 from runtime.server.pages import pages
 from runtime.server.responses import error_response
@@ -46,12 +48,13 @@ class Gate:
         if scope["method"] == "HEAD":  # wherever GET is; the connection sends no body
             scope = {**scope, "method": "GET"}
 
-        started = False
+        status = 0  # of the answer, once it has begun
+        arrived = time.monotonic()
 
         async def send_marked(message: Message) -> None:
-            nonlocal started
+            nonlocal status
             if message["type"] == "http.response.start":
-                started = True
+                status = message["status"]
                 headers = message["headers"] = [*message.get("headers", ()), (b"x-request-id", request_id)]
                 if unknown := state.get("ignored"):
                     headers.append((b"x-unmask-ignored", ", ".join(unknown).encode()))
@@ -69,13 +72,16 @@ class Gate:
                 state["owner"] = service.keys.check(authorization)
             await self.app(scope, receive, send_marked)
         except RequestError as error:  # of the gate itself: the app answers its own
+            state["refusal"] = error.message
             await error_response(error)(scope, receive, send_marked)
         except Exception:
             log.exception("request %s failed", request_id.decode())
-            if started:
+            if status:
                 raise  # the connection is closed in the middle of the answer
             message = f"the server failed on this request; its log tells more under {request_id.decode()}"
-            error = RequestError(message, status=500, code="internal_error")
-            await error_response(error)(scope, receive, send_marked)
+            failure = RequestError(message, status=500, code="internal_error")
+            await error_response(failure)(scope, receive, send_marked)
         finally:
             service.in_flight -= 1
+            seconds = time.monotonic() - arrived
+            access.tell(scope["method"], scope["path"], status, seconds, state, scope["path"] in self.open)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import socket
+from collections.abc import Generator
 from typing import Any, cast
 
 import uvicorn
@@ -43,8 +44,9 @@ class HttpServer(uvicorn.Server):
         self.server_state.connections = cast(Any, self.roster.open)
         self.servers = []  # a signal may ask for them before uvicorn has started
 
-    def capture_signals(self) -> contextlib.AbstractContextManager[None]:
-        return contextlib.nullcontext()
+    @contextlib.contextmanager
+    def capture_signals(self) -> Generator[None, None, None]:
+        yield
 
     async def on_tick(self, counter: int) -> bool:
         self.roster.sweep()
@@ -52,7 +54,7 @@ class HttpServer(uvicorn.Server):
 
     async def serve(self, sockets: list[socket.socket] | None = None) -> None:
         """Serve on one listening socket."""
-        (listener,) = sockets or ()
+        (listener,) = sockets or []
         self.door = self._open(listener)
         await super().serve(sockets)
 

@@ -47,8 +47,10 @@ class Job:
     Used as a context manager: whatever is still running when it is left is aborted.
     """
 
-    def __init__(self, id: str, frontend: Frontend, choices: list[Choice], streamed: bool) -> None:
+    def __init__(self, id: str, frontend: Frontend, choices: list[Choice], streamed: bool, prompts: int = 1) -> None:
+        """`prompts`: how many the choices are to, as many to each."""
         self.id = id
+        self.prompts = prompts
         self.frontend = frontend
         self.choices = choices
         self.streamed = streamed
@@ -143,9 +145,9 @@ class Job:
 
     # -- what answers say
 
-    def usage(self, prompts: int = 1) -> dict[str, Any]:
+    def usage(self) -> dict[str, Any]:
         """OpenAI's usage object; choices of one prompt follow each other and count it once."""
-        per_prompt = len(self.choices) // prompts
+        per_prompt = len(self.choices) // self.prompts
         firsts = self.choices[::per_prompt]
         prompt_tokens = sum(len(choice.spec.prompt) for choice in firsts)
         completion_tokens = sum(len(choice.token_ids) for choice in self.choices)

@@ -13,7 +13,7 @@ from runtime.weights.hub import without_queries
 
 
 class JsonFormatter(logging.Formatter):
-    """``{"time", "level", "logger", "process", "message"}`` and, after an exception, ``"traceback"``."""
+    """``{"time", "level", "logger", "process", "message"}``, a line's figures, after an exception ``"traceback"``."""
 
     def __init__(self, process: str) -> None:
         super().__init__()
@@ -28,6 +28,7 @@ class JsonFormatter(logging.Formatter):
             "process": self.process,
             "message": record.getMessage(),
         }
+        entry |= getattr(record, "fields", {})  # of lines that tell figures
         if record.exc_info:
             entry["traceback"] = self.formatException(record.exc_info)
         return msgspec.json.encode(entry).decode()
@@ -83,7 +84,7 @@ class Sparse(logging.Filter):
 
 
 strangers = Sparse()
-STRANGERS_LOGGERS = ("unmask.wire", "unmask.http", "uvicorn.error", "asyncio")
+STRANGERS_LOGGERS = ("unmask.wire", "unmask.http", "unmask.refused", "uvicorn.error", "asyncio")
 
 
 def set_up(level: str, fmt: str, process: str) -> None:

@@ -72,6 +72,15 @@ class EngineFigures:
     def _sum(self, name: str) -> int:
         return sum(getattr(stats, name) for stats in self.current.values())
 
+    def total(self, name: str) -> int:
+        """Of all engines that there are and have been."""
+        return int(getattr(self.past, name)) + self._sum(name)
+
+    def usage(self) -> float:
+        """Share of the KV pages that live requests hold."""
+        pages = self._sum("pages_total")
+        return self._sum("pages_used") / pages if pages else 0.0
+
     def requests(self) -> tuple[int, int]:
         """Running and waiting ones. Engines report between steps, when the requests that the step ended are gone: an
         engine that answers each request in one step would seem to have nothing to do. So they are counted here, and an
@@ -106,21 +115,19 @@ class EngineFigures:
             yield GaugeMetricFamily(f"unmask_{name}", text, value=self._sum(field))
         pages, used, cached = self._sum("pages_total"), self._sum("pages_used"), self._sum("pages_cached")
         yield GaugeMetricFamily("unmask_kv_pages_free", "KV pages that nothing holds.", value=pages - used - cached)
-        ratio = used / pages if pages else 0.0
-        yield GaugeMetricFamily("unmask_kv_usage_ratio", "Share of the KV pages held by live requests.", value=ratio)
+        text = "Share of the KV pages held by live requests."
+        yield GaugeMetricFamily("unmask_kv_usage_ratio", text, value=self.usage())
         for field, (name, text) in _TOTALS.items():
-            yield CounterMetricFamily(f"unmask_{name}", text, value=getattr(self.past, field) + self._sum(field))
+            yield CounterMetricFamily(f"unmask_{name}", text, value=self.total(field))
         forwards = CounterMetricFamily("unmask_forwards", "Forward passes of requests, by kind.", labels=["kind"])
         for kind in _KINDS:
-            field = f"forwards_{kind}"
-            forwards.add_metric([kind], getattr(self.past, field) + self._sum(field))
+            forwards.add_metric([kind], self.total(f"forwards_{kind}"))
         yield forwards
         eager = CounterMetricFamily(
             "unmask_engine_steps_eager", "Steps of which something was launched anew, by reason.", labels=["reason"]
         )
         for reason in _REASONS:
-            field = f"steps_eager_{reason}"
-            eager.add_metric([reason], getattr(self.past, field) + self._sum(field))
+            eager.add_metric([reason], self.total(f"steps_eager_{reason}"))
         yield eager
 
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import logging
 import os
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 import zmq
@@ -85,7 +85,7 @@ class Peers:
 
     def guard(self, socket: zmq.Socket[bytes], addr: str) -> None:
         """Prepare a socket of the frontend to be bound to `addr`."""
-        socket.setsockopt(zmq.MAXMSGSIZE, LIMITS[socket.type])
+        socket.setsockopt(zmq.MAXMSGSIZE, LIMITS[cast(zmq.SocketType, socket.type)])
         if proved(addr):
             socket.setsockopt(zmq.CURVE_SERVER, 1)
             socket.setsockopt(zmq.CURVE_SECRETKEY, self.secret)

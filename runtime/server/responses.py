@@ -51,6 +51,7 @@ class EventStream(Response):
         del self.headers["content-length"]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        scope.setdefault("state", {})["job"] = self.job  # the log tells of it
         sender = asyncio.create_task(self._send_all(send))
         listener = asyncio.create_task(disconnected(receive))
         with self.job:

@@ -9,7 +9,7 @@ ignored, and the answer's header names it (``fields.ignored``).
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
 
 import pydantic
 from pydantic import BaseModel, Field, PlainValidator, WithJsonSchema
@@ -19,7 +19,7 @@ from runtime.errors import RequestError
 from runtime.request.params import PARAMETERS
 from runtime.server.adapter_bodies import LoadAdapterRequest, UnloadAdapterRequest
 from runtime.server.conversation import Messages
-from runtime.server.fields import Body, unbuilt
+from runtime.server.fields import Body, Unbuilt
 from runtime.server.openapi import values_schema
 from runtime.server.shape import check_shape
 
@@ -81,41 +81,48 @@ def asked(name: str) -> Any:
     return Annotated[kind | None, Field(description=field.refused or field.help)]
 
 
-Asked: type[Body] = pydantic.create_model(
-    "Asked", __base__=Body, **{name: (asked(name), None) for name in _DECLARED if name != "n"}
-)
+if TYPE_CHECKING:
+
+    class Asked(Body):
+        """Of the declared fields, those that routes read by themselves."""
+
+        n: int | None
+        max_tokens: int | None
+
+else:
+    Asked = pydantic.create_model("Asked", __base__=Body, **{name: (asked(name), None) for name in _DECLARED})
 
 
 class Generation(Asked):
     """What every route that generates understands."""
 
     stream: bool | None = None
-    stop_token_ids: unbuilt([]) = None
-    min_tokens: unbuilt(0) = None
-    min_p: unbuilt(0) = None
-    skip_special_tokens: unbuilt(True) = None
-    spaces_between_special_tokens: unbuilt(True) = None
-    include_stop_str_in_output: unbuilt(False) = None
-    use_beam_search: unbuilt(False) = None
-    length_penalty: unbuilt(1) = None
-    early_stopping: unbuilt(False) = None
-    frequency_penalty: unbuilt(0) = None
-    presence_penalty: unbuilt(0) = None
-    repetition_penalty: unbuilt(1) = None
-    logit_bias: unbuilt({}) = None
-    bad_words: unbuilt([]) = None
-    allowed_token_ids: unbuilt() = None
-    logits_processors: unbuilt([]) = None
-    prompt_logprobs: unbuilt() = None
-    truncate_prompt_tokens: unbuilt() = None
-    structured_outputs: unbuilt() = None
-    guided_json: unbuilt() = None
-    guided_regex: unbuilt() = None
-    guided_choice: unbuilt() = None
-    guided_grammar: unbuilt() = None
-    regex: unbuilt() = None
-    json_schema: unbuilt() = None
-    ebnf: unbuilt() = None
+    stop_token_ids: Annotated[Any, Unbuilt([])] = None
+    min_tokens: Annotated[Any, Unbuilt(0)] = None
+    min_p: Annotated[Any, Unbuilt(0)] = None
+    skip_special_tokens: Annotated[Any, Unbuilt(True)] = None
+    spaces_between_special_tokens: Annotated[Any, Unbuilt(True)] = None
+    include_stop_str_in_output: Annotated[Any, Unbuilt(False)] = None
+    use_beam_search: Annotated[Any, Unbuilt(False)] = None
+    length_penalty: Annotated[Any, Unbuilt(1)] = None
+    early_stopping: Annotated[Any, Unbuilt(False)] = None
+    frequency_penalty: Annotated[Any, Unbuilt(0)] = None
+    presence_penalty: Annotated[Any, Unbuilt(0)] = None
+    repetition_penalty: Annotated[Any, Unbuilt(1)] = None
+    logit_bias: Annotated[Any, Unbuilt({})] = None
+    bad_words: Annotated[Any, Unbuilt([])] = None
+    allowed_token_ids: Annotated[Any, Unbuilt()] = None
+    logits_processors: Annotated[Any, Unbuilt([])] = None
+    prompt_logprobs: Annotated[Any, Unbuilt()] = None
+    truncate_prompt_tokens: Annotated[Any, Unbuilt()] = None
+    structured_outputs: Annotated[Any, Unbuilt()] = None
+    guided_json: Annotated[Any, Unbuilt()] = None
+    guided_regex: Annotated[Any, Unbuilt()] = None
+    guided_choice: Annotated[Any, Unbuilt()] = None
+    guided_grammar: Annotated[Any, Unbuilt()] = None
+    regex: Annotated[Any, Unbuilt()] = None
+    json_schema: Annotated[Any, Unbuilt()] = None
+    ebnf: Annotated[Any, Unbuilt()] = None
 
     def asked(self) -> dict[str, Any]:
         """What was given of the declared fields, by their names."""
@@ -127,7 +134,7 @@ class Generation(Asked):
 class GenerateRequest(Generation):
     model: str | None = None
     prompt: Prompt
-    n: unbuilt(1) = None
+    n: Annotated[Any, Unbuilt(1)] = None
     stream_mode: Literal["denoise", "block_append"] | None = None
 
 
@@ -144,21 +151,20 @@ class InfillRequest(Generation):
     segments: Annotated[list[Segment], Field(max_length=MAX_SEGMENTS, fail_fast=True)] | None = None
     messages: Annotated[Messages | None, Field(description="the conversation that the text is the answer to")] = None
     chat_template_kwargs: Entries | None = None
-    n: unbuilt(1) = None
+    n: Annotated[Any, Unbuilt(1)] = None
     stream_mode: Literal["denoise"] | None = None
 
 
 class StreamOptions(Body):
     include_usage: bool | None = None
     continuous_usage_stats: bool | None = None
-    include_obfuscation: unbuilt(False) = None
+    include_obfuscation: Annotated[Any, Unbuilt(False)] = None
 
 
 class OpenAIRequest(Generation):
     """The fields that chat and completions share."""
 
     model: str | None = None
-    n: asked("n") = None
     stream_options: StreamOptions | None = None
     stream_mode: Literal["denoise", "block_append"] | None = None  # the second is what OpenAI's stream is anyway
     user: str | None = None
@@ -174,32 +180,32 @@ class ChatRequest(OpenAIRequest):
     max_completion_tokens: int | None = None
     chat_template_kwargs: Entries | None = None
     parallel_tool_calls: bool | None = None
-    logprobs: unbuilt(False) = None
-    top_logprobs: unbuilt(0) = None
+    logprobs: Annotated[Any, Unbuilt(False)] = None
+    top_logprobs: Annotated[Any, Unbuilt(0)] = None
     tools: list[dict[str, Any]] | None = None
-    tool_choice: unbuilt("none", "auto") = None
+    tool_choice: Annotated[Any, Unbuilt("none", "auto")] = None
     functions: list[dict[str, Any]] | None = None
-    echo: unbuilt(False) = None
-    add_generation_prompt: unbuilt(True) = None
-    continue_final_message: unbuilt(False) = None
-    chat_template: unbuilt() = None
-    documents: unbuilt([]) = None
-    function_call: unbuilt("none", "auto") = None
-    response_format: unbuilt({"type": "text"}) = None
-    modalities: unbuilt(["text"]) = None
-    audio: unbuilt() = None
+    echo: Annotated[Any, Unbuilt(False)] = None
+    add_generation_prompt: Annotated[Any, Unbuilt(True)] = None
+    continue_final_message: Annotated[Any, Unbuilt(False)] = None
+    chat_template: Annotated[Any, Unbuilt()] = None
+    documents: Annotated[Any, Unbuilt([])] = None
+    function_call: Annotated[Any, Unbuilt("none", "auto")] = None
+    response_format: Annotated[Any, Unbuilt({"type": "text"})] = None
+    modalities: Annotated[Any, Unbuilt(["text"])] = None
+    audio: Annotated[Any, Unbuilt()] = None
     prediction: dict[str, Any] | None = None  # makes OpenAI's answers faster, not different
     reasoning_effort: str | None = None  # the template's, where it knows it
-    verbosity: unbuilt("medium") = None
-    web_search_options: unbuilt() = None
+    verbosity: Annotated[Any, Unbuilt("medium")] = None
+    web_search_options: Annotated[Any, Unbuilt()] = None
 
 
 class CompletionRequest(OpenAIRequest):
     prompt: Prompts
-    best_of: unbuilt(1) = None
-    echo: unbuilt(False) = None
-    logprobs: unbuilt() = None
-    suffix: unbuilt("") = None
+    best_of: Annotated[Any, Unbuilt(1)] = None
+    echo: Annotated[Any, Unbuilt(False)] = None
+    logprobs: Annotated[Any, Unbuilt()] = None
+    suffix: Annotated[Any, Unbuilt("")] = None
 
 
 class TokenizeRequest(Body):

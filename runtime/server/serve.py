@@ -23,6 +23,7 @@ import uvloop
 from runtime.config import ServerConfig
 from runtime.errors import ConfigError, RequestError
 from runtime.server import environment, logs
+from runtime.server.access import Load
 from runtime.server.descriptors import make_room
 from runtime.server.frontend import Frontend
 from runtime.server.metrics import Metrics
@@ -129,6 +130,9 @@ class Server:
         log.info("listening on http://%s:%d, serving %s", self.config.host, port, ", ".join(self.service.names))
         if self.config.engine.model is None:
             log.info("no --model was given: this is the small demo checkpoint shipped with unmask")
+        if not self.service.keys.needed and self.config.host in ("0.0.0.0", "::", ""):
+            log.info("every machine that reaches this one may use it: set --api-key-file, or --host 127.0.0.1")
+        told = asyncio.create_task(Load(self.frontend.metrics.figures).run())
         http = asyncio.create_task(self.http.serve(sockets=[self.listener]))
         tokenizer = asyncio.create_task(self._load_tokenizer(self.service))
         adapters = asyncio.create_task(self.frontend.adapters.follow())
@@ -137,6 +141,7 @@ class Server:
         finally:
             tokenizer.cancel()
             adapters.cancel()
+            told.cancel()
             self.http.should_exit = True
             await asyncio.gather(http, return_exceptions=True)
             await self.supervisor.stop("the server ends")

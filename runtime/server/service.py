@@ -169,7 +169,7 @@ class Service:
             specs += choices(spec, n)
         self.model_name(model)  # an adapter may have gone meanwhile
         made = [Choice(i, spec, Answer(tokenizer, stops)) for i, spec in enumerate(specs)]
-        return Job(id, self.frontend, made, streamed=mode is not None)
+        return Job(id, self.frontend, made, streamed=mode is not None, prompts=len(prompts))
 
 
 class Started(NamedTuple):
@@ -214,6 +214,7 @@ async def answered(request: Request, job: Job) -> None:
         await disconnected(request.receive)
         job.inbox.put(ClientGone())
 
+    request.state.job = job  # the log tells of it
     watcher = asyncio.create_task(watch())
     try:
         await job.finish()

@@ -16,7 +16,7 @@ from typing import Any, Protocol
 
 import zmq
 
-from runtime.config import ServerConfig
+from runtime.config import EngineConfig, ServerConfig
 from runtime.errors import ConfigError
 from runtime.request.io import EngineInfo, EngineOutput, EngineStats
 from runtime.server import messages
@@ -86,7 +86,7 @@ class Supervisor:
         self.addresses = (command_addr, event_addr)
         self.on_give_up = on_give_up
         self.backend_command = backend_command
-        self.engine_config, self.logs = lambda: config.engine, (config.log_level, config.log_format)  # of who starts
+        self.engine_config: Callable[[], EngineConfig] = lambda: config.engine  # of who starts
         self.replicas = [Replica(i) for i in range(config.data_parallel_size)]
         self.ever_ready = False
         self.stopping = False
@@ -246,7 +246,9 @@ class Supervisor:
                 continue
             ids = self.config.device_ids
             index = replica.index if ids is None else ids[replica.index]
-            self._send(replica, messages.Configure(self.engine_config(), index, *self.logs))
+            self._send(
+                replica, messages.Configure(self.engine_config(), index, self.config.log_level, self.config.log_format)
+            )
 
     def _read_events(self) -> None:
         while (found := self._receive(self.events)) is not None:

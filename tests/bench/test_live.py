@@ -30,7 +30,7 @@ def measured(tmp_path, *arguments):
     return json.loads((tmp_path / "steps.json").read_text())["results"]
 
 
-@pytest.mark.parametrize("shape", [TINY, NOISY], ids=["masks", "noise"])
+@pytest.mark.parametrize("shape", [TINY, NOISY], ids=["masks", "diffusion_gemma"])
 def test_live_steps_find_the_same_each_time(shape, tmp_path, capsys):
     rows = measured(tmp_path, *shape, "--check")
     assert [(row["case"], row["batch"], row["context"]) for row in rows] == [("plain", 1, 64), ("plain", 3, 64)]

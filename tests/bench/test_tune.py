@@ -35,8 +35,17 @@ def test_shipped_tables_are_whole(path):
 
 def test_shapes_are_as_the_kernels_see_them():
     assert shape_of("llada2-mini") == (257, 2048, 512, 9), "the shared expert is one of them"
+
+
+def test_the_shape_of_sdar_moe():
     assert shape_of("sdar-30b-a3b")[0] == 128
+
+
+def test_the_shape_of_diffusion_gemma():
     assert shape_of("diffusiongemma-26b-a4b")[3] > 1
+
+
+def test_llada_has_no_experts():
     with pytest.raises(ConfigError, match="--arch llada-8b has no experts"):
         shape_of("llada-8b")
 

@@ -127,11 +127,14 @@ def ask(llm: LLM, **fields: object) -> tuple[list[int], int]:
     return out.token_ids, out.nfe
 
 
-def test_a_checkpoint_alone_answers_by_fixed(llada: LLM) -> None:
+def test_a_checkpoint_alone_answers(llada: LLM) -> None:
     info = llada.info
     assert (info.family, info.strategy, info.prefix_caching, info.default_max_tokens) == ("llada", "full", False, 256)
     (out,) = llada.generate([[5] * (info.max_model_len - 7)], SamplingParams(ignore_eos=True))
     assert len(out.token_ids) == 7
+
+
+def test_a_checkpoint_of_dream_alone_answers_by_fixed() -> None:
     with LLM(str(GOLDEN / "dream"), **CHEAP) as dream:
         assert len(ask(dream, max_tokens=None, num_denoising_steps=8, block_length=256)[0]) == 256
 
@@ -164,6 +167,9 @@ def test_a_total_of_steps_is_shared_out_over_the_blocks_by_fixed(llada: LLM) -> 
     for length, total in ((8, 3), (8, 10), (8, 24), (10, 11), (24, 1)):
         assert ask(llada, block_length=length, num_denoising_steps=total)[1] == total
         assert sum(llada.engine.stats().block_steps[-(-24 // length) * -1 :]) == total
+
+
+def test_of_a_total_of_steps_blocks_of_dream_take_two_at_least_by_fixed() -> None:
     with LLM(str(GOLDEN / "dream"), block_size=8, full_cache="dual", **CHEAP) as dream:
         for total in (6, 7, 20, 24):
             assert ask(dream, num_denoising_steps=total)[1] == total

@@ -94,7 +94,7 @@ def test_whole_model(tmp_path, shared):
     for kernels in (TORCH, TRITON):
         model = Decoder(arch, replace(build, kernels=kernels.of("fp8")))
         if kernels is TRITON:
-            model.attention = TritonAttention(model.attention.shape, grouped=True)
+            model.attention = TritonAttention(model.attention.shape, grouped=True, fixed=False)
             assert (model.layers[2].mlp.joined is not None) == (shared == 1)
         fill(model, checkpoint, family.weights(arch))
         ids = [[5, 6, 7, 8, 31, 31, 31, 31, 9, 9], [3, 1, 4, 1]]

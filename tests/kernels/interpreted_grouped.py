@@ -86,7 +86,7 @@ def test_whole_model(tmp_path, shared, quantization):
     for kernels in (TORCH, TRITON):
         model = Decoder(arch, replace(build, kernels=kernels.of(quantization)))
         if kernels is TRITON:
-            model.attention = TritonAttention(model.attention.shape, grouped=True)
+            model.attention = TritonAttention(model.attention.shape, grouped=True, fixed=False)
             assert (model.layers[2].mlp.joined is not None) == (shared == 1)
         fill(model, checkpoint, family.weights(arch))
         ids = [[5, 6, 7, 8, 31, 31, 31, 31, 9, 9], [3, 1, 4, 1]]

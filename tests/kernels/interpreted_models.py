@@ -39,7 +39,7 @@ def test_a_whole_model(tmp_path, key):
     arch, build = family.parse(checkpoint.config), Build.choose("cpu", torch.float32)
     expected_model = load_model(checkpoint, family, arch, build)
     model = Decoder(arch, replace(build, kernels=TRITON))
-    model.attention = TritonAttention(model.attention.shape, grouped=True)
+    model.attention = TritonAttention(model.attention.shape, grouped=True, fixed=False)
     fill(model, checkpoint, family.weights(arch))
     ids = [[5, 6, 7, 8, 31, 31, 31, 31, 9, 9], [3, 1, 4, 1]]
     plan = {"block_size": 4, "page_size": 4, "chunk_blocks": [2, 1]}
@@ -57,7 +57,7 @@ def test_a_canvas_model():
     arch, build = family.parse(checkpoint.config), Build.choose("cpu", torch.float32)
     expected_model = load_model(checkpoint, family, arch, build)
     model = DiffusionGemma(arch, replace(build, kernels=TRITON))
-    model.attentions = [TritonAttention(attention.shape, grouped=True) for attention in model.attentions]
+    model.attentions = [TritonAttention(attention.shape, grouped=True, fixed=False) for attention in model.attentions]
     fill(model, checkpoint, family.weights(arch))
     results = []
     for each, layout in ((model, "distinct"), (expected_model, "unified")):

@@ -266,8 +266,7 @@ def test_paged_attention_in_crowds(packed):
     types |= {"table_stride": "i32", "all_rows": "i32", "scale_log2": "fp32", "window": "i32"}
     constants = {
         "HEADS": 4 * packed, "KV_HEADS": 4, "DIM": 128, **strides_of("unified", 4, 128), "PACKED": packed,
-        "PACKED_P2": packed, "ROWS": rows, "KEYS": keys, "DIM_P2": 128, "WINDOWED": False, "SPLITS": 1,
-        "SHARE": 0,
+        "PACKED_P2": packed, "ROWS": rows, "KEYS": keys, "DIM_P2": 128, "WINDOWED": False, "SPLITS": 1, "SHARE": 0,
     }  # fmt: skip
     compiled = build(paged_attention._paged_attention, types, constants, num_warps=warps, num_stages=stages)
     assert spilled(compiled) <= 32

@@ -1,4 +1,4 @@
-"""No file of the distribution grows past what one idea takes."""
+"""No file of the distribution grows past what one idea takes, nor the operator past what a newcomer reads in a day."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 MOST_LINES = 300
+OPERATORS_LINES = 6_049  # 6.0k
 
 
 @pytest.mark.parametrize("package", ["runtime", "operator", "tools"])
@@ -16,3 +17,10 @@ def test_files_are_short(package):
     assert files
     lines = {file.relative_to(ROOT).as_posix(): file.read_text(encoding="utf-8").count("\n") for file in files}
     assert {file: count for file, count in lines.items() if count > MOST_LINES} == {}
+
+
+def test_the_operator_is_short():
+    assert (
+        sum(file.read_text(encoding="utf-8").count("\n") for file in (ROOT / "operator").rglob("*.py"))
+        <= OPERATORS_LINES
+    )

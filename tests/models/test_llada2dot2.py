@@ -52,7 +52,7 @@ def states(llm: LLM, prompt: list[int], params: SamplingParams) -> tuple[list[tu
 
 
 @pytest.mark.parametrize("case", CASES, ids=[case["name"] for case in CASES])
-def test_golden_states(llm: LLM, case: dict[str, Any]) -> None:
+def test_golden_states_of_insert_delete(llm: LLM, case: dict[str, Any]) -> None:
     """A block that its last step still changed the published decoder forwards once more, for its K/V, and tells of it
     as done then; here that forward is the next block's first step, or nobody's."""
     assert (llm.info.delete_token_id, llm.info.split_token_id) == (case["delete_token_id"], case["split_token_id"])
@@ -107,7 +107,7 @@ def exact(served: Served) -> Iterator[LLM]:
 
 @examples(5)
 @given(data=st.data())
-def test_any_schedule(served: Served, exact: LLM, data: st.DataObject) -> None:
+def test_any_schedule_of_insert_delete(served: Served, exact: LLM, data: st.DataObject) -> None:
     """In float64, requests through a cache against whole sequences without one; the cache outlives the examples."""
     arrivals = data.draw(st.lists(st.tuples(st.integers(0, 8), editing(served.setup)), min_size=1, max_size=4))
     preemptions = data.draw(st.lists(st.integers(1, 40), max_size=6))
@@ -148,7 +148,6 @@ def test_what_it_does_unasked(llm: LLM) -> None:
         ({"decoding": {"algorithm": "threshold"}}, "decoding.algorithm", "no acceptance rule of this server.* edit"),
         ({"decoding": {"steps": 4}}, "decoding.steps", "'steps' is no decoding field"),
         ({"decoding": {"remask_threshold": 0.1}}, "decoding.remask_threshold", "is no decoding field"),
-        ({"decoding": {"max_post_edit_steps": 257}}, "decoding.max_post_edit_steps", "257 .* at most 256"),
         ({"num_denoising_steps": 8}, "num_denoising_steps", "has no meaning with the edit algorithm; leave it out"),
         ({"confidence_metric": "margin"}, "confidence_metric", "has no meaning with the edit algorithm; leave it out"),
         ({"use_local_leap": True}, "use_local_leap", "'local_leap' is no acceptance rule of this server"),
@@ -168,7 +167,6 @@ def test_fields_that_do_not_fit(llm: LLM, fields: dict[str, Any], param: str, sa
             {"block_size": 12, "page_size": 12},
             "--block-size 12 is no multiple of 8, the positions that this checkpoint",
         ),
-        ({"max_post_edit_steps": 300}, "--max-post-edit-steps: 300 is out of range; it must be at most 256"),
         ({"remask_threshold": 0.1}, "--remask-threshold means nothing to multi_bd of the llada2dot2 family"),
         ({"decoding_strategy": "full"}, "'full' does not fit this model; it can be: multi_bd"),
         ({"eos_token_ids": [DELETE]}, "delete_token_id 16 is also the eos_token_id"),
@@ -178,6 +176,14 @@ def test_fields_that_do_not_fit(llm: LLM, fields: dict[str, Any], param: str, sa
 def test_flags_that_do_not_fit(flags: dict[str, Any], says: str) -> None:
     with pytest.raises(ConfigError, match=says):
         load_engine(EngineConfig(model=str(PATH), device="cpu", skip_tokenizer=True, **flags))
+
+
+def test_the_steps_of_insert_delete_have_a_limit(llm: LLM) -> None:
+    with pytest.raises(RequestError, match=r"257 .* at most 256") as caught:
+        llm.generate([[1, 2, 3]], SamplingParams(max_tokens=4, decoding={"max_post_edit_steps": 257}))
+    assert caught.value.param == "decoding.max_post_edit_steps"
+    with pytest.raises(ConfigError, match="--max-post-edit-steps: 300 is out of range; it must be at most 256"):
+        load_engine(EngineConfig(model=str(PATH), device="cpu", skip_tokenizer=True, max_post_edit_steps=300))
 
 
 @pytest.mark.parametrize(

@@ -38,7 +38,7 @@ def test_what_is_written_of_the_strategies_is_theirs():
     assert all(spelling(camel(name)) == name for name in registered())
 
 
-@pytest.mark.parametrize("strategy", get_args(strategies.DecodingStrategy))
+@pytest.mark.parametrize("strategy", get_args(strategies.DecodingStrategy), ids=spelling)
 def test_a_step_has_as_many_rows_as_the_runtime_says(strategy):
     from runtime.strategies import DecodingContext, make_strategy
 

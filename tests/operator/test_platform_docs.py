@@ -11,6 +11,7 @@ from tools.permissions import RULES
 from tools.status import Status
 from unmask_operator.api import Spec, parse
 from unmask_operator.objects import API_VERSION, KIND, PLURAL, RESTARTED_AT, SERVICE_LABEL
+from unmask_operator.render import names
 from unmask_operator.status import CONDITIONS
 
 ROOT = Path(__file__).parents[2]
@@ -151,6 +152,19 @@ def test_no_text_names_an_index_or_this_machine():
         assert not re.search(
             r"pypi|index-url|pythonhosted|docker\.io|ghcr\.io|/work/", path.read_text(encoding="utf-8")
         ), path
+
+
+def test_a_strict_mesh_lets_in_what_the_operator_reads_and_no_more():
+    objects = [obj for block in blocks(DOCS / "security.md", "yaml") for obj in yaml.safe_load_all(block)]
+    by_kind = {obj.get("kind"): obj.get("spec") for obj in objects if isinstance(obj, dict)}
+    peers, policy = by_kind["PeerAuthentication"], by_kind["AuthorizationPolicy"]
+    port = str(names.PORT)
+    assert (peers["mtls"]["mode"], peers["portLevelMtls"]) == ("STRICT", {port: {"mode": "PERMISSIVE"}})
+    for spec in (peers, policy):
+        assert spec["selector"]["matchLabels"].items() <= names.labels("demo").items()
+    asked = re.findall(r'pod_url\(address, "(.*?)"', "".join(file.read_text() for file in OPERATOR.rglob("*.py")))
+    (plain,) = [rule["to"] for rule in policy["rules"] if "from" not in rule]
+    assert plain == [{"operation": {"ports": [port], "paths": sorted(asked)}}]
 
 
 def test_no_right_is_denied_that_the_operator_has():

@@ -29,6 +29,16 @@ def test_bad_decoding_fields_are_refused_by_path(field, value):
     refused({"decoding": {field: value}}, f"decoding.{field}")
 
 
+@pytest.mark.parametrize("value", [3, [1], "threshold"], ids=short)
+def test_what_is_no_object_is_told_what_the_object_has(value):
+    fields = {field.name for rule in INFO.rules for field in rule.fields}
+    for outer in {name.split(".")[0] for name in fields if "." in name}:
+        inner = {name.partition(".")[2] for name in fields if name.startswith(f"{outer}.")}
+        words = f" is not an object of fields; there are .*{inner.pop()}"
+        refused({"decoding": {outer: value}}, f"decoding.{outer}", words)
+    refused({"decoding": value}, "decoding", " is not an object of fields; there are mode, algorithm, ")
+
+
 def spelt(name: str, value: object) -> dict:
     """A field as a request has it."""
     outer, _, inner = name.rpartition(".")

@@ -27,7 +27,7 @@ KEYS = ("key-of-the-one-client", "key-of-the-other-client")
 
 def frontend(sent: list[Any], queue: int = 1024, slots: int = 128) -> Frontend:
     """A frontend over one backend that only notes what it is sent."""
-    made = Frontend(ServerConfig(max_queue=queue), Metrics())
+    made = Frontend(ServerConfig(max_queue=queue), Metrics(), soon=lambda work: work())
     made.supervisor = SimpleNamespace(ready=[0], send=lambda replica, message: sent.append(message))  # type: ignore[assignment]
     made.info = SimpleNamespace(max_num_reqs=slots)  # type: ignore[assignment]
     return made
@@ -99,6 +99,24 @@ def test_one_keys_requests_leave_room_for_another_keys() -> None:
     assert refusal(made, 1, "third") == 0
     made.abort([f"greedy-{n}" for n in range(50)])
     assert refusal(made, 1, "polite") == 0
+
+
+def test_what_one_turn_submits_is_one_message() -> None:
+    sent: list[Any] = []
+    due: list[Any] = []
+    made = frontend(sent)
+    made.soon = due.append
+    made.submit([spec("a")])
+    made.submit([spec("b"), spec("c")])
+    assert (sent, len(due)) == ([], 1)
+    made.abort(["b"])  # which must not overtake it
+    assert [type(message) for message in sent] == [messages.Add, messages.Abort]
+    assert [one.id for one in sent[0].requests()] == ["a", "b", "c"]
+    due.pop()()
+    made.submit([spec("d")])
+    made.on_down(0, "gone")
+    due.pop()()
+    assert len(sent) == 2  # there is nobody to send it to
 
 
 def test_choices_of_a_long_prompt_are_sent_once() -> None:

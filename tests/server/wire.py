@@ -169,5 +169,6 @@ async def exchange(segments: list[bytes], patience: int = 2, **limits: Any) -> t
             await asyncio.sleep(0)
     while connection.current is not None or connection.queue:
         await asyncio.sleep(0)
+    await asyncio.sleep(0)  # what the last turn wrote goes out at its end
     connection.connection_lost(None)
     return transport.sent, held

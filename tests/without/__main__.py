@@ -8,14 +8,19 @@ import os
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
-from tests.without.entries import DEMO, chosen, copy_tree, entries, named, take_out, with_dependents
+from tests.without.entries import DEMO, Entry, chosen, copy_tree, entries, named, take_out, with_dependents
+from tests.without.marks import mark
+from tests.without.uses import read_uses
 
 ROOT = Path(__file__).parents[2]
 RAN = (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED)
+NOTHING_PROVED = 2
 
 
 def main(args: list[str]) -> int:
@@ -24,38 +29,78 @@ def main(args: list[str]) -> int:
     parser = argparse.ArgumentParser("python -m tests.without", description=__doc__)
     parser.add_argument("entry", nargs="*", help="what is taken out: a module's name, as models.dream or dream")
     parser.add_argument("--list", action="store_true", help="print what can be taken out")
+    parser.add_argument(
+        "--uses",
+        type=Path,
+        metavar="FILE",
+        help="without an entry: write which entries each test uses; with one: run by that only what could fail",
+    )
     asked = parser.parse_args(args[:at])
-    if asked.list or not asked.entry:
-        print(*(e for e in entries(ROOT) if str(e) not in DEMO), sep="\n")
-        return 0 if asked.list else 2
+    there = [entry for entry in entries(ROOT) if str(entry) not in DEMO]
+    if asked.list or not (asked.entry or asked.uses):
+        print(*there, sep="\n")
+        return 0 if asked.list else NOTHING_PROVED
+    if not asked.entry:
+        return record(there, asked.uses.absolute(), args[at + 1 :])
     try:
         gone = chosen(ROOT, asked.entry)
     except ValueError as error:
         parser.error(str(error))
-    everything = with_dependents(ROOT, gone)
-    print(f"without {', '.join(map(str, gone))}")
-    if more := sorted(set(everything) - set(gone)):
-        print(f"and {', '.join(map(str, more))}, which need what is out")
+    return run(gone, asked.uses, args[at + 1 :])
+
+
+@contextmanager
+def copied() -> Iterator[Path]:
     with tempfile.TemporaryDirectory(prefix="without-") as folder:
         tree = Path(folder) / "tree"
         copy_tree(ROOT, tree)
+        yield tree
+
+
+def tests_of(tree: Path, plugin: str, args: Sequence[str | Path]) -> int:
+    return subprocess.run(
+        [sys.executable, "-m", "pytest", "-p", f"tests.without.{plugin}", "-p", "no:cacheprovider", *args],
+        cwd=tree,
+        env=os.environ | {"PYTHONPATH": f"{tree}:{tree / 'operator'}"},
+    ).returncode
+
+
+def record(there: list[Entry], uses: Path, args: Sequence[str]) -> int:
+    """Which tests use an entry and are not its own, as a table; all of them go into the file."""
+    uses.unlink(missing_ok=True)
+    with copied() as tree:
+        mark(tree, there)
+        code = tests_of(tree, "recorder", ["--uses", uses, *args])
+    tests = read_uses(uses) if uses.exists() else []
+    for entry in there:
+        gone = with_dependents(ROOT, [entry])
+        using = [test for test in tests if any(str(each) in test.uses for each in gone)]
+        others = [test for test in using if not test.own(gone, {each.name for each in entries(ROOT)})]
+        print(f"{entry}: {len(using)} tests use it, {len(others)} of them are not its own")
+    print(f"{len(tests)} tests")
+    return 0 if code in RAN else NOTHING_PROVED
+
+
+def run(gone: list[Entry], uses: Path | None, args: Sequence[str]) -> int:
+    everything = with_dependents(ROOT, gone)
+    names = {entry.name for entry in entries(ROOT)}
+    print(f"without {', '.join(map(str, gone))}")
+    if more := sorted(set(everything) - set(gone)):
+        print(f"and {', '.join(map(str, more))}, which need what is out")
+    with copied() as tree:
         take_out(tree, everything)
-        failures = Path(folder) / "failures"
+        failures, left_out = tree.parent / "failures", tree.parent / "left_out"
         failures.touch()
-        code = subprocess.run(
-            [
-                *(sys.executable, "-m", "pytest", "-p", "tests.without.plugin", "-p", "no:cacheprovider"),
-                *("--failures", failures, "--continue-on-collection-errors", "--tb=short"),
-                *args[at + 1 :],
-            ],
-            cwd=tree,
-            env=os.environ | {"PYTHONPATH": f"{tree}:{tree / 'operator'}"},
-        ).returncode
+        apart = (
+            [t.id for t in read_uses(uses) if t.own(everything, names) or not t.concerned(everything)] if uses else []
+        )
+        left_out.write_text("".join(f"{id}\n" for id in apart), encoding="utf-8")
+        told = ["--failures", failures, "--leave-out", left_out]
+        code = tests_of(tree, "plugin", [*told, "--continue-on-collection-errors", "--tb=short", *args])
         failed = [json.loads(line) for line in failures.read_text(encoding="utf-8").splitlines()]
     if code not in RAN:
         print(f"pytest ended with {code}: nothing is proved")
-        return 2
-    names = {entry.name for entry in entries(ROOT)}
+        return NOTHING_PROVED
     own = {entry.name for entry in everything}
     others = [f for f in failed if not f["whole"] and not named(" ".join([f["test"], *f["fixtures"]]), names) & own]
     for line in failed:

@@ -1,4 +1,5 @@
-"""For pytest: writes the ids of the tests that fail, and of files that cannot be collected, into a file."""
+"""For pytest: writes the ids of the tests that fail, and of files that cannot be collected, into a file; leaves out
+tests that a file names."""
 
 from __future__ import annotations
 
@@ -11,6 +12,7 @@ import pytest
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--failures", type=Path, help="where failed tests are written, a JSON line each")
+    parser.addoption("--leave-out", type=Path, help="a file of the ids of tests that are collected and not run")
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -18,7 +20,11 @@ def pytest_configure(config: pytest.Config) -> None:
         config.pluginmanager.register(Failures(config.option.failures))
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    path: Path | None = config.option.leave_out
+    out = set(path.read_text(encoding="utf-8").splitlines()) if path else set()
+    config.hook.pytest_deselected(items=[item for item in items if item.nodeid in out])
+    items[:] = [item for item in items if item.nodeid not in out]
     for item in items:  # in whichever process runs it; its report carries this to where it is written
         item.user_properties.append(("fixtures", list(getattr(item, "fixturenames", ()))))
 

@@ -47,12 +47,10 @@ def api_error(status: int, body: bytes, headers: Mapping[str, str]) -> ApiError:
         if not isinstance(said, dict) or said.get("kind") != "Status":
             raise ValueError
     except ValueError:
-        return ApiError(
-            status, "Unknown", body.decode(errors="replace")[:500].strip() or "no reason given", retry_after
-        )
-    details = said.get("details") or {}
+        text = body.decode(errors="replace")[:500].strip()
+        return ApiError(status, "Unknown", text or "no reason given", retry_after)
     if retry_after is None:
-        retry_after = _seconds(details.get("retryAfterSeconds"))
+        retry_after = _seconds((said.get("details") or {}).get("retryAfterSeconds"))
     return ApiError(status, said.get("reason") or "Unknown", said.get("message") or "no reason given", retry_after)
 
 

@@ -30,18 +30,18 @@ async def completions(request: Request) -> Response:
     """Continue prompts."""
     service: Service = request.app.state.service
     with service.admission():
-        started, prompts = await _start(service, request)
+        started = await _start(service, request)
     job = started.job
     head = {"id": job.id, "object": "text_completion", "created": int(time.time()), "model": started.model}
     if started.streams:
-        return EventStream(job, _chunks(job, head, started, prompts))
+        return EventStream(job, _chunks(job, head, started))
     with job:
         await answered(request, job)
-    return json_response({**head, "choices": _choices(job), "usage": job.usage(prompts)})
+    return json_response({**head, "choices": _choices(job), "usage": job.usage()})
 
 
-async def _start(service: Service, request: Request) -> tuple[Started, int]:
-    """Set the answers going, and how many prompts they are to; the body, which may be large, is not kept."""
+async def _start(service: Service, request: Request) -> Started:
+    """Set the answers going; the body, which may be large, is not kept."""
     body = await service.body(request, CompletionRequest)
     model = service.model_name(body.model)
     mode = stream_mode(body)
@@ -50,9 +50,7 @@ async def _start(service: Service, request: Request) -> tuple[Started, int]:
     n = 1 if body.n is None else body.n
     owner = owner_of(request)
     job = await service.job(body, prompts, id=new_id("cmpl"), mode=mode, n=n, owner=owner, model=model)
-    return Started(job, model, bool(body.stream), include_usage(body), counts_usage(body), mode == "denoise"), len(
-        prompts
-    )
+    return Started(job, model, bool(body.stream), include_usage(body), counts_usage(body), mode == "denoise")
 
 
 def _list(prompt: Any) -> list[str | list[int]]:
@@ -71,7 +69,7 @@ def _choices(job: Job) -> list[dict[str, Any]]:
     ]
 
 
-async def _chunks(job: Job, head: dict[str, Any], started: Started, prompts: int) -> AsyncIterator[bytes]:
+async def _chunks(job: Job, head: dict[str, Any], started: Started) -> AsyncIterator[bytes]:
     usage, denoise = started.usage, started.denoise
     base = {**head, "usage": None} if usage else head
     try:
@@ -80,7 +78,7 @@ async def _chunks(job: Job, head: dict[str, Any], started: Started, prompts: int
             for update in batch:
                 reason = update.choice.openai_reason if update.choice.finish_reason is not None else None
                 if started.counts:
-                    base["usage"] = job.usage(prompts)
+                    base["usage"] = job.usage()
                 if not (update.text or reason or denoise):
                     continue
                 fields = denoise_fields(update.output, update.text)
@@ -89,7 +87,7 @@ async def _chunks(job: Job, head: dict[str, Any], started: Started, prompts: int
                 data.append(event({**base, "choices": [choice], **({"denoise": fields} if denoise else {})}))
             if data:
                 yield b"".join(data)
-        end = event({**base, "choices": [], "usage": job.usage(prompts)}) if usage else b""
+        end = event({**base, "choices": [], "usage": job.usage()}) if usage else b""
         yield end + DONE
     except RequestError as error:
         yield event(of_error(error)) + DONE

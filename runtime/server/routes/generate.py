@@ -37,7 +37,7 @@ async def generate(request: Request) -> Response:
         job = await service.job(
             body, [ids], id=new_id("gen"), mode=mode, default_max_tokens=limit, owner=owner, model=model
         )
-    if body.stream:
+    if mode is not None:
         return EventStream(job, _events(service, job, body.prompt, mode))
     with job:
         await answered(request, job)
@@ -55,7 +55,7 @@ def _answer(service: Service, job: Job, prompt: str | list[int]) -> dict[str, An
         "token_ids": choice.token_ids,
         "nfe": choice.nfe,
         "finish_reason": choice.finish_reason,
-        "full_text": (prompt if isinstance(prompt, str) else tokenizer.decode(ids)) + choice.text,
+        "full_text": (prompt if isinstance(prompt, str) else tokenizer.decode(ids)) + (choice.text or ""),
         "full_token_ids": ids + choice.token_ids,
         "usage": job.usage(),
         "timings": job.timings(),

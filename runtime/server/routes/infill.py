@@ -122,10 +122,14 @@ def _segments(body: InfillRequest) -> tuple[list[str | int], str]:
         param = "segments"
         found: list[str | int] = []
         for i, segment in enumerate(body.segments):
-            if (segment.text is None) == (segment.mask is None):
-                path = f"segments[{i}]"
-                raise RequestError(f"{path}: give it either text or mask, a hole's tokens", param=path)
-            found.append(segment.mask if segment.text is None else segment.text)
+            match (segment.text, segment.mask):
+                case (str(text), None):
+                    found.append(text)
+                case (None, int(mask)):
+                    found.append(mask)
+                case _:
+                    path = f"segments[{i}]"
+                    raise RequestError(f"{path}: give it either text or mask, a hole's tokens", param=path)
     else:
         param = "text"
         parts = _HOLE.split(body.text or "")

@@ -14,7 +14,7 @@ from runtime.server.service import Service
 
 router = APIRouter()
 _OBJECT: dict[str, Any] = {"content": {"application/json": {"schema": {"type": "object"}}}}
-_NOT_YET = {503: {"description": "not now", **_OBJECT}}
+_NOT_YET: dict[int | str, dict[str, Any]] = {503: {"description": "not now", **_OBJECT}}
 
 
 @router.get("/health", response_model=None)

@@ -1,0 +1,55 @@
+"""``unmask``: one command for what ``python -m runtime.server``, ``runtime.chat`` and ``runtime.bench`` do.
+
+What a subcommand needs is imported once it is the one asked for, so that ``--help`` answers at once.
+"""
+
+from __future__ import annotations
+
+import importlib
+import re
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import runtime
+
+COMMANDS = {
+    "serve": (
+        "runtime.server.cli",
+        "serve [MODEL] [flags]: a model over HTTP; MODEL is a directory, org/name or hf://org/name",
+    ),
+    "chat": ("runtime.chat", "chat [flags]: talk to a running server in the terminal"),
+    "bench": ("runtime.bench.__main__", "bench TOOL [flags]: measure speed and accuracy"),
+}
+_ON_THE_HUB = re.compile(r"[\w.-]+/[\w.-]+(@[\w./-]+)?")
+
+
+def model(named: str) -> str:
+    """The ``--model`` that is meant: a path where there is one, else a repository of the hub."""
+    if "://" in named or Path(named).exists() or not _ON_THE_HUB.fullmatch(named):
+        return named
+    return f"hf://{named}"
+
+
+def usage() -> str:
+    """How the command is used."""
+    lines = "\n".join(f"  unmask {text}" for _, text in COMMANDS.values())
+    return f"usage:\n{lines}\n  unmask --version\n\nEach command's own --help tells more."
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """The process's exit code."""
+    args = list(sys.argv[1:] if argv is None else argv)
+    if args[:1] in (["--version"], ["version"]):
+        print(f"unmask {runtime.__version__}")
+        return 0
+    if args[:1] in ([], ["--help"], ["-h"], ["help"]):
+        print(usage())
+        return 0
+    name, *rest = args
+    if name not in COMMANDS:
+        print(f"error: unmask {name}: there is no such command\n{usage()}", file=sys.stderr)
+        return 2
+    if name == "serve" and rest and not rest[0].startswith("-"):
+        rest = ["--model", model(rest[0]), *rest[1:]]
+    return int(importlib.import_module(COMMANDS[name][0]).main(rest) or 0)

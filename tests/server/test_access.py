@@ -1,0 +1,84 @@
+"""What the log tells of requests and of the load, and what it must not."""
+
+from __future__ import annotations
+
+import json
+import logging
+from typing import Any
+
+import pytest
+
+from runtime.request.io import EngineStats
+from runtime.server import access, logs
+from runtime.server.metrics import EngineFigures
+from tests.server.harness import serving, wait_for
+
+CHAT = "/v1/chat/completions"
+
+
+def lines(log: str, logger: str) -> list[dict[str, Any]]:
+    told = [json.loads(line) for line in log.splitlines() if line.startswith("{")]
+    return [line for line in told if line["logger"] == logger]
+
+
+def test_a_line_a_request(checkpoint: Any) -> None:
+    secret = "unheard-of-words"
+    body = {"messages": [{"role": "user", "content": secret}], "max_tokens": 8}
+    with serving("--model", str(checkpoint), "--log-format", "json") as server, server.client() as client:
+        answer = client.post(CHAT, json=body).json()
+        assert client.post(CHAT, json={**body, "stream": True, "n": 2}).status_code == 200
+        assert client.post("/v1/completions", json={"prompt": ["a", "bc"], "max_tokens": 4}).status_code == 200
+        for _ in range(30):
+            assert client.post(CHAT, json={**body, "temperature": -1}).status_code == 400
+        assert client.get("/ready").status_code == 200
+        wait_for(lambda: len(lines(server.log, "unmask.access")) == 3, 20)
+        told, refused = lines(server.log, "unmask.access"), lines(server.log, "unmask.refused")
+        assert secret not in server.log
+        assert "every machine" not in server.log  # it listens on the loopback
+    one, streamed, several = told
+    usage = answer["usage"]
+    assert one["id"] == answer["id"]
+    assert (one["path"], one["status"]) == (CHAT, 200)
+    assert (one["prompt_tokens"], one["tokens"]) == (usage["prompt_tokens"], usage["completion_tokens"])
+    assert one["forwards"] >= 1
+    assert one["seconds"] > 0
+    assert one["ended_by"] == [answer["choices"][0]["finish_reason"]]
+    assert streamed["prompt_tokens"] == usage["prompt_tokens"]
+    assert several["prompt_tokens"] == 3
+    assert len(refused) == 10  # of thirty: strangers do not fill the log
+    assert refused[0]["reason"].startswith("temperature")
+
+
+def test_probes_are_told_with_debug_alone(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.INFO):
+        access.tell("GET", "/metrics", 200, 0.001, {}, quiet=True)
+        assert not caplog.records
+    with caplog.at_level(logging.DEBUG):
+        access.tell("GET", "/metrics", 200, 0.001, {}, quiet=True)
+        assert len(caplog.records) == 1
+
+
+def test_what_a_client_writes_stays_on_its_line(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.INFO):
+        access.tell("GET", "/a\n%s\u2028" + "x" * 500, 404, 0.001, {"refusal": "y" * 5000})
+    message = caplog.records[0].getMessage()
+    assert "\n" not in message
+    assert "\u2028" not in message
+    assert len(message) < 600
+
+
+def test_the_load_is_told_while_there_is_some(caplog: pytest.LogCaptureFixture) -> None:
+    figures = EngineFigures()
+    load = access.Load(figures)
+    with caplog.at_level(logging.INFO):
+        load.tell()
+        assert not caplog.records
+        figures.current[0] = EngineStats(generated_tokens=90, forwards_denoise=30, pages_total=4, pages_used=1)
+        load.tell()
+        load.tell()  # nothing since
+    assert len(caplog.records) == 1
+    fields = caplog.records[0].fields  # type: ignore[attr-defined]
+    assert fields["tokens_per_forward"] == 3
+    assert fields["kv_usage"] == 0.25
+    entry = json.loads(logs.JsonFormatter("frontend").format(caplog.records[0]))
+    assert entry["generated_tokens_per_second"] == fields["generated_tokens_per_second"]

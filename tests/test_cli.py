@@ -1,0 +1,58 @@
+"""The `unmask` command: which program a subcommand is, and what it is given."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+import runtime
+from runtime import cli
+
+
+def test_version_and_usage(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["--version"]) == 0
+    assert capsys.readouterr().out == f"unmask {runtime.__version__}\n"
+    assert cli.main([]) == cli.main(["--help"]) == 0
+    assert cli.main(["sing"]) == 2
+    told = capsys.readouterr()
+    assert "sing: there is no such command" in told.err
+    assert all(f"unmask {name}" in told.err for name in cli.COMMANDS)
+
+
+@pytest.mark.parametrize(
+    ("given", "passed"),
+    [
+        ([], []),
+        (["--port", "1"], ["--port", "1"]),
+        (["org/name", "--port", "1"], ["--model", "hf://org/name", "--port", "1"]),
+        (["org/name@v1"], ["--model", "hf://org/name@v1"]),
+        (["hf://org/name"], ["--model", "hf://org/name"]),
+        (["demo://"], ["--model", "demo://"]),
+        (["/models/x"], ["--model", "/models/x"]),
+        (["a/b/c"], ["--model", "a/b/c"]),
+    ],
+)
+def test_serve_takes_a_model(monkeypatch: pytest.MonkeyPatch, given: list[str], passed: list[str]) -> None:
+    heard: list[list[str]] = []
+    server = SimpleNamespace(main=lambda args: heard.append(args) or 3)
+    monkeypatch.setitem(sys.modules, "runtime.server.cli", server)
+    assert cli.main(["serve", *given]) == 3
+    assert heard == [passed]
+
+
+def test_a_directory_is_no_repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "org" / "name").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path)
+    assert cli.model("org/name") == "org/name"
+    assert cli.model("org/other") == "hf://org/other"
+
+
+@pytest.mark.parametrize("name", cli.COMMANDS)
+def test_every_command_is_there(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        cli.main([name, "--help"])
+    assert ended.value.code == 0
+    assert "usage" in capsys.readouterr().out
