@@ -244,11 +244,9 @@ class Supervisor:
                 replica.fatal = f"the backend process cannot be understood: {error}"
                 self._send(replica, messages.Stop(str(error)))
                 continue
-            ids = self.config.device_ids
-            index = replica.index if ids is None else ids[replica.index]
-            self._send(
-                replica, messages.Configure(self.engine_config(), index, self.config.log_level, self.config.log_format)
-            )
+            index = (self.config.device_ids or range(len(self.replicas)))[replica.index]
+            logs = self.config.log_level, self.config.log_format
+            self._send(replica, messages.Configure(self.engine_config(), index, *logs))
 
     def _read_events(self) -> None:
         while (found := self._receive(self.events)) is not None:
