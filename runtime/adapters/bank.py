@@ -54,6 +54,11 @@ class Bank:
                     f"adapter {adapter.path}: it changes {name!r}, which requests of one batch share; merge it into "
                     "the weights (--use-lora --lora-path --pre-merge-lora)"
                 )
+            if self.lora.fixed and self.weights[pair.slot.param].apart:
+                raise ConfigError(
+                    f"adapter {adapter.path}: it changes {name!r}, of the experts, which --deterministic has no kernel "
+                    "for; merge it into the weights, or leave --deterministic out"
+                )
         self._cast(adapter)
         wanted, free = self._stack_bytes(adapter) * self.lora.slots, self._free_bytes()
         if wanted > free:

@@ -170,7 +170,7 @@ class Live:
             "max_token_id": info.max_token_id,
             "eos_ids": (0,),
             "places": info.max_num_reqs,
-            "apart": self.apart,
+            "apart": self.args.deterministic,
         }
         if self.args.enforce_eager or self.pool.device.type != "cuda":
             return ModelRunner(self.model, self.pool, **named)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any
 
 import torch
@@ -54,7 +53,7 @@ def wanted(config: EngineConfig, family: Family[Any], arch: Any, dtype: torch.dt
     base = Base.of(family, arch, dtype)
     change = None
     if config.pre_merge_lora and config.lora_path is not None:
-        change = partial(Merge.read(config.lora_path, base).into, device=device)
+        change = Merge.read(config.lora_path, base, device)
     if not config.serves_adapters:
         return Wanted(base, change)
     named = {

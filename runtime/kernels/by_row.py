@@ -3,7 +3,8 @@ number lies which instructions compute it; one row, in memory of its own, is alw
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import torch
 import torch.nn.functional as F
@@ -11,6 +12,7 @@ import torch.nn.functional as F
 from runtime.kernels import packed_torch
 from runtime.kernels.gate import Activation, gate_mul_reference
 from runtime.kernels.kv_write import write_kv_reference
+from runtime.kernels.lora import LoraRows, add_lora_reference
 from runtime.kernels.packed_torch import Packed
 from runtime.kernels.rms_norm import add_rms_norm_reference, rms_norm_reference
 from runtime.kernels.rotary import qk_norm_rotary_reference
@@ -32,6 +34,14 @@ def each(kernel: Callable[[torch.Tensor], torch.Tensor], x: torch.Tensor) -> tor
 def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
     """``F.linear``."""
     return each(lambda row: F.linear(row, weight, bias), x)
+
+
+def add_lora(
+    out: torch.Tensor, x: torch.Tensor, down: torch.Tensor, up: torch.Tensor, cuts: Sequence[int], rows: LoraRows
+) -> None:
+    for at, (made, row, slot) in enumerate(zip(alone(out), alone(x), rows.slots.split(1), strict=True)):
+        add_lora_reference(made, row, down, up, cuts, replace(rows, slots=slot))
+        out[at] = made[0]
 
 
 def rms_norm(x: torch.Tensor, weight: torch.Tensor | None, eps: float) -> torch.Tensor:

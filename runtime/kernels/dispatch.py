@@ -28,7 +28,7 @@ from runtime.kernels.fp8 import Fp8
 from runtime.kernels.gate import Activation, gate_mul, gate_mul_reference
 from runtime.kernels.greedy_head import likeliest, likeliest_reference
 from runtime.kernels.grouped import Grouped
-from runtime.kernels.lora import LoraRows, add_lora, add_lora_reference
+from runtime.kernels.lora import LoraKernel, add_lora, add_lora_reference
 from runtime.kernels.moe import moe_torch
 from runtime.kernels.product import product
 from runtime.kernels.rms_norm import add_rms_norm, add_rms_norm_reference, rms_norm, rms_norm_reference
@@ -283,6 +283,7 @@ FIXED_TORCH = replace(
         by_row.packed_linear, by_row.packed_moe, None, by_row.rms_norm, by_row.add_rms_norm, by_row.gate_mul
     ),
     grouped=GroupedKernels(by_row.packed_linear, by_row.packed_moe, None),
+    add_lora=by_row.add_lora,
     linear=by_row.linear,
     fixed=True,
 )

@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Protocol
 
 import torch
 
@@ -29,6 +30,13 @@ class LoraRows:
     def groups(self) -> list[tuple[int, torch.Tensor]]:
         """Each slot in use and its rows; asks the device."""
         return [(slot, (self.slots == slot).nonzero().flatten()) for slot in self.slots.unique().tolist() if slot >= 0]
+
+
+class LoraKernel(Protocol):
+    def __call__(
+        self, out: torch.Tensor, x: torch.Tensor, down: torch.Tensor, up: torch.Tensor, cuts: Sequence[int],
+        rows: LoraRows,
+    ) -> None: ...  # fmt: skip
 
 
 def add_lora_reference(

@@ -22,13 +22,15 @@ class Lora:
     """What the adapted weights of one model share: how large their banks are, and which rows of the forward under way
     are whose.
 
-    `rank`: what every bank has room for, at least the largest adapter's.
+    `rank`: what every bank has room for, at least the largest adapter's. `fixed`: a row's bits do not depend on what is
+    beside it.
     """
 
-    def __init__(self, room: Room, kernel: LoraKernel) -> None:
+    def __init__(self, room: Room, kernel: LoraKernel, *, fixed: bool = False) -> None:
         self.slots = room.slots
         self.rank = max(LEAST_RANK, 1 << (room.rank - 1).bit_length())
         self.kernel = kernel
+        self.fixed = fixed
         self.rows: LoraRows | None = None  # None: nobody's
         self.touched = 0  # bits of the weights that the adapters of this forward may change
         self.apart = 0  # bits of those that kernels take whole, so that their layers are computed in pieces
@@ -112,6 +114,9 @@ class LoraWeight(Weight):
 
     def fill(self, index: Index, tensor: torch.Tensor) -> int:
         return self.base.fill(index, tensor)
+
+    def fill_packed(self, index: Index, packed: Packed) -> int:
+        return self.base.fill_packed(index, packed)
 
     def take(self, part: Part, tensor: torch.Tensor) -> int:
         return self.base.take(part, tensor)

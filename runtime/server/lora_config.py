@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from runtime.config.adapters import check_adapter_name
 from runtime.errors import ConfigError
@@ -40,7 +42,7 @@ def _mapping(path: str, text: str) -> dict[str, str]:
     return _checked(path, data)
 
 
-def _checked(path: str, data: dict[object, object]) -> dict[str, str]:
+def _checked(path: str, data: Mapping[Any, Any]) -> dict[str, str]:
     found = {}
     for name, uri in data.items():
         if not isinstance(name, str) or not isinstance(uri, str) or not uri:

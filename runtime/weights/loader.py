@@ -6,7 +6,8 @@ from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import replace
-from typing import TypeVar, cast
+from functools import partial
+from typing import Protocol, TypeVar, cast
 
 import numpy as np
 import torch

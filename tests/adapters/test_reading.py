@@ -160,11 +160,11 @@ def test_experts_that_a_file_holds_together(base, tmp_path):
     """Each of them is changed by its own pair."""
     path = random_adapter(tmp_path / "a", GOLDEN / "llada2_tiny", r".*layers.1.*experts\.\d+\.gate_proj", 0)
     adapter = read_adapter(path, base)
-    merge = Merge.of(adapter, base.weights)
+    merge = Merge.of(adapter, base.weights, torch.device("cpu"))
     name = "model.layers.1.mlp.experts.gate_proj"
     stack = torch.randn(8, 32, 64)
-    made = merge.into(name, stack, torch.device("cpu"))
+    made = merge(name, stack)
     for i, part in enumerate(base.weights.fused[name].parts):
-        one = merge.into(part, stack[i], torch.device("cpu"))
+        one = merge(part, stack[i])
         torch.testing.assert_close(made[i], one)
         assert not torch.equal(one, stack[i])

@@ -13,6 +13,8 @@ from runtime.engine.making import step_sizes
 from runtime.engine.recording import at_once
 from runtime.engine.replaying import ReplayingRunner
 from runtime.errors import ConfigError, RequestError
+from runtime.kernels import by_row
+from runtime.kernels.lora import LoraRows
 from tests.adapters.samples import merged_checkpoint, random_adapter
 from tests.golden import GOLDEN
 
@@ -236,3 +238,26 @@ def test_two_hundred_over_eight_slots(tmp_path):
             assert again.token_ids == outs[i].token_ids
     assert all(len(out.token_ids) == 8 for out in outs)
     assert len({tuple(out.token_ids) for out in outs}) > 20
+
+
+def test_deterministic_rows_do_not_depend_on_what_is_beside_them(adapters):
+    """What adapters add, and whole logits; experts, which have no such kernel, are refused."""
+    random = torch.Generator().manual_seed(0)
+    x, out, down, up = (torch.randn(*shape, generator=random) for shape in ((9, 64), (9, 48), (2, 32, 64), (2, 48, 16)))
+    slots, tiles = torch.tensor([0, 0, -1, 1, 1, 1, 1, -1, 0], dtype=torch.int32), torch.zeros(0, 3, dtype=torch.int32)
+    made = out.clone()
+    by_row.add_lora(made, x, down, up, (0, 16, 48), LoraRows(slots, tiles, 9))
+    for first, last in ((0, 4), (3, 9), (5, 6)):
+        piece = out[first:last].clone()
+        by_row.add_lora(piece, x[first:last], down, up, (0, 16, 48), LoraRows(slots[first:last], tiles, 9))
+        assert torch.equal(piece, made[first:last])
+    assert torch.equal(made[2], out[2])
+    assert not torch.equal(made[3], out[3])
+    plain = {name: adapters[name] for name in ("a0", "a3")}
+    with llm(lora=plain, dtype="float32", deterministic=True) as engine:
+        asked = [prompts(32)[i] for i in (0, 3, 16)]
+        first, second, _ = engine.generate(asked, PARAMS, adapter=["a0", "a3", None])
+        assert first.token_ids == engine.generate(asked[:1], PARAMS, adapter="a0")[0].token_ids
+        assert second.token_ids == engine.generate(asked[1:2], PARAMS, adapter="a3")[0].token_ids
+        with pytest.raises(ConfigError, match="of the experts, which --deterministic has no kernel for"):
+            engine.load_adapter("x", str(adapters["a2"]))
