@@ -74,7 +74,6 @@ class Live:
     args: argparse.Namespace
     adapters: Adapters
     loras: int = 0  # of these, that requests have in turn
-    apart: bool = False  # of a deterministic model
 
     def case(self, kind: str, batch: int, context: int, steps: list[Steady]) -> dict[str, Any]:
         """Milliseconds of a step, medians; of one that is made of others, also what these take by themselves."""

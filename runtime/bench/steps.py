@@ -228,10 +228,7 @@ def _live_cases(setup: _Setup, args: argparse.Namespace) -> list[dict[str, Any]]
     from runtime.bench.live import Live, cases
 
     runner, plans = setup.runner, setup.plans
-    live = Live(
-        runner.model, setup.pool, plans.strategy, setup.known, plans.mask_id, args, setup.adapters,
-        apart=args.deterministic,
-    )  # fmt: skip
+    live = Live(runner.model, setup.pool, plans.strategy, setup.known, plans.mask_id, args, setup.adapters)
     rows = []
     for kind, batch, context, steps in cases(args, plans.strategy):
         for live.loras in sorted({0, setup.adapters.slots}):

@@ -117,11 +117,6 @@ class EngineConfig:
             raise ConfigError(
                 "--lora, --use-lora, --max-loras: adapters and --tensor-parallel-size do not go together yet"
             )
-        if self.deterministic and (self.serves_adapters or self.default_adapter):
-            raise ConfigError(
-                "--deterministic: does not go with adapters that requests name; merge one (--pre-merge-lora), or leave "
-                "it out"
-            )
         if self.eos_token_ids is not None and self.mask_token_id in self.eos_token_ids:
             raise ConfigError(f"--eos-token-ids: {self.mask_token_id} is also --mask-token-id")
         if self.sampling_mode == "edit" and self.remask_threshold:

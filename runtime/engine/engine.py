@@ -25,7 +25,6 @@ from runtime.state.request import Request, Status
 from runtime.strategies.base import Strategy, longest_request
 
 log = logging.getLogger(__name__)
-
 OBSERVATIONS = 2**14  # of each sort that are kept for the next `stats`; nobody may ever ask
 
 
@@ -121,10 +120,10 @@ class Engine:
     def unload_adapter(self, name: str) -> bool:
         """No new request may name it; once the last one that does has ended, it is forgotten: True then."""
         self.adapters.leaving.add(name)
-        if self.adapters.held(name) or any(request.adapter == name for request in self._requests.values()):
-            return False
-        self.adapters.unload(name)
-        return True
+        held = self.adapters.held(name) or any(request.adapter == name for request in self._requests.values())
+        if not held:
+            self.adapters.unload(name)
+        return not held
 
     def has_work(self) -> bool:
         return bool(self.scheduler.running or self.scheduler.waiting)

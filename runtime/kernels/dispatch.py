@@ -123,13 +123,6 @@ class DescribeKernel(Protocol):
     def __call__(self, logits: torch.Tensor, asked: Asked) -> Described: ...
 
 
-class LoraKernel(Protocol):
-    def __call__(
-        self, out: torch.Tensor, x: torch.Tensor, down: torch.Tensor, up: torch.Tensor, cuts: Sequence[int],
-        rows: LoraRows,
-    ) -> None: ...  # fmt: skip
-
-
 class Fp8LinearKernel(Protocol):
     def __call__(self, x: torch.Tensor, weight: Fp8, bias: torch.Tensor | None) -> torch.Tensor: ...
 

@@ -88,7 +88,7 @@ class Build:
             format_of(quantization).check(device, dtype)
         default = "triton_grouped" if device.type == "cuda" else "torch"
         kernels = select_kernels(device, dtype, quantization, deterministic=deterministic)
-        lora = None if adapters is None else Lora(adapters, kernels.add_lora)
+        lora = None if adapters is None else Lora(adapters, kernels.add_lora, fixed=kernels.fixed)
         return cls(
             device, dtype, kernels, attn_impl or default, quantization=quantization, group=group, deals=deals, lora=lora
         )  # fmt: skip

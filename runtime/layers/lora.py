@@ -9,8 +9,7 @@ from typing import Any, NamedTuple
 import torch
 
 from runtime.kernels.batch import ForwardBatch
-from runtime.kernels.dispatch import LoraKernel
-from runtime.kernels.lora import LoraRows
+from runtime.kernels.lora import LoraKernel, LoraRows
 from runtime.kernels.packed_torch import Packed
 from runtime.layers.share import Index, Part
 from runtime.layers.weight import Weight
@@ -114,9 +113,6 @@ class LoraWeight(Weight):
 
     def fill(self, index: Index, tensor: torch.Tensor) -> int:
         return self.base.fill(index, tensor)
-
-    def fill_packed(self, index: Index, packed: Packed) -> int:
-        return self.base.fill_packed(index, packed)
 
     def take(self, part: Part, tensor: torch.Tensor) -> int:
         return self.base.take(part, tensor)

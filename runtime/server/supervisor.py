@@ -85,12 +85,10 @@ class Supervisor:
         self.config = config
         self.listener = listener
         self.addresses = (command_addr, event_addr)
-        self.on_give_up = on_give_up
-        self.backend_command = backend_command
+        self.on_give_up, self.backend_command = on_give_up, backend_command
         self.engine_config: Callable[[], EngineConfig] = lambda: config.engine  # of who starts
         self.replicas = [Replica(i) for i in range(config.data_parallel_size)]
-        self.ever_ready = False
-        self.stopping = False
+        self.ever_ready = self.stopping = False
         self.tasks: list[asyncio.Task[None]] = []
         self.context = zmq.Context()
         self.peers = Peers(self.context)
@@ -104,9 +102,8 @@ class Supervisor:
         self.peers.guard(socket, addr)
         if kind == zmq.ROUTER:
             socket.setsockopt(zmq.ROUTER_HANDOVER, 0)  # who is connected under a name keeps it
-        socket.setsockopt(zmq.LINGER, 0)
-        socket.setsockopt(zmq.SNDHWM, 0)
-        socket.setsockopt(zmq.RCVHWM, 0)
+        for option in (zmq.LINGER, zmq.SNDHWM, zmq.RCVHWM):
+            socket.setsockopt(option, 0)
         before = os.umask(0o077)  # of an ipc path: nobody else may connect
         try:
             socket.bind(addr)
@@ -268,8 +265,7 @@ class Supervisor:
                 message = receive(socket, addr)
             except zmq.Again:
                 return None
-            replica = None if message is None else self._named(message[0])
-            if message is not None and replica is not None:
+            if message is not None and (replica := self._named(message[0])) is not None:
                 replica.last_heard = time.monotonic()
                 return replica, message[1]
         return None

@@ -6,7 +6,6 @@ from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import replace
-from functools import partial
 from typing import Protocol, TypeVar, cast
 
 import numpy as np
@@ -27,7 +26,16 @@ from runtime.weights.quantised import scheme_of
 from runtime.weights.stored import Stored, gather
 
 Arch = TypeVar("Arch")
-Change = Callable[[str, torch.Tensor], torch.Tensor]
+
+
+class Change(Protocol):
+    """What makes other tensors of a checkpoint's before they fill a model."""
+
+    def concerns(self, name: str) -> bool:
+        """Whether it changes the tensor of this canonical name."""
+        ...
+
+    def __call__(self, name: str, tensor: torch.Tensor) -> torch.Tensor: ...
 
 
 def load_model(
@@ -112,7 +120,8 @@ def fill(
             stored, slot = sources[name], slots[name]
             weight, before = params[slot.param], taken[slot.param]
             try:
-                taken[slot.param] += _hand_over(name, stored, copies.get(name, ()), slot, weight, change)
+                own = change if change is not None and change.concerns(name) else None
+                taken[slot.param] += _hand_over(name, stored, copies.get(name, ()), slot, weight, own)
             except ConfigError as error:
                 raise ConfigError(f"tensor {stored.name!r} of {checkpoint.path} {error}") from None
             done += weight.nbytes * taken[slot.param] // weight.size - weight.nbytes * before // weight.size
@@ -145,10 +154,9 @@ def _hand_over(
     packed = stored.packed(kept.device if isinstance(kept, torch.Tensor) else kept.values.device)
     if change is None and slot.through is None:
         return weight.fill_packed(slot.index, packed)
-    whole = packed.whole(torch.float32)
-    tensor = whole if change is None else change(name, whole)
-    if tensor is whole and slot.through is None:
-        return weight.fill_packed(slot.index, packed)
+    tensor = packed.whole(torch.float32)
+    if change is not None:
+        tensor = change(name, tensor)
     return weight.fill(slot.index, tensor if slot.through is None else slot.through(tensor))
 
 
