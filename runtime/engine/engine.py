@@ -9,6 +9,7 @@ from collections.abc import Callable
 
 import torch
 
+from runtime.engine.entrance import Entrance, check_kept
 from runtime.engine.kv_cache import KVCacheManager
 from runtime.engine.model_runner import Runner
 from runtime.engine.page_table import PageTable
@@ -20,6 +21,7 @@ from runtime.samplers.base import Orders, rules_under
 from runtime.state.plan import NO_RESULTS, BlockResults
 from runtime.state.request import Request, Status
 from runtime.strategies.base import Strategy, longest_request
+from runtime.structured.grammars import Grammars
 
 log = logging.getLogger(__name__)
 
@@ -36,10 +38,13 @@ def orders_of(info: EngineInfo) -> Orders | None:
 class Engine:
     """Serves many requests at once, a step at a time. Not thread-safe: one loop owns it.
 
-    Built by ``runtime.engine.setup.load_engine`` from a configuration, or directly around any runner.
+    Built by ``runtime.engine.setup.load_engine`` from a configuration, or directly around any runner. `grammars`: that
+    answers can keep to, where `info` says that they can.
     """
 
-    def __init__(self, *, info: EngineInfo, runner: Runner, strategy: Strategy) -> None:
+    def __init__(
+        self, *, info: EngineInfo, runner: Runner, strategy: Strategy, grammars: Grammars | None = None
+    ) -> None:
         self.info = info
         self.runner = runner
         self.strategy = strategy
@@ -64,6 +69,8 @@ class Engine:
             budget=info.max_num_batched_tokens,
             max_requests=info.max_num_reqs,
         )
+        self.grammars = grammars
+        self.entrance = Entrance(self.scheduler, grammars)
         self._requests: dict[str, Request] = {}  # those not answered yet
         self._arrivals = 0
         self._closed = False
@@ -90,18 +97,18 @@ class Engine:
             rules=self.rules,
         )
         self._arrivals += 1
+        self.entrance.enter(request)
         self._requests[spec.id] = request
-        self.scheduler.add(request)
         self._stats.prompt_tokens += request.prompt_len
 
     def abort(self, request_id: str) -> None:
         """Forget a request and free its pages, whatever it is doing. Unknown ids are ignored: it may have ended."""
         request = self._requests.pop(request_id, None)
         if request is not None:
-            self.scheduler.release(request)
+            self.entrance.leave(request)
 
     def has_work(self) -> bool:
-        return bool(self.scheduler.running or self.scheduler.waiting)
+        return bool(self.scheduler.running or self.scheduler.waiting or self.entrance.waiting)
 
     def step(self) -> list[EngineOutput]:
         """One forward for whoever has a turn; the news of their requests. [] when there was nothing to do.
@@ -112,6 +119,10 @@ class Engine:
         Raises:
             torch.AcceleratorError: the device failed; nothing can run in this process any more.
         """
+        if self.entrance.waiting:
+            wrong = self.entrance.let_in()
+            if wrong:
+                return [output for request, error in wrong for output in self._fail([request], error)]
         began = time.perf_counter()
         try:
             turns = self.scheduler.schedule()
@@ -174,6 +185,7 @@ class Engine:
                             ids, probs = mixtures[i]
                             block.mixture = ids[: block.size], probs[: block.size]
                 try:
+                    check_kept(request)
                     apply(request, blocks, results, mine)
                 except Exception as error:
                     outputs += self._strategy_failed(request, error)
@@ -226,7 +238,7 @@ class Engine:
         outputs = []
         for request in requests:
             if request.status is not Status.FINISHED:
-                self.scheduler.release(request)
+                self.entrance.leave(request)
             if self._requests.get(request.spec.id) is request:  # an answered one's id may be another's by now
                 del self._requests[request.spec.id]
                 message = f"{type(error).__name__}: {error}"
@@ -242,6 +254,7 @@ class Engine:
         if self._closed:
             return
         self._closed = True
+        self.entrance.close()
         for request in (*self.scheduler.running, *self.scheduler.waiting):
             self.scheduler.release(request)
         self._requests.clear()
@@ -250,7 +263,7 @@ class Engine:
     def stats(self) -> EngineStats:
         """Totals since start, gauges now, and the observations since the last call (the latest, if very many)."""
         stats = self._stats
-        stats.waiting = len(self.scheduler.waiting)
+        stats.waiting = len(self.scheduler.waiting) + self.entrance.waiting
         stats.pages_used = self.cache.pages_used
         stats.pages_cached = self.cache.pages_cached
         stats.preemptions = self.scheduler.preemptions

@@ -12,6 +12,7 @@ from runtime.engine.inputs import ForwardShape, forward_inputs, sample_inputs
 from runtime.engine.outcome import results
 from runtime.engine.ran import Clock, Ran
 from runtime.engine.staging import Staging
+from runtime.engine.walking import walk
 from runtime.kernels.batch import ForwardBatch
 from runtime.layers.kv_pool import KVPool
 from runtime.models.base import Model
@@ -92,9 +93,16 @@ class ModelRunner:
 
     def _sample(self, plan: BlockPlan, hidden: torch.Tensor) -> BlockResults:
         shape, arrays = sample_inputs(plan, self.step.head.rules)
-        found = self.step.sample(shape, self.going.put(arrays), hidden)
+        outcome = self.step.sample(shape, self.going.put(arrays), hidden)
         if self.meanwhile is not None:
             self.meanwhile()
-        told = self.coming.take(found)
+        told = self.coming.take(outcome)
         self.clock.end(self.coming)
-        return results(shape, told, [group.members for group in plan.groups])
+        found = results(shape, told, [group.members for group in plan.groups])
+        return self._walked(plan, hidden, found)
+
+    def _walked(self, plan: BlockPlan, hidden: torch.Tensor, found: BlockResults) -> BlockResults:
+        """With what grammars let through; nothing of that is recorded."""
+        if plan.walks:
+            walk(self.step.head, plan, hidden, found)
+        return found

@@ -77,7 +77,9 @@ def offer(
         "top_p": _generation(generation, "top_p", 1e-6, 1, greedy=1.0),
         "top_k": int(_generation(generation, "top_k", -1, 2**31, greedy=0.0, whole=True)),
         "strategy_fields": list(served(strategy.fields)),
-        "rules": [RuleInfo(key=rule.key, fields=served(rule.fields), modes=rule.modes) for rule in fitting],
+        "rules": [
+            RuleInfo(key=rule.key, fields=served(rule.fields), modes=rule.modes, walks=rule.walks) for rule in fitting
+        ],
         "default_rule": next((rule.key for rule in fitting if rule.key == wanted), fitting[0].key),
     }
 

@@ -25,6 +25,7 @@ class Threshold(RankedRule):
     fields = (ACCEPT, REMASK, METRIC, *COMMON)
     tradeoff = BY_THRESHOLD
     modes = MODES
+    walks = True
 
     def wants(self, values: Mapping[str, Any]) -> Stat:
         return super().wants(values) | (Stat.CURRENT if self.unstable(values) else Stat.NONE)
