@@ -18,7 +18,7 @@ from runtime.request.choice import AnswerText, Choice, IdsOnly, append_event, de
 from runtime.request.io import EngineInfo, EngineOutput, Report
 from runtime.request.params import SamplingParams, stop_strings
 from runtime.request.resolve import choices, resolve
-from runtime.request.structured import FIELD
+from runtime.request.structured import FIELD, path_of
 from runtime.weights import resolve_checkpoint
 
 if TYPE_CHECKING:
@@ -198,7 +198,7 @@ class LLM:
         )
         if spec.grammar:
             assert self.engine.grammars is not None  # else it was refused
-            self.engine.grammars.compiled(spec.grammar, FIELD)
+            self.engine.grammars.compiled(spec.grammar, path_of(params.structured_outputs, FIELD))
         return [Choice(i, one, self._answer(stop)) for i, one in enumerate(choices(spec, params.n))]
 
     def _answer(self, stop: tuple[str, ...]) -> AnswerText:

@@ -22,6 +22,12 @@ _SPACING = {"whitespace_flexible": False, "item_separator": ", ", "key_separator
 _MARKS = re.compile(r"[\\.+*?()|\[\]{}^$#&\-~/]")
 
 
+def path_of(asked: object, at: str) -> str:
+    """What a refusal of the form itself names: the form, or the field under whose name the form went."""
+    forms = [form for form in FORMS if isinstance(asked, Mapping) and asked.get(form) is not None]
+    return f"{at}.{forms[0]}" if at == FIELD and forms else at
+
+
 def grammar_of(asked: object, at: str) -> str:
     """The grammar that `asked` (``{"json": ...}`` or another of `FORMS`) stands for, for ``llguidance``.
 
@@ -42,7 +48,7 @@ def grammar_of(asked: object, at: str) -> str:
     if len(given) != 1:
         raise refuse(at, f"give one of {', '.join(FORMS)}")
     ((form, value),) = given.items()
-    param = f"{at}.{form}" if at == FIELD else at
+    param = path_of(asked, at)
     text = _FORMS[form](value, param)
     if len(text) > MAX_CHARS:
         raise refuse(param, f"has {len(text)} characters; at most {MAX_CHARS}")

@@ -18,7 +18,7 @@ from runtime.request.choice import Choice
 from runtime.request.io import EngineInfo, Report, RequestSpec
 from runtime.request.params import SamplingParams, stop_strings
 from runtime.request.resolve import choices, resolve
-from runtime.request.structured import FIELD
+from runtime.request.structured import FIELD, path_of
 from runtime.server.bodies import read_body
 from runtime.server.fields import ignored
 from runtime.server.frontend import Frontend, Unavailable
@@ -163,7 +163,7 @@ class Service:
             if not i:  # the fields are right; all of it is made only where there is room
                 self.frontend.check_room(len(prompts) * n, owner)
             if spec.grammar and not i:
-                await self.forms.check(spec.grammar, named, owner)
+                await self.forms.check(spec.grammar, path_of(asked[FIELD], named), owner)
             specs += choices(spec, n)
         made = [Choice(i, spec, Answer(tokenizer, stops)) for i, spec in enumerate(specs)]
         return Job(id, self.frontend, made, streamed=mode is not None, prompts=len(prompts))

@@ -80,5 +80,11 @@ class Constraint:
 
     def _fails(self) -> bool:
         if not self.failed and self.matcher.is_error():
-            self.failed = "a step of the grammar took more work than is allowed"
+            self.failed = sentence(self.matcher.get_error())
         return bool(self.failed)
+
+
+def sentence(error: str) -> str:
+    """The first line of the library's words, without the state that it shows below."""
+    words = " ".join(error.split("<state>")[0].split("\n   1 |")[0].split())
+    return words if len(words) <= 200 else words[:197] + "..."

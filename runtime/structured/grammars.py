@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from runtime.request.checks import refuse
-from runtime.structured.constraint import Constraint, Facts
+from runtime.structured.constraint import Constraint, Facts, sentence
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher, LLParserLimits, LLTokenizer
@@ -58,17 +58,26 @@ class Grammars:
             return made
         matcher = self._compile(text)
         if not matcher.is_error():
-            first = Constraint(matcher.deep_copy(), self.facts)
-            row = np.zeros(self.facts.words, dtype=np.int32)
-            first.fill(row)
-            if first.failed:
-                raise refuse(param, "no answer of this model's tokens fits it, or it is more than a step may work at")
+            why = self._beginning(matcher.deep_copy())
+            if why:
+                raise refuse(param, f"cannot be kept to: {why}")
             with self._lock:
                 self._kept[text] = matcher
                 while len(self._kept) > KEPT:
                     self._kept.popitem(last=False)
             return Constraint(matcher.deep_copy(), self.facts)
-        raise refuse(param, f"cannot be kept to: {_sentence(matcher.get_error())}")
+        raise refuse(param, f"cannot be kept to: {sentence(matcher.get_error())}")
+
+    def _beginning(self, matcher: LLMatcher) -> str:
+        """Why no answer can even begin, "" if one can: what is too large shows at its first choice."""
+        first = Constraint(matcher, self.facts)
+        row = np.zeros(self.facts.words, dtype=np.int32)
+        first.fill(row)
+        for token in [] if first.failed else first.forced():
+            first.take(token)
+        if not first.failed and not first.ended:
+            first.fill(row)
+        return first.failed
 
     def _compile(self, text: str) -> LLMatcher:
         from llguidance import LLMatcher, LLParserLimits
@@ -79,9 +88,3 @@ class Grammars:
         limits: Any = LIMITS
         made: LLParserLimits = LLParserLimits(**limits)
         return LLMatcher(self._tokens, text, log_level=0, limits=made)
-
-
-def _sentence(error: str) -> str:
-    """The first line of the library's words, without the state that it shows below."""
-    words = " ".join(error.split("<state>")[0].split("\n   1 |")[0].split())
-    return words if len(words) <= 200 else words[:197] + "..."

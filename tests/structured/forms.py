@@ -34,7 +34,7 @@ def _number(rng: random.Random, depth: int) -> dict[str, Any]:
 
 
 def _enum(rng: random.Random, depth: int) -> dict[str, Any]:
-    return {"enum": rng.sample([1, 2.5, "red", "green", None, True, "a \"quote\"", "é"], rng.randint(1, 4))}
+    return {"enum": rng.sample([1, 2.5, "red", "green", None, True, 'a "quote"', "é"], rng.randint(1, 4))}
 
 
 def _const(rng: random.Random, depth: int) -> dict[str, Any]:
@@ -71,9 +71,11 @@ def _object(rng: random.Random, depth: int) -> dict[str, Any]:
 def regex(rng: random.Random, depth: int = 0) -> str:
     """That Python's ``re`` reads the same way."""
     if depth > 2 or rng.random() < 0.3:
-        return rng.choice(["a", "b", r"\d", "[a-f]", "[^x\n]", r"\.", "-", "/", " ", "Ab", r"\w"]).replace(
-            r"\w", "[A-Za-z0-9_]"
-        ).replace(r"\d", "[0-9]")
+        return (
+            rng.choice(["a", "b", r"\d", "[a-f]", "[^x\n]", r"\.", "-", "/", " ", "Ab", r"\w"])
+            .replace(r"\w", "[A-Za-z0-9_]")
+            .replace(r"\d", "[0-9]")
+        )
     kind = rng.randrange(3)
     if kind == 0:
         return "".join(regex(rng, depth + 1) for _ in range(rng.randint(1, 3)))
