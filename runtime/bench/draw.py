@@ -15,6 +15,7 @@ from runtime.bench import plot
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("files", type=Path, nargs="+", metavar="FILE.json", help="all of one tool")
     parser.add_argument("--names", nargs="+", metavar="NAME", help="of the files' curves; default: what was measured")
+    parser.add_argument("--cases", nargs="+", metavar="CASE", help="of steps, these alone")
     parser.add_argument("--title", default="", help="over the plot")
     plot.add_argument(parser, "them")
 
@@ -34,6 +35,8 @@ def main(args: argparse.Namespace) -> int:
         print("steps and loads have no axis in common; draw them apart", file=sys.stderr)
         return 2
     make, axes = (steps, ("requests", "ms")) if any(of_steps) else (loads, ("requests/s", "latency, ms"))
+    for report in reports if args.cases and all(of_steps) else []:
+        report["results"] = [row for row in report["results"] if row["case"] in args.cases]
     curves = [curve for report, name in zip(reports, names, strict=True) for curve in make(report, name)]
     plot.draw(args.plot, args.title, axes, curves, log_x=all(of_steps))
     return 0

@@ -9,6 +9,7 @@ from runtime.engine.head import Head
 from runtime.engine.inputs import ForwardShape, SampleShape
 from runtime.engine.outcome import Outcome, outcome
 from runtime.kernels.batch import ForwardBatch
+from runtime.kernels.filling import Blocks, Sampled
 from runtime.layers.embedding import merged
 from runtime.layers.kv_pool import KVPool
 from runtime.models.base import Model, SelfConditioned
@@ -74,6 +75,9 @@ class DeviceStep:
     def sample(self, shape: SampleShape, given: Given, hidden: torch.Tensor, *, fixed: bool = False) -> Outcome:
         """What becomes of the step's blocks. `fixed`: launch the same whatever the contents, and ask the host
         nothing."""
+        filled = self._filled(shape, given, hidden)
+        if filled is not None:
+            return filled
         signal: torch.Tensor | None = None  # [n, block, width]
         if self.signal is not None and shape.placed:
             signal = self.signal.new_zeros(shape.blocks, *self.signal.shape[1:])
@@ -89,6 +93,25 @@ class DeviceStep:
             given["block_tokens"], given["block_state"], decided, mask_id=self.mask_id, eos_ids=self.eos_ids
         )
         return found | kept
+
+    def _filled(self, shape: SampleShape, given: Given, hidden: torch.Tensor) -> Outcome | None:
+        """What becomes of blocks whose only rule is plain and wants nothing, in few launches; None of others."""
+        group, head = shape.groups[0], self.head.plain
+        rule = self.head.rules(group.rule)
+        if head is None or head.kernels.fill is None or rule.plain is None or not shape.rows:
+            return None
+        if len(shape.groups) > 1 or group.wants or shape.drawn or shape.noise or shape.placed:
+            return None
+        token, conf = self.head.likeliest(head, hidden[given["rows"]])
+        threshold, steps = (rule.columns[field.name] for field in rule.plain)
+        after = head.kernels.fill(
+            Blocks(
+                given["block_tokens"], given["block_state"], given["may_force"], given["advanced"], given["params0"],
+                threshold, steps,
+            ),
+            Sampled(token, conf, given["block"], given["at"]), self.mask_id, self.eos_ids,
+        )  # fmt: skip
+        return after._asdict()
 
     def _told(self, shape: ForwardShape, given: Given) -> torch.Tensor | None:
         """[rows, width]: what open rows are told of their blocks' last steps; None if there were none."""

@@ -56,16 +56,15 @@ class Group:
         """Writes the plain probability of the token at each of some of its positions."""
         current[here] = choose.probability(logits, tokens[here].clamp(max=logits.shape[1] - 1))
 
-    def adjust(
-        self, logits: torch.Tensor, own: Place, tokens: torch.Tensor, masked: torch.Tensor, advanced: torch.Tensor,
-        *, fixed: bool,
-    ) -> None:  # fmt: skip
-        """In place: the rule's own changes to the logits of some of its rows, whose blocks are numbered as its own."""
+    def seen(
+        self, own: Place, tokens: torch.Tensor, masked: torch.Tensor, advanced: torch.Tensor, *, fixed: bool
+    ) -> Rows:
+        """Some of its rows, whose blocks are numbered as its own, as the rule sees them."""
         if self.members is not None:
             tokens, masked, advanced = tokens[self.members], masked[self.members], advanced[self.members]
         block, at = own
         params, columns = self.params[block], self.rule.columns
-        self.rule.adjust(logits, Rows(tokens, masked, block, at, advanced[block], params, columns, self.kept, fixed))
+        return Rows(tokens, masked, block, at, advanced[block], params, columns, self.kept, fixed)
 
     def likeliest(self, logits: torch.Tensor, own: Place) -> None:
         """Writes into `top` the likeliest tokens at each of some of its positions, as many as its request mixes."""

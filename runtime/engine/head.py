@@ -15,7 +15,8 @@ import torch
 
 from runtime.engine.groups import Given, Group, Place, make_groups
 from runtime.engine.inputs import SampleShape, sample_inputs
-from runtime.layers.head import PlainHead
+from runtime.engine.noise_head import described, noise_alone
+from runtime.layers.head import CappedHead, PlainHead
 from runtime.samplers import choose
 from runtime.samplers.base import (
     SUPPRESS_EOS,
@@ -66,6 +67,7 @@ class Head:
     ) -> None:
         self.logits = logits
         self.plain = logits if isinstance(logits, PlainHead) and logits.direct else None
+        self.capped = logits if isinstance(logits, CappedHead) and logits.kernels.describe is not None else None
         self.soften = soften
         self.mask_id = mask_id
         self.max_token_id = max_token_id
@@ -73,6 +75,10 @@ class Head:
         self.rules = rules_under(orders)
         ids = () if orders is None else (orders.delete, orders.split)
         self.spared = [token for token in ids if token > max_token_id]
+
+    def likeliest(self, head: PlainHead, hidden: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """[rows, hidden] -> token int64 [rows] and its probability [rows], of the head that is `plain`."""
+        return head.likeliest(hidden, mask_id=self.mask_id, max_token_id=self.max_token_id, spared=self.spared)
 
     def groups(
         self,
@@ -120,13 +126,24 @@ class Head:
         bare = not (shape.drawn or shape.noise or wanted & ~Stat.BEST)
         direct = self.plain if bare else None
         if direct is not None and shape.rows:
-            token, conf[block_of, at] = direct.likeliest(
-                hidden[rows], mask_id=self.mask_id, max_token_id=self.max_token_id, spared=self.spared
-            )
+            token, conf[block_of, at] = self.likeliest(direct, hidden[rows])
             choice[block_of, at] = token
             if likeliest is not None:
                 likeliest[block_of, at] = token
-        for start in range(0, shape.rows if direct is None else 0, HEAD_ROWS):
+        capped = self.capped if not self.spared and noise_alone(shape, groups) else None
+        if capped is not None:
+            vocab = capped.weight.shape[0]
+            for here, found in described(
+                capped, groups[0], hidden, given, (tokens, masked, advanced), most=HEAD_ROWS, mask_id=self.mask_id,
+                max_token_id=self.max_token_id, softens=signal is not None, fixed=fixed,
+            ):  # fmt: skip
+                choice[here], conf[here], stats[Stat.ENTROPY][here] = found.token, found.conf, found.entropy
+                if likeliest is not None:
+                    likeliest[here] = found.best
+                if signal is not None and found.probs is not None:
+                    assert self.soften is not None
+                    signal[here] = self.soften(found.probs)
+        for start in range(0, shape.rows if direct is None and capped is None else 0, HEAD_ROWS):
             part = slice(start, min(start + HEAD_ROWS, shape.rows))
             here = (block_of[part], at[part])
             logits = self.logits(hidden[rows[part]])
@@ -143,7 +160,7 @@ class Head:
                 if group.wants & Stat.CURRENT:
                     group.current(mine, place, tokens, stats[Stat.CURRENT])
                 if group.wants & Stat.ADJUST:
-                    group.adjust(mine, own, tokens, masked, advanced, fixed=fixed)
+                    group.rule.adjust(mine, group.seen(own, tokens, masked, advanced, fixed=fixed))
                 _describe(group, mine, place, stats)
                 if group.wants & Stat.SIGNAL and signal is not None:
                     assert self.soften is not None

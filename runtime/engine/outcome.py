@@ -10,7 +10,7 @@ import torch
 
 from runtime.engine.inputs import SampleShape
 from runtime.samplers.base import Decision
-from runtime.state.plan import BlockResults, Ints, Mixture
+from runtime.state.plan import BlockResults, Bools, Ints, Mixture
 from runtime.state.request import FIXED, MASKED
 
 Outcome = dict[str, torch.Tensor]
@@ -72,7 +72,7 @@ def results(shape: SampleShape, told: Told, members: list[Ints]) -> BlockResults
     return BlockResults(
         tokens=told["tokens"][:n],  # type: ignore[arg-type]  # each is of the type that it was made of
         state=told["state"][:n],  # type: ignore[arg-type]
-        remasked=told["remasked"][:n].copy(),  # type: ignore[arg-type]
+        remasked=_remasked(told, n),
         masks=numbers[0],
         first_masked=numbers[4],
         first_eos=numbers[5],
@@ -84,6 +84,13 @@ def results(shape: SampleShape, told: Told, members: list[Ints]) -> BlockResults
         kept=kept,
         mixtures=mixtures,
     )
+
+
+def _remasked(told: Told, n: int) -> Bools:
+    """Of an outcome that says nothing of it none is."""
+    if "remasked" in told:
+        return told["remasked"][:n].copy()  # type: ignore[return-value]
+    return np.zeros((n, told["tokens"].shape[1]), dtype=np.bool_)
 
 
 def used(kept: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:

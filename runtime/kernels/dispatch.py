@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 
-from runtime.kernels import fp8_experts, fp8_fused, fp8_linear, grouped_experts, grouped_linear, packed_torch
+from runtime.kernels import fp8_experts, fp8_fused, fp8_linear, grouped_experts, grouped_linear, packed_torch, sandwich
+from runtime.kernels.distribution import Asked, Described, describe
 from runtime.kernels.expert_products import moe, moe_add_norm
+from runtime.kernels.filling import After, Blocks, Sampled, fill
 from runtime.kernels.fp8 import Fp8
 from runtime.kernels.gate import Activation, gate_mul, gate_mul_reference
 from runtime.kernels.greedy_head import likeliest, likeliest_reference
@@ -77,6 +79,35 @@ class LikeliestKernel(Protocol):
     ) -> Two: ...  # fmt: skip
 
 
+class FillKernel(Protocol):
+    def __call__(self, blocks: Blocks, sampled: Sampled, mask_id: int | None, eos_ids: torch.Tensor) -> After: ...
+
+
+class BeforeKernel(Protocol):
+    def __call__(
+        self, mixed: torch.Tensor, x: torch.Tensor, after: torch.Tensor, dense: torch.Tensor, router: torch.Tensor,
+        experts: torch.Tensor, eps: float,
+    ) -> sandwich.Fillings: ...  # fmt: skip
+
+
+class AfterKernel(Protocol):
+    def __call__(
+        self, dense: torch.Tensor, chosen: torch.Tensor, x: torch.Tensor, scale: torch.Tensor,
+        weights: tuple[torch.Tensor, ...], eps: float,
+    ) -> Two: ...  # fmt: skip
+
+
+class Sandwich(NamedTuple):
+    """The norms between the parts of a layer that are normed before and after, see ``kernels.sandwich``."""
+
+    before: BeforeKernel
+    after: AfterKernel
+
+
+class DescribeKernel(Protocol):
+    def __call__(self, logits: torch.Tensor, asked: Asked) -> Described: ...
+
+
 class Fp8LinearKernel(Protocol):
     def __call__(self, x: torch.Tensor, weight: Fp8, bias: torch.Tensor | None) -> torch.Tensor: ...
 
@@ -95,6 +126,7 @@ class Fp8Kernels:
     rms_norm: RMSNormKernel
     add_rms_norm: AddRMSNormKernel
     gate_mul: GateKernel
+    sandwich: Sandwich | None = None  # norms make their rows, each for itself
 
 
 @dataclass(frozen=True)
@@ -122,6 +154,9 @@ class Kernels:
     moe: MoEKernel
     moe_add_norm: MoEAddNormKernel | None  # `moe`, then `add_rms_norm`, in less than the two take
     likeliest: LikeliestKernel
+    fill: FillKernel | None  # what `samplers.shared` and `engine.outcome` do for the plainest rules, in less launches
+    describe: DescribeKernel | None  # what `engine.head` does for rules of noise, reading the logits twice
+    sandwich: Sandwich | None  # norms between parts, in less than each for itself takes
     fp8: Fp8Kernels
     grouped: GroupedKernels
 
@@ -146,6 +181,9 @@ TORCH = Kernels(
     moe=moe_torch,
     moe_add_norm=None,
     likeliest=likeliest_reference,
+    fill=None,
+    describe=None,
+    sandwich=None,
     fp8=Fp8Kernels(
         packed_torch.linear_torch,
         packed_torch.moe_torch,
@@ -171,6 +209,9 @@ TRITON = Kernels(
     moe=moe,
     moe_add_norm=moe_add_norm,
     likeliest=likeliest,
+    fill=fill,
+    describe=describe,
+    sandwich=Sandwich(sandwich.before, sandwich.after),
     fp8=Fp8Kernels(
         fp8_linear.linear,
         fp8_experts.moe,

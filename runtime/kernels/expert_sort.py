@@ -14,7 +14,7 @@ from runtime.kernels.triton_import import tl, triton
 
 FEW = 4096  # most pairs that one launch sorts
 TILES = 16  # tiles that a program lays out at a time
-CHUNK = 256  # pairs of a chunk
+CHUNK, MANY = 128, 32768  # pairs of a chunk, twice as many where there are more than that many pairs
 PART = 32  # that each of them is compared with at a time
 ADDED = 512  # chunks that are added up at a time,
 TOGETHER = 16  # for so many experts
@@ -152,10 +152,11 @@ def sort_by_expert(ids: torch.Tensor, experts: int, rows: int) -> ExpertTiles:
         warps = 4 if read <= 1024 else 8
         _sort[(experts,)](ids, order, tiles, pairs, most, ROWS=rows, READ=read, TILES=TILES, num_warps=warps)
         return ExpertTiles(order, tiles, rows)
-    chunks, experts_p2 = triton.cdiv(pairs, CHUNK), triton.next_power_of_2(experts)
+    chunk = CHUNK if pairs <= MANY else 2 * CHUNK
+    chunks, experts_p2 = triton.cdiv(pairs, chunk), triton.next_power_of_2(experts)
     counts, starts = torch.empty(2, chunks, experts_p2, dtype=torch.int32, device=ids.device)
     totals = torch.empty(experts_p2, dtype=torch.int32, device=ids.device)
-    _count[(chunks,)](ids, counts, pairs, EXPERTS_P2=experts_p2, CHUNK=CHUNK, num_warps=4)
+    _count[(chunks,)](ids, counts, pairs, EXPERTS_P2=experts_p2, CHUNK=chunk, num_warps=4)
     together = min(TOGETHER, experts_p2)
     added = min(ADDED, triton.next_power_of_2(chunks))
     _add_up[(experts_p2 // together,)](
@@ -163,6 +164,6 @@ def sort_by_expert(ids: torch.Tensor, experts: int, rows: int) -> ExpertTiles:
     )
     _place[(chunks + experts,)](
         ids, order, counts, starts, totals, tiles, pairs, most, chunks, experts, ROWS=rows, EXPERTS_P2=experts_p2,
-        CHUNK=CHUNK, PART=PART, TILES=TILES, num_warps=8,
+        CHUNK=chunk, PART=PART, TILES=TILES, num_warps=8,
     )  # fmt: skip
     return ExpertTiles(order, tiles, rows)

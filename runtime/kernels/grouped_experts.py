@@ -21,14 +21,16 @@ from runtime.kernels.turns import run_of
 
 
 def cut(pairs: int, experts: int, element_size: int, gate_up: Grouped, down: Grouped) -> Cut:
-    """As ``expert_cut.by_rule``."""
+    """As ``expert_cut.by_rule``. A program's memory is that of its highest tile, so few pairs have kernels without."""
     each = pairs / experts
     if element_size == 4:  # no matrix unit of full precision: keep within registers
         chosen = Cut(16, Product(16, 64, (2, 2, 2), 4), Product(32, 64, (2, 2, 2), 4))
-    elif each <= 16:
-        chosen = Cut(128, Product(32, 128, (5, 4, 3), 4), Product(64, 128, (5, 4, 3), 4))
+    elif each <= 1.5:
+        chosen = Cut(16, Product(64, 128, (4, 4, 4), 4), Product(128, 128, (3, 3, 3), 4))
+    elif each <= 48:
+        chosen = Cut(64, Product(64, 128, (3, 3, 3), 4), Product(128, 128, (3, 3, 3), 8))
     else:
-        chosen = Cut(128, Product(64, 128, (4, 3, 3), 8), Product(128, 128, (4, 3, 3), 8))
+        chosen = Cut(128, Product(32, 128, (3, 3, 3), 4), Product(64, 128, (3, 3, 3), 4))
     return Cut(chosen.height, _fitted(chosen.gate_up, gate_up, 2), _fitted(chosen.down, down, 1))
 
 
@@ -93,27 +95,34 @@ def _gate_up(
     if expert < 0:
         return
     first, end = tl.load(tiles_ptr + most + tile), tl.load(tiles_ptr + 2 * most + tile)
-    if HEIGHT < 128:
+    if HEIGHT == 16:
         _gate_up_tile(
-            x_ptr, weights, scales_ptr, hidden_ptr, order_ptr, first, end, expert, part, TOP_K, HIDDEN, WIDTH, RUN,
-            GROUP, FOUR, HEIGHT, COLUMNS, DEPTH, LOW, DESCRIBED, GELU,
+            x_ptr, weights, scales_ptr, hidden_ptr, order_ptr, first, end, expert, part,
+            TOP_K, HIDDEN, WIDTH, RUN, GROUP, FOUR, 16, COLUMNS, DEPTH, LOW, DESCRIBED, GELU,
         )  # fmt: skip
     else:
         if end - first <= 16:
             _gate_up_tile(
-                x_ptr, weights, scales_ptr, hidden_ptr, order_ptr, first, end, expert, part, TOP_K, HIDDEN, WIDTH, RUN,
-                GROUP, FOUR, 16, COLUMNS, DEPTH, LOW, DESCRIBED, GELU,
-            )  # fmt: skip
-        elif end - first <= 64:
-            _gate_up_tile(
-                x_ptr, weights, scales_ptr, hidden_ptr, order_ptr, first, end, expert, part, TOP_K, HIDDEN, WIDTH, RUN,
-                GROUP, FOUR, 64, COLUMNS, DEPTH, MIDDLE, DESCRIBED, GELU,
+                x_ptr, weights, scales_ptr, hidden_ptr, order_ptr, first, end, expert, part,
+                TOP_K, HIDDEN, WIDTH, RUN, GROUP, FOUR, 16, COLUMNS, DEPTH, LOW, DESCRIBED, GELU,
             )  # fmt: skip
         else:
-            _gate_up_tile(
-                x_ptr, weights, scales_ptr, hidden_ptr, order_ptr, first, end, expert, part, TOP_K, HIDDEN, WIDTH, RUN,
-                GROUP, FOUR, HEIGHT, COLUMNS, DEPTH, HIGH, DESCRIBED, GELU,
-            )  # fmt: skip
+            if HEIGHT == 64:
+                _gate_up_tile(
+                    x_ptr, weights, scales_ptr, hidden_ptr, order_ptr, first, end, expert, part,
+                    TOP_K, HIDDEN, WIDTH, RUN, GROUP, FOUR, 64, COLUMNS, DEPTH, MIDDLE, DESCRIBED, GELU,
+                )  # fmt: skip
+            else:
+                if end - first <= 64:
+                    _gate_up_tile(
+                        x_ptr, weights, scales_ptr, hidden_ptr, order_ptr, first, end, expert, part,
+                        TOP_K, HIDDEN, WIDTH, RUN, GROUP, FOUR, 64, COLUMNS, DEPTH, MIDDLE, DESCRIBED, GELU,
+                    )  # fmt: skip
+                else:
+                    _gate_up_tile(
+                        x_ptr, weights, scales_ptr, hidden_ptr, order_ptr, first, end, expert, part,
+                        TOP_K, HIDDEN, WIDTH, RUN, GROUP, FOUR, HEIGHT, COLUMNS, DEPTH, HIGH, DESCRIBED, GELU,
+                    )  # fmt: skip
 
 
 @triton.jit(do_not_specialize=["most"])
@@ -129,27 +138,34 @@ def _down(
     if expert < 0:
         return
     first, end = tl.load(tiles_ptr + most + tile), tl.load(tiles_ptr + 2 * most + tile)
-    if HEIGHT < 128:
+    if HEIGHT == 16:
         _down_tile(
-            hidden_ptr, weights, scales_ptr, pairs_ptr, order_ptr, first, end, expert, part, HIDDEN, WIDTH,
-            GROUP, FOUR, HEIGHT, COLUMNS, DEPTH, LOW, DESCRIBED,
+            hidden_ptr, weights, scales_ptr, pairs_ptr, order_ptr, first, end, expert, part,
+            HIDDEN, WIDTH, GROUP, FOUR, 16, COLUMNS, DEPTH, LOW, DESCRIBED,
         )  # fmt: skip
     else:
         if end - first <= 16:
             _down_tile(
-                hidden_ptr, weights, scales_ptr, pairs_ptr, order_ptr, first, end, expert, part, HIDDEN, WIDTH,
-                GROUP, FOUR, 16, COLUMNS, DEPTH, LOW, DESCRIBED,
-            )  # fmt: skip
-        elif end - first <= 64:
-            _down_tile(
-                hidden_ptr, weights, scales_ptr, pairs_ptr, order_ptr, first, end, expert, part, HIDDEN, WIDTH,
-                GROUP, FOUR, 64, COLUMNS, DEPTH, MIDDLE, DESCRIBED,
+                hidden_ptr, weights, scales_ptr, pairs_ptr, order_ptr, first, end, expert, part,
+                HIDDEN, WIDTH, GROUP, FOUR, 16, COLUMNS, DEPTH, LOW, DESCRIBED,
             )  # fmt: skip
         else:
-            _down_tile(
-                hidden_ptr, weights, scales_ptr, pairs_ptr, order_ptr, first, end, expert, part, HIDDEN, WIDTH,
-                GROUP, FOUR, HEIGHT, COLUMNS, DEPTH, HIGH, DESCRIBED,
-            )  # fmt: skip
+            if HEIGHT == 64:
+                _down_tile(
+                    hidden_ptr, weights, scales_ptr, pairs_ptr, order_ptr, first, end, expert, part,
+                    HIDDEN, WIDTH, GROUP, FOUR, 64, COLUMNS, DEPTH, MIDDLE, DESCRIBED,
+                )  # fmt: skip
+            else:
+                if end - first <= 64:
+                    _down_tile(
+                        hidden_ptr, weights, scales_ptr, pairs_ptr, order_ptr, first, end, expert, part,
+                        HIDDEN, WIDTH, GROUP, FOUR, 64, COLUMNS, DEPTH, MIDDLE, DESCRIBED,
+                    )  # fmt: skip
+                else:
+                    _down_tile(
+                        hidden_ptr, weights, scales_ptr, pairs_ptr, order_ptr, first, end, expert, part,
+                        HIDDEN, WIDTH, GROUP, FOUR, HEIGHT, COLUMNS, DEPTH, HIGH, DESCRIBED,
+                    )  # fmt: skip
 
 
 def moe(

@@ -5,10 +5,12 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import torch
+import torch.nn.functional as F
 
 from runtime.kernels.descriptors import boxes, is_described
 from runtime.kernels.grouped import Grouped
 from runtime.kernels.grouped_product import product
+from runtime.kernels.grouped_whole import whole
 from runtime.kernels.triton_import import tl, triton
 
 
@@ -36,6 +38,8 @@ def linear(x: torch.Tensor, weight: Grouped, bias: torch.Tensor | None) -> torch
     """``packed_torch.linear_torch`` for contiguous [rows, inputs], summed in float32; no host synchronisation,
     deterministic."""
     (count, inputs), outputs = x.shape, weight.shape[0]
+    if count >= MANY and x.element_size() == 2:
+        return F.linear(x, whole(weight, x.dtype), bias)
     out = x.new_empty(count, outputs)
     how = tile_sizes(count, weight, x.element_size())
     four = weight.values.dtype == torch.uint8
@@ -53,6 +57,9 @@ def group_of(weight: Grouped) -> int:
     return 0 if weight.scales.shape[-1] == 1 and weight.values.dtype != torch.uint8 else weight.group
 
 
+MANY = 512  # rows from which on it is quicker to make the weight whole
+
+
 class Tile(NamedTuple):
     rows: int
     columns: int
@@ -65,9 +72,9 @@ def tile_sizes(rows: int, weight: Grouped, element_size: int) -> Tile:
     depth = depth_of(weight)
     if element_size == 4:  # no matrix unit of full precision: keep within registers
         return Tile(16, 32, min(64, depth) if group_of(weight) == 0 else depth, 2)
-    if rows <= 32:
-        return Tile(16, 64, depth, 6)
-    return Tile(64, 64, depth, 4) if rows <= 512 else Tile(128, 64, depth, 4)
+    if rows <= 128:
+        return Tile(16, 64, depth, 4) if rows <= 32 else Tile(32, 64, depth, 4)
+    return Tile(64, 64, depth, 4)
 
 
 def depth_of(weight: Grouped) -> int:

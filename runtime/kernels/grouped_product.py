@@ -18,8 +18,8 @@ def product(
     DEPTH: tl.constexpr, STAGES: tl.constexpr, DESCRIBED: tl.constexpr,
 ):  # fmt: skip
     """float32 [COLUMNS, ROWS]: weight rows from `weight_row` on, below `limit`, times the rows `row` of `x_ptr`
-    [.., SIZE]. GROUP: numbers that share a scale, 0: all of a row. FOUR: they have four bits, and DEPTH is GROUP; else
-    DEPTH divides it."""
+    [.., SIZE]. GROUP: numbers that share a scale, 0: all of a row; FOUR: they have four bits. DEPTH: what is taken at a
+    time, a group where there are some."""
     like: tl.constexpr = x_ptr.dtype.element_ty
     acc = tl.zeros([COLUMNS, ROWS], tl.float32)
     columns = weight_row + tl.arange(0, COLUMNS)

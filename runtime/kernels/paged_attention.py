@@ -174,6 +174,8 @@ def _put_together(
 LOG2_E = 1.4426950408889634
 PROGRAMS = 200  # that keys are split for
 MOST_SPLITS = 9
+MANY = 384  # programs beside which fewer keys at a time are quicker, with
+DECODING = 64  # at most so many rows of a tile
 
 
 def paged_attention(
@@ -194,8 +196,11 @@ def paged_attention(
     out = torch.empty_like(q)
     packed = heads // kv_heads if grouped else 1
     packed_p2, dim_p2 = triton.next_power_of_2(packed), max(16, triton.next_power_of_2(dim))
+    tiles = len(batch.tiles)
     rows, keys, warps, stages = tile_sizes(packed_p2, dim, q.element_size(), batch.tile_rows)
-    parts, tiles = triton.cdiv(batch.tile_rows, rows), len(batch.tiles)
+    if triton.cdiv(batch.tile_rows, rows) * (heads // packed) * tiles >= MANY and batch.tile_rows <= DECODING:
+        rows, keys, warps, stages = in_crowds(packed_p2, dim, q.element_size(), batch.tile_rows)
+    parts = triton.cdiv(batch.tile_rows, rows)
     splits = splits or shares(parts * (heads // packed) * tiles, triton.cdiv(batch.reach, keys))
     shared = out if splits == 1 else q.new_empty(splits, *q.shape, dtype=torch.float32)
     sums = out if splits == 1 else q.new_empty(2, splits, all_rows, heads, dtype=torch.float32)
@@ -222,15 +227,25 @@ def shares(programs: int, most: int) -> int:
 
 
 def tile_sizes(packed_p2: int, dim: int, element_size: int, tile_rows: int) -> tuple[int, int, int, int]:
-    """(query rows, keys, warps, stages) of a program. A tile is 64 lanes (row, head) high, or, where no tile of the
-    batch has as many, at least 16: decode blocks and prefill chunks run alike, so that neither's bits depend on the
-    other. float32, which has no matrix unit of full precision, keeps both sides at 32 so that a tile fits the
+    """(query rows, keys, warps, stages) of a program. A tile is 64 or 128 lanes (row, head) high, or, where no tile
+    of the batch has as many, at least 16: decode blocks and prefill chunks run alike, so that neither's bits depend on
+    the other. float32, which has no matrix unit of full precision, keeps both sides at 32 so that a tile fits the
     registers."""
     if element_size == 4:
         lanes, keys, warps = 32, (32 if dim <= 256 else 16), 8
     elif dim <= 128:
         lanes, keys, warps = 64, 64, 4
+    elif dim <= 256:
+        lanes, keys, warps = 128, 64, 8
     else:
         lanes, keys, warps = 64, 32, 8
     least = max(1, 16 // packed_p2)
     return min(max(least, lanes // packed_p2), max(least, triton.next_power_of_2(tile_rows))), keys, warps, 2
+
+
+def in_crowds(packed_p2: int, dim: int, element_size: int, tile_rows: int) -> tuple[int, int, int, int]:
+    """`tile_sizes` for many programs: they hide each other's waits, so that what counts is how often keys are read."""
+    rows, *others = tile_sizes(packed_p2, dim, element_size, tile_rows)
+    if element_size != 2 or dim > 128 or rows * packed_p2 != 64:
+        return rows, *others
+    return rows if packed_p2 >= 8 else min(2 * rows, triton.next_power_of_2(tile_rows)), 32, 4, 2

@@ -12,6 +12,9 @@ from runtime.kernels.precision import wide
 from runtime.kernels.rms_norm import rms_norm_reference
 from runtime.kernels.triton_import import tl, triton
 
+TILE = 1024  # numbers of a row's heads that a program takes,
+WARPS = 1  # and its warps: many small ones hide each other's waits
+
 
 def qk_norm_rotary_reference(
     qkv: torch.Tensor,
@@ -179,13 +182,13 @@ def qkv_to_pages(
     """`qkv_to_pages_reference` for contiguous rows on a GPU."""
     rows, dim = len(qkv), qkv.shape[1] // (heads + (1 if v_from_k else 2) * kv_heads)
     norm = q_weight is not None and k_weight is not None
-    every, together = heads + 2 * kv_heads, heads_together(heads + 2 * kv_heads, dim)
+    every, together = heads + 2 * kv_heads, heads_together(heads + 2 * kv_heads, dim, TILE)
     q = qkv.new_empty(rows, heads, dim)
     _qkv_to_pages[(rows, triton.cdiv(every, together))](
         qkv, positions, table, q_weight if norm else qkv, k_weight if norm else qkv, slots, q, k_cache, v_cache, eps,
         clip or 0.0, HEADS=heads, KV_HEADS=kv_heads, DIM=dim, ROTARY=table.shape[1],
         TOGETHER=together, DIM_P2=triton.next_power_of_2(dim),
         NORM=norm, CLIP=clip is not None, APART=apart or table.shape[1] // 2, V_NORM=v_norm, V_FROM_K=v_from_k,
-        **strides(k_cache, v_cache), num_warps=4,
+        **strides(k_cache, v_cache), num_warps=WARPS,
     )  # fmt: skip
     return q

@@ -15,7 +15,7 @@ from runtime.kernels.triton_import import tl, triton
 PARTS = 3
 TAKEN = 64  # experts of a program: the rows that the matrix unit takes
 DEPTH = 64
-PROGRAMS = 512  # that the depth is split for
+PROGRAMS = 256  # that the depth is split for: more shares are more to add up
 MOST_SPLITS = 8
 
 

@@ -30,6 +30,22 @@ def head_logits(hidden: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
     return torch.cat([F.linear(hidden, part.to(up)) for part in torch.split(weight, HEAD_CHUNK)], dim=-1)
 
 
+class CappedHead:
+    """A head whose logits are kept within `cap` by a tanh; those of its product alone are `raw`."""
+
+    def __init__(self, weight: Weight, kernels: Kernels, cap: float) -> None:
+        self.weight = weight
+        self.kernels = kernels
+        self.cap = cap
+
+    def raw(self, hidden: torch.Tensor) -> torch.Tensor:
+        """[n, hidden] -> [n, vocab], see `head_logits`."""
+        return self.weight.logits(hidden)
+
+    def __call__(self, hidden: torch.Tensor) -> torch.Tensor:
+        return self.raw(hidden).div_(self.cap).tanh_().mul_(self.cap)
+
+
 class PlainHead:
     """A head that is one product with `weight` and no more: it gives logits, and the likeliest tokens, `direct` without
     them."""

@@ -4,6 +4,7 @@ step's distribution."""
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import cast
 
 import torch
 from torch import nn
@@ -16,6 +17,7 @@ from runtime.layers.attention import AttentionShape, BatchAttention
 from runtime.layers.attention_dispatch import make_attention
 from runtime.layers.build import Build, Calls
 from runtime.layers.embedding import Embedding
+from runtime.layers.head import CappedHead
 from runtime.layers.kv_pool import KVPool, KVShape
 from runtime.layers.linear import Linear
 from runtime.layers.mlp import SwiGLU
@@ -64,9 +66,10 @@ class SelfAttention(nn.Module):
 
 
 class Experts(nn.Module):
-    """The router sees the rows as they come, under a norm of its own; the experts see them under another."""
+    """The router sees the rows as they come, under a norm of its own (`seen`); the experts see them under another
+    (`norm`)."""
 
-    __call__: Calls[[torch.Tensor], torch.Tensor]
+    __call__: Calls[[torch.Tensor, torch.Tensor], torch.Tensor]
 
     def __init__(self, build: Build, arch: GemmaArch) -> None:
         super().__init__()
@@ -80,17 +83,23 @@ class Experts(nn.Module):
         self.down = build.weight(arch.experts, arch.hidden, arch.expert_width)
         self.kernels = build.kernels
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        seen = self.kernels.rms_norm(x.to(self.router_scale.dtype), self.router_scale.tensor, self.eps)
+    def seen(self, x: torch.Tensor) -> torch.Tensor:
+        return self.kernels.rms_norm(x.to(self.router_scale.dtype), self.router_scale.tensor, self.eps)
+
+    def forward(self, seen: torch.Tensor, normed: torch.Tensor) -> torch.Tensor:
         ids, weights = self.router(seen, None)
         weights = weights * self.expert_scale.tensor[ids]
-        return self.kernels.moe(self.norm(x), ids, weights, self.gate_up.operand, self.down.operand, None, GELU)
+        return self.kernels.moe(normed, ids, weights, self.gate_up.operand, self.down.operand, None, GELU)
 
 
 class Layer(nn.Module):
-    """Attention, then a dense part beside experts; each is normed before and after."""
+    """Attention, then a dense part beside experts; each is normed before and after. The norm before attention is the
+    last of what comes before it."""
 
-    __call__: Calls[[torch.Tensor, list[KindContext], KVPool, torch.Tensor], torch.Tensor]
+    __call__: Calls[
+        [torch.Tensor, torch.Tensor, list[KindContext], KVPool, torch.Tensor, RMSNorm],
+        tuple[torch.Tensor, torch.Tensor],
+    ]
 
     def __init__(self, build: Build, arch: GemmaArch, index: int) -> None:
         super().__init__()
@@ -106,14 +115,34 @@ class Layer(nn.Module):
         self.dense = SwiGLU(build, arch.hidden, arch.width, GELU)
         self.experts, self.experts_after = Experts(build, arch), norm()
         self.output_norm = norm()
+        self.eps = arch.eps
+        self.sandwich = build.kernels.sandwich
 
-    def forward(self, x: torch.Tensor, contexts: list[KindContext], pool: KVPool, scale: torch.Tensor) -> torch.Tensor:
-        """`scale` [rows, 1]: what each row is multiplied by at last."""
-        mixed = self.attention(self.input_norm(x), contexts[self.kind], pool, self.index)
-        x = x + self.attention_norm(mixed)
-        dense = self.dense_after(self.dense(self.dense_before(x)))
-        chosen = self.experts_after(self.experts(x))
-        return (x + self.output_norm(dense + chosen)) * scale
+    def forward(
+        self, normed: torch.Tensor, x: torch.Tensor, contexts: list[KindContext], pool: KVPool, scale: torch.Tensor,
+        following: RMSNorm,
+    ) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
+        """(what `following` makes of the second, [rows, hidden]). `scale` [rows, 1]: what each row is multiplied by at
+        last."""
+        mixed = self.attention(normed, contexts[self.kind], pool, self.index)
+        if self.sandwich is None:
+            x = x + self.attention_norm(mixed)
+            dense = self.dense(self.dense_before(x))
+            chosen = self.experts(self.experts.seen(x), self.experts.norm(x))
+            x = (x + self.output_norm(self.dense_after(dense) + self.experts_after(chosen))) * scale
+            return following(x), x
+        made = self.sandwich.before(
+            mixed, x, _of(self.attention_norm), _of(self.dense_before), self.experts.router_scale.tensor,
+            _of(self.experts.norm), self.eps,
+        )  # fmt: skip
+        after = tuple(_of(norm) for norm in (self.dense_after, self.experts_after, self.output_norm, following))
+        dense, chosen = self.dense(made.dense), self.experts(made.seen, made.experts)
+        return self.sandwich.after(dense, chosen, made.total, scale, after, self.eps)
+
+
+def _of(norm: RMSNorm) -> torch.Tensor:
+    assert norm.weight is not None
+    return norm.weight.tensor
 
 
 class SelfConditioning(nn.Module):
@@ -161,6 +190,7 @@ class DiffusionGemma(nn.Module):
         self.layers = nn.ModuleList(Layer(build, arch, index) for index in range(len(arch.layers)))
         self.scales = build.parameter(len(arch.layers), 2)  # of committed rows, of open ones
         self.norm = RMSNorm(build, arch.hidden, arch.eps)
+        self.head = CappedHead(self.embedding.weight, build.kernels, arch.cap)
 
     @torch.inference_mode()
     def embed(self, tokens: torch.Tensor) -> torch.Tensor:
@@ -179,11 +209,9 @@ class DiffusionGemma(nn.Module):
         ]
         x = torch.where(batch.open[:, None], self.conditioning(x, batch.signal), x)
         scales = self.scales.tensor[:, batch.open.long(), None]
-        for layer, scale in zip(self.layers, scales, strict=True):
-            x = layer(x, contexts, pool, scale)
-        return self.norm(x)
-
-    @torch.inference_mode()
-    def head(self, hidden: torch.Tensor) -> torch.Tensor:
-        logits = self.embedding.weight.logits(hidden)
-        return logits.div_(self.arch.cap).tanh_().mul_(self.arch.cap)
+        layers = cast("list[Layer]", list(self.layers))
+        following = [*(layer.input_norm for layer in layers[1:]), self.norm]
+        normed = layers[0].input_norm(x)
+        for layer, scale, norm in zip(layers, scales, following, strict=True):
+            normed, x = layer(normed, x, contexts, pool, scale, norm)
+        return normed

@@ -168,11 +168,13 @@ class Rule:
             (``runtime.engine.walking``).
         noisy: it denoises noise instead of masks, for strategies that are noisy too. All of an open block is MASKED
             before each step; what the rule does not fill becomes noise again, and its `adjust` divides the logits by
-            the temperature.
+            its `heat` and does no more.
         strategies: those that it goes with, which then go with no other rule; (): all that no rule names.
         keeps: what a record says, for a rule that remembers something of each position of a block from one step to
             the next. A block's records are `BlockBatch.kept`, the last of them new and all 0; what is still 0 there
             after the step is left out of the next one.
+        plain: its threshold and its most steps, of a rule that fills, where it wants nothing of the head, as
+            ``kernels.filling`` does.
     """
 
     key: ClassVar[str]
@@ -184,6 +186,7 @@ class Rule:
     noisy: ClassVar[bool] = False
     strategies: ClassVar[tuple[str, ...]] = ()
     keeps: ClassVar[tuple[str, ...]] = ()
+    plain: ClassVar[tuple[Field, Field] | None] = None
 
     def __init__(self) -> None:
         self.columns = {name: i for i, name in enumerate((*_COMMON, *(field.name for field in self.fields)))}
@@ -214,6 +217,10 @@ class Rule:
 
     def adjust(self, logits: torch.Tensor, rows: Rows) -> None:
         """Change `logits` [rows, vocab] in place, before anything is chosen; called where Stat.ADJUST was asked for."""
+
+    def heat(self, rows: Rows) -> torch.Tensor:
+        """[rows]: what a noisy rule divides logits by, the temperature with which rows that draw do so in it."""
+        raise NotImplementedError
 
     def decide(self, blocks: BlockBatch) -> Decision:
         raise NotImplementedError

@@ -52,11 +52,14 @@ class Noise(Rule):
         return True
 
     def adjust(self, logits: torch.Tensor, rows: Rows) -> None:
-        """Divides by the step's temperature, and by the request's where that is not 0."""
+        logits /= self.heat(rows)[:, None].to(logits.dtype)
+
+    def heat(self, rows: Rows) -> torch.Tensor:
+        """The step's temperature, and the request's as well where that is not 0."""
         steps, low, high = (rows.value(field.name) for field in (STEPS, T_MIN, T_MAX))
         temperature = low + (high - low) * ((steps - rows.advanced) / steps)
         own = rows.params[:, TEMPERATURE]
-        logits /= torch.where(own > 0, temperature * own, temperature)[:, None].to(logits.dtype)
+        return torch.where(own > 0, temperature * own, temperature)
 
     def decide(self, blocks: BlockBatch) -> Decision:
         """A canvas that ends holds its likeliest tokens, whatever was drawn."""

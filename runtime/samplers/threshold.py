@@ -8,7 +8,16 @@ from typing import Any
 
 from runtime.request.description import Value, share
 from runtime.samplers.base import BlockBatch, Decision, Stat, register_rule
-from runtime.samplers.shared import ACCEPT, BY_THRESHOLD, COMMON, METRIC, RankedRule, accept_or_force, filling
+from runtime.samplers.shared import (
+    ACCEPT,
+    BY_THRESHOLD,
+    COMMON,
+    MAX_STEPS,
+    METRIC,
+    RankedRule,
+    accept_or_force,
+    filling,
+)
 
 REMASK = share("remask_threshold", 0.0, "confidence below which a filled position is masked again, once", neutral=0)
 
@@ -26,6 +35,7 @@ class Threshold(RankedRule):
     tradeoff = BY_THRESHOLD
     modes = MODES
     walks = True
+    plain = ACCEPT, MAX_STEPS
 
     def wants(self, values: Mapping[str, Any]) -> Stat:
         return super().wants(values) | (Stat.CURRENT if self.unstable(values) else Stat.NONE)

@@ -14,14 +14,14 @@ log = logging.getLogger("unmask.access")
 refused = logging.getLogger("unmask.refused")  # strangers can cause these lines, so that the log counts and limits them
 load = logging.getLogger("unmask.load")
 
-QUIET = frozenset({"/health", "/ready", "/startup", "/metrics"})  # asked for every few seconds: with --log-level debug
 MAX_REASON = 300  # characters of a refusal, which may quote the client
 EVERY = 10.0  # seconds between lines of the load
 
 
-def tell(method: str, path: str, status: int, seconds: float, state: dict[str, Any]) -> None:
-    """One request's line. `state`: of its scope, with the job and the refusal where there were any."""
-    level = logging.DEBUG if path in QUIET else logging.INFO
+def tell(method: str, path: str, status: int, seconds: float, state: dict[str, Any], quiet: bool = False) -> None:
+    """One request's line. `state`: of its scope, with the job and the refusal where there were any. `quiet`: of probes,
+    scrapers and the page, which anybody may ask for, and some do every few seconds: with --log-level debug alone."""
+    level = logging.DEBUG if quiet else logging.INFO
     if not log.isEnabledFor(level):
         return
     place = _printable(path[:80])

@@ -83,4 +83,5 @@ class Gate:
             await error_response(failure)(scope, receive, send_marked)
         finally:
             service.in_flight -= 1
-            access.tell(scope["method"], scope["path"], status, time.monotonic() - arrived, state)
+            seconds = time.monotonic() - arrived
+            access.tell(scope["method"], scope["path"], status, seconds, state, scope["path"] in self.open)

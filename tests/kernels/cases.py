@@ -9,8 +9,10 @@ from typing import Any
 import torch
 
 from runtime.kernels.batch import ForwardBatch
+from runtime.kernels.distribution import Asked, describe, describe_reference
 from runtime.kernels.expert_products import moe, moe_add_norm
 from runtime.kernels.expert_sort import sort_by_expert, sort_by_expert_reference
+from runtime.kernels.filling import Blocks, Sampled, fill, fill_reference
 from runtime.kernels.gate import Activation, gate_mul, gate_mul_reference
 from runtime.kernels.greedy_head import likeliest, likeliest_reference
 from runtime.kernels.kv_write import write_kv_reference
@@ -20,6 +22,7 @@ from runtime.kernels.rms_norm import add_rms_norm, add_rms_norm_reference, rms_n
 from runtime.kernels.rotary import qk_norm_rotary_reference, qkv_to_pages, qkv_to_pages_reference
 from runtime.kernels.router import router_logits, split_parts
 from runtime.kernels.routing import RoutingRule, route, route_reference
+from runtime.kernels.sandwich import after, after_reference, before, before_reference
 from runtime.kernels.turns import in_turns
 from runtime.layers.kv_pool import LAYOUTS, KVShape, LayerKV
 from tests.models.paged import make_batch, page_tables
@@ -295,3 +298,79 @@ def check_attention(
     for grouped, splits in ((False, 1), (True, 1), (True, None), (False, 3)):
         out = paged_attention(q, k, v, batch, scale=dim**-0.5, window=window, grouped=grouped, splits=splits)
         assert_near(out, expected, dtype)
+
+
+def check_fill(blocks: int, size: int, columns: int, mask_id: int | None, device: str) -> None:
+    """Blocks that pass, that are forced, that are at their last step; full ones; equal probabilities; a dead one."""
+    generator = torch.Generator().manual_seed(blocks * 100 + size)
+
+    def drawn(low: int, high: int, *shape: int) -> torch.Tensor:
+        return torch.randint(low, high, shape, generator=generator)
+
+    state = drawn(0, 3, blocks, size).to(torch.int8)
+    state[-1] = 0
+    block, at = (state == 1).nonzero(as_tuple=True)
+    dead = torch.zeros(5, dtype=torch.int64)
+    block, at = torch.cat([block, dead + blocks - 1]), torch.cat([at, dead])
+    params = torch.rand(blocks, columns, generator=generator, dtype=torch.float64)
+    params[:, 2] = drawn(1, 4, blocks)
+    before = Blocks(
+        drawn(0, 50, blocks, size).to(device), state.to(device), (drawn(0, 3, blocks) > 0).to(device),
+        drawn(0, 3, blocks).to(device), params.to(device), 1, 2,
+    )  # fmt: skip
+    conf = (drawn(0, 12, len(block)) / 12).float()
+    sampled = Sampled(drawn(0, 50, len(block)).to(device), conf.to(device), block.to(device), at.to(device))
+    eos = torch.tensor([3, 7], device=device)
+    got, expected = fill(before, sampled, mask_id, eos), fill_reference(before, sampled, mask_id, eos)
+    for own, right in zip(got, expected, strict=True):
+        assert own.dtype == right.dtype
+        assert torch.equal(own, right)
+
+
+def check_describe(rows: int, vocab: int, mask_id: int | None, max_token_id: int, device: str) -> None:
+    logits = random(rows, vocab, dtype=torch.float32, device=device, seed=61, scale=8.0)
+    logits[:, vocab // 2] = logits[:, vocab // 3] = logits.amax(1)  # of equals the lowest
+    generator = torch.Generator().manual_seed(rows)
+    heat = (0.2 + torch.rand(rows, generator=generator, dtype=torch.float64)).to(device)
+    uniform = torch.rand(rows, generator=generator, dtype=torch.float64)
+    uniform[::5] = -1
+    uniform[1::7] = 1 - 2**-53
+    for draws in (uniform.to(device), None):
+        asked = Asked(heat, draws, 9.0, mask_id, max_token_id, torch.float32)
+        got = describe(logits, asked)
+        expected = describe_reference(logits.double(), asked._replace(probs=torch.float64))
+        assert torch.equal(got.best, expected.best)
+        assert got.probs is not None
+        assert expected.probs is not None
+        assert_near(got.probs, expected.probs, torch.float32)
+        torch.testing.assert_close(got.entropy.double(), expected.entropy, rtol=1e-5, atol=1e-6)
+        chosen = expected.probs.gather(1, got.token[:, None])[:, 0]
+        torch.testing.assert_close(got.conf.double(), chosen, rtol=1e-4, atol=1e-9)
+        assert bool((chosen > 0).all())
+        if draws is not None:  # as the reference, or one that is as right but for rounding
+            after = expected.probs.cumsum(1).gather(1, got.token[:, None])[:, 0]
+            drawn = draws >= 0
+            assert bool(((after > draws - 1e-6) & (after - chosen <= draws + 1e-6))[drawn].all())
+            assert int(((got.token != expected.token) & (draws < 0.999)).sum()) <= rows // 50
+            assert torch.equal(got.token[~drawn], got.best[~drawn])
+        else:
+            assert torch.equal(got.token, got.best)
+
+
+def check_sandwich(rows: int, size: int, dtype: torch.dtype, device: str) -> None:
+    x, mixed, dense, chosen = (random(rows, size, dtype=dtype, device=device, seed=s) for s in range(70, 74))
+    weights = [1 + random(size, dtype=dtype, device=device, seed=s, scale=0.2) for s in range(74, 81)]
+    router = 1 + random(size, dtype=torch.float32, device=device, seed=81, scale=0.2)
+    scale = random(rows, 1, dtype=dtype, device=device, seed=82)
+    wide = [w.double() for w in weights]
+    made = before(mixed, x, weights[0], weights[1], router, weights[2], 1e-6)
+    own = before_reference(mixed.double(), x.double(), wide[0], wide[1], router.double(), wide[2], 1e-6)
+    for name in ("total", "dense", "experts"):
+        assert_near(getattr(made, name), getattr(own, name), dtype)
+    assert_near(
+        made.seen, before_reference(mixed * 0, made.total, *weights[:2], router, weights[2], 1e-6).seen, torch.float32
+    )
+    normed, total = after(dense, chosen, x, scale, tuple(weights[3:]), 1e-6)
+    expected, kept = after_reference(dense.double(), chosen.double(), x.double(), scale.double(), tuple(wide[3:]), 1e-6)
+    assert_near(total, kept, dtype)
+    assert_near(normed, expected, dtype)

@@ -8,6 +8,7 @@ from runtime.kernels import grouped_experts, grouped_linear
 from runtime.kernels.dispatch import TRITON
 from runtime.kernels.gate import Activation
 from runtime.kernels.grouped import Grouped, quantise_groups, quantise_rows, room
+from runtime.kernels.grouped_whole import whole
 from runtime.kernels.moe import moe_reference
 from runtime.kernels.turns import in_turns
 from tests.kernels.cases import assert_near, random, random_ids
@@ -39,6 +40,11 @@ def check_linear(
     added = 0 if bias is None else bias.double()
     assert_near(out, x.double() @ weight.whole(torch.float64).T + added, dtype)
     assert torch.equal(out, grouped_linear.linear(x, weight, bias)), "two runs differ"
+
+
+def check_whole(rows: int, size: int, kind: str, dtype: torch.dtype, device: str) -> None:
+    weight = made(random(rows, size, dtype=dtype, device=device, seed=60), kind)
+    torch.testing.assert_close(whole(weight, dtype), weight.whole(dtype), rtol=1e-6, atol=0)
 
 
 def check_moe(

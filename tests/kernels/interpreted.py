@@ -7,7 +7,7 @@ import pytest
 import torch
 import triton
 
-from runtime.kernels import descriptors, expert_sort
+from runtime.kernels import descriptors, distribution, expert_sort
 from runtime.kernels.expert_sort import FEW
 from runtime.kernels.heads import TILE
 from runtime.kernels.paged_attention import paged_attention
@@ -176,6 +176,25 @@ def test_moe_crowded():
 
 def test_moe_gelu():
     cases.check_moe(20, 32, 24, 4, 2, False, False, torch.float32, "cpu", "gelu_tanh")
+
+
+@pytest.mark.parametrize(("blocks", "size", "columns", "mask_id"), [(1, 8, 3, 9), (33, 32, 7, None), (70, 12, 6, 0)])
+def test_elementwise_fill(blocks, size, columns, mask_id):
+    cases.check_fill(blocks, size, columns, mask_id, "cpu")
+
+
+@matrix_dtypes
+@pytest.mark.parametrize(("rows", "size"), [(1, 8), (5, 48)])
+def test_elementwise_sandwich(rows, size, dtype):
+    cases.check_sandwich(rows, size, dtype, "cpu")
+
+
+@pytest.mark.parametrize(
+    ("rows", "vocab", "mask_id", "max_token_id"), [(6, 40, None, 39), (30, 300, 7, 250), (9, 600, 599, 598)]
+)
+def test_elementwise_distribution(monkeypatch, rows, vocab, mask_id, max_token_id):
+    monkeypatch.setattr(distribution, "PIECE", 64)
+    cases.check_describe(rows, vocab, mask_id, max_token_id, "cpu")
 
 
 @matrix_dtypes

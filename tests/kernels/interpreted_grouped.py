@@ -42,6 +42,11 @@ def test_linear(kind, rows, inputs, outputs, described):
 
 
 @kinds
+def test_made_whole(kind):
+    grouped_cases.check_whole(35, 200, kind, torch.float32, "cpu")
+
+
+@kinds
 def test_linear_of_half_precision(kind):
     grouped_cases.check_linear(33, 200, 36, True, kind, torch.float16, "cpu")
 

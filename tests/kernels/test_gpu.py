@@ -197,3 +197,22 @@ def test_launches_do_not_wait_for_the_device():
         cases.moe(x, ids, weights, gate_up, down, None)
     finally:
         torch.cuda.set_sync_debug_mode("default")
+
+
+@pytest.mark.parametrize(("blocks", "size", "columns", "mask_id"), [(2, 32, 8, 9), (65, 32, 8, 0), (33, 256, 6, None)])
+def test_fill(blocks, size, columns, mask_id):
+    cases.check_fill(blocks, size, columns, mask_id, "cuda")
+
+
+@pytest.mark.parametrize(
+    ("rows", "vocab", "mask_id", "max_token_id"),
+    [(256, 262144, None, 262143), (300, 157184, 156895, 156894), (7, 600, 5, 590)],
+)
+def test_distribution(rows, vocab, mask_id, max_token_id):
+    cases.check_describe(rows, vocab, mask_id, max_token_id, "cuda")
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(("rows", "size"), [(1, 64), (300, 2816)])
+def test_sandwich(rows, size, dtype):
+    cases.check_sandwich(rows, size, dtype, "cuda")

@@ -15,10 +15,17 @@ kinds = pytest.mark.parametrize("kind", grouped_cases.KINDS)
 
 
 @kinds
-@pytest.mark.parametrize("rows", [1, 32, 200, 2048])
+@pytest.mark.parametrize("rows", [1, 32, 150, 2048])
 @pytest.mark.parametrize(("inputs", "outputs", "biased"), [(2048, 3072, False), (5120, 2048, True)])
 def test_linear(rows, inputs, outputs, biased, kind):
     grouped_cases.check_linear(rows, inputs, outputs, biased, kind, torch.bfloat16, "cuda")
+
+
+@kinds
+@dtypes
+@pytest.mark.parametrize(("rows", "size"), [(3072, 2048), (35, 200)])
+def test_made_whole(rows, size, kind, dtype):
+    grouped_cases.check_whole(rows, size, kind, dtype, "cuda")
 
 
 @kinds

@@ -16,11 +16,11 @@ from runtime.server.errors import of_error
 from runtime.server.jobs import Job
 from runtime.server.keys import owner_of
 from runtime.server.responses import DONE, EventStream, event, json_response
-from runtime.server.routes.documented import takes
+from runtime.server.routes.documented import OwnBody, takes
 from runtime.server.schemas import CompletionRequest
 from runtime.server.service import Service, Started, answered, counts_usage, include_usage, new_id, stream_mode
 
-router = APIRouter()
+router = APIRouter(route_class=OwnBody)
 MAX_PROMPTS = 1024
 
 

@@ -15,11 +15,11 @@ from runtime.server.errors import of_error
 from runtime.server.jobs import Job
 from runtime.server.keys import owner_of
 from runtime.server.responses import DONE, EventStream, event, json_response
-from runtime.server.routes.documented import takes
+from runtime.server.routes.documented import OwnBody, takes
 from runtime.server.schemas import GenerateRequest
 from runtime.server.service import Service, answered, new_id, stream_mode
 
-router = APIRouter()
+router = APIRouter(route_class=OwnBody)
 DEFAULT_MAX_TOKENS = 512
 
 

@@ -17,12 +17,12 @@ from runtime.server.errors import of_error
 from runtime.server.jobs import Job
 from runtime.server.keys import owner_of
 from runtime.server.responses import DONE, EventStream, event, json_response
-from runtime.server.routes.documented import takes
+from runtime.server.routes.documented import OwnBody, takes
 from runtime.server.schemas import InfillRequest
 from runtime.server.service import Service, answered, new_id, stream_mode
 from runtime.text import Tokenizer
 
-router = APIRouter()
+router = APIRouter(route_class=OwnBody)
 MAX_HOLES = 256
 MAX_HOLE = 4096  # tokens
 _HOLE = re.compile(r"<mask:(\d{1,9})>")
