@@ -18,6 +18,7 @@ from runtime.request.choice import AnswerText, Choice, IdsOnly, append_event, de
 from runtime.request.io import EngineInfo, EngineOutput, Report
 from runtime.request.params import SamplingParams, stop_strings
 from runtime.request.resolve import choices, resolve
+from runtime.request.structured import FIELD, path_of
 from runtime.weights import resolve_checkpoint
 
 if TYPE_CHECKING:
@@ -149,7 +150,7 @@ class LLM:
 
     def load_adapter(self, name: str, path: str) -> None:
         """From now on `adapter` may name it. ConfigError, and nothing changes, where it cannot be served."""
-        self.engine.load_adapter(name, self.engine.read_adapter(path))
+        self.engine.adapters.load(name, self.engine.adapters.read(path))
 
     def unload_adapter(self, name: str) -> None:
         """Forget it. RequestError while answers with it are under way."""
@@ -209,6 +210,9 @@ class LLM:
             report=report or ("stable" if stop else "final"),
             adapter=self.engine.adapters.named(adapter),
         )
+        if spec.grammar:
+            assert self.engine.grammars is not None  # else it was refused
+            self.engine.grammars.compiled(spec.grammar, path_of(params.structured_outputs, FIELD))
         return [Choice(i, one, self._answer(stop)) for i, one in enumerate(choices(spec, params.n))]
 
     def _answer(self, stop: tuple[str, ...]) -> AnswerText:

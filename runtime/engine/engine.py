@@ -9,41 +9,38 @@ from collections.abc import Callable
 
 import torch
 
-from runtime.adapters.reading import Adapter
 from runtime.engine.adapting import Adapters
+from runtime.engine.entrance import Entrance, check_kept
 from runtime.engine.kv_cache import KVCacheManager
 from runtime.engine.model_runner import Runner
+from runtime.engine.offer import orders_of
 from runtime.engine.page_table import PageTable
 from runtime.engine.planner import Planner
 from runtime.engine.ran import REASONS
 from runtime.engine.scheduler import Scheduler, Turn, TurnError
 from runtime.errors import ReplicaLost
 from runtime.request.io import EngineInfo, EngineOutput, EngineStats, RequestSpec
-from runtime.samplers.base import Orders, rules_under
+from runtime.samplers.base import rules_under
 from runtime.state.plan import NO_RESULTS, BlockResults
 from runtime.state.request import Request, Status
 from runtime.strategies.base import Strategy, longest_request
+from runtime.structured.grammars import Grammars
 
 log = logging.getLogger(__name__)
 OBSERVATIONS = 2**14  # of each sort that are kept for the next `stats`; nobody may ever ask
 
 
-def orders_of(info: EngineInfo) -> Orders | None:
-    """What the model orders edits with, None if it cannot."""
-    if info.delete_token_id is None or info.split_token_id is None:
-        return None
-    return Orders(info.delete_token_id, info.split_token_id)
-
-
 class Engine:
     """Serves many requests at once, a step at a time. Not thread-safe: one loop owns it.
 
-    Built by ``runtime.engine.setup.load_engine`` from a configuration, or directly around any runner.
+    Built by ``runtime.engine.setup.load_engine`` from a configuration, or directly around any runner. `grammars`: that
+    answers can keep to, where `info` says that they can.
     """
 
     def __init__(
-        self, *, info: EngineInfo, runner: Runner, strategy: Strategy, adapters: Adapters | None = None
-    ) -> None:
+        self, *, info: EngineInfo, runner: Runner, strategy: Strategy, adapters: Adapters | None = None,
+        grammars: Grammars | None = None,
+    ) -> None:  # fmt: skip
         self.info = info
         self.runner = runner
         self.strategy = strategy
@@ -70,6 +67,8 @@ class Engine:
             max_requests=info.max_num_reqs,
             adapters=self.adapters,
         )
+        self.grammars = grammars
+        self.entrance = Entrance(self.scheduler, grammars)
         self._requests: dict[str, Request] = {}  # those not answered yet
         self._arrivals = 0
         self._closed = False
@@ -99,23 +98,15 @@ class Engine:
         )
         request.salt = self.adapters.salt(spec.adapter, spec.cache_salt)
         self._arrivals += 1
+        self.entrance.enter(request)
         self._requests[spec.id] = request
-        self.scheduler.add(request)
         self._stats.prompt_tokens += request.prompt_len
 
     def abort(self, request_id: str) -> None:
         """Forget a request and free its pages, whatever it is doing. Unknown ids are ignored: it may have ended."""
         request = self._requests.pop(request_id, None)
         if request is not None:
-            self.scheduler.release(request)
-
-    def read_adapter(self, uri: str) -> Adapter:
-        """Read and check an adapter; in any thread. ConfigError says what is wrong with it."""
-        return self.adapters.read(uri)
-
-    def load_adapter(self, name: str, adapter: Adapter) -> None:
-        """From now on requests may name it. ConfigError, and nothing changes, where it cannot be."""
-        self.adapters.load(name, adapter)
+            self.entrance.leave(request)
 
     def unload_adapter(self, name: str) -> bool:
         """No new request may name it; once the last one that does has ended, it is forgotten: True then."""
@@ -126,7 +117,7 @@ class Engine:
         return not held
 
     def has_work(self) -> bool:
-        return bool(self.scheduler.running or self.scheduler.waiting)
+        return bool(self.scheduler.running or self.scheduler.waiting or self.entrance.waiting)
 
     def step(self) -> list[EngineOutput]:
         """One forward for whoever has a turn; the news of their requests. [] when there was nothing to do.
@@ -138,6 +129,10 @@ class Engine:
             torch.AcceleratorError: the device failed; nothing can run in this process any more.
             ReplicaLost: nor where another process of the replica failed.
         """
+        if self.entrance.waiting:
+            wrong = self.entrance.let_in()
+            if wrong:
+                return [output for request, error in wrong for output in self._fail([request], error)]
         began = time.perf_counter()
         try:
             turns = self.scheduler.schedule()
@@ -200,6 +195,7 @@ class Engine:
                             ids, probs = mixtures[i]
                             block.mixture = ids[: block.size], probs[: block.size]
                 try:
+                    check_kept(request)
                     apply(request, blocks, results, mine)
                 except Exception as error:
                     outputs += self._strategy_failed(request, error)
@@ -252,7 +248,7 @@ class Engine:
         outputs = []
         for request in requests:
             if request.status is not Status.FINISHED:
-                self.scheduler.release(request)
+                self.entrance.leave(request)
             if self._requests.get(request.spec.id) is request:  # an answered one's id may be another's by now
                 del self._requests[request.spec.id]
                 message = f"{type(error).__name__}: {error}"
@@ -268,6 +264,7 @@ class Engine:
         if self._closed:
             return
         self._closed = True
+        self.entrance.close()
         for request in (*self.scheduler.running, *self.scheduler.waiting):
             self.scheduler.release(request)
         self._requests.clear()
@@ -276,7 +273,7 @@ class Engine:
     def stats(self) -> EngineStats:
         """Totals since start, gauges now, and the observations since the last call (the latest, if very many)."""
         stats = self._stats
-        stats.waiting = len(self.scheduler.waiting)
+        stats.waiting = len(self.scheduler.waiting) + self.entrance.waiting
         stats.adapters_waiting = self.adapters.wanted(self.scheduler.waiting)
         stats.adapter_evictions = self.adapters.evictions
         stats.pages_used = self.cache.pages_used

@@ -17,6 +17,7 @@ from runtime.engine.groups import Given, Group, Place, make_groups
 from runtime.engine.inputs import SampleShape, sample_inputs
 from runtime.engine.noise_head import described, noise_alone
 from runtime.layers.head import CappedHead, PlainHead
+from runtime.samplers import choose
 from runtime.samplers.base import (
     SUPPRESS_EOS,
     TEMPERATURE,
@@ -214,6 +215,12 @@ class Head:
                 some |= self._held_back(group, some)
             blocks = BlockBatch(params=group.params, columns=group.rule.columns, kept=group.kept, top=group.top, **some)
             yield group.rule, group.members, blocks
+
+    def raw(self, hidden: torch.Tensor) -> torch.Tensor:
+        """[rows, vocab] of some rows, at most HEAD_ROWS: what may not be predicted is -inf, nothing else is changed."""
+        logits = self.logits(hidden)
+        choose.ban(logits, mask_id=self.mask_id, max_token_id=self.max_token_id, spared=self.spared)
+        return logits
 
     def _ban_eos(self, group: Group, logits: torch.Tensor, own: Place) -> None:
         """In place: an end of sequence is not predicted where the request says so."""

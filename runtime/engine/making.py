@@ -12,8 +12,8 @@ import torch
 from runtime.config import EngineConfig
 from runtime.distributed.group import ALONE, Group
 from runtime.engine.adapting import Adapters
-from runtime.engine.engine import orders_of
 from runtime.engine.model_runner import ModelRunner
+from runtime.engine.offer import orders_of
 from runtime.engine.recording import GraphRecorder
 from runtime.engine.replaying import ReplayingRunner
 from runtime.engine.sizes import Sizes

@@ -12,6 +12,7 @@ from runtime.engine.inputs import ForwardShape, forward_inputs, sample_inputs
 from runtime.engine.outcome import end_to_end, results
 from runtime.engine.ran import Clock, Ran
 from runtime.engine.staging import Staging
+from runtime.engine.walking import walk
 from runtime.kernels.batch import ForwardBatch
 from runtime.layers.kv_pool import KVPool
 from runtime.models.base import Model
@@ -125,4 +126,11 @@ class ModelRunner:
         told = [self.coming.take(found) for _, found in launched]
         self.clock.end(self.coming)
         shapes = [shape for shape, _ in launched]
-        return end_to_end([results(*each) for each in zip(shapes, told, members, strict=True)])
+        found = end_to_end([results(*each) for each in zip(shapes, told, members, strict=True)])
+        return self._walked(blocks, hidden, found)
+
+    def _walked(self, plan: BlockPlan, hidden: torch.Tensor, found: BlockResults) -> BlockResults:
+        """With what grammars let through; nothing of that is recorded."""
+        if plan.walks:
+            walk(self.step.head, plan, hidden, found)
+        return found

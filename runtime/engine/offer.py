@@ -11,9 +11,17 @@ from runtime.errors import ConfigError, RequestError
 from runtime.models import Facts, Family
 from runtime.request.checks import declared
 from runtime.request.description import Field, RuleInfo, Value, with_defaults
+from runtime.request.io import EngineInfo
 from runtime.samplers import Orders, Rule, rules, rules_of, rules_under
 from runtime.strategies import Strategy
 from runtime.weights import TokenIds
+
+
+def orders_of(info: EngineInfo) -> Orders | None:
+    """What the model orders edits with, None if it cannot."""
+    if info.delete_token_id is None or info.split_token_id is None:
+        return None
+    return Orders(info.delete_token_id, info.split_token_id)
 
 
 def read_orders(facts: Facts, ids: TokenIds) -> Orders | None:
@@ -77,7 +85,9 @@ def offer(
         "top_p": _generation(generation, "top_p", 1e-6, 1, greedy=1.0),
         "top_k": int(_generation(generation, "top_k", -1, 2**31, greedy=0.0, whole=True)),
         "strategy_fields": list(served(strategy.fields)),
-        "rules": [RuleInfo(key=rule.key, fields=served(rule.fields), modes=rule.modes) for rule in fitting],
+        "rules": [
+            RuleInfo(key=rule.key, fields=served(rule.fields), modes=rule.modes, walks=rule.walks) for rule in fitting
+        ],
         "default_rule": next((rule.key for rule in fitting if rule.key == wanted), fitting[0].key),
     }
 

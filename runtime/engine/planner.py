@@ -12,7 +12,7 @@ from runtime.engine.page_table import PageTable
 from runtime.engine.scheduler import Turn
 from runtime.samplers.base import TEMPERATURE, Merge, Rule, Stat, get_rule
 from runtime.samplers.uniform import DRAW, RENOISE, uniforms
-from runtime.state.plan import BlockPlan, Bools, Drawing, Ints, Ints32, MergedRows, RulePlan, StepPlan, lay_out
+from runtime.state.plan import BlockPlan, Bools, Drawing, Ints, Ints32, MergedRows, RulePlan, StepPlan, Walk, lay_out
 from runtime.state.request import FILLED, MASKED, Block, Request
 from runtime.strategies.base import Strategy
 
@@ -142,7 +142,7 @@ def _plan_blocks(turns: list[Turn], offsets: list[int]) -> BlockPlan | None:
     numbers: list[int] = []  # of each block, one after the other: an array of tuples takes three times as long
     rules: set[Rule] = set()
     wants = 0
-    unstable = False
+    unstable = constrained = False
     for turn, offset in zip(turns, offsets, strict=True):
         if turn.feed is None:
             continue
@@ -150,6 +150,7 @@ def _plan_blocks(turns: list[Turn], offsets: list[int]) -> BlockPlan | None:
         rules.add(request.rule)
         wants |= request.wants
         unstable |= request.unstable
+        constrained |= request.constraint is not None
         for block in turn.feed.blocks:
             blocks.append(block)
             owners.append(request)
@@ -169,6 +170,10 @@ def _plan_blocks(turns: list[Turn], offsets: list[int]) -> BlockPlan | None:
         needed |= (state == FILLED) & np.array([request.unstable for request in owners])[:, None]
         for i, block in enumerate(blocks):
             needed[i, : block.unseen] = False
+    may_force = columns[1] > 0
+    walks = _walks(owners, blocks) if constrained else ()
+    for i in (i for i, request in enumerate(owners) if constrained and request.constraint is not None):
+        needed[i] = may_force[i] = False  # the rule leaves it as it is
     params = [request.params for request in owners]
     groups: tuple[RulePlan, ...]
     if len(rules) == 1:
@@ -182,7 +187,7 @@ def _plan_blocks(turns: list[Turn], offsets: list[int]) -> BlockPlan | None:
         tokens=_rectangle([block.tokens for block in blocks], size),
         state=state,
         sampled=needed,
-        may_force=columns[1] > 0,
+        may_force=may_force,
         advanced=columns[2],
         initial_masks=columns[3],
         given_steps=columns[4],
@@ -192,12 +197,23 @@ def _plan_blocks(turns: list[Turn], offsets: list[int]) -> BlockPlan | None:
         groups=groups,
         noise=_uniforms(owners, blocks, size, RENOISE) if any(rule.noisy for rule in rules) else None,
         place=np.array([request.row for request in owners]) if wants & Stat.SIGNAL else None,
+        walks=walks,
     )
 
 
 def _apart(turns: list[Turn], offsets: list[int]) -> list[BlockPlan]:
     plans = [_plan_blocks([turn], [offset]) for turn, offset in zip(turns, offsets, strict=True)]
     return [plan for plan in plans if plan is not None]
+
+
+def _walks(owners: list[Request], blocks: list[Block]) -> tuple[Walk, ...]:
+    """Of each request that keeps to a grammar, the first block with a mask."""
+    found: dict[int, Walk] = {}
+    for i, (request, block) in enumerate(zip(owners, blocks, strict=True)):
+        if request.constraint is not None and block.masks and request.seq not in found:
+            threshold = float(request.values["accept_threshold"])
+            found[request.seq] = Walk(i, block.first_masked, block.size, threshold, request.constraint)
+    return tuple(found.values())
 
 
 def _rectangle(parts: list[np.ndarray], size: int) -> np.ndarray:

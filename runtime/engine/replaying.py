@@ -140,7 +140,7 @@ class ReplayingRunner(ModelRunner):
                 self.meanwhile()
             told = self.coming.take(found)
             self.clock.end(self.coming)
-            return results(shape, told, members)
+            return self._walked(plan, hidden, results(shape, told, members))
         self.ran.count(reason)
         if recording.outputs is None:
             recording.outputs = self._told_port.slice(recording.out.nbytes)
@@ -150,7 +150,7 @@ class ReplayingRunner(ModelRunner):
         recording.outputs.fetch()
         self._rows_port.sent = self._blocks_port.sent = False
         self.clock.end(self._told_port.staging)
-        return results(padded, recording.told, members)
+        return self._walked(plan, hidden, results(padded, recording.told, members))
 
     def _forward(self, shape: ForwardShape, fill: Callable[[Views], None]) -> bool:
         """Launch a forward; False if it has no recording."""

@@ -22,6 +22,8 @@ from runtime.models import Facts, Family, resolve_family
 from runtime.models.base import Model
 from runtime.request.io import EngineInfo
 from runtime.strategies import DecodingContext, Strategy, also_fits, make_strategy
+from runtime.structured.grammars import Grammars
+from runtime.structured.reading import grammars_of
 from runtime.weights import Checkpoint, TokenIds, load_model, read_tokens, resolve_checkpoint
 from runtime.weights.hub import Progress
 from runtime.weights.quantised import quantization_of
@@ -93,7 +95,24 @@ def load_engine(
         )
     runner, pages = make_runner(config, info, strategy, model, device, dtype, free_at_start, adapters, group)
     info = msgspec.structs.replace(info, num_pages=pages)
-    return Engine(info=info, runner=runner, strategy=strategy, adapters=adapters)
+    return Engine(info=info, runner=runner, strategy=strategy, adapters=adapters, grammars=_grammars(checkpoint, info))
+
+
+def _grammars(checkpoint: Checkpoint, info: EngineInfo) -> Grammars | None:
+    """What answers can keep to, where they can; the tokenizer is read once one does."""
+    return None if info.unstructured else grammars_of(checkpoint.path, info)
+
+
+def _unstructured(config: EngineConfig, strategy: Strategy, key: str, ids: TokenIds) -> str:
+    """Why no answer can keep to a grammar, "" where they can."""
+    if config.skip_tokenizer:
+        return "no tokenizer is loaded"
+    if config.tensor_parallel_size > 1 or config.deterministic:
+        flag = "--deterministic" if config.deterministic else "--tensor-parallel-size"
+        return f"grammars are not built with {flag}"
+    if not strategy.walks:
+        return f"grammars are not built for the {key} strategy"
+    return "" if ids.eos else "this model has no end of sequence"
 
 
 def _strategy_key(config: EngineConfig, family: Family[Any]) -> str:
@@ -195,5 +214,6 @@ def _info(
         blocks_cut=strategy.tiling.cut,
         default_max_tokens=strategy.default_max_tokens,
         model_revision=checkpoint.revision,
+        unstructured=_unstructured(config, strategy, key, ids),
         **offer(config, family, checkpoint.generation_config, strategy, key, block_size, orders),
     )

@@ -68,11 +68,13 @@ def share(name: str, default: float, help: str, neutral: float | None = None) ->
 
 @dataclass(frozen=True, kw_only=True)
 class RuleInfo:
-    """An acceptance rule: the fields that it reads, and each mode as values of some of them."""
+    """An acceptance rule: the fields that it reads, each mode as values of some of them, and
+    whether grammars go with it."""
 
     key: str
     fields: tuple[Field, ...] = ()
     modes: dict[str, dict[str, Value]] = field(default_factory=dict)
+    walks: bool = False
 
 
 def with_defaults(fields: Iterable[Field], block_size: int, *sources: Mapping[str, Value]) -> tuple[Field, ...]:

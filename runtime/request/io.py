@@ -43,6 +43,7 @@ class RequestSpec(msgspec.Struct, frozen=True, kw_only=True):
     max_nfe: int | None = None
     max_repetition_run: int | None = None
     decoding: DecodingParams = DecodingParams()
+    grammar: str = ""  # that the answer keeps to, as ``request.structured`` writes it; "": none
     given: dict[int, int] = {}  # ids that stand at these offsets of the answer from the start, and stay
     report: Report = "final"
     cache_salt: str = ""
@@ -99,6 +100,7 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
     temperature: float = 0.0  # of a request that sets none: the checkpoint's generation_config, else greedy
     top_p: float = 1.0
     top_k: int = 0
+    unstructured: str = "no tokenizer is loaded"  # why no answer can keep to a grammar; "": they can
     bos_token_id: int | None = None  # begins every prompt that is given as plain text
     delete_token_id: int | None = None  # these two: orders to edit, which never stand in an answer
     split_token_id: int | None = None

@@ -84,6 +84,10 @@ class SamplingParams:
     max_repetition_run: int | None = _asked("integer", "most repetitions of a token in a row", low=1, high=MANY)
     n: int = _asked("integer", "answers to each prompt", default=1, low=1, high=MAX_CHOICES, unset="1")
     decoding: Mapping[str, Any] | None = _asked("object", "how blocks are denoised")
+    structured_outputs: Mapping[str, Any] | None = _asked(
+        "object", "what the answer has to be: one of `json` (a schema), `json_object` (`true`), `regex`, `choice` "
+        "(a list of texts), `grammar`",
+    )  # fmt: skip
     cache_salt: str | None = _asked(
         "text", "cached prefixes are shared with requests of the same salt alone", high=256, unset="the empty text"
     )

@@ -15,7 +15,8 @@ from runtime.errors import RequestError
 from runtime.request.checks import refuse, shown
 from runtime.request.decoding import resolve_decoding
 from runtime.request.io import DecodingParams, EngineInfo, Report, RequestSpec
-from runtime.request.params import SamplingParams, check_fields
+from runtime.request.params import At, SamplingParams, check_fields
+from runtime.request.structured import grammar_of
 
 SUPPRESS = "suppress_eos"  # the rules' field of that name
 GREEDY_BELOW = 1e-6  # a temperature under this is 0: dividing logits by it would only lose precision
@@ -75,6 +76,7 @@ def resolve(
         max_nfe=params.max_nfe,
         max_repetition_run=params.max_repetition_run,
         decoding=decoding if given is None else _without_end(decoding),
+        grammar=_grammar(params, decoding, info, at, filled=given is not None),
         given=dict(given or {}),
         report=report,
         cache_salt=params.cache_salt or "",
@@ -82,6 +84,30 @@ def resolve(
         owner=owner,
         adapter=adapter or info.default_adapter,
     )
+
+
+def _grammar(params: SamplingParams, decoding: DecodingParams, info: EngineInfo, at: At, *, filled: bool) -> str:
+    """What the answer keeps to, "" where nothing is asked; refused with what would not let it."""
+    if params.structured_outputs is None:
+        return ""
+    name, path = at("structured_outputs"), at("decoding")
+    if info.unstructured:
+        raise refuse(name, f"cannot be kept to here, for {info.unstructured}; leave it out")
+    if filled:
+        raise refuse(name, "is not built for texts with holes; leave it out")
+    rule = info.rule(decoding.algorithm)
+    if rule is None or not rule.walks:
+        others = " or ".join(rule.key for rule in info.rules if rule.walks) or "no algorithm of this server"
+        raise refuse(name, f"goes with {others}, not with {decoding.algorithm}; set {path}.algorithm, or leave it out")
+    if decoding.values.get("remask_threshold"):
+        raise refuse(name, f"a remasked token may be one that the grammar needs; set {path}.remask_threshold to 0")
+    if decoding.values.get(SUPPRESS, "none") != "none":
+        raise refuse(name, f"ends where its grammar does; leave {path}.{SUPPRESS} out")
+    if params.ignore_eos:
+        raise refuse(name, f"ends where its grammar does; leave {at('ignore_eos')} out")
+    if decoding.total_steps is not None:
+        raise refuse(name, f"takes the steps that it takes; leave {at('num_denoising_steps')} out")
+    return grammar_of(params.structured_outputs, name)
 
 
 def _without_end(decoding: DecodingParams) -> DecodingParams:

@@ -166,6 +166,8 @@ class Rule:
             None: they show it at its defaults.
         modes: each mode as values of some of the fields; without modes a request's ``mode`` is refused.
         edits: blocks end when they come to rest, not when they are full (decoding.md 3.2); needs a family that can.
+        walks: its threshold is the one by which an answer that keeps to a grammar is filled from the left
+            (``runtime.engine.walking``).
         noisy: it denoises noise instead of masks, for strategies that are noisy too. All of an open block is MASKED
             before each step; what the rule does not fill becomes noise again, and its `adjust` divides the logits by
             its `heat` and does no more.
@@ -182,6 +184,7 @@ class Rule:
     tradeoff: ClassVar[Tradeoff | None] = None
     modes: ClassVar[dict[str, dict[str, Value]]] = {}
     edits: ClassVar[bool] = False
+    walks: ClassVar[bool] = False
     noisy: ClassVar[bool] = False
     strategies: ClassVar[tuple[str, ...]] = ()
     keeps: ClassVar[tuple[str, ...]] = ()

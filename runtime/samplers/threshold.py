@@ -34,6 +34,7 @@ class Threshold(RankedRule):
     fields = (ACCEPT, REMASK, METRIC, *COMMON)
     tradeoff = BY_THRESHOLD
     modes = MODES
+    walks = True
     plain = ACCEPT, MAX_STEPS
 
     def wants(self, values: Mapping[str, Any]) -> Stat:

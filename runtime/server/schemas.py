@@ -115,14 +115,13 @@ class Generation(Asked):
     logits_processors: Annotated[Any, Unbuilt([])] = None
     prompt_logprobs: Annotated[Any, Unbuilt()] = None
     truncate_prompt_tokens: Annotated[Any, Unbuilt()] = None
-    structured_outputs: Annotated[Any, Unbuilt()] = None
-    guided_json: Annotated[Any, Unbuilt()] = None
-    guided_regex: Annotated[Any, Unbuilt()] = None
-    guided_choice: Annotated[Any, Unbuilt()] = None
-    guided_grammar: Annotated[Any, Unbuilt()] = None
-    regex: Annotated[Any, Unbuilt()] = None
-    json_schema: Annotated[Any, Unbuilt()] = None
-    ebnf: Annotated[Any, Unbuilt()] = None
+    guided_json: Annotated[Any, Field(description="`structured_outputs.json`")] = None
+    guided_regex: Annotated[Any, Field(description="`structured_outputs.regex`")] = None
+    guided_choice: Annotated[Any, Field(description="`structured_outputs.choice`")] = None
+    guided_grammar: Annotated[Any, Field(description="`structured_outputs.grammar`")] = None
+    regex: Annotated[Any, Field(description="`structured_outputs.regex`")] = None
+    json_schema: Annotated[Any, Field(description="`structured_outputs.json`")] = None
+    ebnf: Annotated[Any, Field(description="`structured_outputs.grammar`")] = None
 
     def asked(self) -> dict[str, Any]:
         """What was given of the declared fields, by their names."""
@@ -173,6 +172,7 @@ class OpenAIRequest(Generation):
     service_tier: str | None = None
     safety_identifier: str | None = None
     prompt_cache_key: str | None = None  # prefixes are cached without it
+    response_format: Annotated[Any, Field(description="text, or JSON: json_object, json_schema")] = None
 
 
 class ChatRequest(OpenAIRequest):
@@ -191,7 +191,6 @@ class ChatRequest(OpenAIRequest):
     chat_template: Annotated[Any, Unbuilt()] = None
     documents: Annotated[Any, Unbuilt([])] = None
     function_call: Annotated[Any, Unbuilt("none", "auto")] = None
-    response_format: Annotated[Any, Unbuilt({"type": "text"})] = None
     modalities: Annotated[Any, Unbuilt(["text"])] = None
     audio: Annotated[Any, Unbuilt()] = None
     prediction: dict[str, Any] | None = None  # makes OpenAI's answers faster, not different

@@ -18,6 +18,7 @@ from runtime.request.choice import Choice
 from runtime.request.io import EngineInfo, Report, RequestSpec
 from runtime.request.params import SamplingParams, stop_strings
 from runtime.request.resolve import choices, resolve
+from runtime.request.structured import FIELD, path_of
 from runtime.server.bodies import read_body
 from runtime.server.fields import ignored
 from runtime.server.frontend import Frontend, Unavailable
@@ -25,6 +26,7 @@ from runtime.server.jobs import ClientGone, Job, disconnected
 from runtime.server.keys import Keys
 from runtime.server.preparing import Preparer
 from runtime.server.schemas import B, GenerateRequest, Generation, InfillRequest, OpenAIRequest
+from runtime.server.structured import FormChecker, form
 from runtime.text import Answer, Tokenizer
 
 log = logging.getLogger("unmask.http")
@@ -46,6 +48,7 @@ class Service:
         self.adapters = frontend.adapters
         self.tokenizer: Tokenizer | None = None  # loaded beside the engine
         self.preparer = Preparer(self.require)
+        self.forms = FormChecker(self.require)
         self.created = int(time.time())
         self.draining = False
         self.told: set[str] = set()  # ignored fields that the log has named
@@ -137,6 +140,8 @@ class Service:
         asked = body.asked() | {"n": n}
         if max_tokens is not None:
             asked["max_tokens"] = max_tokens
+        asked[FIELD], named = form(body)
+        names = {FIELD: named, **(names or {})}
         params = SamplingParams(**asked)
         stops = stop_strings(params.stop)
         report: Report = "denoise" if mode == "denoise" else "stable"
@@ -148,7 +153,7 @@ class Service:
             if i % BATCH == BATCH - 1:
                 await asyncio.sleep(0)  # others have their turn
             own = id if len(prompts) == 1 else f"{id}-{i}"
-            here = dict(names or {})
+            here = dict(names)
             if len(prompts) > 1:
                 here["prompt"] = f"prompt[{i}]"
             spec = resolve(
@@ -166,6 +171,8 @@ class Service:
             )
             if not i:  # the fields are right; all of it is made only where there is room
                 self.frontend.check_room(len(prompts) * n, owner)
+            if spec.grammar and not i:
+                await self.forms.check(spec.grammar, path_of(asked[FIELD], named), owner)
             specs += choices(spec, n)
         self.model_name(model)  # an adapter may have gone meanwhile
         made = [Choice(i, spec, Answer(tokenizer, stops)) for i, spec in enumerate(specs)]

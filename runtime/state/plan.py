@@ -5,11 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
 
 from runtime.kernels.batch import cut_tiles
+
+if TYPE_CHECKING:
+    from runtime.structured.constraint import Constraint
 
 Ints = npt.NDArray[np.int64]
 Ints32 = npt.NDArray[np.int32]
@@ -39,6 +43,17 @@ class Drawing:
 
 
 @dataclass(frozen=True)
+class Walk:
+    """A block of a request whose answer keeps to a grammar: its rule fills none of its masks, the walk does."""
+
+    block: int  # number of the plan's
+    first: int  # offset of its first MASKED position; all that follow are MASKED too
+    size: int  # positions of the block
+    threshold: float  # confidence above which a token is taken that is not the step's first
+    constraint: Constraint  # has taken all that comes before
+
+
+@dataclass(frozen=True)
 class BlockPlan:
     """The `n` blocks that this step denoises, in the order of their requests; `B` is the largest one's number of
     positions, and what a smaller one lacks is FIXED.
@@ -60,6 +75,7 @@ class BlockPlan:
     groups: tuple[RulePlan, ...]  # each block is in one
     noise: Floats | None = None  # [n, B] the requests' own random numbers, for what a noisy rule makes noise again
     place: Ints | None = None  # [n]: where the runner keeps what a model is told of each block's last step
+    walks: tuple[Walk, ...] = ()  # blocks that are filled otherwise; none of their positions is sampled
 
 
 @dataclass(frozen=True)

@@ -16,6 +16,7 @@ from runtime.samplers.base import Rule, Stat, get_rule
 if TYPE_CHECKING:  # the runner needs this module's constants where the messages' package is not installed
     from runtime.request.io import FinishReason, RequestSpec
     from runtime.state.plan import Mixture
+    from runtime.structured.constraint import Constraint
 
 # What a position is (decoding.md 1): a separate array, never "the token is the mask id".
 FIXED = 0  # prompt, or given: never written
@@ -162,6 +163,7 @@ class Request:
         # filled positions may still change: sampled too, and only final blocks' text is stable
         self.unstable = self.rule.unstable(values)
         self.wants = int(self.rule.asks(values))  # of the head: Stat
+        self.constraint: Constraint | None = None  # the answer keeps to; has taken all of it that is FILLED
         self.merge = self.rule.merge(values)  # how embeddings are made of its blocks' `mixture`
 
         self.adapter = spec.adapter

@@ -54,6 +54,8 @@ class Strategy(Protocol):
         whole_prompts: a prompt is forwarded in one step, which `max_rows` allows for.
         default_max_tokens: of a request that names no length; None leaves it to whoever asks.
         noisy: what is open is noise instead of masks.
+        walks: whether what it fills stays, and is filled from the left where a rule says so: answers can keep to a
+            grammar.
         one_window: in models with windows, open rows share one, that of the first of them (decoding.md 2).
     """
 
@@ -65,6 +67,7 @@ class Strategy(Protocol):
     whole_prompts: bool
     default_max_tokens: int | None
     noisy: bool
+    walks: bool
     one_window: bool
 
     def max_rows(self) -> int:

@@ -25,6 +25,7 @@ from runtime.strategies.tiled import TiledBlocks
 class Canvas(TiledBlocks):
     buffer_size = 1
     noisy = True
+    walks = False
     one_window = True
 
     def __init__(self, context: DecodingContext) -> None:

@@ -48,11 +48,15 @@ class MultiBlock(TiledBlocks):
             request.opened = True
             if not request.blocks and request.next_start < request.prompt_len:
                 self._append(request)  # open from the start: rule 4 applies to it already
-            while len(request.blocks) < self.buffer_size and self._may_open(request):
+            while len(request.blocks) < self._most(request) and self._may_open(request):
                 self._append(request)
                 if request.blocks:  # else all of it was given: the next one opens too
                     break
         return Feed(request.settled - self.shift, request.next_start, self._sampled(request))
+
+    def _most(self, request: Request) -> int:
+        """ACTIVE blocks; a grammar fills them from the left, so it has one at a time."""
+        return self.buffer_size if request.constraint is None else 1
 
     def _append(self, request: Request) -> None:
         start = request.next_start

@@ -21,6 +21,7 @@ class TiledBlocks:
     whole_prompts = False
     default_max_tokens: int | None = None
     noisy = False
+    walks = True
     one_window = False
     tiling: Tiling
 

@@ -33,7 +33,7 @@ class Tokenizer:
 
         `chat_template` is a jinja file used instead of the checkpoint's own. Raises ConfigError naming the file.
         """
-        directory = Path(directory)
+        directory = self.directory = Path(directory)
         data = files.read_json(directory, "tokenizer.json")
         if data is None:
             raise ConfigError(f"{directory / 'tokenizer.json'}: not found; the checkpoint has no tokenizer")

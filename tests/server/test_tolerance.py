@@ -106,7 +106,7 @@ def test_fields_that_change_nothing_are_taken(client: httpx.Client) -> None:
     "field",
     [
         {"min_p": 0.1}, {"skip_special_tokens": False}, {"echo": True}, {"frequency_penalty": 1}, {"min_tokens": 1},
-        {"tools": [{"type": "function"}]}, {"guided_json": {}}, {"structured_outputs": {"regex": "a"}}, {"regex": "a"},
+        {"tools": [{"type": "function"}]}, {"logit_bias": {"1": 1}}, {"allowed_token_ids": [1]},
         {"bad_words": ["a"]}, {"documents": [{}]}, {"chat_template": "x"},
     ],
 )  # fmt: skip

@@ -1,0 +1,82 @@
+"""What a body asks of its answer's form, under whatever name, and the check that it can be kept to."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from runtime.request.checks import refuse, shown
+from runtime.request.io import EngineInfo
+from runtime.request.structured import FIELD
+from runtime.server.lanes import Lane
+from runtime.server.schemas import Generation
+from runtime.structured.grammars import Grammars
+from runtime.structured.reading import grammars_of
+from runtime.text import Tokenizer
+
+# Other servers' names for the same.
+ALIKE = {
+    "guided_json": "json",
+    "guided_regex": "regex",
+    "guided_choice": "choice",
+    "guided_grammar": "grammar",
+    "json_schema": "json",
+    "regex": "regex",
+    "ebnf": "grammar",
+}
+FORMAT = "response_format"
+
+
+def form(body: Generation) -> tuple[dict[str, Any] | None, str]:
+    """As `structured_outputs` has it, and the name it was given under; None where nothing is asked.
+
+    Raises RequestError where it is asked for twice, or in a way that is none.
+    """
+    found = {name: {kind: value} for name, kind in ALIKE.items() if (value := getattr(body, name)) is not None}
+    asked = getattr(body, FIELD)
+    if asked is not None:
+        found[FIELD] = asked
+    wanted = getattr(body, FORMAT, None)
+    if wanted is not None and (made := _formatted(wanted)) is not None:
+        found[FORMAT] = made
+    if len(found) > 1:
+        first, second, *_ = found
+        raise refuse(second, f"says what {first} says too; give one of them")
+    for name, given in found.items():
+        return given, name
+    return None, FIELD
+
+
+def _formatted(wanted: object) -> dict[str, Any] | None:
+    """OpenAI's `response_format`."""
+    kind = wanted.get("type") if isinstance(wanted, dict) else None
+    if kind == "text":
+        return None
+    if kind == "json_object":
+        return {"json_object": True}
+    if kind == "json_schema":
+        assert isinstance(wanted, dict)
+        described = wanted.get("json_schema")
+        schema = described.get("schema") if isinstance(described, dict) else None
+        if schema is None:
+            raise refuse(FORMAT, "json_schema must be an object with a schema")
+        return {"json": schema}
+    raise refuse(FORMAT, f"{shown(wanted)} is not built in this version; its type is text, json_object or json_schema")
+
+
+class FormChecker:
+    """`require` gives the engine's facts and the tokenizer, or raises Unavailable."""
+
+    def __init__(self, require: Callable[[], tuple[EngineInfo, Tokenizer]]) -> None:
+        self._require = require
+        self._lane = Lane("grammars")
+        self._grammars: Grammars | None = None
+
+    async def check(self, grammar: str, param: str, owner: str) -> None:
+        """Raises RequestError for a grammar that no answer can keep to; others are answered meanwhile."""
+        if self._grammars is None:
+            info, tokenizer = self._require()
+            self._grammars = grammars_of(tokenizer.directory, info)
+        grammars = self._grammars
+        if grammars.known(grammar) is None:
+            await self._lane.run(len(grammar), lambda wanted: grammars.compiled(grammar, param), owner)

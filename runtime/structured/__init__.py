@@ -1,0 +1,1 @@
+"""Grammars that answers keep to: compiled once, and how far each request's answer has come in its own."""

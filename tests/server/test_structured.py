@@ -1,0 +1,102 @@
+"""Structured output over HTTP, on the shipped demo: the unmodified ``openai`` client, streams, refusals, others."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import httpx
+import openai
+import pydantic
+import pytest
+
+from tests.server.harness import ServerProcess, serving
+
+CHAT: Any = {
+    "model": "unmask-demo",
+    "messages": [{"role": "user", "content": "Anna, 34, lives in Rome. Write this as JSON."}],
+    "max_tokens": 80,
+}
+
+
+class Person(pydantic.BaseModel):
+    name: str
+    age: int
+    city: str
+
+
+@pytest.fixture(scope="module")
+def demo() -> Iterator[ServerProcess]:
+    with serving("--device", "cpu", "--max-num-reqs", "16") as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def ai(demo: ServerProcess) -> Iterator[openai.OpenAI]:
+    with openai.OpenAI(base_url=f"{demo.url}/v1", api_key="none", max_retries=0, timeout=60) as ai:
+        yield ai
+
+
+def test_parse_gives_an_object(ai: openai.OpenAI) -> None:
+    answer = ai.chat.completions.parse(**CHAT, response_format=Person)
+    assert answer.choices[0].message.parsed == Person(name="Anna", age=34, city="Rome")
+    with ai.chat.completions.stream(**CHAT, response_format=Person) as stream:
+        assert stream.get_final_completion().choices[0].message.parsed == answer.choices[0].message.parsed
+
+
+def test_a_stream_brings_the_same_text(ai: openai.OpenAI) -> None:
+    asked = {**CHAT, "response_format": {"type": "json_object"}, "n": 2, "temperature": 1, "seed": 7}
+    whole = [choice.message.content for choice in ai.chat.completions.create(**asked).choices]
+    texts = ["", ""]
+    for chunk in ai.chat.completions.create(**asked, stream=True):
+        for choice in chunk.choices:
+            texts[choice.index] += choice.delta.content or ""
+    assert texts == whole
+    assert all(isinstance(json.loads(text), dict) for text in texts)
+
+
+@pytest.mark.parametrize(
+    "form",
+    [{"structured_outputs": {"choice": ["red", "blue"]}}, {"guided_choice": ["red", "blue"]}, {"regex": "red|blue"},
+     {"guided_regex": "red|blue"}, {"ebnf": 'root ::= "red" | "blue"'}, {"guided_grammar": 'start: "red" | "blue"'},
+     {"json_schema": {"enum": ["red", "blue"]}}, {"guided_json": {"enum": ["red", "blue"]}}],
+)  # fmt: skip
+@pytest.mark.parametrize("route", ["/generate", "/v1/completions"])
+def test_it_goes_by_every_name(demo: ServerProcess, route: str, form: dict[str, Any]) -> None:
+    with demo.client() as client:
+        answer = client.post(route, json={"prompt": "A colour:", "max_tokens": 20, **form}).json()
+    text = answer["text"] if route == "/generate" else answer["choices"][0]["text"]
+    assert text.strip('"') in ("red", "blue")
+
+
+def test_holes_are_not_filled_by_a_grammar(demo: ServerProcess) -> None:
+    with demo.client() as client:
+        refused = client.post("/v1/infill", json={"text": "a <mask:2> b", "regex": "a"})
+    assert (refused.status_code, refused.json()["error"]["param"]) == (400, "regex")
+
+
+def test_a_large_schema_does_not_hold_others(demo: ServerProcess) -> None:
+    """It takes a second to compile, in the server and in the engine."""
+    names = [f"p{i}" for i in range(1200)]
+    large = {"type": "object", "properties": {name: {"type": "string"} for name in names}, "required": names}
+    with demo.client() as client, ThreadPoolExecutor(1) as beside:
+        job = beside.submit(client.post, "/v1/chat/completions", json={**CHAT, "guided_json": large}, timeout=60)
+        slowest = 0.0
+        while not job.done():
+            began = time.monotonic()
+            assert httpx.get(f"{demo.url}/health").status_code == 200
+            slowest = max(slowest, time.monotonic() - began)
+        answer = job.result()
+    assert answer.status_code == 200, answer.text
+    assert slowest < 0.5
+
+
+def test_a_schema_that_explodes_is_refused(demo: ServerProcess) -> None:
+    odd = {"type": "object", "properties": {f"p{i}": {"type": "string"} for i in range(1200)}}
+    with demo.client() as client:
+        refused = client.post("/v1/chat/completions", json={**CHAT, "structured_outputs": {"json": odd}})
+    assert (refused.status_code, refused.json()["error"]["param"]) == (400, "structured_outputs.json")
+    assert "<state>" not in refused.text
