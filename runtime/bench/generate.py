@@ -133,9 +133,9 @@ def _commit_ms(llm: LLM, batch: int, args: argparse.Namespace) -> float | None:
         step = steady("commit", batch, context, block, strategy, SERVED)
     except ConfigError:
         return None
-    wanted = argparse.Namespace(**vars(args) | {"block_size": block, "check": False})
+    wanted = argparse.Namespace(**vars(args) | {"block_size": block, "check": False, "deterministic": False})
     facts = Facts(info.vocab_size, info.max_model_len, block, info.mask_token_id, ())
     pool = runner.pool.like(pages_of(step, strategy, block, info.page_size))
-    live = Live(runner.model, pool, strategy, facts, info.mask_token_id, wanted)
+    live = Live(runner.model, pool, strategy, facts, info.mask_token_id, wanted, engine.adapters)
     found: float = live.case("commit", batch, context, [step])["wall_ms"]
     return found
