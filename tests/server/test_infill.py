@@ -134,5 +134,8 @@ def test_pages_are_small_open_and_cached_by_what_they_hold(checkpoint: Any) -> N
             again = client.get(path, headers={"If-None-Match": got.headers["etag"]})
             assert again.status_code == 304
             assert not again.content
+            weak = {"If-None-Match": f'"other", W/{got.headers["etag"]}'}
+            assert client.get(path, headers=weak).status_code == 304
+            assert client.get(path, headers={"Host": "a/b?c#d"}).content == got.content
         assert client.get("/page/../pages.py").status_code in (401, 404)
         assert client.get("/openapi.json").status_code == 401
