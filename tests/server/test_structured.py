@@ -118,3 +118,14 @@ def test_a_long_chain_of_rules_ends_no_process(demo: ServerProcess, rule: str) -
         answer = client.post("/generate", json={"prompt": "a", "max_tokens": 4, "ebnf": "\n".join(rules)}, timeout=60)
         assert answer.status_code == 200, answer.text
         assert client.post("/generate", json={"prompt": "a", "max_tokens": 4}).status_code == 200
+
+
+def test_grammars_that_nobody_waits_for_cost_no_turn(demo: ServerProcess) -> None:
+    for i in range(12):  # each takes about a second
+        with demo.client() as client, pytest.raises(httpx.ReadTimeout):
+            client.post("/generate", json={"prompt": "a", "regex": "a?" * 7000 + f"b{{{i}}}"}, timeout=0.1)
+    began = time.monotonic()
+    with demo.client() as client:
+        answer = client.post("/generate", json={"prompt": "a", "max_tokens": 4, "regex": "c{1,7}"}, timeout=60)
+    assert answer.status_code == 200, answer.text
+    assert time.monotonic() - began < 8

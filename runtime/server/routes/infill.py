@@ -15,7 +15,6 @@ from runtime.request.choice import denoise_event
 from runtime.server.conversation import plain
 from runtime.server.errors import of_error
 from runtime.server.jobs import Job
-from runtime.server.keys import owner_of
 from runtime.server.preparing import too_long
 from runtime.server.responses import DONE, EventStream, event, json_response
 from runtime.server.routes.documented import OwnBody, takes
@@ -62,13 +61,13 @@ async def infill(request: Request) -> Response:
         service.require()
         laid = await _lay_out(service, request, body)
         job = await service.job(
+            request,
             body,
             [laid.prompt],
             id=new_id("infill"),
             mode=mode,
             names={"prompt": "text" if body.segments is None else "segments"},
             max_tokens=laid.length,
-            owner=owner_of(request),
             given=laid.given,
             model=model,
         )
