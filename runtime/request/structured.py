@@ -58,6 +58,8 @@ def grammar_of(asked: object, at: str) -> str:
 def _json(value: object, param: str) -> str:
     schema = value
     if isinstance(schema, str):
+        if len(schema) > MAX_CHARS:  # before anything is made of it
+            raise refuse(param, f"has {len(schema)} characters; at most {MAX_CHARS}")
         try:
             schema = json.loads(schema)
         except (ValueError, RecursionError):

@@ -70,19 +70,21 @@ class Adapters:
 
     async def load(self, name: str, uri: str, by: By) -> None:
         """Into every replica that serves, or into none. Raises RequestError with the reason."""
+        try:
+            check_adapter_name(name)
+        except ConfigError as error:
+            raise RequestError(f"lora_name: {error}", param="lora_name") from None
         async with self._turns[name]:
             await self._load(name, uri, by)
 
     async def unload(self, name: str) -> None:
         """No new request may have it; returns once the last one that has it has ended."""
+        if name not in self.table:
+            return  # names that nobody has are kept nowhere
         async with self._turns[name]:
             await self._unload(name)
 
     async def _load(self, name: str, uri: str, by: By) -> None:
-        try:
-            check_adapter_name(name)
-        except ConfigError as error:
-            raise RequestError(f"lora_name: {error}", param="lora_name") from None
         if name in self.config.model_names:
             refusal = f"lora_name: {name!r} is the model's own name; take another"
             if by == "config":
@@ -150,7 +152,7 @@ class Adapters:
         """A replica serves, with what it was started with: have it take what has come since."""
         assert self.supervisor is not None
         for name, entry in self.table.items():
-            if entry.state == "ready" and entry.by != "flag":
+            if entry.state in ("ready", "loading") and entry.by != "flag":  # else it would miss what others just read
                 self.supervisor.send(replica, LoadAdapter(name, entry.uri))
 
     def engine_config(self) -> EngineConfig:

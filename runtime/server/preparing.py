@@ -32,6 +32,7 @@ SMALL_TEXT = 4096  # characters that are encoded in a millisecond or so
 SMALL_IDS = 4096
 SMALL_CHAT = 32  # messages
 MESSAGE_CHARS = 64  # that a message costs a template beside its content
+PIECE_CHARS = 16  # that a piece costs beside its characters
 MAX_ARGUMENTS = 4096  # values in a template's arguments, at any depth
 MAX_PROMPT_TOKENS = 2**17  # of all prompts of a request
 
@@ -68,10 +69,22 @@ class Preparer:
 
         return await self._run(request, len(text), work)
 
-    async def encode_plain(self, request: Request, text: str, param: str) -> list[int]:
-        """A piece of a text, which nothing is put before."""
+    async def encode_pieces(self, request: Request, texts: list[str], param: str, room: int) -> list[list[int]]:
+        """The ids of a text's pieces, which nothing is put before; of so many that the model has no `room` for them,
+        no more are made."""
         info, tokenizer = self._require()
-        return await self._run(request, len(text), lambda wanted: _encode(tokenizer, text, info, param, wanted))
+
+        def work(wanted: Callable[[], bool]) -> list[list[int]]:
+            encoded: list[list[int]] = []
+            tokens = 0
+            for text in texts:
+                encoded.append(_encode(tokenizer, text, info, param, wanted) if wanted() else [])
+                tokens += len(encoded[-1])
+                if tokens > room:
+                    raise too_long(param, info, "more than")
+            return encoded
+
+        return await self._run(request, sum(PIECE_CHARS + len(text) for text in texts), work)
 
     async def encode_each(self, request: Request, prompts: list[str | list[int]]) -> list[list[int]]:
         """The ids of prompts, those given as ids as they are."""
@@ -159,14 +172,19 @@ def weight(arguments: dict[str, Any]) -> int:
     return total + 4 * seen
 
 
+def too_long(param: str, info: EngineInfo, what: str = "far more than") -> RequestError:
+    """Of a text whose tokens are not all counted."""
+    return RequestError(
+        f"{param}: has {what} the {info.max_model_len} tokens of the model's length; shorten it",
+        param=param,
+        code="context_length_exceeded",
+    )
+
+
 def _encode(tokenizer: Tokenizer, text: str, info: EngineInfo, param: str, wanted: Callable[[], bool]) -> list[int]:
     ids = tokenizer.encode_at_most(text, info.max_model_len, param, wanted)
     if ids is None:
-        raise RequestError(
-            f"{param}: has far more than the {info.max_model_len} tokens of the model's length; shorten it",
-            param=param,
-            code="context_length_exceeded",
-        )
+        raise too_long(param, info)
     return ids
 
 

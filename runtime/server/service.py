@@ -23,7 +23,7 @@ from runtime.server.bodies import read_body
 from runtime.server.fields import ignored
 from runtime.server.frontend import Frontend, Unavailable
 from runtime.server.jobs import ClientGone, Job, disconnected
-from runtime.server.keys import Keys
+from runtime.server.keys import Keys, owner_of
 from runtime.server.preparing import Preparer
 from runtime.server.schemas import B, GenerateRequest, Generation, InfillRequest, OpenAIRequest
 from runtime.server.structured import FormChecker, form
@@ -116,6 +116,7 @@ class Service:
 
     async def job(
         self,
+        request: Request,
         body: Generation,
         prompts: Sequence[list[int]],
         *,
@@ -125,16 +126,15 @@ class Service:
         default_max_tokens: int | None = None,
         max_tokens: int | None = None,
         n: int = 1,
-        owner: str = "",
         model: str | None = None,
         given: Mapping[int, int] | None = None,
     ) -> Job:
         """Check a body against the engine and set its requests going; choices are ordered by prompt, then by number.
 
         `mode`: None for an answer in one piece, "denoise" for every step, anything else for text as it grows.
-        `owner`: whose key it came with, as `Keys.check` names it. `model`: as `model_name` gave it. `given`: see
-        `resolve`.
+        `model`: as `model_name` gave it. `given`: see `resolve`.
         """
+        owner = owner_of(request)
         info, tokenizer = self.require()
         self.frontend.check_count(len(prompts), n)  # before anything is made of a great number
         asked = body.asked() | {"n": n}
@@ -172,7 +172,7 @@ class Service:
             if not i:  # the fields are right; all of it is made only where there is room
                 self.frontend.check_room(len(prompts) * n, owner)
             if spec.grammar and not i:
-                await self.forms.check(spec.grammar, path_of(asked[FIELD], named), owner)
+                await self.forms.check(request, spec.grammar, path_of(asked[FIELD], named))
             specs += choices(spec, n)
         self.model_name(model)  # an adapter may have gone meanwhile
         made = [Choice(i, spec, Answer(tokenizer, stops)) for i, spec in enumerate(specs)]

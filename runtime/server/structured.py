@@ -5,10 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from starlette.requests import Request
+
 from runtime.request.checks import refuse, shown
 from runtime.request.io import EngineInfo
 from runtime.request.structured import FIELD
-from runtime.server.lanes import Lane
+from runtime.server.keys import owner_of
+from runtime.server.lanes import Lane, attended
 from runtime.server.schemas import Generation
 from runtime.structured.grammars import Grammars
 from runtime.structured.reading import grammars_of
@@ -72,11 +75,17 @@ class FormChecker:
         self._lane = Lane("grammars")
         self._grammars: Grammars | None = None
 
-    async def check(self, grammar: str, param: str, owner: str) -> None:
-        """Raises RequestError for a grammar that no answer can keep to; others are answered meanwhile."""
+    async def check(self, request: Request, grammar: str, param: str) -> None:
+        """Raises RequestError for a grammar that no answer can keep to; others are answered meanwhile. ClientGone once
+        nobody waits for it: no others wait for its turn then."""
         if self._grammars is None:
             info, tokenizer = self._require()
             self._grammars = grammars_of(tokenizer.directory, info)
         grammars = self._grammars
         if grammars.known(grammar) is None:
-            await self._lane.run(len(grammar), lambda wanted: grammars.compiled(grammar, param), owner)
+
+            def work(wanted: Callable[[], bool]) -> None:
+                if wanted():
+                    grammars.compiled(grammar, param)
+
+            await attended(request, self._lane.run(len(grammar), work, owner_of(request)))

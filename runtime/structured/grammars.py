@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections import OrderedDict
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
     from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 
 KEPT = 64  # compiled grammars
+STACK = 512 << 20  # bytes of address space for the compiler, which goes down a chain of rules by calling itself
 # Of one grammar, so that no schema takes seconds or gigabytes: about 20 ms of lexer, 15 ms a token, 40 MB of states.
 LIMITS = {
     "max_items_in_row": 2000,
@@ -36,7 +38,7 @@ class Grammars:
         self.facts = facts
         self._tokens: LLTokenizer | None = None
         self._kept: OrderedDict[str, LLMatcher] = OrderedDict()
-        self._reading, self._lock = threading.Lock(), threading.Lock()
+        self._reading, self._starting, self._lock = threading.Lock(), threading.Lock(), threading.Lock()
 
     def known(self, text: str) -> Constraint | None:
         """A request's own start in a grammar that was compiled before, None if it was not."""
@@ -56,9 +58,15 @@ class Grammars:
         made = self.known(text)
         if made is not None:
             return made
-        matcher = self._compile(text)
+        with ThreadPoolExecutor(1, thread_name_prefix="grammar") as deep:
+            with self._starting:
+                before = threading.stack_size(STACK)
+                try:
+                    work = deep.submit(self._try, text)  # which starts the thread
+                finally:
+                    threading.stack_size(before)
+            matcher, why = work.result()
         if not matcher.is_error():
-            why = self._beginning(matcher.deep_copy())
             if why:
                 raise refuse(param, f"cannot be kept to: {why}")
             with self._lock:
@@ -67,6 +75,11 @@ class Grammars:
                     self._kept.popitem(last=False)
             return Constraint(matcher.deep_copy(), self.facts)
         raise refuse(param, f"cannot be kept to: {sentence(matcher.get_error())}")
+
+    def _try(self, text: str) -> tuple[LLMatcher, str]:
+        """The grammar, which may be in error, and why no answer can even begin in it."""
+        matcher = self._compile(text)
+        return matcher, "" if matcher.is_error() else self._beginning(matcher.deep_copy())
 
     def _beginning(self, matcher: LLMatcher) -> str:
         """Why no answer can even begin, "" if one can: what is too large shows at its first choice."""

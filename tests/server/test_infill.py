@@ -9,6 +9,7 @@ import pytest
 
 from runtime.server.pages import pages
 from tests.server.harness import ServerProcess, serving, sse
+from tests.server.pings import pinging
 
 
 def fill(server: ServerProcess, **body: Any) -> Any:
@@ -83,6 +84,7 @@ def test_no_hole_ends_early(server: ServerProcess) -> None:
         ({"text": "a<mask:999999999>"}, "text", "from 1 to 4096"),
         ({"text": "a" + "<mask:1>b" * 300}, "text", "at most 256"),
         ({"text": "a<mask:4000>" + "b<mask:4000>" * 3}, "text", "the model's length"),
+        ({"text": "a<mask:2>" + "b" * 5000 + "<mask:2>" + "c" * 5000}, "text", "the model's length"),
         ({"text": "a<mask:2>", "max_tokens": 4}, "max_tokens", "the holes say"),
         ({"text": "a<mask:2>", "stop": "b"}, "stop", "the holes say"),
         ({"text": "a<mask:2>", "chat_template_kwargs": {"x": 1}}, "chat_template_kwargs", "only with messages"),
@@ -96,6 +98,15 @@ def test_what_is_wrong_is_named(server: ServerProcess, body: dict[str, Any], par
     error = answer.json()["error"]
     assert error["param"] == param
     assert says in error["message"]
+
+
+def test_many_pieces_hold_nobody_up(server: ServerProcess) -> None:
+    pieces = [{"text": "ab cd " * 300}] * 900
+    with server.client() as client, pinging(server) as pings:
+        answer = client.post("/v1/infill", json={"segments": [{"text": "a"}, {"mask": 2}, *pieces]})
+    assert answer.status_code == 400
+    assert answer.json()["error"]["code"] == "context_length_exceeded"
+    assert pings.longest < 0.3
 
 
 def test_the_bytes_of_tokens(server: ServerProcess) -> None:
@@ -123,5 +134,8 @@ def test_pages_are_small_open_and_cached_by_what_they_hold(checkpoint: Any) -> N
             again = client.get(path, headers={"If-None-Match": got.headers["etag"]})
             assert again.status_code == 304
             assert not again.content
+            weak = {"If-None-Match": f'"other", W/{got.headers["etag"]}'}
+            assert client.get(path, headers=weak).status_code == 304
+            assert client.get(path, headers={"Host": "a/b?c#d"}).content == got.content
         assert client.get("/page/../pages.py").status_code in (401, 404)
         assert client.get("/openapi.json").status_code == 401

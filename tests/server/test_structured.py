@@ -100,3 +100,32 @@ def test_a_schema_that_explodes_is_refused(demo: ServerProcess) -> None:
         refused = client.post("/v1/chat/completions", json={**CHAT, "structured_outputs": {"json": odd}})
     assert (refused.status_code, refused.json()["error"]["param"]) == (400, "structured_outputs.json")
     assert "<state>" not in refused.text
+
+
+def test_a_schema_in_a_string_is_as_short_as_others(demo: ServerProcess) -> None:
+    with demo.client() as client:
+        refused = client.post("/generate", json={"prompt": "a", "guided_json": "[" + "{}," * 30_000 + "{}]"})
+    assert (refused.status_code, refused.json()["error"]["param"]) == (400, "guided_json")
+    assert "characters" in refused.text
+
+
+@pytest.mark.parametrize("rule", ["a{}: a{}", "a{}: a{}?", "A{}: A{}", "A{}: ~A{}"])
+def test_a_long_chain_of_rules_ends_no_process(demo: ServerProcess, rule: str) -> None:
+    """Its compiler goes down such chains by recursion, which an ordinary stack does not hold."""
+    first, many = rule[0], 4000
+    rules = [f"start: {first}0", *(rule.format(i, i + 1) for i in range(many)), f'{first}{many}: "x"']
+    with demo.client() as client:
+        answer = client.post("/generate", json={"prompt": "a", "max_tokens": 4, "ebnf": "\n".join(rules)}, timeout=60)
+        assert answer.status_code == 200, answer.text
+        assert client.post("/generate", json={"prompt": "a", "max_tokens": 4}).status_code == 200
+
+
+def test_grammars_that_nobody_waits_for_cost_no_turn(demo: ServerProcess) -> None:
+    for i in range(12):  # each takes about a second
+        with demo.client() as client, pytest.raises(httpx.ReadTimeout):
+            client.post("/generate", json={"prompt": "a", "regex": "a?" * 7000 + f"b{{{i}}}"}, timeout=0.1)
+    began = time.monotonic()
+    with demo.client() as client:
+        answer = client.post("/generate", json={"prompt": "a", "max_tokens": 4, "regex": "c{1,7}"}, timeout=60)
+    assert answer.status_code == 200, answer.text
+    assert time.monotonic() - began < 8

@@ -15,7 +15,6 @@ from runtime.request.choice import denoise_fields
 from runtime.server.conversation import plain
 from runtime.server.errors import of_error
 from runtime.server.jobs import Job
-from runtime.server.keys import owner_of
 from runtime.server.responses import DONE, EventStream, event, json_response
 from runtime.server.routes.documented import OwnBody, takes
 from runtime.server.schemas import ChatRequest
@@ -50,6 +49,7 @@ async def _start(service: Service, request: Request) -> Started:
     service.require()
     ids = await service.preparer.encode_chat(request, plain(body.messages), _template_kwargs(body))
     job = await service.job(
+        request,
         body,
         [ids],
         id=new_id("chatcmpl"),
@@ -57,7 +57,6 @@ async def _start(service: Service, request: Request) -> Started:
         names={"prompt": "messages", **names},
         max_tokens=max_tokens,
         n=1 if body.n is None else body.n,
-        owner=owner_of(request),
         model=model,
     )
     return Started(job, model, bool(body.stream), include_usage(body), counts_usage(body), mode == "denoise")

@@ -14,7 +14,6 @@ from runtime.errors import RequestError
 from runtime.request.choice import denoise_fields
 from runtime.server.errors import of_error
 from runtime.server.jobs import Job
-from runtime.server.keys import owner_of
 from runtime.server.responses import DONE, EventStream, event, json_response
 from runtime.server.routes.documented import OwnBody, takes
 from runtime.server.schemas import CompletionRequest
@@ -48,8 +47,7 @@ async def _start(service: Service, request: Request) -> Started:
     service.require()
     prompts = await service.preparer.encode_each(request, _list(body.prompt))
     n = 1 if body.n is None else body.n
-    owner = owner_of(request)
-    job = await service.job(body, prompts, id=new_id("cmpl"), mode=mode, n=n, owner=owner, model=model)
+    job = await service.job(request, body, prompts, id=new_id("cmpl"), mode=mode, n=n, model=model)
     return Started(job, model, bool(body.stream), include_usage(body), counts_usage(body), mode == "denoise")
 
 

@@ -13,7 +13,6 @@ from runtime.errors import RequestError
 from runtime.request.choice import append_event, denoise_event
 from runtime.server.errors import of_error
 from runtime.server.jobs import Job
-from runtime.server.keys import owner_of
 from runtime.server.responses import DONE, EventStream, event, json_response
 from runtime.server.routes.documented import OwnBody, takes
 from runtime.server.schemas import GenerateRequest
@@ -33,9 +32,14 @@ async def generate(request: Request) -> Response:
         mode = stream_mode(body, default="denoise")
         service.require()
         ids = (await service.preparer.encode_each(request, [body.prompt]))[0]
-        limit, owner = DEFAULT_MAX_TOKENS, owner_of(request)
         job = await service.job(
-            body, [ids], id=new_id("gen"), mode=mode, default_max_tokens=limit, owner=owner, model=model
+            request,
+            body,
+            [ids],
+            id=new_id("gen"),
+            mode=mode,
+            default_max_tokens=DEFAULT_MAX_TOKENS,
+            model=model,
         )
     if mode is not None:
         return EventStream(job, _events(service, job, body.prompt, mode))

@@ -15,7 +15,7 @@ from runtime.request.choice import denoise_event
 from runtime.server.conversation import plain
 from runtime.server.errors import of_error
 from runtime.server.jobs import Job
-from runtime.server.keys import owner_of
+from runtime.server.preparing import too_long
 from runtime.server.responses import DONE, EventStream, event, json_response
 from runtime.server.routes.documented import OwnBody, takes
 from runtime.server.schemas import InfillRequest
@@ -61,13 +61,13 @@ async def infill(request: Request) -> Response:
         service.require()
         laid = await _lay_out(service, request, body)
         job = await service.job(
+            request,
             body,
             [laid.prompt],
             id=new_id("infill"),
             mode=mode,
             names={"prompt": "text" if body.segments is None else "segments"},
             max_tokens=laid.length,
-            owner=owner_of(request),
             given=laid.given,
             model=model,
         )
@@ -88,6 +88,12 @@ async def _lay_out(service: Service, request: Request, body: InfillRequest) -> L
         raise RequestError("chat_template_kwargs: only with messages", param="chat_template_kwargs")
     else:
         ids = service.require()[0].begun([])
+    most = service.require()[0].max_model_len
+    texts = [segment for segment in segments if isinstance(segment, str)]
+    room = most - len(ids) - sum(segment for segment in segments if isinstance(segment, int))
+    if room < 0:
+        raise too_long(param, service.require()[0], "more than")
+    pieces = iter(await preparer.encode_pieces(request, texts, param, room))
     given: dict[int, int] = {}
     holes: list[tuple[int, int]] = []
     at = 0
@@ -96,7 +102,7 @@ async def _lay_out(service: Service, request: Request, body: InfillRequest) -> L
             holes.append((at, at + segment))
             at += segment
             continue
-        own = await preparer.encode_plain(request, segment, param)
+        own = next(pieces)
         if not holes:
             ids += own
             continue
@@ -104,13 +110,6 @@ async def _lay_out(service: Service, request: Request, body: InfillRequest) -> L
         at += len(own)
     if not ids:
         raise RequestError(f"{param}: begins with a hole; give a text before it, or messages", param=param)
-    most = service.require()[0].max_model_len
-    if len(ids) + at > most:
-        raise RequestError(
-            f"{param}: has {len(ids) + at} tokens with its holes, and the model's length is {most}; shorten it",
-            param=param,
-            code="context_length_exceeded",
-        )
     return Laid(segments, ids, given, holes, at)
 
 

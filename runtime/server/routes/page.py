@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable
+
 from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
 
-from runtime.server.pages import pages
+from runtime.server.pages import Page, pages
 
 router = APIRouter(include_in_schema=False)
 
 
-async def _page(request: Request) -> Response:
-    page = pages()[request.url.path]
-    if request.headers.get("if-none-match") == page.headers["etag"]:
-        return Response(status_code=304, headers=page.headers)
-    return Response(page.content, headers=page.headers)
+def _serve(page: Page) -> Callable[[Request], Awaitable[Response]]:
+    async def serve(request: Request) -> Response:
+        # the mark stands in quotes: alone, in a list, or marked as weak by a proxy that packs what passes
+        if page.headers["etag"] in request.headers.get("if-none-match", ""):
+            return Response(status_code=304, headers=page.headers)
+        return Response(page.content, headers=page.headers)
+
+    return serve
 
 
-for _path in pages():
-    router.add_api_route(_path, _page, methods=["GET"], response_model=None)
+for _path, _page in pages().items():
+    router.add_api_route(_path, _serve(_page), methods=["GET"], response_model=None)
