@@ -30,9 +30,6 @@ class Fp8Weight(PackedWeight):
     def pack(self, x: torch.Tensor) -> Fp8:
         return quantise_reference(x)
 
-    def matmul(self, x: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
-        return self.kernels.linear(x, self.operand, bias)
-
 
 def check_fp8(device: torch.device, dtype: torch.dtype) -> None:
     if dtype == torch.float64:

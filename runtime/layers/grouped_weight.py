@@ -44,9 +44,6 @@ class GroupedWeight(PackedWeight):
     def columns(self, inputs: range) -> tuple[slice, slice]:
         return super().columns(inputs) if self.run is None else self.operand.columns(inputs)
 
-    def matmul(self, x: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
-        return self.kernels.linear(x, self.operand, bias)
-
 
 def _make(
     shape: tuple[int, ...], dtype: torch.dtype, device: torch.device, kernels: Kernels, turns: bool, *,

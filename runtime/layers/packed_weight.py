@@ -26,6 +26,7 @@ class PackedWeight(Weight):
 
     __slots__ = ("operand",)  # as a plain weight's tensor
     operand: Any
+    kernels: Any  # of the format
     run: int | None = None  # inputs that share a scale, at whose multiples a row may be cut; None: all of it
 
     def __init__(self, shape: tuple[int, ...], dtype: torch.dtype, operand: Any, *, turns: bool) -> None:
@@ -48,6 +49,13 @@ class PackedWeight(Weight):
         made.operand = self.operand[index]
         made.shape = made.operand.shape
         return made
+
+    def matmul(self, x: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
+        """Outputs come as a checkpoint orders them: where they lie in turns the format's kernels give others."""
+        if self.turns:
+            return super().matmul(x, bias)
+        out: torch.Tensor = self.kernels.linear(x, self.operand, bias)
+        return out
 
     @property
     def tensor(self) -> torch.Tensor:

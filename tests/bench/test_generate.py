@@ -8,7 +8,7 @@ from runtime import LLM
 from runtime.bench import random_backend
 from runtime.bench.__main__ import main
 from runtime.bench.random_weights import random_llm, write_files
-from runtime.config import EngineConfig, ServerConfig
+from runtime.config import EngineConfig
 from runtime.errors import ConfigError
 from runtime.server.messages import Configure
 from runtime.text import Tokenizer
@@ -59,8 +59,8 @@ def test_files_of_a_shape_have_a_word_for_each_id(tmp_path, name, size, mask):
 def test_a_backend_draws_what_the_files_do_not_hold(tmp_path):
     write_files(tmp_path, "llada2-tiny")
     config = EngineConfig(model=str(tmp_path), device="cpu", max_num_reqs=2, max_model_len=64)
-    configure = Configure.of(ServerConfig(engine=config), config, 0)
-    engine = random_backend.make_engine(configure, lambda phase, done, total: None, lambda reason: None)
+    configure = Configure(config, (), "info", "text")
+    engine = random_backend.make_engine(configure, lambda phase, done, total: None, lambda why: None)
     assert (engine.info.mask_token_id, engine.info.vocab_size) == (1023, 1024)
     engine.close()
     with random_llm(str(tmp_path), device="cpu", max_num_reqs=2, max_model_len=64) as llm:

@@ -52,6 +52,20 @@ def test_codes_of_four_bits_come_back(size, group):
         assert int(packed[0, 0, 1]) == low | high << 4
 
 
+@pytest.mark.parametrize("name", [*NAMES, "fp8"])
+def test_products_come_in_the_checkpoints_order_wherever_rows_lie(name):
+    """As what is no kernel of experts takes them: experts that adapters change."""
+    x, given = normal(5, 256), normal(64, 256)
+    weights = [weight_of(name, 64, 256, turns=turns) for turns in (False, True)]
+    for weight in weights:
+        weight.fill((), given)
+    plain, turned = (weight.matmul(x) for weight in weights)
+    torch.testing.assert_close(turned, plain, rtol=1e-4, atol=1e-4)
+    part = weight_of(name, 3, 64, 256, turns=True)
+    part.fill((slice(None),), torch.stack([given * 2, given, given * 3]))
+    torch.testing.assert_close(part.part(1).matmul(x), plain, rtol=1e-4, atol=1e-4)
+
+
 def test_eight_bits_are_rounded_to_the_nearest():
     x = normal(7, 300) * torch.tensor([1e-30, 1e-3, 1.0, 7.0, 1e4, 1e30, 0.0])[:, None]
     made = quantise_rows(x)
