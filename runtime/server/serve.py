@@ -22,7 +22,6 @@ import uvloop
 
 from runtime.config import ServerConfig
 from runtime.errors import ConfigError, RequestError
-from runtime.ranks.node import lend
 from runtime.server import environment, logs
 from runtime.server.access import Load
 from runtime.server.descriptors import make_room
@@ -56,6 +55,8 @@ def run(config: ServerConfig, backend_command: tuple[str, ...] = BACKEND_COMMAND
     for note in config.notes:
         log.warning("%s", note)
     if config.node_rank:
+        from runtime.ranks.node import lend  # and arrays with it, which a frontend has no use for
+
         return lend(config, (sys.executable, "-m", "runtime.server.rank", config.log_level, config.log_format))
     config = config.replace(max_connections=make_room(config.max_connections, config.data_parallel_size))
     with contextlib.ExitStack() as stack:

@@ -202,7 +202,7 @@ def test_committed_kv_is_a_fresh_prefills(llm: LLM) -> None:
     written = []
     for salt in ("", "fresh"):
         chain: list[bytes] = []
-        engine.cache.extend_chain(chain, salt, tokens, len(tokens))
+        engine.cache.extend_chain(chain, engine.adapters.salt("", salt), tokens, len(tokens))
         units = engine.cache.match(chain)
         assert len(units) == 2
         written.append(torch.stack([tensor[:, units].flatten(1, 2) for tensor in engine.runner.pool.tensors]))

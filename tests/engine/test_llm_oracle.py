@@ -212,7 +212,7 @@ def kept(llm: LLM, tokens: list[int]) -> torch.Tensor:
         engine.step()
     cache = engine.cache
     chain: list[bytes] = []
-    cache.extend_chain(chain, "", np.array(tokens, dtype=np.int64), len(tokens))
+    cache.extend_chain(chain, engine.adapters.salt("", ""), np.array(tokens, dtype=np.int64), len(tokens))
     units = cache.match(chain)
     pool = engine.runner.pool
     pages = [unit * cache.pages_per_unit + i for unit in units for i in range(cache.pages_per_unit)]
