@@ -16,6 +16,7 @@ MOST_PARTS = 3  # of outputs
 DEPTH, COLUMNS = 128, 128
 ROWS = 32  # whatever the tiles, so that a row's bits do not depend on them
 SPLIT = 512  # inputs that one program sums up
+HELD = 1 << 16  # bytes of `down` that a program takes at a time; twice as many of `up`
 
 
 @dataclass(frozen=True)
@@ -126,6 +127,11 @@ def _expand(
             tl.store(at, (tl.load(at, mask=inside, other=0.0) + acc).to(out_ptr.dtype.element_ty), mask=inside)
 
 
+def tile(rank: int, element_size: int) -> tuple[int, int]:
+    """Inputs and outputs that a program takes at a time: fewer of a large rank, as there is no room for more."""
+    return min(DEPTH, HELD // (rank * element_size)), min(COLUMNS, 2 * HELD // (rank * element_size))
+
+
 def add_lora(
     out: torch.Tensor, x: torch.Tensor, down: torch.Tensor, up: torch.Tensor, cuts: Sequence[int], rows: LoraRows
 ) -> None:
@@ -138,14 +144,15 @@ def add_lora(
     splits = max(1, min(8, inputs // SPLIT))
     span = triton.cdiv(triton.cdiv(inputs, splits), DEPTH) * DEPTH
     precision = "ieee" if x.dtype == torch.float32 else "tf32"
+    depth, columns = tile(rank, x.element_size())
     small = torch.empty(splits, count, parts, rank, dtype=torch.float32, device=x.device)
     programs = len(rows.tiles) * chunks
     _shrink[(programs, parts, splits)](
         x, down, rows.slots, rows.tiles, small, count, INPUTS=inputs, RANK=rank, PARTS=parts, ROWS=ROWS,
-        CHUNKS=chunks, SPAN=span, DEPTH=DEPTH, STAGES=3, PRECISION=precision, num_warps=4,
+        CHUNKS=chunks, SPAN=span, DEPTH=depth, STAGES=3, PRECISION=precision, num_warps=4,
     )  # fmt: skip
-    _expand[(programs, triton.cdiv(outputs, COLUMNS))](
+    _expand[(programs, triton.cdiv(outputs, columns))](
         out, small, up, rows.slots, rows.tiles, count, OUTPUTS=outputs, RANK=rank, PARTS=parts,
         CUT1=cuts[1] if parts > 1 else 0, CUT2=cuts[2] if parts > 2 else 0, SPLITS=splits, ROWS=ROWS, CHUNKS=chunks,
-        COLUMNS=COLUMNS, PRECISION=precision, num_warps=4,
+        COLUMNS=columns, PRECISION=precision, num_warps=4,
     )  # fmt: skip
