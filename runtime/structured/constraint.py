@@ -6,13 +6,12 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-import numpy as np
-import numpy.typing as npt
-
-if TYPE_CHECKING:
+if TYPE_CHECKING:  # a frontend loads neither arrays nor the library until a grammar is asked for
+    import numpy as np
+    import numpy.typing as npt
     from llguidance import LLMatcher
 
-Words = npt.NDArray[np.int32]  # a bit a token
+    Words = npt.NDArray[np.int32]  # a bit a token
 
 
 @dataclass(frozen=True)
@@ -28,6 +27,8 @@ class Facts:
 
     @classmethod
     def of(cls, *, vocab_size: int, max_token_id: int, mask_id: int | None, eos: Iterable[int]) -> Facts:
+        import numpy as np
+
         allowed = np.zeros(-(-vocab_size // 32) * 32, dtype=np.bool_)
         allowed[: max_token_id + 1] = True
         if mask_id is not None:

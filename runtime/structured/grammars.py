@@ -8,8 +8,6 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from runtime.request.checks import refuse
 from runtime.structured.constraint import Constraint, Facts, sentence
 
@@ -83,6 +81,8 @@ class Grammars:
 
     def _beginning(self, matcher: LLMatcher) -> str:
         """Why no answer can even begin, "" if one can: what is too large shows at its first choice."""
+        import numpy as np  # loaded in a frontend only now
+
         first = Constraint(matcher, self.facts)
         row = np.zeros(self.facts.words, dtype=np.int32)
         first.fill(row)
