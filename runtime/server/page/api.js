@@ -19,7 +19,8 @@ export function hasKey() {
   return Boolean(sessionStorage.getItem(KEY));
 }
 
-function headers(more = {}) {
+export function headers(more = {}) {
+  // of a request to this server: with the key, where the tab has one
   const key = sessionStorage.getItem(KEY);
   return key ? { ...more, Authorization: `Bearer ${key}` } : more;
 }

@@ -1,13 +1,12 @@
 // Swagger UI over this server's own description, with the key of the page where there is one.
 
-import { get, setKey } from "./api.js";
+import { get, headers, setKey } from "./api.js";
 
 const form = document.getElementById("key-form");
 
 function withKey(request) {
-  const key = sessionStorage.getItem("unmask-key");
-  if (key && new URL(request.url, location.href).origin === location.origin) {
-    request.headers.Authorization ??= `Bearer ${key}`;
+  if (new URL(request.url, location.href).origin === location.origin) {
+    request.headers = { ...headers(), ...request.headers };
   }
   return request;
 }

@@ -7,7 +7,6 @@ import { Timeline } from "./timeline.js";
 import { isSpecial, learn, texts } from "./tokens.js";
 
 const REPLAY = 250; // ms a step
-const SAYS_LENGTH = ["max_tokens"]; // settings that holes make superfluous
 
 export class Pane {
   constructor(name, schemas, changed) {
@@ -80,8 +79,7 @@ export class Pane {
     const open = cells.map((cell, i) =>
       i < first || i > last ? { id: cell.id, kind: "stable", fresh: false } : { id: null, kind: "mask", fresh: false },
     );
-    const settings = this.settings.body();
-    for (const name of SAYS_LENGTH) delete settings[name];
+    const { max_tokens, ...settings } = this.settings.body(); // holes say how long they are
     this.#pause();
     this.#marked(null);
     this.timeline = new Timeline(open, this.timeline.promptTokens);
