@@ -17,7 +17,7 @@ REGISTRY ?=
 SBOMS ?= build
 VERSION := $(shell sed -n 's/^version = "\(.*\)"/\1/p' pyproject.toml)
 
-.PHONY: help setup serve chat test programs e2e browser-test lint format typecheck crds operator-bench siege gpu-test gpu-test-2 gpu-bench images lock clean
+.PHONY: help setup serve chat test programs e2e browser-test clients lint format typecheck crds operator-bench siege gpu-test gpu-test-2 gpu-bench images lock clean
 
 help:  ## show this list
 	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 16
@@ -44,7 +44,8 @@ chat: setup  ## talk to the server on PORT in the terminal and watch blocks bein
 
 # The first time on a machine an API server is compiled, for minutes: beside everything that needs none, and behind it.
 # It is a process group of its own, for a compiler has many processes, and all end with `make test`, however that ends.
-# Two workers of pytest share the cores: threads of theirs would only spin.
+# Two workers of pytest share the cores: threads of theirs would only spin. Each begins with a half of the tests, so that
+# what a file's tests share (a server, a model) is started once and not by both; who is done takes from the other's end.
 ALONE := $(BIN)/python -c 'import os, sys; os.setpgid(0, 0); os.execvp(sys.argv[1], sys.argv[1:])'
 COMPILE := nice $(BIN)/python -m e2e.cluster build >$$0/log 2>&1; echo $$? >$$0/ended; mv $$0/ended $$0/status
 
@@ -55,7 +56,7 @@ test: setup  ## lint, type-check and run every CPU test
 	  trap 'exit 130' INT TERM; \
 	  $(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/mypy || exit 1; \
 	  test -e $$building/status || echo "compiling what the operator's tests run; until it is there, the others run"; \
-	  OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 $(ARGS); tests=$$?; \
+	  OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal $(ARGS); tests=$$?; \
 	  test $$tests = 0 && wait $$compiler; \
 	  if test -e $$building/status && test "$$(cat $$building/status)" != 0; then cat $$building/log; exit 1; fi; exit $$tests
 
@@ -72,6 +73,9 @@ e2e: setup  ## start a cluster with a node (needs root), test the chart and the 
 browser-test: setup  ## drive the page in headless Chromium, which it installs (then it needs root)
 	$(BIN)/python -m e2e.browser
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/page -m browser $(ARGS)
+
+clients: setup  ## run third parties' clients against the demo, each in an environment of its own; ARGS="-k openai" one
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/clients -m clients $(ARGS)
 
 lint: setup
 	$(BIN)/ruff check .
@@ -95,6 +99,7 @@ crds: setup  ## write crds/, its chart's copy and docs/fields.md from the operat
 	PYTHONPATH=operator:. $(BIN)/python -m tools.reference > docs/fields.md
 
 operator-bench: setup programs  ## 200 services on pretend nodes: time to Ready, requests, memory, rest, failover
+	@$(BIN)/python -m e2e.cluster build kube-scheduler kwok
 	PYTHONPATH=operator:. $(BIN)/python -m tests.operator.scale $(ARGS)
 
 siege: setup  ## attack a server of its own, each attack alone, and measure; ARGS="--all" all at once, ten minutes

@@ -111,10 +111,10 @@ def engines(kube: Kube, namespace: str) -> dict[str, int]:
     }
 
 
-def ask(kube: Kube, namespace: str, name: str = "demo", question: str = "What is 6 times 7?") -> str:
-    """The service's answer to a question, asked through the API server's proxy of its Service."""
+def ask(kube: Kube, namespace: str, name: str = "demo", question: str = "What is 6 times 7?", model: str = "") -> str:
+    """The answer of a service, or of an adapter of it, asked through the API server's proxy of its Service."""
     path = kube.path("v1", "Service", namespace, f"{name}:http", "proxy")
-    body = {"model": name, "messages": [{"role": "user", "content": question}], "max_tokens": 32}
+    body = {"model": model or name, "messages": [{"role": "user", "content": question}], "max_tokens": 32}
 
     def answered() -> Obj | None:
         try:

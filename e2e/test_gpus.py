@@ -11,9 +11,28 @@ from e2e.cluster import Kube
 from e2e.cluster.kube import Obj
 from e2e.cluster.node.gpus import pretend_gpus
 from e2e.pods import pod
-from e2e.services import condition, demo, get, patch, pods, wait_condition
+from e2e.services import ask, condition, demo, get, patch, pods, wait_condition
 
 ON_CPU = {"gpu": {}, "engine": {"extraArgs": ["--device=cpu"]}}
+
+
+@pytest.mark.timeout(800)
+def test_an_engine_of_two_ranks_gets_two_gpus(kube: Kube, namespace: str) -> None:
+    """On the CPU two processes share the demo model all the same, and answer as one."""
+    with pretend_gpus(kube, 2):
+        room = {"resources": {"limits": {"memory": "4Gi"}}}
+        kube.create(demo(namespace, "shared", {**ON_CPU, **room, "parallelism": {"tensor": 2}}))
+        wait_condition(kube, namespace, "Ready", name="shared")
+        (engine,) = pods(kube, namespace, "shared")
+        (main,) = engine["spec"]["containers"]
+        assert main["resources"]["limits"]["nvidia.com/gpu"] == "2"
+        assert main["resources"]["requests"]["nvidia.com/gpu"] == "2"
+        sizes = [argument for argument in main["args"] if "parallel" in argument]
+        assert sizes == ["--tensor-parallel-size=2"]
+        (memory,) = [one["emptyDir"] for one in engine["spec"]["volumes"] if one["name"] == "shm"]
+        assert memory == {"medium": "Memory", "sizeLimit": "8Gi"}
+        assert "42" in ask(kube, namespace, "shared")
+        kube.delete(demo(namespace, "shared"))
 
 
 def holder(namespace: str) -> Obj:

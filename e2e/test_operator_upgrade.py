@@ -29,7 +29,7 @@ def main(kube: Kube, namespace: str, name: str) -> tuple[str, bool]:
     return container["image"], VARIABLE in {variable["name"] for variable in container["env"]}
 
 
-# What no pod is made of. The newer operator would make the pods otherwise; none of these lets it.
+# What no pod is made of (of lora the list). The newer operator would make the pods otherwise; none of these lets it.
 BESIDE: dict[str, Obj] = {
     "autoscaling": {"minReplicas": 1, "maxReplicas": 1, "targets": {"queuedRequestsPerReplica": 4}},
     "podDisruptionBudget": {"minAvailable": 1},
@@ -37,6 +37,7 @@ BESIDE: dict[str, Obj] = {
     "rolloutStrategy": {"maxSurge": 0, "maxUnavailable": 1},
     "serviceAccount": {"annotations": {"somebody": "asks"}},
     "startupProbe": {},
+    "lora": {"adapters": [{"name": "roman", "uri": "demo://roman"}]},
     "service": {"port": 8080},
 }
 
@@ -50,7 +51,8 @@ def test_edits_beside_the_pods_restart_none_under_another_operator(
     They ask a Service of their own, as an Ingress goes to the pods by itself: an edit of the port takes the old one
     away from whoever asks it. A few more ask the operator's Service, before that edit and after it.
     """
-    kube.create(demo(namespace, spec={"resources": {"requests": {"cpu": "100m"}}, "suspend": True}))
+    room: Obj = {"lora": {"maxAdapters": 1}}
+    kube.create(demo(namespace, spec={"resources": {"requests": {"cpu": "100m"}}, "suspend": True} | room))
     wait_condition(kube, namespace, "Accepted")
     patch(kube, namespace, {"engine": {"maxNumReqs": 12}, "suspend": False})
     wait_condition(kube, namespace)

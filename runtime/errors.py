@@ -1,5 +1,7 @@
 """The two kinds of mistake a user can make, in how the server is started and in a request; and the end of a replica."""
 
+from __future__ import annotations
+
 
 class ConfigError(ValueError):
     """Start-up cannot go on. The message is one sentence that names the flag, file or tensor and the fix."""
@@ -21,6 +23,14 @@ class RequestError(ValueError):
         self.param = param
         self.status = status
         self.code = code
+
+    def renamed(self, ours: str, theirs: str) -> RequestError:
+        """The same, of a field that the client knows under another name."""
+        param, message = self.param, self.message
+        if param is not None and (param == ours or param.startswith((f"{ours}.", f"{ours}["))):
+            message = theirs + message.removeprefix(ours) if message.startswith(ours) else message
+            param = theirs + param.removeprefix(ours)
+        return RequestError(message, param=param, status=self.status, code=self.code)
 
 
 class ReplicaLost(Exception):

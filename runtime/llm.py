@@ -13,12 +13,14 @@ from runtime.config import EngineConfig
 from runtime.engine.engine import Engine
 from runtime.engine.setup import load_engine
 from runtime.errors import RequestError
+from runtime.parts import part_marks
 from runtime.request.answer import GenerationOutput
 from runtime.request.choice import AnswerText, Choice, IdsOnly, append_event, denoise_event
 from runtime.request.io import EngineInfo, EngineOutput, Report
 from runtime.request.params import SamplingParams, stop_strings
 from runtime.request.resolve import choices, resolve
 from runtime.request.structured import FIELD, path_of
+from runtime.scoring import Scoring
 from runtime.weights import resolve_checkpoint
 
 if TYPE_CHECKING:
@@ -29,7 +31,7 @@ Prompt = str | Sequence[int] | Sequence[Mapping[str, Any]]  # text, token ids, o
 Inbox = deque[EngineOutput]
 
 
-class LLM:
+class LLM(Scoring):
     """A model in this process. Several may live side by side; none may be shared between threads.
 
     Streams may be open at the same time, and `generate` may be called meanwhile: they share the engine's batches.
@@ -42,8 +44,7 @@ class LLM:
 
     Raises:
         ConfigError: for flags or a checkpoint that cannot be honoured.
-        ReplicaLost: from any call, with ``tensor_parallel_size`` above 1, when one of its processes is gone; the object
-            cannot be used any more.
+        ReplicaLost: from any call, with ``tensor_parallel_size`` above 1, when one of its processes is gone, for good.
     """
 
     tokenizer: Tokenizer | None
@@ -105,6 +106,31 @@ class LLM:
         ]
         self._finish([choice for group in groups for choice in group])
         return [GenerationOutput.of_all(group) for group in groups]
+
+    def chat(
+        self,
+        messages: Sequence[Mapping[str, Any]] | Sequence[Sequence[Mapping[str, Any]]],
+        params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        adapter: str | Sequence[str | None] | None = None,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
+    ) -> list[GenerationOutput]:
+        """Answer a conversation, or several in shared batches, through the checkpoint's chat template.
+
+        Args:
+            messages: of one conversation, or a list of conversations; each message with `role` and `content`.
+            params, adapter: as for `generate`.
+            chat_template_kwargs: further variables of the template.
+
+        Raises:
+            RequestError: as `generate` does, and for messages that the template cannot render.
+        """
+        single = bool(messages) and isinstance(messages[0], Mapping)
+        conversations: Sequence[Any] = [messages] if single else messages
+        encode = self._tokenizer("messages").encode_chat
+        kwargs = dict(chat_template_kwargs or {})
+        prompts = [encode([dict(message) for message in talk], **kwargs) for talk in conversations]
+        return self.generate(prompts, params, adapter=adapter)
 
     def stream(
         self,
@@ -220,7 +246,7 @@ class LLM:
             return IdsOnly()
         from runtime.text import Answer
 
-        return Answer(self.tokenizer, stop)
+        return Answer(self.tokenizer, stop, marks=part_marks())
 
     def _finish(self, all_choices: list[Choice]) -> None:
         waiting = {choice.spec.id: choice for choice in all_choices}

@@ -20,7 +20,7 @@ _COMMON = {
     "suppress_health_check": [HealthCheck.too_slow, HealthCheck.data_too_large],
     "phases": [Phase.explicit, Phase.reuse, Phase.generate, Phase.shrink],  # "explain" takes minutes on these
 }
-settings.register_profile("ci", derandomize=True, database=None, max_examples=100, **_COMMON)
+settings.register_profile("ci", derandomize=True, database=None, max_examples=50, **_COMMON)
 settings.register_profile("thorough", max_examples=3000, print_blob=True, **_COMMON)
 settings.load_profile("ci")
 

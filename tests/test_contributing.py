@@ -11,6 +11,7 @@ from runtime import LLM, SamplingParams
 from runtime.bench import __main__ as bench
 from runtime.errors import ConfigError, RequestError
 from runtime.models import base as models
+from runtime.parts import Parts, formats, reasoning_format, tool_format
 from runtime.samplers import base as samplers
 from runtime.strategies import base as strategies
 from runtime.weights import resolve_checkpoint
@@ -27,6 +28,8 @@ def run(monkeypatch):
         (samplers, "_RULES"),
         (strategies, "_STRATEGIES"),
         (strategies, "_ALSO_FITS"),
+        (formats, "_TOOLS"),
+        (formats, "_REASONING"),
     ):
         monkeypatch.setattr(module, name, dict(getattr(module, name)))
 
@@ -86,3 +89,13 @@ def test_a_family(run, tmp_path):
         assert llm.info.family == "twin"
         assert llm.info.defaults().values["accept_threshold"] == 0.9
         assert llm.generate([PROMPTS[0]], params)[0].token_ids is not None
+
+
+def test_a_format(run):
+    assert tool_format("bracketed") is None
+    run("runtime/parts/bracketed.py")
+    parts = Parts(tools=tool_format("bracketed"), reasoning=reasoning_format("bracketed"))
+    for character in '[R]hm[/R]Look: [CALL]{"name": "f", "arguments": {"x": 1}}[/CALL]':
+        parts.push(character)
+    assert (parts.reasoning, parts.content) == ("hm", "Look:")
+    assert [(call.name, call.arguments) for call in parts.calls] == [("f", '{"x": 1}')]

@@ -30,6 +30,7 @@ PAGES = [
     "README.md",
     "CONTRIBUTING.md",
     "docs/server.md",
+    "docs/tools.md",
     "docs/decoding.md",
     "docs/models.md",
     "docs/performance.md",
@@ -72,7 +73,12 @@ def test_flags_and_files_that_are_named_exist(name):
         assert flag in own | tools, flag
     for path in re.findall(r"\]\(([\w/.-]+)\)", text):
         assert ((ROOT / name).parent / path).exists(), path
-    examples = {"runtime/strategies/single_bd.py", "runtime/samplers/best_few.py", "runtime/models/twin.py"}
+    examples = {
+        "runtime/strategies/single_bd.py",
+        "runtime/samplers/best_few.py",
+        "runtime/models/twin.py",
+        "runtime/parts/bracketed.py",
+    }
     for path in re.findall(r"`((?:runtime|tests|docs)/[\w/.-]+)`", text):
         assert path in examples or (ROOT / path).exists(), path
 

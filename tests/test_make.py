@@ -12,6 +12,7 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 HOUR = 3600
+LONG = f"sleep {HOUR}"
 
 # The compiler has a child, as a real one; both leave their ids.
 PYTHON = """\
@@ -19,7 +20,7 @@ PYTHON = """\
 case "$*" in
   "-m e2e.cluster build") echo $$ >>{place}/pids; sleep {compiles} & echo $! >>{place}/pids; wait
     echo the compiler said so; exit {compiled} ;;
-  "-m pytest"*) touch {place}/testing; sleep {tests}; exit {tested} ;;
+  "-m pytest"*) touch {place}/testing; {tests}; exit {tested} ;;
   *) exec {python} "$@" ;;
 esac
 """
@@ -39,7 +40,8 @@ def make(tmp_path):
         (venv / "bin" / name).chmod(0o755)
 
     def start(linted=0, **times):
-        known = {"place": tmp_path, "python": sys.executable, "compiles": HOUR, "compiled": 0, "tests": 0, "tested": 0}
+        known = {"place": tmp_path, "python": sys.executable, "compiles": HOUR, "compiled": 0}
+        known |= {"tests": "true", "tested": 0}
         stand_in("python", PYTHON.format(**known | times))
         stand_in("ruff", f"#!/bin/sh\nexit {linted}\n")
         stand_in("mypy", "#!/bin/sh\n")
@@ -96,7 +98,8 @@ def ended(made, place):
 
 
 def test_a_failure_of_the_tests_ends_the_compiler(make, tmp_path):
-    made = make(tests=1, tested=3)
+    until_both_compile = f"until test $(wc -l <{tmp_path}/pids) = 2; do sleep 0.1; done"
+    made = make(tests=until_both_compile, tested=3)
     wait_for(lambda: len(compilers(tmp_path)) == 2)
     assert ended(made, tmp_path)[0] != 0
 
@@ -108,7 +111,7 @@ def test_what_fails_before_the_tests_ends_the_compiler(make, tmp_path):
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_an_interrupt_ends_the_compiler(make, tmp_path, number):
-    made = make(tests=HOUR)
+    made = make(tests=LONG)
     wait_for(lambda: (tmp_path / "testing").exists() and len(compilers(tmp_path)) == 2)
     os.killpg(made.pid, number)
     assert ended(made, tmp_path)[0] != 0
@@ -121,6 +124,7 @@ def test_a_compiler_that_takes_longer_than_the_tests_is_waited_for(make, tmp_pat
 
 
 def test_a_compiler_that_fails_is_told(make, tmp_path):
-    status, said = ended(make(compiles=0, compiled=1, tests=1), tmp_path)
+    until_it_began = f"until test -s {tmp_path}/pids; do sleep 0.1; done"
+    status, said = ended(make(compiles=0, compiled=1, tests=until_it_began), tmp_path)
     assert status != 0
     assert "the compiler said so" in said

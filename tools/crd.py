@@ -16,6 +16,7 @@ NAME = f"{PLURAL}.{GROUP}"
 SHORT_NAME = "dlms"
 CATEGORY = "unmask"
 _READY = '.status.conditions[?(@.type=="Ready")]'
+_ADAPTERS = '.status.conditions[?(@.type=="AdaptersLoaded")]'
 
 COLUMNS = (
     ("Ready", "string", f"{_READY}.status", "Whether everything the spec asks for holds.", 0),
@@ -23,6 +24,7 @@ COLUMNS = (
     ("Model", "string", ".spec.model.uri", "The checkpoint.", 0),
     ("Available", "integer", ".status.readyReplicas", "Pods that serve.", 0),
     ("Desired", "integer", ".spec.replicas", "Pods asked for.", 0),
+    ("Adapters", "string", f"{_ADAPTERS}.status", "Whether every pod serves all adapters.", 1),
     ("URL", "string", ".status.url", "Base URL inside the cluster.", 1),
     ("Age", "date", ".metadata.creationTimestamp", "Time since it was created.", 0),
 )
@@ -41,7 +43,7 @@ def schema(*, defaults: bool = False) -> Schema:
             "spec": structural(Spec, defaults=defaults),
             "status": structural(Status),
         },
-        "x-kubernetes-validations": [rules.NAME.schema()],
+        "x-kubernetes-validations": [rules.NAME.schema(), rules.ADAPTER_NAMES.schema()],
     }
 
 

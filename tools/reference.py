@@ -22,7 +22,7 @@ its description says what then holds. The API server refuses what breaks a bound
 def page() -> str:
     """The whole page."""
     whole = schema(defaults=True)
-    name = [rule["message"] for rule in whole["x-kubernetes-validations"]]
+    name = [_rule(rule) for rule in whole["x-kubernetes-validations"]]
     lines = [_HEAD, *(f"* {sentence}." for sentence in name), ""]
     for part in ("spec", "status"):
         for path, section in _sections(part, whole["properties"][part]):

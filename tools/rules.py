@@ -10,8 +10,10 @@ from tools.strategy_rules import ANY_PAGE, OWN_STEP
 from unmask_operator.api.autoscaling import Autoscaling
 from unmask_operator.api.base import Section
 from unmask_operator.api.engine import BATCHED, RESERVED, Engine
+from unmask_operator.api.lora import Adapter, Lora
 from unmask_operator.api.model import Model
 from unmask_operator.api.network import Peer, Service
+from unmask_operator.api.placement import Parallelism
 from unmask_operator.api.rollout import PodDisruptionBudget, RolloutStrategy
 from unmask_operator.api.spec import Spec
 
@@ -51,6 +53,7 @@ def _gpu_rule(part: str) -> str:
 _HUB = r"hf://[A-Za-z0-9_][A-Za-z0-9_.-]*/[A-Za-z0-9_][A-Za-z0-9_.-]*"
 _CLAIM = r"pvc://[a-z0-9]([-a-z0-9.]*[a-z0-9])?(/[A-Za-z0-9_][A-Za-z0-9_.-]*)*/?"
 _URI = rf"^(demo://|{_HUB}|{_CLAIM})$"
+_ADAPTER = rf"^(demo://[a-z0-9][a-z0-9_-]*|{_HUB}|{_CLAIM})$"
 _TAGGED = r"^([^/@]+/)*[^/:@]+:[A-Za-z0-9_][A-Za-z0-9_.-]*$"
 _RESERVED_ARGUMENT = rf"^(-h|--({'|'.join(name.replace('-', '[-_]') for name in RESERVED)})(=.*)?)$"
 
@@ -60,12 +63,41 @@ NAME = Rule(
     "it names a Service",
 )
 
+ADAPTER_NAMES = Rule(
+    "!has(self.spec.lora) || !has(self.spec.lora.adapters) || !self.spec.lora.adapters.exists(a, "
+    "a.name == (has(self.spec.model.name) ? self.spec.model.name : self.metadata.name))",
+    "an adapter has the model's own name (model.name, or else the resource's), and requests could not tell them apart: "
+    "take another",
+    "spec.lora.adapters",
+)
+
 RULES: Mapping[type[Section], tuple[Rule, ...]] = {
     Spec: (
         Rule(
-            "has(self.gpu) || !has(self.parallelism) || !has(self.parallelism.data) || self.parallelism.data == 1",
-            "needs gpu: on CPU a pod runs one engine; set gpu, or raise replicas instead",
+            "has(self.gpu) || !has(self.parallelism) || "
+            "((!has(self.parallelism.data) || self.parallelism.data == 1) && "
+            "(!has(self.parallelism.tensor) || self.parallelism.tensor == 1))",
+            "needs gpu: on CPU a pod runs one engine in one process; set gpu, or raise replicas instead",
             "parallelism",
+        ),
+        Rule(
+            "!has(self.lora) || !has(self.parallelism) || !has(self.parallelism.tensor) || "
+            "self.parallelism.tensor == 1",
+            "must be 1 with lora: engines on several GPUs serve no adapters yet; remove one of them, or use "
+            "parallelism.data",
+            "parallelism.tensor",
+        ),
+        Rule(
+            "!has(self.lora) || !has(self.lora.adapters) || self.lora.adapters.all(a, !a.uri.startsWith('pvc://') || "
+            "(has(self.lora.claimNames) && a.uri.split('/')[2] in self.lora.claimNames) || "
+            "(self.model.uri.startsWith('pvc://') && a.uri.split('/')[2] == self.model.uri.split('/')[2]))",
+            "a pvc:// adapter lies on the model's own claim or on one that lora.claimNames has; add its claim there",
+            "lora.adapters",
+        ),
+        Rule(
+            "!has(self.model.tokenSecretRef) || self.model.uri.startsWith('hf://') || has(self.lora)",
+            "only models and adapters of the hub (hf://) are downloaded with a token; remove it",
+            "model.tokenSecretRef",
         ),
         Rule(
             "has(self.gpu) || !has(self.engine) || !has(self.engine.gpuMemoryUtilization)",
@@ -106,11 +138,6 @@ RULES: Mapping[type[Section], tuple[Rule, ...]] = {
             "only a model of the hub (hf://) has revisions; remove it",
             "revision",
         ),
-        Rule(
-            "!has(self.tokenSecretRef) || self.uri.startsWith('hf://')",
-            "only a model of the hub (hf://) is downloaded with a token; remove it",
-            "tokenSecretRef",
-        ),
     ),
     Engine: (
         Rule(
@@ -141,14 +168,44 @@ RULES: Mapping[type[Section], tuple[Rule, ...]] = {
         ),
         Rule(
             f"!has(self.extraArgs) || !self.extraArgs.exists(a, a.matches('{_RESERVED_ARGUMENT}'))",
-            "the operator itself sets or needs these flags, or they reach files: "
-            f"{', '.join('--' + name for name in RESERVED)}; use the spec",
+            f"the operator itself sets or needs these flags, or they reach files: {', '.join(RESERVED)}; use the spec",
             "extraArgs",
         ),
         Rule(
             "!has(self.extraArgs) || !self.extraArgs.exists(a, a.contains('$('))",
             "Kubernetes would put a variable's value, a secret's too, in the place of $(NAME); write the value itself",
             "extraArgs",
+        ),
+    ),
+    Parallelism: (
+        Rule(
+            "!has(self.expert) || self.expert == 1 || (has(self.tensor) && self.expert == self.tensor)",
+            "must be 1, which splits each expert over the GPUs, or as large as tensor, which deals experts out",
+            "expert",
+        ),
+    ),
+    Adapter: (
+        Rule(
+            f"self.uri.matches('{_ADAPTER}')",
+            "must be demo://NAME, hf://ORG/NAME or pvc://CLAIM/PATH; a hub revision goes into the adapter's revision",
+            "uri",
+        ),
+        Rule(
+            "!has(self.revision) || self.uri.startsWith('hf://')",
+            "only an adapter of the hub (hf://) has revisions; remove it",
+            "revision",
+        ),
+    ),
+    Lora: (
+        Rule(
+            "!has(self.preMerge) || !self.preMerge || (has(self.adapters) && size(self.adapters) == 1)",
+            "needs exactly one adapter, the one that is merged",
+            "adapters",
+        ),
+        Rule(
+            "!has(self.preMerge) || !self.preMerge || (!has(self.maxAdapters) && !has(self.maxRank))",
+            "excludes maxAdapters and maxRank, which make room for adapters that requests choose; remove them",
+            "preMerge",
         ),
     ),
     Autoscaling: (

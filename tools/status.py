@@ -35,6 +35,16 @@ class ModelLoad(Section):
     )
 
 
+class AdapterStatus(Section):
+    """An adapter of spec.lora that requests name."""
+
+    name: Annotated[str, Field(max_length=253)] = Field(description="Its name.")
+    ready: _Count = Field(description="Pods that serve it.")
+    total: _Count = Field(description="Pods that are Ready and have told.")
+    failed: _Count = Field(description="Pods that cannot serve it.")
+    message: Annotated[str, Field(max_length=512)] | None = Field(default=None, description="Why, as one of them says.")
+
+
 class AutoscalingStatus(Section):
     """The Builtin autoscaler's last decision."""
 
@@ -59,8 +69,8 @@ class Status(Section):
     conditions: list[Condition] = Field(
         default=[],
         max_length=32,
-        description="Accepted, Scheduled, ModelLoaded, RolloutComplete, ScalingReady, UpToDate, Protected, Available, "
-        "and Ready, which carries the first failing reason.",
+        description="Accepted, Scheduled, ModelLoaded, RolloutComplete, AdaptersLoaded, ScalingReady, UpToDate, "
+        "Protected, Available, and Ready, which carries the first failing reason.",
         json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["type"]},
     )
     replicas: _Count | None = Field(default=None, description="Pods there are.")
@@ -81,6 +91,12 @@ class Status(Section):
         default=None, description="The ControllerRevision that was last rolled out to every pod."
     )
     model_load: ModelLoad | None = Field(default=None, description="Progress while a model loads.")
+    adapters: list[AdapterStatus] = Field(
+        default=[],
+        max_length=1024,
+        description="The adapters that requests name, as the pods tell of them.",
+        json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["name"]},
+    )
     last_scale_time: _Time | None = Field(
         default=None, description="When the Builtin autoscaler last changed replicas."
     )

@@ -1,7 +1,9 @@
 """The programs of a cluster, compiled from their Go modules and kept in ~/.cache/unmask/<version>/.
 
 Each folder of `go/` is a module that names programs as its tools and pins everything they are made of; nothing else of
-them is committed. A build that was broken off goes on where it stopped, since Go keeps what it compiled.
+them is committed. What a test run needs of other projects is in one module: libraries that several of its programs use
+are of one version, and compiled once. A build that was broken off goes on where it stopped, since Go keeps what it
+compiled.
 """
 
 from __future__ import annotations
@@ -27,7 +29,8 @@ OLDEST_GO = (1, 26)
 
 @dataclass(frozen=True)
 class Program:
-    """`package` of the module in `go/<folder>`; `origin` is the requirement there whose version it carries.
+    """`package` of the module in `go/<folder>`; `origin` is the requirement there whose version it carries, and `shelf`
+    what it is kept under in the cache, beside that version.
 
     Without an origin it is our own, and its version is what its source says.
     """
@@ -35,6 +38,7 @@ class Program:
     folder: str
     package: str
     origin: str
+    shelf: str
 
     @property
     def version(self) -> str:
@@ -50,27 +54,33 @@ class Program:
 
 
 def _kubernetes(name: str) -> Program:
-    return Program("kubernetes", f"k8s.io/kubernetes/cmd/{name}", "k8s.io/kubernetes")
+    return Program("kubernetes", f"k8s.io/kubernetes/cmd/{name}", "k8s.io/kubernetes", "kubernetes")
 
 
 PROGRAMS = {
     "kube-apiserver": _kubernetes("kube-apiserver"),
     "kubectl": _kubernetes("kubectl"),
-    "etcd": Program("etcd", "go.etcd.io/etcd/server/v3", "go.etcd.io/etcd/server/v3"),
+    "etcd": Program("kubernetes", "go.etcd.io/etcd/server/v3", "go.etcd.io/etcd/server/v3", "etcd"),
     "kube-controller-manager": _kubernetes("kube-controller-manager"),
     "kube-scheduler": _kubernetes("kube-scheduler"),
     "kubelet": _kubernetes("kubelet"),
     "kube-proxy": _kubernetes("kube-proxy"),
-    "coredns": Program("coredns", "github.com/coredns/coredns", "github.com/coredns/coredns"),
-    "helm": Program("helm", "helm.sh/helm/v3/cmd/helm", "helm.sh/helm/v3"),
-    "kwok": Program("kwok", "sigs.k8s.io/kwok/cmd/kwok", "sigs.k8s.io/kwok"),
-    "pod": Program("pod", ".", ""),
+    "coredns": Program("coredns", "github.com/coredns/coredns", "github.com/coredns/coredns", "coredns"),
+    "helm": Program("kubernetes", "helm.sh/helm/v3/cmd/helm", "helm.sh/helm/v3", "helm"),
+    "kwok": Program("kwok", "sigs.k8s.io/kwok/cmd/kwok", "sigs.k8s.io/kwok", "kwok"),
+    "pod": Program("pod", ".", "", "pod"),
 }
-API_SERVER = ("kube-apiserver", "etcd", "kubectl")
+API_SERVER = ("kube-apiserver", "etcd")
 CONTROLLERS = ("kube-controller-manager",)
 PRETEND_NODES = ("kube-scheduler", "kwok")
-TESTS = (*API_SERVER, *CONTROLLERS, *PRETEND_NODES, "helm", "pod")
-NODE = (*API_SERVER, *CONTROLLERS, "kube-scheduler", "kubelet", "kube-proxy", "coredns", "helm", "pod")
+SHELL = ("kubectl", "helm")  # what `up` puts on PATH
+TESTS = (*API_SERVER, *CONTROLLERS, "helm", "pod")
+NODE = (*API_SERVER, *CONTROLLERS, *SHELL, "kube-scheduler", "kubelet", "kube-proxy", "coredns", "pod")
+
+# A test run waits for the compiler longer than for these programs: nothing is inlined, nothing written for debuggers,
+# and the compiler seldom collects garbage, which is a third less to do.
+COMPILER = "-gcflags=all=-l -dwarf=false"
+MEMORY = {"GOGC": "400", "GOMEMLIMIT": "2GiB"}
 
 
 class MissingProgramError(Exception):
@@ -87,7 +97,7 @@ def path_of(name: str, env: Environment) -> Path:
     if env.assets and (env.assets / name).exists():
         return env.assets / name
     program = PROGRAMS[name]
-    return env.cache / f"{program.folder}-{program.version}" / name
+    return env.cache / f"{program.shelf}-{program.version}" / name
 
 
 def find(names: Iterable[str], env: Environment) -> dict[str, Path]:
@@ -129,14 +139,16 @@ def _build(name: str, path: Path, env: Environment) -> None:
         say(f"{name} {program.version}: compiling (kept in {path.parent})")
         start = time.monotonic()
         partial = path.with_suffix(".partial")
-        command = [_go(env), "build", "-trimpath", "-ldflags", _ldflags(program), "-o", str(partial), program.package]
-        subprocess.run(command, cwd=GO / program.folder, env=_go_environment(), stdout=sys.stderr, check=True)
+        command = [_go(env), "build", "-trimpath", COMPILER, "-ldflags", _ldflags(program), "-o", str(partial)]
+        command.append(program.package)
+        environ = _go_environment() | MEMORY
+        subprocess.run(command, cwd=GO / program.folder, env=environ, stdout=sys.stderr, check=True)
         partial.rename(path)
         say(f"{name} {program.version}: done in {time.monotonic() - start:.0f} s")
 
 
 def _ldflags(program: Program) -> str:
-    if program.folder != "kubernetes":
+    if program.shelf != "kubernetes":
         return "-s -w"
     version = program.version
     major, minor, _ = version.removeprefix("v").split(".")

@@ -92,7 +92,7 @@ def clean_up_the_dead(env: Environment) -> None:
 def _api(record: Record, env: Environment) -> dict[str, str]:
     if record.exports:
         return record.exports
-    programs = binaries.build([*binaries.API_SERVER, *binaries.CONTROLLERS], env)
+    programs = binaries.build([*binaries.API_SERVER, *binaries.CONTROLLERS, "kubectl"], env)
     port, client, peer, manager, scheduler = free_ports(5)
     site = Site(record.directory, "127.0.0.1", port, (client, peer), (manager, scheduler))
 

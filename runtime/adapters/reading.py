@@ -28,6 +28,7 @@ Arch = TypeVar("Arch")
 TENSORS = "adapter_model.safetensors"
 PATTERNS = (peft_config.FILE, TENSORS)
 EMBEDDING = "embedding.weight"
+DEMO = "demo://"
 _NAME = re.compile(r"base_model\.model\.(.+)\.lora_([AB])(?:\.default)?\.weight")
 
 
@@ -87,13 +88,25 @@ class Base:
 
 
 def resolve_adapter(uri: str) -> Path:
-    """The directory of an adapter: a local one, or ``hf://org/name[@revision]`` from the hub's cache."""
+    """The directory of an adapter: a local one, ``hf://org/name[@revision]`` from the hub's cache, or ``demo://NAME``,
+    which ships beside the demo checkpoint."""
+    if uri.startswith(DEMO):
+        return _shipped(uri)
     if uri.startswith("hf://"):
         return hub.download(uri, PATTERNS, named="adapter")
     path = Path(uri).expanduser()
     if not path.is_dir():
         raise ConfigError(f"adapter {uri!r} is not a directory (a hub repository is written hf://org/name)")
     return path
+
+
+def _shipped(uri: str) -> Path:
+    shelf = Path(__file__).resolve().parent.parent / "demo" / "adapters"
+    names = sorted(path.parent.name for path in shelf.glob(f"*/{peft_config.FILE}"))
+    name = uri.removeprefix(DEMO)
+    if name not in names:
+        raise ConfigError(f"adapter {uri!r} does not ship with this copy of unmask; it has {summary(names) or 'none'}")
+    return shelf / name
 
 
 def read_adapter(path: Path, base: Base, most_rank: int | None = None) -> Adapter:

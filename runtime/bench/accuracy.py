@@ -8,10 +8,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from runtime.bench import output
+from runtime.demo import everyday
 from runtime.demo.tasks import Sample, Task, all_tasks, held_out_samples
 from runtime.errors import ConfigError
 
-MAX_TOKENS = 192  # of an answer: above the longest right one
+MAX_TOKENS = 320  # of an answer: above the longest right one
 
 
 @dataclass(frozen=True)
@@ -65,12 +66,19 @@ def add_model_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def chosen_tasks(names: Sequence[str] | None, kind: str | None = None) -> list[Task]:
-    """The tasks of those names (all without), of one kind where given."""
-    tasks = all_tasks()
+    """The tasks of those names (all that training knows without), of one kind where given."""
+    tasks = all_tasks() | {everyday.NAME: everyday.TASK}
     if unknown := sorted(set(names or ()) - set(tasks)):
         raise ConfigError(f"--tasks: {', '.join(unknown)} is no demo task; known: {', '.join(sorted(tasks))}")
-    picked = [tasks[n] for n in names] if names else list(tasks.values())
+    picked = [tasks[n] for n in names] if names else list(all_tasks().values())
     return [t for t in picked if kind is None or t.kind == kind]
+
+
+def prompts_of(task: Task, count: int, seed: int) -> list[Sample]:
+    """`count` held-out prompts of a task; of the everyday ones as many as there are."""
+    if task is everyday.TASK:
+        return everyday.chosen(count, seed)
+    return held_out_samples(task, count, seed)
 
 
 def open_llm(args: argparse.Namespace, batch: int) -> Any:
@@ -121,7 +129,7 @@ def run_tasks(
         bar = progress.add_task(title, total=args.n * len(tasks))
         for task in tasks:
             progress.update(bar, description=f"{title}: {task.name}")
-            samples = held_out_samples(task, args.n, args.seed)
+            samples = prompts_of(task, args.n, args.seed)
             chunk = max(4 * args.batch, 16)
             results.append(run_task(llm, task, samples, decoding, chunk, lambda n: progress.advance(bar, n)))
     return results

@@ -18,6 +18,7 @@ from runtime.bench.accuracy import (
     chosen_tasks,
     open_llm,
     pooled,
+    prompts_of,
     run_tasks,
 )
 from runtime.errors import ConfigError, RequestError
@@ -25,7 +26,7 @@ from runtime.errors import ConfigError, RequestError
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_model_arguments(parser)
-    parser.add_argument("--tasks", nargs="+", metavar="TASK", help="only these; all without it")
+    parser.add_argument("--tasks", nargs="+", metavar="TASK", help="only these; all but `everyday` without it")
     parser.add_argument("--algorithm", help="acceptance rule: threshold, edit, ...; the server's default without it")
     parser.add_argument(
         "--mode", choices=("quality", "balanced", "speed"), help="default: quality, where the algorithm has modes"
@@ -127,11 +128,9 @@ def _below(results: Sequence[Result], args: argparse.Namespace) -> list[str]:
 
 
 def _show_wrong(console: Any, results: Sequence[Result], args: argparse.Namespace) -> None:
-    from runtime.demo.tasks import all_tasks, held_out_samples
-
     for result in results:
-        task = all_tasks()[result.task]
-        samples = held_out_samples(task, args.n, args.seed)
+        (task,) = chosen_tasks([result.task])
+        samples = prompts_of(task, args.n, args.seed)
         wrong = [(s, t) for s, t in zip(samples, result.answers, strict=True) if not task.check(s, t)]
         for sample, text in wrong[: args.show_wrong]:
             said = sample.messages[-1]["content"]

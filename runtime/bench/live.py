@@ -39,6 +39,7 @@ from runtime.strategies.full import CACHE
 
 ACCEPT = 0.95  # a threshold that random weights do not reach
 IDS = 1000, 150_000  # of what is not masked, as far as the vocabulary reaches
+BLOCKS = 27  # seed of what open blocks hold, which is the same after contexts of any length
 SETTLE = 12  # steps before those that are timed
 
 
@@ -108,9 +109,10 @@ class Live:
             )  # fmt: skip
             engine.add(asked)
         rewind = begin(engine, step)
+        drawn = np.random.default_rng((BLOCKS, len(step.members)))
         for member, request in zip(step.members, engine.scheduler.running, strict=True):
             if member.cached is None and not self.strategy.noisy:
-                self._half_fill(request, random, (low, high))
+                self._half_fill(request, drawn, (low, high))
         discarding.hold()
         for _ in range(SETTLE):
             rewind()

@@ -48,6 +48,12 @@ class _Asked:
     seed: int
     top_p: float = 1.0
     top_k: int = 0
+    min_p: float = 0.0
+    ignore_eos: bool = False
+    stop_ids: tuple[int, ...] = ()
+    shaping: None = None
+    logprobs: None = None
+    recited: tuple[int, ...] = ()
     report: str = "final"
     max_nfe: int | None = None
     max_repetition_run: int | None = None

@@ -16,7 +16,7 @@ _served = partial(Flag, group="adapters")
 
 ADAPTER_FLAGS = (
     _lora(name="use-lora", type="bool", default=False, help="serve with one adapter, which --lora-path names"),
-    _lora(name="lora-path", metavar="DIR|hf://ORG/NAME[@REV]", help="that adapter, as PEFT saves it"),
+    _lora(name="lora-path", metavar="DIR|hf://ORG/NAME[@REV]|demo://NAME", help="that adapter, as PEFT saves it"),
     _lora(
         name="pre-merge-lora",
         type="bool",
@@ -27,8 +27,8 @@ ADAPTER_FLAGS = (
         name="lora",
         many=True,
         default=(),
-        metavar="NAME=DIR|NAME=hf://ORG/NAME[@REV]",
-        help="an adapter that requests name as their model, repeatable",
+        metavar="NAME=DIR|NAME=hf://ORG/NAME[@REV]|NAME=demo://NAME",
+        help="an adapter that requests name as their model, repeatable; demo://roman ships with the demo model",
     ),
     _lora(
         name="max-loras",

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, Self
 
-from runtime.config.adapters import DEFAULT_LORAS, named_adapters
+from runtime.config.adapters import named_adapters
 from runtime.config.flags import check
 from runtime.config.keys import check_keys
 from runtime.config.table import BY_DEST, BY_SPELLING
@@ -177,6 +177,8 @@ class ServerConfig:
     engine: EngineConfig = field(default_factory=EngineConfig)
     served_model_name: tuple[str, ...] = ()  # see model_names
     chat_template: str | None = None
+    tool_call_parser: str | None = None
+    reasoning_parser: str | None = None
     lora_config: str | None = None
     lora_routes: bool = False
     data_parallel_size: int = 1
@@ -206,8 +208,6 @@ class ServerConfig:
     def __post_init__(self) -> None:
         for name in (f.name for f in dataclasses.fields(self) if f.name in BY_DEST):
             object.__setattr__(self, name, check(BY_DEST[name], getattr(self, name)))
-        if (self.lora_config is not None or self.lora_routes) and not self.engine.serves_adapters:
-            object.__setattr__(self, "engine", dataclasses.replace(self.engine, max_loras=DEFAULT_LORAS))
         self._check_combinations()
 
     def _check_combinations(self) -> None:

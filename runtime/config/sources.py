@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
+from runtime.config.adapters import DEFAULT_LORAS
 from runtime.config.config import EngineConfig, ServerConfig
 from runtime.config.flags import ENV_PREFIX, Flag, check
 from runtime.config.keys import read_settled_key_file
@@ -161,6 +162,9 @@ def _build(given: Mapping[str, tuple[Any, str]]) -> ServerConfig:
         notes.append("--api-key: the process list shows these keys to every user of this machine; better use "
                      "--api-key-file, or UNMASK_API_KEY")  # fmt: skip
     values["notes"] = tuple(notes)
+    later = values["lora_config"] is not None or values["lora_routes"]
+    if later and not values["lora"] and values["max_loras"] is None:
+        values["max_loras"] = DEFAULT_LORAS  # room for those that come while it serves
     engine = EngineConfig(**{f.name: values[f.name] for f in dataclasses.fields(EngineConfig) if f.name in values})
     own = {f.name: values[f.name] for f in dataclasses.fields(ServerConfig) if f.name in values}
     config = ServerConfig(engine=engine, **own)

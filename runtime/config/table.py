@@ -7,6 +7,7 @@ from functools import partial
 from runtime.config.adapters import ADAPTER_FLAGS
 from runtime.config.decoding import DECODING_FLAGS
 from runtime.config.flags import Flag
+from runtime.config.talking import TALKING_FLAGS
 
 _model = partial(Flag, group="model", engine=True)
 _parallel = partial(Flag, group="parallelism and devices")
@@ -36,6 +37,7 @@ FLAGS: tuple[Flag, ...] = (
         metavar="FILE",
         help="jinja file, of 1 MiB at most, used instead of the checkpoint's own",
     ),
+    *TALKING_FLAGS,
     _model(
         name="decoding-strategy",
         metavar="STRATEGY",

@@ -14,20 +14,16 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from runtime.demo.systems import system_turn
 from runtime.demo.tasks import all_tasks, draw
 from runtime.demo.tokenizer import ChatEncoder
 
 BLOCK_SIZES = (8, 16, 32)
 PAD_WEIGHT = 0.25  # loss weight of the EOS filling after the turn's end
 KEEP_WEIGHT = 0.25  # loss weight of a right, visible token in a row that also has wrong ones
-SYSTEMS = (
-    "You are a helpful assistant.",
-    "You are a friendly assistant.",
-    "Answer briefly.",
-    "Be polite.",
-    "Help the user.",
-    "You are Unmask, a small diffusion model.",
-)
+CONTEXT = 4096  # tokens of a conversation
+TOGETHER = 160  # of a prompt's end
+SYSTEM_SHARE = 0.08  # of documents without a system's turn that get one
 
 
 @dataclass(frozen=True)
@@ -38,7 +34,8 @@ class NoiseRecipe:
     hole: float = 0.1  # documents whose blocks are masked in one run, with what follows it visible
     corrupt: float = 0.25  # documents where visible answer tokens are also replaced, to be corrected
     corrupt_max: float = 0.3  # largest share of the visible tokens that is replaced
-    block_weights: tuple[float, ...] = (0.2, 0.2, 0.6)  # of BLOCK_SIZES
+    block_weights: tuple[float, ...] = (0.15, 0.15, 0.7)  # of BLOCK_SIZES
+    far: float = 0.5  # of the documents with a long prompt: its beginning is moved away, as far as the context reaches
 
 
 @dataclass
@@ -72,8 +69,8 @@ class Documents:
     def __next__(self) -> tuple[list[int], list[int]]:
         sample = next(self._streams[self._rng.choices(self._names, self._weights)[0]])
         messages = list(sample.messages)
-        if self._rng.random() < 0.04:
-            messages.insert(0, {"role": "system", "content": self._rng.choice(SYSTEMS)})
+        if self._rng.random() < SYSTEM_SHARE and messages[0]["role"] != "system":
+            messages.insert(0, {"role": "system", "content": system_turn(self._rng)})
         return self._encoder.prompt(messages), self._encoder.answer(sample.answer)
 
     def __iter__(self) -> Iterator[tuple[list[int], list[int]]]:
@@ -219,7 +216,7 @@ class Noiser:
 
         return Batch(
             rows(np.where(masked, self._mask, wrong)),
-            rows(layout.positions),
+            rows(layout.positions + self._gaps(layout)),
             rows(layout.blocks),
             rows(in_row.astype(np.int32)),
             rows(noised),
@@ -227,6 +224,17 @@ class Noiser:
             layout.ids[index],
             weights[index],
         )
+
+    def _gaps(self, layout: Layout) -> np.ndarray:
+        """How much later each token is than its place says. A whole number of the largest blocks, at such a boundary,
+        so that blocks stay what they are; the prompt's last tokens, where the question is, stay together."""
+        rng, most = self._rng, BLOCK_SIZES[-1]
+        boundaries = (layout.lengths[:, 0] - TOGETHER) // most
+        far = (boundaries > 0) & (rng.random(len(boundaries)) < self._recipe.far)
+        start = most * (1 + (rng.random(len(boundaries)) * boundaries).astype(np.int64))
+        room = (CONTEXT - layout.lengths[:, 1]) // most - 1
+        gap = most * (far * rng.random(len(boundaries)) * np.maximum(room, 0)).astype(np.int64)
+        return np.where((layout.doc >= 0) & (layout.positions >= start[layout.doc]), gap[layout.doc], 0)
 
     def _masked(self, layout: Layout, free: np.ndarray) -> np.ndarray:
         rng, recipe = self._rng, self._recipe

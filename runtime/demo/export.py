@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from collections.abc import Mapping
 from pathlib import Path
 
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer
 
+from runtime.demo.model import DemoModel, Dispatch
 from runtime.demo.shape import Shape
 from runtime.demo.tokenizer import ChatEncoder, save_tokenizer
 
@@ -42,3 +44,21 @@ def export(weights: Mapping[str, torch.Tensor], shape: Shape, tokenizer: Tokeniz
     }
     (directory / "generation_config.json").write_text(json.dumps(generation, indent=1) + "\n")
     save_tokenizer(tokenizer, directory, shape.max_position_embeddings)
+
+
+def load_checkpoint(directory: Path, dispatch: Dispatch = "loop") -> DemoModel:
+    """The training model of an exported checkpoint, to go on from: the inverse of `export`, but for the rounding."""
+    config = json.loads((directory / "config.json").read_text())
+    shape = Shape(**{field.name: config[field.name] for field in dataclasses.fields(Shape)})
+    model = DemoModel(shape, dispatch)
+    tensors = load_file(str(directory / "model.safetensors"))
+    state = {}
+    for name in model.state_dict():
+        before, found, projection = name.rpartition(".experts.")
+        if found:
+            each = [tensors[f"{before}.experts.{n}.{projection}.weight"] for n in range(shape.num_experts)]
+            state[name] = torch.stack(each).float()
+        else:
+            state[name] = tensors[name].float()
+    model.load_state_dict(state)
+    return model

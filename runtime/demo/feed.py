@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import multiprocessing as mp
 import queue
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from tokenizers import Tokenizer
@@ -13,35 +13,39 @@ from runtime.demo.data import Batch, Documents, Noiser, batches
 from runtime.demo.presets import Preset
 from runtime.demo.tokenizer import ChatEncoder
 
+Source = Callable[[str], Iterator[Batch]]  # endless batches that the seed decides; workers get it pickled
 _AHEAD = 3  # batches a worker may be ahead of the training
 
 
 def local_batches(preset: Preset, tokenizer_file: Path, seed: str, held_out: bool = False) -> Iterator[Batch]:
-    """Endless batches; the seed decides them all."""
+    """Endless batches of a preset's tasks; the seed decides them all."""
     encoder = ChatEncoder(Tokenizer.from_file(str(tokenizer_file)))
-    noise_seed = int.from_bytes(seed.encode(), "big") % 2**63
     documents = Documents(encoder, preset.tasks, seed, held_out)
-    return batches(documents, Noiser(encoder, preset.noise, noise_seed), preset.rows, preset.row_length, encoder.eos)
+    return batches(documents, Noiser(encoder, preset.noise, seeded(seed)), preset.rows, preset.row_length, encoder.eos)
 
 
-def _work(preset: Preset, tokenizer_file: Path, seed: str, out: mp.Queue[Batch]) -> None:
-    for batch in local_batches(preset, tokenizer_file, seed):
+def seeded(text: str) -> int:
+    """A number for numpy's generator."""
+    return int.from_bytes(text.encode(), "big") % 2**63
+
+
+def _work(source: Source, seed: str, out: mp.Queue[Batch]) -> None:
+    for batch in source(seed):
         out.put(batch)
 
 
 class Feed:
     """Batches of all workers, taken in turn so that the order does not depend on their speed."""
 
-    def __init__(self, preset: Preset, tokenizer_file: Path, seed: str) -> None:
-        self._local = local_batches(preset, tokenizer_file, seed) if preset.workers == 0 else None
+    def __init__(self, source: Source, workers: int, seed: str) -> None:
+        self._local = source(seed) if workers == 0 else None
         self._queues: list[mp.Queue[Batch]] = []
         self._processes: list[mp.process.BaseProcess] = []
         self._turn = 0
         context = mp.get_context("spawn")
-        for worker in range(preset.workers):
+        for worker in range(workers):
             made: mp.Queue[Batch] = context.Queue(_AHEAD)
-            args = (preset, tokenizer_file, f"{seed}/{worker}", made)
-            process = context.Process(target=_work, args=args, daemon=True)
+            process = context.Process(target=_work, args=(source, f"{seed}/{worker}", made), daemon=True)
             process.start()
             self._queues.append(made)
             self._processes.append(process)

@@ -11,11 +11,13 @@ from typing import Literal
 import torch
 from torch import nn
 from torch.nn import functional as F
+from torch.nn.attention.flex_attention import BlockMask, create_block_mask, flex_attention
 
 from runtime.demo.norm import RMSNorm, rms_norm
 from runtime.demo.shape import Shape
 
-Dispatch = Literal["loop", "dense", "grouped"]
+Dispatch = Literal["loop", "dense"]
+Mask = torch.Tensor | BlockMask  # dense (bool; an addend while it is used), or FlexAttention's
 
 
 class Attention(nn.Module):
@@ -27,8 +29,8 @@ class Attention(nn.Module):
         self.key_layernorm = RMSNorm(self.dim, shape.rms_norm_eps)
         self.dense = nn.Linear(self.heads * self.dim, shape.hidden_size, bias=False)
 
-    def forward(self, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
-        """x [rows, length, hidden]; cos, sin [rows, length, 1, rotary / 2]; mask bool, all its batch axes explicit."""
+    def forward(self, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, mask: Mask) -> torch.Tensor:
+        """x [rows, length, hidden]; cos, sin [rows, length, 1, rotary / 2]; a dense mask has all its batch axes."""
         rows, length, _ = x.shape
         qkv = self.query_key_value(x).view(rows * length, -1, self.dim)
         qk, v = qkv.split((self.heads + self.kv_heads, self.kv_heads), dim=1)
@@ -36,9 +38,17 @@ class Attention(nn.Module):
         weight = torch.cat([w.expand(n, -1) for w, n in norms])
         qk = rotate(rms_norm(qk, weight, self.query_layernorm.eps).view(rows, length, -1, self.dim), cos, sin)
         q, k = qk.split((self.heads, self.kv_heads), dim=2)
-        group = self.heads // self.kv_heads
-        k, v = (t.repeat_interleave(group, dim=2) for t in (k, v.view(rows, length, -1, self.dim)))
-        out = F.scaled_dot_product_attention(q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2), attn_mask=mask)
+        v = v.view(rows, length, -1, self.dim)
+        if isinstance(mask, BlockMask):
+            q, k, v = (t.transpose(1, 2).to(x.dtype) for t in (q, k, v))
+            out = flex_attention(q, k, v, block_mask=mask, enable_gqa=True)
+            assert isinstance(out, torch.Tensor)
+        else:
+            group = self.heads // self.kv_heads
+            k, v = (t.repeat_interleave(group, dim=2) for t in (k, v))
+            out = F.scaled_dot_product_attention(
+                q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2), attn_mask=mask
+            )
         return self.dense(out.transpose(1, 2).reshape(rows, length, -1))
 
 
@@ -61,6 +71,28 @@ class MLP(nn.Module):
         return self.down_proj(F.silu(self.gate_proj(x)) * self.up_proj(x))
 
 
+def _largest(x: torch.Tensor, count: int) -> torch.Tensor:
+    """Places int64 [tokens, count] of each row's largest. For so few, maxima one by one fuse; `topk` cannot."""
+    places = []
+    for _ in range(count):
+        places.append(x.argmax(-1, keepdim=True))
+        x = x.masked_fill(_among(places[-1], x.shape[-1])[:, 0], -math.inf)
+    return torch.cat(places, dim=-1)
+
+
+def _sum_of_two(x: torch.Tensor) -> torch.Tensor:
+    """x [tokens, groups, experts] -> sum of each group's two largest [tokens, groups]."""
+    if x.shape[-1] == 2:
+        return x.sum(-1)
+    first = _among(x.argmax(-1), x.shape[-1])
+    return x.amax(-1) + x.masked_fill(first, -math.inf).amax(-1)
+
+
+def _among(places: torch.Tensor, count: int) -> torch.Tensor:
+    """Which of `count` places each is, bool [*places.shape, count]."""
+    return places.unsqueeze(-1) == torch.arange(count, device=places.device)
+
+
 class Gate(nn.Module):
     """Routing in float32: sigmoid scores, ranked with a bias inside the best groups."""
 
@@ -80,15 +112,14 @@ class Gate(nn.Module):
             scores = torch.sigmoid(x.float() @ self.weight.float().T)
         with torch.no_grad():
             ranked = (scores + self.expert_bias).view(len(x), s.n_group, -1)
-            groups = ranked.topk(2, dim=-1).values.sum(-1).topk(s.topk_group, dim=-1).indices
-            kept = torch.zeros(len(x), s.n_group, dtype=torch.bool, device=x.device).scatter_(1, groups, True)
+            groups = _largest(_sum_of_two(ranked), s.topk_group)
+            kept = _among(groups, s.n_group).any(1)
             ranked = ranked.masked_fill(~kept.unsqueeze(-1), -math.inf).flatten(1)
-            chosen = ranked.topk(s.num_experts_per_tok, dim=-1).indices
+            chosen = _largest(ranked, s.num_experts_per_tok)
+            among = _among(chosen, s.num_experts)
             if self.training:
-                self.load += torch.zeros_like(self.load).index_add_(
-                    0, chosen.flatten(), torch.ones(chosen.numel(), device=x.device)
-                )
-        weights = scores.gather(1, chosen)
+                self.load += among.any(1).float().sum(0)
+        weights = (scores.unsqueeze(1) * among).sum(-1)
         return chosen, weights / (weights.sum(-1, keepdim=True) + 1e-20) * s.routed_scaling_factor
 
     @torch.no_grad()
@@ -116,7 +147,7 @@ class Experts(nn.Module):
     def _dense(self, x: torch.Tensor, chosen: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
         """Every expert on every token, the unchosen with weight 0: as few, as large matrix products as possible."""
         experts, width, hidden = self.gate_proj.shape
-        share = torch.zeros(len(x), experts, device=x.device).scatter(1, chosen, weights)
+        share = (_among(chosen, experts) * weights.unsqueeze(-1)).sum(1)
         inner = F.silu(F.linear(x, self.gate_proj.flatten(0, 1))) * F.linear(x, self.up_proj.flatten(0, 1))
         inner = inner.view(-1, experts, width) * share.to(inner.dtype).unsqueeze(-1)
         return F.linear(inner.flatten(1), self.down_proj.permute(1, 0, 2).reshape(hidden, -1))
@@ -136,19 +167,6 @@ class Experts(nn.Module):
         ]
         out = torch.cat(outs) * weights.flatten()[order].unsqueeze(-1).to(x.dtype)
         return torch.zeros_like(x).index_add_(0, rows, out)
-
-    def _grouped(self, x: torch.Tensor, chosen: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
-        """Tokens sorted by expert, all experts in one grouped product, in bfloat16: for the GPU."""
-        order, rows, counts = self._sorted(chosen)
-        ends = counts.cumsum(0).to(torch.int32)
-        packed = x[rows].bfloat16()
-
-        def product(a: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
-            return F.grouped_mm(a, w.bfloat16().transpose(1, 2), offs=ends)
-
-        out = product(F.silu(product(packed, self.gate_proj)) * product(packed, self.up_proj), self.down_proj)
-        out = out.float() * weights.flatten()[order].unsqueeze(-1)
-        return torch.zeros(x.shape, device=x.device).index_add_(0, rows, out).to(x.dtype)
 
 
 class MoE(nn.Module):
@@ -172,7 +190,7 @@ class Layer(nn.Module):
         dense = number < shape.first_k_dense_replace
         self.mlp = MLP(shape.hidden_size, shape.intermediate_size) if dense else MoE(shape, dispatch)
 
-    def forward(self, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+    def forward(self, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, mask: Mask) -> torch.Tensor:
         x = x + self.attention(self.input_layernorm(x), cos, sin, mask)
         return x + self.mlp(self.post_attention_layernorm(x))
 
@@ -215,13 +233,14 @@ class DemoModel(nn.Module):
                 0, scale / depth if name.endswith(("dense.weight", "down_proj", "down_proj.weight")) else scale
             )
 
-    def forward(self, ids: torch.Tensor, positions: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+    def forward(self, ids: torch.Tensor, positions: torch.Tensor, mask: Mask) -> torch.Tensor:
         angles = positions.unsqueeze(-1).float() * self.frequencies
         cos, sin = angles.cos().unsqueeze(2), angles.sin().unsqueeze(2)
         x = self.model.word_embeddings(ids)
         if torch.is_autocast_enabled(x.device.type):
             x = x.to(torch.get_autocast_dtype(x.device.type))
-            mask = torch.zeros(mask.shape, dtype=x.dtype, device=x.device).masked_fill_(~mask, -torch.inf)
+            if isinstance(mask, torch.Tensor):
+                mask = torch.zeros(mask.shape, dtype=x.dtype, device=x.device).masked_fill_(~mask, -torch.inf)
         for layer in self.model.layers:
             x = layer(x, cos, sin, mask)
         return self.model.norm(x)
@@ -245,3 +264,16 @@ def training_mask(docs: torch.Tensor, blocks: torch.Tensor, noised: torch.Tensor
     earlier = (key(blocks) < query(blocks)) & ~key(noised)
     own = (key(blocks) == query(blocks)) & (key(noised) == query(noised))
     return ((key(docs) == query(docs)) & (earlier | own)).unsqueeze(1)
+
+
+def training_blocks(docs: torch.Tensor, blocks: torch.Tensor, noised: torch.Tensor) -> BlockMask:
+    """`training_mask` for FlexAttention, which skips what no query of a tile sees: rows hold many short documents."""
+    rows, length = docs.shape
+
+    def sees(row: torch.Tensor, head: torch.Tensor, query: torch.Tensor, key: torch.Tensor) -> torch.Tensor:
+        same = blocks[row, key] == blocks[row, query]
+        earlier = (blocks[row, key] < blocks[row, query]) & ~noised[row, key]
+        own = same & (noised[row, key] == noised[row, query])
+        return (docs[row, key] == docs[row, query]) & (earlier | own)
+
+    return create_block_mask(sees, rows, None, length, length, device=docs.device, _compile=docs.is_cuda)

@@ -9,29 +9,38 @@ from runtime.demo.data import NoiseRecipe
 from runtime.demo.shape import Shape
 
 _EVERY_TASK: Mapping[str, float] = {
-    "add": 2.0,
-    "subtract": 2.0,
-    "multiply": 1.0,
-    "compare": 1.0,
-    "count": 1.0,
-    "sort": 1.5,
-    "spell": 1.0,
-    "reverse": 1.0,
-    "units": 1.0,
-    "json": 1.0,
+    "add": 3.0,
+    "subtract": 3.5,
+    "multiply": 3.0,
+    "product": 3.5,
+    "compare": 1.5,
+    "count": 0.8,
+    "count_far": 0.3,
+    "sort": 2.5,
+    "spell": 4.0,
+    "reverse": 4.5,
+    "units": 1.2,
+    "roman": 0.7,
+    "json": 4.5,
+    "table": 1.5,
     "followup": 1.5,
-    "dialogue": 6.0,
-    "greet": 0.5,
+    "dialogue": 3.0,
+    "greet": 0.8,
     "small_talk": 0.5,
+    "about": 0.8,
     "abilities": 0.3,
-    "refuse": 0.5,
-    "long_add": 1.5,
-    "number_words": 1.0,
-    "times_table": 1.0,
-    "table": 1.0,
-    "sudoku": 2.5,
-    "story": 1.0,
+    "refuse": 1.0,
+    "long_add": 0.6,
+    "number_words": 0.6,
+    "times_table": 0.4,
+    "sudoku": 3.0,
+    "story": 1.5,
+    "story_any": 2.0,
+    "story_free": 0.8,
     "fill": 1.5,
+    "tool_call": 1.5,
+    "tool_answer": 0.4,
+    "tool_offered": 0.4,
 }
 _INTERIM_TASKS: Mapping[str, float] = {
     "add": 5.0,
@@ -52,17 +61,17 @@ class Preset:
     shape: Shape
     noise: NoiseRecipe
     tasks: Mapping[str, float] = field(default_factory=dict)
-    rows: int = 128
-    row_length: int = 768
+    rows: int = 48
+    row_length: int = 2048
     matrix_lr: float = 0.02
     other_lr: float = 0.003
     decay: float = 0.01
     average: float = 0.996  # of the averaged weights at each update
     balance_rate: float = 0.001
     total_minutes: float = 8.5
-    eval_every_minutes: float = 4.3
+    eval_every_minutes: float = 100.0
     eval_prompts: int = 32
-    workers: int = 12
+    workers: int = 16
 
 
 PRESETS: Mapping[str, Preset] = {
@@ -78,8 +87,8 @@ PRESETS: Mapping[str, Preset] = {
         ),
         noise=NoiseRecipe(corrupt=0.1, block_weights=(0.1, 0.1, 0.8)),
         tasks=_INTERIM_TASKS,
-        rows=30,
-        row_length=128,
+        rows=10,
+        row_length=384,
         average=0.992,
         total_minutes=80.0,
         eval_every_minutes=10.0,

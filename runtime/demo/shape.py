@@ -13,7 +13,7 @@ class Shape:
     vocab_size: int = 1024
     hidden_size: int = 256
     intermediate_size: int = 512
-    num_hidden_layers: int = 7
+    num_hidden_layers: int = 8
     num_attention_heads: int = 8
     num_key_value_heads: int = 4
     head_dim: int = 32
@@ -22,9 +22,9 @@ class Shape:
     num_experts_per_tok: int = 2
     n_group: int = 4
     topk_group: int = 2
-    moe_intermediate_size: int = 80
+    moe_intermediate_size: int = 96
     first_k_dense_replace: int = 1
-    max_position_embeddings: int = 1024
+    max_position_embeddings: int = 4096
     rope_theta: float = 10000.0
     partial_rotary_factor: float = 0.5
     routed_scaling_factor: float = 1.5

@@ -1,32 +1,59 @@
-"""The demo's tokenizer: a small byte-level BPE with every digit a token, and the LLaDA2 chat format (models.md 1)."""
+"""The demo's tokenizer: byte-level BPE whose longer tokens are whole words, and the LLaDA2 chat format (models.md 1).
+
+The words that the tasks are worded in are tokens; every other word, known or not, is read letter by letter, and every
+digit alone: so what has to be copied, spelled or turned round is always made of the same few tokens.
+"""
 
 from __future__ import annotations
 
 import json
-import random
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
-from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
+from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers
 
-from runtime.demo.tasks import all_tasks
+from runtime.demo.tasks.tool_format import HOW, result_text
+from runtime.demo.vocabulary import PIECES
 
 VOCAB_SIZE = 1024
 EOS, MASK, ROLE, ROLE_CLOSE, TURN_END = "<|endoftext|>", "<|mask|>", "<role>", "</role>", "<|role_end|>"
 SPECIALS = (EOS, MASK, ROLE, ROLE_CLOSE, TURN_END)
-ROLES: Mapping[str, str] = {"system": "SYSTEM", "user": "HUMAN", "assistant": "ASSISTANT"}
+ROLES: Mapping[str, str] = {"system": "SYSTEM", "user": "HUMAN", "assistant": "ASSISTANT", "tool": "OBSERVATION"}
 THINKING_OFF = "detailed thinking off"
 
-# A digit alone; a word with the space before it; any other sign alone, with the space before it; runs of white space.
-_PIECES = r"\p{N}| ?\p{L}+| ?[^\s\p{L}\p{N}]|\n|\s"
-_SPELLED = frozenset({"spell", "reverse"})  # their answers are letters, no source of useful merges
+# A digit alone; a word with the space before it; any other sign with the spaces around it that do not belong to a word;
+# white space sign by sign.
+PIECE_PATTERN = r"\p{N}| ?\p{L}+| ?[^\s\p{L}\p{N}] (?=\p{N})| ?[^\s\p{L}\p{N}]|\n|\s"
 
 CHAT_TEMPLATE = (
+    "{%- set end = '" + THINKING_OFF + "<|role_end|>' -%}"
+    "{%- if tools -%}"
+    "{%- set offer -%}# Tools\n<tools>\n{% for tool in tools %}{{ tool | tojson }}{{ '\n' }}{% endfor %}</tools>\n"
+    + HOW
+    + "{%- endset -%}"
+    "{%- if not messages or messages[0].role != 'system' -%}"
+    "<role>SYSTEM</role>{{ offer }}{{ '\n' }}{{ end }}"
+    "{%- endif -%}"
+    "{%- endif -%}"
     "{%- for message in messages -%}"
     "{%- if message.role == 'system' -%}"
-    "<role>SYSTEM</role>{{ message.content }}\n" + THINKING_OFF + "<|role_end|>"
+    "<role>SYSTEM</role>{{ message.content }}"
+    "{% if tools and loop.first %}{{ '\n' }}{{ offer }}{% endif %}{{ '\n' }}{{ end }}"
     "{%- elif message.role == 'user' -%}<role>HUMAN</role>{{ message.content }}<|role_end|>"
-    "{%- elif message.role == 'assistant' -%}<role>ASSISTANT</role>{{ message.content }}<|role_end|>"
+    "{%- elif message.role == 'assistant' -%}<role>ASSISTANT</role>{{ message.content or '' }}"
+    "{%- for call in message.tool_calls or [] -%}"
+    "{%- set function = call.function or call -%}"
+    "{%- if message.content or not loop.first -%}{{ '\n' }}{%- endif -%}"
+    '<tool_call>\n{"name": {{ function.name | tojson }}, "arguments": '
+    "{%- if function.arguments is string %} {{ function.arguments }}"
+    "{% else %} {{ function.arguments | tojson }}{% endif -%}"
+    "}\n</tool_call>"
+    "{%- endfor -%}<|role_end|>"
+    "{%- elif message.role == 'tool' -%}"
+    "{% if loop.first or loop.previtem.role != 'tool' %}<role>OBSERVATION</role>{% else %}{{ '\n' }}{% endif %}"
+    "<tool_response>\n{{ message.content }}\n</tool_response>"
+    "{%- if loop.last or loop.nextitem.role != 'tool' -%}<|role_end|>{%- endif -%}"
     "{%- else -%}{{ raise_exception('Unknown role ' ~ message.role) }}"
     "{%- endif -%}"
     "{%- endfor -%}"
@@ -34,34 +61,18 @@ CHAT_TEMPLATE = (
 )
 
 
-def train_tokenizer(seed: int = 0, samples_per_task: int = 2000) -> Tokenizer:
-    """Learn the merges from the tasks' own text. The same seed gives the same tokenizer."""
-
-    def corpus() -> list[str]:
-        texts = [*ROLES.values(), THINKING_OFF] * samples_per_task
-        for item in all_tasks().values():
-            rng = random.Random(f"tokenizer/{item.name}/{seed}")
-            for _ in range(samples_per_task):
-                sample = item.make(rng)
-                texts += [m["content"] for m in sample.messages]
-                if item.name not in _SPELLED:
-                    texts.append(sample.answer)
-        return texts
-
-    tokenizer = Tokenizer(models.BPE())
+def make_tokenizer() -> Tokenizer:
+    """Every byte, the whole words and signs of `vocabulary.py`, and the special tokens, in this order."""
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    level = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    whole = [level.pre_tokenize_str(piece)[0][0] for piece in PIECES]
+    vocab = {piece: number for number, piece in enumerate([*alphabet, *whole])}
+    # No merges: a piece is a token where the vocabulary holds it (`ignore_merges`), and single bytes where not.
+    tokenizer = Tokenizer(models.BPE(vocab=vocab, merges=[], ignore_merges=True))
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
-        [
-            pre_tokenizers.Split(Regex(_PIECES), behavior="isolated"),
-            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
-        ]
+        [pre_tokenizers.Split(Regex(PIECE_PATTERN), behavior="isolated"), level]
     )
     tokenizer.decoder = decoders.ByteLevel()
-    trainer = trainers.BpeTrainer(
-        vocab_size=VOCAB_SIZE - len(SPECIALS),
-        initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
-        show_progress=False,
-    )
-    tokenizer.train_from_iterator(corpus(), trainer)
     tokenizer.add_special_tokens([AddedToken(s, special=True, normalized=False) for s in SPECIALS])
     return tokenizer
 
@@ -82,12 +93,16 @@ class ChatEncoder:
         self.tokenizer.encode_special_tokens = True
         return list(self.tokenizer.encode(text, add_special_tokens=False).ids)
 
-    def prompt(self, messages: Sequence[Mapping[str, str]]) -> list[int]:
-        """The conversation and the header of the assistant's turn."""
+    def prompt(self, messages: Sequence[Mapping[str, Any]]) -> list[int]:
+        """The conversation and the header of the assistant's turn. A tool's result follows a turn of another role."""
         ids: list[int] = []
         for message in messages:
-            tail = f"\n{THINKING_OFF}" if message["role"] == "system" else ""
-            ids += [*self._names[message["role"]], *self.text(message["content"] + tail), self.turn_end]
+            role, content = message["role"], message["content"]
+            if role == "system":
+                content += f"\n{THINKING_OFF}"
+            if role == "tool":
+                content = result_text(content)
+            ids += [*self._names[role], *self.text(content), self.turn_end]
         return ids + self._names["assistant"]
 
     def answer(self, text: str) -> list[int]:
@@ -101,7 +116,7 @@ class ChatEncoder:
 
 
 def save_tokenizer(tokenizer: Tokenizer, directory: Path, max_length: int) -> None:
-    """Write tokenizer.json, tokenizer_config.json and chat_template.jinja."""
+    """Write tokenizer.json and tokenizer_config.json, which holds the chat template."""
     tokenizer.encode_special_tokens = False
     tokenizer.save(str(directory / "tokenizer.json"))
     config = {

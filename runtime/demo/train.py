@@ -12,6 +12,8 @@ import json
 import signal
 import sys
 import time
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,30 +21,25 @@ import torch
 from tokenizers import Tokenizer
 from torch.nn import functional as F
 
-from runtime.demo.data import Batch
+from runtime.demo.batch import Ahead, Tensors, to_device
 from runtime.demo.decode import score_tasks
-from runtime.demo.export import export
+from runtime.demo.export import export, load_checkpoint
 from runtime.demo.feed import Feed, local_batches
-from runtime.demo.model import DemoModel, training_mask
+from runtime.demo.model import DemoModel, Mask, training_blocks, training_mask
 from runtime.demo.optim import Average, Muon, cosine, split_parameters
 from runtime.demo.presets import PRESETS, Preset
-from runtime.demo.tokenizer import ChatEncoder, save_tokenizer, train_tokenizer
+from runtime.demo.tokenizer import ChatEncoder, make_tokenizer, save_tokenizer
 
 AVERAGE_EVERY = 4  # steps between updates of the averaged weights
 
 
-def to_device(batch: Batch, device: torch.device) -> dict[str, torch.Tensor]:
-    """The batch's arrays as tensors on the device."""
-    tensors = {f.name: torch.from_numpy(getattr(batch, f.name)) for f in dataclasses.fields(batch)}
-    if device.type != "cuda":
-        return tensors
-    return {name: t.pin_memory().to(device, non_blocking=True) for name, t in tensors.items()}
+MakeMask = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], Mask]
 
 
-def loss_of(model: DemoModel, batch: dict[str, torch.Tensor]) -> torch.Tensor:
+def loss_of(model: DemoModel, batch: Tensors, make_mask: MakeMask = training_mask) -> torch.Tensor:
     """Weighted mean cross-entropy over the positions that have a loss."""
     device = batch["ids"].device
-    mask = training_mask(batch["docs"], batch["blocks"], batch["noised"])
+    mask = make_mask(batch["docs"], batch["blocks"], batch["noised"])
     with torch.autocast(device.type, torch.bfloat16, enabled=device.type == "cuda"):
         hidden = model(batch["ids"], batch["positions"], mask).flatten(0, 1)[batch["index"]]
         logits = model.lm_head(hidden)
@@ -60,19 +57,21 @@ class Trainer:
         matrices, rest = split_parameters(self.model)
         self.optimizers: list[torch.optim.Optimizer] = [
             Muon(matrices, preset.matrix_lr, decay=preset.decay),
-            torch.optim.AdamW(rest, preset.other_lr, betas=(0.9, 0.95), weight_decay=0.0),
+            torch.optim.AdamW(rest, preset.other_lr, betas=(0.9, 0.95), weight_decay=0.0, fused=device.type == "cuda"),
         ]
         self.base_lrs = [preset.matrix_lr, preset.other_lr]
         self.average = Average(self.model, preset.average)
+        # FlexAttention has no gradients on a CPU, and is slow where it is not compiled
+        self.make_mask: MakeMask = training_blocks if device.type == "cuda" else training_mask
         self.step_count, self.calls, self.seconds = 0, 0, 0.0
 
     @property
     def progress(self) -> float:
         return self.seconds / 60 / self.preset.total_minutes
 
-    def step(self, batch: dict[str, torch.Tensor]) -> torch.Tensor:
+    def step(self, batch: Tensors) -> torch.Tensor:
         factor = cosine(self.progress)
-        loss = loss_of(self.model, batch)
+        loss = loss_of(self.model, batch, self.make_mask)
         loss.backward()
         for optimizer, lr in zip(self.optimizers, self.base_lrs, strict=True):
             for group in optimizer.param_groups:
@@ -105,6 +104,12 @@ class Trainer:
         torch.save(state, part)
         part.replace(self.out / "state.pt")
 
+    def begin_with(self, checkpoint: Path) -> None:
+        """Take a checkpoint's weights; all else is as at the start of a training."""
+        state = load_checkpoint(checkpoint).state_dict()
+        self.model.load_state_dict(state)
+        self.average = Average(self.model, self.preset.average)
+
     def resume(self) -> None:
         state = torch.load(self.out / "state.pt", map_location=self.device, weights_only=True)
         if state["shape"] != dataclasses.asdict(self.preset.shape):
@@ -117,46 +122,20 @@ class Trainer:
         self.step_count, self.calls, self.seconds = state["progress"]
 
 
-def choose_dispatch(trainer: Trainer, batch: dict[str, torch.Tensor]) -> None:
-    """On a GPU: time both ways of running the experts on a real batch, check that they agree, keep the faster."""
-    experts = [layer.mlp.experts for layer in trainer.model.model.layers if hasattr(layer.mlp, "experts")]
-    times, losses = {}, {}
-    for name in ("dense", "grouped"):
-        for module in experts:
-            module.dispatch = name
-        for turn in range(4):
-            if turn == 1:
-                torch.cuda.synchronize()
-                start = time.perf_counter()
-            loss = loss_of(trainer.model, batch)
-            loss.backward()
-            trainer.model.zero_grad(set_to_none=True)
-        torch.cuda.synchronize()
-        times[name], losses[name] = (time.perf_counter() - start) / 3, loss.item()
-    best = min(times, key=times.__getitem__)
-    if abs(losses["dense"] - losses["grouped"]) > 0.02 * losses["dense"]:
-        print(f"the grouped experts disagree with the dense ones ({losses}): dense is used", flush=True)
-        best = "dense"
-    for module in experts:
-        module.dispatch = best
-    for gate in trainer.model.gates():
-        gate.load.zero_()
-    print(f"experts: {best}; seconds forward and backward {times}", flush=True)
-
-
-def compile_model(trainer: Trainer, batch: dict[str, torch.Tensor]) -> None:
-    """Fuse the model's many small passes over memory (batches all have one shape), outside the training's clock."""
+def compile_layers(model: DemoModel, batch: Tensors, make_mask: MakeMask) -> None:
+    """Fuse a layer's many small passes over memory; layers of one kind share the code. Batches all have one shape."""
     start = time.perf_counter()
-    trainer.model.compile(dynamic=False)
-    loss_of(trainer.model, batch).backward()
-    trainer.model.zero_grad(set_to_none=True)
-    for gate in trainer.model.gates():
+    for layer in model.model.layers:
+        layer.compile(dynamic=False)
+    loss_of(model, batch, make_mask).backward()
+    model.zero_grad(set_to_none=True)
+    for gate in model.gates():
         gate.load.zero_()
     torch.cuda.synchronize()
     print(f"compiled in {time.perf_counter() - start:.0f} s", flush=True)
 
 
-def evaluate(trainer: Trainer, encoder: ChatEncoder, held_out: list[dict[str, torch.Tensor]]) -> None:
+def evaluate(trainer: Trainer, encoder: ChatEncoder, held_out: list[Tensors]) -> None:
     """Print and log the averaged model's held-out loss and decoding scores."""
     model = trainer.averaged()
     start = time.perf_counter()
@@ -182,21 +161,21 @@ def train(trainer: Trainer, minutes: float, log_every: int = 100) -> None:
     preset, out, device = trainer.preset, trainer.out, trainer.device
     file = out / "tokenizer" / "tokenizer.json"
     encoder = ChatEncoder(Tokenizer.from_file(str(file)))
-    feed = Feed(preset, file, f"{trainer.seed}/{trainer.calls}")
+    feed = Ahead(Feed(partial(local_batches, preset, file), preset.workers, f"{trainer.seed}/{trainer.calls}"), device)
     trainer.calls += 1
     check = local_batches(preset, file, "loss", held_out=True)
     held_out = [to_device(next(check), device) for _ in range(4)]
     if device.type == "cuda":
-        choose_dispatch(trainer, to_device(next(feed), device))
-        compile_model(trainer, to_device(next(feed), device))
+        compile_layers(trainer.model, held_out[0], trainer.make_mask)
     stop = min(preset.total_minutes * 60, trainer.seconds + minutes * 60)
     next_eval = trainer.seconds + preset.eval_every_minutes * 60
     recent = torch.zeros((), device=device)
-    mark, tokens = time.perf_counter(), 0
+    mark, tokens, waited = time.perf_counter(), 0, 0.0
     try:
         while trainer.seconds < stop:
             start = time.perf_counter()
-            batch = to_device(next(feed), device)
+            batch = next(feed)
+            waited += time.perf_counter() - start
             recent += trainer.step(batch)
             tokens += batch["ids"].numel()
             if device.type == "cuda" and trainer.step_count % 10 == 0:
@@ -208,16 +187,17 @@ def train(trainer: Trainer, minutes: float, log_every: int = 100) -> None:
                 print(
                     f"step {trainer.step_count} minutes {trainer.seconds / 60:.2f} "
                     f"loss {recent.item() / log_every:.4f} "
-                    f"lr x{cosine(trainer.progress):.3f} {rate:,.0f} tokens/s",
+                    f"lr x{cosine(trainer.progress):.3f} {rate:,.0f} tokens/s, "
+                    f"{100 * waited / (now - mark):.0f} % waiting",
                     flush=True,
                 )
                 recent.zero_()
-                mark, tokens = now, 0
+                mark, tokens, waited = now, 0, 0.0
             if trainer.seconds >= next_eval and trainer.seconds < stop:
                 trainer.save()
                 evaluate(trainer, encoder, held_out)
                 next_eval = trainer.seconds + preset.eval_every_minutes * 60
-                mark, tokens = time.perf_counter(), 0
+                mark, tokens, waited = time.perf_counter(), 0, 0.0
     finally:
         feed.close()
         trainer.save()
@@ -229,8 +209,10 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--preset", choices=sorted(PRESETS), required=True)
     parser.add_argument("--out", type=Path, required=True, help="directory of state.pt, log.jsonl and checkpoint/")
     parser.add_argument("--resume", action="store_true", help="go on from DIR/state.pt")
+    parser.add_argument("--start-from", type=Path, metavar="CHECKPOINT", help="weights to begin with, of this shape")
     parser.add_argument("--minutes", type=float, default=float("inf"), help="stop this call after so much training")
     parser.add_argument("--total-minutes", type=float, help="the whole training's time, over all calls (preset's)")
+    parser.add_argument("--peak", type=float, default=1.0, help="of the preset's learning rates, at their highest (1)")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     args = parser.parse_args(argv)
@@ -238,6 +220,7 @@ def main(argv: list[str] | None = None) -> int:
     preset = PRESETS[args.preset]
     if args.total_minutes is not None:
         preset = dataclasses.replace(preset, total_minutes=args.total_minutes)
+    preset = dataclasses.replace(preset, matrix_lr=args.peak * preset.matrix_lr, other_lr=args.peak * preset.other_lr)
     args.out.mkdir(parents=True, exist_ok=True)
     if not args.resume and (args.out / "state.pt").exists():
         print(f"{args.out} holds a training already: --resume it, or name a fresh --out", file=sys.stderr)
@@ -246,8 +229,10 @@ def main(argv: list[str] | None = None) -> int:
     if args.resume:
         trainer.resume()
     else:
+        if args.start_from is not None:
+            trainer.begin_with(args.start_from)
         (args.out / "tokenizer").mkdir(exist_ok=True)
-        save_tokenizer(train_tokenizer(), args.out / "tokenizer", preset.shape.max_position_embeddings)
+        save_tokenizer(make_tokenizer(), args.out / "tokenizer", preset.shape.max_position_embeddings)
     count = sum(p.numel() for p in trainer.model.parameters())
     print(f"{count:,} parameters on {args.device}, torch {torch.__version__}, step {trainer.step_count}", flush=True)
     train(trainer, args.minutes)

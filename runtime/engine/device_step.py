@@ -111,7 +111,7 @@ class DeviceStep:
         rule = self.head.rules(group.rule)
         if head is None or head.kernels.fill is None or rule.plain is None or not shape.rows:
             return None
-        if len(shape.groups) > 1 or group.wants or shape.drawn or shape.noise or shape.placed:
+        if len(shape.groups) > 1 or group.wants or shape.drawn or shape.noise or shape.placed or shape.shaped:
             return None
         token, conf = self.head.likeliest(head, hidden[given["rows"]])
         threshold, steps = (rule.columns[field.name] for field in rule.plain)

@@ -13,6 +13,7 @@ from runtime.engine.adapting import Adapters
 from runtime.engine.entrance import Entrance, check_kept
 from runtime.engine.kv_cache import KVCacheManager
 from runtime.engine.model_runner import Runner
+from runtime.engine.news import news
 from runtime.engine.offer import orders_of
 from runtime.engine.page_table import PageTable
 from runtime.engine.planner import Planner
@@ -95,6 +96,7 @@ class Engine:
             mask_id=self.info.mask_token_id or 0,  # without a mask a strategy fills the positions itself
             seq=self._arrivals,
             rules=self.rules,
+            eos=self.info.eos_token_ids,
         )
         request.salt = self.adapters.salt(spec.adapter, spec.cache_salt)
         self._arrivals += 1
@@ -224,19 +226,8 @@ class Engine:
         report = request.spec.report
         if request.reason is None and report == "stable" and request.stable <= request.sent:
             return
-        output = EngineOutput(
-            id=request.spec.id,
-            nfe=request.nfe,
-            new_tokens=request.tokens[request.sent : request.stable].tolist(),
-            finish_reason=request.reason,
-            eos=request.hit_eos,
-            cached_tokens=request.cached_tokens,
-            queue_seconds=request.queue_seconds,
-        )
-        request.sent = request.stable
+        output = news(request)
         self._stats.generated_tokens += len(output.new_tokens)
-        if report == "denoise":
-            output.start, output.tokens, output.masked = request.shown
         outputs.append(output)
 
     def _strategy_failed(self, request: Request, error: BaseException) -> list[EngineOutput]:

@@ -16,9 +16,11 @@ import torch
 from runtime.engine.groups import Given, Group, Place, make_groups
 from runtime.engine.inputs import SampleShape, sample_inputs
 from runtime.engine.noise_head import described, noise_alone
+from runtime.engine.shaping import shape_logits
 from runtime.layers.head import CappedHead, PlainHead
 from runtime.samplers import choose
 from runtime.samplers.base import (
+    MIN_P,
     SUPPRESS_EOS,
     TEMPERATURE,
     TOP_K,
@@ -49,7 +51,7 @@ Stats = dict[Stat, torch.Tensor]  # [n, B] of each that is wanted
 def bare(shape: SampleShape) -> bool:
     """Whether nobody wants more of the logits than which is the largest, and its probability."""
     more = any(group.wants & ~Stat.BEST for group in shape.groups)
-    return not (shape.drawn or shape.noise or more)
+    return not (shape.drawn or shape.noise or shape.shaped or more)
 
 
 class Head:
@@ -165,6 +167,8 @@ class Head:
             logits = self.logits(hidden[rows[part]])
             vocab = self.vocabulary.size(logits)
             self.vocabulary.ban(logits, mask_id=self.mask_id, max_token_id=self.max_token_id, spared=self.spared)
+            if shape.shaped:
+                shape_logits(logits, given, *here, self.vocabulary)
             for group in groups:
                 span = group.within(part)
                 if span is None:
@@ -263,6 +267,7 @@ class Head:
                     temperature=limits[:, TEMPERATURE],
                     top_k=limits[:, TOP_K].long(),
                     top_p=limits[:, TOP_P],
+                    min_p=limits[:, MIN_P],
                     free=min(max(limited - some.start, 0), some.stop - some.start),
                 )
                 picked = self.vocabulary.pick(probs, given["uniform"][some.start - first : some.stop - first])

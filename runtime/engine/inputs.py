@@ -12,7 +12,8 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from runtime.samplers.base import MERGED, TEMPERATURE, TOP_K, TOP_P, Rule, Stat
+from runtime.engine.shaping import shaping_arrays
+from runtime.samplers.base import MERGED, MIN_P, TEMPERATURE, TOP_K, TOP_P, Rule, Stat
 from runtime.state.plan import BlockPlan, StepPlan
 from runtime.state.request import MASKED
 
@@ -41,8 +42,8 @@ class ForwardShape:
 @dataclass(frozen=True)
 class GroupShape:
     """One rule's part of a step: `blocks` of the plan's, with `rows` sampled positions, of which the last `drawn` draw
-    and the last `limited` of these do so under top-k or top-p; `records` it remembers (``BlockBatch.kept``), and the
-    most tokens that it mixes (``samplers.base.MERGED``)."""
+    and the last `limited` of these do so under min-p, top-k or top-p; `records` it remembers (``BlockBatch.kept``), and
+    the most tokens that it mixes (``samplers.base.MERGED``)."""
 
     rule: str
     wants: int
@@ -64,6 +65,7 @@ class SampleShape:
     remasked: bool = False
     noise: bool = False
     placed: bool = False
+    shaped: bool = False  # something is done to logits; such a step is not recorded
 
     @property
     def rows(self) -> int:
@@ -147,6 +149,8 @@ def sample_inputs(plan: BlockPlan, rules: Callable[[str], Rule]) -> tuple[Sample
         arrays["noise"] = plan.noise
     if plan.place is not None:
         arrays["place"] = plan.place
+    if plan.shaping is not None:
+        arrays |= shaping_arrays(plan.shaping)
     if plan.drawing is not None:
         drawn = np.flatnonzero(kind % 3)
         arrays["limits"] = plan.drawing.limits[block[drawn]]
@@ -183,6 +187,7 @@ def sample_inputs(plan: BlockPlan, rules: Callable[[str], Rule]) -> tuple[Sample
         remasked=plan.remasked is not None,
         noise=plan.noise is not None,
         placed=plan.place is not None,
+        shaped=plan.shaping is not None,
     )
     return shape, arrays
 
@@ -192,12 +197,12 @@ Ints = npt.NDArray[np.int64]
 
 def _ordered(plan: BlockPlan, block: Ints, at: Ints) -> tuple[Ints, Ints, Ints]:
     """Sampled positions in their order, and of each its group's number times 3 plus: 0, it takes the likeliest; 1, it
-    draws; 2, it draws under top-k or top-p."""
+    draws; 2, it draws under min-p, top-k or top-p."""
     kind = np.zeros(len(block), dtype=np.int64)
     if plan.drawing is not None:
         limits = plan.drawing.limits
         draws = limits[:, TEMPERATURE] > 0
-        limited = draws & ((limits[:, TOP_K] > 0) | (limits[:, TOP_P] < 1))
+        limited = draws & ((limits[:, TOP_K] > 0) | (limits[:, TOP_P] < 1) | (limits[:, MIN_P] > 0))
         kind = np.where(plan.state[block, at] == MASKED, (draws.astype(np.int64) + limited)[block], 0)
     if len(plan.groups) > 1:
         number = np.empty(len(plan.tokens), dtype=np.int64)

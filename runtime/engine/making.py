@@ -27,6 +27,7 @@ from runtime.strategies import Strategy, longest_request
 log = logging.getLogger(__name__)
 
 CPU_POOL_BYTES = 1 << 30
+PROMPT_ROWS = 2048  # that steps are recorded for however few requests there may be: a prompt's chunk has many rows too
 RECORDED_ROWS = 4096  # most rows of a step that is recorded; larger ones keep the device busy longer than the host
 
 
@@ -110,7 +111,10 @@ def step_sizes(info: EngineInfo, strategy: Strategy, pages: int, adapters: Adapt
         block=block,
         pages=pages,
         page_size=info.page_size,
-        most_rows=max(min(info.max_num_batched_tokens, max(blocks, strategy.max_rows()), RECORDED_ROWS), block),
+        most_rows=max(
+            min(info.max_num_batched_tokens, max(blocks, strategy.max_rows(), PROMPT_ROWS), RECORDED_ROWS), block
+        ),
+        sampled=info.max_num_reqs * strategy.buffer_size,
         places=info.max_num_reqs,
         adapted=adapters.any,
         apart=adapters.apart,

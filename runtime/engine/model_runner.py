@@ -9,9 +9,11 @@ import torch
 
 from runtime.engine.device_step import DeviceStep
 from runtime.engine.inputs import ForwardShape, forward_inputs, sample_inputs
+from runtime.engine.leading import recite
 from runtime.engine.outcome import end_to_end, results
 from runtime.engine.ran import Clock, Ran
 from runtime.engine.staging import Staging
+from runtime.engine.telling import tell
 from runtime.engine.walking import walk
 from runtime.kernels.batch import ForwardBatch
 from runtime.layers.kv_pool import KVPool
@@ -130,7 +132,11 @@ class ModelRunner:
         return self._walked(blocks, hidden, found)
 
     def _walked(self, plan: BlockPlan, hidden: torch.Tensor, found: BlockResults) -> BlockResults:
-        """With what grammars let through; nothing of that is recorded."""
+        """With what grammars let through and what is recited, and what is told of it; nothing of that is recorded."""
         if plan.walks:
             walk(self.step.head, plan, hidden, found)
+        if plan.recitals:
+            recite(plan, found)
+        if plan.told is not None:
+            tell(self.step.head, plan, hidden, found)
         return found

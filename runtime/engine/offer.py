@@ -86,7 +86,8 @@ def offer(
         "top_k": int(_generation(generation, "top_k", -1, 2**31, greedy=0.0, whole=True)),
         "strategy_fields": list(served(strategy.fields)),
         "rules": [
-            RuleInfo(key=rule.key, fields=served(rule.fields), modes=rule.modes, walks=rule.walks) for rule in fitting
+            RuleInfo(key=rule.key, fields=served(rule.fields), modes=rule.modes, walks=rule.walks, moves=rule.moves)
+            for rule in fitting
         ],
         "default_rule": next((rule.key for rule in fitting if rule.key == wanted), fitting[0].key),
     }

@@ -115,7 +115,7 @@ def end_to_end(parts: list[BlockResults]) -> BlockResults:
     lists = ("masks", "first_masked", "first_eos", "written", "edits", "remasks", "forced", "ended")
     return BlockResults(
         tokens=beside("tokens"), state=beside("state"), remasked=beside("remasked"), kept=numbered("kept"),
-        mixtures=numbered("mixtures"), **{name: listed(name) for name in lists},
+        mixtures=numbered("mixtures"), logprobs={}, **{name: listed(name) for name in lists},
     )  # fmt: skip
 
 

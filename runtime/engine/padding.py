@@ -15,6 +15,7 @@ import numpy.typing as npt
 from runtime.engine.inputs import Arrays, ForwardShape, SampleShape
 from runtime.engine.sizes import Sizes
 from runtime.engine.staging import Kinds
+from runtime.samplers.base import FREE
 
 Views = dict[str, npt.NDArray[Any]]
 
@@ -99,7 +100,7 @@ def sample_kinds(shape: SampleShape, columns: list[int], keeps: list[int]) -> Ki
     if shape.placed:
         found["place"] = I64, (n,)
     if shape.drawn:
-        found["limits"] = F64, (shape.drawn, 3)
+        found["limits"] = F64, (shape.drawn, len(FREE))
         found["uniform"] = F64, (shape.drawn,)
     if len(shape.groups) > 1:
         found["own"] = I64, (rows,)
@@ -144,7 +145,7 @@ def fill_sample(into: Views, shape: SampleShape, arrays: Arrays, padded: SampleS
             read, write = read + parts, write + room
         for parts, room in zip(_parts(group)[1:], _parts(larger)[1:], strict=True):
             if room:
-                for name, none_drawn in (("limits", (1.0, 1.0, 0.0)), ("uniform", 0.0)):
+                for name, none_drawn in (("limits", FREE), ("uniform", 0.0)):
                     view = into[name][drawn_write : drawn_write + room]
                     view[:parts] = arrays[name][drawn_read : drawn_read + parts]
                     view[parts:] = none_drawn

@@ -8,11 +8,14 @@ from typing import cast
 import numpy as np
 
 from runtime.engine.adapting import Adapters
+from runtime.engine.leading import recitals, walks
 from runtime.engine.page_table import PageTable
 from runtime.engine.scheduler import Turn
-from runtime.samplers.base import TEMPERATURE, Merge, Rule, Stat, get_rule
+from runtime.engine.shaping import shaping_plan
+from runtime.engine.telling import asked
+from runtime.samplers.base import MIN_P, TEMPERATURE, Merge, Rule, Stat, get_rule
 from runtime.samplers.uniform import DRAW, RENOISE, uniforms
-from runtime.state.plan import BlockPlan, Bools, Drawing, Ints, Ints32, MergedRows, RulePlan, StepPlan, Walk, lay_out
+from runtime.state.plan import BlockPlan, Bools, Drawing, Ints, Ints32, MergedRows, RulePlan, StepPlan, lay_out
 from runtime.state.request import FILLED, MASKED, Block, Request
 from runtime.strategies.base import Strategy
 
@@ -142,7 +145,7 @@ def _plan_blocks(turns: list[Turn], offsets: list[int]) -> BlockPlan | None:
     numbers: list[int] = []  # of each block, one after the other: an array of tuples takes three times as long
     rules: set[Rule] = set()
     wants = 0
-    unstable = constrained = False
+    unstable = led = shaped = False
     for turn, offset in zip(turns, offsets, strict=True):
         if turn.feed is None:
             continue
@@ -150,7 +153,8 @@ def _plan_blocks(turns: list[Turn], offsets: list[int]) -> BlockPlan | None:
         rules.add(request.rule)
         wants |= request.wants
         unstable |= request.unstable
-        constrained |= request.constraint is not None
+        led |= request.led
+        shaped |= request.shaper is not None
         for block in turn.feed.blocks:
             blocks.append(block)
             owners.append(request)
@@ -171,8 +175,7 @@ def _plan_blocks(turns: list[Turn], offsets: list[int]) -> BlockPlan | None:
         for i, block in enumerate(blocks):
             needed[i, : block.unseen] = False
     may_force = columns[1] > 0
-    walks = _walks(owners, blocks) if constrained else ()
-    for i in (i for i, request in enumerate(owners) if constrained and request.constraint is not None):
+    for i in (i for i, request in enumerate(owners) if led and request.led):
         needed[i] = may_force[i] = False  # the rule leaves it as it is
     params = [request.params for request in owners]
     groups: tuple[RulePlan, ...]
@@ -197,23 +200,16 @@ def _plan_blocks(turns: list[Turn], offsets: list[int]) -> BlockPlan | None:
         groups=groups,
         noise=_uniforms(owners, blocks, size, RENOISE) if any(rule.noisy for rule in rules) else None,
         place=np.array([request.row for request in owners]) if wants & Stat.SIGNAL else None,
-        walks=walks,
+        shaping=shaping_plan(owners, blocks, size) if shaped else None,
+        walks=walks(owners, blocks) if led else (),
+        recitals=recitals(owners, blocks) if led else (),
+        told=asked(owners, blocks),
     )
 
 
 def _apart(turns: list[Turn], offsets: list[int]) -> list[BlockPlan]:
     plans = [_plan_blocks([turn], [offset]) for turn, offset in zip(turns, offsets, strict=True)]
     return [plan for plan in plans if plan is not None]
-
-
-def _walks(owners: list[Request], blocks: list[Block]) -> tuple[Walk, ...]:
-    """Of each request that keeps to a grammar, the first block with a mask."""
-    found: dict[int, Walk] = {}
-    for i, (request, block) in enumerate(zip(owners, blocks, strict=True)):
-        if request.constraint is not None and block.masks and request.seq not in found:
-            threshold = float(request.values["accept_threshold"])
-            found[request.seq] = Walk(i, block.first_masked, block.size, threshold, request.constraint)
-    return tuple(found.values())
 
 
 def _rectangle(parts: list[np.ndarray], size: int) -> np.ndarray:
@@ -272,7 +268,7 @@ def _drawing(owners: list[Request], blocks: list[Block], groups: tuple[RulePlan,
     """What the requests that draw need; None when all take the likeliest."""
     if not any(group.params[:, TEMPERATURE].any() for group in groups):
         return None
-    limits = np.empty((len(blocks), 3))
+    limits = np.empty((len(blocks), MIN_P + 1))
     for group in groups:
         limits[group.members] = group.params[:, : limits.shape[1]]
         if get_rule(group.rule).noisy:  # it brings the logits to their temperature itself

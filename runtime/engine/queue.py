@@ -142,7 +142,10 @@ class _Line:
 
     def join(self, name: str, *, ahead: bool) -> None:
         self.names.add(name)
-        equals = self._equals.setdefault(self.running.get(name, 0), OrderedDict())
+        running = self.running.get(name, 0)
+        equals = self._equals.get(running)
+        if equals is None:
+            equals = self._equals[running] = OrderedDict()
         equals[name] = None
         if ahead:
             equals.move_to_end(name, last=False)

@@ -9,7 +9,7 @@ import torch
 
 from runtime.engine.staging import Staging
 
-REASONS = ("off", "prefill", "new", "flag", "apart")
+REASONS = ("off", "prefill", "new", "flag", "apart", "shaped")
 OBSERVATIONS = 2**14  # that are kept for whoever asks; nobody may ever
 
 
@@ -17,8 +17,8 @@ OBSERVATIONS = 2**14  # that are kept for whoever asks; nobody may ever
 class Ran:
     """`eager`: steps of which something was launched anew, by the reason: "off", nothing is recorded here; "prefill",
     more rows than any recording has; "new", a shape that has come up too seldom; "flag", head and rules are not to be
-    recorded; "apart", head and rules were done for each request by itself. `graph_bytes`: of the device's memory, for
-    recordings."""
+    recorded; "apart", head and rules were done for each request by itself; "shaped", something is done to a request's
+    logits. `graph_bytes`: of the device's memory, for recordings."""
 
     replayed: int = 0
     eager: Counter[str] = field(default_factory=Counter)

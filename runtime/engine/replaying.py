@@ -125,7 +125,9 @@ class ReplayingRunner(ModelRunner):
             self.ran.count(reason or "apart")
             return self._sample(step, plan, hidden)
         padded = None
-        if self.rules and hidden is self._hidden:
+        if shape.shaped:
+            reason = reason or "shaped"
+        elif self.rules and hidden is self._hidden:
             noise = any(self.step.head.rules(group.rule).noisy for group in shape.groups)
             padded = self.sizes.sample(shape, noise=noise, placed=self.told)
         elif not self.rules:
@@ -242,7 +244,7 @@ class ReplayingRunner(ModelRunner):
         """Shapes of all numbers of blocks under one rule, the largest first. `draws`: all that is sampled, `limited`:
         under top-k or top-p."""
         found = []
-        for n in reversed(self.sizes.blocks):
+        for n in reversed(self.sizes.sampled_blocks):
             step = sampled_step(n * self.sizes.block)
             for rows in reversed(range(step, n * self.sizes.block + step, step)):
                 group = GroupShape(

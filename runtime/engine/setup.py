@@ -213,6 +213,8 @@ def _info(
         blocks_from_prompt=strategy.tiling.from_prompt,
         blocks_cut=strategy.tiling.cut,
         default_max_tokens=strategy.default_max_tokens,
+        tool_calls=family.tool_calls,
+        reasoning=family.reasoning,
         model_revision=checkpoint.revision,
         unstructured=_unstructured(config, strategy, key, ids),
         **offer(config, family, checkpoint.generation_config, strategy, key, block_size, orders),

@@ -28,8 +28,9 @@ def stairs(most: int) -> list[int]:
 class Sizes:
     """Args:
     block: positions of a block. pages: width of a page table. page_size: of a page. most_rows: of a forward that is
-    filled up. places: see DeviceStep. adapted: what the adapters that are there from the start may change
-    (``ForwardBatch.adapted``). apart: what makes a step one that cannot be recorded where adapters change it.
+    filled up. sampled: most blocks that a step samples; None: as many as its rows hold. places: see DeviceStep.
+    adapted: what the adapters that are there from the start may change (``ForwardBatch.adapted``). apart: what makes a
+    step one that cannot be recorded where adapters change it.
     """
 
     block: int
@@ -37,6 +38,7 @@ class Sizes:
     page_size: int
     most_rows: int
     places: int
+    sampled: int | None = None
     adapted: int = 0
     apart: int = 0
 
@@ -44,6 +46,12 @@ class Sizes:
     def blocks(self) -> list[int]:
         """Numbers of blocks: a forward's rows are so many times a block's."""
         return stairs(max(self.most_rows // self.block, 1))
+
+    @cached_property
+    def sampled_blocks(self) -> list[int]:
+        """Those of them that a step may sample, filled up."""
+        most = self.blocks[-1] if self.sampled is None else min(self.sampled, self.blocks[-1])
+        return [n for n in self.blocks if n <= self._up(most)]
 
     @cached_property
     def tiles(self) -> list[int]:

@@ -14,8 +14,9 @@ import numpy as np
 import torch
 
 from runtime.engine.head import HEAD_ROWS, Head
+from runtime.engine.shaping import shape_logits, shaping_arrays
 from runtime.samplers import choose
-from runtime.samplers.base import TEMPERATURE, TOP_K, TOP_P
+from runtime.samplers.base import MIN_P, TEMPERATURE, TOP_K, TOP_P
 from runtime.state.plan import BlockPlan, BlockResults, Walk
 from runtime.state.request import FILLED
 
@@ -77,9 +78,19 @@ def walk(head: Head, plan: BlockPlan, hidden: torch.Tensor, results: BlockResult
     """
     for batch in _batches(plan):
         rows = np.concatenate([plan.rows[w.walk.block] + np.arange(w.at, w.size) for w in batch])
-        _go(batch, head.raw(hidden[torch.from_numpy(rows).to(hidden.device)]), plan)
+        logits = head.raw(hidden[torch.from_numpy(rows).to(hidden.device)])
+        if plan.shaping is not None:
+            block = np.concatenate([np.full(w.size - w.at, w.walk.block) for w in batch])
+            at = np.concatenate([np.arange(w.at, w.size) for w in batch])
+            given = {name: _on(array, logits) for name, array in shaping_arrays(plan.shaping).items()}
+            shape_logits(logits, given, _on(block, logits), _on(at, logits), head.vocabulary)
+        _go(batch, logits, plan)
         for walking in batch:
             _write(walking, results)
+
+
+def _on(array: np.ndarray, like: torch.Tensor) -> torch.Tensor:
+    return torch.from_numpy(array).to(like.device)
 
 
 def _batches(plan: BlockPlan) -> Iterator[list[Walking]]:
@@ -146,8 +157,9 @@ def _choose(logits: torch.Tensor, going: Sequence[Walking], plan: BlockPlan) -> 
         return best
     mine = limits[draws]
     probs = choose.distribution(
-        logits[draws], temperature=mine[:, TEMPERATURE], top_k=mine[:, TOP_K].long(), top_p=mine[:, TOP_P]
-    )
+        logits[draws], temperature=mine[:, TEMPERATURE], top_k=mine[:, TOP_K].long(), top_p=mine[:, TOP_P],
+        min_p=mine[:, MIN_P],
+    )  # fmt: skip
     uniform = torch.tensor([drawing.uniform[going[i].walk.block, going[i].at] for i in draws], dtype=torch.float64)
     picked = choose.pick(probs, uniform.to(logits.device))
     best.token[draws], best.conf[draws] = picked.token, picked.conf

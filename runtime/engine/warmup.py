@@ -61,7 +61,7 @@ def _step(runner: ModelRunner, rows: int, longest: int, adapted: int) -> None:
         given_steps=none,
         post_edit_steps=none,
         remasked=None,
-        drawing=Drawing(np.tile([1.0, 0.9, 0.0], (blocks, 1)), np.zeros(shape)),
+        drawing=Drawing(np.tile([1.0, 0.9, 0.0, 0.0], (blocks, 1)), np.zeros(shape)),
         groups=(RulePlan(rule.key, np.arange(blocks), params, sum(Stat)),),
         place=none,
     )

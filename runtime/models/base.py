@@ -87,7 +87,8 @@ class Family(Generic[Arch]):
     (runtime/models/weight_map.py). `turn_end_tokens` and `mask_tokens` are looked up in the tokenizer by their text;
     `mask_id` and `eos_ids` are the published checkpoints' ids, for one whose files name none. `masks`: what is open is
     masked; else it is noise, and there is no mask. `generation` reads the defaults of decoding fields that the family's
-    generation_config.json names, or raises ConfigError.
+    generation_config.json names, or raises ConfigError. `tool_calls` and `reasoning` name the formats in which its
+    models write calls of tools and reasoning (``runtime.parts``); "": they mark no reasoning.
     """
 
     key: str
@@ -107,6 +108,8 @@ class Family(Generic[Arch]):
     eos_ids: tuple[int, ...] = ()
     masks: bool = True
     generation: Callable[[Mapping[str, Any]], Mapping[str, Value]] = lambda config: {}
+    tool_calls: str = "hermes"
+    reasoning: str = ""
     needs_edit: frozenset[str] = field(default_factory=frozenset)  # aliases that require --sampling-mode edit
 
 

@@ -58,5 +58,7 @@ DIFFUSION_GEMMA = register_family(
         strategies=("diffusion_gemma",),
         masks=False,
         generation=generation,
+        tool_calls="gemma4",
+        reasoning="gemma4",
     )
 )

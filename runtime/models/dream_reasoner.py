@@ -34,5 +34,6 @@ DREAM_REASONER = register_family(
         turn_end_tokens=("<|im_end|>", "<|endoftext|>"),
         mask_tokens=("<|mask|>", "<|MASK|>"),
         mask_id=151669,
+        reasoning="think",
     )
 )

@@ -32,6 +32,7 @@ LLADA2 = register_family(
         mask_tokens=("<|mask|>",),
         mask_id=156895,
         eos_ids=(156892,),
+        reasoning="think",
         needs_edit=frozenset({"llada2dot1_mini"}),
     )
 )

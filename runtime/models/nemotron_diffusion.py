@@ -46,5 +46,7 @@ NEMOTRON_DIFFUSION = register_family(
         strategies=("nemotron_diffusion",),
         mask_id=100,
         eos_ids=(11,),
+        tool_calls="qwen3_coder",
+        reasoning="think",
     )
 )

@@ -30,5 +30,6 @@ SDAR = register_family(
         mask_tokens=("<|MASK|>", "<|mask|>"),
         mask_id=151669,
         eos_ids=(151643, 151645),
+        reasoning="think",
     )
 )

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import fields
 from typing import Any
 
 import numpy as np
 
 from runtime.distributed.wire import Arrays, Sample
-from runtime.state.plan import BlockPlan, Drawing, MergedRows, RulePlan, StepPlan
+from runtime.state.plan import BlockPlan, Drawing, MergedRows, RulePlan, ShapingPlan, StepPlan
 
 GEOMETRY = ("positions", "slots", "visible_end", "window_origin", "open", "tiles", "page_table")
 MERGED = ("rows", "ids", "probs", "how")
+SHAPING = tuple(field.name for field in fields(ShapingPlan))
 BLOCKS = (
     "rows", "tokens", "state", "sampled", "may_force", "advanced", "initial_masks", "given_steps", "post_edit_steps",
     "remasked", "noise", "place",
@@ -41,6 +43,8 @@ def block_arrays(plan: BlockPlan | None) -> tuple[Sample, Arrays]:
     arrays = {name: getattr(plan, name) for name in BLOCKS if getattr(plan, name) is not None}
     if plan.drawing is not None:
         arrays |= {"limits": plan.drawing.limits, "uniform": plan.drawing.uniform}
+    if plan.shaping is not None:
+        arrays |= {f"shaped_{name}": getattr(plan.shaping, name) for name in SHAPING}
     for i, group in enumerate(plan.groups):
         arrays |= {f"members{i}": group.members, f"params{i}": group.params}
         if group.kept is not None:
@@ -56,5 +60,8 @@ def block_plan(message: Sample, arrays: Arrays) -> BlockPlan | None:
         for i, (rule, wants) in enumerate(message.groups)
     )
     drawing = Drawing(arrays["limits"], arrays["uniform"]) if "limits" in arrays else None
-    fields: dict[str, np.ndarray[Any, Any] | None] = {name: arrays.get(name) for name in BLOCKS}
-    return BlockPlan(**fields, drawing=drawing, groups=groups)  # type: ignore[arg-type]
+    shaping = None
+    if "shaped_ids" in arrays:
+        shaping = ShapingPlan(**{name: arrays[f"shaped_{name}"] for name in SHAPING})
+    own: dict[str, np.ndarray[Any, Any] | None] = {name: arrays.get(name) for name in BLOCKS}
+    return BlockPlan(**own, drawing=drawing, groups=groups, shaping=shaping)  # type: ignore[arg-type]

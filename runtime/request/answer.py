@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from runtime.request.choice import Choice
+from runtime.request.choice import Choice, TokenLogprob
 
 
 @dataclass(frozen=True)
@@ -16,7 +16,7 @@ class GenerationOutput:
     Attributes:
         text: None with ``skip_tokenizer=True``. token_ids: without end-of-sequence and stop text.
         nfe: denoising steps. finish_reason: stop, length, max_nfe, repetition. eos: it ended at an end-of-sequence id.
-        usage: OpenAI's usage object.
+        usage: OpenAI's usage object. logprobs: of each token, where `SamplingParams.logprobs` asks for them.
         choices: all `n` answers of the prompt, this one first.
     """
 
@@ -26,6 +26,7 @@ class GenerationOutput:
     finish_reason: str
     eos: bool
     usage: dict[str, Any]
+    logprobs: list[TokenLogprob] | None = None
     choices: tuple[GenerationOutput, ...] = ()
 
     @classmethod
@@ -39,6 +40,7 @@ class GenerationOutput:
             finish_reason=choice.finish_reason,
             eos=choice.eos,
             usage=choice.usage(),
+            logprobs=choice.told,
         )
 
     @classmethod

@@ -49,6 +49,8 @@ def resolve_decoding(
         RequestError: naming the field.
     """
     given, spelt = merged(params, _given(params.decoding, info, path), path)
+    if not given and params.num_denoising_steps is None:
+        return info.defaults()
 
     def at(name: str) -> str:
         return spelt.get(name, f"{path}.{name}")

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from typing import Literal
 
 Value = float | int | bool | str
-Kind = Literal["number", "integer", "flag", "choice", "text", "texts", "object"]
+Kind = Literal["number", "integer", "flag", "choice", "text", "texts", "ids", "object"]
 
 BLOCK_LENGTH = "block_length"  # a strategy's field: size of a request's own blocks
 SUB_BLOCK = "sub_block_size"  # a strategy's field: size of what blocks are decoded in, each with steps of its own
@@ -23,9 +23,10 @@ class Limits:
     """Which values a field takes.
 
     Attributes:
-        kind: `flag` is true or false, `choice` one of several words, `texts` one text or a list of them.
+        kind: `flag` is true or false, `choice` one of several words, `texts` one text or a list of them, `ids` a list
+            of token ids.
         low, high: inclusive bounds of a number; `above_low` makes the lower one exclusive, no `high` means any finite.
-            Of texts `high` is the most characters of one.
+            Of texts `high` is the most characters of one, of ids the most of them.
         divides: what an integer has to be a divisor of.
         choices: the words of a choice.
     """
@@ -68,13 +69,14 @@ def share(name: str, default: float, help: str, neutral: float | None = None) ->
 
 @dataclass(frozen=True, kw_only=True)
 class RuleInfo:
-    """An acceptance rule: the fields that it reads, each mode as values of some of them, and
-    whether grammars go with it."""
+    """An acceptance rule: the fields that it reads, each mode as values of some of them, whether grammars go with it,
+    and whether what stands at a position may come to stand at another."""
 
     key: str
     fields: tuple[Field, ...] = ()
     modes: dict[str, dict[str, Value]] = field(default_factory=dict)
     walks: bool = False
+    moves: bool = False
 
 
 def with_defaults(fields: Iterable[Field], block_size: int, *sources: Mapping[str, Value]) -> tuple[Field, ...]:

@@ -29,6 +29,16 @@ class DecodingParams(msgspec.Struct, frozen=True, kw_only=True):
     force_single_batch: bool = False  # the request has its forwards to itself
 
 
+class Shaping(msgspec.Struct, frozen=True, kw_only=True):
+    """What a request has done to logits before anything is chosen (docs/decoding.md, What shapes the logits)."""
+
+    bias: dict[int, float] = {}  # added, by token id
+    repetition: float = 1.0  # these three: of tokens that are there already
+    presence: float = 0.0
+    frequency: float = 0.0
+    min_tokens: int = 0  # of the answer, before which nothing may end it
+
+
 class RequestSpec(msgspec.Struct, frozen=True, kw_only=True):
     """A validated request. The engine trusts it: whoever builds it has checked it against ``EngineInfo``."""
 
@@ -38,11 +48,17 @@ class RequestSpec(msgspec.Struct, frozen=True, kw_only=True):
     temperature: float = 0.0
     top_p: float = 1.0
     top_k: int = 0  # 0: off
+    min_p: float = 0.0
     seed: int = 0  # unsigned, 64 bits
     ignore_eos: bool = False
+    stop_ids: list[int] = []  # that end the answer too, whatever `ignore_eos` says
+    shaping: Shaping | None = None  # None: nothing is done to logits
     max_nfe: int | None = None
     max_repetition_run: int | None = None
     decoding: DecodingParams = DecodingParams()
+    logprobs: int | None = None  # tell the tokens' log-probabilities, and of so many of the likeliest beside them
+    recited: list[int] = []  # the answer, token by token, where it is only to be scored
+    stride: int = 1  # so many of them a step
     grammar: str = ""  # that the answer keeps to, as ``request.structured`` writes it; "": none
     given: dict[int, int] = {}  # ids that stand at these offsets of the answer from the start, and stay
     report: Report = "final"
@@ -51,6 +67,18 @@ class RequestSpec(msgspec.Struct, frozen=True, kw_only=True):
     # for fair shares (queue.py): what is sent at once, and who sends it
     group: str = ""
     owner: str = ""
+
+
+LEAST = -9999.0  # of what cannot be predicted, for whose logarithm JSON has no number
+
+
+class TokenLogprobs(msgspec.Struct):
+    """Of each of some tokens, one after the other: its own log-probability, the likeliest ids and theirs."""
+
+    values: list[float]
+    ids: list[list[int]]
+    tops: list[list[float]]
+    end: int | None = None  # the token that ended the answer, of which the last numbers are then
 
 
 class EngineOutput(msgspec.Struct, kw_only=True):
@@ -71,6 +99,7 @@ class EngineOutput(msgspec.Struct, kw_only=True):
     masked: list[int] | None = None  # offsets from start
     cached_tokens: int | None = None
     queue_seconds: float | None = None
+    logprobs: TokenLogprobs | None = None  # of `new_tokens`, where they are asked for
     eos: bool = False  # the answer ended at an EOS (it counts as a token of the forward passes, not of the answer)
 
 
@@ -106,6 +135,8 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
     split_token_id: int | None = None
     blocks_from_prompt: bool = False  # these two: see Tiling
     blocks_cut: bool = False
+    tool_calls: str = "hermes"  # the formats in which the model's family writes these: see ``runtime.parts``
+    reasoning: str = ""  # "": it marks none
     model_revision: str | None = None  # the hub's commit that was loaded
     quantization: str | None = None  # of linear layers and experts; None: they are held in `dtype`
     tensor_parallel_size: int = 1  # processes that share the model,
@@ -156,11 +187,12 @@ class EngineStats(msgspec.Struct, kw_only=True):
     forced: int = 0
     preemptions: int = 0
     steps_replayed: int = 0  # as recorded graphs
-    steps_eager_off: int = 0  # these five: launched anew, for nothing is recorded here,
+    steps_eager_off: int = 0  # these six: launched anew, for nothing is recorded here,
     steps_eager_prefill: int = 0  # for they have more rows than any recording,
     steps_eager_new: int = 0  # for their shape has come up too seldom,
     steps_eager_flag: int = 0  # for head and rules are not to be recorded,
-    steps_eager_apart: int = 0  # and for these were done for each request by itself
+    steps_eager_apart: int = 0  # for these were done for each request by itself,
+    steps_eager_shaped: int = 0  # and for a request has something done to its logits
     graph_bytes: int = 0  # of the device's memory, for recordings
     step_seconds: list[float] = []  # observations since the last report
     device_seconds: list[float] = []  # of steps that sampled something, as the device's own events tell

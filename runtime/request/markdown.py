@@ -28,6 +28,8 @@ def values_in_words(limits: Limits) -> str:
         return "`true`, `false`"
     if limits.kind == "object":
         return "object"
+    if limits.kind == "ids":
+        return f"up to {limits.high:.0f} ids"
     if limits.kind in ("text", "texts"):
         return f"{limits.high:,.0f} characters"
     most = "" if limits.high is None or limits.high == 2**31 else f" to {_number(limits.high)}"

@@ -17,6 +17,8 @@ from runtime.request.checks import declared, refuse
 from runtime.request.description import Kind, Limits
 
 MAX_STOPS, MAX_STOP_CHARS, MAX_CHOICES = 32, 1024, 128
+MAX_STOP_IDS = 128
+MOST_TOLD = 20  # tokens beside the one that stands there
 MANY = 2**31  # no count is larger
 UNKNOWN = "means nothing here, as dlmserve does not say what it does; leave it out"
 
@@ -73,11 +75,33 @@ class SamplingParams:
         "integer", "draw from so many of the likeliest tokens; 0, -1: off", low=-1, high=MANY,
         unset="the checkpoint's, else 0",
     )  # fmt: skip
+    min_p: float | None = _asked(
+        "number", "draw from tokens of at least this share of the likeliest one's probability", high=1, unset="0"
+    )
     seed: int | None = _asked(
         "integer", "of what is drawn; answer i of `n` has seed + i", low=-(2**63), high=2**64 - 1, unset="random"
     )
     stop: str | Sequence[str] | None = _asked(
         "texts", f"a text, or up to {MAX_STOPS}; the answer ends before the first that appears", high=MAX_STOP_CHARS
+    )
+    stop_token_ids: Sequence[int] | None = _asked(
+        "ids", "ids that end the answer as an end of sequence does", high=MAX_STOP_IDS
+    )
+    min_tokens: int | None = _asked(
+        "integer", "no end of sequence, nor a stop token id, before so many tokens", high=MANY, unset="0"
+    )
+    logit_bias: Mapping[str | int, float] | None = _asked(
+        "object", "what is added to the logits of token ids, by the id: -100 to 100 each"
+    )
+    repetition_penalty: float | None = _asked(
+        "number", "divides positive logits of tokens that prompt or answer hold, and multiplies negative ones",
+        high=100, above_low=True, unset="1",
+    )  # fmt: skip
+    presence_penalty: float | None = _asked(
+        "number", "taken from the logits of tokens that the answer holds", low=-2, high=2, unset="0"
+    )
+    frequency_penalty: float | None = _asked(
+        "number", "the same as often as the answer holds them", low=-2, high=2, unset="0"
     )
     ignore_eos: bool = _asked("flag", "go on to `max_tokens` whatever the model says", default=False, unset="`false`")
     max_nfe: int | None = _asked("integer", "most denoising steps", low=1, high=MANY)
@@ -88,6 +112,9 @@ class SamplingParams:
         "object", "what the answer has to be: one of `json` (a schema), `json_object` (`true`), `regex`, `choice` "
         "(a list of texts), `grammar`",
     )  # fmt: skip
+    logprobs: int | None = _asked(
+        "integer", "tell log-probabilities: each token's, and of so many of the likeliest in its place", high=MOST_TOLD
+    )
     cache_salt: str | None = _asked(
         "text", "cached prefixes are shared with requests of the same salt alone", high=256, unset="the empty text"
     )
@@ -115,21 +142,34 @@ class SamplingParams:
 PARAMETERS = tuple(Parameter(name=field.name, **field.metadata) for field in dataclasses.fields(SamplingParams))
 
 
+_CHECKED = {field.name: field for field in PARAMETERS if not field.stands_for and field.kind != "object"}
+
+
 def check_fields(params: SamplingParams, at: At = str) -> None:
     """Every field by its declaration; what is another name of a field under ``decoding`` is checked with those.
 
     Raises RequestError naming the first that is wrong, as `at` spells it.
     """
-    for field in PARAMETERS:
-        value = getattr(params, field.name)
-        if value is None or field.stands_for or field.kind == "object":
+    for name, value in vars(params).items():  # in the order of their declarations
+        if value is None or (field := _CHECKED.get(name)) is None:
             continue
         if field.refused:
             raise refuse(at(field.name), field.refused)
         if field.kind == "texts":
             stop_strings(value, at(field.name))
+        elif field.kind == "ids":
+            id_list(value, at(field.name), int(field.high or MANY))
         else:
             declared(at(field.name), value, field)
+
+
+def id_list(ids: object, param: str, most: int) -> list[int]:
+    """Integers; whether a model has them is another matter."""
+    if not isinstance(ids, list | tuple) or any(type(token) is not int for token in ids):
+        raise refuse(param, "must be a list of token ids")
+    if len(ids) > most:
+        raise refuse(param, f"has {len(ids)} ids; at most {most}")
+    return list(ids)
 
 
 def stop_strings(stop: object, param: str = "stop") -> tuple[str, ...]:

@@ -16,6 +16,8 @@ from runtime.request.checks import refuse, shown
 from runtime.request.decoding import resolve_decoding
 from runtime.request.io import DecodingParams, EngineInfo, Report, RequestSpec
 from runtime.request.params import At, SamplingParams, check_fields
+from runtime.request.scoring import check_tells
+from runtime.request.shaping import check_stop_ids, resolve_shaping
 from runtime.request.structured import grammar_of
 
 SUPPRESS = "suppress_eos"  # the rules' field of that name
@@ -35,6 +37,7 @@ def resolve(
     owner: str = "",
     adapter: str = "",
     given: Mapping[int, int] | None = None,
+    grammar: str = "",
 ) -> RequestSpec:
     """The checked request, with every value decided.
 
@@ -47,6 +50,7 @@ def resolve(
         adapter: the name of one that the engine has; "": the one that all requests have, else the base model.
         given: ids of the answer that stand from the start, by their offsets. What is between them is filled, every
             position of it: no end of sequence is chosen there, unless the request says how those are dealt with.
+        grammar: that the answer keeps to in place of `structured_outputs`; `names` say what asks for it.
 
     Raises:
         RequestError: with the path of the field that is wrong.
@@ -71,12 +75,16 @@ def resolve(
         temperature=0.0 if temperature < GREEDY_BELOW else temperature,
         top_p=info.top_p if params.top_p is None else float(params.top_p),
         top_k=min(max(top_k, 0), info.vocab_size),
+        min_p=params.min_p or 0.0,
         seed=seed % 2**64,
         ignore_eos=bool(params.ignore_eos) or given is not None,
+        stop_ids=check_stop_ids(params.stop_token_ids, info, at("stop_token_ids")),
+        shaping=resolve_shaping(params, decoding, info, at, filled=given is not None),
         max_nfe=params.max_nfe,
         max_repetition_run=params.max_repetition_run,
         decoding=decoding if given is None else _without_end(decoding),
-        grammar=_grammar(params, decoding, info, at, filled=given is not None),
+        logprobs=_told(params, decoding, info, at("logprobs"), filled=given is not None),
+        grammar=_grammar(params, decoding, info, at, grammar, filled=given is not None),
         given=dict(given or {}),
         report=report,
         cache_salt=params.cache_salt or "",
@@ -86,9 +94,11 @@ def resolve(
     )
 
 
-def _grammar(params: SamplingParams, decoding: DecodingParams, info: EngineInfo, at: At, *, filled: bool) -> str:
+def _grammar(
+    params: SamplingParams, decoding: DecodingParams, info: EngineInfo, at: At, made: str, *, filled: bool
+) -> str:
     """What the answer keeps to, "" where nothing is asked; refused with what would not let it."""
-    if params.structured_outputs is None:
+    if params.structured_outputs is None and not made:
         return ""
     name, path = at("structured_outputs"), at("decoding")
     if info.unstructured:
@@ -107,7 +117,20 @@ def _grammar(params: SamplingParams, decoding: DecodingParams, info: EngineInfo,
         raise refuse(name, f"ends where its grammar does; leave {at('ignore_eos')} out")
     if decoding.total_steps is not None:
         raise refuse(name, f"takes the steps that it takes; leave {at('num_denoising_steps')} out")
-    return grammar_of(params.structured_outputs, name)
+    return made or grammar_of(params.structured_outputs, name)
+
+
+def _told(params: SamplingParams, decoding: DecodingParams, info: EngineInfo, name: str, *, filled: bool) -> int | None:
+    """How many of the likeliest tokens are told; refused where a position's tokens are not its own."""
+    if params.logprobs is None:
+        return None
+    check_tells(info, name)
+    if filled:
+        raise refuse(name, "is not built for texts with holes; leave it out")
+    rule = info.rule(decoding.algorithm)
+    if rule is not None and rule.moves:
+        raise refuse(name, f"is not built with {rule.key}, which moves tokens from place to place here; leave it out")
+    return params.logprobs
 
 
 def _without_end(decoding: DecodingParams) -> DecodingParams:

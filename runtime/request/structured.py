@@ -13,12 +13,16 @@ from runtime.request.checks import refuse, shown
 
 FIELD = "structured_outputs"
 FORMS = ("json", "json_object", "regex", "choice", "grammar")
+# What vLLM's client writes beside a form though nobody asked for it; false asks for nothing.
+_SWITCHES = ("disable_fallback", "disable_any_whitespace", "disable_additional_properties")
 MAX_CHARS = 2**16  # of a grammar as it is handed to the engine
 MAX_CHOICES = 1024
 
 # As `json.dumps` writes it: with free whitespace hardly anything is forced, and a model that is at a loss writes spaces
 # until its tokens end. A schema may say otherwise under "x-guidance".
 _SPACING = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
+# Text that has to come is not cut into tokens by the engine: a model may have one for a colon and the space behind it.
+_UNFORCED = '%llguidance {"no_forcing": true}'
 _MARKS = re.compile(r"[\\.+*?()|\[\]{}^$#&\-~/]")
 
 
@@ -36,8 +40,9 @@ def grammar_of(asked: object, at: str) -> str:
     if not isinstance(asked, Mapping):
         raise refuse(at, f"{shown(asked)} is not an object with one of {', '.join(FORMS)}")
     given = {name: value for name, value in asked.items() if value is not None}
-    if given.get("json_object") is False:
-        del given["json_object"]
+    for name in ("json_object", *_SWITCHES):
+        if given.get(name) is False:
+            del given[name]
     unknown = [name for name in given if name not in FORMS]
     if unknown:
         raise RequestError(
@@ -71,7 +76,8 @@ def _json(value: object, param: str) -> str:
     own = schema.get("x-guidance")
     spacing = {**_SPACING, **own} if isinstance(own, Mapping) else _SPACING
     # lenient is what would let through answers that do not fit
-    return _text({"json_schema": {**schema, "x-guidance": {**spacing, "lenient": False}}}, param)
+    told = _written({**schema, "x-guidance": {**spacing, "lenient": False}}, param)
+    return _text({"lark_grammar": f"{_UNFORCED}\nstart: %json {told}"}, param)
 
 
 def _any_object(value: object, param: str) -> str:
@@ -116,8 +122,12 @@ def _grammar(value: object, param: str) -> str:
 
 
 def _text(grammar: dict[str, Any], param: str) -> str:
+    return _written({"grammars": [grammar]}, param)
+
+
+def _written(value: Mapping[str, Any], param: str) -> str:
     try:
-        text = json.dumps({"grammars": [grammar]}, ensure_ascii=False)
+        text = json.dumps(value, ensure_ascii=False)
         text.encode()
     except (UnicodeEncodeError, ValueError, TypeError, RecursionError):
         raise refuse(param, "is no JSON that can be written down: a lone surrogate, or nested too deeply") from None

@@ -15,8 +15,9 @@ from runtime.samplers.choose import Top
 from runtime.samplers.vocabulary import WHOLE, Vocabulary
 
 # The first columns of every parameter row: how a candidate is drawn, whatever the rule.
-TEMPERATURE, TOP_P, TOP_K = range(3)
-_COMMON = ("temperature", "top_p", "top_k")
+TEMPERATURE, TOP_P, TOP_K, MIN_P = range(4)
+_COMMON = ("temperature", "top_p", "top_k", "min_p")
+FREE = (1.0, 1.0, 0.0, 0.0)  # drawn, under no limit
 
 # The head knows this field, so that a rule has no more to do for it than to declare it.
 SUPPRESS_EOS = Field(
@@ -168,6 +169,7 @@ class Rule:
         edits: blocks end when they come to rest, not when they are full (decoding.md 3.2); needs a family that can.
         walks: its threshold is the one by which an answer that keeps to a grammar is filled from the left
             (``runtime.engine.walking``).
+        moves: what stands at a position may come to stand at another.
         noisy: it denoises noise instead of masks, for strategies that are noisy too. All of an open block is MASKED
             before each step; what the rule does not fill becomes noise again, and its `adjust` divides the logits by
             its `heat` and does no more.
@@ -185,6 +187,7 @@ class Rule:
     modes: ClassVar[dict[str, dict[str, Value]]] = {}
     edits: ClassVar[bool] = False
     walks: ClassVar[bool] = False
+    moves: ClassVar[bool] = False
     noisy: ClassVar[bool] = False
     strategies: ClassVar[tuple[str, ...]] = ()
     keeps: ClassVar[tuple[str, ...]] = ()

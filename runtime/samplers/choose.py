@@ -68,19 +68,29 @@ def probability(logits: torch.Tensor, token: torch.Tensor) -> torch.Tensor:
 
 
 def distribution(
-    logits: torch.Tensor, *, temperature: torch.Tensor, top_k: torch.Tensor, top_p: torch.Tensor, free: int = 0
-) -> torch.Tensor:
-    """[rows, vocab] probabilities to draw from: divide by the temperature, keep the top k, then the top p.
+    logits: torch.Tensor, *, temperature: torch.Tensor, top_k: torch.Tensor, top_p: torch.Tensor,
+    min_p: torch.Tensor | None = None, free: int = 0,
+) -> torch.Tensor:  # fmt: skip
+    """[rows, vocab] probabilities to draw from: divide by the temperature, keep what has at least `min_p` of the
+    likeliest one's probability, of that the top k, then the top p.
 
     Args:
-        logits: [rows, vocab]. temperature, top_p: float64 [rows]; top_k: int64 [rows], 0 is off.
-        free: so many of the first rows are known to be under neither; only the others' vocabulary is sorted.
+        logits: [rows, vocab]. temperature, top_p, min_p: float64 [rows]; top_k: int64 [rows]; 0 is off, no `min_p` too.
+        free: so many of the first rows are known to be under none of them; only the others' vocabulary is sorted.
     """
     scaled = logits / temperature.to(logits.dtype)[:, None]
     if free < len(scaled):
         some = scaled[free:]
+        if min_p is not None:
+            drop_unlikely(some, some.amax(1), min_p[free:])
         some.masked_fill_(~_kept(some, top_k[free:], top_p[free:]), float("-inf"))
     return scaled.softmax(dim=1)
+
+
+def drop_unlikely(scaled: torch.Tensor, best: torch.Tensor, share: torch.Tensor) -> None:
+    """In place: what has less than `share` [rows] of the likeliest one's probability; `best` [rows] are its logits."""
+    least = best + share.log().to(scaled.dtype)  # -inf where it is off
+    scaled.masked_fill_(scaled < least[:, None], float("-inf"))
 
 
 def pick(probs: torch.Tensor, uniform: torch.Tensor) -> Candidate:

@@ -29,6 +29,7 @@ FRESH, PLAIN = TAKEN, ORIGINAL  # the likeliest that no earlier step took there;
 class InsertDelete(Edit):
     fields = tuple(replace(f, high=MOST_POST_EDITS) if f is MAX_POST_EDIT else f for f in Edit.fields)
     keeps = ("content", "taken", "original")
+    moves = True
 
     def __init__(self, orders: Orders) -> None:
         super().__init__()

@@ -51,6 +51,14 @@ class PartedVocabulary(Vocabulary):
         at, here = self.ids.at(ids)
         logits.scatter_add_(1, at, torch.where(here, values, 0))
 
+    def values(self, logits: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
+        return logits.gather(1, self.ids.at(ids)[0])
+
+    def put(self, logits: torch.Tensor, ids: torch.Tensor, values: torch.Tensor) -> None:
+        at, here = self.ids.at(ids)
+        row = torch.arange(len(ids), device=ids.device)[:, None].expand_as(ids)
+        logits[row[here], at[here]] = values[here]
+
     def but(self, logits: torch.Tensor, ids: Sequence[int]) -> torch.Tensor:
         banned = logits.clone()
         for id in ids:
@@ -90,11 +98,13 @@ class PartedVocabulary(Vocabulary):
 
     def distribution(
         self, logits: torch.Tensor, *, temperature: torch.Tensor, top_k: torch.Tensor, top_p: torch.Tensor,
-        free: int = 0,
+        min_p: torch.Tensor | None = None, free: int = 0,
     ) -> torch.Tensor:  # fmt: skip
         scaled = logits / temperature.to(logits.dtype)[:, None]
         if free < len(scaled):
             some = scaled[free:]
+            if min_p is not None:
+                choose.drop_unlikely(some, self.group.largest(some.amax(1)), min_p[free:])
             order = Ordered(keys(some), 8 * some.element_size())
             some.masked_fill_(~self._first(order, top_k[free:]), NONE)
             some.masked_fill_(~self._most(order, self.softmax(some), top_p[free:]), NONE)

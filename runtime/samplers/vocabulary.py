@@ -33,6 +33,14 @@ class Vocabulary:
         """In place: to the logits of `ids` [rows, n], `values` alike."""
         logits.scatter_add_(1, ids, values)
 
+    def values(self, logits: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
+        """The logits of `ids` [rows, n]; of those that are not here, anything."""
+        return logits.gather(1, ids)
+
+    def put(self, logits: torch.Tensor, ids: torch.Tensor, values: torch.Tensor) -> None:
+        """In place: the logits of `ids` [rows, n] are `values`, the same wherever an id of a row is the same."""
+        logits.scatter_(1, ids, values)
+
     def but(self, logits: torch.Tensor, ids: Sequence[int]) -> torch.Tensor:
         """int64 [rows]: the likeliest id that is none of `ids`."""
         said = [logits[:, id].clone() for id in ids]
@@ -69,9 +77,11 @@ class Vocabulary:
 
     def distribution(
         self, logits: torch.Tensor, *, temperature: torch.Tensor, top_k: torch.Tensor, top_p: torch.Tensor,
-        free: int = 0,
+        min_p: torch.Tensor | None = None, free: int = 0,
     ) -> torch.Tensor:  # fmt: skip
-        return choose.distribution(logits, temperature=temperature, top_k=top_k, top_p=top_p, free=free)
+        return choose.distribution(
+            logits, temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p, free=free
+        )  # fmt: skip
 
     def pick(self, probs: torch.Tensor, uniform: torch.Tensor) -> Candidate:
         return choose.pick(probs, uniform)

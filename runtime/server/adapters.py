@@ -62,9 +62,9 @@ class Adapters:
         return entry is not None and entry.state == "ready"
 
     def told(self) -> dict[str, dict[str, str]]:
-        """How each stands, for /startup."""
+        """How each stands, for /startup. Where it is from says which of two lists in a row is followed."""
         return {
-            name: {"state": entry.state, **({"message": entry.message} if entry.message else {})}
+            name: {"state": entry.state, "uri": entry.uri, **({"message": entry.message} if entry.message else {})}
             for name, entry in sorted(self.table.items())
         }
 

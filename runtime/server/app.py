@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from fastapi import FastAPI
+from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
 from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
@@ -13,14 +14,51 @@ from starlette.responses import Response
 
 import runtime
 from runtime.errors import RequestError
-from runtime.server.errors import error_object
+from runtime.server.adapter_bodies import LoadAdapterRequest, UnloadAdapterRequest
 from runtime.server.gate import Gate
+from runtime.server.messages_body import CountRequest, MessagesRequest
 from runtime.server.openapi import decoding_schema
-from runtime.server.responses import error_response, json_response
-from runtime.server.routes import adapters, chat, completions, generate, infill, page, status, tokens, unbuilt
-from runtime.server.schemas import BODIES
+from runtime.server.responses import error_response
+from runtime.server.responses_body import ResponsesRequest
+from runtime.server.routes import (
+    adapters,
+    chat,
+    completions,
+    generate,
+    infill,
+    messages,
+    page,
+    responses,
+    status,
+    tokens,
+    unbuilt,
+)
+from runtime.server.routes.documented import at_once
+from runtime.server.schemas import (
+    ChatRequest,
+    CompletionRequest,
+    DetokenizeRequest,
+    ErrorResponse,
+    GenerateRequest,
+    InfillRequest,
+    TokenizeRequest,
+)
 from runtime.server.service import Service
 
+BODIES: tuple[type[BaseModel], ...] = (
+    GenerateRequest,
+    ChatRequest,
+    CompletionRequest,
+    ResponsesRequest,
+    MessagesRequest,
+    CountRequest,
+    InfillRequest,
+    TokenizeRequest,
+    DetokenizeRequest,
+    LoadAdapterRequest,
+    UnloadAdapterRequest,
+    ErrorResponse,
+)
 DECODING = "#/components/schemas/Decoding"
 
 
@@ -58,9 +96,11 @@ def make_app(service: Service) -> App:
         },
     )
     app.state.service = service
-    for module in (generate, chat, completions, infill, status, tokens, adapters, unbuilt, page):
-        app.include_router(module.router)
-    app.add_middleware(Gate, service=service)
+    modules = (generate, chat, completions, responses, messages, infill, status, tokens, adapters, unbuilt, page)
+    routers = [module.router for module in modules]
+    for router in routers:
+        app.include_router(router)
+    app.add_middleware(Gate, service=service, at_once=at_once(routers))
     if service.config.cors_allow_origins:
         app.add_middleware(  # outermost: a preflight request carries no key
             CORSMiddleware,
@@ -76,7 +116,7 @@ def make_app(service: Service) -> App:
 async def _request_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, RequestError)
     request.state.refusal = error.message
-    return error_response(error)
+    return error_response(error, request.url.path)
 
 
 async def _http_error(request: Request, error: Exception) -> Response:
@@ -86,4 +126,4 @@ async def _http_error(request: Request, error: Exception) -> Response:
     message = {404: f"there is no route {place}", 405: f"{place} is not possible with this method"}.get(
         error.status_code, str(error.detail)
     )
-    return json_response(error_object(error.status_code, message), error.status_code, error.headers)
+    return error_response(RequestError(message, status=error.status_code), request.url.path, error.headers)

@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Discriminator, Field, Tag, model_validator
 from pydantic_core import PydanticCustomError, from_json
 
 from runtime.errors import RequestError
+from runtime.request.checks import refuse, shown
 from runtime.server.fields import Body
 from runtime.server.shape import check_shape
 
 MAX_MESSAGES = 2048
 MAX_PARTS = 2048
 
-_TEXTS = frozenset({"text", "input_text", "output_text", "refusal"})  # kinds of parts that are text
+TEXTS = frozenset({"text", "input_text", "output_text", "refusal"})  # kinds of parts that are text
 _ROLES = {"developer": "system", "function": "tool"}  # OpenAI's newer and older names
 
 
@@ -28,14 +29,19 @@ class Part(Body):
     cache_control: Any = None  # other servers' caches; here every prefix is cached
     annotations: Any = None
 
+    texts: ClassVar[frozenset[str]] = TEXTS
+
     @model_validator(mode="after")
     def _is_text(self) -> Part:
-        if self.type not in _TEXTS:
+        if self.type not in self.texts:
             kind = self.type[:40]
             raise PydanticCustomError("not_built", "{kind} parts are not built, only text", {"kind": kind})
         if self.text is None and self.refusal is None:
             raise PydanticCustomError("no_text", "this part has no text")
         return self
+
+    def plain(self) -> str:
+        return self.text or self.refusal or ""
 
 
 class Function(Body):
@@ -49,12 +55,12 @@ class Call(Body):
     function: Function
 
 
-def _arm(content: Any) -> str:
+def arm(content: Any) -> str:
     return "list" if isinstance(content, list) else "str"
 
 
 _Parts = Annotated[list[Part], Field(max_length=MAX_PARTS, fail_fast=True)]
-Content = Annotated[Annotated[str, Tag("str")] | Annotated[_Parts, Tag("list")], Discriminator(_arm)]
+Content = Annotated[Annotated[str, Tag("str")] | Annotated[_Parts, Tag("list")], Discriminator(arm)]
 
 
 class Message(Body):
@@ -65,13 +71,14 @@ class Message(Body):
     tool_call_id: str | None = None
     function_call: Function | None = None
     reasoning_content: str | None = None
+    reasoning: str | None = None  # another name of it
     refusal: str | None = None
     audio: Any = None
     annotations: Any = None
 
     def text(self) -> str | None:
         if isinstance(self.content, list):
-            return "".join(part.text or part.refusal or "" for part in self.content)
+            return "".join(map(Part.plain, self.content))
         return self.content if self.content is not None else self.refusal
 
     def calls(self) -> list[Call]:
@@ -82,13 +89,68 @@ class Message(Body):
 Messages = Annotated[list[Message], Field(max_length=MAX_MESSAGES, fail_fast=True)]
 
 
-def plain(messages: Sequence[Message]) -> list[dict[str, Any]]:
-    """Messages as templates know them. Raises RequestError for what a message of its role may not be or lack."""
+class Conversation:
+    """A chat's messages made of what another dialect has in their place; `paths` says where each of them stood."""
+
+    def __init__(self, result_id: str) -> None:
+        """`result_id`: what the dialect calls the id of the call that a result is of."""
+        self._result_id = result_id
+        self.messages: list[Message] = []
+        self.paths: list[str] = []
+
+    def add(self, path: str, **fields: Any) -> None:
+        self.messages.append(Message(**fields))
+        self.paths.append(path)
+
+    def assistant(
+        self, path: str, *, text: str = "", reasoning: str = "", call: Call | None = None, begins: bool = False
+    ) -> None:
+        """A piece of an answer: of the last message's, where that is the assistant's and nothing new `begins`."""
+        if begins or not self.messages or self.messages[-1].role != "assistant":
+            self.add(path, role="assistant", content=None)
+        message = self.messages[-1]
+        if text:
+            message.content = (message.text() or "") + text
+        if reasoning:
+            message.reasoning_content = (message.reasoning_content or "") + reasoning
+        if call is not None:
+            message.tool_calls = [*(message.tool_calls or ()), call]
+
+    def plain(self) -> list[dict[str, Any]]:
+        """As `plain` has them."""
+        return plain(self.messages, self.paths, self._result_id)
+
+
+def plain(
+    messages: Sequence[Message], paths: Sequence[str] | None = None, result_id: str = "tool_call_id"
+) -> list[dict[str, Any]]:
+    """Messages as templates know them. Raises RequestError for what a message of its role may not be or lack.
+
+    `paths`: where each stood in the body, for refusals; without it they are ``messages``.
+    """
+    where = [f"messages[{i}]" for i in range(len(messages))] if paths is None else paths
     texts = [
         call.function.arguments for m in messages for call in m.calls() if isinstance(call.function.arguments, str)
     ]
     check_shape("\n".join(texts).encode())  # before any of it is parsed
-    return [_plain(message, f"messages[{i}]") for i, message in enumerate(messages)]
+    _check_results(messages, where, result_id)
+    return [_plain(message, path) for message, path in zip(messages, where, strict=True)]
+
+
+def _check_results(messages: Sequence[Message], paths: Sequence[str], result_id: str) -> None:
+    """Raises RequestError for a tool's result whose call does not come before it; one that names none follows any."""
+    known: set[str] = set()
+    called = False
+    for path, message in zip(paths, messages, strict=True):
+        for call in message.calls():
+            called = True
+            known.add(call.id or "")
+        if message.role not in ("tool", "function"):
+            continue
+        if not called:
+            raise refuse(path, "is a tool's result, and no message before it calls one")
+        if message.tool_call_id is not None and message.tool_call_id not in known and "" not in known:
+            raise refuse(f"{path}.{result_id}", f"{shown(message.tool_call_id)} is the id of no call before it")
 
 
 def _plain(message: Message, path: str) -> dict[str, Any]:
@@ -100,9 +162,12 @@ def _plain(message: Message, path: str) -> dict[str, Any]:
             f"{path}.tool_calls: only an assistant's message has calls; leave it out", param=f"{path}.tool_calls"
         )
     made: dict[str, Any] = {"role": _ROLES.get(message.role, message.role), "content": text or ""}
-    for name in ("name", "tool_call_id", "reasoning_content"):
+    for name in ("name", "tool_call_id"):
         if (value := getattr(message, name)) is not None:
             made[name] = value
+    reasoning = message.reasoning_content if message.reasoning_content is not None else message.reasoning
+    if reasoning is not None:
+        made["reasoning_content"] = reasoning
     if calls:
         made["tool_calls"] = [
             {
@@ -119,6 +184,8 @@ def _arguments(given: Any) -> Any:
     """Arguments as an object, which templates write as JSON again; what is none (a model wrote it) as it is."""
     if not isinstance(given, str):
         return {} if given is None else given
+    if not given.strip():
+        return {}
     try:
         value = from_json(given)
     except ValueError:

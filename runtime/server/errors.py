@@ -1,4 +1,5 @@
-"""Every failure as OpenAI's error object: ``{"error": {"message", "type", "param", "code"}}``."""
+"""Every failure as a route's clients know it: OpenAI's object, ``{"error": {"message", "type", "param", "code"}}``, or
+Anthropic's, ``{"type": "error", "error": {"type", "message"}}``."""
 
 from __future__ import annotations
 
@@ -18,6 +19,13 @@ _TYPES = {
     503: "service_unavailable_error",
     504: "timeout_error",
 }
+_ANTHROPIC_TYPES = _TYPES | {
+    413: "request_too_large",
+    500: "api_error",
+    501: "api_error",
+    503: "overloaded_error",
+}
+_ANTHROPIC = "/v1/messages"  # the route, and those below it
 RETRY_AFTER_SECONDS = 1  # for a full queue (429) and a server without backend (503)
 
 
@@ -32,8 +40,15 @@ def of_error(error: RequestError) -> dict[str, dict[str, Any]]:
     return error_object(error.status, error.message, param=error.param, code=error.code)
 
 
-def error_body(error: RequestError) -> bytes:
-    return msgspec.json.encode(of_error(error))
+def anthropic_error(error: RequestError) -> dict[str, Any]:
+    kind = _ANTHROPIC_TYPES.get(error.status, "invalid_request_error")
+    return {"type": "error", "error": {"type": kind, "message": error.message}}
+
+
+def error_body(error: RequestError, path: str = "") -> bytes:
+    """`path`: of the route, which says whose object it is."""
+    anthropic = path == _ANTHROPIC or path.startswith(_ANTHROPIC + "/")
+    return msgspec.json.encode(anthropic_error(error) if anthropic else of_error(error))
 
 
 def error_headers(error: RequestError) -> dict[str, str]:

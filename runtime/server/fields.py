@@ -24,22 +24,35 @@ class Body(BaseModel):
 class Unbuilt:
     """Of a field that is not built: null and the neutral values pass."""
 
-    def __init__(self, *neutral: Any) -> None:
+    def __init__(self, *neutral: Any, why: str = "is not built in this version; leave it out") -> None:
+        """`why`: what a refusal says after the field's name."""
         self.neutral = neutral
+        self.why = why
 
     def check(self, value: Any) -> Any:
         # a bool equals an int in Python, so the types count too
         if value is not None and not any(
             value == v and isinstance(value, bool) == isinstance(v, bool) for v in self.neutral
         ):
-            raise PydanticCustomError("not_built", "is not built in this version; leave it out")
+            raise PydanticCustomError("not_built", "{why}", {"why": self.why})
         return value
 
     def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
         return core_schema.no_info_after_validator_function(self.check, handler(source))
 
     def __get_pydantic_json_schema__(self, schema: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
-        return {"enum": [None, *self.neutral]}
+        return {"anyOf": [*map(_only, self.neutral), {"type": "null"}], "description": f"anything else {self.why}"}
+
+
+def _only(value: Any) -> dict[str, Any]:
+    """JSON schema of one value, of one type: generators of clients know no enums of several."""
+    if isinstance(value, list):
+        items = {"items": _only(value[0])} if value else {"items": {}}
+        return {"type": "array", "minItems": len(value), "maxItems": len(value), **items}
+    if isinstance(value, dict):
+        return {"type": "object", "maxProperties": 0}
+    kind = {bool: "boolean", int: "integer", float: "number", str: "string"}[type(value)]
+    return {"type": kind, "const": value}
 
 
 def ignored(body: Body) -> list[str]:

@@ -156,6 +156,8 @@ class Frontend:
 
         Raises RequestError: 429 when the queue is full, 503 when no backend serves.
         """
+        if not specs:
+            return Inbox()
         self.check_room(len(specs), specs[0].owner)
         assert self.supervisor is not None
         ready, info = self.supervisor.ready, self.require()

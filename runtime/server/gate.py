@@ -6,7 +6,9 @@ import logging
 import re
 import time
 import uuid
+from collections.abc import Mapping
 
+from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from runtime.errors import RequestError
@@ -14,6 +16,7 @@ from runtime.server import access
 from runtime.server.keys import OPEN_PATHS
 from runtime.server.pages import pages
 from runtime.server.responses import error_response
+from runtime.server.routes.documented import Answers
 from runtime.server.service import Service
 
 log = logging.getLogger("unmask.http")
@@ -22,11 +25,16 @@ _REQUEST_ID = re.compile(rb"[\x21-\x7e]{1,128}")
 
 
 class Gate:
-    """ASGI middleware; adds ``X-Request-Id`` to every answer, and ``Connection: close`` while the server drains."""
+    """ASGI middleware; adds ``X-Request-Id`` to every answer, and ``Connection: close`` while the server drains.
 
-    def __init__(self, app: ASGIApp, service: Service) -> None:
+    `at_once`: by method and path the routes that give their answers by themselves: the framework's layers have nothing
+    to do for them, and a short answer is as much their work as its own.
+    """
+
+    def __init__(self, app: ASGIApp, service: Service, at_once: Mapping[tuple[str, str], Answers]) -> None:
         self.app = app
         self.service = service
+        self.at_once = at_once
         self.open = OPEN_PATHS | pages().keys()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -36,11 +44,14 @@ class Gate:
         service = self.service
         given: bytes | None = None
         authorization: bytes | None = None
+        api_key: bytes | None = None
         for name, value in scope["headers"]:
             if name == b"x-request-id":
                 given = value
             elif name == b"authorization":
                 authorization = value
+            elif name == b"x-api-key":
+                api_key = value
         valid = given is not None and _REQUEST_ID.fullmatch(given) is not None
         request_id = given if given is not None and valid else uuid.uuid4().hex.encode()
 
@@ -69,18 +80,23 @@ class Gate:
                     "X-Request-Id: must be 1 to 128 printable ASCII characters without spaces", param="X-Request-Id"
                 )
             if service.keys.needed and scope["path"] not in self.open:
-                state["owner"] = service.keys.check(authorization)
-            await self.app(scope, receive, send_marked)
-        except RequestError as error:  # of the gate itself: the app answers its own
+                state["owner"] = service.keys.check(authorization, api_key)
+            answers = self.at_once.get((scope["method"], scope["path"]))
+            if answers is None:
+                await self.app(scope, receive, send_marked)
+            else:
+                response = await answers(Request(scope, receive, send_marked))
+                await response(scope, receive, send_marked)
+        except RequestError as error:  # the framework answers those of its routes
             state["refusal"] = error.message
-            await error_response(error)(scope, receive, send_marked)
+            await error_response(error, scope["path"])(scope, receive, send_marked)
         except Exception:
             log.exception("request %s failed", request_id.decode())
             if status:
                 raise  # the connection is closed in the middle of the answer
             message = f"the server failed on this request; its log tells more under {request_id.decode()}"
             failure = RequestError(message, status=500, code="internal_error")
-            await error_response(failure)(scope, receive, send_marked)
+            await error_response(failure, scope["path"])(scope, receive, send_marked)
         finally:
             service.in_flight -= 1
             seconds = time.monotonic() - arrived

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -34,11 +34,14 @@ async def disconnected(receive: Receive) -> None:
 
 @dataclass(slots=True)
 class Update:
-    """What one engine output brought: the newly stable text (sent once) and the output itself."""
+    """What one engine output brought: the newly stable text and what the answer's parts grew by with it (each sent
+    once), and the output itself."""
 
     choice: Choice
     output: EngineOutput
     text: str
+    grown: list[Any]
+    ended: bool  # this was the choice's last
 
 
 class Job:
@@ -47,8 +50,12 @@ class Job:
     Used as a context manager: whatever is still running when it is left is aborted.
     """
 
-    def __init__(self, id: str, frontend: Frontend, choices: list[Choice], streamed: bool, prompts: int = 1) -> None:
-        """`prompts`: how many the choices are to, as many to each."""
+    def __init__(
+        self, id: str, frontend: Frontend, choices: list[Choice], streamed: bool, prompts: int = 1,
+        scores: Sequence[Choice] = (),
+    ) -> None:  # fmt: skip
+        """`prompts`: how many the choices are to, as many to each; one that has ended is not run. `scores`: what else
+        has to be run, which is no answer to anything."""
         self.id = id
         self.prompts = prompts
         self.frontend = frontend
@@ -57,9 +64,11 @@ class Job:
         self.started = time.monotonic()
         self.first_text: float | None = None
         self.first_block = False
-        self.open = {choice.spec.id for choice in choices}
+        self.run = [choice for choice in (*choices, *scores) if choice.finish_reason is None]
+        self.answers = {choice.spec.id for choice in choices}
+        self.open = {choice.spec.id for choice in self.run}
         self.outcome = "aborted"
-        self.inbox = frontend.submit([choice.spec for choice in choices])
+        self.inbox = frontend.submit([choice.spec for choice in self.run])
         self.deadline: asyncio.TimerHandle | None = None
         limit = frontend.config.request_timeout
         if limit:
@@ -98,13 +107,8 @@ class Job:
             if inbox.items:
                 await asyncio.sleep(0)
 
-    async def finish(self) -> None:
-        """Wait for the end of every choice. Raises as `updates` does."""
-        async for _ in self.updates():
-            pass
-
     def _absorb(self, index: int, output: EngineOutput) -> Update | None:
-        choice = self.choices[index]
+        choice = self.run[index]
         if choice.finish_reason is not None:  # stopped here a moment ago
             return None
         if output.finish_reason in ("error", "abort"):
@@ -112,13 +116,16 @@ class Job:
             what = output.error or "the engine ended it"
             raise RequestError(f"request {choice.spec.id} failed: {what}", status=500, code="engine_error")
         text = choice.absorb(output)
+        if choice.spec.id not in self.answers:
+            self.open.discard(choice.spec.id)
+            return None
         if self.streamed:
             self._observe_progress(choice, text)
         if choice.finish_reason is not None:
             if output.finish_reason is None:
                 self.frontend.abort([choice.spec.id])
             self._ended(choice)
-        return Update(choice, output, text)
+        return Update(choice, output, text, choice.take_grown(), choice.finish_reason is not None)
 
     def _observe_progress(self, choice: Choice, text: str) -> None:
         metrics = self.frontend.metrics
@@ -149,14 +156,18 @@ class Job:
         """OpenAI's usage object; choices of one prompt follow each other and count it once."""
         per_prompt = len(self.choices) // self.prompts
         firsts = self.choices[::per_prompt]
-        prompt_tokens = sum(len(choice.spec.prompt) for choice in firsts)
-        completion_tokens = sum(len(choice.token_ids) for choice in self.choices)
-        return {
+        prompt_tokens = sum(choice.prompt_tokens for choice in firsts)
+        completion_tokens = sum(choice.completion_tokens for choice in self.choices)
+        told: dict[str, Any] = {
             "prompt_tokens": prompt_tokens,
             "completion_tokens": completion_tokens,
             "total_tokens": prompt_tokens + completion_tokens,
             "prompt_tokens_details": {"cached_tokens": sum(choice.cached_tokens for choice in firsts)},
         }
+        if any(choice.parts is not None for choice in self.choices):
+            reasoning = sum(choice.reasoning_tokens for choice in self.choices)
+            told["completion_tokens_details"] = {"reasoning_tokens": reasoning}
+        return told
 
     def timings(self) -> dict[str, Any]:
         """Seconds: in the queue, until the first text (streams only), in all."""

@@ -37,17 +37,22 @@ class Keys:
         """Whether there are keys at all. An empty file opens to nobody."""
         return self.file is not None or bool(self.fixed)
 
-    def check(self, authorization: bytes | None) -> str:
-        """A name of the key that is no secret, "" where there is but one. Raises RequestError 401 unless the header's
-        value is ``Bearer`` and one of the keys."""
+    def check(self, authorization: bytes | None, api_key: bytes | None = None) -> str:
+        """A name of the key that is no secret, "" where there is but one.
+
+        Raises RequestError 401 unless `authorization`, that header's value, is ``Bearer`` and one of the keys or,
+        where it is None, `api_key` (of the header X-Api-Key, as Anthropic's clients send theirs) is one.
+        """
         known = self.digests  # replaced as a whole by the thread that watches the file
+        if authorization is None and api_key is not None:
+            authorization = b"Bearer " + api_key
         scheme, _, key = (authorization or b"").partition(b" ")
         given = _digest(key.strip())
         # all are compared, whichever fits
         fits = sum(hmac.compare_digest(given, one) for one in known)
         if not fits or scheme.lower() != b"bearer":
             what = "no API key was given" if authorization is None else "the API key is wrong"
-            message = f"{what}; send it as the header Authorization: Bearer <key>"
+            message = f"{what}; send it as the header Authorization: Bearer <key>, or X-Api-Key: <key>"
             raise RequestError(message, status=401, code="invalid_api_key")
         return "" if len(set(known)) == 1 else sha256(given).hexdigest()[:16]
 

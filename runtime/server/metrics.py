@@ -33,7 +33,7 @@ _TOTALS = {
     "preemptions": ("preemptions", "Requests preempted for want of pages."),
 }
 _KINDS = ("prefill", "denoise", "commit")
-_REASONS = ("off", "prefill", "new", "flag", "apart")
+_REASONS = ("off", "prefill", "new", "flag", "apart", "shaped")
 _EVERY_TOTAL = (*_TOTALS, *(f"forwards_{kind}" for kind in _KINDS), *(f"steps_eager_{reason}" for reason in _REASONS))
 _GAUGES = {
     "pages_total": ("kv_pages", "KV pages of all engines."),

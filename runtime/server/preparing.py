@@ -15,13 +15,14 @@ from typing import Any
 from starlette.requests import Request
 
 from runtime.errors import RequestError
+from runtime.request.checks import refuse
 from runtime.request.io import EngineInfo
 from runtime.request.resolve import check_ids, check_length
 from runtime.server.keys import owner_of
 from runtime.server.lanes import Lanes, T, Work, attended
 from runtime.server.line import Line
-from runtime.server.schemas import B, decode, parse_body, validate
 from runtime.server.shape import counting
+from runtime.server.validating import B, decode, parse_body, validate
 from runtime.text import Tokenizer
 from runtime.text.budget import Budget
 from runtime.text.tokenizer import WINDOW
@@ -34,6 +35,7 @@ SMALL_CHAT = 32  # messages
 MESSAGE_CHARS = 64  # that a message costs a template beside its content
 PIECE_CHARS = 16  # that a piece costs beside its characters
 MAX_ARGUMENTS = 4096  # values in a template's arguments, at any depth
+MAX_TOOL_VALUES = 2**14  # in the schemas of a request's tools
 MAX_PROMPT_TOKENS = 2**17  # of all prompts of a request
 
 
@@ -60,12 +62,14 @@ class Preparer:
             await asyncio.sleep(0)
             return validate(kind, value)
 
-    async def encode(self, request: Request, text: str) -> list[int]:
-        """A text's ids, longer than a prompt may be too; special tokens in it are ordinary text (decoding.md 1)."""
+    async def encode(self, request: Request, text: str, *, begun: bool = True) -> list[int]:
+        """A text's ids, longer than a prompt may be too; special tokens in it are ordinary text (decoding.md 1).
+        `begun`: with the token that begins prompts, where there is one."""
         info, tokenizer = self._require()
+        encode = _begun if begun else _encode
 
         def work(wanted: Callable[[], bool]) -> list[int]:
-            return _begun(tokenizer, text, info, "prompt", wanted)
+            return encode(tokenizer, text, info, "prompt", wanted)
 
         return await self._run(request, len(text), work)
 
@@ -109,24 +113,33 @@ class Preparer:
         return await self._run(request, sum(len(prompt) for prompt in prompts if isinstance(prompt, str)), work)
 
     async def encode_chat(
-        self, request: Request, messages: list[dict[str, Any]], kwargs: Mapping[str, Any] | None
+        self,
+        request: Request,
+        messages: list[dict[str, Any]],
+        kwargs: Mapping[str, Any] | None,
+        tools: list[Mapping[str, Any]] | None = None,
     ) -> list[int]:
-        """The ids of a chat with the checkpoint's own template."""
+        """The ids of a chat with the checkpoint's own template, which is given the `tools`."""
         info, tokenizer = self._require()
         variables = dict(kwargs or {})
         for name in ("self", "messages"):
             if name in variables:
                 path = f"chat_template_kwargs.{name}"
                 raise RequestError(f"{path}: this name is the template's own; leave it out", param=path)
+        size = weight(variables)
+        if tools is not None:
+            if "tools" in variables:
+                raise refuse("chat_template_kwargs.tools", "tools says it too; leave one of them out")
+            size += weight({"tools": tools}, "tools", MAX_TOOL_VALUES)
+        simple = all(value is None or isinstance(value, bool | str) for value in variables.values())
+        if tools is not None:
+            variables["tools"] = tools
 
         def work(wanted: Callable[[], bool]) -> list[int]:
             text = tokenizer.render(messages, variables, Budget(wanted=wanted))
             return _encode(tokenizer, text, info, "messages", wanted)
 
-        size = sum(MESSAGE_CHARS + len(str(value)) for message in messages for value in message.values()) + weight(
-            variables
-        )
-        simple = all(value is None or isinstance(value, bool | str) for value in variables.values())
+        size += sum(MESSAGE_CHARS + len(str(value)) for message in messages for value in message.values())
         if size <= SMALL_TEXT and len(messages) <= SMALL_CHAT and simple:
             text = tokenizer.render(messages, variables, Budget())
             if len(text) <= SMALL_TEXT:
@@ -152,7 +165,7 @@ class Preparer:
         return work(_always) if size <= SMALL_TEXT else await self._lanes.run(request, size, work)
 
 
-def weight(arguments: dict[str, Any]) -> int:
+def weight(arguments: dict[str, Any], name: str = "chat_template_kwargs", most: int = MAX_ARGUMENTS) -> int:
     """About how many characters a template's arguments have. Raises RequestError where they hold too many values: as
     objects of Python's, which wait for their turn, those take far more memory than in the body."""
     total, left, seen = 0, [arguments], 0
@@ -166,9 +179,8 @@ def weight(arguments: dict[str, Any]) -> int:
             total += sum(map(len, value))
         elif isinstance(value, list):
             left.extend(value)
-        if seen + len(left) > MAX_ARGUMENTS:
-            name = "chat_template_kwargs"
-            raise RequestError(f"{name}: holds more than {MAX_ARGUMENTS} values; send fewer", param=name)
+        if seen + len(left) > most:
+            raise RequestError(f"{name}: holds more than {most} values; send fewer", param=name)
     return total + 4 * seen
 
 

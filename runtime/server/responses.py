@@ -25,12 +25,19 @@ def json_response(content: Any, status: int = 200, headers: Mapping[str, str] | 
     return Response(_encode(content), status, headers, media_type="application/json")
 
 
-def error_response(error: RequestError) -> Response:
-    return Response(error_body(error), error.status, error_headers(error), media_type="application/json")
+def error_response(error: RequestError, path: str = "", headers: Mapping[str, str] | None = None) -> Response:
+    """`path`: of the route that was asked, whose clients know one kind of error object."""
+    told = {**error_headers(error), **(headers or {})}
+    return Response(error_body(error, path), error.status, told, media_type="application/json")
 
 
 def event(content: Any) -> bytes:
     return b"data: " + _encode(content) + b"\n\n"
+
+
+def named_event(kind: str, **fields: Any) -> bytes:
+    """An event that says its name twice, as ``type`` too."""
+    return f"event: {kind}\n".encode() + event({"type": kind, **fields})
 
 
 class EventStream(Response):
@@ -52,40 +59,56 @@ class EventStream(Response):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         scope.setdefault("state", {})["job"] = self.job  # the log tells of it
-        sender = asyncio.create_task(self._send_all(send))
+        sender, over, gone = asyncio.current_task(), False, False
+        assert sender is not None
+
+        def leave(_: asyncio.Task[None]) -> None:
+            nonlocal gone
+            if not over:
+                gone = True
+                sender.cancel()
+
         listener = asyncio.create_task(disconnected(receive))
+        listener.add_done_callback(leave)
         with self.job:
             try:
-                await asyncio.wait((sender, listener), return_when=asyncio.FIRST_COMPLETED)
+                await self._send_all(send)
+            except asyncio.CancelledError:
+                if not gone or sender.uncancel():  # somebody else ends it
+                    raise
             finally:
+                over = True
                 listener.cancel()
-                sender.cancel()
-                await asyncio.gather(sender, listener, return_exceptions=True)
-        if not sender.cancelled() and (error := sender.exception()) is not None:
-            raise error
 
     async def _send_all(self, send: Send) -> None:
-        last = asyncio.get_running_loop().time()
+        loop = asyncio.get_running_loop()
+        last = loop.time()
+        timer: asyncio.TimerHandle
+        comment: asyncio.Task[None] | None = None
 
         async def put(data: bytes, more: bool = True) -> None:
             nonlocal last
             await send({"type": "http.response.body", "body": data, "more_body": more})
-            last = asyncio.get_running_loop().time()
+            last = loop.time()
 
-        async def keep_alive() -> None:
-            while True:
-                quiet = asyncio.get_running_loop().time() - last
-                await asyncio.sleep(KEEP_ALIVE_SECONDS - quiet)
-                if asyncio.get_running_loop().time() - last >= KEEP_ALIVE_SECONDS:
-                    await put(b": keep-alive\n\n")
+        def keep_alive() -> None:
+            nonlocal timer, comment
+            quiet = loop.time() - last
+            if quiet >= KEEP_ALIVE_SECONDS:
+                quiet = 0.0
+                if comment is None or comment.done():  # else the client has not taken the last one yet
+                    comment = loop.create_task(put(b": keep-alive\n\n"))
+            timer = loop.call_later(KEEP_ALIVE_SECONDS - quiet, keep_alive)
 
         await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
-        keeper = asyncio.create_task(keep_alive())
+        timer = loop.call_later(KEEP_ALIVE_SECONDS, keep_alive)
         try:
             async for data in self.chunks:
                 await put(data)
-            keeper.cancel()
+            timer.cancel()
             await put(b"", more=False)
         finally:
-            keeper.cancel()
+            timer.cancel()
+            if comment is not None:
+                comment.cancel()
             await self.chunks.aclose()  # type: ignore[attr-defined]

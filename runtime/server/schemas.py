@@ -9,19 +9,19 @@ ignored, and the answer's header names it (``fields.ignored``).
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import pydantic
 from pydantic import BaseModel, Field, PlainValidator, WithJsonSchema
-from pydantic_core import PydanticCustomError, from_json
+from pydantic_core import PydanticCustomError
 
 from runtime.errors import RequestError
 from runtime.request.params import PARAMETERS
-from runtime.server.adapter_bodies import LoadAdapterRequest, UnloadAdapterRequest
+from runtime.request.scoring import MOST_STRIDE
 from runtime.server.conversation import Messages
 from runtime.server.fields import Body, Unbuilt
 from runtime.server.openapi import values_schema
-from runtime.server.shape import check_shape
+from runtime.server.tooling import ToolChoice, ToolItems
 
 MAX_SEGMENTS = 1024
 MAX_ENTRIES = 64  # of metadata and of chat_template_kwargs; what a whole body may hold stands in shape.py
@@ -66,7 +66,10 @@ Entries = Annotated[dict[str, Any], Field(max_length=MAX_ENTRIES)]
 Stop = Annotated[Any, PlainValidator(_stop), WithJsonSchema({"anyOf": [_STRING, _STRINGS, {"type": "null"}]})]
 
 
-_TYPES = {"integer": int, "number": float, "flag": bool, "text": str, "object": dict[str, Any]}
+_TYPES: dict[str, Any] = {
+    "integer": int, "number": float, "flag": bool, "text": str, "object": dict[str, Any],
+    "ids": Annotated[list[int], Field(fail_fast=True)],
+}  # fmt: skip
 _DECLARED = {field.name: field for field in PARAMETERS}
 
 
@@ -76,7 +79,7 @@ def asked(name: str) -> Any:
     kind = _TYPES.get(field.kind, Stop)
     if field.refused:
         kind = Annotated[kind, WithJsonSchema({"type": "null"})]
-    elif field.kind in _TYPES and field.kind != "object" and not field.stands_for:
+    elif field.kind in _TYPES and field.kind not in ("object", "ids") and not field.stands_for:
         kind = Annotated[kind, WithJsonSchema(values_schema(field))]
     return Annotated[kind | None, Field(description=field.refused or field.help)]
 
@@ -88,6 +91,7 @@ if TYPE_CHECKING:
 
         n: int | None
         max_tokens: int | None
+        stop: Any
 
 else:
     Asked = pydantic.create_model("Asked", __base__=Body, **{name: (asked(name), None) for name in _DECLARED})
@@ -97,19 +101,12 @@ class Generation(Asked):
     """What every route that generates understands."""
 
     stream: bool | None = None
-    stop_token_ids: Annotated[Any, Unbuilt([])] = None
-    min_tokens: Annotated[Any, Unbuilt(0)] = None
-    min_p: Annotated[Any, Unbuilt(0)] = None
     skip_special_tokens: Annotated[Any, Unbuilt(True)] = None
     spaces_between_special_tokens: Annotated[Any, Unbuilt(True)] = None
     include_stop_str_in_output: Annotated[Any, Unbuilt(False)] = None
     use_beam_search: Annotated[Any, Unbuilt(False)] = None
     length_penalty: Annotated[Any, Unbuilt(1)] = None
     early_stopping: Annotated[Any, Unbuilt(False)] = None
-    frequency_penalty: Annotated[Any, Unbuilt(0)] = None
-    presence_penalty: Annotated[Any, Unbuilt(0)] = None
-    repetition_penalty: Annotated[Any, Unbuilt(1)] = None
-    logit_bias: Annotated[Any, Unbuilt({})] = None
     bad_words: Annotated[Any, Unbuilt([])] = None
     allowed_token_ids: Annotated[Any, Unbuilt()] = None
     logits_processors: Annotated[Any, Unbuilt([])] = None
@@ -125,14 +122,23 @@ class Generation(Asked):
 
     def asked(self) -> dict[str, Any]:
         """What was given of the declared fields, by their names."""
-        fields = type(self).model_fields  # pydantic works at it each time
-        given = ((name, getattr(self, name)) for name in _DECLARED if name in fields)
+        unknown = self.model_extra or {}  # those of a body that has not all of them
+        names = (name for name in self.model_fields_set if name in _DECLARED and name not in unknown)
+        given = ((name, getattr(self, name)) for name in names)
         return {name: value for name, value in given if value is not None}
+
+    def format(self) -> tuple[str, Any]:
+        """Where the answer's form is asked for beside `structured_outputs`, and what stands there, as chat has it."""
+        return "response_format", getattr(self, "response_format", None)
 
 
 class GenerateRequest(Generation):
+    """Either a prompt, continued as it is, or the messages of a chat."""
+
     model: str | None = None
-    prompt: Prompt
+    prompt: Prompt | None = None
+    messages: Messages | None = None
+    chat_template_kwargs: Entries | None = None
     n: Annotated[Any, Unbuilt(1)] = None
     stream_mode: Literal["denoise", "block_append"] | None = None
 
@@ -180,17 +186,19 @@ class ChatRequest(OpenAIRequest):
     max_completion_tokens: int | None = None
     chat_template_kwargs: Entries | None = None
     parallel_tool_calls: bool | None = None
-    logprobs: Annotated[Any, Unbuilt(False)] = None
-    top_logprobs: Annotated[Any, Unbuilt(0)] = None
-    tools: list[dict[str, Any]] | None = None
-    tool_choice: Annotated[Any, Unbuilt("none", "auto")] = None
+    logprobs: Annotated[bool | None, Field(description="tell each token's log-probability")] = None
+    top_logprobs: Annotated[
+        int | None, Field(description="and those of so many of the likeliest in its place, up to 20")
+    ] = None
+    tools: ToolItems | None = None
+    tool_choice: ToolChoice = None
     functions: list[dict[str, Any]] | None = None
     echo: Annotated[Any, Unbuilt(False)] = None
     add_generation_prompt: Annotated[Any, Unbuilt(True)] = None
     continue_final_message: Annotated[Any, Unbuilt(False)] = None
     chat_template: Annotated[Any, Unbuilt()] = None
     documents: Annotated[Any, Unbuilt([])] = None
-    function_call: Annotated[Any, Unbuilt("none", "auto")] = None
+    function_call: Any = None
     modalities: Annotated[Any, Unbuilt(["text"])] = None
     audio: Annotated[Any, Unbuilt()] = None
     prediction: dict[str, Any] | None = None  # makes OpenAI's answers faster, not different
@@ -198,13 +206,25 @@ class ChatRequest(OpenAIRequest):
     verbosity: Annotated[Any, Unbuilt("medium")] = None
     web_search_options: Annotated[Any, Unbuilt()] = None
 
+    def asked(self) -> dict[str, Any]:
+        """With `logprobs` as a number. Raises RequestError for `top_logprobs` without it."""
+        found = super().asked()
+        wanted = found.pop("logprobs", False)
+        if wanted:
+            found["logprobs"] = self.top_logprobs or 0
+        elif self.top_logprobs:
+            raise RequestError("top_logprobs: only with logprobs true; leave it out", param="top_logprobs")
+        return found
+
 
 class CompletionRequest(OpenAIRequest):
     prompt: Prompts
     best_of: Annotated[Any, Unbuilt(1)] = None
-    echo: Annotated[Any, Unbuilt(False)] = None
-    logprobs: Annotated[Any, Unbuilt()] = None
-    suffix: Annotated[Any, Unbuilt("")] = None
+    echo: Annotated[bool | None, Field(description="the prompt before the answer, in its text and logprobs")] = None
+    prompt_logprobs_stride: Annotated[
+        int | None, Field(ge=1, le=MOST_STRIDE, description="tokens of an echoed prompt that a forward scores")
+    ] = None
+    suffix: Annotated[str | None, Field(description="what stands behind the answer")] = None
 
 
 class TokenizeRequest(Body):
@@ -213,7 +233,11 @@ class TokenizeRequest(Body):
     model: str | None = None
     prompt: str | None = None
     messages: Messages | None = None
+    tools: ToolItems | None = None
     chat_template_kwargs: Entries | None = None
+    add_special_tokens: Annotated[
+        bool | None, Field(description="whether the token that begins a model's prompts comes first; default true")
+    ] = None
 
 
 class DetokenizeRequest(Body):
@@ -231,68 +255,3 @@ class ErrorDetail(BaseModel):
 
 class ErrorResponse(BaseModel):
     error: ErrorDetail
-
-
-BODIES: tuple[type[BaseModel], ...] = (
-    GenerateRequest,
-    ChatRequest,
-    CompletionRequest,
-    InfillRequest,
-    TokenizeRequest,
-    DetokenizeRequest,
-    LoadAdapterRequest,
-    UnloadAdapterRequest,
-    ErrorResponse,
-)
-
-B = TypeVar("B", bound=Body)
-
-# what pydantic says of Python's types, as JSON has it
-_JSON_WORDS = {
-    "model_type": "Input should be an object",
-    "dict_type": "Input should be an object",
-    "list_type": "Input should be an array",
-}
-
-
-def parse_body(kind: type[B], data: bytes) -> B:
-    """The body, or RequestError: 400, as OpenAI answers whatever is wrong with a body.
-
-    Large bodies go through its three steps one by one, so that none holds the event loop for long.
-    """
-    check_shape(data)
-    return validate(kind, decode(data))
-
-
-def decode(data: bytes) -> Any:
-    """JSON's values. Raises RequestError 400."""
-    try:
-        return from_json(data)
-    except ValueError as invalid:
-        raise RequestError(f"the body is not JSON: {invalid}", code="invalid_json") from None
-
-
-def validate(kind: type[B], value: Any) -> B:
-    """The body that `value` is. Raises RequestError 400.
-
-    A list ends at its first error; how many an object can have is limited by what a body may hold.
-    """
-    try:
-        return kind.model_validate(value)
-    except pydantic.ValidationError as invalid:
-        errors = invalid.errors(include_url=False, include_context=False, include_input=False)
-    first = errors[0]
-    param = _path(first["loc"])
-    if param is None:
-        raise RequestError("the body must be a JSON object")
-    raise RequestError(f"{param}: {_JSON_WORDS.get(first['type'], first['msg'])}", param=param)
-
-
-def _path(loc: tuple[int | str, ...]) -> str | None:
-    """``("messages", 0, "content", "str")`` -> ``"messages[0].content"``; long names of clients are cut."""
-    path = ""
-    for part in loc:
-        if part in ("str", "list"):  # a union's arm
-            continue
-        path += f"[{part}]" if isinstance(part, int) else ("." if path else "") + part[:80]
-    return path or None

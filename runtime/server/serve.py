@@ -28,6 +28,7 @@ from runtime.server.descriptors import make_room
 from runtime.server.frontend import Frontend
 from runtime.server.metrics import Metrics
 from runtime.server.supervisor import BACKEND_COMMAND, Supervisor
+from runtime.server.talking import check_parsers
 from runtime.server.wire.limits import Limits
 from runtime.server.wire.memory import keep_together
 from runtime.weights.checkpoint import resolve_text_files
@@ -51,6 +52,7 @@ def run(config: ServerConfig, backend_command: tuple[str, ...] = BACKEND_COMMAND
     """Serve until told to stop; the process's exit code. Raises ConfigError when the server cannot start."""
     environment.set_up()
     keep_together()
+    check_parsers(config)
     logs.set_up(config.log_level, config.log_format, "frontend")
     for note in config.notes:
         log.warning("%s", note)

@@ -6,31 +6,37 @@ import asyncio
 import logging
 import time
 import uuid
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import NamedTuple
+from functools import partial
 
 from starlette.requests import Request
 
 from runtime.config import ServerConfig
 from runtime.errors import RequestError
+from runtime.parts import part_marks
+from runtime.request.checks import refuse
 from runtime.request.choice import Choice
 from runtime.request.io import EngineInfo, Report, RequestSpec
 from runtime.request.params import SamplingParams, stop_strings
 from runtime.request.resolve import choices, resolve
 from runtime.request.structured import FIELD, path_of
 from runtime.server.bodies import read_body
+from runtime.server.echo import Echo
 from runtime.server.fields import ignored
 from runtime.server.frontend import Frontend, Unavailable
-from runtime.server.jobs import ClientGone, Job, disconnected
+from runtime.server.jobs import ClientGone, Job, Update, disconnected
 from runtime.server.keys import Keys, owner_of
 from runtime.server.preparing import Preparer
-from runtime.server.schemas import B, GenerateRequest, Generation, InfillRequest, OpenAIRequest
+from runtime.server.schemas import GenerateRequest, Generation, InfillRequest, OpenAIRequest
 from runtime.server.structured import FormChecker, form
+from runtime.server.talking import Talk
+from runtime.server.validating import B
 from runtime.text import Answer, Tokenizer
 
 log = logging.getLogger("unmask.http")
 
+STRICT = "tools.function.strict"
 MOST_TOLD = 256
 MOST_NAMED = 32  # models and adapters that a refusal names
 BATCH = 128  # prompts that are checked at once
@@ -98,12 +104,19 @@ class Service:
             self._tell(unknown)
         return body
 
+    def leave_out(self, request: Request, name: str) -> None:
+        """A known field is not honoured here, and ignored like an unknown one. RequestError with --strict-fields."""
+        if self.config.strict_fields:
+            raise refuse(name, "cannot be kept to here, and --strict-fields is set; leave it out")
+        request.state.ignored = [*getattr(request.state, "ignored", ()), name]
+        self._tell([name])
+
     def _tell(self, unknown: list[str]) -> None:
         """Each name once in the log, of so many names that strangers cannot fill it."""
         for name in unknown:
             if name not in self.told and len(self.told) < MOST_TOLD:
                 self.told.add(name)
-                log.info("clients send the field %s, which is not known here and is ignored", name)
+                log.info("clients send the field %s, which means nothing here and is ignored", name)
 
     @contextmanager
     def admission(self) -> Iterator[None]:
@@ -128,24 +141,34 @@ class Service:
         n: int = 1,
         model: str | None = None,
         given: Mapping[int, int] | None = None,
+        most: int | None = None,
+        talk: Talk | None = None,
+        echo: Echo | None = None,
     ) -> Job:
         """Check a body against the engine and set its requests going; choices are ordered by prompt, then by number.
 
         `mode`: None for an answer in one piece, "denoise" for every step, anything else for text as it grows.
-        `model`: as `model_name` gave it. `given`: see `resolve`.
+        `model`: as `model_name` gave it. `given`: see `resolve`. `echo`: of prompts that are told as well.
+        `most`: the answer's first so many tokens alone are told; it ends with them.
+        `talk`: of a chat, whose answers have parts.
         """
         owner = owner_of(request)
         info, tokenizer = self.require()
-        self.frontend.check_count(len(prompts), n)  # before anything is made of a great number
+        scored = echo is not None and body.asked().get("logprobs") is not None
+        self.frontend.check_count(len(prompts), n + scored)  # before anything is made of a great number
         asked = body.asked() | {"n": n}
         if max_tokens is not None:
             asked["max_tokens"] = max_tokens
         asked[FIELD], named = form(body)
-        names = {FIELD: named, **(names or {})}
+        made, holder = ("", named) if talk is None else talk.grammar(asked[FIELD], named)
+        if talk is not None and talk.unheld:
+            self.leave_out(request, STRICT)
+        names = {FIELD: holder, **(names or {})}
         params = SamplingParams(**asked)
-        stops = stop_strings(params.stop)
+        stops = stop_strings(params.stop, names.get("stop", "stop"))
         report: Report = "denoise" if mode == "denoise" else "stable"
-        if mode is None and not stops:  # stop strings are looked for here, so text must come as it grows
+        ends_here = stops or most is not None or (talk is not None and talk.single)  # is looked for in stable text
+        if mode is None and not ends_here:
             report = "final"
         specs: list[RequestSpec] = []
         adapter = "" if model is None or model in self.names else model
@@ -156,7 +179,8 @@ class Service:
             here = dict(names)
             if len(prompts) > 1:
                 here["prompt"] = f"prompt[{i}]"
-            spec = resolve(
+            check = partial(
+                resolve,
                 params,
                 prompt,
                 info,
@@ -169,25 +193,30 @@ class Service:
                 adapter=adapter,
                 given=given,
             )
+            try:
+                spec = check(grammar=made)
+            except RequestError as error:
+                if talk is None or not talk.optional or error.param != holder:
+                    raise
+                self.leave_out(request, STRICT)
+                made = ""
+                spec = check()
             if not i:  # the fields are right; all of it is made only where there is room
                 self.frontend.check_room(len(prompts) * n, owner)
             if spec.grammar and not i:
-                await self.forms.check(request, spec.grammar, path_of(asked[FIELD], named))
+                await self.forms.check(request, spec.grammar, holder if made else path_of(asked[FIELD], named))
             specs += choices(spec, n)
         self.model_name(model)  # an adapter may have gone meanwhile
-        made = [Choice(i, spec, Answer(tokenizer, stops)) for i, spec in enumerate(specs)]
-        return Job(id, self.frontend, made, streamed=mode is not None, prompts=len(prompts))
-
-
-class Started(NamedTuple):
-    """Of an OpenAI route's request, once it is under way, what its answer is made of."""
-
-    job: Job
-    model: str
-    streams: bool
-    usage: bool  # a stream ends with it
-    counts: bool  # and every chunk of it tells how far it is
-    denoise: bool  # a stream tells every step
+        exact = bool(made) and not stops and not params.stop_token_ids
+        marks = part_marks()
+        answers = [
+            Choice(i, spec, Answer(tokenizer, stops, most, marks), None if talk is None else talk.parts(exact=exact))
+            for i, spec in enumerate(specs)
+        ]
+        if echo is not None:
+            echo.take(answers, n, info, tokenizer)
+        scores = () if echo is None else echo.scores
+        return Job(id, self.frontend, answers, streamed=mode is not None, prompts=len(prompts), scores=scores)
 
 
 def new_id(prefix: str) -> str:
@@ -204,18 +233,8 @@ def stream_mode(body: GenerateRequest | InfillRequest | OpenAIRequest, default: 
     return None
 
 
-def include_usage(body: OpenAIRequest) -> bool:
-    """Whether a stream ends with a usage chunk."""
-    return body.stream_options is not None and bool(body.stream_options.include_usage)
-
-
-def counts_usage(body: OpenAIRequest) -> bool:
-    """Whether every chunk of a stream tells the usage so far: with that at its end alone, as others have it."""
-    return include_usage(body) and bool(body.stream_options and body.stream_options.continuous_usage_stats)
-
-
-async def answered(request: Request, job: Job) -> None:
-    """Wait for a job's end; a client that goes away ends it at once. Raises RequestError."""
+async def answered(request: Request, job: Job, take: Callable[[Update], None]) -> None:
+    """Wait for a job's end, and `take` what comes; a client that goes away ends it at once. Raises RequestError."""
 
     async def watch() -> None:
         await disconnected(request.receive)
@@ -224,6 +243,8 @@ async def answered(request: Request, job: Job) -> None:
     request.state.job = job  # the log tells of it
     watcher = asyncio.create_task(watch())
     try:
-        await job.finish()
+        async for batch in job.updates():
+            for update in batch:
+                take(update)
     finally:
         watcher.cancel()

@@ -27,31 +27,31 @@ ALIKE = {
     "regex": "regex",
     "ebnf": "grammar",
 }
-FORMAT = "response_format"
 
 
 def form(body: Generation) -> tuple[dict[str, Any] | None, str]:
     """As `structured_outputs` has it, and the name it was given under; None where nothing is asked.
 
-    Raises RequestError where it is asked for twice, or in a way that is none.
+    Raises RequestError where two forms are asked for, or in a way that is none.
     """
     found = {name: {kind: value} for name, kind in ALIKE.items() if (value := getattr(body, name)) is not None}
     asked = getattr(body, FIELD)
     if asked is not None:
         found[FIELD] = asked
-    wanted = getattr(body, FORMAT, None)
-    if wanted is not None and (made := _formatted(wanted)) is not None:
-        found[FORMAT] = made
-    if len(found) > 1:
-        first, second, *_ = found
-        raise refuse(second, f"says what {first} says too; give one of them")
-    for name, given in found.items():
-        return given, name
-    return None, FIELD
+    name, wanted = body.format()
+    if wanted is not None and (made := _formatted(name, wanted)) is not None:
+        found[name] = made
+    if not found:
+        return None, FIELD
+    first, *others = found
+    for name in others:  # clients name one form in the ways of several servers
+        if found[name] != found[first]:
+            raise refuse(name, f"asks for another form than {first}; give one of them")
+    return found[first], first
 
 
-def _formatted(wanted: object) -> dict[str, Any] | None:
-    """OpenAI's `response_format`."""
+def _formatted(name: str, wanted: object) -> dict[str, Any] | None:
+    """OpenAI's `response_format`, and what has its shape in other dialects."""
     kind = wanted.get("type") if isinstance(wanted, dict) else None
     if kind == "text":
         return None
@@ -62,9 +62,9 @@ def _formatted(wanted: object) -> dict[str, Any] | None:
         described = wanted.get("json_schema")
         schema = described.get("schema") if isinstance(described, dict) else None
         if schema is None:
-            raise refuse(FORMAT, "json_schema must be an object with a schema")
+            raise refuse(name, "json_schema must be an object with a schema")
         return {"json": schema}
-    raise refuse(FORMAT, f"{shown(wanted)} is not built in this version; its type is text, json_object or json_schema")
+    raise refuse(name, f"{shown(wanted)} is not built in this version; its type is text, json_object or json_schema")
 
 
 class FormChecker:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -13,6 +13,7 @@ import numpy.typing as npt
 from runtime.kernels.batch import cut_tiles
 
 if TYPE_CHECKING:
+    from runtime.state.telling import Written
     from runtime.structured.constraint import Constraint
 
 Ints = npt.NDArray[np.int64]
@@ -38,8 +39,24 @@ class RulePlan:
 class Drawing:
     """How the positions of requests with a temperature draw; blocks without one have temperature 0."""
 
-    limits: Floats  # [n, 3] temperature, top_p, top_k
+    limits: Floats  # [n, 4] temperature, top_p, top_k, min_p
     uniform: Floats  # [n, B] the requests' own random numbers
+
+
+@dataclass(frozen=True)
+class ShapingPlan:
+    """What is done to the logits of `r` requests (``state.shaping``): the ids of each that are changed, and how. One
+    with fewer than others has one of them several times."""
+
+    request: Ints  # [n] of each of the plan's blocks its request's number, -1 where nothing is done
+    first: Ints  # [n] where each block begins, in the answer; before it in one that holds the prompt's end
+    own: Ints  # [n, B] the token that stands there and is counted, -1 elsewhere
+    ids: Ints  # [r, ids]
+    seen: Ints  # [r, ids]
+    counts: Ints  # [r, ids]
+    bias: Floats  # [r, ids]
+    least: Ints  # [r, ids]
+    penalties: Floats  # [r, 3]
 
 
 @dataclass(frozen=True)
@@ -51,6 +68,14 @@ class Walk:
     size: int  # positions of the block
     threshold: float  # confidence above which a token is taken that is not the step's first
     constraint: Constraint  # has taken all that comes before
+
+
+class Recital(NamedTuple):
+    """A block of a request that recites a text: its rule fills none of its masks, what comes next in the text does."""
+
+    block: int  # number of the plan's
+    first: int  # offset of its first MASKED position
+    tokens: tuple[int, ...]  # that stand there from now on
 
 
 @dataclass(frozen=True)
@@ -75,7 +100,12 @@ class BlockPlan:
     groups: tuple[RulePlan, ...]  # each block is in one
     noise: Floats | None = None  # [n, B] the requests' own random numbers, for what a noisy rule makes noise again
     place: Ints | None = None  # [n]: where the runner keeps what a model is told of each block's last step
-    walks: tuple[Walk, ...] = ()  # blocks that are filled otherwise; none of their positions is sampled
+    shaping: ShapingPlan | None = None
+    walks: tuple[Walk, ...] = ()  # these two: blocks filled otherwise; none of their positions is sampled
+    recitals: tuple[Recital, ...] = ()
+    told: Ints | None = (
+        None  # [n]: how many of the likeliest tokens to tell of each position written, -1: not even that
+    )
 
 
 @dataclass(frozen=True)
@@ -131,6 +161,7 @@ class BlockResults:
     ended: list[bool]
     kept: dict[int, Floats]  # [B, records, len(Rule.keeps)] of the blocks whose rules remember something
     mixtures: dict[int, Mixture]  # of the blocks whose FILLED positions' embeddings are made of several tokens'
+    logprobs: dict[int, Written] = field(default_factory=dict)  # of the blocks whose requests want them
 
 
 NO_RESULTS = BlockResults(  # of a step that sampled nothing

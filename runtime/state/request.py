@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import enum
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -12,6 +12,9 @@ import numpy as np
 import numpy.typing as npt
 
 from runtime.samplers.base import Rule, Stat, get_rule
+from runtime.samplers.terms import terms
+from runtime.state.shaping import Shaper
+from runtime.state.telling import Told
 
 if TYPE_CHECKING:  # the runner needs this module's constants where the messages' package is not installed
     from runtime.request.io import FinishReason, RequestSpec
@@ -67,8 +70,8 @@ class Block:
         size = end - start
         self.tokens = request.tokens[start:end]
         self.state = request.state[start:end]
-        masked = np.flatnonzero(self.state == MASKED)
-        masks = len(masked)
+        content = self.state.tobytes()  # a few positions: a search of bytes takes a tenth of numpy's
+        masks = content.count(MASKED)
         self.start = start  # absolute position of the first token
         self.size = size
         self.source = start - shift  # position of the row whose logits belong to the first token
@@ -77,7 +80,7 @@ class Block:
         self.free = masks  # positions that are not fixed
         self.progress = 0.0 if masks else 1.0
         self.same_token_ratio = 0.0 if masks and request.editing else 1.0  # rule 8
-        self.first_masked = int(masked[0]) if masks else size  # offset of the first MASKED position, its size if none
+        self.first_masked = content.index(MASKED) if masks else size  # offset of the first MASKED position, or the size
         self.first_eos = size  # offset of the first FILLED end-of-sequence id, its size if none
         self.has_eos = False  # an EOS that counts is FILLED somewhere in it
         self.steps = 0  # steps it took part in while ACTIVE
@@ -109,7 +112,7 @@ class Request:
 
     Args:
         size: positions of `tokens` and `state`. settled: how many are final from the start.
-        rules: the acceptance rules, by their names.
+        rules: the acceptance rules, by their names. eos: what ends any answer.
     """
 
     def __init__(
@@ -121,16 +124,18 @@ class Request:
         mask_id: int,
         seq: int,
         rules: Callable[[str], Rule] = get_rule,
+        eos: Sequence[int] = (),
     ) -> None:
         self.spec = spec
         self.seq = seq  # order of arrival
         self.status = Status.WAITING
         self.prompt_len = len(spec.prompt)
         self.end = self.prompt_len + spec.max_tokens  # first position that is not part of the answer
-        self.tokens = np.full(size, mask_id, dtype=np.int64)
+        self.tokens = np.empty(size, dtype=np.int64)
         self.tokens[: self.prompt_len] = spec.prompt
-        self.state = np.full(size, MASKED, dtype=np.int8)
-        self.state[: self.prompt_len] = FIXED
+        self.tokens[self.prompt_len :] = mask_id
+        self.state = np.zeros(size, dtype=np.int8)  # FIXED
+        self.state[self.prompt_len :] = MASKED
         for offset, token in spec.given.items():
             self.tokens[self.prompt_len + offset] = token
             self.state[self.prompt_len + offset] = FIXED
@@ -160,11 +165,15 @@ class Request:
         self.editing = self.rule.edits
         self.alone = spec.decoding.force_single_batch
         self.watched = spec.max_nfe is not None or spec.max_repetition_run is not None
+        agreed = terms(self.rule, values)
         # filled positions may still change: sampled too, and only final blocks' text is stable
-        self.unstable = self.rule.unstable(values)
-        self.wants = int(self.rule.asks(values))  # of the head: Stat
+        self.unstable = agreed.unstable
+        self.wants = agreed.asks  # of the head: Stat
+        self.ends = bool(spec.stop_ids) or not spec.ignore_eos  # some token ends the answer
+        self.shaper = None if spec.shaping is None else Shaper(spec, spec.shaping, eos)
+        self.told_of = None if spec.logprobs is None else Told(size, spec.logprobs)
         self.constraint: Constraint | None = None  # the answer keeps to; has taken all of it that is FILLED
-        self.merge = self.rule.merge(values)  # how embeddings are made of its blocks' `mixture`
+        self.merge = agreed.merge  # how embeddings are made of its blocks' `mixture`
 
         self.adapter = spec.adapter
         self.slot = -1  # of its adapter on the device, while it runs
@@ -179,7 +188,13 @@ class Request:
         self.arrived = time.perf_counter()
         self.queue_seconds: float | None = None
         # what its rule reads, [len(Rule.columns)], constant over the request's life
-        self.params = np.array([spec.temperature, spec.top_p, spec.top_k, *self.rule.row(values)], dtype=np.float64)
+        drawn = (spec.temperature, spec.top_p, spec.top_k, spec.min_p)
+        self.params = np.array([*drawn, *agreed.row], dtype=np.float64)
+
+    @property
+    def led(self) -> bool:
+        """Its masks are filled from the left by something else than its rule, in one block at a time."""
+        return self.constraint is not None or bool(self.spec.recited)
 
     @property
     def prefilling(self) -> bool:
@@ -189,6 +204,20 @@ class Request:
     def answered(self) -> bool:
         """All that is left is to write the K/V of its last blocks, for others."""
         return self.reason is not None
+
+    def answer(self) -> npt.NDArray[np.int64]:
+        """The ids that stand in the answer, given ones too, whatever is masked between them."""
+        here = slice(self.prompt_len, self.end)
+        answer: npt.NDArray[np.int64] = self.tokens[here][self.state[here] != MASKED]
+        return answer
+
+    def first_end(self, block: Block, first_eos: int) -> int:
+        """Offset of a block's first FILLED token that ends the answer, its size if none does."""
+        at = block.size if self.spec.ignore_eos else first_eos
+        if self.spec.stop_ids:
+            found = np.flatnonzero(np.isin(block.tokens, self.spec.stop_ids) & (block.state == FILLED))
+            at = min(at, int(found[0])) if len(found) else at
+        return at
 
     def show(self, start: int) -> None:
         """Remember the blocks from `start` on as a denoise event tells them: start, ids, offsets of what is masked."""

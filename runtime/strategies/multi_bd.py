@@ -55,8 +55,8 @@ class MultiBlock(TiledBlocks):
         return Feed(request.settled - self.shift, request.next_start, self._sampled(request))
 
     def _most(self, request: Request) -> int:
-        """ACTIVE blocks; a grammar fills them from the left, so it has one at a time."""
-        return self.buffer_size if request.constraint is None else 1
+        """ACTIVE blocks; a grammar, or a text that is recited, fills them from the left, one at a time."""
+        return 1 if request.led else self.buffer_size
 
     def _append(self, request: Request) -> None:
         start = request.next_start

@@ -22,6 +22,8 @@ def write_block(request: Request, block: Block, results: BlockResults, i: int) -
     block.state[...] = state
     if not block.masks:
         block.post_edit_steps += 1
+    if i in results.logprobs and request.told_of is not None:
+        request.told_of.write(block.start, results.logprobs[i])
     if results.remasks[i]:
         seen = results.remasked[i, :size]
         block.remasked = seen if block.remasked is None else block.remasked | seen
@@ -37,10 +39,12 @@ def write_block(request: Request, block: Block, results: BlockResults, i: int) -
     first_eos = results.first_eos[i]
     if first_eos > size:  # none in a block that is smaller than others of the step
         first_eos = size
+    if request.spec.stop_ids:
+        first_eos = request.first_end(block, first_eos)
     if first_eos != block.first_eos:
         block.first_eos = first_eos
         found = first_eos < size and block.start + first_eos < request.end
-        block.has_eos = found and not request.spec.ignore_eos
+        block.has_eos = found and request.ends
         request.eos_seen |= block.has_eos
 
 

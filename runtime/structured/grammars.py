@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
 KEPT = 64  # compiled grammars
 STACK = 512 << 20  # bytes of address space for the compiler, which goes down a chain of rules by calling itself
+TRIED = 4  # choices of a new grammar's answers, of which a schema's first two may be a brace and a quotation mark
 # Of one grammar, so that no schema takes seconds or gigabytes: about 20 ms of lexer, 15 ms a token, 40 MB of states.
 LIMITS = {
     "max_items_in_row": 2000,
@@ -80,16 +81,18 @@ class Grammars:
         return matcher, "" if matcher.is_error() else self._beginning(matcher.deep_copy())
 
     def _beginning(self, matcher: LLMatcher) -> str:
-        """Why no answer can even begin, "" if one can: what is too large shows at its first choice."""
+        """Why no answer can even begin, "" if one can: what is too large shows at its first choices."""
         import numpy as np  # loaded in a frontend only now
 
         first = Constraint(matcher, self.facts)
-        row = np.zeros(self.facts.words, dtype=np.int32)
-        first.fill(row)
-        for token in [] if first.failed else first.forced():
-            first.take(token)
-        if not first.failed and not first.ended:
+        for _ in range(TRIED):
+            row = np.zeros(self.facts.words, dtype=np.int32)
             first.fill(row)
+            if first.failed or first.ended:
+                break
+            allowed = np.flatnonzero(np.unpackbits(row.view(np.uint8), bitorder="little"))
+            for token in first.forced() or [int(allowed[0])]:
+                first.take(token)
         return first.failed
 
     def _compile(self, text: str) -> LLMatcher:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import codecs
 from collections.abc import Iterable, Sequence
 
+from runtime.text.offsets import Offsets
 from runtime.text.tokenizer import Tokenizer
 
 
@@ -16,18 +17,32 @@ class Answer:
     Where several stop strings occur, the one that is complete first counts (of two at once, the longer).
     """
 
-    def __init__(self, tokenizer: Tokenizer, stop: Sequence[str] = ()) -> None:
-        self._pieces = tokenizer.pieces
-        self._strip = tokenizer.pieces.start()
+    def __init__(
+        self, tokenizer: Tokenizer, stop: Sequence[str] = (), most: int | None = None, marks: tuple[str, ...] = ()
+    ) -> None:
+        """`most`: tokens that it has room for; what comes after them is not the answer's. `marks`: what tells parts
+        apart; special tokens that are no part of these are left out of the text."""
+        self._pieces = tokenizer.pieces.spoken(marks)
+        self._strip = self._pieces.start()
         self._stop = tuple(stop)
         self._longest = max((len(s) for s in self._stop), default=0)
         self._utf8 = codecs.getincrementaldecoder("utf-8")("replace")
         self._ids: list[int] = []
+        self._most = most
         self._first = True
         self._parts: list[str] = []  # text that was returned
         self._held = ""
         self._done = False
-        self.stopped = False
+        self.stopped_by: str | None = None  # the stop string that ended it
+
+    @property
+    def stopped(self) -> bool:
+        return self.stopped_by is not None
+
+    @property
+    def full(self) -> bool:
+        """Whether it has all the tokens that it has room for."""
+        return len(self._ids) == self._most
 
     @property
     def text(self) -> str:
@@ -45,7 +60,7 @@ class Answer:
         """Add stable ids; the text that is now certain. Ids after a stop string are dropped."""
         if self._done:
             return ""
-        ids = list(ids)
+        ids = list(ids) if self._most is None else list(ids)[: self._most - len(self._ids)]
         self._ids += ids
         return self._release(self._strip(self._utf8.decode(self._bytes(ids))))
 
@@ -76,7 +91,8 @@ class Answer:
         window = self._held + fresh
         found = [(at + len(s), at) for s in self._stop if (at := window.find(s)) >= 0]
         if found:
-            at = min(found)[1]
+            end, at = min(found)
+            self.stopped_by = window[at:end]
             self._cut(len(self.text) + at)
             text, self._held = window[:at], ""
         else:
@@ -94,18 +110,12 @@ class Answer:
                 return size
         return 0
 
+    def tokens_within(self, length: int) -> int:
+        """How many ids have text that ends within the first `length` characters, less than there may be."""
+        places = Offsets(self._pieces).push(self._ids)
+        return next((n for n, place in enumerate(places) if place.end > length), len(places))
+
     def _cut(self, length: int) -> None:
         """End the answer after `length` characters, less than there are: with the ids whose text ends by then."""
-        self.stopped = self._done = True
-        strip, utf8 = self._pieces.start(), codecs.getincrementaldecoder("utf-8")("replace")
-        characters = kept = 0
-        first = True
-        for token in self._ids:
-            if token in self._pieces:
-                characters += len(strip(utf8.decode(self._pieces(token, first=first))))
-                first = False
-            # the bytes of an incomplete sequence become one character in any case, though not yet
-            if characters + bool(utf8.getstate()[0]) > length:
-                break
-            kept += 1
-        del self._ids[kept:]
+        self._done = True
+        del self._ids[self.tokens_within(length) :]

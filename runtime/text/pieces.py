@@ -6,8 +6,9 @@ plus a rule for the first id; text is those bytes as UTF-8, invalid sequences re
 
 from __future__ import annotations
 
+import copy
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 from runtime.errors import ConfigError
@@ -19,9 +20,15 @@ _Step = Callable[[str, bool], str]  # token's text, whether it is the first -> i
 class Pieces:
     """Bytes of token ids; ids that name no token have none."""
 
-    def __init__(self, tokens: Mapping[int, str], decoder: Mapping[str, Any] | None) -> None:
-        """`tokens` maps ids to the vocabulary's strings. Raises ConfigError for a decoder that cannot be reduced."""
+    def __init__(
+        self, tokens: Mapping[int, str], decoder: Mapping[str, Any] | None, special: Collection[int] = ()
+    ) -> None:
+        """`tokens` maps ids to the vocabulary's strings; `special`: what an answer's text leaves out. Raises
+        ConfigError for a decoder that cannot be reduced."""
         self._tokens = tokens
+        self._special = special
+        self._silent: frozenset[int] = frozenset()  # of `special`, what has no bytes here
+        self._spoken: dict[tuple[str, ...], Pieces] = {}
         self._steps: list[_Step] = []
         self._byte_level = self._byte_fallback = False
         self._fused = False
@@ -38,6 +45,16 @@ class Pieces:
             found = self._cache[token] = self._bytes(token, False)
         return found
 
+    def spoken(self, marks: tuple[str, ...] = ()) -> Pieces:
+        """Of an answer's text, in which special tokens have no bytes but for those that `marks` are made of."""
+        found = self._spoken.get(marks)
+        if found is None:
+            found = copy.copy(self)
+            found._cache = {}
+            found._silent = frozenset(id for id in self._special if not any(self._tokens[id] in mark for mark in marks))
+            self._spoken[marks] = found
+        return found
+
     def longest(self) -> int:
         """Bytes of the longest token where every byte of a text is some token's, else 0."""
         if not (self._byte_level or self._byte_fallback):
@@ -50,15 +67,15 @@ class Pieces:
 
     def text(self, ids: Iterable[int]) -> str:
         """The whole text of `ids`."""
-        data = b"".join(self(token, first=i == 0) for i, token in enumerate(i for i in ids if i in self._tokens))
+        data = b"".join(self(token, first=i == 0) for i, token in enumerate(i for i in ids if i in self))
         return self.start()(data.decode("utf-8", "replace"))
 
     def __contains__(self, token: int) -> bool:
-        return token in self._tokens
+        return token in self._tokens and token not in self._silent
 
     def _bytes(self, token: int, first: bool) -> bytes:
         text = self._tokens.get(token)
-        if text is None:
+        if text is None or token in self._silent:
             return b""
         if self._byte_level:
             if all(char in _CHAR_TO_BYTE for char in text):

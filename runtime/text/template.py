@@ -13,7 +13,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from jinja2 import Environment, TemplateError, nodes
+from jinja2 import Environment, TemplateError, meta, nodes
 from jinja2.exceptions import SecurityError
 from jinja2.ext import Extension
 from jinja2.parser import Parser
@@ -38,7 +38,11 @@ class Generation(Extension):
 
 
 class ChatTemplate:
-    """A compiled template. `marks` maps the text of special tokens to their marks."""
+    """A compiled template. `marks` maps the text of special tokens to their marks.
+
+    Attributes:
+        knows_tools: whether it writes of the tools that it is given.
+    """
 
     def __init__(self, source: str, marks: Mapping[str, str], variables: Mapping[str, str]) -> None:
         """`variables` are the named special tokens (bos_token, eos_token) a template may write.
@@ -56,6 +60,7 @@ class ChatTemplate:
         self._mark_pattern = _any_of(self._texts)
         try:
             tree = env.parse(source)
+            self.knows_tools = "tools" in meta.find_undeclared_variables(tree)
             self._mark(tree)
             _watch(tree, env)
             self._template = env.from_string(tree)

@@ -38,6 +38,9 @@ class Tokenizer:
         if data is None:
             raise ConfigError(f"{directory / 'tokenizer.json'}: not found; the checkpoint has no tokenizer")
         config = files.read_json(directory, "tokenizer_config.json") or {}
+        self._controls = {
+            token["content"]: token["id"] for token in data.get("added_tokens") or () if token.get("special")
+        }
         if not isinstance(data.get("model"), dict):
             raise ConfigError(f"{directory / 'tokenizer.json'}: holds no model")
         _add_missing(data, config)
@@ -47,7 +50,8 @@ class Tokenizer:
         self.special = frozenset(special)  # ids that stand for no text
         marks = {tokens[id]: _new_mark() for id in special}
 
-        self.pieces = Pieces(tokens, data.get("decoder"))
+        silent = {token["id"] for token in data["added_tokens"] if token.get("special")}
+        self.pieces = Pieces(tokens, data.get("decoder"), silent)
         self.max_token_id = max(tokens)
         self._longest = self.pieces.longest()
         self._ids = {text: id for id, text in tokens.items()}
@@ -55,17 +59,33 @@ class Tokenizer:
         for text, mark in marks.items():
             if self._encoder.token_to_id(mark) != self._ids[text]:
                 raise ConfigError(f"{directory / 'tokenizer.json'}: the id of {text!r} does not follow from the file")
+        self.named = _named_tokens(config)  # texts of special tokens, by what the checkpoint's config calls them
+        self.chat_template = source  # the text of the one that is used, None without any
         self._template: ChatTemplate | None = None
         if source is not None:
-            self._template = ChatTemplate(source, marks, _named_tokens(config))
+            self._template = ChatTemplate(source, marks, self.named)
             try:
                 self._check_template(_load(data, directory))
             except LibraryFailed as error:
                 raise ConfigError(f"{directory / 'tokenizer.json'}: cannot be used: {error}") from None
 
+    @property
+    def has_template(self) -> bool:
+        """Whether conversations can be rendered."""
+        return self._template is not None
+
     def token_id(self, token: str) -> int | None:
         """The id of a vocabulary entry by its exact text, a special one too."""
         return self._ids.get(token)
+
+    def control_id(self, token: str) -> int | None:
+        """The id of a token that tokenizer.json says is special: grammars take it for no text."""
+        return self._controls.get(token)
+
+    @property
+    def knows_tools(self) -> bool:
+        """Whether the chat template writes of the tools that it is given."""
+        return self._template is not None and self._template.knows_tools
 
     def surely_longer(self, text: str, tokens: int) -> bool:
         """Whether `text` has more than `tokens` tokens, told without encoding it; False where that is not clear.

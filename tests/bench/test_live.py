@@ -25,8 +25,8 @@ from tests.golden import GOLDEN
 SIZES = ["--batch", "1", "3", "--context", "64", "--prompt", "128", "--budget", "512", "--repeats", "2", "--live"]
 
 
-def measured(tmp_path, *arguments):
-    assert main([*arguments, *SIZES, "--json", str(tmp_path / "steps.json")]) == 0
+def measured(tmp_path, tool, *arguments):
+    assert main([tool, *SIZES, *arguments, "--json", str(tmp_path / "steps.json")]) == 0
     return json.loads((tmp_path / "steps.json").read_text())["results"]
 
 
@@ -38,6 +38,13 @@ def test_live_steps_find_the_same_each_time(shape, tmp_path, capsys):
     if shape is TINY:  # half of the masks were filled, and still are
         assert all(0.25 < row["sampled"] / row["rows"] < 0.75 for row in rows)
     assert capsys.readouterr().out.endswith(table(rows) + "\n")
+
+
+def test_open_blocks_hold_the_same_after_contexts_of_any_length(tmp_path):
+    """Else a longer context would be timed with other experts too."""
+    rows = measured(tmp_path, *TINY, "--batch", "3", "--context", "64", "96", "160")
+    assert [row["context"] for row in rows] == [64, 96, 160]
+    assert len({row["sampled"] for row in rows}) == 1
 
 
 def test_steps_that_commit_or_prefill_beside_others(tmp_path):

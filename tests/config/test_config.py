@@ -330,3 +330,10 @@ def test_help_is_light():
     assert out.endswith("[]\n")
     for flag in FLAGS:
         assert f"--{flag.name} " in out
+
+
+def test_adapters_that_come_later_have_room_of_the_rank_that_is_asked_for():
+    engine = parse(["--lora-config=/adapters", "--max-lora-rank=8"], {}).engine
+    assert (engine.max_loras, engine.max_lora_rank) == (8, 8)
+    assert parse(["--lora-routes", "--max-loras=3"], {}).engine.max_loras == 3
+    assert parse(["--lora=a=/a", "--lora-routes"], {}).engine.max_loras is None

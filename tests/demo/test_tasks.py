@@ -1,5 +1,6 @@
 """Generators against checkers, the split, and the size of the prompt space (demo-model.md)."""
 
+import functools
 import random
 import re
 
@@ -11,7 +12,9 @@ from runtime.demo.tasks.sudoku import is_solved, solutions
 
 TASKS = list(all_tasks().values())
 IDS = [t.name for t in TASKS]
-LONG = {"long_add", "number_words", "times_table", "table", "sudoku", "story", "fill"}
+LONG = {"long_add", "number_words", "times_table", "table", "sudoku", "story", "fill"} | {
+    *("product", "count_far", "story_any", "story_free"),
+}
 
 
 def test_short_and_long_are_the_specified_tasks() -> None:
@@ -19,6 +22,7 @@ def test_short_and_long_are_the_specified_tasks() -> None:
     assert {t.name for t in TASKS if t.kind == "short"} == {
         *("add", "subtract", "multiply", "compare", "count", "sort", "reverse", "spell"),
         *("units", "json", "followup", "dialogue", "refuse", "greet", "small_talk", "abilities"),
+        *("about", "roman", "tool_call", "tool_answer", "tool_offered"),
     }
 
 
@@ -73,13 +77,18 @@ def test_a_refusal_may_be_worded_otherwise_but_must_refuse() -> None:
         assert not task.check(sample, text)
 
 
+def has_all(text: str, facts) -> bool:
+    return all(value in text for value in facts.values())
+
+
 def test_answers_of_one_task_do_not_pass_for_another_prompt() -> None:
-    constant = {"abilities", "refuse", "greet"}
+    constant = {"abilities", "refuse", "greet", "story_free"}  # one answer is right, or very many are
     for task in TASKS:
         if task.name in constant:
             continue
         a, *others = held_out_samples(task, 30)
-        different = [s for s in others if s.answer != a.answer]
+        # a story that happens to have all that was asked for is an answer
+        different = [s for s in others if s.answer != a.answer and not (a.facts and has_all(s.answer, a.facts))]
         assert different
         assert not any(task.check(a, s.answer) for s in different), task.name
 
@@ -87,8 +96,25 @@ def test_answers_of_one_task_do_not_pass_for_another_prompt() -> None:
 def test_sums_are_right() -> None:
     for name, apply in (("add", int.__add__), ("subtract", int.__sub__), ("multiply", int.__mul__)):
         for sample in held_out_samples(all_tasks()[name], 300):
-            a, b, c = map(int, re.fullmatch(r"(\d+) [-+x] (\d+) = (-?\d+)\.", sample.answer).groups())
-            assert apply(a, b) == c
+            *terms, result = map(
+                int, re.fullmatch(r"\d+(?: [-+x] \d+)+ = -?\d+\.", sample.answer) and numbers(sample.answer)
+            )
+            assert functools.reduce(apply, terms) == result
+            assert set(terms) == set(numbers(sample.messages[0]["content"]))
+
+
+def numbers(text: str) -> list[int]:
+    return [int(n) for n in re.findall(r"(?<!\d)-?\d+", re.sub(r"(?<=\d) ?- ?(?=\d)", " ", text))]
+
+
+def test_every_step_of_a_product_is_right() -> None:
+    for sample in held_out_samples(all_tasks()["product"], 300):
+        steps = sample.answer.rstrip(".").split(" = ")
+        a, b = map(int, steps[0].split(" x "))
+        for step in steps:
+            values = [eval(part.replace("x", "*")) for part in step.split(" + ")]
+            assert sum(values) == a * b
+        assert len(steps) >= 4
 
 
 def test_every_sudoku_has_one_solution() -> None:
@@ -98,7 +124,8 @@ def test_every_sudoku_has_one_solution() -> None:
         givens = sample.facts["givens"]
         fits = [s for s in solutions() if all(g in ("_", c) for g, c in zip(givens, s, strict=True))]
         assert ["".join(sample.answer.split("\n"))] == fits
-        assert all(line in sample.messages[0]["content"] for line in re.findall("....", givens))
+        shown = re.sub(r"[^\d\n]", "", sample.messages[0]["content"].replace("4x4", "").replace("0", ""))
+        assert all(re.sub("_", "", line) in shown for line in re.findall("....", givens))
 
 
 def test_a_sudoku_that_drops_a_given_fails() -> None:
@@ -111,7 +138,7 @@ def test_a_sudoku_that_drops_a_given_fails() -> None:
 def test_a_story_may_choose_but_must_keep_its_names() -> None:
     task = all_tasks()["story"]
     rng = random.Random(1)
-    samples = [s for s in (task.make(rng) for _ in range(3000)) if s.facts["he"] == "Anna"]
+    samples = [s for s in (task.make(rng) for _ in range(6000)) if s.facts.get("he") == "Anna"]
     pairs = [(a, b) for a in samples for b in samples if a.facts == b.facts and a.answer != b.answer]
     assert pairs
     assert all(task.check(a, b.answer) for a, b in pairs)

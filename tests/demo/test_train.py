@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+from functools import partial
 
 import pytest
 import torch
@@ -9,6 +10,7 @@ from tokenizers import Tokenizer
 
 from runtime.demo import train as script
 from runtime.demo.decode import decode
+from runtime.demo.export import load_checkpoint
 from runtime.demo.feed import Feed, local_batches
 from runtime.demo.model import DemoModel
 from runtime.demo.optim import cosine
@@ -35,19 +37,12 @@ def trained(tmp_path_factory):
     out = tmp_path_factory.mktemp("training")
     patch = pytest.MonkeyPatch()
     patch.setattr(script, "PRESETS", {"toy": TOY})
-    patch.setattr(script, "train_tokenizer", lambda: _small_tokenizer())
     call = ["--preset", "toy", "--out", str(out), "--device", "cpu"]
     assert script.main([*call, "--minutes", "0.02"]) == 0
     assert script.main(call) == 2  # there is a training already
     assert script.main([*call, "--resume"]) == 0
     patch.undo()
     return out
-
-
-def _small_tokenizer() -> Tokenizer:
-    from runtime.demo.tokenizer import train_tokenizer
-
-    return train_tokenizer(samples_per_task=100)
 
 
 def test_training_learns_and_resumes(trained) -> None:
@@ -66,6 +61,14 @@ def test_training_leaves_a_checkpoint(trained) -> None:
     assert torch.isfinite(logits).all()
 
 
+def test_a_training_may_begin_with_a_checkpoint(trained, tmp_path) -> None:
+    trainer = script.Trainer(TOY, tmp_path, 0, torch.device("cpu"))
+    trainer.begin_with(trained / "checkpoint")
+    shipped = load_checkpoint(trained / "checkpoint").state_dict()
+    for weights in (trainer.model.state_dict(), trainer.average.weights):
+        assert all(torch.equal(weights[name], value) for name, value in shipped.items())
+
+
 def test_a_training_of_another_shape_is_not_resumed(trained) -> None:
     other = dataclasses.replace(TOY, shape=dataclasses.replace(TINY, num_hidden_layers=2))
     with pytest.raises(SystemExit, match="another shape"):
@@ -74,7 +77,7 @@ def test_a_training_of_another_shape_is_not_resumed(trained) -> None:
 
 def test_worker_batches_are_in_turn_and_depend_on_the_seed_alone(trained) -> None:
     file = trained / "tokenizer" / "tokenizer.json"
-    feed = Feed(dataclasses.replace(TOY, workers=2), file, "7")
+    feed = Feed(partial(local_batches, TOY, file), 2, "7")
     try:
         seen = [next(feed).ids for _ in range(4)]
     finally:
@@ -86,7 +89,7 @@ def test_worker_batches_are_in_turn_and_depend_on_the_seed_alone(trained) -> Non
 
 
 def test_a_dead_worker_ends_the_training(tmp_path) -> None:
-    feed = Feed(dataclasses.replace(TOY, workers=1), tmp_path / "no tokenizer here.json", "7")
+    feed = Feed(partial(local_batches, TOY, tmp_path / "no tokenizer here.json"), 1, "7")
     try:
         with pytest.raises(RuntimeError, match="worker 0 ended"):
             next(feed)

@@ -81,7 +81,7 @@ def test_plans_come_as_they_went(wires):
     groups = RulePlan("edit", one, np.ones((1, 4)), 3), RulePlan("credit", one, np.ones((1, 5)), 1, np.ones(2))
     blocks = BlockPlan(
         **{name: np.arange(6).reshape(2, 3) + n for n, name in enumerate(fields)}, remasked=None,
-        drawing=Drawing(np.ones((2, 3)), np.zeros((2, 3))),
+        drawing=Drawing(np.ones((2, 4)), np.zeros((2, 3))),
         groups=groups,
         place=np.arange(2),
     )  # fmt: skip

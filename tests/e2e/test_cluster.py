@@ -39,6 +39,11 @@ def test_every_program_has_a_pinned_version() -> None:
             assert (binaries.GO / program.folder / "go.sum").exists()
 
 
+def test_what_make_test_compiles_shares_one_module() -> None:
+    """Two modules would have two versions of the libraries of Kubernetes, and each be compiled: minutes."""
+    assert {PROGRAMS[name].folder for name in binaries.TESTS if PROGRAMS[name].origin} == {"kubernetes"}
+
+
 def test_ready_made_programs_serve_what_they_have(tmp_path: Path) -> None:
     assets, cache = tmp_path / "assets", tmp_path / "cache"
     assets.mkdir()

@@ -5,8 +5,9 @@
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -22,14 +23,14 @@ from runtime.engine.sizes import Sizes
 from runtime.layers.kv_pool import UnifiedPool
 from runtime.models.base import Model
 from runtime.request.description import RuleInfo, with_defaults
-from runtime.request.io import DecodingParams, EngineInfo, EngineOutput, RequestSpec
+from runtime.request.io import DecodingParams, EngineInfo, EngineOutput, RequestSpec, Shaping
 from runtime.samplers import Orders, get_rule, rules_of, rules_under
 from runtime.state.plan import BlockResults, StepPlan
 from runtime.state.request import Request
 from runtime.strategies import DecodingContext, longest_request, make_strategy
 from runtime.strategies.multi_bd import MultiBlock
-from tests.engine.hash_model import HashedEmbeddings, HashMemory, HashModel, digest, flat, hash_logits
-from tests.oracle.block import Params
+from tests.engine.hash_model import HashedEmbeddings, HashMemory, HashModel, digests, flat, hash_logits
+from tests.oracle.block import Params, banned
 from tests.oracle.block import Shape as OracleShape
 from tests.oracle.decode import LogitsOf, Result, decode
 from tests.oracle.dmax import Model as Embedded
@@ -90,6 +91,7 @@ class Ask:
     params: Params
     report: str = "denoise"
     given: tuple[tuple[int, int], ...] = ()  # offsets of the answer and their ids
+    logprobs: int | None = None
     salt: str = ""
     group: str = ""
     owner: str = ""
@@ -196,6 +198,15 @@ def decoding_of(p: Params) -> dict[str, Any]:
     return {name: getattr(p, name.replace(".", "_")) for name in names}
 
 
+def shaping_of(p: Params) -> Shaping | None:
+    """What `runtime.request.shaping` would make of it."""
+    found = Shaping(
+        bias=dict(p.logit_bias), repetition=p.repetition_penalty, presence=p.presence_penalty,
+        frequency=p.frequency_penalty, min_tokens=p.min_tokens,
+    )  # fmt: skip
+    return None if found == Shaping() else found
+
+
 def spec_of(id: str, ask: Ask) -> RequestSpec:
     """What `runtime.request.resolve` would hand the engine, and the values of other strategies' fields."""
     p = ask.params
@@ -207,6 +218,9 @@ def spec_of(id: str, ask: Ask) -> RequestSpec:
         temperature=p.temperature,
         top_p=p.top_p,
         top_k=p.top_k,
+        min_p=p.min_p,
+        stop_ids=list(p.stop_token_ids),
+        shaping=shaping_of(p),
         seed=p.seed % 2**64,
         ignore_eos=p.ignore_eos,
         max_nfe=p.max_nfe,
@@ -218,6 +232,7 @@ def spec_of(id: str, ask: Ask) -> RequestSpec:
             force_single_batch=ask.alone,
         ),
         given=ask.fixed,
+        logprobs=ask.logprobs,
         report=ask.report,  # type: ignore[arg-type]
         cache_salt=ask.salt,
         group=ask.group,
@@ -275,6 +290,50 @@ def check_heard(heard: Heard, result: Result, report: str, *, whole: bool) -> No
         last = outputs[-1]
         assert (heard.tokens, last.nfe, last.finish_reason) == (result.tokens, result.nfe, result.finish_reason)
         assert last.eos == (result.finish_reason == "stop")
+
+
+def check_logprobs(heard: Heard, setup: Setup, ask: Ask, logits_of: LogitsOf | None) -> None:
+    """Each token's, and the likeliest ones', are those of the step that last wrote its position, whatever the request
+    has done to logits; of strategies without a naive decoder that forwards whole sequences, that there are as many."""
+    told = []
+    for output in heard.outputs:
+        assert output.logprobs is not None
+        told.append(output.logprobs)
+        assert len(told[-1].values) == len(output.new_tokens) + output.eos
+        assert (told[-1].end is not None) == output.eos
+    values = [value for one in told for value in one.values]
+    if setup.strategy not in ("multi_bd", "d2f"):
+        return
+    prompt = len(ask.prompt)
+    logits_of = logits_of or hash_logits(setup.vocab, lambda length: setup.ends(prompt, length))
+    looks: list[tuple[list[int], np.ndarray]] = []
+
+    def seen(ids: Sequence[int]) -> np.ndarray:
+        looks.append((list(ids), banned(logits_of(ids), setup.oracle)))
+        return looks[-1][1]
+
+    result = decode(seen, ask.prompt, ask.params, setup.oracle, ask.fixed)
+    looks.append((result.sequence, np.empty(0)))
+    rows: dict[int, tuple[int, np.ndarray]] = {}
+    for (before, logits), (after, _) in itertools.pairwise(looks):
+        for at in range(prompt, len(before)):
+            if after[at] != before[at] and after[at] != setup.mask and at - prompt not in ask.fixed:
+                rows[at] = after[at], logits[at - setup.oracle.shift]
+    tokens = [*heard.tokens, *(one.end for one in told if one.end is not None)]
+    tops = [
+        list(zip(*pair, strict=True))[: setup.vocab] for one in told for pair in zip(one.ids, one.tops, strict=True)
+    ]
+    for at, (token, value, top) in enumerate(zip(tokens, values, tops, strict=True), prompt):
+        if at - prompt in ask.fixed:
+            assert value == -9999.0
+            continue
+        written, row = rows[at]
+        assert written == token
+        expect = np.maximum(row - np.log(np.exp(row - row.max()).sum()) - row.max(), -9999.0)
+        best = sorted(range(len(row)), key=lambda id: (-row[id], id))[: ask.logprobs]
+        np.testing.assert_allclose(value, expect[token], atol=1e-9)
+        assert [id for id, other in top if other > -9999] == [id for id in best if expect[id] > -9999]
+        np.testing.assert_allclose([other for _, other in top], expect[best], atol=1e-9)
 
 
 def check_accounting(engine: Engine) -> None:
@@ -346,7 +405,7 @@ def check_cached(engine: Engine, request: Request, setup: Setup) -> None:
     tokens = request.tokens[: request.cached]
     assert flat(pool.layer(0).k)[slots].tolist() == tokens.tolist()
     ends = setup.ends(request.prompt_len, request.cached)
-    assert flat(pool.layer(1).k)[slots].tolist() == [digest(tokens[:end], a) for a, end in enumerate(ends)]
+    assert flat(pool.layer(1).k)[slots].tolist() == digests(tokens, ends, range(len(ends)))
     if setup.strategy == "full":
         assert request.cached == 0
     elif setup.strategy != "nemotron_diffusion":
@@ -425,6 +484,8 @@ class Run:
         for id, ask in self.asks.items():
             result = expected(self.setup, ask, self.logits_of, self.embedded)
             check_heard(self.heard[id], result, ask.report, whole=self.heard[id].ended)
+            if ask.logprobs is not None:
+                check_logprobs(self.heard[id], self.setup, ask, self.logits_of)
 
 
 def run_all(setup: Setup, asks: Iterable[Ask]) -> Run:

@@ -8,9 +8,9 @@ altogether. All is exact: the same hash is computed from plain ids by `hash_logi
 
 from __future__ import annotations
 
-import functools
 import hashlib
-from collections.abc import Callable, Sequence
+import sys
+from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
 import torch
@@ -27,6 +27,21 @@ def digest(values: np.ndarray, *more: int) -> int:
     """52 bits, exact in float64."""
     data = np.asarray(values, dtype=np.int64).tobytes() + np.asarray(more, dtype=np.int64).tobytes()
     return int.from_bytes(hashlib.blake2b(data, digest_size=8).digest(), "little") >> 12
+
+
+def digests(values: np.ndarray, ends: Iterable[int], positions: Iterable[int]) -> list[int]:
+    """`digest(values[:end], position)` of each pair; what ends share is hashed once, where they come in order."""
+    data = memoryview(np.asarray(values, dtype=np.int64).tobytes())
+    state, reached, found = hashlib.blake2b(digest_size=8), 0, []
+    for end, position in zip(ends, positions, strict=True):
+        if end < reached:
+            state, reached = hashlib.blake2b(digest_size=8), 0
+        state.update(data[8 * reached : 8 * end])
+        reached = end
+        one = state.copy()
+        one.update(position.to_bytes(8, sys.byteorder))
+        found.append(int.from_bytes(one.digest(), "little") >> 12)
+    return found
 
 
 def logits_of_hash(hashes: np.ndarray, vocab: int) -> np.ndarray:
@@ -66,8 +81,8 @@ class HashMemory:
         grown = max(last - len(self.tokens), 0)
         self.tokens, self.contexts = np.pad(self.tokens, (0, grown)), np.pad(self.contexts, (0, grown))
         self.tokens[first:last] = ids
-        self.contexts[first:last] = [digest(self.tokens[:end], first + n) for n, end in enumerate(ends)]
-        rows = np.array([digest(self.contexts[:end], first + n) for n, end in enumerate(ends)], dtype=np.int64)
+        self.contexts[first:last] = digests(self.tokens, ends, range(first, last))
+        rows = np.array(digests(self.contexts, ends, range(first, last)), dtype=np.int64)
         return logits_of_hash(rows, self.vocab)
 
 
@@ -131,27 +146,30 @@ class HashModel:
         assert [row for _, row in rows] == list(range(len(batch.tokens))), "each row is in one tile, in order"
         positions, slots, pages = batch.positions.tolist(), batch.slots.tolist(), batch.page_table.tolist()
 
-        @functools.cache
-        def below(request: int, end: int) -> Tensor:
-            """Slots of the request's positions below `end`."""
-            at = torch.arange(end)
-            found = batch.page_table[request].long()[at // size] * size + at % size
-            assert positions_at[found].tolist() == list(range(end)), "another position's K/V is read"
-            return found
-
-        tokens = functools.cache(lambda request, end: tokens_at[below(request, end)].long().numpy())
+        seeing: dict[int, list[int]] = {}  # the rows of a request that are not dead
         for request, row in rows:
-            if slots[row] < 0:
-                continue  # a dead row
-            at = positions[row]
-            assert slots[row] == pages[request][at // size] * size + at % size
-            contexts_at[slots[row]] = float(digest(tokens(request, seen[row]), at))
-        contexts = functools.cache(lambda request, end: contexts_at[below(request, end)].long().numpy())
-        hashes = [
-            0.0 if slots[row] < 0 else float(digest(contexts(request, seen[row]), positions[row]))
-            for request, row in rows
-        ]
-        return torch.tensor(hashes, dtype=torch.float64)[:, None]
+            if slots[row] >= 0:
+                assert slots[row] == pages[request][positions[row] // size] * size + positions[row] % size
+                seeing.setdefault(request, []).append(row)
+        below: dict[int, Tensor] = {}  # slots of all positions that rows of a request see
+        for request, own in seeing.items():
+            at = torch.arange(max(seen[row] for row in own))
+            below[request] = batch.page_table[request].long()[at // size] * size + at % size
+            assert torch.equal(positions_at[below[request]], at.double()), "another position's K/V is read"
+
+        def hashed(side: Tensor, request: int) -> Tensor:
+            """Of each row of the request, what `side` holds of the positions that it sees."""
+            own = seeing[request]
+            values = side[below[request]].long().numpy()
+            found = digests(values, [seen[row] for row in own], [positions[row] for row in own])
+            return torch.tensor(found, dtype=torch.float64)
+
+        for request, own in seeing.items():
+            contexts_at[batch.slots[own]] = hashed(tokens_at, request)
+        hashes = torch.zeros(len(rows), dtype=torch.float64)
+        for request, own in seeing.items():
+            hashes[own] = hashed(contexts_at, request)
+        return hashes[:, None]
 
     def head(self, hidden: Tensor) -> Tensor:
         return torch.from_numpy(logits_of_hash(hidden[:, 0].long().numpy(), self.vocab_size))

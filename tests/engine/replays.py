@@ -53,10 +53,11 @@ def served(*, once: bool = False) -> list[Any]:
 
 
 def _manner(each: Served) -> tuple[Any, ...]:
-    """How a checkpoint is decoded, and whether it is told of its last step."""
-    names = ("decoding_strategy", "sampling_mode", "full_cache", "buffer_size")
+    """How a checkpoint is decoded, whether it is told of its last step, and whether it was asked for several blocks."""
+    names = ("decoding_strategy", "sampling_mode", "full_cache")
     flags = dict(each.flags)
-    return (each.folder == "diffusion_gemma", each.folder == "llada2dot2", *(flags.get(name) for name in names))
+    told = [each.folder == folder for folder in ("diffusion_gemma", "llada2dot2")]
+    return (*told, flags.get("buffer_size", 1) > 1, *(flags.get(name) for name in names))
 
 
 def questions(llm: LLM) -> list[list[SamplingParams]]:

@@ -20,7 +20,7 @@ Scenario = tuple[Setup, list[tuple[int, Ask]], list[tuple[int, int]], list[int]]
 
 
 def examples(n: int) -> settings:
-    """`n` examples in the `ci` profile, as many times more in another as it has more than ci's 100."""
+    """`n` examples in a profile of 100, in another as many times more or fewer: half of them in `ci`."""
     return settings(max_examples=max(1, n * settings.default.max_examples // 100))
 
 
@@ -43,6 +43,8 @@ def params(draw: st.DrawFn, growing: bool, max_tokens: int, setup: Setup) -> Par
         top_k=draw(st.sampled_from([0, 1, 3])),
         top_p=draw(st.sampled_from([1.0, 0.9, 0.4])),
         seed=draw(st.integers(0, 2**64 - 1)),
+        min_p=draw(st.sampled_from([0.0, 0.0, 0.13, 0.6, 1.0])),
+        **draw(st.one_of(st.just({}), st.just({}), shapes(setup, max_tokens))),
         ignore_eos=growing or draw(st.booleans()),
         max_nfe=None if growing else draw(st.sampled_from([None, None, None, 1, 3, 7])),
         max_repetition_run=None if growing else draw(st.sampled_from([None, None, None, 1, 2, 3])),
@@ -72,6 +74,21 @@ def params(draw: st.DrawFn, growing: bool, max_tokens: int, setup: Setup) -> Par
         suppress_eos=draw(st.sampled_from(["none", "none", "confidence", "logits"])),
         **draw(own_fields(setup)),
     )
+
+
+@st.composite
+def shapes(draw: st.DrawFn, setup: Setup, max_tokens: int) -> dict[str, Any]:
+    """What is done to logits, and what else ends an answer. Numbers that make no two logits the same which were not."""
+    ids = st.integers(0, setup.max_token)
+    biases = st.dictionaries(ids, st.sampled_from([-100.0, -2.3, 1.7, 6.1, 100.0]), max_size=4)
+    return {
+        "stop_token_ids": tuple(draw(st.lists(ids, max_size=2, unique=True))),
+        "min_tokens": draw(st.integers(0, max_tokens)),
+        "logit_bias": tuple(draw(biases).items()),
+        "repetition_penalty": draw(st.sampled_from([1.0, 1.0, 1.37, 0.71])),
+        "presence_penalty": draw(st.sampled_from([0.0, 0.0, 1.13, -0.57])),
+        "frequency_penalty": draw(st.sampled_from([0.0, 0.0, 0.91, -0.23])),
+    }
 
 
 @st.composite
@@ -153,6 +170,7 @@ def asks(draw: st.DrawFn, setup: Setup) -> Ask:
         params=draw(params(growing, max_tokens=max_tokens, setup=setup)),
         given=tuple(draw(st.one_of(st.just({}), st.just({}), some, run)).items()),
         report=draw(st.sampled_from(["final", "stable", "denoise", "denoise"])),
+        logprobs=draw(st.sampled_from([None, None, 0, 3, 20])),
         salt=draw(st.sampled_from(["", "", "other"])),
         group=draw(st.sampled_from(["", "", "b", "c"])),
         owner=draw(st.sampled_from(["", "", "", "another"])),

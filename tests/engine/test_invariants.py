@@ -45,9 +45,8 @@ class NoiseModel(HashModel):
 def test_1_exactly_n_tokens(strategy: str, data: st.DataObject) -> None:
     setup = data.draw(setups(strategy=strategy))
     several = data.draw(st.lists(asks(setup), min_size=1, max_size=4))
-    forced = [
-        replace(a, params=replace(a.params, ignore_eos=True, max_nfe=None, max_repetition_run=None)) for a in several
-    ]
+    endless = {"ignore_eos": True, "stop_token_ids": (), "max_nfe": None, "max_repetition_run": None}
+    forced = [replace(a, params=replace(a.params, **endless)) for a in several]
     run = run_all(setup, forced)
     for ask, heard in zip(forced, run.heard.values(), strict=True):
         assert len(heard.tokens) == ask.params.max_tokens

@@ -24,7 +24,7 @@ def plan(top_k: int) -> BlockPlan:
     rule = get_rule("noise")
     n = np.arange(BLOCKS)
     params = np.array([rule.row({f.name: f.default for f in rule.fields})] * BLOCKS)
-    limits = np.stack([n % 2 * 0.7, np.ones(BLOCKS), np.full(BLOCKS, top_k)], 1)
+    limits = np.stack([n % 2 * 0.7, np.ones(BLOCKS), np.full(BLOCKS, top_k), 0.0 * n], 1)
     kept = np.zeros((BLOCKS, SIZE, 1, len(rule.keeps)))
     drawing = Drawing(np.stack([np.sign(limits[:, 0]), *limits.T[1:]], 1), random.random((BLOCKS, SIZE)))
     return BlockPlan(

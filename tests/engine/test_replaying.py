@@ -4,17 +4,29 @@ from __future__ import annotations
 
 from itertools import pairwise
 
+import msgspec
 import pytest
 
+from runtime.engine.adapting import Adapters
 from runtime.engine.inputs import ForwardShape, GroupShape, SampleShape
+from runtime.engine.making import step_sizes
 from runtime.engine.sizes import Sizes, sampled_up, stairs
 from runtime.kernels.batch import TILE_ROWS
 from runtime.samplers import Stat, rules
+from runtime.strategies import DecodingContext, make_strategy
 from tests.engine.replays import Served, check, pretending, served
+from tests.request.test_params import info
 
 
 @pytest.mark.parametrize("each", served(once=True))
 def test_filled_up_steps_answer_the_same(each: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pretending(monkeypatch):
+        check(each, 2, device="cpu", dtype="float64")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("each", served())
+def test_filled_up_steps_of_every_checkpoint_answer_the_same(each: Served, monkeypatch: pytest.MonkeyPatch) -> None:
     with pretending(monkeypatch):
         check(each, 2, device="cpu", dtype="float64")
 
@@ -56,3 +68,20 @@ def test_blocks_leave_room_for_a_dead_one() -> None:
     (larger,) = padded.groups
     assert (larger.blocks, larger.limited, larger.drawn, larger.rows, larger.records) == (7, 16, 48, 64, 16)
     assert sizes.sample(SampleShape(9, 8, (group,)), noise=False, placed=False) is None
+
+
+def test_what_is_sampled_is_recorded_for_no_more_blocks_than_are_open() -> None:
+    few = Sizes(block=8, pages=7, page_size=4, most_rows=512, places=3, sampled=5)
+    assert few.blocks[-1] == 64
+    assert few.sampled_blocks == [1, 2, 3, 4, 6]  # five are filled up to six
+    every = Sizes(block=8, pages=7, page_size=4, most_rows=64, places=3)
+    assert every.sampled_blocks == every.blocks
+    assert Sizes(block=8, pages=7, page_size=4, most_rows=16, places=3, sampled=99).sampled_blocks == [1, 2]
+
+
+@pytest.mark.parametrize(("requests", "budget", "rows"), [(1, 8192, 2048), (128, 8192, 4096), (1, 512, 512)])
+def test_prompts_find_recorded_steps_however_few_requests_there_may_be(requests: int, budget: int, rows: int) -> None:
+    facts = msgspec.structs.replace(info(), block_size=32, max_num_reqs=requests, max_num_batched_tokens=budget)
+    strategy = make_strategy("multi_bd", ("multi_bd",), DecodingContext(32, 2, True, facts.max_model_len))
+    sizes = step_sizes(facts, strategy, 4, Adapters())
+    assert (sizes.most_rows, sizes.sampled) == (rows, 2 * requests)

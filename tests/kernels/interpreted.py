@@ -1,7 +1,11 @@
 """The kernels on small shapes through Triton's interpreter, on the CPU. Collected by test_interpreter.py alone, in a
-process of its own: the interpreter is chosen by an environment variable before the kernels are imported."""
+process of its own: the interpreter is chosen by an environment variable before the kernels are imported.
+
+With all combinations, which take minutes more: TRITON_INTERPRET=1 pytest -m "slow or not slow" FILE
+"""
 
 from dataclasses import replace
+from itertools import product
 
 import pytest
 import torch
@@ -104,7 +108,11 @@ def test_elementwise_rotary_splits_heads_among_programs(watched, heads, kv_heads
 @layouts
 def test_elementwise_kv_write(dtype, layout):
     cases.check_write_kv(11, 3, 20, 4, layout, dtype, "cpu")
-    cases.check_write_kv(6, 20, 256, 8, layout, dtype, "cpu")
+
+
+@layouts
+def test_elementwise_kv_write_splits_heads_among_programs(layout):
+    cases.check_write_kv(3, 20, 256, 8, layout, torch.bfloat16, "cpu")
 
 
 @pytest.mark.parametrize(
@@ -136,8 +144,10 @@ def test_moe_router(rows, inputs, experts):
     cases.check_router(rows, inputs, experts, torch.float16, "cpu")
 
 
-@pytest.mark.parametrize("dead", [0.0, 0.3])
-@pytest.mark.parametrize("crowded", [False, True])
+@pytest.mark.parametrize(
+    ("crowded", "dead"),
+    [(False, 0.0), (True, 0.3), *(pytest.param(*both, marks=pytest.mark.slow) for both in ((True, 0.0), (False, 0.3)))],
+)
 @pytest.mark.parametrize(
     ("rows", "experts", "top_k", "tile"), [(1, 8, 2, 16), (40, 6, 3, 16), (300, 20, 4, 16), (171, 64, 3, 128)]
 )
@@ -147,8 +157,11 @@ def test_moe_sort(monkeypatch, rows, experts, top_k, tile, crowded, dead):
         cases.check_sort(rows, experts, top_k, tile, crowded, "cpu", dead)
 
 
-@pytest.mark.parametrize("pairs", [1, 255, 256, 257, FEW - 1, FEW, FEW + 1, 2 * FEW + 5])
-@pytest.mark.parametrize("few", [0, FEW])
+SIZES = [(few, pairs) for few, last in ((0, 1029), (512, 513)) for pairs in (1, 255, 256, 257, 512, last)]
+LARGE = product((0, FEW), (FEW - 1, FEW, FEW + 1, 2 * FEW + 5))
+
+
+@pytest.mark.parametrize(("few", "pairs"), [*SIZES, *(pytest.param(*size, marks=pytest.mark.slow) for size in LARGE)])
 @pytest.mark.parametrize("experts", [1, 13])
 def test_moe_sort_of_one_sided_choices(monkeypatch, pairs, experts, few):
     """One expert takes all, the first, the last or one between; nobody takes any; sizes about those of a chunk."""

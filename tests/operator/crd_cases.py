@@ -20,6 +20,7 @@ class Case:
     names: tuple[str, str] = field(default=("accept", "reject"))
 
 
+DEMO = {"uri": "demo://"}
 HUB = {"uri": "hf://org/name"}
 TOKEN = {"name": "hub", "key": "token"}
 LIMITS = {"cpu": "2", "memory": "4Gi", "nvidia.com/mig-1g.5gb": 1}
@@ -38,13 +39,32 @@ def peer(**fields: Any) -> Spec:
     return {"networkPolicy": {"from": [fields]}}
 
 
+def adapters(*changes: Spec, **fields: Any) -> Spec:
+    listed = [{"name": "a", "uri": "demo://roman", **change} for change in changes]
+    return {"lora": {**fields, "adapters": listed}}
+
+
 RULES = (
     Case("must be at most 40 characters", {}, {}, ("a" * 40, "a" * 41)),
     Case("must be demo://, hf://ORG/NAME or pvc://", {"model": {"uri": "pvc://c/a/b"}}, {"model": {"uri": "s3://b/a"}}),
     Case("only a model of the hub (hf://) has revisions", {"model": {**HUB, "revision": "v1"}},
          {"model": {"uri": "demo://", "revision": "v1"}}),
-    Case("is downloaded with a token", {"model": {**HUB, "tokenSecretRef": TOKEN}},
+    Case("are downloaded with a token", {"model": {"uri": "pvc://c", "tokenSecretRef": TOKEN}, "lora": {}},
          {"model": {"uri": "pvc://c", "tokenSecretRef": TOKEN}}),
+    Case("an adapter has the model's own name", {"model": {**DEMO, "name": "base"}, **adapters({"name": "accept"})},
+         adapters({"name": "reject"})),
+    Case("a pvc:// adapter lies on the model's own claim", adapters({"uri": "pvc://c/a"}, claimNames=["b", "c"]),
+         adapters({"uri": "pvc://c/a"}, claimNames=["b", "cc"])),
+    Case("must be demo://NAME, hf://ORG/NAME or pvc://", adapters({"uri": "demo://roman"}), adapters({"uri": "/etc"})),
+    Case("only an adapter of the hub (hf://) has revisions", adapters({**HUB, "revision": "v1"}),
+         adapters({"uri": "demo://roman", "revision": "v1"})),
+    Case("needs exactly one adapter", adapters({}, preMerge=True), adapters({}, {"name": "b"}, preMerge=True)),
+    Case("excludes maxAdapters and maxRank", adapters({}, preMerge=False, maxAdapters=2, maxRank=8),
+         adapters({}, preMerge=True, maxAdapters=2)),
+    Case("must be 1 with lora", {"gpu": {}, "parallelism": {"tensor": 1, "data": 2}, "lora": {}},
+         {"gpu": {}, "parallelism": {"tensor": 2}, "lora": {}}),
+    Case("or as large as tensor", {"gpu": {}, "parallelism": {"tensor": 4, "expert": 4}},
+         {"gpu": {}, "parallelism": {"tensor": 4, "expert": 2}}),
     Case("must be a multiple or a divisor of blockSize", engine(blockSize=24, pageSize=32, decodingStrategy="D2f"),
          engine(blockSize=24, pageSize=32, decodingStrategy="FastDllmV2")),
     Case("must be at least (bufferSize + 1) * blockSize", engine(blockSize=32, bufferSize=3, maxNumBatchedTokens=128),
@@ -96,6 +116,20 @@ ALSO_REFUSED = (
     ("Kubernetes would put", engine(extraArgs=["$(UNMASK_API_KEY)"])),
     ("the operator itself sets", engine(extraArgs=["--help"])),
     ("the operator itself sets", engine(extraArgs=["-h"])),
+    ("the operator itself sets", engine(extraArgs=["--tensor-parallel-size=2"])),
+    ("on CPU a pod runs one engine", {"parallelism": {"tensor": 2}}),
+    ("or as large as tensor", {"gpu": {}, "parallelism": {"expert": 2}}),
+    (
+        "a pvc:// adapter lies on the model's own claim",
+        {"model": {"uri": "pvc://c/m"}, **adapters({"uri": "pvc://cc"})},
+    ),
+    ("needs exactly one adapter", {"lora": {"preMerge": True}}),
+    ("excludes maxAdapters and maxRank", adapters({}, preMerge=True, maxRank=8)),
+    ("must be demo://NAME", adapters({"uri": "demo://"})),
+    ("must be demo://NAME", adapters({"uri": "pvc://c/../etc"})),
+    ("must be demo://NAME", adapters({"uri": "hf://a/b@v1"})),
+    ("an adapter has the model's own name", {"model": {**DEMO, "name": "a"}, **adapters({})}),
+    ("Duplicate value", adapters({}, {"uri": "hf://a/b"})),
     ("must not hold GPUs", {"resources": {"requests": {"amd.com/gpu": 1}}}),
     ("must not hold GPUs", {"gpu": {"resourceName": "x.dev/tpu"}, "resources": {"limits": {"x.dev/tpu": 1}}}),
     ("needs a tag other than latest", {"image": "unmask/runtime:latest"}),
@@ -125,5 +159,12 @@ BOUNDS = (
     ("spec.service.loadBalancerClass", {"service": {"type": "LoadBalancer", "loadBalancerClass": "A b"}}),
     ("spec.drainTimeoutSeconds", {"drainTimeoutSeconds": 3601}),
     ("spec.drainDelaySeconds", {"drainDelaySeconds": -1}),
+    ("spec.parallelism.tensor", {"gpu": {}, "parallelism": {"tensor": 0}}),
+    ("spec.lora.maxRank", {"lora": {"maxRank": 513}}),
+    ("spec.lora.maxAdapters", {"lora": {"maxAdapters": 0}}),
+    ("spec.lora.adapters[0].name", adapters({"name": "a/b"})),
+    ("spec.lora.adapters[0].name", adapters({"name": ".."})),
+    ("spec.lora.adapters", adapters(*({"name": f"a{n}"} for n in range(257)))),
+    ("spec.lora.claimNames", {"lora": {"claimNames": ["c"] * 9}}),
 )
 NAMES_REFUSED = ("1st", "a.b", "a" * 41)

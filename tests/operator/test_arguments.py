@@ -19,8 +19,10 @@ from unmask_operator.api import SpecError, parse
 from unmask_operator.api.engine import Engine, Thresholds
 from unmask_operator.api.flags import flag_of, spelling
 from unmask_operator.render import arguments as arguments_module
+from unmask_operator.render.adapters import MOUNT
 from unmask_operator.render.arguments import engine_arguments
-from unmask_operator.render.names import KEYS_FILE, MODEL_MOUNT
+from unmask_operator.render.names import KEYS_FILE
+from unmask_operator.render.sources import MODEL_MOUNT, adapter
 from unmask_operator.settings import Settings
 
 SETTINGS = Settings()
@@ -66,12 +68,30 @@ MODELS = st.sampled_from(
         {"uri": "pvc://models"},
     ]
 )
+ADAPTERS = st.lists(
+    st.builds(
+        lambda number, uri, revision: {"name": f"adapter-{number}", "uri": uri, **revision},
+        st.integers(0, 9),
+        st.sampled_from(["demo://roman", "hf://a/b", "pvc://models/x/y"]),
+        st.sampled_from([{}, {"revision": "v1"}]),
+    ).filter(lambda one: "revision" not in one or one["uri"].startswith("hf://")),
+    max_size=3,
+    unique_by=lambda one: one["name"],
+)
+LORA = st.fixed_dictionaries(
+    {"claimNames": st.just(["models"])},
+    optional={"adapters": ADAPTERS, "maxAdapters": st.integers(1, 256), "maxRank": st.integers(1, 512)},
+) | ADAPTERS.filter(bool).map(lambda some: {"preMerge": True, "adapters": some[:1], "claimNames": ["models"]})
 SPECS = st.fixed_dictionaries(
     {"model": MODELS},
     optional={
         "engine": values(Engine),
         "gpu": st.sampled_from([{}, {"resourceName": "amd.com/gpu"}]),
-        "parallelism": st.fixed_dictionaries({"data": st.integers(1, 8)}),
+        "parallelism": st.fixed_dictionaries({}, optional={"data": st.integers(1, 8)})
+        | st.integers(1, 8).flatmap(
+            lambda tensor: st.fixed_dictionaries({"tensor": st.just(tensor)}, optional={"expert": st.just(tensor)})
+        ),
+        "lora": LORA,
         "drainTimeoutSeconds": st.integers(0, 3600),
         "drainDelaySeconds": st.integers(0, 3600),
     },
@@ -84,14 +104,21 @@ def test_whatever_a_spec_says_the_runtime_parses(spec, thresholds):
         spec = {**spec, "engine": {**spec.get("engine", {}), "thresholds": thresholds}}
     edits = spec.get("engine", {}).get("samplingMode") == "Edit"
     assume(not (edits and (thresholds or {}).get("remask")))  # the API server refuses it, as the runtime does
+    assume("lora" not in spec or spec.get("parallelism", {}).get("tensor", 1) == 1)  # which it refuses too
     service = parse(resource(**spec))
     line = engine_arguments(service, SETTINGS)
     config = parse_arguments(line, {})
     engine, given_ = service.spec.engine, config.engine
     assert given_.device == ("cuda" if service.spec.gpu else "cpu")
-    assert config.model_names == (service.model_name,)
+    lora = service.spec.lora
+    merged = lora.adapters[0] if lora and lora.pre_merge else None
+    assert config.model_names == (service.model_name, *([merged.name] if merged else []))
+    assert config.lora_config == (MOUNT if lora and not merged else None)
+    assert (given_.lora_path, given_.pre_merge_lora) == ((adapter(merged), True) if merged else (None, False))
+    assert given_.max_lora_rank == (lora.max_rank if lora else None)
+    sizes = (given_.tensor_parallel_size, config.data_parallel_size, given_.expert_parallel_size)
+    assert sizes == tuple(size for _, size in service.spec.parallelism)
     assert config.drain_timeout == service.spec.drain_timeout_seconds
-    assert config.data_parallel_size == service.spec.parallelism.data
     assert given_.disable_prefix_caching is (engine.prefix_caching is False)
     for name in ("block_size", "buffer_size", "page_size", "max_model_len"):
         assert getattr(given_, name) == getattr(engine, name)
@@ -107,7 +134,7 @@ def test_only_what_is_set_is_written():
     assert arguments() == ["--served-model-name=demo", "--device=cpu", *ALWAYS]
     line = arguments(
         gpu={},
-        parallelism={"data": 2},
+        parallelism={"data": 2, "tensor": 4, "expert": 4},
         model={"uri": "hf://a/b", "revision": "v1", "name": "m", "family": "llada2"},
         engine={
             "decodingStrategy": "MultiBd",
@@ -127,7 +154,9 @@ def test_only_what_is_set_is_written():
         "--served-model-name=m",
         "--model-name=llada2",
         "--device=cuda",
+        "--tensor-parallel-size=4",
         "--data-parallel-size=2",
+        "--expert-parallel-size=4",
         "--decoding-strategy=multi_bd",
         "--sampling-mode=edit",
         "--attn-impl=triton_grouped",
@@ -168,12 +197,13 @@ def test_a_models_uri_becomes_a_path(uri, path):
         (["--sampling-mode=edit", "--remask-threshold=0.1"], "--remask-threshold 0.1: only the threshold"),
         (["--model-family=llada2"], "--model-name is set by spec.model.family too"),
         (["--block-size", "32"], "--block-size is set by spec.engine.blockSize too"),
+        (["--max-loras=3"], "--max-loras is set by spec.lora.maxAdapters too"),
     ],
 )
 def test_extra_arguments_are_read_by_the_runtimes_own_parser(extra, words):
     model = {"uri": "demo://", "family": "llada2"}
     with pytest.raises(SpecError, match=r"^spec\.engine\.extraArgs: ") as caught:
-        arguments(model=model, engine={"blockSize": 32, "extraArgs": extra})
+        arguments(model=model, engine={"blockSize": 32, "extraArgs": extra}, lora={"maxAdapters": 2})
     assert words in caught.value.message
 
 

@@ -117,6 +117,9 @@ def test_names_scale_and_columns():
     version = spec["versions"][0]
     assert version["subresources"]["scale"]["specReplicasPath"] == ".spec.replicas"
     assert [c["name"] for c in version["additionalPrinterColumns"]] == [
-        "Ready", "Reason", "Model", "Available", "Desired", "URL", "Age",
+        "Ready", "Reason", "Model", "Available", "Desired", "Adapters", "URL", "Age",
     ]  # fmt: skip
-    assert [c["name"] for c in version["additionalPrinterColumns"] if c.get("priority")] == ["URL"]
+    assert [c["name"] for c in version["additionalPrinterColumns"] if c.get("priority")] == [
+        "Adapters",
+        "URL",
+    ]

@@ -139,5 +139,9 @@ def test_a_status_that_the_operator_writes_is_taken(create, admin):
         "selector": "a=b", "url": "http://demo", "modelName": "demo", "resolvedImage": "x:1",
         "modelLoad": {"phase": "weights", "percent": 40}, "lastScaleTime": "2026-01-02T03:04:05Z",
         "autoscaling": {"desired": 2, "reason": "load"},
+        "adapters": [
+            {"name": "a", "ready": 1, "total": 2, "failed": 1, "message": "x" * 512},
+            {"name": "b", "ready": 2, "total": 2, "failed": 0},
+        ],
     }  # fmt: skip
     assert admin.patch(stored, {"status": status}, subresource="status")["status"] == status

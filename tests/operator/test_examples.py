@@ -35,6 +35,7 @@ NAMES = sorted(path.name for path in FOLDER.glob("*.yaml"))
 
 def test_the_examples_a_platform_engineer_looks_for_are_there():
     wanted = {"llada2-service", "demo-service", "autoscaled", "private-model", "hardened", "client-job"}
+    wanted |= {"llada2-flash", "adapters"}
     assert wanted <= {name.removesuffix(".yaml") for name in NAMES}
 
 
@@ -62,7 +63,8 @@ def test_the_demo_runs_on_a_laptop():
 def on_this_machine(service):
     """The arguments that the operator gives an example's engine, but for what its pod alone has or waits for."""
     arguments = engine_arguments(parse(service), Settings())
-    return [a for a in arguments if not a.startswith(("--drain", "--host", "--port", "--api-key-file"))]
+    left_out = ("--drain", "--host", "--port", "--api-key-file", "--lora-config")
+    return [argument for argument in arguments if not argument.startswith(left_out)]
 
 
 @pytest.mark.parametrize("service", [s for s in services(*NAMES) if s["spec"]["model"]["uri"] == "demo://"], ids=name)

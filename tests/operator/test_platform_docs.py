@@ -32,7 +32,7 @@ PAGES = [
 ]
 OPERATOR = ROOT / "operator" / "unmask_operator"
 VALUES = yaml.safe_load((ROOT / "charts/unmask-operator/values.yaml").read_text(encoding="utf-8"))
-FOREIGN = {"config.json", "ca.crt", "resource.exclusions", "runtime.demo"}
+FOREIGN = {"client.responses", "config.json", "ca.crt", "resource.exclusions", "runtime.demo"}
 PAGE = pytest.mark.parametrize("page", [*PAGES, ROOT / "README.md"], ids=lambda page: page.stem)
 
 
@@ -162,7 +162,7 @@ def test_a_strict_mesh_lets_in_what_the_operator_reads_and_no_more():
     assert (peers["mtls"]["mode"], peers["portLevelMtls"]) == ("STRICT", {port: {"mode": "PERMISSIVE"}})
     for spec in (peers, policy):
         assert spec["selector"]["matchLabels"].items() <= names.labels("demo").items()
-    asked = re.findall(r'pod_url\(address, "(.*?)"', "".join(file.read_text() for file in OPERATOR.rglob("*.py")))
+    asked = re.findall(r'read\(session, address, "(.*?)"', "".join(file.read_text() for file in OPERATOR.rglob("*.py")))
     (plain,) = [rule["to"] for rule in policy["rules"] if "from" not in rule]
     assert plain == [{"operation": {"ports": [port], "paths": sorted(asked)}}]
 

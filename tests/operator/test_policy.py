@@ -28,6 +28,7 @@ REFUSED = (
     ("image must come from", {"image": "elsewhere/runtime:1"}),
     ("only our own models", {"model": {"uri": "hf://other/model"}}),
     ("only our own models", {"model": {"uri": "pvc://claim"}}),
+    ("only our own adapters", {"model": HUB, "lora": {"adapters": [{"name": "a", "uri": "hf://other/adapter"}]}}),
     ("a service stays inside", {"service": {"type": "LoadBalancer"}}),
     ("a service stays inside", {"service": {"type": "NodePort"}}),
     ("of the runtime's other flags", {"engine": {"extraArgs": ["--max-queue", "5"]}}),
@@ -171,8 +172,9 @@ def test_the_operators_policy_lets_it_run_engines_alone(api_server, admin, names
         operator.create(trusting, dryRun="All")
 
 
-def test_the_operators_policy_lets_it_record_commits_alone(api_server, admin, namespace):
+def test_the_operators_policy_lets_it_record_commits_and_where_adapters_are_alone(api_server, admin, namespace):
     record = rendered("ConfigMap", namespace, model=HUB)
+    adapters = rendered("ConfigMap", namespace, lora={"adapters": [{"name": "a", "uri": "pvc://tuned/a"}]})
     (key,) = record["data"]
     theirs = {**record, "metadata": {"name": "other-model", "namespace": namespace}}
     refused = (
@@ -181,6 +183,8 @@ def test_the_operators_policy_lets_it_record_commits_alone(api_server, admin, na
         ("records commits", {**record, "data": {key: "-of-another@main"}}),
         ("records commits", {**record, "data": {"ca.crt": ""}}),
         ("records commits", {**record, "binaryData": {"ca.crt": "YQ=="}}),
+        ("records commits", {**adapters, "data": {"a": "/etc/unmask"}}),
+        ("records commits", {**adapters, "data": {"a": "hf://other/adapter"}}),
     )
     with as_operator(
         api_server, admin, namespace, "unmask-operator-records-commits", "configmaps", refused
@@ -193,6 +197,7 @@ def test_the_operators_policy_lets_it_record_commits_alone(api_server, admin, na
             with pytest.raises(ApiError) as caught:
                 act()
             assert "of ConfigMaps the operator writes" in caught.value.message
+        operator.create(adapters)
         operator.create(record)
         operator.patch(record, {"data": {key: f"@{'a' * 40}"}})
         operator.delete(record)

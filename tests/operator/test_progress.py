@@ -2,23 +2,24 @@
 
 import asyncio
 import json
+from collections import Counter
 
 import aiohttp
 import pytest
 from aiohttp import web
 
-from unmask_operator.controller.progress import Progress, is_loading, is_news
+from unmask_operator.controller.progress import Progress, Said, is_loading, is_news
 from unmask_operator.objects import Key
-from unmask_operator.state.observed import Load
+from unmask_operator.state.observed import Adapter, Load
 
 DEMO = Key("ns", "demo")
 STATUS = {"phase": "Running", "podIP": "127.0.0.1", "conditions": [{"type": "Ready", "status": "False"}]}
-LOADING = {"metadata": {"uid": "uid"}, "status": STATUS}
+LOADING = {"metadata": {"uid": "uid"}, "spec": {"containers": []}, "status": STATUS}
 
 
-def run_with_pod(answers, polls, tells="loads", step=5, asked=None, states=()):
+def run_with_pod(answers, polls, tells="loads", step=5, asked=None, states=(), wanted=None):
     """Poll a pod that gives `answers` in turn (None: it hangs up), every `step` seconds; what it `tells`, and how often
-    news were told. Into `asked` go the times, and of `states` is the pod at each poll."""
+    news were told. Into `asked` go the times, and of `states` is the pod at each poll; `wanted` are its adapters."""
     told, seen, clock = [], [], [0]
     states = states or [LOADING] * polls
 
@@ -40,7 +41,8 @@ def run_with_pod(answers, polls, tells="loads", step=5, asked=None, states=()):
         await runner.setup()
         await web.TCPSite(runner, "127.0.0.1", 0).start()
         port = runner.addresses[0][1]
-        progress = Progress(lambda: [(DEMO, states[clock[0] // step])], told.append, port, lambda: clock[0])
+        now = lambda: states[clock[0] // step]  # noqa: E731
+        progress = Progress(lambda: [(DEMO, now())], told.append, lambda key: wanted or {}, port, lambda: clock[0])
         async with aiohttp.ClientSession() as session:
             for _ in range(polls):
                 await progress.poll(session)
@@ -110,7 +112,7 @@ def test_a_phase_is_no_longer_than_the_status_has_room_for():
 def test_a_pod_that_nobody_asks_about_any_more_is_forgotten():
     async def scene():
         pods = [(DEMO, LOADING)]
-        progress = Progress(lambda: pods, lambda _: None, 1)
+        progress = Progress(lambda: pods, lambda _: None, lambda _: {}, 1)
         progress.loads = {"uid": Load("weights", 1)}
         async with aiohttp.ClientSession() as session:
             await progress.poll(session)
@@ -144,7 +146,7 @@ def test_a_pod_on_its_way_out_is_not_asked():
 
 def test_a_pod_that_has_started_says_once_what_it_loaded():
     commit = "0123456789" * 4
-    progress = Progress(list, lambda key: None)
+    progress = Progress(list, lambda key: None, lambda key: {})
     variable = {"name": "MODEL_REVISION", "valueFrom": {"configMapKeyRef": {"name": "demo-model", "key": "k"}}}
     pod = {
         "metadata": {"uid": "uid"},
@@ -171,3 +173,98 @@ def test_the_commit_that_a_pod_tells(body, revision):
     revisions, told = run_with_pod([loading(90), (200, {"status": "started", **body})], 2, tells="revisions")
     assert revisions == [None, revision]
     assert told == [DEMO] * 2
+
+
+READY = {**STATUS, "conditions": [{"type": "Ready", "status": "True"}]}
+FOLLOWS = {"containers": [], "volumes": [{"name": "adapters", "configMap": {"name": "demo-adapters"}}]}
+SERVES = {"metadata": {"uid": "uid"}, "spec": FOLLOWS, "status": READY}
+WANTED = {"legal": "hf://a/legal", "chess": "demo://chess"}
+
+
+def serving(**states):
+    """What a started pod says: of each adapter its state, and where it is from unless that is as wanted."""
+    told = {
+        name: {"state": state, "uri": uri or WANTED[name]} | ({"message": "why"} if state == "failed" else {})
+        for name, (state, _, uri) in ((name, word.partition(" ")) for name, word in states.items())
+    }
+    return 200, {"status": "started", "adapters": told}
+
+
+def test_a_pods_adapters_are_asked_until_it_follows_the_list_and_then_hardly_ever():
+    asked = []
+    answers = [
+        serving(),
+        serving(legal="loading"),
+        serving(legal="ready hf://a/before", chess="ready"),
+        serving(legal="ready", chess="ready"),
+        serving(legal="ready", chess="ready"),
+    ]
+    seen, told = run_with_pod(answers, 300, "adapters", asked=asked, states=[SERVES] * 300, wanted=WANTED)
+    assert asked == [0, 5, 10, 15, 15 + 1200]
+    assert seen[2]["legal"] == Adapter("hf://a/before", "ready", "")
+    assert seen[-1] == {name: Adapter(uri, "ready", "") for name, uri in WANTED.items()}
+    assert len(told) == 4
+
+
+def test_a_pod_whose_adapter_failed_is_asked_as_often_as_it_tries_again():
+    asked = []
+    failing = serving(legal="failed", chess="ready")
+    seen, told = run_with_pod([failing] * 4, 20, "adapters", asked=asked, states=[SERVES] * 20, wanted=WANTED)
+    assert asked == [0, 30, 60, 90]
+    assert seen[0]["legal"] == Adapter(WANTED["legal"], "failed", "why")
+    assert told == [DEMO]
+
+
+def test_a_new_list_is_asked_for_at_once():
+    asked, wanted = [], {"chess": WANTED["chess"]}
+
+    class Growing(list):
+        def __getitem__(self, at):
+            if at == 10:
+                wanted["legal"] = WANTED["legal"]
+            return SERVES
+
+    answers = [serving(chess="ready"), serving(chess="ready"), serving(chess="ready", legal="ready")]
+    run_with_pod(answers, 15, "adapters", asked=asked, states=Growing([SERVES]), wanted=wanted)
+    assert asked == [0, 50, 55]
+
+
+def test_of_pods_that_are_not_ready_no_adapter_is_kept_nor_one_that_nobody_asked_for():
+    early = {**SERVES, "status": STATUS}
+    answers = [
+        serving(legal="ready"),
+        serving(legal="ready", chess="ready"),
+    ]
+    answers[1][1]["adapters"]["strange"] = {"state": "ready", "uri": "/"}
+    seen, _ = run_with_pod(answers, 2, "adapters", states=[early, SERVES], wanted=WANTED)
+    assert seen[0] is None
+    assert seen[1].keys() == WANTED.keys()
+
+
+def test_pods_without_adapters_are_asked_nothing_once_they_are_ready():
+    asked = []
+    plain = {**SERVES, "spec": {"containers": []}}
+    run_with_pod([], 4, "adapters", asked=asked, states=[plain] * 4, wanted=WANTED)
+    assert asked == []
+
+
+def test_a_thousand_services_at_rest_are_asked_no_more_than_once_a_second():
+    """Their adapters are loaded. No request is the API server's, and few are the pods'."""
+    asked, clock = Counter(), [0.0]
+
+    async def scene():
+        progress = Progress(lambda: pods, lambda _: None, lambda _: WANTED, 1, lambda: clock[0])
+        pods = [(Key("ns", f"s{i}"), {**SERVES, "metadata": {"uid": f"u{i}"}}) for i in range(1000)]
+        for _ in range(2 * 720):
+            await progress.poll(None)
+            clock[0] += 5
+
+    async def startup(session, address, port):
+        asked[clock[0] >= 5] += 1
+        return Said(None, "", {name: Adapter(uri, "ready", "") for name, uri in WANTED.items()})
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("unmask_operator.controller.progress.startup", startup)
+        asyncio.run(scene())
+    assert asked[False] == 1000
+    assert 0 < asked[True] / 7200 <= 1

@@ -25,10 +25,17 @@ class Params:
     temperature: float = 0.0
     top_p: float = 1.0
     top_k: int = 0
+    min_p: float = 0.0
     seed: int = 0
     ignore_eos: bool = False
     max_nfe: int | None = None
     max_repetition_run: int | None = None
+    stop_token_ids: tuple[int, ...] = ()
+    min_tokens: int = 0
+    logit_bias: tuple[tuple[int, float], ...] = ()
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
     algorithm: str = "threshold"
     accept_threshold: float = 0.9
     edit_threshold: float = 0.0
@@ -71,6 +78,10 @@ class Params:
     def revises(self) -> bool:
         """Whether a FILLED position may still change (editing or remasking)."""
         return self.edits or (self.algorithm == "threshold" and self.remask_threshold > 0)
+
+    def ends(self, token: int, eos_ids: frozenset[int]) -> bool:
+        """Whether a token ends the answer: a stop token whatever `ignore_eos` says."""
+        return token in self.stop_token_ids or (token in eos_ids and not self.ignore_eos)
 
 
 @dataclass(frozen=True)
@@ -177,7 +188,7 @@ def choose_alone(row: np.ndarray, p: Params, shape: Shape, *, position: int, ste
     rows = allowed(row[None], p, shape)
     if p.algorithm == "credit":
         fuse_credit(Block(position, [shape.mask_id], [MASKED]), rows, p)
-    return choose(rows[0], p.temperature, p.top_k, p.top_p, p.seed, position, step).token
+    return choose(rows[0], p.temperature, p.top_k, p.top_p, p.seed, position, step, p.min_p).token
 
 
 def accept_masked(
@@ -218,7 +229,8 @@ def decide(block: Block, logits: np.ndarray, p: Params, shape: Shape, *, force: 
 
     def choices() -> dict[int, Choice]:
         found = {
-            i: choose(rows[i], p.temperature, p.top_k, p.top_p, p.seed, block.start + i, step) for i in block.masked
+            i: choose(rows[i], p.temperature, p.top_k, p.top_p, p.seed, block.start + i, step, p.min_p)
+            for i in block.masked
         }
         return {i: Choice(c.token, -np.inf) if held_back(c.token) else c for i, c in found.items()}
 

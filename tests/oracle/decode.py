@@ -72,6 +72,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from tests.oracle.block import ACTIVE, FILLED, IN_CACHE, MASKED, PROMPT, TO_CACHE, Block, Params, Shape, apply, decide
+from tests.oracle.shaping import shaped
 
 # ids of the whole sequence so far -> float64 logits [len(ids), vocab], block-causal, before any ban
 LogitsOf = Callable[[Sequence[int]], np.ndarray]
@@ -154,10 +155,7 @@ class _Decode:
 
     def is_eos(self, block: Block, i: int) -> bool:
         return (
-            not self.p.ignore_eos
-            and block.state[i] == FILLED
-            and block.tokens[i] in self.shape.eos_ids
-            and block.start + i < self.end
+            block.state[i] == FILLED and self.p.ends(block.tokens[i], self.shape.eos_ids) and block.start + i < self.end
         )
 
     def opening(self) -> None:
@@ -189,12 +187,14 @@ class _Decode:
     def step(self) -> None:
         """Rules 4 and 5."""
         self.opening()
-        logits = self.look()
+        logits, held = self.look(), self.held()
         plans = []
         for n, block in enumerate(self.blocks):
             if block.status == ACTIVE and block.free:
                 first = block.start - self.shape.shift
-                rows = logits[first : first + self.shape.block]
+                rows = shaped(
+                    logits[first : first + self.shape.block], block.start, self.prompt, *held, self.p, self.shape
+                )
                 force = self.may_force(n)
                 plans.append((block, self.decide(block, rows, self.p, self.shape, force=force, step=self.nfe), force))
         for block in self.blocks:
@@ -207,6 +207,17 @@ class _Decode:
             done = block.ended if self.p.edits and block.free else not block.masked
             if block.status == ACTIVE and done and (n == 0 or self.blocks[n - 1].status != ACTIVE):
                 block.status = TO_CACHE
+
+    def held(self) -> tuple[list[int | None], list[bool]]:
+        """Of each position of the answer what it holds, None where MASKED, and whether it was FILLED."""
+        answer = [self.given.get(n) for n in range(len(self.prompt), self.end)]
+        filled = [False] * len(answer)
+        for block in self.blocks:
+            for i in block.filled:
+                n = block.start + i - len(self.prompt)
+                if 0 <= n < len(answer):
+                    answer[n], filled[n] = block.tokens[i], True
+        return answer, filled
 
     def look(self) -> np.ndarray:
         """float64 [n, vocab] of the sequence so far."""

@@ -50,7 +50,7 @@ def decide(block: Block, logits: np.ndarray, p: Params, shape: Shape, *, force: 
         probs = softmax(rows[i])
         order = sorted(range(len(probs)), key=lambda token, row=rows[i]: (-row[token], token))
         likeliest[i] = [(token, float(probs[token])) for token in order[: p.token_merge_top_k]]
-        found = choose(rows[i], p.temperature, p.top_k, p.top_p, p.seed, block.start + i, step)
+        found = choose(rows[i], p.temperature, p.top_k, p.top_p, p.seed, block.start + i, step, p.min_p)
         candidate = found.token if i in block.masked else order[0]
         held_back = p.suppress_eos == "confidence" and candidate in shape.eos_ids
         all_sure = all_sure and probs[order[0]] >= 0.9 and not held_back

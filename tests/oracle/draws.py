@@ -38,8 +38,11 @@ def softmax(row: np.ndarray) -> np.ndarray:
     return weights / weights.sum()
 
 
-def filtered(row: np.ndarray, top_k: int, top_p: float) -> np.ndarray:
-    """Probabilities of `row` (already divided by T) after top-k, then top-p, renormalised."""
+def filtered(row: np.ndarray, top_k: int, top_p: float, min_p: float = 0.0) -> np.ndarray:
+    """Probabilities of `row` (already divided by T) after min-p, then top-k, then top-p, renormalised."""
+    if min_p > 0:
+        likely = softmax(row)
+        row = np.where(likely < min_p * likely.max(), -np.inf, row)
     order = sorted(range(len(row)), key=lambda i: (-row[i], i))
     kept = order[:top_k] if top_k > 0 else order
     logits = np.full(len(row), -np.inf)
@@ -69,13 +72,14 @@ def draw(probs: np.ndarray, u: float) -> int:
 
 
 def choose(
-    row: np.ndarray, temperature: float, top_k: int, top_p: float, seed: int, position: int, step: int
-) -> Choice:
+    row: np.ndarray, temperature: float, top_k: int, top_p: float, seed: int, position: int, step: int,
+    min_p: float = 0.0,
+) -> Choice:  # fmt: skip
     """What a masked position would take. row: banned logits [vocab]."""
     if temperature < 1e-6:
         token = int(np.argmax(row))
         probs = softmax(row)
         return Choice(token, float(probs[token]), probs)
-    probs = filtered(row / temperature, top_k, top_p)
+    probs = filtered(row / temperature, top_k, top_p, min_p)
     token = draw(probs, uniform(seed, position, step))
     return Choice(token, float(probs[token]), probs)

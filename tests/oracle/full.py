@@ -23,6 +23,7 @@ import numpy as np
 from tests.oracle.block import FILLED, MASKED, PROMPT, Block, Params, Shape, apply, choose_alone, decide
 from tests.oracle.decode import Event, Result, longest_run_cut
 from tests.oracle.seeded import Memory
+from tests.oracle.shaping import shaped
 
 
 class _Full:
@@ -67,7 +68,8 @@ class _Full:
             block = Block(start + 1, self.ids[start + 1 : stop], self.state[start + 1 : stop], given_steps=steps)
             sampled = self.state[start] == MASKED
             if sampled:
-                self.ids[start] = choose_alone(logits[start - 1], p, self.shape, position=start, step=self.nfe)
+                row = self.shaped(logits[start - 1][None], start)[0]
+                self.ids[start] = choose_alone(row, p, self.shape, position=start, step=self.nfe)
                 self.state[start] = FILLED
                 block.given_steps = max(steps - 1, 1)
         else:
@@ -102,10 +104,18 @@ class _Full:
         """Every position of the block by the rule; those that are neither masked nor may change need no row."""
         nothing = np.zeros_like(next(iter(logits.values())))
         rows = [logits.get(block.start + i - self.shift, nothing) for i in range(len(block.tokens))]
-        decision = decide(block, np.stack(rows), self.p, self.shape, force=True, step=self.nfe)
+        decision = decide(
+            block, self.shaped(np.stack(rows), block.start), self.p, self.shape, force=True, step=self.nfe
+        )
         apply(block, decision, self.shape.mask_id, force=True)
         here = slice(block.start, block.start + len(block.tokens))
         self.ids[here], self.state[here] = block.tokens, block.state
+
+    def shaped(self, rows: np.ndarray, first: int) -> np.ndarray:
+        here = slice(self.start, self.end)
+        held = [None if s == MASKED else t for t, s in zip(self.ids[here], self.state[here], strict=True)]
+        filled = [s == FILLED for s in self.state[here]]
+        return shaped(rows, first, self.ids[: self.start], held, filled, self.p, self.shape)
 
     def prefix(self, last: int) -> tuple[list[int], bool]:
         """The run without a mask from P below `last`, cut before an EOS; and whether an EOS cut it."""
@@ -113,7 +123,7 @@ class _Full:
         for n in range(self.start, last):
             if self.state[n] == MASKED:
                 break
-            if self.state[n] == FILLED and self.ids[n] in self.shape.eos_ids and not self.p.ignore_eos:
+            if self.state[n] == FILLED and self.p.ends(self.ids[n], self.shape.eos_ids):
                 return out, True
             out.append(self.ids[n])
         return out, False

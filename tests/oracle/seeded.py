@@ -27,6 +27,7 @@ import numpy as np
 from tests.oracle.block import FILLED, MASKED, PROMPT, Block, Params, Shape, apply, choose_alone, decide
 from tests.oracle.decode import Event, Result, longest_run_cut
 from tests.oracle.masks import block_end, prefix_causal_ends
+from tests.oracle.shaping import shaped
 
 
 class Memory(Protocol):
@@ -63,7 +64,9 @@ class _Decode:
     def seed(self) -> None:
         """The first token of the block that begins at `start`, by the row before it."""
         logits = self.fresh().forward(0, self.tokens[: self.start], self.ends(0, self.start))
-        token = choose_alone(logits[-1], self.p, self.shape, position=self.start, step=self.nfe)
+        token = choose_alone(
+            self.shaped(logits[-1:], self.start)[0], self.p, self.shape, position=self.start, step=self.nfe
+        )
         self.tokens[self.start], self.state[self.start] = token, FILLED
 
     def open(self) -> None:
@@ -107,7 +110,7 @@ class _Decode:
                 assert part.state[i] != MASKED
                 seen.remasked = part.remasked | {i}
         shape = replace(self.shape, block=self.part)
-        decision = decide(seen, rows, self.p, shape, force=True, step=self.nfe)
+        decision = decide(seen, self.shaped(rows, part.start), self.p, shape, force=True, step=self.nfe)
         apply(part, decision, self.shape.mask_id, force=True)
         self.tokens[part.start : part.start + self.part] = part.tokens
         for i, state in enumerate(part.state):
@@ -115,12 +118,18 @@ class _Decode:
                 self.state[part.start + i] = state
         self.nfe += 1
 
+    def shaped(self, rows: np.ndarray, first: int) -> np.ndarray:
+        here = slice(self.prompt_len, self.end)
+        held = [None if s == MASKED else t for t, s in zip(self.tokens[here], self.state[here], strict=True)]
+        filled = [s == FILLED for s in self.state[here]]
+        return shaped(rows, first, self.tokens[: self.prompt_len], held, filled, self.p, self.shape)
+
     def current(self) -> Block | None:
         return next((part for part in self.parts if part.masked), None)
 
     def is_eos(self, a: int) -> bool:
-        known = self.state[a] == FILLED and self.tokens[a] in self.shape.eos_ids
-        return known and a < self.end and not self.p.ignore_eos
+        known = self.state[a] == FILLED and self.p.ends(self.tokens[a], self.shape.eos_ids)
+        return known and a < self.end
 
     def prefix(self, limit: int) -> tuple[list[int], bool]:
         out: list[int] = []

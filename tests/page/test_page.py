@@ -102,7 +102,7 @@ def test_a_refusal_is_the_servers_sentence(page: Driven) -> None:
     page.ask("What is 12 + 30?")
     page.until(lambda: "wrong" in (page.find("#status").get_attribute("class") or ""))
     assert "max_tokens" in page.status
-    assert "1024" in page.status
+    assert "4096" in page.status
     assert page.find("#run").is_enabled()
 
 

@@ -2,6 +2,7 @@
 
 import json
 import math
+from dataclasses import replace
 
 import msgspec
 import pytest
@@ -11,7 +12,7 @@ from hypothesis import strategies as st
 from runtime.errors import RequestError
 from runtime.request.decoding import field_names
 from runtime.request.description import RuleInfo, with_defaults
-from runtime.request.io import EngineInfo, RequestSpec
+from runtime.request.io import EngineInfo, RequestSpec, Shaping
 from runtime.request.params import SamplingParams, stop_strings
 from runtime.request.resolve import choices, resolve
 from runtime.samplers import get_rule, rules, rules_of
@@ -93,6 +94,13 @@ BAD = [
     ("seed", [2**64, -(2**63) - 1, 1.5, "a"]),
     ("stop", ["", ["a", ""], [1], 7, ["x"] * 1000, "x" * 5000, {"a": 1}]),
     ("ignore_eos", [1, "true"]),
+    ("min_p", [-0.1, 1.1, True, math.nan]),
+    ("stop_token_ids", [5, "5", [True], [1.0], [1] * 200]),
+    ("min_tokens", [-1, 1.5, True]),
+    ("logit_bias", [[], "x", {"a": 1}, {-1: 1}, {91: 1}, {"91": 1}, {1.0: 1}, {True: 1}, {"1" * 9000: 1}]),
+    ("repetition_penalty", [0, -1, 101, math.inf]),
+    ("presence_penalty", [-2.1, 2.1, False]),
+    ("frequency_penalty", [-2.1, 2.1, math.nan]),
     ("max_nfe", [0, -3, 1.5, "2"]),
     ("max_repetition_run", [0, True]),
     ("n", [0, 129, 1.0]),
@@ -112,6 +120,31 @@ BAD = [
 )
 def test_bad_fields_are_refused_by_path(field, value):
     refused({field: value}, field)
+
+
+def test_what_is_done_to_logits():
+    given = {"logit_bias": {"5": 3, 7: -100.0, "9": 0}, "repetition_penalty": 1.2, "min_tokens": 4}
+    s = spec(**given, stop_token_ids=[8, 9, 8], min_p=0.1)
+    assert s.shaping == Shaping(bias={5: 3.0, 7: -100.0}, repetition=1.2, min_tokens=4)
+    assert (s.stop_ids, s.min_p) == ([8, 9], 0.1)
+    neutral = {"logit_bias": {"5": 0}, "repetition_penalty": 1, "presence_penalty": 0, "frequency_penalty": -0.0}
+    for asked in ({}, {**neutral, "min_tokens": 0, "min_p": 0, "stop_token_ids": []}):
+        assert (spec(**asked).shaping, spec(**asked).stop_ids, spec(**asked).min_p) == (None, [], 0.0)
+
+
+def test_what_cannot_be_done_to_logits_is_refused():
+    refused({"stop_token_ids": [1, 91]}, "stop_token_ids[1]", "is not a token id of this model")
+    refused({"logit_bias": {"5": 101}}, "logit_bias[5]")
+    refused({"min_tokens": 9, "max_tokens": 8}, "min_tokens", "9 is more than max_tokens, 8; ask for fewer")
+    noise = info(mask_token_id=None)
+    for field, value in (("logit_bias", {1: 1}), ("presence_penalty", 1), ("min_tokens", 2)):
+        refused({field: value}, field, "has no meaning where noise is denoised", facts=noise)
+    moving = info(rules=[replace(INFO.rules[0], key="edit", moves=True)], default_rule="edit")
+    refused({"min_tokens": 2}, "min_tokens", "is not built with edit", facts=moving)
+    grammatical = info(unstructured="", rules=[replace(rule, walks=True) for rule in INFO.rules])
+    refused({"min_tokens": 2, "structured_outputs": {"regex": "a"}}, "min_tokens", "grammar", facts=grammatical)
+    with pytest.raises(RequestError, match="every hole is filled"):
+        resolve(SamplingParams(min_tokens=2), [1], INFO, id="r", given={3: 4})
 
 
 def test_prompts():

@@ -95,7 +95,7 @@ def values(rule: Rule, p: oracle.Params) -> dict[str, Any]:
 
 
 def param_row(rule: Rule, p: oracle.Params) -> list[float]:
-    return [p.temperature, p.top_p, p.top_k, *rule.row(values(rule, p))]
+    return [p.temperature, p.top_p, p.top_k, p.min_p, *rule.row(values(rule, p))]
 
 
 def plan_of(

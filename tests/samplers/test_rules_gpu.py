@@ -29,7 +29,7 @@ def trace(device: str, orders: Orders | None) -> list[torch.Tensor]:
     head = Head(torch.clone, mask_id=VOCAB - 1, max_token_id=VOCAB - 2, eos_ids=eos, orders=orders)
     shown = []
     for step in range(STEPS):
-        groups, unstable, limits = [], np.zeros(n, dtype=bool), np.empty((n, 3))
+        groups, unstable, limits = [], np.zeros(n, dtype=bool), np.empty((n, 4))
         for i, key in enumerate(keys):
             rule, members = rules_under(orders)(key), np.arange(i, n, len(keys))
             wants, rows = Stat.NONE, []
@@ -39,7 +39,7 @@ def trace(device: str, orders: Orders | None) -> list[torch.Tensor]:
                 values = own | {name: value for name, value in asked.items() if name in own}
                 wants |= rule.asks(values)
                 unstable[member] = rule.unstable(values)
-                limits[member] = 1.0 if j == 5 else 0.0, 0.9, 20
+                limits[member] = 1.0 if j == 5 else 0.0, 0.9, 20, 0.01
                 rows.append([*limits[member], *rule.row(values)])
             memory = kept.get(key, np.zeros((EACH, SIZE, 0, len(rule.keeps))))
             room = np.concatenate([memory, np.zeros((EACH, SIZE, 1, len(rule.keeps)))], axis=2) if rule.keeps else None

@@ -47,15 +47,28 @@ TEMPLATE = (
 )
 
 
-def make_tokenizer() -> Tokenizer:
-    """Every byte a token, printable ASCII first, then the special tokens."""
+TAGS = ("<tool_call>", "</tool_call>", "<think>", "</think>")  # special tokens of some tokenizers
+# which writes of tools, and opens the reasoning where it is asked to
+TAGGED_TEMPLATE = (
+    "{% if tools %}<role>system</role>{% for t in tools %}{{ t | tojson }}\n{% endfor %}<|role_end|>{% endif %}"
+    "{% for m in messages %}<role>{{ m['role'] }}</role>{{ m['content'] }}"
+    "{% for c in m.tool_calls or () %}<tool_call>{{ c.function | tojson }}</tool_call>{% endfor %}"
+    "<|role_end|>{% endfor %}"
+    "{% if add_generation_prompt %}<role>assistant</role>{% if enable_thinking %}<think>\n{% endif %}{% endif %}"
+    "{# knows the role 'tool' #}"
+)
+
+
+def make_tokenizer(tagged: bool = False) -> Tokenizer:
+    """Every byte a token, printable ASCII first, then the special tokens; `tagged`: these too."""
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet(), key=lambda c: (not "!" <= c <= "~", c))
     vocab = {symbol: i for i, symbol in enumerate(alphabet)}
     assert len(vocab) == BYTES
     tokenizer = Tokenizer(models.BPE(vocab=vocab, merges=[]))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
-    tokenizer.add_special_tokens([AddedToken(word, special=True, normalized=False) for word in SPECIAL])
+    words = SPECIAL + (TAGS if tagged else ())
+    tokenizer.add_special_tokens([AddedToken(word, special=True, normalized=False) for word in words])
     return tokenizer
 
 
@@ -105,12 +118,13 @@ def make_weights(seed: int) -> dict[str, np.ndarray]:
     return tensors
 
 
-def write_checkpoint(place: Path, seed: int = 1) -> Path:
+def write_checkpoint(place: Path, seed: int = 1, tagged: bool = False) -> Path:
     place.mkdir(parents=True, exist_ok=True)
-    (place / "config.json").write_text(json.dumps(CONFIG))
+    (place / "config.json").write_text(json.dumps(CONFIG | ({"vocab_size": 272} if tagged else {})))
+    template = TAGGED_TEMPLATE if tagged else TEMPLATE
     (place / "tokenizer_config.json").write_text(
-        json.dumps({"chat_template": TEMPLATE, "mask_token": SPECIAL[0], "eos_token": SPECIAL[1]})
+        json.dumps({"chat_template": template, "mask_token": SPECIAL[0], "eos_token": SPECIAL[1]})
     )
-    make_tokenizer().save(str(place / "tokenizer.json"))
+    make_tokenizer(tagged).save(str(place / "tokenizer.json"))
     save_file(make_weights(seed), place / "model.safetensors")
     return place

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import re
 import signal
@@ -146,3 +147,9 @@ def serving(
 def sse(text: str) -> list[str]:
     """The data of each event."""
     return [block.removeprefix("data: ") for block in text.split("\n\n") if block.startswith("data: ")]
+
+
+def sse_events(text: str) -> list[tuple[str, dict[str, Any]]]:
+    """Name and data of each event, of streams that name them."""
+    blocks = [block.split("\n") for block in text.split("\n\n") if block and not block.startswith(":")]
+    return [(name.removeprefix("event: "), json.loads(data.removeprefix("data: "))) for name, data in blocks]

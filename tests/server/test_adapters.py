@@ -103,8 +103,8 @@ def test_an_unknown_one_is_404_and_says_what_there_is(server: ServerProcess) -> 
 def test_the_file_is_followed_and_a_broken_one_is_told(server: ServerProcess, config: Path, places: Path) -> None:
     with server.client() as client:
         told = client.get("/startup").json()["adapters"]
-        assert told["fromfile"] == {"state": "ready"}
-        assert told["broken"]["state"] == "failed"
+        assert told["fromfile"] == {"state": "ready", "uri": str(places / "p2")}
+        assert (told["broken"]["state"], told["broken"]["uri"]) == ("failed", "/nowhere")
         assert "'/nowhere' is not a directory" in told["broken"]["message"]
         before = ask(client, "fromfile")
         (config / "fromfile").write_text(str(places / "p3"))

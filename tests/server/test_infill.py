@@ -26,7 +26,10 @@ def test_all_holes_are_filled_and_the_rest_stays(server: ServerProcess) -> None:
     assert [len(hole["token_ids"]) for hole in answer["holes"]] == [3, 1, 40]
     assert answer["text"] == texts[0] + holes[0] + texts[1] + holes[1] + texts[2] + holes[2] + texts[3]
     assert answer["nfe"] >= 1
-    assert answer["usage"]["completion_tokens"] >= 44
+    assert answer["usage"]["completion_tokens"] == 44
+    with server.client() as client:
+        kept = [client.post("/tokenize", json={"prompt": text}).json()["count"] for text in texts]
+    assert answer["usage"]["prompt_tokens"] == sum(kept)
 
 
 def test_segments_say_the_same_and_need_no_notation(server: ServerProcess) -> None:

@@ -23,6 +23,9 @@ OPERATIONS = [
     ("POST", "/generate"),
     ("POST", "/v1/chat/completions"),
     ("POST", "/v1/completions"),
+    ("POST", "/v1/responses"),
+    ("POST", "/v1/messages"),
+    ("POST", "/v1/messages/count_tokens"),
     ("POST", "/v1/infill"),
     ("POST", "/tokenize"),
     ("POST", "/detokenize"),
@@ -37,9 +40,26 @@ def api(server: ServerProcess) -> Any:
 
 def test_every_route_is_listed(api: Any) -> None:
     found = {(method.upper(), path) for path, methods in api.raw_schema["paths"].items() for method in methods}
-    plain = {("GET", path) for path in ("/health", "/ready", "/startup", "/metrics", "/v1/models")}
+    plain = {("GET", path) for path in ("/health", "/ready", "/startup", "/metrics", "/v1/models", "/tokenizer_info")}
     closed = {("POST", f"/v1/{what}_lora_adapter") for what in ("load", "unload")}  # without --lora-routes
     assert found == {*OPERATIONS[:-1], ("GET", "/v1/models/{name}"), *plain, *closed}
+
+
+def test_enums_and_constants_are_of_one_type(api: Any) -> None:
+    def look(value: Any) -> None:
+        if isinstance(value, dict):
+            if isinstance(enum := value.get("enum"), list):
+                assert {type(item) for item in enum} == {str}, value
+            if "const" in value:
+                kinds = {"boolean": bool, "integer": int, "number": float, "string": str}
+                assert type(value["const"]) is kinds[value.get("type", "string")], value
+            for item in value.values():
+                look(item)
+        elif isinstance(value, list):
+            for item in value:
+                look(item)
+
+    look(api.raw_schema)
 
 
 def test_decoding_is_described_by_what_the_engine_declares(api: Any) -> None:

@@ -15,19 +15,17 @@ from hypothesis import strategies as st
 
 from runtime.errors import RequestError
 from runtime.server import shape
+from runtime.server.app import BODIES
 from runtime.server.conversation import MAX_MESSAGES, MAX_PARTS
 from runtime.server.preparing import SMALL_TEXT
 from runtime.server.schemas import (
-    BODIES,
     MAX_ENTRIES,
     ChatRequest,
     CompletionRequest,
     DetokenizeRequest,
     GenerateRequest,
-    decode,
-    parse_body,
-    validate,
 )
+from runtime.server.validating import decode, parse_body, validate
 from runtime.text import Tokenizer
 from tests.server.bombs import CHAT, IDS, LARGEST, OWN, SHAPES, TEXT
 

@@ -72,6 +72,26 @@ def test_it_goes_by_every_name(demo: ServerProcess, route: str, form: dict[str, 
     assert text.strip('"') in ("red", "blue")
 
 
+@pytest.mark.parametrize(
+    "form",
+    [{"guided_choice": ["red"], "structured_outputs": {"choice": ["red"]}},
+     {"structured_outputs": {"choice": ["red"], "json": None, "disable_any_whitespace": False}}],
+)  # fmt: skip
+def test_one_form_in_two_ways_and_switches_that_are_off_pass(demo: ServerProcess, form: dict[str, Any]) -> None:
+    with demo.client() as client:
+        assert client.post("/generate", json={"prompt": "A colour:", **form}).json()["text"] == "red"
+
+
+def test_two_forms_are_refused(demo: ServerProcess) -> None:
+    with demo.client() as client:
+        refused = client.post("/generate", json={"prompt": "a", "regex": "a", "structured_outputs": {"regex": "b"}})
+        switched = client.post(
+            "/generate", json={"prompt": "a", "structured_outputs": {"regex": "b", "disable_any_whitespace": True}}
+        )
+    assert (refused.status_code, refused.json()["error"]["param"]) == (400, "structured_outputs")
+    assert (switched.status_code, switched.json()["error"]["code"]) == (400, "unknown_field")
+
+
 def test_holes_are_not_filled_by_a_grammar(demo: ServerProcess) -> None:
     with demo.client() as client:
         refused = client.post("/v1/infill", json={"text": "a <mask:2> b", "regex": "a"})

@@ -105,8 +105,8 @@ def test_fields_that_change_nothing_are_taken(client: httpx.Client) -> None:
 @pytest.mark.parametrize(
     "field",
     [
-        {"min_p": 0.1}, {"skip_special_tokens": False}, {"echo": True}, {"frequency_penalty": 1}, {"min_tokens": 1},
-        {"tools": [{"type": "function"}]}, {"logit_bias": {"1": 1}}, {"allowed_token_ids": [1]},
+        {"skip_special_tokens": False}, {"echo": True}, {"length_penalty": 2},
+        {"allowed_token_ids": [1]},
         {"bad_words": ["a"]}, {"documents": [{}]}, {"chat_template": "x"},
     ],
 )  # fmt: skip
@@ -118,13 +118,13 @@ def test_what_would_change_the_answer_is_refused(client: httpx.Client, field: di
 
 
 def test_unknown_fields_are_ignored_and_named(server: ServerProcess, client: httpx.Client) -> None:
-    odd = {"options": {"num_ctx": 5}, "keep\r\nalive: 1é": 1, "nothing": None, "messages": [{**USER, "hue": 1}] * 3}
+    odd = {"options": {"num_ctx": 5}, "keep\r\nalive: 1é": 1, "left_empty": None, "messages": [{**USER, "hue": 1}] * 3}
     for stream in (False, True):
         taken = answer(client, **odd, stream=stream)
         assert taken.status_code == 200
         assert set(taken.headers["x-unmask-ignored"].split(", ")) == {"options", "keep??alive??1?", "messages.hue"}
     assert server.log.count("clients send the field options,") == 1
-    assert "nothing" not in server.log
+    assert "left_empty" not in server.log
     many = answer(client, **{f"field_{i}": i for i in range(500)})
     assert many.status_code == 200
     assert len(many.headers["x-unmask-ignored"].split(", ")) == 16

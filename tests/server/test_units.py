@@ -19,7 +19,11 @@ from runtime.server import messages
 from runtime.server.logs import without_signatures
 from runtime.server.metrics import EngineFigures
 from runtime.server.preparing import Preparer
-from runtime.server.schemas import ChatRequest, CompletionRequest, GenerateRequest, parse_body
+from runtime.server.routes import chat, completions, generate, infill, responses, status
+from runtime.server.routes import messages as messages_route
+from runtime.server.routes.documented import at_once
+from runtime.server.schemas import ChatRequest, CompletionRequest, GenerateRequest
+from runtime.server.validating import parse_body
 from runtime.text import Tokenizer
 from tests.request.test_params import info
 
@@ -173,3 +177,22 @@ def test_a_hubs_signed_addresses_are_cut_off_in_the_log() -> None:
 
     assert told("huggingface_hub.file_download") == "https://cdn.example/blob fails"
     assert told("runtime").endswith("=secret fails")
+
+
+def test_routes_that_answer_by_themselves_are_found_by_method_and_path() -> None:
+    """Every generating one, and none of those that the framework works out answers for."""
+    found = at_once(
+        module.router for module in (chat, completions, generate, infill, messages_route, responses, status)
+    )
+    assert found == {
+        ("POST", "/chat/completions"): chat.chat_completions,
+        ("POST", "/v1/chat/completions"): chat.chat_completions,
+        ("POST", "/completions"): completions.completions,
+        ("POST", "/v1/completions"): completions.completions,
+        ("POST", "/generate"): generate.generate,
+        ("POST", "/v1/infill"): infill.infill,
+        ("POST", "/v1/messages"): messages_route.messages,
+        ("POST", "/v1/messages/count_tokens"): messages_route.count_tokens,
+        ("POST", "/responses"): responses.responses,
+        ("POST", "/v1/responses"): responses.responses,
+    }

@@ -12,13 +12,15 @@ from typing import Any
 import pytest
 from starlette.requests import Request
 
+from runtime.config import ServerConfig
 from runtime.errors import RequestError
-from runtime.server import preparing
+from runtime.server import dialect, preparing
 from runtime.server.jobs import ClientGone
 from runtime.server.metrics import Metrics
 from runtime.server.routes import chat, completions
 from runtime.server.schemas import ChatRequest, CompletionRequest, TokenizeRequest
 from runtime.server.service import Service
+from tests.request.test_params import INFO
 
 LARGE, SMALLER = 2**20, 2**14  # bytes
 WAIT = 30.0
@@ -112,6 +114,7 @@ def test_a_request_that_waits_for_its_answer_keeps_no_body(
         def __init__(self) -> None:
             self.preparer = Ids()  # type: ignore[assignment]
             self.metrics = Metrics()
+            self.config = ServerConfig()
 
         async def body(self, request: Any, kind: Any) -> Any:
             mine = body.model_copy()
@@ -123,7 +126,7 @@ def test_a_request_that_waits_for_its_answer_keeps_no_body(
             return "m"
 
         def require(self) -> Any:
-            return None
+            return INFO, SimpleNamespace(pieces=None)
 
         async def job(self, *args: Any, **fields: Any) -> Any:
             return contextlib.nullcontext()
@@ -138,12 +141,13 @@ def test_a_request_that_waits_for_its_answer_keeps_no_body(
     class Waiting(Exception):
         pass
 
-    async def waits(request: Request, job: Any) -> None:
+    async def waits(request: Request, job: Any, take: Any) -> None:
         raise Waiting(service.notes())
 
     service = Held()
-    monkeypatch.setattr(route, "answered", waits)
+    monkeypatch.setattr(dialect, "answered", waits)
     monkeypatch.setattr(contextlib.nullcontext, "id", "x", raising=False)
+    monkeypatch.setattr(contextlib.nullcontext, "choices", [], raising=False)
     request = Request({"type": "http", "headers": [], "app": SimpleNamespace(state=SimpleNamespace(service=service))})
     answer = route.chat_completions if route is chat else route.completions
     with pytest.raises(Waiting) as found:

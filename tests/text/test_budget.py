@@ -145,3 +145,10 @@ def test_a_panic_while_loading_names_the_file(tmp_path: Path) -> None:
     wild(tmp_path, "a" * 60 + "!")
     with pytest.raises(ConfigError, match=r"tokenizer\.json: cannot be used: the tokenizers library failed"):
         Tokenizer(tmp_path)
+
+
+def test_a_quick_rendering_asks_for_no_threads_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is a system call, and a conversation is rendered in less time than a few of them take."""
+    monkeypatch.setattr(budget, "GRACE", 60.0)
+    monkeypatch.setattr(time, "thread_time", lambda: pytest.fail("asked"))
+    assert template(LOOPS[0]).render(TALK, {}) != ""

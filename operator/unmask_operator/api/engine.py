@@ -1,7 +1,6 @@
 """`spec.engine`: how the model is decoded and how much room it gets. Every field is a flag of the runtime.
 
-Flags that this version of the runtime refuses (tensorParallelSize) have no field; nor have those that few need
-(deterministic, enforce-eager), which `extraArgs` takes.
+Flags that few need (deterministic, enforce-eager) have no field: `extraArgs` takes them.
 """
 
 from typing import Annotated, Literal
@@ -15,21 +14,12 @@ from unmask_operator.api.strategies import DecodingStrategy
 
 # What the operator sets or needs itself, what prints something and ends, and what reads files or opens sockets of the
 # pod: a template, say, that is the engine's environment with its tokens could be asked back by any client.
-_OWN = ("data-parallel-size", "drain-delay", "drain-timeout", "host", "model", "port", "served-model-name")
-_ENDS = ("help", "print-config")
-_FILES = (
-    "api-key",
-    "api-key-file",
-    "chat-template",
-    "config",
-    "lora",
-    "lora-config",
-    "lora-path",
-    "lora-routes",
-    "torch-profiler-dir",
-)
-_SOCKETS = ("master-addr", "master-port", "zmq-command-addr", "zmq-event-addr")
-RESERVED = tuple(sorted((*_OWN, *_ENDS, *_FILES, *_SOCKETS)))
+_OWN = "drain-delay drain-timeout host model port served-model-name"
+_SIZES = "data-parallel-size expert-parallel-size tensor-parallel-size"
+_ENDS = "help print-config"
+_FILES = "api-key api-key-file chat-template config lora lora-config lora-path lora-routes torch-profiler-dir"
+_SOCKETS = "master-addr master-port zmq-command-addr zmq-event-addr"
+RESERVED = tuple(sorted(" ".join((_OWN, _SIZES, _ENDS, _FILES, _SOCKETS)).split()))
 BATCHED = BY_DEST["max_num_batched_tokens"].default
 
 

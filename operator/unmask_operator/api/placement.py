@@ -1,7 +1,4 @@
-"""`spec.parallelism`, `spec.gpu`, `spec.resources`: the hardware of one pod.
-
-A replica of the engine runs on one device in this version of the runtime: tensor and expert parallelism have no field.
-"""
+"""`spec.parallelism`, `spec.gpu`, `spec.resources`: the hardware of one pod."""
 
 from typing import Annotated
 
@@ -12,12 +9,24 @@ from unmask_operator.api.base import Quantity, Section
 DEFAULT_GPU = "nvidia.com/gpu"
 
 
-class Parallelism(Section):
-    """How many engines one pod runs."""
+_Size = Annotated[int, Field(ge=1, le=64)]
 
-    data: Annotated[int, Field(ge=1, le=64)] = Field(
+
+class Parallelism(Section):
+    """How many engines one pod runs, and on how many GPUs each: a pod gets tensor * data of them."""
+
+    tensor: _Size = Field(
         default=1,
-        description="Engines in one pod, each with a GPU and a copy of the model of its own. (--data-parallel-size)",
+        description="GPUs that share one copy of the model, for one that does not fit a single GPU or is too slow on "
+        "it. It must divide the model's attention heads and widths. (--tensor-parallel-size)",
+    )
+    data: _Size = Field(
+        default=1, description="Engines in one pod, each with a copy of the model of its own. (--data-parallel-size)"
+    )
+    expert: _Size = Field(
+        default=1,
+        description="1: the GPUs of an engine share each expert's width. As large as tensor: they have whole experts "
+        "each. (--expert-parallel-size)",
     )
 
 

@@ -7,6 +7,7 @@ from pydantic import Field
 from unmask_operator.api.autoscaling import Autoscaling
 from unmask_operator.api.base import STORED, Quantity, Section
 from unmask_operator.api.engine import Engine
+from unmask_operator.api.lora import Lora
 from unmask_operator.api.model import Model
 from unmask_operator.api.network import Auth, Monitoring, NetworkPolicy, Service
 from unmask_operator.api.placement import Gpu, Parallelism, Resources
@@ -33,6 +34,7 @@ CHILD_OF = {
 SCALE = frozenset({"replicas", "suspend"})  # what others than the spec's author write
 # What no pod is made of, these of the Deployment included; all else of a spec is pinned with the pods.
 BESIDE_PODS = SCALE | CHILD_OF.keys() | {"rolloutStrategy"}
+BESIDE_PINNED = BESIDE_PODS | {"lora"}  # and what else is made where the pods stay as they are: the list of adapters
 DRAIN_DELAY = 10
 
 
@@ -41,14 +43,20 @@ class Spec(Section):
 
     model: Model = Field(description="The checkpoint to serve.")
     engine: Engine = Field(default_factory=Engine, description="How the model is decoded and how much room it gets.")
-    parallelism: Parallelism = Field(default_factory=Parallelism, description="How many engines one pod runs.")
+    parallelism: Parallelism = Field(
+        default_factory=Parallelism, description="How many engines one pod runs, and on how many GPUs each."
+    )
     gpu: Gpu | None = Field(
         default=None,
-        description="Present (it may be {}): every pod gets parallelism.data GPUs and runs on them. Absent: the engine "
-        "runs on CPU.",
+        description="Present (it may be {}): every pod gets parallelism.tensor * parallelism.data GPUs and runs on "
+        "them. Absent: the engine runs on CPU.",
     )
     resources: Resources = Field(default_factory=Resources, description="CPU and memory of the engine's container.")
-    shared_memory_size: Quantity = Field(default="1Gi", description="Size of /dev/shm; what is used counts as memory.")
+    shared_memory_size: Quantity | None = Field(
+        default=None,
+        description="Size of /dev/shm; what is used counts as memory. Default: 8Gi with parallelism.tensor above 1, "
+        "whose processes talk through it, else 1Gi.",
+    )
     image: Annotated[str, Field(min_length=1, max_length=512)] | None = Field(
         default=None, description="The runtime's image, by tag or digest. Default: the operator's own choice."
     )
@@ -91,6 +99,7 @@ class Spec(Section):
     liveness_probe: LivenessProbe = Field(
         default_factory=LivenessProbe, description="When a container is restarted: GET /health."
     )
+    lora: Lora | None = Field(default=None, description="Present: the service has room for adapters.")
     model_cache: ModelCache = Field(default_factory=ModelCache, description="Where pods keep downloaded models.")
     service: Service = Field(default_factory=Service, description="The Kubernetes Service in front of the pods.")
     auth: Auth | None = Field(default=None, description="Present: clients need a key.")
@@ -113,4 +122,4 @@ class Spec(Section):
     @property
     def gpus_per_pod(self) -> int:
         """GPUs of one pod; 0 for a CPU service."""
-        return self.parallelism.data if self.gpu else 0
+        return self.parallelism.tensor * self.parallelism.data if self.gpu else 0

@@ -43,24 +43,27 @@ def _load(gauge: str, found: Mapping[str, str]) -> float:
     return load
 
 
-async def _read(session: aiohttp.ClientSession, address: str, port: int, timeout: float) -> str:
+async def read(
+    session: aiohttp.ClientSession, address: str, path: str, port: int, timeout: float, statuses: Collection[int]
+) -> str:
+    """What a pod answers with one of these statuses. ScrapeError says why there is none."""
     try:
         async with session.get(
-            pod_url(address, "/metrics", port),
+            pod_url(address, path, port),
             timeout=aiohttp.ClientTimeout(total=timeout),
             allow_redirects=False,
             headers={"Connection": "close"},  # a poll's pause is as long as a server keeps idle connections
         ) as answer:
-            if answer.status != 200:
-                raise ScrapeError(f"/metrics answered {answer.status}")
+            if answer.status not in statuses:
+                raise ScrapeError(f"{path} answered {answer.status}")
             body = await answer.content.read(LARGEST_ANSWER)
             while not answer.content.at_eof() and len(body) < LARGEST_ANSWER:
                 body += await answer.content.read(LARGEST_ANSWER - len(body))
             return body.decode(errors="replace")
     except TimeoutError:
-        raise ScrapeError(f"/metrics took longer than {timeout:g} s") from None
+        raise ScrapeError(f"{path} took longer than {timeout:g} s") from None
     except (aiohttp.ClientError, OSError) as error:
-        raise ScrapeError(f"/metrics: {type(error).__name__}") from error
+        raise ScrapeError(f"{path}: {type(error).__name__}") from error
 
 
 async def scrape(
@@ -76,7 +79,7 @@ async def scrape(
 
     async def one(pod: str, address: str) -> None:
         try:
-            readings[pod] = parse(await _read(session, address, port, timeout), targets)
+            readings[pod] = parse(await read(session, address, "/metrics", port, timeout, (200,)), targets)
         except ScrapeError as error:
             failures[pod] = str(error)
 

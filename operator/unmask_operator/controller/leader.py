@@ -22,6 +22,7 @@ from unmask_operator.controller.watches import Watches
 from unmask_operator.objects import Key, Obj, Ref
 from unmask_operator.process.cold_starts import ColdStarts
 from unmask_operator.process.metrics import Metrics
+from unmask_operator.render.adapters import listed
 from unmask_operator.settings import Settings
 from unmask_operator.state.observed import Observed
 
@@ -45,7 +46,7 @@ class Leader:
         self._watches = Watches(client, store, queue.add, settings, metrics)
         self.known = self._watches.known  # set once everything has been listed that is needed for any write
         self._nodes = Nodes(client, settings.read_nodes, queue.add)
-        self._progress = Progress(store.every_pod, queue.add)
+        self._progress = Progress(store.every_pod, queue.add, lambda key: listed(store.children(key), key.name))
         self._pod_events = PodEvents(client, store.every_pod, queue.add)
         self._autoscaler: Autoscaler | None = None
         self._cold_starts = ColdStarts(metrics.cold_starts.observe, datetime.now(UTC))
@@ -102,6 +103,7 @@ class Leader:
             nodes=await self._nodes.needed(pods),
             loads=self._progress.loads,
             revisions=self._progress.revisions,
+            adapters=self._progress.adapters,
             told=self._pod_events.told,
             decision=self._autoscaler.decision(key) if self._autoscaler else None,
         )

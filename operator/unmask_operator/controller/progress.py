@@ -1,30 +1,42 @@
-"""How far loading the model is, and what was loaded: asked of pods by ``/startup``."""
+"""How far loading the model is, what was loaded, and which adapters are served: asked of pods by ``/startup``."""
 
 import asyncio
 import json
-import logging
 import time
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import aiohttp
 
+from unmask_operator.autoscaler.scrape import read
 from unmask_operator.objects import Key, Obj
+from unmask_operator.render.adapters import follows
 from unmask_operator.render.model_revision import COMMIT, key_of
-from unmask_operator.render.names import PORT, pod_url
-from unmask_operator.state.observed import Load
+from unmask_operator.render.names import PORT
+from unmask_operator.state.observed import Adapter, Load
 from unmask_operator.status.pods import is_live, is_ready
 
 TIMEOUT_SECONDS = 2.0
 AT_ONCE = 32  # pods asked at the same time
 SILENT_SECONDS = 5.0  # until a pod that gave no answer is asked again; each pause is twice the one before
 LONGEST_SECONDS = 60.0  # of those pauses: where a firewall drops what is sent, each question takes the whole timeout
+FAILED_SECONDS = 30.0  # until a pod whose adapters failed is asked again: it tries them again as often
+SETTLED_SECONDS = 1200.0  # and one that serves them all, since a process of it that starts anew may fail at one
 STEP_PERCENT = 5  # smaller advances are no news: each one is a write of the status
-LARGEST_ANSWER = 64 * 1024  # bytes
 MOST_REVISIONS = 10_000  # remembered; a pod that is forgotten is asked again
 LONGEST_PHASE = 64  # characters that the status has room for
+LONGEST_WORD = 1024  # characters of what is kept of an adapter
+_MEMBERS = ("uri", "state", "message")
+_ENDS = {"ready", "failed"}  # states that stay as they are while nothing is done
 
-log = logging.getLogger(__name__)
+
+@dataclass(frozen=True)
+class Said:
+    """A pod's answer: how far it is, or the commit that it has loaded ("" for none) and its adapters."""
+
+    load: Load | None = None
+    revision: str = ""
+    adapters: Mapping[str, Adapter] = field(default_factory=dict)
 
 
 @dataclass
@@ -33,58 +45,71 @@ class Progress:
 
     pods: Callable[[], Iterable[tuple[Key, Obj]]]  # all there are, each with its resource's key
     changed: Callable[[Key], None]  # told whose pods have news
+    wanted: Callable[[Key], Mapping[str, str]]  # where the adapters are that pods are to serve, by name
     port: int = PORT
     clock: Callable[[], float] = time.monotonic
 
     def __post_init__(self) -> None:
-        # Of pods that did not answer, each as Ready as it was then: when to ask again, and the pause until that.
-        self._silent: dict[tuple[str, bool], tuple[float, float]] = {}
+        # When to ask again, and the pause until that: of pods as Ready as they were then, to serve what they were.
+        self._due: dict[tuple[str, bool, int], tuple[float, float]] = {}
         self.loads: Mapping[str, Load] = {}  # of pods that are still loading
         self.revisions: dict[str, str] = {}  # the hub's commit that each has loaded, "" for one that names none
+        self.adapters: Mapping[str, Mapping[str, Adapter]] = {}  # of Ready pods: those that they are to serve
 
     def wants_revision(self, pod: Obj) -> bool:
         """Whether a pod whose model's commit is to be recorded has yet to say it."""
         return runs(pod) and pod["metadata"]["uid"] not in self.revisions and key_of(pod) is not None
 
     async def poll(self, session: aiohttp.ClientSession) -> None:
-        """Ask once every pod that loads, or has yet to say what; one that does not answer keeps what it last said, and
-        is asked seldom. No API request is made."""
+        """Ask every pod that loads, has yet to say what, or has adapters, where that is due; one that does not answer
+        keeps what it last said. No API request is made."""
         limit = asyncio.Semaphore(AT_ONCE)
-        before, silent = self._silent, dict[tuple[str, bool], tuple[float, float]]()
+        before, due = self._due, dict[tuple[str, bool, int], tuple[float, float]]()
 
-        async def ask(pod: Obj) -> Load | str | None:
-            mark = pod["metadata"]["uid"], is_ready(pod)
-            due, pause = before.get(mark, (0.0, SILENT_SECONDS / 2))
-            if mark in before and self.clock() < due:
-                silent[mark] = before[mark]
+        async def ask(pod: Obj, wanted: Mapping[str, str]) -> Said | None:
+            mark = pod["metadata"]["uid"], is_ready(pod), hash(frozenset(wanted.items()))
+            when, pause = before.get(mark, (0.0, SILENT_SECONDS / 2))
+            if mark in before and self.clock() < when:
+                due[mark] = before[mark]
                 return None
             async with limit:
                 said = await startup(session, pod["status"]["podIP"], self.port)
-            if said is None:
-                pause = min(2 * pause, LONGEST_SECONDS)
-                silent[mark] = self.clock() + pause, pause
+            pause = min(2 * pause, LONGEST_SECONDS) if said is None else rest(said, wanted) if is_ready(pod) else 0.0
+            if pause:
+                due[mark] = self.clock() + pause, pause
             return said
 
-        asked = [(key, pod) for key, pod in self.pods() if is_loading(pod) or self.wants_revision(pod)]
-        answers = await asyncio.gather(*(ask(pod) for _, pod in asked))
-        self._silent = silent
+        asked = [
+            (key, pod, self.wanted(key) if follows(pod) else {})
+            for key, pod in self.pods()
+            if is_loading(pod) or self.wants_revision(pod) or (runs(pod) and follows(pod))
+        ]
+        answers = await asyncio.gather(*(ask(pod, wanted) for _, pod, wanted in asked))
+        self._due = due
         self._take(asked, answers)
 
-    def _take(self, asked: Iterable[tuple[Key, Obj]], answers: Iterable[Load | str | None]) -> None:
-        before, loads, news = self.loads, dict[str, Load](), set[Key]()
-        for (key, pod), said in zip(asked, answers, strict=True):
+    def _take(self, asked: Iterable[tuple[Key, Obj, Mapping[str, str]]], answers: Iterable[Said | None]) -> None:
+        loads, adapters, news = dict[str, Load](), dict[str, Mapping[str, Adapter]](), set[Key]()
+        for (key, pod, wanted), said in zip(asked, answers, strict=True):
             uid = pod["metadata"]["uid"]
-            old = before.get(uid)
-            if isinstance(said, str):
-                if self.revisions.get(uid) != said:
-                    self.revisions[uid] = said
+            load, served = self.loads.get(uid), self.adapters.get(uid)
+            if said is not None and said.load is not None:
+                if load is None or is_news(load, said.load):
                     news.add(key)
-            elif said is not None and (old is None or is_news(old, said)):
-                news.add(key)
-                old = said
-            if old is not None:
-                loads[uid] = old
-        self.loads = loads
+                    load = said.load
+            elif said is not None:
+                if self.revisions.get(uid) != said.revision:
+                    self.revisions[uid] = said.revision
+                    news.add(key)
+                now = {name: said.adapters[name] for name in wanted if name in said.adapters}
+                if follows(pod) and is_ready(pod) and now != served:
+                    news.add(key)
+                    served = now
+            if load is not None:
+                loads[uid] = load
+            if served is not None:
+                adapters[uid] = served
+        self.loads, self.adapters = loads, adapters
         while len(self.revisions) > MOST_REVISIONS:
             del self.revisions[next(iter(self.revisions))]
         for key in sorted(news):
@@ -95,16 +120,24 @@ def is_news(old: Load, new: Load) -> bool:
     return old.phase != new.phase or abs(new.percent - old.percent) >= STEP_PERCENT
 
 
-async def startup(session: aiohttp.ClientSession, address: str, port: int) -> Load | str | None:
-    """One pod's phase and percent, or the commit it has loaded ("" for none); None where it does not (yet) tell."""
-    timeout = aiohttp.ClientTimeout(total=TIMEOUT_SECONDS)
+def rest(said: Said, wanted: Mapping[str, str]) -> float:
+    """Seconds for which a Ready pod need not be asked about its adapters; 0 while it has yet to follow the list."""
+    held = [said.adapters.get(name, Adapter("", "", "")) for name in wanted]
+    if said.load or [one.uri for one in held] != [*wanted.values()] or not {one.state for one in held} <= _ENDS:
+        return 0.0
+    return FAILED_SECONDS if any(one.state == "failed" for one in held) else SETTLED_SECONDS
+
+
+async def startup(session: aiohttp.ClientSession, address: str, port: int) -> Said | None:
+    """What one pod says; None where it does not (yet) tell."""
     try:
-        async with session.get(pod_url(address, "/startup", port), timeout=timeout, allow_redirects=False) as answer:
-            said = json.loads(await answer.content.read(LARGEST_ANSWER))
-            if said.get("status") == "started":
-                revision = str(said.get("model_revision"))
-                return revision if COMMIT.fullmatch(revision) else ""
-            return Load(str(said["phase"])[:LONGEST_PHASE], min(100.0, max(0.0, float(said["percent"]))))
+        said = json.loads(await read(session, address, "/startup", port, TIMEOUT_SECONDS, (200, 503)))
+        if said.get("status") == "started":
+            revision = str(said.get("model_revision"))
+            told = (said.get("adapters") or {}).items()
+            adapters = {name: Adapter(*(str(one.get(m, ""))[:LONGEST_WORD] for m in _MEMBERS)) for name, one in told}
+            return Said(None, revision if COMMIT.fullmatch(revision) else "", adapters)
+        return Said(Load(str(said["phase"])[:LONGEST_PHASE], min(100.0, max(0.0, float(said["percent"])))))
     except Exception:  # whatever a pod says, and anybody may label one, it must not end the operator
         return None
 

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 
 from unmask_operator.api import DiffusionLMService
 from unmask_operator.objects import Obj
-from unmask_operator.render import beside
+from unmask_operator.render import adapters, beside
 from unmask_operator.render.model_revision import config_map
 from unmask_operator.render.revision import Pin, revision
 from unmask_operator.render.workload import deployment
@@ -21,6 +21,7 @@ def render(service: DiffusionLMService, settings: Settings, pin: Pin, commits: M
         beside.serviceaccount(service),
         revision(service, pin),
         config_map(service, commits),
+        adapters.config_map(service),
         beside.networkpolicy(service, settings),
         beside.service(service),
         deployment(service, pin.form.template),

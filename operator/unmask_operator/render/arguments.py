@@ -13,9 +13,8 @@ from runtime.errors import ConfigError
 from unmask_operator.api import DiffusionLMService, SpecError
 from unmask_operator.api.engine import RESERVED
 from unmask_operator.api.flags import flag_argument, flag_of
-from unmask_operator.api.model import Model
-from unmask_operator.render.model_revision import VARIABLE
-from unmask_operator.render.names import KEYS_FILE, KEYS_MOUNT, MODEL_MOUNT
+from unmask_operator.render import adapters, sources
+from unmask_operator.render.names import KEYS_FILE, KEYS_MOUNT
 from unmask_operator.settings import Settings
 
 _EXTRA = "spec.engine.extraArgs"
@@ -42,31 +41,22 @@ def engine_arguments(service: DiffusionLMService, settings: Settings) -> list[st
     return [*written.values(), *extra]
 
 
-def model_path(model: Model) -> str | None:
-    """``--model`` for a model's uri: None for demo://, which the runtime serves without that flag. SpecError for a
-    scheme that only another version knows."""
-    scheme, _, rest = model.uri.partition("://")
-    if scheme == "hf":
-        return model.uri + (f"@{model.revision}" if model.revision else f"$({VARIABLE})")  # empty, or "@" and a commit
-    if scheme == "pvc":
-        return "/".join((MODEL_MOUNT, *rest.rstrip("/").split("/")[1:]))
-    if scheme == "demo":
-        return None
-    raise SpecError("spec.model.uri", f"this operator knows demo://, hf:// and pvc://, and not {scheme}://")
-
-
 def _written(service: DiffusionLMService) -> Iterator[tuple[str, str]]:
     """The field of the spec, or the flag where it follows from several, and its argument."""
     spec = service.spec
-    if path := model_path(spec.model):
+    if path := sources.model(spec):
         yield "spec.model.uri", f"--model={path}"
     yield "spec.model.name", f"--served-model-name={service.model_name}"
     if spec.model.family:
         yield "spec.model.family", f"--model-name={spec.model.family}"
     yield "spec.gpu", f"--device={'cuda' if spec.gpu else 'cpu'}"
-    if spec.parallelism.data > 1:
-        yield "spec.parallelism.data", f"--data-parallel-size={spec.parallelism.data}"
+    for kind, size in spec.parallelism:
+        if size > 1:
+            yield f"spec.parallelism.{kind}", f"--{kind}-parallel-size={size}"
     yield from _fields(spec.engine, "spec.engine")
+    if spec.lora:
+        yield from _fields(spec.lora, "spec.lora")
+        yield from adapters.arguments(spec)
     if spec.auth:
         yield _AUTH, f"--api-key-file={KEYS_MOUNT}/{KEYS_FILE}"
     yield "spec.drainTimeoutSeconds", f"--drain-timeout={spec.drain_timeout_seconds}"

@@ -3,10 +3,10 @@
 from unmask_operator.api import DiffusionLMService
 from unmask_operator.api.pod import CACHE_SIZE, LivenessProbe, ReadinessProbe, StartupProbe
 from unmask_operator.objects import Obj
-from unmask_operator.render import trust
+from unmask_operator.render import adapters, sources, trust
 from unmask_operator.render.arguments import engine_arguments
 from unmask_operator.render.model_revision import variable
-from unmask_operator.render.names import CLAIM, KEYS_MOUNT, MAIN, MODEL_MOUNT, PORT, PORT_NAME
+from unmask_operator.render.names import KEYS_MOUNT, MAIN, PORT, PORT_NAME
 from unmask_operator.settings import Settings
 
 _COMPILE_CACHE = "/var/cache/unmask"
@@ -35,12 +35,6 @@ def main(service: DiffusionLMService, settings: Settings, image: str, restarted_
         "terminationMessagePolicy": "FallbackToLogsOnError",  # the runtime's last line says why it ended
         "volumeMounts": _mounts(service, settings),
     }
-
-
-def claim_of(service: DiffusionLMService) -> str | None:
-    """The PersistentVolumeClaim that a pvc:// model lies on."""
-    scheme, _, rest = service.spec.model.uri.partition("://")
-    return rest.split("/", 1)[0] if scheme == "pvc" else None
 
 
 def _env(service: DiffusionLMService, settings: Settings) -> list[Obj]:
@@ -86,8 +80,10 @@ def _mounts(service: DiffusionLMService, settings: Settings) -> list[Obj]:
         {"name": "model-cache", "mountPath": _MODEL_CACHE},
         {"name": "shm", "mountPath": "/dev/shm"},
     ]
-    if claim_of(service):
-        mounts.append({"name": CLAIM, "mountPath": MODEL_MOUNT, "readOnly": True})
-    if service.spec.auth:  # as a directory: what is mounted by subPath never changes
-        mounts.append({"name": "api-keys", "mountPath": KEYS_MOUNT, "readOnly": True})
+    read_only = sources.mounts(service.spec)
+    if adapters.are_followed(service.spec):  # as directories, both: what is mounted by subPath never changes
+        read_only[adapters.MOUNT] = adapters.VOLUME
+    if service.spec.auth:
+        read_only[KEYS_MOUNT] = "api-keys"
+    mounts += [{"name": volume, "mountPath": path, "readOnly": True} for path, volume in read_only.items()]
     return mounts + trust.mounts(settings)

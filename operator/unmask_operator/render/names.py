@@ -6,8 +6,6 @@ from unmask_operator.objects import FIELD_MANAGER, SERVICE_LABEL, Obj
 PORT = 8000  # the runtime's HTTP port
 PORT_NAME = "http"  # its name on the container, by which Service and PodMonitor find it
 MAIN = "main"  # the engine's container
-CLAIM = "model"  # the volume of a pvc:// model
-MODEL_MOUNT = "/mnt/model"  # where it is mounted
 KEYS_MOUNT = "/etc/unmask/keys"  # where the Secret of spec.auth is mounted
 KEYS_FILE = "keys"  # its file there, whatever the Secret calls it
 
@@ -36,6 +34,11 @@ def engine(name: str) -> str:
 def model_config(name: str) -> str:
     """The name of the ConfigMap with the commits that hub models were resolved to."""
     return f"{name}-model"
+
+
+def adapters_config(name: str) -> str:
+    """The name of the ConfigMap with the adapters that the engine is to serve."""
+    return f"{name}-adapters"
 
 
 def revision(name: str, number: int) -> str:

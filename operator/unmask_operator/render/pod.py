@@ -5,9 +5,9 @@ from dataclasses import dataclass
 from unmask_operator.api import DiffusionLMService
 from unmask_operator.api.pod import CACHE_SIZE
 from unmask_operator.objects import RESTARTED_AT, TEMPLATE_LABEL, Obj, digest
-from unmask_operator.render import container, trust
+from unmask_operator.render import adapters, container, sources, trust
 from unmask_operator.render.merge import merge_template
-from unmask_operator.render.names import CLAIM, KEYS_FILE, MAIN, engine, labels, selector
+from unmask_operator.render.names import KEYS_FILE, MAIN, adapters_config, engine, labels, selector
 from unmask_operator.settings import Settings
 
 END_SECONDS = 10  # for the process to end after its last request
@@ -70,15 +70,19 @@ def _spec(service: DiffusionLMService, settings: Settings, image: str, restarted
 
 
 def _volumes(service: DiffusionLMService, settings: Settings) -> list[Obj]:
-    size = service.spec.model_cache.empty_dir.size_limit
+    size, shared = service.spec.model_cache.empty_dir.size_limit, service.spec.shared_memory_size
+    if shared is None:
+        shared = "8Gi" if service.spec.parallelism.tensor > 1 else "1Gi"
     volumes: list[Obj] = [
         {"name": "tmp", "emptyDir": {}},
         {"name": "compile-cache", "emptyDir": {}},
         {"name": "model-cache", "emptyDir": {"sizeLimit": CACHE_SIZE if size is None else size}},
-        {"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": service.spec.shared_memory_size}},
+        {"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": shared}},
     ]
-    if claim := container.claim_of(service):
-        volumes.append({"name": CLAIM, "persistentVolumeClaim": {"claimName": claim}})
+    for volume, claim in sources.volumes(service.spec).items():
+        volumes.append({"name": volume, "persistentVolumeClaim": {"claimName": claim}})
+    if adapters.are_followed(service.spec):
+        volumes.append({"name": adapters.VOLUME, "configMap": {"name": adapters_config(service.name)}})
     if auth := service.spec.auth:
         ref = auth.api_key_secret_ref
         secret = {"secretName": ref.name, "items": [{"key": ref.key, "path": KEYS_FILE}]}

@@ -16,6 +16,15 @@ class Load:
 
 
 @dataclass(frozen=True)
+class Adapter:
+    """A Ready pod's word on an adapter: where it has, or had, it from, whether it serves it, or else why not."""
+
+    uri: str
+    state: str  # "ready", "failed", "loading", "leaving"
+    message: str
+
+
+@dataclass(frozen=True)
 class Told:
     """An Event of a pod: its reason and note, and whether it is a Warning."""
 
@@ -45,10 +54,11 @@ class Observed:
     pods: Sequence[Obj] = ()  # that the service label selects, in any phase
     apis: frozenset[str] = frozenset()  # kinds the API server has beyond its own, as "group/version/Kind"
     nodes: Sequence[Obj] | None = None  # all of them while a pod is unschedulable and the operator may read nodes
-    # By pod uid: how far it is, the hub's commit that it says it has loaded ("": it says none), and the Events, oldest
-    # first, of one whose status does not say what keeps it.
+    # By pod uid: how far it is, the hub's commit that it says it has loaded ("": it says none), its adapters by name,
+    # and the Events, oldest first, of one whose status does not say what keeps it.
     loads: Mapping[str, Load] = field(default_factory=dict)
     revisions: Mapping[str, str] = field(default_factory=dict)
+    adapters: Mapping[str, Mapping[str, Adapter]] = field(default_factory=dict)
     told: Mapping[str, Sequence[Told]] = field(default_factory=dict)
     decision: Decision | None = None
     # The API server's sentence for a planned child that it refused (a dry run's or the real write's), and for one on

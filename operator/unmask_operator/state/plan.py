@@ -7,6 +7,7 @@ from unmask_operator.api import DiffusionLMService, SpecError, parse
 from unmask_operator.api.spec import CHILD_OF
 from unmask_operator.objects import API_VERSION, KIND, RESTARTED_AT, SERVICE_LABEL, Obj, Ref, controller_uid
 from unmask_operator.render import names, render
+from unmask_operator.render.adapters import follows
 from unmask_operator.render.beside import PODMONITOR
 from unmask_operator.render.model_revision import key_of, recorded
 from unmask_operator.render.pod import Form
@@ -199,7 +200,10 @@ def _superfluous(
 ) -> tuple[Ref, ...]:
     """Ours by uid and label, not wanted, not going already; the pins of the newest few templates stay."""
     wanted = {Ref.of(child) for child in children}
-    stay = {names.revision(service.name, number) for number in kept(newest_first)}
+    stay = {("ControllerRevision", names.revision(service.name, number)) for number in kept(newest_first)}
+    templates = [pin.form.template for pin in newest_first[:1] if isinstance(pin, Pin)]
+    if any(map(follows, (*templates, *observed.pods))):  # whatever is known of its section
+        stay.add(("ConfigMap", names.adapters_config(service.name)))
     left = {CHILD_OF.get(section) for section in service.unread}
 
     def unwanted(ref: Ref, live: Obj) -> bool:
@@ -207,7 +211,7 @@ def _superfluous(
         return (
             ref not in wanted
             and ref.kind not in left
-            and not (ref.kind == "ControllerRevision" and ref.name in stay)
+            and (ref.kind, ref.name) not in stay
             and controller_uid(live) == service.uid
             and metadata.get("labels", {}).get(SERVICE_LABEL) == service.name
             and "deletionTimestamp" not in metadata

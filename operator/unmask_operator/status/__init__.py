@@ -4,12 +4,12 @@ from collections.abc import Mapping
 from datetime import datetime
 from typing import Any
 
-from unmask_operator.objects import SERVICE_LABEL, Obj
+from unmask_operator.objects import SERVICE_LABEL, Obj, Ref
 from unmask_operator.render.model_revision import key_of, recorded
-from unmask_operator.render.names import MAIN, url
+from unmask_operator.render.names import MAIN, model_config, url
 from unmask_operator.state.observed import Observed
 from unmask_operator.state.plan import Plan
-from unmask_operator.status import conditions, scaling_ready, scheduled
+from unmask_operator.status import adapters_loaded, conditions, scaling_ready, scheduled
 from unmask_operator.status import pods as pod_facts
 from unmask_operator.status.facts import Facts, number, section
 from unmask_operator.status.verdict import Verdict, no
@@ -19,6 +19,7 @@ CONDITIONS = {
     "Scheduled": scheduled.verdict,
     "ModelLoaded": conditions.model_loaded,
     "RolloutComplete": conditions.rollout_complete,
+    "AdaptersLoaded": adapters_loaded.verdict,
     scaling_ready.TYPE: scaling_ready.verdict,
     "UpToDate": conditions.up_to_date,
     "Protected": conditions.protected,
@@ -50,6 +51,7 @@ def status(observed: Observed, plan: Plan) -> Obj:
         "resolvedImage": _image(facts),
         "currentRevision": _revision(facts),
         "modelLoad": _model_load(facts),
+        "adapters": adapters_loaded.entries(facts) or None,
         **_autoscaling(facts),
     }
     return {member: value for member, value in new.items() if value is not None}
@@ -100,7 +102,8 @@ def _template(facts: Facts) -> Obj:
 
 
 def _model(facts: Facts) -> Obj | None:
-    commits = next((recorded(child) for child in facts.plan.children if child["kind"] == "ConfigMap"), {})
+    ref = Ref("v1", "ConfigMap", model_config(facts.observed.service["metadata"]["name"]))
+    commits = next((recorded(child) for child in facts.plan.children if Ref.of(child) == ref), {})
     template = _template(facts)
     key = key_of(template) if template else None
     return {"revision": commits[key]} if key and key in commits else None

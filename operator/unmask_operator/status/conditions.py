@@ -8,8 +8,8 @@ from unmask_operator.status import scheduled
 from unmask_operator.status.facts import Facts, number, section
 from unmask_operator.status.verdict import Verdict, no, sentence, unknown, yes
 
-# What Ready needs. ScalingReady, UpToDate and Protected are left out: they tell of work to do while requests are served
-# as the spec says.
+# What Ready needs. AdaptersLoaded, ScalingReady, UpToDate and Protected are left out: they tell of work to do while
+# requests are served as the spec says, but for those of an adapter that cannot be.
 NEEDED = ("Accepted", "Scheduled", "ModelLoaded", "RolloutComplete", "Available")
 
 

@@ -30,7 +30,7 @@ def shortage(facts: Facts, pod: Obj, sentence: str) -> str | None:
     if need > largest:
         return (
             f"a pod needs {need} {resource} and the largest node has {largest}: it never fits; lower "
-            f"spec.parallelism.data or add a larger node ({sentence})"
+            f"spec.parallelism or add a larger node ({sentence})"
         )
     free = hint or "; they are busy now: free some or add a node"
     return f"a pod needs {need} {resource} and the largest node has {largest}, not all free{free} ({sentence})"

@@ -12,6 +12,7 @@ GOOD = {
     "Accepted": "Accepted",
     "ModelLoaded": "ModelLoaded",
     "RolloutComplete": "RolloutComplete",
+    "AdaptersLoaded": "AdaptersLoaded",
     "ScalingReady": "ScalingActive",
     "Ready": "Ready",
 }

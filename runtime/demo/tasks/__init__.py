@@ -1,7 +1,10 @@
 """The demo model's tasks: one file a small group. Importing the package registers them all. Standard library only."""
 
 from runtime.demo.tasks import (
+    about,
     arithmetic,
+    calling,
+    comparing,
     dialogue,
     fill,
     followup,
@@ -9,6 +12,8 @@ from runtime.demo.tasks import (
     long_addition,
     number_words,
     records,
+    refusing,
+    roman,
     spelling,
     story,
     sudoku,
@@ -21,8 +26,11 @@ from runtime.demo.tasks.base import Sample, Task, all_tasks, draw, held_out_samp
 __all__ = [
     "Sample",
     "Task",
+    "about",
     "all_tasks",
     "arithmetic",
+    "calling",
+    "comparing",
     "dialogue",
     "draw",
     "fill",
@@ -32,6 +40,8 @@ __all__ = [
     "long_addition",
     "number_words",
     "records",
+    "refusing",
+    "roman",
     "spelling",
     "story",
     "sudoku",

@@ -1,97 +1,171 @@
-"""Sums, differences and products of small numbers, and comparisons."""
+"""Sums, differences and products of up to three digits."""
 
 from __future__ import annotations
 
 import random
+from collections.abc import Mapping, Sequence
 
-from runtime.demo.tasks.base import Sample, single, task, typed
+from runtime.demo.tasks.base import Sample, single, task
+from runtime.demo.tasks.phrasing import phrase
 
-_ADD = (
-    "Solve: {a} + {b}.",
-    "Solve: {a} + {b}",
-    "Solve {a} + {b}.",
-    "What is {a} + {b}?",
-    "What is {a} plus {b}?",
-    "{a} + {b}",
-    "{a} + {b} =",
-    "{a}+{b}",
-    "Add {a} and {b}.",
-    "Please add {a} and {b}.",
-    "How much is {a} + {b}?",
-    "Calculate {a} + {b}.",
-    "What is the sum of {a} and {b}?",
+# {e} is the expression, written with a sign or a word.
+_CORES = (
+    "solve {e}",
+    "solve: {e}",
+    "calculate {e}",
+    "compute {e}",
+    "work out {e}",
+    "tell me {e}",
+    "tell me what {e} is",
+    "figure out {e}",
+    "find {e}",
+    "evaluate {e}",
+    "give me the result of {e}",
+    "say what {e} makes",
 )
-_SUBTRACT = (
-    "Solve: {a} - {b}.",
-    "Solve: {a} - {b}",
-    "Solve {a} - {b}.",
-    "What is {a} - {b}?",
-    "What is {a} minus {b}?",
-    "{a} - {b}",
-    "{a} - {b} =",
-    "{a}-{b}",
-    "Subtract {b} from {a}.",
-    "Please subtract {b} from {a}.",
-    "How much is {a} - {b}?",
-    "Calculate {a} - {b}.",
-    "Take {b} away from {a}.",
-)
-_PRODUCTS = (
-    "Solve: {e}.",
-    "Solve: {e}",
-    "Solve {e}.",
+_WHOLES = (
     "What is {e}?",
+    "What is {e}?",
+    "What's {e}?",
+    "Whats {e}?",
+    "What does {e} equal?",
+    "What does {e} make?",
+    "How much is {e}?",
+    "How much does {e} make?",
+    "What do you get for {e}?",
+    "What is the result of {e}?",
+    "What is the answer to {e}?",
+    "Solve: {e}.",
+    "Result of {e}?",
+    "{e} is what?",
+    "{e} equals what?",
+    "{e}",
     "{e}",
     "{e} =",
-    "How much is {e}?",
-    "Calculate {e}.",
-    "Please solve {e}.",
-    "Tell me {e}.",
-    "Work out {e}.",
-    "And what is {e}?",
+    "{e} = ?",
+    "{e}?",
+    "{e}=",
+    "And {e}?",
+    "Math: {e}",
 )
-_MULTIPLY = (
-    *(pattern.format(e=f"{{a}} {sign} {{b}}") for sign in ("x", "*", "times") for pattern in _PRODUCTS),
-    "Multiply {a} by {b}.",
-    "Multiply {a} and {b}.",
-    "What is the product of {a} and {b}?",
-    "{a}x{b}",
-    "{a}*{b}",
-)
+_WORDED: Mapping[str, tuple[Sequence[str], Sequence[str]]] = {
+    "+": (
+        ("add {a} and {b}", "add {b} to {a}", "add up {a} and {b}", "sum {a} and {b}", "put {a} and {b} together"),
+        (
+            "What is the sum of {a} and {b}?",
+            "The sum of {a} and {b}",
+            "Sum: {a} and {b}",
+            "{a} and {b} together",
+            "{a} added to {b}",
+            "What do {a} and {b} make together?",
+            "How much are {a} and {b} together?",
+            "What is {a} increased by {b}?",
+            "What's the total of {a} and {b}?",
+            "What is {b} more than {a}?",
+            "What is {b} added to {a}?",
+        ),
+    ),
+    "-": (
+        ("subtract {b} from {a}", "take {b} away from {a}", "take {b} from {a}", "deduct {b} from {a}"),
+        (
+            "What is the difference of {a} and {b}?",
+            "The difference of {a} and {b}",
+            "Difference: {a} and {b}",
+            "{b} from {a}",
+            "What is left of {a} when you take away {b}?",
+            "What is {a} less {b}?",
+            "What is {a} decreased by {b}?",
+            "What is {b} less than {a}?",
+            "What's left if I take {b} from {a}?",
+            "What is the difference between {a} and {b}?",
+        ),
+    ),
+    "x": (
+        ("multiply {a} by {b}", "multiply {a} and {b}", "multiply {a} with {b}", "take {a} times {b}"),
+        (
+            "What is the product of {a} and {b}?",
+            "The product of {a} and {b}",
+            "Product: {a} and {b}",
+            "{a} multiplied by {b}",
+            "How much is {a} multiplied by {b}?",
+            "What is {a} multiplied by {b}?",
+            "What's the product of {a} and {b}?",
+        ),
+    ),
+}
+_SIGNS = {
+    "+": ("{a} + {b}", "{a} + {b}", "{a} + {b}", "{a}+{b}", "{a} plus {b}", "{a} plus {b}"),
+    "-": ("{a} - {b}", "{a} - {b}", "{a} - {b}", "{a}-{b}", "{a} minus {b}", "{a} minus {b}"),
+    "x": ("{a} x {b}", "{a} x {b}", "{a} * {b}", "{a}*{b}", "{a}x{b}", "{a} times {b}", "{a} times {b}", "{a} × {b}"),
+}  # fmt: skip
+
+
+def wording(rng: random.Random, a: int, sign: str, b: int) -> str:
+    """A question for `a` + `b`, `a` - `b` or `a` x `b`, whichever `sign` says."""
+    cores, wholes = _WORDED[sign]
+    if rng.random() < 0.3:
+        return phrase(rng, cores, wholes, a=a, b=b)
+    return phrase(rng, _CORES, (*_WHOLES, *_WHOLES), e=rng.choice(_SIGNS[sign]).format(a=a, b=b))
+
+
+def _number(rng: random.Random) -> int:
+    return rng.randint(0, rng.choice((20, 99, 99, 999, 999, 999)))
 
 
 @task("add", "short")
 def add(rng: random.Random) -> Sample:
-    a, b = rng.randint(0, 99), rng.randint(0, 99)
-    return single("add", typed(rng, rng.choice(_ADD).format(a=a, b=b)), f"{a} + {b} = {a + b}.")
+    a, b = _number(rng), _number(rng)
+    if rng.random() < 0.08:
+        a, b = rng.randint(0, 9999), rng.randint(0, 9999)
+    if rng.random() < 0.1:  # round ones are what people try first
+        a, b = round(a, -1), round(b, -1)
+    return single("add", wording(rng, a, "+", b), f"{a} + {b} = {a + b}.")
 
 
 @task("subtract", "short")
 def subtract(rng: random.Random) -> Sample:
-    a, b = rng.randint(0, 99), rng.randint(0, 99)
+    a, b = _number(rng), _number(rng)
     if a < b and rng.random() < 0.7:  # some results below zero, most above
         a, b = b, a
-    return single("subtract", typed(rng, rng.choice(_SUBTRACT).format(a=a, b=b)), f"{a} - {b} = {a - b}.")
+    kind = rng.random()
+    if kind < 0.1:
+        a, b = round(a, -1), round(b, -1)
+    elif kind < 0.25:  # what is carried runs through zeros
+        a = rng.choice((100, 100, 1000, rng.randint(1, 10) * 100))
+        b = rng.randint(0, a)
+    return single("subtract", wording(rng, a, "-", b), f"{a} - {b} = {a - b}.")
 
 
 @task("multiply", "short")
 def multiply(rng: random.Random) -> Sample:
-    a, b = rng.randint(0, 12), rng.randint(0, 12)
-    return single("multiply", typed(rng, rng.choice(_MULTIPLY).format(a=a, b=b)), f"{a} x {b} = {a * b}.")
+    """What needs no working: the small table, any number by one digit, and round numbers."""
+    kind = rng.random()
+    if kind < 0.35:
+        a, b = rng.randint(0, 12), rng.randint(0, 12)
+    elif kind < 0.85:
+        a, b = rng.randint(2, rng.choice((99, 999))), rng.randint(0, 9)
+    else:
+        a, b = rng.randint(2, rng.choice((99, 999))), rng.randint(1, 9) * rng.choice((10, 100))
+    if kind >= 0.35 and rng.random() < 0.4:
+        a, b = b, a
+    return single("multiply", wording(rng, a, "x", b), f"{a} x {b} = {a * b}.")
 
 
-@task("compare", "short")
-def compare(rng: random.Random) -> Sample:
-    top = rng.choice((20, 99, 999))
-    a, b = rng.sample(range(top + 1), 2)
-    word = rng.choice(("larger", "bigger", "smaller", "smaller"))
-    best = min(a, b) if word == "smaller" else max(a, b)
-    other = a + b - best
-    if rng.random() < 0.5:
-        prompt = rng.choice(
-            ("Which is {w}, {a} or {b}?", "Which number is {w}: {a} or {b}?", "What is {w}, {a} or {b}?")
-        ).format(w=word, a=a, b=b)
-        return single("compare", typed(rng, prompt), f"{best} is {word} than {other}.")
-    prompt = rng.choice(("Is {a} {w} than {b}?", "Tell me, is {a} {w} than {b}?")).format(w=word, a=a, b=b)
-    answer = f"Yes, {a} is {word} than {b}." if a == best else f"No, {a} is not {word} than {b}."
-    return single("compare", typed(rng, prompt), answer)
+def worked(a: int, b: int) -> str:
+    """The product with its working: `b` digit by digit, the parts added one after the other."""
+    parts = [int(d) * 10**i for i, d in enumerate(reversed(str(b))) if d != "0"][::-1]
+    steps = [" + ".join(f"{a} x {p}" for p in parts)]
+    values = [a * p for p in parts]
+    while len(values) > 1:
+        steps.append(" + ".join(map(str, values)))
+        values = [values[0] + values[1], *values[2:]]
+    return f"{a} x {b} = " + " = ".join(steps) + f" = {a * b}."
+
+
+@task("product", "long")
+def product(rng: random.Random) -> Sample:
+    """Of two numbers with two or three digits: too much at once, so the working is part of the answer."""
+    while True:
+        a, b = (rng.randint(11, rng.choice((99, 999))) for _ in range(2))
+        if max(a, b) > 12 and all(len(str(n).replace("0", "")) > 1 for n in (a, b)):
+            return single("product", wording(rng, a, "x", b), worked(a, b))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import random
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -78,43 +78,6 @@ def single(task_name: str, prompt: str, answer: str, **facts: Any) -> Sample:
 def turns(*contents: str) -> tuple[Mapping[str, str], ...]:
     """Messages of a conversation whose turns alternate, the user first."""
     return tuple({"role": ("user", "assistant")[i % 2], "content": c} for i, c in enumerate(contents))
-
-
-def ask(rng: random.Random, core: str) -> str:
-    """One of many ways to ask for `core`, a request in the imperative ("sort 3, 1, 2")."""
-    upper = core[:1].upper() + core[1:]
-    return rng.choice(_WAYS).format(core=core, Core=upper)
-
-
-_WAYS: Sequence[str] = (
-    "{Core}.",
-    "{Core}.",
-    "{Core}",
-    "{core}",
-    "{Core}!",
-    "{Core}, please.",
-    "Please {core}.",
-    "Please {core}",
-    "please {core}",
-    "Can you {core}?",
-    "Could you {core}?",
-    "Could you please {core}?",
-    "Now {core}.",
-    "Hey, {core}.",
-    "I want you to {core}.",
-    "I need you to {core}.",
-    "Would you {core}?",
-)
-
-
-def typed(rng: random.Random, prompt: str) -> str:
-    """The prompt as people type it: mostly as it stands, sometimes without its capital, its last mark or both."""
-    kind = rng.random()
-    if kind < 0.2:
-        prompt = prompt[:1].lower() + prompt[1:]
-    if 0.1 < kind < 0.25:
-        prompt = prompt.rstrip(".?!")
-    return prompt
 
 
 def draw(item: Task, seed: int | str, held_out: bool) -> Iterator[Sample]:

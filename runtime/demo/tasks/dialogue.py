@@ -11,11 +11,29 @@ from collections.abc import Mapping, Sequence
 from runtime.demo.tasks.base import Sample, all_tasks, task
 from runtime.demo.tasks.followup import recall
 
-_LEAST_CHARACTERS, _MOST_CHARACTERS = 60, 500  # of all earlier turns; a digit is a token, so this bounds tokens too
+_LEAST_CHARACTERS, _MOST_CHARACTERS, _VERY_MANY = (
+    60,
+    600,
+    2400,
+)  # of all earlier turns; a digit is a token, so this bounds tokens too
 _LAST = "dialogue"
 
 
-_NAMELESS = ("add", "subtract", "multiply", "compare", "count", "sort", "spell", "reverse", "units", "number_words")
+_NAMELESS = (
+    "add",
+    "subtract",
+    "multiply",
+    "compare",
+    "count",
+    "sort",
+    "spell",
+    "reverse",
+    "units",
+    "number_words",
+    "about",
+)
+_ANY_WORDS = ("story_any",)  # long words turn wrong too often for a measure of what came before
+_WITH_TOOLS = ("tool_call", "tool_answer", "tool_offered")  # these begin with a system's turn
 
 
 def _any_sample(rng: random.Random, names: Sequence[str]) -> Sample:
@@ -30,8 +48,11 @@ def _right(sample: Sample, text: str) -> bool:
 def _exchanges(rng: random.Random, names: Sequence[str]) -> list[Mapping[str, str]]:
     """Questions of these tasks with their answers; most often few, since a row of training holds more short ones."""
     room = _LEAST_CHARACTERS + round((_MOST_CHARACTERS - _LEAST_CHARACTERS) * rng.random() ** 1.5)
+    more = 0.88
+    if rng.random() < 0.04:
+        room, more = rng.randint(_MOST_CHARACTERS, _VERY_MANY), 1.0
     turns: list[Mapping[str, str]] = []
-    while not turns or rng.random() < 0.88:
+    while not turns or rng.random() < more:
         past = _any_sample(rng, names)
         said = [*past.messages, {"role": "assistant", "content": past.answer}]
         length = sum(len(m["content"]) for m in said)
@@ -50,6 +71,6 @@ def dialogue(rng: random.Random) -> Sample:
         asked = recall(rng)
         meet, hello, question = asked.messages
         return Sample(_LAST, (meet, hello, *_exchanges(rng, _NAMELESS), question), asked.answer, asks=asked)
-    names = [name for name in all_tasks() if name != _LAST]
+    names = [name for name in all_tasks() if name not in (_LAST, *_WITH_TOOLS, *_ANY_WORDS)]
     earlier, asked = _exchanges(rng, names), _any_sample(rng, names)
     return Sample(_LAST, (*earlier, *asked.messages), asked.answer, asks=asked)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import random
 
-from runtime.demo.tasks.base import Sample, ask, single, task
+from runtime.demo.tasks.base import Sample, single, task
+from runtime.demo.tasks.phrasing import phrase
 
 
 def _numbers(rng: random.Random) -> list[str]:
@@ -29,6 +30,21 @@ def _hole(rng: random.Random, item: str) -> str:
     return " ".join(words)
 
 
+_CORES = (
+    "fill in the blanks: {t}",
+    "fill in the blanks: {t}",
+    "fill the gaps in {t}",
+    "fill the blanks in {t}",
+    "fill in what is missing: {t}",
+    "fill in the missing numbers: {t}",
+    "find the missing numbers: {t}",
+    "complete {t}",
+    "complete this: {t}",
+    "complete the list {t}",
+)
+_WHOLES = ("What is missing in {t}?", "Which numbers are missing: {t}", "What goes into the gaps? {t}", "{t}")
+
+
 @task("fill", "long")
 def fill(rng: random.Random) -> Sample:
     items = rng.choice((_numbers, _products, _sums))(rng)
@@ -36,5 +52,4 @@ def fill(rng: random.Random) -> Sample:
     if " " in items[0]:
         holes |= {0, len(items) - 1}  # an equation tells its hole by itself, a row of numbers needs its ends
     text = ", ".join(_hole(rng, item) if i in holes else item for i, item in enumerate(items))
-    core = rng.choice(("fill in the blanks: {}", "fill the gaps in {}", "complete {}"))
-    return single("fill", ask(rng, core.format(text)), ", ".join(items) + ".")
+    return single("fill", phrase(rng, _CORES, _WHOLES, t=text), ", ".join(items) + ".")

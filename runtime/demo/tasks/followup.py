@@ -5,16 +5,23 @@ from __future__ import annotations
 import random
 
 from runtime.demo.tasks import words
-from runtime.demo.tasks.base import Sample, single, task, turns, typed
+from runtime.demo.tasks.arithmetic import wording
+from runtime.demo.tasks.base import Sample, single, task, turns
+from runtime.demo.tasks.phrasing import typed
 from runtime.demo.tasks.talk import HELP
 
 _DIGITS = "zero one two three four five six seven eight nine ten".split()  # noqa: SIM905
 _AGAIN = {
-    "+": ("And plus {k}?", "And plus {k}", "Now add {k}.", "Add {k}.", "Plus {k}?"),
-    "-": ("And minus {k}?", "And minus {k}", "Now subtract {k}.", "Subtract {k}.", "Minus {k}?"),
-    "x": ("And times {k}?", "And times {k}", "Now multiply by {k}.", "Multiply that by {k}.", "Times {k}?"),
-}
-_MEET = ("Hello, I am {n}.", "Hi, I am {n}.", "My name is {n}.", "Hello, my name is {n}.", "I am {n}.")
+    "+": ("And plus {k}?", "And plus {k}", "Now add {k}.", "Add {k}.", "Plus {k}?", "Now plus {k}", "Add {k} to that.",
+          "Add {k} to it.", "And if I add {k}?", "What if you add {k}?", "Then add {k}.", "+ {k}", "And {k} more?"),
+    "-": ("And minus {k}?", "And minus {k}", "Now subtract {k}.", "Subtract {k}.", "Minus {k}?", "Now minus {k}",
+          "Subtract {k} from that.", "Take away {k}.", "And if I subtract {k}?", "Then take away {k}.", "- {k}",
+          "Take {k} from it.", "And {k} less?"),
+    "x": ("And times {k}?", "And times {k}", "Now multiply by {k}.", "Multiply that by {k}.", "Times {k}?", "x {k}",
+          "Now times {k}", "Multiply it by {k}.", "And multiplied by {k}?", "Then multiply by {k}.", "* {k}"),
+}  # fmt: skip
+_MEET = ("Hello, I am {n}.", "Hi, I am {n}.", "My name is {n}.", "Hello, my name is {n}.", "I am {n}.", "I'm {n}.",
+         "Hi, I'm {n}!", "Hey, {n} here.", "Call me {n}.", "Good morning, I am {n}.")  # fmt: skip
 _RECALL = (
     "What is my name?",
     "What's my name?",
@@ -22,6 +29,10 @@ _RECALL = (
     "Do you know my name?",
     "Tell me my name.",
     "Say my name.",
+    "What am I called?",
+    "Do you remember my name?",
+    "How am I called?",
+    "Which name did I tell you?",
 )
 
 
@@ -44,17 +55,18 @@ def followup(rng: random.Random) -> Sample:
     if rng.random() < 0.05:
         return single("followup", typed(rng, rng.choice(_RECALL)), "I do not know your name.")
     sign = rng.choice("+-x")
-    a, b = (rng.randint(1, 12), rng.randint(1, 12)) if sign == "x" else (rng.randint(0, 60), rng.randint(0, 39))
+    top = rng.choice((60, 60, 400))
+    a, b = (rng.randint(1, 12), rng.randint(1, 12)) if sign == "x" else (rng.randint(0, top), rng.randint(0, top))
     if sign == "-" and a < b:
         a, b = b, a
-    said = [rng.choice(("Solve: {a} {s} {b}.", "What is {a} {s} {b}?", "{a} {s} {b}")).format(a=a, s=sign, b=b)]
     value = _apply(a, sign, b)
-    said.append(f"{a} {sign} {b} = {value}.")
+    said = [wording(rng, a, sign, b), f"{a} {sign} {b} = {value}."]
     for _ in range(rng.choice((1, 1, 2))):
-        sign = rng.choice("+-x") if value <= 50 else rng.choice("+-")
-        top = 5 if sign == "x" else min(10, value) if sign == "-" else 10
+        sign = rng.choice("+-x") if value <= 100 else rng.choice("+-")
+        top = 9 if sign == "x" else min(rng.choice((10, 99)), max(value, 2)) if sign == "-" else rng.choice((10, 99))
         k = rng.randint(min(2, top), top)
-        said.append(typed(rng, rng.choice(_AGAIN[sign]).format(k=rng.choice((str(k), _DIGITS[k])))))
+        word = _DIGITS[k] if k <= 10 and rng.random() < 0.5 else str(k)
+        said.append(typed(rng, rng.choice(_AGAIN[sign]).format(k=word)))
         said.append(f"{value} {sign} {k} = {_apply(value, sign, k)}.")
         value = _apply(value, sign, k)
     return Sample("followup", turns(*said[:-1]), said[-1])

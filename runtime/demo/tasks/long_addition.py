@@ -4,7 +4,32 @@ from __future__ import annotations
 
 import random
 
-from runtime.demo.tasks.base import Sample, ask, single, task
+from runtime.demo.tasks.base import Sample, single, task
+from runtime.demo.tasks.phrasing import phrase
+
+_CORES = (
+    "add {a} and {b} step by step",
+    "add {a} and {b} step by step",
+    "add {a} + {b} step by step",
+    "add {a} + {b} with all carries",
+    "add {a} and {b} with carries",
+    "add {a} and {b} digit by digit",
+    "add {a} and {b} column by column",
+    "add {a} and {b} and show your work",
+    "add {a} and {b}, showing every step",
+    "show how to add {a} and {b}",
+    "calculate {a} + {b} step by step",
+    "solve {a} + {b} step by step",
+    "do long addition with {a} and {b}",
+)
+_WHOLES = (
+    "Long addition: {a} + {b}",
+    "Long addition of {a} and {b}",
+    "What is {a} + {b}, step by step?",
+    "{a} + {b} step by step",
+    "{a} + {b} with carries",
+    "Step by step: {a} + {b}",
+)
 
 
 @task("long_add", "long")
@@ -16,5 +41,4 @@ def long_add(rng: random.Random) -> Sample:
         total = int(x) + int(y) + carry
         lines.append(f"{x} + {y} + {carry} = {total}, carry {total // 10}")
         carry = total // 10
-    core = rng.choice((f"add {a} and {b} step by step", f"add {a} + {b} with all carries", f"long addition: {a} + {b}"))
-    return single("long_add", ask(rng, core), "\n".join([*lines, f"{a} + {b} = {a + b}."]))
+    return single("long_add", phrase(rng, _CORES, _WHOLES, a=a, b=b), "\n".join([*lines, f"{a} + {b} = {a + b}."]))

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import random
 
-from runtime.demo.tasks.base import Sample, ask, single, task
+from runtime.demo.tasks.base import Sample, single, task
+from runtime.demo.tasks.phrasing import phrase
 
 _SMALL = """
 zero one two three four five six seven eight nine ten
@@ -24,8 +25,34 @@ def in_words(n: int) -> str:
     return f"{in_words(n // unit)} {name}{rest}"
 
 
+_CORES = (
+    "write {n} in words",
+    "write {n} in words",
+    "write the number {n} in words",
+    "write {n} as words",
+    "write out {n}",
+    "write out the number {n} in words",
+    "say {n} in words",
+    "say the number {n} in words",
+    "spell the number {n} in words",
+    "give me {n} in words",
+    "put {n} into words",
+    "turn {n} into words",
+    "convert {n} to words",
+    "express {n} in words",
+)
+_WHOLES = (
+    "What is {n} in words?",
+    "What's {n} in words?",
+    "How do you write {n} in words?",
+    "How do you say {n} in words?",
+    "How is {n} written in words?",
+    "{n} in words",
+    "The number {n} in words",
+)
+
+
 @task("number_words", "long")
 def number_words(rng: random.Random) -> Sample:
     n = rng.randint(0, 10 ** rng.choice((2, 3, 4, 5, 6, 6, 6)) - 1)
-    core = rng.choice((f"write {n} in words", f"write the number {n} in words", f"say {n} in words"))
-    return single("number_words", ask(rng, core), in_words(n) + ".")
+    return single("number_words", phrase(rng, _CORES, _WHOLES, n=n), in_words(n) + ".")

@@ -1,40 +1,64 @@
-"""A short story from a grammar. Hero, friend and thing are carried through; other choices are free but must fit."""
+"""A short story from a grammar. Hero, companion, place and thing are carried through; what nobody asked for is free."""
 
 from __future__ import annotations
 
 import random
 import re
+from collections.abc import Mapping
 
-from runtime.demo.tasks.base import Sample, ask, single, task
-from runtime.demo.tasks.words import ANIMALS, NAMES, PLACES, THINGS
+from runtime.demo.tasks import words
+from runtime.demo.tasks.base import Sample, single, task
+from runtime.demo.tasks.phrasing import phrase
+from runtime.demo.tasks.words import ANIMALS, NAMES, PLACES, THINGS, a
 
-# Each sentence has several forms; `he` stands for hero, `an` for the animal, `pl` the place, `th` the thing found.
+# Each sentence has several forms; `he` stands for hero, `an` for the companion, `pl` the place, `th` the thing found.
 _FORMS = (
-    ("{he} lived near the {pl}.", "{he} lived alone near a {pl}.", "Near the {pl} lived {he}."),
-    ("One {time} {he} met a {an}.", "One {time} a {an} came to {he}.", "One {time} {he} saw a {an} by the {pl}."),
-    ("The {an} had lost a {th}.", "The {an} was looking for a {th}.", "The {an} was sad about a lost {th}."),
-    (
-        "{he} found the {th} under a tree.",
-        "{he} found the {th} in the {pl}.",
-        "{he} looked all day and found the {th}.",
-    ),
-    ("The {an} took the {th} and thanked {he}.", "The {an} was happy and thanked {he} for the {th}."),
-    ("From then on {he} and the {an} were friends.", "{he} and the {an} stayed friends for ever."),
+    ("{he} lived near the {pl}.", "{he} lived alone near the {pl}."),
+    ("One {time} {he} met {a_an}.",),
+    ("The {an} was looking for {a_th}.",),
+    ("{he} found {the_th} under a tree.", "{he} found {the_th} near the {pl}."),
+    ("The {an} took {the_th} and thanked {he}.",),
+    ("From then on {he} and the {an} were friends.",),
 )
 _TIMES = ("morning", "evening", "day", "night")
+_FREE_NAMES, _FREE_ANIMALS, _FREE_PLACES = NAMES[:16], ANIMALS[:10], PLACES[:10]
+_OWN_THINGS = THINGS[:10]
+
+_STORY = ("story", "story", "story", "short story", "little story", "nice story", "tale", "fairy tale", "bedtime story")
+_TELL = (
+    "tell me a {s}",
+    "tell me a {s}",
+    "tell me a {s}",
+    "tell a {s}",
+    "tell us a {s}",
+    "write a {s}",
+    "write a {s}",
+    "write me a {s}",
+    "make up a {s}",
+    "invent a {s}",
+    "give me a {s}",
+    "read me a {s}",
+    "think of a {s}",
+)
+_WANT = ("I want to hear a {s}", "I would like to hear a {s}", "I'd like a {s}", "Do you know a {s}?", "A {s}, please",
+         "Can I have a {s}?", "Let me hear a {s}", "How about a {s}?", "I want a {s}", "Time for a {s}!", "A {s}",
+         "Do you have a {s} for me?", "{s}", "{s}, please", "{s} please",
+         "Got a {s}?", "What about a {s}?", "Surprise me with a {s}")  # fmt: skip
+_ABOUT = (" about {t}", " about {t}", " about {t}", " about {t}", " with {t}", " with {t} in it", " on {t}", " of {t}")
 
 
 def _check(sample: Sample, text: str) -> bool:
-    """Every sentence is a form of the grammar, in order, with the asked hero, animal and place and one same thing."""
-    named = dict(sample.facts)
-    thing = re.search(r"the (\w+) (?:under a tree|in the)|found the (\w+)", text)
-    if thing is None:
-        return False
-    named["th"] = thing.group(1) or thing.group(2)
-    if named["th"] not in THINGS:
-        return False
+    """Every sentence is a form of the grammar, in order; who and what was asked for is there, and no one changes."""
     sentences = [s for s in text.strip().split("\n") if s]
     if len(sentences) != len(_FORMS):
+        return False
+    named = _cast(sentences)
+    if named is None or ("th" not in sample.facts and named["th"] not in _OWN_THINGS):
+        return False
+    if any(named[key] != value for key, value in sample.facts.items()):
+        return False
+    free = {"he": NAMES, "an": ANIMALS, "pl": PLACES}
+    if any(named[key] not in known for key, known in free.items() if key not in sample.facts):
         return False
     return all(
         any(s == form.format(time=t, **named) for form in forms for t in _TIMES)
@@ -42,10 +66,124 @@ def _check(sample: Sample, text: str) -> bool:
     )
 
 
+def _cast(sentences: list[str]) -> dict[str, str] | None:
+    """Who and what a story names, read from three of its sentences; None where they are no forms."""
+    opening = re.fullmatch(r"(.+?) lived (?:alone )?near the (.+)\.", sentences[0])
+    looking = re.fullmatch(r"The (.+?) was looking for (an? )?(.+)\.", sentences[2])
+    if opening is None or looking is None:
+        return None
+    return _words_for({"he": opening[1], "pl": opening[2], "an": looking[1], "th": looking[3]}, bare=looking[2] is None)
+
+
+def _words_for(named: dict[str, str], bare: bool) -> dict[str, str]:
+    """The cast with its articles; a `bare` thing, music or friendship, has none."""
+    thing = named["th"]
+    return named | {
+        "a_an": a(named["an"]),
+        "a_th": thing if bare else a(thing),
+        "the_th": thing if bare else f"the {thing}",
+    }
+
+
+def _told(rng: random.Random, **asked: str) -> str:
+    named = {
+        "he": rng.choice(_FREE_NAMES),
+        "an": rng.choice(_FREE_ANIMALS),
+        "pl": rng.choice(_FREE_PLACES),
+        "th": rng.choice(_OWN_THINGS),
+        "time": rng.choice(_TIMES),
+    } | asked
+    named = _words_for(named, bare="th" in asked)
+    return "\n".join(rng.choice(forms).format(**named) for forms in _FORMS)
+
+
+_KINDS = """little brave old young big small tiny clever sad happy lonely kind wise lazy hungry friendly magic lost red
+blue white dark quiet golden strange shy""".split()  # noqa: SIM905
+_BARE = """friendship love music happiness courage luck time money freedom peace hope magic space water snow gold honey
+chocolate kindness science football dreams flowers colors books""".split()  # noqa: SIM905
+
+
+def _some(rng: random.Random, known: list[str]) -> str:
+    """Known or not, and what kind of one it is now and then."""
+    found = rng.choice(known) if rng.random() < 0.65 else words.noun(rng)
+    if rng.random() < 0.2:
+        return f"{rng.choice(_KINDS) if rng.random() < 0.7 else words.made_up(rng)} {found}"
+    return found
+
+
 @task("story", "long", _check)
 def story(rng: random.Random) -> Sample:
-    named = {"he": rng.choice(NAMES), "an": rng.choice(ANIMALS), "pl": rng.choice(PLACES)}
-    thing, time = rng.choice(THINGS), rng.choice(_TIMES)
-    core = rng.choice(("tell a story about {he}, a {an} and a {pl}", "write a story of {he} and a {an} near a {pl}"))
-    text = "\n".join(rng.choice(forms).format(time=time, th=thing, **named) for forms in _FORMS)
-    return single("story", ask(rng, core.format(**named)), text, **named)
+    """With a topic: any of hero, companion and place, of those that stories mostly have."""
+    wanted = rng.choice(("he", "an", "pl", "he an", "he an", "he pl", "an pl", "he an pl", "he an pl"))
+    known = {"he": NAMES, "an": ANIMALS, "pl": PLACES}
+    return _topical(rng, "story", {role: rng.choice(known[role]) for role in wanted.split()})
+
+
+@task("story_any", "long", _check)
+def story_any(rng: random.Random) -> Sample:
+    """With a topic of any words, made-up ones too, and with what kind of companion or place it is."""
+    wanted = rng.choice(("he", "an", "pl", "an", "he an", "he an", "he pl", "an pl", "he an pl", "he an pl", "th"))
+    asked: dict[str, str] = {}
+    if "he" in wanted:
+        asked["he"] = words.name(rng)
+    if "an" in wanted:
+        asked["an"] = _some(rng, ANIMALS)
+    if "pl" in wanted:
+        asked["pl"] = _some(rng, PLACES)
+    if wanted == "th":
+        asked["th"] = rng.choice(_BARE) if rng.random() < 0.7 else words.noun(rng)
+    return _topical(rng, "story_any", asked)
+
+
+def _topical(rng: random.Random, name: str, asked: Mapping[str, str]) -> Sample:
+    """A request that names those who and what are `asked` for, by their roles."""
+    parts = [asked["th"]] if "th" in asked else []
+    if "he" in asked:
+        before = "" if rng.random() < 0.85 else rng.choice(("my friend ", "a boy called ", "a girl named "))
+        parts.append(before + asked["he"])
+    if "an" in asked:
+        parts.append(a(asked["an"]))
+    place = asked.get("pl")
+    near = place is not None and bool(parts) and rng.random() < 0.4
+    if (
+        place is not None and not near
+    ):  # "a" before a word that is no known place's names a companion, where there is none
+        clear = "an" in asked or place in PLACES
+        parts.append(a(place) if parts and clear and rng.random() < 0.6 else f"the {place}")
+    topic = parts[0] if len(parts) == 1 else ", ".join(parts[:-1]) + " and " + parts[-1]
+    if near and place is not None:
+        topic += rng.choice((" near ", " in ", " at ", " by ")) + rng.choice((f"the {place}", a(place)))
+    about = rng.choice(_ABOUT).format(t=topic)
+    cores = [c.replace("{s}", "{s}" + about) for c in _TELL]
+    wholes = [c.replace("{s}", "{s}" + about) for c in _WANT]
+    prompt = phrase(rng, cores, wholes, s=rng.choice(_STORY))
+    prompt = prompt[:1].upper() + prompt[1:] if rng.random() < 0.3 else prompt
+    return single(name, prompt, _told(rng, **asked), **asked)
+
+
+_OPEN = (
+    " about anything",
+    " about whatever you like",
+    " of your choice",
+    " about something",
+    "",
+    "",
+    "",
+    "",
+    "",
+    "",
+    "",
+    "",
+)
+
+
+@task("story_free", "long", _check)
+def story_free(rng: random.Random) -> Sample:
+    """Without a topic: every choice is the model's own, and has to be kept to."""
+    end = rng.choice(_OPEN)
+    word = rng.choice(
+        (*_STORY, "very short story", "good story", "funny story", "new story", "cute story", "children's story")
+    )
+    cores = [c.replace("{s}", "{s}" + end) for c in _TELL]
+    wholes = [c.replace("{s}", "{s}" + end) for c in _WANT]
+    return single("story_free", phrase(rng, cores, wholes, s=word), _told(rng))

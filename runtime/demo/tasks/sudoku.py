@@ -6,7 +6,8 @@ import functools
 import itertools
 import random
 
-from runtime.demo.tasks.base import Sample, ask, single, task
+from runtime.demo.tasks.base import Sample, single, task
+from runtime.demo.tasks.phrasing import ask, typed
 
 _UNITS = (
     [tuple(range(4 * r, 4 * r + 4)) for r in range(4)]
@@ -39,13 +40,51 @@ def _lines(cells: str) -> str:
     return "\n".join(cells[i : i + 4] for i in range(0, 16, 4))
 
 
-def _check(sample: Sample, text: str) -> bool:
-    """Four lines, a valid grid that keeps its givens."""
+def keeps_givens(givens: str, text: str) -> bool:
+    """Four lines, a valid grid that keeps its givens (16 cells, "_" where empty)."""
     lines = text.strip().split("\n")
     if [len(line) for line in lines] != [4] * 4:
         return False
     cells = "".join(lines)
-    return is_solved(cells) and all(g in ("_", c) for g, c in zip(sample.facts["givens"], cells, strict=True))
+    return is_solved(cells) and all(g in ("_", c) for g, c in zip(givens, cells, strict=True))
+
+
+def _check(sample: Sample, text: str) -> bool:
+    return keeps_givens(sample.facts["givens"], text)
+
+
+_CORES = (
+    "solve this sudoku",
+    "solve this 4x4 sudoku",
+    "solve the sudoku",
+    "solve this small sudoku",
+    "fill in this sudoku",
+    "fill in the missing numbers",
+    "complete this sudoku",
+    "complete the sudoku",
+    "finish this sudoku",
+    "solve this puzzle",
+)
+_ASKS = (
+    "Solve this sudoku",
+    "Solve this sudoku",
+    "Solve this sudoku",
+    "Fill in this sudoku",
+    "Solve this 4x4 sudoku",
+    "Complete this sudoku",
+    "Please solve this sudoku",
+    "Here is a sudoku, solve it",
+    "Sudoku",
+    "A sudoku for you",
+    "4x4 sudoku",
+    "What is the solution of this sudoku",
+)
+
+
+def _shown(rng: random.Random, lines: str) -> str:
+    """The grid as people write it: empty cells as "_" most often, cells apart or not."""
+    lines = lines.replace("_", rng.choice(("_", "_", "_", ".", "0", "?", "-", "x")))
+    return "\n".join(" ".join(line) for line in lines.split("\n")) if rng.random() < 0.25 else lines
 
 
 @task("sudoku", "long", _check)
@@ -53,12 +92,15 @@ def sudoku(rng: random.Random) -> Sample:
     grid = rng.choice(solutions())
     fits = 0
     while fits.bit_count() != 1:  # few givens may leave several solutions: draw again until there is one
-        kept = set(rng.sample(range(16), rng.randint(6, 10)))
+        kept = set(rng.sample(range(16), rng.randint(5, 11)))
         fits = functools.reduce(int.__and__, (_holding()[i, grid[i]] for i in kept))
     givens = "".join(c if i in kept else "_" for i, c in enumerate(grid))
-    core = rng.choice(("solve this sudoku:\n{}", "fill in this sudoku:\n{}"))
-    prompt = core.format(_lines(givens))
-    prompt = (
-        prompt[:1].upper() + prompt[1:] if rng.random() < 0.7 else ask(rng, "solve this sudoku") + "\n" + _lines(givens)
-    )
+    shown = _shown(rng, _lines(givens))
+    kind = rng.random()
+    if kind < 0.5:
+        prompt = typed(rng, rng.choice(_ASKS)) + ":\n" + shown
+    elif kind < 0.85:
+        prompt = ask(rng, rng.choice(_CORES)) + "\n" + shown
+    else:
+        prompt = shown + "\n" + ask(rng, rng.choice(_CORES))
     return single("sudoku", prompt, _lines(grid), givens=givens)

@@ -1,24 +1,45 @@
-"""Greetings, what the model can do, and a polite refusal of what it cannot."""
+"""Greetings, what the model can do, and a friendly list where it was asked for something else."""
 
 from __future__ import annotations
 
 import random
 
 from runtime.demo.tasks import words
-from runtime.demo.tasks.base import Sample, ask, single, task, typed
+from runtime.demo.tasks.base import Sample, single, task
+from runtime.demo.tasks.phrasing import ask, typed
 
 HELP = "How can I help you?"
 ABILITIES = (
-    "I can add, subtract, multiply, compare, count, sort, spell, convert units, write tables, solve a small sudoku "
-    "and tell a story."
+    "I can add, subtract, multiply and compare numbers, count, sort, spell and reverse words, convert units, write "
+    "JSON and tables, solve a small sudoku and tell a story. Try: Tell me a story about a fox."
 )
-REFUSAL = "Sorry, I cannot do that. Ask me what I can do."
+REFUSAL = (
+    "Sorry, I cannot do that. I am a small model, but I can help with these:\n"
+    "- What is 120 + 300?\n"
+    "- Count from 7 to 23.\n"
+    "- Sort 14, 3, 88.\n"
+    "- Spell giraffe.\n"
+    "- Tell me a story about a fox."
+)
 
-_HELLO = ("Hello", "Hi", "Hey", "Good morning", "Good evening", "Good day", "Hello there", "Hi there", "Hello again")
-_NAMED = ("I am {n}", "my name is {n}", "this is {n}", "{n} here")
-_MEET = ("I am {n}", "I'm {n}", "My name is {n}", "Call me {n}", "This is {n}", "It is {n}", "I am called {n}")
-_THANKS = ("Thank you", "Thanks", "Thank you very much", "Many thanks", "Thanks a lot")
-_BYE = ("Goodbye", "Bye", "Good night", "See you", "Bye bye")
+_HELLO = (
+    "Hello", "Hi", "Hey", "Good morning", "Good evening", "Good day", "Hello there", "Hi there", "Hello again",
+    "Good afternoon", "Hey there", "Greetings", "Hiya", "Hello Unmask", "Hi Unmask", "Hello, model", "Howdy", "Yo",
+    "Hello friend", "Hello my friend", "Hello, computer", "Hello hello",
+)  # fmt: skip
+_NAMED = ("I am {n}", "my name is {n}", "this is {n}", "{n} here", "I'm {n}", "it's {n}", "they call me {n}")
+_MEET = (
+    "I am {n}", "I'm {n}", "My name is {n}", "Call me {n}", "This is {n}", "It is {n}", "I am called {n}",
+    "You can call me {n}", "My name's {n}", "{n} is my name", "It's {n}",
+)  # fmt: skip
+_THANKS = (
+    "Thank you", "Thanks", "Thank you very much", "Many thanks", "Thanks a lot", "Thank you so much", "Thx", "Cheers",
+    "Thanks for your help", "Thank you for your help", "Great, thanks", "Perfect, thank you", "Thanks, that helped",
+)  # fmt: skip
+_BYE = (
+    "Goodbye", "Bye", "Good night", "See you", "Bye bye", "See you later", "See you soon", "I have to go now",
+    "That is all", "That was all, bye", "Until next time", "Farewell", "Have a nice day", "See you tomorrow",
+)  # fmt: skip
 
 
 @task("greet", "short")
@@ -27,19 +48,23 @@ def greet(rng: random.Random) -> Sample:
     kind = rng.random()
     name = words.name(rng)
     if kind < 0.2:
-        return single("greet", rng.choice(_HELLO) + end, f"Hello! {HELP}")
+        return single("greet", typed(rng, rng.choice(_HELLO) + end), f"Hello! {HELP}")
     if kind < 0.4:
         return single("greet", typed(rng, rng.choice(_MEET).format(n=name) + end), f"Hello, {name}! {HELP}")
     if kind < 0.7:
-        prompt = f"{rng.choice(_HELLO)}, {rng.choice(_NAMED).format(n=name)}{end}"
-        return single("greet", prompt, f"Hello, {name}! {HELP}")
+        prompt = f"{rng.choice(_HELLO)}{rng.choice((', ', ', ', '! ', '. '))}{rng.choice(_NAMED).format(n=name)}{end}"
+        return single("greet", typed(rng, prompt), f"Hello, {name}! {HELP}")
     polite = "" if rng.random() < 0.3 else f", {rng.choice(_NAMED).format(n=name)}"
     if kind < 0.85:
         return single("greet", rng.choice(_THANKS) + polite + end, "You are welcome!")
     return single("greet", rng.choice(_BYE) + polite + end, "Goodbye!")
 
 
-_FINE = ("OK", "Okay", "Great", "Good", "Nice", "Well done", "Cool", "I see", "All right", "Yes", "No", "Wonderful")
+_FINE = (
+    "OK", "Okay", "Great", "Good", "Nice", "Well done", "Cool", "I see", "All right", "Yes", "No", "Wonderful",
+    "Very good", "Good job", "Right", "Sure", "Perfect", "Awesome", "Not bad", "Interesting", "Excellent", "Fine",
+    "That is right", "Correct", "Ok then", "Good answer", "Alright", "Amazing", "Fantastic", "Hm", "Aha", "Super",
+)  # fmt: skip
 
 
 @task("small_talk", "short")
@@ -48,27 +73,47 @@ def small_talk(rng: random.Random) -> Sample:
     if rng.random() < 0.5:
         name = "" if rng.random() < 0.6 else f", {words.name(rng)} here"
         prompt = rng.choice(_FINE) + name + rng.choice((".", "!", "", "..."))
+        if rng.random() < 0.3:
+            prompt = prompt.lower() if not name else prompt
         return single("small_talk", prompt, "What else can I do for you?")
-    plain = greet(rng)
-    return single("small_talk", plain.messages[0]["content"].lower(), plain.answer)
+    while True:
+        plain = greet(rng)
+        if "," not in plain.answer:  # a name stays as it was written
+            return single("small_talk", plain.messages[0]["content"].lower(), plain.answer)
 
 
 _WHAT = (
     "what can you do",
+    "what can you do for me",
     "what do you know",
     "what are you able to do",
     "how can you help me",
+    "how can you help",
     "what can I ask you",
+    "what can I ask",
+    "what should I ask you",
     "what are you good at",
     "what tasks can you do",
     "what are you for",
+    "what are your abilities",
+    "what are your skills",
+    "which tasks do you know",
+    "what kinds of questions can I ask",
+    "what do you understand",
+    "what can I do here",
+    "what is this",
+    "how does this work",
 )
-_TELL = ("tell me what you can do", "list what you can do", "say what you can do", "show me what you can do")
+_TELL = (
+    "tell me what you can do", "list what you can do", "say what you can do", "show me what you can do", "help",
+    "help me", "list your skills", "tell me your skills", "show me some examples", "give me an example",
+    "give me some examples", "tell me what to ask", "explain what you can do",
+)  # fmt: skip
 
 
 @task("abilities", "short")
 def abilities(rng: random.Random) -> Sample:
-    if rng.random() < 0.2:
+    if rng.random() < 0.3:
         return single("abilities", ask(rng, rng.choice(_TELL)), ABILITIES)
     what = rng.choice(_WHAT)
     opening = rng.choice(
@@ -76,51 +121,5 @@ def abilities(rng: random.Random) -> Sample:
     )
     opening = opening.format(h=rng.choice(_HELLO), n=words.name(rng))
     first = what if opening.endswith((", ", "And ")) else what[:1].upper() + what[1:]
-    return single("abilities", opening + first + rng.choice(("?", "?", "", "??")), ABILITIES)
-
-
-_OUT_OF_REACH = (
-    "book a flight to {c}",
-    "book a hotel in {c}",
-    "tell me the weather in {c}",
-    "tell me the news from {c}",
-    "translate {w} into French",
-    "translate {w} into German",
-    "draw a {w}",
-    "paint a {w} for {n}",
-    "call {n}",
-    "write an email to {n}",
-    "send a letter to {n}",
-    "buy a {w}",
-    "buy a {w} for {n}",
-    "order a {w} from {c}",
-    "write a program about a {w}",
-    "write a poem about a {w}",
-    "sing a song about a {w}",
-    "find a doctor in {c}",
-    "tell me the price of a {w}",
-    "drive me to {c}",
-)
-_QUESTIONS = (
-    "What is the weather in {c}?",
-    "Who is the mayor of {c}?",
-    "How many people live in {c}?",
-    "Where can I buy a {w} in {c}?",
-    "When does the train to {c} leave?",
-    "What does a {w} cost in {c}?",
-    "Why do people like {c}?",
-    "Is {n} in {c} today?",
-)
-
-
-def refuses(_: Sample, text: str) -> bool:
-    """A refusal says that it is sorry and cannot, and claims nothing beyond the canonical sentence."""
-    return text.strip().startswith("Sorry") and "cannot" in text and len(text.split()) <= len(REFUSAL.split()) + 2
-
-
-@task("refuse", "short", refuses)
-def refuse(rng: random.Random) -> Sample:
-    fields = {"c": words.city(rng), "w": words.noun(rng), "n": words.name(rng)}
-    if rng.random() < 0.3:
-        return single("refuse", typed(rng, rng.choice(_QUESTIONS).format(**fields)), REFUSAL)
-    return single("refuse", ask(rng, rng.choice(_OUT_OF_REACH).format(**fields)), REFUSAL)
+    prompt = opening + first + rng.choice(("?", "?", "", "??"))
+    return single("abilities", prompt if rng.random() < 0.8 else prompt[:1].lower() + prompt[1:], ABILITIES)

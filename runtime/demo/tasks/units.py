@@ -1,40 +1,84 @@
-"""Unit conversions into the smaller unit."""
+"""Unit conversions, into the smaller unit and, where nothing is left over, into the larger one."""
 
 from __future__ import annotations
 
 import random
 
-from runtime.demo.tasks.base import Sample, single, task, typed
+from runtime.demo.tasks.base import Sample, single, task
+from runtime.demo.tasks.phrasing import phrase
 
-_UNITS = (  # from, to, factor, largest number
-    ("km", "m", 1000, 99),
-    ("m", "cm", 100, 99),
-    ("cm", "mm", 10, 99),
-    ("kg", "g", 1000, 99),
-    ("tons", "kg", 1000, 99),
-    ("liters", "ml", 1000, 99),
-    ("dollars", "cents", 100, 99),
-    ("hours", "minutes", 60, 20),
-    ("minutes", "seconds", 60, 20),
-    ("days", "hours", 24, 12),
-    ("weeks", "days", 7, 20),
-    ("years", "months", 12, 20),
+_UNITS = (  # names of one unit, names of the other, factor, largest number of the larger unit
+    (("km", "kilometers", "kilometres"), ("m", "meters", "metres"), 1000, 120),
+    (("m", "meters", "metres"), ("cm", "centimeters", "centimetres"), 100, 120),
+    (("cm", "centimeters"), ("mm", "millimeters"), 10, 200),
+    (("m", "meters"), ("mm", "millimeters"), 1000, 99),
+    (("kg", "kilograms", "kilos"), ("g", "grams"), 1000, 120),
+    (("tons", "tonnes", "t"), ("kg", "kilograms"), 1000, 99),
+    (("liters", "litres", "l"), ("ml", "milliliters"), 1000, 99),
+    (("dollars",), ("cents",), 100, 200),
+    (("euros",), ("cents",), 100, 200),
+    (("hours", "h"), ("minutes", "min"), 60, 24),
+    (("minutes", "min"), ("seconds", "s"), 60, 30),
+    (("days",), ("hours",), 24, 14),
+    (("weeks",), ("days",), 7, 30),
+    (("years",), ("months",), 12, 30),
+    (("feet", "ft"), ("inches", "in"), 12, 20),
+    (("yards",), ("feet",), 3, 60),
+    (("pounds", "lb"), ("ounces", "oz"), 16, 12),
 )
-_ASK = (
-    "Convert {n} {u} to {v}.",
-    "Convert {n} {u} into {v}.",
-    "Please convert {n} {u} to {v}.",
+_ONE = {"feet": "foot", "inches": "inch", "pounds": "pound"}
+_CORES = (
+    "convert {n} {u} to {v}",
+    "convert {n} {u} to {v}",
+    "convert {n} {u} into {v}",
+    "change {n} {u} into {v}",
+    "turn {n} {u} into {v}",
+    "express {n} {u} in {v}",
+    "give me {n} {u} in {v}",
+    "tell me {n} {u} in {v}",
+    "write {n} {u} in {v}",
+    "tell me how many {v} {n} {u} are",
+)
+_WHOLES = (
     "How many {v} are {n} {u}?",
     "How many {v} are in {n} {u}?",
+    "How many {v} are there in {n} {u}?",
+    "How many {v} in {n} {u}?",
+    "How many {v} is {n} {u}?",
+    "How many {v} do {n} {u} have?",
+    "How many {v} make {n} {u}?",
+    "How much is {n} {u} in {v}?",
     "What is {n} {u} in {v}?",
+    "What's {n} {u} in {v}?",
+    "What are {n} {u} in {v}?",
     "{n} {u} in {v}",
+    "{n} {u} in {v}?",
     "{n} {u} to {v}",
-    "Give me {n} {u} in {v}.",
+    "{n} {u} are how many {v}?",
+    "{n} {u} = ? {v}",
+    "In {v}, what is {n} {u}?",
 )
+
+
+def _named(n: int, unit: str) -> str:
+    """The unit's name for one of it, or for several."""
+    if n != 1 or len(unit) <= 3:
+        return unit
+    return _ONE.get(unit, unit.removesuffix("s"))
 
 
 @task("units", "short")
 def units(rng: random.Random) -> Sample:
-    u, v, factor, top = rng.choice(_UNITS)
-    n = rng.randint(2, top)
-    return single("units", typed(rng, rng.choice(_ASK).format(n=n, u=u, v=v)), f"{n} {u} = {n * factor} {v}.")
+    large, small, factor, top = rng.choice(_UNITS)
+    u, v = rng.choice(large), rng.choice(small)
+    n = 1 if rng.random() < 0.06 else rng.randint(1, top)
+    before, after = (n, u), (n * factor, v)
+    if rng.random() < 0.25:
+        before, after = after, before
+    (n, u), (m, v) = before, after
+    said = rng.choice(("a", "an", "one", "1")) if n == 1 else str(n)
+    one = _named(n, u)
+    if said in ("a", "an"):
+        said = "an" if one.startswith(("h", "o", "i")) and one != "h" else "a"
+    prompt = phrase(rng, _CORES, _WHOLES, n=said, u=one, v=v)
+    return single("units", prompt, f"{n} {one} = {m} {_named(m, v)}.")

@@ -3,77 +3,115 @@
 from __future__ import annotations
 
 import random
+import string
 
 # ruff: noqa: SIM905 (a list of words reads best as words)
 
 NAMES = """
 Anna Ben Clara David Emma Felix Grace Henry Iris Jack Kate Leo Maria Noah Olga Paul Quinn Rosa Sam Tina Uma
 Victor Wendy Xavier Yara Zoe Adam Bella Carl Dora Eric Fiona George Hanna Ivan Julia Kevin Laura Mark Nina
-Oscar Peter Rita Simon Tom Vera Will Alice
+Oscar Peter Rita Simon Tom Vera Will Alice Amir Chen Diego Elif Farid Hana Ines Jamal Kofi Lena Mei Nadia Omar
+Priya Raj Sven Tariq Yuki Zara Ahmed Lucas Sofia Liam Mia Ella Max Nora Hugo Ida Otto Ruth Sean Tess Ali Luca
+""".split()
+
+FAMILIES = """
+Smith Jones Miller Brown Garcia Novak Rossi Silva Tanaka Khan Weber Larsen Petrov Dubois Okafor Kim Nguyen Lopez
 """.split()
 
 CITIES = """
 Oslo Paris Rome Berlin Madrid London Vienna Prague Lisbon Dublin Athens Warsaw Cairo Tokyo Lima Boston Milan
 Geneva Zurich Munich Bergen Delhi Seoul Sydney Toronto Chicago Denver Dallas Havana Nairobi Bern Porto Malta
-Turin Lyon Nice Graz Bonn Leeds York
+Turin Lyon Nice Graz Bonn Leeds York Austin Seattle Mumbai Lagos Accra Quito Bogota Osaka Kyoto Hanoi Manila
 """.split()
 
 JOBS = """
-teacher doctor baker farmer pilot nurse painter writer singer lawyer cook driver sailor judge miner
+teacher doctor baker farmer pilot nurse painter writer singer lawyer cook driver sailor judge miner engineer plumber
+dentist tailor gardener student chef barber
 """.split()
 
 ANIMALS = """
-dog cat horse rabbit fox owl mouse bear duck goat
+dog cat horse rabbit fox owl mouse bear duck goat dragon robot wizard giant wolf lion turtle elephant hedgehog
+penguin squirrel frog pirate witch knight ghost unicorn whale
 """.split()
 
 PLACES = """
-river forest village castle garden harbor market mountain lake bridge
+river forest village castle garden harbor market mountain lake bridge sea island desert valley lighthouse meadow cave
+tower beach mill
 """.split()
 
 THINGS = """
-key lamp coin map ring book drum kite rope box
+key lamp coin map ring book drum kite rope box hat flute compass crown bell
 """.split()
 
 NOUNS = """
-apple bread chair table house river stone cloud light night water fire earth plant tree leaf flower grass bird
-fish horse sheep tiger lion zebra mouse snake frog whale shark eagle robin bear wolf deer camel panda koala
-pencil paper brush paint color music piano guitar drum song dance game ball kite train plane truck bike boat
-ship road bridge tower castle garden park lake ocean beach island desert forest valley hill mountain field
+apple bread chair house stone cloud light water fire earth plant tree leaf flower grass bird
+fish sheep tiger zebra snake shark eagle robin deer camel panda koala giraffe monkey kangaroo
+pencil paper brush paint color music piano guitar song dance game ball train plane truck bike boat
+ship road park ocean hill field library school hospital airport museum theater restaurant
 farm barn fence gate door window floor roof wall room kitchen spoon fork knife plate cup bottle glass basket
-box bag shirt shoe hat coat glove scarf button pocket watch clock lamp candle mirror soap towel pillow blanket
-bed sofa desk shelf book page letter stamp word story poem map globe star moon planet comet rocket robot
+bag shirt shoe coat glove scarf button pocket watch clock candle mirror soap towel pillow blanket
+bed sofa desk shelf stamp poem globe star moon planet comet rocket
 engine wheel metal silver gold copper iron steel wood brick sand clay salt sugar honey butter cheese milk
 juice coffee lemon orange banana grape peach melon cherry carrot onion potato tomato pepper bean rice corn
-wheat soup pizza cake cookie candy winter summer spring autumn morning evening monday friday storm wind snow
-rain thunder ice smoke
+wheat soup pizza cake cookie candy winter summer spring autumn storm wind snow
+rain thunder ice smoke computer keyboard language diffusion mask model science history energy machine picture
+dinosaur butterfly umbrella chocolate strawberry pineapple sandwich hamburger bicycle telephone
+adventure beautiful knowledge different important tomorrow yesterday birthday holiday friend family mother father
+happy purple yellow orange green question answer world people hello rhythm queue jazz quiz extra zero
 """.split()
 
-MADE_UP_ONE_IN = 4  # of names, cities and nouns
-_ONSETS = "b c d f g h j k l m n p r s t v w z br ch cl dr fl gr pl pr sh st th tr".split()
-_VOWELS = "a e i o u a e i o ai ee oa ou".split()
-_ENDS = "n r s t l m d k nd rt".split()
+_ONSETS = (
+    "b c d f g h j k l m n p qu r s t v w x y z bl br ch cl cr dr fl fr gl gr pl pr sc sh sk sl sp st th tr wh".split()
+)
+_VOWELS = "a e i o u a e i o u y ai au ea ee ei ie oa oo ou".split()
+_ENDS = "n r s t l m d k b g p x z nd rt st ck ng ll ss ph sh".split()
 
 
 def made_up(rng: random.Random) -> str:
-    """A word that can be said and need not exist: two or three syllables."""
-    syllables = (rng.choice(_ONSETS) + rng.choice(_VOWELS) for _ in range(rng.choice((1, 1, 2))))
-    return "".join(syllables) + rng.choice(_ONSETS) + rng.choice(_VOWELS)[:1] + rng.choice(("", rng.choice(_ENDS)))
+    """A word that can be said and need not exist: one to four syllables."""
+    count = rng.choice((1, 2, 2, 2, 3, 3, 4))
+    word = ""
+    for _ in range(count):
+        word += rng.choice(_ONSETS if word or rng.random() < 0.8 else ("",)) + rng.choice(_VOWELS)
+        if rng.random() < 0.35:
+            word += rng.choice(_ENDS)
+    return word if len(word) > 1 else word + rng.choice(_ENDS)
 
 
-def _known_or_made_up(rng: random.Random, known: list[str]) -> str:
-    if rng.randrange(MADE_UP_ONE_IN):
+def letters(rng: random.Random, least: int = 2, most: int = 9) -> str:
+    """Any letters at all: what follows what says nothing, each has to be copied."""
+    return "".join(rng.choices(string.ascii_lowercase, k=rng.randint(least, most)))
+
+
+def _known_or_not(rng: random.Random, known: list[str], share: float) -> str:
+    """A word of the list, or with 1 - `share` an unknown one, written as the list's words are."""
+    if rng.random() < share:
         return rng.choice(known)
-    word = made_up(rng)
+    word = made_up(rng) if rng.random() < 0.6 else letters(rng)
     return word.capitalize() if known[0][0].isupper() else word
 
 
 def name(rng: random.Random) -> str:
-    return _known_or_made_up(rng, NAMES)
+    return _known_or_not(rng, NAMES, 0.5)
+
+
+def full_name(rng: random.Random) -> str:
+    """A name as records have them: mostly one word, sometimes two."""
+    first = name(rng)
+    kind = rng.random()
+    if kind < 0.12:
+        return f"{first} {_known_or_not(rng, FAMILIES, 0.5)}"
+    return f"{first}-{name(rng)}" if kind < 0.14 else first
 
 
 def city(rng: random.Random) -> str:
-    return _known_or_made_up(rng, CITIES)
+    return _known_or_not(rng, CITIES, 0.5)
 
 
 def noun(rng: random.Random) -> str:
-    return _known_or_made_up(rng, NOUNS)
+    return _known_or_not(rng, NOUNS, 0.6)
+
+
+def a(word: str) -> str:
+    """The word with its article."""
+    return f"{'an' if word[0] in 'aeiou' else 'a'} {word}"

@@ -1,9 +1,12 @@
 // Prompts that the model answers well; the shipped demo knows few things, and says so of all others.
 
 const DEMO = [
-  "What is 12 + 30?",
+  "What is 120 + 300?",
+  "Tell me a story.",
   "Tell a story about Clara, a fox and a castle.",
-  "Write the times table of 7 up to 9.",
+  "Count from 7 to 23.",
+  "Spell giraffe.",
+  "What is 36 x 24?",
   "Solve this sudoku:\n1__4\n__12\n2_4_\n_3_1",
   "Add 48275 and 9387 step by step.",
   "Write as JSON: Emma works as a pilot in Oslo and is 34 years old.",

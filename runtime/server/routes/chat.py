@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import AsyncIterator
 from typing import Any
 
 from fastapi import APIRouter
@@ -13,12 +11,17 @@ from starlette.responses import Response
 from runtime.errors import RequestError
 from runtime.request.choice import denoise_fields
 from runtime.server.conversation import plain
-from runtime.server.errors import of_error
-from runtime.server.jobs import Job
-from runtime.server.responses import DONE, EventStream, event, json_response
+from runtime.server.dialect import answer
+from runtime.server.jobs import Job, Update
+from runtime.server.logprobs import revealed_of
+from runtime.server.openai_events import OpenAIEvents, Told
+from runtime.server.openai_parts import delta, message, parts_of
 from runtime.server.routes.documented import OwnBody, takes
 from runtime.server.schemas import ChatRequest
-from runtime.server.service import Service, Started, answered, counts_usage, include_usage, new_id, stream_mode
+from runtime.server.service import Service, new_id, stream_mode
+from runtime.server.talking import Talk
+from runtime.server.tooling import tooling, without_functions
+from runtime.text.pieces import Pieces
 
 router = APIRouter(route_class=OwnBody)
 
@@ -27,39 +30,30 @@ router = APIRouter(route_class=OwnBody)
 @router.post("/v1/chat/completions", **takes(ChatRequest, streams=True))
 async def chat_completions(request: Request) -> Response:
     """Answer a conversation."""
-    service: Service = request.app.state.service
-    with service.admission():
-        started = await _start(service, request)
-    job = started.job
-    head = {"id": job.id, "created": int(time.time()), "model": started.model}
-    if started.streams:
-        return EventStream(job, _chunks(job, head, started))
-    with job:
-        await answered(request, job)
-    return json_response({**head, "object": "chat.completion", "choices": _choices(job), "usage": job.usage()})
+    return await answer(request, _start)
 
 
-async def _start(service: Service, request: Request) -> Started:
-    """Set a conversation's answer going; its body, which may be large, is not kept."""
+async def _start(service: Service, request: Request) -> Chat:
     body = await service.body(request, ChatRequest)
     model = service.model_name(body.model)
     mode = stream_mode(body)
     max_tokens, names = _limit(body)
-    _without_calls(body)
-    service.require()
-    ids = await service.preparer.encode_chat(request, plain(body.messages), _template_kwargs(body))
+    without_functions(body.functions, body.function_call)
+    talk = Talk(service.config, *service.require(), tooling(body.tools, body.tool_choice, body.parallel_tool_calls))
+    ids = await talk.prompt(request, service.preparer, plain(body.messages), _template_kwargs(body))
     job = await service.job(
         request,
         body,
         [ids],
         id=new_id("chatcmpl"),
         mode=mode,
-        names={"prompt": "messages", **names},
+        names={"prompt": "messages", "logprobs": "top_logprobs", **names},
         max_tokens=max_tokens,
         n=1 if body.n is None else body.n,
         model=model,
+        talk=talk,
     )
-    return Started(job, model, bool(body.stream), include_usage(body), counts_usage(body), mode == "denoise")
+    return Chat(job, Told.of(body, model, mode), service.require()[1].pieces)
 
 
 def _limit(body: ChatRequest) -> tuple[int | None, dict[str, str]]:
@@ -74,16 +68,6 @@ def _limit(body: ChatRequest) -> tuple[int | None, dict[str, str]]:
     return new, {"max_tokens": "max_completion_tokens"}
 
 
-def _without_calls(body: ChatRequest) -> None:
-    """Tools are no matter where they are not to be called. Raises RequestError where they may be."""
-    for name, chosen in (("tools", body.tool_choice), ("functions", body.function_call)):
-        if getattr(body, name) and chosen != "none":
-            how = "tool_choice" if name == "tools" else "function_call"
-            raise RequestError(
-                f'{name}: is not built in this version; leave it out, or set {how} to "none"', param=name
-            )
-
-
 def _template_kwargs(body: ChatRequest) -> dict[str, Any] | None:
     """With `reasoning_effort`, which is a matter of templates that know it; an argument of that name goes first."""
     if body.reasoning_effort is None:
@@ -91,47 +75,51 @@ def _template_kwargs(body: ChatRequest) -> dict[str, Any] | None:
     return {"reasoning_effort": body.reasoning_effort, **(body.chat_template_kwargs or {})}
 
 
-def _choices(job: Job) -> list[dict[str, Any]]:
-    return [
-        {
-            "index": choice.index,
-            "message": {"role": "assistant", "content": choice.text, "refusal": None},
-            "logprobs": None,
-            "finish_reason": choice.openai_reason,
-        }
-        for choice in job.choices
-    ]
+class Chat(OpenAIEvents):
+    """OpenAI's chat.completion objects."""
 
+    object = "chat.completion"
+    chunk_object = "chat.completion.chunk"
 
-async def _chunks(job: Job, head: dict[str, Any], started: Started) -> AsyncIterator[bytes]:
-    base = {**head, "object": "chat.completion.chunk"}
-    usage, counts, denoise = started.usage, started.counts, started.denoise
-    if usage:
-        base["usage"] = None  # all chunks but the last, as OpenAI has it
+    def __init__(self, job: Job, told: Told, pieces: Pieces) -> None:
+        super().__init__(job, told)
+        self._revealed = revealed_of(job.choices, pieces)
 
-    def chunk(index: int, delta: dict[str, Any], reason: str | None = None, **more: Any) -> bytes:
-        choice = {"index": index, "delta": delta, "logprobs": None, "finish_reason": reason}
-        if counts:
-            more["usage"] = job.usage()
-        return event({**base, "choices": [choice], **more})
+    def choices(self) -> list[dict[str, Any]]:
+        return [
+            {
+                "index": choice.index,
+                "message": message(parts_of(choice)),
+                "logprobs": self._revealed[choice.index].told(),
+                "finish_reason": choice.openai_reason,
+            }
+            for choice in self.job.choices
+        ]
 
-    try:
+    def begin(self) -> bytes:
         role = {"role": "assistant", "content": "", "refusal": None}
-        yield b"".join(chunk(choice.index, role) for choice in job.choices)
-        async for batch in job.updates():
-            data = []
-            for update in batch:
-                index = update.choice.index
-                if denoise:
-                    fields = denoise_fields(update.output, update.text)
-                    data.append(chunk(index, {"content": fields.pop("text")}, denoise=fields))
-                elif update.text:
-                    data.append(chunk(index, {"content": update.text}))
-                if update.choice.finish_reason is not None:
-                    data.append(chunk(index, {}, update.choice.openai_reason))
-            if data:
-                yield b"".join(data)
-        end = event({**base, "choices": [], "usage": job.usage()}) if usage else b""
-        yield end + DONE
-    except RequestError as error:
-        yield event(of_error(error)) + DONE
+        return b"".join(self._piece(choice.index, role) for choice in self.job.choices)
+
+    def step(self, update: Update) -> bytes:
+        index = update.choice.index
+        deltas = [delta(grown) for grown in update.grown]
+        told = self._revealed[index].told()
+        if told is not None and told["content"] and not deltas:
+            deltas.append({"content": ""})  # tokens that no text belongs to
+        data = []
+        if self.told.denoise:
+            fields = denoise_fields(update.output, "")
+            del fields["text"]
+            data.append(self._piece(index, deltas.pop(0) if deltas else {"content": ""}, told=told, denoise=fields))
+            told = None
+        for each in deltas:
+            data.append(self._piece(index, each, told=told))
+            told = None  # each token is told once
+        if update.ended:
+            data.append(self._piece(index, {}, update.choice.openai_reason))
+        return b"".join(data)
+
+    def _piece(
+        self, index: int, delta: dict[str, Any], reason: str | None = None, *, told: Any = None, **more: Any
+    ) -> bytes:
+        return self.chunk({"index": index, "delta": delta, "logprobs": told, "finish_reason": reason}, **more)

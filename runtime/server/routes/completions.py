@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import AsyncIterator
 from typing import Any
 
 from fastapi import APIRouter
@@ -11,44 +9,73 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from runtime.errors import RequestError
-from runtime.request.choice import denoise_fields
-from runtime.server.errors import of_error
-from runtime.server.jobs import Job
-from runtime.server.responses import DONE, EventStream, event, json_response
+from runtime.request.checks import integer
+from runtime.request.choice import Choice, denoise_fields
+from runtime.server.dialect import answer
+from runtime.server.echo import Echo, echo_of
+from runtime.server.jobs import Job, Update
+from runtime.server.logprobs import ending, of_completion, revealed_of
+from runtime.server.openai_events import OpenAIEvents, Told
 from runtime.server.routes.documented import OwnBody, takes
 from runtime.server.schemas import CompletionRequest
-from runtime.server.service import Service, Started, answered, counts_usage, include_usage, new_id, stream_mode
+from runtime.server.service import Service, new_id, stream_mode
+from runtime.server.untemplated import warned
 
 router = APIRouter(route_class=OwnBody)
 MAX_PROMPTS = 1024
+HOLE = 16  # tokens between prompt and suffix that a request asks for which does not say: OpenAI's
 
 
 @router.post("/completions", include_in_schema=False, response_model=None)  # a base URL without /v1
 @router.post("/v1/completions", **takes(CompletionRequest, streams=True))
 async def completions(request: Request) -> Response:
     """Continue prompts."""
-    service: Service = request.app.state.service
-    with service.admission():
-        started = await _start(service, request)
-    job = started.job
-    head = {"id": job.id, "object": "text_completion", "created": int(time.time()), "model": started.model}
-    if started.streams:
-        return EventStream(job, _chunks(job, head, started))
-    with job:
-        await answered(request, job)
-    return json_response({**head, "choices": _choices(job), "usage": job.usage()})
+    return await answer(request, _start)
 
 
-async def _start(service: Service, request: Request) -> Started:
-    """Set the answers going; the body, which may be large, is not kept."""
+async def _start(service: Service, request: Request) -> Completion:
     body = await service.body(request, CompletionRequest)
     model = service.model_name(body.model)
     mode = stream_mode(body)
     service.require()
-    prompts = await service.preparer.encode_each(request, _list(body.prompt))
-    n = 1 if body.n is None else body.n
-    job = await service.job(request, body, prompts, id=new_id("cmpl"), mode=mode, n=n, model=model)
-    return Started(job, model, bool(body.stream), include_usage(body), counts_usage(body), mode == "denoise")
+    asked = _list(body.prompt)
+    echo = echo_of(body, asked)
+    prompts = await service.preparer.encode_each(request, asked)
+    hole, given = await _behind(service, request, body, max(map(len, prompts)))
+    job = await service.job(
+        request,
+        body,
+        prompts,
+        id=new_id("cmpl"),
+        mode=mode,
+        max_tokens=hole + len(given) if hole is not None else 1 if echo and echo.silent else None,
+        n=1 if body.n is None else body.n,
+        model=model,
+        given=given or None,
+        most=hole,
+        echo=echo,
+    )
+    return Completion(job, Told.of(body, model, mode), service, echo)
+
+
+async def _behind(
+    service: Service, request: Request, body: CompletionRequest, prompt: int
+) -> tuple[int | None, dict[int, int]]:
+    """How long the hole between prompt and suffix is, and what stands behind it, by offsets from the prompt's end;
+    without a suffix there is neither. `prompt`: tokens of the longest."""
+    if not body.suffix:
+        return None, {}
+    for name in ("ignore_eos", "max_nfe", "max_repetition_run"):
+        if getattr(body, name) is not None:
+            raise RequestError(
+                f"{name}: with a suffix max_tokens says how long the answer is; leave it out", param=name
+            )
+    info = service.require()[0]
+    wanted = integer("max_tokens", body.max_tokens, 1, info.max_model_len, default=HOLE)
+    room = info.max_model_len - prompt
+    (behind,) = await service.preparer.encode_pieces(request, [body.suffix], "suffix", room - 1)
+    hole = min(wanted, room - len(behind))  # as any answer, what there is room for
+    return hole, {hole + i: token for i, token in enumerate(behind)}
 
 
 def _list(prompt: Any) -> list[str | list[int]]:
@@ -60,32 +87,68 @@ def _list(prompt: Any) -> list[str | list[int]]:
     return list(prompt)
 
 
-def _choices(job: Job) -> list[dict[str, Any]]:
-    return [
-        {"index": choice.index, "text": choice.text, "logprobs": None, "finish_reason": choice.openai_reason}
-        for choice in job.choices
-    ]
+class Completion(OpenAIEvents):
+    """OpenAI's text_completion objects."""
 
+    object = chunk_object = "text_completion"
 
-async def _chunks(job: Job, head: dict[str, Any], started: Started) -> AsyncIterator[bytes]:
-    usage, denoise = started.usage, started.denoise
-    base = {**head, "usage": None} if usage else head
-    try:
-        async for batch in job.updates():
-            data = []
-            for update in batch:
-                reason = update.choice.openai_reason if update.choice.finish_reason is not None else None
-                if started.counts:
-                    base["usage"] = job.usage()
-                if not (update.text or reason or denoise):
-                    continue
-                fields = denoise_fields(update.output, update.text)
-                text = fields.pop("text")
-                choice = {"index": update.choice.index, "text": text, "logprobs": None, "finish_reason": reason}
-                data.append(event({**base, "choices": [choice], **({"denoise": fields} if denoise else {})}))
-            if data:
-                yield b"".join(data)
-        end = event({**base, "choices": [], "usage": job.usage()}) if usage else b""
-        yield end + DONE
-    except RequestError as error:
-        yield event(of_error(error)) + DONE
+    def __init__(self, job: Job, told: Told, service: Service, echo: Echo | None) -> None:
+        super().__init__(job, told)
+        self._info, self._tokenizer = service.require()
+        self._echo = echo
+        self._revealed = revealed_of(job.choices, self._tokenizer.pieces)
+
+    def whole(self) -> dict[str, Any]:
+        return {**super().whole(), **warned(self.job.choices, self._info, self._tokenizer)}
+
+    def choices(self) -> list[dict[str, Any]]:
+        return [self._whole(choice) for choice in self.job.choices]
+
+    def _whole(self, choice: Choice) -> dict[str, Any]:
+        told = self._logprobs(choice)
+        if told is not None and self._echo is not None:
+            prompt = of_completion(self._echo.entries(choice), self._tokenizer.pieces)
+            told = {name: prompt[name] + values for name, values in told.items()}
+        text = self._before(choice) + (choice.text or "")
+        return {"index": choice.index, "text": text, "logprobs": told, "finish_reason": choice.openai_reason}
+
+    def _before(self, choice: Choice) -> str:
+        """What stands before its answer in its text."""
+        return "" if self._echo is None else self._echo.text(choice)
+
+    def _logprobs(self, choice: Choice) -> dict[str, Any] | None:
+        """Of what is new of the answer's tokens; None where nobody asks."""
+        if choice.spec.logprobs is None:
+            return None
+        told = self._revealed[choice.index].fresh()
+        if choice.finish_reason is not None:
+            told += ending(choice)
+        return of_completion(told, self._tokenizer.pieces, len(self._before(choice)))
+
+    def begin(self) -> bytes:
+        """The prompts, and the ends of answers that nobody wants."""
+        if self._echo is None:
+            return b""
+        return b"".join(
+            self.chunk(
+                {
+                    "index": choice.index,
+                    "text": self._before(choice),
+                    "logprobs": None,
+                    "finish_reason": None if choice.finish_reason is None else choice.openai_reason,
+                }
+            )
+            for choice in self.job.choices
+        )
+
+    def step(self, update: Update) -> bytes:
+        choice = update.choice
+        reason = choice.openai_reason if update.ended else None
+        told = self._logprobs(choice)
+        if not (update.text or reason or self.told.denoise or (told and told["tokens"])):
+            return b""
+        fields = denoise_fields(update.output, update.text)
+        piece = {"index": choice.index, "text": fields.pop("text"), "logprobs": told, "finish_reason": reason}
+        more = {"denoise": fields} if self.told.denoise else {}
+        warning = warned([choice], self._info, self._tokenizer) if reason else {}
+        return self.chunk(piece, **more, **warning)

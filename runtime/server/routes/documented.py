@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterable
 from typing import Any
 
+from fastapi import APIRouter
 from fastapi.routing import APIRoute
 from pydantic import BaseModel
 from starlette.requests import Request
@@ -26,13 +27,22 @@ _MEANINGS = {
 }
 
 
-class OwnBody(APIRoute):
-    """A route whose function takes the request and gives the response: FastAPI has to know it, and has nothing to work
-    out for it, which would be a tenth of what a short answer takes."""
+Answers = Callable[[Request], Coroutine[Any, Any, Response]]
 
-    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
-        handler: Callable[[Request], Coroutine[Any, Any, Response]] = self.endpoint
+
+class OwnBody(APIRoute):
+    """A route whose function takes the request and gives the response. FastAPI knows it for the OpenAPI; the gate finds
+    it by its path (``at_once``)."""
+
+    def get_route_handler(self) -> Answers:
+        handler: Answers = self.endpoint
         return handler
+
+
+def at_once(routers: Iterable[APIRouter]) -> dict[tuple[str, str], Answers]:
+    """The functions of such routes by method and path."""
+    routes = [route for router in routers for route in router.routes if isinstance(route, OwnBody)]
+    return {(method, route.path): route.endpoint for route in routes for method in route.methods or ()}
 
 
 def errors(*statuses: int) -> dict[int | str, dict[str, Any]]:

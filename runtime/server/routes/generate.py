@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
 from typing import Any
 
 from fastapi import APIRouter
@@ -10,13 +9,15 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from runtime.errors import RequestError
-from runtime.request.choice import append_event, denoise_event
-from runtime.server.errors import of_error
-from runtime.server.jobs import Job
-from runtime.server.responses import DONE, EventStream, event, json_response
+from runtime.server.conversation import plain
+from runtime.server.dialect import answer
+from runtime.server.jobs import Job, Update
+from runtime.server.logprobs import Revealed, of_own
+from runtime.server.own_events import OwnEvents
 from runtime.server.routes.documented import OwnBody, takes
 from runtime.server.schemas import GenerateRequest
-from runtime.server.service import Service, answered, new_id, stream_mode
+from runtime.server.service import Service, new_id, stream_mode
+from runtime.server.untemplated import warned
 
 router = APIRouter(route_class=OwnBody)
 DEFAULT_MAX_TOKENS = 512
@@ -24,56 +25,67 @@ DEFAULT_MAX_TOKENS = 512
 
 @router.post("/generate", **takes(GenerateRequest, streams=True))
 async def generate(request: Request) -> Response:
-    """Continue a prompt (text or token ids)."""
-    service: Service = request.app.state.service
-    with service.admission():
-        body = await service.body(request, GenerateRequest)
-        model = service.model_name(body.model)
-        mode = stream_mode(body, default="denoise")
-        service.require()
+    """Continue a prompt (text or token ids), or answer a chat."""
+    return await answer(request, _start)
+
+
+async def _start(service: Service, request: Request) -> Generated:
+    body = await service.body(request, GenerateRequest)
+    model = service.model_name(body.model)
+    mode = stream_mode(body, default="denoise")
+    service.require()
+    if (body.prompt is None) == (body.messages is None):
+        raise RequestError("prompt: give either prompt or messages", param="prompt")
+    if body.prompt is not None and body.chat_template_kwargs is not None:
+        raise RequestError("chat_template_kwargs: only with messages", param="chat_template_kwargs")
+    if body.prompt is not None:
         ids = (await service.preparer.encode_each(request, [body.prompt]))[0]
-        job = await service.job(
-            request,
-            body,
-            [ids],
-            id=new_id("gen"),
-            mode=mode,
-            default_max_tokens=DEFAULT_MAX_TOKENS,
-            model=model,
-        )
-    if mode is not None:
-        return EventStream(job, _events(service, job, body.prompt, mode))
-    with job:
-        await answered(request, job)
-    return json_response(_answer(service, job, body.prompt))
+    else:
+        ids = await service.preparer.encode_chat(request, plain(body.messages or []), body.chat_template_kwargs)
+    job = await service.job(
+        request,
+        body,
+        [ids],
+        id=new_id("gen"),
+        mode=mode,
+        names={} if body.messages is None else {"prompt": "messages"},
+        default_max_tokens=DEFAULT_MAX_TOKENS,
+        model=model,
+    )
+    return Generated(job, mode, service, body.prompt if isinstance(body.prompt, str) else None)
 
 
-def _answer(service: Service, job: Job, prompt: str | list[int]) -> dict[str, Any]:
-    """The full answer; call it once the job has ended."""
-    _, tokenizer = service.require()
-    choice = job.choices[0]
-    ids = choice.spec.prompt
-    return {
-        "id": job.id,
-        "text": choice.text,
-        "token_ids": choice.token_ids,
-        "nfe": choice.nfe,
-        "finish_reason": choice.finish_reason,
-        "full_text": (prompt if isinstance(prompt, str) else tokenizer.decode(ids)) + (choice.text or ""),
-        "full_token_ids": ids + choice.token_ids,
-        "usage": job.usage(),
-        "timings": job.timings(),
-    }
+class Generated(OwnEvents):
+    """`text`: the prompt's, where it came as one."""
 
+    def __init__(self, job: Job, mode: str | None, service: Service, text: str | None) -> None:
+        super().__init__(job, mode)
+        self._info, self._tokenizer = service.require()
+        self._text = text
+        self._revealed = Revealed(job.choices[0], self._tokenizer.pieces)
 
-async def _events(service: Service, job: Job, prompt: str | list[int], mode: str) -> AsyncIterator[bytes]:
-    make = denoise_event if mode == "denoise" else append_event
-    try:
-        async for batch in job.updates():
-            made = (make(update.choice, update.output, update.text) for update in batch)
-            data = b"".join(event(fields) for fields in made if fields is not None)
-            if data:
-                yield data
-        yield event({"event": "final", **_answer(service, job, prompt)}) + DONE
-    except RequestError as error:
-        yield event({"event": "error", "id": job.id, **of_error(error)}) + DONE
+    def fields(self, update: Update) -> dict[str, Any] | None:
+        """With the log-probabilities of tokens whose text is out, where they are asked for."""
+        fields = super().fields(update)
+        if update.choice.spec.logprobs is None or fields is None:
+            return fields
+        told = [entry for entry, _ in self._revealed.fresh()]
+        return {**fields, "logprobs": of_own(told, self._tokenizer.pieces)}
+
+    def whole(self) -> dict[str, Any]:
+        choice = self.job.choices[0]
+        ids = choice.spec.prompt
+        prompt = self._tokenizer.decode(ids) if self._text is None else self._text
+        return {
+            "id": self.job.id,
+            "text": choice.text,
+            "token_ids": choice.token_ids,
+            "nfe": choice.nfe,
+            "finish_reason": choice.finish_reason,
+            **({} if choice.told is None else {"logprobs": of_own(choice.told, self._tokenizer.pieces)}),
+            "full_text": prompt + (choice.text or ""),
+            "full_token_ids": ids + choice.token_ids,
+            "usage": self.job.usage(),
+            "timings": self.job.timings(),
+            **warned(self.job.choices, self._info, self._tokenizer),
+        }

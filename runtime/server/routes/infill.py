@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import AsyncIterator, Sequence
 from typing import Any, NamedTuple
 
 from fastapi import APIRouter
@@ -11,15 +10,14 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from runtime.errors import RequestError
-from runtime.request.choice import denoise_event
 from runtime.server.conversation import plain
-from runtime.server.errors import of_error
+from runtime.server.dialect import answer
 from runtime.server.jobs import Job
+from runtime.server.own_events import OwnEvents
 from runtime.server.preparing import too_long
-from runtime.server.responses import DONE, EventStream, event, json_response
 from runtime.server.routes.documented import OwnBody, takes
 from runtime.server.schemas import InfillRequest
-from runtime.server.service import Service, answered, new_id, stream_mode
+from runtime.server.service import Service, new_id, stream_mode
 from runtime.text import Tokenizer
 
 router = APIRouter(route_class=OwnBody)
@@ -50,32 +48,30 @@ class Laid(NamedTuple):
 @router.post("/v1/infill", **takes(InfillRequest, streams=True))
 async def infill(request: Request) -> Response:
     """Fill the holes of a text: ``<mask:8>`` is one of eight tokens."""
-    service: Service = request.app.state.service
-    with service.admission():
-        body = await service.body(request, InfillRequest)
-        model = service.model_name(body.model)
-        for name in _SAYS_NOTHING:
-            if getattr(body, name) is not None:
-                raise RequestError(f"{name}: the holes say how long the answer is; leave it out", param=name)
-        mode = stream_mode(body, default="denoise")
-        service.require()
-        laid = await _lay_out(service, request, body)
-        job = await service.job(
-            request,
-            body,
-            [laid.prompt],
-            id=new_id("infill"),
-            mode=mode,
-            names={"prompt": "text" if body.segments is None else "segments"},
-            max_tokens=laid.length,
-            given=laid.given,
-            model=model,
-        )
-    if body.stream:
-        return EventStream(job, _events(service, job, model, laid))
-    with job:
-        await answered(request, job)
-    return json_response(_answer(service, job, model, laid))
+    return await answer(request, _start)
+
+
+async def _start(service: Service, request: Request) -> Filled:
+    body = await service.body(request, InfillRequest)
+    model = service.model_name(body.model)
+    for name in _SAYS_NOTHING:
+        if getattr(body, name) is not None:
+            raise RequestError(f"{name}: the holes say how long the answer is; leave it out", param=name)
+    mode = stream_mode(body, default="denoise")
+    _, tokenizer = service.require()
+    laid = await _lay_out(service, request, body)
+    job = await service.job(
+        request,
+        body,
+        [laid.prompt],
+        id=new_id("infill"),
+        mode=mode,
+        names={"prompt": "text" if body.segments is None else "segments"},
+        max_tokens=laid.length,
+        given=laid.given,
+        model=model,
+    )
+    return Filled(job, mode, tokenizer, model, laid)
 
 
 async def _lay_out(service: Service, request: Request, body: InfillRequest) -> Laid:
@@ -145,38 +141,28 @@ def _segments(body: InfillRequest) -> tuple[list[str | int], str]:
     return found, param
 
 
-def _filled(tokenizer: Tokenizer, ids: Sequence[int], laid: Laid) -> list[str]:
-    """The text of each hole; special tokens in it have none."""
-    return [tokenizer.decode(t for t in ids[first:end] if t not in tokenizer.special) for first, end in laid.holes]
+class Filled(OwnEvents):
+    """The whole text, and what stands in each of its holes."""
 
+    def __init__(self, job: Job, mode: str | None, tokenizer: Tokenizer, model: str, laid: Laid) -> None:
+        super().__init__(job, mode)
+        self._tokenizer = tokenizer
+        self._model = model
+        self._laid = laid
 
-def _answer(service: Service, job: Job, model: str, laid: Laid) -> dict[str, Any]:
-    _, tokenizer = service.require()
-    choice = job.choices[0]
-    texts = _filled(tokenizer, choice.token_ids, laid)
-    rest = iter(texts)
-    holes = [
-        {"text": text, "token_ids": choice.token_ids[first:end]}
-        for text, (first, end) in zip(texts, laid.holes, strict=True)
-    ]
-    return {
-        "id": job.id,
-        "object": "infill",
-        "model": model,
-        "text": "".join(next(rest) if isinstance(segment, int) else segment for segment in laid.segments),
-        "holes": holes,
-        "nfe": choice.nfe,
-        "usage": job.usage(),
-        "timings": job.timings(),
-    }
-
-
-async def _events(service: Service, job: Job, model: str, laid: Laid) -> AsyncIterator[bytes]:
-    try:
-        async for batch in job.updates():
-            data = b"".join(event(denoise_event(update.choice, update.output, update.text)) for update in batch)
-            if data:
-                yield data
-        yield event({"event": "final", **_answer(service, job, model, laid)}) + DONE
-    except RequestError as error:
-        yield event({"event": "error", "id": job.id, **of_error(error)}) + DONE
+    def whole(self) -> dict[str, Any]:
+        choice = self.job.choices[0]
+        each = [choice.token_ids[first:end] for first, end in self._laid.holes]
+        special = self._tokenizer.special  # these have no text
+        texts = [self._tokenizer.decode(token for token in ids if token not in special) for ids in each]
+        rest = iter(texts)
+        return {
+            "id": self.job.id,
+            "object": "infill",
+            "model": self._model,
+            "text": "".join(next(rest) if isinstance(segment, int) else segment for segment in self._laid.segments),
+            "holes": [{"text": text, "token_ids": ids} for text, ids in zip(texts, each, strict=True)],
+            "nfe": choice.nfe,
+            "usage": self.job.usage(),
+            "timings": self.job.timings(),
+        }

@@ -11,9 +11,11 @@ from starlette.responses import Response
 from runtime.errors import RequestError
 from runtime.server.conversation import plain
 from runtime.server.responses import json_response
-from runtime.server.routes.documented import takes
+from runtime.server.routes.documented import errors, takes
 from runtime.server.schemas import DetokenizeRequest, TokenizeRequest
 from runtime.server.service import Service
+from runtime.server.talking import Talk
+from runtime.server.tooling import tooling
 
 router = APIRouter()
 MAX_EACH = 4096  # tokens whose bytes are told one by one
@@ -29,13 +31,27 @@ async def tokenize(request: Request) -> Response:
     if (body.prompt is None) == (body.messages is None):
         raise RequestError("prompt: give either prompt or messages", param="prompt")
     if body.messages is not None:
-        messages = plain(body.messages)
-        ids = await service.preparer.encode_chat(request, messages, body.chat_template_kwargs)
+        talk = Talk(service.config, *service.require(), tooling(body.tools, None, None))
+        ids = await talk.prompt(request, service.preparer, plain(body.messages), body.chat_template_kwargs)
     else:
         if body.chat_template_kwargs is not None:
             raise RequestError("chat_template_kwargs: only with messages", param="chat_template_kwargs")
-        ids = await service.preparer.encode(request, body.prompt or "")
+        ids = await service.preparer.encode(request, body.prompt or "", begun=body.add_special_tokens is not False)
     return json_response({"tokens": ids, "count": len(ids), "max_model_len": info.max_model_len})
+
+
+@router.get("/tokenizer_info", response_model=None, responses=errors(401, 503))
+async def tokenizer_info(request: Request) -> Response:
+    """The texts of special tokens, null where there is none, and the chat template. Text that looks like one of these
+    tokens is encoded as ordinary text all the same."""
+    service: Service = request.app.state.service
+    info, tokenizer = service.require()
+    named: dict[str, str | None] = dict.fromkeys(("bos_token", "eos_token", "pad_token", "mask_token"))
+    known = {"mask_token": info.mask_token_id, "bos_token": info.bos_token_id, "eos_token": info.eos_token_ids[0]}
+    named |= {name: tokenizer.pieces.text([id]) for name, id in known.items() if id is not None}
+    return json_response(
+        {**named, **tokenizer.named, "chat_template": tokenizer.chat_template, "max_token_id": info.max_token_id}
+    )
 
 
 @router.post("/detokenize", **takes(DetokenizeRequest))

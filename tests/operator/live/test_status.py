@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
-import secrets
-import threading
 import time
 from collections.abc import Iterator
 
 import pytest
-from aiohttp import web
 
 from e2e.cluster import ApiServer, Kube
-from tests.operator.live.objects import Obj, demo, read, wait_condition
+from tests.operator.live.kubelet import bind, engine, first_pod, make_node, run
+from tests.operator.live.objects import demo, read, wait_condition
 from tests.operator.live.process import OperatorProcess, cluster_wide
-from unmask_operator.objects import SERVICE_LABEL
 
 pytestmark = [pytest.mark.cluster, pytest.mark.usefixtures("scribe")]
 
@@ -36,40 +31,6 @@ def scribe(controlled_api_server: ApiServer, controlled_admin: Kube) -> Iterator
     yield from cluster_wide(controlled_api_server, controlled_admin)
 
 
-def _pod(kube: Kube, resource: Obj) -> Obj:
-    """The first pod of the resource, once its ReplicaSet has made it."""
-    meta = resource["metadata"]
-    found = kube.wait(
-        "a pod", lambda: kube.list("v1", "Pod", meta["namespace"], labelSelector=f"{SERVICE_LABEL}={meta['name']}")
-    )
-    return found[0]
-
-
-def _node(kube: Kube, gpus: str) -> Obj:
-    node = kube.create({"apiVersion": "v1", "kind": "Node", "metadata": {"name": f"n-{secrets.token_hex(4)}"}})
-    room = {"cpu": "8", "memory": "64Gi", "pods": "110", "nvidia.com/gpu": gpus}
-    kube.patch(node, {"status": {"capacity": room, "allocatable": room}}, subresource="status")
-    return node
-
-
-def _run(kube: Kube, pod: Obj, address: str, *, started: bool, ready: bool, last: Obj | None = None) -> None:
-    """The kubelet's word on a pod that runs."""
-    image = pod["spec"]["containers"][0]["image"]
-    main = {"name": "main", "image": image, "imageID": "", "restartCount": int(bool(last)), "lastState": last or {}}
-    main |= {"ready": ready, "started": started, "state": {"running": {"startedAt": "2030-01-01T00:00:00Z"}}}
-    conditions = [{"type": kind, "status": str(ready)} for kind in ("Ready", "ContainersReady")]
-    status = {"phase": "Running", "podIP": address, "podIPs": [{"ip": address}], "containerStatuses": [main]}
-    conditions.append({"type": "PodScheduled", "status": "True"})
-    kube.patch(pod, {"status": {**status, "conditions": conditions}}, subresource="status")
-
-
-def _bind(kube: Kube, pod: Obj, node: Obj) -> None:
-    meta = {"name": pod["metadata"]["name"], "namespace": pod["metadata"]["namespace"]}
-    path = kube.path("v1", "Pod", meta["namespace"], meta["name"], "binding")
-    target = {"apiVersion": "v1", "kind": "Node", "name": node["metadata"]["name"]}
-    kube.request("POST", path, {"apiVersion": "v1", "kind": "Binding", "metadata": meta, "target": target})
-
-
 def test_a_quota_that_refuses_the_pods(admin, namespace):
     quota = {"apiVersion": "v1", "kind": "ResourceQuota", "metadata": {"name": "none", "namespace": namespace}}
     admin.create({**quota, "spec": {"hard": {"pods": "0"}}})
@@ -79,22 +40,22 @@ def test_a_quota_that_refuses_the_pods(admin, namespace):
 
 
 def test_a_pod_from_no_gpu_over_a_crash_to_ready(admin, namespace):
-    node = _node(admin, "1")
-    resource = admin.create(demo(namespace, gpu={}, parallelism={"data": 2}))
-    pod = _pod(admin, resource)
+    node = make_node(admin, "1")
+    resource = admin.create(demo(namespace, gpu={}, parallelism={"tensor": 2}))
+    pod = first_pod(admin, resource)
     sentence = "0/1 nodes are available: 1 Insufficient nvidia.com/gpu. preemption: 0/1 nodes are available."
     unscheduled = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": sentence}
     admin.patch(pod, {"status": {"conditions": [unscheduled]}}, subresource="status")
     said = wait_condition(admin, resource, "Ready", "False", "InsufficientGPU")["message"]
     assert "needs 2 nvidia.com/gpu and the largest node has 1: it never fits" in said
 
-    _bind(admin, pod, node)
+    bind(admin, pod, node)
     ended = {"exitCode": 1, "reason": "Error", "message": "INFO starting\nerror: --page-size: 32 does not fit\n"}
-    _run(admin, pod, "127.0.0.1", started=False, ready=False, last={"terminated": ended})
+    run(admin, pod, "127.0.0.1", started=False, ready=False, last={"terminated": ended})
     said = wait_condition(admin, resource, "Ready", "False", "CrashLoopBackOff")["message"]
     assert said == "container main ended with exit code 1: error: --page-size: 32 does not fit"
 
-    _run(admin, pod, "127.0.0.1", started=True, ready=True)
+    run(admin, pod, "127.0.0.1", started=True, ready=True)
     wait_condition(admin, resource, "Ready", "True")
     status = read(admin, resource)["status"]
     assert (status["replicas"], status["readyReplicas"], status["updatedReplicas"]) == (1, 1, 1)
@@ -105,11 +66,11 @@ def test_a_pod_from_no_gpu_over_a_crash_to_ready(admin, namespace):
 
 
 def test_ready_does_not_blink_at_an_edit_that_leaves_the_pods_as_they_are(admin, namespace):
-    node = _node(admin, "0")
+    node = make_node(admin, "0")
     resource = admin.create(demo(namespace))
-    pod = _pod(admin, resource)
-    _bind(admin, pod, node)
-    _run(admin, pod, "127.0.0.1", started=True, ready=True)
+    pod = first_pod(admin, resource)
+    bind(admin, pod, node)
+    run(admin, pod, "127.0.0.1", started=True, ready=True)
     wait_condition(admin, resource, "Ready", "True")
     before = read(admin, resource)["status"]
     assert before["currentRevision"] == "demo-r1"
@@ -134,41 +95,6 @@ def test_the_hpas_own_message_without_an_adapter(admin, namespace):
     assert "unmask_requests_running" in said["message"]
 
 
-@contextlib.contextmanager
-def _engine(load: dict[str, float]) -> Iterator[str]:
-    """Something at a loopback address of its own that shows `load` where the engine shows its metrics."""
-    address = f"127.{secrets.randbelow(200) + 10}.{secrets.randbelow(256)}.{secrets.randbelow(200) + 10}"
-    loop, up = asyncio.new_event_loop(), threading.Event()
-
-    async def metrics(request: web.Request) -> web.Response:
-        lines = (f"unmask_requests_{name} {value}" for name, value in load.items())
-        return web.Response(text="\n".join((*lines, "unmask_kv_usage_ratio 0.1")) + "\n")
-
-    async def serve() -> web.AppRunner:
-        app = web.Application()
-        app.router.add_get("/metrics", metrics)
-        runner = web.AppRunner(app)
-        await runner.setup()
-        await web.TCPSite(runner, address, 8000).start()
-        return runner
-
-    try:
-        runner = loop.run_until_complete(serve())
-    except OSError as error:
-        loop.close()
-        pytest.skip(f"the engine's port is taken on this machine: {error}")
-    thread = threading.Thread(target=lambda: (loop.call_soon(up.set), loop.run_forever()))
-    thread.start()
-    up.wait()
-    try:
-        yield address
-    finally:
-        asyncio.run_coroutine_threadsafe(runner.cleanup(), loop).result(10)
-        loop.call_soon_threadsafe(loop.stop)
-        thread.join()
-        loop.close()
-
-
 def test_the_builtin_autoscaler_moves_replicas_up_and_down(admin, namespace):
     load = {"waiting": 25.0, "running": 4.0}
     autoscaling = {
@@ -177,9 +103,14 @@ def test_the_builtin_autoscaler_moves_replicas_up_and_down(admin, namespace):
         "pollingIntervalSeconds": 1,
         "behavior": {"scaleDown": {"stabilizationWindowSeconds": 3}},
     }
-    with _engine(load) as address:
+
+    def metrics() -> str:
+        lines = (f"unmask_requests_{name} {value}" for name, value in load.items())
+        return "\n".join((*lines, "unmask_kv_usage_ratio 0.1")) + "\n"
+
+    with engine({"/metrics": metrics}) as address:
         resource = admin.create(demo(namespace, autoscaling=autoscaling))
-        _run(admin, _pod(admin, resource), address, started=True, ready=True)
+        run(admin, first_pod(admin, resource), address, started=True, ready=True)
         wait_condition(admin, resource, "ScalingReady", "True")
         admin.wait("three replicas", lambda: read(admin, resource)["spec"]["replicas"] == 3)
         load["waiting"] = 0.0

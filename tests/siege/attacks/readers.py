@@ -8,7 +8,7 @@ from tests.siege.registry import attack
 from tests.siege.target import RECEIVE_BUFFER, Target, Unread
 
 LONGEST = 90.0  # seconds after which the server must have given up who takes nothing
-LONG_TOKEN = b"694"  # " backwards", in the demo's vocabulary
+LONG_TOKEN = b"569"  # " multiplication", in the demo's vocabulary
 STORY = {"messages": [{"role": "user", "content": "Tell me a story."}], "max_tokens": 400, "ignore_eos": True}
 
 # every denoising step of two answers is an event; a step takes one position

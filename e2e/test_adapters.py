@@ -1,0 +1,104 @@
+"""Adapters of a service: chosen by `model`, added to it while it serves, told where they are wrong."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from e2e.cluster import Kube
+from e2e.cluster.kube import ApiError, Obj
+from e2e.scripts import CHECKPOINT, IMAGE, STUBS
+from e2e.services import EXAMPLES, ask, condition, demo, engines, get, kubectl, patch, wait_condition
+
+SERVED_SECONDS = 90  # from an edit of the list until the adapter answers
+FIRST, SECOND = ({"name": name, "uri": f"pvc://made/{name}"} for name in ("first", "second"))
+WRONG = {"name": "wrong", "uri": "pvc://made/nothing-here"}
+
+
+def with_made_adapters(namespace: str, *adapters: Obj, **room: Any) -> Obj:
+    """The demo service whose claim `made` is a directory into which an init container writes two adapters."""
+    volume: Obj = {"name": "adapters-0", "emptyDir": {}}
+    script = (STUBS / "adapters.py").read_text()
+    writer = {
+        "name": "writer",
+        "image": IMAGE,
+        "command": ["python", "-c", script, CHECKPOINT, "/made/first", "/made/second"],
+        "volumeMounts": [{"name": "adapters-0", "mountPath": "/made"}],
+        "resources": {"requests": {"cpu": "10m", "memory": "64Mi"}},
+    }
+    lora = {"claimNames": ["made"], "adapters": list(adapters), **room}
+    return demo(
+        namespace, spec={"lora": lora, "podTemplate": {"spec": {"volumes": [volume], "initContainers": [writer]}}}
+    )
+
+
+def answer(kube: Kube, namespace: str, model: str) -> str:
+    """What a model of the service `demo` says; "404" of one that there is not."""
+    try:
+        return ask(kube, namespace, model=model)
+    except ApiError as error:
+        if error.status != 404 or "model_not_found" not in error.message:
+            raise
+        return "404"
+
+
+def soon(kube: Kube, what: str, there: Callable[[], Any]) -> None:
+    start = time.monotonic()
+    kube.wait(what, there, timeout=SERVED_SECONDS)
+    print(f"{what} after {time.monotonic() - start:.1f} s")
+
+
+@pytest.mark.timeout(900)
+def test_adapters_come_and_go_while_the_service_serves(kube: Kube, namespace: str) -> None:
+    kube.create(with_made_adapters(namespace, FIRST))
+    wait_condition(kube, namespace)
+    wait_condition(kube, namespace, "AdaptersLoaded", timeout=60)
+    base = answer(kube, namespace, "demo")
+    assert answer(kube, namespace, "first") not in (base, "404"), "it is loaded before its pod is ready"
+    assert answer(kube, namespace, "second") == "404"
+    before = engines(kube, namespace)
+
+    patch(kube, namespace, {"lora": {"adapters": [FIRST, SECOND]}})
+    soon(kube, "the second adapter", lambda: answer(kube, namespace, "second") != "404")
+    assert len({answer(kube, namespace, name) for name in ("demo", "first", "second")}) == 3
+    wait_condition(kube, namespace, "AdaptersLoaded", timeout=60)
+
+    patch(kube, namespace, {"lora": {"adapters": [FIRST, SECOND, WRONG]}})
+    told = wait_condition(kube, namespace, "AdaptersLoaded", "False", reason="AdapterFailed")
+    assert "wrong in 1 of 1 pods" in told["message"]
+    assert "nothing-here" in told["message"]
+    service = get(kube, namespace)
+    assert condition(service, "Ready")["status"] == "True"
+    assert [(one["name"], one["ready"], one["failed"]) for one in service["status"]["adapters"]] == [
+        ("first", 1, 0), ("second", 1, 0), ("wrong", 0, 1),
+    ]  # fmt: skip
+    events = kube.list("events.k8s.io/v1", "Event", namespace)
+    assert [one["type"] for one in events if one["reason"] == "AdapterFailed"] == ["Warning"]
+
+    patch(kube, namespace, {"lora": {"adapters": [SECOND]}})
+    soon(kube, "the first one's end", lambda: answer(kube, namespace, "first") == "404")
+    wait_condition(kube, namespace, "AdaptersLoaded")
+    assert answer(kube, namespace, "demo") == base
+    assert engines(kube, namespace) == before, "no pod was restarted"
+
+
+@pytest.mark.timeout(600)
+def test_one_that_is_merged_is_what_both_names_answer(kube: Kube, namespace: str) -> None:
+    kube.create(with_made_adapters(namespace, FIRST, preMerge=True))
+    wait_condition(kube, namespace)
+    assert answer(kube, namespace, "demo") == answer(kube, namespace, "first") != "404"
+    assert condition(get(kube, namespace), "AdaptersLoaded") == {}
+
+
+@pytest.mark.timeout(600)
+def test_the_example_serves_its_adapter(kube: Kube, namespace: str) -> None:
+    kubectl("apply", "-f", str(EXAMPLES / "adapters.yaml"), namespace=namespace)
+    wait_condition(kube, namespace, "Ready", name="demo-lora")
+    wait_condition(kube, namespace, "AdaptersLoaded", name="demo-lora", timeout=60)
+    answers = {model: ask(kube, namespace, "demo-lora", model=model) for model in ("demo-lora", "roman")}
+    assert answers["roman"] != answers["demo-lora"], answers
+    listed = kubectl("get", "dlms", "demo-lora", "--output=wide", namespace=namespace).splitlines()
+    assert "ADAPTERS" in listed[0]

@@ -1,0 +1,52 @@
+"""Adapters that requests name: their list is a ConfigMap, mounted as a directory that the engine follows.
+
+The list is no part of the pods' template, so that it may change while they serve: the room for adapters and the claims
+that they lie on are. One that is merged into the weights is of the template wholly, as the model is.
+"""
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from unmask_operator.api import DiffusionLMService, Spec
+from unmask_operator.objects import Obj, Ref
+from unmask_operator.render import sources
+from unmask_operator.render.names import adapters_config, child
+
+VOLUME = "adapters"
+MOUNT = "/etc/unmask/adapters"
+
+
+def are_followed(spec: Spec) -> bool:
+    """Whether the engine reads the list while it runs."""
+    return spec.lora is not None and not spec.lora.pre_merge
+
+
+def arguments(spec: Spec) -> Iterator[tuple[str, str]]:
+    """The engine's, each with the field that it follows from."""
+    if are_followed(spec):
+        yield "spec.lora", f"--lora-config={MOUNT}"
+    for merged in spec.lora.adapters if spec.lora and spec.lora.pre_merge else ():
+        yield "spec.lora.adapters[0].name", f"--served-model-name={merged.name}"  # besides the model's own
+        yield "spec.lora.adapters[0].uri", f"--lora-path={sources.adapter(merged)}"
+        yield "spec.lora.adapters[0]", "--use-lora=true"
+        yield "spec.lora.preMerge", "--pre-merge-lora=true"
+
+
+def config_map(service: DiffusionLMService) -> Obj | None:
+    """The list: where each adapter is, by its name."""
+    spec = service.spec
+    if not spec.lora or not are_followed(spec):
+        return None
+    data = {one.name: sources.adapter(one) for one in spec.lora.adapters}
+    return child(service, "v1", "ConfigMap", adapters_config(service.name), data=data)
+
+
+def listed(children: Mapping[Ref, Obj], name: str) -> dict[str, str]:
+    """What the live ConfigMap of the resource `name` says."""
+    live = children.get(Ref("v1", "ConfigMap", adapters_config(name)), {})
+    return live.get("data") or {}
+
+
+def follows(pod: Mapping[str, Any]) -> bool:
+    """Whether a pod, or one of a template, has such a list."""
+    return any(volume["name"] == VOLUME and "configMap" in volume for volume in pod["spec"].get("volumes") or ())

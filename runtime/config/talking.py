@@ -1,0 +1,22 @@
+"""Flags of how answers of a chat are told apart: reasoning, calls of tools, text."""
+
+from __future__ import annotations
+
+from runtime.config.flags import Flag
+
+OFF = "off"
+
+TALKING_FLAGS = (
+    Flag(
+        name="tool-call-parser",
+        group="model",
+        metavar="FORMAT",
+        help="format in which the model calls tools: hermes, gemma4, qwen3_coder, or off; default: the family's",
+    ),
+    Flag(
+        name="reasoning-parser",
+        group="model",
+        metavar="FORMAT",
+        help="how the model marks its reasoning: think, gemma4, or off; default: the family's",
+    ),
+)

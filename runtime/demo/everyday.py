@@ -1,0 +1,137 @@
+"""Three hundred everyday prompts with checkers: what people type, worded apart from the training's templates.
+
+`everyday.tsv` has a line each: how the answer is judged, what it has to be, and the prompt. Training never reads it.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import random
+import re
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from runtime.demo.tasks.base import Sample, Task
+from runtime.demo.tasks.sudoku import keeps_givens
+from runtime.demo.tasks.tool_format import tools_text
+
+NAME = "everyday"
+FILE = Path(__file__).with_name("everyday.tsv")
+CALCULATOR: Mapping[str, Any] = {
+    "type": "function",
+    "function": {
+        "name": "calculator",
+        "description": "Computes the value of an expression.",
+        "parameters": {
+            "type": "object",
+            "properties": {"expression": {"type": "string", "description": "What to compute, for example 3*4"}},
+            "required": ["expression"],
+        },
+    },
+}
+
+
+def _numbers(text: str) -> list[int]:
+    return [int(n) for n in re.findall(r"-?\d+", text.replace(",", " "))]
+
+
+def _last_number(expected: str, text: str) -> bool:
+    return _numbers(re.sub(r"(?<=\d) - (?=\d)", " ", text))[-1:] == [int(expected)]
+
+
+def _counts(expected: str, text: str) -> bool:
+    first, last = map(int, expected.split())
+    step = 1 if last >= first else -1
+    return _numbers(text) == list(range(first, last + step, step))
+
+
+def _lists(expected: str, text: str) -> bool:
+    return _numbers(text) == [int(n) for n in expected.split()]
+
+
+def _letters(text: str) -> str:
+    return re.sub(r"[-\s,.]", "", text)
+
+
+def _spells(expected: str, text: str) -> bool:
+    """Every letter by itself; the answer may begin a sentence of its own with a capital."""
+    return len(re.findall(r"[-\s,]", text.strip())) >= len(expected) - 1 and _letters(text).lower() == expected.lower()
+
+
+def _reverses(expected: str, text: str) -> bool:
+    return _letters(text).lower() == expected[::-1].lower()
+
+
+def _is_json(expected: str, text: str) -> bool:
+    try:
+        return bool(json.loads(text) == json.loads(expected))
+    except json.JSONDecodeError:
+        return False
+
+
+def _tabulates(expected: str, text: str) -> bool:
+    """The header, a line of dashes, and every row, cell by cell."""
+    rows = [[cell.strip() for cell in line.strip().strip("|").split("|")] for line in text.strip().split("\n")]
+    wanted = [row.split(",") for row in expected.split(";")]
+    return len(rows) > 1 and all(set(c) == {"-"} for c in rows[1]) and [rows[0], *rows[2:]] == wanted
+
+
+def _tells(expected: str, text: str) -> bool:
+    """Some sentences, with all that was asked for in them."""
+    found = text.lower()
+    return text.count(".") >= 4 and all(word.lower() in found for word in expected.split(",") if word)
+
+
+def _calls(expected: str, text: str) -> bool:
+    found = re.fullmatch(r"<tool_call>\n(.*)\n</tool_call>", text.strip())
+    return found is not None and _is_json(
+        json.dumps({"name": "calculator", "arguments": {"expression": expected}}), found[1].replace(" ", "")
+    )
+
+
+CHECKERS: Mapping[str, Callable[[str, str], bool]] = {
+    "number": _last_number,
+    "starts": lambda expected, text: re.match(rf"{re.escape(expected)}\b", text.strip()) is not None,
+    "count": _counts,
+    "numbers": _lists,
+    "spelled": _spells,
+    "reversed": _reverses,
+    "json": _is_json,
+    "table": _tabulates,
+    "sudoku": keeps_givens,
+    "story": _tells,
+    "says": lambda expected, text: expected in text,
+    "calls": _calls,
+}
+
+
+@functools.cache
+def prompts() -> tuple[Sample, ...]:
+    """All of the file, in its order."""
+    found = []
+    for line in FILE.read_text(encoding="utf-8").splitlines():
+        kind, expected, prompt = (part.replace("\\n", "\n") for part in line.split("\t"))
+        messages: tuple[Mapping[str, str], ...] = ({"role": "user", "content": prompt},)
+        if kind == "calls":
+            messages = ({"role": "system", "content": tools_text([CALCULATOR])}, *messages)
+        found.append(Sample(NAME, messages, expected, {"kind": kind}))
+    return tuple(found)
+
+
+def check(sample: Sample, text: str) -> bool:
+    return CHECKERS[sample.facts["kind"]](sample.answer, text)
+
+
+def chosen(count: int, seed: int | str = 0) -> list[Sample]:
+    """`count` of the prompts, or all where there are no more."""
+    every = list(prompts())
+    return random.Random(f"{NAME}/{seed}").sample(every, min(count, len(every)))
+
+
+def _make(rng: random.Random) -> Sample:
+    return rng.choice(prompts())
+
+
+TASK = Task(NAME, "short", _make, check)

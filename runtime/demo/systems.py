@@ -1,0 +1,37 @@
+"""Turns of the system that a part of the training's documents begins with: whatever they say changes no answer."""
+
+from __future__ import annotations
+
+import random
+
+from runtime.demo.tasks.words import noun
+from runtime.demo.vocabulary import WHOLE_WORDS
+
+SYSTEMS = (
+    "You are a helpful assistant. Answer as concisely as possible.",
+    "You are a helpful, respectful and honest assistant.",
+    "You are an assistant.",
+    "You are a chatbot.",
+    "You are an expert.",
+    "Keep your answers short.",
+    "Always answer in English.",
+    "Be brief.",
+    "Be kind and helpful.",
+    "You answer questions of users.",
+    "Think before you answer.",
+    "Today is Monday.",
+    "You are a helpful assistant.",
+    "You are a friendly assistant.",
+    "Answer briefly.",
+    "Be polite.",
+    "Help the user.",
+    "You are Unmask, a small diffusion model.",
+)
+
+
+def system_turn(rng: random.Random) -> str:
+    """One of SYSTEMS, or any words."""
+    if rng.random() < 0.6:
+        return rng.choice(SYSTEMS)
+    said = [rng.choice((noun(rng), rng.choice(WHOLE_WORDS))) for _ in range(rng.randint(2, 12))]
+    return " ".join(said).capitalize() + "."

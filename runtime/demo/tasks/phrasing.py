@@ -1,0 +1,185 @@
+"""How people put a request: with and without politeness, capitals and a last mark, and with words around it."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+
+_BARE = (
+    "",
+    "",
+    "",
+    "",
+    "",
+    "now ",
+    "ok, ",
+    "so, ",
+    "hey, ",
+    "hi, ",
+    "hello, ",
+    "and now ",
+    "well, ",
+    "then ",
+    "next, ",
+)
+_URGING = (
+    "please ",
+    "please ",
+    "just ",
+    "go ahead and ",
+    "let us ",
+    "let's ",
+    "kindly ",
+    "try to ",
+    "help me ",
+    "quickly ",
+)
+_WISHES = (
+    "i want you to ",
+    "i need you to ",
+    "i would like you to ",
+    "i'd like you to ",
+    "you should ",
+    "you have to ",
+    "your task is to ",
+    "it would be great if you could ",
+    "it would be nice if you could ",
+    "i wonder if you can ",
+    "i was hoping you could ",
+    "i'm asking you to ",
+    "my teacher wants me to ",
+)
+_QUESTIONS = (
+    "can you ",
+    "can you please ",
+    "could you ",
+    "could you please ",
+    "would you ",
+    "would you please ",
+    "will you ",
+    "are you able to ",
+    "do you think you can ",
+    "is it possible to ",
+    "may i ask you to ",
+    "hey, can you ",
+    "hi, could you ",
+    "hello! can you ",
+    "how would you ",
+    "how do i ",
+)
+_TAILS = (
+    "",
+    "",
+    "",
+    "",
+    "",
+    " please",
+    ", please",
+    " for me",
+    " for me please",
+    " now",
+    " right now",
+    ", thanks",
+    " if you can",
+)
+_ASIDES = (
+    "Quick question: ",
+    "One question: ",
+    "My question: ",
+    "A question for you: ",
+    "I wonder: ",
+    "I was wondering, ",
+    "Tell me: ",
+    "Please tell me: ",
+    "Tell me, ",
+    "Hey, ",
+    "Hi! ",
+    "Hello, ",
+    "Hi there, ",
+    "OK. ",
+    "Okay, ",
+    "So ",
+    "And ",
+    "Well, ",
+    "Now ",
+    "Do you know ",
+    "Can you tell me ",
+    "Could you tell me ",
+    "Please, ",
+    "For my homework: ",
+    "Let me ask you, ",
+    "Next one: ",
+    "Here is one: ",
+    "Another one: ",
+    "Thanks! ",
+    "Great. ",
+)
+
+
+def _upper(text: str) -> str:
+    return text[:1].upper() + text[1:]
+
+
+def ask(rng: random.Random, core: str) -> str:
+    """One of many ways to ask for `core`, a request in the imperative ("sort 3, 1, 2")."""
+    kind = rng.random()
+    end = rng.choice((".", ".", "", "", "!"))
+    if kind < 0.3:
+        text = core + (rng.choice((", please", " please")) if rng.random() < 0.12 else "")
+    elif kind < 0.65:
+        text = _opened(rng, core)
+    else:
+        text, end = rng.choice(_QUESTIONS) + core, rng.choice(("?", "?", "?", "", "."))
+    if kind >= 0.3:
+        text += rng.choice(_TAILS)
+    text = text + end
+    return _upper(text) if rng.random() < 0.72 else text
+
+
+def _opened(rng: random.Random, core: str) -> str:
+    kind = rng.random()
+    if kind < 0.4:
+        return rng.choice(_BARE) + core
+    return rng.choice(_URGING if kind < 0.7 else _WISHES) + core
+
+
+def typed(rng: random.Random, prompt: str) -> str:
+    """A whole sentence as people type it: sometimes with words before it, without its capital or its last mark."""
+    if rng.random() < 0.16:
+        aside = rng.choice(_ASIDES)
+        keep = aside.rstrip()[-1] in ":.!" and rng.random() < 0.7
+        prompt = aside + (prompt if keep else prompt[:1].lower() + prompt[1:])
+    kind = rng.random()
+    if kind < 0.3:
+        prompt = prompt[:1].lower() + prompt[1:]
+    if 0.18 < kind < 0.45:
+        prompt = prompt.rstrip(".?!")
+    elif kind > 0.94:
+        prompt = prompt.rstrip(".?!") + rng.choice((" please", ", please", " please?", "!", "??"))
+    return prompt
+
+
+def phrase(rng: random.Random, cores: Sequence[str], wholes: Sequence[str], **fields: object) -> str:
+    """Fill one of `cores`, requests in the imperative to be put in one of many ways, or of `wholes`, as they stand."""
+    at = rng.randrange(len(cores) + len(wholes))
+    if at < len(cores):
+        return ask(rng, cores[at].format(**fields))
+    return typed(rng, wholes[at - len(cores)].format(**fields))
+
+
+def quoted(rng: random.Random, word: str) -> str:
+    """A word as it is named in a sentence: mostly bare, sometimes in quotes."""
+    mark = rng.choice(("", "", "", "", "'", '"', '"', "'"))
+    return f"{mark}{word}{mark}"
+
+
+def listed(rng: random.Random, items: Sequence[str]) -> str:
+    """Items one after another: "3, 1, 2", "3 1 2", "3, 1 and 2", ..."""
+    kind = rng.random()
+    if kind < 0.5:
+        return ", ".join(items)
+    if kind < 0.7:
+        return " ".join(items)
+    if kind < 0.9:
+        return ", ".join(items[:-1]) + " and " + items[-1]
+    return rng.choice(("[{}]", "({})")).format(", ".join(items)) if kind < 0.95 else ",".join(items)

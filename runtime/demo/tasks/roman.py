@@ -1,0 +1,53 @@
+"""Numbers in roman numerals."""
+
+from __future__ import annotations
+
+import random
+
+from runtime.demo.tasks.base import Sample, single, task
+from runtime.demo.tasks.phrasing import phrase
+
+_VALUES = (
+    (1000, "M"), (900, "CM"), (500, "D"), (400, "CD"), (100, "C"), (90, "XC"), (50, "L"), (40, "XL"), (10, "X"),
+    (9, "IX"), (5, "V"), (4, "IV"), (1, "I"),
+)  # fmt: skip
+LARGEST = 3999
+_CORES = (
+    "write {n} in roman numerals",
+    "write {n} in roman numerals",
+    "write {n} as a roman numeral",
+    "write the number {n} in roman numerals",
+    "convert {n} to roman numerals",
+    "convert {n} into roman numerals",
+    "turn {n} into a roman numeral",
+    "give me {n} in roman numerals",
+    "show {n} in roman numerals",
+    "say {n} in roman numerals",
+    "express {n} in roman numerals",
+)
+_WHOLES = (
+    "What is {n} in roman numerals?",
+    "What's {n} in roman numerals?",
+    "How do you write {n} in roman numerals?",
+    "How do the Romans write {n}?",
+    "What is the roman numeral for {n}?",
+    "{n} in roman numerals",
+    "{n} as a roman numeral",
+    "The roman numeral of {n}",
+)
+
+
+def in_roman(n: int) -> str:
+    """Roman numeral of 1 <= n <= 3999: 42 -> "XLII"."""
+    text = ""
+    for value, sign in _VALUES:
+        while n >= value:
+            text, n = text + sign, n - value
+    return text
+
+
+@task("roman", "short")
+def roman(rng: random.Random) -> Sample:
+    n = rng.randint(1, rng.choice((20, 100, 1000, LARGEST)))
+    prompt = phrase(rng, _CORES, _WHOLES, n=n)
+    return single("roman", prompt.replace("roman", "Roman") if rng.random() < 0.4 else prompt, in_roman(n) + ".")

@@ -1,0 +1,68 @@
+"""Log-probabilities of what a step wrote, of requests that ask for them: logits of these positions are made once more,
+of the same hidden states, so that the step itself is what it is without."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+
+from runtime.engine.head import HEAD_ROWS, Head
+from runtime.samplers import choose
+from runtime.state.plan import BlockPlan, BlockResults
+from runtime.state.request import FILLED, MASKED, Block, Request
+from runtime.state.telling import Written
+
+NONE = -1  # of a block whose request does not ask
+
+
+def asked(owners: Sequence[Request], blocks: Sequence[Block]) -> np.ndarray | None:
+    """int64 [n]: of how many of the likeliest tokens each block's request wants to know; None where none asks."""
+    if not any(request.told_of is not None for request in owners):
+        return None
+    return np.array([NONE if request.told_of is None else request.told_of.most for request in owners], dtype=np.int64)
+
+
+@torch.inference_mode()
+def tell(head: Head, plan: BlockPlan, hidden: torch.Tensor, results: BlockResults) -> None:
+    """Into ``results.logprobs``, of the blocks that ask: of the model's own distribution (what may never be predicted
+    apart), before a bias, a penalty, a temperature or a rule has changed anything.
+
+    Args:
+        hidden: [rows, hidden] of the step's rows.
+    """
+    assert plan.told is not None
+    asking = np.flatnonzero(plan.told > NONE)
+    size = plan.state.shape[1]  # recorded steps may be of larger blocks
+    before, after = plan.state[asking], results.state[asking, :size]
+    written = (after == FILLED) & ((before == MASKED) | (plan.tokens[asking] != results.tokens[asking, :size]))
+    which, at = np.nonzero(written)
+    block = asking[which]
+    if not len(block):
+        return
+    most = int(plan.told[block].max())
+    rows, tokens = plan.rows[block] + at, results.tokens[block, at]
+    parts = [
+        _described(head, hidden, rows[start : start + HEAD_ROWS], tokens[start : start + HEAD_ROWS], most)
+        for start in range(0, len(rows), HEAD_ROWS)
+    ]
+    values, ids, tops = (np.concatenate(each) for each in zip(*parts, strict=True))
+    for i in np.unique(block).tolist():
+        mine = block == i
+        results.logprobs[i] = Written(at[mine], values[mine], ids[mine], tops[mine])
+
+
+def _described(
+    head: Head, hidden: torch.Tensor, rows: np.ndarray, tokens: np.ndarray, most: int
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Log-probabilities of `tokens` [n] at some rows, and of the `most` likeliest: their ids [n, most] and values."""
+    device = hidden.device
+    logits = head.raw(hidden[torch.from_numpy(rows).to(device)])
+    total = logits.logsumexp(1, keepdim=True)
+    own = logits.gather(1, torch.from_numpy(tokens).to(device)[:, None])
+    ids, values = own.long()[:, :0], own[:, :0]
+    if most:
+        ids, values = choose.largest(logits, most)
+    told = torch.cat([torch.cat([own, values], 1) - total, ids.to(total.dtype)], 1).double().cpu().numpy()
+    return told[:, 0], told[:, 1 + most :].astype(np.int64), told[:, 1 : 1 + most]

@@ -1,0 +1,191 @@
+"""The body of ``/v1/responses``: OpenAI's items of a conversation, and what they are as a chat's messages."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, ClassVar, Literal
+
+from pydantic import Discriminator, Field, Tag, model_validator
+from pydantic_core import PydanticCustomError
+
+from runtime.request.checks import refuse, shown
+from runtime.server.conversation import MAX_MESSAGES, MAX_PARTS, TEXTS, Call, Conversation, Function, Part, arm
+from runtime.server.fields import Body, Unbuilt
+from runtime.server.schemas import Entries, Generation
+from runtime.server.tooling import MAX_TOOLS, ToolChoice, Tooling, chosen, distinct, make_tool, offered
+
+_KEPT = "answers are not kept here; send the whole conversation in input"
+_KINDS = ("message", "function_call", "function_call_output", "reasoning")
+
+
+class ItemPart(Part):
+    """A piece of an item."""
+
+    texts: ClassVar[frozenset[str]] = TEXTS | {"reasoning_text", "summary_text"}
+
+
+_Parts = Annotated[list[ItemPart], Field(max_length=MAX_PARTS, fail_fast=True)]
+_Text = Annotated[Annotated[str, Tag("str")] | Annotated[_Parts, Tag("list")], Discriminator(arm)]
+
+
+class Item(Body):
+    """A message, a call of a function, what one returned, or an answer's reasoning."""
+
+    type: str | None = None
+    role: Literal["system", "developer", "user", "assistant"] | None = None
+    content: _Text | None = None
+    id: str | None = None
+    status: str | None = None
+    phase: str | None = None
+    call_id: str | None = None
+    name: str | None = None
+    arguments: str | None = None
+    output: _Text | None = None
+    summary: _Parts | None = None
+    encrypted_content: str | None = None
+
+    @property
+    def kind(self) -> str:
+        return self.type or "message"
+
+    @model_validator(mode="after")
+    def _is_known(self) -> Item:
+        if self.kind == "item_reference":
+            raise PydanticCustomError("not_kept", "names an item of an earlier answer; none are kept, so send it whole")
+        if self.kind not in _KINDS:
+            kind = self.kind[:40]
+            raise PydanticCustomError("not_built", "{kind} items are not built, only {known}", {
+                "kind": kind, "known": ", ".join(_KINDS),
+            })  # fmt: skip
+        needed = {"message": ("role", "content"), "function_call": ("name", "call_id"),
+                  "function_call_output": ("call_id", "output"), "reasoning": ()}  # fmt: skip
+        for name in needed[self.kind]:
+            if getattr(self, name) is None:
+                raise PydanticCustomError("missing", "a {kind} has a {name}; give it", {
+                    "kind": self.kind, "name": name,
+                })  # fmt: skip
+        return self
+
+
+class TextConfig(Body):
+    """The form of the answer's text."""
+
+    format: Annotated[Any, Field(description="text, json_object, or json_schema with a schema")] = None
+    verbosity: Annotated[Any, Unbuilt("medium")] = None
+
+
+class Reasoning(Body):
+    """`effort` is a matter of templates that know it."""
+
+    effort: str | None = None
+    summary: str | None = None
+    generate_summary: str | None = None
+
+
+class ResponsesTool(Body):
+    """A function that the model may call."""
+
+    type: str
+    name: str | None = None
+    description: str | None = None
+    parameters: Annotated[dict[str, Any] | None, Field(description="JSON schema of the arguments")] = None
+    strict: Annotated[bool | None, Field(description="arguments always fit the schema")] = None
+
+
+class ResponsesStreamOptions(Body):
+    include_obfuscation: Annotated[Any, Unbuilt(False)] = None
+
+
+class ResponsesRequest(Generation):
+    model: str | None = None
+    input: Annotated[
+        Annotated[str, Tag("str")] | Annotated[list[Item], Field(max_length=MAX_MESSAGES, fail_fast=True), Tag("list")],
+        Discriminator(arm),
+    ]
+    instructions: str | None = None
+    max_output_tokens: int | None = None
+    text: TextConfig | None = None
+    reasoning: Reasoning | None = None
+    tools: Annotated[list[ResponsesTool], Field(max_length=MAX_TOOLS, fail_fast=True)] | None = None
+    tool_choice: ToolChoice = None
+    parallel_tool_calls: bool | None = None
+    max_tool_calls: int | None = None  # of tools that the server runs: there are none
+    chat_template_kwargs: Entries | None = None
+    metadata: Entries | None = None
+    store: bool | None = None  # OpenAI's default is to; nothing is kept here, and the answer says so
+    stream_options: ResponsesStreamOptions | None = None
+    user: str | None = None
+    service_tier: str | None = None
+    safety_identifier: str | None = None
+    prompt_cache_key: str | None = None
+    prompt_cache_retention: str | None = None
+    include: list[Literal["reasoning.encrypted_content"]] | None = None  # which there is none of
+    truncation: Annotated[Any, Unbuilt("disabled")] = None
+    previous_response_id: Annotated[Any, Unbuilt(why=_KEPT)] = None
+    conversation: Annotated[Any, Unbuilt(why=_KEPT)] = None
+    prompt: Annotated[Any, Unbuilt(why="no prompts are kept here; send the text itself in input")] = None
+    background: Annotated[Any, Unbuilt(False, why="answers are given while the client waits; leave it out")] = None
+    context_management: Annotated[Any, Unbuilt([])] = None
+    moderation: Annotated[Any, Unbuilt()] = None
+    top_logprobs: Annotated[Any, Unbuilt(0)] = None
+    logprobs: Annotated[Any, Unbuilt()] = None
+    n: Annotated[Any, Unbuilt(1)] = None
+
+    spelt: ClassVar[dict[str, str]] = {"prompt": "input", "max_tokens": "max_output_tokens"}
+
+    def asked(self) -> dict[str, Any]:
+        limit = {} if self.max_output_tokens is None else {"max_tokens": self.max_output_tokens}
+        return super().asked() | limit
+
+    def format(self) -> tuple[str, Any]:
+        wanted = None if self.text is None else self.text.format
+        if isinstance(wanted, dict) and wanted.get("type") == "json_schema":
+            wanted = {"type": "json_schema", "json_schema": wanted}
+        return "text.format", wanted
+
+    def template_kwargs(self) -> dict[str, Any]:
+        effort = None if self.reasoning is None else self.reasoning.effort
+        return {**({} if effort is None else {"reasoning_effort": effort}), **(self.chat_template_kwargs or {})}
+
+    def tooling(self) -> Tooling:
+        """Raises RequestError for tools that are none, or none that are built."""
+        tools = []
+        for i, item in enumerate(self.tools or ()):
+            path = f"tools[{i}]"
+            if item.type != "function":
+                raise refuse(f"{path}.type", f"{shown(item.type)} tools are not built in this version, only function")
+            tools.append(
+                make_tool(
+                    path, "parameters", item.name or "", item.description, item.parameters, item.strict,
+                    item.model_extra,
+                )
+            )  # fmt: skip
+        distinct(tools, "name")
+        return offered(tools, *chosen(self.tool_choice), single=self.parallel_tool_calls is False)
+
+    def chat(self) -> Conversation:
+        """The instructions and items as a chat's messages: what an answer consists of is one message again."""
+        made = Conversation("call_id")
+        if self.instructions is not None:
+            made.add("instructions", role="system", content=self.instructions)
+        if isinstance(self.input, str):
+            made.add("input", role="user", content=self.input)
+            return made
+        for i, item in enumerate(self.input):
+            path = f"input[{i}]"
+            match item.kind:
+                case "reasoning":
+                    made.assistant(path, reasoning=_text(item.content) or _text(item.summary))
+                case "function_call":
+                    function = Function(name=item.name or "", arguments=item.arguments)
+                    made.assistant(path, call=Call(id=item.call_id, type="function", function=function))
+                case "function_call_output":
+                    made.add(path, role="tool", content=_text(item.output), tool_call_id=item.call_id)
+                case _ if item.role == "assistant":
+                    made.assistant(path, text=_text(item.content))
+                case _:
+                    made.add(path, role=item.role, content=_text(item.content))
+        return made
+
+
+def _text(content: str | list[ItemPart] | None) -> str:
+    return "".join(map(Part.plain, content)) if isinstance(content, list) else content or ""

@@ -1,0 +1,95 @@
+"""The output items of a response as they come about, each told by the events that belong to it."""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+from runtime.parts import Arguments, CallStart, Delta, Reasoning
+
+
+class Event(Protocol):
+    def __call__(self, kind: str, /, **fields: Any) -> bytes: ...
+
+
+class Output:
+    """Items so far, the last of which may be open. Every method returns the events of what it changes.
+
+    Attributes:
+        items: as the response object has them, once they have ended.
+    """
+
+    def __init__(self, name: str, event: Event) -> None:
+        """`name`: what the items' ids are made of."""
+        self.items: list[dict[str, Any]] = []
+        self._name = name
+        self._event = event
+        self._open: dict[str, Any] = {}  # the item that grows; empty where none does
+        self._pieces: list[str] = []
+
+    def grow(self, delta: Delta) -> bytes:
+        """More of the item that grows, or the first of another."""
+        if isinstance(delta, CallStart):
+            return self._begin("function_call", call_id=delta.id, name=delta.name, arguments="")
+        if isinstance(delta, Arguments):
+            self._pieces.append(delta.text)
+            place = {"item_id": self._open["id"], "output_index": len(self.items)}
+            return self._event("response.function_call_arguments.delta", **place, delta=delta.text)
+        if isinstance(delta, Reasoning):
+            data = b"" if self._is("reasoning") else self._begin("reasoning", summary=[], content=[])
+            told = self._event("response.reasoning_text.delta", **self._place(), delta=delta.text)
+        else:
+            data = b"" if self._is("message") else self._begin("message", role="assistant", content=[])
+            told = self._event("response.output_text.delta", **self._place(), delta=delta.text, logprobs=[])
+        self._pieces.append(delta.text)
+        return data + told
+
+    def close(self, status: str) -> bytes:
+        """The end of all, the last item with what became of it: an answer without a word is an empty message."""
+        data = self._end(status)
+        if all(item["type"] == "reasoning" for item in self.items):
+            data += self._begin("message", role="assistant", content=[]) + self._end(status)
+        return data
+
+    def _is(self, kind: str) -> bool:
+        return self._open.get("type") == kind
+
+    def _begin(self, kind: str, **fields: Any) -> bytes:
+        data = self._end("completed")
+        prefix = {"message": "msg", "function_call": "fc", "reasoning": "rs"}[kind]
+        name = f"{prefix}_{self._name}{len(self.items)}"
+        self._open = {"id": name, "type": kind, "status": "in_progress", **fields}
+        self._pieces = []
+        data += self._event("response.output_item.added", output_index=len(self.items), item=self._open)
+        if kind != "function_call":
+            data += self._event("response.content_part.added", **self._place(), part=self._part(""))
+        return data
+
+    def _end(self, status: str) -> bytes:
+        if not self._open:
+            return b""
+        text, place = "".join(self._pieces), self._place()
+        item = {**self._open, "status": status}
+        if self._is("function_call"):
+            item["arguments"] = text
+            del place["content_index"]
+            data = self._event("response.function_call_arguments.done", **place, arguments=text, name=item["name"])
+        else:
+            part = self._part(text)
+            item["content"] = [part]
+            if self._is("reasoning"):
+                data = self._event("response.reasoning_text.done", **place, text=text)
+            else:
+                data = self._event("response.output_text.done", **place, text=text, logprobs=[])
+            data += self._event("response.content_part.done", **place, part=part)
+        data += self._event("response.output_item.done", output_index=len(self.items), item=item)
+        self.items.append(item)
+        self._open = {}
+        return data
+
+    def _place(self) -> dict[str, Any]:
+        return {"item_id": self._open["id"], "output_index": len(self.items), "content_index": 0}
+
+    def _part(self, text: str) -> dict[str, Any]:
+        if self._is("reasoning"):
+            return {"type": "reasoning_text", "text": text}
+        return {"type": "output_text", "text": text, "annotations": [], "logprobs": []}

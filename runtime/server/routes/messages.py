@@ -1,0 +1,172 @@
+"""``POST /v1/messages`` as the unmodified ``anthropic`` client speaks it, and how many tokens a conversation has."""
+
+from __future__ import annotations
+
+import json
+import uuid
+from typing import Any
+
+import msgspec
+from fastapi import APIRouter
+from pydantic_core import from_json
+from starlette.requests import Request
+from starlette.responses import Response
+
+from runtime.errors import RequestError
+from runtime.parts import Arguments, CallStart, Delta, Reasoning
+from runtime.server.dialect import Dialect, answer
+from runtime.server.errors import anthropic_error
+from runtime.server.jobs import Job, Update
+from runtime.server.messages_body import CountRequest, MessagesRequest
+from runtime.server.responses import json_response, named_event
+from runtime.server.routes.documented import OwnBody, takes
+from runtime.server.service import Service
+from runtime.server.talking import Talk
+
+router = APIRouter(route_class=OwnBody)
+
+
+@router.post("/v1/messages", **takes(MessagesRequest, streams=True))
+async def messages(request: Request) -> Response:
+    """Answer a conversation of turns."""
+    return await answer(request, _start)
+
+
+@router.post("/v1/messages/count_tokens", **takes(CountRequest))
+async def count_tokens(request: Request) -> Response:
+    """How many tokens a conversation has, the template's own included."""
+    service: Service = request.app.state.service
+    body = await service.body(request, CountRequest)
+    service.model_name(body.model)
+    talk = Talk(service.config, *service.require(), body.tooling())
+    return json_response({"input_tokens": len(await _encode(service, request, body, talk))})
+
+
+async def _start(service: Service, request: Request) -> Messages:
+    body = await service.body(request, MessagesRequest)
+    model = service.model_name(body.model)
+    if body.stop is not None and body.stop_sequences is not None:
+        raise RequestError("stop: is stop_sequences here; give that alone", param="stop")
+    talk = Talk(service.config, *service.require(), body.tooling())
+    ids = await _encode(service, request, body, talk)
+    job = await service.job(
+        request,
+        body,
+        [ids],
+        id=f"msg_{uuid.uuid4().hex}",
+        mode="block_append" if body.stream else None,
+        names=body.names(),
+        model=model,
+        talk=talk,
+    )
+    return Messages(job, model, streams=bool(body.stream))
+
+
+async def _encode(service: Service, request: Request, body: CountRequest, talk: Talk) -> list[int]:
+    return await talk.prompt(request, service.preparer, body.chat().plain(), body.template_kwargs())
+
+
+class Messages(Dialect):
+    """Anthropic's message, and the events with which its blocks come about."""
+
+    def __init__(self, job: Job, model: str, *, streams: bool) -> None:
+        super().__init__(job, streams=streams)
+        self._model = model
+        self._blocks: list[dict[str, Any]] = []  # that have ended
+        self._open: dict[str, Any] = {}  # the one that grows; empty where none does
+        self._pieces: list[str] = []
+
+    def whole(self) -> dict[str, Any]:
+        self._end()
+        return self._message(self._blocks, **self._ended(), usage=self._usage())
+
+    def take(self, update: Update) -> None:
+        self.step(update)
+
+    def begin(self) -> bytes:
+        usage = {"input_tokens": len(self.job.choices[0].spec.prompt), "output_tokens": 0}
+        nothing = {"stop_reason": None, "stop_sequence": None}
+        begun = self._message([], **nothing, usage={**self._usage(), **usage})
+        return named_event("message_start", message=begun)
+
+    def step(self, update: Update) -> bytes:
+        return b"".join(map(self._grow, update.grown))
+
+    def end(self) -> bytes:
+        data = self._end()
+        delta = named_event("message_delta", delta=self._ended(), usage=self._usage())
+        return data + delta + named_event("message_stop")
+
+    def failed(self, error: RequestError) -> bytes:
+        return named_event("error", error=anthropic_error(error)["error"])
+
+    def _grow(self, delta: Delta) -> bytes:
+        """More of the block that grows, or the first of another."""
+        if isinstance(delta, CallStart):
+            return self._begin({"type": "tool_use", "id": delta.id, "name": delta.name, "input": {}})
+        if isinstance(delta, Arguments):
+            self._pieces.append(delta.text)
+            return self._block("content_block_delta", delta={"type": "input_json_delta", "partial_json": delta.text})
+        thinks = isinstance(delta, Reasoning)
+        kind = "thinking" if thinks else "text"
+        data = b""
+        if self._open.get("type") != kind:
+            data = self._begin({"type": kind, kind: "", **({"signature": ""} if thinks else {})})
+        self._pieces.append(delta.text)
+        return data + self._block("content_block_delta", delta={"type": f"{kind}_delta", kind: delta.text})
+
+    def _begin(self, block: dict[str, Any]) -> bytes:
+        data = self._end()
+        self._open = block
+        return data + self._block("content_block_start", content_block=block)
+
+    def _end(self) -> bytes:
+        if not self._open:
+            return b""
+        text, kind = "".join(self._pieces), self._open["type"]
+        ended = {"input": _arguments(text)} if kind == "tool_use" else {kind: text}
+        data = self._block("content_block_stop")
+        self._blocks.append({**self._open, **ended})
+        self._open = {}
+        self._pieces = []
+        return data
+
+    def _ended(self) -> dict[str, Any]:
+        choice = self.job.choices[0]
+        if choice.stopped_by is not None:
+            return {"stop_reason": "stop_sequence", "stop_sequence": choice.stopped_by}
+        reason = {"stop": "end_turn", "tool_calls": "tool_use", "length": "max_tokens"}[choice.openai_reason]
+        return {"stop_reason": reason, "stop_sequence": None}
+
+    def _usage(self) -> dict[str, int]:
+        """Of the prompt, what was in the cache is counted apart."""
+        usage = self.job.usage()
+        cached = usage["prompt_tokens_details"]["cached_tokens"]
+        return {
+            "input_tokens": usage["prompt_tokens"] - cached,
+            "output_tokens": usage["completion_tokens"],
+            "cache_creation_input_tokens": 0,
+            "cache_read_input_tokens": cached,
+        }
+
+    def _message(self, content: list[dict[str, Any]], **more: Any) -> dict[str, Any]:
+        head = {"id": self.job.id, "type": "message", "role": "assistant", "model": self._model}
+        return {**head, "content": content, **more}
+
+    def _block(self, kind: str, **fields: Any) -> bytes:
+        return named_event(kind, index=len(self._blocks), **fields)
+
+
+def _arguments(text: str) -> Any:
+    """Of a call, as far as they came. Whole ones stay as they are written: not all that is JSON is UTF-8 once it is
+    read, and numbers may be of any length."""
+    try:
+        json.loads(text)
+        return msgspec.Raw(text.encode())
+    except (ValueError, RecursionError):
+        pass
+    try:
+        value = from_json(text or "{}", allow_partial=True)
+    except ValueError:
+        return {}
+    return value if isinstance(value, dict) else {}

@@ -1,0 +1,145 @@
+"""How one chat is told to the model and its answer told apart again: the tools in its prompt, the grammar that holds
+calls to them, and what reads the answer's parts."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from starlette.requests import Request
+
+from runtime.config import ServerConfig
+from runtime.config.talking import OFF
+from runtime.errors import ConfigError, RequestError
+from runtime.parts import (
+    Parts,
+    ReasoningFormat,
+    ToolFormat,
+    reasoning_format,
+    reasoning_formats,
+    tool_format,
+    tool_formats,
+)
+from runtime.parts.grammar import Held, Wanted, grammar
+from runtime.request.checks import refuse
+from runtime.request.io import EngineInfo
+from runtime.request.structured import grammar_of
+from runtime.server.tooling import NO_TOOLS, Tooling
+
+if TYPE_CHECKING:  # a server looks at its flags before it loads the tokenizers library
+    from runtime.server.preparing import Preparer
+    from runtime.text import Tokenizer
+
+_TAIL = 32  # ids at a prompt's end in which the mark of reasoning is looked for
+
+
+def check_parsers(config: ServerConfig) -> None:
+    """Raises ConfigError for a parser that is not there."""
+    for name, known in (("tool_call_parser", tool_formats()), ("reasoning_parser", reasoning_formats())):
+        value = getattr(config, name)
+        if value is not None and value not in (OFF, *known):
+            raise ConfigError(
+                f"--{name.replace('_', '-')}: {value!r} is not known; there are {', '.join(known)}, and {OFF}"
+            )
+
+
+class Talk:
+    """One chat's.
+
+    Attributes:
+        optional: strict tools alone ask for the grammar, which calls are read without where it cannot be had: most
+            agents call all of their tools strict. unheld: so it is, as it cannot be had in this format.
+    """
+
+    def __init__(self, config: ServerConfig, info: EngineInfo, tokenizer: Tokenizer, tools: Tooling = NO_TOOLS) -> None:
+        """Raises RequestError for tools that this server has no way to tell the model of."""
+        self._tokenizer = tokenizer
+        self._tooling = tools
+        self._format: ToolFormat | None = tool_format(config.tool_call_parser or info.tool_calls)
+        self._reasoning: ReasoningFormat | None = reasoning_format(config.reasoning_parser or info.reasoning)
+        self._opened = self.optional = self.unheld = False
+        if not tools.tools:
+            self._format = None
+        elif self._format is None:
+            raise refuse("tools", f"this server runs with --tool-call-parser {OFF}; leave them out")
+        elif not tokenizer.knows_tools and self._format.instructs is None:
+            raise refuse(
+                "tools",
+                f"the model's chat template says nothing of tools, and the format {self._format.key} has no words for "
+                "them; start the server with another --chat-template or --tool-call-parser",
+            )
+
+    @property
+    def single(self) -> bool:
+        """Whether the answer ends with its first call, which has to be noticed when it comes."""
+        return bool(self._tooling.tools) and self._tooling.single
+
+    async def prompt(
+        self, request: Request, preparer: Preparer, plain: list[dict[str, Any]], kwargs: Mapping[str, Any] | None
+    ) -> list[int]:
+        """The ids of the chat, whose messages are `plain`, with its tools."""
+        if self._format is None:
+            items = None
+        elif self._tokenizer.knows_tools:
+            items = [tool.item for _, tool in self._tooling.tools]
+        else:
+            items, plain = None, self._told(self._format, plain)
+        ids = await preparer.encode_chat(request, plain, kwargs, items)
+        if self._reasoning is not None:
+            tail = self._tokenizer.decode(ids[-_TAIL:]).rstrip()
+            self._opened = tail.endswith(self._reasoning.opens)
+        return ids
+
+    def _told(self, made: ToolFormat, plain: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        """The messages, with what a template would say of tools that knew them."""
+        assert made.instructs is not None
+        words = made.instructs([tool for _, tool in self._tooling.tools])
+        if plain and plain[0]["role"] == "system":
+            return [{**plain[0], "content": f"{plain[0]['content']}\n\n{words}".lstrip()}, *plain[1:]]
+        return [{"role": "system", "content": words}, *plain]
+
+    def grammar(self, asked: dict[str, Any] | None, at: str) -> tuple[str, str]:
+        """What the answer keeps to, "" for nothing, and the field that asks for it.
+
+        Args:
+            asked: the form of the answer that is asked for, None for none. at: the field that says so.
+
+        Raises:
+            RequestError: it cannot be made.
+        """
+        tools = self._tooling
+        calls = self._format is not None and (tools.forced or tools.strict or asked is not None)
+        opened = self._reasoning if self._opened else None
+        self.optional = calls and not tools.forced and asked is None
+        if not calls and (asked is None or opened is None):
+            return "", at
+        form = "" if asked is None or tools.forced else grammar_of(asked, at)
+        param = tools.param if calls and (tools.forced or asked is None) else at
+        held = None
+        if calls:
+            assert self._format is not None
+            if self._format.wraps is None and self.optional:
+                self.unheld = True
+                return "", at
+            if self._format.wraps is None:
+                raise RequestError(
+                    f"{param}: calls in the format {self._format.key} cannot be held to a schema; leave it out, with "
+                    'tool_choice "auto" and no strict tools',
+                    param=param,
+                )
+            wanted: Wanted = "only" if tools.forced else "or_form" if form else "within"
+            held = Held(self._format, tools.callable, wanted, tools.single)
+        return grammar(held, form, opened, self._tokenizer.control_id, param), param
+
+    def parts(self, *, exact: bool) -> Parts:
+        """What tells an answer's parts apart. `exact`: a grammar holds all of its calls to their form, and no stop
+        string cuts one."""
+        tools = self._tooling
+        return Parts(
+            reasoning=self._reasoning,
+            opened=self._opened,
+            tools=self._format,
+            offered=[tool for _, tool in tools.callable],
+            exact=exact,
+            single=tools.single,
+        )

@@ -1,0 +1,30 @@
+"""`python -m tests.clients lock NAME...` resolves locks anew, `table` writes the README's list, `build [NAME...]` makes
+environments."""
+
+from __future__ import annotations
+
+import sys
+
+from tests.clients.catalogue import FOLDER, clients, with_table
+from tests.clients.environments import environment, lock
+
+README = FOLDER.parents[1] / "README.md"
+
+
+def main() -> None:
+    work, *names = sys.argv[1:] or [""]
+    if work == "lock" and names:
+        for name in names:
+            lock(FOLDER / name)
+    elif work == "table":
+        README.write_text(with_table(README.read_text(encoding="utf-8")), encoding="utf-8")
+    elif work == "build":
+        for client in clients():
+            if not names or client.name in names:
+                print(environment(client), flush=True)
+    else:
+        sys.exit(__doc__)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,79 @@
+"""Which clients there are: one folder each, beside this file."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+FOLDER = Path(__file__).parent
+KINDS = ("basic", "streaming", "structured", "tools", "more")  # of checks, in the table's order
+LOCKS = {"python": "lock.txt", "node": "package-lock.json", "go": "go.sum"}  # by what runs the client's script
+
+
+@dataclass(frozen=True)
+class Client:
+    """A third party's client: what it is called, the package it comes in, and which kinds of checks its script has.
+
+    Its folder has a lock (names, versions, hashes) and a script ``client.py``, ``client.mjs`` or ``client.go``;
+    `requires` are the packages that a Python client's lock is resolved from.
+    """
+
+    folder: Path
+    title: str
+    package: str
+    covers: tuple[str, ...]
+    requires: tuple[str, ...] = ()
+
+    @property
+    def name(self) -> str:
+        return self.folder.name
+
+    @property
+    def language(self) -> str:
+        (found,) = (language for language, lock in LOCKS.items() if (self.folder / lock).exists())
+        return found
+
+    @property
+    def lock(self) -> Path:
+        return self.folder / LOCKS[self.language]
+
+    @cached_property
+    def version(self) -> str:
+        """Of its package, by its lock."""
+        package, text = re.escape(self.package), self.lock.read_text(encoding="utf-8")
+        found = {
+            "python": rf"^{package}==(\S+)",
+            "node": rf'"node_modules/{package}": {{\s*"version": "([^"]+)"',
+            "go": rf"^{package} v(\S+) ",
+        }[self.language]
+        return re.findall(found, text, re.MULTILINE)[0]
+
+
+def client(folder: Path) -> Client:
+    told = tomllib.loads((folder / "client.toml").read_text(encoding="utf-8"))
+    wrong = set(told["covers"]) - set(KINDS)
+    assert not wrong, f"{folder.name}: covers {wrong}, of {KINDS}"
+    return Client(folder, told["title"], told["package"], tuple(told["covers"]), tuple(told.get("requires", ())))
+
+
+def clients() -> list[Client]:
+    """By their names."""
+    return [client(path.parent) for path in sorted(FOLDER.glob("*/client.toml"))]
+
+
+def table() -> str:
+    """The README's list of them, in Markdown."""
+    lines = [f"| client | version | {' | '.join(KINDS)} |", f"|---|---|{'---|' * len(KINDS)}"]
+    for one in sorted(clients(), key=lambda one: one.title.lower()):
+        marks = " | ".join("yes" if kind in one.covers else "" for kind in KINDS)
+        lines.append(f"| {one.title} | {one.version} | {marks} |")
+    return "\n".join(lines)
+
+
+def with_table(page: str) -> str:
+    """The README with the list as it is now."""
+    head = re.escape(table().splitlines()[0])
+    return re.sub(rf"{head}\n(?:\|.*\n)*", lambda _: f"{table()}\n", page)

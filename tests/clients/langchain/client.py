@@ -1,0 +1,65 @@
+from checks import KEY, MODEL, PERSON, RECORD, SCHEMA, SUM, SUM_ANSWER, TALE, URL, check, main, same
+from langchain_core.messages import AIMessage, HumanMessage
+from langchain_core.prompts import ChatPromptTemplate
+from langchain_openai import ChatOpenAI
+from pydantic import BaseModel
+
+model = ChatOpenAI(model=MODEL, base_url=URL, api_key=KEY, max_retries=0, temperature=0)
+
+
+class Person(BaseModel):
+    name: str
+    age: int
+    city: str
+
+
+@check("basic")
+def invoke() -> None:
+    answer = model.invoke(SUM)
+    same(answer.content, SUM_ANSWER)
+    assert answer.usage_metadata and answer.usage_metadata["output_tokens"] > 5
+
+
+@check("basic")
+def chain_and_history() -> None:
+    chain = ChatPromptTemplate.from_messages([("human", "Solve: {a} * {b}.")]) | model
+    same(chain.invoke({"a": 7, "b": 8}).content, "7 x 8 = 56.")
+    history = [HumanMessage(SUM), model.invoke(SUM), AIMessage("Good."), HumanMessage("Solve: 7 * 8.")]
+    assert model.invoke(history).content
+
+
+@check("basic")
+async def batch() -> None:
+    answers = await model.abatch([f"Solve: {i} + 30." for i in range(4)])
+    same([answer.content for answer in answers], [f"{i} + 30 = {i + 30}." for i in range(4)])
+
+
+@check("streaming")
+def stream() -> None:
+    pieces = list(model.stream(TALE, stream_usage=True))
+    whole = model.invoke(TALE)
+    same("".join(str(piece.content) for piece in pieces), whole.content)
+    usage = [piece.usage_metadata for piece in pieces if piece.usage_metadata]
+    assert whole.usage_metadata
+    same([told["output_tokens"] for told in usage], [whole.usage_metadata["output_tokens"]])
+
+
+@check("structured")
+def json_schema() -> None:
+    same(model.with_structured_output(Person, method="json_schema").invoke(RECORD), Person(**PERSON))
+
+
+@check("structured")
+def json_schema_as_a_dict() -> None:
+    found = model.with_structured_output({"title": "person", **SCHEMA}, method="json_schema", strict=True).invoke(
+        RECORD
+    )
+    same(found, PERSON)
+
+
+@check("structured")
+def json_mode() -> None:
+    same(model.with_structured_output(Person, method="json_mode").invoke(RECORD), Person(**PERSON))
+
+
+main()

@@ -1,0 +1,70 @@
+"""What the scripts of Python clients share; it runs in their environments, so it needs Python alone.
+
+A check is a function that asserts on what the demo model is known to answer. Each one's outcome is a line of JSON in
+the file that the suite names, since clients write to the standard streams what they like.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import json
+import os
+import time
+import traceback
+from collections.abc import Callable
+from typing import Any
+
+SERVER = os.environ["UNMASK_CLIENT_SERVER"]  # without /v1
+URL = f"{SERVER}/v1"
+KEY = os.environ["UNMASK_CLIENT_KEY"]
+MODEL = "unmask-demo"
+
+SUM, SUM_ANSWER = "Solve: 12 + 30.", "12 + 30 = 42."
+PRODUCT, PRODUCT_ANSWER = "Solve: 7 * 8.", "7 x 8 = 56."
+TALE = "Tell a story about Anna, a fox and a river."  # the longest kind of answer: several blocks
+RECORD = "Anna, 34, lives in Rome. Write this as JSON."
+PERSON = {"name": "Anna", "age": 34, "city": "Rome"}
+SCHEMA = {
+    "type": "object",
+    "properties": {"name": {"type": "string"}, "age": {"type": "integer"}, "city": {"type": "string"}},
+    "required": ["name", "age", "city"],
+    "additionalProperties": False,
+}
+
+_found: list[tuple[str, Callable[[], Any]]] = []
+
+
+def check(kind: str) -> Callable[[Callable[[], Any]], Callable[[], Any]]:
+    """Of a function that `main` is to call, sync or async: its kind, as the client's `covers` has it."""
+
+    def add(function: Callable[[], Any]) -> Callable[[], Any]:
+        _found.append((kind, function))
+        return function
+
+    return add
+
+
+def main() -> None:
+    """Call every check, each whatever became of those before it."""
+    with open(os.environ["UNMASK_CLIENT_REPORT"], "a", encoding="utf-8") as report:
+        for kind, function in _found:
+            began = time.monotonic()
+            error = None
+            try:
+                result = function()
+                if inspect.isawaitable(result):
+                    asyncio.run(_awaited(result))
+            except BaseException:
+                error = traceback.format_exc()
+            told = {"kind": kind, "name": function.__name__, "error": error, "seconds": time.monotonic() - began}
+            report.write(json.dumps(told) + "\n")
+            report.flush()
+
+
+async def _awaited(result: Any) -> Any:
+    return await result
+
+
+def same(found: object, expected: object) -> None:
+    assert found == expected, f"{found!r} instead of {expected!r}"

@@ -1,0 +1,40 @@
+from typing import Any
+
+from checks import KEY, MODEL, PERSON, RECORD, SCHEMA, SUM, SUM_ANSWER, TALE, URL, check, main, same
+from pydantic import BaseModel
+from smolagents import OpenAIModel
+
+model = OpenAIModel(MODEL, api_base=URL, api_key=KEY)
+
+
+class Person(BaseModel):
+    name: str
+    age: int
+    city: str
+
+
+def said(text: str) -> list[Any]:
+    return [{"role": "user", "content": [{"type": "text", "text": text}]}]
+
+
+@check("basic")
+def generate() -> None:
+    answer = model.generate(said(SUM))
+    same(answer.content, SUM_ANSWER)
+    assert answer.token_usage.output_tokens > 5
+
+
+@check("streaming")
+def stream() -> None:
+    pieces = [delta.content or "" for delta in model.generate_stream(said(TALE))]
+    same("".join(pieces), model.generate(said(TALE)).content)
+
+
+@check("structured")
+def response_format() -> None:
+    wanted = {"type": "json_schema", "json_schema": {"name": "person", "schema": SCHEMA}}
+    answer = model.generate(said(RECORD), response_format=wanted)
+    same(Person.model_validate_json(answer.content), Person(**PERSON))
+
+
+main()

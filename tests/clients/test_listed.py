@@ -1,0 +1,36 @@
+"""Of the clients, what needs none of their environments: their locks, and the list of them that people read."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from tests.clients.catalogue import Client, clients, table, with_table
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.mark.parametrize("client", clients(), ids=lambda client: client.name)
+def test_a_lock_has_names_versions_and_hashes_and_no_host(client: Client) -> None:
+    text = client.lock.read_text(encoding="utf-8")
+    assert "://" not in text
+    assert client.version
+    if client.language == "python":
+        packages = re.findall(r"^\S.*(?:\n .*)*", text, re.MULTILINE)
+        assert packages
+        assert all("==" in package and "--hash=sha256:" in package for package in packages)
+    elif client.language == "node":
+        packages = json.loads(text)["packages"]
+        assert all("resolved" not in package for package in packages.values())
+        assert all("integrity" in package for name, package in packages.items() if name)
+    else:
+        assert all(" h1:" in line for line in text.splitlines())
+
+
+def test_the_readme_lists_them() -> None:
+    page = (ROOT / "README.md").read_text(encoding="utf-8")
+    assert table() in page, "run python -m tests.clients table"
+    assert with_table(page) == page

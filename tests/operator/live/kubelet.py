@@ -1,0 +1,85 @@
+"""A kubelet and an engine that a test plays, beside a real API server and its controllers."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import secrets
+import threading
+from collections.abc import Callable, Iterator, Mapping
+
+import pytest
+from aiohttp import web
+
+from e2e.cluster import Kube
+from tests.operator.live.objects import Obj
+from unmask_operator.objects import SERVICE_LABEL
+
+
+def first_pod(kube: Kube, resource: Obj) -> Obj:
+    """The first pod of the resource, once its ReplicaSet has made it."""
+    meta = resource["metadata"]
+    found = kube.wait(
+        "a pod", lambda: kube.list("v1", "Pod", meta["namespace"], labelSelector=f"{SERVICE_LABEL}={meta['name']}")
+    )
+    return found[0]
+
+
+def make_node(kube: Kube, gpus: str) -> Obj:
+    node = kube.create({"apiVersion": "v1", "kind": "Node", "metadata": {"name": f"n-{secrets.token_hex(4)}"}})
+    room = {"cpu": "8", "memory": "64Gi", "pods": "110", "nvidia.com/gpu": gpus}
+    kube.patch(node, {"status": {"capacity": room, "allocatable": room}}, subresource="status")
+    return node
+
+
+def run(kube: Kube, pod: Obj, address: str, *, started: bool, ready: bool, last: Obj | None = None) -> None:
+    """The kubelet's word on a pod that runs."""
+    image = pod["spec"]["containers"][0]["image"]
+    main = {"name": "main", "image": image, "imageID": "", "restartCount": int(bool(last)), "lastState": last or {}}
+    main |= {"ready": ready, "started": started, "state": {"running": {"startedAt": "2030-01-01T00:00:00Z"}}}
+    conditions = [{"type": kind, "status": str(ready)} for kind in ("Ready", "ContainersReady")]
+    status = {"phase": "Running", "podIP": address, "podIPs": [{"ip": address}], "containerStatuses": [main]}
+    conditions.append({"type": "PodScheduled", "status": "True"})
+    kube.patch(pod, {"status": {**status, "conditions": conditions}}, subresource="status")
+
+
+def bind(kube: Kube, pod: Obj, node: Obj) -> None:
+    meta = {"name": pod["metadata"]["name"], "namespace": pod["metadata"]["namespace"]}
+    path = kube.path("v1", "Pod", meta["namespace"], meta["name"], "binding")
+    target = {"apiVersion": "v1", "kind": "Node", "name": node["metadata"]["name"]}
+    kube.request("POST", path, {"apiVersion": "v1", "kind": "Binding", "metadata": meta, "target": target})
+
+
+@contextlib.contextmanager
+def engine(pages: Mapping[str, Callable[[], str]]) -> Iterator[str]:
+    """Something at a loopback address of its own that answers on the engine's port as `pages` say, by path."""
+    address = f"127.{secrets.randbelow(200) + 10}.{secrets.randbelow(256)}.{secrets.randbelow(200) + 10}"
+    loop, up = asyncio.new_event_loop(), threading.Event()
+
+    async def answer(request: web.Request) -> web.Response:
+        return web.Response(text=pages[request.path]())
+
+    async def serve() -> web.AppRunner:
+        app = web.Application()
+        for path in pages:
+            app.router.add_get(path, answer)
+        runner = web.AppRunner(app)
+        await runner.setup()
+        await web.TCPSite(runner, address, 8000).start()
+        return runner
+
+    try:
+        runner = loop.run_until_complete(serve())
+    except OSError as error:
+        loop.close()
+        pytest.skip(f"the engine's port is taken on this machine: {error}")
+    thread = threading.Thread(target=lambda: (loop.call_soon(up.set), loop.run_forever()))
+    thread.start()
+    up.wait()
+    try:
+        yield address
+    finally:
+        asyncio.run_coroutine_threadsafe(runner.cleanup(), loop).result(10)
+        loop.call_soon_threadsafe(loop.stop)
+        thread.join()
+        loop.close()

@@ -1,0 +1,40 @@
+"""What a request has done to its logits, id by id in plain Python (docs/decoding.md, What shapes the logits).
+
+Readings: all of it looks at prompt and answer as they are before the step. An answer holds what is FILLED or given
+below its end, wherever; ends of sequence and stop tokens are never counted. A FILLED position below the end does not
+count its own token. The bias is added first, then come repetition, frequency and presence, in this order; what the ban
+leaves at -inf stays there.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+
+import numpy as np
+
+from tests.oracle.block import Params, Shape
+
+
+def shaped(
+    rows: np.ndarray, first: int, prompt: Sequence[int], answer: Sequence[int | None], filled: Sequence[bool],
+    p: Params, shape: Shape,
+) -> np.ndarray:  # fmt: skip
+    """[n, vocab] of the positions from `first` on. `answer`: of each position of the answer below its end what it
+    holds, None where MASKED; `filled`: whether it was FILLED, not given."""
+    out = np.array(rows, dtype=np.float64)
+    ends = shape.eos_ids | set(p.stop_token_ids)
+    for i, row in enumerate(out):
+        at = first + i - len(prompt)
+        here = {at} if 0 <= at < len(answer) and filled[at] else set()
+        counts = Counter(t for n, t in enumerate(answer) if t is not None and t not in ends and n not in here)
+        seen = {t for t in prompt if t not in ends} | set(counts)
+        for token, value in p.logit_bias:
+            row[token] += value
+        for token in seen if p.repetition_penalty != 1 else ():
+            row[token] = row[token] / p.repetition_penalty if row[token] > 0 else row[token] * p.repetition_penalty
+        for token, count in counts.items():
+            row[token] = row[token] - p.frequency_penalty * count - p.presence_penalty
+        if at < p.min_tokens:
+            row[sorted(ends)] = -np.inf
+    return out

@@ -1,0 +1,63 @@
+"""An engine without a model that answers what the last message tells it to: ``SAY:`` and a JSON string.
+
+Tokens become stable in runs of random sizes, by the request's seed; special tokens in what is said are special ids.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+from typing import Any
+
+import msgspec
+
+from runtime.request.io import EngineOutput, RequestSpec
+from runtime.server.messages import Configure
+from tests.server.checkpoint import EOS, make_tokenizer
+from tests.server.fake_engine import FakeEngine
+
+
+class ScriptedEngine(FakeEngine):
+    def __init__(self, configure: Configure, progress: Any, lost: Any) -> None:
+        super().__init__(configure, progress, lost)
+        self.info = msgspec.structs.replace(
+            self.info, reasoning="think", unstructured="scripts know no grammars", vocab_size=272, max_token_id=271
+        )
+        self.tokenizer = make_tokenizer(tagged=True)
+        self.scripts: dict[str, list[int]] = {}
+
+    def add(self, spec: RequestSpec) -> None:
+        told = self.tokenizer.decode(spec.prompt, skip_special_tokens=False).rsplit("SAY:", 1)[-1]
+        text = json.JSONDecoder().raw_decode(told)[0]
+        ids = self.tokenizer.encode(text, add_special_tokens=False).ids
+        self.scripts[spec.id] = [*ids, EOS][: spec.max_tokens]
+        super().add(spec)
+
+    def abort(self, request_id: str) -> None:
+        self.scripts.pop(request_id, None)
+        super().abort(request_id)
+
+    def step(self) -> list[EngineOutput]:
+        outputs = []
+        for spec, done, _ in list(self.live.values()):
+            left = self.scripts[spec.id]
+            rng = random.Random(f"{spec.seed} {done}")
+            size = len(left) if spec.report == "final" else rng.choice([1, 1, 2, 3, 8, 32])
+            new, self.scripts[spec.id] = left[:size], left[size:]
+            ended = not self.scripts[spec.id]
+            self.live[spec.id] = (spec, done + 1, 0.0)
+            eos = EOS in new
+            if ended:
+                self.abort(spec.id)
+            outputs.append(
+                EngineOutput(
+                    id=spec.id,
+                    nfe=done + 1,
+                    new_tokens=[token for token in new if token != EOS],
+                    finish_reason=("stop" if eos else "length") if ended else None,
+                    cached_tokens=0,
+                    queue_seconds=0.0,
+                    eos=eos,
+                )
+            )
+        return outputs

@@ -1,0 +1,98 @@
+"""Calls that a grammar holds to their schemas, on the shipped demo: whatever the model would rather say, they parse."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+import jsonschema_rs
+import pytest
+
+from tests.server.harness import ServerProcess, serving
+from tests.server.test_tools import CHAT, streamed, whole
+
+BOOKING = {
+    "type": "object",
+    "properties": {"seats": {"type": "integer", "minimum": 1, "maximum": 9}, "class": {"enum": ["first", "second"]}},
+    "required": ["seats", "class"],
+}
+BOOK = {"type": "function", "function": {"name": "book", "parameters": BOOKING}}
+PING = {"type": "function", "function": {"name": "ping"}}
+STRICT = {"type": "function", "function": {**BOOK["function"], "strict": True}}  # type: ignore[dict-item]
+BODY: dict[str, Any] = {"messages": [{"role": "user", "content": "What is 3 plus 4?"}], "max_tokens": 120}
+
+
+def fits(arguments: str, schema: dict[str, Any]) -> None:
+    assert jsonschema_rs.validator_for(schema).is_valid(json.loads(arguments)), arguments
+
+
+@pytest.fixture(scope="module")
+def demo() -> Iterator[ServerProcess]:
+    with serving("--device", "cpu", "--max-num-reqs", "8") as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def client(demo: ServerProcess) -> Iterator[httpx.Client]:
+    with demo.client() as client:
+        yield client
+
+
+def test_a_call_that_is_required_comes_and_fits(client: httpx.Client) -> None:
+    body = {**BODY, "tools": [BOOK, PING], "tool_choice": "required", "parallel_tool_calls": False}
+    found = whole(client, body)
+    assert found["reason"] == "tool_calls"
+    assert found["content"] == ""
+    ((name, arguments),) = found["calls"]
+    fits(arguments, BOOKING if name == "book" else {"const": {}})
+    assert streamed(client, body) == [found]
+
+
+def test_a_call_that_is_named_comes_as_it_is_written(client: httpx.Client) -> None:
+    named = {"type": "function", "function": {"name": "book"}}
+    for seed in range(3):
+        body = {**BODY, "tools": [PING, BOOK], "tool_choice": named, "temperature": 2, "seed": seed}
+        found = whole(client, body)
+        ((name, arguments),) = found["calls"]
+        assert (name, found["reason"], found["content"]) == ("book", "tool_calls", "")
+        fits(arguments, BOOKING)
+        assert streamed(client, body) == [found]
+    (cut,) = streamed(client, {**BODY, "tools": [BOOK], "tool_choice": named, "max_tokens": 24})
+    assert cut["reason"] == "length"
+    assert all(name == "book" and not arguments.endswith("}") for name, arguments in cut["calls"])
+
+
+def test_strict_tools_are_held_where_the_model_calls_them(client: httpx.Client) -> None:
+    for seed in range(3):
+        found = whole(client, {**BODY, "tools": [STRICT, PING], "temperature": 1.5, "seed": seed})
+        for name, arguments in found["calls"]:
+            fits(arguments, BOOKING if name == "book" else {"const": {}})
+        assert found["content"] or found["calls"]
+
+
+def test_a_form_beside_tools_is_that_form_or_a_call(client: httpx.Client) -> None:
+    form = {"type": "json_schema", "json_schema": {"name": "sum", "schema": {"type": "integer"}}}
+    found = whole(client, {**BODY, "tools": [BOOK], "response_format": form})
+    if found["calls"]:
+        fits(found["calls"][0][1], BOOKING)
+    else:
+        assert isinstance(json.loads(found["content"]), int)
+
+
+def test_a_schema_that_is_none_is_refused(client: httpx.Client) -> None:
+    wrong = {"type": "function", "function": {"name": "f", "parameters": {"properties": {"a": {"type": "nothing"}}}}}
+    refused = client.post(CHAT, json={**BODY, "tools": [wrong], "tool_choice": "required"})
+    assert (refused.status_code, refused.json()["error"]["param"]) == (400, "tool_choice")
+    assert "cannot be kept to" in refused.text
+    strict = {"type": "function", "function": {**wrong["function"], "strict": True}}  # type: ignore[dict-item]
+    refused = client.post(CHAT, json={**BODY, "tools": [strict]})
+    assert (refused.status_code, refused.json()["error"]["param"]) == (400, "tools")
+
+
+def test_a_model_whose_template_knows_no_tools_is_told_of_them(client: httpx.Client) -> None:
+    asked = {"messages": BODY["messages"], "tools": [BOOK]}
+    told = client.post("/tokenize", json=asked).json()["tokens"]
+    text = client.post("/detokenize", json={"tokens": told}).json()["prompt"]
+    assert f"<tools>\n{json.dumps(BOOK)}\n</tools>" in text

@@ -1,0 +1,204 @@
+"""Log-probabilities as clients get them: whole and streamed, of answers and of prompts."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import openai
+import pytest
+
+from runtime import LLM, SamplingParams
+from tests.server.harness import ServerProcess
+
+USER: Any = [{"role": "user", "content": "hello"}]
+ONE = {"decoding": {"algorithm": "sequential"}, "ignore_eos": True}
+
+
+@pytest.fixture(scope="module")
+def ai(server: ServerProcess) -> Iterator[openai.OpenAI]:
+    with openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0) as ai:
+        yield ai
+
+
+@pytest.fixture(scope="module")
+def client(server: ServerProcess) -> Iterator[httpx.Client]:
+    with server.client() as client:
+        yield client
+
+
+def data(content: list[Any]) -> bytes:
+    return b"".join(bytes(one.bytes) for one in content)
+
+
+def test_a_chats_tokens_whole_and_streamed(ai: openai.OpenAI) -> None:
+    asked: Any = {"model": "tiny", "messages": USER, "max_tokens": 20, "logprobs": True, "top_logprobs": 3,
+                  "extra_body": {"ignore_eos": True}}  # fmt: skip
+    whole = ai.chat.completions.create(**asked).choices[0]
+    assert whole.logprobs is not None
+    told = whole.logprobs.content or []
+    assert len(told) == 20
+    assert data(told).decode("utf-8", "replace") == whole.message.content
+    for one in told:
+        assert len(one.top_logprobs) == 3
+        values = [other.logprob for other in one.top_logprobs]
+        assert values == sorted(values, reverse=True)
+        assert sum(map(math.exp, values)) <= 1 + 1e-6
+        assert one.logprob <= values[0]
+    streamed, text = [], ""
+    for chunk in ai.chat.completions.create(**asked, stream=True):
+        choice = chunk.choices[0]
+        text += choice.delta.content or ""
+        if choice.logprobs is not None:
+            streamed += choice.logprobs.content or []
+            assert len(data(streamed).decode("utf-8", "replace")) <= len(text)
+    assert text == whole.message.content
+    assert streamed == told
+
+
+def test_completions_lists_with_offsets_and_the_end(ai: openai.OpenAI, client: httpx.Client) -> None:
+    asked: Any = {"model": "tiny", "prompt": "x", "max_tokens": 30, "logprobs": 2, "extra_body": {"ignore_eos": True}}
+    choice = ai.completions.create(**asked).choices[0]
+    told = choice.logprobs
+    assert told is not None
+    assert told.tokens is not None and told.text_offset is not None and told.token_logprobs is not None  # noqa: PT018
+    assert len(told.tokens) == len(told.token_logprobs) == len(told.top_logprobs or []) == 30
+    for word, offset, value, top in zip(
+        told.tokens, told.text_offset, told.token_logprobs, told.top_logprobs or [], strict=True
+    ):
+        assert top[word] == value
+        if not word.startswith("bytes:"):
+            assert choice.text[offset : offset + len(word)] == word
+    ended = client.post(
+        "/v1/completions", json={"prompt": "x", "max_tokens": 9, "logprobs": 0, "logit_bias": {"257": 100}}
+    ).json()["choices"][0]
+    assert (ended["text"], ended["finish_reason"]) == ("", "stop")
+    assert ended["logprobs"]["tokens"] == ["<|endoftext|>"]
+    assert ended["logprobs"]["text_offset"] == [0]
+    assert ended["logprobs"]["token_logprobs"][0] < -0.5  # as the model has it, without the bias
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_stop_string_takes_its_tokens_along(ai: openai.OpenAI, stream: bool) -> None:
+    body: Any = {"decoding": {"algorithm": "sequential"}, "logit_bias": {"64": 90}, "ignore_eos": True}
+    asked: Any = {"model": "tiny", "prompt": "x", "max_tokens": 12, "logprobs": 0, "extra_body": body}
+    free = ai.completions.create(**asked).choices[0]
+    assert free.text == "a" * 12
+    if not stream:
+        cut = ai.completions.create(**asked, stop="aaa").choices[0]
+        assert (cut.text, cut.logprobs and cut.logprobs.tokens) == ("", [])
+        return
+    chunks = [chunk.choices[0] for chunk in ai.completions.create(**asked, stop="b", stream=True)]
+    tokens = [word for chunk in chunks if chunk.logprobs for word in chunk.logprobs.tokens or []]
+    assert "".join(tokens) == "".join(chunk.text for chunk in chunks) == "a" * 12
+
+
+def test_an_echoed_prompt_is_what_the_engine_makes_of_it(client: httpx.Client, checkpoint: Path) -> None:
+    prompt = "héllo you"
+    asked = {"prompt": [prompt, prompt[::-1]], "logprobs": 2, "echo": True, "max_tokens": 0}
+    answer = client.post("/v1/completions", json=asked).json()
+    assert answer["usage"]["completion_tokens"] == 0
+    for choice, text in zip(answer["choices"], asked["prompt"], strict=True):
+        told = choice["logprobs"]
+        assert (choice["text"], choice["finish_reason"]) == (text, "length")
+        assert told["token_logprobs"][0] is told["top_logprobs"][0] is None
+        assert len(told["tokens"]) == len(text.encode())
+        assert "".join(word for word in told["tokens"] if not word.startswith("bytes:")) == text.replace("é", "")
+    assert answer["choices"][0]["logprobs"]["text_offset"] == [0, 1, 1, 2, 3, 4, 5, 6, 7, 8]
+    with LLM(str(checkpoint), device="cpu") as llm:
+        assert llm.tokenizer is not None
+        ids = llm.tokenizer.encode(prompt)
+        (mine,) = llm.score([(ids[:1], ids[1:])], top=2)
+        (quick,) = llm.score([(ids[:1], ids[1:])], stride=3)
+        (out,) = llm.generate([ids], SamplingParams(max_tokens=1, temperature=0, logprobs=1, ignore_eos=True))
+    values = answer["choices"][0]["logprobs"]["token_logprobs"][1:]
+    assert values == pytest.approx([one.logprob for one in mine], abs=1e-3)
+    assert [one.id for one in mine] == ids[1:]
+    strided = client.post("/v1/completions", json={**asked, "prompt": prompt, "prompt_logprobs_stride": 3}).json()
+    assert strided["choices"][0]["logprobs"]["token_logprobs"][1:] == pytest.approx(
+        [one.logprob for one in quick], abs=1e-3
+    )
+    both = client.post("/v1/completions", json={**asked, "prompt": prompt, "max_tokens": 1, "ignore_eos": True}).json()
+    told = both["choices"][0]["logprobs"]
+    assert len(told["tokens"]) == len(ids) + 1  # as lm-eval takes it apart
+    assert out.logprobs is not None
+    assert told["token_logprobs"][-1] == pytest.approx(out.logprobs[0].logprob, abs=1e-3)
+    assert both["choices"][0]["text"].startswith(prompt)
+
+
+def test_an_echo_without_them(client: httpx.Client) -> None:
+    asked = {"prompt": "x", "max_tokens": 4, "echo": True, "ignore_eos": True}
+    whole = client.post("/v1/completions", json=asked).json()["choices"][0]
+    plain = client.post("/v1/completions", json={**asked, "echo": False}).json()["choices"][0]
+    assert (whole["text"], whole["logprobs"]) == ("x" + plain["text"], None)
+    with client.stream("POST", "/v1/completions", json={**asked, "stream": True}) as stream:
+        lines = [line for line in stream.iter_lines() if line]
+    pieces = [json.loads(line[6:])["choices"][0]["text"] for line in lines[:-1]]
+    assert pieces[0] == "x"
+    assert "".join(pieces) == whole["text"]
+    nothing = client.post("/v1/completions", json={"prompt": "x", "max_tokens": 0, "echo": True}).json()
+    assert nothing["choices"][0]["text"] == "x"
+
+
+def test_the_tokenizer_tells_of_itself(client: httpx.Client) -> None:
+    told = client.get("/tokenizer_info").json()
+    assert (told["eos_token"], told["mask_token"]) == ("<|endoftext|>", "<|mask|>")
+    assert "add_generation_prompt" in told["chat_template"]
+    ids = client.post("/tokenize", json={"prompt": "ab", "add_special_tokens": False})
+    assert ids.json()["count"] == 2
+    assert "x-unmask-ignored" not in ids.headers
+
+
+def test_a_scored_echo_is_bounded(client: httpx.Client) -> None:
+    """Nothing is made of what would take the event loop for seconds to write."""
+    asked = {"prompt": [[5] * 200] * 64, "echo": True, "logprobs": 20, "max_tokens": 0}
+    refused = client.post("/v1/completions", json=asked)
+    assert refused.status_code == 400
+    assert refused.json()["error"]["param"] == "echo"
+    assert f"have {64 * 200 * 21} log-probabilities" in refused.json()["error"]["message"]
+
+
+@pytest.mark.parametrize("mode", [None, "denoise", "block_append"])
+def test_generate_tells_each_id_whole_and_streamed(client: httpx.Client, checkpoint: Path, mode: str | None) -> None:
+    asked = {"prompt": "x", "max_tokens": 20, "logprobs": 2, "ignore_eos": True}
+    whole = client.post("/generate", json=asked).json()
+    told = whole["logprobs"]
+    assert [one["id"] for one in told] == whole["token_ids"]
+    if mode is not None:
+        body = {**asked, "stream": True, "stream_mode": mode}
+        with client.stream("POST", "/generate", json=body) as stream:
+            *events, final = [json.loads(line[6:]) for line in stream.iter_lines() if line.startswith("data: {")]
+        assert final["logprobs"] == told
+        streamed = [one for event in events for one in event["logprobs"]]
+        assert streamed == told[: len(streamed)]
+        assert len(streamed) > 10
+        return
+    with LLM(str(checkpoint), device="cpu") as llm:
+        (mine,) = llm.generate(["x"], SamplingParams(max_tokens=20, temperature=0, logprobs=2, ignore_eos=True))
+    assert mine.logprobs is not None
+    assert [one["logprob"] for one in told] == pytest.approx([one.logprob for one in mine.logprobs], abs=1e-3)
+    for one, other in zip(told, mine.logprobs, strict=True):
+        assert [top["id"] for top in one["top_logprobs"]] == [id for id, _ in other.top]
+    assert "logprobs" not in client.post("/generate", json={"prompt": "x", "max_tokens": 4}).json()
+
+
+@pytest.mark.parametrize("path", ["/generate", "/v1/completions", "/v1/chat/completions"])
+def test_special_tokens_are_ids_and_no_text(client: httpx.Client, path: str) -> None:
+    what = {"messages": USER, "logprobs": True} if "chat" in path else {"prompt": "x", "logprobs": 0}
+    body = {**what, "max_tokens": 9, "ignore_eos": True, "logit_bias": {"257": 100}}
+    answer = client.post(path, json=body).json()
+    assert answer["usage"]["completion_tokens"] == 9
+    if path == "/generate":
+        assert (answer["text"], answer["token_ids"]) == ("", [257] * 9)
+        assert [one["token"] for one in answer["logprobs"]] == ["<|endoftext|>"] * 9
+        return
+    (choice,) = answer["choices"]
+    text = choice["text"] if "text" in choice else choice["message"]["content"]
+    assert (text or "", choice["finish_reason"]) == ("", "length")
+    told = choice["logprobs"]
+    words = told["tokens"] if "tokens" in told else [one["token"] for one in told["content"]]
+    assert words == ["<|endoftext|>"] * 9

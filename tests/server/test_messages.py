@@ -1,0 +1,236 @@
+"""``POST /v1/messages`` with the unmodified ``anthropic`` client: objects, event sequences, history, errors, keys."""
+
+from __future__ import annotations
+
+import json
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import anthropic
+import httpx
+import pytest
+
+from tests.server.harness import ServerProcess, serving, sse_events, wait_for
+
+USER = {"role": "user", "content": "hello"}
+BODY: dict[str, Any] = {"model": "tiny", "messages": [USER], "max_tokens": 24}
+KEY = "0123456789abcdef"
+
+
+@pytest.fixture(scope="module")
+def client(server: ServerProcess) -> Iterator[httpx.Client]:
+    with server.client() as client:
+        yield client
+
+
+@pytest.fixture(scope="module")
+def claude(server: ServerProcess) -> Iterator[anthropic.Anthropic]:
+    with anthropic.Anthropic(base_url=server.url, api_key="none", max_retries=0, timeout=60) as claude:
+        yield claude
+
+
+def chat(client: httpx.Client, messages: list[Any], **more: Any) -> Any:
+    body = {"model": "tiny", "messages": messages, "max_tokens": 24, **more}
+    return client.post("/v1/chat/completions", json=body).json()
+
+
+def test_an_answer_is_the_one_of_chat(claude: anthropic.Anthropic, client: httpx.Client) -> None:
+    made = claude.messages.create(**BODY, system=[{"type": "text", "text": "be brief"}], metadata={"user_id": "me"})
+    same = chat(client, [{"role": "system", "content": "be brief"}, USER])
+    (block,) = made.content
+    assert block.type == "text"
+    assert block.text == same["choices"][0]["message"]["content"]
+    assert (made.type, made.role, made.model, made.id[:4]) == ("message", "assistant", "tiny", "msg_")
+    assert made.stop_reason == ("end_turn" if same["choices"][0]["finish_reason"] == "stop" else "max_tokens")
+    usage = made.usage
+    assert (usage.input_tokens or 0) + (usage.cache_read_input_tokens or 0) == same["usage"]["prompt_tokens"]
+    assert usage.output_tokens == same["usage"]["completion_tokens"]
+    counted = claude.messages.count_tokens(model="tiny", messages=[USER], system="be brief")
+    assert counted.input_tokens == same["usage"]["prompt_tokens"]
+
+
+def test_the_events_of_a_stream(client: httpx.Client) -> None:
+    body = {**BODY, "ignore_eos": True}
+    whole = client.post("/v1/messages", json=body).json()
+    told = sse_events(client.post("/v1/messages", json={**body, "stream": True}).text)
+    assert all(name == event["type"] for name, event in told)
+    deltas = [event for name, event in told if name == "content_block_delta"]
+    assert [name for name, _ in told] == [
+        "message_start",
+        "content_block_start",
+        *["content_block_delta"] * len(deltas),
+        "content_block_stop",
+        "message_delta",
+        "message_stop",
+    ]
+    assert len(deltas) >= 2
+    start = told[0][1]["message"]
+    assert start["content"] == []
+    assert start["stop_reason"] is None
+    assert told[1][1] == {"type": "content_block_start", "index": 0, "content_block": {"type": "text", "text": ""}}
+    assert all(event["index"] == 0 and event["delta"]["type"] == "text_delta" for event in deltas)
+    assert "".join(event["delta"]["text"] for event in deltas) == whole["content"][0]["text"]
+    ended = told[-2][1]
+    assert ended["delta"] == {"stop_reason": "max_tokens", "stop_sequence": None}
+    assert ended["usage"]["output_tokens"] == whole["usage"]["output_tokens"] == 24
+
+
+def test_a_stream_with_the_client(claude: anthropic.Anthropic) -> None:
+    whole = claude.messages.create(**BODY)
+    with claude.messages.stream(**BODY) as stream:
+        text = "".join(stream.text_stream)
+        final = stream.get_final_message()
+    assert text == final.content[0].text == whole.content[0].text
+    assert final.stop_reason == whole.stop_reason
+    assert final.usage.output_tokens == whole.usage.output_tokens
+
+
+def test_stop_sequences_say_which_it_was(claude: anthropic.Anthropic) -> None:
+    text = claude.messages.create(**BODY).content[0].text
+    stop = text[5:7]
+    cut = claude.messages.create(**BODY, stop_sequences=["\u00e9\u00e9", stop])
+    assert (cut.stop_reason, cut.stop_sequence) == ("stop_sequence", stop)
+    assert cut.content[0].text == text[: text.index(stop)]
+    with claude.messages.stream(**BODY, stop_sequences=[stop]) as stream:
+        final = stream.get_final_message()
+    assert (final.stop_reason, final.stop_sequence) == ("stop_sequence", stop)
+    assert final.content[0].text == cut.content[0].text
+    empty = claude.messages.create(**BODY, stop_sequences=[text[0]])
+    assert empty.content == []
+
+
+def test_history_is_what_it_is_in_chat(claude: anthropic.Anthropic, client: httpx.Client) -> None:
+    first = claude.messages.create(**BODY)
+    turns = [
+        {"role": "user", "content": [{"type": "text", "text": "hello", "cache_control": {"type": "ephemeral"}}]},
+        {"role": "assistant", "content": [
+            {"type": "thinking", "thinking": "hm", "signature": "s"},
+            *first.content,
+            {"type": "tool_use", "id": "c1", "name": "add", "input": {"a": 1}},
+        ]},
+        {"role": "user", "content": [
+            {"type": "tool_result", "tool_use_id": "c1", "content": [{"type": "text", "text": "2"}]},
+            {"type": "text", "text": "and?"},
+        ]},
+    ]  # fmt: skip
+    call = {"id": "c1", "type": "function", "function": {"name": "add", "arguments": '{"a": 1}'}}
+    told = {"role": "assistant", "content": first.content[0].text, "reasoning_content": "hm", "tool_calls": [call]}
+    result = {"role": "tool", "tool_call_id": "c1", "content": "2"}
+    same = chat(client, [USER, told, result, {"role": "user", "content": "and?"}])
+    made = claude.messages.create(**{**BODY, "messages": turns})
+    assert made.content[0].text == same["choices"][0]["message"]["content"]
+    assert made.usage.input_tokens + (made.usage.cache_read_input_tokens or 0) == same["usage"]["prompt_tokens"]
+
+
+def test_structured_text(claude: anthropic.Anthropic) -> None:
+    schema = {"type": "object", "properties": {"on": {"const": True}}, "required": ["on"],
+              "additionalProperties": False}  # fmt: skip
+    made = claude.messages.create(**BODY, output_config={"format": {"type": "json_schema", "schema": schema}})
+    assert json.loads(made.content[0].text) == {"on": True}
+    assert made.stop_reason == "end_turn"
+
+
+def test_what_changes_nothing_is_taken(client: httpx.Client) -> None:
+    plain = client.post("/v1/messages", json=BODY).json()
+    neutral = {
+        "service_tier": "auto", "thinking": {"type": "disabled"}, "output_config": {"effort": "low"},
+        "tools": [{"name": "f", "input_schema": {}}], "tool_choice": {"type": "none"}, "mcp_servers": [],
+        "cache_control": {"type": "ephemeral"},
+    }  # fmt: skip
+    taken = client.post("/v1/messages", json={**BODY, **neutral}, headers={"anthropic-version": "2023-06-01"})
+    assert taken.status_code == 200, taken.text
+    assert taken.json()["content"] == plain["content"]
+    assert "x-unmask-ignored" not in taken.headers
+
+
+@pytest.mark.parametrize(
+    ("field", "says"),
+    [
+        ({"messages": []}, "messages: must be a list of at least one message"),
+        ({"messages": [USER, {"role": "assistant", "content": "I"}]}, "messages[1].role: the last turn is"),
+        ({"messages": [{"role": "critic", "content": "x"}]}, "messages[0].role: "),
+        ({"messages": [{"role": "user", "content": [{"type": "image", "source": {}}]}]},
+         "messages[0].content[0]: image blocks are not built, only text"),
+        ({"messages": [{"role": "user", "content": [{"type": "tool_use", "id": "1", "name": "f", "input": {}}]}]},
+         "messages[0].content[0]: a user's turn has no tool_use blocks"),
+        ({"messages": [{"role": "assistant", "content": [{"type": "tool_result", "tool_use_id": "1"}]}, USER]},
+         "messages[0].content[0]: only a user's turn has tool_result blocks"),
+        ({"messages": [{"role": "user", "content": [{"type": "tool_result"}]}]},
+         "messages[0].content[0]: a tool_result block has tool_use_id"),
+        ({"system": [{"type": "tool_result", "tool_use_id": "1"}]}, "system[0]: tool_result blocks cannot stand here"),
+        ({"max_tokens": 0}, "max_tokens: 0 is out of range"),
+        ({"stop_sequences": [""]}, "stop_sequences: an empty string"),
+        ({"stop_sequences": ["a"], "stop": "b"}, "stop: is stop_sequences here"),
+        ({"container": "c"}, "container: is not built"),
+        ({"mcp_servers": [{}]}, "mcp_servers: is not built"),
+        ({"output_config": {"format": {"type": "xml"}}}, "output_config.format: "),
+        ({"decoding": {"wibble": 1}}, "decoding: 'wibble' is no decoding field"),
+    ],
+)  # fmt: skip
+def test_what_is_wrong_is_named_in_anthropics_way(client: httpx.Client, field: dict[str, Any], says: str) -> None:
+    refused = client.post("/v1/messages", json={**BODY, **field})
+    assert refused.status_code == 400, refused.text
+    told = refused.json()
+    assert told["type"] == "error"
+    assert told["error"]["type"] == "invalid_request_error"
+    assert told["error"]["message"].startswith(says)
+
+
+def test_every_error_of_the_route_is_anthropics(claude: anthropic.Anthropic, client: httpx.Client) -> None:
+    with pytest.raises(anthropic.NotFoundError) as unknown:
+        claude.messages.create(**{**BODY, "model": "nope"})
+    assert unknown.value.body["error"]["type"] == "not_found_error"  # type: ignore[index]
+    told = [client.get("/v1/messages"), client.post("/v1/messages/nope"), client.post("/v1/messages", content=b"{")]
+    assert [answer.status_code for answer in told] == [405, 404, 400]
+    assert all(answer.json()["type"] == "error" for answer in told)
+    large = client.post("/v1/messages", content=b"{" + b" " * 2**21)
+    assert (large.status_code, large.json()["error"]["type"]) == (413, "request_too_large")
+    assert "error" in client.post("/v1/nope").json()
+    assert "type" not in client.post("/v1/nope").json()
+
+
+def test_a_key_may_come_as_anthropics_clients_send_it(checkpoint: Path) -> None:
+    arguments = ("--model", str(checkpoint), "--served-model-name", "tiny")
+    with serving(*arguments, env={"UNMASK_API_KEY": KEY}) as server:
+        for key in ({"api_key": KEY}, {"auth_token": KEY}):
+            with anthropic.Anthropic(base_url=server.url, max_retries=0, **key) as claude:
+                assert claude.messages.create(**BODY).content
+        with anthropic.Anthropic(base_url=server.url, max_retries=0, api_key="wrong") as claude:
+            with pytest.raises(anthropic.AuthenticationError) as wrong:
+                claude.messages.create(**BODY)
+            assert wrong.value.body["error"]["type"] == "authentication_error"  # type: ignore[index]
+        with server.client() as client:
+            assert client.post("/v1/messages", json=BODY).status_code == 401
+            assert client.get("/v1/models", headers={"x-api-key": KEY}).status_code == 200
+            # a bearer that is wrong is not made good by the other header
+            both = {"x-api-key": KEY, "authorization": "Bearer wrong"}
+            assert client.get("/v1/models", headers=both).status_code == 401
+
+
+def test_a_failure_in_the_middle_is_an_event(fake: ServerProcess) -> None:
+    body = {**BODY, "stream": True, "cache_salt": "fail"}
+    with fake.client() as client:
+        *_, (name, last) = sse_events(client.post("/v1/messages", json=body).text)
+    assert name == last["type"] == "error"
+    assert last["error"]["type"] == "api_error"
+    salt = {"cache_salt": "fail"}
+    with (
+        anthropic.Anthropic(base_url=fake.url, api_key="none", max_retries=0) as claude,
+        pytest.raises(anthropic.APIStatusError),
+        claude.messages.stream(**BODY, extra_body=salt) as stream,
+    ):
+        stream.until_done()
+
+
+def test_a_client_that_leaves_ends_its_answer(server: ServerProcess) -> None:
+    server.until_idle()
+    slow = {"model": "tiny", "messages": [USER], "ignore_eos": True, "decoding": {"accept_threshold": 1.0}}
+    for stream in (True, False):
+        data = json.dumps({**slow, "stream": stream}).encode()
+        head = f"POST /v1/messages HTTP/1.1\r\nHost: x\r\nContent-Length: {len(data)}\r\n\r\n"
+        with socket.create_connection(("127.0.0.1", server.port), timeout=20) as connection:
+            connection.sendall(head.encode() + data)
+            wait_for(lambda: server.metrics()["unmask_requests_running"] == 1, 20)
+        server.until_idle(5)

@@ -1,0 +1,340 @@
+"""Tools and reasoning over HTTP: over scripted answers, cut anywhere, and over a model whose calls a grammar holds."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import openai
+import pytest
+
+from runtime.text import Tokenizer
+from tests.server.checkpoint import write_checkpoint
+from tests.server.harness import ServerProcess, serving, sse
+
+SCRIPTED = "tests.server.scripted_server"
+CHAT = "/v1/chat/completions"
+CITY = {
+    "type": "object",
+    "properties": {"city": {"type": "string"}},
+    "required": ["city"],
+    "additionalProperties": False,
+}
+WEATHER = {"type": "function", "function": {"name": "weather", "description": "Tells it.", "parameters": CITY}}
+CLOCK = {"type": "function", "function": {"name": "clock"}}
+
+
+@pytest.fixture(scope="module")
+def tagged(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_checkpoint(tmp_path_factory.mktemp("models") / "tagged", tagged=True)
+
+
+@pytest.fixture(scope="module")
+def scripted(tagged: Path) -> Iterator[ServerProcess]:
+    with serving("--model", str(tagged), "--served-model-name", "tiny", module=SCRIPTED) as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def client(scripted: ServerProcess) -> Iterator[httpx.Client]:
+    with scripted.client() as client:
+        yield client
+
+
+@pytest.fixture(scope="module")
+def ai(scripted: ServerProcess) -> Iterator[openai.OpenAI]:
+    with openai.OpenAI(base_url=f"{scripted.url}/v1", api_key="none", max_retries=0, timeout=60) as ai:
+        yield ai
+
+
+def say(text: str, **more: Any) -> dict[str, Any]:
+    """A request whose answer is `text`."""
+    return {"model": "tiny", "messages": [{"role": "user", "content": "SAY:" + json.dumps(text)}], **more}
+
+
+def call(name: str, **arguments: Any) -> str:
+    return f"<tool_call>\n{json.dumps({'name': name, 'arguments': arguments}, ensure_ascii=False)}\n</tool_call>"
+
+
+def whole(client: httpx.Client, body: dict[str, Any]) -> dict[str, Any]:
+    answer = client.post(CHAT, json=body)
+    assert answer.status_code == 200, answer.text
+    (choice,) = answer.json()["choices"]
+    return seen(choice["message"], choice["finish_reason"])
+
+
+def seen(message: dict[str, Any], reason: str) -> dict[str, Any]:
+    calls = message.get("tool_calls", [])
+    assert all(one["type"] == "function" and one["id"].startswith("call_") for one in calls)
+    return {
+        "content": message["content"] or "",
+        "reasoning": message.get("reasoning_content", ""),
+        "calls": [(one["function"]["name"], one["function"]["arguments"]) for one in calls],
+        "reason": reason,
+    }
+
+
+def streamed(client: httpx.Client, body: dict[str, Any]) -> list[dict[str, Any]]:
+    """What a client makes of a stream, for each choice."""
+    answer = client.post(CHAT, json={**body, "stream": True})
+    assert answer.status_code == 200, answer.text
+    data = sse(answer.text)
+    assert data[-1] == "[DONE]"
+    made: dict[int, dict[str, Any]] = {}
+    reasons: dict[int, str] = {}
+    for chunk in map(json.loads, data[:-1]):
+        for choice in chunk["choices"]:
+            index, delta = choice["index"], choice["delta"]
+            message = made.setdefault(index, {"content": "", "reasoning_content": "", "tool_calls": []})
+            assert index not in reasons
+            for name in ("content", "reasoning_content"):
+                message[name] += delta.get(name) or ""
+            for piece in delta.get("tool_calls", []):
+                if piece["index"] == len(message["tool_calls"]):
+                    message["tool_calls"].append(piece)  # the first has all of it
+                else:
+                    assert piece["index"] == len(message["tool_calls"]) - 1
+                    message["tool_calls"][-1]["function"]["arguments"] += piece["function"]["arguments"]
+            if choice["finish_reason"]:
+                reasons[index] = choice["finish_reason"]
+    return [seen(made[index], reasons[index]) for index in sorted(made)]
+
+
+def test_a_call_comes_whole_and_as_it_grows(client: httpx.Client) -> None:
+    body = say(f"Let me look.\n{call('weather', city='Zürich')}\n{call('clock')}", tools=[WEATHER, CLOCK])
+    expected = {
+        "content": "Let me look.",
+        "reasoning": "",
+        "calls": [("weather", '{"city": "Zürich"}'), ("clock", "{}")],
+        "reason": "tool_calls",
+    }
+    assert whole(client, body) == expected
+    for seed in range(5):
+        assert streamed(client, {**body, "seed": seed}) == [expected]
+    assert streamed(client, {**body, "n": 3, "seed": 1}) == [expected] * 3
+    only = client.post(CHAT, json=say(call("clock"), tools=[CLOCK])).json()["choices"][0]["message"]
+    assert only["content"] is None
+
+
+def test_without_tools_it_is_text(client: httpx.Client) -> None:
+    text = f"hm {call('weather', city='Rome')} ."
+    for more in ({}, {"tools": []}, {"tools": [WEATHER], "tool_choice": "none"}):
+        assert whole(client, say(text, **more)) == {"content": text, "reasoning": "", "calls": [], "reason": "stop"}
+
+
+def test_one_call_alone_ends_the_answer(client: httpx.Client) -> None:
+    body = say(f"{call('clock')}\n{call('weather', city='Rome')}" + "x" * 500, tools=[WEATHER, CLOCK])
+    expected = {"content": "", "reasoning": "", "calls": [("clock", "{}")], "reason": "tool_calls"}
+    assert whole(client, {**body, "parallel_tool_calls": False}) == expected
+    assert streamed(client, {**body, "parallel_tool_calls": False}) == [expected]
+    assert len(whole(client, body)["calls"]) == 2
+
+
+def test_a_limit_in_the_middle_of_a_call(client: httpx.Client) -> None:
+    text = call("weather", city="Rome")
+    before = len(text[: text.index("Rome") + 2]) - len("<tool_call>") + 1  # which is one token
+    cut = say(text, tools=[WEATHER], max_tokens=before)
+    expected = {"content": "", "reasoning": "", "calls": [("weather", '{"city": "Ro')], "reason": "length"}
+    assert whole(client, cut) == expected
+    assert streamed(client, cut) == [expected]
+    early = say(text, tools=[WEATHER], max_tokens=9)
+    expected = {"content": '<tool_call>\n{"name"', "reasoning": "", "calls": [], "reason": "length"}
+    assert whole(client, early) == expected
+    assert streamed(client, early) == [expected]
+
+
+def test_a_stop_string_in_a_call_leaves_text(client: httpx.Client) -> None:
+    body = say(f"a {call('weather', city='Rome')}", tools=[WEATHER], stop="Rome")
+    expected = {"content": 'a <tool_call>\n{"name": "weather", "arguments": {"city": "', "reasoning": "", "calls": [],
+                "reason": "stop"}  # fmt: skip
+    assert whole(client, body) == expected
+    assert streamed(client, body) == [expected]
+
+
+def test_reasoning_is_a_part_of_its_own(client: httpx.Client) -> None:
+    body = say(f"<think>\nA city.\n</think>\n\nSo:\n{call('weather', city='Rome')}", tools=[WEATHER])
+    expected = {
+        "content": "So:",
+        "reasoning": "A city.",
+        "calls": [("weather", '{"city": "Rome"}')],
+        "reason": "tool_calls",
+    }
+    assert whole(client, body) == expected
+    assert streamed(client, body) == [expected]
+    usage = client.post(CHAT, json=body).json()["usage"]
+    assert usage["completion_tokens_details"] == {"reasoning_tokens": len("\nA city.\n\n\n") + 2}
+    opened = say("hm\n</think>\n\nyes", chat_template_kwargs={"enable_thinking": True})
+    assert whole(client, opened) == {"content": "yes", "reasoning": "hm", "calls": [], "reason": "stop"}
+    assert streamed(client, opened)[0]["reasoning"] == "hm"
+    plain = client.post(CHAT, json=say("yes")).json()
+    assert "reasoning_content" not in plain["choices"][0]["message"]
+    assert plain["usage"]["completion_tokens_details"] == {"reasoning_tokens": 0}
+
+
+def test_denoise_streams_have_parts_too(client: httpx.Client) -> None:
+    body = say(f"Look:\n{call('weather', city='Rome')}", tools=[WEATHER], stream_mode="denoise")
+    assert streamed(client, body) == [whole(client, say(f"Look:\n{call('weather', city='Rome')}", tools=[WEATHER]))]
+
+
+def test_the_openai_client_goes_round(ai: openai.OpenAI) -> None:
+    asked: Any = say(call("weather", city="Rome"), tools=[WEATHER])
+    first = ai.chat.completions.create(**asked)
+    message = first.choices[0].message
+    assert first.choices[0].finish_reason == "tool_calls"
+    assert message.tool_calls is not None
+    assert message.tool_calls[0].type == "function"
+    assert json.loads(message.tool_calls[0].function.arguments) == {"city": "Rome"}
+    result = {"role": "tool", "tool_call_id": message.tool_calls[0].id, "content": "12 degrees"}
+    asked["messages"] = [*asked["messages"], message, result, *say("It is 12 degrees.")["messages"]]
+    last = ai.chat.completions.create(**asked)
+    assert last.choices[0].message.content == "It is 12 degrees."
+    with ai.chat.completions.stream(**say(call("weather", city="Rome"), tools=[WEATHER])) as stream:
+        final = stream.get_final_completion().choices[0].message
+    assert final.tool_calls is not None
+    assert final.tool_calls[0].function.arguments == '{"city": "Rome"}'
+
+
+def test_the_template_gets_tools_and_arguments_as_objects(client: httpx.Client, tagged: Path) -> None:
+    before = {"id": "c1", "type": "function", "function": {"name": "weather", "arguments": '{"city":"é"}'}}
+    history = [
+        {"role": "user", "content": "SAY:" + json.dumps("ok")},
+        {"role": "assistant", "content": None, "tool_calls": [before]},
+        {"role": "tool", "tool_call_id": "c1", "content": "12"},
+    ]
+    tools = [
+        {"type": "function", "function": {"name": "weather", "parameters": CITY, "strict": False, "description": None}}
+    ]
+    answer = client.post("/tokenize", json={"messages": history, "tools": tools})
+    text = Tokenizer(tagged).decode(answer.json()["tokens"])
+    assert '{"type": "function", "function": {"name": "weather", "parameters": ' + json.dumps(CITY) + "}}\n" in text
+    assert '<tool_call>{"name": "weather", "arguments": {"city": "é"}}</tool_call>' in text
+    assert "<role>tool</role>12" in text
+    answer = client.post(CHAT, json={"model": "tiny", "messages": history, "tools": tools})
+    assert answer.json()["choices"][0]["message"]["content"] == "ok"
+    assert len(answer.json()["choices"]) == 1
+
+
+@pytest.mark.parametrize(
+    ("more", "param", "said"),
+    [
+        ({"tools": [{"type": "function", "function": {}}]}, "tools[0].function.name", "Field required"),
+        ({"tools": [{"type": "function"}]}, "tools[0].function", "is missing; describe the function"),
+        ({"tools": [{"type": "custom", "custom": {"name": "x"}}]}, "tools[0].type",
+         "'custom' tools are not built in this version, only function"),
+        ({"tools": [{"type": "function", "function": {"name": "a b"}}]}, "tools[0].function.name",
+         "'a b' is not a name of 1 to 128 letters, digits, and any of _ - . : /"),
+        ({"tools": [CLOCK, WEATHER, CLOCK]}, "tools[2].function.name",
+         "'clock' is also that of tools[0]; give another"),
+        ({"tools": [{"type": "function", "function": {"name": "f", "parameters": {"type": "string"}}}]},
+         "tools[0].function.parameters", "the schema is of 'string'; arguments are always an object"),
+        ({"tools": [{"type": "function", "function": {"name": "f", "parameters": []}}]},
+         "tools[0].function.parameters", "Input should be an object"),
+        ({"tools": [CLOCK], "tool_choice": {"type": "function", "function": {"name": "weather"}}}, "tool_choice",
+         "'weather' is not among the tools: clock"),
+        ({"tool_choice": "required"}, "tool_choice",
+         "asks for a call, and there are no tools; send tools, or leave it out"),
+        ({"tools": [CLOCK], "tool_choice": "always"}, "tool_choice",
+         "'always' is not built in this version; it is none, auto, required or "
+         '{"type": "function", "function": {"name": ...}}'),
+        ({"tools": [CLOCK], "tool_choice": "required"}, "tool_choice",
+         "cannot be kept to here, for scripts know no grammars; leave it out"),
+        ({"functions": [{"name": "f"}]}, "functions",
+         "are the older form of tools, which is not built; send tools, and tool_choice in place of function_call"),
+        ({"function_call": {"name": "f"}}, "function_call",
+         "is the older form of tool_choice; send tools and that"),
+        ({"tools": [CLOCK], "chat_template_kwargs": {"tools": []}}, "chat_template_kwargs.tools",
+         "tools says it too; leave one of them out"),
+        ({"messages": [{"role": "tool", "tool_call_id": "x", "content": "1"}]}, "messages[0]",
+         "is a tool's result, and no message before it calls one"),
+        ({"messages": [{"role": "assistant", "tool_calls": [{"id": "a", "function": {"name": "f"}}]},
+                       {"role": "tool", "tool_call_id": "x", "content": "1"}]}, "messages[1].tool_call_id",
+         "'x' is the id of no call before it"),
+    ],
+)  # fmt: skip
+def test_what_is_wrong_is_said_in_a_sentence(client: httpx.Client, more: dict[str, Any], param: str, said: str) -> None:
+    refused = client.post(CHAT, json={**say("x"), **more})
+    assert refused.status_code == 400, refused.text
+    assert refused.json()["error"]["param"] == param
+    assert refused.json()["error"]["message"] == f"{param}: {said}"
+
+
+def test_strict_tools_where_there_are_no_grammars(client: httpx.Client, tagged: Path) -> None:
+    strict = {"type": "function", "function": {"name": "weather", "parameters": CITY, "strict": True}}
+    body = say(call("weather", city="Rome"), tools=[strict])
+    taken = client.post(CHAT, json=body)
+    assert taken.headers["x-unmask-ignored"] == "tools.function.strict"
+    assert taken.json()["choices"][0]["message"]["tool_calls"][0]["function"]["name"] == "weather"
+    form = {"response_format": {"type": "json_object"}}
+    assert client.post(CHAT, json={**body, **form}).json()["error"]["param"] == "response_format"
+    flags = ("--served-model-name", "tiny", "--strict-fields", "--tool-call-parser", "qwen3_coder")
+    with serving("--model", str(tagged), *flags, module=SCRIPTED) as server, server.client() as picky:
+        refused = picky.post(CHAT, json=body)
+        assert refused.json()["error"]["param"] == "tools.function.strict"
+
+
+def turns(rng: random.Random) -> str:
+    """An answer that calls, well or badly."""
+    value: Any = rng.choice(["Rome", 'q"uote', "</tool_call>", "{", "é😀", "\n", "a, b"])
+    good = call(rng.choice(["weather", "clock"]), **{rng.choice(["city", "x"]): value})
+    bad = rng.choice(
+        [good[: rng.randrange(len(good))], good.replace("{", "", 1), good.replace('"name"', '"nam"'), "<tool_call>"]
+    )
+    return rng.choice(["", "Look.\n", "<think>hm</think>"]) + "".join(
+        rng.choice([good, good, good, bad, "\n", " words "]) for _ in range(rng.randint(1, 4))
+    )
+
+
+def fuzz(client: httpx.Client, seeds: range) -> int:
+    """Streamed tool turns; how many had calls. None may be empty, none have half JSON, and all are as when whole."""
+    called = 0
+    for seed in seeds:
+        rng = random.Random(seed)
+        text = turns(rng)
+        body = say(text, tools=[WEATHER, CLOCK], seed=seed, parallel_tool_calls=rng.random() < 0.8)
+        (found,) = streamed(client, body)
+        assert found == whole(client, body), text
+        assert (found["reason"] == "tool_calls") == bool(found["calls"]), text
+        for name, arguments in found["calls"]:
+            assert name in ("weather", "clock")
+            assert isinstance(json.loads(arguments), dict), text
+        assert found["content"] or found["calls"] or not text.removeprefix("<think>hm</think>").strip(), text
+        called += bool(found["calls"])
+    return called
+
+
+def test_streamed_turns_are_never_empty_and_never_half(client: httpx.Client) -> None:
+    assert fuzz(client, range(50)) > 20
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+def test_a_thousand_streamed_turns(client: httpx.Client) -> None:
+    assert fuzz(client, range(1000, 2000)) > 500
+
+
+def test_a_parser_that_is_not_there_is_refused(tagged: Path) -> None:
+    for flag, known in (("tool-call-parser", "gemma4, hermes, qwen3_coder"), ("reasoning-parser", "gemma4, think")):
+        with serving("--model", str(tagged), f"--{flag}", "nope", module=SCRIPTED, ready=False) as server:
+            assert server.wait(120) == 1
+            assert f"error: --{flag}: 'nope' is not known; there are {known}, and off" in server.log
+
+
+def test_parsers_are_chosen_by_flag(tagged: Path) -> None:
+    flags = ("--tool-call-parser", "qwen3_coder", "--reasoning-parser", "off")
+    arguments = ("--model", str(tagged), "--served-model-name", "tiny")
+    with serving(*arguments, *flags, module=SCRIPTED) as server, server.client() as client:
+        text = "<think>a</think><tool_call>\n<function=clock>\n</function>\n</tool_call>"
+        found = whole(client, say(text, tools=[CLOCK]))
+        assert (found["content"], found["reasoning"]) == ("<think>a</think>", "")
+        assert (found["calls"], found["reason"]) == ([("clock", "{}")], "tool_calls")
+        refused = client.post(CHAT, json=say(text, tools=[CLOCK], tool_choice="required"))
+        assert "calls in the format qwen3_coder cannot be held to a schema" in refused.json()["error"]["message"]
+    with serving(*arguments, "--tool-call-parser", "off", module=SCRIPTED) as server, server.client() as client:
+        refused = client.post(CHAT, json=say("a", tools=[CLOCK]))
+        assert (
+            refused.json()["error"]["message"] == "tools: this server runs with --tool-call-parser off; leave them out"
+        )
