@@ -67,14 +67,14 @@ PROGRAMS = {
     "kube-proxy": _kubernetes("kube-proxy"),
     "coredns": Program("coredns", "github.com/coredns/coredns", "github.com/coredns/coredns", "coredns"),
     "helm": Program("kubernetes", "helm.sh/helm/v3/cmd/helm", "helm.sh/helm/v3", "helm"),
-    "kwok": Program("kwok", "sigs.k8s.io/kwok/cmd/kwok", "sigs.k8s.io/kwok", "kwok"),
+    "kwok": Program("kubernetes", "sigs.k8s.io/kwok/cmd/kwok", "sigs.k8s.io/kwok", "kwok"),
     "pod": Program("pod", ".", "", "pod"),
 }
 API_SERVER = ("kube-apiserver", "etcd")
 CONTROLLERS = ("kube-controller-manager",)
 PRETEND_NODES = ("kube-scheduler", "kwok")
 SHELL = ("kubectl", "helm")  # what `up` puts on PATH
-TESTS = (*API_SERVER, *CONTROLLERS, "helm", "pod")
+TESTS = (*API_SERVER, *CONTROLLERS, *PRETEND_NODES, "helm", "pod")
 NODE = (*API_SERVER, *CONTROLLERS, *SHELL, "kube-scheduler", "kubelet", "kube-proxy", "coredns", "pod")
 
 # A test run waits for the compiler longer than for these programs: nothing is inlined, nothing written for debuggers,

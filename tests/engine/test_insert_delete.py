@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 
 import pytest
-from hypothesis import assume, given
+from hypothesis import given, reject
 from hypothesis import strategies as st
 
 from runtime.state.plan import BlockResults, StepPlan
@@ -13,6 +15,7 @@ from tests.engine.harness import Ask, Run, Setup, make_engine, run_all, run_sche
 from tests.engine.samples import asks, examples, setups
 from tests.engine.test_invariants import NoiseModel
 from tests.oracle.block import Params
+from tests.oracle.insert_delete import UnclearError
 
 DELETE, SPLIT = ORDERS = (6, 9)
 
@@ -30,31 +33,25 @@ def editing(draw: st.DrawFn, setup: Setup) -> Ask:
         thresholds = st.sampled_from([0.0, 0.1, 0.3, 0.5, 0.9])
         editing = {"edit_threshold": draw(thresholds), "max_post_edit_steps": draw(st.integers(0, 9))}
         ask = replace(ask, params=replace(ask.params, algorithm="edit", total_steps=None, **editing))
-    assume(not unequal(ask))
     return ask
 
 
-def unequal(ask: Ask) -> bool:
-    """Where engine and oracle differ: `test_drawing_without_ends_of_sequence`."""
-    p = ask.params
-    return p.algorithm == "edit" and p.edit_threshold == 0 < p.temperature and p.suppress_eos != "none"
-
-
-@pytest.mark.xfail(strict=True, reason="one of the two counts an edit that the other does not; not understood yet")
-def test_drawing_without_ends_of_sequence() -> None:
-    setup = Setup(block=8, page=1, budget=256, max_reqs=1, max_len=40, prefix_caching=False, vocab=16, eos=(3, 7),
-                  mask=13, max_token=14, orders=(6, 9))  # fmt: skip
-    p = replace(EDIT, max_tokens=22, temperature=0.5, top_k=3, seed=295, ignore_eos=True, accept_threshold=1.0,
-                edit_threshold=0.0, max_post_edit_steps=1, max_steps_per_block=2, steps=1,
-                suppress_eos="logits")  # fmt: skip
-    run_all(setup, [Ask((1, 13, 2), p)]).compare()
+@contextmanager
+def clear() -> Iterator[None]:
+    """Without the runs in which rounding decides what the oracle says."""
+    try:
+        yield
+    except UnclearError:
+        reject()
 
 
 @examples(40)
 @given(data=st.data())
 def test_alone(data: st.DataObject) -> None:
     setup = data.draw(servers())
-    run_all(setup, [data.draw(editing(setup))]).compare()
+    run = run_all(setup, [data.draw(editing(setup))])
+    with clear():
+        run.compare()
 
 
 @examples(25)
@@ -65,7 +62,8 @@ def test_any_schedule(data: st.DataObject) -> None:
     arrivals = data.draw(st.lists(st.tuples(st.integers(0, 12), editing(setup)), min_size=2, max_size=7))
     aborts = data.draw(st.lists(st.tuples(st.integers(0, 25), st.integers(0, 6)), max_size=2))
     preemptions = data.draw(st.lists(st.integers(1, 40), max_size=8))
-    run_schedule(Run(setup), arrivals, aborts, preemptions)
+    with clear():
+        run_schedule(Run(setup), arrivals, aborts, preemptions)
 
 
 @examples(15)
@@ -84,7 +82,8 @@ def test_turns_of_a_conversation(data: st.DataObject) -> None:
         id = run.add(replace(ask, prompt=prompt, params=fitting, given=()))
         run.drain()
         prompt = (*prompt, *run.heard[id].tokens, SPLIT, 5)
-    run.compare()
+    with clear():
+        run.compare()
 
 
 EDIT = Params(

@@ -21,8 +21,9 @@ Readings, beside those of `tests.oracle.decode`; where decoding.md leaves someth
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -32,7 +33,13 @@ from tests.oracle.draws import Choice, softmax
 if TYPE_CHECKING:
     from tests.oracle.block import Block, Params
 
+SAME = 1e-12  # of probabilities: far above what another order of adding makes of them in float64
+
 Cell = tuple[int | None, bool]  # a token, None for a mask; and whether it is an original mask
+
+
+class UnclearError(Exception):
+    """Two probabilities that are compared differ by so little that rounding decides, and that is the machine's."""
 
 
 @dataclass(frozen=True)
@@ -72,6 +79,7 @@ def decide(
     if last or fill or not original:
         taken = masks
     elif force and len(sure) < least:
+        _clear(found[i].conf for i in masks)
         taken = sorted(masks, key=lambda i: (-found[i].conf, i))[:least]
     if limit == 0 and set(original) <= set(taken):
         last, taken = True, masks
@@ -88,6 +96,7 @@ def decide(
             if token in orders:
                 took[i] = next(t for t in by_logit(rows[i]) if t not in orders)
     elif took and text(block) in block.history:
+        _clear(sureness.values())
         i = min(took, key=lambda i: (sureness[i], i))
         others = [t for t in by_logit(rows[i]) if t not in block.chosen.get(i, set())]
         took[i] = others[0] if others else took[i]
@@ -104,6 +113,12 @@ def decide(
     cells = (cells + [(None, False)] * len(block.free))[: len(block.free)]
     rest = not masks and [token for token, _ in cells] == [block.tokens[i] for i in block.free]
     return Step(took, cells, last or rest)
+
+
+def _clear(confs: Iterable[float]) -> None:
+    for low, high in pairwise(sorted(confs)):
+        if 0 < high - low < SAME:
+            raise UnclearError(f"{low} and {high}")
 
 
 def by_logit(row: np.ndarray) -> list[int]:

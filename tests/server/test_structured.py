@@ -129,14 +129,17 @@ def test_a_schema_in_a_string_is_as_short_as_others(demo: ServerProcess) -> None
     assert "characters" in refused.text
 
 
-@pytest.mark.parametrize("rule", ["a{}: a{}", "a{}: a{}?", "A{}: A{}", "A{}: ~A{}"])
-def test_a_long_chain_of_rules_ends_no_process(demo: ServerProcess, rule: str) -> None:
-    """Its compiler goes down such chains by recursion, which an ordinary stack does not hold."""
+@pytest.mark.parametrize(
+    ("rule", "status"), [("a{}: a{}", 200), ("a{}: a{}?", 400), ("A{}: A{}", 200), ("A{}: ~A{}", 200)]
+)
+def test_a_long_chain_of_rules_ends_no_process(demo: ServerProcess, rule: str, status: int) -> None:
+    """Its compiler goes down such chains by recursion, which an ordinary stack does not hold. Where each of 4,000 rules
+    may be the last there are too many to be in at once, which is told before the request is queued."""
     first, many = rule[0], 4000
     rules = [f"start: {first}0", *(rule.format(i, i + 1) for i in range(many)), f'{first}{many}: "x"']
     with demo.client() as client:
         answer = client.post("/generate", json={"prompt": "a", "max_tokens": 4, "ebnf": "\n".join(rules)}, timeout=60)
-        assert answer.status_code == 200, answer.text
+        assert answer.status_code == status, answer.text
         assert client.post("/generate", json={"prompt": "a", "max_tokens": 4}).status_code == 200
 
 
