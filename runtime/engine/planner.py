@@ -203,7 +203,7 @@ def _plan_blocks(turns: list[Turn], offsets: list[int]) -> BlockPlan | None:
         shaping=shaping_plan(owners, blocks, size) if shaped else None,
         walks=walks(owners, blocks) if led else (),
         recitals=recitals(owners, blocks) if led else (),
-        told=asked(owners, blocks),
+        told=asked(owners),
     )
 
 

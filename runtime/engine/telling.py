@@ -11,13 +11,13 @@ import torch
 from runtime.engine.head import HEAD_ROWS, Head
 from runtime.samplers import choose
 from runtime.state.plan import BlockPlan, BlockResults
-from runtime.state.request import FILLED, MASKED, Block, Request
+from runtime.state.request import FILLED, MASKED, Request
 from runtime.state.telling import Written
 
 NONE = -1  # of a block whose request does not ask
 
 
-def asked(owners: Sequence[Request], blocks: Sequence[Block]) -> np.ndarray | None:
+def asked(owners: Sequence[Request]) -> np.ndarray | None:
     """int64 [n]: of how many of the likeliest tokens each block's request wants to know; None where none asks."""
     if not any(request.told_of is not None for request in owners):
         return None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Discriminator, Field, Tag, model_validator
@@ -53,6 +53,23 @@ class Call(Body):
     id: str | None = None
     type: str | None = None
     function: Function
+
+
+def check_kind(part: Body, kind: str, needed: Mapping[str, Sequence[str]], noun: str) -> None:
+    """Raises for a part of a conversation of a kind that is not built, or without a field that its kind needs."""
+    if kind not in needed:
+        told = {"kind": kind[:40], "noun": noun, "known": ", ".join(needed)}
+        raise PydanticCustomError("not_built", "{kind} {noun} are not built, only {known}", told)
+    for name in needed[kind]:
+        if getattr(part, name) is None:
+            told = {"kind": kind, "noun": noun, "name": name}
+            raise PydanticCustomError("missing", "{kind} {noun} have {name}; give it", told)
+
+
+def template_arguments(given: Mapping[str, Any] | None, **known: Any) -> dict[str, Any]:
+    """What a chat template is told beside the messages: what a body says of the `known` ones, which are a matter of
+    templates that know them, and, before that, what the client has `given` by name."""
+    return {**{name: value for name, value in known.items() if value is not None}, **(given or {})}
 
 
 def arm(content: Any) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from runtime.parts import part_marks
@@ -58,10 +58,7 @@ def of_own(told: Iterable[TokenLogprob], pieces: Pieces) -> list[dict[str, Any]]
     def one(token: int, logprob: float | None) -> dict[str, Any]:
         return {"id": token, "token": word(pieces(token)), "logprob": logprob}
 
-    return [
-        {**one(entry.id, entry.logprob), "top_logprobs": [one(token, value) for token, value in entry.top]}
-        for entry in told
-    ]
+    return _entries(told, one)
 
 
 def ending(choice: Choice) -> list[Told]:
@@ -79,11 +76,15 @@ def of_chat(told: Iterable[Told], pieces: Pieces) -> dict[str, Any]:
         data = pieces(token)
         return {"token": word(data), "logprob": logprob, "bytes": list(data)}
 
-    content = [
+    return {"content": _entries((entry for entry, _ in told), one), "refusal": None}
+
+
+def _entries(told: Iterable[TokenLogprob], one: Callable[[int, float | None], dict[str, Any]]) -> list[dict[str, Any]]:
+    """Each token as `one` writes it, and with it the likeliest of its place."""
+    return [
         {**one(entry.id, entry.logprob), "top_logprobs": [one(token, value) for token, value in entry.top]}
-        for entry, _ in told
+        for entry in told
     ]
-    return {"content": content, "refusal": None}
 
 
 def of_completion(told: Iterable[Told], pieces: Pieces, base: int = 0) -> dict[str, Any]:

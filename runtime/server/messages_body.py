@@ -5,13 +5,22 @@ from __future__ import annotations
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Discriminator, Field, Tag, model_validator
-from pydantic_core import PydanticCustomError
 
 from runtime.errors import RequestError
 from runtime.request.checks import refuse, shown
-from runtime.server.conversation import MAX_MESSAGES, MAX_PARTS, Call, Conversation, Function, arm
+from runtime.server.conversation import (
+    MAX_MESSAGES,
+    MAX_PARTS,
+    Call,
+    Conversation,
+    Function,
+    arm,
+    check_kind,
+    template_arguments,
+)
 from runtime.server.fields import Body, Unbuilt
-from runtime.server.schemas import Entries, Generation
+from runtime.server.schemas import Entries, OneAnswer
+from runtime.server.structured import nested
 from runtime.server.tooling import MAX_TOOLS, Tooling, distinct, make_tool, offered
 
 _CHOICES: dict[str, Literal["none", "auto", "required"]] = {
@@ -49,16 +58,7 @@ class Block(Body):
 
     @model_validator(mode="after")
     def _is_known(self) -> Block:
-        kind = self.type
-        if kind not in _NEEDED:
-            raise PydanticCustomError("not_built", "{kind} blocks are not built, only {known}", {
-                "kind": kind[:40], "known": ", ".join(_NEEDED),
-            })  # fmt: skip
-        for name in _NEEDED[kind]:
-            if getattr(self, name) is None:
-                raise PydanticCustomError("missing", "a {kind} block has {name}; give it", {
-                    "kind": kind, "name": name,
-                })  # fmt: skip
+        check_kind(self, self.type, _NEEDED, "blocks")
         return self
 
 
@@ -120,12 +120,9 @@ class CountRequest(Body):
     speed: str | None = None
 
     def template_kwargs(self) -> dict[str, Any]:
-        made: dict[str, Any] = {}
-        if self.thinking is not None:
-            made["enable_thinking"] = self.thinking.type != "disabled"
-        if self.output_config is not None and self.output_config.effort is not None:
-            made["reasoning_effort"] = self.output_config.effort
-        return {**made, **(self.chat_template_kwargs or {})}
+        thinks = None if self.thinking is None else self.thinking.type != "disabled"
+        effort = None if self.output_config is None else self.output_config.effort
+        return template_arguments(self.chat_template_kwargs, enable_thinking=thinks, reasoning_effort=effort)
 
     def tooling(self) -> Tooling:
         """Raises RequestError for tools that are none, or none that are built."""
@@ -163,7 +160,7 @@ class CountRequest(Body):
         return made
 
 
-class MessagesRequest(CountRequest, Generation):
+class MessagesRequest(CountRequest, OneAnswer):
     max_tokens: int | None = None  # Anthropic asks for it; here it is what the model's length leaves
     stop_sequences: list[str] | None = None
     metadata: Entries | None = None
@@ -171,9 +168,6 @@ class MessagesRequest(CountRequest, Generation):
     inference_geo: str | None = None
     container: Annotated[Any, Unbuilt()] = None
     mcp_servers: Annotated[Any, Unbuilt([])] = None
-    logprobs: Annotated[Any, Unbuilt()] = None  # its answers have no place for them
-    n: Annotated[Any, Unbuilt(1)] = None
-    top_logprobs: Annotated[Any, Unbuilt(0)] = None
 
     spelt: ClassVar[dict[str, str]] = {"prompt": "messages"}
 
@@ -184,10 +178,7 @@ class MessagesRequest(CountRequest, Generation):
         return self.spelt | ({} if self.stop_sequences is None else {"stop": "stop_sequences"})
 
     def format(self) -> tuple[str, Any]:
-        wanted = None if self.output_config is None else self.output_config.format
-        if isinstance(wanted, dict) and wanted.get("type") == "json_schema":
-            wanted = {"type": "json_schema", "json_schema": wanted}
-        return "output_config.format", wanted
+        return "output_config.format", nested(None if self.output_config is None else self.output_config.format)
 
 
 def _text(content: BlockText | None, path: str) -> str:

@@ -8,13 +8,30 @@ from pydantic import Discriminator, Field, Tag, model_validator
 from pydantic_core import PydanticCustomError
 
 from runtime.request.checks import refuse, shown
-from runtime.server.conversation import MAX_MESSAGES, MAX_PARTS, TEXTS, Call, Conversation, Function, Part, arm
+from runtime.server.conversation import (
+    MAX_MESSAGES,
+    MAX_PARTS,
+    TEXTS,
+    Call,
+    Conversation,
+    Function,
+    Part,
+    arm,
+    check_kind,
+    template_arguments,
+)
 from runtime.server.fields import Body, Unbuilt
-from runtime.server.schemas import Entries, Generation
+from runtime.server.schemas import Entries, OneAnswer
+from runtime.server.structured import nested
 from runtime.server.tooling import MAX_TOOLS, ToolChoice, Tooling, chosen, distinct, make_tool, offered
 
 _KEPT = "answers are not kept here; send the whole conversation in input"
-_KINDS = ("message", "function_call", "function_call_output", "reasoning")
+_NEEDED = {
+    "message": ("role", "content"),
+    "function_call": ("name", "call_id"),
+    "function_call_output": ("call_id", "output"),
+    "reasoning": (),
+}
 
 
 class ItemPart(Part):
@@ -51,18 +68,7 @@ class Item(Body):
     def _is_known(self) -> Item:
         if self.kind == "item_reference":
             raise PydanticCustomError("not_kept", "names an item of an earlier answer; none are kept, so send it whole")
-        if self.kind not in _KINDS:
-            kind = self.kind[:40]
-            raise PydanticCustomError("not_built", "{kind} items are not built, only {known}", {
-                "kind": kind, "known": ", ".join(_KINDS),
-            })  # fmt: skip
-        needed = {"message": ("role", "content"), "function_call": ("name", "call_id"),
-                  "function_call_output": ("call_id", "output"), "reasoning": ()}  # fmt: skip
-        for name in needed[self.kind]:
-            if getattr(self, name) is None:
-                raise PydanticCustomError("missing", "a {kind} has a {name}; give it", {
-                    "kind": self.kind, "name": name,
-                })  # fmt: skip
+        check_kind(self, self.kind, _NEEDED, "items")
         return self
 
 
@@ -95,7 +101,7 @@ class ResponsesStreamOptions(Body):
     include_obfuscation: Annotated[Any, Unbuilt(False)] = None
 
 
-class ResponsesRequest(Generation):
+class ResponsesRequest(OneAnswer):
     model: str | None = None
     input: Annotated[
         Annotated[str, Tag("str")] | Annotated[list[Item], Field(max_length=MAX_MESSAGES, fail_fast=True), Tag("list")],
@@ -126,9 +132,6 @@ class ResponsesRequest(Generation):
     background: Annotated[Any, Unbuilt(False, why="answers are given while the client waits; leave it out")] = None
     context_management: Annotated[Any, Unbuilt([])] = None
     moderation: Annotated[Any, Unbuilt()] = None
-    top_logprobs: Annotated[Any, Unbuilt(0)] = None
-    logprobs: Annotated[Any, Unbuilt()] = None
-    n: Annotated[Any, Unbuilt(1)] = None
 
     spelt: ClassVar[dict[str, str]] = {"prompt": "input", "max_tokens": "max_output_tokens"}
 
@@ -137,14 +140,11 @@ class ResponsesRequest(Generation):
         return super().asked() | limit
 
     def format(self) -> tuple[str, Any]:
-        wanted = None if self.text is None else self.text.format
-        if isinstance(wanted, dict) and wanted.get("type") == "json_schema":
-            wanted = {"type": "json_schema", "json_schema": wanted}
-        return "text.format", wanted
+        return "text.format", nested(None if self.text is None else self.text.format)
 
     def template_kwargs(self) -> dict[str, Any]:
         effort = None if self.reasoning is None else self.reasoning.effort
-        return {**({} if effort is None else {"reasoning_effort": effort}), **(self.chat_template_kwargs or {})}
+        return template_arguments(self.chat_template_kwargs, reasoning_effort=effort)
 
     def tooling(self) -> Tooling:
         """Raises RequestError for tools that are none, or none that are built."""

@@ -132,6 +132,14 @@ class Generation(Asked):
         return "response_format", getattr(self, "response_format", None)
 
 
+class OneAnswer(Generation):
+    """Of a dialect whose answers have no place for several, or for log-probabilities."""
+
+    n: Annotated[Any, Unbuilt(1)] = None
+    logprobs: Annotated[Any, Unbuilt()] = None
+    top_logprobs: Annotated[Any, Unbuilt(0)] = None
+
+
 class GenerateRequest(Generation):
     """Either a prompt, continued as it is, or the messages of a chat."""
 

@@ -50,6 +50,13 @@ def form(body: Generation) -> tuple[dict[str, Any] | None, str]:
     return found[first], first
 
 
+def nested(wanted: object) -> object:
+    """As chat's `response_format` has it: other dialects have a JSON schema one level higher."""
+    if isinstance(wanted, dict) and wanted.get("type") == "json_schema":
+        return {"type": "json_schema", "json_schema": wanted}
+    return wanted
+
+
 def _formatted(name: str, wanted: object) -> dict[str, Any] | None:
     """OpenAI's `response_format`, and what has its shape in other dialects."""
     kind = wanted.get("type") if isinstance(wanted, dict) else None

@@ -22,6 +22,7 @@ ROOT = Path(__file__).resolve().parents[2]
 _ENGINES_TOTALS = ("unmask_generated_tokens_total", "unmask_forwards_total")
 REAL = "runtime.server"
 FAKE = "tests.server.fake_server"
+SCRIPTED = "tests.server.scripted_server"
 
 
 class ServerProcess:

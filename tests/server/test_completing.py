@@ -21,12 +21,6 @@ from tests.server.harness import ServerProcess, serving, sse
 USER = {"role": "user", "content": "hello"}
 
 
-@pytest.fixture(scope="module")
-def client(server: ServerProcess) -> Iterator[httpx.Client]:
-    with server.client() as client:
-        yield client
-
-
 def complete(client: httpx.Client, **body: Any) -> Any:
     answer = client.post("/v1/completions", json={"model": "tiny", **body})
     assert answer.status_code == 200, answer.text

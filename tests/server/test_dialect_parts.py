@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import anthropic
@@ -12,10 +10,8 @@ import httpx
 import openai
 import pytest
 
-from tests.server.checkpoint import write_checkpoint
-from tests.server.harness import ServerProcess, serving, sse_events
+from tests.server.harness import ServerProcess, sse_events
 
-SCRIPTED = "tests.server.scripted_server"
 CITY = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
 FUNCTION = {"type": "function", "name": "weather", "description": "Tells it.", "parameters": CITY}
 TOOL = {"name": "weather", "description": "Tells it.", "input_schema": CITY}
@@ -24,16 +20,8 @@ THOUGHT = f"<think>\nA city.\n</think>\n\nSo:\n{CALL}\n{CALL.replace('Zürich', 
 
 
 @pytest.fixture(scope="module")
-def scripted(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
-    place: Path = write_checkpoint(tmp_path_factory.mktemp("models") / "tagged", tagged=True)
-    with serving("--model", str(place), "--served-model-name", "tiny", module=SCRIPTED) as server:
-        yield server
-
-
-@pytest.fixture(scope="module")
-def client(scripted: ServerProcess) -> Iterator[httpx.Client]:
-    with scripted.client() as client:
-        yield client
+def server(scripted: ServerProcess) -> ServerProcess:
+    return scripted
 
 
 def say(text: str) -> str:

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from typing import Any
 
 import httpx
 import jsonschema_rs
 import pytest
 
-from tests.server.harness import ServerProcess, serving
+from tests.server.harness import ServerProcess
 from tests.server.test_tools import CHAT, streamed, whole
 
 BOOKING = {
@@ -29,15 +28,8 @@ def fits(arguments: str, schema: dict[str, Any]) -> None:
 
 
 @pytest.fixture(scope="module")
-def demo() -> Iterator[ServerProcess]:
-    with serving("--device", "cpu", "--max-num-reqs", "8") as server:
-        yield server
-
-
-@pytest.fixture(scope="module")
-def client(demo: ServerProcess) -> Iterator[httpx.Client]:
-    with demo.client() as client:
-        yield client
+def server(demo: ServerProcess) -> ServerProcess:
+    return demo
 
 
 def test_a_call_that_is_required_comes_and_fits(client: httpx.Client) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,22 +12,9 @@ import openai
 import pytest
 
 from runtime import LLM, SamplingParams
-from tests.server.harness import ServerProcess
 
 USER: Any = [{"role": "user", "content": "hello"}]
 ONE = {"decoding": {"algorithm": "sequential"}, "ignore_eos": True}
-
-
-@pytest.fixture(scope="module")
-def ai(server: ServerProcess) -> Iterator[openai.OpenAI]:
-    with openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0) as ai:
-        yield ai
-
-
-@pytest.fixture(scope="module")
-def client(server: ServerProcess) -> Iterator[httpx.Client]:
-    with server.client() as client:
-        yield client
 
 
 def data(content: list[Any]) -> bytes:

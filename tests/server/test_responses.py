@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import socket
-from collections.abc import Iterator
 from typing import Any
 
 import httpx
@@ -15,18 +14,6 @@ from tests.server.harness import ServerProcess, sse_events, wait_for
 
 BODY: dict[str, Any] = {"model": "tiny", "input": "hello", "max_output_tokens": 24}
 TOOL = {"type": "function", "name": "add", "parameters": {"type": "object"}}
-
-
-@pytest.fixture(scope="module")
-def client(server: ServerProcess) -> Iterator[httpx.Client]:
-    with server.client() as client:
-        yield client
-
-
-@pytest.fixture(scope="module")
-def ai(server: ServerProcess) -> Iterator[openai.OpenAI]:
-    with openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0, timeout=60) as ai:
-        yield ai
 
 
 def chat(client: httpx.Client, messages: list[Any], **more: Any) -> Any:
@@ -185,13 +172,13 @@ def test_what_changes_nothing_is_taken(client: httpx.Client) -> None:
         ({"include": ["file_search_call.results"]}, "include[0]", "reasoning.encrypted_content"),
         ({"input": []}, "input", "at least one message"),
         ({"input": 3}, "input", "string"),
-        ({"input": [{"role": "user"}]}, "input[0]", "a message has a content"),
+        ({"input": [{"role": "user"}]}, "input[0]", "message items have content"),
         ({"input": [{"role": "critic", "content": "x"}]}, "input[0].role", "'user'"),
         ({"input": [{"role": "user", "content": [{"type": "input_image", "image_url": "x"}]}]},
          "input[0].content[0]", "input_image parts are not built, only text"),
         ({"input": [{"type": "item_reference", "id": "x"}]}, "input[0]", "send it whole"),
         ({"input": [{"type": "computer_call_output", "call_id": "x"}]}, "input[0]", "are not built, only message"),
-        ({"input": [{"type": "function_call", "call_id": "x"}]}, "input[0]", "a function_call has a name"),
+        ({"input": [{"type": "function_call", "call_id": "x"}]}, "input[0]", "function_call items have name"),
         ({"max_output_tokens": 0}, "max_output_tokens", "at least 1"),
         ({"max_output_tokens": 99999}, "max_output_tokens", "the model's length"),
         ({"max_tokens": 3}, "max_tokens", "is max_output_tokens here"),

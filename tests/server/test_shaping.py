@@ -5,19 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 import httpx
-import openai
-import pytest
 
 from tests.server.harness import ServerProcess
 
 USER = [{"role": "user", "content": "hello"}]
 A = "64"  # the id of "a" in the tiny tokenizer
-
-
-@pytest.fixture(scope="module")
-def ai(server: ServerProcess) -> Any:
-    with openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0) as ai:
-        yield ai
 
 
 def test_a_bias_decides_on_every_route(server: ServerProcess, ai: Any) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,12 +17,6 @@ CHAT = "/v1/chat/completions"
 USER = {"role": "user", "content": "hello"}
 BODY: dict[str, Any] = {"model": "tiny", "messages": [USER], "max_tokens": 8}
 CALL = {"id": "c1", "type": "function", "function": {"name": "add", "arguments": '{"a": 1}'}}
-
-
-@pytest.fixture(scope="module")
-def client(server: ServerProcess) -> Iterator[httpx.Client]:
-    with server.client() as client:
-        yield client
 
 
 def answer(client: httpx.Client, **more: Any) -> httpx.Response:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import random
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +12,8 @@ import openai
 import pytest
 
 from runtime.text import Tokenizer
-from tests.server.checkpoint import write_checkpoint
-from tests.server.harness import ServerProcess, serving, sse
+from tests.server.harness import SCRIPTED, ServerProcess, serving, sse
 
-SCRIPTED = "tests.server.scripted_server"
 CHAT = "/v1/chat/completions"
 CITY = {
     "type": "object",
@@ -29,26 +26,8 @@ CLOCK = {"type": "function", "function": {"name": "clock"}}
 
 
 @pytest.fixture(scope="module")
-def tagged(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_checkpoint(tmp_path_factory.mktemp("models") / "tagged", tagged=True)
-
-
-@pytest.fixture(scope="module")
-def scripted(tagged: Path) -> Iterator[ServerProcess]:
-    with serving("--model", str(tagged), "--served-model-name", "tiny", module=SCRIPTED) as server:
-        yield server
-
-
-@pytest.fixture(scope="module")
-def client(scripted: ServerProcess) -> Iterator[httpx.Client]:
-    with scripted.client() as client:
-        yield client
-
-
-@pytest.fixture(scope="module")
-def ai(scripted: ServerProcess) -> Iterator[openai.OpenAI]:
-    with openai.OpenAI(base_url=f"{scripted.url}/v1", api_key="none", max_retries=0, timeout=60) as ai:
-        yield ai
+def server(scripted: ServerProcess) -> ServerProcess:
+    return scripted
 
 
 def say(text: str, **more: Any) -> dict[str, Any]:

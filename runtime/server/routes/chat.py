@@ -10,7 +10,7 @@ from starlette.responses import Response
 
 from runtime.errors import RequestError
 from runtime.request.choice import denoise_fields
-from runtime.server.conversation import plain
+from runtime.server.conversation import plain, template_arguments
 from runtime.server.dialect import answer
 from runtime.server.jobs import Job, Update
 from runtime.server.logprobs import revealed_of
@@ -40,7 +40,8 @@ async def _start(service: Service, request: Request) -> Chat:
     max_tokens, names = _limit(body)
     without_functions(body.functions, body.function_call)
     talk = Talk(service.config, *service.require(), tooling(body.tools, body.tool_choice, body.parallel_tool_calls))
-    ids = await talk.prompt(request, service.preparer, plain(body.messages), _template_kwargs(body))
+    told = template_arguments(body.chat_template_kwargs, reasoning_effort=body.reasoning_effort)
+    ids = await talk.prompt(request, service.preparer, plain(body.messages), told)
     job = await service.job(
         request,
         body,
@@ -66,13 +67,6 @@ def _limit(body: ChatRequest) -> tuple[int | None, dict[str, str]]:
             "max_completion_tokens: differs from max_tokens; give one of them", param="max_completion_tokens"
         )
     return new, {"max_tokens": "max_completion_tokens"}
-
-
-def _template_kwargs(body: ChatRequest) -> dict[str, Any] | None:
-    """With `reasoning_effort`, which is a matter of templates that know it; an argument of that name goes first."""
-    if body.reasoning_effort is None:
-        return body.chat_template_kwargs
-    return {"reasoning_effort": body.reasoning_effort, **(body.chat_template_kwargs or {})}
 
 
 class Chat(OpenAIEvents):

@@ -4,7 +4,7 @@ from typing import Any
 os.environ["LITELLM_LOCAL_MODEL_COST_MAP"] = "True"  # its list of prices would be downloaded
 
 import litellm
-from checks import KEY, MODEL, PERSON, RECORD, SCHEMA, SUM, SUM_ANSWER, TALE, URL, check, main, same
+from checks import KEY, MODEL, PERSON, RECORD, SCHEMA, SUM, SUM_ANSWER, TALE, URL, check, main, said, same
 from pydantic import BaseModel
 
 ASKED: Any = {"model": f"openai/{MODEL}", "api_base": URL, "api_key": KEY, "num_retries": 0}
@@ -14,10 +14,6 @@ class Person(BaseModel):
     name: str
     age: int
     city: str
-
-
-def said(text: str) -> Any:
-    return [{"role": "user", "content": text}]
 
 
 @check("basic")

@@ -16,6 +16,7 @@ from checks import (
     URL,
     check,
     main,
+    said,
     same,
 )
 from pydantic import BaseModel
@@ -27,10 +28,6 @@ class Person(BaseModel):
     name: str
     age: int
     city: str
-
-
-def said(text: str) -> Any:
-    return [{"role": "user", "content": text}]
 
 
 @check("basic")

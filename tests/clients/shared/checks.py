@@ -35,6 +35,11 @@ SCHEMA = {
 _found: list[tuple[str, Callable[[], Any]]] = []
 
 
+def said(text: str) -> Any:
+    """A conversation of one turn, as chat completions have it."""
+    return [{"role": "user", "content": text}]
+
+
 def check(kind: str) -> Callable[[Callable[[], Any]], Callable[[], Any]]:
     """Of a function that `main` is to call, sync or async: its kind, as the client's `covers` has it."""
 
