@@ -18,7 +18,7 @@ import numpy as np
 
 from runtime.config import EngineConfig
 
-VERSION = 1  # of this file; raised whenever a struct changes its meaning
+VERSION = 2  # of this file; raised whenever a struct changes its meaning
 BEAT_SECONDS = 1.0
 UNHEARD_SECONDS = 30.0  # after which what another host has not taken ends the connection
 _HEAD = struct.Struct("<II")  # bytes of the message, and of its arrays
@@ -90,6 +90,10 @@ class Whole(msgspec.Struct, tag=True, frozen=True):
     pages: int
 
 
+class Rows(msgspec.Struct, tag=True, frozen=True):
+    """Whole logits of some of the last step's rows, which come as `rows`."""
+
+
 class Close(msgspec.Struct, tag=True, frozen=True):
     """Drop the engine."""
 
@@ -107,7 +111,7 @@ class Failed(msgspec.Struct, tag=True, frozen=True):
     user: bool = False
 
 
-Message = Hello | Join | Look | Seen | Load | Loaded | Step | Sample | Whole | Close | Beat | Failed
+Message = Hello | Join | Look | Seen | Load | Loaded | Step | Sample | Whole | Rows | Close | Beat | Failed
 
 
 class _Frame(msgspec.Struct):

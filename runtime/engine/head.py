@@ -221,8 +221,8 @@ class Head:
             yield group.rule, group.members, blocks
 
     def raw(self, hidden: torch.Tensor) -> torch.Tensor:
-        """[rows, vocab] of some rows, at most HEAD_ROWS: what may not be predicted is -inf, nothing else is changed."""
-        logits = self.logits(hidden)
+        """[rows, vocab], all of it everywhere: what may not be predicted is -inf, nothing else is changed."""
+        logits = self.vocabulary.every(self.logits(hidden))
         choose.ban(logits, mask_id=self.mask_id, max_token_id=self.max_token_id, spared=self.spared)
         return logits
 

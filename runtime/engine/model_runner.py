@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Protocol, runtime_checkable
 
+import numpy as np
 import torch
 
 from runtime.engine.device_step import DeviceStep
 from runtime.engine.inputs import ForwardShape, forward_inputs, sample_inputs
 from runtime.engine.leading import recite
+from runtime.engine.looking import Looking
 from runtime.engine.outcome import end_to_end, results
 from runtime.engine.ran import Clock, Ran
 from runtime.engine.staging import Staging
@@ -74,6 +76,8 @@ class ModelRunner:
             orders=orders, places=places, apart=apart,
         )  # fmt: skip
         self.meanwhile: Callable[[], None] | None = None
+        self.others: Callable[[np.ndarray], None] | None = None  # of a leading rank, see Looking
+        self.last: Looking | None = None  # at the last step's rows, where a leading rank may ask for more of them
         self.ran = Ran()
         self.clock = Clock(self.device, self.ran)
         self.going, self.coming = Staging(self.device), Staging(self.device)
@@ -133,10 +137,13 @@ class ModelRunner:
 
     def _walked(self, plan: BlockPlan, hidden: torch.Tensor, found: BlockResults) -> BlockResults:
         """With what grammars let through and what is recited, and what is told of it; nothing of that is recorded."""
+        looking = Looking(self.step.head, hidden, self.others)
+        if looking.shared:
+            self.last = looking
         if plan.walks:
-            walk(self.step.head, plan, hidden, found)
+            walk(looking, plan, found)
         if plan.recitals:
             recite(plan, found)
         if plan.told is not None:
-            tell(self.step.head, plan, hidden, found)
+            tell(looking, plan, found)
         return found

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
-from runtime.engine.head import HEAD_ROWS, Head
+from runtime.engine.looking import Looking
 from runtime.samplers import choose
 from runtime.state.plan import BlockPlan, BlockResults
 from runtime.state.request import FILLED, MASKED, Request
@@ -25,13 +25,9 @@ def asked(owners: Sequence[Request]) -> np.ndarray | None:
 
 
 @torch.inference_mode()
-def tell(head: Head, plan: BlockPlan, hidden: torch.Tensor, results: BlockResults) -> None:
+def tell(looking: Looking, plan: BlockPlan, results: BlockResults) -> None:
     """Into ``results.logprobs``, of the blocks that ask: of the model's own distribution (what may never be predicted
-    apart), before a bias, a penalty, a temperature or a rule has changed anything.
-
-    Args:
-        hidden: [rows, hidden] of the step's rows.
-    """
+    apart), before a bias, a penalty, a temperature or a rule has changed anything."""
     assert plan.told is not None
     asking = np.flatnonzero(plan.told > NONE)
     size = plan.state.shape[1]  # recorded steps may be of larger blocks
@@ -44,8 +40,8 @@ def tell(head: Head, plan: BlockPlan, hidden: torch.Tensor, results: BlockResult
     most = int(plan.told[block].max())
     rows, tokens = plan.rows[block] + at, results.tokens[block, at]
     parts = [
-        _described(head, hidden, rows[start : start + HEAD_ROWS], tokens[start : start + HEAD_ROWS], most)
-        for start in range(0, len(rows), HEAD_ROWS)
+        _described(looking.at(rows[start : start + looking.most]), tokens[start : start + looking.most], most)
+        for start in range(0, len(rows), looking.most)
     ]
     values, ids, tops = (np.concatenate(each) for each in zip(*parts, strict=True))
     for i in np.unique(block).tolist():
@@ -53,14 +49,11 @@ def tell(head: Head, plan: BlockPlan, hidden: torch.Tensor, results: BlockResult
         results.logprobs[i] = Written(at[mine], values[mine], ids[mine], tops[mine])
 
 
-def _described(
-    head: Head, hidden: torch.Tensor, rows: np.ndarray, tokens: np.ndarray, most: int
-) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Log-probabilities of `tokens` [n] at some rows, and of the `most` likeliest: their ids [n, most] and values."""
-    device = hidden.device
-    logits = head.raw(hidden[torch.from_numpy(rows).to(device)])
+def _described(logits: torch.Tensor, tokens: np.ndarray, most: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Log-probabilities of `tokens` [n] under `logits` [n, vocab], and of the `most` likeliest: their ids [n, most] and
+    values."""
     total = logits.logsumexp(1, keepdim=True)
-    own = logits.gather(1, torch.from_numpy(tokens).to(device)[:, None])
+    own = logits.gather(1, torch.from_numpy(tokens).to(logits.device)[:, None])
     ids, values = own.long()[:, :0], own[:, :0]
     if most:
         ids, values = choose.largest(logits, most)

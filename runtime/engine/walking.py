@@ -13,10 +13,11 @@ from dataclasses import dataclass, field
 import numpy as np
 import torch
 
-from runtime.engine.head import HEAD_ROWS, Head
+from runtime.engine.looking import Looking
 from runtime.engine.shaping import shape_logits, shaping_arrays
 from runtime.samplers import choose
 from runtime.samplers.base import MIN_P, TEMPERATURE, TOP_K, TOP_P
+from runtime.samplers.vocabulary import WHOLE
 from runtime.state.plan import BlockPlan, BlockResults, Walk
 from runtime.state.request import FILLED
 
@@ -70,20 +71,16 @@ class Walking:
 
 
 @torch.inference_mode()
-def walk(head: Head, plan: BlockPlan, hidden: torch.Tensor, results: BlockResults) -> None:
-    """Take the step's walks, and write what they took into `results`, where their blocks are as they were.
-
-    Args:
-        hidden: [rows, hidden] of the step's rows.
-    """
-    for batch in _batches(plan):
+def walk(looking: Looking, plan: BlockPlan, results: BlockResults) -> None:
+    """Take the step's walks, and write what they took into `results`, where their blocks are as they were."""
+    for batch in _batches(plan, looking.most):
         rows = np.concatenate([plan.rows[w.walk.block] + np.arange(w.at, w.size) for w in batch])
-        logits = head.raw(hidden[torch.from_numpy(rows).to(hidden.device)])
+        logits = looking.at(rows)
         if plan.shaping is not None:
             block = np.concatenate([np.full(w.size - w.at, w.walk.block) for w in batch])
             at = np.concatenate([np.arange(w.at, w.size) for w in batch])
             given = {name: _on(array, logits) for name, array in shaping_arrays(plan.shaping).items()}
-            shape_logits(logits, given, _on(block, logits), _on(at, logits), head.vocabulary)
+            shape_logits(logits, given, _on(block, logits), _on(at, logits), WHOLE)
         _go(batch, logits, plan)
         for walking in batch:
             _write(walking, results)
@@ -93,13 +90,13 @@ def _on(array: np.ndarray, like: torch.Tensor) -> torch.Tensor:
     return torch.from_numpy(array).to(like.device)
 
 
-def _batches(plan: BlockPlan) -> Iterator[list[Walking]]:
-    """Walks whose logits are made at once."""
+def _batches(plan: BlockPlan, most: int) -> Iterator[list[Walking]]:
+    """Walks whose logits are made at once, of `most` rows."""
     batch: list[Walking] = []
     rows = 0
     for each in plan.walks:
         count = each.size - each.first
-        if batch and rows + count > HEAD_ROWS:
+        if batch and rows + count > most:
             yield batch
             batch, rows = [], 0
         batch.append(Walking(each, each.size, rows))

@@ -32,6 +32,7 @@ from runtime.distributed.wire import (
     Loaded,
     Look,
     Message,
+    Rows,
     Sample,
     Seen,
     Step,
@@ -105,6 +106,10 @@ class Follower:
                     runner.run(step_plan(arrays, geometry, self._sampled))
                 case Whole(pages):
                     runner.logits(self._whole(arrays), pages)
+                case Rows() if runner.last is not None:
+                    with torch.inference_mode():
+                        runner.last.at(arrays["rows"])
+                    continue
                 case _:
                     raise ValueError(f"{type(message).__name__} is no work for a loaded engine")
             self.steps += 1

@@ -12,7 +12,7 @@ import torch
 
 from runtime.config import EngineConfig
 from runtime.distributed import group as groups
-from runtime.distributed.wire import Close, Gone, Join, Load, Loaded, Look, Seen, Step, Whole
+from runtime.distributed.wire import Close, Gone, Join, Load, Loaded, Look, Rows, Seen, Step, Whole
 from runtime.engine.engine import Engine
 from runtime.engine.model_runner import ModelRunner
 from runtime.engine.setup import LoadModel, load_engine
@@ -86,7 +86,7 @@ class Ranks:
         if self.watch.failure is None:
             self._tell(Close())
 
-    def step(self, message: Step | Whole, arrays: dict[str, Any]) -> None:
+    def step(self, message: Step | Whole | Rows, arrays: dict[str, Any]) -> None:
         self._tell(message, arrays)
 
     def sample(self, blocks: BlockPlan | None) -> None:
@@ -174,6 +174,7 @@ class LeadingRunner:
         self.own = own
         self.ranks = ranks
         self.ran = own.ran
+        own.others = lambda rows: ranks.step(Rows(), {"rows": rows})
         self._running = ranks.running()
         self._stands: Any = None  # positions of the last step: the same ones mean that all its geometry is
 

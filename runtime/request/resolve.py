@@ -16,7 +16,6 @@ from runtime.request.checks import refuse, shown
 from runtime.request.decoding import resolve_decoding
 from runtime.request.io import DecodingParams, EngineInfo, Report, RequestSpec
 from runtime.request.params import At, SamplingParams, check_fields
-from runtime.request.scoring import check_tells
 from runtime.request.shaping import check_stop_ids, resolve_shaping
 from runtime.request.structured import grammar_of
 
@@ -124,7 +123,6 @@ def _told(params: SamplingParams, decoding: DecodingParams, info: EngineInfo, na
     """How many of the likeliest tokens are told; refused where a position's tokens are not its own."""
     if params.logprobs is None:
         return None
-    check_tells(info, name)
     if filled:
         raise refuse(name, "is not built for texts with holes; leave it out")
     rule = info.rule(decoding.algorithm)

@@ -15,12 +15,6 @@ MOST_STRIDE = 4096
 PLAIN: dict[str, Value] = {"remask_threshold": 0.0, "cache": "none", "block_cache": False}
 
 
-def check_tells(info: EngineInfo, param: str) -> None:
-    """Raises RequestError where no log-probabilities can be told."""
-    if info.tensor_parallel_size > 1:
-        raise refuse(param, "is not built where several processes share a model; leave it out")
-
-
 def score_spec(
     ids: Sequence[int],
     info: EngineInfo,
@@ -40,7 +34,6 @@ def score_spec(
     Raises:
         RequestError: naming `param`, where this engine cannot.
     """
-    check_tells(info, param)
     if len(ids) > info.max_model_len:
         raise RequestError(
             f"{param}: {len(ids)} tokens to score are more than the model's length, {info.max_model_len}; shorten them",

@@ -18,7 +18,7 @@ class Vocabulary:
         return logits.shape[1]
 
     def every(self, logits: torch.Tensor) -> torch.Tensor:
-        """[rows, all ids], for whoever compares logits; no step asks for it."""
+        """[rows, all ids], of few rows: what rules need of a step is worked out without it."""
         return logits
 
     def columns(self, ids: torch.Tensor) -> torch.Tensor:

@@ -132,7 +132,6 @@ def test_what_a_score_asks_of_the_engine() -> None:
     assert spec.decoding.values["remask_threshold"] == 0
     for wrong, words in (
         (info(mask_token_id=None), "cannot be scored where noise is denoised"),
-        (info(tensor_parallel_size=2), "is not built where several processes share a model"),
         (info(rules=[rule_info("edit")]), "cannot be scored with --decoding-strategy multi_bd"),
     ):
         with pytest.raises(RequestError, match=words):
