@@ -112,7 +112,8 @@ def engines(kube: Kube, namespace: str) -> dict[str, int]:
 
 
 def ask(kube: Kube, namespace: str, name: str = "demo", question: str = "What is 6 times 7?", model: str = "") -> str:
-    """The answer of a service, or of an adapter of it, asked through the API server's proxy of its Service."""
+    """The answer of a service, or of an adapter of it, asked through the API server's proxy of its Service. LookupError
+    where it has no such model: a 404 that no waiting would change."""
     path = kube.path("v1", "Service", namespace, f"{name}:http", "proxy")
     body = {"model": model or name, "messages": [{"role": "user", "content": question}], "max_tokens": 32}
 
@@ -120,6 +121,8 @@ def ask(kube: Kube, namespace: str, name: str = "demo", question: str = "What is
         try:
             return kube.request("POST", f"{path}/v1/chat/completions", body)
         except ApiError as error:
+            if error.status == 404 and "model_not_found" in error.message:
+                raise LookupError(error.message) from None
             if "no endpoints available" not in error.message:  # the EndpointSlice follows the pod's condition
                 raise
             return None
