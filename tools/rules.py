@@ -81,13 +81,6 @@ RULES: Mapping[type[Section], tuple[Rule, ...]] = {
             "parallelism",
         ),
         Rule(
-            "!has(self.lora) || !has(self.parallelism) || !has(self.parallelism.tensor) || "
-            "self.parallelism.tensor == 1",
-            "must be 1 with lora: engines on several GPUs serve no adapters yet; remove one of them, or use "
-            "parallelism.data",
-            "parallelism.tensor",
-        ),
-        Rule(
             "!has(self.lora) || !has(self.lora.adapters) || self.lora.adapters.all(a, !a.uri.startsWith('pvc://') || "
             "(has(self.lora.claimNames) && a.uri.split('/')[2] in self.lora.claimNames) || "
             "(self.model.uri.startsWith('pvc://') && a.uri.split('/')[2] == self.model.uri.split('/')[2]))",

@@ -112,11 +112,6 @@ class EngineConfig:
                 "--deterministic: how sums of several ranks are rounded may depend on how many rows there are; leave "
                 "it out, or --tensor-parallel-size"
             )
-        shared = self.use_lora or self.serves_adapters
-        if shared and self.tensor_parallel_size > 1:
-            raise ConfigError(
-                "--lora, --use-lora, --max-loras: adapters and --tensor-parallel-size do not go together yet"
-            )
         if self.eos_token_ids is not None and self.mask_token_id in self.eos_token_ids:
             raise ConfigError(f"--eos-token-ids: {self.mask_token_id} is also --mask-token-id")
         if self.sampling_mode == "edit" and self.remask_threshold:

@@ -59,7 +59,7 @@ class Look(msgspec.Struct, tag=True, frozen=True):
 
 
 class Seen(msgspec.Struct, tag=True, frozen=True):
-    """The checkpoint's files, by a digest of each."""
+    """The checkpoint's and the adapters' files, by a digest of each."""
 
     files: dict[str, str]
 
@@ -74,9 +74,10 @@ class Loaded(msgspec.Struct, tag=True, frozen=True):
 
 class Step(msgspec.Struct, tag=True, frozen=True):
     """A step's rows; `same`: they lie as the last step's did, and only their tokens come. What is sampled follows as
-    `Sample`, which says `none` of a step that samples nothing."""
+    `Sample`, which says `none` of a step that samples nothing. `adapted`: see StepPlan."""
 
     same: bool = False
+    adapted: int = 0
 
 
 class Sample(msgspec.Struct, tag=True, frozen=True):
@@ -88,10 +89,35 @@ class Whole(msgspec.Struct, tag=True, frozen=True):
     """Logits of all rows of a step, over a cache of its own of so many pages."""
 
     pages: int
+    adapted: int = 0
 
 
 class Rows(msgspec.Struct, tag=True, frozen=True):
     """Whole logits of some of the last step's rows, which come as `rows`."""
+
+
+class AdapterPair(msgspec.Struct, tag=True, frozen=True):
+    """What the adapter that comes next does to a tensor: `down` and `up`."""
+
+    tensor: str
+
+
+class AddAdapter(msgspec.Struct, tag=True, frozen=True):
+    """From now on there is an adapter of this name, of the pairs that came before."""
+
+    name: str
+    digest: str
+
+
+class DropAdapter(msgspec.Struct, tag=True, frozen=True):
+    name: str
+
+
+class PutAdapter(msgspec.Struct, tag=True, frozen=True):
+    """Into a slot of the device."""
+
+    slot: int
+    name: str
 
 
 class Close(msgspec.Struct, tag=True, frozen=True):
@@ -111,7 +137,10 @@ class Failed(msgspec.Struct, tag=True, frozen=True):
     user: bool = False
 
 
-Message = Hello | Join | Look | Seen | Load | Loaded | Step | Sample | Whole | Rows | Close | Beat | Failed
+Message = (
+    Hello | Join | Look | Seen | Load | Loaded | Step | Sample | Whole | Rows | AdapterPair | AddAdapter | DropAdapter
+    | PutAdapter | Close | Beat | Failed
+)  # fmt: skip
 
 
 class _Frame(msgspec.Struct):

@@ -11,7 +11,7 @@ import torch
 from runtime.kernels.batch import ForwardBatch
 from runtime.kernels.lora import LoraKernel, LoraRows
 from runtime.kernels.packed_torch import Packed
-from runtime.layers.share import Index, Part
+from runtime.layers.share import Index, Part, kept_pieces
 from runtime.layers.weight import Weight
 
 LEAST_RANK = 16  # of what kernels multiply
@@ -79,7 +79,7 @@ class Stack:
 
 
 class LoraWeight(Weight):
-    """`base`, and what the adapter of each row adds. Filled as the base is.
+    """`base`, and what the adapter of each row adds. Filled as the base is, of which this process may keep a share.
 
     A matrix has a bank at a fixed place, of one part for each run of outputs that checkpoints hold as a tensor of its
     own; a stack of experts has an adapter's matrices as long as it has a slot. `apart`: see `Lora`.
@@ -88,6 +88,7 @@ class LoraWeight(Weight):
     def __init__(self, base: Weight, lora: Lora, *, apart: bool) -> None:
         super().__init__(base.shape, base.dtype)
         self.base = base
+        self.share = base.share
         self.lora = lora
         self.apart = apart or len(base.shape) == 3
         self.bit = 0
@@ -128,12 +129,13 @@ class LoraWeight(Weight):
         return out
 
     def lay(self, kind: str, parts: Sequence[Part], device: torch.device) -> None:
-        """Make room for the slots. `parts`: those that checkpoints fill."""
+        """Make room for the slots. `parts`: those of the whole that checkpoints fill."""
         self.bit = self.lora.bit(kind)
         if self.apart:
             self.lora.apart |= self.bit
         outputs, inputs = self.shape[-2:]
-        self.cuts = tuple(sorted({part.ranges[-2].start for part in parts} | {outputs}))
+        firsts = {kept.ranges[-2].start for part in parts for kept, _ in kept_pieces(self.share, part)}
+        self.cuts = tuple(sorted(firsts | {outputs}))
         if len(self.shape) == 2:
             slots, rank = self.lora.slots, self.lora.rank
             self.down = torch.zeros(slots, (len(self.cuts) - 1) * rank, inputs, dtype=self.dtype, device=device)
@@ -155,13 +157,19 @@ class LoraWeight(Weight):
         return sum(stack.down.nbytes + stack.up.nbytes for held in self.stacks.values() for stack in held)
 
     def put(self, slot: int, pairs: Mapping[Part, tuple[torch.Tensor, torch.Tensor]]) -> None:
-        """From now on the slot's adapter adds `up` times `down` to each of these parts, and nothing to others."""
+        """From now on the slot's adapter adds `up` times `down` to each of these parts of the whole, and nothing to
+        others."""
+        own = {
+            kept: (down[:, box[-1]], up[box[-2]])
+            for part, (down, up) in pairs.items()
+            for kept, box in kept_pieces(self.share, part)
+        }
         if len(self.shape) == 3:
-            self._stack(slot, pairs)
+            self._stack(slot, own)
             return
         self.down[slot].zero_()
         self.up[slot].zero_()
-        for part, (down, up) in pairs.items():
+        for part, (down, up) in own.items():
             outputs = part.ranges[0]
             for n, first in enumerate(self.cuts[:-1]):
                 if first in outputs:  # an adapter of all of them has one matrix for all parts

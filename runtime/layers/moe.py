@@ -109,7 +109,8 @@ class MoE(nn.Module):
         """With what adapters change in the experts. A shared one that is routed to has the last column."""
         k = self.top_k
         shared = None if self.shared is None else self.shared(x)
-        return adapted_experts(x, ids[:, :k], weights[:, :k], self.gate_up, self.down, shared, lora)
+        made = adapted_experts(x, ids[:, :k], weights[:, :k], self.gate_up, self.down, shared, lora)
+        return self.group.sum(made)
 
     def _operands(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
         """What the kernels take: both products' weights, and what is added."""

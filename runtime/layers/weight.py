@@ -16,7 +16,7 @@ from runtime.kernels.packed_torch import Packed
 from runtime.kernels.router import PARTS, split_parts
 from runtime.kernels.turns import gates_first, places
 from runtime.layers.head import head_logits
-from runtime.layers.share import Index, Part, Share
+from runtime.layers.share import Index, Part, Share, kept_pieces
 
 if TYPE_CHECKING:
     from runtime.kernels.dispatch import LinearKernel
@@ -77,7 +77,7 @@ class Weight(ABC):
     def fill_from(self, index: Index, read: Callable[[tuple[slice, ...]], torch.Tensor]) -> int:
         """The same of a tensor of which only what is kept here is read: `read(box)` gives a box of it."""
         part = Part.of(self.whole, index)
-        pieces = [(part, part.box)] if self.share is None else self.share.pieces(part)
+        pieces = kept_pieces(self.share, part)
         return sum(self.take(kept, read(box).reshape([len(r) for r in kept.ranges])) for kept, box in pieces)
 
     def fill_packed(self, index: Index, packed: Packed) -> int:

@@ -16,14 +16,18 @@ from typing import Any
 
 import torch
 
+from runtime.adapters.bank import Bank
 from runtime.config import EngineConfig
 from runtime.distributed import group as groups
 from runtime.distributed.wire import (
     BEAT_SECONDS,
     VERSION,
+    AdapterPair,
+    AddAdapter,
     Arrays,
     Beat,
     Close,
+    DropAdapter,
     Failed,
     Gone,
     Hello,
@@ -32,6 +36,7 @@ from runtime.distributed.wire import (
     Loaded,
     Look,
     Message,
+    PutAdapter,
     Rows,
     Sample,
     Seen,
@@ -39,13 +44,15 @@ from runtime.distributed.wire import (
     Whole,
     Wire,
 )
+from runtime.engine.engine import Engine
 from runtime.engine.model_runner import ModelRunner
 from runtime.engine.setup import LoadModel, load_engine
 from runtime.errors import ConfigError
+from runtime.ranks.adapting import FollowingBank
+from runtime.ranks.files import files_of
 from runtime.ranks.plans import GEOMETRY, block_plan, step_plan
 from runtime.state.plan import BlockPlan, StepPlan
-from runtime.weights import load_model, resolve_checkpoint
-from runtime.weights.digest import digests
+from runtime.weights import load_model
 
 log = logging.getLogger("unmask.rank")
 
@@ -70,12 +77,11 @@ class Follower:
             message, _ = self.wire.receive()
             if isinstance(message, Look):
                 config = message.engine
-                self.wire.send(Seen(digests(resolve_checkpoint(config.model).path)))
+                self.wire.send(Seen(files_of(config)))
             elif isinstance(message, Load) and config is not None:
                 engine = load_engine(config, load=self.load, group=group)
-                assert isinstance(engine.runner, ModelRunner)
                 self.wire.send(Loaded())
-                self._follow(engine.runner)
+                self._follow(engine)
                 engine.close()
             elif not isinstance(message, Close):
                 raise ValueError(f"{type(message).__name__} came while no engine was loaded")
@@ -92,23 +98,29 @@ class Follower:
         store = groups.meeting(told.host, told.seconds, told.port)
         return groups.join(told.rank, told.size, store, device, told.seconds, own)
 
-    def _follow(self, runner: ModelRunner) -> None:
+    def _follow(self, engine: Engine) -> None:
         """Until the engine is to be dropped."""
+        runner, matrices = engine.runner, engine.adapters.matrices
+        assert isinstance(runner, ModelRunner)
+        bank = FollowingBank(matrices) if isinstance(matrices, Bank) else None
         geometry: dict[str, Any] = {}
         while True:
             message, arrays = self.wire.receive()
             match message:
                 case Close():
                     return
-                case Step(same):
+                case Step(same, adapted):
                     if not same:
                         geometry = {name: arrays[name] for name in GEOMETRY}
-                    runner.run(step_plan(arrays, geometry, self._sampled))
-                case Whole(pages):
-                    runner.logits(self._whole(arrays), pages)
+                    runner.run(step_plan(arrays, geometry, self._sampled, adapted))
+                case Whole(pages, adapted):
+                    runner.logits(self._whole(arrays, adapted), pages)
                 case Rows() if runner.last is not None:
                     with torch.inference_mode():
                         runner.last.at(arrays["rows"])
+                    continue
+                case AdapterPair() | AddAdapter() | DropAdapter() | PutAdapter() if bank is not None:
+                    bank.follow(message, arrays)
                     continue
                 case _:
                     raise ValueError(f"{type(message).__name__} is no work for a loaded engine")
@@ -120,8 +132,8 @@ class Follower:
             raise ValueError(f"{type(message).__name__} came within a step")
         return block_plan(message, arrays)
 
-    def _whole(self, arrays: Arrays) -> StepPlan:
-        return step_plan(arrays, {name: arrays[name] for name in GEOMETRY}, lambda: None)
+    def _whole(self, arrays: Arrays, adapted: int) -> StepPlan:
+        return step_plan(arrays, {name: arrays[name] for name in GEOMETRY}, lambda: None, adapted)
 
     def beat(self) -> None:
         """Until nobody hears it."""

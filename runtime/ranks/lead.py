@@ -10,20 +10,35 @@ from typing import Any
 
 import torch
 
+from runtime.adapters.bank import Bank
 from runtime.config import EngineConfig
 from runtime.distributed import group as groups
-from runtime.distributed.wire import Close, Gone, Join, Load, Loaded, Look, Rows, Seen, Step, Whole
+from runtime.distributed.wire import (
+    Arrays,
+    Close,
+    Gone,
+    Join,
+    Load,
+    Loaded,
+    Look,
+    Message,
+    Rows,
+    Seen,
+    Step,
+    Whole,
+)
 from runtime.engine.engine import Engine
 from runtime.engine.model_runner import ModelRunner
 from runtime.engine.setup import LoadModel, load_engine
 from runtime.errors import ConfigError, ReplicaLost
+from runtime.ranks.adapting import LeadingBank
+from runtime.ranks.files import files_of
 from runtime.ranks.follow import sentence
 from runtime.ranks.plans import block_arrays, step_arrays
 from runtime.ranks.start import Place, gather_peers
 from runtime.ranks.watch import Watch
 from runtime.state.plan import BlockPlan, BlockResults, StepPlan
-from runtime.weights import load_model, resolve_checkpoint
-from runtime.weights.digest import digests
+from runtime.weights import load_model
 from runtime.weights.hub import Progress
 
 
@@ -62,21 +77,23 @@ class Ranks:
         assert self.watch is not None
         with self._together():
             self.watch.serving = False
-            own = digests(resolve_checkpoint(config.model, progress).path)  # who shares a disk finds it downloaded
-            self._tell(Look(config))
+            own = files_of(config, progress)  # who shares a disk finds it downloaded
+            self.tell(Look(config))
             for rank, seen in self.watch.answers(Seen).items():
                 assert isinstance(seen, Seen)
                 if seen.files != own:
                     names = {name for name in own.keys() | seen.files.keys() if own.get(name) != seen.files.get(name)}
                     raise ConfigError(
                         f"--model: rank {rank} sees other files than rank 0: {', '.join(sorted(names)[:4])} differ; "
-                        "give all hosts the same checkpoint"
+                        "give all hosts the same checkpoint and adapters"
                     )
-            self._tell(Load())
+            self.tell(Load())
             engine = load_engine(config, progress, load, self.group)
             self.watch.answers(Loaded)
         assert isinstance(engine.runner, ModelRunner)
         engine.runner = LeadingRunner(engine.runner, self)
+        if isinstance(engine.adapters.matrices, Bank):
+            engine.adapters.matrices = LeadingBank(engine.adapters.matrices, self.tell)
         self.watch.serving = True
         return engine
 
@@ -84,15 +101,10 @@ class Ranks:
         """Have the others drop their engines; another may be loaded then."""
         assert self.watch is not None
         if self.watch.failure is None:
-            self._tell(Close())
+            self.tell(Close())
 
-    def step(self, message: Step | Whole | Rows, arrays: dict[str, Any]) -> None:
-        self._tell(message, arrays)
-
-    def sample(self, blocks: BlockPlan | None) -> None:
-        self._tell(*block_arrays(blocks))
-
-    def _tell(self, message: Any, arrays: dict[str, Any] | None = None) -> None:
+    def tell(self, message: Message, arrays: Arrays | None = None) -> None:
+        """All others. ReplicaLost if one has gone."""
         for peer in self.peers:
             try:
                 peer.wire.send(message, arrays)
@@ -174,7 +186,7 @@ class LeadingRunner:
         self.own = own
         self.ranks = ranks
         self.ran = own.ran
-        own.others = lambda rows: ranks.step(Rows(), {"rows": rows})
+        own.others = lambda rows: ranks.tell(Rows(), {"rows": rows})
         self._running = ranks.running()
         self._stands: Any = None  # positions of the last step: the same ones mean that all its geometry is
 
@@ -182,19 +194,19 @@ class LeadingRunner:
         with self._running:
             same = plan.positions is self._stands
             self._stands = plan.positions
-            self.ranks.step(Step(same), step_arrays(plan, same=same))
+            self.ranks.tell(Step(same, plan.adapted), step_arrays(plan, same=same))
             return self.own.run(replace(plan, sampled=lambda: self._sampled(plan)))
 
     def _sampled(self, plan: StepPlan) -> BlockPlan | None:
         blocks = plan.blocks
-        self.ranks.sample(blocks)
+        self.ranks.tell(*block_arrays(blocks))
         return blocks
 
     def logits(self, plan: StepPlan, pages: int) -> torch.Tensor:
         """See `ModelRunner`."""
         with self._running:
             self._stands = None
-            self.ranks.step(Whole(pages), step_arrays(plan, same=False))
+            self.ranks.tell(Whole(pages, plan.adapted), step_arrays(plan, same=False))
             return self.own.logits(plan, pages)
 
     def while_busy(self, work: Callable[[], None]) -> bool:

@@ -25,16 +25,23 @@ def step_arrays(plan: StepPlan, *, same: bool) -> Arrays:
     arrays: Arrays = {"tokens": plan.tokens}
     if not same:
         arrays |= {name: getattr(plan, name) for name in GEOMETRY}
+    if plan.adapters is not None:
+        arrays["adapters"] = plan.adapters
     if plan.merged is not None:
         arrays |= {f"merged_{name}": getattr(plan.merged, name) for name in MERGED}
     return arrays
 
 
-def step_plan(arrays: Arrays, geometry: Mapping[str, Any], sampled: Callable[[], BlockPlan | None]) -> StepPlan:
+def step_plan(
+    arrays: Arrays, geometry: Mapping[str, Any], sampled: Callable[[], BlockPlan | None], adapted: int = 0
+) -> StepPlan:
     merged = None
     if "merged_rows" in arrays:
         merged = MergedRows(**{name: arrays[f"merged_{name}"] for name in MERGED})
-    return StepPlan(tokens=arrays["tokens"], **geometry, sampled=sampled, merged=merged)
+    return StepPlan(
+        tokens=arrays["tokens"], **geometry, sampled=sampled, merged=merged, adapters=arrays.get("adapters"),
+        adapted=adapted,
+    )  # fmt: skip
 
 
 def block_arrays(plan: BlockPlan | None) -> tuple[Sample, Arrays]:

@@ -61,8 +61,6 @@ RULES = (
     Case("needs exactly one adapter", adapters({}, preMerge=True), adapters({}, {"name": "b"}, preMerge=True)),
     Case("excludes maxAdapters and maxRank", adapters({}, preMerge=False, maxAdapters=2, maxRank=8),
          adapters({}, preMerge=True, maxAdapters=2)),
-    Case("must be 1 with lora", {"gpu": {}, "parallelism": {"tensor": 1, "data": 2}, "lora": {}},
-         {"gpu": {}, "parallelism": {"tensor": 2}, "lora": {}}),
     Case("or as large as tensor", {"gpu": {}, "parallelism": {"tensor": 4, "expert": 4}},
          {"gpu": {}, "parallelism": {"tensor": 4, "expert": 2}}),
     Case("must be a multiple or a divisor of blockSize", engine(blockSize=24, pageSize=32, decodingStrategy="D2f"),

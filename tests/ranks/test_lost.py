@@ -150,6 +150,6 @@ def test_what_a_rank_refuses_is_told(key, flags, says):
 def test_ranks_that_see_other_files(monkeypatch, tmp_path):
     from runtime.ranks import lead
 
-    monkeypatch.setattr(lead, "digests", lambda path: {"config.json": "x"})
+    monkeypatch.setattr(lead, "files_of", lambda config, progress: {"config.json": "x"})
     with pytest.raises(ConfigError, match=r"rank 1 sees other files than rank 0: .*config.json.* differ"):
         LLM(str(GOLDEN / "llada2_tiny"), **FLAGS)
