@@ -14,7 +14,7 @@ import torch
 from runtime.errors import ConfigError
 from runtime.kernels.packed_torch import Packed
 from runtime.kernels.turns import gates_first, places
-from runtime.layers.share import Index, Part
+from runtime.layers.share import Index, Part, kept_pieces
 from runtime.layers.weight import Weight, require_finite
 
 PIECE = 1 << 22  # numbers that are wide at a time while they are rounded
@@ -81,10 +81,15 @@ class PackedWeight(Weight):
         return tensor.numel()
 
     def fill_packed(self, index: Index, packed: Packed) -> int:
-        """One matrix, or a run of its rows, kept as it is."""
-        part = Part.of(self.shape, index)
+        """One matrix, or a run of its rows, of which is kept as it is what this process keeps."""
+        part = Part.of(self.whole, index)
         if packed.shape != part.shape:
             raise ConfigError(f"is {list(packed.shape)}, not {list(part.shape)}")
+        pieces = kept_pieces(self.share, part)
+        return sum(self._keep(kept, packed.box(box[-2], range(box[-1].start, box[-1].stop))) for kept, box in pieces)
+
+    def _keep(self, part: Part, packed: Packed) -> int:
+        """A part of what is kept."""
         if type(packed) is not type(self.operand) or packed.values.dtype != self.operand.values.dtype:
             raise AssertionError(f"{type(packed).__name__} of {packed.values.dtype} is no such format")
         if packed.scales.shape[1:] != self.operand.scales.shape[len(self.shape) - 1 :]:

@@ -145,11 +145,6 @@ def _hand_over(
     for copy in copies:
         if not stored.equals(copy):
             raise _differ(copy)
-    if weight.share is not None:
-        raise ConfigError(
-            "is quantised in the checkpoint, and such weights are not shared out; leave --tensor-parallel-size out, or "
-            "use a checkpoint in bfloat16 with --quantization"
-        )
     kept = weight.operand
     packed = stored.packed(kept.device if isinstance(kept, torch.Tensor) else kept.values.device)
     if change is None and slot.through is None:
