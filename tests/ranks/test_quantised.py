@@ -46,7 +46,7 @@ def test_a_share_that_cuts_a_group_is_refused(tmp_path):
     sizes = {"hidden_size": 128, "moe_intermediate_size": 128, "intermediate_size": 256, "head_dim": 64}
     write_tiny(tmp_path / "narrow", seed=9, vocab=64, num_experts=4, **sizes)
     kept, _ = write_both("int4, groups of 128", tmp_path / "narrow", tmp_path)
-    says = r"is cut at inputs (0 and 64|64 and 128), but each 128 of them share a scale; give a --tensor-parallel-size that leaves"
+    says = r"is cut at inputs (0 and 64|64 and 128), but each 128 of them share a scale; give a --tensor"
     with pytest.raises(ConfigError, match=says):
         logits(flags(kept), tensor_parallel_size=2)
 
