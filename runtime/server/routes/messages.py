@@ -84,9 +84,8 @@ class Messages(Dialect):
         self.step(update)
 
     def begin(self) -> bytes:
-        usage = {"input_tokens": len(self.job.choices[0].spec.prompt), "output_tokens": 0}
         nothing = {"stop_reason": None, "stop_sequence": None}
-        begun = self._message([], **nothing, usage={**self._usage(), **usage})
+        begun = self._message([], **nothing, usage=self._usage())
         return named_event("message_start", message=begun)
 
     def step(self, update: Update) -> bytes:
