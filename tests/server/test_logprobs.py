@@ -14,6 +14,7 @@ import openai
 import pytest
 
 from runtime import LLM, SamplingParams
+from tests.server.harness import ServerProcess
 
 USER: Any = [{"role": "user", "content": "hello"}]
 ONE = {"decoding": {"algorithm": "sequential"}, "ignore_eos": True}
