@@ -58,7 +58,7 @@ class Grammars:
         made = self.known(text)
         if made is not None:
             return made
-        matcher, why = self._tried(text)
+        matcher, why = self.tried(text)
         if why:
             raise kept_to(param, why)
         with self._lock:
@@ -67,10 +67,6 @@ class Grammars:
                 self._kept.popitem(last=False)
         return Constraint(matcher.deep_copy(), self.facts)
 
-    def trouble(self, text: str) -> str:
-        """Why a grammar cannot be kept to, "" if it can; it is not kept."""
-        return self._tried(text)[1]
-
     def read(self) -> LLTokenizer:
         """The tokenizer, as all grammars have it. Raises ConfigError: it cannot be read."""
         with self._reading:
@@ -78,8 +74,8 @@ class Grammars:
                 self._tokens = self._read()
             return self._tokens
 
-    def _tried(self, text: str) -> tuple[LLMatcher, str]:
-        """The grammar, compiled in a thread that is deep enough, and why it cannot be kept to."""
+    def tried(self, text: str) -> tuple[LLMatcher, str]:
+        """The grammar, compiled in a thread that is deep enough and not kept, and why it cannot be kept to, if so."""
         with ThreadPoolExecutor(1, thread_name_prefix="grammar") as deep:
             with self._starting:
                 before = threading.stack_size(STACK)

@@ -23,7 +23,8 @@ from runtime.structured.reading import grammars_of
 READY = b'"ready"\n'
 COMPILER_SECONDS = 4.0  # of the processor, for one grammar
 SPACE = STACK + (4 << 30)  # bytes of addresses that the process may have
-LARGE = 512 << 20  # bytes of memory with which no process goes on
+MOST = 32 << 20  # bytes of a compiled grammar, of which an engine keeps some dozens
+ROOM = 64 << 20  # bytes that a process may grow by: in what earlier grammars left, growth does not show
 
 
 class Setup(msgspec.Struct, frozen=True):
@@ -34,7 +35,7 @@ class Setup(msgspec.Struct, frozen=True):
 
 
 class Verdict(msgspec.Struct, frozen=True):
-    """Why a grammar cannot be kept to, "" if it can; and whether the process has grown `LARGE`."""
+    """Why a grammar cannot be kept to, "" if it can; and whether the process has grown too `large`."""
 
     why: str
     large: bool
@@ -59,11 +60,17 @@ def main() -> None:
         resource.setrlimit(resource.RLIMIT_AS, (SPACE, SPACE))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     tell(READY)
+    most = _resident() + ROOM
     for line in source:
         signal.setitimer(signal.ITIMER_PROF, COMPILER_SECONDS)  # whose signal ends the process
-        why = grammars.trouble(msgspec.json.decode(line, type=str))
+        before = _resident()
+        matcher, why = grammars.tried(msgspec.json.decode(line, type=str))
+        grown = _resident() - before
+        del matcher
         signal.setitimer(signal.ITIMER_PROF, 0)
-        tell(msgspec.json.encode(Verdict(why, _resident() > LARGE)) + b"\n")
+        if not why and grown > MOST:
+            why = f"it takes {grown >> 20} MiB once compiled, at most {MOST >> 20}; send a smaller or simpler one"
+        tell(msgspec.json.encode(Verdict(why, _resident() > most)) + b"\n")
 
 
 def _resident() -> int:

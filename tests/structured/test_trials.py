@@ -75,6 +75,15 @@ def test_one_that_takes_too_much_memory(trials: Trials, monkeypatch: pytest.Monk
     assert trials.trouble(text(regex="b")) == made.LARGE
 
 
+def test_one_that_stays_large_is_refused_however_many_came_before(trials: Trials) -> None:
+    """An engine keeps some dozens: of these each would be some 80 MB."""
+    for i in range(3):
+        assert "MiB once compiled, at most 32" in trials.trouble(
+            text(json={"type": "integer", "multipleOf": 199999 - 2 * i})
+        )
+    assert trials.trouble(text(json={"type": "integer", "multipleOf": 7})) == ""
+
+
 def test_verdicts_are_few(trials: Trials, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(made, "KEPT", 2)
     for word in ("a", "b", "c"):
