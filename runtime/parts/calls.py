@@ -22,10 +22,21 @@ class Calls:
         complete: calls that have ended.
     """
 
-    def __init__(self, made: ToolFormat, offered: Sequence[Tool], *, exact: bool = False, single: bool = False) -> None:
-        """`exact`: a grammar holds calls to their form, so that they are passed on as they come. `single`: nothing is
-        read after the first."""
+    def __init__(
+        self,
+        made: ToolFormat,
+        offered: Sequence[Tool],
+        *,
+        exact: bool = False,
+        early: bool = True,
+        forced: bool = False,
+        single: bool = False,
+    ) -> None:
+        """`exact`: a grammar holds calls to their form, so that arguments stay as they are written, and, if
+        `early`, are passed on as they come. `forced`: there is nothing but calls. `single`: nothing is read after the
+        first."""
         self._format, self._offered, self._exact, self._single = made, offered, exact, single
+        self._early, self._forced = early, forced
         self._held = ""  # not read yet
         self._reader: CallReader | None = None  # of the call that is open
         self._opening = self._read = ""  # its mark, with space before it, and what the reader was given
@@ -49,11 +60,11 @@ class Calls:
         found: list[Delta] = []
         if self._over or self._closing:
             return found
+        if self._forced:  # what is left is the beginning of a call
+            return found
         if self._reader is None:
             self._text(found, self._held)
-        elif cut and (partial := self._reader.partial()) is not None:
-            self._pass(found, *partial)
-        elif self._passed is None:
+        elif self._passed is None and not cut:
             self._text(found, self._opening + self._read)
         return found
 
@@ -88,7 +99,8 @@ class Calls:
         fresh, self._held = self._held, ""
         self._read += fresh
         outcome = reader.feed(fresh)
-        if self._exact and (partial := reader.partial()) is not None:
+        partial = reader.partial() if self._exact else None
+        if partial is not None and (self._early or isinstance(outcome, Done)):
             self._pass(found, *partial)
         if outcome is None:
             return False

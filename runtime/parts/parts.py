@@ -36,19 +36,24 @@ class Parts:
         tools: ToolFormat | None = None,
         offered: Sequence[Tool] = (),
         exact: bool = False,
+        early: bool = True,
+        forced: bool = False,
         single: bool = False,
     ) -> None:
         """
         Args:
             reasoning: how it is marked; None: all of the answer is text and calls. opened: the prompt has opened it.
             tools: how calls are written; None: the answer has none, whatever stands in it.
-            exact: a grammar holds calls to their form, so that arguments are passed on as they come; else a call is
-                held back until it is known to be one.
+            exact: a grammar holds calls to their form, so that arguments are passed on as they come, if that is wanted
+                `early`; else a call is held back until it is known to be one.
+            forced: the answer is calls and nothing else.
             single: the answer ends with its first call.
         """
         self._thought = Thought(reasoning, opened)
         self._format, self._offered, self._single = tools, offered, single
-        self._calls = None if tools is None else Calls(tools, offered, exact=exact, single=single)
+        self._calls = (
+            None if tools is None else Calls(tools, offered, exact=exact, early=early, forced=forced, single=single)
+        )
         self.reasoning = self.content = ""
         self.calls: list[Call] = []
 
@@ -73,8 +78,8 @@ class Parts:
         return self._grown([*_reasoning(found), *self._read(rest)])
 
     def finish(self, cut: bool) -> list[Delta]:
-        """The end of the answer. `cut`: it is not the model's own, so that a call that has begun is passed on as far as
-        it came; else what is no whole call is text."""
+        """The end of the answer. `cut`: it is not the model's own, so that a call that has begun is left as far as it
+        was passed on; else what is no whole call is text."""
         if self.ended:
             return []
         found, rest = self._thought.finish()

@@ -35,6 +35,10 @@ class Dialect(ABC):
     def take(self, update: Update) -> None:  # noqa: B027
         """An engine output of an answer in one piece, where that is made of more than how the job ended."""
 
+    async def settle(self) -> None:  # noqa: B027
+        """What is made of an answer that has ended, and may be long, before it is told: in steps, between which others
+        have their turn."""
+
     def begin(self) -> bytes:
         """The events before anything was generated."""
         return b""
@@ -58,6 +62,7 @@ class Dialect(ABC):
             async for batch in self.job.updates():
                 if data := b"".join(map(self.step, batch)):
                     yield data
+            await self.settle()
             yield self.end()
         except RequestError as error:
             yield self.failed(error)
@@ -72,4 +77,5 @@ async def answer(request: Request, start: Callable[[Service, Request], Awaitable
         return EventStream(dialect.job, dialect.events())
     with dialect.job:
         await answered(request, dialect.job, dialect.take)
+        await dialect.settle()
     return json_response(dialect.whole())

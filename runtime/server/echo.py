@@ -8,11 +8,10 @@ from runtime.errors import RequestError
 from runtime.request.choice import Choice, IdsOnly, TokenLogprob
 from runtime.request.io import EngineInfo
 from runtime.request.scoring import score_spec
+from runtime.server.logprobs import MOST
 from runtime.server.schemas import CompletionRequest
 from runtime.text import Tokenizer
 from runtime.text.offsets import Offsets, Place
-
-MOST_SCORED = 2**18  # log-probabilities of prompts in one answer, which is written in one go
 
 
 def echo_of(body: CompletionRequest, prompts: Sequence[str | list[int]]) -> Echo | None:
@@ -56,10 +55,10 @@ class Echo:
         self._each, self._pieces = each, tokenizer.pieces
         self._begun = info.bos_token_id is not None
         count = sum(len(choice.spec.prompt) * (1 + (choice.spec.logprobs or 0)) for choice in choices)
-        if choices[0].spec.logprobs is not None and count > MOST_SCORED:
+        if choices[0].spec.logprobs is not None and count > MOST:
             raise RequestError(
                 f"echo: the prompts have {count} log-probabilities to tell, n and logprobs counted in; at most "
-                f"{MOST_SCORED} in one answer: send fewer prompts, or a smaller n or logprobs", param="echo",
+                f"{MOST} in one answer: send fewer prompts, or a smaller n or logprobs", param="echo",
             )  # fmt: skip
         for number, choice in enumerate(choices[::each]):
             prompt, spec = self._prompts[number], choice.spec

@@ -2,15 +2,50 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from typing import Any
+import asyncio
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from typing import Any, TypeVar
 
+import msgspec
+
+from runtime.errors import RequestError
 from runtime.parts import part_marks
 from runtime.request.choice import Choice, TokenLogprob
+from runtime.request.io import RequestSpec
 from runtime.text.offsets import Offsets, Place
 from runtime.text.pieces import Pieces
 
+MOST = 2**18  # log-probabilities in one answer
+STEP = 2**11  # that are made ready before others have their turn
+
 Told = tuple[TokenLogprob, Place]
+T = TypeVar("T")
+_encode = msgspec.json.Encoder().encode
+
+
+def check_told(spec: RequestSpec, choices: int, param: str) -> None:
+    """Raises RequestError where so many choices may have more log-probabilities to tell than an answer holds."""
+    if spec.logprobs is None:
+        return
+    count = choices * spec.max_tokens * (1 + spec.logprobs)
+    if count > MOST:
+        raise RequestError(
+            f"{param}: the answer may have {count} log-probabilities to tell: {choices} x {spec.max_tokens} tokens x "
+            f"{1 + spec.logprobs}; at most {MOST} in one answer: give a smaller max_tokens, n or {param}", param=param,
+        )  # fmt: skip
+
+
+async def in_steps(told: Sequence[T], each: int) -> AsyncIterator[Sequence[T]]:
+    """A few at a time, others have their turn in between. `each`: log-probabilities of one."""
+    few = max(STEP // each, 1)
+    for at in range(0, len(told), few):
+        yield told[at : at + few]
+        await asyncio.sleep(0)
+
+
+def ready(told: Any) -> msgspec.Raw:
+    """As it is sent, in a fraction of the memory."""
+    return msgspec.Raw(_encode(told))
 
 
 def word(data: bytes) -> str:
@@ -45,6 +80,15 @@ class Revealed:
     def told(self) -> dict[str, Any] | None:
         """`fresh` as chat tells it; None where nobody asks."""
         return None if self._choice.spec.logprobs is None else of_chat(self.fresh(), self._pieces)
+
+    async def settled(self) -> msgspec.Raw | None:
+        """`told` of a long answer, in steps."""
+        if self._choice.spec.logprobs is None:
+            return None
+        content: list[dict[str, Any]] = []
+        async for some in in_steps(self.fresh(), 1 + self._choice.spec.logprobs):
+            content += of_chat(some, self._pieces)["content"]
+        return ready({"content": content, "refusal": None})
 
 
 def revealed_of(choices: Iterable[Choice], pieces: Pieces) -> list[Revealed]:

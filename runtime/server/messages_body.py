@@ -166,6 +166,7 @@ class MessagesRequest(CountRequest, OneAnswer):
     metadata: Entries | None = None
     service_tier: str | None = None
     inference_geo: str | None = None
+    response_format: Annotated[Any, Unbuilt(why="is output_config.format here; give it there")] = None
     container: Annotated[Any, Unbuilt()] = None
     mcp_servers: Annotated[Any, Unbuilt([])] = None
 

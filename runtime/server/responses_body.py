@@ -130,6 +130,7 @@ class ResponsesRequest(OneAnswer):
     conversation: Annotated[Any, Unbuilt(why=_KEPT)] = None
     prompt: Annotated[Any, Unbuilt(why="no prompts are kept here; send the text itself in input")] = None
     background: Annotated[Any, Unbuilt(False, why="answers are given while the client waits; leave it out")] = None
+    response_format: Annotated[Any, Unbuilt(why="is text.format here; give it there")] = None
     context_management: Annotated[Any, Unbuilt([])] = None
     moderation: Annotated[Any, Unbuilt()] = None
 

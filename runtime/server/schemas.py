@@ -138,6 +138,7 @@ class OneAnswer(Generation):
     n: Annotated[Any, Unbuilt(1)] = None
     logprobs: Annotated[Any, Unbuilt()] = None
     top_logprobs: Annotated[Any, Unbuilt(0)] = None
+    stream_mode: Annotated[Any, Unbuilt("block_append")] = None  # which its streams are
 
 
 class GenerateRequest(Generation):

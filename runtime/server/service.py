@@ -27,6 +27,7 @@ from runtime.server.fields import ignored
 from runtime.server.frontend import Frontend, Unavailable
 from runtime.server.jobs import ClientGone, Job, Update, disconnected
 from runtime.server.keys import Keys, owner_of
+from runtime.server.logprobs import check_told
 from runtime.server.preparing import Preparer
 from runtime.server.schemas import GenerateRequest, Generation, InfillRequest, OpenAIRequest
 from runtime.server.structured import FormChecker, form
@@ -203,14 +204,15 @@ class Service:
                 spec = check()
             if not i:  # the fields are right; all of it is made only where there is room
                 self.frontend.check_room(len(prompts) * n, owner)
+                check_told(spec, len(prompts) * n, names.get("logprobs", "logprobs"))
             if spec.grammar and not i:
                 await self.forms.check(request, spec.grammar, holder if made else path_of(asked[FIELD], named))
             specs += choices(spec, n)
         self.model_name(model)  # an adapter may have gone meanwhile
-        exact = bool(made) and not stops and not params.stop_token_ids
+        told = {"exact": bool(made) and not stops and not params.stop_token_ids, "streamed": mode is not None}
         marks = part_marks()
         answers = [
-            Choice(i, spec, Answer(tokenizer, stops, most, marks), None if talk is None else talk.parts(exact=exact))
+            Choice(i, spec, Answer(tokenizer, stops, most, marks), None if talk is None else talk.parts(**told))
             for i, spec in enumerate(specs)
         ]
         if echo is not None:

@@ -10,11 +10,12 @@ from starlette.requests import Request
 from runtime.request.checks import refuse, shown
 from runtime.request.io import EngineInfo
 from runtime.request.structured import FIELD
+from runtime.server.environment import backend_environment
 from runtime.server.keys import owner_of
 from runtime.server.lanes import Lane, attended
 from runtime.server.schemas import Generation
-from runtime.structured.grammars import Grammars
-from runtime.structured.reading import grammars_of
+from runtime.structured.grammars import kept_to
+from runtime.structured.trials import Trials
 from runtime.text import Tokenizer
 
 # Other servers' names for the same.
@@ -80,19 +81,21 @@ class FormChecker:
     def __init__(self, require: Callable[[], tuple[EngineInfo, Tokenizer]]) -> None:
         self._require = require
         self._lane = Lane("grammars")
-        self._grammars: Grammars | None = None
+        self._trials: Trials | None = None
 
     async def check(self, request: Request, grammar: str, param: str) -> None:
         """Raises RequestError for a grammar that no answer can keep to; others are answered meanwhile. ClientGone once
         nobody waits for it: no others wait for its turn then."""
-        if self._grammars is None:
+        if self._trials is None:
             info, tokenizer = self._require()
-            self._grammars = grammars_of(tokenizer.directory, info)
-        grammars = self._grammars
-        if grammars.known(grammar) is None:
+            self._trials = Trials(tokenizer.directory, info, backend_environment(None))
+        trials = self._trials
+        why = trials.known(grammar)
+        if why is None:
 
-            def work(wanted: Callable[[], bool]) -> None:
-                if wanted():
-                    grammars.compiled(grammar, param)
+            def work(wanted: Callable[[], bool]) -> str:
+                return trials.trouble(grammar) if wanted() else ""
 
-            await attended(request, self._lane.run(len(grammar), work, owner_of(request)))
+            why = await attended(request, self._lane.run(len(grammar), work, owner_of(request)))
+        if why:
+            raise kept_to(param, why)

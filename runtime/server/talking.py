@@ -131,7 +131,7 @@ class Talk:
             held = Held(self._format, tools.callable, wanted, tools.single)
         return grammar(held, form, opened, self._tokenizer.control_id, param), param
 
-    def parts(self, *, exact: bool) -> Parts:
+    def parts(self, *, exact: bool, streamed: bool) -> Parts:
         """What tells an answer's parts apart. `exact`: a grammar holds all of its calls to their form, and no stop
         string cuts one."""
         tools = self._tooling
@@ -141,5 +141,7 @@ class Talk:
             tools=self._format,
             offered=[tool for _, tool in tools.callable],
             exact=exact,
+            early=streamed,  # else a call that is cut off would be told with half of its arguments
+            forced=tools.forced,
             single=tools.single,
         )

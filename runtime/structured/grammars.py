@@ -8,6 +8,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
+from runtime.errors import RequestError
 from runtime.request.checks import refuse
 from runtime.structured.constraint import Constraint, Facts, sentence
 
@@ -57,6 +58,24 @@ class Grammars:
         made = self.known(text)
         if made is not None:
             return made
+        matcher, why = self.tried(text)
+        if why:
+            raise kept_to(param, why)
+        with self._lock:
+            self._kept[text] = matcher
+            while len(self._kept) > KEPT:
+                self._kept.popitem(last=False)
+        return Constraint(matcher.deep_copy(), self.facts)
+
+    def read(self) -> LLTokenizer:
+        """The tokenizer, as all grammars have it. Raises ConfigError: it cannot be read."""
+        with self._reading:
+            if self._tokens is None:
+                self._tokens = self._read()
+            return self._tokens
+
+    def tried(self, text: str) -> tuple[LLMatcher, str]:
+        """The grammar, compiled in a thread that is deep enough and not kept, and why it cannot be kept to, if so."""
         with ThreadPoolExecutor(1, thread_name_prefix="grammar") as deep:
             with self._starting:
                 before = threading.stack_size(STACK)
@@ -64,25 +83,16 @@ class Grammars:
                     work = deep.submit(self._try, text)  # which starts the thread
                 finally:
                     threading.stack_size(before)
-            matcher, why = work.result()
-        if not matcher.is_error():
-            if why:
-                raise refuse(param, f"cannot be kept to: {why}")
-            with self._lock:
-                self._kept[text] = matcher
-                while len(self._kept) > KEPT:
-                    self._kept.popitem(last=False)
-            return Constraint(matcher.deep_copy(), self.facts)
-        raise refuse(param, f"cannot be kept to: {sentence(matcher.get_error())}")
+            return work.result()
 
     def _try(self, text: str) -> tuple[LLMatcher, str]:
-        """The grammar, which may be in error, and why no answer can even begin in it."""
         matcher = self._compile(text)
-        return matcher, "" if matcher.is_error() else self._beginning(matcher.deep_copy())
+        wrong = matcher.is_error()
+        return matcher, sentence(matcher.get_error()) if wrong else self._beginning(matcher.deep_copy())
 
     def _beginning(self, matcher: LLMatcher) -> str:
         """Why no answer can even begin, "" if one can: what is too large shows at its first choices."""
-        import numpy as np  # loaded in a frontend only now
+        import numpy as np
 
         first = Constraint(matcher, self.facts)
         for _ in range(TRIED):
@@ -98,9 +108,12 @@ class Grammars:
     def _compile(self, text: str) -> LLMatcher:
         from llguidance import LLMatcher, LLParserLimits
 
-        with self._reading:
-            if self._tokens is None:
-                self._tokens = self._read()
+        tokens = self.read()
         limits: Any = LIMITS
         made: LLParserLimits = LLParserLimits(**limits)
-        return LLMatcher(self._tokens, text, log_level=0, limits=made)
+        return LLMatcher(tokens, text, log_level=0, limits=made)
+
+
+def kept_to(param: str, why: str) -> RequestError:
+    """The refusal of a grammar that `param` asks for."""
+    return refuse(param, f"cannot be kept to: {why}")

@@ -150,11 +150,10 @@ def test_random_texts_in_random_cuts(key: str, seed: int) -> None:
             whole = read(text, [], key, cut, single=single)
             assert read(text, cuts, key, cut, single=single) == whole
             assert read(text, list(range(1, len(text))), key, cut, single=single) == whole
-            if not cut:
-                for _, arguments in whole["calls"]:
-                    assert isinstance(json.loads(arguments), dict)
+            for _, arguments in whole["calls"]:
+                assert isinstance(json.loads(arguments), dict)
             empty = not (whole["content"] or whole["calls"] or whole["reasoning"])
-            assert not empty or not text.strip() or "think" in text or "channel" in text
+            assert not empty or cut or not text.strip() or "think" in text or "channel" in text
 
 
 @pytest.mark.parametrize("key", tool_formats())
@@ -220,15 +219,33 @@ def test_a_schema_says_what_plain_text_is() -> None:
     assert json.loads(made["calls"][0][1]) == {"city": "12", "days": 3}
 
 
-def test_a_call_that_is_cut_off_is_passed_on_as_far_as_it_came() -> None:
+def test_a_call_that_is_cut_off_is_neither_half_a_call_nor_text() -> None:
+    whole = hermes("weather", city="Rome", days=3)
+    first = hermes("add") + "\n"
+    for end in range(len("<tool_call>"), len(whole) - len("}\n</tool_call>")):
+        begun = whole[:end]
+        for more in ({"exact": False}, {"exact": True, "early": False}):
+            for cuts in ([], list(range(1, end))):
+                assert read(begun, cuts, cut=True, **more) == {"reasoning": "", "content": "", "calls": []}
+            assert read(first + begun, [], cut=True, **more)["calls"] == [["add", "{}"]]
+        assert read("Look. " + begun, [], cut=True)["content"].strip() == "Look."
+    assert read(begun, [])["content"] == begun  # the model's own end
+
+
+def test_exact_calls_that_come_early_are_cut_where_they_are() -> None:
     whole = hermes("weather", city="Rome", days=3)
     begun = whole[: whole.index("Rome") + 2]
     expected = {"reasoning": "", "content": "", "calls": [["weather", '{"city": "Ro']]}
-    for exact in (False, True):
-        assert read(begun, [], cut=True, exact=exact) == expected
-        assert read(begun, list(range(1, len(begun))), cut=True, exact=exact) == expected
-    assert read(begun[:20], [], cut=True)["content"] == begun[:20]
-    assert read(begun, [])["content"] == begun
+    assert read(begun, [], cut=True, exact=True) == expected
+    assert read(begun, list(range(1, len(begun))), cut=True, exact=True) == expected
+
+
+def test_nothing_of_a_forced_call_is_text() -> None:
+    whole = hermes("weather", city="Rome", days=3)
+    for end in range(1, len(whole)):
+        for cut in (False, True):  # a stop string, or the last token
+            assert read(whole[:end], [], cut=cut, forced=True)["content"] == ""
+    assert read(whole, [], forced=True)["calls"] == [["weather", '{"city": "Rome", "days": 3}']]
 
 
 def test_exact_calls_come_as_they_are_written() -> None:

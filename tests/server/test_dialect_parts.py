@@ -160,11 +160,11 @@ def test_a_limit_in_the_middle_of_a_call(client: httpx.Client) -> None:
     before = len(CALL[: CALL.index("rich")].encode()) - len("<tool_call>") + 1  # which is one token
     cut = client.post("/v1/responses", json=respond(CALL, tools=[FUNCTION], max_output_tokens=before)).json()
     assert cut["status"] == "incomplete"
-    assert cut["output"][0]["status"] == "incomplete"
-    assert cut["output"][0]["arguments"] == '{"city": "Zü'
+    (item,) = cut["output"]
+    assert (item["type"], item["status"], item["content"][0]["text"]) == ("message", "incomplete", "")
     cut = client.post("/v1/messages", json=message(CALL, tools=[TOOL]) | {"max_tokens": before}).json()
     assert cut["stop_reason"] == "max_tokens"
-    assert cut["content"][0]["input"] in ({}, {"city": "Zü"})  # JSON, though not all of it
+    assert cut["content"] == []
 
 
 @pytest.mark.parametrize(

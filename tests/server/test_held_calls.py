@@ -56,6 +56,37 @@ def test_a_call_that_is_named_comes_as_it_is_written(client: httpx.Client) -> No
     assert all(name == "book" and not arguments.endswith("}") for name, arguments in cut["calls"])
 
 
+def test_a_required_call_that_is_cut_off_shows_no_markup(client: httpx.Client) -> None:
+    """Whole it is no call, as its arguments would be half JSON; streamed, what has begun stays a beginning."""
+    body = {
+        **BODY,
+        "tools": [BOOK],
+        "tool_choice": "required",
+        "parallel_tool_calls": False,
+        "temperature": 2,
+        "seed": 1,
+    }
+    for most in (1, 2, 3, 5, 8, 13, 20, 24):
+        found = whole(client, {**body, "max_tokens": most})
+        assert (found["content"], found["calls"], found["reason"]) == ("", [], "length")
+        (told,) = streamed(client, {**body, "max_tokens": most})
+        assert (told["content"], told["reason"]) == ("", "length")
+        assert all(name == "book" for name, _ in told["calls"])
+        items = client.post(
+            "/v1/responses",
+            json={"input": "What is 3 plus 4?", "max_output_tokens": most, "tool_choice": "required",
+                  "tools": [{"type": "function", **BOOK["function"]}]},  # type: ignore[dict-item]
+        ).json()  # fmt: skip
+        assert items["status"] == "incomplete"
+        assert [part["text"] for item in items["output"] for part in item["content"]] == [""]
+        turn = client.post(
+            "/v1/messages",
+            json={"messages": BODY["messages"], "max_tokens": most, "tool_choice": {"type": "any"},
+                  "tools": [{"name": "book", "input_schema": BOOKING}]},
+        ).json()  # fmt: skip
+        assert (turn["stop_reason"], turn["content"]) == ("max_tokens", [])
+
+
 def test_strict_tools_are_held_where_the_model_calls_them(client: httpx.Client) -> None:
     for seed in range(3):
         found = whole(client, {**BODY, "tools": [STRICT, PING], "temperature": 1.5, "seed": seed})

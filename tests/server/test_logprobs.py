@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import math
+import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +14,7 @@ import openai
 import pytest
 
 from runtime import LLM, SamplingParams
+from tests.server.harness import ServerProcess
 
 USER: Any = [{"role": "user", "content": "hello"}]
 ONE = {"decoding": {"algorithm": "sequential"}, "ignore_eos": True}
@@ -137,6 +140,42 @@ def test_the_tokenizer_tells_of_itself(client: httpx.Client) -> None:
     ids = client.post("/tokenize", json={"prompt": "ab", "add_special_tokens": False})
     assert ids.json()["count"] == 2
     assert "x-unmask-ignored" not in ids.headers
+
+
+@pytest.mark.parametrize(
+    ("path", "asked", "param"),
+    [
+        ("/v1/chat/completions", {"messages": USER, "logprobs": True, "top_logprobs": 20, "n": 128}, "top_logprobs"),
+        ("/v1/completions", {"prompt": "x", "logprobs": 20, "n": 128}, "logprobs"),
+        ("/v1/completions", {"prompt": ["x"] * 128, "logprobs": 20}, "logprobs"),
+    ],
+)
+def test_what_answers_may_tell_is_bounded(client: httpx.Client, path: str, asked: dict[str, Any], param: str) -> None:
+    refused = client.post(path, json={**asked, "max_tokens": 100})
+    assert (refused.status_code, refused.json()["error"]["param"]) == (400, param)
+    assert f"have {128 * 100 * 21} log-probabilities to tell: 128 x 100 tokens x 21; at most 262144" in refused.text
+
+
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions"])
+def test_a_long_answer_is_told_beside_others(client: httpx.Client, server: ServerProcess, path: str) -> None:
+    """A quarter of a million log-probabilities, and the event loop is nobody's for long."""
+    what = (
+        {"messages": USER, "logprobs": True, "top_logprobs": 20} if "chat" in path else {"prompt": "x", "logprobs": 20}
+    )
+    body = {**what, "max_tokens": 96, "n": 128, "ignore_eos": True}
+    slowest = 0.0
+    with ThreadPoolExecutor(1) as beside, server.client() as other:
+        job = beside.submit(client.post, path, json=body, timeout=120)
+        while not job.done():
+            began = time.monotonic()
+            assert other.get("/health").status_code == 200
+            slowest = max(slowest, time.monotonic() - began)
+        answer = job.result()
+    assert answer.status_code == 200, answer.text
+    choices = answer.json()["choices"]
+    told = [c["logprobs"].get("content") or c["logprobs"]["tokens"] for c in choices]
+    assert [len(each) for each in told] == [96] * 128
+    assert slowest < 0.3
 
 
 def test_a_scored_echo_is_bounded(client: httpx.Client) -> None:

@@ -228,3 +228,20 @@ def test_a_client_that_leaves_ends_its_answer(server: ServerProcess) -> None:
             connection.sendall(head.encode() + data)
             wait_for(lambda: server.metrics()["unmask_requests_running"] == 1, 20)
         server.until_idle(5)
+
+
+def test_a_stream_counts_its_input_as_its_end_does(client: httpx.Client) -> None:
+    body = {**BODY, "messages": [{"role": "user", "content": "the same long words " * 20}]}
+    for _ in range(2):  # the second finds the first's prompt in the cache
+        told = sse_events(client.post("/v1/messages", json={**body, "stream": True}).text)
+        begun, ended = told[0][1]["message"]["usage"], told[-2][1]["usage"]
+        names = ("input_tokens", "cache_read_input_tokens")
+        assert [begun[name] for name in names] == [ended[name] for name in names]
+    assert ended["cache_read_input_tokens"] > 0
+
+
+@pytest.mark.parametrize(("name", "value"), [("response_format", {"type": "json_object"}), ("stream_mode", "denoise")])
+def test_fields_of_other_routes_are_refused(client: httpx.Client, name: str, value: Any) -> None:
+    refused = client.post("/v1/messages", json={**BODY, name: value})
+    assert refused.status_code == 400
+    assert refused.json()["error"]["message"].startswith(f"{name}: ")

@@ -217,3 +217,14 @@ def test_a_client_that_leaves_ends_its_answer(server: ServerProcess) -> None:
             connection.sendall(head.encode() + data)
             wait_for(lambda: server.metrics()["unmask_requests_running"] == 1, 20)
         server.until_idle(5)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "said"),
+    [("response_format", {"type": "json_object"}, "is text.format here"), ("stream_mode", "denoise", "is not built")],
+)
+def test_fields_of_other_routes_are_refused(client: httpx.Client, name: str, value: Any, said: str) -> None:
+    refused = client.post("/v1/responses", json={**BODY, name: value, "stream": True})
+    assert (refused.status_code, refused.json()["error"]["param"]) == (400, name)
+    assert said in refused.text
+    assert client.post("/v1/responses", json={**BODY, name: None}).status_code == 200

@@ -135,6 +135,34 @@ def test_a_long_chain_of_rules_ends_no_process(demo: ServerProcess, rule: str, s
         assert client.post("/generate", json={"prompt": "a", "max_tokens": 4}).status_code == 200
 
 
+def test_a_grammar_that_compiles_for_minutes_is_refused_and_holds_nobody_long(demo: ServerProcess) -> None:
+    """An automaton of ten million states, of a schema of some forty characters, of a form and of a tool."""
+    endless = {"type": "integer", "multipleOf": 9999991}
+    tool = {
+        "type": "function",
+        "function": {"name": "f", "parameters": {"type": "object", "properties": {"a": endless}}},
+    }
+    asked: Any = [
+        ({"guided_json": endless}, "guided_json"),
+        ({"tools": [tool], "tool_choice": "required"}, "tool_choice"),
+    ]
+    with demo.client() as client, ThreadPoolExecutor(1) as beside:
+        for more, param in asked:
+            job = beside.submit(client.post, "/v1/chat/completions", json={**CHAT, **more}, timeout=60)
+            time.sleep(0.3)
+            began = time.monotonic()
+            other = client.post("/generate", json={"prompt": "a", "max_tokens": 4, "regex": f"c|{param}"}, timeout=60)
+            assert other.status_code == 200, other.text
+            assert time.monotonic() - began < 20
+            refused = job.result()
+            assert (refused.status_code, refused.json()["error"]["param"]) == (400, param)
+            assert "takes more than 4 s to compile" in refused.text
+            began = time.monotonic()
+            again = client.post("/v1/chat/completions", json={**CHAT, **more})
+            assert (again.status_code, again.text) == (400, refused.text)
+            assert time.monotonic() - began < 1
+
+
 def test_grammars_that_nobody_waits_for_cost_no_turn(demo: ServerProcess) -> None:
     for i in range(12):  # each takes about a second
         with demo.client() as client, pytest.raises(httpx.ReadTimeout):

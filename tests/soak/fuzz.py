@@ -24,6 +24,7 @@ import psutil
 
 from tests.server.harness import ServerProcess
 from tests.server.test_hostile import CASES
+from tests.soak import kinds
 
 WARM = 2000  # requests before the first measurement of memory
 MAX_GROWTH = 20 * 2**20  # bytes
@@ -70,11 +71,12 @@ class Fuzzer:
         )
         self.outcomes: collections.Counter[str] = collections.Counter()
         self.faults: list[str] = []
-        kinds: list[tuple[int, Callable[[], Awaitable[str]]]] = [
+        weighted: list[tuple[int, Callable[[], Awaitable[str]]]] = [
             (30, self.plain), (15, self.stream), (10, self.chat), (5, self.choices), (20, self.invalid),
             (12, self.aborted), (4, self.slow_reader), (4, self.slow_sender),
+            (14, self.formed), (14, self.called), (6, self.told),
         ]  # fmt: skip
-        self.kinds = [kind for weight, kind in kinds for _ in range(weight)]
+        self.kinds = [kind for weight, kind in weighted for _ in range(weight)]
 
     # -- bodies
 
@@ -141,6 +143,32 @@ class Fuzzer:
         self.expect(answer, 200)
         self.require(len(answer.json()["choices"]) == 4, "not every choice came")
         return "choices"
+
+    async def promised(self, ask: kinds.Ask) -> str:
+        """Whole, checked, and at times streamed as well, which has to be the same text."""
+        route, body, check = ask
+        answer = await self.client.post(route, json=body)
+        self.expect(answer, 200)
+        seen = kinds.whole(route, answer)
+        try:
+            check(seen)
+        except (ValueError, KeyError) as error:
+            raise Fault(f"{route} {json.dumps(body)}: {error}; {answer.text[:300]}") from None
+        if self.random.random() < 0.4:
+            stream = await self.client.post(route, json={**body, "stream": True})
+            self.expect(stream, 200)
+            text = kinds.streamed(route, stream)
+            self.require(text == seen["text"], f"{route} {json.dumps(body)}: {text!r}, whole {seen['text']!r}")
+        return f"{route} {'called' if seen['calls'] else 'text'}"
+
+    async def formed(self) -> str:
+        return await self.promised(kinds.formed(self.random, self.prompt()))
+
+    async def called(self) -> str:
+        return await self.promised(kinds.called(self.random, self.prompt()))
+
+    async def told(self) -> str:
+        return await self.promised(kinds.told(self.random, self.prompt()))
 
     async def invalid(self) -> str:
         refused = [case for case in CASES if 400 <= case[2] < 500 and len(str(case[1])) < 100_000]

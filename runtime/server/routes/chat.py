@@ -78,13 +78,18 @@ class Chat(OpenAIEvents):
     def __init__(self, job: Job, told: Told, pieces: Pieces) -> None:
         super().__init__(job, told)
         self._revealed = revealed_of(job.choices, pieces)
+        self._settled: list[Any] = []
+
+    async def settle(self) -> None:
+        if not self.streams:
+            self._settled = [await revealed.settled() for revealed in self._revealed]
 
     def choices(self) -> list[dict[str, Any]]:
         return [
             {
                 "index": choice.index,
                 "message": message(parts_of(choice)),
-                "logprobs": self._revealed[choice.index].told(),
+                "logprobs": self._settled[choice.index],
                 "finish_reason": choice.openai_reason,
             }
             for choice in self.job.choices

@@ -14,7 +14,7 @@ from runtime.request.choice import Choice, denoise_fields
 from runtime.server.dialect import answer
 from runtime.server.echo import Echo, echo_of
 from runtime.server.jobs import Job, Update
-from runtime.server.logprobs import ending, of_completion, revealed_of
+from runtime.server.logprobs import ending, in_steps, of_completion, ready, revealed_of
 from runtime.server.openai_events import OpenAIEvents, Told
 from runtime.server.routes.documented import OwnBody, takes
 from runtime.server.schemas import CompletionRequest
@@ -97,20 +97,35 @@ class Completion(OpenAIEvents):
         self._info, self._tokenizer = service.require()
         self._echo = echo
         self._revealed = revealed_of(job.choices, self._tokenizer.pieces)
+        self._settled: list[Any] = []
 
     def whole(self) -> dict[str, Any]:
         return {**super().whole(), **warned(self.job.choices, self._info, self._tokenizer)}
+
+    async def settle(self) -> None:
+        if not self.streams:
+            self._settled = [await self._all_told(choice) for choice in self.job.choices]
 
     def choices(self) -> list[dict[str, Any]]:
         return [self._whole(choice) for choice in self.job.choices]
 
     def _whole(self, choice: Choice) -> dict[str, Any]:
-        told = self._logprobs(choice)
-        if told is not None and self._echo is not None:
-            prompt = of_completion(self._echo.entries(choice), self._tokenizer.pieces)
-            told = {name: prompt[name] + values for name, values in told.items()}
+        told = self._settled[choice.index]
         text = self._before(choice) + (choice.text or "")
         return {"index": choice.index, "text": text, "logprobs": told, "finish_reason": choice.openai_reason}
+
+    async def _all_told(self, choice: Choice) -> Any:
+        """Of the prompt's tokens, where they are told too, and the answer's; None where nobody asks."""
+        if choice.spec.logprobs is None:
+            return None
+        prompt = [] if self._echo is None else self._echo.entries(choice)
+        answer = [*self._revealed[choice.index].fresh(), *ending(choice)]
+        told = of_completion([], self._tokenizer.pieces)
+        for entries, base in ((prompt, 0), (answer, len(self._before(choice)))):
+            async for some in in_steps(entries, 1 + choice.spec.logprobs):
+                for name, values in of_completion(some, self._tokenizer.pieces, base).items():
+                    told[name] += values
+        return ready(told)
 
     def _before(self, choice: Choice) -> str:
         """What stands before its answer in its text."""

@@ -12,7 +12,7 @@ from runtime.errors import RequestError
 from runtime.server.conversation import plain
 from runtime.server.dialect import answer
 from runtime.server.jobs import Job, Update
-from runtime.server.logprobs import Revealed, of_own
+from runtime.server.logprobs import Revealed, in_steps, of_own, ready
 from runtime.server.own_events import OwnEvents
 from runtime.server.routes.documented import OwnBody, takes
 from runtime.server.schemas import GenerateRequest
@@ -63,6 +63,7 @@ class Generated(OwnEvents):
         self._info, self._tokenizer = service.require()
         self._text = text
         self._revealed = Revealed(job.choices[0], self._tokenizer.pieces)
+        self._told: dict[str, Any] = {}
 
     def fields(self, update: Update) -> dict[str, Any] | None:
         """With the log-probabilities of tokens whose text is out, where they are asked for."""
@@ -71,6 +72,15 @@ class Generated(OwnEvents):
             return fields
         told = [entry for entry, _ in self._revealed.fresh()]
         return {**fields, "logprobs": of_own(told, self._tokenizer.pieces)}
+
+    async def settle(self) -> None:
+        choice = self.job.choices[0]
+        if choice.spec.logprobs is None:
+            return
+        entries: list[dict[str, Any]] = []
+        async for some in in_steps(choice.told or [], 1 + choice.spec.logprobs):
+            entries += of_own(some, self._tokenizer.pieces)
+        self._told = {"logprobs": ready(entries)}
 
     def whole(self) -> dict[str, Any]:
         choice = self.job.choices[0]
@@ -82,7 +92,7 @@ class Generated(OwnEvents):
             "token_ids": choice.token_ids,
             "nfe": choice.nfe,
             "finish_reason": choice.finish_reason,
-            **({} if choice.told is None else {"logprobs": of_own(choice.told, self._tokenizer.pieces)}),
+            **self._told,
             "full_text": prompt + (choice.text or ""),
             "full_token_ids": ids + choice.token_ids,
             "usage": self.job.usage(),

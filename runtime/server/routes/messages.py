@@ -75,6 +75,7 @@ class Messages(Dialect):
         self._blocks: list[dict[str, Any]] = []  # that have ended
         self._open: dict[str, Any] = {}  # the one that grows; empty where none does
         self._pieces: list[str] = []
+        self._begun = False
 
     def whole(self) -> dict[str, Any]:
         self._end()
@@ -83,22 +84,25 @@ class Messages(Dialect):
     def take(self, update: Update) -> None:
         self.step(update)
 
-    def begin(self) -> bytes:
-        usage = {"input_tokens": len(self.job.choices[0].spec.prompt), "output_tokens": 0}
-        nothing = {"stop_reason": None, "stop_sequence": None}
-        begun = self._message([], **nothing, usage={**self._usage(), **usage})
-        return named_event("message_start", message=begun)
-
     def step(self, update: Update) -> bytes:
-        return b"".join(map(self._grow, update.grown))
+        return self._start() + b"".join(map(self._grow, update.grown))
 
     def end(self) -> bytes:
-        data = self._end()
+        data = self._start() + self._end()
         delta = named_event("message_delta", delta=self._ended(), usage=self._usage())
         return data + delta + named_event("message_stop")
 
     def failed(self, error: RequestError) -> bytes:
         return named_event("error", error=anthropic_error(error)["error"])
+
+    def _start(self) -> bytes:
+        """Once, when the first output has said how much of the prompt was in the cache."""
+        if self._begun:
+            return b""
+        self._begun = True
+        nothing = {"stop_reason": None, "stop_sequence": None}
+        usage = {**self._usage(), "output_tokens": 0}
+        return named_event("message_start", message=self._message([], **nothing, usage=usage))
 
     def _grow(self, delta: Delta) -> bytes:
         """More of the block that grows, or the first of another."""

@@ -1,0 +1,82 @@
+"""``python -m runtime.structured.trial``: compiles grammars in a process of its own, which a slow one takes along.
+
+A native compiler cannot be stopped in a thread. Here the system ends the process at its limits of time and memory.
+Lines of JSON: first a `Setup`, answered by `READY` or a sentence; then a grammar a line, answered by a `Verdict`. It
+ends with its input.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import resource
+import signal
+import sys
+from pathlib import Path
+
+import msgspec
+
+from runtime.errors import ConfigError
+from runtime.request.io import EngineInfo
+from runtime.structured.grammars import STACK
+from runtime.structured.reading import grammars_of
+
+READY = b'"ready"\n'
+COMPILER_SECONDS = 4.0  # of the processor, for one grammar
+SPACE = STACK + (4 << 30)  # bytes of addresses that the process may have
+MOST = 32 << 20  # bytes of a compiled grammar, of which an engine keeps some dozens
+ROOM = 64 << 20  # bytes that a process may grow by: in what earlier grammars left, growth does not show
+
+
+class Setup(msgspec.Struct, frozen=True):
+    """Of which engine: the checkpoint's directory, and what it says of itself."""
+
+    directory: str
+    info: EngineInfo
+
+
+class Verdict(msgspec.Struct, frozen=True):
+    """Why a grammar cannot be kept to, "" if it can; and whether the process has grown too `large`."""
+
+    why: str
+    large: bool
+
+
+def main() -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # whoever asks ends it
+    source, sink = sys.stdin.buffer, sys.stdout.buffer
+
+    def tell(line: bytes) -> None:
+        sink.write(line)
+        sink.flush()
+
+    setup = msgspec.json.decode(source.readline(), type=Setup)
+    try:
+        grammars = grammars_of(Path(setup.directory), setup.info)
+        grammars.read()
+    except ConfigError as error:
+        tell(msgspec.json.encode(str(error)) + b"\n")
+        return
+    with contextlib.suppress(ValueError, OSError):  # a lower limit is in force
+        resource.setrlimit(resource.RLIMIT_AS, (SPACE, SPACE))
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    tell(READY)
+    most = _resident() + ROOM
+    for line in source:
+        signal.setitimer(signal.ITIMER_PROF, COMPILER_SECONDS)  # whose signal ends the process
+        before = _resident()
+        matcher, why = grammars.tried(msgspec.json.decode(line, type=str))
+        grown = _resident() - before
+        del matcher
+        signal.setitimer(signal.ITIMER_PROF, 0)
+        if not why and grown > MOST:
+            why = f"it takes {grown >> 20} MiB once compiled, at most {MOST >> 20}; send a smaller or simpler one"
+        tell(msgspec.json.encode(Verdict(why, _resident() > most)) + b"\n")
+
+
+def _resident() -> int:
+    """Bytes of memory that the process holds."""
+    return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
+
+
+if __name__ == "__main__":
+    main()

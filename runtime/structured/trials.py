@@ -1,0 +1,145 @@
+"""Whether grammars can be kept to, as a process beside this one finds, and what it found before."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import selectors
+import signal
+import subprocess
+import sys
+import threading
+from collections import OrderedDict
+from collections.abc import Mapping
+from pathlib import Path
+from typing import IO
+
+import msgspec
+
+from runtime.errors import ConfigError
+from runtime.request.io import EngineInfo
+from runtime.structured.trial import COMPILER_SECONDS, READY, Setup, Verdict
+
+COMMAND = (sys.executable, "-m", "runtime.structured.trial")
+KEPT = 4096  # verdicts, a few hundred bytes each
+START_SECONDS = 60.0
+WAIT_SECONDS = 4 * COMPILER_SECONDS  # for a grammar, where others have the processor
+
+SLOW = f"it takes more than {COMPILER_SECONDS:g} s to compile; send a smaller or simpler one"
+LARGE = "it takes too much memory to compile; send a smaller or simpler one"
+
+
+class Ended(Exception):
+    """The process ended before it answered."""
+
+
+class Trials:
+    """Of one engine. The process is started with the first grammar, and again after one that ended it.
+
+    `known` may be called by any thread; `trouble` by one at a time.
+    """
+
+    def __init__(self, directory: Path, info: EngineInfo, environment: Mapping[str, str]) -> None:
+        """`environment`: of the process."""
+        self._setup = msgspec.json.encode(Setup(str(directory), info)) + b"\n"
+        self._environment = dict(environment)
+        self._verdicts: OrderedDict[bytes, str] = OrderedDict()
+        self._lock = threading.Lock()
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def known(self, text: str) -> str | None:
+        """Why a grammar cannot be kept to, "" if it can; None where it was not tried."""
+        with self._lock:
+            name = _name(text)
+            found = self._verdicts.get(name)
+            if found is not None:
+                self._verdicts.move_to_end(name)
+            return found
+
+    def trouble(self, text: str) -> str:
+        """The same, tried if need be: a few seconds at most.
+
+        Raises ConfigError: the tokenizer cannot be read.
+        """
+        found = self.known(text)
+        if found is not None:
+            return found
+        why = self._tried(msgspec.json.encode(text) + b"\n")
+        with self._lock:
+            self._verdicts[_name(text)] = why
+            while len(self._verdicts) > KEPT:
+                self._verdicts.popitem(last=False)
+        return why
+
+    def close(self) -> None:
+        """The process ends."""
+        process, self._process = self._process, None
+        if process is not None:
+            _end(process)
+
+    def _tried(self, line: bytes) -> str:
+        if self._process is None or self._process.poll() is not None:
+            self._start()
+        process = self._process
+        assert process is not None
+        try:
+            said = _asked(process, line, WAIT_SECONDS)
+        except TimeoutError:
+            self.close()
+            return SLOW
+        except Ended:
+            self.close()
+            return SLOW if process.returncode == -signal.SIGPROF else LARGE
+        verdict = msgspec.json.decode(said, type=Verdict)
+        if verdict.large:
+            self.close()
+        return verdict.why
+
+    def _start(self) -> None:
+        self.close()
+        process = self._process = subprocess.Popen(
+            COMMAND, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=self._environment
+        )
+        try:
+            said = _asked(process, self._setup, START_SECONDS)
+        except (TimeoutError, Ended):
+            self.close()
+            raise ConfigError(f"the process that compiles grammars does not start ({process.returncode})") from None
+        if said != READY:
+            self.close()
+            raise ConfigError(msgspec.json.decode(said, type=str))
+
+
+def _asked(process: subprocess.Popen[bytes], line: bytes, seconds: float) -> bytes:
+    """The line that answers a line. Raises Ended, TimeoutError."""
+    assert process.stdin is not None
+    assert process.stdout is not None
+    with contextlib.suppress(BrokenPipeError):  # it reads as the end, below
+        process.stdin.write(line)
+        process.stdin.flush()
+    said = _line(process.stdout, seconds)
+    if not said.endswith(b"\n"):
+        process.wait()
+        raise Ended
+    return said
+
+
+def _line(source: IO[bytes], seconds: float) -> bytes:
+    with selectors.DefaultSelector() as ready:
+        ready.register(source, selectors.EVENT_READ)
+        if not ready.select(seconds):
+            raise TimeoutError
+    return source.readline()  # written in one go
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    process.kill()
+    process.wait()
+    for pipe in (process.stdin, process.stdout):
+        if pipe is not None:
+            with contextlib.suppress(BrokenPipeError):
+                pipe.close()
+
+
+def _name(text: str) -> bytes:
+    return hashlib.sha256(text.encode()).digest()

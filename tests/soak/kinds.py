@@ -1,0 +1,208 @@
+"""Requests of a fuzz that promise something: a form, whole calls, log-probabilities, the same text in a stream."""
+
+from __future__ import annotations
+
+import json
+import random
+import re
+from collections.abc import Callable
+from typing import Any
+
+import httpx
+import jsonschema_rs
+
+from tests.server.harness import sse, sse_events
+from tests.structured import forms
+
+Ask = tuple[str, dict[str, Any], Callable[[dict[str, Any]], None]]  # a route, a body, and a check of the whole answer
+
+CITY = {"type": "object", "properties": {"city": {"type": "string", "maxLength": 8}}, "required": ["city"]}
+ADD = {
+    "type": "object",
+    "properties": {"a": {"type": "integer", "maximum": 99}, "b": {"enum": [1, 2, None]}},
+    "required": ["a"],
+    "additionalProperties": False,
+}
+TOOLS: dict[str, dict[str, Any]] = {"weather": CITY, "add": ADD, "ping": {"type": "object", "properties": {}}}
+
+
+def must(holds: object, fault: str) -> None:
+    if not holds:
+        raise ValueError(fault)
+
+
+def fits(text: str, schema: dict[str, Any]) -> None:
+    must(jsonschema_rs.validator_for(schema).is_valid(json.loads(text)), f"{text!r} does not fit {schema}")
+
+
+def shared(r: random.Random) -> dict[str, Any]:
+    """Fields that every route takes; drawn answers are seeded, so that whole and streamed ones are the same."""
+    body: dict[str, Any] = {"temperature": r.choice([0, 0, 1, 1.5]), "seed": r.randrange(2**32)}
+    more: list[dict[str, Any]] = [
+        {"top_p": 0.9}, {"min_p": 0.05}, {"top_k": 20}, {"presence_penalty": 0.5}, {"frequency_penalty": -0.5},
+        {"repetition_penalty": 1.2}, {"logit_bias": {"40": -5, "41": 3}}, {"min_tokens": 2}, {"stop_token_ids": [60]},
+    ]  # fmt: skip
+    for each in r.sample(more, r.choice([0, 0, 1, 2])):
+        body |= each
+    return body
+
+
+def formed(r: random.Random, words: str) -> Ask:
+    """An answer of a form, under one of its names, on a route that takes it."""
+    schema, regex = forms.schema(r), forms.regex(r)
+    choice = r.sample(["red", "blue", 'a"b', "é", "x.y"], 3)
+
+    def is_object(text: str) -> None:
+        must(isinstance(json.loads(text), dict), f"{text!r} is no object")
+
+    def is_choice(text: str) -> None:
+        must(text in choice, f"{text!r} is none of {choice}")
+
+    def matches(text: str) -> None:
+        must(re.fullmatch(regex, text), f"{text!r} does not match {regex!r}")
+
+    asked: list[tuple[dict[str, Any], Callable[[str], None]]] = [
+        ({"structured_outputs": {"json": schema}}, lambda text: fits(text, schema)),
+        ({"guided_json": json.dumps(schema)}, lambda text: fits(text, schema)),
+        ({"structured_outputs": {"regex": regex}}, matches),
+        ({"regex": regex}, matches),
+        ({"guided_choice": choice}, is_choice),
+        ({"structured_outputs": {"json_object": True}}, is_object),
+    ]
+    route = r.choice(["/generate", "/v1/completions", "/v1/chat/completions", "/v1/responses", "/v1/messages"])
+    described = {"name": "x", "schema": schema}
+    own: dict[str, dict[str, Any]] = {
+        "/v1/chat/completions": {"response_format": {"type": "json_schema", "json_schema": described}},
+        "/v1/responses": {"text": {"format": {"type": "json_schema", **described}}},
+        "/v1/messages": {"output_config": {"format": {"type": "json_schema", "schema": schema}}},
+    }
+    if route in own:
+        asked += [(own[route], lambda text: fits(text, schema))] * 3
+    form, check = r.choice(asked)
+    body = {**shared(r), **form, **_said(route, words), "max_tokens": r.choice([8, 48, 80])}
+    _without_ends(body)
+
+    def checked(seen: dict[str, Any]) -> None:
+        if seen["reason"] == "stop":
+            check(seen["text"])
+
+    return route, body, checked
+
+
+def called(r: random.Random, words: str) -> Ask:
+    """Tools, offered, required or named."""
+    route = r.choice(["/v1/chat/completions", "/v1/responses", "/v1/messages"])
+    strict = r.random() < 0.4
+    wanted = r.choice(["auto", "auto", "required", "weather", "add"])
+    offered = r.sample(list(TOOLS), 3)
+    single = r.random() < 0.4
+    body = {**shared(r), **_said(route, words), "max_tokens": r.choice([3, 12, 30, 90])}
+    _without_ends(body)
+    if route == "/v1/messages":
+        body["tools"] = [{"name": name, "input_schema": TOOLS[name], "strict": strict} for name in offered]
+        kind = {"auto": {"type": "auto"}, "required": {"type": "any"}}
+        body["tool_choice"] = {
+            **kind.get(wanted, {"type": "tool", "name": wanted}),
+            "disable_parallel_tool_use": single,
+        }
+    else:
+        functions = [{"name": name, "parameters": TOOLS[name], "strict": strict} for name in offered]
+        flat = route == "/v1/responses"
+        body["tools"] = [{"type": "function", **(f if flat else {"function": f})} for f in functions]
+        named = {"type": "function", **({"name": wanted} if flat else {"function": {"name": wanted}})}
+        body["tool_choice"] = wanted if wanted in ("auto", "required") else named
+        body["parallel_tool_calls"] = not single
+    forced = wanted != "auto"
+
+    def checked(seen: dict[str, Any]) -> None:
+        for name, arguments in seen["calls"]:
+            value = json.loads(arguments)
+            must(isinstance(value, dict), f"{arguments!r} is no object")
+            if forced or (strict and name in TOOLS):
+                fits(arguments, TOOLS[name])
+            must(wanted in ("auto", "required", name), f"{name} was called, not {wanted}")
+        must(not (single or wanted in TOOLS) or len(seen["calls"]) < 2, "more than one call")
+        if forced:
+            must(not seen["text"], f"text beside a forced call: {seen['text']!r}")
+            must(seen["calls"] or seen["reason"] == "length", f"no call, and {seen['reason']}")
+
+    return route, body, checked
+
+
+def told(r: random.Random, words: str) -> Ask:
+    """Log-probabilities."""
+    route = r.choice(["/generate", "/v1/completions", "/v1/chat/completions"])
+    top = r.choice([0, 1, 5, 20])
+    chat = {"logprobs": True, "top_logprobs": top}
+    body = {**shared(r), **_said(route, words), "max_tokens": r.choice([1, 9, 33])}
+    body |= chat if "chat" in route else {"logprobs": top}
+
+    def checked(seen: dict[str, Any]) -> None:
+        must(seen["logprobs"] is not None, "no log-probabilities")
+        must(seen["tokens"] is None or 0 <= len(seen["logprobs"]) - seen["tokens"] <= 1, "not one of each token")
+        must(all(value is not None and value <= 1e-6 for value in seen["logprobs"]), "a probability above one")
+
+    return route, body, checked
+
+
+def _without_ends(body: dict[str, Any]) -> None:
+    """A grammar says where an answer ends: `min_tokens` is refused beside one, and stop tokens end it anywhere."""
+    for name in ("min_tokens", "stop_token_ids"):
+        body.pop(name, None)
+
+
+def _said(route: str, words: str) -> dict[str, Any]:
+    if route == "/v1/responses":
+        return {"input": words}
+    if route in ("/v1/chat/completions", "/v1/messages"):
+        return {"messages": [{"role": "user", "content": words}]}
+    return {"prompt": words}
+
+
+def whole(route: str, answer: httpx.Response) -> dict[str, Any]:
+    """What an answer in one piece says, alike for all routes."""
+    data = answer.json()
+    seen: dict[str, Any] = {"calls": [], "logprobs": None, "tokens": None}
+    if route == "/generate":
+        seen |= {"text": data["text"], "reason": data["finish_reason"], "tokens": len(data["token_ids"])}
+        if "logprobs" in data:
+            seen["logprobs"] = [one["logprob"] for one in data["logprobs"]]
+    elif route == "/v1/responses":
+        parts = [part["text"] for item in data["output"] if item["type"] == "message" for part in item["content"]]
+        calls = [(item["name"], item["arguments"]) for item in data["output"] if item["type"] == "function_call"]
+        seen |= {
+            "text": "".join(parts),
+            "reason": "stop" if data["status"] == "completed" else "length",
+            "calls": calls,
+        }
+    elif route == "/v1/messages":
+        texts = [block["text"] for block in data["content"] if block["type"] == "text"]
+        calls = [(b["name"], json.dumps(b["input"])) for b in data["content"] if b["type"] == "tool_use"]
+        reason = "length" if data["stop_reason"] == "max_tokens" else "stop"
+        seen |= {"text": "".join(texts), "reason": reason, "calls": calls}
+    else:
+        (choice,) = data["choices"]
+        message = choice.get("message", {"content": choice.get("text")})
+        calls = [(one["function"]["name"], one["function"]["arguments"]) for one in message.get("tool_calls", [])]
+        seen |= {"text": message["content"] or "", "reason": choice["finish_reason"], "calls": calls}
+        if (found := choice["logprobs"]) is not None:
+            listed = found.get("token_logprobs")
+            seen["logprobs"] = [one["logprob"] for one in found["content"]] if listed is None else listed
+            seen["tokens"] = data["usage"]["completion_tokens"]
+    return seen
+
+
+def streamed(route: str, answer: httpx.Response) -> str:
+    """The text that a stream's pieces make."""
+    if route in ("/v1/responses", "/v1/messages"):
+        events = [event for _, event in sse_events(answer.text)]
+        if route == "/v1/responses":
+            return "".join(e["delta"] for e in events if e["type"] == "response.output_text.delta")
+        return "".join(e["delta"].get("text", "") for e in events if e["type"] == "content_block_delta")
+    *lines, last = sse(answer.text)
+    must(last == "[DONE]", "a stream without [DONE]")
+    events = [json.loads(line) for line in lines]
+    if route == "/generate":
+        return "".join(event["text"] for event in events[:-1])
+    choices = [choice for event in events for choice in event["choices"]]
+    return "".join((c["delta"].get("content") if "delta" in c else c["text"]) or "" for c in choices)
