@@ -134,10 +134,12 @@ class Server:
             loop.add_signal_handler(sig, self._on_signal, sig)
         await self.supervisor.start()
         # only now, so that the backends load while this process imports; connections wait in the kernel
+        from runtime.server import tracing
         from runtime.server.http import make_http
 
         self.service, self.http = make_http(self.config, self.frontend)
         self.service.draining = self.signals > 0
+        self.service.tracing = tracing.start()
         port = self.listener.getsockname()[1]
         log.info("listening on http://%s:%d, serving %s", self.config.host, port, ", ".join(self.service.names))
         if self.config.engine.model is None:
@@ -157,6 +159,8 @@ class Server:
             self.http.should_exit = True
             await asyncio.gather(http, return_exceptions=True)
             await self.supervisor.stop("the server ends")
+            if self.service.tracing is not None:
+                self.service.tracing.close()
         if self.failure is not None:
             raise ConfigError(self.failure)
         return 0
