@@ -126,7 +126,7 @@ LOCK := $(BIN)/uv pip compile -q --universal --python-version 3.11 --generate-ha
 
 lock: setup  ## resolve the constraints again (names, versions and hashes only)
 	$(LOCK) --extra dev -c constraints/pins.txt pyproject.toml -o constraints/lock.txt
-	$(LOCK) --extra client -c constraints/lock.txt pyproject.toml -o constraints/runtime.txt
+	$(LOCK) --extra client --extra otel -c constraints/lock.txt pyproject.toml -o constraints/runtime.txt
 	$(BIN)/python -c 'import tomllib; print(*tomllib.load(open("pyproject.toml", "rb"))["project"]["optional-dependencies"]["operator"], sep="\n")' \
 	  | $(LOCK) -c constraints/lock.txt - -o constraints/operator.txt
 

@@ -229,7 +229,7 @@ def test_metrics_are_documented():
     from runtime.server.metrics import Metrics
 
     text = page("docs/server.md")
-    for name in re.findall(r"^# TYPE (\w+)", Metrics().text().decode(), re.MULTILINE):
+    for name in re.findall(r"^# TYPE (\w+)", Metrics("m").text().decode(), re.MULTILINE):
         if not name.endswith("_created"):
             assert f"`{name}" in text, name
 

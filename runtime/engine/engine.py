@@ -179,6 +179,8 @@ class Engine:
             elif cached < settled:
                 if request.prefilling:
                     stats.forwards_prefill += 1
+                    if not request.nfe and request.queue_seconds is not None:  # else it was preempted since
+                        request.prefill_seconds = time.perf_counter() - request.arrived - request.queue_seconds
                 elif not denoises:
                     stats.forwards_commit += 1
                 request.cached = min(turn.last, settled)

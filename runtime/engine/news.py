@@ -16,6 +16,7 @@ def news(request: Request) -> EngineOutput:
         eos=request.hit_eos,
         cached_tokens=request.cached_tokens,
         queue_seconds=request.queue_seconds,
+        prefill_seconds=request.prefill_seconds,
     )
     if request.told_of is not None:
         output.logprobs = _logprobs(request)

@@ -90,6 +90,7 @@ class Choice:
         "logprobs",
         "nfe",
         "parts",
+        "prefill_seconds",
         "queue_seconds",
         "spec",
     )
@@ -105,6 +106,7 @@ class Choice:
         self.eos = False
         self.cached_tokens = 0
         self.queue_seconds = 0.0
+        self.prefill_seconds = 0.0
         self.logprobs: list[TokenLogprob] = []
         self.ending: TokenLogprob | None = None
 
@@ -113,6 +115,7 @@ class Choice:
         self.nfe = output.nfe
         self.cached_tokens = output.cached_tokens or self.cached_tokens
         self.queue_seconds = output.queue_seconds or self.queue_seconds
+        self.prefill_seconds = output.prefill_seconds or self.prefill_seconds
         if output.logprobs is not None:
             self._tell(output.new_tokens, output.logprobs)
         text = self.answer.push(output.new_tokens)

@@ -99,6 +99,7 @@ class EngineOutput(msgspec.Struct, kw_only=True):
     masked: list[int] | None = None  # offsets from start
     cached_tokens: int | None = None
     queue_seconds: float | None = None
+    prefill_seconds: float | None = None  # from there to the end of the step that took in the prompt's last part
     logprobs: TokenLogprobs | None = None  # of `new_tokens`, where they are asked for
     eos: bool = False  # the answer ended at an EOS (it counts as a token of the forward passes, not of the answer)
 

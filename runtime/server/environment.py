@@ -28,17 +28,36 @@ def set_up() -> None:
     sys.setswitchinterval(LOCK_SECONDS)
 
 
+_TRACES = ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT")
+_PROTOCOLS = ("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "OTEL_EXPORTER_OTLP_PROTOCOL")
+
+
+def traces_endpoint() -> str | None:
+    """The variable that says where traces go; None where none are wanted. What else OTEL_ variables say of them, its
+    library reads by itself."""
+    if os.environ.get("OTEL_SDK_DISABLED", "").strip().lower() == "true":
+        return None
+    if os.environ.get("OTEL_TRACES_EXPORTER", "").strip() == "none":
+        return None
+    return next((name for name in _TRACES if os.environ.get(name)), None)
+
+
+def traces_protocol() -> str:
+    """OTLP's protocol that is asked for; "": any."""
+    return next((os.environ[name].strip() for name in _PROTOCOLS if os.environ.get(name)), "")
+
+
 def backend_environment(model: str | None, *, fetches: bool = False) -> dict[str, str]:
     """A backend's environment: ours without its secrets, and with threads that sleep rather than spin while the
     frontend needs the cores.
 
     A backend is told its configuration in a message, so it needs none of the server's variables (keys among them), and
-    the hub's token only to fetch a model from there, or adapters (`fetches`).
+    the hub's token only to fetch a model from there, or adapters (`fetches`). Traces are the frontend's.
     """
     hub = fetches or (model is not None and model.startswith("hf://"))
     kept = {
         name: value
         for name, value in os.environ.items()
-        if not name.startswith(ENV_PREFIX) and (hub or name not in HUB_TOKENS)
+        if not name.startswith((ENV_PREFIX, "OTEL_")) and (hub or name not in HUB_TOKENS)
     }
     return {**kept, "OMP_WAIT_POLICY": "passive", "PYTHONUNBUFFERED": "1"}

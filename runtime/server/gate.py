@@ -101,3 +101,5 @@ class Gate:
             service.in_flight -= 1
             seconds = time.monotonic() - arrived
             access.tell(scope["method"], scope["path"], status, seconds, state, scope["path"] in self.open)
+            if service.tracing is not None and (scope["method"], scope["path"]) in self.at_once and status != 401:
+                service.tracing.tell(scope, request_id.decode(), service.names[0], status, arrived)

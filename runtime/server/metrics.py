@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import platform
 import time
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Info, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
 import runtime
 from runtime.request.io import EngineInfo, EngineStats
+from runtime.server.metric_labels import Named, Processes
 
 _SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300)
 _STEP_SECONDS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10)
@@ -168,13 +169,14 @@ GIVEN_UP = (
 
 
 class Metrics:
-    """Everything /metrics shows, in a registry of its own."""
+    """Everything /metrics shows, in a registry of its own. `model_name`: the label's value."""
 
-    def __init__(self) -> None:
+    def __init__(self, model_name: str) -> None:
         self.last = b""
         self.rendered = 0.0
         self.credit = _RENDERING_AT_ONCE
         self.registry = CollectorRegistry()
+        self.shown = Named(self.registry, model_name)
         self.figures = EngineFigures()
         self.registry.register(self.figures)
 
@@ -225,6 +227,10 @@ class Metrics:
         self.build = Info("unmask_build", "Version, and the model's family and device.", registry=self.registry)
         self.build.info({"version": runtime.__version__, "python": platform.python_version()})
 
+    def beside(self, processes: Callable[[], Mapping[str, int]]) -> None:
+        """Tell of this process, and of those that run beside it: their pids by name, asked for every time."""
+        self.registry.register(Processes(processes))
+
     def loaded(self, info: EngineInfo, seconds: float) -> None:
         self.figures.room = info.max_num_reqs
         self.load.set(seconds)
@@ -264,7 +270,7 @@ class Metrics:
         now = time.monotonic()
         self.credit = min(self.credit + (now - self.rendered) * _RENDERING, _RENDERING_AT_ONCE)
         if self.credit > 0 or not self.last:
-            self.last = generate_latest(self.registry)
+            self.last = generate_latest(self.shown)
             self.credit -= time.monotonic() - now
         self.rendered = now
         return self.last

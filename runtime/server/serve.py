@@ -108,18 +108,24 @@ class Server:
         self.config = config
         self.listener = listener
         self.clean_up = clean_up
-        metrics = Metrics()
+        metrics = Metrics(config.model_names[0])
         self.frontend = Frontend(config, metrics)
         self.supervisor = Supervisor(config, self.frontend, *addresses, self._give_up, backend_command)
         self.frontend.supervisor = self.frontend.adapters.supervisor = self.supervisor
         self.supervisor.engine_config = self.frontend.adapters.engine_config
         metrics.backends.set_function(lambda: len(self.supervisor.ready))
+        metrics.beside(self._backends)
         self.service: Service | None = None
         self.http: HttpServer | None = None
         self.failure: str | None = None  # why the server could not start
         self.ended = asyncio.Event()
         self.signals = 0
         self.drainer: asyncio.Task[None] | None = None
+
+    def _backends(self) -> dict[str, int]:
+        """Pids of the backend processes that live, by the name of their place."""
+        found = ((r.index, r.process) for r in self.supervisor.replicas)
+        return {f"backend-{i}": p.pid for i, p in found if p is not None and p.returncode is None}
 
     async def serve(self) -> int:
         """Serve to the end. Raises ConfigError with the reason when loading failed."""
@@ -128,10 +134,12 @@ class Server:
             loop.add_signal_handler(sig, self._on_signal, sig)
         await self.supervisor.start()
         # only now, so that the backends load while this process imports; connections wait in the kernel
+        from runtime.server import tracing
         from runtime.server.http import make_http
 
         self.service, self.http = make_http(self.config, self.frontend)
         self.service.draining = self.signals > 0
+        self.service.tracing = tracing.start()
         port = self.listener.getsockname()[1]
         log.info("listening on http://%s:%d, serving %s", self.config.host, port, ", ".join(self.service.names))
         if self.config.engine.model is None:
@@ -151,6 +159,8 @@ class Server:
             self.http.should_exit = True
             await asyncio.gather(http, return_exceptions=True)
             await self.supervisor.stop("the server ends")
+            if self.service.tracing is not None:
+                self.service.tracing.close()
         if self.failure is not None:
             raise ConfigError(self.failure)
         return 0

@@ -32,6 +32,7 @@ from runtime.server.preparing import Preparer
 from runtime.server.schemas import GenerateRequest, Generation, InfillRequest, OpenAIRequest
 from runtime.server.structured import FormChecker, form
 from runtime.server.talking import Talk
+from runtime.server.tracing import Tracing
 from runtime.server.validating import B
 from runtime.text import Answer, Tokenizer
 
@@ -58,6 +59,7 @@ class Service:
         self.forms = FormChecker(self.require)
         self.created = int(time.time())
         self.draining = False
+        self.tracing: Tracing | None = None
         self.told: set[str] = set()  # ignored fields that the log has named
         self.in_flight = 0  # HTTP requests being answered
 

@@ -187,6 +187,7 @@ class Request:
         self.preempted = False
         self.arrived = time.perf_counter()
         self.queue_seconds: float | None = None
+        self.prefill_seconds: float | None = None
         # what its rule reads, [len(Rule.columns)], constant over the request's life
         drawn = (spec.temperature, spec.top_p, spec.top_k, spec.min_p)
         self.params = np.array([*drawn, *agreed.row], dtype=np.float64)

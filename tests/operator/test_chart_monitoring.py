@@ -15,7 +15,7 @@ pytestmark = pytest.mark.programs
 
 
 def known():
-    text = generate_latest(OperatorMetrics(Store(), lambda: 0).registry).decode() + EngineMetrics().text().decode()
+    text = generate_latest(OperatorMetrics(Store(), lambda: 0).registry).decode() + EngineMetrics("m").text().decode()
     names = set(re.findall(r"^(?:# TYPE )?(unmask_\w+)", text, re.MULTILINE))
     return names | {
         f"{name}_{part}"

@@ -19,6 +19,7 @@ import httpx
 import psutil
 
 ROOT = Path(__file__).resolve().parents[2]
+_MODEL_NAME = re.compile(r',model_name="[^"]*"|model_name="[^"]*",?')
 _ENGINES_TOTALS = ("unmask_generated_tokens_total", "unmask_forwards_total")
 REAL = "runtime.server"
 FAKE = "tests.server.fake_server"
@@ -79,9 +80,10 @@ class ServerProcess:
         return [p for p in psutil.Process(self.process.pid).children() if "--command-addr" in p.cmdline()]
 
     def metrics(self) -> dict[str, float]:
-        """Samples by name with labels, as in ``unmask_requests_total{outcome="stop"}``."""
+        """Samples by name with labels, as in ``unmask_requests_total{outcome="stop"}``, less the model's name."""
         with self.client() as client:
             text = client.get("/metrics").text
+        text = _MODEL_NAME.sub("", text).replace("{}", "")
         lines = (line.rsplit(" ", 1) for line in text.splitlines() if line and not line.startswith("#"))
         return {name: float(value) for name, value in lines}
 

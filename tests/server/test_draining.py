@@ -23,7 +23,7 @@ GET = b"GET /x HTTP/1.1\r\n\r\n"
 
 
 def connection_with(*data: bytes) -> tuple[HttpServer, Connection, Transport]:
-    http = HttpServer(app, Limits(), Metrics())
+    http = HttpServer(app, Limits(), Metrics("m"))
     http.config.load()
     http.lifespan = http.config.lifespan_class(http.config)
     connection, transport = http._connection(), Transport()

@@ -27,7 +27,7 @@ KEYS = ("key-of-the-one-client", "key-of-the-other-client")
 
 def frontend(sent: list[Any], queue: int = 1024, slots: int = 128) -> Frontend:
     """A frontend over one backend that only notes what it is sent."""
-    made = Frontend(ServerConfig(max_queue=queue), Metrics(), soon=lambda work: work())
+    made = Frontend(ServerConfig(max_queue=queue), Metrics("m"), soon=lambda work: work())
     made.supervisor = SimpleNamespace(ready=[0], send=lambda replica, message: sent.append(message))  # type: ignore[assignment]
     made.info = SimpleNamespace(max_num_reqs=slots)  # type: ignore[assignment]
     return made

@@ -113,7 +113,7 @@ def test_a_request_that_waits_for_its_answer_keeps_no_body(
     class Held(Service):
         def __init__(self) -> None:
             self.preparer = Ids()  # type: ignore[assignment]
-            self.metrics = Metrics()
+            self.metrics = Metrics("m")
             self.config = ServerConfig()
 
         async def body(self, request: Any, kind: Any) -> Any:

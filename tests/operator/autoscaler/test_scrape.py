@@ -50,7 +50,7 @@ def _answer(text: str, status: int = 200, delay: float = 0) -> web.RequestHandle
 
 
 def test_the_runtimes_own_metrics_are_read() -> None:
-    metrics = Metrics()
+    metrics = Metrics("m")
     metrics.figures.live, metrics.figures.room = [12], 8
     metrics.load.set(90)
     metrics.engine(0, EngineStats(waiting=7, pages_total=8, pages_used=2))

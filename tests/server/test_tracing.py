@@ -1,0 +1,179 @@
+"""Traces, as a collector on the loopback gets them from the real exporter of a real server."""
+
+from __future__ import annotations
+
+import logging
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+import pytest
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
+
+from runtime.server import tracing
+from runtime.server.environment import backend_environment
+from tests.server.harness import serving, wait_for
+
+TRACE, PARENT = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"
+CHAT = "/v1/chat/completions"
+BODY: dict[str, Any] = {"messages": [{"role": "user", "content": "a secret"}], "max_tokens": 8}
+VARIABLES = ("OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT")
+
+
+class Collector(ThreadingHTTPServer):
+    """Keeps every span that it is sent, and who sent it."""
+
+    def __init__(self) -> None:
+        super().__init__(("127.0.0.1", 0), Handler)
+        self.spans: list[Any] = []
+        self.resources: list[dict[str, Any]] = []
+
+    def named(self, name: str) -> list[Any]:
+        return [span for span in self.spans if span.name == name]
+
+
+class Handler(BaseHTTPRequestHandler):
+    server: Collector
+
+    def do_POST(self) -> None:
+        assert self.path == "/v1/traces"
+        told = ExportTraceServiceRequest.FromString(self.rfile.read(int(self.headers["content-length"])))
+        for resource in told.resource_spans:
+            self.server.resources.append(attributes(resource.resource))
+            for scope in resource.scope_spans:
+                self.server.spans += scope.spans
+        self.send_response(200)
+        self.send_header("content-length", "0")
+        self.end_headers()
+
+    def log_message(self, format: str, *args: Any) -> None:
+        pass
+
+
+def attributes(of: Any) -> dict[str, Any]:
+    def plain(value: Any) -> Any:
+        kind = value.WhichOneof("value")
+        found = getattr(value, kind)
+        return [plain(item) for item in found.values] if kind == "array_value" else found
+
+    return {pair.key: plain(pair.value) for pair in of.attributes}
+
+
+@contextmanager
+def collecting() -> Iterator[Collector]:
+    collector = Collector()
+    threading.Thread(target=collector.serve_forever, daemon=True).start()
+    try:
+        yield collector
+    finally:
+        collector.shutdown()
+        collector.server_close()
+
+
+def environment(collector: Collector, **more: str) -> dict[str, str]:
+    endpoint = f"http://127.0.0.1:{collector.server_port}"
+    return {VARIABLES[0]: endpoint, "OTEL_BSP_SCHEDULE_DELAY": "100", "NO_PROXY": "127.0.0.1", **more}
+
+
+def test_a_span_a_request_below_its_callers(checkpoint: Any) -> None:
+    arguments = ("--model", str(checkpoint), "--served-model-name", "mine", "--api-key", "a-key-of-these-tests")
+    with collecting() as collector, serving(*arguments, env=environment(collector)) as server:
+        server.headers = {"Authorization": "Bearer a-key-of-these-tests"}
+        with server.client() as client:
+            caller = {"traceparent": f"00-{TRACE}-{PARENT}-01", "X-Request-Id": "mine-1"}
+            answer = client.post(CHAT, json=BODY, headers=caller).json()
+            assert client.post(CHAT, json={**BODY, "temperature": -1}).status_code == 400
+            assert client.post(CHAT, json=BODY, headers={"Authorization": "Bearer no"}).status_code == 401
+            streamed = {"prompt": "ab" * 40, "max_tokens": 8, "stream": True, "ignore_eos": True}
+            assert "final" in client.post("/generate", json=streamed).text
+            assert client.get("/metrics").status_code == 200
+        wait_for(lambda: len(collector.spans) == 9, 20)
+    assert len(collector.spans) == 9  # three requests, and three phases of two
+    assert all("secret" not in str(span) for span in collector.spans)
+    whole, refused = sorted(collector.named("chat mine"), key=lambda span: span.start_time_unix_nano)
+    (stream,) = collector.named("text_completion mine")
+    assert (whole.trace_id.hex(), whole.parent_span_id.hex()) == (TRACE, PARENT)
+    assert stream.trace_id.hex() != TRACE
+    assert not stream.parent_span_id
+    usage, told = answer["usage"], attributes(whole)
+    assert told["gen_ai.response.id"] == answer["id"]
+    assert told["gen_ai.usage.input_tokens"] == usage["prompt_tokens"]
+    assert told["gen_ai.usage.output_tokens"] == usage["completion_tokens"]
+    assert told["gen_ai.response.finish_reasons"] == [answer["choices"][0]["finish_reason"]]
+    assert told["unmask.forwards"] >= 1
+    assert told["http.route"] == CHAT
+    assert told["unmask.request_id"] == "mine-1"
+    assert attributes(refused)["error.type"] == "400"
+    assert attributes(stream)["gen_ai.response.time_to_first_chunk"] > 0
+    for span in (whole, stream):
+        phases = {child.name: child for child in collector.spans if child.parent_span_id == span.span_id}
+        queue, prefill, denoise = (phases[name] for name in ("queue", "prefill", "denoise"))
+        assert span.start_time_unix_nano <= queue.start_time_unix_nano
+        assert queue.end_time_unix_nano == prefill.start_time_unix_nano
+        assert prefill.end_time_unix_nano == denoise.start_time_unix_nano
+        assert prefill.start_time_unix_nano < prefill.end_time_unix_nano
+        assert denoise.start_time_unix_nano < denoise.end_time_unix_nano == span.end_time_unix_nano
+    assert {resource["service.name"] for resource in collector.resources} == {"unmask"}
+
+
+def test_the_standard_variables_decide_who_is_sampled_and_the_end_sends_the_rest(checkpoint: Any) -> None:
+    more = {"OTEL_TRACES_SAMPLER": "parentbased_always_off", "OTEL_SERVICE_NAME": "ours"}
+    later = environment(collector := Collector(), **more, OTEL_BSP_SCHEDULE_DELAY="60000")
+    threading.Thread(target=collector.serve_forever, daemon=True).start()
+    try:
+        with serving("--model", str(checkpoint), env=later) as server:
+            with server.client() as client:
+                client.post(CHAT, json=BODY).raise_for_status()
+                caller = {"traceparent": f"00-{TRACE}-{PARENT}-01"}
+                client.post(CHAT, json=BODY, headers=caller).raise_for_status()
+            assert not collector.spans
+            server.stop()
+            assert len(collector.spans) == 4
+    finally:
+        collector.shutdown()
+        collector.server_close()
+    assert {span.trace_id.hex() for span in collector.spans} == {TRACE}
+    assert {resource["service.name"] for resource in collector.resources} == {"ours"}
+
+
+@pytest.mark.parametrize("variable", VARIABLES)
+def test_without_the_extra_one_line_names_it(
+    variable: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv(variable, "http://127.0.0.1:9")
+    monkeypatch.setitem(sys.modules, "opentelemetry.sdk", None)
+    monkeypatch.setitem(sys.modules, "opentelemetry.exporter.otlp.proto.http.trace_exporter", None)
+    with caplog.at_level(logging.WARNING):
+        assert tracing.start() is None
+    (line,) = caplog.records
+    assert variable in line.getMessage()
+    assert "unmask[otel]" in line.getMessage()
+
+
+def test_a_protocol_that_is_not_spoken_is_told(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv(VARIABLES[0], "http://127.0.0.1:9")
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_PROTOCOL", "grpc")
+    assert tracing.start() is None
+    assert "not grpc" in caplog.text
+
+
+@pytest.mark.parametrize("more", [{}, {"OTEL_SDK_DISABLED": "true"}, {"OTEL_TRACES_EXPORTER": "none"}])
+def test_nothing_is_imported_where_no_traces_are_wanted(more: dict[str, str]) -> None:
+    program = (
+        "import sys; from runtime.server import http, tracing\n"
+        "assert tracing.start() is None\n"
+        "assert not [n for n in sys.modules if n.startswith(('opentelemetry.sdk', 'opentelemetry.exporter'))]"
+    )
+    wanted = {VARIABLES[0]: "http://127.0.0.1:9"} if more else {}
+    subprocess.run([sys.executable, "-c", program], check=True, env={"PYTHONPATH": ".", **wanted, **more})
+
+
+def test_backends_have_no_secret_of_the_exporter(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_HEADERS", "authorization=secret")
+    assert not [name for name in backend_environment(None) if name.startswith("OTEL_")]
