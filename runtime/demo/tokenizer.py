@@ -28,7 +28,7 @@ PIECE_PATTERN = r"\p{N}| ?\p{L}+| ?[^\s\p{L}\p{N}] (?=\p{N})| ?[^\s\p{L}\p{N}]|\
 
 CHAT_TEMPLATE = (
     "{%- set end = '" + THINKING_OFF + "<|role_end|>' -%}"
-    "{%- if tools -%}"
+    "{%- set tools = tools | default(none) -%}{%- if tools -%}"
     "{%- set offer -%}# Tools\n<tools>\n{% for tool in tools %}{{ tool | tojson }}{{ '\n' }}{% endfor %}</tools>\n"
     + HOW
     + "{%- endset -%}"

@@ -2,8 +2,8 @@ from typing import Any
 
 import instructor
 import openai
-from checks import KEY, MODEL, PERSON, RECORD, SUM, SUM_ANSWER, URL, check, main, same
-from pydantic import BaseModel
+from checks import COMPUTE, COMPUTED, KEY, MODEL, PERSON, RECORD, SUM, SUM_ANSWER, URL, calculated, check, main, same
+from pydantic import BaseModel, create_model
 
 ASKED: Any = {"model": MODEL, "messages": [{"role": "user", "content": RECORD}], "max_retries": 0}
 
@@ -12,6 +12,9 @@ class Person(BaseModel):
     name: str
     age: int
     city: str
+
+
+Calculator = create_model("calculator", __doc__="Calculate the value of an arithmetic expression.", expression=str)
 
 
 def made(mode: instructor.Mode) -> instructor.Instructor:
@@ -45,6 +48,14 @@ def partial() -> None:
     parts = list(made(instructor.Mode.JSON_SCHEMA).chat.completions.create_partial(response_model=Person, **ASKED))
     same(parts[-1].model_dump(), PERSON)
     assert len(parts) > 1, parts
+
+
+@check("tools")
+def tools() -> None:
+    for mode in (instructor.Mode.TOOLS, instructor.Mode.TOOLS_STRICT):
+        asked: Any = {"model": MODEL, "messages": [{"role": "user", "content": COMPUTE}], "max_retries": 0}
+        found = made(mode).chat.completions.create(response_model=Calculator, **asked)
+        same(calculated(found.expression), COMPUTED)
 
 
 main()

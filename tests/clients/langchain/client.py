@@ -1,8 +1,26 @@
-from checks import KEY, MODEL, PERSON, RECORD, SCHEMA, SUM, SUM_ANSWER, TALE, URL, check, main, same
+from checks import (
+    COMPUTE,
+    COMPUTED,
+    KEY,
+    MODEL,
+    PERSON,
+    RECORD,
+    SCHEMA,
+    SUM,
+    SUM_ANSWER,
+    TALE,
+    URL,
+    calculated,
+    check,
+    main,
+    same,
+)
+from langchain.agents import create_agent
 from langchain_core.messages import AIMessage, HumanMessage
 from langchain_core.prompts import ChatPromptTemplate
+from langchain_core.tools import tool
 from langchain_openai import ChatOpenAI
-from pydantic import BaseModel
+from pydantic import BaseModel, create_model
 
 model = ChatOpenAI(model=MODEL, base_url=URL, api_key=KEY, max_retries=0, temperature=0)
 
@@ -60,6 +78,46 @@ def json_schema_as_a_dict() -> None:
 @check("structured")
 def json_mode() -> None:
     same(model.with_structured_output(Person, method="json_mode").invoke(RECORD), Person(**PERSON))
+
+
+@tool
+def calculator(expression: str) -> str:
+    """Calculate the value of an arithmetic expression."""
+    return calculated(expression)
+
+
+@check("tools")
+def bound() -> None:
+    (call,) = model.bind_tools([calculator]).invoke(COMPUTE).tool_calls
+    same(calculator.invoke(call).content, COMPUTED)
+
+
+@check("tools")
+def bound_streamed() -> None:
+    asked = model.bind_tools([calculator], tool_choice="required", strict=True)
+    pieces = list(asked.stream(COMPUTE))
+    whole = pieces[0]
+    for piece in pieces[1:]:
+        whole += piece
+    same([call["name"] for call in whole.tool_calls], ["calculator"])
+    same(calculator.invoke(whole.tool_calls[0]).content, COMPUTED)
+
+
+@check("tools")
+def agent() -> None:
+    messages = create_agent(model, tools=[calculator]).invoke({"messages": [HumanMessage(COMPUTE)]})["messages"]
+    same([message.type for message in messages], ["human", "ai", "tool", "ai"])
+    same(messages[2].content, COMPUTED)
+    assert COMPUTED in messages[3].content, messages
+
+
+Calculator = create_model("calculator", __doc__="Calculate the value of an arithmetic expression.", expression=str)
+
+
+@check("structured")
+def function_calling() -> None:
+    found = model.with_structured_output(Calculator, method="function_calling").invoke(COMPUTE)
+    same(calculated(found.expression), COMPUTED)
 
 
 main()

@@ -1,9 +1,35 @@
-from agents import Agent, ModelSettings, OpenAIChatCompletionsModel, OpenAIResponsesModel, Runner, set_tracing_disabled
-from checks import KEY, MODEL, PERSON, RECORD, SUM, SUM_ANSWER, TALE, URL, check, main, same
+from agents import (
+    Agent,
+    ModelSettings,
+    OpenAIChatCompletionsModel,
+    OpenAIResponsesModel,
+    Runner,
+    function_tool,
+    set_tracing_disabled,
+)
+from checks import (
+    COMPUTE,
+    COMPUTED,
+    KEY,
+    MODEL,
+    PERSON,
+    RECORD,
+    SUM,
+    SUM_ANSWER,
+    TALE,
+    URL,
+    calculated,
+    check,
+    main,
+    same,
+)
 from openai import AsyncOpenAI
 from pydantic import BaseModel
 
 set_tracing_disabled(True)
+
+
+called: list[str] = []
 
 
 class Person(BaseModel):
@@ -16,6 +42,10 @@ def agent(**more: object) -> Agent[None]:
     client = AsyncOpenAI(base_url=URL, api_key=KEY, max_retries=0)
     model = OpenAIChatCompletionsModel(MODEL, client)
     return Agent(name="demo", model=model, model_settings=ModelSettings(include_usage=True), **more)
+
+
+def responses() -> OpenAIResponsesModel:
+    return OpenAIResponsesModel(MODEL, AsyncOpenAI(base_url=URL, api_key=KEY, max_retries=0))
 
 
 @check("basic")
@@ -41,7 +71,7 @@ async def run_streamed() -> None:
 
 @check("basic")
 async def over_responses() -> None:
-    model = OpenAIResponsesModel(MODEL, AsyncOpenAI(base_url=URL, api_key=KEY, max_retries=0))
+    model = responses()
     result = await Runner.run(Agent(name="demo", model=model), SUM)
     same(result.final_output, SUM_ANSWER)
     asked = [*result.to_input_list(), {"role": "user", "content": "Solve: 7 * 8."}]
@@ -51,6 +81,33 @@ async def over_responses() -> None:
 @check("structured")
 async def output_type() -> None:
     same((await Runner.run(agent(output_type=Person), RECORD)).final_output, Person(**PERSON))
+
+
+@function_tool
+def calculator(expression: str) -> str:
+    """Calculate the value of an arithmetic expression."""
+    called.append(expression)
+    return calculated(expression)
+
+
+@check("tools")
+async def there_and_back() -> None:
+    for made in (agent(tools=[calculator]), Agent(name="demo", model=responses(), tools=[calculator])):
+        called.clear()
+        result = await Runner.run(made, COMPUTE)
+        assert COMPUTED in result.final_output, result.new_items
+        same(len(called), 1)
+
+
+@check("tools")
+async def there_and_back_streamed() -> None:
+    for made in (agent(tools=[calculator]), Agent(name="demo", model=responses(), tools=[calculator])):
+        called.clear()
+        result = Runner.run_streamed(made, COMPUTE)
+        async for _ in result.stream_events():
+            pass
+        assert COMPUTED in result.final_output, result.new_items
+        same(len(called), 1)
 
 
 main()

@@ -1,10 +1,28 @@
-from checks import KEY, MODEL, PERSON, RECORD, SUM, SUM_ANSWER, TALE, URL, check, main, same
+from checks import (
+    COMPUTE,
+    COMPUTED,
+    KEY,
+    MODEL,
+    PERSON,
+    RECORD,
+    SUM,
+    SUM_ANSWER,
+    TALE,
+    URL,
+    calculated,
+    check,
+    main,
+    same,
+)
 from pydantic import BaseModel
-from pydantic_ai import Agent, NativeOutput, PromptedOutput
+from pydantic_ai import Agent, NativeOutput, PromptedOutput, ToolOutput
 from pydantic_ai.models.openai import OpenAIChatModel
 from pydantic_ai.providers.openai import OpenAIProvider
 
 model = OpenAIChatModel(MODEL, provider=OpenAIProvider(base_url=URL, api_key=KEY))
+
+
+called: list[str] = []
 
 
 class Person(BaseModel):
@@ -53,6 +71,40 @@ async def prompted_output() -> None:
 async def native_output_streamed() -> None:
     async with Agent(model, output_type=NativeOutput(Person)).run_stream(RECORD) as result:
         same(await result.get_output(), Person(**PERSON))
+
+
+class Calculator(BaseModel):
+    """Calculate the value of an arithmetic expression."""
+
+    expression: str
+
+
+def calculator(expression: str) -> str:
+    """Calculate the value of an arithmetic expression."""
+    called.append(expression)
+    return calculated(expression)
+
+
+@check("tools")
+async def there_and_back() -> None:
+    called.clear()
+    result = await Agent(model, tools=[calculator]).run(COMPUTE)
+    assert COMPUTED in result.output, result.all_messages()
+    same(len(called), 1)
+
+
+@check("tools")
+async def there_and_back_streamed() -> None:
+    called.clear()
+    async with Agent(model, tools=[calculator]).run_stream(COMPUTE) as result:
+        assert COMPUTED in await result.get_output(), result.all_messages()
+    same(len(called), 1)
+
+
+@check("tools")
+async def output_as_a_tool() -> None:
+    found = (await Agent(model, output_type=ToolOutput(Calculator, name="calculator")).run(COMPUTE)).output
+    same(calculated(found.expression), COMPUTED)
 
 
 main()

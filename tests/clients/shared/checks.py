@@ -25,6 +25,7 @@ PRODUCT, PRODUCT_ANSWER = "Solve: 7 * 8.", "7 x 8 = 56."
 TALE = "Tell a story about Anna, a fox and a river."  # the longest kind of answer: several blocks
 RECORD = "Anna, 34, lives in Rome. Write this as JSON."
 PERSON = {"name": "Anna", "age": 34, "city": "Rome"}
+COMPUTE, COMPUTED = "What is 812 + 77?", "889"  # which the demo calls a calculator for, where it is offered one
 SCHEMA = {
     "type": "object",
     "properties": {"name": {"type": "string"}, "age": {"type": "integer"}, "city": {"type": "string"}},
@@ -38,6 +39,12 @@ _found: list[tuple[str, Callable[[], Any]]] = []
 def said(text: str) -> Any:
     """A conversation of one turn, as chat completions have it."""
     return [{"role": "user", "content": text}]
+
+
+def calculated(expression: str) -> str:
+    """What a calculator that clients offer gives. Whoever asked for something else than a sum of two fails."""
+    left, right = expression.split("+")
+    return str(int(left) + int(right))
 
 
 def check(kind: str) -> Callable[[Callable[[], Any]], Callable[[], Any]]:
