@@ -193,6 +193,8 @@ class ServerConfig:
     keys_in_file: tuple[str, ...] = field(default=(), repr=False)  # at start; without keys and file, none is needed
     cors_allow_origins: tuple[str, ...] = ()
     strict_fields: bool = False
+    profiler: Literal["torch"] | None = None
+    torch_profiler_dir: str | None = None
     max_queue: int = 1024
     max_connections: int | None = None
     drain_delay: float = 0.0
@@ -212,6 +214,8 @@ class ServerConfig:
             raise ConfigError(f"--lora: {min(both)!r} is the model's own name; give the adapter another")
         if len(set(self.served_model_name)) != len(self.served_model_name):
             raise ConfigError("--served-model-name: the same name is given twice")
+        if (self.profiler is None) != (self.torch_profiler_dir is None):
+            raise ConfigError("--profiler and --torch-profiler-dir go together; give both, or leave both out")
         if (self.zmq_command_addr is None) != (self.zmq_event_addr is None):
             missing = "--zmq-event-addr" if self.zmq_event_addr is None else "--zmq-command-addr"
             raise ConfigError(f"{missing}: needed too, the two addresses are given together")

@@ -271,16 +271,13 @@ FLAGS: tuple[Flag, ...] = (
     _server(
         name="profiler",
         choices=("torch",),
-        built=False,
-        reason="/start_profile is not in this version",
-        help="profiler behind /start_profile",
+        help="profiler behind POST /start_profile and /stop_profile, which answer 409 without it; needs "
+        "--torch-profiler-dir",
     ),
     _server(
         name="torch-profiler-dir",
         metavar="DIR",
-        built=False,
-        reason="--profiler is not in this version",
-        help="where traces go",
+        help="where its traces go, a file for each backend",
     ),
     _server(name="config", metavar="FILE.yaml", help="file of flags, one `name: value` a line"),
     _server(name="print-config", type="bool", default=False, help="print the resolved values and exit"),

@@ -28,10 +28,10 @@ from runtime.server.routes import (
     infill,
     messages,
     page,
+    profiling,
     responses,
     status,
     tokens,
-    unbuilt,
 )
 from runtime.server.routes.documented import at_once
 from runtime.server.schemas import (
@@ -96,7 +96,7 @@ def make_app(service: Service) -> App:
         },
     )
     app.state.service = service
-    modules = (generate, chat, completions, responses, messages, infill, status, tokens, adapters, unbuilt, page)
+    modules = (generate, chat, completions, responses, messages, infill, status, tokens, adapters, profiling, page)
     routers = [module.router for module in modules]
     for router in routers:
         app.include_router(router)

@@ -25,6 +25,7 @@ from runtime.server import logs, messages, peers
 from runtime.server.adapter_work import LOOK_SECONDS, AdapterWork
 from runtime.server.messages import Abort, Add, Command, Configure, Event, Fatal, Hello, Loading, Outputs, Ready, Stats
 from runtime.server.peers import Invitation
+from runtime.server.profile_work import ProfileWork
 
 log = logging.getLogger("unmask.backend")
 
@@ -118,6 +119,7 @@ class Backend:
         self.held: list[EngineOutput] = []  # to be sent while the device is at the next step
         self.holds: bool = engine.while_busy(self.flush)
         self.adapters = AdapterWork(engine, link.send, self.add)
+        self.profile = ProfileWork(link.name.decode(), link.send)
 
     def run(self) -> None:
         """Serve until told to stop. Raises FrontendGone."""
@@ -125,14 +127,16 @@ class Backend:
             busy = self.engine.has_work()
             if not busy and self.stats_due:
                 self.send_stats()
-            idle = LOOK_SECONDS if self.adapters.pending else messages.PING_SECONDS
+            idle = LOOK_SECONDS if self.adapters.pending or self.profile.pending else messages.PING_SECONDS
             for command in self.link.receive(0 if busy else idle):
                 self.obey(command)
             if self.adapters.pending:
                 self.adapters.look()
+            if self.profile.pending:
+                self.profile.look()
             if self.engine.has_work():
                 self.stats_due = True
-                outputs = self.engine.step()
+                outputs = self.profile.step(self.engine) if self.profile.on else self.engine.step()
                 self.flush()  # what the step had no time for
                 self.held = outputs
                 if not self.holds or not self.engine.has_work():
@@ -162,6 +166,10 @@ class Backend:
                 self.adapters.load(name, uri)
             case messages.UnloadAdapter(name):
                 self.adapters.unload(name)
+            case messages.StartProfile(directory):
+                self.profile.start(directory)
+            case messages.StopProfile(keep):
+                self.profile.stop(keep)
             case messages.Stop():
                 self.stopped = True
             case _:

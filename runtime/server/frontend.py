@@ -15,8 +15,9 @@ from runtime.config import ServerConfig
 from runtime.errors import RequestError
 from runtime.request.io import EngineInfo, EngineOutput, EngineStats, RequestSpec
 from runtime.server.adapters import Adapters
-from runtime.server.messages import Abort, AdapterNews, Add
+from runtime.server.messages import Abort, AdapterNews, Add, ProfileNews
 from runtime.server.metrics import Metrics
+from runtime.server.profiling import Profiler
 from runtime.server.routing import Router
 
 if TYPE_CHECKING:
@@ -79,6 +80,7 @@ class Frontend:
         self.config = config
         self.metrics = metrics
         self.adapters = Adapters(config)
+        self.profiler = Profiler(config)
         self.supervisor: Supervisor | None = None  # set once both exist
         self.table: dict[str, Live] = {}
         self.soon = soon or (lambda work: asyncio.get_running_loop().call_soon(work))
@@ -223,8 +225,11 @@ class Frontend:
         self.metrics.loaded(info, load_seconds)
         self.adapters.on_ready(replica)
 
-    def on_adapter(self, replica: int, news: AdapterNews) -> None:
-        self.adapters.on_news(replica, news)
+    def on_news(self, replica: int, news: AdapterNews | ProfileNews) -> None:
+        if isinstance(news, ProfileNews):
+            self.profiler.on_news(replica, news)
+        else:
+            self.adapters.on_news(replica, news)
 
     def on_outputs(self, replica: int, outputs: list[EngineOutput]) -> None:
         table = self.table
@@ -251,6 +256,7 @@ class Frontend:
         self.router.lost(replica)
         self.due.pop(replica, None)
         self.adapters.on_down(replica)
+        self.profiler.on_down(replica)
         lost = [live for live in self.table.values() if live.replica == replica]
         for live in lost:
             self._remove(live.id)

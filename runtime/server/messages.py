@@ -108,7 +108,19 @@ class UnloadAdapter(msgspec.Struct, tag=True, frozen=True):
     name: str
 
 
-Command = Configure | Add | Abort | Ping | Stop | LoadAdapter | UnloadAdapter
+class StartProfile(msgspec.Struct, tag=True, frozen=True):
+    """Record the steps from now on; answered by ``ProfileNews``."""
+
+    directory: str
+
+
+class StopProfile(msgspec.Struct, tag=True, frozen=True):
+    """Write what was recorded into the directory, or forget it; answered then."""
+
+    keep: bool = True
+
+
+Command = Configure | Add | Abort | Ping | Stop | LoadAdapter | UnloadAdapter | StartProfile | StopProfile
 
 
 class Loading(msgspec.Struct, tag=True, frozen=True):
@@ -140,13 +152,20 @@ class AdapterNews(msgspec.Struct, tag=True, frozen=True):
     error: str | None = None
 
 
+class ProfileNews(msgspec.Struct, tag=True, frozen=True):
+    """What became of a wish for a profile: why nothing, or, once it is written, its file."""
+
+    file: str = ""
+    error: str | None = None
+
+
 class Fatal(msgspec.Struct, tag=True, frozen=True):
     """The backend ends itself; `sentence` says why in words for the person who started the server."""
 
     sentence: str
 
 
-Event = Loading | Ready | Outputs | Stats | AdapterNews | Fatal
+Event = Loading | Ready | Outputs | Stats | AdapterNews | ProfileNews | Fatal
 T = TypeVar("T")
 
 _encoder = msgspec.msgpack.Encoder()

@@ -111,7 +111,8 @@ class Server:
         metrics = Metrics(config.model_names[0])
         self.frontend = Frontend(config, metrics)
         self.supervisor = Supervisor(config, self.frontend, *addresses, self._give_up, backend_command)
-        self.frontend.supervisor = self.frontend.adapters.supervisor = self.supervisor
+        for user in (self.frontend, self.frontend.adapters, self.frontend.profiler):
+            user.supervisor = self.supervisor
         self.supervisor.engine_config = self.frontend.adapters.engine_config
         metrics.backends.set_function(lambda: len(self.supervisor.ready))
         metrics.beside(self._backends)

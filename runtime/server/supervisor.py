@@ -43,7 +43,7 @@ class Listener(Protocol):
     def on_ready(self, replica: int, info: EngineInfo, load_seconds: float) -> None: ...
     def on_outputs(self, replica: int, outputs: list[EngineOutput]) -> None: ...
     def on_stats(self, replica: int, stats: EngineStats) -> None: ...
-    def on_adapter(self, replica: int, news: messages.AdapterNews) -> None: ...
+    def on_news(self, replica: int, news: messages.AdapterNews | messages.ProfileNews) -> None: ...
     def on_down(self, replica: int, reason: str) -> None: ...
 
 
@@ -279,8 +279,8 @@ class Supervisor:
                 self.listener.on_outputs(replica.index, outputs)
             case Stats(stats):
                 self.listener.on_stats(replica.index, stats)
-            case messages.AdapterNews():
-                self.listener.on_adapter(replica.index, event)
+            case messages.AdapterNews() | messages.ProfileNews():
+                self.listener.on_news(replica.index, event)
             case Loading():
                 replica.loading = event
             case Ready(info, load_seconds):

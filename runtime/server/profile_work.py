@@ -1,0 +1,94 @@
+"""A backend's profile: torch.profiler around its steps, and the file that is made of them."""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from runtime.server.messages import ProfileNews
+
+log = logging.getLogger("unmask.backend")
+
+STEP = "engine step"  # each one's name in the trace
+
+
+class ProfileWork:
+    """`say` sends news to the frontend. All of it is for the thread of the steps, which the profiler watches.
+
+    Attributes:
+        on: steps are being recorded. pending: a file is being written; `look` sees when it is there.
+    """
+
+    def __init__(self, name: str, say: Callable[[ProfileNews], None]) -> None:
+        self.name = name
+        self.say = say
+        self.on = False
+        self._directory = Path()
+        self._profile: Any = None
+        self._written: ProfileNews | None = None
+        self._writer: threading.Thread | None = None
+
+    @property
+    def pending(self) -> bool:
+        return self._writer is not None
+
+    def start(self, directory: str) -> None:
+        import torch
+        from torch.profiler import ProfilerActivity, profile
+
+        activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if torch.cuda.is_available() else [])]
+        try:
+            self._directory = Path(directory)
+            self._directory.mkdir(parents=True, exist_ok=True)
+            if not os.access(self._directory, os.W_OK):
+                raise PermissionError(f"{directory} cannot be written to")
+            self._profile = profile(activities=activities)
+            self._profile.start()
+        except Exception as error:
+            log.exception("no profile can be made")
+            self.say(ProfileNews(error=f"no profile can be made: {type(error).__name__}: {error}"))
+            return
+        self.on = True
+        self.say(ProfileNews())
+
+    def step(self, engine: Any) -> Any:
+        """One of the engine's, under its name in the trace."""
+        from torch.profiler import record_function
+
+        with record_function(STEP):
+            return engine.step()
+
+    def stop(self, keep: bool) -> None:
+        """The file is written beside the steps that follow."""
+        made, self._profile, self.on = self._profile, None, False
+        if made is None:
+            self.say(ProfileNews(error="no profile is under way"))
+            return
+        made.stop()
+        if not keep:
+            self.say(ProfileNews())
+            return
+        now = time.time_ns()  # two of one second have names of their own
+        stamp = f"{time.strftime('%Y%m%d-%H%M%S', time.gmtime(now // 10**9))}.{now % 10**9 // 10**6:03}"
+        file = self._directory / f"{self.name}-{stamp}-{os.getpid()}.pt.trace.json.gz"
+        self._writer = threading.Thread(target=self._write, args=(made, file), name="profile", daemon=True)
+        self._writer.start()
+
+    def _write(self, made: Any, file: Path) -> None:
+        try:
+            made.export_chrome_trace(str(file))
+            self._written = ProfileNews(file=str(file))
+        except Exception as error:
+            log.exception("the profile could not be written")
+            self._written = ProfileNews(error=f"{file} could not be written: {type(error).__name__}: {error}")
+
+    def look(self) -> None:
+        """Between steps: tell of a file that has been written."""
+        if self._written is not None:
+            self.say(self._written)
+            self._written = self._writer = None

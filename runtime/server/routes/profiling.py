@@ -1,0 +1,29 @@
+"""``POST /start_profile`` and ``/stop_profile``, with --profiler."""
+
+from __future__ import annotations
+
+from fastapi import APIRouter
+from starlette.requests import Request
+from starlette.responses import Response
+
+from runtime.server.profiling import Profiler
+from runtime.server.responses import json_response
+
+router = APIRouter(include_in_schema=False)
+
+
+def _profiler(request: Request) -> Profiler:
+    profiler: Profiler = request.app.state.service.frontend.profiler
+    return profiler
+
+
+@router.post("/start_profile", response_model=None)
+async def start(request: Request) -> Response:
+    """Record the steps of every backend that serves."""
+    return json_response({"status": "started", "backends": await _profiler(request).start()})
+
+
+@router.post("/stop_profile", response_model=None)
+async def stop(request: Request) -> Response:
+    """Write what was recorded; answered with the files' names when they are there."""
+    return json_response({"status": "stopped", "files": await _profiler(request).stop()})

@@ -1,0 +1,99 @@
+"""Profiles of the engines' steps: who may have them, the files that come, and what is in them."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from runtime.server.profile_work import STEP, ProfileWork
+from tests.server.harness import FAKE, serving, wait_for
+
+KEY = "a-key-of-these-tests"
+GENERATE = {"prompt": "profile", "max_tokens": 16, "ignore_eos": True}
+
+
+def steps_in(file: str) -> list[dict[str, Any]]:
+    with gzip.open(file) as opened:
+        return [event for event in json.load(opened)["traceEvents"] if event.get("name") == STEP]
+
+
+def test_the_steps_of_every_backend_between_start_and_stop(checkpoint: Any, tmp_path: Path) -> None:
+    place = tmp_path / "new" / "place"
+    flags = ["--model", str(checkpoint), "--profiler", "torch", "--torch-profiler-dir", str(place)]
+    with serving(*flags, "--api-key", KEY, "--data-parallel-size", "2") as server:
+        with server.client() as stranger:
+            assert stranger.post("/start_profile").status_code == 401
+        server.headers = {"Authorization": f"Bearer {KEY}"}
+        wait_for(lambda: server.metrics()["unmask_backends_ready"] == 2, 60)
+        with server.client() as client:
+
+            def steps() -> float:
+                server.until_idle()
+                return server.metrics()["unmask_engine_steps_total"]
+
+            refused = client.post("/stop_profile")
+            assert refused.status_code == 409
+            assert "no profile is under way" in refused.json()["error"]["message"]
+            client.post("/generate", json=GENERATE).raise_for_status()
+            before = steps()
+            assert client.post("/start_profile").json() == {"status": "started", "backends": [0, 1]}
+            again = client.post("/start_profile")
+            assert again.status_code == 409
+            assert "/stop_profile" in again.json()["error"]["message"]
+            client.post("/generate", json=GENERATE).raise_for_status()
+            done = steps() - before
+            files = client.post("/stop_profile").raise_for_status().json()["files"]
+            client.post("/generate", json=GENERATE).raise_for_status()
+            assert client.post("/start_profile").status_code == 200  # and again
+            assert client.post("/stop_profile").status_code == 200
+    assert len(files) == 2
+    assert all(Path(file).parent == place for file in files)
+    assert sum(len(steps_in(file)) for file in files) == done > 0
+
+
+def test_a_directory_that_cannot_be_is_told_and_changes_nothing(checkpoint: Any, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    flags = ["--model", str(checkpoint), "--profiler", "torch", "--torch-profiler-dir", str(tmp_path / "file")]
+    with serving(*flags) as server, server.client() as client:
+        refused = client.post("/start_profile")
+        assert refused.status_code == 500
+        assert "no profile can be made" in refused.json()["error"]["message"]
+        assert client.post("/stop_profile").status_code == 409
+        client.post("/generate", json=GENERATE).raise_for_status()
+
+
+def test_without_the_flags_both_are_refused() -> None:
+    with serving(module=FAKE) as server, server.client() as client:
+        for route in ("/start_profile", "/stop_profile"):
+            refused = client.post(route)
+            assert refused.status_code == 409
+            assert refused.json()["error"]["code"] == "profiler_off"
+            assert "--profiler torch --torch-profiler-dir" in refused.json()["error"]["message"]
+
+
+def test_a_backend_that_ends_takes_its_profile_with_it(tmp_path: Path) -> None:
+    with serving("--profiler", "torch", "--torch-profiler-dir", str(tmp_path), module=FAKE) as server:  # noqa: SIM117
+        with server.client() as client:
+            client.post("/start_profile").raise_for_status()
+            server.backends()[0].kill()
+            wait_for(lambda: server.metrics()["unmask_backend_failures_total"] == 1, 20)
+            wait_for(lambda: server.metrics()["unmask_backends_ready"] == 1, 20)
+            assert client.post("/stop_profile").status_code == 409
+            assert client.post("/start_profile").status_code == 200
+
+
+def test_a_backend_without_a_profile_says_so() -> None:
+    said: list[Any] = []
+    ProfileWork("backend-0.1", said.append).stop(keep=True)
+    assert said[0].error == "no profile is under way"
+
+
+@pytest.mark.parametrize("flags", [["--profiler", "torch"], ["--torch-profiler-dir", "/tmp"]])
+def test_the_flags_go_together(flags: list[str]) -> None:
+    with serving(*flags, module=FAKE, ready=False) as server:
+        assert server.wait() != 0
+        assert "--profiler and --torch-profiler-dir go together" in server.log
