@@ -62,6 +62,7 @@ def test_every_flag_is_honoured_or_refused_by_name_from_every_source(flag, tmp_p
     extra |= {"use-lora": ["--lora-path", "x", "--pre-merge-lora"], "lora-path": ["--use-lora", "--pre-merge-lora"]}
     extra["pre-merge-lora"] = ["--use-lora", "--lora-path", "x"]
     extra["max-lora-rank"] = ["--max-loras", "2"]
+    extra |= {"profiler": ["--torch-profiler-dir", "x"], "torch-profiler-dir": ["--profiler", "torch"]}
     nodes = ["--num-nodes", "4", "--tensor-parallel-size", "4", "--master-port", "29500"]
     extra |= dict.fromkeys(("node-rank", "master-addr"), nodes) | {"master-port": nodes[:4]}
     extra["num-nodes"] = ["--tensor-parallel-size", "3", "--master-port", "29500"]
