@@ -76,12 +76,14 @@ def test_a_selection_is_filled_anew(page: Driven) -> None:
     page.hold(Keys.SHIFT, Keys.ARROW_RIGHT, place + 2)
     page.hold(Keys.SHIFT + Keys.CONTROL, Keys.ARROW_RIGHT, place)
     assert page.find(".marked-tokens").text == "2 tokens"
+    page.hold(Keys.SHIFT + Keys.CONTROL, Keys.ARROW_RIGHT, 1)
+    assert page.find(".marked-tokens").text == "1 token"
     page.look("refill")
     page.find(".fill").click()
     page.until(lambda: page.status == "done" and page.figure("ended by") == "filled")
-    assert page.answer() == before  # there is one right answer
+    assert page.answer() == before  # one right digit
     page.find(".steps").send_keys(Keys.HOME)
-    assert page.answer() == "12 + 30 = __."
+    assert page.answer() == "12 + 30 = 4_."
     assert not page.complaints()
 
 
