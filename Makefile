@@ -44,8 +44,9 @@ chat: setup  ## talk to the server on PORT in the terminal and watch blocks bein
 
 # The first time on a machine an API server is compiled, for minutes: beside everything that needs none, and behind it.
 # It is a process group of its own, for a compiler has many processes, and all end with `make test`, however that ends.
-# Two workers of pytest share the cores: threads of theirs would only spin. Each begins with a half of the tests, so that
-# what a file's tests share (a server, a model) is started once and not by both; who is done takes from the other's end.
+# Three workers of pytest share two cores, for many a test waits; threads of theirs would only spin. Each begins with a
+# third of the tests, so that what a file's tests share (a server, a model) is started once and not by all; who is done
+# takes from another's end.
 ALONE := $(BIN)/python -c 'import os, sys; os.setpgid(0, 0); os.execvp(sys.argv[1], sys.argv[1:])'
 COMPILE := nice $(BIN)/python -m e2e.cluster build >$$0/log 2>&1; echo $$? >$$0/ended; mv $$0/ended $$0/status
 
@@ -56,7 +57,7 @@ test: setup  ## lint, type-check and run every CPU test
 	  trap 'exit 130' INT TERM; \
 	  $(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/mypy || exit 1; \
 	  test -e $$building/status || echo "compiling what the operator's tests run; until it is there, the others run"; \
-	  OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal $(ARGS); tests=$$?; \
+	  OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 3 --dist worksteal $(ARGS); tests=$$?; \
 	  test $$tests = 0 && wait $$compiler; \
 	  if test -e $$building/status && test "$$(cat $$building/status)" != 0; then cat $$building/log; exit 1; fi; exit $$tests
 

@@ -138,7 +138,7 @@ class ModelRunner:
     def _walked(self, plan: BlockPlan, hidden: torch.Tensor, found: BlockResults) -> BlockResults:
         """With what grammars let through and what is recited, and what is told of it; nothing of that is recorded."""
         looking = Looking(self.step.head, hidden, self.others)
-        if looking.shared:
+        if looking.shared and self.others is None:
             self.last = looking
         if plan.walks:
             walk(looking, plan, found)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 import torch
@@ -14,26 +15,33 @@ from runtime.distributed.wire import AdapterPair, AddAdapter, Arrays, DropAdapte
 
 class LeadingBank:
     """The leading rank's `Matrices`. What the flags name is on every rank from the start; what comes later, and where
-    each is put, is told to all. `tell`: see ``Ranks.tell``."""
+    each is put, is told to all. `tell`: see ``Ranks.tell``. `running`: around all of it, so that ranks which were told
+    of half an adapter are lost, not wrong."""
 
-    def __init__(self, own: Bank, tell: Callable[[Message, Arrays | None], None]) -> None:
+    def __init__(
+        self, own: Bank, tell: Callable[[Message, Arrays | None], None], running: AbstractContextManager[None]
+    ) -> None:
         self.own = own
         self.tell = tell
+        self.running = running
         self.read, self.touches = own.read, own.touches
 
     def add(self, name: str, adapter: Adapter) -> None:
         self.own.add(name, adapter)
-        for tensor, pair in adapter.pairs.items():
-            self.tell(AdapterPair(tensor), {"down": pair.down.numpy(), "up": pair.up.numpy()})
-        self.tell(AddAdapter(name, adapter.digest), None)
+        with self.running:
+            for tensor, pair in adapter.pairs.items():
+                self.tell(AdapterPair(tensor), {"down": pair.down.numpy(), "up": pair.up.numpy()})
+            self.tell(AddAdapter(name, adapter.digest), None)
 
     def drop(self, name: str) -> None:
         self.own.drop(name)
-        self.tell(DropAdapter(name), None)
+        with self.running:
+            self.tell(DropAdapter(name), None)
 
     def put(self, slot: int, name: str) -> None:
-        self.tell(PutAdapter(slot, name), None)
-        self.own.put(slot, name)
+        with self.running:
+            self.tell(PutAdapter(slot, name), None)
+            self.own.put(slot, name)
 
 
 class FollowingBank:

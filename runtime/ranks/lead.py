@@ -93,7 +93,7 @@ class Ranks:
         assert isinstance(engine.runner, ModelRunner)
         engine.runner = LeadingRunner(engine.runner, self)
         if isinstance(engine.adapters.matrices, Bank):
-            engine.adapters.matrices = LeadingBank(engine.adapters.matrices, self.tell)
+            engine.adapters.matrices = LeadingBank(engine.adapters.matrices, self.tell, self.running())
         self.watch.serving = True
         return engine
 
@@ -205,7 +205,6 @@ class LeadingRunner:
     def logits(self, plan: StepPlan, pages: int) -> torch.Tensor:
         """See `ModelRunner`."""
         with self._running:
-            self._stands = None
             self.ranks.tell(Whole(pages, plan.adapted), step_arrays(plan, same=False))
             return self.own.logits(plan, pages)
 

@@ -52,11 +52,14 @@ class Peer:
 
 class Watch:
     """Hears the peers from a thread of its own. `lost(sentence)` is called there, once, when the replica cannot go on:
-    a rank has gone, says that it failed, says nothing any more, or a step takes longer than `seconds`."""
+    a rank has gone, says that it failed, says nothing for `silence` seconds, or a step takes longer than `seconds`."""
 
-    def __init__(self, peers: list[Peer], seconds: float, lost: Callable[[str], None]) -> None:
+    def __init__(
+        self, peers: list[Peer], seconds: float, lost: Callable[[str], None], silence: float = SILENCE_SECONDS
+    ) -> None:
         self.peers = peers
         self.seconds = seconds
+        self.silence = silence
         self.lost = lost
         self.failure: ReplicaLost | ConfigError | None = None
         self.serving = False  # before, a rank may be busy for long without a word
@@ -124,7 +127,7 @@ class Watch:
     def _look(self) -> None:
         now, since = time.monotonic(), self.since
         for peer in self.peers:
-            if now - peer.heard > (SILENCE_SECONDS if self.serving else self.seconds):
+            if now - peer.heard > (self.silence if self.serving else self.seconds):
                 self.fail(ReplicaLost(f"{peer.name} has said nothing for {now - peer.heard:.0f} s"))
         if since is not None and now - since > self.seconds:
             self.fail(ReplicaLost(f"a step took longer than --distributed-timeout-seconds, {self.seconds:g} s"))

@@ -33,7 +33,7 @@ from tests.oracle.draws import Choice, softmax
 if TYPE_CHECKING:
     from tests.oracle.block import Block, Params
 
-SAME = 1e-12  # of probabilities: far above what another order of adding makes of them in float64
+SAME = 2e-15  # of probabilities, in float64: what another order of adding may make of them
 
 Cell = tuple[int | None, bool]  # a token, None for a mask; and whether it is an original mask
 

@@ -13,7 +13,6 @@ import pytest
 from runtime import LLM, SamplingParams
 from runtime.distributed.wire import Beat, Hello, Wire
 from runtime.errors import ConfigError, ReplicaLost
-from runtime.ranks import watch as watching
 from runtime.ranks.lead import Ranks
 from runtime.ranks.start import Place
 from runtime.ranks.watch import Peer, Watch
@@ -65,7 +64,7 @@ def wires():
     theirs.close()
 
 
-def watched(wire, seconds=100.0):
+def watched(wire, seconds=100.0, silence=10.0):
     told = []
     heard = threading.Event()
 
@@ -74,13 +73,12 @@ def watched(wire, seconds=100.0):
         heard.set()
 
     peer = Peer(1, wire, Hello(1, 0, socket.gethostname(), 0, 1), None)
-    return Watch([peer], seconds, lost), told, heard
+    return Watch([peer], seconds, lost, silence), told, heard
 
 
-def test_a_rank_that_says_nothing_any_more(monkeypatch, wires):
-    monkeypatch.setattr(watching, "SILENCE_SECONDS", 0.5)
+def test_a_rank_that_says_nothing_any_more(wires):
     ours, theirs = wires
-    watch, told, heard = watched(ours)
+    watch, told, heard = watched(ours, silence=0.5)
     theirs.send(Beat(0))
     assert not heard.wait(0.8)  # while it loads it may
     watch.serving = True

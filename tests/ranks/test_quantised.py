@@ -5,6 +5,9 @@ import torch
 
 from runtime import LLM
 from runtime.errors import ConfigError
+from runtime.kernels.dispatch import select_kernels
+from runtime.layers.formats import format_of
+from runtime.layers.share import Share
 from tests.adapters.samples import random_adapter
 from tests.oracle.tiny import write_tiny
 from tests.ranks.cases import logits
@@ -40,6 +43,34 @@ def test_each_layout(pair, plain, tmp_path, layout, experts):
     expected = logits(flags(kept))
     most = ROUNDED if "fp8" in layout else 1e-5
     assert float((ours - expected).norm() / expected.norm()) < most
+
+
+@pytest.mark.parametrize("dim", [-3, -2, -1])
+@pytest.mark.parametrize("turns", [False, True])
+@pytest.mark.parametrize("format", ["fp8", "fp8_blocks", "int8", "int4"])
+def test_what_each_keeps_are_the_very_codes(format, turns, dim):
+    """Of two experts' matrices, also where a block of 128 rows is cut. In turns lie gate and up rows, both shared."""
+    shape, device = (2, 384, 512), torch.device("cpu")
+    kernels = select_kernels(device, torch.float32, format)
+
+    def made(shape, share=None):
+        return format_of(format).make(shape, torch.float32, device, kernels, turns).sharing(share)
+
+    whole, length = made(shape), shape[dim] // (2 if turns and dim == -2 else 1)
+    numbers = torch.randn(shape, generator=torch.Generator().manual_seed(1)) * torch.rand(2, 384, 1)
+    given = [format_of(format).make(shape[1:], torch.float32, device, kernels, False) for _ in range(2)]
+    for expert, weight in enumerate(given):
+        weight.fill((), numbers[expert])
+        whole.fill_packed((expert,), weight.operand)
+    for rank in range(2):
+        mine = range(rank * length // 2, (rank + 1) * length // 2)
+        runs = tuple(range(mine.start + first, mine.stop + first) for first in range(0, shape[dim], length))
+        share = Share(dim, shape[dim], runs)
+        kept = made(share.kept(shape), share)
+        taken = sum(kept.fill_packed((expert,), weight.operand) for expert, weight in enumerate(given))
+        assert taken == kept.size
+        at = torch.cat([torch.arange(run.start, run.stop) for run in runs])
+        assert torch.equal(kept.tensor, whole.tensor.index_select(dim, at))
 
 
 def test_a_share_that_cuts_a_group_is_refused(tmp_path):

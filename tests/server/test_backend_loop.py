@@ -15,6 +15,8 @@ from runtime.server.messages import Outputs, Stats
 class Recording:
     """A link that keeps what is sent, and an engine of `steps` steps that notes in the same list when each works."""
 
+    name = b"backend-0"
+
     def __init__(self, steps: int, *, overlaps: bool) -> None:
         self.left = self.steps = steps
         self.overlaps = overlaps

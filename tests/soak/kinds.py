@@ -134,7 +134,7 @@ def told(r: random.Random, words: str) -> Ask:
     route = r.choice(["/generate", "/v1/completions", "/v1/chat/completions"])
     top = r.choice([0, 1, 5, 20])
     chat = {"logprobs": True, "top_logprobs": top}
-    body = {**shared(r), **_said(route, words), "max_tokens": r.choice([1, 9, 33])}
+    body = {**shared(r), **_said(route, words), "max_tokens": r.choice([2, 9, 33])}
     body |= chat if "chat" in route else {"logprobs": top}
 
     def checked(seen: dict[str, Any]) -> None:
