@@ -42,6 +42,7 @@ class Update:
     text: str
     grown: list[Any]
     ended: bool  # this was the choice's last
+    length: int = 0  # characters of the answer with it, where log-probabilities are told: others may have come since
 
 
 class Job:
@@ -125,7 +126,8 @@ class Job:
             if output.finish_reason is None:
                 self.frontend.abort([choice.spec.id])
             self._ended(choice)
-        return Update(choice, output, text, choice.take_grown(), choice.finish_reason is not None)
+        length = 0 if choice.spec.logprobs is None else len(choice.text or "")
+        return Update(choice, output, text, choice.take_grown(), choice.finish_reason is not None, length)
 
     def _observe_progress(self, choice: Choice, text: str) -> None:
         metrics = self.frontend.metrics

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 
@@ -14,6 +14,9 @@ from runtime.request.choice import Choice, TokenLogprob
 from runtime.request.io import RequestSpec
 from runtime.text.offsets import Offsets, Place
 from runtime.text.pieces import Pieces
+
+if TYPE_CHECKING:
+    from runtime.server.jobs import Update
 
 MOST = 2**18  # log-probabilities in one answer
 STEP = 2**11  # that are made ready before others have their turn
@@ -66,20 +69,21 @@ class Revealed:
         self._places: list[Place] = []
         self._sent = 0
 
-    def fresh(self) -> list[Told]:
-        """Those, in order. At the end all that the answer has."""
+    def fresh(self, update: Update | None = None) -> list[Told]:
+        """Those, in order, as far as an update's text goes, or all there is. At the end all that the answer has."""
         told, places = self._choice.told or [], self._places
         places += self._offsets.push(entry.id for entry in told[len(places) :])
-        length = len(self._choice.text or "")
+        ended = self._choice.finish_reason is not None if update is None else update.ended
+        length = len(self._choice.text or "") if update is None else update.length
         first = last = self._sent
-        while last < len(told) and (self._choice.finish_reason is not None or places[last].end <= length):
+        while last < len(told) and (ended or places[last].end <= length):
             last += 1
         self._sent = last
         return list(zip(told[first:last], places[first:last], strict=True))
 
-    def told(self) -> dict[str, Any] | None:
+    def told(self, update: Update) -> dict[str, Any] | None:
         """`fresh` as chat tells it; None where nobody asks."""
-        return None if self._choice.spec.logprobs is None else of_chat(self.fresh(), self._pieces)
+        return None if self._choice.spec.logprobs is None else of_chat(self.fresh(update), self._pieces)
 
     async def settled(self) -> msgspec.Raw | None:
         """`told` of a long answer, in steps."""

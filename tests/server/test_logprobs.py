@@ -7,6 +7,7 @@ import math
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import httpx
@@ -14,6 +15,9 @@ import openai
 import pytest
 
 from runtime import LLM, SamplingParams
+from runtime.request.choice import TokenLogprob
+from runtime.server.logprobs import Revealed
+from runtime.text import Tokenizer
 from tests.server.harness import ServerProcess
 
 USER: Any = [{"role": "user", "content": "hello"}]
@@ -47,6 +51,18 @@ def test_a_chats_tokens_whole_and_streamed(ai: openai.OpenAI) -> None:
             assert len(data(streamed).decode("utf-8", "replace")) <= len(text)
     assert text == whole.message.content
     assert streamed == told
+
+
+def test_tokens_are_told_with_the_text_that_they_belong_to(checkpoint: Path) -> None:
+    """Also of an update that is written when the answer has gone on already, or ended."""
+    tokenizer = Tokenizer(checkpoint)
+    ids = tokenizer.encode("abcdef")
+    told = [TokenLogprob(id, -1.0, []) for id in ids]
+    choice: Any = SimpleNamespace(told=told, text="abcdef", finish_reason="length", spec=SimpleNamespace(logprobs=0))
+    revealed = Revealed(choice, tokenizer.pieces)
+    for length, ended, expected in ((2, False, ids[:2]), (2, False, []), (5, False, ids[2:5]), (5, True, ids[5:])):
+        update: Any = SimpleNamespace(length=length, ended=ended)
+        assert [entry.id for entry, _ in revealed.fresh(update)] == expected
 
 
 def test_completions_lists_with_offsets_and_the_end(ai: openai.OpenAI, client: httpx.Client) -> None:

@@ -102,7 +102,7 @@ class Chat(OpenAIEvents):
     def step(self, update: Update) -> bytes:
         index = update.choice.index
         deltas = [delta(grown) for grown in update.grown]
-        told = self._revealed[index].told()
+        told = self._revealed[index].told(update)
         if told is not None and told["content"] and not deltas:
             deltas.append({"content": ""})  # tokens that no text belongs to
         data = []

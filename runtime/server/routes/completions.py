@@ -131,12 +131,13 @@ class Completion(OpenAIEvents):
         """What stands before its answer in its text."""
         return "" if self._echo is None else self._echo.text(choice)
 
-    def _logprobs(self, choice: Choice) -> dict[str, Any] | None:
+    def _logprobs(self, update: Update) -> dict[str, Any] | None:
         """Of what is new of the answer's tokens; None where nobody asks."""
+        choice = update.choice
         if choice.spec.logprobs is None:
             return None
-        told = self._revealed[choice.index].fresh()
-        if choice.finish_reason is not None:
+        told = self._revealed[choice.index].fresh(update)
+        if update.ended:
             told += ending(choice)
         return of_completion(told, self._tokenizer.pieces, len(self._before(choice)))
 
@@ -159,7 +160,7 @@ class Completion(OpenAIEvents):
     def step(self, update: Update) -> bytes:
         choice = update.choice
         reason = choice.openai_reason if update.ended else None
-        told = self._logprobs(choice)
+        told = self._logprobs(update)
         if not (update.text or reason or self.told.denoise or (told and told["tokens"])):
             return b""
         fields = denoise_fields(update.output, update.text)

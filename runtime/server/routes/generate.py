@@ -70,7 +70,7 @@ class Generated(OwnEvents):
         fields = super().fields(update)
         if update.choice.spec.logprobs is None or fields is None:
             return fields
-        told = [entry for entry, _ in self._revealed.fresh()]
+        told = [entry for entry, _ in self._revealed.fresh(update)]
         return {**fields, "logprobs": of_own(told, self._tokenizer.pieces)}
 
     async def settle(self) -> None:
