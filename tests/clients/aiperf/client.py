@@ -1,0 +1,79 @@
+"""Eight requests, two at a time, and what was measured and written of them."""
+
+import functools
+import json
+import os
+import pathlib
+import shutil
+import subprocess
+
+from checks import KEY, MODEL, SERVER, SUM, SUM_ANSWER, check, main, same
+
+REQUESTS = 8
+PROMPTS = pathlib.Path("prompts.jsonl")
+PROMPTS.write_text(f"{json.dumps({'text': SUM})}\n" * REQUESTS)
+TOKENIZER = "unmask/demo"  # offline, aiperf finds one in the hub's cache alone: a folder's path it does not take
+
+
+def cached():
+    """A hub's cache that has the demo's tokenizer."""
+    home = pathlib.Path("hub")
+    kept = home / "hub" / f"models--{TOKENIZER.replace('/', '--')}"
+    shutil.copytree(os.environ["UNMASK_CLIENT_TOKENIZER"], kept / "snapshots" / "demo", dirs_exist_ok=True)
+    (kept / "refs").mkdir(exist_ok=True)
+    (kept / "refs" / "main").write_text("demo")
+    return str(home.resolve())
+
+
+@functools.cache
+def profiled(name, *more):
+    """Every request was answered, with what the model is known to say and the tokens that it counts."""
+    made = pathlib.Path(name)
+    command = [
+        "aiperf",
+        "profile",
+        "--model",
+        MODEL,
+        "--url",
+        SERVER,
+        "--api-key",
+        KEY,
+        "--endpoint-type",
+        "chat",
+        *more,
+    ]
+    command += ["--input-file", str(PROMPTS), "--custom-dataset-type", "single_turn", "--tokenizer", TOKENIZER]
+    command += ["--request-count", str(REQUESTS), "--concurrency", "2", "--workers-max", "1", "--ui", "none"]
+    command += ["--artifact-dir", str(made), "--export-level", "records", "--export-outputs-json"]
+    env = os.environ | {"HF_HOME": cached()}
+    done = subprocess.run(command, env=env, stdin=subprocess.DEVNULL, capture_output=True, text=True)
+    assert done.returncode == 0, (done.stdout + done.stderr)[-3000:]
+    told = json.loads((made / "profile_export_aiperf.json").read_text())
+    same((told["request_count"]["avg"], told["error_summary"], told["was_cancelled"]), (REQUESTS, [], False))
+    same(
+        [one["response_text"] for one in json.loads((made / "outputs.json").read_text())["data"]],
+        [SUM_ANSWER] * REQUESTS,
+    )
+    same(told["usage_completion_tokens"]["avg"], told["output_token_count"]["avg"])
+    return made
+
+
+@check("basic")
+def whole():
+    profiled("whole")
+
+
+@check("streaming")
+def streamed():
+    profiled("streamed", "--streaming")
+
+
+@check("more")
+def metrics():
+    """It reads the server's /metrics beside its own, and finds them in order."""
+    told = json.loads((profiled("whole") / "server_metrics_export.json").read_text())
+    same(told["summary"]["endpoints_successful"], [f"{SERVER}/metrics"])
+    assert any(name.startswith("unmask") for name in told["metrics"]), list(told["metrics"])
+
+
+main()

@@ -1,0 +1,82 @@
+from checks import (
+    COMPUTE,
+    COMPUTED,
+    KEY,
+    MODEL,
+    PERSON,
+    RECORD,
+    SUM,
+    SUM_ANSWER,
+    TALE,
+    URL,
+    calculated,
+    check,
+    main,
+    same,
+)
+from guidance import assistant, gen, json, models, user
+from pydantic import BaseModel
+
+
+class Person(BaseModel):
+    name: str
+    age: int
+    city: str
+
+
+def model():
+    return models.OpenAI(MODEL, api_key=KEY, base_url=URL, max_retries=0, echo=False)
+
+
+def asked(question, form):
+    """What `form` captured as "answer"."""
+    state = model()
+    with user():
+        state += question
+    with assistant():
+        state += form
+    return state["answer"]
+
+
+@check("basic")
+def chat():
+    same(asked(SUM, gen("answer")), SUM_ANSWER)
+
+
+@check("basic")
+def two_turns():
+    state = model()
+    for question, answer in ((TALE, None), (SUM, SUM_ANSWER)):
+        with user():
+            state += question
+        with assistant():
+            state += gen("answer")
+        assert answer is None or state["answer"] == answer, state["answer"]
+
+
+@check("structured")
+def json_schema():
+    same(Person.model_validate_json(asked(RECORD, json("answer", schema=Person))), Person(**PERSON))
+
+
+@check("tools")
+def round_trip():
+    asked_for = []
+
+    def calculator(expression: str) -> str:
+        """Compute an expression."""
+        asked_for.append(expression)
+        return calculated(expression)
+
+    state = model()
+    with user():
+        state += COMPUTE
+    with assistant():
+        state += gen(tools=[calculator])
+    with assistant():
+        state += gen("answer")
+    same(len(asked_for), 1)
+    assert COMPUTED in state["answer"], state["answer"]
+
+
+main()
