@@ -11,7 +11,7 @@ import torch
 from runtime.kernels.batch import ForwardBatch
 from runtime.kernels.lora import LoraKernel, LoraRows
 from runtime.kernels.packed_torch import Packed
-from runtime.layers.share import Index, Part, kept_pieces
+from runtime.layers.share import Index, Part
 from runtime.layers.weight import Weight
 
 LEAST_RANK = 16  # of what kernels multiply
@@ -134,7 +134,7 @@ class LoraWeight(Weight):
         if self.apart:
             self.lora.apart |= self.bit
         outputs, inputs = self.shape[-2:]
-        firsts = {kept.ranges[-2].start for part in parts for kept, _ in kept_pieces(self.share, part)}
+        firsts = {kept.ranges[-2].start for part in parts for kept, _ in self.pieces(part)}
         self.cuts = tuple(sorted(firsts | {outputs}))
         if len(self.shape) == 2:
             slots, rank = self.lora.slots, self.lora.rank
@@ -162,7 +162,7 @@ class LoraWeight(Weight):
         own = {
             kept: (down[:, box[-1]], up[box[-2]])
             for part, (down, up) in pairs.items()
-            for kept, box in kept_pieces(self.share, part)
+            for kept, box in self.pieces(part)
         }
         if len(self.shape) == 3:
             self._stack(slot, own)

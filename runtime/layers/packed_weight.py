@@ -14,7 +14,7 @@ import torch
 from runtime.errors import ConfigError
 from runtime.kernels.packed_torch import Packed
 from runtime.kernels.turns import gates_first, places
-from runtime.layers.share import Index, Part, kept_pieces
+from runtime.layers.share import Index, Part
 from runtime.layers.weight import Weight, require_finite
 
 PIECE = 1 << 22  # numbers that are wide at a time while they are rounded
@@ -85,8 +85,9 @@ class PackedWeight(Weight):
         part = Part.of(self.whole, index)
         if packed.shape != part.shape:
             raise ConfigError(f"is {list(packed.shape)}, not {list(part.shape)}")
-        pieces = kept_pieces(self.share, part)
-        return sum(self._keep(kept, packed.box(box[-2], range(box[-1].start, box[-1].stop))) for kept, box in pieces)
+        return sum(
+            self._keep(kept, packed.box(box[-2], range(box[-1].start, box[-1].stop))) for kept, box in self.pieces(part)
+        )
 
     def _keep(self, part: Part, packed: Packed) -> int:
         """A part of what is kept."""

@@ -92,14 +92,6 @@ class Share:
             first += len(run)
 
 
-def kept_pieces(share: Share | None, part: Part) -> Iterator[tuple[Part, tuple[slice, ...]]]:
-    """`Share.pieces`, also of what is kept whole."""
-    if share is None:
-        yield part, part.box
-    else:
-        yield from share.pieces(part)
-
-
 @dataclass(frozen=True)
 class Ids:
     """Of a vocabulary of `whole` ids those that are here (`here`); the group's other processes have the others."""

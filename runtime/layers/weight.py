@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any, Self
 
 import torch
@@ -16,7 +16,7 @@ from runtime.kernels.packed_torch import Packed
 from runtime.kernels.router import PARTS, split_parts
 from runtime.kernels.turns import gates_first, places
 from runtime.layers.head import head_logits
-from runtime.layers.share import Index, Part, Share, kept_pieces
+from runtime.layers.share import Index, Part, Share
 
 if TYPE_CHECKING:
     from runtime.kernels.dispatch import LinearKernel
@@ -77,8 +77,11 @@ class Weight(ABC):
     def fill_from(self, index: Index, read: Callable[[tuple[slice, ...]], torch.Tensor]) -> int:
         """The same of a tensor of which only what is kept here is read: `read(box)` gives a box of it."""
         part = Part.of(self.whole, index)
-        pieces = kept_pieces(self.share, part)
-        return sum(self.take(kept, read(box).reshape([len(r) for r in kept.ranges])) for kept, box in pieces)
+        return sum(self.take(kept, read(box).reshape([len(r) for r in kept.ranges])) for kept, box in self.pieces(part))
+
+    def pieces(self, part: Part) -> Iterable[tuple[Part, tuple[slice, ...]]]:
+        """What of a part of the whole is kept here, see ``Share.pieces``."""
+        return [(part, part.box)] if self.share is None else self.share.pieces(part)
 
     def fill_packed(self, index: Index, packed: Packed) -> int:
         """`fill` with a matrix of few bits that a checkpoint holds. Its own format keeps it as it is."""
