@@ -22,6 +22,7 @@ BLOCK_SIZES = (8, 16, 32)
 PAD_WEIGHT = 0.25  # loss weight of the EOS filling after the turn's end
 KEEP_WEIGHT = 0.25  # loss weight of a right, visible token in a row that also has wrong ones
 CONTEXT = 4096  # tokens of a conversation
+MOST_MISSED = 20  # documents that no row holds, one after the other
 TOGETHER = 160  # of a prompt's end
 SYSTEM_SHARE = 0.08  # of documents without a system's turn that get one
 
@@ -98,7 +99,7 @@ class Packer:
     """Lays documents out in rows of `length` tokens, filling `open_rows` rows at a time.
 
     A document takes the clean copy of every block but its last, then the noised copy of the blocks from its prompt's
-    end on. A document too long for its block size gets the smallest; one too long even so is an error.
+    end on. A document too long for its block size gets the smallest.
     """
 
     def __init__(self, eos: int, length: int, open_rows: int = 12) -> None:
@@ -106,24 +107,26 @@ class Packer:
         self._open: list[tuple[int, list[tuple[list[int], int, int]]]] = []  # (used, [(ids, prompt length, size)])
         self._closed: list[list[tuple[list[int], int, int]]] = []
 
-    def add(self, prompt: list[int], answer: list[int], size: int) -> None:
+    def add(self, prompt: list[int], answer: list[int], size: int) -> bool:
+        """Whether a row can hold the document, which is left out otherwise."""
         ids = prompt + answer
         need = self._need(ids, prompt, size)
         if need > self._length:  # smaller blocks repeat less of a document
             size = BLOCK_SIZES[0]
             need = self._need(ids, prompt, size)
         if need > self._length:
-            raise ValueError(f"a document needs {need} tokens, a row holds {self._length}: raise the row length")
+            return False
         document = (ids, len(prompt), size)
         for i, (used, documents) in enumerate(self._open):
             if used + need <= self._length:
                 documents.append(document)
                 self._open[i] = used + need, documents
-                return
+                return True
         if len(self._open) == self._open_rows:
             fullest = max(range(self._open_rows), key=lambda i: self._open[i][0])
             self._closed.append(self._open.pop(fullest)[1])
         self._open.append((need, [document]))
+        return True
 
     @staticmethod
     def _need(ids: list[int], prompt: list[int], size: int) -> int:
@@ -269,10 +272,17 @@ class Noiser:
 def batches(
     documents: Iterator[tuple[list[int], list[int]]], noiser: Noiser, rows: int, length: int, eos: int
 ) -> Iterator[Batch]:
-    """Endless batches of `rows` rows of `length` tokens."""
+    """Endless batches of `rows` rows of `length` tokens. A rare document that no row holds is left out; ValueError
+    where they are not rare."""
     packer = Packer(eos, length)
+    missed = 0  # one after the other
     for prompt, answer in documents:
-        packer.add(prompt, answer, noiser.block_size())
+        missed = 0 if packer.add(prompt, answer, noiser.block_size()) else missed + 1
+        if missed == MOST_MISSED:
+            raise ValueError(
+                f"{missed} documents one after the other, the last of {len(prompt) + len(answer)} tokens, need more "
+                f"than a row's {length}: raise row_length in presets.py"
+            )
         layout = packer.take(rows)
         if layout is not None:
             yield noiser(layout, length)

@@ -12,11 +12,11 @@ from runtime.demo.tasks import all_tasks, held_out_samples
 CHECKPOINT = Path(__file__).parents[2] / "runtime" / "demo" / "checkpoint"
 # The bars are 98 % for short tasks and 90 % for long ones: of so many held-out prompts so many may be wrong by chance.
 COUNT, WRONG = 48, {"short": 2, "long": 4}
-MISSED = {"story_any": 18}  # its bar is missed: the card says so, and that it grows no worse is what can be asked
+CLOSE = {"story_any": 7}  # 91 % of very many are right, so that by chance more of these few are wrong
 
 
 def most_wrong(task) -> int:
-    return MISSED.get(task.name, WRONG[task.kind])
+    return CLOSE.get(task.name, WRONG[task.kind])
 
 
 @pytest.fixture(scope="module")

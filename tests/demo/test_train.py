@@ -9,6 +9,7 @@ import torch
 from tokenizers import Tokenizer
 
 from runtime.demo import train as script
+from runtime.demo.data import Noiser, batches
 from runtime.demo.decode import decode
 from runtime.demo.export import load_checkpoint
 from runtime.demo.feed import Feed, local_batches
@@ -95,6 +96,21 @@ def test_a_dead_worker_ends_the_training(tmp_path) -> None:
             next(feed)
     finally:
         feed.close()
+
+
+def test_a_document_that_no_row_holds_is_left_out_and_many_end_the_training(trained) -> None:
+    encoder = ChatEncoder(Tokenizer.from_file(str(trained / "tokenizer" / "tokenizer.json")))
+    short, long = ([5] * 20, [6] * 11 + [encoder.eos]), ([5] * 20, [7] * 200)
+
+    def made(documents):
+        return batches(iter(documents), Noiser(encoder, TOY.noise, 0), 2, 128, encoder.eos)
+
+    ids = next(made([long, short] * 200)).ids
+    assert ids.shape == (2, 128)
+    assert (ids == 6).any()
+    assert not (ids == 7).any()
+    with pytest.raises(ValueError, match="need more than a row's 128: raise row_length"):
+        next(made([short] + [long] * 40))
 
 
 def test_decoding_fills_blocks_and_stops(trained) -> None:
