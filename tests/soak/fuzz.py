@@ -157,8 +157,11 @@ class Fuzzer:
         if self.random.random() < 0.4:
             stream = await self.client.post(route, json={**body, "stream": True})
             self.expect(stream, 200)
-            text = kinds.streamed(route, stream)
-            self.require(text == seen["text"], f"{route} {json.dumps(body)}: {text!r}, whole {seen['text']!r}")
+            try:
+                pieces = kinds.streamed(route, stream)
+                self.require(kinds.same(pieces, seen), f"{route} {json.dumps(body)}: {pieces}, whole {seen}")
+            except (ValueError, KeyError) as error:
+                raise Fault(f"{route} {json.dumps(body)}, streamed: {error!r}; {stream.text[-1500:]}") from None
         return f"{route} {'called' if seen['calls'] else 'text'}"
 
     async def formed(self) -> str:

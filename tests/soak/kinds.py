@@ -23,6 +23,9 @@ ADD = {
     "required": ["a"],
     "additionalProperties": False,
 }
+LARK = 'start: "yes" | "no " NUMBER\nNUMBER: /[0-9]{1,3}/'
+EBNF = 'root ::= "yes" | "no " number\nnumber ::= [0-9] [0-9]? [0-9]?'
+YES_OR_NO = "yes|no [0-9]{1,3}"  # what both let through
 TOOLS: dict[str, dict[str, Any]] = {"weather": CITY, "add": ADD, "ping": {"type": "object", "properties": {}}}
 
 
@@ -61,6 +64,9 @@ def formed(r: random.Random, words: str) -> Ask:
     def matches(text: str) -> None:
         must(re.fullmatch(regex, text), f"{text!r} does not match {regex!r}")
 
+    def says(text: str) -> None:
+        must(re.fullmatch(YES_OR_NO, text), f"{text!r} is not of the grammar")
+
     asked: list[tuple[dict[str, Any], Callable[[str], None]]] = [
         ({"structured_outputs": {"json": schema}}, lambda text: fits(text, schema)),
         ({"guided_json": json.dumps(schema)}, lambda text: fits(text, schema)),
@@ -68,6 +74,9 @@ def formed(r: random.Random, words: str) -> Ask:
         ({"regex": regex}, matches),
         ({"guided_choice": choice}, is_choice),
         ({"structured_outputs": {"json_object": True}}, is_object),
+        ({"guided_grammar": LARK}, says),
+        ({"structured_outputs": {"grammar": EBNF}}, says),
+        ({"ebnf": EBNF}, says),
     ]
     route = r.choice(["/generate", "/v1/completions", "/v1/chat/completions", "/v1/responses", "/v1/messages"])
     described = {"name": "x", "schema": schema}
@@ -192,17 +201,44 @@ def whole(route: str, answer: httpx.Response) -> dict[str, Any]:
     return seen
 
 
-def streamed(route: str, answer: httpx.Response) -> str:
-    """The text that a stream's pieces make."""
-    if route in ("/v1/responses", "/v1/messages"):
+def streamed(route: str, answer: httpx.Response) -> dict[str, Any]:
+    """Text and calls that a stream's pieces make, of which every call has its name and whole arguments."""
+    calls: dict[int, list[str]] = {}  # name and arguments, by their place
+    if route == "/v1/responses":
         events = [event for _, event in sse_events(answer.text)]
-        if route == "/v1/responses":
-            return "".join(e["delta"] for e in events if e["type"] == "response.output_text.delta")
-        return "".join(e["delta"].get("text", "") for e in events if e["type"] == "content_block_delta")
-    *lines, last = sse(answer.text)
-    must(last == "[DONE]", "a stream without [DONE]")
-    events = [json.loads(line) for line in lines]
-    if route == "/generate":
-        return "".join(event["text"] for event in events[:-1])
-    choices = [choice for event in events for choice in event["choices"]]
-    return "".join((c["delta"].get("content") if "delta" in c else c["text"]) or "" for c in choices)
+        text = "".join(e["delta"] for e in events if e["type"] == "response.output_text.delta")
+        for event in events:
+            if event["type"] == "response.output_item.added" and event["item"]["type"] == "function_call":
+                calls[event["output_index"]] = [event["item"]["name"], event["item"]["arguments"]]
+            elif event["type"] == "response.function_call_arguments.delta":
+                calls[event["output_index"]][1] += event["delta"]
+    elif route == "/v1/messages":
+        events = [event for _, event in sse_events(answer.text)]
+        text = "".join(e["delta"].get("text", "") for e in events if e["type"] == "content_block_delta")
+        for event in events:
+            if event["type"] == "content_block_start" and event["content_block"]["type"] == "tool_use":
+                calls[event["index"]] = [event["content_block"]["name"], ""]
+            elif event["type"] == "content_block_delta" and event["delta"]["type"] == "input_json_delta":
+                calls[event["index"]][1] += event["delta"]["partial_json"]
+    else:
+        *lines, last = sse(answer.text)
+        must(last == "[DONE]", "a stream without [DONE]")
+        events = [json.loads(line) for line in lines]
+        if route == "/generate":
+            return {"text": "".join(event["text"] for event in events[:-1]), "calls": []}
+        choices = [choice for event in events for choice in event["choices"]]
+        text = "".join((c["delta"].get("content") if "delta" in c else c["text"]) or "" for c in choices)
+        for piece in (piece for c in choices if "delta" in c for piece in c["delta"].get("tool_calls") or ()):
+            call = calls.setdefault(piece["index"], ["", ""])
+            call[0] += piece["function"].get("name") or ""
+            call[1] += piece["function"].get("arguments") or ""
+    return {"text": text, "calls": [(name, arguments) for _, (name, arguments) in sorted(calls.items())]}
+
+
+def same(streamed: dict[str, Any], seen: dict[str, Any]) -> bool:
+    """Whether a stream's pieces make what the answer in one piece says; ValueError where a call's are no JSON. One that
+    `max_tokens` cuts off may have begun in the stream."""
+    whole = len(seen["calls"])
+    told = [[(n, json.loads(arguments)) for n, arguments in each["calls"][:whole]] for each in (streamed, seen)]
+    begun = len(streamed["calls"]) - whole
+    return streamed["text"] == seen["text"] and told[0] == told[1] and 0 <= begun <= (seen["reason"] == "length")

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import uuid
 from typing import Any
 
 import msgspec
 from fastapi import APIRouter
-from pydantic_core import from_json
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -128,7 +126,8 @@ class Messages(Dialect):
         if not self._open:
             return b""
         text, kind = "".join(self._pieces), self._open["type"]
-        ended = {"input": _arguments(text)} if kind == "tool_use" else {kind: text}
+        # a call's stay as written: not all that is JSON is UTF-8 once it is read, and numbers are of any length
+        ended = {"input": msgspec.Raw((text or "{}").encode())} if kind == "tool_use" else {kind: text}
         data = self._block("content_block_stop")
         self._blocks.append({**self._open, **ended})
         self._open = {}
@@ -159,18 +158,3 @@ class Messages(Dialect):
 
     def _block(self, kind: str, **fields: Any) -> bytes:
         return named_event(kind, index=len(self._blocks), **fields)
-
-
-def _arguments(text: str) -> Any:
-    """Of a call, as far as they came. Whole ones stay as they are written: not all that is JSON is UTF-8 once it is
-    read, and numbers may be of any length."""
-    try:
-        json.loads(text)
-        return msgspec.Raw(text.encode())
-    except (ValueError, RecursionError):
-        pass
-    try:
-        value = from_json(text or "{}", allow_partial=True)
-    except ValueError:
-        return {}
-    return value if isinstance(value, dict) else {}
