@@ -36,6 +36,7 @@ class Parameter(Limits):
         stands_for: the field under ``decoding`` that it is another name of, and that says which values it takes.
         words: what some of its values are called there.
         refused: why it is refused, whatever its value.
+        example: a value, for the documentation.
     """
 
     name: str
@@ -44,6 +45,7 @@ class Parameter(Limits):
     stands_for: str = ""
     words: Mapping[str, str] = dataclasses.field(default_factory=dict)
     refused: str = ""
+    example: object = None
 
 
 def _asked(kind: Kind, help: str, *, default: object = None, **declaration: Any) -> Any:
@@ -62,78 +64,90 @@ class SamplingParams:
     max_tokens: int | None = _asked(
         "integer", "most tokens of the answer", low=1, high=MANY,
         unset="what the model's length leaves; on `/generate` 512, with the strategy `full` 256 everywhere",
+        example=64,
     )  # fmt: skip
     temperature: float | None = _asked(
         "number", "0: the likeliest token; above it tokens are drawn", high=100,
-        unset="the checkpoint's, else 0 (with `diffusion_gemma` 1)",
+        unset="the checkpoint's, else 0 (with `diffusion_gemma` 1)", example=0.7,
     )  # fmt: skip
     top_p: float | None = _asked(
         "number", "draw from the likeliest tokens that together have this probability", high=1, above_low=True,
-        unset="the checkpoint's, else 1",
+        unset="the checkpoint's, else 1", example=0.9,
     )  # fmt: skip
     top_k: int | None = _asked(
         "integer", "draw from so many of the likeliest tokens; 0, -1: off", low=-1, high=MANY,
-        unset="the checkpoint's, else 0",
+        unset="the checkpoint's, else 0", example=20,
     )  # fmt: skip
     min_p: float | None = _asked(
-        "number", "draw from tokens of at least this share of the likeliest one's probability", high=1, unset="0"
-    )
+        "number", "draw from tokens of at least this share of the likeliest one's probability", high=1, unset="0",
+        example=0.05,
+    )  # fmt: skip
     seed: int | None = _asked(
-        "integer", "of what is drawn; answer i of `n` has seed + i", low=-(2**63), high=2**64 - 1, unset="random"
-    )
+        "integer", "of what is drawn; answer i of `n` has seed + i", low=-(2**63), high=2**64 - 1, unset="random",
+        example=1,
+    )  # fmt: skip
     stop: str | Sequence[str] | None = _asked(
-        "texts", f"a text, or up to {MAX_STOPS}; the answer ends before the first that appears", high=MAX_STOP_CHARS
-    )
+        "texts", f"a text, or up to {MAX_STOPS}; the answer ends before the first that appears", high=MAX_STOP_CHARS,
+        example=("\n\n",),
+    )  # fmt: skip
     stop_token_ids: Sequence[int] | None = _asked(
-        "ids", "ids that end the answer as an end of sequence does", high=MAX_STOP_IDS
+        "ids", "ids that end the answer as an end of sequence does", high=MAX_STOP_IDS, example=[42]
     )
     min_tokens: int | None = _asked(
-        "integer", "no end of sequence, nor a stop token id, before so many tokens", high=MANY, unset="0"
+        "integer", "no end of sequence, nor a stop token id, before so many tokens", high=MANY, unset="0", example=2
     )
     logit_bias: Mapping[str | int, float] | None = _asked(
-        "object", "what is added to the logits of token ids, by the id: -100 to 100 each"
+        "object", "what is added to the logits of token ids, by the id: -100 to 100 each", example={"42": -100}
     )
     repetition_penalty: float | None = _asked(
         "number", "divides positive logits of tokens that prompt or answer hold, and multiplies negative ones",
-        high=100, above_low=True, unset="1",
+        high=100, above_low=True, unset="1", example=1.1,
     )  # fmt: skip
     presence_penalty: float | None = _asked(
-        "number", "taken from the logits of tokens that the answer holds", low=-2, high=2, unset="0"
+        "number", "taken from the logits of tokens that the answer holds", low=-2, high=2, unset="0", example=0.5
     )
     frequency_penalty: float | None = _asked(
-        "number", "the same as often as the answer holds them", low=-2, high=2, unset="0"
+        "number", "the same as often as the answer holds them", low=-2, high=2, unset="0", example=0.5
     )
-    ignore_eos: bool = _asked("flag", "go on to `max_tokens` whatever the model says", default=False, unset="`false`")
-    max_nfe: int | None = _asked("integer", "most denoising steps", low=1, high=MANY)
-    max_repetition_run: int | None = _asked("integer", "most repetitions of a token in a row", low=1, high=MANY)
-    n: int = _asked("integer", "answers to each prompt", default=1, low=1, high=MAX_CHOICES, unset="1")
-    decoding: Mapping[str, Any] | None = _asked("object", "how blocks are denoised")
+    ignore_eos: bool = _asked(
+        "flag", "go on to `max_tokens` whatever the model says", default=False, unset="`false`", example=False
+    )
+    max_nfe: int | None = _asked("integer", "most denoising steps", low=1, high=MANY, example=16)
+    max_repetition_run: int | None = _asked(
+        "integer", "most repetitions of a token in a row", low=1, high=MANY, example=8
+    )
+    n: int = _asked("integer", "answers to each prompt", default=1, low=1, high=MAX_CHOICES, unset="1", example=1)
+    decoding: Mapping[str, Any] | None = _asked("object", "how blocks are denoised", example={"mode": "balanced"})
     structured_outputs: Mapping[str, Any] | None = _asked(
         "object", "what the answer has to be: one of `json` (a schema), `json_object` (`true`), `regex`, `choice` "
-        "(a list of texts), `grammar`",
+        "(a list of texts), `grammar`", example={"regex": "[a-z]+"},
     )  # fmt: skip
     logprobs: int | None = _asked(
-        "integer", "tell log-probabilities: each token's, and of so many of the likeliest in its place", high=MOST_TOLD
-    )
+        "integer", "tell log-probabilities: each token's, and of so many of the likeliest in its place", high=MOST_TOLD,
+        example=1,
+    )  # fmt: skip
     cache_salt: str | None = _asked(
-        "text", "cached prefixes are shared with requests of the same salt alone", high=256, unset="the empty text"
-    )
+        "text", "cached prefixes are shared with requests of the same salt alone", high=256, unset="the empty text",
+        example="team-a",
+    )  # fmt: skip
     num_denoising_steps: int | None = _asked(
-        "integer", "steps over all blocks of the answer, shared out evenly", low=1, high=MANY
+        "integer", "steps over all blocks of the answer, shared out evenly", low=1, high=MANY, example=16
     )
-    block_length: int | None = _asked("integer", "tokens of a block", stands_for="block_length")
-    use_local_leap: bool | None = _asked("flag", "the algorithm is `local_leap`", unset="`false`")
-    local_leap_anchor_threshold: float | None = _asked("number", "what makes anchors", stands_for="local_leap.anchor")
+    block_length: int | None = _asked("integer", "tokens of a block", stands_for="block_length", example=32)
+    use_local_leap: bool | None = _asked("flag", "the algorithm is `local_leap`", unset="`false`", example=False)
+    local_leap_anchor_threshold: float | None = _asked(
+        "number", "what makes anchors", stands_for="local_leap.anchor", example=0.9
+    )
     local_leap_neighbor_threshold: float | None = _asked(
-        "number", "what is taken near them", stands_for="local_leap.neighbor"
+        "number", "what is taken near them", stands_for="local_leap.neighbor", example=0.6
     )
-    local_leap_radius: int | None = _asked("integer", "how near that is", stands_for="local_leap.radius")
+    local_leap_radius: int | None = _asked("integer", "how near that is", stands_for="local_leap.radius", example=4)
     confidence_metric: str | None = _asked(
         "text", "what orders positions; also `top1_prob` and `entropy_inverse`", stands_for="confidence_metric",
-        words={"top1_prob": "max_prob", "entropy_inverse": "neg_entropy"},
+        words={"top1_prob": "max_prob", "entropy_inverse": "neg_entropy"}, example="margin",
     )  # fmt: skip
     force_single_batch: bool | None = _asked(
-        "flag", "forwards that no other request shares", stands_for="force_single_batch"
+        "flag", "forwards that no other request shares", stands_for="force_single_batch", example=False
     )
     block_schedule: str | None = _asked("text", "", refused=UNKNOWN)
     target_length: int | None = _asked("integer", "", refused=UNKNOWN)

@@ -5,8 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from fastapi import FastAPI
-from pydantic import BaseModel
-from pydantic.json_schema import models_json_schema
+from pydantic import TypeAdapter
 from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
@@ -14,10 +13,12 @@ from starlette.responses import Response
 
 import runtime
 from runtime.errors import RequestError
+from runtime.server import answers
 from runtime.server.adapter_bodies import LoadAdapterRequest, UnloadAdapterRequest
 from runtime.server.gate import Gate
+from runtime.server.keys import OPEN_PATHS
 from runtime.server.messages_body import CountRequest, MessagesRequest
-from runtime.server.openapi import decoding_schema
+from runtime.server.openapi import decoding_schema, secure
 from runtime.server.responses import error_response
 from runtime.server.responses_body import ResponsesRequest
 from runtime.server.routes import (
@@ -38,14 +39,13 @@ from runtime.server.schemas import (
     ChatRequest,
     CompletionRequest,
     DetokenizeRequest,
-    ErrorResponse,
     GenerateRequest,
     InfillRequest,
     TokenizeRequest,
 )
 from runtime.server.service import Service
 
-BODIES: tuple[type[BaseModel], ...] = (
+BODIES: tuple[type, ...] = (
     GenerateRequest,
     ChatRequest,
     CompletionRequest,
@@ -57,28 +57,33 @@ BODIES: tuple[type[BaseModel], ...] = (
     DetokenizeRequest,
     LoadAdapterRequest,
     UnloadAdapterRequest,
-    ErrorResponse,
 )
 DECODING = "#/components/schemas/Decoding"
 
 
 class App(FastAPI):
-    """FastAPI whose OpenAPI knows the bodies that routes parse themselves, and what their ``decoding`` may hold."""
+    """FastAPI whose OpenAPI knows the bodies that routes parse themselves, what their ``decoding`` may hold, what they
+    answer, and which keys they want."""
 
     def openapi(self) -> dict[str, Any]:
+        service: Service = self.state.service
         if self.openapi_schema is None:
             schema = super().openapi()  # which also keeps it
-            _, found = models_json_schema(
-                [(body, "validation") for body in BODIES], ref_template="#/components/schemas/{model}"
-            )
-            bodies = schema.setdefault("components", {}).setdefault("schemas", {})
-            bodies.update(found["$defs"])
-            for body in bodies.values():
+            every: list[Any] = [
+                (kind.__name__, "validation", TypeAdapter(kind)) for kind in (*BODIES, *answers.types())
+            ]
+            _, found = TypeAdapter.json_schemas(every, ref_template="#/components/schemas/{model}")
+            schemas = schema.setdefault("components", {})["schemas"] = found["$defs"]
+            for body in schemas.values():
                 if "decoding" in body.get("properties", {}):
-                    body["properties"]["decoding"] = {"anyOf": [{"$ref": DECODING}, {"type": "null"}]}
+                    asked = body["properties"]["decoding"]
+                    body["properties"]["decoding"] = {**asked, "anyOf": [{"$ref": DECODING}, {"type": "null"}]}
+            for operation in (one for methods in schema["paths"].values() for one in methods.values()):
+                operation["responses"].pop("422", None)  # the framework's: a wrong value is 400 here
+            if service.keys.needed:
+                secure(schema, OPEN_PATHS)
             self.openapi_schema = schema
-        info = self.state.service.frontend.info
-        self.openapi_schema["components"]["schemas"]["Decoding"] = decoding_schema(info)
+        self.openapi_schema["components"]["schemas"]["Decoding"] = decoding_schema(service.frontend.info)
         return self.openapi_schema
 
 
@@ -90,6 +95,7 @@ def make_app(service: Service) -> App:
         redirect_slashes=False,
         docs_url=None,  # ours needs no other host, and works behind a key
         redoc_url=None,
+        generate_unique_id_function=lambda route: route.name,  # what generated clients call it
         exception_handlers={
             RequestError: _request_error,
             HTTPException: _http_error,

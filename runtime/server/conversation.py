@@ -10,24 +10,25 @@ from pydantic_core import PydanticCustomError, from_json
 
 from runtime.errors import RequestError
 from runtime.request.checks import refuse, shown
-from runtime.server.fields import Body
+from runtime.server.fields import Body, said
 from runtime.server.shape import check_shape
 
 MAX_MESSAGES = 2048
 MAX_PARTS = 2048
 
 TEXTS = frozenset({"text", "input_text", "output_text", "refusal"})  # kinds of parts that are text
+CHAT = [{"role": "user", "content": "Solve: 12 + 30."}]  # an example
 _ROLES = {"developer": "system", "function": "tool"}  # OpenAI's newer and older names
 
 
 class Part(Body):
     """A piece of a message: its text is in the field that is named like its kind, or in `text`."""
 
-    type: str
-    text: str | None = None
-    refusal: str | None = None
-    cache_control: Any = None  # other servers' caches; here every prefix is cached
-    annotations: Any = None
+    type: Annotated[str, said("`text`; others are refused by name", "text")]
+    text: Annotated[str | None, said("of a text", "Hello!")] = None
+    refusal: Annotated[str | None, said("of a refusal, as earlier answers may hold one", "I will not.")] = None
+    cache_control: Annotated[Any, said("changes nothing: every prefix is cached", None)] = None
+    annotations: Annotated[Any, said("read by nobody", [])] = None
 
     texts: ClassVar[frozenset[str]] = TEXTS
 
@@ -45,14 +46,16 @@ class Part(Body):
 
 
 class Function(Body):
-    name: str
-    arguments: Any = None  # JSON as text, as the SDKs have it, or an object
+    name: Annotated[str, said("the tool's", "calculator")]
+    arguments: Annotated[Any, said("JSON as text, or an object", '{"expression": "12 + 30"}')] = None
 
 
 class Call(Body):
-    id: str | None = None
-    type: str | None = None
-    function: Function
+    id: Annotated[str | None, said("what its result names", "call_1")] = None
+    type: Annotated[str | None, said("always `function`", "function")] = None
+    function: Annotated[
+        Function, said("which one, and with what", {"name": "calculator", "arguments": '{"expression": "12 + 30"}'})
+    ]
 
 
 def check_kind(part: Body, kind: str, needed: Mapping[str, Sequence[str]], noun: str) -> None:
@@ -81,17 +84,30 @@ Content = Annotated[Annotated[str, Tag("str")] | Annotated[_Parts, Tag("list")],
 
 
 class Message(Body):
-    role: Literal["system", "developer", "user", "assistant", "tool", "function"]
-    content: Content | None = None
-    name: str | None = None
-    tool_calls: Annotated[list[Call], Field(max_length=MAX_PARTS, fail_fast=True)] | None = None
-    tool_call_id: str | None = None
-    function_call: Function | None = None
-    reasoning_content: str | None = None
-    reasoning: str | None = None  # another name of it
-    refusal: str | None = None
-    audio: Any = None
-    annotations: Any = None
+    role: Annotated[
+        Literal["system", "developer", "user", "assistant", "tool", "function"],
+        said("whose turn it is; `developer` is `system`, `function` is `tool`", "user"),
+    ]
+    content: Annotated[Content | None, said("a text, or parts of it; null beside calls", "Hello!")] = None
+    name: Annotated[str | None, said("of who speaks; read by nobody", "Ann")] = None
+    tool_calls: Annotated[
+        Annotated[list[Call], Field(max_length=MAX_PARTS, fail_fast=True)] | None,
+        said(
+            "of an assistant's turn",
+            [{"id": "call_1", "type": "function", "function": {"name": "calculator", "arguments": "{}"}}],
+        ),
+    ] = None
+    tool_call_id: Annotated[str | None, said("of a tool's turn: the call that it is the result of", "call_1")] = None
+    function_call: Annotated[
+        Function | None, said("a call as old clients write it", {"name": "calculator", "arguments": "{}"})
+    ] = None
+    reasoning_content: Annotated[
+        str | None, said("what the assistant thought, for templates that show it", "12 and 30 are 42.")
+    ] = None
+    reasoning: Annotated[str | None, said("`reasoning_content`", "12 and 30 are 42.")] = None
+    refusal: Annotated[str | None, said("of an assistant's turn; text", None)] = None
+    audio: Annotated[Any, said("read by nobody", None)] = None
+    annotations: Annotated[Any, said("read by nobody", [])] = None
 
     def text(self) -> str | None:
         if isinstance(self.content, list):

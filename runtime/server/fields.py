@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, GetCoreSchemaHandler, GetJsonSchemaHandler
+from pydantic import BaseModel, ConfigDict, Field, GetCoreSchemaHandler, GetJsonSchemaHandler
 from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema, PydanticCustomError, core_schema
 
@@ -19,6 +19,11 @@ class Body(BaseModel):
     """Fields that it does not know are kept aside, for `ignored` to name: clients send many that change nothing."""
 
     model_config = ConfigDict(extra="allow", strict=True, allow_inf_nan=False)
+
+
+def said(description: str, example: Any, **limits: Any) -> Any:
+    """What the OpenAPI says of a field; `limits` are pydantic's."""
+    return Field(description=description, examples=[example], **limits)
 
 
 class Unbuilt:
@@ -41,7 +46,9 @@ class Unbuilt:
         return core_schema.no_info_after_validator_function(self.check, handler(source))
 
     def __get_pydantic_json_schema__(self, schema: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
-        return {"anyOf": [*map(_only, self.neutral), {"type": "null"}], "description": f"anything else {self.why}"}
+        example = self.neutral[0] if self.neutral else None
+        kinds = [*map(_only, self.neutral), {"type": "null"}]
+        return {"anyOf": kinds, "description": f"anything else {self.why}", "examples": [example]}
 
 
 def _only(value: Any) -> dict[str, Any]:

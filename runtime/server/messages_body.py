@@ -9,6 +9,7 @@ from pydantic import Discriminator, Field, Tag, model_validator
 from runtime.errors import RequestError
 from runtime.request.checks import refuse, shown
 from runtime.server.conversation import (
+    CHAT,
     MAX_MESSAGES,
     MAX_PARTS,
     Call,
@@ -18,8 +19,8 @@ from runtime.server.conversation import (
     check_kind,
     template_arguments,
 )
-from runtime.server.fields import Body, Unbuilt
-from runtime.server.schemas import Entries, OneAnswer
+from runtime.server.fields import Body, Unbuilt, said
+from runtime.server.schemas import Entries, ModelName, OneAnswer, TemplateArguments
 from runtime.server.structured import nested
 from runtime.server.tooling import MAX_TOOLS, Tooling, distinct, make_tool, offered
 
@@ -41,20 +42,22 @@ _NEEDED = {
 class Block(Body):
     """A piece of a turn: text, an answer's thinking, a call of a tool, or what one returned."""
 
-    type: str
-    text: str | None = None
-    thinking: str | None = None
-    signature: str | None = None
-    data: str | None = None
-    id: str | None = None
-    name: str | None = None
-    input: dict[str, Any] | None = None
-    tool_use_id: str | None = None
-    content: BlockText | None = None
-    is_error: bool | None = None
-    caller: Any = None
-    citations: Any = None
-    cache_control: Any = None  # every prefix is cached here
+    type: Annotated[str, said("text, thinking, redacted_thinking, tool_use or tool_result", "text")]
+    text: Annotated[str | None, said("of a text", "Hello!")] = None
+    thinking: Annotated[
+        str | None, said("what the assistant thought, for templates that show it", "12 and 30 are 42.")
+    ] = None
+    signature: Annotated[str | None, said("read by nobody", "")] = None
+    data: Annotated[str | None, said("read by nobody", "")] = None
+    id: Annotated[str | None, said("of a call: what its result names", "call_1")] = None
+    name: Annotated[str | None, said("of a call: the tool's", "calculator")] = None
+    input: Annotated[dict[str, Any] | None, said("of a call: its arguments", {"expression": "12 + 30"})] = None
+    tool_use_id: Annotated[str | None, said("of a result: the call's", "call_1")] = None
+    content: Annotated[BlockText | None, said("of a result: a text, or blocks of it", "42")] = None
+    is_error: Annotated[bool | None, said("of a result; read by nobody", False)] = None
+    caller: Annotated[Any, said("read by nobody", None)] = None
+    citations: Annotated[Any, said("read by nobody", None)] = None
+    cache_control: Annotated[Any, said("changes nothing: every prefix is cached", None)] = None
 
     @model_validator(mode="after")
     def _is_known(self) -> Block:
@@ -67,57 +70,76 @@ BlockText = Annotated[Annotated[str, Tag("str")] | Annotated[_Blocks, Tag("list"
 
 
 class Turn(Body):
-    role: Literal["user", "assistant", "system"]
-    content: BlockText
+    role: Annotated[Literal["user", "assistant", "system"], said("whose it is", "user")]
+    content: Annotated[BlockText, said("a text, or blocks", "Hello!")]
 
 
 class Thinking(Body):
     """Whether templates that know `enable_thinking` are told to think first."""
 
-    type: Literal["enabled", "disabled", "adaptive"]
-    budget_tokens: int | None = None
-    display: str | None = None
+    type: Annotated[
+        Literal["enabled", "disabled", "adaptive"],
+        said("templates that know `enable_thinking` are told to think unless `disabled`", "enabled"),
+    ]
+    budget_tokens: Annotated[int | None, said("changes nothing", 1024)] = None
+    display: Annotated[str | None, said("changes nothing", "summarized")] = None
 
 
 class OutputConfig(Body):
     """The form of the answer's text; `effort` is a matter of templates that know `reasoning_effort`."""
 
-    format: Annotated[Any, Field(description="json_schema with a schema")] = None
-    effort: str | None = None
+    format: Annotated[Any, said("json_schema with a schema", {"type": "json_schema", "schema": {"type": "object"}})] = (
+        None
+    )
+    effort: Annotated[str | None, said("for templates that know `reasoning_effort`", "low")] = None
 
 
 class MessagesTool(Body):
     """A tool that the model may use."""
 
-    type: str | None = None
-    name: str
-    description: str | None = None
-    input_schema: Annotated[dict[str, Any] | None, Field(description="JSON schema of the input")] = None
-    strict: Annotated[bool | None, Field(description="the input always fits the schema")] = None
-    cache_control: Any = None
+    type: Annotated[str | None, said("`custom`, which it is without", "custom")] = None
+    name: Annotated[str, said("what a call names", "calculator")]
+    description: Annotated[str | None, said("when and how to use it", "Works out sums.")] = None
+    input_schema: Annotated[
+        dict[str, Any] | None,
+        said("JSON schema of the input", {"type": "object", "properties": {"expression": {"type": "string"}}}),
+    ] = None
+    strict: Annotated[bool | None, said("the input always fits the schema", False)] = None
+    cache_control: Annotated[Any, said("changes nothing: every prefix is cached", None)] = None
 
 
 class MessagesToolChoice(Body):
     """Whether and which tools are to be used."""
 
-    type: Literal["auto", "any", "tool", "none"]
-    name: str | None = None
-    disable_parallel_tool_use: bool | None = None
+    type: Annotated[
+        Literal["auto", "any", "tool", "none"],
+        said("`auto`: the model decides, `any`: some tool, `tool`: the one of this `name`, `none`", "auto"),
+    ]
+    name: Annotated[str | None, said("of the tool that is to be used", "calculator")] = None
+    disable_parallel_tool_use: Annotated[bool | None, said("one call at most", False)] = None
 
 
 class CountRequest(Body):
     """A conversation whose tokens are counted."""
 
-    model: str | None = None
-    messages: Annotated[list[Turn], Field(max_length=MAX_MESSAGES, fail_fast=True)]
-    system: BlockText | None = None
-    tools: Annotated[list[MessagesTool], Field(max_length=MAX_TOOLS, fail_fast=True)] | None = None
-    tool_choice: MessagesToolChoice | None = None
-    thinking: Thinking | None = None
-    output_config: OutputConfig | None = None
-    chat_template_kwargs: Entries | None = None
-    cache_control: Any = None
-    speed: str | None = None
+    model: ModelName = None
+    messages: Annotated[
+        Annotated[list[Turn], Field(max_length=MAX_MESSAGES, fail_fast=True)],
+        said("the conversation so far, its last turn the user's", CHAT),
+    ]
+    system: Annotated[BlockText | None, said("what stands before it: a text, or blocks of it", "You are terse.")] = None
+    tools: Annotated[
+        Annotated[list[MessagesTool], Field(max_length=MAX_TOOLS, fail_fast=True)] | None,
+        said("that the model may use", [{"name": "calculator", "input_schema": {"type": "object"}}]),
+    ] = None
+    tool_choice: Annotated[
+        MessagesToolChoice | None, said("whether and which tools are to be used", {"type": "auto"})
+    ] = None
+    thinking: Annotated[Thinking | None, said("whether the model is to think first", {"type": "disabled"})] = None
+    output_config: Annotated[OutputConfig | None, said("the form of the answer", {"effort": "low"})] = None
+    chat_template_kwargs: TemplateArguments = None
+    cache_control: Annotated[Any, said("changes nothing: every prefix is cached", None)] = None
+    speed: Annotated[str | None, said("changes nothing", "standard")] = None
 
     def template_kwargs(self) -> dict[str, Any]:
         thinks = None if self.thinking is None else self.thinking.type != "disabled"
@@ -161,11 +183,15 @@ class CountRequest(Body):
 
 
 class MessagesRequest(CountRequest, OneAnswer):
-    max_tokens: int | None = None  # Anthropic asks for it; here it is what the model's length leaves
-    stop_sequences: list[str] | None = None
-    metadata: Entries | None = None
-    service_tier: str | None = None
-    inference_geo: str | None = None
+    max_tokens: Annotated[
+        int | None, said("most tokens of the answer; what the model's length leaves without it", 64)
+    ] = None
+    stop_sequences: Annotated[list[str] | None, said("texts before the first of which the answer ends", ["\n\n"])] = (
+        None
+    )
+    metadata: Annotated[Entries | None, said("read by nobody", {"user_id": "someone"})] = None
+    service_tier: Annotated[str | None, said("changes nothing", "auto")] = None
+    inference_geo: Annotated[str | None, said("changes nothing", "eu")] = None
     response_format: Annotated[Any, Unbuilt(why="is output_config.format here; give it there")] = None
     container: Annotated[Any, Unbuilt()] = None
     mcp_servers: Annotated[Any, Unbuilt([])] = None

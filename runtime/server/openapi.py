@@ -1,7 +1,8 @@
-"""How the OpenAPI describes a request's fields: by their declarations, and what ``decoding`` holds by the engine's."""
+"""What the OpenAPI says of fields, by their declarations, of ``decoding``, by the engine's, and of keys."""
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Any
 
 from runtime.request.decoding import engine_fields
@@ -27,6 +28,19 @@ def decoding_schema(info: EngineInfo | None) -> dict[str, Any]:
         place[inner] = _nullable(values_schema(field), field.help + (f" ({', '.join(rules)})" if rules else ""))
         place[inner]["x-unmask-rules"] = rules
     return schema | {"properties": properties, "additionalProperties": False}
+
+
+def secure(schema: dict[str, Any], open_paths: Collection[str]) -> None:
+    """Say in the whole document which keys its routes want; those of `open_paths` want none."""
+    schema["components"]["securitySchemes"] = {
+        "bearer": {"type": "http", "scheme": "bearer", "description": "one of the server's keys"},
+        "header": {"type": "apiKey", "in": "header", "name": "X-Api-Key", "description": "the same, as Anthropic's"},
+    }
+    schema["security"] = [{"bearer": []}, {"header": []}]
+    for path, methods in schema["paths"].items():
+        if path in open_paths:
+            for operation in methods.values():
+                operation["security"] = []
 
 
 def _declared(info: EngineInfo) -> dict[str, tuple[Field, list[str]]]:

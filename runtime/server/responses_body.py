@@ -20,8 +20,8 @@ from runtime.server.conversation import (
     check_kind,
     template_arguments,
 )
-from runtime.server.fields import Body, Unbuilt
-from runtime.server.schemas import Entries, OneAnswer
+from runtime.server.fields import Body, Unbuilt, said
+from runtime.server.schemas import Entries, ModelName, OneAnswer, TemplateArguments
 from runtime.server.structured import nested
 from runtime.server.tooling import MAX_TOOLS, ToolChoice, Tooling, chosen, distinct, make_tool, offered
 
@@ -47,18 +47,23 @@ _Text = Annotated[Annotated[str, Tag("str")] | Annotated[_Parts, Tag("list")], D
 class Item(Body):
     """A message, a call of a function, what one returned, or an answer's reasoning."""
 
-    type: str | None = None
-    role: Literal["system", "developer", "user", "assistant"] | None = None
-    content: _Text | None = None
-    id: str | None = None
-    status: str | None = None
-    phase: str | None = None
-    call_id: str | None = None
-    name: str | None = None
-    arguments: str | None = None
-    output: _Text | None = None
-    summary: _Parts | None = None
-    encrypted_content: str | None = None
+    type: Annotated[
+        str | None, said("message (which it is without), function_call, function_call_output or reasoning", "message")
+    ] = None
+    role: Annotated[
+        Literal["system", "developer", "user", "assistant"] | None,
+        said("of a message: whose it is; `developer` is `system`", "user"),
+    ] = None
+    content: Annotated[_Text | None, said("of a message or a reasoning: a text, or parts of it", "Hello!")] = None
+    id: Annotated[str | None, said("as an answer gave it; read by nobody", "msg_1")] = None
+    status: Annotated[str | None, said("as an answer gave it; read by nobody", "completed")] = None
+    phase: Annotated[str | None, said("read by nobody", "final_answer")] = None
+    call_id: Annotated[str | None, said("of a call: what its result names; of a result: the call's", "call_1")] = None
+    name: Annotated[str | None, said("of a call: the function's", "calculator")] = None
+    arguments: Annotated[str | None, said("of a call: JSON", '{"expression": "12 + 30"}')] = None
+    output: Annotated[_Text | None, said("of a result: a text, or parts of it", "42")] = None
+    summary: Annotated[_Parts | None, said("of a reasoning without content: parts of text", [])] = None
+    encrypted_content: Annotated[str | None, said("read by nobody", "")] = None
 
     @property
     def kind(self) -> str:
@@ -75,26 +80,29 @@ class Item(Body):
 class TextConfig(Body):
     """The form of the answer's text."""
 
-    format: Annotated[Any, Field(description="text, json_object, or json_schema with a schema")] = None
+    format: Annotated[Any, said("text, json_object, or json_schema with a schema", {"type": "json_object"})] = None
     verbosity: Annotated[Any, Unbuilt("medium")] = None
 
 
 class Reasoning(Body):
     """`effort` is a matter of templates that know it."""
 
-    effort: str | None = None
-    summary: str | None = None
-    generate_summary: str | None = None
+    effort: Annotated[str | None, said("for templates that know `reasoning_effort`", "low")] = None
+    summary: Annotated[str | None, said("changes nothing", "auto")] = None
+    generate_summary: Annotated[str | None, said("changes nothing", "auto")] = None
 
 
 class ResponsesTool(Body):
     """A function that the model may call."""
 
-    type: str
-    name: str | None = None
-    description: str | None = None
-    parameters: Annotated[dict[str, Any] | None, Field(description="JSON schema of the arguments")] = None
-    strict: Annotated[bool | None, Field(description="arguments always fit the schema")] = None
+    type: Annotated[str, said("always `function`", "function")]
+    name: Annotated[str | None, said("what a call names", "calculator")] = None
+    description: Annotated[str | None, said("when and how to use it", "Works out sums.")] = None
+    parameters: Annotated[
+        dict[str, Any] | None,
+        said("JSON schema of the arguments", {"type": "object", "properties": {"expression": {"type": "string"}}}),
+    ] = None
+    strict: Annotated[bool | None, said("arguments always fit the schema", False)] = None
 
 
 class ResponsesStreamOptions(Body):
@@ -102,29 +110,46 @@ class ResponsesStreamOptions(Body):
 
 
 class ResponsesRequest(OneAnswer):
-    model: str | None = None
+    model: ModelName = None
     input: Annotated[
-        Annotated[str, Tag("str")] | Annotated[list[Item], Field(max_length=MAX_MESSAGES, fail_fast=True), Tag("list")],
-        Discriminator(arm),
+        Annotated[
+            Annotated[str, Tag("str")]
+            | Annotated[list[Item], Field(max_length=MAX_MESSAGES, fail_fast=True), Tag("list")],
+            Discriminator(arm),
+        ],
+        said("a user's text, or the items of the conversation so far", "Solve: 12 + 30."),
     ]
-    instructions: str | None = None
-    max_output_tokens: int | None = None
-    text: TextConfig | None = None
-    reasoning: Reasoning | None = None
-    tools: Annotated[list[ResponsesTool], Field(max_length=MAX_TOOLS, fail_fast=True)] | None = None
+    instructions: Annotated[str | None, said("what stands before it", "You are terse.")] = None
+    max_output_tokens: Annotated[
+        int | None, said("most tokens of the answer; what the model's length leaves without it", 64)
+    ] = None
+    text: Annotated[TextConfig | None, said("the form of the answer's text", {"format": {"type": "text"}})] = None
+    reasoning: Annotated[Reasoning | None, said("how the model is to think", {"effort": "low"})] = None
+    tools: Annotated[
+        Annotated[list[ResponsesTool], Field(max_length=MAX_TOOLS, fail_fast=True)] | None,
+        said(
+            "functions that the model may call",
+            [{"type": "function", "name": "calculator", "parameters": {"type": "object"}}],
+        ),
+    ] = None
     tool_choice: ToolChoice = None
-    parallel_tool_calls: bool | None = None
-    max_tool_calls: int | None = None  # of tools that the server runs: there are none
-    chat_template_kwargs: Entries | None = None
-    metadata: Entries | None = None
-    store: bool | None = None  # OpenAI's default is to; nothing is kept here, and the answer says so
-    stream_options: ResponsesStreamOptions | None = None
-    user: str | None = None
-    service_tier: str | None = None
-    safety_identifier: str | None = None
-    prompt_cache_key: str | None = None
-    prompt_cache_retention: str | None = None
-    include: list[Literal["reasoning.encrypted_content"]] | None = None  # which there is none of
+    parallel_tool_calls: Annotated[
+        bool | None, said("whether the answer may have several calls; default true", True)
+    ] = None
+    max_tool_calls: Annotated[int | None, said("changes nothing: it is about tools that a server runs", 1)] = None
+    chat_template_kwargs: TemplateArguments = None
+    metadata: Annotated[Entries | None, said("told back", {"topic": "sums"})] = None
+    store: Annotated[bool | None, said("changes nothing: no answers are kept, as each says", False)] = None
+    stream_options: Annotated[ResponsesStreamOptions | None, said("what else a stream tells", {})] = None
+    user: Annotated[str | None, said("told back", "someone")] = None
+    service_tier: Annotated[str | None, said("changes nothing", "auto")] = None
+    safety_identifier: Annotated[str | None, said("read by nobody", "someone")] = None
+    prompt_cache_key: Annotated[str | None, said("changes nothing: prefixes are cached without it", "sums")] = None
+    prompt_cache_retention: Annotated[str | None, said("changes nothing", "24h")] = None
+    include: Annotated[
+        list[Literal["reasoning.encrypted_content"]] | None,
+        said("changes nothing: no reasoning is encrypted", ["reasoning.encrypted_content"]),
+    ] = None
     truncation: Annotated[Any, Unbuilt("disabled")] = None
     previous_response_id: Annotated[Any, Unbuilt(why=_KEPT)] = None
     conversation: Annotated[Any, Unbuilt(why=_KEPT)] = None

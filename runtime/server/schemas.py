@@ -12,16 +12,16 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import pydantic
-from pydantic import BaseModel, Field, PlainValidator, WithJsonSchema
+from pydantic import Field, PlainValidator, WithJsonSchema
 from pydantic_core import PydanticCustomError
 
 from runtime.errors import RequestError
 from runtime.request.params import PARAMETERS
 from runtime.request.scoring import MOST_STRIDE
-from runtime.server.conversation import Messages
-from runtime.server.fields import Body, Unbuilt
+from runtime.server.conversation import CHAT, Messages
+from runtime.server.fields import Body, Unbuilt, said
 from runtime.server.openapi import values_schema
-from runtime.server.tooling import ToolChoice, ToolItems
+from runtime.server.tooling import TOOLS, ToolChoice, ToolItems
 
 MAX_SEGMENTS = 1024
 MAX_ENTRIES = 64  # of metadata and of chat_template_kwargs; what a whole body may hold stands in shape.py
@@ -63,6 +63,8 @@ Prompts = Annotated[
     WithJsonSchema({"anyOf": [_STRING, _IDS, _STRINGS, {"type": "array", "items": _IDS}]}),
 ]
 Entries = Annotated[dict[str, Any], Field(max_length=MAX_ENTRIES)]
+ModelName = Annotated[str | None, said("a served name or an adapter's; the first name without it", "unmask-demo")]
+TemplateArguments = Annotated[Entries | None, said("for the chat template", {"enable_thinking": False})]
 Stop = Annotated[Any, PlainValidator(_stop), WithJsonSchema({"anyOf": [_STRING, _STRINGS, {"type": "null"}]})]
 
 
@@ -81,7 +83,7 @@ def asked(name: str) -> Any:
         kind = Annotated[kind, WithJsonSchema({"type": "null"})]
     elif field.kind in _TYPES and field.kind not in ("object", "ids") and not field.stands_for:
         kind = Annotated[kind, WithJsonSchema(values_schema(field))]
-    return Annotated[kind | None, Field(description=field.refused or field.help)]
+    return Annotated[kind | None, said(field.refused or field.help, field.example)]
 
 
 if TYPE_CHECKING:
@@ -100,7 +102,7 @@ else:
 class Generation(Asked):
     """What every route that generates understands."""
 
-    stream: bool | None = None
+    stream: Annotated[bool | None, said("whether the answer comes as server-sent events", True)] = None
     skip_special_tokens: Annotated[Any, Unbuilt(True)] = None
     spaces_between_special_tokens: Annotated[Any, Unbuilt(True)] = None
     include_stop_str_in_output: Annotated[Any, Unbuilt(False)] = None
@@ -112,13 +114,13 @@ class Generation(Asked):
     logits_processors: Annotated[Any, Unbuilt([])] = None
     prompt_logprobs: Annotated[Any, Unbuilt()] = None
     truncate_prompt_tokens: Annotated[Any, Unbuilt()] = None
-    guided_json: Annotated[Any, Field(description="`structured_outputs.json`")] = None
-    guided_regex: Annotated[Any, Field(description="`structured_outputs.regex`")] = None
-    guided_choice: Annotated[Any, Field(description="`structured_outputs.choice`")] = None
-    guided_grammar: Annotated[Any, Field(description="`structured_outputs.grammar`")] = None
-    regex: Annotated[Any, Field(description="`structured_outputs.regex`")] = None
-    json_schema: Annotated[Any, Field(description="`structured_outputs.json`")] = None
-    ebnf: Annotated[Any, Field(description="`structured_outputs.grammar`")] = None
+    guided_json: Annotated[Any, said("`structured_outputs.json`", '{"type": "object"}')] = None
+    guided_regex: Annotated[Any, said("`structured_outputs.regex`", "[a-z]+")] = None
+    guided_choice: Annotated[Any, said("`structured_outputs.choice`", ["yes", "no"])] = None
+    guided_grammar: Annotated[Any, said("`structured_outputs.grammar`", 'start: "yes" | "no"')] = None
+    regex: Annotated[Any, said("`structured_outputs.regex`", "[a-z]+")] = None
+    json_schema: Annotated[Any, said("`structured_outputs.json`", '{"type": "object"}')] = None
+    ebnf: Annotated[Any, said("`structured_outputs.grammar`", 'root ::= "yes" | "no"')] = None
 
     def asked(self) -> dict[str, Any]:
         """What was given of the declared fields, by their names."""
@@ -144,74 +146,91 @@ class OneAnswer(Generation):
 class GenerateRequest(Generation):
     """Either a prompt, continued as it is, or the messages of a chat."""
 
-    model: str | None = None
-    prompt: Prompt | None = None
-    messages: Messages | None = None
-    chat_template_kwargs: Entries | None = None
+    model: ModelName = None
+    prompt: Annotated[Prompt | None, said("what is continued: a text, or token ids", "Solve: 12 + 30.")] = None
+    messages: Annotated[Messages | None, said("a chat that is answered, instead of a prompt", CHAT)] = None
+    chat_template_kwargs: TemplateArguments = None
     n: Annotated[Any, Unbuilt(1)] = None
-    stream_mode: Literal["denoise", "block_append"] | None = None
+    stream_mode: Annotated[
+        Literal["denoise", "block_append"] | None,
+        said(
+            "events of a stream: `denoise`, the open blocks after each step; or `block_append`, text as it grows",
+            "denoise",
+        ),
+    ] = None
 
 
 class Segment(Body):
     """A piece of a text with holes: a text that stays, or a hole."""
 
-    text: str | None = None
-    mask: Annotated[int | None, Field(description="tokens of the hole")] = None
+    text: Annotated[str | None, said("that stays", "The sky is ")] = None
+    mask: Annotated[int | None, said("tokens of the hole", 8)] = None
 
 
 class InfillRequest(Generation):
-    model: str | None = None
-    text: Annotated[str | None, Field(description="with holes: <mask:8> is one of eight tokens")] = None
-    segments: Annotated[list[Segment], Field(max_length=MAX_SEGMENTS, fail_fast=True)] | None = None
-    messages: Annotated[Messages | None, Field(description="the conversation that the text is the answer to")] = None
-    chat_template_kwargs: Entries | None = None
+    model: ModelName = None
+    text: Annotated[str | None, said("with holes: <mask:8> is one of eight tokens", "2, 4, <mask:2>8, 10")] = None
+    segments: Annotated[
+        Annotated[list[Segment], Field(max_length=MAX_SEGMENTS, fail_fast=True)] | None,
+        said("texts and holes in turn, instead of `text`", [{"text": "2, 4, "}, {"mask": 2}, {"text": "8, 10"}]),
+    ] = None
+    messages: Annotated[Messages | None, said("the conversation that the text is the answer to", CHAT)] = None
+    chat_template_kwargs: TemplateArguments = None
     n: Annotated[Any, Unbuilt(1)] = None
-    stream_mode: Literal["denoise"] | None = None
+    stream_mode: Annotated[
+        Literal["denoise"] | None, said("events of a stream: the open blocks after each step", "denoise")
+    ] = None
 
 
 class StreamOptions(Body):
-    include_usage: bool | None = None
-    continuous_usage_stats: bool | None = None
+    include_usage: Annotated[bool | None, said("the stream's last chunk tells the usage", True)] = None
+    continuous_usage_stats: Annotated[bool | None, said("with it, every chunk does", False)] = None
     include_obfuscation: Annotated[Any, Unbuilt(False)] = None
 
 
 class OpenAIRequest(Generation):
     """The fields that chat and completions share."""
 
-    model: str | None = None
-    stream_options: StreamOptions | None = None
-    stream_mode: Literal["denoise", "block_append"] | None = None  # the second is what OpenAI's stream is anyway
-    user: str | None = None
-    metadata: Entries | None = None
-    store: bool | None = None
-    service_tier: str | None = None
-    safety_identifier: str | None = None
-    prompt_cache_key: str | None = None  # prefixes are cached without it
-    response_format: Annotated[Any, Field(description="text, or JSON: json_object, json_schema")] = None
+    model: ModelName = None
+    stream_options: Annotated[StreamOptions | None, said("what else a stream tells", {"include_usage": True})] = None
+    stream_mode: Annotated[
+        Literal["denoise", "block_append"] | None,
+        said("`denoise` tells the open blocks after each step too; `block_append` changes nothing", "denoise"),
+    ] = None
+    user: Annotated[str | None, said("read by nobody", "someone")] = None
+    metadata: Annotated[Entries | None, said("read by nobody", {"topic": "sums"})] = None
+    store: Annotated[bool | None, said("changes nothing: no answers are kept", False)] = None
+    service_tier: Annotated[str | None, said("changes nothing", "auto")] = None
+    safety_identifier: Annotated[str | None, said("read by nobody", "someone")] = None
+    prompt_cache_key: Annotated[str | None, said("changes nothing: prefixes are cached without it", "sums")] = None
+    response_format: Annotated[Any, said("text, or JSON: json_object, json_schema", {"type": "json_object"})] = None
 
 
 class ChatRequest(OpenAIRequest):
-    messages: Messages
-    max_completion_tokens: int | None = None
-    chat_template_kwargs: Entries | None = None
-    parallel_tool_calls: bool | None = None
-    logprobs: Annotated[bool | None, Field(description="tell each token's log-probability")] = None
-    top_logprobs: Annotated[
-        int | None, Field(description="and those of so many of the likeliest in its place, up to 20")
+    messages: Annotated[Messages, said("the conversation so far, its last turn the user's or a tool's", CHAT)]
+    max_completion_tokens: Annotated[int | None, said("`max_tokens`", 64)] = None
+    chat_template_kwargs: TemplateArguments = None
+    parallel_tool_calls: Annotated[
+        bool | None, said("whether the answer may have several calls; default true", True)
     ] = None
-    tools: ToolItems | None = None
+    logprobs: Annotated[bool | None, said("tell each token's log-probability", True)] = None
+    top_logprobs: Annotated[int | None, said("and those of so many of the likeliest in its place, up to 20", 2)] = None
+    tools: Annotated[ToolItems | None, said("functions that the model may call", TOOLS)] = None
     tool_choice: ToolChoice = None
-    functions: list[dict[str, Any]] | None = None
+    functions: Annotated[list[dict[str, Any]] | None, said("an old name of `tools`, refused unless empty", [])] = None
     echo: Annotated[Any, Unbuilt(False)] = None
     add_generation_prompt: Annotated[Any, Unbuilt(True)] = None
     continue_final_message: Annotated[Any, Unbuilt(False)] = None
     chat_template: Annotated[Any, Unbuilt()] = None
     documents: Annotated[Any, Unbuilt([])] = None
-    function_call: Any = None
+    function_call: Annotated[Any, said("an old name of `tool_choice`, refused unless `none` or `auto`", "none")] = None
     modalities: Annotated[Any, Unbuilt(["text"])] = None
     audio: Annotated[Any, Unbuilt()] = None
-    prediction: dict[str, Any] | None = None  # makes OpenAI's answers faster, not different
-    reasoning_effort: str | None = None  # the template's, where it knows it
+    prediction: Annotated[
+        dict[str, Any] | None,
+        said("changes nothing: it makes others' answers faster", {"type": "content", "content": "12 + 30 = 42."}),
+    ] = None
+    reasoning_effort: Annotated[str | None, said("for templates that know it", "low")] = None
     verbosity: Annotated[Any, Unbuilt("medium")] = None
     web_search_options: Annotated[Any, Unbuilt()] = None
 
@@ -227,40 +246,29 @@ class ChatRequest(OpenAIRequest):
 
 
 class CompletionRequest(OpenAIRequest):
-    prompt: Prompts
+    prompt: Annotated[Prompts, said("what is continued: a text, token ids, or several of either", "Solve: 12 + 30.")]
     best_of: Annotated[Any, Unbuilt(1)] = None
-    echo: Annotated[bool | None, Field(description="the prompt before the answer, in its text and logprobs")] = None
+    echo: Annotated[bool | None, said("the prompt before the answer, in its text and logprobs", False)] = None
     prompt_logprobs_stride: Annotated[
-        int | None, Field(ge=1, le=MOST_STRIDE, description="tokens of an echoed prompt that a forward scores")
+        int | None, said("tokens of an echoed prompt that a forward scores", 1, ge=1, le=MOST_STRIDE)
     ] = None
-    suffix: Annotated[str | None, Field(description="what stands behind the answer")] = None
+    suffix: Annotated[str | None, said("what stands behind the answer", " 8, 10")] = None
 
 
 class TokenizeRequest(Body):
     """Either a prompt or the messages of a chat."""
 
-    model: str | None = None
-    prompt: str | None = None
-    messages: Messages | None = None
-    tools: ToolItems | None = None
-    chat_template_kwargs: Entries | None = None
+    model: ModelName = None
+    prompt: Annotated[str | None, said("a text", "Solve: 12 + 30.")] = None
+    messages: Annotated[Messages | None, said("a chat, instead of a prompt", CHAT)] = None
+    tools: Annotated[ToolItems | None, said("functions that its template is told of", TOOLS)] = None
+    chat_template_kwargs: TemplateArguments = None
     add_special_tokens: Annotated[
-        bool | None, Field(description="whether the token that begins a model's prompts comes first; default true")
+        bool | None, said("whether the token that begins a model's prompts comes first; default true", True)
     ] = None
 
 
 class DetokenizeRequest(Body):
-    model: str | None = None
-    tokens: Annotated[list[int], Field(fail_fast=True)]
-    return_bytes: Annotated[bool | None, Field(description="also the bytes of each token")] = None
-
-
-class ErrorDetail(BaseModel):
-    message: str
-    type: str
-    param: str | None
-    code: str | None
-
-
-class ErrorResponse(BaseModel):
-    error: ErrorDetail
+    model: ModelName = None
+    tokens: Annotated[Annotated[list[int], Field(fail_fast=True)], said("ids", [40, 41, 42])]
+    return_bytes: Annotated[bool | None, said("also the bytes of each token", False)] = None

@@ -12,26 +12,31 @@ from pydantic import Field, WithJsonSchema
 from runtime.errors import RequestError
 from runtime.parts.formats import NO_ARGUMENTS, Tool
 from runtime.request.checks import refuse, shown
-from runtime.server.fields import Body
+from runtime.server.fields import Body, said
 
 MAX_TOOLS = 256
 MAX_NAME = 128
 _NAME = re.compile(r"[A-Za-z0-9_.:/-]+")
 _CHOICES = ("none", "auto", "required")
+_CALCULATOR = {"type": "object", "properties": {"expression": {"type": "string"}}}
+TOOLS = [{"type": "function", "function": {"name": "calculator", "parameters": _CALCULATOR}}]  # an example
 
 
 class FunctionItem(Body):
-    name: str
-    description: str | None = None
-    parameters: Annotated[dict[str, Any] | None, Field(description="JSON schema of the arguments")] = None
-    strict: Annotated[bool | None, Field(description="arguments always fit the schema")] = None
+    name: Annotated[str, said("what a call names", "calculator")]
+    description: Annotated[str | None, said("when and how to use it", "Works out sums.")] = None
+    parameters: Annotated[
+        dict[str, Any] | None,
+        said("JSON schema of the arguments", {"type": "object", "properties": {"expression": {"type": "string"}}}),
+    ] = None
+    strict: Annotated[bool | None, said("arguments always fit the schema", False)] = None
 
 
 class ToolItem(Body):
     """A function that the model may call."""
 
-    type: str
-    function: FunctionItem | None = None
+    type: Annotated[str, said("always `function`", "function")]
+    function: Annotated[FunctionItem | None, said("which one", {"name": "calculator"})] = None
 
 
 _FUNCTION = {"type": "object", "properties": {"name": {"type": "string"}}}
@@ -39,7 +44,7 @@ _NAMED = {"type": "object", "properties": {"type": {"const": "function"}, "funct
 ToolItems = Annotated[list[ToolItem], Field(max_length=MAX_TOOLS, fail_fast=True)]
 ToolChoice = Annotated[
     Any,
-    Field(description="none, auto, required, or a function's name in an object"),
+    said("none, auto, required, or a function's name in an object", "auto"),
     WithJsonSchema({"anyOf": [{"type": "string", "enum": list(_CHOICES)}, _NAMED, {"type": "null"}]}),
 ]
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,13 +15,23 @@ from schemathesis.checks import not_a_server_error
 from schemathesis.specs.openapi.checks import (
     content_type_conformance,
     negative_data_rejection,
+    response_headers_conformance,
+    response_schema_conformance,
     status_code_conformance,
 )
 
 from runtime.samplers import rules_of
-from tests.server.harness import ServerProcess
+from tests.server.harness import FAKE, ServerProcess, serving
 
-CHECKS = [not_a_server_error, status_code_conformance, content_type_conformance, negative_data_rejection]
+# all that look at one answer but `positive_data_acceptance`: what a schema lets through may still not go together
+CHECKS = [
+    not_a_server_error,
+    status_code_conformance,
+    content_type_conformance,
+    negative_data_rejection,
+    response_schema_conformance,
+    response_headers_conformance,
+]
 OPERATIONS = [
     ("POST", "/generate"),
     ("POST", "/v1/chat/completions"),
@@ -42,6 +55,7 @@ def test_every_route_is_listed(api: Any) -> None:
     found = {(method.upper(), path) for path, methods in api.raw_schema["paths"].items() for method in methods}
     plain = {("GET", path) for path in ("/health", "/ready", "/startup", "/metrics", "/v1/models", "/tokenizer_info")}
     closed = {("POST", f"/v1/{what}_lora_adapter") for what in ("load", "unload")}  # without --lora-routes
+    closed |= {("POST", f"/{what}_profile") for what in ("start", "stop")}  # without --profiler
     assert found == {*OPERATIONS[:-1], ("GET", "/v1/models/{name}"), *plain, *closed}
 
 
@@ -104,3 +118,31 @@ def test_the_server_is_none_the_worse_for_it(server: ServerProcess) -> None:
     with server.client() as client:
         assert client.get("/ready").status_code == 200
     assert "Traceback" not in server.log
+
+
+@pytest.mark.slow
+def test_schemathesis_itself_finds_nothing(checkpoint: Path, tmp_path: Path) -> None:
+    """Every check and phase but those of several requests, over a server that needs a key; 5,000 requests."""
+    config = tmp_path / "schemathesis.toml"
+    # a body that is too large is refused as such, whatever else is wrong with it
+    config.write_text(
+        "[checks]\nnegative_data_rejection.expected-statuses = [400, 401, 403, 404, 405, 408, 409, 413]\n"
+    )
+    program = Path(sys.executable).with_name("schemathesis")
+    flags = ["--checks", "all", "--exclude-checks", "positive_data_acceptance", "--max-examples", "20"]
+    flags += [
+        "--phases",
+        "examples,coverage,fuzzing",
+        "--exclude-path",
+        "/metrics",
+        "--no-color",
+        "--request-timeout",
+        "20",
+    ]
+    key = "a-key-of-these-tests"
+    with serving("--model", str(checkpoint), "--max-model-len", "64", "--api-key", key, module=FAKE) as server:
+        command = [program, "--config-file", config, "run", f"{server.url}/openapi.json", *flags]
+        ran = subprocess.run(
+            [*command, "-H", f"Authorization: Bearer {key}"], cwd=tmp_path, capture_output=True, text=True, timeout=600
+        )
+    assert ran.returncode == 0, ran.stdout[-6000:] + ran.stderr[-2000:]

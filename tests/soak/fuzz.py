@@ -265,7 +265,8 @@ async def idle(fuzzer: Fuzzer) -> dict[str, float]:
     names = ("unmask_requests_running", "unmask_requests_waiting", "unmask_kv_pages_used")
     for _ in range(200):
         lines = (await fuzzer.client.get("/metrics")).text.splitlines()
-        found = {line.split(" ")[0]: float(line.split(" ")[1]) for line in lines if line.startswith(names)}
+        said = [line.split(" ") for line in lines if line.partition(" ")[0].partition("{")[0] in names]
+        found = {name: float(value) for name, value in said}
         if not any(found.values()):
             break
         await asyncio.sleep(0.1)

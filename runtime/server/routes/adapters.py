@@ -8,6 +8,7 @@ from starlette.responses import Response
 
 from runtime.errors import RequestError
 from runtime.server.adapter_bodies import LoadAdapterRequest, UnloadAdapterRequest
+from runtime.server.answers.status import AdapterLoaded, AdapterUnloaded
 from runtime.server.responses import json_response
 from runtime.server.routes.documented import takes
 from runtime.server.service import Service
@@ -26,8 +27,8 @@ def _service(request: Request) -> Service:
     return service
 
 
-@router.post("/v1/load_lora_adapter", **takes(LoadAdapterRequest))
-async def load(request: Request) -> Response:
+@router.post("/v1/load_lora_adapter", **takes(LoadAdapterRequest, AdapterLoaded, also=[403]))
+async def load_lora_adapter(request: Request) -> Response:
     """Serve an adapter under a name of its own; again with the same content changes nothing."""
     service = _service(request)
     body = await service.body(request, LoadAdapterRequest)
@@ -36,8 +37,8 @@ async def load(request: Request) -> Response:
     return json_response({"status": "loaded", "lora_name": body.lora_name})
 
 
-@router.post("/v1/unload_lora_adapter", **takes(UnloadAdapterRequest))
-async def unload(request: Request) -> Response:
+@router.post("/v1/unload_lora_adapter", **takes(UnloadAdapterRequest, AdapterUnloaded, also=[403]))
+async def unload_lora_adapter(request: Request) -> Response:
     """Serve it no more: answered when the last request that has it has ended. One that is not there is gone already."""
     service = _service(request)
     body = await service.body(request, UnloadAdapterRequest)

@@ -10,6 +10,8 @@ from starlette.responses import Response
 
 from runtime.errors import RequestError
 from runtime.request.choice import denoise_fields
+from runtime.server.answers.common import ErrorResponse
+from runtime.server.answers.openai import ChatAnswer, ChatChunk
 from runtime.server.conversation import plain, template_arguments
 from runtime.server.dialect import answer
 from runtime.server.jobs import Job, Update
@@ -27,7 +29,7 @@ router = APIRouter(route_class=OwnBody)
 
 
 @router.post("/chat/completions", include_in_schema=False, response_model=None)  # a base URL without /v1
-@router.post("/v1/chat/completions", **takes(ChatRequest, streams=True))
+@router.post("/v1/chat/completions", **takes(ChatRequest, ChatAnswer, (ChatChunk, ErrorResponse)))
 async def chat_completions(request: Request) -> Response:
     """Answer a conversation."""
     return await answer(request, _start)

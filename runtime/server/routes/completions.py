@@ -11,6 +11,8 @@ from starlette.responses import Response
 from runtime.errors import RequestError
 from runtime.request.checks import integer
 from runtime.request.choice import Choice, denoise_fields
+from runtime.server.answers.common import ErrorResponse
+from runtime.server.answers.openai import CompletionAnswer, CompletionChunk
 from runtime.server.dialect import answer
 from runtime.server.echo import Echo, echo_of
 from runtime.server.jobs import Job, Update
@@ -27,7 +29,7 @@ HOLE = 16  # tokens between prompt and suffix that a request asks for which does
 
 
 @router.post("/completions", include_in_schema=False, response_model=None)  # a base URL without /v1
-@router.post("/v1/completions", **takes(CompletionRequest, streams=True))
+@router.post("/v1/completions", **takes(CompletionRequest, CompletionAnswer, (CompletionChunk, ErrorResponse)))
 async def completions(request: Request) -> Response:
     """Continue prompts."""
     return await answer(request, _start)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Coroutine, Iterable
+from collections.abc import Callable, Coroutine, Iterable, Sequence
 from typing import Any
 
 from fastapi import APIRouter
@@ -11,10 +11,12 @@ from pydantic import BaseModel
 from starlette.requests import Request
 from starlette.responses import Response
 
-_ERROR = {"$ref": "#/components/schemas/ErrorResponse"}
+from runtime.server.answers.common import ErrorResponse
+
 _MEANINGS = {
     400: "a value or combination that cannot be served, named",
     401: "no key, or a wrong one",
+    403: "not allowed to clients of this server",
     404: "no such model or route",
     408: "the body did not arrive in time",
     409: "not possible in the server's present state",
@@ -26,6 +28,10 @@ _MEANINGS = {
     504: "the request took too long",
 }
 
+
+_SECONDS = {"Retry-After": {"description": "seconds", "schema": {"type": "integer"}}}
+_BEARER = {"WWW-Authenticate": {"description": "which keys there are", "schema": {"type": "string"}}}
+_HEADERS = {401: {"headers": _BEARER}, 429: {"headers": _SECONDS}, 503: {"headers": _SECONDS}}
 
 Answers = Callable[[Request], Coroutine[Any, Any, Response]]
 
@@ -45,20 +51,56 @@ def at_once(routers: Iterable[APIRouter]) -> dict[tuple[str, str], Answers]:
     return {(method, route.path): route.endpoint for route in routes for method in route.methods or ()}
 
 
-def errors(*statuses: int) -> dict[int | str, dict[str, Any]]:
-    """FastAPI's `responses` for OpenAI error objects."""
-    return {s: {"description": _MEANINGS[s], "content": {"application/json": {"schema": _ERROR}}} for s in statuses}
+def ref(kind: type) -> dict[str, str]:
+    """What stands for a type of ``App.openapi``'s."""
+    return {"$ref": f"#/components/schemas/{kind.__name__}"}
 
 
-def takes(body: type[BaseModel], *, streams: bool = False) -> dict[str, Any]:
-    """Keyword arguments of a route whose JSON body is `body`."""
-    ok: dict[str, Any] = {"application/json": {"schema": {"type": "object"}}}
-    if streams:
-        ok["text/event-stream"] = {"schema": {"type": "string"}}
-    schema = {"$ref": f"#/components/schemas/{body.__name__}"}
-    statuses = (400, 401, 404, 408, 413, 429, 500, 503, 504) if streams else (400, 401, 404, 408, 413, 429, 503)
-    return {
-        "responses": {**errors(*statuses), 200: {"description": "the answer", "content": ok}},
-        "openapi_extra": {"requestBody": {"required": True, "content": {"application/json": {"schema": schema}}}},
-        "response_model": None,
+def errors(*statuses: int, kind: type = ErrorResponse) -> dict[int | str, dict[str, Any]]:
+    """FastAPI's `responses` for error objects."""
+    return {status: {**_json(_MEANINGS[status], kind), **_HEADERS.get(status, {})} for status in statuses}
+
+
+def gives(
+    *kinds: type, text: str = "the answer", refusals: dict[int | str, dict[str, Any]] | None = None
+) -> dict[str, Any]:
+    """Keyword arguments of a route whose answer is of one of `kinds`."""
+    return {"responses": {200: _json(text, *kinds), **(refusals or {})}, "response_model": None}
+
+
+def takes(
+    body: type[BaseModel], answer: type, events: Sequence[type] = (), *, done: bool = True,
+    error: type = ErrorResponse, also: Sequence[int] = (),
+) -> dict[str, Any]:  # fmt: skip
+    """Keyword arguments of a route whose JSON body is `body`.
+
+    Args:
+        answer: what it gives in one piece. events: what the data of its stream's events are, if it streams. done: and
+            the last is ``[DONE]``. error: what its refusals are. also: statuses of refusals that others have not.
+    """
+    statuses = (400, 401, 404, 408, 413, 429, 500, 503, 504) if events else (400, 401, 404, 408, 413, 429, 503)
+    found = gives(answer, refusals=errors(*statuses, *also, kind=error))
+    if events:
+        found["responses"][200]["content"]["text/event-stream"] = _stream(events, done=done)
+    required = {"required": True, "content": {"application/json": {"schema": ref(body)}}}
+    return {**found, "openapi_extra": {"requestBody": required}}
+
+
+def _json(text: str, *kinds: type) -> dict[str, Any]:
+    schema = ref(kinds[0]) if len(kinds) == 1 else {"anyOf": [ref(kind) for kind in kinds]}
+    return {"description": text, "content": {"application/json": {"schema": schema}}}
+
+
+def _stream(events: Sequence[type], *, done: bool) -> dict[str, Any]:
+    """Of server-sent events. `itemSchema` is OpenAPI 3.2's, which has the type of an event's data; readers of 3.1, who
+    skip it, see a text."""
+    names = ", ".join(kind.__name__ for kind in events)
+    end = " The last says [DONE]." if done else ""
+    data = {
+        "type": "string",
+        "contentMediaType": "application/json",
+        "contentSchema": {"anyOf": [ref(kind) for kind in events]},
     }
+    item = {"type": "object", "properties": {"event": {"type": "string"}, "data": data}, "required": ["data"]}
+    text = f"Server-sent events, with `stream` true: the data of each is JSON, one of {names}.{end}"
+    return {"schema": {"type": "string", "description": text}, "itemSchema": item}

@@ -9,6 +9,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from runtime.errors import RequestError
+from runtime.server.answers.own import AppendEvent, DenoiseEvent, ErrorEvent, GenerateAnswer, GenerateFinal
 from runtime.server.conversation import plain
 from runtime.server.dialect import answer
 from runtime.server.jobs import Job, Update
@@ -21,9 +22,10 @@ from runtime.server.untemplated import warned
 
 router = APIRouter(route_class=OwnBody)
 DEFAULT_MAX_TOKENS = 512
+EVENTS = (DenoiseEvent, AppendEvent, GenerateFinal, ErrorEvent)
 
 
-@router.post("/generate", **takes(GenerateRequest, streams=True))
+@router.post("/generate", **takes(GenerateRequest, GenerateAnswer, EVENTS))
 async def generate(request: Request) -> Response:
     """Continue a prompt (text or token ids), or answer a chat."""
     return await answer(request, _start)

@@ -10,6 +10,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from runtime.errors import RequestError
+from runtime.server.answers.own import DenoiseEvent, ErrorEvent, InfillAnswer, InfillFinal
 from runtime.server.conversation import plain
 from runtime.server.dialect import answer
 from runtime.server.jobs import Job
@@ -45,7 +46,7 @@ class Laid(NamedTuple):
     length: int
 
 
-@router.post("/v1/infill", **takes(InfillRequest, streams=True))
+@router.post("/v1/infill", **takes(InfillRequest, InfillAnswer, (DenoiseEvent, InfillFinal, ErrorEvent)))
 async def infill(request: Request) -> Response:
     """Fill the holes of a text: ``<mask:8>`` is one of eight tokens."""
     return await answer(request, _start)

@@ -12,6 +12,8 @@ from starlette.responses import Response
 
 from runtime.errors import RequestError
 from runtime.parts import Arguments, CallStart, Delta, Reasoning
+from runtime.server.answers.common import MessagesError
+from runtime.server.answers.messages import MESSAGE_EVENTS, MessagesAnswer, TokenCount
 from runtime.server.dialect import Dialect, answer
 from runtime.server.errors import anthropic_error
 from runtime.server.jobs import Job, Update
@@ -24,13 +26,16 @@ from runtime.server.talking import Talk
 router = APIRouter(route_class=OwnBody)
 
 
-@router.post("/v1/messages", **takes(MessagesRequest, streams=True))
+@router.post(
+    "/v1/messages",
+    **takes(MessagesRequest, MessagesAnswer, MESSAGE_EVENTS, done=False, error=MessagesError),
+)
 async def messages(request: Request) -> Response:
     """Answer a conversation of turns."""
     return await answer(request, _start)
 
 
-@router.post("/v1/messages/count_tokens", **takes(CountRequest))
+@router.post("/v1/messages/count_tokens", **takes(CountRequest, TokenCount, error=MessagesError))
 async def count_tokens(request: Request) -> Response:
     """How many tokens a conversation has, the template's own included."""
     service: Service = request.app.state.service

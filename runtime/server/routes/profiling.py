@@ -6,10 +6,12 @@ from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
 
+from runtime.server.answers.status import ProfileStarted, ProfileStopped
 from runtime.server.profiling import Profiler
 from runtime.server.responses import json_response
+from runtime.server.routes.documented import errors, gives
 
-router = APIRouter(include_in_schema=False)
+router = APIRouter()
 
 
 def _profiler(request: Request) -> Profiler:
@@ -17,13 +19,13 @@ def _profiler(request: Request) -> Profiler:
     return profiler
 
 
-@router.post("/start_profile", response_model=None)
-async def start(request: Request) -> Response:
+@router.post("/start_profile", **gives(ProfileStarted, refusals=errors(401, 409, 500, 503)))
+async def start_profile(request: Request) -> Response:
     """Record the steps of every backend that serves."""
     return json_response({"status": "started", "backends": await _profiler(request).start()})
 
 
-@router.post("/stop_profile", response_model=None)
-async def stop(request: Request) -> Response:
+@router.post("/stop_profile", **gives(ProfileStopped, refusals=errors(401, 409, 500)))
+async def stop_profile(request: Request) -> Response:
     """Write what was recorded; answered with the files' names when they are there."""
     return json_response({"status": "stopped", "files": await _profiler(request).stop()})

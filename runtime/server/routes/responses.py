@@ -11,6 +11,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from runtime.errors import RequestError
+from runtime.server.answers.responses import RESPONSE_EVENTS, ResponsesAnswer
 from runtime.server.dialect import Dialect, answer
 from runtime.server.jobs import Job, Update
 from runtime.server.responses import named_event
@@ -24,7 +25,7 @@ router = APIRouter(route_class=OwnBody)
 
 
 @router.post("/responses", include_in_schema=False, response_model=None)  # a base URL without /v1
-@router.post("/v1/responses", **takes(ResponsesRequest, streams=True))
+@router.post("/v1/responses", **takes(ResponsesRequest, ResponsesAnswer, RESPONSE_EVENTS, done=False))
 async def responses(request: Request) -> Response:
     """Answer a conversation of items."""
     return await answer(request, _start)

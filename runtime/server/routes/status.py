@@ -6,24 +6,23 @@ from typing import Any
 
 from fastapi import APIRouter
 from starlette.requests import Request
-from starlette.responses import Response
+from starlette.responses import PlainTextResponse, Response
 
+from runtime.server.answers.status import Health, Model, ModelList, Readiness, Started, Starting
 from runtime.server.responses import json_response
-from runtime.server.routes.documented import errors
+from runtime.server.routes.documented import errors, gives
 from runtime.server.service import Service
 
 router = APIRouter()
-_OBJECT: dict[str, Any] = {"content": {"application/json": {"schema": {"type": "object"}}}}
-_NOT_YET: dict[int | str, dict[str, Any]] = {503: {"description": "not now", **_OBJECT}}
 
 
-@router.get("/health", response_model=None)
+@router.get("/health", **gives(Health))
 async def health() -> Response:
     """200: the process is alive."""
     return json_response({"status": "ok"})
 
 
-@router.get("/ready", response_model=None, responses=_NOT_YET)
+@router.get("/ready", **gives(Readiness, refusals=errors(503, kind=Readiness)))
 async def ready(request: Request) -> Response:
     """200: the model is loaded and the server is not draining; 503 otherwise."""
     service: Service = request.app.state.service
@@ -32,7 +31,7 @@ async def ready(request: Request) -> Response:
     return json_response({"status": "draining" if service.draining else "not ready"}, 503)
 
 
-@router.get("/startup", response_model=None, responses=_NOT_YET)
+@router.get("/startup", **gives(Started, refusals=errors(503, kind=Starting)))
 async def startup(request: Request) -> Response:
     """200 once the model has been loaded, with the hub's commit and how each adapter stands; until then 503 with the
     phase and how far it is."""
@@ -48,7 +47,7 @@ async def startup(request: Request) -> Response:
     )
 
 
-@router.get("/metrics", response_model=None)
+@router.get("/metrics", response_class=PlainTextResponse, response_model=None)
 async def metrics(request: Request) -> Response:
     """Prometheus text."""
     service: Service = request.app.state.service
@@ -56,7 +55,7 @@ async def metrics(request: Request) -> Response:
 
 
 @router.get("/models", include_in_schema=False, response_model=None)  # a base URL without /v1
-@router.get("/v1/models", response_model=None, responses=errors(401, 503))
+@router.get("/v1/models", **gives(ModelList, refusals=errors(401, 503)))
 async def models(request: Request) -> Response:
     """The names under which the model is served, and the adapters."""
     service: Service = request.app.state.service
@@ -65,7 +64,7 @@ async def models(request: Request) -> Response:
 
 
 @router.get("/models/{name:path}", include_in_schema=False, response_model=None)
-@router.get("/v1/models/{name:path}", response_model=None, responses=errors(401, 404, 503))
+@router.get("/v1/models/{name:path}", **gives(Model, refusals=errors(401, 404, 503)))
 async def model(request: Request, name: str) -> Response:
     """One of them."""
     service: Service = request.app.state.service

@@ -9,9 +9,10 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from runtime.errors import RequestError
+from runtime.server.answers.status import Detokenized, Tokenized, TokenizerInfo
 from runtime.server.conversation import plain
 from runtime.server.responses import json_response
-from runtime.server.routes.documented import errors, takes
+from runtime.server.routes.documented import errors, gives, takes
 from runtime.server.schemas import DetokenizeRequest, TokenizeRequest
 from runtime.server.service import Service
 from runtime.server.talking import Talk
@@ -21,7 +22,7 @@ router = APIRouter()
 MAX_EACH = 4096  # tokens whose bytes are told one by one
 
 
-@router.post("/tokenize", **takes(TokenizeRequest))
+@router.post("/tokenize", **takes(TokenizeRequest, Tokenized))
 async def tokenize(request: Request) -> Response:
     """The ids of a prompt, or of a chat's messages with the template around them."""
     service: Service = request.app.state.service
@@ -40,7 +41,7 @@ async def tokenize(request: Request) -> Response:
     return json_response({"tokens": ids, "count": len(ids), "max_model_len": info.max_model_len})
 
 
-@router.get("/tokenizer_info", response_model=None, responses=errors(401, 503))
+@router.get("/tokenizer_info", **gives(TokenizerInfo, refusals=errors(401, 503)))
 async def tokenizer_info(request: Request) -> Response:
     """The texts of special tokens, null where there is none, and the chat template. Text that looks like one of these
     tokens is encoded as ordinary text all the same."""
@@ -54,7 +55,7 @@ async def tokenizer_info(request: Request) -> Response:
     )
 
 
-@router.post("/detokenize", **takes(DetokenizeRequest))
+@router.post("/detokenize", **takes(DetokenizeRequest, Detokenized))
 async def detokenize(request: Request) -> Response:
     """The text of token ids, special tokens included; with `return_bytes` each one's own, null where it is special."""
     service: Service = request.app.state.service

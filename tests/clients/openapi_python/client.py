@@ -1,0 +1,82 @@
+"""A client that is generated from the running server's ``/openapi.json`` and then used, with the types that it has."""
+
+import importlib
+import json
+import subprocess
+import sys
+import tempfile
+import urllib.request
+from pathlib import Path
+from typing import Any
+
+from checks import COMPUTE, KEY, MODEL, RECORD, SCHEMA, SERVER, SUM, SUM_ANSWER, check, main, said, same
+
+PLACE = Path(tempfile.mkdtemp(prefix="generated-"))
+sys.path.insert(0, str(PLACE))
+
+
+def generated() -> None:
+    asked = urllib.request.Request(f"{SERVER}/openapi.json", headers={"Authorization": f"Bearer {KEY}"})
+    with urllib.request.urlopen(asked) as answer:
+        (PLACE / "openapi.json").write_bytes(answer.read())
+    program = Path(sys.executable).with_name("openapi-python-client")
+    command = [program, "generate", "--path", PLACE / "openapi.json", "--output-path", PLACE / "made", "--meta", "none"]
+    ran = subprocess.run([*command, "--fail-on-warning"], capture_output=True, text=True)
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+
+
+def call(route: str, body: str = "", **fields: Any) -> Any:
+    """What a route answers, by the generated code."""
+    made, models = importlib.import_module("made"), importlib.import_module("made.models")
+    client = made.AuthenticatedClient(base_url=SERVER, token=KEY, raise_on_unexpected_status=True, timeout=60.0)
+    module = importlib.import_module(f"made.api.default.{route}")
+    return module.sync(client=client, **({"body": getattr(models, body).from_dict(fields)} if body else {}))
+
+
+@check("basic")
+def generates_without_a_warning() -> None:
+    generated()
+
+
+@check("basic")
+def answers_have_types() -> None:
+    models = importlib.import_module("made.models")
+    answer = call("chat_completions", "ChatRequest", messages=said(SUM))
+    assert isinstance(answer, models.ChatAnswer), answer
+    same(answer.choices[0].message.content, SUM_ANSWER)
+    assert answer.usage.completion_tokens > 5, answer
+    same(call("models").data[0].id, MODEL)
+    same(call("generate", "GenerateRequest", messages=said(SUM)).text, SUM_ANSWER)
+    same(call("messages", "MessagesRequest", messages=said(SUM), max_tokens=64).content[0].text, SUM_ANSWER)
+    same(call("responses", "ResponsesRequest", input=SUM).output[0].content[0].text, SUM_ANSWER)
+
+
+@check("structured")
+def a_form() -> None:
+    form = {"type": "json_schema", "json_schema": {"name": "person", "schema": SCHEMA}}
+    answer = call("chat_completions", "ChatRequest", messages=said(RECORD), response_format=form)
+    same(set(json.loads(answer.choices[0].message.content)), set(SCHEMA["properties"]))
+
+
+@check("tools")
+def a_call() -> None:
+    function = {
+        "name": "calculator",
+        "parameters": {"type": "object", "properties": {"expression": {"type": "string"}}},
+    }
+    tools = [{"type": "function", "function": function}]
+    answer = call("chat_completions", "ChatRequest", messages=said(COMPUTE), tools=tools)
+    (one,) = answer.choices[0].message.tool_calls
+    same(one.function.name, "calculator")
+    assert "812" in json.loads(one.function.arguments)["expression"], one
+
+
+@check("more")
+def refusals_have_types_too() -> None:
+    models = importlib.import_module("made.models")
+    refused = call("chat_completions", "ChatRequest", messages=said(SUM), model="another")
+    assert isinstance(refused, models.ErrorResponse), refused
+    same(refused.error.code, "model_not_found")
+
+
+main()

@@ -1,0 +1,202 @@
+"""Real answers and events are exactly what the OpenAPI says of them: nothing is missing, nothing is said nowhere."""
+
+from __future__ import annotations
+
+import copy
+import json
+from typing import Any
+
+import httpx
+import jsonschema_rs
+import pytest
+
+from tests.server.harness import FAKE, ServerProcess, serving, sse, sse_events
+from tests.server.test_tools import CITY, CLOCK, WEATHER, call, say
+
+Document = dict[str, Any]
+KEY = "a-key-of-these-tests"
+PLAIN: dict[str, Any] = {"max_tokens": 9, "ignore_eos": True}
+ASK = [{"role": "user", "content": "hello"}]
+SAYS = f"<think>Hm.</think>Let me look.\n{call('weather', city='Zürich')}\n{call('clock')}"
+TOLD = {"logprobs": True, "top_logprobs": 2}
+ITEMS = [{"role": "user", "content": "SAY:" + json.dumps(SAYS)}]
+FLAT = [{"type": "function", "name": "weather", "parameters": CITY}, {"type": "function", "name": "clock"}]
+USES = [{"name": "weather", "input_schema": CITY}, {"name": "clock", "input_schema": {"type": "object"}}]
+
+CASES: list[tuple[str, str, dict[str, Any]]] = [  # server, route, body
+    ("server", "/v1/chat/completions", {"messages": ASK, **PLAIN, "n": 2}),
+    ("server", "/v1/chat/completions", {"messages": ASK, **PLAIN, **TOLD}),
+    ("scripted", "/v1/chat/completions", say(SAYS, tools=[WEATHER, CLOCK])),
+    ("scripted", "/v1/chat/completions", say("A word.", max_tokens=3)),
+    ("server", "/v1/completions", {"prompt": ["a b", "c"], **PLAIN}),
+    ("server", "/v1/completions", {"prompt": "a b", **PLAIN, "logprobs": 2}),
+    ("scripted", "/v1/responses", {"input": ITEMS, "tools": FLAT, "metadata": {"a": "b"}}),
+    ("server", "/v1/responses", {"input": "hello", "max_output_tokens": 5, "ignore_eos": True}),
+    ("scripted", "/v1/messages", {"messages": ITEMS, "tools": USES}),
+    ("server", "/v1/messages", {"messages": ASK, **PLAIN}),
+    ("server", "/generate", {"prompt": "a b", **PLAIN, "logprobs": 2}),
+    ("server", "/generate", {"messages": ASK, "max_tokens": 9}),
+    ("server", "/v1/infill", {"text": "a <mask:5> b <mask:2>"}),
+]  # fmt: skip
+STREAMS = [
+    *CASES,
+    ("server", "/v1/chat/completions", {"messages": ASK, **PLAIN, "stream_mode": "denoise"}),
+    ("server", "/v1/completions", {"prompt": "a", **PLAIN, "stream_options": {"include_usage": True}}),
+    ("server", "/generate", {"prompt": "a b", **PLAIN, "stream_mode": "block_append"}),
+]
+SMALL: list[tuple[str, str, Any, int]] = [
+    ("GET", "/health", None, 200),
+    ("GET", "/ready", None, 200),
+    ("GET", "/startup", None, 200),
+    ("GET", "/v1/models", None, 200),
+    ("GET", "/v1/models/tiny", None, 200),
+    ("GET", "/v1/models/other", None, 404),
+    ("GET", "/tokenizer_info", None, 200),
+    ("POST", "/tokenize", {"prompt": "a b"}, 200),
+    ("POST", "/detokenize", {"tokens": [64, 65, 256], "return_bytes": True}, 200),
+    ("POST", "/v1/completions", {"prompt": 1}, 400),
+    ("POST", "/v1/messages", {"messages": 1}, 400),
+    ("POST", "/v1/messages/count_tokens", {"messages": ASK}, 200),
+    ("POST", "/start_profile", None, 409),
+    ("POST", "/v1/completions", {"prompt": "a b", "max_tokens": 3, "echo": True, "logprobs": 1}, 200),
+]
+
+
+def closed(document: Document) -> Document:
+    """The same, its objects without any field that is not named."""
+    document = copy.deepcopy(document)
+    for schema in document["components"]["schemas"].values():
+        if "properties" in schema:
+            schema.setdefault("additionalProperties", False)
+    return document
+
+
+@pytest.fixture(scope="module")
+def document(server: ServerProcess) -> Document:
+    with server.client() as client:
+        return closed(client.get("/openapi.json").json())
+
+
+def fits(value: Any, schema: Document, document: Document) -> None:
+    validator = jsonschema_rs.Draft202012Validator({**schema, "components": document["components"]})
+    wrong = [f"{'.'.join(map(str, error.instance_path))}: {error.message}" for error in validator.iter_errors(value)]
+    assert not wrong, (wrong[:3], value)
+
+
+def content(document: Document, method: str, path: str, status: int) -> Document:
+    path = "/v1/models/{name}" if path.startswith("/v1/models/") else path
+    found: Document = document["paths"][path][method.lower()]["responses"][str(status)]["content"]
+    return found
+
+
+@pytest.mark.parametrize(("where", "path", "body"), CASES)
+def test_an_answer(request: pytest.FixtureRequest, document: Document, where: str, path: str, body: Any) -> None:
+    with request.getfixturevalue(where).client() as client:
+        answer = client.post(path, json=body)
+    assert answer.status_code == 200, answer.text
+    fits(answer.json(), content(document, "post", path, 200)["application/json"]["schema"], document)
+
+
+@pytest.mark.parametrize(("where", "path", "body"), STREAMS)
+def test_a_stream(request: pytest.FixtureRequest, document: Document, where: str, path: str, body: Any) -> None:
+    with request.getfixturevalue(where).client() as client:
+        answer = client.post(path, json={**body, "stream": True})
+    assert answer.headers["content-type"].startswith("text/event-stream"), answer.text
+    told = content(document, "post", path, 200)["text/event-stream"]
+    schema = told["itemSchema"]["properties"]["data"]["contentSchema"]
+    if path in ("/v1/responses", "/v1/messages"):
+        events = [data for _, data in sse_events(answer.text)]
+    else:
+        *lines, last = sse(answer.text)
+        assert last == "[DONE]"
+        assert "[DONE]" in told["schema"]["description"]
+        events = [json.loads(line) for line in lines]
+    assert len(events) > 1
+    for event in events:
+        fits(event, schema, document)
+
+
+@pytest.mark.parametrize(("method", "path", "body", "status"), SMALL)
+def test_what_else_is_asked(
+    client: httpx.Client, document: Document, method: str, path: str, body: Any, status: int
+) -> None:
+    answer = client.request(method, path, json=body)
+    assert answer.status_code == status, answer.text
+    fits(answer.json(), content(document, method, path, status)["application/json"]["schema"], document)
+
+
+def test_a_stream_that_fails_ends_as_documented(document: Document, checkpoint: Any) -> None:
+    bodies: list[tuple[str, dict[str, Any]]] = [
+        ("/v1/chat/completions", {"messages": ASK}), ("/v1/responses", {"input": "a"}),
+        ("/v1/messages", {"messages": ASK}), ("/generate", {"prompt": "a"}),
+    ]  # fmt: skip
+    with serving("--model", str(checkpoint), module=FAKE) as server, server.client() as client:
+        for path, body in bodies:
+            text = client.post(path, json={**body, "max_tokens": 4, "cache_salt": "fail", "stream": True}).text
+            told = content(document, "post", path, 200)["text/event-stream"]
+            data = [line.removeprefix("data: ") for line in text.splitlines() if line.startswith("data: ")]
+            last = json.loads(data[-1] if data[-1] != "[DONE]" else data[-2])
+            assert "bad step" in json.dumps(last)
+            fits(last, told["itemSchema"]["properties"]["data"]["contentSchema"], document)
+
+
+def test_every_field_is_described_and_those_of_requests_have_examples_that_are_right(document: Document) -> None:
+    schemas = document["components"]["schemas"]
+    asked: set[str] = set()
+    found = {ref.rpartition("/")[2] for o in _operations(document) for ref in _refs(o.get("requestBody"))}
+    while found - asked:
+        asked |= found
+        found = {ref.rpartition("/")[2] for name in asked for ref in _refs(schemas[name])}
+    missing = []
+    for name, schema in schemas.items():
+        for field, what in schema.get("properties", {}).items():
+            if not what.get("description"):
+                missing.append(f"{name}.{field}: a description")
+            if name not in asked or name == "Decoding":
+                continue
+            if not what.get("examples"):
+                missing.append(f"{name}.{field}: an example")
+            for example in what.get("examples", ()):
+                fits(example, {key: value for key, value in what.items() if key != "examples"}, document)
+    assert not missing
+    assert asked > {"ChatRequest", "Message", "Block", "Item", "Segment"}
+
+
+def test_the_document_names_all_that_it_has(document: Document) -> None:
+    schemas = set(document["components"]["schemas"])
+    assert {ref.rpartition("/")[2] for ref in _refs(document)} == schemas
+    assert all("422" not in operation["responses"] for operation in _operations(document))
+
+
+def test_keys_are_asked_for_where_they_are_needed(document: Document, checkpoint: Any) -> None:
+    assert "securitySchemes" not in document["components"]
+    assert "security" not in document
+    with serving("--model", str(checkpoint), "--api-key", KEY, module=FAKE) as server:
+        server.headers = {"Authorization": f"Bearer {KEY}"}
+        with server.client() as client:
+            keyed = client.get("/openapi.json").json()
+            paths = {path for path, methods in keyed["paths"].items() if "get" in methods}
+            for path in paths - {"/v1/models/{name}"}:
+                said = keyed["paths"][path]["get"].get("security", keyed["security"])
+                answer = httpx.get(f"{server.url}{path}")
+                assert (answer.status_code == 401) == bool(said), path
+            schemes = keyed["components"]["securitySchemes"]
+            for asked in keyed["security"]:
+                (name,) = asked
+                scheme = schemes[name]
+                key = {"Authorization": f"Bearer {KEY}"}
+                key = {scheme["name"]: KEY} if scheme["type"] == "apiKey" else key
+                assert httpx.get(f"{server.url}/v1/models", headers=key).status_code == 200
+
+
+def _operations(document: Document) -> list[Document]:
+    return [operation for methods in document["paths"].values() for operation in methods.values()]
+
+
+def _refs(value: Any) -> set[str]:
+    if isinstance(value, list):
+        return {ref for item in value for ref in _refs(item)}
+    if not isinstance(value, dict):
+        return set()
+    own = {value["$ref"]} if isinstance(value.get("$ref"), str) else set()
+    return own | {ref for item in value.values() for ref in _refs(item)}
