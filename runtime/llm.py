@@ -15,12 +15,14 @@ from runtime.engine.setup import load_engine
 from runtime.errors import RequestError
 from runtime.parts import part_marks
 from runtime.request.answer import GenerationOutput
+from runtime.request.checks import refuse
 from runtime.request.choice import AnswerText, Choice, IdsOnly, append_event, denoise_event
 from runtime.request.io import EngineInfo, EngineOutput, Report
 from runtime.request.params import SamplingParams, stop_strings
 from runtime.request.resolve import choices, resolve
 from runtime.request.structured import FIELD, path_of
 from runtime.scoring import Scoring
+from runtime.structured.late import LateTrials
 from runtime.weights import resolve_checkpoint
 
 if TYPE_CHECKING:
@@ -56,6 +58,8 @@ class LLM(Scoring):
             from runtime.text import Tokenizer
 
             self.tokenizer = Tokenizer(resolve_checkpoint(config.model).path)
+        if self.engine.grammars is not None:  # no server has tried them before
+            self.engine.grammars.trial = LateTrials(resolve_checkpoint(config.model).path, self.engine.info)
 
     @classmethod
     def around(cls, engine: Engine, ranks: Ranks | None = None) -> LLM:
@@ -98,9 +102,7 @@ class LLM(Scoring):
         each = self._params(params, len(prompts))
         names = [adapter] * len(prompts) if adapter is None or isinstance(adapter, str) else list(adapter)
         if len(names) != len(prompts):
-            raise RequestError(
-                f"adapter: {len(names)} for {len(prompts)} prompts; give one, or one each", param="adapter"
-            )
+            raise refuse("adapter", f"{len(names)} for {len(prompts)} prompts; give one, or one each")
         groups = [
             self._choices(prompt, mine, adapter=name) for prompt, mine, name in zip(prompts, each, names, strict=True)
         ]
@@ -143,9 +145,9 @@ class LLM(Scoring):
         """The events of runtime.md 3 as they happen, the last one ``event: "final"`` with the full answer."""
         params = params or SamplingParams()
         if params.n != 1:
-            raise RequestError("n: a stream has one answer; leave it out", param="n")
+            raise refuse("n", "a stream has one answer; leave it out")
         if stream_mode not in ("denoise", "block_append"):
-            raise RequestError("stream_mode: must be denoise or block_append", param="stream_mode")
+            raise refuse("stream_mode", "must be denoise or block_append")
         report: Report = "denoise" if stream_mode == "denoise" else "stable"
         (choice,) = self._choices(prompt, params, report, adapter)
         make = denoise_event if stream_mode == "denoise" else append_event
@@ -202,7 +204,7 @@ class LLM(Scoring):
         if params is None or isinstance(params, SamplingParams):
             return [params or SamplingParams()] * count
         if len(params) != count:
-            raise RequestError(f"params: {len(params)} for {count} prompts; give one, or one each", param="params")
+            raise refuse("params", f"{len(params)} for {count} prompts; give one, or one each")
         return list(params)
 
     def _encode(self, prompt: Prompt) -> list[int]:
@@ -211,15 +213,13 @@ class LLM(Scoring):
                 return self._tokenizer("messages").encode_chat([dict(message) for message in prompt])  # type: ignore[arg-type]
             return list(prompt)  # type: ignore[arg-type]
         if not isinstance(prompt, str):
-            raise RequestError(
-                "prompt: must be text, a list of ids or a list of messages; `generate` takes a list of prompts",
-                param="prompt",
-            )
+            what = "must be text, a list of ids or a list of messages; `generate` takes a list of prompts"
+            raise refuse("prompt", what)
         return self.engine.info.begun(self._tokenizer("text").encode(prompt))
 
     def _tokenizer(self, what: str) -> Tokenizer:
         if self.tokenizer is None:
-            raise RequestError(f"prompt: {what} needs a tokenizer, and skip_tokenizer is on; give ids", param="prompt")
+            raise refuse("prompt", f"{what} needs a tokenizer, and skip_tokenizer is on; give ids")
         return self.tokenizer
 
     def _choices(

@@ -258,6 +258,8 @@ class Engine:
             return
         self._closed = True
         self.entrance.close()
+        if self.grammars is not None:
+            self.grammars.close()
         for request in (*self.scheduler.running, *self.scheduler.waiting):
             self.scheduler.release(request)
         self._requests.clear()

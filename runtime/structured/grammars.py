@@ -6,7 +6,7 @@ import threading
 from collections import OrderedDict
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from runtime.errors import RequestError
 from runtime.request.checks import refuse
@@ -31,12 +31,24 @@ LIMITS = {
 }
 
 
+class Trial(Protocol):
+    """Where grammars are tried before they are compiled here."""
+
+    def trouble(self, text: str) -> str:
+        """Why it cannot be kept to, "" if it can."""
+        ...
+
+    def close(self) -> None: ...
+
+
 class Grammars:
-    """Safe to be used by several threads. `read` gives the tokenizer, once a grammar is asked for."""
+    """Safe to be used by several threads, but for `compiled` where there is a `trial`. `read` gives the tokenizer, once
+    a grammar is asked for."""
 
     def __init__(self, read: Callable[[], LLTokenizer], facts: Facts) -> None:
         self._read = read
         self.facts = facts
+        self.trial: Trial | None = None
         self._tokens: LLTokenizer | None = None
         self._kept: OrderedDict[str, LLMatcher] = OrderedDict()
         self._reading, self._starting, self._lock = threading.Lock(), threading.Lock(), threading.Lock()
@@ -59,7 +71,10 @@ class Grammars:
         made = self.known(text)
         if made is not None:
             return made
-        matcher, why = self.tried(text)
+        why = "" if self.trial is None else self.trial.trouble(text)
+        matcher = None
+        if not why:
+            matcher, why = self.tried(text)
         if matcher is None or why:
             raise kept_to(param, why)
         with self._lock:
@@ -74,6 +89,11 @@ class Grammars:
             if self._tokens is None:
                 self._tokens = self._read()
             return self._tokens
+
+    def close(self) -> None:
+        """Nothing is tried any more."""
+        if self.trial is not None:
+            self.trial.close()
 
     def tried(self, text: str) -> tuple[LLMatcher | None, str]:
         """The grammar, compiled in a thread that is deep enough and not kept, and why it cannot be kept to, if so."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-import time
+import os
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
@@ -172,6 +172,13 @@ def test_what_answers_may_tell_is_bounded(client: httpx.Client, path: str, asked
     assert f"have {128 * 100 * 21} log-probabilities to tell: 128 x 100 tokens x 21; at most 262144" in refused.text
 
 
+def _worked(server: ServerProcess) -> float:
+    """CPU seconds of the thread with the event loop, which others on the machine do not lengthen."""
+    pid = server.process.pid
+    fields = Path(f"/proc/{pid}/task/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
 @pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions"])
 def test_a_long_answer_is_told_beside_others(client: httpx.Client, server: ServerProcess, path: str) -> None:
     """A quarter of a million log-probabilities, and the event loop is nobody's for long."""
@@ -179,19 +186,19 @@ def test_a_long_answer_is_told_beside_others(client: httpx.Client, server: Serve
         {"messages": USER, "logprobs": True, "top_logprobs": 20} if "chat" in path else {"prompt": "x", "logprobs": 20}
     )
     body = {**what, "max_tokens": 96, "n": 128, "ignore_eos": True}
-    slowest = 0.0
+    longest = 0.0
     with ThreadPoolExecutor(1) as beside, server.client() as other:
         job = beside.submit(client.post, path, json=body, timeout=120)
         while not job.done():
-            began = time.monotonic()
+            began = _worked(server)
             assert other.get("/health").status_code == 200
-            slowest = max(slowest, time.monotonic() - began)
+            longest = max(longest, _worked(server) - began)
         answer = job.result()
     assert answer.status_code == 200, answer.text
     choices = answer.json()["choices"]
     told = [c["logprobs"].get("content") or c["logprobs"]["tokens"] for c in choices]
     assert [len(each) for each in told] == [96] * 128
-    assert slowest < 0.3
+    assert longest < 0.2
 
 
 def test_a_scored_echo_is_bounded(client: httpx.Client) -> None:

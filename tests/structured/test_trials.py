@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from runtime import LLM
-from runtime.errors import ConfigError
+from runtime import LLM, SamplingParams
+from runtime.errors import ConfigError, RequestError
 from runtime.request.structured import grammar_of
 from runtime.structured import trials as made
 from runtime.structured.trials import Trials
@@ -111,3 +111,13 @@ def test_a_tokenizer_that_is_not_there(asked: tuple[Path, Any], tmp_path: Path) 
     nowhere = Trials(tmp_path, asked[1], os.environ)
     with pytest.raises(ConfigError, match=r"tokenizer\.json: not found"):
         nowhere.trouble(text(regex="a"))
+
+
+def test_a_program_without_a_server_is_spared_them_too() -> None:
+    with LLM(device="cpu", max_num_reqs=2) as llm:
+        began = time.monotonic()
+        with pytest.raises(RequestError, match=f"structured_outputs.json: .*{made.COMPILER_SECONDS:g} s to compile"):
+            llm.generate(["a"], SamplingParams(structured_outputs=SLOW))
+        assert time.monotonic() - began < made.WAIT_SECONDS + made.START_SECONDS
+        (answer,) = llm.generate(["a"], SamplingParams(max_tokens=8, structured_outputs={"regex": "[ab]{2}"}))
+        assert answer.text in ("aa", "ab", "ba", "bb")
