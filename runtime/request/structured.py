@@ -17,6 +17,7 @@ FORMS = ("json", "json_object", "regex", "choice", "grammar")
 _SWITCHES = ("disable_fallback", "disable_any_whitespace", "disable_additional_properties")
 MAX_CHARS = 2**16  # of a grammar as it is handed to the engine
 MAX_CHOICES = 1024
+GBNF = "gbnf_grammar"  # a grammar that is translated before the engine reads it
 
 # As `json.dumps` writes it: with free whitespace hardly anything is forced, and a model that is at a loss writes spaces
 # until its tokens end. A schema may say otherwise under "x-guidance".
@@ -106,19 +107,13 @@ def _choice(value: object, param: str) -> str:
 
 
 def _grammar(value: object, param: str) -> str:
-    """Lark's notation as the engine has it; that of GBNF and EBNF, by their ``::=``, is translated."""
+    """Lark's notation as the engine has it; that of GBNF and EBNF, by their ``::=``, goes as it is: translating may
+    take long, and is done where grammars are compiled (``runtime.structured.notation``)."""
     if not isinstance(value, str) or not value.strip():
         raise refuse(param, f"{shown(value)} is not a grammar")
     if len(value) > MAX_CHARS:
         raise refuse(param, f"has {len(value)} characters; at most {MAX_CHARS}")
-    if "::=" in value:
-        from llguidance.gbnf_to_lark import any_to_lark
-
-        try:
-            value = any_to_lark(value)
-        except Exception as error:
-            raise refuse(param, f"is not a readable grammar: {shown(str(error))}") from None
-    return _text({"lark_grammar": value}, param)
+    return _text({GBNF if "::=" in value else "lark_grammar": value}, param)
 
 
 def _text(grammar: dict[str, Any], param: str) -> str:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from runtime.errors import RequestError
 from runtime.request.checks import refuse
 from runtime.structured.constraint import Constraint, Facts, sentence
+from runtime.structured.notation import readable
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher, LLParserLimits, LLTokenizer
@@ -71,9 +72,10 @@ class Grammars:
         if made is not None:
             return made
         why = "" if self.trial is None else self.trial.trouble(text)
+        matcher = None
         if not why:
             matcher, why = self.tried(text)
-        if why:
+        if matcher is None or why:
             raise kept_to(param, why)
         with self._lock:
             self._kept[text] = matcher
@@ -93,7 +95,7 @@ class Grammars:
         if self.trial is not None:
             self.trial.close()
 
-    def tried(self, text: str) -> tuple[LLMatcher, str]:
+    def tried(self, text: str) -> tuple[LLMatcher | None, str]:
         """The grammar, compiled in a thread that is deep enough and not kept, and why it cannot be kept to, if so."""
         with ThreadPoolExecutor(1, thread_name_prefix="grammar") as deep:
             with self._starting:
@@ -104,8 +106,11 @@ class Grammars:
                     threading.stack_size(before)
             return work.result()
 
-    def _try(self, text: str) -> tuple[LLMatcher, str]:
-        matcher = self._compile(text)
+    def _try(self, text: str) -> tuple[LLMatcher | None, str]:
+        try:
+            matcher = self._compile(readable(text))
+        except ValueError as error:
+            return None, str(error)
         wrong = matcher.is_error()
         return matcher, sentence(matcher.get_error()) if wrong else self._beginning(matcher.deep_copy())
 

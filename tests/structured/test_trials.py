@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import time
@@ -55,6 +56,21 @@ def test_a_slow_one_ends_is_remembered_and_the_next_is_tried(trials: Trials) -> 
     assert trials.trouble(text(**SLOW)) == made.SLOW
     assert time.monotonic() - began < 0.1
     assert trials.trouble(text(regex="b")) == ""
+
+
+def test_a_grammar_that_is_slow_to_translate_holds_up_nobody_but_the_trial(trials: Trials) -> None:
+    """Some twenty seconds of translation: a server's event loop is at it for none of them."""
+    began = time.monotonic()
+    lines = text(grammar='root ::= "a"' + "\n" * 32_000)  # as long as may be asked for, once it is written as JSON
+    assert time.monotonic() - began < 0.1
+    assert trials.trouble(lines) == made.SLOW
+    assert trials.trouble(text(grammar='root ::= "a" [b-c]')) == ""
+    assert "it is not a readable grammar" in trials.trouble(text(grammar="root ::= ("))
+    (form,) = json.loads(text(grammar='root ::= "a"'))["grammars"]  # as one part of a grammar of tools has it
+    both = [{"lark_grammar": "start: @form"}, {"name": "form", **form}]
+    assert trials.trouble(json.dumps({"grammars": both})) == ""
+    long = "root ::= " + '"a" | ' * 7000 + '"b"'
+    assert "characters in Lark's notation, at most 65536" in trials.trouble(text(grammar=long))
 
 
 def test_a_process_that_is_gone_is_started_again(trials: Trials) -> None:
