@@ -21,9 +21,9 @@ class Body(BaseModel):
     model_config = ConfigDict(extra="allow", strict=True, allow_inf_nan=False)
 
 
-def said(description: str, example: Any, **limits: Any) -> Any:
+def said(description: str, *examples: Any, **limits: Any) -> Any:
     """What the OpenAPI says of a field; `limits` are pydantic's."""
-    return Field(description=description, examples=[example], **limits)
+    return Field(description=description, examples=list(examples) or None, **limits)
 
 
 class Unbuilt:

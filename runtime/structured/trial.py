@@ -11,6 +11,7 @@ import contextlib
 import resource
 import signal
 import sys
+import time
 from pathlib import Path
 
 import msgspec
@@ -18,10 +19,12 @@ import msgspec
 from runtime.errors import ConfigError
 from runtime.request.io import EngineInfo
 from runtime.structured.grammars import STACK
+from runtime.structured.notation import readable
 from runtime.structured.reading import grammars_of
 
 READY = b'"ready"\n'
 COMPILER_SECONDS = 4.0  # of the processor, for one grammar
+TRANSLATOR_SECONDS = 0.25  # of these, for its notation: an engine does it again, between others' steps
 SPACE = STACK + (4 << 30)  # bytes of addresses that the process may have
 MOST = 32 << 20  # bytes of a compiled grammar, of which an engine keeps some dozens
 ROOM = 64 << 20  # bytes that a process may grow by: in what earlier grammars left, growth does not show
@@ -64,13 +67,29 @@ def main() -> None:
     for line in source:
         signal.setitimer(signal.ITIMER_PROF, COMPILER_SECONDS)  # whose signal ends the process
         before = _resident()
-        matcher, why = grammars.tried(msgspec.json.decode(line, type=str))
+        text = msgspec.json.decode(line, type=str)
+        matcher, why = None, _long(text)
+        if not why:
+            matcher, why = grammars.tried(text)
         grown = _resident() - before
         del matcher
         signal.setitimer(signal.ITIMER_PROF, 0)
         if not why and grown > MOST:
             why = f"it takes {grown >> 20} MiB once compiled, at most {MOST >> 20}; send a smaller or simpler one"
         tell(msgspec.json.encode(Verdict(why, _resident() > most)) + b"\n")
+
+
+def _long(text: str) -> str:
+    """What is said of a grammar whose notation takes long to translate; "" of others."""
+    began = time.process_time()
+    with contextlib.suppress(ValueError):  # which is said once it is tried
+        readable(text)
+    took = time.process_time() - began
+    if took <= TRANSLATOR_SECONDS:
+        return ""
+    return (
+        f"its notation takes {took:.2g} s to translate, at most {TRANSLATOR_SECONDS:g}; write it in Lark's, or smaller"
+    )
 
 
 def _resident() -> int:

@@ -81,6 +81,13 @@ def test_a_process_that_is_gone_is_started_again(trials: Trials) -> None:
     assert trials.trouble(text(regex="b")) == ""
 
 
+def test_a_notation_that_is_long_to_translate(trials: Trials) -> None:
+    rules = 2500
+    chain = "\n".join(f'r{i} ::= "a" r{i + 1}' for i in range(rules)) + f'\nr{rules} ::= "b"\n'
+    assert "its notation takes" in trials.trouble(text(grammar="root ::= r0\n" + chain))
+    assert trials.trouble(text(grammar='root ::= "a" | "b"\n')) == ""
+
+
 def test_one_that_takes_too_much_memory(trials: Trials, monkeypatch: pytest.MonkeyPatch) -> None:
     """The system ends the process, as it does for memory."""
     assert trials.trouble(text(regex="a")) == ""

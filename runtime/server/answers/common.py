@@ -8,13 +8,9 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal, NotRequired
 
-from pydantic import Field
 from typing_extensions import TypedDict
 
-
-def said(description: str) -> Any:
-    """What the OpenAPI says of a field."""
-    return Field(description=description)
+from runtime.server.fields import said
 
 
 class PromptDetails(TypedDict):

@@ -6,7 +6,8 @@ from typing import Annotated, Literal
 
 from typing_extensions import TypedDict
 
-from runtime.server.answers.common import Json, MessagesError, said
+from runtime.server.answers.common import Json, MessagesError
+from runtime.server.fields import said
 
 
 class TextBlock(TypedDict):

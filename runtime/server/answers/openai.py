@@ -6,7 +6,8 @@ from typing import Annotated, Literal, NotRequired
 
 from typing_extensions import TypedDict
 
-from runtime.server.answers.common import DenoiseStep, Usage, said
+from runtime.server.answers.common import DenoiseStep, Usage
+from runtime.server.fields import said
 
 Reason = Literal["stop", "length", "tool_calls"]
 _StreamUsage = Annotated[

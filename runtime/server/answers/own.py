@@ -6,7 +6,8 @@ from typing import Annotated, Literal, NotRequired
 
 from typing_extensions import TypedDict
 
-from runtime.server.answers.common import DenoiseStep, ErrorResponse, Timings, Usage, said
+from runtime.server.answers.common import DenoiseStep, ErrorResponse, Timings, Usage
+from runtime.server.fields import said
 
 
 class OwnTopLogprob(TypedDict):

@@ -6,7 +6,8 @@ from typing import Annotated, Any, Literal
 
 from typing_extensions import TypedDict
 
-from runtime.server.answers.common import Json, said
+from runtime.server.answers.common import Json
+from runtime.server.fields import said
 
 ItemStatus = Literal["in_progress", "completed", "incomplete"]
 

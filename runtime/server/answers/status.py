@@ -7,7 +7,7 @@ from typing import Annotated, Literal, NotRequired
 from pydantic import ConfigDict, with_config
 from typing_extensions import TypedDict
 
-from runtime.server.answers.common import said
+from runtime.server.fields import said
 
 
 class Health(TypedDict):
