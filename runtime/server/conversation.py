@@ -89,7 +89,7 @@ class Message(Body):
         said("whose turn it is; `developer` is `system`, `function` is `tool`", "user"),
     ]
     content: Annotated[Content | None, said("a text, or parts of it; null beside calls", "Hello!")] = None
-    name: Annotated[str | None, said("of who speaks; read by nobody", "Ann")] = None
+    name: Annotated[str | None, said("of who speaks, for templates that show it", "Ann")] = None
     tool_calls: Annotated[
         Annotated[list[Call], Field(max_length=MAX_PARTS, fail_fast=True)] | None,
         said(

@@ -27,8 +27,6 @@ _MEANINGS = {
     503: "no backend serves at the moment; see Retry-After",
     504: "the request took too long",
 }
-
-
 _SECONDS = {"Retry-After": {"description": "seconds", "schema": {"type": "integer"}}}
 _BEARER = {"WWW-Authenticate": {"description": "which keys there are", "schema": {"type": "string"}}}
 _HEADERS = {401: {"headers": _BEARER}, 429: {"headers": _SECONDS}, 503: {"headers": _SECONDS}}
@@ -61,11 +59,9 @@ def errors(*statuses: int, kind: type = ErrorResponse) -> dict[int | str, dict[s
     return {status: {**_json(_MEANINGS[status], kind), **_HEADERS.get(status, {})} for status in statuses}
 
 
-def gives(
-    *kinds: type, text: str = "the answer", refusals: dict[int | str, dict[str, Any]] | None = None
-) -> dict[str, Any]:
-    """Keyword arguments of a route whose answer is of one of `kinds`."""
-    return {"responses": {200: _json(text, *kinds), **(refusals or {})}, "response_model": None}
+def gives(kind: type, refusals: dict[int | str, dict[str, Any]] | None = None) -> dict[str, Any]:
+    """Keyword arguments of a route whose answer is a `kind`."""
+    return {"responses": {200: _json("the answer", kind), **(refusals or {})}, "response_model": None}
 
 
 def takes(
@@ -86,9 +82,8 @@ def takes(
     return {**found, "openapi_extra": {"requestBody": required}}
 
 
-def _json(text: str, *kinds: type) -> dict[str, Any]:
-    schema = ref(kinds[0]) if len(kinds) == 1 else {"anyOf": [ref(kind) for kind in kinds]}
-    return {"description": text, "content": {"application/json": {"schema": schema}}}
+def _json(text: str, kind: type) -> dict[str, Any]:
+    return {"description": text, "content": {"application/json": {"schema": ref(kind)}}}
 
 
 def _stream(events: Sequence[type], *, done: bool) -> dict[str, Any]:
