@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
@@ -65,9 +66,12 @@ class Revealed:
     def __init__(self, choice: Choice, pieces: Pieces) -> None:
         self._choice = choice
         self._pieces = pieces
-        self._offsets = Offsets(pieces.spoken(part_marks()))
         self._places: list[Place] = []
         self._sent = 0
+
+    @cached_property
+    def _offsets(self) -> Offsets:  # most requests ask for no log-probabilities
+        return Offsets(self._pieces.spoken(part_marks()))
 
     def fresh(self, update: Update | None = None) -> list[Told]:
         """Those, in order, as far as an update's text goes, or all there is. At the end all that the answer has."""
