@@ -22,14 +22,18 @@ VERSION := $(shell sed -n 's/^version = "\(.*\)"/\1/p' pyproject.toml)
 help:  ## show this list
 	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 16
 
+# who looks on sees how far it is
+QUIET := $(shell test -t 2 || echo --quiet)
+
 setup: $(STAMP)  ## create or refresh .venv
 
 $(STAMP): constraints/lock.txt pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(not (3, 11) <= sys.version_info < (3, 14))' \
 	  || { echo "unmask needs Python 3.11 to 3.13 (PYTHON=/path/to/python3 make ...); found: $$($(PYTHON) --version)"; exit 1; }
+	@echo "making $(VENV) of constraints/lock.txt: about a minute, and the downloads, which are large with torch, the first time"
 	@$(UV)
-	$(BIN)/uv pip install --quiet --compile-bytecode --require-hashes --python $(BIN)/python -r constraints/lock.txt
-	$(BIN)/uv pip install --quiet --no-deps --no-build-isolation --python $(BIN)/python -e .
+	$(BIN)/uv pip install $(QUIET) --compile-bytecode --require-hashes --python $(BIN)/python -r constraints/lock.txt
+	$(BIN)/uv pip install $(QUIET) --no-deps --no-build-isolation --python $(BIN)/python -e .
 	@touch $@
 
 # uv alone is what images need of the environment
