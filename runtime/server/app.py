@@ -115,7 +115,7 @@ def make_app(service: Service) -> App:
             allow_headers=["*"],
             expose_headers=["X-Request-Id", "X-Unmask-Ignored", "Retry-After"],
         )
-    app.openapi()  # now, as it takes a tenth of a second, in which requests would have to wait
+    app.openapi()  # now, as it takes some tenths of a second, in which requests would have to wait
     return app
 
 
