@@ -28,6 +28,10 @@ def watched(monkeypatch):
 
 
 layouts = pytest.mark.parametrize("layout", list(LAYOUTS))
+# what has nothing to do with where the cache's numbers lie is tried for all layouts by name alone
+one_layout = pytest.mark.parametrize(
+    "layout", [pytest.param(layout, marks=() if layout == "unified" else pytest.mark.slow) for layout in LAYOUTS]
+)
 FLOATS = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 dtypes = pytest.mark.parametrize("dtype", FLOATS.values(), ids=list(FLOATS))
 # the interpreter multiplies the bits of bfloat16 matrices, so products are checked in the other two
@@ -244,14 +248,14 @@ def test_attention_groups(heads, kv_heads, layout, dtype):
     cases.check_attention([(8, 4), (0, 9), (3, 1)], heads, kv_heads, 16, 4, 8, None, dtype, "cpu", layout)
 
 
-@layouts
+@one_layout
 @pytest.mark.parametrize("window", [None, 7])
 @pytest.mark.parametrize(("heads", "kv_heads", "dim"), [(2, 2, 4), (6, 2, 24), (2, 1, 200), (2, 2, 512)])
 def test_attention_head_dims(heads, kv_heads, dim, window, layout):
     cases.check_attention([(37, 8), (0, 20)], heads, kv_heads, dim, 8, 16, window, torch.float32, "cpu", layout)
 
 
-@layouts
+@one_layout
 @pytest.mark.parametrize(
     ("block_size", "page_size", "window"),
     [(8, 4, None), (4, 16, None), (16, 8, 5), (1, 4, None), (4, 1, 1), (8, 4, 33), (32, 32, 40)],
@@ -261,13 +265,13 @@ def test_attention_pages_and_windows(block_size, page_size, window, layout):
     cases.check_attention(runs, 2, 1, 20, block_size, page_size, window, torch.float32, "cpu", layout)
 
 
-@layouts
+@one_layout
 @pytest.mark.parametrize("window", [None, 3])
 def test_attention_of_rows_that_see_anything(window, layout):
     cases.check_sight([(9, 6), (0, 11), (5, 1)], 2, 1, 16, 4, window, torch.float32, "cpu", layout)
 
 
-@layouts
+@one_layout
 @pytest.mark.parametrize("window", [1, 2, 33])
 def test_attention_of_rows_that_see_nothing_in_the_first_tiles(window, layout):
     """The first rows of a program see the first tile of keys, its last ones only later tiles."""
