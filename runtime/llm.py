@@ -54,12 +54,13 @@ class LLM(Scoring):
     def __init__(self, model: str | None = None, **flags: Any) -> None:
         config = EngineConfig.from_flags(model=model, **flags)
         self._begin(*_engine(config))
+        path = resolve_checkpoint(config.model).path
         if not config.skip_tokenizer:
             from runtime.text import Tokenizer
 
-            self.tokenizer = Tokenizer(resolve_checkpoint(config.model).path)
+            self.tokenizer = Tokenizer(path)
         if self.engine.grammars is not None:  # no server has tried them before
-            self.engine.grammars.trial = LateTrials(resolve_checkpoint(config.model).path, self.engine.info)
+            self.engine.grammars.trial = LateTrials(path, self.engine.info)
 
     @classmethod
     def around(cls, engine: Engine, ranks: Ranks | None = None) -> LLM:
@@ -97,8 +98,7 @@ class LLM(Scoring):
         Raises:
             RequestError: if any of them is wrong (nothing runs then), or the engine failed on one.
         """
-        if isinstance(prompts, str):
-            prompts = [prompts]
+        prompts = [prompts] if isinstance(prompts, str) else prompts
         each = self._params(params, len(prompts))
         names = [adapter] * len(prompts) if adapter is None or isinstance(adapter, str) else list(adapter)
         if len(names) != len(prompts):

@@ -23,7 +23,7 @@ from runtime.server.conversation import (
 from runtime.server.fields import Body, Unbuilt, said
 from runtime.server.schemas import Entries, ModelName, OneAnswer, TemplateArguments
 from runtime.server.structured import nested
-from runtime.server.tooling import MAX_TOOLS, ToolChoice, Tooling, chosen, distinct, make_tool, offered
+from runtime.server.tooling import MAX_TOOLS, Described, ToolChoice, Tooling, chosen, distinct, make_tool, offered
 
 _KEPT = "answers are not kept here; send the whole conversation in input"
 _NEEDED = {
@@ -92,17 +92,11 @@ class Reasoning(Body):
     generate_summary: Annotated[str | None, said("changes nothing", "auto")] = None
 
 
-class ResponsesTool(Body):
+class ResponsesTool(Described):
     """A function that the model may call."""
 
     type: Annotated[str, said("always `function`", "function")]
     name: Annotated[str | None, said("what a call names", "calculator")] = None
-    description: Annotated[str | None, said("when and how to use it", "Works out sums.")] = None
-    parameters: Annotated[
-        dict[str, Any] | None,
-        said("JSON schema of the arguments", {"type": "object", "properties": {"expression": {"type": "string"}}}),
-    ] = None
-    strict: Annotated[bool | None, said("arguments always fit the schema", False)] = None
 
 
 class ResponsesStreamOptions(Body):

@@ -22,14 +22,19 @@ _CALCULATOR = {"type": "object", "properties": {"expression": {"type": "string"}
 TOOLS = [{"type": "function", "function": {"name": "calculator", "parameters": _CALCULATOR}}]  # an example
 
 
-class FunctionItem(Body):
-    name: Annotated[str, said("what a call names", "calculator")]
+class Described(Body):
+    """What a function does, whatever else it comes with."""
+
     description: Annotated[str | None, said("when and how to use it", "Works out sums.")] = None
     parameters: Annotated[
         dict[str, Any] | None,
-        said("JSON schema of the arguments", {"type": "object", "properties": {"expression": {"type": "string"}}}),
+        said("JSON schema of the arguments", _CALCULATOR),
     ] = None
     strict: Annotated[bool | None, said("arguments always fit the schema", False)] = None
+
+
+class FunctionItem(Described):
+    name: Annotated[str, said("what a call names", "calculator")]
 
 
 class ToolItem(Body):

@@ -67,8 +67,8 @@ def main() -> None:
     for line in source:
         signal.setitimer(signal.ITIMER_PROF, COMPILER_SECONDS)  # whose signal ends the process
         before = _resident()
-        text = msgspec.json.decode(line, type=str)
-        matcher, why = None, _long(text)
+        text, why = _translated(msgspec.json.decode(line, type=str))
+        matcher = None
         if not why:
             matcher, why = grammars.tried(text)
         grown = _resident() - before
@@ -79,17 +79,17 @@ def main() -> None:
         tell(msgspec.json.encode(Verdict(why, _resident() > most)) + b"\n")
 
 
-def _long(text: str) -> str:
-    """What is said of a grammar whose notation takes long to translate; "" of others."""
+def _translated(text: str) -> tuple[str, str]:
+    """A grammar in the engine's notation, and why it is none, or took too long to become one, if so."""
     began = time.process_time()
-    with contextlib.suppress(ValueError):  # which is said once it is tried
-        readable(text)
-    took = time.process_time() - began
-    if took <= TRANSLATOR_SECONDS:
-        return ""
-    return (
-        f"its notation takes {took:.2g} s to translate, at most {TRANSLATOR_SECONDS:g}; write it in Lark's, or smaller"
-    )
+    try:
+        text = readable(text)
+    except ValueError as error:
+        return text, str(error)
+    took, most = time.process_time() - began, TRANSLATOR_SECONDS
+    if took <= most:
+        return text, ""
+    return text, f"its notation takes {took:.2g} s to translate, at most {most:g}; write it in Lark's, or a smaller one"
 
 
 def _resident() -> int:

@@ -10,10 +10,20 @@ from runtime.server.answers.common import DenoiseStep, Usage
 from runtime.server.fields import said
 
 Reason = Literal["stop", "length", "tool_calls"]
-_StreamUsage = Annotated[
-    Usage | None,
-    said("with `include_usage`: in the last chunk, and null before, or in all with `continuous_usage_stats`"),
-]
+
+
+class _Head(TypedDict):
+    id: Annotated[str, said("of this request")]
+    created: Annotated[int, said("when, in seconds since 1970")]
+    model: Annotated[str, said("the name that was asked for")]
+
+
+class _Chunk(_Head):
+    usage: Annotated[
+        NotRequired[Usage | None],
+        said("with `include_usage`: in the last chunk, and null before, or in all with `continuous_usage_stats`"),
+    ]
+    denoise: Annotated[NotRequired[DenoiseStep], said("with `stream_mode` `denoise`")]
 
 
 class TopLogprob(TypedDict):
@@ -65,12 +75,9 @@ class ChatChoice(TypedDict):
     ]
 
 
-class ChatAnswer(TypedDict):
+class ChatAnswer(_Head):
     """The answer of `/v1/chat/completions`."""
 
-    id: Annotated[str, said("of this request")]
-    created: Annotated[int, said("when, in seconds since 1970")]
-    model: Annotated[str, said("the name that was asked for")]
     object: Annotated[Literal["chat.completion"], said("always `chat.completion`")]
     choices: Annotated[list[ChatChoice], said("`n` of them")]
     usage: Annotated[Usage, said("tokens")]
@@ -107,16 +114,11 @@ class ChatChunkChoice(TypedDict):
     finish_reason: Annotated[Reason | None, said("why it ended, once it has")]
 
 
-class ChatChunk(TypedDict):
+class ChatChunk(_Chunk):
     """An event of a chat's stream."""
 
-    id: Annotated[str, said("of this request")]
-    created: Annotated[int, said("when, in seconds since 1970")]
-    model: Annotated[str, said("the name that was asked for")]
     object: Annotated[Literal["chat.completion.chunk"], said("always `chat.completion.chunk`")]
     choices: Annotated[list[ChatChunkChoice], said("one; none beside the usage at the end")]
-    usage: NotRequired[_StreamUsage]
-    denoise: Annotated[NotRequired[DenoiseStep], said("with `stream_mode` `denoise`")]
 
 
 class CompletionLogprobs(TypedDict):
@@ -139,12 +141,9 @@ class CompletionChoice(TypedDict):
     finish_reason: Annotated[Reason, said("`stop`: the model's own end or a stop text; `length`: a limit")]
 
 
-class CompletionAnswer(TypedDict):
+class CompletionAnswer(_Head):
     """The answer of `/v1/completions`."""
 
-    id: Annotated[str, said("of this request")]
-    created: Annotated[int, said("when, in seconds since 1970")]
-    model: Annotated[str, said("the name that was asked for")]
     object: Annotated[Literal["text_completion"], said("always `text_completion`")]
     choices: Annotated[list[CompletionChoice], said("`n` for each prompt")]
     usage: Annotated[Usage, said("tokens")]
@@ -160,14 +159,9 @@ class CompletionChunkChoice(TypedDict):
     finish_reason: Annotated[Reason | None, said("why it ended, once it has")]
 
 
-class CompletionChunk(TypedDict):
+class CompletionChunk(_Chunk):
     """An event of a completion's stream."""
 
-    id: Annotated[str, said("of this request")]
-    created: Annotated[int, said("when, in seconds since 1970")]
-    model: Annotated[str, said("the name that was asked for")]
     object: Annotated[Literal["text_completion"], said("always `text_completion`")]
     choices: Annotated[list[CompletionChunkChoice], said("one; none beside the usage at the end")]
-    usage: NotRequired[_StreamUsage]
-    denoise: Annotated[NotRequired[DenoiseStep], said("with `stream_mode` `denoise`")]
     warning: Annotated[NotRequired[str], said("what is likely wrong with the prompt")]
