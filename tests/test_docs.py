@@ -227,9 +227,10 @@ def test_routes_and_fields_are_documented():
 
 def test_metrics_are_documented():
     from runtime.server.metrics import Metrics
+    from runtime.server.observed import Observed
 
     text = page("docs/server.md")
-    for name in re.findall(r"^# TYPE (\w+)", Metrics("m").text().decode(), re.MULTILINE):
+    for name in re.findall(r"^# TYPE (\w+)", Metrics("m", Observed()).text().decode(), re.MULTILINE):
         if not name.endswith("_created"):
             assert f"`{name}" in text, name
 

@@ -7,8 +7,8 @@ import logging
 import time
 from typing import Any
 
+from runtime.server.figures import EngineFigures
 from runtime.server.jobs import Job
-from runtime.server.metrics import EngineFigures
 
 log = logging.getLogger("unmask.access")
 refused = logging.getLogger("unmask.refused")  # strangers can cause these lines, so that the log counts and limits them

@@ -8,14 +8,14 @@ import dataclasses
 import logging
 import time
 from collections import defaultdict
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 from runtime.config import EngineConfig, ServerConfig
 from runtime.config.adapters import DEFAULT_LORAS, check_adapter_name
 from runtime.errors import ConfigError, RequestError
 from runtime.server.lora_config import read_lora_config
 from runtime.server.messages import AdapterNews, LoadAdapter, UnloadAdapter
+from runtime.server.offered import By, Entry, Offered
 
 if TYPE_CHECKING:
     from runtime.server.supervisor import Supervisor
@@ -25,51 +25,21 @@ log = logging.getLogger("unmask.adapters")
 LOOK_SECONDS = 2.0  # between looks at --lora-config
 RETRY_SECONDS = 30.0  # after which one that failed is tried again
 
-State = Literal["loading", "ready", "failed", "leaving"]
-By = Literal["flag", "config", "route"]
 
-
-@dataclass
-class Entry:
-    """One name. `message`: why it failed."""
-
-    uri: str
-    by: By
-    state: State = "loading"
-    message: str = ""
-    tried: float = 0.0
-
-
-class Adapters:
+class Adapters(Offered):
     """`supervisor` is set once it exists."""
 
     def __init__(self, config: ServerConfig) -> None:
+        super().__init__(config.lora_config is None)
         self.config = config
         self.supervisor: Supervisor | None = None
-        self.table = {name: Entry(uri, "flag", "ready") for name, uri in config.engine.adapters.items()}
-        self.settled = config.lora_config is None  # what --lora-config names has been tried once
+        self.table |= {name: Entry(uri, "flag", "ready") for name, uri in config.engine.adapters.items()}
         self._turns: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)  # one change of a name at a time
         self._changes: set[asyncio.Task[None]] = set()
         self._awaited: dict[tuple[int, str], asyncio.Future[str | None]] = {}
         self._told = ""  # of a --lora-config that cannot be read
 
-    @property
-    def offered(self) -> list[str]:
-        return sorted(name for name, entry in self.table.items() if entry.state == "ready")
-
-    def offers(self, name: str) -> bool:
-        entry = self.table.get(name)
-        return entry is not None and entry.state == "ready"
-
-    def told(self) -> dict[str, dict[str, str]]:
-        """How each stands, for /startup. Where it is from says which of two lists in a row is followed."""
-        return {
-            name: {"state": entry.state, "uri": entry.uri, **({"message": entry.message} if entry.message else {})}
-            for name, entry in sorted(self.table.items())
-        }
-
     async def load(self, name: str, uri: str, by: By) -> None:
-        """Into every replica that serves, or into none. Raises RequestError with the reason."""
         try:
             check_adapter_name(name)
         except ConfigError as error:
@@ -78,7 +48,6 @@ class Adapters:
             await self._load(name, uri, by)
 
     async def unload(self, name: str) -> None:
-        """No new request may have it; returns once the last one that has it has ended."""
         if name not in self.table:
             return  # names that nobody has are kept nowhere
         async with self._turns[name]:

@@ -1,4 +1,4 @@
-"""The table of live requests: admits them, sends them to a backend, hands each its news.
+"""What routes know of the engines: whether they serve, what they can do, how requests get there and news comes back.
 
 One HTTP request may stand for several engine requests (``n`` choices, a list of prompts). They share an ``Inbox``;
 what happens to any of them wakes the handler once, however much came in the meantime.
@@ -7,24 +7,15 @@ what happens to any of them wakes the handler once, however much came in the mea
 from __future__ import annotations
 
 import asyncio
-from collections import Counter, deque
-from collections.abc import Callable
-from typing import TYPE_CHECKING
+from abc import ABC, abstractmethod
+from collections import deque
 
 from runtime.config import ServerConfig
 from runtime.errors import RequestError
-from runtime.request.io import EngineInfo, EngineOutput, EngineStats, RequestSpec
-from runtime.server.adapters import Adapters
-from runtime.server.messages import Abort, AdapterNews, Add, ProfileNews
-from runtime.server.metrics import Metrics
-from runtime.server.profiling import Profiler
-from runtime.server.routing import Router
-
-if TYPE_CHECKING:
-    from runtime.server.supervisor import Supervisor
-
-
-Soon = Callable[[Callable[[], None]], object]
+from runtime.request.io import EngineInfo, EngineOutput, RequestSpec
+from runtime.server.observed import Observed
+from runtime.server.offered import Offered
+from runtime.server.profiling import Profiles
 
 
 class Unavailable(RequestError):
@@ -56,56 +47,66 @@ class Inbox:
                 self.waiter = None
 
 
-class Live:
-    """One engine request at a backend."""
+class Frontend(ABC):
+    """The engines, and who waits for them.
 
-    __slots__ = ("adapter", "id", "inbox", "index", "owner", "replica", "tokens", "work")
+    Attributes:
+        observed: what this process observes of its requests.
+        info: of the first engine that loaded; replicas are equal.
+    """
 
-    def __init__(self, spec: RequestSpec, index: int, inbox: Inbox, replica: int, work: int) -> None:
-        self.id = spec.id
-        self.owner = spec.owner
-        self.adapter = spec.adapter
-        self.index = index  # which choice of the HTTP request
-        self.inbox = inbox
-        self.replica = replica
-        self.work = work  # tokens that its replica has still to do for it, as far as one can tell
-        self.tokens = 0  # of its answer so far
-
-
-class Frontend:
-    """Every live request of this server, and what is known of its engines. `soon`: puts work off to the loop's next
-    turn."""
-
-    def __init__(self, config: ServerConfig, metrics: Metrics, soon: Soon | None = None) -> None:
+    def __init__(self, config: ServerConfig, observed: Observed, adapters: Offered, profiler: Profiles) -> None:
         self.config = config
-        self.metrics = metrics
-        self.adapters = Adapters(config)
-        self.profiler = Profiler(config)
-        self.supervisor: Supervisor | None = None  # set once both exist
-        self.table: dict[str, Live] = {}
-        self.soon = soon or (lambda work: asyncio.get_running_loop().call_soon(work))
-        self.due: dict[int, list[RequestSpec]] = {}  # submitted in this turn of the loop, by the replica
-        self.load = [0] * config.data_parallel_size  # live requests of each replica
-        self.router = Router(config.data_parallel_size)
-        self.held: Counter[str] = Counter()  # live requests of each owner (key)
-        self.adapted: Counter[str] = Counter()  # live requests of each adapter
-        metrics.figures.live = self.load
-        metrics.figures.work = self.router.work
-        metrics.figures.adapted, metrics.figures.adapters = self.adapted, self.adapters.table
-        self.info: EngineInfo | None = None  # of the first engine that loaded; replicas are equal
+        self.observed = observed
+        self.adapters = adapters
+        self.profiler = profiler
+        self.info: EngineInfo | None = None
+
+    # -- what is known of all requests
+
+    @property
+    @abstractmethod
+    def ready(self) -> list[int]:
+        """Indices of the replicas that serve."""
+
+    @property
+    @abstractmethod
+    def live(self) -> int:
+        """Engine requests that have not ended."""
+
+    @abstractmethod
+    def held(self, owner: str) -> int:
+        """Of these, those of an owner (key)."""
+
+    @abstractmethod
+    def progress(self) -> tuple[str, int, int]:
+        """Phase, bytes done and bytes in all of the replica that is furthest with its loading."""
+
+    @abstractmethod
+    async def metrics_text(self) -> bytes:
+        """What /metrics shows."""
 
     # -- requests
+
+    @abstractmethod
+    def submit(self, specs: list[RequestSpec]) -> Inbox:
+        """Send requests on their way; news of ``specs[i]`` arrives in the inbox as ``(i, output)``.
+
+        Raises RequestError: 429 when the queue is full, 503 when no backend serves.
+        """
+
+    @abstractmethod
+    def abort(self, ids: list[str]) -> None:
+        """Forget requests and have their pages freed; ids that have ended already are fine."""
+
+    @abstractmethod
+    def fail_all(self, error: RequestError) -> int:
+        """End every live request of this process with `error`; how many there were."""
 
     @property
     def available(self) -> bool:
         """Whether a backend serves."""
-        return self.supervisor is not None and bool(self.supervisor.ready)
-
-    def progress(self) -> tuple[str, int, int]:
-        """Phase, bytes done and bytes in all of the replica that is furthest with its loading."""
-        assert self.supervisor is not None
-        loading = max((r.loading for r in self.supervisor.replicas), key=lambda phase: phase.done_bytes)
-        return loading.phase, loading.done_bytes, loading.total_bytes
+        return bool(self.ready)
 
     def require(self) -> EngineInfo:
         """The engine's facts. Raises Unavailable when no backend serves."""
@@ -140,125 +141,14 @@ class Frontend:
         that is its own counts, without one this HTTP request alone.
         """
         info = self.require()
-        assert self.supervisor is not None
-        queue = self.config.max_queue
-        left = info.max_num_reqs * len(self.supervisor.ready) + queue - len(self.table)
-        held = self.held[owner] if owner else 0
+        queue, live = self.config.max_queue, self.live
+        left = info.max_num_reqs * len(self.ready) + queue - live
+        held = self.held(owner) if owner else 0
         if count > left or (held + count > 1 and held + count > left - count):
             whose = f", {held} of them of this key" if owner else ""
             raise RequestError(
-                f"the queue is full: {len(self.table)} requests are live{whose}, which leaves {max(left, 0)} places, "
+                f"the queue is full: {live} requests are live{whose}, which leaves {max(left, 0)} places, "
                 f"too few for {count} more beside those of others (--max-queue {queue}); retry later",
                 status=429,
                 code="queue_full",
             )
-
-    def submit(self, specs: list[RequestSpec]) -> Inbox:
-        """Send requests on their way; news of ``specs[i]`` arrives in the inbox as ``(i, output)``.
-
-        Raises RequestError: 429 when the queue is full, 503 when no backend serves.
-        """
-        if not specs:
-            return Inbox()
-        self.check_room(len(specs), specs[0].owner)
-        assert self.supervisor is not None
-        ready, info = self.supervisor.ready, self.require()
-        inbox = Inbox()
-        shares: dict[int, list[RequestSpec]] = {}
-        for index, spec in enumerate(specs):
-            replica, work = self.router.place(spec, ready, self.load, info)
-            self.table[spec.id] = Live(spec, index, inbox, replica, work)
-            self.load[replica] += 1
-            self.router.work[replica] += work
-            self.held[spec.owner] += 1
-            self.adapted[spec.adapter] += 1
-            shares.setdefault(replica, []).append(spec)
-        first = not self.due
-        for replica, share in shares.items():
-            self.due.setdefault(replica, []).extend(share)
-        if first:
-            self.soon(self.send_due)
-        return inbox
-
-    def send_due(self) -> None:
-        """What one turn of the loop submits goes to each backend as one message."""
-        due, self.due = self.due, {}
-        for replica, specs in due.items():
-            assert self.supervisor is not None
-            self.supervisor.send(replica, Add.of(specs))
-
-    def abort(self, ids: list[str]) -> None:
-        """Forget requests and have their pages freed; ids that have ended already are fine."""
-        self.send_due()  # no request comes after the word that it is not wanted
-        shares: dict[int, list[str]] = {}
-        for request_id in ids:
-            live = self._remove(request_id)
-            if live is not None:
-                shares.setdefault(live.replica, []).append(request_id)
-        for replica, share in shares.items():
-            assert self.supervisor is not None
-            self.supervisor.send(replica, Abort(share))
-
-    def fail_all(self, error: RequestError) -> int:
-        """End every live request with `error`; how many there were."""
-        inboxes = {id(live.inbox): live.inbox for live in self.table.values()}
-        self.abort(list(self.table))
-        for inbox in inboxes.values():
-            inbox.put(error)
-        return len(inboxes)
-
-    def _remove(self, request_id: str) -> Live | None:
-        live = self.table.pop(request_id, None)
-        if live is not None:
-            self.load[live.replica] -= 1
-            self.router.work[live.replica] -= live.work
-            self.adapted[live.adapter] -= 1
-            self.held[live.owner] -= 1
-            if not self.held[live.owner]:
-                del self.held[live.owner]
-        return live
-
-    # -- what the supervisor tells
-
-    def on_ready(self, replica: int, info: EngineInfo, load_seconds: float) -> None:
-        self.info = info
-        self.metrics.loaded(info, load_seconds)
-        self.adapters.on_ready(replica)
-
-    def on_news(self, replica: int, news: AdapterNews | ProfileNews) -> None:
-        if isinstance(news, ProfileNews):
-            self.profiler.on_news(replica, news)
-        else:
-            self.adapters.on_news(replica, news)
-
-    def on_outputs(self, replica: int, outputs: list[EngineOutput]) -> None:
-        table = self.table
-        for output in outputs:
-            live = table.get(output.id)
-            if live is None:  # aborted a moment ago
-                continue
-            done = len(output.new_tokens)
-            live.tokens += done
-            if output.finish_reason is not None:
-                self._remove(output.id)
-                self.router.answered(live.tokens)
-            elif done:
-                done = min(done, live.work - 1)
-                live.work -= done
-                self.router.work[live.replica] -= done
-            live.inbox.put((live.index, output))
-
-    def on_stats(self, replica: int, stats: EngineStats) -> None:
-        self.metrics.engine(replica, stats)
-
-    def on_down(self, replica: int, reason: str) -> None:
-        self.metrics.engine_gone(replica)
-        self.router.lost(replica)
-        self.due.pop(replica, None)
-        self.adapters.on_down(replica)
-        self.profiler.on_down(replica)
-        lost = [live for live in self.table.values() if live.replica == replica]
-        for live in lost:
-            self._remove(live.id)
-        for inbox in {id(live.inbox): live.inbox for live in lost}.values():
-            inbox.put(Unavailable(f"the backend that served this request is gone ({reason}); send it again"))

@@ -13,7 +13,7 @@ from runtime.config import ServerConfig
 from runtime.server.app import make_app
 from runtime.server.frontend import Frontend
 from runtime.server.keys import Keys
-from runtime.server.metrics import Metrics
+from runtime.server.observed import Observed
 from runtime.server.service import Service
 from runtime.server.wire.connection import Connection
 from runtime.server.wire.door import Door
@@ -24,8 +24,8 @@ from runtime.server.wire.roster import Roster
 class HttpServer(uvicorn.Server):
     """uvicorn with connections of ours, and without its own view of signals."""
 
-    def __init__(self, app: Any, limits: Limits, metrics: Metrics) -> None:
-        self.roster = Roster(limits, metrics)
+    def __init__(self, app: Any, limits: Limits, observed: Observed) -> None:
+        self.roster = Roster(limits, observed)
         self.door: Door | None = None
         super().__init__(
             uvicorn.Config(
@@ -92,4 +92,4 @@ def make_http(config: ServerConfig, frontend: Frontend) -> tuple[Service, HttpSe
     keys.watch()
     service = Service(config, frontend, keys)
     limits = Limits(connections=config.max_connections or MOST_CONNECTIONS)
-    return service, HttpServer(make_app(service), limits, frontend.metrics)
+    return service, HttpServer(make_app(service), limits, frontend.observed)

@@ -84,7 +84,7 @@ class Job:
             self.deadline.cancel()
         if self.open:
             self.frontend.abort(list(self.open))
-            self.frontend.metrics.requests.labels(self.outcome).inc()
+            self.frontend.observed.requests.labels(self.outcome).inc()
 
     async def updates(self) -> AsyncIterator[list[Update]]:
         """What came since the last look, at most `MAX_BATCH` at once, until all choices have ended.
@@ -130,27 +130,27 @@ class Job:
         return Update(choice, output, text, choice.take_grown(), choice.finish_reason is not None, length)
 
     def _observe_progress(self, choice: Choice, text: str) -> None:
-        metrics = self.frontend.metrics
+        observed = self.frontend.observed
         if text and self.first_text is None:
             self.first_text = time.monotonic() - self.started
-            metrics.first_token.observe(self.first_text)
+            observed.first_token.observe(self.first_text)
         info = self.frontend.info
         if not self.first_block and info is not None and len(choice.token_ids) >= info.block_size:
             self.first_block = True
-            metrics.first_block.observe(time.monotonic() - self.started)
+            observed.first_block.observe(time.monotonic() - self.started)
 
     def _ended(self, choice: Choice) -> None:
         self.open.discard(choice.spec.id)
-        metrics = self.frontend.metrics
+        observed = self.frontend.observed
         seconds = time.monotonic() - self.started
         tokens = len(choice.token_ids)
-        metrics.end_to_end.observe(seconds)
-        metrics.queue.observe(choice.queue_seconds)
+        observed.end_to_end.observe(seconds)
+        observed.queue.observe(choice.queue_seconds)
         if tokens:
-            metrics.per_token.observe(max(seconds - choice.queue_seconds, 0.0) / tokens)
+            observed.per_token.observe(max(seconds - choice.queue_seconds, 0.0) / tokens)
         if choice.nfe:
-            metrics.tokens_per_forward.observe((tokens + choice.eos) / choice.nfe)
-        metrics.requests.labels(choice.finish_reason).inc()
+            observed.tokens_per_forward.observe((tokens + choice.eos) / choice.nfe)
+        observed.requests.labels(choice.finish_reason).inc()
 
     # -- what answers say
 

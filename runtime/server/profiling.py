@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from runtime.config import ServerConfig
 from runtime.errors import RequestError
@@ -11,6 +11,16 @@ from runtime.server.messages import ProfileNews, StartProfile, StopProfile
 
 if TYPE_CHECKING:
     from runtime.server.supervisor import Supervisor
+
+
+class Profiles(Protocol):
+    """What routes ask for."""
+
+    async def start(self) -> list[int]:
+        """In every replica that serves, or in none; which those are. Raises RequestError: 409 with the reason, 503."""
+
+    async def stop(self) -> list[str]:
+        """Files with the steps since the start, one a replica. Raises RequestError: 409, or 500 with the reason."""
 
 
 class Profiler:
@@ -24,7 +34,6 @@ class Profiler:
         self._awaited: dict[int, asyncio.Future[ProfileNews]] = {}
 
     async def start(self) -> list[int]:
-        """In every replica that serves, or in none; which those are. Raises RequestError: 409 with the reason, 503."""
         directory = self._directory("start_profile")
         if self.running or self._changing:
             raise _conflict("start_profile", "a profile is under way; POST /stop_profile ends it")
@@ -42,7 +51,6 @@ class Profiler:
         return replicas
 
     async def stop(self) -> list[str]:
-        """Files with the steps since the start, one a replica. Raises RequestError: 409, or 500 with the reason."""
         self._directory("stop_profile")
         if not self.running or self._changing:
             raise _conflict("stop_profile", "no profile is under way; POST /start_profile begins one")

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import concurrent.futures
 import contextlib
-import gc
 import logging
 import os
 import shutil
@@ -13,39 +11,30 @@ import signal
 import socket
 import sys
 import tempfile
-import threading
-import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import uvloop
 
 from runtime.config import ServerConfig
-from runtime.errors import ConfigError, RequestError
+from runtime.errors import ConfigError
 from runtime.server import environment, logs
 from runtime.server.access import Load
 from runtime.server.descriptors import make_room
-from runtime.server.frontend import Frontend
 from runtime.server.metrics import Metrics
+from runtime.server.observed import Observed
 from runtime.server.supervisor import BACKEND_COMMAND, Supervisor
+from runtime.server.table import Table
 from runtime.server.talking import check_parsers
 from runtime.server.wire.limits import Limits
 from runtime.server.wire.memory import keep_together
-from runtime.weights.checkpoint import resolve_text_files
 
 if TYPE_CHECKING:
-    from runtime.server.http import HttpServer
-    from runtime.server.service import Service
-    from runtime.text import Tokenizer
+    from runtime.server.speaking import Speaking
 
 log = logging.getLogger("unmask.server")
 
 BACKLOG = 2048  # connections the kernel holds for us
-IDLE_GRACE = 0.5  # seconds in which kept-alive connections may still bring a request after the listener has closed
-# Objects more than before, and younger collections, after which one of each age follows. Thousands of connections are
-# many objects and no garbage: looking through them all holds the loop for a tenth of a second, so that is done seldom.
-COLLECTED = (2000, 20, 20)
-LAST_WORDS = 1.0  # seconds to write the error that ends what did not finish in --drain-timeout
 
 
 def run(config: ServerConfig, backend_command: tuple[str, ...] = BACKEND_COMMAND) -> int:
@@ -108,16 +97,16 @@ class Server:
         self.config = config
         self.listener = listener
         self.clean_up = clean_up
-        metrics = Metrics(config.model_names[0])
-        self.frontend = Frontend(config, metrics)
-        self.supervisor = Supervisor(config, self.frontend, *addresses, self._give_up, backend_command)
-        for user in (self.frontend, self.frontend.adapters, self.frontend.profiler):
+        observed = Observed()
+        self.metrics = Metrics(config.model_names[0], observed)
+        self.table = Table(config, observed, self.metrics)
+        self.supervisor = Supervisor(config, self.table, *addresses, self._give_up, backend_command)
+        for user in (self.table, self.table.adapters, self.table.profiler):
             user.supervisor = self.supervisor
-        self.supervisor.engine_config = self.frontend.adapters.engine_config
-        metrics.backends.set_function(lambda: len(self.supervisor.ready))
-        metrics.beside(self._backends)
-        self.service: Service | None = None
-        self.http: HttpServer | None = None
+        self.supervisor.engine_config = self.table.adapters.engine_config
+        self.metrics.backends.set_function(lambda: len(self.supervisor.ready))
+        self.metrics.beside(self._backends)
+        self.speaking: Speaking | None = None
         self.failure: str | None = None  # why the server could not start
         self.ended = asyncio.Event()
         self.signals = 0
@@ -135,61 +124,35 @@ class Server:
             loop.add_signal_handler(sig, self._on_signal, sig)
         await self.supervisor.start()
         # only now, so that the backends load while this process imports; connections wait in the kernel
-        from runtime.server import tracing
-        from runtime.server.http import make_http
+        from runtime.server.speaking import Speaking
 
-        self.service, self.http = make_http(self.config, self.frontend)
-        self.service.draining = self.signals > 0
-        self.service.tracing = tracing.start()
-        port = self.listener.getsockname()[1]
-        log.info("listening on http://%s:%d, serving %s", self.config.host, port, ", ".join(self.service.names))
-        if self.config.engine.model is None:
-            log.info("no --model was given: this is the small demo checkpoint shipped with unmask")
-        if not self.service.keys.needed and self.config.host in ("0.0.0.0", "::", ""):
-            log.info("every machine that reaches this one may use it: set --api-key-file, or --host 127.0.0.1")
-        told = asyncio.create_task(Load(self.frontend.metrics.figures).run())
-        http = asyncio.create_task(self.http.serve(sockets=[self.listener]))
-        tokenizer = asyncio.create_task(self._load_tokenizer(self.service))
-        adapters = asyncio.create_task(self.frontend.adapters.follow())
+        self.speaking = Speaking(self.config, self.table, self._give_up)
+        if self.signals:
+            self.speaking.say_goodbye()
+        self._tell()
+        told = asyncio.create_task(Load(self.metrics.figures).run())
+        adapters = asyncio.create_task(self.table.adapters.follow())
+        await self.speaking.start(self.listener)
         try:
             await self.ended.wait()
         finally:
-            tokenizer.cancel()
             told.cancel()
             adapters.cancel()
-            self.http.should_exit = True
-            await asyncio.gather(http, return_exceptions=True)
+            await self.speaking.stop()
             await self.supervisor.stop("the server ends")
-            if self.service.tracing is not None:
-                self.service.tracing.close()
+            self.speaking.close()
         if self.failure is not None:
             raise ConfigError(self.failure)
         return 0
 
-    async def _load_tokenizer(self, service: Service) -> None:
-        loaded: concurrent.futures.Future[Tokenizer] = concurrent.futures.Future()
-        loaded.set_running_or_notify_cancel()
-
-        def load() -> None:
-            from runtime.text import Tokenizer
-
-            try:
-                place = resolve_text_files(self.config.engine.model)
-                loaded.set_result(Tokenizer(place, self.config.chat_template))
-            except Exception as error:
-                loaded.set_exception(error)
-
-        # a daemon, unlike the loop's own threads: a download must not keep a server alive that is told to end
-        threading.Thread(target=load, daemon=True).start()
-        try:
-            service.tokenizer = await asyncio.wrap_future(loaded)
-            gc.freeze()  # what is there now stays; looking through all of it would hold the loop again and again
-            gc.set_threshold(*COLLECTED)
-        except ConfigError as error:
-            self._give_up(str(error))
-        except Exception as error:
-            log.exception("the tokenizer could not be loaded")
-            self._give_up(f"the tokenizer could not be loaded: {type(error).__name__}: {error}")
+    def _tell(self) -> None:
+        config = self.config
+        port = self.listener.getsockname()[1]
+        log.info("listening on http://%s:%d, serving %s", config.host, port, ", ".join(config.model_names))
+        if config.engine.model is None:
+            log.info("no --model was given: this is the small demo checkpoint shipped with unmask")
+        if not (config.api_key or config.api_key_file) and config.host in ("0.0.0.0", "::", ""):
+            log.info("every machine that reaches this one may use it: set --api-key-file, or --host 127.0.0.1")
 
     def _give_up(self, sentence: str) -> None:
         if not self.ended.is_set():
@@ -204,35 +167,16 @@ class Server:
             self.clean_up()
             sys.stderr.flush()
             os._exit(128 + sig)
-        if self.service is None or self.http is None:
+        if self.speaking is None:
             self.ended.set()  # nothing has been served yet
             return
-        self.service.draining = True
-        self.drainer = asyncio.create_task(self._drain(sig, self.service, self.http))
+        self.drainer = asyncio.create_task(self._drain(sig, self.speaking))
 
-    async def _drain(self, sig: signal.Signals, service: Service, http: HttpServer) -> None:
+    async def _drain(self, sig: signal.Signals, speaking: Speaking) -> None:
         """Serve on for --drain-delay, close the listener, let what runs finish."""
-        config = self.config
-        log.info("%s: draining, %d requests in flight", sig.name, service.in_flight)
-        await asyncio.sleep(config.drain_delay)
-        closed = time.monotonic()
-        await http.close_listener(self.listener)
-
-        def unfinished() -> bool:
-            seconds = time.monotonic() - closed
-            if service.in_flight or http.at_work():
-                return seconds < config.drain_timeout
-            # on an idle connection a request may be under way, so those get a moment before they are closed
-            return bool(http.server_state.connections) and seconds < min(IDLE_GRACE, config.drain_timeout)
-
-        while unfinished():
-            await asyncio.sleep(0.02)
-        http.close_idle()  # in the same turn of the loop, so that no request slips in between
-        if service.in_flight or http.at_work():
-            error = RequestError("the server is ending, and this did not finish within --drain-timeout", status=504)
-            log.warning("%d requests did not finish within --drain-timeout", self.frontend.fail_all(error))
-            started = time.monotonic()
-            while (service.in_flight or http.at_work()) and time.monotonic() - started < LAST_WORDS:
-                await asyncio.sleep(0.02)
+        log.info("%s: draining, %d requests in flight", sig.name, speaking.in_flight)
+        speaking.say_goodbye()
+        await asyncio.sleep(self.config.drain_delay)
+        await speaking.finish()
         log.info("drained")
         self.ended.set()

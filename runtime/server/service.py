@@ -50,7 +50,7 @@ class Service:
     def __init__(self, config: ServerConfig, frontend: Frontend, keys: Keys) -> None:
         self.config = config
         self.frontend = frontend
-        self.metrics = frontend.metrics
+        self.observed = frontend.observed
         self.keys = keys
         self.names = config.model_names
         self.adapters = frontend.adapters
@@ -127,7 +127,7 @@ class Service:
         try:
             yield
         except RequestError as error:
-            self.metrics.requests.labels("aborted" if error.status == 499 else "refused").inc()
+            self.observed.requests.labels("aborted" if error.status == 499 else "refused").inc()
             raise
 
     async def job(

@@ -7,6 +7,7 @@ import pytest
 from prometheus_client import generate_latest
 
 from runtime.server.metrics import Metrics as EngineMetrics
+from runtime.server.observed import Observed
 from tests.operator.helm import render
 from unmask_operator.client.store import Store
 from unmask_operator.process.metrics import Metrics as OperatorMetrics
@@ -15,7 +16,10 @@ pytestmark = pytest.mark.programs
 
 
 def known():
-    text = generate_latest(OperatorMetrics(Store(), lambda: 0).registry).decode() + EngineMetrics("m").text().decode()
+    text = (
+        generate_latest(OperatorMetrics(Store(), lambda: 0).registry).decode()
+        + EngineMetrics("m", Observed()).text().decode()
+    )
     names = set(re.findall(r"^(?:# TYPE )?(unmask_\w+)", text, re.MULTILINE))
     return names | {
         f"{name}_{part}"

@@ -10,7 +10,7 @@ import pytest
 
 from runtime.request.io import EngineStats
 from runtime.server import access, logs
-from runtime.server.metrics import EngineFigures
+from runtime.server.figures import EngineFigures
 from tests.server.harness import serving, wait_for
 
 CHAT = "/v1/chat/completions"

@@ -11,7 +11,7 @@ import openai
 import pytest
 
 from runtime import LLM, SamplingParams
-from runtime.server.metrics import GIVEN_UP
+from runtime.server.observed import GIVEN_UP
 from tests.server.checkpoint import EOS, MASK
 from tests.server.harness import ServerProcess, sse
 

@@ -11,7 +11,7 @@ import pytest
 import uvloop
 
 from runtime.server.http import HttpServer
-from runtime.server.metrics import Metrics
+from runtime.server.observed import Observed
 from runtime.server.wire.limits import Limits
 from runtime.server.wire.limits import crowd as entering
 
@@ -42,7 +42,7 @@ def test_a_crowd_is_let_in_within_a_few_turns_of_the_loop(listener: socket.socke
     """libuv alone takes one in each."""
 
     async def everything() -> int:
-        http = HttpServer(app, Limits(), Metrics("m"))
+        http = HttpServer(app, Limits(), Observed())
         serving = asyncio.create_task(http.serve([listener]))
         while not http.started:
             await asyncio.sleep(0.01)
@@ -60,7 +60,7 @@ def test_a_crowd_is_let_in_within_a_few_turns_of_the_loop(listener: socket.socke
 
 def test_who_waits_in_the_kernel_when_the_door_closes_is_answered(listener: socket.socket) -> None:
     async def everything() -> list[bytes]:
-        http = HttpServer(app, Limits(), Metrics("m"))
+        http = HttpServer(app, Limits(), Observed())
         serving = asyncio.create_task(http.serve([listener]))
         while not http.started:
             await asyncio.sleep(0.01)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import signal
 import socket
 from collections.abc import Callable
 from types import SimpleNamespace
@@ -12,8 +11,8 @@ from typing import Any, cast
 
 from runtime.config import ServerConfig
 from runtime.server.http import HttpServer
-from runtime.server.metrics import Metrics
-from runtime.server.serve import IDLE_GRACE, Server
+from runtime.server.observed import Observed
+from runtime.server.speaking import IDLE_GRACE, Speaking
 from runtime.server.wire.connection import Connection
 from runtime.server.wire.limits import Limits
 from tests.server.test_attacks import answers
@@ -23,7 +22,7 @@ GET = b"GET /x HTTP/1.1\r\n\r\n"
 
 
 def connection_with(*data: bytes) -> tuple[HttpServer, Connection, Transport]:
-    http = HttpServer(app, Limits(), Metrics("m"))
+    http = HttpServer(app, Limits(), Observed())
     http.config.load()
     http.lifespan = http.config.lifespan_class(http.config)
     connection, transport = http._connection(), Transport()
@@ -43,14 +42,14 @@ def test_a_request_that_waits_for_its_turn_is_unfinished() -> None:
         connection.buffer_updated(len(GET))
         with socket.socket() as listener:
             listener.setblocking(False)
-            server = SimpleNamespace(
-                config=ServerConfig(drain_delay=0, drain_timeout=60),
+            speaking = SimpleNamespace(
+                config=ServerConfig(drain_timeout=60),
                 listener=listener,
                 frontend=SimpleNamespace(fail_all=lambda error: 0),
-                ended=asyncio.Event(),
+                service=SimpleNamespace(in_flight=0),  # the application has not seen it
+                http=http,
             )
-            service = cast(Any, SimpleNamespace(in_flight=0))  # the application has not seen it
-            draining = asyncio.create_task(Server._drain(cast(Any, server), signal.SIGTERM, service, http))
+            draining = asyncio.create_task(Speaking.finish(cast(Any, speaking)))
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(asyncio.shield(draining), IDLE_GRACE + 1)
             assert not draining.done()

@@ -17,17 +17,19 @@ from runtime.errors import RequestError
 from runtime.request.io import DecodingParams, EngineOutput, RequestSpec
 from runtime.request.resolve import choices
 from runtime.server import messages
-from runtime.server.frontend import Frontend
 from runtime.server.keys import Keys
 from runtime.server.metrics import Metrics
+from runtime.server.observed import Observed
+from runtime.server.table import Table
 from tests.server.harness import FAKE, ServerProcess, serving, sse, wait_for
 
 KEYS = ("key-of-the-one-client", "key-of-the-other-client")
 
 
-def frontend(sent: list[Any], queue: int = 1024, slots: int = 128) -> Frontend:
+def frontend(sent: list[Any], queue: int = 1024, slots: int = 128) -> Table:
     """A frontend over one backend that only notes what it is sent."""
-    made = Frontend(ServerConfig(max_queue=queue), Metrics("m"), soon=lambda work: work())
+    observed = Observed()
+    made = Table(ServerConfig(max_queue=queue), observed, Metrics("m", observed), soon=lambda work: work())
     made.supervisor = SimpleNamespace(ready=[0], send=lambda replica, message: sent.append(message))  # type: ignore[assignment]
     made.info = SimpleNamespace(max_num_reqs=slots)  # type: ignore[assignment]
     return made
@@ -37,7 +39,7 @@ def spec(id: str, owner: str = "", prompt: int = 3) -> RequestSpec:
     return RequestSpec(id=id, prompt=list(range(prompt)), max_tokens=4, seed=7, group=id, owner=owner)
 
 
-def refusal(made: Frontend, count: int, owner: str = "") -> int:
+def refusal(made: Table, count: int, owner: str = "") -> int:
     """The status that so many answers get; 0 if they fit."""
     try:
         made.check_count(1, count)
@@ -64,7 +66,7 @@ def test_requests_of_many_choices_leave_room_for_single_ones() -> None:
     assert refusal(made, 577) == 400  # it would never fit
     made.on_outputs(0, [EngineOutput(id="single-1", nfe=1, finish_reason="stop")])
     made.fail_all(RequestError("x"))
-    assert not made.held
+    assert not made.owned
     assert refusal(made, 576) == 0
 
 

@@ -9,15 +9,17 @@ from prometheus_client.parser import text_string_to_metric_families
 from runtime.request.io import EngineStats
 from runtime.server.metric_labels import UNLABELLED
 from runtime.server.metrics import Metrics
+from runtime.server.observed import Observed
 from tests.server.harness import FAKE, ServerProcess, wait_for
 from unmask_operator.api.autoscaling import BESIDES, GAUGES
 
 
 def test_what_the_operator_reads_is_bare_and_all_else_has_the_models_name() -> None:
     assert {gauge for gauge, _ in (GAUGES | BESIDES).values()} == UNLABELLED
-    metrics = Metrics('a "strange" name')
+    observed = Observed()
+    metrics = Metrics('a "strange" name', observed)
     metrics.engine(0, EngineStats(step_seconds=[0.1]))
-    metrics.requests.labels("stop").inc()
+    observed.requests.labels("stop").inc()
     samples = [s for family in text_string_to_metric_families(metrics.text().decode()) for s in family.samples]
     assert {s.name for s in samples if not s.labels} == UNLABELLED
     assert {s.labels["model_name"] for s in samples if s.labels} == {'a "strange" name'}
@@ -26,7 +28,7 @@ def test_what_the_operator_reads_is_bare_and_all_else_has_the_models_name() -> N
 
 
 def test_a_sample_is_labelled_once_however_often_it_is_asked_for() -> None:
-    metrics = Metrics("m")
+    metrics = Metrics("m", Observed())
     first = metrics.text()
     metrics.credit = 1.0
     assert metrics.text().count(b"model_name") == first.count(b"model_name")

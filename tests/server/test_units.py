@@ -16,8 +16,8 @@ from runtime.config import EngineConfig
 from runtime.errors import RequestError
 from runtime.request.io import DecodingParams, EngineOutput, EngineStats, RequestSpec
 from runtime.server import messages
+from runtime.server.figures import EngineFigures
 from runtime.server.logs import without_signatures
-from runtime.server.metrics import EngineFigures
 from runtime.server.preparing import Preparer
 from runtime.server.routes import chat, completions, generate, infill, responses, status
 from runtime.server.routes import messages as messages_route

@@ -16,7 +16,7 @@ from runtime.config import ServerConfig
 from runtime.errors import RequestError
 from runtime.server import dialect, preparing
 from runtime.server.jobs import ClientGone
-from runtime.server.metrics import Metrics
+from runtime.server.observed import Observed
 from runtime.server.routes import chat, completions
 from runtime.server.schemas import ChatRequest, CompletionRequest, TokenizeRequest
 from runtime.server.service import Service
@@ -113,7 +113,7 @@ def test_a_request_that_waits_for_its_answer_keeps_no_body(
     class Held(Service):
         def __init__(self) -> None:
             self.preparer = Ids()  # type: ignore[assignment]
-            self.metrics = Metrics("m")
+            self.metrics = Observed()
             self.config = ServerConfig()
 
         async def body(self, request: Any, kind: Any) -> Any:

@@ -13,7 +13,7 @@ from typing import Any
 import uvloop
 
 from runtime.server.http import HttpServer
-from runtime.server.metrics import Metrics
+from runtime.server.observed import Observed
 from runtime.server.wire.connection import Connection
 from runtime.server.wire.limits import Limits
 from tests.server.harness import wait_for
@@ -71,7 +71,7 @@ class Wired:
     """A server with such an application."""
 
     def __init__(self, limits: Limits) -> None:
-        self.metrics = Metrics("m")
+        self.metrics = Observed()
         self.http = HttpServer(app, limits, self.metrics)
         self.listener = socket.socket()
         self.listener.bind(("127.0.0.1", 0))
@@ -148,7 +148,7 @@ class Transport:
 async def exchange(segments: list[bytes], patience: int = 2, **limits: Any) -> tuple[bytes, int]:
     """What a connection answers to these segments, and the most requests that it held. `patience`: turns of the loop
     between segments."""
-    http = HttpServer(app, Limits(**limits), Metrics("m"))
+    http = HttpServer(app, Limits(**limits), Observed())
     http.config.load()
     http.lifespan = http.config.lifespan_class(http.config)
     connection: Connection = http._connection()

@@ -7,15 +7,15 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from runtime.server.answers.status import ProfileStarted, ProfileStopped
-from runtime.server.profiling import Profiler
+from runtime.server.profiling import Profiles
 from runtime.server.responses import json_response
 from runtime.server.routes.documented import errors, gives
 
 router = APIRouter()
 
 
-def _profiler(request: Request) -> Profiler:
-    profiler: Profiler = request.app.state.service.frontend.profiler
+def _profiler(request: Request) -> Profiles:
+    profiler: Profiles = request.app.state.service.frontend.profiler
     return profiler
 
 

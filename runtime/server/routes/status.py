@@ -51,7 +51,7 @@ async def startup(request: Request) -> Response:
 async def metrics(request: Request) -> Response:
     """Prometheus text."""
     service: Service = request.app.state.service
-    return Response(service.metrics.text(), media_type="text/plain; version=0.0.4; charset=utf-8")
+    return Response(await service.frontend.metrics_text(), media_type="text/plain; version=0.0.4; charset=utf-8")
 
 
 @router.get("/models", include_in_schema=False, response_model=None)  # a base URL without /v1

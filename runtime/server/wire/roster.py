@@ -12,7 +12,7 @@ from enum import Enum
 from typing import TYPE_CHECKING
 
 from runtime.server import logs
-from runtime.server.metrics import Metrics
+from runtime.server.observed import Observed
 from runtime.server.wire import refusal
 from runtime.server.wire.departure import departed
 from runtime.server.wire.limits import READ_BYTES, Limits
@@ -55,7 +55,7 @@ def _turn(connection: Connection) -> tuple[int, float]:
 class Roster:
     """The connections and what they hold together."""
 
-    def __init__(self, limits: Limits, metrics: Metrics) -> None:
+    def __init__(self, limits: Limits, observed: Observed) -> None:
         self.limits = limits
         self.open: set[Connection] = set()
         self.spares: set[Connection] = set()  # of these, who came when all others were at work: for probes
@@ -68,9 +68,9 @@ class Roster:
         self.turns = Turns()
         self.buffer = memoryview(bytearray(READ_BYTES))  # what was read is parsed or copied at once, so one is enough
         self.swept = 0.0
-        self.given_up = metrics.given_up
-        metrics.connections.set_function(lambda: len(self.open))
-        metrics.connections_most.set(limits.connections)
+        self.given_up = observed.given_up
+        observed.connections.set_function(lambda: len(self.open))
+        observed.connections_most.set(limits.connections)
 
     def enter(self, connection: Connection) -> None:
         """A new connection. One that waits gives way where there are too many, else the new one is a spare.

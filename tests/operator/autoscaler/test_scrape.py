@@ -13,6 +13,7 @@ from aiohttp import web
 
 from runtime.request.io import EngineStats
 from runtime.server.metrics import Metrics
+from runtime.server.observed import Observed
 from unmask_operator.api.autoscaling import DEFAULT_TARGETS, GAUGES
 from unmask_operator.autoscaler.history import Reading
 from unmask_operator.autoscaler.scrape import ScrapeError, parse, scrape
@@ -50,7 +51,7 @@ def _answer(text: str, status: int = 200, delay: float = 0) -> web.RequestHandle
 
 
 def test_the_runtimes_own_metrics_are_read() -> None:
-    metrics = Metrics("m")
+    metrics = Metrics("m", Observed())
     metrics.figures.live, metrics.figures.room = [12], 8
     metrics.load.set(90)
     metrics.engine(0, EngineStats(waiting=7, pages_total=8, pages_used=2))

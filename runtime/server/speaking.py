@@ -1,0 +1,114 @@
+"""What a process does that speaks HTTP: it serves routes over a frontend, loads the tokenizer they need, and drains."""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+import gc
+import logging
+import socket
+import threading
+import time
+from collections.abc import Callable
+
+from runtime.config import ServerConfig
+from runtime.errors import ConfigError, RequestError
+from runtime.server import tracing
+from runtime.server.frontend import Frontend
+from runtime.server.http import make_http
+from runtime.text import Tokenizer
+from runtime.weights.checkpoint import resolve_text_files
+
+log = logging.getLogger("unmask.server")
+
+IDLE_GRACE = 0.5  # seconds in which kept-alive connections may still bring a request after the listener has closed
+# Objects more than before, and younger collections, after which one of each age follows. Thousands of connections are
+# many objects and no garbage: looking through them all holds the loop for a tenth of a second, so that is done seldom.
+COLLECTED = (2000, 20, 20)
+LAST_WORDS = 1.0  # seconds to write the error that ends what did not finish in --drain-timeout
+
+
+class Speaking:
+    """The HTTP side of a process. `give_up` is told why it cannot serve."""
+
+    def __init__(self, config: ServerConfig, frontend: Frontend, give_up: Callable[[str], None]) -> None:
+        self.config = config
+        self.frontend = frontend
+        self.give_up = give_up
+        self.service, self.http = make_http(config, frontend)
+        self.service.tracing = tracing.start()
+        self.tasks: list[asyncio.Task[None]] = []
+
+    async def start(self, listener: socket.socket) -> None:
+        self.listener = listener
+        self.tasks = [
+            asyncio.create_task(self.http.serve(sockets=[listener])),
+            asyncio.create_task(self._load_tokenizer()),
+        ]
+
+    @property
+    def in_flight(self) -> int:
+        """HTTP requests being answered."""
+        return self.service.in_flight
+
+    def say_goodbye(self) -> None:
+        """From now on no answer keeps its connection, and /ready says so."""
+        self.service.draining = True
+
+    async def finish(self) -> None:
+        """Close the listener, and return once what runs has finished, or has had --drain-timeout for it."""
+        config, service, http = self.config, self.service, self.http
+        closed = time.monotonic()
+        await http.close_listener(self.listener)
+
+        def unfinished() -> bool:
+            seconds = time.monotonic() - closed
+            if service.in_flight or http.at_work():
+                return seconds < config.drain_timeout
+            # on an idle connection a request may be under way, so those get a moment before they are closed
+            return bool(http.server_state.connections) and seconds < min(IDLE_GRACE, config.drain_timeout)
+
+        while unfinished():
+            await asyncio.sleep(0.02)
+        http.close_idle()  # in the same turn of the loop, so that no request slips in between
+        if service.in_flight or http.at_work():
+            error = RequestError("the server is ending, and this did not finish within --drain-timeout", status=504)
+            log.warning("%d requests did not finish within --drain-timeout", self.frontend.fail_all(error))
+            started = time.monotonic()
+            while (service.in_flight or http.at_work()) and time.monotonic() - started < LAST_WORDS:
+                await asyncio.sleep(0.02)
+
+    async def stop(self) -> None:
+        """Serve nobody any more."""
+        self.http.should_exit = True
+        http, tokenizer = self.tasks
+        tokenizer.cancel()
+        await asyncio.gather(http, return_exceptions=True)
+
+    def close(self) -> None:
+        """Have the last traces sent."""
+        if self.service.tracing is not None:
+            self.service.tracing.close()
+
+    async def _load_tokenizer(self) -> None:
+        loaded: concurrent.futures.Future[Tokenizer] = concurrent.futures.Future()
+        loaded.set_running_or_notify_cancel()
+
+        def load() -> None:
+            try:
+                place = resolve_text_files(self.config.engine.model)
+                loaded.set_result(Tokenizer(place, self.config.chat_template))
+            except Exception as error:
+                loaded.set_exception(error)
+
+        # a daemon, unlike the loop's own threads: a download must not keep a server alive that is told to end
+        threading.Thread(target=load, daemon=True).start()
+        try:
+            self.service.tokenizer = await asyncio.wrap_future(loaded)
+            gc.freeze()  # what is there now stays; looking through all of it would hold the loop again and again
+            gc.set_threshold(*COLLECTED)
+        except ConfigError as error:
+            self.give_up(str(error))
+        except Exception as error:
+            log.exception("the tokenizer could not be loaded")
+            self.give_up(f"the tokenizer could not be loaded: {type(error).__name__}: {error}")
