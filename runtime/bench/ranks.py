@@ -1,7 +1,8 @@
 """`python -m runtime.bench ranks`: served steps of a named shape with random weights, on one rank and on several.
 
 An engine with all it does to serve: recorded steps, plans told to the other ranks, results on the host. Requests are
-random ids, one token a step (nothing is confident enough), so that every step is the same batch; medians are shown.
+random ids, one token a step (nothing is confident enough), so that every step is the same batch; medians are shown. The
+step that takes in a whole forward's prompts comes last.
 """
 
 from __future__ import annotations
@@ -16,6 +17,9 @@ from typing import Any
 
 from runtime.bench import output
 from runtime.models.architectures import ARCHITECTURES
+
+PREFILL_ROWS = 8192  # of prompts of `--context`, in one step
+PREFILLS = 5
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -44,10 +48,11 @@ def _served(args: argparse.Namespace, size: int, experts: int) -> list[dict[str,
     from runtime.bench.random_weights import random_llm, write_files
 
     longest = args.context + args.steps
+    most = max(*args.batch, PREFILL_ROWS // args.context)
     flags: dict[str, Any] = {
-        "max_num_reqs": max(args.batch), "max_model_len": longest, "skip_tokenizer": True, "device": args.device,
+        "max_num_reqs": most, "max_model_len": longest, "skip_tokenizer": True, "device": args.device,
         "tensor_parallel_size": size, "expert_parallel_size": experts, "disable_prefix_caching": True,
-        "num_pages": max(args.batch) * (longest // 32 + 2), "quantization": args.quantization,
+        "num_pages": most * (longest // 32 + 2), "quantization": args.quantization,
     }  # fmt: skip
     rows = []
     with tempfile.TemporaryDirectory(prefix="unmask-bench-") as place:
@@ -57,7 +62,25 @@ def _served(args: argparse.Namespace, size: int, experts: int) -> list[dict[str,
                 row = {"ranks": size, "expert_parallel": experts, "batch": batch, "context": args.context}
                 rows.append(row | _batch(llm, batch, args))
                 print(json.dumps(rows[-1]), flush=True)
+            rows.append({"ranks": size, "expert_parallel": experts} | _prefill(llm, args))
+            print(json.dumps(rows[-1]), flush=True)
     return rows
+
+
+def _prefill(llm: Any, args: argparse.Namespace) -> dict[str, Any]:
+    """The longest step of answers of one token is the one that takes in the prompts."""
+    from runtime import SamplingParams
+
+    draw, last, count = random.Random(1), llm.info.vocab_size // 2, PREFILL_ROWS // args.context
+    seconds = []
+    for _ in range(PREFILLS):
+        prompts = [[draw.randrange(last) for _ in range(args.context)] for _ in range(count)]
+        llm.engine.stats()
+        llm.generate(prompts, SamplingParams(max_tokens=1, ignore_eos=True, temperature=0))
+        seconds.append(max(llm.engine.stats().step_seconds))
+    found = statistics.median(seconds)
+    tokens = count * args.context
+    return {"prefill": tokens, "step_ms": round(1e3 * found, 3), "tokens_per_second": round(tokens / found)}
 
 
 def _batch(llm: Any, batch: int, args: argparse.Namespace) -> dict[str, Any]:

@@ -7,6 +7,7 @@ through ``runtime.LLM`` in this process, at batch 32, which shows what HTTP and 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import random
@@ -20,6 +21,7 @@ import aiohttp
 import uvloop
 
 from runtime.bench import output, plot, started
+from runtime.bench.crowd import crowd
 from runtime.bench.load import answers_at_once, closed_loop, open_loop, session
 from runtime.client import DEFAULT_URL, is_address
 from runtime.errors import ConfigError
@@ -34,6 +36,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--api-key", metavar="KEY")
     parser.add_argument("--clients", type=int, nargs="+", metavar="N", help="closed loop; default: 1 32")
     parser.add_argument("--rate", type=float, nargs="+", metavar="R", help="open loop: requests a second, Poisson")
+    parser.add_argument("--processes", type=int, default=1, metavar="N", help="that the clients are in; default: 1")
     parser.add_argument("--requests", type=int, default=128, metavar="N", help="of a round; default: 128")
     parser.add_argument("--rounds", type=int, default=1, metavar="N", help="of each load; default: 1")
     parser.add_argument("--max-tokens", type=int, default=64, metavar="N", help="of an answer; default: 64")
@@ -53,6 +56,9 @@ def main(args: argparse.Namespace) -> int:
     loads += [("rate", r) for r in args.rate or []]
     if args.requests < 1 or args.rounds < 1 or any(value <= 0 for _, value in loads):
         print("--requests, --rounds, --clients and --rate must be above 0", file=sys.stderr)
+        return 2
+    if args.processes < 1 or (args.processes > 1 and (args.rate or args.processes > min(args.clients or [1]))):
+        print("--processes: 1, or at most as many as --clients each time, and without --rate", file=sys.stderr)
         return 2
     if args.url and not is_address(args.url):
         print(f"--url: {args.url!r} is no server's address; one is like {DEFAULT_URL}", file=sys.stderr)
@@ -117,8 +123,11 @@ async def _measure(
         return [json.dumps(body | more).encode() for body in bodies(args, number)]
 
     rows, number = [], 0
-    async with session(url, args.api_key, args.timeout) as client:
+    async with session(url, args.api_key, args.timeout) as client, contextlib.AsyncExitStack() as stack:
         await closed_loop(client, made(-1)[:2], 1, lambda: None)
+        several = None
+        if args.processes > 1:
+            several = stack.enter_context(crowd(args.processes, url, args.api_key, args.timeout))
         with Progress(*columns, transient=True) as progress:
             for kind, value in loads:
                 rounds = []
@@ -126,7 +135,9 @@ async def _measure(
                     todo = made(number)
                     bar = progress.add_task(f"{kind} {value:g}", total=len(todo))
                     done: Callable[[], None] = lambda bar=bar: progress.advance(bar)  # type: ignore[misc]  # noqa: E731
-                    if kind == "clients":
+                    if several is not None:
+                        result = await several.closed_loop(todo, int(value))
+                    elif kind == "clients":
                         result = await closed_loop(client, todo, int(value), done)
                     else:
                         result = await open_loop(client, todo, value, args.seed + number, done)

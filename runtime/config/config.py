@@ -195,6 +195,7 @@ class ServerConfig:
     strict_fields: bool = False
     profiler: Literal["torch"] | None = None
     torch_profiler_dir: str | None = None
+    frontend_processes: int = 1
     max_queue: int = 1024
     max_connections: int | None = None
     drain_delay: float = 0.0

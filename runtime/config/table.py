@@ -254,6 +254,14 @@ FLAGS: tuple[Flag, ...] = (
         "one key) never holds more of --max-queue and --max-num-reqs than it leaves to the others",
     ),
     _server(
+        name="frontend-processes",
+        type="int",
+        default=1,
+        low=1,
+        high=64,
+        help="processes that speak HTTP, all over the same backends: for many short answers a second",
+    ),
+    _server(
         name="max-connections",
         type="int",
         low=1,

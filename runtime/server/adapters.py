@@ -8,6 +8,7 @@ import dataclasses
 import logging
 import time
 from collections import defaultdict
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from runtime.config import EngineConfig, ServerConfig
@@ -33,6 +34,7 @@ class Adapters(Offered):
         super().__init__(config.lora_config is None)
         self.config = config
         self.supervisor: Supervisor | None = None
+        self.changed: Callable[[], None] = lambda: None  # is told that one stands differently
         self.table |= {name: Entry(uri, "flag", "ready") for name, uri in config.engine.adapters.items()}
         self._turns: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)  # one change of a name at a time
         self._changes: set[asyncio.Task[None]] = set()
@@ -65,6 +67,7 @@ class Adapters(Offered):
         wrong = await self._everywhere(name, LoadAdapter(name, uri))
         if wrong is None:
             self.table[name].state, self.table[name].message = "ready", ""
+            self.changed()
             log.info("adapter %s is loaded from %s", name, uri)
             return
         if before is not None and before.state == "ready":
@@ -82,6 +85,7 @@ class Adapters(Offered):
             log.error("adapter %s is not served: %s", name, why)
         entry.state, entry.message, entry.tried = "failed", why, time.monotonic()
         self.table[name] = entry
+        self.changed()
 
     async def _unload(self, name: str) -> None:
         entry = self.table.get(name)
@@ -90,8 +94,10 @@ class Adapters(Offered):
         if name == self.config.engine.default_adapter:
             raise RequestError(f"lora_name: all requests have {name!r} (--use-lora), so it stays", param="lora_name")
         entry.state = "leaving"
+        self.changed()
         await self._everywhere(name, UnloadAdapter(name))
         del self.table[name]
+        self.changed()
         log.info("adapter %s is unloaded", name)
 
     async def _everywhere(self, name: str, message: LoadAdapter | UnloadAdapter) -> str | None:

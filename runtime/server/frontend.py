@@ -71,6 +71,11 @@ class Frontend(ABC):
 
     @property
     @abstractmethod
+    def complete(self) -> bool:
+        """Whether every process that speaks HTTP can serve, or could once."""
+
+    @property
+    @abstractmethod
     def live(self) -> int:
         """Engine requests that have not ended."""
 

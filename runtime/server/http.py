@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import socket
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from typing import Any, cast
 
 import uvicorn
@@ -17,16 +18,21 @@ from runtime.server.observed import Observed
 from runtime.server.service import Service
 from runtime.server.wire.connection import Connection
 from runtime.server.wire.door import Door
+from runtime.server.wire.hatch import Hatch
 from runtime.server.wire.limits import MOST_CONNECTIONS, Limits, crowd
 from runtime.server.wire.roster import Roster
 
 
 class HttpServer(uvicorn.Server):
-    """uvicorn with connections of ours, and without its own view of signals."""
+    """uvicorn with connections of ours, and without its own view of signals.
 
-    def __init__(self, app: Any, limits: Limits, observed: Observed) -> None:
-        self.roster = Roster(limits, observed)
-        self.door: Door | None = None
+    `ended`: where another process accepts the connections and hands them over, what is told of each that has ended.
+    """
+
+    def __init__(self, app: Any, limits: Limits, observed: Observed, ended: Callable[[], None] | None = None) -> None:
+        self.roster = Roster(limits, observed, ended)
+        self.ended = ended
+        self.door: Door | Hatch | None = None
         super().__init__(
             uvicorn.Config(
                 app,
@@ -53,19 +59,24 @@ class HttpServer(uvicorn.Server):
         return await super().on_tick(counter)
 
     async def serve(self, sockets: list[socket.socket] | None = None) -> None:
-        """Serve on one listening socket."""
-        (listener,) = sockets or []
-        self.door = self._open(listener)
+        """Serve on one listening socket, or those that one brings."""
+        (entrance,) = sockets or []
+        self.door = door = self._open(entrance)
+        if isinstance(door, Hatch):
+            door.open()
+            sockets = []
         await super().serve(sockets)
 
-    async def close_listener(self, listener: socket.socket) -> None:
-        """Listen no more, but serve the connections that the kernel has already accepted for us."""
-        await (self.door or self._open(listener)).close()
+    async def close_entrance(self, entrance: socket.socket) -> None:
+        """Take no more, but serve the connections that have been accepted for us already."""
+        await (self.door or self._open(entrance)).close()
         for server in self.servers:
             server.close()
 
-    def _open(self, listener: socket.socket) -> Door:
-        return Door(listener, self._connection, crowd(self.roster.limits.connections))
+    def _open(self, entrance: socket.socket) -> Door | Hatch:
+        if self.ended is not None:
+            return Hatch(entrance, self._connection, self.ended)
+        return Door(entrance, self._connection, crowd(self.roster.limits.connections))
 
     def at_work(self) -> int:
         """Connections with a request that has not been answered, whether or not the application has begun with it."""
@@ -86,10 +97,13 @@ class HttpServer(uvicorn.Server):
         return Connection(self.config, self.server_state, self.lifespan.state, self.roster)
 
 
-def make_http(config: ServerConfig, frontend: Frontend) -> tuple[Service, HttpServer]:
-    """A server ready to be given its listening socket, and the service its routes use."""
+def make_http(
+    config: ServerConfig, frontend: Frontend, ended: Callable[[], None] | None = None
+) -> tuple[Service, HttpServer]:
+    """A server ready to be given its socket, and the service its routes use. `ended`: see `HttpServer`."""
     keys = Keys(config.api_key, config.api_key_file, config.keys_in_file)
     keys.watch()
     service = Service(config, frontend, keys)
     limits = Limits(connections=config.max_connections or MOST_CONNECTIONS)
-    return service, HttpServer(make_app(service), limits, frontend.observed)
+    limits = dataclasses.replace(limits, held_bytes=limits.held_bytes // config.frontend_processes)
+    return service, HttpServer(make_app(service), limits, frontend.observed, ended)

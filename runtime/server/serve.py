@@ -12,6 +12,7 @@ import socket
 import sys
 import tempfile
 from collections.abc import Callable
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import uvloop
@@ -21,6 +22,8 @@ from runtime.errors import ConfigError
 from runtime.server import environment, logs
 from runtime.server.access import Load
 from runtime.server.descriptors import make_room
+from runtime.server.frontends.crew import Crew
+from runtime.server.frontends.reports import Reports
 from runtime.server.metrics import Metrics
 from runtime.server.observed import Observed
 from runtime.server.supervisor import BACKEND_COMMAND, Supervisor
@@ -52,8 +55,8 @@ def run(config: ServerConfig, backend_command: tuple[str, ...] = BACKEND_COMMAND
     config = config.replace(max_connections=make_room(config.max_connections, config.data_parallel_size))
     with contextlib.ExitStack() as stack:
         listener = stack.enter_context(_listen(config.host, config.port))
-        addresses = _addresses(config, stack)
-        server = Server(config, listener, addresses, backend_command, stack.close)
+        place = _place(stack)
+        server = Server(config, listener, place, backend_command, stack.close)
         return uvloop.run(server.serve())
 
 
@@ -74,48 +77,60 @@ def _listen(host: str, port: int) -> socket.socket:
     return listener
 
 
-def _addresses(config: ServerConfig, stack: contextlib.ExitStack) -> tuple[str, str]:
-    """Where frontend and backends meet: as configured, else in a fresh private directory, gone with `stack`."""
-    if config.zmq_command_addr is not None and config.zmq_event_addr is not None:
-        return config.zmq_command_addr, config.zmq_event_addr
+def _place(stack: contextlib.ExitStack) -> Path:
+    """A fresh directory that is nobody else's, gone with `stack`."""
     place = tempfile.mkdtemp(prefix="unmask-")
     stack.callback(shutil.rmtree, place, ignore_errors=True)
+    return Path(place)
+
+
+def _addresses(config: ServerConfig, place: Path) -> tuple[str, str]:
+    """Where frontend and backends meet: as configured, else there."""
+    if config.zmq_command_addr is not None and config.zmq_event_addr is not None:
+        return config.zmq_command_addr, config.zmq_event_addr
     return f"ipc://{place}/commands", f"ipc://{place}/events"
 
 
 class Server:
-    """Everything of one frontend process, wired together."""
+    """The process that has the backends and the table of all requests: it speaks HTTP itself, or others do for it.
+
+    `place`: a directory that nobody else may enter.
+    """
 
     def __init__(
         self,
         config: ServerConfig,
         listener: socket.socket,
-        addresses: tuple[str, str],
+        place: Path,
         backend_command: tuple[str, ...],
         clean_up: Callable[[], object],
     ) -> None:
         self.config = config
         self.listener = listener
+        self.place = place
         self.clean_up = clean_up
+        self.reports = Reports() if config.frontend_processes > 1 else None
         observed = Observed()
-        self.metrics = Metrics(config.model_names[0], observed)
+        self.metrics = Metrics(config.model_names[0], self.reports or observed)
         self.table = Table(config, observed, self.metrics)
+        addresses = _addresses(config, place)
         self.supervisor = Supervisor(config, self.table, *addresses, self._give_up, backend_command)
         for user in (self.table, self.table.adapters, self.table.profiler):
             user.supervisor = self.supervisor
         self.supervisor.engine_config = self.table.adapters.engine_config
         self.metrics.backends.set_function(lambda: len(self.supervisor.ready))
-        self.metrics.beside(self._backends)
-        self.speaking: Speaking | None = None
+        self.metrics.beside(self._others)
+        self.speaking: Speaking | Crew | None = None
         self.failure: str | None = None  # why the server could not start
         self.ended = asyncio.Event()
         self.signals = 0
         self.drainer: asyncio.Task[None] | None = None
 
-    def _backends(self) -> dict[str, int]:
-        """Pids of the backend processes that live, by the name of their place."""
+    def _others(self) -> dict[str, int]:
+        """Pids of the processes that live beside this one, by the name of their place."""
         found = ((r.index, r.process) for r in self.supervisor.replicas)
-        return {f"backend-{i}": p.pid for i, p in found if p is not None and p.returncode is None}
+        backends = {f"backend-{i}": p.pid for i, p in found if p is not None and p.returncode is None}
+        return {**backends, **(self.speaking.pids() if self.speaking is not None else {})}
 
     async def serve(self) -> int:
         """Serve to the end. Raises ConfigError with the reason when loading failed."""
@@ -123,16 +138,13 @@ class Server:
         for sig in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(sig, self._on_signal, sig)
         await self.supervisor.start()
-        # only now, so that the backends load while this process imports; connections wait in the kernel
-        from runtime.server.speaking import Speaking
-
-        self.speaking = Speaking(self.config, self.table, self._give_up)
+        self.speaking = self._speaking()
         if self.signals:
             self.speaking.say_goodbye()
         self._tell()
         told = asyncio.create_task(Load(self.metrics.figures).run())
         adapters = asyncio.create_task(self.table.adapters.follow())
-        await self.speaking.start(self.listener)
+        await self.speaking.start()
         try:
             await self.ended.wait()
         finally:
@@ -144,6 +156,15 @@ class Server:
         if self.failure is not None:
             raise ConfigError(self.failure)
         return 0
+
+    def _speaking(self) -> Speaking | Crew:
+        if self.reports is not None:
+            board = self.place / "board"
+            return Crew(self.config, self.table, self.reports, self.listener, board, self._give_up)
+        # only now, so that the backends load while this process imports; connections wait in the kernel
+        from runtime.server.speaking import Speaking
+
+        return Speaking(self.config, self.table, self.listener, self._give_up)
 
     def _tell(self) -> None:
         config = self.config
@@ -164,6 +185,8 @@ class Server:
         if self.signals > 1:
             log.warning("%s again: ending at once", sig.name)
             self.supervisor.kill()
+            if self.speaking is not None:
+                self.speaking.kill()
             self.clean_up()
             sys.stderr.flush()
             os._exit(128 + sig)
@@ -172,7 +195,7 @@ class Server:
             return
         self.drainer = asyncio.create_task(self._drain(sig, self.speaking))
 
-    async def _drain(self, sig: signal.Signals, speaking: Speaking) -> None:
+    async def _drain(self, sig: signal.Signals, speaking: Speaking | Crew) -> None:
         """Serve on for --drain-delay, close the listener, let what runs finish."""
         log.info("%s: draining, %d requests in flight", sig.name, speaking.in_flight)
         speaking.say_goodbye()

@@ -66,7 +66,7 @@ class Service:
     @property
     def ready(self) -> bool:
         loaded = self.tokenizer is not None and self.frontend.available and self.adapters.settled
-        return loaded and not self.draining
+        return loaded and self.frontend.complete and not self.draining
 
     def require(self) -> tuple[EngineInfo, Tokenizer]:
         """What answering takes. Raises Unavailable while it is not there."""

@@ -29,20 +29,32 @@ LAST_WORDS = 1.0  # seconds to write the error that ends what did not finish in 
 
 
 class Speaking:
-    """The HTTP side of a process. `give_up` is told why it cannot serve."""
+    """The HTTP side of a process.
 
-    def __init__(self, config: ServerConfig, frontend: Frontend, give_up: Callable[[str], None]) -> None:
+    `entrance`: the listening socket or, with `ended`, the one that brings connections (see `HttpServer`). `give_up` is
+    told why it cannot serve.
+    """
+
+    def __init__(
+        self,
+        config: ServerConfig,
+        frontend: Frontend,
+        entrance: socket.socket,
+        give_up: Callable[[str], None],
+        ended: Callable[[], None] | None = None,
+    ) -> None:
         self.config = config
         self.frontend = frontend
+        self.entrance = entrance
         self.give_up = give_up
-        self.service, self.http = make_http(config, frontend)
+        self.service, self.http = make_http(config, frontend, ended)
         self.service.tracing = tracing.start()
+        self.loaded = asyncio.Event()  # the tokenizer is there
         self.tasks: list[asyncio.Task[None]] = []
 
-    async def start(self, listener: socket.socket) -> None:
-        self.listener = listener
+    async def start(self) -> None:
         self.tasks = [
-            asyncio.create_task(self.http.serve(sockets=[listener])),
+            asyncio.create_task(self.http.serve(sockets=[self.entrance])),
             asyncio.create_task(self._load_tokenizer()),
         ]
 
@@ -50,6 +62,13 @@ class Speaking:
     def in_flight(self) -> int:
         """HTTP requests being answered."""
         return self.service.in_flight
+
+    def pids(self) -> dict[str, int]:
+        """Of processes beside this one, by name."""
+        return {}
+
+    def kill(self) -> None:
+        """End them at once."""
 
     def say_goodbye(self) -> None:
         """From now on no answer keeps its connection, and /ready says so."""
@@ -59,7 +78,7 @@ class Speaking:
         """Close the listener, and return once what runs has finished, or has had --drain-timeout for it."""
         config, service, http = self.config, self.service, self.http
         closed = time.monotonic()
-        await http.close_listener(self.listener)
+        await http.close_entrance(self.entrance)
 
         def unfinished() -> bool:
             seconds = time.monotonic() - closed
@@ -107,6 +126,7 @@ class Speaking:
             self.service.tokenizer = await asyncio.wrap_future(loaded)
             gc.freeze()  # what is there now stays; looking through all of it would hold the loop again and again
             gc.set_threshold(*COLLECTED)
+            self.loaded.set()
         except ConfigError as error:
             self.give_up(str(error))
         except Exception as error:

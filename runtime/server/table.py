@@ -60,6 +60,7 @@ class Table(Frontend):
         super().__init__(config, observed, Adapters(config), Profiler(config))
         self.metrics = metrics
         self.supervisor: Supervisor | None = None
+        self.changed: Callable[[], None] = lambda: None  # is told that an engine has come or gone
         self.table: dict[str, Live] = {}
         self.soon = soon or (lambda work: asyncio.get_running_loop().call_soon(work))
         self.due: dict[int, list[RequestSpec]] = {}  # submitted in this turn of the loop, by the replica
@@ -74,6 +75,10 @@ class Table(Frontend):
     @property
     def ready(self) -> list[int]:
         return [] if self.supervisor is None else self.supervisor.ready
+
+    @property
+    def complete(self) -> bool:
+        return True
 
     @property
     def live(self) -> int:
@@ -160,6 +165,7 @@ class Table(Frontend):
         self.info = info
         self.metrics.loaded(info, load_seconds)
         self.adapters.on_ready(replica)
+        self.changed()
 
     def on_news(self, replica: int, news: AdapterNews | ProfileNews) -> None:
         if isinstance(news, ProfileNews):
@@ -198,3 +204,4 @@ class Table(Frontend):
             self._remove(live.id)
         for inbox in {id(live.inbox): live.inbox for live in lost}.values():
             inbox.put(Unavailable(f"the backend that served this request is gone ({reason}); send it again"))
+        self.changed()

@@ -11,6 +11,7 @@ import pytest
 from aiohttp import web
 
 from runtime.bench import serve
+from runtime.bench.crowd import crowd
 from runtime.bench.load import Round, Sent, Stream, closed_loop, open_loop, percentiles, send, session
 from runtime.client import ServerError
 
@@ -277,3 +278,16 @@ def test_senseless_loads_are_refused(argv, capsys):
 def test_senseless_addresses_are_refused(capsys):
     assert serve.main(arguments("--url", "localhost:8000")) == 2
     assert "--url" in capsys.readouterr().err
+
+
+def test_clients_in_several_processes_are_counted_together():
+    server = Server(0.05)
+
+    async def go():
+        async with server.running() as url:
+            with crowd(2, url, None, 10.0) as several:
+                return await several.closed_loop([BODY] * 7, 3)
+
+    found = asyncio.run(go())
+    assert (len(found.sent), len(found.good), len(server.bodies)) == (7, 7, 7)
+    assert 0.19 < found.seconds < 5  # the share of one client is four of them, a tenth of a second each

@@ -16,7 +16,7 @@ pytestmark = [
     pytest.mark.gpu2,
     pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two CUDA devices"),
 ]
-DEVICE = {"device": "cuda", "dtype": "float32", "num_pages": 256, "max_num_reqs": 4, "max_num_batched_tokens": 256}
+DEVICE = {"device": "cuda", "dtype": "float32", "num_pages": 256, "max_num_reqs": 4, "max_num_batched_tokens": 512}
 TWO = {"tensor_parallel_size": 2, "distributed_timeout_seconds": 120}
 
 

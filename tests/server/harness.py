@@ -22,6 +22,8 @@ ROOT = Path(__file__).resolve().parents[2]
 _MODEL_NAME = re.compile(r',model_name="[^"]*"|model_name="[^"]*",?')
 _ENGINES_TOTALS = ("unmask_generated_tokens_total", "unmask_forwards_total")
 REAL = "runtime.server"
+# to try every test over servers of another kind, such as "--frontend-processes 3"
+MORE_ARGS = tuple(os.environ.get("TEST_SERVER_ARGS", "").split())
 FAKE = "tests.server.fake_server"
 SCRIPTED = "tests.server.scripted_server"
 
@@ -34,7 +36,7 @@ class ServerProcess:
     ) -> None:
         """`files`: its limit of open files."""
         self.log_file = tempfile.TemporaryFile("w+")  # noqa: SIM115 (closed in stop)
-        command = [sys.executable, "-m", module, "--host", "127.0.0.1", "--port", "0", *args]
+        command = [sys.executable, "-m", module, "--host", "127.0.0.1", "--port", "0", *MORE_ARGS, *args]
         if files is not None:
             command = ["sh", "-c", f'ulimit -n {files}; exec "$@"', "sh", *command]
         clean = {k: v for k, v in os.environ.items() if not k.startswith("UNMASK_")}

@@ -68,7 +68,7 @@ def test_who_waits_in_the_kernel_when_the_door_closes_is_answered(listener: sock
         with crowd(listener, STRANGERS) as strangers:
             for stranger in strangers:
                 stranger.sendall(PROBE)
-            await http.close_listener(listener)
+            await http.close_entrance(listener)
             with pytest.raises(ConnectionError):
                 socket.create_connection(address, 1).recv(1)
             loop = asyncio.get_running_loop()

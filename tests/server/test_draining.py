@@ -44,7 +44,7 @@ def test_a_request_that_waits_for_its_turn_is_unfinished() -> None:
             listener.setblocking(False)
             speaking = SimpleNamespace(
                 config=ServerConfig(drain_timeout=60),
-                listener=listener,
+                entrance=listener,
                 frontend=SimpleNamespace(fail_all=lambda error: 0),
                 service=SimpleNamespace(in_flight=0),  # the application has not seen it
                 http=http,

@@ -76,6 +76,7 @@ class Connection(asyncio.BufferedProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self.roster.leave(self)
+        self.roster.ended()
         self.closing = True
         self._forget_requests()
         self.out.resume()

@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 import time
 from collections import OrderedDict
+from collections.abc import Callable
 from enum import Enum
 from typing import TYPE_CHECKING
 
@@ -53,10 +54,11 @@ def _turn(connection: Connection) -> tuple[int, float]:
 
 
 class Roster:
-    """The connections and what they hold together."""
+    """The connections and what they hold together. `ended` is told of each that has ended, where anybody counts."""
 
-    def __init__(self, limits: Limits, observed: Observed) -> None:
+    def __init__(self, limits: Limits, observed: Observed, ended: Callable[[], None] | None = None) -> None:
         self.limits = limits
+        self.ended = ended or (lambda: None)
         self.open: set[Connection] = set()
         self.spares: set[Connection] = set()  # of these, who came when all others were at work: for probes
         self.waiting: dict[Phase, OrderedDict[Connection, None]] = {

@@ -1,0 +1,1 @@
+"""Several processes that speak HTTP over the same backends (--frontend-processes)."""

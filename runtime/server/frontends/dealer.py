@@ -1,0 +1,84 @@
+"""Connections as they are accepted, handed to the process that has fewest.
+
+They are accepted in one place because processes that all listen would be dealt them by chance, and one that is started
+anew would lose those that wait for it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+AT_ONCE = 64  # accepted in one turn of the loop
+AGAIN = 0.02  # seconds after which one is tried again for which no process had room
+
+
+class Taker(Protocol):
+    """A process that takes connections. `handed`: how many it was given so far."""
+
+    handed: int
+
+    def open(self) -> int:
+        """How many of them it has still."""
+
+    def take(self, connection: socket.socket) -> bool:
+        """Hand it one more; whether it had room."""
+
+
+class Dealer:
+    """`takers`: those that take some now."""
+
+    def __init__(self, listener: socket.socket, takers: Callable[[], Sequence[Taker]]) -> None:
+        listener.setblocking(False)
+        self.listener = listener
+        self.takers = takers
+        self.kept: socket.socket | None = None  # accepted, and nobody had room
+        self.closed = False
+
+    def deal(self) -> None:
+        """Hand out who waits, and all who come from now on. To be called whenever a process begins to take some."""
+        loop = asyncio.get_running_loop()
+        loop.remove_reader(self.listener.fileno())
+        if self.closed or not self.takers():
+            return
+        for _ in range(AT_ONCE):
+            if not self._one():
+                break
+        if self.kept is None:
+            loop.add_reader(self.listener.fileno(), self.deal)
+        else:
+            loop.call_later(AGAIN, self.deal)
+
+    async def close(self) -> None:
+        """Hand out whom the kernel has accepted for us, and nobody after them."""
+        self.closed = True
+        asyncio.get_running_loop().remove_reader(self.listener.fileno())
+        while self.takers():
+            if self._one():
+                continue
+            if self.kept is None:
+                break
+            await asyncio.sleep(AGAIN)
+        with contextlib.suppress(OSError):
+            self.listener.shutdown(socket.SHUT_RDWR)
+        self.listener.close()
+        if self.kept is not None:
+            self.kept.close()
+
+    def _one(self) -> bool:
+        """Hand out one; False where nobody waits, and where there was no room for who did, who is kept."""
+        connection, self.kept = self.kept, None
+        if connection is None:
+            try:
+                connection, _ = self.listener.accept()
+            except OSError:  # nobody waits, has gone already, or descriptors are short
+                return False
+        fewest_first = sorted(self.takers(), key=lambda taker: (taker.open(), taker.handed))
+        if any(taker.take(connection) for taker in fewest_first):
+            connection.close()
+            return True
+        self.kept = connection
+        return False
