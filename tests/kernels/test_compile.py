@@ -17,6 +17,7 @@ from runtime.kernels import (  # noqa: E402
     expert_cut,
     expert_products,
     expert_sort,
+    expert_steady,
     expert_sum,
     filling,
     fp8,
@@ -204,6 +205,20 @@ def test_moe_products(dtype, pairs_per_expert, described):
             assert spilled(compiled) == 0
             assert "wgmma" in compiled.asm["ptx"], "the products do not reach Hopper's matrix units"
             assert ("cp.async.bulk.tensor" in compiled.asm["ptx"]) == described
+
+
+def test_moe_steady_product():
+    how = expert_cut.cut(256 * 300, 256, 2, 2048, 512).down
+    types = {"given": boxed(128, how.depth), "weights": boxed(how.columns, how.depth), "pairs_ptr": "*bf16"}
+    types |= {"order_ptr": "*i32", "tiles_ptr": "*i32", "most": "i32"}
+    constants = {
+        "HIDDEN": 2048, "WIDTH": 512, "HEIGHT": 128, "COLUMNS": how.columns, "DEPTH": how.depth,
+        "STAGES": how.stages[2], "READ": 1024, "DESCRIBED": True, "GIVEN_DESCRIBED": True,
+    }  # fmt: skip
+    compiled = build(expert_steady._steady, types, constants, num_warps=how.warps)
+    assert spilled(compiled) == 0
+    assert "wgmma" in compiled.asm["ptx"]
+    assert compiled.metadata.shared * expert_steady.TOGETHER <= SHARED_LIMIT
 
 
 @pytest.mark.parametrize("path", sorted(expert_cut.TABLES.glob("*.json")), ids=lambda path: path.stem)
