@@ -134,13 +134,14 @@ def test_routing_in_a_pool():
     build(routing._route, types, constants, num_warps=1)
 
 
-@pytest.mark.parametrize("rows", [16, 64, 128])
+@pytest.mark.parametrize("rows", [16, 64, 8192])
 def test_router(rows):
+    taken, lines, share = router.cut(rows, 2048, 256)
     types = {"x_ptr": "*bf16", "parts_ptr": "*bf16", "out_ptr": "*fp32", "rows": "i32"}
     constants = {
-        "EXPERTS": 256, "INPUTS": 2048, "SHARE": 256, "ROWS": rows, "TAKEN": router.TAKEN, "DEPTH": router.DEPTH,
+        "EXPERTS": 256, "INPUTS": 2048, "SHARE": share, "ROWS": lines, "TAKEN": taken, "DEPTH": router.DEPTH,
     }  # fmt: skip
-    compiled = build(router._router, types, constants, num_warps=4, num_stages=3)
+    compiled = build(router._router, types, constants, num_warps=4 * taken // router.TAKEN, num_stages=3)
     assert spilled(compiled) == 0
     assert "wgmma" in compiled.asm["ptx"]
 
