@@ -114,7 +114,7 @@ def _best(
 
     def second(how: Product) -> None:
         for weights in downs:
-            run_down(inner, weights, out, plan.order, plan.tiles, HEIGHT, how)
+            run_down(inner, weights, out, plan, how)
 
     default = by_rule(rows * top_k / experts, 2, hidden, width)
     picked = []

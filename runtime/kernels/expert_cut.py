@@ -62,7 +62,7 @@ def by_rule(each: float, element_size: int, hidden: int, width: int) -> Cut:
     elif each <= 96:
         chosen = Cut(128, Product(64, 64, (4, 3, 3), 8), Product(128, 64, (5, 4, 3), 4))
     else:
-        chosen = Cut(128, Product(128, 64, (3, 3, 3), 8, turned=False), Product(128, 64, (3, 3, 3), 4, turned=False))
+        chosen = Cut(128, Product(128, 64, (3, 4, 4), 8, turned=False), Product(128, 64, (3, 3, 3), 4, turned=False))
     return Cut(chosen.height, fitted(chosen.gate_up, width, hidden), fitted(chosen.down, hidden, width))
 
 

@@ -11,7 +11,8 @@ import torch
 
 from runtime.kernels.descriptors import box, boxes, is_described
 from runtime.kernels.expert_cut import Product, cut, fixed_cut, name_of
-from runtime.kernels.expert_sort import sort_by_expert
+from runtime.kernels.expert_sort import ExpertTiles, sort_by_expert
+from runtime.kernels.expert_steady import is_steady, run_steady
 from runtime.kernels.expert_sum import sum_add_norm, sum_up
 from runtime.kernels.gate import Activation, gated
 from runtime.kernels.triton_import import tl, triton
@@ -231,7 +232,7 @@ def products(
     plan = sort_by_expert(ids, experts, chosen.height)
     inner, pairs = x.new_empty(ids.numel(), width), x.new_empty(ids.numel(), hidden)
     run_gate_up(x, gate_up, inner, plan.order, plan.tiles, ids.shape[1], chosen.height, chosen.gate_up, activation)
-    run_down(inner, down, pairs, plan.order, plan.tiles, chosen.height, chosen.down)
+    run_down(inner, down, pairs, plan, chosen.down)
     return pairs
 
 
@@ -251,16 +252,18 @@ def run_gate_up(
 
 
 def run_down(
-    inner: torch.Tensor, down: torch.Tensor, pairs: torch.Tensor, order: torch.Tensor, tiles: torch.Tensor,
-    height: int, how: Product,
+    inner: torch.Tensor, down: torch.Tensor, pairs: torch.Tensor, plan: ExpertTiles, how: Product
 ) -> None:  # fmt: skip
     """inner [pairs, width], in the order of experts -> pairs [pairs, hidden], each at its own place."""
-    width, hidden, most = inner.shape[1], pairs.shape[1], tiles.shape[1]
+    if is_steady(plan, how):
+        run_steady(inner, down, pairs, plan, how)
+        return
+    width, hidden, most, height = inner.shape[1], pairs.shape[1], plan.tiles.shape[1], plan.rows
     low, middle, high = how.stages
     weights = boxes(down.flatten(0, 1), how.columns, how.depth)
     given = inner if how.turned else boxes(inner, height, how.depth)
     _down[(triton.cdiv(hidden, how.columns), most)](
-        inner, given, weights, pairs, order, tiles, most, HIDDEN=hidden, WIDTH=width, HEIGHT=height,
+        inner, given, weights, pairs, plan.order, plan.tiles, most, HIDDEN=hidden, WIDTH=width, HEIGHT=height,
         COLUMNS=how.columns, DEPTH=how.depth, LOW=low, MIDDLE=middle, HIGH=high, TURNED=how.turned,
         DESCRIBED=is_described(weights), HIDDEN_DESCRIBED=is_described(given), num_warps=how.warps,
     )  # fmt: skip

@@ -26,37 +26,40 @@ class ExpertTiles:
 
     order: int32 [pairs], pair indices sorted by expert, stable; dead pairs (expert -1) are not among them, and as many
     places at the end hold anything. tiles: int32 [3, most tiles]: a tile's expert (-1: no tile), its first place in
-    `order`, and the end of its expert's places; in the order of experts, with gaps.
+    `order`, and the end of its expert's places; in the order of experts.
     """
 
     order: torch.Tensor
     tiles: torch.Tensor
     rows: int  # of one tile
+    gaps: bool  # between the tiles of different experts; else all that are none come last
 
 
 def most_tiles(pairs: int, experts: int, rows: int) -> int:
-    """Room for the tiles of `pairs` pairs, however they fall on the experts. An expert before which there are n pairs
-    begins at tile n // rows + its number: those before it never have more."""
+    """Room for the tiles of `pairs` pairs, however they fall on the experts. With gaps an expert before which there are
+    n pairs begins at tile n // rows + its number: those before it never have more."""
     return experts + pairs // rows
 
 
-def sort_by_expert_reference(ids: torch.Tensor, experts: int, rows: int) -> ExpertTiles:
+def sort_by_expert_reference(ids: torch.Tensor, experts: int, rows: int, *, gaps: bool = True) -> ExpertTiles:
     """ids: int32 [rows of the batch, top_k], each below `experts`; -1: dead -> see ExpertTiles."""
     flat = ids.flatten().long()
     tiles = torch.full((3, most_tiles(len(flat), experts, rows)), -1, dtype=torch.int32, device=ids.device)
     dead, *counts = torch.bincount(flat + 1, minlength=experts + 1).tolist()
-    place = 0
+    place = done = 0
     for expert, count in enumerate(counts):
-        for tile, first in enumerate(range(place, place + count, rows), expert + place // rows):
+        for tile, first in enumerate(range(place, place + count, rows), expert + place // rows if gaps else done):
             tiles[:, tile] = torch.tensor([expert, first, place + count])
+            done += 1
         place += count
-    return ExpertTiles(flat.argsort(stable=True).roll(-dead).int(), tiles, rows)
+    return ExpertTiles(flat.argsort(stable=True).roll(-dead).int(), tiles, rows, gaps)
 
 
 @triton.jit
-def _lay_out(tiles_ptr, most, expert, experts, start, count, ROWS: tl.constexpr, TILES: tl.constexpr):
-    """The expert's tiles, and the gap behind them."""
-    begin, after = expert + start // ROWS, expert + 1 + (start + count) // ROWS
+def _lay_out(
+    tiles_ptr, most, expert, experts, begin, after, start, count, ROWS: tl.constexpr, TILES: tl.constexpr
+):  # fmt: skip
+    """The expert's tiles, from `begin` on, and no tiles up to `after`, the last expert's up to the end."""
     if expert == experts - 1:
         after = most
     for first in range(begin, after, TILES):
@@ -77,7 +80,8 @@ def _sort(
     ids = tl.load(ids_ptr + lane, mask=lane < pairs, other=-1)
     mine = (ids == expert).to(tl.int32)
     start, count = tl.sum(((ids >= 0) & (ids < expert)).to(tl.int32), 0), tl.sum(mine, 0)
-    _lay_out(tiles_ptr, most, expert, tl.num_programs(0), start, count, ROWS, TILES)
+    begin, after = expert + start // ROWS, expert + 1 + (start + count) // ROWS
+    _lay_out(tiles_ptr, most, expert, tl.num_programs(0), begin, after, start, count, ROWS, TILES)
     if count > 0:
         tl.store(order_ptr + start + tl.cumsum(mine, 0) - 1, lane, mask=mine != 0)
 
@@ -138,7 +142,9 @@ def _place(
         expert = program - chunks
         start = tl.sum(tl.where(every < expert, total, 0), 0)
         count = tl.sum(tl.where(every == expert, total, 0), 0)
-        _lay_out(tiles_ptr, most, expert, experts, start, count, ROWS, TILES)
+        begin = tl.sum(tl.where(every < expert, tl.cdiv(total, ROWS), 0), 0)
+        after = begin + tl.cdiv(count, ROWS)
+        _lay_out(tiles_ptr, most, expert, experts, begin, after, start, count, ROWS, TILES)
 
 
 def sort_by_expert(ids: torch.Tensor, experts: int, rows: int) -> ExpertTiles:
@@ -151,7 +157,7 @@ def sort_by_expert(ids: torch.Tensor, experts: int, rows: int) -> ExpertTiles:
         read = max(256, triton.next_power_of_2(pairs))
         warps = 4 if read <= 1024 else 8
         _sort[(experts,)](ids, order, tiles, pairs, most, ROWS=rows, READ=read, TILES=TILES, num_warps=warps)
-        return ExpertTiles(order, tiles, rows)
+        return ExpertTiles(order, tiles, rows, gaps=True)
     chunk = CHUNK if pairs <= MANY else 2 * CHUNK
     chunks, experts_p2 = triton.cdiv(pairs, chunk), triton.next_power_of_2(experts)
     counts, starts = torch.empty(2, chunks, experts_p2, dtype=torch.int32, device=ids.device)
@@ -166,4 +172,4 @@ def sort_by_expert(ids: torch.Tensor, experts: int, rows: int) -> ExpertTiles:
         ids, order, counts, starts, totals, tiles, pairs, most, chunks, experts, ROWS=rows, EXPERTS_P2=experts_p2,
         CHUNK=chunk, PART=PART, TILES=TILES, num_warps=8,
     )  # fmt: skip
-    return ExpertTiles(order, tiles, rows)
+    return ExpertTiles(order, tiles, rows, gaps=False)

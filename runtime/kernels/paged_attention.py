@@ -53,6 +53,12 @@ def paged_attention_reference(
     return out
 
 
+@triton.jit
+def _pages(pages_at, key, end, PAGE: tl.constexpr):
+    """Of each key; asked page by page, so that the compiler knows keys of a page to lie as evenly as they do."""
+    return tl.load(pages_at + key // PAGE, mask=key // PAGE * PAGE < end, other=0)
+
+
 @triton.jit(do_not_specialize=["table_stride", "all_rows", "window"])  # else each new value may compile again
 def _paged_attention(
     q_ptr, k_ptr, v_ptr, out_ptr, sums_ptr, tiles_ptr, visible_end_ptr, origin_ptr, table_ptr,
@@ -109,14 +115,21 @@ def _paged_attention(
     best = tl.full([ROWS * PACKED_P2], float("-inf"), tl.float32)
     total = tl.zeros([ROWS * PACKED_P2], tl.float32)
     acc = tl.zeros([ROWS * PACKED_P2, DIM_P2], tl.float32)
+    pages_at = table_ptr + request.to(tl.int64) * table_stride
+    # pages are asked for one round ahead, so that none waits for them before it asks for its keys; larger heads leave
+    # no registers for it
+    AHEAD: tl.constexpr = DIM_P2 <= 128
+    if AHEAD:
+        page = _pages(pages_at, begin + tl.arange(0, KEYS), end, PAGE)
     for first_key in range(begin, end, KEYS):
         key = first_key + tl.arange(0, KEYS)
         key_ok = key < end
-        # asked page by page, so that the compiler knows keys of a page to lie as evenly as they do
-        page_ok = key // PAGE * PAGE < end
-        page = tl.load(table_ptr + request.to(tl.int64) * table_stride + key // PAGE, mask=page_ok, other=0)
-        page, offset = page.to(tl.int64), key % PAGE
-        k_at = (page * K_PAGE + offset * K_TOKEN + kv_head * K_HEAD)[:, None] + number[None, :]
+        if not AHEAD:
+            page = _pages(pages_at, key, end, PAGE)
+        k_page, v_page, offset = page.to(tl.int64) * K_PAGE, page.to(tl.int64) * V_PAGE, key % PAGE
+        if AHEAD:
+            page = _pages(pages_at, key + KEYS, end, PAGE)
+        k_at = (k_page + offset * K_TOKEN + kv_head * K_HEAD)[:, None] + number[None, :]
         k = tl.load(k_ptr + k_at, mask=key_ok[:, None] & dim_ok[None, :], other=0.0)
         scores = tl.dot(q, tl.trans(k), input_precision="ieee") * scale_log2
         visible = key[None, :] < visible_end[:, None]
@@ -129,12 +142,12 @@ def _paged_attention(
         weights = tl.exp2(scores - anchor[:, None])
         decay = tl.exp2(best - anchor)
         total = total * decay + tl.sum(weights, 1)
-        v_at = (page * V_PAGE + offset * V_TOKEN + kv_head * V_HEAD)[:, None] + (dim * V_NUMBER)[None, :]
+        v_at = (v_page + offset * V_TOKEN + kv_head * V_HEAD)[:, None] + (dim * V_NUMBER)[None, :]
         if V_TOKEN == 1:  # whole runs of a page's tokens: a mask that ends among them would split the loads
             v = tl.where(key_ok[:, None], tl.load(v_ptr + v_at, mask=dim_ok[None, :], other=0.0), 0.0)
         else:
             v = tl.load(v_ptr + v_at, mask=key_ok[:, None] & dim_ok[None, :], other=0.0)
-        acc = acc * decay[:, None] + tl.dot(weights.to(v.dtype), v, input_precision="ieee")
+        acc = tl.dot(weights.to(v.dtype), v, acc * decay[:, None], input_precision="ieee")
         best = new_best
     if SPLITS > 1:
         at = split.to(tl.int64) * all_rows * HEADS
@@ -182,8 +195,8 @@ def _put_together(
 LOG2_E = 1.4426950408889634
 PROGRAMS = 200  # that keys are split for
 MOST_SPLITS = 9
-MANY = 384  # programs beside which fewer keys at a time are quicker, with
-DECODING = 64  # at most so many rows of a tile
+MANY = 384  # programs beside which fewer keys at a time are quicker, and if tiles have at most
+DECODING = 64  # rows, more of them
 SHARE = 1024  # keys of a share where bits must not depend on the batch
 
 
@@ -210,7 +223,7 @@ def paged_attention(
     tiles = len(batch.tiles)
     rows, keys, warps, stages = tile_sizes(packed_p2, dim, q.element_size(), TILE_ROWS if fixed else batch.tile_rows)
     programs = triton.cdiv(batch.tile_rows, rows) * (heads // packed) * tiles
-    if programs >= MANY and batch.tile_rows <= DECODING and not fixed:
+    if programs >= MANY and not fixed:
         rows, keys, warps, stages = in_crowds(packed_p2, dim, q.element_size(), batch.tile_rows)
     parts = triton.cdiv(batch.tile_rows, rows)
     if fixed:
@@ -246,15 +259,16 @@ def tile_sizes(packed_p2: int, dim: int, element_size: int, tile_rows: int) -> t
     the other. float32, which has no matrix unit of full precision, keeps both sides at 32 so that a tile fits the
     registers."""
     if element_size == 4:
-        lanes, keys, warps = 32, (32 if dim <= 256 else 16), 8
+        lanes, keys, warps, stages = 32, (32 if dim <= 256 else 16), 8, 2
     elif dim <= 128:
-        lanes, keys, warps = 64, 64, 4
+        lanes, keys, warps, stages = 64, 64, 4, 3
     elif dim <= 256:
-        lanes, keys, warps = 128, 64, 8
+        lanes, keys, warps, stages = 128, 64, 8, 2
     else:
-        lanes, keys, warps = 64, 32, 8
+        lanes, keys, warps, stages = 64, 32, 8, 2
     least = max(1, 16 // packed_p2)
-    return min(max(least, lanes // packed_p2), max(least, triton.next_power_of_2(tile_rows))), keys, warps, 2
+    rows = min(max(least, lanes // packed_p2), max(least, triton.next_power_of_2(tile_rows)))
+    return rows, keys, warps, stages
 
 
 def in_crowds(packed_p2: int, dim: int, element_size: int, tile_rows: int) -> tuple[int, int, int, int]:
@@ -262,4 +276,4 @@ def in_crowds(packed_p2: int, dim: int, element_size: int, tile_rows: int) -> tu
     rows, *others = tile_sizes(packed_p2, dim, element_size, tile_rows)
     if element_size != 2 or dim > 128 or rows * packed_p2 != 64:
         return rows, *others
-    return rows if packed_p2 >= 8 else min(2 * rows, triton.next_power_of_2(tile_rows)), 32, 4, 2
+    return min(2 * rows, triton.next_power_of_2(tile_rows)) if tile_rows <= DECODING else rows, 32, 4, 3

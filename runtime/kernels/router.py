@@ -14,7 +14,8 @@ from runtime.kernels.product import product
 from runtime.kernels.triton_import import tl, triton
 
 PARTS = 3
-TAKEN = 64  # experts of a program: the rows that the matrix unit takes
+TAKEN = 64  # experts of a program: the rows that the matrix unit takes;
+MANY = 4096  # rows, from which on it is twice as many
 DEPTH = 64
 PROGRAMS = 256  # that the depth is split for: more shares are more to add up
 MOST_SPLITS = 8
@@ -71,19 +72,19 @@ def router_logits(x: torch.Tensor, weight: torch.Tensor, *, fixed: bool = False)
     if weight.dim() == 2:
         return product(x.to(weight.dtype), weight) if fixed else router_logits_reference(x, weight)
     (rows, inputs), experts = x.shape, weight.shape[1]
-    lines, share = cut(rows, inputs, experts, fixed=fixed)
+    taken, lines, share = cut(rows, inputs, experts, fixed=fixed)
     splits = triton.cdiv(inputs, share)
     out = x.new_empty(splits, rows, experts, dtype=torch.float32)
-    _router[(triton.cdiv(experts, TAKEN), triton.cdiv(rows, lines), splits)](
-        x, weight, out, rows, EXPERTS=experts, INPUTS=inputs, SHARE=share, ROWS=lines, TAKEN=TAKEN, DEPTH=DEPTH,
-        num_warps=4, num_stages=3,
+    _router[(triton.cdiv(experts, taken), triton.cdiv(rows, lines), splits)](
+        x, weight, out, rows, EXPERTS=experts, INPUTS=inputs, SHARE=share, ROWS=lines, TAKEN=taken, DEPTH=DEPTH,
+        num_warps=4 * taken // TAKEN, num_stages=3,
     )  # fmt: skip
     return out
 
 
-def cut(rows: int, inputs: int, experts: int, *, fixed: bool = False) -> tuple[int, int]:
-    """(rows of a program, inputs of a share): the scores' bits depend on the share."""
-    lines = 128 if rows >= 4096 else min(64, max(16, triton.next_power_of_2(rows)))
+def cut(rows: int, inputs: int, experts: int, *, fixed: bool = False) -> tuple[int, int, int]:
+    """(experts of a program, rows of one, inputs of a share): the scores' bits depend on the share."""
+    taken, lines = (2 * TAKEN, 128) if rows >= MANY else (TAKEN, min(64, max(16, triton.next_power_of_2(rows))))
     programs = triton.cdiv(experts, TAKEN) * triton.cdiv(rows, lines)
     splits = FIXED_SPLITS if fixed else max(1, min(MOST_SPLITS, PROGRAMS // programs))
-    return lines, triton.cdiv(triton.cdiv(inputs, DEPTH), splits) * DEPTH
+    return taken, lines, triton.cdiv(triton.cdiv(inputs, DEPTH), splits) * DEPTH

@@ -11,8 +11,9 @@ import pytest
 import torch
 import triton
 
-from runtime.kernels import descriptors, distribution, expert_sort
+from runtime.kernels import descriptors, distribution, expert_products, expert_sort
 from runtime.kernels.expert_sort import FEW
+from runtime.kernels.expert_steady import run_steady
 from runtime.kernels.heads import TILE
 from runtime.kernels.paged_attention import paged_attention
 from runtime.kernels.routing import RoutingRule
@@ -201,6 +202,18 @@ def test_moe_experts_of_every_height(monkeypatch, rows, hidden, width, experts, 
     for described in (False, True):
         monkeypatch.setattr(descriptors, "describable", lambda matrix, on=described: on and matrix.stride(0) % 8 == 0)
         cases.check_moe(rows, hidden, width, experts, top_k, True, rows == 70, dtype, "cpu", dead=0.1)
+
+
+@pytest.mark.parametrize("described", [False, True])
+@pytest.mark.parametrize(("rows", "hidden", "width", "experts", "top_k"), [(300, 40, 24, 2, 1), (210, 152, 72, 3, 2)])
+def test_moe_experts_steadily(monkeypatch, rows, hidden, width, experts, top_k, described):
+    """So many pairs, that each program of the second product has several tiles."""
+    monkeypatch.setattr(expert_sort, "FEW", 0)
+    monkeypatch.setattr(descriptors, "describable", lambda matrix: described)
+    seen = []
+    monkeypatch.setattr(expert_products, "run_steady", lambda *args: seen.append(run_steady(*args)))
+    cases.check_moe(rows, hidden, width, experts, top_k, True, False, torch.float16, "cpu", dead=0.1)
+    assert seen
 
 
 def test_moe_crowded():

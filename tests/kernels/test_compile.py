@@ -17,6 +17,7 @@ from runtime.kernels import (  # noqa: E402
     expert_cut,
     expert_products,
     expert_sort,
+    expert_steady,
     expert_sum,
     filling,
     fp8,
@@ -133,13 +134,14 @@ def test_routing_in_a_pool():
     build(routing._route, types, constants, num_warps=1)
 
 
-@pytest.mark.parametrize("rows", [16, 64, 128])
+@pytest.mark.parametrize("rows", [16, 64, 8192])
 def test_router(rows):
+    taken, lines, share = router.cut(rows, 2048, 256)
     types = {"x_ptr": "*bf16", "parts_ptr": "*bf16", "out_ptr": "*fp32", "rows": "i32"}
     constants = {
-        "EXPERTS": 256, "INPUTS": 2048, "SHARE": 256, "ROWS": rows, "TAKEN": router.TAKEN, "DEPTH": router.DEPTH,
+        "EXPERTS": 256, "INPUTS": 2048, "SHARE": share, "ROWS": lines, "TAKEN": taken, "DEPTH": router.DEPTH,
     }  # fmt: skip
-    compiled = build(router._router, types, constants, num_warps=4, num_stages=3)
+    compiled = build(router._router, types, constants, num_warps=4 * taken // router.TAKEN, num_stages=3)
     assert spilled(compiled) == 0
     assert "wgmma" in compiled.asm["ptx"]
 
@@ -206,6 +208,20 @@ def test_moe_products(dtype, pairs_per_expert, described):
             assert ("cp.async.bulk.tensor" in compiled.asm["ptx"]) == described
 
 
+def test_moe_steady_product():
+    how = expert_cut.cut(256 * 300, 256, 2, 2048, 512).down
+    types = {"given": boxed(128, how.depth), "weights": boxed(how.columns, how.depth), "pairs_ptr": "*bf16"}
+    types |= {"order_ptr": "*i32", "tiles_ptr": "*i32", "most": "i32"}
+    constants = {
+        "HIDDEN": 2048, "WIDTH": 512, "HEIGHT": 128, "COLUMNS": how.columns, "DEPTH": how.depth,
+        "STAGES": how.stages[2], "READ": 1024, "DESCRIBED": True, "GIVEN_DESCRIBED": True,
+    }  # fmt: skip
+    compiled = build(expert_steady._steady, types, constants, num_warps=how.warps)
+    assert spilled(compiled) == 0
+    assert "wgmma" in compiled.asm["ptx"]
+    assert compiled.metadata.shared * expert_steady.TOGETHER <= SHARED_LIMIT
+
+
 @pytest.mark.parametrize("path", sorted(expert_cut.TABLES.glob("*.json")), ids=lambda path: path.stem)
 def test_moe_products_as_tuned(path):
     """What a shipped table names compiles and spills nothing, in the shape that it was tuned for."""
@@ -260,7 +276,7 @@ def test_paged_attention(dtype, dim, tile_rows, packed, windowed, layout):
 @pytest.mark.parametrize("packed", [4, 8])
 def test_paged_attention_in_crowds(packed):
     rows, keys, warps, stages = paged_attention.in_crowds(packed, 128, 2, 32)
-    assert (rows * packed, keys) == (128 if packed == 4 else 64, 32)
+    assert (rows * packed, keys) == (128, 32)
     types = dict.fromkeys(("q_ptr", "k_ptr", "v_ptr", "out_ptr"), "*bf16") | {"sums_ptr": "*fp32", "origin_ptr": "*i64"}
     types |= dict.fromkeys(("tiles_ptr", "visible_end_ptr", "table_ptr"), "*i32")
     types |= {"table_stride": "i32", "all_rows": "i32", "scale_log2": "fp32", "window": "i32"}
