@@ -91,9 +91,16 @@ class Metrics:
     def text(self) -> bytes:
         """All of it. Asked for without end, which needs no key, it is the last text again that some answers get."""
         now = time.monotonic()
-        self.credit = min(self.credit + (now - self.rendered) * _RENDERING, _RENDERING_AT_ONCE)
-        if self.credit > 0 or not self.last:
+        due, self.credit, self.rendered = self.due(), self._saved(now), now
+        if due:
             self.last = generate_latest(self.shown)
             self.credit -= time.monotonic() - now
-        self.rendered = now
         return self.last
+
+    def due(self) -> bool:
+        """Whether the next text is a new one."""
+        return not self.last or self._saved(time.monotonic()) > 0
+
+    def _saved(self, now: float) -> float:
+        """Seconds that may go into a text."""
+        return min(self.credit + (now - self.rendered) * _RENDERING, _RENDERING_AT_ONCE)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import concurrent.futures
 import contextlib
+import errno
 import os
 import random
 import signal
@@ -259,5 +260,35 @@ def test_who_has_fewest_gets_the_next_and_who_waits_is_not_lost() -> None:
             takers[0].room = 4
             await dealer.close()
             assert takers[0].handed == 4
+
+    asyncio.run(deal())
+
+
+def test_a_want_of_descriptors_is_waited_out_without_work() -> None:
+    class Short:
+        tries = 0
+
+        def __init__(self, listener: socket.socket) -> None:
+            self.listener = listener
+
+        def __getattr__(self, name: str) -> object:
+            return getattr(self.listener, name)
+
+        def accept(self) -> tuple[socket.socket, object]:
+            self.tries += 1
+            if self.tries < 4:
+                raise OSError(errno.EMFILE, "Too many open files")
+            return self.listener.accept()
+
+    async def deal() -> None:
+        with socket.create_server(("127.0.0.1", 0)) as listener, socket.create_connection(listener.getsockname()):
+            short, taker = Short(listener), Taker(9)
+            dealer = Dealer(short, lambda: [taker])  # type: ignore[arg-type]
+            dealer.deal()
+            await asyncio.sleep(0.03)
+            assert (taker.handed, short.tries) == (0, 2)
+            await asyncio.sleep(0.1)
+            assert (taker.handed, short.tries) == (1, 5)  # the last found nobody
+            await dealer.close()
 
     asyncio.run(deal())

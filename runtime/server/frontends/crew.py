@@ -6,6 +6,7 @@ To the server it is what ``Speaking`` is where one process does everything.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import socket
 import time
@@ -65,7 +66,8 @@ class Crew:
         self.give_up = give_up
         self.places = [Place(i, self.board, self._hear) for i in range(config.frontend_processes)]
         self.dealer = Dealer(listener, self._takers)
-        self.draining = self.ending = False
+        self.draining = False
+        self.ending = asyncio.Event()
         self.tasks: set[asyncio.Task[Any]] = set()
         self._told = b""  # the facts, as they were told last
         self._ever_up = self._complete = False
@@ -94,13 +96,13 @@ class Crew:
     async def finish(self) -> None:
         """Accept nobody any more, and return once every process has given its answers and ended."""
         await self.dealer.close()
-        self.ending = True
+        self.ending.set()
         for place in self.places:
             place.say(Finish())
         await self._ended(self.config.drain_timeout + LAST_SECONDS)
 
     async def stop(self) -> None:
-        self.ending = True
+        self.ending.set()
         for place in self.places:
             place.say(Stop())
         await self._ended(LAST_SECONDS)
@@ -125,12 +127,12 @@ class Crew:
     async def _keep(self, place: Place) -> None:
         """Run a process in this place until the server ends."""
         back_off = FIRST_BACK_OFF
-        while not self.ending:
+        while not self.ending.is_set():
             how = await place.run(self.config, str(self.path))
             served = time.monotonic() - place.since if place.since else 0.0
             place.since = 0.0
             self._bury(place)
-            if self.ending:
+            if self.ending.is_set():
                 return
             if not self._ever_up or place.fatal is not None:
                 self.give_up(how if place.fatal is not None else f"{place.name}: {how}")
@@ -138,7 +140,8 @@ class Crew:
             log.error("%s ended: %s; another one starts in %.1f s", place.name, how, back_off)
             if served > STEADY_SECONDS:
                 back_off = FIRST_BACK_OFF
-            await asyncio.sleep(back_off)
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self.ending.wait(), back_off)
             back_off = min(2 * back_off, LAST_BACK_OFF)
 
     def _bury(self, place: Place) -> None:
@@ -225,7 +228,7 @@ class Crew:
                 self._tell()
             case GaveUp(sentence):
                 place.fatal = sentence
-                if not self.ending:
+                if not self.ending.is_set():
                     self.give_up(sentence)
 
     def _note(self) -> None:
@@ -259,7 +262,8 @@ class Crew:
         table = self.table
         match ask.what, ask.words:
             case "metrics", _:
-                await asyncio.gather(*(place.report(REPORT_SECONDS) for place in self.places))
+                if table.metrics.due():
+                    await asyncio.gather(*(place.report(REPORT_SECONDS) for place in self.places))
                 return await table.metrics_text()
             case "load_adapter", [name, uri, by]:
                 await table.adapters.load(name, uri, by)  # type: ignore[arg-type]

@@ -36,6 +36,7 @@ class Dealer:
         self.listener = listener
         self.takers = takers
         self.kept: socket.socket | None = None  # accepted, and nobody had room
+        self.short = False  # of descriptors
         self.closed = False
 
     def deal(self) -> None:
@@ -47,10 +48,10 @@ class Dealer:
         for _ in range(AT_ONCE):
             if not self._one():
                 break
-        if self.kept is None:
-            loop.add_reader(self.listener.fileno(), self.deal)
-        else:
+        if self.kept is not None or self.short:
             loop.call_later(AGAIN, self.deal)
+        else:
+            loop.add_reader(self.listener.fileno(), self.deal)
 
     async def close(self) -> None:
         """Hand out whom the kernel has accepted for us, and nobody after them."""
@@ -73,8 +74,12 @@ class Dealer:
         connection, self.kept = self.kept, None
         if connection is None:
             try:
+                self.short = False
                 connection, _ = self.listener.accept()
-            except OSError:  # nobody waits, has gone already, or descriptors are short
+            except (BlockingIOError, ConnectionError):  # nobody waits, or has gone already
+                return False
+            except OSError:
+                self.short = True
                 return False
         fewest_first = sorted(self.takers(), key=lambda taker: (taker.open(), taker.handed))
         if any(taker.take(connection) for taker in fewest_first):
