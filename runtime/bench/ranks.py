@@ -18,7 +18,6 @@ from typing import Any
 from runtime.bench import output
 from runtime.models.architectures import ARCHITECTURES
 
-PREFILL_ROWS = 8192  # of prompts of `--context`, in one step
 PREFILLS = 5
 
 
@@ -29,6 +28,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--batch", type=int, nargs="+", default=[1, 8, 32], help="requests at a time")
     parser.add_argument("--context", type=int, default=512, help="tokens of a prompt")
     parser.add_argument("--steps", type=int, default=60, help="tokens of an answer, and steps of each batch")
+    parser.add_argument("--prefill", type=int, default=8192, help="tokens of the prompts of one step; default: 8192")
     parser.add_argument("--device", choices=["cuda", "cpu"], help="default: cuda where there is one")
     parser.add_argument("--quantization", help="format of linear layers and experts; default: none")
     output.add_json(parser)
@@ -48,7 +48,7 @@ def _served(args: argparse.Namespace, size: int, experts: int) -> list[dict[str,
     from runtime.bench.random_weights import random_llm, write_files
 
     longest = args.context + args.steps
-    most = max(*args.batch, PREFILL_ROWS // args.context)
+    most = max(*args.batch, args.prefill // args.context)
     flags: dict[str, Any] = {
         "max_num_reqs": most, "max_model_len": longest, "skip_tokenizer": True, "device": args.device,
         "tensor_parallel_size": size, "expert_parallel_size": experts, "disable_prefix_caching": True,
@@ -71,7 +71,7 @@ def _prefill(llm: Any, args: argparse.Namespace) -> dict[str, Any]:
     """The longest step of answers of one token is the one that takes in the prompts."""
     from runtime import SamplingParams
 
-    draw, last, count = random.Random(1), llm.info.vocab_size // 2, PREFILL_ROWS // args.context
+    draw, last, count = random.Random(1), llm.info.vocab_size // 2, args.prefill // args.context
     seconds = []
     for _ in range(PREFILLS):
         prompts = [[draw.randrange(last) for _ in range(args.context)] for _ in range(count)]

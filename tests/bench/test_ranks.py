@@ -5,8 +5,22 @@ from runtime.bench.__main__ import main
 
 def test_the_table(tmp_path, capsys):
     where = tmp_path / "found.json"
-    flags = ["--arch", "llada2-tiny", "--device", "cpu", "--batch", "2", "--steps", "4", "--context", "32", "--deal"]
+    flags = [
+        "--arch",
+        "llada2-tiny",
+        "--device",
+        "cpu",
+        "--batch",
+        "2",
+        "--steps",
+        "4",
+        "--context",
+        "32",
+        "--deal",
+        "--prefill",
+        "64",
+    ]
     assert main(["ranks", *flags, "--json", str(where)]) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert [line.count("step_ms") for line in lines] == [1, 1, 1]
-    assert where.read_text().count('"expert_parallel": 2') == 1
+    assert [("step_ms" in line, "prefill" in line) for line in lines] == [(True, False), (True, True)] * 3
+    assert where.read_text().count('"expert_parallel": 2') == 2
