@@ -292,3 +292,11 @@ def test_a_want_of_descriptors_is_waited_out_without_work() -> None:
             await dealer.close()
 
     asyncio.run(deal())
+
+
+def test_a_signal_while_processes_start_ends_quietly(checkpoint: Path) -> None:
+    with serving("--model", str(checkpoint), "--frontend-processes", "3", module=FAKE, ready=False) as server:
+        assert server.url
+        server.process.send_signal(signal.SIGTERM)
+        assert server.wait(20) == 0
+        assert "Error" not in server.log

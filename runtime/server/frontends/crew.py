@@ -128,7 +128,10 @@ class Crew:
         """Run a process in this place until the server ends."""
         back_off = FIRST_BACK_OFF
         while not self.ending.is_set():
-            how = await place.run(self.config, str(self.path))
+            try:
+                how = await place.run(self.config, str(self.path))
+            except OSError as error:  # no descriptors, processes or memory are left
+                how = f"it could not be started: {error}"
             served = time.monotonic() - place.since if place.since else 0.0
             place.since = 0.0
             self._bury(place)

@@ -41,9 +41,11 @@ class Dealer:
 
     def deal(self) -> None:
         """Hand out who waits, and all who come from now on. To be called whenever a process begins to take some."""
+        if self.closed:
+            return
         loop = asyncio.get_running_loop()
         loop.remove_reader(self.listener.fileno())
-        if self.closed or not self.takers():
+        if not self.takers():
             return
         for _ in range(AT_ONCE):
             if not self._one():

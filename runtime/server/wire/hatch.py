@@ -31,6 +31,8 @@ class Hatch:
                 if not data:
                     asyncio.get_running_loop().remove_reader(self.source.fileno())
                     return
+                if not files:  # this process is short of descriptors, and the connection is gone
+                    self.ended()
                 for file in files:
                     connection = socket.socket(fileno=file)
                     connection.setblocking(False)
