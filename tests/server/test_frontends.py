@@ -27,7 +27,8 @@ from runtime.server.frontends.board import Board, Owned
 from runtime.server.frontends.channel import Channel
 from runtime.server.frontends.dealer import Dealer
 from runtime.server.frontends.reports import Reports, told
-from runtime.server.frontends.words import Failed, Outputs, Refusal
+from runtime.server.frontends.words import Failed, Refusal
+from runtime.server.messages import Outputs, encode
 from runtime.server.observed import Observed
 from tests.server.harness import FAKE, ServerProcess, serving, sse, wait_for
 from tests.server.test_supervision import SLOW, start_slow
@@ -165,7 +166,7 @@ def test_messages_come_whole_however_they_are_cut() -> None:
         Outputs([EngineOutput(id=str(n), nfe=n, new_tokens=list(range(draw.choice([0, 3, 4000]))))]) for n in range(40)
     ]
     sent.append(Failed(["a", "b"], Refusal.of(RequestError("no", param="n", status=429, code="queue_full"))))
-    data = b"".join(len(one).to_bytes(4, "big") + one for one in map(words.encode, sent))
+    data = b"".join(len(one).to_bytes(4, "big") + one for one in map(encode, sent))
     heard: list[words.FromHead] = []
     channel = Channel(words.from_head, heard.append, lambda: None)
     while data:

@@ -23,7 +23,6 @@ from runtime.server.frontends.place import Place, Post
 from runtime.server.frontends.reports import Reports
 from runtime.server.frontends.words import (
     Able,
-    Abort,
     Answer,
     Ask,
     Facts,
@@ -38,8 +37,8 @@ from runtime.server.frontends.words import (
     Submit,
     ToHead,
     Up,
-    encode,
 )
+from runtime.server.messages import Abort, encode
 from runtime.server.table import Table
 
 log = logging.getLogger("unmask.frontends")

@@ -16,7 +16,8 @@ from runtime.errors import RequestError
 from runtime.request.io import EngineOutput
 from runtime.server.frontends.board import Board
 from runtime.server.frontends.channel import Channel
-from runtime.server.frontends.words import Begin, Facts, Failed, Known, Observe, Outputs, Refusal, ToHead, to_head
+from runtime.server.frontends.words import Begin, Facts, Failed, Known, Observe, Refusal, ToHead, to_head
+from runtime.server.messages import Outputs
 
 COMMAND = (sys.executable, "-m", "runtime.server.frontends.process")
 

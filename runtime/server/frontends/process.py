@@ -36,10 +36,10 @@ from runtime.server.frontends.words import (
     Goodbye,
     Known,
     Observe,
-    Outputs,
     Stop,
     Up,
 )
+from runtime.server.messages import Outputs
 from runtime.server.observed import Observed
 from runtime.server.speaking import Speaking
 from runtime.server.wire.memory import keep_together

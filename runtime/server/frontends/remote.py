@@ -12,8 +12,8 @@ from runtime.request.io import RequestSpec
 from runtime.server.frontend import Frontend, Inbox
 from runtime.server.frontends.board import Board
 from runtime.server.frontends.channel import Channel
-from runtime.server.frontends.words import Abort, Answer, Ask, Failed, FromHead, Heard, Known, Outputs, Submit
-from runtime.server.messages import Add
+from runtime.server.frontends.words import Answer, Ask, Failed, FromHead, Heard, Known, Submit
+from runtime.server.messages import Abort, Add, Outputs
 from runtime.server.observed import Observed
 from runtime.server.offered import By, Offered
 

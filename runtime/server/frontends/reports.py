@@ -28,7 +28,8 @@ class Reports(Collector):
     """The last report of each process, and the totals of those that have ended: a total never becomes less."""
 
     def __init__(self) -> None:
-        self.current: dict[int, Observations] = {0: told(Observed())}  # so that every name is there from the start
+        self.nothing = told(Observed())  # so that every name is there from the start
+        self.current: dict[int, Observations] = {}
         self.past: dict[str, Samples] = {}
 
     def describe(self) -> list[Metric]:
@@ -46,7 +47,7 @@ class Reports(Collector):
     def collect(self) -> Iterator[Metric]:
         heads: dict[str, tuple[str, str]] = {}
         sums: dict[str, Samples] = {}
-        for name, kind, text, samples in told(Observed()).metrics:
+        for name, kind, text, samples in self.nothing.metrics:
             heads[name] = kind, text
             _add(sums.setdefault(name, {}), samples)
         for report in self.current.values():

@@ -1,4 +1,7 @@
-"""What the head, which has the backends and the table of all requests, and a frontend process say to each other."""
+"""What the head, which has the backends and the table of all requests, and a frontend process say to each other.
+
+News of requests, and the word that one is not wanted any more, are those of ``messages``.
+"""
 
 from __future__ import annotations
 
@@ -8,8 +11,8 @@ import msgspec
 
 from runtime.config import ServerConfig
 from runtime.errors import RequestError
-from runtime.request.io import EngineInfo, EngineOutput
-from runtime.server.messages import Add
+from runtime.request.io import EngineInfo
+from runtime.server.messages import Abort, Add, Outputs
 from runtime.server.offered import Entry
 
 
@@ -56,12 +59,6 @@ class Known(msgspec.Struct, tag=True, frozen=True):
 
     number: int
     facts: Facts
-
-
-class Outputs(msgspec.Struct, tag=True, frozen=True):
-    """News of this process's requests."""
-
-    outputs: list[EngineOutput]
 
 
 class Failed(msgspec.Struct, tag=True, frozen=True):
@@ -116,10 +113,6 @@ class Submit(msgspec.Struct, tag=True, frozen=True):
     jobs: list[Add]
 
 
-class Abort(msgspec.Struct, tag=True, frozen=True):
-    ids: list[str]
-
-
 class Ask(msgspec.Struct, tag=True, frozen=True):
     """Something that the head alone can do."""
 
@@ -143,6 +136,5 @@ class GaveUp(msgspec.Struct, tag=True, frozen=True):
 FromHead = Begin | Known | Outputs | Failed | Answer | Observe | Goodbye | Finish | Stop
 ToHead = Up | Able | Heard | Submit | Abort | Ask | Observations | GaveUp
 
-encode = msgspec.msgpack.Encoder().encode
 from_head: msgspec.msgpack.Decoder[FromHead] = msgspec.msgpack.Decoder(FromHead)
 to_head: msgspec.msgpack.Decoder[ToHead] = msgspec.msgpack.Decoder(ToHead)
