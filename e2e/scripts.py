@@ -24,21 +24,24 @@ PORT = 8080
 
 _WAIT = "import signal; signal.sigwait([signal.SIGTERM])"
 _ASK = """
-import json, sys, time, urllib.error, urllib.request
+import json, socket, sys, time, urllib.error, urllib.parse, urllib.request
 
 url, key, body = sys.argv[1:]
+place = urllib.parse.urlsplit(url)
 headers = {"Content-Type": "application/json"} | ({"Authorization": f"Bearer {key}"} if key else {})
 request = urllib.request.Request(url, data=body.encode() or None, headers=headers)
 deadline = time.monotonic() + 30
 while True:
-    try:
+    try:  # a Service leads to a pod only some time after that is Ready: until then to nobody, or to whoever was there
+        socket.create_connection((place.hostname, place.port or 80), 3).close()
         answer = urllib.request.urlopen(request, timeout=60)
         break
     except urllib.error.HTTPError as error:
         answer = error
         break
-    except urllib.error.URLError as error:  # a Service leads to a pod only some time after that is Ready
-        if isinstance(error.reason, TimeoutError) or time.monotonic() > deadline:
+    except OSError as error:
+        answers_late = isinstance(error, urllib.error.URLError) and isinstance(error.reason, TimeoutError)
+        if answers_late or time.monotonic() > deadline:
             raise
         time.sleep(0.2)
 print(json.dumps([answer.status, json.loads(answer.read())]))

@@ -172,9 +172,8 @@ class LLM(Scoring):
         """
         from runtime.engine.uncached import sequence_logits
 
-        return sequence_logits(
-            self.engine, list(ids), block_size, self.engine.adapters.named(adapter, self.info.default_adapter)
-        )
+        name = self.engine.adapters.named(adapter, self.info.default_adapter)
+        return sequence_logits(self.engine, list(ids), block_size, name)
 
     def load_adapter(self, name: str, path: str) -> None:
         """From now on `adapter` may name it. ConfigError, and nothing changes, where it cannot be served."""
@@ -182,6 +181,7 @@ class LLM(Scoring):
 
     def unload_adapter(self, name: str) -> None:
         """Forget it. RequestError while answers with it are under way."""
+        self.engine.settle()
         if not self.engine.unload_adapter(name):
             self.engine.adapters.leaving.discard(name)
             raise RequestError(f"adapter: answers with {name!r} are under way", param="adapter", status=409)

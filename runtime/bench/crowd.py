@@ -1,4 +1,4 @@
-"""Closed-loop clients in several processes: one of Python sends two or three thousand requests a second at most."""
+"""Clients in several processes: one of Python sends two or three thousand requests a second at most."""
 
 from __future__ import annotations
 
@@ -6,12 +6,16 @@ import asyncio
 import contextlib
 import multiprocessing
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
+from functools import partial
 
+import aiohttp
 import uvloop
 
-from runtime.bench.load import Round, closed_loop, session
+from runtime.bench.load import Round, closed_loop, open_loop, session
+
+Work = Callable[[aiohttp.ClientSession, Sequence[bytes]], Awaitable[Round]]
 
 SOON = 0.3  # seconds in which every process has what it is to send
 
@@ -26,13 +30,22 @@ class Crowd:
     async def closed_loop(self, bodies: Sequence[bytes], clients: int) -> Round:
         """As of one process, with its share of the clients and of the requests in each. `clients`: at least as many as
         there are processes."""
+        count = len(self.pools)
+        each = [clients // count + (i < clients % count) for i in range(count)]
+        return await self._all(bodies, [partial(closed_loop, clients=n, done=_nothing) for n in each])
+
+    async def open_loop(self, bodies: Sequence[bytes], rate: float, seed: int) -> Round:
+        """As of one process: Poisson streams of a share of the rate each are one of all of it together."""
+        count = len(self.pools)
+        seeds = range(seed * count, (seed + 1) * count)
+        return await self._all(bodies, [partial(open_loop, rate=rate / count, seed=s, done=_nothing) for s in seeds])
+
+    async def _all(self, bodies: Sequence[bytes], works: Sequence[Work]) -> Round:
         loop, count = asyncio.get_running_loop(), len(self.pools)
         start = time.time() + SOON
         shares = [
-            loop.run_in_executor(
-                pool, _share, self.server, bodies[i::count], clients // count + (i < clients % count), start
-            )
-            for i, pool in enumerate(self.pools)
+            loop.run_in_executor(pool, _share, self.server, bodies[i::count], work, start)
+            for i, (pool, work) in enumerate(zip(self.pools, works, strict=True))
         ]
         rounds = await asyncio.gather(*shares)
         ends = max(end for end, _ in rounds)
@@ -50,15 +63,19 @@ def crowd(processes: int, url: str, api_key: str | None, timeout: float) -> Iter
         yield Crowd(pools, url, api_key, timeout)
 
 
+def _nothing() -> None:
+    """What is done when an answer has come: nobody looks on."""
+
+
 def _share(
-    server: tuple[str, str | None, float], bodies: Sequence[bytes], clients: int, start: float
+    server: tuple[str, str | None, float], bodies: Sequence[bytes], work: Work, start: float
 ) -> tuple[float, Round]:
     """When it ended, by the clock that all processes share, and what it found."""
 
     async def run() -> tuple[float, Round]:
         async with session(*server) as http:
             await asyncio.sleep(start - time.time())
-            found = await closed_loop(http, bodies, clients, lambda: None)
+            found = await work(http, bodies)
             return time.time(), found
 
     return uvloop.run(run())

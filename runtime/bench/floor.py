@@ -6,12 +6,15 @@ from __future__ import annotations
 import argparse
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import cast
 
+import numpy as np
 from torch import nn
 
 from runtime.layers.kv_pool import KVPool
 from runtime.layers.moe import Router
 from runtime.layers.weight import weights_of
+from runtime.models.base import Model, SelfConditioned
 from runtime.state.plan import StepPlan
 
 EIGHT_BITS = 2.0  # times as many products a second
@@ -24,15 +27,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 @dataclass(frozen=True)
 class Work:
-    """Of one step. `flops`: of products with weights; attention has few beside them at the contexts measured here."""
+    """Of one step. `flops`: of products with weights. `attended`: of attention, always of sixteen bits."""
 
     nbytes: float
     flops: float
-    eight_bits: bool  # both sides of the products
+    attended: float
+    eight_bits: bool  # both sides of the products with weights
 
     def milliseconds(self, args: argparse.Namespace) -> float:
         rate = args.tflops * (EIGHT_BITS if self.eight_bits else 1.0)
-        return max(self.nbytes / args.tbs, self.flops / rate) / 1e9
+        return max(self.nbytes / args.tbs, self.flops / rate + self.attended / args.tflops) / 1e9
 
 
 def work_of(model: nn.Module, pool: KVPool, plan: StepPlan, experts: Sequence[int], quantization: str | None) -> Work:
@@ -47,8 +51,9 @@ def work_of(model: nn.Module, pool: KVPool, plan: StepPlan, experts: Sequence[in
     head = "lm_head" if "lm_head" in weights else "embedding.weight"
     nbytes = flops = 0.0
     for path, weight in weights.items():
-        if path == head:
-            touched, uses = float(sampled > 0), float(sampled)
+        if path == head:  # and what a step is told of the last one is made of all embeddings
+            times = 2 if isinstance(model, SelfConditioned) else 1
+            touched, uses = times * float(sampled > 0), times * float(sampled)
         elif path == "embedding.weight":
             touched, uses = min(1.0, rows / weight.shape[0]), 0.0
         elif len(weight.shape) == 3:
@@ -63,4 +68,16 @@ def work_of(model: nn.Module, pool: KVPool, plan: StepPlan, experts: Sequence[in
     for request, first, count in plan.tiles.tolist():
         if count:
             ends[request] = max(ends[request], int(plan.visible_end[first : first + count].max()))
-    return Work(nbytes + bytes_of_token * sum(ends.values()), flops, quantization == "fp8")
+    nbytes += bytes_of_token * sum(ends.values())
+    return Work(nbytes, flops, _attended(model, plan), quantization == "fp8")
+
+
+def _attended(model: nn.Module, plan: StepPlan) -> float:
+    """Flops of scores and of what they weigh."""
+    shapes = cast(Model, model).kv_shapes
+    widths = [weight.shape[-1] for path, weight in weights_of(model).items() if path.endswith("attention.out.weight")]
+    found = 0.0
+    for shape, width in zip(shapes, widths, strict=True):
+        first = 0 if shape.window is None else np.maximum(plan.window_origin - shape.window + 1, 0)
+        found += 4.0 * width * float((plan.visible_end - first).sum())
+    return found

@@ -134,7 +134,8 @@ def _commit_ms(llm: LLM, batch: int, args: argparse.Namespace) -> float | None:
         step = steady("commit", batch, context, block, strategy, SERVED)
     except ConfigError:
         return None
-    wanted = argparse.Namespace(**vars(args) | {"block_size": block, "check": False, "deterministic": False})
+    plain = {"check": False, "deterministic": False, "temperature": 0.0, "top_p": 1.0}
+    wanted = argparse.Namespace(**vars(args) | plain | {"block_size": block})
     facts = Facts(info.vocab_size, info.max_model_len, block, info.mask_token_id, ())
     pool = runner.pool.like(pages_of(step, strategy, block, info.page_size))
     live = Live(runner.model, pool, strategy, facts, info.mask_token_id, wanted, Adapters())

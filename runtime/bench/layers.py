@@ -113,10 +113,11 @@ def _taking(kernels: Kernels) -> Kernels:
     """The references, taking what `kernels` take; weights of few bits as the numbers that they stand for."""
 
     def experts(
-        x: Any, ids: Any, weights: Any, gate_up: Any, down: Any, shared: Any, activation: Any = "silu"
+        x: Any, ids: Any, weights: Any, gate_up: Any, down: Any, shared: Any, activation: Any = "silu", out: Any = None
     ) -> torch.Tensor:
         gate_up, down = _whole(gate_up, x.dtype), _whole(down, x.dtype)
-        return TORCH.moe(x, ids, weights, gates_first(gate_up) if kernels.turns else gate_up, down, shared, activation)
+        gate_up = gates_first(gate_up) if kernels.turns else gate_up
+        return TORCH.moe(x, ids, weights, gate_up, down, shared, activation, out)
 
     def scores(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
         return TORCH.router_logits(x, weight.float().sum(0) if weight.dim() == 3 else weight)

@@ -104,7 +104,8 @@ class Live:
             prompt = random.integers(low, high, member.prompt).tolist()
             asked = RequestSpec(
                 id=str(n), prompt=prompt, max_tokens=block, ignore_eos=True, seed=n,
-                temperature=float(self.strategy.noisy), decoding=info.defaults(),
+                temperature=self.args.temperature or float(self.strategy.noisy), top_p=self.args.top_p,
+                decoding=info.defaults(),
                 adapter=str(n % self.loras) if self.loras else "",
             )  # fmt: skip
             engine.add(asked)

@@ -57,8 +57,9 @@ def main(args: argparse.Namespace) -> int:
     if args.requests < 1 or args.rounds < 1 or any(value <= 0 for _, value in loads):
         print("--requests, --rounds, --clients and --rate must be above 0", file=sys.stderr)
         return 2
-    if args.processes < 1 or (args.processes > 1 and (args.rate or args.processes > min(args.clients or [1]))):
-        print("--processes: 1, or at most as many as --clients each time, and without --rate", file=sys.stderr)
+    fewest = min((value for kind, value in loads if kind == "clients"), default=args.requests)
+    if not 1 <= args.processes <= fewest:
+        print(f"--processes: at least 1, and no more than there are clients or requests, {fewest:g}", file=sys.stderr)
         return 2
     if args.url and not is_address(args.url):
         print(f"--url: {args.url!r} is no server's address; one is like {DEFAULT_URL}", file=sys.stderr)
@@ -135,8 +136,10 @@ async def _measure(
                     todo = made(number)
                     bar = progress.add_task(f"{kind} {value:g}", total=len(todo))
                     done: Callable[[], None] = lambda bar=bar: progress.advance(bar)  # type: ignore[misc]  # noqa: E731
-                    if several is not None:
+                    if several is not None and kind == "clients":
                         result = await several.closed_loop(todo, int(value))
+                    elif several is not None:
+                        result = await several.open_loop(todo, value, args.seed + number)
                     elif kind == "clients":
                         result = await closed_loop(client, todo, int(value), done)
                     else:

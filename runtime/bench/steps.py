@@ -39,7 +39,10 @@ from runtime.weights import load_model, resolve_checkpoint
 from runtime.weights.quantised import quantization_of
 
 DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
-_TOLD = ("deterministic", "block_size", "page_size", "kv_cache_layout", "filled", "budget", "repeats")
+_TOLD = (
+    "deterministic", "block_size", "page_size", "kv_cache_layout", "filled", "budget", "repeats", "temperature",
+    "top_p",
+)  # fmt: skip
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -71,6 +74,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--live", action="store_true", help="the wall clock of an engine's whole step instead")
     about = "; ".join(f"{name}: {text}" for name, text in KINDS.items())
     parser.add_argument("--cases", choices=KINDS, nargs="+", default=["plain"], help=f"of --live; {about}")
+    parser.add_argument("--temperature", type=float, default=0.0, help="of --live: at which requests draw")
+    parser.add_argument(
+        "--top-p", type=float, default=1.0, help="of --live: with --temperature, from how much they draw"
+    )
     loras.add_arguments(parser)
     parser.add_argument("--enforce-eager", action="store_true", help="of --live: launch each step anew")
     parser.add_argument(

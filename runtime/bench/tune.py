@@ -37,11 +37,15 @@ GATE_UP = [
 DOWN = [
     Product(128, 64, (5, 4, 3), 4), Product(128, 64, (4, 3, 3), 8), Product(64, 64, (5, 4, 4), 4),
     Product(128, 64, (3, 3, 3), 4, turned=False), Product(128, 64, (3, 3, 3), 8, turned=False),
+    Product(128, 128, (3, 2, 2), 4), Product(64, 128, (3, 3, 2), 4), Product(64, 64, (4, 4, 4), 4, turned=False),
 ]  # fmt: skip
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--arch", default="llada2-mini", help=f"a named shape with experts: {', '.join(ARCHITECTURES)}")
+    parser.add_argument(
+        "--tensor-parallel-size", type=int, default=1, help="ranks that share each expert's width; default: 1"
+    )
     parser.add_argument("--rows", type=int, nargs="+", default=[32, 256, 1024, 2048, 8192], help="rows of a forward")
     parser.add_argument("--repeats", type=int, default=10, help="timed runs of each case; the median counts")
     parser.add_argument("--out", type=Path, help="write the table there; default: the device's own")
@@ -50,7 +54,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def main(args: argparse.Namespace) -> int:
     if not torch.cuda.is_available():
         raise ConfigError("tune needs a CUDA device")
-    experts, hidden, width, top_k = shape_of(args.arch)
+    experts, hidden, width, top_k = shape_of(args.arch, args.tensor_parallel_size)
     rows, device = sorted(set(args.rows)), torch.device("cuda", torch.cuda.current_device())
     if rows[0] < 1:
         raise ConfigError("--rows must be at least 1")
@@ -67,8 +71,16 @@ def main(args: argparse.Namespace) -> int:
     return 0
 
 
-def shape_of(arch: str) -> tuple[int, int, int, int]:
-    """(experts, hidden, width, choices of a row) as the kernels see a named shape: a shared expert may be one."""
+def shape_of(arch: str, ranks: int = 1) -> tuple[int, int, int, int]:
+    """(experts, hidden, width, choices of a row) as the kernels of one of so many ranks see a named shape: a shared
+    expert may be one."""
+    experts, hidden, width, top_k = _whole(arch)
+    if width % ranks:
+        raise ConfigError(f"--tensor-parallel-size {ranks} does not divide the experts' width, {width}")
+    return experts, hidden, width // ranks, top_k
+
+
+def _whole(arch: str) -> tuple[int, int, int, int]:
     config = architecture(arch)
     parsed = resolve_family(None, config).parse(config)
     mixture = getattr(parsed, "mixture", None)

@@ -11,6 +11,7 @@ from runtime.config.adapters import named_adapters
 from runtime.config.flags import check
 from runtime.config.keys import check_keys
 from runtime.config.table import BY_DEST, BY_SPELLING
+from runtime.config.together import check_together
 from runtime.errors import ConfigError
 
 DEMO_NAME = "unmask-demo"
@@ -55,6 +56,7 @@ class EngineConfig:
     enforce_eager: bool = False
     deterministic: bool = False
     disable_torch_compile: bool = False
+    torch_compile_mode: Literal["default", "max-autotune-no-cudagraphs"] | None = None
     disable_prefix_caching: bool = False
     skip_tokenizer: bool = False  # Python API only: ids in, ids out
     # the server's own decoding defaults; None: the family's, else decoding.md's
@@ -86,39 +88,12 @@ class EngineConfig:
             object.__setattr__(self, name, check(BY_DEST[name], value))
         if not isinstance(self.skip_tokenizer, bool):
             raise ConfigError(f"skip_tokenizer: {self.skip_tokenizer!r} is not true or false")
-        self._check_combinations()
+        check_together(self)
 
-    def _check_combinations(self) -> None:
-        if self.use_lora != (self.lora_path is not None):
-            raise ConfigError("--use-lora and --lora-path go together; give both, or leave both out")
-        if self.pre_merge_lora and not self.use_lora:
-            raise ConfigError("--pre-merge-lora: merges the adapter of --use-lora and --lora-path; give these too")
-        named_adapters(self.lora)
-        if self.lora and self.default_adapter:
-            raise ConfigError(
-                "--lora: with --use-lora all requests have one adapter; add --pre-merge-lora, or leave --use-lora out"
-            )
-        if self.max_lora_rank is not None and not self.serves_adapters:
-            raise ConfigError(
-                "--max-lora-rank: there are no adapters that requests name; give --lora or --max-loras too"
-            )
-        if self.expert_parallel_size not in (1, self.tensor_parallel_size):
-            raise ConfigError(
-                f"--expert-parallel-size {self.expert_parallel_size}: must be 1 or --tensor-parallel-size, "
-                f"{self.tensor_parallel_size}"
-            )
-        if self.deterministic and self.tensor_parallel_size > 1:
-            raise ConfigError(
-                "--deterministic: how sums of several ranks are rounded may depend on how many rows there are; leave "
-                "it out, or --tensor-parallel-size"
-            )
-        if self.eos_token_ids is not None and self.mask_token_id in self.eos_token_ids:
-            raise ConfigError(f"--eos-token-ids: {self.mask_token_id} is also --mask-token-id")
-        if self.sampling_mode == "edit" and self.remask_threshold:
-            raise ConfigError(
-                f"--remask-threshold {self.remask_threshold:g}: only the threshold algorithm masks again, not "
-                "--sampling-mode edit; leave it out"
-            )
+    @property
+    def compile_mode(self) -> str | None:
+        """What `torch.compile` is asked for; None: nothing is compiled."""
+        return None if self.disable_torch_compile else self.torch_compile_mode
 
     @property
     def default_adapter(self) -> str:
@@ -154,9 +129,6 @@ class EngineConfig:
                 if not flag.engine:
                     raise ConfigError(f"{name}: a flag of the server, not of an engine in this process")
                 key = flag.dest
-                if key not in fields:  # an unbuilt flag: fine at its neutral value
-                    check(flag, value, where=name)
-                    continue
             if key in given:
                 raise ConfigError(f"{name}: given twice, under two names")
             if key == "lora" and isinstance(value, Mapping):

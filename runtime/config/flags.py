@@ -25,7 +25,6 @@ class Flag:
         many: the value is a tuple; the flag repeats, and `comma` says that one value may hold several.
         low, high: inclusive bounds of a number; `above_low` makes the lower one exclusive.
         synonyms: other spellings of values, each with the value it stands for.
-        built: whether this version honours it; if not, every value but the default is refused, adding `reason`.
     """
 
     name: str
@@ -44,8 +43,6 @@ class Flag:
     metavar: str | None = None
     secret: bool = False
     engine: bool = False  # a field of EngineConfig (and an argument of LLM), else of ServerConfig
-    built: bool = True
-    reason: str = ""
 
     @property
     def dest(self) -> str:
@@ -73,17 +70,12 @@ def check(flag: Flag, value: Any, where: str | None = None) -> Any:
     """
     where = where or f"--{flag.name}"
     if flag.many:
-        result: Any = _check_many(flag, value, where)
-    elif value is None or (flag.optional and isinstance(value, str) and value.lower() in ("auto", "none")):
+        return _check_many(flag, value, where)
+    if value is None or (flag.optional and isinstance(value, str) and value.lower() in ("auto", "none")):
         if not flag.optional:
             raise ConfigError(f"{where}: needs a value ({_describe(flag)})")
-        result = None
-    else:
-        result = _check_one(flag, value, where)
-    if not flag.built and result != flag.default:
-        default = "" if flag.default is None else f" (only {flag.default!r} is accepted)"
-        raise ConfigError(f"{where}: not built yet{default}; {flag.reason or 'leave it out'}")
-    return result
+        return None
+    return _check_one(flag, value, where)
 
 
 def _check_many(flag: Flag, value: Any, where: str) -> tuple[Any, ...] | None:

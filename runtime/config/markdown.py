@@ -13,13 +13,12 @@ BEGIN, END = "<!-- flags: python -m runtime.config.markdown -->", "<!-- end of f
 
 
 def flag_table() -> str:
-    """All flags by group, those that are not built last."""
+    """All flags by group."""
     lines = []
-    for group in dict.fromkeys(flag.group for flag in FLAGS if flag.built):
+    for group in dict.fromkeys(flag.group for flag in FLAGS):
         lines += ["", f"**{group[0].upper()}{group[1:]}**", "", "| Flag | Default | Meaning |", "|---|---|---|"]
-        lines += [_row(flag) for flag in FLAGS if flag.group == group and flag.built]
-    later = ", ".join(f"`--{flag.name}`" for flag in FLAGS if not flag.built)
-    return "\n".join([*lines[1:], "", f"Known, but refused by name until they are built: {later}."])
+        lines += [_row(flag) for flag in FLAGS if flag.group == group]
+    return "\n".join(lines[1:])
 
 
 def _row(flag: Flag) -> str:

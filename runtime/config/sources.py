@@ -62,7 +62,7 @@ _METAVAR = {"str": "TEXT", "int": "N", "float": "X"}
 
 def _help(flag: Flag) -> str:
     default = "" if flag.default in (None, (), False) else f" (default: {flag.default})"
-    return (flag.help + default + ("" if flag.built else " [not built yet]")).replace("%", "%%")
+    return (flag.help + default).replace("%", "%%")
 
 
 def parse(argv: Sequence[str], environ: Mapping[str, str]) -> ServerConfig:

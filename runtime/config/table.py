@@ -185,13 +185,13 @@ FLAGS: tuple[Flag, ...] = (
         name="disable-torch-compile",
         type="bool",
         default=False,
-        help="for the command lines of other servers; nothing here is compiled by torch.compile",
+        help="no --torch-compile-mode, whoever asks for it",
     ),
     _speed(
         name="torch-compile-mode",
-        built=False,
-        reason="nothing here is compiled by torch.compile; leave it out",
-        help="torch.compile's mode",
+        choices=("default", "max-autotune-no-cudagraphs"),
+        help="compile what is asked of whole logits (likeliest tokens, entropies) with torch.compile, in this mode; "
+        "left out: compile nothing",
     ),
     _speed(
         name="deterministic",

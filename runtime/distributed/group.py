@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import logging
+import os
 import socket
-from dataclasses import dataclass
+import uuid
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from typing import Any
 
 import torch
 import torch.distributed as dist
+
+from runtime.distributed.room import Room, SharedRoom
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -21,6 +28,7 @@ class Group:
     rank: int = 0
     size: int = 1
     backend: Any = None  # torch's process group
+    place: Room | None = None  # for what layers add up
 
     @property
     def alone(self) -> bool:
@@ -29,6 +37,17 @@ class Group:
     def sum(self, x: torch.Tensor) -> torch.Tensor:
         """`x`, into which all ranks' are added up; the same bits everywhere."""
         return self._reduce(x, dist.ReduceOp.SUM)
+
+    def room(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor | None:
+        """Of this shape: where what is added up next had best be written; None: anywhere."""
+        return None if self.place is None else self.place.next(shape, dtype)
+
+    def add_up(self, x: torch.Tensor) -> torch.Tensor:
+        """`sum` of what is read soon: it lies in a `room`, which is the second next one's too."""
+        put = None if self.place is None else self.place.put(x)
+        if put is None:
+            return self.sum(x)
+        return self.place.add_up(put) if isinstance(self.place, SharedRoom) else self.sum(put)
 
     def largest(self, x: torch.Tensor) -> torch.Tensor:
         """`x`, in each place the largest of all ranks'."""
@@ -56,8 +75,14 @@ class Group:
             return number
         return -int(self.largest(torch.tensor([-number], device=device)))
 
+    def close(self) -> None:
+        if self.place is not None:
+            self.place.close()
+
     def abort(self) -> None:
         """End whatever waits for a rank that will not come."""
+        if isinstance(self.place, SharedRoom):
+            self.place.release()
         if self.backend is not None:
             self.backend.abort()
 
@@ -76,9 +101,13 @@ def meeting(host: str, seconds: float, port: int | None = None) -> Any:
     return store(host, port, is_master=True, timeout=limit, wait_for_workers=False, master_listen_fd=descriptor)
 
 
-def join(rank: int, size: int, store: Any, device: torch.device, seconds: float, address: str = "127.0.0.1") -> Group:
+def join(
+    rank: int, size: int, store: Any, device: torch.device, seconds: float, address: str = "127.0.0.1", *,
+    near: bool = False,
+) -> Group:  # fmt: skip
     """The group of these ranks, which meet in `store`: NCCL on CUDA, gloo elsewhere. `address`: of this host, where
-    the others reach it. RuntimeError if they do not come in time."""
+    the others reach it. `near`: all of them are processes of this host that see the same devices. RuntimeError if they
+    do not come in time."""
     limit = timedelta(seconds=seconds)
     if device.type == "cuda":
         options: Any = dist.ProcessGroupNCCL.Options()
@@ -91,4 +120,44 @@ def join(rank: int, size: int, store: Any, device: torch.device, seconds: float,
         made = dist.ProcessGroupGloo(store, rank, size, options)
     group = Group(rank, size, made)
     group.sum(torch.ones(1, device=device))  # so that what is wrong with the way between them is told here
-    return group
+    return replace(group, place=_place(group, store, device, near=near))
+
+
+def _place(group: Group, store: Any, device: torch.device, *, near: bool) -> Room | None:
+    """Where layers' results are added up; None: where they are, over NCCL."""
+    if device.type != "cuda":
+        return Room(device)
+    if group.alone:
+        return None
+    if not near:
+        made: SharedRoom | str = "they are on several hosts"
+    elif os.environ.get("NCCL_P2P_DISABLE", "0") != "0":  # NCCL's word for all such ways
+        made = "NCCL_P2P_DISABLE is set"
+    else:
+        made = _shared(group, store, torch.cuda.current_device() if device.index is None else device.index)
+    if isinstance(made, SharedRoom):
+        return made
+    if group.rank == 0:
+        log.info("ranks share no memory, and add up over NCCL: %s", made)
+    return None
+
+
+def _shared(group: Group, store: Any, index: int) -> SharedRoom | str:
+    """Memory that all of the group see, or why there is none. `index`: of this rank's GPU."""
+    device = torch.device("cuda", index)
+    others = [n for n in group.gather(torch.tensor([index], device=device)).flatten().tolist() if n != index]
+    reached = all(torch.cuda.can_device_access_peer(index, other) for other in others)
+    if not group.least(int(reached), device):
+        return "a GPU of this host cannot read another's memory"
+    if group.rank == 0:
+        store.set("name", uuid.uuid4().hex)
+    made = SharedRoom(device, group.rank, group.size, store, group.backend, store.get("name").decode())
+    why = "a sum of another rank went wrong"
+    try:
+        works = bool((replace(group, place=made).add_up(torch.ones(8, 8, device=device)) == group.size).all())
+    except RuntimeError as error:
+        works, why = False, str(error).split("\n")[0]
+    if group.least(int(works), device):
+        return made
+    made.close()
+    return why

@@ -18,7 +18,7 @@ import numpy as np
 
 from runtime.config import EngineConfig
 
-VERSION = 2  # of this file; raised whenever a struct changes its meaning
+VERSION = 3  # of this file; raised whenever a struct changes its meaning
 BEAT_SECONDS = 1.0
 UNHEARD_SECONDS = 30.0  # after which what another host has not taken ends the connection
 _HEAD = struct.Struct("<II")  # bytes of the message, and of its arrays
@@ -42,7 +42,8 @@ class Hello(msgspec.Struct, tag=True, frozen=True):
 
 
 class Join(msgspec.Struct, tag=True, frozen=True):
-    """Whom it is one of: the store at `host`:`port` is where they meet; `device` names its own."""
+    """Whom it is one of: the store at `host`:`port` is where they meet; `device` names its own. `near`: all of them are
+    of one host, and were started there."""
 
     rank: int
     size: int
@@ -50,6 +51,7 @@ class Join(msgspec.Struct, tag=True, frozen=True):
     port: int
     seconds: float
     device: str
+    near: bool
 
 
 class Look(msgspec.Struct, tag=True, frozen=True):

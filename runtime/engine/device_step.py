@@ -15,7 +15,7 @@ from runtime.layers.kv_pool import KVPool
 from runtime.models.base import HasIds, Model, SelfConditioned
 from runtime.samplers.base import Orders
 from runtime.samplers.parted import PartedVocabulary
-from runtime.samplers.vocabulary import WHOLE
+from runtime.samplers.vocabulary import WHOLE, Vocabulary
 
 MIXED = 32  # rows that are made of several tokens' at a time, where bits must not depend on how many there are
 
@@ -26,6 +26,7 @@ class DeviceStep:
     mask_id, max_token_id, eos_ids: see EngineInfo. orders: what the model orders edits with.
     places: most requests that hold pages at a time; for each, a model that conditions itself is told of its last step.
     apart: rows that are made of several tokens' are made so few at a time, always as many.
+    vocabulary: how logits are asked, of a model that no other process shares.
     """
 
     def __init__(
@@ -40,6 +41,7 @@ class DeviceStep:
         orders: Orders | None,
         places: int,
         apart: bool = False,
+        vocabulary: Vocabulary = WHOLE,
     ) -> None:
         self.model = model
         self.pool = pool
@@ -52,7 +54,7 @@ class DeviceStep:
             shape = (places + 1, block_size, told.signal_width)
             self.signal = torch.zeros(shape, dtype=pool.dtype, device=pool.device)
         ids = model.ids if isinstance(model, HasIds) else None
-        self.vocabulary = WHOLE if ids is None else PartedVocabulary(ids)
+        self.vocabulary = vocabulary if ids is None else PartedVocabulary(ids)
         self.head = Head(
             model.head, mask_id=mask_id, max_token_id=max_token_id, eos_ids=self.eos_ids, orders=orders,
             soften=None if told is None else told.soften, vocabulary=self.vocabulary,

@@ -121,6 +121,11 @@ class Engine:
     def has_work(self) -> bool:
         return bool(self.scheduler.running or self.scheduler.waiting or self.entrance.waiting)
 
+    def settle(self) -> None:
+        """Compute what answered requests leave to others, and hold their adapters for, unless answers are under way."""
+        while not self._requests and self.has_work():
+            self.step()
+
     def step(self) -> list[EngineOutput]:
         """One forward for whoever has a turn; the news of their requests. [] when there was nothing to do.
 

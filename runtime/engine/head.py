@@ -75,11 +75,12 @@ class Head:
     ) -> None:
         self.logits = logits
         self.vocabulary = vocabulary
-        # how those are computed that describe the distribution which a candidate is taken from
+        # how those are computed that describe the distribution which a candidate is taken from, and that of logits
         self.shapes = {Stat.MARGIN: vocabulary.margin, Stat.ENTROPY: vocabulary.entropy}
+        self.shapes_of = {Stat.MARGIN: vocabulary.margin_of, Stat.ENTROPY: vocabulary.entropy_of}
         self.plain = logits if isinstance(logits, PlainHead) and logits.direct else None
         self.capped = None  # its kernels see all of a vocabulary
-        if isinstance(logits, CappedHead) and logits.kernels.describe is not None and vocabulary is WHOLE:
+        if isinstance(logits, CappedHead) and logits.kernels.describe is not None and not vocabulary.shared:
             self.capped = logits
         self.soften = soften
         self.mask_id = mask_id
@@ -279,14 +280,10 @@ class Head:
 
     def _describe(self, group: Group, logits: torch.Tensor, here: Place, stats: Stats) -> None:
         """The shape of the distribution at each of some of the group's positions, as if none drew."""
-        shapes = {stat: shape for stat, shape in self.shapes.items() if stat & group.wants}
-        if not shapes:
-            return
-        for start in range(0, len(logits), DRAW_ROWS):
-            some = slice(start, start + DRAW_ROWS)
-            probs = self.vocabulary.softmax(logits[some])
-            for stat, shape in shapes.items():
-                stats[stat][here[0][some], here[1][some]] = shape(probs)
+        for stat in (stat for stat in self.shapes_of if stat & group.wants):
+            for start in range(0, len(logits), DRAW_ROWS):
+                some = slice(start, start + DRAW_ROWS)
+                stats[stat][here[0][some], here[1][some]] = self.shapes_of[stat](logits[some])
 
     def _soften(
         self, logits: torch.Tensor, here: Place, soften: Callable[[torch.Tensor], torch.Tensor], signal: torch.Tensor

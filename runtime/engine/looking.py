@@ -13,7 +13,6 @@ import numpy as np
 import torch
 
 from runtime.engine.head import HEAD_ROWS, Head
-from runtime.samplers.vocabulary import WHOLE
 
 GATHERED_ROWS = 256  # of all shares at a time: a vocabulary of 157k in float32 is 0.16 GB, for a moment three times
 
@@ -24,16 +23,18 @@ class Looking:
     Args:
         hidden: [rows, hidden] of the step.
         others: hears of rows before they are looked at here; None where nobody else has to do the same.
+        apart: rows of several requests are not to be looked at in one: how many rows there are may change bits.
     """
 
     head: Head
     hidden: torch.Tensor
     others: Callable[[np.ndarray], None] | None = None
+    apart: bool = False
 
     @property
     def shared(self) -> bool:
         """Whether each of several processes has a part of the vocabulary."""
-        return self.head.vocabulary is not WHOLE
+        return self.head.vocabulary.shared
 
     @property
     def most(self) -> int:

@@ -22,6 +22,8 @@ from runtime.errors import ConfigError
 from runtime.layers.kv_pool import LAYOUTS
 from runtime.models.base import Model
 from runtime.request.io import EngineInfo
+from runtime.samplers.compiled import CompiledVocabulary
+from runtime.samplers.vocabulary import WHOLE
 from runtime.strategies import Strategy, longest_request
 
 log = logging.getLogger(__name__)
@@ -51,6 +53,10 @@ def make_runner(
     sizes = step_sizes(info, strategy, needed, adapters)
     block = sizes.block
     records = _records(config, device, dtype)
+    vocabulary = WHOLE
+    if config.compile_mode is not None:
+        logits = torch.promote_types(dtype, torch.float32)
+        vocabulary = CompiledVocabulary(config.compile_mode, device, logits, info.vocab_size)
 
     def make(pages: int) -> ModelRunner:
         pool = layout(model.kv_shapes, num_pages=pages, page_size=page_size, dtype=dtype, device=device)
@@ -62,6 +68,7 @@ def make_runner(
             "orders": orders_of(info),
             "places": info.max_num_reqs,
             "apart": config.deterministic,
+            "vocabulary": vocabulary,
         }
         if not records:
             return ModelRunner(model, pool, **named)

@@ -21,6 +21,7 @@ from runtime.kernels.batch import ForwardBatch
 from runtime.layers.kv_pool import KVPool
 from runtime.models.base import Model
 from runtime.samplers.base import Orders
+from runtime.samplers.vocabulary import WHOLE, Vocabulary
 from runtime.state.plan import BlockPlan, BlockResults, StepPlan
 
 
@@ -64,6 +65,7 @@ class ModelRunner:
         orders: Orders | None = None,
         places: int = 0,
         apart: bool = False,
+        vocabulary: Vocabulary = WHOLE,
     ) -> None:
         self.model = model
         self.pool = pool
@@ -73,7 +75,7 @@ class ModelRunner:
         self.apart = apart
         self.step = DeviceStep(
             model, pool, block_size=block_size, mask_id=mask_id, max_token_id=max_token_id, eos_ids=eos_ids,
-            orders=orders, places=places, apart=apart,
+            orders=orders, places=places, apart=apart, vocabulary=vocabulary,
         )  # fmt: skip
         self.meanwhile: Callable[[], None] | None = None
         self.others: Callable[[np.ndarray], None] | None = None  # of a leading rank, see Looking
@@ -137,7 +139,7 @@ class ModelRunner:
 
     def _walked(self, plan: BlockPlan, hidden: torch.Tensor, found: BlockResults) -> BlockResults:
         """With what grammars let through and what is recited, and what is told of it; nothing of that is recorded."""
-        looking = Looking(self.step.head, hidden, self.others)
+        looking = Looking(self.step.head, hidden, self.others, self.apart)
         if looking.shared and self.others is None:
             self.last = looking
         if plan.walks:

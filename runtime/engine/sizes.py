@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
 from dataclasses import dataclass, replace
 from functools import cache, cached_property
 
@@ -28,7 +28,8 @@ def stairs(most: int) -> list[int]:
 class Sizes:
     """Args:
     block: positions of a block. pages: width of a page table. page_size: of a page. most_rows: of a forward that is
-    filled up. sampled: most blocks that a step samples; None: as many as its rows hold. places: see DeviceStep.
+    filled up. sampled: most blocks that a step samples; None: as many as its rows hold. places: see DeviceStep; no step
+    has more requests.
     adapted: what the adapters that are there from the start may change (``ForwardBatch.adapted``). apart: what makes a
     step one that cannot be recorded where adapters change it.
     """
@@ -60,31 +61,50 @@ class Sizes:
 
     def forwards(self, *, told: bool) -> list[ForwardShape]:
         """All shapes without mixtures, the largest first. `told`: the model conditions itself."""
-        plain = [self._forward(n, tile, told=told) for n in reversed(self.blocks) for tile in reversed(self.tiles)]
+        plain = [
+            self._forward(n, tile, told=told)
+            for n in reversed(self.blocks)
+            for tile in reversed(self.tiles)
+            if n <= self._most(tile)
+        ]
         if not self.adapted or self.adapted & self.apart:
             return plain
         return [replace(shape, adapted=adapted) for shape in plain for adapted in (self.adapted, 0)]
 
     def forward(self, shape: ForwardShape, *, told: bool) -> ForwardShape | None:
         """What a forward is filled up to; None if it is too large."""
-        tile = next((rows for rows in self.tiles if shape.tile_rows <= rows), None)
-        if tile is None or shape.rows > self.blocks[-1] * self.block or shape.adapted & self.apart:
+        if shape.rows > self.blocks[-1] * self.block or shape.adapted & self.apart:
             return None
-        for n in self.blocks[bisect_left(self.blocks, -(-shape.rows // self.block)) :]:
-            padded = self._forward(n, tile, told=told)
-            dead = padded.rows - shape.rows
-            if shape.tiles + -(-dead // tile) <= padded.tiles and shape.told <= n:
+        enough = self.blocks[bisect_left(self.blocks, -(-shape.rows // self.block)) :]
+        for tile in self.tiles[bisect_left(self.tiles, shape.tile_rows) :]:
+            for n in enough[: bisect_right(enough, self._most(tile))]:
+                padded = self._forward(n, tile, told=told)
+                if not _holds(padded, shape):
+                    continue
                 if shape.merged[0]:
                     padded = replace(padded, merged=(padded.rows, shape.merged[1]))
                 return replace(padded, adapted=shape.adapted) if shape.adapted else padded
         return None
 
+    def _most(self, tile: int) -> int:
+        """Blocks of the largest forward in tiles of so many rows. Where a tile is a whole request's, all of them
+        together hold no more than this."""
+        if tile == TILE_ROWS:
+            return self.blocks[-1]
+        return self._up(min(-(-self.places * tile // self.block), self.blocks[-1]))
+
+    def _tiles(self, blocks: int, tile: int) -> int:
+        """Most tiles of so many blocks: each request may end in one that it does not fill. A tile costs a program of
+        attention's for each of its heads whether or not it has rows."""
+        pieces = -(-self.block // tile)
+        return min(blocks * pieces, self.places + blocks * self.block // tile) + 1
+
     @cache  # noqa: B019  # there is one for the process's life
     def _forward(self, blocks: int, tile: int, *, told: bool) -> ForwardShape:
         return ForwardShape(
             rows=blocks * self.block,
-            tiles=blocks + 1,
-            requests=blocks + 1,
+            tiles=self._tiles(blocks, tile),
+            requests=min(blocks, self.places) + 1,
             pages=self.pages,
             tile_rows=tile,
             reach=self.pages * self.page_size,
@@ -121,6 +141,12 @@ class Sizes:
 
     def _up(self, blocks: int) -> int:
         return self.blocks[bisect_left(self.blocks, blocks)]
+
+
+def _holds(padded: ForwardShape, shape: ForwardShape) -> bool:
+    """Whether a forward has room in a larger one, with its dead rows' tiles."""
+    tiles = shape.tiles + -(-(padded.rows - shape.rows) // padded.tile_rows)
+    return tiles <= padded.tiles and shape.requests <= padded.requests and shape.told <= padded.told
 
 
 def sampled_up(rows: int, positions: int) -> int:

@@ -3,7 +3,8 @@ of the same hidden states, so that the step itself is what it is without."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import itertools
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 import torch
@@ -39,14 +40,20 @@ def tell(looking: Looking, plan: BlockPlan, results: BlockResults) -> None:
         return
     most = int(plan.told[block].max())
     rows, tokens = plan.rows[block] + at, results.tokens[block, at]
-    parts = [
-        _described(looking.at(rows[start : start + looking.most]), tokens[start : start + looking.most], most)
-        for start in range(0, len(rows), looking.most)
-    ]
+    parts = [_described(looking.at(rows[start:end]), tokens[start:end], most) for start, end in _spans(block, looking)]
     values, ids, tops = (np.concatenate(each) for each in zip(*parts, strict=True))
     for i in np.unique(block).tolist():
         mine = block == i
         results.logprobs[i] = Written(at[mine], values[mine], ids[mine], tops[mine])
+
+
+def _spans(block: np.ndarray, looking: Looking) -> Iterator[tuple[int, int]]:
+    """Of rows of `block` [n], in its order, those that are looked at in one."""
+    if looking.apart:
+        edges = [0, *(np.flatnonzero(np.diff(block)) + 1).tolist(), len(block)]
+    else:
+        edges = [*range(0, len(block), looking.most), len(block)]
+    return itertools.pairwise(edges)
 
 
 def _described(logits: torch.Tensor, tokens: np.ndarray, most: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

@@ -42,6 +42,7 @@ def sequence_logits(engine: Engine, ids: list[int], block_size: int | None = Non
         settled = np.zeros_like(plan.open)
         plan = replace(plan, visible_end=np.minimum(seen, len(ids)).astype(np.int32), open=settled)
     if adapter:
+        engine.settle()
         if not engine.adapters.fits(adapter):
             raise RequestError("adapter: all of --max-loras are in use by answers under way", param="adapter")
         slots = np.full(len(ids), engine.adapters.bring(adapter), dtype=np.int32)

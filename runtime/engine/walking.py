@@ -73,7 +73,7 @@ class Walking:
 @torch.inference_mode()
 def walk(looking: Looking, plan: BlockPlan, results: BlockResults) -> None:
     """Take the step's walks, and write what they took into `results`, where their blocks are as they were."""
-    for batch in _batches(plan, looking.most):
+    for batch in _batches(plan, 0 if looking.apart else looking.most):
         rows = np.concatenate([plan.rows[w.walk.block] + np.arange(w.at, w.size) for w in batch])
         logits = looking.at(rows)
         if plan.shaping is not None:
@@ -91,7 +91,7 @@ def _on(array: np.ndarray, like: torch.Tensor) -> torch.Tensor:
 
 
 def _batches(plan: BlockPlan, most: int) -> Iterator[list[Walking]]:
-    """Walks whose logits are made at once, of `most` rows."""
+    """Walks whose logits are made at once, of `most` rows, or one walk."""
     batch: list[Walking] = []
     rows = 0
     for each in plan.walks:

@@ -13,6 +13,7 @@ from runtime.kernels import packed_torch
 from runtime.kernels.gate import Activation, gate_mul_reference
 from runtime.kernels.kv_write import write_kv_reference
 from runtime.kernels.lora import LoraRows, add_lora_reference
+from runtime.kernels.moe import written
 from runtime.kernels.packed_torch import Packed
 from runtime.kernels.rms_norm import add_rms_norm_reference, rms_norm_reference
 from runtime.kernels.rotary import qk_norm_rotary_reference
@@ -95,10 +96,10 @@ def route(logits: torch.Tensor, bias: torch.Tensor | None, rule: RoutingRule, fi
 
 def moe(
     x: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor, gate_up: torch.Tensor, down: torch.Tensor,
-    shared: torch.Tensor | None, activation: Activation = "silu",
+    shared: torch.Tensor | None, activation: Activation = "silu", out: torch.Tensor | None = None,
 ) -> torch.Tensor:  # fmt: skip
     return _experts(
-        x, ids, weights, shared, activation,
+        x, ids, weights, shared, activation, out,
         lambda row, expert: F.linear(row, gate_up[expert]), lambda row, expert: F.linear(row, down[expert]),
     )  # fmt: skip
 
@@ -118,10 +119,10 @@ def packed_linear(x: torch.Tensor, weight: Packed, bias: torch.Tensor | None) ->
 
 def packed_moe(
     x: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor, gate_up: Packed, down: Packed,
-    shared: torch.Tensor | None, activation: Activation = "silu",
+    shared: torch.Tensor | None, activation: Activation = "silu", out: torch.Tensor | None = None,
 ) -> torch.Tensor:  # fmt: skip
     return _experts(
-        x, ids, weights, shared, activation,
+        x, ids, weights, shared, activation, out,
         lambda row, expert: packed_torch.linear_torch(row, gate_up[expert], None),
         lambda row, expert: packed_torch.linear_torch(row, down[expert], None),
     )  # fmt: skip
@@ -132,7 +133,7 @@ Expert = Callable[[torch.Tensor, int], torch.Tensor]
 
 def _experts(
     x: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor, shared: torch.Tensor | None, activation: Activation,
-    gate_up: Expert, down: Expert,
+    out: torch.Tensor | None, gate_up: Expert, down: Expert,
 ) -> torch.Tensor:  # fmt: skip
     """``moe.moe_reference`` of each row, its experts in the order of their rank."""
     up = weights.dtype
@@ -143,4 +144,4 @@ def _experts(
             if expert >= 0:
                 total = total + weight * down(gate_mul_reference(gate_up(row, expert), activation), expert).to(up)
         made.append(total.to(x.dtype))
-    return torch.cat(made)
+    return written(torch.cat(made), out)

@@ -26,7 +26,7 @@ from runtime.kernels.expert_products import moe, moe_add_norm
 from runtime.kernels.filling import After, Blocks, Sampled, fill
 from runtime.kernels.fp8 import Fp8
 from runtime.kernels.gate import Activation, gate_mul, gate_mul_reference
-from runtime.kernels.greedy_head import likeliest, likeliest_reference
+from runtime.kernels.greedy_head import Likeliest, likeliest, likeliest_reference
 from runtime.kernels.grouped import Grouped
 from runtime.kernels.lora import LoraKernel, add_lora, add_lora_reference
 from runtime.kernels.moe import moe_torch
@@ -76,7 +76,7 @@ class MoEKernel(Protocol):
 
     def __call__(
         self, x: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor, gate_up: Any, down: Any,
-        shared: torch.Tensor | None, activation: Activation = "silu",
+        shared: torch.Tensor | None, activation: Activation = "silu", out: torch.Tensor | None = None,
     ) -> torch.Tensor: ...  # fmt: skip
 
 
@@ -91,7 +91,7 @@ class LikeliestKernel(Protocol):
     def __call__(
         self, hidden: torch.Tensor, weight: torch.Tensor, *, mask_id: int | None, max_token_id: int,
         spared: Sequence[int] = (),
-    ) -> Two: ...  # fmt: skip
+    ) -> Likeliest: ...  # fmt: skip
 
 
 class FillKernel(Protocol):

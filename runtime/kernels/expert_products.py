@@ -194,12 +194,13 @@ def moe(
     down: torch.Tensor,
     shared: torch.Tensor | None,
     activation: Activation = "silu",
+    out: torch.Tensor | None = None,
     *,
     fixed: bool = False,
 ) -> torch.Tensor:
     """`moe_reference` on a GPU for contiguous tensors, float32 weights, and `gate_up` in turns (`turns.in_turns`); no
     host synchronisation, deterministic. `fixed`: a row's bits do not depend on the others."""
-    return sum_up(products(x, ids, gate_up, down, activation, fixed=fixed), ids, weights, shared)
+    return sum_up(products(x, ids, gate_up, down, activation, fixed=fixed), ids, weights, shared, out)
 
 
 def moe_add_norm(

@@ -41,10 +41,14 @@ def _sum_up(
         round_row(out.to(tl.float32), values_at, scales_ptr + row, ok, LARGEST, LEAST)
 
 
-def sum_up(pairs: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor, shared: torch.Tensor | None) -> torch.Tensor:
-    """pairs [rows * top_k, hidden], of row r's choice c at r * top_k + c; -> [rows, hidden]."""
+def sum_up(
+    pairs: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor, shared: torch.Tensor | None,
+    out: torch.Tensor | None = None,
+) -> torch.Tensor:  # fmt: skip
+    """pairs [rows * top_k, hidden], of row r's choice c at r * top_k + c; -> [rows, hidden], in `out` if given."""
     (rows, top_k), hidden = ids.shape, pairs.shape[1]
-    out = pairs.new_empty(rows, hidden)
+    if out is None:
+        out = pairs.new_empty(rows, hidden)
     slab = min(1024, triton.next_power_of_2(hidden))
     _sum_up[(rows, triton.cdiv(hidden, slab))](
         pairs, ids, weights, pairs if shared is None else shared, pairs, pairs, out, out, out, weights, 0.0,

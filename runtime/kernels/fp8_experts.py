@@ -201,12 +201,13 @@ def moe(
     down: Fp8,
     shared: torch.Tensor | None,
     activation: Activation = "silu",
+    out: torch.Tensor | None = None,
     *,
     fixed: bool = False,
 ) -> torch.Tensor:
     """``expert_products.moe`` with weights of eight bits; rows and what the gates make of them are rounded to as many,
     each with a scale of its own."""
-    return sum_up(products(x, ids, gate_up, down, activation, fixed=fixed), ids, weights, shared)
+    return sum_up(products(x, ids, gate_up, down, activation, fixed=fixed), ids, weights, shared, out)
 
 
 def moe_add_norm(

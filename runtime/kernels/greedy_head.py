@@ -16,12 +16,20 @@ NONE = 2147483647  # an id that is none
 SPARED = 2  # ids that the kernel can spare
 
 
+class Likeliest(NamedTuple):
+    """Of each row, [n]."""
+
+    token: torch.Tensor  # int64
+    conf: torch.Tensor  # its softmax probability
+    logit: torch.Tensor  # its own
+
+
 def likeliest_reference(
     hidden: torch.Tensor, weight: torch.Tensor, *, mask_id: int | None, max_token_id: int, spared: Sequence[int] = ()
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """hidden [n, inputs], weight [vocab, inputs] -> token int64 [n] (of equals the lowest id) and its softmax
-    probability [n], float32 (float64 for float64), among the ids up to `max_token_id` and those `spared` beyond it; the
-    mask, where there is one, is not among them unless it is spared."""
+) -> Likeliest:
+    """hidden [n, inputs], weight [vocab, inputs] -> the likeliest token (of equals the lowest id), numbers as float32
+    (float64 for float64), among the ids up to `max_token_id` and those `spared` beyond it; the mask, where there is
+    one, is not among them unless it is spared. A row without any has -inf and a probability that is not finite."""
     up = wide(hidden.dtype)
     logits = torch.nn.functional.linear(hidden.to(up), weight.to(up))
     ids = torch.arange(len(weight), device=hidden.device)
@@ -32,7 +40,8 @@ def likeliest_reference(
         banned &= ids != token
     logits = logits.masked_fill(banned, float("-inf"))
     token = logits.argmax(dim=1)  # the first of equal values
-    return token, (logits.gather(1, token[:, None])[:, 0] - logits.logsumexp(dim=1)).exp()
+    logit = logits.gather(1, token[:, None])[:, 0]
+    return Likeliest(token, (logit - logits.logsumexp(dim=1)).exp(), logit)
 
 
 class Cut(NamedTuple):
@@ -104,7 +113,8 @@ def _pieces(
 
 @triton.jit(do_not_specialize=["rows", "pieces"])
 def _join(
-    best_ptr, token_ptr, total_ptr, out_ptr, conf_ptr, rows, pieces, ROWS: tl.constexpr, PIECES: tl.constexpr
+    best_ptr, token_ptr, total_ptr, out_ptr, conf_ptr, logit_ptr, rows, pieces,
+    ROWS: tl.constexpr, PIECES: tl.constexpr,
 ):  # fmt: skip
     """One program: ROWS rows, PIECES pieces at a time."""
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
@@ -127,12 +137,13 @@ def _join(
         best = here
     tl.store(out_ptr + row, token.to(tl.int64), mask=ok)
     tl.store(conf_ptr + row, 1.0 / total, mask=ok)
+    tl.store(logit_ptr + row, best, mask=ok)
 
 
 def likeliest(
     hidden: torch.Tensor, weight: torch.Tensor, *, mask_id: int | None, max_token_id: int, spared: Sequence[int] = (),
     fixed: bool = False,
-) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
+) -> Likeliest:  # fmt: skip
     """`likeliest_reference` for contiguous float32, float16 and bfloat16 on a GPU; sums in float32. `fixed`: a row's
     bits do not depend on the others."""
     assert len(spared) <= SPARED
@@ -151,6 +162,8 @@ def likeliest(
         TURNED=how.turned, DESCRIBED=is_described(weights), num_warps=how.warps,
     )  # fmt: skip
     token = hidden.new_empty(rows, dtype=torch.int64)
-    conf = hidden.new_empty(rows, dtype=torch.float32)
-    _join[(triton.cdiv(rows, 4),)](best, found, total, token, conf, rows, pieces, ROWS=4, PIECES=256, num_warps=4)
-    return token, conf
+    conf, logit = hidden.new_empty(2, rows, dtype=torch.float32)
+    _join[(triton.cdiv(rows, 4),)](
+        best, found, total, token, conf, logit, rows, pieces, ROWS=4, PIECES=256, num_warps=4
+    )
+    return Likeliest(token, conf, logit)

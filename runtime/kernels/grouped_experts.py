@@ -176,9 +176,10 @@ def moe(
     down: Grouped,
     shared: torch.Tensor | None,
     activation: Activation = "silu",
+    out: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """``expert_products.moe`` with weights of few bits."""
-    return sum_up(products(x, ids, gate_up, down, activation), ids, weights, shared)
+    return sum_up(products(x, ids, gate_up, down, activation), ids, weights, shared, out)
 
 
 def moe_add_norm(

@@ -22,13 +22,14 @@ def moe_reference(
     down: torch.Tensor,
     shared: torch.Tensor | None,
     activation: Activation = "silu",
+    out: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """``shared[t] + sum_j weights[t, j] * expert[ids[t, j]](x[t])``, summed wide.
 
     Args:
         x: [rows, hidden]; ids: int32 [rows, top_k], -1: nobody's, which adds nothing; weights: float [rows, top_k].
         gate_up: [experts, 2 * width, hidden], gate rows first; down: [experts, hidden, width].
-        shared: [rows, hidden] to add, or None. activation: of the gates.
+        shared: [rows, hidden] to add, or None. activation: of the gates. out: where the result is written, if given.
 
     Returns:
         [rows, hidden] in x's dtype.
@@ -39,7 +40,12 @@ def moe_reference(
         row, choice = (ids == expert).nonzero(as_tuple=True)
         hidden = gate_mul_reference(x[row] @ gate_up[expert].t(), activation)
         total.index_add_(0, row, weights[row, choice, None].to(up) * (hidden @ down[expert].t()).to(up))
-    return total.to(x.dtype)
+    return written(total.to(x.dtype), out)
+
+
+def written(made: torch.Tensor, out: torch.Tensor | None) -> torch.Tensor:
+    """`made`, in `out` if given."""
+    return made if out is None else out.copy_(made)
 
 
 def moe_torch(
@@ -50,6 +56,7 @@ def moe_torch(
     down: torch.Tensor,
     shared: torch.Tensor | None,
     activation: Activation = "silu",
+    out: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """`moe_reference` with few calls, for CPUs: rows in the order of their experts, and those batched where they are
     few. A row's result depends on the other rows by rounding alone."""
@@ -69,7 +76,7 @@ def moe_torch(
     total = torch.zeros_like(x, dtype=up) if shared is None else shared.to(up)
     for choice, weight in enumerate(weights.to(up).split(1, dim=1)):
         total = torch.addcmul(total, weight, by_choice[:, choice])
-    return total.to(x.dtype)
+    return written(total.to(x.dtype), out)
 
 
 def _batched(

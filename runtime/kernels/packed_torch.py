@@ -8,6 +8,7 @@ import torch
 import torch.nn.functional as F
 
 from runtime.kernels.gate import Activation, gate_mul_reference
+from runtime.kernels.moe import written
 from runtime.kernels.precision import wide
 
 PIECE = 1 << 22  # numbers of a weight that are whole at a time
@@ -54,6 +55,7 @@ def moe_torch(
     down: Packed,
     shared: torch.Tensor | None,
     activation: Activation = "silu",
+    out: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """``moe.moe_reference`` with weights of few bits; an expert at a time is whole."""
     up = wide(x.dtype)
@@ -63,6 +65,6 @@ def moe_torch(
             continue
         row, choice = (ids == expert).nonzero(as_tuple=True)
         hidden = gate_mul_reference(linear_torch(x[row], gate_up[expert], None), activation)
-        out = linear_torch(hidden, down[expert], None)
-        total.index_add_(0, row, weights[row, choice, None].to(up) * out.to(up))
-    return total.to(x.dtype)
+        made = linear_torch(hidden, down[expert], None)
+        total.index_add_(0, row, weights[row, choice, None].to(up) * made.to(up))
+    return written(total.to(x.dtype), out)

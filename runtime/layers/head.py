@@ -67,23 +67,23 @@ class PlainHead:
         """[n, hidden] -> token int64 [n] and its probability [n], see ``kernels.greedy_head.likeliest_reference``."""
         if self.ids is not None:
             return self._joined(self.ids, hidden, mask_id, max_token_id, spared)
-        return self.kernels.likeliest(
+        found = self.kernels.likeliest(
             hidden, self.weight.tensor, mask_id=mask_id, max_token_id=max_token_id, spared=spared
         )
+        return found.token, found.conf
 
     def _joined(
         self, ids: Ids, hidden: torch.Tensor, mask_id: int | None, max_token_id: int, spared: Sequence[int]
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """The likeliest of all processes' likeliest."""
-        weight, first = self.weight.tensor, ids.here.start
-        token, conf = self.kernels.likeliest(
-            hidden, weight, mask_id=mask_id - first if mask_id in ids.here else None,  # type: ignore[operator]
+        first = ids.here.start
+        token, conf, peak = self.kernels.likeliest(
+            hidden, self.weight.tensor, mask_id=mask_id - first if mask_id in ids.here else None,  # type: ignore[operator]
             max_token_id=max_token_id - first, spared=[token - first for token in spared if token in ids.here],
         )  # fmt: skip
-        peak = (hidden.to(conf.dtype) * weight[token].to(conf.dtype)).sum(1)
-        peak = torch.where(conf.isfinite(), peak, -torch.inf)  # nothing here may be predicted
-        total = torch.where(conf.isfinite(), peak - conf.log(), -torch.inf)
-        peaks, totals, tokens = ids.group.gather(torch.stack([peak, total, (token + first).to(conf.dtype)])).unbind(1)
-        best = peaks.argmax(0, keepdim=True)  # the first of equal values: the lowest ids
-        conf = (peaks.gather(0, best)[0] - totals.logsumexp(0)).exp()
-        return tokens.gather(0, best)[0].long(), conf
+        numbers = torch.stack([peak, 1 / conf, (token + first).to(conf.dtype)])
+        peaks, sums, tokens = ids.group.gather(numbers).unbind(1)
+        peak, best = peaks.max(0, keepdim=True)  # the first of equal values: the lowest ids
+        there = peaks > -torch.inf  # where anything may be predicted; its sum is by its own peak
+        total = torch.where(there, sums * (peaks - peak).exp(), 0).sum(0)
+        return tokens.gather(0, best)[0].long(), 1 / total

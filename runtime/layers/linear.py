@@ -38,7 +38,8 @@ class Linear(nn.Module):
         bias = None if self.bias is None else self.bias.tensor
         if self.group is None:
             return self.weight.matmul(x, bias)
-        out = self.group.sum(self.weight.matmul(x))
+        room = self.group.room((len(x), self.weight.shape[-2]), x.dtype)
+        out = self.group.add_up(self.weight.into(x, room))
         return out if bias is None else out.add_(bias)
 
 

@@ -122,7 +122,13 @@ class LoraWeight(Weight):
         return self.base.fill_packed(index, packed)
 
     def matmul(self, x: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
-        out = self.base.matmul(x, bias)
+        return self._added(self.base.matmul(x, bias), x)
+
+    def into(self, x: torch.Tensor, out: torch.Tensor | None) -> torch.Tensor:
+        return self._added(self.base.into(x, out), x)
+
+    def _added(self, out: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+        """With what the rows' adapters add."""
         rows = self.lora.rows
         if rows is not None and self.lora.touched & self.bit:
             self.lora.kernel(out, x, self.down, self.up, self.cuts, rows)

@@ -92,7 +92,8 @@ class MoE(nn.Module):
             ids = self.here.at(ids)
         if self.lora is not None and self.lora.in_pieces:
             return self._in_pieces(x, ids, weights, self.lora)
-        return self.group.sum(self.kernels.moe(x, ids, weights, *self._operands(x)))
+        operands, room = self._operands(x), self.group.room(x.shape, x.dtype)
+        return self.group.add_up(self.kernels.moe(x, ids, weights, *operands, out=room))
 
     def add_normed(
         self, x: torch.Tensor, first: torch.Tensor | None, residual: torch.Tensor, norm: RMSNorm
@@ -110,7 +111,7 @@ class MoE(nn.Module):
         k = self.top_k
         shared = None if self.shared is None else self.shared(x)
         made = adapted_experts(x, ids[:, :k], weights[:, :k], self.gate_up, self.down, shared, lora)
-        return self.group.sum(made)
+        return self.group.add_up(made)
 
     def _operands(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
         """What the kernels take: both products' weights, and what is added."""

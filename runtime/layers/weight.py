@@ -95,6 +95,10 @@ class Weight(ABC):
         """[rows, inputs] -> [rows, outputs], plus `bias` [outputs]."""
         return F.linear(x, self.tensor, bias)
 
+    def into(self, x: torch.Tensor, out: torch.Tensor | None) -> torch.Tensor:
+        """`matmul` without a bias, written to `out` by whoever needs no copy for it."""
+        return self.matmul(x)
+
     def rows(self, ids: torch.Tensor) -> torch.Tensor:
         """int64 [rows] -> [rows, inputs], the outputs of these ids."""
         return F.embedding(ids, self.tensor)
@@ -140,6 +144,9 @@ class PlainWeight(Weight):
 
     def matmul(self, x: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
         return self.linear(x, self.tensor, bias)
+
+    def into(self, x: torch.Tensor, out: torch.Tensor | None) -> torch.Tensor:
+        return self.matmul(x) if self.linear is not F.linear else torch.mm(x, self.tensor.t(), out=out)
 
 
 class TurnsWeight(Weight):

@@ -94,8 +94,8 @@ class Experts(nn.Module):
         weights = weights * self.expert_scale.tensor[ids]
         if self.here is not None:
             ids = self.here.at(ids)
-        operands = self.gate_up.operand, self.down.operand
-        return self.group.sum(self.kernels.moe(normed, ids, weights, *operands, None, GELU))
+        operands, room = (self.gate_up.operand, self.down.operand), self.group.room(normed.shape, normed.dtype)
+        return self.group.add_up(self.kernels.moe(normed, ids, weights, *operands, None, GELU, out=room))
 
 
 class Layer(nn.Module):

@@ -96,7 +96,7 @@ class Follower:
         connection = self.wire.connection
         own = "127.0.0.1" if connection.family == socket.AF_UNIX else connection.getsockname()[0]
         store = groups.meeting(told.host, told.seconds, told.port)
-        return groups.join(told.rank, told.size, store, device, told.seconds, own)
+        return groups.join(told.rank, told.size, store, device, told.seconds, own, near=told.near)
 
     def _follow(self, engine: Engine) -> None:
         """Until the engine is to be dropped."""

@@ -61,13 +61,13 @@ class Ranks:
         try:
             self.watch = Watch(self.peers, seconds, self._lost)
             store = groups.meeting(place.address, seconds)
+            near = place.nodes == 1
             for peer in self.peers:
-                peer.wire.send(
-                    Join(peer.rank, size, place.address, store.port, seconds, place.device_of(peer.hello.local))
-                )
+                own = place.device_of(peer.hello.local)
+                peer.wire.send(Join(peer.rank, size, place.address, store.port, seconds, own, near))
             device = torch.device(place.device_of(0))
             with self._together():
-                self.group = groups.join(0, size, store, device, seconds, place.address)
+                self.group = groups.join(0, size, store, device, seconds, place.address, near=near)
         except BaseException:
             self.close()
             raise
@@ -153,6 +153,7 @@ class Ranks:
         for peer in self.peers:
             if peer.process is not None:
                 peer.process.wait()
+        self.group.close()
         self.group = groups.ALONE
 
 
@@ -175,6 +176,8 @@ class Running:
             if self.watch.failure is not None:
                 raise ReplicaLost(str(self.watch.failure)) from error
             raise ReplicaLost(f"rank 0 {sentence(error)}") from error
+        if self.watch.failure is not None:  # the step ended because nothing waits for a lost rank: it is worth nothing
+            raise ReplicaLost(str(self.watch.failure))
         if error is not None:
             self.watch.fail(ReplicaLost("rank 0 was interrupted within a step, which the others wait for"))
 

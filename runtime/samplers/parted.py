@@ -20,6 +20,8 @@ class PartedVocabulary(Vocabulary):
     """Logits and probabilities are [rows, ids that are here]; what comes of them is the whole vocabulary's, and the
     same in every process. Where ids come to the same, the lowest is taken, and lower ids are those of lower ranks."""
 
+    shared = True
+
     def __init__(self, ids: Ids) -> None:
         self.ids = ids
         self.group = ids.group

@@ -13,6 +13,8 @@ from runtime.samplers.choose import Candidate, Top
 class Vocabulary:
     """All of it is here: logits and probabilities are [rows, vocab]. Ids are the vocabulary's own, whatever is here."""
 
+    shared = False  # whether other processes have the rest of it
+
     def size(self, logits: torch.Tensor) -> int:
         """How many ids there are."""
         return logits.shape[1]
@@ -91,6 +93,14 @@ class Vocabulary:
 
     def entropy(self, probs: torch.Tensor) -> torch.Tensor:
         return choose.entropy(probs)
+
+    def margin_of(self, logits: torch.Tensor) -> torch.Tensor:
+        """`margin` of their softmax."""
+        return self.margin(self.softmax(logits))
+
+    def entropy_of(self, logits: torch.Tensor) -> torch.Tensor:
+        """`entropy` of their softmax."""
+        return self.entropy(self.softmax(logits))
 
 
 WHOLE = Vocabulary()

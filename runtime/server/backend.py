@@ -8,6 +8,7 @@ sleeps on the socket. Standard input is a pipe whose other end the frontend hold
 from __future__ import annotations
 
 import argparse
+import gc
 import logging
 import os
 import socket
@@ -256,6 +257,7 @@ def serve(link: Link, make_engine: MakeEngine, prepare: Callable[[], object]) ->
             log.exception("loading failed")
         link.send(Fatal(_sentence(error)))
         return 1
+    gc.freeze()  # what is there now stays: looking through all of it would hold everybody up for a tenth of a second
     link.send(Ready(engine.info, time.monotonic() - started))
     Backend(link, engine).run()
     return 0

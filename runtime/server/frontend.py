@@ -9,6 +9,8 @@ from __future__ import annotations
 import asyncio
 from abc import ABC, abstractmethod
 from collections import deque
+from collections.abc import Iterable
+from typing import Protocol
 
 from runtime.config import ServerConfig
 from runtime.errors import RequestError
@@ -23,6 +25,20 @@ class Unavailable(RequestError):
 
     def __init__(self, message: str) -> None:
         super().__init__(message, status=503, code="no_backend")
+
+
+class News(Protocol):
+    """Where what happens to requests is told."""
+
+    def put(self, item: tuple[int, EngineOutput] | RequestError) -> None: ...
+
+
+def end(inboxes: Iterable[News], error: RequestError) -> int:
+    """Requests with these inboxes end with `error`, which each is told once; how many inboxes there are."""
+    each = {id(inbox): inbox for inbox in inboxes}
+    for inbox in each.values():
+        inbox.put(error)
+    return len(each)
 
 
 class Inbox:

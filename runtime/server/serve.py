@@ -29,15 +29,13 @@ from runtime.server.observed import Observed
 from runtime.server.supervisor import BACKEND_COMMAND, Supervisor
 from runtime.server.table import Table
 from runtime.server.talking import check_parsers
-from runtime.server.wire.limits import Limits
+from runtime.server.wire.limits import BACKLOG, Limits
 from runtime.server.wire.memory import keep_together
 
 if TYPE_CHECKING:
     from runtime.server.speaking import Speaking
 
 log = logging.getLogger("unmask.server")
-
-BACKLOG = 2048  # connections the kernel holds for us
 
 
 def run(config: ServerConfig, backend_command: tuple[str, ...] = BACKEND_COMMAND) -> int:

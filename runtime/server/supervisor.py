@@ -19,16 +19,13 @@ import zmq
 from runtime.config import EngineConfig, ServerConfig
 from runtime.errors import ConfigError
 from runtime.request.io import EngineInfo, EngineOutput, EngineStats
-from runtime.server import messages
+from runtime.server import messages, restarting
 from runtime.server.environment import backend_environment
 from runtime.server.messages import Fatal, Loading, Outputs, Ready, Stats
 from runtime.server.peers import Peers, receive, require_curve
 
 log = logging.getLogger("unmask.supervisor")
 
-FIRST_BACK_OFF = 0.5  # seconds before the first restart; doubles with every failure
-LAST_BACK_OFF = 30.0
-STEADY_SECONDS = 60.0  # a backend that served for so long starts again at the first back-off
 STOP_SECONDS = 5.0  # what a backend has to end after Stop
 BACKEND_COMMAND = (sys.executable, "-m", "runtime.server.backend")
 
@@ -155,7 +152,7 @@ class Supervisor:
 
     async def _keep(self, replica: Replica) -> None:
         """Run a backend in this place for ever."""
-        back_off = FIRST_BACK_OFF
+        back_off = restarting.BackOff()
         while True:
             reason = await self._run(replica)
             self._down(replica, reason)
@@ -163,11 +160,9 @@ class Supervisor:
                 self.on_give_up(reason)
                 return
             log.error("%s ended: %s", replica.name, reason)
-            if replica.served > STEADY_SECONDS:
-                back_off = FIRST_BACK_OFF
-            log.info("a new backend starts in %.1f s", back_off)
-            await asyncio.sleep(back_off)
-            back_off = min(2 * back_off, LAST_BACK_OFF)
+            seconds = back_off.after(replica.served)
+            log.info("a new backend starts in %.1f s", seconds)
+            await asyncio.sleep(seconds)
 
     def _down(self, replica: Replica, reason: str) -> None:  # once for each process, as soon as it says that it ends
         if replica.state is not State.DOWN:
@@ -199,7 +194,7 @@ class Supervisor:
         self._read_events()  # its last words
         if replica.fatal is not None:
             return replica.fatal
-        how = f"was killed by signal {-code}" if code < 0 else f"ended with exit code {code}"
+        how = restarting.told(code)
         loading = replica.state is State.STARTING
         memory = " (out of memory?)" if loading and code == -9 else ""
         return f"the backend process {how}{' while it loaded the model' if loading else ''}{memory}"

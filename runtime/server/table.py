@@ -5,13 +5,13 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from runtime.config import ServerConfig
 from runtime.errors import RequestError
 from runtime.request.io import EngineInfo, EngineOutput, EngineStats, RequestSpec
 from runtime.server.adapters import Adapters
-from runtime.server.frontend import Frontend, Inbox, Unavailable
+from runtime.server.frontend import Frontend, Inbox, News, Unavailable, end
 from runtime.server.messages import Abort, AdapterNews, Add, ProfileNews
 from runtime.server.metrics import Metrics
 from runtime.server.observed import Observed
@@ -23,12 +23,6 @@ if TYPE_CHECKING:
 
 
 Soon = Callable[[Callable[[], None]], object]
-
-
-class News(Protocol):
-    """Where what happens to requests is told."""
-
-    def put(self, item: tuple[int, EngineOutput] | RequestError) -> None: ...
 
 
 class Live:
@@ -142,11 +136,9 @@ class Table(Frontend):
             self.supervisor.send(replica, Abort(share))
 
     def fail_all(self, error: RequestError) -> int:
-        inboxes = {id(live.inbox): live.inbox for live in self.table.values()}
+        inboxes = [live.inbox for live in self.table.values()]
         self.abort(list(self.table))
-        for inbox in inboxes.values():
-            inbox.put(error)
-        return len(inboxes)
+        return end(inboxes, error)
 
     def _remove(self, request_id: str) -> Live | None:
         live = self.table.pop(request_id, None)
@@ -202,6 +194,6 @@ class Table(Frontend):
         lost = [live for live in self.table.values() if live.replica == replica]
         for live in lost:
             self._remove(live.id)
-        for inbox in {id(live.inbox): live.inbox for live in lost}.values():
-            inbox.put(Unavailable(f"the backend that served this request is gone ({reason}); send it again"))
+        gone = Unavailable(f"the backend that served this request is gone ({reason}); send it again")
+        end((live.inbox for live in lost), gone)
         self.changed()

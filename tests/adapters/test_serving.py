@@ -156,6 +156,19 @@ def test_loading_and_unloading(adapters, tmp_path):
         engine.load_adapter("x", str(adapters["a0"]))
 
 
+def test_answers_that_still_commit_hold_no_adapter(tmp_path):
+    """An answer ends before its last canvas is in the cache, for which the next step would come too late here."""
+    base = GOLDEN / "diffusion_gemma"
+    some = {f"a{n}": str(random_adapter(tmp_path / f"a{n}", base, r".*self_attn\..*_proj", n)) for n in range(2)}
+    with LLM(model=str(base), device="cpu", skip_tokenizer=True, lora=some, max_loras=1) as engine:
+        for first, other in ((*some,), (*some,)[::-1]):
+            engine.generate([[5, 6, 7]], SamplingParams(max_tokens=4), adapter=first)
+            engine.logits([3, 4, 5], adapter=other)
+            engine.generate([[5, 6, 7]], SamplingParams(max_tokens=4), adapter=first)
+            engine.unload_adapter(first)
+            engine.load_adapter(first, some[first])
+
+
 def test_what_flags_refuse(adapters, tmp_path):
     for flags, words in (
         ({"lora": ["x"]}, "is not of the form NAME=PATH"),

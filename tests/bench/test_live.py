@@ -2,6 +2,7 @@
 
 import argparse
 import json
+from dataclasses import replace
 
 import pytest
 import torch
@@ -18,6 +19,7 @@ from runtime.layers.build import Build
 from runtime.layers.kv_pool import UnifiedPool
 from runtime.layers.weight import weights_of
 from runtime.models.architectures import architecture, random_model
+from runtime.samplers import choose
 from runtime.strategies import DecodingContext, make_strategy
 from tests.bench.test_steps import NOISY, TINY
 from tests.golden import GOLDEN
@@ -38,6 +40,17 @@ def test_live_steps_find_the_same_each_time(shape, tmp_path, capsys):
     if shape is TINY:  # half of the masks were filled, and still are
         assert all(0.25 < row["sampled"] / row["rows"] < 0.75 for row in rows)
     assert capsys.readouterr().out.endswith(table(rows) + "\n")
+
+
+def test_requests_may_draw(tmp_path, monkeypatch):
+    drawn, pick = [], choose.pick
+    monkeypatch.setattr(choose, "pick", lambda probs, uniform: drawn.append((probs > 0).sum(1)) or pick(probs, uniform))
+    measured(tmp_path, *TINY)
+    assert not drawn
+    (_, row) = measured(tmp_path, *TINY, "--temperature", "0.7", "--top-p", "0.5")
+    assert len(drawn[-1]) == row["sampled"]
+    assert all(0 < count < 1000 for count in drawn[-1])
+    assert json.loads((tmp_path / "steps.json").read_text())["setup"]["temperature"] == 0.7
 
 
 def test_open_blocks_hold_the_same_after_contexts_of_any_length(tmp_path):
@@ -128,5 +141,12 @@ def test_the_floor_is_bytes_or_arithmetic():
     flops += 2 * (48 - 96) * head.size  # half of the positions are sampled
     flops += 2 * 96 * 4 / 16 * sum(w.size for w in weights_of(model).values() if len(w.shape) == 3)
     assert work.flops == pytest.approx(flops)
+    assert work.attended == 4 * plan.visible_end.sum() * sum(
+        w.shape[1] for n, w in weights_of(model).items() if n.endswith("attention.out.weight")
+    )
     rates = argparse.Namespace(tflops=1.0, tbs=2.0)
-    assert work.milliseconds(rates) == pytest.approx(max(work.nbytes / 2e9, work.flops / 1e9))
+    assert work.milliseconds(rates) == pytest.approx(max(work.nbytes / 2e9, (work.flops + work.attended) / 1e9))
+    eight = replace(work, eight_bits=True)
+    assert eight.milliseconds(argparse.Namespace(tflops=1.0, tbs=1e9)) == pytest.approx(
+        (work.flops / 2 + work.attended) / 1e9
+    )

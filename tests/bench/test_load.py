@@ -280,6 +280,26 @@ def test_senseless_addresses_are_refused(capsys):
     assert "--url" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    "more", [("--processes", "0"), ("--processes", "2"), ("--processes", "3", "--clients", "4", "2")]
+)
+def test_no_more_processes_than_clients(capsys, more):
+    assert serve.main(arguments(*more)) == 2
+    assert capsys.readouterr().err.startswith("--processes: at least 1, and no more than there are clients or requests")
+
+
+def test_a_poisson_stream_of_several_processes():
+    server = Server(0.05)
+
+    async def go():
+        async with server.running() as url:
+            with crowd(2, url, None, 10.0) as several:
+                return await several.open_loop([BODY] * 9, 200.0, 3)
+
+    found = asyncio.run(go())
+    assert (len(found.sent), len(found.good), len(server.bodies)) == (9, 9, 9)
+
+
 def test_clients_in_several_processes_are_counted_together():
     server = Server(0.05)
 

@@ -37,6 +37,12 @@ def test_shapes_are_as_the_kernels_see_them():
     assert shape_of("llada2-mini") == (257, 2048, 512, 9), "the shared expert is one of them"
 
 
+def test_ranks_have_a_part_of_the_width():
+    assert shape_of("llada2-mini", 2) == (257, 2048, 256, 9)
+    with pytest.raises(ConfigError, match="--tensor-parallel-size 3 does not divide the experts' width, 512"):
+        shape_of("llada2-mini", 3)
+
+
 def test_the_shape_of_sdar_moe():
     assert shape_of("sdar-30b-a3b")[0] == 128
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from runtime.distributed.group import ALONE, Group, join, meeting
+from runtime.distributed.group import ALONE, Group, _place, join, meeting
 
 
 def test_a_group_of_one_asks_nobody():
@@ -65,3 +65,14 @@ def test_a_gather_of_one(nccl):
     made.backend._allgather_base(whole, torch.arange(6.0, device="cuda")).wait()
     assert whole.tolist() == list(range(6))
     assert "MASTER_ADDR" not in os.environ
+
+
+@pytest.mark.parametrize(("near", "disabled", "why"), [(False, "0", "several hosts"), (True, "1", "NCCL_P2P_DISABLE")])
+def test_who_may_not_share_memory_says_why(monkeypatch, caplog, near, disabled, why):
+    monkeypatch.setenv("NCCL_P2P_DISABLE", disabled)
+    with caplog.at_level("INFO"):
+        assert _place(Group(0, 2), None, torch.device("cuda", 0), near=near) is None
+        assert _place(Group(1, 2), None, torch.device("cuda", 0), near=near) is None
+    (line,) = caplog.messages
+    assert line.startswith("ranks share no memory, and add up over NCCL: ")
+    assert why in line

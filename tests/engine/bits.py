@@ -6,7 +6,8 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,11 +15,13 @@ import pytest
 import torch
 
 from runtime import LLM, SamplingParams
+from runtime.engine.head import Head
 from runtime.engine.model_runner import ModelRunner
 from runtime.engine.replaying import ReplayingRunner
 from runtime.state.plan import BlockPlan
 from tests.engine.replays import Served
 from tests.golden import GOLDEN
+from tests.server.checkpoint import write_checkpoint
 
 Bits = set[bytes]
 
@@ -94,3 +97,26 @@ def check(each: Served, asked: list[Question], heard: Bits, *schedules: dict[str
         heard.clear()
         assert answers(each, [asked, asked], **flags | schedule) == expected * 2, schedule
         assert heard == alone, (schedule, len(heard - alone), len(alone))
+
+
+def check_looks(directory: Path, monkeypatch: pytest.MonkeyPatch, **flags: Any) -> None:
+    """Grammars and log-probabilities, for which the host reads logits: as many rows at a time as of a request alone."""
+    looked: list[int] = []
+    raw = Head.raw
+
+    def look(self: Head, hidden: torch.Tensor) -> torch.Tensor:
+        looked.append(len(hidden))
+        return raw(self, hidden)
+
+    monkeypatch.setattr(Head, "raw", look)
+    prompts = [[40, 41, 42], [50] * 9, [60, 61], [70] * 5]
+    params = SamplingParams(max_tokens=11, temperature=0.8, logprobs=2, decoding={"accept_threshold": 0.05})
+    forms = [{"regex": "[a-z ]{4,9}[0-9]"}, None, {"json": {"type": "array", "items": {"type": "boolean"}}}, None]
+    asked = [replace(params, seed=n, structured_outputs=form) for n, form in enumerate(forms)]
+    with LLM(str(write_checkpoint(directory)), max_model_len=64, num_pages=64, deterministic=True, **flags) as llm:
+        alone = [llm.generate([prompt], each)[0] for prompt, each in zip(prompts, asked, strict=True)]
+        counts, looked[:] = sorted(looked), []
+        together = llm.generate(prompts, asked)
+    for one, other in zip(alone, together, strict=True):
+        assert (one.token_ids, one.nfe, one.logprobs) == (other.token_ids, other.nfe, other.logprobs)
+    assert sorted(looked) == counts

@@ -183,7 +183,7 @@ def make_engine(setup: Setup, model: Model | None = None) -> Engine:
     runner: CheckedRunner
     if setup.replayed:
         width = -(-longest_request(strategy, setup.max_len) // setup.page) + setup.block
-        sizes = Sizes(setup.block, width, setup.page, max(setup.budget // 2, setup.block), 0)
+        sizes = Sizes(setup.block, width, setup.page, max(setup.budget // 2, setup.block), setup.max_reqs)
         runner = CheckedReplayingRunner(model, pool, **named, sizes=sizes, record=at_once, uses=2)
     else:
         runner = CheckedRunner(model, pool, **named)

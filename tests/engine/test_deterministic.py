@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.engine.bits import answers, check, listening, questions
+from tests.engine.bits import answers, check, check_looks, listening, questions
 from tests.engine.replays import Served, served
 
 SCHEDULES = {"max_num_reqs": 3}, {"max_num_reqs": 8, "max_num_batched_tokens": 192, "enforce_eager": True}
@@ -45,3 +45,7 @@ def test_without_it_they_do(heard):
 def test_it_answers_as_plain_steps_do(folder):
     asked = [questions(4, 5, tokens=8)]
     assert answers(Served(folder), asked) == answers(Served(folder), asked, deterministic=False)
+
+
+def test_what_the_host_looks_at_is_one_requests(tmp_path, monkeypatch):
+    check_looks(tmp_path, monkeypatch, device="cpu")

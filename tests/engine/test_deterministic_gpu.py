@@ -9,7 +9,7 @@ from runtime.kernels.batch import ForwardBatch
 from runtime.layers.build import Build
 from runtime.layers.kv_pool import UnifiedPool
 from runtime.models.architectures import architecture, random_model
-from tests.engine.bits import answers, check, listening, questions
+from tests.engine.bits import answers, check, check_looks, listening, questions
 from tests.engine.replays import Served
 from tests.models.paged import make_batch, page_tables
 
@@ -36,6 +36,11 @@ def test_bits_do_not_depend_on_the_batch(heard, folder, kind):
 @pytest.mark.parametrize("attn_impl", ["triton", "torch"])
 def test_nor_on_it_with_other_attention(heard, attn_impl):
     check(Served("llada2_tiny"), questions(12, 2), heard, *SCHEDULES, device="cuda", attn_impl=attn_impl)
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+def test_what_the_host_looks_at_is_one_requests(tmp_path, monkeypatch, dtype):
+    check_looks(tmp_path, monkeypatch, device="cuda", dtype=dtype)
 
 
 @pytest.mark.parametrize("folder", ["llada2_tiny", "sdar_moe", "dmax"])

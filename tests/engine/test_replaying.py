@@ -5,13 +5,15 @@ from __future__ import annotations
 from itertools import pairwise
 
 import msgspec
+import numpy as np
 import pytest
 
 from runtime.engine.adapting import Adapters
 from runtime.engine.inputs import ForwardShape, GroupShape, SampleShape
 from runtime.engine.making import step_sizes
+from runtime.engine.padding import Views, fill_forward, forward_kinds
 from runtime.engine.sizes import Sizes, sampled_up, stairs
-from runtime.kernels.batch import TILE_ROWS
+from runtime.kernels.batch import TILE_ROWS, cut_tiles
 from runtime.samplers import Stat, rules
 from runtime.strategies import DecodingContext, make_strategy
 from tests.engine.replays import Served, check, pretending, served
@@ -43,20 +45,65 @@ def test_sizes_are_few_and_close() -> None:
 
 
 @pytest.mark.parametrize("most", [32, 100, 512])
-def test_whatever_fits_has_room(most: int) -> None:
-    sizes = Sizes(block=8, pages=7, page_size=4, most_rows=most, places=3)
+@pytest.mark.parametrize("places", [1, 3, 40, 600])
+def test_whatever_fits_has_room(most: int, places: int) -> None:
+    sizes = Sizes(block=8, pages=7, page_size=4, most_rows=most, places=places)
+    recorded = set(sizes.forwards(told=True))
     for rows in range(1, most // 8 * 8 + 1):
         for tiles in {1, max(1, rows // 8), rows}:
-            if -(-rows // tiles) > TILE_ROWS:
+            if -(-rows // tiles) > TILE_ROWS or tiles > places:
                 continue
             shape = ForwardShape(rows, tiles, tiles, 3, -(-rows // tiles), 9)
             padded = sizes.forward(shape, told=True)
             if padded is None:
                 assert tiles > rows // 8  # tiles of less than a block, more than a batch of blocks has
                 continue
-            assert padded in sizes.forwards(told=True)
+            assert padded in recorded
+            assert padded.requests >= tiles
             assert padded.tiles >= tiles + -(-(padded.rows - rows) // padded.tile_rows)
     assert sizes.forward(ForwardShape(most + 8, 1, 1, 1, 8, 8), told=False) is None
+
+
+@pytest.mark.parametrize("places", [1, 5, 64])
+def test_turns_of_whole_blocks_find_a_recording(places: int) -> None:
+    """As many requests as there may be, each with one block, two, or a chunk of its prompt, in any mixture."""
+    sizes = Sizes(block=32, pages=7, page_size=4, most_rows=8192, places=places)
+    recorded = set(sizes.forwards(told=False))
+    random = np.random.default_rng(places)
+    for largest in (1, 2, 3, 8, 200):
+        for requests in {1, places // 2 or 1, places}:
+            counts = random.integers(1, largest + 1, requests) * 32
+            counts = counts[counts.cumsum() <= 8192]
+            tiles = cut_tiles(counts)
+            shape = ForwardShape(int(counts.sum()), len(tiles), len(counts), 3, int(tiles[:, 2].max()), 9)
+            padded = sizes.forward(shape, told=False)
+            assert padded in recorded
+            assert padded.tile_rows <= max(TILE_ROWS if largest > 2 else 64, 32)
+
+
+def test_a_block_larger_than_a_tile_is_recorded() -> None:
+    sizes = Sizes(block=512, pages=7, page_size=4, most_rows=4096, places=3)
+    for shape in sizes.forwards(told=False):
+        fill_forward(*_empty(shape, sizes.block), shape, sizes)
+    counts = np.array([512, 1024, 512])
+    shape = ForwardShape(2048, 8, 3, 3, TILE_ROWS, 9)
+    assert len(cut_tiles(counts)) == shape.tiles
+    assert sizes.forward(shape, told=False) in set(sizes.forwards(told=False))
+
+
+def _empty(shape: ForwardShape, block: int) -> tuple[Views, ForwardShape, Views]:
+    """Arrays of a shape, and a step of nothing to fill up to it."""
+    kinds = forward_kinds(shape, block)
+    into = {name: np.zeros(size, dtype) for name, (dtype, size) in kinds.items()}
+    nothing = {name: array[:0] for name, array in into.items()}
+    return into, ForwardShape(0, 0, 0, shape.pages, 0, 0), nothing
+
+
+def test_recordings_have_no_more_tiles_than_steps() -> None:
+    sizes = Sizes(block=32, pages=7, page_size=4, most_rows=8192, places=16)
+    assert {shape.rows for shape in sizes.forwards(told=False) if shape.tile_rows == 32} == {32 * n for n in stairs(16)}
+    (largest, *_) = sizes.forwards(told=False)
+    assert (largest.rows, largest.tile_rows, largest.tiles, largest.requests) == (8192, TILE_ROWS, 16 + 32 + 1, 17)
 
 
 def test_blocks_leave_room_for_a_dead_one() -> None:

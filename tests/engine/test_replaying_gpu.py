@@ -20,6 +20,14 @@ def test_forwards_alone_may_be_recorded():
     assert set(runner.ran.eager) <= {"flag", "prefill"}
 
 
+@pytest.mark.parametrize("mode", ["default", "max-autotune-no-cudagraphs"])
+def test_what_is_compiled_is_recorded_too(mode):
+    expected, _ = answers(Served("llada2_tiny"), **DEVICE)
+    found, runner = answers(Served("llada2_tiny"), **DEVICE, torch_compile_mode=mode)
+    assert found == expected
+    assert runner.ran.replayed
+
+
 def test_their_memory_is_told_and_the_device_is_timed():
     _, runner = answers(Served("llada2_tiny"), **DEVICE)
     assert runner.ran.graph_bytes > 0

@@ -210,8 +210,8 @@ def check_likeliest(
             hidden[token % rows] = weight[token]  # what is banned would be the likeliest
     hidden[0] = whole
     own = {"mask_id": mask_id, "max_token_id": max_token_id, "spared": spared}
-    token, conf = likeliest(hidden, weight, **own)
-    expected, sure = likeliest_reference(hidden.double(), weight.double(), **own)
+    token, conf, logit = likeliest(hidden, weight, **own)
+    expected, sure, peak = likeliest_reference(hidden.double(), weight.double(), **own)
     assert (token.dtype, conf.dtype) == (torch.int64, torch.float32)
     logits = hidden.double() @ weight.double().T
     chosen, best = (logits.gather(1, each[:, None])[:, 0] for each in (token, expected))
@@ -221,6 +221,7 @@ def check_likeliest(
     same = (token == expected) | twin
     assert int((~same).sum()) <= rows // 100
     torch.testing.assert_close(conf[same].double(), sure[same], rtol=1e-4, atol=1e-7)
+    torch.testing.assert_close(logit.double(), peak, rtol=1e-5, atol=2e-5)
 
 
 def layer_of(

@@ -322,7 +322,7 @@ def test_product(rows, dtype, described):
 def test_head(rows, dtype, fixed):
     how = greedy_head.cut(rows, 2048, torch.tensor([], dtype=dtype).element_size(), fixed=fixed)
     types = dict.fromkeys(("best_ptr", "total_ptr"), "*fp32") | {"token_ptr": "*i32"}
-    join = types | {"out_ptr": "*i64", "conf_ptr": "*fp32", "rows": "i32", "pieces": "i32"}
+    join = types | {"out_ptr": "*i64", "conf_ptr": "*fp32", "logit_ptr": "*fp32", "rows": "i32", "pieces": "i32"}
     build(greedy_head._join, join, {"ROWS": 4, "PIECES": 256}, num_warps=4)
     types |= dict.fromkeys(("rows", "vocab", "mask_id", "max_id", "spared_a", "spared_b"), "i32")
     described = dtype == torch.bfloat16

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from runtime import LLM, SamplingParams
+from runtime.distributed.room import SharedRoom
 from runtime.errors import ReplicaLost
 from tests.ranks.cases import EXPERTS, FAMILIES, PROMPTS, served
 
@@ -72,6 +73,19 @@ def test_experts_that_are_dealt_out(tmp_path, key):
 def test_sixteen_bits(tmp_path, quantization, experts):
     flags = served("llada2_tiny", tmp_path) | DEVICE | {"dtype": "bfloat16", "quantization": quantization}
     near(answers(flags, **TWO, expert_parallel_size=experts)[2], answers(flags)[2], 0.3)
+
+
+def test_ranks_share_memory_where_they_may(tmp_path, monkeypatch):
+    flags = served("llada2_tiny", tmp_path) | DEVICE | TWO
+    found = []
+    for _ in range(2):
+        with LLM(**flags) as llm:
+            found.append((llm._ranks.group.place, llm.logits([5, 6, 7, 3, 9, 12, 8] * 3)))
+        monkeypatch.setattr(torch.cuda, "can_device_access_peer", lambda *devices: False)
+    (shared, ours), (nothing, expected) = found
+    assert isinstance(shared, SharedRoom)
+    assert nothing is None
+    near(ours, expected, 1e-3)
 
 
 def test_eager_steps(tmp_path):

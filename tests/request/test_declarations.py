@@ -84,7 +84,7 @@ def fields() -> list[Field]:
     return every + [field for key in strategies() for field in make_strategy(key, (key,), context).fields]
 
 
-DEFAULTS = [flag for flag in FLAGS if flag.group == DECODING and flag.built]
+DEFAULTS = [flag for flag in FLAGS if flag.group == DECODING]
 
 
 @pytest.mark.whole_registry

@@ -18,6 +18,8 @@ from typing import Any
 import httpx
 import psutil
 
+from tests.written import written
+
 ROOT = Path(__file__).resolve().parents[2]
 _MODEL_NAME = re.compile(r',model_name="[^"]*"|model_name="[^"]*",?')
 _ENGINES_TOTALS = ("unmask_generated_tokens_total", "unmask_forwards_total")
@@ -35,7 +37,7 @@ class ServerProcess:
         self, *args: str, module: str = REAL, env: dict[str, str] | None = None, files: int | None = None
     ) -> None:
         """`files`: its limit of open files."""
-        self.log_file = tempfile.TemporaryFile("w+")  # noqa: SIM115 (closed in stop)
+        self.log_file = tempfile.TemporaryFile()  # noqa: SIM115 (closed in stop)
         command = [sys.executable, "-m", module, "--host", "127.0.0.1", "--port", "0", *MORE_ARGS, *args]
         if files is not None:
             command = ["sh", "-c", f'ulimit -n {files}; exec "$@"', "sh", *command]
@@ -48,8 +50,7 @@ class ServerProcess:
 
     @property
     def log(self) -> str:
-        self.log_file.seek(0)
-        return self.log_file.read()
+        return written(self.log_file)
 
     @property
     def url(self) -> str:
@@ -145,6 +146,9 @@ def serving(
     server = ServerProcess(*args, module=module, env=env, files=files)
     try:
         yield server.until_ready() if ready else server
+    except BaseException:
+        print(f"--- log of the server\n{server.log}---")
+        raise
     finally:
         server.stop()
 

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 
+from runtime.config import EngineConfig
 from runtime.request.io import EngineOutput, EngineStats
-from runtime.server.backend import Backend
-from runtime.server.messages import Outputs, Stats
+from runtime.server.backend import Backend, serve
+from runtime.server.messages import Configure, Outputs, Ready, Stats, Stop
 
 
 class Recording:
@@ -66,3 +68,44 @@ def test_news_of_a_step_are_sent_while_the_device_is_at_the_next(overlaps: bool)
         ]  # fmt: skip
     else:
         assert each.said == [word for n in range(4) for word in (f"step {n}", f"end {n}", f"news {n}")]
+
+
+def test_what_was_loaded_is_no_longer_looked_through_for_garbage(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("runtime.server.logs.set_up", lambda *_: None)
+    frozen: list[int] = []
+
+    class Link:
+        name = b"backend-0"
+
+        def greet(self) -> None: ...
+
+        def configuration(self) -> Configure:
+            return Configure(EngineConfig(), (), "info", "text")
+
+        def receive(self, seconds: float) -> Iterator[Any]:
+            return iter([Stop("enough")])
+
+        def send(self, event: Any) -> None:
+            if isinstance(event, Ready):
+                frozen.append(gc.get_freeze_count())
+
+        def end_with(self, sentence: str) -> None: ...
+
+    class Engine:
+        info = None
+
+        def while_busy(self, work: object) -> bool:
+            return False
+
+        def has_work(self) -> bool:
+            return False
+
+        def stats(self) -> EngineStats:
+            return EngineStats()
+
+    before = gc.get_freeze_count()
+    try:
+        assert serve(Link(), lambda *_: Engine(), lambda: None) == 0  # type: ignore[arg-type]
+    finally:
+        gc.unfreeze()
+    assert frozen[0] > before

@@ -12,6 +12,8 @@ import uvloop
 
 from runtime.server.http import HttpServer
 from runtime.server.observed import Observed
+from runtime.server.wire import door as doors
+from runtime.server.wire.door import Door
 from runtime.server.wire.limits import Limits
 from runtime.server.wire.limits import crowd as entering
 
@@ -81,3 +83,23 @@ def test_who_waits_in_the_kernel_when_the_door_closes_is_answered(listener: sock
         return answers
 
     assert uvloop.run(everything()) == [b"HTTP/1.1 200"] * STRANGERS
+
+
+def test_a_door_that_closes_lets_in_no_more_than_the_kernel_may_hold(
+    listener: socket.socket, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(doors, "BACKLOG", 5)
+
+    async def everything() -> int:
+        connections: list[asyncio.Protocol] = []
+
+        def connection() -> asyncio.Protocol:
+            connections.append(asyncio.Protocol())
+            return connections[-1]
+
+        listener.setblocking(False)
+        with crowd(listener, 8):
+            await Door(listener, connection, 8).close()
+        return len(connections)
+
+    assert uvloop.run(everything()) == 5

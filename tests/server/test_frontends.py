@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import asyncio
 import concurrent.futures
 import contextlib
-import errno
+import json
 import os
-import random
+import re
 import signal
 import socket
+import struct
 import time
 from collections import Counter
 from collections.abc import Iterator
@@ -18,22 +18,12 @@ from pathlib import Path
 import httpx
 import psutil
 import pytest
-from prometheus_client.core import Metric
 
-from runtime.errors import RequestError
-from runtime.request.io import EngineOutput
-from runtime.server.frontends import words
-from runtime.server.frontends.board import Board, Owned
-from runtime.server.frontends.channel import Channel
-from runtime.server.frontends.dealer import Dealer
-from runtime.server.frontends.reports import Reports, told
-from runtime.server.frontends.words import Failed, Refusal
-from runtime.server.messages import Outputs, encode
-from runtime.server.observed import Observed
 from tests.server.harness import FAKE, ServerProcess, serving, sse, wait_for
 from tests.server.test_supervision import SLOW, start_slow
 
 PROCESSES = 3
+STREAM = json.dumps({**SLOW, "stream": True}).encode()
 
 
 @pytest.fixture(scope="module")
@@ -126,6 +116,59 @@ def test_a_killed_backend_is_told_to_every_process(crew: ServerProcess) -> None:
             assert client.post("/generate", json={"prompt": "x", "max_tokens": 2}).status_code == 200
 
 
+def test_one_that_is_stopped_holds_up_its_own_alone(crew: ServerProcess) -> None:
+    """Those who come get to the others, and what it had goes on with it."""
+    crew.until_idle()
+    stopped = frontends(crew)[0]
+    with concurrent.futures.ThreadPoolExecutor(6) as pool:
+        answers = start_slow(crew, pool, 6, max_tokens=20)
+        os.kill(stopped.pid, signal.SIGSTOP)
+        try:
+
+            def all_are_served() -> bool:
+                for _ in range(9):
+                    with crew.client() as client:
+                        client.get("/health", timeout=2).raise_for_status()
+                return True
+
+            wait_for(all_are_served, 60)  # TransportErrors, and a time-out is one, are tried again
+            wait_for(lambda: sum(one.done() for one in answers) >= 3, 60)
+            assert crew.metrics()["unmask_backends_ready"] == 1
+        finally:
+            os.kill(stopped.pid, signal.SIGCONT)
+        assert [one.result(timeout=60).status_code for one in answers] == [200] * 6
+    crew.until_idle()
+    assert stopped.pid in {process.pid for process in frontends(crew)}
+
+
+def test_streams_that_are_given_up_leave_nothing(crew: ServerProcess) -> None:
+    def connections() -> list[int]:
+        return [len(process.net_connections("tcp")) for process in frontends(crew)]
+
+    def files() -> list[int]:
+        return [process.num_fds() for process in frontends(crew)]
+
+    crew.until_idle()
+    wait_for(lambda: not any(connections()), 20)
+    before = files()
+    fields = f"Host: x\r\nContent-Type: application/json\r\nContent-Length: {len(STREAM)}\r\n\r\n"
+    head = b"POST /generate HTTP/1.1\r\n" + fields.encode()
+    sent = [b"", head[:30], head + STREAM[:9], head + STREAM, head + STREAM]
+    for number in range(400):
+        with socket.create_connection(("127.0.0.1", crew.port)) as client:
+            client.sendall(sent[number % 5])
+            if number % 5 == 4:
+                client.recv(12)
+            if number % 2:
+                client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))  # a reset
+    crew.until_idle()
+    wait_for(lambda: files() == before, 20)
+    with contextlib.ExitStack() as stack:  # and the head has counted them all: connections are dealt evenly
+        for _ in range(10 * PROCESSES):
+            stack.enter_context(socket.create_connection(("127.0.0.1", crew.port)))
+        wait_for(lambda: connections() == [10] * PROCESSES, 20)
+
+
 def test_a_drain_finishes_streams_of_all(checkpoint: Path) -> None:
     args = ("--model", str(checkpoint), "--frontend-processes", "2", "--drain-timeout", "20")
     with serving(*args, module=FAKE) as server, concurrent.futures.ThreadPoolExecutor(8) as pool:
@@ -136,6 +179,29 @@ def test_a_drain_finishes_streams_of_all(checkpoint: Path) -> None:
             assert sse(one.result(timeout=20).text)[-1] == "[DONE]"
         assert server.wait(20) == 0
         assert not any(process.is_running() and process.status() != "zombie" for process in others)
+
+
+def test_one_that_cannot_serve_any_more_does_not_end_the_others(checkpoint: Path, tmp_path: Path) -> None:
+    """What it reads at its start was in order when the others read it."""
+    template = tmp_path / "template.jinja"
+    template.write_text("{{ messages[0].content }}")
+    args = ("--model", str(checkpoint), "--frontend-processes", "2", "--chat-template", str(template))
+    with serving(*args, module=FAKE) as server:
+        template.write_text("{% if %}")
+        victim = frontends(server)[0]
+        victim.kill()
+        wait_for(lambda: re.search(r"frontend-\d ended: .*template", server.log), 60)
+        assert server.metrics()["unmask_backends_ready"] == 1
+        template.write_text("{{ messages[0].content }}")
+        found: set[str] = set()
+
+        def asked() -> bool:
+            with server.client() as client:
+                client.post("/generate", json={"prompt": "x", "max_tokens": 2}).raise_for_status()
+            found.update(handlers(server.log[server.log.index(" ended: ") :]))
+            return len(found) == 2
+
+        wait_for(asked, 60)
 
 
 def test_with_the_head_everything_ends(checkpoint: Path) -> None:
@@ -155,144 +221,6 @@ def test_a_tokenizer_that_cannot_be_read_ends_start_up_with_one_sentence(checkpo
         assert server.wait(30) == 1
         (sentence,) = [line for line in server.log.splitlines() if line.startswith("error: ")]
         assert "template" in sentence
-
-
-# -- the parts
-
-
-def test_messages_come_whole_however_they_are_cut() -> None:
-    draw = random.Random(3)
-    sent = [
-        Outputs([EngineOutput(id=str(n), nfe=n, new_tokens=list(range(draw.choice([0, 3, 4000]))))]) for n in range(40)
-    ]
-    sent.append(Failed(["a", "b"], Refusal.of(RequestError("no", param="n", status=429, code="queue_full"))))
-    data = b"".join(len(one).to_bytes(4, "big") + one for one in map(encode, sent))
-    heard: list[words.FromHead] = []
-    channel = Channel(words.from_head, heard.append, lambda: None)
-    while data:
-        size = draw.choice([1, 3, 4, 5, 1000, 60000])
-        channel.data_received(data[:size])
-        data = data[size:]
-    assert heard == sent
-    error = heard[-1].refusal.error()  # type: ignore[union-attr]
-    assert (error.message, error.param, error.status, error.code) == ("no", "n", 429, "queue_full")
-
-
-def test_the_board_shows_each_owner_as_the_head_counts(tmp_path: Path) -> None:
-    ours, theirs = Board(tmp_path / "board", 2), Board(tmp_path / "board", 2)
-    owned = Owned(ours)
-    for owner in ("a", "b", "a"):
-        owned[owner] += 1
-    assert (theirs.held("a"), theirs.held("b"), theirs.held("c")) == (2, 1, 0)
-    owned["b"] -= 1
-    del owned["b"]
-    assert theirs.held("b") == 0
-    ours.live = 7
-    ours.take(1, 5)
-    theirs.close(1)
-    assert (theirs.live, theirs.taken(1), theirs.taken(0), ours.closed(1)) == (7, 5, 0, 1)
-    ours.renew(1)
-    assert (theirs.taken(1), ours.closed(1), theirs.live) == (0, 0, 7)
-
-
-def observing(ends: int, connections: int) -> Observed:
-    made = Observed()
-    made.requests.labels("stop").inc(ends)
-    for _ in range(ends):
-        made.end_to_end.observe(0.2)
-    made.connections.set(connections)
-    return made
-
-
-def test_reports_add_up_and_totals_outlive_their_process() -> None:
-    def samples(found: Reports) -> dict[str, float]:
-        metrics: list[Metric] = list(found.collect())
-        wanted = ("unmask_requests_total", "unmask_request_seconds_count", "unmask_connections")
-        return {s.name: s.value for m in metrics for s in m.samples if s.name in wanted}
-
-    reports = Reports()
-    assert samples(reports)["unmask_connections"] == 0
-    reports.take(0, told(observing(3, 5)))
-    reports.take(1, told(observing(4, 2)))
-    both = {"unmask_requests_total": 7, "unmask_request_seconds_count": 7, "unmask_connections": 7}
-    assert samples(reports) == both
-    reports.retire(0)
-    assert samples(reports) == both | {"unmask_connections": 2}
-    reports.take(0, told(observing(1, 1)))  # the next in its place
-    assert samples(reports) == {"unmask_requests_total": 8, "unmask_request_seconds_count": 8, "unmask_connections": 3}
-
-
-class Taker:
-    def __init__(self, room: int) -> None:
-        self.handed = 0
-        self.room = room
-
-    def open(self) -> int:
-        return self.handed
-
-    def take(self, connection: socket.socket) -> bool:
-        if self.handed >= self.room:
-            return False
-        self.handed += 1
-        return True
-
-
-def test_who_has_fewest_gets_the_next_and_who_waits_is_not_lost() -> None:
-    async def deal() -> None:
-        with socket.socket() as listener, contextlib.ExitStack() as stack:
-            listener.bind(("127.0.0.1", 0))
-            listener.listen(100)
-            takers = [Taker(3), Taker(100)]
-            takers[1].handed = 2
-            dealer = Dealer(listener, lambda: takers)
-            for _ in range(5):
-                stack.enter_context(socket.create_connection(listener.getsockname()))
-            dealer.deal()
-            assert [taker.handed for taker in takers] == [3, 4]
-            takers[1].room = 4
-            stack.enter_context(socket.create_connection(listener.getsockname()))
-            await asyncio.sleep(0.05)
-            assert dealer.kept is not None
-            takers[1].room = 5
-            await asyncio.sleep(0.1)
-            assert dealer.kept is None
-            assert takers[1].handed == 5
-            stack.enter_context(socket.create_connection(listener.getsockname()))
-            takers[0].room = 4
-            await dealer.close()
-            assert takers[0].handed == 4
-
-    asyncio.run(deal())
-
-
-def test_a_want_of_descriptors_is_waited_out_without_work() -> None:
-    class Short:
-        tries = 0
-
-        def __init__(self, listener: socket.socket) -> None:
-            self.listener = listener
-
-        def __getattr__(self, name: str) -> object:
-            return getattr(self.listener, name)
-
-        def accept(self) -> tuple[socket.socket, object]:
-            self.tries += 1
-            if self.tries < 4:
-                raise OSError(errno.EMFILE, "Too many open files")
-            return self.listener.accept()
-
-    async def deal() -> None:
-        with socket.create_server(("127.0.0.1", 0)) as listener, socket.create_connection(listener.getsockname()):
-            short, taker = Short(listener), Taker(9)
-            dealer = Dealer(short, lambda: [taker])  # type: ignore[arg-type]
-            dealer.deal()
-            await asyncio.sleep(0.03)
-            assert (taker.handed, short.tries) == (0, 2)
-            await asyncio.sleep(0.1)
-            assert (taker.handed, short.tries) == (1, 5)  # the last found nobody
-            await dealer.close()
-
-    asyncio.run(deal())
 
 
 def test_a_signal_while_processes_start_ends_quietly(checkpoint: Path) -> None:

@@ -54,15 +54,15 @@ def test_a_slow_one_ends_is_remembered_and_the_next_is_tried(trials: Trials) -> 
     assert time.monotonic() - began < made.WAIT_SECONDS + 1
     began = time.monotonic()
     assert trials.trouble(text(**SLOW)) == made.SLOW
-    assert time.monotonic() - began < 0.1
+    assert time.monotonic() - began < made.WAIT_SECONDS / 2
     assert trials.trouble(text(regex="b")) == ""
 
 
 def test_a_grammar_that_is_slow_to_translate_holds_up_nobody_but_the_trial(trials: Trials) -> None:
     """Some twenty seconds of translation: a server's event loop is at it for none of them."""
-    began = time.monotonic()
+    began = time.thread_time()
     lines = text(grammar='root ::= "a"' + "\n" * 32_000)  # as long as may be asked for, once it is written as JSON
-    assert time.monotonic() - began < 0.1
+    assert time.thread_time() - began < 0.1
     assert trials.trouble(lines) == made.SLOW
     assert trials.trouble(text(grammar='root ::= "a" [b-c]')) == ""
     assert "it is not a readable grammar" in trials.trouble(text(grammar="root ::= ("))

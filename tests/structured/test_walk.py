@@ -127,8 +127,8 @@ def test_as_the_naive_walk(llm: LLM, naive: Naive) -> None:
 @pytest.mark.parametrize(
     "flags",
     [{"buffer_size": 4}, {"num_pages": 20, "max_num_reqs": 8}, {"disable_prefix_caching": True, "page_size": 16},
-     {"max_num_batched_tokens": 32}],
-    ids=["several blocks", "preemption", "no prefixes", "chunks"],
+     {"max_num_batched_tokens": 32}, {"deterministic": True}],
+    ids=["several blocks", "preemption", "no prefixes", "chunks", "deterministic"],
 )  # fmt: skip
 def test_however_it_is_served(directory: Path, naive: Naive, flags: dict[str, Any]) -> None:
     with load(directory, **flags) as llm:

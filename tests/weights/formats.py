@@ -44,10 +44,10 @@ class Bytes:
     scale: torch.Tensor
 
 
-def moe_int8(x, ids, weights, gate_up, down, shared, activation="silu"):
+def moe_int8(x, ids, weights, gate_up, down, shared, activation="silu", out=None):
     """Experts of bytes, as `moe_torch` otherwise."""
     whole = ((each.kept * each.scale).to(x.dtype) for each in (gate_up, down))
-    return moe_torch(x, ids, weights, *whole, shared, activation)
+    return moe_torch(x, ids, weights, *whole, shared, activation, out)
 
 
 class Int8(Weight):

@@ -25,11 +25,9 @@ def flag_field(name: str, description: str, high: float | None = None, off: bool
     """A field that sets ``--name``: left out by default, and then the runtime decides.
 
     Its bounds are the flag's; `high` bounds what the table leaves open. `off`: a true value of the field is the flag's
-    false (prefixCaching, --disable-prefix-caching). A flag that this version refuses cannot be a field (ValueError).
+    false (prefixCaching, --disable-prefix-caching).
     """
     flag = _BY_NAME[name]
-    if not flag.built:
-        raise ValueError(f"--{name} is not built: a field for it would do nothing")
     bounds: dict[str, Any] = {"gt" if flag.above_low else "ge": flag.low} if flag.low is not None else {}
     top = flag.high if flag.high is not None else high
     if top is not None:

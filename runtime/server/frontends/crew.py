@@ -39,16 +39,14 @@ from runtime.server.frontends.words import (
     Up,
 )
 from runtime.server.messages import Abort, encode
+from runtime.server.restarting import BackOff
 from runtime.server.table import Table
 
 log = logging.getLogger("unmask.frontends")
 
 LOOK_SECONDS = 0.2  # how old what the processes know of a load's progress may grow
 PING_SECONDS = 2.0  # and how often each has to say that it heard
-SILENCE_SECONDS = 60.0  # one that has not for so long hangs, and is killed
 REPORT_SECONDS = 0.5  # that a process has for what it observed
-FIRST_BACK_OFF, LAST_BACK_OFF = 0.5, 30.0  # seconds before one is started again; doubled each time
-STEADY_SECONDS = 60.0  # one that served for so long starts again at the first back-off
 LAST_SECONDS = 5.0  # beyond --drain-timeout, until processes are killed
 
 
@@ -97,13 +95,13 @@ class Crew:
         await self.dealer.close()
         self.ending.set()
         for place in self.places:
-            place.say(Finish())
+            place.end(Finish())
         await self._ended(self.config.drain_timeout + LAST_SECONDS)
 
     async def stop(self) -> None:
         self.ending.set()
         for place in self.places:
-            place.say(Stop())
+            place.end(Stop())
         await self._ended(LAST_SECONDS)
         for task in (*self.tasks, *self.keeping):
             task.cancel()
@@ -125,7 +123,7 @@ class Crew:
 
     async def _keep(self, place: Place) -> None:
         """Run a process in this place until the server ends."""
-        back_off = FIRST_BACK_OFF
+        back_off = BackOff()
         while not self.ending.is_set():
             try:
                 how = await place.run(self.config, str(self.path))
@@ -136,22 +134,19 @@ class Crew:
             self._bury(place)
             if self.ending.is_set():
                 return
-            if not self._ever_up or place.fatal is not None:
-                self.give_up(how if place.fatal is not None else f"{place.name}: {how}")
+            if not self._ever_up:
+                self.give_up(f"{place.name}: {how}")
                 return
-            log.error("%s ended: %s; another one starts in %.1f s", place.name, how, back_off)
-            if served > STEADY_SECONDS:
-                back_off = FIRST_BACK_OFF
+            seconds = back_off.after(served)
+            log.error("%s ended: %s; another one starts in %.1f s", place.name, how, seconds)
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self.ending.wait(), back_off)
-            back_off = min(2 * back_off, LAST_BACK_OFF)
+                await asyncio.wait_for(self.ending.wait(), seconds)
 
     def _bury(self, place: Place) -> None:
         """Nobody waits any more for what a process asked for."""
         self.reports.retire(place.index)
         self.table.abort(list(place.live))
         place.live.clear()
-        self._note()
 
     def _task(self, work: Coroutine[Any, Any, Any]) -> None:
         task = asyncio.create_task(work)
@@ -164,19 +159,24 @@ class Crew:
         while True:
             await asyncio.sleep(LOOK_SECONDS)
             now = time.monotonic()
-            self._tell(always=now - pinged > PING_SECONDS)
-            if now - pinged > PING_SECONDS:
+            ping = now - pinged > PING_SECONDS
+            self._tell(always=ping)
+            if ping:
                 pinged = now
+                for place in self.places:
+                    if place.up:
+                        place.observe()  # as no more than the last seconds' is to go with one that is killed
             for place in self.places:
-                if place.behind and now - place.behind > SILENCE_SECONDS:
-                    log.error("%s said nothing for %.0f s and is killed", place.name, SILENCE_SECONDS)
+                if place.hangs:
+                    log.error("%s said nothing for %.0f s and is killed", place.name, now - place.behind)
                     place.behind = 0.0
                     place.kill()
 
     def _takers(self) -> list[Place]:
-        """Those that take connections: who can serve requests too, where there is any."""
+        """Those that take connections: who can serve requests too, and answers us soon, where there is any."""
         up = [place for place in self.places if place.up]
-        return [place for place in up if place.able] or up
+        able = [place for place in up if place.able] or up
+        return [place for place in able if not place.late] or able
 
     # -- what the processes know
 
@@ -205,11 +205,9 @@ class Crew:
             case Submit(jobs):
                 for add in jobs:
                     self._submit(place, list(add.requests()))
-                self._note()
             case Abort(ids):
                 place.live.difference_update(ids)
                 self.table.abort(ids)
-                self._note()
             case Heard(number):
                 place.hears(number)
             case Ask():
@@ -219,7 +217,8 @@ class Crew:
                 if place.observed is not None and not place.observed.done():
                     place.observed.set_result(None)
             case Up():
-                place.up, place.since, self._ever_up = True, time.monotonic(), True
+                place.begins()
+                self._ever_up = True
                 place.tell(self._facts())
                 if self.draining:
                     place.say(Goodbye())
@@ -230,35 +229,47 @@ class Crew:
                 self._tell()
             case GaveUp(sentence):
                 place.fatal = sentence
-                if not self.ending.is_set():
+                if self._complete:  # what was in order then: it goes, the others serve on, and another one tries again
+                    place.kill()
+                elif not self.ending.is_set():
                     self.give_up(sentence)
-
-    def _note(self) -> None:
-        self.board.live = self.table.live
 
     def _submit(self, place: Place, specs: list[RequestSpec]) -> None:
         """The requests of one HTTP request. What has become impossible since its process looked is refused."""
         ids = [spec.id for spec in specs]
-        self.board.take(place.index, len(ids))
-        adapter = specs[0].adapter
+        adapter, owner = specs[0].adapter, specs[0].owner
+        self.board.see(place.index, owner, len(ids))
         try:
             if adapter and not self.table.adapters.offers(adapter):
                 raise RequestError(
                     f"model: {adapter!r} is not served here any more", param="model", status=404, code="model_not_found"
                 )
-            self.table.enter(specs, Post(place, ids, self._note))
+            self.table.enter(specs, Post(place, ids))
         except RequestError as error:
-            place.say(Failed(ids, Refusal.of(error)))
+            self._refuse(place, ids, owner, len(ids), error)
+        except Exception as error:  # no fault of the others' whose process this comes from
+            log.exception("a request could not be entered")
+            entered = [each for each in ids if each in self.table.table]
+            self.table.abort(entered)  # which tells the board of these
+            sentence = f"the request could not be entered: {type(error).__name__}; the server's log says more"
+            self._refuse(place, ids, owner, len(ids) - len(entered), RequestError(sentence, status=500))
         else:
             place.live.update(ids)
 
+    def _refuse(self, place: Place, ids: list[str], owner: str, count: int, error: RequestError) -> None:
+        """`count`: of what the board still takes for live."""
+        self.board.end(owner, count)
+        place.say(Failed(ids, Refusal.of(error)))
+
     async def _answer(self, place: Place, ask: Ask) -> None:
         try:
-            value = await self._do(ask)
+            place.say(Answer(ask.number, await self._do(ask)))
         except RequestError as error:
             place.say(Answer(ask.number, refusal=Refusal.of(error)))
-        else:
-            place.say(Answer(ask.number, value))
+        except Exception as error:  # whose client would wait for ever
+            log.exception("%s failed", ask.what)
+            failed = RequestError(f"{ask.what} failed: {type(error).__name__}; the server's log says more", status=500)
+            place.say(Answer(ask.number, refusal=Refusal.of(failed)))
 
     async def _do(self, ask: Ask) -> Any:
         table = self.table

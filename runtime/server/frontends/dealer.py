@@ -12,8 +12,11 @@ import socket
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
+from runtime.server.wire.limits import BACKLOG
+
 AT_ONCE = 64  # accepted in one turn of the loop
 AGAIN = 0.02  # seconds after which one is tried again for which no process had room
+LAST_TRIES = 100  # of these at the end: processes that hang never have room
 
 
 class Taker(Protocol):
@@ -56,15 +59,21 @@ class Dealer:
             loop.add_reader(self.listener.fileno(), self.deal)
 
     async def close(self) -> None:
-        """Hand out whom the kernel has accepted for us, and nobody after them."""
+        """Hand out whom the kernel has accepted for us, and nobody after them: never more than it holds at a time,
+        however many come meanwhile."""
         self.closed = True
         asyncio.get_running_loop().remove_reader(self.listener.fileno())
-        while self.takers():
+        dealt = tried = 0
+        while dealt < BACKLOG and tried < LAST_TRIES and self.takers():
             if self._one():
-                continue
-            if self.kept is None:
+                dealt += 1
+                if dealt % AT_ONCE == 0:
+                    await asyncio.sleep(0)
+            elif self.kept is None and not self.short:
                 break
-            await asyncio.sleep(AGAIN)
+            else:
+                tried += 1
+                await asyncio.sleep(AGAIN)
         with contextlib.suppress(OSError):
             self.listener.shutdown(socket.SHUT_RDWR)
         self.listener.close()

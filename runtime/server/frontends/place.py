@@ -14,12 +14,27 @@ from typing import Any
 from runtime.config import ServerConfig
 from runtime.errors import RequestError
 from runtime.request.io import EngineOutput
+from runtime.server import restarting
 from runtime.server.frontends.board import Board
 from runtime.server.frontends.channel import Channel
-from runtime.server.frontends.words import Begin, Facts, Failed, Known, Observe, Refusal, ToHead, to_head
+from runtime.server.frontends.words import (
+    Begin,
+    Facts,
+    Failed,
+    Finish,
+    Known,
+    Observe,
+    Refusal,
+    Stop,
+    ToHead,
+    to_head,
+)
 from runtime.server.messages import Outputs
 
 COMMAND = (sys.executable, "-m", "runtime.server.frontends.process")
+LATE_SECONDS = 1.0  # one that has not said for so long that it heard gets no connections that others take
+SILENCE_SECONDS = 60.0  # one that has not for so long hangs
+START_SECONDS = 300.0  # and one that takes no connections so long after its start, with a slow disk and all cores busy
 
 
 class Place:
@@ -35,9 +50,10 @@ class Place:
         self.handed = 0  # connections, to this process
         self.live: set[str] = set()  # ids of its requests
         self.told = self.heard_of = 0  # numbers of the last facts that it was told, and that it says it has heard
-        self.behind = 0.0  # since when there are some that it has not heard; 0: there are none
+        self.behind = 0.0  # since when a word of it is due: that it is up, that it has heard; 0: none is
         self.observed: asyncio.Future[None] | None = None  # its next report
         self.fatal: str | None = None  # why it cannot serve, in its own words
+        self.ending = False  # the server is
         self._waiting: list[tuple[int, asyncio.Future[None]]] = []  # who waits until it has heard so many
         self._news: list[EngineOutput] = []
         self._channel: Channel[ToHead] | None = None
@@ -53,15 +69,13 @@ class Place:
 
     async def run(self, config: ServerConfig, board: str) -> str:
         """Start a process and wait for its end; how it ended."""
-        self.board.renew(self.index)
         self.handed, self.fatal = 0, None
         self.told = self.heard_of = 0
-        self.behind = 0.0
         loop = asyncio.get_running_loop()
         words, theirs = socket.socketpair()
         connections, their_connections = socket.socketpair()
         connections.setblocking(False)
-        with theirs, their_connections, connections:
+        with words, theirs, their_connections, connections:
             descriptors = theirs.fileno(), their_connections.fileno()
             self.process = await asyncio.create_subprocess_exec(
                 *COMMAND,
@@ -70,6 +84,9 @@ class Place:
                 pass_fds=descriptors,
                 start_new_session=True,  # Ctrl-C is for the head, which has all of them drain
             )
+            self.behind = time.monotonic()
+            if self.ending:  # which it was not told: it did not exist yet
+                self.kill()
             theirs.close()
             their_connections.close()
             self._connections = connections
@@ -77,17 +94,43 @@ class Place:
             await loop.create_unix_connection(lambda: channel, sock=words)
             self.say(Begin(config, self.index, board))
             code = await self.process.wait()
-        self.up = False
-        channel.close()
+            channel.close()
         self._lost()
-        how = f"was killed by signal {-code}" if code < 0 else f"ended with exit code {code}"
-        return self.fatal or f"the process {how}"
+        self.behind = 0.0
+        self.board.renew(self.index)
+        return self.fatal or f"the process {restarting.told(code)}"
+
+    def begins(self) -> None:
+        """It takes connections."""
+        self.up, self.since, self.behind = True, time.monotonic(), 0.0
 
     def _lost(self) -> None:
+        """It is not heard any more: its end is due."""
         self.up = self.able = False
         self.hears(self.told)
+        self.behind = time.monotonic()
         if self.observed is not None and not self.observed.done():
             self.observed.set_result(None)
+
+    def end(self, word: Finish | Stop) -> None:
+        """The server ends. One that takes no connections yet has nothing to bring to an end, and may not listen for
+        long; one that does not exist yet goes as soon as it does."""
+        self.ending = True
+        if self.up:
+            self.say(word)
+        else:
+            self.kill()
+
+    @property
+    def late(self) -> bool:
+        return self._overdue(LATE_SECONDS)
+
+    @property
+    def hangs(self) -> bool:
+        return self._overdue(SILENCE_SECONDS if self.up else START_SECONDS)
+
+    def _overdue(self, seconds: float) -> bool:
+        return self.behind > 0 and time.monotonic() - self.behind > seconds
 
     def kill(self) -> None:
         if self.pid is not None:
@@ -124,14 +167,20 @@ class Place:
             await heard
 
     async def report(self, seconds: float) -> None:
-        """Have it report what it observed; one that takes longer keeps its last report."""
-        if not self.up:
-            return
+        """Have it report what it observed; one that takes longer, or is late as it is, keeps its last report."""
+        if self.up and not self.late:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(seconds):
+                    if self.observed is not None:  # if still on its way, it may not know what has just been
+                        await asyncio.shield(self.observed)
+                    await asyncio.shield(self.observe())
+
+    def observe(self) -> asyncio.Future[None]:
+        """Ask for a report; done once it has come, or never will."""
         if self.observed is None or self.observed.done():
             self.observed = asyncio.get_running_loop().create_future()
             self.say(Observe())
-        with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(asyncio.shield(self.observed), seconds)
+        return self.observed
 
     def post(self, output: EngineOutput) -> None:
         """News of one of its requests: those of one turn of the loop go as one message."""
@@ -160,21 +209,18 @@ class Place:
 
 
 class Post:
-    """Where news of one HTTP request of a process goes. `noted` is told that there are fewer requests."""
+    """Where news of one HTTP request of a process goes."""
 
-    def __init__(self, place: Place, ids: list[str], noted: Callable[[], None]) -> None:
+    def __init__(self, place: Place, ids: list[str]) -> None:
         self.place = place
         self.ids = ids
-        self.noted = noted
 
     def put(self, item: tuple[int, EngineOutput] | RequestError) -> None:
         if isinstance(item, RequestError):
             self.place.live.difference_update(self.ids)
             self.place.say(Failed(self.ids, Refusal.of(item)))
-            self.noted()
             return
         _, output = item
         if output.finish_reason is not None:
             self.place.live.discard(output.id)
-            self.noted()
         self.place.post(output)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import os
 import socket
 import sys
@@ -43,6 +44,8 @@ from runtime.server.messages import Outputs
 from runtime.server.observed import Observed
 from runtime.server.speaking import Speaking
 from runtime.server.wire.memory import keep_together
+
+log = logging.getLogger("unmask.frontends")
 
 
 class FrontendProcess:
@@ -88,10 +91,14 @@ class FrontendProcess:
 
     async def _begin(self, begin: Begin) -> None:
         try:
-            config = self._share(begin.config)
+            await self._speak(begin, self._share(begin.config))
         except ConfigError as error:
             self._give_up(str(error))
-            return
+        except Exception as error:  # the head would wait for long
+            log.exception("this process could not begin")
+            self._give_up(f"frontend-{begin.index} could not begin: {type(error).__name__}: {error}")
+
+    async def _speak(self, begin: Begin, config: ServerConfig) -> None:
         logs.set_up(config.log_level, config.log_format, f"frontend-{begin.index}")
         board = Board(Path(begin.board), config.frontend_processes)
         observed = Observed()

@@ -9,7 +9,7 @@ from typing import Any
 from runtime.config import ServerConfig
 from runtime.errors import RequestError
 from runtime.request.io import RequestSpec
-from runtime.server.frontend import Frontend, Inbox
+from runtime.server.frontend import Frontend, Inbox, end
 from runtime.server.frontends.board import Board
 from runtime.server.frontends.channel import Channel
 from runtime.server.frontends.words import Answer, Ask, Failed, FromHead, Heard, Known, Submit
@@ -82,7 +82,6 @@ class Remote(Frontend):
         super().__init__(config, observed, RemoteAdapters(config, head), RemoteProfiler(head))
         self.head, self.board, self.index = head, board, index
         self.places: dict[str, tuple[Inbox, int]] = {}  # of each live request: where its news goes, as which choice's
-        self.submitted = 0  # engine requests so far
         self.due: list[Add] = []  # submitted in this turn of the loop
         self._ready: list[int] = []
         self._complete = False
@@ -98,7 +97,7 @@ class Remote(Frontend):
 
     @property
     def live(self) -> int:
-        return self.board.live + self.submitted - self.board.taken(self.index)
+        return self.board.live
 
     def held(self, owner: str) -> int:
         return self.board.held(owner)
@@ -119,7 +118,7 @@ class Remote(Frontend):
         self.check_room(len(specs), specs[0].owner)
         for index, spec in enumerate(specs):
             self.places[spec.id] = inbox, index
-        self.submitted += len(specs)
+        self.board.ask(self.index, specs[0].owner, len(specs))
         if not self.due:
             asyncio.get_running_loop().call_soon(self._send_due)
         self.due.append(Add.of(specs))
@@ -137,11 +136,9 @@ class Remote(Frontend):
             self.head.say(Abort(known))
 
     def fail_all(self, error: RequestError) -> int:
-        inboxes = {id(inbox): inbox for inbox, _ in self.places.values()}
+        inboxes = [inbox for inbox, _ in self.places.values()]
         self.abort(list(self.places))
-        for inbox in inboxes.values():
-            inbox.put(error)
-        return len(inboxes)
+        return end(inboxes, error)
 
     # -- what the head tells
 
@@ -157,9 +154,8 @@ class Remote(Frontend):
                         del places[output.id]
                     place[0].put((place[1], output))
             case Failed(ids, refusal):
-                inboxes = {id(place[0]): place[0] for one in ids if (place := self.places.pop(one, None)) is not None}
-                for inbox in inboxes.values():
-                    inbox.put(refusal.error())
+                found = [place for one in ids if (place := self.places.pop(one, None)) is not None]
+                end((inbox for inbox, _ in found), refusal.error())
             case Known(number, facts):
                 self.info, self._ready, self._progress = facts.info, facts.ready, facts.progress
                 self.adapters.table, self.adapters.settled = facts.adapters, facts.settled

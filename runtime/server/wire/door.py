@@ -10,6 +10,8 @@ import contextlib
 import socket
 from collections.abc import Callable
 
+from runtime.server.wire.limits import BACKLOG
+
 
 class Door:
     """Accepts beside the loop's own server, on the socket that it listens on."""
@@ -42,9 +44,9 @@ class Door:
             await asyncio.get_running_loop().connect_accepted_socket(self.make_connection, connection)
 
     async def close(self) -> None:
-        """Let in whom the kernel has accepted for us, and nobody after them."""
+        """Let in whom the kernel has accepted for us, and nobody after them: never more than it holds at a time."""
         with contextlib.suppress(OSError):
-            while True:
+            for _ in range(BACKLOG):
                 self._accept()
         with contextlib.suppress(OSError):
             self.listener.shutdown(socket.SHUT_RDWR)  # at once, while closing takes a turn of the loop

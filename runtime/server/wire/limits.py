@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from runtime.server.keys import OPEN_PATHS
 
+BACKLOG = 2048  # connections that the kernel holds for us
 READ_BYTES = 64 * 2**10  # taken from a socket at once; what has not been parsed yet is never more
 MOST_CONNECTIONS = 4096  # without --max-connections, where the descriptor limit leaves as many
 SPARE_CONNECTIONS = 32  # beyond the limit, for probes, while every other connection is at work
