@@ -43,6 +43,7 @@ RULES: tuple[Rule, ...] = (
         for kind in CHILDREN
     ),
     _rule(PODS.group, PODS.plural, "list watch", "what the engine's pods say goes into the conditions"),
+    _rule(PODS.group, "pods/status", "patch", "an annotation has a kubelet bring a changed list of adapters at once"),
     _rule(
         EVENTS.group,
         EVENTS.plural,

@@ -8,7 +8,7 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 MOST_LINES = 300
-OPERATORS_LINES = 6_299  # 6.0k of what was asked first, and 250 for adapters and ranks
+OPERATORS_LINES = 6_360  # 6.0k of what was asked first, and 310 for adapters and ranks
 
 
 @pytest.mark.parametrize("package", ["runtime", "operator", "tools"])

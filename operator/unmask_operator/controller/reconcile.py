@@ -1,4 +1,4 @@
-"""One reconcile: what is known -> plan -> writes -> status -> Events."""
+"""One reconcile: what is known -> plan -> writes -> lists told -> status -> Events."""
 
 import logging
 import time
@@ -9,9 +9,10 @@ from datetime import datetime
 
 from unmask_operator.client.client import Client
 from unmask_operator.client.errors import ApiError
-from unmask_operator.client.kinds import EVENTS, SERVICES, kind_of
+from unmask_operator.client.kinds import EVENTS, PODS, SERVICES, kind_of
 from unmask_operator.client.merge_patch import merge_patch
 from unmask_operator.client.store import Store, slim
+from unmask_operator.controller import lists
 from unmask_operator.controller.writes import Outcome, Writer
 from unmask_operator.objects import API_VERSION, FIELD_MANAGER, KIND, Key, Obj, Ref, controller_uid
 from unmask_operator.process.metrics import Metrics
@@ -77,10 +78,22 @@ class Reconciler:
             if patient:
                 raise error
             self._metrics.api_errors.labels(str(error.status)).inc()
+        told_later = await self._tell_lists(outcome)
         if await self._write_status(key, outcome):
             return Result(again=0.0)
         refused = bool(outcome.observed.refusals or outcome.failures)
-        return Result(refused, outcome.plan.requeue_seconds)
+        again = [seconds for seconds in (told_later, outcome.plan.requeue_seconds) if seconds is not None]
+        return Result(refused, min(again, default=None))
+
+    async def _tell_lists(self, outcome: Outcome) -> float | None:
+        """Seconds until pods are to be told of a list that was just written, None where no pod is left to be told."""
+        pods = lists.behind(outcome.observed)
+        if pods and outcome.writes:
+            return lists.PAUSE_SECONDS
+        for pod in await lists.tell(self._client, outcome.observed, pods):
+            self._metrics.writes.labels("annotate").inc()
+            self._store.put(PODS, pod)
+        return None
 
     async def _children(self, key: Key, uid: str) -> Mapping[Ref, Obj]:
         """As the store has them. One that another controls would stop everything: whether it still stands is asked."""

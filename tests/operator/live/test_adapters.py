@@ -13,6 +13,7 @@ from e2e.cluster import ApiServer, Kube
 from tests.operator.live.kubelet import bind, engine, first_pod, make_node, run
 from tests.operator.live.objects import Obj, condition, demo, read, wait_condition
 from tests.operator.live.process import OperatorProcess, cluster_wide
+from unmask_operator.controller.lists import LIST
 
 pytestmark = [pytest.mark.cluster, pytest.mark.usefixtures("operator")]
 
@@ -34,6 +35,12 @@ def listed(kube: Kube, resource: Obj) -> Any:
 
 def workload(kube: Kube, resource: Obj) -> Obj:
     return kube.get("apps/v1", "Deployment", resource["metadata"]["name"], resource["metadata"]["namespace"])
+
+
+def told_of(kube: Kube, pod: Obj) -> Any:
+    """Which list the operator has told a pod's kubelet of."""
+    meta = pod["metadata"]
+    return (kube.get("v1", "Pod", meta["name"], meta["namespace"])["metadata"].get("annotations") or {}).get(LIST)
 
 
 class Told:
@@ -65,8 +72,10 @@ def test_adapters_come_and_go_while_the_pod_serves(
         run(admin, pod, address, started=True, ready=True)
         wait_condition(admin, resource, "AdaptersLoaded", "True")
         before = workload(admin, resource)["metadata"]["generation"]
+        first = admin.wait("the kubelet is told of the list", lambda: told_of(admin, pod))
 
         admin.patch(resource, {"spec": {"lora": {"adapters": [ROMAN, LEGAL, WRONG]}}})
+        admin.wait("the kubelet is told of another", lambda: told_of(admin, pod) != first)
         said = wait_condition(admin, resource, "AdaptersLoaded", "False", "AdapterFailed")["message"]
         assert "wrong in 1 of 1 pods: tensor 'x' is none of this model's" in said
         wait_condition(admin, resource, "Ready", "True")
@@ -86,7 +95,7 @@ def test_adapters_come_and_go_while_the_pod_serves(
         admin.patch(resource, {"spec": {"lora": {"adapters": []}}})
         admin.wait("no word of adapters", lambda: "adapters" not in read(admin, resource)["status"])
         assert condition(admin, resource, "AdaptersLoaded") == {}
-        assert workload(admin, resource)["metadata"]["generation"] == before, "its pods were never touched"
+        assert workload(admin, resource)["metadata"]["generation"] == before, "its pods were never made anew"
         assert first_pod(admin, resource)["metadata"]["uid"] == pod["metadata"]["uid"]
     reasons = [e["reason"] for e in admin.list("events.k8s.io/v1", "Event", namespace) if "dapter" in e["reason"]]
     assert reasons.count("AdapterFailed") == 1

@@ -10,6 +10,7 @@ from tests.operator.live.objects import demo, wait_condition
 from tests.operator.live.process import ACCOUNT, OperatorProcess, install, wait_served
 from tools.permissions import RULES
 from unmask_operator.client.kinds import CHILDREN, POD_MONITORS, ApiKind, kind_of
+from unmask_operator.controller.lists import LIST
 from unmask_operator.objects import API_VERSION, KIND, SERVICE_LABEL
 
 pytestmark = pytest.mark.cluster
@@ -71,6 +72,7 @@ def test_the_rights_asked_for_are_the_rights_granted(api_server: ApiServer, admi
     with OperatorProcess(api_server, namespace, [namespace]) as operator:
         one_of_each_kind(admin, namespace)
         a_pod_without_a_word(admin, namespace)
+        a_pod_that_follows_a_list(admin, namespace)
         admin.wait("a look at its Events", lambda: "events.k8s.io/events list" in used(api_server, account))
         assert operator.terminate() == 0
         log = operator.log()
@@ -146,6 +148,18 @@ def a_pod_without_a_word(admin: Kube, namespace: str) -> None:
     waits["state"] = {"waiting": {"reason": "ContainerCreating"}}
     now = {"phase": "Pending", "startTime": "2020-01-01T00:00:00Z", "containerStatuses": [waits]}
     admin.patch(stuck, {"status": now}, subresource="status")
+
+
+def a_pod_that_follows_a_list(admin: Kube, namespace: str) -> None:
+    """One that serves adapters: its kubelet is told of the list."""
+    admin.create(demo(namespace, "list", lora={"adapters": [{"name": "roman", "uri": "demo://roman"}]}))
+    volume = {"name": "adapters", "configMap": {"name": "list-adapters"}}
+    spec = {"nodeName": "somewhere", "containers": [{"name": "main", "image": "engine:1"}], "volumes": [volume]}
+    meta = {"name": "follows", "namespace": namespace, "labels": {SERVICE_LABEL: "list"}}
+    pod = admin.create({"apiVersion": "v1", "kind": "Pod", "metadata": meta, "spec": spec})
+    ready = {"phase": "Running", "conditions": [{"type": "Ready", "status": "True"}]}
+    admin.patch(pod, {"status": ready}, subresource="status")
+    admin.wait("its annotation", lambda: LIST in (_live(admin, pod)["metadata"].get("annotations") or {}))
 
 
 def _strip(admin: Kube, namespace: str, kind: ApiKind, service: str) -> list[dict]:
