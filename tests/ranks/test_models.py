@@ -1,5 +1,7 @@
 """Logits of a model that ranks share are the whole model's; ranks as threads, so that a device may be shared too."""
 
+from functools import partial
+
 import pytest
 import torch
 
@@ -19,9 +21,10 @@ def checkpoint(key, directory):
     return directory
 
 
-def shared(size, key, path, *where, **more):
+def shared(size, key, path, dtype, device="cpu", **more):
     """Logits over the whole vocabulary."""
-    parts = together(size, lambda group: tiny_logits(key, path, *where, group=group, **more))
+    work = partial(tiny_logits, key, path, dtype, device, **more)
+    parts = together(size, lambda group: work(group=group), torch.device(device))
     return [torch.cat(each, 1) for each in zip(*parts, strict=True)]
 
 

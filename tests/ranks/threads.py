@@ -12,8 +12,10 @@ import torch
 import torch.distributed as dist
 
 from runtime.distributed.group import Group
+from runtime.distributed.room import Room
 
 T = TypeVar("T")
+CPU = torch.device("cpu")
 
 
 class Exchange:
@@ -52,14 +54,14 @@ class ThreadGroup(Group):
         return self.exchange.all(self.rank, x)
 
 
-def together(size: int, work: Callable[[Group], T]) -> list[T]:
-    """What `work` gives in each rank."""
+def together(size: int, work: Callable[[Group], T], device: torch.device = CPU) -> list[T]:
+    """What `work` gives in each rank; all of them are on one device."""
     exchange = Exchange(size)
 
     def one(rank: int) -> T:
         try:
             with exchange.turn:
-                return work(ThreadGroup(rank, size, None, exchange))
+                return work(ThreadGroup(rank, size, place=Room(device), exchange=exchange))
         except BaseException:
             exchange.barrier.abort()
             raise
