@@ -20,7 +20,9 @@ def first_pod(kube: Kube, resource: Obj) -> Obj:
     """The first pod of the resource, once its ReplicaSet has made it."""
     meta = resource["metadata"]
     found = kube.wait(
-        "a pod", lambda: kube.list("v1", "Pod", meta["namespace"], labelSelector=f"{SERVICE_LABEL}={meta['name']}")
+        "a pod",
+        lambda: kube.list("v1", "Pod", meta["namespace"], labelSelector=f"{SERVICE_LABEL}={meta['name']}"),
+        timeout=120,  # controllers that have just started, on a busy machine
     )
     return found[0]
 

@@ -8,7 +8,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from pathlib import Path
 
 import httpx
@@ -16,6 +16,7 @@ import yaml
 
 from e2e.cluster import ApiError, ApiServer, Kube
 from e2e.cluster.process import free_ports
+from tests.written import written
 from tools.permissions import NODE_RULE, RULES, Rule
 from unmask_operator.objects import API_VERSION, KIND
 
@@ -25,7 +26,7 @@ RBAC = "rbac.authorization.k8s.io"
 CRDS = ROOT / "crds"
 
 
-def install(kube: Kube, own: str, watched: Iterable[str]) -> None:
+def install(kube: Kube, own: str, watched: Collection[str]) -> None:
     """What the chart would: the CRD, the service account and its roles, and a Deployment (without pods). The Lease is
     there already and free, so that nobody waits for it."""
     for file in sorted(CRDS.glob("*.yaml")):
@@ -40,6 +41,7 @@ def install(kube: Kube, own: str, watched: Iterable[str]) -> None:
     metadata = {"name": ACCOUNT, "namespace": own}
     kube.apply({"apiVersion": "apps/v1", "kind": "Deployment", "metadata": metadata, "spec": spec})
     reset_lease(kube, own)
+    wait_owners(kube, own, next(iter(watched), own))
 
 
 def grant(kube: Kube, own: str, watched: Iterable[str], rules: Iterable[Rule] = RULES) -> None:
@@ -87,6 +89,29 @@ def wait_served(kube: Kube, api_version: str, kind: str) -> None:
     kube.wait(f"{kind} is served", served)
 
 
+def wait_owners(kube: Kube, own: str, namespace: str) -> None:
+    """Until the API server, which looks for new kinds every 30 s, has the CRD's objects own others: whoever may not
+    finalize everything is refused until then."""
+    operator = kube.impersonating(f"system:serviceaccount:{own}:{ACCOUNT}")
+    owner = {"apiVersion": API_VERSION, "kind": KIND, "name": "none", "uid": "none", "blockOwnerDeletion": True}
+    child = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"generateName": "owned-", "namespace": namespace}}
+    child["metadata"]["ownerReferences"] = [owner]
+
+    def known() -> bool:
+        try:
+            operator.create(child, dryRun="All")
+        except ApiError as error:
+            if error.status == 403:  # its rights are not known everywhere yet either
+                return False
+            raise
+        return True
+
+    try:
+        kube.wait(f"{KIND} may own", known, timeout=90)
+    finally:
+        operator.close()
+
+
 class OperatorProcess:
     """`python -m unmask_operator` with the service account of `install`.
 
@@ -122,7 +147,7 @@ class OperatorProcess:
             f"{prefix}READ_NODES": "true",
             f"{prefix}LOG_FORMAT": "json",
         }
-        self._log = tempfile.TemporaryFile("w+b")  # noqa: SIM115
+        self._log = tempfile.TemporaryFile()  # noqa: SIM115
         self.process: subprocess.Popen[bytes] | None = None
 
     def __enter__(self) -> OperatorProcess:
@@ -181,9 +206,7 @@ class OperatorProcess:
         return self.process.wait(20)
 
     def log(self) -> str:
-        self._log.flush()
-        self._log.seek(0)
-        return self._log.read().decode(errors="replace")
+        return written(self._log)
 
 
 def cluster_wide(api_server: ApiServer, admin: Kube) -> Iterator[OperatorProcess]:
