@@ -87,7 +87,7 @@ def test_a_volume_that_cannot_be_mounted_is_named(kube: Kube, namespace: str) ->
 def test_a_model_that_takes_longer_than_its_probe_allows_is_named(kube: Kube, namespace: str) -> None:
     """The engine ends in peace when the kubelet asks for it: only the pod's Events say what for."""
     hasty = {"periodSeconds": 1, "timeoutSeconds": 1, "failureThreshold": 1}
-    slow = {"limits": {"cpu": "20m", "memory": "2Gi"}}  # a kubelet that is late to ask must not find it started
+    slow = {"requests": {"cpu": "20m"}, "limits": {"cpu": "20m"}}  # a kubelet that is late must not find it started
     kube.create(demo(namespace, spec={"startupProbe": hasty, "drainTimeoutSeconds": 1, "resources": slow}))
     named = wait_condition(kube, namespace, "Ready", "False", reason="StartupProbeFailed")
     assert "spec.startupProbe" in named["message"]
