@@ -159,7 +159,7 @@ class Kernels:
 
     name: str
     turns: bool  # `moe` takes gate and up rows in turns (`turns.in_turns`), not gates first
-    parts: bool  # `router_logits` takes, with bfloat16 rows, its weight in parts (`router.split_parts`) too
+    parts: bool  # `router_logits` takes, for a bfloat16 model, its weight in parts (`router.split_parts`) too
     rms_norm: RMSNormKernel
     add_rms_norm: AddRMSNormKernel
     qkv_to_pages: QKVToPagesKernel

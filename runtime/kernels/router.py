@@ -1,8 +1,9 @@
-"""The router's scores: rows of the model's dtype times float32 weights, on matrix units that have no float32.
+"""The router's scores: rows times float32 weights, on matrix units that have no float32.
 
 A float32 number is exactly the sum of three of bfloat16. Products of these are exact too, so that what is left is the
 sums' rounding: the matrix unit's own accumulator loses some bits at every step, so it is begun anew every DEPTH
-numbers, and what it held is added up in float32.
+numbers, and what it held is added up in float32. Rows of float32 are three parts each as well; of the nine products the
+three least, which are below its rounding, are left out.
 """
 
 from __future__ import annotations
@@ -40,9 +41,10 @@ def router_logits_reference(x: torch.Tensor, weight: torch.Tensor) -> torch.Tens
 def _router(
     x_ptr, parts_ptr, out_ptr, rows,
     EXPERTS: tl.constexpr, INPUTS: tl.constexpr, SHARE: tl.constexpr, ROWS: tl.constexpr, TAKEN: tl.constexpr,
-    DEPTH: tl.constexpr,
+    DEPTH: tl.constexpr, WIDE: tl.constexpr,
 ):  # fmt: skip
-    """One program: TAKEN experts of ROWS rows, over SHARE of the inputs; to [shares, rows, experts]."""
+    """One program: TAKEN experts of ROWS rows, over SHARE of the inputs; to [shares, rows, experts]. WIDE: rows are of
+    float32."""
     expert = tl.program_id(0) * TAKEN + tl.arange(0, TAKEN)
     row = tl.program_id(1) * ROWS + tl.arange(0, ROWS)
     split = tl.program_id(2)
@@ -59,25 +61,38 @@ def _router(
         low = tl.load(part_at + 2 * EXPERTS * INPUTS + start, mask=weight_ok, other=0.0)
         middle = tl.load(part_at + EXPERTS * INPUTS + start, mask=weight_ok, other=0.0)
         high = tl.load(part_at + start, mask=weight_ok, other=0.0)
-        fresh = tl.dot(low, x, out_dtype=tl.float32)
-        fresh = tl.dot(middle, x, fresh)
-        acc += tl.dot(high, x, fresh)
+        if WIDE:
+            first = x.to(high.dtype)
+            x -= first.to(tl.float32)
+            second = x.to(high.dtype)
+            x -= second.to(tl.float32)
+            fresh = tl.dot(high, x.to(high.dtype), out_dtype=tl.float32)
+            fresh = tl.dot(middle, second, fresh)
+            fresh = tl.dot(low, first, fresh)
+            fresh = tl.dot(high, second, fresh)
+        else:
+            first = x
+            fresh = tl.dot(low, first, out_dtype=tl.float32)
+        fresh = tl.dot(middle, first, fresh)
+        acc += tl.dot(high, first, fresh)
     at = out_ptr + (split * rows + row).to(tl.int64)[None, :] * EXPERTS + expert[:, None]
     tl.store(at, acc, mask=expert_ok[:, None] & ok[None, :])
 
 
 def router_logits(x: torch.Tensor, weight: torch.Tensor, *, fixed: bool = False) -> torch.Tensor:
-    """`router_logits_reference` on a GPU, for a float32 weight, or for its parts (`split_parts`) in x's dtype: then as
-    [shares, rows, experts], whose sum it is. `fixed`: bits do not depend on the number of rows."""
+    """`router_logits_reference` on a GPU, for a float32 weight, or for its parts (`split_parts`) and rows of their
+    dtype or of float32: then as [shares, rows, experts], whose sum it is. `fixed`: bits do not depend on the number of
+    rows."""
     if weight.dim() == 2:
         return product(x.to(weight.dtype), weight) if fixed else router_logits_reference(x, weight)
     (rows, inputs), experts = x.shape, weight.shape[1]
     taken, lines, share = cut(rows, inputs, experts, fixed=fixed)
     splits = triton.cdiv(inputs, share)
     out = x.new_empty(splits, rows, experts, dtype=torch.float32)
+    wide = x.dtype != weight.dtype
     _router[(triton.cdiv(experts, taken), triton.cdiv(rows, lines), splits)](
         x, weight, out, rows, EXPERTS=experts, INPUTS=inputs, SHARE=share, ROWS=lines, TAKEN=taken, DEPTH=DEPTH,
-        num_warps=4 * taken // TAKEN, num_stages=3,
+        WIDE=wide, num_warps=4 * taken // TAKEN, num_stages=2 if wide else 3,
     )  # fmt: skip
     return out
 

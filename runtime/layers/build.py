@@ -193,9 +193,9 @@ class Build:
             return None
         return Ids(range(vocab_size * rank // size, vocab_size * (rank + 1) // size), vocab_size, self.group)
 
-    def scores(self, experts: int, hidden: int, *, wide_rows: bool = False) -> Weight:
-        """Unfilled, of a router's product, which is wide. `wide_rows`: so are the rows that it multiplies."""
-        if self.kernels.parts and self.dtype == torch.bfloat16 and not wide_rows:
+    def scores(self, experts: int, hidden: int) -> Weight:
+        """Unfilled, of a router's product, which is wide."""
+        if self.kernels.parts and self.dtype == torch.bfloat16:
             return PartsWeight((experts, hidden), self.device)
         return self.parameter(experts, hidden, dtype=wide(self.dtype))
 

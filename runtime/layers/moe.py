@@ -20,16 +20,14 @@ from runtime.layers.weight import tensor_of
 
 
 class Router(nn.Module):
-    """Scores experts in float32 (float64 for a float64 model), whatever the model's dtype. Unfilled. `wide_rows`: of
-    rows of that dtype."""
+    """Scores experts in float32 (float64 for a float64 model), whatever the model's dtype; rows are of either.
+    Unfilled."""
 
     __call__: Calls[[torch.Tensor, torch.Tensor | None], tuple[torch.Tensor, torch.Tensor]]
 
-    def __init__(
-        self, build: Build, hidden: int, experts: int, rule: RoutingRule, *, bias: bool, wide_rows: bool = False
-    ) -> None:
+    def __init__(self, build: Build, hidden: int, experts: int, rule: RoutingRule, *, bias: bool) -> None:
         super().__init__()
-        self.weight = build.scores(experts, hidden, wide_rows=wide_rows)
+        self.weight = build.scores(experts, hidden)
         self.bias = build.parameter(experts, dtype=wide(build.dtype)) if bias else None
         self.rule = rule
         self.kernels = build.kernels

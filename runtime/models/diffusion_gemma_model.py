@@ -79,7 +79,7 @@ class Experts(nn.Module):
         rule = RoutingRule(arch.top_k, 1, 1, True, 1.0, "softmax")
         self.eps = arch.eps
         self.router_scale = build.parameter(arch.hidden, dtype=wide(build.dtype))
-        self.router = Router(build, arch.hidden, arch.experts, rule, bias=False, wide_rows=True)
+        self.router = Router(build, arch.hidden, arch.experts, rule, bias=False)
         self.expert_scale = build.parameter(arch.experts, dtype=wide(build.dtype))
         self.norm = RMSNorm(build, arch.hidden, arch.eps)
         held, self.here = stack(build, arch.experts, arch.hidden, arch.expert_width)

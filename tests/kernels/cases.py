@@ -133,9 +133,12 @@ def check_router(rows: int, inputs: int, experts: int, dtype: torch.dtype, devic
     parts = split_parts(weight, dtype)
     if dtype == torch.bfloat16:
         assert torch.equal(parts[0].float() + (parts[1].float() + parts[2].float()), weight)
-    got, expected = router_logits(x, parts), x.double() @ weight.double().T
-    assert got.shape[1:] == expected.shape
-    assert (got.sum(0).double() - expected).norm() / expected.norm() < 2e-6
+    expected = x.double() @ weight.double().T
+    wide = x.float() + random(rows, inputs, dtype=torch.float32, device=device, seed=42, scale=1e-3)
+    for given, product in ((x, expected), (wide, wide.double() @ weight.double().T)):
+        got = router_logits(given, parts)
+        assert got.shape[1:] == product.shape
+        assert (got.sum(0).double() - product).norm() / product.norm() < 2e-6
     torch.testing.assert_close(router_logits(x, weight).double(), expected, rtol=1e-4, atol=1e-5)
 
 

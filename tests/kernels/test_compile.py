@@ -135,13 +135,16 @@ def test_routing_in_a_pool():
 
 
 @pytest.mark.parametrize("rows", [16, 64, 8192])
-def test_router(rows):
+@pytest.mark.parametrize("wide", [False, True])
+def test_router(rows, wide):
     taken, lines, share = router.cut(rows, 2048, 256)
-    types = {"x_ptr": "*bf16", "parts_ptr": "*bf16", "out_ptr": "*fp32", "rows": "i32"}
+    types = {"x_ptr": "*fp32" if wide else "*bf16", "parts_ptr": "*bf16", "out_ptr": "*fp32", "rows": "i32"}
     constants = {
         "EXPERTS": 256, "INPUTS": 2048, "SHARE": share, "ROWS": lines, "TAKEN": taken, "DEPTH": router.DEPTH,
+        "WIDE": wide,
     }  # fmt: skip
-    compiled = build(router._router, types, constants, num_warps=4 * taken // router.TAKEN, num_stages=3)
+    stages = 2 if wide else 3
+    compiled = build(router._router, types, constants, num_warps=4 * taken // router.TAKEN, num_stages=stages)
     assert spilled(compiled) == 0
     assert "wgmma" in compiled.asm["ptx"]
 

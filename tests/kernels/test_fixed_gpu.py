@@ -89,11 +89,13 @@ def test_router(experts, inputs):
     weight, x = made(experts, inputs, dtype=torch.float32, seed=1, scale=0.1), made(ROWS, inputs)
     parts = split_parts(weight)
 
-    def scores(part):
-        shares = FIXED.router_logits(x[part], parts)
-        return tuple(shares.unbind(0))
+    for given in (x, x.float() * 1.1):
 
-    same(scores)
+        def scores(part, given=given):
+            shares = FIXED.router_logits(given[part], parts)
+            return tuple(shares.unbind(0))
+
+        same(scores)
     same(lambda part: FIXED.router_logits(x[part], weight))
 
 
