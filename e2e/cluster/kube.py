@@ -34,7 +34,6 @@ class Kube:
 
     def __init__(self, config: Path, *, user: str = "", groups: tuple[str, ...] = ()) -> None:
         """As the kubeconfig's own user, or as `user` with `groups` where its user may impersonate."""
-        self._config = config
         access = kubeconfig.read(config)
         self.server, self.context = access.server, access.context
         headers = [*access.headers.items(), *([("Impersonate-User", user)] if user else [])]
@@ -44,10 +43,6 @@ class Kube:
 
     def close(self) -> None:
         self._http.close()
-
-    def impersonating(self, user: str) -> Kube:
-        """Another, as `user`, to be closed."""
-        return Kube(self._config, user=user)
 
     def request(
         self,

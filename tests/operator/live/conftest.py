@@ -13,7 +13,7 @@ from tests.operator.live.process import OperatorProcess, cluster_wide, install
 @pytest.fixture
 def operator(api_server: ApiServer, admin: Kube, namespace: str) -> Iterator[OperatorProcess]:
     """An operator of its own for the namespace."""
-    install(admin, namespace, [namespace])
+    install(api_server, admin, namespace, [namespace])
     with OperatorProcess(api_server, namespace, [namespace]) as process:
         yield process
 

@@ -26,7 +26,7 @@ RBAC = "rbac.authorization.k8s.io"
 CRDS = ROOT / "crds"
 
 
-def install(kube: Kube, own: str, watched: Collection[str]) -> None:
+def install(api: ApiServer, kube: Kube, own: str, watched: Collection[str]) -> None:
     """What the chart would: the CRD, the service account and its roles, and a Deployment (without pods). The Lease is
     there already and free, so that nobody waits for it."""
     for file in sorted(CRDS.glob("*.yaml")):
@@ -41,7 +41,7 @@ def install(kube: Kube, own: str, watched: Collection[str]) -> None:
     metadata = {"name": ACCOUNT, "namespace": own}
     kube.apply({"apiVersion": "apps/v1", "kind": "Deployment", "metadata": metadata, "spec": spec})
     reset_lease(kube, own)
-    wait_owners(kube, own, next(iter(watched), own))
+    wait_owners(api, own, next(iter(watched), own))
 
 
 def grant(kube: Kube, own: str, watched: Iterable[str], rules: Iterable[Rule] = RULES) -> None:
@@ -89,10 +89,10 @@ def wait_served(kube: Kube, api_version: str, kind: str) -> None:
     kube.wait(f"{kind} is served", served)
 
 
-def wait_owners(kube: Kube, own: str, namespace: str) -> None:
+def wait_owners(api: ApiServer, own: str, namespace: str) -> None:
     """Until the API server, which looks for new kinds every 30 s, has the CRD's objects own others: whoever may not
     finalize everything is refused until then."""
-    operator = kube.impersonating(f"system:serviceaccount:{own}:{ACCOUNT}")
+    operator = api.admin(user=f"system:serviceaccount:{own}:{ACCOUNT}")
     owner = {"apiVersion": API_VERSION, "kind": KIND, "name": "none", "uid": "none", "blockOwnerDeletion": True}
     child = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"generateName": "owned-", "namespace": namespace}}
     child["metadata"]["ownerReferences"] = [owner]
@@ -107,7 +107,7 @@ def wait_owners(kube: Kube, own: str, namespace: str) -> None:
         return True
 
     try:
-        kube.wait(f"{KIND} may own", known, timeout=90)
+        operator.wait(f"{KIND} may own", known, timeout=90)
     finally:
         operator.close()
 
@@ -214,6 +214,6 @@ def cluster_wide(api_server: ApiServer, admin: Kube) -> Iterator[OperatorProcess
     name = "unmask-system"
     if admin.find("v1", "Namespace", name) is None:
         admin.create({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name}})
-    install(admin, name, [])
+    install(api_server, admin, name, [])
     with OperatorProcess(api_server, name) as process:
         yield process

@@ -23,7 +23,7 @@ EDITED = {"networkPolicy": None, "engine": {"maxNumReqs": 5}, "service": {"annot
 @pytest.fixture
 def proxied(api_server: ApiServer, admin: Kube, namespace: str, fault_proxy: FaultProxy) -> Iterator[OperatorProcess]:
     """An operator that reaches the API server through the proxy."""
-    install(admin, namespace, [namespace])
+    install(api_server, admin, namespace, [namespace])
     with OperatorProcess(api_server, namespace, [namespace], server=fault_proxy.url) as process:
         yield process
 
@@ -57,7 +57,7 @@ def test_a_failing_delete_is_tried_again(admin, namespace, proxied, fault_proxy)
 
 
 def test_a_kind_that_cannot_be_listed_is_named_and_holds_nothing_else_up(api_server, admin, namespace, fault_proxy):
-    install(admin, namespace, [namespace])
+    install(api_server, admin, namespace, [namespace])
     resource = admin.create(demo(namespace))
     fault_proxy.fail(500, r"/services\?", methods=("GET",), times=100_000)
     with OperatorProcess(api_server, namespace, [namespace], server=fault_proxy.url) as operator:
@@ -130,7 +130,7 @@ def test_what_is_deleted_while_no_watch_is_open_is_seen(admin, namespace, proxie
 
 
 def test_a_standby_without_rights_is_not_ready(api_server, admin, namespace):
-    install(admin, namespace, [namespace])
+    install(api_server, admin, namespace, [namespace])
     role = {"apiVersion": "rbac.authorization.k8s.io/v1", "kind": "Role"}
     own = {"name": f"{namespace}-own", "namespace": namespace}
     admin.delete({**role, "kind": "RoleBinding", "metadata": own})
@@ -154,7 +154,7 @@ def test_a_leader_that_cannot_renew_its_lease_ends_at_once(admin, namespace, pro
 
 
 def test_two_operators_at_once_write_once(api_server, admin, namespace):
-    install(admin, namespace, [namespace])
+    install(api_server, admin, namespace, [namespace])
     account = f"system:serviceaccount:{namespace}:unmask-operator"
     with (
         OperatorProcess(api_server, namespace, [namespace], name="a") as first,
@@ -190,7 +190,7 @@ def test_two_operators_at_once_write_once(api_server, admin, namespace):
 
 def test_a_leader_that_was_frozen_writes_nothing_when_it_wakes(api_server, admin, namespace, fault_proxy):
     """It wakes with answers to its requests at hand, and another leads already: it must not go on from them."""
-    install(admin, namespace, [namespace])
+    install(api_server, admin, namespace, [namespace])
     with OperatorProcess(api_server, namespace, [namespace], server=fault_proxy.url, name="a") as first:
         admin.wait("a leads", lambda: first.metric("unmask_operator_leader"))
         assert first.process is not None
@@ -211,7 +211,7 @@ def test_a_leader_that_was_frozen_writes_nothing_when_it_wakes(api_server, admin
 
 
 def test_a_killed_leader_is_followed_within_twenty_seconds_and_only_the_lease_is_written(api_server, admin, namespace):
-    install(admin, namespace, [namespace])
+    install(api_server, admin, namespace, [namespace])
     account = f"system:serviceaccount:{namespace}:unmask-operator"
     with OperatorProcess(api_server, namespace, [namespace], name="a") as first:
         resource = admin.create(demo(namespace, **FULL))

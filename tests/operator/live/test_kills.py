@@ -152,7 +152,7 @@ def test_killed_after_any_write_it_ends_where_it_would_have(
     gate: tuple[FaultProxy, Gate],
 ) -> None:
     kube, namespace, (proxy, points) = controlled_admin, controlled_namespace, gate
-    install(kube, namespace, [namespace])
+    install(controlled_api_server, kube, namespace, [namespace])
     fleet = Fleet(kube, namespace)
 
     def wait(what: str, found: Callable[[], bool], timeout: float = 60.0) -> None:

@@ -17,7 +17,7 @@ def test_the_lease_goes_with_the_deployment_though_the_operator_still_runs(
     controlled_api_server: ApiServer, controlled_admin: Kube, controlled_namespace: str
 ) -> None:
     admin, own = controlled_admin, controlled_namespace
-    install(admin, own, [own])
+    install(controlled_api_server, admin, own, [own])
     admin.delete(admin.get(*LEASE, own))
     with OperatorProcess(controlled_api_server, own, [own]) as operator:
         admin.wait("the operator leads", lambda: operator.metric("unmask_operator_leader") == 1.0)

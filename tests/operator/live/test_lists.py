@@ -17,7 +17,7 @@ pytestmark = pytest.mark.cluster
 
 
 def test_pages_make_the_whole_list_and_one_that_expires_is_begun_anew(api_server, admin, namespace, fault_proxy):
-    install(admin, namespace, [namespace])
+    install(api_server, admin, namespace, [namespace])
     created = [admin.create(demo(namespace, f"s{number}")) for number in range(5)]
     access = kubeconfig.read(api_server.service_account_kubeconfig(namespace, ACCOUNT, server=fault_proxy.url))
     fault = fault_proxy.fail(410, "continue=", after=1)

@@ -64,7 +64,7 @@ def used(api: ApiServer, account: str) -> set[str]:
 def test_the_rights_asked_for_are_the_rights_granted(api_server: ApiServer, admin: Kube, namespace: str) -> None:
     admin.apply(POD_MONITOR_CRD)
     wait_served(admin, POD_MONITORS.api_version, "PodMonitor")
-    install(admin, namespace, [namespace])
+    install(api_server, admin, namespace, [namespace])
     lease = {"apiVersion": "coordination.k8s.io/v1", "kind": "Lease"}
     admin.delete({**lease, "metadata": {"name": "unmask-operator", "namespace": namespace}})
     account = f"system:serviceaccount:{namespace}:{ACCOUNT}"

@@ -12,7 +12,7 @@ pytestmark = pytest.mark.cluster
 
 
 def test_a_service_is_the_operators_while_its_labels_say_so(api_server: ApiServer, admin: Kube, namespace: str) -> None:
-    install(admin, namespace, [namespace])
+    install(api_server, admin, namespace, [namespace])
     first, second = demo(namespace, "first"), demo(namespace, "second")
     first["metadata"]["labels"] = {"track": "canary"}
     for resource in (first, second):

@@ -181,7 +181,7 @@ def _cluster(services: int) -> Iterator[tuple[ApiServer, Kube, OperatorProcess, 
         stack.callback(kube.close)
         for name in (OWN, NAMESPACE):
             kube.create({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name}})
-        install(kube, OWN, [])
+        install(api, kube, OWN, [])
         operators = [OperatorProcess(api, OWN, name=name) for name in ("a", "b")]
         for operator in operators:
             operator.start(wait=False)
