@@ -10,12 +10,12 @@ import numpy as np
 
 from runtime.engine.page_table import PageTable
 from runtime.engine.planner import Planner
-from runtime.engine.scheduler import Turn
 from runtime.request.description import Value, values_of, with_defaults
 from runtime.samplers import get_rule, rules
 from runtime.state.plan import StepPlan
 from runtime.state.request import FILLED, Block, Request
-from runtime.strategies.base import Feed, Strategy
+from runtime.state.turn import Feed, Turn
+from runtime.strategies.base import Strategy
 
 if TYPE_CHECKING:  # the machines that measure lack the messages' package
     from runtime.request.io import RequestSpec

@@ -18,12 +18,13 @@ from runtime.engine.offer import orders_of
 from runtime.engine.page_table import PageTable
 from runtime.engine.planner import Planner
 from runtime.engine.ran import REASONS
-from runtime.engine.scheduler import Scheduler, Turn, TurnError
+from runtime.engine.scheduler import Scheduler, TurnError
 from runtime.errors import ReplicaLost
 from runtime.request.io import EngineInfo, EngineOutput, EngineStats, RequestSpec
 from runtime.samplers.base import rules_under
 from runtime.state.plan import NO_RESULTS, BlockResults
 from runtime.state.request import Request, Status
+from runtime.state.turn import Turn
 from runtime.strategies.base import Strategy, longest_request
 from runtime.structured.grammars import Grammars
 

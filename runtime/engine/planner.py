@@ -10,19 +10,21 @@ import numpy as np
 from runtime.engine.adapting import Adapters
 from runtime.engine.leading import recitals, walks
 from runtime.engine.page_table import PageTable
-from runtime.engine.scheduler import Turn
 from runtime.engine.shaping import shaping_plan
 from runtime.engine.telling import asked
 from runtime.samplers.base import MIN_P, TEMPERATURE, Merge, Rule, Stat, get_rule
 from runtime.samplers.uniform import DRAW, RENOISE, uniforms
 from runtime.state.plan import BlockPlan, Bools, Drawing, Ints, Ints32, MergedRows, RulePlan, StepPlan, lay_out
 from runtime.state.request import FILLED, MASKED, Block, Request
+from runtime.state.turn import Turn
 from runtime.strategies.base import Strategy
 
 
 @dataclass(frozen=True)
 class Geometry:
     """Where a step's rows stand: all of its forward but the ids. Shared between steps: not to be written to."""
+
+    facts: list[int]  # all that it depends on
 
     positions: Ints
     slots: Ints
@@ -33,34 +35,30 @@ class Geometry:
     page_table: Ints32
     adapters: Ints32 | None
     offsets: list[int]  # of each turn, what has to be added to a position to get its row
+    merges: bool  # whether rows may be made of several tokens
 
 
 class Planner:
     """Makes plans of turns. A batch that only denoises stands where it stood in the step before: its geometry is made
-    anew only when something of it has changed."""
+    anew only when something of it has changed, and looked at only when some turn or page has."""
 
     def __init__(self, table: PageTable, strategy: Strategy, adapters: Adapters | None = None) -> None:
         self.table = table
         self.adapters = adapters or Adapters()
         self.strategy = strategy
-        self._known: tuple[list[int], Geometry] | None = None
+        self._known: Geometry | None = None
+        self._turns: list[Turn] = []  # whose it is
 
     def plan(self, turns: list[Turn]) -> StepPlan:
         """The step's plan; the blocks of the turns that have a feed are in it in the turns' order."""
-        tokens: list[Ints] = []
-        adapted = self.adapters.touched({turn.request.adapter for turn in turns})
-        facts: list[int] = [self.table.version, adapted]  # all that the geometry depends on
-        merges = False
-        for turn in turns:
-            request, first, last = turn.request, turn.first, turn.last
-            tokens.append(request.tokens[first:last] if turn.again is None else turn.again.tokens)
-            facts += (first, last - first, request.settled, request.row, request.end, request.seq, request.slot)
-            merges |= request.merge is not None
-        if self._known is None or self._known[0] != facts:
-            self._known = facts, self._geometry(turns, facts)
-        geometry = self._known[1]
+        geometry = self._known
+        if geometry is None or geometry.facts[0] != self.table.version or self._turns != turns:
+            facts = self._facts(turns)
+            if geometry is None or geometry.facts != facts:
+                geometry = self._known = self._geometry(turns, facts)
+            self._turns = turns
         return StepPlan(
-            tokens=_end_to_end(tokens),
+            tokens=_end_to_end([turn.tokens for turn in turns]),
             positions=geometry.positions,
             slots=geometry.slots,
             visible_end=geometry.visible_end,
@@ -70,10 +68,17 @@ class Planner:
             page_table=geometry.page_table,
             sampled=lambda: _plan_blocks(turns, geometry.offsets),
             apart=lambda: _apart(turns, geometry.offsets),
-            merged=_merged(turns, geometry.offsets) if merges else None,
+            merged=_merged(turns, geometry.offsets) if geometry.merges else None,
             adapters=geometry.adapters,
-            adapted=adapted,
+            adapted=geometry.facts[1],
         )
+
+    def _facts(self, turns: list[Turn]) -> list[int]:
+        facts = [self.table.version, self.adapters.touched({turn.request.adapter for turn in turns})]
+        for turn in turns:
+            request, first = turn.request, turn.first
+            facts += (first, turn.last - first, request.settled, request.row, request.end, request.seq, request.slot)
+        return facts
 
     def _geometry(self, turns: list[Turn], facts: list[int]) -> Geometry:
         first, counts, settled, row, _, _, slot = np.array(facts[2:], dtype=np.int64).reshape(len(turns), -1).T
@@ -86,6 +91,7 @@ class Planner:
         page = positions // page_size
         at = pages.ravel().take(owner * pages.shape[1] + page).astype(np.int64)
         return Geometry(
+            facts=facts,
             positions=positions,
             slots=positions + (at - page) * page_size,
             visible_end=visible_end.astype(np.int32),
@@ -95,6 +101,7 @@ class Planner:
             page_table=pages,
             adapters=slot[owner].astype(np.int32) if facts[1] else None,
             offsets=(layout.starts - first).tolist(),
+            merges=any(turn.request.merge is not None for turn in turns),
         )
 
 

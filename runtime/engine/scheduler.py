@@ -8,7 +8,6 @@ the oldest always gets on; so it does when somebody comes who has nothing runnin
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
 
 from runtime.engine.adapting import Adapters
 from runtime.engine.kv_cache import KVCacheManager, OutOfPages
@@ -16,19 +15,9 @@ from runtime.engine.pace import Pace
 from runtime.engine.page_table import PageTable
 from runtime.engine.queue import FairQueue, deal, served_longest_ago
 from runtime.engine.sharing import Sharing
-from runtime.state.request import Forwarded, Request, Status
-from runtime.strategies.base import Feed, Strategy
-
-
-@dataclass(slots=True)
-class Turn:
-    """What one request does in a step: the rows ``[first, last)``, by their positions."""
-
-    request: Request
-    first: int
-    last: int
-    feed: Feed | None  # of its open part; None: the rows are settled ones, or `again`
-    again: Forwarded | None = None  # what a preemption dropped of an open part, with the ids it had then
+from runtime.state.request import Request, Status
+from runtime.state.turn import Turn
+from runtime.strategies.base import Strategy
 
 
 class TurnError(Exception):
@@ -168,7 +157,10 @@ class Scheduler:
                 if cached < first and cached < request.settled:
                     first = cached
                 if last - first <= left:
-                    return Turn(request, first, last, feed)
+                    turn = request.turn
+                    if turn is None or turn.feed is not feed or turn.first != first:
+                        turn = request.turn = Turn(request, first, last, feed)
+                    return turn
             chunk = request.settled - cached
             if chunk > left:
                 chunk = self.strategy.chunk(request, left)
@@ -290,6 +282,7 @@ class Scheduler:
         self.cache.release(request.units)
         self.adapters.let_go(request.adapter)
         request.slot = -1
+        request.turn = None
         self.table.give_back(request.row)
         request.row = -1
         self._refused_at = None

@@ -19,6 +19,7 @@ from runtime.state.telling import Told
 if TYPE_CHECKING:  # the runner needs this module's constants where the messages' package is not installed
     from runtime.request.io import FinishReason, RequestSpec
     from runtime.state.plan import Mixture
+    from runtime.state.turn import Turn
     from runtime.structured.constraint import Constraint
 
 # What a position is (decoding.md 1): a separate array, never "the token is the mask id".
@@ -150,6 +151,7 @@ class Request:
         self.nfe = 0
         self.opened = False  # this step's opening (rule 4) has been done
         self.last_served = -1  # number of the engine step that last served it
+        self.turn: Turn | None = None  # of the last step that fed its open part, since it holds its pages
         self.stable = self.prompt_len  # positions below are final text
         self.sent = self.prompt_len  # positions below were reported
         self.hit_eos = False

@@ -3,7 +3,6 @@
 from runtime.strategies import d2f, diffusion_gemma, dmax, fast_dllm_v2, full, multi_bd, nemotron_diffusion
 from runtime.strategies.base import (
     DecodingContext,
-    Feed,
     Strategy,
     also_fits,
     longest_request,
@@ -14,7 +13,6 @@ from runtime.strategies.base import (
 
 __all__ = [
     "DecodingContext",
-    "Feed",
     "Strategy",
     "also_fits",
     "d2f",

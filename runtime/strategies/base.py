@@ -11,6 +11,7 @@ from runtime.request.description import Field, Value
 from runtime.request.tiling import Tiling
 from runtime.state.plan import BlockResults, Ints
 from runtime.state.request import Block, Request
+from runtime.state.turn import Feed
 
 
 @dataclass(frozen=True)
@@ -23,18 +24,6 @@ class DecodingContext:
     max_model_len: int
     shift: bool = False  # the logits of a position are those of the row before it
     vocab_size: int = 0  # of the model, where noise is drawn from it
-
-
-@dataclass(slots=True)
-class Feed:
-    """What the open part of a request forwards in a step: the rows ``[first, last)`` by their positions, and of those
-    blocks `blocks` are sampled. Each of them has its `may_force` set: whether it may take its best position though none
-    is confident enough; `Strategy.apply` counts such steps in `advanced`. Without blocks the rows only write their K/V:
-    that is no step of the request, and no news of it."""
-
-    first: int
-    last: int
-    blocks: list[Block]
 
 
 class Strategy(Protocol):
@@ -96,7 +85,8 @@ class Strategy(Protocol):
         ...
 
     def open(self, request: Request) -> Feed:
-        """Open the blocks that this step may open, settle what is final, and say what to feed."""
+        """Open the blocks that this step may open, settle what is final, and say what to feed: the very feed of
+        ``request.turn`` where that is still it, which spares the host most of what a turn costs."""
         ...
 
     def visible_end(self, requests: Sequence[Request], owner: Ints, positions: Ints) -> Ints:

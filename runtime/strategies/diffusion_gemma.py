@@ -16,7 +16,8 @@ from runtime.request.tiling import Tiling
 from runtime.samplers.uniform import CANVAS, uniforms
 from runtime.state.plan import BlockResults, Ints
 from runtime.state.request import FILLED, MASKED, Block, Request
-from runtime.strategies.base import DecodingContext, Feed, check_one_at_a_time, register_strategy
+from runtime.state.turn import Feed
+from runtime.strategies.base import DecodingContext, check_one_at_a_time, register_strategy
 from runtime.strategies.progress import advance, finish, worth_caching, write_block
 from runtime.strategies.tiled import TiledBlocks
 

@@ -20,7 +20,8 @@ from runtime.request.description import BLOCK_LENGTH, Field
 from runtime.request.tiling import Tiling
 from runtime.state.plan import BlockResults, Ints
 from runtime.state.request import FIXED, Block, Forwarded, Request
-from runtime.strategies.base import DecodingContext, Feed, check_one_at_a_time, register_strategy
+from runtime.state.turn import Feed
+from runtime.strategies.base import DecodingContext, check_one_at_a_time, register_strategy
 from runtime.strategies.progress import advance, complete, finish, write_block
 from runtime.strategies.shares import shares
 from runtime.strategies.tiled import TiledBlocks

@@ -10,7 +10,8 @@ from runtime.request.description import Field, share
 from runtime.request.tiling import Tiling
 from runtime.state.plan import BlockResults
 from runtime.state.request import FIXED, Block, Request
-from runtime.strategies.base import DecodingContext, Feed, register_strategy
+from runtime.state.turn import Feed
+from runtime.strategies.base import DecodingContext, register_strategy
 from runtime.strategies.progress import advance, complete, finish, worth_caching, write_block
 from runtime.strategies.shares import shares
 from runtime.strategies.tiled import TiledBlocks
@@ -44,6 +45,10 @@ class MultiBlock(TiledBlocks):
 
     def open(self, request: Request) -> Feed:
         """Rules 3 and 4."""
+        if self.buffer_size == 1 and request.blocks and request.turn is not None:
+            feed = request.turn.feed
+            if feed is not None and feed.blocks == request.blocks and not request.blocks[0].ended:
+                return feed  # its block is the only one that may be open, and goes on
         if not request.opened:
             request.opened = True
             if not request.blocks and request.next_start < request.prompt_len:

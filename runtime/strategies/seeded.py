@@ -11,7 +11,8 @@ from __future__ import annotations
 from runtime.request.tiling import Tiling
 from runtime.state.plan import BlockResults
 from runtime.state.request import FIXED, MASKED, Block, Request
-from runtime.strategies.base import DecodingContext, Feed, check_one_at_a_time
+from runtime.state.turn import Feed
+from runtime.strategies.base import DecodingContext, check_one_at_a_time
 from runtime.strategies.progress import advance, complete, finish, worth_caching, write_block
 from runtime.strategies.shares import shares
 from runtime.strategies.tiled import TiledBlocks

@@ -7,8 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from runtime.engine.planner import Planner
-from runtime.engine.scheduler import Turn
 from runtime.state.plan import StepPlan
+from runtime.state.turn import Turn
 from runtime.strategies import strategies
 from tests.engine.harness import Ask, Run, Setup
 from tests.engine.samples import asks, setups
