@@ -15,6 +15,7 @@ from runtime.layers.kv_pool import KVPool
 from runtime.layers.moe import Router
 from runtime.layers.weight import weights_of
 from runtime.models.base import Model, SelfConditioned
+from runtime.models.decoder import Decoder
 from runtime.state.plan import StepPlan
 
 EIGHT_BITS = 2.0  # times as many products a second
@@ -42,6 +43,8 @@ class Work:
 def work_of(model: nn.Module, pool: KVPool, plan: StepPlan, experts: Sequence[int], quantization: str | None) -> Work:
     """Args:
     plan: of the step. experts: chosen in each layer that has some, in the layers' order.
+
+    What the last layer does after its attention is counted for those rows that it is done for (``Model.finish``).
     """
     rows = len(plan.tokens)
     sampled = 0 if plan.blocks is None else int(plan.blocks.sampled.sum())
@@ -49,8 +52,10 @@ def work_of(model: nn.Module, pool: KVPool, plan: StepPlan, experts: Sequence[in
     chosen = {path.rpartition(".")[0]: (part, n) for (path, part), n in zip(routers.items(), experts, strict=True)}
     weights = weights_of(model)
     head = "lm_head" if "lm_head" in weights else "embedding.weight"
+    late = f"layers.{len(model.kv_shapes) - 1}.mlp." if isinstance(model, Decoder) and model.cut else head
     nbytes = flops = 0.0
     for path, weight in weights.items():
+        here = sampled if path.startswith(late) else rows
         if path == head:  # and what a step is told of the last one is made of all embeddings
             times = 2 if isinstance(model, SelfConditioned) else 1
             touched, uses = times * float(sampled > 0), times * float(sampled)
@@ -58,9 +63,9 @@ def work_of(model: nn.Module, pool: KVPool, plan: StepPlan, experts: Sequence[in
             touched, uses = min(1.0, rows / weight.shape[0]), 0.0
         elif len(weight.shape) == 3:
             router, count = chosen[path.rpartition(".")[0]]
-            touched, uses = count / weight.shape[0], rows * router.rule.top_k / weight.shape[0]
+            touched, uses = count / weight.shape[0], here * router.rule.top_k / weight.shape[0]
         else:
-            touched, uses = 1.0, float(rows) if len(weight.shape) == 2 else 0.0
+            touched, uses = float(here > 0), float(here) if len(weight.shape) == 2 else 0.0
         nbytes += touched * weight.nbytes
         flops += 2.0 * uses * weight.size
     bytes_of_token = pool.nbytes / (pool.num_pages * pool.page_size)

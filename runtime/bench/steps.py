@@ -218,7 +218,8 @@ def _decode_case(setup: _Setup, batch: int, context: int, args: argparse.Namespa
     on_device = runner.batch(plan)
 
     def forward() -> torch.Tensor:
-        return runner.model.forward(runner.model.embed(on_device.tokens), on_device, setup.pool)
+        left = runner.model.forward(runner.model.embed(on_device.tokens), on_device, setup.pool)
+        return runner.model.finish(left)
 
     _check_finite(runner, plan)
     row: dict[str, Any] = {"case": "decode", "batch": batch, "context": context}
@@ -258,9 +259,9 @@ def _prefill_case(setup: _Setup, batch: int, length: int, args: argparse.Namespa
 
 def _check_finite(runner: ModelRunner, plan: StepPlan) -> None:
     model, batch = runner.model, runner.batch(plan)
-    hidden = model.forward(model.embed(batch.tokens), batch, runner.pool)
-    logits = model.head(hidden[:256])
-    if not bool(torch.isfinite(hidden).all() & torch.isfinite(logits).all()):
+    left = model.forward(model.embed(batch.tokens), batch, runner.pool)
+    logits = model.head(model.finish(left[:256]))
+    if not bool(torch.isfinite(left).all() & torch.isfinite(logits).all()):
         raise RuntimeError("the model's outputs are not finite: these times would mean nothing")
 
 

@@ -79,15 +79,16 @@ class DeviceStep:
         )
 
     def forward(self, shape: ForwardShape, given: Given) -> torch.Tensor:
-        """[rows, hidden]; the rows' K/V goes into the pool."""
+        """[rows, hidden], as ``Model.forward`` leaves them; the rows' K/V goes into the pool."""
         x = self.model.embed(given["tokens"])
         if shape.merged[0]:
             self._merge(x, given)
         return self.model.forward(x, self.batch(shape, given), self.pool)
 
-    def sample(self, shape: SampleShape, given: Given, hidden: torch.Tensor, *, fixed: bool = False) -> Outcome:
-        """What becomes of the step's blocks. `fixed`: launch the same whatever the contents, and ask the host
-        nothing."""
+    def sample(self, shape: SampleShape, given: Given, left: torch.Tensor, *, fixed: bool = False) -> Outcome:
+        """What becomes of the step's blocks. `left`: by the step's forward. `fixed`: launch the same whatever the
+        contents, and ask the host nothing."""
+        hidden = self.model.finish(left[given["rows"]]) if shape.rows else left[:0]
         filled = self._filled(shape, given, hidden)
         if filled is not None:
             return filled
@@ -108,14 +109,15 @@ class DeviceStep:
         return found | kept
 
     def _filled(self, shape: SampleShape, given: Given, hidden: torch.Tensor) -> Outcome | None:
-        """What becomes of blocks whose only rule is plain and wants nothing, in few launches; None of others."""
+        """What becomes of blocks whose only rule is plain and wants nothing, in few launches; None of others. `hidden`:
+        of the sampled positions."""
         group, head = shape.groups[0], self.head.plain
         rule = self.head.rules(group.rule)
         if head is None or head.kernels.fill is None or rule.plain is None or not shape.rows:
             return None
         if len(shape.groups) > 1 or group.wants or shape.drawn or shape.noise or shape.placed or shape.shaped:
             return None
-        token, conf = self.head.likeliest(head, hidden[given["rows"]])
+        token, conf = self.head.likeliest(head, hidden)
         threshold, steps = (rule.columns[field.name] for field in rule.plain)
         after = head.kernels.fill(
             Blocks(

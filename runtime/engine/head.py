@@ -111,7 +111,8 @@ class Head:
         """`decide_on` a plan. tokens, state: the plan's, on the device."""
         shape, arrays = sample_inputs(plan, self.rules)
         given = {name: torch.from_numpy(array).to(hidden.device) for name, array in arrays.items()}
-        return self.decide_on(shape, given | {"block_tokens": tokens, "block_state": state}, hidden, signal)
+        given |= {"block_tokens": tokens, "block_state": state}
+        return self.decide_on(shape, given, hidden[given["rows"]], signal)
 
     def decide_on(
         self,
@@ -125,7 +126,7 @@ class Head:
         """Of each rule of the step: the rule, its blocks' numbers (None: all blocks), and what it decides with.
 
         Args:
-            hidden: [rows, hidden] of the step's rows. given: see ``engine.inputs``.
+            hidden: [n, hidden] of the sampled positions, in their order. given: see ``engine.inputs``.
             signal: [n, B, hidden], to be written where a rule asks for it.
             fixed: launch the same whatever the contents, and ask the host nothing.
         """
@@ -142,10 +143,10 @@ class Head:
         likeliest = tokens.clone() if Stat.BEST & wanted else None
         vocab = 0
 
-        rows, block_of, at = given["rows"], given["block"], given["at"]
+        block_of, at = given["block"], given["at"]
         direct = self.plain if bare(shape) else None
         if direct is not None and shape.rows:
-            token, conf[block_of, at] = self.likeliest(direct, hidden[rows])
+            token, conf[block_of, at] = self.likeliest(direct, hidden)
             choice[block_of, at] = token
             if likeliest is not None:
                 likeliest[block_of, at] = token
@@ -165,7 +166,7 @@ class Head:
         for start in range(0, shape.rows if direct is None and capped is None else 0, HEAD_ROWS):
             part = slice(start, min(start + HEAD_ROWS, shape.rows))
             here = (block_of[part], at[part])
-            logits = self.logits(hidden[rows[part]])
+            logits = self.logits(hidden[part])
             vocab = self.vocabulary.size(logits)
             self.vocabulary.ban(logits, mask_id=self.mask_id, max_token_id=self.max_token_id, spared=self.spared)
             if shape.shaped:

@@ -21,13 +21,14 @@ GATHERED_ROWS = 256  # of all shares at a time: a vocabulary of 157k in float32 
 class Looking:
     """
     Args:
-        hidden: [rows, hidden] of the step.
+        finish, left: see ``Model``; [rows, hidden] of the step.
         others: hears of rows before they are looked at here; None where nobody else has to do the same.
         apart: rows of several requests are not to be looked at in one: how many rows there are may change bits.
     """
 
     head: Head
-    hidden: torch.Tensor
+    finish: Callable[[torch.Tensor], torch.Tensor]
+    left: torch.Tensor
     others: Callable[[np.ndarray], None] | None = None
     apart: bool = False
 
@@ -45,4 +46,4 @@ class Looking:
         """[n, vocab] of rows [n], at most `most`: what may not be predicted is -inf, nothing else is changed."""
         if self.others is not None:
             self.others(rows)
-        return self.head.raw(self.hidden[torch.from_numpy(rows).to(self.hidden.device)])
+        return self.head.raw(self.finish(self.left[torch.from_numpy(rows).to(self.left.device)]))

@@ -107,18 +107,19 @@ class ModelRunner:
     def logits(self, plan: StepPlan, pages: int) -> torch.Tensor:
         """See `GivesLogits`."""
         model, batch, vocabulary = self.model, self.batch(plan), self.step.vocabulary
-        hidden = model.forward(model.embed(batch.tokens), batch, self.pool.like(pages))
-        return torch.cat([vocabulary.every(model.head(part)).cpu() for part in torch.split(hidden, 1024)])
+        left = model.forward(model.embed(batch.tokens), batch, self.pool.like(pages))
+        parts = torch.split(left, 1024)
+        return torch.cat([vocabulary.every(model.head(model.finish(part))).cpu() for part in parts])
 
     @torch.inference_mode()
     def launch(self, plan: StepPlan) -> BlockResults | None:
         """The step's work, nothing of it recorded."""
         self.clock.begin()
-        hidden = self.step.forward(*self._rows(plan))
+        left = self.step.forward(*self._rows(plan))
         blocks = plan.blocks  # worked out only now: a GPU is at the forward meanwhile
-        return None if blocks is None else self._sample(plan, blocks, hidden)
+        return None if blocks is None else self._sample(plan, blocks, left)
 
-    def _sample(self, plan: StepPlan, blocks: BlockPlan, hidden: torch.Tensor) -> BlockResults:
+    def _sample(self, plan: StepPlan, blocks: BlockPlan, left: torch.Tensor) -> BlockResults:
         shape, arrays = sample_inputs(blocks, self.step.head.rules)
         parts = [blocks]
         if self.apart and not self.step.head.together(shape):
@@ -127,7 +128,7 @@ class ModelRunner:
         for part in parts:
             if part is not blocks:
                 shape, arrays = sample_inputs(part, self.step.head.rules)
-            launched.append((shape, self.step.sample(shape, self.going.put(arrays), hidden)))
+            launched.append((shape, self.step.sample(shape, self.going.put(arrays), left)))
         if self.meanwhile is not None:
             self.meanwhile()
         members = [[group.members for group in part.groups] for part in parts]
@@ -135,11 +136,11 @@ class ModelRunner:
         self.clock.end(self.coming)
         shapes = [shape for shape, _ in launched]
         found = end_to_end([results(*each) for each in zip(shapes, told, members, strict=True)])
-        return self._walked(blocks, hidden, found)
+        return self._walked(blocks, left, found)
 
-    def _walked(self, plan: BlockPlan, hidden: torch.Tensor, found: BlockResults) -> BlockResults:
+    def _walked(self, plan: BlockPlan, left: torch.Tensor, found: BlockResults) -> BlockResults:
         """With what grammars let through and what is recited, and what is told of it; nothing of that is recorded."""
-        looking = Looking(self.step.head, hidden, self.others, self.apart)
+        looking = Looking(self.step.head, self.model.finish, left, self.others, self.apart)
         if looking.shared and self.others is None:
             self.last = looking
         if plan.walks:

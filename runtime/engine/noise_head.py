@@ -37,19 +37,19 @@ def described(
     softens: bool,
     fixed: bool,
 ) -> Iterator[tuple[Place, Described]]:
-    """Of at most `most` sampled rows at a time: where they are, and what became of their logits. `seen`: all blocks'
-    tokens, masked positions and steps. `softens`: the distributions are wanted."""
+    """Of at most `most` sampled rows at a time: where they are, and what became of their logits. `hidden`: of all of
+    them. `seen`: all blocks' tokens, masked positions and steps. `softens`: the distributions are wanted."""
     assert head.kernels.describe is not None
-    rows, block, at = given["rows"], given["block"], given["at"]
+    block, at = given["block"], given["at"]
     uniform = None
     if group.shape.drawn:  # the last rows
-        uniform = torch.full((len(rows),), -1.0, dtype=torch.float64, device=hidden.device)
-        uniform[len(rows) - group.shape.drawn :] = given["uniform"]
-    for start in range(0, len(rows), most):
+        uniform = torch.full((len(hidden),), -1.0, dtype=torch.float64, device=hidden.device)
+        uniform[len(hidden) - group.shape.drawn :] = given["uniform"]
+    for start in range(0, len(hidden), most):
         part = slice(start, start + most)
         own: Rows = group.seen((group.own[part], at[part]), *seen, fixed=fixed)
         asked = Asked(
             heat=group.rule.heat(own), uniform=None if uniform is None else uniform[part], cap=head.cap,
             mask_id=mask_id, max_token_id=max_token_id, probs=hidden.dtype if softens else None,
         )  # fmt: skip
-        yield (block[part], at[part]), head.kernels.describe(head.raw(hidden[rows[part]]), asked)
+        yield (block[part], at[part]), head.kernels.describe(head.raw(hidden[part]), asked)

@@ -69,7 +69,7 @@ class ReplayingRunner(ModelRunner):
         self._used: Counter[Hashable] = Counter()  # steps of shapes that are not recorded
         self._stood: np.ndarray | None = None  # positions of the last forward's rows, if it was replayed:
         self._standing: Recording | None = None  # this, which has been told already where they stand
-        self._hidden: torch.Tensor | None = None  # of the last replayed forward, [most rows, hidden]
+        self._left: torch.Tensor | None = None  # by the last replayed forward, [most rows, hidden]
         largest = Layout(forward_kinds(sizes.forwards(told=self.told)[0], sizes.block)).nbytes
         self._rows_port, self._blocks_port, self._told_port = (
             Port(self.device, max(2 * largest, LEAST_PORT)) for _ in range(3)
@@ -77,14 +77,14 @@ class ReplayingRunner(ModelRunner):
 
     @torch.inference_mode()
     def run(self, plan: StepPlan) -> BlockResults | None:
-        hidden, reason = self._forward_again(plan), ""
-        if hidden is None:
-            hidden, reason = self._forward_anew(plan)
+        left, reason = self._forward_again(plan), ""
+        if left is None:
+            left, reason = self._forward_anew(plan)
         blocks = plan.blocks  # worked out only now: the device is at the forward meanwhile
         if blocks is None:
             self.ran.count(reason)
             return None
-        return self._decide(plan, blocks, hidden, reason)
+        return self._decide(plan, blocks, left, reason)
 
     def _forward_again(self, plan: StepPlan) -> torch.Tensor | None:
         """Of rows that stand where the last step's stood; None if they do not."""
@@ -98,7 +98,7 @@ class ReplayingRunner(ModelRunner):
         self.clock.begin()
         recording.inputs.send()
         recording.replay()
-        return self._hidden
+        return self._left
 
     def _forward_anew(self, plan: StepPlan) -> tuple[torch.Tensor, str]:
         """[rows, hidden], and why it was not replayed, "" if it was."""
@@ -113,21 +113,21 @@ class ReplayingRunner(ModelRunner):
 
             if self._forward(padded, fill):
                 self._stood, self._standing = plan.positions, self._recorded[padded]
-                assert self._hidden is not None
-                return self._hidden, ""
+                assert self._left is not None
+                return self._left, ""
         self.clock.begin()
         return self.step.forward(shape, self.going.put(arrays)), "prefill" if padded is None else "new"
 
-    def _decide(self, step: StepPlan, plan: BlockPlan, hidden: torch.Tensor, reason: str) -> BlockResults:
+    def _decide(self, step: StepPlan, plan: BlockPlan, left: torch.Tensor, reason: str) -> BlockResults:
         shape, arrays = sample_inputs(plan, self.step.head.rules)
         members = [group.members for group in plan.groups]
         if self.apart and not self.step.head.together(shape):
             self.ran.count(reason or "apart")
-            return self._sample(step, plan, hidden)
+            return self._sample(step, plan, left)
         padded = None
         if shape.shaped:
             reason = reason or "shaped"
-        elif self.rules and hidden is self._hidden:
+        elif self.rules and left is self._left:
             noise = any(self.step.head.rules(group.rule).noisy for group in shape.groups)
             padded = self.sizes.sample(shape, noise=noise, placed=self.told)
         elif not self.rules:
@@ -137,12 +137,12 @@ class ReplayingRunner(ModelRunner):
             recording = self._rules(padded, lambda into: fill_sample(into, shape, arrays, padded, self.sizes))
         if padded is None or recording is None:
             self.ran.count(reason or "new")
-            found = self.step.sample(shape, self.going.put(arrays), hidden)
+            found = self.step.sample(shape, self.going.put(arrays), left)
             if self.meanwhile is not None:
                 self.meanwhile()
             told = self.coming.take(found)
             self.clock.end(self.coming)
-            return self._walked(plan, hidden, results(shape, told, members))
+            return self._walked(plan, left, results(shape, told, members))
         self.ran.count(reason)
         if recording.outputs is None:
             recording.outputs = self._told_port.slice(recording.out.nbytes)
@@ -152,16 +152,16 @@ class ReplayingRunner(ModelRunner):
         recording.outputs.fetch()
         self._rows_port.sent = self._blocks_port.sent = False
         self.clock.end(self._told_port.staging)
-        return self._walked(plan, hidden, results(padded, recording.told, members))
+        return self._walked(plan, left, results(padded, recording.told, members))
 
     def _forward(self, shape: ForwardShape, fill: Callable[[Views], None]) -> bool:
         """Launch a forward; False if it has no recording."""
 
         def work() -> None:
-            hidden = self.step.forward(shape, given)
-            if self._hidden is None:
-                self._hidden = hidden.new_zeros(self.sizes.forwards(told=self.told)[0].rows, *hidden.shape[1:])
-            self._hidden[: shape.rows].copy_(hidden)
+            left = self.step.forward(shape, given)
+            if self._left is None:
+                self._left = left.new_zeros(self.sizes.forwards(told=self.told)[0].rows, *left.shape[1:])
+            self._left[: shape.rows].copy_(left)
 
         recording = self._ready(shape, lambda: forward_kinds(shape, self.sizes.block), self._rows_port)
         if recording is None:
@@ -173,8 +173,8 @@ class ReplayingRunner(ModelRunner):
         """Launch head and rules; None if they have no recording."""
 
         def work() -> None:
-            assert self._hidden is not None
-            found = self.step.sample(shape, given, self._hidden, fixed=True)
+            assert self._left is not None
+            found = self.step.sample(shape, given, self._left, fixed=True)
             if not out.sizes:
                 out.place(sizes_on_device(found))
             pack(found, out, self._told_port.device)

@@ -30,8 +30,13 @@ class Model(Protocol):
         ...
 
     def forward(self, x: torch.Tensor, batch: ForwardBatch, pool: KVPool) -> torch.Tensor:
-        """Hidden states after the final norm, [rows, hidden], from the rows' embeddings `x` [rows, hidden]. The rows'
-        K/V goes into `pool`."""
+        """What `finish` starts from, [rows, hidden], from the rows' embeddings `x` [rows, hidden]. The rows' K/V goes
+        into `pool`."""
+        ...
+
+    def finish(self, left: torch.Tensor) -> torch.Tensor:
+        """Hidden states after the final norm, [n, hidden], from some rows of what `forward` left [n, hidden]: what each
+        row computes by itself after the last attention, which is only worth it for rows whose logits somebody wants."""
         ...
 
     def head(self, hidden: torch.Tensor) -> torch.Tensor:

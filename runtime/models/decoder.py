@@ -154,7 +154,7 @@ class SelfAttention(nn.Module):
 
 class Layer(nn.Module):
     """Attention and feed-forward, each normed before; the residual stream is carried beside what is normed, and the
-    norm of what follows is this layer's last."""
+    norm of what follows is this layer's last. `attended` and `fed` are its halves, for the last layer."""
 
     __call__: Calls[[torch.Tensor, torch.Tensor, ForwardContext, RMSNorm], tuple[torch.Tensor, torch.Tensor]]
 
@@ -177,8 +177,21 @@ class Layer(nn.Module):
         self, normed: torch.Tensor, residual: torch.Tensor, context: ForwardContext, following: RMSNorm
     ) -> tuple[torch.Tensor, torch.Tensor]:
         normed, residual = self.post_norm.add(self.attention(normed, context, self.index), residual)
+        return self._feed(normed, residual, context.first, following)
+
+    def attended(self, normed: torch.Tensor, residual: torch.Tensor, context: ForwardContext) -> torch.Tensor:
+        """The residual stream after attention alone."""
+        return residual + self.attention(normed, context, self.index)
+
+    def fed(self, residual: torch.Tensor, following: RMSNorm) -> torch.Tensor:
+        """What `following` makes of some rows of what `attended` gave, each by itself."""
+        return self._feed(self.post_norm(residual), residual, None, following)[0]
+
+    def _feed(
+        self, normed: torch.Tensor, residual: torch.Tensor, first: torch.Tensor | None, following: RMSNorm
+    ) -> tuple[torch.Tensor, torch.Tensor]:
         if isinstance(self.mlp, MoE):
-            return self.mlp.add_normed(normed, context.first, residual, following)
+            return self.mlp.add_normed(normed, first, residual, following)
         return following.add(self.mlp(normed), residual)
 
 
@@ -190,6 +203,9 @@ class Decoder(nn.Module):
         self.arch = arch
         self.alone = build.kernels.fixed and build.device.type == "cpu"
         self.lora = build.lora
+        self.block = 0 if arch.mixture is None else arch.mixture.rule.block  # rows that choose their experts together
+        # the last layer's second half is for rows that are sampled; not where others', or adapters, belong to a row
+        self.cut = not self.block and self.lora is None
         heads, kv_heads = build.heads(arch.heads, arch.kv_heads, arch.head_dim).counts
         self.kv_shapes = (KVShape(kv_heads, arch.head_dim, arch.head_dim),) * arch.layers
         shape = AttentionShape(heads, kv_heads, arch.head_dim, arch.head_dim**-0.5)
@@ -213,12 +229,16 @@ class Decoder(nn.Module):
         table, attention = self.rotary.cover(batch.reach), self.attention.plan(batch)
         growth = self.arch.growth
         grown = None if growth is None else growth.of(batch.positions, x.dtype, alone=self.alone)
-        block = 0 if self.arch.mixture is None else self.arch.mixture.rule.block
-        first = first_rows(batch.positions, batch.slots, block) if block else None
+        first = first_rows(batch.positions, batch.slots, self.block) if self.block else None
         context = ForwardContext(batch, pool, table, attention, grown, first)
         layers = cast("list[Layer]", list(self.layers))
         following = [*(layer.input_norm for layer in layers[1:]), self.norm]
         normed = layers[0].input_norm(x)
-        for layer, norm in zip(layers, following, strict=True):
+        whole = layers[:-1] if self.cut else layers
+        for layer, norm in zip(whole, following, strict=False):
             normed, x = layer(normed, x, context, norm)
-        return normed
+        return layers[-1].attended(normed, x, context) if self.cut else normed
+
+    @torch.inference_mode()
+    def finish(self, left: torch.Tensor) -> torch.Tensor:
+        return cast("Layer", self.layers[-1]).fed(left, self.norm) if self.cut else left

@@ -140,6 +140,8 @@ def test_the_floor_is_bytes_or_arithmetic():
     head = weights_of(model)["lm_head"]
     flops += 2 * (48 - 96) * head.size  # half of the positions are sampled
     flops += 2 * 96 * 4 / 16 * sum(w.size for w in weights_of(model).values() if len(w.shape) == 3)
+    late = {n: w for n, w in weights_of(model).items() if n.startswith("layers.2.mlp.")}  # for sampled positions alone
+    flops += 2 * (48 - 96) * sum(w.size * (4 / 16 if len(w.shape) == 3 else len(w.shape) == 2) for w in late.values())
     assert work.flops == pytest.approx(flops)
     assert work.attended == 4 * plan.visible_end.sum() * sum(
         w.shape[1] for n, w in weights_of(model).items() if n.endswith("attention.out.weight")

@@ -169,7 +169,10 @@ class HashModel:
         hashes = torch.zeros(len(rows), dtype=torch.float64)
         for request, own in seeing.items():
             hashes[own] = hashed(contexts_at, request)
-        return hashes[:, None]
+        return -hashes[:, None]
+
+    def finish(self, left: Tensor) -> Tensor:
+        return -left
 
     def head(self, hidden: Tensor) -> Tensor:
         return torch.from_numpy(logits_of_hash(hidden[:, 0].long().numpy(), self.vocab_size))

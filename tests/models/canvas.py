@@ -59,8 +59,8 @@ class Driver:
             reach=int(positions.max()) + 1,
             signal=signal,
         )
-        hidden = self.model.forward(self.model.embed(batch.tokens), batch, self.pool)
-        return list(self.model.head(hidden).split(counts.tolist()))
+        left = self.model.forward(self.model.embed(batch.tokens), batch, self.pool)
+        return list(self.model.head(self.model.finish(left)).split(counts.tolist()))
 
     def commit(self, sequence: int, ids: list[int], chunk: int, first: int = 0) -> None:
         for start in range(0, len(ids), chunk):

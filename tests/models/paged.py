@@ -99,7 +99,7 @@ def logits_in_chunks(
         ends = [min(len(sequences[n]), max(prompt, done[n] + chunk_blocks[n] * block_size)) for n in live]
         rows = [(sequences[n], done[n], end) for n, end in zip(live, ends, strict=True)]
         batch = make_batch(rows, tables[live], block_size=block_size, page_size=page_size, prompt=prompt)
-        logits = model.head(model.forward(model.embed(batch.tokens), batch, pool))
+        logits = model.head(model.finish(model.forward(model.embed(batch.tokens), batch, pool)))
         for n, part, end in zip(live, logits.split([e - f for _, f, e in rows]), ends, strict=True):
             out[n].append(part)
             done[n] = end

@@ -1,0 +1,30 @@
+"""What a row computes after the last attention it computes by itself, so that it need not be done for all."""
+
+import pytest
+import torch
+
+from runtime.layers.build import Build
+from runtime.models.architectures import architecture, random_model
+from tests.models.paged import make_batch, page_tables, poisoned_pool
+
+SHAPES = {
+    "experts": {},
+    "without experts": {"num_hidden_layers": 1},  # the first layer has none
+    "experts that a block shares": {"expert_capacity": 4, "n_group": 1, "topk_group": 1},
+}
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_rows_are_finished_each_by_itself(shape):
+    model = random_model(architecture("llada2-tiny") | SHAPES[shape], Build.choose("cpu", torch.float64))
+    random = torch.Generator().manual_seed(1)
+    ids = torch.randint(0, 90, (64,), generator=random).tolist()
+    tables, pages = page_tables([64], 32, random)
+    pool = poisoned_pool(model, pages, 32, torch.float64, "cpu", "unified")
+    batch = make_batch([(ids, 0, 64)], tables, block_size=32, page_size=32)
+    left = model.forward(model.embed(batch.tokens), batch, pool)
+    whole = model.finish(left)
+    some = torch.randperm(64, generator=random)[:11]
+    torch.testing.assert_close(model.finish(left[some]), whole[some], rtol=1e-12, atol=1e-12)
+    assert model.cut == (not model.block)
+    assert torch.equal(whole, left) != model.cut
