@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import time
-from collections import deque
 from collections.abc import Callable
 
 import torch
@@ -14,6 +13,7 @@ from runtime.engine.entrance import Entrance, check_kept
 from runtime.engine.kv_cache import KVCacheManager
 from runtime.engine.model_runner import Runner
 from runtime.engine.news import news
+from runtime.engine.observing import Observed
 from runtime.engine.offer import orders_of
 from runtime.engine.page_table import PageTable
 from runtime.engine.planner import Planner
@@ -29,7 +29,6 @@ from runtime.strategies.base import Strategy, longest_request
 from runtime.structured.grammars import Grammars
 
 log = logging.getLogger(__name__)
-OBSERVATIONS = 2**14  # of each sort that are kept for the next `stats`; nobody may ever ask
 
 
 class Engine:
@@ -72,14 +71,14 @@ class Engine:
         self.grammars = grammars
         self.entrance = Entrance(self.scheduler, grammars)
         self._requests: dict[str, Request] = {}  # those not answered yet
+        self._untold: dict[Request, None] = {}  # those that the last step brought something, in its order
+        self._failed: list[EngineOutput] = []  # told after them
+        self._unpublished: list[Request] = []  # what they decoded and is in the cache now, others may share
+        self._tell: Callable[[], None] | None = None  # see `while_busy`
         self._arrivals = 0
         self._closed = False
         self._stats = EngineStats(pages_total=info.num_pages)
-        self._step_seconds: deque[float] = deque(maxlen=OBSERVATIONS)
-        self._device_seconds: deque[float] = deque(maxlen=OBSERVATIONS)
-        self._host_seconds: deque[float] = deque(maxlen=OBSERVATIONS)
-        self._batch_sizes: deque[int] = deque(maxlen=OBSERVATIONS)
-        self._block_steps: deque[int] = deque(maxlen=OBSERVATIONS)
+        self._observed = Observed()
 
     def add(self, spec: RequestSpec) -> None:
         """Queue a request; ValueError if its id is in use or its adapter gone, RuntimeError once closed. Everything
@@ -109,6 +108,7 @@ class Engine:
         """Forget a request and free its pages, whatever it is doing. Unknown ids are ignored: it may have ended."""
         request = self._requests.pop(request_id, None)
         if request is not None:
+            self._untold.pop(request, None)
             self.entrance.leave(request)
 
     def unload_adapter(self, name: str) -> bool:
@@ -125,10 +125,15 @@ class Engine:
     def settle(self) -> None:
         """Compute what answered requests leave to others, and hold their adapters for, unless answers are under way."""
         while not self._requests and self.has_work():
-            self.step()
+            self.advance()
 
     def step(self) -> list[EngineOutput]:
-        """One forward for whoever has a turn; the news of their requests. [] when there was nothing to do.
+        """`advance`, and the news of it."""
+        self.advance()
+        return self.news()
+
+    def advance(self) -> None:
+        """One forward for whoever has a turn, if anybody has one.
 
         An exception while running it ends the requests of this step with ``finish_reason="error"``, and no others; one
         of the strategy about a request, only that request.
@@ -139,39 +144,37 @@ class Engine:
         """
         if self.entrance.waiting:
             wrong = self.entrance.let_in()
+            for request, error in wrong:
+                self._fail([request], error)
             if wrong:
-                return [output for request, error in wrong for output in self._fail([request], error)]
+                return
         began = time.perf_counter()
         try:
             turns = self.scheduler.schedule()
         except TurnError as error:
-            return self._strategy_failed(error.request, error.__cause__ or error)
+            self._strategy_failed(error.request, error.__cause__ or error)
+            return
         if not turns:
-            return []
-        outputs: list[EngineOutput] = []
+            return
         started = time.perf_counter()
         try:
             plan = self.planner.plan(turns)
             results = self.runner.run(plan)
-            self._apply(turns, results or NO_RESULTS, outputs)
+            if self._tell is not None and (self._untold or self._failed):
+                self._tell()  # a step without results has no time for it
+            self._apply(turns, results or NO_RESULTS)
         except (torch.AcceleratorError, ReplicaLost):
             raise
         except Exception as error:
             log.exception("a step failed; its %d requests end with an error", len(turns))
-            return outputs + self._fail([turn.request for turn in turns], error)
+            self._fail([turn.request for turn in turns], error)
+            return
         self._stats.steps += 1
         ended = time.perf_counter()
-        seconds = ended - started
-        device = self.runner.ran.device
-        if device is not None:
-            self._device_seconds.append(device)
-            self._host_seconds.append(ended - began - device)
-        self.scheduler.pace.learn(len(plan.tokens), seconds)
-        self._step_seconds.append(seconds)
-        self._batch_sizes.append(len(turns))
-        return outputs
+        self.scheduler.pace.learn(len(plan.tokens), ended - started)
+        self._observed.step(len(turns), ended - started, whole=ended - began, device=self.runner.ran.device)
 
-    def _apply(self, turns: list[Turn], results: BlockResults, outputs: list[EngineOutput]) -> None:
+    def _apply(self, turns: list[Turn], results: BlockResults) -> None:
         stats, apply = self._stats, self.strategy.apply
         kept_of, mixtures = results.kept, results.mixtures
         first = denoised = 0
@@ -208,17 +211,20 @@ class Engine:
                     check_kept(request)
                     apply(request, blocks, results, mine)
                 except Exception as error:
-                    outputs += self._strategy_failed(request, error)
+                    self._strategy_failed(request, error)
                     continue
                 if request.reason is not None or (blocks and request.told):
-                    self._report(request, outputs)
+                    self._untold[request] = None
                 if denoises:
                     denoised += 1
                     for block in blocks:
                         if block.ended:
-                            self._block_steps.append(block.steps)
+                            self._observed.block_steps.append(block.steps)
             if request.cached != cached:
-                self.scheduler.publish(request)
+                if request.prefilling or cached < request.prefilled or request.reason is not None:
+                    self.scheduler.publish(request)
+                else:
+                    self._unpublished.append(request)
             if request.reason is not None:
                 if feed is not None:  # the step that answered it
                     del self._requests[request.spec.id]
@@ -229,34 +235,42 @@ class Engine:
         stats.remasks += sum(results.remasks)
         stats.forced += sum(results.forced)
 
-    def _report(self, request: Request, outputs: list[EngineOutput]) -> None:
-        """Tell the client what this step brought, as it asked to be told."""
-        report = request.spec.report
-        if request.reason is None and report == "stable" and request.stable <= request.sent:
-            return
-        output = news(request)
-        self._stats.generated_tokens += len(output.new_tokens)
-        outputs.append(output)
+    def news(self) -> list[EngineOutput]:
+        """What steps brought since the last call, as each request asked to be told. It is best asked for while the
+        device is at the next step, which need not wait for it then."""
+        outputs: list[EngineOutput] = []
+        for request in self._untold:
+            if request.reason is not None or request.shows or request.stable > request.sent:
+                outputs.append(news(request))
+                self._stats.generated_tokens += len(outputs[-1].new_tokens)
+        outputs += self._failed
+        for request in self._unpublished:
+            if request.status is Status.RUNNING:
+                self.scheduler.publish(request)
+        self._untold, self._failed, self._unpublished = {}, [], []
+        return outputs
 
-    def _strategy_failed(self, request: Request, error: BaseException) -> list[EngineOutput]:
+    def _strategy_failed(self, request: Request, error: BaseException) -> None:
         """Ends this request alone; what the others brought to the step stands."""
         log.error("the strategy failed on a request, which ends with an error", exc_info=error)
-        return self._fail([request], error)
+        self._fail([request], error)
 
-    def _fail(self, requests: list[Request], error: BaseException) -> list[EngineOutput]:
-        outputs = []
+    def _fail(self, requests: list[Request], error: BaseException) -> None:
         for request in requests:
             if request.status is not Status.FINISHED:
                 self.entrance.leave(request)
             if self._requests.get(request.spec.id) is request:  # an answered one's id may be another's by now
                 del self._requests[request.spec.id]
                 message = f"{type(error).__name__}: {error}"
-                outputs.append(EngineOutput(id=request.spec.id, nfe=request.nfe, finish_reason="error", error=message))
-        return outputs
+                failed = EngineOutput(id=request.spec.id, nfe=request.nfe, finish_reason="error", error=message)
+                self._failed.append(failed)
 
     def while_busy(self, work: Callable[[], None]) -> bool:
-        """See Runner. `work` neither fails nor asks anything of the engine."""
-        return self.runner.while_busy(work)
+        """See Runner. `work` does not fail, and asks nothing of the engine but its news."""
+        if not self.runner.while_busy(work):
+            return False
+        self._tell = work
+        return True
 
     def close(self) -> None:
         """Drop all requests, the model and its cache. Closing again does nothing."""
@@ -286,13 +300,5 @@ class Engine:
         for reason in REASONS:
             setattr(stats, f"steps_eager_{reason}", ran.eager[reason])
         report = EngineStats(**{name: getattr(stats, name) for name in EngineStats.__struct_fields__})
-        for name, observed in (
-            ("step_seconds", self._step_seconds),
-            ("device_seconds", self._device_seconds),
-            ("host_seconds", self._host_seconds),
-            ("batch_sizes", self._batch_sizes),
-            ("block_steps", self._block_steps),
-        ):
-            setattr(report, name, list(observed))
-            observed.clear()
+        self._observed.report(report)
         return report

@@ -279,6 +279,7 @@ class Scheduler:
 
     def _let_go(self, request: Request) -> None:
         self.running.remove(request)
+        self.publish(request)  # what the last step made final
         self.cache.release(request.units)
         self.adapters.let_go(request.adapter)
         request.slot = -1

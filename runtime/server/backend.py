@@ -117,8 +117,7 @@ class Backend:
         self.stopped = False
         self.stats_sent = 0.0
         self.stats_due = True  # something changed since they were sent
-        self.held: list[EngineOutput] = []  # to be sent while the device is at the next step
-        self.holds: bool = engine.while_busy(self.flush)
+        self.holds: bool = engine.while_busy(self.tell)  # news are told while the device is at the next step
         self.adapters = AdapterWork(engine, link.send, self.add)
         self.profile = ProfileWork(link.name.decode(), link.send)
 
@@ -137,19 +136,20 @@ class Backend:
                 self.profile.look()
             if self.engine.has_work():
                 self.stats_due = True
-                outputs = self.profile.step(self.engine) if self.profile.on else self.engine.step()
-                self.flush()  # what the step had no time for
-                self.held = outputs
+                if self.profile.on:
+                    self.profile.step(self.engine)
+                else:
+                    self.engine.advance()
                 if not self.holds or not self.engine.has_work():
-                    self.flush()
+                    self.tell()
                 if time.monotonic() - self.stats_sent > messages.BUSY_STATS_SECONDS:
                     self.send_stats()
 
-    def flush(self) -> None:
-        """Send what is held."""
-        held, self.held = self.held, []
-        if held:
-            self.link.send(Outputs(held))
+    def tell(self) -> None:
+        """Send what steps brought."""
+        news = self.engine.news()
+        if news:
+            self.link.send(Outputs(news))
 
     def obey(self, command: Command) -> None:
         match command:

@@ -56,12 +56,12 @@ class ProfileWork:
         self.on = True
         self.say(ProfileNews())
 
-    def step(self, engine: Any) -> Any:
+    def step(self, engine: Any) -> None:
         """One of the engine's, under its name in the trace."""
         from torch.profiler import record_function
 
         with record_function(STEP):
-            return engine.step()
+            engine.advance()
 
     def stop(self, keep: bool) -> None:
         """The file is written beside the steps that follow."""

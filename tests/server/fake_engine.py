@@ -36,6 +36,7 @@ class FakeEngine:
         )  # fmt: skip
         self.live: dict[str, tuple[RequestSpec, int, float]] = {}
         self.total = 0
+        self.brought: list[EngineOutput] = []
 
     def add(self, spec: RequestSpec) -> None:
         self.live[spec.id] = (spec, 0, time.monotonic())
@@ -49,9 +50,13 @@ class FakeEngine:
     def while_busy(self, work: object) -> bool:
         return False
 
-    def step(self) -> list[EngineOutput]:
+    def news(self) -> list[EngineOutput]:
+        brought, self.brought = self.brought, []
+        return brought
+
+    def advance(self) -> None:
         time.sleep(0.002)
-        outputs = []
+        outputs = self.brought
         for spec, done, due in list(self.live.values()):
             if spec.cache_salt == "crash":
                 raise RuntimeError("the fake engine broke")
@@ -83,7 +88,6 @@ class FakeEngine:
                         queue_seconds=0.0,
                     )
                 )
-        return outputs
 
     def stats(self) -> EngineStats:
         live = len(self.live)

@@ -37,8 +37,8 @@ class ScriptedEngine(FakeEngine):
         self.scripts.pop(request_id, None)
         super().abort(request_id)
 
-    def step(self) -> list[EngineOutput]:
-        outputs = []
+    def advance(self) -> None:
+        outputs = self.brought
         for spec, done, _ in list(self.live.values()):
             left = self.scripts[spec.id]
             rng = random.Random(f"{spec.seed} {done}")
@@ -60,4 +60,3 @@ class ScriptedEngine(FakeEngine):
                     eos=eos,
                 )
             )
-        return outputs

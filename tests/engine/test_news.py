@@ -1,0 +1,93 @@
+"""What steps brought is told when it is asked for: at once, or while the device is at the next step."""
+
+from collections.abc import Callable
+from typing import Any
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from runtime.engine.engine import Engine
+from runtime.request.io import EngineOutput
+from tests.engine.harness import Ask, Run, Setup, check_idle, make_engine, run_all, spec_of
+from tests.engine.samples import STRATEGIES, asks, examples, setups
+from tests.oracle.block import Params
+
+
+class Overlapping:
+    """A runner that has time for other work in each step that has results."""
+
+    def __init__(self, runner: Any) -> None:
+        self.runner = runner
+        self.work: Callable[[], None] = lambda: None
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.runner, name)
+
+    def while_busy(self, work: Callable[[], None]) -> bool:
+        self.work = work
+        return True
+
+    def run(self, plan: Any) -> Any:
+        results = self.runner.run(plan)
+        if results is not None:
+            self.work()
+        return results
+
+
+def overlapping(setup: Setup, heard: list[EngineOutput]) -> Engine:
+    """An engine whose news come to `heard` while it is at the next step."""
+    engine = make_engine(setup)
+    engine.runner = Overlapping(engine.runner)
+    assert engine.while_busy(lambda: heard.extend(engine.news()))
+    return engine
+
+
+@STRATEGIES
+@examples(15)
+@given(data=st.data())
+def test_told_a_step_later_it_is_the_same(strategy: str, data: st.DataObject) -> None:
+    setup = data.draw(setups(strategy=strategy))
+    several = data.draw(st.lists(asks(setup), min_size=1, max_size=5))
+    expected = run_all(setup, several)
+    heard: list[EngineOutput] = []
+    engine = overlapping(setup, heard)
+    for number, ask in enumerate(several):
+        engine.add(spec_of(f"r{number}", ask))
+    while engine.has_work():
+        engine.advance()
+    heard += engine.news()
+    check_idle(engine)
+    for id, other in expected.heard.items():
+        mine = [output for output in heard if output.id == id]
+        assert [token for output in mine for token in output.new_tokens] == other.tokens
+        assert [output.finish_reason for output in mine[:-1]] == [None] * (len(mine) - 1)
+        assert mine[-1].finish_reason == other.outputs[-1].finish_reason
+        assert mine[-1].nfe == other.outputs[-1].nfe
+    assert engine.cache._by_key.keys() == expected.engine.cache._by_key.keys()
+
+
+def test_of_an_aborted_request_nothing_more_is_told() -> None:
+    engine = make_engine(Setup())
+    ask = Ask((1, 2, 3), Params(max_tokens=12, accept_threshold=0.0, ignore_eos=True))
+    for id in ("kept", "aborted"):
+        engine.add(spec_of(id, ask))
+    while not engine._untold:
+        engine.advance()
+    engine.abort("aborted")
+    assert {output.id for output in engine.news()} == {"kept"}
+    assert engine.news() == []
+
+
+def test_whoever_comes_in_between_finds_what_the_last_step_made_final() -> None:
+    """Blocks that a step finished are shared when its news are asked for, or their request lets go of them."""
+    setup = Setup(pages=64, max_len=40, max_reqs=2)
+    ask = Ask((1, 2, 3, 4), Params(max_tokens=16, accept_threshold=0.0, ignore_eos=True))
+    run = Run(setup)
+    run.add(ask)
+    while run.engine.has_work():
+        run.step()
+    engine = make_engine(setup)
+    engine.add(spec_of("r0", ask))
+    while engine.has_work():
+        engine.advance()
+    assert engine.cache._by_key.keys() == run.engine.cache._by_key.keys()
