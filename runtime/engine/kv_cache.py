@@ -93,6 +93,10 @@ class KVCacheManager:
 
     def take(self, count: int) -> list[int]:
         """`count` fresh units, each held once."""
+        if count == 1 and self._free:
+            unit = self._free.pop()
+            self._refs[unit] = 1
+            return [unit]
         if self.available < count:
             raise OutOfPages
         while len(self._free) < count:

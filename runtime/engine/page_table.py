@@ -29,7 +29,8 @@ class PageTable:
         self.version += 1
         n = self._pages_per_unit
         if n == 1:
-            self._pages[row, at : at + len(units)] = units
+            for place, unit in enumerate(units, at):  # mostly one: a slice would take ten times as long
+                self._pages[row, place] = unit
             return
         pages = np.array(units, dtype=np.int32)[:, None] * n + np.arange(n, dtype=np.int32)
         self._pages[row, at * n : (at + len(units)) * n] = pages.ravel()

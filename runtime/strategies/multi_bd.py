@@ -70,7 +70,8 @@ class MultiBlock(TiledBlocks):
         if request.spec.decoding.total_steps is not None:
             block.given_steps = self._share(request, start)
         request.blocks.append(block)
-        del request.blocks[: self._settle(request)]
+        if not block.masks:  # all of it was given
+            del request.blocks[: self._settle(request)]
 
     def _share(self, request: Request, start: int) -> int:
         """Of the request's total of steps, those of the block at `start`."""
