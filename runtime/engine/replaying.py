@@ -1,5 +1,5 @@
 """A runner that replays recorded work: steps are filled up to one of few shapes, so that each step's hundreds of
-launches are few, and the host is free while the device is at them.
+launches are two, and the host is free while the device is at them.
 
 The forward is one recording and what follows it, head and rules, another: by the number of its blocks and of those of
 their positions that are sampled. The host works these out while the forward runs.
@@ -9,8 +9,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Callable, Hashable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -21,10 +20,9 @@ from runtime.engine.inputs import ForwardShape, GroupShape, SampleShape, forward
 from runtime.engine.model_runner import ModelRunner
 from runtime.engine.outcome import results
 from runtime.engine.padding import Views, fill_forward, fill_sample, forward_kinds, sample_kinds
-from runtime.engine.recording import Recorder, Work
+from runtime.engine.recording import Work
 from runtime.engine.sizes import RECORDS, Sizes, sampled_step
 from runtime.engine.staging import Kinds, Layout, Passage, Port, pack, sizes_on_device
-from runtime.models.base import Layered
 from runtime.samplers.base import Rule
 from runtime.state.plan import BlockPlan, BlockResults, StepPlan
 
@@ -53,12 +51,12 @@ class ReplayingRunner(ModelRunner):
     """A `ModelRunner` whose steps are recorded and replayed where they can be.
 
     Args:
-        record: makes replays of work. rules: record head and rules too, not only forwards.
+        record: does some work once and returns its replay. rules: record head and rules too, not only forwards.
         uses: steps of a shape before it is recorded.
     """
 
     def __init__(
-        self, *args: Any, sizes: Sizes, record: Recorder, rules: bool = True, uses: int = USES,
+        self, *args: Any, sizes: Sizes, record: Callable[[Work], Work], rules: bool = True, uses: int = USES,
         **named: Any,
     ) -> None:  # fmt: skip
         super().__init__(*args, **named)
@@ -98,8 +96,8 @@ class ReplayingRunner(ModelRunner):
         self._rows_port.wait()
         recording.into["tokens"][: len(plan.tokens)] = plan.tokens
         self.clock.begin()
+        recording.inputs.send()
         recording.replay()
-        self._rows_port.sent = True
         return self._left
 
     def _forward_anew(self, plan: StepPlan) -> tuple[torch.Tensor, str]:
@@ -160,8 +158,7 @@ class ReplayingRunner(ModelRunner):
         """Launch a forward; False if it has no recording."""
 
         def work() -> None:
-            with self._cut_early():
-                left = self.step.forward(shape, given)
+            left = self.step.forward(shape, given)
             if self._left is None:
                 self._left = left.new_zeros(self.sizes.forwards(told=self.told)[0].rows, *left.shape[1:])
             self._left[: shape.rows].copy_(left)
@@ -208,34 +205,19 @@ class ReplayingRunner(ModelRunner):
     def _launch(
         self, shape: Hashable, recording: Recording, port: Port, fill: Callable[[Views], None], work: Work
     ) -> bool:
-        def whole() -> None:
-            recording.inputs.send()
-            work()
-
         port.wait()
         fill(recording.into)
+        recording.inputs.send()
         if recording.replay is None:
             try:
-                recording.replay = self.record(whole)
+                recording.replay = self.record(work)
             except RuntimeError:
                 log.warning("a step cannot be recorded and will be launched anew each time: %s", shape, exc_info=True)
                 self._used[shape] = -(2**62)
                 return False
             self._recorded[shape] = recording
         recording.replay()
-        port.sent = True
         return True
-
-    @contextmanager
-    def _cut_early(self) -> Iterator[None]:
-        """Of what is recorded meanwhile the first layer is launched by itself."""
-        layers = self.model.layers if isinstance(self.model, Layered) else ()
-        hooks = [layer.register_forward_pre_hook(lambda *_: self.record.cut()) for layer in layers[1:2]]
-        try:
-            yield
-        finally:
-            for hook in hooks:
-                hook.remove()
 
     @torch.inference_mode()
     def record_forward(self, shape: ForwardShape) -> None:

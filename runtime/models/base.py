@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 from typing import Any, Generic, Protocol, TypeVar, runtime_checkable
 
 import torch
-from torch import nn
 
 from runtime.errors import ConfigError
 from runtime.kernels.batch import ForwardBatch
@@ -51,13 +50,6 @@ class HasIds(Protocol):
     """A model that may be shared by processes. None: it is not, and all ids are here."""
 
     ids: Ids | None
-
-
-@runtime_checkable
-class Layered(Protocol):
-    """A model whose layers are modules that are called one after the other."""
-
-    layers: nn.ModuleList
 
 
 @runtime_checkable

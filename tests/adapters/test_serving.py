@@ -10,7 +10,7 @@ from safetensors.torch import load_file
 
 from runtime import LLM, SamplingParams
 from runtime.engine.making import step_sizes
-from runtime.engine.recording import AtOnce
+from runtime.engine.recording import at_once
 from runtime.engine.replaying import ReplayingRunner
 from runtime.errors import ConfigError, RequestError
 from runtime.kernels import by_row
@@ -95,7 +95,7 @@ def replayed(engine):
     sizes = step_sizes(info, inner.strategy, -(-info.max_model_len // info.page_size), inner.adapters)
     inner.runner = ReplayingRunner(
         runner.model, runner.pool, block_size=sizes.block, mask_id=info.mask_token_id, max_token_id=info.max_token_id,
-        eos_ids=tuple(info.eos_token_ids), places=info.max_num_reqs, sizes=sizes, record=AtOnce(), uses=1,
+        eos_ids=tuple(info.eos_token_ids), places=info.max_num_reqs, sizes=sizes, record=at_once, uses=1,
     )  # fmt: skip
     return engine
 

@@ -17,7 +17,7 @@ import torch
 from runtime.engine.engine import Engine
 from runtime.engine.model_runner import ModelRunner
 from runtime.engine.pace import Pace
-from runtime.engine.recording import AtOnce
+from runtime.engine.recording import at_once
 from runtime.engine.replaying import ReplayingRunner
 from runtime.engine.sizes import Sizes
 from runtime.layers.kv_pool import UnifiedPool
@@ -184,7 +184,7 @@ def make_engine(setup: Setup, model: Model | None = None) -> Engine:
     if setup.replayed:
         width = -(-longest_request(strategy, setup.max_len) // setup.page) + setup.block
         sizes = Sizes(setup.block, width, setup.page, max(setup.budget // 2, setup.block), setup.max_reqs)
-        runner = CheckedReplayingRunner(model, pool, **named, sizes=sizes, record=AtOnce(), uses=2)
+        runner = CheckedReplayingRunner(model, pool, **named, sizes=sizes, record=at_once, uses=2)
     else:
         runner = CheckedRunner(model, pool, **named)
     runner.engine = Engine(info=info, runner=runner, strategy=strategy)

@@ -1,9 +1,7 @@
 """On the device, steps replayed as CUDA graphs answer as those launched anew, token for token in float32."""
 
 import pytest
-import torch
 
-from runtime.engine.recording import GraphRecorder
 from tests.engine.replays import Served, answers, check, served
 
 pytestmark = pytest.mark.gpu  # asked for by name, so that a missing device fails them rather than skips them
@@ -35,23 +33,3 @@ def test_their_memory_is_told_and_the_device_is_timed():
     assert runner.ran.graph_bytes > 0
     assert len(runner.ran.device_seconds) > 0
     assert all(0 < seconds < 1 for seconds in runner.ran.device_seconds)
-
-
-def test_work_that_is_cut_is_replayed_in_its_parts():
-    device = torch.device("cuda")
-    record = GraphRecorder(device)
-    x, out = torch.zeros(1000, device=device), torch.zeros(1000, device=device)
-
-    def work():
-        doubled = x * 2  # lies in the recordings' own memory, from the first part to the second
-        record.cut()
-        out.copy_(doubled + 1)
-
-    replay = record(work)
-    other = record(lambda: out.zero_())
-    for value in (3.0, 4.0):
-        x.fill_(value)
-        other()
-        replay()
-        torch.cuda.synchronize()
-        assert (out == 2 * value + 1).all()
