@@ -10,7 +10,6 @@ from typing import Any, NamedTuple, Protocol
 import torch
 import torch.nn.functional as F
 
-from runtime.errors import ConfigError
 from runtime.kernels import (
     by_row,
     fp8_experts,
@@ -257,6 +256,7 @@ FIXED_TRITON = replace(
         moe=partial(fp8_experts.moe, fixed=True),
         moe_add_norm=partial(fp8_experts.moe_add_norm, fixed=True),
     ),
+    grouped=replace(TRITON.grouped, linear=partial(grouped_linear.linear, fixed=True)),  # experts' cuts all sum alike
     linear=product,
     fixed=True,
 )
@@ -287,11 +287,6 @@ def select_kernels(
 ) -> Kernels:
     """Triton on CUDA, torch elsewhere. float64, which exists for tests, is torch everywhere."""
     on_gpu = device.type == "cuda" and dtype != torch.float64
-    if deterministic and on_gpu and quantization not in (None, "fp8"):
-        raise ConfigError(
-            f"--deterministic: there are no kernels for --quantization {quantization} whose bits do not depend on the "
-            "batch; leave one of them out, or use --quantization fp8"
-        )
     if deterministic:
         return (FIXED_TRITON if on_gpu else FIXED_TORCH).of(quantization)
     return (TRITON if on_gpu else TORCH).of(quantization)

@@ -26,10 +26,10 @@ def heard(monkeypatch):
         yield found
 
 
-@pytest.mark.parametrize("kind", ["bfloat16", "fp8"])
+@pytest.mark.parametrize("kind", ["bfloat16", "fp8", "int8", "int4"])
 @pytest.mark.parametrize("folder", ["llada2_tiny", "sdar", "llada", "dmax"])
 def test_bits_do_not_depend_on_the_batch(heard, folder, kind):
-    flags = {"device": "cuda", "dtype": "bfloat16"} | ({"quantization": "fp8"} if kind == "fp8" else {})
+    flags = {"device": "cuda", "dtype": "bfloat16"} | ({} if kind == "bfloat16" else {"quantization": kind})
     check(Served(folder), questions(24, 1), heard, *SCHEDULES, **flags)
 
 
@@ -77,7 +77,7 @@ class Wide:
 
 
 @pytest.mark.parametrize("attn_impl", ["triton_grouped", "triton"])
-@pytest.mark.parametrize("quantization", [None, "fp8"])
+@pytest.mark.parametrize("quantization", [None, "fp8", "int8", "int4"])
 @pytest.mark.parametrize("name", ["llada2-mini", "sdar-8b"])
 def test_nor_in_layers_of_a_real_width(name, quantization, attn_impl):
     wide = Wide(name, quantization, attn_impl)

@@ -62,11 +62,17 @@ def test_moe_products(kind, pairs_per_expert, described):
 
 @pytest.mark.parametrize(
     ("kind", "rows", "described"),
-    [("int4", 1, True), ("int4", 200, True), ("int8", 128, False), ("blocks", 128, True)],
+    [
+        ("int4", 1, True),
+        ("int4", 200, True),
+        ("int8", 128, False),
+        ("blocks", 128, True),
+        *((kind, 1000, described) for kind in KINDS for described in (True, False)),  # of deterministic ones
+    ],
 )
 def test_linear(kind, rows, described):
     weight, name = held((3072, 2048), kind)
-    tall, columns, depth, stages, warps = grouped_linear.tile_sizes(rows, weight, 2)
+    tall, columns, depth, stages, warps = grouped_linear.tile_sizes(rows, weight, 2, fixed=True)
     own, deep = constants_of(weight, depth)
     types = {"x_ptr": "*bf16", "scales_ptr": "*fp32", "bias_ptr": "*bf16", "out_ptr": "*bf16", "rows": "i32"}
     types["weights"] = boxed(columns, deep, name) if described else f"*{name}"

@@ -5,12 +5,14 @@ from functools import partial
 import pytest
 import torch
 
+from runtime.kernels import grouped_linear
 from runtime.kernels.dispatch import FIXED_TRITON as FIXED
 from runtime.kernels.fp8 import Fp8, quantise
 from runtime.kernels.paged_attention import paged_attention
 from runtime.kernels.product import product, tile_sizes
 from runtime.kernels.router import split_parts
 from runtime.kernels.turns import in_turns
+from tests.kernels import grouped_cases
 from tests.kernels.cases import attention_case, random, random_ids
 from tests.kernels.product_cases import check_product
 
@@ -19,6 +21,7 @@ ROWS = 4500
 PARTS = [slice(0, 1), slice(9, 41), slice(70, 134), slice(1, 130), slice(3, 515), slice(5, 2053)]
 SHAPES = pytest.mark.parametrize(("inputs", "outputs"), [(2048, 3072), (512, 1000), (100, 36)])
 HALVES = pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=["bfloat16", "float16"])
+FEW_BITS = pytest.mark.parametrize("kind", grouped_cases.KINDS)
 DTYPES = pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=["bfloat16", "float32"])
 
 
@@ -57,6 +60,35 @@ def test_all_tiles_sum_alike(dtype):
 def test_fp8_product(inputs, outputs):
     x, weight = made(ROWS, inputs), quantise(made(outputs, inputs, seed=1))
     same(lambda part: FIXED.fp8.linear(x[part], weight, None))
+
+
+@FEW_BITS
+@DTYPES
+@SHAPES
+def test_product_of_few_bits(inputs, outputs, kind, dtype):
+    rows = ROWS if dtype == torch.bfloat16 else 2100
+    same(grouped_cases.fixed_linear(rows, inputs, outputs, kind, dtype, "cuda"), rows)
+
+
+@FEW_BITS
+@HALVES
+def test_all_tiles_of_few_bits_sum_alike(kind, dtype):
+    x = made(600, 2048, dtype=dtype)
+    weight = grouped_cases.made(made(320, 2048, dtype=dtype, seed=1), kind)
+    tiles = {grouped_linear.tile_sizes(rows, weight, 2, fixed=True) for rows in range(1, 8193)}
+    assert len(tiles) > 1
+    expected, *others = (grouped_linear.linear(x, weight, None, fixed=True, tile=tile) for tile in tiles)
+    assert all(torch.equal(expected, other) for other in others)
+
+
+@FEW_BITS
+@DTYPES
+@pytest.mark.parametrize("crowded", [False, True])
+@pytest.mark.parametrize(("experts", "hidden", "width"), [(32, 2048, 512), (9, 100, 36), (6, 64, 24), (300, 64, 12)])
+def test_experts_of_few_bits(experts, hidden, width, kind, crowded, dtype):
+    """Few pairs an expert and many, as the rows are."""
+    rows = ROWS if dtype == torch.bfloat16 else 2100
+    same(grouped_cases.fixed_moe(rows, hidden, width, experts, 4, kind, dtype, "cuda", crowded=crowded), rows)
 
 
 @pytest.mark.parametrize(("experts", "hidden", "width"), [(32, 2048, 512), (9, 100, 36)])
