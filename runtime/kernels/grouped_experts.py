@@ -21,7 +21,9 @@ from runtime.kernels.turns import run_of
 
 
 def cut(pairs: int, experts: int, element_size: int, gate_up: Grouped, down: Grouped) -> Cut:
-    """As ``expert_cut.by_rule``. A program's memory is that of its highest tile, so few pairs have kernels without."""
+    """As ``expert_cut.by_rule``. A program's memory is that of its highest tile, so few pairs have kernels without.
+    A pair's sums are alike in all cuts: the depth is the weight's own, and pairs are never the first operand, so that
+    these are the cuts of deterministic kernels too."""
     each = pairs / experts
     if element_size == 4:  # no matrix unit of full precision: keep within registers
         chosen = Cut(16, Product(16, 64, (2, 2, 2), 4), Product(32, 64, (2, 2, 2), 4))

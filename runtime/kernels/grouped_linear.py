@@ -34,14 +34,16 @@ def _linear(
     tl.store(at, acc.to(out_ptr.dtype.element_ty), mask=row_ok[None, :] & column_ok[:, None])
 
 
-def linear(x: torch.Tensor, weight: Grouped, bias: torch.Tensor | None) -> torch.Tensor:
+def linear(
+    x: torch.Tensor, weight: Grouped, bias: torch.Tensor | None, *, fixed: bool = False, tile: Tile | None = None
+) -> torch.Tensor:
     """``packed_torch.linear_torch`` for contiguous [rows, inputs], summed in float32; no host synchronisation,
-    deterministic."""
+    deterministic. `fixed`: a row's bits do not depend on the others. `tile`: if not as suits the number of rows."""
     (count, inputs), outputs = x.shape, weight.shape[0]
-    if count >= MANY and x.element_size() == 2:
+    if not fixed and count >= MANY and x.element_size() == 2:
         return F.linear(x, whole(weight, x.dtype), bias)
     out = x.new_empty(count, outputs)
-    how = tile_sizes(count, weight, x.element_size())
+    how = tile or tile_sizes(count, weight, x.element_size(), fixed=fixed)
     four = weight.values.dtype == torch.uint8
     weights = boxes(weight.values, how.columns, how.depth // 2 if four else how.depth)
     _linear[(triton.cdiv(outputs, how.columns), triton.cdiv(count, how.rows))](
@@ -68,12 +70,16 @@ class Tile(NamedTuple):
     warps: int = 4
 
 
-def tile_sizes(rows: int, weight: Grouped, element_size: int) -> Tile:
+def tile_sizes(rows: int, weight: Grouped, element_size: int, *, fixed: bool = False) -> Tile:
+    """`fixed`: where the vendor's product does not take over from these. All of a weight's tiles sum alike: they have
+    one depth."""
     depth = depth_of(weight)
     if element_size == 4:  # no matrix unit of full precision: keep within registers
         return Tile(16, 32, min(64, depth) if group_of(weight) == 0 else depth, 2)
     if rows <= 128:
         return Tile(16, 64, depth, 4) if rows <= 32 else Tile(32, 64, depth, 4)
+    if fixed and rows > 512:
+        return Tile(128, 128, depth, 3, 8)
     return Tile(64, 64, depth, 4)
 
 

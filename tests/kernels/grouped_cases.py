@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 
 from runtime.kernels import grouped_experts, grouped_linear
-from runtime.kernels.dispatch import TRITON
+from runtime.kernels.dispatch import FIXED_TRITON, TRITON
 from runtime.kernels.gate import Activation
 from runtime.kernels.grouped import Grouped, quantise_blocks, quantise_groups, quantise_rows
 from runtime.kernels.grouped_whole import whole
@@ -13,6 +15,8 @@ from runtime.kernels.moe import moe_reference
 from runtime.kernels.turns import in_turns
 from tests.kernels.cases import assert_near, random, random_ids
 
+Some = torch.Tensor | slice  # which rows
+Kernel = Callable[[Some], tuple[torch.Tensor, ...]]
 KINDS = ("int8", "int4", "int4_32", "blocks")
 
 
@@ -67,3 +71,36 @@ def check_moe(
         normal, sums = TRITON.add_rms_norm(out, residual, scale, 1e-6)
         assert_near(total, sums, dtype)
         assert_near(normed, normal, dtype, slack=2)
+
+
+def fixed_linear(rows: int, inputs: int, outputs: int, kind: str, dtype: torch.dtype, device: str) -> Kernel:
+    """The deterministic linear layer of some of `rows`."""
+    x = random(rows, inputs, dtype=dtype, device=device, seed=70)
+    weight = made(random(outputs, inputs, dtype=dtype, device=device, seed=71, scale=inputs**-0.5), kind)
+    bias = random(outputs, dtype=dtype, device=device, seed=72)
+    return lambda some: (FIXED_TRITON.grouped.linear(x[some], weight, bias),)
+
+
+def fixed_moe(
+    rows: int, hidden: int, width: int, experts: int, top_k: int, kind: str, dtype: torch.dtype, device: str, *,
+    crowded: bool = False,
+) -> Kernel:  # fmt: skip
+    """The deterministic experts of some of `rows`: alone, and with what follows them."""
+    x = random(rows, hidden, dtype=dtype, device=device, seed=73)
+    gate_up = random(experts, 2 * width, hidden, dtype=dtype, device=device, seed=74, scale=hidden**-0.5)
+    down = made(random(experts, hidden, width, dtype=dtype, device=device, seed=75, scale=width**-0.5), kind)
+    residual = random(rows, hidden, dtype=dtype, device=device, seed=76)
+    norm = 1 + random(hidden, dtype=dtype, device=device, seed=77, scale=0.2)
+    weights = torch.rand(rows, top_k, generator=torch.Generator().manual_seed(78)).to(device)
+    ids, turned = random_ids(rows, experts, top_k, device, crowded, dead=0.1), made(in_turns(gate_up), kind)
+    kernels = FIXED_TRITON.of("int4")  # as all of these
+
+    def computed(some: Some) -> tuple[torch.Tensor, ...]:
+        given = x[some], ids[some], weights[some], turned, down
+        assert kernels.moe_add_norm is not None
+        return (
+            kernels.moe(*given, residual[some], "gelu_tanh"),
+            *kernels.moe_add_norm(*given, None, residual[some], norm, 1e-6),
+        )
+
+    return computed

@@ -13,7 +13,7 @@ from runtime.models import resolve_family
 from runtime.models.decoder import Decoder
 from runtime.weights import resolve_checkpoint
 from runtime.weights.loader import fill
-from tests.kernels import grouped_cases, interpreting  # noqa: F401
+from tests.kernels import grouped_cases, in_order, interpreting  # noqa: F401
 from tests.models.paged import logits_in_chunks
 from tests.oracle.tiny import write_tiny
 
@@ -69,6 +69,27 @@ def test_moe(kind, rows, hidden, width, experts, top_k, described):
 @kinds
 def test_moe_of_half_precision(kind):
     grouped_cases.check_moe(70, 40, 24, 3, 2, True, False, kind, torch.float16, "cpu")
+
+
+HALF_AND_FULL = pytest.mark.parametrize("dtype", [torch.float16, torch.float32], ids=["float16", "float32"])
+
+
+@kinds
+@HALF_AND_FULL
+def test_linear_alike_beside_any_rows(monkeypatch, kind, dtype):
+    in_order.patch(monkeypatch)
+    rows = 600 if dtype == torch.float16 else 150
+    in_order.check_alike(grouped_cases.fixed_linear(rows, 200, 70, kind, dtype, "cpu"), rows, 1)
+
+
+SLOW = pytest.param("int4_32", 70, 12, marks=pytest.mark.slow), pytest.param("blocks", 256, 3, marks=pytest.mark.slow)
+
+
+@pytest.mark.parametrize(("kind", "rows", "experts"), [("int8", 256, 3), ("int4", 256, 3), ("int4", 20, 10), *SLOW])
+def test_moe_alike_beside_any_rows(monkeypatch, kind, rows, experts):
+    """From one block of four rows to 64: few pairs an expert, and many."""
+    in_order.patch(monkeypatch)
+    in_order.check_alike(grouped_cases.fixed_moe(rows, 136, 24, experts, 2, kind, torch.float16, "cpu"), rows, 2)
 
 
 def test_moe_gelu():

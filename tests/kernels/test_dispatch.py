@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 import torch
 
-from runtime.errors import ConfigError
 from runtime.kernels.dispatch import FIXED_TORCH, FIXED_TRITON, TORCH, TRITON, Kernels, select_kernels
 
 ROWS = {"rms_norm", "add_rms_norm", "qkv_to_pages", "gate_mul", "route"}  # a program of these has one row
@@ -27,21 +26,24 @@ def test_selection():
 
 def test_the_two_sets_share_nothing():
     assert {f.name for f in fields(Kernels)} >= {"rms_norm", "route", "moe"}
-    both = {"linear", "fixed"}  # plain products are the library's, and neither is fixed
+    both = {"linear", "mean", "logits", "fixed"}  # plain products are the library's, and neither is fixed
     assert all((getattr(TORCH, f.name) != getattr(TRITON, f.name)) == (f.name not in both) for f in fields(Kernels))
 
 
-def test_weights_of_few_bits_have_no_deterministic_kernels_on_a_gpu():
-    """So nobody is given any."""
-    with pytest.raises(ConfigError, match=r"--deterministic: .* --quantization int4"):
-        select_kernels(torch.device("cuda"), torch.bfloat16, "int4", deterministic=True)
-    select_kernels(torch.device("cpu"), torch.bfloat16, "int4", deterministic=True)
+@pytest.mark.parametrize("quantization", ["int8", "int4", "int4_32", "fp8_blocks"])
+def test_weights_of_few_bits_have_deterministic_kernels(quantization):
+    """The linear layer is another; the experts' cuts all sum alike, so that theirs are the same."""
+    found = select_kernels(torch.device("cuda"), torch.bfloat16, quantization, deterministic=True)
+    assert found.fixed
+    assert found.grouped is FIXED_TRITON.grouped
+    assert found.grouped.linear is not TRITON.grouped.linear
+    assert found.moe is TRITON.grouped.moe
 
 
 def test_deterministic_ones_are_others():
     """Of those whose bits may depend on the batch none is in both; the others treat a row for itself."""
     fused = {"fill", "describe", "sandwich"}  # each for one row or block
-    for plain, fixed, alike in ((TORCH, FIXED_TORCH, {"likeliest"}), (TRITON, FIXED_TRITON, ROWS | {"grouped"})):
+    for plain, fixed, alike in ((TORCH, FIXED_TORCH, {"likeliest", "mean", "logits"}), (TRITON, FIXED_TRITON, ROWS)):
         same = {f.name for f in fields(Kernels) if getattr(plain, f.name) == getattr(fixed, f.name)}
         adapted = {"add_lora"} if plain is TRITON else set()  # each row for itself
         assert same == alike | fused | adapted | {"turns", "parts"} | ({"moe_add_norm"} if plain is TORCH else set())

@@ -1,0 +1,38 @@
+"""Products of Triton's interpreter as a matrix unit takes them: along the depth from the first number to the last, to
+what was there before. A library's may be summed otherwise for each shape, so that bits would say nothing."""
+
+from __future__ import annotations
+
+import random
+
+import numpy as np
+import pytest
+import torch
+from triton.runtime import interpreter
+
+from tests.kernels.grouped_cases import Kernel
+
+
+def patch(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(interpreter.InterpreterBuilder, "create_dot", _dot)
+
+
+def _dot(self, a, b, d, input_precision, max_num_imprecise_acc):
+    left, right, total = a.data.astype(np.float32), b.data.astype(np.float32), d.data.copy()
+    for at in range(left.shape[1]):
+        total += left[:, at, None] * right[None, at, :]
+    return interpreter.TensorHandle(total, d.dtype.scalar)
+
+
+def check_alike(kernel: Kernel, rows: int, seed: int) -> None:
+    """All of `rows`, each of some of them alone, and runs and random choices of any number have the same bits."""
+    numbers = random.Random(seed)
+    whole = kernel(torch.arange(rows))
+    chosen = [[numbers.randrange(rows)] for _ in range(2)]
+    for count in (3, rows // 5, rows):
+        first = numbers.randrange(rows - count + 1)
+        chosen += [list(range(first, first + count)), numbers.sample(range(rows), count)]
+    for some in chosen:
+        at = torch.tensor(some)
+        for one, other in zip(kernel(at), whole, strict=True):
+            assert torch.equal(one, other[at]), (len(some), int((one != other[at]).sum()))
