@@ -285,6 +285,17 @@ def test_attention_of_rows_that_see_anything(window, layout):
 
 
 @one_layout
+@pytest.mark.parametrize("window", [None, 40])
+@pytest.mark.parametrize(
+    ("dim", "page_size", "dtype"), [(200, 8, torch.float32), (200, 32, torch.float16), (512, 16, torch.float16)]
+)
+def test_attention_of_large_heads_masks_what_some_rows_do_not_see(dim, page_size, dtype, window, layout):
+    """Rounds before what all rows see, of it, and after it; pages of a round that are one, two and many."""
+    cases.check_sight([(70, 40), (150, 30)], 4, 2, dim, page_size, window, dtype, "cpu", layout)
+    cases.check_attention([(130, 40)], 4, 2, dim, 40, page_size, window, dtype, "cpu", layout)
+
+
+@one_layout
 @pytest.mark.parametrize("window", [1, 2, 33])
 def test_attention_of_rows_that_see_nothing_in_the_first_tiles(window, layout):
     """The first rows of a program see the first tile of keys, its last ones only later tiles."""
