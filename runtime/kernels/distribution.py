@@ -58,15 +58,15 @@ def describe_reference(logits: torch.Tensor, asked: Asked) -> Described:
 
 @triton.jit
 def _scaled(logits_ptr, row, token, vocab, cap, heat, mask_id, max_id):
-    """A row's logits of `token`, capped, banned and divided, for powers of 2 in e's place."""
-    ok = (token < vocab) & (token <= max_id) & (token != mask_id)
-    x = tl.load(logits_ptr + row.to(tl.int64) * vocab + token, mask=ok, other=0.0)
+    """A row's logits of `token`, capped, banned and divided, for powers of 2 in e's place. Banned ones are loaded too:
+    a mask that ends anywhere would split the loads."""
+    x = tl.load(logits_ptr + row.to(tl.int64) * vocab + token, mask=token < vocab, other=0.0)
     high = 1.4426950408889634 * cap / heat
     x = high - 2.0 * high / (tl.exp2(2.8853900817779268 / cap * x) + 1.0)  # cap * tanh(x / cap)
-    return tl.where(ok, x, float("-inf"))
+    return tl.where((token < vocab) & (token <= max_id) & (token != mask_id), x, float("-inf"))
 
 
-@triton.jit(do_not_specialize=["vocab", "pieces", "mask_id", "max_id"])
+@triton.jit(do_not_specialize=["pieces", "mask_id", "max_id"])
 def _survey(
     logits_ptr, heat_ptr, best_ptr, token_ptr, total_ptr, weighed_ptr, vocab, pieces, cap, mask_id, max_id,
     PIECE: tl.constexpr,
@@ -78,8 +78,9 @@ def _survey(
     x = _scaled(logits_ptr, row, token, vocab, cap, tl.load(heat_ptr + row), mask_id, max_id)
     best = tl.max(x, 0)
     found = tl.min(tl.where(x == best, token, 2147483647), 0)
-    below = tl.where(x == float("-inf"), 0.0, x - best)
-    part = tl.where(x == float("-inf"), 0.0, tl.exp2(below))
+    # 2^-200 is 0, and so is what a banned one weighs
+    below = tl.maximum(x - tl.where(best == float("-inf"), 0.0, best), -200.0)
+    part = tl.exp2(below)
     at = row * pieces + piece
     tl.store(best_ptr + at, best)
     tl.store(token_ptr + at, found)
@@ -87,7 +88,7 @@ def _survey(
     tl.store(weighed_ptr + at, tl.sum(part * below, 0))
 
 
-@triton.jit(do_not_specialize=["vocab", "pieces", "mask_id", "max_id"])
+@triton.jit(do_not_specialize=["pieces", "mask_id", "max_id"])
 def _join(
     logits_ptr, heat_ptr, uniform_ptr, best_ptr, token_ptr, total_ptr, weighed_ptr,
     drawn_ptr, conf_ptr, likeliest_ptr, entropy_ptr, largest_ptr, sum_ptr, vocab, pieces, cap, mask_id, max_id,
@@ -133,7 +134,7 @@ def _join(
     tl.store(sum_ptr + row, total)
 
 
-@triton.jit(do_not_specialize=["vocab", "mask_id", "max_id"])
+@triton.jit(do_not_specialize=["mask_id", "max_id"])
 def _distribution(
     logits_ptr, heat_ptr, largest_ptr, sum_ptr, probs_ptr, vocab, cap, mask_id, max_id, PIECE: tl.constexpr
 ):  # fmt: skip

@@ -7,6 +7,8 @@ kernel puts together what each made of its own.
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
 
 from runtime.kernels.batch import TILE_ROWS, ForwardBatch
@@ -59,6 +61,48 @@ def _pages(pages_at, key, end, PAGE: tl.constexpr):
     return tl.load(pages_at + key // PAGE, mask=key // PAGE * PAGE < end, other=0)
 
 
+@triton.jit
+def _round(
+    q, acc, best, total, page, key, end, visible_end, origin, window, scale_log2, k_ptr, v_ptr, kv_head, first_value,
+    DIM: tl.constexpr, PAGE: tl.constexpr, PIECE: tl.constexpr, DIM_P2: tl.constexpr, VALUES: tl.constexpr,
+    K_PAGE: tl.constexpr, K_TOKEN: tl.constexpr, K_HEAD: tl.constexpr, K_PIECE: tl.constexpr,
+    V_PAGE: tl.constexpr, V_TOKEN: tl.constexpr, V_HEAD: tl.constexpr, V_NUMBER: tl.constexpr,
+    WINDOWED: tl.constexpr, ALL: tl.constexpr,
+):  # fmt: skip
+    """The sums of a tile with one round of keys more. ALL: every row sees them all."""
+    dim, value = tl.arange(0, DIM_P2), first_value + tl.arange(0, VALUES)
+    number = dim
+    if PIECE < DIM:
+        number = dim // PIECE * K_PIECE + dim % PIECE
+    key_ok, offset = key < end, key % PAGE
+    k_at = (page.to(tl.int64) * K_PAGE + offset * K_TOKEN + kv_head * K_HEAD)[:, None] + number[None, :]
+    v_at = (page.to(tl.int64) * V_PAGE + offset * V_TOKEN + kv_head * V_HEAD)[:, None] + (value * V_NUMBER)[None, :]
+    if ALL and DIM == DIM_P2:
+        k = tl.load(k_ptr + k_at)
+    else:
+        k = tl.load(k_ptr + k_at, mask=key_ok[:, None] & (dim < DIM)[None, :], other=0.0)
+    scores = tl.dot(q, tl.trans(k), input_precision="ieee")
+    if not ALL:
+        visible = key[None, :] < visible_end[:, None]
+        if WINDOWED:
+            visible = visible & (origin[:, None] - key[None, :] < window)
+        scores = tl.where(visible, scores, float("-inf"))
+    new_best = tl.maximum(best, tl.max(scores, 1))
+    # a row that has seen no key yet has -inf here, and -inf - -inf would be NaN
+    anchor = tl.where(new_best == float("-inf"), 0.0, new_best) * scale_log2
+    weights = tl.exp2(scores * scale_log2 - anchor[:, None])
+    decay = tl.exp2(best * scale_log2 - anchor)
+    total = total * decay + tl.sum(weights, 1)
+    if ALL and DIM == DIM_P2:
+        v = tl.load(v_ptr + v_at)
+    elif V_TOKEN == 1:  # whole runs of a page's tokens: a mask that ends among them would split the loads
+        v = tl.where(key_ok[:, None], tl.load(v_ptr + v_at, mask=(value < DIM)[None, :], other=0.0), 0.0)
+    else:
+        v = tl.load(v_ptr + v_at, mask=key_ok[:, None] & (value < DIM)[None, :], other=0.0)
+    acc = tl.dot(weights.to(v.dtype), v, acc * decay[:, None], input_precision="ieee")
+    return acc, new_best, total
+
+
 @triton.jit(do_not_specialize=["table_stride", "all_rows", "window"])  # else each new value may compile again
 def _paged_attention(
     q_ptr, k_ptr, v_ptr, out_ptr, sums_ptr, tiles_ptr, visible_end_ptr, origin_ptr, table_ptr,
@@ -67,13 +111,16 @@ def _paged_attention(
     K_PAGE: tl.constexpr, K_TOKEN: tl.constexpr, K_HEAD: tl.constexpr, K_PIECE: tl.constexpr,
     V_PAGE: tl.constexpr, V_TOKEN: tl.constexpr, V_HEAD: tl.constexpr, V_NUMBER: tl.constexpr,
     PACKED: tl.constexpr, PACKED_P2: tl.constexpr, ROWS: tl.constexpr, KEYS: tl.constexpr, DIM_P2: tl.constexpr,
-    WINDOWED: tl.constexpr, SPLITS: tl.constexpr, SHARE: tl.constexpr,
+    VALUES: tl.constexpr, WINDOWED: tl.constexpr, SPLITS: tl.constexpr, SHARE: tl.constexpr,
 ):  # fmt: skip
-    """One program: ROWS rows of one tile times PACKED query heads that read one key head; of SPLITS shares of the keys
-    one. A share's result is left as it is: what it summed of the values, [SPLITS, rows, heads, dim], and in
-    [2, SPLITS, rows, heads] its largest score and the sum of its weights. A share is SHARE keys, or, if that is 0, as
-    many as the tile's are divided into."""
+    """One program: ROWS rows of one tile times PACKED query heads that read one key head, and of the values VALUES
+    columns; of SPLITS shares of the keys one. A share's result is left as it is: what it summed of the values, [SPLITS,
+    rows, heads, dim], and in [2, SPLITS, rows, heads] its largest score and the sum of its weights. A share is SHARE
+    keys, or, if that is 0, as many as the tile's are divided into."""
     part, tile = tl.program_id(1), tl.program_id(2)
+    first_value = 0
+    if VALUES < DIM_P2:
+        part, first_value = part // (DIM_P2 // VALUES), part % (DIM_P2 // VALUES) * VALUES
     start = tl.program_id(0) // SPLITS * ROWS
     rows = tl.load(tiles_ptr + tile * 3 + 2)
     if start >= rows:
@@ -88,12 +135,8 @@ def _paged_attention(
     member = lane % PACKED_P2
     real = (row < rows) & (member < PACKED)
     dim = tl.arange(0, DIM_P2)
-    dim_ok = dim < DIM
-    number = dim
-    if PIECE < DIM:
-        number = dim // PIECE * K_PIECE + dim % PIECE
     q_at = ((first_row + row).to(tl.int64) * HEADS + head + member)[:, None] * DIM + dim[None, :]
-    q = tl.load(q_ptr + q_at, mask=real[:, None] & dim_ok[None, :], other=0.0)
+    q = tl.load(q_ptr + q_at, mask=real[:, None] & (dim < DIM)[None, :], other=0.0)
 
     visible_end = tl.load(visible_end_ptr + first_row + row, mask=row < rows, other=0)
     end = tl.max(visible_end, 0)  # whole tiles beyond it are never read
@@ -114,51 +157,67 @@ def _paged_attention(
 
     best = tl.full([ROWS * PACKED_P2], float("-inf"), tl.float32)
     total = tl.zeros([ROWS * PACKED_P2], tl.float32)
-    acc = tl.zeros([ROWS * PACKED_P2, DIM_P2], tl.float32)
+    acc = tl.zeros([ROWS * PACKED_P2, VALUES], tl.float32)
     pages_at = table_ptr + request.to(tl.int64) * table_stride
-    # pages are asked for one round ahead, so that none waits for them before it asks for its keys; larger heads leave
-    # no registers for it
-    AHEAD: tl.constexpr = DIM_P2 <= 128
-    if AHEAD:
-        page = _pages(pages_at, begin + tl.arange(0, KEYS), end, PAGE)
-    for first_key in range(begin, end, KEYS):
-        key = first_key + tl.arange(0, KEYS)
-        key_ok = key < end
-        if not AHEAD:
-            page = _pages(pages_at, key, end, PAGE)
-        k_page, v_page, offset = page.to(tl.int64) * K_PAGE, page.to(tl.int64) * V_PAGE, key % PAGE
-        if AHEAD:
+    some = tl.arange(0, KEYS)
+    # Pages are asked for one round ahead, so that none waits for them before it asks for its keys.
+    if DIM_P2 <= 128:
+        page = _pages(pages_at, begin + some, end, PAGE)
+        for first_key in range(begin, end, KEYS):
+            mine, key = page, first_key + some
             page = _pages(pages_at, key + KEYS, end, PAGE)
-        k_at = (k_page + offset * K_TOKEN + kv_head * K_HEAD)[:, None] + number[None, :]
-        k = tl.load(k_ptr + k_at, mask=key_ok[:, None] & dim_ok[None, :], other=0.0)
-        scores = tl.dot(q, tl.trans(k), input_precision="ieee") * scale_log2
-        visible = key[None, :] < visible_end[:, None]
+            acc, best, total = _round(
+                q, acc, best, total, mine, key, end, visible_end, origin, window, scale_log2, k_ptr, v_ptr, kv_head,
+                first_value, DIM, PAGE, PIECE, DIM_P2, VALUES, K_PAGE, K_TOKEN, K_HEAD, K_PIECE,
+                V_PAGE, V_TOKEN, V_HEAD, V_NUMBER, WINDOWED, False,
+            )  # fmt: skip
+    else:
+        # Larger heads leave few registers: of a round's pages there are two at most, one of each half, or they are
+        # asked for in time. And rounds that every row sees in full are many, and need no masks.
+        HALF: tl.constexpr = KEYS // 2
+        AHEAD: tl.constexpr = PAGE % HALF == 0
+        whole = tl.min(tl.where(row < rows, visible_end, 2147483647), 0)
+        whole_begin = begin
         if WINDOWED:
-            visible = visible & (origin[:, None] - key[None, :] < window)
-        scores = tl.where(visible, scores, float("-inf"))
-        new_best = tl.maximum(best, tl.max(scores, 1))
-        # a row that has seen no key yet has -inf here, and -inf - -inf would be NaN
-        anchor = tl.where(new_best == float("-inf"), 0.0, new_best)
-        weights = tl.exp2(scores - anchor[:, None])
-        decay = tl.exp2(best - anchor)
-        total = total * decay + tl.sum(weights, 1)
-        v_at = (v_page + offset * V_TOKEN + kv_head * V_HEAD)[:, None] + (dim * V_NUMBER)[None, :]
-        if V_TOKEN == 1:  # whole runs of a page's tokens: a mask that ends among them would split the loads
-            v = tl.where(key_ok[:, None], tl.load(v_ptr + v_at, mask=dim_ok[None, :], other=0.0), 0.0)
-        else:
-            v = tl.load(v_ptr + v_at, mask=key_ok[:, None] & dim_ok[None, :], other=0.0)
-        acc = tl.dot(weights.to(v.dtype), v, acc * decay[:, None], input_precision="ieee")
-        best = new_best
+            seen = tl.max(tl.where(row < rows, origin, 0), 0) - window + 1
+            whole_begin = tl.maximum(begin, tl.cdiv(tl.maximum(seen, 0), KEYS) * KEYS)
+            whole_begin = tl.minimum(whole_begin, begin + tl.cdiv(tl.maximum(end - begin, 0), KEYS) * KEYS)
+        whole_end = tl.maximum(whole_begin, tl.minimum(whole, end) // KEYS * KEYS)
+        if AHEAD:
+            low = _pages(pages_at, begin, end, PAGE)
+            high = _pages(pages_at, begin + HALF, end, PAGE)
+        for stretch in tl.static_range(0 if WINDOWED else 1, 3):
+            if stretch == 0:
+                since, until = begin, whole_begin
+            elif stretch == 1:
+                since, until = whole_begin, whole_end
+            else:
+                since, until = whole_end, end
+            for first_key in range(since, until, KEYS):
+                key = first_key + some
+                if AHEAD:
+                    mine = tl.where(some < HALF, low, high)
+                    low = _pages(pages_at, first_key + KEYS, end, PAGE)
+                    high = _pages(pages_at, first_key + KEYS + HALF, end, PAGE)
+                else:
+                    mine = _pages(pages_at, key, end, PAGE)
+                acc, best, total = _round(
+                    q, acc, best, total, mine, key, end, visible_end, origin, window, scale_log2, k_ptr, v_ptr,
+                    kv_head, first_value, DIM, PAGE, PIECE, DIM_P2, VALUES, K_PAGE, K_TOKEN, K_HEAD, K_PIECE,
+                    V_PAGE, V_TOKEN, V_HEAD, V_NUMBER, WINDOWED, stretch == 1,
+                )  # fmt: skip
+    value = first_value + tl.arange(0, VALUES)
+    place = (first_row + row).to(tl.int64) * HEADS + head + member
+    out_at = place[:, None] * DIM + value[None, :]
     if SPLITS > 1:
         at = split.to(tl.int64) * all_rows * HEADS
-        sums_at = sums_ptr + at + (first_row + row).to(tl.int64) * HEADS + head + member
-        tl.store(sums_at, best, mask=real)
-        tl.store(sums_at + SPLITS * all_rows.to(tl.int64) * HEADS, total, mask=real)
-        q_at += at * DIM
+        tl.store(sums_ptr + at + place, best * scale_log2, mask=real)
+        tl.store(sums_ptr + at + SPLITS * all_rows.to(tl.int64) * HEADS + place, total, mask=real)
+        out_at += at * DIM
         real = real & (begin < end)  # else nobody reads it
     else:
         acc = acc / tl.where(total == 0.0, 1.0, total)[:, None]  # a row may have seen nothing
-    tl.store(out_ptr + q_at, acc.to(out_ptr.dtype.element_ty), mask=real[:, None] & dim_ok[None, :])
+    tl.store(out_ptr + out_at, acc.to(out_ptr.dtype.element_ty), mask=real[:, None] & (value < DIM)[None, :])
 
 
 @triton.jit(do_not_specialize=["all_rows"])
@@ -200,6 +259,16 @@ DECODING = 64  # rows, more of them
 SHARE = 1024  # keys of a share where bits must not depend on the batch
 
 
+class Tile(NamedTuple):
+    """What a program takes: its height is rows times query heads."""
+
+    rows: int
+    keys: int  # a round
+    values: int  # columns of them: where it is not all, scores are made as often as there are parts
+    warps: int
+    stages: int
+
+
 def paged_attention(
     q: torch.Tensor,
     k_cache: torch.Tensor,
@@ -221,22 +290,23 @@ def paged_attention(
     packed = heads // kv_heads if grouped else 1
     packed_p2, dim_p2 = triton.next_power_of_2(packed), max(16, triton.next_power_of_2(dim))
     tiles = len(batch.tiles)
-    rows, keys, warps, stages = tile_sizes(packed_p2, dim, q.element_size(), TILE_ROWS if fixed else batch.tile_rows)
-    programs = triton.cdiv(batch.tile_rows, rows) * (heads // packed) * tiles
+    tile = tile_sizes(packed_p2, dim, q.element_size(), TILE_ROWS if fixed else batch.tile_rows)
+    programs = triton.cdiv(batch.tile_rows, tile.rows) * (heads // packed) * tiles
     if programs >= MANY and not fixed:
-        rows, keys, warps, stages = in_crowds(packed_p2, dim, q.element_size(), batch.tile_rows)
-    parts = triton.cdiv(batch.tile_rows, rows)
+        tile = in_crowds(packed_p2, dim, q.element_size(), batch.tile_rows)
+    parts, groups = triton.cdiv(batch.tile_rows, tile.rows), heads // packed * (dim_p2 // tile.values)
     if fixed:
         splits = triton.cdiv(batch.page_table.shape[1] * batch.page_size, SHARE)
-    splits = splits or shares(parts * (heads // packed) * tiles, triton.cdiv(batch.reach, keys))
+    splits = splits or shares(parts * groups * tiles, triton.cdiv(batch.reach, tile.keys))
     shared = out if splits == 1 else q.new_empty(splits, *q.shape, dtype=torch.float32)
     sums = out if splits == 1 else q.new_empty(2, splits, all_rows, heads, dtype=torch.float32)
-    _paged_attention[(parts * splits, heads // packed, tiles)](
+    _paged_attention[(parts * splits, groups, tiles)](
         q, k_cache, v_cache, shared, sums, batch.tiles, batch.visible_end, batch.window_origin, batch.page_table,
         batch.page_table.stride(0), all_rows, scale * LOG2_E, 0 if window is None else window,
         HEADS=heads, KV_HEADS=kv_heads, DIM=dim, **strides(k_cache, v_cache),
-        PACKED=packed, PACKED_P2=packed_p2, ROWS=rows, KEYS=keys, DIM_P2=dim_p2,
-        WINDOWED=window is not None, SPLITS=splits, SHARE=SHARE if fixed else 0, num_warps=warps, num_stages=stages,
+        PACKED=packed, PACKED_P2=packed_p2, ROWS=tile.rows, KEYS=tile.keys, DIM_P2=dim_p2, VALUES=tile.values,
+        WINDOWED=window is not None, SPLITS=splits, SHARE=SHARE if fixed else 0, num_warps=tile.warps,
+        num_stages=tile.stages,
     )  # fmt: skip
     if splits > 1:
         together = heads_together(heads, dim)
@@ -253,11 +323,12 @@ def shares(programs: int, most: int) -> int:
     return max(1, min(MOST_SPLITS, PROGRAMS // programs, most))
 
 
-def tile_sizes(packed_p2: int, dim: int, element_size: int, tile_rows: int) -> tuple[int, int, int, int]:
-    """(query rows, keys, warps, stages) of a program. A tile is 64 or 128 lanes (row, head) high, or, where no tile
-    of the batch has as many, at least 16: decode blocks and prefill chunks run alike, so that neither's bits depend on
-    the other. float32, which has no matrix unit of full precision, keeps both sides at 32 so that a tile fits the
-    registers."""
+def tile_sizes(packed_p2: int, dim: int, element_size: int, tile_rows: int) -> Tile:
+    """A tile is 64 or 128 lanes (row, head) high, or, where no tile of the batch has as many, at least 16: decode
+    blocks and prefill chunks run alike, so that neither's bits depend on the other. float32, which has no matrix unit
+    of full precision, keeps both sides at 32 so that a tile fits the registers. Of heads above 256 half the values are
+    what 128 lanes have registers for; scores made twice are less than keys read twice."""
+    values = max(16, triton.next_power_of_2(dim))
     if element_size == 4:
         lanes, keys, warps, stages = 32, (32 if dim <= 256 else 16), 8, 2
     elif dim <= 128:
@@ -265,15 +336,16 @@ def tile_sizes(packed_p2: int, dim: int, element_size: int, tile_rows: int) -> t
     elif dim <= 256:
         lanes, keys, warps, stages = 128, 64, 8, 2
     else:
-        lanes, keys, warps, stages = 64, 32, 8, 2
+        lanes, keys, warps, stages, values = 128, 32, 8, 2, values // 2
     least = max(1, 16 // packed_p2)
     rows = min(max(least, lanes // packed_p2), max(least, triton.next_power_of_2(tile_rows)))
-    return rows, keys, warps, stages
+    return Tile(rows, keys, values, warps, stages)
 
 
-def in_crowds(packed_p2: int, dim: int, element_size: int, tile_rows: int) -> tuple[int, int, int, int]:
+def in_crowds(packed_p2: int, dim: int, element_size: int, tile_rows: int) -> Tile:
     """`tile_sizes` for many programs: they hide each other's waits, so that what counts is how often keys are read."""
-    rows, *others = tile_sizes(packed_p2, dim, element_size, tile_rows)
-    if element_size != 2 or dim > 128 or rows * packed_p2 != 64:
-        return rows, *others
-    return min(2 * rows, triton.next_power_of_2(tile_rows)) if tile_rows <= DECODING else rows, 32, 4, 3
+    tile = tile_sizes(packed_p2, dim, element_size, tile_rows)
+    if element_size != 2 or dim > 128 or tile.rows * packed_p2 != 64:
+        return tile
+    rows = min(2 * tile.rows, triton.next_power_of_2(tile_rows)) if tile_rows <= DECODING else tile.rows
+    return tile._replace(rows=rows, keys=32, warps=4, stages=3)

@@ -219,7 +219,7 @@ def test_moe_experts(rows, hidden, width, experts, top_k, shared, dtype):
 @matrix_dtypes
 @pytest.mark.parametrize(
     ("rows", "hidden", "width", "experts", "top_k"),
-    [(5, 48, 12, 12, 1), (70, 40, 24, 3, 2), (300, 32, 16, 3, 1), (130, 24, 40, 1, 1)],
+    [(5, 48, 12, 12, 1), (70, 40, 24, 3, 2), (300, 32, 16, 3, 1), (130, 24, 40, 1, 1), (300, 16, 136, 2, 1)],
 )
 def test_moe_experts_of_every_height(monkeypatch, rows, hidden, width, experts, top_k, dtype):
     """Few pairs an expert, some, many, with the copy engine's boxes and without."""
@@ -306,6 +306,17 @@ def test_attention_pages_and_windows(block_size, page_size, window, layout):
 @pytest.mark.parametrize("window", [None, 3])
 def test_attention_of_rows_that_see_anything(window, layout):
     cases.check_sight([(9, 6), (0, 11), (5, 1)], 2, 1, 16, 4, window, torch.float32, "cpu", layout)
+
+
+@one_layout
+@pytest.mark.parametrize("window", [None, 40])
+@pytest.mark.parametrize(
+    ("dim", "page_size", "dtype"), [(200, 8, torch.float32), (200, 32, torch.float16), (512, 16, torch.float16)]
+)
+def test_attention_of_large_heads_masks_what_some_rows_do_not_see(dim, page_size, dtype, window, layout):
+    """Rounds before what all rows see, of it, and after it; pages of a round that are one, two and many."""
+    cases.check_sight([(70, 40), (150, 30)], 4, 2, dim, page_size, window, dtype, "cpu", layout)
+    cases.check_attention([(130, 40)], 4, 2, dim, 40, page_size, window, dtype, "cpu", layout)
 
 
 @one_layout
