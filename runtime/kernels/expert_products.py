@@ -63,26 +63,17 @@ def _gate_up_tile(
 
 @triton.jit(do_not_specialize=["most"])  # else each new value may compile again
 def _gate_up(
-    x_ptr, weights, rest, hidden_ptr, order_ptr, tiles_ptr, most,
+    x_ptr, weights, hidden_ptr, order_ptr, tiles_ptr, most,
     TOP_K: tl.constexpr, HIDDEN: tl.constexpr, WIDTH: tl.constexpr, RUN: tl.constexpr, HEIGHT: tl.constexpr,
     COLUMNS: tl.constexpr, DEPTH: tl.constexpr, LOW: tl.constexpr, MIDDLE: tl.constexpr, HIGH: tl.constexpr,
-    TURNED: tl.constexpr, DESCRIBED: tl.constexpr, GELU: tl.constexpr, HALVED: tl.constexpr,
+    TURNED: tl.constexpr, DESCRIBED: tl.constexpr, GELU: tl.constexpr,
 ):  # fmt: skip
-    """One program: a tile of one expert's pairs times COLUMNS of its width; stores act(gate) * up in expert order.
-    HALVED: the last of a tall tile's programs has half the columns, which `rest` has boxes of."""
+    """One program: a tile of one expert's pairs times COLUMNS of its width; stores act(gate) * up in expert order."""
     part, tile = tl.program_id(0), tl.program_id(1)
     expert = tl.load(tiles_ptr + tile)
     if expert < 0:
         return
     first, end = tl.load(tiles_ptr + most + tile), tl.load(tiles_ptr + 2 * most + tile)
-    if HALVED:
-        last = part == WIDTH // COLUMNS
-        if last & (end - first > 64):
-            _gate_up_tile(
-                x_ptr, rest, hidden_ptr, order_ptr, first, end, expert, 2 * part, TOP_K, HIDDEN, WIDTH, RUN,
-                HEIGHT, COLUMNS // 2, DEPTH, HIGH, False, DESCRIBED, GELU,
-            )  # fmt: skip
-            return
     if HEIGHT < 128:
         _gate_up_tile(
             x_ptr, weights, hidden_ptr, order_ptr, first, end, expert, part, TOP_K, HIDDEN, WIDTH, RUN,
@@ -253,12 +244,11 @@ def run_gate_up(
     """[rows, hidden] -> inner [pairs, width], in the order of experts."""
     hidden, width, most = x.shape[1], inner.shape[1], tiles.shape[1]
     low, middle, high = how.stages
-    halved = not how.turned and height >= 128 and 0 < width % how.columns <= how.columns // 2
-    weights, rest = (boxes(gate_up.flatten(0, 1), rows, how.depth) for rows in (2 * how.columns, how.columns))
+    weights = boxes(gate_up.flatten(0, 1), 2 * how.columns, how.depth)
     _gate_up[(triton.cdiv(width, how.columns), most)](
-        x, weights, rest, inner, order, tiles, most, TOP_K=top_k, HIDDEN=hidden, WIDTH=width, RUN=run_of(width),
+        x, weights, inner, order, tiles, most, TOP_K=top_k, HIDDEN=hidden, WIDTH=width, RUN=run_of(width),
         HEIGHT=height, COLUMNS=how.columns, DEPTH=how.depth, LOW=low, MIDDLE=middle, HIGH=high, TURNED=how.turned,
-        DESCRIBED=is_described(weights), GELU=activation == "gelu_tanh", HALVED=halved, num_warps=how.warps,
+        DESCRIBED=is_described(weights), GELU=activation == "gelu_tanh", num_warps=how.warps,
     )  # fmt: skip
 
 

@@ -219,7 +219,7 @@ def test_moe_experts(rows, hidden, width, experts, top_k, shared, dtype):
 @matrix_dtypes
 @pytest.mark.parametrize(
     ("rows", "hidden", "width", "experts", "top_k"),
-    [(5, 48, 12, 12, 1), (70, 40, 24, 3, 2), (300, 32, 16, 3, 1), (130, 24, 40, 1, 1), (300, 16, 136, 2, 1)],
+    [(5, 48, 12, 12, 1), (70, 40, 24, 3, 2), (300, 32, 16, 3, 1), (130, 24, 40, 1, 1)],
 )
 def test_moe_experts_of_every_height(monkeypatch, rows, hidden, width, experts, top_k, dtype):
     """Few pairs an expert, some, many, with the copy engine's boxes and without."""
