@@ -52,20 +52,22 @@ def listening(monkeypatch: pytest.MonkeyPatch) -> Iterator[Bits]:
     """The hidden states of all sampled rows, as bytes."""
     heard: Bits = set()
 
-    def hear(blocks: BlockPlan, hidden: torch.Tensor) -> None:
+    @torch.inference_mode()
+    def hear(runner: ModelRunner, blocks: BlockPlan, left: torch.Tensor) -> None:
         block, at = np.nonzero(blocks.sampled)
-        rows = hidden[torch.from_numpy(blocks.rows[block] + at).to(hidden.device)].contiguous()
+        rows = left[torch.from_numpy(blocks.rows[block] + at).to(left.device)]
+        rows = runner.model.finish(rows).contiguous() if len(rows) else rows
         heard.update(bytes(row) for row in rows.view(torch.uint8).cpu().numpy())
 
     sample, decide = ModelRunner._sample, ReplayingRunner._decide
 
-    def sampled(self: ModelRunner, plan: Any, blocks: BlockPlan, hidden: torch.Tensor) -> Any:
-        hear(blocks, hidden)
-        return sample(self, plan, blocks, hidden)
+    def sampled(self: ModelRunner, plan: Any, blocks: BlockPlan, left: torch.Tensor) -> Any:
+        hear(self, blocks, left)
+        return sample(self, plan, blocks, left)
 
-    def decided(self: ReplayingRunner, step: Any, plan: BlockPlan, hidden: torch.Tensor, reason: str) -> Any:
-        hear(plan, hidden)
-        return decide(self, step, plan, hidden, reason)
+    def decided(self: ReplayingRunner, step: Any, plan: BlockPlan, left: torch.Tensor, reason: str) -> Any:
+        hear(self, plan, left)
+        return decide(self, step, plan, left, reason)
 
     monkeypatch.setattr(ModelRunner, "_sample", sampled)
     monkeypatch.setattr(ReplayingRunner, "_decide", decided)

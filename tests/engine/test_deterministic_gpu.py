@@ -79,7 +79,8 @@ class Wide:
             rows = [(ids, first, end) for ids in self.ids[:count]]
             batch: ForwardBatch = make_batch(rows, tables.cuda(), block_size=32, page_size=32)
             batch = replace(batch, reach=256)
-            found.append(self.model.forward(self.model.embed(batch.tokens), batch, pool)[: end - first])
+            left = self.model.forward(self.model.embed(batch.tokens), batch, pool)
+            found.append(self.model.finish(left)[: end - first])
             first = end
         return torch.cat(found)
 
@@ -131,7 +132,8 @@ class WideCanvas:
                 batch, open=opened, signal=signal, reach=256,
                 visible_end=torch.where(opened, 256, batch.visible_end), window_origin=at.clamp(max=BEFORE),
             )  # fmt: skip
-            found.append(self.model.forward(self.model.embed(batch.tokens), batch, pool)[: end - first])
+            left = self.model.forward(self.model.embed(batch.tokens), batch, pool)
+            found.append(self.model.finish(left)[: end - first])
             first = end
         return torch.cat(found)
 
