@@ -1,4 +1,4 @@
-"""`python -m runtime.bench steps --live`: wall clock of ``Engine.step`` beside the device's own time.
+"""`python -m runtime.bench steps --live`: wall clock of ``Engine.advance`` beside the device's own time.
 
 Requests are live: prefilled, scheduled, planned, and their results applied. What a step writes into a block is
 discarded, so that every step finds the same (`steady.py`): each position of the open block masked with probability .5,
@@ -97,6 +97,7 @@ class Live:
         runner = self._runner(info)
         discarding = Discarding(runner)
         engine = Engine(info=info, runner=discarding, strategy=self.strategy, adapters=self.adapters)
+        engine.while_busy(engine.news)  # which a server's backend sends then
         random = np.random.default_rng(len(step.members) * 1_000_003 + seed)
         last = self.facts.vocab_size - 1
         low, high = min(IDS[0], last // 2), min(IDS[1], last)
@@ -117,14 +118,14 @@ class Live:
         discarding.hold()
         for _ in range(SETTLE):
             rewind()
-            engine.step()
+            engine.advance()
         before = runner.ran.replayed
         runner.ran.device_seconds.clear()
         walls = []
         for _ in range(repeats):
             rewind()
             started = time.perf_counter()
-            engine.step()
+            engine.advance()
             walls.append((time.perf_counter() - started) * 1e3)
         timed = discarding.rows[-repeats:]
         if set(timed) != {step.rows}:

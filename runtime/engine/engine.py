@@ -9,7 +9,7 @@ from collections.abc import Callable
 import torch
 
 from runtime.engine.adapting import Adapters
-from runtime.engine.entrance import Entrance, check_kept
+from runtime.engine.entrance import Entrance
 from runtime.engine.kv_cache import KVCacheManager
 from runtime.engine.model_runner import Runner
 from runtime.engine.news import news
@@ -19,12 +19,12 @@ from runtime.engine.page_table import PageTable
 from runtime.engine.planner import Planner
 from runtime.engine.ran import REASONS
 from runtime.engine.scheduler import Scheduler, TurnError
+from runtime.engine.writing import Writing
 from runtime.errors import ReplicaLost
 from runtime.request.io import EngineInfo, EngineOutput, EngineStats, RequestSpec
 from runtime.samplers.base import rules_under
-from runtime.state.plan import NO_RESULTS, BlockResults
+from runtime.state.plan import NO_RESULTS
 from runtime.state.request import Request, Status
-from runtime.state.turn import Turn
 from runtime.strategies.base import Strategy, longest_request
 from runtime.structured.grammars import Grammars
 
@@ -71,14 +71,15 @@ class Engine:
         self.grammars = grammars
         self.entrance = Entrance(self.scheduler, grammars)
         self._requests: dict[str, Request] = {}  # those not answered yet
-        self._untold: dict[Request, None] = {}  # those that the last step brought something, in its order
-        self._failed: list[EngineOutput] = []  # told after them
-        self._unpublished: list[Request] = []  # what they decoded and is in the cache now, others may share
+        self._failed: list[EngineOutput] = []  # what is told of requests that ended with an error
         self._tell: Callable[[], None] | None = None  # see `while_busy`
         self._arrivals = 0
         self._closed = False
         self._stats = EngineStats(pages_total=info.num_pages)
         self._observed = Observed()
+        self._writing = Writing(
+            strategy, self.scheduler, self._stats, self._observed, self._requests, self._strategy_failed
+        )
 
     def add(self, spec: RequestSpec) -> None:
         """Queue a request; ValueError if its id is in use or its adapter gone, RuntimeError once closed. Everything
@@ -108,7 +109,7 @@ class Engine:
         """Forget a request and free its pages, whatever it is doing. Unknown ids are ignored: it may have ended."""
         request = self._requests.pop(request_id, None)
         if request is not None:
-            self._untold.pop(request, None)
+            self._writing.untold.pop(request, None)
             self.entrance.leave(request)
 
     def unload_adapter(self, name: str) -> bool:
@@ -158,15 +159,16 @@ class Engine:
             return
         started = time.perf_counter()
         try:
-            plan = self.planner.plan(turns)
+            plan = self.planner.plan(turns, self._writing.finish)
             results = self.runner.run(plan)
-            if self._tell is not None and (self._untold or self._failed):
+            if self._tell is not None and (self._writing.untold or self._failed):
                 self._tell()  # a step without results has no time for it
-            self._apply(turns, results or NO_RESULTS)
+            self._writing.write(turns, results or NO_RESULTS)
         except (torch.AcceleratorError, ReplicaLost):
             raise
         except Exception as error:
             log.exception("a step failed; its %d requests end with an error", len(turns))
+            self._writing.finish()
             self._fail([turn.request for turn in turns], error)
             return
         self._stats.steps += 1
@@ -174,80 +176,20 @@ class Engine:
         self.scheduler.pace.learn(len(plan.tokens), ended - started)
         self._observed.step(len(turns), ended - started, whole=ended - began, device=self.runner.ran.device)
 
-    def _apply(self, turns: list[Turn], results: BlockResults) -> None:
-        stats, apply = self._stats, self.strategy.apply
-        kept_of, mixtures = results.kept, results.mixtures
-        first = denoised = 0
-        for turn in turns:
-            request, feed = turn.request, turn.feed
-            cached, settled = request.cached, request.settled
-            denoises = feed is not None and feed.first < feed.last and bool(feed.blocks)
-            if turn.again is not None:
-                stats.forwards_prefill += 1
-                request.dropped.pop(0)
-            elif cached < settled:
-                if request.prefilling:
-                    stats.forwards_prefill += 1
-                    if not request.nfe and request.queue_seconds is not None:  # else it was preempted since
-                        request.prefill_seconds = time.perf_counter() - request.arrived - request.queue_seconds
-                elif not denoises:
-                    stats.forwards_commit += 1
-                request.cached = min(turn.last, settled)
-            elif not denoises and turn.first < turn.last:
-                stats.forwards_prefill += 1
-            if feed is not None:
-                blocks = feed.blocks
-                mine, first = first, first + len(blocks)
-                if kept_of:
-                    for i, block in enumerate(blocks, mine):
-                        kept = kept_of.get(i)
-                        block.kept = None if kept is None else kept[: block.size]
-                if mixtures:
-                    for i, block in enumerate(blocks, mine):
-                        if i in mixtures:
-                            ids, probs = mixtures[i]
-                            block.mixture = ids[: block.size], probs[: block.size]
-                try:
-                    check_kept(request)
-                    apply(request, blocks, results, mine)
-                except Exception as error:
-                    self._strategy_failed(request, error)
-                    continue
-                if request.reason is not None or (blocks and request.told):
-                    self._untold[request] = None
-                if denoises:
-                    denoised += 1
-                    for block in blocks:
-                        if block.ended:
-                            self._observed.block_steps.append(block.steps)
-            if request.cached != cached:
-                if request.prefilling or cached < request.prefilled or request.reason is not None:
-                    self.scheduler.publish(request)
-                else:
-                    self._unpublished.append(request)
-            if request.reason is not None:
-                if feed is not None:  # the step that answered it
-                    del self._requests[request.spec.id]
-                if request.cached >= request.settled:
-                    self.scheduler.release(request)
-        stats.forwards_denoise += denoised
-        stats.edits += sum(results.edits)
-        stats.remasks += sum(results.remasks)
-        stats.forced += sum(results.forced)
-
     def news(self) -> list[EngineOutput]:
         """What steps brought since the last call, as each request asked to be told. It is best asked for while the
         device is at the next step, which need not wait for it then."""
-        outputs: list[EngineOutput] = []
-        for request in self._untold:
+        writing, outputs = self._writing, list[EngineOutput]()
+        writing.finish()
+        for request in writing.untold:
             if request.reason is not None or request.shows or request.stable > request.sent:
                 outputs.append(news(request))
                 self._stats.generated_tokens += len(outputs[-1].new_tokens)
         outputs += self._failed
-        for request in self._unpublished:
+        for request in writing.unpublished:
             if request.status is Status.RUNNING:
                 self.scheduler.publish(request)
-        self._untold, self._failed, self._unpublished = {}, [], []
+        writing.untold, self._failed, writing.unpublished = {}, [], []
         return outputs
 
     def _strategy_failed(self, request: Request, error: BaseException) -> None:
@@ -287,6 +229,7 @@ class Engine:
 
     def stats(self) -> EngineStats:
         """Totals since start, gauges now, and the observations since the last call (the latest, if very many)."""
+        self._writing.finish()
         stats = self._stats
         stats.waiting = len(self.scheduler.waiting) + self.entrance.waiting
         stats.adapters_waiting = self.adapters.wanted(self.scheduler.waiting)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import cast
 
@@ -49,8 +50,9 @@ class Planner:
         self._known: Geometry | None = None
         self._turns: list[Turn] = []  # whose it is
 
-    def plan(self, turns: list[Turn]) -> StepPlan:
-        """The step's plan; the blocks of the turns that have a feed are in it in the turns' order."""
+    def plan(self, turns: list[Turn], ready: Callable[[], object] = lambda: None) -> StepPlan:
+        """The step's plan; the blocks of the turns that have a feed are in it in the turns' order. `ready`: brings the
+        blocks to their present state; until they are asked for only the requests' tokens have to be."""
         geometry = self._known
         if geometry is None or geometry.facts[0] != self.table.version or self._turns != turns:
             facts = self._facts(turns)
@@ -66,7 +68,7 @@ class Planner:
             open=geometry.open,
             tiles=geometry.tiles,
             page_table=geometry.page_table,
-            sampled=lambda: _plan_blocks(turns, geometry.offsets),
+            sampled=lambda: _plan_blocks(turns, geometry.offsets, ready),
             apart=lambda: _apart(turns, geometry.offsets),
             merged=_merged(turns, geometry.offsets) if geometry.merges else None,
             adapters=geometry.adapters,
@@ -145,8 +147,9 @@ def _widened(parts: list[np.ndarray], count: int) -> np.ndarray:
     )
 
 
-def _plan_blocks(turns: list[Turn], offsets: list[int]) -> BlockPlan | None:
+def _plan_blocks(turns: list[Turn], offsets: list[int], ready: Callable[[], object] = lambda: None) -> BlockPlan | None:
     """`offsets`: of each turn, what has to be added to a position to get its row."""
+    ready()
     blocks: list[Block] = []
     owners: list[Request] = []
     numbers: list[int] = []  # of each block, one after the other: an array of tuples takes three times as long

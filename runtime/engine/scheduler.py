@@ -144,6 +144,9 @@ class Scheduler:
 
     def _turn(self, request: Request, left: int) -> Turn | None:
         """As much as fits `left` rows: of what is settled a chunk, of the open part all or nothing."""
+        if request.stays:
+            turn = request.turn
+            return turn if turn is not None and turn.last - turn.first <= left else None
         cached, settled = request.cached, request.settled
         dropped = request.dropped
         if dropped and cached == settled:
@@ -159,7 +162,9 @@ class Scheduler:
                 if last - first <= left:
                     turn = request.turn
                     if turn is None or turn.feed is not feed or turn.first != first:
-                        turn = request.turn = Turn(request, first, last, feed)
+                        alone = first == feed.first and request.cached >= request.settled  # nothing else is forwarded
+                        steady = alone and self.strategy.steady(request, feed)
+                        turn = request.turn = Turn(request, first, last, feed, steady=steady)
                     return turn
             chunk = request.settled - cached
             if chunk > left:
@@ -284,6 +289,7 @@ class Scheduler:
         self.adapters.let_go(request.adapter)
         request.slot = -1
         request.turn = None
+        request.stays = False
         self.table.give_back(request.row)
         request.row = -1
         self._refused_at = None

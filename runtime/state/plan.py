@@ -163,6 +163,13 @@ class BlockResults:
     mixtures: dict[int, Mixture]  # of the blocks whose FILLED positions' embeddings are made of several tokens'
     logprobs: dict[int, Written] = field(default_factory=dict)  # of the blocks whose requests want them
 
+    @property
+    def calm(self) -> list[bool]:
+        """Which blocks go on: some position is MASKED, and none holds an end-of-sequence id."""
+        size = self.tokens.shape[1]
+        numbers = zip(self.masks, self.ended, self.first_eos, strict=True)
+        return [masks > 0 and not ended and eos >= size for masks, ended, eos in numbers]
+
 
 NO_RESULTS = BlockResults(  # of a step that sampled nothing
     tokens=np.empty((0, 0), np.int64), state=np.empty((0, 0), np.int8), remasked=np.empty((0, 0), np.bool_), masks=[],

@@ -152,6 +152,7 @@ class Request:
         self.opened = False  # this step's opening (rule 4) has been done
         self.last_served = -1  # number of the engine step that last served it
         self.turn: Turn | None = None  # of the last step that fed its open part, since it holds its pages
+        self.stays = False  # the next step's turn is that one again; its block is not written yet but for its tokens
         self.stable = self.prompt_len  # positions below are final text
         self.sent = self.prompt_len  # positions below were reported
         self.hit_eos = False

@@ -30,7 +30,13 @@ class Turn:
     last: int
     feed: Feed | None  # of its open part; None: the rows are settled ones, or `again`
     again: Forwarded | None = None  # what a preemption dropped of an open part, with the ids it had then
+    steady: bool = False  # it is of one block, and see ``Strategy.steady``
+    blocks: list[Block] = field(init=False)  # that are sampled
+    denoises: bool = field(init=False)  # that is a step of the request
     tokens: Ints = field(init=False)  # [rows], as they are when they are looked at
 
     def __post_init__(self) -> None:
+        feed = self.feed
+        self.blocks = [] if feed is None else feed.blocks
+        self.denoises = feed is not None and feed.first < feed.last and bool(feed.blocks)
         self.tokens = self.request.tokens[self.first : self.last] if self.again is None else self.again.tokens

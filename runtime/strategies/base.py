@@ -89,6 +89,12 @@ class Strategy(Protocol):
         ``request.turn`` where that is still it, which spares the host most of what a turn costs."""
         ...
 
+    def steady(self, request: Request, feed: Feed) -> bool:
+        """Whether a feed of one block stays the request's feed, and its answer does not end, as long as each step
+        leaves a mask in that block and no end-of-sequence id. What such a step did is then written while the next one
+        runs (``BlockResults.calm``)."""
+        ...
+
     def visible_end(self, requests: Sequence[Request], owner: Ints, positions: Ints) -> Ints:
         """[rows]: the row of ``requests[owner[r]]`` at ``positions[r]`` sees that request's keys below it (decoding.md
         2). Each of those has its K/V in the cache, or is fed by the same step."""

@@ -59,6 +59,12 @@ class MultiBlock(TiledBlocks):
                     break
         return Feed(request.settled - self.shift, request.next_start, self._sampled(request))
 
+    def steady(self, request: Request, feed: Feed) -> bool:
+        if self.buffer_size > 1 or len(feed.blocks) != 1 or feed.blocks != request.blocks:
+            return False
+        looked_at = request.watched or request.led or request.spec.stop_ids or request.merge is not None
+        return not looked_at and feed.blocks[0].start + feed.blocks[0].size <= request.end
+
     def _most(self, request: Request) -> int:
         """ACTIVE blocks; a grammar, or a text that is recited, fills them from the left, one at a time."""
         return 1 if request.led else self.buffer_size

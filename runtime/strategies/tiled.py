@@ -10,6 +10,7 @@ from runtime.request.description import Field, Value
 from runtime.request.tiling import Tiling
 from runtime.state.plan import Ints
 from runtime.state.request import Request
+from runtime.state.turn import Feed
 
 
 class TiledBlocks:
@@ -33,6 +34,9 @@ class TiledBlocks:
 
     def tail(self, request: Request) -> int:
         return 0
+
+    def steady(self, request: Request, feed: Feed) -> bool:
+        return False
 
     def visible_end(self, requests: Sequence[Request], owner: Ints, positions: Ints) -> Ints:
         """Rows come in whole blocks, and see to the end of their own; those of a prompt before the first one see it."""

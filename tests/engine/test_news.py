@@ -66,12 +66,58 @@ def test_told_a_step_later_it_is_the_same(strategy: str, data: st.DataObject) ->
     assert engine.cache._by_key.keys() == expected.engine.cache._by_key.keys()
 
 
+@examples(30)
+@given(data=st.data())
+def test_whoever_is_aborted_between_steps_changes_nothing_for_others(data: st.DataObject) -> None:
+    """What a step leaves to the next one's time is of requests that may be gone, or preempted, by then."""
+    setup = data.draw(setups(buffer=1))
+    several = data.draw(st.lists(asks(setup), min_size=2, max_size=5))
+    expected = run_all(setup, several)
+    heard: list[EngineOutput] = []
+    engine = overlapping(setup, heard)
+    for number, ask in enumerate(several):
+        engine.add(spec_of(f"r{number}", ask))
+    aborted: dict[str, int] = {}
+    while engine.has_work():
+        if data.draw(st.integers(0, 7)) == 0:
+            id = f"r{data.draw(st.integers(0, len(several) - 1))}"
+            aborted.setdefault(id, len(heard))
+            engine.abort(id)
+        if data.draw(st.integers(0, 7)) == 0:
+            heard += engine.news()
+        if data.draw(st.integers(0, 7)) == 0:
+            engine.stats()
+        engine.advance()
+    heard += engine.news()
+    check_idle(engine)
+    for id, other in expected.heard.items():
+        mine = [output for output in heard[: aborted.get(id)] if output.id == id]
+        said = [token for output in mine for token in output.new_tokens]
+        assert said == other.tokens[: len(said)]
+        if id not in aborted:
+            assert (said, mine[-1].nfe) == (other.tokens, other.outputs[-1].nfe)
+
+
+def test_most_of_what_a_step_did_is_written_while_the_next_one_runs() -> None:
+    engine = make_engine(Setup(block=8))
+    engine.add(spec_of("r0", Ask((1, 2, 3), Params(max_tokens=16, accept_threshold=1.0, ignore_eos=True))))
+    request = engine.entrance.scheduler.waiting.first()
+    late = 0
+    while engine.has_work():
+        engine.advance()
+        late += request.stays
+        if request.blocks and request.stays:
+            (block,) = request.blocks
+            assert (block.tokens != engine.info.mask_token_id).sum() == block.steps + 1 + (block.size - block.free)
+    assert late >= 8
+
+
 def test_of_an_aborted_request_nothing_more_is_told() -> None:
     engine = make_engine(Setup())
     ask = Ask((1, 2, 3), Params(max_tokens=12, accept_threshold=0.0, ignore_eos=True))
     for id in ("kept", "aborted"):
         engine.add(spec_of(id, ask))
-    while not engine._untold:
+    while not engine._writing.untold:
         engine.advance()
     engine.abort("aborted")
     assert {output.id for output in engine.news()} == {"kept"}

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -23,9 +25,9 @@ class Comparing(Planner):
     made = 0
     kept = 0
 
-    def plan(self, turns: list[Turn]) -> StepPlan:
+    def plan(self, turns: list[Turn], ready: Callable[[], object] = lambda: None) -> StepPlan:
         before = self._known
-        plan = super().plan(turns)
+        plan = super().plan(turns, ready)
         fresh = Planner(self.table, self.strategy).plan(turns)
         for name in (*WHERE, "tokens"):
             assert np.array_equal(getattr(plan, name), getattr(fresh, name)), name

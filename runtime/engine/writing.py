@@ -1,0 +1,132 @@
+"""A step's results become the state of its requests: at once what the next step is planned by, and the rest of it while
+the device is at that step's forward."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+from runtime.engine.entrance import check_kept
+from runtime.engine.observing import Observed
+from runtime.engine.scheduler import Scheduler
+from runtime.request.io import EngineStats
+from runtime.state.plan import NO_RESULTS, BlockResults
+from runtime.state.request import Request, Status
+from runtime.state.turn import Turn
+from runtime.strategies.base import Strategy
+
+
+class Writing:
+    """Args:
+    live: the requests that are not answered, by their ids; one that is leaves. failed: hears of a request that the
+    strategy failed on.
+
+    Attributes:
+        untold: requests that steps brought something, in their order, since somebody asked.
+        unpublished: those that have more in the cache now, from what they decoded, than others may share.
+    """
+
+    def __init__(
+        self, strategy: Strategy, scheduler: Scheduler, stats: EngineStats, observed: Observed,
+        live: dict[str, Request], failed: Callable[[Request, BaseException], None],
+    ) -> None:  # fmt: skip
+        self.strategy = strategy
+        self.scheduler = scheduler
+        self.untold: dict[Request, None] = {}
+        self.unpublished: list[Request] = []
+        self._stats = stats
+        self._observed = observed
+        self._live = live
+        self._failed = failed
+        self._left: list[tuple[Turn, int]] = []  # turns that go on, and their blocks' numbers in
+        self._results = NO_RESULTS  # the last step's
+
+    def write(self, turns: list[Turn], results: BlockResults) -> None:
+        """Of a turn that goes on (``Strategy.steady``) the tokens alone: `finish` does the rest."""
+        self.finish()  # by now it has been, where somebody asked for the step's blocks
+        stats, left = self._stats, self._left
+        calm = results.calm
+        first = 0
+        for turn in turns:
+            if turn.steady and calm[first]:
+                (block,) = turn.blocks
+                block.tokens[...] = results.tokens[first, : block.size]
+                turn.request.stays = True
+                left.append((turn, first))
+                first += 1
+                continue
+            self._write(turn, results, first)
+            first += len(turn.blocks)
+        self._results = results
+        stats.edits += sum(results.edits)
+        stats.remasks += sum(results.remasks)
+        stats.forced += sum(results.forced)
+
+    def finish(self) -> None:
+        """What `write` left of the last step, if it has not been done. Before the results' memory is written again."""
+        if not self._left:
+            return
+        left, self._left = self._left, []
+        results, self._results = self._results, NO_RESULTS
+        for turn, first in left:
+            request = turn.request
+            request.stays = False
+            if request.status is not Status.FINISHED:  # it may have been aborted
+                self._decide(turn, results, first)
+
+    def _write(self, turn: Turn, results: BlockResults, first: int) -> None:
+        request, feed, stats = turn.request, turn.feed, self._stats
+        cached, settled = request.cached, request.settled
+        if turn.again is not None:
+            stats.forwards_prefill += 1
+            request.dropped.pop(0)
+        elif cached < settled:
+            if request.prefilling:
+                stats.forwards_prefill += 1
+                if not request.nfe and request.queue_seconds is not None:  # else it was preempted since
+                    request.prefill_seconds = time.perf_counter() - request.arrived - request.queue_seconds
+            elif not turn.denoises:
+                stats.forwards_commit += 1
+            request.cached = min(turn.last, settled)
+        elif not turn.denoises and turn.first < turn.last:
+            stats.forwards_prefill += 1
+        if feed is not None and not self._decide(turn, results, first):
+            return
+        if request.cached != cached:
+            if request.prefilling or cached < request.prefilled or request.reason is not None:
+                self.scheduler.publish(request)
+            else:
+                self.unpublished.append(request)
+        if request.reason is not None:
+            if feed is not None:  # the step that answered it
+                del self._live[request.spec.id]
+            if request.cached >= request.settled:
+                self.scheduler.release(request)
+
+    def _decide(self, turn: Turn, results: BlockResults, first: int) -> bool:
+        """What became of the turn's blocks, the results' from `first` on; False if the strategy failed on it."""
+        request, blocks = turn.request, turn.blocks
+        if results.kept:
+            for i, block in enumerate(blocks, first):
+                kept = results.kept.get(i)
+                block.kept = None if kept is None else kept[: block.size]
+        if results.mixtures:
+            for i, block in enumerate(blocks, first):
+                if i in results.mixtures:
+                    ids, probs = results.mixtures[i]
+                    block.mixture = ids[: block.size], probs[: block.size]
+        try:
+            if request.constraint is not None:
+                check_kept(request)
+            self.strategy.apply(request, blocks, results, first)
+        except Exception as error:
+            self._failed(request, error)
+            return False
+        if request.reason is not None or (blocks and request.told):
+            self.untold[request] = None
+        if turn.denoises:
+            self._stats.forwards_denoise += 1
+            for block in blocks:
+                if block.ended:
+                    self._observed.block_steps.append(block.steps)
+        return True
