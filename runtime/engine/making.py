@@ -30,7 +30,7 @@ log = logging.getLogger(__name__)
 
 CPU_POOL_BYTES = 1 << 30
 PROMPT_ROWS = 2048  # that steps are recorded for however few requests there may be: a prompt's chunk has many rows too
-RECORDED_ROWS = 4096  # most rows of a step that is recorded; larger ones keep the device busy longer than the host
+RECORDED_ROWS = 4096  # most rows of a step that is recorded whatever its size
 
 
 def make_runner(
@@ -114,17 +114,18 @@ def step_sizes(info: EngineInfo, strategy: Strategy, pages: int, adapters: Adapt
     """What steps are filled up to. `pages`: of the longest request."""
     block = min(info.block_size, longest_request(strategy, info.max_model_len))
     blocks = 2 * info.max_num_reqs * block  # each denoises one, and commits another
+    budget = info.max_num_batched_tokens
+    most = max(min(budget, max(blocks, strategy.max_rows(), PROMPT_ROWS), RECORDED_ROWS), block)
     return Sizes(
         block=block,
         pages=pages,
         page_size=info.page_size,
-        most_rows=max(
-            min(info.max_num_batched_tokens, max(blocks, strategy.max_rows(), PROMPT_ROWS), RECORDED_ROWS), block
-        ),
+        most_rows=most,
         sampled=info.max_num_reqs * strategy.buffer_size,
         places=info.max_num_reqs,
         adapted=adapters.any,
         apart=adapters.apart,
+        whole=budget if budget > most else 0,
     )
 
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cache, cached_property
 
 from runtime.engine.inputs import ForwardShape, GroupShape, SampleShape
 from runtime.kernels.batch import TILE_ROWS
 
+WHOLE = 15 / 16  # of a whole step's rows, from which on a step is filled up to it
 SAMPLED = 16  # sampled rows come in multiples of it,
 EIGHTHS = 8  # and of an eighth of their blocks' positions
 RECORDS = 8  # the least room for what a rule remembers
@@ -31,7 +33,8 @@ class Sizes:
     filled up. sampled: most blocks that a step samples; None: as many as its rows hold. places: see DeviceStep; no step
     has more requests.
     adapted: what the adapters that are there from the start may change (``ForwardBatch.adapted``). apart: what makes a
-    step one that cannot be recorded where adapters change it.
+    step one that cannot be recorded where adapters change it. whole: rows of a server's largest step, where these are
+    more than `most_rows`: prompts fill it, and what lies between the two is launched anew. 0: there is none such.
     """
 
     block: int
@@ -42,6 +45,7 @@ class Sizes:
     sampled: int | None = None
     adapted: int = 0
     apart: int = 0
+    whole: int = 0
 
     @cached_property
     def blocks(self) -> list[int]:
@@ -61,7 +65,8 @@ class Sizes:
 
     def forwards(self, *, told: bool) -> list[ForwardShape]:
         """All shapes without mixtures, the largest first. `told`: the model conditions itself."""
-        plain = [
+        plain = [self._forward(self.whole // self.block, tile, told=told) for tile in reversed(self._whole_tiles)]
+        plain += [
             self._forward(n, tile, told=told)
             for n in reversed(self.blocks)
             for tile in reversed(self.tiles)
@@ -73,18 +78,33 @@ class Sizes:
 
     def forward(self, shape: ForwardShape, *, told: bool) -> ForwardShape | None:
         """What a forward is filled up to; None if it is too large."""
-        if shape.rows > self.blocks[-1] * self.block or shape.adapted & self.apart:
+        if shape.adapted & self.apart:
             return None
+        for padded in self._candidates(shape, told=told):
+            if not _holds(padded, shape):
+                continue
+            if shape.merged[0]:
+                padded = replace(padded, merged=(padded.rows, shape.merged[1]))
+            return replace(padded, adapted=shape.adapted) if shape.adapted else padded
+        return None
+
+    def _candidates(self, shape: ForwardShape, *, told: bool) -> Iterator[ForwardShape]:
+        """Shapes of enough rows, the best first."""
+        if shape.rows > self.blocks[-1] * self.block:
+            if self.whole * WHOLE <= shape.rows <= self.whole // self.block * self.block:
+                for tile in self._whole_tiles[bisect_left(self._whole_tiles, shape.tile_rows) :]:
+                    yield self._forward(self.whole // self.block, tile, told=told)
+            return
         enough = self.blocks[bisect_left(self.blocks, -(-shape.rows // self.block)) :]
         for tile in self.tiles[bisect_left(self.tiles, shape.tile_rows) :]:
             for n in enough[: bisect_right(enough, self._most(tile))]:
-                padded = self._forward(n, tile, told=told)
-                if not _holds(padded, shape):
-                    continue
-                if shape.merged[0]:
-                    padded = replace(padded, merged=(padded.rows, shape.merged[1]))
-                return replace(padded, adapted=shape.adapted) if shape.adapted else padded
-        return None
+                yield self._forward(n, tile, told=told)
+
+    @cached_property
+    def _whole_tiles(self) -> list[int]:
+        """Tiles of a whole step: those of prompts, and others where all requests' together are as many rows."""
+        rows = self.whole // self.block * self.block
+        return [tile for tile in self.tiles if rows and (tile == TILE_ROWS or rows <= self.places * tile)]
 
     def _most(self, tile: int) -> int:
         """Blocks of the largest forward in tiles of so many rows. Where a tile is a whole request's, all of them

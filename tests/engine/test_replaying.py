@@ -132,3 +132,19 @@ def test_prompts_find_recorded_steps_however_few_requests_there_may_be(requests:
     strategy = make_strategy("multi_bd", ("multi_bd",), DecodingContext(32, 2, True, facts.max_model_len))
     sizes = step_sizes(facts, strategy, 4, Adapters())
     assert (sizes.most_rows, sizes.sampled) == (rows, 2 * requests)
+
+
+def test_a_whole_step_is_recorded_beside_the_smaller_ones() -> None:
+    """Prompts fill a step up to what a server lets it have; what only fills half of that is launched anew."""
+    sizes = Sizes(block=32, pages=7, page_size=4, most_rows=4096, places=16, whole=8192)
+    recorded = sizes.forwards(told=False)
+    assert [shape.rows for shape in recorded].count(8192) == 1
+    for rows, found in ((8192, 8192), (7680, 8192), (7679, None), (5000, None), (4096, 4096), (8193, None)):
+        padded = sizes.forward(ForwardShape(rows, 32, 16, 3, TILE_ROWS, 9), told=False)
+        assert (None if padded is None else padded.rows) == found, rows
+        assert padded is None or padded in recorded
+    many = Sizes(block=32, pages=7, page_size=4, most_rows=4096, places=128, whole=8192)
+    commits = ForwardShape(8192, 128, 128, 3, 64, 9)  # of all requests at once
+    padded = many.forward(commits, told=False)
+    assert padded is not None
+    assert (padded.tile_rows, padded in many.forwards(told=False)) == (64, True)
