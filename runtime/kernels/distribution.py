@@ -14,7 +14,7 @@ import torch
 from runtime.kernels.precision import wide
 from runtime.kernels.triton_import import tl, triton
 
-PIECE = 4096  # of the vocabulary, a program
+PIECE, WRITTEN = 2048, 4096  # of the vocabulary, that a program reads, and writes probabilities of
 
 
 class Asked(NamedTuple):
@@ -160,7 +160,7 @@ def describe(logits: torch.Tensor, asked: Asked) -> Described:
     banned = -1 if asked.mask_id is None else asked.mask_id
     _survey[(pieces, rows)](
         logits, heat, best, tokens, total, weighed, vocab, pieces, asked.cap, banned, asked.max_token_id, PIECE=piece,
-        num_warps=4,
+        num_warps=2,
     )  # fmt: skip
     _join[(rows,)](
         logits, heat, heat if asked.uniform is None else asked.uniform, best, tokens, total, weighed, token, conf,
@@ -170,7 +170,8 @@ def describe(logits: torch.Tensor, asked: Asked) -> Described:
     probs = None
     if asked.probs is not None:
         probs = torch.empty(rows, vocab, dtype=asked.probs, device=logits.device)
-        _distribution[(pieces, rows)](
-            logits, heat, largest, whole, probs, vocab, asked.cap, banned, asked.max_token_id, PIECE=piece, num_warps=4
+        _distribution[(triton.cdiv(vocab, WRITTEN), rows)](
+            logits, heat, largest, whole, probs, vocab, asked.cap, banned, asked.max_token_id, PIECE=WRITTEN,
+            num_warps=8,
         )  # fmt: skip
     return Described(token, conf, likeliest, entropy, probs)

@@ -334,7 +334,7 @@ def tile_sizes(packed_p2: int, dim: int, element_size: int, tile_rows: int) -> T
     elif dim <= 128:
         lanes, keys, warps, stages = 64, 64, 4, 3
     elif dim <= 256:
-        lanes, keys, warps, stages = 128, 64, 8, 2
+        lanes, keys, warps, stages = 128, 32, 8, 3
     else:
         lanes, keys, warps, stages, values = 128, 32, 8, 2, values // 2
     least = max(1, 16 // packed_p2)
