@@ -93,7 +93,7 @@ def _after(
     tl.store(out_ptr + at, out.to(out_ptr.dtype.element_ty), mask=ok)
 
 
-WARPS = 8
+WARPS = 4
 
 
 def before(
