@@ -126,8 +126,8 @@ def _taking(kernels: Kernels) -> Kernels:
         gate_up = gates_first(gate_up) if kernels.turns else gate_up
         return TORCH.moe(x, ids, weights, gate_up, down, shared, activation, out)
 
-    def scores(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-        return TORCH.router_logits(x, weight.float().sum(0) if weight.dim() == 3 else weight)
+    def scores(x: torch.Tensor, weight: torch.Tensor, factor: torch.Tensor | None = None) -> torch.Tensor:
+        return TORCH.router_logits(x, weight.float().sum(0) if weight.dim() == 3 else weight, factor)
 
     return replace(TORCH, moe=experts, router_logits=scores)
 

@@ -17,7 +17,7 @@ from runtime.kernels.moe import written
 from runtime.kernels.packed_torch import Packed
 from runtime.kernels.rms_norm import add_rms_norm_reference, rms_norm_reference
 from runtime.kernels.rotary import qk_norm_rotary_reference
-from runtime.kernels.router import router_logits_reference
+from runtime.kernels.router import router_logits_reference, scaled
 from runtime.kernels.routing import RoutingRule, route_reference
 
 Two = tuple[torch.Tensor, torch.Tensor]
@@ -77,8 +77,8 @@ def gate_mul(gate_up: torch.Tensor, activation: Activation = "silu") -> torch.Te
     return each(lambda row: gate_mul_reference(row, activation), gate_up)
 
 
-def router_logits(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-    return each(lambda row: router_logits_reference(row, weight), x)
+def router_logits(x: torch.Tensor, weight: torch.Tensor, factor: torch.Tensor | None = None) -> torch.Tensor:
+    return scaled(each(lambda row: router_logits_reference(row, weight), x), factor)
 
 
 def route(logits: torch.Tensor, bias: torch.Tensor | None, rule: RoutingRule, first: torch.Tensor | None = None) -> Two:

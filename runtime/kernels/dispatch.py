@@ -63,7 +63,7 @@ class GateKernel(Protocol):
 
 
 class RouterLogitsKernel(Protocol):
-    def __call__(self, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor: ...
+    def __call__(self, x: torch.Tensor, weight: torch.Tensor, factor: torch.Tensor | None = None) -> torch.Tensor: ...
 
 
 class RouteKernel(Protocol):
@@ -101,8 +101,8 @@ class FillKernel(Protocol):
 
 class BeforeKernel(Protocol):
     def __call__(
-        self, mixed: torch.Tensor, x: torch.Tensor, after: torch.Tensor, dense: torch.Tensor, router: torch.Tensor,
-        experts: torch.Tensor, eps: float,
+        self, mixed: torch.Tensor, x: torch.Tensor, after: torch.Tensor, dense: torch.Tensor, experts: torch.Tensor,
+        eps: float,
     ) -> sandwich.Fillings: ...  # fmt: skip
 
 

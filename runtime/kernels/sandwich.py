@@ -7,29 +7,27 @@ from typing import NamedTuple
 
 import torch
 
+from runtime.kernels.precision import wide
 from runtime.kernels.rms_norm import rms_norm_reference
 from runtime.kernels.triton_import import tl, triton
 
 
 class Fillings(NamedTuple):
-    """What a row is and what is made of it; all [rows, size]."""
+    """What a row is and what is made of it; all but the factor [rows, size]."""
 
     total: torch.Tensor  # the residual stream
     dense: torch.Tensor  # for the dense part
-    seen: torch.Tensor  # for the router, wide
+    factor: torch.Tensor  # [rows], wide: of the norm, for who multiplies by it later
     experts: torch.Tensor  # for the experts
 
 
 def before_reference(
-    mixed: torch.Tensor, x: torch.Tensor, after: torch.Tensor, dense: torch.Tensor, router: torch.Tensor,
-    experts: torch.Tensor, eps: float,
-) -> Fillings:  # fmt: skip
-    """``x + norm(mixed) * after``, and its norms times each of three weights [size]; `router` is wide."""
+    mixed: torch.Tensor, x: torch.Tensor, after: torch.Tensor, dense: torch.Tensor, experts: torch.Tensor, eps: float
+) -> Fillings:
+    """``x + norm(mixed) * after``, its norm times each of two weights [size], and that norm's factor."""
     total = x + rms_norm_reference(mixed, after, eps)
-    return Fillings(
-        total, rms_norm_reference(total, dense, eps), rms_norm_reference(total.to(router.dtype), router, eps),
-        rms_norm_reference(total, experts, eps),
-    )  # fmt: skip
+    factor = (total.to(wide(total.dtype)).square().mean(-1) + eps).rsqrt()
+    return Fillings(total, rms_norm_reference(total, dense, eps), factor, rms_norm_reference(total, experts, eps))
 
 
 def after_reference(
@@ -52,22 +50,24 @@ def _normed(x, weight_ptr, column, ok, eps, SIZE: tl.constexpr):
 
 @triton.jit
 def _before(
-    mixed_ptr, x_ptr, after_ptr, dense_ptr, router_ptr, experts_ptr, total_ptr, dense_out, seen_out, experts_out, eps,
+    mixed_ptr, x_ptr, after_ptr, dense_ptr, experts_ptr, total_ptr, dense_out, factor_out, experts_out, eps,
     SIZE: tl.constexpr, SIZE_P2: tl.constexpr,
 ):  # fmt: skip
     """One program a row."""
+    row = tl.program_id(0).to(tl.int64)
     column = tl.arange(0, SIZE_P2)
     ok = column < SIZE
-    at = tl.program_id(0).to(tl.int64) * SIZE + column
+    at = row * SIZE + column
     mixed = tl.load(mixed_ptr + at, mask=ok, other=0.0).to(tl.float32)
     x = tl.load(x_ptr + at, mask=ok, other=0.0).to(tl.float32) + _normed(mixed, after_ptr, column, ok, eps, SIZE)
     total = x.to(total_ptr.dtype.element_ty)
     tl.store(total_ptr + at, total, mask=ok)
     x = total.to(tl.float32)  # the norms see the sum as it is kept
-    x = x * (1.0 / tl.sqrt(tl.sum(x * x, 0) / SIZE + eps))
+    factor = 1.0 / tl.sqrt(tl.sum(x * x, 0) / SIZE + eps)
+    tl.store(factor_out + row, factor)
+    x = x * factor
     dense = x * tl.load(dense_ptr + column, mask=ok, other=0.0).to(tl.float32)
     tl.store(dense_out + at, dense.to(dense_out.dtype.element_ty), mask=ok)
-    tl.store(seen_out + at, x * tl.load(router_ptr + column, mask=ok, other=0.0), mask=ok)
     experts = x * tl.load(experts_ptr + column, mask=ok, other=0.0).to(tl.float32)
     tl.store(experts_out + at, experts.to(experts_out.dtype.element_ty), mask=ok)
 
@@ -93,22 +93,19 @@ def _after(
     tl.store(out_ptr + at, out.to(out_ptr.dtype.element_ty), mask=ok)
 
 
-WARPS = 8
+WARPS = 4
 
 
 def before(
-    mixed: torch.Tensor, x: torch.Tensor, after: torch.Tensor, dense: torch.Tensor, router: torch.Tensor,
-    experts: torch.Tensor, eps: float,
-) -> Fillings:  # fmt: skip
+    mixed: torch.Tensor, x: torch.Tensor, after: torch.Tensor, dense: torch.Tensor, experts: torch.Tensor, eps: float
+) -> Fillings:
     """`before_reference` for contiguous rows on a GPU."""
     rows, size = x.shape
-    made = Fillings(
-        torch.empty_like(x), torch.empty_like(x), torch.empty_like(x, dtype=router.dtype), torch.empty_like(x)
-    )
+    factor = x.new_empty(rows, dtype=torch.float32)
+    made = Fillings(torch.empty_like(x), torch.empty_like(x), factor, torch.empty_like(x))
     _before[(rows,)](
-        mixed, x, after, dense, router, experts, *made, eps, SIZE=size, SIZE_P2=triton.next_power_of_2(size),
-        num_warps=WARPS,
-    )  # fmt: skip
+        mixed, x, after, dense, experts, *made, eps, SIZE=size, SIZE_P2=triton.next_power_of_2(size), num_warps=WARPS
+    )
     return made
 
 

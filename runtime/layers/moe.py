@@ -23,7 +23,7 @@ class Router(nn.Module):
     """Scores experts in float32 (float64 for a float64 model), whatever the model's dtype; rows are of either.
     Unfilled."""
 
-    __call__: Calls[[torch.Tensor, torch.Tensor | None], tuple[torch.Tensor, torch.Tensor]]
+    __call__: Calls[[torch.Tensor, torch.Tensor | None, torch.Tensor | None], tuple[torch.Tensor, torch.Tensor]]
 
     def __init__(self, build: Build, hidden: int, experts: int, rule: RoutingRule, *, bias: bool) -> None:
         super().__init__()
@@ -32,9 +32,12 @@ class Router(nn.Module):
         self.rule = rule
         self.kernels = build.kernels
 
-    def forward(self, x: torch.Tensor, first: torch.Tensor | None = None) -> tuple[torch.Tensor, torch.Tensor]:
-        """[rows, hidden] -> ids int32 and weights, both [rows, top_k]. `first`: see ``route_reference``."""
-        logits = self.kernels.router_logits(x, self.weight.operand)
+    def forward(
+        self, x: torch.Tensor, first: torch.Tensor | None, factor: torch.Tensor | None
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """[rows, hidden] -> ids int32 and weights, both [rows, top_k]. `first`: see ``route_reference``; `factor`: see
+        ``router_logits_reference``."""
+        logits = self.kernels.router_logits(x, self.weight.operand, factor)
         return self.kernels.route(logits, tensor_of(self.bias), self.rule, first)
 
 
@@ -85,7 +88,7 @@ class MoE(nn.Module):
         self.group = build.group
 
     def forward(self, x: torch.Tensor, first: torch.Tensor | None = None) -> torch.Tensor:
-        ids, weights = self.router(x, first)
+        ids, weights = self.router(x, first, None)
         if self.here is not None:
             ids = self.here.at(ids)
         if self.lora is not None and self.lora.in_pieces:
@@ -100,7 +103,7 @@ class MoE(nn.Module):
         in_pieces = self.lora is not None and self.lora.in_pieces
         if self.kernels.moe_add_norm is None or in_pieces or not self.group.alone:
             return norm.add(self(x, first), residual)
-        ids, weights = self.router(x, first)
+        ids, weights = self.router(x, first, None)
         after = residual, tensor_of(norm.weight), norm.eps
         return self.kernels.moe_add_norm(x, ids, weights, *self._operands(x), *after)
 

@@ -69,16 +69,15 @@ class SelfAttention(nn.Module):
 
 
 class Experts(nn.Module):
-    """The router sees the rows as they come, under a norm of its own (`seen`); the experts see them under another
-    (`norm`)."""
+    """The router sees the rows under a norm of its own (`seen`), or as they are beside that norm's factors; the norm's
+    scale is in the router's weight. The experts see them under another (`norm`)."""
 
-    __call__: Calls[[torch.Tensor, torch.Tensor], torch.Tensor]
+    __call__: Calls[[torch.Tensor, torch.Tensor, torch.Tensor | None], torch.Tensor]
 
     def __init__(self, build: Build, arch: GemmaArch) -> None:
         super().__init__()
         rule = RoutingRule(arch.top_k, 1, 1, True, 1.0, "softmax")
         self.eps = arch.eps
-        self.router_scale = build.parameter(arch.hidden, dtype=wide(build.dtype))
         self.router = Router(build, arch.hidden, arch.experts, rule, bias=False)
         self.expert_scale = build.parameter(arch.experts, dtype=wide(build.dtype))
         self.norm = RMSNorm(build, arch.hidden, arch.eps)
@@ -87,10 +86,10 @@ class Experts(nn.Module):
         self.kernels, self.group = build.kernels, build.group
 
     def seen(self, x: torch.Tensor) -> torch.Tensor:
-        return self.kernels.rms_norm(x.to(self.router_scale.dtype), self.router_scale.tensor, self.eps)
+        return self.kernels.rms_norm(x.to(wide(x.dtype)), None, self.eps)
 
-    def forward(self, seen: torch.Tensor, normed: torch.Tensor) -> torch.Tensor:
-        ids, weights = self.router(seen, None)
+    def forward(self, seen: torch.Tensor, normed: torch.Tensor, factor: torch.Tensor | None) -> torch.Tensor:
+        ids, weights = self.router(seen, None, factor)
         weights = weights * self.expert_scale.tensor[ids]
         if self.here is not None:
             ids = self.here.at(ids)
@@ -134,15 +133,14 @@ class Layer(nn.Module):
         if self.sandwich is None:
             x = x + self.attention_norm(mixed)
             dense = self.dense(self.dense_before(x))
-            chosen = self.experts(self.experts.seen(x), self.experts.norm(x))
+            chosen = self.experts(self.experts.seen(x), self.experts.norm(x), None)
             x = (x + self.output_norm(self.dense_after(dense) + self.experts_after(chosen))) * scale
             return following(x), x
         made = self.sandwich.before(
-            mixed, x, _of(self.attention_norm), _of(self.dense_before), self.experts.router_scale.tensor,
-            _of(self.experts.norm), self.eps,
-        )  # fmt: skip
+            mixed, x, _of(self.attention_norm), _of(self.dense_before), _of(self.experts.norm), self.eps
+        )
         after = tuple(_of(norm) for norm in (self.dense_after, self.experts_after, self.output_norm, following))
-        dense, chosen = self.dense(made.dense), self.experts(made.seen, made.experts)
+        dense, chosen = self.dense(made.dense), self.experts(made.total, made.experts, made.factor)
         return self.sandwich.after(dense, chosen, made.total, scale, after, self.eps)
 
 

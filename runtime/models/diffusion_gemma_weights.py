@@ -6,6 +6,10 @@ either, or twice.
 
 from __future__ import annotations
 
+import math
+
+import torch
+
 from runtime.models.diffusion_gemma_config import GemmaArch
 from runtime.models.weight_map import Slot, WeightMap
 
@@ -21,7 +25,6 @@ LAYER = {  # a layer's tensors that are whole parameters
     "pre_feedforward_layernorm.weight": "dense_before.weight",
     "mlp.down_proj.weight": "dense.down.weight",
     "post_feedforward_layernorm_1.weight": "dense_after.weight",
-    "router.proj.weight": "experts.router.weight",
     "router.per_expert_scale": "experts.expert_scale",
     "pre_feedforward_layernorm_2.weight": "experts.norm.weight",
     "experts.gate_up_proj": "experts.gate_up",
@@ -37,13 +40,12 @@ def weights(arch: GemmaArch) -> WeightMap:
     slots[f"{conditioning}pre_norm.weight"] = Slot("conditioning.before.weight")
     slots[f"{conditioning}down_proj.weight"] = Slot("conditioning.gated.down.weight")
     slots |= _halves(conditioning, "conditioning.gated.gate_up.weight", arch.width)
-    root = arch.hidden**-0.5
     for index, kind in enumerate(arch.layers):
         theirs, ours = f"{DECODER}layers.{index}.", f"layers.{index}."
         slots |= {theirs + name: Slot(ours + param) for name, param in LAYER.items()}
         slots |= _halves(f"{theirs}mlp.", f"{ours}dense.gate_up.weight", arch.width)
-        slots[f"{theirs}router.scale"] = Slot(
-            f"{ours}experts.router_scale", through=lambda scale: scale.double() * root
+        slots[f"{theirs}router.proj.weight"] = Slot(
+            f"{ours}experts.router.weight", through=_folded, beside={f"{theirs}router.scale": (arch.hidden,)}
         )
         slots |= _attention(arch, kind, theirs, ours)
         slots[f"{ENCODER}layers.{index}.layer_scalar"] = Slot("scales", (index, slice(0, 1)))
@@ -68,6 +70,11 @@ def _attention(arch: GemmaArch, kind: int, theirs: str, ours: str) -> dict[str, 
         slots[f"{theirs}self_attn.{name}_proj.weight"] = Slot(f"{ours}attention.qkv.weight", (slice(first, last),))
         first = last
     return slots
+
+
+def _folded(weight: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
+    """What the router's normed rows are multiplied by before its product, multiplied into that instead."""
+    return weight.double() * (scale.double() / math.sqrt(weight.shape[-1]))
 
 
 def _halves(theirs: str, ours: str, width: int) -> dict[str, Slot]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
 
 import torch
@@ -13,11 +13,13 @@ from runtime.layers.share import Index
 @dataclass(frozen=True)
 class Slot:
     """Where a checkpoint tensor goes: to the weight `param` of the model, or to its part `param[index]`; through a
-    function of the whole tensor, where one is given."""
+    function of the whole tensor, where one is given, and of those `beside` it, which go nowhere else: plain ones, by
+    their canonical names, and their sizes."""
 
     param: str
     index: Index = ()
-    through: Callable[[torch.Tensor], torch.Tensor] | None = None
+    through: Callable[..., torch.Tensor] | None = None
+    beside: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -30,16 +32,22 @@ class Fused:
 
 @dataclass(frozen=True)
 class WeightMap:
-    """A family's tensors. `slots`: every tensor a checkpoint must hold, by its canonical name. `rename`: from a name in
-    a file to the canonical one. `skip`: tensors known to carry nothing the model needs (canonical names). `fused`:
-    tensors that replace their parts among `slots` where a checkpoint holds them, by their canonical names. `copies`:
-    tensors may stand in a file under several names that have one canonical one, if all of them are equal."""
+    """A family's tensors. `slots`: every tensor a checkpoint must hold, by its canonical name, but for those beside
+    another. `rename`: from a name in a file to the canonical one. `skip`: tensors known to carry nothing the model
+    needs (canonical names). `fused`: tensors that replace their parts among `slots` where a checkpoint holds them, by
+    their canonical names. `copies`: tensors may stand in a file under several names that have one canonical one, if all
+    of them are equal."""
 
     slots: dict[str, Slot]
     rename: Callable[[str], str] = field(default=lambda name: name)
     skip: Callable[[str], bool] = field(default=lambda name: False)
     fused: dict[str, Fused] = field(default_factory=dict)
     copies: bool = False
+
+    @property
+    def beside(self) -> dict[str, tuple[int, ...]]:
+        """All that go beside others."""
+        return {name: shape for slot in self.slots.values() for name, shape in slot.beside.items()}
 
     def of(self, held: Collection[str]) -> WeightMap:
         """The map of a checkpoint that holds tensors of these canonical names."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from typing import Protocol, TypeVar, cast
 
@@ -17,7 +17,7 @@ from runtime.layers.build import Build
 from runtime.layers.lora import Room
 from runtime.layers.packed_weight import PackedWeight
 from runtime.layers.share import Index, Part
-from runtime.layers.weight import Weight, weights_of
+from runtime.layers.weight import Weight, require_finite, weights_of
 from runtime.models.base import Family, Model
 from runtime.models.weight_map import Slot, WeightMap
 from runtime.weights.checkpoint import Checkpoint, summary
@@ -119,11 +119,10 @@ def fill(
         for name in _in_file_order(sources, slots):
             stored, slot = sources[name], slots[name]
             weight, before = params[slot.param], taken[slot.param]
-            try:
-                own = change if change is not None and change.concerns(name) else None
-                taken[slot.param] += _hand_over(name, stored, copies.get(name, ()), slot, weight, own)
-            except ConfigError as error:
-                raise ConfigError(f"tensor {stored.name!r} of {checkpoint.path} {error}") from None
+            own = change if change is not None and change.concerns(name) else None
+            beside = [_beside(sources[other], copies.get(other, ()), checkpoint) for other in slot.beside]
+            with _named(stored, checkpoint):
+                taken[slot.param] += _hand_over(name, stored, copies.get(name, ()), slot, weight, own, beside)
             done += weight.nbytes * taken[slot.param] // weight.size - weight.nbytes * before // weight.size
             if progress is not None:
                 progress("weights", done, total)
@@ -132,16 +131,34 @@ def fill(
         raise AssertionError(f"the format of {summary(wrong)} did not take each element that it keeps once")
 
 
+@contextmanager
+def _named(stored: Stored, checkpoint: Checkpoint) -> Iterator[None]:
+    """A ConfigError, worded to follow the tensor's name, gets it."""
+    try:
+        yield
+    except ConfigError as error:
+        raise ConfigError(f"tensor {stored.name!r} of {checkpoint.path} {error}") from None
+
+
+def _beside(stored: Stored, copies: Iterable[Stored], checkpoint: Checkpoint) -> torch.Tensor:
+    """What goes into a weight together with another tensor."""
+    with _named(stored, checkpoint):
+        tensor = _reader(stored, copies, whole=True)(())
+        require_finite(tensor, tensor)
+    return tensor
+
+
 def _hand_over(
-    name: str, stored: Stored, copies: Iterable[Stored], slot: Slot, weight: Weight, change: Change | None
-) -> int:
+    name: str, stored: Stored, copies: Iterable[Stored], slot: Slot, weight: Weight, change: Change | None,
+    beside: Iterable[torch.Tensor],
+) -> int:  # fmt: skip
     """How many of its elements the weight took; ConfigError, worded to follow the tensor's name."""
     if stored.scheme is None:
         read = _reader(stored, copies, whole=weight.share is None)
         if change is None and slot.through is None:
             return weight.fill_from(slot.index, read)
         tensor = read(()) if change is None else change(name, read(()))
-        return weight.fill(slot.index, tensor if slot.through is None else slot.through(tensor))
+        return weight.fill(slot.index, _through(slot, tensor, beside))
     for copy in copies:
         if not stored.equals(copy):
             raise _differ(copy)
@@ -152,7 +169,11 @@ def _hand_over(
     tensor = packed.whole(torch.float32)
     if change is not None:
         tensor = change(name, tensor)
-    return weight.fill(slot.index, tensor if slot.through is None else slot.through(tensor))
+    return weight.fill(slot.index, _through(slot, tensor, beside))
+
+
+def _through(slot: Slot, tensor: torch.Tensor, beside: Iterable[torch.Tensor]) -> torch.Tensor:
+    return tensor if slot.through is None else slot.through(tensor, *(other.to(tensor.device) for other in beside))
 
 
 def _reader(stored: Stored, copies: Iterable[Stored], *, whole: bool) -> Callable[[Index], torch.Tensor]:
@@ -206,7 +227,8 @@ def _open(
         held = Stored(each, inside, None if "" in inside else scheme)
         if sources.setdefault(name := weights.rename(each), held) is not held:
             copies.setdefault(name, []).append(held)
-    _check_shapes(sources, parts, checkpoint)
+    shapes = {name: part.shape for name, part in parts.items()} | weights.beside
+    _check_shapes(sources, shapes, checkpoint)
     return sources, copies, weights.slots
 
 
@@ -242,8 +264,9 @@ def _match(checkpoint: Checkpoint, stored: Iterable[str], weights: WeightMap) ->
     if len(set(known)) != len(known) and not weights.copies:
         twice = sorted({n for n in known if known.count(n) > 1})
         raise ConfigError(f"{checkpoint.path} holds {summary(twice)} more than once, under different names")
-    missing = sorted(weights.slots.keys() - set(known))
-    extra = sorted(name for name in files if weights.rename(name) not in weights.slots)
+    implied = weights.slots.keys() | weights.beside.keys()
+    missing = sorted(implied - set(known))
+    extra = sorted(name for name in files if weights.rename(name) not in implied)
     if missing or extra:
         parts = [f"{len(missing)} missing: {summary(missing)}"] if missing else []
         parts += [f"{len(extra)} unknown: {summary(extra)}"] if extra else []
@@ -251,16 +274,14 @@ def _match(checkpoint: Checkpoint, stored: Iterable[str], weights: WeightMap) ->
     return files
 
 
-def _check_shapes(sources: dict[str, Stored], parts: dict[str, Part], checkpoint: Checkpoint) -> None:
+def _check_shapes(sources: dict[str, Stored], shapes: Mapping[str, tuple[int, ...]], checkpoint: Checkpoint) -> None:
     wrong = []
-    for name, part in parts.items():
+    for name, implied in shapes.items():
         stored = sources[name]
-        try:
+        with _named(stored, checkpoint):
             shape = stored.shape
-        except ConfigError as error:
-            raise ConfigError(f"tensor {stored.name!r} of {checkpoint.path} {error}") from None
-        if shape != list(part.shape):
-            wrong.append(f"{stored.name} is {shape}, not {list(part.shape)}")
+        if shape != list(implied):
+            wrong.append(f"{stored.name} is {shape}, not {list(implied)}")
     if wrong:
         raise ConfigError(f"{checkpoint.path} holds tensors whose shape config.json does not imply: {summary(wrong)}")
 

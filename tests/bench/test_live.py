@@ -119,7 +119,9 @@ def test_references_take_what_other_kernels_are_given():
 
     taking = layers._taking(layers.replace(TORCH, turns=True, parts=True))
     x, weight = torch.randn(5, 8), torch.randn(4, 8)
-    assert torch.allclose(taking.router_logits(x, split_parts(weight)), TORCH.router_logits(x, weight), atol=1e-5)
+    for factor in (None, torch.rand(5)):
+        scores = taking.router_logits(x, split_parts(weight), factor)
+        assert torch.allclose(scores, TORCH.router_logits(x, weight, factor), atol=1e-5)
     gate_up, down = torch.randn(4, 32, 8), torch.randn(4, 8, 16)
     ids, weights = torch.tensor([[0, 3]] * 5, dtype=torch.int32), torch.rand(5, 2)
     expected = TORCH.moe(x, ids, weights, gate_up, down, None)

@@ -135,11 +135,16 @@ def check_router(rows: int, inputs: int, experts: int, dtype: torch.dtype, devic
         assert torch.equal(parts[0].float() + (parts[1].float() + parts[2].float()), weight)
     expected = x.double() @ weight.double().T
     wide = x.float() + random(rows, inputs, dtype=torch.float32, device=device, seed=42, scale=1e-3)
+    factor = 0.1 + random(rows, dtype=torch.float32, device=device, seed=43).abs()
     for given, product in ((x, expected), (wide, wide.double() @ weight.double().T)):
-        got = router_logits(given, parts)
-        assert got.shape[1:] == product.shape
-        assert (got.sum(0).double() - product).norm() / product.norm() < 2e-6
+        for times in (None, factor):
+            scaled = product if times is None else product * times.double()[:, None]
+            got = router_logits(given, parts, times)
+            assert got.shape[1:] == product.shape
+            assert (got.sum(0).double() - scaled).norm() / scaled.norm() < 2e-6
     torch.testing.assert_close(router_logits(x, weight).double(), expected, rtol=1e-4, atol=1e-5)
+    own = router_logits(x, weight, factor, fixed=True)
+    torch.testing.assert_close(own.double(), expected * factor.double()[:, None], rtol=1e-4, atol=1e-5)
 
 
 def random_ids(
@@ -370,16 +375,13 @@ def check_describe(rows: int, vocab: int, mask_id: int | None, max_token_id: int
 def check_sandwich(rows: int, size: int, dtype: torch.dtype, device: str) -> None:
     x, mixed, dense, chosen = (random(rows, size, dtype=dtype, device=device, seed=s) for s in range(70, 74))
     weights = [1 + random(size, dtype=dtype, device=device, seed=s, scale=0.2) for s in range(74, 81)]
-    router = 1 + random(size, dtype=torch.float32, device=device, seed=81, scale=0.2)
     scale = random(rows, 1, dtype=dtype, device=device, seed=82)
     wide = [w.double() for w in weights]
-    made = before(mixed, x, weights[0], weights[1], router, weights[2], 1e-6)
-    own = before_reference(mixed.double(), x.double(), wide[0], wide[1], router.double(), wide[2], 1e-6)
+    made = before(mixed, x, *weights[:3], 1e-6)
+    own = before_reference(mixed.double(), x.double(), *wide[:3], 1e-6)
     for name in ("total", "dense", "experts"):
         assert_near(getattr(made, name), getattr(own, name), dtype)
-    assert_near(
-        made.seen, before_reference(mixed * 0, made.total, *weights[:2], router, weights[2], 1e-6).seen, torch.float32
-    )
+    assert_near(made.factor, before_reference(mixed * 0, made.total, *weights[:3], 1e-6).factor, torch.float32)
     normed, total = after(dense, chosen, x, scale, tuple(weights[3:]), 1e-6)
     expected, kept = after_reference(dense.double(), chosen.double(), x.double(), scale.double(), tuple(wide[3:]), 1e-6)
     assert_near(total, kept, dtype)

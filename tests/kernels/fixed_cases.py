@@ -42,14 +42,13 @@ def sandwiches(rows: int, size: int, dtype: torch.dtype, device: str) -> Kernel:
     """`scale` lies as a layer's does: at a place that depends on the number of rows."""
     mixed, x, dense, chosen = (random(rows, size, dtype=dtype, device=device, seed=n) for n in range(95, 99))
     weights = [1 + random(size, dtype=dtype, device=device, seed=n, scale=0.2) for n in range(99, 106)]
-    router = 1 + random(size, dtype=torch.float32, device=device, seed=106, scale=0.2)
     scale = random(rows, dtype=dtype, device=device, seed=107)
 
     def computed(some: Some) -> tuple[torch.Tensor, ...]:
         assert FIXED_TRITON.sandwich is not None
         before, after = FIXED_TRITON.sandwich
         own = torch.stack([scale[some]] * 3)[1][:, None]
-        made = before(mixed[some], x[some], weights[0], weights[1], router, weights[2], 1e-6)
+        made = before(mixed[some], x[some], *weights[:3], 1e-6)
         return (*made, *after(dense[some], chosen[some], x[some], own, tuple(weights[3:]), 1e-6))
 
     return computed

@@ -1,11 +1,13 @@
 """Whole models through Triton's interpreter, on the CPU; as interpreted.py otherwise."""
 
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import torch
 
 from runtime.kernels.dispatch import FIXED_TRITON, TRITON
+from runtime.kernels.router import split_parts
 from runtime.layers.attention_triton import TritonAttention
 from runtime.layers.build import Build
 from runtime.layers.kv_pool import LAYOUTS
@@ -100,11 +102,21 @@ def canvas_models(kernels):
     return model, expected
 
 
+def in_parts(model):
+    """The routers' weights as a bfloat16 model has them, but of a dtype that the interpreter multiplies."""
+    for layer in model.layers:
+        router = layer.experts.router
+        router.weight = SimpleNamespace(operand=split_parts(router.weight.tensor, torch.float16))
+
+
 @CANVASES
+@pytest.mark.parametrize("parts", [False, True], ids=["whole_routers", "routers_in_parts"])
 @pytest.mark.parametrize("kernels", [TRITON, FIXED_TRITON], ids=["plain", "deterministic"])
-def test_a_canvas_model(kernels):
+def test_a_canvas_model(kernels, parts):
     """Layers of two kinds, rows that are committed beside rows that are open."""
     model, expected_model = canvas_models(kernels)
+    if parts:
+        in_parts(model)
     results = []
     for each, layout in ((model, "distinct"), (expected_model, "unified")):
         driver = Driver(each, 2, 40, 8, torch.float32, layout=layout)
@@ -121,6 +133,7 @@ def test_a_canvas_model_beside_others(monkeypatch):
     that was cut."""
     in_order.patch(monkeypatch)
     model, _ = canvas_models(FIXED_TRITON)
+    in_parts(model)
     canvas = list(range(60, 76))
     results = []
     for chunk, others in ((24, 0), (17, 2)):

@@ -25,7 +25,7 @@ def kernels(own, seed):
     gate_up = make(EXPERTS, 2 * WIDTH, SIZE, seed=seed + 3, scale=0.3)
     down = make(EXPERTS, SIZE, WIDTH, seed=seed + 4, scale=0.3)
     ids, weights = random_ids(ROWS, EXPERTS, 2, "cpu", dead=0.1), make(ROWS, 2, seed=seed + 5).sigmoid()
-    rule = RoutingRule(2, 2, 1, True, 1.5)
+    rule, factor = RoutingRule(2, 2, 1, True, 1.5), make(ROWS, seed=seed + 6)
     eight = quantise_reference(gate_up), quantise_reference(down)
     return {
         "linear": lambda x, at: own.linear(x, weight, bias),
@@ -33,6 +33,7 @@ def kernels(own, seed):
         "add": lambda x, at: torch.cat(own.add_rms_norm(x, x.flip(1), norm, 1e-6), 1),
         "gate": lambda x, at: own.gate_mul(x[:, :22]),
         "router": lambda x, at: own.router_logits(x, weight),
+        "scaled router": lambda x, at: own.router_logits(x, weight, factor[at]),
         "route": lambda x, at: own.route(x[:, :EXPERTS].contiguous(), None, rule)[1],
         "moe": lambda x, at: own.moe(x, ids[at], weights[at], gate_up, down, x),
         "fp8": lambda x, at: own.fp8.linear(x, quantise_reference(weight), bias),

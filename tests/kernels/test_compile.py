@@ -136,13 +136,14 @@ def test_routing_in_a_pool():
 
 
 @pytest.mark.parametrize("rows", [16, 64, 8192])
-@pytest.mark.parametrize("wide", [False, True])
-def test_router(rows, wide):
+@pytest.mark.parametrize(("wide", "scaled"), [(False, False), (True, False), (False, True)])
+def test_router(rows, wide, scaled):
     taken, lines, share = router.cut(rows, 2048, 256)
-    types = {"x_ptr": "*fp32" if wide else "*bf16", "parts_ptr": "*bf16", "out_ptr": "*fp32", "rows": "i32"}
+    types = {"x_ptr": "*fp32" if wide else "*bf16", "parts_ptr": "*bf16", "rows": "i32"}
+    types |= dict.fromkeys(("factor_ptr", "out_ptr"), "*fp32")
     constants = {
         "EXPERTS": 256, "INPUTS": 2048, "SHARE": share, "ROWS": lines, "TAKEN": taken, "DEPTH": router.DEPTH,
-        "WIDE": wide,
+        "WIDE": wide, "SCALED": scaled,
     }  # fmt: skip
     stages = 2 if wide else 3
     compiled = build(router._router, types, constants, num_warps=4 * taken // router.TAKEN, num_stages=stages)
@@ -391,7 +392,7 @@ def test_distribution(draws):
 def test_sandwich():
     size = {"SIZE": 2816, "SIZE_P2": 4096}
     names = ["mixed_ptr", "x_ptr", "after_ptr", "dense_ptr", "experts_ptr", "total_ptr", "dense_out", "experts_out"]
-    types = dict.fromkeys(names, "*bf16") | dict.fromkeys(("router_ptr", "seen_out"), "*fp32") | {"eps": "fp32"}
+    types = dict.fromkeys(names, "*bf16") | {"factor_out": "*fp32", "eps": "fp32"}
     assert spilled(build(sandwich._before, types, size, num_warps=sandwich.WARPS)) == 0
     names = [
         "dense_ptr",

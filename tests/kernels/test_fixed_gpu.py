@@ -123,16 +123,17 @@ def test_experts(experts, hidden, width, kind, crowded, activation):
 @pytest.mark.parametrize(("experts", "inputs"), [(256, 2048), (6, 100)])
 def test_router(experts, inputs):
     weight, x = made(experts, inputs, dtype=torch.float32, seed=1, scale=0.1), made(ROWS, inputs)
-    parts = split_parts(weight)
+    parts, factor = split_parts(weight), made(ROWS, dtype=torch.float32, seed=2)
 
-    for given in (x, x.float() * 1.1):
+    for given, times in ((x, None), (x.float() * 1.1, None), (x, factor)):
 
-        def scores(part, given=given):
-            shares = FIXED.router_logits(given[part], parts)
+        def scores(part, given=given, times=times):
+            shares = FIXED.router_logits(given[part], parts, None if times is None else times[part])
             return tuple(shares.unbind(0))
 
         same(scores)
     same(lambda part: FIXED.router_logits(x[part], weight))
+    same(lambda part: FIXED.router_logits(x[part], weight, factor[part]))
 
 
 @DTYPES

@@ -1,12 +1,14 @@
 """DiffusionGemma: golden logits, transformers as an oracle on random weights, exact coverage, refused configs."""
 
 import json
+from dataclasses import replace
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
 from runtime.errors import ConfigError
+from runtime.kernels.dispatch import TRITON
 from runtime.layers.build import Build
 from runtime.layers.weight import weights_of
 from runtime.models import resolve_family
@@ -149,6 +151,55 @@ def test_every_tensor_is_accounted_for(tmp_path):
     head["lm_head.weight"][3, 5] += 1
     with pytest.raises(ConfigError, match=r"'lm_head.weight' of .* and .*embed_tokens.* different values"):
         attempt(twice | head)
+
+
+SCALE, PROJ = (f"model.decoder.layers.1.router.{name}" for name in ("scale", "proj.weight"))
+
+
+@pytest.mark.parametrize("first", [SCALE, PROJ])
+@pytest.mark.parametrize("kind", ["float32", "float64", "in_parts"])
+def test_the_routers_scale_is_in_its_weight(tmp_path, first, kind):
+    """Whichever of the two stands in the first file, and however the product is kept."""
+    tensors, random = load_file(FOLDER / "model.safetensors"), torch.Generator().manual_seed(6)
+    for name in (SCALE, PROJ):
+        tensors[name] = torch.randn(tensors[name].shape, generator=random)
+    files = {name: "a.safetensors" if name == first else "b.safetensors" for name in tensors}
+    for file in ("a.safetensors", "b.safetensors"):
+        save_file({name: tensor for name, tensor in tensors.items() if files[name] == file}, tmp_path / file)
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": files}))
+    (tmp_path / "config.json").write_text(json.dumps(CONFIG))
+    checkpoint, family = resolve_checkpoint(str(tmp_path)), resolve_family(None, CONFIG)
+    build = Build.choose("cpu", getattr(torch, kind, torch.bfloat16))
+    if kind == "in_parts":
+        build = replace(build, kernels=TRITON)
+    weight = load_model(checkpoint, family, parse(CONFIG), build).layers[1].experts.router.weight
+    assert weight.operand.dim() == (3 if kind == "in_parts" else 2)
+    expected = tensors[PROJ].double() * tensors[SCALE].double() * len(tensors[SCALE]) ** -0.5
+    torch.testing.assert_close(weight.tensor, expected.to(weight.dtype), rtol=2e-7, atol=0)
+
+
+@pytest.mark.parametrize(
+    ("value", "sentence"),
+    [
+        (torch.ones(63), f"{SCALE} is [63], not [64]"),
+        (torch.ones(64).index_fill(0, torch.tensor([3]), torch.nan), f"tensor '{SCALE}' of "),
+        (torch.ones(64, dtype=torch.int8), "is torch.int8: quantised"),
+    ],
+)
+def test_a_routers_scale_that_is_none(tmp_path, value, sentence):
+    (tmp_path / "config.json").write_text(json.dumps(CONFIG))
+    save_file(load_file(FOLDER / "model.safetensors") | {SCALE: value}, tmp_path / "model.safetensors")
+    with pytest.raises(ConfigError) as error:
+        load(tmp_path, torch.float32)
+    assert sentence in str(error.value)
+
+
+def test_a_routers_scale_that_is_there_twice(tmp_path):
+    twice = SCALE.replace("model.decoder.", "model.encoder.language_model.")
+    (tmp_path / "config.json").write_text(json.dumps(CONFIG))
+    save_file(load_file(FOLDER / "model.safetensors") | {twice: torch.ones(64) * 9}, tmp_path / "model.safetensors")
+    with pytest.raises(ConfigError, match=r"router.scale' of .* are one tensor in this family, but have different"):
+        load(tmp_path, torch.float32)
 
 
 @pytest.mark.parametrize(
