@@ -7,12 +7,11 @@ kernel puts together what each made of its own.
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import torch
 
+from runtime.kernels.attention_shares import put_together
+from runtime.kernels.attention_tiles import MANY, in_crowds, shares, tile_sizes
 from runtime.kernels.batch import TILE_ROWS, ForwardBatch
-from runtime.kernels.heads import heads_together
 from runtime.kernels.pages import read, read_keys, strides
 from runtime.kernels.precision import wide
 from runtime.kernels.triton_import import tl, triton
@@ -89,9 +88,9 @@ def _round(
         scores = tl.where(visible, scores, float("-inf"))
     new_best = tl.maximum(best, tl.max(scores, 1))
     # a row that has seen no key yet has -inf here, and -inf - -inf would be NaN
-    anchor = tl.where(new_best == float("-inf"), 0.0, new_best) * scale_log2
-    weights = tl.exp2(scores * scale_log2 - anchor[:, None])
-    decay = tl.exp2(best * scale_log2 - anchor)
+    anchor = tl.where(new_best == float("-inf"), 0.0, new_best)
+    weights = tl.exp2(scores * scale_log2 - (anchor * scale_log2)[:, None])
+    decay = tl.exp2((best - anchor) * scale_log2)  # 1 sharp after a round that a row does not see, whatever is fused
     total = total * decay + tl.sum(weights, 1)
     if ALL and DIM == DIM_P2:
         v = tl.load(v_ptr + v_at)
@@ -220,53 +219,8 @@ def _paged_attention(
     tl.store(out_ptr + out_at, acc.to(out_ptr.dtype.element_ty), mask=real[:, None] & (value < DIM)[None, :])
 
 
-@triton.jit(do_not_specialize=["all_rows"])
-def _put_together(
-    shares_ptr, sums_ptr, out_ptr, all_rows,
-    HEADS: tl.constexpr, DIM: tl.constexpr, SPLITS: tl.constexpr,
-    HEADS_P2: tl.constexpr, DIM_P2: tl.constexpr,
-):  # fmt: skip
-    """One program: HEADS_P2 heads of a row, from their shares in the order of the keys."""
-    row = tl.program_id(0).to(tl.int64)
-    head = tl.program_id(1) * HEADS_P2 + tl.arange(0, HEADS_P2)
-    dim = tl.arange(0, DIM_P2)
-    head_ok = head < HEADS
-    ok = head_ok[:, None] & (dim < DIM)[None, :]
-    each = all_rows.to(tl.int64) * HEADS
-    best = tl.full([HEADS_P2], float("-inf"), tl.float32)
-    for split in tl.static_range(SPLITS):
-        best = tl.maximum(best, tl.load(sums_ptr + split * each + row * HEADS + head, mask=head_ok, other=0.0))
-    anchor = tl.where(best == float("-inf"), 0.0, best)
-    total = tl.zeros([HEADS_P2], tl.float32)
-    acc = tl.zeros([HEADS_P2, DIM_P2], tl.float32)
-    at = (row * HEADS + head)[:, None] * DIM + dim[None, :]
-    for split in tl.static_range(SPLITS):
-        sums_at = sums_ptr + split * each + row * HEADS + head
-        score = tl.load(sums_at, mask=head_ok, other=float("-inf"))
-        decay = tl.exp2(score - anchor)
-        total += decay * tl.load(sums_at + SPLITS * each, mask=head_ok, other=0.0)
-        seen = ok & (score > float("-inf"))[:, None]
-        acc += decay[:, None] * tl.load(shares_ptr + split * each * DIM + at, mask=seen, other=0.0)
-    acc = acc / tl.where(total == 0.0, 1.0, total)[:, None]
-    tl.store(out_ptr + at, acc.to(out_ptr.dtype.element_ty), mask=ok)
-
-
 LOG2_E = 1.4426950408889634
-PROGRAMS = 200  # that keys are split for
-MOST_SPLITS = 9
-MANY = 384  # programs beside which fewer keys at a time are quicker, and if tiles have at most
-DECODING = 64  # rows, more of them
 SHARE = 1024  # keys of a share where bits must not depend on the batch
-
-
-class Tile(NamedTuple):
-    """What a program takes: its height is rows times query heads."""
-
-    rows: int
-    keys: int  # a round
-    values: int  # columns of them: where it is not all, scores are made as often as there are parts
-    warps: int
-    stages: int
 
 
 def paged_attention(
@@ -309,43 +263,5 @@ def paged_attention(
         num_stages=tile.stages,
     )  # fmt: skip
     if splits > 1:
-        together = heads_together(heads, dim)
-        _put_together[(all_rows, triton.cdiv(heads, together))](
-            shared, sums, out, all_rows, HEADS=heads, DIM=dim, SPLITS=splits, HEADS_P2=together, DIM_P2=dim_p2,
-            num_warps=4,
-        )  # fmt: skip
+        put_together(shared, sums, out)
     return out
-
-
-def shares(programs: int, most: int) -> int:
-    """Into how many shares keys are split that lie in at most `most` tiles of them, where without it there are
-    `programs` programs."""
-    return max(1, min(MOST_SPLITS, PROGRAMS // programs, most))
-
-
-def tile_sizes(packed_p2: int, dim: int, element_size: int, tile_rows: int) -> Tile:
-    """A tile is 64 or 128 lanes (row, head) high, or, where no tile of the batch has as many, at least 16: decode
-    blocks and prefill chunks run alike, so that neither's bits depend on the other. float32, which has no matrix unit
-    of full precision, keeps both sides at 32 so that a tile fits the registers. Of heads above 256 half the values are
-    what 128 lanes have registers for; scores made twice are less than keys read twice."""
-    values = max(16, triton.next_power_of_2(dim))
-    if element_size == 4:
-        lanes, keys, warps, stages = 32, (32 if dim <= 256 else 16), 8, 2
-    elif dim <= 128:
-        lanes, keys, warps, stages = 64, 64, 4, 3
-    elif dim <= 256:
-        lanes, keys, warps, stages = 128, 32, 8, 3
-    else:
-        lanes, keys, warps, stages, values = 128, 32, 8, 2, values // 2
-    least = max(1, 16 // packed_p2)
-    rows = min(max(least, lanes // packed_p2), max(least, triton.next_power_of_2(tile_rows)))
-    return Tile(rows, keys, values, warps, stages)
-
-
-def in_crowds(packed_p2: int, dim: int, element_size: int, tile_rows: int) -> Tile:
-    """`tile_sizes` for many programs: they hide each other's waits, so that what counts is how often keys are read."""
-    tile = tile_sizes(packed_p2, dim, element_size, tile_rows)
-    if element_size != 2 or dim > 128 or tile.rows * packed_p2 != 64:
-        return tile
-    rows = min(2 * tile.rows, triton.next_power_of_2(tile_rows)) if tile_rows <= DECODING else tile.rows
-    return tile._replace(rows=rows, keys=32, warps=4, stages=3)

@@ -13,6 +13,8 @@ from triton.backends.compiler import GPUTarget  # noqa: E402
 from triton.compiler import ASTSource  # noqa: E402
 
 from runtime.kernels import (  # noqa: E402
+    attention_shares,
+    attention_tiles,
     distribution,
     expert_cut,
     expert_products,
@@ -259,7 +261,7 @@ def test_paged_attention(dtype, dim, tile_rows, packed, windowed, layout):
     splits = 9 if tile_rows == 32 or windowed else 1
     p, size = POINTER[dtype], torch.tensor([], dtype=dtype).element_size()
     packed_p2 = triton.next_power_of_2(packed)
-    tile = paged_attention.tile_sizes(packed_p2, dim, size, tile_rows)
+    tile = attention_tiles.tile_sizes(packed_p2, dim, size, tile_rows)
     types = dict.fromkeys(("q_ptr", "k_ptr", "v_ptr"), p) | {"out_ptr": p if splits == 1 else "*fp32"}
     types |= dict.fromkeys(("tiles_ptr", "visible_end_ptr", "table_ptr"), "*i32")
     types |= {"origin_ptr": "*i64", "table_stride": "i32", "all_rows": "i32", "scale_log2": "fp32", "window": "i32"}
@@ -280,7 +282,7 @@ def test_paged_attention(dtype, dim, tile_rows, packed, windowed, layout):
 
 @pytest.mark.parametrize("packed", [4, 8])
 def test_paged_attention_in_crowds(packed):
-    tile = paged_attention.in_crowds(packed, 128, 2, 32)
+    tile = attention_tiles.in_crowds(packed, 128, 2, 32)
     assert (tile.rows * packed, tile.keys) == (128, 32)
     types = dict.fromkeys(("q_ptr", "k_ptr", "v_ptr", "out_ptr"), "*bf16") | {"sums_ptr": "*fp32", "origin_ptr": "*i64"}
     types |= dict.fromkeys(("tiles_ptr", "visible_end_ptr", "table_ptr"), "*i32")
@@ -298,7 +300,7 @@ def test_paged_attention_in_crowds(packed):
 def test_putting_shares_together():
     types = {"shares_ptr": "*fp32", "sums_ptr": "*fp32", "out_ptr": "*bf16", "all_rows": "i32"}
     constants = {"HEADS": 16, "DIM": 128, "SPLITS": 9, "HEADS_P2": heads_together(16, 128), "DIM_P2": 128}
-    assert spilled(build(paged_attention._put_together, types, constants, num_warps=4)) == 0
+    assert spilled(build(attention_shares._put_together, types, constants, num_warps=4)) == 0
 
 
 @pytest.mark.parametrize("rows", [1, 60, 1000, 8192])
