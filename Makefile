@@ -116,8 +116,11 @@ gpu-test:  ## the -m gpu suite, with whatever python3 has torch and a GPU
 gpu-test-2:  ## the -m gpu2 suite, on a machine with two GPUs or more
 	PYTHONPATH=. $(PYTHON) -m pytest -m gpu2 -p no:cacheprovider $$(grep -rl --include='test_*.py' 'mark.gpu2' tests) $(ARGS)
 
-gpu-bench:  ## per-step times of LLaDA2.0-mini's shape with random weights
-	PYTHONPATH=. $(PYTHON) -m runtime.bench steps --arch llada2-mini --random-weights $(ARGS)
+gpu-bench:  ## step times of LLaDA2.0-mini's shape with random weights, in 16 bits and in 8
+	for format in "" "--quantization fp8"; do \
+	  PYTHONPATH=. $(PYTHON) -m runtime.bench steps --live --arch llada2-mini --random-weights $$format --context 512 \
+	    --prompt 512 --batch 1 8 32 64 --cases plain commit mixed prefill $(ARGS) || exit 1; \
+	done
 
 images:  ## build the images, and write their SBOMs: IMAGES=operator BUILDER="buildah bud" BASE=image REGISTRY=host/path/ BUILD_ARGS="..."
 	@$(UV)

@@ -30,6 +30,7 @@ from runtime.engine.recording import GraphRecorder
 from runtime.engine.replaying import ReplayingRunner
 from runtime.layers.kv_pool import KVPool
 from runtime.models.base import Facts, Model
+from runtime.models.decoder import Decoder
 from runtime.request.description import RuleInfo, with_defaults
 from runtime.request.io import EngineInfo, RequestSpec
 from runtime.samplers import get_rule, rules
@@ -148,7 +149,8 @@ class Live:
         """Of the last step."""
         model, plan, args = cast(torch.nn.Module, self.model), discarding.plan, self.args
         experts = experts_chosen(model, discarding.runner, plan)
-        found: dict[str, Any] = {"experts": round(statistics.mean(experts), 1)} if experts else {}
+        whole = experts[:-1] if isinstance(model, Decoder) and model.cut else experts  # of layers that see all rows
+        found: dict[str, Any] = {"experts": round(statistics.mean(whole), 1)} if whole else {}
         if self.pool.device.type == "cuda":  # the rates are a GPU's
             floor = work_of(model, self.pool, plan, experts, args.quantization).milliseconds(args)
             found |= {"floor_ms": round(floor, 3), "of_floor": round(wall / floor, 2)}

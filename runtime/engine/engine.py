@@ -170,6 +170,8 @@ class Engine:
             log.exception("a step failed; its %d requests end with an error", len(turns))
             self._writing.finish()
             self._fail([turn.request for turn in turns], error)
+            if self._tell is not None:
+                self._tell()  # the next one may fail too
             return
         self._stats.steps += 1
         ended = time.perf_counter()

@@ -48,6 +48,9 @@ class Writing:
         calm = results.calm
         first = 0
         for turn in turns:
+            if turn.request.status is Status.FINISHED:  # the strategy failed on what was left of the step before
+                first += len(turn.blocks)
+                continue
             if turn.steady and calm[first]:
                 (block,) = turn.blocks
                 block.tokens[...] = results.tokens[first, : block.size]

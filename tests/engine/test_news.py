@@ -1,8 +1,11 @@
 """What steps brought is told when it is asked for: at once, or while the device is at the next step."""
 
+import logging
 from collections.abc import Callable
 from typing import Any
+from unittest.mock import Mock
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -110,6 +113,48 @@ def test_most_of_what_a_step_did_is_written_while_the_next_one_runs() -> None:
             (block,) = request.blocks
             assert (block.tokens != engine.info.mask_token_id).sum() == block.steps + 1 + (block.size - block.free)
     assert late >= 8
+
+
+def test_a_strategy_that_fails_on_what_was_left_ends_its_request_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It fails while the next step, which has a turn of that request, is under way."""
+    logging.getLogger("runtime.engine.engine").setLevel(logging.CRITICAL)
+    setup = Setup(block=8)
+    several = [Ask((1, 2, n), Params(max_tokens=16, accept_threshold=1.0, ignore_eos=True)) for n in range(3)]
+    expected = run_all(setup, several)
+    heard: list[EngineOutput] = []
+    engine = overlapping(setup, heard)
+    for number, ask in enumerate(several):
+        engine.add(spec_of(f"r{number}", ask))
+    apply = engine.strategy.apply
+
+    def fails(request: Any, *others: Any) -> None:
+        if request.spec.id == "r1" and request.nfe == 3:  # its block ends with the next step
+            raise RuntimeError("out of luck")
+        apply(request, *others)
+
+    monkeypatch.setattr(engine.strategy, "apply", fails)
+    while engine.has_work():
+        engine.advance()
+    heard += engine.news()
+    check_idle(engine)
+    (error,) = [output for output in heard if output.finish_reason == "error"]
+    assert (error.id, error.error) == ("r1", "RuntimeError: out of luck")
+    for id in ("r0", "r2"):
+        assert [t for output in heard if output.id == id for t in output.new_tokens] == expected.heard[id].tokens
+
+
+def test_errors_are_told_though_every_step_fails() -> None:
+    logging.getLogger("runtime.engine.engine").setLevel(logging.CRITICAL)
+    heard: list[EngineOutput] = []
+    engine = overlapping(Setup(max_reqs=1), heard)
+    engine.runner.run = Mock(side_effect=RuntimeError("out of luck"))  # type: ignore[method-assign]
+    for number in range(3):
+        engine.add(spec_of(f"r{number}", Ask((1, 2, 3), Params(max_tokens=5))))
+    told = []
+    while engine.has_work():
+        engine.advance()
+        told.append(len(heard))
+    assert told == [1, 2, 3]
 
 
 def test_of_an_aborted_request_nothing_more_is_told() -> None:
