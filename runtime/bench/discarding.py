@@ -60,17 +60,17 @@ class Discarding:
 
 def experts_chosen(model: torch.nn.Module, runner: ModelRunner, plan: StepPlan) -> list[int]:
     """How many experts of each layer the rows of a step choose: it is launched once more."""
-    counts: list[int] = []
+    routers = [part for part in model.modules() if isinstance(part, Router)]
+    chosen: dict[torch.nn.Module, set[int]] = {router: set() for router in routers}
 
     def heard(router: torch.nn.Module, _: Any, out: tuple[torch.Tensor, torch.Tensor]) -> None:
         assert isinstance(router, Router)
-        chosen = out[0].unique()
-        real = (chosen >= 0) & (chosen < router.weight.shape[0])  # one that all share may come after them
-        counts.append(int(real.sum()))
+        ids = out[0].unique().tolist()
+        chosen[router] |= {n for n in ids if 0 <= n < router.weight.shape[0]}  # one that all share may come after them
 
-    hooks = [part.register_forward_hook(heard) for part in model.modules() if isinstance(part, Router)]
+    hooks = [router.register_forward_hook(heard) for router in routers]
     if hooks:
         runner.launch(plan)
     for hook in hooks:
         hook.remove()
-    return counts
+    return [len(ids) for ids in chosen.values()]

@@ -109,8 +109,11 @@ class Engine:
         """Forget a request and free its pages, whatever it is doing. Unknown ids are ignored: it may have ended."""
         request = self._requests.pop(request_id, None)
         if request is not None:
-            self._writing.untold.pop(request, None)
             self.entrance.leave(request)
+        untold = self._writing.untold  # of one that has ended too: its id may be another's from now on
+        for other in [other for other in untold if other.spec.id == request_id]:
+            del untold[other]
+        self._failed = [output for output in self._failed if output.id != request_id]
 
     def unload_adapter(self, name: str) -> bool:
         """No new request may name it; once the last one that does has ended, it is forgotten: True then."""
@@ -143,26 +146,30 @@ class Engine:
             torch.AcceleratorError: the device failed; nothing can run in this process any more.
             ReplicaLost: nor where another process of the replica failed.
         """
+        if not self._advance():
+            self._tell_now()
+
+    def _advance(self) -> bool:
+        """Whether there was a step, and it went well."""
         if self.entrance.waiting:
             wrong = self.entrance.let_in()
             for request, error in wrong:
                 self._fail([request], error)
             if wrong:
-                return
+                return False
         began = time.perf_counter()
         try:
             turns = self.scheduler.schedule()
         except TurnError as error:
             self._strategy_failed(error.request, error.__cause__ or error)
-            return
+            return False
         if not turns:
-            return
+            return False
         started = time.perf_counter()
         try:
             plan = self.planner.plan(turns, self._writing.finish)
             results = self.runner.run(plan)
-            if self._tell is not None and (self._writing.untold or self._failed):
-                self._tell()  # a step without results has no time for it
+            self._tell_now()  # of a step without results: it has no time for it
             self._writing.write(turns, results or NO_RESULTS)
         except (torch.AcceleratorError, ReplicaLost):
             raise
@@ -170,13 +177,17 @@ class Engine:
             log.exception("a step failed; its %d requests end with an error", len(turns))
             self._writing.finish()
             self._fail([turn.request for turn in turns], error)
-            if self._tell is not None:
-                self._tell()  # the next one may fail too
-            return
+            return False
         self._stats.steps += 1
         ended = time.perf_counter()
         self.scheduler.pace.learn(len(plan.tokens), ended - started)
         self._observed.step(len(turns), ended - started, whole=ended - began, device=self.runner.ran.device)
+        return True
+
+    def _tell_now(self) -> None:
+        """Have told what has not been, where that is done while the device is busy."""
+        if self._tell is not None and (self._writing.untold or self._failed):
+            self._tell()
 
     def news(self) -> list[EngineOutput]:
         """What steps brought since the last call, as each request asked to be told. It is best asked for while the

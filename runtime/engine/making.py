@@ -125,7 +125,7 @@ def step_sizes(info: EngineInfo, strategy: Strategy, pages: int, adapters: Adapt
         places=info.max_num_reqs,
         adapted=adapters.any,
         apart=adapters.apart,
-        whole=budget if budget > most else 0,
+        whole=budget if budget // block > most // block else 0,
     )
 
 

@@ -16,7 +16,7 @@ OBSERVATIONS = 2**14  # that are kept for whoever asks; nobody may ever
 @dataclass
 class Ran:
     """`eager`: steps of which something was launched anew, by the reason: "off", nothing is recorded here; "prefill",
-    more rows than any recording has; "new", a shape that has come up too seldom; "flag", head and rules are not to be
+    of so many rows nothing is; "new", a shape that has come up too seldom; "flag", head and rules are not to be
     recorded; "apart", head and rules were done for each request by itself; "shaped", something is done to a request's
     logits. `graph_bytes`: of the device's memory, for recordings."""
 

@@ -34,7 +34,8 @@ class Sizes:
     has more requests.
     adapted: what the adapters that are there from the start may change (``ForwardBatch.adapted``). apart: what makes a
     step one that cannot be recorded where adapters change it. whole: rows of a server's largest step, where these are
-    more than `most_rows`: prompts fill it, and what lies between the two is launched anew. 0: there is none such.
+    more than `most_rows`: prompts fill it, and what lies between the two, up to `WHOLE` of it, is launched anew. 0:
+    there is none such.
     """
 
     block: int

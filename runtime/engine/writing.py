@@ -44,7 +44,7 @@ class Writing:
     def write(self, turns: list[Turn], results: BlockResults) -> None:
         """Of a turn that goes on (``Strategy.steady``) the tokens alone: `finish` does the rest."""
         self.finish()  # by now it has been, where somebody asked for the step's blocks
-        stats, left = self._stats, self._left
+        stats, left, self._results = self._stats, self._left, results
         calm = results.calm
         first = 0
         for turn in turns:
@@ -60,7 +60,6 @@ class Writing:
                 continue
             self._write(turn, results, first)
             first += len(turn.blocks)
-        self._results = results
         stats.edits += sum(results.edits)
         stats.remasks += sum(results.remasks)
         stats.forced += sum(results.forced)

@@ -89,7 +89,8 @@ def _plain(
     fits = ({False}, {True})  # the second, of matrices that are no stack
     wrong = [name for name, weight in packed.items() if found[name] not in fits[: 4 - len(weight.shape)]]
     if wrong:
-        inside = [held.name for name, held in sources.items() if slots[name].param in wrong and held.scheme is None]
+        plain = [name for name, slot in slots.items() if slot.param in wrong and sources[name].scheme is None]
+        inside = [sources[name].name for name in plain]
         raise ConfigError(
             f"{checkpoint.path} holds {summary(inside)} plain, but quantises what is one with them here; have it "
             "quantise all of a model's experts, and queries, keys and values alike"

@@ -115,30 +115,39 @@ def test_most_of_what_a_step_did_is_written_while_the_next_one_runs() -> None:
     assert late >= 8
 
 
-def test_a_strategy_that_fails_on_what_was_left_ends_its_request_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It fails while the next step, which has a turn of that request, is under way."""
+@pytest.mark.parametrize("at", range(1, 6))
+def test_a_strategy_that_fails_on_what_was_left_ends_its_request_alone(
+    at: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It fails while the next step, which has a turn of that request and may answer it, is under way."""
     logging.getLogger("runtime.engine.engine").setLevel(logging.CRITICAL)
     setup = Setup(block=8)
-    several = [Ask((1, 2, n), Params(max_tokens=16, accept_threshold=1.0, ignore_eos=True)) for n in range(3)]
+    endless = {"accept_threshold": 1.0, "ignore_eos": True}
+    several = [Ask((1, 2, 3), Params(max_tokens=count, **endless)) for count in (16, 5, 16)]
     expected = run_all(setup, several)
     heard: list[EngineOutput] = []
     engine = overlapping(setup, heard)
     for number, ask in enumerate(several):
         engine.add(spec_of(f"r{number}", ask))
-    apply = engine.strategy.apply
+    apply, calls = engine.strategy.apply, 0
 
     def fails(request: Any, *others: Any) -> None:
-        if request.spec.id == "r1" and request.nfe == 3:  # its block ends with the next step
-            raise RuntimeError("out of luck")
+        nonlocal calls
         apply(request, *others)
+        calls += request.spec.id == "r1"
+        if request.spec.id == "r1" and calls == at:
+            raise RuntimeError("out of luck")
 
     monkeypatch.setattr(engine.strategy, "apply", fails)
     while engine.has_work():
         engine.advance()
     heard += engine.news()
     check_idle(engine)
-    (error,) = [output for output in heard if output.finish_reason == "error"]
-    assert (error.id, error.error) == ("r1", "RuntimeError: out of luck")
+    assert calls == at
+    ends = [(output.id, output.finish_reason, output.error) for output in heard if output.finish_reason]
+    assert sorted(ends) == [
+        ("r0", "length", None), ("r1", "error", "RuntimeError: out of luck"), ("r2", "length", None),
+    ]  # fmt: skip
     for id in ("r0", "r2"):
         assert [t for output in heard if output.id == id for t in output.new_tokens] == expected.heard[id].tokens
 
@@ -157,6 +166,18 @@ def test_errors_are_told_though_every_step_fails() -> None:
     assert told == [1, 2, 3]
 
 
+def test_a_step_that_nobody_has_a_turn_in_tells_too() -> None:
+    """As long as a grammar is compiled there is work, but no turn."""
+    heard: list[EngineOutput] = []
+    engine = overlapping(Setup(), heard)
+    engine.add(spec_of("r0", Ask((1, 2, 3), Params(max_tokens=3, accept_threshold=0.0, ignore_eos=True))))
+    while engine.scheduler.running or engine.scheduler.waiting:
+        engine.advance()
+    assert engine._writing.untold
+    engine.advance()
+    assert heard[-1].finish_reason == "length"
+
+
 def test_of_an_aborted_request_nothing_more_is_told() -> None:
     engine = make_engine(Setup())
     ask = Ask((1, 2, 3), Params(max_tokens=12, accept_threshold=0.0, ignore_eos=True))
@@ -166,6 +187,10 @@ def test_of_an_aborted_request_nothing_more_is_told() -> None:
         engine.advance()
     engine.abort("aborted")
     assert {output.id for output in engine.news()} == {"kept"}
+    assert engine.news() == []
+    while not any(request.reason for request in engine._writing.untold):
+        engine.advance()
+    engine.abort("kept")  # it has ended, and nobody was told
     assert engine.news() == []
 
 

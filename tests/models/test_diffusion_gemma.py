@@ -14,9 +14,11 @@ from runtime.layers.weight import weights_of
 from runtime.models import resolve_family
 from runtime.models.diffusion_gemma_config import parse
 from runtime.weights import load_model, resolve_checkpoint
+from runtime.weights.quantised import quantization_of
 from tests.golden import GOLDEN
 from tests.models.canvas import Driver, Run
 from tests.oracle import canvas
+from tests.weights import quantised_files
 
 FOLDER = GOLDEN / "diffusion_gemma"
 TOLERANCE = 5e-4  # of golden logits (tests/golden/README.md)
@@ -313,3 +315,21 @@ def test_golden_generation(case):
                 assert torch.equal(torch.stack([getattr(step, name) for step in steps]), trace[name]), name
             entropy = torch.stack([step.entropy for step in steps])
             torch.testing.assert_close(entropy, trace["entropy"], rtol=1e-3, atol=1e-3)
+
+
+def test_a_checkpoint_that_quantises_queries_alone_is_refused_by_name(tmp_path):
+    quantise, tensors = quantised_files.int4(None), {}
+    for name, weight in load_file(FOLDER / "model.safetensors").items():
+        if name.endswith("self_attn.q_proj.weight"):
+            parts, _ = quantise(weight.float())
+            tensors |= {name.removesuffix("weight") + end: part for end, part in parts.items()}
+        else:
+            tensors[name] = weight
+    save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, tmp_path / "model.safetensors")
+    method = quantised_files.compressed("pack-quantized", num_bits=4, type="int", strategy="channel")
+    (tmp_path / "config.json").write_text(json.dumps(CONFIG | {"quantization_config": method}))
+    checkpoint = resolve_checkpoint(str(tmp_path))
+    family = resolve_family(None, checkpoint.config)
+    build = Build.choose("cpu", torch.float32, quantization=quantization_of(checkpoint.config, None))
+    with pytest.raises(ConfigError, match="plain, but quantises what is one with them"):
+        load_model(checkpoint, family, family.parse(checkpoint.config), build)
