@@ -110,9 +110,7 @@ class Engine:
         request = self._requests.pop(request_id, None)
         if request is not None:
             self.entrance.leave(request)
-        untold = self._writing.untold  # of one that has ended too: its id may be another's from now on
-        for other in [other for other in untold if other.spec.id == request_id]:
-            del untold[other]
+        self._writing.forget(request_id)  # one that has ended too: its id may be another's from now on
         self._failed = [output for output in self._failed if output.id != request_id]
 
     def unload_adapter(self, name: str) -> bool:
@@ -192,17 +190,13 @@ class Engine:
     def news(self) -> list[EngineOutput]:
         """What steps brought since the last call, as each request asked to be told. It is best asked for while the
         device is at the next step, which need not wait for it then."""
-        writing, outputs = self._writing, list[EngineOutput]()
-        writing.finish()
-        for request in writing.untold:
+        outputs = []
+        for request in self._writing.hand_over():
             if request.reason is not None or request.shows or request.stable > request.sent:
                 outputs.append(news(request))
                 self._stats.generated_tokens += len(outputs[-1].new_tokens)
         outputs += self._failed
-        for request in writing.unpublished:
-            if request.status is Status.RUNNING:
-                self.scheduler.publish(request)
-        writing.untold, self._failed, writing.unpublished = {}, [], []
+        self._failed = []
         return outputs
 
     def _strategy_failed(self, request: Request, error: BaseException) -> None:

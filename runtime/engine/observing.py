@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections import deque
 
+from runtime.engine.ran import OBSERVATIONS
 from runtime.request.io import EngineStats
-
-OBSERVATIONS = 2**14  # of each sort that are kept; nobody may ever ask
 
 
 class Observed:

@@ -59,6 +59,11 @@ class Planner:
             if geometry is None or geometry.facts != facts:
                 geometry = self._known = self._geometry(turns, facts)
             self._turns = turns
+
+        def sampled() -> BlockPlan | None:
+            ready()
+            return _plan_blocks(turns, geometry.offsets)
+
         return StepPlan(
             tokens=_end_to_end([turn.tokens for turn in turns]),
             positions=geometry.positions,
@@ -68,7 +73,7 @@ class Planner:
             open=geometry.open,
             tiles=geometry.tiles,
             page_table=geometry.page_table,
-            sampled=lambda: _plan_blocks(turns, geometry.offsets, ready),
+            sampled=sampled,
             apart=lambda: _apart(turns, geometry.offsets),
             merged=_merged(turns, geometry.offsets) if geometry.merges else None,
             adapters=geometry.adapters,
@@ -147,9 +152,8 @@ def _widened(parts: list[np.ndarray], count: int) -> np.ndarray:
     )
 
 
-def _plan_blocks(turns: list[Turn], offsets: list[int], ready: Callable[[], object] = lambda: None) -> BlockPlan | None:
+def _plan_blocks(turns: list[Turn], offsets: list[int]) -> BlockPlan | None:
     """`offsets`: of each turn, what has to be added to a position to get its row."""
-    ready()
     blocks: list[Block] = []
     owners: list[Request] = []
     numbers: list[int] = []  # of each block, one after the other: an array of tuples takes three times as long

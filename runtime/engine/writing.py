@@ -22,8 +22,7 @@ class Writing:
     strategy failed on.
 
     Attributes:
-        untold: requests that steps brought something, in their order, since somebody asked.
-        unpublished: those that have more in the cache now, from what they decoded, than others may share.
+        untold: requests that steps brought something, in their order, since they were handed over.
     """
 
     def __init__(
@@ -33,7 +32,7 @@ class Writing:
         self.strategy = strategy
         self.scheduler = scheduler
         self.untold: dict[Request, None] = {}
-        self.unpublished: list[Request] = []
+        self._unpublished: list[Request] = []  # what they decoded and is in the cache now, others may not share yet
         self._stats = stats
         self._observed = observed
         self._live = live
@@ -76,6 +75,21 @@ class Writing:
             if request.status is not Status.FINISHED:  # it may have been aborted
                 self._decide(turn, results, first)
 
+    def hand_over(self) -> list[Request]:
+        """Those that are untold, which are so no more; what they have in the cache others may share from now on."""
+        self.finish()
+        for request in self._unpublished:
+            if request.status is Status.RUNNING:
+                self.scheduler.publish(request)
+        untold = list(self.untold)
+        self.untold, self._unpublished = {}, []
+        return untold
+
+    def forget(self, request_id: str) -> None:
+        """Nothing more is told of this id."""
+        for request in [request for request in self.untold if request.spec.id == request_id]:
+            del self.untold[request]
+
     def _write(self, turn: Turn, results: BlockResults, first: int) -> None:
         request, feed, stats = turn.request, turn.feed, self._stats
         cached, settled = request.cached, request.settled
@@ -98,7 +112,7 @@ class Writing:
             if request.prefilling or cached < request.prefilled or request.reason is not None:
                 self.scheduler.publish(request)
             else:
-                self.unpublished.append(request)
+                self._unpublished.append(request)
         if request.reason is not None:
             if feed is not None:  # the step that answered it
                 del self._live[request.spec.id]

@@ -1,7 +1,7 @@
 """What steps brought is told when it is asked for: at once, or while the device is at the next step."""
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 from unittest.mock import Mock
 
@@ -37,12 +37,21 @@ class Overlapping:
         return results
 
 
-def overlapping(setup: Setup, heard: list[EngineOutput]) -> Engine:
-    """An engine whose news come to `heard` while it is at the next step."""
+def overlapping(setup: Setup, heard: list[EngineOutput], several: Sequence[Ask] = ()) -> Engine:
+    """An engine whose news come to `heard` while it is at the next step, with the requests r0, r1 ..."""
     engine = make_engine(setup)
     engine.runner = Overlapping(engine.runner)
     assert engine.while_busy(lambda: heard.extend(engine.news()))
+    for number, ask in enumerate(several):
+        engine.add(spec_of(f"r{number}", ask))
     return engine
+
+
+def drain(engine: Engine, heard: list[EngineOutput]) -> None:
+    while engine.has_work():
+        engine.advance()
+    heard += engine.news()
+    check_idle(engine)
 
 
 @STRATEGIES
@@ -53,13 +62,8 @@ def test_told_a_step_later_it_is_the_same(strategy: str, data: st.DataObject) ->
     several = data.draw(st.lists(asks(setup), min_size=1, max_size=5))
     expected = run_all(setup, several)
     heard: list[EngineOutput] = []
-    engine = overlapping(setup, heard)
-    for number, ask in enumerate(several):
-        engine.add(spec_of(f"r{number}", ask))
-    while engine.has_work():
-        engine.advance()
-    heard += engine.news()
-    check_idle(engine)
+    engine = overlapping(setup, heard, several)
+    drain(engine, heard)
     for id, other in expected.heard.items():
         mine = [output for output in heard if output.id == id]
         assert [token for output in mine for token in output.new_tokens] == other.tokens
@@ -77,9 +81,7 @@ def test_whoever_is_aborted_between_steps_changes_nothing_for_others(data: st.Da
     several = data.draw(st.lists(asks(setup), min_size=2, max_size=5))
     expected = run_all(setup, several)
     heard: list[EngineOutput] = []
-    engine = overlapping(setup, heard)
-    for number, ask in enumerate(several):
-        engine.add(spec_of(f"r{number}", ask))
+    engine = overlapping(setup, heard, several)
     aborted: dict[str, int] = {}
     while engine.has_work():
         if data.draw(st.integers(0, 7)) == 0:
@@ -126,9 +128,7 @@ def test_a_strategy_that_fails_on_what_was_left_ends_its_request_alone(
     several = [Ask((1, 2, 3), Params(max_tokens=count, **endless)) for count in (16, 5, 16)]
     expected = run_all(setup, several)
     heard: list[EngineOutput] = []
-    engine = overlapping(setup, heard)
-    for number, ask in enumerate(several):
-        engine.add(spec_of(f"r{number}", ask))
+    engine = overlapping(setup, heard, several)
     apply, calls = engine.strategy.apply, 0
 
     def fails(request: Any, *others: Any) -> None:
@@ -139,10 +139,7 @@ def test_a_strategy_that_fails_on_what_was_left_ends_its_request_alone(
             raise RuntimeError("out of luck")
 
     monkeypatch.setattr(engine.strategy, "apply", fails)
-    while engine.has_work():
-        engine.advance()
-    heard += engine.news()
-    check_idle(engine)
+    drain(engine, heard)
     assert calls == at
     ends = [(output.id, output.finish_reason, output.error) for output in heard if output.finish_reason]
     assert sorted(ends) == [
