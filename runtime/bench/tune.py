@@ -1,8 +1,9 @@
 """`python -m runtime.bench tune`: which tiles the experts' products of a shape are quickest with, on this device.
 
-Choices are as blocks make them that are half masked: the masked rows of a block agree on most of their experts, the
-others spread, some experts being liked more than others. What is found goes into the device's table
-(``runtime/kernels/expert_cut.py``), or where --out says.
+Choices are as a family's blocks make them. Of blocks that are half masked the masked rows agree on most of their
+experts, the others spread, some experts being liked more than others; where noise is denoised no row is masked. What is
+found goes into the device's table (``runtime/kernels/expert_cut.py``), or where --out says. Tiles are timed in turns:
+a device whose power is limited gets slower while it works, and whoever is timed first would win.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import argparse
 import itertools
 import math
 import statistics
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
@@ -22,6 +23,7 @@ from runtime.kernels.expert_products import run_down, run_gate_up
 from runtime.kernels.expert_sort import sort_by_expert
 from runtime.models.architectures import ARCHITECTURES, architecture
 from runtime.models.base import resolve_family
+from runtime.strategies import DecodingContext, make_strategy
 
 HEIGHT = 128
 BLOCK = 32
@@ -32,7 +34,8 @@ STACKS = 3  # of weights, in turns, so that none stays in the cache
 GATE_UP = [
     Product(32, 64, (5, 4, 3), 4), Product(32, 128, (5, 3, 2), 4), Product(64, 64, (5, 4, 3), 4),
     Product(64, 64, (4, 3, 3), 8), Product(128, 64, (3, 3, 3), 8), Product(128, 64, (3, 3, 3), 8, turned=False),
-    Product(128, 64, (3, 4, 4), 8, turned=False),
+    Product(128, 64, (3, 4, 4), 8, turned=False), Product(64, 64, (3, 3, 3), 8),
+    Product(64, 64, (5, 4, 3), 8, turned=False),
 ]  # fmt: skip
 DOWN = [
     Product(128, 64, (5, 4, 3), 4), Product(128, 64, (4, 3, 3), 8), Product(64, 64, (5, 4, 4), 4),
@@ -55,6 +58,7 @@ def main(args: argparse.Namespace) -> int:
     if not torch.cuda.is_available():
         raise ConfigError("tune needs a CUDA device")
     experts, hidden, width, top_k = shape_of(args.arch, args.tensor_parallel_size)
+    half_masked = masks(args.arch)
     rows, device = sorted(set(args.rows)), torch.device("cuda", torch.cuda.current_device())
     if rows[0] < 1:
         raise ConfigError("--rows must be at least 1")
@@ -62,7 +66,8 @@ def main(args: argparse.Namespace) -> int:
     assert name is not None
     found = []
     for count in rows:
-        chosen = _best(count, experts, hidden, width, top_k, device, args.repeats)
+        ids = choices(count, experts, top_k, device, half_masked=half_masked)
+        chosen = _best(ids, experts, hidden, width, args.repeats)
         found.append((count * top_k / experts, chosen))
         print(f"{count:6} rows: {chosen}", flush=True)
     path = args.out or path_of(name)
@@ -92,30 +97,39 @@ def _whole(arch: str) -> tuple[int, int, int, int]:
     raise ConfigError(f"--arch {arch} has no experts")
 
 
+def masks(arch: str) -> bool:
+    """Whether a named shape's family denoises masks, not noise."""
+    config = architecture(arch)
+    family = resolve_family(None, config)
+    size = family.facts(family.parse(config)).block_size
+    context = DecodingContext(size, None, True, 2 * size, vocab_size=2)
+    return not make_strategy(family.strategies[0], family.strategies, context).noisy
+
+
 def between(found: list[tuple[float, Cut]]) -> list[tuple[float, Cut]]:
     """Each of these cuts up to half way, in ratio, to the next; the last beyond."""
     limits = [round(math.sqrt(a * b), 2) for (a, _), (b, _) in itertools.pairwise(found)]
     return [(limit, chosen) for limit, (_, chosen) in zip([*limits, 1e9], found, strict=True)]
 
 
-def choices(rows: int, experts: int, top_k: int, device: torch.device) -> torch.Tensor:
+def choices(rows: int, experts: int, top_k: int, device: torch.device, *, half_masked: bool = True) -> torch.Tensor:
     """int32 [rows, top_k], distinct in a row."""
     random = torch.Generator(device).manual_seed(rows)
     liked = torch.randn(experts, generator=random, device=device)
     scores = liked + torch.randn(rows, experts, generator=random, device=device) * 1.5
-    masked = torch.arange(rows, device=device) % BLOCK < BLOCK // 2
-    scores[masked] = liked * 2 + torch.randn(int(masked.sum()), experts, generator=random, device=device) * 0.3
+    if half_masked:
+        masked = torch.arange(rows, device=device) % BLOCK < BLOCK // 2
+        scores[masked] = liked * 2 + torch.randn(int(masked.sum()), experts, generator=random, device=device) * 0.3
     return scores.topk(top_k, dim=1).indices.int()
 
 
-def _best(
-    rows: int, experts: int, hidden: int, width: int, top_k: int, device: torch.device, repeats: int
-) -> Cut:  # fmt: skip
+def _best(ids: torch.Tensor, experts: int, hidden: int, width: int, repeats: int) -> Cut:
     def drawn(*shape: int) -> torch.Tensor:
-        return torch.randn(shape, dtype=torch.bfloat16, device=device)
+        return torch.randn(shape, dtype=torch.bfloat16, device=ids.device)
 
+    rows, top_k = ids.shape
     x, inner, out = drawn(rows, hidden), drawn(rows * top_k, width), drawn(rows * top_k, hidden)
-    plan = sort_by_expert(choices(rows, experts, top_k, device), experts, HEIGHT)
+    plan = sort_by_expert(ids, experts, HEIGHT)
     gate_ups, downs = (
         [drawn(*shape) for _ in range(STACKS)] for shape in ((experts, 2 * width, hidden), (experts, hidden, width))
     )
@@ -134,28 +148,28 @@ def _best(
         (first, GATE_UP, default.gate_up, (width, hidden)), (second, DOWN, default.down, (hidden, width)),
     ):  # fmt: skip
         candidates = dict.fromkeys([given, *(fitted(how, *sides) for how in some)])
-        (own, _), *others = _timed(run, candidates, repeats)
+        (own, _), *others = zip(_timed(run, list(candidates), repeats), candidates, strict=True)
         best, how = min(others)
         picked.append(how if best < own * (1 - GAIN) else given)
     return Cut(HEIGHT, *picked)
 
 
-def _timed(
-    run: Callable[[Product], None], candidates: dict[Product, None], repeats: int
-) -> Iterator[tuple[float, Product]]:
-    """Milliseconds of each, as a replayed graph."""
+def _timed(run: Callable[[Product], None], candidates: list[Product], repeats: int) -> list[float]:
+    """Milliseconds of each, as a replayed graph; they take turns."""
+    graphs = []
     for how in candidates:
         run(how)
         torch.cuda.synchronize()
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
+        graphs.append(torch.cuda.CUDAGraph())
+        with torch.cuda.graph(graphs[-1]):
             run(how)
-        times = []
-        for _ in range(repeats + 2):
+    times: list[list[float]] = [[] for _ in graphs]
+    for _ in range(repeats + 2):
+        for graph, own in zip(graphs, times, strict=True):
             begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
             begin.record()
             graph.replay()
             end.record()
             torch.cuda.synchronize()
-            times.append(begin.elapsed_time(end))
-        yield statistics.median(times[2:]), how
+            own.append(begin.elapsed_time(end))
+    return [statistics.median(own[2:]) for own in times]

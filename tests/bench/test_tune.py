@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from runtime.bench.tune import between, choices, shape_of
+from runtime.bench.tune import between, choices, masks, shape_of
 from runtime.errors import ConfigError
 from runtime.kernels import expert_cut
 from runtime.kernels.expert_cut import Cut, Product, by_rule, cut, key, table_of, write_table
@@ -51,6 +51,11 @@ def test_the_shape_of_diffusion_gemma():
     assert shape_of("diffusiongemma-26b-a4b")[3] > 1
 
 
+@pytest.mark.parametrize(("arch", "masked"), [("llada2-mini", True), ("diffusiongemma-26b-a4b", False)])
+def test_rows_are_masked_where_the_family_denoises_masks(arch, masked):
+    assert masks(arch) is masked
+
+
 def test_llada_has_no_experts():
     with pytest.raises(ConfigError, match="--arch llada-8b has no experts"):
         shape_of("llada-8b")
@@ -61,3 +66,9 @@ def test_choices_are_distinct_and_masked_rows_agree():
     assert all(len(set(row)) == 8 for row in ids.tolist())
     masked, others = ids.view(2, 2, 16, 8)[:, 0].unique(), ids.view(2, 2, 16, 8)[:, 1].unique()
     assert 2 * len(masked) < len(others)
+
+
+def test_choices_of_noise_spread_in_all_rows():
+    ids = choices(64, 100, 8, torch.device("cpu"), half_masked=False)
+    masked, others = ids.view(2, 2, 16, 8)[:, 0].unique(), ids.view(2, 2, 16, 8)[:, 1].unique()
+    assert 2 * len(masked) > len(others)
