@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -11,6 +10,7 @@ import torch
 
 from runtime.config import EngineConfig
 from runtime.engine.engine import Engine
+from runtime.engine.inboxes import Inboxes
 from runtime.engine.setup import load_engine
 from runtime.errors import RequestError
 from runtime.parts import part_marks
@@ -30,7 +30,6 @@ if TYPE_CHECKING:
     from runtime.text import Tokenizer
 
 Prompt = str | Sequence[int] | Sequence[Mapping[str, Any]]  # text, token ids, or chat messages
-Inbox = deque[EngineOutput]
 
 
 class LLM(Scoring):
@@ -74,7 +73,7 @@ class LLM(Scoring):
         self._ranks = ranks  # processes that end with it
         self.tokenizer = None
         self._ids = itertools.count()
-        self._inboxes: dict[str, Inbox] = {}  # request -> where the call that waits for it finds its news
+        self._inboxes = Inboxes(engine)
 
     @property
     def info(self) -> EngineInfo:
@@ -151,15 +150,15 @@ class LLM(Scoring):
         report: Report = "denoise" if stream_mode == "denoise" else "stable"
         (choice,) = self._choices(prompt, params, report, adapter)
         make = denoise_event if stream_mode == "denoise" else append_event
-        inbox = self._open([choice])
+        inbox = self._inboxes.open([choice.spec])
         try:
             while choice.finish_reason is None:
-                output = self._next(inbox)
+                output = self._inboxes.next(inbox)
                 event = make(choice, output, self._absorb(choice, output))
                 if event is not None:
                     yield event
         finally:
-            self._drop(choice)
+            self._inboxes.drop(choice.spec.id)
         answer = GenerationOutput.of(choice)
         final = {name: getattr(answer, name) for name in ("text", "token_ids", "nfe", "finish_reason", "usage")}
         yield {"event": "final", "id": choice.spec.id, **final}
@@ -250,40 +249,18 @@ class LLM(Scoring):
 
     def _finish(self, all_choices: list[Choice]) -> None:
         waiting = {choice.spec.id: choice for choice in all_choices}
-        inbox = self._open(all_choices)
+        inbox = self._inboxes.open(choice.spec for choice in all_choices)
         try:
             while waiting:
-                output = self._next(inbox)
+                output = self._inboxes.next(inbox)
                 choice = waiting.get(output.id)
                 if choice is not None:
                     self._absorb(choice, output)
                     if choice.finish_reason is not None:
-                        self._drop(waiting.pop(output.id))
+                        self._inboxes.drop(waiting.pop(output.id).spec.id)
         finally:
-            for choice in waiting.values():
-                self._drop(choice)
-
-    def _open(self, opened: list[Choice]) -> Inbox:
-        """Hand the requests to the engine; their news come in the inbox, whichever call makes the engine step."""
-        inbox: Inbox = deque()
-        for choice in opened:
-            self.engine.add(choice.spec)
-            self._inboxes[choice.spec.id] = inbox
-        return inbox
-
-    def _next(self, inbox: Inbox) -> EngineOutput:
-        """The next news of an inbox, after as many steps of the engine as it takes."""
-        while not inbox:
-            if not self.engine.has_work():
-                raise RuntimeError("the LLM was closed while an answer was under way")
-            for output in self.engine.step():
-                if output.id in self._inboxes:
-                    self._inboxes[output.id].append(output)
-        return inbox.popleft()
-
-    def _drop(self, choice: Choice) -> None:
-        self._inboxes.pop(choice.spec.id, None)
-        self.engine.abort(choice.spec.id)
+            for request_id in waiting:
+                self._inboxes.drop(request_id)
 
     def _absorb(self, choice: Choice, output: EngineOutput) -> str:
         if output.finish_reason == "error":
