@@ -42,8 +42,8 @@ class ForwardShape:
 @dataclass(frozen=True)
 class GroupShape:
     """One rule's part of a step: `blocks` of the plan's, with `rows` sampled positions, of which the last `drawn` draw
-    and the last `limited` of these do so under min-p, top-k or top-p; `records` it remembers (``BlockBatch.kept``), and
-    the most tokens that it mixes (``samplers.base.MERGED``)."""
+    and the last `limited` of these do so under min-p, top-k or top-p; `records` it remembers (``BlockBatch.kept``),
+    `once` if that is always one, and the most tokens that it mixes (``samplers.base.MERGED``)."""
 
     rule: str
     wants: int
@@ -52,6 +52,7 @@ class GroupShape:
     drawn: int = 0
     limited: int = 0
     records: int = 0
+    once: bool = False
     top: int = 0
 
 
@@ -95,13 +96,10 @@ def forward_inputs(plan: StepPlan, *, told: bool, block_size: int) -> tuple[Forw
         arrays["merged_ids"] = plan.merged.ids
         arrays["merged_probs"] = plan.merged.probs
         arrays["merged_how"] = plan.merged.how
-    if told and plan.blocks is not None and plan.blocks.place is not None:
-        blocks = plan.blocks
-        had_one = np.flatnonzero(blocks.advanced)
-        later = len(had_one)
-        if later:
-            arrays["told_rows"] = blocks.rows[had_one, None] + np.arange(block_size)
-            arrays["told_place"] = blocks.place[had_one]  # type: ignore[index]  # it is not None, see above
+    if told and plan.conditioned is not None:
+        later = len(plan.conditioned.rows)
+        arrays["told_rows"] = plan.conditioned.rows[:, None] + np.arange(block_size)
+        arrays["told_place"] = plan.conditioned.place
     if plan.adapted:
         assert plan.adapters is not None
         arrays["adapters"] = plan.adapters
@@ -177,6 +175,7 @@ def sample_inputs(plan: BlockPlan, rules: Callable[[str], Rule]) -> tuple[Sample
                 drawn=free + limited,
                 limited=limited,
                 records=records,
+                once=rule.once,
                 top=top,
             )
         )

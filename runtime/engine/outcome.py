@@ -66,7 +66,8 @@ def results(shape: SampleShape, told: Told, members: list[Ints]) -> BlockResults
     mixtures: dict[int, Mixture] = {}
     for i, (group, mine) in enumerate(zip(shape.groups, members, strict=True)):
         if group.records:
-            kept |= zip(mine.tolist(), map(used, told[f"kept{i}"]), strict=False)
+            every = told[f"kept{i}"]
+            kept |= zip(mine.tolist(), every.copy() if group.once else map(used, every), strict=False)
         if f"ids{i}" in told:
             pairs = zip(told[f"ids{i}"].copy(), told[f"probs{i}"].copy(), strict=True)
             mixtures |= zip(mine.tolist(), pairs, strict=False)

@@ -161,7 +161,8 @@ def fill_sample(into: Views, shape: SampleShape, arrays: Arrays, padded: SampleS
             kept = into[f"kept{i}"]
             kept[...] = 0
             given = arrays[f"kept{i}"]
-            kept[: group.blocks, :size, : group.records - 1] = given[:, :, :-1]  # the last is new wherever it is
+            old = group.records - (not group.once)  # the last is new wherever it is
+            kept[: group.blocks, :size, :old] = given[:, :, :old]
 
 
 def _parts(group: Any) -> tuple[int, int, int]:

@@ -11,11 +11,12 @@ import numpy as np
 from runtime.engine.adapting import Adapters
 from runtime.engine.leading import recitals, walks
 from runtime.engine.page_table import PageTable
+from runtime.engine.row_contents import conditioned_rows, merged_rows
 from runtime.engine.shaping import shaping_plan
 from runtime.engine.telling import asked
-from runtime.samplers.base import MIN_P, TEMPERATURE, Merge, Rule, Stat, get_rule
+from runtime.samplers.base import MIN_P, TEMPERATURE, Rule, Stat, get_rule
 from runtime.samplers.uniform import DRAW, RENOISE, uniforms
-from runtime.state.plan import BlockPlan, Bools, Drawing, Ints, Ints32, MergedRows, RulePlan, StepPlan, lay_out
+from runtime.state.plan import BlockPlan, Bools, Drawing, Ints, Ints32, RulePlan, StepPlan, lay_out
 from runtime.state.request import FILLED, MASKED, Block, Request
 from runtime.state.turn import Turn
 from runtime.strategies.base import Strategy
@@ -37,6 +38,7 @@ class Geometry:
     adapters: Ints32 | None
     offsets: list[int]  # of each turn, what has to be added to a position to get its row
     merges: bool  # whether rows may be made of several tokens
+    conditions: bool  # whether rows may be told of their blocks' last steps
 
 
 class Planner:
@@ -75,7 +77,8 @@ class Planner:
             page_table=geometry.page_table,
             sampled=sampled,
             apart=lambda: _apart(turns, geometry.offsets),
-            merged=_merged(turns, geometry.offsets) if geometry.merges else None,
+            merged=merged_rows(turns, geometry.offsets) if geometry.merges else None,
+            conditioned=conditioned_rows(turns, geometry.offsets) if geometry.conditions else None,
             adapters=geometry.adapters,
             adapted=geometry.facts[1],
         )
@@ -109,47 +112,8 @@ class Planner:
             adapters=slot[owner].astype(np.int32) if facts[1] else None,
             offsets=(layout.starts - first).tolist(),
             merges=any(turn.request.merge is not None for turn in turns),
+            conditions=any(turn.request.wants & Stat.SIGNAL for turn in turns),
         )
-
-
-def _merged(turns: list[Turn], offsets: list[int]) -> MergedRows | None:
-    """The FILLED positions of open blocks that have been sampled by a rule that has them made of several tokens'."""
-    ids: list[np.ndarray] = []
-    probs: list[np.ndarray] = []
-    states: list[np.ndarray] = []
-    starts: list[int] = []
-    how: list[Merge] = []
-    for turn, offset in zip(turns, offsets, strict=True):
-        request = turn.request
-        if request.merge is None or turn.feed is None:
-            continue
-        for block in request.blocks:
-            if block.mixture is not None:
-                ids.append(block.mixture[0])
-                probs.append(block.mixture[1])
-                states.append(block.state)
-                starts.append(block.start + offset)
-                how.append(request.merge)
-    if not starts:
-        return None
-    layout = lay_out(tuple([len(state) for state in states]))
-    filled = np.flatnonzero(np.concatenate(states) == FILLED)
-    if not len(filled):
-        return None
-    count = max([each.shape[1] for each in ids])
-    return MergedRows(
-        rows=layout.positions(np.array(starts))[filled],
-        ids=_widened(ids, count)[filled],
-        probs=_widened(probs, count)[filled],
-        how=np.array(how, dtype=np.float64)[layout.owner[filled]],
-    )
-
-
-def _widened(parts: list[np.ndarray], count: int) -> np.ndarray:
-    """Below each other [rows, count]; where one is narrower, zeros follow."""
-    return np.concatenate(
-        [part if part.shape[1] == count else np.pad(part, ((0, 0), (0, count - part.shape[1]))) for part in parts]
-    )
 
 
 def _plan_blocks(turns: list[Turn], offsets: list[int]) -> BlockPlan | None:
@@ -247,11 +211,11 @@ def _remasked(blocks: list[Block], size: int) -> np.ndarray | None:
 
 
 def _kept(rule: Rule, blocks: list[Block], size: int) -> np.ndarray | None:
-    """What the rule remembers of its blocks, side by side, and room for one more record."""
+    """What the rule remembers of its blocks, side by side, and room for one more record, or for its one."""
     if not rule.keeps:
         return None
     records = [0 if block.kept is None else block.kept.shape[1] for block in blocks]
-    kept = np.zeros((len(blocks), size, max(records) + 1, len(rule.keeps)))
+    kept = np.zeros((len(blocks), size, 1 if rule.once else max(records) + 1, len(rule.keeps)))
     for place, block, n in zip(kept, blocks, records, strict=True):
         if n:
             place[: block.size, :n] = block.kept

@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 from collections import Counter
 from collections.abc import Callable, Hashable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -21,10 +21,10 @@ from runtime.engine.model_runner import ModelRunner
 from runtime.engine.outcome import results
 from runtime.engine.padding import Views, fill_forward, fill_sample, forward_kinds, sample_kinds
 from runtime.engine.recording import Work
-from runtime.engine.sizes import RECORDS, Sizes, sampled_step
+from runtime.engine.sizes import Sizes, room_for, sampled_step
 from runtime.engine.staging import Kinds, Layout, Passage, Port, pack, sizes_on_device
 from runtime.samplers.base import Rule
-from runtime.state.plan import BlockPlan, BlockResults, StepPlan
+from runtime.state.plan import BlockPlan, BlockResults, ConditionedRows, StepPlan
 
 log = logging.getLogger(__name__)
 
@@ -68,7 +68,8 @@ class ReplayingRunner(ModelRunner):
         self._recorded: dict[Hashable, Recording] = {}
         self._used: Counter[Hashable] = Counter()  # steps of shapes that are not recorded
         self._stood: np.ndarray | None = None  # positions of the last forward's rows, if it was replayed:
-        self._standing: Recording | None = None  # this, which has been told already where they stand
+        self._standing: Recording | None = None  # this, which has been told already where they stand,
+        self._conditioned: ConditionedRows | None = None  # and which of them are told of their last steps
         self._left: torch.Tensor | None = None  # by the last replayed forward, [most rows, hidden]
         largest = Layout(forward_kinds(sizes.forwards(told=self.told)[0], sizes.block)).nbytes
         self._rows_port, self._blocks_port, self._told_port = (
@@ -88,7 +89,9 @@ class ReplayingRunner(ModelRunner):
 
     def _forward_again(self, plan: StepPlan) -> torch.Tensor | None:
         """Of rows that stand where the last step's stood; None if they do not."""
-        if plan.positions is not self._stood or plan.merged is not None or self.told:
+        if plan.positions is not self._stood or plan.merged is not None:
+            return None
+        if self.told and not _alike(plan.conditioned, self._conditioned):
             return None
         recording = self._standing
         assert recording is not None
@@ -113,6 +116,7 @@ class ReplayingRunner(ModelRunner):
 
             if self._forward(padded, fill):
                 self._stood, self._standing = plan.positions, self._recorded[padded]
+                self._conditioned = plan.conditioned
                 assert self._left is not None
                 return self._left, ""
         self.clock.begin()
@@ -234,7 +238,7 @@ class ReplayingRunner(ModelRunner):
         rules = [self.step.head.rules(group.rule) for group in shape.groups]
         columns, keeps = [len(rule.columns) for rule in rules], [len(rule.keeps) for rule in rules]
         nothing = _nothing(sample_kinds(shape, columns, keeps))
-        groups = tuple(GroupShape(g.rule, g.wants, 0, 0, records=g.records) for g in shape.groups)
+        groups = tuple(replace(group, blocks=0, rows=0, drawn=0, limited=0) for group in shape.groups)
         none = SampleShape(0, shape.size, groups)
         self._rules(shape, lambda into: fill_sample(into, none, nothing, shape, self.sizes))
 
@@ -249,7 +253,7 @@ class ReplayingRunner(ModelRunner):
             for rows in reversed(range(step, n * self.sizes.block + step, step)):
                 group = GroupShape(
                     rule.key, wants, n + 1, rows, rows if draws else 0, rows if draws and limited else 0,
-                    RECORDS if rule.keeps else 0, top,
+                    room_for(int(bool(rule.keeps)), once=rule.once), rule.once, top,
                 )  # fmt: skip
                 found.append(
                     SampleShape(n + 1, self.sizes.block, (group,), remasked=True, noise=rule.noisy, placed=self.told)
@@ -259,6 +263,12 @@ class ReplayingRunner(ModelRunner):
     @property
     def recordings(self) -> int:
         return len(self._recorded)
+
+
+def _alike(one: ConditionedRows | None, other: ConditionedRows | None) -> bool:
+    if one is None or other is None:
+        return one is other
+    return np.array_equal(one.rows, other.rows) and np.array_equal(one.place, other.place)
 
 
 def _nothing(kinds: Kinds) -> dict[str, np.ndarray]:

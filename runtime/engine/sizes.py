@@ -157,7 +157,7 @@ class Sizes:
             rows=drawn + sampled_up(shape.rows - shape.drawn, positions),
             drawn=drawn,
             limited=limited,
-            records=max(RECORDS, 1 << (shape.records - 1).bit_length()) if shape.records else 0,
+            records=room_for(shape.records, once=shape.once),
         )
 
     def _up(self, blocks: int) -> int:
@@ -168,6 +168,11 @@ def _holds(padded: ForwardShape, shape: ForwardShape) -> bool:
     """Whether a forward has room in a larger one, with its dead rows' tiles."""
     tiles = shape.tiles + -(-(padded.rows - shape.rows) // padded.tile_rows)
     return tiles <= padded.tiles and shape.requests <= padded.requests and shape.told <= padded.told
+
+
+def room_for(records: int, *, once: bool) -> int:
+    """So many records of a rule, filled up."""
+    return records if once or not records else max(RECORDS, 1 << (records - 1).bit_length())
 
 
 def sampled_up(rows: int, positions: int) -> int:

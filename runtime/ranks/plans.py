@@ -9,10 +9,11 @@ from typing import Any
 import numpy as np
 
 from runtime.distributed.wire import Arrays, Sample
-from runtime.state.plan import BlockPlan, Drawing, MergedRows, RulePlan, ShapingPlan, StepPlan
+from runtime.state.plan import BlockPlan, ConditionedRows, Drawing, MergedRows, RulePlan, ShapingPlan, StepPlan
 
 GEOMETRY = ("positions", "slots", "visible_end", "window_origin", "open", "tiles", "page_table")
 MERGED = ("rows", "ids", "probs", "how")
+CONDITIONED = ("rows", "place")
 SHAPING = tuple(field.name for field in fields(ShapingPlan))
 BLOCKS = (
     "rows", "tokens", "state", "sampled", "may_force", "advanced", "initial_masks", "given_steps", "post_edit_steps",
@@ -29,6 +30,8 @@ def step_arrays(plan: StepPlan, *, same: bool) -> Arrays:
         arrays["adapters"] = plan.adapters
     if plan.merged is not None:
         arrays |= {f"merged_{name}": getattr(plan.merged, name) for name in MERGED}
+    if plan.conditioned is not None:
+        arrays |= {f"conditioned_{name}": getattr(plan.conditioned, name) for name in CONDITIONED}
     return arrays
 
 
@@ -38,9 +41,12 @@ def step_plan(
     merged = None
     if "merged_rows" in arrays:
         merged = MergedRows(**{name: arrays[f"merged_{name}"] for name in MERGED})
+    conditioned = None
+    if "conditioned_rows" in arrays:
+        conditioned = ConditionedRows(**{name: arrays[f"conditioned_{name}"] for name in CONDITIONED})
     return StepPlan(
-        tokens=arrays["tokens"], **geometry, sampled=sampled, merged=merged, adapters=arrays.get("adapters"),
-        adapted=adapted,
+        tokens=arrays["tokens"], **geometry, sampled=sampled, merged=merged, conditioned=conditioned,
+        adapters=arrays.get("adapters"), adapted=adapted,
     )  # fmt: skip
 
 

@@ -177,6 +177,7 @@ class Rule:
         keeps: what a record says, for a rule that remembers something of each position of a block from one step to
             the next. A block's records are `BlockBatch.kept`, the last of them new and all 0; what is still 0 there
             after the step is left out of the next one.
+        once: it has one record a position, which it writes anew in each step, and none is new.
         plain: its threshold and its most steps, of a rule that fills, where it wants nothing of the head, as
             ``kernels.filling`` does.
     """
@@ -191,6 +192,7 @@ class Rule:
     noisy: ClassVar[bool] = False
     strategies: ClassVar[tuple[str, ...]] = ()
     keeps: ClassVar[tuple[str, ...]] = ()
+    once: ClassVar[bool] = False
     plain: ClassVar[tuple[Field, Field] | None] = None
 
     def __init__(self) -> None:

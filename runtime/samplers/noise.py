@@ -44,6 +44,7 @@ class Noise(Rule):
     fields = (STEPS, BOUND, T_MIN, T_MAX, STABLE, SURE)
     tradeoff = Tradeoff(STEPS, (48, 32, 24, 16, 8, 4))
     keeps = ("likeliest", "steps")  # a position's likeliest token, and in how many steps without a break
+    once = True
 
     def wants(self, values: Mapping[str, Value]) -> Stat:
         return Stat.ADJUST | Stat.ENTROPY | Stat.BEST | Stat.SIGNAL

@@ -119,6 +119,14 @@ class MergedRows:
 
 
 @dataclass(frozen=True)
+class ConditionedRows:
+    """Blocks whose rows a model that conditions itself is told of their last steps."""
+
+    rows: Ints  # [m], the first of each block
+    place: Ints  # [m], as in BlockPlan
+
+
+@dataclass(frozen=True)
 class StepPlan:
     """One forward, as ``kernels.batch.ForwardBatch`` describes its rows, and which blocks are sampled.
 
@@ -136,6 +144,7 @@ class StepPlan:
     sampled: Callable[[], BlockPlan | None]
     apart: Callable[[], list[BlockPlan]] = list  # the same, each request's blocks for themselves
     merged: MergedRows | None = None
+    conditioned: ConditionedRows | None = None
     adapters: Ints32 | None = None  # [rows] the slot of each row's adapter, -1: none; None: all have none
     adapted: int = 0  # which weights these may change, see ForwardBatch
 

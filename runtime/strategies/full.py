@@ -22,7 +22,7 @@ from runtime.state.plan import BlockResults, Ints
 from runtime.state.request import FIXED, Block, Forwarded, Request
 from runtime.state.turn import Feed
 from runtime.strategies.base import DecodingContext, check_one_at_a_time, register_strategy
-from runtime.strategies.progress import advance, complete, finish, write_block
+from runtime.strategies.progress import advance, complete, finish, looked_at, write_block
 from runtime.strategies.shares import shares
 from runtime.strategies.tiled import TiledBlocks
 
@@ -77,6 +77,12 @@ class FullCanvas(TiledBlocks):
             part = request.blocks[-1]
             first, last = self._renewed(request)
         return Feed(first, last, [] if complete(request, part) else [part])
+
+    def steady(self, request: Request, feed: Feed) -> bool:
+        follows = (
+            bool(request.kept) or request.values[CACHE] == "none"
+        )  # a block's first step forwards more than others
+        return follows and feed.blocks == request.blocks[-1:] and not looked_at(request)
 
     def _renewed(self, request: Request) -> tuple[int, int]:
         """First position and end of what the open block's later steps forward."""

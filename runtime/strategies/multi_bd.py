@@ -12,7 +12,7 @@ from runtime.state.plan import BlockResults
 from runtime.state.request import FIXED, Block, Request
 from runtime.state.turn import Feed
 from runtime.strategies.base import DecodingContext, register_strategy
-from runtime.strategies.progress import advance, complete, finish, worth_caching, write_block
+from runtime.strategies.progress import advance, complete, finish, looked_at, worth_caching, write_block
 from runtime.strategies.shares import shares
 from runtime.strategies.tiled import TiledBlocks
 
@@ -62,8 +62,7 @@ class MultiBlock(TiledBlocks):
     def steady(self, request: Request, feed: Feed) -> bool:
         if self.buffer_size > 1 or len(feed.blocks) != 1 or feed.blocks != request.blocks:
             return False
-        looked_at = request.watched or request.led or request.spec.stop_ids or request.merge is not None
-        return not looked_at and feed.blocks[0].start + feed.blocks[0].size <= request.end
+        return not looked_at(request) and feed.blocks[0].start + feed.blocks[0].size <= request.end
 
     def _most(self, request: Request) -> int:
         """ACTIVE blocks; a grammar, or a text that is recited, fills them from the left, one at a time."""

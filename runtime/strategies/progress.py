@@ -53,6 +53,12 @@ def complete(request: Request, block: Block) -> bool:
     return block.ended or not (block.masks or request.editing)
 
 
+def looked_at(request: Request) -> bool:
+    """Whether each of the request's steps has to be written before the next is planned: it may end the answer, or say
+    what else the next one is made of."""
+    return request.watched or request.led or bool(request.spec.stop_ids) or request.merge is not None
+
+
 def filled_prefix(request: Request) -> int:
     """Where the contiguous run without a mask from the prompt on ends."""
     end = request.next_start

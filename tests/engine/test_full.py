@@ -34,15 +34,25 @@ class Watched(Run):
     def __init__(self, setup: Setup) -> None:
         super().__init__(setup)
         self.turns: list[tuple[int, int, int, int]] = []
+        self.steady: list[bool] = []
         schedule = self.engine.scheduler.schedule
 
         def watched() -> list[Turn]:
             turns = schedule()
             for t in turns:
                 self.turns.append((t.request.seq, t.first, t.last, len(t.feed.blocks) if t.feed else 0))
+                self.steady.append(t.steady)
             return turns
 
         self.engine.scheduler.schedule = watched  # type: ignore[method-assign]
+
+
+@pytest.mark.parametrize(("cache", "first"), [("none", True), ("prefix", False), ("dual", False), ("vicinity", False)])
+def test_steps_that_forward_what_the_last_did_are_steady(cache: str, first: bool) -> None:
+    run = Watched(SERVER)
+    run.add(Ask(PROMPT, replace(ONE_A_STEP, max_tokens=8, block_length=8, cache=cache)))
+    run.drain()
+    assert run.steady == [first, *[True] * 7]
 
 
 @pytest.mark.parametrize("shift", [False, True])
