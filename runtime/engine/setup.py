@@ -56,11 +56,6 @@ def load_engine(
     facts = family.facts(arch)
     context = _context(config, facts)
     strategy = _strategy(config, family, context)
-    if config.deterministic and device.type == "cuda" and strategy.noisy:
-        raise ConfigError(
-            f"--deterministic: on a GPU the bits of {family.key}, which is told of its last step, may still depend on "
-            "the batch; leave it out, or use --device cpu"
-        )
     ids = read_tokens(
         checkpoint,
         family,

@@ -28,6 +28,7 @@ from runtime.kernels.gate import Activation, gate_mul, gate_mul_reference
 from runtime.kernels.greedy_head import Likeliest, likeliest, likeliest_reference
 from runtime.kernels.grouped import Grouped
 from runtime.kernels.lora import LoraKernel, add_lora, add_lora_reference
+from runtime.kernels.mean import mean, mean_reference
 from runtime.kernels.moe import moe_torch
 from runtime.kernels.product import product
 from runtime.kernels.rms_norm import add_rms_norm, add_rms_norm_reference, rms_norm, rms_norm_reference
@@ -37,6 +38,7 @@ from runtime.kernels.routing import RoutingRule, route, route_reference
 
 Two = tuple[torch.Tensor, torch.Tensor]
 LinearKernel = Callable[[torch.Tensor, torch.Tensor, torch.Tensor | None], torch.Tensor]  # as ``F.linear``
+TableKernel = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]  # of rows, and a table [ids, size]
 
 
 class RMSNormKernel(Protocol):
@@ -175,6 +177,8 @@ class Kernels:
     fp8: Fp8Kernels
     grouped: GroupedKernels
     linear: LinearKernel = F.linear  # of plain weights
+    mean: TableKernel = mean_reference  # of embeddings
+    logits: TableKernel | None = None  # of a head that is capped; None: ``layers.head.head_logits``
     fixed: bool = False  # a row's bits depend on what is beside it in no way: `--deterministic`
 
     def of(self, quantization: str | None) -> Kernels:
@@ -258,6 +262,8 @@ FIXED_TRITON = replace(
     ),
     grouped=replace(TRITON.grouped, linear=partial(grouped_linear.linear, fixed=True)),  # experts' cuts all sum alike
     linear=product,
+    mean=mean,
+    logits=partial(product, dtype=torch.float32),
     fixed=True,
 )
 

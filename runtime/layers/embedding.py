@@ -19,6 +19,7 @@ class Embedding(nn.Module):
         super().__init__()
         self.weight = build.table(vocab_size, hidden)
         self.ids = build.ids(vocab_size)
+        self.kernels = build.kernels
 
     def forward(self, ids: torch.Tensor) -> torch.Tensor:
         if self.ids is None:
@@ -28,7 +29,7 @@ class Embedding(nn.Module):
 
     def mean(self, probs: torch.Tensor) -> torch.Tensor:
         """[n, ids that are here] -> [n, hidden], the mean embedding under each distribution."""
-        mine = self.weight.mean(probs)
+        mine = self.kernels.mean(probs, self.weight.tensor)
         return mine if self.ids is None else self.ids.group.sum(mine)
 
 

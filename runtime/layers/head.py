@@ -41,7 +41,8 @@ class CappedHead:
 
     def raw(self, hidden: torch.Tensor) -> torch.Tensor:
         """[n, hidden] -> [n, vocab], see `head_logits`."""
-        return self.weight.logits(hidden)
+        logits = self.kernels.logits
+        return self.weight.logits(hidden) if logits is None else logits(hidden, self.weight.tensor)
 
     def __call__(self, hidden: torch.Tensor) -> torch.Tensor:
         return self.raw(hidden).div_(self.cap).tanh_().mul_(self.cap)

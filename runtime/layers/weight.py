@@ -103,10 +103,6 @@ class Weight(ABC):
         """int64 [rows] -> [rows, inputs], the outputs of these ids."""
         return F.embedding(ids, self.tensor)
 
-    def mean(self, probs: torch.Tensor) -> torch.Tensor:
-        """[n, outputs] -> [n, inputs], the mean of the outputs' rows under each distribution."""
-        return probs.to(self.dtype) @ self.tensor
-
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """[n, inputs] -> [n, outputs], see `head_logits`."""
         return head_logits(hidden, self.tensor)

@@ -1,6 +1,7 @@
 """`--deterministic` on the device: the same bits and answers over batches, chunkings, prefix hits, graphs and none."""
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -14,6 +15,7 @@ from tests.engine.replays import Served
 from tests.models.paged import make_batch, page_tables
 
 pytestmark = pytest.mark.gpu  # asked for by name, so that a missing device fails them rather than skips them
+BEFORE, CANVAS = 128, 128  # positions of what is settled, and of a canvas
 SCHEDULES = (
     {"max_num_reqs": 64, "max_num_batched_tokens": 512},
     {"max_num_reqs": 5, "max_num_batched_tokens": 128, "enforce_eager": True},
@@ -27,10 +29,16 @@ def heard(monkeypatch):
 
 
 @pytest.mark.parametrize("kind", ["bfloat16", "fp8", "int8", "int4"])
-@pytest.mark.parametrize("folder", ["llada2_tiny", "sdar", "llada", "dmax"])
+@pytest.mark.parametrize("folder", ["llada2_tiny", "sdar", "llada", "dmax", "diffusion_gemma"])
 def test_bits_do_not_depend_on_the_batch(heard, folder, kind):
     flags = {"device": "cuda", "dtype": "bfloat16"} | ({} if kind == "bfloat16" else {"quantization": kind})
     check(Served(folder), questions(24, 1), heard, *SCHEDULES, **flags)
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+def test_nor_do_those_of_several_canvases_of_diffusion_gemma(heard, dtype):
+    asked = questions(16, 4, tokens=40, longest=40)
+    check(Served("diffusion_gemma"), asked, heard, *SCHEDULES, device="cuda", dtype=dtype)
 
 
 @pytest.mark.parametrize("attn_impl", ["triton", "torch"])
@@ -43,7 +51,7 @@ def test_what_the_host_looks_at_is_one_requests(tmp_path, monkeypatch, dtype):
     check_looks(tmp_path, monkeypatch, device="cuda", dtype=dtype)
 
 
-@pytest.mark.parametrize("folder", ["llada2_tiny", "sdar_moe", "dmax"])
+@pytest.mark.parametrize("folder", ["llada2_tiny", "sdar_moe", "dmax", "diffusion_gemma"])
 def test_it_answers_as_plain_steps_do_in_float32(folder):
     asked, flags = [questions(8, 5)], {"device": "cuda", "dtype": "float32"}
     expected = answers(Served(folder), asked, deterministic=False, **flags)
@@ -85,5 +93,56 @@ def test_nor_in_layers_of_a_real_width(name, quantization, attn_impl):
     expected = wide.hidden(1, [256])
     assert bool(torch.isfinite(expected).all())
     for count, cuts in ((1, list(range(32, 257, 32))), (2, [96, 256]), (9, [224, 256]), (32, [256]), (64, [32, 256])):
+        found = wide.hidden(count, cuts)
+        assert torch.equal(found, expected), (count, cuts, int((found != expected).any(1).sum()))
+
+
+class WideCanvas:
+    """Layers of DiffusionGemma as wide as a real one, one with a window and one without, and hidden states of a canvas
+    and what is before it in chosen company."""
+
+    def __init__(self, quantization: str | None, device: str = "cuda", **smaller: Any) -> None:
+        config = dict(architecture("diffusiongemma-26b-a4b"))
+        config["text_config"] = dict(config["text_config"]) | {
+            "num_hidden_layers": 2, "layer_types": ["sliding_attention", "full_attention"], "vocab_size": 1024,
+            "sliding_window": 64, "num_experts": 32,
+        } | smaller  # fmt: skip
+        self.model = random_model(config, Build.choose(device, torch.bfloat16, None, quantization, deterministic=True))
+        generator = torch.Generator().manual_seed(1)
+        self.ids = [torch.randint(2, 1000, (256,), generator=generator).tolist() for _ in range(16)]
+        self.signal = torch.randn(16, CANVAS, self.model.signal_width, generator=generator).to(device, torch.bfloat16)
+        self.device = device
+
+    def hidden(self, count: int, cuts: list[int]) -> torch.Tensor:
+        """As `Wide.hidden`; from `BEFORE` on lies an open canvas, which is forwarded at once."""
+        tables, pages = page_tables([256] * count, 32, torch.Generator().manual_seed(count))
+        pool = UnifiedPool(
+            self.model.kv_shapes, num_pages=pages + 1, page_size=32, dtype=torch.bfloat16, device=self.device
+        )
+        found, first = [], 0
+        for end in cuts:
+            rows = [(ids, first, end) for ids in self.ids[:count]]
+            batch = make_batch(rows, tables.to(self.device), block_size=1, page_size=32)
+            at = batch.positions
+            opened = at >= BEFORE
+            signal = self.signal.new_zeros(len(at), self.signal.shape[2])
+            if end == 256:
+                signal[opened] = self.signal[:count].flatten(0, 1)
+            batch = replace(
+                batch, open=opened, signal=signal, reach=256,
+                visible_end=torch.where(opened, 256, batch.visible_end), window_origin=at.clamp(max=BEFORE),
+            )  # fmt: skip
+            left = self.model.forward(self.model.embed(batch.tokens), batch, pool)
+            found.append(self.model.finish(left)[: end - first])
+            first = end
+        return torch.cat(found)
+
+
+@pytest.mark.parametrize("quantization", [None, "fp8", "int8", "int4"])
+def test_nor_in_a_canvas_of_diffusion_gemma_of_a_real_width(quantization):
+    wide = WideCanvas(quantization)
+    expected = wide.hidden(1, [256])
+    assert bool(torch.isfinite(expected).all())
+    for count, cuts in ((1, [32, 64, BEFORE, 256]), (2, [96, 256]), (5, [BEFORE, 256]), (16, [32, 256])):
         found = wide.hidden(count, cuts)
         assert torch.equal(found, expected), (count, cuts, int((found != expected).any(1).sum()))

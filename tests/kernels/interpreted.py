@@ -11,14 +11,15 @@ import pytest
 import torch
 import triton
 
-from runtime.kernels import descriptors, distribution, expert_products, expert_sort
+from runtime.kernels import descriptors, distribution, expert_products, expert_sort, mean
 from runtime.kernels.expert_sort import FEW
 from runtime.kernels.expert_steady import run_steady
 from runtime.kernels.heads import TILE
 from runtime.kernels.paged_attention import paged_attention
 from runtime.kernels.routing import RoutingRule
 from runtime.layers.kv_pool import LAYOUTS
-from tests.kernels import cases, interpreting  # noqa: F401
+from tests.kernels import cases, fixed_cases, in_order, interpreting  # noqa: F401
+from tests.kernels.mean_cases import check_mean
 from tests.kernels.product_cases import check_product
 from tests.kernels.watch import watch
 
@@ -65,6 +66,29 @@ def test_elementwise_gate(dtype, activation):
 @pytest.mark.parametrize(("rows", "inputs", "outputs"), [(1, 8, 3), (70, 48, 40), (5, 200, 130)])
 def test_elementwise_product(rows, inputs, outputs, dtype):
     check_product(rows, inputs, outputs, dtype, "cpu")
+
+
+@matrix_dtypes
+@pytest.mark.parametrize(("rows", "ids", "size"), [(1, 9, 8), (70, 300, 40), (150, 130, 136)])
+def test_elementwise_mean(monkeypatch, rows, ids, size, dtype):
+    monkeypatch.setattr(mean, "SHARE", 128)
+    check_mean(rows, ids, size, dtype, "cpu")
+    monkeypatch.setattr(mean, "SHARE", 16384)
+    check_mean(rows, ids, size, dtype, "cpu")
+
+
+@pytest.mark.parametrize("made", ["means", "heads", "sandwiches", "routers", "gates"])
+def test_elementwise_alike_beside_any_rows(monkeypatch, made):
+    """What a model that conditions itself uses."""
+    in_order.patch(monkeypatch)
+    monkeypatch.setattr(mean, "SHARE", 128)
+    monkeypatch.setattr(distribution, "PIECE", 128)
+    half, rows = torch.float16, 256 if made == "means" else 64
+    given = {
+        "means": (300, 40, half), "heads": (300, 40, half), "sandwiches": (48, half), "routers": (6,),
+        "gates": (24, half),
+    }  # fmt: skip
+    in_order.check_alike(getattr(fixed_cases, made)(rows, *given[made], "cpu"), rows, 3)
 
 
 @dtypes

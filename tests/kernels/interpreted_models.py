@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from runtime.kernels.dispatch import TRITON
+from runtime.kernels.dispatch import FIXED_TRITON, TRITON
 from runtime.kernels.router import split_parts
 from runtime.layers.attention_triton import TritonAttention
 from runtime.layers.build import Build
@@ -17,7 +17,7 @@ from runtime.models.diffusion_gemma_model import DiffusionGemma
 from runtime.weights import load_model, resolve_checkpoint
 from runtime.weights.loader import fill
 from tests.golden import GOLDEN
-from tests.kernels import interpreting  # noqa: F401
+from tests.kernels import in_order, interpreting  # noqa: F401
 from tests.models.canvas import Driver, Run
 from tests.models.paged import logits_in_chunks
 from tests.oracle.llama_like import tensors_of, write
@@ -86,20 +86,37 @@ def test_a_model_that_ranks_share(tmp_path, key, deals):
         torch.testing.assert_close(sure, conf)
 
 
-@pytest.mark.skipif("diffusion_gemma" not in families(), reason="the only family of canvases of noise")
-@pytest.mark.parametrize("parts", [False, True], ids=["whole_routers", "routers_in_parts"])
-def test_a_canvas_model(parts):
-    """Layers of two kinds, rows that are committed beside rows that are open."""
+CANVASES = pytest.mark.skipif("diffusion_gemma" not in families(), reason="the only family of canvases of noise")
+
+
+def canvas_models(kernels):
+    """On these kernels, and on the torch path."""
     checkpoint, family = resolve_checkpoint(str(GOLDEN / "diffusion_gemma")), resolve_family("diffusion_gemma", {})
     arch, build = family.parse(checkpoint.config), Build.choose("cpu", torch.float32)
-    expected_model = load_model(checkpoint, family, arch, build)
-    model = DiffusionGemma(arch, replace(build, kernels=TRITON))
-    model.attentions = [TritonAttention(attention.shape, grouped=True, fixed=False) for attention in model.attentions]
+    expected = load_model(checkpoint, family, arch, build)
+    model = DiffusionGemma(arch, replace(build, kernels=kernels))
+    model.attentions = [
+        TritonAttention(attention.shape, grouped=True, fixed=kernels.fixed) for attention in model.attentions
+    ]
     fill(model, checkpoint, family.weights(arch))
+    return model, expected
+
+
+def in_parts(model):
+    """The routers' weights as a bfloat16 model has them, but of a dtype that the interpreter multiplies."""
+    for layer in model.layers:
+        router = layer.experts.router
+        router.weight = SimpleNamespace(operand=split_parts(router.weight.tensor, torch.float16))
+
+
+@CANVASES
+@pytest.mark.parametrize("parts", [False, True], ids=["whole_routers", "routers_in_parts"])
+@pytest.mark.parametrize("kernels", [TRITON, FIXED_TRITON], ids=["plain", "deterministic"])
+def test_a_canvas_model(kernels, parts):
+    """Layers of two kinds, rows that are committed beside rows that are open."""
+    model, expected_model = canvas_models(kernels)
     if parts:
-        for layer in model.layers:  # as a bfloat16 model has them, but of a dtype that the interpreter multiplies
-            router = layer.experts.router
-            router.weight = SimpleNamespace(operand=split_parts(router.weight.tensor, torch.float16))
+        in_parts(model)
     results = []
     for each, layout in ((model, "distinct"), (expected_model, "unified")):
         driver = Driver(each, 2, 40, 8, torch.float32, layout=layout)
@@ -108,3 +125,22 @@ def test_a_canvas_model(parts):
         results.append(driver.step(Run(0, [9, 8, 7, 6], 24, open=True, signal=signal), Run(1, [3, 1, 4], 0)))
     for out, expected in zip(*results, strict=True):
         torch.testing.assert_close(out, expected, rtol=1e-4, atol=1e-4)
+
+
+@CANVASES
+def test_a_canvas_model_beside_others(monkeypatch):
+    """With deterministic kernels a canvas, and what is before it, have the same bits alone and among others, however
+    that was cut."""
+    in_order.patch(monkeypatch)
+    model, _ = canvas_models(FIXED_TRITON)
+    in_parts(model)
+    canvas = list(range(60, 76))
+    results = []
+    for chunk, others in ((24, 0), (17, 2)):
+        driver = Driver(model, 3, 48, 8, torch.float32)
+        driver.commit(0, list(range(24)), chunk)
+        signal = model.soften(torch.eye(224)[:16])
+        beside = [Run(n, list(range(3 * n, 8 * n)), 0) for n in range(1, others + 1)]
+        results.append(driver.step(Run(0, canvas, 24, open=True, signal=signal), *beside)[0])
+    alone, among = results
+    assert torch.equal(alone, among), int((alone != among).any(1).sum())

@@ -26,6 +26,7 @@ from runtime.kernels import (  # noqa: E402
     gate,
     greedy_head,
     lora,
+    mean,
     paged_attention,
     product,
     rms_norm,
@@ -212,6 +213,23 @@ def test_moe_products(dtype, pairs_per_expert, described):
             assert spilled(compiled) == 0
             assert "wgmma" in compiled.asm["ptx"], "the products do not reach Hopper's matrix units"
             assert ("cp.async.bulk.tensor" in compiled.asm["ptx"]) == described
+
+
+@DTYPES
+@pytest.mark.parametrize("rows", [1, 50, 256])
+def test_mean(rows, dtype):
+    p, how = POINTER[dtype], mean.tile_sizes(rows, 4 if dtype == torch.float32 else 2)
+    constants = {
+        "IDS": 262144, "SIZE": 2816, "SHARE": mean.SHARE, "ROWS": how.rows, "COLUMNS": how.columns, "DEPTH": how.depth,
+        "STAGES": how.stages,
+    }  # fmt: skip
+    types = {"probs_ptr": p, "table_ptr": p, "out_ptr": "*fp32", "rows": "i32"}
+    compiled = build(mean._mean, types, constants, num_warps=how.warps)
+    if dtype == torch.bfloat16:
+        assert spilled(compiled) == 0
+        assert "wgmma" in compiled.asm["ptx"], "the product does not reach Hopper's matrix units"
+    constants = {"SIZE": 2816, "SHARES": 16, "SLAB": mean.SLAB}
+    build(mean._add_up, {"parts_ptr": "*fp32", "out_ptr": p, "rows": "i32"}, constants, num_warps=4)
 
 
 def test_moe_steady_product():

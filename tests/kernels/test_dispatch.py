@@ -26,7 +26,7 @@ def test_selection():
 
 def test_the_two_sets_share_nothing():
     assert {f.name for f in fields(Kernels)} >= {"rms_norm", "route", "moe"}
-    both = {"linear", "fixed"}  # plain products are the library's, and neither is fixed
+    both = {"linear", "mean", "logits", "fixed"}  # plain products are the library's, and neither is fixed
     assert all((getattr(TORCH, f.name) != getattr(TRITON, f.name)) == (f.name not in both) for f in fields(Kernels))
 
 
@@ -43,7 +43,7 @@ def test_weights_of_few_bits_have_deterministic_kernels(quantization):
 def test_deterministic_ones_are_others():
     """Of those whose bits may depend on the batch none is in both; the others treat a row for itself."""
     fused = {"fill", "describe", "sandwich"}  # each for one row or block
-    for plain, fixed, alike in ((TORCH, FIXED_TORCH, {"likeliest"}), (TRITON, FIXED_TRITON, ROWS)):
+    for plain, fixed, alike in ((TORCH, FIXED_TORCH, {"likeliest", "mean", "logits"}), (TRITON, FIXED_TRITON, ROWS)):
         same = {f.name for f in fields(Kernels) if getattr(plain, f.name) == getattr(fixed, f.name)}
         adapted = {"add_lora"} if plain is TRITON else set()  # each row for itself
         assert same == alike | fused | adapted | {"turns", "parts"} | ({"moe_add_norm"} if plain is TORCH else set())

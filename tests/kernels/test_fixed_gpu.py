@@ -12,8 +12,9 @@ from runtime.kernels.paged_attention import paged_attention
 from runtime.kernels.product import product, tile_sizes
 from runtime.kernels.router import split_parts
 from runtime.kernels.turns import in_turns
-from tests.kernels import grouped_cases
+from tests.kernels import fixed_cases, grouped_cases
 from tests.kernels.cases import attention_case, random, random_ids
+from tests.kernels.mean_cases import check_mean
 from tests.kernels.product_cases import check_product
 
 pytestmark = pytest.mark.gpu  # asked for by name, so that a missing device fails them rather than skips them
@@ -94,10 +95,10 @@ def test_experts_of_few_bits_in_float32(kind):
     same(grouped_cases.fixed_moe(2100, 100, 36, 9, 4, kind, torch.float32, "cuda"), 2100)
 
 
-@pytest.mark.parametrize(("experts", "hidden", "width"), [(32, 2048, 512), (9, 100, 36)])
+@pytest.mark.parametrize(("experts", "hidden", "width"), [(32, 2048, 512), (9, 100, 36), (4, 64, 24)])
 @pytest.mark.parametrize("kind", ["bfloat16", "float32", "fp8"])
-@pytest.mark.parametrize("crowded", [False, True])
-def test_experts(experts, hidden, width, kind, crowded):
+@pytest.mark.parametrize(("crowded", "activation"), [(False, "silu"), (True, "silu"), (False, "gelu_tanh")])
+def test_experts(experts, hidden, width, kind, crowded, activation):
     dtype, rows = (torch.float32, 2100) if kind == "float32" else (torch.bfloat16, ROWS)
     x, ids = made(rows, hidden, dtype=dtype), random_ids(rows, experts, 4, "cuda", crowded=crowded)
     weights, residual = made(rows, 4, dtype=torch.float32, seed=2).sigmoid(), made(rows, hidden, dtype=dtype, seed=3)
@@ -110,7 +111,7 @@ def test_experts(experts, hidden, width, kind, crowded):
             for w in (gate_up, down)
         )
         kernels = FIXED.of("fp8")
-    same(lambda part: kernels.moe(x[part], ids[part], weights[part], gate_up, down, residual[part]), rows)
+    same(lambda part: kernels.moe(x[part], ids[part], weights[part], gate_up, down, residual[part], activation), rows)
     same(
         lambda part: kernels.moe_add_norm(
             x[part], ids[part], weights[part], gate_up, down, None, residual[part], norm, 1e-6
@@ -143,8 +144,41 @@ def test_head(vocab, inputs, dtype):
 
 
 @DTYPES
+@pytest.mark.parametrize(("ids", "size"), [(40_000, 2816), (224, 64), (333, 100)])
+def test_means_of_embeddings(ids, size, dtype):
+    for rows in (1, 50, 257):
+        check_mean(rows, ids, size, dtype, "cuda")
+    same(fixed_cases.means(600, ids, size, dtype, "cuda"), 600)
+
+
+@DTYPES
+@pytest.mark.parametrize(("vocab", "size"), [(20_000, 2816), (224, 64)])
+def test_head_of_noise(vocab, size, dtype):
+    same(fixed_cases.heads(600, vocab, size, dtype, "cuda"), 600)
+
+
+@DTYPES
+@pytest.mark.parametrize("size", [2816, 64])
+def test_norms_between_parts(size, dtype):
+    same(fixed_cases.sandwiches(ROWS, size, dtype, "cuda"))
+
+
+@pytest.mark.parametrize("experts", [128, 4])
+def test_choices(experts):
+    same(fixed_cases.routers(ROWS, experts, "cuda"))
+
+
+@DTYPES
+@pytest.mark.parametrize("width", [2112, 96])
+def test_gates(width, dtype):
+    same(fixed_cases.gates(ROWS, width, dtype, "cuda"))
+
+
+@DTYPES
 @pytest.mark.parametrize("grouped", [True, False])
-@pytest.mark.parametrize(("heads", "kv_heads", "dim"), [(16, 4, 128), (8, 8, 128), (8, 2, 256)])
+@pytest.mark.parametrize(
+    ("heads", "kv_heads", "dim"), [(16, 4, 128), (8, 8, 128), (8, 2, 256), (16, 2, 512), (4, 2, 16), (4, 1, 32)]
+)
 @pytest.mark.parametrize("window", [None, 200])
 def test_attention(heads, kv_heads, dim, grouped, dtype, window):
     """Requests in one batch, and each in pieces by itself, in tiles of other heights."""

@@ -1,0 +1,66 @@
+"""Deterministic kernels of models that condition themselves, each as a function of which rows it is to compute."""
+
+from __future__ import annotations
+
+import torch
+
+from runtime.kernels.dispatch import FIXED_TRITON
+from runtime.kernels.distribution import Asked
+from runtime.kernels.routing import RoutingRule
+from tests.kernels.cases import random
+from tests.kernels.grouped_cases import Kernel, Some
+from tests.kernels.mean_cases import distributions
+
+
+def means(rows: int, ids: int, size: int, dtype: torch.dtype, device: str) -> Kernel:
+    probs, table = distributions(rows, ids, dtype, device), random(ids, size, dtype=dtype, device=device, seed=92)
+    return lambda some: (FIXED_TRITON.mean(probs[some], table),)
+
+
+def heads(rows: int, vocab: int, size: int, dtype: torch.dtype, device: str) -> Kernel:
+    """Logits, and what becomes of them where every third row takes the likeliest and the others draw."""
+    hidden = random(rows, size, dtype=dtype, device=device, seed=93)
+    weight = random(vocab, size, dtype=dtype, device=device, seed=94, scale=8 * size**-0.5)
+    numbers = torch.Generator().manual_seed(rows)
+    heat = (0.4 + torch.rand(rows, generator=numbers, dtype=torch.float64)).to(device)
+    uniform = torch.rand(rows, generator=numbers, dtype=torch.float64)
+    uniform[::3] = -1
+    uniform = uniform.to(device)
+
+    def computed(some: Some) -> tuple[torch.Tensor, ...]:
+        assert FIXED_TRITON.logits is not None
+        assert FIXED_TRITON.describe is not None
+        logits = FIXED_TRITON.logits(hidden[some], weight)
+        found = FIXED_TRITON.describe(logits, Asked(heat[some], uniform[some], 30.0, vocab - 1, vocab - 3, dtype))
+        assert found.probs is not None
+        return (logits, *found)
+
+    return computed
+
+
+def sandwiches(rows: int, size: int, dtype: torch.dtype, device: str) -> Kernel:
+    """`scale` lies as a layer's does: at a place that depends on the number of rows."""
+    mixed, x, dense, chosen = (random(rows, size, dtype=dtype, device=device, seed=n) for n in range(95, 99))
+    weights = [1 + random(size, dtype=dtype, device=device, seed=n, scale=0.2) for n in range(99, 106)]
+    scale = random(rows, dtype=dtype, device=device, seed=107)
+
+    def computed(some: Some) -> tuple[torch.Tensor, ...]:
+        assert FIXED_TRITON.sandwich is not None
+        before, after = FIXED_TRITON.sandwich
+        own = torch.stack([scale[some]] * 3)[1][:, None]
+        made = before(mixed[some], x[some], *weights[:3], 1e-6)
+        return (*made, *after(dense[some], chosen[some], x[some], own, tuple(weights[3:]), 1e-6))
+
+    return computed
+
+
+def routers(rows: int, experts: int, device: str) -> Kernel:
+    """Choices of softmax scores that come in shares."""
+    logits = random(4, rows, experts, dtype=torch.float32, device=device, seed=108)
+    rule = RoutingRule(2, 1, 1, True, 1.0, "softmax")
+    return lambda some: FIXED_TRITON.route(logits[:, some].contiguous(), None, rule)
+
+
+def gates(rows: int, width: int, dtype: torch.dtype, device: str) -> Kernel:
+    gate_up = random(rows, 2 * width, dtype=dtype, device=device, seed=109)
+    return lambda some: (FIXED_TRITON.gate_mul(gate_up[some], "gelu_tanh"),)
