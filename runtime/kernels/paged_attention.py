@@ -2,7 +2,7 @@
 
 Two variants share the kernel: one query head a program, or (grouped) all query heads of a key head in one tile, which
 reads each key once for the whole group. Where there are few programs, the keys are split among several, and a second
-kernel puts together what each made of its own.
+kernel puts together what each made of its own. Heads of 512 of many rows are `attention_wide`'s.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import torch
 from runtime.kernels.attention_rounds import LOG2_E, pages_of, weigh
 from runtime.kernels.attention_shares import put_together
 from runtime.kernels.attention_tiles import MANY, in_crowds, shares, tile_sizes
+from runtime.kernels.attention_wide import attention_in_two, quicker_in_two
 from runtime.kernels.batch import TILE_ROWS, ForwardBatch
 from runtime.kernels.pages import read, read_keys, strides
 from runtime.kernels.precision import wide
@@ -229,6 +230,9 @@ def paged_attention(
     height, so that a row's bits depend on it and its keys alone."""
     all_rows, heads, dim = q.shape
     kv_heads = k_cache.shape[2]
+    plain = grouped and window is None and splits is None and not fixed
+    if plain and quicker_in_two(q, kv_heads, batch):
+        return attention_in_two(q, k_cache, v_cache, batch, scale=scale)
     out = torch.empty_like(q)
     packed = heads // kv_heads if grouped else 1
     packed_p2, dim_p2 = triton.next_power_of_2(packed), max(16, triton.next_power_of_2(dim))
