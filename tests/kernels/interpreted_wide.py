@@ -1,5 +1,7 @@
 """Attention in two kernels through Triton's interpreter, on the CPU; as interpreted.py otherwise."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -39,6 +41,20 @@ def test_wide_tiles_of_one_request(layout):
 @layouts
 def test_wide_heads_of_512(layout):
     check_in_two([(150, 20), (0, 9)], [4, 9], 8, 1, 512, 32, torch.float16, "cpu", layout)
+
+
+@layouts
+@tiles
+def test_wide_rows_that_see_nothing_are_nought(weighing, summing, layout):
+    """Beside rows that see keys, and in a program where none does."""
+    q, k, v, batch = attention_case([(40, 80), (0, 5)], 2, 1, 16, 1, 8, torch.float16, "cpu", layout=layout)
+    visible_end = batch.visible_end.masked_fill(torch.arange(85) % 3 == 0, 0)
+    visible_end[64:80] = visible_end[80:] = 0
+    batch = replace(batch, visible_end=visible_end)
+    expected = paged_attention_reference(q.double(), k.double(), v.double(), batch, scale=0.25)
+    out = attention_in_two(q, k, v, batch, scale=0.25, weighing=weighing, summing=summing)
+    assert_near(out, expected, torch.float16)
+    assert not out[visible_end == 0].any()
 
 
 def test_wide_weights_of_a_few_tiles_at_a_time(monkeypatch):
