@@ -54,3 +54,26 @@ def in_crowds(packed_p2: int, dim: int, element_size: int, tile_rows: int) -> Ti
         return tile
     rows = min(2 * tile.rows, triton.next_power_of_2(tile_rows)) if tile_rows <= DECODING else tile.rows
     return tile._replace(rows=rows, keys=32, warps=4, stages=3)
+
+
+class Weighing(NamedTuple):
+    """What a program of attention's in two kernels takes that makes weights."""
+
+    lanes: int  # rows times query heads
+    keys: int  # a round
+    depth: int  # numbers of queries and keys at a time; where it is all of them, the queries stay
+    warps: int
+    stages: int
+
+
+class Summing(NamedTuple):
+    """What a program takes that sums the values of a `Weighing`'s lanes."""
+
+    values: int  # columns of them
+    keys: int  # at a time: a round, or a part of one
+    warps: int
+    stages: int
+
+
+WEIGHING = Weighing(128, 128, 64, 8, 3)
+SUMMING = Summing(256, 64, 8, 3)

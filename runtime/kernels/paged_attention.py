@@ -2,15 +2,17 @@
 
 Two variants share the kernel: one query head a program, or (grouped) all query heads of a key head in one tile, which
 reads each key once for the whole group. Where there are few programs, the keys are split among several, and a second
-kernel puts together what each made of its own.
+kernel puts together what each made of its own. Heads of 512 of many rows are `attention_wide`'s.
 """
 
 from __future__ import annotations
 
 import torch
 
+from runtime.kernels.attention_rounds import LOG2_E, pages_of, weigh
 from runtime.kernels.attention_shares import put_together
 from runtime.kernels.attention_tiles import MANY, in_crowds, shares, tile_sizes
+from runtime.kernels.attention_wide import attention_in_two, quicker_in_two
 from runtime.kernels.batch import TILE_ROWS, ForwardBatch
 from runtime.kernels.pages import read, read_keys, strides
 from runtime.kernels.precision import wide
@@ -55,12 +57,6 @@ def paged_attention_reference(
 
 
 @triton.jit
-def _pages(pages_at, key, end, PAGE: tl.constexpr):
-    """Of each key; asked page by page, so that the compiler knows keys of a page to lie as evenly as they do."""
-    return tl.load(pages_at + key // PAGE, mask=key // PAGE * PAGE < end, other=0)
-
-
-@triton.jit
 def _round(
     q, acc, best, total, page, key, end, visible_end, origin, window, scale_log2, k_ptr, v_ptr, kv_head, first_value,
     DIM: tl.constexpr, PAGE: tl.constexpr, PIECE: tl.constexpr, DIM_P2: tl.constexpr, VALUES: tl.constexpr,
@@ -86,12 +82,7 @@ def _round(
         if WINDOWED:
             visible = visible & (origin[:, None] - key[None, :] < window)
         scores = tl.where(visible, scores, float("-inf"))
-    new_best = tl.maximum(best, tl.max(scores, 1))
-    # a row that has seen no key yet has -inf here, and -inf - -inf would be NaN
-    anchor = tl.where(new_best == float("-inf"), 0.0, new_best)
-    weights = tl.exp2(scores * scale_log2 - (anchor * scale_log2)[:, None])
-    decay = tl.exp2((best - anchor) * scale_log2)  # 1 sharp after a round that a row does not see, whatever is fused
-    total = total * decay + tl.sum(weights, 1)
+    weights, decay, best, total = weigh(scores, best, total, scale_log2)
     if ALL and DIM == DIM_P2:
         v = tl.load(v_ptr + v_at)
     elif V_TOKEN == 1:  # whole runs of a page's tokens: a mask that ends among them would split the loads
@@ -99,7 +90,7 @@ def _round(
     else:
         v = tl.load(v_ptr + v_at, mask=key_ok[:, None] & (value < DIM)[None, :], other=0.0)
     acc = tl.dot(weights.to(v.dtype), v, acc * decay[:, None], input_precision="ieee")
-    return acc, new_best, total
+    return acc, best, total
 
 
 @triton.jit(do_not_specialize=["table_stride", "all_rows", "window"])  # else each new value may compile again
@@ -161,10 +152,10 @@ def _paged_attention(
     some = tl.arange(0, KEYS)
     # Pages are asked for one round ahead, so that none waits for them before it asks for its keys.
     if DIM_P2 <= 128:
-        page = _pages(pages_at, begin + some, end, PAGE)
+        page = pages_of(pages_at, begin + some, end, PAGE)
         for first_key in range(begin, end, KEYS):
             mine, key = page, first_key + some
-            page = _pages(pages_at, key + KEYS, end, PAGE)
+            page = pages_of(pages_at, key + KEYS, end, PAGE)
             acc, best, total = _round(
                 q, acc, best, total, mine, key, end, visible_end, origin, window, scale_log2, k_ptr, v_ptr, kv_head,
                 first_value, DIM, PAGE, PIECE, DIM_P2, VALUES, K_PAGE, K_TOKEN, K_HEAD, K_PIECE,
@@ -183,8 +174,8 @@ def _paged_attention(
             whole_begin = tl.minimum(whole_begin, begin + tl.cdiv(tl.maximum(end - begin, 0), KEYS) * KEYS)
         whole_end = tl.maximum(whole_begin, tl.minimum(whole, end) // KEYS * KEYS)
         if AHEAD:
-            low = _pages(pages_at, begin, end, PAGE)
-            high = _pages(pages_at, begin + HALF, end, PAGE)
+            low = pages_of(pages_at, begin, end, PAGE)
+            high = pages_of(pages_at, begin + HALF, end, PAGE)
         for stretch in tl.static_range(0 if WINDOWED else 1, 3):
             if stretch == 0:
                 since, until = begin, whole_begin
@@ -196,10 +187,10 @@ def _paged_attention(
                 key = first_key + some
                 if AHEAD:
                     mine = tl.where(some < HALF, low, high)
-                    low = _pages(pages_at, first_key + KEYS, end, PAGE)
-                    high = _pages(pages_at, first_key + KEYS + HALF, end, PAGE)
+                    low = pages_of(pages_at, first_key + KEYS, end, PAGE)
+                    high = pages_of(pages_at, first_key + KEYS + HALF, end, PAGE)
                 else:
-                    mine = _pages(pages_at, key, end, PAGE)
+                    mine = pages_of(pages_at, key, end, PAGE)
                 acc, best, total = _round(
                     q, acc, best, total, mine, key, end, visible_end, origin, window, scale_log2, k_ptr, v_ptr,
                     kv_head, first_value, DIM, PAGE, PIECE, DIM_P2, VALUES, K_PAGE, K_TOKEN, K_HEAD, K_PIECE,
@@ -219,7 +210,6 @@ def _paged_attention(
     tl.store(out_ptr + out_at, acc.to(out_ptr.dtype.element_ty), mask=real[:, None] & (value < DIM)[None, :])
 
 
-LOG2_E = 1.4426950408889634
 SHARE = 1024  # keys of a share where bits must not depend on the batch
 
 
@@ -240,6 +230,9 @@ def paged_attention(
     height, so that a row's bits depend on it and its keys alone."""
     all_rows, heads, dim = q.shape
     kv_heads = k_cache.shape[2]
+    plain = grouped and window is None and splits is None and not fixed
+    if plain and quicker_in_two(q, kv_heads, batch):
+        return attention_in_two(q, k_cache, v_cache, batch, scale=scale)
     out = torch.empty_like(q)
     packed = heads // kv_heads if grouped else 1
     packed_p2, dim_p2 = triton.next_power_of_2(packed), max(16, triton.next_power_of_2(dim))

@@ -15,6 +15,7 @@ from triton.compiler import ASTSource  # noqa: E402
 from runtime.kernels import (  # noqa: E402
     attention_shares,
     attention_tiles,
+    attention_wide,
     distribution,
     expert_cut,
     expert_products,
@@ -313,6 +314,28 @@ def test_paged_attention_in_crowds(packed):
     compiled = build(paged_attention._paged_attention, types, constants, num_warps=tile.warps, num_stages=tile.stages)
     assert spilled(compiled) <= 32
     assert "wgmma" in compiled.asm["ptx"]
+
+
+@pytest.mark.parametrize("layout", list(LAYOUTS))
+def test_attention_in_two(layout):
+    weighing, summing = attention_tiles.WEIGHING, attention_tiles.SUMMING
+    types = dict.fromkeys(("q_ptr", "k_ptr", "v_ptr", "weights_ptr", "out_ptr"), "*bf16")
+    types |= dict.fromkeys(("decays_ptr", "totals_ptr"), "*fp32") | {"scale_log2": "fp32"}
+    types |= dict.fromkeys(("tiles_ptr", "visible_end_ptr", "table_ptr"), "*i32")
+    types |= dict.fromkeys(("table_stride", "first_tile", "rounds"), "i32")
+    constants = {
+        "HEADS": 16, "KV_HEADS": 2, "DIM": 512, **strides_of(layout, 2, 512), "PACKED_P2": 8,
+        "ROWS": weighing.lanes // 8, "KEYS": weighing.keys, "DEPTH": weighing.depth, "SOME": summing.keys,
+        "VALUES": summing.values,
+    }  # fmt: skip
+    for kernel, how in ((attention_wide._weights, weighing), (attention_wide._values, summing)):
+        names = kernel.arg_names
+        taken, own = ({n: of[n] for n in names if n in of} for of in (types, constants))
+        compiled = build(kernel, taken, own, num_warps=how.warps, num_stages=how.stages)
+        assert spilled(compiled) == 0
+        assert "wgmma" in compiled.asm["ptx"]
+        assert "cp.async.cg.shared.global" in compiled.asm["ptx"], "numbers do not arrive 16 bytes at a time"
+        assert "ld.global.b16" not in compiled.asm["ptx"]
 
 
 def test_putting_shares_together():

@@ -17,6 +17,7 @@ ROOT = Path(__file__).resolve().parents[2]
         ("interpreted", "elementwise"),
         ("interpreted", "moe"),
         ("interpreted", "attention"),
+        ("interpreted_wide", ""),
         ("interpreted_models", ""),
         ("interpreted_fp8", ""),
         ("interpreted_grouped", ""),
