@@ -61,7 +61,7 @@ class Weighing(NamedTuple):
 
     lanes: int  # rows times query heads
     keys: int  # a round
-    depth: int  # numbers of queries and keys at a time; where it is all of them, the queries stay
+    depth: int  # numbers of queries and keys at a time
     warps: int
     stages: int
 
@@ -75,5 +75,5 @@ class Summing(NamedTuple):
     stages: int
 
 
-WEIGHING = Weighing(128, 128, 64, 8, 3)
-SUMMING = Summing(256, 64, 8, 3)
+WEIGHING = Weighing(128, 256, 64, 8, 4)
+SUMMING = Summing(128, 64, 8, 3)

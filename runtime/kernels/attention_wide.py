@@ -49,8 +49,6 @@ def _weights(
         number, FURTHER = dim // PIECE * K_PIECE + dim % PIECE, DEPTH // PIECE * K_PIECE
     q_at = ((first_row + row).to(tl.int64) * HEADS + kv_head * PACKED + member)[:, None] * DIM + dim[None, :]
     real = ((row < rows) & (member < PACKED))[:, None]
-    if DEPTH == DIM:
-        q = tl.load(q_ptr + q_at, mask=real, other=0.0)
 
     visible_end = tl.load(visible_end_ptr + first_row + row, mask=row < rows, other=0)
     end = tl.max(visible_end, 0)
@@ -72,14 +70,11 @@ def _weights(
             page = pages_of(pages_at, key + KEYS, end, PAGE)
             k_at = (mine.to(tl.int64) * K_PAGE + key % PAGE * K_TOKEN + kv_head * K_HEAD)[:, None] + number[None, :]
             # what lies beyond the end is read too: its scores are masked
-            if DEPTH == DIM:
-                scores = tl.dot(q, tl.trans(tl.load(k_ptr + k_at)), input_precision="ieee")
-            else:
-                scores = tl.zeros([LANES, KEYS], tl.float32)
-                for part in range(DIM // DEPTH):
-                    some_q = tl.load(q_ptr + q_at + part * DEPTH, mask=real, other=0.0)
-                    k = tl.load(k_ptr + k_at + part * FURTHER)
-                    scores = tl.dot(some_q, tl.trans(k), scores, input_precision="ieee")
+            scores = tl.zeros([LANES, KEYS], tl.float32)
+            for part in range(DIM // DEPTH):
+                q = tl.load(q_ptr + q_at + part * DEPTH, mask=real, other=0.0)
+                k = tl.load(k_ptr + k_at + part * FURTHER)
+                scores = tl.dot(q, tl.trans(k), scores, input_precision="ieee")
             if stretch == 1:
                 scores = tl.where(key[None, :] < visible_end[:, None], scores, float("-inf"))
             weights, decay, best, total = weigh(scores, best, total, scale_log2)

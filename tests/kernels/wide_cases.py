@@ -12,7 +12,7 @@ from runtime.kernels.batch import ForwardBatch
 from runtime.kernels.paged_attention import paged_attention_reference
 from tests.kernels.cases import assert_near, attention_case, with_any_sight
 
-# as small as they may be: rounds of one box of weights, and of several; queries that stay, and queries in parts
+# as small as they may be: rounds of one box of weights, and of several; queries as a whole, and in parts
 SMALL = [
     (Weighing(16, 32, 16, 4, 2), Summing(16, 32, 4, 2)),
     (Weighing(64, 32, 512, 4, 2), Summing(16, 16, 4, 2)),
