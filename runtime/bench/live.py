@@ -40,7 +40,7 @@ from runtime.strategies.full import CACHE
 
 ACCEPT = 0.95  # a threshold that random weights do not reach
 IDS = 1000, 150_000  # of what is not masked, as far as the vocabulary reaches
-BLOCKS = 27  # seed of what open blocks hold, which is the same after contexts of any length
+BLOCKS = 23  # seed of what open blocks hold, which is the same after contexts of any length
 SETTLE = 12  # steps before those that are timed
 
 
