@@ -17,6 +17,7 @@ from runtime.engine.groups import Given, Group, Place, make_groups
 from runtime.engine.inputs import SampleShape, sample_inputs
 from runtime.engine.noise_head import described, noise_alone
 from runtime.engine.shaping import shape_logits
+from runtime.kernels.dispatch import Kernels
 from runtime.layers.head import CappedHead, PlainHead
 from runtime.samplers import choose
 from runtime.samplers.base import (
@@ -82,6 +83,8 @@ class Head:
         self.capped = None  # its kernels see all of a vocabulary
         if isinstance(logits, CappedHead) and logits.kernels.describe is not None and not vocabulary.shared:
             self.capped = logits
+        kernels: Kernels | None = getattr(logits, "kernels", None)
+        self.draw = None if kernels is None or vocabulary.shared else kernels.draw
         self.soften = soften
         self.mask_id = mask_id
         self.max_token_id = max_token_id
@@ -242,15 +245,9 @@ class Head:
         return {name: some[name].masked_fill(late, end) for name, end in ends.items() if name in some}
 
     def _draw(
-        self,
-        groups: list[Group],
-        part: slice,
-        logits: torch.Tensor,
-        given: Given,
-        choice: torch.Tensor,
-        conf: torch.Tensor,
-        stats: Stats,
-    ) -> None:
+        self, groups: list[Group], part: slice, logits: torch.Tensor, given: Given, choice: torch.Tensor,
+        conf: torch.Tensor, stats: Stats,
+    ) -> None:  # fmt: skip
         """Those rows of a part of the sampled ones that draw do so instead of taking the likeliest."""
         before = 0  # rows that draw, of the groups before
         for group in groups:
@@ -260,9 +257,16 @@ class Head:
             before += shape.drawn
             if span is None:
                 continue
-            limited = group.first + shape.rows - shape.limited
-            for start in range(span.rows.start, span.rows.stop, DRAW_ROWS):
-                some = slice(start, min(start + DRAW_ROWS, span.rows.stop))
+            limited, begin, end = group.first + shape.rows - shape.limited, span.rows.start, span.rows.stop
+            if self.draw is not None and not any(stat & group.wants for stat in self.shapes):
+                here, some = (given["block"][span.rows], given["at"][span.rows]), slice(begin - first, end - first)
+                choice[here], conf[here] = self.draw(
+                    logits[span.part], given["limits"][some], given["uniform"][some],
+                    free=min(max(limited - begin, 0), end - begin),
+                )  # fmt: skip
+                continue
+            for start in range(begin, end, DRAW_ROWS):
+                some = slice(start, min(start + DRAW_ROWS, end))
                 limits = given["limits"][some.start - first : some.stop - first]
                 probs = self.vocabulary.distribution(
                     logits[some.start - part.start : some.stop - part.start],

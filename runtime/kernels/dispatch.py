@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import partial
-from typing import Any, NamedTuple, Protocol
 
 import torch
 import torch.nn.functional as F
@@ -20,13 +18,12 @@ from runtime.kernels import (
     packed_torch,
     sandwich,
 )
-from runtime.kernels.distribution import Asked, Described, describe
+from runtime.kernels.distribution import describe
+from runtime.kernels.draw import draw
 from runtime.kernels.expert_products import moe, moe_add_norm
-from runtime.kernels.filling import After, Blocks, Sampled, fill
-from runtime.kernels.fp8 import Fp8
-from runtime.kernels.gate import Activation, gate_mul, gate_mul_reference
-from runtime.kernels.greedy_head import Likeliest, likeliest, likeliest_reference
-from runtime.kernels.grouped import Grouped
+from runtime.kernels.filling import fill
+from runtime.kernels.gate import gate_mul, gate_mul_reference
+from runtime.kernels.greedy_head import likeliest, likeliest_reference
 from runtime.kernels.lora import LoraKernel, add_lora, add_lora_reference
 from runtime.kernels.mean import mean, mean_reference
 from runtime.kernels.moe import moe_torch
@@ -34,102 +31,26 @@ from runtime.kernels.product import product
 from runtime.kernels.rms_norm import add_rms_norm, add_rms_norm_reference, rms_norm, rms_norm_reference
 from runtime.kernels.rotary import qkv_to_pages, qkv_to_pages_reference
 from runtime.kernels.router import router_logits, router_logits_reference
-from runtime.kernels.routing import RoutingRule, route, route_reference
-
-Two = tuple[torch.Tensor, torch.Tensor]
-LinearKernel = Callable[[torch.Tensor, torch.Tensor, torch.Tensor | None], torch.Tensor]  # as ``F.linear``
-TableKernel = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]  # of rows, and a table [ids, size]
-
-
-class RMSNormKernel(Protocol):
-    def __call__(self, x: torch.Tensor, weight: torch.Tensor | None, eps: float) -> torch.Tensor: ...
-
-
-class AddRMSNormKernel(Protocol):
-    def __call__(self, x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor | None, eps: float) -> Two: ...
-
-
-class QKVToPagesKernel(Protocol):
-    def __call__(
-        self, qkv: torch.Tensor, positions: torch.Tensor, table: torch.Tensor, q_weight: torch.Tensor | None,
-        k_weight: torch.Tensor | None, heads: int, kv_heads: int, eps: float, clip: float | None = None, *,
-        slots: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor,
-        apart: int | None = None, v_norm: bool = False, v_from_k: bool = False,
-    ) -> torch.Tensor: ...  # fmt: skip
-
-
-class GateKernel(Protocol):
-    def __call__(self, gate_up: torch.Tensor, activation: Activation = "silu") -> torch.Tensor: ...
-
-
-class RouterLogitsKernel(Protocol):
-    def __call__(self, x: torch.Tensor, weight: torch.Tensor, factor: torch.Tensor | None = None) -> torch.Tensor: ...
-
-
-class RouteKernel(Protocol):
-    def __call__(
-        self, logits: torch.Tensor, bias: torch.Tensor | None, rule: RoutingRule, first: torch.Tensor | None = None
-    ) -> Two: ...
-
-
-class MoEKernel(Protocol):
-    """`gate_up`, `down`: operands of the format that it is for (``Weight.operand``)."""
-
-    def __call__(
-        self, x: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor, gate_up: Any, down: Any,
-        shared: torch.Tensor | None, activation: Activation = "silu", out: torch.Tensor | None = None,
-    ) -> torch.Tensor: ...  # fmt: skip
-
-
-class MoEAddNormKernel(Protocol):
-    def __call__(
-        self, x: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor, gate_up: Any, down: Any,
-        shared: torch.Tensor | None, residual: torch.Tensor, norm: torch.Tensor | None, eps: float,
-    ) -> Two: ...  # fmt: skip
-
-
-class LikeliestKernel(Protocol):
-    def __call__(
-        self, hidden: torch.Tensor, weight: torch.Tensor, *, mask_id: int | None, max_token_id: int,
-        spared: Sequence[int] = (),
-    ) -> Likeliest: ...  # fmt: skip
-
-
-class FillKernel(Protocol):
-    def __call__(self, blocks: Blocks, sampled: Sampled, mask_id: int | None, eos_ids: torch.Tensor) -> After: ...
-
-
-class BeforeKernel(Protocol):
-    def __call__(
-        self, mixed: torch.Tensor, x: torch.Tensor, after: torch.Tensor, dense: torch.Tensor, experts: torch.Tensor,
-        eps: float,
-    ) -> sandwich.Fillings: ...  # fmt: skip
-
-
-class AfterKernel(Protocol):
-    def __call__(
-        self, dense: torch.Tensor, chosen: torch.Tensor, x: torch.Tensor, scale: torch.Tensor,
-        weights: tuple[torch.Tensor, ...], eps: float,
-    ) -> Two: ...  # fmt: skip
-
-
-class Sandwich(NamedTuple):
-    """The norms between the parts of a layer that are normed before and after, see ``kernels.sandwich``."""
-
-    before: BeforeKernel
-    after: AfterKernel
-
-
-class DescribeKernel(Protocol):
-    def __call__(self, logits: torch.Tensor, asked: Asked) -> Described: ...
-
-
-class Fp8LinearKernel(Protocol):
-    def __call__(self, x: torch.Tensor, weight: Fp8, bias: torch.Tensor | None) -> torch.Tensor: ...
-
-
-class GroupedLinearKernel(Protocol):
-    def __call__(self, x: torch.Tensor, weight: Grouped, bias: torch.Tensor | None) -> torch.Tensor: ...
+from runtime.kernels.routing import route, route_reference
+from runtime.kernels.signatures import (
+    AddRMSNormKernel,
+    DescribeKernel,
+    DrawKernel,
+    FillKernel,
+    Fp8LinearKernel,
+    GateKernel,
+    GroupedLinearKernel,
+    LikeliestKernel,
+    LinearKernel,
+    MoEAddNormKernel,
+    MoEKernel,
+    QKVToPagesKernel,
+    RMSNormKernel,
+    RouteKernel,
+    RouterLogitsKernel,
+    Sandwich,
+    TableKernel,
+)
 
 
 @dataclass(frozen=True)
@@ -172,6 +93,7 @@ class Kernels:
     likeliest: LikeliestKernel
     fill: FillKernel | None  # what `samplers.shared` and `engine.outcome` do for the plainest rules, in less launches
     describe: DescribeKernel | None  # what `engine.head` does for rules of noise, reading the logits twice
+    draw: DrawKernel | None  # what `samplers.choose` does to draw, without sorting
     sandwich: Sandwich | None  # norms between parts, in less than each for itself takes
     add_lora: LoraKernel
     fp8: Fp8Kernels
@@ -204,6 +126,7 @@ TORCH = Kernels(
     likeliest=likeliest_reference,
     fill=None,
     describe=None,
+    draw=None,
     sandwich=None,
     add_lora=add_lora_reference,
     fp8=Fp8Kernels(
@@ -233,6 +156,7 @@ TRITON = Kernels(
     likeliest=likeliest,
     fill=fill,
     describe=describe,
+    draw=draw,
     sandwich=Sandwich(sandwich.before, sandwich.after),
     add_lora=add_lora,
     fp8=Fp8Kernels(

@@ -19,7 +19,7 @@ from runtime.layers.head import head_logits
 from runtime.layers.share import Index, Part, Share
 
 if TYPE_CHECKING:
-    from runtime.kernels.dispatch import LinearKernel
+    from runtime.kernels.signatures import LinearKernel
 
 
 class Weight(ABC):

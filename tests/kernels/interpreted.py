@@ -19,6 +19,7 @@ from runtime.kernels.paged_attention import paged_attention
 from runtime.kernels.routing import RoutingRule
 from runtime.layers.kv_pool import LAYOUTS
 from tests.kernels import cases, fixed_cases, in_order, interpreting  # noqa: F401
+from tests.kernels.draw_cases import check_draw
 from tests.kernels.mean_cases import check_mean
 from tests.kernels.product_cases import check_product
 from tests.kernels.watch import watch
@@ -347,3 +348,9 @@ def test_attention_reads_only_tiles_that_a_window_reaches(watched, cached, windo
                 read.add(position)
         end = cached + 8 if exact else -(-(cached + 8) // 16) * 16  # of transposed values whole runs are read
         assert read == set(range(first, end))
+
+
+@pytest.mark.parametrize(("rows", "vocab"), [(12, 17), (9, 300), (7, 5000)])
+@pytest.mark.parametrize("ties", [False, True])
+def test_elementwise_draw(rows, vocab, ties):
+    check_draw(rows, vocab, ties, "cpu")

@@ -42,7 +42,7 @@ def test_weights_of_few_bits_have_deterministic_kernels(quantization):
 
 def test_deterministic_ones_are_others():
     """Of those whose bits may depend on the batch none is in both; the others treat a row for itself."""
-    fused = {"fill", "describe", "sandwich"}  # each for one row or block
+    fused = {"fill", "describe", "draw", "sandwich"}  # each for one row or block
     for plain, fixed, alike in ((TORCH, FIXED_TORCH, {"likeliest", "mean", "logits"}), (TRITON, FIXED_TRITON, ROWS)):
         same = {f.name for f in fields(Kernels) if getattr(plain, f.name) == getattr(fixed, f.name)}
         adapted = {"add_lora"} if plain is TRITON else set()  # each row for itself

@@ -6,7 +6,7 @@ import torch
 from runtime.kernels.paged_attention import paged_attention
 from runtime.kernels.routing import RoutingRule
 from runtime.layers.kv_pool import LAYOUTS
-from tests.kernels import cases
+from tests.kernels import cases, draw_cases
 
 pytestmark = pytest.mark.gpu  # asked for by name, so that a missing device fails them rather than skips them
 FLOATS = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
@@ -230,3 +230,9 @@ def test_distribution(rows, vocab, mask_id, max_token_id):
 @pytest.mark.parametrize(("rows", "size"), [(1, 64), (300, 2816)])
 def test_sandwich(rows, size, dtype):
     cases.check_sandwich(rows, size, dtype, "cuda")
+
+
+@pytest.mark.parametrize(("rows", "vocab"), [(1, 300), (40, 5000), (24, 157_184)])
+@pytest.mark.parametrize("ties", [False, True])
+def test_draw(rows, vocab, ties):
+    draw_cases.check_draw(rows, vocab, ties, "cuda")
