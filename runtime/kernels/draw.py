@@ -18,17 +18,23 @@ WARPS = 8
 
 
 @triton.jit
+def _key(x):
+    """An integer of 32 bits; those of numbers lie in the numbers' order."""
+    bits = x.to(tl.int32, bitcast=True)
+    return tl.where(bits < 0, bits ^ 0x7FFFFFFF, bits)
+
+
+@triton.jit
 def _keys(logits_ptr, at, ok, heat):
-    """Logits by the temperature; and as integers that lie in the same order."""
+    """Logits by the temperature, and their keys."""
     x = tl.load(logits_ptr + at, mask=ok, other=float("-inf"))
     x = tl.div_rn(x, heat) + 0.0  # -0 is 0
-    bits = x.to(tl.int32, bitcast=True)
-    return x, tl.where(bits < 0, bits ^ 0x7FFFFFFF, bits)
+    return x, _key(x)
 
 
 @triton.jit
 def _value(key):
-    """The number that an integer of `_keys` stands for."""
+    """The number that a key is of."""
     bits = tl.where(key < 0, key ^ 0x7FFFFFFF, key).to(tl.int32)
     return bits.to(tl.float32, bitcast=True)
 
@@ -40,15 +46,16 @@ def _weights(x, best):
 
 
 @triton.jit
-def _above(logits_ptr, begin, vocab, heat, best, cut, SLAB: tl.constexpr):
-    """Of a row, what all weigh whose keys are above `cut`, and how many are equal to it."""
+def _kept(logits_ptr, begin, vocab, heat, best, cut, ties, SLAB: tl.constexpr):
+    """What all of a row weigh whose keys are above `cut`, with at most `ties` of those that are equal to it."""
     weighed, equal = tl.zeros([SLAB], tl.float32), tl.zeros([SLAB], tl.int32)
     for first in range(0, vocab, SLAB):
         token = first + tl.arange(0, SLAB)
         x, key = _keys(logits_ptr, begin + token, token < vocab, heat)
         weighed += tl.where(key > cut, _weights(x, best), 0.0)
         equal += (key == cut).to(tl.int32)
-    return tl.sum(weighed, 0).to(tl.float64), tl.sum(equal, 0)
+    own = _weights(_value(cut), best).to(tl.float64)
+    return tl.sum(weighed, 0).to(tl.float64) + tl.minimum(tl.sum(equal, 0), ties).to(tl.float64) * own
 
 
 @triton.jit
@@ -97,20 +104,16 @@ def _draw(
     cut = tl.full([], -2139095041, tl.int64)  # -inf
     ties = tl.full([], 0, tl.int32)
     if row >= limited_from:
-        bits = best.to(tl.int32, bitcast=True)
-        high = tl.where(bits < 0, bits ^ 0x7FFFFFFF, bits).to(tl.int64) + 1
+        high = _key(best).to(tl.int64) + 1
         least = tl.maximum(least, best + tl.log(tl.load(limits_at + 3)).to(tl.float32))
-        bits = (least + 0.0).to(tl.int32, bitcast=True)
-        low = tl.where(bits < 0, bits ^ 0x7FFFFFFF, bits).to(tl.int64)
+        low = _key(least + 0.0).to(tl.int64)
         cut = low - 1
         top_p, top_k = tl.load(limits_at + 1), tl.load(limits_at + 2)
         if top_k > 0:
             found, over = _search(logits_ptr, begin, vocab, heat, best, low, high, top_k, False, CUTS, NARROW)
             cut, ties = found, (top_k - over).to(tl.int32)
         if top_p < 1:
-            weighed, equal = _above(logits_ptr, begin, vocab, heat, best, cut, SLAB)
-            own = _weights(_value(cut), best).to(tl.float64)
-            goal = top_p * (weighed + tl.minimum(equal, ties).to(tl.float64) * own)
+            goal = top_p * _kept(logits_ptr, begin, vocab, heat, best, cut, ties, SLAB)
             found, over = _search(
                 logits_ptr, begin, vocab, heat, best, tl.maximum(cut, low), high, goal, True, CUTS, NARROW
             )
@@ -119,9 +122,7 @@ def _draw(
             fit = tl.minimum(fit, 2147483647.0).to(tl.int32)
             ties = tl.where(found > cut, fit, tl.minimum(ties, fit))
             cut = found
-    weighed, equal = _above(logits_ptr, begin, vocab, heat, best, cut, SLAB)
-    own = _weights(_value(cut), best)
-    total = weighed + tl.minimum(equal, ties).to(tl.float64) * own.to(tl.float64)
+    total = _kept(logits_ptr, begin, vocab, heat, best, cut, ties, SLAB)
     goal = tl.load(uniform_ptr + row) * total
     sum, passed, drawn, first = goal * 0.0, ties * 0, ties * 0 - 1, ties * 0
     done = ties < 0

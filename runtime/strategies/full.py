@@ -79,9 +79,8 @@ class FullCanvas(TiledBlocks):
         return Feed(first, last, [] if complete(request, part) else [part])
 
     def steady(self, request: Request, feed: Feed) -> bool:
-        follows = (
-            bool(request.kept) or request.values[CACHE] == "none"
-        )  # a block's first step forwards more than others
+        # with a cache a block's first step forwards more than its others
+        follows = bool(request.kept) or request.values[CACHE] == "none"
         return follows and feed.blocks == request.blocks[-1:] and not looked_at(request)
 
     def _renewed(self, request: Request) -> tuple[int, int]:
