@@ -117,7 +117,7 @@ class DeviceStep:
             return None
         if len(shape.groups) > 1 or group.wants or shape.drawn or shape.noise or shape.placed or shape.shaped:
             return None
-        token, conf = self.head.likeliest(head, hidden)
+        token, conf = self.head.likeliest(head, hidden, given["live"])
         threshold, steps = (rule.columns[field.name] for field in rule.plain)
         after = head.kernels.fill(
             Blocks(

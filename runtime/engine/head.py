@@ -94,9 +94,10 @@ class Head:
         ids = () if orders is None else (orders.delete, orders.split)
         self.spared = [token for token in ids if token > max_token_id]
 
-    def likeliest(self, head: PlainHead, hidden: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    def likeliest(self, head: PlainHead, hidden: torch.Tensor, live: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """[rows, hidden] -> token int64 [rows] and its probability [rows], of the head that is `plain`."""
-        return head.likeliest(hidden, mask_id=self.mask_id, max_token_id=self.max_token_id, spared=self.spared)
+        mask, last = self.mask_id, self.max_token_id
+        return head.likeliest(hidden, mask_id=mask, max_token_id=last, spared=self.spared, live=live)
 
     def together(self, shape: SampleShape) -> bool:
         """Whether a block's results have the same bits whatever blocks are beside it: products and sums are kernels'
@@ -149,7 +150,7 @@ class Head:
         block_of, at = given["block"], given["at"]
         direct = self.plain if bare(shape) else None
         if direct is not None and shape.rows:
-            token, conf[block_of, at] = self.likeliest(direct, hidden)
+            token, conf[block_of, at] = self.likeliest(direct, hidden, given["live"])
             choice[block_of, at] = token
             if likeliest is not None:
                 likeliest[block_of, at] = token

@@ -119,7 +119,7 @@ def forward_inputs(plan: StepPlan, *, told: bool, block_size: int) -> tuple[Forw
 
 def sample_inputs(plan: BlockPlan, rules: Callable[[str], Rule]) -> tuple[SampleShape, Arrays]:
     """Sampled positions lie in the order of their groups, and within one those that draw come last; else as in the
-    plan."""
+    plan. `live`: how many there are, up to the last one that is not dead."""
     block, at = np.nonzero(plan.sampled)
     several = len(plan.groups) > 1
     kind, block, at = _ordered(plan, block, at)
@@ -128,6 +128,7 @@ def sample_inputs(plan: BlockPlan, rules: Callable[[str], Rule]) -> tuple[Sample
         "rows": plan.rows[block] + at,
         "block": block,
         "at": at,
+        "live": np.array([len(at)], dtype=np.int32),
         "block_tokens": plan.tokens,
         "block_state": plan.state,
         "may_force": plan.may_force,

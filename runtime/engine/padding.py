@@ -91,6 +91,7 @@ def sample_kinds(shape: SampleShape, columns: list[int], keeps: list[int]) -> Ki
     """The arrays of a shape's blocks. `columns`, `keeps`: of each group's rule."""
     rows, n, size = shape.rows, shape.blocks, shape.size
     found: dict[str, tuple[np.dtype[Any], tuple[int, ...]]] = dict.fromkeys(("rows", "block", "at"), (I64, (rows,)))
+    found["live"] = I32, (1,)
     found["block_tokens"] = I64, (n, size)
     found["block_state"] = I8, (n, size)
     found["remasked"] = BOOL, (n, size)
@@ -132,6 +133,7 @@ def fill_sample(into: Views, shape: SampleShape, arrays: Arrays, padded: SampleS
         into["place"][:n] = arrays.get("place", sizes.places)
         into["place"][n:] = sizes.places
     several = len(shape.groups) > 1
+    into["live"][0] = 0
     read = write = drawn_read = drawn_write = 0
     for i, (group, larger) in enumerate(zip(shape.groups, padded.groups, strict=True)):
         last = larger.blocks - 1  # of the group's, a dead one
@@ -142,6 +144,8 @@ def fill_sample(into: Views, shape: SampleShape, arrays: Arrays, padded: SampleS
                 view = into[name][write : write + room]
                 view[:parts] = arrays[name][read : read + parts]
                 view[parts:] = none
+            if parts:
+                into["live"][0] = write + parts
             read, write = read + parts, write + room
         for parts, room in zip(_parts(group)[1:], _parts(larger)[1:], strict=True):
             if room:

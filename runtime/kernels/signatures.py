@@ -71,7 +71,7 @@ class MoEAddNormKernel(Protocol):
 class LikeliestKernel(Protocol):
     def __call__(
         self, hidden: torch.Tensor, weight: torch.Tensor, *, mask_id: int | None, max_token_id: int,
-        spared: Sequence[int] = (),
+        spared: Sequence[int] = (), live: torch.Tensor | None = None,
     ) -> Likeliest: ...  # fmt: skip
 
 

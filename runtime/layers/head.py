@@ -63,24 +63,27 @@ class PlainHead:
         return self.weight.logits(hidden)
 
     def likeliest(
-        self, hidden: torch.Tensor, *, mask_id: int | None, max_token_id: int, spared: Sequence[int] = ()
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+        self, hidden: torch.Tensor, *, mask_id: int | None, max_token_id: int, spared: Sequence[int] = (),
+        live: torch.Tensor | None = None,
+    ) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
         """[n, hidden] -> token int64 [n] and its probability [n], see ``kernels.greedy_head.likeliest_reference``."""
         if self.ids is not None:
-            return self._joined(self.ids, hidden, mask_id, max_token_id, spared)
+            return self._joined(self.ids, hidden, mask_id, max_token_id, spared, live)
         found = self.kernels.likeliest(
-            hidden, self.weight.tensor, mask_id=mask_id, max_token_id=max_token_id, spared=spared
+            hidden, self.weight.tensor, mask_id=mask_id, max_token_id=max_token_id, spared=spared, live=live
         )
         return found.token, found.conf
 
     def _joined(
-        self, ids: Ids, hidden: torch.Tensor, mask_id: int | None, max_token_id: int, spared: Sequence[int]
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+        self, ids: Ids, hidden: torch.Tensor, mask_id: int | None, max_token_id: int, spared: Sequence[int],
+        live: torch.Tensor | None,
+    ) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
         """The likeliest of all processes' likeliest."""
         first = ids.here.start
         token, conf, peak = self.kernels.likeliest(
             hidden, self.weight.tensor, mask_id=mask_id - first if mask_id in ids.here else None,  # type: ignore[operator]
             max_token_id=max_token_id - first, spared=[token - first for token in spared if token in ids.here],
+            live=live,
         )  # fmt: skip
         numbers = torch.stack([peak, 1 / conf, (token + first).to(conf.dtype)])
         peaks, sums, tokens = ids.group.gather(numbers).unbind(1)

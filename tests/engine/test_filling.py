@@ -51,7 +51,7 @@ def given(key: str, random: np.random.Generator) -> tuple[SampleShape, dict[str,
     params[:, rule.columns[threshold.name]] = random.random(BLOCKS)
     params[:, rule.columns[most.name]] = random.integers(1, 5, BLOCKS)
     arrays = {
-        "rows": block * SIZE + at, "block": block, "at": at,
+        "rows": block * SIZE + at, "block": block, "at": at, "live": np.array([len(block) - 3], np.int32),
         "block_tokens": np.where(state == 1, MASK, random.integers(0, VOCAB - 1, state.shape)), "block_state": state,
         "may_force": random.random(BLOCKS) < 0.7, "advanced": random.integers(0, 4, BLOCKS), "params0": params,
         "remasked": np.zeros_like(state, dtype=bool),

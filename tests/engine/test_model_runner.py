@@ -89,8 +89,9 @@ class Bare(PlainHead):
         return hidden.clone()
 
     def likeliest(
-        self, hidden: torch.Tensor, *, mask_id: int | None, max_token_id: int, spared: Sequence[int] = ()
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+        self, hidden: torch.Tensor, *, mask_id: int | None, max_token_id: int, spared: Sequence[int] = (),
+        live: torch.Tensor | None = None,
+    ) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
         self.asked.append("likeliest")
         logits = hidden.clone()
         choose.ban(logits, mask_id=mask_id, max_token_id=max_token_id, spared=spared)

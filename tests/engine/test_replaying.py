@@ -13,7 +13,7 @@ from runtime import LLM, SamplingParams
 from runtime.engine.adapting import Adapters
 from runtime.engine.inputs import ForwardShape, GroupShape, SampleShape
 from runtime.engine.making import step_sizes
-from runtime.engine.padding import Views, fill_forward, forward_kinds
+from runtime.engine.padding import Views, fill_forward, fill_sample, forward_kinds, sample_kinds
 from runtime.engine.replaying import ReplayingRunner
 from runtime.engine.sizes import Sizes, sampled_up, stairs
 from runtime.kernels.batch import TILE_ROWS, cut_tiles
@@ -140,6 +140,22 @@ def test_blocks_leave_room_for_a_dead_one() -> None:
     (larger,) = padded.groups
     assert (larger.blocks, larger.limited, larger.drawn, larger.rows, larger.records) == (7, 16, 48, 64, 16)
     assert sizes.sample(SampleShape(9, 8, (group,)), noise=False, placed=False) is None
+
+
+@pytest.mark.parametrize("rows", [(33, 0), (0, 7), (5, 16), (0, 0)])
+def test_what_lies_behind_the_last_live_row_is_dead(rows: tuple[int, int]) -> None:
+    """The head does none of it."""
+    sizes = Sizes(block=8, pages=7, page_size=4, most_rows=64, places=3)
+    shape = SampleShape(6, 8, tuple(GroupShape(rules()[0], 0, 3, n) for n in rows))
+    arrays = {name: np.ones(size, dtype) for name, (dtype, size) in sample_kinds(shape, [2, 2], [0, 0]).items()}
+    arrays["block"] = np.repeat([0, 3], rows)
+    padded = sizes.sample(shape, noise=False, placed=False)
+    assert padded is not None
+    into = {name: np.full(size, 9, dtype) for name, (dtype, size) in sample_kinds(padded, [2, 2], [0, 0]).items()}
+    fill_sample(into, shape, arrays, padded, sizes)
+    (live,) = into["live"]
+    assert (into["block"][live:] == padded.blocks - 1).all()
+    assert live == (padded.groups[0].rows + rows[1] if rows[1] else rows[0])
 
 
 def test_what_is_sampled_is_recorded_for_no_more_blocks_than_are_open() -> None:

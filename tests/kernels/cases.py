@@ -206,8 +206,9 @@ def check_moe(
 
 def check_likeliest(
     rows: int, inputs: int, vocab: int, mask_id: int | None, max_token_id: int, spared: tuple[int, ...],
-    dtype: torch.dtype, device: str,
+    dtype: torch.dtype, device: str, dead: int | None = None,
 ) -> None:  # fmt: skip
+    """`dead`: so many rows more, which the kernel is told of."""
     hidden = random(rows, inputs, dtype=dtype, device=device, seed=30)
     weight = random(vocab, inputs, dtype=dtype, device=device, seed=31, scale=3 * inputs**-0.5)
     whole = random(inputs, dtype=dtype, device=device, seed=32).sign() * 3  # products are exact in whatever order
@@ -218,7 +219,14 @@ def check_likeliest(
             hidden[token % rows] = weight[token]  # what is banned would be the likeliest
     hidden[0] = whole
     own = {"mask_id": mask_id, "max_token_id": max_token_id, "spared": spared}
-    token, conf, logit = likeliest(hidden, weight, **own)
+    if dead is None:
+        token, conf, logit = likeliest(hidden, weight, **own)
+    else:
+        live = torch.tensor([rows], dtype=torch.int32, device=device)
+        found = likeliest(torch.cat([hidden, hidden.new_zeros(dead, inputs)]), weight, **own, live=live)
+        assert not found.token[rows:].any()
+        assert (found.conf[rows:] == 1).all()
+        token, conf, logit = (each[:rows] for each in found)
     expected, sure, peak = likeliest_reference(hidden.double(), weight.double(), **own)
     assert (token.dtype, conf.dtype) == (torch.int64, torch.float32)
     logits = hidden.double() @ weight.double().T

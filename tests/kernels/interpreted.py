@@ -280,6 +280,15 @@ def test_elementwise_head(monkeypatch, rows, inputs, vocab, mask_id, max_token_i
 
 
 @matrix_dtypes
+@pytest.mark.parametrize("described", [False, True])
+@pytest.mark.parametrize(("rows", "dead"), [(3, 2), (130, 9), (20, 140), (177, 1), (200, 7), (258, 30)])
+def test_elementwise_head_with_dead_rows(monkeypatch, rows, dead, described, dtype):
+    """Also a program that does the last rows beside a whole tile, and tiles that are dead."""
+    monkeypatch.setattr(descriptors, "describable", lambda matrix: described)
+    cases.check_likeliest(rows, 24, 300, 7, 250, (299,), dtype, "cpu", dead)
+
+
+@matrix_dtypes
 @layouts
 @pytest.mark.parametrize(("heads", "kv_heads"), [(4, 2), (2, 2), (7, 1)])
 def test_attention_groups(heads, kv_heads, layout, dtype):

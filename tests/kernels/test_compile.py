@@ -380,20 +380,21 @@ def test_product(rows, dtype, described):
 
 
 @pytest.mark.parametrize("fixed", [False, True])
-@pytest.mark.parametrize("rows", [1, 17, 65])
+@pytest.mark.parametrize("rows", [1, 17, 65, 161, 193])
 @DTYPES
 def test_head(rows, dtype, fixed):
     how = greedy_head.cut(rows, 2048, torch.tensor([], dtype=dtype).element_size(), fixed=fixed)
     types = dict.fromkeys(("best_ptr", "total_ptr"), "*fp32") | {"token_ptr": "*i32"}
+    types["live_ptr"] = "*i32"
     join = types | {"out_ptr": "*i64", "conf_ptr": "*fp32", "logit_ptr": "*fp32", "rows": "i32", "pieces": "i32"}
-    build(greedy_head._join, join, {"ROWS": 4, "PIECES": 256}, num_warps=4)
+    build(greedy_head._join, join, {"ROWS": 4, "PIECES": 256, "COUNTED": True}, num_warps=4)
     types |= dict.fromkeys(("rows", "vocab", "mask_id", "max_id", "spared_a", "spared_b"), "i32")
     described = dtype == torch.bfloat16
-    for name, size in (("hidden", how.rows), ("weights", how.tokens)):
+    for name, size in (("hidden", how.rows), ("rest", how.rest or how.rows), ("weights", how.tokens)):
         types[name] = boxed(size, how.depth) if described else POINTER[dtype]
     constants = {
         "INPUTS": 2048, "ROWS": how.rows, "TOKENS": how.tokens, "DEPTH": how.depth, "STAGES": how.stages,
-        "TURNED": how.turned, "DESCRIBED": described,
+        "TURNED": how.turned, "REST": how.rest, "TOGETHER": how.together, "COUNTED": True, "DESCRIBED": described,
     }  # fmt: skip
     compiled = build(greedy_head._pieces, types, constants, num_warps=how.warps)
     if described:

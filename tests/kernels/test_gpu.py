@@ -145,6 +145,12 @@ def test_head(rows, inputs, vocab, spared, dtype):
 
 
 @dtypes
+@pytest.mark.parametrize(("rows", "dead"), [(3, 0), (130, 30), (128, 32), (150, 30), (177, 15), (250, 6), (521, 119)])
+def test_head_with_dead_rows(rows, dead, dtype):
+    cases.check_likeliest(rows, 512, 5000, 4991, 4993, (), dtype, "cuda", dead)
+
+
+@dtypes
 @layouts
 @pytest.mark.parametrize(("heads", "kv_heads"), [(16, 4), (32, 4), (28, 4), (4, 4), (7, 1)])
 def test_attention_decodes_and_prefills_in_one_launch(heads, kv_heads, layout, dtype):
