@@ -14,6 +14,7 @@ import torch
 
 from runtime.kernels.triton_import import triton
 
+REST = 32  # pairs behind an expert's last whole tile that its program does as well: weights are read once for both
 TABLES = Path(__file__).with_name("tuned")
 
 
@@ -25,6 +26,10 @@ class Product(NamedTuple):
     stages: tuple[int, int, int]
     warps: int
     turned: bool = True  # the weights are the first operand
+
+    def rest(self, height: int) -> int:
+        """Most pairs that go with a tile of `height`. As rows of the matrix unit they would be 64 at least."""
+        return REST if self.turned and height >= 128 else 0
 
 
 class Cut(NamedTuple):

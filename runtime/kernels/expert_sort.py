@@ -71,6 +71,15 @@ def _lay_out(
         tl.store(tiles_ptr + 2 * most + tile, tl.where(real, start + count, -1), mask=inside)
 
 
+@triton.jit
+def done_before(tiles_ptr, tile, expert, left, REST: tl.constexpr):
+    """Whether the tile before is the same expert's, and its program does the few pairs that are left as well."""
+    done = left <= REST
+    if REST > 0:
+        done = done & (tl.load(tiles_ptr + tile - 1, mask=tile > 0, other=-1) == expert)
+    return done
+
+
 @triton.jit(do_not_specialize=["pairs", "most"])  # else each new value may compile again
 def _sort(
     ids_ptr, order_ptr, tiles_ptr, pairs, most, ROWS: tl.constexpr, READ: tl.constexpr, TILES: tl.constexpr

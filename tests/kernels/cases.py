@@ -9,8 +9,10 @@ from typing import Any
 import numpy as np
 import torch
 
+from runtime.kernels import expert_products
 from runtime.kernels.batch import ForwardBatch, cut_tiles
 from runtime.kernels.distribution import Asked, describe, describe_reference
+from runtime.kernels.expert_cut import Cut, Product, fitted
 from runtime.kernels.expert_products import moe, moe_add_norm
 from runtime.kernels.expert_sort import sort_by_expert, sort_by_expert_reference
 from runtime.kernels.filling import Blocks, Sampled, fill, fill_reference
@@ -202,6 +204,15 @@ def check_moe(
             assert_near(normed, rms_norm_reference(total.double(), wide, 1e-6), dtype)
     if device != "cpu":
         assert torch.equal(out, moe(x, ids, weights, turns, down, extra, activation)), "two runs differ"
+
+
+def check_moe_with_a_rest(monkeypatch, rows: int, experts: int, dtype: torch.dtype, device: str) -> None:
+    """Weights first, whatever the number of pairs: some experts have a few more than whole tiles."""
+    sides = 40, 24
+    products = Product(64, 64, (4, 3, 3), 4), Product(128, 64, (5, 4, 3), 4)
+    how = Cut(128, fitted(products[0], sides[1], sides[0]), fitted(products[1], *sides))
+    monkeypatch.setattr(expert_products, "cut", lambda *args: how)
+    check_moe(rows, *sides, experts, 1, False, False, dtype, device, dead=0.05)
 
 
 def check_likeliest(

@@ -11,7 +11,7 @@ import pytest
 import torch
 import triton
 
-from runtime.kernels import descriptors, distribution, expert_products, expert_sort, mean
+from runtime.kernels import descriptors, distribution, expert_down, expert_sort, mean
 from runtime.kernels.expert_sort import FEW
 from runtime.kernels.expert_steady import run_steady
 from runtime.kernels.heads import TILE
@@ -236,9 +236,20 @@ def test_moe_experts_steadily(monkeypatch, rows, hidden, width, experts, top_k, 
     monkeypatch.setattr(expert_sort, "FEW", 0)
     monkeypatch.setattr(descriptors, "describable", lambda matrix: described)
     seen = []
-    monkeypatch.setattr(expert_products, "run_steady", lambda *args: seen.append(run_steady(*args)))
+    monkeypatch.setattr(expert_down, "run_steady", lambda *args: seen.append(run_steady(*args)))
     cases.check_moe(rows, hidden, width, experts, top_k, True, False, torch.float16, "cpu", dead=0.1)
     assert seen
+
+
+@matrix_dtypes
+@pytest.mark.parametrize(("rows", "experts"), [(140, 1), (280, 1), (430, 3)])
+@pytest.mark.parametrize("few", [True, False])
+def test_moe_experts_with_a_rest(monkeypatch, rows, experts, few, dtype):
+    if not few:
+        monkeypatch.setattr(expert_sort, "FEW", 0)
+    for described in (False, True):
+        monkeypatch.setattr(descriptors, "describable", lambda matrix, on=described: on and matrix.stride(0) % 8 == 0)
+        cases.check_moe_with_a_rest(monkeypatch, rows, experts, dtype, "cpu")
 
 
 def test_moe_crowded():

@@ -19,7 +19,8 @@ from runtime.kernels import (  # noqa: E402
     distribution,
     draw,
     expert_cut,
-    expert_products,
+    expert_down,
+    expert_gate_up,
     expert_sort,
     expert_steady,
     expert_sum,
@@ -185,17 +186,18 @@ def build_product(
     constants = {
         "HIDDEN": hidden, "WIDTH": width, "HEIGHT": height, "COLUMNS": how.columns, "DEPTH": how.depth,
         "LOW": low, "MIDDLE": middle, "HIGH": high, "TURNED": how.turned, "DESCRIBED": described,
+        "REST": how.rest(height),
     }  # fmt: skip
     weights = boxed((2 if first else 1) * how.columns, how.depth) if described else p
     if first:
         constants |= {"TOP_K": 8, "RUN": 8, "GELU": False}
         types |= {"x_ptr": p, "weights": weights, "hidden_ptr": p}
     else:
-        given = described and not how.turned
-        constants |= {"HIDDEN_DESCRIBED": given}
-        types |= {"hidden": boxed(height, how.depth) if given else p, "weights": weights}
-        types |= {"hidden_ptr": p, "pairs_ptr": p}
-    kernel = expert_products._gate_up if first else expert_products._down
+        constants |= {"HIDDEN_DESCRIBED": described}
+        for name, rows in (("middle", 64), ("hidden", height), ("rest", how.rest(height) or height)):
+            types[name] = boxed(rows, how.depth) if described else p
+        types |= {"weights": weights, "hidden_ptr": p, "pairs_ptr": p}
+    kernel = expert_gate_up._gate_up if first else expert_down._down
     return build(kernel, types, constants, num_warps=how.warps)
 
 

@@ -126,6 +126,12 @@ def test_experts(rows, crowded, dtype):
     cases.check_moe(rows, 512, 512, 64, 8, True, crowded, dtype, "cuda")
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize(("rows", "experts"), [(150, 1), (1300, 9), (6000, 40)])
+def test_experts_with_a_rest(monkeypatch, rows, experts, dtype):
+    cases.check_moe_with_a_rest(monkeypatch, rows, experts, dtype, "cuda")
+
+
 @pytest.mark.parametrize("rows", [32, 1024])
 def test_experts_in_minis_shape(rows):
     cases.check_moe(rows, 2048, 512, 256, 8, True, False, torch.bfloat16, "cuda")
