@@ -47,6 +47,7 @@ STATS = {Stat.CURRENT: ("current", 1.0), Stat.MARGIN: ("margin", -math.inf), Sta
 _LATE, _NEVER = (SUPPRESS_EOS.choices.index(word) for word in ("confidence", "logits"))
 
 Stats = dict[Stat, torch.Tensor]  # [n, B] of each that is wanted
+Soften = Callable[[torch.Tensor, torch.Tensor | None], torch.Tensor]  # see ``SelfConditioned``
 
 
 def bare(shape: SampleShape) -> bool:
@@ -71,7 +72,7 @@ class Head:
         max_token_id: int,
         eos_ids: torch.Tensor,
         orders: Orders | None = None,
-        soften: Callable[[torch.Tensor], torch.Tensor] | None = None,
+        soften: Soften | None = None,
         vocabulary: Vocabulary = WHOLE,
     ) -> None:
         self.logits = logits
@@ -166,7 +167,7 @@ class Head:
                     likeliest[here] = found.best
                 if signal is not None and found.probs is not None:
                     assert self.soften is not None
-                    signal[here] = self.soften(found.probs)
+                    signal[here] = self.soften(found.probs, found.divisor)
         for start in range(0, shape.rows if direct is None and capped is None else 0, HEAD_ROWS):
             part = slice(start, min(start + HEAD_ROWS, shape.rows))
             here = (block_of[part], at[part])
@@ -291,10 +292,8 @@ class Head:
                 some = slice(start, start + DRAW_ROWS)
                 stats[stat][here[0][some], here[1][some]] = self.shapes_of[stat](logits[some])
 
-    def _soften(
-        self, logits: torch.Tensor, here: Place, soften: Callable[[torch.Tensor], torch.Tensor], signal: torch.Tensor
-    ) -> None:
+    def _soften(self, logits: torch.Tensor, here: Place, soften: Soften, signal: torch.Tensor) -> None:
         """What the model makes of the distribution at each of some positions, as if none drew."""
         for start in range(0, len(logits), DRAW_ROWS):
             some = slice(start, start + DRAW_ROWS)
-            signal[here[0][some], here[1][some]] = soften(self.vocabulary.softmax(logits[some]))
+            signal[here[0][some], here[1][some]] = soften(self.vocabulary.softmax(logits[some]), None)

@@ -42,6 +42,7 @@ from runtime.kernels.signatures import (
     GroupedLinearKernel,
     LikeliestKernel,
     LinearKernel,
+    MeanKernel,
     MoEAddNormKernel,
     MoEKernel,
     QKVToPagesKernel,
@@ -92,14 +93,14 @@ class Kernels:
     moe_add_norm: MoEAddNormKernel | None  # `moe`, then `add_rms_norm`, in less than the two take
     likeliest: LikeliestKernel
     fill: FillKernel | None  # what `samplers.shared` and `engine.outcome` do for the plainest rules, in less launches
-    describe: DescribeKernel | None  # what `engine.head` does for rules of noise, reading the logits twice
+    describe: DescribeKernel | None  # what `engine.head` does for rules of noise, reading the logits once
     draw: DrawKernel | None  # what `samplers.choose` does to draw, without sorting
     sandwich: Sandwich | None  # norms between parts, in less than each for itself takes
     add_lora: LoraKernel
     fp8: Fp8Kernels
     grouped: GroupedKernels
     linear: LinearKernel = F.linear  # of plain weights
-    mean: TableKernel = mean_reference  # of embeddings
+    mean: MeanKernel = mean_reference  # of embeddings
     logits: TableKernel | None = None  # of a head that is capped; None: ``layers.head.head_logits``
     fixed: bool = False  # a row's bits depend on what is beside it in no way: `--deterministic`
 

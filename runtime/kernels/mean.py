@@ -1,6 +1,7 @@
-"""The mean of a table's rows under each of some distributions, on a GPU: its bits do not depend on how many there are.
+"""The mean of a table's rows under each of some distributions, or multiples of them: sums stay wide until divided.
 
-A share is always as many ids, summed from the first to the last; the shares are added up in their order.
+The kernel's bits do not depend on how many distributions there are. A share is always as many ids, summed from the
+first to the last; the shares are added up in their order.
 """
 
 from __future__ import annotations
@@ -9,8 +10,10 @@ from typing import NamedTuple
 
 import torch
 
+from runtime.kernels.precision import wide
 from runtime.kernels.triton_import import tl, triton
 
+WIDENED = 8192  # ids whose rows are widened at a time where the device cannot accumulate wide by itself
 SHARE = 16384  # ids
 SLAB = 1024  # numbers of a mean that a program adds up
 
@@ -23,9 +26,27 @@ class Tile(NamedTuple):
     warps: int
 
 
-def mean_reference(probs: torch.Tensor, table: torch.Tensor) -> torch.Tensor:
-    """[n, ids] of any dtype and [ids, size] -> [n, size] in the table's dtype."""
-    return probs.to(table.dtype) @ table
+def mean_reference(probs: torch.Tensor, table: torch.Tensor, divisor: torch.Tensor | None = None) -> torch.Tensor:
+    """[n, ids] of any dtype and [ids, size] -> [n, size] in the table's dtype. `divisor` [n]: the rows are that many
+    times the distributions, as the table's dtype has room for; sums are divided by it before they are rounded."""
+    probs = probs.to(table.dtype)
+    if divisor is None:
+        return probs @ table
+    return (wide_sums(probs, table) / divisor[:, None]).to(table.dtype)
+
+
+def wide_sums(weights: torch.Tensor, table: torch.Tensor) -> torch.Tensor:
+    """weights [n, ids] times [ids, size], of one dtype -> [n, size], float32 from the accumulator on; float64 for
+    float64."""
+    up = wide(table.dtype)
+    if table.dtype == up:
+        return weights @ table
+    if weights.is_cuda:
+        return torch.mm(weights, table, out_dtype=up)
+    out = torch.zeros(len(weights), table.shape[1], dtype=up, device=table.device)
+    for part, rows in zip(torch.split(weights, WIDENED, 1), torch.split(table, WIDENED), strict=True):
+        out.addmm_(part.to(up), rows.to(up))
+    return out
 
 
 @triton.jit(do_not_specialize=["rows"])  # else each new value may compile again
@@ -52,7 +73,10 @@ def _mean(
 
 
 @triton.jit(do_not_specialize=["rows"])
-def _add_up(parts_ptr, out_ptr, rows, SIZE: tl.constexpr, SHARES: tl.constexpr, SLAB: tl.constexpr):
+def _add_up(
+    parts_ptr, divisor_ptr, out_ptr, rows,
+    SIZE: tl.constexpr, SHARES: tl.constexpr, SLAB: tl.constexpr, DIVIDED: tl.constexpr,
+):  # fmt: skip
     """One program: SLAB numbers of a mean."""
     row = tl.program_id(0).to(tl.int64)
     column = tl.program_id(1) * SLAB + tl.arange(0, SLAB)
@@ -60,10 +84,12 @@ def _add_up(parts_ptr, out_ptr, rows, SIZE: tl.constexpr, SHARES: tl.constexpr, 
     acc = tl.zeros([SLAB], tl.float32)
     for share in tl.static_range(SHARES):
         acc += tl.load(parts_ptr + (share * rows.to(tl.int64) + row) * SIZE + column, mask=ok, other=0.0)
+    if DIVIDED:
+        acc = acc / tl.load(divisor_ptr + row).to(tl.float32)
     tl.store(out_ptr + row * SIZE + column, acc.to(out_ptr.dtype.element_ty), mask=ok)
 
 
-def mean(probs: torch.Tensor, table: torch.Tensor) -> torch.Tensor:
+def mean(probs: torch.Tensor, table: torch.Tensor, divisor: torch.Tensor | None = None) -> torch.Tensor:
     """`mean_reference` on a GPU, for a contiguous table of float32, float16 or bfloat16, summed in float32."""
     probs = probs.to(table.dtype).contiguous()
     rows, (ids, size) = len(probs), table.shape
@@ -76,7 +102,10 @@ def mean(probs: torch.Tensor, table: torch.Tensor) -> torch.Tensor:
     )  # fmt: skip
     out = table.new_empty(rows, size)
     slab = min(SLAB, triton.next_power_of_2(size))
-    _add_up[(rows, triton.cdiv(size, slab))](parts, out, rows, SIZE=size, SHARES=shares, SLAB=slab, num_warps=4)
+    _add_up[(rows, triton.cdiv(size, slab))](
+        parts, parts if divisor is None else divisor, out, rows, SIZE=size, SHARES=shares, SLAB=slab,
+        DIVIDED=divisor is not None, num_warps=4,
+    )  # fmt: skip
     return out
 
 

@@ -21,6 +21,12 @@ LinearKernel = Callable[[torch.Tensor, torch.Tensor, torch.Tensor | None], torch
 TableKernel = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]  # of rows, and a table [ids, size]
 
 
+class MeanKernel(Protocol):
+    def __call__(
+        self, probs: torch.Tensor, table: torch.Tensor, divisor: torch.Tensor | None = None
+    ) -> torch.Tensor: ...
+
+
 class RMSNormKernel(Protocol):
     def __call__(self, x: torch.Tensor, weight: torch.Tensor | None, eps: float) -> torch.Tensor: ...
 

@@ -27,9 +27,9 @@ class Embedding(nn.Module):
         at, here = self.ids.at(ids)
         return self.ids.group.sum(self.weight.rows(at).mul_(here[:, None]))
 
-    def mean(self, probs: torch.Tensor) -> torch.Tensor:
-        """[n, ids that are here] -> [n, hidden], the mean embedding under each distribution."""
-        mine = self.kernels.mean(probs, self.weight.tensor)
+    def mean(self, probs: torch.Tensor, divisor: torch.Tensor | None = None) -> torch.Tensor:
+        """[n, ids that are here] -> [n, hidden], the mean embedding under each distribution, see ``kernels.mean``."""
+        mine = self.kernels.mean(probs, self.weight.tensor, divisor)
         return mine if self.ids is None else self.ids.group.sum(mine)
 
 

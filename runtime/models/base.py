@@ -58,8 +58,9 @@ class SelfConditioned(Protocol):
 
     signal_width: int
 
-    def soften(self, probs: torch.Tensor) -> torch.Tensor:
-        """[n, vocab] -> [n, signal_width]: the signal of a step with these distributions."""
+    def soften(self, probs: torch.Tensor, divisor: torch.Tensor | None = None) -> torch.Tensor:
+        """[n, vocab] -> [n, signal_width]: the signal of a step with these distributions, or with what is
+        `divisor` [n] times them (``kernels.distribution.Described``)."""
         ...
 
 

@@ -205,9 +205,9 @@ class DiffusionGemma(nn.Module):
         return self.embedding(tokens) * self.embedding_scale
 
     @torch.inference_mode()
-    def soften(self, probs: torch.Tensor) -> torch.Tensor:
-        """[n, ids that are here] -> [n, hidden]: the mean embedding under each distribution."""
-        return self.embedding.mean(probs) * self.embedding_scale
+    def soften(self, probs: torch.Tensor, divisor: torch.Tensor | None = None) -> torch.Tensor:
+        """[n, ids that are here] -> [n, hidden]: the mean embedding under each distribution, see ``kernels.mean``."""
+        return self.embedding.mean(probs, divisor) * self.embedding_scale
 
     @torch.inference_mode()
     def forward(self, x: torch.Tensor, batch: ForwardBatch, pool: KVPool) -> torch.Tensor:

@@ -45,14 +45,16 @@ def test_statistics_are_the_same(monkeypatch: pytest.MonkeyPatch, top_k: int, al
 
     def describe(*given):
         seen.append(len(given[0]))
-        return describe_reference(*given)
+        found = describe_reference(*given)
+        twice = torch.full_like(found.conf, 2)  # the kernel's weights are multiples too
+        return found._replace(probs=found.probs * 2, divisor=twice)
 
     monkeypatch.setattr("runtime.engine.head.HEAD_ROWS", 7)
     found = []
     for kernels in (replace(TORCH, describe=describe), TORCH):
         head = Head(
             CappedHead(weight, kernels, 4.0), mask_id=None, max_token_id=VOCAB - 3, eos_ids=torch.tensor([2]),
-            soften=lambda probs: probs[:, :WIDTH],
+            soften=lambda probs, divisor: (probs if divisor is None else probs / divisor[:, None])[:, :WIDTH],
         )  # fmt: skip
         signal = torch.zeros(BLOCKS, SIZE, WIDTH)
         ((_, _, blocks),) = head.groups(

@@ -11,7 +11,6 @@ import torch
 
 from runtime.kernels import expert_products
 from runtime.kernels.batch import ForwardBatch, cut_tiles
-from runtime.kernels.distribution import Asked, describe, describe_reference
 from runtime.kernels.expert_cut import Cut, Product, fitted
 from runtime.kernels.expert_products import moe, moe_add_norm
 from runtime.kernels.expert_sort import sort_by_expert, sort_by_expert_reference
@@ -359,36 +358,6 @@ def check_fill(blocks: int, size: int, columns: int, mask_id: int | None, device
     for own, right in zip(got, expected, strict=True):
         assert own.dtype == right.dtype
         assert torch.equal(own, right)
-
-
-def check_describe(rows: int, vocab: int, mask_id: int | None, max_token_id: int, device: str) -> None:
-    logits = random(rows, vocab, dtype=torch.float32, device=device, seed=61, scale=8.0)
-    logits[:, vocab // 2] = logits[:, vocab // 3] = logits.amax(1)  # of equals the lowest
-    generator = torch.Generator().manual_seed(rows)
-    heat = (0.2 + torch.rand(rows, generator=generator, dtype=torch.float64)).to(device)
-    uniform = torch.rand(rows, generator=generator, dtype=torch.float64)
-    uniform[::5] = -1
-    uniform[1::7] = 1 - 2**-53
-    for draws in (uniform.to(device), None):
-        asked = Asked(heat, draws, 9.0, mask_id, max_token_id, torch.float32)
-        got = describe(logits, asked)
-        expected = describe_reference(logits.double(), asked._replace(probs=torch.float64))
-        assert torch.equal(got.best, expected.best)
-        assert got.probs is not None
-        assert expected.probs is not None
-        assert_near(got.probs, expected.probs, torch.float32)
-        torch.testing.assert_close(got.entropy.double(), expected.entropy, rtol=1e-5, atol=1e-6)
-        chosen = expected.probs.gather(1, got.token[:, None])[:, 0]
-        torch.testing.assert_close(got.conf.double(), chosen, rtol=1e-4, atol=1e-9)
-        assert bool((chosen > 0).all())
-        if draws is not None:  # as the reference, or one that is as right but for rounding
-            after = expected.probs.cumsum(1).gather(1, got.token[:, None])[:, 0]
-            drawn = draws >= 0
-            assert bool(((after > draws - 1e-6) & (after - chosen <= draws + 1e-6))[drawn].all())
-            assert int(((got.token != expected.token) & (draws < 0.999)).sum()) <= rows // 50
-            assert torch.equal(got.token[~drawn], got.best[~drawn])
-        else:
-            assert torch.equal(got.token, got.best)
 
 
 def check_sandwich(rows: int, size: int, dtype: torch.dtype, device: str) -> None:

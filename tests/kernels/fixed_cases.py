@@ -9,12 +9,17 @@ from runtime.kernels.distribution import Asked
 from runtime.kernels.routing import RoutingRule
 from tests.kernels.cases import random
 from tests.kernels.grouped_cases import Kernel, Some
-from tests.kernels.mean_cases import distributions
+from tests.kernels.mean_cases import distributions, multiplied
 
 
 def means(rows: int, ids: int, size: int, dtype: torch.dtype, device: str) -> Kernel:
     probs, table = distributions(rows, ids, dtype, device), random(ids, size, dtype=dtype, device=device, seed=92)
-    return lambda some: (FIXED_TRITON.mean(probs[some], table),)
+    multiples, divisor = multiplied(probs)
+
+    def computed(some: Some) -> tuple[torch.Tensor, ...]:
+        return FIXED_TRITON.mean(probs[some], table), FIXED_TRITON.mean(multiples[some], table, divisor[some])
+
+    return computed
 
 
 def heads(rows: int, vocab: int, size: int, dtype: torch.dtype, device: str) -> Kernel:

@@ -19,6 +19,7 @@ from runtime.kernels.paged_attention import paged_attention
 from runtime.kernels.routing import RoutingRule
 from runtime.layers.kv_pool import LAYOUTS
 from tests.kernels import cases, fixed_cases, in_order, interpreting  # noqa: F401
+from tests.kernels.distribution_cases import check_describe, check_hot
 from tests.kernels.draw_cases import check_draw
 from tests.kernels.mean_cases import check_mean
 from tests.kernels.product_cases import check_product
@@ -274,9 +275,17 @@ def test_elementwise_sandwich(rows, size, dtype):
 @pytest.mark.parametrize(
     ("rows", "vocab", "mask_id", "max_token_id"), [(6, 40, None, 39), (30, 300, 7, 250), (9, 600, 599, 598)]
 )
-def test_elementwise_distribution(monkeypatch, rows, vocab, mask_id, max_token_id):
+@pytest.mark.parametrize("coolest", [0.2, 0.01])
+@dtypes
+def test_elementwise_distribution(monkeypatch, rows, vocab, mask_id, max_token_id, coolest, dtype):
     monkeypatch.setattr(distribution, "PIECE", 64)
-    cases.check_describe(rows, vocab, mask_id, max_token_id, "cpu")
+    monkeypatch.setattr(distribution, "WRITTEN", 64)
+    check_describe(rows, vocab, mask_id, max_token_id, coolest, dtype, "cpu")
+
+
+@dtypes
+def test_elementwise_distribution_of_hot_rows(dtype):
+    check_hot(3, 300, dtype, "cpu")
 
 
 @matrix_dtypes

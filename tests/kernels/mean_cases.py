@@ -14,6 +14,20 @@ def distributions(rows: int, ids: int, dtype: torch.dtype, device: str) -> torch
     return (logits * torch.linspace(0.1, 12, rows, device=device)[:, None]).softmax(1).to(dtype)
 
 
+def multiplied(probs: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Multiples by powers of 2, which round nothing, as far from 1 as what is large of a row has room for; and by which
+    they are."""
+    powers = (3, -3) if probs.dtype == torch.float16 else (96, -70)
+    divisor = 2 ** torch.linspace(*powers, len(probs), device=probs.device).round()
+    return (probs.float() * divisor[:, None]).to(probs.dtype), divisor
+
+
 def check_mean(rows: int, ids: int, size: int, dtype: torch.dtype, device: str) -> None:
     probs, table = distributions(rows, ids, dtype, device), random(ids, size, dtype=dtype, device=device, seed=91)
-    assert_near(mean(probs, table), mean_reference(probs.double(), table.double()), dtype)
+    expected = probs.double() @ table.double()
+    assert_near(mean(probs, table), expected, dtype)
+    multiples, divisor = multiplied(probs)
+    for made in (mean, mean_reference):
+        got = made(multiples, table, divisor)
+        assert got.dtype == dtype
+        assert_near(got, expected, dtype)

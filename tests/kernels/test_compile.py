@@ -232,8 +232,10 @@ def test_mean(rows, dtype):
     if dtype == torch.bfloat16:
         assert spilled(compiled) == 0
         assert "wgmma" in compiled.asm["ptx"], "the product does not reach Hopper's matrix units"
-    constants = {"SIZE": 2816, "SHARES": 16, "SLAB": mean.SLAB}
-    build(mean._add_up, {"parts_ptr": "*fp32", "out_ptr": p, "rows": "i32"}, constants, num_warps=4)
+    types = {"parts_ptr": "*fp32", "divisor_ptr": "*fp32", "out_ptr": p, "rows": "i32"}
+    for divided in (False, True):
+        constants = {"SIZE": 2816, "SHARES": 16, "SLAB": mean.SLAB, "DIVIDED": divided}
+        build(mean._add_up, types, constants, num_warps=4)
 
 
 def test_moe_steady_product():
@@ -420,15 +422,17 @@ def test_fill(size):
 def test_distribution(draws):
     floats = dict.fromkeys(("logits_ptr", "heat_ptr", "best_ptr", "total_ptr", "weighed_ptr"), "*fp32")
     numbers = dict.fromkeys(("vocab", "mask_id", "max_id"), "i32") | {"cap": "fp32"}
-    piece = {"PIECE": distribution.PIECE}
+    piece = {"PIECE": distribution.PIECE, "HIGHEST": distribution.HIGHEST, "WRITES": True}
     types = floats | numbers | {"token_ptr": "*i32", "pieces": "i32"}
-    assert spilled(build(distribution._survey, types, piece, num_warps=2)) == 0
+    assert spilled(build(distribution._survey, types | {"probs_ptr": "*bf16"}, piece, num_warps=2)) == 0
     types |= {"uniform_ptr": "*fp64"} | dict.fromkeys(("drawn_ptr", "likeliest_ptr"), "*i64")
-    types |= dict.fromkeys(("conf_ptr", "entropy_ptr", "largest_ptr", "sum_ptr"), "*fp32")
+    types |= dict.fromkeys(("conf_ptr", "entropy_ptr", "largest_ptr", "sum_ptr", "divisor_ptr"), "*fp32")
+    piece |= {"LOWEST": distribution.LOWEST, "HALF": distribution.HALF}
     build(distribution._join, types, piece | {"PIECES": 128, "DRAWS": draws}, num_warps=4)
-    types = dict.fromkeys(("logits_ptr", "heat_ptr", "largest_ptr", "sum_ptr"), "*fp32") | numbers
-    types["probs_ptr"] = "*bf16"
-    assert spilled(build(distribution._distribution, types, {"PIECE": distribution.WRITTEN}, num_warps=8)) == 0
+    types = dict.fromkeys(("logits_ptr", "heat_ptr", "largest_ptr", "sum_ptr", "divisor_ptr"), "*fp32") | numbers
+    for probs, written in (("*bf16", False), ("*fp16", True)):
+        types["probs_ptr"], piece = probs, {"PIECE": distribution.WRITTEN, "ALL": written}
+        assert spilled(build(distribution._distribution, types, piece, num_warps=8)) == 0
 
 
 def test_sandwich():

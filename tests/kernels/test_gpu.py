@@ -7,6 +7,7 @@ from runtime.kernels.paged_attention import paged_attention
 from runtime.kernels.routing import RoutingRule
 from runtime.layers.kv_pool import LAYOUTS
 from tests.kernels import cases, draw_cases
+from tests.kernels.distribution_cases import check_describe, check_hot
 
 pytestmark = pytest.mark.gpu  # asked for by name, so that a missing device fails them rather than skips them
 FLOATS = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
@@ -234,8 +235,15 @@ def test_fill(blocks, size, columns, mask_id):
     ("rows", "vocab", "mask_id", "max_token_id"),
     [(256, 262144, None, 262143), (300, 157184, 156895, 156894), (7, 600, 5, 590)],
 )
-def test_distribution(rows, vocab, mask_id, max_token_id):
-    cases.check_describe(rows, vocab, mask_id, max_token_id, "cuda")
+@pytest.mark.parametrize("coolest", [0.2, 0.01])
+@dtypes
+def test_distribution(rows, vocab, mask_id, max_token_id, coolest, dtype):
+    check_describe(rows, vocab, mask_id, max_token_id, coolest, dtype, "cuda")
+
+
+@dtypes
+def test_distribution_of_hot_rows(dtype):
+    check_hot(64, 262144, dtype, "cuda")
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

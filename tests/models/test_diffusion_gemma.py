@@ -120,6 +120,15 @@ def test_random_models_equal_transformers(theirs):
     compare(other, prompts[1], first[1], before[1])
 
 
+def test_a_signal_of_multiples_of_a_distribution():
+    """As kernels write it before they know the sum."""
+    model = load(FOLDER, torch.float32)
+    random = torch.Generator().manual_seed(3)
+    probs = torch.randn(4, 224, generator=random).mul(3).softmax(-1)
+    times = torch.tensor([2.0**-60, 0.3, 1.0, 2.0**90])
+    torch.testing.assert_close(model.soften(probs * times[:, None], times), model.soften(probs))
+
+
 def test_every_tensor_is_accounted_for(tmp_path):
     tensors = load_file(FOLDER / "model.safetensors")
 
