@@ -20,7 +20,7 @@ from runtime.kernels import (
 )
 from runtime.kernels.distribution import describe
 from runtime.kernels.draw import draw
-from runtime.kernels.expert_products import moe, moe_add_norm
+from runtime.kernels.expert_products import moe, moe_add_norm, products
 from runtime.kernels.filling import fill
 from runtime.kernels.gate import gate_mul, gate_mul_reference
 from runtime.kernels.greedy_head import likeliest, likeliest_reference
@@ -74,6 +74,7 @@ class GroupedKernels:
     linear: GroupedLinearKernel
     moe: MoEKernel
     moe_add_norm: MoEAddNormKernel | None
+    sandwich: Sandwich | None = None
 
 
 @dataclass(frozen=True)
@@ -158,7 +159,7 @@ TRITON = Kernels(
     fill=fill,
     describe=describe,
     draw=draw,
-    sandwich=Sandwich(sandwich.before, sandwich.after),
+    sandwich=Sandwich(sandwich.before, sandwich.after, products),
     add_lora=add_lora,
     fp8=Fp8Kernels(
         fp8_linear.linear,
@@ -168,7 +169,12 @@ TRITON = Kernels(
         fp8_fused.add_rms_norm,
         fp8_fused.gate_mul,
     ),
-    grouped=GroupedKernels(grouped_linear.linear, grouped_experts.moe, grouped_experts.moe_add_norm),
+    grouped=GroupedKernels(
+        grouped_linear.linear,
+        grouped_experts.moe,
+        grouped_experts.moe_add_norm,
+        Sandwich(sandwich.before, sandwich.after, grouped_experts.products),
+    ),
 )
 
 
@@ -179,6 +185,7 @@ FIXED_TRITON = replace(
     moe=partial(moe, fixed=True),
     moe_add_norm=partial(moe_add_norm, fixed=True),
     likeliest=partial(likeliest, fixed=True),
+    sandwich=Sandwich(sandwich.before, sandwich.after, partial(products, fixed=True)),
     fp8=replace(
         TRITON.fp8,
         linear=partial(fp8_linear.linear, fixed=True),

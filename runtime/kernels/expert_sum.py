@@ -3,10 +3,50 @@ the next norm."""
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
 
 from runtime.kernels.fp8 import LARGEST, LEAST, Fp8, beside, room, round_row
+from runtime.kernels.precision import wide
 from runtime.kernels.triton_import import tl, triton
+
+
+class Choices(NamedTuple):
+    """What is summed by whoever reads it next."""
+
+    pairs: torch.Tensor  # [rows * top_k, hidden], of row r's choice c at r * top_k + c; of dead ones anything
+    ids: torch.Tensor  # int [rows, top_k], less than 0: dead
+    weights: torch.Tensor  # wide [rows, top_k]
+    scale: torch.Tensor  # wide [experts], that an expert's weights are multiplied by
+
+
+def sum_reference(chosen: Choices) -> torch.Tensor:
+    """-> [rows, hidden] of the pairs' dtype, summed in the order of their rank."""
+    (rows, top_k), dtype = chosen.ids.shape, chosen.pairs.dtype
+    weights = chosen.weights * chosen.scale[chosen.ids.clamp(min=0)]
+    total = chosen.pairs.new_zeros(rows, chosen.pairs.shape[1], dtype=wide(dtype))
+    for choice, each in enumerate(chosen.pairs.view(rows, top_k, -1).to(wide(dtype)).unbind(1)):
+        total += torch.where(chosen.ids[:, choice, None] < 0, 0, weights[:, choice, None] * each)
+    return total.to(dtype)
+
+
+@triton.jit
+def weighted_sum(
+    pairs_ptr, ids_ptr, weights_ptr, scale_ptr, row, column, ok,
+    TOP_K: tl.constexpr, HIDDEN: tl.constexpr, COLUMNS: tl.constexpr, SCALED: tl.constexpr,
+):  # fmt: skip
+    """Float32 [COLUMNS] of one row, its choices in the order of their rank."""
+    acc = tl.zeros([COLUMNS], tl.float32)
+    for choice in tl.static_range(TOP_K):
+        expert = tl.load(ids_ptr + row * TOP_K + choice)
+        alive = expert >= 0  # nothing was stored for a dead one
+        value = tl.load(pairs_ptr + (row * TOP_K + choice) * HIDDEN + column, mask=ok & alive, other=0.0)
+        weight = tl.load(weights_ptr + row * TOP_K + choice)
+        if SCALED:
+            weight *= tl.load(scale_ptr + expert, mask=alive, other=0.0)
+        acc += weight * value.to(tl.float32)
+    return acc
 
 
 @triton.jit
@@ -15,15 +55,11 @@ def _sum_up(
     TOP_K: tl.constexpr, HIDDEN: tl.constexpr, COLUMNS: tl.constexpr, SHARED: tl.constexpr, NORM: tl.constexpr,
     WEIGHTED: tl.constexpr, ROUNDED: tl.constexpr, LARGEST: tl.constexpr, LEAST: tl.constexpr,
 ):  # fmt: skip
-    """One program: COLUMNS of one row, with NORM all of it; its choices summed in the order of their rank."""
+    """One program: COLUMNS of one row, with NORM all of it."""
     row = tl.program_id(0).to(tl.int64)
     column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
     ok = column < HIDDEN
-    acc = tl.zeros([COLUMNS], tl.float32)
-    for choice in tl.static_range(TOP_K):
-        alive = tl.load(ids_ptr + row * TOP_K + choice) >= 0  # nothing was stored for a dead one
-        value = tl.load(pairs_ptr + (row * TOP_K + choice) * HIDDEN + column, mask=ok & alive, other=0.0)
-        acc += tl.load(weights_ptr + row * TOP_K + choice) * value.to(tl.float32)
+    acc = weighted_sum(pairs_ptr, ids_ptr, weights_ptr, weights_ptr, row, column, ok, TOP_K, HIDDEN, COLUMNS, False)
     if SHARED:
         acc += tl.load(shared_ptr + row * HIDDEN + column, mask=ok, other=0.0).to(tl.float32)
     if NORM:

@@ -1,5 +1,6 @@
 """The norms between the parts of a layer that are normed before and after, with the additions that lie between: what a
-row takes before its dense part and its experts, and what becomes of both; each in one pass over the row."""
+row takes before its dense part and its experts, and what becomes of both; each in one pass over the row. What the
+experts gave may come before it is summed."""
 
 from __future__ import annotations
 
@@ -7,6 +8,7 @@ from typing import NamedTuple
 
 import torch
 
+from runtime.kernels.expert_sum import Choices, sum_reference, weighted_sum
 from runtime.kernels.precision import wide
 from runtime.kernels.rms_norm import rms_norm_reference
 from runtime.kernels.triton_import import tl, triton
@@ -31,12 +33,14 @@ def before_reference(
 
 
 def after_reference(
-    dense: torch.Tensor, chosen: torch.Tensor, x: torch.Tensor, scale: torch.Tensor, weights: tuple[torch.Tensor, ...],
-    eps: float,
+    dense: torch.Tensor, chosen: torch.Tensor | Choices, x: torch.Tensor, scale: torch.Tensor,
+    weights: tuple[torch.Tensor, ...], eps: float,
 ) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
     """``(x + norm(norm(dense) * a + norm(chosen) * b) * c) * scale`` and its norm times d, for weights a, b, c and d
     [size] and `scale` [rows, 1]: (the norm, what it is of)."""
     a, b, c, d = weights
+    if isinstance(chosen, Choices):
+        chosen = sum_reference(chosen)
     both = rms_norm_reference(dense, a, eps) + rms_norm_reference(chosen, b, eps)
     total = (x + rms_norm_reference(both, c, eps)) * scale
     return rms_norm_reference(total, d, eps), total
@@ -74,17 +78,23 @@ def _before(
 
 @triton.jit
 def _after(
-    dense_ptr, chosen_ptr, x_ptr, scale_ptr, a_ptr, b_ptr, c_ptr, d_ptr, out_ptr, total_ptr, eps,
-    SIZE: tl.constexpr, SIZE_P2: tl.constexpr,
+    dense_ptr, chosen_ptr, ids_ptr, weights_ptr, expert_scale_ptr, x_ptr, scale_ptr, a_ptr, b_ptr, c_ptr, d_ptr,
+    out_ptr, total_ptr, eps, TOP_K: tl.constexpr, SIZE: tl.constexpr, SIZE_P2: tl.constexpr,
 ):  # fmt: skip
-    """One program a row."""
+    """One program a row. TOP_K: of what was chosen; 0 if that is summed."""
     row = tl.program_id(0).to(tl.int64)
     column = tl.arange(0, SIZE_P2)
     ok = column < SIZE
     at = row * SIZE + column
     dense = tl.load(dense_ptr + at, mask=ok, other=0.0).to(tl.float32)
     both = _normed(dense, a_ptr, column, ok, eps, SIZE)
-    chosen = tl.load(chosen_ptr + at, mask=ok, other=0.0).to(tl.float32)
+    if TOP_K:
+        chosen = weighted_sum(
+            chosen_ptr, ids_ptr, weights_ptr, expert_scale_ptr, row, column, ok, TOP_K, SIZE, SIZE_P2, True
+        )
+        chosen = chosen.to(chosen_ptr.dtype.element_ty).to(tl.float32)  # the norm sees it as it would be kept
+    else:
+        chosen = tl.load(chosen_ptr + at, mask=ok, other=0.0).to(tl.float32)
     both += _normed(chosen, b_ptr, column, ok, eps, SIZE)
     x = tl.load(x_ptr + at, mask=ok, other=0.0).to(tl.float32) + _normed(both, c_ptr, column, ok, eps, SIZE)
     total = (x * tl.load(scale_ptr + row).to(tl.float32)).to(total_ptr.dtype.element_ty)
@@ -110,14 +120,15 @@ def before(
 
 
 def after(
-    dense: torch.Tensor, chosen: torch.Tensor, x: torch.Tensor, scale: torch.Tensor, weights: tuple[torch.Tensor, ...],
-    eps: float,
+    dense: torch.Tensor, chosen: torch.Tensor | Choices, x: torch.Tensor, scale: torch.Tensor,
+    weights: tuple[torch.Tensor, ...], eps: float,
 ) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
     """`after_reference` for contiguous rows on a GPU."""
     rows, size = x.shape
     out, total = torch.empty_like(x), torch.empty_like(x)
+    summed = isinstance(chosen, torch.Tensor)
     _after[(rows,)](
-        dense, chosen, x, scale.contiguous(), *weights, out, total, eps, SIZE=size,
-        SIZE_P2=triton.next_power_of_2(size), num_warps=WARPS,
+        dense, *((chosen,) * 4 if summed else chosen), x, scale.contiguous(), *weights, out, total, eps,
+        TOP_K=0 if summed else chosen.ids.shape[1], SIZE=size, SIZE_P2=triton.next_power_of_2(size), num_warps=WARPS,
     )  # fmt: skip
     return out, total

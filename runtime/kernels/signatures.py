@@ -9,6 +9,7 @@ import torch
 
 from runtime.kernels import sandwich
 from runtime.kernels.distribution import Asked, Described
+from runtime.kernels.expert_sum import Choices
 from runtime.kernels.filling import After, Blocks, Sampled
 from runtime.kernels.fp8 import Fp8
 from runtime.kernels.gate import Activation
@@ -100,16 +101,26 @@ class BeforeKernel(Protocol):
 
 class AfterKernel(Protocol):
     def __call__(
-        self, dense: torch.Tensor, chosen: torch.Tensor, x: torch.Tensor, scale: torch.Tensor,
+        self, dense: torch.Tensor, chosen: torch.Tensor | Choices, x: torch.Tensor, scale: torch.Tensor,
         weights: tuple[torch.Tensor, ...], eps: float,
     ) -> Two: ...  # fmt: skip
 
 
+class ProductsKernel(Protocol):
+    """`moe`, but for the sum of each row's choices."""
+
+    def __call__(
+        self, x: torch.Tensor, ids: torch.Tensor, gate_up: Any, down: Any, activation: Activation
+    ) -> torch.Tensor: ...
+
+
 class Sandwich(NamedTuple):
-    """The norms between the parts of a layer that are normed before and after, see ``kernels.sandwich``."""
+    """The norms between the parts of a layer that are normed before and after, see ``kernels.sandwich``; and what gives
+    them its choices as they are."""
 
     before: BeforeKernel
     after: AfterKernel
+    products: ProductsKernel
 
 
 class DescribeKernel(Protocol):

@@ -10,9 +10,12 @@ import torch
 from torch import nn
 
 from runtime.kernels.batch import ForwardBatch
+from runtime.kernels.expert_sum import Choices
 from runtime.kernels.gate import Activation
 from runtime.kernels.precision import wide
 from runtime.kernels.routing import RoutingRule
+from runtime.kernels.sandwich import Fillings
+from runtime.kernels.signatures import Sandwich
 from runtime.layers.attention import AttentionShape, BatchAttention
 from runtime.layers.attention_dispatch import make_attention
 from runtime.layers.build import Build, Calls
@@ -96,6 +99,14 @@ class Experts(nn.Module):
         operands, room = (self.gate_up.operand, self.down.operand), self.group.room(normed.shape, normed.dtype)
         return self.group.add_up(self.kernels.moe(normed, ids, weights, *operands, None, GELU, out=room))
 
+    def choices(self, made: Fillings, sandwich: Sandwich) -> torch.Tensor | Choices:
+        """What `sandwich` sums up itself, or the sum, where ranks share the experts."""
+        if not self.group.alone:
+            return self(made.total, made.experts, made.factor)
+        ids, weights = self.router(made.total, None, made.factor)
+        pairs = sandwich.products(made.experts, ids, self.gate_up.operand, self.down.operand, GELU)
+        return Choices(pairs, ids, weights, self.expert_scale.tensor)
+
 
 class Layer(nn.Module):
     """Attention, then a dense part beside experts; each is normed before and after. The norm before attention is the
@@ -121,7 +132,7 @@ class Layer(nn.Module):
         self.experts, self.experts_after = Experts(build, arch), norm()
         self.output_norm = norm()
         self.eps = arch.eps
-        self.sandwich = build.kernels.sandwich
+        self.kernels = build.kernels
 
     def forward(
         self, normed: torch.Tensor, x: torch.Tensor, contexts: list[KindContext], pool: KVPool, scale: torch.Tensor,
@@ -130,18 +141,19 @@ class Layer(nn.Module):
         """(what `following` makes of the second, [rows, hidden]). `scale` [rows, 1]: what each row is multiplied by at
         last."""
         mixed = self.attention(normed, contexts[self.kind], pool, self.index)
-        if self.sandwich is None:
+        sandwich = self.kernels.sandwich
+        if sandwich is None:
             x = x + self.attention_norm(mixed)
             dense = self.dense(self.dense_before(x))
             chosen = self.experts(self.experts.seen(x), self.experts.norm(x), None)
             x = (x + self.output_norm(self.dense_after(dense) + self.experts_after(chosen))) * scale
             return following(x), x
-        made = self.sandwich.before(
+        made = sandwich.before(
             mixed, x, _of(self.attention_norm), _of(self.dense_before), _of(self.experts.norm), self.eps
         )
         after = tuple(_of(norm) for norm in (self.dense_after, self.experts_after, self.output_norm, following))
-        dense, chosen = self.dense(made.dense), self.experts(made.total, made.experts, made.factor)
-        return self.sandwich.after(dense, chosen, made.total, scale, after, self.eps)
+        dense, choices = self.dense(made.dense), self.experts.choices(made, sandwich)
+        return sandwich.after(dense, choices, made.total, scale, after, self.eps)
 
 
 def _of(norm: RMSNorm) -> torch.Tensor:

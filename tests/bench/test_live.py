@@ -14,7 +14,8 @@ from runtime.bench.layers import layer_error
 from runtime.bench.step_plans import StepPlans
 from runtime.bench.steps import table
 from runtime.engine.model_runner import ModelRunner
-from runtime.kernels.dispatch import TORCH
+from runtime.kernels.dispatch import TORCH, TRITON, Kernels
+from runtime.kernels.signatures import Sandwich
 from runtime.layers.build import Build
 from runtime.layers.kv_pool import UnifiedPool
 from runtime.layers.weight import weights_of
@@ -126,6 +127,21 @@ def test_references_take_what_other_kernels_are_given():
     ids, weights = torch.tensor([[0, 3]] * 5, dtype=torch.int32), torch.rand(5, 2)
     expected = TORCH.moe(x, ids, weights, gate_up, down, None)
     assert torch.equal(taking.moe(x, ids, weights, in_turns(gate_up), down, None), expected)
+
+
+def test_references_stand_in_for_all_kernels_of_diffusion_gemma():
+    """Nothing keeps some apart: what experts give would be compared with itself."""
+    build = replace(Build.choose("cpu", torch.float32), kernels=TRITON)
+    model = random_model(architecture("diffusiongemma-tiny"), build)
+
+    def held(kind):
+        return [value for part in model.modules() for value in vars(part).values() if isinstance(value, kind)]
+
+    assert len(held(Kernels)) > len(model.layers)
+    with layers._references(model, torch.float32):
+        assert {(each.name, each.sandwich) for each in held(Kernels)} == {(TORCH.name, None)}
+        assert not held(Sandwich)
+    assert set(map(id, held(Kernels))) == {id(TRITON)}
 
 
 def test_the_floor_is_bytes_or_arithmetic():

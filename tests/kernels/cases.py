@@ -14,6 +14,7 @@ from runtime.kernels.batch import ForwardBatch, cut_tiles
 from runtime.kernels.expert_cut import Cut, Product, fitted
 from runtime.kernels.expert_products import moe, moe_add_norm
 from runtime.kernels.expert_sort import sort_by_expert, sort_by_expert_reference
+from runtime.kernels.expert_sum import Choices, sum_reference, sum_up
 from runtime.kernels.filling import Blocks, Sampled, fill, fill_reference
 from runtime.kernels.gate import Activation, gate_mul, gate_mul_reference
 from runtime.kernels.greedy_head import likeliest, likeliest_reference
@@ -374,6 +375,30 @@ def check_sandwich(rows: int, size: int, dtype: torch.dtype, device: str) -> Non
     expected, kept = after_reference(dense.double(), chosen.double(), x.double(), scale.double(), tuple(wide[3:]), 1e-6)
     assert_near(total, kept, dtype)
     assert_near(normed, expected, dtype)
+
+
+def check_sandwich_of_choices(rows: int, size: int, top_k: int, dtype: torch.dtype, device: str) -> None:
+    """The sum that `after` makes has the bits of `sum_up`'s. Dead choices hold nothing that may be looked at."""
+    x, dense = (random(rows, size, dtype=dtype, device=device, seed=s) for s in (83, 84))
+    weights = tuple(1 + random(size, dtype=dtype, device=device, seed=s, scale=0.2) for s in range(85, 89))
+    scale = random(rows, 1, dtype=dtype, device=device, seed=89)
+    generator = torch.Generator().manual_seed(rows)
+    ids = torch.randint(-2, 11, (rows, top_k), generator=generator).int()
+    ids[0, 0], ids[1:2] = 4, -1  # a row of dead ones alone
+    pairs = random(rows * top_k, size, dtype=dtype, device=device, seed=90)
+    pairs[(ids.flatten() < 0).to(device)] = float("nan")
+    shares = torch.rand(rows, top_k, generator=generator).to(device)
+    chosen = Choices(pairs, ids.to(device), shares, random(11, dtype=torch.float32, device=device, seed=91))
+    made = after(dense, chosen, x, scale, weights, 1e-6)
+    summed = sum_up(pairs, chosen.ids, shares * chosen.scale[chosen.ids.clamp(min=0)], None)
+    for got, before_it in zip(made, after(dense, summed, x, scale, weights, 1e-6), strict=True):
+        assert torch.equal(got, before_it)
+    own = Choices(pairs.double(), chosen.ids, shares.double(), chosen.scale.double())
+    assert_near(summed, sum_reference(own), dtype)
+    wide = tuple(weight.double() for weight in weights)
+    expected, kept = after_reference(dense.double(), own, x.double(), scale.double(), wide, 1e-6)
+    assert_near(made[1], kept, dtype)
+    assert_near(made[0], expected, dtype)
 
 
 def check_lora(

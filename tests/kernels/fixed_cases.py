@@ -6,6 +6,7 @@ import torch
 
 from runtime.kernels.dispatch import FIXED_TRITON
 from runtime.kernels.distribution import Asked
+from runtime.kernels.expert_sum import Choices
 from runtime.kernels.routing import RoutingRule
 from tests.kernels.cases import random
 from tests.kernels.grouped_cases import Kernel, Some
@@ -46,15 +47,21 @@ def heads(rows: int, vocab: int, size: int, dtype: torch.dtype, device: str) -> 
 def sandwiches(rows: int, size: int, dtype: torch.dtype, device: str) -> Kernel:
     """`scale` lies as a layer's does: at a place that depends on the number of rows."""
     mixed, x, dense, chosen = (random(rows, size, dtype=dtype, device=device, seed=n) for n in range(95, 99))
+    pairs = random(rows, 3, size, dtype=dtype, device=device, seed=110)
+    ids = torch.randint(-1, 5, (rows, 3), generator=torch.Generator().manual_seed(rows)).int().to(device)
+    shares, scales = (random(*of, dtype=torch.float32, device=device, seed=111) for of in ((rows, 3), (5,)))
     weights = [1 + random(size, dtype=dtype, device=device, seed=n, scale=0.2) for n in range(99, 106)]
     scale = random(rows, dtype=dtype, device=device, seed=107)
 
     def computed(some: Some) -> tuple[torch.Tensor, ...]:
         assert FIXED_TRITON.sandwich is not None
-        before, after = FIXED_TRITON.sandwich
+        before, after, _ = FIXED_TRITON.sandwich
         own = torch.stack([scale[some]] * 3)[1][:, None]
+        choices = Choices(pairs[some].flatten(0, 1), ids[some], shares[some], scales)
         made = before(mixed[some], x[some], *weights[:3], 1e-6)
-        return (*made, *after(dense[some], chosen[some], x[some], own, tuple(weights[3:]), 1e-6))
+        for each in (chosen[some], choices):
+            made = (*made, *after(dense[some], each, x[some], own, tuple(weights[3:]), 1e-6))
+        return made
 
     return computed
 

@@ -272,6 +272,12 @@ def test_elementwise_sandwich(rows, size, dtype):
     cases.check_sandwich(rows, size, dtype, "cpu")
 
 
+@dtypes
+@pytest.mark.parametrize(("rows", "size", "top_k"), [(1, 8, 1), (5, 48, 3), (4, 40, 8)])
+def test_elementwise_sandwich_of_choices(rows, size, top_k, dtype):
+    cases.check_sandwich_of_choices(rows, size, top_k, dtype, "cpu")
+
+
 @pytest.mark.parametrize(
     ("rows", "vocab", "mask_id", "max_token_id"), [(6, 40, None, 39), (30, 300, 7, 250), (9, 600, 599, 598)]
 )

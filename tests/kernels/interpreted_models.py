@@ -89,17 +89,27 @@ def test_a_model_that_ranks_share(tmp_path, key, deals):
 CANVASES = pytest.mark.skipif("diffusion_gemma" not in families(), reason="the only family of canvases of noise")
 
 
-def canvas_models(kernels):
-    """On these kernels, and on the torch path."""
+def canvas_model(kernels, **own):
+    """On these kernels, or None: on the torch path. `own`: of its build."""
     checkpoint, family = resolve_checkpoint(str(GOLDEN / "diffusion_gemma")), resolve_family("diffusion_gemma", {})
     arch, build = family.parse(checkpoint.config), Build.choose("cpu", torch.float32)
-    expected = load_model(checkpoint, family, arch, build)
-    model = DiffusionGemma(arch, replace(build, kernels=kernels))
+    if kernels is None:
+        return load_model(checkpoint, family, arch, build)
+    model = DiffusionGemma(arch, replace(build, kernels=kernels, **own))
     model.attentions = [
         TritonAttention(attention.shape, grouped=True, fixed=kernels.fixed) for attention in model.attentions
     ]
     fill(model, checkpoint, family.weights(arch))
-    return model, expected
+    return model
+
+
+def canvas_logits(model, layout):
+    """Of a canvas that has been told of its last step, and of rows beside it that are committed."""
+    driver = Driver(model, 2, 40, 8, torch.float32, layout=layout)
+    driver.commit(0, list(range(24)), 24)
+    here = slice(None) if model.ids is None else slice(model.ids.here.start, model.ids.here.stop)
+    signal = model.soften(torch.eye(224)[:4, here])
+    return driver.step(Run(0, [9, 8, 7, 6], 24, open=True, signal=signal), Run(1, [3, 1, 4], 0))
 
 
 def in_parts(model):
@@ -114,17 +124,21 @@ def in_parts(model):
 @pytest.mark.parametrize("kernels", [TRITON, FIXED_TRITON], ids=["plain", "deterministic"])
 def test_a_canvas_model(kernels, parts):
     """Layers of two kinds, rows that are committed beside rows that are open."""
-    model, expected_model = canvas_models(kernels)
+    model = canvas_model(kernels)
     if parts:
         in_parts(model)
-    results = []
-    for each, layout in ((model, "distinct"), (expected_model, "unified")):
-        driver = Driver(each, 2, 40, 8, torch.float32, layout=layout)
-        driver.commit(0, list(range(24)), 24)
-        signal = each.soften(torch.eye(224)[:4])
-        results.append(driver.step(Run(0, [9, 8, 7, 6], 24, open=True, signal=signal), Run(1, [3, 1, 4], 0)))
-    for out, expected in zip(*results, strict=True):
-        torch.testing.assert_close(out, expected, rtol=1e-4, atol=1e-4)
+    expected = canvas_logits(canvas_model(None), "unified")
+    for out, right in zip(canvas_logits(model, "distinct"), expected, strict=True):
+        torch.testing.assert_close(out, right, rtol=1e-4, atol=1e-4)
+
+
+@CANVASES
+@pytest.mark.parametrize("deals", [False, True])
+def test_a_canvas_model_that_ranks_share(deals):
+    """What experts gave is summed before it is added up between them."""
+    both = together(2, lambda group: canvas_logits(canvas_model(TRITON, group=group, deals=deals), "distinct"))
+    for *ours, right in zip(*both, canvas_logits(canvas_model(None), "unified"), strict=True):
+        torch.testing.assert_close(torch.cat(ours, 1), right, rtol=1e-4, atol=1e-4)
 
 
 @CANVASES
@@ -132,7 +146,7 @@ def test_a_canvas_model_beside_others(monkeypatch):
     """With deterministic kernels a canvas, and what is before it, have the same bits alone and among others, however
     that was cut."""
     in_order.patch(monkeypatch)
-    model, _ = canvas_models(FIXED_TRITON)
+    model = canvas_model(FIXED_TRITON)
     in_parts(model)
     canvas = list(range(60, 76))
     results = []

@@ -453,7 +453,9 @@ def test_sandwich():
         "total_ptr",
     ]
     types = dict.fromkeys(names, "*bf16") | {"eps": "fp32"}
-    assert spilled(build(sandwich._after, types, size, num_warps=sandwich.WARPS)) == 0
+    types |= {"ids_ptr": "*i32", "weights_ptr": "*fp32", "expert_scale_ptr": "*fp32"}
+    for top_k in (0, 8):
+        assert spilled(build(sandwich._after, types, size | {"TOP_K": top_k}, num_warps=sandwich.WARPS)) == 0
 
 
 @pytest.mark.parametrize(("dtype", "rank"), [(torch.float32, 16), (torch.bfloat16, 64), (torch.bfloat16, 512)])

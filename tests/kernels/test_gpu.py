@@ -252,6 +252,12 @@ def test_sandwich(rows, size, dtype):
     cases.check_sandwich(rows, size, dtype, "cuda")
 
 
+@dtypes
+@pytest.mark.parametrize(("rows", "size", "top_k"), [(1, 64, 1), (300, 2816, 8)])
+def test_sandwich_of_choices(rows, size, top_k, dtype):
+    cases.check_sandwich_of_choices(rows, size, top_k, dtype, "cuda")
+
+
 @pytest.mark.parametrize(("rows", "vocab"), [(1, 300), (40, 5000), (24, 157_184)])
 @pytest.mark.parametrize("ties", [False, True])
 def test_draw(rows, vocab, ties):
