@@ -20,8 +20,8 @@ from runtime.kernels.triton_import import tl, triton
 
 PIECE, WRITTEN = 2048, 4096  # of the vocabulary, that a program reads, and writes probabilities of
 WRITERS = 4  # programs a row that write probabilities: most rows have theirs, and many would only begin and end
-# A logit at the bound weighs 2^HIGHEST, and a row's weights serve if its largest is at least 2^LOWEST. Sums over 2^18
-# ids then have room for embeddings up to 2^29, and what is smaller than the largest by 2^60 is no zero yet.
+# A logit at the bound weighs 2^HIGHEST, and a row's weights serve if its largest is at least 2^LOWEST. Then sums of
+# 2^18 ids' weights have room for embeddings up to 2^29, and a weight of 2^-60 times the largest is no zero yet.
 HIGHEST, LOWEST = 80.0, -60.0
 HALF = 2.0**15  # of float16, what a row's largest weighs: probabilities of 2^18 ids are next to its smallest numbers
 
@@ -44,7 +44,7 @@ class Described(NamedTuple):
     best: torch.Tensor  # int64 [rows], the likeliest (of equals the lowest id)
     entropy: torch.Tensor  # float [rows], in nats
     probs: torch.Tensor | None  # [rows, vocab], as many times the distribution as the next says
-    divisor: torch.Tensor | None  # float [rows], above 0
+    divisor: torch.Tensor | None  # float [rows], above 0: what they sum up to, or 1
 
 
 def describe_reference(logits: torch.Tensor, asked: Asked) -> Described:
@@ -80,11 +80,11 @@ def _scaled(logits_ptr, row, token, vocab, cap, heat, mask_id, max_id):
 
 @triton.jit(do_not_specialize=["pieces", "mask_id", "max_id"])
 def _survey(
-    logits_ptr, heat_ptr, best_ptr, token_ptr, total_ptr, weighed_ptr, probs_ptr, vocab, pieces, cap, mask_id, max_id,
-    PIECE: tl.constexpr, HIGHEST: tl.constexpr, WRITES: tl.constexpr,
+    logits_ptr, heat_ptr, best_ptr, token_ptr, total_ptr, weighed_ptr, written_ptr, probs_ptr, vocab, pieces, cap,
+    mask_id, max_id, PIECE: tl.constexpr, HIGHEST: tl.constexpr, WRITES: tl.constexpr,
 ):  # fmt: skip
     """One program: a piece of a row. Beside the largest and where it is the sum of 2^(x - largest), and of that times
-    (x - largest), to [rows, pieces]; and what each id weighs."""
+    (x - largest), and of the weights, to [rows, pieces]; and what each id weighs."""
     piece, row = tl.program_id(0), tl.program_id(1)
     token = piece * PIECE + tl.arange(0, PIECE)
     x = _scaled(logits_ptr, row, token, vocab, cap, tl.load(heat_ptr + row), mask_id, max_id)
@@ -99,14 +99,15 @@ def _survey(
     tl.store(total_ptr + at, tl.sum(part, 0))
     tl.store(weighed_ptr + at, tl.sum(part * below, 0))
     if WRITES:
-        weight = part * tl.exp2(best + HIGHEST)
-        at_probs = probs_ptr + row.to(tl.int64) * vocab + token
-        tl.store(at_probs, weight.to(probs_ptr.dtype.element_ty), mask=token < vocab)
+        weight = (part * tl.exp2(best + HIGHEST)).to(probs_ptr.dtype.element_ty)
+        tl.store(probs_ptr + row.to(tl.int64) * vocab + token, weight, mask=token < vocab)
+        # as they are rounded: a row that is all but sure of one id has its embedding, whatever that one's weight became
+        tl.store(written_ptr + at, tl.sum(weight.to(tl.float32), 0))
 
 
 @triton.jit(do_not_specialize=["pieces", "mask_id", "max_id"])
 def _join(
-    logits_ptr, heat_ptr, uniform_ptr, best_ptr, token_ptr, total_ptr, weighed_ptr,
+    logits_ptr, heat_ptr, uniform_ptr, best_ptr, token_ptr, total_ptr, weighed_ptr, written_ptr,
     drawn_ptr, conf_ptr, likeliest_ptr, entropy_ptr, largest_ptr, sum_ptr, divisor_ptr, vocab, pieces, cap, mask_id,
     max_id, PIECE: tl.constexpr, PIECES: tl.constexpr, DRAWS: tl.constexpr, HIGHEST: tl.constexpr, LOWEST: tl.constexpr,
     HALF: tl.constexpr, WRITES: tl.constexpr,
@@ -151,7 +152,8 @@ def _join(
     tl.store(sum_ptr + row, total)
     divisor = total * HALF
     if WRITES:
-        divisor = tl.where(best + HIGHEST >= LOWEST, total * tl.exp2(best + HIGHEST), 1.0)
+        written = tl.sum(tl.load(written_ptr + at, mask=inside, other=0.0), 0)
+        divisor = tl.where(best + HIGHEST >= LOWEST, written, 1.0)
     tl.store(divisor_ptr + row, divisor)
 
 
@@ -179,7 +181,7 @@ def describe(logits: torch.Tensor, asked: Asked) -> Described:
     rows, vocab = logits.shape
     piece = min(PIECE, max(16, triton.next_power_of_2(vocab)))
     pieces = triton.cdiv(vocab, piece)
-    best, total, weighed = logits.new_empty(3, rows, pieces)
+    best, total, weighed, written = logits.new_empty(4, rows, pieces)
     tokens = torch.empty(rows, pieces, dtype=torch.int32, device=logits.device)
     conf, entropy, largest, whole, divisor = logits.new_empty(5, rows)
     token, likeliest = torch.empty(2, rows, dtype=torch.int64, device=logits.device)
@@ -190,14 +192,14 @@ def describe(logits: torch.Tensor, asked: Asked) -> Described:
     heat = asked.heat.to(torch.float32)
     banned = -1 if asked.mask_id is None else asked.mask_id
     _survey[(pieces, rows)](
-        logits, heat, best, tokens, total, weighed, best if probs is None else probs, vocab, pieces, asked.cap, banned,
-        asked.max_token_id, PIECE=piece, HIGHEST=HIGHEST, WRITES=writes, num_warps=2,
+        logits, heat, best, tokens, total, weighed, written, best if probs is None else probs, vocab, pieces, asked.cap,
+        banned, asked.max_token_id, PIECE=piece, HIGHEST=HIGHEST, WRITES=writes, num_warps=2,
     )  # fmt: skip
     _join[(rows,)](
-        logits, heat, heat if asked.uniform is None else asked.uniform, best, tokens, total, weighed, token, conf,
-        likeliest, entropy, largest, whole, divisor, vocab, pieces, asked.cap, banned, asked.max_token_id, PIECE=piece,
-        PIECES=triton.next_power_of_2(pieces), DRAWS=asked.uniform is not None, HIGHEST=HIGHEST, LOWEST=LOWEST,
-        HALF=HALF, WRITES=writes, num_warps=4,
+        logits, heat, heat if asked.uniform is None else asked.uniform, best, tokens, total, weighed, written, token,
+        conf, likeliest, entropy, largest, whole, divisor, vocab, pieces, asked.cap, banned, asked.max_token_id,
+        PIECE=piece, PIECES=triton.next_power_of_2(pieces), DRAWS=asked.uniform is not None, HIGHEST=HIGHEST,
+        LOWEST=LOWEST, HALF=HALF, WRITES=writes, num_warps=4,
     )  # fmt: skip
     if probs is None:
         return Described(token, conf, likeliest, entropy, None, None)

@@ -64,6 +64,18 @@ def check_hot(rows: int, vocab: int, dtype: torch.dtype, device: str) -> None:
     _check_weights(describe(logits, asked), expected.probs, 1.0, size=2.0**12)
 
 
+def check_sure(rows: int, vocab: int, dtype: torch.dtype, device: str) -> None:
+    """A row that is sure of an id has that one's embedding, of 16 bits to the last, however its weight was rounded."""
+    sure = torch.randperm(vocab, generator=torch.Generator().manual_seed(64))[:rows].to(device)
+    logits = torch.full((rows, vocab), -4 * CAP, device=device)
+    logits[torch.arange(rows, device=device), sure] = torch.linspace(1, 2 * CAP, rows, device=device)
+    asked = Asked(torch.full((rows,), 0.2, dtype=torch.float64, device=device), None, CAP, None, vocab - 1, dtype)
+    got = describe(logits, asked)
+    table = random(vocab, 24, dtype=dtype, device=device, seed=65)
+    for made in _means(table, got):
+        torch.testing.assert_close(made, table[sure], rtol=1e-6 if dtype == torch.float32 else 0, atol=0)
+
+
 def _check_weights(got: Described, probs: torch.Tensor, slack: float, size: float = 1.0) -> None:
     """Of each row by itself: the weights are a multiple of the distribution, and so is what they make of a table."""
     assert got.probs is not None

@@ -19,7 +19,7 @@ from runtime.kernels.paged_attention import paged_attention
 from runtime.kernels.routing import RoutingRule
 from runtime.layers.kv_pool import LAYOUTS
 from tests.kernels import cases, fixed_cases, in_order, interpreting  # noqa: F401
-from tests.kernels.distribution_cases import check_describe, check_hot
+from tests.kernels.distribution_cases import check_describe, check_hot, check_sure
 from tests.kernels.draw_cases import check_draw
 from tests.kernels.mean_cases import check_mean
 from tests.kernels.product_cases import check_product
@@ -292,6 +292,11 @@ def test_elementwise_distribution(monkeypatch, rows, vocab, mask_id, max_token_i
 @dtypes
 def test_elementwise_distribution_of_hot_rows(dtype):
     check_hot(3, 300, dtype, "cpu")
+
+
+@dtypes
+def test_elementwise_distribution_of_sure_rows(dtype):
+    check_sure(30, 300, dtype, "cpu")
 
 
 @matrix_dtypes

@@ -420,7 +420,7 @@ def test_fill(size):
 
 @pytest.mark.parametrize("draws", [False, True])
 def test_distribution(draws):
-    floats = dict.fromkeys(("logits_ptr", "heat_ptr", "best_ptr", "total_ptr", "weighed_ptr"), "*fp32")
+    floats = dict.fromkeys(("logits_ptr", "heat_ptr", "best_ptr", "total_ptr", "weighed_ptr", "written_ptr"), "*fp32")
     numbers = dict.fromkeys(("vocab", "mask_id", "max_id"), "i32") | {"cap": "fp32"}
     piece = {"PIECE": distribution.PIECE, "HIGHEST": distribution.HIGHEST, "WRITES": True}
     types = floats | numbers | {"token_ptr": "*i32", "pieces": "i32"}

@@ -7,7 +7,7 @@ from runtime.kernels.paged_attention import paged_attention
 from runtime.kernels.routing import RoutingRule
 from runtime.layers.kv_pool import LAYOUTS
 from tests.kernels import cases, draw_cases
-from tests.kernels.distribution_cases import check_describe, check_hot
+from tests.kernels.distribution_cases import check_describe, check_hot, check_sure
 
 pytestmark = pytest.mark.gpu  # asked for by name, so that a missing device fails them rather than skips them
 FLOATS = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
@@ -244,6 +244,11 @@ def test_distribution(rows, vocab, mask_id, max_token_id, coolest, dtype):
 @dtypes
 def test_distribution_of_hot_rows(dtype):
     check_hot(64, 262144, dtype, "cuda")
+
+
+@dtypes
+def test_distribution_of_sure_rows(dtype):
+    check_sure(64, 262144, dtype, "cuda")
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
