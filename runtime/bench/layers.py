@@ -14,6 +14,10 @@ from torch import nn
 
 from runtime.engine.model_runner import ModelRunner
 from runtime.kernels.dispatch import TORCH, Kernels
+from runtime.kernels.gate import Activation
+from runtime.kernels.precision import wide
+from runtime.kernels.sandwich import after_reference
+from runtime.kernels.signatures import Sandwich
 from runtime.kernels.turns import gates_first
 from runtime.layers.attention_torch import TorchAttention
 from runtime.layers.attention_triton import TritonAttention
@@ -129,7 +133,14 @@ def _taking(kernels: Kernels) -> Kernels:
     def scores(x: torch.Tensor, weight: torch.Tensor, factor: torch.Tensor | None = None) -> torch.Tensor:
         return TORCH.router_logits(x, weight.float().sum(0) if weight.dim() == 3 else weight, factor)
 
-    return replace(TORCH, moe=experts, router_logits=scores)
+    def pairs(x: torch.Tensor, ids: torch.Tensor, gate_up: Any, down: Any, activation: Activation) -> torch.Tensor:
+        alone = x.repeat_interleave(ids.shape[1], 0)
+        ones = torch.ones(len(alone), 1, dtype=wide(x.dtype), device=x.device)
+        return experts(alone, ids.reshape(-1, 1), ones, gate_up, down, None, activation)
+
+    # the router sees the very same rows: where two experts are all but equal, others would choose the other one
+    sandwich = None if kernels.sandwich is None else Sandwich(kernels.sandwich.before, after_reference, pairs)
+    return replace(TORCH, moe=experts, router_logits=scores, sandwich=sandwich)
 
 
 def _whole(operand: Any, dtype: torch.dtype) -> torch.Tensor:

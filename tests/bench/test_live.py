@@ -15,6 +15,7 @@ from runtime.bench.step_plans import StepPlans
 from runtime.bench.steps import table
 from runtime.engine.model_runner import ModelRunner
 from runtime.kernels.dispatch import TORCH, TRITON, Kernels
+from runtime.kernels.sandwich import after_reference
 from runtime.kernels.signatures import Sandwich
 from runtime.layers.build import Build
 from runtime.layers.kv_pool import UnifiedPool
@@ -127,6 +128,10 @@ def test_references_take_what_other_kernels_are_given():
     ids, weights = torch.tensor([[0, 3]] * 5, dtype=torch.int32), torch.rand(5, 2)
     expected = TORCH.moe(x, ids, weights, gate_up, down, None)
     assert torch.equal(taking.moe(x, ids, weights, in_turns(gate_up), down, None), expected)
+    assert taking.sandwich is None
+    sandwich = layers._taking(replace(TORCH, turns=True, sandwich=TRITON.sandwich)).sandwich
+    made = sandwich.products(x, ids, in_turns(gate_up), down, "silu").view(*ids.shape, -1)
+    torch.testing.assert_close((weights[:, :, None] * made).sum(1), expected)
 
 
 def test_references_stand_in_for_all_kernels_of_diffusion_gemma():
@@ -139,7 +144,9 @@ def test_references_stand_in_for_all_kernels_of_diffusion_gemma():
 
     assert len(held(Kernels)) > len(model.layers)
     with layers._references(model, torch.float32):
-        assert {(each.name, each.sandwich) for each in held(Kernels)} == {(TORCH.name, None)}
+        assert {each.name for each in held(Kernels)} == {TORCH.name}
+        assert {each.sandwich.after for each in held(Kernels)} == {after_reference}
+        assert all(each.sandwich.products is not TRITON.sandwich.products for each in held(Kernels))
         assert not held(Sandwich)
     assert set(map(id, held(Kernels))) == {id(TRITON)}
 
