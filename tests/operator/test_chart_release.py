@@ -63,7 +63,9 @@ def no_crd(admin):
 
     def gone():
         admin.delete(crd)
-        admin.wait("its end", lambda: admin.find(crd["apiVersion"], crd["kind"], crd["metadata"]["name"]) is None)
+        admin.wait(
+            "its end", lambda: admin.find(crd["apiVersion"], crd["kind"], crd["metadata"]["name"]) is None, timeout=120
+        )
 
     gone()
     yield crd
