@@ -37,13 +37,14 @@ def _down_tile(
             h = box(rest, first + PAIRS, start, end, WIDTH, REST, DEPTH, HIDDEN_DESCRIBED)
             more = tl.dot(weight, tl.trans(h), more, input_precision="ieee")
     column = part * COLUMNS + tl.arange(0, COLUMNS)
-    _keep_pairs(acc, pairs_ptr, order_ptr, first + tl.arange(0, PAIRS), end, column, HIDDEN, TURNED)
+    keep_pairs(acc, pairs_ptr, order_ptr, first + tl.arange(0, PAIRS), end, column, HIDDEN, TURNED)
     if REST > 0:
-        _keep_pairs(more, pairs_ptr, order_ptr, first + PAIRS + tl.arange(0, REST), end, column, HIDDEN, True)
+        keep_pairs(more, pairs_ptr, order_ptr, first + PAIRS + tl.arange(0, REST), end, column, HIDDEN, True)
 
 
 @triton.jit
-def _keep_pairs(acc, pairs_ptr, order_ptr, place, end, column, HIDDEN: tl.constexpr, TURNED: tl.constexpr):
+def keep_pairs(acc, pairs_ptr, order_ptr, place, end, column, HIDDEN: tl.constexpr, TURNED: tl.constexpr):
+    """Stores a tile's product, each pair's numbers at its own place."""
     ok = place < end
     pair = tl.load(order_ptr + place, mask=ok, other=0).to(tl.int64)
     at = pairs_ptr + pair * HIDDEN

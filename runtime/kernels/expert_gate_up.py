@@ -55,17 +55,18 @@ def _gate_up_tile(
         if REST > 0:
             y = tl.load(y_at + start, mask=there[:, None] & inside, other=0.0)
             more = tl.dot(weight, tl.trans(y), more, input_precision="ieee")
-    _keep_gated(acc, hidden_ptr, place, end, part, WIDTH, RUN, PAIRS, COLUMNS, TURNED, GELU)
+    keep_gated(acc, hidden_ptr, place, end, part, WIDTH, RUN, PAIRS, COLUMNS, TURNED, GELU)
     if REST > 0:
-        _keep_gated(more, hidden_ptr, later, end, part, WIDTH, RUN, REST, COLUMNS, True, GELU)
+        keep_gated(more, hidden_ptr, later, end, part, WIDTH, RUN, REST, COLUMNS, True, GELU)
 
 
 @triton.jit
-def _keep_gated(
+def keep_gated(
     acc, hidden_ptr, place, end, part,
     WIDTH: tl.constexpr, RUN: tl.constexpr, PAIRS: tl.constexpr, COLUMNS: tl.constexpr, TURNED: tl.constexpr,
     GELU: tl.constexpr,
 ):  # fmt: skip
+    """Stores act(gate) * up of a tile's product, at its pairs' places in the order of experts."""
     ok = place < end
     column = part * COLUMNS + tl.arange(0, COLUMNS)
     at = hidden_ptr + place.to(tl.int64) * WIDTH

@@ -10,10 +10,12 @@ import torch
 
 from runtime.kernels.descriptors import box, boxes, is_described
 from runtime.kernels.expert_cut import Cut, Product
+from runtime.kernels.expert_down import keep_pairs
+from runtime.kernels.expert_gate_up import keep_gated
 from runtime.kernels.expert_sort import sort_by_expert
 from runtime.kernels.expert_sum import sum_add_norm, sum_up
 from runtime.kernels.fp8 import Fp8, quantise, rounded
-from runtime.kernels.gate import Activation, gated
+from runtime.kernels.gate import Activation
 from runtime.kernels.triton_import import tl, triton
 from runtime.kernels.turns import run_of
 
@@ -72,20 +74,11 @@ def _gate_up_tile(
     weight_rows = weight_row + tl.arange(0, 2 * COLUMNS)
     scale = tl.load(scales_ptr + weight_rows, mask=weight_rows < limit, other=0.0)
     x_scale = tl.load(x_scales_ptr + row, mask=ok, other=0.0)
-    column = part * COLUMNS + tl.arange(0, COLUMNS)
-    at = hidden_ptr + place.to(tl.int64) * WIDTH
     if TURNED:
         acc = acc * scale[:, None] * x_scale[None, :]
-        runs = tl.permute(tl.reshape(acc, [COLUMNS // RUN, 2, RUN, PAIRS]), (0, 2, 3, 1))
-        gate, up = tl.split(runs)
-        value = tl.reshape(gated(gate, up, GELU), [COLUMNS, PAIRS]).to(hidden_ptr.dtype.element_ty)
-        tl.store(at[None, :] + column[:, None], value, mask=(column < WIDTH)[:, None] & ok[None, :])
     else:
         acc = acc * x_scale[:, None] * scale[None, :]
-        runs = tl.permute(tl.reshape(acc, [PAIRS, COLUMNS // RUN, 2, RUN]), (0, 1, 3, 2))
-        gate, up = tl.split(runs)
-        value = tl.reshape(gated(gate, up, GELU), [PAIRS, COLUMNS]).to(hidden_ptr.dtype.element_ty)
-        tl.store(at[:, None] + column[None, :], value, mask=ok[:, None] & (column < WIDTH)[None, :])
+    keep_gated(acc, hidden_ptr, place, end, part, WIDTH, RUN, PAIRS, COLUMNS, TURNED, GELU)
 
 
 @triton.jit(do_not_specialize=["most"])  # else each new value may compile again
@@ -149,13 +142,11 @@ def _down_tile(
         acc = tl.dot(weight, tl.trans(h), acc)
     place = first + tl.arange(0, PAIRS)
     ok = place < end
-    pair = tl.load(order_ptr + place, mask=ok, other=0).to(tl.int64)
     column = part * COLUMNS + tl.arange(0, COLUMNS)
     scale = tl.load(scales_ptr + expert * HIDDEN + column, mask=column < HIDDEN, other=0.0)
     h_scale = tl.load(hidden_scales_ptr + place, mask=ok, other=0.0)
-    value = (acc * scale[:, None] * h_scale[None, :]).to(pairs_ptr.dtype.element_ty)
-    at = pairs_ptr + pair[None, :] * HIDDEN + column[:, None]
-    tl.store(at, value, mask=(column < HIDDEN)[:, None] & ok[None, :])
+    acc = acc * scale[:, None] * h_scale[None, :]
+    keep_pairs(acc, pairs_ptr, order_ptr, place, end, column, HIDDEN, True)
 
 
 @triton.jit(do_not_specialize=["most"])

@@ -10,9 +10,11 @@ import torch
 
 from runtime.kernels.descriptors import boxes, is_described
 from runtime.kernels.expert_cut import Cut, Product
+from runtime.kernels.expert_down import keep_pairs
+from runtime.kernels.expert_gate_up import keep_gated
 from runtime.kernels.expert_sort import sort_by_expert
 from runtime.kernels.expert_sum import sum_add_norm, sum_up
-from runtime.kernels.gate import Activation, gated
+from runtime.kernels.gate import Activation
 from runtime.kernels.grouped import Grouped
 from runtime.kernels.grouped_linear import depth_of, group_of
 from runtime.kernels.grouped_product import product
@@ -57,12 +59,7 @@ def _gate_up_tile(
         x_ptr, row, ok, weights, scales_ptr, weight_row, (expert + 1) * (2 * WIDTH), HIDDEN, GROUP, FOUR, 2 * COLUMNS,
         PAIRS, DEPTH, STAGES, DESCRIBED,
     )  # fmt: skip
-    column = part * COLUMNS + tl.arange(0, COLUMNS)
-    at = hidden_ptr + place.to(tl.int64) * WIDTH
-    runs = tl.permute(tl.reshape(acc, [COLUMNS // RUN, 2, RUN, PAIRS]), (0, 2, 3, 1))
-    gate, up = tl.split(runs)
-    value = tl.reshape(gated(gate, up, GELU), [COLUMNS, PAIRS]).to(hidden_ptr.dtype.element_ty)
-    tl.store(at[None, :] + column[:, None], value, mask=(column < WIDTH)[:, None] & ok[None, :])
+    keep_gated(acc, hidden_ptr, place, end, part, WIDTH, RUN, PAIRS, COLUMNS, True, GELU)
 
 
 @triton.jit
@@ -78,10 +75,8 @@ def _down_tile(
         hidden_ptr, place, ok, weights, scales_ptr, weight_row, (expert + 1) * HIDDEN, WIDTH, GROUP, FOUR, COLUMNS,
         PAIRS, DEPTH, STAGES, DESCRIBED,
     )  # fmt: skip
-    pair = tl.load(order_ptr + place, mask=ok, other=0).to(tl.int64)
     column = part * COLUMNS + tl.arange(0, COLUMNS)
-    at = pairs_ptr + pair[None, :] * HIDDEN + column[:, None]
-    tl.store(at, acc.to(pairs_ptr.dtype.element_ty), mask=(column < HIDDEN)[:, None] & ok[None, :])
+    keep_pairs(acc, pairs_ptr, order_ptr, place, end, column, HIDDEN, True)
 
 
 @triton.jit(do_not_specialize=["most"])  # else each new value may compile again
