@@ -23,11 +23,13 @@ from runtime.kernels.draw import draw
 from runtime.kernels.expert_products import moe, moe_add_norm, products
 from runtime.kernels.filling import fill
 from runtime.kernels.gate import gate_mul, gate_mul_reference
+from runtime.kernels.gated_product import gated_product
 from runtime.kernels.greedy_head import likeliest, likeliest_reference
 from runtime.kernels.lora import LoraKernel, add_lora, add_lora_reference
 from runtime.kernels.mean import mean, mean_reference
 from runtime.kernels.moe import moe_torch
 from runtime.kernels.product import product
+from runtime.kernels.product_norm import product_add_norm
 from runtime.kernels.rms_norm import add_rms_norm, add_rms_norm_reference, rms_norm, rms_norm_reference
 from runtime.kernels.rotary import qkv_to_pages, qkv_to_pages_reference
 from runtime.kernels.router import router_logits, router_logits_reference
@@ -38,6 +40,7 @@ from runtime.kernels.signatures import (
     DrawKernel,
     FillKernel,
     Fp8LinearKernel,
+    GatedProductKernel,
     GateKernel,
     GroupedLinearKernel,
     LikeliestKernel,
@@ -45,6 +48,7 @@ from runtime.kernels.signatures import (
     MeanKernel,
     MoEAddNormKernel,
     MoEKernel,
+    ProductAddNormKernel,
     QKVToPagesKernel,
     RMSNormKernel,
     RouteKernel,
@@ -64,7 +68,9 @@ class Fp8Kernels:
     rms_norm: RMSNormKernel
     add_rms_norm: AddRMSNormKernel
     gate_mul: GateKernel
-    sandwich: Sandwich | None = None  # norms make their rows, each for itself
+    # norms make their rows, each for itself
+    product_add_norm: ProductAddNormKernel | None = None
+    sandwich: Sandwich | None = None
 
 
 @dataclass(frozen=True)
@@ -86,8 +92,10 @@ class Kernels:
     parts: bool  # `router_logits` takes, for a bfloat16 model, its weight in parts (`router.split_parts`) too
     rms_norm: RMSNormKernel
     add_rms_norm: AddRMSNormKernel
+    product_add_norm: ProductAddNormKernel | None  # `add_rms_norm` of a plain product, in less than the two take
     qkv_to_pages: QKVToPagesKernel
     gate_mul: GateKernel
+    gated_product: GatedProductKernel | None  # a dense layer's plain gate and up rows, which it takes in turns
     router_logits: RouterLogitsKernel
     route: RouteKernel
     moe: MoEKernel
@@ -119,8 +127,10 @@ TORCH = Kernels(
     parts=False,
     rms_norm=rms_norm_reference,
     add_rms_norm=add_rms_norm_reference,
+    product_add_norm=None,
     qkv_to_pages=qkv_to_pages_reference,
     gate_mul=gate_mul_reference,
+    gated_product=None,
     router_logits=router_logits_reference,
     route=route_reference,
     moe=moe_torch,
@@ -149,8 +159,10 @@ TRITON = Kernels(
     parts=True,
     rms_norm=rms_norm,
     add_rms_norm=add_rms_norm,
+    product_add_norm=product_add_norm,
     qkv_to_pages=qkv_to_pages,
     gate_mul=gate_mul,
+    gated_product=gated_product,
     router_logits=router_logits,
     route=route,
     moe=moe,
@@ -181,6 +193,8 @@ TRITON = Kernels(
 FIXED_TRITON = replace(
     TRITON,
     name="triton, fixed",
+    product_add_norm=None,
+    gated_product=None,
     router_logits=partial(router_logits, fixed=True),
     moe=partial(moe, fixed=True),
     moe_add_norm=partial(moe_add_norm, fixed=True),

@@ -12,7 +12,7 @@ import torch
 from runtime.kernels.descriptors import box, boxes, is_described
 from runtime.kernels.expert_cut import Product
 from runtime.kernels.expert_sort import done_before
-from runtime.kernels.gate import Activation, gated
+from runtime.kernels.gate import Activation, keep_gated
 from runtime.kernels.triton_import import tl, triton
 from runtime.kernels.turns import run_of
 
@@ -55,31 +55,10 @@ def _gate_up_tile(
         if REST > 0:
             y = tl.load(y_at + start, mask=there[:, None] & inside, other=0.0)
             more = tl.dot(weight, tl.trans(y), more, input_precision="ieee")
-    keep_gated(acc, hidden_ptr, place, end, part, WIDTH, RUN, PAIRS, COLUMNS, TURNED, GELU)
-    if REST > 0:
-        keep_gated(more, hidden_ptr, later, end, part, WIDTH, RUN, REST, COLUMNS, True, GELU)
-
-
-@triton.jit
-def keep_gated(
-    acc, hidden_ptr, place, end, part,
-    WIDTH: tl.constexpr, RUN: tl.constexpr, PAIRS: tl.constexpr, COLUMNS: tl.constexpr, TURNED: tl.constexpr,
-    GELU: tl.constexpr,
-):  # fmt: skip
-    """Stores act(gate) * up of a tile's product, at its pairs' places in the order of experts."""
-    ok = place < end
     column = part * COLUMNS + tl.arange(0, COLUMNS)
-    at = hidden_ptr + place.to(tl.int64) * WIDTH
-    if TURNED:
-        runs = tl.permute(tl.reshape(acc, [COLUMNS // RUN, 2, RUN, PAIRS]), (0, 2, 3, 1))
-        gate, up = tl.split(runs)
-        value = tl.reshape(gated(gate, up, GELU), [COLUMNS, PAIRS]).to(hidden_ptr.dtype.element_ty)
-        tl.store(at[None, :] + column[:, None], value, mask=(column < WIDTH)[:, None] & ok[None, :])
-    else:
-        runs = tl.permute(tl.reshape(acc, [PAIRS, COLUMNS // RUN, 2, RUN]), (0, 1, 3, 2))
-        gate, up = tl.split(runs)
-        value = tl.reshape(gated(gate, up, GELU), [PAIRS, COLUMNS]).to(hidden_ptr.dtype.element_ty)
-        tl.store(at[:, None] + column[None, :], value, mask=ok[:, None] & (column < WIDTH)[None, :])
+    keep_gated(acc, hidden_ptr, place, end, column, WIDTH, RUN, PAIRS, COLUMNS, TURNED, GELU)
+    if REST > 0:
+        keep_gated(more, hidden_ptr, later, end, column, WIDTH, RUN, REST, COLUMNS, True, GELU)
 
 
 @triton.jit(do_not_specialize=["most"])  # else each new value may compile again

@@ -3,11 +3,10 @@ tile after tile, so that the next one's numbers are on their way while what the 
 
 from __future__ import annotations
 
-import functools
-
 import torch
 
 from runtime.kernels.descriptors import box, boxes, is_described
+from runtime.kernels.device import multiprocessors
 from runtime.kernels.expert_cut import Product
 from runtime.kernels.expert_sort import ExpertTiles
 from runtime.kernels.triton_import import tl, triton
@@ -55,16 +54,8 @@ def run_steady(
     width, hidden, most = inner.shape[1], pairs.shape[1], plan.tiles.shape[1]
     weights, given = boxes(down.flatten(0, 1), how.columns, how.depth), boxes(inner, plan.rows, how.depth)
     pieces = most * triton.cdiv(hidden, how.columns)
-    _steady[(min(pieces, programs_of(inner.device)),)](
+    _steady[(min(pieces, TOGETHER * multiprocessors(inner.device)),)](
         given, weights, pairs, plan.order, plan.tiles, most, HIDDEN=hidden, WIDTH=width, HEIGHT=plan.rows,
         COLUMNS=how.columns, DEPTH=how.depth, STAGES=how.stages[2], READ=triton.next_power_of_2(most),
         DESCRIBED=is_described(weights), GIVEN_DESCRIBED=is_described(given), num_warps=how.warps,
     )  # fmt: skip
-
-
-@functools.cache
-def programs_of(device: torch.device) -> int:
-    """As many as run at once; in the interpreter few, so that each has several tiles."""
-    if device.type != "cuda":
-        return 3
-    return TOGETHER * int(torch.cuda.get_device_properties(device).multi_processor_count)

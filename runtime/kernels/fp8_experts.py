@@ -11,11 +11,10 @@ import torch
 from runtime.kernels.descriptors import box, boxes, is_described
 from runtime.kernels.expert_cut import Cut, Product
 from runtime.kernels.expert_down import keep_pairs
-from runtime.kernels.expert_gate_up import keep_gated
 from runtime.kernels.expert_sort import sort_by_expert
 from runtime.kernels.expert_sum import sum_add_norm, sum_up
 from runtime.kernels.fp8 import Fp8, quantise, rounded
-from runtime.kernels.gate import Activation
+from runtime.kernels.gate import Activation, keep_gated
 from runtime.kernels.triton_import import tl, triton
 from runtime.kernels.turns import run_of
 
@@ -78,7 +77,8 @@ def _gate_up_tile(
         acc = acc * scale[:, None] * x_scale[None, :]
     else:
         acc = acc * x_scale[:, None] * scale[None, :]
-    keep_gated(acc, hidden_ptr, place, end, part, WIDTH, RUN, PAIRS, COLUMNS, TURNED, GELU)
+    column = part * COLUMNS + tl.arange(0, COLUMNS)
+    keep_gated(acc, hidden_ptr, place, end, column, WIDTH, RUN, PAIRS, COLUMNS, TURNED, GELU)
 
 
 @triton.jit(do_not_specialize=["most"])  # else each new value may compile again

@@ -11,10 +11,9 @@ import torch
 from runtime.kernels.descriptors import boxes, is_described
 from runtime.kernels.expert_cut import Cut, Product
 from runtime.kernels.expert_down import keep_pairs
-from runtime.kernels.expert_gate_up import keep_gated
 from runtime.kernels.expert_sort import sort_by_expert
 from runtime.kernels.expert_sum import sum_add_norm, sum_up
-from runtime.kernels.gate import Activation
+from runtime.kernels.gate import Activation, keep_gated
 from runtime.kernels.grouped import Grouped
 from runtime.kernels.grouped_linear import depth_of, group_of
 from runtime.kernels.grouped_product import product
@@ -59,7 +58,8 @@ def _gate_up_tile(
         x_ptr, row, ok, weights, scales_ptr, weight_row, (expert + 1) * (2 * WIDTH), HIDDEN, GROUP, FOUR, 2 * COLUMNS,
         PAIRS, DEPTH, STAGES, DESCRIBED,
     )  # fmt: skip
-    keep_gated(acc, hidden_ptr, place, end, part, WIDTH, RUN, PAIRS, COLUMNS, True, GELU)
+    column = part * COLUMNS + tl.arange(0, COLUMNS)
+    keep_gated(acc, hidden_ptr, place, end, column, WIDTH, RUN, PAIRS, COLUMNS, True, GELU)
 
 
 @triton.jit

@@ -24,16 +24,18 @@ def add_rms_norm_reference(
     return rms_norm_reference(total, weight, eps), total
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["rows"])
 def _rms_norm(
-    x_ptr, residual_ptr, weight_ptr, out_ptr, sum_ptr, eps, SIZE: tl.constexpr, SIZE_P2: tl.constexpr,
-    ADD: tl.constexpr, WEIGHTED: tl.constexpr,
+    x_ptr, residual_ptr, weight_ptr, out_ptr, sum_ptr, eps, rows, SIZE: tl.constexpr, SIZE_P2: tl.constexpr,
+    ADD: tl.constexpr, WEIGHTED: tl.constexpr, SHARES: tl.constexpr,
 ):  # fmt: skip
-    """One program a row."""
+    """One program a row, which is the sum of as many shares."""
     at = tl.program_id(0).to(tl.int64) * SIZE + tl.arange(0, SIZE_P2)
     column = tl.arange(0, SIZE_P2)
     ok = column < SIZE
     x = tl.load(x_ptr + at, mask=ok, other=0.0).to(tl.float32)
+    for share in tl.static_range(1, SHARES):
+        x += tl.load(x_ptr + share * rows.to(tl.int64) * SIZE + at, mask=ok, other=0.0)
     if ADD:
         x += tl.load(residual_ptr + at, mask=ok, other=0.0).to(tl.float32)
         total = x.to(sum_ptr.dtype.element_ty)
@@ -49,7 +51,7 @@ def _rms_norm(
 def rms_norm(x: torch.Tensor, weight: torch.Tensor | None, eps: float) -> torch.Tensor:
     """`rms_norm_reference` for contiguous [rows, size] on a GPU."""
     out = torch.empty_like(x)
-    _launch(x, x, weight, out, out, eps, add=False)
+    _launch(x[None], x, weight, out, out, eps, add=False)
     return out
 
 
@@ -57,18 +59,25 @@ def add_rms_norm(
     x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor | None, eps: float
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """`add_rms_norm_reference` for contiguous [rows, size] on a GPU."""
-    out, total = torch.empty_like(x), torch.empty_like(x)
-    _launch(x, residual, weight, out, total, eps, add=True)
+    return add_shares_rms_norm(x[None], residual, weight, eps)
+
+
+def add_shares_rms_norm(
+    shares: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor | None, eps: float
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """`add_rms_norm` of the sum of `shares` [shares, rows, size], float32 if they are several, which is not rounded."""
+    out, total = torch.empty_like(residual), torch.empty_like(residual)
+    _launch(shares, residual, weight, out, total, eps, add=True)
     return out, total
 
 
 def _launch(
-    x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor | None, out: torch.Tensor, total: torch.Tensor,
+    shares: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor | None, out: torch.Tensor, total: torch.Tensor,
     eps: float, *, add: bool,
 ) -> None:  # fmt: skip
-    rows, size = x.shape
+    count, rows, size = shares.shape
     _rms_norm[(rows,)](
-        x, residual, x if weight is None else weight, out, total, eps,
-        SIZE=size, SIZE_P2=triton.next_power_of_2(size), ADD=add, WEIGHTED=weight is not None,
+        shares, residual, out if weight is None else weight, out, total, eps, rows,
+        SIZE=size, SIZE_P2=triton.next_power_of_2(size), ADD=add, WEIGHTED=weight is not None, SHARES=count,
         num_warps=8 if size > 2048 else 4,
     )  # fmt: skip

@@ -49,6 +49,10 @@ class GateKernel(Protocol):
     def __call__(self, gate_up: torch.Tensor, activation: Activation = "silu") -> torch.Tensor: ...
 
 
+class GatedProductKernel(Protocol):
+    def __call__(self, x: torch.Tensor, weight: torch.Tensor, activation: Activation = "silu") -> torch.Tensor: ...
+
+
 class RouterLogitsKernel(Protocol):
     def __call__(self, x: torch.Tensor, weight: torch.Tensor, factor: torch.Tensor | None = None) -> torch.Tensor: ...
 
@@ -66,6 +70,12 @@ class MoEKernel(Protocol):
         self, x: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor, gate_up: Any, down: Any,
         shared: torch.Tensor | None, activation: Activation = "silu", out: torch.Tensor | None = None,
     ) -> torch.Tensor: ...  # fmt: skip
+
+
+class ProductAddNormKernel(Protocol):
+    def __call__(
+        self, x: torch.Tensor, weight: torch.Tensor, residual: torch.Tensor, norm: torch.Tensor | None, eps: float
+    ) -> Two: ...
 
 
 class MoEAddNormKernel(Protocol):

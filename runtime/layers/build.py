@@ -145,6 +145,13 @@ class Build:
             return self._packed(_kept(shape, share), turns=True).sharing(share)
         return TurnsWeight(_kept(shape, share), self.dtype, self.device).sharing(share)
 
+    def gate_up(self, width: int, hidden: int, share: Share | None) -> Weight:
+        """Unfilled, of one gated layer's gate and up rows, which are one product [2 * width, hidden], gates first. Kept
+        in turns where kernels take them so, which know plain weights that no adapter changes."""
+        if self.kernels.gated_product is None or self.quantization is not None or self.lora is not None:
+            return self.adapted(self.weight(2 * width, hidden, share=share))
+        return TurnsWeight(_kept((2 * width, hidden), share), self.dtype, self.device).sharing(share)
+
     def _packed(self, shape: tuple[int, ...], *, turns: bool = False) -> PackedWeight:
         assert self.quantization is not None
         return format_of(self.quantization).make(shape, self.dtype, self.device, self.kernels, turns)

@@ -8,8 +8,9 @@ import torch
 from torch import nn
 
 from runtime.layers.build import Build, Calls
+from runtime.layers.norm import RMSNorm
 from runtime.layers.share import Share
-from runtime.layers.weight import Weight
+from runtime.layers.weight import PlainWeight, Weight, tensor_of
 
 
 class Linear(nn.Module):
@@ -41,6 +42,14 @@ class Linear(nn.Module):
         room = self.group.room((len(x), self.weight.shape[-2]), x.dtype)
         out = self.group.add_up(self.weight.into(x, room))
         return out if bias is None else out.add_(bias)
+
+    def add_normed(self, x: torch.Tensor, residual: torch.Tensor, norm: RMSNorm) -> tuple[torch.Tensor, torch.Tensor]:
+        """What `norm.add` makes of what this gives, and `residual`."""
+        fused = norm.kernels.product_add_norm
+        plain = self.group is None and self.bias is None and isinstance(self.weight, PlainWeight)
+        if fused is None or not plain:
+            return norm.add(self(x), residual)
+        return fused(x, self.weight.tensor, residual, tensor_of(norm.weight), norm.eps)
 
 
 def attention_shares(

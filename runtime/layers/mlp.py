@@ -8,6 +8,8 @@ from torch import nn
 from runtime.kernels.gate import Activation
 from runtime.layers.build import Build, Calls, Gated
 from runtime.layers.linear import Linear
+from runtime.layers.norm import RMSNorm
+from runtime.layers.weight import TurnsWeight
 
 
 class SwiGLU(nn.Module):
@@ -23,7 +25,8 @@ class SwiGLU(nn.Module):
     ) -> None:  # fmt: skip
         super().__init__()
         rows, columns = build.widths(width, "feed-forward width")
-        self.gate_up = Linear(build, hidden, 2 * width, bias=False, weight=held and held.gate_up, outputs_share=rows)
+        first = build.gate_up(width, hidden, rows) if held is None else held.gate_up
+        self.gate_up = Linear(build, hidden, 2 * width, bias=False, weight=first, outputs_share=rows)
         self.down = Linear(
             build, width, hidden, bias=False, weight=held and held.down, inputs_share=columns, partial=partial
         )
@@ -31,4 +34,15 @@ class SwiGLU(nn.Module):
         self.kernels = build.kernels
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.down(self.kernels.gate_mul(self.gate_up(x), self.activation))
+        return self.down(self._gated(x))
+
+    def add_normed(self, x: torch.Tensor, residual: torch.Tensor, norm: RMSNorm) -> tuple[torch.Tensor, torch.Tensor]:
+        """What `norm.add` makes of what this gives, and `residual`."""
+        return self.down.add_normed(self._gated(x), residual, norm)
+
+    def _gated(self, x: torch.Tensor) -> torch.Tensor:
+        """[rows, hidden] -> [rows, width]."""
+        weight, product = self.gate_up.weight, self.kernels.gated_product
+        if product is not None and isinstance(weight, TurnsWeight):
+            return product(x, weight.operand, self.activation)
+        return self.kernels.gate_mul(self.gate_up(x), self.activation)

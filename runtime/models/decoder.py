@@ -139,6 +139,16 @@ class SelfAttention(nn.Module):
         self.out = Linear(build, arch.heads * arch.head_dim, arch.hidden, bias=arch.out_bias, inputs_share=columns)
 
     def forward(self, x: torch.Tensor, context: ForwardContext, layer: int) -> torch.Tensor:
+        return self.out(self._heads(x, context, layer))
+
+    def add_normed(
+        self, x: torch.Tensor, context: ForwardContext, layer: int, residual: torch.Tensor, norm: RMSNorm
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """What `norm.add` makes of what this gives, and `residual`."""
+        return self.out.add_normed(self._heads(x, context, layer), residual, norm)
+
+    def _heads(self, x: torch.Tensor, context: ForwardContext, layer: int) -> torch.Tensor:
+        """[rows, heads * head_dim]: what each head made of the values."""
         kv = context.pool.layer(layer)
         q = self.kernels.qkv_to_pages(
             self.qkv(x), context.batch.positions, context.rotary,
@@ -149,7 +159,7 @@ class SelfAttention(nn.Module):
         )  # fmt: skip
         if context.growth is not None:
             q = q * context.growth
-        return self.out(context.attention.attend(q, kv).flatten(1))
+        return context.attention.attend(q, kv).flatten(1)
 
 
 class Layer(nn.Module):
@@ -176,7 +186,7 @@ class Layer(nn.Module):
     def forward(
         self, normed: torch.Tensor, residual: torch.Tensor, context: ForwardContext, following: RMSNorm
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        normed, residual = self.post_norm.add(self.attention(normed, context, self.index), residual)
+        normed, residual = self.attention.add_normed(normed, context, self.index, residual, self.post_norm)
         return self._feed(normed, residual, context.first, following)
 
     def attended(self, normed: torch.Tensor, residual: torch.Tensor, context: ForwardContext) -> torch.Tensor:
@@ -192,7 +202,7 @@ class Layer(nn.Module):
     ) -> tuple[torch.Tensor, torch.Tensor]:
         if isinstance(self.mlp, MoE):
             return self.mlp.add_normed(normed, first, residual, following)
-        return following.add(self.mlp(normed), residual)
+        return self.mlp.add_normed(normed, residual, following)
 
 
 class Decoder(nn.Module):

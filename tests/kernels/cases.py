@@ -22,7 +22,14 @@ from runtime.kernels.kv_write import write_kv_reference
 from runtime.kernels.lora import LoraRows, add_lora, add_lora_reference
 from runtime.kernels.moe import moe_reference
 from runtime.kernels.paged_attention import paged_attention, paged_attention_reference
-from runtime.kernels.rms_norm import add_rms_norm, add_rms_norm_reference, rms_norm, rms_norm_reference
+from runtime.kernels.product_norm import product_add_norm, product_add_norm_reference
+from runtime.kernels.rms_norm import (
+    add_rms_norm,
+    add_rms_norm_reference,
+    add_shares_rms_norm,
+    rms_norm,
+    rms_norm_reference,
+)
 from runtime.kernels.rotary import qk_norm_rotary_reference, qkv_to_pages, qkv_to_pages_reference
 from runtime.kernels.router import router_logits, split_parts
 from runtime.kernels.routing import RoutingRule, route, route_reference
@@ -57,6 +64,20 @@ def check_rms_norm(rows: int, size: int, dtype: torch.dtype, device: str) -> Non
     _, kept = add_rms_norm_reference(x.double(), residual.double(), weight.double(), 1e-6)
     assert_near(total, kept, dtype)
     assert_near(out, rms_norm_reference(total.double(), weight.double(), 1e-6), dtype)
+    shares = random(3, rows, size, dtype=torch.float32, device=device, seed=4)
+    out, total = add_shares_rms_norm(shares, residual, weight, 1e-6)
+    assert_near(total, shares.double().sum(0) + residual.double(), dtype)
+    assert_near(out, rms_norm_reference(total.double(), weight.double(), 1e-6), dtype)
+
+
+def check_product_add_norm(rows: int, inputs: int, size: int, dtype: torch.dtype, device: str) -> None:
+    x, weight = (random(n, inputs, dtype=dtype, device=device, seed=s) for n, s in ((rows, 1), (size, 2)))
+    residual = random(rows, size, dtype=dtype, device=device, seed=3, scale=inputs**0.5)
+    norm = 1 + random(size, dtype=dtype, device=device, seed=4, scale=0.2)
+    given = x, weight, residual, norm
+    expected = product_add_norm_reference(*(each.double() for each in given), 1e-6)
+    for made, reference in zip(product_add_norm(*given, 1e-6), expected, strict=True):
+        assert_near(made, reference, dtype)
 
 
 def check_gate_mul(rows: int, width: int, activation: Activation, dtype: torch.dtype, device: str) -> None:

@@ -21,6 +21,7 @@ from runtime.layers.kv_pool import LAYOUTS
 from tests.kernels import cases, fixed_cases, in_order, interpreting  # noqa: F401
 from tests.kernels.distribution_cases import check_describe, check_hot, check_sure
 from tests.kernels.draw_cases import check_draw
+from tests.kernels.gated_cases import SMALL, check_gated_product
 from tests.kernels.mean_cases import check_mean
 from tests.kernels.product_cases import check_product
 from tests.kernels.watch import watch
@@ -68,6 +69,20 @@ def test_elementwise_gate(dtype, activation):
 @pytest.mark.parametrize(("rows", "inputs", "outputs"), [(1, 8, 3), (70, 48, 40), (5, 200, 130)])
 def test_elementwise_product(rows, inputs, outputs, dtype):
     check_product(rows, inputs, outputs, dtype, "cpu")
+
+
+@dtypes
+def test_elementwise_product_and_norm(dtype):
+    cases.check_product_add_norm(3, 40, 24, dtype, "cpu")
+
+
+@matrix_dtypes
+@pytest.mark.parametrize("tile", SMALL)
+@pytest.mark.parametrize(
+    ("rows", "inputs", "width", "activation"), [(1, 8, 8, "silu"), (40, 72, 56, "gelu_tanh"), (5, 40, 12, "silu")]
+)
+def test_elementwise_gated_product(rows, inputs, width, activation, tile, dtype):
+    check_gated_product(rows, inputs, width, activation, tile, dtype, "cpu")
 
 
 @matrix_dtypes

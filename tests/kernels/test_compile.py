@@ -27,6 +27,7 @@ from runtime.kernels import (  # noqa: E402
     filling,
     fp8,
     gate,
+    gated_product,
     greedy_head,
     lora,
     mean,
@@ -81,9 +82,10 @@ def spilled(compiled) -> int:
 @pytest.mark.parametrize(("add", "weighted"), [(False, True), (True, True), (False, False)])
 def test_rms_norm(dtype, add, weighted):
     p = POINTER[dtype]
-    types = dict.fromkeys(("x_ptr", "residual_ptr", "weight_ptr", "out_ptr", "sum_ptr"), p) | {"eps": "fp32"}
-    constants = {"SIZE": 2048, "SIZE_P2": 2048, "ADD": add, "WEIGHTED": weighted}
-    build(rms_norm._rms_norm, types, constants, num_warps=4)
+    types = dict.fromkeys(("residual_ptr", "weight_ptr", "out_ptr", "sum_ptr"), p) | {"eps": "fp32", "rows": "i32"}
+    for shares, x in ((1, p), (2, "*fp32")):
+        constants = {"SIZE": 2048, "SIZE_P2": 2048, "ADD": add, "WEIGHTED": weighted, "SHARES": shares}
+        build(rms_norm._rms_norm, types | {"x_ptr": x}, constants, num_warps=4)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16], ids=["bfloat16"])
@@ -109,9 +111,10 @@ def test_rotary(dtype, norm, clip):
 @pytest.mark.parametrize("dtype", [torch.bfloat16], ids=["bfloat16"])
 def test_gate(dtype):
     p = POINTER[dtype]
-    for gelu in (False, True):
-        constants = {"WIDTH": 5120, "COLUMNS": 1024, "GELU": gelu}
-        build(gate._gate_mul, {"gate_up_ptr": p, "out_ptr": p}, constants, num_warps=4)
+    for gelu, run in ((False, 5120), (True, 8)):
+        constants = {"WIDTH": 5120, "RUN": run, "COLUMNS": 1024, "GELU": gelu}
+        compiled = build(gate._gate_mul, {"gate_up_ptr": p, "out_ptr": p}, constants, num_warps=4)
+        assert re.search(r"ld\.global(\.\w+)*\.v4\.b32", compiled.asm["ptx"]), "16 bytes at a time"
 
 
 @pytest.mark.parametrize(("softmax", "weighs"), [(True, False), (False, False), (True, True)])
@@ -381,6 +384,20 @@ def test_product(rows, dtype, described):
     if size == 2:
         assert spilled(compiled) == 0
         assert "wgmma" in compiled.asm["ptx"]
+
+
+@pytest.mark.parametrize("tile", [tile for tiles in gated_product.TILES.values() for tile in tiles], ids=str)
+def test_gated_product(tile):
+    types = {"given": boxed(tile.rows, tile.depth), "weights": boxed(tile.columns, tile.depth), "out_ptr": "*bf16"}
+    types |= {"others": boxed(tile.more or tile.columns, tile.depth), "rows": "i32", "heights": "i32"}
+    constants = {
+        "INPUTS": 4096, "WIDTH": 12288, "RUN": 8, "ROWS": tile.rows, "COLUMNS": tile.columns, "MORE": tile.more,
+        "DEPTH": tile.depth, "STAGES": tile.stages, "GIVEN_DESCRIBED": True, "DESCRIBED": True, "GELU": False,
+    }  # fmt: skip
+    compiled = build(gated_product._gated_product, types, constants, num_warps=tile.warps)
+    assert spilled(compiled) == 0
+    assert "wgmma" in compiled.asm["ptx"]
+    assert "mma.sync" not in compiled.asm["ptx"]
 
 
 @pytest.mark.parametrize("fixed", [False, True])

@@ -46,7 +46,7 @@ def test_deterministic_ones_are_others():
     for plain, fixed, alike in ((TORCH, FIXED_TORCH, {"likeliest", "mean", "logits"}), (TRITON, FIXED_TRITON, ROWS)):
         same = {f.name for f in fields(Kernels) if getattr(plain, f.name) == getattr(fixed, f.name)}
         adapted = {"add_lora"} if plain is TRITON else set()  # each row for itself
-        none = {"moe_add_norm", "sandwich"} if plain is TORCH else set()
+        none = {"moe_add_norm", "sandwich", "gated_product", "product_add_norm"} if plain is TORCH else set()
         assert same == alike | fused | adapted | {"turns", "parts"} | none
 
 

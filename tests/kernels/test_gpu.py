@@ -8,6 +8,7 @@ from runtime.kernels.routing import RoutingRule
 from runtime.layers.kv_pool import LAYOUTS
 from tests.kernels import cases, draw_cases
 from tests.kernels.distribution_cases import check_describe, check_hot, check_sure
+from tests.kernels.gated_cases import EVERY, check_gated_product
 
 pytestmark = pytest.mark.gpu  # asked for by name, so that a missing device fails them rather than skips them
 FLOATS = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
@@ -42,6 +43,38 @@ def test_lora(counts, slots, inputs, parts, rank, dtype):
 @pytest.mark.parametrize("activation", ["silu", "gelu_tanh"])
 def test_gate(rows, width, activation, dtype):
     cases.check_gate_mul(rows, width, activation, dtype, "cuda")
+
+
+@dtypes
+@pytest.mark.parametrize(
+    ("rows", "inputs", "size"),
+    [
+        (1, 8192, 1000),
+        (32, 2048, 2048),
+        (120, 5120, 2048),
+        (256, 12288, 4096),
+        (77, 18944, 3584),
+        (256, 8200, 64),
+        (257, 8192, 64),
+        (40, 100, 36),
+    ],
+)  # fmt: skip
+def test_product_and_norm(rows, inputs, size, dtype):
+    cases.check_product_add_norm(rows, inputs, size, dtype, "cuda")
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=["float16", "bfloat16"])
+@pytest.mark.parametrize("activation", ["silu", "gelu_tanh"])
+@pytest.mark.parametrize(("rows", "inputs", "width"), [(1, 256, 512), (40, 2816, 2112), (300, 1000, 1500)])
+@pytest.mark.parametrize("tile", EVERY)
+def test_gated_product(rows, inputs, width, activation, tile, dtype):
+    check_gated_product(rows, inputs, width, activation, tile, dtype, "cuda")
+
+
+@dtypes
+@pytest.mark.parametrize(("rows", "width"), [(7, 4), (60, 512), (200, 12288), (256, 12288)])
+def test_gated_product_as_chosen(rows, width, dtype):
+    check_gated_product(rows, 4096 if width > 4096 else 64, width, "silu", None, dtype, "cuda")
 
 
 @dtypes

@@ -1,0 +1,40 @@
+"""A product whose results are added to the residual and normed: few rows are multiplied in shares of the inputs, which
+keep all multiprocessors at work, and the norm adds them up, so that no launch is needed for that."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+
+from runtime.kernels.rms_norm import add_rms_norm, add_rms_norm_reference, add_shares_rms_norm
+
+SHARES = 2
+ROWS, INPUTS = 256, 8192  # most rows, and least inputs, for which that is quicker; fewer inputs too where rows are
+FEW, LEAST = 32, 2048  # few, or are up to 128 and make few outputs
+
+
+def product_add_norm_reference(
+    x: torch.Tensor, weight: torch.Tensor, residual: torch.Tensor, norm: torch.Tensor | None, eps: float
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """`add_rms_norm_reference` of x [rows, inputs] times weight [outputs, inputs]^T, and residual [rows, outputs]."""
+    return add_rms_norm_reference(F.linear(x, weight), residual, norm, eps)
+
+
+def product_add_norm(
+    x: torch.Tensor, weight: torch.Tensor, residual: torch.Tensor, norm: torch.Tensor | None, eps: float
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """`product_add_norm_reference` for contiguous rows on a GPU. In shares, the product is not rounded before it is
+    added."""
+    rows, inputs = x.shape
+    ours = x.is_cuda and x.element_size() == 2 and in_shares(rows, inputs, len(weight))
+    if not ours:
+        return add_rms_norm(F.linear(x, weight), residual, norm, eps)
+    mine, theirs = (each.unflatten(1, (SHARES, -1)) for each in (x, weight))
+    shares = torch.bmm(mine.transpose(0, 1), theirs.permute(1, 2, 0), out_dtype=torch.float32)
+    return add_shares_rms_norm(shares, residual, norm, eps)
+
+
+def in_shares(rows: int, inputs: int, outputs: int) -> bool:
+    few = rows <= FEW or (rows <= 128 and outputs <= 2048)
+    aligned = inputs % (8 * SHARES) == 0  # a share begins where the library likes it to
+    return aligned and rows <= ROWS and inputs >= (LEAST if few else INPUTS)
