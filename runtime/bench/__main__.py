@@ -14,6 +14,7 @@ TOOLS = {
     "ranks": "time served steps of an architecture with random weights on one GPU and on several",
     "draw": "curves of what steps or serve wrote",
     "tune": "find the quickest tiles of the experts' products on this GPU, and write its table",
+    "ceilings": "how fast this GPU multiplies and reads, which steps' floors are measured by",
     "host": "the Python cost of a step, with a model that computes nothing",
     "eval": "accuracy and tokens per forward on the demo tasks",
     "sweep": "accuracy against speed, a curve for each acceptance rule",

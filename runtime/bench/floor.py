@@ -1,16 +1,23 @@
 """The least time that a step can take: what it has to read, and what it has to multiply, at rates that a device has
-been seen to reach (those of an H200 unless others are given)."""
+been seen to reach (those of an H200 unless others are given).
+
+Twice: as if all of it went on at once, and as the chain that it is, whose parts wait for each other, so that what a
+part reads goes on beside its own arithmetic alone.
+"""
 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
+import re
+from collections import defaultdict
+from collections.abc import Container, Sequence
 from dataclasses import dataclass
 from typing import cast
 
 import numpy as np
 from torch import nn
 
+from runtime.kernels.fp8 import Fp8
 from runtime.layers.kv_pool import KVPool
 from runtime.layers.moe import Router
 from runtime.layers.weight import weights_of
@@ -19,6 +26,7 @@ from runtime.models.decoder import Decoder
 from runtime.state.plan import StepPlan
 
 EIGHT_BITS = 2.0  # times as many products a second
+LAYER = re.compile(r"(layers\.\d+)\.(\w+)\.")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -27,20 +35,47 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 @dataclass(frozen=True)
-class Work:
-    """Of one step. `flops`: of products with weights. `attended`: of attention, always of sixteen bits."""
+class Part:
+    """What may go on at once. `flops`: as many of sixteen bits as take as long; of eight on both sides half count."""
 
-    nbytes: float
-    flops: float
-    attended: float
-    eight_bits: bool  # both sides of the products with weights
+    nbytes: float = 0.0
+    flops: float = 0.0
+
+    def __add__(self, other: Part) -> Part:
+        return Part(self.nbytes + other.nbytes, self.flops + other.flops)
 
     def milliseconds(self, args: argparse.Namespace) -> float:
-        rate = args.tflops * (EIGHT_BITS if self.eight_bits else 1.0)
-        return max(self.nbytes / args.tbs, self.flops / rate + self.attended / args.tflops) / 1e9
+        return max(self.nbytes / args.tbs, self.flops / args.tflops) / 1e9
 
 
-def work_of(model: nn.Module, pool: KVPool, plan: StepPlan, experts: Sequence[int], quantization: str | None) -> Work:
+@dataclass(frozen=True)
+class Work:
+    """Of one step: the parts of its chain, none of which goes on beside another one."""
+
+    parts: dict[str, Part]
+
+    @property
+    def total(self) -> Part:
+        return sum(self.parts.values(), Part())
+
+    def milliseconds(self, args: argparse.Namespace) -> float:
+        """As if all parts went on at once."""
+        return self.total.milliseconds(args)
+
+    def chained(self, args: argparse.Namespace) -> float:
+        """Milliseconds of the parts, one after the other."""
+        return sum(part.milliseconds(args) for part in self.parts.values())
+
+    def told(self, wall: float, args: argparse.Namespace) -> dict[str, float]:
+        """Columns of a step that took `wall` milliseconds."""
+        floor, chained = self.milliseconds(args), self.chained(args)
+        return {
+            "floor_ms": round(floor, 3), "of_floor": round(wall / floor, 2),
+            "chain_floor_ms": round(chained, 3), "of_chain_floor": round(wall / chained, 2),
+        }  # fmt: skip
+
+
+def work_of(model: nn.Module, pool: KVPool, plan: StepPlan, experts: Sequence[int]) -> Work:
     """Args:
     plan: of the step. experts: chosen in each layer that has some, in the layers' order.
 
@@ -51,38 +86,58 @@ def work_of(model: nn.Module, pool: KVPool, plan: StepPlan, experts: Sequence[in
     routers = {path: part for path, part in model.named_modules() if isinstance(part, Router)}
     chosen = {path.rpartition(".")[0]: (part, n) for (path, part), n in zip(routers.items(), experts, strict=True)}
     weights = weights_of(model)
+    table = weights["embedding.weight"]
     head = "lm_head" if "lm_head" in weights else "embedding.weight"
-    late = f"layers.{len(model.kv_shapes) - 1}.mlp." if isinstance(model, Decoder) and model.cut else head
-    nbytes = flops = 0.0
+    late = head, *([f"layers.{len(model.kv_shapes) - 1}.mlp."] if isinstance(model, Decoder) and model.cut else [])
+    parts: defaultdict[str, Part] = defaultdict(Part)
+    parts["embedding"] = Part(min(1.0, rows / table.shape[0]) * table.nbytes)
     for path, weight in weights.items():
         here = sampled if path.startswith(late) else rows
-        if path == head:  # and what a step is told of the last one is made of all embeddings
-            times = 2 if isinstance(model, SelfConditioned) else 1
-            touched, uses = times * float(sampled > 0), times * float(sampled)
-        elif path == "embedding.weight":
-            touched, uses = min(1.0, rows / weight.shape[0]), 0.0
-        elif len(weight.shape) == 3:
+        if weight is table and path != head:
+            continue  # it is looked up, and no more
+        if len(weight.shape) == 3:
             router, count = chosen[path.rpartition(".")[0]]
             touched, uses = count / weight.shape[0], here * router.rule.top_k / weight.shape[0]
         else:
             touched, uses = float(here > 0), float(here) if len(weight.shape) == 2 else 0.0
-        nbytes += touched * weight.nbytes
-        flops += 2.0 * uses * weight.size
-    bytes_of_token = pool.nbytes / (pool.num_pages * pool.page_size)
-    ends = {int(row): 0 for row in range(plan.page_table.shape[0])}
-    for request, first, count in plan.tiles.tolist():
-        if count:
-            ends[request] = max(ends[request], int(plan.visible_end[first : first + count].max()))
-    nbytes += bytes_of_token * sum(ends.values())
-    return Work(nbytes, flops, _attended(model, plan), quantization == "fp8")
-
-
-def _attended(model: nn.Module, plan: StepPlan) -> float:
-    """Flops of scores and of what they weigh."""
+        rate = EIGHT_BITS if isinstance(weight.operand, Fp8) else 1.0
+        part = Part(touched * weight.nbytes, 2.0 * uses * weight.size / rate)
+        parts["head" if path == head else _name(path, weights)] += part
+        if path == head and isinstance(model, SelfConditioned):
+            parts["mean"] = part  # of all embeddings, which the next step is told of
     shapes = cast(Model, model).kv_shapes
-    widths = [weight.shape[-1] for path, weight in weights_of(model).items() if path.endswith("attention.out.weight")]
-    found = 0.0
-    for shape, width in zip(shapes, widths, strict=True):
-        first = 0 if shape.window is None else np.maximum(plan.window_origin - shape.window + 1, 0)
-        found += 4.0 * width * float((plan.visible_end - first).sum())
-    return found
+    read = {window: _read(plan, window) for window in {shape.window for shape in shapes}}
+    for index, shape in enumerate(shapes):
+        kv, (keys, pairs) = pool.layer(index), read[shape.window]
+        token = (kv.k.nbytes + kv.v.nbytes) / (pool.num_pages * pool.page_size)
+        width = weights[f"layers.{index}.attention.out.weight"].shape[-1]
+        # scores, and what they weigh
+        parts[f"layers.{index}.attention"] = Part(keys * token, 4.0 * width * pairs)
+    return Work(dict(parts))
+
+
+def _name(path: str, weights: Container[str]) -> str:
+    """The part that a weight belongs to: its product's own, unless others do not wait for it. DiffusionGemma's experts
+    stand beside a dense layer, others' beside a shared expert, and all of both is one part. That down waits for gate
+    and up adds nothing there: of either side it has half of their bytes and half of their arithmetic."""
+    if found := LAYER.match(path):
+        layer, half = found.groups()
+        if half in ("dense", "experts"):
+            return f"{layer}.dense+experts"
+        if f"{layer}.{half}.shared.down.weight" in weights:
+            return f"{layer}.{half}"
+    return path.removesuffix(".weight").removesuffix(".bias")
+
+
+def _read(plan: StepPlan, window: int | None) -> tuple[int, int]:
+    """Of a layer with this window: keys that the step's requests see, and pairs of a row and a key that it sees."""
+    back = 0 if window is None else plan.window_origin - window + 1
+    first = np.broadcast_to(np.maximum(back, 0), plan.visible_end.shape)
+    seen: dict[int, tuple[int, int]] = {}
+    for request, start, count in plan.tiles.tolist():
+        if count:
+            own = slice(start, start + count)
+            low, high = int(first[own].min()), int(plan.visible_end[own].max())
+            before = seen.get(request, (low, high))
+            seen[request] = min(before[0], low), max(before[1], high)
+    return sum(high - low for low, high in seen.values()), int((plan.visible_end - first).sum())

@@ -152,8 +152,7 @@ class Live:
         whole = experts[:-1] if isinstance(model, Decoder) and model.cut else experts  # of layers that see all rows
         found: dict[str, Any] = {"experts": round(statistics.mean(whole), 1)} if whole else {}
         if self.pool.device.type == "cuda":  # the rates are a GPU's
-            floor = work_of(model, self.pool, plan, experts, args.quantization).milliseconds(args)
-            found |= {"floor_ms": round(floor, 3), "of_floor": round(wall / floor, 2)}
+            found |= work_of(model, self.pool, plan, experts).told(wall, args)
         if args.check:
             found["error"] = float(f"{layer_error(discarding.runner, plan, args.quantization):.2g}")
         return found

@@ -16,7 +16,8 @@ if TYPE_CHECKING:  # the machines that measure may lack the messages' package
 
 COLUMNS = (  # of a table of such steps, as far as they have been measured
     *("case", "batch", "context", "loras", "rows", "sampled", "wall_ms", "device_ms", "host_ms", "ratio", "experts"),
-    *("replayed", "floor_ms", "of_floor", "error", "parts_ms", "of_parts", "tokens_per_s"),
+    *("replayed", "floor_ms", "of_floor", "chain_floor_ms", "of_chain_floor", "error", "parts_ms", "of_parts"),
+    "tokens_per_s",
 )
 KINDS = {
     "plain": "every request denoises a block",

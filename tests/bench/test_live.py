@@ -155,25 +155,23 @@ def test_the_floor_is_bytes_or_arithmetic():
     runner, plan = a_step()
     model = runner.model
     chosen = [4.0] * 2  # of 16 experts in the two layers that have some
-    work = work_of(model, runner.pool, plan, chosen, None)
+    work = work_of(model, runner.pool, plan, chosen)
     experts = sum(w.nbytes for w in weights_of(model).values() if len(w.shape) == 3)
     others = sum(w.nbytes for name, w in weights_of(model).items() if len(w.shape) < 3 and name != "embedding.weight")
     embedding = weights_of(model)["embedding.weight"].nbytes * 96 / 1024
     keys = 3 * 96 * runner.pool.nbytes / (20 * 32)
-    assert work.nbytes == pytest.approx(experts / 4 + others + embedding + keys)
+    assert work.total.nbytes == pytest.approx(experts / 4 + others + embedding + keys)
     flops = 2 * 96 * sum(w.size for n, w in weights_of(model).items() if len(w.shape) == 2 and "emb" not in n)
     head = weights_of(model)["lm_head"]
     flops += 2 * (48 - 96) * head.size  # half of the positions are sampled
     flops += 2 * 96 * 4 / 16 * sum(w.size for w in weights_of(model).values() if len(w.shape) == 3)
     late = {n: w for n, w in weights_of(model).items() if n.startswith("layers.2.mlp.")}  # for sampled positions alone
     flops += 2 * (48 - 96) * sum(w.size * (4 / 16 if len(w.shape) == 3 else len(w.shape) == 2) for w in late.values())
-    assert work.flops == pytest.approx(flops)
-    assert work.attended == 4 * plan.visible_end.sum() * sum(
-        w.shape[1] for n, w in weights_of(model).items() if n.endswith("attention.out.weight")
+    flops += (
+        4
+        * plan.visible_end.sum()
+        * sum(w.shape[1] for n, w in weights_of(model).items() if n.endswith("attention.out.weight"))
     )
+    assert work.total.flops == pytest.approx(flops)
     rates = argparse.Namespace(tflops=1.0, tbs=2.0)
-    assert work.milliseconds(rates) == pytest.approx(max(work.nbytes / 2e9, (work.flops + work.attended) / 1e9))
-    eight = replace(work, eight_bits=True)
-    assert eight.milliseconds(argparse.Namespace(tflops=1.0, tbs=1e9)) == pytest.approx(
-        (work.flops / 2 + work.attended) / 1e9
-    )
+    assert work.milliseconds(rates) == pytest.approx(max(work.total.nbytes / 2e9, work.total.flops / 1e9))
