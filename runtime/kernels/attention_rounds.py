@@ -9,7 +9,7 @@ LOG2_E = 1.4426950408889634
 
 @triton.jit
 def pages_of(pages_at, key, end, PAGE: tl.constexpr):
-    """Of each key; asked page by page, so that the compiler knows keys of a page to lie as evenly as they do."""
+    """Of a key, or each; asked page by page, so that the compiler knows keys of a page to lie as evenly as they do."""
     return tl.load(pages_at + key // PAGE, mask=key // PAGE * PAGE < end, other=0)
 
 

@@ -56,43 +56,6 @@ def paged_attention_reference(
     return out
 
 
-@triton.jit
-def _round(
-    q, acc, best, total, page, key, end, visible_end, origin, window, scale_log2, k_ptr, v_ptr, kv_head, first_value,
-    DIM: tl.constexpr, PAGE: tl.constexpr, PIECE: tl.constexpr, DIM_P2: tl.constexpr, VALUES: tl.constexpr,
-    K_PAGE: tl.constexpr, K_TOKEN: tl.constexpr, K_HEAD: tl.constexpr, K_PIECE: tl.constexpr,
-    V_PAGE: tl.constexpr, V_TOKEN: tl.constexpr, V_HEAD: tl.constexpr, V_NUMBER: tl.constexpr,
-    WINDOWED: tl.constexpr, ALL: tl.constexpr,
-):  # fmt: skip
-    """The sums of a tile with one round of keys more. ALL: every row sees them all."""
-    dim, value = tl.arange(0, DIM_P2), first_value + tl.arange(0, VALUES)
-    number = dim
-    if PIECE < DIM:
-        number = dim // PIECE * K_PIECE + dim % PIECE
-    key_ok, offset = key < end, key % PAGE
-    k_at = (page.to(tl.int64) * K_PAGE + offset * K_TOKEN + kv_head * K_HEAD)[:, None] + number[None, :]
-    v_at = (page.to(tl.int64) * V_PAGE + offset * V_TOKEN + kv_head * V_HEAD)[:, None] + (value * V_NUMBER)[None, :]
-    if ALL and DIM == DIM_P2:
-        k = tl.load(k_ptr + k_at)
-    else:
-        k = tl.load(k_ptr + k_at, mask=key_ok[:, None] & (dim < DIM)[None, :], other=0.0)
-    scores = tl.dot(q, tl.trans(k), input_precision="ieee")
-    if not ALL:
-        visible = key[None, :] < visible_end[:, None]
-        if WINDOWED:
-            visible = visible & (origin[:, None] - key[None, :] < window)
-        scores = tl.where(visible, scores, float("-inf"))
-    weights, decay, best, total = weigh(scores, best, total, scale_log2)
-    if ALL and DIM == DIM_P2:
-        v = tl.load(v_ptr + v_at)
-    elif V_TOKEN == 1:  # whole runs of a page's tokens: a mask that ends among them would split the loads
-        v = tl.where(key_ok[:, None], tl.load(v_ptr + v_at, mask=(value < DIM)[None, :], other=0.0), 0.0)
-    else:
-        v = tl.load(v_ptr + v_at, mask=key_ok[:, None] & (value < DIM)[None, :], other=0.0)
-    acc = tl.dot(weights.to(v.dtype), v, acc * decay[:, None], input_precision="ieee")
-    return acc, best, total
-
-
 @triton.jit(do_not_specialize=["table_stride", "all_rows", "window"])  # else each new value may compile again
 def _paged_attention(
     q_ptr, k_ptr, v_ptr, out_ptr, sums_ptr, tiles_ptr, visible_end_ptr, origin_ptr, table_ptr,
@@ -124,17 +87,18 @@ def _paged_attention(
     row = start + lane // PACKED_P2
     member = lane % PACKED_P2
     real = (row < rows) & (member < PACKED)
-    dim = tl.arange(0, DIM_P2)
+    dim, value = tl.arange(0, DIM_P2), first_value + tl.arange(0, VALUES)
     q_at = ((first_row + row).to(tl.int64) * HEADS + head + member)[:, None] * DIM + dim[None, :]
     q = tl.load(q_ptr + q_at, mask=real[:, None] & (dim < DIM)[None, :], other=0.0)
 
     visible_end = tl.load(visible_end_ptr + first_row + row, mask=row < rows, other=0)
     end = tl.max(visible_end, 0)  # whole tiles beyond it are never read
+    whole = tl.min(tl.where(row < rows, visible_end, 2147483647), 0)  # every row sees all keys before it
     begin = 0
-    origin = row
     if WINDOWED:  # nor those before the first window
         origin = tl.load(origin_ptr + first_row + row, mask=row < rows, other=2147483647).to(tl.int32)
         begin = tl.maximum(tl.min(origin, 0) - window + 1, 0) // KEYS * KEYS
+        seen = tl.max(tl.where(row < rows, origin, 0), 0) - window + 1  # every window holds the keys from it on
     split = tl.program_id(0) % SPLITS
     if SPLITS > 1:
         if SHARE > 0:
@@ -149,54 +113,49 @@ def _paged_attention(
     total = tl.zeros([ROWS * PACKED_P2], tl.float32)
     acc = tl.zeros([ROWS * PACKED_P2, VALUES], tl.float32)
     pages_at = table_ptr + request.to(tl.int64) * table_stride
-    some = tl.arange(0, KEYS)
-    # Pages are asked for one round ahead, so that none waits for them before it asks for its keys.
-    if DIM_P2 <= 128:
-        page = pages_of(pages_at, begin + some, end, PAGE)
-        for first_key in range(begin, end, KEYS):
-            mine, key = page, first_key + some
-            page = pages_of(pages_at, key + KEYS, end, PAGE)
-            acc, best, total = _round(
-                q, acc, best, total, mine, key, end, visible_end, origin, window, scale_log2, k_ptr, v_ptr, kv_head,
-                first_value, DIM, PAGE, PIECE, DIM_P2, VALUES, K_PAGE, K_TOKEN, K_HEAD, K_PIECE,
-                V_PAGE, V_TOKEN, V_HEAD, V_NUMBER, WINDOWED, False,
-            )  # fmt: skip
+    some, number = tl.arange(0, KEYS), dim
+    if PIECE < DIM:
+        number = dim // PIECE * K_PIECE + dim % PIECE
+    # Rounds begin at multiples of KEYS, those of windows and of shares too, so that none crosses the end of a page that
+    # is whole rounds: it has one page. Pages are asked for one round ahead, and none waits for them before its keys.
+    ONE_PAGE: tl.constexpr = PAGE % KEYS == 0
+    if ONE_PAGE:
+        page = pages_of(pages_at, begin, end, PAGE)
     else:
-        # Larger heads leave few registers: of a round's pages there are two at most, one of each half, or they are
-        # asked for in time. And rounds that every row sees in full are many, and need no masks.
-        HALF: tl.constexpr = KEYS // 2
-        AHEAD: tl.constexpr = PAGE % HALF == 0
-        whole = tl.min(tl.where(row < rows, visible_end, 2147483647), 0)
-        whole_begin = begin
+        page = pages_of(pages_at, begin + some, end, PAGE)
+    for first_key in range(begin, end, KEYS):
+        mine, key = page.to(tl.int64), first_key + some
+        if ONE_PAGE:  # how far keys lie behind the first one is the same in every round
+            page = pages_of(pages_at, first_key + KEYS, end, PAGE)
+            offset = tl.multiple_of(first_key % PAGE, KEYS)  # else values of V_TOKEN 1 are read one by one
+            k_at = k_ptr + (mine * K_PAGE + offset * K_TOKEN + kv_head * K_HEAD)
+            v_at = v_ptr + (mine * V_PAGE + offset * V_TOKEN + kv_head * V_HEAD)
+            k_at += (some * K_TOKEN)[:, None] + number[None, :]
+            v_at += (some * V_TOKEN)[:, None] + (value * V_NUMBER)[None, :]
+        else:
+            page = pages_of(pages_at, key + KEYS, end, PAGE)
+            offset = key % PAGE
+            k_from = mine * K_PAGE + offset * K_TOKEN + kv_head * K_HEAD
+            v_from = mine * V_PAGE + offset * V_TOKEN + kv_head * V_HEAD
+            k_at = k_ptr + (k_from[:, None] + number[None, :])
+            v_at = v_ptr + (v_from[:, None] + (value * V_NUMBER)[None, :])
+        key_ok = some < end - first_key
+        k = tl.load(k_at, mask=key_ok[:, None] & (dim < DIM)[None, :], other=0.0)
+        scores = tl.dot(q, tl.trans(k), input_precision="ieee")
+        full = first_key + KEYS <= whole
         if WINDOWED:
-            seen = tl.max(tl.where(row < rows, origin, 0), 0) - window + 1
-            whole_begin = tl.maximum(begin, tl.cdiv(tl.maximum(seen, 0), KEYS) * KEYS)
-            whole_begin = tl.minimum(whole_begin, begin + tl.cdiv(tl.maximum(end - begin, 0), KEYS) * KEYS)
-        whole_end = tl.maximum(whole_begin, tl.minimum(whole, end) // KEYS * KEYS)
-        if AHEAD:
-            low = pages_of(pages_at, begin, end, PAGE)
-            high = pages_of(pages_at, begin + HALF, end, PAGE)
-        for stretch in tl.static_range(0 if WINDOWED else 1, 3):
-            if stretch == 0:
-                since, until = begin, whole_begin
-            elif stretch == 1:
-                since, until = whole_begin, whole_end
-            else:
-                since, until = whole_end, end
-            for first_key in range(since, until, KEYS):
-                key = first_key + some
-                if AHEAD:
-                    mine = tl.where(some < HALF, low, high)
-                    low = pages_of(pages_at, first_key + KEYS, end, PAGE)
-                    high = pages_of(pages_at, first_key + KEYS + HALF, end, PAGE)
-                else:
-                    mine = pages_of(pages_at, key, end, PAGE)
-                acc, best, total = _round(
-                    q, acc, best, total, mine, key, end, visible_end, origin, window, scale_log2, k_ptr, v_ptr,
-                    kv_head, first_value, DIM, PAGE, PIECE, DIM_P2, VALUES, K_PAGE, K_TOKEN, K_HEAD, K_PIECE,
-                    V_PAGE, V_TOKEN, V_HEAD, V_NUMBER, WINDOWED, stretch == 1,
-                )  # fmt: skip
-    value = first_value + tl.arange(0, VALUES)
+            full = full & (first_key >= seen)
+        if not full:  # most rounds every row sees in full, and they need no masks
+            visible = key[None, :] < visible_end[:, None]
+            if WINDOWED:
+                visible = visible & (origin[:, None] - key[None, :] < window)
+            scores = tl.where(visible, scores, float("-inf"))
+        weights, decay, best, total = weigh(scores, best, total, scale_log2)
+        if V_TOKEN == 1:  # whole runs of a page's tokens: a mask that ends among them would split the loads
+            v = tl.where(key_ok[:, None], tl.load(v_at, mask=(value < DIM)[None, :], other=0.0), 0.0)
+        else:
+            v = tl.load(v_at, mask=key_ok[:, None] & (value < DIM)[None, :], other=0.0)
+        acc = tl.dot(weights.to(v.dtype), v, acc * decay[:, None], input_precision="ieee")
     place = (first_row + row).to(tl.int64) * HEADS + head + member
     out_at = place[:, None] * DIM + value[None, :]
     if SPLITS > 1:

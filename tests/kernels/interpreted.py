@@ -15,7 +15,7 @@ from runtime.kernels import descriptors, distribution, expert_down, expert_sort,
 from runtime.kernels.expert_sort import FEW
 from runtime.kernels.expert_steady import run_steady
 from runtime.kernels.heads import TILE
-from runtime.kernels.paged_attention import paged_attention
+from runtime.kernels.paged_attention import paged_attention, paged_attention_reference
 from runtime.kernels.routing import RoutingRule
 from runtime.layers.kv_pool import LAYOUTS
 from tests.kernels import cases, fixed_cases, in_order, interpreting  # noqa: F401
@@ -362,6 +362,32 @@ def test_attention_pages_and_windows(block_size, page_size, window, layout):
 @pytest.mark.parametrize("window", [None, 3])
 def test_attention_of_rows_that_see_anything(window, layout):
     cases.check_sight([(9, 6), (0, 11), (5, 1)], 2, 1, 16, 4, window, torch.float32, "cpu", layout)
+
+
+# of a round's keys, 32 of float32 and 64 of float16, a page has a part, all, or those of several rounds
+pages_of_rounds = pytest.mark.parametrize("page_size", [16, 32, 48, 64, 128])
+
+
+@one_layout
+@matrix_dtypes
+@pages_of_rounds
+@pytest.mark.parametrize("window", [None, 104])
+def test_attention_of_rounds_in_pages(page_size, window, dtype, layout):
+    """Each row sees one key more than the one before: of its rounds all rows see those in the middle in full, and some
+    those at the ends. The window's first round is inside a page of two."""
+    cases.check_attention([(200, 20)], 2, 1, 16, 1, page_size, window, dtype, "cpu", layout)
+
+
+@layouts
+@matrix_dtypes
+@pages_of_rounds
+@pytest.mark.parametrize("window", [None, 104])
+def test_attention_in_shares_of_one_length(monkeypatch, page_size, window, dtype, layout):
+    """With a window the first share is empty, and in float32 the next one begins inside."""
+    monkeypatch.setattr("runtime.kernels.paged_attention.SHARE", 64)
+    q, k, v, batch = cases.attention_case([(200, 20)], 2, 1, 16, 1, page_size, dtype, "cpu", layout=layout)
+    expected = paged_attention_reference(q.double(), k.double(), v.double(), batch, scale=0.25, window=window)
+    cases.assert_near(paged_attention(q, k, v, batch, scale=0.25, window=window, fixed=True), expected, dtype)
 
 
 @one_layout

@@ -61,10 +61,10 @@ def build(kernel, types: dict[str, str], constants: dict[str, object], **options
     return compiled
 
 
-def strides_of(layout: str, heads: int, dim: int) -> dict[str, int]:
-    """Of a pool with pages of 32 tokens."""
+def strides_of(layout: str, heads: int, dim: int, page: int = 32) -> dict[str, int]:
+    """Of a pool with pages of so many tokens."""
     shape = KVShape(heads, dim, dim)
-    return strides(*LAYOUTS[layout]([shape], num_pages=1, page_size=32, dtype=torch.bfloat16, device="meta").layer(0))
+    return strides(*LAYOUTS[layout]([shape], num_pages=1, page_size=page, dtype=torch.bfloat16, device="meta").layer(0))
 
 
 def spilled(compiled) -> int:
@@ -280,11 +280,12 @@ def test_experts_sum(norm, rounded):
 @DTYPES
 @pytest.mark.parametrize("layout", list(LAYOUTS))
 @pytest.mark.parametrize(
-    ("dim", "tile_rows", "packed", "windowed"),
-    [(128, 32, 4, False), (128, 256, 4, True), (128, 32, 1, False), (128, 256, 1, False), (128, 64, 7, False),
-     (256, 256, 2, True), (512, 256, 8, False), (512, 32, 1, False)],
+    ("dim", "tile_rows", "packed", "windowed", "page"),
+    [(128, 32, 4, False, 32), (128, 256, 4, True, 32), (128, 32, 1, False, 32), (128, 256, 1, False, 64),
+     (128, 64, 7, False, 32), (128, 256, 4, True, 128), (256, 256, 2, True, 32), (256, 256, 2, True, 16),
+     (512, 256, 8, False, 32), (512, 256, 8, False, 16), (512, 32, 1, False, 32)],
 )  # fmt: skip
-def test_paged_attention(dtype, dim, tile_rows, packed, windowed, layout):
+def test_paged_attention(dtype, dim, tile_rows, packed, windowed, page, layout):
     splits = 9 if tile_rows == 32 or windowed else 1
     p, size = POINTER[dtype], torch.tensor([], dtype=dtype).element_size()
     packed_p2 = triton.next_power_of_2(packed)
@@ -294,7 +295,7 @@ def test_paged_attention(dtype, dim, tile_rows, packed, windowed, layout):
     types |= {"origin_ptr": "*i64", "table_stride": "i32", "all_rows": "i32", "scale_log2": "fp32", "window": "i32"}
     types |= {"sums_ptr": "*fp32"}
     constants = {
-        "HEADS": 4 * packed, "KV_HEADS": 4, "DIM": dim, **strides_of(layout, 4, dim), "PACKED": packed,
+        "HEADS": 4 * packed, "KV_HEADS": 4, "DIM": dim, **strides_of(layout, 4, dim, page), "PACKED": packed,
         "PACKED_P2": packed_p2, "ROWS": tile.rows, "KEYS": tile.keys, "DIM_P2": dim, "VALUES": tile.values,
         "WINDOWED": windowed, "SPLITS": splits, "SHARE": paged_attention.SHARE if windowed else 0,
     }  # fmt: skip

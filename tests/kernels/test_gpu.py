@@ -201,7 +201,7 @@ def test_attention_decodes_and_prefills_in_one_launch(heads, kv_heads, layout, d
 @two_dtypes
 @layouts
 @pytest.mark.parametrize("window", [None, 1, 100, 4096])
-@pytest.mark.parametrize(("block_size", "page_size"), [(32, 8), (8, 32), (4, 128), (1, 16), (8, 1)])
+@pytest.mark.parametrize(("block_size", "page_size"), [(32, 8), (8, 32), (32, 64), (4, 128), (1, 16), (8, 1)])
 def test_attention_blocks_pages_and_windows(block_size, page_size, window, layout, dtype):
     runs = [(320, 64), (0, 300), (64, 5)]
     cases.check_attention(runs, 8, 2, 64, block_size, page_size, window, dtype, "cuda", layout)
