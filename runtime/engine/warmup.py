@@ -23,17 +23,20 @@ from runtime.state.request import MASKED
 log = logging.getLogger(__name__)
 
 TELL_EVERY = 5.0  # seconds
+UNEVEN = 320  # rows that leave much of kernels' tiles empty: then some leave it to the vendor's library
 MEASURED = 4  # recordings of each kind whose memory is taken for all the others'
 
 
 def warm_up(runner: ModelRunner, *, rows: int, longest: int, adapted: int = 0) -> None:
-    """Steps of one block, two, four ... and at last `rows` rows through the whole runner: kernels choose their tiles by
-    the size of a step. The sequences are at most `longest` tokens long and lie on the first pages. `adapted`: what
-    adapters may change, of which the first slot's is then that of all."""
+    """Steps of one block, two, four ..., one of UNEVEN and at last `rows` rows through the whole runner: kernels choose
+    their tiles by the size of a step. The sequences are at most `longest` tokens long and lie on the first pages.
+    `adapted`: what adapters may change, of which the first slot's is then that of all."""
     size = runner.block_size
     while size < rows:
         _step(runner, size, longest, adapted)
         size *= 2
+    if runner.block_size <= UNEVEN < rows:
+        _step(runner, UNEVEN, longest, adapted)
     _step(runner, rows, longest, adapted)
 
 

@@ -35,10 +35,11 @@ TILES = {  # by their height, what suits wide layers first
     32: (Tile(32, 128, 64, 128, 3, 4), Tile(32, 64, 0, 128, 5, 4)),
     64: (Tile(64, 128, 64, 64, 5, 4), Tile(64, 64, 0, 128, 4, 4)),
     128: (Tile(128, 128, 64, 64, 5, 8),),
-    256: (Tile(256, 128, 64, 64, 4, 8), Tile(256, 128, 0, 64, 4, 8), Tile(256, 64, 0, 64, 5, 4)),
+    256: (Tile(256, 128, 64, 64, 4, 8), Tile(256, 128, 0, 64, 4, 8)),
 }
 FULL = 0.93  # of what the multiprocessors could do in as many rounds: below it the vendor's library is quicker
 BYTES = 64  # rows up to which time is the weights' bytes, and programs need not be full
+MANY = 2048  # rows by which a layer's highest tile is chosen, so that it has one for steps of all sizes
 
 
 def gated_product_reference(x: torch.Tensor, weight: torch.Tensor, activation: Activation = "silu") -> torch.Tensor:
@@ -99,10 +100,17 @@ def gated_product(
 
 def tile_for(rows: int, outputs: int, at_once: int) -> Tile | None:
     """For so many rows and rows of the weights, where `at_once` programs run. None: the library is quicker."""
-    tiles = TILES[min(max(TILES), max(min(TILES), triton.next_power_of_2(rows)))]
-    for tile in tiles:
-        programs = triton.cdiv(rows, tile.rows) * triton.cdiv(outputs, tile.columns + tile.more)
-        possible = triton.cdiv(programs, at_once) * at_once * tile.rows * (tile.columns + tile.more)
-        if programs >= FULL * at_once if rows <= BYTES else rows * outputs >= FULL * possible:
-            return tile
-    return tiles[-1] if rows <= BYTES else None
+    height = min(max(TILES), max(min(TILES), triton.next_power_of_2(rows)))
+    tiles = TILES[height]
+    if rows <= BYTES:
+        wide, narrow = tiles
+        return wide if triton.cdiv(outputs, wide.columns + wide.more) >= FULL * at_once else narrow
+    if height == max(TILES):
+        tiles = tuple(tile for tile in tiles if _full(tile, MANY, outputs, at_once))[:1]
+    return next((tile for tile in tiles if _full(tile, rows, outputs, at_once)), None)
+
+
+def _full(tile: Tile, rows: int, outputs: int, at_once: int) -> bool:
+    programs = triton.cdiv(rows, tile.rows) * triton.cdiv(outputs, tile.columns + tile.more)
+    possible = triton.cdiv(programs, at_once) * at_once * tile.rows * (tile.columns + tile.more)
+    return rows * outputs >= FULL * possible

@@ -6,11 +6,13 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F
 
+from runtime.kernels.descriptors import describable
 from runtime.kernels.rms_norm import add_rms_norm, add_rms_norm_reference, add_shares_rms_norm
 
 SHARES = 2
-ROWS, INPUTS = 256, 8192  # most rows, and least inputs, for which that is quicker; fewer inputs too where rows are
-FEW, LEAST = 32, 2048  # few, or are up to 128 and make few outputs
+ROWS, INPUTS = 256, 8192  # most rows, and least inputs, for which that is quicker;
+FEW, SOME = 32, 2048  # with fewer inputs, these, most rows
+NARROW = 128, 2048  # or most rows, and most outputs that they make
 
 
 def product_add_norm_reference(
@@ -26,8 +28,7 @@ def product_add_norm(
     """`product_add_norm_reference` for contiguous rows on a GPU. In shares, the product is not rounded before it is
     added."""
     rows, inputs = x.shape
-    ours = x.is_cuda and x.element_size() == 2 and in_shares(rows, inputs, len(weight))
-    if not ours:
+    if not (describable(x) and describable(weight) and in_shares(rows, inputs, len(weight))):
         return add_rms_norm(F.linear(x, weight), residual, norm, eps)
     mine, theirs = (each.unflatten(1, (SHARES, -1)) for each in (x, weight))
     shares = torch.bmm(mine.transpose(0, 1), theirs.permute(1, 2, 0), out_dtype=torch.float32)
@@ -35,6 +36,7 @@ def product_add_norm(
 
 
 def in_shares(rows: int, inputs: int, outputs: int) -> bool:
-    few = rows <= FEW or (rows <= 128 and outputs <= 2048)
+    """Whether that is quicker, by what was measured on a Hopper GPU."""
+    few = rows <= FEW or (rows <= NARROW[0] and outputs <= NARROW[1])
     aligned = inputs % (8 * SHARES) == 0  # a share begins where the library likes it to
-    return aligned and rows <= ROWS and inputs >= (LEAST if few else INPUTS)
+    return aligned and rows <= ROWS and inputs >= (SOME if few else INPUTS)

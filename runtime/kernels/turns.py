@@ -31,6 +31,11 @@ def gates_first(kept: torch.Tensor) -> torch.Tensor:
     return runs.transpose(-4, -3).flatten(-4, -2).contiguous()
 
 
+def outputs_first(made: torch.Tensor) -> torch.Tensor:
+    """[..., 2 * width] that rows in turns made -> as rows with gates first make them."""
+    return gates_first(made.unsqueeze(-1)).squeeze(-1)
+
+
 def places(rows: range, width: int, device: torch.device) -> torch.Tensor:
     """int64 [len(rows)]: where `rows`, counted with gates first, lie in turns."""
     row, run = torch.arange(rows.start, rows.stop, device=device), run_of(width)

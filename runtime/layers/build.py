@@ -136,7 +136,7 @@ class Build:
         """A product's weight as adapters change it. `apart`: kernels take it together with others."""
         return weight if self.lora is None else LoraWeight(weight, self.lora, apart=apart)
 
-    def gates(self, *shape: int, share: Share | None = None) -> Weight:
+    def expert_gates(self, *shape: int, share: Share | None = None) -> Weight:
         """Unfilled, of experts whose gate and up rows are one product [experts, 2 * width, inputs], gates first. They
         are kept as the kernels take them."""
         if not self.kernels.turns:
@@ -145,12 +145,13 @@ class Build:
             return self._packed(_kept(shape, share), turns=True).sharing(share)
         return TurnsWeight(_kept(shape, share), self.dtype, self.device).sharing(share)
 
-    def gate_up(self, width: int, hidden: int, share: Share | None) -> Weight:
+    def dense_gates(self, width: int, hidden: int, share: Share | None) -> Weight:
         """Unfilled, of one gated layer's gate and up rows, which are one product [2 * width, hidden], gates first. Kept
-        in turns where kernels take them so, which know plain weights that no adapter changes."""
-        if self.kernels.gated_product is None or self.quantization is not None or self.lora is not None:
-            return self.adapted(self.weight(2 * width, hidden, share=share))
-        return TurnsWeight(_kept((2 * width, hidden), share), self.dtype, self.device).sharing(share)
+        in turns where the kernels take plain ones so."""
+        shape = 2 * width, hidden
+        if self.kernels.gated_product is None or self.quantization is not None:
+            return self.adapted(self.weight(*shape, share=share))
+        return self.adapted(TurnsWeight(_kept(shape, share), self.dtype, self.device).sharing(share))
 
     def _packed(self, shape: tuple[int, ...], *, turns: bool = False) -> PackedWeight:
         assert self.quantization is not None

@@ -121,6 +121,15 @@ class LoraWeight(Weight):
     def fill_packed(self, index: Index, packed: Packed) -> int:
         return self.base.fill_packed(index, packed)
 
+    @property
+    def current(self) -> Weight:
+        return self if self._changed else self.base
+
+    @property
+    def _changed(self) -> bool:
+        """Whether some row's adapter may change it."""
+        return self.lora.rows is not None and bool(self.lora.touched & self.bit)
+
     def matmul(self, x: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
         return self._added(self.base.matmul(x, bias), x)
 
@@ -129,8 +138,9 @@ class LoraWeight(Weight):
 
     def _added(self, out: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
         """With what the rows' adapters add."""
-        rows = self.lora.rows
-        if rows is not None and self.lora.touched & self.bit:
+        if self._changed:
+            rows = self.lora.rows
+            assert rows is not None
             self.lora.kernel(out, x, self.down, self.up, self.cuts, rows)
         return out
 

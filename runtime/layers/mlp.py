@@ -13,9 +13,9 @@ from runtime.layers.weight import TurnsWeight
 
 
 class SwiGLU(nn.Module):
-    """down(act(gate(x)) * up(x)); gate and up are one product, gate rows first. Unfilled. SwiGLU in the strict sense
-    unless `activation` is another than its SiLU. `held`: the weights, if it makes none of its own. Processes share its
-    width; `partial`: what each gives is not added up here."""
+    """down(act(gate(x)) * up(x)); gate and up are one product, filled gate rows first. Unfilled. SwiGLU in the strict
+    sense unless `activation` is another than its SiLU. `held`: the weights, if it makes none of its own. Processes
+    share its width; `partial`: what each gives is not added up here."""
 
     __call__: Calls[[torch.Tensor], torch.Tensor]
 
@@ -25,7 +25,7 @@ class SwiGLU(nn.Module):
     ) -> None:  # fmt: skip
         super().__init__()
         rows, columns = build.widths(width, "feed-forward width")
-        first = build.gate_up(width, hidden, rows) if held is None else held.gate_up
+        first = build.dense_gates(width, hidden, rows) if held is None else held.gate_up
         self.gate_up = Linear(build, hidden, 2 * width, bias=False, weight=first, outputs_share=rows)
         self.down = Linear(
             build, width, hidden, bias=False, weight=held and held.down, inputs_share=columns, partial=partial
@@ -42,7 +42,7 @@ class SwiGLU(nn.Module):
 
     def _gated(self, x: torch.Tensor) -> torch.Tensor:
         """[rows, hidden] -> [rows, width]."""
-        weight, product = self.gate_up.weight, self.kernels.gated_product
+        weight, product = self.gate_up.weight.current, self.kernels.gated_product
         if product is not None and isinstance(weight, TurnsWeight):
             return product(x, weight.operand, self.activation)
         return self.kernels.gate_mul(self.gate_up(x), self.activation)

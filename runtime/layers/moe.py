@@ -53,10 +53,10 @@ def stack(build: Build, experts: int, hidden: int, width: int) -> Stack:
     if build.deals and not build.group.alone:
         here = build.part(experts, "experts")
         share = Share(-3, experts, (here,))
-        gate_up = build.gates(experts, 2 * width, hidden, share=share)
+        gate_up = build.expert_gates(experts, 2 * width, hidden, share=share)
         return Stack(Gated(gate_up, build.weight(experts, hidden, width, share=share)), Experts(here))
     rows, columns = build.widths(width)
-    gate_up = build.gates(experts, 2 * width, hidden, share=rows)
+    gate_up = build.expert_gates(experts, 2 * width, hidden, share=rows)
     return Stack(Gated(gate_up, build.weight(experts, hidden, width, share=columns)), None)
 
 

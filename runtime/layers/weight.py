@@ -14,7 +14,7 @@ from torch import nn
 from runtime.errors import ConfigError
 from runtime.kernels.packed_torch import Packed
 from runtime.kernels.router import PARTS, split_parts
-from runtime.kernels.turns import gates_first, places
+from runtime.kernels.turns import gates_first, outputs_first, places
 from runtime.layers.head import head_logits
 from runtime.layers.share import Index, Part, Share
 
@@ -90,6 +90,11 @@ class Weight(ABC):
     @abstractmethod
     def take(self, part: Part, tensor: torch.Tensor) -> int:
         """See `fill`; `part` is one of what is kept, and `tensor` has as many dimensions and the part's sizes."""
+
+    @property
+    def current(self) -> Weight:
+        """What the forward under way computes with: this, or, of one that adapters may change and do not, its base."""
+        return self
 
     def matmul(self, x: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
         """[rows, inputs] -> [rows, outputs], plus `bias` [outputs]."""
@@ -170,6 +175,10 @@ class TurnsWeight(Weight):
     @property
     def nbytes(self) -> int:
         return self.operand.nbytes
+
+    def matmul(self, x: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
+        made = outputs_first(F.linear(x, self.operand))
+        return made if bias is None else made.add_(bias)
 
     def take(self, part: Part, tensor: torch.Tensor) -> int:
         *others, _, inputs = part.slices

@@ -116,7 +116,7 @@ def test_a_build_makes_matrices_of_them_and_nothing_else():
     build = Build.choose("cpu", torch.bfloat16, quantization="fp8")
     assert build.kernels == TORCH.of("fp8")
     assert build.kernels.moe is TORCH.fp8.moe is not TRITON.fp8.moe
-    for weight in (build.weight(4, 6), build.weight(3, 4, 6), build.gates(3, 4, 6)):
+    for weight in (build.weight(4, 6), build.weight(3, 4, 6), build.expert_gates(3, 4, 6)):
         assert isinstance(weight, Fp8Weight)
         assert weight.dtype == weight.tensor.dtype == torch.bfloat16
     for weight in (build.table(4, 6), build.parameter(4), build.parameter(4, 6, dtype=torch.float32)):

@@ -175,7 +175,7 @@ def test_a_build_makes_matrices_of_them_and_nothing_else(name):
     build = Build.choose("cpu", torch.bfloat16, quantization=name)
     assert build.kernels == TORCH.of(name)
     assert build.kernels.moe is TORCH.grouped.moe is not TRITON.grouped.moe
-    for weight in (build.weight(4, 6), build.weight(3, 4, 6), build.gates(3, 4, 6)):
+    for weight in (build.weight(4, 6), build.weight(3, 4, 6), build.expert_gates(3, 4, 6)):
         assert isinstance(weight, GroupedWeight)
         assert weight.dtype == weight.tensor.dtype == torch.bfloat16
     for weight in (build.table(4, 6), build.parameter(4), build.parameter(4, 6, dtype=torch.float32)):

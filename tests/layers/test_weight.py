@@ -90,7 +90,7 @@ def test_gates_in_turns_are_filled_as_if_they_came_first(shape):
     draw = random.Random(shape[1])
     build = replace(Build.choose("cpu", torch.float32), kernels=TRITON)
     values = torch.randn(shape)
-    weight, half = build.gates(*shape), shape[1] // 2
+    weight, half = build.expert_gates(*shape), shape[1] // 2
     for index in ((), *((expert, part) for expert in range(shape[0]) for part in (slice(half), slice(half, None)))):
         weight.operand.fill_(torch.nan)
         weight.fill((), torch.zeros(shape))
