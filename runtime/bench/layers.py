@@ -16,6 +16,7 @@ from runtime.engine.model_runner import ModelRunner
 from runtime.kernels.dispatch import TORCH, Kernels
 from runtime.kernels.gate import Activation
 from runtime.kernels.precision import wide
+from runtime.kernels.product_norm import product_add_norm_reference
 from runtime.kernels.sandwich import after_reference
 from runtime.kernels.signatures import Sandwich
 from runtime.kernels.turns import gates_first
@@ -140,7 +141,8 @@ def _taking(kernels: Kernels) -> Kernels:
 
     # the router sees the very same rows: where two experts are all but equal, others would choose the other one
     sandwich = None if kernels.sandwich is None else Sandwich(kernels.sandwich.before, after_reference, pairs)
-    return replace(TORCH, moe=experts, router_logits=scores, sandwich=sandwich)
+    added = None if kernels.product_add_norm is None else product_add_norm_reference  # which rounds as often
+    return replace(TORCH, moe=experts, router_logits=scores, sandwich=sandwich, product_add_norm=added)
 
 
 def _whole(operand: Any, dtype: torch.dtype) -> torch.Tensor:

@@ -7,7 +7,8 @@ import torch
 import torch.nn.functional as F
 
 from runtime.kernels.descriptors import describable
-from runtime.kernels.rms_norm import add_rms_norm, add_rms_norm_reference, add_shares_rms_norm
+from runtime.kernels.precision import wide
+from runtime.kernels.rms_norm import add_rms_norm, add_shares_rms_norm, rms_norm_reference
 
 SHARES = 2
 ROWS, INPUTS = 256, 8192  # most rows, and least inputs, for which that is quicker;
@@ -18,15 +19,17 @@ NARROW = 128, 2048  # or most rows, and most outputs that they make
 def product_add_norm_reference(
     x: torch.Tensor, weight: torch.Tensor, residual: torch.Tensor, norm: torch.Tensor | None, eps: float
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """`add_rms_norm_reference` of x [rows, inputs] times weight [outputs, inputs]^T, and residual [rows, outputs]."""
-    return add_rms_norm_reference(F.linear(x, weight), residual, norm, eps)
+    """`add_rms_norm_reference` of x [rows, inputs] times weight [outputs, inputs]^T, and residual [rows, outputs]; a
+    product in shares is not rounded before it is added."""
+    up = wide(x.dtype) if in_shares(*x.shape, len(weight)) else x.dtype
+    total = (F.linear(x.to(up), weight.to(up)) + residual.to(up)).to(x.dtype)
+    return rms_norm_reference(total, norm, eps), total
 
 
 def product_add_norm(
     x: torch.Tensor, weight: torch.Tensor, residual: torch.Tensor, norm: torch.Tensor | None, eps: float
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """`product_add_norm_reference` for contiguous rows on a GPU. In shares, the product is not rounded before it is
-    added."""
+    """`product_add_norm_reference` for contiguous rows on a GPU; in shares on those from Hopper on."""
     rows, inputs = x.shape
     if not (describable(x) and describable(weight) and in_shares(rows, inputs, len(weight))):
         return add_rms_norm(F.linear(x, weight), residual, norm, eps)

@@ -15,6 +15,7 @@ from runtime.bench.step_plans import StepPlans
 from runtime.bench.steps import table
 from runtime.engine.model_runner import ModelRunner
 from runtime.kernels.dispatch import TORCH, TRITON, Kernels
+from runtime.kernels.product_norm import product_add_norm_reference
 from runtime.kernels.sandwich import after_reference
 from runtime.kernels.signatures import Sandwich
 from runtime.layers.build import Build
@@ -132,6 +133,9 @@ def test_references_take_what_other_kernels_are_given():
     sandwich = layers._taking(replace(TORCH, turns=True, sandwich=TRITON.sandwich)).sandwich
     made = sandwich.products(x, ids, in_turns(gate_up), down, "silu").view(*ids.shape, -1)
     torch.testing.assert_close((weights[:, :, None] * made).sum(1), expected)
+    # what a router is given is rounded as often: where two experts are all but equal it would choose the other one
+    assert taking.product_add_norm is None
+    assert layers._taking(TRITON).product_add_norm is product_add_norm_reference
 
 
 def test_references_stand_in_for_all_kernels_of_diffusion_gemma():
