@@ -7,6 +7,8 @@ import importlib
 import sys
 from collections.abc import Sequence
 
+from runtime.errors import ConfigError
+
 TOOLS = {
     "serve": "load a running server over HTTP: throughput, latencies",
     "steps": "time the steps of an architecture with random weights",
@@ -33,7 +35,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     module = importlib.import_module(f"runtime.bench.{name}")
     own = argparse.ArgumentParser(prog=f"python -m runtime.bench {name}", description=TOOLS[name])
     module.add_arguments(own)
-    return int(module.main(own.parse_args(args[1:])) or 0)
+    try:
+        return int(module.main(own.parse_args(args[1:])) or 0)
+    except ConfigError as error:
+        print(f"error: {error}")
+        return 1
 
 
 if __name__ == "__main__":

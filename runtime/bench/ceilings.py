@@ -35,14 +35,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def main(args: argparse.Namespace) -> int:
-    try:
-        if args.seconds <= 0:
-            raise ConfigError(f"--seconds {args.seconds:g} must be more than 0")
-        if not torch.cuda.is_available():
-            raise ConfigError("ceilings needs a CUDA device")
-    except ConfigError as error:
-        print(f"error: {error}")
-        return 1
+    if args.seconds <= 0:
+        raise ConfigError(f"--seconds {args.seconds:g} must be more than 0")
+    if not torch.cuda.is_available():
+        raise ConfigError("ceilings needs a CUDA device")
     setup = {"device": torch.cuda.get_device_name(), "torch": torch.__version__, "seconds": args.seconds}
     print(json.dumps(setup))
     between = windows(args.seconds)

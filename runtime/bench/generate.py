@@ -50,17 +50,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def main(args: argparse.Namespace) -> int:
-    try:
-        if args.random_weights != (args.arch is not None) or (args.arch is None) == (args.model is None):
-            raise ConfigError("give either --arch NAME --random-weights or --model CHECKPOINT")
-        for flag in ("batch", "prompt", "max_tokens", "rounds", "repeats"):
-            if min(np.atleast_1d(getattr(args, flag))) < 1:
-                raise ConfigError(f"--{flag.replace('_', '-')} must be at least 1")
-        with _llm(args) as llm:
-            rows = [_case(llm, batch, args) for batch in args.batch]
-    except ConfigError as error:
-        print(f"error: {error}")
-        return 1
+    if args.random_weights != (args.arch is not None) or (args.arch is None) == (args.model is None):
+        raise ConfigError("give either --arch NAME --random-weights or --model CHECKPOINT")
+    for flag in ("batch", "prompt", "max_tokens", "rounds", "repeats"):
+        if min(np.atleast_1d(getattr(args, flag))) < 1:
+            raise ConfigError(f"--{flag.replace('_', '-')} must be at least 1")
+    with _llm(args) as llm:
+        rows = [_case(llm, batch, args) for batch in args.batch]
     if args.json:
         setup = {"model": args.arch or args.model, "device": llm.info.device, "dtype": llm.info.dtype}
         setup |= {"quantization": args.quantization, "prompt": args.prompt, "max_tokens": args.max_tokens}

@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from runtime.bench.__main__ import main
 from runtime.bench.tune import between, choices, masks, shape_of
 from runtime.errors import ConfigError
 from runtime.kernels import expert_cut
@@ -72,3 +73,9 @@ def test_choices_of_noise_spread_in_all_rows():
     ids = choices(64, 100, 8, torch.device("cpu"), half_masked=False)
     masked, others = ids.view(2, 2, 16, 8)[:, 0].unique(), ids.view(2, 2, 16, 8)[:, 1].unique()
     assert 2 * len(masked) > len(others)
+
+
+def test_without_a_gpu_it_says_so(monkeypatch, capsys):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert main(["tune"]) == 1
+    assert capsys.readouterr().out == "error: tune needs a CUDA device\n"
