@@ -31,12 +31,10 @@ def warm_up(runner: ModelRunner, *, rows: int, longest: int, adapted: int = 0) -
     """Steps of one block, two, four ..., one of UNEVEN and at last `rows` rows through the whole runner: kernels choose
     their tiles by the size of a step. The sequences are at most `longest` tokens long and lie on the first pages.
     `adapted`: what adapters may change, of which the first slot's is then that of all."""
-    size = runner.block_size
-    while size < rows:
+    block = runner.block_size
+    sizes = {block << n for n in range(rows.bit_length())} | {UNEVEN // block * block}  # of large blocks one of them
+    for size in sorted(size for size in sizes if 0 < size < rows):
         _step(runner, size, longest, adapted)
-        size *= 2
-    if runner.block_size <= UNEVEN < rows:
-        _step(runner, UNEVEN, longest, adapted)
     _step(runner, rows, longest, adapted)
 
 

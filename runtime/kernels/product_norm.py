@@ -8,12 +8,13 @@ import torch.nn.functional as F
 
 from runtime.kernels.descriptors import describable
 from runtime.kernels.precision import wide
-from runtime.kernels.rms_norm import add_rms_norm, add_shares_rms_norm, rms_norm_reference
+from runtime.kernels.rms_norm import add_rms_norm, rms_norm_reference
 
 SHARES = 2
-ROWS, INPUTS = 256, 8192  # most rows, and least inputs, for which that is quicker;
-FEW, SOME = 32, 2048  # with fewer inputs, these, most rows
-NARROW = 128, 2048  # or most rows, and most outputs that they make
+ROWS, INPUTS = 256, 8192  # most rows, and least inputs, for which that is quicker
+LESS_INPUTS = 2048  # as many are enough
+FEW_ROWS = 32  # for so many rows,
+NARROW_ROWS, NARROW_OUTPUTS = 128, 2048  # or for more that make no more outputs than this
 
 
 def product_add_norm_reference(
@@ -35,11 +36,11 @@ def product_add_norm(
         return add_rms_norm(F.linear(x, weight), residual, norm, eps)
     mine, theirs = (each.unflatten(1, (SHARES, -1)) for each in (x, weight))
     shares = torch.bmm(mine.transpose(0, 1), theirs.permute(1, 2, 0), out_dtype=torch.float32)
-    return add_shares_rms_norm(shares, residual, norm, eps)
+    return add_rms_norm(shares, residual, norm, eps)
 
 
 def in_shares(rows: int, inputs: int, outputs: int) -> bool:
     """Whether that is quicker, by what was measured on a Hopper GPU."""
-    few = rows <= FEW or (rows <= NARROW[0] and outputs <= NARROW[1])
+    few = rows <= FEW_ROWS or (rows <= NARROW_ROWS and outputs <= NARROW_OUTPUTS)
     aligned = inputs % (8 * SHARES) == 0  # a share begins where the library likes it to
-    return aligned and rows <= ROWS and inputs >= (SOME if few else INPUTS)
+    return aligned and rows <= ROWS and inputs >= (LESS_INPUTS if few else INPUTS)

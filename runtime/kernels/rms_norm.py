@@ -51,33 +51,27 @@ def _rms_norm(
 def rms_norm(x: torch.Tensor, weight: torch.Tensor | None, eps: float) -> torch.Tensor:
     """`rms_norm_reference` for contiguous [rows, size] on a GPU."""
     out = torch.empty_like(x)
-    _launch(x[None], x, weight, out, out, eps, add=False)
+    _launch(x, x, weight, out, out, eps, add=False)
     return out
 
 
 def add_rms_norm(
     x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor | None, eps: float
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """`add_rms_norm_reference` for contiguous [rows, size] on a GPU."""
-    return add_shares_rms_norm(x[None], residual, weight, eps)
-
-
-def add_shares_rms_norm(
-    shares: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor | None, eps: float
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """`add_rms_norm` of the sum of `shares` [shares, rows, size], float32 if they are several, which is not rounded."""
+    """`add_rms_norm_reference` for contiguous [rows, size] on a GPU. x may be several shares of it, float32 [shares,
+    rows, size], whose sum is not rounded before the residual is added."""
     out, total = torch.empty_like(residual), torch.empty_like(residual)
-    _launch(shares, residual, weight, out, total, eps, add=True)
+    _launch(x, residual, weight, out, total, eps, add=True)
     return out, total
 
 
 def _launch(
-    shares: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor | None, out: torch.Tensor, total: torch.Tensor,
+    x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor | None, out: torch.Tensor, total: torch.Tensor,
     eps: float, *, add: bool,
 ) -> None:  # fmt: skip
-    count, rows, size = shares.shape
+    rows, size = out.shape
     _rms_norm[(rows,)](
-        shares, residual, out if weight is None else weight, out, total, eps, rows,
-        SIZE=size, SIZE_P2=triton.next_power_of_2(size), ADD=add, WEIGHTED=weight is not None, SHARES=count,
-        num_warps=8 if size > 2048 else 4,
+        x, residual, out if weight is None else weight, out, total, eps, rows,
+        SIZE=size, SIZE_P2=triton.next_power_of_2(size), ADD=add, WEIGHTED=weight is not None,
+        SHARES=len(x) if x.dim() == 3 else 1, num_warps=8 if size > 2048 else 4,
     )  # fmt: skip

@@ -143,15 +143,17 @@ class Build:
             return self.weight(*shape, share=share)
         if self.quantization is not None:
             return self._packed(_kept(shape, share), turns=True).sharing(share)
-        return TurnsWeight(_kept(shape, share), self.dtype, self.device).sharing(share)
+        return self._in_turns(*shape, share=share)
 
     def dense_gates(self, width: int, hidden: int, share: Share | None) -> Weight:
         """Unfilled, of one gated layer's gate and up rows, which are one product [2 * width, hidden], gates first. Kept
         in turns where the kernels take plain ones so."""
-        shape = 2 * width, hidden
-        if self.kernels.gated_product is None or self.quantization is not None:
-            return self.adapted(self.weight(*shape, share=share))
-        return self.adapted(TurnsWeight(_kept(shape, share), self.dtype, self.device).sharing(share))
+        as_filled = self.kernels.gated_product is None or self.quantization is not None
+        make = self.weight if as_filled else self._in_turns
+        return self.adapted(make(2 * width, hidden, share=share))
+
+    def _in_turns(self, *shape: int, share: Share | None) -> Weight:
+        return TurnsWeight(_kept(shape, share), self.dtype, self.device).sharing(share)
 
     def _packed(self, shape: tuple[int, ...], *, turns: bool = False) -> PackedWeight:
         assert self.quantization is not None

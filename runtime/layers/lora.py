@@ -123,12 +123,12 @@ class LoraWeight(Weight):
 
     @property
     def current(self) -> Weight:
-        return self if self._changed else self.base
+        return self.base if self._rows is None else self
 
     @property
-    def _changed(self) -> bool:
-        """Whether some row's adapter may change it."""
-        return self.lora.rows is not None and bool(self.lora.touched & self.bit)
+    def _rows(self) -> LoraRows | None:
+        """Whose adapters' rows are in the forward under way, if one of these may change it."""
+        return self.lora.rows if self.lora.touched & self.bit else None
 
     def matmul(self, x: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
         return self._added(self.base.matmul(x, bias), x)
@@ -138,9 +138,8 @@ class LoraWeight(Weight):
 
     def _added(self, out: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
         """With what the rows' adapters add."""
-        if self._changed:
-            rows = self.lora.rows
-            assert rows is not None
+        rows = self._rows
+        if rows is not None:
             self.lora.kernel(out, x, self.down, self.up, self.cuts, rows)
         return out
 

@@ -23,13 +23,7 @@ from runtime.kernels.lora import LoraRows, add_lora, add_lora_reference
 from runtime.kernels.moe import moe_reference
 from runtime.kernels.paged_attention import paged_attention, paged_attention_reference
 from runtime.kernels.product_norm import product_add_norm, product_add_norm_reference
-from runtime.kernels.rms_norm import (
-    add_rms_norm,
-    add_rms_norm_reference,
-    add_shares_rms_norm,
-    rms_norm,
-    rms_norm_reference,
-)
+from runtime.kernels.rms_norm import add_rms_norm, add_rms_norm_reference, rms_norm, rms_norm_reference
 from runtime.kernels.rotary import qk_norm_rotary_reference, qkv_to_pages, qkv_to_pages_reference
 from runtime.kernels.router import router_logits, split_parts
 from runtime.kernels.routing import RoutingRule, route, route_reference
@@ -65,7 +59,7 @@ def check_rms_norm(rows: int, size: int, dtype: torch.dtype, device: str) -> Non
     assert_near(total, kept, dtype)
     assert_near(out, rms_norm_reference(total.double(), weight.double(), 1e-6), dtype)
     shares = random(3, rows, size, dtype=torch.float32, device=device, seed=4)
-    out, total = add_shares_rms_norm(shares, residual, weight, 1e-6)
+    out, total = add_rms_norm(shares, residual, weight, 1e-6)
     assert_near(total, shares.double().sum(0) + residual.double(), dtype)
     assert_near(out, rms_norm_reference(total.double(), weight.double(), 1e-6), dtype)
 
