@@ -14,18 +14,16 @@ import os
 import socket
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from importlib import import_module
 from typing import Any
-
-import zmq
 
 from runtime.errors import ConfigError, ReplicaLost
 from runtime.request.io import EngineOutput
 from runtime.server import logs, messages, peers
 from runtime.server.adapter_work import LOOK_SECONDS, AdapterWork
-from runtime.server.messages import Abort, Add, Command, Configure, Event, Fatal, Hello, Loading, Outputs, Ready, Stats
-from runtime.server.peers import Invitation
+from runtime.server.link import FrontendGone, Link
+from runtime.server.messages import Abort, Add, Command, Configure, Fatal, Loading, Outputs, Ready, Stats
 from runtime.server.profile_work import ProfileWork
 
 log = logging.getLogger("unmask.backend")
@@ -33,79 +31,6 @@ log = logging.getLogger("unmask.backend")
 Progress = Callable[[str, int, int], None]
 Lost = Callable[[str], None]
 MakeEngine = Callable[[Configure, Progress, Lost], Any]
-
-
-LAST_WORD_SECONDS = 0.25  # until the frontend has it
-
-
-class FrontendGone(Exception):
-    """Nobody is left to serve."""
-
-
-class Link:
-    """The backend's end of the two sockets."""
-
-    def __init__(self, name: str, command_addr: str, event_addr: str, invitation: Invitation) -> None:
-        self.name = name.encode()
-        self.event_addr, self.invitation = event_addr, invitation
-        self.context = zmq.Context()
-        self.commands = self.context.socket(zmq.DEALER)
-        self.commands.setsockopt(zmq.IDENTITY, self.name)
-        self.events = self.context.socket(zmq.PUSH)
-        for end, addr in ((self.commands, command_addr), (self.events, event_addr)):
-            end.setsockopt(zmq.LINGER, 2000)  # so that a last word still gets out
-            end.setsockopt(zmq.SNDHWM, 0)
-            end.setsockopt(zmq.RCVHWM, 0)
-            peers.prove(end, addr, invitation)
-            end.connect(addr)
-        self.poller = zmq.Poller()
-        self.poller.register(self.commands, zmq.POLLIN)
-        self.poller.register(sys.stdin.fileno(), zmq.POLLIN)
-        self.last_heard = time.monotonic()
-
-    def greet(self) -> None:
-        self.commands.send(messages.encode(Hello(messages.VERSION, os.getpid())))
-
-    def configuration(self) -> Configure:
-        """Wait for what to load: the answer to the greeting. Raises FrontendGone."""
-        while True:
-            for command in self.receive(1.0):
-                if isinstance(command, Configure):
-                    return command
-                if isinstance(command, messages.Stop):
-                    raise FrontendGone(command.reason)
-
-    def receive(self, seconds: float) -> Iterator[Command]:
-        """Every command that is here, after waiting at most `seconds` for the first. Raises FrontendGone."""
-        ready = dict(self.poller.poll(int(seconds * 1000)))
-        if sys.stdin.fileno() in ready and not os.read(sys.stdin.fileno(), 4096):
-            raise FrontendGone("the frontend's end of the pipe is closed")
-        while True:
-            try:
-                data = self.commands.recv(zmq.NOBLOCK)
-            except zmq.Again:
-                break
-            self.last_heard = time.monotonic()
-            yield messages.decode_command(data)
-        if time.monotonic() - self.last_heard > messages.FRONTEND_SILENCE_SECONDS:
-            raise FrontendGone(f"no word from the frontend for {messages.FRONTEND_SILENCE_SECONDS:.0f} s")
-
-    def send(self, event: Event) -> None:
-        self.events.send_multipart([self.name, messages.encode(event)])
-
-    def end_with(self, sentence: str) -> None:
-        """End this process at once, telling why. From any thread: the loop may be waiting for what never comes."""
-        end = self.context.socket(zmq.PUSH)
-        end.setsockopt(zmq.LINGER, 0)
-        peers.prove(end, self.event_addr, self.invitation)
-        end.connect(self.event_addr)
-        end.send_multipart([self.name, messages.encode(Fatal(sentence))])
-        log.error("%s", sentence)
-        time.sleep(LAST_WORD_SECONDS)
-        os._exit(1)
-
-    def close(self) -> None:
-        self.context.destroy()
 
 
 class Backend:

@@ -1,0 +1,89 @@
+"""A backend's end of the two sockets between it and its frontend."""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+import time
+from collections.abc import Iterator
+
+import zmq
+
+from runtime.server import messages, peers
+from runtime.server.messages import Command, Configure, Event, Fatal, Hello
+from runtime.server.peers import Invitation
+
+log = logging.getLogger("unmask.backend")
+
+LAST_WORD_SECONDS = 0.25  # until the frontend has it
+
+
+class FrontendGone(Exception):
+    """Nobody is left to serve."""
+
+
+class Link:
+    """Bound to the life of the frontend, which holds the other end of standard input."""
+
+    def __init__(self, name: str, command_addr: str, event_addr: str, invitation: Invitation) -> None:
+        self.name = name.encode()
+        self.event_addr, self.invitation = event_addr, invitation
+        self.context = zmq.Context()
+        self.commands = self.context.socket(zmq.DEALER)
+        self.commands.setsockopt(zmq.IDENTITY, self.name)
+        self.events = self.context.socket(zmq.PUSH)
+        for end, addr in ((self.commands, command_addr), (self.events, event_addr)):
+            end.setsockopt(zmq.LINGER, 2000)  # so that a last word still gets out
+            end.setsockopt(zmq.SNDHWM, 0)
+            end.setsockopt(zmq.RCVHWM, 0)
+            peers.prove(end, addr, invitation)
+            end.connect(addr)
+        self.poller = zmq.Poller()
+        self.poller.register(self.commands, zmq.POLLIN)
+        self.poller.register(sys.stdin.fileno(), zmq.POLLIN)
+        self.last_heard = time.monotonic()
+
+    def greet(self) -> None:
+        self.commands.send(messages.encode(Hello(messages.VERSION, os.getpid())))
+
+    def configuration(self) -> Configure:
+        """Wait for what to load: the answer to the greeting. Raises FrontendGone."""
+        while True:
+            for command in self.receive(1.0):
+                if isinstance(command, Configure):
+                    return command
+                if isinstance(command, messages.Stop):
+                    raise FrontendGone(command.reason)
+
+    def receive(self, seconds: float) -> Iterator[Command]:
+        """Every command that is here, after waiting at most `seconds` for the first. Raises FrontendGone."""
+        ready = dict(self.poller.poll(int(seconds * 1000)))
+        if sys.stdin.fileno() in ready and not os.read(sys.stdin.fileno(), 4096):
+            raise FrontendGone("the frontend's end of the pipe is closed")
+        while True:
+            try:
+                data = self.commands.recv(zmq.NOBLOCK)
+            except zmq.Again:
+                break
+            self.last_heard = time.monotonic()
+            yield messages.decode_command(data)
+        if time.monotonic() - self.last_heard > messages.FRONTEND_SILENCE_SECONDS:
+            raise FrontendGone(f"no word from the frontend for {messages.FRONTEND_SILENCE_SECONDS:.0f} s")
+
+    def send(self, event: Event) -> None:
+        self.events.send_multipart([self.name, messages.encode(event)])
+
+    def end_with(self, sentence: str) -> None:
+        """End this process at once, telling why. From any thread: the loop may be waiting for what never comes."""
+        end = self.context.socket(zmq.PUSH)
+        end.setsockopt(zmq.LINGER, 0)
+        peers.prove(end, self.event_addr, self.invitation)
+        end.connect(self.event_addr)
+        end.send_multipart([self.name, messages.encode(Fatal(sentence))])
+        log.error("%s", sentence)
+        time.sleep(LAST_WORD_SECONDS)
+        os._exit(1)
+
+    def close(self) -> None:
+        self.context.destroy()
