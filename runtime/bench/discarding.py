@@ -11,6 +11,7 @@ import torch
 
 from runtime.engine.model_runner import ModelRunner
 from runtime.engine.ran import Ran
+from runtime.engine.replaying import ReplayingRunner
 from runtime.layers.moe import Router
 from runtime.state.plan import BlockResults, StepPlan
 from runtime.state.request import MASKED
@@ -21,6 +22,8 @@ class Discarding:
 
     def __init__(self, runner: ModelRunner) -> None:
         self.runner = runner
+        if isinstance(runner, ReplayingRunner):
+            runner.after = lambda plan, _: plan.tokens
         self.plan: StepPlan
         self.rows: list[int] = []  # of each step
         self._held = False

@@ -124,8 +124,8 @@ class Live:
         runner.ran.device_seconds.clear()
         walls = []
         for _ in range(repeats):
+            started = time.perf_counter()  # before what is put back: the device may be at this step already
             rewind()
-            started = time.perf_counter()
             engine.advance()
             walls.append((time.perf_counter() - started) * 1e3)
         timed = discarding.rows[-repeats:]

@@ -9,6 +9,7 @@ from collections.abc import Callable
 import torch
 
 from runtime.engine.adapting import Adapters
+from runtime.engine.ahead import Ahead
 from runtime.engine.entrance import Entrance
 from runtime.engine.kv_cache import KVCacheManager
 from runtime.engine.model_runner import Runner
@@ -70,6 +71,7 @@ class Engine:
         )
         self.grammars = grammars
         self.entrance = Entrance(self.scheduler, grammars)
+        self._ahead = Ahead(self.entrance, self.scheduler)
         self._requests: dict[str, Request] = {}  # those not answered yet
         self._failed: list[EngineOutput] = []  # what is told of requests that ended with an error
         self._tell: Callable[[], None] | None = None  # see `while_busy`
@@ -155,17 +157,20 @@ class Engine:
                 self._fail([request], error)
             if wrong:
                 return False
-        began = time.perf_counter()
-        try:
-            turns = self.scheduler.schedule()
-        except TurnError as error:
-            self._strategy_failed(error.request, error.__cause__ or error)
-            return False
+        began, begun = time.perf_counter(), self._ahead.take()
+        if begun is not None:
+            turns, began, make = begun.turns, begun.at, self.planner.again
+        else:
+            try:
+                turns, make = self.scheduler.schedule(), self.planner.plan
+            except TurnError as error:
+                self._strategy_failed(error.request, error.__cause__ or error)
+                return False
         if not turns:
             return False
-        started = time.perf_counter()
+        started = began if begun is not None else time.perf_counter()
         try:
-            plan = self.planner.plan(turns, self._writing.finish)
+            plan = make(turns, self._writing.finish, self._ahead.after(turns))
             results = self.runner.run(plan)
             self._tell_now()  # of a step without results: it has no time for it
             self._writing.write(turns, results or NO_RESULTS)
@@ -214,8 +219,10 @@ class Engine:
                 failed = EngineOutput(id=request.spec.id, nfe=request.nfe, finish_reason="error", error=message)
                 self._failed.append(failed)
 
-    def while_busy(self, work: Callable[[], None]) -> bool:
-        """See Runner. `work` does not fail, and asks nothing of the engine but its news."""
+    def while_busy(self, work: Callable[[], None], heard: Callable[[], bool] = bool) -> bool:
+        """See Runner. `work` does not fail, and asks nothing of the engine but its news. `heard`: whether somebody
+        waits to tell the engine something; until then no step begins ahead of what it is about to be told."""
+        self._ahead.heard = heard
         if not self.runner.while_busy(work):
             return False
         self._tell = work

@@ -11,7 +11,7 @@ import torch
 
 from runtime.engine.inputs import SampleShape
 from runtime.samplers.base import Decision
-from runtime.state.plan import BlockResults, Bools, Ints, Mixture
+from runtime.state.plan import BlockPlan, BlockResults, Bools, Ints, Mixture
 from runtime.state.request import FIXED, MASKED
 
 Outcome = dict[str, torch.Tensor]
@@ -86,6 +86,18 @@ def results(shape: SampleShape, told: Told, members: list[Ints]) -> BlockResults
         kept=kept,
         mixtures=mixtures,
     )
+
+
+def tokens_after(plan: BlockPlan, told: Told) -> Ints:
+    """[n, B]: of the plan's own blocks, after the step."""
+    blocks, size = plan.tokens.shape  # less than what a step is filled up to
+    return told["tokens"][:blocks, :size]  # type: ignore[return-value]
+
+
+def all_go_on(told: Told, blocks: int) -> bool:
+    """Whether each of the plan's own blocks does (``BlockResults.calm``)."""
+    numbers, size = told["numbers"][:, :blocks], told["tokens"].shape[1]
+    return bool(numbers[0].all() and numbers[5].min() >= size and not numbers[7].any())
 
 
 def _remasked(told: Told, n: int) -> Bools:

@@ -52,15 +52,24 @@ class Planner:
         self._known: Geometry | None = None
         self._turns: list[Turn] = []  # whose it is
 
-    def plan(self, turns: list[Turn], ready: Callable[[], object] = lambda: None) -> StepPlan:
+    def plan(
+        self, turns: list[Turn], ready: Callable[[], object] = lambda: None, goes_on: Callable[[], bool] = bool
+    ) -> StepPlan:
         """The step's plan; the blocks of the turns that have a feed are in it in the turns' order. `ready`: brings the
-        blocks to their present state; until they are asked for only the requests' tokens have to be."""
+        blocks to their present state; until they are asked for only the requests' tokens have to be. `goes_on`: see
+        StepPlan."""
         geometry = self._known
         if geometry is None or geometry.facts[0] != self.table.version or self._turns != turns:
             facts = self._facts(turns)
             if geometry is None or geometry.facts != facts:
-                geometry = self._known = self._geometry(turns, facts)
+                self._known = self._geometry(turns, facts)
             self._turns = turns
+        return self.again(turns, ready, goes_on)
+
+    def again(self, turns: list[Turn], ready: Callable[[], object], goes_on: Callable[[], bool]) -> StepPlan:
+        """The same turns' next plan, wherever their requests may be by now."""
+        geometry = self._known
+        assert geometry is not None
 
         def sampled() -> BlockPlan | None:
             ready()
@@ -77,6 +86,7 @@ class Planner:
             page_table=geometry.page_table,
             sampled=sampled,
             apart=lambda: _apart(turns, geometry.offsets),
+            goes_on=goes_on,
             merged=merged_rows(turns, geometry.offsets) if geometry.merges else None,
             conditioned=conditioned_rows(turns, geometry.offsets) if geometry.conditions else None,
             adapters=geometry.adapters,

@@ -39,17 +39,18 @@ class Clock:
 
     def __init__(self, device: torch.device, ran: Ran) -> None:
         self.ran = ran
-        self._begin: torch.cuda.Event | None = None
+        self._begins: list[torch.cuda.Event] = []  # of this step and another
         if device.type == "cuda":
-            self._begin = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+            self._begins = [torch.cuda.Event(enable_timing=True) for _ in range(2)]  # type: ignore[no-untyped-call]
 
     def begin(self) -> None:
         self.ran.device = None
-        if self._begin is not None:
-            self._begin.record()
+        self._begins.reverse()
+        if self._begins:
+            self._begins[0].record()
 
-    def end(self, staging: Staging) -> None:
-        """The step's results have come through `staging`."""
-        if self._begin is not None and staging.done is not None:
-            self.ran.device = self._begin.elapsed_time(staging.done) / 1e3
+    def end(self, staging: Staging, *, ahead: bool = False) -> None:
+        """The step's results have come through `staging`. `ahead`: the next one has begun."""
+        if self._begins and staging.done is not None:
+            self.ran.device = self._begins[ahead].elapsed_time(staging.done) / 1e3
             self.ran.device_seconds.append(self.ran.device)

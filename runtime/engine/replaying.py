@@ -18,13 +18,13 @@ import torch
 
 from runtime.engine.inputs import ForwardShape, GroupShape, SampleShape, forward_inputs, sample_inputs
 from runtime.engine.model_runner import ModelRunner
-from runtime.engine.outcome import results
+from runtime.engine.outcome import Told, all_go_on, results, tokens_after
 from runtime.engine.padding import Views, fill_forward, fill_sample, forward_kinds, sample_kinds
 from runtime.engine.recording import Work
 from runtime.engine.sizes import Sizes, room_for, sampled_step
 from runtime.engine.staging import Kinds, Layout, Passage, Port, pack, sizes_on_device
 from runtime.samplers.base import Rule
-from runtime.state.plan import BlockPlan, BlockResults, ConditionedRows, StepPlan
+from runtime.state.plan import BlockPlan, BlockResults, ConditionedRows, Ints, StepPlan
 
 log = logging.getLogger(__name__)
 
@@ -71,6 +71,8 @@ class ReplayingRunner(ModelRunner):
         self._standing: Recording | None = None  # this, which has been told already where they stand,
         self._conditioned: ConditionedRows | None = None  # and which of them are told of their last steps
         self._left: torch.Tensor | None = None  # by the last replayed forward, [most rows, hidden]
+        self._ahead: Ints | None = None  # of what tokens the next step's was launched
+        self.after = tokens_after
         largest = Layout(forward_kinds(sizes.forwards(told=self.told)[0], sizes.block)).nbytes
         self._rows_port, self._blocks_port, self._told_port = (
             Port(self.device, max(2 * largest, LEAST_PORT)) for _ in range(3)
@@ -78,7 +80,8 @@ class ReplayingRunner(ModelRunner):
 
     @torch.inference_mode()
     def run(self, plan: StepPlan) -> BlockResults | None:
-        left, reason = self._forward_again(plan), ""
+        ahead, self._ahead = self._ahead, None
+        left, reason = self._left if self._begun(plan, ahead) else self._forward_again(plan), ""
         if left is None:
             left, reason = self._forward_anew(plan)
         blocks = plan.blocks  # worked out only now: the device is at the forward meanwhile
@@ -93,15 +96,34 @@ class ReplayingRunner(ModelRunner):
             return None
         if self.told and not _alike(plan.conditioned, self._conditioned):
             return None
+        return self._replay(plan.tokens)
+
+    def _replay(self, tokens: Ints) -> torch.Tensor | None:
+        """The last forward again, of other tokens."""
         recording = self._standing
         assert recording is not None
         assert recording.replay is not None
         self._rows_port.wait()
-        recording.into["tokens"][: len(plan.tokens)] = plan.tokens
+        recording.into["tokens"][: len(tokens)] = tokens
         self.clock.begin()
         recording.inputs.send()
         recording.replay()
         return self._left
+
+    def _begin_next(self, step: StepPlan, plan: BlockPlan, told: Told) -> bool:
+        """Whether the next step's forward has been launched: where it is this one's again, nothing of this one is
+        looked at any more, and no row is another than its block's."""
+        if step.positions is not self._stood or len(step.tokens) != plan.tokens.size or self.told or plan.looks:
+            return False
+        if not all_go_on(told, len(plan.tokens)) or not step.goes_on():
+            return False
+        self._ahead = self.after(plan, told).ravel()
+        self._replay(self._ahead)
+        return True
+
+    def _begun(self, plan: StepPlan, ahead: Ints | None) -> bool:
+        """Whether the plan's forward is what was launched of these tokens."""
+        return ahead is not None and plan.positions is self._stood and np.array_equal(ahead, plan.tokens)
 
     def _forward_anew(self, plan: StepPlan) -> tuple[torch.Tensor, str]:
         """[rows, hidden], and why it was not replayed, "" if it was."""
@@ -155,7 +177,8 @@ class ReplayingRunner(ModelRunner):
             self.meanwhile()
         recording.outputs.fetch()
         self._rows_port.sent = self._blocks_port.sent = False
-        self.clock.end(self._told_port.staging)
+        ahead = self._begin_next(step, plan, recording.told)
+        self.clock.end(self._told_port.staging, ahead=ahead)
         return self._walked(plan, left, results(padded, recording.told, members))
 
     def _forward(self, shape: ForwardShape, fill: Callable[[Views], None]) -> bool:

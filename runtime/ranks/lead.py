@@ -198,7 +198,8 @@ class LeadingRunner:
             same = plan.positions is self._stands
             self._stands = plan.positions
             self.ranks.tell(Step(same, plan.adapted), step_arrays(plan, same=same))
-            return self.own.run(replace(plan, sampled=lambda: self._sampled(plan)))
+            # no step begins ahead: others would wait for the rest of one that everybody may have left by then
+            return self.own.run(replace(plan, sampled=lambda: self._sampled(plan), goes_on=bool))
 
     def _sampled(self, plan: StepPlan) -> BlockPlan | None:
         blocks = plan.blocks

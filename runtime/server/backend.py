@@ -42,7 +42,7 @@ class Backend:
         self.stopped = False
         self.stats_sent = 0.0
         self.stats_due = True  # something changed since they were sent
-        self.holds: bool = engine.while_busy(self.tell)  # news are told while the device is at the next step
+        self.holds: bool = engine.while_busy(self.tell, link.heard)  # news are told while the device works
         self.adapters = AdapterWork(engine, link.send, self.add)
         self.profile = ProfileWork(link.name.decode(), link.send)
 

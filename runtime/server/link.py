@@ -56,6 +56,10 @@ class Link:
                 if isinstance(command, messages.Stop):
                     raise FrontendGone(command.reason)
 
+    def heard(self) -> bool:
+        """Whether a command is here."""
+        return bool(int(self.commands.getsockopt(zmq.EVENTS)) & zmq.POLLIN)
+
     def receive(self, seconds: float) -> Iterator[Command]:
         """Every command that is here, after waiting at most `seconds` for the first. Raises FrontendGone."""
         ready = dict(self.poller.poll(int(seconds * 1000)))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 from hypothesis import given, settings
@@ -25,14 +26,18 @@ class Comparing(Planner):
     made = 0
     kept = 0
 
-    def plan(self, turns: list[Turn], ready: Callable[[], object] = lambda: None) -> StepPlan:
+    def plan(self, turns: list[Turn], *others: Callable[[], Any]) -> StepPlan:
         before = self._known
-        plan = super().plan(turns, ready)
+        plan = super().plan(turns, *others)
+        self.made += 1
+        self.kept += before is not None and self._known is before
+        return plan
+
+    def again(self, turns: list[Turn], *others: Callable[[], Any]) -> StepPlan:
+        plan = super().again(turns, *others)
         fresh = Planner(self.table, self.strategy).plan(turns)
         for name in (*WHERE, "tokens"):
             assert np.array_equal(getattr(plan, name), getattr(fresh, name)), name
-        self.made += 1
-        self.kept += before is not None and self._known is before
         return plan
 
 

@@ -47,7 +47,7 @@ class FakeEngine:
     def has_work(self) -> bool:
         return bool(self.live)
 
-    def while_busy(self, work: object) -> bool:
+    def while_busy(self, work: object, heard: object) -> bool:
         return False
 
     def news(self) -> list[EngineOutput]:

@@ -32,11 +32,14 @@ class Recording:
             self.backend.stopped = True
         return iter(())
 
+    def heard(self) -> bool:
+        return False
+
     def send(self, event: Any) -> None:
         if not isinstance(event, Stats):
             self.said.append(event.outputs[0].id if isinstance(event, Outputs) else event)
 
-    def while_busy(self, work: Callable[[], None]) -> bool:
+    def while_busy(self, work: Callable[[], None], heard: Callable[[], bool]) -> bool:
         self.work = work
         return self.overlaps
 
@@ -94,12 +97,15 @@ def test_what_was_loaded_is_no_longer_looked_through_for_garbage(monkeypatch: py
             if isinstance(event, Ready):
                 frozen.append(gc.get_freeze_count())
 
+        def heard(self) -> bool:
+            return False
+
         def end_with(self, sentence: str) -> None: ...
 
     class Engine:
         info = None
 
-        def while_busy(self, work: object) -> bool:
+        def while_busy(self, work: object, heard: object) -> bool:
             return False
 
         def has_work(self) -> bool:

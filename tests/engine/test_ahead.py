@@ -1,0 +1,201 @@
+"""A step's forward begins before the host has done with the step before it, where nothing can change it; only there."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import replace
+from typing import Any
+from unittest.mock import Mock
+
+import numpy as np
+import pytest
+from hypothesis import assume, given
+from hypothesis import strategies as st
+
+from runtime.engine.inputs import GroupShape, SampleShape
+from runtime.engine.outcome import all_go_on, results
+from runtime.engine.replaying import ReplayingRunner
+from runtime.request.io import EngineOutput
+from tests.engine.harness import Ask, Setup, check_idle, make_engine, run_all, spec_of
+from tests.engine.samples import STRATEGIES, asks, examples, setups
+from tests.oracle.block import Params
+
+SETUP = Setup(block=8, replayed=True, eos=(15,))  # which it never says
+WHOLE = replace(SETUP, strategy="full", budget=192)
+SLOW = {"accept_threshold": 1.0, "ignore_eos": True}  # a token a step
+
+
+def asking(*counts: int, **others: Any) -> list[Ask]:
+    """Requests for so many tokens."""
+    return [Ask((1, 2, 3, number), Params(max_tokens=count, **SLOW, **others)) for number, count in enumerate(counts)]
+
+
+class Watched:
+    """An engine, and how many of its forwards began ahead."""
+
+    def __init__(self, setup: Setup, several: list[Ask], monkeypatch: pytest.MonkeyPatch) -> None:
+        self.engine = make_engine(setup)
+        self.began = 0
+        self.heard: dict[str, list[EngineOutput]] = {}
+        begin, runner = ReplayingRunner._begin_next, self.engine.runner
+
+        def noted(self_: ReplayingRunner, *args: Any) -> bool:
+            launched = begin(self_, *args)
+            self.began += launched and self_ is runner
+            return launched
+
+        monkeypatch.setattr(ReplayingRunner, "_begin_next", noted)
+        for number, ask in enumerate(several):
+            self.engine.add(spec_of(f"r{number}", ask))
+
+    def step(self) -> int:
+        """How many forwards began ahead in it."""
+        before = self.began
+        for output in self.engine.step():
+            self.heard.setdefault(output.id, []).append(output)
+        return self.began - before
+
+    def drain(self) -> None:
+        while self.engine.has_work():
+            self.step()
+        check_idle(self.engine)
+
+    def tokens(self, id: str) -> list[int]:
+        return [token for output in self.heard[id] for token in output.new_tokens]
+
+
+@pytest.mark.parametrize(
+    ("setup", "own", "early"),
+    [
+        pytest.param(SETUP, {}, True, id="blocks"),
+        pytest.param(WHOLE, {"cache": "dual", "block_length": 5}, True, id="blocks of a request's own length"),
+        pytest.param(WHOLE, {"cache": "none", "block_length": 5}, False, id="forwards of more rows than the block's"),
+    ],
+)
+def test_a_batch_that_goes_on_begins_its_next_step_early(
+    setup: Setup, own: dict[str, Any], early: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    several = asking(36, 36, **own)
+    watched = Watched(setup, several, monkeypatch)
+    runner = watched.engine.runner
+    assert isinstance(runner, ReplayingRunner)
+    forwards = Mock(wraps=runner.step.forward)
+    monkeypatch.setattr(runner.step, "forward", forwards)
+    watched.drain()
+    expected = run_all(setup, several)
+    for id, other in expected.heard.items():
+        assert watched.tokens(id) == other.tokens
+        assert watched.heard[id][-1].nfe == other.outputs[-1].nfe
+    steps = watched.engine.stats().steps
+    assert (steps / 2 if early else -1) < watched.began < (steps if early else 1)  # not where a block ended
+    assert forwards.call_count == steps, "none in vain"
+
+
+@pytest.mark.parametrize("who", ["waits", "is heard"])
+def test_nothing_begins_early_where_somebody(who: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    setup = replace(SETUP, max_reqs=1) if who == "waits" else SETUP
+    watched = Watched(setup, asking(36, 36) if who == "waits" else asking(36), monkeypatch)
+    watched.engine.while_busy(lambda: None, lambda: who == "is heard")
+    for _ in range(20):
+        watched.step()
+    assert not watched.began
+
+
+def test_who_comes_meanwhile_joins_a_step_later(monkeypatch: pytest.MonkeyPatch) -> None:
+    several = asking(36, 36)
+    watched = Watched(SETUP, several[:1], monkeypatch)
+    while not watched.step():
+        pass
+    watched.engine.add(spec_of("r1", several[1]))
+    assert not watched.step(), "somebody waits"
+    assert [request.spec.id for request in watched.engine.scheduler.running] == ["r0"]
+    watched.step()
+    assert [request.spec.id for request in watched.engine.scheduler.running] == ["r0", "r1"]
+    watched.drain()
+    expected = run_all(SETUP, several)
+    assert {id: watched.tokens(id) for id in ("r0", "r1")} == {id: each.tokens for id, each in expected.heard.items()}
+
+
+def test_who_leaves_meanwhile_is_not_written(monkeypatch: pytest.MonkeyPatch) -> None:
+    several = asking(36, 36)
+    watched = Watched(SETUP, several, monkeypatch)
+    while not watched.step():
+        pass
+    watched.engine.abort("r1")
+    said = len(watched.heard["r1"])
+    watched.drain()
+    assert len(watched.heard["r1"]) == said
+    assert watched.tokens("r0") == run_all(SETUP, several).heard["r0"].tokens
+
+
+def test_a_step_that_all_have_left_is_not_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    several = asking(36, 36)
+    watched = Watched(SETUP, several[:1], monkeypatch)
+    while not watched.step():
+        pass
+    watched.engine.abort("r0")
+    assert not watched.engine.has_work()
+    steps = watched.engine.stats().steps
+    watched.engine.advance()
+    assert watched.engine.stats().steps == steps
+    watched.engine.add(spec_of("r1", several[1]))
+    watched.drain()
+    assert watched.tokens("r1") == run_all(SETUP, several).heard["r1"].tokens
+
+
+def test_a_step_that_fails_after_it_began_ends_its_requests_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    logging.getLogger("runtime.engine.engine").setLevel(logging.CRITICAL)
+    several = asking(36, 36, 36)
+    watched = Watched(SETUP, several[:2], monkeypatch)
+    while not watched.step():
+        pass
+    watched.engine.add(spec_of("r2", several[2]))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(ReplayingRunner, "_decide", lambda *_: 1 / 0)
+        watched.step()
+    assert [watched.heard[id][-1].finish_reason for id in ("r0", "r1")] == ["error"] * 2
+    watched.drain()
+    assert watched.tokens("r2") == run_all(SETUP, several).heard["r2"].tokens
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 2), st.integers(2, 4), st.booleans()), min_size=2, max_size=4),
+    st.integers(1, 2),
+)
+def test_a_batch_goes_on_where_all_of_its_blocks_do(blocks: list[tuple[int, int, bool]], dead: int) -> None:
+    """Whatever is said of those that a step was filled up with."""
+    size, plan = 4, blocks[:-dead]
+    assume(plan)
+    numbers = np.zeros((8, len(blocks)), dtype=np.int64)
+    numbers[[0, 5, 7]] = np.array(blocks).T
+    tokens = np.zeros((len(blocks), size), dtype=np.int64)
+    told = {"numbers": numbers, "tokens": tokens, "state": tokens.astype(np.int8)}
+    shape = SampleShape(len(blocks), size, (GroupShape("threshold", 0, len(blocks), 0),))
+    found = results(shape, told, [np.arange(len(plan))])
+    assert all_go_on(told, len(plan)) == all(found.calm)
+
+
+@STRATEGIES
+@examples(15)
+@given(data=st.data())
+def test_whoever_comes_and_goes_between_steps_changes_nothing_for_others(strategy: str, data: st.DataObject) -> None:
+    setup = data.draw(setups(strategy=strategy))
+    several = data.draw(st.lists(asks(setup), min_size=1, max_size=5))
+    expected = run_all(setup, several)
+    engine, heard, aborted = make_engine(setup), list[EngineOutput](), set[str]()
+    coming = [(f"r{number}", ask) for number, ask in enumerate(several)]
+    while coming or engine.has_work():
+        if coming and (not engine.has_work() or data.draw(st.booleans())):
+            id, ask = coming.pop(0)
+            engine.add(spec_of(id, ask))
+        if data.draw(st.integers(0, 9)) == 0:
+            aborted.add(id)
+            engine.abort(id)
+        heard += engine.step()
+    check_idle(engine)
+    for id, other in expected.heard.items():
+        mine = [output for output in heard if output.id == id]
+        said = [token for output in mine for token in output.new_tokens]
+        assert said == other.tokens[: len(said)]
+        if id not in aborted:
+            assert (said, mine[-1].nfe) == (other.tokens, other.outputs[-1].nfe)
