@@ -85,6 +85,7 @@ def results(shape: SampleShape, told: Told, members: list[Ints]) -> BlockResults
         ended=numbers[7],
         kept=kept,
         mixtures=mixtures,
+        noisy=shape.noise,
     )
 
 
@@ -94,10 +95,10 @@ def tokens_after(plan: BlockPlan, told: Told) -> Ints:
     return told["tokens"][:blocks, :size]  # type: ignore[return-value]
 
 
-def all_go_on(told: Told, blocks: int) -> bool:
+def all_go_on(told: Told, blocks: int, *, noisy: bool) -> bool:
     """Whether each of the plan's own blocks does (``BlockResults.calm``)."""
     numbers, size = told["numbers"][:, :blocks], told["tokens"].shape[1]
-    return bool(numbers[0].all() and numbers[5].min() >= size and not numbers[7].any())
+    return not numbers[7].any() and (noisy or bool(numbers[0].all() and numbers[5].min() >= size))
 
 
 def _remasked(told: Told, n: int) -> Bools:
@@ -128,7 +129,7 @@ def end_to_end(parts: list[BlockResults]) -> BlockResults:
     lists = ("masks", "first_masked", "first_eos", "written", "edits", "remasks", "forced", "ended")
     return BlockResults(
         tokens=beside("tokens"), state=beside("state"), remasked=beside("remasked"), kept=numbered("kept"),
-        mixtures=numbered("mixtures"), logprobs={}, **{name: listed(name) for name in lists},
+        mixtures=numbered("mixtures"), logprobs={}, noisy=parts[0].noisy, **{name: listed(name) for name in lists},
     )  # fmt: skip
 
 

@@ -81,7 +81,11 @@ class ReplayingRunner(ModelRunner):
     @torch.inference_mode()
     def run(self, plan: StepPlan) -> BlockResults | None:
         ahead, self._ahead = self._ahead, None
-        left, reason = self._left if self._begun(plan, ahead) else self._forward_again(plan), ""
+        left: torch.Tensor | None = None
+        reason = ""
+        if self._stands(plan):
+            begun = ahead is not None and np.array_equal(ahead, plan.tokens)
+            left = self._left if begun else self._replay(plan.tokens)
         if left is None:
             left, reason = self._forward_anew(plan)
         blocks = plan.blocks  # worked out only now: the device is at the forward meanwhile
@@ -90,13 +94,11 @@ class ReplayingRunner(ModelRunner):
             return None
         return self._decide(plan, blocks, left, reason)
 
-    def _forward_again(self, plan: StepPlan) -> torch.Tensor | None:
-        """Of rows that stand where the last step's stood; None if they do not."""
+    def _stands(self, plan: StepPlan) -> bool:
+        """Whether its forward is the last one again, but for its tokens."""
         if plan.positions is not self._stood or plan.merged is not None:
-            return None
-        if self.told and not _alike(plan.conditioned, self._conditioned):
-            return None
-        return self._replay(plan.tokens)
+            return False
+        return not self.told or _alike(plan.conditioned, self._conditioned)
 
     def _replay(self, tokens: Ints) -> torch.Tensor | None:
         """The last forward again, of other tokens."""
@@ -112,18 +114,16 @@ class ReplayingRunner(ModelRunner):
 
     def _begin_next(self, step: StepPlan, plan: BlockPlan, told: Told) -> bool:
         """Whether the next step's forward has been launched: where it is this one's again, nothing of this one is
-        looked at any more, and no row is another than its block's."""
-        if step.positions is not self._stood or len(step.tokens) != plan.tokens.size or self.told or plan.looks:
+        looked at any more, no row is another than its block's, and all blocks, or none, are told of their last step."""
+        if step.positions is not self._stood or len(step.tokens) != plan.tokens.size or plan.looks:
             return False
-        if not all_go_on(told, len(plan.tokens)) or not step.goes_on():
+        if self.told and (step.conditioned is None or len(step.conditioned.rows) < len(plan.tokens)):
+            return False
+        if not all_go_on(told, len(plan.tokens), noisy=plan.noise is not None) or not step.goes_on():
             return False
         self._ahead = self.after(plan, told).ravel()
         self._replay(self._ahead)
         return True
-
-    def _begun(self, plan: StepPlan, ahead: Ints | None) -> bool:
-        """Whether the plan's forward is what was launched of these tokens."""
-        return ahead is not None and plan.positions is self._stood and np.array_equal(ahead, plan.tokens)
 
     def _forward_anew(self, plan: StepPlan) -> tuple[torch.Tensor, str]:
         """[rows, hidden], and why it was not replayed, "" if it was."""
@@ -167,7 +167,7 @@ class ReplayingRunner(ModelRunner):
             if self.meanwhile is not None:
                 self.meanwhile()
             told = self.coming.take(found)
-            self.clock.end(self.coming)
+            self.clock.end(self.coming, ahead=self._begin_next(step, plan, told))
             return self._walked(plan, left, results(shape, told, members))
         self.ran.count(reason)
         if recording.outputs is None:
@@ -177,8 +177,7 @@ class ReplayingRunner(ModelRunner):
             self.meanwhile()
         recording.outputs.fetch()
         self._rows_port.sent = self._blocks_port.sent = False
-        ahead = self._begin_next(step, plan, recording.told)
-        self.clock.end(self._told_port.staging, ahead=ahead)
+        self.clock.end(self._told_port.staging, ahead=self._begin_next(step, plan, recording.told))
         return self._walked(plan, left, results(padded, recording.told, members))
 
     def _forward(self, shape: ForwardShape, fill: Callable[[Views], None]) -> bool:

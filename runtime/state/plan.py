@@ -179,10 +179,14 @@ class BlockResults:
     kept: dict[int, Floats]  # [B, records, len(Rule.keeps)] of the blocks whose rules remember something
     mixtures: dict[int, Mixture]  # of the blocks whose FILLED positions' embeddings are made of several tokens'
     logprobs: dict[int, Written] = field(default_factory=dict)  # of the blocks whose requests want them
+    noisy: bool = False  # all of a block may change with every step, and none of it counts before the last
 
     @property
     def calm(self) -> list[bool]:
-        """Which blocks go on: some position is MASKED, and none holds an end-of-sequence id."""
+        """Which blocks go on: they have not ended; but for noisy ones some position is MASKED, and none holds an
+        end-of-sequence id."""
+        if self.noisy:
+            return [not ended for ended in self.ended]
         size = self.tokens.shape[1]
         numbers = zip(self.masks, self.ended, self.first_eos, strict=True)
         return [masks > 0 and not ended and eos >= size for masks, ended, eos in numbers]

@@ -90,9 +90,8 @@ class Strategy(Protocol):
         ...
 
     def steady(self, request: Request, feed: Feed) -> bool:
-        """Whether a feed of one block stays the request's feed, and its answer does not end, as long as each step
-        leaves a mask in that block and no end-of-sequence id. What such a step did is then written while the next one
-        runs (``BlockResults.calm``)."""
+        """Whether a feed of one block stays the request's feed, and its answer does not end, as long as that block goes
+        on (``BlockResults.calm``). What such a step did is then written while the next one runs."""
         ...
 
     def visible_end(self, requests: Sequence[Request], owner: Ints, positions: Ints) -> Ints:

@@ -1,7 +1,7 @@
 """`diffusion_gemma`: one canvas of noise after another, denoised as a whole, its likeliest tokens committed causally
 (decoding.md 3.6).
 
-A canvas's content may change with every step, so that all of it is MASKED before each. A preemption begins it again,
+A canvas's content may change with every step, so that all of it is MASKED after each. A preemption begins it again,
 with the same numbers: what its steps told each other lies on the device alone.
 """
 
@@ -48,9 +48,11 @@ class Canvas(TiledBlocks):
     def open(self, request: Request) -> Feed:
         while not request.blocks and request.next_start < request.end:
             self._open(request)
-        for block in request.blocks:
-            self._all_may_change(request, block.start)
         return Feed(request.settled, request.next_start, request.blocks)
+
+    def steady(self, request: Request, feed: Feed) -> bool:
+        # its first step is the only one that is told of none before it
+        return not request.watched and len(feed.blocks) == 1 and feed.blocks[0].advanced > 0
 
     def _open(self, request: Request) -> None:
         start = request.settled
@@ -81,6 +83,8 @@ class Canvas(TiledBlocks):
 
     def apply(self, request: Request, sampled: list[Block], results: BlockResults, first: int) -> None:
         shown = request.settled
+        if any(block not in request.blocks for block in sampled):
+            return  # a preemption has begun the canvas again since
         for block in sampled:
             if results.ended[first]:
                 write_block(request, block, results, first)
@@ -94,6 +98,9 @@ class Canvas(TiledBlocks):
             finish(request, *end, keep=keep)
         elif request.settled == request.next_start:
             request.blocks = []
+        else:
+            for block in request.blocks:
+                self._all_may_change(request, block.start)
 
     def _write_open(self, request: Request, block: Block, results: BlockResults, i: int) -> None:
         """What the next step finds. Nothing of it counts yet, no end of sequence either."""

@@ -145,7 +145,7 @@ class CheckedReplayingRunner(CheckedRunner, ReplayingRunner):
     """The same of one that fills steps up."""
 
     def began(self, plan: StepPlan) -> bool:
-        return self._begun(plan, self._ahead)
+        return self._ahead is not None and self._stands(plan) and np.array_equal(self._ahead, plan.tokens)
 
 
 def make_engine(setup: Setup, model: Model | None = None) -> Engine:

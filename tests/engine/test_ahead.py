@@ -12,12 +12,15 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
+from runtime import LLM, SamplingParams
 from runtime.engine.inputs import GroupShape, SampleShape
 from runtime.engine.outcome import all_go_on, results
 from runtime.engine.replaying import ReplayingRunner
 from runtime.request.io import EngineOutput
 from tests.engine.harness import Ask, Setup, check_idle, make_engine, run_all, spec_of
+from tests.engine.replays import PROMPTS, SMALL, pretending
 from tests.engine.samples import STRATEGIES, asks, examples, setups
+from tests.golden import GOLDEN
 from tests.oracle.block import Params
 
 SETUP = Setup(block=8, replayed=True, eos=(15,))  # which it never says
@@ -158,11 +161,36 @@ def test_a_step_that_fails_after_it_began_ends_its_requests_alone(monkeypatch: p
     assert watched.tokens("r2") == run_all(SETUP, several).heard["r2"].tokens
 
 
+def test_canvases_that_are_told_of_their_last_steps_begin_early_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    begun: list[bool] = []
+    begin, asked = ReplayingRunner._begin_next, SamplingParams(max_tokens=32, ignore_eos=True)
+
+    def noted(runner: ReplayingRunner, *args: Any) -> bool:
+        begun.append(begin(runner, *args))
+        return begun[-1]
+
+    monkeypatch.setattr(ReplayingRunner, "_begin_next", noted)
+    with (
+        pretending(monkeypatch),
+        LLM(str(GOLDEN / "diffusion_gemma"), device="cpu", skip_tokenizer=True, **SMALL) as llm,
+    ):
+        runner = llm.engine.runner
+        assert isinstance(runner, ReplayingRunner)
+        forwards = Mock(wraps=runner.step.forward)
+        monkeypatch.setattr(runner.step, "forward", forwards)
+        llm.generate(PROMPTS[:2], asked)
+        assert sum(begun) > len(begun) / 2
+        assert forwards.call_count == llm.engine.stats().steps, "none in vain"
+
+
 @given(
     st.lists(st.tuples(st.integers(0, 2), st.integers(2, 4), st.booleans()), min_size=2, max_size=4),
     st.integers(1, 2),
+    st.booleans(),
 )
-def test_a_batch_goes_on_where_all_of_its_blocks_do(blocks: list[tuple[int, int, bool]], dead: int) -> None:
+def test_a_batch_goes_on_where_all_of_its_blocks_do(
+    blocks: list[tuple[int, int, bool]], dead: int, noisy: bool
+) -> None:
     """Whatever is said of those that a step was filled up with."""
     size, plan = 4, blocks[:-dead]
     assume(plan)
@@ -170,9 +198,9 @@ def test_a_batch_goes_on_where_all_of_its_blocks_do(blocks: list[tuple[int, int,
     numbers[[0, 5, 7]] = np.array(blocks).T
     tokens = np.zeros((len(blocks), size), dtype=np.int64)
     told = {"numbers": numbers, "tokens": tokens, "state": tokens.astype(np.int8)}
-    shape = SampleShape(len(blocks), size, (GroupShape("threshold", 0, len(blocks), 0),))
+    shape = SampleShape(len(blocks), size, (GroupShape("threshold", 0, len(blocks), 0),), noise=noisy)
     found = results(shape, told, [np.arange(len(plan))])
-    assert all_go_on(told, len(plan)) == all(found.calm)
+    assert all_go_on(told, len(plan), noisy=noisy) == all(found.calm)
 
 
 @STRATEGIES

@@ -160,25 +160,32 @@ def test_engine_equals_the_oracle_whatever_the_batch():
             assert stats.pages_used == 0
 
 
-def test_a_preemption_at_any_step_changes_nothing(llm):
+@pytest.mark.parametrize("held", [False, True], ids=["written at once", "written while the next runs"])
+def test_a_preemption_at_any_step_changes_nothing(llm, held, monkeypatch):
     """Also of a neighbour's canvases, and though a canvas begins again with another place on the device."""
+    engine, told = llm.engine, []
+    monkeypatch.setattr(engine.runner, "meanwhile", (lambda: told.extend(engine.news())) if held else None)
     prompts, params = zip(*(asked(n) for n in range(3)), strict=True)
     ids = [f"{n}" for n in range(3)]
 
     def answers(preempted: int | None = None) -> tuple[dict[str, tuple[list[int], int]], int]:
         """Each one's tokens and nfe, and how many steps the engine made."""
         for id, prompt, ask in zip(ids, prompts, params, strict=True):
-            llm.engine.add(resolve(ask, prompt, llm.info, id=id))
-        found, step = {}, 0
-        while llm.engine.has_work():
+            engine.add(resolve(ask, prompt, llm.info, id=id))
+        told.clear()
+        step = 0
+        while engine.has_work():
             if step == preempted:
-                for request in [r for r in llm.engine.scheduler.running if not r.answered]:
+                for request in [r for r in engine.scheduler.running if not r.answered]:
                     before = request.nfe - sum(block.steps for block in request.blocks)
-                    llm.engine.scheduler._preempt(request)
+                    engine.scheduler._preempt(request)
                     assert request.nfe == before
-            found |= {out.id: (out.new_tokens, out.nfe) for out in llm.engine.step()}
+            engine.advance()
+            if not held:
+                told.extend(engine.news())
             step += 1
-        return found, step
+        told.extend(engine.news())
+        return {out.id: (out.new_tokens, out.nfe) for out in told}, step
 
     undisturbed, steps = answers()
     assert steps > 15
@@ -204,6 +211,20 @@ def test_committed_kv_equals_a_prefill_of_the_same_tokens(llm):
     (fresh,) = llm.generate([longer], replace(again, cache_salt="other"))
     assert llm.engine.stats().prefix_hit_tokens == before + 32
     assert found.token_ids == fresh.token_ids
+
+
+def test_a_first_step_that_has_nothing_else_to_forward_is_told_of(llm, monkeypatch):
+    """Of a prompt that is cached whole; what became of the step is written while the next one runs."""
+    _, params = asked(0)
+    prompt, told = list(range(50, 82)), []
+    for number in range(2):
+        llm.engine.add(resolve(replace(params, max_tokens=16), prompt, llm.info, id=f"{number}"))
+        monkeypatch.setattr(llm.engine.runner, "meanwhile", lambda: told.extend(llm.engine.news()))
+        while llm.engine.has_work():
+            llm.engine.advance()
+        told.extend(llm.engine.news())
+    assert [out.cached_tokens for out in told] == [0, 32]
+    assert told[0].new_tokens == told[1].new_tokens
 
 
 def test_exactly_as_many_tokens_as_asked_for_and_no_more_steps(llm):
