@@ -3,7 +3,7 @@
 Requests are live: prefilled, scheduled, planned, and their results applied. What a step writes into a block is
 discarded, so that every step finds the same (`steady.py`): each position of the open block masked with probability .5,
 the others random ids; a block that has just opened is masked throughout. The wall clock has all of the host's work in
-it, copies, forward, head and rules.
+it, copies, forward, head and rules, and what is put back before the step.
 """
 
 from __future__ import annotations

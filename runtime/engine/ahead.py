@@ -4,22 +4,12 @@ scheduled and planned meanwhile."""
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
-from dataclasses import dataclass
 
 from runtime.engine.entrance import Entrance
 from runtime.engine.scheduler import Scheduler
 from runtime.state.request import Status
 from runtime.state.turn import Turn
-
-
-@dataclass
-class Begun:
-    """A step that has."""
-
-    turns: list[Turn]
-    at: float  # time.perf_counter
 
 
 class Ahead:
@@ -31,24 +21,26 @@ class Ahead:
         self.heard: Callable[[], bool] = bool  # nobody
         self._entrance = entrance
         self._scheduler = scheduler
-        self._begun: Begun | None = None
+        self._begun: list[Turn] | None = None
 
     def after(self, turns: list[Turn]) -> Callable[[], bool]:
-        """Says whether the step after the turns' is theirs again, if all their blocks go on. Then `take` gives it."""
+        """`StepPlan.begin_next` of the turns' step."""
+        again = all(turn.steady and turn.last - turn.first == turn.blocks[0].size for turn in turns)
 
-        def goes_on() -> bool:
+        def begin_next() -> bool:
             scheduler = self._scheduler
-            alone = len(turns) == len(scheduler.running) and not scheduler.waiting and not self._entrance.waiting
-            if not alone or not all(turn.steady for turn in turns) or self.heard():
+            if not again or len(turns) != len(scheduler.running) or scheduler.waiting or self._entrance.waiting:
                 return False
-            self._begun = Begun(turns, time.perf_counter())
+            if any(turn.request.status is Status.FINISHED for turn in turns) or self.heard():
+                return False
+            self._begun = turns
             return True
 
-        return goes_on
+        return begin_next
 
-    def take(self) -> Begun | None:
-        """What the next step is, if it has begun and not all of its requests have left since."""
-        begun, self._begun = self._begun, None
-        if begun is None or all(turn.request.status is Status.FINISHED for turn in begun.turns):
+    def take(self) -> list[Turn] | None:
+        """The next step's turns, if it has begun and not all of its requests have left since."""
+        turns, self._begun = self._begun, None
+        if turns is None or all(turn.request.status is Status.FINISHED for turn in turns):
             return None
-        return begun
+        return turns

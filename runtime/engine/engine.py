@@ -76,6 +76,7 @@ class Engine:
         self._failed: list[EngineOutput] = []  # what is told of requests that ended with an error
         self._tell: Callable[[], None] | None = None  # see `while_busy`
         self._arrivals = 0
+        self._ended = 0.0  # the last step, time.perf_counter
         self._closed = False
         self._stats = EngineStats(pages_total=info.num_pages)
         self._observed = Observed()
@@ -157,19 +158,17 @@ class Engine:
                 self._fail([request], error)
             if wrong:
                 return False
-        began, begun = time.perf_counter(), self._ahead.take()
-        if begun is not None:
-            turns, began, make = begun.turns, begun.at, self.planner.again
-        else:
-            try:
-                turns, make = self.scheduler.schedule(), self.planner.plan
-            except TurnError as error:
-                self._strategy_failed(error.request, error.__cause__ or error)
-                return False
+        entered, begun = time.perf_counter(), self._ahead.take()
+        try:
+            turns = begun or self.scheduler.schedule()
+        except TurnError as error:
+            self._strategy_failed(error.request, error.__cause__ or error)
+            return False
         if not turns:
             return False
-        started = began if begun is not None else time.perf_counter()
+        started = time.perf_counter()
         try:
+            make = self.planner.again if begun else self.planner.plan
             plan = make(turns, self._writing.finish, self._ahead.after(turns))
             results = self.runner.run(plan)
             self._tell_now()  # of a step without results: it has no time for it
@@ -184,7 +183,10 @@ class Engine:
         self._stats.steps += 1
         ended = time.perf_counter()
         self.scheduler.pace.learn(len(plan.tokens), ended - started)
-        self._observed.step(len(turns), ended - started, whole=ended - began, device=self.runner.ran.device)
+        if begun:  # while the step before it was written
+            entered = started = self._ended
+        self._observed.step(len(turns), ended - started, whole=ended - entered, device=self.runner.ran.device)
+        self._ended = ended
         return True
 
     def _tell_now(self) -> None:
@@ -234,6 +236,7 @@ class Engine:
             return
         self._closed = True
         self.entrance.close()
+        self._ahead.take()
         if self.grammars is not None:
             self.grammars.close()
         for request in (*self.scheduler.running, *self.scheduler.waiting):

@@ -21,12 +21,13 @@ class Observed:
     def step(self, requests: int, seconds: float, *, whole: float, device: float | None) -> None:
         """Args:
         seconds: from the plan on. whole: with what came before it. device: the device's part, None where there is none.
+        Of a step that began before the one before it had ended both count from that end.
         """
         self.step_seconds.append(seconds)
         self.batch_sizes.append(requests)
         if device is not None:
             self.device_seconds.append(device)
-            self.host_seconds.append(whole - device)
+            self.host_seconds.append(max(whole - device, 0.0))
 
     def report(self, stats: EngineStats) -> None:
         """Hand all of it over."""

@@ -53,10 +53,10 @@ class Planner:
         self._turns: list[Turn] = []  # whose it is
 
     def plan(
-        self, turns: list[Turn], ready: Callable[[], object] = lambda: None, goes_on: Callable[[], bool] = bool
+        self, turns: list[Turn], ready: Callable[[], object] = lambda: None, begin_next: Callable[[], bool] = bool
     ) -> StepPlan:
         """The step's plan; the blocks of the turns that have a feed are in it in the turns' order. `ready`: brings the
-        blocks to their present state; until they are asked for only the requests' tokens have to be. `goes_on`: see
+        blocks to their present state; until they are asked for only the requests' tokens have to be. `begin_next`: see
         StepPlan."""
         geometry = self._known
         if geometry is None or geometry.facts[0] != self.table.version or self._turns != turns:
@@ -64,9 +64,9 @@ class Planner:
             if geometry is None or geometry.facts != facts:
                 self._known = self._geometry(turns, facts)
             self._turns = turns
-        return self.again(turns, ready, goes_on)
+        return self.again(turns, ready, begin_next)
 
-    def again(self, turns: list[Turn], ready: Callable[[], object], goes_on: Callable[[], bool]) -> StepPlan:
+    def again(self, turns: list[Turn], ready: Callable[[], object], begin_next: Callable[[], bool]) -> StepPlan:
         """The same turns' next plan, wherever their requests may be by now."""
         geometry = self._known
         assert geometry is not None
@@ -86,7 +86,7 @@ class Planner:
             page_table=geometry.page_table,
             sampled=sampled,
             apart=lambda: _apart(turns, geometry.offsets),
-            goes_on=goes_on,
+            begin_next=begin_next,
             merged=merged_rows(turns, geometry.offsets) if geometry.merges else None,
             conditioned=conditioned_rows(turns, geometry.offsets) if geometry.conditions else None,
             adapters=geometry.adapters,

@@ -72,7 +72,7 @@ class ReplayingRunner(ModelRunner):
         self._conditioned: ConditionedRows | None = None  # and which of them are told of their last steps
         self._left: torch.Tensor | None = None  # by the last replayed forward, [most rows, hidden]
         self._ahead: Ints | None = None  # of what tokens the next step's was launched
-        self.after = tokens_after
+        self.after = tokens_after  # what the next step feeds; a benchmark's feeds the same again
         largest = Layout(forward_kinds(sizes.forwards(told=self.told)[0], sizes.block)).nbytes
         self._rows_port, self._blocks_port, self._told_port = (
             Port(self.device, max(2 * largest, LEAST_PORT)) for _ in range(3)
@@ -112,16 +112,16 @@ class ReplayingRunner(ModelRunner):
         recording.replay()
         return self._left
 
-    def _begin_next(self, step: StepPlan, plan: BlockPlan, told: Told) -> bool:
-        """Whether the next step's forward has been launched: where it is this one's again, nothing of this one is
-        looked at any more, no row is another than its block's, and all blocks, or none, are told of their last step."""
-        if step.positions is not self._stood or len(step.tokens) != plan.tokens.size or plan.looks:
+    def _begin_next(self, step: StepPlan, plan: BlockPlan, found: Told) -> bool:
+        """Whether the next step's forward has been launched: where it is this one's again, nobody asks for logits of
+        this one, no row is another than its block's, and all blocks, or none, are told of their last step."""
+        if step.positions is not self._stood or len(step.tokens) != plan.tokens.size or plan.told is not None:
             return False
         if self.told and (step.conditioned is None or len(step.conditioned.rows) < len(plan.tokens)):
             return False
-        if not all_go_on(told, len(plan.tokens), noisy=plan.noise is not None) or not step.goes_on():
+        if not all_go_on(found, len(plan.tokens), noisy=plan.noise is not None) or not step.begin_next():
             return False
-        self._ahead = self.after(plan, told).ravel()
+        self._ahead = self.after(plan, found).ravel()
         self._replay(self._ahead)
         return True
 

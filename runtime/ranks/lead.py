@@ -199,7 +199,7 @@ class LeadingRunner:
             self._stands = plan.positions
             self.ranks.tell(Step(same, plan.adapted), step_arrays(plan, same=same))
             # no step begins ahead: others would wait for the rest of one that everybody may have left by then
-            return self.own.run(replace(plan, sampled=lambda: self._sampled(plan), goes_on=bool))
+            return self.own.run(replace(plan, sampled=lambda: self._sampled(plan), begin_next=bool))
 
     def _sampled(self, plan: StepPlan) -> BlockPlan | None:
         blocks = plan.blocks

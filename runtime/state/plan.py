@@ -107,11 +107,6 @@ class BlockPlan:
         None  # [n]: how many of the likeliest tokens to tell of each position written, -1: not even that
     )
 
-    @property
-    def looks(self) -> bool:
-        """Whether logits are looked at again when the rules have decided."""
-        return bool(self.walks or self.recitals) or self.told is not None
-
 
 @dataclass(frozen=True)
 class MergedRows:
@@ -136,8 +131,8 @@ class StepPlan:
     """One forward, as ``kernels.batch.ForwardBatch`` describes its rows, and which blocks are sampled.
 
     `blocks` is worked out when it is first asked for: while a device is at the forward, which does not need it.
-    `goes_on` is asked when all blocks go on: whether the next step is this one again, but for its tokens. Who is told
-    so may begin it.
+    `begin_next` is asked when all blocks go on: whether the next step is this one again, but for its tokens. Who is
+    told so launches it, and it is run next.
     """
 
     tokens: Ints  # [rows]
@@ -150,7 +145,7 @@ class StepPlan:
     page_table: Ints32  # [requests, pages]
     sampled: Callable[[], BlockPlan | None]
     apart: Callable[[], list[BlockPlan]] = list  # the same, each request's blocks for themselves
-    goes_on: Callable[[], bool] = bool
+    begin_next: Callable[[], bool] = bool
     merged: MergedRows | None = None
     conditioned: ConditionedRows | None = None
     adapters: Ints32 | None = None  # [rows] the slot of each row's adapter, -1: none; None: all have none

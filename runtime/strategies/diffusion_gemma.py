@@ -52,7 +52,7 @@ class Canvas(TiledBlocks):
 
     def steady(self, request: Request, feed: Feed) -> bool:
         # its first step is the only one that is told of none before it
-        return not request.watched and len(feed.blocks) == 1 and feed.blocks[0].advanced > 0
+        return not (request.watched or request.led) and len(feed.blocks) == 1 and feed.blocks[0].advanced > 0
 
     def _open(self, request: Request) -> None:
         start = request.settled

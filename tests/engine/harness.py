@@ -147,6 +147,12 @@ class CheckedReplayingRunner(CheckedRunner, ReplayingRunner):
     def began(self, plan: StepPlan) -> bool:
         return self._ahead is not None and self._stands(plan) and np.array_equal(self._ahead, plan.tokens)
 
+    def _begin_next(self, step: StepPlan, *others: Any) -> bool:
+        begun = super()._begin_next(step, *others)
+        if begun:
+            self.check(step)  # it is that one again
+        return begun
+
 
 def make_engine(setup: Setup, model: Model | None = None) -> Engine:
     """An engine around `model` (the hash model unless given) with a float64 pool."""

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import logging
+import time
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 from unittest.mock import Mock
 
@@ -13,13 +15,15 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from runtime import LLM, SamplingParams
+from runtime.engine.ahead import Ahead
 from runtime.engine.inputs import GroupShape, SampleShape
 from runtime.engine.outcome import all_go_on, results
 from runtime.engine.replaying import ReplayingRunner
 from runtime.request.io import EngineOutput
+from runtime.state.request import Status
 from tests.engine.harness import Ask, Setup, check_idle, make_engine, run_all, spec_of
 from tests.engine.replays import PROMPTS, SMALL, pretending
-from tests.engine.samples import STRATEGIES, asks, examples, setups
+from tests.engine.samples import asks, examples, setups
 from tests.golden import GOLDEN
 from tests.oracle.block import Params
 
@@ -203,27 +207,103 @@ def test_a_batch_goes_on_where_all_of_its_blocks_do(
     assert all_go_on(told, len(plan), noisy=noisy) == all(found.calm)
 
 
-@STRATEGIES
-@examples(15)
-@given(data=st.data())
-def test_whoever_comes_and_goes_between_steps_changes_nothing_for_others(strategy: str, data: st.DataObject) -> None:
-    setup = data.draw(setups(strategy=strategy))
-    several = data.draw(st.lists(asks(setup), min_size=1, max_size=5))
-    expected = run_all(setup, several)
-    engine, heard, aborted = make_engine(setup), list[EngineOutput](), set[str]()
-    coming = [(f"r{number}", ask) for number, ask in enumerate(several)]
-    while coming or engine.has_work():
-        if coming and (not engine.has_work() or data.draw(st.booleans())):
-            id, ask = coming.pop(0)
-            engine.add(spec_of(id, ask))
-        if data.draw(st.integers(0, 9)) == 0:
-            aborted.add(id)
-            engine.abort(id)
-        heard += engine.step()
-    check_idle(engine)
-    for id, other in expected.heard.items():
-        mine = [output for output in heard if output.id == id]
-        said = [token for output in mine for token in output.new_tokens]
-        assert said == other.tokens[: len(said)]
-        if id not in aborted:
-            assert (said, mine[-1].nfe) == (other.tokens, other.outputs[-1].nfe)
+def test_a_batch_of_unlike_blocks_does_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Though as many rows are forwarded as so many of the largest would have."""
+    own = [{"cache": "dual", "block_length": 8}, {"cache": "none", "block_length": 7}]
+    several = [
+        Ask((1, 2, 3, 4), Params(max_tokens=32, **SLOW, **own[0])), Ask((5,), Params(max_tokens=7, **SLOW, **own[1])),
+    ]  # fmt: skip
+    watched = Watched(WHOLE, several, monkeypatch)
+    forwards = Mock(wraps=watched.engine.runner.step.forward)
+    monkeypatch.setattr(watched.engine.runner.step, "forward", forwards)
+    watched.drain()
+    assert forwards.call_count == watched.engine.stats().steps, "none in vain"
+
+
+def test_no_step_begins_early_with_one_that_has_ended() -> None:
+    """Though as many run as had a turn: it failed on what it was left, and another was left out."""
+    ended, going = (
+        SimpleNamespace(request=SimpleNamespace(status=status)) for status in (Status.FINISHED, Status.RUNNING)
+    )
+    for turn in (ended, going):
+        turn.steady, turn.first, turn.last, turn.blocks = True, 0, 8, [SimpleNamespace(size=8)]
+    ahead = Ahead(Mock(waiting=0), Mock(running=[going.request] * 2, waiting=[]))
+    turns: list[Any] = [going, ended]
+    assert not ahead.after(turns)()
+    assert ahead.take() is None
+    ended.request.status = Status.RUNNING
+    assert ahead.after(turns)()
+    assert ahead.take() is turns
+
+
+def test_what_lies_between_two_steps_is_no_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    watched = Watched(SETUP, asking(36), monkeypatch)
+    learnt: list[float] = []
+    monkeypatch.setattr(watched.engine.scheduler.pace, "learn", lambda _, seconds: learnt.append(seconds))
+    began = time.perf_counter()
+    while not watched.step():
+        pass
+    time.sleep(0.2)
+    watched.drain()
+    assert watched.began > 8
+    assert max(learnt) < 0.2
+    seconds = watched.engine.stats().step_seconds
+    assert sum(seconds) <= time.perf_counter() - began, "none counts twice"
+
+
+@pytest.mark.parametrize("strategy", ["multi_bd", "full"])
+def test_whoever_comes_and_goes_between_steps_changes_nothing_for_others(
+    strategy: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where most steps begin early, and their news are told while the next one runs."""
+    begun: list[bool] = []
+    begin = ReplayingRunner._begin_next
+
+    def noted(runner: ReplayingRunner, *args: Any) -> bool:
+        begun.append(begin(runner, *args))
+        return begun[-1]
+
+    monkeypatch.setattr(ReplayingRunner, "_begin_next", noted)
+
+    @examples(30)
+    @given(data=st.data())
+    def check(data: st.DataObject) -> None:
+        setup = replace(
+            data.draw(setups(strategy=strategy, buffer=1, block=8, shift=False)), replayed=True, eos=(15,), budget=96
+        )
+        several = data.draw(st.lists(asks(setup), min_size=1, max_size=4))
+        several = [replace(ask, params=endless(ask.params), logprobs=None) for ask in several]
+        expected = run_all(setup, several)
+        engine, heard, aborted = make_engine(setup), list[EngineOutput](), set[str]()
+        runner = engine.runner
+        assert isinstance(runner, ReplayingRunner)
+        runner.meanwhile = lambda: heard.extend(engine.news())
+        coming = [(f"r{number}", ask) for number, ask in enumerate(several)]
+        while coming or engine.has_work():
+            if coming and (not engine.has_work() or data.draw(st.integers(0, 5)) == 0):
+                id, ask = coming.pop(0)
+                engine.add(spec_of(id, ask))
+            if data.draw(st.integers(0, 9)) == 0:
+                heard += engine.news()
+                aborted.add(id)
+                engine.abort(id)
+            engine.advance()
+        heard += engine.news()
+        check_idle(engine)
+        for id, other in expected.heard.items():
+            mine = [output for output in heard if output.id == id]
+            said = [token for output in mine for token in output.new_tokens]
+            assert said == other.tokens[: len(said)]
+            if id not in aborted:
+                assert (said, mine[-1].nfe) == (other.tokens, other.outputs[-1].nfe)
+
+    check()
+    assert sum(begun) > 60, "it was tried"
+
+
+def endless(params: Params) -> Params:
+    """With nothing that every step has to be looked at for, and blocks that take long."""
+    return replace(
+        params, max_nfe=None, max_repetition_run=None, stop_token_ids=(), accept_threshold=1.0, algorithm="threshold",
+        total_steps=None, remask_threshold=0.0, max_steps_per_block=64, cache="dual", block_length=8,
+    )  # fmt: skip
