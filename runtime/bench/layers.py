@@ -22,6 +22,7 @@ from runtime.kernels.signatures import Sandwich
 from runtime.kernels.turns import gates_first
 from runtime.layers.attention_torch import TorchAttention
 from runtime.layers.attention_triton import TritonAttention
+from runtime.layers.fp8_weight import Fp8Weight
 from runtime.layers.packed_weight import PackedWeight
 from runtime.layers.weight import weights_of
 from runtime.state.plan import StepPlan
@@ -31,7 +32,7 @@ ALLOWED_FP8 = 0.1  # the references do not round rows to eight bits
 
 
 @torch.inference_mode()
-def layer_error(runner: ModelRunner, plan: StepPlan, quantization: str | None) -> float:
+def layer_error(runner: ModelRunner, plan: StepPlan) -> float:
     """The largest error of a layer's outputs, relative to them, over all layers of a step, the last one's halves each
     by itself. RuntimeError where it is more than rounding explains."""
     model = cast(Any, runner.model)
@@ -60,7 +61,8 @@ def layer_error(runner: ModelRunner, plan: StepPlan, quantization: str | None) -
         errors.append(_apart(left, _forward(runner, plan)))
         errors.append(_apart(finished, model.finish(left)))
     worst = max(range(len(errors)), key=errors.__getitem__)
-    allowed = ALLOWED_FP8 if quantization == "fp8" else ALLOWED[runner.pool.dtype]
+    of_eight_bits = any(isinstance(weight.current, Fp8Weight) for weight in weights_of(model).values())
+    allowed = ALLOWED_FP8 if of_eight_bits else ALLOWED[runner.pool.dtype]
     if not errors[worst] <= allowed:
         raise RuntimeError(
             f"layer {worst} is off by {errors[worst]:.2g} of its outputs, more than {allowed:g}: these times would "

@@ -154,7 +154,7 @@ class Live:
         if self.pool.device.type == "cuda":  # the rates are a GPU's
             found |= work_of(model, self.pool, plan, experts).told(wall, args)
         if args.check:
-            found["error"] = float(f"{layer_error(discarding.runner, plan, args.quantization):.2g}")
+            found["error"] = float(f"{layer_error(discarding.runner, plan):.2g}")
         return found
 
     def _half_fill(self, request: Request, random: np.random.Generator, ids: tuple[int, int]) -> None:

@@ -96,9 +96,11 @@ def a_step(quantization=None):
 
 
 @pytest.mark.parametrize("quantization", [None, "fp8", "int8", "int4"])
-def test_a_layer_that_computes_something_else_is_found(quantization):
+@pytest.mark.parametrize("factor", [1.5, 1.05])
+def test_a_layer_that_computes_something_else_is_found(quantization, factor):
+    """By how much it may: weights of eight bits are multiplied by rows that are rounded to as many."""
     runner, plan = a_step(quantization)
-    assert layer_error(runner, plan, quantization) < 1e-5
+    assert layer_error(runner, plan) < 1e-5
     weight = runner.model.layers[1].attention.out.weight
     honest = type(weight).matmul
 
@@ -108,11 +110,14 @@ def test_a_layer_that_computes_something_else_is_found(quantization):
 
         def matmul(self, x, bias=None):
             Off.calls += 1
-            return honest(self, x, bias) * (1.5 if Off.calls == 1 else 1)  # as a kernel would that is off
+            return honest(self, x, bias) * (factor if Off.calls == 1 else 1)  # as a kernel would that is off
 
     weight.__class__ = Off
+    if quantization == "fp8" and factor == 1.05:
+        assert layer_error(runner, plan) > 1e-3
+        return
     with pytest.raises(RuntimeError, match="layer 1 is off by"):
-        layer_error(runner, plan, quantization)
+        layer_error(runner, plan)
 
 
 def test_references_take_what_other_kernels_are_given():
