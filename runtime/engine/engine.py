@@ -223,7 +223,7 @@ class Engine:
 
     def while_busy(self, work: Callable[[], None], heard: Callable[[], bool] = bool) -> bool:
         """See Runner. `work` does not fail, and asks nothing of the engine but its news. `heard`: whether somebody
-        waits to tell the engine something; until then no step begins ahead of what it is about to be told."""
+        waits to tell the engine something: no step begins early then."""
         self._ahead.heard = heard
         if not self.runner.while_busy(work):
             return False
