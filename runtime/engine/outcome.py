@@ -16,6 +16,8 @@ from runtime.state.request import FIXED, MASKED
 
 Outcome = dict[str, torch.Tensor]
 Told = Mapping[str, npt.NDArray[np.generic]]  # the same on the host
+# an outcome's `numbers` [len(NAMES), n], as BlockResults calls them
+NAMES = ("masks", "written", "edits", "remasks", "first_masked", "first_eos", "forced", "ended")
 
 
 def outcome(
@@ -75,17 +77,10 @@ def results(shape: SampleShape, told: Told, members: list[Ints]) -> BlockResults
         tokens=told["tokens"][:n],  # type: ignore[arg-type]  # each is of the type that it was made of
         state=told["state"][:n],  # type: ignore[arg-type]
         remasked=_remasked(told, n),
-        masks=numbers[0],
-        first_masked=numbers[4],
-        first_eos=numbers[5],
-        written=numbers[1],
-        edits=numbers[2],
-        remasks=numbers[3],
-        forced=numbers[6],
-        ended=numbers[7],
         kept=kept,
         mixtures=mixtures,
         noisy=shape.noise,
+        **dict(zip(NAMES, numbers, strict=True)),
     )
 
 
@@ -97,8 +92,8 @@ def tokens_after(plan: BlockPlan, told: Told) -> Ints:
 
 def all_go_on(told: Told, blocks: int, *, noisy: bool) -> bool:
     """Whether each of the plan's own blocks does (``BlockResults.calm``)."""
-    numbers, size = told["numbers"][:, :blocks], told["tokens"].shape[1]
-    return not numbers[7].any() and (noisy or bool(numbers[0].all() and numbers[5].min() >= size))
+    size, of = told["tokens"].shape[1], dict(zip(NAMES, told["numbers"][:, :blocks], strict=True))
+    return not of["ended"].any() and (noisy or bool(of["masks"].all() and of["first_eos"].min() >= size))
 
 
 def _remasked(told: Told, n: int) -> Bools:
@@ -126,10 +121,9 @@ def end_to_end(parts: list[BlockResults]) -> BlockResults:
         found = zip(firsts, (getattr(part, name) for part in parts), strict=False)
         return {first + number: value for first, part in found for number, value in part.items()}
 
-    lists = ("masks", "first_masked", "first_eos", "written", "edits", "remasks", "forced", "ended")
     return BlockResults(
         tokens=beside("tokens"), state=beside("state"), remasked=beside("remasked"), kept=numbered("kept"),
-        mixtures=numbered("mixtures"), logprobs={}, noisy=parts[0].noisy, **{name: listed(name) for name in lists},
+        mixtures=numbered("mixtures"), logprobs={}, noisy=parts[0].noisy, **{name: listed(name) for name in NAMES},
     )  # fmt: skip
 
 

@@ -37,23 +37,32 @@ def asking(*counts: int, **others: Any) -> list[Ask]:
     return [Ask((1, 2, 3, number), Params(max_tokens=count, **SLOW, **others)) for number, count in enumerate(counts)]
 
 
+def noting(monkeypatch: pytest.MonkeyPatch) -> list[tuple[ReplayingRunner, bool]]:
+    """From now on each runner that ends a step, and whether it has begun the next."""
+    asked: list[tuple[ReplayingRunner, bool]] = []
+    begin = ReplayingRunner._begin_next
+
+    def noted(runner: ReplayingRunner, *args: Any) -> bool:
+        asked.append((runner, begin(runner, *args)))
+        return asked[-1][1]
+
+    monkeypatch.setattr(ReplayingRunner, "_begin_next", noted)
+    return asked
+
+
 class Watched:
     """An engine, and how many of its forwards began ahead."""
 
     def __init__(self, setup: Setup, several: list[Ask], monkeypatch: pytest.MonkeyPatch) -> None:
         self.engine = make_engine(setup)
-        self.began = 0
         self.heard: dict[str, list[EngineOutput]] = {}
-        begin, runner = ReplayingRunner._begin_next, self.engine.runner
-
-        def noted(self_: ReplayingRunner, *args: Any) -> bool:
-            launched = begin(self_, *args)
-            self.began += launched and self_ is runner
-            return launched
-
-        monkeypatch.setattr(ReplayingRunner, "_begin_next", noted)
+        self._noted = noting(monkeypatch)
         for number, ask in enumerate(several):
             self.engine.add(spec_of(f"r{number}", ask))
+
+    @property
+    def began(self) -> int:
+        return sum(begun for runner, begun in self._noted if runner is self.engine.runner)
 
     def step(self) -> int:
         """How many forwards began ahead in it."""
@@ -166,14 +175,7 @@ def test_a_step_that_fails_after_it_began_ends_its_requests_alone(monkeypatch: p
 
 
 def test_canvases_that_are_told_of_their_last_steps_begin_early_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    begun: list[bool] = []
-    begin, asked = ReplayingRunner._begin_next, SamplingParams(max_tokens=32, ignore_eos=True)
-
-    def noted(runner: ReplayingRunner, *args: Any) -> bool:
-        begun.append(begin(runner, *args))
-        return begun[-1]
-
-    monkeypatch.setattr(ReplayingRunner, "_begin_next", noted)
+    noted = noting(monkeypatch)
     with (
         pretending(monkeypatch),
         LLM(str(GOLDEN / "diffusion_gemma"), device="cpu", skip_tokenizer=True, **SMALL) as llm,
@@ -182,8 +184,8 @@ def test_canvases_that_are_told_of_their_last_steps_begin_early_too(monkeypatch:
         assert isinstance(runner, ReplayingRunner)
         forwards = Mock(wraps=runner.step.forward)
         monkeypatch.setattr(runner.step, "forward", forwards)
-        llm.generate(PROMPTS[:2], asked)
-        assert sum(begun) > len(begun) / 2
+        llm.generate(PROMPTS[:2], SamplingParams(max_tokens=32, ignore_eos=True))
+        assert sum(begun for _, begun in noted) > len(noted) / 2
         assert forwards.call_count == llm.engine.stats().steps, "none in vain"
 
 
@@ -256,14 +258,7 @@ def test_whoever_comes_and_goes_between_steps_changes_nothing_for_others(
     strategy: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Where most steps begin early, and their news are told while the next one runs."""
-    begun: list[bool] = []
-    begin = ReplayingRunner._begin_next
-
-    def noted(runner: ReplayingRunner, *args: Any) -> bool:
-        begun.append(begin(runner, *args))
-        return begun[-1]
-
-    monkeypatch.setattr(ReplayingRunner, "_begin_next", noted)
+    noted = noting(monkeypatch)
 
     @examples(30)
     @given(data=st.data())
@@ -298,7 +293,7 @@ def test_whoever_comes_and_goes_between_steps_changes_nothing_for_others(
                 assert (said, mine[-1].nfe) == (other.tokens, other.outputs[-1].nfe)
 
     check()
-    assert sum(begun) > 60, "it was tried"
+    assert sum(begun for _, begun in noted) > 60, "it was tried"
 
 
 def endless(params: Params) -> Params:

@@ -217,9 +217,9 @@ def test_a_first_step_that_has_nothing_else_to_forward_is_told_of(llm, monkeypat
     """Of a prompt that is cached whole; what became of the step is written while the next one runs."""
     _, params = asked(0)
     prompt, told = list(range(50, 82)), []
+    monkeypatch.setattr(llm.engine.runner, "meanwhile", lambda: told.extend(llm.engine.news()))
     for number in range(2):
         llm.engine.add(resolve(replace(params, max_tokens=16), prompt, llm.info, id=f"{number}"))
-        monkeypatch.setattr(llm.engine.runner, "meanwhile", lambda: told.extend(llm.engine.news()))
         while llm.engine.has_work():
             llm.engine.advance()
         told.extend(llm.engine.news())
