@@ -73,8 +73,7 @@ def test_adapters_come_and_go_while_the_service_serves(kube: Kube, namespace: st
     assert [(one["name"], one["ready"], one["failed"]) for one in service["status"]["adapters"]] == [
         ("first", 1, 0), ("second", 1, 0), ("wrong", 0, 1),
     ]  # fmt: skip
-    events = kube.list("events.k8s.io/v1", "Event", namespace)
-    assert [one["type"] for one in events if one["reason"] == "AdapterFailed"] == ["Warning"]
+    assert [one["type"] for one in kube.events(namespace, "AdapterFailed")] == ["Warning"]
 
     patch(kube, namespace, {"lora": {"adapters": [SECOND]}})
     soon(kube, "the first one's end", lambda: answer(kube, namespace, "first") == "404")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -124,6 +124,15 @@ class Kube:
         except ApiError as error:
             if error.status != 404:
                 raise
+
+    def events(self, namespace: str, reason: str, *, at_least: int = 1) -> Sequence[Obj]:
+        """The Events of a reason, once `at_least` are there: one is written after the status that it tells of."""
+
+        def told() -> Sequence[Obj] | None:
+            found = [event for event in self.list("events.k8s.io/v1", "Event", namespace) if event["reason"] == reason]
+            return found if len(found) >= at_least else None
+
+        return self.wait(f"{at_least} Events of {reason}", told)
 
     def wait(self, what: str, found: Callable[[], Found | None], *, timeout: float = 30.0) -> Found:
         """Ask `found` until it returns something true; TimeoutError names `what`. A 404 counts as not yet."""

@@ -13,7 +13,7 @@ import pytest
 import yaml
 
 from e2e.cluster import ApiError, Kube
-from tests.operator.live.objects import children, condition, demo, read, wait_condition
+from tests.operator.live.objects import children, demo, read, wait_condition
 from tests.operator.live.process import ROOT, OperatorProcess
 from unmask_operator.objects import API_VERSION, FIELD_MANAGER, KIND
 
@@ -256,7 +256,7 @@ def test_a_resource_created_again_gets_children_of_its_own(admin, namespace):
         return set(now) == set(old) and not set(now.values()) & set(old.values())
 
     admin.wait("new children", renewed, timeout=60)
-    assert condition(admin, resource, "Accepted")["status"] == "True"
+    wait_condition(admin, resource, "Accepted", "True")
 
 
 def test_the_scale_subresource_moves_the_deployment(admin, namespace):

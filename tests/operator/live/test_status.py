@@ -118,6 +118,6 @@ def test_the_builtin_autoscaler_moves_replicas_up_and_down(admin, namespace):
         admin.wait("the decision", lambda: read(admin, resource)["status"]["autoscaling"]["desired"] == 1)
         assert "lastScaleTime" in read(admin, resource)["status"]
         admin.wait("the Deployment", lambda: read(admin, resource)["status"]["replicas"] == 1)
-    notes = [e["note"] for e in admin.list("events.k8s.io/v1", "Event", namespace) if e["reason"] == "Scaled"]
+    notes = [event["note"] for event in admin.events(namespace, "Scaled", at_least=2)]
     assert any(note.endswith("to 3 replicas: scaled up for queuedRequestsPerReplica") for note in notes)
     assert "from 3 to 1 replicas: scaled down: the whole stable window needed fewer" in notes

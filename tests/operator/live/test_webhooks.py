@@ -73,8 +73,7 @@ def test_it_is_told_and_nothing_else_waits_for_it(
     assert condition(admin, resource, "Ready")["reason"] == "ApiError"
     assert condition(admin, resource, "Scheduled")["reason"] == "Pending"
 
-    events = admin.list("events.k8s.io/v1", "Event", namespace)
-    (warning,) = [event for event in events if event["reason"] == "ApiError"]
+    (warning,) = admin.events(namespace, "ApiError")
     assert warning["type"] == "Warning"
     assert kind in warning["note"]
 
