@@ -8,6 +8,7 @@ from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 from unittest.mock import Mock
+from weakref import ref
 
 import numpy as np
 import pytest
@@ -37,13 +38,13 @@ def asking(*counts: int, **others: Any) -> list[Ask]:
     return [Ask((1, 2, 3, number), Params(max_tokens=count, **SLOW, **others)) for number, count in enumerate(counts)]
 
 
-def noting(monkeypatch: pytest.MonkeyPatch) -> list[tuple[ReplayingRunner, bool]]:
-    """From now on each runner that ends a step, and whether it has begun the next."""
-    asked: list[tuple[ReplayingRunner, bool]] = []
+def noting(monkeypatch: pytest.MonkeyPatch) -> list[tuple[ref[ReplayingRunner], bool]]:
+    """From now on each runner that ends a step, which is not kept for it, and whether it has begun the next."""
+    asked: list[tuple[ref[ReplayingRunner], bool]] = []
     begin = ReplayingRunner._begin_next
 
     def noted(runner: ReplayingRunner, *args: Any) -> bool:
-        asked.append((runner, begin(runner, *args)))
+        asked.append((ref(runner), begin(runner, *args)))
         return asked[-1][1]
 
     monkeypatch.setattr(ReplayingRunner, "_begin_next", noted)
@@ -62,7 +63,7 @@ class Watched:
 
     @property
     def began(self) -> int:
-        return sum(begun for runner, begun in self._noted if runner is self.engine.runner)
+        return sum(begun for runner, begun in self._noted if runner() is self.engine.runner)
 
     def step(self) -> int:
         """How many forwards began ahead in it."""
