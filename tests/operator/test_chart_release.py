@@ -60,16 +60,9 @@ def test_install_upgrade_and_uninstall_leave_nothing(api_server, admin, namespac
 def no_crd(admin):
     """None before, and none after: other tests apply their own."""
     (crd,) = render_crds()
-
-    def gone():
-        admin.delete(crd)
-        admin.wait(
-            "its end", lambda: admin.find(crd["apiVersion"], crd["kind"], crd["metadata"]["name"]) is None, timeout=120
-        )
-
-    gone()
+    admin.undefine(crd)
     yield crd
-    gone()
+    admin.undefine(crd)
 
 
 def of_version(chart, version, place):

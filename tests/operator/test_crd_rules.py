@@ -22,18 +22,9 @@ pytestmark = pytest.mark.cluster
 
 @pytest.fixture(scope="module")
 def definition(admin):
-    """The CRD as the API server has it, once it serves the kind, which is a moment after it says "Established"."""
-
-    def served():
-        try:
-            return [admin.list(API_VERSION, KIND, "default")]
-        except ApiError as error:
-            if error.status in (404, 429):  # 429: "storage is (re)initializing"
-                return None
-            raise
-
+    """The CRD as the API server has it, once it serves the kind."""
     admin.apply(crd.crd())
-    admin.wait("the kind", served)
+    admin.wait_served(API_VERSION, KIND)
     return admin.get("apiextensions.k8s.io/v1", "CustomResourceDefinition", crd.NAME)
 
 

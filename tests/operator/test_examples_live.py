@@ -5,7 +5,6 @@ from pathlib import Path
 import pytest
 import yaml
 
-from tests.operator.live.process import wait_served
 from tools import crd
 from unmask_operator.objects import API_VERSION, KIND
 
@@ -20,7 +19,7 @@ EXAMPLES = [doc for doc in DOCUMENTS if doc["kind"] != "Namespace"]
 @pytest.fixture(scope="module")
 def served(admin):
     admin.apply(crd.crd())
-    wait_served(admin, API_VERSION, KIND)
+    admin.wait_served(API_VERSION, KIND)
 
 
 def create(admin, obj, namespace):

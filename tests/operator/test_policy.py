@@ -46,17 +46,8 @@ def documented(name):
 @pytest.fixture
 def guarded(admin, namespace):
     """A namespace in which the policy holds; the binding leaves the tests of others alone."""
-
-    def served():
-        try:
-            return [admin.list(API_VERSION, KIND, namespace)]
-        except ApiError as error:
-            if error.status in (404, 429):
-                return None
-            raise
-
     admin.apply(crd.crd())
-    admin.wait("the kind", served)
+    admin.wait_served(API_VERSION, KIND)
     policy, binding = documented("unmask-no-escape")
     labels = {"kubernetes.io/metadata.name": namespace}
     binding["spec"]["matchResources"]["namespaceSelector"] = {"matchLabels": labels}

@@ -66,17 +66,7 @@ RESOURCES = {**examples(), "everything": EVERYTHING}
 @pytest.fixture(scope="module")
 def crds(admin: Kube) -> None:
     admin.apply(crd.crd())
-
-    def served() -> bool:
-        try:
-            admin.list(API_VERSION, KIND, "default")
-        except ApiError as error:
-            if error.status in (404, 429):  # not known yet; known, and its storage is being made
-                return False
-            raise
-        return True
-
-    admin.wait("the resource's kind", served)
+    admin.wait_served(API_VERSION, KIND)
 
 
 def created(admin: Kube, namespace: str, given: Obj) -> Obj:

@@ -31,7 +31,7 @@ def install(api: ApiServer, kube: Kube, own: str, watched: Collection[str]) -> N
     there already and free, so that nobody waits for it."""
     for file in sorted(CRDS.glob("*.yaml")):
         kube.apply(yaml.safe_load(file.read_text()))
-    wait_served(kube, API_VERSION, KIND)
+    kube.wait_served(API_VERSION, KIND)
     kube.apply({"apiVersion": "v1", "kind": "ServiceAccount", "metadata": {"name": ACCOUNT, "namespace": own}})
     grant(kube, own, watched)
     labels = {"app": ACCOUNT}
@@ -72,21 +72,6 @@ def reset_lease(kube: Kube, own: str) -> None:
     lease["metadata"] = {"name": "unmask-operator", "namespace": own}
     kube.apply(lease)
     kube.patch(lease, {"spec": {"holderIdentity": ""}})
-
-
-def wait_served(kube: Kube, api_version: str, kind: str) -> None:
-    """Until a CRD that was just applied can be used."""
-
-    def served() -> bool:
-        try:
-            kube.list(api_version, kind)
-        except ApiError as error:
-            if error.status in (404, 429, 503):  # 429 while its storage starts
-                return False
-            raise
-        return True
-
-    kube.wait(f"{kind} is served", served)
 
 
 def wait_owners(api: ApiServer, own: str, namespace: str) -> None:

@@ -5,9 +5,8 @@ from __future__ import annotations
 import pytest
 
 from e2e.cluster import Kube
-from e2e.cluster.kube import ApiError
 from tests.operator.live.objects import demo, wait_condition
-from tests.operator.live.process import OperatorProcess, wait_served
+from tests.operator.live.process import OperatorProcess
 from tests.operator.live.test_permissions import POD_MONITOR_CRD
 from unmask_operator.client.kinds import POD_MONITORS
 from unmask_operator.controller.watches import DISCOVERY_SECONDS
@@ -20,16 +19,7 @@ MONITOR = (POD_MONITORS.api_version, "PodMonitor", "late-engine")
 @pytest.fixture
 def no_pod_monitors(admin: Kube) -> None:
     """Whichever test ran before."""
-    admin.delete(POD_MONITOR_CRD)
-
-    def gone() -> bool:
-        try:
-            admin.request("GET", f"{POD_MONITORS.root}/{POD_MONITORS.plural}")
-        except ApiError as error:
-            return error.status == 404
-        return False
-
-    admin.wait("the PodMonitors' end", gone)
+    admin.undefine(POD_MONITOR_CRD)
 
 
 @pytest.mark.usefixtures("no_pod_monitors")
@@ -43,7 +33,7 @@ def test_a_missing_crd_is_named_and_its_installation_noticed(
     assert "podmonitors.monitoring.coreos.com" in told["message"]
     for _ in range(2):
         admin.apply(POD_MONITOR_CRD)
-        wait_served(admin, POD_MONITORS.api_version, "PodMonitor")
+        admin.wait_served(POD_MONITORS.api_version, "PodMonitor")
         wait_condition(admin, resource, "UpToDate", "True", timeout=DISCOVERY_SECONDS + 30)
         monitor = admin.get(*MONITOR, namespace)
         assert monitor["spec"]["selector"] == {"matchLabels": {"serving.unmask.dev/service": "late"}}
