@@ -134,19 +134,10 @@ class Kube:
 
         return self.wait(f"{at_least} Events of {reason}", told)
 
-    def wait_served(self, api_version: str, kind: str) -> None:
-        """Until a kind that was just defined can be used, which is a moment after it says "Established"."""
-
-        def served() -> bool:
-            try:
-                self.list(api_version, kind)
-            except ApiError as error:
-                if error.status in (404, 429, 503):  # not known yet; known, and its storage is being made
-                    return False
-                raise
-            return True
-
-        self.wait(f"{kind} is served", served)
+    def define(self, crd: Obj) -> None:
+        """Apply a CustomResourceDefinition and wait until its kind can be used."""
+        self.apply(crd)
+        self._wait_served(crd)
 
     def undefine(self, crd: Obj) -> None:
         """Delete a CustomResourceDefinition and wait for its end; one that is gone already is fine.
@@ -154,11 +145,27 @@ class Kube:
         Its kind is served first: the API server deletes a kind's objects before the definition, fails where their
         storage is still being made, and can lose its own retry until it looks at all definitions, every 5 minutes.
         """
-        spec, named = crd["spec"], (crd["apiVersion"], crd["kind"], crd["metadata"]["name"])
+        named = (crd["apiVersion"], crd["kind"], crd["metadata"]["name"])
         if self.find(*named):
-            self.wait_served(f"{spec['group']}/{spec['versions'][0]['name']}", spec["names"]["kind"])
+            self._wait_served(crd)
             self.delete(crd)
             self.wait(f"the end of {named[2]}", lambda: self.find(*named) is None, timeout=120)
+
+    def _wait_served(self, crd: Obj) -> None:
+        """Until the kind is, which is a moment after its definition says "Established"."""
+        spec = crd["spec"]
+        api_version, kind = f"{spec['group']}/{spec['versions'][0]['name']}", spec["names"]["kind"]
+
+        def served() -> bool:
+            try:
+                self.list(api_version, kind)
+            except ApiError as error:
+                if error.status in (429, 503):  # its storage is being made
+                    return False
+                raise
+            return True
+
+        self.wait(f"{kind} is served", served)
 
     def wait(self, what: str, found: Callable[[], Found | None], *, timeout: float = 30.0) -> Found:
         """Ask `found` until it returns something true; TimeoutError names `what`. A 404 counts as not yet."""

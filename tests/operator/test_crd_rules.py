@@ -13,7 +13,6 @@ from tests.operator.test_parse import resource
 from tools import crd
 from unmask_operator.api import parse
 from unmask_operator.api.engine import Thresholds
-from unmask_operator.objects import API_VERSION, KIND
 from unmask_operator.render.arguments import engine_arguments
 from unmask_operator.settings import Settings
 
@@ -23,8 +22,7 @@ pytestmark = pytest.mark.cluster
 @pytest.fixture(scope="module")
 def definition(admin):
     """The CRD as the API server has it, once it serves the kind."""
-    admin.apply(crd.crd())
-    admin.wait_served(API_VERSION, KIND)
+    admin.define(crd.crd())
     return admin.get("apiextensions.k8s.io/v1", "CustomResourceDefinition", crd.NAME)
 
 

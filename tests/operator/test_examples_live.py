@@ -6,7 +6,6 @@ import pytest
 import yaml
 
 from tools import crd
-from unmask_operator.objects import API_VERSION, KIND
 
 pytestmark = pytest.mark.cluster
 ROOT = Path(__file__).parents[2]
@@ -18,8 +17,7 @@ EXAMPLES = [doc for doc in DOCUMENTS if doc["kind"] != "Namespace"]
 
 @pytest.fixture(scope="module")
 def served(admin):
-    admin.apply(crd.crd())
-    admin.wait_served(API_VERSION, KIND)
+    admin.define(crd.crd())
 
 
 def create(admin, obj, namespace):

@@ -12,7 +12,6 @@ from tests.operator.samples import SETTINGS, child, make, observe, resource
 from tests.operator.test_crd import changed
 from tests.operator.test_platform_docs import DOCS, blocks
 from tools import crd
-from unmask_operator.objects import API_VERSION, KIND
 
 pytestmark = pytest.mark.cluster
 
@@ -46,8 +45,7 @@ def documented(name):
 @pytest.fixture
 def guarded(admin, namespace):
     """A namespace in which the policy holds; the binding leaves the tests of others alone."""
-    admin.apply(crd.crd())
-    admin.wait_served(API_VERSION, KIND)
+    admin.define(crd.crd())
     policy, binding = documented("unmask-no-escape")
     labels = {"kubernetes.io/metadata.name": namespace}
     binding["spec"]["matchResources"]["namespaceSelector"] = {"matchLabels": labels}

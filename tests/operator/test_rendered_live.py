@@ -65,8 +65,7 @@ RESOURCES = {**examples(), "everything": EVERYTHING}
 
 @pytest.fixture(scope="module")
 def crds(admin: Kube) -> None:
-    admin.apply(crd.crd())
-    admin.wait_served(API_VERSION, KIND)
+    admin.define(crd.crd())
 
 
 def created(admin: Kube, namespace: str, given: Obj) -> Obj:

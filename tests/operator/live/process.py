@@ -30,8 +30,7 @@ def install(api: ApiServer, kube: Kube, own: str, watched: Collection[str]) -> N
     """What the chart would: the CRD, the service account and its roles, and a Deployment (without pods). The Lease is
     there already and free, so that nobody waits for it."""
     for file in sorted(CRDS.glob("*.yaml")):
-        kube.apply(yaml.safe_load(file.read_text()))
-    kube.wait_served(API_VERSION, KIND)
+        kube.define(yaml.safe_load(file.read_text()))
     kube.apply({"apiVersion": "v1", "kind": "ServiceAccount", "metadata": {"name": ACCOUNT, "namespace": own}})
     grant(kube, own, watched)
     labels = {"app": ACCOUNT}

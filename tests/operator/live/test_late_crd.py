@@ -32,8 +32,7 @@ def test_a_missing_crd_is_named_and_its_installation_noticed(
     assert told["reason"] == "MissingCRD"
     assert "podmonitors.monitoring.coreos.com" in told["message"]
     for _ in range(2):
-        admin.apply(POD_MONITOR_CRD)
-        admin.wait_served(POD_MONITORS.api_version, "PodMonitor")
+        admin.define(POD_MONITOR_CRD)
         wait_condition(admin, resource, "UpToDate", "True", timeout=DISCOVERY_SECONDS + 30)
         monitor = admin.get(*MONITOR, namespace)
         assert monitor["spec"]["selector"] == {"matchLabels": {"serving.unmask.dev/service": "late"}}

@@ -9,7 +9,7 @@ from e2e.cluster.kube import ApiError
 from tests.operator.live.objects import demo, wait_condition
 from tests.operator.live.process import ACCOUNT, OperatorProcess, install
 from tools.permissions import RULES
-from unmask_operator.client.kinds import CHILDREN, POD_MONITORS, ApiKind, kind_of
+from unmask_operator.client.kinds import CHILDREN, ApiKind, kind_of
 from unmask_operator.controller.lists import LIST
 from unmask_operator.objects import API_VERSION, KIND, SERVICE_LABEL
 
@@ -62,8 +62,7 @@ def used(api: ApiServer, account: str) -> set[str]:
 
 
 def test_the_rights_asked_for_are_the_rights_granted(api_server: ApiServer, admin: Kube, namespace: str) -> None:
-    admin.apply(POD_MONITOR_CRD)
-    admin.wait_served(POD_MONITORS.api_version, "PodMonitor")
+    admin.define(POD_MONITOR_CRD)
     install(api_server, admin, namespace, [namespace])
     lease = {"apiVersion": "coordination.k8s.io/v1", "kind": "Lease"}
     admin.delete({**lease, "metadata": {"name": "unmask-operator", "namespace": namespace}})
