@@ -3,6 +3,7 @@
 PYTHON ?= python3
 PORT ?= 8000
 ARGS ?=
+TIMES ?= build/test-times.xml
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
@@ -17,7 +18,7 @@ REGISTRY ?=
 SBOMS ?= build
 VERSION := $(shell sed -n 's/^version = "\(.*\)"/\1/p' pyproject.toml)
 
-.PHONY: help setup serve chat test programs e2e browser-test clients lint format typecheck crds operator-bench siege gpu-test gpu-test-2 gpu-bench images lock clean
+.PHONY: help setup serve chat test test-rest test-all test-slow test-times test-load programs e2e browser-test clients lint format typecheck crds operator-bench siege gpu-test gpu-test-2 gpu-bench images lock clean
 
 help:  ## show this list
 	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 16
@@ -46,26 +47,33 @@ serve: setup  ## serve the demo model on PORT (8000); ARGS="--flag value" pass t
 chat: setup  ## talk to the server on PORT in the terminal and watch blocks being denoised
 	$(BIN)/python -m runtime.chat --url http://127.0.0.1:$(PORT) $(ARGS)
 
-# The first time on a machine an API server is compiled, for minutes: beside everything that needs none, and behind it.
-# It is a process group of its own, for a compiler has many processes, and all end with `make test`, however that ends.
-# Three workers of pytest share two cores, for many a test waits; threads of theirs would only spin. Each begins with a
-# third of the tests, so that what a file's tests share (a server, a model) is started once and not by all; who is done
-# takes from another's end.
-ALONE := $(BIN)/python -c 'import os, sys; os.setpgid(0, 0); os.execvp(sys.argv[1], sys.argv[1:])'
-COMPILE := nice $(BIN)/python -m e2e.cluster build >$$0/log 2>&1; echo $$? >$$0/ended; mv $$0/ended $$0/status
+# Three workers of pytest on two cores: many tests wait for other processes. More OpenMP threads would only spin. Each
+# worker begins with a third of the tests, so that what the tests of a file share is started once; an idle worker takes
+# tests from the end of another's list.
+PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 3 --dist worksteal
+# What needs more than a CPU and compiled programs; targets of their own run these.
+OTHER := not gpu and not gpu2 and not node and not browser and not clients
 
-test: setup  ## lint, type-check and run every CPU test
-	@building=$$(mktemp -d) || exit 1; export UNMASK_E2E_BUILDING=$$building; \
-	  $(ALONE) sh -c '$(COMPILE)' $$building & compiler=$$!; \
-	  trap '{ kill -- -$$compiler || kill $$compiler; wait $$compiler; } 2>/dev/null; rm -rf $$building' EXIT; \
-	  trap 'exit 130' INT TERM; \
-	  $(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/mypy || exit 1; \
-	  test -e $$building/status || echo "compiling what the operator's tests run; until it is there, the others run"; \
-	  OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 3 --dist worksteal $(ARGS); tests=$$?; \
-	  test $$tests = 0 && wait $$compiler; \
-	  if test -e $$building/status && test "$$(cat $$building/status)" != 0; then cat $$building/log; exit 1; fi; exit $$tests
+test: setup lint typecheck  ## lint, type-check and run the quick CPU tests; they have to pass
+	$(PYTEST) $(ARGS)
 
-programs: setup  ## compile what the operator's tests run, once
+test-rest: setup programs  ## the CPU tests that `make test` leaves out: API server, compiled programs, long matrices
+	$(PYTEST) -m "(cluster or programs or matrix) and not slow and $(OTHER)" $(ARGS)
+
+test-all: setup  ## every test that runs on CPU without a node: test, then test-rest
+	$(MAKE) test
+	$(MAKE) test-rest
+
+test-slow: setup programs  ## soak tests and long property runs, an hour
+	$(PYTEST) -m "slow and $(OTHER)" --timeout=3600 $(ARGS)
+
+test-times: setup programs  ## run the tests of test-all; print the slowest 50 and the time per directory
+	$(PYTEST) -m "not slow and $(OTHER)" --junitxml=$(TIMES) $(ARGS); status=$$?; $(BIN)/python -m tests.times $(TIMES); exit $$status
+
+test-load: setup programs  ## test-all directory by directory beside four busy loops; ARGS="--passes 3 tests/server"
+	OMP_NUM_THREADS=1 $(BIN)/python -m tests.under_load $(ARGS)
+
+programs: setup  ## compile what test-rest runs, once: an API server, etcd, helm
 	@$(BIN)/python -m e2e.cluster build
 
 e2e: setup  ## start a cluster with a node (needs root), test the chart and the operator on it, end it

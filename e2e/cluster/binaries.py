@@ -110,12 +110,6 @@ def find(names: Iterable[str], env: Environment) -> dict[str, Path]:
     return paths
 
 
-def wait_built(env: Environment) -> None:
-    """Return once nobody compiles for this run any more. Whether all is there, `find` tells."""
-    while env.building and not (env.building / "status").exists():
-        time.sleep(0.2)
-
-
 def build(names: Iterable[str], env: Environment) -> dict[str, Path]:
     """Compile what is missing, one program at a time, and return the path of each."""
     paths = {name: path_of(name, env) for name in names}

@@ -16,8 +16,6 @@ class Environment:
         assets: KUBEBUILDER_ASSETS, a folder with ready-made etcd, kube-apiserver and kubectl.
         kubeconfig: UNMASK_E2E_KUBECONFIG, somebody's cluster to test against instead of our own.
         cluster: UNMASK_E2E_CLUSTER, the id that `up` printed.
-        building: UNMASK_E2E_BUILDING, where `make test` puts a file `status` when the programs that it compiles
-            meanwhile are there, or could not be made.
         runtime_next: UNMASK_E2E_IMAGE_RUNTIME_NEXT, the runtime's image under a second tag, for tests of an upgrade.
         path: PATH.
     """
@@ -27,7 +25,6 @@ class Environment:
     kubeconfig: Path | None
     cluster: str
     path: str
-    building: Path | None = None
     runtime_next: str = ""
 
 
@@ -47,6 +44,5 @@ def environment(environ: Mapping[str, str] | None = None) -> Environment:
         kubeconfig=existing("UNMASK_E2E_KUBECONFIG"),
         cluster=environ.get("UNMASK_E2E_CLUSTER", ""),
         path=environ.get("PATH", os.defpath),
-        building=existing("UNMASK_E2E_BUILDING"),
         runtime_next=environ.get("UNMASK_E2E_IMAGE_RUNTIME_NEXT", ""),
     )

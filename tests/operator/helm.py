@@ -9,7 +9,7 @@ from typing import Any
 
 import yaml
 
-from e2e.cluster.binaries import build, find
+from e2e.cluster.binaries import build
 from e2e.cluster.config import environment
 
 CHARTS = Path(__file__).parents[2] / "charts"
@@ -20,10 +20,8 @@ REGISTRY = {"global.imageRegistry": "registry.example/team"}  # without one the 
 
 
 def helm(*arguments: str) -> str:
-    """What helm prints; it is compiled first where it is not in the cache and `make test` does not do so. ValueError
-    carries what it complains of."""
-    env = environment()
-    program = (find if env.building else build)(["helm"], env)["helm"]
+    """Runs helm, which is compiled if the cache lacks it, and returns its output. ValueError has its error text."""
+    program = build(["helm"], environment())["helm"]
     done = subprocess.run([program, *arguments], capture_output=True, text=True, timeout=120)
     if done.returncode:
         raise ValueError(done.stdout + done.stderr)

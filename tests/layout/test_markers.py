@@ -1,0 +1,20 @@
+"""Tests that need compiled programs or an API server carry the marker that keeps them out of `make test`."""
+
+import re
+from pathlib import Path
+
+TESTS = Path(__file__).parents[1]
+# What a test module imports or names when it runs helm or uses an API server of tests/operator/conftest.py.
+NEEDS_PROGRAMS = re.compile(
+    r"^from tests\.operator\.helm import|\b(?:start_api_server|controlled_admin|fault_proxy)\b", re.M
+)
+MARKER = re.compile(r"^pytestmark = .*?pytest\.mark\.(?:cluster|programs)\b", re.M | re.DOTALL)
+
+
+def test_modules_that_need_programs_are_marked():
+    unmarked = []
+    for path in (TESTS / "operator").rglob("test_*.py"):
+        text = path.read_text(encoding="utf-8")
+        if NEEDS_PROGRAMS.search(text) and not MARKER.search(text):
+            unmarked.append(path.name)
+    assert unmarked == [], "add pytestmark = pytest.mark.cluster (API server) or pytest.mark.programs (helm)"
