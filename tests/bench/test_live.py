@@ -63,6 +63,7 @@ def test_open_blocks_hold_the_same_after_contexts_of_any_length(tmp_path):
     assert len({row["sampled"] for row in rows}) == 1
 
 
+@pytest.mark.matrix
 def test_steps_that_commit_or_prefill_beside_others(tmp_path):
     rows = measured(tmp_path, *TINY, "--cases", "commit", "mixed", "prefill")
     assert [(row["case"], row["batch"], row["rows"]) for row in rows] == [

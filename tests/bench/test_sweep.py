@@ -72,6 +72,7 @@ def test_every_fitting_rule_is_swept_and_is_quicker_at_its_last_value(llm) -> No
         assert careful > fast, walk.rule
 
 
+@pytest.mark.matrix
 def test_figures_of_fixed_and_local_leap(figures) -> None:
     found = figures("--tasks", "add", "greet", "--n", "1", "--algorithm", "fixed", "local_leap", "fixed")
     assert [(rule["algorithm"], rule["field"]) for rule in found] == [

@@ -93,6 +93,7 @@ def wrong_answers(llm, samples):
     return told
 
 
+@pytest.mark.matrix
 def test_the_shipped_model_answers_some_of_them(llm) -> None:
     wrong = wrong_answers(llm, everyday.chosen(SAMPLED))
     assert len(wrong) <= WRONG, json.dumps(wrong, indent=1)

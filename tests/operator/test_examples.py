@@ -67,6 +67,7 @@ def on_this_machine(service):
     return [argument for argument in arguments if not argument.startswith(left_out)]
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize("service", [s for s in services(*NAMES) if s["spec"]["model"]["uri"] == "demo://"], ids=name)
 def test_each_demo_example_starts_in_its_memory(service):
     with serving(*on_this_machine(service)) as server:

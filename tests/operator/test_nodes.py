@@ -150,6 +150,7 @@ class ApiServer(BaseHTTPRequestHandler):
         pass
 
 
+@pytest.mark.matrix
 def test_a_thousand_nodes_of_20_kb_take_less_than_20_mb_at_the_peak():
     assert len(json.dumps(node(1))) > 20_000
     with ThreadingHTTPServer(("127.0.0.1", 0), ApiServer) as server:

@@ -248,6 +248,7 @@ def test_pods_without_adapters_are_asked_nothing_once_they_are_ready():
     assert asked == []
 
 
+@pytest.mark.matrix
 def test_a_thousand_services_at_rest_are_asked_no_more_than_once_a_second():
     """Their adapters are loaded. No request is the API server's, and few are the pods'."""
     asked, clock = Counter(), [0.0]

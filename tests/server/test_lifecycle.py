@@ -199,6 +199,7 @@ def _lose(place: Path, name: str) -> None:
     save_file(tensors, place / "model.safetensors")
 
 
+@pytest.mark.quick_cases(2)
 @pytest.mark.parametrize("case", BROKEN)
 def test_a_broken_checkpoint_ends_start_up_with_one_sentence(checkpoint: Path, tmp_path: Path, case: str) -> None:
     place = tmp_path / "broken"

@@ -21,6 +21,7 @@ def steps_in(file: str) -> list[dict[str, Any]]:
         return [event for event in json.load(opened)["traceEvents"] if event.get("name") == STEP]
 
 
+@pytest.mark.matrix
 def test_the_steps_of_every_backend_between_start_and_stop(checkpoint: Any, tmp_path: Path) -> None:
     place = tmp_path / "new" / "place"
     flags = ["--model", str(checkpoint), "--profiler", "torch", "--torch-profiler-dir", str(place)]

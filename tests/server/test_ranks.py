@@ -31,6 +31,7 @@ def rank_of(backend):
     return rank
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize("whom", ["the other rank", "the rank that leads"])
 def test_a_killed_rank_under_load(server: ServerProcess, whom):
     (backend,) = server.backends()
@@ -57,6 +58,7 @@ def test_a_killed_rank_under_load(server: ServerProcess, whom):
     assert not gone, "a rank outlives its replica"
 
 
+@pytest.mark.matrix
 def test_ranks_and_replicas_answer_alike(server: ServerProcess):
     fixed = {"max_tokens": 24, "ignore_eos": True}  # so that they meet
     asked = [{"prompt": f"{n} + 4 =", "temperature": n % 2, "seed": n, **fixed} for n in range(6)]
@@ -99,6 +101,7 @@ def test_flags_that_do_not_go_together(flags, says):
         parse(["--device", "cpu", *flags], {})
 
 
+@pytest.mark.matrix
 def test_heads_that_do_not_divide():
     ended = started("--device", "cpu", "--port", "0", "--tensor-parallel-size", "3")
     assert ended.returncode == 1

@@ -18,6 +18,8 @@ from tests.siege import attacks, clients, measure, observers, report, samples, v
 from tests.siege.registry import ATTACKS
 from tests.siege.server import Besieged, SiegeError, besieged
 
+pytestmark = pytest.mark.matrix
+
 OPTIONS = measure.Options(settle=2, think=0.5)
 BUSY = ("/health took", "an innocent request took", "probes of /health failed")  # what a busy machine alone may do
 
