@@ -7,6 +7,7 @@ import ast
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cache
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
@@ -40,9 +41,9 @@ class House:
         known = self.modules()
         found: dict[str, set[str]] = {}
         for name, path in known.items():
-            every = imports(ast.parse(path.read_text(encoding="utf-8")))
-            wanted = {f"{m}.{n}" if f"{m}.{n}" in known else m for m, n, at in every if at in when}
-            found[name] = wanted & known.keys() - {name}
+            every = imports_of(path)
+            imported = {f"{m}.{n}" if f"{m}.{n}" in known else m for m, n, at in every if at in when}
+            found[name] = imported & known.keys() - {name}
         return found
 
     def order(self) -> list[str]:
@@ -76,6 +77,11 @@ def imports(tree: ast.AST, when: str = "module") -> Iterator[tuple[str, str, str
             yield from imports(node, "function")
         else:
             yield from imports(node, when)
+
+
+@cache
+def imports_of(path: Path) -> tuple[tuple[str, str, str], ...]:
+    return tuple(imports(ast.parse(path.read_text(encoding="utf-8"))))
 
 
 def home(module: str, packages: list[str]) -> str:
@@ -124,7 +130,7 @@ def test_the_operators_core_does_no_io():
         f"{module} -> {name}"
         for module, path in house.modules().items()
         if home(module, packages) in core
-        for name, _, _ in imports(ast.parse(path.read_text(encoding="utf-8")))
+        for name, _, _ in imports_of(path)
         if name.split(".")[0] in OUTSIDE
     ]
     assert wrong == []
