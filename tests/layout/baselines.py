@@ -14,11 +14,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from tests.layout import references, vocabulary
+from tests.layout import references, sentences, vocabulary
 from tests.layout.check import Check, Finding
 
 FOLDER = Path(__file__).parent / "baseline"
-CHECKS = (vocabulary.CHECK, references.CHECK)
+CHECKS = (vocabulary.CHECK, references.CHECK, sentences.CHECK)
 MAX_LOCATIONS = 10  # shown per key
 
 Counts = Mapping[str, Mapping[str, int]]  # package -> key -> count
