@@ -1,1 +1,1 @@
-"""What developers and tests run on the operator's declarations. No part of any image or distribution."""
+"""Tools for developers and tests. No image and no distribution contains them."""
