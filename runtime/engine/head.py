@@ -119,7 +119,7 @@ class Head:
         given |= {"block_tokens": tokens, "block_state": state}
         return self.decide_on(shape, given, hidden[given["rows"]], signal)
 
-    def decide_on(
+    def decide_on(  # noqa: C901 - all steps of sampling, whose order matters, in one place
         self,
         shape: SampleShape,
         given: Given,
