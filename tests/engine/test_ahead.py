@@ -266,7 +266,7 @@ def test_whoever_comes_and_goes_between_steps_changes_nothing_for_others(
     """Where most steps begin early, and their news are told while the next one runs."""
     noted = noting(monkeypatch)
 
-    @examples(30)
+    @examples(12)
     @given(data=st.data())
     def check(data: st.DataObject) -> None:
         setup = replace(

@@ -124,7 +124,7 @@ def test_any_schedule_over_a_distinct_pool(case: Case, distinct: LLM, data: st.D
     run_schedule(Run(setup, distinct.engine, case.oracle), arrivals, data.draw(ABORTS))
 
 
-@examples(12)
+@examples(8)
 @given(data=st.data())
 def test_any_schedule(case: Case, llm: LLM, data: st.DataObject) -> None:
     """One engine for all examples: its prefix cache carries over from one to the next."""

@@ -21,10 +21,15 @@ from runtime.samplers import Stat, rules
 from runtime.strategies import DecodingContext, make_strategy
 from tests.engine.replays import PROMPTS, SMALL, Served, check, pretending, served
 from tests.golden import GOLDEN
+from tests.matrix import marked
 from tests.request.test_params import info
 
+# One per kind of decoding; `make test-rest` runs the others.
+QUICK = ("sdar_moe-sdar_moe-multi_bd-4-1", "llada-llada-full-32-prefix", "d2f_llada-llada-d2f-16-4",
+         "dmax-llada2-dmax-edit-8-1")  # fmt: skip
 
-@pytest.mark.parametrize("each", served(once=True))
+
+@pytest.mark.parametrize("each", marked(served(once=True), quick=QUICK))
 def test_filled_up_steps_answer_the_same(each: Served, monkeypatch: pytest.MonkeyPatch) -> None:
     with pretending(monkeypatch):
         check(each, 2, device="cpu", dtype="float64")

@@ -6,16 +6,17 @@ import pytest
 import torch
 
 from runtime import LLM, SamplingParams
+from tests.matrix import marked
 from tests.ranks.cases import EXPERTS, FAMILIES, answers, logits, served
 
 
-@pytest.mark.parametrize("key", FAMILIES)
+@pytest.mark.parametrize("key", marked(FAMILIES, quick=("llada2_tiny", "dream", "sdar_moe")))
 def test_every_family(pair, tmp_path, key):
     flags = served(key, tmp_path)
     assert answers(flags, tensor_parallel_size=2) == answers(flags)
 
 
-@pytest.mark.parametrize("key", EXPERTS)
+@pytest.mark.parametrize("key", marked(EXPERTS, quick=("llada2_tiny", "sdar_moe")))
 def test_experts_that_are_dealt_out(pair, tmp_path, key):
     flags = served(key, tmp_path)
     dealt = logits(flags, tensor_parallel_size=2, expert_parallel_size=2)

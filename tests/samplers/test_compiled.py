@@ -10,6 +10,7 @@ from runtime.errors import ConfigError
 from runtime.samplers.compiled import CompiledVocabulary
 from runtime.samplers.vocabulary import WHOLE
 from tests.golden import GOLDEN
+from tests.matrix import marked
 
 needs_compiler = pytest.mark.skipif(shutil.which("g++") is None, reason="torch.compile needs a C++ compiler on a CPU")
 
@@ -20,7 +21,7 @@ def compiled():
 
 
 @needs_compiler
-@pytest.mark.parametrize("rows", [1, 2, 37])
+@pytest.mark.parametrize("rows", marked([1, 2, 37], quick=[37]))
 def test_it_is_told_the_same(compiled, rows):
     random = torch.Generator().manual_seed(rows)
     logits = torch.randn(rows, 300, generator=random) * 5
