@@ -15,6 +15,7 @@ from runtime.parts import Parts, formats, reasoning_format, tool_format
 from runtime.samplers import base as samplers
 from runtime.strategies import base as strategies
 from runtime.weights import resolve_checkpoint
+from tests.golden import GOLDEN
 
 TEXT = (Path(__file__).parents[1] / "CONTRIBUTING.md").read_text(encoding="utf-8")
 PROMPTS = [list(range(40, 61)), list(range(100, 132)), [7]]  # the second ends with a block
@@ -40,13 +41,13 @@ def run(monkeypatch):
     return execute
 
 
-def answers(params: SamplingParams, **flags):
-    with LLM(device="cpu", dtype="float64", max_model_len=256, **flags) as llm:
+def answers(params: SamplingParams, model: str = str(GOLDEN / "llada2_tiny"), **flags):
+    with LLM(model, device="cpu", dtype="float64", skip_tokenizer=True, max_model_len=256, **flags) as llm:
         return llm.generate(PROMPTS, params)
 
 
 def test_a_strategy(run):
-    params = SamplingParams(max_tokens=36, ignore_eos=True, decoding={"accept_threshold": 1.0})  # a token a step
+    params = SamplingParams(max_tokens=36, ignore_eos=True, decoding={"accept_threshold": 0.02})
     with pytest.raises(ConfigError, match="--decoding-strategy 'single_bd'"):
         answers(params, decoding_strategy="single_bd")
     run("runtime/strategies/single_bd.py")

@@ -286,7 +286,7 @@ def test_6_a_device_that_failed_ends_the_engine() -> None:
 
 
 @STRATEGIES
-@examples(10)
+@examples(8)
 @given(data=st.data())
 def test_7_abort_at_any_step_frees_every_page(strategy: str, data: st.DataObject) -> None:
     setup = data.draw(setups(strategy=strategy))

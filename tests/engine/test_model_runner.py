@@ -24,7 +24,7 @@ from tests.engine.hash_model import HashModel
 from tests.engine.samples import asks, setups
 
 
-@settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=8, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.data())
 def test_how_rows_are_cut_for_head_and_draws_changes_nothing(
     monkeypatch: pytest.MonkeyPatch, data: st.DataObject

@@ -55,7 +55,7 @@ def drain(engine: Engine, heard: list[EngineOutput]) -> None:
 
 
 @STRATEGIES
-@examples(8)
+@examples(5)
 @given(data=st.data())
 def test_told_a_step_later_it_is_the_same(strategy: str, data: st.DataObject) -> None:
     setup = data.draw(setups(strategy=strategy))

@@ -10,7 +10,6 @@ from runtime.errors import ConfigError
 from runtime.samplers.compiled import CompiledVocabulary
 from runtime.samplers.vocabulary import WHOLE
 from tests.golden import GOLDEN
-from tests.matrix import marked
 
 needs_compiler = pytest.mark.skipif(shutil.which("g++") is None, reason="torch.compile needs a C++ compiler on a CPU")
 
@@ -20,8 +19,9 @@ def compiled():
     return CompiledVocabulary("default", torch.device("cpu"), torch.float32, 300)
 
 
+@pytest.mark.matrix  # a compilation takes as long as a thousand other tests
 @needs_compiler
-@pytest.mark.parametrize("rows", marked([1, 2, 37], quick=[37]))
+@pytest.mark.parametrize("rows", [1, 2, 37])
 def test_it_is_told_the_same(compiled, rows):
     random = torch.Generator().manual_seed(rows)
     logits = torch.randn(rows, 300, generator=random) * 5
@@ -37,6 +37,7 @@ def test_it_is_told_the_same(compiled, rows):
     assert torch.equal(logits, before)
 
 
+@pytest.mark.matrix
 @needs_compiler
 def test_answers_are_those_of_what_is_not_compiled(monkeypatch):
     asked = []
