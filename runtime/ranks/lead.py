@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -40,6 +39,8 @@ from runtime.ranks.watch import Watch
 from runtime.state.plan import BlockPlan, BlockResults, StepPlan
 from runtime.weights import load_model
 from runtime.weights.hub import Progress
+
+CAUSE_SECONDS = 1.0  # after a failure, until the watch may have found the lost rank that caused it
 
 
 class Ranks:
@@ -120,7 +121,7 @@ class Ranks:
         except ConfigError:
             raise
         except Exception as error:
-            self.watch.thread.join(1.0)  # what made it fail may be heard only now
+            self.watch.thread.join(CAUSE_SECONDS)
             self.watch.check()
             if isinstance(error, RuntimeError | ReplicaLost) and "imed out" in str(error):
                 raise ConfigError(
@@ -166,13 +167,13 @@ class Running:
     def __enter__(self) -> None:
         if self.watch.failure is not None:
             raise ReplicaLost(str(self.watch.failure))
-        self.watch.since = time.monotonic()
+        self.watch.since = self.watch.clock()
 
     def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
         self.watch.since = None
         if isinstance(error, Exception):
             if self.watch.failure is None:
-                self.watch.thread.join(1.0)  # what made it fail may be heard only now
+                self.watch.thread.join(CAUSE_SECONDS)
             if self.watch.failure is not None:
                 raise ReplicaLost(str(self.watch.failure)) from error
             raise ReplicaLost(f"rank 0 {sentence(error)}") from error

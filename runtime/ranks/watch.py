@@ -29,7 +29,7 @@ class Peer:
         self.wire = wire
         self.hello = hello
         self.process = process
-        self.heard = time.monotonic()
+        self.heard = 0.0  # when its last message came, by the clock of its `Watch`
 
     @property
     def name(self) -> str:
@@ -52,14 +52,23 @@ class Peer:
 
 class Watch:
     """Hears the peers from a thread of its own. `lost(sentence)` is called there, once, when the replica cannot go on:
-    a rank has gone, says that it failed, says nothing for `silence` seconds, or a step takes longer than `seconds`."""
+    a rank has gone, says that it failed, says nothing for `silence` seconds, or a step takes longer than `seconds`.
+    `silence` is SILENCE_SECONDS by default; `clock` gives the time in seconds."""
 
     def __init__(
-        self, peers: list[Peer], seconds: float, lost: Callable[[str], None], silence: float = SILENCE_SECONDS
+        self,
+        peers: list[Peer],
+        seconds: float,
+        lost: Callable[[str], None],
+        silence: float | None = None,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        self.clock = clock
         self.peers = peers
+        for peer in peers:
+            peer.heard = clock()
         self.seconds = seconds
-        self.silence = silence
+        self.silence = SILENCE_SECONDS if silence is None else silence
         self.lost = lost
         self.failure: ReplicaLost | ConfigError | None = None
         self.serving = False  # before, a rank may be busy for long without a word
@@ -111,7 +120,7 @@ class Watch:
                 except ValueError as error:
                     self.fail(ReplicaLost(f"{peer.name} cannot be understood: {error}"))
                     return
-                peer.heard = time.monotonic()
+                peer.heard = self.clock()
                 self._take(peer, message)
             self._look()
 
@@ -125,7 +134,7 @@ class Watch:
                 self._answers.put((peer, message))
 
     def _look(self) -> None:
-        now, since = time.monotonic(), self.since
+        now, since = self.clock(), self.since
         for peer in self.peers:
             if now - peer.heard > (self.silence if self.serving else self.seconds):
                 self.fail(ReplicaLost(f"{peer.name} has said nothing for {now - peer.heard:.0f} s"))

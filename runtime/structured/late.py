@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from runtime.request.io import EngineInfo
+from runtime.structured.limits import TrialLimits
 
 if TYPE_CHECKING:
     from runtime.structured.trials import Trials
@@ -17,6 +18,7 @@ class LateTrials:
     """A `Trial` of an engine in this process, whose environment the other process gets."""
 
     def __init__(self, directory: Path, info: EngineInfo) -> None:
+        self.limits: TrialLimits | None = None  # read once the first grammar is tried
         self._asked = directory, info
 
     def trouble(self, text: str) -> str:
@@ -30,4 +32,4 @@ class LateTrials:
     def _trials(self) -> Trials:
         from runtime.structured.trials import Trials  # which needs msgspec, and a program without grammars does not
 
-        return Trials(*self._asked, os.environ)
+        return Trials(*self._asked, os.environ, self.limits)

@@ -19,22 +19,22 @@ import msgspec
 from runtime.errors import ConfigError
 from runtime.request.io import EngineInfo
 from runtime.structured.grammars import STACK
+from runtime.structured.limits import TrialLimits
 from runtime.structured.notation import readable
 from runtime.structured.reading import grammars_of
 
 READY = b'"ready"\n'
-COMPILER_SECONDS = 4.0  # of the processor, for one grammar
-TRANSLATOR_SECONDS = 0.25  # of these, for its notation: an engine does it again, between others' steps
 SPACE = STACK + (4 << 30)  # bytes of addresses that the process may have
 MOST = 32 << 20  # bytes of a compiled grammar, of which an engine keeps some dozens
 ROOM = 64 << 20  # bytes that a process may grow by: in what earlier grammars left, growth does not show
 
 
 class Setup(msgspec.Struct, frozen=True):
-    """Of which engine: the checkpoint's directory, and what it says of itself."""
+    """The engine that the grammars are for: its checkpoint's directory and its facts; and the limits of each trial."""
 
     directory: str
     info: EngineInfo
+    limits: TrialLimits
 
 
 class Verdict(msgspec.Struct, frozen=True):
@@ -65,9 +65,9 @@ def main() -> None:
     tell(READY)
     most = _resident() + ROOM
     for line in source:
-        signal.setitimer(signal.ITIMER_PROF, COMPILER_SECONDS)  # whose signal ends the process
+        signal.setitimer(signal.ITIMER_PROF, setup.limits.compile_seconds)  # whose signal ends the process
         before = _resident()
-        text, why = _translated(msgspec.json.decode(line, type=str))
+        text, why = _translated(msgspec.json.decode(line, type=str), setup.limits.translate_seconds)
         matcher = None
         if not why:
             matcher, why = grammars.tried(text)
@@ -79,17 +79,23 @@ def main() -> None:
         tell(msgspec.json.encode(Verdict(why, _resident() > most)) + b"\n")
 
 
-def _translated(text: str) -> tuple[str, str]:
-    """A grammar in the engine's notation, and why it is none, or took too long to become one, if so."""
+def _translated(text: str, limit: float) -> tuple[str, str]:
+    """Translates a grammar to the engine's notation.
+
+    Returns:
+        The translated text, and the reason for a refusal ("" if there is none): the translation failed, or took more
+        than `limit` seconds of CPU time.
+    """
     began = time.process_time()
     try:
         text = readable(text)
     except ValueError as error:
         return text, str(error)
-    took, most = time.process_time() - began, TRANSLATOR_SECONDS
-    if took <= most:
+    seconds = time.process_time() - began
+    if seconds <= limit:
         return text, ""
-    return text, f"its notation takes {took:.2g} s to translate, at most {most:g}; write it in Lark's, or a smaller one"
+    why = f"its notation takes {seconds:.2g} s to translate, at most {limit:g}; write it in Lark's, or a smaller one"
+    return text, why
 
 
 def _resident() -> int:

@@ -18,14 +18,12 @@ import msgspec
 
 from runtime.errors import ConfigError
 from runtime.request.io import EngineInfo
-from runtime.structured.trial import COMPILER_SECONDS, READY, Setup, Verdict
+from runtime.structured.limits import TrialLimits
+from runtime.structured.trial import READY, Setup, Verdict
 
 COMMAND = (sys.executable, "-m", "runtime.structured.trial")
 KEPT = 4096  # verdicts, a few hundred bytes each
-START_SECONDS = 60.0
-WAIT_SECONDS = 4 * COMPILER_SECONDS  # for a grammar, where others have the processor
 
-SLOW = f"it takes more than {COMPILER_SECONDS:g} s to compile; send a smaller or simpler one"
 LARGE = "it takes too much memory to compile; send a smaller or simpler one"
 
 
@@ -39,9 +37,19 @@ class Trials:
     `known` may be called by any thread; `trouble` by one at a time.
     """
 
-    def __init__(self, directory: Path, info: EngineInfo, environment: Mapping[str, str]) -> None:
-        """`environment`: of the process."""
-        self._setup = msgspec.json.encode(Setup(str(directory), info)) + b"\n"
+    def __init__(
+        self, directory: Path, info: EngineInfo, environment: Mapping[str, str], limits: TrialLimits | None = None
+    ) -> None:
+        """Sets the process up; it starts with the first grammar.
+
+        Args:
+            directory: The checkpoint, for its tokenizer.
+            info: Facts of the engine that the grammars are for.
+            environment: Environment variables of the child process.
+            limits: Of each trial; the defaults of `TrialLimits` if None.
+        """
+        self.limits = limits or TrialLimits()
+        self._setup = msgspec.json.encode(Setup(str(directory), info, self.limits)) + b"\n"
         self._environment = dict(environment)
         self._verdicts: OrderedDict[bytes, str] = OrderedDict()
         self._lock = threading.Lock()
@@ -83,17 +91,21 @@ class Trials:
         process = self._process
         assert process is not None
         try:
-            said = _asked(process, line, WAIT_SECONDS)
+            said = _asked(process, line, self.limits.answer_seconds)
         except TimeoutError:
             self.close()
-            return SLOW
+            return self._too_slow
         except Ended:
             self.close()
-            return SLOW if process.returncode == -signal.SIGPROF else LARGE
+            return self._too_slow if process.returncode == -signal.SIGPROF else LARGE
         verdict = msgspec.json.decode(said, type=Verdict)
         if verdict.large:
             self.close()
         return verdict.why
+
+    @property
+    def _too_slow(self) -> str:
+        return f"it takes more than {self.limits.compile_seconds:g} s to compile; send a smaller or simpler one"
 
     def _start(self) -> None:
         self.close()
@@ -101,7 +113,7 @@ class Trials:
             COMMAND, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=self._environment
         )
         try:
-            said = _asked(process, self._setup, START_SECONDS)
+            said = _asked(process, self._setup, self.limits.start_seconds)
         except (TimeoutError, Ended):
             self.close()
             raise ConfigError(f"the process that compiles grammars does not start ({process.returncode})") from None

@@ -1,12 +1,14 @@
 """`eval` counts what an engine answered: right answers, tokens, forwards, bars and differing batches."""
 
 import json
+from contextlib import nullcontext
 from types import SimpleNamespace
 
 import pytest
 
+from runtime import LLM
 from runtime.bench import __main__ as bench
-from runtime.bench import accuracy
+from runtime.bench import accuracy, sweep
 from runtime.bench import eval as evaluation
 from runtime.demo.tasks import all_tasks, held_out_samples
 
@@ -53,6 +55,12 @@ def engines(monkeypatch):
     for module in (accuracy, evaluation):
         monkeypatch.setattr(module, "open_llm", open_llm)
     return made
+
+
+@pytest.fixture(scope="module")
+def llm():
+    with LLM(device="cpu") as llm:
+        yield llm
 
 
 def run(*words) -> int:
@@ -123,7 +131,9 @@ def test_eval_compares_batches(engines, capsys) -> None:
         ),
     ],
 )
-def test_what_the_engine_refuses_is_one_sentence(line, words, capsys) -> None:
+def test_what_the_engine_refuses_is_one_sentence(line, words, llm, monkeypatch, capsys) -> None:
+    for module in (evaluation, sweep):
+        monkeypatch.setattr(module, "open_llm", lambda args, batch: nullcontext(llm))
     tool, *rest = line.split()
     assert bench.main([tool, "--tasks", "add", "--device", "cpu", *rest]) == 1
     (sentence,) = capsys.readouterr().err.splitlines()

@@ -1,8 +1,11 @@
 """Served steps on one rank and on two."""
 
+import pytest
+
 from runtime.bench.__main__ import main
 
 
+@pytest.mark.matrix
 def test_the_table(tmp_path, capsys):
     where = tmp_path / "found.json"
     flags = [

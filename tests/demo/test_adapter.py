@@ -1,7 +1,9 @@
 """The shipped adapter `roman`, and how such a one is trained."""
 
+import itertools
 import json
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -72,7 +74,9 @@ def test_what_is_written_is_what_the_server_adds(tmp_path) -> None:
     torch.testing.assert_close(model(*call), merged(*call), rtol=1e-4, atol=1e-4)
 
 
-def test_the_script_trains_one_that_can_be_served(tmp_path) -> None:
+def test_the_script_trains_one_that_can_be_served(tmp_path, monkeypatch) -> None:
+    ticks = itertools.count()
+    monkeypatch.setattr(train_adapter, "time", SimpleNamespace(perf_counter=lambda: next(ticks) / 10))
     base, adapter = tmp_path / "base", tmp_path / "adapter"
     export(make().state_dict(), TINY, make_tokenizer(), base)
     call = [
@@ -85,7 +89,7 @@ def test_the_script_trains_one_that_can_be_served(tmp_path) -> None:
         "--rows",
         "1",
         "--prompts",
-        "2",
+        "1",
         "--workers",
         "0",
     ]

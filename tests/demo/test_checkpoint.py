@@ -62,7 +62,12 @@ def test_a_conversation_that_wanders(llm) -> None:
         said += [question, answer]
 
 
-@pytest.mark.parametrize("name", sorted(all_tasks()))
+LONG = {"abilities", "count_far", "dialogue", "long_add", "refuse", "story", "story_any", "story_free", "table",
+        "times_table", "tool_answer", "tool_call", "tool_offered"}  # fmt: skip
+TASKS = [pytest.param(name, marks=pytest.mark.matrix if name in LONG else ()) for name in sorted(all_tasks())]
+
+
+@pytest.mark.parametrize("name", TASKS)
 def test_accuracy_stays(llm, name) -> None:
     task = all_tasks()[name]
     samples = held_out_samples(task, COUNT)

@@ -1,5 +1,8 @@
-"""The shipped checkpoint in few bits does what its card says, as in `test_checkpoint.py`: a few tasks here, and all of
-them by name. Four bits may cost two points."""
+"""The quantized demo checkpoint keeps its accuracy, as in `test_checkpoint.py`. Four bits may cost two points.
+
+`make test` checks one format, `make test-rest` the others and more tasks, `make test-slow` all tasks."""
+
+import itertools
 
 import pytest
 
@@ -8,13 +11,18 @@ from runtime.bench.accuracy import MAX_TOKENS
 from runtime.demo.tasks import all_tasks, held_out_samples
 from tests.demo.test_checkpoint import COUNT, most_wrong
 
-QUICK = {"fp8": {"add", "sort", "json", "dialogue", "sudoku"}, "int8": {"add"}, "int4": {"sort"}}
+FORMS = [pytest.param(form, marks=() if form == "fp8" else pytest.mark.matrix) for form in ("fp8", "int8", "int4")]
+QUICK = {("fp8", "add")}
+MATRIX = {("fp8", "sort"), ("fp8", "json"), ("fp8", "dialogue"), ("fp8", "sudoku"), ("int8", "add"), ("int4", "sort")}
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
-TASKS = [
-    pytest.param(form, name, marks=() if name in quick else pytest.mark.slow)
-    for form, quick in QUICK.items()
-    for name in sorted(all_tasks())
-]
+
+
+def _mark(case):
+    return () if case in QUICK else pytest.mark.matrix if case in MATRIX else pytest.mark.slow
+
+
+CASES = itertools.product(("fp8", "int8", "int4"), sorted(all_tasks()))
+TASKS = [pytest.param(*case, marks=_mark(case)) for case in CASES]
 
 
 @pytest.fixture(scope="module", params=DEVICES)
@@ -33,7 +41,7 @@ def llms(request):
         llm.close()
 
 
-@pytest.mark.parametrize("form", QUICK)
+@pytest.mark.parametrize("form", FORMS)
 def test_it_is_told(llms, form):
     info = llms(form).info
     assert info.quantization == form

@@ -4,6 +4,7 @@ import pytest
 
 from tests.engine.bits import answers, check, check_looks, listening, questions
 from tests.engine.replays import Served, served
+from tests.matrix import marked
 
 SCHEDULES = {"max_num_reqs": 3}, {"max_num_reqs": 8, "max_num_batched_tokens": 192, "enforce_eager": True}
 
@@ -14,12 +15,12 @@ def heard(monkeypatch):
         yield found
 
 
-@pytest.mark.parametrize("seed", [0, 1])
+@pytest.mark.parametrize("seed", marked([0, 1], quick=[0]))
 def test_bits_do_not_depend_on_the_batch(heard, seed):
     check(Served("llada2_tiny"), questions(4, seed, tokens=6, longest=45), heard, *SCHEDULES)
 
 
-@pytest.mark.parametrize("quantization", ["fp8", "int8"])
+@pytest.mark.parametrize("quantization", marked(["fp8", "int8"], quick=["int8"]))
 def test_nor_do_those_of_other_weights(heard, quantization):
     asked = questions(3, 2, tokens=4, longest=40)
     check(Served("llada2_tiny"), asked, heard, SCHEDULES[0], quantization=quantization)
@@ -41,7 +42,7 @@ def test_without_it_they_do(heard):
     assert heard != alone
 
 
-@pytest.mark.parametrize("folder", ["llada2_tiny", "sdar_moe", "dmax"])
+@pytest.mark.parametrize("folder", marked(["llada2_tiny", "sdar_moe", "dmax"], quick=["llada2_tiny"]))
 def test_it_answers_as_plain_steps_do(folder):
     asked = [questions(4, 5, tokens=8)]
     assert answers(Served(folder), asked) == answers(Served(folder), asked, deterministic=False)

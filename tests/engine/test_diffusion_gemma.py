@@ -161,7 +161,7 @@ def test_engine_equals_the_oracle_whatever_the_batch():
 
 
 @pytest.mark.parametrize("held", [False, True], ids=["written at once", "written while the next runs"])
-def test_a_preemption_at_any_step_changes_nothing(llm, held, monkeypatch):
+def test_a_preemption_changes_nothing(llm, held, monkeypatch):
     """Also of a neighbour's canvases, and though a canvas begins again with another place on the device."""
     engine, told = llm.engine, []
     monkeypatch.setattr(engine.runner, "meanwhile", (lambda: told.extend(engine.news())) if held else None)
@@ -189,12 +189,13 @@ def test_a_preemption_at_any_step_changes_nothing(llm, held, monkeypatch):
 
     undisturbed, steps = answers()
     assert steps > 15
+    chosen = range(1, steps, 4)
     longer = 0
-    for preempted in range(1, steps):
+    for preempted in chosen:
         found, taken = answers(preempted)
         longer += taken > steps
         assert found == undisturbed, preempted
-    assert longer > steps / 2, "nothing began again"
+    assert longer > len(chosen) / 2, "nothing began again"
 
 
 def test_committed_kv_equals_a_prefill_of_the_same_tokens(llm):

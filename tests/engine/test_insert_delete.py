@@ -45,7 +45,7 @@ def clear() -> Iterator[None]:
         reject()
 
 
-@examples(40)
+@examples(20)
 @given(data=st.data())
 def test_alone(data: st.DataObject) -> None:
     setup = data.draw(servers())
@@ -54,7 +54,7 @@ def test_alone(data: st.DataObject) -> None:
         run.compare()
 
 
-@examples(25)
+@examples(10)
 @given(data=st.data())
 def test_any_schedule(data: st.DataObject) -> None:
     """Arrivals, shared prompts, pages of all sizes, small pools, aborts, preemptions: every trace is the oracle's."""
@@ -66,7 +66,7 @@ def test_any_schedule(data: st.DataObject) -> None:
         run_schedule(Run(setup), arrivals, aborts, preemptions)
 
 
-@examples(15)
+@examples(8)
 @given(data=st.data())
 def test_turns_of_a_conversation(data: st.DataObject) -> None:
     """Each turn's prompt begins with all of the turn before, and finds it in the cache."""

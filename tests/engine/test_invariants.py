@@ -40,7 +40,7 @@ class NoiseModel(HashModel):
 
 
 @STRATEGIES
-@examples(15)
+@examples(10)
 @given(data=st.data())
 def test_1_exactly_n_tokens(strategy: str, data: st.DataObject) -> None:
     setup = data.draw(setups(strategy=strategy))
@@ -54,7 +54,7 @@ def test_1_exactly_n_tokens(strategy: str, data: st.DataObject) -> None:
 
 
 @STRATEGIES
-@examples(15)
+@examples(10)
 @given(data=st.data())
 def test_2_an_answer_depends_on_its_request_alone(strategy: str, data: st.DataObject) -> None:
     """Another batch, order, page size, pool, budget and cache: the same tokens in as many steps. Drawing ones too."""
@@ -112,7 +112,7 @@ def test_3_committed_kv_is_a_fresh_prefills(data: st.DataObject) -> None:
 
 
 @STRATEGIES
-@examples(15)
+@examples(10)
 @given(data=st.data())
 def test_4_deltas_add_up_to_the_answer(strategy: str, data: st.DataObject) -> None:
     """The same request reported in the three ways; nothing after the end (`Run` refuses it), never an EOS."""
@@ -139,7 +139,7 @@ def test_4_deltas_add_up_to_the_answer(strategy: str, data: st.DataObject) -> No
 
 
 @STRATEGIES
-@examples(20)
+@examples(12)
 @given(data=st.data(), seed=st.integers(0, 10**6), scale=st.sampled_from([0.1, 1.0, 5.0, 20.0]))
 def test_5_a_block_always_ends(strategy: str, data: st.DataObject, seed: int, scale: float) -> None:
     setup = data.draw(setups(strategy=strategy))
@@ -182,7 +182,7 @@ class PoisonedModel(HashModel):
 
 
 @STRATEGIES
-@examples(15)
+@examples(10)
 @given(data=st.data())
 def test_6_no_request_harms_another_or_the_engine(strategy: str, data: st.DataObject) -> None:
     """A step that fails ends the requests it served; those before, after, and waiting meanwhile answer as ever."""
@@ -243,7 +243,7 @@ def test_6_a_failing_commit_harms_no_request_of_the_same_id(caplog: pytest.LogCa
 
 @STRATEGIES
 @pytest.mark.parametrize("method", ["open", "apply"])
-@examples(10)
+@examples(4)
 @given(data=st.data())
 def test_6_a_strategy_that_fails_on_a_request_harms_only_that(strategy: str, method: str, data: st.DataObject) -> None:
     logging.getLogger("runtime.engine.engine").setLevel(logging.CRITICAL)
@@ -286,7 +286,7 @@ def test_6_a_device_that_failed_ends_the_engine() -> None:
 
 
 @STRATEGIES
-@examples(12)
+@examples(8)
 @given(data=st.data())
 def test_7_abort_at_any_step_frees_every_page(strategy: str, data: st.DataObject) -> None:
     setup = data.draw(setups(strategy=strategy))

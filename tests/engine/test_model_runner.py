@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -11,7 +10,7 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from runtime.engine import head, warmup
+from runtime.engine import head
 from runtime.engine.head import Head
 from runtime.engine.model_runner import ModelRunner
 from runtime.engine.warmup import warm_up
@@ -25,7 +24,7 @@ from tests.engine.hash_model import HashModel
 from tests.engine.samples import asks, setups
 
 
-@settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=8, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.data())
 def test_how_rows_are_cut_for_head_and_draws_changes_nothing(
     monkeypatch: pytest.MonkeyPatch, data: st.DataObject
@@ -76,21 +75,6 @@ def test_warming_up_goes_through_every_size_and_draws_each_row(monkeypatch: pyte
     warm_up(runner, rows=45, longest=22)
     assert runner.heard == [(4, 4, 4), (8, 8, 8), (16, 16, 16), (32, 20, 32), (44, 20, 44)]
     assert drawn == [4, 8, 16, 32, 44]
-
-
-@pytest.mark.parametrize(
-    ("block", "rows", "sizes"),
-    [
-        (4, 45, [4, 8, 16, 32, 45]), (32, 400, [32, 64, 128, 256, 320, 400]), (32, 320, [32, 64, 128, 256, 320]),
-        (48, 400, [48, 96, 192, 288, 384, 400]), (256, 600, [256, 512, 600]), (512, 600, [512, 600]), (32, 8, [8]),
-    ],
-)  # fmt: skip
-def test_first_steps_are_of_each_size_once(monkeypatch, block, rows, sizes):
-    """Powers of two times a block, one that fills no kernel's tile, and the largest."""
-    met: list[int] = []
-    monkeypatch.setattr(warmup, "_step", lambda runner, rows, longest, adapted: met.append(rows))
-    warm_up(SimpleNamespace(block_size=block), rows=rows, longest=32)
-    assert met == sizes
 
 
 class Bare(PlainHead):

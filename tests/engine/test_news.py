@@ -55,7 +55,7 @@ def drain(engine: Engine, heard: list[EngineOutput]) -> None:
 
 
 @STRATEGIES
-@examples(15)
+@examples(5)
 @given(data=st.data())
 def test_told_a_step_later_it_is_the_same(strategy: str, data: st.DataObject) -> None:
     setup = data.draw(setups(strategy=strategy))
@@ -73,7 +73,7 @@ def test_told_a_step_later_it_is_the_same(strategy: str, data: st.DataObject) ->
     assert engine.cache._by_key.keys() == expected.engine.cache._by_key.keys()
 
 
-@examples(30)
+@examples(12)
 @given(data=st.data())
 def test_whoever_is_aborted_between_steps_changes_nothing_for_others(data: st.DataObject) -> None:
     """What a step leaves to the next one's time is of requests that may be gone, or preempted, by then."""

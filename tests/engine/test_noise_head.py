@@ -11,7 +11,7 @@ from runtime.engine.head import Head
 from runtime.kernels.dispatch import TORCH
 from runtime.kernels.distribution import describe_reference
 from runtime.layers.head import CappedHead
-from runtime.samplers import Stat, get_rule
+from runtime.samplers import get_rule
 from runtime.state.plan import BlockPlan, Drawing, RulePlan
 from runtime.state.request import MASKED
 
@@ -69,7 +69,3 @@ def test_statistics_are_the_same(monkeypatch: pytest.MonkeyPatch, top_k: int, al
         torch.testing.assert_close(*(getattr(blocks, name) for blocks, _ in found), rtol=1e-5, atol=1e-6)
     torch.testing.assert_close(found[0][1], found[1][1])
     assert int((found[0][0].choice != found[0][0].best).sum()) > 0, "nothing was drawn"
-
-
-def test_a_rule_of_noise_wants_what_there_is_a_kernel_for() -> None:
-    assert get_rule("noise").wants({}) == Stat.ADJUST | Stat.ENTROPY | Stat.BEST | Stat.SIGNAL

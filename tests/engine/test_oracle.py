@@ -12,7 +12,7 @@ from tests.engine.samples import STRATEGIES, asks, examples, scenarios, setups
 
 
 @STRATEGIES
-@examples(60)
+@examples(24)
 @given(data=st.data())
 def test_alone(strategy: str, data: st.DataObject) -> None:
     setup = data.draw(setups(strategy=strategy))
@@ -20,7 +20,7 @@ def test_alone(strategy: str, data: st.DataObject) -> None:
 
 
 @STRATEGIES
-@examples(40)
+@examples(12)
 @given(data=st.data())
 def test_any_schedule(strategy: str, data: st.DataObject) -> None:
     """Arrivals, prompts that share, small pools, tight budgets, aborts: every request's trace is the oracle's."""
@@ -29,7 +29,7 @@ def test_any_schedule(strategy: str, data: st.DataObject) -> None:
 
 
 @STRATEGIES
-@examples(15)
+@examples(6)
 @given(data=st.data())
 def test_turns_of_a_conversation(strategy: str, data: st.DataObject) -> None:
     """Each turn's prompt begins with all of the turn before: whatever of it is found in the cache is right."""

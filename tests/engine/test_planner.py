@@ -44,7 +44,7 @@ class Comparing(Planner):
 OF_EACH_KIND = [key for key in ("multi_bd", "d2f", "full", "nemotron_diffusion") if key in strategies()]
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=6, deadline=None)
 @given(st.data())
 def test_what_stands_where_it_stood_is_where_it_would_be(data: st.DataObject) -> None:
     strategy = data.draw(st.sampled_from(OF_EACH_KIND))

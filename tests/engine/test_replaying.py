@@ -21,10 +21,14 @@ from runtime.samplers import Stat, rules
 from runtime.strategies import DecodingContext, make_strategy
 from tests.engine.replays import PROMPTS, SMALL, Served, check, pretending, served
 from tests.golden import GOLDEN
+from tests.matrix import marked
 from tests.request.test_params import info
 
+# One per kind of decoding; `make test-rest` runs the others.
+QUICK = ("sdar_moe-sdar_moe-multi_bd-4-1", "d2f_llada-llada-d2f-16-4", "dmax-llada2-dmax-edit-8-1")
 
-@pytest.mark.parametrize("each", served(once=True))
+
+@pytest.mark.parametrize("each", marked(served(once=True), quick=QUICK))
 def test_filled_up_steps_answer_the_same(each: Served, monkeypatch: pytest.MonkeyPatch) -> None:
     with pretending(monkeypatch):
         check(each, 2, device="cpu", dtype="float64")
@@ -37,9 +41,7 @@ def test_filled_up_steps_of_every_checkpoint_answer_the_same(each: Served, monke
         check(each, 2, device="cpu", dtype="float64")
 
 
-@pytest.mark.parametrize(
-    "each", [Served("llada2_tiny"), Served("diffusion_gemma"), Served("llada", (("full_cache", "dual"),))]
-)
+@pytest.mark.parametrize("each", [Served("llada2_tiny"), Served("llada", (("full_cache", "dual"),))])
 def test_a_batch_that_only_denoises_sends_its_tokens_alone(each: Served, monkeypatch: pytest.MonkeyPatch) -> None:
     again: list[int] = []
     replay = ReplayingRunner._replay

@@ -32,4 +32,4 @@ def test_their_memory_is_told_and_the_device_is_timed():
     _, runner = answers(Served("llada2_tiny"), **DEVICE)
     assert runner.ran.graph_bytes > 0
     assert len(runner.ran.device_seconds) > 0
-    assert all(0 < seconds < 1 for seconds in runner.ran.device_seconds)
+    assert all(seconds > 0 for seconds in runner.ran.device_seconds)

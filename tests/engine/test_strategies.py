@@ -8,8 +8,9 @@ from tests.engine.harness import Ask, Run, Setup
 from tests.oracle.block import Params
 
 
-@pytest.mark.parametrize("strategy", ["d2f", "fast_dllm_v2", "nemotron_diffusion"])
-@pytest.mark.parametrize("block_cache", [False, True])
+@pytest.mark.parametrize(
+    ("strategy", "block_cache"), [("d2f", False), ("fast_dllm_v2", True), ("nemotron_diffusion", False)]
+)
 def test_preemption_at_any_step_changes_nothing(strategy: str, block_cache: bool) -> None:
     """Also where the next step reads K/V of forwards that cannot be made from what the request holds now: given tokens
     at the beginnings of sub-blocks make REFINE follow REFINE."""

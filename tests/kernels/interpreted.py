@@ -41,6 +41,10 @@ FLOATS = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.
 dtypes = pytest.mark.parametrize("dtype", FLOATS.values(), ids=list(FLOATS))
 # the interpreter multiplies the bits of bfloat16 matrices, so products are checked in the other two
 matrix_dtypes = pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=["float32", "float16"])
+# plain loads and the copy engine's boxes, each in one dtype
+KINDS_OF_LOADS = pytest.mark.parametrize(
+    ("described", "dtype"), [(False, torch.float32), (True, torch.float16)], ids=["loads", "boxes"]
+)
 
 
 @dtypes
@@ -224,10 +228,14 @@ def test_moe_experts_of_dead_rows(shared):
     cases.check_moe(40, 32, 16, 8, 3, shared, False, torch.float32, "cpu", dead=0.4)
 
 
-@matrix_dtypes
-@pytest.mark.parametrize("shared", [False, True])
 @pytest.mark.parametrize(
-    ("rows", "hidden", "width", "experts", "top_k"), [(1, 16, 16, 4, 2), (20, 48, 24, 5, 3), (36, 32, 80, 2, 1)]
+    ("rows", "hidden", "width", "experts", "top_k", "shared", "dtype"),
+    [
+        (1, 16, 16, 4, 2, False, torch.float16),
+        (20, 48, 24, 5, 3, True, torch.float32),
+        (20, 48, 24, 5, 3, False, torch.float16),
+        (36, 32, 80, 2, 1, True, torch.float16),
+    ],
 )
 def test_moe_experts(rows, hidden, width, experts, top_k, shared, dtype):
     cases.check_moe(rows, hidden, width, experts, top_k, shared, False, dtype, "cpu")
@@ -257,9 +265,15 @@ def test_moe_experts_steadily(monkeypatch, rows, hidden, width, experts, top_k, 
     assert seen
 
 
-@matrix_dtypes
-@pytest.mark.parametrize(("rows", "experts"), [(140, 1), (280, 1), (430, 3)])
-@pytest.mark.parametrize("few", [True, False])
+@pytest.mark.parametrize(
+    ("rows", "experts", "few", "dtype"),
+    [
+        (140, 1, True, torch.float32),
+        (280, 1, False, torch.float16),
+        (430, 3, True, torch.float16),
+        (430, 3, False, torch.float32),
+    ],
+)
 def test_moe_experts_with_a_rest(monkeypatch, rows, experts, few, dtype):
     if not few:
         monkeypatch.setattr(expert_sort, "FEW", 0)
@@ -294,9 +308,9 @@ def test_elementwise_sandwich_of_choices(rows, size, top_k, dtype):
 
 
 @pytest.mark.parametrize(
-    ("rows", "vocab", "mask_id", "max_token_id"), [(6, 40, None, 39), (30, 300, 7, 250), (9, 600, 599, 598)]
+    ("rows", "vocab", "mask_id", "max_token_id", "coolest"),
+    [(6, 40, None, 39, 0.2), (30, 300, 7, 250, 0.01), (9, 600, 599, 598, 0.2)],
 )
-@pytest.mark.parametrize("coolest", [0.2, 0.01])
 @dtypes
 def test_elementwise_distribution(monkeypatch, rows, vocab, mask_id, max_token_id, coolest, dtype):
     monkeypatch.setattr(distribution, "PIECE", 64)
@@ -314,8 +328,7 @@ def test_elementwise_distribution_of_sure_rows(dtype):
     check_sure(30, 300, dtype, "cpu")
 
 
-@matrix_dtypes
-@pytest.mark.parametrize("described", [False, True])
+@KINDS_OF_LOADS
 @pytest.mark.parametrize(
     ("rows", "inputs", "vocab", "mask_id", "max_token_id", "spared"),
     [(1, 16, 40, 39, 38, ()), (17, 24, 300, 7, 250, (299,)), (70, 40, 129, None, 128, ()), (3, 8, 600, 5, 5, (598, 2))],
@@ -325,8 +338,7 @@ def test_elementwise_head(monkeypatch, rows, inputs, vocab, mask_id, max_token_i
     cases.check_likeliest(rows, inputs, vocab, mask_id, max_token_id, spared, dtype, "cpu")
 
 
-@matrix_dtypes
-@pytest.mark.parametrize("described", [False, True])
+@KINDS_OF_LOADS
 @pytest.mark.parametrize(("rows", "dead"), [(3, 2), (130, 9), (20, 140), (177, 1), (200, 7), (258, 30)])
 def test_elementwise_head_with_dead_rows(monkeypatch, rows, dead, described, dtype):
     """Also a program that does the last rows beside a whole tile, and tiles that are dead."""
@@ -334,9 +346,15 @@ def test_elementwise_head_with_dead_rows(monkeypatch, rows, dead, described, dty
     cases.check_likeliest(rows, 24, 300, 7, 250, (299,), dtype, "cpu", dead)
 
 
-@matrix_dtypes
-@layouts
-@pytest.mark.parametrize(("heads", "kv_heads"), [(4, 2), (2, 2), (7, 1)])
+@pytest.mark.parametrize(
+    ("heads", "kv_heads", "layout", "dtype"),
+    [
+        (4, 2, "unified", torch.float32),
+        (2, 2, "distinct", torch.float16),
+        (7, 1, "unified", torch.float16),
+        (7, 1, "distinct", torch.float32),
+    ],
+)
 def test_attention_groups(heads, kv_heads, layout, dtype):
     cases.check_attention([(8, 4), (0, 9), (3, 1)], heads, kv_heads, 16, 4, 8, None, dtype, "cpu", layout)
 
@@ -365,13 +383,21 @@ def test_attention_of_rows_that_see_anything(window, layout):
 
 
 # of a round's keys, 32 of float32 and 64 of float16, a page has a part, all, or those of several rounds
-pages_of_rounds = pytest.mark.parametrize("page_size", [16, 32, 48, 64, 128])
+pages_of_rounds = pytest.mark.parametrize(
+    ("page_size", "dtype", "window"),
+    [
+        (16, torch.float32, None),
+        (32, torch.float32, 104),
+        (48, torch.float16, 104),
+        (64, torch.float16, None),
+        (128, torch.float32, None),
+        (128, torch.float16, 104),
+    ],
+)
 
 
 @one_layout
-@matrix_dtypes
 @pages_of_rounds
-@pytest.mark.parametrize("window", [None, 104])
 def test_attention_of_rounds_in_pages(page_size, window, dtype, layout):
     """Each row sees one key more than the one before: of its rounds all rows see those in the middle in full, and some
     those at the ends. The window's first round is inside a page of two."""
@@ -379,9 +405,7 @@ def test_attention_of_rounds_in_pages(page_size, window, dtype, layout):
 
 
 @layouts
-@matrix_dtypes
 @pages_of_rounds
-@pytest.mark.parametrize("window", [None, 104])
 def test_attention_in_shares_of_one_length(monkeypatch, page_size, window, dtype, layout):
     """With a window the first share is empty, and in float32 the next one begins inside."""
     monkeypatch.setattr("runtime.kernels.paged_attention.SHARE", 64)

@@ -83,7 +83,7 @@ def test_moe_gelu():
     fp8_cases.check_moe(20, 32, 24, 4, 2, False, False, torch.float32, "cpu", "gelu_tanh")
 
 
-@pytest.mark.parametrize("shared", [1, 2], ids=["an expert more", "apart"])
+@pytest.mark.parametrize("shared", [1, 2], ids=["an_expert_more", "apart"])
 def test_whole_model(tmp_path, shared):
     """Every kernel in its place: a tiny model as with the torch ones, which leave rows as they are, but for what
     rounding these costs; its shared expert among the others, or wider than they are."""

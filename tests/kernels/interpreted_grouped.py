@@ -96,7 +96,7 @@ def test_moe_gelu():
     grouped_cases.check_moe(20, 32, 24, 4, 2, False, False, "int4", torch.float32, "cpu", "gelu_tanh")
 
 
-@pytest.mark.parametrize(("quantization", "shared"), [("int4", 1), ("int8", 2)], ids=["an expert more", "apart"])
+@pytest.mark.parametrize(("quantization", "shared"), [("int4", 1), ("int8", 2)], ids=["an_expert_more", "apart"])
 def test_whole_model(tmp_path, shared, quantization):
     """Every kernel in its place: a tiny model as with the torch ones; its shared expert among the others, or wider than
     they are."""

@@ -1,4 +1,4 @@
-"""For which shapes attention goes in two kernels, and how many tiles of them at a time."""
+"""How many tiles of attention in two kernels are computed at a time."""
 
 from types import SimpleNamespace
 
@@ -7,7 +7,7 @@ import torch
 
 pytest.importorskip("triton")
 
-from runtime.kernels.attention_wide import MOST, WEIGHING, _tiles_at_once, quicker_in_two
+from runtime.kernels.attention_wide import MOST, WEIGHING, _tiles_at_once
 
 
 def given(tiles: int, tile_rows: int = 256, keys: int = 1024, heads: int = 16, dim: int = 512, dtype=torch.bfloat16):
@@ -15,30 +15,6 @@ def given(tiles: int, tile_rows: int = 256, keys: int = 1024, heads: int = 16, d
     q = torch.empty(tiles * tile_rows, heads, dim, dtype=dtype, device="meta")
     batch = {"tiles": torch.empty(tiles, 3), "page_table": torch.empty(tiles, keys // 32)}
     return q, SimpleNamespace(**batch, page_size=32, tile_rows=tile_rows)
-
-
-@pytest.mark.parametrize(
-    ("shape", "two"),
-    [
-        ({"tiles": 32}, True),
-        ({"tiles": 4}, True),
-        ({"tiles": 3}, False),
-        ({"tiles": 32, "keys": 16384}, True),
-        ({"tiles": 32, "keys": 65536}, False),
-        ({"tiles": 64, "tile_rows": 16}, True),
-        ({"tiles": 64, "tile_rows": 8}, False),
-        ({"tiles": 32, "keys": 65536, "heads": 128, "kv_heads": 16}, False),
-        ({"tiles": 32, "heads": 256, "kv_heads": 1}, False),
-        ({"tiles": 32, "dim": 256}, False),
-        ({"tiles": 32, "dim": 384}, False),
-        ({"tiles": 32, "dtype": torch.float16}, True),
-        ({"tiles": 32, "dtype": torch.float32}, False),
-    ],
-)
-def test_wide_heads_of_many_programs(shape, two):
-    kv_heads = shape.pop("kv_heads", 2)
-    q, batch = given(**shape)
-    assert quicker_in_two(q, kv_heads, batch) is two
 
 
 @pytest.mark.parametrize(("tiles", "keys"), [(1, 100), (9, 1024), (33, 1024), (33, 8192), (40, 32768), (2, 1 << 20)])

@@ -42,6 +42,7 @@ from runtime.kernels import (  # noqa: E402
 from runtime.kernels.heads import heads_together  # noqa: E402
 from runtime.kernels.pages import strides  # noqa: E402
 from runtime.layers.kv_pool import LAYOUTS, KVShape  # noqa: E402
+from tests.matrix import marked  # noqa: E402
 
 TARGET = GPUTarget("cuda", 90, 32)
 SHARED_LIMIT = 227 * 1024  # bytes a block may use on Hopper
@@ -78,20 +79,19 @@ def spilled(compiled) -> int:
     return int(stack)
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16], ids=["bfloat16"])
 @pytest.mark.parametrize(("add", "weighted"), [(False, True), (True, True), (False, False)])
-def test_rms_norm(dtype, add, weighted):
-    p = POINTER[dtype]
+def test_rms_norm(add, weighted):
+    p = POINTER[torch.bfloat16]
     types = dict.fromkeys(("residual_ptr", "weight_ptr", "out_ptr", "sum_ptr"), p) | {"eps": "fp32", "rows": "i32"}
     for shares, x in ((1, p), (2, "*fp32")):
         constants = {"SIZE": 2048, "SIZE_P2": 2048, "ADD": add, "WEIGHTED": weighted, "SHARES": shares}
         build(rms_norm._rms_norm, types | {"x_ptr": x}, constants, num_warps=4)
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16], ids=["bfloat16"])
+@pytest.mark.matrix
 @pytest.mark.parametrize(("norm", "clip"), [(True, False), (False, False), (True, True)])
-def test_rotary(dtype, norm, clip):
-    p = POINTER[dtype]
+def test_rotary(norm, clip):
+    p = POINTER[torch.bfloat16]
     types = dict.fromkeys(("qkv_ptr", "q_weight_ptr", "k_weight_ptr", "q_ptr", "k_ptr", "v_ptr"), p)
     types |= {"slots_ptr": "*i64", "positions_ptr": "*i64", "table_ptr": "*fp32", "eps": "fp32", "clip": "fp32"}
     constants = {
@@ -108,9 +108,8 @@ def test_rotary(dtype, norm, clip):
             assert spilled(compiled) == 0
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16], ids=["bfloat16"])
-def test_gate(dtype):
-    p = POINTER[dtype]
+def test_gate():
+    p = POINTER[torch.bfloat16]
     for gelu, run in ((False, 5120), (True, 8)):
         constants = {"WIDTH": 5120, "RUN": run, "COLUMNS": 1024, "GELU": gelu}
         compiled = build(gate._gate_mul, {"gate_up_ptr": p, "out_ptr": p}, constants, num_warps=4)
@@ -143,8 +142,10 @@ def test_routing_in_a_pool():
     build(routing._route, types, constants, num_warps=1)
 
 
-@pytest.mark.parametrize("rows", [16, 64, 8192])
-@pytest.mark.parametrize(("wide", "scaled"), [(False, False), (True, False), (False, True)])
+@pytest.mark.matrix
+@pytest.mark.parametrize(
+    ("rows", "wide", "scaled"), [(16, False, False), (64, True, False), (8192, False, True), (8192, True, False)]
+)
 def test_router(rows, wide, scaled):
     taken, lines, share = router.cut(rows, 2048, 256)
     types = {"x_ptr": "*fp32" if wide else "*bf16", "parts_ptr": "*bf16", "rows": "i32"}
@@ -204,15 +205,15 @@ def build_product(
     return build(kernel, types, constants, num_warps=how.warps)
 
 
-@pytest.mark.parametrize("described", [False, True])
+PRODUCTS = [(torch.float32, 1000, False), *((torch.bfloat16, pairs, True) for pairs in (1, 64, 1000))]
+PRODUCTS += [(torch.bfloat16, 64, False)]
+
+
 @pytest.mark.parametrize(
-    ("dtype", "pairs_per_expert"),
-    [(torch.float32, 1000), *((torch.bfloat16, pairs) for pairs in (1, 64, 1000))],
+    ("dtype", "pairs_per_expert", "described"), marked(PRODUCTS, quick=[(torch.bfloat16, 64, True)])
 )
 def test_moe_products(dtype, pairs_per_expert, described):
-    size = torch.tensor([], dtype=dtype).element_size()
-    if described and size != 2:
-        pytest.skip("numbers of 16 bits are described")
+    size = dtype.itemsize
     height, *products = expert_cut.cut(256 * pairs_per_expert, 256, size, 2048, 512)
     for first, how in zip((True, False), products, strict=True):
         compiled = build_product(first, how, height, dtype, described, 2048, 512)
@@ -222,6 +223,7 @@ def test_moe_products(dtype, pairs_per_expert, described):
             assert ("cp.async.bulk.tensor" in compiled.asm["ptx"]) == described
 
 
+@pytest.mark.matrix
 @DTYPES
 @pytest.mark.parametrize("rows", [1, 50, 256])
 def test_mean(rows, dtype):
@@ -255,6 +257,7 @@ def test_moe_steady_product():
     assert compiled.metadata.shared * expert_steady.TOGETHER <= SHARED_LIMIT
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("path", sorted(expert_cut.TABLES.glob("*.json")), ids=lambda path: path.stem)
 def test_moe_products_as_tuned(path):
     """What a shipped table names compiles and spills nothing, in the shape that it was tuned for."""
@@ -277,15 +280,20 @@ def test_experts_sum(norm, rounded):
     assert spilled(build(expert_sum._sum_up, types, constants, num_warps=4)) == 0
 
 
-@DTYPES
-@pytest.mark.parametrize("layout", list(LAYOUTS))
+SHAPES = [
+    (128, 32, 4, False, 32), (128, 256, 4, True, 32), (128, 32, 1, False, 32), (128, 256, 1, False, 64),
+    (128, 64, 7, False, 32), (128, 256, 4, True, 128), (256, 256, 2, True, 32), (256, 256, 2, True, 16),
+    (512, 256, 8, False, 32), (512, 256, 8, False, 16), (512, 32, 1, False, 32),
+]  # fmt: skip
+ATTENTIONS = [(*shape, torch.bfloat16, "unified") for shape in SHAPES]
+ATTENTIONS += [(*shape, torch.bfloat16, "distinct") for shape in SHAPES[1::3]]
+ATTENTIONS += [(*shape, torch.float32, "unified") for shape in SHAPES[::5]]
+
+
 @pytest.mark.parametrize(
-    ("dim", "tile_rows", "packed", "windowed", "page"),
-    [(128, 32, 4, False, 32), (128, 256, 4, True, 32), (128, 32, 1, False, 32), (128, 256, 1, False, 64),
-     (128, 64, 7, False, 32), (128, 256, 4, True, 128), (256, 256, 2, True, 32), (256, 256, 2, True, 16),
-     (512, 256, 8, False, 32), (512, 256, 8, False, 16), (512, 32, 1, False, 32)],
-)  # fmt: skip
-def test_paged_attention(dtype, dim, tile_rows, packed, windowed, page, layout):
+    ("dim", "tile_rows", "packed", "windowed", "page", "dtype", "layout"), marked(ATTENTIONS, quick=ATTENTIONS[:1])
+)
+def test_paged_attention(dim, tile_rows, packed, windowed, page, dtype, layout):
     splits = 9 if tile_rows == 32 or windowed else 1
     p, size = POINTER[dtype], torch.tensor([], dtype=dtype).element_size()
     packed_p2 = triton.next_power_of_2(packed)
@@ -308,6 +316,7 @@ def test_paged_attention(dtype, dim, tile_rows, packed, windowed, page, layout):
         assert "ld.global.b16" not in compiled.asm["ptx"]
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("packed", [4, 8])
 def test_paged_attention_in_crowds(packed):
     tile = attention_tiles.in_crowds(packed, 128, 2, 32)
@@ -325,6 +334,7 @@ def test_paged_attention_in_crowds(packed):
     assert "wgmma" in compiled.asm["ptx"]
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("layout", list(LAYOUTS))
 def test_attention_in_two(layout):
     weighing, summing = attention_tiles.WEIGHING, attention_tiles.SUMMING
@@ -366,13 +376,17 @@ def test_putting_shares_together():
     assert spilled(build(attention_shares._put_together, types, constants, num_warps=4)) == 0
 
 
-@pytest.mark.parametrize("rows", [1, 60, 1000, 8192])
-@pytest.mark.parametrize("described", [False, True])
-@DTYPES
+@pytest.mark.matrix
+@pytest.mark.parametrize(
+    ("rows", "dtype", "described"),
+    [
+        (60, torch.float32, False),
+        (60, torch.bfloat16, False),
+        *((n, torch.bfloat16, True) for n in (1, 60, 1000, 8192)),
+    ],
+)
 def test_product(rows, dtype, described):
-    size = torch.tensor([], dtype=dtype).element_size()
-    if described and size != 2:
-        pytest.skip("numbers of 16 bits are described")
+    size = dtype.itemsize
     how, p = product.tile_sizes(rows, 2048, size), POINTER[dtype]
     types = {"bias_ptr": p, "out_ptr": p, "rows": "i32"}
     for name, height in (("given", how.rows), ("weights", how.columns)):
@@ -387,6 +401,7 @@ def test_product(rows, dtype, described):
         assert "wgmma" in compiled.asm["ptx"]
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("tile", [tile for tiles in gated_product.TILES.values() for tile in tiles], ids=str)
 def test_gated_product(tile):
     types = {"given": boxed(tile.rows, tile.depth), "weights": boxed(tile.columns, tile.depth), "out_ptr": "*bf16"}
@@ -401,9 +416,9 @@ def test_gated_product(tile):
     assert "mma.sync" not in compiled.asm["ptx"]
 
 
-@pytest.mark.parametrize("fixed", [False, True])
+@pytest.mark.matrix
 @pytest.mark.parametrize("rows", [1, 17, 65, 161, 193])
-@DTYPES
+@pytest.mark.parametrize(("dtype", "fixed"), [(torch.float32, False), (torch.bfloat16, False), (torch.bfloat16, True)])
 def test_head(rows, dtype, fixed):
     how = greedy_head.cut(rows, 2048, torch.tensor([], dtype=dtype).element_size(), fixed=fixed)
     types = dict.fromkeys(("best_ptr", "total_ptr"), "*fp32") | {"token_ptr": "*i32"}
@@ -476,7 +491,8 @@ def test_sandwich():
         assert spilled(build(sandwich._after, types, size | {"TOP_K": top_k}, num_warps=sandwich.WARPS)) == 0
 
 
-@pytest.mark.parametrize(("dtype", "rank"), [(torch.float32, 16), (torch.bfloat16, 64), (torch.bfloat16, 512)])
+@pytest.mark.matrix
+@pytest.mark.parametrize(("dtype", "rank"), [(torch.float32, 16), (torch.bfloat16, 64)])
 def test_lora(dtype, rank):
     """What adapters add to one product of queries, keys and values that a checkpoint holds as three."""
     data = POINTER[dtype]

@@ -7,6 +7,8 @@ pytest.importorskip("triton")
 from runtime.kernels import fp8, fp8_experts, fp8_fused, fp8_linear
 from tests.kernels.test_compile import boxed, build, spilled
 
+pytestmark = pytest.mark.matrix
+
 
 @pytest.mark.parametrize("described", [False, True])
 @pytest.mark.parametrize("pairs_per_expert", [1, 8, 64, 1000])

@@ -2,15 +2,13 @@
 
 import subprocess
 import sys
-from dataclasses import fields
 from pathlib import Path
 
 import pytest
 import torch
 
-from runtime.kernels.dispatch import FIXED_TORCH, FIXED_TRITON, TORCH, TRITON, Kernels, select_kernels
+from runtime.kernels.dispatch import FIXED_TORCH, FIXED_TRITON, TORCH, TRITON, select_kernels
 
-ROWS = {"rms_norm", "add_rms_norm", "qkv_to_pages", "gate_mul", "route"}  # a program of these has one row
 ROOT = Path(__file__).resolve().parents[2]
 
 
@@ -24,12 +22,6 @@ def test_selection():
     assert select_kernels(torch.device("cuda"), torch.float64, deterministic=True) is FIXED_TORCH
 
 
-def test_the_two_sets_share_nothing():
-    assert {f.name for f in fields(Kernels)} >= {"rms_norm", "route", "moe"}
-    both = {"linear", "mean", "logits", "fixed"}  # plain products are the library's, and neither is fixed
-    assert all((getattr(TORCH, f.name) != getattr(TRITON, f.name)) == (f.name not in both) for f in fields(Kernels))
-
-
 @pytest.mark.parametrize("quantization", ["int8", "int4", "int4_32", "fp8_blocks"])
 def test_weights_of_few_bits_have_deterministic_kernels(quantization):
     """The linear layer is another; the experts' cuts all sum alike, so that theirs are the same."""
@@ -38,16 +30,6 @@ def test_weights_of_few_bits_have_deterministic_kernels(quantization):
     assert found.grouped is FIXED_TRITON.grouped
     assert found.grouped.linear is not TRITON.grouped.linear
     assert found.moe is TRITON.grouped.moe
-
-
-def test_deterministic_ones_are_others():
-    """Of those whose bits may depend on the batch none is in both; the others treat a row for itself."""
-    fused = {"fill", "describe", "draw"}  # each for one row or block
-    for plain, fixed, alike in ((TORCH, FIXED_TORCH, {"likeliest", "mean", "logits"}), (TRITON, FIXED_TRITON, ROWS)):
-        same = {f.name for f in fields(Kernels) if getattr(plain, f.name) == getattr(fixed, f.name)}
-        adapted = {"add_lora"} if plain is TRITON else set()  # each row for itself
-        none = {"moe_add_norm", "sandwich", "gated_product", "product_add_norm"} if plain is TORCH else set()
-        assert same == alike | fused | adapted | {"turns", "parts"} | none
 
 
 def test_without_triton_references_work_and_kernels_say_what_is_missing():
@@ -66,6 +48,6 @@ for kernel, arguments in ((TRITON.gate_mul, (x,)), (TRITON.rms_norm, (x, x[0], 1
         raise SystemExit("it ran")
 """
     run = subprocess.run(
-        [sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, timeout=120, check=False
+        [sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, timeout=600, check=False
     )
     assert run.returncode == 0, run.stderr

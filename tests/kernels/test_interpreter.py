@@ -1,4 +1,7 @@
-"""Runs interpreted*.py under Triton's interpreter, a part at a time."""
+"""Runs interpreted*.py under Triton's interpreter, a part at a time.
+
+`make test` compares whole models, which use each kernel once; `make test-rest` compares every kernel in many shapes.
+"""
 
 import os
 import re
@@ -9,9 +12,11 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
+WHOLE_MODELS = "test_a_whole_model and (llada2 or dream) and not llada2dot2 or test_whole_model and an_expert_more"
 
 
-@pytest.mark.timeout(1800)
+@pytest.mark.timeout(3600)
+@pytest.mark.matrix
 @pytest.mark.parametrize(
     ("file", "part"),
     [
@@ -25,18 +30,27 @@ ROOT = Path(__file__).resolve().parents[2]
     ],
 )
 def test_kernels_equal_their_references(file, part):
+    assert interpret(f"tests/kernels/{file}.py", "-m", "not slow and not gpu", "-k", part) > 5
+
+
+def test_whole_models_on_kernels_equal_those_on_torch():
+    files = [f"tests/kernels/{name}.py" for name in ("interpreted_models", "interpreted_fp8", "interpreted_grouped")]
+    assert interpret(*files, "-m", "not slow and not matrix and not gpu", "-k", WHOLE_MODELS) >= 3
+
+
+def interpret(*arguments):
+    """Runs pytest with Triton's interpreter; returns the number of tests that passed."""
     pytest.importorskip("triton")
-    command = [sys.executable, "-m", "pytest", "-x", "-p", "no:cacheprovider", "-k", part]
+    command = [sys.executable, "-m", "pytest", "-x", "-p", "no:cacheprovider", *arguments]
     run = subprocess.run(
-        [*command, f"tests/kernels/{file}.py"],
+        command,
         cwd=ROOT,
         env=os.environ | {"TRITON_INTERPRET": "1", "PYTHONPATH": str(ROOT)},
         capture_output=True,
         text=True,
-        timeout=1790,  # of one that hangs, however busy the machine is
         check=False,
     )
     passed = re.search(r"(\d+) passed", run.stdout)
     assert run.returncode == 0, run.stdout[-6000:] + run.stderr[-2000:]
     assert passed, run.stdout
-    assert int(passed[1]) > 5, run.stdout
+    return int(passed[1])

@@ -1,6 +1,7 @@
 """Every family's tiny model over both layouts of the pool."""
 
 import copy
+import itertools
 import json
 import shutil
 from contextlib import suppress
@@ -18,13 +19,14 @@ from runtime.models import resolve_family
 from runtime.models.base import _FAMILIES
 from runtime.weights import resolve_checkpoint
 from runtime.weights.loader import sketch
+from tests.matrix import marked
 from tests.models import tiny
 from tests.models.paged import load
 from tests.models.tiny import EVERY, checkpoint_of, tiny_logits
 from tests.oracle.spelling import KINDS
 
 
-@pytest.mark.parametrize("key", EVERY)
+@pytest.mark.parametrize("key", marked(EVERY, quick=("llada2_tiny", "dream", "diffusion_gemma")))
 def test_layouts_give_the_same_logits(tmp_path, key):
     path = checkpoint_of(key, tmp_path)
     unified, distinct = (tiny_logits(key, path, torch.float64, layout=name) for name in ("unified", "distinct"))
@@ -46,8 +48,10 @@ def of_what_was_rounded(*where):
 FORMATS = {"fp8": (0.01, 0.25, 0.6), "int8": (0.001, 0.1, 0.3), "int4": (0.01, 0.6, 1.2)}  # least, median, most
 
 
-@pytest.mark.parametrize("form", FORMATS)
-@pytest.mark.parametrize("key", EVERY)
+ONE_FORMAT = [(key, list(FORMATS)[n % len(FORMATS)]) for n, key in enumerate(EVERY)]  # per family
+
+
+@pytest.mark.parametrize(("key", "form"), marked(itertools.product(EVERY, FORMATS), quick=ONE_FORMAT))
 def test_few_bits(monkeypatch, tmp_path, key, form):
     """Logits are those of a plain model of the rounded numbers, and near those of the checkpoint: the bulk of them, as
     a tiny model amplifies what rounding does to its routing and its canvases."""
@@ -89,8 +93,7 @@ def stated(config, name):
     return next((part for part in (config, config.get("text_config", {})) if part.get(name) is not None), None)
 
 
-@pytest.mark.parametrize("size", [2**30, 10**21])
-@pytest.mark.parametrize("key", EVERY)
+@pytest.mark.parametrize(("key", "size"), [("llada2_tiny", 10**21), *((key, 2**30) for key in EVERY)])
 def test_sizes_that_the_files_do_not_have_are_refused_and_not_allocated(tmp_path, key, size):
     path = Path(shutil.copytree(checkpoint_of(key, tmp_path / "written"), tmp_path / "huge"))
     found = json.loads((path / "config.json").read_text())

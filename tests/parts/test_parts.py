@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import random
-import time
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -24,6 +25,7 @@ from runtime.parts import (
     tool_formats,
 )
 from runtime.parts.calls import MOST_FAILED
+from tests.calls import count_calls
 
 WEATHER = Tool(
     "weather",
@@ -295,21 +297,22 @@ def test_nothing_waits_that_cannot_be_a_mark() -> None:
 @pytest.mark.parametrize(
     ("key", "text"),
     [
-        ("hermes", "<tool_call>{" * 1000 + "}" * 1000),
-        ("gemma4", "<|tool_call>call:f{" * 1000 + "<tool_call|>" * 1000),
-        ("qwen3_coder", "<tool_call><function=f>" + " " * 20000 + "x</tool_call>"),
-        ("qwen3_coder", "<tool_call><function=f>" + "<parameter=a>" * 2000 + "</tool_call>"),
-        ("qwen3_coder", "<tool_call>" + "<function=f>" * 2000 + "</tool_call>"),
+        ("hermes", lambda n: "<tool_call>{" * n + "}" * n),
+        ("gemma4", lambda n: "<|tool_call>call:f{" * n + "<tool_call|>" * n),
+        ("qwen3_coder", lambda n: "<tool_call><function=f>" + " " * 10 * n + "x</tool_call>"),
+        ("qwen3_coder", lambda n: "<tool_call><function=f>" + "<parameter=a>" * n + "</tool_call>"),
+        ("qwen3_coder", lambda n: "<tool_call>" + "<function=f>" * n + "</tool_call>"),
     ],
 )
-def test_no_text_takes_long(key: str, text: str) -> None:
-    begun = time.process_time()
-    parts = Parts(tools=tool_format(key), offered=OFFERED)
-    parts.push(text)
-    parts.finish(cut=False)
-    assert time.process_time() - begun < 3
-    assert not parts.calls
-    assert parts.content.strip() == text
+def test_the_work_grows_no_faster_than_the_text(key: str, text: Callable[[int], str]) -> None:
+    def read_text(content: str) -> None:
+        parts = Parts(tools=tool_format(key), offered=OFFERED)
+        parts.push(content)
+        parts.finish(cut=False)
+        assert not parts.calls
+        assert parts.content.strip() == content
+
+    assert count_calls(partial(read_text, text(2000))) < 2.5 * count_calls(partial(read_text, text(1000)))
 
 
 @pytest.mark.parametrize("size", [1, 7, 1000])

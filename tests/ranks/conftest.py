@@ -4,6 +4,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from runtime.ranks import watch
 from runtime.ranks.lead import Ranks
 from runtime.ranks.start import Place
 
@@ -16,9 +17,17 @@ class Lent:
         self.close = ranks.unload
 
 
+@pytest.fixture(scope="session", autouse=True)
+def long_silence() -> Iterator[None]:
+    """A rank that gets no CPU time is not taken for one that hangs."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(watch, "SILENCE_SECONDS", 3600.0)
+        yield
+
+
 @pytest.fixture(scope="session")
 def ranks() -> Iterator[Ranks]:
-    pair = Ranks(2, Place(), 120)
+    pair = Ranks(2, Place(), 600)
     yield pair
     pair.close()
 

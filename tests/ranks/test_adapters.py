@@ -7,6 +7,7 @@ import torch
 
 from runtime import LLM, SamplingParams
 from tests.adapters.samples import random_adapter
+from tests.matrix import marked
 from tests.ranks.cases import EXPERTS, served
 
 LAYER = r".*(layers|blocks)\.\d+\."
@@ -45,7 +46,7 @@ def answers(flags, adapters, **more):
         return [out.token_ids for out in outs], torch.stack(every)
 
 
-@pytest.mark.parametrize("flags", [*KEYS, "diffusion_gemma"], indirect=True)
+@pytest.mark.parametrize("flags", marked((*KEYS, "diffusion_gemma"), quick=("dream", "sdar_moe")), indirect=True)
 def test_a_mixed_batch_over_two_slots(pair, flags, adapters):
     tokens, logits = answers(flags, adapters, tensor_parallel_size=2)
     expected, others = answers(flags, adapters)

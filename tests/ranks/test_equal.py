@@ -6,16 +6,17 @@ import pytest
 import torch
 
 from runtime import LLM, SamplingParams
+from tests.matrix import marked
 from tests.ranks.cases import EXPERTS, FAMILIES, answers, logits, served
 
 
-@pytest.mark.parametrize("key", FAMILIES)
+@pytest.mark.parametrize("key", marked(FAMILIES, quick=("llada2_tiny", "dream", "sdar_moe")))
 def test_every_family(pair, tmp_path, key):
     flags = served(key, tmp_path)
     assert answers(flags, tensor_parallel_size=2) == answers(flags)
 
 
-@pytest.mark.parametrize("key", EXPERTS)
+@pytest.mark.parametrize("key", marked(EXPERTS, quick=("llada2_tiny", "sdar_moe")))
 def test_experts_that_are_dealt_out(pair, tmp_path, key):
     flags = served(key, tmp_path)
     dealt = logits(flags, tensor_parallel_size=2, expert_parallel_size=2)
@@ -53,7 +54,7 @@ HELD = [{"json": SCHEMA}, {"regex": "[a-f]{3,9}-(x|yz)+"}, {"choice": ["a fox", 
 
 def held(**more: Any) -> list[Any]:
     """Answers that keep to grammars, drawn and not, beside one that does not; with log-probabilities, and a text's."""
-    few = {"max_tokens": 40, "seed": 5, "logprobs": 3}
+    few = {"max_tokens": 16, "seed": 5, "logprobs": 3}
     asked = [SamplingParams(**few, structured_outputs=form, temperature=t) for form in HELD for t in (0.0, 0.8)]
     asked += [SamplingParams(**few), SamplingParams(**few, structured_outputs=HELD[1], logit_bias={70: -3.0})]
     with LLM(device="cpu", dtype="float64", max_num_reqs=len(asked), **more) as llm:

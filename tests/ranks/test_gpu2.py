@@ -3,7 +3,6 @@
 import os
 import signal
 import threading
-import time
 
 import pytest
 import torch
@@ -95,16 +94,15 @@ def test_eager_steps(tmp_path):
     assert eager[0] == recorded[0]
 
 
-def test_a_killed_rank_is_told_at_once(tmp_path):
+def test_a_killed_rank_ends_a_step_that_waits_for_it(tmp_path):
     flags = served("llada2_tiny", tmp_path) | DEVICE
-    llm = LLM(**flags, **TWO)
+    llm = LLM(**flags, **(TWO | {"distributed_timeout_seconds": 3600}))
     process = llm._ranks.peers[0].process
     ask = SamplingParams(max_tokens=500, ignore_eos=True, temperature=0, decoding={"accept_threshold": 1.0})
     stream = llm.stream([5, 6, 7], ask)
     next(stream)
+    os.kill(process.pid, signal.SIGSTOP)  # the next step waits for it until it is killed
     threading.Timer(0.2, os.kill, (process.pid, signal.SIGKILL)).start()
-    began = time.monotonic()
     with pytest.raises(ReplicaLost, match=r"^rank 1 (was killed by signal 9|has gone)"):
         list(stream)
-    assert time.monotonic() - began < 10
     llm.close()

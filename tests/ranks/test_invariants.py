@@ -8,6 +8,7 @@ import pytest
 from runtime import LLM, SamplingParams
 from runtime.request.resolve import resolve
 from tests.engine.harness import check_accounting
+from tests.matrix import marked
 from tests.ranks.cases import served
 
 FLAGS = {"block_size": 8, "page_size": 4, "max_model_len": 64}
@@ -54,7 +55,7 @@ def run(llm, requests, seed):
     return {id: tokens for id, tokens in answers.items() if id not in aborted}
 
 
-@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.parametrize("seed", marked(range(2), quick=(0,)))
 def test_every_request_is_answered_as_alone(pair, tmp_path, seed):
     flags = served("llada2_tiny", tmp_path) | FLAGS
     requests = some_requests(seed, 10)

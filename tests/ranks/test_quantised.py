@@ -9,12 +9,14 @@ from runtime.kernels.dispatch import select_kernels
 from runtime.layers.formats import format_of
 from runtime.layers.share import Share
 from tests.adapters.samples import random_adapter
+from tests.matrix import marked
 from tests.oracle.tiny import write_tiny
 from tests.ranks.cases import logits
 from tests.ranks.test_adapters import LAYER
 from tests.weights.quantised_files import LAYOUTS, write_both
 
 CASES = [(layout, 1) for layout in LAYOUTS] + [("int4, groups of 32", 2), ("fp8, blocks", 2)]
+QUICK = CASES[-2:]
 ROUNDED = 0.2  # where rows are rounded as well, which each rank does by its own share of one
 
 
@@ -36,7 +38,7 @@ def plain(tmp_path_factory):
     return path
 
 
-@pytest.mark.parametrize(("layout", "experts"), CASES)
+@pytest.mark.parametrize(("layout", "experts"), marked(CASES, quick=QUICK))
 def test_each_layout(pair, plain, tmp_path, layout, experts):
     kept, _ = write_both(layout, plain, tmp_path)
     ours = logits(flags(kept), tensor_parallel_size=2, expert_parallel_size=experts)

@@ -23,7 +23,7 @@ class Exchange:
     kernels are not made for several."""
 
     def __init__(self, size: int) -> None:
-        self.barrier = threading.Barrier(size, timeout=120)
+        self.barrier = threading.Barrier(size, timeout=600)
         self.turn = threading.Lock()
         self.left: list[Any] = [None] * size
 

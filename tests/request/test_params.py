@@ -227,7 +227,7 @@ bodies = st.fixed_dictionaries(
 )
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(bodies, st.one_of(json_values, st.lists(st.integers(0, 95), max_size=300)))
 def test_any_request_is_resolved_or_refused(body, prompt):
     try:

@@ -19,6 +19,7 @@ def compiled():
     return CompiledVocabulary("default", torch.device("cpu"), torch.float32, 300)
 
 
+@pytest.mark.matrix  # a compilation takes as long as a thousand other tests
 @needs_compiler
 @pytest.mark.parametrize("rows", [1, 2, 37])
 def test_it_is_told_the_same(compiled, rows):
@@ -36,6 +37,7 @@ def test_it_is_told_the_same(compiled, rows):
     assert torch.equal(logits, before)
 
 
+@pytest.mark.matrix
 @needs_compiler
 def test_answers_are_those_of_what_is_not_compiled(monkeypatch):
     asked = []

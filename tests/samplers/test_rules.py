@@ -28,6 +28,7 @@ from runtime.samplers.choose import Candidate, distribution, greedy, pick
 from runtime.samplers.uniform import uniforms
 from runtime.state.plan import BlockPlan, RulePlan
 from runtime.state.request import FILLED, FIXED, MASKED
+from tests.engine.samples import examples
 from tests.oracle import block as oracle
 from tests.oracle import dmax
 from tests.oracle.draws import choose, filtered, softmax, uniform
@@ -163,6 +164,7 @@ def test_the_likeliest_are_asked_for_where_nobody_wants_more() -> None:
 
 
 @pytest.mark.parametrize("algorithm", COMPARED)
+@examples(40)
 @given(data=st.data())
 def test_a_rule_decides_as_the_oracle(algorithm: str, data: st.DataObject) -> None:
     """Blocks of this rule, of others too, each with parameters of its own, over some steps: against one at a time."""

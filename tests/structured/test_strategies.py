@@ -17,6 +17,7 @@ from runtime.request.structured import grammar_of
 from runtime.structured.constraint import Facts
 from runtime.structured.grammars import Grammars
 from tests.engine.harness import Setup, check_idle, decoding_of, make_engine
+from tests.matrix import marked
 from tests.oracle.block import Params
 
 WORDS = [b"a", b"b", b"c", b"", b"ab", b"bc", b"0", b"1", b"01", b"-", b"x", b"y", b"xy", b"", b"z", b""]
@@ -31,6 +32,8 @@ SETUPS = {
     "full, shifted": Setup(strategy="full", block=4, shift=True),
 }
 CACHES = {"full": ("none", "prefix", "dual", "vicinity"), "full, shifted": ("none", "prefix", "dual", "vicinity")}
+QUICK = [(name, False) for name in ("d2f", "fast_dllm_v2", "nemotron_diffusion")]
+QUICK += [(name, True) for name in ("multi_bd", "full", "full, shifted")]
 
 
 class Words:
@@ -83,8 +86,9 @@ def served(engine: Engine, specs: list[RequestSpec], every: int = 0) -> dict[str
     return {id: (text[id], last[id].finish_reason, last[id].nfe) for id in ids}
 
 
-@pytest.mark.parametrize("replayed", [False, True], ids=["anew", "replayed"])
-@pytest.mark.parametrize("name", SETUPS)
+@pytest.mark.parametrize(
+    ("name", "replayed"), marked([(name, replayed) for name in SETUPS for replayed in (False, True)], quick=QUICK)
+)
 def test_answers_match(name: str, replayed: bool) -> None:
     setup = replace(SETUPS[name], replayed=replayed)
     for cache in CACHES.get(name, ("none",)):

@@ -1,12 +1,13 @@
-"""Grammars are tried in a process of its own, which one that takes too long or too much ends, and no other."""
+"""A process compiles each grammar first; one that takes too long or too much memory ends that process alone."""
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
-import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +16,18 @@ import pytest
 from runtime import LLM, SamplingParams
 from runtime.errors import ConfigError, RequestError
 from runtime.request.structured import grammar_of
-from runtime.structured import trials as made
-from runtime.structured.trials import Trials
+from runtime.structured import trials as trials_module
+from runtime.structured.late import LateTrials
+from runtime.structured.limits import TrialLimits
+from runtime.structured.trial import READY
+from runtime.structured.trials import LARGE, Trials
 
-SLOW: dict[str, Any] = {"json": {"type": "integer", "multipleOf": 9999991}}  # an automaton of as many states
+# An automaton of ten million states: at any speed, the limit of time ends its compilation.
+ENDLESS: dict[str, Any] = {"json": {"type": "integer", "multipleOf": 9999991}}
+HOUR = 3600.0
+UNLIMITED = TrialLimits(HOUR, HOUR, HOUR, HOUR)
+SHORT = replace(UNLIMITED, compile_seconds=1)
+TOO_SLOW = "it takes more than 1 s to compile; send a smaller or simpler one"
 
 
 @pytest.fixture(scope="module")
@@ -29,10 +38,21 @@ def asked() -> Iterator[tuple[Path, Any]]:
 
 
 @pytest.fixture
-def trials(asked: tuple[Path, Any]) -> Iterator[Trials]:
-    trials = Trials(*asked, os.environ)
-    yield trials
-    trials.close()
+def make(asked: tuple[Path, Any]) -> Iterator[Callable[[TrialLimits], Trials]]:
+    """Makes trials with the limits that a test needs, and closes them."""
+    with contextlib.ExitStack() as stack:
+
+        def make(limits: TrialLimits) -> Trials:
+            trials = Trials(*asked, os.environ, limits)
+            stack.callback(trials.close)
+            return trials
+
+        yield make
+
+
+@pytest.fixture
+def trials(make: Callable[[TrialLimits], Trials]) -> Trials:
+    return make(UNLIMITED)
 
 
 def text(**form: Any) -> str:
@@ -47,24 +67,46 @@ def test_what_can_be_kept_to_and_what_not(trials: Trials) -> None:
     assert (trials.known(good), trials.known(wrong)) == ("", trials.trouble(wrong))
 
 
-def test_a_slow_one_ends_is_remembered_and_the_next_is_tried(trials: Trials) -> None:
+def test_a_slow_one_ends_is_remembered_and_the_next_is_tried(make: Callable[[TrialLimits], Trials]) -> None:
+    trials = make(SHORT)
     assert trials.trouble(text(regex="a")) == ""
-    began = time.monotonic()
-    assert trials.trouble(text(**SLOW)) == made.SLOW
-    assert time.monotonic() - began < made.WAIT_SECONDS + 1
-    began = time.monotonic()
-    assert trials.trouble(text(**SLOW)) == made.SLOW
-    assert time.monotonic() - began < made.WAIT_SECONDS / 2
+    assert trials.trouble(text(**ENDLESS)) == TOO_SLOW
+    assert trials._process is None
+    assert trials.trouble(text(**ENDLESS)) == TOO_SLOW
+    assert trials._process is None, "the grammar was compiled again"
     assert trials.trouble(text(regex="b")) == ""
 
 
-def test_a_grammar_that_is_slow_to_translate_holds_up_nobody_but_the_trial(trials: Trials) -> None:
-    """Some twenty seconds of translation: a server's event loop is at it for none of them."""
-    began = time.thread_time()
-    lines = text(grammar='root ::= "a"' + "\n" * 32_000)  # as long as may be asked for, once it is written as JSON
-    assert time.thread_time() - began < 0.1
-    assert trials.trouble(lines) == made.SLOW
+def test_a_process_that_gets_no_cpu_time_is_ended(
+    make: Callable[[TrialLimits], Trials], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    silent = f"read setup; echo '{READY.decode().strip()}'; exec sleep {HOUR}"
+    monkeypatch.setattr(trials_module, "COMMAND", ("sh", "-c", silent))
+    trials = make(replace(SHORT, answer_seconds=0.1))
+    assert trials.trouble(text(regex="a")) == TOO_SLOW
+    assert trials._process is None
+
+
+def test_a_process_that_does_not_start_is_reported(
+    make: Callable[[TrialLimits], Trials], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(trials_module, "COMMAND", ("sleep", str(HOUR)))
+    with pytest.raises(ConfigError, match="does not start"):
+        make(replace(UNLIMITED, start_seconds=0.1)).trouble(text(regex="a"))
+
+
+def test_gbnf_is_translated_by_the_trial_and_not_with_the_request(
+    make: Callable[[TrialLimits], Trials], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """These rules take some twenty seconds to translate, which a server's event loop must not spend."""
+    monkeypatch.setattr("llguidance.gbnf_to_lark.any_to_lark", lambda text: pytest.fail("translated in this process"))
+    rules = text(grammar='root ::= "a"' + "\n" * 32_000)  # as long as a request may be, once written as JSON
+    trials = make(SHORT)
+    assert trials.trouble(rules) == TOO_SLOW
     assert trials.trouble(text(grammar='root ::= "a" [b-c]')) == ""
+
+
+def test_gbnf_within_the_limits(trials: Trials) -> None:
     assert "it is not a readable grammar" in trials.trouble(text(grammar="root ::= ("))
     (form,) = json.loads(text(grammar='root ::= "a"'))["grammars"]  # as one part of a grammar of tools has it
     both = [{"lark_grammar": "start: @form"}, {"name": "form", **form}]
@@ -81,9 +123,10 @@ def test_a_process_that_is_gone_is_started_again(trials: Trials) -> None:
     assert trials.trouble(text(regex="b")) == ""
 
 
-def test_a_notation_that_is_long_to_translate(trials: Trials) -> None:
-    rules = 1500  # a second's work, between the .25 that a notation may take and the 4 after which nobody waits
+def test_gbnf_that_takes_too_long_to_translate(make: Callable[[TrialLimits], Trials]) -> None:
+    rules = 1500  # some ten times the limit, and the translation of the second grammar a thousandth of it
     chain = "\n".join(f'r{i} ::= "a" r{i + 1}' for i in range(rules)) + f'\nr{rules} ::= "b"\n'
+    trials = make(replace(UNLIMITED, translate_seconds=0.1))
     assert "its notation takes" in trials.trouble(text(grammar="root ::= r0\n" + chain))
     assert trials.trouble(text(grammar='root ::= "a" | "b"\n')) == ""
 
@@ -94,13 +137,13 @@ def test_one_that_takes_too_much_memory(trials: Trials, monkeypatch: pytest.Monk
     assert trials._process is not None
     process = trials._process
     os.kill(process.pid, signal.SIGSTOP)
-    monkeypatch.setattr(made, "_line", lambda source, seconds: (process.kill(), b"")[1])
-    assert trials.trouble(text(regex="b")) == made.LARGE
+    monkeypatch.setattr(trials_module, "_line", lambda source, seconds: (process.kill(), b"")[1])
+    assert trials.trouble(text(regex="b")) == LARGE
 
 
 def test_one_that_stays_large_is_refused_however_many_came_before(trials: Trials) -> None:
     """An engine keeps some dozens: of these each would be some 80 MB."""
-    for i in range(3):
+    for i in range(2):
         assert "MiB once compiled, at most 32" in trials.trouble(
             text(json={"type": "integer", "multipleOf": 199999 - 2 * i})
         )
@@ -108,7 +151,7 @@ def test_one_that_stays_large_is_refused_however_many_came_before(trials: Trials
 
 
 def test_verdicts_are_few(trials: Trials, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(made, "KEPT", 2)
+    monkeypatch.setattr(trials_module, "KEPT", 2)
     for word in ("a", "b", "c"):
         trials.trouble(text(regex=word))
     assert [trials.known(text(regex=word)) for word in ("a", "b", "c")] == [None, "", ""]
@@ -120,11 +163,12 @@ def test_a_tokenizer_that_is_not_there(asked: tuple[Path, Any], tmp_path: Path) 
         nowhere.trouble(text(regex="a"))
 
 
-def test_a_program_without_a_server_is_spared_them_too() -> None:
+def test_a_program_without_a_server_has_the_same_limits() -> None:
     with LLM(device="cpu", max_num_reqs=2) as llm:
-        began = time.monotonic()
-        with pytest.raises(RequestError, match=f"structured_outputs.json: .*{made.COMPILER_SECONDS:g} s to compile"):
-            llm.generate(["a"], SamplingParams(structured_outputs=SLOW))
-        assert time.monotonic() - began < made.WAIT_SECONDS + made.START_SECONDS
+        assert llm.engine.grammars is not None
+        assert isinstance(llm.engine.grammars.trial, LateTrials)
+        llm.engine.grammars.trial.limits = SHORT
+        with pytest.raises(RequestError, match=f"structured_outputs.json: .*{TOO_SLOW}"):
+            llm.generate(["a"], SamplingParams(structured_outputs=ENDLESS))
         (answer,) = llm.generate(["a"], SamplingParams(max_tokens=8, structured_outputs={"regex": "[ab]{2}"}))
         assert answer.text in ("aa", "ab", "ba", "bb")

@@ -16,6 +16,7 @@ from runtime.text import Tokenizer
 from runtime.weights import files, read_tokens, resolve_checkpoint
 from runtime.weights.checkpoint import resolve_text_files
 from tests.server.checkpoint import write_checkpoint
+from tests.wait import TIMEOUT
 
 NAMES = ("config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json")
 
@@ -169,7 +170,7 @@ def test_a_pipe_is_refused_and_not_waited_for(model: Path, name: str) -> None:
     said: list[str] = []
     thread = threading.Thread(target=lambda: said.append(refusal(model)), daemon=True)
     thread.start()
-    thread.join(30)
+    thread.join(TIMEOUT)
     assert said, "reading waits for a pipe's other end"
     assert f"{model / name} is no plain file" in said[0]
 

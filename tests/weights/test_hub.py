@@ -54,7 +54,7 @@ def fetch(endpoint: str, home: Path, model: str, token: str = TOKEN, what: str =
     environ = {k: v for k, v in os.environ.items() if not k.startswith("HF_") and not k.lower().endswith("_proxy")}
     environ |= {"HF_ENDPOINT": endpoint, "HF_HOME": str(home)} | ({"HF_TOKEN": token} if token else {})
     command = [sys.executable, "-c", FETCH, model, what]
-    done = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=120)
+    done = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stderr
     assert TOKEN not in done.stdout + done.stderr
     found: dict[str, object] = json.loads(done.stdout)

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 PACKAGES = ("models", "strategies", "samplers")
 
-# What the shipped demo checkpoint is served with (test_without.py checks it). Every test of the server, the command
+# What the shipped demo checkpoint is served with. Every test of the server, the command
 # line and the examples runs on that checkpoint, so that without these there is nothing left to run.
 DEMO = ("models.llada2", "strategies.multi_bd", "samplers.threshold")
 

@@ -1,0 +1,26 @@
+"""Long matrices: which cases `make test` runs, and which `make test-rest`."""
+
+from __future__ import annotations
+
+from collections.abc import Container, Iterable
+from typing import Any
+
+import pytest
+
+
+def marked(cases: Iterable[Any], *, quick: Container[Any]) -> list[Any]:
+    """Returns pytest parameters of `cases`; those that are not in `quick` carry the marker `matrix`.
+
+    Args:
+        cases: Values, tuples of values, or `pytest.param` objects with ids.
+        quick: The values, tuples or ids of the cases that `make test` runs. At least one has to be there.
+    """
+    found = []
+    for case in cases:
+        if hasattr(case, "marks"):  # of pytest.param
+            values, marks, id, key = *case, case.id
+        else:
+            values, marks, id, key = case if isinstance(case, tuple) else (case,), (), None, case
+        found.append(pytest.param(*values, id=id, marks=(*marks, *(() if key in quick else [pytest.mark.matrix]))))
+    assert any("matrix" not in {mark.name for mark in case.marks} for case in found), "no case is quick"
+    return found
