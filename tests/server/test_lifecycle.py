@@ -15,7 +15,7 @@ import httpx
 import pytest
 
 from tests.server.checkpoint import CONFIG, make_weights
-from tests.server.harness import FAKE, REAL, ROOT, ServerProcess, has_ended, serving
+from tests.server.harness import FAKE, REAL, ROOT, ServerProcess, has_ended, serving, unused_ports
 from tests.server.test_supervision import start
 from tests.wait import TIMEOUT, wait_until
 
@@ -112,6 +112,17 @@ def test_a_second_signal_ends_at_once(checkpoint: Path) -> None:
         assert not directory.exists()
 
 
+def test_the_command_starts_every_kind_of_process(checkpoint: Path) -> None:
+    """Without what `tests/server/limits.py` puts in its place: head, frontend processes, backend, grammar compiler."""
+    args = ("--model", str(checkpoint), "--frontend-processes", "2")
+    with serving(*args, module=REAL) as server:
+        with server.client() as client:
+            body = {"prompt": "x", "max_tokens": 8, "regex": "a|b"}
+            server.until(lambda: client.post("/generate", json=body).json().get("text") in ("a", "b"))
+        server.process.send_signal(signal.SIGTERM)
+        assert server.wait() == 0
+
+
 def test_two_servers_do_not_collide(checkpoint: Path) -> None:
     with (
         serving("--model", str(checkpoint), "--served-model-name", "a", module=FAKE) as one,
@@ -128,23 +139,13 @@ def test_two_servers_do_not_collide(checkpoint: Path) -> None:
         assert f"--port {one.port}" in taken.stderr.splitlines()[-1]
 
 
-def test_tcp_addresses(checkpoint: Path, unused_tcp_ports: tuple[int, int]) -> None:
-    commands, events = unused_tcp_ports
+def test_tcp_addresses(checkpoint: Path) -> None:
+    commands, events = unused_ports(2)
     addresses = (
         "--zmq-command-addr", f"tcp://127.0.0.1:{commands}", "--zmq-event-addr", f"tcp://127.0.0.1:{events}",
     )  # fmt: skip
     with serving("--model", str(checkpoint), *addresses, module=FAKE) as server, server.client() as client:
         assert client.post("/generate", json={"prompt": "x", "max_tokens": 3}).json()["text"] == "abc"
-
-
-@pytest.fixture
-def unused_tcp_ports() -> tuple[int, int]:
-    import socket
-
-    with socket.socket() as one, socket.socket() as two:
-        one.bind(("127.0.0.1", 0))
-        two.bind(("127.0.0.1", 0))
-        return one.getsockname()[1], two.getsockname()[1]
 
 
 def test_help_loads_nothing_that_serves() -> None:

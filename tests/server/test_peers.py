@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import socket
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
@@ -21,7 +20,7 @@ from runtime.request.io import DecodingParams, EngineOutput, RequestSpec
 from runtime.server import messages, peers
 from runtime.server import supervisor as supervisors
 from runtime.server.supervisor import Supervisor
-from tests.server.harness import FAKE, ROOT, serving
+from tests.server.harness import FAKE, ROOT, serving, unused_ports
 from tests.server.test_supervisor import BACKEND, Log
 from tests.wait import wait_until_async
 
@@ -37,10 +36,8 @@ def forged(id: str) -> bytes:
 @pytest.fixture
 def addresses(monkeypatch: pytest.MonkeyPatch) -> tuple[str, str]:
     monkeypatch.chdir(ROOT)
-    with socket.socket() as one, socket.socket() as two:
-        one.bind(("127.0.0.1", 0))
-        two.bind(("127.0.0.1", 0))
-        return f"tcp://127.0.0.1:{one.getsockname()[1]}", f"tcp://127.0.0.1:{two.getsockname()[1]}"
+    one, two = unused_ports(2)
+    return f"tcp://127.0.0.1:{one}", f"tcp://127.0.0.1:{two}"
 
 
 @pytest.fixture

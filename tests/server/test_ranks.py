@@ -155,7 +155,7 @@ def _serve_on(names):
         command = [
             "ip", "netns", "exec", names[rank], sys.executable, "-m", "runtime.server", "--host", "127.0.0.1",
             "--port", "8123", *TWO, "--num-nodes", "2", "--node-rank", str(rank), "--master-addr", "10.71.0.1",
-            "--master-port", "8200", "--distributed-timeout-seconds", "100",
+            "--master-port", "8200", "--distributed-timeout-seconds", "600",
         ]  # fmt: skip
         return subprocess.Popen(command, cwd=ROOT)
 
