@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import socket
+import time
 from collections.abc import Callable, Generator
 from typing import Any, cast
 
@@ -26,11 +27,20 @@ from runtime.server.wire.roster import Roster
 class HttpServer(uvicorn.Server):
     """uvicorn with connections of ours, and without its own view of signals.
 
-    `ended`: where another process accepts the connections and hands them over, what is told of each that has ended.
+    Attributes:
+        ended: Where another process accepts the connections and hands them over: called for each that has ended.
     """
 
-    def __init__(self, app: Any, limits: Limits, observed: Observed, ended: Callable[[], None] | None = None) -> None:
-        self.roster = Roster(limits, observed, ended)
+    def __init__(
+        self,
+        app: Any,
+        limits: Limits,
+        observed: Observed,
+        ended: Callable[[], None] | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """Args: see `Roster`; `app` is the ASGI application."""
+        self.roster = Roster(limits, observed, ended, clock)
         self.ended = ended
         self.door: Door | Hatch | None = None
         super().__init__(

@@ -17,14 +17,30 @@ from runtime.server.observed import POWERS
 
 _STEP_SECONDS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10)
 _HOST_SECONDS = (0.0001, 0.0002, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1)
-_RENDERING = 0.1  # of the time, in the long run, goes into writing /metrics
-_RENDERING_AT_ONCE = 0.5  # seconds that may go into it at once
+_RENDERING = 0.1  # of a processor, in the long run, goes into rendering /metrics
+_RENDERING_AT_ONCE = 0.5  # seconds of a processor that may go into it at once
 
 
 class Metrics:
-    """Everything /metrics shows. `model_name`: the label's value. `observed`: what frontends observe."""
+    """Everything /metrics shows."""
 
-    def __init__(self, model_name: str, observed: Collector) -> None:
+    def __init__(
+        self,
+        model_name: str,
+        observed: Collector,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+        cpu_clock: Callable[[], float] = time.thread_time,
+    ) -> None:
+        """Registers the metrics.
+
+        Args:
+            model_name: Value of the label `model_name`.
+            observed: What frontends observe.
+            clock: Seconds of time, during which credit for rendering grows.
+            cpu_clock: Seconds of a processor that the calling thread has used; rendering is charged with them.
+        """
+        self.clock, self.cpu_clock = clock, cpu_clock
         self.last = b""
         self.rendered = 0.0
         self.credit = _RENDERING_AT_ONCE
@@ -89,18 +105,23 @@ class Metrics:
         self.failures.inc()
 
     def text(self) -> bytes:
-        """All of it. Asked for without end, which needs no key, it is the last text again that some answers get."""
-        now = time.monotonic()
+        """Renders all metrics, or returns the last text again.
+
+        /metrics needs no key, so rendering may use only `_RENDERING` of a processor. Rendering is charged with the
+        thread's CPU time: time in which the thread waits for a processor costs nobody anything.
+        """
+        now = self.clock()
         due, self.credit, self.rendered = self.due(), self._saved(now), now
         if due:
+            began = self.cpu_clock()
             self.last = generate_latest(self.shown)
-            self.credit -= time.monotonic() - now
+            self.credit -= self.cpu_clock() - began
         return self.last
 
     def due(self) -> bool:
-        """Whether the next text is a new one."""
-        return not self.last or self._saved(time.monotonic()) > 0
+        """Whether the next text is rendered anew."""
+        return not self.last or self._saved(self.clock()) > 0
 
     def _saved(self, now: float) -> float:
-        """Seconds that may go into a text."""
+        """Seconds of a processor that may go into rendering."""
         return min(self.credit + (now - self.rendered) * _RENDERING, _RENDERING_AT_ONCE)

@@ -9,6 +9,7 @@ import pytest
 
 from tests.server.checkpoint import write_checkpoint
 from tests.server.harness import FAKE, SCRIPTED, ServerProcess, serving
+from tests.wait import TIMEOUT
 
 
 @pytest.fixture(scope="session")
@@ -53,7 +54,7 @@ def client(server: ServerProcess) -> Iterator[httpx.Client]:
 @pytest.fixture(scope="module")
 def ai(server: ServerProcess) -> Iterator[openai.OpenAI]:
     """OpenAI's client of `server`, or of what a module calls so; it tries nothing twice."""
-    with openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0, timeout=60) as ai:
+    with openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0, timeout=TIMEOUT) as ai:
         yield ai
 
 

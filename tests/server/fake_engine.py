@@ -1,7 +1,8 @@
 """An engine without a model: answers "abcabc...", a token a step, and misbehaves when the request's salt says so.
 
-Salts: ``slow`` (a token every 50 ms), ``fail`` (its steps raise, as a bad batch would inside the engine),
-``crash`` (the engine itself breaks), ``exit`` (the process dies).
+Salts: ``slow`` (a token every 50 ms), ``hold:PATH`` (the second token comes once there is a file at PATH), ``endless``
+(the second token never comes), ``fail`` (its steps raise, as a bad batch would inside the engine), ``crash`` (the
+engine itself breaks), ``exit`` (the process dies). Loading waits at 50% for a file at the path in `LOAD_VARIABLE`.
 """
 
 from __future__ import annotations
@@ -16,6 +17,11 @@ from runtime.request.io import EngineInfo, EngineOutput, EngineStats, RequestSpe
 from runtime.server.messages import Configure
 
 LETTERS = [64, 65, 66]  # a, b, c in the test tokenizer
+LOAD_VARIABLE = "TEST_SERVER_LOAD"
+
+
+def held(salt: str) -> bool:
+    return salt == "endless" or (salt.startswith("hold:") and not os.path.exists(salt.removeprefix("hold:")))
 
 
 class FakeEngine:
@@ -23,7 +29,8 @@ class FakeEngine:
         config = configure.engine
         for done in (0, 50, 100):
             progress("weights", done, 100)
-            time.sleep(config.add_block_threshold or 0)  # a flag that only stretches loading here
+            while done == 50 and (path := os.environ.get(LOAD_VARIABLE)) and not os.path.exists(path):
+                time.sleep(0.01)
         if config.accept_threshold == 0:
             raise ConfigError("tensor 'model.norm.weight' is missing")
         self.info = EngineInfo(
@@ -68,7 +75,7 @@ class FakeEngine:
                     EngineOutput(id=spec.id, nfe=done, finish_reason="error", error="RuntimeError: bad step")
                 )
                 continue
-            if time.monotonic() < due:
+            if time.monotonic() < due or (done and held(spec.cache_salt)):
                 continue
             self.total += 1
             done += 1

@@ -5,24 +5,29 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import random
 import re
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import httpx
 import psutil
 
+from tests.server.limits import VARIABLE
+from tests.wait import TIMEOUT, wait_until
 from tests.written import written
 
 ROOT = Path(__file__).resolve().parents[2]
 _MODEL_NAME = re.compile(r',model_name="[^"]*"|model_name="[^"]*",?')
-_ENGINES_TOTALS = ("unmask_generated_tokens_total", "unmask_forwards_total")
+STOP_SECONDS = 60.0  # until a server that SIGTERM does not end is killed
+T = TypeVar("T")
+RAISED = ("tests.server.limits", "server")  # `runtime.server` with limits that a slow machine does not reach
 REAL = "runtime.server"
 # to try every test over servers of another kind, such as "--frontend-processes 3"
 MORE_ARGS = tuple(os.environ.get("TEST_SERVER_ARGS", "").split())
@@ -34,16 +39,33 @@ class ServerProcess:
     """``python -m MODULE ARGS`` listening on a port that it chose itself."""
 
     def __init__(
-        self, *args: str, module: str = REAL, env: dict[str, str] | None = None, files: int | None = None
+        self,
+        *args: str,
+        module: str | None = None,
+        env: dict[str, str] | None = None,
+        files: int | None = None,
+        limits: dict[str, float] | None = None,
     ) -> None:
-        """`files`: its limit of open files."""
+        """Starts the process.
+
+        Args:
+            module: The module to run; the real server with raised limits where it is None.
+            env: Variables beside those of this process.
+            files: The process's limit of open files.
+            limits: Limits by their dotted names, in place of those of `tests/server/limits.py`.
+        """
         self.log_file = tempfile.TemporaryFile()  # noqa: SIM115 (closed in stop)
-        command = [sys.executable, "-m", module, "--host", "127.0.0.1", "--port", "0", *MORE_ARGS, *args]
+        program = RAISED if module is None else (module,)
+        command = [sys.executable, "-m", *program, "--host", "127.0.0.1", "--port", "0", *MORE_ARGS, *args]
         if files is not None:
             command = ["sh", "-c", f'ulimit -n {files}; exec "$@"', "sh", *command]
         clean = {k: v for k, v in os.environ.items() if not k.startswith("UNMASK_")}
         self.process = subprocess.Popen(
-            command, cwd=ROOT, stderr=self.log_file, stdout=self.log_file, env={**clean, **(env or {})}
+            command,
+            cwd=ROOT,
+            stderr=self.log_file,
+            stdout=self.log_file,
+            env={**clean, VARIABLE: json.dumps(limits or {}), **(env or {})},
         )
         self.port = 0
         self.headers: dict[str, str] = {}
@@ -55,7 +77,7 @@ class ServerProcess:
     @property
     def url(self) -> str:
         if not self.port:
-            found = wait_for(lambda: re.search(r"listening on http://127.0.0.1:(\d+)", self.log) or self._dead(), 60)
+            found = wait_until(lambda: re.search(r"listening on http://127.0.0.1:(\d+)", self.log) or self._dead())
             assert found is not True, self.log
             self.port = int(found[1])
         return f"http://127.0.0.1:{self.port}"
@@ -64,23 +86,53 @@ class ServerProcess:
         return self.process.poll() is not None
 
     def client(self, **options: Any) -> httpx.Client:
-        fixed: dict[str, Any] = {"timeout": 60, "headers": self.headers, "trust_env": False, "verify": False}
-        return httpx.Client(base_url=self.url, **fixed, **options)
+        common: dict[str, Any] = {"timeout": TIMEOUT, "headers": self.headers, "trust_env": False, "verify": False}
+        return httpx.Client(base_url=self.url, **common, **options)
 
     def async_client(self, **options: Any) -> httpx.AsyncClient:
         limits = httpx.Limits(max_connections=None, max_keepalive_connections=100)
         return httpx.AsyncClient(
-            base_url=self.url, timeout=60, headers=self.headers, limits=limits, trust_env=False, verify=False, **options
+            base_url=self.url,
+            timeout=TIMEOUT,
+            headers=self.headers,
+            limits=limits,
+            trust_env=False,
+            verify=False,
+            **options,
         )
 
-    def until_ready(self, seconds: float = 120) -> ServerProcess:
+    def until(self, condition: Callable[[], T], message: str = "") -> T:
+        """Waits for a condition that sends requests; one that gets no answer counts as "not yet"."""
+        return wait_until(condition, message, interval=0.05, ignore=httpx.TransportError)
+
+    def until_ready(self) -> ServerProcess:
         with self.client() as client:
-            wait_for(lambda: client.get("/ready").status_code == 200 or self._dead(), seconds)
+            self.until(lambda: client.get("/ready").status_code == 200 or self._dead(), "/ready")
         assert not self._dead(), self.log
         return self
 
+    def until_metric(self, name: str, value: float) -> None:
+        """Waits until a sample of /metrics has this value."""
+        self.until(lambda: self.metrics().get(name) == value, f"{name} == {value:g}")
+
     def backends(self) -> list[psutil.Process]:
-        return [p for p in psutil.Process(self.process.pid).children() if "--command-addr" in p.cmdline()]
+        return self._children("--command-addr")
+
+    def frontends(self) -> list[psutil.Process]:
+        """The processes of --frontend-processes."""
+        return self._children("frontend")
+
+    def trials(self) -> list[psutil.Process]:
+        """The processes that compile grammars."""
+        return self._children("runtime.structured.trial")
+
+    def _children(self, argument: str) -> list[psutil.Process]:
+        found = []
+        for process in psutil.Process(self.process.pid).children():
+            with contextlib.suppress(psutil.NoSuchProcess):  # it has just ended
+                if argument in process.cmdline():
+                    found.append(process)
+        return found
 
     def metrics(self) -> dict[str, float]:
         """Samples by name with labels, as in ``unmask_requests_total{outcome="stop"}``, less the model's name."""
@@ -95,55 +147,34 @@ class ServerProcess:
         found = self.metrics()
         return not any(found[f"unmask_{name}"] for name in ("requests_running", "requests_waiting", "kv_pages_used"))
 
-    def until_idle(self, seconds: float = 20) -> None:
-        """Nothing is in flight, and the engines have told of their last steps: a request that its client gave up is
-        forgotten at once, and the step that it was in ends and is counted a little later."""
-        wait_for(self.idle, seconds)
-        told: dict[str, float] = {}
+    def until_idle(self) -> None:
+        """Waits until no request is in flight. The engine may still count the step that an aborted one was in."""
+        self.until(self.idle, "idle")
 
-        def settled() -> bool:
-            nonlocal told
-            before, told = told, {k: v for k, v in self.metrics().items() if k.startswith(_ENGINES_TOTALS)}
-            if told != before:
-                time.sleep(0.15)
-            return told == before
-
-        wait_for(settled, seconds)
-
-    def wait(self, seconds: float = 30) -> int:
-        return self.process.wait(seconds)
+    def wait(self) -> int:
+        return self.process.wait(TIMEOUT)
 
     def stop(self) -> None:
         if self.process.poll() is None:
             self.process.send_signal(signal.SIGTERM)
             try:
-                self.process.wait(10)
+                self.process.wait(STOP_SECONDS)
             except subprocess.TimeoutExpired:
                 self.process.kill()
                 self.process.wait()
         self.log_file.close()
 
 
-def wait_for(what: Callable[[], Any], seconds: float) -> Any:
-    """The first true value of `what`; fails after `seconds`."""
-    end = time.monotonic() + seconds
-    while True:
-        with contextlib.suppress(httpx.TransportError):
-            if found := what():
-                return found
-        assert time.monotonic() < end, f"not so after {seconds} s"
-        time.sleep(0.05)
-
-
 @contextlib.contextmanager
 def serving(
     *args: str,
-    module: str = REAL,
+    module: str | None = None,
     ready: bool = True,
     env: dict[str, str] | None = None,
     files: int | None = None,
+    limits: dict[str, float] | None = None,
 ) -> Iterator[Any]:
-    server = ServerProcess(*args, module=module, env=env, files=files)
+    server = ServerProcess(*args, module=module, env=env, files=files, limits=limits)
     try:
         yield server.until_ready() if ready else server
     except BaseException:
@@ -151,6 +182,25 @@ def serving(
         raise
     finally:
         server.stop()
+
+
+def unused_ports(count: int) -> list[int]:
+    """Ports that nothing uses, below those that the kernel gives to connections and to port 0."""
+    found: list[int] = []
+    while len(found) < count:
+        port = random.SystemRandom().randrange(20_000, 32_768)
+        with contextlib.suppress(OSError), socket.socket() as probe:
+            probe.bind(("127.0.0.1", port))
+            found += [port] if port not in found else []
+    return found
+
+
+def has_ended(process: psutil.Process) -> bool:
+    """Whether nothing runs in it; its parent may not know yet."""
+    try:
+        return process.status() == psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return True
 
 
 def sse(text: str) -> list[str]:

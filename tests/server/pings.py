@@ -1,51 +1,45 @@
-"""How long a server's event loop is held: `/health` asked again and again on a connection of its own."""
+"""A server's event loop under heavy requests: `/health` is asked again and again on a connection of its own."""
 
 from __future__ import annotations
 
+import concurrent.futures
 import contextlib
 import socket
 import threading
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
 from tests.server.harness import ServerProcess
+from tests.wait import TIMEOUT
 
 
-class Pings:
-    """The answers' times so far, in seconds."""
-
-    def __init__(self, port: int) -> None:
-        self.connection = socket.create_connection(("127.0.0.1", port), timeout=120)
-        self.seconds: list[float] = []
-        self.over = threading.Event()
-        self.thread = threading.Thread(target=self._ping)
-
-    def _ping(self) -> None:
-        while not self.over.is_set():
-            start = time.monotonic()
-            self.connection.sendall(b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n")
-            answer = b""
-            while b'{"status":"ok"}' not in answer:
-                answer += self.connection.recv(4096)
-            self.seconds.append(time.monotonic() - start)
-            self.over.wait(0.005)
-
-    @property
-    def longest(self) -> float:
-        return max(self.seconds)
+def _ping(connection: socket.socket, over: threading.Event) -> None:
+    while True:
+        connection.sendall(b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n")
+        answer = b""
+        while b'{"status":"ok"}' not in answer:
+            data = connection.recv(4096)
+            assert data, "the server ended a connection of probes"
+            answer += data
+        if over.wait(0.005):
+            return
 
 
 @contextlib.contextmanager
-def pinging(server: ServerProcess) -> Iterator[Pings]:
-    pings = Pings(server.port)
-    pings.thread.start()
-    try:
-        yield pings
-    finally:
-        pings.over.set()
-        pings.thread.join()
-        pings.connection.close()
+def pinging(server: ServerProcess) -> Iterator[None]:
+    """Fails unless every `/health` is answered, also after the last heavy request. `make siege` measures how soon."""
+    assert server.url
+    over = threading.Event()
+    with (
+        socket.create_connection(("127.0.0.1", server.port), timeout=TIMEOUT) as connection,
+        concurrent.futures.ThreadPoolExecutor(1) as pool,
+    ):
+        pings = pool.submit(_ping, connection, over)
+        try:
+            yield
+        finally:
+            over.set()
+            pings.result(TIMEOUT)
 
 
 class Peak:

@@ -11,7 +11,8 @@ import pytest
 from runtime.request.io import EngineStats
 from runtime.server import access, logs
 from runtime.server.figures import EngineFigures
-from tests.server.harness import serving, wait_for
+from tests.server.harness import serving
+from tests.wait import wait_until
 
 CHAT = "/v1/chat/completions"
 
@@ -31,11 +32,12 @@ def test_a_line_a_request(checkpoint: Any) -> None:
         for _ in range(30):
             assert client.post(CHAT, json={**body, "temperature": -1}).status_code == 400
         assert client.get("/ready").status_code == 200
-        wait_for(lambda: len(lines(server.log, "unmask.access")) == 3, 20)
+        assert client.post("/v1/completions", json={"prompt": "last", "max_tokens": 4}).status_code == 200
+        wait_until(lambda: len(lines(server.log, "unmask.access")) == 4)  # and every line before it is there
         told, refused = lines(server.log, "unmask.access"), lines(server.log, "unmask.refused")
         assert secret not in server.log
         assert "every machine" not in server.log  # it listens on the loopback
-    one, streamed, several = told
+    one, streamed, several, _ = told
     usage = answer["usage"]
     assert one["id"] == answer["id"]
     assert (one["path"], one["status"]) == (CHAT, 200)

@@ -13,7 +13,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.server.harness import FAKE, ServerProcess, serving, wait_for
+from tests.server.harness import FAKE, ServerProcess, serving
+from tests.wait import TIMEOUT, wait_until
 
 MB = 2**20
 GROWTH = 100 * MB  # of the process, at most
@@ -54,25 +55,27 @@ class Memory:
         self.over.set()
         self.watcher.join()
         assert self.peak - self.before < GROWTH, f"grew by {(self.peak - self.before) / MB:.0f} MB"
-        wait_for(lambda: self.now() - self.before < LEFT, 15)
+        wait_until(lambda: self.now() - self.before < LEFT, "memory that is given back")
 
 
 def connect(server: ServerProcess) -> socket.socket:
     assert server.url
-    return socket.create_connection(("127.0.0.1", server.port), timeout=20)
+    return socket.create_connection(("127.0.0.1", server.port), timeout=TIMEOUT)
 
 
-def pour(connection: socket.socket, pieces: Iterable[bytes], seconds: float = 3.0) -> None:
-    """Send what the server takes, for so long."""
-    end = time.monotonic() + seconds
-    connection.settimeout(0.5)
-    with contextlib.suppress(OSError):
+def pour(connection: socket.socket, pieces: Iterable[bytes]) -> None:
+    """Sends all of it, or as much as the server takes before it ends the connection."""
+    with contextlib.suppress(ConnectionError):
         for piece in pieces:
-            left = memoryview(piece)
-            while left and time.monotonic() < end:
-                with contextlib.suppress(TimeoutError):
-                    left = left[connection.send(left) :]
-    connection.settimeout(20)
+            connection.sendall(piece)
+
+
+def fill(connection: socket.socket, data: bytes) -> None:
+    """Sends what the server takes without anything being read of its answers."""
+    connection.settimeout(0.1)  # on a slow machine less is sent, and the rest of the test asks for less
+    with contextlib.suppress(TimeoutError, ConnectionError):
+        connection.sendall(data)
+    connection.settimeout(TIMEOUT)
 
 
 def read_all(connection: socket.socket) -> bytes:
@@ -97,23 +100,19 @@ def answers(data: bytes) -> list[tuple[int, dict[bytes, bytes], bytes]]:
     return found
 
 
-def healthy(server: ServerProcess, seconds: float = 0.2, tries: int = 20) -> None:
-    """A probe on a connection of its own is answered at once, in the middle of many: one slow core is not ours."""
-    times = []
+def healthy(server: ServerProcess, tries: int = 20) -> None:
+    """Each of so many probes, on a connection of its own, is answered. How soon, `make siege` measures."""
     for _ in range(tries):
-        started = time.monotonic()
         with connect(server) as probe:
             probe.sendall(b"GET /health HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
             assert read_all(probe).startswith(b"HTTP/1.1 200 ")
-        times.append(time.monotonic() - started)
-    assert sorted(times)[len(times) // 2] < seconds, times
 
 
 def test_pipelined_requests_take_no_memory(guarded: ServerProcess) -> None:
     with Memory(guarded), connect(guarded) as connection:
         reader = threading.Thread(target=read_all, args=(connection.dup(),), daemon=True)
         reader.start()
-        pour(connection, [b"GET / HTTP/1.1\r\n\r\n" * 455_000])  # 8.2 MB
+        pour(connection, [b"GET / HTTP/1.1\r\n\r\n" * 60_000])  # which take 240 MB where each is held
         connection.shutdown(socket.SHUT_RDWR)
 
 
@@ -121,7 +120,7 @@ def test_pipelined_requests_whose_answers_nobody_reads_take_no_memory(guarded: S
     with Memory(guarded), contextlib.ExitStack() as stack:
         for _ in range(20):
             connection = stack.enter_context(connect(guarded))
-            pour(connection, [b"GET /metrics HTTP/1.1\r\n\r\n" * 40_000], 0.1)
+            fill(connection, b"GET /metrics HTTP/1.1\r\n\r\n" * 40_000)
         healthy(guarded)
 
 
@@ -139,7 +138,7 @@ ENDLESS = {
 @pytest.mark.parametrize("kind", ENDLESS)
 def test_an_endless_head_is_refused_early(server: ServerProcess, kind: str) -> None:
     with Memory(server), connect(server) as connection:
-        pour(connection, ENDLESS[kind], 10)
+        pour(connection, ENDLESS[kind])
         (status, headers, body), *more = answers(read_all(connection))
     assert not more
     assert headers[b"connection"] == b"close"
@@ -150,7 +149,7 @@ def test_an_endless_head_is_refused_early(server: ServerProcess, kind: str) -> N
 def test_a_chunks_endless_extension_is_refused(server: ServerProcess) -> None:
     head = b"POST /tokenize HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n5;"
     with Memory(server), connect(server) as connection:
-        pour(connection, [head, *[b"x" * MB] * 48], 10)
+        pour(connection, [head, *[b"x" * MB] * 48])
         (status, headers, _), *more = answers(read_all(connection))
     assert not more
     assert (status, headers[b"connection"]) == (431, b"close")
@@ -178,7 +177,7 @@ def test_an_offer_to_upgrade_is_ignored_and_its_body_read(server: ServerProcess,
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         connection.sendall(head if apart else head + body)
         if apart:
-            time.sleep(0.1)
+            time.sleep(0.1)  # so that two segments come; nothing tells whether they did, and the answers are the same
             connection.sendall(body)
         connection.sendall(b"GET /health HTTP/1.1\r\nConnection: close\r\n\r\n")
         tokenized, health = answers(read_all(connection))
@@ -191,7 +190,7 @@ def test_the_body_of_an_upgrade_is_no_request(server: ServerProcess) -> None:
     with connect(server) as connection:
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         connection.sendall(head % len(INNER))
-        time.sleep(0.2)
+        assert connection.recv(1, socket.MSG_PEEK)  # the head has been answered
         with contextlib.suppress(ConnectionError):
             connection.sendall(INNER)
             connection.shutdown(socket.SHUT_WR)
@@ -212,7 +211,7 @@ def test_a_refusal_is_read_though_its_body_never_was(guarded: ServerProcess, pat
     head = f"POST {path} HTTP/1.1\r\nHost: x\r\nContent-Length: {24 * MB}\r\n\r\n".encode()
     with Memory(guarded), connect(guarded) as connection:
         connection.sendall(head)
-        pour(connection, [b"x" * MB] * 24, 10)
+        pour(connection, [b"x" * MB] * 24)
         ((found, headers, _),) = answers(read_all(connection))
     assert (found, headers[b"connection"]) == (status, b"close")
 
@@ -280,4 +279,4 @@ def test_a_crowd_that_pipelines_does_not_hold_up_probes(guarded: ServerProcess) 
     with contextlib.ExitStack() as stack:
         for _ in range(200):
             stack.enter_context(connect(guarded)).sendall(b"GET /nowhere HTTP/1.1\r\n\r\n" * 200)
-        healthy(guarded, 0.5)
+        healthy(guarded)

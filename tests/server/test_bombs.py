@@ -1,13 +1,13 @@
-"""Requests made to hold the server up: it goes on answering others, and takes little memory.
+"""Requests made to hold the server up: it answers others all the time, and takes little memory.
 
-The bounds are an order of magnitude above what a quiet machine takes, and one below what these requests once took.
+The bound is an order of magnitude above what a quiet machine takes, and one below what these requests once took.
+`make siege` measures how soon others are answered.
 """
 
 from __future__ import annotations
 
 import json
 import socket
-import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -19,11 +19,11 @@ import pytest
 from runtime.server.bodies import MAX_BODY
 from runtime.server.preparing import MAX_ARGUMENTS
 from tests.server.bombs import LARGEST, SHAPES
-from tests.server.checkpoint import TEMPLATE, make_tokenizer, write_checkpoint
+from tests.server.checkpoint import TEMPLATE, write_checkpoint
 from tests.server.harness import FAKE, ServerProcess, serving
 from tests.server.pings import Peak, pinging
+from tests.wait import TIMEOUT
 
-HELD = 1.5  # seconds
 GROWN = 150.0  # MB; 100 and what a sampled high-water mark may add
 CHAT = "/v1/chat/completions"
 ABORTED = 'unmask_requests_total{outcome="aborted"}'
@@ -51,16 +51,15 @@ def target(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterat
 def post(server: ServerProcess, route: str, body: Any) -> httpx.Response:
     data = body if isinstance(body, bytes) else json.dumps(body).encode()
     with server.client() as client:
-        return client.post(route, content=data, headers={"Content-Type": "application/json"}, timeout=120)
+        return client.post(route, content=data, headers={"Content-Type": "application/json"})
 
 
 @pytest.mark.parametrize("name", ["parts {}", "messages {}", "unknown fields", "tokens", "prompts of ids"])
-def test_a_validation_bomb_takes_no_time_and_no_memory(target: ServerProcess, name: str) -> None:
+def test_a_validation_bomb_takes_no_memory(target: ServerProcess, name: str) -> None:
     route, data = SHAPES[name]
     peak = Peak(target.process.pid)
-    with pinging(target) as pings:
+    with pinging(target):
         answer = post(target, route, data)
-    assert pings.longest < HELD
     assert peak.grown < GROWN
     assert answer.status_code == 400
 
@@ -68,30 +67,19 @@ def test_a_validation_bomb_takes_no_time_and_no_memory(target: ServerProcess, na
 def test_twelve_bombs_at_once(target: ServerProcess) -> None:
     bodies = [SHAPES["parts {}"], *LARGEST.values()][:12]
     peak = Peak(target.process.pid)
-    with pinging(target) as pings, ThreadPoolExecutor(12) as pool:
+    with pinging(target), ThreadPoolExecutor(12) as pool:
         answers = list(pool.map(lambda body: post(target, *body), bodies))
     assert all(answer.status_code in (200, 400) for answer in answers)
-    assert pings.longest < HELD
     assert peak.grown < GROWN
 
 
 def test_seventy_thousand_empty_messages(target: ServerProcess) -> None:
-    with pinging(target) as pings:
+    with pinging(target):
         answer = post(target, *SHAPES["70,000 messages"])
     assert answer.status_code == 400
-    assert pings.longest < HELD
 
 
 TEXT = "ab cd " * (MAX_BODY // 12)
-
-
-@pytest.fixture(scope="module")
-def plain_seconds() -> float:
-    """What the library takes for `TEXT` with Python's lock held, on this machine."""
-    tokenizer = make_tokenizer()
-    start = time.monotonic()
-    tokenizer.encode(TEXT)
-    return time.monotonic() - start
 
 
 @pytest.mark.parametrize(
@@ -104,13 +92,10 @@ def plain_seconds() -> float:
         (CHAT, lambda text: {"messages": USER, "chat_template_kwargs": {"documents": [text]}, "max_tokens": 1}),
     ],
 )
-def test_a_prompt_of_a_million_characters_holds_nobody_up(
-    target: ServerProcess, plain_seconds: float, route: str, body: Any
-) -> None:
+def test_a_prompt_of_a_million_characters_takes_no_memory(target: ServerProcess, route: str, body: Any) -> None:
     peak = Peak(target.process.pid)
-    with pinging(target) as pings:
+    with pinging(target):
         answer = post(target, route, body(TEXT))
-    assert pings.longest < max(plain_seconds / 3, 0.5)
     assert peak.grown < GROWN
     assert answer.status_code == 400
     assert answer.json()["error"]["code"] == "context_length_exceeded"
@@ -151,35 +136,34 @@ def test_a_long_text_is_encoded_right_while_others_are_answered(target: ServerPr
 def test_a_template_that_runs_wild_is_stopped(target: ServerProcess, kwargs: dict[str, int], says: str) -> None:
     body = {"messages": [{"role": "user", "content": "x" * 1000}], "chat_template_kwargs": kwargs, "max_tokens": 1}
     peak = Peak(target.process.pid)
-    with pinging(target) as pings:
+    with pinging(target):
         answer = post(target, CHAT, body)
     assert answer.status_code == 400
     assert says in answer.json()["error"]["message"]
     assert answer.json()["error"]["param"] == "messages"
-    assert pings.longest < HELD
     assert peak.grown < GROWN
 
 
 def test_ids_of_any_number_to_text(target: ServerProcess) -> None:
-    with pinging(target) as pings:
+    with pinging(target):
         few, many = (post(target, "/detokenize", {"tokens": [64] * count}) for count in (131_000, 200_000))
-    assert pings.longest < HELD
     assert few.json()["prompt"] == "a" * 131_000
     assert many.status_code == 400
 
 
 def test_a_client_that_goes_away_stops_the_rendering_of_its_prompt(target: ServerProcess) -> None:
-    """Four renderings of two seconds each would keep a fifth waiting for eight."""
+    """Each of them would take seconds."""
     body = json.dumps({"messages": USER, "chat_template_kwargs": {"spin": 99_999}}).encode()
     head = f"POST {CHAT} HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n\r\n".encode()
     before = target.metrics().get(ABORTED, 0)
     for _ in range(4):
-        with socket.create_connection(("127.0.0.1", target.port), timeout=10) as connection:
+        with socket.create_connection(("127.0.0.1", target.port), timeout=TIMEOUT) as connection:
             connection.sendall(head + body)
-            time.sleep(0.05)
+            with target.client() as client:  # a later connection is answered: the loop has read the earlier one
+                assert client.get("/health").status_code == 200
     answer = post(target, "/tokenize", {"messages": USER, "chat_template_kwargs": {"write": 1}})
     assert answer.status_code == 200
-    assert target.metrics().get(ABORTED, 0) == before + 4
+    target.until_metric(ABORTED, before + 4)
 
 
 def test_a_panic_of_the_tokenizers_library_is_an_error_with_an_id(tmp_path: Path) -> None:

@@ -7,8 +7,6 @@ import json
 import logging
 import subprocess
 import sys
-import threading
-import time
 from types import SimpleNamespace
 
 import pytest
@@ -17,9 +15,10 @@ from runtime.server.descriptors import BACKEND_FILES, OWN_FILES, files
 from runtime.server.logs import Sparse
 from runtime.server.wire.limits import MOST_CONNECTIONS, SPARE_CONNECTIONS
 from runtime.server.wire.roster import SMALL, Phase, _turn
-from tests.server.harness import ROOT, wait_for
+from tests.server.harness import ROOT
 from tests.server.test_attacks import answers, read_all
 from tests.server.wire import BIG, Wired, wired
+from tests.wait import wait_until
 
 GET = b"GET /x HTTP/1.1\r\nConnection: close\r\n\r\n"
 BIG_KEPT = b"GET /big HTTP/1.1\r\n\r\n"
@@ -43,13 +42,12 @@ def test_who_waits_longest_gives_way_half_heads_first() -> None:
             return connection
 
         opened = [connect(data) for data in (KEPT, WAIT, KEPT, b"GET /half")]
-        wait_for(lambda: server.open == 4, 10)
+        server.until_open(4)
         for victim in (3, 0, 2):  # the half head, then the idle ones in their order
             connect(WAIT)
-            opened[victim].settimeout(10)  # type: ignore[attr-defined]
             with contextlib.suppress(ConnectionError):
                 assert opened[victim].recv(10) == b""  # type: ignore[attr-defined]
-            wait_for(lambda: server.open == 4, 10)
+            server.until_open(4)
         assert server.given_up("gave_way") == 3
         assert ask(server) == 503
         assert ask(server, HEALTH) == 200
@@ -59,7 +57,7 @@ def test_probes_are_served_while_all_are_busy_and_others_told_to_come_again() ->
     with wired(connections=3, spare=2) as server, contextlib.ExitStack() as stack:
         for _ in range(3):
             stack.enter_context(server.connect(WAIT))
-        wait_for(lambda: len(server.http.server_state.tasks) == 3, 10)
+        server.until_requests(3)
         for _ in range(5):
             assert ask(server, HEALTH) == 200
         with server.connect(GET) as connection:
@@ -70,11 +68,11 @@ def test_probes_are_served_while_all_are_busy_and_others_told_to_come_again() ->
         halves = [stack.enter_context(server.connect(b"GET /")) for _ in range(6)]
         assert ask(server, HEALTH) == 200
         assert len(halves) == 6
-        wait_for(lambda: server.open <= 5, 10)
+        wait_until(lambda: server.open <= 5)
         # one that came as a spare is as good as any other once there is room again
         with server.connect() as spare:
             stack.close()
-            wait_for(lambda: server.open == 1, 10)
+            server.until_open(1)
             spare.sendall(GET)
             assert answers(read_all(spare))[0][0] == 200
 
@@ -83,9 +81,9 @@ def test_probes_do_not_push_each_other_out() -> None:
     with wired(connections=2, spare=3) as server, contextlib.ExitStack() as stack:
         for _ in range(2):
             stack.enter_context(server.connect(WAIT))
-        wait_for(lambda: len(server.http.server_state.tasks) == 2, 10)
+        server.until_requests(2)
         probes = [stack.enter_context(server.connect()) for _ in range(3)]
-        wait_for(lambda: server.open == 5, 10)
+        server.until_open(5)
         for probe in probes:
             probe.sendall(HEALTH)
         assert [answers(read_all(probe))[0][0] for probe in probes] == [200] * 3
@@ -95,57 +93,48 @@ def test_probes_do_not_push_each_other_out() -> None:
 def test_spares_leave_the_places_of_others_alone() -> None:
     with wired(connections=2, spare=2) as server, contextlib.ExitStack() as stack:
         busy = [stack.enter_context(server.connect(WAIT)) for _ in range(2)]
-        wait_for(lambda: len(server.http.server_state.tasks) == 2, 10)
+        server.until_requests(2)
         for _ in range(2):
             stack.enter_context(server.connect(b"GET /health HTTP/1.1\r\n\r\n")).recv(1000)
         busy[0].close()
-        wait_for(lambda: server.open == 3, 10)
+        server.until_open(3)
         assert ask(server) == 200
 
 
 def test_an_answer_that_is_being_read_does_not_give_way_at_once() -> None:
-    with wired(connections=1, upload_seconds=60) as server:
-        with server.connect(b"GET /big HTTP/1.1\r\n\r\n", room=2**15) as reader:
-            wait_for(lambda: [c for c in list(server.http.roster.open) if c.phase is Phase.IDLE and c.out.unsent()], 10)
+    with wired(connections=1) as server:
+        with server.connect(BIG_KEPT, room=2**15) as reader:
+            server.until_phase(Phase.IDLE)
+            assert server.unsent()
             assert ask(server) == 503
             size = 0
             while size < BIG:
                 got = len(reader.recv(2**18))
                 assert got, "cut off in the middle"
                 size += got
-            wait_for(lambda: not any(c.out.unsent() for c in list(server.http.roster.open)), 10)
+            wait_until(lambda: not server.unsent())
             assert ask(server) == 200  # idle in earnest, it gives way
         assert server.given_up("gave_way") == 1
-
-
-def slowly(server: Wired, stack: contextlib.ExitStack, request: bytes) -> tuple[threading.Thread, list[int]]:
-    """A client that takes its answer a piece at a time, and what it has got so far."""
-    connection = stack.enter_context(server.connect(request, room=2**15))
-    got: list[int] = []
-
-    def read() -> None:
-        with contextlib.suppress(OSError):
-            while data := connection.recv(2**16):
-                got.append(len(data))
-                time.sleep(0.004)
-
-    thread = threading.Thread(target=read, daemon=True)
-    thread.start()
-    wait_for(lambda: got, 10)
-    return thread, got
 
 
 @pytest.mark.parametrize("ending", [b"", b"Connection: close\r\n"])
 def test_who_takes_an_answer_keeps_its_place(ending: bytes) -> None:
     """The application is done with it, and its connection waits for the next request, or to be closed."""
-    with wired(connections=2, upload_seconds=0.1, idle_seconds=1) as server, contextlib.ExitStack() as stack:
-        thread, got = slowly(server, stack, BIG_KEPT[:-2] + ending + b"\r\n")
-        wait_for(lambda: not server.http.server_state.tasks, 10)
-        while thread.is_alive() and sum(got) < BIG:
-            time.sleep(0.05)
+    with wired(connections=2, idle_seconds=10) as server, contextlib.ExitStack() as stack:
+        reader = stack.enter_context(server.connect(BIG_KEPT[:-2] + ending + b"\r\n", room=2**15))
+        assert reader.recv(100)
+        server.until_requests(0)
+        size = 100
+        while size < BIG:
+            until = min(size + 2**20, BIG)
+            while size < until:
+                got = len(reader.recv(2**18))
+                assert got, "cut off in the middle"
+                size += got
+            server.pass_time(1)
             connection = stack.enter_context(server.connect(KEPT))
             assert answers(connection.recv(1000))[0][0] == 200
-        assert sum(got) > BIG
+        assert server.now > 1010  # longer than a connection may be idle
         assert server.given_up("gave_way") > 1
 
 
@@ -174,11 +163,13 @@ def test_in_which_order_connections_give_way() -> None:
 
 def test_slow_bodies_give_way_too_but_not_at_once() -> None:
     head = b"POST /x HTTP/1.1\r\nContent-Length: 10\r\n\r\nx"
-    with wired(connections=3, upload_seconds=0.5) as server, contextlib.ExitStack() as stack:
+    with wired(connections=3) as server, contextlib.ExitStack() as stack:
         for _ in range(3):
             stack.enter_context(server.connect(head))
-        wait_for(lambda: len(server.http.server_state.tasks) == 3, 10)
-        time.sleep(0.6)
+        server.until_requests(3)
+        server.pass_time(1)
+        assert ask(server) == 503
+        server.pass_time(2)
         assert ask(server) == 200
         assert server.given_up("gave_way") == 1
 
@@ -191,7 +182,9 @@ def test_unfinished_bodies_of_all_are_bounded_together() -> None:
             with contextlib.suppress(ConnectionError):
                 connection.sendall(b"POST /x HTTP/1.1\r\nContent-Length: 2000000\r\n\r\n" + b"x" * 1_000_000)
             assert server.http.roster.held <= held + 2**16
-        wait_for(lambda: server.given_up("memory") >= 15, 10)  # for a byte of them weighs 1.5
+            server.pass_time(0.01)  # the one that has waited longest gives way
+        wait_until(lambda: server.given_up("memory") >= 15)  # for a byte of them weighs 1.5
+        server.pass_time(0.01)
         assert ask(server) == 200
         body = b"x" * 1_500_000
         assert (
@@ -202,14 +195,14 @@ def test_unfinished_bodies_of_all_are_bounded_together() -> None:
 
 
 def test_half_heads_give_memory_back_before_an_answer_does() -> None:
-    with wired(held_bytes=2**20, stall_seconds=60) as server, contextlib.ExitStack() as stack:
+    with wired(held_bytes=2**20) as server, contextlib.ExitStack() as stack:
         stream = stack.enter_context(server.connect(b"GET /stream HTTP/1.1\r\nConnection: close\r\n\r\n", room=2**15))
-        wait_for(lambda: [c for c in list(server.http.roster.open) if c.out.unsent() > SMALL], 10)
+        wait_until(lambda: server.unsent() > SMALL)
         for _ in range(40):
             half = stack.enter_context(server.connect())
             with contextlib.suppress(ConnectionError):
                 half.sendall(b"GET /" + b"x" * 50_000)
-        wait_for(lambda: server.given_up("memory") >= 5, 10)
+        wait_until(lambda: server.given_up("memory") >= 5)
         assert read_all(stream).endswith(b"\r\n0\r\n\r\n")
 
 
@@ -218,7 +211,7 @@ def test_what_is_held_is_given_back() -> None:
         for data in (KEPT * 500, b"GET /half", b"POST /refuse HTTP/1.1\r\nContent-Length: 9\r\n\r\n", b"NONSENSE\r\n"):
             with server.connect(data) as connection:
                 connection.recv(10) if data != b"GET /half" else None
-        wait_for(lambda: server.open == 0, 10)
+        server.until_open(0)
         assert server.http.roster.held == 0
         assert not any(server.http.roster.waiting.values())
 
@@ -277,6 +270,11 @@ def test_connections_leave_no_garbage() -> None:
     from runtime.server.wire.connection import Connection
 
     with wired() as server:
+
+        def begun() -> bool:
+            """Whether the server has seen that a request begins."""
+            return server.on_loop(lambda: any(c.parser.underway or c.reading for c in server.http.roster.open))
+
         gc.collect()
         gc.disable()
         try:
@@ -288,8 +286,12 @@ def test_connections_leave_no_garbage() -> None:
                 GET,
             ):
                 with server.connect(data) as connection:
-                    connection.recv(10) if not data.endswith((b"half", b"9\r\n\r\n")) else time.sleep(0.05)
-            wait_for(lambda: server.open == 0 and not server.http.server_state.tasks, 10)
-            wait_for(lambda: not any(type(o) is Connection for o in gc.get_objects()), 10)
+                    if data.endswith((b"half", b"9\r\n\r\n")):
+                        wait_until(begun)
+                    else:
+                        connection.recv(10)
+                server.until_open(0)
+            server.until_requests(0)
+            wait_until(lambda: not any(type(o) is Connection for o in gc.get_objects()))
         finally:
             gc.enable()

@@ -6,11 +6,13 @@ import asyncio
 import contextlib
 import errno
 import socket
+from collections.abc import Callable
 
 import pytest
 
 from runtime.server.frontends import dealer as dealers
 from runtime.server.frontends.dealer import Dealer
+from tests.wait import TIMEOUT, wait_until_async
 
 
 class Taker:
@@ -42,11 +44,9 @@ def test_who_has_fewest_gets_the_next_and_who_waits_is_not_lost() -> None:
             assert [taker.handed for taker in takers] == [3, 4]
             takers[1].room = 4
             stack.enter_context(socket.create_connection(listener.getsockname()))
-            await asyncio.sleep(0.05)
-            assert dealer.kept is not None
+            await wait_until_async(lambda: dealer.kept is not None)
             takers[1].room = 5
-            await asyncio.sleep(0.1)
-            assert dealer.kept is None
+            await wait_until_async(lambda: dealer.kept is None)
             assert takers[1].handed == 5
             stack.enter_context(socket.create_connection(listener.getsockname()))
             takers[0].room = 4
@@ -85,7 +85,7 @@ def test_a_close_does_not_wait_for_ever_for_processes_that_take_nothing(monkeypa
             socket.create_server(("127.0.0.1", 0)) as listener,
             socket.create_connection(listener.getsockname()) as client,
         ):
-            async with asyncio.timeout(60):
+            async with asyncio.timeout(TIMEOUT):
                 await Dealer(listener, lambda: [Taker(0)]).close()
             assert client.recv(1) == b""  # it is told at once
 
@@ -109,14 +109,26 @@ def test_a_want_of_descriptors_is_waited_out_without_work() -> None:
             return self.listener.accept()
 
     async def deal() -> None:
-        with socket.create_server(("127.0.0.1", 0)) as listener, socket.create_connection(listener.getsockname()):
+        loop, later = asyncio.get_running_loop(), list[tuple[float, Callable[[], None]]]()
+        with (
+            pytest.MonkeyPatch.context() as patch,
+            socket.create_server(("127.0.0.1", 0)) as listener,
+            socket.create_connection(listener.getsockname()),
+        ):
+            patch.setattr(loop, "call_later", lambda seconds, call: later.append((seconds, call)))
             short, taker = Short(listener), Taker(9)
             dealer = Dealer(short, lambda: [taker])  # type: ignore[arg-type]
             dealer.deal()
-            await asyncio.sleep(0.03)
-            assert (taker.handed, short.tries) == (0, 2)
-            await asyncio.sleep(0.1)
+            for tries in (1, 2, 3):
+                for _ in range(100):  # the socket is readable all the time, and the loop does not call for that
+                    await asyncio.sleep(0)
+                assert (taker.handed, short.tries) == (0, tries)
+                ((seconds, again),) = later
+                assert seconds == dealers.AGAIN
+                later.clear()
+                again()
             assert (taker.handed, short.tries) == (1, 5)  # the last found nobody
+            assert not later
             await dealer.close()
 
     asyncio.run(deal())

@@ -16,6 +16,7 @@ from runtime.server.wire import door as doors
 from runtime.server.wire.door import Door
 from runtime.server.wire.limits import Limits
 from runtime.server.wire.limits import crowd as entering
+from tests.wait import TIMEOUT, wait_until_async
 
 PROBE = b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n"
 STRANGERS = 3 * entering(Limits.connections)
@@ -37,7 +38,7 @@ def listener() -> Iterator[socket.socket]:
 @contextlib.contextmanager
 def crowd(listener: socket.socket, size: int) -> Iterator[list[socket.socket]]:
     with contextlib.ExitStack() as stack:
-        yield [stack.enter_context(socket.create_connection(listener.getsockname(), 5)) for _ in range(size)]
+        yield [stack.enter_context(socket.create_connection(listener.getsockname(), TIMEOUT)) for _ in range(size)]
 
 
 def test_a_crowd_is_let_in_within_a_few_turns_of_the_loop(listener: socket.socket) -> None:
@@ -46,8 +47,7 @@ def test_a_crowd_is_let_in_within_a_few_turns_of_the_loop(listener: socket.socke
     async def everything() -> int:
         http = HttpServer(app, Limits(), Observed())
         serving = asyncio.create_task(http.serve([listener]))
-        while not http.started:
-            await asyncio.sleep(0.01)
+        await wait_until_async(lambda: http.started)
         with crowd(listener, STRANGERS):
             turns = 0
             while len(http.roster.open) < STRANGERS:
@@ -64,20 +64,19 @@ def test_who_waits_in_the_kernel_when_the_door_closes_is_answered(listener: sock
     async def everything() -> list[bytes]:
         http = HttpServer(app, Limits(), Observed())
         serving = asyncio.create_task(http.serve([listener]))
-        while not http.started:
-            await asyncio.sleep(0.01)
+        await wait_until_async(lambda: http.started)
         address = listener.getsockname()
         with crowd(listener, STRANGERS) as strangers:
             for stranger in strangers:
                 stranger.sendall(PROBE)
             await http.close_entrance(listener)
             with pytest.raises(ConnectionError):
-                socket.create_connection(address, 1).recv(1)
+                socket.create_connection(address, TIMEOUT).recv(1)
             loop = asyncio.get_running_loop()
             answers = []
             for stranger in strangers:
                 stranger.setblocking(False)
-                answers.append(await asyncio.wait_for(loop.sock_recv(stranger, 12), 5))
+                answers.append(await asyncio.wait_for(loop.sock_recv(stranger, 12), TIMEOUT))
         http.should_exit = True
         await serving
         return answers

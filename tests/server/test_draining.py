@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import socket
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any, cast
 
+import pytest
+
 from runtime.config import ServerConfig
+from runtime.server import speaking as speaking_module
 from runtime.server.http import HttpServer
 from runtime.server.observed import Observed
-from runtime.server.speaking import IDLE_GRACE, Speaking
+from runtime.server.speaking import Speaking
 from runtime.server.wire.connection import Connection
 from runtime.server.wire.limits import Limits
 from tests.server.test_attacks import answers
 from tests.server.wire import Transport, app
+from tests.wait import TIMEOUT, wait_until_async
 
 GET = b"GET /x HTTP/1.1\r\n\r\n"
 
@@ -33,9 +36,20 @@ def connection_with(*data: bytes) -> tuple[HttpServer, Connection, Transport]:
     return http, connection, transport
 
 
-def test_a_request_that_waits_for_its_turn_is_unfinished() -> None:
+def test_a_request_that_waits_for_its_turn_is_unfinished(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(speaking_module, "IDLE_GRACE", 0)  # idle connections would be closed at the first look
+
     async def drain() -> None:
         http, connection, transport = connection_with()
+        looks = 0
+        at_work = http.at_work
+
+        def counted() -> int:
+            nonlocal looks
+            looks += 1
+            return at_work()
+
+        http.at_work = counted  # type: ignore[method-assign]
         begins: list[Callable[[], None]] = []
         http.roster.turns.take = lambda begin, at_once: begins.append(begin)  # type: ignore[method-assign]
         connection.get_buffer(-1)[: len(GET)] = GET
@@ -43,18 +57,17 @@ def test_a_request_that_waits_for_its_turn_is_unfinished() -> None:
         with socket.socket() as listener:
             listener.setblocking(False)
             speaking = SimpleNamespace(
-                config=ServerConfig(drain_timeout=60),
+                config=ServerConfig(drain_timeout=TIMEOUT),
                 entrance=listener,
                 frontend=SimpleNamespace(fail_all=lambda error: 0),
                 service=SimpleNamespace(in_flight=0),  # the application has not seen it
                 http=http,
             )
             draining = asyncio.create_task(Speaking.finish(cast(Any, speaking)))
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(asyncio.shield(draining), IDLE_GRACE + 1)
+            await wait_until_async(lambda: looks > 3)
             assert not draining.done()
             begins[0]()
-            await asyncio.wait_for(draining, 10)
+            await asyncio.wait_for(draining, TIMEOUT)
         assert [status for status, _, _ in answers(transport.sent)] == [200]
         assert transport.closed
 

@@ -21,7 +21,8 @@ from runtime.server.keys import Keys
 from runtime.server.metrics import Metrics
 from runtime.server.observed import Observed
 from runtime.server.table import Table
-from tests.server.harness import FAKE, ServerProcess, serving, sse, wait_for
+from tests.server.harness import FAKE, ServerProcess, serving, sse
+from tests.wait import wait_until
 
 KEYS = ("key-of-the-one-client", "key-of-the-other-client")
 
@@ -174,12 +175,12 @@ def test_a_strangers_burst_refuses_no_single_request(checkpoint: Path) -> None:
         concurrent.futures.ThreadPoolExecutor(24) as pool,
         serving("--model", str(checkpoint), *limits, module=FAKE) as server,
     ):
-        crowds = [pool.submit(ask, server, n=8, max_tokens=1000, cache_salt="slow") for _ in range(9)]
-        wait_for(lambda: sum(crowd.done() for crowd in crowds) >= 5, 20)
+        crowds = [pool.submit(ask, server, n=8, max_tokens=1000, cache_salt="endless") for _ in range(9)]
+        wait_until(lambda: sum(crowd.done() for crowd in crowds) == 6)
         singles = [pool.submit(ask, server, max_tokens=2) for _ in range(8)]
         assert [single.result().status_code for single in singles] == [200] * 8
         assert {crowd.result().status_code for crowd in crowds if crowd.done()} == {429}
-        assert live(server) == 24
+        server.until(lambda: live(server) == 24)
 
 
 def test_a_key_that_asks_for_much_leaves_room_for_another(checkpoint: Path) -> None:
@@ -194,8 +195,8 @@ def test_a_key_that_asks_for_much_leaves_room_for_another(checkpoint: Path) -> N
                 headers = {"Authorization": f"Bearer {key}"}
                 return client.post("/generate", json={"prompt": "x", **body}, headers=headers).status_code
 
-        slow = [pool.submit(post, KEYS[0], max_tokens=1000, cache_salt="slow") for _ in range(8)]
-        wait_for(lambda: live(server) == 4 and sum(one.done() for one in slow) == 4, 20)
+        slow = [pool.submit(post, KEYS[0], max_tokens=1000, cache_salt="endless") for _ in range(8)]
+        server.until(lambda: live(server) == 4 and sum(one.done() for one in slow) == 4)
         assert {one.result() for one in slow if one.done()} == {429}
         assert post(KEYS[0]) == 429
         assert post(KEYS[1], max_tokens=2) == 200
@@ -205,7 +206,7 @@ def test_a_key_that_asks_for_much_leaves_room_for_another(checkpoint: Path) -> N
 def test_the_time_limit_ends_every_choice(checkpoint: Path, stream: bool) -> None:
     limits = ("--request-timeout", "1.5", "--max-num-reqs", "4")
     with serving("--model", str(checkpoint), *limits, module=FAKE) as server:
-        answer = ask(server, n=8, max_tokens=400, cache_salt="slow", stream=stream)
+        answer = ask(server, n=8, max_tokens=400, cache_salt="endless", stream=stream)
         if stream:
             events = sse(answer.text)
             assert json.loads(events[-2])["error"]["type"] == "timeout_error"
@@ -229,6 +230,7 @@ def test_one_beside_eight_requests_of_many_choices(server: ServerProcess) -> Non
     def crowd() -> bool:
         """Whether it was answered."""
         body = {"prompt": "x" * 40, "n": 64, "max_tokens": 300, "ignore_eos": True, "temperature": 1, "stream": True}
+        body["decoding"] = {"accept_threshold": 1.0}  # a token a step: none ends before the others are answered
         with server.client() as client, client.stream("POST", "/v1/completions", json=body) as answer:
             for line in answer.iter_lines():
                 if gone.is_set():
@@ -240,8 +242,8 @@ def test_one_beside_eight_requests_of_many_choices(server: ServerProcess) -> Non
     with concurrent.futures.ThreadPoolExecutor(8) as pool:
         crowds = [pool.submit(crowd) for _ in range(8)]
         try:
-            wait_for(lambda: live(server) >= 480, 30)
-            wait_for(lambda: server.metrics()["unmask_requests_running"] >= 64, 30)
+            server.until(lambda: live(server) >= 480)
+            server.until(lambda: server.metrics()["unmask_requests_running"] >= 64)
             before = server.metrics()["unmask_engine_steps_total"]
             for _ in range(3):
                 answer = ask(server, max_tokens=8, ignore_eos=True)

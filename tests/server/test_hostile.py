@@ -13,6 +13,7 @@ import pytest
 
 from runtime.samplers import Rule, get_rule, rules, rules_of
 from tests.server.harness import ServerProcess
+from tests.wait import TIMEOUT, wait_until_async
 
 CHAT = "/v1/chat/completions"
 TEXT = "/v1/completions"
@@ -277,10 +278,14 @@ def test_every_bad_request_while_200_good_ones_run(server: ServerProcess) -> Non
             while not finished:
                 rounds.append(await answers(client))
 
+        async def busy() -> bool:
+            found = await asyncio.to_thread(server.metrics)
+            return found["unmask_requests_running"] + found["unmask_requests_waiting"] > 0
+
         async with server.async_client() as client:
             alone = await answers(client)
             running = asyncio.create_task(keep_running(client))
-            await asyncio.sleep(0.2)
+            await wait_until_async(busy)
             for i in range(0, len(CASES), 128):
                 batch = CASES[i : i + 128]
                 refusals = await asyncio.gather(*(send(client, route, body) for route, body, _, _ in batch))
@@ -330,7 +335,7 @@ def test_405_says_what_is_allowed(server: ServerProcess) -> None:
     ],
 )
 def test_broken_http_is_answered_with_an_error_object(server: ServerProcess, data: bytes) -> None:
-    with socket.create_connection(("127.0.0.1", server.port), timeout=10) as connection:
+    with socket.create_connection(("127.0.0.1", server.port), timeout=TIMEOUT) as connection:
         connection.sendall(data)
         answer = b""
         while chunk := connection.recv(4096):
@@ -341,7 +346,7 @@ def test_broken_http_is_answered_with_an_error_object(server: ServerProcess, dat
 
 def test_a_lying_content_length_hurts_nobody(server: ServerProcess) -> None:
     head = b"POST /generate HTTP/1.1\r\nHost: x\r\nContent-Length: 9999999\r\n\r\n"
-    with socket.create_connection(("127.0.0.1", server.port), timeout=10) as connection:
+    with socket.create_connection(("127.0.0.1", server.port), timeout=TIMEOUT) as connection:
         connection.sendall(head + b'{"prompt":')
     with server.client() as client:
         assert client.post("/generate", json=gen()).status_code == 200

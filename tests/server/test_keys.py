@@ -11,7 +11,8 @@ import runtime.config.keys as config_keys
 import runtime.server.keys as keys_module
 from runtime.errors import ConfigError, RequestError
 from runtime.server.keys import Keys
-from tests.server.harness import FAKE, serving, wait_for
+from tests.server.harness import FAKE, serving
+from tests.wait import wait_until
 
 
 def opens(keys: Keys, authorization: bytes | None) -> bool:
@@ -210,7 +211,7 @@ def test_a_pipe_is_no_file_of_keys(tmp_path: Path) -> None:
 
 def test_keys_on_the_command_line_are_warned_of(checkpoint: Path) -> None:
     with serving("--model", str(checkpoint), "--api-key", ONE, module=FAKE, ready=False) as server:
-        wait_for(lambda: "the process list shows these keys" in server.log, 30)
+        wait_until(lambda: "the process list shows these keys" in server.log)
         assert "--api-key-file" in server.log
         assert ONE not in server.log
     with serving("--model", str(checkpoint), module=FAKE, env={"UNMASK_API_KEY": ONE}) as server:
@@ -242,7 +243,7 @@ def test_routes_need_a_key_but_for_probes(checkpoint: Path, tmp_path: Path) -> N
         )
         file.write_text("secret-2-0123456789")
         other = {"Authorization": "Bearer secret-2-0123456789"}
-        wait_for(lambda: client.post("/generate", json=body, headers=other).status_code == 200, 20)
+        wait_until(lambda: client.post("/generate", json=body, headers=other).status_code == 200)
         assert (
             client.post("/generate", json=body, headers={"Authorization": "Bearer secret-1-0123456789"}).status_code
             == 401
@@ -262,6 +263,6 @@ def test_routes_need_a_key_but_for_probes(checkpoint: Path, tmp_path: Path) -> N
 
 @pytest.mark.parametrize("origin", ["https://a.example"])
 def test_no_cors_without_the_flag(fake, origin: str) -> None:
-    wait_for(lambda: fake.metrics()["unmask_backends_ready"] == 1, 20)
+    fake.until_metric("unmask_backends_ready", 1)
     with fake.client() as client:
         assert "access-control-allow-origin" not in client.get("/health", headers={"Origin": origin}).headers

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import threading
-import time
 from typing import Any
 
 import pytest
@@ -14,8 +13,7 @@ from runtime.server import lanes
 from runtime.server.jobs import ClientGone
 from runtime.server.lanes import LONG, Lane, Lanes, attended
 from runtime.server.line import Line
-
-WAIT = 30.0
+from tests.wait import TIMEOUT
 
 
 class Client:
@@ -28,6 +26,12 @@ class Client:
     async def receive(self) -> dict[str, Any]:
         await self.gone.wait()
         return {"type": "http.disconnect"}
+
+
+async def settle() -> None:
+    """Lets every task go as far as it can without a thread or the clock."""
+    for _ in range(20):
+        await asyncio.sleep(0)
 
 
 class Held:
@@ -46,7 +50,7 @@ class Held:
         return "done"
 
     async def until_begun(self) -> None:
-        assert await asyncio.to_thread(self.begun.wait, WAIT)
+        assert await asyncio.to_thread(self.begun.wait, TIMEOUT)
 
 
 def test_the_shortest_goes_first_and_equals_in_turn() -> None:
@@ -86,14 +90,14 @@ def test_a_client_that_goes_away_gives_up_its_work_and_its_place() -> None:
         await running.until_begun()
         two = asyncio.create_task(attended(second, lane.run(1, never)))  # type: ignore[arg-type]
         three = asyncio.create_task(attended(third, lane.run(1, lambda _: 3)))  # type: ignore[arg-type]
-        await asyncio.sleep(0.01)
+        await settle()
         second.gone.set()
         with pytest.raises(ClientGone):
             await two
         first.gone.set()
         with pytest.raises(ClientGone):
             await one
-        assert await asyncio.wait_for(three, WAIT) == 3
+        assert await asyncio.wait_for(three, TIMEOUT) == 3
         assert running.abandoned
         assert not never.begun.is_set()
 
@@ -107,11 +111,11 @@ def test_a_turn_that_comes_as_the_client_goes_is_passed_on() -> None:
         await head.until_begun()
         two = asyncio.create_task(lane.run(1, lambda _: 2))
         three = asyncio.create_task(lane.run(1, lambda _: 3))
-        await asyncio.sleep(0.01)
+        await settle()
         lane._line.leave()  # as the end of the first would
         two.cancel()
         head.release.set()
-        assert await asyncio.wait_for(three, WAIT) == 3
+        assert await asyncio.wait_for(three, TIMEOUT) == 3
         assert await one == "done"
         assert two.cancelled()
 
@@ -125,14 +129,15 @@ def test_a_waiter_that_goes_as_the_one_before_it_ends_blocks_nobody() -> None:
         await head.until_begun()
         two = asyncio.create_task(lane.run(1, lambda _: 2))
         three = asyncio.create_task(lane.run(1, lambda _: 3))
-        await asyncio.sleep(0.01)
+        await settle()
         head.release.set()
-        time.sleep(0.2)  # the end of the first is now the loop's next step, and its callback the one after
+        # the thread is done with the first: its end is now the loop's next step, and its callback the one after
+        lane._thread.submit(lambda: None).result(TIMEOUT)
         asyncio.get_running_loop().call_soon(two.cancel)  # between them, so that `two` has not run by then
         assert await one == "done"
-        assert await asyncio.wait_for(three, WAIT) == 3
+        assert await asyncio.wait_for(three, TIMEOUT) == 3
         assert two.cancelled()
-        assert await asyncio.wait_for(lane.run(1, lambda _: 4), WAIT) == 4
+        assert await asyncio.wait_for(lane.run(1, lambda _: 4), TIMEOUT) == 4
 
     asyncio.run(everything())
 
@@ -146,7 +151,7 @@ def test_a_line_of_nothing_but_cancelled_waiters_is_free() -> None:
         for task in waiting:
             task.cancel()
         line.leave()  # before any of them has run
-        await asyncio.wait_for(line.enter(100), WAIT)
+        await asyncio.wait_for(line.enter(100), TIMEOUT)
         await asyncio.gather(*waiting, return_exceptions=True)
         assert all(task.cancelled() for task in waiting)
 
@@ -161,7 +166,7 @@ def test_what_waits_is_limited(monkeypatch: pytest.MonkeyPatch) -> None:
         one = asyncio.create_task(lane.run(1000, head))
         await head.until_begun()
         two = asyncio.create_task(lane.run(60, lambda _: 2))
-        await asyncio.sleep(0.01)
+        await settle()
         with pytest.raises(RequestError) as refused:
             await lane.run(60, lambda _: 3)
         assert refused.value.status == 429
@@ -196,7 +201,7 @@ def test_who_fills_a_line_gives_way_to_other_owners() -> None:
         with pytest.raises(RequestError, match="too many waiters are there"):
             await line.enter(20, "a")  # the greedy one itself has no more room
         modest = asyncio.create_task(line.enter(30, "b"))
-        await asyncio.sleep(0.01)
+        await settle()
         assert [task.done() for task in greedy] == [False, False, False, True, True]  # the last who came
         for task in greedy[3:]:
             with pytest.raises(RequestError) as refused:
@@ -206,9 +211,9 @@ def test_who_fills_a_line_gives_way_to_other_owners() -> None:
             await line.enter(60, "b")  # more than what the greediest holds
         for task in (*greedy[:3], modest):
             line.leave()
-            await asyncio.wait_for(task, WAIT)
+            await asyncio.wait_for(task, TIMEOUT)
         line.leave()
-        await asyncio.wait_for(line.enter(100, "a"), WAIT)
+        await asyncio.wait_for(line.enter(100, "a"), TIMEOUT)
 
     asyncio.run(everything())
 
@@ -224,9 +229,9 @@ def test_a_waiter_displaced_while_it_is_cancelled_ends_nobodys_turn() -> None:
         with pytest.raises((asyncio.CancelledError, RequestError)):
             await greedy
         other = asyncio.create_task(line.enter(20, "b"))
-        await asyncio.sleep(0.01)
+        await settle()
         assert not other.done()
         line.leave()
-        await asyncio.wait_for(other, WAIT)
+        await asyncio.wait_for(other, TIMEOUT)
 
     asyncio.run(everything())

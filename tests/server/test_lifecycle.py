@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
+import concurrent.futures
 import json
 import shutil
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -16,9 +15,9 @@ import httpx
 import pytest
 
 from tests.server.checkpoint import CONFIG, make_weights
-from tests.server.harness import FAKE, REAL, ROOT, ServerProcess, serving, wait_for
-
-SLOW = {"prompt": "x", "max_tokens": 30, "cache_salt": "slow"}  # 1.5 s with the fake engine
+from tests.server.harness import FAKE, REAL, ROOT, ServerProcess, has_ended, serving, unused_ports
+from tests.server.test_supervision import start
+from tests.wait import TIMEOUT, wait_until
 
 
 def ipc_place(server: ServerProcess) -> Path:
@@ -26,88 +25,102 @@ def ipc_place(server: ServerProcess) -> Path:
     return Path(command[command.index("--command-addr") + 1].removeprefix("ipc://")).parent
 
 
-async def load(server: ServerProcess, seconds: float, body: dict[str, object], clients: int) -> list[int | str]:
-    """What `clients` closed loops saw: statuses, or "refused" once nobody listens any more."""
-    seen: list[int | str] = []
-    end = time.monotonic() + seconds
+class Load:
+    """Closed loops of short requests that end once the server takes no more connections."""
 
-    async def loop() -> None:
-        async with server.async_client() as client:
-            first = True
-            while first or time.monotonic() < end:
-                first = False
+    def __init__(self, server: ServerProcess, clients: int) -> None:
+        self.server = server
+        self.seen: list[int | str] = []
+        self.pool = concurrent.futures.ThreadPoolExecutor(clients)
+        self.loops = [self.pool.submit(self._loop) for _ in range(clients)]
+
+    def _loop(self) -> None:
+        with self.server.client() as client:
+            while True:
                 try:
-                    seen.append((await client.post("/generate", json=body)).status_code)
+                    self.seen.append(client.post("/generate", json={"prompt": "x", "max_tokens": 20}).status_code)
                 except httpx.ConnectError:
-                    seen.append("refused")
+                    self.seen.append("refused")
                     return
                 except httpx.TransportError as error:
-                    seen.append(repr(error))
+                    self.seen.append(repr(error))
                     return
 
-    await asyncio.gather(*(loop() for _ in range(clients)))
-    return seen
+    def end(self) -> list[int | str]:
+        """Statuses, and "refused" once for each loop that met the closed listener."""
+        for loop in self.loops:
+            loop.result(TIMEOUT)
+        self.pool.shutdown()
+        return self.seen
 
 
-@pytest.mark.parametrize("delay", [0, 1.5])
-def test_sigterm_under_load_fails_nobody(checkpoint: Path, delay: float) -> None:
-    with serving("--model", str(checkpoint), "--drain-delay", str(delay), module=FAKE) as server:
-        place = ipc_place(server)
+@pytest.mark.parametrize("delay", [False, True])
+def test_sigterm_under_load_fails_nobody(checkpoint: Path, tmp_path: Path, delay: bool) -> None:
+    done = tmp_path / "done"
+    flags = ("--model", str(checkpoint), "--drain-timeout", "600", "--drain-delay", "5" if delay else "0")
+    grace = {"runtime.server.speaking.IDLE_GRACE": 60.0}  # a client may be slow to use its idle connection
+    with (
+        serving(*flags, module=FAKE, limits=grace) as server,
+        concurrent.futures.ThreadPoolExecutor(4) as pool,
+    ):
+        directory = ipc_place(server)
         (backend,) = server.backends()
-        told: list[httpx.Response] = []
-
-        async def drive() -> list[int | str]:
-            task = asyncio.create_task(load(server, 6, {"prompt": "x", "max_tokens": 20}, 16))
-            slow = asyncio.create_task(load(server, 0.1, SLOW, 4))
-            await asyncio.sleep(1)
-            server.process.send_signal(signal.SIGTERM)
-            if delay:
-                async with server.async_client() as client:
-                    await asyncio.sleep(0.4)
-                    told.append(await client.get("/ready"))
-                    told.append(await client.post("/generate", json={"prompt": "x", "max_tokens": 2}))
-            return await task + await slow
-
-        seen = asyncio.run(drive())
-        assert server.wait(10) == 0
-        assert set(seen) <= {200, "refused"}
-        assert seen.count(200) >= 10  # it was a load: how much one gets done in a second is no test
-        assert seen.count("refused") == 16  # every loop met the closed listener, none an error
+        long = start(server, pool, 4, cache_salt=f"hold:{done}")
+        load = Load(server, 16)
+        wait_until(lambda: load.seen.count(200) >= 32)
+        server.process.send_signal(signal.SIGTERM)
         if delay:
-            assert [answer.status_code for answer in told] == [503, 200]
-            assert all(answer.headers["connection"] == "close" for answer in told)
-        assert not place.exists()
-        assert not backend.is_running()
+            with server.client() as client:
+                server.until(lambda: client.get("/ready").status_code == 503)
+                answer = client.post("/generate", json={"prompt": "x", "max_tokens": 2})
+            assert (answer.status_code, answer.headers["connection"]) == (200, "close")
+        seen = load.end()
+        done.touch()
+        assert [one.result(TIMEOUT).status_code for one in long] == [200] * 4
+        assert server.wait() == 0
+        assert set(seen) == {200, "refused"}  # every loop met the closed listener, none an error
+        assert seen.count("refused") == 16
+        assert not directory.exists()
+        wait_until(lambda: has_ended(backend))
 
 
-def test_a_drain_has_a_limit_and_a_second_signal_ends_at_once(checkpoint: Path) -> None:
-    with serving("--model", str(checkpoint), "--drain-timeout", "0.5", module=FAKE) as server:
+def test_a_drain_has_a_limit(checkpoint: Path) -> None:
+    with (
+        serving("--model", str(checkpoint), "--drain-timeout", "0.5", module=FAKE) as server,
+        concurrent.futures.ThreadPoolExecutor(3) as pool,
+    ):
+        answers = start(server, pool, 3)
+        server.process.send_signal(signal.SIGTERM)
+        assert [one.result(TIMEOUT).status_code for one in answers] == [504] * 3
+        assert server.wait() == 0
 
-        async def drive() -> list[int | str]:
-            task = asyncio.create_task(load(server, 0.1, {**SLOW, "max_tokens": 400}, 3))
-            await asyncio.sleep(0.5)
-            server.process.send_signal(signal.SIGTERM)
-            return await task
 
-        assert asyncio.run(drive()) == [504] * 3
-        assert server.wait(5) == 0
-    with serving("--model", str(checkpoint), module=FAKE) as server:
-        place = ipc_place(server)
+def test_a_second_signal_ends_at_once(checkpoint: Path) -> None:
+    with (
+        serving("--model", str(checkpoint), "--drain-timeout", "600", module=FAKE) as server,
+        concurrent.futures.ThreadPoolExecutor(3) as pool,
+    ):
+        directory = ipc_place(server)
         (backend,) = server.backends()
+        answers = start(server, pool, 3)
+        server.process.send_signal(signal.SIGTERM)
+        wait_until(lambda: "draining" in server.log)
+        server.process.send_signal(signal.SIGINT)
+        assert server.wait() == 128 + signal.SIGINT
+        assert all(isinstance(one.exception(TIMEOUT), httpx.TransportError) for one in answers)
+        wait_until(lambda: has_ended(backend))
+        assert not directory.exists()
 
-        async def twice() -> None:
-            task = asyncio.create_task(load(server, 0.1, {**SLOW, "max_tokens": 400}, 3))
-            await asyncio.sleep(0.5)
-            server.process.send_signal(signal.SIGTERM)
-            await asyncio.sleep(0.3)
-            assert server.process.poll() is None
-            server.process.send_signal(signal.SIGINT)
-            await task
 
-        asyncio.run(twice())
-        assert server.wait(2) == 128 + signal.SIGINT
-        wait_for(lambda: not backend.is_running() or backend.status() == "zombie", 2)
-        assert not place.exists()
+def test_the_command_starts_every_kind_of_process(checkpoint: Path) -> None:
+    """Without what `tests/server/limits.py` puts in its place: head, frontend processes, backend, grammar compiler."""
+    args = ("--model", str(checkpoint), "--frontend-processes", "2")
+    with serving(*args, module=REAL) as server:
+        with server.client() as client:
+            body = {"prompt": "x", "max_tokens": 8, "regex": "a|b"}
+            server.until(lambda: client.post("/generate", json=body).json().get("text") in ("a", "b"))
+        server.process.send_signal(signal.SIGTERM)
+        assert server.wait() == 0
 
 
 def test_two_servers_do_not_collide(checkpoint: Path) -> None:
@@ -126,8 +139,8 @@ def test_two_servers_do_not_collide(checkpoint: Path) -> None:
         assert f"--port {one.port}" in taken.stderr.splitlines()[-1]
 
 
-def test_tcp_addresses(checkpoint: Path, unused_tcp_ports: tuple[int, int]) -> None:
-    commands, events = unused_tcp_ports
+def test_tcp_addresses(checkpoint: Path) -> None:
+    commands, events = unused_ports(2)
     addresses = (
         "--zmq-command-addr", f"tcp://127.0.0.1:{commands}", "--zmq-event-addr", f"tcp://127.0.0.1:{events}",
     )  # fmt: skip
@@ -135,25 +148,10 @@ def test_tcp_addresses(checkpoint: Path, unused_tcp_ports: tuple[int, int]) -> N
         assert client.post("/generate", json={"prompt": "x", "max_tokens": 3}).json()["text"] == "abc"
 
 
-@pytest.fixture
-def unused_tcp_ports() -> tuple[int, int]:
-    import socket
-
-    with socket.socket() as one, socket.socket() as two:
-        one.bind(("127.0.0.1", 0))
-        two.bind(("127.0.0.1", 0))
-        return one.getsockname()[1], two.getsockname()[1]
-
-
-def test_help_is_quick() -> None:
-    times = []
-    for _ in range(3):
-        started = time.monotonic()
-        done = subprocess.run([sys.executable, "-m", REAL, "--help"], cwd=ROOT, capture_output=True, text=True)
-        times.append(time.monotonic() - started)
-        assert done.returncode == 0
-        assert "--max-num-reqs" in done.stdout
-    assert min(times) < 1.0
+def test_help_loads_nothing_that_serves() -> None:
+    done = subprocess.run([sys.executable, "-m", REAL, "--help"], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0
+    assert "--max-num-reqs" in done.stdout
     listed = "import sys, runtime.server.cli; print(*sys.modules)"
     modules = subprocess.run([sys.executable, "-c", listed], cwd=ROOT, capture_output=True, text=True).stdout.split()
     assert not {"torch", "fastapi", "pydantic", "zmq", "tokenizers"} & set(modules)
@@ -207,7 +205,7 @@ def test_a_broken_checkpoint_ends_start_up_with_one_sentence(checkpoint: Path, t
     breaks, words = BROKEN[case]
     breaks(place)
     command = [sys.executable, "-m", REAL, "--host", "127.0.0.1", "--port", "0", "--model", str(place)]
-    done = subprocess.run([*command, "--log-level", "error"], cwd=ROOT, capture_output=True, text=True, timeout=120)
+    done = subprocess.run([*command, "--log-level", "error"], cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 1
     *before, sentence = done.stderr.strip().splitlines()
     assert sentence.startswith("error: ")
@@ -234,7 +232,7 @@ def test_a_wrong_flag_ends_start_up_with_one_sentence() -> None:
 def test_json_logs_are_json(checkpoint: Path) -> None:
     with serving("--model", str(checkpoint), "--log-format", "json", "--log-level", "debug", module=FAKE) as server:
         server.process.send_signal(signal.SIGTERM)
-        server.wait(10)
+        server.wait()
         lines = [json.loads(line) for line in server.log.splitlines() if '"time"' in line or "{" in line]
     assert len(lines) > 2
     assert all({"time", "level", "message", "process"} <= line.keys() for line in lines)

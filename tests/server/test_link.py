@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -14,6 +13,7 @@ from runtime.server import messages
 from runtime.server.link import FrontendGone, Link
 from runtime.server.messages import Stop
 from runtime.server.peers import Invitation
+from tests.wait import wait_until
 
 
 def test_a_command_is_heard_from_when_it_is_here_until_it_is_taken(
@@ -30,9 +30,7 @@ def test_a_command_is_heard_from_when_it_is_here_until_it_is_taken(
             name, _ = frontend.recv_multipart()
             assert not link.heard()
             frontend.send_multipart([name, messages.encode(Stop("enough"))])
-            deadline = time.monotonic() + 10
-            while not link.heard():
-                assert time.monotonic() < deadline
+            wait_until(link.heard)
             assert link.heard(), "it has not been taken"
             assert list(link.receive(0)) == [Stop("enough")]
             assert not link.heard()

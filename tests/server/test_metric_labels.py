@@ -4,13 +4,15 @@ import time
 
 import psutil
 import pytest
+from prometheus_client.core import Metric
 from prometheus_client.parser import text_string_to_metric_families
 
 from runtime.request.io import EngineStats
 from runtime.server.metric_labels import UNLABELLED
 from runtime.server.metrics import Metrics
 from runtime.server.observed import Observed
-from tests.server.harness import FAKE, ServerProcess, wait_for
+from tests.server.harness import FAKE, serving
+from tests.wait import wait_until
 from unmask_operator.api.autoscaling import BESIDES, GAUGES
 
 
@@ -28,18 +30,57 @@ def test_what_the_operator_reads_is_bare_and_all_else_has_the_models_name() -> N
 
 
 def test_a_sample_is_labelled_once_however_often_it_is_asked_for() -> None:
-    metrics = Metrics("m", Observed())
+    metrics = Metrics("m", Observed(), cpu_clock=lambda: 0.0)
     first = metrics.text()
-    metrics.credit = 1.0
     assert metrics.text().count(b"model_name") == first.count(b"model_name")
+
+
+class Clocks:
+    """Time, and what a thread uses of a processor: a second for each text that is rendered."""
+
+    def __init__(self) -> None:
+        self.now = self.used = 0.0
+
+    def cpu(self) -> float:
+        self.used += 1.0  # it is read before and after rendering
+        return self.used
+
+
+def test_rendering_uses_a_tenth_of_a_processor_and_no_more() -> None:
+    clocks, observed = Clocks(), Observed()
+    metrics = Metrics("m", observed, clock=lambda: clocks.now, cpu_clock=clocks.cpu)
+    first = metrics.text()
+    observed.requests.labels("stop").inc()
+    clocks.now += 5  # of 0.5 s of credit, 1 s is used, and 0.5 s are there again
+    assert not metrics.due()
+    assert metrics.text() is first
+    clocks.now += 0.1
+    assert metrics.due()
+    assert b'outcome="stop"' in metrics.text()
+
+
+def test_a_thread_that_waits_for_a_processor_while_it_renders_is_not_charged() -> None:
+    """On a busy machine rendering takes long and uses little; the next request is for a new text all the same."""
+    now, observed = 0.0, Observed()
+    metrics = Metrics("m", observed, clock=lambda: now)
+
+    class Waits:
+        def collect(self) -> list[Metric]:
+            nonlocal now
+            now += 600.0
+            return []
+
+    metrics.registry.register(Waits())
+    metrics.text()
+    observed.requests.labels("stop").inc()
+    assert b'outcome="stop"' in metrics.text()
 
 
 @pytest.mark.parametrize("replicas", [2])
 def test_processes_are_told_apart_and_one_that_is_new_begins_anew(replicas: int) -> None:
-    server = ServerProcess("--data-parallel-size", str(replicas), "--served-model-name", "mine", module=FAKE)
-    try:
-        server.until_ready()
-        wait_for(lambda: server.metrics()["unmask_backends_ready"] == replicas, 20)
+    args = ("--data-parallel-size", str(replicas), "--served-model-name", "mine")
+    with serving(*args, module=FAKE) as server:
+        server.until_metric("unmask_backends_ready", replicas)
         with server.client() as client:
             text = client.get("/metrics").text
         assert 'unmask_backends_ready{model_name="mine"} 2.0' in text
@@ -57,13 +98,11 @@ def test_processes_are_told_apart_and_one_that_is_new_begins_anew(replicas: int)
         told = sorted(of("start_time_seconds", f"backend-{n}") for n in range(replicas))
         assert told == pytest.approx(started, abs=2)
 
-        time.sleep(2.5)  # start times are whole seconds at worst
+        wait_until(lambda: time.time() > started[-1] + 3)  # start times are whole seconds at worst
         before = of("start_time_seconds", "backend-0"), of("start_time_seconds", "backend-1")
         server.backends()[0].kill()
-        wait_for(lambda: server.metrics()["unmask_backend_failures_total"] == 1, 20)
-        wait_for(lambda: server.metrics()["unmask_backends_ready"] == replicas, 20)
+        server.until_metric("unmask_backend_failures_total", 1)
+        server.until_metric("unmask_backends_ready", replicas)
         found = server.metrics()
         after = of("start_time_seconds", "backend-0"), of("start_time_seconds", "backend-1")
         assert sum(new > old + 1 for new, old in zip(after, before, strict=True)) == 1
-    finally:
-        server.stop()

@@ -22,6 +22,7 @@ from schemathesis.specs.openapi.checks import (
 
 from runtime.samplers import rules_of
 from tests.server.harness import FAKE, ServerProcess, serving
+from tests.wait import TIMEOUT
 
 # all that look at one answer but `positive_data_acceptance`: what a schema lets through may still not go together
 CHECKS = [
@@ -108,7 +109,7 @@ def test_the_server_keeps_to_its_openapi(api: Any, method: str, path: str, mode:
             tokens = case.body.get("max_tokens", 8)
             if type(tokens) is int and 1 <= tokens <= 2**31:
                 case.body["max_tokens"] = min(tokens, 8)  # long answers prove nothing here
-        case.call_and_validate(checks=CHECKS, timeout=60)
+        case.call_and_validate(checks=CHECKS, timeout=TIMEOUT)
 
     run()
 
@@ -121,6 +122,7 @@ def test_the_server_is_none_the_worse_for_it(server: ServerProcess) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(7200)
 def test_schemathesis_itself_finds_nothing(checkpoint: Path, tmp_path: Path) -> None:
     """Every check and phase but those of several requests, over a server that needs a key; 5,000 requests."""
     config = tmp_path / "schemathesis.toml"
@@ -137,12 +139,12 @@ def test_schemathesis_itself_finds_nothing(checkpoint: Path, tmp_path: Path) -> 
         "/metrics",
         "--no-color",
         "--request-timeout",
-        "20",
+        f"{TIMEOUT:g}",
     ]
     key = "a-key-of-these-tests"
     with serving("--model", str(checkpoint), "--max-model-len", "64", "--api-key", key, module=FAKE) as server:
         command = [program, "--config-file", config, "run", f"{server.url}/openapi.json", *flags]
         ran = subprocess.run(
-            [*command, "-H", f"Authorization: Bearer {key}"], cwd=tmp_path, capture_output=True, text=True, timeout=600
+            [*command, "-H", f"Authorization: Bearer {key}"], cwd=tmp_path, capture_output=True, text=True
         )
     assert ran.returncode == 0, ran.stdout[-6000:] + ran.stderr[-2000:]

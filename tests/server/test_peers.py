@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import socket
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
@@ -13,14 +12,17 @@ from typing import Any
 import psutil
 import pytest
 import zmq
+from zmq.utils.monitor import recv_monitor_message
 
 from runtime.config import EngineConfig, ServerConfig
 from runtime.errors import ConfigError
 from runtime.request.io import DecodingParams, EngineOutput, RequestSpec
 from runtime.server import messages, peers
+from runtime.server import supervisor as supervisors
 from runtime.server.supervisor import Supervisor
-from tests.server.harness import FAKE, ROOT, serving
-from tests.server.test_supervisor import BACKEND, Log, until
+from tests.server.harness import FAKE, ROOT, serving, unused_ports
+from tests.server.test_supervisor import BACKEND, Log
+from tests.wait import wait_until_async
 
 FIRST, NEXT = b"backend-0.1", b"backend-0.2"
 HELLO = messages.encode(messages.Hello(messages.VERSION, 1))
@@ -34,10 +36,8 @@ def forged(id: str) -> bytes:
 @pytest.fixture
 def addresses(monkeypatch: pytest.MonkeyPatch) -> tuple[str, str]:
     monkeypatch.chdir(ROOT)
-    with socket.socket() as one, socket.socket() as two:
-        one.bind(("127.0.0.1", 0))
-        two.bind(("127.0.0.1", 0))
-        return f"tcp://127.0.0.1:{one.getsockname()[1]}", f"tcp://127.0.0.1:{two.getsockname()[1]}"
+    one, two = unused_ports(2)
+    return f"tcp://127.0.0.1:{one}", f"tcp://127.0.0.1:{two}"
 
 
 @pytest.fixture
@@ -46,11 +46,20 @@ def stranger() -> Iterator[Stranger]:
         yield stranger
 
 
+LOST = (
+    zmq.EVENT_DISCONNECTED
+    | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
+    | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
+    | zmq.EVENT_HANDSHAKE_FAILED_AUTH
+)
+
+
 class Stranger:
     """Sockets of a process that the frontend has not started."""
 
     def __init__(self) -> None:
         self.context: zmq.Context[Any] = zmq.Context()
+        self.monitors: dict[zmq.Socket[bytes], zmq.Socket[bytes]] = {}
 
     def connect(self, kind: int, addr: str, name: bytes = b"", **keys: bytes) -> zmq.Socket[bytes]:
         socket = self.context.socket(kind)
@@ -59,8 +68,21 @@ class Stranger:
             socket.setsockopt(zmq.IDENTITY, name)
         for option, key in keys.items():
             socket.setsockopt(getattr(zmq, option), key)
+        self.monitors[socket] = socket.get_monitor_socket()
         socket.connect(addr)
         return socket
+
+    async def until(self, socket: zmq.Socket[bytes], events: int) -> None:
+        """Waits until one of these has become of the socket's connection."""
+
+        def seen() -> bool:
+            monitor = self.monitors[socket]
+            while monitor.poll(0):
+                if recv_monitor_message(monitor)["event"] & events:
+                    return True
+            return False
+
+        await wait_until_async(seen, "an event of a connection")
 
     def close(self) -> None:
         self.context.destroy(0)
@@ -70,8 +92,7 @@ class Stranger:
 async def supervised(addresses: tuple[str, str], log: Log, before: Any = None) -> AsyncIterator[Supervisor]:
     supervisor = Supervisor(ServerConfig(engine=EngineConfig()), log, *addresses, lambda _: None, BACKEND)
     if before is not None:
-        before(supervisor)
-        await asyncio.sleep(0.5)  # so that it is there first
+        await before(supervisor)
     await supervisor.start()
     try:
         yield supervisor
@@ -85,7 +106,7 @@ def got(socket: zmq.Socket[bytes]) -> bool:
 
 async def served(supervisor: Supervisor, log: Log) -> None:
     supervisor.send(0, messages.Add([ANSWER]))
-    await until(lambda: any(output.id == "a" and output.finish_reason for output in log.outputs))
+    await wait_until_async(lambda: any(output.id == "a" and output.finish_reason for output in log.outputs))
 
 
 def test_who_takes_a_backends_name_first_gets_nothing(addresses: tuple[str, str], stranger: Stranger) -> None:
@@ -94,19 +115,20 @@ def test_who_takes_a_backends_name_first_gets_nothing(addresses: tuple[str, str]
     async def run() -> None:
         log, squatters = Log(), []
 
-        def squat(_: Supervisor) -> None:
+        async def squat(_: Supervisor) -> None:
             squatters.extend(stranger.connect(zmq.DEALER, addresses[0], name) for name in (FIRST, NEXT))
             for squatter in squatters:
                 squatter.send(HELLO)
+                await stranger.until(squatter, zmq.EVENT_CONNECTED)
 
         async with supervised(addresses, log, squat) as supervisor:
-            await until(lambda: log.ready == 1 or any(map(got, squatters)))
+            await wait_until_async(lambda: log.ready == 1 or any(map(got, squatters)))
             assert not any(map(got, squatters)), "the configuration went to a stranger"
             await served(supervisor, log)
             process = supervisor.replicas[0].process
             assert process is not None
             process.kill()
-            await until(lambda: log.ready == 2 or any(map(got, squatters)))
+            await wait_until_async(lambda: log.ready == 2 or any(map(got, squatters)))
             log.outputs.clear()
             await served(supervisor, log)
             assert not any(map(got, squatters)), "a prompt went to a stranger"
@@ -120,14 +142,15 @@ def test_a_key_of_ones_own_opens_nothing(addresses: tuple[str, str], stranger: S
     async def run() -> None:
         log, squatters = Log(), []
 
-        def squat(supervisor: Supervisor) -> None:
+        async def squat(supervisor: Supervisor) -> None:
             public, secret = zmq.curve_keypair()
             keys = {"CURVE_SERVERKEY": supervisor.peers.public, "CURVE_PUBLICKEY": public, "CURVE_SECRETKEY": secret}
             squatters.append(stranger.connect(zmq.DEALER, addresses[0], FIRST, **keys))
             squatters[0].send(HELLO)
+            await stranger.until(squatters[0], zmq.EVENT_CONNECTED)
 
         async with supervised(addresses, log, squat) as supervisor:
-            await until(lambda: log.ready == 1)
+            await wait_until_async(lambda: log.ready == 1)
             await served(supervisor, log)
             assert not got(squatters[0])
 
@@ -138,22 +161,33 @@ def test_a_strangers_answers_are_not_heard(addresses: tuple[str, str], stranger:
     async def run() -> None:
         log = Log()
         async with supervised(addresses, log) as supervisor:
-            await until(lambda: log.ready == 1)
+            await wait_until_async(lambda: log.ready == 1)
             socket = stranger.connect(zmq.PUSH, addresses[1])
             socket.send_multipart([FIRST, forged("forged")])
             await served(supervisor, log)
-            await asyncio.sleep(1)
+            await stranger.until(socket, LOST)
             await served(supervisor, log)
             assert {output.id for output in log.outputs} == {"a"}
 
     asyncio.run(run())
 
 
-def test_a_backends_key_speaks_for_no_other_backend(addresses: tuple[str, str], stranger: Stranger) -> None:
+def test_a_backends_key_speaks_for_no_other_backend(
+    addresses: tuple[str, str], stranger: Stranger, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    received: list[Any] = []
+    receive = supervisors.receive
+
+    def noted(*args: Any) -> Any:
+        received.append(receive(*args))
+        return received[-1]
+
+    monkeypatch.setattr(supervisors, "receive", noted)
+
     async def run() -> None:
         log = Log()
         async with supervised(addresses, log) as supervisor:
-            await until(lambda: log.ready == 1)
+            await wait_until_async(lambda: log.ready == 1)
 
             def push(name: str) -> zmq.Socket[bytes]:
                 told = supervisor.peers.invite(name)
@@ -166,13 +200,14 @@ def test_a_backends_key_speaks_for_no_other_backend(addresses: tuple[str, str], 
             other.send_multipart([b"backend-0.7", forged("not alive")])
             own = push(FIRST.decode())
             own.send_multipart([FIRST, forged("true")])
-            await until(lambda: log.outputs)
-            await asyncio.sleep(0.5)
+            await wait_until_async(lambda: log.outputs)
+            await wait_until_async(lambda: None in received, "what comes under another's name")
+            await wait_until_async(lambda: any(m and m[0] == b"backend-0.7" for m in received), "what is not alive")
             assert [output.id for output in log.outputs] == ["true"]
             process = supervisor.replicas[0].process
             assert process is not None
             process.kill()
-            await until(lambda: log.ready == 2)
+            await wait_until_async(lambda: log.ready == 2)
             assert FIRST.decode() not in supervisor.peers.names.values()  # its keys end with it
 
     asyncio.run(run())
@@ -192,14 +227,14 @@ def test_what_cannot_be_decoded_is_one_line(
     async def run() -> None:
         log = Log()
         async with supervised(addresses, log) as supervisor:
-            await until(lambda: log.ready == 1)
+            await wait_until_async(lambda: log.ready == 1)
             socket = stranger.connect(zmq.PUSH, addresses[1])
             for data in (nested(100_000), b"\x91" * 100_000, b"", b"\xff"):
                 socket.send_multipart([FIRST, data])
             for frames in ([b"one"], [b"a", b"b", b"c"], [FIRST, b"", b""]):
                 socket.send_multipart(frames)
             socket.send_multipart([FIRST, forged("x")])
-            await until(lambda: log.outputs)
+            await wait_until_async(lambda: log.outputs)
             assert not [task for task in supervisor.tasks if task.done()]
             with pytest.raises(ValueError, match="not a hello"):
                 messages.decode_hello(nested(100_000))
@@ -225,13 +260,13 @@ def test_larger_messages_than_any_backend_sends_are_not_taken(
     async def run() -> None:
         log = Log()
         async with supervised(addresses, log) as supervisor:
-            await until(lambda: log.ready == 1)
+            await wait_until_async(lambda: log.ready == 1)
             large, small = (stranger.connect(zmq.PUSH, addresses[1]) for _ in range(2))
             large.send_multipart([FIRST, b"x" * (64 << 10) + b"x"])
-            await asyncio.sleep(1)
+            await stranger.until(large, LOST)
             assert not caplog.records
             small.send_multipart([FIRST, b"x" * (63 << 10)])
-            await until(lambda: caplog.records)
+            await wait_until_async(lambda: caplog.records)
             await served(supervisor, log)
 
     with caplog.at_level(logging.ERROR):

@@ -29,8 +29,9 @@ from runtime.server.metrics import Metrics
 from runtime.server.observed import Observed
 from runtime.server.restarting import LAST_SECONDS, STEADY_SECONDS, BackOff
 from runtime.server.table import Table
+from tests.wait import TIMEOUT, wait_until_async
 
-HANGS = (sys.executable, "-c", "import time; time.sleep(600)")  # and says nothing
+HANGS = (sys.executable, "-c", "import time; time.sleep(3600)")  # and says nothing
 CONFIG = ServerConfig(frontend_processes=2)
 
 
@@ -70,9 +71,9 @@ def test_who_has_not_begun_when_the_server_ends_goes_at_once(tmp_path: Path, wor
             await asyncio.sleep(0)
             assert place.pid is None
             place.end(word)
-        async with asyncio.timeout(60):
-            while moment == "starting" and not place.behind:
-                await asyncio.sleep(0.01)
+        async with asyncio.timeout(TIMEOUT):
+            if moment == "starting":
+                await wait_until_async(lambda: place.behind)
             place.end(word)
             return await running
 
@@ -85,7 +86,7 @@ def test_a_crew_that_is_still_starting_ends_at_once(tmp_path: Path, monkeypatch:
     failures: list[str] = []
 
     async def start_and_end() -> None:
-        async with asyncio.timeout(60), crew_of(tmp_path, failures) as crew:
+        async with asyncio.timeout(TIMEOUT), crew_of(tmp_path, failures) as crew:
             await asyncio.sleep(0)
             await crew.finish()
             assert not crew.pids()
@@ -101,9 +102,8 @@ def test_one_that_hangs_before_it_takes_connections_is_found(tmp_path: Path, mon
     failures: list[str] = []
 
     async def start() -> None:
-        async with asyncio.timeout(60), crew_of(tmp_path, failures):
-            while len(failures) < CONFIG.frontend_processes:
-                await asyncio.sleep(0.02)
+        async with crew_of(tmp_path, failures):
+            await wait_until_async(lambda: len(failures) == CONFIG.frontend_processes)
 
     asyncio.run(start())
     assert sorted(failures) == [f"frontend-{i}: the process was killed by signal 9" for i in range(2)]
@@ -140,7 +140,7 @@ def test_a_report_that_is_on_its_way_is_not_taken_for_one_of_now(tmp_path: Path)
         place.say = said.append  # type: ignore[method-assign]
         place.begins()
         first = place.observe()
-        asked = [asyncio.create_task(place.report(60)) for _ in range(3)]
+        asked = [asyncio.create_task(place.report(3600)) for _ in range(3)]
         await asyncio.sleep(0)
         assert said == [Observe()]
         first.set_result(None)
@@ -160,7 +160,7 @@ def test_one_that_is_late_is_not_waited_for(tmp_path: Path) -> None:
         place = empty_place(tmp_path)
         place.begins()
         place.behind = 0.001
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(TIMEOUT):
             await place.report(600)
 
     asyncio.run(ask())
@@ -171,14 +171,14 @@ def test_reports_come_with_every_ping(tmp_path: Path, monkeypatch: pytest.Monkey
     """So that of one that is killed no more than the last seconds' is missing from totals."""
     monkeypatch.setattr(crews, "LOOK_SECONDS", 0.01)
     monkeypatch.setattr(crews, "PING_SECONDS", 0.01)
+    monkeypatch.setattr(places, "SILENCE_SECONDS", 3600.0)
 
     async def look() -> None:
-        async with asyncio.timeout(60), crew_of(tmp_path, []) as crew:
+        async with crew_of(tmp_path, []) as crew:
             place, said = crew.places[0], list[Any]()
             place.say = said.append  # type: ignore[method-assign]
             place.begins()
-            while Observe() not in said:
-                await asyncio.sleep(0.01)
+            await wait_until_async(lambda: Observe() in said)
             place.heard(place, Observations([("unmask_requests", "counter", "", [("unmask_requests_total", {}, 3.0)])]))
             assert crew.reports.current[0].metrics[0][3][0][2] == 3.0
             place.up = False  # it is none that could be told to end
@@ -218,11 +218,9 @@ def test_one_that_cannot_begin_says_why(tmp_path: Path) -> None:
     async def start() -> str:
         place = Place(1, Board(tmp_path / "board", 2), lambda place, message: said.append(message))
         running = asyncio.create_task(place.run(CONFIG, str(tmp_path / "nowhere" / "board")))
-        async with asyncio.timeout(120):
-            while not said and not running.done():
-                await asyncio.sleep(0.02)
-            place.end(Stop())
-            return await running
+        await wait_until_async(lambda: said or running.done())
+        place.end(Stop())
+        return await running
 
     assert asyncio.run(start()) == "the process was killed by signal 9"
     (last,) = said
@@ -235,7 +233,7 @@ def test_a_fault_of_the_heads_is_answered(tmp_path: Path) -> None:
     """Who asked would wait for ever."""
 
     async def ask() -> None:
-        async with asyncio.timeout(60), crew_of(tmp_path, []) as crew:
+        async with asyncio.timeout(TIMEOUT), crew_of(tmp_path, []) as crew:
             place, said = crew.places[0], list[Any]()
             place.say = said.append  # type: ignore[method-assign]
             place.heard(place, Ask(7, "load_adapter", ["name", "demo://roman", "route"]))  # without any supervisor

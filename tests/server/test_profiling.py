@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from runtime.server.profile_work import STEP, ProfileWork
-from tests.server.harness import FAKE, serving, wait_for
+from tests.server.harness import FAKE, serving
 
 KEY = "a-key-of-these-tests"
 GENERATE = {"prompt": "profile", "max_tokens": 16, "ignore_eos": True}
@@ -29,24 +29,30 @@ def test_the_steps_of_every_backend_between_start_and_stop(checkpoint: Any, tmp_
         with server.client() as stranger:
             assert stranger.post("/start_profile").status_code == 401
         server.headers = {"Authorization": f"Bearer {KEY}"}
-        wait_for(lambda: server.metrics()["unmask_backends_ready"] == 2, 60)
+        server.until_metric("unmask_backends_ready", 2)
         with server.client() as client:
 
-            def steps() -> float:
-                server.until_idle()
-                return server.metrics()["unmask_engine_steps_total"]
+            def steps(answers: int) -> float:
+                """Steps until so many answers were complete, and nothing was left to do."""
+
+                def found() -> float:
+                    totals = server.metrics()
+                    complete = totals["unmask_generated_tokens_total"] == 16 * answers
+                    return totals["unmask_engine_steps_total"] if complete and not totals["unmask_kv_pages_used"] else 0
+
+                return server.until(found)
 
             refused = client.post("/stop_profile")
             assert refused.status_code == 409
             assert "no profile is under way" in refused.json()["error"]["message"]
             client.post("/generate", json=GENERATE).raise_for_status()
-            before = steps()
+            before = steps(1)
             assert client.post("/start_profile").json() == {"status": "started", "backends": [0, 1]}
             again = client.post("/start_profile")
             assert again.status_code == 409
             assert "/stop_profile" in again.json()["error"]["message"]
             client.post("/generate", json=GENERATE).raise_for_status()
-            done = steps() - before
+            done = steps(2) - before
             files = client.post("/stop_profile").raise_for_status().json()["files"]
             client.post("/generate", json=GENERATE).raise_for_status()
             assert client.post("/start_profile").status_code == 200  # and again
@@ -81,8 +87,8 @@ def test_a_backend_that_ends_takes_its_profile_with_it(tmp_path: Path) -> None:
         with server.client() as client:
             client.post("/start_profile").raise_for_status()
             server.backends()[0].kill()
-            wait_for(lambda: server.metrics()["unmask_backend_failures_total"] == 1, 20)
-            wait_for(lambda: server.metrics()["unmask_backends_ready"] == 1, 20)
+            server.until_metric("unmask_backend_failures_total", 1)
+            server.until_metric("unmask_backends_ready", 1)
             assert client.post("/stop_profile").status_code == 409
             assert client.post("/start_profile").status_code == 200
 

@@ -7,17 +7,17 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 
 import psutil
 import pytest
 
 from runtime.config import parse
 from runtime.errors import ConfigError
-from tests.server.harness import ROOT, ServerProcess, serving, sse, wait_for
+from tests.server.harness import ROOT, ServerProcess, has_ended, serving, sse
+from tests.wait import TIMEOUT, wait_until
 
 TWO = ("--device", "cpu", "--tensor-parallel-size", "2", "--num-pages", "256", "--max-num-reqs", "8")
-LONG = {"prompt": "x", "max_tokens": 900, "ignore_eos": True, "decoding": {"accept_threshold": 1.0}}
+LONG = {"prompt": "x", "max_tokens": 1800, "ignore_eos": True, "decoding": {"accept_threshold": 1.0}}
 
 
 @pytest.fixture(scope="module")
@@ -36,26 +36,24 @@ def rank_of(backend):
 def test_a_killed_rank_under_load(server: ServerProcess, whom):
     (backend,) = server.backends()
     rank = rank_of(backend)
+    before = server.metrics()["unmask_engine_steps_total"]
     with concurrent.futures.ThreadPoolExecutor(8) as pool, server.client() as client:
         plain = [pool.submit(client.post, "/generate", json=LONG) for _ in range(3)]
         stream = pool.submit(client.post, "/generate", json=LONG | {"stream": True})
-        wait_for(lambda: server.metrics()["unmask_engine_steps_total"] > 3, 20)
-        assert server.metrics()['unmask_replica_requests{replica="0"}'] == 4
+        server.until(lambda: server.metrics()["unmask_engine_steps_total"] > before + 3)
+        server.until_metric('unmask_replica_requests{replica="0"}', 4)
         assert server.metrics()['unmask_replica_work_tokens{replica="0"}'] > 100
-        killed = time.monotonic()
         os.kill(rank.pid if whom == "the other rank" else backend.pid, signal.SIGKILL)
-        answers = [f.result(timeout=10) for f in plain]
-        events = sse(stream.result(timeout=10).text)
-        assert time.monotonic() - killed < 2
+        answers = [f.result(timeout=TIMEOUT) for f in plain]
+        events = sse(stream.result(timeout=TIMEOUT).text)
         for answer in answers:
             assert (answer.status_code, answer.json()["error"]["code"]) == (503, "no_backend")
         assert json.loads(events[-2])["event"] == "error"
         if whom == "the other rank":
             assert "rank 1 was killed by signal 9" in answers[0].json()["error"]["message"]
-        server.until_ready(60)
+        server.until_ready()
         assert client.post("/generate", json=LONG | {"max_tokens": 9}).json()["usage"]["completion_tokens"] == 9
-    gone = [p for p in (backend, rank) if p.is_running() and p.status() != psutil.STATUS_ZOMBIE]
-    assert not gone, "a rank outlives its replica"
+    wait_until(lambda: has_ended(backend) and has_ended(rank), "the end of both ranks")
 
 
 @pytest.mark.matrix
@@ -63,16 +61,22 @@ def test_ranks_and_replicas_answer_alike(server: ServerProcess):
     fixed = {"max_tokens": 24, "ignore_eos": True}  # so that they meet
     asked = [{"prompt": f"{n} + 4 =", "temperature": n % 2, "seed": n, **fixed} for n in range(6)]
     with serving("--device", "cpu", "--num-pages", "256", "--data-parallel-size", "2") as copies:
-        wait_for(lambda: len(copies.backends()) == copies.metrics()["unmask_backends_ready"], 60)
+        copies.until_metric("unmask_backends_ready", 2)
         with copies.client() as one, server.client() as other, concurrent.futures.ThreadPoolExecutor(6) as pool:
             theirs = list(pool.map(lambda ask: one.post("/generate", json=ask).json(), asked))
             ours = [other.post("/generate", json=ask).json() for ask in asked]
         assert [(a["token_ids"], a["nfe"]) for a in ours] == [(a["token_ids"], a["nfe"]) for a in theirs]
         copies.until_idle()
-        found = copies.metrics()
-        assert all(found[f'unmask_replica_up{{replica="{n}"}}'] == 1 for n in range(2))
-        assert all(found[f'unmask_replica_work_tokens{{replica="{n}"}}'] == 0 for n in range(2))
-        assert all(found[f'unmask_replica_generated_tokens_total{{replica="{n}"}}'] > 0 for n in range(2))
+
+        def settled() -> bool:
+            found = copies.metrics()
+            return (
+                all(found[f'unmask_replica_up{{replica="{n}"}}'] == 1 for n in range(2))
+                and all(found[f'unmask_replica_work_tokens{{replica="{n}"}}'] == 0 for n in range(2))
+                and all(found[f'unmask_replica_generated_tokens_total{{replica="{n}"}}'] > 0 for n in range(2))
+            )
+
+        copies.until(settled)
 
 
 @pytest.mark.slow
@@ -83,7 +87,7 @@ def test_a_rank_that_hangs(server: ServerProcess):
         answer = client.post("/generate", json=LONG)
         assert answer.status_code == 503
         assert "rank 1 has said nothing for" in answer.json()["error"]["message"]
-        server.until_ready(60)
+        server.until_ready()
 
 
 @pytest.mark.parametrize(
@@ -110,7 +114,7 @@ def test_heads_that_do_not_divide():
 
 def started(*flags):
     command = [sys.executable, "-m", "runtime.server", *flags]
-    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=100)
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
 
 
 def last_line(ended):
@@ -154,7 +158,7 @@ def _serve_on(names):
         command = [
             "ip", "netns", "exec", names[rank], sys.executable, "-m", "runtime.server", "--host", "127.0.0.1",
             "--port", "8123", *TWO, "--num-nodes", "2", "--node-rank", str(rank), "--master-addr", "10.71.0.1",
-            "--master-port", "8200", "--distributed-timeout-seconds", "100",
+            "--master-port", "8200", "--distributed-timeout-seconds", "600",
         ]  # fmt: skip
         return subprocess.Popen(command, cwd=ROOT)
 
@@ -166,14 +170,14 @@ def _serve_on(names):
     processes = [start(1), start(0)]
     try:
         for kill in (True, False):
-            wait_for(lambda: ask("/ready").returncode == 0, 100)
+            wait_until(lambda: ask("/ready").returncode == 0)
             assert json.loads(ask("/generate", *body).stdout)["usage"]["completion_tokens"] == 9
             if kill:  # the rank on the other host: it comes again
                 (rank,) = psutil.Process(processes[0].pid).children()
                 rank.kill()
-                wait_for(lambda: ask("/ready").returncode != 0, 20)
+                wait_until(lambda: ask("/ready").returncode != 0)
     finally:
         for process in processes:
             process.terminate()
         for process in processes:
-            process.wait(30)
+            process.wait(TIMEOUT)

@@ -10,7 +10,8 @@ import httpx
 import openai
 import pytest
 
-from tests.server.harness import ServerProcess, sse_events, wait_for
+from tests.server.harness import ServerProcess, sse_events
+from tests.wait import TIMEOUT
 
 BODY: dict[str, Any] = {"model": "tiny", "input": "hello", "max_output_tokens": 24}
 TOOL = {"type": "function", "name": "add", "parameters": {"type": "object"}}
@@ -207,16 +208,16 @@ def test_a_failure_in_the_middle_is_an_event(fake: ServerProcess) -> None:
     assert whole.status_code == 500
 
 
-def test_a_client_that_leaves_ends_its_answer(server: ServerProcess) -> None:
-    server.until_idle()
-    slow = {"model": "tiny", "input": "long", "ignore_eos": True, "decoding": {"accept_threshold": 1.0}}
+def test_a_client_that_leaves_ends_its_answer(fake: ServerProcess) -> None:
+    fake.until_idle()
+    endless = {"model": "tiny", "input": "long", "cache_salt": "endless"}
     for stream in (True, False):
-        data = json.dumps({**slow, "stream": stream}).encode()
+        data = json.dumps({**endless, "stream": stream}).encode()
         head = f"POST /v1/responses HTTP/1.1\r\nHost: x\r\nContent-Length: {len(data)}\r\n\r\n"
-        with socket.create_connection(("127.0.0.1", server.port), timeout=20) as connection:
+        with socket.create_connection(("127.0.0.1", fake.port), timeout=TIMEOUT) as connection:
             connection.sendall(head.encode() + data)
-            wait_for(lambda: server.metrics()["unmask_requests_running"] == 1, 20)
-        server.until_idle(5)
+            fake.until(lambda: not fake.idle())
+        fake.until_idle()
 
 
 @pytest.mark.parametrize(

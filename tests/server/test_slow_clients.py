@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import json
 import socket
-import time
 from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 from typing import cast
@@ -16,12 +15,13 @@ import pytest
 from runtime.server.serve import _listen
 from runtime.server.wire.limits import Limits
 from runtime.server.wire.outflow import TURN_BYTES, Outflow
-from tests.server.harness import wait_for
+from runtime.server.wire.roster import Phase
 from tests.server.test_attacks import answers, read_all
 from tests.server.wire import BIG, Wired, wired
+from tests.wait import wait_until
 
 GET = b"GET /x HTTP/1.1\r\nHost: x\r\n\r\n"
-LONG = 30.0  # seconds, for the times that a test is not about
+LONG = 1e6  # seconds, for the times that a test is not about
 
 
 def receive(connection: socket.socket, count: int = 1) -> bytes:
@@ -34,100 +34,121 @@ def receive(connection: socket.socket, count: int = 1) -> bytes:
     return data
 
 
-def ended(connection: socket.socket, within: float = 15.0) -> None:
+def ended(connection: socket.socket) -> None:
     """The server ends the connection, having said nothing more."""
-    connection.settimeout(within)
     with contextlib.suppress(ConnectionError):
         assert connection.recv(1000) == b""
 
 
-@pytest.fixture(scope="module")
-def heads() -> Iterator[Wired]:
-    with wired(head_seconds=0.4, body_seconds=LONG, idle_seconds=LONG) as server:
+@pytest.fixture
+def server() -> Iterator[Wired]:
+    """With the limits as they are: 30 s for a head, 75 s between two requests."""
+    with wired() as server:
         yield server
 
 
 @pytest.mark.parametrize("before", [b"", GET, GET + GET])
 @pytest.mark.parametrize("half", [b"GET /", GET[:-2], b"POST /x HTTP/1.1\r\nContent-Length: 5\r\n"])
-def test_half_a_head_is_given_up_on_any_request(heads: Wired, before: bytes, half: bytes) -> None:
-    noted = heads.given_up("slow_head")
-    started = time.monotonic()  # the first head's time begins when the server accepts, which is after this
-    with heads.connect(before) as connection:
+def test_half_a_head_is_given_up_on_any_request(server: Wired, before: bytes, half: bytes) -> None:
+    with server.connect(before) as connection:
         if before:
             receive(connection, before.count(GET))
-            time.sleep(0.1)
-            started = time.monotonic()
+            server.until_phase(Phase.IDLE)
+            server.pass_time(40)  # the time of a head begins with its first byte
         connection.sendall(half)
+        server.until_phase(Phase.HEAD)
+        server.pass_time(29)
+        assert (server.open, server.given_up("slow_head")) == (1, 0)
+        server.pass_time(2)
         ended(connection)
-        assert time.monotonic() - started > 0.2
-    assert heads.given_up("slow_head") == noted + 1
+    assert server.given_up("slow_head") == 1
 
 
-def test_a_head_that_comes_a_byte_at_a_time_is_given_up(heads: Wired) -> None:
-    with heads.connect(GET) as connection:
+def test_a_head_that_comes_a_byte_at_a_time_is_given_up(server: Wired) -> None:
+    with server.connect(GET) as connection:
         receive(connection)
-        started = time.monotonic()
-        with contextlib.suppress(ConnectionError):
-            for byte in b"GET / HTTP/1.1\r\na: " + b"x" * 500:
-                connection.sendall(bytes([byte]))
-                time.sleep(0.02)
-        assert time.monotonic() - started < 5
+        connection.sendall(b"GET / HTTP/1.1\r\na: ")
+        server.until_phase(Phase.HEAD)
+        for _ in range(30):
+            assert server.given_up("slow_head") == 0
+            connection.sendall(b"x")
+            server.pass_time(1)
+        server.pass_time(1)
+        assert server.given_up("slow_head") == 1
         ended(connection)
 
 
-def test_an_idle_connection_has_the_longer_time(heads: Wired) -> None:
-    with heads.connect(GET) as connection:
+def test_an_idle_connection_has_the_longer_time(server: Wired) -> None:
+    with server.connect(GET) as connection:
         for _ in range(2):
-            receive(connection)
-            time.sleep(1)
+            assert receive(connection).startswith(b"HTTP/1.1 200 ")
+            server.until_phase(Phase.IDLE)
+            server.pass_time(74)
             connection.sendall(GET)
         assert receive(connection).startswith(b"HTTP/1.1 200 ")
+        server.until_phase(Phase.IDLE)
+        server.pass_time(76)
+        ended(connection)
 
 
-def test_the_time_of_an_answer_is_not_the_heads_that_waits(heads: Wired) -> None:
-    with heads.connect(b"GET /slow HTTP/1.1\r\n\r\n" * 4 + GET[:10]) as connection:
-        data = receive(connection, 4)
-        time.sleep(0.1)
+def test_the_time_of_an_answer_is_not_the_heads_that_waits(server: Wired) -> None:
+    with server.connect(b"GET /slow HTTP/1.1\r\n\r\n" * 4 + GET[:10]) as connection:
+        data = b""
+        for _ in range(4):
+            server.until_phase(Phase.ANSWER)
+            server.pass_time(20)
+            server.answer_slow()
+            data += receive(connection)
+        server.until_phase(Phase.HEAD)
+        server.pass_time(20)
         connection.sendall(GET[10:])
         found = answers(data + receive(connection))
     assert [status for status, _, _ in found] == [200] * 5
 
 
 @pytest.mark.parametrize("before", [b"", GET])
-def test_a_body_that_does_not_come_is_told_so(before: bytes) -> None:
-    with wired(body_seconds=0.4, head_seconds=LONG) as server, server.connect(before) as connection:
+def test_a_body_that_does_not_come_is_told_so(server: Wired, before: bytes) -> None:
+    with server.connect(before) as connection:
         if before:
             receive(connection)
         connection.sendall(b"POST /x HTTP/1.1\r\nContent-Length: 1000\r\n\r\n")
-        with contextlib.suppress(ConnectionError):
-            for _ in range(100):
-                connection.sendall(b"x")
-                time.sleep(0.02)
+        server.until_phase(Phase.BODY)
+        for _ in range(30):
+            assert server.given_up("slow_body") == 0
+            connection.sendall(b"x")
+            server.pass_time(1)
+        server.pass_time(1)
         ((status, headers, body),) = answers(read_all(connection))
         assert (status, headers[b"connection"]) == (408, b"close")
-        assert json.loads(body)["error"]["message"] == "the body did not arrive within 0.4 s"
+        assert json.loads(body)["error"]["message"] == "the body did not arrive within 30 s"
         assert server.given_up("slow_body") == 1
 
 
 def test_a_body_trickled_after_a_refusal_does_not_hold_the_connection() -> None:
-    with wired(linger_seconds=0.6, quiet_seconds=LONG, body_seconds=LONG) as server:
-        connection = server.connect(b"POST /refuse HTTP/1.1\r\nContent-Length: 100000\r\n\r\n")
-        with connection:
-            ((status, headers, _),) = answers(read_all(connection))
-            assert (status, headers[b"connection"]) == (401, b"close")
+    with (
+        wired(quiet_seconds=LONG) as server,
+        server.connect(b"POST /refuse HTTP/1.1\r\nContent-Length: 100000\r\n\r\n") as connection,
+    ):
+        ((status, headers, _),) = answers(read_all(connection))
+        assert (status, headers[b"connection"]) == (401, b"close")
+        server.until_phase(Phase.LINGER)
+        for _ in range(30):
             assert server.open == 1  # it may read
-            with contextlib.suppress(ConnectionError):
-                for _ in range(300):
-                    connection.sendall(b"x")
-                    time.sleep(0.02)
-            wait_for(lambda: server.open == 0, 10)
+            connection.sendall(b"x")
+            server.pass_time(1)
+        server.pass_time(1)
+        server.until_open(0)
 
 
 def test_a_refused_client_that_is_quiet_is_not_waited_for() -> None:
     head = b"POST /refuse HTTP/1.1\r\nContent-Length: 100000\r\n\r\n"
-    with wired(linger_seconds=LONG, quiet_seconds=0.3) as server, server.connect(head) as connection:
+    with wired(linger_seconds=LONG) as server, server.connect(head) as connection:
         read_all(connection)
-        wait_for(lambda: server.open == 0, 10)
+        server.until_phase(Phase.LINGER)
+        server.pass_time(5)
+        assert server.open == 1
+        server.pass_time(1)
+        server.until_open(0)
 
 
 def test_no_more_is_thrown_away_than_the_limit() -> None:
@@ -144,25 +165,32 @@ def test_no_more_is_thrown_away_than_the_limit() -> None:
 @pytest.mark.parametrize("path", ["big", "stream", "break"])
 @pytest.mark.parametrize("close", [b"", b"Connection: close\r\n"])
 def test_a_reader_that_stops_is_given_up(path: str, close: bytes) -> None:
-    with wired(stall_seconds=0.4, idle_seconds=LONG) as server:
+    with wired(idle_seconds=LONG) as server:
         with server.connect(b"GET /%s HTTP/1.1\r\n%b\r\n" % (path.encode(), close), room=2**15) as connection:
             assert connection.recv(100)
-            wait_for(lambda: server.open == 0, 10)
+            wait_until(server.unsent, "an answer that is not taken")
+
+            def gone() -> bool:  # after the first look that finds that nothing has moved since the one before
+                server.pass_time(61)
+                return server.open == 0
+
+            wait_until(gone, "the end of the connection")
             assert server.given_up("stalled") == 1
-        wait_for(lambda: not server.http.server_state.tasks, 10)
+        server.until_requests(0)
 
 
-def test_a_reader_that_is_slow_gets_everything() -> None:
-    with wired(stall_seconds=1.0, linger_seconds=0.2, quiet_seconds=0.2) as server:
-        rest = b"POST /big HTTP/1.1\r\nConnection: close\r\nContent-Length: 1\r\n\r\nx" + GET
-        with server.connect(rest, room=2**20) as connection:
-            chunks = []
-            while chunk := connection.recv(2**18):
-                chunks.append(chunk)
-                time.sleep(0.02)
-        data = b"".join(chunks)
-        assert len(answers(data)[0][2]) == BIG
-        assert server.given_up("stalled") == 0
+def test_a_reader_that_is_slow_gets_everything(server: Wired) -> None:
+    rest = b"POST /big HTTP/1.1\r\nConnection: close\r\nContent-Length: 1\r\n\r\nx" + GET
+    data, read = b"", 2**21  # bytes between two looks of the server: more than the kernel holds for the client
+    with server.connect(rest, room=2**20) as connection:
+        while chunk := connection.recv(2**18):
+            data += chunk
+            if len(data) > read:
+                read += 2**21
+                server.pass_time(25)
+    assert read > BIG
+    assert len(answers(data)[0][2]) == BIG
+    assert server.given_up("stalled") == 0
 
 
 def test_what_the_kernel_has_taken_is_not_kept_for_ever_either() -> None:
@@ -176,11 +204,11 @@ def test_what_the_kernel_has_taken_is_not_kept_for_ever_either() -> None:
 
 def test_what_has_just_been_written_has_not_stalled() -> None:
     """The first look finds everything unsent: since it was written, not since the clock's beginning."""
-    out = Outflow()
+    out = Outflow(clock=lambda: 500.0)
     out.open(cast(asyncio.Transport, SimpleNamespace(write=lambda data: None, get_write_buffer_size=lambda: 10)))
     out.write(b"x" * 10)
-    assert out.stalled(time.monotonic()) < 60
-    assert out.stalled(time.monotonic() + 100) > 60
+    assert out.stalled(500.0) == 0
+    assert out.stalled(600.0) == 100
 
 
 def test_what_one_turn_writes_goes_out_together() -> None:
@@ -202,19 +230,19 @@ def test_what_one_turn_writes_goes_out_together() -> None:
     assert len(handed) == 3
 
 
-def test_a_client_that_goes_ends_its_request() -> None:
-    with wired() as server:
-        with server.connect(b"GET /wait HTTP/1.1\r\n\r\n"):
-            wait_for(lambda: server.http.server_state.tasks, 10)
-        wait_for(lambda: not server.http.server_state.tasks and server.open == 0, 10)
+def test_a_client_that_goes_ends_its_request(server: Wired) -> None:
+    with server.connect(b"GET /wait HTTP/1.1\r\n\r\n"):
+        server.until_requests(1)
+    server.until_requests(0)
+    server.until_open(0)
 
 
 @pytest.mark.parametrize("more", [b"", b"GET /wait HTTP/1.1\r\n\r\n" * 1000])
-def test_a_client_that_goes_ends_its_requests_though_it_is_not_read(more: bytes) -> None:
+def test_a_client_that_goes_ends_its_requests_though_it_is_not_read(server: Wired, more: bytes) -> None:
     """With so many requests waiting nothing is read, so the end of what it sends is not either."""
-    with wired() as server:
-        with server.connect(b"GET /wait HTTP/1.1\r\n\r\n" * 40 + more):
-            wait_for(lambda: [c for c in list(server.http.roster.open) if c.paused], 10)
-            assert len(server.http.server_state.tasks) == 1
-        wait_for(lambda: not server.http.server_state.tasks and server.open == 0, 10)
-        assert server.http.server_state.total_requests == 0  # none was begun for nobody
+    with server.connect(b"GET /wait HTTP/1.1\r\n\r\n" * 40 + more):
+        wait_until(lambda: server.on_loop(lambda: [c for c in server.http.roster.open if c.paused]), "a pause")
+        server.until_requests(1)
+    server.until_requests(0)
+    server.until_open(0)
+    assert server.http.server_state.total_requests == 0  # none was begun for nobody

@@ -6,21 +6,24 @@ import concurrent.futures
 import json
 import os
 import signal
-import time
 from pathlib import Path
 
 import httpx
 import pytest
 
-from tests.server.harness import FAKE, ServerProcess, serving, sse, wait_for
+from tests.server.fake_engine import LOAD_VARIABLE
+from tests.server.harness import FAKE, ServerProcess, serving, sse
+from tests.wait import TIMEOUT
 
-SLOW = {"prompt": "x", "max_tokens": 400, "cache_salt": "slow"}
+ENDLESS = {"prompt": "x", "max_tokens": 400, "cache_salt": "endless"}
 
 
-def start_slow(fake: ServerProcess, pool: concurrent.futures.Executor, count: int = 8, **more: object) -> list:
+def start(fake: ServerProcess, pool: concurrent.futures.Executor, count: int = 8, **more: object) -> list:
+    """Sends requests that do not end by themselves, and waits until the server has them all."""
+
     def post() -> httpx.Response:
         with fake.client() as client:
-            return client.post("/generate", json={**SLOW, **more})
+            return client.post("/generate", json={**ENDLESS, **more})
 
     futures = [pool.submit(post) for _ in range(count)]
 
@@ -28,7 +31,7 @@ def start_slow(fake: ServerProcess, pool: concurrent.futures.Executor, count: in
         found = fake.metrics()
         return found["unmask_requests_running"] + found["unmask_requests_waiting"]
 
-    wait_for(lambda: live() == count, 10)
+    fake.until(lambda: live() == count, f"{count} requests")
     return futures
 
 
@@ -36,14 +39,12 @@ def test_a_killed_backend_ends_its_requests_and_comes_back(fake: ServerProcess) 
     (backend,) = fake.backends()
     failures = fake.metrics()["unmask_backend_failures_total"]
     with concurrent.futures.ThreadPoolExecutor(16) as pool, fake.client() as client:
-        plain = start_slow(fake, pool, 6)
-        streams = [pool.submit(client.post, "/generate", json={**SLOW, "stream": True}) for _ in range(2)]
-        time.sleep(0.3)
-        killed = time.monotonic()
+        plain = start(fake, pool, 6)
+        streams = [pool.submit(client.post, "/generate", json={**ENDLESS, "stream": True}) for _ in range(2)]
+        fake.until(lambda: fake.metrics()["unmask_requests_running"] + fake.metrics()["unmask_requests_waiting"] == 8)
         os.kill(backend.pid, signal.SIGKILL)
-        answers = [f.result(timeout=5) for f in plain]
-        events = [sse(f.result(timeout=5).text) for f in streams]
-        assert time.monotonic() - killed < 2
+        answers = [f.result(timeout=TIMEOUT) for f in plain]
+        events = [sse(f.result(timeout=TIMEOUT).text) for f in streams]
         for answer in answers:
             assert answer.status_code == 503
             assert answer.headers["retry-after"]
@@ -51,7 +52,7 @@ def test_a_killed_backend_ends_its_requests_and_comes_back(fake: ServerProcess) 
         for event in events:
             assert json.loads(event[-2])["event"] == "error"
             assert event[-1] == "[DONE]"
-        fake.until_ready(15)
+        fake.until_ready()
         answer = client.post("/generate", json={"prompt": "x", "max_tokens": 4})
         assert answer.json()["text"] == "abca"
     fake.until_idle()
@@ -59,19 +60,24 @@ def test_a_killed_backend_ends_its_requests_and_comes_back(fake: ServerProcess) 
     assert fake.metrics()["unmask_backend_failures_total"] == failures + 1
 
 
-def test_while_no_backend_lives(checkpoint: Path) -> None:
-    slowly = ("--add-block-threshold", "0.7")  # what the fake engine takes for its loading's pace
-    with serving("--model", str(checkpoint), *slowly, module=FAKE, ready=False) as loading, loading.client() as client:
+def test_while_no_backend_lives(checkpoint: Path, tmp_path: Path) -> None:
+    loaded = tmp_path / "loaded"
+    env = {LOAD_VARIABLE: str(loaded)}
+    with (
+        serving("--model", str(checkpoint), module=FAKE, ready=False, env=env) as loading,
+        loading.client() as client,
+    ):
         startup = client.get("/startup")
         assert startup.status_code == 503
         assert {"phase", "bytes", "percent"} <= startup.json().keys()
-        wait_for(lambda: client.get("/startup").json().get("percent") == 50, 10)
+        loading.until(lambda: client.get("/startup").json().get("percent") == 50)
         assert client.get("/health").status_code == 200
         assert client.get("/ready").status_code == 503
         assert client.get("/v1/models").status_code == 503
         refused = client.post("/generate", json={"prompt": "x"})
         assert refused.status_code == 503
         assert refused.headers["retry-after"]
+        loaded.touch()
         loading.until_ready()
         assert client.get("/startup").status_code == 200
         assert client.get("/startup").json() == {"status": "started", "model_revision": "0123456789" * 4}
@@ -80,18 +86,20 @@ def test_while_no_backend_lives(checkpoint: Path) -> None:
 
 @pytest.mark.parametrize("salt", ["crash", "exit"])
 def test_a_backend_that_breaks_is_restarted(fake: ServerProcess, salt: str) -> None:
+    failures = fake.metrics()["unmask_backend_failures_total"]
     with fake.client() as client:
         answer = client.post("/generate", json={"prompt": "x", "cache_salt": salt})
         assert answer.status_code == 503
         assert "gone" in answer.json()["error"]["message"]
-        assert client.get("/ready").status_code == 503
-        fake.until_ready(15)
+        fake.until_metric("unmask_backend_failures_total", failures + 1)
+        fake.until_ready()
         assert client.post("/generate", json={"prompt": "x", "max_tokens": 2}).status_code == 200
 
 
-def test_a_failed_step_fails_its_request_alone(fake: ServerProcess) -> None:
+def test_a_failed_step_fails_its_request_alone(fake: ServerProcess, tmp_path: Path) -> None:
+    done = tmp_path / "done"
     with concurrent.futures.ThreadPoolExecutor() as pool, fake.client() as client:
-        (slow,) = start_slow(fake, pool, 1, max_tokens=20)
+        (other,) = start(fake, pool, 1, max_tokens=20, cache_salt=f"hold:{done}")
         answer = client.post("/generate", json={"prompt": "x", "cache_salt": "fail"})
         assert answer.status_code == 500
         error = answer.json()["error"]
@@ -103,26 +111,30 @@ def test_a_failed_step_fails_its_request_alone(fake: ServerProcess) -> None:
         stream = sse(client.post("/v1/chat/completions", json=chat).text)
         assert json.loads(stream[-2])["error"]["type"] == "server_error"
         assert stream[-1] == "[DONE]"
-        assert slow.result().status_code == 200
+        done.touch()
+        assert other.result().status_code == 200
 
 
-def test_replicas_share_the_load_and_the_loss(checkpoint: Path) -> None:
+def test_replicas_share_the_load_and_the_loss(checkpoint: Path, tmp_path: Path) -> None:
+    done = tmp_path / "done"
     with serving("--model", str(checkpoint), "--data-parallel-size", "2", module=FAKE) as server:
-        wait_for(lambda: server.metrics()["unmask_backends_ready"] == 2, 10)
+        server.until_metric("unmask_backends_ready", 2)
         with concurrent.futures.ThreadPoolExecutor(8) as pool:
-            futures = start_slow(server, pool, 4, max_tokens=60)
+            futures = start(server, pool, 4, max_tokens=60, cache_salt=f"hold:{done}")
             os.kill(server.backends()[0].pid, signal.SIGKILL)
+            server.until_metric("unmask_backend_failures_total", 1)
+            done.touch()
             statuses = sorted(f.result().status_code for f in futures)
         assert statuses == [200, 200, 503, 503]
         with server.client() as client:
             assert client.get("/ready").status_code == 200
 
 
-def test_a_full_queue_and_a_time_limit(checkpoint: Path) -> None:
-    limits = ("--max-num-reqs", "2", "--max-queue", "1", "--request-timeout", "1.5")
-    with serving("--model", str(checkpoint), *limits, module=FAKE) as server:
+def test_a_full_queue(checkpoint: Path, tmp_path: Path) -> None:
+    done = tmp_path / "done"
+    with serving("--model", str(checkpoint), "--max-num-reqs", "2", "--max-queue", "1", module=FAKE) as server:
         with concurrent.futures.ThreadPoolExecutor(4) as pool, server.client() as client:
-            futures = start_slow(server, pool, 3)
+            futures = start(server, pool, 3, cache_salt=f"hold:{done}")
             full = client.post("/generate", json={"prompt": "x"})
             assert full.status_code == 429
             assert int(full.headers["retry-after"]) > 0
@@ -132,18 +144,24 @@ def test_a_full_queue_and_a_time_limit(checkpoint: Path) -> None:
             assert (wrong.status_code, wrong.json()["error"]["param"]) == (400, "temperature")  # at any time
             never = client.post("/v1/completions", json={"prompt": "x", "n": 2})
             assert (never.status_code, never.json()["error"]["param"]) == (400, "n")
-            for future in futures:
-                assert future.result().status_code == 504
-            events = sse(client.post("/generate", json={**SLOW, "stream": True}).text)
+            done.touch()
+            assert [future.result().status_code for future in futures] == [200] * 3
+        server.until_idle()
+        assert server.metrics()['unmask_requests_total{outcome="refused"}'] == 4
+
+
+def test_a_time_limit(checkpoint: Path) -> None:
+    with serving("--model", str(checkpoint), "--request-timeout", "1.5", module=FAKE) as server:
+        with server.client() as client:
+            assert client.post("/generate", json=ENDLESS).status_code == 504
+            events = sse(client.post("/generate", json={**ENDLESS, "stream": True}).text)
             assert json.loads(events[-2])["error"]["type"] == "timeout_error"
         server.until_idle()
-        found = server.metrics()
-        assert found['unmask_requests_total{outcome="timeout"}'] == 4
-        assert found['unmask_requests_total{outcome="refused"}'] == 4
+        assert server.metrics()['unmask_requests_total{outcome="timeout"}'] == 2
 
 
 def test_a_killed_frontend_takes_its_backend_with_it(checkpoint: Path) -> None:
     with serving("--model", str(checkpoint), module=FAKE) as server:
         (backend,) = server.backends()
         os.kill(server.process.pid, signal.SIGKILL)
-        backend.wait(5)
+        backend.wait(TIMEOUT)

@@ -16,7 +16,8 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTrace
 
 from runtime.server import tracing
 from runtime.server.environment import backend_environment
-from tests.server.harness import serving, wait_for
+from tests.server.harness import serving
+from tests.wait import wait_until
 
 TRACE, PARENT = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"
 CHAT = "/v1/chat/completions"
@@ -91,7 +92,7 @@ def test_a_span_a_request_below_its_callers(checkpoint: Any) -> None:
             streamed = {"prompt": "ab" * 40, "max_tokens": 8, "stream": True, "ignore_eos": True}
             assert "final" in client.post("/generate", json=streamed).text
             assert client.get("/metrics").status_code == 200
-        wait_for(lambda: len(collector.spans) == 9, 20)
+        wait_until(lambda: len(collector.spans) == 9)
     assert len(collector.spans) == 9  # three requests, and three phases of two
     assert all("secret" not in str(span) for span in collector.spans)
     whole, refused = sorted(collector.named("chat mine"), key=lambda span: span.start_time_unix_nano)
@@ -122,7 +123,7 @@ def test_a_span_a_request_below_its_callers(checkpoint: Any) -> None:
 
 def test_the_standard_variables_decide_who_is_sampled_and_the_end_sends_the_rest(checkpoint: Any) -> None:
     more = {"OTEL_TRACES_SAMPLER": "parentbased_always_off", "OTEL_SERVICE_NAME": "ours"}
-    later = environment(collector := Collector(), **more, OTEL_BSP_SCHEDULE_DELAY="60000")
+    later = environment(collector := Collector(), **more, OTEL_BSP_SCHEDULE_DELAY="3600000")
     threading.Thread(target=collector.serve_forever, daemon=True).start()
     try:
         with serving("--model", str(checkpoint), env=later) as server:
@@ -131,7 +132,8 @@ def test_the_standard_variables_decide_who_is_sampled_and_the_end_sends_the_rest
                 caller = {"traceparent": f"00-{TRACE}-{PARENT}-01"}
                 client.post(CHAT, json=BODY, headers=caller).raise_for_status()
             assert not collector.spans
-            server.stop()
+            server.process.terminate()
+            assert server.wait() == 0
             assert len(collector.spans) == 4
     finally:
         collector.shutdown()

@@ -21,9 +21,9 @@ from runtime.server.routes import chat, completions
 from runtime.server.schemas import ChatRequest, CompletionRequest, TokenizeRequest
 from runtime.server.service import Service
 from tests.request.test_params import INFO
+from tests.wait import TIMEOUT
 
 LARGE, SMALLER = 2**20, 2**14  # bytes
-WAIT = 30.0
 
 
 class Post:
@@ -70,7 +70,7 @@ def test_a_body_whose_client_is_gone_is_not_parsed() -> None:
         for post in posts[1:-1]:
             post.gone.set()  # with its body there
         results = await asyncio.wait_for(
-            asyncio.gather(*(server.read(post) for post in posts), return_exceptions=True), WAIT
+            asyncio.gather(*(server.read(post) for post in posts), return_exceptions=True), TIMEOUT
         )
         assert [type(result) for result in results] == [type(None), *[ClientGone] * 6, type(None)]
         assert len(server.order) == 2

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import concurrent.futures
 import contextlib
 import json
 import socket
 import threading
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Callable, Iterator
+from typing import Any, TypeVar
 
 import uvloop
 
@@ -16,8 +17,10 @@ from runtime.server.http import HttpServer
 from runtime.server.observed import Observed
 from runtime.server.wire.connection import Connection
 from runtime.server.wire.limits import Limits
-from tests.server.harness import wait_for
+from runtime.server.wire.roster import Phase
+from tests.wait import TIMEOUT, wait_until
 
+T = TypeVar("T")
 BIG = 16 * 2**20  # bytes of an answer: more than the kernel takes for a client
 
 
@@ -44,7 +47,6 @@ async def app(scope: Any, receive: Any, send: Any) -> None:
         case "/refuse":
             await answer(b"no", 401)
         case "/slow":
-            await asyncio.sleep(0.3)
             await answer(b"slow")
         case "/big":
             await read(receive)
@@ -68,22 +70,78 @@ async def app(scope: Any, receive: Any, send: Any) -> None:
 
 
 class Wired:
-    """A server with such an application."""
+    """A server with such an application, and with a clock that moves only in `pass_time`.
+
+    It answers `/slow` once the test calls `answer_slow`.
+    """
 
     def __init__(self, limits: Limits) -> None:
+        self.now = 1000.0
         self.metrics = Observed()
-        self.http = HttpServer(app, limits, self.metrics)
+        self.http = HttpServer(self._app, limits, self.metrics, clock=lambda: self.now)
+        self.slow = asyncio.Semaphore(0)
         self.listener = socket.socket()
         self.listener.bind(("127.0.0.1", 0))
         self.listener.listen(100)
-        self.thread = threading.Thread(target=lambda: uvloop.run(self.http.serve(sockets=[self.listener])))
+        self.thread = threading.Thread(target=lambda: uvloop.run(self._serve()))
+
+    async def _serve(self) -> None:
+        self.loop = asyncio.get_running_loop()
+        await self.http.serve(sockets=[self.listener])
+
+    async def _app(self, scope: Any, receive: Any, send: Any) -> None:
+        if scope["path"] == "/slow":
+            await self.slow.acquire()
+        await app(scope, receive, send)
+
+    def answer_slow(self) -> None:
+        """Lets one request of `/slow` be answered."""
+        self.on_loop(self.slow.release)
+
+    def on_loop(self, call: Callable[[], T]) -> T:
+        """Calls it in the server's thread, between two events."""
+        done: concurrent.futures.Future[T] = concurrent.futures.Future()
+
+        def run() -> None:
+            try:
+                done.set_result(call())
+            except BaseException as error:
+                done.set_exception(error)
+
+        self.loop.call_soon_threadsafe(run)
+        return done.result(TIMEOUT)
+
+    def pass_time(self, seconds: float) -> None:
+        """Moves the clock on; returns after the server has checked its connections at that time."""
+        self.now += seconds
+        self.on_loop(self.http.roster.sweep)
+
+    def phases(self) -> list[Phase]:
+        """What each open connection waits for."""
+        return self.on_loop(lambda: [connection.phase for connection in self.http.roster.open])
+
+    def until_phase(self, phase: Phase) -> None:
+        """Waits until the only connection is in this phase."""
+        wait_until(lambda: self.phases() == [phase], str(phase))
+
+    def until_open(self, count: int) -> None:
+        """Waits until so many connections are open."""
+        wait_until(lambda: self.open == count, f"{count} open connections")
+
+    def until_requests(self, count: int) -> None:
+        """Waits until the application answers so many requests at the same time."""
+        wait_until(lambda: len(self.http.server_state.tasks) == count, f"{count} requests")
+
+    def unsent(self) -> int:
+        """Bytes of answers that neither clients nor the kernel have taken."""
+        return self.on_loop(lambda: sum(connection.out.unsent() for connection in self.http.roster.open))
 
     def connect(self, *data: bytes, room: int | None = None) -> socket.socket:
         """`room`: bytes that the client's kernel takes for it."""
         connection = socket.socket()
         if room is not None:
             connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, room)
-        connection.settimeout(20)
+        connection.settimeout(TIMEOUT)
         connection.connect(self.listener.getsockname())
         for piece in data:
             connection.sendall(piece)
@@ -99,15 +157,14 @@ class Wired:
 
 @contextlib.contextmanager
 def wired(**limits: Any) -> Iterator[Wired]:
-    times = {"sweep_seconds": 0.05}
-    server = Wired(Limits(**{**times, **limits}))
+    server = Wired(Limits(**{"sweep_seconds": 0, **limits}))
     server.thread.start()
     try:
-        wait_for(lambda: server.http.started, 10)
+        wait_until(lambda: server.http.started, "the server")
         yield server
     finally:
         server.http.should_exit = True
-        server.thread.join(20)
+        server.thread.join(TIMEOUT)
 
 
 class Transport:

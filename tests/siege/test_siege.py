@@ -6,21 +6,24 @@ import json
 import socket
 import time
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
 
 from tests.server.checkpoint import write_checkpoint
-from tests.server.harness import FAKE
+from tests.server.harness import FAKE, has_ended
 from tests.siege import attacks, clients, measure, observers, report, samples, verdict
 from tests.siege.registry import ATTACKS
 from tests.siege.server import Besieged, SiegeError, besieged
+from tests.wait import TIMEOUT, wait_until
 
 pytestmark = pytest.mark.matrix
 
-OPTIONS = measure.Options(settle=2, think=0.5)
+OPTIONS = measure.Options(settle=60, think=0.5)  # at most: memory and descriptors are mostly back at once
+NEVER_BACK = measure.Options(settle=2, think=0.5)  # for a server that keeps what it holds
 BUSY = ("/health took", "an innocent request took", "probes of /health failed")  # what a busy machine alone may do
 
 
@@ -35,8 +38,17 @@ def server(model: Path) -> Iterator[Besieged]:
         yield server
 
 
-def run(server: Besieged, *names: str, seconds: float = 2.0, good: int = 0) -> dict:
-    return measure.siege(server, [ATTACKS[name] for name in names], seconds, OPTIONS, good=good)
+def run(server: Besieged, *names: str, seconds: float = 2.0, good: int = 0, options: measure.Options = OPTIONS) -> dict:
+    return measure.siege(server, [ATTACKS[name] for name in names], seconds, options, good=good)
+
+
+def run_until(enough: Callable[[dict], bool], server: Besieged, *names: str, **more: Any) -> dict:
+    """A siege that was long enough on this machine: each try is four times as long as the one before."""
+    for seconds in (2.0, 8.0, 32.0, 128.0):
+        found = run(server, *names, seconds=seconds, **more)
+        if enough(found):
+            break
+    return found
 
 
 def but_for_the_machine(missed: list[str]) -> list[str]:
@@ -45,7 +57,17 @@ def but_for_the_machine(missed: list[str]) -> list[str]:
 
 def test_a_harmless_attack_passes_and_a_broken_promise_does_not(server: Besieged) -> None:
     before = psutil.Process(server.pid).num_fds()
-    found = run(server, "onlookers", "liars")
+
+    def measured(found: dict) -> bool:
+        return (
+            found["did"]["onlookers"].get("answer 401", 0) >= 2
+            and found["broken"] != []
+            and found["health"]["probes"] > 5
+            and found["innocent"]["requests"] >= 2
+        )
+
+    found = run_until(measured, server, "onlookers", "liars")
+    assert measured(found)
     assert but_for_the_machine(verdict.alone(found)) == ["liars: a body became a request"]
     assert but_for_the_machine(verdict.alone(found | {"broken": []})) == []
     turned_away = found["innocent"] | {"failed": 1, "turned_away": 1, "failures": ["503: full"]}
@@ -55,9 +77,6 @@ def test_a_harmless_attack_passes_and_a_broken_promise_does_not(server: Besieged
     idle = found | {"did": {"onlookers": {}}, "attacks_did": False}
     assert any("nothing was measured" in sentence for sentence in verdict.alone(idle))
     assert all(report._cells(found | {"attack": "both", "rate": "twice a second", "missed": []}))
-    assert found["did"]["onlookers"]["answer 401"] >= 2
-    assert found["health"]["probes"] > 5
-    assert found["innocent"]["requests"] >= 2
     assert found["usual_seconds"] > 0
     assert 20 < found["rss_before_mb"] <= found["rss_peak_mb"]
     assert abs(found["descriptors_before"] - before) < 10
@@ -66,17 +85,23 @@ def test_a_harmless_attack_passes_and_a_broken_promise_does_not(server: Besieged
 
 
 def test_good_clients_keep_and_close_connections_and_stream(server: Besieged) -> None:
-    found = run(server, "onlookers", seconds=2.0, good=4)
+    found = run_until(lambda found: found["good"]["requests"] >= 4, server, "onlookers", good=4)
     assert found["good"]["requests"] >= 4
     assert [s for s in verdict.together(found) if "in a row" not in s] == []
 
 
 def test_a_server_that_gives_way_is_told_of(model: Path) -> None:
+    sentences = ("memory grew by", "MB were still held", "/health took", "log lines in a second")
+
+    def missed(found: dict) -> str:
+        return "; ".join(verdict.alone(found))
+
     with besieged("tests.siege.leaking", ("--model", str(model))) as server:
-        found = run(server, "onlookers", seconds=3.0)
-    missed = "; ".join(verdict.alone(found))
-    for words in ("memory grew by", "MB were still held", "/health took", "log lines in a second"):
-        assert words in missed, missed
+        found = run_until(
+            lambda found: all(words in missed(found) for words in sentences), server, "onlookers", options=NEVER_BACK
+        )
+    for words in sentences:
+        assert words in missed(found), missed(found)
 
 
 def test_when_and_how_probes_failed_is_told(server: Besieged) -> None:
@@ -89,12 +114,13 @@ def test_when_and_how_probes_failed_is_told(server: Besieged) -> None:
         checks = iter([False, True])
         port = closed.getsockname()[1]
         found = observers.prober(lambda: next(checks), lambda _: None, port, server.port)
+        took = time.monotonic() - started
     (spell,) = observers.since(started, found["worst"])
     assert (spell["failed"], spell["how"], found["most_failed_in_a_row"]) == (1, {"timed out": 1}, 1)
-    assert 0 <= spell["at"] < 1
+    assert 0 <= spell["at"] <= round(took, 1)
     assert spell["seconds"] >= observers.PROBE_TIMEOUT
     assert "s in and lasted" in verdict._longest_spell(found)
-    assert observers.probe(server.port)[0] is None
+    assert observers.probe(server.port, timeout=TIMEOUT)[0] is None
 
 
 def test_late_requests_and_those_that_were_turned_away_are_told_apart() -> None:
@@ -116,12 +142,13 @@ def test_who_holds_a_key_and_a_process_that_ended_is_told_of(model: Path) -> Non
             request = urllib.request.Request(
                 f"http://127.0.0.1:{server.port}/v1/models", headers={"Authorization": f"Bearer {key}"}
             )
-            with urllib.request.urlopen(request, timeout=20) as answer:
+            with urllib.request.urlopen(request, timeout=TIMEOUT) as answer:
                 assert answer.status == 200
         assert server.ended() == []
         backend = next(p for p in server.family.values() if "--command-addr" in p.cmdline())
         backend.kill()
-        backend.wait(10)
+        wait_until(lambda: has_ended(backend))
+        wait_until(server.ended)
         assert server.ended() == [f"a child (pid {backend.pid})"]
 
 
@@ -134,10 +161,7 @@ def test_nothing_is_left_behind_when_it_is_interrupted(server: Besieged, monkeyp
     monkeypatch.setattr(measure, "_settle", interrupted)
     with pytest.raises(KeyboardInterrupt):
         run(server, "idlers", seconds=0.5)
-    end = time.monotonic() + 20
-    while (left := _python(set(psutil.Process().children(recursive=True)) - before)) and time.monotonic() < end:
-        time.sleep(0.1)
-    assert not left
+    wait_until(lambda: not _python(set(psutil.Process().children(recursive=True)) - before))
 
 
 def _python(processes: set[psutil.Process]) -> list[str]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import collections
+import contextlib
 import json
 import random
 import sys
@@ -25,6 +26,7 @@ import psutil
 from tests.server.harness import ServerProcess
 from tests.server.test_hostile import CASES
 from tests.soak import kinds
+from tests.wait import wait_until_async
 
 WARM = 2000  # requests before the first measurement of memory
 MAX_GROWTH = 20 * 2**20  # bytes
@@ -261,15 +263,19 @@ def pss(process: psutil.Process) -> int:
 
 
 async def idle(fuzzer: Fuzzer) -> dict[str, float]:
-    """What still runs, waits or holds pages after at most 20 s."""
+    """What still runs, waits or holds pages once nothing does, or after `TIMEOUT`."""
     names = ("unmask_requests_running", "unmask_requests_waiting", "unmask_kv_pages_used")
-    for _ in range(200):
+    found: dict[str, float] = {}
+
+    async def none() -> bool:
+        nonlocal found
         lines = (await fuzzer.client.get("/metrics")).text.splitlines()
-        said = [line.split(" ") for line in lines if line.partition(" ")[0].partition("{")[0] in names]
-        found = {name: float(value) for name, value in said}
-        if not any(found.values()):
-            break
-        await asyncio.sleep(0.1)
+        samples = [line.split(" ") for line in lines if line.partition(" ")[0].partition("{")[0] in names]
+        found = {name: float(value) for name, value in samples}
+        return not any(found.values())
+
+    with contextlib.suppress(TimeoutError):
+        await wait_until_async(none)
     return found
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from typing import Any, cast
 
 from uvicorn.config import Config
@@ -62,7 +61,7 @@ class Connection(asyncio.BufferedProtocol):
         self.last_word: Refused | None = None
         self.unread = False
         self.discarded, self.heard = 0, 0.0  # bytes that were thrown away, and when the last of them came
-        self.out = Outflow(self.loop.call_soon)
+        self.out = Outflow(self.loop.call_soon, roster.clock)
 
     # -- the transport's events
 
@@ -134,7 +133,7 @@ class Connection(asyncio.BufferedProtocol):
         if size:
             self.unread = True
             self.discarded += size
-            self.heard = time.monotonic()
+            self.heard = self.roster.clock()
             if self.discarded > self.limits.discard_bytes:
                 self.roster.give_up(self, "discarded")
 

@@ -13,12 +13,23 @@ class Outflow:
     """Writes to a transport that says when it holds too much, and when it can take more again.
 
     What is written in one turn of the loop goes to the transport together: each time costs a call of the system, and
-    wakes the client. `soon`: has something done at the next turn; None: write at once.
+    wakes the client.
     """
 
-    def __init__(self, soon: Callable[[Callable[[], None]], object] | None = None) -> None:
+    def __init__(
+        self,
+        soon: Callable[[Callable[[], None]], object] | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """Without a transport yet.
+
+        Args:
+            soon: Schedules a call for the next iteration of the loop. None: data is written at once.
+            clock: Seconds, as the caller of `stalled` measures them.
+        """
         self.transport: asyncio.Transport | None = None
         self.soon = soon
+        self.clock = clock
         self.turn: list[bytes] = []  # what was written in this turn, and its bytes
         self.held = 0
         self.writable: asyncio.Event | None = None  # while it is paused
@@ -28,7 +39,7 @@ class Outflow:
 
     def open(self, transport: asyncio.Transport) -> None:
         self.transport = transport
-        self.moved = time.monotonic()
+        self.moved = self.clock()
 
     def write(self, data: bytes) -> None:
         assert self.transport is not None

@@ -54,10 +54,25 @@ def _turn(connection: Connection) -> tuple[int, float]:
 
 
 class Roster:
-    """The connections and what they hold together. `ended` is told of each that has ended, where anybody counts."""
+    """All connections, and the bytes that they hold together."""
 
-    def __init__(self, limits: Limits, observed: Observed, ended: Callable[[], None] | None = None) -> None:
+    def __init__(
+        self,
+        limits: Limits,
+        observed: Observed,
+        ended: Callable[[], None] | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """A roster without connections.
+
+        Args:
+            limits: The limits of connections.
+            observed: Counters of connections and of why they ended.
+            ended: Called for each connection that has ended.
+            clock: Seconds; all limits of time are measured with it.
+        """
         self.limits = limits
+        self.clock = clock
         self.ended = ended or (lambda: None)
         self.open: set[Connection] = set()
         self.spares: set[Connection] = set()  # of these, who came when all others were at work: for probes
@@ -92,7 +107,7 @@ class Roster:
             self.spares.add(connection)
 
     def _longest_waiting(self, spare: bool) -> Connection | None:
-        now = time.monotonic()
+        now = self.clock()
         for phase, waiting in self.waiting.items():
             for connection in waiting:
                 if phase is Phase.BODY and now - connection.since < self.limits.upload_seconds:
@@ -121,7 +136,7 @@ class Roster:
     def move(self, connection: Connection, phase: Phase) -> None:
         """A connection begins to wait for something else."""
         self._forget(connection)
-        connection.phase, connection.since = phase, time.monotonic()
+        connection.phase, connection.since = phase, self.clock()
         if phase is not Phase.ANSWER and connection in self.open:
             self.waiting[phase][connection] = None
 
@@ -168,7 +183,7 @@ class Roster:
 
     def sweep(self) -> None:
         """Give up who has taken too long. To be called often; it looks at the connections once a second."""
-        now = time.monotonic()
+        now = self.clock()
         if now - self.swept < self.limits.sweep_seconds:
             return
         self.swept = now

@@ -1,0 +1,148 @@
+"""``python -m tests.server.limits ROLE ARGS``: a process of the server whose time limits a slow machine does not reach.
+
+The head starts backends and frontend processes in the same way. `serving` of the harness starts
+servers by this module. A test of a limit sets that limit with `serving(limits={...})`.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+import sys
+from collections.abc import Callable
+from importlib import import_module
+from typing import Any
+
+from runtime.config import parse
+from runtime.errors import ConfigError
+
+VARIABLE = "TEST_SERVER_LIMITS"  # JSON: limits by their dotted names; they take the place of those below
+HOUR = 3600.0
+TRIAL_LIMITS = "runtime.structured.limits.TrialLimits"
+
+# By the process that has them; "frontend" is what speaks HTTP: the head itself, or each frontend process.
+RAISED: dict[str, dict[str, Any]] = {
+    "server": {
+        "runtime.server.messages.BACKEND_SILENCE_SECONDS": HOUR,
+        "runtime.server.supervisor.STOP_SECONDS": 60.0,
+        "runtime.server.metrics._RENDERING_AT_ONCE": HOUR,  # /metrics is rendered for each request, never repeated
+        "runtime.server.frontends.crew.REPORT_SECONDS": 60.0,
+        "runtime.server.frontends.crew.LAST_SECONDS": 60.0,
+        "runtime.server.frontends.place.LATE_SECONDS": HOUR,
+        "runtime.server.frontends.place.SILENCE_SECONDS": HOUR,
+        "runtime.server.frontends.place.START_SECONDS": HOUR,
+    },
+    "frontend": {
+        "runtime.server.logs.strangers.seconds": HOUR,
+        "runtime.server.speaking.IDLE_GRACE": 0.5,  # as it is: each server's end waits for it
+        "runtime.server.speaking.LAST_WORDS": 60.0,
+        "runtime.server.tracing.CLOSING_SECONDS": 60.0,
+    },
+    "backend": {
+        "runtime.server.messages.FRONTEND_SILENCE_SECONDS": HOUR,
+        "runtime.server.link.LAST_WORD_SECONDS": 2.0,
+    },
+}
+RANK_SILENCE = 60.0
+TRIALS = {"compile_seconds": 120.0, "translate_seconds": 60.0, "answer_seconds": HOUR, "start_seconds": HOUR}
+CONNECTIONS = {
+    "head_seconds": 300.0,
+    "body_seconds": 300.0,
+    "idle_seconds": 300.0,
+    "stall_seconds": 300.0,
+    "linger_seconds": 300.0,
+    "quiet_seconds": 60.0,
+}
+
+
+def raise_limits(role: str) -> None:
+    """Sets this process's limits. Importing what has them is part of it."""
+    chosen = {**RAISED[role], **{n: v for n, v in _overridden().items() if n in RAISED[role]}}
+    for path, value in chosen.items():
+        owner, _, name = path.rpartition(".")
+        setattr(_find(owner), name, value)
+
+
+def _overridden() -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(os.environ.get(VARIABLE, "{}"))
+    known = {path for limits in RAISED.values() for path in limits} | {f"{TRIAL_LIMITS}.{name}" for name in TRIALS}
+    assert found.keys() <= known, f"{VARIABLE}: {found.keys() - known} are in no process's limits"
+    return found
+
+
+def _find(path: str) -> Any:
+    """A module, or an object in one."""
+    try:
+        return import_module(path)
+    except ModuleNotFoundError:
+        owner, _, name = path.rpartition(".")
+        return getattr(import_module(owner), name)
+
+
+def command(role: str) -> tuple[str, ...]:
+    return sys.executable, "-m", "tests.server.limits", role
+
+
+def serve(backend_command: tuple[str, ...]) -> int:
+    """`runtime.server` with raised limits over such backends; the process's exit code."""
+    try:
+        config = parse(sys.argv[1:], os.environ)
+        from runtime.server import serve
+        from runtime.server.frontends import place
+
+        raise_limits("server")
+        place.COMMAND = command("frontend")
+        _when_speaking_begins(serve.Server)
+        return serve.run(config, backend_command)
+    except ConfigError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+
+
+def _when_speaking_begins(server: Any) -> None:
+    """Raises the limits of HTTP where the head imports it: once the backends load."""
+    begin = server._speaking
+
+    def speaking(self: Any) -> Any:
+        if self.reports is None:
+            raise_http_limits()
+        return begin(self)
+
+    server._speaking = speaking
+
+
+def raise_http_limits() -> None:
+    from runtime.server import http
+    from runtime.structured import trials
+
+    raise_limits("frontend")
+    http.Limits = functools.partial(http.Limits, **CONNECTIONS)  # type: ignore[assignment, misc]
+    trial_limits = {name: _overridden().get(f"{TRIAL_LIMITS}.{name}", value) for name, value in TRIALS.items()}
+    trials.TrialLimits = functools.partial(trials.TrialLimits, **trial_limits)  # type: ignore[assignment, misc]
+
+
+def _backend() -> int:
+    from runtime.ranks import watch
+    from runtime.server import backend
+
+    raise_limits("backend")
+    watch.Watch.__init__.__defaults__ = (RANK_SILENCE,)
+    return backend.main()
+
+
+def _frontend() -> int:
+    from runtime.server.frontends import process
+
+    raise_http_limits()
+    return process.main(*map(int, sys.argv[1:]))
+
+
+ROLES: dict[str, Callable[[], int]] = {
+    "server": lambda: serve(command("backend")),
+    "backend": _backend,
+    "frontend": _frontend,
+}
+
+if __name__ == "__main__":
+    sys.exit(ROLES[sys.argv.pop(1)]())
