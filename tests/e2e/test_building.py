@@ -3,8 +3,6 @@
 import re
 import subprocess
 import sys
-import threading
-import time
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -12,6 +10,7 @@ import pytest
 
 from e2e.cluster.binaries import wait_built
 from e2e.cluster.config import environment
+from tests import wait
 from tests.conftest import pytest_collection_modifyitems
 
 ROOT = Path(__file__).parents[2]
@@ -31,35 +30,51 @@ def test_what_needs_no_program_comes_first_while_some_are_compiled(tmp_path, mon
     assert "".join(one.name for one in items) == order
 
 
-def test_waiting_ends_with_the_compilation(tmp_path):
-    env = environment({"UNMASK_E2E_BUILDING": str(tmp_path)})
-    waits = threading.Thread(target=wait_built, args=(env,), daemon=True)
-    waits.start()
-    waits.join(0.5)
-    assert waits.is_alive()
-    (tmp_path / "status").write_text("1")
-    waits.join(5)
-    assert not waits.is_alive()
-    start = time.monotonic()
+def test_waiting_ends_with_the_compilation(tmp_path, monkeypatch):
+    polls = []
+
+    def sleep(seconds):
+        polls.append(seconds)
+        if len(polls) == 3:
+            (tmp_path / "status").write_text("1")
+
+    monkeypatch.setattr(wait, "time", SimpleNamespace(monotonic=lambda: 0.0, sleep=sleep))
+    wait_built(environment({"UNMASK_E2E_BUILDING": str(tmp_path)}))
+    assert len(polls) == 3
     wait_built(environment({}))
-    assert time.monotonic() - start < 0.1
+    assert len(polls) == 3, "without a compiler there is nothing to wait for"
+
+
+CONFTEST = """
+from pathlib import Path
+
+from e2e.cluster import binaries
+from tests.conftest import pytest_runtest_protocol
+
+
+def note(event):
+    with open(Path(__file__).with_name("events"), "a") as events:
+        events.write(event + " ")
+
+
+def pytest_timeout_set_timer(item, settings):
+    note(f"limit:{settings.timeout:g}")
+    return True  # no other timer is set
+
+
+binaries.wait_built = lambda env: note("built")
+"""
 
 
 def test_waiting_is_no_part_of_a_tests_time_limit(tmp_path):
-    """A session of its own, with a limit that is shorter than the compilation."""
-    (tmp_path / "conftest.py").write_text(
-        "from tests.conftest import *\nfrom tests.conftest import pytest_runtest_protocol\n"
-    )
+    """A session of its own: the limit of a test begins once the programs are built."""
+    (tmp_path / "conftest.py").write_text(CONFTEST)
     (tmp_path / "test_it.py").write_text("import pytest\n@pytest.mark.cluster\ndef test_it(): pass\n")
-    (tmp_path / "building").mkdir()
-    env = {"PATH": "/usr/bin:/bin", "PYTHONPATH": str(ROOT), "UNMASK_E2E_BUILDING": str(tmp_path / "building")}
-    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "--timeout=1", "-W", "ignore", str(tmp_path)]
-    with subprocess.Popen(command, cwd=tmp_path, env=env, stdout=subprocess.PIPE, text=True) as session:
-        time.sleep(6)
-        assert session.poll() is None
-        (tmp_path / "building" / "status").write_text("0")
-        said = session.communicate(timeout=60)[0]
-    assert session.returncode == 0, said
+    env = {"PATH": "/usr/bin:/bin", "PYTHONPATH": str(ROOT)}
+    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "--timeout=77", "-W", "ignore", str(tmp_path)]
+    session = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True)
+    assert session.returncode == 0, session.stdout
+    assert (tmp_path / "events").read_text().split() == ["built", "limit:77"]
 
 
 def test_every_module_that_runs_helm_says_so():

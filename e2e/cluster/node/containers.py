@@ -60,7 +60,7 @@ class Containers:
         config = self._directory / "containerd.toml"
         config.write_text(_CONFIG.format(store=self._store, state=self.state, socket=self.socket, pause=PAUSE, cni=cni))
         self.daemon = spawn("containerd", [*network.enter, "containerd", "--config", config], logs, tied=False)
-        wait_for("containerd", lambda: self._ctr("version").returncode == 0, [self.daemon], timeout=60)
+        wait_for("containerd", lambda: self._ctr("version").returncode == 0, [self.daemon])
         self.remove_containers()  # of a cluster that used this store and was killed
         return self.daemon
 
