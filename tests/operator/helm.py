@@ -24,7 +24,7 @@ def helm(*arguments: str) -> str:
     carries what it complains of."""
     env = environment()
     program = (find if env.building else build)(["helm"], env)["helm"]
-    done = subprocess.run([program, *arguments], capture_output=True, text=True, timeout=120)
+    done = subprocess.run([program, *arguments], capture_output=True, text=True)
     if done.returncode:
         raise ValueError(done.stdout + done.stderr)
     return done.stdout

@@ -8,11 +8,20 @@ import aiohttp
 import pytest
 from aiohttp import web
 
+from unmask_operator.controller import progress as progress_module
 from unmask_operator.controller.progress import Progress, Said, is_loading, is_news
 from unmask_operator.objects import Key
 from unmask_operator.state.observed import Adapter, Load
 
 DEMO = Key("ns", "demo")
+
+
+@pytest.fixture(autouse=True)
+def patient(monkeypatch):
+    """A pod that answers slowly is not taken for one that does not answer."""
+    monkeypatch.setattr(progress_module, "TIMEOUT_SECONDS", 600.0)
+
+
 STATUS = {"phase": "Running", "podIP": "127.0.0.1", "conditions": [{"type": "Ready", "status": "False"}]}
 LOADING = {"metadata": {"uid": "uid"}, "spec": {"containers": []}, "status": STATUS}
 

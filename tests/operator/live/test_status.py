@@ -74,7 +74,7 @@ def test_ready_does_not_blink_at_an_edit_that_leaves_the_pods_as_they_are(admin,
     wait_condition(admin, resource, "Ready", "True")
     before = read(admin, resource)["status"]
     assert before["currentRevision"] == "demo-r1"
-    time.sleep(1.1)  # times of conditions are whole seconds
+    time.sleep(1.1)  # times of conditions are whole seconds: a transition after this has another time
 
     for number, edit in enumerate(({"maxSurge": 0, "maxUnavailable": 1}, {"maxSurge": 2}, None), start=2):
         admin.patch(resource, {"spec": {"rolloutStrategy": edit}})
@@ -91,7 +91,7 @@ def test_the_hpas_own_message_without_an_adapter(admin, namespace):
     targets = {"runningRequestsPerReplica": 4}
     resource = admin.create(demo(namespace, autoscaling={"provider": "HPA", "maxReplicas": 3, "targets": targets}))
     # FailedGetScale comes first where the controller-manager has not discovered the CRD yet, which may take it a minute
-    said = wait_condition(admin, resource, "ScalingReady", "False", "FailedGetPodsMetric", timeout=150)
+    said = wait_condition(admin, resource, "ScalingReady", "False", "FailedGetPodsMetric")
     assert "unmask_requests_running" in said["message"]
 
 
