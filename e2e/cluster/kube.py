@@ -38,7 +38,9 @@ class Kube:
         self.server, self.context = access.server, access.context
         headers = [*access.headers.items(), *([("Impersonate-User", user)] if user else [])]
         headers += [("Impersonate-Group", group) for group in groups]
-        self._http = httpx.Client(base_url=access.server, headers=headers, verify=access.tls, trust_env=False)
+        self._http = httpx.Client(
+            base_url=access.server, headers=headers, verify=access.tls, trust_env=False, timeout=TIMEOUT
+        )
         self._plurals: dict[tuple[str, str], tuple[str, bool]] = {}
 
     def close(self) -> None:

@@ -83,7 +83,7 @@ def asked(tmp_path: Path) -> Iterator[tuple[int, list[str]]]:
 
 CLIENTS = {
     "Python-urllib": "import urllib.request; urllib.request.urlopen(URL)",
-    "python-httpx": "import httpx; httpx.get(URL)",
+    "python-httpx": "import httpx; httpx.get(URL, timeout=None)",
     "python-requests": "import requests; requests.get(URL)",
     "hf_hub": "from huggingface_hub import HfApi; HfApi(endpoint=URL).model_info('org/name')",
     "hf_xet": "import time, hf_xet; hf_xet.download_files([hf_xet.PyXetDownloadInfo('/dev/null', '0' * 64, 5)], URL, "

@@ -223,10 +223,10 @@ def test_an_etcd_of_older_versions_is_followed_from_where_it_is():
 
 
 def test_a_stream_that_says_nothing_for_too_long_is_dead_and_the_kind_is_listed_anew(caplog):
-    server, store, _ = follow([(7, {"a": 3}), (9, {})], [[None], [bookmark(10), None]], silences=[0.3])
+    server, store, _ = follow([(7, {"a": 3}), (9, {})], [[None], [bookmark(10), None]], silences=[1.0])
     assert server.asked == ["list", 7, "list", 9]
     assert pods(store) == {}
-    assert "cannot watch pods: GET /api/v1/pods: not even a bookmark for 0.3 s" in caplog.text
+    assert "cannot watch pods: GET /api/v1/pods: not even a bookmark for 1 s" in caplog.text
 
 
 def test_a_line_that_is_no_event_is_no_reason_to_end(caplog):

@@ -37,15 +37,28 @@ def condition(kube: Kube, resource: Obj, kind: str) -> Obj:
     return found[0] if current else {}
 
 
-def wait_condition(kube: Kube, resource: Obj, kind: str, status: str, reason: str = "") -> Obj:
+def wait_condition(kube: Kube, resource: Obj, kind: str, status: str, reason: str = "", says: str = "") -> Obj:
+    """Waits for a condition with this status and, if not empty, this reason and these words of the message."""
+
     def there() -> Obj | None:
         seen = condition(kube, resource, kind)
-        return seen if seen.get("status") == status and reason in ("", seen.get("reason")) else None
+        right = seen.get("status") == status and reason in ("", seen.get("reason"))
+        return seen if right and says in seen["message"] else None
 
     try:
         return kube.wait(f"{kind}={status}/{reason}", there)
     except TimeoutError as error:
         raise AssertionError(f"{error}; it is {condition(kube, resource, kind)}") from None
+
+
+def wait_all_true(kube: Kube, resource: Obj) -> None:
+    """Waits until every condition of the resource is True."""
+
+    def all_true() -> bool:
+        found = read(kube, resource).get("status", {}).get("conditions", ())
+        return bool(found) and all(c["status"] == "True" for c in found)
+
+    kube.wait("every condition is True", all_true)
 
 
 def wait_settled(kube: Kube, namespace: str, name: str = "") -> None:
