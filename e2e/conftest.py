@@ -14,6 +14,7 @@ from e2e.cluster.config import environment
 from e2e.release import Release
 
 FOLDER = Path(__file__).parent
+LIMIT = 7200  # seconds for one test: its waits end it long before
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -21,6 +22,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     ours = [item for item in items if item.path.is_relative_to(FOLDER)]  # the session may have others, too
     for item in ours:
         item.add_marker(pytest.mark.node)
+        item.add_marker(pytest.mark.timeout(LIMIT))
     last = {item for item in ours if item.path.name.startswith("test_operator_")}
     items.sort(key=lambda item: item in last)
 
@@ -43,7 +45,7 @@ def namespace(kube: Kube) -> Iterator[str]:
     name = f"e2e-{secrets.token_hex(3)}"
     made = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name}}
     kube.create(made)
-    kube.wait("the namespace's service account", lambda: kube.get("v1", "ServiceAccount", "default", name), timeout=60)
+    kube.wait("the namespace's service account", lambda: kube.get("v1", "ServiceAccount", "default", name))
     yield name
     kube.delete(made)
 

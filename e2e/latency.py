@@ -41,7 +41,7 @@ def edit_to_write(kube: Kube, namespace: str) -> float:
         own = [e for e in writes() if e["user"]["username"] == ACCOUNT]
         return [e for e in own if _about(e) not in ("diffusionlmservices", "events")]
 
-    first = min(_time(e, "requestReceivedTimestamp") for e in kube.wait("a write", to_children, timeout=60))
+    first = min(_time(e, "requestReceivedTimestamp") for e in kube.wait("a write", to_children))
     others = [e for e in writes() if e["user"]["username"] != ACCOUNT]
     (edit,) = (e for e in others if _about(e) == "diffusionlmservices")
     return first - _time(edit, "stageTimestamp")
@@ -73,7 +73,7 @@ def main() -> None:
             edit.append(edit_to_write(kube, name))
         finally:
             kube.delete(namespace)
-        kube.wait("its end", lambda name=name: not pods(kube, name), timeout=120)
+        kube.wait("its end", lambda name=name: not pods(kube, name))
         print(f"apply -> Ready {ready[-1]:5.1f} s    edit -> first write to a child {edit[-1]:5.2f} s", flush=True)
     print(f"median        {median(ready):5.1f} s (bar 20)                        {median(edit):5.2f} s (bar 1)")
 

@@ -12,9 +12,7 @@ from e2e.pods import pod
 
 CLIENTS = 20
 ENOUGH = 300  # requests over a change, to say that it fails none
-REQUEST_SECONDS = 60  # that a client waits for an answer
-SILENT_SECONDS = 10  # in which a service that serves all the time answers any of its clients, whatever starts beside it
-SELDOM_SECONDS = 10  # and each of them, on average
+REQUEST_SECONDS = 120  # that a client waits for an answer
 PAUSE = "1s"  # 20 clients with it send 10 to 18 requests a second: a busy pod with room for another to start
 
 
@@ -73,19 +71,17 @@ class Load:
 
     def stop(self) -> Report:
         """Send no more requests, wait for those under way, and tell what happened in all."""
-        longest = REQUEST_SECONDS + 15
-        return self._kube.wait("the load's last report", lambda: self._ask("POST", "/stop", longest), timeout=longest)
+        return self._kube.wait("the load's last report", lambda: self._ask("POST", "/stop"))
 
     def served(self, at_least: int = 0) -> None:
-        """Stop after so many requests, none of which may have failed; each client must have asked all the time."""
+        """Stop after so many requests, none of which may have failed: each got its answer within REQUEST_SECONDS."""
         self.wait_requests(at_least - self.report().requests)
         told = self.stop()
         assert not told.failed, told.failures
         assert min(told.streamed, told.requests - told.streamed) > told.requests // 3
-        assert told.silence < SILENT_SECONDS, f"no answer for {told.silence:.1f} s"
-        assert told.fewest >= int(told.seconds / SELDOM_SECONDS), f"a client had {told.fewest} answers"
+        assert told.fewest, "a client had no answer"
 
-    def wait_requests(self, more: int, *, timeout: float = 300) -> Report:
+    def wait_requests(self, more: int, *, timeout: float = 600) -> Report:
         """Wait until so many more requests have ended."""
         goal = self.report().requests + more
 
@@ -95,9 +91,9 @@ class Load:
 
         return self._kube.wait(f"{more} more requests", reached, timeout=timeout)
 
-    def _ask(self, method: str, path: str, timeout: float = 30) -> Report | None:
+    def _ask(self, method: str, path: str) -> Report | None:
         try:
-            told = self._kube.request(method, self._proxy + path, timeout=timeout)
+            told = self._kube.request(method, self._proxy + path)
         except ApiError as error:
             if error.status not in (400, 502, 503):  # no address yet, nobody listens yet, or not reached
                 raise
@@ -134,7 +130,7 @@ def load(
         return report is not None and report.requests > 0
 
     try:
-        kube.wait("the load's first answer", answers, timeout=180)
+        kube.wait("the load's first answer", answers)
         yield it
     finally:
         with contextlib.suppress(ApiError):  # where it never ran there is nothing to tell

@@ -19,7 +19,7 @@ def pod(namespace: str, name: str, *arguments: str, labels: dict[str, str] | Non
     }
 
 
-def output(kube: Kube, namespace: str, name: str, *arguments: str, timeout: float = 90) -> str:
+def output(kube: Kube, namespace: str, name: str, *arguments: str) -> str:
     """Run a pod to its end and return what it printed. AssertionError with that text when it failed."""
     made = kube.create(pod(namespace, name, *arguments))
 
@@ -27,7 +27,7 @@ def output(kube: Kube, namespace: str, name: str, *arguments: str, timeout: floa
         now: str = kube.get("v1", "Pod", name, namespace)["status"].get("phase", "")
         return now if now in ("Succeeded", "Failed") else ""
 
-    ended = kube.wait(f"pod {name}", phase, timeout=timeout)
+    ended = kube.wait(f"pod {name}", phase)
     text: str = kube.request("GET", kube.path("v1", "Pod", namespace, name, "log"))["text"]
     kube.delete(made)
     assert ended == "Succeeded", text

@@ -17,13 +17,14 @@ __all__ = ["ACCOUNT", "CHART", "CRDS", "CRDS_CHART", "NAMESPACE", "RELEASE", "Re
 
 CHART = ROOT / "charts" / RELEASE
 CRDS_CHART = ROOT / "charts" / CRDS
+WAIT = "10m"  # until the operator's pods are as a release has them
 ACCOUNT = f"system:serviceaccount:{NAMESPACE}:{RELEASE}"  # the operator's user
 
 
 def helm(*arguments: str, values: Obj | None = None) -> str:
     """What helm prints. AssertionError with its complaint when it fails."""
     line = ["helm", *arguments, "--namespace", NAMESPACE, "--kubeconfig", str(environment().kubeconfig)]
-    done = subprocess.run(line, input=json.dumps(values or {}), capture_output=True, text=True, timeout=360)
+    done = subprocess.run(line, input=json.dumps(values or {}), capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
 
@@ -46,21 +47,21 @@ class Release:
         sets = [
             word for path, value in (values or {}).items() for word in ("--set-json", f"{path}={json.dumps(value)}")
         ]
-        wait = ("--install", "--create-namespace", "--wait", "--timeout", "5m")
+        wait = ("--install", "--create-namespace", "--wait", "--timeout", WAIT)
         said = helm("upgrade", RELEASE, str(chart), "--values", "-", *sets, *wait, values=self.values)
-        self._kube.wait("the operator's pods alone", self._settled, timeout=120)
+        self._kube.wait("the operator's pods alone", self._settled)
         return said
 
     def roll_back(self) -> None:
         """To the revision before, as `helm rollback` does."""
         self._changed = True
-        helm("rollback", RELEASE, "--wait", "--timeout", "5m")
-        self._kube.wait("the operator's pods alone", self._settled, timeout=120)
+        helm("rollback", RELEASE, "--wait", "--timeout", WAIT)
+        self._kube.wait("the operator's pods alone", self._settled)
 
     def crds(self, chart: Path = CRDS_CHART) -> None:
         """Install the CustomResourceDefinition, or upgrade to this chart's."""
         self._crds_changed = chart != CRDS_CHART
-        helm("upgrade", CRDS, str(chart), "--install", "--create-namespace", "--wait", "--timeout", "2m")
+        helm("upgrade", CRDS, str(chart), "--install", "--create-namespace", "--wait", "--timeout", WAIT)
 
     def uninstall_crds(self) -> None:
         """Take away the release of the CustomResourceDefinition, which itself stays."""
@@ -75,7 +76,7 @@ class Release:
 
     def uninstall(self) -> None:
         self._changed = True
-        helm("uninstall", RELEASE, "--wait", "--timeout", "2m")
+        helm("uninstall", RELEASE, "--wait", "--timeout", WAIT)
 
     def restore(self) -> None:
         """As it was found."""

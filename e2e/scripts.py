@@ -30,11 +30,11 @@ url, key, body = sys.argv[1:]
 place = urllib.parse.urlsplit(url)
 headers = {"Content-Type": "application/json"} | ({"Authorization": f"Bearer {key}"} if key else {})
 request = urllib.request.Request(url, data=body.encode() or None, headers=headers)
-deadline = time.monotonic() + 30
+deadline = time.monotonic() + 180
 while True:
     try:  # a Service leads to a pod only some time after that is Ready: until then to nobody, or to whoever was there
-        socket.create_connection((place.hostname, place.port or 80), 3).close()
-        answer = urllib.request.urlopen(request, timeout=60)
+        socket.create_connection((place.hostname, place.port or 80), 10).close()
+        answer = urllib.request.urlopen(request, timeout=180)
         break
     except urllib.error.HTTPError as error:
         answer = error
@@ -98,7 +98,7 @@ def serve(kube: Kube, pod: Obj, port: int = 80) -> None:
 
 
 def wait_ready(kube: Kube, namespace: str, pod: str) -> None:
-    kube.wait(f"pod {pod}", lambda: is_ready(kube.get("v1", "Pod", pod, namespace)), timeout=180)
+    kube.wait(f"pod {pod}", lambda: is_ready(kube.get("v1", "Pod", pod, namespace)))
 
 
 class Client:

@@ -14,6 +14,7 @@ from e2e.cluster.kube import ApiError, Obj
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
 API, KIND = "serving.unmask.dev/v1alpha1", "DiffusionLMService"
+POD_TIMEOUT = 600.0  # seconds until an engine's pod is as a test wants it: on a busy node its imports take minutes
 LABEL = "serving.unmask.dev/service"  # its value on every pod and child is the service's name
 
 
@@ -25,7 +26,7 @@ def kubectl_command(*arguments: str, namespace: str) -> list[str]:
 def kubectl(*arguments: str, namespace: str, stdin: str = "", refused: bool = False) -> str:
     """kubectl's stdout; with `refused` its stderr. AssertionError when it ends otherwise than that says."""
     command = kubectl_command(*arguments, namespace=namespace)
-    done = subprocess.run(command, input=stdin, capture_output=True, text=True, timeout=240)
+    done = subprocess.run(command, input=stdin, capture_output=True, text=True)
     assert (done.returncode != 0) == refused, done.stderr or done.stdout
     return done.stderr if refused else done.stdout
 
@@ -77,7 +78,7 @@ def wait_condition(
     name: str = "demo",
     reason: str = "",
     says: str = "",
-    timeout: float = 180,
+    timeout: float = POD_TIMEOUT,
 ) -> Obj:
     """Wait until the operator says this, with this reason and these words where given, of the spec as it is now.
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import pytest
-
 from e2e.cluster import Kube
 from e2e.cluster.kube import Obj
 from e2e.load import ENOUGH, load
@@ -19,10 +17,9 @@ def at(kube: Kube, namespace: str, replicas: int) -> Obj | None:
 
 
 def wait_replicas(kube: Kube, namespace: str, replicas: int) -> Obj:
-    return kube.wait(f"{replicas} replicas", lambda: at(kube, namespace, replicas), timeout=180)
+    return kube.wait(f"{replicas} replicas", lambda: at(kube, namespace, replicas))
 
 
-@pytest.mark.timeout(900)
 def test_kubectl_scale(kube: Kube, namespace: str) -> None:
     kube.create(demo(namespace))
     ready = wait_condition(kube, namespace)
@@ -38,7 +35,6 @@ def test_kubectl_scale(kube: Kube, namespace: str) -> None:
     assert wait_condition(kube, namespace)["lastTransitionTime"] == ready["lastTransitionTime"]  # it never ended
 
 
-@pytest.mark.timeout(1200)
 def test_builtin_follows_the_load_up_and_down(kube: Kube, namespace: str) -> None:
     spec = {
         # The limit keeps a full pod from taking the cores that the next ones start on.

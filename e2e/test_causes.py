@@ -8,8 +8,6 @@ from e2e.cluster import Kube
 from e2e.cluster.kube import Obj
 from e2e.services import condition, demo, get, patch, pods, wait_condition
 
-pytestmark = pytest.mark.timeout(900)
-
 
 def quota(namespace: str, memory: str) -> Obj:
     meta = {"name": "team", "namespace": namespace}
@@ -22,7 +20,6 @@ def test_a_quota_that_refuses_the_pods_is_quoted(kube: Kube, namespace: str) -> 
     kube.wait(
         "the quota's count",
         lambda: kube.get("v1", "ResourceQuota", "team", namespace).get("status", {}).get("used"),
-        timeout=90,
     )
     kube.create(demo(namespace))
     refused = wait_condition(kube, namespace, "Ready", "False", reason="PodCreationRefused")

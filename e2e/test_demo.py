@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-import pytest
-
 from e2e.cluster import Kube
 from e2e.cluster.kube import Obj
-from e2e.services import EXAMPLES, condition, kubectl, wait_condition
+from e2e.services import EXAMPLES, POD_TIMEOUT, condition, kubectl, wait_condition
 
 
-@pytest.mark.timeout(900)
 def test_the_demo_service_answers_in_the_cluster(kube: Kube, namespace: str) -> None:
     kubectl("apply", "-f", str(EXAMPLES / "demo-service.yaml"), namespace=namespace)
-    wait_condition(kube, namespace, "Ready", timeout=240)
+    wait_condition(kube, namespace, "Ready")
 
     kubectl("apply", "-f", str(EXAMPLES / "client-job.yaml"), namespace=namespace)
     job = kube.wait(
-        "the client's end", lambda: ended(kube.get("batch/v1", "Job", "demo-client", namespace)), timeout=240
+        "the client's end",
+        lambda: ended(kube.get("batch/v1", "Job", "demo-client", namespace)),
+        timeout=POD_TIMEOUT,
     )
     # Of the pods that it took: the job may have begun a moment before the Service was known everywhere.
     clients = kube.list("v1", "Pod", namespace, labelSelector="batch.kubernetes.io/job-name=demo-client")

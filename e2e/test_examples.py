@@ -29,7 +29,6 @@ def placed(example: str, namespace: str) -> str:
     return yaml.safe_dump_all(objects)
 
 
-@pytest.mark.timeout(600)
 def test_the_hardened_service_runs_at_the_restricted_level(kube: Kube, namespace: str) -> None:
     """Its keys and its rights are tried in test_hardened.py."""
     kubectl(
@@ -49,7 +48,6 @@ def test_the_hardened_service_runs_at_the_restricted_level(kube: Kube, namespace
     assert kube.find("policy/v1", "PodDisruptionBudget", "demo-hardened-engine", namespace)
 
 
-@pytest.mark.timeout(600)
 def test_the_autoscaled_service_is_scaled(kube: Kube, namespace: str) -> None:
     kubectl("apply", "-f", str(EXAMPLES / "autoscaled.yaml"), namespace=namespace)
     wait_condition(kube, namespace, "Ready", name="demo-autoscaled")
@@ -59,7 +57,6 @@ def test_the_autoscaled_service_is_scaled(kube: Kube, namespace: str) -> None:
     assert condition(service, "ScalingReady")["message"]
 
 
-@pytest.mark.timeout(400)
 def test_a_missing_kind_is_named(kube: Kube, namespace: str) -> None:
     """`monitoring.podMonitor` where the Prometheus operator's CustomResourceDefinition is not installed."""
     if kube.find("apiextensions.k8s.io/v1", "CustomResourceDefinition", "podmonitors.monitoring.coreos.com"):

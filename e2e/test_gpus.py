@@ -5,8 +5,6 @@ The node only counts the GPUs (e2e/cluster/node/gpus.py), so these engines are t
 
 from __future__ import annotations
 
-import pytest
-
 from e2e.cluster import Kube
 from e2e.cluster.kube import Obj
 from e2e.cluster.node.gpus import pretend_gpus
@@ -16,7 +14,6 @@ from e2e.services import ask, condition, demo, get, patch, pods, wait_condition
 ON_CPU = {"gpu": {}, "engine": {"extraArgs": ["--device=cpu"]}}
 
 
-@pytest.mark.timeout(800)
 def test_an_engine_of_two_ranks_gets_two_gpus(kube: Kube, namespace: str) -> None:
     """On the CPU two processes share the demo model all the same, and answer as one."""
     with pretend_gpus(kube, 2):
@@ -42,7 +39,6 @@ def holder(namespace: str) -> Obj:
     return made
 
 
-@pytest.mark.timeout(800)
 def test_a_pod_that_fits_no_node_is_told_from_one_that_waits(kube: Kube, namespace: str) -> None:
     with pretend_gpus(kube, 1):
         kube.create(demo(namespace, "large", {"gpu": {}, "parallelism": {"data": 4}}))
@@ -52,7 +48,7 @@ def test_a_pod_that_fits_no_node_is_told_from_one_that_waits(kube: Kube, namespa
         kube.delete(demo(namespace, "large"))
 
         held = kube.create(holder(namespace))
-        kube.wait("the GPU's holder", lambda: running(kube, namespace, "holder"), timeout=180)
+        kube.wait("the GPU's holder", lambda: running(kube, namespace, "holder"))
         kube.create(demo(namespace, "waiting", ON_CPU))
         busy = "needs 1 nvidia.com/gpu and the largest node has 1, not all free; they are busy now"
         told = wait_condition(kube, namespace, "Ready", name="waiting", says=busy, **short)
@@ -65,7 +61,6 @@ def running(kube: Kube, namespace: str, name: str) -> bool:
     return bool(kube.get("v1", "Pod", name, namespace)["status"].get("phase") == "Running")
 
 
-@pytest.mark.timeout(900)
 def test_a_rollout_without_a_free_gpu_says_how_to_go_on(kube: Kube, namespace: str) -> None:
     with pretend_gpus(kube, 1):
         kube.create(demo(namespace, spec=ON_CPU))

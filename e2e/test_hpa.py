@@ -61,7 +61,7 @@ class Adapter:
             }
         )
         name = REGISTERED["metadata"]["name"]
-        self._kube.wait("the adapter's API", lambda: self._answers(name), timeout=180)
+        self._kube.wait("the adapter's API", lambda: self._answers(name))
 
     def _answers(self, name: str) -> bool:
         return condition(self._kube.get(API["apiVersion"], API["kind"], name), "Available").get("status") == "True"
@@ -93,7 +93,6 @@ def adapter(kube: Kube, namespace: str) -> Iterator[Adapter]:
     kube.delete(REGISTERED)
 
 
-@pytest.mark.timeout(1500)
 def test_the_horizontal_pod_autoscaler_moves_a_service(kube: Kube, namespace: str, adapter: Adapter) -> None:
     kube.create(demo(namespace, spec={"autoscaling": SCALING}))
     nobody = {"reason": "FailedGetPodsMetric", "says": "custom metrics API"}
@@ -115,9 +114,9 @@ def test_the_horizontal_pod_autoscaler_moves_a_service(kube: Kube, namespace: st
         return counts == {wanted}
 
     adapter.say(8)  # twice the target
-    kube.wait("two replicas", lambda: settled(2), timeout=180)
+    kube.wait("two replicas", lambda: settled(2))
     adapter.say(0)
-    kube.wait("one replica", lambda: settled(1), timeout=180)
+    kube.wait("one replica", lambda: settled(1))
     assert seen == [1, 2, 1]
     writers = [
         (entry["manager"], entry.get("subresource"))

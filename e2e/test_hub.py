@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import base64
 import secrets
-import time
-
-import pytest
 
 from e2e.cluster import Kube
 from e2e.cluster.kube import Obj
 from e2e.scripts import CHECKPOINT, PORT, Client, script_pod, serve, text
-from e2e.services import condition, demo, get, is_ready, kubectl, patch, pods, wait_condition
+from e2e.services import POD_TIMEOUT, condition, demo, get, is_ready, patch, pods, wait_condition
 from e2e.told import everything_told
 
 
@@ -44,16 +41,16 @@ def keep(kube: Kube, namespace: str, **values: str) -> None:
     kube.apply({"apiVersion": "v1", "kind": "Secret", "metadata": meta, "data": data})
 
 
-@pytest.mark.timeout(1000)
 def test_a_private_model_is_fetched_with_a_token(kube: Kube, namespace: str) -> None:
     token = f"hf_{secrets.token_hex(12)}"
     start_hub(kube, namespace, token, 700_000)  # its 11 MB take 16 s: three of the operator's looks
     keep(kube, namespace, token=token)
     kube.create(private(namespace, revision="v1"))
     seen: list[tuple[str, int]] = []
-    deadline = time.monotonic() + 180
-    while condition(service := get(kube, namespace), "Ready").get("status") != "True":
-        assert time.monotonic() < deadline, kubectl("describe", "dlms,pods", namespace=namespace)
+
+    def ready() -> bool:
+        """Notes the progress on the way."""
+        service = get(kube, namespace)
         load = service.get("status", {}).get("modelLoad", {"phase": "", "percent": 0})
         if load["phase"] == "download":
             told = condition(service, "ModelLoaded")
@@ -61,9 +58,11 @@ def test_a_private_model_is_fetched_with_a_token(kube: Kube, namespace: str) -> 
                 "Loading",
                 f"the model is being loaded: download, {load['percent']} %",
             )
-        if (news := (load["phase"], load["percent"])) not in seen:
-            seen.append(news)
-        time.sleep(0.5)
+        if (progress := (load["phase"], load["percent"])) not in seen:
+            seen.append(progress)
+        return condition(service, "Ready").get("status") == "True"
+
+    kube.wait("Ready", ready, timeout=POD_TIMEOUT)
     print(f"progress seen: {seen}")
     assert any(phase == "download" and 0 < percent < 100 for phase, percent in seen), seen
     assert "42" in text(Client(kube, namespace).ask())
@@ -76,7 +75,6 @@ def test_a_private_model_is_fetched_with_a_token(kube: Kube, namespace: str) -> 
     assert token not in everything_told(kube, namespace)
 
 
-@pytest.mark.timeout(1500)
 def test_each_refusal_is_a_sentence_that_leads_to_the_token(kube: Kube, namespace: str) -> None:
     right, wrong = (f"hf_{secrets.token_hex(12)}" for _ in range(2))
     start_hub(kube, namespace, right, 1_000_000_000)

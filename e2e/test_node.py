@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import time
 
-import pytest
-
 from e2e.cluster import Kube
 from e2e.cluster.node.gpus import pretend_gpus
 from e2e.pods import output, pod
@@ -24,19 +22,16 @@ def serve(kube: Kube, namespace: str) -> None:
         slices = kube.list("discovery.k8s.io/v1", "EndpointSlice", namespace)
         return any(endpoint["conditions"]["ready"] for one in slices for endpoint in one.get("endpoints") or ())
 
-    kube.wait("the pod behind the Service", ready, timeout=60)
+    kube.wait("the pod behind the Service", ready)
 
 
 def test_a_pod_runs(kube: Kube, namespace: str) -> None:
     start = time.monotonic()
     kube.create(pod(namespace, "waiting"))
-    kube.wait(
-        "the pod", lambda: kube.get("v1", "Pod", "waiting", namespace)["status"]["phase"] == "Running", timeout=60
-    )
+    kube.wait("the pod", lambda: kube.get("v1", "Pod", "waiting", namespace)["status"]["phase"] == "Running")
     print(f"pod Running after {time.monotonic() - start:.1f} s")
 
 
-@pytest.mark.timeout(600)
 def test_services_are_found_by_name(kube: Kube, namespace: str) -> None:
     serve(kube, namespace)
     address = kube.get("v1", "Service", "web", namespace)["spec"]["clusterIP"]
@@ -70,6 +65,6 @@ def test_pretend_gpus_are_counted(kube: Kube, namespace: str) -> None:
             conditions = [c for one in kube.list("v1", "Pod", namespace) for c in one["status"].get("conditions", ())]
             return any("Insufficient nvidia.com/gpu" in condition.get("message", "") for condition in conditions)
 
-        kube.wait("two pods", lambda: running() == 2, timeout=60)
-        kube.wait("the scheduler's word on the third", refused, timeout=60)
+        kube.wait("two pods", lambda: running() == 2)
+        kube.wait("the scheduler's word on the third", refused)
         assert running() == 2

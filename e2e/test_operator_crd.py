@@ -71,13 +71,12 @@ def knows_suspend(kube: Kube, namespace: str) -> bool:
     return "suspend" in asked["spec"]
 
 
-@pytest.mark.timeout(2000)
 def test_an_upgrade_brings_the_crd_and_the_resources_stay(
     kube: Kube, namespace: str, release: Release, older: Path
 ) -> None:
     release.crds(older)
     assert COLUMN in version(kube)["additionalPrinterColumns"]
-    kube.wait("the older schema", lambda: not knows_suspend(kube, namespace), timeout=60)
+    kube.wait("the older schema", lambda: not knows_suspend(kube, namespace))
     kube.create(demo(namespace))
     wait_condition(kube, namespace)
     service, before = get(kube, namespace), engines(kube, namespace)
@@ -87,7 +86,7 @@ def test_an_upgrade_brings_the_crd_and_the_resources_stay(
     with load(kube, namespace) as under:
         release.restore()
         assert COLUMN not in version(kube)["additionalPrinterColumns"]
-        kube.wait("the newer schema", lambda: knows_suspend(kube, namespace), timeout=60)
+        kube.wait("the newer schema", lambda: knows_suspend(kube, namespace))
         now = get(kube, namespace)
         assert now["metadata"]["uid"] == service["metadata"]["uid"]
         assert now["spec"] == service["spec"]  # the API server writes no new field into it
@@ -101,7 +100,6 @@ def test_an_upgrade_brings_the_crd_and_the_resources_stay(
     wait_condition(kube, namespace, "Ready", "False", reason="Suspended")
 
 
-@pytest.mark.timeout(2000)
 def test_a_newer_crd_and_an_operator_that_does_not_know_its_fields(
     kube: Kube, namespace: str, release: Release, newer: Path
 ) -> None:
@@ -111,7 +109,7 @@ def test_a_newer_crd_and_an_operator_that_does_not_know_its_fields(
     before = engines(kube, namespace)
     with load(kube, namespace) as under:
         release.crds(newer)
-        kube.wait("the newer schema", lambda: COLUMN in version(kube)["additionalPrinterColumns"], timeout=60)
+        kube.wait("the newer schema", lambda: COLUMN in version(kube)["additionalPrinterColumns"])
         patch(kube, namespace, {"ofTomorrow": 1, "engine": {"warp": True}, "service": {"annotations": {"a": "b"}}})
         told = wait_condition(kube, namespace, "Accepted", says="spec.ofTomorrow")
         assert "spec.engine.warp" in told["message"]
@@ -128,7 +126,6 @@ def test_a_newer_crd_and_an_operator_that_does_not_know_its_fields(
         under.served(ENOUGH)
 
 
-@pytest.mark.timeout(1200)
 def test_the_operators_release_leaves_the_crd_alone(kube: Kube, release: Release) -> None:
     crd = kube.get(*CRD)
     release.upgrade({"log.level": "debug"})

@@ -48,7 +48,7 @@ def create_and_stop(kube: Kube, namespace: str, number: int) -> Obj:
     """Create services, and among them send a signal to the leader that has begun with them. Returns that pod."""
     leading = the_leader(kube)
     create(kube, namespace, 0, 2)
-    kube.wait("it has begun", lambda: accepted(kube, namespace) == 2, timeout=60)
+    kube.wait("it has begun", lambda: accepted(kube, namespace) == 2)
     create(kube, namespace, 2, INTERRUPTED)
     signal_container(leading, number)
     print(f"{signal.Signals(number).name} with {accepted(kube, namespace)} of {INTERRUPTED} services done")
@@ -62,7 +62,7 @@ def accepted(kube: Kube, namespace: str) -> int:
 
 
 def all_accepted(kube: Kube, namespace: str) -> None:
-    kube.wait("all are accepted", lambda: accepted(kube, namespace) == SERVICES, timeout=120)
+    kube.wait("all are accepted", lambda: accepted(kube, namespace) == SERVICES)
 
 
 def state(kube: Kube, namespace: str) -> dict[tuple[str, str], Any]:
@@ -77,7 +77,7 @@ def state(kube: Kube, namespace: str) -> dict[tuple[str, str], Any]:
 def same_state(kube: Kube, namespace: str, other: str) -> None:
     """Once the controllers have done their part, too."""
     with contextlib.suppress(TimeoutError):
-        kube.wait("the same state", lambda: state(kube, namespace) == state(kube, other), timeout=60)
+        kube.wait("the same state", lambda: state(kube, namespace) == state(kube, other))
     assert state(kube, namespace) == state(kube, other)
 
 
@@ -95,10 +95,10 @@ def restarts(pod: Obj) -> int:
 
 
 def the_leader(kube: Kube) -> Obj:
-    return kube.wait("a leader", lambda: leader(kube), timeout=60)
+    return kube.wait("a leader", lambda: leader(kube))
 
 
-def another_leads(kube: Kube, before: Obj, timeout: float = 60) -> float:
+def another_leads(kube: Kube, before: Obj) -> float:
     """Wait for it; the seconds that took."""
     start = time.monotonic()
 
@@ -106,11 +106,10 @@ def another_leads(kube: Kube, before: Obj, timeout: float = 60) -> float:
         now = leader(kube)
         return now is not None and now["metadata"]["name"] != before["metadata"]["name"]
 
-    kube.wait("another leader", other, timeout=timeout)
+    kube.wait("another leader", other)
     return time.monotonic() - start
 
 
-@pytest.mark.timeout(800)
 def test_a_leader_killed_in_the_middle_is_followed_as_if_nothing_had_happened(
     kube: Kube, namespaces: tuple[str, str]
 ) -> None:
@@ -127,7 +126,6 @@ def test_a_leader_killed_in_the_middle_is_followed_as_if_nothing_had_happened(
     assert (turns[0], len(turns)) == (killed["metadata"]["name"], 2), turns
 
 
-@pytest.mark.timeout(2000)
 def test_of_three_one_writes_also_after_it_was_frozen(
     kube: Kube, namespaces: tuple[str, str], release: Release
 ) -> None:
@@ -152,4 +150,4 @@ def test_of_three_one_writes_also_after_it_was_frozen(
         now = kube.get("v1", "Pod", frozen["metadata"]["name"], NAMESPACE)
         return restarts(now) > restarts(frozen)
 
-    kube.wait("the frozen one's end by itself when it woke", restarted, timeout=60)
+    kube.wait("the frozen one's end by itself when it woke", restarted)

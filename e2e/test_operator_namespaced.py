@@ -21,7 +21,6 @@ def elsewhere(kube: Kube, namespace: str) -> Iterator[str]:
     kube.delete(made)
 
 
-@pytest.mark.timeout(2000)
 def test_it_acts_in_its_namespaces_alone(kube: Kube, namespace: str, elsewhere: str, release: Release) -> None:
     release.upgrade({"watchNamespaces": [namespace]})
     kube.create(demo(elsewhere, spec={"suspend": True}))

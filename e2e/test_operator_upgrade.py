@@ -42,7 +42,6 @@ BESIDE: dict[str, Obj] = {
 }
 
 
-@pytest.mark.timeout(4000)
 def test_edits_beside_the_pods_restart_none_under_another_operator(
     kube: Kube, namespace: str, release: Release, newer: dict[str, object]
 ) -> None:
@@ -98,7 +97,6 @@ def pins(kube: Kube, namespace: str) -> dict[str, Obj]:
     return {one["metadata"]["name"]: one["data"] for one in sorted(found, key=lambda one: int(one["revision"]))}
 
 
-@pytest.mark.timeout(4000)
 def test_an_upgrade_and_a_downgrade_restart_no_engine(
     kube: Kube, namespace: str, release: Release, newer: dict[str, object]
 ) -> None:
@@ -114,7 +112,7 @@ def test_an_upgrade_and_a_downgrade_restart_no_engine(
         assert condition(get(kube, namespace, name), "Ready")["status"] == "True"
         assert "42" in ask(kube, namespace, name)
     spoil(kube, namespace, "still")
-    kube.wait("all is put right", lambda: not spoilt(kube, namespace, "still"), timeout=90)
+    kube.wait("all is put right", lambda: not spoilt(kube, namespace, "still"))
     assert engines(kube, namespace) == before
 
     restart(kube, namespace, "moved")
@@ -123,7 +121,7 @@ def test_an_upgrade_and_a_downgrade_restart_no_engine(
     new_image, has_variable = main(kube, namespace, "moved")
     assert (new_image != old_image, has_variable) == (True, True)
     assert main(kube, namespace, "still") == (old_image, False)
-    kube.wait("the old pod is gone", lambda: len(engines(kube, namespace)) == 2, timeout=90)
+    kube.wait("the old pod is gone", lambda: len(engines(kube, namespace)) == 2)
     before = engines(kube, namespace)
 
     release.restore()  # the older operator again

@@ -35,7 +35,6 @@ def test_kubectl_apply_says_what_is_wrong(namespace: str, kube: Kube, what: str)
     assert kube.list(API, KIND, namespace) == []
 
 
-@pytest.mark.timeout(1000)
 def test_a_spec_that_the_runtime_would_refuse_leaves_the_old_pod_serving(kube: Kube, namespace: str) -> None:
     kube.create(demo(namespace))
     wait_condition(kube, namespace, "Ready")
@@ -70,7 +69,6 @@ THEIRS: tuple[Obj, ...] = (
 )
 
 
-@pytest.mark.timeout(1000)
 def test_objects_of_somebody_else_are_named_and_left_alone(kube: Kube, namespace: str) -> None:
     theirs = []
     for body in THEIRS:

@@ -28,7 +28,6 @@ def children(kube: Kube, namespace: str) -> dict[str, str]:
     return {f"{item['kind']}/{item['metadata']['name']}": item["metadata"]["uid"] for item in found}
 
 
-@pytest.mark.timeout(1200)
 def test_a_service_is_made_again_from_what_kubectl_printed(kube: Kube, namespace: str, tmp_path: Path) -> None:
     # replicas beside autoscaling, as every backup of an autoscaled service has it
     service = demo(namespace, spec={"autoscaling": SCALING, "networkPolicy": {}})
@@ -54,7 +53,6 @@ def test_a_service_is_made_again_from_what_kubectl_printed(kube: Kube, namespace
     assert "42" in text(Client(kube, namespace).ask())
 
 
-@pytest.mark.timeout(700)
 @pytest.mark.parametrize("verb", ["create", "apply"])
 def test_the_manifest_goes_on_being_applied_after_a_restore(namespace: str, tmp_path: Path, verb: str) -> None:
     manifest = str(EXAMPLES / "demo-service.yaml")

@@ -28,7 +28,7 @@ def finish(kube: Kube, namespace: str, under: Load, old: set[str], before: int) 
     """
     wait_condition(kube, namespace, "RolloutComplete")
     wait_condition(kube, namespace, "Ready")
-    kube.wait("the old pods' end", lambda: not old & uids(kube, namespace), timeout=120)
+    kube.wait("the old pods' end", lambda: not old & uids(kube, namespace))
     over = under.report()
     print(f"{over.requests - before} requests while the pods were replaced")
     whole = under.wait_requests(max(0, before + ENOUGH - over.requests))
@@ -44,7 +44,6 @@ def roll_out(kube: Kube, namespace: str, under: Load, change: Obj) -> list[Obj]:
     return finish(kube, namespace, under, old, before)
 
 
-@pytest.mark.timeout(3000)
 def test_new_arguments_and_images_fail_no_request(kube: Kube, namespace: str) -> None:
     kube.create(demo(namespace))
     wait_condition(kube, namespace)
@@ -64,7 +63,6 @@ def test_new_arguments_and_images_fail_no_request(kube: Kube, namespace: str) ->
         pytest.skip("UNMASK_E2E_IMAGE_RUNTIME_NEXT names no second tag of the runtime's image; all but that passed")
 
 
-@pytest.mark.timeout(1500)
 def test_pods_replaced_in_place_fail_no_request(kube: Kube, namespace: str) -> None:
     """Where there is no room for one more pod, the others carry the load."""
     in_place = {"replicas": 2, "rolloutStrategy": {"maxSurge": 0, "maxUnavailable": 1}}
@@ -76,12 +74,11 @@ def test_pods_replaced_in_place_fail_no_request(kube: Kube, namespace: str) -> N
         assert not under.stop().failed
 
 
-@pytest.mark.timeout(1500)
 def test_a_rollout_ends_well_though_the_operator_is_killed(kube: Kube, namespace: str) -> None:
     """The leader dies at once after the edit, whatever it has written by then, and gives its Lease to nobody."""
     kube.create(demo(namespace))
     wait_condition(kube, namespace)
-    killed = kube.wait("a leader", lambda: leader(kube), timeout=60)["metadata"]["name"]
+    killed = kube.wait("a leader", lambda: leader(kube))["metadata"]["name"]
     with load(kube, namespace) as under:
         old, before = uids(kube, namespace), under.report().requests
         patch(kube, namespace, {"engine": {"thresholds": {"accept": 0.85}}})
@@ -94,4 +91,4 @@ def test_a_rollout_ends_well_though_the_operator_is_killed(kube: Kube, namespace
         now = leader(kube)
         return now is not None and now["metadata"]["name"] != killed
 
-    kube.wait("another leader", another_leads, timeout=60)
+    kube.wait("another leader", another_leads)

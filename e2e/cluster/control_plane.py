@@ -172,7 +172,7 @@ class ControlPlane:
                 except httpx.TransportError:
                     return False
 
-            wait_for("the API server", ready, [*self.daemons[:1], server], timeout=120)
+            wait_for("the API server", ready, [*self.daemons[:1], server])
 
     def start_controller_manager(self) -> None:
         """With the rate of requests that hundreds of services need."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
@@ -11,11 +10,12 @@ from typing import Any, TypeVar
 import httpx
 
 from e2e.cluster import kubeconfig
+from tests.wait import TIMEOUT, wait_until
 
 Obj = dict[str, Any]
 Found = TypeVar("Found")
 
-TIMEOUT = 30.0  # seconds for a request to be answered
+INTERVAL = 0.1  # seconds between two requests of a wait
 
 
 class ApiError(Exception):
@@ -38,7 +38,9 @@ class Kube:
         self.server, self.context = access.server, access.context
         headers = [*access.headers.items(), *([("Impersonate-User", user)] if user else [])]
         headers += [("Impersonate-Group", group) for group in groups]
-        self._http = httpx.Client(base_url=access.server, headers=headers, verify=access.tls, trust_env=False)
+        self._http = httpx.Client(
+            base_url=access.server, headers=headers, verify=access.tls, trust_env=False, timeout=TIMEOUT
+        )
         self._plurals: dict[tuple[str, str], tuple[str, bool]] = {}
 
     def close(self) -> None:
@@ -149,7 +151,7 @@ class Kube:
         if self.find(*named):
             self._wait_served(crd)
             self.delete(crd)
-            self.wait(f"the end of {named[2]}", lambda: self.find(*named) is None, timeout=120)
+            self.wait(f"the end of {named[2]}", lambda: self.find(*named) is None)
 
     def _wait_served(self, crd: Obj) -> None:
         """Until the kind is, which is a moment after its definition says "Established"."""
@@ -167,16 +169,17 @@ class Kube:
 
         self.wait(f"{kind} is served", served)
 
-    def wait(self, what: str, found: Callable[[], Found | None], *, timeout: float = 30.0) -> Found:
-        """Ask `found` until it returns something true; TimeoutError names `what`. A 404 counts as not yet."""
-        deadline = time.monotonic() + timeout
-        while True:
+    def wait(self, what: str, found: Callable[[], Found | None], *, timeout: float = TIMEOUT) -> Found:
+        """`wait_until` for what `found` returns, where a 404 counts as "not yet". TimeoutError names `what`."""
+
+        def look() -> Found | None:
             try:
-                if result := found():
-                    return result
+                return found()
             except ApiError as error:
                 if error.status != 404:
                     raise
-            if time.monotonic() > deadline:
-                raise TimeoutError(f"{what}: not within {timeout:.0f} s")
-            time.sleep(0.1)
+                return None
+
+        result = wait_until(look, what, timeout=timeout, interval=INTERVAL)
+        assert result is not None
+        return result

@@ -4,16 +4,21 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import fcntl
 import os
+import random
 import signal
 import socket
 import subprocess
 import sys
-import time
+import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from tests.wait import TIMEOUT, wait_until
+
+PORTS = range(20_000, 32_000)  # below those of connections, which begin at 32768 on Linux
 _PR_SET_PDEATHSIG = 1
 
 
@@ -81,35 +86,66 @@ def spawn(name: str, command: Sequence[str | Path], logs: Path, *, tied: bool) -
 
 def stop(daemons: Sequence[Daemon], *, grace: float = 5.0) -> None:
     """End daemons, all at once: SIGTERM, and SIGKILL to those that still live after `grace` seconds."""
-    for number, patience in ((signal.SIGTERM, grace), (signal.SIGKILL, 5.0)):
+    for number, patience in ((signal.SIGTERM, grace), (signal.SIGKILL, TIMEOUT)):
         for daemon in daemons:
             if daemon.alive():
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(daemon.pid, number)
-        deadline = time.monotonic() + patience
-        while any(daemon.alive() for daemon in daemons) and time.monotonic() < deadline:
-            time.sleep(0.02)
+        with contextlib.suppress(TimeoutError):
+            wait_until(lambda: not any(daemon.alive() for daemon in daemons), "their end", timeout=patience)
 
 
-def wait_for(
-    what: str, ready: Callable[[], bool], daemons: Sequence[Daemon] = (), *, timeout: float, every: float = 0.1
-) -> None:
-    """Wait until `ready()`. StartError when the time is over or one of the daemons that it needs has died."""
-    deadline = time.monotonic() + timeout
-    while not ready():
+def wait_for(what: str, ready: Callable[[], bool], daemons: Sequence[Daemon] = (), *, timeout: float = TIMEOUT) -> None:
+    """`wait_until` for `ready`. StartError when the time is over, or when one of the daemons that it needs has died."""
+
+    def look() -> bool:
+        if ready():
+            return True
         for daemon in daemons:
             if not daemon.alive():
                 raise StartError(f"{what}: {daemon.name} ended; the end of {daemon.log}:\n{daemon.tail()}")
-        if time.monotonic() > deadline:
-            logs = "\n".join(f"{daemon.log}:\n{daemon.tail()}" for daemon in daemons)
-            raise StartError(f"{what}: not ready after {timeout:.0f} s\n{logs}")
-        time.sleep(every)
+        return False
+
+    try:
+        wait_until(look, what, timeout=timeout, interval=0.1)
+    except TimeoutError as error:
+        logs = "\n".join(f"{daemon.log}:\n{daemon.tail()}" for daemon in daemons)
+        raise StartError(f"{error}\n{logs}") from None
 
 
 def free_ports(count: int) -> list[int]:
-    """Ports of 127.0.0.1 that were free a moment ago."""
-    with contextlib.ExitStack() as stack:
-        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
-        for one in sockets:
-            one.bind(("127.0.0.1", 0))
-        return [one.getsockname()[1] for one in sockets]
+    """Ports of 127.0.0.1 that are free, and that nobody else takes while this process runs.
+
+    They are outside the range from which the kernel takes ports of connections, and a lock on a file keeps other
+    processes that call this function off each of them.
+    """
+    folder = Path(tempfile.gettempdir()) / f"unmask-ports-{os.getuid()}"
+    folder.mkdir(exist_ok=True)
+    found: list[int] = []
+    for port in random.SystemRandom().sample(PORTS, len(PORTS)):
+        if len(found) == count:
+            break
+        if _reserve(folder / str(port)) and _is_free(port):
+            found.append(port)
+    return found
+
+
+def _reserve(path: Path) -> bool:
+    """Locks a file for as long as this process runs; False where another process, or this one, has locked it."""
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(descriptor)
+        return False
+    return True
+
+
+def _is_free(port: int) -> bool:
+    with socket.socket() as one:
+        one.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            one.bind(("127.0.0.1", port))
+        except OSError:
+            return False
+    return True

@@ -5,6 +5,7 @@ import contextlib
 import logging
 import signal
 import sys
+import time
 import uuid
 
 from unmask_operator.client.client import Client
@@ -14,7 +15,7 @@ from unmask_operator.controller.leader import Leader
 from unmask_operator.controller.queue import WorkQueue
 from unmask_operator.objects import Key
 from unmask_operator.process import health, logs
-from unmask_operator.process.lease import Elector, exit_at_once, lead
+from unmask_operator.process.lease import Elector, Lease, exit_at_once, lead
 from unmask_operator.process.metrics import Metrics
 from unmask_operator.settings import Settings, read_settings
 
@@ -32,14 +33,15 @@ class Operator:
         self._queue: WorkQueue[Key] = WorkQueue()
         self._metrics = Metrics(self._store, lambda: len(self._queue))
         identity = f"{settings.pod_name}_{uuid.uuid4().hex[:8]}"  # a restarted container is another one
-        self._elector = Elector(self._client, settings.namespace, settings.lease_name, identity, settings.deployment)
+        lease = Lease(identity)
+        self._elector = Elector(self._client, settings.namespace, settings.lease_name, lease, settings.deployment)
         self._client.may_write = self._elector.in_time
         self._leader: Leader | None = None
 
     async def run(self) -> None:
         """Until SIGTERM or SIGINT; any task's failure is the process's."""
-        stop = asyncio.Event()
-        app = health.application(self._metrics.registry, lambda: self._client.last_answer, self._is_up)
+        stop, client = asyncio.Event(), self._client
+        app = health.application(self._metrics.registry, lambda: time.monotonic() - client.last_answer, self._is_up)
         server = await health.serve(app, self._settings.port)
         try:
             for number in (signal.SIGTERM, signal.SIGINT):

@@ -26,7 +26,6 @@ def test_short_and_long_are_the_specified_tasks() -> None:
     }
 
 
-@pytest.mark.quick_cases(8)
 @pytest.mark.parametrize("task", TASKS, ids=IDS)
 def test_held_out_prompts_are_many_distinct_and_never_in_training(task) -> None:
     held = held_out_samples(task, 100)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -17,6 +16,7 @@ from e2e.cluster.config import Environment, environment
 from e2e.cluster.node.network import Network
 from e2e.cluster.pki import Authority
 from e2e.cluster.process import Daemon, StartError, spawn, stop, wait_for
+from tests.wait import wait_until
 
 
 def env(cache: Path, **more: object) -> Environment:
@@ -95,10 +95,10 @@ def test_daemons_are_stopped_by_their_own_id(tmp_path: Path) -> None:
     stubborn = [
         sys.executable,
         "-c",
-        "import signal, time; signal.signal(15, signal.SIG_IGN); print('up', flush=True); time.sleep(60)",
+        "import signal, time; signal.signal(15, signal.SIG_IGN); print('up', flush=True); time.sleep(3600)",
     ]
     daemon = spawn("stubborn", stubborn, tmp_path, tied=False)
-    wait_for("it", lambda: "up" in daemon.tail(), [daemon], timeout=20)
+    wait_for("it", lambda: "up" in daemon.tail(), [daemon])
     other = Daemon(daemon.name, daemon.pid, "0", daemon.log)  # the same id, of a process that ended before
     stop([other])
     assert daemon.alive()
@@ -109,14 +109,14 @@ def test_daemons_are_stopped_by_their_own_id(tmp_path: Path) -> None:
 def test_what_ends_early_shows_its_log(tmp_path: Path) -> None:
     daemon = spawn("broken", ["sh", "-c", "echo no such flag >&2; exit 1"], tmp_path, tied=True)
     with pytest.raises(StartError, match="no such flag"):
-        wait_for("it", lambda: False, [daemon], timeout=20)
+        wait_for("it", lambda: False, [daemon])
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux ends children with their parent")
 def test_tied_daemons_die_with_their_parent(tmp_path: Path) -> None:
     code = (
         "import os, pathlib, sys; from e2e.cluster.process import spawn;"
-        "d = spawn('child', ['sleep', '60'], pathlib.Path(sys.argv[1]), tied=True);"
+        "d = spawn('child', ['sleep', '3600'], pathlib.Path(sys.argv[1]), tied=True);"
         "print(d.pid, d.born, flush=True); os._exit(1)"
     )
     told = subprocess.run(
@@ -124,10 +124,7 @@ def test_tied_daemons_die_with_their_parent(tmp_path: Path) -> None:
     )
     pid, born = told.stdout.split()
     child = Daemon("child", int(pid), born, "")
-    deadline = time.monotonic() + 10
-    while child.alive() and time.monotonic() < deadline:
-        time.sleep(0.05)
-    assert not child.alive()
+    wait_until(lambda: not child.alive(), "the child's end")
 
 
 def test_clusters_side_by_side_share_nothing(tmp_path: Path) -> None:
@@ -148,7 +145,7 @@ def test_clusters_side_by_side_share_nothing(tmp_path: Path) -> None:
 
 def test_a_cluster_is_dead_when_nothing_of_it_runs(tmp_path: Path) -> None:
     record = records.claim(tmp_path, "/one", "api")
-    runs, ended = (spawn(name, ["sleep", "60"], tmp_path, tied=True) for name in ("runs", "ended"))
+    runs, ended = (spawn(name, ["sleep", "3600"], tmp_path, tied=True) for name in ("runs", "ended"))
     stop([ended])
     record.owner, record.daemons, record.exports = 0, [runs, ended], {"KUBECONFIG": "k"}
     record.save()

@@ -7,7 +7,6 @@ from runtime.layers.build import Build
 from runtime.layers.rotary import RotaryTable, Yarn
 
 
-@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize(
     ("dim", "theta", "yarn"),
     [

@@ -22,7 +22,7 @@ REGISTRY = {"global.imageRegistry": "registry.example/team"}  # without one the 
 def helm(*arguments: str) -> str:
     """Runs helm, which is compiled if the cache lacks it, and returns its output. ValueError has its error text."""
     program = build(["helm"], environment())["helm"]
-    done = subprocess.run([program, *arguments], capture_output=True, text=True, timeout=120)
+    done = subprocess.run([program, *arguments], capture_output=True, text=True)
     if done.returncode:
         raise ValueError(done.stdout + done.stderr)
     return done.stdout

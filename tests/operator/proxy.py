@@ -15,6 +15,7 @@ from aiohttp import web
 from yarl import URL
 
 from e2e.cluster import ApiServer, kubeconfig
+from tests.wait import TIMEOUT
 
 _HOP_BY_HOP = {"connection", "content-length", "host", "keep-alive", "transfer-encoding", "upgrade"}
 _REASONS = {
@@ -67,8 +68,8 @@ class FaultProxy:
         url: its address; `ApiServer.kubeconfig_through(url)` and `service_account_kubeconfig(..., server=url)` use it.
         seen: the requests so far, oldest first.
         faults: what to fail; tests append.
-        hold: asked, in the proxy's thread, of each request's method, path with query, and body: one that it holds gets
-            no further, and its client waits for as long as it lives.
+        hold: Called in the proxy's thread with each request's method, path with query, and body. A request for which it
+            returns True gets no further until `release`.
     """
 
     def __init__(self, server: ApiServer) -> None:
@@ -77,6 +78,7 @@ class FaultProxy:
         self.seen: list[Seen] = []
         self.faults: list[Fault] = []
         self.hold: Callable[[str, str, bytes], bool] = lambda method, path, body: False
+        self._released = asyncio.Event()
         self._loop = asyncio.new_event_loop()
         self._transports: dict[web.StreamResponse, asyncio.Transport] = {}
         self._thread = threading.Thread(target=self._loop.run_forever, name="fault-proxy", daemon=True)
@@ -111,11 +113,15 @@ class FaultProxy:
         """Break the connection of every open watch, in the middle of its stream. Returns how many."""
         return int(self._call(self._drop()))
 
+    def release(self) -> None:
+        """Lets all held requests pass. From now on `hold` has no effect."""
+        self._loop.call_soon_threadsafe(self._released.set)
+
     def _call(self, work: Any) -> Any:
-        return asyncio.run_coroutine_threadsafe(work, self._loop).result(timeout=30)
+        return asyncio.run_coroutine_threadsafe(work, self._loop).result(timeout=TIMEOUT)
 
     async def _start(self) -> None:
-        timeout = aiohttp.ClientTimeout(total=None, connect=10)
+        timeout = aiohttp.ClientTimeout(total=None)
         self._upstream = aiohttp.ClientSession(timeout=timeout, auto_decompress=False, trust_env=False)
         app = web.Application(client_max_size=8 << 20)
         app.router.add_route("*", "/{path:.*}", self._handle)
@@ -150,7 +156,7 @@ class FaultProxy:
                 return self._fail(request, fault)
         body = await request.read()
         if self.hold(request.method, request.path_qs, body):
-            await asyncio.Event().wait()
+            await self._released.wait()
         headers = {key: value for key, value in request.headers.items() if key.lower() not in _HOP_BY_HOP}
         url = self._access.server + request.raw_path
         async with self._upstream.request(

@@ -14,6 +14,7 @@ from unmask_operator.client.login import Login
 from unmask_operator.client.session import encode
 from unmask_operator.objects import FIELD_MANAGER
 
+LONG = 600.0  # seconds: no limit that a slow machine reaches
 CONFIG = {"apiVersion": "v1", "kind": "ServiceAccount", "metadata": {"name": "a", "namespace": "ns"}}
 
 
@@ -191,7 +192,7 @@ def test_what_a_post_left_becomes_an_applys_and_nothing_else_does():
 def test_a_put_of_the_lease_carries_its_version():
     server = Server()
     lease = {"metadata": {"name": "l", "namespace": "n", "resourceVersion": "5"}, "spec": {}}
-    server.run(lambda client: client.update_lease(lease, 1.0))
+    server.run(lambda client: client.update_lease(lease, LONG))
     assert server.seen[0][:2] == ("PUT", "/apis/coordination.k8s.io/v1/namespaces/n/leases/l")
     assert server.seen[0][3] == lease
 
@@ -240,7 +241,7 @@ def test_nothing_but_the_lease_is_written_where_another_may_lead():
             with pytest.raises(ApiError, match="another pod may lead"):
                 await write
         await client.get(PODS, "ns", "p")
-        await client.update_lease({"metadata": {"namespace": "n", "name": "l"}}, timeout=5)
+        await client.update_lease({"metadata": {"namespace": "n", "name": "l"}}, timeout=LONG)
 
     server.run(scene)
     assert [seen[0] for seen in server.seen] == ["GET", "PUT"]

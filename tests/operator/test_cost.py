@@ -1,8 +1,7 @@
-"""What one resource costs the operator: time of a reconcile that finds nothing to do, and memory of what is known."""
+"""What one resource costs the operator: the writes of a reconcile that finds nothing to do, and memory."""
 
 import asyncio
 import json
-import time
 import tracemalloc
 from datetime import UTC, datetime
 
@@ -15,7 +14,6 @@ from unmask_operator.process.metrics import Metrics
 from unmask_operator.settings import Settings
 from unmask_operator.state.observed import Observed
 
-LONGEST_SECONDS = 0.05  # that nothing else of the operator goes on for
 LARGEST_BYTES = 100_000
 SPEC = {
     "replicas": 2,
@@ -75,19 +73,15 @@ def made(name="demo"):
     return store, api
 
 
-def test_a_reconcile_that_finds_nothing_to_do_takes_a_moment_and_writes_nothing():
+def test_a_reconcile_that_finds_nothing_to_do_writes_nothing():
     store, api = made()
     for obj in api.objects:
         if obj["kind"] == "Pod":
             store.put(PODS, obj)
     asyncio.run(reconciler(store, api).reconcile(Key("default", "demo")))
-    one, before, taken = reconciler(store, api), api.writes, []
-    for _ in range(10):
-        start = time.process_time()
-        asyncio.run(one.reconcile(Key("default", "demo")))
-        taken.append(time.process_time() - start)
+    one, before = reconciler(store, api), api.writes
+    asyncio.run(one.reconcile(Key("default", "demo")))
     assert api.writes == before
-    assert min(taken) < LONGEST_SECONDS
 
 
 def test_what_is_known_of_one_resource_among_many_takes_little_memory():

@@ -67,7 +67,7 @@ def on_this_machine(service):
     return [argument for argument in arguments if not argument.startswith(left_out)]
 
 
-@pytest.mark.quick_cases(1)
+@pytest.mark.matrix
 @pytest.mark.parametrize("service", [s for s in services(*NAMES) if s["spec"]["model"]["uri"] == "demo://"], ids=name)
 def test_each_demo_example_starts_in_its_memory(service):
     with serving(*on_this_machine(service)) as server:
@@ -87,8 +87,6 @@ def test_the_client_jobs_script_gets_the_answer_plainly_and_streamed():
         assert env["OPENAI_BASE_URL"] == "http://demo/v1"
         env["OPENAI_BASE_URL"] = f"{server.url}/v1"
         command = [sys.executable if word == "python" else word for word in container["command"]]
-        done = subprocess.run(
-            [*command, *container["args"]], env=os.environ | env, capture_output=True, text=True, timeout=60
-        )
+        done = subprocess.run([*command, *container["args"]], env=os.environ | env, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines() == ["12 + 30 = 42."] * 2

@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+from tests.operator.authorization import restrict
 from tools import crd
 
 pytestmark = pytest.mark.cluster
@@ -31,8 +32,7 @@ def test_an_example_is_taken(admin, served, namespace, obj):
 
 
 def test_pods_of_the_client_job_pass_the_restricted_level(admin, namespace):
-    label = {"metadata": {"labels": {"pod-security.kubernetes.io/enforce": "restricted"}}}
-    admin.patch({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": namespace}}, label)
+    restrict(admin, namespace)
     (job,) = (obj for obj in EXAMPLES if obj["kind"] == "Job")
     pod = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "client"}, "spec": job["spec"]["template"]["spec"]}
     create(admin, pod, namespace)

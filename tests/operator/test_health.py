@@ -1,7 +1,6 @@
 """The probes and metrics of the operator's own pod."""
 
 import asyncio
-import time
 
 import aiohttp
 import pytest
@@ -15,7 +14,7 @@ from unmask_operator.process.metrics import Metrics
 def ask(paths, silence=0.0, up=True, store=None):
     async def scene():
         metrics = Metrics(store or Store(), lambda: 3)
-        app = health.application(metrics.registry, lambda: time.monotonic() - silence, lambda: up)
+        app = health.application(metrics.registry, lambda: silence, lambda: up)
         runner = await health.serve(app, 0, "127.0.0.1")
         base = f"http://127.0.0.1:{runner.addresses[0][1]}"
         async with aiohttp.ClientSession() as session:

@@ -1,15 +1,17 @@
-"""Leader election: the rules under a clock that the test turns, and the loop against a Lease in memory."""
+"""Leader election in simulated time: its rules, and its loop against a Lease in memory."""
 
 import asyncio
 from datetime import UTC, datetime
 
 import pytest
 
+from tests.operator.simulated_time import now, run_simulated
 from unmask_operator.client.errors import ApiError
 from unmask_operator.process import lease as module
-from unmask_operator.process.lease import Elector, Lease, LostLease
+from unmask_operator.process.lease import DEADLINE_SECONDS, LEASE_SECONDS, RETRY_SECONDS, Elector, Lease, LostLease
 
 NOW = datetime(2026, 1, 2, 3, 4, 5, 6, tzinfo=UTC)
+LATENCY = 0.01  # seconds until the API server answers a request
 
 
 class Clock:
@@ -67,11 +69,11 @@ def test_taking_counts_a_transition_and_renewing_does_not():
 
 
 def test_the_deadline_ends_before_anybody_may_take_over():
-    assert module.DEADLINE_SECONDS + module.RETRY_SECONDS <= module.LEASE_SECONDS
+    assert DEADLINE_SECONDS + RETRY_SECONDS <= LEASE_SECONDS
 
 
 class OneLease:
-    """The API server's part: optimistic locking on one Lease."""
+    """The API server's part: optimistic locking on one Lease. Each request takes LATENCY."""
 
     def __init__(self) -> None:
         self.obj = {"metadata": {"name": "l", "namespace": "n", "resourceVersion": "1"}}
@@ -80,6 +82,7 @@ class OneLease:
         self.writes = 0
 
     async def get(self, kind, namespace, name):
+        await asyncio.sleep(LATENCY)
         if self.fail:
             raise self.fail
         found = self.obj if kind.kind == "Lease" else self.deployment
@@ -88,6 +91,7 @@ class OneLease:
         return found
 
     async def request(self, method, path, body, timeout):
+        await asyncio.sleep(LATENCY)
         assert (method, path) == ("POST", "/apis/coordination.k8s.io/v1/namespaces/n/leases")
         assert body["metadata"]["name"] == "l"
         if self.obj is not None:
@@ -96,6 +100,7 @@ class OneLease:
         return self.obj
 
     async def update_lease(self, lease, timeout):
+        await asyncio.sleep(LATENCY)
         if self.fail:
             raise self.fail
         if self.obj is None:
@@ -108,16 +113,8 @@ class OneLease:
         return self.obj
 
 
-@pytest.fixture
-def fast(monkeypatch):
-    """The same proportions in hundredths of a second."""
-    monkeypatch.setattr(module, "LEASE_SECONDS", 0.24)
-    monkeypatch.setattr(module, "DEADLINE_SECONDS", 0.16)
-    monkeypatch.setattr(module, "RETRY_SECONDS", 0.08)
-
-
 def elector(api, identity):
-    return Elector(api, "n", "l", identity, "d")
+    return Elector(api, "n", "l", Lease(identity, now), "d")
 
 
 def test_a_lease_that_is_not_there_is_made_and_goes_with_the_deployment():
@@ -130,32 +127,33 @@ def test_a_lease_that_is_not_there_is_made_and_goes_with_the_deployment():
         (owner,) = api.obj["metadata"]["ownerReferences"]
         assert owner == {"apiVersion": "apps/v1", "kind": "Deployment", "name": "d", "uid": "of-d"}
 
-    asyncio.run(scene())
+    run_simulated(scene())
 
 
 def test_nobody_takes_a_new_lease_while_a_leader_may_not_know_that_the_old_one_is_gone():
     clock = Clock()
     lease, made = Lease("me", clock), Lease.new("n", "l", None)
-    for clock.now, free in ((0, False), (module.DEADLINE_SECONDS, False), (module.DEADLINE_SECONDS + 0.1, True)):
+    for clock.now, free in ((0, False), (DEADLINE_SECONDS, False), (DEADLINE_SECONDS + 0.1, True)):
         assert lease.may_take(made) is free, clock.now
 
 
-def test_a_lease_that_is_deleted_under_a_leader_ends_its_lead_before_another_begins(fast):
+def test_a_lease_that_is_deleted_under_a_leader_ends_its_lead_before_another_begins():
     async def scene():
         api = OneLease()
         a, b = elector(api, "a"), elector(api, "b")
         await a.acquire()
         keeper = asyncio.create_task(a.keep())
         waiter = asyncio.create_task(b.acquire())
-        await asyncio.sleep(0.02)
+        await asyncio.sleep(2.5 * LEASE_SECONDS)
+        assert a.in_time()
         api.obj = None
         while not waiter.done():
-            await asyncio.sleep(0.01)
+            await asyncio.sleep(LATENCY / 4)
             assert not (a.in_time() and b.leads)
         assert isinstance(keeper.exception(), LostLease)
         assert api.obj["spec"]["holderIdentity"] == "b"
 
-    asyncio.run(scene())
+    run_simulated(scene())
 
 
 def test_without_its_deployment_the_operator_makes_no_lease():
@@ -169,17 +167,17 @@ def test_without_its_deployment_the_operator_makes_no_lease():
         assert not one.reads
         assert api.obj is None
 
-    asyncio.run(scene())
+    run_simulated(scene())
 
 
 def test_an_operator_without_a_deployment_makes_a_lease_that_nobody_owns():
     async def scene():
         api = OneLease()
         api.obj = api.deployment = None
-        assert not await Elector(api, "n", "l", "a")._try()
+        assert not await Elector(api, "n", "l", Lease("a", now))._try()
         assert "ownerReferences" not in api.obj["metadata"]
 
-    asyncio.run(scene())
+    run_simulated(scene())
 
 
 def test_of_two_that_make_the_lease_one_does():
@@ -190,7 +188,7 @@ def test_of_two_that_make_the_lease_one_does():
         await asyncio.gather(a._try(), b._try())
         assert api.obj["spec"]["holderIdentity"] == "unknown"
 
-    asyncio.run(scene())
+    run_simulated(scene())
 
 
 @pytest.mark.parametrize("first", [True, False])
@@ -211,7 +209,7 @@ def test_a_lease_is_given_back_though_the_end_broke_off_a_request_that_was_carri
         api.update_lease = without_an_answer
         request = asyncio.create_task(one.acquire() if first else one._renew())
         while api.writes < (1 if first else 2):
-            await asyncio.sleep(0)
+            await asyncio.sleep(LATENCY)
         request.cancel()
         await asyncio.wait((request,))
         api.update_lease = carried_out
@@ -219,7 +217,7 @@ def test_a_lease_is_given_back_though_the_end_broke_off_a_request_that_was_carri
         await one.release()
         assert api.obj["spec"]["holderIdentity"] == ""
 
-    asyncio.run(scene())
+    run_simulated(scene())
 
 
 def test_a_lease_that_another_has_taken_is_not_given_back():
@@ -231,7 +229,7 @@ def test_a_lease_that_another_has_taken_is_not_given_back():
         await one.release()
         assert api.obj["spec"]["holderIdentity"] == "b"
 
-    asyncio.run(scene())
+    run_simulated(scene())
 
 
 def test_a_standby_knows_whether_it_could_ever_lead():
@@ -244,7 +242,7 @@ def test_a_standby_knows_whether_it_could_ever_lead():
             assert not await one._try()
             assert one.reads == (api.fail is None)
 
-    asyncio.run(scene())
+    run_simulated(scene())
 
 
 def test_a_leader_is_in_time_until_its_deadline():
@@ -252,62 +250,86 @@ def test_a_leader_is_in_time_until_its_deadline():
         one = elector(OneLease(), "a")
         assert not one.in_time()
         await one.acquire()
+        await asyncio.sleep(DEADLINE_SECONDS - 3 * LATENCY)
         assert one.in_time()
-        one._lease.renewed_at -= module.DEADLINE_SECONDS
+        await asyncio.sleep(2 * LATENCY)
         assert not one.in_time()
 
-    asyncio.run(scene())
+    run_simulated(scene())
 
 
-def test_of_two_only_one_leads_and_the_other_follows_a_release_at_once(fast):
+def test_of_two_only_one_leads_and_the_other_follows_a_release_at_once():
     async def scene():
         api = OneLease()
         a, b = elector(api, "a"), elector(api, "b")
         await a.acquire()
         keeper = asyncio.create_task(a.keep())
         waiter = asyncio.create_task(b.acquire())
-        await asyncio.sleep(0.6)  # more than two lease durations
-        assert a.leads
+        await asyncio.sleep(2.5 * LEASE_SECONDS)
+        assert a.in_time()
         assert not b.leads
         keeper.cancel()
         await a.release()
         assert not a.leads
-        await asyncio.wait_for(waiter, 0.2)
+        start = now()
+        await waiter
+        assert now() - start <= RETRY_SECONDS + 3 * LATENCY
         assert b.leads
         assert api.obj["spec"]["holderIdentity"] == "b"
 
-    asyncio.run(scene())
+    run_simulated(scene())
 
 
-def test_a_holder_that_dies_is_followed_after_the_lease_has_run_out(fast):
+def test_a_holder_that_dies_is_followed_after_the_lease_has_run_out():
     async def scene():
         api = OneLease()
         a, b = elector(api, "a"), elector(api, "b")
         await a.acquire()  # and never renews
-        start = asyncio.get_running_loop().time()
+        start = now()
         await b.acquire()
-        assert 0.24 < asyncio.get_running_loop().time() - start < 0.6
+        assert LEASE_SECONDS < now() - start < LEASE_SECONDS + 1
 
-    asyncio.run(scene())
+    run_simulated(scene())
 
 
-def test_a_holder_that_cannot_renew_gives_up_at_the_deadline_before_its_lease_runs_out(fast, monkeypatch):
-    monkeypatch.setattr(module.random, "random", lambda: -0.95)  # the pause between tries, in this test's time
-
+def test_a_holder_that_cannot_renew_gives_up_at_the_deadline_before_its_lease_runs_out():
     async def scene():
         api = OneLease()
         a = elector(api, "a")
         await a.acquire()
-        start = asyncio.get_running_loop().time()
         api.fail = ApiError(0, "Unreachable", "no answer")
         with pytest.raises(LostLease, match="not renewed"):
             await a.keep()
-        assert asyncio.get_running_loop().time() - start < 0.24
+        assert now() == pytest.approx(DEADLINE_SECONDS)  # `acquire` began at 0
 
-    asyncio.run(scene())
+    run_simulated(scene())
 
 
-def test_a_holder_that_finds_another_in_its_lease_gives_up_at_once(fast):
+def test_a_renewal_that_fails_is_tried_again_before_the_deadline():
+    async def scene():
+        api = OneLease()
+        a = elector(api, "a")
+        await a.acquire()
+        succeed, tries = api.update_lease, []
+
+        async def every_other(lease, timeout):
+            tries.append(now())
+            if len(tries) % 2:
+                raise ApiError(500, "InternalError", "etcd")
+            return await succeed(lease, timeout)
+
+        api.update_lease = every_other
+        keeper = asyncio.create_task(a.keep())
+        await asyncio.sleep(20 * LEASE_SECONDS)
+        assert not keeper.done()
+        assert a.in_time()
+        assert len(tries) > 60
+        keeper.cancel()
+
+    run_simulated(scene())
+
+
+def test_a_holder_that_finds_another_in_its_lease_gives_up_at_once():
     async def scene():
         api = OneLease()
         a = elector(api, "a")
@@ -316,10 +338,10 @@ def test_a_holder_that_finds_another_in_its_lease_gives_up_at_once(fast):
         with pytest.raises(LostLease, match="held by b"):
             await a.keep()
 
-    asyncio.run(scene())
+    run_simulated(scene())
 
 
-def test_somebody_elses_label_on_the_lease_ends_nothing(fast):
+def test_somebody_elses_label_on_the_lease_ends_nothing():
     async def scene():
         api = OneLease()
         a = elector(api, "a")
@@ -327,15 +349,17 @@ def test_somebody_elses_label_on_the_lease_ends_nothing(fast):
         labelled = {**api.obj, "metadata": {**api.obj["metadata"], "labels": {"x": "y"}}}
         await api.update_lease(labelled, 1)
         keeper = asyncio.create_task(a.keep())
-        await asyncio.sleep(0.12)
+        await asyncio.sleep(2.5 * LEASE_SECONDS)
         assert not keeper.done()
+        assert a.in_time()
         keeper.cancel()
         assert api.obj["spec"]["holderIdentity"] == "a"
+        assert api.obj["metadata"]["labels"] == {"x": "y"}
 
-    asyncio.run(scene())
+    run_simulated(scene())
 
 
-def test_a_lease_that_is_older_than_it_was_ends_the_lead_though_it_names_us(fast):
+def test_a_lease_that_is_older_than_it_was_ends_the_lead_though_it_names_us():
     """An etcd that was restored from a backup: what is known is of a future that will not come."""
 
     async def scene():
@@ -349,26 +373,26 @@ def test_a_lease_that_is_older_than_it_was_ends_the_lead_though_it_names_us(fast
         with pytest.raises(LostLease, match="restored backup"):
             await a.keep()
 
-    asyncio.run(scene())
+    run_simulated(scene())
 
 
-def test_a_lease_that_cannot_be_made_is_waited_for(fast, caplog):
+def test_a_lease_that_cannot_be_made_is_waited_for(caplog):
     async def scene():
         api = OneLease()
         api.fail = ApiError(404, "NotFound", "leases not found")
         a = elector(api, "a")
         waiter = asyncio.create_task(a.acquire())
-        await asyncio.sleep(0.1)
+        await asyncio.sleep(2.5 * LEASE_SECONDS)
         assert not waiter.done()
         api.fail = None
-        await asyncio.wait_for(waiter, 1)
+        await waiter
         assert a.leads
 
-    asyncio.run(scene())
+    run_simulated(scene())
     assert "cannot read or write the Lease n/l" in caplog.text
 
 
-def test_losing_the_lease_ends_the_process_before_the_work_can_write_again(fast, monkeypatch):
+def test_losing_the_lease_ends_the_process_before_the_work_can_write_again(monkeypatch):
     class Exited(Exception):
         pass
 
@@ -389,10 +413,11 @@ def test_losing_the_lease_ends_the_process_before_the_work_can_write_again(fast,
                 stopped.set()
 
         running = asyncio.create_task(module.lead(a, work))
-        await asyncio.sleep(0.05)
+        await asyncio.sleep(2.5 * LEASE_SECONDS)
+        assert a.in_time()
         await api.update_lease(Lease("b").held(api.obj, NOW), 1)
         with pytest.raises(Exited):
             await running
-        await asyncio.wait_for(stopped.wait(), 1)
+        await stopped.wait()
 
-    asyncio.run(scene())
+    run_simulated(scene())

@@ -138,4 +138,4 @@ def test_parsing_never_crashes(change):
 
 def test_importing_the_api_loads_neither_torch_nor_aiohttp():
     code = "import sys, unmask_operator.api; sys.exit('torch' in sys.modules or 'aiohttp' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", code], timeout=60).returncode == 0
+    assert subprocess.run([sys.executable, "-c", code]).returncode == 0

@@ -42,10 +42,15 @@ def documented(name):
     return next(pair for pair in found if pair[0].get("metadata", {}).get("name") == name)
 
 
+@pytest.fixture(autouse=True)
+def kind(admin):
+    """The API server checks policies against the CRD's schema, and knows it as an owner."""
+    admin.define(crd.crd())
+
+
 @pytest.fixture
 def guarded(admin, namespace):
     """A namespace in which the policy holds; the binding leaves the tests of others alone."""
-    admin.define(crd.crd())
     policy, binding = documented("unmask-no-escape")
     labels = {"kubernetes.io/metadata.name": namespace}
     binding["spec"]["matchResources"]["namespaceSelector"] = {"matchLabels": labels}

@@ -8,11 +8,20 @@ import aiohttp
 import pytest
 from aiohttp import web
 
+from unmask_operator.controller import progress as progress_module
 from unmask_operator.controller.progress import Progress, Said, is_loading, is_news
 from unmask_operator.objects import Key
 from unmask_operator.state.observed import Adapter, Load
 
 DEMO = Key("ns", "demo")
+
+
+@pytest.fixture(autouse=True)
+def patient(monkeypatch):
+    """A pod that answers slowly is not taken for one that does not answer."""
+    monkeypatch.setattr(progress_module, "TIMEOUT_SECONDS", 600.0)
+
+
 STATUS = {"phase": "Running", "podIP": "127.0.0.1", "conditions": [{"type": "Ready", "status": "False"}]}
 LOADING = {"metadata": {"uid": "uid"}, "spec": {"containers": []}, "status": STATUS}
 
@@ -248,15 +257,15 @@ def test_pods_without_adapters_are_asked_nothing_once_they_are_ready():
     assert asked == []
 
 
-@pytest.mark.matrix
-def test_a_thousand_services_at_rest_are_asked_no_more_than_once_a_second():
-    """Their adapters are loaded. No request is the API server's, and few are the pods'."""
+def test_a_service_at_rest_is_asked_no_more_than_once_in_a_thousand_seconds():
+    """Its adapters are loaded. No request is the API server's, and few are the pods'."""
+    services, polls = 50, 2 * 720
     asked, clock = Counter(), [0.0]
 
     async def scene():
         progress = Progress(lambda: pods, lambda _: None, lambda _: WANTED, 1, lambda: clock[0])
-        pods = [(Key("ns", f"s{i}"), {**SERVES, "metadata": {"uid": f"u{i}"}}) for i in range(1000)]
-        for _ in range(2 * 720):
+        pods = [(Key("ns", f"s{i}"), {**SERVES, "metadata": {"uid": f"u{i}"}}) for i in range(services)]
+        for _ in range(polls):
             await progress.poll(None)
             clock[0] += 5
 
@@ -267,5 +276,5 @@ def test_a_thousand_services_at_rest_are_asked_no_more_than_once_a_second():
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("unmask_operator.controller.progress.startup", startup)
         asyncio.run(scene())
-    assert asked[False] == 1000
-    assert 0 < asked[True] / 7200 <= 1
+    assert asked[False] == services
+    assert 0 < asked[True] / services <= 5 * polls / 1000

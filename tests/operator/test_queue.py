@@ -1,9 +1,11 @@
-"""The work queue, under a clock that the test turns."""
+"""The work queue, under a clock that the test advances, and in simulated time."""
 
 import asyncio
 
 import pytest
 
+from tests.operator.simulated_time import run_simulated
+from tests.wait import wait_until_async
 from unmask_operator.controller.queue import WorkQueue
 
 
@@ -147,9 +149,7 @@ def test_runs_that_wait_for_nothing_let_everything_else_go_on_between_them():
         for key in range(1000):
             queue.add(key)
         tasks = [asyncio.create_task(work()) for _ in range(16)] + [asyncio.create_task(everything_else())]
-        async with asyncio.timeout(10):
-            while len(queue):
-                await asyncio.sleep(0)
+        await wait_until_async(lambda: not len(queue), interval=0)
         for task in tasks:
             task.cancel()
 
@@ -182,12 +182,10 @@ def test_workers_on_a_loop_never_run_a_key_twice_at_once_and_miss_nothing():
             queue.add(key)
             if key % 7 == 0:
                 await asyncio.sleep(0)
-        async with asyncio.timeout(5):
-            while len(queue) or running:
-                await asyncio.sleep(0.01)
+        await wait_until_async(lambda: not (len(queue) or running))
         assert set(runs) == set(range(50))
         assert all(runs[key] >= 2 for key in range(0, 50, 5))
         for worker in workers:
             worker.cancel()
 
-    asyncio.run(scene())
+    run_simulated(scene())

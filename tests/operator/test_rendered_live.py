@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from e2e.cluster import ApiError, Kube
+from tests.operator.authorization import restrict
 from tests.operator.samples import SETTINGS, carry_out, child, make, observe, resource
 from tests.operator.snapshot import examples
 from tools import crd
@@ -132,8 +133,7 @@ def test_a_rollout_restart_is_no_drift(admin: Kube, namespace: str, crds: None) 
 
 
 def test_a_namespace_of_restricted_pods_takes_the_engines(admin: Kube, namespace: str, crds: None) -> None:
-    level = {"metadata": {"labels": {"pod-security.kubernetes.io/enforce": "restricted"}}}
-    admin.patch({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": namespace}}, level)
+    restrict(admin, namespace)
     service = created(admin, namespace, resource(model={"uri": "pvc://models/a"}, gpu={}))
     plan = make(observe(service, apis=frozenset()))
     written(admin, plan)

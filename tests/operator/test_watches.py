@@ -1,12 +1,15 @@
-"""Each kind is listed and followed: against an API server that answers from a script, and, for the pauses, none."""
+"""Each kind is listed and followed: against an API server that answers from a script, and in simulated time."""
 
 import asyncio
+import itertools
 import json
 import random
 
 import pytest
 from aiohttp import web
 
+from tests.operator.simulated_time import now, run_simulated
+from tests.wait import TIMEOUT, wait_until_async
 from unmask_operator.client.client import Client
 from unmask_operator.client.errors import ApiError
 from unmask_operator.client.kinds import CHILDREN, POD_MONITORS, PODS, SERVICES, kind_of
@@ -16,6 +19,7 @@ from unmask_operator.controller import watches
 from unmask_operator.controller.watches import (
     DISCOVERY_SECONDS,
     KINDS,
+    LONGEST_PAUSE_SECONDS,
     NEEDED,
     SETTLE_READY_SECONDS,
     SETTLE_SECONDS,
@@ -104,21 +108,15 @@ class Scripted:
         return response
 
 
-async def comes_true(said):
-    async with asyncio.timeout(20):
-        while not said():
-            await asyncio.sleep(0.01)
-
-
 def events(stream):
     """How many of a stream's lines a client takes for events that are no errors."""
     whole = b"".join(chunk for chunk in stream if chunk) if isinstance(stream, list) else b""
     return sum(line.startswith(b'{"type": ') and b'"ERROR"' not in line for line in whole.split(b"\n")[:-1])
 
 
-def follow(lists, streams, kind=PODS, silence=30.0):
+def follow(lists, streams, kind=PODS, silences=()):
     """One watch against a scripted server, until the server has nothing more to tell. Returns the server, the store,
-    and what was news."""
+    and what was news. Of the first streams `silences` are the limits; the others have one that is never reached."""
     random.seed(1)
 
     async def scene():
@@ -131,39 +129,37 @@ def follow(lists, streams, kind=PODS, silence=30.0):
         tokens = iter(["t1", *["t2"] * 99])
         client = Client(lambda: Login(f"http://127.0.0.1:{runner.addresses[0][1]}", next(tokens)))
         told, heard, whole = sum(map(events, streams)), [], client.watch
+        limits = itertools.chain(silences, itertools.repeat(10 * TIMEOUT))
 
         def watch(*asked):
             def take(change, obj):
                 heard.append(change)
                 asked[-1](change, obj)
 
-            return whole(*asked[:-1], take, silence=silence)
+            return whole(*asked[:-1], take, silence=next(limits))
 
         client.watch = watch
         every = Watches(client, store, lambda key, seconds: news.append(key), Settings(), Metrics(store, lambda: 0))
         (one,) = (watch for watch in every._watches if watch.kind is kind)
         task = asyncio.create_task(one.run())
         waiting = asyncio.create_task(server.idle.wait())
-        await asyncio.wait((task, waiting), timeout=20, return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait((task, waiting), timeout=TIMEOUT, return_when=asyncio.FIRST_COMPLETED)
         if task.done():
             task.result()
         assert server.idle.is_set()
-        await comes_true(lambda: len(heard) >= told)  # what was sent may not have been read yet
+        await wait_until_async(lambda: len(heard) >= told)  # what was sent may not have been read yet
         task.cancel()
         await client.close()
         await runner.cleanup()
         return server, store, news
 
-    return asyncio.run(scene())
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(watches, "LONGEST_PAUSE_SECONDS", 0.05)
+        return asyncio.run(scene())
 
 
 def pods(store):
     return {pod["metadata"]["name"]: int(pod["metadata"]["resourceVersion"]) for pod in store.pods(KEY)}
-
-
-@pytest.fixture(autouse=True)
-def short_pauses(monkeypatch):
-    monkeypatch.setattr(watches, "LONGEST_PAUSE_SECONDS", 0.05)
 
 
 def test_a_list_is_followed_from_its_version_and_events_change_what_is_known():
@@ -227,10 +223,10 @@ def test_an_etcd_of_older_versions_is_followed_from_where_it_is():
 
 
 def test_a_stream_that_says_nothing_for_too_long_is_dead_and_the_kind_is_listed_anew(caplog):
-    server, store, _ = follow([(7, {"a": 3}), (9, {})], [[None], [bookmark(10), None]], silence=0.3)
-    assert server.asked[:4] == ["list", 7, "list", 9]
+    server, store, _ = follow([(7, {"a": 3}), (9, {})], [[None], [bookmark(10), None]], silences=[1.0])
+    assert server.asked == ["list", 7, "list", 9]
     assert pods(store) == {}
-    assert "cannot watch pods: GET /api/v1/pods: not even a bookmark for 0.3 s" in caplog.text
+    assert "cannot watch pods: GET /api/v1/pods: not even a bookmark for 1 s" in caplog.text
 
 
 def test_a_line_that_is_no_event_is_no_reason_to_end(caplog):
@@ -283,13 +279,13 @@ def run(client, lists, store=None, namespaces=()):
         settings = Settings(watch_namespaces=namespaces)
         every = Watches(client, store, lambda key, wait: news.append(key), settings, metrics)
         task = asyncio.create_task(every.run())
-        await comes_true(lambda: len(set(client.listed)) >= lists and not client.at_once)
-        await asyncio.sleep(0.05)  # what must not happen would
+        await wait_until_async(lambda: len(set(client.listed)) >= lists and not client.at_once)
+        await asyncio.sleep(3 * LONGEST_PAUSE_SECONDS)  # what must not happen would
         assert not task.done()
         task.cancel()
         return every
 
-    return asyncio.run(scene()), metrics, news
+    return run_simulated(scene()), metrics, news
 
 
 def test_few_kinds_are_listed_at_once():
@@ -325,58 +321,45 @@ def test_nothing_is_known_before_every_kind_was_asked_for():
     assert not every.known.is_set()
 
 
-def test_what_fails_is_tried_again_after_growing_pauses_without_an_end(monkeypatch):
-    client, pauses = Fallible({PODS}), []
-    monkeypatch.setattr(watches, "LONGEST_PAUSE_SECONDS", 30.0)
-    store = Store()
+def test_what_fails_is_tried_again_after_growing_pauses_without_an_end():
+    tries, store = [], Store()
 
-    async def sleep(seconds):
-        pauses.append(round(seconds))
-        if len(pauses) == 1100:
-            raise asyncio.CancelledError
+    class Client:
+        async def list(self, *asked, **how):
+            tries.append(now())
+            if len(tries) > 1100:
+                raise asyncio.CancelledError
+            raise ApiError(500, "InternalError", "no")
 
     async def scene():
-        every = Watches(client, store, lambda key, wait: None, Settings(), Metrics(store, lambda: 0))
+        every = Watches(Client(), store, lambda key, wait: None, Settings(), Metrics(store, lambda: 0))
         (one,) = (watch for watch in every._watches if watch.kind is PODS)
-        monkeypatch.setattr(client, "list", fails)
-        monkeypatch.setattr(watches.asyncio, "sleep", sleep)
-        monkeypatch.setattr(asyncio.get_running_loop(), "time", lambda: 0.0)
         await one.run()
 
-    async def fails(*asked, **how):
-        raise ApiError(500, "InternalError", "no")
-
     with pytest.raises(asyncio.CancelledError):
-        asyncio.run(scene())
-    assert pauses == [1, 2, 4, 8, 16] + [30] * 1095
+        run_simulated(scene())
+    pauses = [round(later - earlier) for earlier, later in itertools.pairwise(tries)]
+    assert pauses == [1, 2, 4, 8, 16] + [LONGEST_PAUSE_SECONDS] * 1095
 
 
 @pytest.mark.parametrize("waits", [True, False])
-def test_a_kind_that_is_missing_is_looked_for_soon_where_a_resource_waits_and_else_seldom(monkeypatch, waits):
-    client, store, slept = Fallible(missing={POD_MONITORS}), Store(), []
+def test_a_kind_that_is_missing_is_looked_for_soon_where_a_resource_waits_and_else_seldom(waits):
+    client, store = Fallible(missing={POD_MONITORS}), Store()
     conditions = [{"type": "UpToDate", "status": "False", "reason": MISSING_CRD}] if waits else []
     store.put(SERVICES, obj(3, "demo", status={"conditions": conditions}))
 
     async def scene():
         every = Watches(client, store, lambda key, wait: None, Settings(), Metrics(store, lambda: 0))
         (one,) = (watch for watch in every._watches if watch.kind is POD_MONITORS)
-        monkeypatch.setattr(watches.asyncio, "sleep", sleep)
         await one._once()
-        return every
+        return every, now()
 
-    async def sleep(seconds, whole=asyncio.sleep):
-        if seconds == DISCOVERY_SECONDS:
-            slept.append(seconds)
-        await whole(0)
-
-    every = asyncio.run(scene())
-    assert len(slept) == (1 if waits else UNASKED_LOOKS)
+    every, passed = run_simulated(scene())
+    assert passed == pytest.approx(DISCOVERY_SECONDS * (1 if waits else UNASKED_LOOKS), abs=0.1)
     assert every.apis == frozenset()
 
 
-def test_a_kind_that_comes_is_watched_and_one_that_goes_is_forgotten(monkeypatch):
-    monkeypatch.setattr(watches, "DISCOVERY_SECONDS", 0.01)
-    monkeypatch.setattr(watches, "UNASKED_LOOKS", 1)
+def test_a_kind_that_comes_is_watched_and_one_that_goes_is_forgotten():
     service, monitor = obj(3, "demo"), obj(9, "monitor")
     watching, store, seen = [], Store(), []
 
@@ -400,12 +383,12 @@ def test_a_kind_that_comes_is_watched_and_one_that_goes_is_forgotten(monkeypatch
         store.put(SERVICES, service)
         (one,) = (watch for watch in every._watches if watch.kind is POD_MONITORS)
         task = asyncio.create_task(one.run())
-        await comes_true(lambda: Client.made >= 3)
-        await asyncio.sleep(0.05)
+        await wait_until_async(lambda: Client.made >= 3, interval=1.0)
+        await asyncio.sleep(DISCOVERY_SECONDS)
         task.cancel()
 
     every, news = None, []
-    asyncio.run(scene())
+    run_simulated(scene())
     assert watching == [9]
     assert seen == [(frozenset({POD_MONITORS.api}), 1)]
     assert every.apis == frozenset()

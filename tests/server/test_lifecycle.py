@@ -14,6 +14,7 @@ from pathlib import Path
 import httpx
 import pytest
 
+from tests.matrix import marked
 from tests.server.checkpoint import CONFIG, make_weights
 from tests.server.harness import FAKE, REAL, ROOT, ServerProcess, has_ended, serving, unused_ports
 from tests.server.test_supervision import start
@@ -197,8 +198,7 @@ def _lose(place: Path, name: str) -> None:
     save_file(tensors, place / "model.safetensors")
 
 
-@pytest.mark.quick_cases(2)
-@pytest.mark.parametrize("case", BROKEN)
+@pytest.mark.parametrize("case", marked(BROKEN, quick=["no weights", "missing tensor"]))
 def test_a_broken_checkpoint_ends_start_up_with_one_sentence(checkpoint: Path, tmp_path: Path, case: str) -> None:
     place = tmp_path / "broken"
     shutil.copytree(checkpoint, place)

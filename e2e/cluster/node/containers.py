@@ -6,11 +6,12 @@ import contextlib
 import os
 import shutil
 import subprocess
-import time
+from functools import partial
 from pathlib import Path
 
 from e2e.cluster.node.network import PODS, Network
 from e2e.cluster.process import Daemon, spawn, wait_for
+from tests.wait import wait_until
 
 PAUSE = "localhost/unmask-e2e/pod:1"  # its first mode of life is to wait
 _REPLACED = "localhost/unmask-e2e/replaced:1"
@@ -60,7 +61,7 @@ class Containers:
         config = self._directory / "containerd.toml"
         config.write_text(_CONFIG.format(store=self._store, state=self.state, socket=self.socket, pause=PAUSE, cni=cni))
         self.daemon = spawn("containerd", [*network.enter, "containerd", "--config", config], logs, tied=False)
-        wait_for("containerd", lambda: self._ctr("version").returncode == 0, [self.daemon], timeout=60)
+        wait_for("containerd", lambda: self._ctr("version").returncode == 0, [self.daemon])
         self.remove_containers()  # of a cluster that used this store and was killed
         return self.daemon
 
@@ -95,10 +96,13 @@ class Containers:
         if running := self._ctr("tasks", "list", "--quiet").stdout.split():
             for task in running:
                 self._ctr("tasks", "kill", "--signal", "SIGKILL", "--all", task)
-            deadline = time.monotonic() + 10
-            while running and time.monotonic() < deadline:
-                self._ctr("tasks", "delete", "--force", *running)
-                running = self._ctr("tasks", "list", "--quiet").stdout.split()
+
+            def gone() -> bool:
+                self._ctr("tasks", "delete", "--force", *self._ctr("tasks", "list", "--quiet").stdout.split())
+                return not self._ctr("tasks", "list", "--quiet").stdout.split()
+
+            with contextlib.suppress(TimeoutError):
+                wait_until(gone, "the containers' end")
         if containers := self._ctr("containers", "list", "--quiet").stdout.split():
             self._ctr("containers", "delete", *containers)
 
@@ -121,14 +125,17 @@ def remove_cgroups(name: str) -> None:
             for pid in _processes(Path(folder)):
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, 9)
-            for _ in range(50):
-                with contextlib.suppress(FileNotFoundError):
-                    try:
-                        os.rmdir(folder)
-                    except OSError:  # its processes are still on their way out
-                        time.sleep(0.02)
-                        continue
-                break
+            with contextlib.suppress(TimeoutError):  # its processes may still be on their way out
+                wait_until(partial(_is_removed, folder), f"the end of {folder}", timeout=10)
+
+
+def _is_removed(folder: str) -> bool:
+    """Removes a folder unless something is in it; True when it is gone."""
+    try:
+        os.rmdir(folder)
+    except OSError:
+        return not Path(folder).exists()
+    return True
 
 
 def _processes(folder: Path) -> list[int]:

@@ -22,7 +22,7 @@ def pretend_gpus(kube: Kube, count: int) -> Iterator[None]:
         return bool(now["status"]["allocatable"].get("nvidia.com/gpu") == str(count))
 
     try:
-        kube.wait(f"{count} GPUs on a node", counted, timeout=60)  # the kubelet copies capacity to allocatable
+        kube.wait(f"{count} GPUs on a node", counted)  # the kubelet copies capacity to allocatable
         yield
     finally:
         for where in ("capacity", "allocatable"):

@@ -55,7 +55,7 @@ class Node:
         kubelet.start_proxy(plane, self.network, node)
         kube = Kube(plane.admin)
         start_dns(plane, self.network, kube)
-        wait_for("the node", lambda: _ready(kube, node), plane.daemons, timeout=120)
+        wait_for("the node", lambda: _ready(kube, node), plane.daemons)
         kube.close()
         return plane.admin
 

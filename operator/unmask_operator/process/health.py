@@ -1,6 +1,5 @@
 """``/healthz``, ``/readyz`` and ``/metrics`` on the operator's port."""
 
-import time
 from collections.abc import Callable
 
 from aiohttp import web
@@ -10,14 +9,13 @@ from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
 API_SILENCE_SECONDS = 20.0  # both the leader and a standby ask the API server every 4 seconds
 
 
-def application(
-    registry: CollectorRegistry, last_answer: Callable[[], float], up: Callable[[], bool]
-) -> web.Application:
+def application(registry: CollectorRegistry, silence: Callable[[], float], up: Callable[[], bool]) -> web.Application:
     """The probes' server.
 
     `/healthz` needs nothing but the event loop: a loop that is stuck does not answer, and anything else is no reason
     to restart. `/readyz` is 200 once everything runs and while the API server answers, leader or not.
-    `last_answer` is in monotonic seconds; `up`: a standby can read the Lease, or a leader has listed and watches all.
+    `silence`: seconds since the API server last answered. `up`: a standby can read the Lease, or a leader has listed
+    and watches all.
     """
 
     async def healthz(_: web.Request) -> web.Response:
@@ -26,9 +24,8 @@ def application(
     async def readyz(_: web.Request) -> web.Response:
         if not up():
             return web.Response(status=503, text="starting\n")
-        silence = time.monotonic() - last_answer()
-        if silence > API_SILENCE_SECONDS:
-            return web.Response(status=503, text=f"the API server has not answered for {silence:.0f} s\n")
+        if (seconds := silence()) > API_SILENCE_SECONDS:
+            return web.Response(status=503, text=f"the API server has not answered for {seconds:.0f} s\n")
         return web.Response(text="ok\n")
 
     async def metrics(_: web.Request) -> web.Response:

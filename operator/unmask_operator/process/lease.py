@@ -35,7 +35,7 @@ class Lease:
 
     def __init__(self, identity: str, clock: Callable[[], float] = time.monotonic) -> None:
         self.identity = identity
-        self._clock = clock
+        self.clock = clock
         self._seen: tuple[str, str] | None = None  # holder and renewTime last seen
         self._seen_at = 0.0
         self._runs_out = 0.0
@@ -48,13 +48,13 @@ class Lease:
         if holder in ("", self.identity):
             return True
         if self._seen != (holder, renewed):
-            self._seen, self._seen_at = (holder, renewed), self._clock()
+            self._seen, self._seen_at = (holder, renewed), self.clock()
         self._runs_out = self._seen_at + float(spec.get("leaseDurationSeconds") or LEASE_SECONDS)
-        return self._clock() > self._runs_out
+        return self.clock() > self._runs_out
 
     def pause(self) -> float:
         """Seconds until another's Lease is worth a look: the usual pause, or less when it runs out before."""
-        left = self._runs_out - self._clock()
+        left = self._runs_out - self.clock()
         return min(RETRY_SECONDS, left + RETRY_SECONDS / 40) if left > 0 else RETRY_SECONDS
 
     def held(self, lease: Obj, now: datetime) -> Obj:
@@ -86,7 +86,7 @@ class Lease:
     def seconds_left(self) -> float:
         """Until the renew deadline."""
         assert self.renewed_at is not None
-        return self.renewed_at + DEADLINE_SECONDS - self._clock()
+        return self.renewed_at + DEADLINE_SECONDS - self.clock()
 
 
 class Elector:
@@ -96,11 +96,11 @@ class Elector:
     Deployment is gone has nobody to name, or names what is not there and is collected. "": no owner.
     """
 
-    def __init__(self, client: Client, namespace: str, name: str, identity: str, deployment: str = "") -> None:
+    def __init__(self, client: Client, namespace: str, name: str, lease: Lease, deployment: str = "") -> None:
         self._client = client
         self._deployment = deployment
         self._where = (namespace, name)
-        self._lease = Lease(identity)
+        self._lease = lease
         self._read: Obj | None = None
         self._asked_for = False  # a request that takes the Lease has been begun; whether it was answered or not
         self.reads = False  # the last look at the Lease succeeded: login, rights and API server are in order
@@ -120,10 +120,11 @@ class Elector:
         log.info("leading")
 
     async def keep(self) -> NoReturn:
-        """Renew until that fails for the deadline: then LostLease."""
+        """Renew until that fails for the deadline: then LostLease. A renewal that fails is soon tried again."""
+        pause = RETRY_SECONDS
         while True:
-            await asyncio.sleep(min(RETRY_SECONDS, max(0.0, self._lease.seconds_left())))
-            await self._renew()
+            await asyncio.sleep(min(pause, max(0.0, self._lease.seconds_left())))
+            pause = RETRY_SECONDS if await self._renew() else 1.0 + random.random()
 
     async def release(self) -> None:
         """Give the Lease back, if it is held. A failure is no harm: it runs out."""
@@ -142,7 +143,7 @@ class Elector:
             await self._client.update_lease(Lease.released(lease), timeout=RELEASE_SECONDS)
 
     async def _try(self) -> bool:
-        start, lease = time.monotonic(), None
+        start, lease = self._lease.clock(), None
         try:
             lease = await self._find()
             self.reads = True
@@ -173,23 +174,25 @@ class Elector:
         made = Lease.new(namespace, name, owner)
         return await self._client.request("POST", LEASES.path(namespace), body=made, timeout=RETRY_SECONDS)
 
-    async def _renew(self) -> None:
+    async def _renew(self) -> bool:
+        """Returns whether the Lease was renewed."""
         assert self._read is not None
-        start = time.monotonic()
+        start = self._lease.clock()
         left = self._lease.seconds_left()
         if left <= 0:
             raise LostLease(f"the Lease was not renewed for {DEADLINE_SECONDS:g} seconds")
         try:
             mine = self._lease.held(self._read, datetime.now(UTC))
             self._read = await asyncio.wait_for(self._client.update_lease(mine, timeout=left), left)
-            self._lease.renewed_at = start
         except TimeoutError:
             raise LostLease(f"the Lease was not renewed for {DEADLINE_SECONDS:g} seconds") from None
         except ApiError as error:
             if error.conflict:
                 await self._read_again()
             log.warning("renewing the Lease: %s", error)
-            await asyncio.sleep(min(1.0 + random.random(), max(0.0, self._lease.seconds_left())))
+            return False
+        self._lease.renewed_at = start
+        return True
 
     async def _read_again(self) -> None:
         """Somebody wrote the Lease: another holder ends our lead, and so does an older Lease: etcd was restored from a

@@ -22,7 +22,6 @@ def first_pod(kube: Kube, resource: Obj) -> Obj:
     found = kube.wait(
         "a pod",
         lambda: kube.list("v1", "Pod", meta["namespace"], labelSelector=f"{SERVICE_LABEL}={meta['name']}"),
-        timeout=120,  # controllers that have just started, on a busy machine
     )
     return found[0]
 
@@ -81,7 +80,7 @@ def engine(pages: Mapping[str, Callable[[], str]]) -> Iterator[str]:
     try:
         yield address
     finally:
-        asyncio.run_coroutine_threadsafe(runner.cleanup(), loop).result(10)
+        asyncio.run_coroutine_threadsafe(runner.cleanup(), loop).result()
         loop.call_soon_threadsafe(loop.stop)
         thread.join()
         loop.close()

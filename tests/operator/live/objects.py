@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Iterator
 from typing import Any
 
@@ -36,15 +37,42 @@ def condition(kube: Kube, resource: Obj, kind: str) -> Obj:
     return found[0] if current else {}
 
 
-def wait_condition(kube: Kube, resource: Obj, kind: str, status: str, reason: str = "", timeout: float = 30.0) -> Obj:
+def wait_condition(kube: Kube, resource: Obj, kind: str, status: str, reason: str = "", says: str = "") -> Obj:
+    """Waits for a condition with this status and, if not empty, this reason and these words of the message."""
+
     def there() -> Obj | None:
         seen = condition(kube, resource, kind)
-        return seen if seen.get("status") == status and reason in ("", seen.get("reason")) else None
+        right = seen.get("status") == status and reason in ("", seen.get("reason"))
+        return seen if right and says in seen["message"] else None
 
     try:
-        return kube.wait(f"{kind}={status}/{reason}", there, timeout=timeout)
+        return kube.wait(f"{kind}={status}/{reason}", there)
     except TimeoutError as error:
         raise AssertionError(f"{error}; it is {condition(kube, resource, kind)}") from None
+
+
+def wait_all_true(kube: Kube, resource: Obj) -> None:
+    """Waits until every condition of the resource is True."""
+
+    def all_true() -> bool:
+        found = read(kube, resource).get("status", {}).get("conditions", ())
+        return bool(found) and all(c["status"] == "True" for c in found)
+
+    kube.wait("every condition is True", all_true)
+
+
+def wait_settled(kube: Kube, namespace: str, name: str = "") -> None:
+    """Waits until the operator has reconciled what changed before this call.
+
+    What it waits for comes after that: the operator creates the deleted Service of another resource again. The queue
+    gives that reconcile the delay of every change to a child, and older entries precede it.
+    """
+    sentinel = kube.create(demo(namespace, name or f"sentinel-{secrets.token_hex(4)}"))
+    wait_condition(kube, sentinel, "Accepted", "True")
+    service = ("v1", "Service", sentinel["metadata"]["name"], namespace)
+    kube.delete(kube.get(*service))
+    kube.wait("the sentinel's Service is created again", lambda: kube.find(*service))
+    kube.delete(sentinel)
 
 
 def children(kube: Kube, resource: Obj) -> dict[tuple[str, str], Obj]:

@@ -7,7 +7,6 @@ import signal
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Collection, Iterable, Iterator
 from pathlib import Path
 
@@ -16,6 +15,8 @@ import yaml
 
 from e2e.cluster import ApiError, ApiServer, Kube
 from e2e.cluster.process import free_ports
+from tests.operator.authorization import wait_allowed
+from tests.wait import TIMEOUT, wait_until
 from tests.written import written
 from tools.permissions import NODE_RULE, RULES, Rule
 from unmask_operator.objects import API_VERSION, KIND
@@ -40,6 +41,7 @@ def install(api: ApiServer, kube: Kube, own: str, watched: Collection[str]) -> N
     metadata = {"name": ACCOUNT, "namespace": own}
     kube.apply({"apiVersion": "apps/v1", "kind": "Deployment", "metadata": metadata, "spec": spec})
     reset_lease(kube, own)
+    wait_granted(kube, own, watched)
     wait_owners(api, own, next(iter(watched), own))
 
 
@@ -73,6 +75,16 @@ def reset_lease(kube: Kube, own: str) -> None:
     kube.patch(lease, {"spec": {"holderIdentity": ""}})
 
 
+def wait_granted(kube: Kube, own: str, watched: Collection[str]) -> None:
+    """Until the API server's authorizer, which learns of roles and bindings by watches, allows what `grant` granted."""
+    user = f"system:serviceaccount:{own}:{ACCOUNT}"
+    first = {scope: next(r for r in RULES if r.scope == scope) for scope in ("watched", "own")}
+    asked = [(NODE_RULE, ""), (first["own"], own), *((first["watched"], namespace) for namespace in watched or [""])]
+    for rule, namespace in asked:
+        verb = sorted(rule.verbs)[0]
+        wait_allowed(kube, user, verb, group=rule.group, resource=rule.resource, namespace=namespace)
+
+
 def wait_owners(api: ApiServer, own: str, namespace: str) -> None:
     """Until the API server, which looks for new kinds every 30 s, has the CRD's objects own others: whoever may not
     finalize everything is refused until then."""
@@ -91,7 +103,7 @@ def wait_owners(api: ApiServer, own: str, namespace: str) -> None:
         return True
 
     try:
-        operator.wait(f"{KIND} may own", known, timeout=90)
+        operator.wait(f"{KIND} may own", known)
     finally:
         operator.close()
 
@@ -103,6 +115,8 @@ class OperatorProcess:
         server: of the API server to talk to; "" is the server's own address, else a proxy's.
         selector: of the resources' labels.
         watched: namespaces; empty is the whole cluster.
+        own_limits: The program as it is installed. Otherwise it is `operator_main`: no stall of the machine costs it
+            the Lease, and only `advance_clock` lets a Lease run out.
     """
 
     def __init__(
@@ -113,7 +127,13 @@ class OperatorProcess:
         server: str = "",
         name: str = "a",
         selector: str = "",
+        own_limits: bool = False,
     ) -> None:
+        self._clock = api.directory / f"{own}.clock"
+        if not self._clock.exists():
+            self._clock.write_text("0")
+        launcher = ["tests.operator.live.operator_main", str(self._clock)]
+        self._command = [sys.executable, "-m", *(["unmask_operator"] if own_limits else launcher)]
         self.kubeconfig = api.service_account_kubeconfig(own, ACCOUNT, server=server)
         (self.port,) = free_ports(1)
         prefix = "UNMASK_OPERATOR_"
@@ -135,7 +155,11 @@ class OperatorProcess:
         self.process: subprocess.Popen[bytes] | None = None
 
     def __enter__(self) -> OperatorProcess:
-        self.start()
+        try:
+            self.start()
+        except BaseException:
+            self.kill()
+            raise
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
@@ -153,51 +177,69 @@ class OperatorProcess:
         return self.process is not None and self.process.poll() is None
 
     def start(self, wait: bool = True) -> None:
-        command = [sys.executable, "-m", "unmask_operator"]
-        self.process = subprocess.Popen(command, env=self._environment, stderr=self._log, stdout=self._log, cwd=ROOT)
+        self.process = subprocess.Popen(
+            self._command, env=self._environment, stderr=self._log, stdout=self._log, cwd=ROOT
+        )
         if wait:
             self.wait_ready()
 
-    def wait_ready(self, timeout: float = 60.0) -> None:
-        deadline = time.monotonic() + timeout
-        while self.status("/readyz") != 200:
-            assert self.process is not None
-            assert self.process.poll() is None, f"the operator ended:\n{self.log()}"
-            assert time.monotonic() < deadline, f"the operator is not ready:\n{self.log()}"
-            time.sleep(0.05)
+    def wait_ready(self) -> None:
+        def ready() -> bool:
+            assert self.alive(), f"the operator ended:\n{self.log()}"
+            return self.status("/readyz") == 200
+
+        try:
+            wait_until(ready, "the operator is ready")
+        except TimeoutError as error:
+            raise AssertionError(f"{error}\n{self.log()}") from None
+
+    def advance_clock(self, seconds: float) -> None:
+        """Lets time pass for the Leases of all operators of the same namespace. A leader that runs loses its Lease."""
+        later = self._clock.with_suffix(".later")
+        later.write_text(str(float(self._clock.read_text()) + seconds))
+        later.rename(self._clock)
 
     def status(self, path: str) -> int:
         try:
-            return httpx.get(f"http://127.0.0.1:{self.port}{path}", timeout=5, trust_env=False).status_code
+            return httpx.get(f"http://127.0.0.1:{self.port}{path}", timeout=TIMEOUT, trust_env=False).status_code
         except httpx.HTTPError:
             return 0
 
     def metric(self, line: str) -> float:
         """The value of a metric's line; 0.0 where there is none."""
-        text = httpx.get(f"http://127.0.0.1:{self.port}/metrics", timeout=5, trust_env=False).text
+        text = httpx.get(f"http://127.0.0.1:{self.port}/metrics", timeout=TIMEOUT, trust_env=False).text
         return next((float(row.split()[-1]) for row in text.splitlines() if row.startswith(line + " ")), 0.0)
+
+    def wait(self) -> int:
+        """The exit status, once the process has ended by itself."""
+        assert self.process is not None
+        return self.process.wait(TIMEOUT)
 
     def kill(self) -> None:
         """SIGKILL; it may have ended already."""
         if self.process is not None:
             self.process.kill()
-            self.process.wait(10)
+            self.process.wait()
 
     def terminate(self) -> int:
         """SIGTERM; returns the exit status."""
         assert self.process is not None
         self.process.send_signal(signal.SIGTERM)
-        return self.process.wait(20)
+        return self.wait()
 
     def log(self) -> str:
         return written(self._log)
 
 
 def cluster_wide(api_server: ApiServer, admin: Kube) -> Iterator[OperatorProcess]:
-    """An installed operator of the whole cluster: what a fixture yields from."""
+    """An installed operator of the whole cluster: what a fixture yields from. It must be well in the end."""
     name = "unmask-system"
     if admin.find("v1", "Namespace", name) is None:
         admin.create({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name}})
     install(api_server, admin, name, [])
     with OperatorProcess(api_server, name) as process:
         yield process
+        process.wait_ready()
+        assert process.status("/healthz") == 200
+        assert process.metric("unmask_operator_leader") == 1
+        assert "Traceback" not in process.log()

@@ -9,7 +9,6 @@ from tests.operator.live.objects import demo, wait_condition
 from tests.operator.live.process import OperatorProcess
 from tests.operator.live.test_permissions import POD_MONITOR_CRD
 from unmask_operator.client.kinds import POD_MONITORS
-from unmask_operator.controller.watches import DISCOVERY_SECONDS
 
 pytestmark = pytest.mark.cluster
 
@@ -33,10 +32,10 @@ def test_a_missing_crd_is_named_and_its_installation_noticed(
     assert "podmonitors.monitoring.coreos.com" in told["message"]
     for _ in range(2):
         admin.define(POD_MONITOR_CRD)
-        wait_condition(admin, resource, "UpToDate", "True", timeout=DISCOVERY_SECONDS + 30)
+        wait_condition(admin, resource, "UpToDate", "True")
         monitor = admin.get(*MONITOR, namespace)
         assert monitor["spec"]["selector"] == {"matchLabels": {"serving.unmask.dev/service": "late"}}
         admin.delete(monitor)
-        admin.wait("another one, which a watch alone asks for", lambda: admin.find(*MONITOR, namespace), timeout=30)
-        admin.delete(POD_MONITOR_CRD)
-        wait_condition(admin, resource, "UpToDate", "False", timeout=60)
+        admin.wait("another one, which a watch alone asks for", lambda: admin.find(*MONITOR, namespace))
+        admin.undefine(POD_MONITOR_CRD)
+        wait_condition(admin, resource, "UpToDate", "False")

@@ -5,13 +5,12 @@ from __future__ import annotations
 import pytest
 
 from e2e.cluster import ApiServer, Kube
-from e2e.cluster.kube import ApiError
 from tests.operator.live.objects import demo, wait_condition
-from tests.operator.live.process import ACCOUNT, OperatorProcess, install
+from tests.operator.live.process import ACCOUNT, OperatorProcess, install, reset_lease
 from tools.permissions import RULES
 from unmask_operator.client.kinds import CHILDREN, ApiKind, kind_of
 from unmask_operator.controller.lists import LIST
-from unmask_operator.objects import API_VERSION, KIND, SERVICE_LABEL
+from unmask_operator.objects import SERVICE_LABEL
 
 pytestmark = pytest.mark.cluster
 
@@ -67,8 +66,9 @@ def test_the_rights_asked_for_are_the_rights_granted(api_server: ApiServer, admi
     lease = {"apiVersion": "coordination.k8s.io/v1", "kind": "Lease"}
     admin.delete({**lease, "metadata": {"name": "unmask-operator", "namespace": namespace}})
     account = f"system:serviceaccount:{namespace}:{ACCOUNT}"
-    owners_are_known(api_server.admin(user=account), namespace)
     with OperatorProcess(api_server, namespace, [namespace]) as operator:
+        admin.wait("the Lease is made", lambda: admin.find(lease["apiVersion"], lease["kind"], ACCOUNT, namespace))
+        reset_lease(admin, namespace)  # a new one is not free at once
         one_of_each_kind(admin, namespace)
         a_pod_without_a_word(admin, namespace)
         a_pod_that_follows_a_list(admin, namespace)
@@ -84,24 +84,6 @@ def test_the_rights_asked_for_are_the_rights_granted(api_server: ApiServer, admi
     # The admission plugin asks for `update` of finalizers in the operator's name when a child names its owner.
     unused = granted - asked - {"serving.unmask.dev/diffusionlmservices/finalizers update"}
     assert unused == set()
-
-
-def owners_are_known(operator: Kube, namespace: str) -> None:
-    """Wait until a resource can own: admission learns of new kinds every ten seconds, and refuses owners of others."""
-    owner = {"apiVersion": API_VERSION, "kind": KIND, "name": "none", "uid": "none", "blockOwnerDeletion": True}
-    meta = {"name": "owned", "namespace": namespace, "ownerReferences": [owner]}
-    owned = {"apiVersion": "v1", "kind": "ServiceAccount", "metadata": meta}
-
-    def allowed() -> bool:
-        try:
-            operator.create(owned, dryRun="All")
-        except ApiError as error:
-            if error.status == 403:
-                return False
-            raise
-        return True
-
-    operator.wait("the kind may own objects", allowed)
 
 
 def one_of_each_kind(admin: Kube, namespace: str) -> None:

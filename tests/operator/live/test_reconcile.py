@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import threading
-import time
-from datetime import datetime
 from itertools import pairwise
 from pathlib import Path
-from statistics import median
 
 import pytest
 import yaml
 
 from e2e.cluster import ApiError, Kube
-from tests.operator.live.objects import children, demo, read, wait_condition
-from tests.operator.live.process import ROOT, OperatorProcess
+from tests.operator.live.objects import children, demo, read, wait_condition, wait_settled
+from tests.operator.live.process import ROOT
 from unmask_operator.objects import API_VERSION, FIELD_MANAGER, KIND
 
 pytestmark = [pytest.mark.cluster, pytest.mark.usefixtures("shared_operator")]
@@ -52,14 +49,14 @@ def test_every_example_is_accepted_and_gets_its_children(admin, namespace, file)
         assert ("HorizontalPodAutoscaler" in made) == (spec.get("autoscaling", {}).get("provider") == "HPA")
 
 
-def test_a_second_look_writes_nothing(admin, namespace, shared_operator):
+def test_a_second_look_writes_nothing(admin, namespace):
     resource = admin.create(demo(namespace, "calm", replicas=2, networkPolicy={}))
     wait_condition(admin, resource, "Accepted", "True")
-    time.sleep(1.0)  # what follows its own writes
+    wait_settled(admin, namespace)  # the reconcile that follows its own writes
     before = {key: obj["metadata"]["resourceVersion"] for key, obj in children(admin, resource).items()}
     version = read(admin, resource)["metadata"]["resourceVersion"]
     admin.patch(resource, {"metadata": {"annotations": {"look": "again"}}})
-    time.sleep(1.5)
+    wait_settled(admin, namespace)
     after = {key: obj["metadata"]["resourceVersion"] for key, obj in children(admin, resource).items()}
     assert after == before
     assert int(read(admin, resource)["metadata"]["resourceVersion"]) > int(version)
@@ -128,7 +125,7 @@ def test_a_removed_section_takes_its_child_along_and_a_removed_field_its_value(a
     )
 
 
-def test_a_resource_called_kubernetes_leaves_the_api_servers_service_alone(admin):
+def test_a_resource_called_kubernetes_leaves_the_api_servers_service_alone(admin, namespace):
     if admin.find("v1", "Service", "kubernetes", "default") is None:
         ports = [{"port": 443, "name": "https"}]
         meta = {"name": "kubernetes", "namespace": "default"}
@@ -140,7 +137,7 @@ def test_a_resource_called_kubernetes_leaves_the_api_servers_service_alone(admin
         assert "Service kubernetes" in seen["message"]
         assert kinds(admin, resource) == []
         admin.delete(resource)
-        time.sleep(0.5)
+        wait_settled(admin, namespace)
         assert admin.get("v1", "Service", "kubernetes", "default") == before
     finally:
         admin.delete(resource)
@@ -171,7 +168,7 @@ def test_the_last_of_many_edits_wins(admin, namespace):
     admin.patch(resource, {"spec": {"engine": {"maxNumReqs": 77}}})
     admin.wait("77 arrives", lambda: "--max-num-reqs=77" in _args(admin, resource))
     wait_condition(admin, resource, "Accepted", "True")
-    time.sleep(1.0)
+    wait_settled(admin, namespace)
     assert "--max-num-reqs=77" in _args(admin, resource)
 
 
@@ -202,27 +199,6 @@ def test_an_unreadable_resource_is_told_so_and_the_others_go_on(admin, namespace
     assert "podTemplate" in seen["message"]
 
 
-def test_an_edit_is_soon_followed_by_a_write_to_a_child(api_server, admin, namespace):
-    resource = admin.create(demo(namespace, "fast"))
-    wait_condition(admin, resource, "Accepted", "True")
-    for number in range(2, 7):
-        admin.patch(resource, {"spec": {"engine": {"maxNumReqs": number}}})
-        admin.wait("the edit arrives", lambda number=number: f"--max-num-reqs={number}" in _args(admin, resource))
-    events = [e for e in api_server.requests() if e.get("objectRef", {}).get("namespace") == namespace]
-    events = [e for e in events if e["verb"] in ("create", "patch") and "dryRun" not in e["requestURI"]]
-    edits = [_received(e) for e in events if e["verb"] == "patch" and e["user"]["username"] == "admin"]
-    of_children = (e for e in events if e["objectRef"]["resource"] not in ("diffusionlmservices", "events"))
-    writes = sorted(map(_received, of_children))
-    took = [min(w for w in writes if w > edit) - edit for edit in edits]
-    print("seconds from an edit to the first write to a child:", *(f"{t.total_seconds():.3f}" for t in sorted(took)))
-    assert len(took) == 5
-    assert median(took).total_seconds() < 5.0  # the bar is one second, which a busy machine may miss: it is printed
-
-
-def _received(event: dict) -> datetime:
-    return datetime.fromisoformat(event["requestReceivedTimestamp"])
-
-
 def test_a_new_condition_is_told_by_one_event(admin, namespace):
     resource = admin.create(demo(namespace, "told", podTemplate={"spec": {"containers": "none"}}))
     wait_condition(admin, resource, "Accepted", "False")
@@ -233,7 +209,7 @@ def test_a_new_condition_is_told_by_one_event(admin, namespace):
 
     admin.wait("an Event", told)
     admin.patch(resource, {"metadata": {"annotations": {"look": "again"}}})
-    time.sleep(1.0)
+    wait_settled(admin, namespace)
     (event,) = told()
     assert event["reportingController"] == FIELD_MANAGER
 
@@ -255,7 +231,7 @@ def test_a_resource_created_again_gets_children_of_its_own(admin, namespace):
         now = {key: obj["metadata"]["uid"] for key, obj in children(admin, resource).items()}
         return set(now) == set(old) and not set(now.values()) & set(old.values())
 
-    admin.wait("new children", renewed, timeout=60)
+    admin.wait("new children", renewed)
     wait_condition(admin, resource, "Accepted", "True")
 
 
@@ -268,20 +244,11 @@ def test_the_scale_subresource_moves_the_deployment(admin, namespace):
     assert scale["status"]["selector"] == "serving.unmask.dev/service=scaled"
 
 
-def test_the_operator_is_well_after_all_this(shared_operator: OperatorProcess):
-    """Runs last in this file."""
-    assert shared_operator.status("/healthz") == 200
-    assert shared_operator.status("/readyz") == 200
-    assert shared_operator.metric("unmask_operator_leader") == 1
-    assert shared_operator.metric('unmask_operator_reconciles_total{result="error"}') == 0, shared_operator.log()
-    assert "Traceback" not in shared_operator.log()
-
-
 def test_a_resource_that_is_deleted_leaves_no_status_to_write(admin, namespace, shared_operator):
     for number in range(5):
         resource = admin.create(demo(namespace, f"brief-{number}"))
         admin.delete(resource)
-    time.sleep(1.0)
+    wait_settled(admin, namespace)
     assert shared_operator.process is not None
     assert shared_operator.process.poll() is None
     with pytest.raises(ApiError):

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from e2e.cluster import Kube
-from tests.operator.live.objects import demo, read, wait_condition
+from tests.operator.live.objects import condition, demo, read, wait_condition
 from tests.operator.live.process import OperatorProcess
 from tools import crd
 
@@ -38,7 +38,7 @@ def test_fields_that_only_the_crd_knows_are_named_and_stay(
     told = wait_condition(admin, resource, "Accepted", "True")
 
     def named() -> bool:
-        message = wait_condition(admin, resource, "Accepted", "True")["message"]
+        message = condition(admin, resource, "Accepted").get("message", "")
         return "spec.ofTomorrow" in message and "spec.engine.warp" in message
 
     admin.wait(f"their names; first it was {told['message']}", named)
@@ -62,7 +62,7 @@ def test_a_value_that_only_the_crd_knows_is_named_and_what_is_made_of_it_stays(
     admin.wait("three", lambda: admin.get("apps/v1", "Deployment", "demo", namespace)["spec"]["replicas"] == 3)
     admin.wait(
         "its name",
-        lambda: "spec.service.type" in wait_condition(admin, resource, "Accepted", "True")["message"],
+        lambda: "spec.service.type" in condition(admin, resource, "Accepted").get("message", ""),
     )
     assert admin.get("v1", "Service", "demo", namespace) == before
     assert "Traceback" not in operator.log()

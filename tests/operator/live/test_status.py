@@ -9,7 +9,7 @@ import pytest
 
 from e2e.cluster import ApiServer, Kube
 from tests.operator.live.kubelet import bind, engine, first_pod, make_node, run
-from tests.operator.live.objects import demo, read, wait_condition
+from tests.operator.live.objects import demo, read, wait_all_true, wait_condition
 from tests.operator.live.process import OperatorProcess, cluster_wide
 
 pytestmark = [pytest.mark.cluster, pytest.mark.usefixtures("scribe")]
@@ -46,8 +46,8 @@ def test_a_pod_from_no_gpu_over_a_crash_to_ready(admin, namespace):
     sentence = "0/1 nodes are available: 1 Insufficient nvidia.com/gpu. preemption: 0/1 nodes are available."
     unscheduled = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": sentence}
     admin.patch(pod, {"status": {"conditions": [unscheduled]}}, subresource="status")
-    said = wait_condition(admin, resource, "Ready", "False", "InsufficientGPU")["message"]
-    assert "needs 2 nvidia.com/gpu and the largest node has 1: it never fits" in said
+    says = "needs 2 nvidia.com/gpu and the largest node has 1: it never fits"
+    wait_condition(admin, resource, "Ready", "False", "InsufficientGPU", says)
 
     bind(admin, pod, node)
     ended = {"exitCode": 1, "reason": "Error", "message": "INFO starting\nerror: --page-size: 32 does not fit\n"}
@@ -56,7 +56,7 @@ def test_a_pod_from_no_gpu_over_a_crash_to_ready(admin, namespace):
     assert said == "container main ended with exit code 1: error: --page-size: 32 does not fit"
 
     run(admin, pod, "127.0.0.1", started=True, ready=True)
-    wait_condition(admin, resource, "Ready", "True")
+    wait_all_true(admin, resource)
     status = read(admin, resource)["status"]
     assert (status["replicas"], status["readyReplicas"], status["updatedReplicas"]) == (1, 1, 1)
     assert {c["type"]: c["status"] for c in status["conditions"]} == dict.fromkeys(
@@ -71,10 +71,10 @@ def test_ready_does_not_blink_at_an_edit_that_leaves_the_pods_as_they_are(admin,
     pod = first_pod(admin, resource)
     bind(admin, pod, node)
     run(admin, pod, "127.0.0.1", started=True, ready=True)
-    wait_condition(admin, resource, "Ready", "True")
+    wait_all_true(admin, resource)
     before = read(admin, resource)["status"]
     assert before["currentRevision"] == "demo-r1"
-    time.sleep(1.1)  # times of conditions are whole seconds
+    time.sleep(1.1)  # times of conditions are whole seconds: a transition after this has another time
 
     for number, edit in enumerate(({"maxSurge": 0, "maxUnavailable": 1}, {"maxSurge": 2}, None), start=2):
         admin.patch(resource, {"spec": {"rolloutStrategy": edit}})
@@ -91,7 +91,7 @@ def test_the_hpas_own_message_without_an_adapter(admin, namespace):
     targets = {"runningRequestsPerReplica": 4}
     resource = admin.create(demo(namespace, autoscaling={"provider": "HPA", "maxReplicas": 3, "targets": targets}))
     # FailedGetScale comes first where the controller-manager has not discovered the CRD yet, which may take it a minute
-    said = wait_condition(admin, resource, "ScalingReady", "False", "FailedGetPodsMetric", timeout=150)
+    said = wait_condition(admin, resource, "ScalingReady", "False", "FailedGetPodsMetric")
     assert "unmask_requests_running" in said["message"]
 
 

@@ -85,5 +85,5 @@ def test_it_is_told_and_nothing_else_waits_for_it(
     admin.wait("an edit is carried out meanwhile", scaled)
     wait_condition(admin, resource, "Accepted", "Unknown", "ApiError")
     admin.delete(away)
-    wait_condition(admin, resource, "Accepted", "True", timeout=60)
+    wait_condition(admin, resource, "Accepted", "True")
     assert (kind, "demo-engine") in children(admin, resource)

@@ -1,0 +1,34 @@
+"""`python -m unmask_operator` for tests: with limits that a slow machine does not reach, and a clock that tests set.
+
+Usage: python -m tests.operator.live.operator_main FILE
+
+FILE holds the seconds to add to the clock that the Lease goes by. Operators that share it see the same time pass.
+"""
+
+import functools
+import sys
+import time
+from pathlib import Path
+
+from unmask_operator import __main__ as program
+from unmask_operator.autoscaler import scrape
+from unmask_operator.controller import leader, progress
+from unmask_operator.process import health, lease
+
+CLOCK = Path(sys.argv[1])
+
+lease.DEADLINE_SECONDS = 3600.0
+lease.LEASE_SECONDS = 7200
+lease.RELEASE_SECONDS = 120.0
+health.API_SILENCE_SECONDS = 3600.0
+progress.TIMEOUT_SECONDS = 60.0
+
+
+def clock() -> float:
+    return time.monotonic() + float(CLOCK.read_text())
+
+
+if __name__ == "__main__":
+    vars(program)["Lease"] = functools.partial(lease.Lease, clock=clock)
+    vars(leader)["scrape"] = functools.partial(scrape.scrape, timeout=60.0)
+    sys.exit(program.main())
