@@ -29,7 +29,7 @@ class Peer:
         self.wire = wire
         self.hello = hello
         self.process = process
-        self.heard = 0.0  # when its last message came, by the clock of its `Watch`
+        self.last_seen = 0.0  # when its last message came, by the clock of its `Watch`
 
     @property
     def name(self) -> str:
@@ -66,7 +66,7 @@ class Watch:
         self.clock = clock
         self.peers = peers
         for peer in peers:
-            peer.heard = clock()
+            peer.last_seen = clock()
         self.seconds = seconds
         self.silence = SILENCE_SECONDS if silence is None else silence
         self.lost = lost
@@ -120,7 +120,7 @@ class Watch:
                 except ValueError as error:
                     self.fail(ReplicaLost(f"{peer.name} cannot be understood: {error}"))
                     return
-                peer.heard = self.clock()
+                peer.last_seen = self.clock()
                 self._take(peer, message)
             self._look()
 
@@ -136,8 +136,8 @@ class Watch:
     def _look(self) -> None:
         now, since = self.clock(), self.since
         for peer in self.peers:
-            if now - peer.heard > (self.silence if self.serving else self.seconds):
-                self.fail(ReplicaLost(f"{peer.name} has said nothing for {now - peer.heard:.0f} s"))
+            if now - peer.last_seen > (self.silence if self.serving else self.seconds):
+                self.fail(ReplicaLost(f"{peer.name} has said nothing for {now - peer.last_seen:.0f} s"))
         if since is not None and now - since > self.seconds:
             self.fail(ReplicaLost(f"a step took longer than --distributed-timeout-seconds, {self.seconds:g} s"))
 

@@ -205,13 +205,11 @@ def build_product(
     return build(kernel, types, constants, num_warps=how.warps)
 
 
-PRODUCTS = [(torch.float32, 1000, False), *((torch.bfloat16, pairs, True) for pairs in (1, 64, 1000))]
-PRODUCTS += [(torch.bfloat16, 64, False)]
+GEMMS = [(torch.float32, 1000, False), *((torch.bfloat16, pairs, True) for pairs in (1, 64, 1000))]
+GEMMS += [(torch.bfloat16, 64, False)]
 
 
-@pytest.mark.parametrize(
-    ("dtype", "pairs_per_expert", "described"), marked(PRODUCTS, quick=[(torch.bfloat16, 64, True)])
-)
+@pytest.mark.parametrize(("dtype", "pairs_per_expert", "described"), marked(GEMMS, quick=[(torch.bfloat16, 64, True)]))
 def test_moe_products(dtype, pairs_per_expert, described):
     size = dtype.itemsize
     height, *products = expert_cut.cut(256 * pairs_per_expert, 256, size, 2048, 512)

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-WHOLE_MODELS = "test_a_whole_model and (llada2 or dream) and not llada2dot2 or test_whole_model and an_expert_more"
+FULL_MODELS = "test_a_whole_model and (llada2 or dream) and not llada2dot2 or test_whole_model and an_expert_more"
 
 
 @pytest.mark.timeout(3600)
@@ -33,9 +33,9 @@ def test_kernels_equal_their_references(file, part):
     assert interpret(f"tests/kernels/{file}.py", "-m", "not slow and not gpu", "-k", part) > 5
 
 
-def test_whole_models_on_kernels_equal_those_on_torch():
+def test_models_on_kernels_equal_those_on_torch():
     files = [f"tests/kernels/{name}.py" for name in ("interpreted_models", "interpreted_fp8", "interpreted_grouped")]
-    assert interpret(*files, "-m", "not slow and not matrix and not gpu", "-k", WHOLE_MODELS) >= 3
+    assert interpret(*files, "-m", "not slow and not matrix and not gpu", "-k", FULL_MODELS) >= 3
 
 
 def interpret(*arguments):
