@@ -18,6 +18,9 @@ REGISTRY ?=
 SBOMS ?= build
 VERSION := $(shell sed -n 's/^version = "\(.*\)"/\1/p' pyproject.toml)
 
+# With it each process would compile the modules of the project again, and pytest would rewrite all assertions again.
+unexport PYTHONDONTWRITEBYTECODE
+
 .PHONY: help setup serve chat test test-rest test-all test-slow test-times test-load programs e2e browser-test clients lint format typecheck crds operator-bench siege gpu-test gpu-test-2 gpu-bench images lock clean
 
 help:  ## show this list
