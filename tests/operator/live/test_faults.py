@@ -242,7 +242,13 @@ def test_a_killed_leader_is_followed_when_its_lease_has_run_out_and_only_the_lea
         wait_condition(admin, resource, "Accepted", "True")
         wait_settled(admin, namespace)
         with OperatorProcess(api_server, namespace, [namespace], server=fault_proxy.url, name="b") as second:
+
+            def looks() -> int:
+                return sum(seen.method == "GET" and "/leases/" in seen.path for seen in fault_proxy.seen)
+
             first.kill()
+            enough = looks() + 3  # a look that began earlier, one at the last renewal, one after that was taken in
+            admin.wait("the standby has seen the last renewal", lambda: looks() >= enough)
             assert second.metric("unmask_operator_leader") == 0
             second.advance_clock(HOURS)
             admin.wait("it has looked at the resource", lambda: second.metric(RECONCILES))
