@@ -77,8 +77,7 @@ def test_what_is_forwarded(cache: str, rows: list[tuple[int, int]], shift: bool)
     assert (stats.forwards_denoise, stats.forwards_prefill, stats.forwards_commit) == (60, 0, 0)
 
 
-@pytest.mark.parametrize("shift", [False, True])
-@pytest.mark.parametrize("cache", ["none", "prefix", "dual", "vicinity"])
+@pytest.mark.parametrize(("cache", "shift"), [("none", False), ("prefix", True), ("dual", False), ("vicinity", True)])
 def test_who_makes_way_writes_its_canvas_again_and_goes_on(cache: str, shift: bool) -> None:
     """Two requests of a crowd leave no room for another's: one of them waits, and then answers as if it had not."""
     setup = replace(SERVER, shift=shift, pages=36, max_reqs=4)

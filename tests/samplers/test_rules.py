@@ -195,6 +195,28 @@ def test_a_rule_decides_as_the_oracle(algorithm: str, data: st.DataObject) -> No
                     kept[i] = used(batch.kept[row].numpy())
 
 
+def test_threshold_accepts_what_is_above_it_or_the_best_position() -> None:
+    block = oracle.Block(start=0, tokens=[MASK] * SHAPE.block, state=["masked"] * SHAPE.block)
+    hidden = torch.randn(SHAPE.block, VOCAB, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+    head = Head(torch.clone, mask_id=MASK, max_token_id=MAX_TOKEN, eos_ids=torch.tensor([2]))
+
+    def decide(threshold: float, force: bool) -> tuple[list[int], list[float]]:
+        """Returns the positions that stay masked, and the confidence of each position."""
+        p = oracle.Params(max_tokens=1, algorithm="threshold", accept_threshold=threshold)
+        plan = plan_of([block], [p], [force], [None])
+        ids, state = torch.from_numpy(plan.tokens), torch.from_numpy(plan.state)
+        ((rule, _, batch),) = head.groups(plan, hidden.clone(), ids, state)
+        return rule.decide(batch).masked[0].nonzero().flatten().tolist(), batch.conf[0].tolist()
+
+    _, conf = decide(0.0, force=False)
+    ascending = sorted(range(SHAPE.block), key=conf.__getitem__)
+    assert len(set(conf)) == SHAPE.block
+    for n, position in enumerate(ascending[:-1]):
+        assert decide(conf[position], force=True)[0] == sorted(ascending[: n + 1]), "an equal confidence is not above"
+    assert decide(1.0, force=True)[0] == sorted(ascending[:-1])
+    assert decide(1.0, force=False)[0] == sorted(ascending)
+
+
 @pytest.mark.parametrize("algorithm", [*FILLING, "edit"])
 @given(blocks(SHAPE.block), st.integers(0, 10**6))
 def test_a_block_that_may_not_force_takes_nothing_that_passes_no_threshold(
