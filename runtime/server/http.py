@@ -39,7 +39,7 @@ class HttpServer(uvicorn.Server):
         ended: Callable[[], None] | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Args: see `Roster`; `app` is the ASGI application."""
+        """A server without connections. `app` is the ASGI application; the other arguments are those of `Roster`."""
         self.roster = Roster(limits, observed, ended, clock)
         self.ended = ended
         self.door: Door | Hatch | None = None

@@ -16,7 +16,7 @@ from runtime.server.peers import Invitation
 
 log = logging.getLogger("unmask.backend")
 
-LAST_WORD_SECONDS = 0.25  # until the frontend has it
+REASON_SECONDS = 5.0  # at most, until the reason for an end has been sent
 
 
 class FrontendGone(Exception):
@@ -34,7 +34,7 @@ class Link:
         self.commands.setsockopt(zmq.IDENTITY, self.name)
         self.events = self.context.socket(zmq.PUSH)
         for end, addr in ((self.commands, command_addr), (self.events, event_addr)):
-            end.setsockopt(zmq.LINGER, 2000)  # so that a last word still gets out
+            end.setsockopt(zmq.LINGER, 2000)  # so that the reason for an end still gets out
             end.setsockopt(zmq.SNDHWM, 0)
             end.setsockopt(zmq.RCVHWM, 0)
             peers.prove(end, addr, invitation)
@@ -79,14 +79,16 @@ class Link:
         self.events.send_multipart([self.name, messages.encode(event)])
 
     def end_with(self, sentence: str) -> None:
-        """End this process at once, telling why. From any thread: the loop may be waiting for what never comes."""
-        end = self.context.socket(zmq.PUSH)
-        end.setsockopt(zmq.LINGER, 0)
+        """Ends this process with the reason. From any thread: the loop may be waiting for what never comes."""
+        context = zmq.Context()  # its own: terminating it waits until the reason has been sent, and for nothing else
+        end = context.socket(zmq.PUSH)
+        end.setsockopt(zmq.LINGER, int(REASON_SECONDS * 1000))
         peers.prove(end, self.event_addr, self.invitation)
         end.connect(self.event_addr)
         end.send_multipart([self.name, messages.encode(Fatal(sentence))])
         log.error("%s", sentence)
-        time.sleep(LAST_WORD_SECONDS)
+        end.close()
+        context.term()
         os._exit(1)
 
     def close(self) -> None:

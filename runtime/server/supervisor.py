@@ -27,6 +27,7 @@ from runtime.server.peers import Peers, receive, require_curve
 log = logging.getLogger("unmask.supervisor")
 
 STOP_SECONDS = 5.0  # what a backend has to end after Stop
+REASON_SECONDS = 5.0  # that the reason of a backend that has failed, which exits with 1, may take to arrive
 BACKEND_COMMAND = (sys.executable, "-m", "runtime.server.backend")
 
 
@@ -190,8 +191,12 @@ class Supervisor:
         replica.spawned.set()
         replica.last_heard = time.monotonic()
         code = await replica.process.wait()
+        deadline = time.monotonic() + REASON_SECONDS
+        self._read_events()
+        while code == 1 and replica.fatal is None and time.monotonic() < deadline:  # its reason arrives after its end
+            await asyncio.sleep(0.02)
+            self._read_events()
         self.peers.forget(replica.name)
-        self._read_events()  # its last words
         if replica.fatal is not None:
             return replica.fatal
         how = restarting.told(code)

@@ -25,6 +25,7 @@ TRIAL_LIMITS = "runtime.structured.limits.TrialLimits"
 RAISED: dict[str, dict[str, Any]] = {
     "server": {
         "runtime.server.messages.BACKEND_SILENCE_SECONDS": HOUR,
+        "runtime.server.supervisor.REASON_SECONDS": 60.0,
         "runtime.server.supervisor.STOP_SECONDS": 60.0,
         "runtime.server.metrics._RENDERING_AT_ONCE": HOUR,  # /metrics is rendered for each request, never repeated
         "runtime.server.frontends.crew.REPORT_SECONDS": 60.0,
@@ -41,7 +42,7 @@ RAISED: dict[str, dict[str, Any]] = {
     },
     "backend": {
         "runtime.server.messages.FRONTEND_SILENCE_SECONDS": HOUR,
-        "runtime.server.link.LAST_WORD_SECONDS": 2.0,
+        "runtime.server.link.REASON_SECONDS": 60.0,
     },
 }
 RANK_SILENCE = 60.0

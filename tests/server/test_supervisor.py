@@ -103,6 +103,32 @@ def test_a_failed_load_is_told_once_and_not_repeated(place: Path) -> None:
     asyncio.run(run())
 
 
+def test_a_reason_that_arrives_after_the_end_of_its_process_is_read(
+    place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read, calls = Supervisor._read_events, 0
+
+    def read_later(supervisor: Supervisor) -> None:
+        nonlocal calls
+        process = supervisor.replicas[0].process
+        if process is not None and process.returncode is not None:
+            calls += 1
+            if calls > 3:
+                read(supervisor)
+
+    monkeypatch.setattr(Supervisor, "_read_events", read_later)
+
+    async def run() -> None:
+        log, failures = Log(), []
+        supervisor = supervise(place, log, failures, accept_threshold=0.0)
+        await supervisor.start()
+        await wait_until_async(lambda: failures)
+        await supervisor.stop("done")
+        assert failures == ["tensor 'model.norm.weight' is missing"]
+
+    asyncio.run(run())
+
+
 def test_words_of_strangers_and_of_the_dead_are_not_heard(place: Path) -> None:
     import zmq
 
