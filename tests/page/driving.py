@@ -13,6 +13,8 @@ from selenium.webdriver.common.by import By
 from selenium.webdriver.remote.webelement import WebElement
 from selenium.webdriver.support.ui import WebDriverWait
 
+from tests.wait import TIMEOUT
+
 T = TypeVar("T")
 
 
@@ -24,7 +26,7 @@ class Driven:
         self.url = url
         browser.get(url + path)
 
-    def until(self, found: Callable[[], T], seconds: float = 30) -> T:
+    def until(self, found: Callable[[], T], seconds: float = TIMEOUT) -> T:
         value = WebDriverWait(self.browser, seconds, ignored_exceptions=[AssertionError]).until(lambda _: found())
         return value
 
