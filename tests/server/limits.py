@@ -41,11 +41,11 @@ RAISED: dict[str, dict[str, Any]] = {
         "runtime.server.tracing.CLOSING_SECONDS": 60.0,
     },
     "backend": {
+        "runtime.ranks.watch.SILENCE_SECONDS": 60.0,
         "runtime.server.messages.FRONTEND_SILENCE_SECONDS": HOUR,
         "runtime.server.link.REASON_SECONDS": 60.0,
     },
 }
-RANK_SILENCE = 60.0
 TRIALS = {"compile_seconds": 120.0, "translate_seconds": 60.0, "answer_seconds": HOUR, "start_seconds": HOUR}
 CONNECTIONS = {
     "head_seconds": 300.0,
@@ -124,11 +124,9 @@ def raise_http_limits() -> None:
 
 
 def _backend() -> int:
-    from runtime.ranks import watch
     from runtime.server import backend
 
     raise_limits("backend")
-    watch.Watch.__init__.__defaults__ = (RANK_SILENCE,)
     return backend.main()
 
 
