@@ -68,7 +68,13 @@ def test_flags_that_are_named_exist(name):
     own = {f"--{s}" for f in FLAGS for s in f.spellings} | {"--help"}
     tools = bench_flags() | {"--hypothesis-profile", "--timeout"}
     tools |= {"--namespace", "--create-namespace", "--set", "--wait", "--for", "--from-literal"}  # helm's and kubectl's
-    tools |= {"--all", "--list", "--uses", "--write"}  # of the siege, tests.without and tests.layout.baselines
+    tools |= {
+        "--all",
+        "--list",
+        "--uses",
+        "--write",
+        "--repeat",
+    }  # of tests.siege, without, layout.baselines and under_load
     for flag in re.findall(r"(?<![\w-])--[a-z][a-z-]+", re.sub(r"<!--.*?-->", "", text)):
         assert flag in own | tools, flag
 
