@@ -18,7 +18,7 @@ REGISTRY ?=
 SBOMS ?= build
 VERSION := $(shell sed -n 's/^version = "\(.*\)"/\1/p' pyproject.toml)
 
-# With it each process would compile the modules of the project again, and pytest would rewrite all assertions again.
+# With PYTHONDONTWRITEBYTECODE set, each process would compile the modules again, and pytest rewrite all assertions.
 unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: help setup serve chat test test-rest test-all test-slow test-times test-load programs e2e browser-test clients lint format typecheck crds operator-bench siege gpu-test gpu-test-2 gpu-bench images lock clean
@@ -54,24 +54,24 @@ chat: setup  ## talk to the server on PORT in the terminal and watch blocks bein
 # worker begins with a third of the tests, so that what the tests of a file share is started once; an idle worker takes
 # tests from the end of another's list.
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 3 --dist worksteal
-# What needs more than a CPU and compiled programs; targets of their own run these.
-OTHER := not gpu and not gpu2 and not node and not browser and not clients
+# Deselects tests that have a target of their own.
+ON_CPU := not gpu and not gpu2 and not node and not browser and not clients
 
 test: setup lint typecheck  ## lint, type-check and run the quick CPU tests; they have to pass
 	$(PYTEST) $(ARGS)
 
 test-rest: setup programs  ## the CPU tests that `make test` leaves out: API server, compiled programs, long matrices
-	$(PYTEST) -m "(cluster or programs or matrix) and not slow and $(OTHER)" $(ARGS)
+	$(PYTEST) -m "(cluster or programs or matrix) and not slow and $(ON_CPU)" $(ARGS)
 
-test-all: setup  ## every test that runs on CPU without a node: test, then test-rest
+test-all: setup  ## test, then test-rest
 	$(MAKE) test
 	$(MAKE) test-rest
 
 test-slow: setup programs  ## soak tests and long property runs, an hour
-	$(PYTEST) -m "slow and $(OTHER)" --timeout=3600 $(ARGS)
+	$(PYTEST) -m "slow and $(ON_CPU)" --timeout=3600 $(ARGS)
 
 test-times: setup programs  ## run the tests of test-all; print the slowest 50 and the time per directory
-	$(PYTEST) -m "not slow and $(OTHER)" --junitxml=$(TIMES) $(ARGS); status=$$?; $(BIN)/python -m tests.times $(TIMES); exit $$status
+	$(PYTEST) -m "not slow and $(ON_CPU)" --junitxml=$(TIMES) $(ARGS); status=$$?; $(BIN)/python -m tests.times $(TIMES); exit $$status
 
 test-load: setup programs  ## test-all directory by directory beside four busy loops; ARGS="--passes 3 tests/server"
 	OMP_NUM_THREADS=1 $(BIN)/python -m tests.under_load $(ARGS)

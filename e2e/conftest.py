@@ -14,7 +14,7 @@ from e2e.cluster.config import environment
 from e2e.release import Release
 
 FOLDER = Path(__file__).parent
-LIMIT = 7200  # seconds for one test: its waits end it long before
+LIMIT = 1800  # seconds for one test
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -24,7 +24,7 @@ ACCOUNT = f"system:serviceaccount:{NAMESPACE}:{RELEASE}"  # the operator's user
 def helm(*arguments: str, values: Obj | None = None) -> str:
     """What helm prints. AssertionError with its complaint when it fails."""
     line = ["helm", *arguments, "--namespace", NAMESPACE, "--kubeconfig", str(environment().kubeconfig)]
-    done = subprocess.run(line, input=json.dumps(values or {}), capture_output=True, text=True)
+    done = subprocess.run(line, input=json.dumps(values or {}), capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
 

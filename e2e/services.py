@@ -26,7 +26,7 @@ def kubectl_command(*arguments: str, namespace: str) -> list[str]:
 def kubectl(*arguments: str, namespace: str, stdin: str = "", refused: bool = False) -> str:
     """kubectl's stdout; with `refused` its stderr. AssertionError when it ends otherwise than that says."""
     command = kubectl_command(*arguments, namespace=namespace)
-    done = subprocess.run(command, input=stdin, capture_output=True, text=True)
+    done = subprocess.run(command, input=stdin, capture_output=True, text=True, timeout=600)
     assert (done.returncode != 0) == refused, done.stderr or done.stdout
     return done.stderr if refused else done.stdout
 

@@ -29,13 +29,21 @@ BUSY_LOOP = "import os\nparent = os.getppid()\nwhile os.getppid() == parent:\n  
 
 @dataclass(frozen=True)
 class Result:
-    """One slice of one pass, as the log has it. `summary` is pytest's last line."""
+    """One slice of one pass, as the log has it.
+
+    Attributes:
+        number: Number of the pass, from 1.
+        loops: Busy loops that ran beside the tests.
+        repeated: Whether it is a run of `--repeat`, which is no part of a pass.
+        summary: Last line of pytest.
+    """
 
     commit: str
     passed_all: bool
     number: int
     paths: list[str]
     loops: int
+    repeated: bool
     seconds: float
     summary: str
     failures: list[str]
@@ -60,22 +68,21 @@ def busy_loops(count: int) -> Iterator[None]:
             loop.wait()
 
 
-def run(paths: list[str], number: int, loops: int) -> Result:
-    """Runs the CPU tests below `paths` once and prints the output of those that fail."""
+def run(commit: str, paths: list[str], number: int, loops: int, repeated: bool) -> Result:
+    """Runs the CPU tests below `paths` once and prints the output if one fails, or if there are none."""
     command = [sys.executable, "-m", "pytest", "-n", "3", "--dist", "worksteal", "-m", CPU_TESTS, "-rfE", *paths]
     start = time.monotonic()
     with busy_loops(loops):
         done = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-    failures = re.findall(r"^(?:FAILED|ERROR) (\S+)", done.stdout, re.MULTILINE)
-    # 5: no test was collected, as where all tests of a path need a GPU
-    if done.returncode not in (0, 5):
+    failures = re.findall(r"^(?:FAILED|ERROR) (.+?)(?: - .*)?$", done.stdout, re.MULTILINE)
+    if done.returncode != 0:
         print(done.stdout)
     summary = done.stdout.strip().splitlines()[-1] if done.stdout.strip() else ""
     seconds = round(time.monotonic() - start, 1)
-    return Result(commit(), done.returncode in (0, 5), number, paths, loops, seconds, summary, failures)
+    return Result(commit, done.returncode == 0, number, paths, loops, repeated, seconds, summary, failures)
 
 
-def commit() -> str:
+def current_commit() -> str:
     command = ["git", "describe", "--always", "--dirty", "--abbrev=12"]
     return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout.strip()
 
@@ -110,13 +117,16 @@ def main() -> int:
         parser.error("--repeat: name the directories or test files to repeat")
     os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:CPUS])
     chosen = [[path] for path in options.path] or slices()
-    known = [] if options.repeat else read_log(options.log)
-    done = {(result.number, *result.paths) for result in known if result.commit == commit() and result.passed_all}
+    commit = current_commit()
+    # A dirty tree has the same name whatever it contains.
+    known = [] if options.repeat or commit.endswith("-dirty") else read_log(options.log)
+    known = [result for result in known if (result.commit, result.loops) == (commit, options.loops)]
+    done = {(result.number, *result.paths) for result in known if result.passed_all and not result.repeated}
     failed = 0
     for number in range(1, (options.repeat or options.passes) + 1):
         for paths in chosen:
             if (number, *paths) not in done:
-                result = run(paths, number, options.loops)
+                result = run(commit, paths, number, options.loops, bool(options.repeat))
                 append(options.log, result)
                 failed += not result.passed_all
     return 1 if failed else 0

@@ -114,10 +114,13 @@ def wait_for(what: str, ready: Callable[[], bool], daemons: Sequence[Daemon] = (
 
 
 def free_ports(count: int) -> list[int]:
-    """Ports of 127.0.0.1 that are free, and that nobody else takes while this process runs.
+    """Returns ports of 127.0.0.1 that are free.
 
-    They are outside the range from which the kernel takes ports of connections, and a lock on a file keeps other
-    processes that call this function off each of them.
+    Other processes that call this function do not get them while this process runs: each port has a locked file. The
+    kernel does not give them to connections, because they lie below its range.
+
+    Raises:
+        StartError: There are not as many.
     """
     folder = Path(tempfile.gettempdir()) / f"unmask-ports-{os.getuid()}"
     folder.mkdir(exist_ok=True)
@@ -127,6 +130,8 @@ def free_ports(count: int) -> list[int]:
             break
         if _reserve(folder / str(port)) and _is_free(port):
             found.append(port)
+    if len(found) < count:
+        raise StartError(f"{len(found)} free ports in {PORTS}, of {count}")
     return found
 
 

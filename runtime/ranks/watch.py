@@ -29,7 +29,7 @@ class Peer:
         self.wire = wire
         self.hello = hello
         self.process = process
-        self.last_seen = 0.0  # when its last message came, by the clock of its `Watch`
+        self.last_seen = 0.0  # time of its last message, on the clock of `Watch`
 
     @property
     def name(self) -> str:
@@ -51,9 +51,11 @@ class Peer:
 
 
 class Watch:
-    """Hears the peers from a thread of its own. `lost(sentence)` is called there, once, when the replica cannot go on:
-    a rank has gone, says that it failed, says nothing for `silence` seconds, or a step takes longer than `seconds`.
-    `silence` is SILENCE_SECONDS by default; `clock` gives the time in seconds."""
+    """Receives the messages of the other ranks in a thread.
+
+    It calls `lost(sentence)` there, once, when the replica cannot continue: a rank has exited, reported a failure or
+    sent nothing for `silence` seconds (SILENCE_SECONDS by default), or a step takes longer than `seconds`.
+    """
 
     def __init__(
         self,

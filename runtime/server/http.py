@@ -28,7 +28,7 @@ class HttpServer(uvicorn.Server):
     """uvicorn with connections of ours, and without its own view of signals.
 
     Attributes:
-        ended: Where another process accepts the connections and hands them over: called for each that has ended.
+        ended: Called for each connection that has ended. None unless another process accepts the connections.
     """
 
     def __init__(

@@ -16,7 +16,7 @@ from runtime.server.peers import Invitation
 
 log = logging.getLogger("unmask.backend")
 
-REASON_SECONDS = 5.0  # at most, until the reason for an end has been sent
+REASON_SECONDS = 2.0  # longest wait until the reason has been sent
 
 
 class FrontendGone(Exception):
@@ -79,8 +79,11 @@ class Link:
         self.events.send_multipart([self.name, messages.encode(event)])
 
     def end_with(self, sentence: str) -> None:
-        """Ends this process with the reason. From any thread: the loop may be waiting for what never comes."""
-        context = zmq.Context()  # its own: terminating it waits until the reason has been sent, and for nothing else
+        """Sends the reason to the frontend and exits with code 1, at most `REASON_SECONDS` later.
+
+        Any thread may call it: the main thread may be blocked in a collective.
+        """
+        context = zmq.Context()  # a separate context: term() waits for this message only
         end = context.socket(zmq.PUSH)
         end.setsockopt(zmq.LINGER, int(REASON_SECONDS * 1000))
         peers.prove(end, self.event_addr, self.invitation)

@@ -107,15 +107,16 @@ class Metrics:
     def text(self) -> bytes:
         """Renders all metrics, or returns the last text again.
 
-        /metrics needs no key, so rendering may use only `_RENDERING` of a processor. Rendering is charged with the
-        thread's CPU time: time in which the thread waits for a processor costs nobody anything.
+        /metrics needs no key, so rendering is limited to `_RENDERING` of a processor. It is charged with the thread's
+        CPU time, so that a busy machine does not repeat old text. A quarter of the wall time is the least that it is
+        charged with: the event loop waits meanwhile.
         """
         now = self.clock()
         due, self.credit, self.rendered = self.due(), self._saved(now), now
         if due:
             began = self.cpu_clock()
             self.last = generate_latest(self.shown)
-            self.credit -= self.cpu_clock() - began
+            self.credit -= max(self.cpu_clock() - began, (self.clock() - now) / 4)
         return self.last
 
     def due(self) -> bool:

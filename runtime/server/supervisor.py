@@ -27,7 +27,7 @@ from runtime.server.peers import Peers, receive, require_curve
 log = logging.getLogger("unmask.supervisor")
 
 STOP_SECONDS = 5.0  # what a backend has to end after Stop
-REASON_SECONDS = 5.0  # that the reason of a backend that has failed, which exits with 1, may take to arrive
+REASON_SECONDS = 1.0  # to wait for the reason of a backend that exited with code 1
 BACKEND_COMMAND = (sys.executable, "-m", "runtime.server.backend")
 
 
@@ -63,6 +63,11 @@ class Replica:
     @property
     def name(self) -> str:
         return f"backend-{self.index}.{self.starts}"
+
+    @property
+    def exited(self) -> bool:
+        """Whether the current process has ended. The state follows once the reason has been read."""
+        return self.process is not None and self.process.returncode is not None
 
 
 class Supervisor:
@@ -193,7 +198,8 @@ class Supervisor:
         code = await replica.process.wait()
         deadline = time.monotonic() + REASON_SECONDS
         self._read_events()
-        while code == 1 and replica.fatal is None and time.monotonic() < deadline:  # its reason arrives after its end
+        # the message may arrive after the exit
+        while code == 1 and replica.fatal is None and time.monotonic() < deadline:
             await asyncio.sleep(0.02)
             self._read_events()
         self.peers.forget(replica.name)
@@ -212,7 +218,7 @@ class Supervisor:
             self._read_commands()
             self._read_events()
             for replica in self.replicas:
-                if replica.state is State.DOWN or replica.process is None:
+                if replica.state is State.DOWN or replica.process is None or replica.exited:
                     continue
                 self._send(replica, messages.Ping())
                 silence = time.monotonic() - replica.last_heard
@@ -225,7 +231,7 @@ class Supervisor:
     @property
     def ready(self) -> list[int]:
         """Indices of the replicas that serve."""
-        return [r.index for r in self.replicas if r.state is State.READY]
+        return [r.index for r in self.replicas if r.state is State.READY and not r.exited]
 
     def send(self, index: int, message: Any) -> None:
         self._send(self.replicas[index], message)

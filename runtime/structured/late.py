@@ -17,9 +17,8 @@ if TYPE_CHECKING:
 class LateTrials:
     """A `Trial` of an engine in this process, whose environment the other process gets."""
 
-    def __init__(self, directory: Path, info: EngineInfo) -> None:
-        self.limits: TrialLimits | None = None  # read once the first grammar is tried
-        self._asked = directory, info
+    def __init__(self, directory: Path, info: EngineInfo, limits: TrialLimits | None = None) -> None:
+        self._arguments = directory, info, os.environ, limits
 
     def trouble(self, text: str) -> str:
         return self._trials.trouble(text)
@@ -32,4 +31,4 @@ class LateTrials:
     def _trials(self) -> Trials:
         from runtime.structured.trials import Trials  # which needs msgspec, and a program without grammars does not
 
-        return Trials(*self._asked, os.environ, self.limits)
+        return Trials(*self._arguments)

@@ -13,7 +13,7 @@ class TrialLimits:
         compile_seconds: CPU time for one grammar. The kernel ends the process that exceeds it.
         translate_seconds: CPU time, within `compile_seconds`, to translate GBNF: an engine repeats it between steps.
         answer_seconds: Wall time until the process answers for one grammar. It is many times `compile_seconds`: only a
-            process that gets no CPU time reaches it, and its verdict is remembered.
+            process that gets no CPU time reaches it, so its verdict is not remembered.
         start_seconds: Wall time until a new process is ready.
     """
 

@@ -30,7 +30,7 @@ ROOM = 64 << 20  # bytes that a process may grow by: in what earlier grammars le
 
 
 class Setup(msgspec.Struct, frozen=True):
-    """The engine that the grammars are for: its checkpoint's directory and its facts; and the limits of each trial."""
+    """What the child process needs: the checkpoint's directory, facts of the engine, and the limits."""
 
     directory: str
     info: EngineInfo

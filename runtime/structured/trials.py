@@ -40,7 +40,7 @@ class Trials:
     def __init__(
         self, directory: Path, info: EngineInfo, environment: Mapping[str, str], limits: TrialLimits | None = None
     ) -> None:
-        """Sets the process up; it starts with the first grammar.
+        """Prepares the child process, which starts with the first grammar.
 
         Args:
             directory: The checkpoint, for its tokenizer.
@@ -65,14 +65,21 @@ class Trials:
             return found
 
     def trouble(self, text: str) -> str:
-        """The same, tried if need be: a few seconds at most.
+        """Returns the reason for a refusal, or "".
 
-        Raises ConfigError: the tokenizer cannot be read.
+        An unknown grammar is compiled first, within `start_seconds + answer_seconds` at most. The result is remembered
+        unless the time ran out, which a busy machine causes and not the grammar.
+
+        Raises:
+            ConfigError: The tokenizer cannot be read.
         """
         found = self.known(text)
         if found is not None:
             return found
-        why = self._tried(msgspec.json.encode(text) + b"\n")
+        try:
+            why = self._tried(msgspec.json.encode(text) + b"\n")
+        except TimeoutError:
+            return f"it was not compiled within {self.limits.answer_seconds:g} s on a busy machine; send it again"
         with self._lock:
             self._verdicts[_name(text)] = why
             while len(self._verdicts) > KEPT:
@@ -94,7 +101,7 @@ class Trials:
             said = _asked(process, line, self.limits.answer_seconds)
         except TimeoutError:
             self.close()
-            return self._too_slow
+            raise
         except Ended:
             self.close()
             return self._too_slow if process.returncode == -signal.SIGPROF else LARGE

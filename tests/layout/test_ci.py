@@ -1,9 +1,12 @@
 """CI runs make targets that exist, and a public host runs the same ones as `.ci/run`."""
 
 import re
+import tomllib
 from pathlib import Path
 
 import yaml
+
+from tests import under_load
 
 ROOT = Path(__file__).parents[2]
 
@@ -26,6 +29,14 @@ def workflow_targets() -> set[str]:
         for matrix in matrices
         for target in (*matrix.get("target", ()), *(row["target"] for row in matrix.get("include", ())))
     }
+
+
+def test_make_and_the_run_under_load_select_the_same_tests():
+    (on_cpu,) = re.findall(r"^ON_CPU := (.*)$", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE)
+    pytest_options = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["pytest"]
+    quick = pytest_options["ini_options"]["addopts"]
+    assert f"{on_cpu} and not slow" == under_load.CPU_TESTS
+    assert quick[-1] == f"{under_load.CPU_TESTS} and not cluster and not programs and not matrix"
 
 
 def test_ci_runs_targets_of_the_makefile():

@@ -6,14 +6,16 @@ from pathlib import Path
 TESTS = Path(__file__).parents[1]
 # What a test module imports or names when it runs helm or uses an API server of tests/operator/conftest.py.
 NEEDS_PROGRAMS = re.compile(
-    r"^from tests\.operator\.helm import|\b(?:start_api_server|controlled_admin|fault_proxy)\b", re.M
+    r"^from tests\.operator\.helm import|\bstart_api_server\("
+    r"|^(?:async )?def test_\w+\([^)]*\b(?:(?:controlled_)?(?:admin|api_server|namespace)|fault_proxy)\b",
+    re.MULTILINE,
 )
-MARKER = re.compile(r"^pytestmark = .*?pytest\.mark\.(?:cluster|programs)\b", re.M | re.DOTALL)
+MARKER = re.compile(r"^pytestmark = .*?pytest\.mark\.(?:cluster|programs)\b", re.MULTILINE | re.DOTALL)
 
 
 def test_modules_that_need_programs_are_marked():
     unmarked = []
-    for path in (TESTS / "operator").rglob("test_*.py"):
+    for path in TESTS.rglob("test_*.py"):
         text = path.read_text(encoding="utf-8")
         if NEEDS_PROGRAMS.search(text) and not MARKER.search(text):
             unmarked.append(path.name)

@@ -89,9 +89,12 @@ class Watched:
         return self.now
 
     def until_checked(self):
-        """Waits until the watch has compared its limits with the present time."""
+        """Waits until the watch has compared its limits with the present time.
+
+        A message and each comparison read the clock once. After four reads one comparison has begun and ended.
+        """
         reads = self.reads
-        wait_until(lambda: self.reads >= reads + 2)
+        wait_until(lambda: self.reads >= reads + 4)
 
     def reason(self):
         return self.reasons.get(timeout=TIMEOUT)

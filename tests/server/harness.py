@@ -5,10 +5,8 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import random
 import re
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -182,17 +180,6 @@ def serving(
         raise
     finally:
         server.stop()
-
-
-def unused_ports(count: int) -> list[int]:
-    """Ports that nothing uses, below those that the kernel gives to connections and to port 0."""
-    found: list[int] = []
-    while len(found) < count:
-        port = random.SystemRandom().randrange(20_000, 32_768)
-        with contextlib.suppress(OSError), socket.socket() as probe:
-            probe.bind(("127.0.0.1", port))
-            found += [port] if port not in found else []
-    return found
 
 
 def has_ended(process: psutil.Process) -> bool:

@@ -13,8 +13,7 @@ import pytest
 from runtime import LLM, SamplingParams
 from runtime.server.observed import GIVEN_UP
 from tests.server.checkpoint import EOS, MASK
-from tests.server.harness import ServerProcess, sse
-from tests.wait import wait_until
+from tests.server.harness import ServerProcess, serving, sse
 
 CHAT = {"model": "tiny", "messages": [{"role": "user", "content": "hello"}], "max_tokens": 24}
 FAST = {"decoding": {"accept_threshold": 0.05}}
@@ -235,43 +234,22 @@ def test_every_reason_to_end_a_connection_is_a_figure_from_the_start(server: Ser
     assert found == {f'unmask_connections_given_up_total{{reason="{reason}"}}' for reason in GIVEN_UP}
 
 
-def settled(server: ServerProcess) -> dict[str, float]:
-    """The metrics once the engine has counted the step in which an earlier test's request was aborted.
-
-    An idle engine reports with every ping, each second; nothing else tells that its last step is over.
-    """
-    found: dict[str, float] = {}
-
-    def same() -> bool:
-        nonlocal found
-        before, found = found, server.metrics()
-        return all(found[name] == before.get(name) for name in found if name.startswith("unmask_generated"))
-
-    wait_until(same, "totals that stay", interval=1.2)
-    return found
-
-
-def test_metrics_tell_what_happened(server: ServerProcess, client: httpx.Client) -> None:
-    server.until_idle()
-    before = settled(server)
-    client.post("/generate", json={"prompt": "metric", "max_tokens": 16, "ignore_eos": True})
-    client.post("/generate", json={"prompt": "metric", "max_tokens": 16, "ignore_eos": True, "stream": True})
-    server.until_metric("unmask_generated_tokens_total", before["unmask_generated_tokens_total"] + 32)
-    server.until_metric("unmask_request_seconds_count", before["unmask_request_seconds_count"] + 2)
-    server.until_idle()
-    after = server.metrics()
-
-    def grown(name: str) -> float:
-        return after[f"unmask_{name}"] - before[f"unmask_{name}"]
-
-    assert grown("generated_tokens_total") == 32
-    assert grown("prompt_tokens_total") == 12
-    assert grown("time_to_first_token_seconds_count") == 1
-    assert grown("request_seconds_count") == 2
-    assert grown('forwards_total{kind="denoise"}') >= 4
-    assert grown("step_seconds_count") >= 4
-    assert after["unmask_kv_usage_ratio"] == 0
-    assert after["unmask_backends_ready"] == 1
+def test_metrics_tell_what_happened(checkpoint: Path) -> None:
+    with serving("--model", str(checkpoint)) as server, server.client() as client:  # no other request counts there
+        client.post("/generate", json={"prompt": "metric", "max_tokens": 16, "ignore_eos": True})
+        client.post("/generate", json={"prompt": "metric", "max_tokens": 16, "ignore_eos": True, "stream": True})
+        server.until_metric("unmask_generated_tokens_total", 32)
+        server.until_metric("unmask_request_seconds_count", 2)
+        server.until_idle()
+        found = server.metrics()
+    assert found["unmask_generated_tokens_total"] == 32
+    assert found["unmask_prompt_tokens_total"] == 12
+    assert found["unmask_time_to_first_token_seconds_count"] == 1
+    assert found["unmask_request_seconds_count"] == 2
+    assert found['unmask_forwards_total{kind="denoise"}'] >= 4
+    assert found["unmask_step_seconds_count"] >= 4
+    assert found["unmask_kv_usage_ratio"] == 0
+    assert found["unmask_backends_ready"] == 1
 
 
 def test_an_end_token_ends_and_does_not_show(client: httpx.Client) -> None:

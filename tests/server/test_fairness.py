@@ -204,7 +204,7 @@ def test_a_key_that_asks_for_much_leaves_room_for_another(checkpoint: Path) -> N
 
 @pytest.mark.parametrize("stream", [False, True])
 def test_the_time_limit_ends_every_choice(checkpoint: Path, stream: bool) -> None:
-    limits = ("--request-timeout", "1.5", "--max-num-reqs", "4")
+    limits = ("--request-timeout", "4", "--max-num-reqs", "4")
     with serving("--model", str(checkpoint), *limits, module=FAKE) as server:
         answer = ask(server, n=8, max_tokens=400, cache_salt="endless", stream=stream)
         if stream:

@@ -14,9 +14,10 @@ from pathlib import Path
 import httpx
 import pytest
 
+from e2e.cluster.process import free_ports
 from tests.matrix import marked
 from tests.server.checkpoint import CONFIG, make_weights
-from tests.server.harness import FAKE, REAL, ROOT, ServerProcess, has_ended, serving, unused_ports
+from tests.server.harness import FAKE, REAL, ROOT, ServerProcess, has_ended, serving
 from tests.server.test_supervision import start
 from tests.wait import TIMEOUT, wait_until
 
@@ -145,7 +146,7 @@ def test_two_servers_do_not_collide(checkpoint: Path) -> None:
 
 
 def test_tcp_addresses(checkpoint: Path) -> None:
-    commands, events = unused_ports(2)
+    commands, events = free_ports(2)
     addresses = (
         "--zmq-command-addr", f"tcp://127.0.0.1:{commands}", "--zmq-event-addr", f"tcp://127.0.0.1:{events}",
     )  # fmt: skip

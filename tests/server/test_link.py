@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import subprocess
 import sys
 from pathlib import Path
 
@@ -11,8 +12,9 @@ import zmq
 
 from runtime.server import messages
 from runtime.server.link import FrontendGone, Link
-from runtime.server.messages import Stop
+from runtime.server.messages import Fatal, Stop
 from runtime.server.peers import Invitation
+from tests.server.harness import ROOT
 from tests.wait import wait_until
 
 
@@ -39,3 +41,35 @@ def test_a_command_is_heard_from_when_it_is_here_until_it_is_taken(
                 list(link.receive(1))
         finally:
             link.close()
+
+
+REPORTS = """
+import sys, threading, time
+from runtime.server import link
+from runtime.server.peers import Invitation
+
+commands, events, link.REASON_SECONDS = sys.argv[1], sys.argv[2], float(sys.argv[3])
+backend = link.Link("backend-0", commands, events, Invitation())
+threading.Thread(target=backend.end_with, args=("a rank is gone",)).start()
+while True:
+    time.sleep(3600)
+"""
+
+
+def run_failing_backend(commands: str, events: str, reason_seconds: float) -> int:
+    """Runs a backend whose thread reports a failure while its main thread is blocked, and returns its exit code."""
+    command = [sys.executable, "-c", REPORTS, commands, events, str(reason_seconds)]
+    return subprocess.run(command, cwd=ROOT, stdin=subprocess.DEVNULL, stderr=subprocess.DEVNULL).returncode
+
+
+def test_a_failure_that_a_thread_reports_reaches_the_frontend(tmp_path: Path) -> None:
+    commands, events = (f"ipc://{tmp_path}/{name}" for name in ("commands", "events"))
+    with zmq.Context() as context, context.socket(zmq.PULL) as frontend:
+        frontend.bind(events)
+        assert run_failing_backend(commands, events, 3600) == 1
+        name, event = frontend.recv_multipart()
+    assert (name, messages.decode_event(event)) == (b"backend-0", Fatal("a rank is gone"))
+
+
+def test_a_failing_backend_exits_though_nobody_listens(tmp_path: Path) -> None:
+    assert run_failing_backend(f"ipc://{tmp_path}/commands", f"ipc://{tmp_path}/events", 0.1) == 1

@@ -14,13 +14,14 @@ import pytest
 import zmq
 from zmq.utils.monitor import recv_monitor_message
 
+from e2e.cluster.process import free_ports
 from runtime.config import EngineConfig, ServerConfig
 from runtime.errors import ConfigError
 from runtime.request.io import DecodingParams, EngineOutput, RequestSpec
 from runtime.server import messages, peers
 from runtime.server import supervisor as supervisors
 from runtime.server.supervisor import Supervisor
-from tests.server.harness import FAKE, ROOT, serving, unused_ports
+from tests.server.harness import FAKE, ROOT, serving
 from tests.server.test_supervisor import BACKEND, Log
 from tests.wait import wait_until_async
 
@@ -36,7 +37,7 @@ def forged(id: str) -> bytes:
 @pytest.fixture
 def addresses(monkeypatch: pytest.MonkeyPatch) -> tuple[str, str]:
     monkeypatch.chdir(ROOT)
-    one, two = unused_ports(2)
+    one, two = free_ports(2)
     return f"tcp://127.0.0.1:{one}", f"tcp://127.0.0.1:{two}"
 
 

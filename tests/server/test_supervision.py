@@ -151,7 +151,7 @@ def test_a_full_queue(checkpoint: Path, tmp_path: Path) -> None:
 
 
 def test_a_time_limit(checkpoint: Path) -> None:
-    with serving("--model", str(checkpoint), "--request-timeout", "1.5", module=FAKE) as server:
+    with serving("--model", str(checkpoint), "--request-timeout", "4", module=FAKE) as server:
         with server.client() as client:
             assert client.post("/generate", json=ENDLESS).status_code == 504
             events = sse(client.post("/generate", json={**ENDLESS, "stream": True}).text)

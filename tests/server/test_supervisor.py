@@ -14,6 +14,7 @@ import pytest
 from runtime.config import EngineConfig, ServerConfig
 from runtime.request.io import DecodingParams, EngineOutput, RequestSpec
 from runtime.server import messages
+from runtime.server import supervisor as supervisor_module
 from runtime.server.supervisor import Supervisor
 from tests.server.harness import ROOT
 from tests.wait import wait_until_async
@@ -43,17 +44,27 @@ class Log:
 
 
 @pytest.fixture
-def place(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Path:
+def folder(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(ROOT)
     return tmp_path_factory.mktemp("s")
 
 
-def supervise(place: Path, log: Log, failures: list[str], **engine: Any) -> Supervisor:
+@pytest.fixture(autouse=True)
+def long_limits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Limits that a slow machine does not reach. A test of one sets it."""
+    monkeypatch.setattr(supervisor_module, "REASON_SECONDS", 3600.0)
+    monkeypatch.setattr(supervisor_module, "STOP_SECONDS", 60.0)
+    monkeypatch.setattr(messages, "BACKEND_SILENCE_SECONDS", 3600.0)
+
+
+def supervise(
+    folder: Path, log: Log, failures: list[str], command: tuple[str, ...] = BACKEND, **engine: Any
+) -> Supervisor:
     config = ServerConfig(engine=EngineConfig(**engine))
-    return Supervisor(config, log, f"ipc://{place}/c", f"ipc://{place}/e", failures.append, BACKEND)
+    return Supervisor(config, log, f"ipc://{folder}/c", f"ipc://{folder}/e", failures.append, command)
 
 
-def test_a_backend_that_hangs_is_replaced(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_backend_that_hangs_is_replaced(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(messages, "PING_SECONDS", 0.2)
     monkeypatch.setattr(messages, "BACKEND_SILENCE_SECONDS", 3600.0)
 
@@ -66,7 +77,7 @@ def test_a_backend_that_hangs_is_replaced(place: Path, monkeypatch: pytest.Monke
 
     async def run() -> None:
         log, failures = Patient(), []
-        supervisor = supervise(place, log, failures)
+        supervisor = supervise(folder, log, failures)
         await supervisor.start()
         try:
             await wait_until_async(lambda: log.ready == 1)
@@ -89,13 +100,13 @@ def test_a_backend_that_hangs_is_replaced(place: Path, monkeypatch: pytest.Monke
     asyncio.run(run())
 
 
-def test_a_failed_load_is_told_once_and_not_repeated(place: Path) -> None:
+def test_a_failed_load_is_told_once_and_not_repeated(folder: Path) -> None:
     async def run() -> None:
         log, failures = Log(), []
-        supervisor = supervise(place, log, failures, accept_threshold=0.0)  # the fake engine refuses it
+        supervisor = supervise(folder, log, failures, accept_threshold=0.0)  # the fake engine refuses it
         await supervisor.start()
         await wait_until_async(lambda: failures)
-        await wait_until_async(supervisor.tasks[0].done)  # nothing starts a backend in its place any more
+        await wait_until_async(supervisor.tasks[0].done)  # no other backend is started
         await supervisor.stop("done")
         assert failures == ["tensor 'model.norm.weight' is missing"]
         assert supervisor.replicas[0].starts == 1
@@ -104,7 +115,7 @@ def test_a_failed_load_is_told_once_and_not_repeated(place: Path) -> None:
 
 
 def test_a_reason_that_arrives_after_the_end_of_its_process_is_read(
-    place: Path, monkeypatch: pytest.MonkeyPatch
+    folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     read, calls = Supervisor._read_events, 0
 
@@ -120,7 +131,7 @@ def test_a_reason_that_arrives_after_the_end_of_its_process_is_read(
 
     async def run() -> None:
         log, failures = Log(), []
-        supervisor = supervise(place, log, failures, accept_threshold=0.0)
+        supervisor = supervise(folder, log, failures, accept_threshold=0.0)
         await supervisor.start()
         await wait_until_async(lambda: failures)
         await supervisor.stop("done")
@@ -129,17 +140,32 @@ def test_a_reason_that_arrives_after_the_end_of_its_process_is_read(
     asyncio.run(run())
 
 
-def test_words_of_strangers_and_of_the_dead_are_not_heard(place: Path) -> None:
+def test_a_process_that_exits_without_a_reason_is_reported(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(supervisor_module, "REASON_SECONDS", 0.05)
+
+    async def run() -> None:
+        failures: list[str] = []
+        supervisor = supervise(folder, Log(), failures, (sys.executable, "-c", "raise SystemExit(1)"))
+        await supervisor.start()
+        await wait_until_async(lambda: failures)
+        await supervisor.stop("done")
+        (reason,) = failures
+        assert "exit code 1 while it loaded the model" in reason
+
+    asyncio.run(run())
+
+
+def test_words_of_strangers_and_of_the_dead_are_not_heard(folder: Path) -> None:
     import zmq
 
     async def run() -> None:
         log, failures = Log(), []
-        supervisor = supervise(place, log, failures)
+        supervisor = supervise(folder, log, failures)
         await supervisor.start()
         await wait_until_async(lambda: log.ready == 1)
         news = messages.encode(messages.Outputs([EngineOutput(id="x", nfe=1)]))
         with zmq.Context() as context, context.socket(zmq.PUSH) as socket:
-            socket.connect(f"ipc://{place}/e")
+            socket.connect(f"ipc://{folder}/e")
             for frames in ([b"backend-0.0", news], [b"backend-0.1", b"\xff"], [b"one"], [b"a", b"b", b"c"]):
                 socket.send_multipart(frames)
             socket.send_multipart([b"backend-0.1", news])

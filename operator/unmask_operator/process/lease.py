@@ -120,7 +120,10 @@ class Elector:
         log.info("leading")
 
     async def keep(self) -> NoReturn:
-        """Renew until that fails for the deadline: then LostLease. A renewal that fails is soon tried again."""
+        """Renews the Lease, and retries a failed renewal after 1 to 2 s.
+
+        Raises LostLease when no renewal succeeds before the deadline.
+        """
         pause = RETRY_SECONDS
         while True:
             await asyncio.sleep(min(pause, max(0.0, self._lease.seconds_left())))
