@@ -18,7 +18,7 @@ REGISTRY ?=
 SBOMS ?= build
 VERSION := $(shell sed -n 's/^version = "\(.*\)"/\1/p' pyproject.toml)
 
-# With PYTHONDONTWRITEBYTECODE set, each process would compile the modules again, and pytest rewrite all assertions.
+# Bytecode is cached: otherwise each process compiles the modules again, and pytest rewrites all assertions.
 unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: help setup serve chat test test-rest test-all test-slow test-times test-load programs e2e browser-test clients lint format typecheck crds operator-bench siege gpu-test gpu-test-2 gpu-bench images lock clean
@@ -26,7 +26,7 @@ unexport PYTHONDONTWRITEBYTECODE
 help:  ## show this list
 	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 16
 
-# who looks on sees how far it is
+# shows progress on a terminal
 QUIET := $(shell test -t 2 || echo --quiet)
 
 setup: $(STAMP)  ## create or refresh .venv
@@ -67,13 +67,13 @@ test-all: setup  ## test, then test-rest
 	$(MAKE) test
 	$(MAKE) test-rest
 
-test-slow: setup programs  ## soak tests and long property runs, an hour
+test-slow: setup programs  ## soak tests, long property runs and the largest matrices, an hour
 	$(PYTEST) -m "slow and $(ON_CPU)" --timeout=3600 $(ARGS)
 
 test-times: setup programs  ## run the tests of test-all; print the slowest 50 and the time per directory
 	$(PYTEST) -m "not slow and $(ON_CPU)" --junitxml=$(TIMES) $(ARGS); status=$$?; $(BIN)/python -m tests.times $(TIMES); exit $$status
 
-test-load: setup programs  ## test-all directory by directory beside four busy loops; ARGS="--passes 3 tests/server"
+test-load: setup programs  ## the tests of test-all beside four busy loops; ARGS="--passes 3 tests/server"
 	OMP_NUM_THREADS=1 $(BIN)/python -m tests.under_load $(ARGS)
 
 programs: setup  ## compile what test-rest runs, once: an API server, etcd, helm
@@ -93,7 +93,7 @@ browser-test: setup  ## drive the page in headless Chromium, which it installs (
 clients: setup  ## run third parties' clients against the demo, each in an environment of its own; ARGS="-k openai" one
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/clients -m clients $(ARGS)
 
-lint: setup
+lint: setup  ## run ruff
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 
@@ -101,7 +101,7 @@ format: setup  ## rewrite files in the house style
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-typecheck: setup
+typecheck: setup  ## run mypy
 	$(BIN)/mypy
 
 crds: setup  ## write crds/, its chart's copy and docs/fields.md from the operator's models

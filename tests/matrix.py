@@ -13,7 +13,7 @@ def marked(cases: Iterable[Any], *, quick: Container[Any]) -> list[Any]:
 
     Args:
         cases: Values, tuples of values, or `pytest.param` objects with ids.
-        quick: The values, tuples or ids of the cases that `make test` runs. At least one has to be there.
+        quick: The values, tuples or ids of the cases that `make test` runs.
     """
     found = []
     for case in cases:

@@ -68,13 +68,8 @@ def test_flags_that_are_named_exist(name):
     own = {f"--{s}" for f in FLAGS for s in f.spellings} | {"--help"}
     tools = bench_flags() | {"--hypothesis-profile", "--timeout"}
     tools |= {"--namespace", "--create-namespace", "--set", "--wait", "--for", "--from-literal"}  # helm's and kubectl's
-    tools |= {
-        "--all",
-        "--list",
-        "--uses",
-        "--write",
-        "--repeat",
-    }  # of tests.siege, without, layout.baselines and under_load
+    # of tests.siege, tests.without, tests.layout.baselines and tests.under_load
+    tools |= {"--all", "--list", "--uses", "--write", "--repeat", "--passes"}
     for flag in re.findall(r"(?<![\w-])--[a-z][a-z-]+", re.sub(r"<!--.*?-->", "", text)):
         assert flag in own | tools, flag
 

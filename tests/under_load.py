@@ -105,7 +105,9 @@ def append(log: Path, result: Result) -> None:
 
 def main() -> int:
     parser = argparse.ArgumentParser("python -m tests.under_load", description=__doc__)
-    parser.add_argument("path", nargs="*", help="directories or test files; without one, all slices of the suite")
+    parser.add_argument(
+        "path", nargs="*", help="directories, test files or ids of tests; without one, all slices of the suite"
+    )
     parser.add_argument("--passes", type=int, default=1, metavar="N", help="runs of each slice (%(default)s)")
     parser.add_argument("--repeat", type=int, metavar="N", help="run the given paths N times, whatever the log has")
     parser.add_argument("--loops", type=int, default=4, metavar="N", help="busy loops beside the tests (%(default)s)")
@@ -114,7 +116,7 @@ def main() -> int:
     )
     options = parser.parse_args()
     if options.repeat and not options.path:
-        parser.error("--repeat: name the directories or test files to repeat")
+        parser.error("--repeat: name the directories, test files or tests to repeat")
     os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:CPUS])
     chosen = [[path] for path in options.path] or slices()
     commit = current_commit()
@@ -125,7 +127,9 @@ def main() -> int:
     failed = 0
     for number in range(1, (options.repeat or options.passes) + 1):
         for paths in chosen:
-            if (number, *paths) not in done:
+            if (number, *paths) in done:
+                print(f"skipped pass {number} {' '.join(paths)}: it passed at {commit}")
+            else:
                 result = run(commit, paths, number, options.loops, bool(options.repeat))
                 append(options.log, result)
                 failed += not result.passed_all
