@@ -27,7 +27,7 @@ def _ping(connection: socket.socket, over: threading.Event) -> None:
 
 @contextlib.contextmanager
 def pinging(server: ServerProcess) -> Iterator[None]:
-    """Fails unless every `/health` is answered, also after the last heavy request. `make siege` measures how soon."""
+    """Fails unless every `/health` is answered, also after the last heavy request."""
     assert server.url
     over = threading.Event()
     with (

@@ -1,7 +1,7 @@
 """Requests made to hold the server up: it answers others all the time, and takes little memory.
 
 The bound is an order of magnitude above what a quiet machine takes, and one below what these requests once took.
-`make siege` measures how soon others are answered.
+That others are answered meanwhile is checked here. `make siege` measures how soon, for attacks that it has.
 """
 
 from __future__ import annotations
@@ -151,8 +151,8 @@ def test_ids_of_any_number_to_text(target: ServerProcess) -> None:
     assert many.status_code == 400
 
 
-def test_a_client_that_goes_away_stops_the_rendering_of_its_prompt(target: ServerProcess) -> None:
-    """Each of them would take seconds."""
+def test_a_client_that_goes_away_during_rendering_counts_as_aborted(target: ServerProcess) -> None:
+    """`test_lanes` and `test_budget` check that the rendering ends."""
     body = json.dumps({"messages": USER, "chat_template_kwargs": {"spin": 99_999}}).encode()
     head = f"POST {CHAT} HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n\r\n".encode()
     before = target.metrics().get(ABORTED, 0)

@@ -64,8 +64,8 @@ def wait_all_true(kube: Kube, resource: Obj) -> None:
 def wait_settled(kube: Kube, namespace: str, name: str = "") -> None:
     """Waits until the operator has reconciled what changed before this call.
 
-    What it waits for comes after that: the operator creates the deleted Service of another resource again. The queue
-    gives that reconcile the delay of every change to a child, and older entries precede it.
+    It creates another resource, deletes its Service and waits until the operator has created that again. The queue
+    starts older entries first. One that is still in work, or delayed by a failure, may end later.
     """
     sentinel = kube.create(demo(namespace, name or f"sentinel-{secrets.token_hex(4)}"))
     wait_condition(kube, sentinel, "Accepted", "True")
