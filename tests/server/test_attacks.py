@@ -177,7 +177,7 @@ def test_an_offer_to_upgrade_is_ignored_and_its_body_read(server: ServerProcess,
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         connection.sendall(head if apart else head + body)
         if apart:
-            time.sleep(0.1)  # so that two segments come; nothing tells whether they did, and the answers are the same
+            time.sleep(0.1)  # makes two TCP segments likely; the answers do not depend on it
             connection.sendall(body)
         connection.sendall(b"GET /health HTTP/1.1\r\nConnection: close\r\n\r\n")
         tokenized, health = answers(read_all(connection))
