@@ -59,21 +59,22 @@ def test_rendering_uses_a_tenth_of_a_processor_and_no_more() -> None:
     assert b'outcome="stop"' in metrics.text()
 
 
-def test_a_thread_that_waits_for_a_processor_while_it_renders_is_not_charged() -> None:
-    """On a busy machine rendering takes long and uses little; the next request is for a new text all the same."""
+@pytest.mark.parametrize(("seconds", "rendered_again"), [(3.0, True), (4.0, False)])
+def test_time_in_which_rendering_waits_is_charged_at_a_quarter(seconds: float, rendered_again: bool) -> None:
+    """A credit of 0.5 s lasts for 3.3 s of waiting, during which a tenth of the time is credited."""
     now, observed = 0.0, Observed()
     metrics = Metrics("m", observed, clock=lambda: now)
 
     class Waits:
         def collect(self) -> list[Metric]:
             nonlocal now
-            now += 600.0
+            now += seconds
             return []
 
     metrics.registry.register(Waits())
     metrics.text()
     observed.requests.labels("stop").inc()
-    assert b'outcome="stop"' in metrics.text()
+    assert (b'outcome="stop"' in metrics.text()) is rendered_again
 
 
 @pytest.mark.parametrize("replicas", [2])
