@@ -5,7 +5,7 @@ from datetime import UTC, datetime
 
 import pytest
 
-from tests.operator.simulated_time import now, run_simulated
+from tests.simulated_time import now, run_simulated
 from unmask_operator.client.errors import ApiError
 from unmask_operator.process import lease as module
 from unmask_operator.process.lease import DEADLINE_SECONDS, LEASE_SECONDS, RETRY_SECONDS, Elector, Lease, LostLease

@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from tests.operator.simulated_time import run_simulated
+from tests.simulated_time import run_simulated
 from tests.wait import wait_until_async
 from unmask_operator.controller.queue import WorkQueue
 

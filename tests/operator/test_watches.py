@@ -8,7 +8,7 @@ import random
 import pytest
 from aiohttp import web
 
-from tests.operator.simulated_time import now, run_simulated
+from tests.simulated_time import now, run_simulated
 from tests.wait import TIMEOUT, wait_until_async
 from unmask_operator.client.client import Client
 from unmask_operator.client.errors import ApiError

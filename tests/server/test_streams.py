@@ -10,20 +10,7 @@ import pytest
 
 from runtime.server import responses
 from runtime.server.responses import EventStream
-
-
-class VirtualLoop(asyncio.SelectorEventLoop):
-    """A loop whose clock moves only when every task waits: then it is the time of the next timer at once."""
-
-    now = 0.0
-
-    def time(self) -> float:
-        return self.now
-
-    def _run_once(self) -> None:
-        if not self._ready and self._scheduled:  # type: ignore[attr-defined]
-            self.now = max(self.now, self._scheduled[0].when())  # type: ignore[attr-defined]
-        super()._run_once()  # type: ignore[misc]
+from tests.simulated_time import run_simulated
 
 
 class Job:
@@ -56,8 +43,7 @@ def test_comments_fill_the_silence(monkeypatch: pytest.MonkeyPatch) -> None:
         yield b"data: 2\n\n"
 
     job = Job()
-    with asyncio.Runner(loop_factory=VirtualLoop) as runner:
-        runner.run(EventStream(job, chunks())({}, never, send))
+    run_simulated(EventStream(job, chunks())({}, never, send))
     assert sent[0]["status"] == 200
     assert dict(sent[0]["headers"])[b"content-type"].startswith(b"text/event-stream")
     bodies = [m["body"] for m in sent[1:]]
@@ -88,7 +74,6 @@ def test_a_client_that_goes_ends_the_job(started: bool) -> None:
         return {"type": "http.disconnect"}
 
     job = Job()
-    with asyncio.Runner(loop_factory=VirtualLoop) as runner:
-        runner.run(EventStream(job, chunks())({}, receive, send))
+    run_simulated(EventStream(job, chunks())({}, receive, send))
     assert job.left
     assert closed == [True] * started
