@@ -85,13 +85,18 @@ def run(port: int, *, timeout: str = LONG) -> dict[str, Any]:
     transport = httpx.HTTPTransport(retries=8)
     try:
         with httpx.Client(transport=transport, trust_env=False, timeout=TIMEOUT) as client:
-            wait_until(lambda: min(kinds(client.get(report).json())) >= EACH, "requests of each kind")
+            wait_until(lambda: enough(client.get(report).json()), "requests of each kind and client")
             told = client.post(f"{report}/stop").json()
             assert client.get(report).json()["requests"] == told["requests"]
         return told
     finally:
         process.terminate()
         process.wait()
+
+
+def enough(told: dict[str, Any]) -> bool:
+    """Whether there were requests of each kind, and an answer for every client where any had one."""
+    return min(kinds(told)) >= EACH and (told["fewest"] >= 1 or told["failed"] == told["requests"])
 
 
 def kinds(told: dict[str, Any]) -> tuple[int, int, int, int]:
@@ -109,7 +114,6 @@ def test_whole_answers_are_no_failures() -> None:
     assert told["connections"] == len(it.connections)
     assert told["connections"] - (told["requests"] - told["keep_alive"]) in (1, 2)  # two clients keep theirs
     assert 0 < told["latency"]["p50"] <= told["latency"]["max"]
-    assert 0 < told["silence"] < told["seconds"]
     assert 1 <= told["fewest"] <= told["requests"] // 4
     assert {asked["max_tokens"] for asked in it.asked} == {32}
     assert {asked["model"] for asked in it.asked} == {"some-model"}
@@ -130,7 +134,7 @@ def test_every_failure_is_told_and_nothing_is_asked_again(manner: str, causes: l
     with server(manner) as it:
         told = run(it.server_port, timeout="2s" if manner == "silent" else LONG)
     assert told["requests"] == told["failed"] == len(it.asked)
-    assert (told["silence"], told["fewest"]) == (0, 0)  # counted from the first answer
+    assert told["fewest"] == 0  # counts answers, not failures
     for cause in causes:
         assert any(cause in one["cause"] for one in told["failures"]), (cause, told["failures"][:4])
     assert {one["streamed"] for one in told["failures"]} == {True, False}

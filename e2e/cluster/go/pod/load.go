@@ -43,7 +43,6 @@ type Report struct {
 	Failed      int                `json:"failed"`
 	Failures    []Failure          `json:"failures"` // all of them, up to `listed`
 	Latency     map[string]float64 `json:"latency"`  // seconds, of whole answers
-	Silence     float64            `json:"silence"`  // the most seconds since the first answer in which none came
 	Fewest      int                `json:"fewest"`   // answers that one client had, the one with the fewest
 }
 
@@ -55,8 +54,7 @@ type load struct {
 	mutex             sync.Mutex
 	report            Report
 	latencies         []float64
-	answers           []int   // of each client
-	answered          float64 // when the last answer came
+	answers           []int // of each client
 	stopping, stopped chan struct{}
 	stop              sync.Once
 }
@@ -138,8 +136,6 @@ func (l *load) count(number int, one Failure, err error) {
 		l.report.Connections++
 	}
 	if err == nil {
-		l.report.Silence = max(l.report.Silence, l.silence(one.Ended))
-		l.answered = one.Ended
 		l.answers[number]++
 		l.latencies = append(l.latencies, one.Ended-one.Started)
 		return
@@ -148,14 +144,6 @@ func (l *load) count(number int, one Failure, err error) {
 	if one.Cause = err.Error(); l.report.Failed <= listed {
 		l.report.Failures = append(l.report.Failures, one)
 	}
-}
-
-// silence tells how long no answer had come by `now`, zero before the first one.
-func (l *load) silence(now float64) float64 {
-	if len(l.latencies) == 0 {
-		return 0
-	}
-	return now - l.answered
 }
 
 // ask sends one request and reads its answer to the end.
@@ -248,7 +236,6 @@ func (l *load) tell(w http.ResponseWriter, _ *http.Request) {
 	defer l.mutex.Unlock()
 	report := l.report
 	report.Seconds = l.since()
-	report.Silence = max(report.Silence, l.silence(report.Seconds))
 	report.Fewest = slices.Min(l.answers)
 	sorted := slices.Sorted(slices.Values(l.latencies))
 	report.Latency = map[string]float64{}
