@@ -117,7 +117,7 @@ def test_python_examples_use_what_there_is():
                 SamplingParams(**{k.arg: ast.literal_eval(k.value) for k in node.keywords})
 
 
-@pytest.mark.whole_registry
+@pytest.mark.all_entries
 def test_decoding_fields_are_the_table():
     text = page("docs/decoding.md")
     assert text == markdown.with_table(text), "run python -m runtime.strategies.markdown"
@@ -170,7 +170,7 @@ def test_a_strategys_paragraph_and_the_table_name_its_fields(key):
         assert f"| `{field}` |" in page("docs/decoding.md"), field
 
 
-@pytest.mark.whole_registry
+@pytest.mark.all_entries
 def test_families_and_shapes_are_the_tables():
     assert page("docs/models.md") == models.with_tables(page("docs/models.md")), "run python -m runtime.engine.markdown"
 

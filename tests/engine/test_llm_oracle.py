@@ -192,7 +192,7 @@ def test_generate_and_stream(case: Case, llm: LLM) -> None:
         assert final["token_ids"] == result.tokens
 
 
-@pytest.mark.whole_registry  # with fewer rules there are fewer cases
+@pytest.mark.all_entries  # with fewer rules there are fewer cases
 def test_the_cases_are_worth_comparing(case: Case) -> None:
     """Over the plain cases: several positions accepted in a step, and an answer that ends at an EOS."""
     random = np.random.default_rng(2)

@@ -7,7 +7,7 @@ from tests.layout.baselines import CHECKS, FOLDER, BaselineError, compare, count
 from tests.layout.check import Check, Finding
 
 
-@pytest.mark.whole_registry  # files of an entry that is taken out have violations too
+@pytest.mark.all_entries  # files of an entry that is taken out have violations too
 @pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.name)
 def test_violations_are_those_of_the_baselines(check):
     report = compare(check, check.find(), load(FOLDER / check.name)).report()

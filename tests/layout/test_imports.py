@@ -49,7 +49,7 @@ class House:
     def order(self) -> list[str]:
         """The table's packages and modules, as Python names them, from its top."""
         page = (ROOT / "docs" / self.page).read_text(encoding="utf-8")
-        lines = page.split("## The house")[1].split("\n## ")[0].splitlines()
+        lines = page.split("## Packages")[1].split("\n## ")[0].splitlines()
         rows = [line.split("|")[1] for line in lines if "|" in line]
         paths = [path for row in rows for path in re.findall(rf"`({self.package}/[\w/.]+)`", row)]
         return [path.removesuffix("__init__.py").removesuffix(".py").strip("/").replace("/", ".") for path in paths]

@@ -27,7 +27,7 @@ def test_enums_are_the_flags_choices_in_camel_case():
         assert written == {f"--{flag.name}={spelling(value)}" for value in values}
 
 
-@pytest.mark.whole_registry
+@pytest.mark.all_entries
 def test_what_is_written_of_the_strategies_is_theirs():
     """`make crds` writes it."""
     from runtime.strategies import strategies as registered

@@ -87,7 +87,7 @@ def fields() -> list[Field]:
 DEFAULTS = [flag for flag in FLAGS if flag.group == DECODING]
 
 
-@pytest.mark.whole_registry
+@pytest.mark.all_entries
 def test_every_flag_of_decoding_is_of_a_field():
     assert {flag.dest for flag in DEFAULTS} <= {field.flag or field.name for field in fields()}
 

@@ -35,7 +35,7 @@ class Failures:
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         fixtures = dict(report.user_properties).get("fixtures", [])
-        self.tell(report, "whole_registry" in report.keywords, fixtures)
+        self.tell(report, "all_entries" in report.keywords, fixtures)
 
     def pytest_collectreport(self, report: pytest.CollectReport) -> None:
         self.tell(report, False, [])

@@ -31,7 +31,7 @@ class Test(NamedTuple):
 
     id: str
     fixtures: tuple[str, ...]
-    whole: bool  # marked whole_registry
+    whole: bool  # marked all_entries
     uses: frozenset[str]  # the entries that it called, or its fixtures, or a process that it started
     says: frozenset[str]  # the names of entries that stand in quotes in its source
 
