@@ -94,9 +94,9 @@ def run(port: int, *, timeout: str = LONG) -> dict[str, Any]:
         process.wait()
 
 
-def enough(told: dict[str, Any]) -> bool:
+def enough(report: dict[str, Any]) -> bool:
     """Whether there were requests of each kind, and an answer for every client where any had one."""
-    return min(kinds(told)) >= EACH and (told["fewest"] >= 1 or told["failed"] == told["requests"])
+    return min(kinds(report)) >= EACH and (report["fewest"] >= 1 or report["failed"] == report["requests"])
 
 
 def kinds(told: dict[str, Any]) -> tuple[int, int, int, int]:
