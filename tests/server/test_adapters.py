@@ -186,6 +186,9 @@ def test_coming_and_going_under_load_fails_no_others(server: ServerProcess, plac
 def test_metrics_of_each(server: ServerProcess) -> None:
     server.until_metric('unmask_lora_requests_running{lora="one"}', 0)
     server.until_metric('unmask_lora_requests_waiting{lora="one"}', 0)
+    with server.client() as client:
+        for model in ("one", "two", "fromfile"):  # one more than --max-loras
+            ask(client, model)
     server.until(lambda: server.metrics()["unmask_lora_evictions_total"] > 0)
 
 

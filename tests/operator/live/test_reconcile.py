@@ -10,9 +10,9 @@ import pytest
 import yaml
 
 from e2e.cluster import ApiError, Kube
-from tests.operator.live.objects import children, demo, read, wait_condition, wait_settled
+from tests.operator.live.objects import children, demo, labelled, read, wait_condition, wait_settled
 from tests.operator.live.process import ROOT
-from unmask_operator.objects import API_VERSION, FIELD_MANAGER, KIND
+from unmask_operator.objects import API_VERSION, FIELD_MANAGER, KIND, controller_uid
 
 pytestmark = [pytest.mark.cluster, pytest.mark.usefixtures("shared_operator")]
 
@@ -220,14 +220,16 @@ def test_a_resource_created_again_gets_children_of_its_own(admin, namespace):
     wait_condition(admin, resource, "Accepted", "True")
     old = {key: obj["metadata"]["uid"] for key, obj in children(admin, resource).items()}
     kept = read(admin, resource)
-    for (_, _), obj in children(admin, resource).items():
-        admin.delete(obj)  # no garbage collector runs here
+    uid = kept["metadata"]["uid"]
     admin.delete(resource)
     for member in ("uid", "resourceVersion", "generation", "creationTimestamp", "managedFields"):
         kept["metadata"].pop(member, None)
     admin.create(kept)  # as from `kubectl get -o yaml`, status and all
 
     def renewed() -> bool:
+        for obj in labelled(admin, namespace):
+            if controller_uid(obj) == uid:
+                admin.delete(obj)  # as the garbage collector would, which does not run here
         now = {key: obj["metadata"]["uid"] for key, obj in children(admin, resource).items()}
         return set(now) == set(old) and not set(now.values()) & set(old.values())
 
