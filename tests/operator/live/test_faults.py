@@ -214,7 +214,8 @@ def test_a_leader_that_was_frozen_writes_nothing_when_it_wakes(api_server, admin
         assert first.process is not None
         for number in range(resources):
             admin.create(demo(namespace, f"s{number}", **FULL))
-        admin.wait("it waits for answers", lambda: stopped)
+        # All workers wait, so that none is frozen between its look at the Lease and the first byte of its request.
+        admin.wait("every worker waits for an answer", lambda: len(stopped) >= WORKERS)
         first.process.send_signal(signal.SIGSTOP)
         try:
             answered = len(fault_proxy.writes()) + len(stopped)
