@@ -61,6 +61,18 @@ def alone(server: ServerProcess) -> Iterator[httpx.Client]:
         yield client
 
 
+def until_all_serve(server: ServerProcess) -> None:
+    """Waits until new connections reach every process. One that was started again takes none until it can serve."""
+
+    def reached() -> bool:
+        with alone(server), contextlib.ExitStack() as stack:
+            for _ in range(PROCESSES - 1):
+                stack.enter_context(server.client()).get("/health")
+            return all(connections(server))
+
+    server.until(reached)
+
+
 def handlers(log: str) -> Counter[str]:
     """Answers of /generate by the process that wrote their line."""
     return Counter(line.split()[2].rstrip(":") for line in log.splitlines() if "POST /generate 200" in line)
@@ -121,7 +133,7 @@ def test_a_killed_process_takes_only_its_own_requests(crew: ServerProcess, tmp_p
         assert all(one.result().status_code == 200 for one in answers if one.exception() is None)
     crew.until_idle()  # the engine does not work for those that are gone
     assert crew.metrics()["unmask_request_seconds_count"] >= before  # a total never becomes less
-    wait_until(lambda: len(frontends(crew)) == PROCESSES)
+    until_all_serve(crew)
     assert victim.pid not in {process.pid for process in frontends(crew)}
     with crew.client() as client:
         for _ in range(6):
