@@ -45,6 +45,17 @@ class Facts:
         return self.suspended or self.desired == 0
 
     @property
+    def paused(self) -> str:
+        """A sentence on a Deployment that was paused by hand, with the command that resumes it; "" for others."""
+        if section(self.deployment, "spec").get("paused") is not True:
+            return ""
+        meta = self.observed.service["metadata"]
+        return (
+            f"Deployment {meta['name']} is paused (spec.paused); resume it with "
+            f"kubectl rollout resume deployment/{meta['name']} -n {meta['namespace']}"
+        )
+
+    @property
     def absent(self) -> bool:
         """Nothing runs, for the spec has never been accepted."""
         return not self.plan.children and not self.deployment

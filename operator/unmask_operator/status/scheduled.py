@@ -19,7 +19,8 @@ def verdict(facts: Facts) -> Verdict | None:
         return yes("Scheduled", "the pods that serve have nodes") if facts.grows else found
     if any(pod_facts.is_scheduled(pod) for pod in facts.pods):
         return yes("Scheduled", "every pod has a node")
-    return no("Pending", "no pod has a node yet")
+    deleted = next(filter(None, map(pod_facts.deleted_from_lost_node, facts.observed.pods)), None)
+    return no("Pending", f"no pod has a node yet{f'; {deleted}' if deleted else ''}")
 
 
 def obstacle(facts: Facts) -> Verdict | None:
