@@ -50,6 +50,8 @@ def up_to_date(facts: Facts) -> Verdict | None:
     """The pods are as this operator would make them today."""
     if facts.absent:
         return None
+    if facts.paused and not facts.rolled_out and not facts.idle:
+        return no("DeploymentPaused", f"the pods are not of the newest template: {facts.paused}")
     if facts.plan.up_to_date:
         return yes("UpToDate", "the pods are as this operator makes them")
     return no(

@@ -28,6 +28,11 @@ def obstacle(facts: Facts) -> Verdict | None:
     failure = pod_facts.condition(facts.deployment, "ReplicaFailure")
     if failure.get("status") == "True":
         return no("PodCreationRefused", str(failure.get("message") or failure.get("reason")))
+    progressing = pod_facts.condition(facts.deployment, "Progressing")
+    if progressing.get("status") == "False" and progressing.get("reason") == "ReplicaSetCreateError":
+        return no("PodCreationRefused", str(progressing.get("message") or progressing["reason"]))
+    if facts.paused and not facts.pods and not facts.rolled_out:
+        return no("DeploymentPaused", f"no pod is created: {facts.paused}")
     for pod in facts.pods:
         sentence = pod_facts.unschedulable(pod)
         if sentence is None:
