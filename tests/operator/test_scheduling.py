@@ -57,7 +57,7 @@ def test_the_schedulers_sentence_is_parsed_into_reasons_with_counts() -> None:
         (
             "1 node(s) had untolerated taint(s)",
             {"taints": [GPU_TAINT]},
-            ["taint", "tolerations of nvidia.com/gpu", "spec.podTemplate.spec.tolerations", "gpuEngines.tolerations"],
+            ["taint", "toleration of nvidia.com/gpu", "spec.podTemplate.spec.tolerations", "gpuEngines.tolerations"],
         ),
         (
             "1 node(s) had untolerated taint {nvidia.com/gpu: present}",
@@ -230,6 +230,38 @@ def test_a_service_without_gpus_is_not_sent_to_the_charts_gpu_values() -> None:
     assert found["reason"] == "Unschedulable"
     assert "spec.podTemplate.spec.tolerations" in found["message"]
     assert "gpuEngines" not in found["message"]
+
+
+UNNAMED = "1 node(s) had untolerated taint(s)"  # all that Kubernetes 1.34 says
+
+
+@pytest.mark.parametrize(
+    ("node", "says"),
+    [
+        (gpu_node("g", taints=[taint("node.kubernetes.io/memory-pressure")]), "the node is short of memory"),
+        (gpu_node("g", taints=[taint("node.kubernetes.io/unreachable")]), "the node is not Ready"),
+        (gpu_node("g", taints=[taint("pool"), taint("a")]), "toleration of a to spec.podTemplate.spec.tolerations"),
+        (
+            gpu_node("g", taints=[taint("node-role.kubernetes.io/control-plane")]),
+            "tolerate node-role.kubernetes.io/control-plane",
+        ),
+    ],
+)
+def test_taints_that_the_message_does_not_name_are_read_from_the_nodes(node: Obj, says: str) -> None:
+    other = gpu_node("c", None, taints=[taint("web")])
+    for message in (f"1 Insufficient nvidia.com/gpu, {UNNAMED}", UNNAMED):
+        found = scheduled(f"0/2 nodes are available: {message}.", [node, other])
+        assert found["reason"] == "Unschedulable"
+        assert says in start(found)
+        assert "toleration of web" not in start(found)
+    unknown = scheduled(f"0/1 nodes are available: {UNNAMED}.")
+    assert "tolerations of the taints that kubectl describe node lists" in start(unknown)
+
+
+def test_an_unnamed_taint_of_nodes_without_gpus_does_not_hide_that_the_others_are_busy() -> None:
+    nodes = [gpu_node("g"), gpu_node("c", None, taints=[taint("node-role.kubernetes.io/control-plane")])]
+    found = scheduled(f"0/2 nodes are available: 1 Insufficient nvidia.com/gpu, {UNNAMED}.", nodes)
+    assert (found["reason"], "busy" in found["message"]) == ("InsufficientGPU", True)
 
 
 def test_control_plane_nodes_are_left_out_where_there_are_other_reasons() -> None:

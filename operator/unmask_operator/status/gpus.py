@@ -28,6 +28,11 @@ class _Capacity:
     def largest(self) -> int:
         return max(self.allowed, default=0)
 
+    @property
+    def relevant_excluded(self) -> Sequence[ExcludedNode]:
+        """The excluded nodes that have GPUs; all of them where none has."""
+        return [node for node, _ in self.excluded_gpus] or self.excluded
+
     def excluded_clause(self, resource: str) -> str:
         """Names the nodes whose GPUs do not count."""
         if not self.excluded_gpus:
@@ -39,9 +44,9 @@ class _Capacity:
 
 def shortage(facts: Facts, pod: Obj, sentence: str) -> Verdict | None:
     """The condition of a pod that finds no GPU; None where the scheduler's sentence is about something else."""
-    if not isinstance(facts.spec.get("gpu"), dict):
+    resource = gpu_resource(facts)
+    if resource is None:
         return None
-    resource = str(facts.spec["gpu"].get("resourceName") or DEFAULT_GPU)
     reasons = parse_reasons(sentence)
     short = [reason for reason in reasons if reason.resource == resource]
     if not short:
@@ -55,6 +60,18 @@ def shortage(facts: Facts, pod: Obj, sentence: str) -> Verdict | None:
     if not causes and not (capacity and capacity.excluded_gpus):
         return no("InsufficientGPU", _gpus_alone(facts, pod, resource, capacity, sentence))
     return _other_causes(facts, pod, short[0], causes, capacity, sentence)
+
+
+def relevant_excluded_nodes(facts: Facts, pod: Obj) -> Sequence[ExcludedNode]:
+    """The nodes that do not accept the pod: of a GPU service those with GPUs, where there are any."""
+    capacity = _capacity(facts, pod, gpu_resource(facts) or "")
+    return capacity.relevant_excluded if capacity else ()
+
+
+def gpu_resource(facts: Facts) -> str | None:
+    """The resource under which nodes offer the service's GPUs; None for a service without spec.gpu."""
+    gpu = facts.spec.get("gpu")
+    return str(gpu.get("resourceName") or DEFAULT_GPU) if isinstance(gpu, dict) else None
 
 
 def _gpus_alone(facts: Facts, pod: Obj, resource: str, capacity: _Capacity | None, sentence: str) -> str:
@@ -90,7 +107,9 @@ def _other_causes(
     hint, need = _rollout_hint(facts), _needed(pod, resource)
     if capacity and not causes and need > capacity.largest:
         causes = list(dict.fromkeys(SchedulerReason(None, node.scheduler_text) for node, _ in capacity.excluded_gpus))
-    start = f"{explain(causes, has_gpu=True, excluded=capacity.excluded if capacity else ())}; " if causes else ""
+    start = (
+        f"{explain(causes, has_gpu=True, excluded=capacity.relevant_excluded if capacity else ())}; " if causes else ""
+    )
     if capacity is None:
         return no("Unschedulable", f"{start}a pod needs {need} {resource}{hint} ({sentence})")
     excluded, largest = capacity.excluded_clause(resource), capacity.largest

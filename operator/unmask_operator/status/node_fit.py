@@ -11,6 +11,7 @@ from unmask_operator.objects import Obj
 from unmask_operator.status.facts import section
 
 CORDON_TAINT = "node.kubernetes.io/unschedulable"
+NOT_READY_TAINT = "node.kubernetes.io/not-ready"
 CONTROL_PLANE_TAINTS = frozenset({"node-role.kubernetes.io/control-plane", "node-role.kubernetes.io/master"})
 _NO_AFFINITY = "node(s) didn't match Pod's node affinity/selector"
 _BLOCKING_EFFECTS = ("NoSchedule", "NoExecute")
@@ -53,17 +54,18 @@ def split_nodes(pod: Obj, nodes: Sequence[Obj], *, ignore_state: bool = False) -
 def _state_exclusion(pod: Obj, node: Obj) -> ExcludedNode | None:
     node_spec, tolerations = section(node, "spec"), section(pod, "spec").get("tolerations") or ()
     taints = [taint for taint in node_spec.get("taints") or () if not is_tolerated(taint, tolerations)]
+    keys = tuple(str(taint.get("key")) for taint in taints)
     cordon = {"key": CORDON_TAINT, "effect": "NoSchedule"}
     if node_spec.get("unschedulable") and not is_tolerated(cordon, tolerations):
         return ExcludedNode(node, "is cordoned", "node(s) were unschedulable", cordoned=True)
     ready = [c for c in section(node, "status").get("conditions") or () if c.get("type") == "Ready"]
     if any(c.get("status") != "True" for c in ready):
-        return ExcludedNode(node, "is not Ready", "node(s) had untolerated taint {node.kubernetes.io/not-ready: }")
+        text = "node(s) had untolerated taint {node.kubernetes.io/not-ready: }"
+        return ExcludedNode(node, "is not Ready", text, taint_keys=keys or (NOT_READY_TAINT,))
     if taints:
         described = ", ".join(_describe_taint(taint) for taint in taints)
-        first = f"node(s) had untolerated taint {{{taints[0].get('key')}: {taints[0].get('value') or ''}}}"
-        keys = tuple(str(taint.get("key")) for taint in taints)
-        return ExcludedNode(node, f"has the untolerated taint {described}", first, taint_keys=keys)
+        text = f"node(s) had untolerated taint {{{keys[0]}: {taints[0].get('value') or ''}}}"
+        return ExcludedNode(node, f"has the untolerated taint {described}", text, taint_keys=keys)
     return None
 
 

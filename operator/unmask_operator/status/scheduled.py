@@ -6,7 +6,6 @@ from unmask_operator.objects import Obj
 from unmask_operator.status import gpus
 from unmask_operator.status import pods as pod_facts
 from unmask_operator.status.facts import Facts, section
-from unmask_operator.status.node_fit import split_nodes
 from unmask_operator.status.scheduler_message import explain, has_fix, parse_reasons
 from unmask_operator.status.told import ONE_AT_A_TIME
 from unmask_operator.status.verdict import Verdict, no, yes
@@ -47,8 +46,8 @@ def _unschedulable(facts: Facts, pod: Obj, sentence: str) -> Verdict:
     reasons = [reason for reason in reasons if not reason.is_control_plane] or reasons
     if not any(map(has_fix, reasons)):
         return no("Unschedulable", sentence)
-    _, excluded = split_nodes(pod, facts.observed.nodes or ())
-    explained = explain(reasons, has_gpu=isinstance(facts.spec.get("gpu"), dict), excluded=excluded)
+    excluded = gpus.relevant_excluded_nodes(facts, pod)
+    explained = explain(reasons, has_gpu=gpus.gpu_resource(facts) is not None, excluded=excluded)
     contended = any(reason.resource for reason in reasons)
     hint = f"; the old pods serve on: {gpus.REPLACE_HINT}" if contended and gpus.is_rolling(facts) else ""
     return no("Unschedulable", f"{explained}{hint} ({sentence})")

@@ -110,12 +110,24 @@ def _fix_taint(key: str, has_gpu: bool, excluded: Sequence[ExcludedNode]) -> str
         return _TEMPORARY_TAINTS[key]
     if key.endswith(("/agent-not-ready", "/not-ready")):
         return "the node is still starting; if that does not end, check the agent that removes the taint"
+    if not key and excluded:
+        return _fix_unnamed_taints(has_gpu, excluded)
+    named = f"a toleration of {key}" if key else "tolerations of the taints that kubectl describe node lists"
+    return _tolerate(named, has_gpu)
+
+
+def _fix_unnamed_taints(has_gpu: bool, excluded: Sequence[ExcludedNode]) -> str:
+    """The fixes for the taints of the nodes, since Kubernetes 1.34 does not name them in the message."""
+    keys = sorted({key for node in excluded for key in node.taint_keys} - {CORDON_TAINT})
+    keys = [key for key in keys if key not in CONTROL_PLANE_TAINTS] or keys
+    if not keys:
+        return _tolerate("tolerations of the taints that kubectl describe node lists", has_gpu)
+    return "; ".join(dict.fromkeys(_fix_taint(key, has_gpu, ()) for key in keys[:_MAX_NAMED]))
+
+
+def _tolerate(named: str, has_gpu: bool) -> str:
     chart = " or to gpuEngines.tolerations of the chart" if has_gpu else ""
-    if key:
-        return f"add a toleration of {key} to {POD_SPEC}.tolerations{chart}"
-    keys = sorted({key for node in excluded for key in node.taint_keys} - {*CONTROL_PLANE_TAINTS, *_TEMPORARY_TAINTS})
-    named = ", ".join(keys[:_MAX_NAMED]) or "the taints that kubectl describe node lists"
-    return f"add tolerations of {named} to {POD_SPEC}.tolerations{chart}"
+    return f"add {named} to {POD_SPEC}.tolerations{chart}"
 
 
 def _fix_resource(resource: str) -> str:
