@@ -111,7 +111,32 @@ def test_a_replica_set_that_is_refused_is_not_a_deadline() -> None:
     found = conditions(status(*observe("complete", pod("ready"), paused=False, **known)))
     assert found["RolloutComplete"]["reason"] == "PodCreationRefused"
     assert message in found["RolloutComplete"]["message"]
+    assert (found["UpToDate"]["status"], found["UpToDate"]["reason"]) == ("False", "PodCreationRefused")
     assert found["Available"]["status"] == "True"
+
+
+def test_pods_are_not_up_to_date_while_a_rollout_has_yet_to_replace_some() -> None:
+    new = pod("loading", "demo-66d4b7c8f9-aaaaa", "2030-01-01T01:00:00Z")
+    surging = {"replicas": 2, "updatedReplicas": 1}
+    overdue = {"type": "Progressing", "status": "False", "reason": "ProgressDeadlineExceeded", "message": "timed out"}
+    for known, reason in (
+        ({"deployment_status": surging}, "Progressing"),
+        ({"deployment_status": {**surging, "conditions": [overdue]}}, "ProgressDeadlineExceeded"),
+        ({"deployment_status": surging, "generation": 7}, "Progressing"),
+    ):
+        found = conditions(status(*observe("surging", pod("ready"), new, paused=False, **known)))
+        assert (found["UpToDate"]["status"], found["UpToDate"]["reason"]) == ("False", reason)
+        assert found["UpToDate"]["message"].startswith("some pods are of an older template: ")
+    first = conditions(status(*observe("progressing", pod("loading"), paused=False)))
+    assert first["UpToDate"]["status"] == "True"
+
+
+def test_a_rollout_that_starts_is_one_event() -> None:
+    before = status(*reconcile("complete", pod("ready")))
+    surging = {"replicas": 2, "updatedReplicas": 1, "conditions": []}
+    new = pod("loading", "demo-66d4b7c8f9-aaaaa", "2030-01-01T01:00:00Z")
+    after = status(*observe("surging", pod("ready"), new, paused=False, deployment_status=surging))
+    assert [(event.type, event.reason) for event in transitions(before, after)] == [("Normal", "RolloutStarted")]
 
 
 @pytest.mark.parametrize("stage", ["complete", "surging", "progressing", "deadline_exceeded", "quota"])

@@ -100,6 +100,14 @@ def test_a_sidecar_that_is_not_ready_is_named_and_the_engine_is_not(kind: str) -
     assert "main" not in message
 
 
+def test_a_sidecar_that_runs_again_is_named_with_how_it_ended() -> None:
+    end = {"terminated": {"reason": "OOMKilled", "exitCode": 137}}
+    reason, message = available(started_pod(container("istio-proxy", started=True, state=RUNNING, lastState=end)))
+    assert reason == "ContainersNotReady"
+    assert "container istio-proxy was killed for using more memory than its limit" in message
+    assert "containers[name=istio-proxy].resources.limits.memory" in message
+
+
 def test_a_sidecar_that_only_the_message_of_the_condition_names() -> None:
     pod_status = started_pod(ready_reason="ContainersNotReady")
     pod_status["conditions"][0]["message"] = "containers with unready status: [istio-proxy log-agent]"

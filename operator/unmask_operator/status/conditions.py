@@ -50,15 +50,18 @@ def up_to_date(facts: Facts) -> Verdict | None:
     """The pods are as this operator would make them today."""
     if facts.absent:
         return None
-    if facts.paused and not facts.rolled_out and not facts.idle:
+    rollout = None if facts.rolled_out else rollout_complete.verdict(facts)
+    if rollout and facts.paused:
         return no("DeploymentPaused", f"the pods are not of the newest template: {facts.paused}")
-    if facts.plan.up_to_date:
-        return yes("UpToDate", "the pods are as this operator makes them")
-    return no(
-        "OperatorUpgraded",
-        "this operator would make the pods otherwise and leaves them alone; the next edit that changes them, or a new "
-        f"value of the annotation {RESTARTED_AT}, adopts the new form",
-    )
+    if not facts.plan.up_to_date:
+        return no(
+            "OperatorUpgraded",
+            "this operator would make the pods otherwise and leaves them alone; the next edit that changes them, or a "
+            f"new value of the annotation {RESTARTED_AT}, adopts the new form",
+        )
+    if rollout and facts.has_outdated_pods:
+        return no(rollout.reason, f"some pods are of an older template: {rollout.message}")
+    return yes("UpToDate", "the pods are as this operator makes them")
 
 
 def protected(facts: Facts) -> Verdict | None:

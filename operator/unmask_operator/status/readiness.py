@@ -14,6 +14,7 @@ from unmask_operator.status.pods import (
     restartable,
     silent_node,
 )
+from unmask_operator.status.terminations import ended
 from unmask_operator.status.verdict import Verdict, no
 
 _UNREADY_NAMES = re.compile(r"unready status: \[([^\]]*)\]")
@@ -41,7 +42,12 @@ def unready(pod: Obj) -> Verdict | None:
 
 def _describe_containers(pod: Obj, names: list[str]) -> str:
     verb = "container {} of pod {} is" if len(names) == 1 else "containers {} of pod {} are"
-    return f"{verb.format(', '.join(names), name(pod))} not Ready; kubectl describe pod {name(pod)} says why"
+    subject = f"{verb.format(', '.join(names), name(pod))} not Ready"
+    status = pod.get("status") or {}
+    containers = [*(status.get("containerStatuses") or ()), *(status.get("initContainerStatuses") or ())]
+    ends = {c["name"]: (c, (c.get("lastState") or {}).get("terminated")) for c in containers if c["name"] in names}
+    known = [ended(pod, container, end).message for container, end in ends.values() if end]
+    return f"{subject}; {'; '.join(known) or f'kubectl describe pod {name(pod)} says why'}"
 
 
 def _unready_containers(pod: Obj) -> list[str]:

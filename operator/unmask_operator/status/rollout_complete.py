@@ -33,8 +33,8 @@ def _paused(facts: Facts, cause: str) -> Verdict | None:
 
 
 def _progress(facts: Facts, cause: Verdict | None) -> str:
-    generation = number(section(facts.deployment, "metadata"), "generation")
-    if number(facts.status, "observedGeneration") < generation:
+    if not facts.is_observed:
+        generation = number(section(facts.deployment, "metadata"), "generation")
         return (
             f"the Deployment controller has not observed generation {generation} of the Deployment yet; if this "
             "lasts, check kube-controller-manager"
