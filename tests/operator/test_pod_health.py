@@ -217,6 +217,12 @@ def test_another_container_out_of_memory_is_not_the_engines(name: str, path: str
         assert " spec.resources" not in message
 
 
+def test_an_init_container_that_a_webhook_added_is_named() -> None:
+    end = terminated("istio-init")
+    _, message = ready_message({"phase": "Pending", "initContainerStatuses": [end], "containerStatuses": [container()]})
+    assert "raise spec.podTemplate.spec.initContainers[name=istio-init].resources.limits.memory" in message
+
+
 def test_a_sidecar_that_a_webhook_added_is_named() -> None:
     over = started_pod(terminated("istio-proxy"))
     reason, message = ready_message(over)

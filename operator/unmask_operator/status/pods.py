@@ -118,6 +118,7 @@ def lost_node(pod: Obj) -> Verdict | None:
 
 
 def silent_node(pod: Obj, reason: str, cause: str = "") -> Verdict:
+    """The condition of a pod whose node does not answer."""
     node = (pod.get("spec") or {}).get("nodeName")
     fix = f"kubectl describe node {node} says why"
     return no(reason, f"node {node} of pod {name(pod)} does not answer{cause}; {fix}")

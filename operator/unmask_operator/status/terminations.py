@@ -21,7 +21,9 @@ _VOLUME_FIELDS = {"model-cache": "spec.modelCache.emptyDir.sizeLimit", "shm": "s
 
 def container_path(pod: Obj, name: str) -> str:
     """The path of a container in the resource's podTemplate."""
-    kind = "initContainers" if any(c["name"] == name for c in _spec(pod).get("initContainers") or ()) else "containers"
+    initializing = [*(_spec(pod).get("initContainers") or ())]
+    initializing += (pod.get("status") or {}).get("initContainerStatuses") or ()
+    kind = "initContainers" if any(c["name"] == name for c in initializing) else "containers"
     return f"{_POD_SPEC}.{kind}[name={name}]"
 
 
