@@ -1,9 +1,11 @@
 """The operator's own settings. Read from the environment here and nowhere else."""
 
+import json
 import os
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 VERSION = "0.1.0"
 PREFIX = "UNMASK_OPERATOR_"
@@ -28,6 +30,8 @@ class Settings:
     image_pull_secrets: tuple[str, ...] = ()  # names that every engine pod gets
     read_nodes: bool = False  # the chart granted it
     engine_env: Mapping[str, str] = field(default_factory=dict)  # of every engine: the cluster's proxy, HF_ENDPOINT ..
+    gpu_node_selector: Mapping[str, str] = field(default_factory=dict)  # of every pod with spec.gpu
+    gpu_tolerations: list[Mapping[str, Any]] = field(default_factory=list)  # of every pod with spec.gpu
     # A ConfigMap in the service's namespace whose key `ca.crt` engines trust beside the public roots ("" is none).
     ca_config_map: str = ""
     # Labels of the operator's pods, which a NetworkPolicy always lets in.
@@ -55,7 +59,22 @@ def _truth(text: str) -> bool:
     return {"true": True, "false": False}[text.lower()]
 
 
-_READERS: Mapping[type, Callable[[str], object]] = {bool: _truth, int: int, tuple: _names, dict: _pairs, str: str}
+def _objects(text: str) -> list[dict[str, object]]:
+    """A JSON list of objects."""
+    values = json.loads(text)
+    if not isinstance(values, list) or not all(isinstance(value, dict) for value in values):
+        raise ValueError("no list of objects")
+    return values
+
+
+_READERS: Mapping[type, Callable[[str], object]] = {
+    bool: _truth,
+    int: int,
+    tuple: _names,
+    dict: _pairs,
+    list: _objects,
+    str: str,
+}
 
 
 def read_settings(environ: Mapping[str, str] | None = None) -> Settings:

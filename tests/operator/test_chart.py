@@ -13,6 +13,10 @@ pytestmark = pytest.mark.programs
 DIGEST = "sha256:" + "0" * 64
 NAME = "unmask-operator"
 PEERS = [{"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "monitoring"}}}]
+TOLERATIONS = [
+    {"key": "nvidia.com/gpu", "operator": "Exists", "effect": "NoSchedule"},
+    {"key": "pool", "value": 'a"<b>', "effect": "NoExecute", "tolerationSeconds": 3000000},
+]
 ALL = {
     "networkPolicy__metricsFrom": PEERS,
     "monitoring__serviceMonitor__enabled": True,
@@ -131,8 +135,11 @@ def test_values_become_settings():
             global__imageRegistry="host:5000/team/",
             rbac__readNodes=False,
             log__level="debug",
+            gpuEngines={"tolerations": TOLERATIONS, "nodeSelector": {"example.com/pool": "gpu", "zone": ""}},
         )
     )
+    assert found.gpu_tolerations == TOLERATIONS
+    assert found.gpu_node_selector == {"example.com/pool": "gpu", "zone": ""}
     assert found.watch_namespaces == ("a", "b")
     assert found.watch_selector == ("track!=canary", "team")
     assert found.engine_env == env
@@ -254,6 +261,15 @@ def test_a_monitor_that_nothing_could_serve_is_refused():
         ({"log__level": "loud"}, "level"),
         ({"crds__enabled": True}, r"crds: the CustomResourceDefinition has a chart of its own, unmask-crds.*crds=null"),
         ({"crds__enabled": False}, r"install that chart \(docs/install.md, Upgrade\)"),
+        ({"gpuEngines__tolerations": [{"key": "a", "operator": "Is"}]}, "tolerations"),
+        ({"gpuEngines__tolerations": [{"value": "a"}]}, "tolerations"),
+        ({"gpuEngines__tolerations": [{"key": "a", "operator": "Exists", "value": "b"}]}, "tolerations"),
+        ({"gpuEngines__tolerations": [{"key": "a", "tolerationSeconds": 5}]}, "tolerations"),
+        ({"gpuEngines__tolerations": [{"key": "a", "effects": "NoSchedule"}]}, "tolerations"),
+        ({"gpuEngines__nodeSelector": {"a b": "c"}}, "nodeSelector"),
+        ({"gpuEngines__nodeSelector": {"a": "b c"}}, "nodeSelector"),
+        ({"gpuEngines__nodeSelector": {"a": True}}, "nodeSelector"),
+        ({"gpuEngines__affinity": {}}, "affinity"),
         ({"networkPolicy__metricsFrom": [{}]}, "metricsFrom"),  # would be everybody
         ({"networkPolicy__metricsFrom": [{"podselector": {}}]}, "metricsFrom"),
         ({"networkPolicy__metricsFrom": [{"podSelector": {}, "ipBlock": {"cidr": "10.0.0.0/8"}}]}, "metricsFrom"),

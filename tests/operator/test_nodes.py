@@ -104,6 +104,25 @@ def test_of_a_node_its_labels_and_devices_are_kept():
     assert slim({"metadata": {"name": "bare"}})["status"] == {"allocatable": {}}
 
 
+def test_slim_retains_what_excludes_pods():
+    full = node(3)
+    taint = {"key": "nvidia.com/gpu", "value": "present", "effect": "NoSchedule"}
+    full["spec"] = {
+        "podCIDR": "10.0.0.0/24",
+        "unschedulable": True,
+        "taints": [{**taint, "timeAdded": "2030-01-01T00:00:00Z"}],
+    }
+    full["status"]["conditions"] = [
+        {"type": "DiskPressure", "status": "False", "reason": "KubeletHasNoDiskPressure"},
+        {"type": "Ready", "status": "Unknown", "reason": "NodeStatusUnknown", "message": "Kubelet stopped posting"},
+    ]
+    slimmed = slim(full)
+    assert slimmed["spec"] == {"taints": [taint], "unschedulable": True}
+    assert slimmed["status"]["conditions"] == [{"type": "Ready", "status": "Unknown"}]
+    full["status"]["conditions"][1]["status"] = "True"
+    assert "conditions" not in slim(full)["status"]
+
+
 COUNT = 1000
 
 PROGRAM = """

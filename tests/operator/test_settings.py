@@ -14,6 +14,8 @@ def test_each_type_is_read():
             "UNMASK_OPERATOR_PORT": "9000",
             "UNMASK_OPERATOR_ENGINE_ENV": "NO_PROXY=10.0.0.0/8,.svc\nHF_ENDPOINT=http://hub/?a=b\n",
             "UNMASK_OPERATOR_LOG_LEVEL": "debug",
+            "UNMASK_OPERATOR_GPU_NODE_SELECTOR": "pool=gpu\nzone=a\n",
+            "UNMASK_OPERATOR_GPU_TOLERATIONS": '[{"key":"nvidia.com/gpu","operator":"Exists"}]',
         }
     )
     assert settings.watch_namespaces == ("a", "b")
@@ -21,12 +23,15 @@ def test_each_type_is_read():
     assert settings.port == 9000
     assert settings.engine_env == {"NO_PROXY": "10.0.0.0/8,.svc", "HF_ENDPOINT": "http://hub/?a=b"}
     assert settings.log_level == "debug"
+    assert settings.gpu_node_selector == {"pool": "gpu", "zone": "a"}
+    assert settings.gpu_tolerations == [{"key": "nvidia.com/gpu", "operator": "Exists"}]
     assert read_settings({}) == Settings()
 
 
 @pytest.mark.parametrize(
     ("name", "value"),
-    [("PORT", "tcp://10.0.0.1:80"), ("READ_NODES", "maybe"), ("ENGINE_ENV", "novalue"), ("COLOUR", "red")],
+    [("PORT", "tcp://10.0.0.1:80"), ("READ_NODES", "maybe"), ("ENGINE_ENV", "novalue"), ("COLOUR", "red")]
+    + [("GPU_TOLERATIONS", value) for value in ("nvidia.com/gpu", '{"key": "a"}', '["a"]', "[")],
 )
 def test_a_bad_variable_is_named(name, value):
     with pytest.raises(ValueError, match=f"UNMASK_OPERATOR_{name}"):

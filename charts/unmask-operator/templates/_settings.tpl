@@ -19,6 +19,12 @@ IMAGE_PULL_SECRETS: {{ join "," . | quote }}
 {{- with .Values.engine.env }}
 ENGINE_ENV: {{ include "unmask.lines" . | quote }}
 {{- end }}
+{{- with .Values.gpuEngines.nodeSelector }}
+GPU_NODE_SELECTOR: {{ include "unmask.lines" . | quote }}
+{{- end }}
+{{- with .Values.gpuEngines.tolerations }}
+GPU_TOLERATIONS: {{ toJson . | quote }}
+{{- end }}
 {{- with .Values.engine.caConfigMap }}
 CA_CONFIG_MAP: {{ . }}
 {{- end }}

@@ -15,6 +15,7 @@ from unmask_operator.objects import Key, Obj
 from unmask_operator.state.plan import NODES_SECONDS
 from unmask_operator.status.pods import condition
 
+_TAINT = ("key", "value", "effect")
 PAGE = 25  # nodes in memory at a time, each of which may have 20 kB and more
 
 log = logging.getLogger(__name__)
@@ -53,9 +54,20 @@ class Nodes:
 
 
 def slim(node: Obj) -> Obj:
-    """Most of a node are names of images; what is read are its labels and what device plugins offer."""
+    """Returns what status reads of a node: labels, device plugins' resources, and what excludes pods from it.
+
+    Names of images are the largest part of a node and are left out.
+    """
     labels = {sys.intern(name): value for name, value in (node["metadata"].get("labels") or {}).items()}
-    allocatable = (node.get("status") or {}).get("allocatable") or {}
-    offered = {sys.intern(name): value for name, value in allocatable.items() if "/" in name}
+    status, spec = node.get("status") or {}, node.get("spec") or {}
+    allocatable = status.get("allocatable") or {}
+    devices = {sys.intern(name): value for name, value in allocatable.items() if "/" in name}
     meta = {"name": node["metadata"]["name"], "labels": labels}
-    return {"apiVersion": "v1", "kind": "Node", "metadata": meta, "status": {"allocatable": offered}}
+    slimmed: Obj = {"apiVersion": "v1", "kind": "Node", "metadata": meta, "status": {"allocatable": devices}}
+    if not_ready := [c for c in status.get("conditions") or () if c["type"] == "Ready" and c["status"] != "True"]:
+        slimmed["status"]["conditions"] = [{"type": "Ready", "status": c["status"]} for c in not_ready]
+    taints = [{member: taint[member] for member in _TAINT if member in taint} for taint in spec.get("taints") or ()]
+    exclusion = {"taints": taints, "unschedulable": spec.get("unschedulable")}
+    if present := {member: value for member, value in exclusion.items() if value}:
+        slimmed["spec"] = present
+    return slimmed

@@ -58,10 +58,21 @@ class PodEvents:
 def in_order(events: Iterable[Obj]) -> tuple[Told, ...]:
     """Those of the node and its volumes, oldest first, by when each was last seen."""
     return tuple(
-        Told(str(event.get("reason") or ""), str(event.get("note") or ""), event.get("type") == "Warning")
+        Told(
+            str(event.get("reason") or ""),
+            str(event.get("note") or ""),
+            event.get("type") == "Warning",
+            _container(event),
+        )
         for event in sorted(events, key=_last_seen)
         if _reporter(event) in HEEDED
     )
+
+
+def _container(event: Obj) -> str:
+    """The container of a field path such as ``spec.containers{main}``; "" without one."""
+    path = str((event.get("regarding") or {}).get("fieldPath") or "")
+    return path.partition("{")[2].removesuffix("}")
 
 
 def _reporter(event: Obj) -> str:

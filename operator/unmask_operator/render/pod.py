@@ -59,6 +59,7 @@ def _spec(service: DiffusionLMService, settings: Settings, image: str, restarted
         ],
         "containers": [main],
         "volumes": _volumes(service, settings),
+        **_gpu_scheduling(service, settings),
     }
     plain = service.spec.resources.model_dump(exclude_defaults=True)
     if before := trust.init_containers(main, settings, plain):
@@ -67,6 +68,17 @@ def _spec(service: DiffusionLMService, settings: Settings, image: str, restarted
     if secrets:
         spec["imagePullSecrets"] = [{"name": name} for name in secrets]
     return spec
+
+
+def _gpu_scheduling(service: DiffusionLMService, settings: Settings) -> Obj:
+    """What the chart sets for all GPU engines; empty values add no member."""
+    if not service.spec.gpu:
+        return {}
+    members: Obj = {
+        "nodeSelector": dict(settings.gpu_node_selector),
+        "tolerations": [dict(toleration) for toleration in settings.gpu_tolerations],
+    }
+    return {member: value for member, value in members.items() if value}
 
 
 def _volumes(service: DiffusionLMService, settings: Settings) -> list[Obj]:

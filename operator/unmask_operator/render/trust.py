@@ -7,6 +7,7 @@ an init container, of the engine's own image, whatever its version, writes one f
 from unmask_operator.objects import Obj
 from unmask_operator.settings import Settings
 
+INIT_CONTAINER = "trust"
 VARIABLES = ("SSL_CERT_FILE", "REQUESTS_CA_BUNDLE")
 _OWN, _TRUST = "/etc/unmask/ca", "/etc/unmask/trust"
 _BUNDLE = f"{_TRUST}/bundle.crt"
@@ -51,7 +52,7 @@ def init_containers(engine: Obj, settings: Settings, resources: Obj) -> list[Obj
     lent = ("image", "imagePullPolicy", "securityContext", "terminationMessagePolicy")
     return [
         {
-            "name": "trust",
+            "name": INIT_CONTAINER,
             **{member: engine[member] for member in lent},
             "command": ["python", "-c", _WRITE, f"{_OWN}/ca.crt", _BUNDLE, settings.ca_config_map],
             "resources": resources,

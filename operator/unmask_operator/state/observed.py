@@ -26,11 +26,12 @@ class Adapter:
 
 @dataclass(frozen=True)
 class Told:
-    """An Event of a pod: its reason and note, and whether it is a Warning."""
+    """An Event of a pod: its reason and note, whether it is a Warning, and the container that it is about."""
 
     reason: str
     note: str
     warning: bool
+    container: str = ""  # "": it is about the pod, or names no container
 
 
 @dataclass(frozen=True)

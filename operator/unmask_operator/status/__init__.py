@@ -9,7 +9,7 @@ from unmask_operator.render.model_revision import key_of, recorded
 from unmask_operator.render.names import MAIN, model_config, url
 from unmask_operator.state.observed import Observed
 from unmask_operator.state.plan import Plan
-from unmask_operator.status import adapters_loaded, conditions, scaling_ready, scheduled
+from unmask_operator.status import adapters_loaded, conditions, rollout_complete, scaling_ready, scheduled
 from unmask_operator.status import pods as pod_facts
 from unmask_operator.status.facts import Facts, number, section
 from unmask_operator.status.verdict import Verdict, no
@@ -18,7 +18,7 @@ CONDITIONS = {
     "Accepted": conditions.accepted,
     "Scheduled": scheduled.verdict,
     "ModelLoaded": conditions.model_loaded,
-    "RolloutComplete": conditions.rollout_complete,
+    "RolloutComplete": rollout_complete.verdict,
     "AdaptersLoaded": adapters_loaded.verdict,
     scaling_ready.TYPE: scaling_ready.verdict,
     "UpToDate": conditions.up_to_date,

@@ -1,11 +1,11 @@
-"""What the conditions say, a function each; Scheduled and ScalingReady have files of their own."""
+"""What the conditions say, a function each; Scheduled, RolloutComplete and ScalingReady have files of their own."""
 
 from collections.abc import Mapping
 
 from unmask_operator.objects import RESTARTED_AT
 from unmask_operator.status import pods as pod_facts
-from unmask_operator.status import scheduled
-from unmask_operator.status.facts import Facts, number, section
+from unmask_operator.status import rollout_complete, scheduled
+from unmask_operator.status.facts import Facts, section
 from unmask_operator.status.verdict import Verdict, no, sentence, unknown, yes
 
 # What Ready needs. AdaptersLoaded, ScalingReady, UpToDate and Protected are left out: they tell of work to do while
@@ -42,47 +42,26 @@ def model_loaded(facts: Facts) -> Verdict | None:
         return no("Loading", f"the model is being loaded: {load.phase}, {load.percent:.0f} %")
     if any(pod_facts.runs(pod) and not pod_facts.is_started(pod) for pod in facts.pods):
         return no("Starting", "the engine's process has started and its start-up probe has not passed yet")
-    return no("Pending", "the engine has not started yet")
-
-
-def rollout_complete(facts: Facts) -> Verdict | None:
-    """Every pod is of the newest template, and at least once all of them were ready."""
-    if facts.idle or facts.absent:
-        return None
-    if facts.rolled_out:
-        return yes("Complete", "every pod is of the newest template")
-    if found := scheduled.obstacle(facts) or facts.trouble:
-        return found
-    progressing = pod_facts.condition(facts.deployment, "Progressing")
-    cause = _unready(facts)
-    if progressing.get("status") == "False":
-        more = f"; {cause}" if cause else ""
-        return no("ProgressDeadlineExceeded", f"{progressing.get('message', 'the rollout takes too long')}{more}")
-    updated = number(facts.status, "updatedReplicas")
-    old = number(facts.status, "replicas") - updated
-    waits = f", {old} of the old one serve on" if old > 0 else ""
-    return no("Progressing", f"{updated} of {facts.desired} pods are of the newest template{waits}")
-
-
-def _unready(facts: Facts) -> str | None:
-    """A pod whose model is loaded and whose readiness probe fails all the same."""
-    for pod in facts.pods:
-        if pod_facts.is_started(pod) and not pod_facts.is_ready(pod):
-            return f"pod {pod_facts.name(pod)} has loaded its model, but its readiness probe (/ready) fails"
-    return None
+    initializing = next(filter(None, map(pod_facts.initializing, facts.pods)), None)
+    return no("Pending", f"the engine has not started yet{f': {initializing}' if initializing else ''}")
 
 
 def up_to_date(facts: Facts) -> Verdict | None:
     """The pods are as this operator would make them today."""
     if facts.absent:
         return None
-    if facts.plan.up_to_date:
-        return yes("UpToDate", "the pods are as this operator makes them")
-    return no(
-        "OperatorUpgraded",
-        "this operator would make the pods otherwise and leaves them alone; the next edit that changes them, or a new "
-        f"value of the annotation {RESTARTED_AT}, adopts the new form",
-    )
+    rollout = None if facts.rolled_out else rollout_complete.verdict(facts)
+    if rollout and facts.paused:
+        return no("DeploymentPaused", f"the pods are not of the newest template: {facts.paused}")
+    if not facts.plan.up_to_date:
+        return no(
+            "OperatorUpgraded",
+            "this operator would make the pods otherwise and leaves them alone; the next edit that changes them, or a "
+            f"new value of the annotation {RESTARTED_AT}, adopts the new form",
+        )
+    if rollout and facts.has_outdated_pods:
+        return no(rollout.reason, f"some pods are of an older template: {rollout.message}")
+    return yes("UpToDate", "the pods are as this operator makes them")
 
 
 def protected(facts: Facts) -> Verdict | None:
@@ -109,8 +88,8 @@ def available(facts: Facts) -> Verdict:
         return no("NoReplicas", "spec.replicas is 0: no engine is asked for")
     if found := scheduled.obstacle(facts) or facts.trouble:
         return found
-    if cause := _unready(facts):
-        return no("ReadinessProbeFailed", cause)
+    if cause := rollout_complete.unready(facts):
+        return cause
     return no("NoReadyPods", "no pod is Ready")
 
 

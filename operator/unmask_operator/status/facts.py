@@ -45,6 +45,31 @@ class Facts:
         return self.suspended or self.desired == 0
 
     @property
+    def paused(self) -> str:
+        """A sentence on a Deployment that was paused by hand, with the command that resumes it; "" for others."""
+        if section(self.deployment, "spec").get("paused") is not True:
+            return ""
+        meta = self.observed.service["metadata"]
+        return (
+            f"Deployment {meta['name']} is paused (spec.paused); resume it with "
+            f"kubectl rollout resume deployment/{meta['name']} -n {meta['namespace']}"
+        )
+
+    @property
+    def has_outdated_pods(self) -> bool:
+        """Whether pods of an older template are there, which a rollout has yet to replace."""
+        if not self.deployment or self.rolled_out:
+            return False
+        replicas = number(self.status, "replicas")
+        return replicas > number(self.status, "updatedReplicas") or (replicas > 0 and not self.is_observed)
+
+    @property
+    def is_observed(self) -> bool:
+        """Whether the Deployment controller has seen the Deployment as it is now."""
+        generation = number(section(self.deployment, "metadata"), "generation")
+        return number(self.status, "observedGeneration") >= generation
+
+    @property
     def absent(self) -> bool:
         """Nothing runs, for the spec has never been accepted."""
         return not self.plan.children and not self.deployment
@@ -61,13 +86,13 @@ class Facts:
     @property
     def rolled_out(self) -> bool:
         """Every pod is of the newest revision and at least once all were ready; adding replicas does not undo it."""
-        status, generation = self.status, number(section(self.deployment, "metadata"), "generation")
+        status = self.status
         updated = number(status, "updatedReplicas")
         if not self.deployment or updated != number(status, "replicas"):
             return False
         if self._was_rolled_out:
             return True  # also while the Deployment's controller has yet to look at new `replicas`, or a new strategy
-        if number(status, "observedGeneration") < generation:
+        if not self.is_observed:
             return False
         was_complete = pod_facts.condition(self.deployment, "Progressing").get("reason") == "NewReplicaSetAvailable"
         return was_complete or (updated >= self.desired and number(status, "readyReplicas") >= self.desired)

@@ -7,10 +7,13 @@ from typing import Any
 
 from unmask_operator.objects import Obj
 from unmask_operator.render.names import MAIN
+from unmask_operator.render.trust import INIT_CONTAINER
 from unmask_operator.render.workload import progress_deadline
+from unmask_operator.status import terminations
 from unmask_operator.status.verdict import Verdict, no
 
 _OF_THE_NODES = re.compile(r"\d+/\d+ nodes are available: .*?(?=\.(\s|$))", re.DOTALL)
+_LOST = ("NodeLost", "NodeStatusUnknown", "NodeNotReady", "NodeUnreachable")
 CALM = {"ContainerCreating", "PodInitializing", ""}  # waiting for nothing but time
 
 
@@ -85,9 +88,11 @@ def trouble(pod: Obj) -> Verdict | None:
     not flicker while the kubelet tries again."""
     if is_ready(pod):
         return None
+    if not is_started(pod) and (lost := lost_node(pod)):
+        return lost
     for container in containers(pod):
         waiting = (container.get("state") or {}).get("waiting") or {}
-        end = _end(container)
+        end = _end(pod, container)
         if end is not None and not container.get("ready") and not container.get("started"):
             return end  # but one that has come up again is well, whatever ended it long ago
         if waiting.get("reason", "") not in CALM:
@@ -97,11 +102,49 @@ def trouble(pod: Obj) -> Verdict | None:
 
 def over(pod: Obj) -> Verdict | None:
     """Why a pod failed for good (evicted, refused by its node); None for others."""
-    status = _status(pod)
-    if status.get("phase") != "Failed" or pod["metadata"].get("deletionTimestamp"):
+    gone = _status(pod).get("phase") == "Failed" and not pod["metadata"].get("deletionTimestamp")
+    return terminations.failed(pod) if gone else None
+
+
+def lost_node(pod: Obj) -> Verdict | None:
+    """The condition of a pod whose node is known not to answer; None where nothing says so."""
+    status, ready = _status(pod), condition(pod, "Ready")
+    reasons = (status.get("reason"), ready.get("reason"))
+    reason = next((str(reason) for reason in reasons if reason in _LOST), None)
+    if reason is None and status.get("phase") != "Unknown":
         return None
-    reason = str(status.get("reason") or "PodFailed")
-    return no(reason, f"pod {name(pod)} failed: {status.get('message') or reason}")
+    message = status.get("message") or ready.get("message")
+    return silent_node(pod, reason or "NodeLost", f": {message}" if message else "")
+
+
+def silent_node(pod: Obj, reason: str, cause: str = "") -> Verdict:
+    """The condition of a pod whose node does not answer."""
+    node = (pod.get("spec") or {}).get("nodeName")
+    fix = f"kubectl describe node {node} says why"
+    return no(reason, f"node {node} of pod {name(pod)} does not answer{cause}; {fix}")
+
+
+def deleted_from_lost_node(pod: Obj) -> str | None:
+    """A sentence on a pod that is being deleted and cannot end, since its node does not answer; None for others."""
+    evicted = condition(pod, "DisruptionTarget").get("reason") == "DeletionByTaintManager"
+    if not pod["metadata"].get("deletionTimestamp") or not (evicted or lost_node(pod)):
+        return None
+    return f"pod {name(pod)} is being deleted, and its node {pod['spec'].get('nodeName')} does not answer"
+
+
+def initializing(pod: Obj) -> str | None:
+    """A sentence on the podTemplate's init container for which the engine waits; None without one."""
+    for container in _status(pod).get("initContainerStatuses") or ():
+        serves = container["name"] in restartable(pod) and container.get("started")
+        if "running" in (container.get("state") or {}) and not serves and container["name"] != INIT_CONTAINER:
+            return f"init container {container['name']} of pod {name(pod)} has not finished"
+    return None
+
+
+def restartable(pod: Obj) -> set[str]:
+    """Names of the init containers that keep running beside the engine."""
+    containers = (pod.get("spec") or {}).get("initContainers") or ()
+    return {str(c["name"]) for c in containers if c.get("restartPolicy") == "Always"}
 
 
 def _status(pod: Obj) -> dict[str, Any]:
@@ -128,23 +171,15 @@ def _waiting(container: Obj, waiting: Obj) -> Verdict:
     if reason in ("ErrImagePull", "ImagePullBackOff"):  # the kubelet alternates between the two
         cause = message.split("ErrImagePull: ", 1)[-1]
         cause = "" if cause.startswith("Back-off pulling image") else f": {cause}"
-        return no("ImagePullBackOff", f"image {container.get('image', '')} cannot be pulled{cause}")
+        owner = "" if container["name"] == MAIN else f" of container {container['name']}"
+        return no("ImagePullBackOff", f"image {container.get('image', '')}{owner} cannot be pulled{cause}")
     return no(reason, f"container {container['name']} cannot start: {message or reason}")
 
 
-def _end(container: Obj) -> Verdict | None:
+def _end(pod: Obj, container: Obj) -> Verdict | None:
     """How the container last ended. It is started again and again: running and waiting are told as one."""
     state, last = container.get("state") or {}, container.get("lastState") or {}
-    ended = state.get("terminated") or last.get("terminated")
-    if not ended or (state.get("waiting") or {}).get("reason", "CrashLoopBackOff") not in ("CrashLoopBackOff", *CALM):
+    end = state.get("terminated") or last.get("terminated")
+    if not end or (state.get("waiting") or {}).get("reason", "CrashLoopBackOff") not in ("CrashLoopBackOff", *CALM):
         return None
-    if ended.get("reason") == "OOMKilled":
-        return no(
-            "OOMKilled",
-            f"container {container['name']} was killed for using more memory than its limit; raise "
-            "spec.resources.limits.memory",
-        )
-    lines = [line.strip() for line in str(ended.get("message") or "").splitlines() if line.strip()]
-    said = f": {lines[-1]}" if lines else ""  # the engine's last line is the sentence that says why
-    code = ended.get("exitCode")
-    return no("CrashLoopBackOff", f"container {container['name']} ended with exit code {code}{said}")
+    return terminations.ended(pod, container, end)

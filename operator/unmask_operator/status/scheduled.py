@@ -6,6 +6,7 @@ from unmask_operator.objects import Obj
 from unmask_operator.status import gpus
 from unmask_operator.status import pods as pod_facts
 from unmask_operator.status.facts import Facts, section
+from unmask_operator.status.scheduler_message import explain, has_fix, parse_reasons
 from unmask_operator.status.told import ONE_AT_A_TIME
 from unmask_operator.status.verdict import Verdict, no, yes
 
@@ -17,7 +18,8 @@ def verdict(facts: Facts) -> Verdict | None:
         return yes("Scheduled", "the pods that serve have nodes") if facts.grows else found
     if any(pod_facts.is_scheduled(pod) for pod in facts.pods):
         return yes("Scheduled", "every pod has a node")
-    return no("Pending", "no pod has a node yet")
+    deleted = next(filter(None, map(pod_facts.deleted_from_lost_node, facts.observed.pods)), None)
+    return no("Pending", f"no pod has a node yet{f'; {deleted}' if deleted else ''}")
 
 
 def obstacle(facts: Facts) -> Verdict | None:
@@ -25,14 +27,30 @@ def obstacle(facts: Facts) -> Verdict | None:
     failure = pod_facts.condition(facts.deployment, "ReplicaFailure")
     if failure.get("status") == "True":
         return no("PodCreationRefused", str(failure.get("message") or failure.get("reason")))
+    progressing = pod_facts.condition(facts.deployment, "Progressing")
+    if progressing.get("status") == "False" and progressing.get("reason") == "ReplicaSetCreateError":
+        return no("PodCreationRefused", str(progressing.get("message") or progressing["reason"]))
+    if facts.paused and not facts.pods and not facts.rolled_out:
+        return no("DeploymentPaused", f"no pod is created: {facts.paused}")
     for pod in facts.pods:
         sentence = pod_facts.unschedulable(pod)
         if sentence is None:
             continue
-        if short := gpus.shortage(facts, pod, sentence):
-            return no("InsufficientGPU", short)
-        return _claim(pod, sentence) or no("Unschedulable", sentence)
+        return _claim(pod, sentence) or gpus.shortage(facts, pod, sentence) or _unschedulable(facts, pod, sentence)
     return None
+
+
+def _unschedulable(facts: Facts, pod: Obj, sentence: str) -> Verdict:
+    """The scheduler's reasons with the field or the command that helps, then its sentence."""
+    reasons = parse_reasons(sentence)
+    reasons = [reason for reason in reasons if not reason.is_control_plane] or reasons
+    if not any(map(has_fix, reasons)):
+        return no("Unschedulable", sentence)
+    excluded = gpus.relevant_excluded_nodes(facts, pod)
+    explained = explain(reasons, has_gpu=gpus.gpu_resource(facts) is not None, excluded=excluded)
+    contended = any(reason.resource for reason in reasons)
+    hint = f"; the old pods serve on: {gpus.REPLACE_HINT}" if contended and gpus.is_rolling(facts) else ""
+    return no("Unschedulable", f"{explained}{hint} ({sentence})")
 
 
 def _claim(pod: Obj, sentence: str) -> Verdict | None:

@@ -6,8 +6,10 @@ from collections.abc import Sequence
 from datetime import datetime, timedelta
 
 from unmask_operator.objects import Obj
+from unmask_operator.render.names import MAIN
 from unmask_operator.state.observed import Told
 from unmask_operator.status.pods import CALM, containers, is_live, is_scheduled, name
+from unmask_operator.status.terminations import container_path
 from unmask_operator.status.verdict import Verdict, no
 
 PATIENCE = timedelta(seconds=20)  # that a node has to prepare a pod before its Events are asked for
@@ -18,7 +20,7 @@ ONE_AT_A_TIME = (
 )
 _PREPARED = ("Pulling", "Pulled", "Created")  # the volumes and the sandbox are there
 _REASON = re.compile(r"[A-Za-z]{1,128}")  # what a condition's reason may be, and a little less
-_KILLED = re.compile(r"failed (startup|liveness) probe")
+_KILLED = re.compile(r"Container (\S+) failed (startup|liveness) probe")
 
 
 def is_silent(pod: Obj, now: datetime) -> bool:
@@ -34,7 +36,7 @@ def is_silent(pod: Obj, now: datetime) -> bool:
 def trouble(pod: Obj, told: Sequence[Told]) -> Verdict | None:
     """The Events' word, oldest first, on a silent pod. None where they do not explain it."""
     if ended := _ended(pod):
-        return _probe(ended, told)
+        return _probe(pod, ended, told)
     # what went wrong before it was prepared has passed: an image may take minutes from there
     since = list(itertools.takewhile(lambda one: one.reason not in _PREPARED, reversed(told)))
     warnings = [one for one in since if one.warning]
@@ -59,16 +61,20 @@ def _waits(container: Obj) -> bool:
     return waiting is not None and waiting.get("reason", "") in CALM
 
 
-def _probe(container: Obj, told: Sequence[Told]) -> Verdict | None:
+def _probe(pod: Obj, container: Obj, told: Sequence[Told]) -> Verdict | None:
     """The probe for which the kubelet ended a container."""
-    killed = next((found[1] for t in reversed(told) if (found := _KILLED.search(t.note))), None)
+    own = [event for event in told if event.container in ("", container["name"])]
+    kills = (found for event in reversed(own) if (found := _KILLED.search(event.note)))
+    killed = next((found[2] for found in kills if found[1] == container["name"]), None)
     if killed is None:
         return None
     start = f"{killed.capitalize()} probe failed"
-    said = next((t.note for t in reversed(told) if t.note.startswith(start)), start)
+    message = next((event.note for event in reversed(own) if event.note.startswith(start)), start)
+    member = f"{killed}Probe"
+    field = f"spec.{member}" if container["name"] == MAIN else f"{container_path(pod, container['name'])}.{member}"
     return no(
         f"{killed.capitalize()}ProbeFailed",
-        f"container {container['name']} was ended for its {killed} probe (spec.{killed}Probe): {said}",
+        f"container {container['name']} was ended for its {killed} probe ({field}): {message}",
     )
 
 

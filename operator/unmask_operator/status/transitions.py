@@ -17,7 +17,7 @@ GOOD = {
     "Ready": "Ready",
 }
 # What is False because somebody wants it so, and the condition that tells of it.
-WANTED = {"Suspended": "Ready", "OperatorUpgraded": "UpToDate"}
+WANTED = {"Suspended": "Ready", "OperatorUpgraded": "UpToDate", "DeploymentPaused": "RolloutComplete"}
 STEPS = ("ModelLoaded", "RolloutComplete")  # on the way to Ready
 
 

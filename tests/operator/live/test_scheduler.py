@@ -1,0 +1,122 @@
+"""What a resource says beside a real scheduler and the Deployment controller. kwok plays the nodes and their pods."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from e2e.cluster import ApiServer, Kube, start_api_server
+from e2e.cluster.config import environment
+from tests.operator.live.objects import Obj, condition, demo, read, wait_all_true, wait_condition
+from tests.operator.live.process import OperatorProcess, cluster_wide
+
+pytestmark = [pytest.mark.cluster, pytest.mark.usefixtures("operator")]
+GPUS, NO_GPUS = "pretend-0", "pretend-1"  # a node with two GPUs, and one without
+TAINT = {"key": "nvidia.com/gpu", "value": "present", "effect": "NoSchedule"}
+TOLERATION = {"key": "nvidia.com/gpu", "operator": "Exists"}
+
+
+@pytest.fixture(scope="module")
+def scheduled_api_server() -> Iterator[ApiServer]:
+    if environment().kubeconfig:
+        pytest.skip("taints nodes, which only a cluster of the suite's own may have")
+    with start_api_server(nodes=2) as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def kube(scheduled_api_server: ApiServer) -> Iterator[Kube]:
+    client = scheduled_api_server.admin()
+    capacity = {"cpu": "64", "memory": "512Gi", "pods": "110", "nvidia.com/gpu": "2"}
+    node = client.get("v1", "Node", GPUS)
+    client.patch(node, {"status": {"capacity": capacity, "allocatable": capacity}}, subresource="status")
+    yield client
+    client.close()
+
+
+@pytest.fixture(scope="module")
+def operator(scheduled_api_server: ApiServer, kube: Kube) -> Iterator[OperatorProcess]:
+    yield from cluster_wide(scheduled_api_server, kube)
+
+
+@pytest.fixture
+def namespace(kube: Kube) -> Iterator[str]:
+    """A new namespace; at its end the nodes accept all pods again."""
+    name = f"test-{secrets.token_hex(4)}"
+    kube.create({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name}})
+    yield name
+    kube.delete({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name}})
+    for node in (GPUS, NO_GPUS):
+        change_node(kube, node, taints=None, unschedulable=None)
+
+
+def change_node(kube: Kube, name: str, **spec: Any) -> None:
+    kube.patch(kube.get("v1", "Node", name), {"spec": spec})
+
+
+def wait_unschedulable(kube: Kube, resource: Obj, says: str) -> str:
+    """The message of Ready once it contains `says`; it does not call GPUs busy."""
+    message = str(wait_condition(kube, resource, "Ready", "False", "Unschedulable", says)["message"])
+    assert "busy" not in message
+    return message
+
+
+def test_a_tainted_gpu_node_names_the_toleration_that_makes_the_service_available(kube: Kube, namespace: str) -> None:
+    change_node(kube, GPUS, taints=[TAINT])
+    resource = kube.create(demo(namespace, gpu={}))
+    message = wait_unschedulable(
+        kube, resource, "add a toleration of nvidia.com/gpu to spec.podTemplate.spec.tolerations"
+    )
+    assert f"node {GPUS} (2) has the untolerated taint nvidia.com/gpu=present:NoSchedule" in message
+    kube.patch(resource, {"spec": {"podTemplate": {"spec": {"tolerations": [TOLERATION]}}}})
+    wait_condition(kube, resource, "Available", "True")
+
+
+def test_a_cordoned_gpu_node_names_the_command(kube: Kube, namespace: str) -> None:
+    change_node(kube, GPUS, unschedulable=True)
+    resource = kube.create(demo(namespace, gpu={}))
+    wait_unschedulable(kube, resource, f"kubectl uncordon {GPUS} ")
+    change_node(kube, GPUS, unschedulable=None)
+    wait_condition(kube, resource, "Available", "True")
+
+
+@pytest.mark.parametrize(
+    ("spec", "says"),
+    [
+        ({"podTemplate": {"spec": {"nodeSelector": {"pool": "b"}}}}, "correct spec.podTemplate.spec.nodeSelector"),
+        ({"resources": {"requests": {"memory": "1Ti"}}}, "lower spec.resources.requests.memory"),
+        ({"resources": {"requests": {"cpu": "65"}}}, "lower spec.resources.requests.cpu"),
+    ],
+)
+def test_another_obstacle_names_its_field(kube: Kube, namespace: str, spec: Obj, says: str) -> None:
+    wait_unschedulable(kube, kube.create(demo(namespace, gpu={}, **spec)), says)
+
+
+def test_a_gpu_node_whose_gpus_are_taken_is_busy(kube: Kube, namespace: str) -> None:
+    first = kube.create(demo(namespace, "first", gpu={}, parallelism={"tensor": 2}))
+    wait_condition(kube, first, "Available", "True")
+    second = kube.create(demo(namespace, "second", gpu={}))
+    wait_condition(kube, second, "Ready", "False", "InsufficientGPU", "they are busy now")
+    large = kube.create(demo(namespace, "large", gpu={}, parallelism={"tensor": 4}))
+    wait_condition(kube, large, "Ready", "False", "InsufficientGPU", "the largest node has 2: it never fits")
+
+
+def test_a_paused_deployment_is_reported_and_scales_and_resumes(kube: Kube, namespace: str) -> None:
+    resource = kube.create(demo(namespace))
+    wait_all_true(kube, resource)
+    kube.patch(kube.get("apps/v1", "Deployment", "demo", namespace), {"spec": {"paused": True}})
+    kube.patch(resource, {"spec": {"engine": {"maxNumReqs": 5}}})
+    resume = f"kubectl rollout resume deployment/demo -n {namespace}"
+    for kind in ("RolloutComplete", "UpToDate", "Ready"):
+        wait_condition(kube, resource, kind, "False", "DeploymentPaused", resume)
+    assert condition(kube, resource, "Available")["status"] == "True"
+    kube.patch(resource, {"spec": {"replicas": 2}})
+    kube.wait("two old pods serve", lambda: read(kube, resource)["status"]["readyReplicas"] == 2)
+    assert condition(kube, resource, "RolloutComplete")["reason"] == "DeploymentPaused"
+    live = kube.get("apps/v1", "Deployment", "demo", namespace)
+    assert live["spec"]["paused"] is True, "the operator does not resume what somebody has paused"
+    kube.patch(live, {"spec": {"paused": None}})
+    wait_all_true(kube, resource)

@@ -1,0 +1,104 @@
+"""Conditions of a service with one pod in a state that a test describes."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+from tests.operator.samples import SETTINGS, make, running, template
+from unmask_operator.objects import Obj, Ref
+from unmask_operator.settings import Settings
+from unmask_operator.state.observed import Observed
+from unmask_operator.status import status
+
+RUNNING = {"running": {"startedAt": "2026-01-01T00:00:00Z"}}
+SCHEDULED = {"type": "PodScheduled", "status": "True"}
+
+
+def make_pod(observed: Observed, pod_status: Obj, node: str | None = "n1", **spec: Any) -> Obj:
+    """A pod of the service's template with this status; `spec` replaces members of its spec."""
+    rendered = template(make(observed))
+    pod_spec = {**copy.deepcopy(rendered["spec"]), **({"nodeName": node} if node else {}), **spec}
+    labels = rendered["metadata"]["labels"]
+    meta = {"name": "demo-p1", "namespace": "default", "uid": "p1", "labels": labels}
+    meta["creationTimestamp"] = "2026-01-02T03:00:00Z"
+    return {"apiVersion": "v1", "kind": "Pod", "metadata": meta, "spec": pod_spec, "status": pod_status}
+
+
+def observe_pod(
+    pod_status: Obj,
+    node: str | None = "n1",
+    nodes: Sequence[Obj] | None = None,
+    *,
+    pod_spec: Obj | None = None,
+    settings: Settings = SETTINGS,
+    deployment: Obj | None = None,
+    **spec: Any,
+) -> Observed:
+    """A first rollout whose only pod has this status.
+
+    Args:
+        pod_status: the pod's status.
+        node: the node that the pod is bound to, if any.
+        nodes: the nodes of the cluster, where the operator may read them.
+        pod_spec: members that replace those of the pod's spec.
+        settings: the operator's settings.
+        deployment: members that replace those of the Deployment's status.
+        spec: members of the resource's spec.
+    """
+    observed = running(settings, **spec)
+    live = observed.children[Ref("apps/v1", "Deployment", "demo")]
+    live["metadata"].update(generation=1, uid="d1")
+    counts = {"observedGeneration": 1, "replicas": 1, "updatedReplicas": 1, "unavailableReplicas": 1}
+    live["status"] = {**counts, **(deployment or {})}
+    return replace(observed, pods=[make_pod(observed, pod_status, node, **(pod_spec or {}))], nodes=nodes)
+
+
+def judge(observed: Observed) -> dict[str, Obj]:
+    """The conditions by type."""
+    return {c["type"]: c for c in status(observed, make(observed))["conditions"]}
+
+
+def judge_pod(pod_status: Obj, node: str | None = "n1", nodes: Sequence[Obj] | None = None, **known: Any) -> Any:
+    """The conditions of a first rollout whose only pod has this status; arguments are those of `observe_pod`."""
+    return judge(observe_pod(pod_status, node, nodes, **known))
+
+
+def unschedulable(message: str) -> Obj:
+    found = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": message}
+    return {"phase": "Pending", "conditions": [found]}
+
+
+def gpu_node(name: str, gpus: str | None = "8", resource: str = "nvidia.com/gpu", **spec: Any) -> Obj:
+    allocatable = {resource: gpus} if gpus else {}
+    return {"metadata": {"name": name, "labels": {}}, "spec": spec, "status": {"allocatable": allocatable}}
+
+
+def taint(key: str, value: str = "", effect: str = "NoSchedule") -> Obj:
+    return {"key": key, "value": value, "effect": effect}
+
+
+def container(name: str = "main", **state: Any) -> Obj:
+    return {"name": name, "image": "i", "ready": False, "started": False, "restartCount": 0, **state}
+
+
+def started_pod(
+    *containers: Obj, ready_reason: str = "", ready_message: str = "", main_ready: bool = True, **members: Any
+) -> Obj:
+    """The status of a pod whose engine has loaded its model and that is not Ready.
+
+    Args:
+        containers: statuses of the other containers.
+        ready_reason: reason of the condition Ready.
+        ready_message: message of the condition Ready.
+        main_ready: whether the engine's readiness probe passes.
+        members: further members of the status; conditions are added.
+    """
+    statuses = [container(ready=main_ready, started=True, state=RUNNING), *containers]
+    ready = {"type": "Ready", "status": "False"}
+    ready |= {k: v for k, v in (("reason", ready_reason), ("message", ready_message)) if v}
+    all_ready = {"type": "ContainersReady", "status": str(all(c["ready"] for c in statuses))}
+    conditions = [ready, all_ready, SCHEDULED, *members.pop("conditions", ())]
+    return {"phase": "Running", "containerStatuses": statuses, "conditions": conditions, **members}
