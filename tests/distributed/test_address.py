@@ -13,7 +13,7 @@ from runtime.distributed.address import create_listener, endpoint, resolve
 from runtime.distributed.wire import VERSION, Hello, Wire
 from runtime.errors import ConfigError
 from runtime.ranks.start import Place, gather_peers
-from tests.server.test_listener import needs_ipv6
+from tests.networks import needs_ipv6
 from tests.wait import TIMEOUT
 
 ADDRESSES = ["127.0.0.1", pytest.param("::1", marks=needs_ipv6)]

@@ -185,6 +185,25 @@ def test_the_load_balancers_class_and_who_may_reach_it() -> None:
     assert not {"loadBalancerClass", "loadBalancerSourceRanges"} & plain.keys()
 
 
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"type": "NodePort", "externalTrafficPolicy": "Local"},
+        {"type": "LoadBalancer", "externalTrafficPolicy": "Cluster"},
+        {"ipFamilyPolicy": "SingleStack", "ipFamilies": ["IPv6"]},
+        {"ipFamilyPolicy": "PreferDualStack"},
+        {"ipFamilyPolicy": "RequireDualStack", "ipFamilies": ["IPv6", "IPv4"]},
+        {"sessionAffinity": "ClientIP"},
+        {"sessionAffinity": "None"},
+        {},
+    ],
+)
+def test_optional_fields_of_the_service_are_rendered_only_when_set(fields: dict) -> None:
+    before = child(made(), "Service")["spec"]
+    assert child(made(service=fields), "Service")["spec"] == {**before, **fields}
+    assert child(made(service=fields), "Deployment") == child(made(), "Deployment")  # no pod restarts
+
+
 def test_the_service_account_has_no_token_and_the_clouds_annotations() -> None:
     account = child(made(serviceAccount={"annotations": {"cloud/role": "x"}}), "ServiceAccount")
     assert account["metadata"]["name"] == template(made())["spec"]["serviceAccountName"] == "demo-engine"

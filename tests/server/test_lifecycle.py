@@ -16,9 +16,9 @@ import pytest
 
 from e2e.cluster.process import free_ports
 from tests.matrix import marked
+from tests.networks import needs_ipv6
 from tests.server.checkpoint import CONFIG, make_weights
 from tests.server.harness import FAKE, REAL, ROOT, ServerProcess, has_ended, serving
-from tests.server.test_listener import needs_ipv6
 from tests.server.test_supervision import start
 from tests.wait import TIMEOUT, wait_until
 

@@ -8,7 +8,6 @@ import errno
 import json
 import os
 import re
-import shutil
 import signal
 import socket
 import subprocess
@@ -28,28 +27,12 @@ from runtime.server.http import HttpServer
 from runtime.server.observed import Observed
 from runtime.server.wire.limits import Limits
 from runtime.server.wire.listener import describe, is_reachable, listen, listener_url, unmapped
+from tests.networks import NAMESPACES, TARGETS, needs_ipv6, needs_namespaces, python_in_namespace
 from tests.server.harness import FAKE, ROOT
 from tests.server.test_door import app
 from tests.wait import TIMEOUT, wait_until, wait_until_async
 from tests.written import written
 
-
-def _has_ipv6() -> bool:
-    try:
-        with socket.socket(socket.AF_INET6) as probe:
-            probe.bind(("::1", 0))
-    except OSError:
-        return False
-    return True
-
-
-def _has_namespaces() -> bool:
-    tools = all(map(shutil.which, ("unshare", "ip")))
-    return tools and subprocess.run(["unshare", "--net", "true"], capture_output=True).returncode == 0
-
-
-needs_ipv6 = pytest.mark.skipif(not _has_ipv6(), reason="this host has no IPv6")
-needs_namespaces = pytest.mark.skipif(not _has_namespaces(), reason="needs root and iproute2 for a network namespace")
 WILDCARDS = ["::", "[::]", "", "0:0:0:0:0:0:0:0"]
 
 
@@ -274,48 +257,28 @@ def test_a_server_that_is_not_open_does_not_warn(checkpoint: Path, flags: tuple[
         assert "open to the network" not in log
 
 
-NAMESPACE = """
-import json, socket, sys
-from runtime.server.wire.listener import describe, listen
-listener = listen(sys.argv[1], 0)
-reached = []
-for address in sys.argv[2:]:
-    try:
-        socket.create_connection((address, listener.getsockname()[1]), 60).close()
-        reached.append(address)
-    except OSError:
-        pass
-print(json.dumps([describe(listener), reached]))
+SCRIPT = """
+from runtime.server.wire.listener import listen
+report(listen(sys.argv[1], 0), sys.argv[2:])
 """
-TARGETS = ("127.0.0.1", "10.9.9.9", "::1", "fd00::9")
-SETUPS = {
-    "both": ("true", ["127.0.0.1", "10.9.9.9", "::1", "fd00::9"]),
-    "no address of IPv4": ("ip -4 addr flush dev lo", ["::1", "fd00::9"]),
-    "disable_ipv6": ("echo 1 > /proc/sys/net/ipv6/conf/all/disable_ipv6", ["127.0.0.1", "10.9.9.9"]),
-    "bindv6only": ("echo 1 > /proc/sys/net/ipv6/bindv6only", ["127.0.0.1", "10.9.9.9", "::1", "fd00::9"]),
-}
 
 
 @needs_ipv6
 @needs_namespaces
-@pytest.mark.parametrize("name", SETUPS)
+@pytest.mark.parametrize("name", NAMESPACES)
 def test_the_default_reaches_every_address_of_a_network_namespace(name: str) -> None:
-    setup, expected = SETUPS[name]
-    script = (
-        f'ip link set lo up && ip addr add 10.9.9.9/32 dev lo && ip addr add fd00::9/128 dev lo && {setup} && exec "$@"'
-    )
-    command = ["unshare", "--net", "sh", "-c", script, "sh", sys.executable, "-c", NAMESPACE, "::", *TARGETS]
+    setup, expected = NAMESPACES[name]
+    command = python_in_namespace(SCRIPT, ["::", *TARGETS], setup)
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    assert json.loads(done.stdout)[1] == expected
+    assert json.loads(done.stdout) == expected
 
 
 @needs_ipv6
 @needs_namespaces
-def test_a_link_local_address_with_its_zone_is_served() -> None:
-    script = 'ip link set lo up && ip addr add fe80::7/64 dev lo nodad && exec "$@"'
-    command = ["unshare", "--net", "sh", "-c", script, "sh", sys.executable, "-c", NAMESPACE]
-    for host in ("fe80::7%lo", "[fe80::7%lo]"):
-        done = subprocess.run([*command, host, "fe80::7%lo", "127.0.0.1"], cwd=ROOT, capture_output=True, text=True)
-        assert done.returncode == 0, done.stderr
-        assert json.loads(done.stdout) == ["", ["fe80::7%lo"]]
+@pytest.mark.parametrize("host", ["fe80::7%lo", "[fe80::7%lo]"])
+def test_a_link_local_address_with_its_zone_is_served(host: str) -> None:
+    command = python_in_namespace(SCRIPT, [host, "fe80::7%lo", "127.0.0.1"])
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout) == ["fe80::7%lo"]
