@@ -14,7 +14,7 @@ from e2e.cluster import kubeconfig, pretend_nodes
 from e2e.cluster.audit import read_events
 from e2e.cluster.binaries import API_SERVER, CONTROLLERS, PRETEND_NODES, find
 from e2e.cluster.config import environment
-from e2e.cluster.control_plane import SERVICES, SERVICES_IPV6, ControlPlane, Site
+from e2e.cluster.control_plane import LOOPBACK_FLAGS, ControlPlane, Site
 from e2e.cluster.kube import Kube, Obj
 from e2e.cluster.process import StartError, free_ports
 
@@ -96,10 +96,7 @@ def start_api_server(*, controllers: bool = False, nodes: int = 0) -> Iterator[A
     plane = ControlPlane(site, programs)
     try:
         plane.start_etcd()
-        # A loopback address is no endpoint. With ranges of both families a Service may ask for either or both.
-        plane.start_api_server(
-            "--endpoint-reconciler-type=none", f"--service-cluster-ip-range={SERVICES},{SERVICES_IPV6}"
-        )
+        plane.start_api_server(*LOOPBACK_FLAGS)
         if controllers:
             plane.start_controller_manager()
         if nodes:

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from runtime import config
 from tests.operator.samples import SETTINGS, child, container, kinds, make, observe, resource, template
 from unmask_operator.api import SpecError, parse
 from unmask_operator.autoscaler.rules import Rules
@@ -116,6 +117,17 @@ def test_the_charts_variables_and_secrets_reach_the_engine() -> None:
 
 def test_threads_follow_the_cpu_limit() -> None:
     assert env(made())["OMP_NUM_THREADS"] == {"resourceFieldRef": {"resource": "limits.cpu", "divisor": "1"}}
+
+
+def test_engines_listen_on_both_address_families_without_a_flag_of_the_operator() -> None:
+    assert not [argument for argument in container(made())["args"] if argument.startswith("--host")]
+    assert config.parse([], {}).host == "::"
+
+
+def test_an_older_image_listens_on_both_address_families_by_a_variable() -> None:
+    main = {"name": "main", "env": [{"name": "UNMASK_HOST", "value": "::"}]}
+    variables = container(made(podTemplate={"spec": {"containers": [main]}}))["env"]
+    assert {"name": "UNMASK_HOST", "value": "::"} in variables
 
 
 def test_gpus_are_a_limit_of_the_container() -> None:
