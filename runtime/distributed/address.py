@@ -26,6 +26,15 @@ def resolve(host: str) -> str:
     return socket.getnameinfo(address, socket.NI_NUMERICHOST)[0] if family == socket.AF_INET6 else str(address[0])
 
 
+def loopback() -> str:
+    """127.0.0.1, or ::1 in a network namespace whose loopback interface has no IPv4 address."""
+    try:
+        create_listener("127.0.0.1", 0).close()
+    except OSError:
+        return "::1"
+    return "127.0.0.1"
+
+
 def create_listener(address: str, port: int) -> socket.socket:
     """Returns a socket that listens at this address alone, which may be of either family.
 

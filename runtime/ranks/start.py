@@ -8,9 +8,9 @@ import socket
 import subprocess
 import sys
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
-from runtime.distributed.address import create_listener, endpoint
+from runtime.distributed.address import create_listener, endpoint, loopback
 from runtime.distributed.wire import VERSION, Gone, Hello, Wire
 from runtime.errors import ConfigError
 from runtime.ranks.watch import Peer
@@ -26,7 +26,7 @@ class Place:
 
     devices: tuple[int, ...] | None = None
     nodes: int = 1
-    address: str = "127.0.0.1"
+    address: str = field(default_factory=loopback)
     port: int = 0
     command: tuple[str, ...] = FOLLOW
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+import subprocess
 import threading
 
 import pytest
@@ -13,7 +14,8 @@ from runtime.distributed.address import create_listener, endpoint, resolve
 from runtime.distributed.wire import VERSION, Hello, Wire
 from runtime.errors import ConfigError
 from runtime.ranks.start import Place, gather_peers
-from tests.networks import needs_ipv6
+from tests.networks import needs_ipv6, needs_namespaces, python_in_namespace
+from tests.server.harness import ROOT
 from tests.wait import TIMEOUT
 
 ADDRESSES = ["127.0.0.1", pytest.param("::1", marks=needs_ipv6)]
@@ -41,6 +43,20 @@ def test_a_name_with_addresses_of_both_families_is_ipv4(monkeypatch: pytest.Monk
 )
 def test_an_endpoint_is_shown_as_in_a_url(host: str, shown: str) -> None:
     assert endpoint(host, 5) == shown
+
+
+LOOPBACK = """
+from runtime.distributed.address import loopback
+print(loopback())
+"""
+
+
+@needs_ipv6
+@needs_namespaces
+@pytest.mark.parametrize(("setup", "address"), [("true", "127.0.0.1"), ("ip -4 addr flush dev lo", "::1")])
+def test_ranks_of_one_host_meet_at_an_address_that_its_loopback_has(setup: str, address: str) -> None:
+    done = subprocess.run(python_in_namespace(LOOPBACK, (), setup), cwd=ROOT, capture_output=True, text=True)
+    assert done.stdout.strip() == address, done.stderr
 
 
 @pytest.mark.parametrize("address", ADDRESSES)

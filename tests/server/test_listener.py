@@ -13,7 +13,7 @@ import socket
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -222,8 +222,8 @@ def test_a_connection_has_the_clients_own_address(address: str) -> None:
 
 
 @contextlib.contextmanager
-def server(checkpoint: Path, *flags: str) -> Iterator[tuple[str, int]]:
-    """The log of a server of the fake engine with this command line, and its port."""
+def server(checkpoint: Path, *flags: str) -> Iterator[tuple[Callable[[], str], int]]:
+    """The log so far of a server of the fake engine with this command line, and its port."""
     command = [sys.executable, "-m", FAKE, "--model", str(checkpoint), "--port", "0", *flags]
     with tempfile.TemporaryFile() as log:
         environment = {name: value for name, value in os.environ.items() if not name.startswith("UNMASK_")}
@@ -232,7 +232,7 @@ def server(checkpoint: Path, *flags: str) -> Iterator[tuple[str, int]]:
             wait_until(lambda: "listening on" in written(log) or process.poll() is not None)
             found = re.search(r"listening on http://(?:localhost|\[::1\]):(\d+)", written(log))
             assert found, written(log)
-            yield written(log), int(found[1])
+            yield lambda: written(log), int(found[1])
         finally:
             process.send_signal(signal.SIGTERM)
             process.wait(TIMEOUT)
@@ -246,15 +246,17 @@ def test_a_server_without_host_serves_both_families(checkpoint: Path, processes:
             with httpx.Client(base_url=f"http://{address}:{port}", timeout=TIMEOUT, trust_env=False) as client:
                 wait_until(lambda: client.get("/ready").status_code == 200)
                 assert client.post("/generate", json={"prompt": "x", "max_tokens": 3}).json()["text"] == "abc"
-    assert "all IPv4 and IPv6 addresses" in log
-    assert "open to the network" in log
+        assert "all IPv4 and IPv6 addresses" in log()
+        assert "open to the network" in log()
 
 
 @needs_ipv6
 @pytest.mark.parametrize("flags", [("--host", "[::1]"), ("--api-key", "k" * 32)])
 def test_a_server_that_is_not_open_does_not_warn(checkpoint: Path, flags: tuple[str, ...]) -> None:
-    with server(checkpoint, *flags) as (log, _):
-        assert "open to the network" not in log
+    with server(checkpoint, *flags) as (log, port):
+        url = f"http://[::1]:{port}/ready"
+        wait_until(lambda: httpx.get(url, timeout=TIMEOUT, trust_env=False).status_code == 200)
+        assert "open to the network" not in log()
 
 
 SCRIPT = """
@@ -282,3 +284,34 @@ def test_a_link_local_address_with_its_zone_is_served(host: str) -> None:
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout) == ["fe80::7%lo"]
+
+
+SERVER = """
+import re, subprocess, urllib.request
+command = [sys.executable, "-m", *sys.argv[1:5], "--port", "0"]
+process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+lines = iter(process.stderr.readline, "")
+port = next(re.search(r"http://localhost:(\\d+)", line)[1] for line in lines if "listening on" in line)
+opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+statuses = [opener.open(f"http://{address}:{port}/health", timeout=180).status for address in sys.argv[5:]]
+process.terminate()
+process.communicate()
+print(json.dumps(statuses))
+"""
+
+
+@needs_ipv6
+@needs_namespaces
+@pytest.mark.parametrize(
+    ("name", "addresses"),
+    [("no IPv4 address", ["[::1]", "[fd00::9]"]), ("disable_ipv6", ["127.0.0.1", "10.9.9.9"])],
+)
+def test_a_server_without_host_serves_in_a_namespace_of_one_family(
+    checkpoint: Path, name: str, addresses: list[str]
+) -> None:
+    server = [FAKE, "--model", str(checkpoint), "--log-level=info"]
+    command = python_in_namespace(SERVER, [*server, *addresses], NAMESPACES[name][0])
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("UNMASK_")}
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, env=environment)
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout) == [200, 200]
