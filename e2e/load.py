@@ -9,10 +9,12 @@ from dataclasses import dataclass
 from e2e.cluster import Kube
 from e2e.cluster.kube import ApiError
 from e2e.pods import pod
+from e2e.services import POD_TIMEOUT
 
 CLIENTS = 20
 ENOUGH = 300  # requests over a change, to say that it fails none
 REQUEST_SECONDS = 120  # that a client waits for an answer
+LOAD_TIMEOUT = 1200.0  # seconds until requests have ended: a busy machine may take most of REQUEST_SECONDS for each
 PAUSE = "1s"  # 20 clients with it send 10 to 18 requests a second: a busy pod with room for another to start
 
 
@@ -82,11 +84,11 @@ class Load:
             report = self.found()
             return report is not None and (report.fewest >= 2 or report.failed > 0)
 
-        self._kube.wait("two answers for every client", each_served, timeout=2 * REQUEST_SECONDS)
+        self._kube.wait("two answers for every client", each_served, timeout=LOAD_TIMEOUT)
         told = self.stop()
         assert not told.failed, told.failures
 
-    def wait_requests(self, more: int, *, timeout: float = 600) -> Report:
+    def wait_requests(self, more: int, *, timeout: float = LOAD_TIMEOUT) -> Report:
         """Wait until so many more requests have ended."""
         goal = self.report().requests + more
 
@@ -135,7 +137,7 @@ def load(
         return report is not None and report.requests > 0
 
     try:
-        kube.wait("the load's first answer", answers)
+        kube.wait("the load's first answer", answers, timeout=POD_TIMEOUT)
         yield it
     finally:
         with contextlib.suppress(ApiError):  # where it never ran there is nothing to tell

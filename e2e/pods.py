@@ -6,6 +6,7 @@ from typing import Any
 
 from e2e.cluster import Kube
 from e2e.cluster.node.containers import PAUSE as IMAGE
+from e2e.services import POD_TIMEOUT
 
 
 def pod(namespace: str, name: str, *arguments: str, labels: dict[str, str] | None = None) -> dict[str, Any]:
@@ -27,7 +28,7 @@ def output(kube: Kube, namespace: str, name: str, *arguments: str) -> str:
         now: str = kube.get("v1", "Pod", name, namespace)["status"].get("phase", "")
         return now if now in ("Succeeded", "Failed") else ""
 
-    ended = kube.wait(f"pod {name}", phase)
+    ended = kube.wait(f"pod {name}", phase, timeout=POD_TIMEOUT)
     text: str = kube.request("GET", kube.path("v1", "Pod", namespace, name, "log"))["text"]
     kube.delete(made)
     assert ended == "Succeeded", text

@@ -12,19 +12,21 @@ from e2e.cluster.config import environment
 from e2e.cluster.install import CRDS, NAMESPACE, RELEASE
 from e2e.cluster.kube import Obj
 from e2e.cluster.node.images import ROOT
+from e2e.services import POD_TIMEOUT
 
 __all__ = ["ACCOUNT", "CHART", "CRDS", "CRDS_CHART", "NAMESPACE", "RELEASE", "Release", "helm", "leader", "operators"]
 
 CHART = ROOT / "charts" / RELEASE
 CRDS_CHART = ROOT / "charts" / CRDS
 WAIT = "10m"  # until the operator's pods are as a release has them
+HELM_TIMEOUT = 900  # seconds: longer than WAIT, after which helm itself reports what it waited for
 ACCOUNT = f"system:serviceaccount:{NAMESPACE}:{RELEASE}"  # the operator's user
 
 
 def helm(*arguments: str, values: Obj | None = None) -> str:
     """What helm prints. AssertionError with its complaint when it fails."""
     line = ["helm", *arguments, "--namespace", NAMESPACE, "--kubeconfig", str(environment().kubeconfig)]
-    done = subprocess.run(line, input=json.dumps(values or {}), capture_output=True, text=True, timeout=600)
+    done = subprocess.run(line, input=json.dumps(values or {}), capture_output=True, text=True, timeout=HELM_TIMEOUT)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
 
@@ -49,14 +51,14 @@ class Release:
         ]
         wait = ("--install", "--create-namespace", "--wait", "--timeout", WAIT)
         said = helm("upgrade", RELEASE, str(chart), "--values", "-", *sets, *wait, values=self.values)
-        self._kube.wait("the operator's pods alone", self._settled)
+        self._kube.wait("the operator's pods alone", self._settled, timeout=POD_TIMEOUT)
         return said
 
     def roll_back(self) -> None:
         """To the revision before, as `helm rollback` does."""
         self._changed = True
         helm("rollback", RELEASE, "--wait", "--timeout", WAIT)
-        self._kube.wait("the operator's pods alone", self._settled)
+        self._kube.wait("the operator's pods alone", self._settled, timeout=POD_TIMEOUT)
 
     def crds(self, chart: Path = CRDS_CHART) -> None:
         """Install the CustomResourceDefinition, or upgrade to this chart's."""

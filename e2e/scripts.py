@@ -13,7 +13,7 @@ import yaml
 
 from e2e.cluster import Kube
 from e2e.cluster.kube import Obj
-from e2e.services import EXAMPLES, is_ready, kubectl
+from e2e.services import EXAMPLES, POD_TIMEOUT, is_ready, kubectl
 
 STUBS = Path(__file__).parent / "stubs"
 IMAGE: str = yaml.safe_load((EXAMPLES / "client-job.yaml").read_text())["spec"]["template"]["spec"]["containers"][0][
@@ -98,7 +98,7 @@ def serve(kube: Kube, pod: Obj, port: int = 80) -> None:
 
 
 def wait_ready(kube: Kube, namespace: str, pod: str) -> None:
-    kube.wait(f"pod {pod}", lambda: is_ready(kube.get("v1", "Pod", pod, namespace)))
+    kube.wait(f"pod {pod}", lambda: is_ready(kube.get("v1", "Pod", pod, namespace)), timeout=POD_TIMEOUT)
 
 
 class Client:

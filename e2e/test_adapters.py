@@ -9,7 +9,7 @@ from typing import Any
 from e2e.cluster import Kube
 from e2e.cluster.kube import Obj
 from e2e.scripts import CHECKPOINT, IMAGE, STUBS
-from e2e.services import EXAMPLES, ask, condition, demo, engines, get, kubectl, patch, wait_condition
+from e2e.services import EXAMPLES, POD_TIMEOUT, ask, condition, demo, engines, get, kubectl, patch, wait_condition
 
 FIRST, SECOND = ({"name": name, "uri": f"pvc://made/{name}"} for name in ("first", "second"))
 WRONG = {"name": "wrong", "uri": "pvc://made/nothing-here"}
@@ -42,7 +42,7 @@ def answer(kube: Kube, namespace: str, model: str) -> str:
 
 def soon(kube: Kube, what: str, there: Callable[[], Any]) -> None:
     start = time.monotonic()
-    kube.wait(what, there)
+    kube.wait(what, there, timeout=POD_TIMEOUT)
     print(f"{what} after {time.monotonic() - start:.1f} s")
 
 

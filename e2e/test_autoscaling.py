@@ -5,7 +5,7 @@ from __future__ import annotations
 from e2e.cluster import Kube
 from e2e.cluster.kube import Obj
 from e2e.load import ENOUGH, load
-from e2e.services import API, KIND, condition, demo, get, kubectl, pods, wait_condition
+from e2e.services import API, KIND, demo, get, kubectl, pods, wait_condition
 
 
 def at(kube: Kube, namespace: str, replicas: int) -> Obj | None:
@@ -16,8 +16,23 @@ def at(kube: Kube, namespace: str, replicas: int) -> Obj | None:
     return service if there and service["spec"]["replicas"] == replicas else None
 
 
+# Seconds until replicas follow: of a busy machine's time, that in which an engine loads, and twice as long before the
+# autoscaler takes away what it added.
+SCALING_TIMEOUT = 1200.0
+
+
 def wait_replicas(kube: Kube, namespace: str, replicas: int) -> Obj:
-    return kube.wait(f"{replicas} replicas", lambda: at(kube, namespace, replicas))
+    return kube.wait(f"{replicas} replicas", lambda: at(kube, namespace, replicas), timeout=SCALING_TIMEOUT)
+
+
+def wait_desired(kube: Kube, namespace: str, replicas: int) -> Obj:
+    """Waits until the replicas are those that the autoscaler reports as desired."""
+
+    def reported() -> Obj | None:
+        service = at(kube, namespace, replicas)
+        return service if service and service["status"]["autoscaling"]["desired"] == replicas else None
+
+    return kube.wait(f"{replicas} replicas, as desired", reported, timeout=SCALING_TIMEOUT)
 
 
 def test_kubectl_scale(kube: Kube, namespace: str) -> None:
@@ -54,15 +69,12 @@ def test_builtin_follows_the_load_up_and_down(kube: Kube, namespace: str) -> Non
         assert at(kube, namespace, 1)
         # However fast the engines are, an answer takes longer than this pause: most of 20 clients wait for one.
         with load(kube, namespace, pause="5ms") as heavy:
-            status = wait_replicas(kube, namespace, 3)["status"]
-            assert status["autoscaling"]["desired"] == 3
-            assert status["lastScaleTime"]
+            assert wait_desired(kube, namespace, 3)["status"]["lastScaleTime"]
             heavy.wait_requests(max(100, ENOUGH - heavy.report().requests))
             told = heavy.stop()
         assert not told.failed, told.failures
-        service = wait_replicas(kube, namespace, 1)
-        assert service["status"]["autoscaling"]["desired"] == 1
-        assert condition(service, "ScalingReady")["status"] == "True"
+        wait_desired(kube, namespace, 1)
+        wait_condition(kube, namespace, "ScalingReady")
         light.wait_requests(10)
         told = light.stop()
     assert not told.failed, told.failures

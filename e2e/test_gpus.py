@@ -9,7 +9,7 @@ from e2e.cluster import Kube
 from e2e.cluster.kube import Obj
 from e2e.cluster.node.gpus import pretend_gpus
 from e2e.pods import pod
-from e2e.services import ask, condition, demo, get, patch, pods, wait_condition
+from e2e.services import POD_TIMEOUT, ask, condition, demo, get, patch, pods, wait_condition
 
 ON_CPU = {"gpu": {}, "engine": {"extraArgs": ["--device=cpu"]}}
 
@@ -48,7 +48,8 @@ def test_a_pod_that_fits_no_node_is_told_from_one_that_waits(kube: Kube, namespa
         kube.delete(demo(namespace, "large"))
 
         held = kube.create(holder(namespace))
-        kube.wait("the GPU's holder", lambda: running(kube, namespace, "holder"))
+        # The pod of an earlier test may have a GPU until it has drained.
+        kube.wait("the GPU's holder", lambda: running(kube, namespace, "holder"), timeout=POD_TIMEOUT)
         kube.create(demo(namespace, "waiting", ON_CPU))
         busy = "needs 1 nvidia.com/gpu and the largest node has 1, not all free; they are busy now"
         told = wait_condition(kube, namespace, "Ready", name="waiting", says=busy, **short)

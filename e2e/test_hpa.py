@@ -11,7 +11,7 @@ from e2e.cluster import Kube
 from e2e.cluster.kube import Obj
 from e2e.cluster.pki import Authority
 from e2e.scripts import PORT, script_pod, serve
-from e2e.services import condition, demo, get, pods, wait_condition
+from e2e.services import POD_TIMEOUT, condition, demo, get, pods, wait_condition
 
 GROUP, VERSION = "custom.metrics.k8s.io", "v1beta2"
 API = {"apiVersion": "apiregistration.k8s.io/v1", "kind": "APIService"}
@@ -114,9 +114,9 @@ def test_the_horizontal_pod_autoscaler_moves_a_service(kube: Kube, namespace: st
         return counts == {wanted}
 
     adapter.say(8)  # twice the target
-    kube.wait("two replicas", lambda: settled(2))
+    kube.wait("two replicas", lambda: settled(2), timeout=POD_TIMEOUT)
     adapter.say(0)
-    kube.wait("one replica", lambda: settled(1))
+    kube.wait("one replica", lambda: settled(1), timeout=POD_TIMEOUT)
     assert seen == [1, 2, 1]
     writers = [
         (entry["manager"], entry.get("subresource"))

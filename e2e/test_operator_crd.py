@@ -65,10 +65,9 @@ def version(kube: Kube) -> Obj:
     return found
 
 
-def knows_suspend(kube: Kube, namespace: str) -> bool:
-    """Whether the API server keeps the field: it goes by a changed CRD a moment after the change."""
-    asked = kube.create(demo(namespace, "asked", {"suspend": True}), dryRun="All")
-    return "suspend" in asked["spec"]
+def knows(kube: Kube, namespace: str, field: str, value: object) -> bool:
+    """Whether the API server stores this field of the spec: it applies a changed CRD a moment after the change."""
+    return field in kube.create(demo(namespace, "asked", {field: value}), dryRun="All")["spec"]
 
 
 def test_an_upgrade_brings_the_crd_and_the_resources_stay(
@@ -76,7 +75,7 @@ def test_an_upgrade_brings_the_crd_and_the_resources_stay(
 ) -> None:
     release.crds(older)
     assert COLUMN in version(kube)["additionalPrinterColumns"]
-    kube.wait("the older schema", lambda: not knows_suspend(kube, namespace))
+    kube.wait("the older schema", lambda: not knows(kube, namespace, "suspend", True))
     kube.create(demo(namespace))
     wait_condition(kube, namespace)
     service, before = get(kube, namespace), engines(kube, namespace)
@@ -86,7 +85,7 @@ def test_an_upgrade_brings_the_crd_and_the_resources_stay(
     with load(kube, namespace) as under:
         release.restore()
         assert COLUMN not in version(kube)["additionalPrinterColumns"]
-        kube.wait("the newer schema", lambda: knows_suspend(kube, namespace))
+        kube.wait("the newer schema", lambda: knows(kube, namespace, "suspend", True))
         now = get(kube, namespace)
         assert now["metadata"]["uid"] == service["metadata"]["uid"]
         assert now["spec"] == service["spec"]  # the API server writes no new field into it
@@ -109,7 +108,8 @@ def test_a_newer_crd_and_an_operator_that_does_not_know_its_fields(
     before = engines(kube, namespace)
     with load(kube, namespace) as under:
         release.crds(newer)
-        kube.wait("the newer schema", lambda: COLUMN in version(kube)["additionalPrinterColumns"])
+        assert COLUMN in version(kube)["additionalPrinterColumns"]
+        kube.wait("the newer schema", lambda: knows(kube, namespace, "ofTomorrow", 1))
         patch(kube, namespace, {"ofTomorrow": 1, "engine": {"warp": True}, "service": {"annotations": {"a": "b"}}})
         told = wait_condition(kube, namespace, "Accepted", says="spec.ofTomorrow")
         assert "spec.engine.warp" in told["message"]

@@ -17,7 +17,7 @@ from e2e.cluster.kube import Obj
 from e2e.host import audit_log, pod_of, requests, signal_container
 from e2e.listing import essence, everything
 from e2e.release import ACCOUNT, NAMESPACE, Release, leader, operators
-from e2e.services import API, KIND, condition, demo
+from e2e.services import API, KIND, POD_TIMEOUT, condition, demo
 
 SERVICES = 24
 INTERRUPTED = 18  # the leader is stopped as soon as so many are there: it works on some, and others are yet to come
@@ -62,7 +62,7 @@ def accepted(kube: Kube, namespace: str) -> int:
 
 
 def all_accepted(kube: Kube, namespace: str) -> None:
-    kube.wait("all are accepted", lambda: accepted(kube, namespace) == SERVICES)
+    kube.wait("all are accepted", lambda: accepted(kube, namespace) == SERVICES, timeout=POD_TIMEOUT)
 
 
 def state(kube: Kube, namespace: str) -> dict[tuple[str, str], Any]:
@@ -77,7 +77,7 @@ def state(kube: Kube, namespace: str) -> dict[tuple[str, str], Any]:
 def same_state(kube: Kube, namespace: str, other: str) -> None:
     """Once the controllers have done their part, too."""
     with contextlib.suppress(TimeoutError):
-        kube.wait("the same state", lambda: state(kube, namespace) == state(kube, other))
+        kube.wait("the same state", lambda: state(kube, namespace) == state(kube, other), timeout=POD_TIMEOUT)
     assert state(kube, namespace) == state(kube, other)
 
 
@@ -106,7 +106,7 @@ def another_leads(kube: Kube, before: Obj) -> float:
         now = leader(kube)
         return now is not None and now["metadata"]["name"] != before["metadata"]["name"]
 
-    kube.wait("another leader", other)
+    kube.wait("another leader", other, timeout=POD_TIMEOUT)
     return time.monotonic() - start
 
 
@@ -150,4 +150,4 @@ def test_of_three_one_writes_also_after_it_was_frozen(
         now = kube.get("v1", "Pod", frozen["metadata"]["name"], NAMESPACE)
         return restarts(now) > restarts(frozen)
 
-    kube.wait("the frozen one's end by itself when it woke", restarted)
+    kube.wait("the frozen one's end by itself when it woke", restarted, timeout=POD_TIMEOUT)

@@ -13,7 +13,7 @@ from e2e.cluster.kube import Obj
 from e2e.cluster.node.images import ROOT
 from e2e.listing import Key, everything, versions
 from e2e.release import CRDS, NAMESPACE, RELEASE, Release, helm
-from e2e.services import API, KIND, ask, demo, engines, kubectl, patch, wait_condition
+from e2e.services import API, KIND, POD_TIMEOUT, ask, demo, engines, kubectl, patch, wait_condition
 
 GROUP = API.partition("/")[0]
 PURGE = ("delete", "crd", "diffusionlmservices.serving.unmask.dev")  # as docs/install.md and the chart's notes say
@@ -35,7 +35,7 @@ def purge(kube: Kube, release: Release) -> None:
     assert f"\nkubectl {' '.join(PURGE)}\n" in (ROOT / "docs" / "install.md").read_text()
     kubectl(*PURGE, namespace=NAMESPACE)
     release.uninstall_crds()
-    kube.wait("the API server forgets the API", lambda: API not in versions(kube))
+    kube.wait("the API server forgets the API", lambda: API not in versions(kube), timeout=POD_TIMEOUT)
 
 
 def ours(found: dict[Key, Obj]) -> set[Key]:
@@ -62,7 +62,7 @@ def chart_made() -> set[tuple[str, str]]:
 def wait_none(what: str, kube: Kube, left: Callable[[], set[Key]]) -> None:
     """Controllers collect what belonged to something that is gone."""
     with contextlib.suppress(TimeoutError):
-        kube.wait(what, lambda: not left())
+        kube.wait(what, lambda: not left(), timeout=POD_TIMEOUT)
     assert left() == set(), what
 
 

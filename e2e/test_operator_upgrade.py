@@ -9,7 +9,7 @@ from e2e.cluster.install import REGISTRY
 from e2e.cluster.kube import Obj
 from e2e.load import ENOUGH, load
 from e2e.release import Release
-from e2e.services import LABEL, ask, condition, demo, engines, get, patch, pods, wait_condition
+from e2e.services import LABEL, POD_TIMEOUT, ask, condition, demo, engines, get, patch, pods, wait_condition
 
 # What the newer chart renders otherwise: one more variable, and another default image. The same image by another of its
 # names, so that it is on every node that has the first one.
@@ -112,7 +112,7 @@ def test_an_upgrade_and_a_downgrade_restart_no_engine(
         assert condition(get(kube, namespace, name), "Ready")["status"] == "True"
         assert "42" in ask(kube, namespace, name)
     spoil(kube, namespace, "still")
-    kube.wait("all is put right", lambda: not spoilt(kube, namespace, "still"))
+    kube.wait("all is put right", lambda: not spoilt(kube, namespace, "still"), timeout=POD_TIMEOUT)
     assert engines(kube, namespace) == before
 
     restart(kube, namespace, "moved")
@@ -121,7 +121,7 @@ def test_an_upgrade_and_a_downgrade_restart_no_engine(
     new_image, has_variable = main(kube, namespace, "moved")
     assert (new_image != old_image, has_variable) == (True, True)
     assert main(kube, namespace, "still") == (old_image, False)
-    kube.wait("the old pod is gone", lambda: len(engines(kube, namespace)) == 2)
+    kube.wait("the old pod is gone", lambda: len(engines(kube, namespace)) == 2, timeout=POD_TIMEOUT)
     before = engines(kube, namespace)
 
     release.restore()  # the older operator again

@@ -7,7 +7,7 @@ import subprocess
 from e2e.cluster import Kube
 from e2e.cluster.kube import Obj
 from e2e.load import CLIENTS, Load, load
-from e2e.services import condition, demo, get, is_ready, kubectl, kubectl_command, pods, wait_condition
+from e2e.services import POD_TIMEOUT, condition, demo, get, is_ready, kubectl, kubectl_command, pods, wait_condition
 
 LOST = ("EOF", "connection reset", "broke off")  # what clients see of a process that died with their request
 # And of one that is not forgotten yet, or of its successor in the same pod.
@@ -69,7 +69,7 @@ def test_only_requests_of_the_dead_pod_fail(kube: Kube, namespace: str) -> None:
             pod = kube.get("v1", "Pod", victim["name"], namespace)
             return pod["status"]["containerStatuses"][0]["restartCount"] >= 1 and bool(serving(kube, namespace))
 
-        kube.wait("the pod's second life", restarted)
+        kube.wait("the pod's second life", restarted, timeout=POD_TIMEOUT)
         assert 0 < lost_since(0, under) <= CLIENTS
         before = under.report().failed
 
@@ -78,5 +78,5 @@ def test_only_requests_of_the_dead_pod_fail(kube: Kube, namespace: str) -> None:
         def replaced() -> bool:
             return victim["uid"] not in {pod["metadata"]["uid"] for pod in serving(kube, namespace)} != set()
 
-        kube.wait("another pod in its place", replaced)
+        kube.wait("another pod in its place", replaced, timeout=POD_TIMEOUT)
         assert lost_since(before, under) <= CLIENTS

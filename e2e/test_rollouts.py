@@ -9,7 +9,7 @@ from e2e.cluster.config import environment
 from e2e.cluster.kube import Obj
 from e2e.load import ENOUGH, Load, load
 from e2e.release import NAMESPACE, leader
-from e2e.services import demo, get, kubectl, patch, pods, wait_condition
+from e2e.services import POD_TIMEOUT, demo, get, kubectl, patch, pods, wait_condition
 
 
 def uids(kube: Kube, namespace: str) -> set[str]:
@@ -28,7 +28,7 @@ def finish(kube: Kube, namespace: str, under: Load, old: set[str], before: int) 
     """
     wait_condition(kube, namespace, "RolloutComplete")
     wait_condition(kube, namespace, "Ready")
-    kube.wait("the old pods' end", lambda: not old & uids(kube, namespace))
+    kube.wait("the old pods' end", lambda: not old & uids(kube, namespace), timeout=POD_TIMEOUT)
     over = under.report()
     print(f"{over.requests - before} requests while the pods were replaced")
     whole = under.wait_requests(max(0, before + ENOUGH - over.requests))
@@ -91,4 +91,4 @@ def test_a_rollout_ends_well_though_the_operator_is_killed(kube: Kube, namespace
         now = leader(kube)
         return now is not None and now["metadata"]["name"] != killed
 
-    kube.wait("another leader", another_leads)
+    kube.wait("another leader", another_leads, timeout=POD_TIMEOUT)

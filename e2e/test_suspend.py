@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from e2e.cluster import Kube
-from e2e.services import demo, get, kubectl, patch, pods, wait_condition
+from e2e.services import POD_TIMEOUT, demo, get, kubectl, patch, pods, wait_condition
 
 BUDGET = ("policy/v1", "PodDisruptionBudget", "demo-engine")
 
@@ -19,7 +19,7 @@ def test_a_suspended_service_runs_no_engine_and_comes_back(kube: Kube, namespace
     patch(kube, namespace, {"suspend": True})
     stopped = wait_condition(kube, namespace, "Ready", "False", reason="Suspended")
     assert "set it to false to serve again" in stopped["message"]
-    kube.wait("the pods' end", lambda: not pods(kube, namespace))
+    kube.wait("the pods' end", lambda: not pods(kube, namespace), timeout=POD_TIMEOUT)
     wait_condition(kube, namespace, "Available", "False", reason="Suspended")
     assert get(kube, namespace)["spec"]["replicas"] == 2  # remembered
     assert kube.find(*BUDGET, namespace) is None  # it would count pods that nobody wants
@@ -30,4 +30,4 @@ def test_a_suspended_service_runs_no_engine_and_comes_back(kube: Kube, namespace
     patch(kube, namespace, {"suspend": False})
     wait_condition(kube, namespace, "Ready")
     assert kube.get(*BUDGET, namespace)["spec"] == budget
-    kube.wait("both", lambda: get(kube, namespace)["status"].get("readyReplicas") == 2)
+    kube.wait("both", lambda: get(kube, namespace)["status"].get("readyReplicas") == 2, timeout=POD_TIMEOUT)

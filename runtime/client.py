@@ -35,7 +35,8 @@ def may_use_proxy(url: str) -> bool:
     """Whether the environment's proxy is for this server: not for one on this machine."""
     host = urlsplit(url).hostname or ""
     try:
-        return not ipaddress.ip_address(host).is_loopback
+        address = ipaddress.ip_address(host.removeprefix("::ffff:"))
+        return not (address.is_loopback or address.is_unspecified)
     except ValueError:
         return host != "localhost"
 

@@ -107,6 +107,8 @@ def test_the_load_benchmark(server, tmp_path, capsys):
 
 def test_proxies_are_not_for_this_machine():
     assert [may_use_proxy(u) for u in ("http://127.0.0.1:8000", "http://[::1]:80", "http://localhost")] == [False] * 3
+    assert not any(may_use_proxy(f"http://{a}:8000") for a in ("0.0.0.0", "[::]", "[::ffff:127.0.0.1]"))
+    assert may_use_proxy("http://[2001:db8::1]:8000")
     assert may_use_proxy("https://models.example")
 
 

@@ -220,6 +220,22 @@ RULES: Mapping[type[Section], tuple[Rule, ...]] = {
             "must be LoadBalancer with loadBalancerClass or loadBalancerSourceRanges",
             "type",
         ),
+        Rule(
+            "!has(self.externalTrafficPolicy) || (has(self.type) && self.type != 'ClusterIP')",
+            "needs type NodePort or LoadBalancer, which take traffic from outside the cluster; set type or remove it",
+            "externalTrafficPolicy",
+        ),
+        Rule(
+            "!has(self.ipFamilies) || size(self.ipFamilies) < 2 || "
+            "(has(self.ipFamilyPolicy) && self.ipFamilyPolicy != 'SingleStack')",
+            "must be PreferDualStack or RequireDualStack with two ipFamilies",
+            "ipFamilyPolicy",
+        ),
+        Rule(
+            "!has(self.ipFamilies) || size(self.ipFamilies) < 2 || self.ipFamilies[0] != self.ipFamilies[1]",
+            "must not name a family twice",
+            "ipFamilies",
+        ),
     ),
     Peer: (
         Rule(

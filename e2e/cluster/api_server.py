@@ -14,7 +14,7 @@ from e2e.cluster import kubeconfig, pretend_nodes
 from e2e.cluster.audit import read_events
 from e2e.cluster.binaries import API_SERVER, CONTROLLERS, PRETEND_NODES, find
 from e2e.cluster.config import environment
-from e2e.cluster.control_plane import ControlPlane, Site
+from e2e.cluster.control_plane import LOOPBACK_FLAGS, ControlPlane, Site
 from e2e.cluster.kube import Kube, Obj
 from e2e.cluster.process import StartError, free_ports
 
@@ -96,7 +96,7 @@ def start_api_server(*, controllers: bool = False, nodes: int = 0) -> Iterator[A
     plane = ControlPlane(site, programs)
     try:
         plane.start_etcd()
-        plane.start_api_server("--endpoint-reconciler-type=none")  # a loopback address is no endpoint
+        plane.start_api_server(*LOOPBACK_FLAGS)
         if controllers:
             plane.start_controller_manager()
         if nodes:

@@ -15,6 +15,8 @@ from e2e.cluster.pki import Authority, new_key, private_pem
 from e2e.cluster.process import Daemon, spawn, stop, wait_for
 
 SERVICES = "10.96.0.0/16"
+# Of an API server on loopback: that address is no endpoint; with ranges of both families Services may ask for either.
+LOOPBACK_FLAGS = ("--endpoint-reconciler-type=none", f"--service-cluster-ip-range={SERVICES},fd00:10:96::/112")
 _API_SERVICE = "10.96.0.1"  # the first address of SERVICES: the Service `kubernetes`
 _ISSUER = "https://kubernetes.default.svc"
 _AUDIT = {

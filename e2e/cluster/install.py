@@ -23,4 +23,4 @@ def install_chart(helm: Path, kubeconfig: Path, identity: str) -> None:
     for release, more in ((CRDS, ()), (RELEASE, ("--set-string", values))):
         command = [str(helm), "upgrade", "--install", release, str(ROOT / "charts" / release)]
         command += ["--namespace", NAMESPACE, "--create-namespace", "--kubeconfig", str(kubeconfig)]
-        subprocess.run([*command, *more, "--wait", "--timeout", "5m"], stdout=sys.stderr, check=True)
+        subprocess.run([*command, *more, "--wait", "--timeout", "10m"], stdout=sys.stderr, check=True)

@@ -15,7 +15,7 @@ from typing import NoReturn
 from e2e.cluster import binaries, kubeconfig
 from e2e.cluster.binaries import say
 from e2e.cluster.config import Environment
-from e2e.cluster.control_plane import ControlPlane, Site
+from e2e.cluster.control_plane import LOOPBACK_FLAGS, ControlPlane, Site
 from e2e.cluster.install import install_chart
 from e2e.cluster.node.images import ROOT, Images
 from e2e.cluster.node.node import Node
@@ -102,7 +102,7 @@ def _api(record: Record, env: Environment) -> dict[str, str]:
 
     plane = ControlPlane(site, programs, started=remember)
     plane.start_etcd()
-    plane.start_api_server("--endpoint-reconciler-type=none")
+    plane.start_api_server(*LOOPBACK_FLAGS)
     plane.start_controller_manager()
     return _finish(record, plane.admin, programs["kubectl"], env)
 

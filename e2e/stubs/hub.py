@@ -1,10 +1,11 @@
 """A model hub with one private repository, as far as huggingface_hub asks: who may read what, and its files.
 
-    python hub.py DIRECTORY PORT BYTES_PER_SECOND
+    python hub.py DIRECTORY PORT BYTES_PER_SECOND [held]
 
 `org/private` holds the checkpoint in DIRECTORY, its weights in four shards, for whoever brings the token in the
 environment variable TOKEN. Its revision `v1` is that checkpoint; `main`, which is newer, says to be of a family that
-nobody has. `org/gated` lets nobody in. One file is sent at a time, so slowly that a download can be watched.
+nobody has. `org/gated` lets nobody in. One file is sent at a time, so slowly that a download can be watched. With
+`held` a download stops halfway until POST /release; until then it sends a byte per second, so that no client times out.
 """
 
 from __future__ import annotations
@@ -13,9 +14,11 @@ import hashlib
 import json
 import os
 import re
+import socket
 import sys
 import threading
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -53,21 +56,42 @@ def checkpoint(directory: Path) -> dict[str, bytes]:
 
 @dataclass
 class Hub:
-    """Files by commit, the token that opens them, and how fast they are sent."""
+    """Files by commit, the token that opens them, how fast they are sent, and whether a download stops halfway."""
 
     commits: dict[str, dict[str, bytes]]
     token: str
     bytes_per_second: float
+    held: bool = False
 
     def __post_init__(self) -> None:
         self.line = threading.Lock()  # one file is sent at a time
+        self.sent = 0  # bytes of files
+        self.released = threading.Event()
+        if not self.held:
+            self.released.set()
+
+    def is_halfway(self, commit: str) -> bool:
+        """Whether half of a commit's files was sent."""
+        return 2 * self.sent >= sum(map(len, self.commits[commit].values()))
+
+    def pieces(self, commit: str, content: bytes) -> Iterator[bytes]:
+        """A file's content, each piece when its time has come."""
+        start = 0
+        while start < len(content):
+            stopped = self.is_halfway(commit) and not self.released.wait(1.0)
+            piece = content[start : start + (1 if stopped else PIECE)]
+            start += len(piece)
+            self.sent += len(piece)
+            yield piece
+            if not stopped:
+                time.sleep(len(piece) / self.bytes_per_second)
 
     @classmethod
-    def of(cls, directory: Path, token: str, bytes_per_second: float) -> Hub:
+    def of(cls, directory: Path, token: str, bytes_per_second: float, *, held: bool = False) -> Hub:
         good = checkpoint(directory)
         config = json.loads(good["config.json"]) | {"model_type": "nobody_has_it"}
         bad = good | {"config.json": json.dumps(config).encode()}
-        return cls({COMMITS["v1"]: good, COMMITS["main"]: bad}, token, bytes_per_second)
+        return cls({COMMITS["v1"]: good, COMMITS["main"]: bad}, token, bytes_per_second, held)
 
     def refusal(self, repository: str, authorization: str) -> tuple[int, str] | None:
         """Status and the hub's code, None for who may read."""
@@ -114,6 +138,12 @@ class Handler(BaseHTTPRequestHandler):
 
     do_HEAD = do_GET
 
+    def do_POST(self) -> None:
+        if self.path != "/release":
+            return self.refuse(404, "EntryNotFound")
+        self.hub.released.set()
+        self.answer(b"{}", {"Content-Type": "application/json"})
+
     def refuse(self, status: int, code: str) -> None:
         message = {"X-Error-Message": "Invalid credentials in Authorization header"} if not code else {}
         self.answer(b"", message | ({"X-Error-Code": code} if code else {}), status)
@@ -126,10 +156,8 @@ class Handler(BaseHTTPRequestHandler):
         if self.command == "HEAD":
             return
         with self.hub.line:
-            for start in range(0, len(content), PIECE):
-                piece = content[start : start + PIECE]
+            for piece in self.hub.pieces(commit, content):
                 self.wfile.write(piece)
-                time.sleep(len(piece) / self.hub.bytes_per_second)
 
     def answer(self, body: bytes, headers: dict[str, str], status: int = 200) -> None:
         """At once, whatever file is being sent."""
@@ -144,10 +172,21 @@ class Handler(BaseHTTPRequestHandler):
         self.end_headers()
 
 
+class Server(ThreadingHTTPServer):
+    """Accepts IPv6 and IPv4, or IPv4 alone on a host without IPv6."""
+
+    address_family = socket.AF_INET6 if socket.has_dualstack_ipv6() else socket.AF_INET
+
+    def server_bind(self) -> None:
+        if self.address_family == socket.AF_INET6:
+            self.socket.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
+        super().server_bind()
+
+
 def main() -> None:
-    directory, port, bytes_per_second = sys.argv[1:]
-    Handler.hub = Hub.of(Path(directory), os.environ["TOKEN"], float(bytes_per_second))
-    server = ThreadingHTTPServer(("", int(port)), Handler)
+    directory, port, bytes_per_second, *more = sys.argv[1:]
+    Handler.hub = Hub.of(Path(directory), os.environ["TOKEN"], float(bytes_per_second), held=more == ["held"])
+    server = Server(("", int(port)), Handler)
     print(f"listening on port {server.server_address[1]}", flush=True)
     server.serve_forever()
 

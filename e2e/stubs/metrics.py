@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import re
+import socket
 import ssl
 import sys
 import time
@@ -75,8 +76,19 @@ class Handler(BaseHTTPRequestHandler):
         self.wfile.write(data)
 
 
+class Server(ThreadingHTTPServer):
+    """Accepts IPv6 and IPv4, or IPv4 alone on a host without IPv6."""
+
+    address_family = socket.AF_INET6 if socket.has_dualstack_ipv6() else socket.AF_INET
+
+    def server_bind(self) -> None:
+        if self.address_family == socket.AF_INET6:
+            self.socket.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
+        super().server_bind()
+
+
 def main() -> None:
-    server = ThreadingHTTPServer(("", int(sys.argv[1])), Handler)
+    server = Server(("", int(sys.argv[1])), Handler)
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain("/tls/tls.crt", "/tls/tls.key")
     # each connection's thread shakes hands: one that says nothing, as a probe's, must not keep the others waiting

@@ -201,7 +201,11 @@ FLAGS: tuple[Flag, ...] = (
     ),
     *ADAPTER_FLAGS,
     *DECODING_FLAGS,
-    _server(name="host", default="0.0.0.0", help="address to listen on"),
+    _server(
+        name="host",
+        default="::",
+        help="address or name to listen on; default: all IPv4 and IPv6 addresses, without IPv6 on the host 0.0.0.0",
+    ),
     _server(name="port", type="int", default=8000, low=0, high=65535, help="port to listen on; 0 takes a free one"),
     _server(
         name="log-level",

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import os
-import socket
 import uuid
 from dataclasses import dataclass, replace
 from datetime import timedelta
@@ -13,6 +12,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from runtime.distributed.address import create_listener
 from runtime.distributed.room import Room, SharedRoom
 
 log = logging.getLogger(__name__)
@@ -95,7 +95,7 @@ def meeting(host: str, seconds: float, port: int | None = None) -> Any:
     limit, store = timedelta(seconds=seconds), dist.TCPStore  # type: ignore[attr-defined]
     if port is not None:
         return store(host, port, is_master=False, timeout=limit, wait_for_workers=False)
-    listener = socket.create_server((host, 0))  # at this address alone: by itself the store listens at all
+    listener = create_listener(host, 0)  # at this address alone: by itself the store listens at all
     port = listener.getsockname()[1]
     descriptor = listener.detach()
     return store(host, port, is_master=True, timeout=limit, wait_for_workers=False, master_listen_fd=descriptor)

@@ -94,7 +94,7 @@ class Follower:
                 raise ConfigError(f"there is no {device} on {socket.gethostname()}; give --device-ids that are")
             torch.cuda.set_device(device)
         connection = self.wire.connection
-        own = "127.0.0.1" if connection.family == socket.AF_UNIX else connection.getsockname()[0]
+        own = told.host if connection.family == socket.AF_UNIX else connection.getsockname()[0]
         store = groups.meeting(told.host, told.seconds, told.port)
         return groups.join(told.rank, told.size, store, device, told.seconds, own, near=told.near)
 

@@ -11,6 +11,7 @@ import time
 from typing import Any
 
 from runtime.config import ServerConfig
+from runtime.distributed.address import without_brackets
 from runtime.errors import ConfigError
 from runtime.ranks.start import FOLLOW, spawn
 
@@ -51,7 +52,7 @@ def lend(config: ServerConfig, command: tuple[str, ...] = FOLLOW) -> int:
 def _connect(config: ServerConfig) -> socket.socket:
     seconds = config.engine.distributed_timeout_seconds
     until = time.monotonic() + seconds
-    place = (config.master_addr, config.master_port or 0)
+    place = (without_brackets(config.master_addr), config.master_port or 0)
     while True:
         try:
             connection = socket.create_connection(place, timeout=max(until - time.monotonic(), 0.1))

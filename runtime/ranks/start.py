@@ -8,8 +8,9 @@ import socket
 import subprocess
 import sys
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
+from runtime.distributed.address import create_listener, endpoint, loopback
 from runtime.distributed.wire import VERSION, Gone, Hello, Wire
 from runtime.errors import ConfigError
 from runtime.ranks.watch import Peer
@@ -25,7 +26,7 @@ class Place:
 
     devices: tuple[int, ...] | None = None
     nodes: int = 1
-    address: str = "127.0.0.1"
+    address: str = field(default_factory=loopback)
     port: int = 0
     command: tuple[str, ...] = FOLLOW
 
@@ -70,7 +71,7 @@ def gather_peers(size: int, place: Place, seconds: float) -> list[Peer]:
 
 def _others(size: int, each: int, place: Place, until: float, undo: contextlib.ExitStack) -> list[Peer]:
     try:
-        listener = socket.create_server((place.address, place.port))
+        listener = create_listener(place.address, place.port)
     except OSError as error:
         raise ConfigError(
             f"--master-addr {place.address} --master-port {place.port}: cannot be listened on: {error.strerror}"
@@ -85,7 +86,7 @@ def _others(size: int, each: int, place: Place, until: float, undo: contextlib.E
                 absent = sorted({rank // each for rank in range(each, size)} - {rank // each for rank in found})
                 raise ConfigError(
                     f"--num-nodes {place.nodes}: the ranks of node {', '.join(map(str, absent))} did not come to "
-                    f"{place.address}:{place.port} within --distributed-timeout-seconds"
+                    f"{endpoint(place.address, place.port)} within --distributed-timeout-seconds"
                 ) from None
             connection.settimeout(None)
             undo.callback(connection.close)

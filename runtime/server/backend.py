@@ -11,13 +11,13 @@ import argparse
 import gc
 import logging
 import os
-import socket
 import sys
 import time
 from collections.abc import Callable
 from importlib import import_module
 from typing import Any
 
+from runtime.distributed.address import loopback, resolve
 from runtime.errors import ConfigError, ReplicaLost
 from runtime.request.io import EngineOutput
 from runtime.server import logs, messages, peers
@@ -145,7 +145,8 @@ def load_engine(configure: Configure, progress: Progress, lost: Lost) -> Any:
     from runtime.ranks.start import Place
 
     command = (sys.executable, "-m", "runtime.server.rank", configure.log_level, configure.log_format)
-    place = Place(devices, configure.nodes, socket.gethostbyname(configure.address), configure.port, command)
+    address = resolve(configure.address) if configure.nodes > 1 else loopback()
+    place = Place(devices, configure.nodes, address, configure.port, command)
     return Ranks(config.tensor_parallel_size, place, config.distributed_timeout_seconds, lost).load(config, progress)
 
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 from typing import Any, cast
 
 import msgspec
@@ -25,6 +26,7 @@ log = logging.getLogger("unmask.peers")
 ZAP = "inproc://zeromq.zap.01"  # where libzmq asks about those that connect (RFC 27)
 LIMITS = {zmq.ROUTER: 64 << 10, zmq.PULL: 64 << 20}  # bytes of a frame: of a hello; of the events of one step
 _INVITATION_BYTES = 4096
+_IPV4 = re.compile(r"[0-9.]+")
 
 
 class Invitation(msgspec.Struct, frozen=True):
@@ -54,6 +56,13 @@ def require_curve(addr: str, flag: str) -> None:
         )
 
 
+def enable_ipv6(socket: zmq.Socket[bytes], addr: str) -> None:
+    """Lets a socket use IPv6 at this address. ZeroMQ uses IPv4 alone by default, also where the host has none."""
+    host = addr.removeprefix("tcp://").rpartition(":")[0]
+    if addr.startswith("tcp://") and not _IPV4.fullmatch(host):
+        socket.setsockopt(zmq.IPV6, 1)
+
+
 def read_invitation(descriptor: int) -> Invitation | None:
     """The invitation that the frontend writes first; None where it ended before."""
     data = b""
@@ -67,6 +76,7 @@ def read_invitation(descriptor: int) -> Invitation | None:
 
 def prove(socket: zmq.Socket[bytes], addr: str, invitation: Invitation) -> None:
     """Prepare a backend's socket to connect to `addr`."""
+    enable_ipv6(socket, addr)
     if proved(addr):
         socket.setsockopt(zmq.CURVE_SERVERKEY, invitation.server_public.encode())
         socket.setsockopt(zmq.CURVE_PUBLICKEY, invitation.public.encode())
@@ -85,6 +95,7 @@ class Peers:
 
     def guard(self, socket: zmq.Socket[bytes], addr: str) -> None:
         """Prepare a socket of the frontend to be bound to `addr`."""
+        enable_ipv6(socket, addr)
         socket.setsockopt(zmq.MAXMSGSIZE, LIMITS[cast(zmq.SocketType, socket.type)])
         if proved(addr):
             socket.setsockopt(zmq.CURVE_SERVER, 1)

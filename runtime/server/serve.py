@@ -29,7 +29,7 @@ from runtime.server.observed import Observed
 from runtime.server.supervisor import BACKEND_COMMAND, Supervisor
 from runtime.server.table import Table
 from runtime.server.talking import check_parsers
-from runtime.server.wire.limits import BACKLOG, Limits
+from runtime.server.wire.listener import describe, is_reachable, listen, listener_url
 from runtime.server.wire.memory import keep_together
 
 if TYPE_CHECKING:
@@ -52,27 +52,10 @@ def run(config: ServerConfig, backend_command: tuple[str, ...] = BACKEND_COMMAND
         return lend(config, (sys.executable, "-m", "runtime.server.rank", config.log_level, config.log_format))
     config = config.replace(max_connections=make_room(config.max_connections, config.data_parallel_size))
     with contextlib.ExitStack() as stack:
-        listener = stack.enter_context(_listen(config.host, config.port))
+        listener = stack.enter_context(listen(config.host, config.port))
         place = _place(stack)
         server = Server(config, listener, place, backend_command, stack.close)
         return uvloop.run(server.serve())
-
-
-def _listen(host: str, port: int) -> socket.socket:
-    """A socket that already accepts: clients that come before the model is loaded get an answer."""
-    try:
-        family, kind, proto, _, address = socket.getaddrinfo(
-            host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
-        )[0]
-        listener = socket.socket(family, kind, proto)
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        if hasattr(socket, "TCP_USER_TIMEOUT"):  # what the kernel has taken of an answer is not kept for ever either
-            listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(Limits.stall_seconds * 1000))
-        listener.bind(address)
-        listener.listen(BACKLOG)
-    except OSError as error:
-        raise ConfigError(f"--host {host} --port {port}: cannot be listened on: {error.strerror or error}") from None
-    return listener
 
 
 def _place(stack: contextlib.ExitStack) -> Path:
@@ -166,12 +149,15 @@ class Server:
 
     def _tell(self) -> None:
         config = self.config
-        port = self.listener.getsockname()[1]
-        log.info("listening on http://%s:%d, serving %s", config.host, port, ", ".join(config.model_names))
+        url, scope = listener_url(config.host, self.listener), describe(self.listener)
+        names = ", ".join(config.model_names)
+        log.info("listening on %s%s, serving %s", url, f" ({scope})" if scope else "", names)
         if config.engine.model is None:
             log.info("no --model was given: this is the small demo checkpoint shipped with unmask")
-        if not (config.api_key or config.api_key_file) and config.host in ("0.0.0.0", "::", ""):
-            log.info("every machine that reaches this one may use it: set --api-key-file, or --host 127.0.0.1")
+        if not (config.api_key or config.api_key_file) and is_reachable(self.listener):
+            log.warning(
+                "no API key is set and the server is open to the network: set --api-key-file, or --host localhost"
+            )
 
     def _give_up(self, sentence: str) -> None:
         if not self.ended.is_set():

@@ -98,6 +98,15 @@ RULES = (
     Case("must be LoadBalancer with", {"service": {"type": "LoadBalancer", "loadBalancerClass": "example.com/internal",
          "loadBalancerSourceRanges": ["10.0.0.0/8", "fd00::/8"]}},
          {"service": {"loadBalancerSourceRanges": ["10.0.0.0/8"]}}),
+    Case("take traffic from outside the cluster", {"service": {"type": "NodePort", "externalTrafficPolicy": "Local"}},
+         {"service": {"externalTrafficPolicy": "Local"}}),
+    Case("RequireDualStack with two ipFamilies",
+         {"service": {"ipFamilyPolicy": "PreferDualStack", "ipFamilies": ["IPv6", "IPv4"],
+          "sessionAffinity": "ClientIP"}},
+         {"service": {"ipFamilies": ["IPv4", "IPv6"]}}),
+    Case("must not name a family twice",
+         {"service": {"ipFamilyPolicy": "RequireDualStack", "ipFamilies": ["IPv6"], "sessionAffinity": "None"}},
+         {"service": {"ipFamilyPolicy": "PreferDualStack", "ipFamilies": ["IPv6", "IPv6"]}}),
 )  # fmt: skip
 
 # More of the same rules: (part of the message, change).
@@ -134,6 +143,11 @@ ALSO_REFUSED = (
     ("no pod could ever be replaced", {"rolloutStrategy": {"maxSurge": 0}}),
     ("or else ipBlock alone", peer()),
     ("must be LoadBalancer with", {"service": {"type": "NodePort", "loadBalancerClass": "a"}}),
+    ("take traffic from outside", {"service": {"type": "ClusterIP", "externalTrafficPolicy": "Cluster"}}),
+    (
+        "RequireDualStack with two ipFamilies",
+        {"service": {"ipFamilyPolicy": "SingleStack", "ipFamilies": ["IPv6", "IPv4"]}},
+    ),
 )
 
 # Plain bounds of the schema: (the field, change).
@@ -155,6 +169,12 @@ BOUNDS = (
     ("spec.service.port", {"service": {"port": 0}}),
     ("spec.service.loadBalancerSourceRanges", {"service": {"type": "LoadBalancer", "loadBalancerSourceRanges": []}}),
     ("spec.service.loadBalancerClass", {"service": {"type": "LoadBalancer", "loadBalancerClass": "A b"}}),
+    ("spec.service.externalTrafficPolicy", {"service": {"type": "NodePort", "externalTrafficPolicy": "local"}}),
+    ("spec.service.ipFamilyPolicy", {"service": {"ipFamilyPolicy": "DualStack"}}),
+    ("spec.service.ipFamilies", {"service": {"ipFamilies": []}}),
+    ("spec.service.ipFamilies", {"service": {"ipFamilies": ["IPv4", "IPv6", "IPv4"]}}),
+    ("spec.service.ipFamilies[0]", {"service": {"ipFamilies": ["ipv6"]}}),
+    ("spec.service.sessionAffinity", {"service": {"sessionAffinity": "clientIP"}}),
     ("spec.drainTimeoutSeconds", {"drainTimeoutSeconds": 3601}),
     ("spec.drainDelaySeconds", {"drainDelaySeconds": -1}),
     ("spec.parallelism.tensor", {"gpu": {}, "parallelism": {"tensor": 0}}),

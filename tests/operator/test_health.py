@@ -1,14 +1,22 @@
 """The probes and metrics of the operator's own pod."""
 
 import asyncio
+import errno
+import json
+import os
+import socket
+import subprocess
+import sys
 
 import aiohttp
 import pytest
 
+from tests.networks import NAMESPACES, TARGETS, needs_ipv6, needs_namespaces, python_in_namespace
 from unmask_operator.client.kinds import SERVICES
 from unmask_operator.client.store import Store
 from unmask_operator.process import health
 from unmask_operator.process.metrics import Metrics
+from unmask_operator.render.names import pod_url
 
 
 def ask(paths, silence=0.0, up=True, store=None):
@@ -80,3 +88,67 @@ def test_metrics_name_each_service_whose_condition_does_not_hold_until_it_is_gon
         store.delete(SERVICES, service)
     ((_, text),) = ask(["/metrics"], store=store)
     assert 'namespace="n"' not in text
+
+
+def answers_at(addresses):
+    """Statuses of /healthz at these addresses, from a server that listens on all of them."""
+
+    async def scene():
+        app = health.application(Metrics(Store(), lambda: 0).registry, lambda: 0.0, lambda: True)
+        runner = await health.serve(app, 0)
+        ((_, port, *_),) = runner.addresses  # one port for both families
+        statuses = []
+        async with aiohttp.ClientSession() as session:
+            for address in addresses:
+                async with session.get(pod_url(address, "/healthz", port)) as answer:
+                    statuses.append(answer.status)
+        await runner.cleanup()
+        return statuses
+
+    return asyncio.run(scene())
+
+
+@needs_ipv6
+def test_the_probes_are_answered_at_addresses_of_both_families():
+    assert answers_at(["127.0.0.1", "::1"]) == [200, 200]
+
+
+@pytest.mark.parametrize("lacks", ["dual stack", errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT])
+def test_the_probes_are_answered_on_a_host_without_ipv6(monkeypatch, lacks):
+    create = socket.create_server
+
+    def refuse(address, **options):
+        if options.get("family") == socket.AF_INET6:
+            raise OSError(lacks, os.strerror(lacks))
+        return create(address, **options)
+
+    if lacks == "dual stack":
+        monkeypatch.setattr(socket, "has_dualstack_ipv6", lambda: False)
+    else:
+        monkeypatch.setattr(socket, "create_server", refuse)
+    assert answers_at(["127.0.0.1"]) == [200]
+
+
+def test_a_port_in_use_is_an_error_of_the_operator():
+    with health.open_listener(0) as first, pytest.raises(OSError, match="in use"):
+        health.open_listener(first.getsockname()[1])
+    with socket.create_server(("127.0.0.1", 0)) as other, pytest.raises(OSError, match="in use"):
+        health.open_listener(other.getsockname()[1])
+
+
+SCRIPT = """
+from unmask_operator.process.health import open_listener
+report(open_listener(0), sys.argv[1:])
+"""
+
+
+@needs_ipv6
+@needs_namespaces
+@pytest.mark.parametrize("name", NAMESPACES)
+def test_the_probes_reach_every_address_of_a_network_namespace(name):
+    setup, expected = NAMESPACES[name]
+    command = python_in_namespace(SCRIPT, TARGETS, setup)
+    path = os.pathsep.join(sys.path)
+    done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, "PYTHONPATH": path})
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout) == expected

@@ -8,6 +8,7 @@ import aiohttp
 import pytest
 from aiohttp import web
 
+from tests.networks import needs_ipv6
 from unmask_operator.controller import progress as progress_module
 from unmask_operator.controller.progress import Progress, Said, is_loading, is_news
 from unmask_operator.objects import Key
@@ -26,9 +27,10 @@ STATUS = {"phase": "Running", "podIP": "127.0.0.1", "conditions": [{"type": "Rea
 LOADING = {"metadata": {"uid": "uid"}, "spec": {"containers": []}, "status": STATUS}
 
 
-def run_with_pod(answers, polls, tells="loads", step=5, asked=None, states=(), wanted=None):
+def run_with_pod(answers, polls, tells="loads", step=5, asked=None, states=(), wanted=None, address="127.0.0.1"):
     """Poll a pod that gives `answers` in turn (None: it hangs up), every `step` seconds; what it `tells`, and how often
-    news were told. Into `asked` go the times, and of `states` is the pod at each poll; `wanted` are its adapters."""
+    news were told. Into `asked` go the times, and of `states` is the pod at each poll; `wanted` are its adapters
+    and `address` is its own."""
     told, seen, clock = [], [], [0]
     states = states or [LOADING] * polls
 
@@ -48,7 +50,7 @@ def run_with_pod(answers, polls, tells="loads", step=5, asked=None, states=(), w
         app.router.add_get("/startup", startup)
         runner = web.AppRunner(app)
         await runner.setup()
-        await web.TCPSite(runner, "127.0.0.1", 0).start()
+        await web.TCPSite(runner, address, 0).start()
         port = runner.addresses[0][1]
         now = lambda: states[clock[0] // step]  # noqa: E731
         progress = Progress(lambda: [(DEMO, now())], told.append, lambda key: wanted or {}, port, lambda: clock[0])
@@ -71,6 +73,13 @@ def test_progress_is_kept_and_only_steps_are_told():
     seen, told = run_with_pod([loading(10), loading(12), loading(15.5), loading(15.5, "warm-up")], 4)
     assert seen == [Load("weights", 10), Load("weights", 10), Load("weights", 15.5), Load("warm-up", 15.5)]
     assert told == [DEMO] * 3
+
+
+@needs_ipv6
+def test_a_pod_with_an_ipv6_address_reports_its_progress():
+    state = {**LOADING, "status": {**LOADING["status"], "podIP": "::1", "podIPs": [{"ip": "::1"}, {"ip": "127.0.0.1"}]}}
+    progress = run_with_pod([loading(10)], 1, states=[state], address="::1")
+    assert progress == ([Load("weights", 10)], [DEMO])
 
 
 def test_a_pod_that_does_not_answer_keeps_its_last_word():

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from runtime import config
 from tests.operator.samples import SETTINGS, child, container, kinds, make, observe, resource, template
 from unmask_operator.api import SpecError, parse
 from unmask_operator.autoscaler.rules import Rules
@@ -118,6 +119,17 @@ def test_threads_follow_the_cpu_limit() -> None:
     assert env(made())["OMP_NUM_THREADS"] == {"resourceFieldRef": {"resource": "limits.cpu", "divisor": "1"}}
 
 
+def test_engines_listen_on_both_address_families_without_a_flag_of_the_operator() -> None:
+    assert not [argument for argument in container(made())["args"] if argument.startswith("--host")]
+    assert config.parse([], {}).host == "::"
+
+
+def test_an_older_image_listens_on_both_address_families_by_a_variable() -> None:
+    main = {"name": "main", "env": [{"name": "UNMASK_HOST", "value": "::"}]}
+    variables = container(made(podTemplate={"spec": {"containers": [main]}}))["env"]
+    assert {"name": "UNMASK_HOST", "value": "::"} in variables
+
+
 def test_gpus_are_a_limit_of_the_container() -> None:
     given = {"limits": {"cpu": 4, "memory": "8Gi"}, "requests": {"cpu": "1"}}
     assert container(made(**GPU, resources=given))["resources"] == {
@@ -183,6 +195,25 @@ def test_the_load_balancers_class_and_who_may_reach_it() -> None:
     assert child(made(service=wanted), "Service")["spec"].items() >= wanted.items()
     plain = child(made(service={"type": "LoadBalancer"}), "Service")["spec"]
     assert not {"loadBalancerClass", "loadBalancerSourceRanges"} & plain.keys()
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"type": "NodePort", "externalTrafficPolicy": "Local"},
+        {"type": "LoadBalancer", "externalTrafficPolicy": "Cluster"},
+        {"ipFamilyPolicy": "SingleStack", "ipFamilies": ["IPv6"]},
+        {"ipFamilyPolicy": "PreferDualStack"},
+        {"ipFamilyPolicy": "RequireDualStack", "ipFamilies": ["IPv6", "IPv4"]},
+        {"sessionAffinity": "ClientIP"},
+        {"sessionAffinity": "None"},
+        {},
+    ],
+)
+def test_optional_fields_of_the_service_are_rendered_only_when_set(fields: dict) -> None:
+    before = child(made(), "Service")["spec"]
+    assert child(made(service=fields), "Service")["spec"] == {**before, **fields}
+    assert child(made(service=fields), "Deployment") == child(made(), "Deployment")  # no pod restarts
 
 
 def test_the_service_account_has_no_token_and_the_clouds_annotations() -> None:

@@ -16,6 +16,7 @@ import pytest
 
 from e2e.cluster.process import free_ports
 from tests.matrix import marked
+from tests.networks import needs_ipv6
 from tests.server.checkpoint import CONFIG, make_weights
 from tests.server.harness import FAKE, REAL, ROOT, ServerProcess, has_ended, serving
 from tests.server.test_supervision import start
@@ -145,11 +146,10 @@ def test_two_servers_do_not_collide(checkpoint: Path) -> None:
         assert f"--port {one.port}" in taken.stderr.splitlines()[-1]
 
 
-def test_tcp_addresses(checkpoint: Path) -> None:
+@pytest.mark.parametrize("host", ["127.0.0.1", "localhost", pytest.param("[::1]", marks=needs_ipv6)])
+def test_tcp_addresses(checkpoint: Path, host: str) -> None:
     commands, events = free_ports(2)
-    addresses = (
-        "--zmq-command-addr", f"tcp://127.0.0.1:{commands}", "--zmq-event-addr", f"tcp://127.0.0.1:{events}",
-    )  # fmt: skip
+    addresses = ("--zmq-command-addr", f"tcp://{host}:{commands}", "--zmq-event-addr", f"tcp://{host}:{events}")
     with serving("--model", str(checkpoint), *addresses, module=FAKE) as server, server.client() as client:
         assert client.post("/generate", json={"prompt": "x", "max_tokens": 3}).json()["text"] == "abc"
 

@@ -1,8 +1,10 @@
+{{/* As a dependency with an alias the chart has the alias as its name, which may hold letters that no object's name has. */}}
 {{- define "unmask.fullname" -}}
-{{- if contains .Chart.Name .Release.Name -}}
+{{- $name := .Chart.Name | lower | replace "_" "-" -}}
+{{- if contains $name .Release.Name -}}
 {{- .Release.Name | trunc 50 | trimSuffix "-" -}}
 {{- else -}}
-{{- printf "%s-%s" .Release.Name .Chart.Name | trunc 50 | trimSuffix "-" -}}
+{{- printf "%s-%s" .Release.Name $name | trunc 50 | trimSuffix "-" -}}
 {{- end -}}
 {{- end -}}
 

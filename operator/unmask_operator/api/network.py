@@ -29,6 +29,26 @@ class Service(Section):
         description="Addresses that may connect, such as 10.0.0.0/8, where the load balancer can tell. Only with "
         "LoadBalancer. Default: all.",
     )
+    external_traffic_policy: Literal["Cluster", "Local"] | None = Field(
+        default=None,
+        description="Local: nodes forward traffic from outside to their own pods only, which keeps the client's "
+        "address. Only with NodePort and LoadBalancer. Default: Cluster.",
+    )
+    ip_family_policy: Literal["SingleStack", "PreferDualStack", "RequireDualStack"] | None = Field(
+        default=None,
+        description="Whether the Service has addresses of both families. RequireDualStack is refused by a cluster with "
+        "one family. Default: SingleStack.",
+    )
+    ip_families: Annotated[list[Literal["IPv4", "IPv6"]], Field(min_length=1, max_length=2)] | None = Field(
+        default=None,
+        description="Families of the Service's addresses, the main one first. The first one cannot change while the "
+        "Service exists. Default: the cluster's own.",
+    )
+    session_affinity: Literal["None", "ClientIP"] | None = Field(
+        default=None,
+        description="ClientIP: requests from one client address reach the same pod. Behind a proxy or an Ingress all "
+        "requests may have one address. Default: None.",
+    )
 
 
 class Auth(Section):

@@ -1,5 +1,7 @@
 """``/healthz``, ``/readyz`` and ``/metrics`` on the operator's port."""
 
+import errno
+import socket
 from collections.abc import Callable
 
 from aiohttp import web
@@ -37,8 +39,33 @@ def application(registry: CollectorRegistry, silence: Callable[[], float], up: C
 
 
 async def serve(app: web.Application, port: int, host: str | None = None) -> web.AppRunner:
-    """Listen on all addresses (`host` None). Call `cleanup()` of what it returns."""
+    """Serves the application.
+
+    Args:
+        app: The application.
+        port: The port to listen on; 0 selects a free one.
+        host: The address to listen on; None is every IPv6 and IPv4 address.
+
+    Returns:
+        The runner, whose `cleanup()` ends it.
+    """
     runner = web.AppRunner(app, access_log=None)
     await runner.setup()
-    await web.TCPSite(runner, host, port).start()
+    site = web.SockSite(runner, open_listener(port)) if host is None else web.TCPSite(runner, host, port)
+    await site.start()
     return runner
+
+
+def open_listener(port: int) -> socket.socket:
+    """Returns a socket that accepts IPv6 and IPv4, or IPv4 alone on a host without IPv6.
+
+    Raises:
+        OSError: The port is in use.
+    """
+    try:
+        if socket.has_dualstack_ipv6():
+            return socket.create_server(("::", port), family=socket.AF_INET6, dualstack_ipv6=True)
+    except OSError as error:
+        if error.errno not in (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT):
+            raise
+    return socket.create_server(("0.0.0.0", port))

@@ -32,6 +32,14 @@ def service(owner: DiffusionLMService) -> Obj:
         spec["loadBalancerClass"] = wanted.load_balancer_class
     if wanted.load_balancer_source_ranges:
         spec["loadBalancerSourceRanges"] = list(wanted.load_balancer_source_ranges)
+    if wanted.external_traffic_policy:
+        spec["externalTrafficPolicy"] = wanted.external_traffic_policy
+    if wanted.ip_family_policy:
+        spec["ipFamilyPolicy"] = wanted.ip_family_policy
+    if wanted.ip_families:
+        spec["ipFamilies"] = list(wanted.ip_families)
+    if wanted.session_affinity:
+        spec["sessionAffinity"] = wanted.session_affinity
     made = child(owner, "v1", "Service", owner.name, spec=spec)
     if wanted.annotations:
         made["metadata"]["annotations"] = dict(wanted.annotations)

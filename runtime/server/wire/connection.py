@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
 from uvicorn.config import Config
 from uvicorn.protocols.utils import get_local_addr, get_remote_addr
@@ -11,10 +11,18 @@ from uvicorn.server import ServerState
 
 from runtime.server.wire import refusal
 from runtime.server.wire.exchange import Exchange
+from runtime.server.wire.listener import unmapped
 from runtime.server.wire.outflow import Outflow
 from runtime.server.wire.parsing import Head, RequestParser
 from runtime.server.wire.refusal import Refused
 from runtime.server.wire.roster import Phase, Roster
+
+Port = TypeVar("Port")
+
+
+def _unmapped(address: tuple[str, Port] | None) -> tuple[str, Port] | None:
+    """An IPv4 client of a listener for both families is logged by its IPv4 address."""
+    return None if address is None else (unmapped(address[0]), address[1])
 
 
 class Connection(asyncio.BufferedProtocol):
@@ -68,8 +76,8 @@ class Connection(asyncio.BufferedProtocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport = cast(asyncio.Transport, transport)
         self.out.open(self.transport)
-        self.server = get_local_addr(self.transport)
-        self.client = get_remote_addr(self.transport)
+        self.server = _unmapped(get_local_addr(self.transport))
+        self.client = _unmapped(get_remote_addr(self.transport))
         self.roster.enter(self)
         self.roster.move(self, Phase.HEAD)
 

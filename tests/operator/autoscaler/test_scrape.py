@@ -13,6 +13,7 @@ from aiohttp import web
 from runtime.request.io import EngineStats
 from runtime.server.metrics import Metrics
 from runtime.server.observed import Observed
+from tests.networks import needs_ipv6
 from tests.wait import TIMEOUT
 from unmask_operator.api.autoscaling import DEFAULT_TARGETS, GAUGES
 from unmask_operator.autoscaler.history import Reading
@@ -113,6 +114,15 @@ def test_pods_are_read_at_once_and_each_failure_has_its_cause() -> None:
         "p4": "/metrics lacks unmask_requests_waiting",
         "p5": "/metrics: ClientConnectorError",
     }
+
+
+@needs_ipv6
+def test_a_pod_with_an_ipv6_address_is_read() -> None:
+    async def go() -> tuple[dict[str, Reading], dict[str, str]]:
+        async with _pod("::1", 0, _answer(TEXT)) as port, aiohttp.ClientSession() as session:
+            return await scrape(session, {"p": "::1"}, GAUGES, port, timeout=TIMEOUT)
+
+    assert asyncio.run(go()) == ({"p": LOADS}, {})
 
 
 def test_a_pod_that_never_answers_fails_at_the_limit() -> None:

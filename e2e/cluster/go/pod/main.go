@@ -51,9 +51,9 @@ func main() {
 	}
 }
 
-// try runs it until it does well, for half a minute: what is new in a cluster is known everywhere a moment later.
+// try runs it until it does well, for three minutes: what is new in a cluster is known everywhere a moment later.
 func try(it func(string) error, argument string) error {
-	for deadline := time.Now().Add(30 * time.Second); ; time.Sleep(500 * time.Millisecond) {
+	for deadline := time.Now().Add(3 * time.Minute); ; time.Sleep(500 * time.Millisecond) {
 		if err := it(argument); err == nil || time.Now().After(deadline) {
 			return err
 		}

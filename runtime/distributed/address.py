@@ -1,0 +1,44 @@
+"""Hosts and addresses of both families, as flags spell them and as sockets take them."""
+
+from __future__ import annotations
+
+import socket
+
+
+def without_brackets(host: str) -> str:
+    """The name or address without the brackets that an IPv6 address has in a URL."""
+    return host[1:-1] if host.startswith("[") and host.endswith("]") else host
+
+
+def endpoint(host: str, port: int) -> str:
+    """``HOST:PORT`` as in a URL: an IPv6 address has brackets, and its zone is escaped (RFC 6874)."""
+    return f"[{host.replace('%', '%25')}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def resolve(host: str) -> str:
+    """The address of a name, an IPv4 address if it has one.
+
+    Raises:
+        OSError: The name has no address.
+    """
+    found = socket.getaddrinfo(without_brackets(host), None, type=socket.SOCK_STREAM)
+    family, _, _, _, address = min(found, key=lambda entry: entry[0] != socket.AF_INET)
+    return socket.getnameinfo(address, socket.NI_NUMERICHOST)[0] if family == socket.AF_INET6 else str(address[0])
+
+
+def loopback() -> str:
+    """127.0.0.1, or ::1 in a network namespace whose loopback interface has no IPv4 address."""
+    try:
+        create_listener("127.0.0.1", 0).close()
+    except OSError:
+        return "::1"
+    return "127.0.0.1"
+
+
+def create_listener(address: str, port: int) -> socket.socket:
+    """Returns a socket that listens at this address alone, which may be of either family.
+
+    Raises:
+        OSError: The address does not exist here or is in use.
+    """
+    return socket.create_server((address, port), family=socket.AF_INET6 if ":" in address else socket.AF_INET)

@@ -1,0 +1,317 @@
+"""The listening socket: both families by default, the URL that is logged, and the addresses of clients."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import errno
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+import uvloop
+
+from runtime.config import parse
+from runtime.errors import ConfigError
+from runtime.server.http import HttpServer
+from runtime.server.observed import Observed
+from runtime.server.wire.limits import Limits
+from runtime.server.wire.listener import describe, is_reachable, listen, listener_url, unmapped
+from tests.networks import NAMESPACES, TARGETS, needs_ipv6, needs_namespaces, python_in_namespace
+from tests.server.harness import FAKE, ROOT
+from tests.server.test_door import app
+from tests.wait import TIMEOUT, wait_until, wait_until_async
+from tests.written import written
+
+WILDCARDS = ["::", "[::]", "", "0:0:0:0:0:0:0:0"]
+
+
+@contextlib.contextmanager
+def listening(host: str, port: int = 0) -> Iterator[socket.socket]:
+    with listen(host, port) as listener:
+        yield listener
+
+
+def accepts(listener: socket.socket, address: str) -> str:
+    """Connects to the listener at this address, and returns the address of which the listener sees the client."""
+    with socket.create_connection((address, listener.getsockname()[1]), TIMEOUT):
+        connection, client = listener.accept()
+        connection.close()
+    return str(client[0])
+
+
+def fail_for_ipv6(monkeypatch: pytest.MonkeyPatch, method: str, number: int) -> None:
+    """This method of an IPv6 socket raises OSError, as on a host without IPv6."""
+
+    class Failing(socket.socket):
+        def __init__(self, family: int = -1, *args: Any, **options: Any) -> None:
+            if method == "__init__" and family == socket.AF_INET6:
+                raise OSError(number, os.strerror(number))
+            super().__init__(family, *args, **options)
+
+        def bind(self, address: Any) -> None:
+            if method == "bind" and self.family == socket.AF_INET6:
+                raise OSError(number, os.strerror(number))
+            super().bind(address)
+
+    monkeypatch.setattr(socket, "socket", Failing)
+
+
+def test_the_default_is_the_wildcard_of_both_families() -> None:
+    assert parse([], {}).host == "::"
+    assert parse([], {"UNMASK_HOST": "0.0.0.0"}).host == "0.0.0.0"
+
+
+@needs_ipv6
+@pytest.mark.parametrize("host", WILDCARDS)
+def test_a_wildcard_accepts_both_families(host: str) -> None:
+    with listening(host) as listener:
+        assert [unmapped(accepts(listener, address)) for address in ("127.0.0.1", "::1")] == ["127.0.0.1", "::1"]
+        assert describe(listener) == "all IPv4 and IPv6 addresses"
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "127.0.0.1"])
+def test_an_ipv4_address_accepts_ipv4_alone(host: str) -> None:
+    with listening(host) as listener:
+        assert listener.family == socket.AF_INET
+        assert accepts(listener, "127.0.0.1") == "127.0.0.1"
+        with pytest.raises(OSError, match=r"refused|unreachable|assign"):
+            accepts(listener, "::1")
+
+
+@needs_ipv6
+@pytest.mark.parametrize("host", ["::1", "[::1]"])
+def test_an_ipv6_address_accepts_ipv6_alone(host: str) -> None:
+    with listening(host) as listener:
+        assert accepts(listener, "::1") == "::1"
+        with pytest.raises(ConnectionRefusedError):
+            accepts(listener, "127.0.0.1")
+
+
+@pytest.mark.parametrize("host", WILDCARDS)
+@pytest.mark.parametrize(
+    ("method", "number"),
+    [
+        ("__init__", errno.EAFNOSUPPORT),
+        ("__init__", errno.EPROTONOSUPPORT),
+        ("bind", errno.EADDRNOTAVAIL),
+        ("bind", errno.EAFNOSUPPORT),
+    ],
+)
+def test_a_wildcard_is_ipv4_on_a_host_without_ipv6(
+    monkeypatch: pytest.MonkeyPatch, host: str, method: str, number: int
+) -> None:
+    fail_for_ipv6(monkeypatch, method, number)
+    with listening(host) as listener:
+        assert listener.getsockname()[0] == "0.0.0.0"
+        assert describe(listener) == "all IPv4 addresses"
+        assert accepts(listener, "127.0.0.1") == "127.0.0.1"
+
+
+def test_a_name_is_the_first_of_its_addresses_that_this_host_has(monkeypatch: pytest.MonkeyPatch) -> None:
+    both = [
+        (socket.AF_INET6, socket.SOCK_STREAM, 6, "", ("::1", 0, 0, 0)),
+        (socket.AF_INET, socket.SOCK_STREAM, 6, "", ("127.0.0.1", 0)),
+    ]
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: both)
+    fail_for_ipv6(monkeypatch, "bind", errno.EADDRNOTAVAIL)
+    with listening("localhost") as listener:
+        assert listener.getsockname()[0] == "127.0.0.1"
+
+
+def test_a_loopback_name_is_served(monkeypatch: pytest.MonkeyPatch) -> None:
+    with listening("localhost") as listener:
+        accepts(listener, "localhost")
+        assert not is_reachable(listener)
+        assert listener_url("localhost", listener) == f"http://localhost:{listener.getsockname()[1]}"
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "127.0.0.1", pytest.param("::", marks=needs_ipv6)])
+def test_a_port_that_is_taken_is_no_reason_for_the_other_family(host: str) -> None:
+    with listening(host) as first, pytest.raises(ConfigError, match=r"--host :: --port .* in use"):
+        listen("::", first.getsockname()[1])
+
+
+@pytest.mark.parametrize(
+    ("host", "advice"),
+    [
+        ("https://example.com", True),
+        ("http://[::1]:8000", True),
+        ("localhost:8000", True),
+        ("[::1]:8000", True),
+        ("example.com/path", True),
+        ("256.1.1.1", False),
+        ("fe80::1%nosuchdevice", False),
+        ("2001:db8::dead", False),
+        ("." * 300, False),
+        ("a" * 70, False),
+    ],
+)
+def test_a_value_that_is_no_address_here_is_refused_by_the_flags_name(host: str, advice: bool) -> None:
+    with pytest.raises(ConfigError, match=r"--host .* cannot be listened on") as refusal:
+        listen(host, 0)
+    assert ("the port with --port" in str(refusal.value)) is advice
+
+
+@pytest.mark.parametrize(
+    ("host", "url", "reachable"),
+    [
+        ("0.0.0.0", "http://localhost:", True),
+        ("127.0.0.1", "http://127.0.0.1:", False),
+        ("127.0.0.2", "http://127.0.0.2:", False),
+        pytest.param("::", "http://localhost:", True, marks=needs_ipv6),
+        pytest.param("", "http://localhost:", True, marks=needs_ipv6),
+        pytest.param("::1", "http://[::1]:", False, marks=needs_ipv6),
+        pytest.param("[::1]", "http://[::1]:", False, marks=needs_ipv6),
+        pytest.param("::ffff:127.0.0.1", "http://[::ffff:127.0.0.1]:", False, marks=needs_ipv6),
+        pytest.param("::ffff:0.0.0.0", "http://localhost:", True, marks=needs_ipv6),
+    ],
+)
+def test_the_logged_url_can_be_opened_on_this_machine(host: str, url: str, reachable: bool) -> None:
+    with listening(host) as listener:
+        logged = listener_url(host, listener)
+        assert logged == f"{url}{listener.getsockname()[1]}"
+        assert is_reachable(listener) is reachable
+        target = httpx.URL(logged)
+        accepts(listener, target.host)
+
+
+@pytest.mark.parametrize(
+    ("address", "logged"),
+    [
+        ("::ffff:10.0.0.1", "10.0.0.1"),
+        ("10.0.0.1", "10.0.0.1"),
+        ("::1", "::1"),
+        ("2001:db8::ffff:1", "2001:db8::ffff:1"),
+        ("fe80::1%eth0", "fe80::1%eth0"),
+        ("::ffff:0:a00:1", "::ffff:0:a00:1"),
+    ],
+)
+def test_a_mapped_address_is_logged_as_ipv4(address: str, logged: str) -> None:
+    assert unmapped(address) == logged
+
+
+@needs_ipv6
+@pytest.mark.parametrize("address", ["127.0.0.1", "::1"])
+def test_a_connection_has_the_clients_own_address(address: str) -> None:
+    async def client_and_server(listener: socket.socket) -> list[object]:
+        http = HttpServer(app, Limits(), Observed())
+        serving = asyncio.create_task(http.serve([listener]))
+        await wait_until_async(lambda: http.started)
+        with socket.create_connection((address, listener.getsockname()[1]), TIMEOUT) as client:
+            await wait_until_async(lambda: http.roster.open)
+            (connection,) = http.roster.open
+            seen = [connection.client, connection.server]
+            own = [client.getsockname()[:2], client.getpeername()[:2]]
+        http.should_exit = True
+        await serving
+        return [seen, own]
+
+    seen, own = uvloop.run(client_and_server(listen("::", 0)))
+    assert seen == own
+
+
+@contextlib.contextmanager
+def server(checkpoint: Path, *flags: str) -> Iterator[tuple[Callable[[], str], int]]:
+    """The log so far of a server of the fake engine with this command line, and its port."""
+    command = [sys.executable, "-m", FAKE, "--model", str(checkpoint), "--port", "0", *flags]
+    with tempfile.TemporaryFile() as log:
+        environment = {name: value for name, value in os.environ.items() if not name.startswith("UNMASK_")}
+        process = subprocess.Popen(command, cwd=ROOT, stdout=log, stderr=log, env=environment)
+        try:
+            wait_until(lambda: "listening on" in written(log) or process.poll() is not None)
+            found = re.search(r"listening on http://(?:localhost|\[::1\]):(\d+)", written(log))
+            assert found, written(log)
+            yield lambda: written(log), int(found[1])
+        finally:
+            process.send_signal(signal.SIGTERM)
+            process.wait(TIMEOUT)
+
+
+@needs_ipv6
+@pytest.mark.parametrize("processes", [1, 2])
+def test_a_server_without_host_serves_both_families(checkpoint: Path, processes: int) -> None:
+    with server(checkpoint, "--frontend-processes", str(processes)) as (log, port):
+        for address in ("127.0.0.1", "[::1]"):
+            with httpx.Client(base_url=f"http://{address}:{port}", timeout=TIMEOUT, trust_env=False) as client:
+                wait_until(lambda: client.get("/ready").status_code == 200)
+                assert client.post("/generate", json={"prompt": "x", "max_tokens": 3}).json()["text"] == "abc"
+        assert "all IPv4 and IPv6 addresses" in log()
+        assert "open to the network" in log()
+
+
+@needs_ipv6
+@pytest.mark.parametrize("flags", [("--host", "[::1]"), ("--api-key", "k" * 32)])
+def test_a_server_that_is_not_open_does_not_warn(checkpoint: Path, flags: tuple[str, ...]) -> None:
+    with server(checkpoint, *flags) as (log, port):
+        url = f"http://[::1]:{port}/ready"
+        wait_until(lambda: httpx.get(url, timeout=TIMEOUT, trust_env=False).status_code == 200)
+        assert "open to the network" not in log()
+
+
+SCRIPT = """
+from runtime.server.wire.listener import listen
+report(listen(sys.argv[1], 0), sys.argv[2:])
+"""
+
+
+@needs_ipv6
+@needs_namespaces
+@pytest.mark.parametrize("name", NAMESPACES)
+def test_the_default_reaches_every_address_of_a_network_namespace(name: str) -> None:
+    setup, expected = NAMESPACES[name]
+    command = python_in_namespace(SCRIPT, ["::", *TARGETS], setup)
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout) == expected
+
+
+@needs_ipv6
+@needs_namespaces
+@pytest.mark.parametrize("host", ["fe80::7%lo", "[fe80::7%lo]"])
+def test_a_link_local_address_with_its_zone_is_served(host: str) -> None:
+    command = python_in_namespace(SCRIPT, [host, "fe80::7%lo", "127.0.0.1"])
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout) == ["fe80::7%lo"]
+
+
+SERVER = """
+import re, subprocess, urllib.request
+command = [sys.executable, "-m", *sys.argv[1:5], "--port", "0"]
+process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+lines = iter(process.stderr.readline, "")
+port = next(re.search(r"http://localhost:(\\d+)", line)[1] for line in lines if "listening on" in line)
+opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+statuses = [opener.open(f"http://{address}:{port}/health", timeout=180).status for address in sys.argv[5:]]
+process.terminate()
+process.communicate()
+print(json.dumps(statuses))
+"""
+
+
+@needs_ipv6
+@needs_namespaces
+@pytest.mark.parametrize(
+    ("name", "addresses"),
+    [("no IPv4 address", ["[::1]", "[fd00::9]"]), ("disable_ipv6", ["127.0.0.1", "10.9.9.9"])],
+)
+def test_a_server_without_host_serves_in_a_namespace_of_one_family(
+    checkpoint: Path, name: str, addresses: list[str]
+) -> None:
+    server = [FAKE, "--model", str(checkpoint), "--log-level=info"]
+    command = python_in_namespace(SERVER, [*server, *addresses], NAMESPACES[name][0])
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("UNMASK_")}
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, env=environment)
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout) == [200, 200]
