@@ -28,8 +28,7 @@ class Facts:
         service = observed.service
         found = observed.children.get(Ref("apps/v1", "Deployment", service["metadata"]["name"]), {})
         deployment = found if found and controller_uid(found) == service["metadata"]["uid"] else {}
-        # without planned children (the spec cannot be read) what runs goes on as it is
-        desired = plan.replicas if plan.children else number(deployment.get("spec"), "replicas", 0)
+        desired = plan.replicas if plan.children or deployment else 0
         newest_first = sorted(observed.pods, key=_age)
         live = tuple(pod for pod in newest_first if pod_facts.is_live(pod))
         trouble = _trouble(observed, newest_first, _current(live, deployment))
