@@ -12,6 +12,7 @@ from unmask_operator.state.plan import Plan
 from unmask_operator.status import adapters_loaded, conditions, scaling_ready, scheduled
 from unmask_operator.status import pods as pod_facts
 from unmask_operator.status.facts import Facts, number, section
+from unmask_operator.status.limits import conform
 from unmask_operator.status.verdict import Verdict, no
 
 CONDITIONS = {
@@ -54,7 +55,7 @@ def status(observed: Observed, plan: Plan) -> Obj:
         "adapters": adapters_loaded.entries(facts) or None,
         **_autoscaling(facts),
     }
-    return {member: value for member, value in new.items() if value is not None}
+    return conform({member: value for member, value in new.items() if value is not None})
 
 
 def _conditions(facts: Facts) -> list[Obj]:
@@ -146,4 +147,4 @@ def _autoscaling(facts: Facts) -> Obj:
         return kept
     if decision.last_scale_time:
         kept["lastScaleTime"] = _stamp(decision.last_scale_time)
-    return {**kept, "autoscaling": {"desired": decision.desired, "reason": decision.reason[:1024]}}
+    return {**kept, "autoscaling": {"desired": decision.desired, "reason": decision.reason}}
