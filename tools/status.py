@@ -96,7 +96,7 @@ class Status(Section):
     )
     model: ModelStatus | None = Field(default=None, description="The checkpoint that is served.")
     resolved_image: Annotated[str, Field(max_length=TEXTS["resolvedImage"])] | None = Field(
-        default=None, description="Image the pods run."
+        default=None, description="Image the pods run, also where admission changed the one of the spec."
     )
     current_revision: Annotated[str, Field(max_length=TEXTS["currentRevision"])] | None = Field(
         default=None, description="The ControllerRevision that was last rolled out to every pod."

@@ -13,6 +13,7 @@ from unmask_operator.client.kinds import EVENTS, PODS, SERVICES, kind_of
 from unmask_operator.client.merge_patch import merge_patch
 from unmask_operator.client.store import Store, slim
 from unmask_operator.controller import lists
+from unmask_operator.controller.field_conflicts import FieldConflicts
 from unmask_operator.controller.writes import Outcome, Writer
 from unmask_operator.objects import API_VERSION, FIELD_MANAGER, KIND, Key, Obj, Ref, controller_uid
 from unmask_operator.process.metrics import Metrics
@@ -46,13 +47,22 @@ class Result:
 class Reconciler:
     """Brings one resource at a time to what its spec says. It is called for a key at most once at a time."""
 
-    def __init__(self, client: Client, store: Store, settings: Settings, observe: Observe, metrics: Metrics) -> None:
+    def __init__(
+        self,
+        client: Client,
+        store: Store,
+        settings: Settings,
+        observe: Observe,
+        metrics: Metrics,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         self._client = client
         self._store = store
         self._settings = settings
         self._observe = observe
         self._metrics = metrics
-        self._writer = Writer(client, store, lambda verb: metrics.writes.labels(verb).inc())
+        self._conflicts = FieldConflicts(clock)
+        self._writer = Writer(client, store, lambda verb: metrics.writes.labels(verb).inc(), self._conflicts)
         self._status_refusals: dict[Key, str] = {}  # message of the last refused status, where the last one was
 
     async def reconcile(self, key: Key, patient: bool = False) -> Result:
@@ -74,6 +84,7 @@ class Reconciler:
         service = self._store.service(key)
         if service is None or service["metadata"].get("deletionTimestamp"):
             self._status_refusals.pop(key, None)
+            self._conflicts.forget(key)
             return Result()  # the children go with their owner
         children = await self._children(key, service["metadata"]["uid"])
         observed = await self._observe(service, children, self._store.pods(key))
@@ -91,8 +102,8 @@ class Reconciler:
         if await self._write_status(key, outcome):
             return Result(again=0.0)
         refused = bool(outcome.observed.refusals or outcome.failures or key in self._status_refusals)
-        again = [seconds for seconds in (told_later, outcome.plan.requeue_seconds) if seconds is not None]
-        return Result(refused, min(again, default=None))
+        looks = (told_later, outcome.plan.requeue_seconds, self._conflicts.next_look(key))
+        return Result(refused, min((seconds for seconds in looks if seconds is not None), default=None))
 
     async def _tell_lists(self, outcome: Outcome) -> float | None:
         """Seconds until pods are to be told of a list that was just written, None where no pod is left to be told."""

@@ -11,13 +11,12 @@ from unmask_operator.client.client import Client
 from unmask_operator.client.errors import ApiError
 from unmask_operator.client.kinds import kind_of
 from unmask_operator.client.store import Store
-from unmask_operator.objects import GROUP, Key, Obj, Ref, controller_uid, digest
+from unmask_operator.controller.field_conflicts import APPLIED, FieldConflicts
+from unmask_operator.objects import Key, Obj, Ref, controller_uid, digest
 from unmask_operator.render.names import adapters_config
 from unmask_operator.state.drift import differs
 from unmask_operator.state.observed import Observed
 from unmask_operator.state.plan import Plan
-
-APPLIED = f"{GROUP}/applied"  # annotation of a child: a digest of what was last written to it
 
 # Kinds whose content never changes. They are written without a trial, for no field of the spec can make one invalid,
 # and without a digest, a reason to write them again: the API server refuses the same content in another spelling.
@@ -59,6 +58,11 @@ class Outcome:
     refused: dict[Ref, list[Obj]] = field(default_factory=dict)
     written: dict[Ref, Obj] = field(default_factory=dict)
 
+    @property
+    def key(self) -> Key:
+        meta = self.observed.service["metadata"]
+        return Key(meta["namespace"], meta["name"])
+
     def failed(self, ref: Ref, error: ApiError) -> None:
         """ApiError again where it is about no single child."""
         if error.general:
@@ -99,11 +103,19 @@ def stamped(child: Obj) -> Obj:
 
 @dataclass(frozen=True)
 class Writer:
-    """Carries out plans. `count` is told each write's verb."""
+    """Applies plans.
+
+    Attributes:
+        client: requests to the API server.
+        store: gets every object that was written.
+        count: called with the verb of each write.
+        conflicts: which fields something else keeps changing.
+    """
 
     client: Client
     store: Store
     count: Callable[[str], None]
+    conflicts: FieldConflicts = field(default_factory=FieldConflicts)
 
     async def carry_out(self, make_plan: MakePlan, last_good: MakePlan, observed: Observed) -> Outcome:
         """Writes what differs, and deletes what the plan does not have.
@@ -117,10 +129,12 @@ class Writer:
         """
         outcome = await self._rounds(make_plan, last_good, observed)
         await self._scale(outcome)
+        outcome.observed = replace(outcome.observed, conflicts=self.conflicts.of(outcome.key))
         return outcome
 
     async def _rounds(self, make_plan: MakePlan, last_good: MakePlan, observed: Observed) -> Outcome:
         outcome, news = Outcome(make_plan(observed), observed), None
+        self.conflicts.look(outcome.key, map(_written_form, outcome.plan.children), observed.children)
         for _ in range(ROUNDS):
             news = await self._round(outcome)
             if news is None:
@@ -165,6 +179,11 @@ class Writer:
         replicas = outcome.plan.replicas
         if (live.get("spec") or {}).get("replicas", replicas) == replicas:
             return
+        planned = any(Ref.of(child) == ref for child in outcome.plan.children)
+        if planned and not outcome.leaves(ref) and ref not in outcome.refused:
+            return  # its repair is held back
+        if self.conflicts.is_scale_held(outcome.key, ref, replicas):
+            return
         try:
             await self.client.patch_deployment_scale(meta["namespace"], ref.name, live["metadata"]["uid"], replicas)
         except ApiError as error:
@@ -175,15 +194,16 @@ class Writer:
             outcome.failed(ref, ApiError(error.status, error.reason, sentence, error.retry_after))
         else:
             self.count("scale")
+            self.conflicts.note_scale(outcome.key, ref, replicas)
             outcome.writes += 1
 
     async def _round(self, outcome: Outcome) -> _News | None:
         """One look at what differs from the plan, and its writes; None when all is as planned."""
         uid = outcome.observed.service["metadata"]["uid"]
         live = outcome.observed.children
-        wanted = [child if child["kind"] in WRITTEN_ONCE else stamped(child) for child in outcome.plan.children]
-        changes = [child for child in wanted if Ref.of(child) not in live or differs(child, live[Ref.of(child)])]
-        changes = [child for child in _ordered(changes, outcome.observed) if not outcome.skips(child)]
+        planned = [_written_form(child) for child in outcome.plan.children]
+        changes = [child for child in planned if Ref.of(child) not in live or differs(child, live[Ref.of(child)])]
+        changes = [child for child in _ordered(changes, outcome.observed) if not self._skips(outcome, child)]
         trials = [child for child in changes[1:] if child["kind"] not in WRITTEN_ONCE]
         for child in changes:
             standing = live.get(Ref.of(child))
@@ -212,6 +232,10 @@ class Writer:
                 outcome.writes += 1
         return None
 
+    def _skips(self, outcome: Outcome, child: Obj) -> bool:
+        live = outcome.observed.children.get(Ref.of(child))
+        return outcome.skips(child) or (live is not None and self.conflicts.is_held(outcome.key, child, live))
+
     async def _try(self, outcome: Outcome, trials: list[Obj]) -> _News | None:
         """Dry runs of all, so that everything that stands in the way is told at once."""
         told = [await self._write(outcome, child, dry_run=True) for child in trials]
@@ -230,6 +254,8 @@ class Writer:
     async def _send(self, outcome: Outcome, child: Obj, dry_run: bool) -> _News | None:
         ref = Ref.of(child)
         live = outcome.observed.children.get(ref)
+        if live is not None and not dry_run and self.conflicts.is_contested(outcome.key, child, live):
+            await self._note_managers(outcome.key, child)
         try:
             if live is None:
                 written = await self.client.create(child, dry_run)
@@ -241,9 +267,7 @@ class Writer:
             if error.exists or error.conflict:
                 return _News(children={ref: await self._read(ref, child["metadata"]["namespace"])})
             if error.refusal:
-                meta = outcome.observed.service["metadata"]
-                concerned = {"service": Key(meta["namespace"], meta["name"])}
-                log.warning("%s %s was refused: %s", ref.kind, ref.name, error, extra=concerned)
+                log.warning("%s %s was refused: %s", ref.kind, ref.name, error, extra={"service": outcome.key})
                 outcome.refused.setdefault(ref, []).append(child)
                 return _News(refusals={ref: error.message})
             raise
@@ -251,9 +275,20 @@ class Writer:
             self.store.put(kind_of(ref.api_version, ref.kind), written)
             self.count("create" if live is None else "apply")
             outcome.written[ref] = written
+            self.conflicts.note_write(outcome.key, child, live, written)
             outcome.observed = _News(children={ref: written}).told(outcome.observed)
             outcome.writes += 1
         return None
+
+    async def _note_managers(self, key: Key, child: Obj) -> None:
+        """Reads who manages the child's fields, of which the store has nothing. Without an answer nobody is named."""
+        kind, meta = kind_of(child["apiVersion"], child["kind"]), child["metadata"]
+        try:
+            live = await self.client.get(kind, meta["namespace"], meta["name"])
+        except ApiError as error:
+            log.info("field managers of %s %s not read: %s", child["kind"], meta["name"], error, extra={"service": key})
+        else:
+            self.conflicts.note_managers(key, child, live)
 
     async def _read(self, ref: Ref, namespace: str) -> Obj | None:
         """The object that made a write fail, as it is now; None when it is gone."""
@@ -264,6 +299,10 @@ class Writer:
             if error.not_found:
                 return None
             raise
+
+
+def _written_form(child: Obj) -> Obj:
+    return child if child["kind"] in WRITTEN_ONCE else stamped(child)
 
 
 def _ordered(changes: list[Obj], observed: Observed) -> list[Obj]:

@@ -6,10 +6,10 @@ from typing import Any
 
 from unmask_operator.objects import SERVICE_LABEL, Obj, Ref
 from unmask_operator.render.model_revision import key_of, recorded
-from unmask_operator.render.names import MAIN, model_config, url
+from unmask_operator.render.names import model_config, url
 from unmask_operator.state.observed import Observed
 from unmask_operator.state.plan import Plan
-from unmask_operator.status import adapters_loaded, conditions, scaling_ready, scheduled
+from unmask_operator.status import adapters_loaded, admission, conditions, scaling_ready, scheduled
 from unmask_operator.status import pods as pod_facts
 from unmask_operator.status.facts import Facts, number, section
 from unmask_operator.status.limits import conform
@@ -111,9 +111,11 @@ def _model(facts: Facts) -> Obj | None:
 
 
 def _image(facts: Facts) -> str | None:
-    """The engine's image."""
-    containers = section(_template(facts), "spec").get("containers") or ()
-    return next((str(c["image"]) for c in containers if c["name"] == MAIN), None)
+    """The engine's image as pods run it. Admission may have changed the planned one, in the Deployment or in pods."""
+    planned = _template(facts)
+    live = section(section(facts.deployment, "spec"), "template")
+    template = live if live and admission.is_of(live, planned) else planned
+    return admission.running_image(facts.pods, template)
 
 
 def _revision(facts: Facts) -> str | None:

@@ -3,8 +3,8 @@
 from collections.abc import Mapping
 
 from unmask_operator.objects import RESTARTED_AT
+from unmask_operator.status import admission, scheduled
 from unmask_operator.status import pods as pod_facts
-from unmask_operator.status import scheduled
 from unmask_operator.status.facts import Facts, number, section
 from unmask_operator.status.verdict import Verdict, no, sentence, unknown, yes
 
@@ -77,7 +77,7 @@ def up_to_date(facts: Facts) -> Verdict | None:
     if facts.absent:
         return None
     if facts.plan.up_to_date:
-        return yes("UpToDate", "the pods are as this operator makes them")
+        return yes("UpToDate", sentence(admission.pods_sentence(facts.pods, facts.deployment)))
     return no(
         "OperatorUpgraded",
         "this operator would make the pods otherwise and leaves them alone; the next edit that changes them, or a new "

@@ -8,8 +8,8 @@ from unmask_operator.render import names
 from unmask_operator.render.revision import Pin, Unread, pins
 from unmask_operator.state.observed import Load, Observed
 from unmask_operator.state.plan import Plan, Problem
+from unmask_operator.status import admission, told
 from unmask_operator.status import pods as pod_facts
-from unmask_operator.status import told
 from unmask_operator.status.verdict import Verdict
 
 
@@ -99,7 +99,8 @@ class Facts:
         return next(map(self._name, self._pins), None)
 
     def problems(self, condition: str) -> list[Problem]:
-        return [problem for problem in self.plan.problems if problem.condition == condition]
+        found = [*self.plan.problems, *admission.conflicts(self.observed)]
+        return [problem for problem in found if problem.condition == condition]
 
     @property
     def slowest_load(self) -> Load | None:

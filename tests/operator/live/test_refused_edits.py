@@ -83,12 +83,12 @@ def test_an_edit_that_the_api_server_cannot_take_is_refused_and_scaling_goes_on(
 
 
 @contextlib.contextmanager
-def policy(admin: Kube, namespace: str, reason: str, expression: str = "false") -> Iterator[None]:
+def policy(admin: Kube, namespace: str, reason: str) -> Iterator[None]:
     """A ValidatingAdmissionPolicy that denies all updates of Deployments in the namespace, but not their scale."""
     rule = {"apiGroups": ["apps"], "apiVersions": ["*"], "resources": ["deployments"], "operations": ["UPDATE"]}
     match: Obj = {"resourceRules": [rule]}
     match["namespaceSelector"] = {"matchLabels": {"kubernetes.io/metadata.name": namespace}}
-    validation = {"expression": expression, "reason": reason, "message": "no updates today"}
+    validation = {"expression": "false", "reason": reason, "message": "no updates today"}
     api = "admissionregistration.k8s.io/v1"
     meta = {"metadata": {"name": f"denies-{namespace}"}}
     spec = {"failurePolicy": "Fail", "matchConstraints": match, "validations": [validation]}
@@ -141,7 +141,7 @@ def test_replicas_follow_where_admission_takes_no_form_of_the_workload(
     wait_condition(admin, resource, "Accepted", "True")
     live = admin.get("apps/v1", "Deployment", "demo", namespace)
     with obstacle(admin, namespace, why):
-        admin.wait("admission takes no update", lambda: not _updates(admin, live))
+        admin.wait("admission takes no update", lambda: not updates(admin, live))
         admin.patch(resource, {"spec": {"engine": {"maxNumReqs": 5}, "replicas": 4}})
         wait_condition(admin, resource, "Accepted", status, reason)
         wait_replicas(admin, namespace, 4)
@@ -159,7 +159,7 @@ def test_replicas_follow_where_admission_takes_no_form_of_the_workload(
     assert read(admin, resource)["spec"]["replicas"] == spec_of(admin, "Deployment", namespace)["replicas"] == 1
 
 
-def _updates(admin: Kube, live: Obj) -> bool:
+def updates(admin: Kube, live: Obj) -> bool:
     """Whether the API server, which learns of admission by a watch, takes an update of the Deployment."""
     try:
         admin.patch(live, {"metadata": {"annotations": {"probe": None}, "labels": {"probe": "x"}}})
