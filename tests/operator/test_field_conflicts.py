@@ -20,6 +20,7 @@ from unmask_operator.client.store import Store
 from unmask_operator.controller.field_conflicts import (
     LAST_ADMISSION_PAUSE_SECONDS,
     LAST_PAUSE_SECONDS,
+    SETTLED_SECONDS,
     WINDOW_SECONDS,
     other_manager,
 )
@@ -149,6 +150,9 @@ class World(Cluster):
 
     def reconcile(self) -> Result:
         self.store.put(DLMS, self.service, answered=True)
+        for ref, obj in self.store.children(KEY).items():
+            if ref not in self.objects:
+                self.store.delete(kind_of(ref.api_version, ref.kind), obj)
         for obj in self.objects.values():
             self.store.put(kind_of(obj["apiVersion"], obj["kind"]), obj)
         return asyncio.run(self.reconciler.reconcile(KEY))
@@ -359,6 +363,40 @@ def test_replicas_of_a_refused_edit_back_off_too() -> None:
     assert world.scaled[-1] == 0, "another number is no repair"
 
 
+@pytest.mark.parametrize("ref", [SERVICE, DEPLOYMENT])
+def test_a_child_that_is_deleted_again_and_again_is_reported_and_created_each_time(ref: Ref) -> None:
+    world = World()
+    for number in range(6):
+        del world.objects[ref]
+        world.reconcile()
+        assert ref in world.objects
+        world.now += 5
+        assert world.up_to_date["reason"] == ("FieldConflict" if number >= 3 else "UpToDate")
+    assert f"{ref.kind} demo: another client keeps deleting it" in world.up_to_date["message"]
+    world.now += SETTLED_SECONDS
+    world.reconcile()
+    assert world.up_to_date["status"] == "True"
+
+
+def test_children_that_edits_take_away_and_bring_back_are_no_conflict() -> None:
+    world = World()
+    for number in range(12):
+        world.edit(networkPolicy={} if number % 2 else None)
+        world.reconcile()
+        world.now += 1
+    assert world.up_to_date["reason"] == "UpToDate"
+
+
+def test_the_pin_of_an_edit_that_is_refused_again_and_again_is_no_conflict() -> None:
+    world = World()
+    world.wrong = of("Deployment", "apply", error=DENIED, form=patched)
+    world.edit(**PATCHED)
+    for _ in range(8):
+        world.reconcile()
+        world.now += 10
+    assert world.up_to_date["reason"] == "UpToDate"
+
+
 # Admission
 
 
@@ -553,6 +591,20 @@ def test_a_container_that_admission_removed_is_named() -> None:
     pod = pod_of(observed)
     pod["spec"]["containers"] = [c for c in pod["spec"]["containers"] if c["name"] == "main"]
     assert "container helper was removed" in judged(replace(observed, pods=[pod]))[1]["message"]
+
+
+@pytest.mark.parametrize("with_pods", [True, False])
+def test_a_container_that_was_added_to_the_deployment_is_named(with_pods: bool) -> None:
+    observed = running()
+    plan = make(observed)
+    children = copy.deepcopy(dict(observed.children))
+    template = children[DEPLOYMENT]["spec"]["template"]
+    template["spec"]["containers"].append({"name": "agent", "image": "agent:1"})
+    observed = replace(observed, children=children)
+    observed = replace(observed, pods=[pod_of(observed)] if with_pods else [])
+    new = status(observed, plan)
+    (found,) = (c for c in new["conditions"] if c["type"] == "UpToDate")
+    assert found["message"].count("container agent (agent:1) was added") == 1
 
 
 def test_pods_as_they_were_made_say_so() -> None:

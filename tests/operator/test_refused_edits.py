@@ -200,6 +200,18 @@ def test_replicas_of_a_foreign_deployment_are_left_alone(owner: str) -> None:
     assert cluster.scaled == []
 
 
+@pytest.mark.parametrize("error", [AWAY, TIMEOUT])
+def test_replicas_are_written_alone_where_no_pin_can_be_written(error: ApiError) -> None:
+    """Then the Deployment that is made of the pin is left alone as well."""
+    observed = running(replicas=2)
+    cluster = Cluster(observed)
+    cluster.wrong = of("ControllerRevision", "create", error=error)
+    outcome = reconcile(cluster, edit(observed, replicas=4, **PATCHED))
+    assert list(outcome.observed.failures.values()) == [error.message]
+    assert cluster.scaled == [4]
+    assert not patched(cluster.objects[DEPLOYMENT])
+
+
 def test_an_error_of_the_scale_subresource_is_reported_with_the_first_one() -> None:
     observed = running(replicas=2)
     cluster = Cluster(observed)

@@ -29,7 +29,10 @@ LAST_ADMISSION_PAUSE_SECONDS = 3600.0
 # it again, if that is longer.
 SETTLED_SECONDS = 60.0
 
+SHORTEST_LOOK_SECONDS = 0.1  # until the next reconcile for a conflict
+
 REPLICAS: FieldPath = ("spec", "replicas")  # of a Deployment
+OBJECT: FieldPath = ()  # stands for the object itself, which something else keeps deleting
 
 
 @dataclass(slots=True)
@@ -86,16 +89,17 @@ class FieldConflicts:
             return
         desired = {Ref.of(child): child for child in planned}
         for ref in list(known):
-            if ref not in desired or ref not in live:
+            if ref not in desired:
                 del known[ref]
                 continue
-            changed = set(differences(desired[ref], live[ref])) if known[ref].fields else set()
+            changed = {OBJECT} if ref not in live else set(differences(desired[ref], live[ref]))
             for path, one in list(known[ref].fields.items()):
                 if path in changed and not one.changed:
                     one.reaction = max(one.reaction, now - one.written)
                 one.changed = path in changed
-                ended = now >= one.settles if one.pause else not self._recent(one)
-                if not one.changed and (one.by_admission or ended):
+                ended = now >= one.settles if one.pause else now > one.written + WINDOW_SECONDS
+                gone = ref not in live and path != OBJECT
+                if gone or (not one.changed and (one.by_admission or ended)):
                     del known[ref].fields[path]
 
     def is_held(self, key: Key, child: Obj, live: Obj) -> bool:
@@ -134,16 +138,15 @@ class FieldConflicts:
             live: the object before; None if it was created.
             answer: the object after, as the API server answered.
         """
-        now, ref = self._clock(), Ref.of(child)
+        now, known = self._clock(), self._children.setdefault(key, {}).setdefault(Ref.of(child), _Child())
         rejected = set(differences(child, answer))
-        if live is None and not rejected:
-            return  # most children are created once, and never changed by others
-        known = self._children.setdefault(key, {}).setdefault(ref, _Child())
-        repaired: set[FieldPath] = set()
-        if live is not None and self._was_written(known, child, live):
-            repaired = set(differences(child, live))
+        if live is None:
+            repaired = {OBJECT} & known.fields.keys()
+        else:
+            repaired = set(differences(child, live)) if self._was_written(known, child, live) else set()
         known.written = _digest(child)
-        for path in {*known.fields, *repaired, *rejected}:
+        fields = {*known.fields, *repaired, *rejected}
+        for path in fields | {OBJECT} if live is None else fields - {OBJECT}:
             if path in known.fields and known.fields[path].by_admission and path not in rejected:
                 del known.fields[path]  # admission lets it pass now
                 continue
@@ -159,6 +162,10 @@ class FieldConflicts:
             if one.by_admission or (path in repaired and len(one.repairs) >= REPAIRS):
                 one.pause = min(max(first, 2 * one.pause), last)
             one.written = now
+
+    def note_delete(self, key: Key, ref: Ref) -> None:
+        """Takes in a deletion by the operator."""
+        self._children.get(key, {}).pop(ref, None)
 
     def note_scale(self, key: Key, ref: Ref, replicas: int) -> None:
         """Takes in a write of a Deployment's replicas alone."""
@@ -193,7 +200,8 @@ class FieldConflicts:
         contested = [
             one for child in self._children.get(key, {}).values() for one in child.fields.values() if one.pause
         ]
-        return min((max((one.due if one.changed else one.settles) - now, 0.0) for one in contested), default=None)
+        looks = ((one.due if one.changed else one.settles) - now for one in contested)
+        return min((max(seconds, SHORTEST_LOOK_SECONDS) for seconds in looks), default=None)
 
     def _recent(self, one: _Field) -> list[float]:
         return [at for at in one.repairs if at > self._clock() - WINDOW_SECONDS]

@@ -164,6 +164,7 @@ class Writer:
                 continue
             self.count("delete")
             self.store.delete(kind, pin)
+            self.conflicts.note_delete(outcome.key, ref)
             outcome.observed = _News(children={ref: None}).told(outcome.observed)
 
     async def _scale(self, outcome: Outcome) -> None:
@@ -229,6 +230,7 @@ class Writer:
                 outcome.failed(ref, error)
             else:
                 self.count("delete")
+                self.conflicts.note_delete(outcome.key, ref)
                 outcome.writes += 1
         return None
 

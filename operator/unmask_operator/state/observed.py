@@ -49,7 +49,7 @@ class FieldConflict:
 
     Attributes:
         ref: the child.
-        field: path of the field.
+        field: path of the field; "" if something else keeps deleting the child.
         manager: the other field manager; "" if `managedFields` names none.
         by_admission: whether the API server's answer to a write differs already from what was sent.
     """

@@ -98,8 +98,7 @@ def _model_name(facts: Facts, default: str) -> str:
 
 def _template(facts: Facts) -> Obj:
     """Of the Deployment as planned, or as it is where nothing is planned; {} without one."""
-    planned = (child for child in facts.plan.children if child["kind"] == "Deployment")
-    return section(section(next(planned, facts.deployment), "spec"), "template")
+    return admission.planned_template(facts.plan) or section(section(facts.deployment, "spec"), "template")
 
 
 def _model(facts: Facts) -> Obj | None:

@@ -1,4 +1,4 @@
-"""What others made of the objects that the operator wrote: fields in conflict, and pods that admission changed."""
+"""What others made of the objects that the operator wrote: fields in conflict, and changed containers of pods."""
 
 from collections import defaultdict
 from collections.abc import Iterator
@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from unmask_operator.objects import TEMPLATE_LABEL, Obj, Ref
 from unmask_operator.render.names import MAIN
 from unmask_operator.state.observed import FieldConflict, Observed
-from unmask_operator.state.plan import Problem
+from unmask_operator.state.plan import Plan, Problem
 
 FIELD_CONFLICT = "FieldConflict"  # a condition's reason
 NAMED = 4  # fields, or changes of pods, that a message names
@@ -14,17 +14,22 @@ NAMED = 4  # fields, or changes of pods, that a message names
 
 def conflicts(observed: Observed) -> list[Problem]:
     """One problem per child and field manager. Their condition is UpToDate: what runs is not what was planned."""
-    grouped: dict[tuple[Ref, str, bool], list[str]] = defaultdict(list)
+    grouped: dict[tuple[Ref, bool, str, bool], list[str]] = defaultdict(list)
     for one in observed.conflicts:
-        grouped[one.ref, one.manager, one.by_admission].append(one.field)
+        grouped[one.ref, bool(one.field), one.manager, one.by_admission].append(one.field)
     return [
         Problem("UpToDate", FIELD_CONFLICT, _sentence(FieldConflict(ref, _few(fields), manager, by_admission)))
-        for (ref, manager, by_admission), fields in sorted(grouped.items())
+        for (ref, _, manager, by_admission), fields in sorted(grouped.items())
     ]
 
 
 def _sentence(conflict: FieldConflict) -> str:
     child = f"{conflict.ref.kind} {conflict.ref.name}"
+    if not conflict.field:
+        return (
+            f"{child}: another client keeps deleting it, and it is created again each time; make that client, such as "
+            "a GitOps tool that prunes, leave the children of this resource alone"
+        )
     if conflict.by_admission:
         return (
             f"{child}: an admission webhook changes {conflict.field} whenever it is written, or the API server itself "
@@ -40,16 +45,29 @@ def _sentence(conflict: FieldConflict) -> str:
     return f"{child}: {other} keeps changing {conflict.field}, which is repaired at growing intervals; {advice}"
 
 
-def pods_sentence(pods: tuple[Obj, ...], deployment: Obj) -> str:
-    """Says that the pods are as planned, or which containers and images of theirs admission changed."""
-    changes = pod_changes(pods, (deployment.get("spec") or {}).get("template") or {})
+def pods_sentence(pods: tuple[Obj, ...], deployment: Obj, plan: Plan) -> str:
+    """Says that the pods are as planned, or which containers and images of theirs others changed.
+
+    Admission changes pods, or the template of the Deployment, to which other clients add containers too.
+    """
+    live = (deployment.get("spec") or {}).get("template") or {}
+    changes = pod_changes((live, *pods), planned_template(plan) or live)
     if not changes:
         return "the pods are as this operator makes them"
-    return f"the pods are as this operator makes them, but for what admission changed: {_few(changes, '; ')}"
+    return (
+        "the pods are as this operator makes them, but for what admission or another client changed: "
+        f"{_few(changes, '; ')}"
+    )
+
+
+def planned_template(plan: Plan) -> Obj:
+    """The pod template of the planned Deployment; {} if none is planned."""
+    planned = next((child for child in plan.children if child["kind"] == "Deployment"), {})
+    return (planned.get("spec") or {}).get("template") or {}
 
 
 def pod_changes(pods: tuple[Obj, ...], template: Obj) -> list[str]:
-    """What admission changed in the containers of the pods of a template, a phrase each."""
+    """What differs in the containers of pods from the template that they are made from, a phrase each."""
     planned = _containers(template)
     found: dict[str, None] = {}
     for pod in pods:

@@ -77,7 +77,7 @@ def up_to_date(facts: Facts) -> Verdict | None:
     if facts.absent:
         return None
     if facts.plan.up_to_date:
-        return yes("UpToDate", sentence(admission.pods_sentence(facts.pods, facts.deployment)))
+        return yes("UpToDate", sentence(admission.pods_sentence(facts.pods, facts.deployment, facts.plan)))
     return no(
         "OperatorUpgraded",
         "this operator would make the pods otherwise and leaves them alone; the next edit that changes them, or a new "
