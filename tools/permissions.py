@@ -42,6 +42,12 @@ RULES: tuple[Rule, ...] = (
         _rule(kind.group, kind.plural, "get list watch create patch" + _DELETE[kind.kind], f"a resource's {kind.kind}")
         for kind in CHILDREN
     ),
+    _rule(
+        "apps",
+        "deployments/scale",
+        "patch",
+        "replicas of a Deployment whose other fields the API server does not take: an invalid edit, a webhook, a quota",
+    ),
     _rule(PODS.group, PODS.plural, "list watch", "what the engine's pods say goes into the conditions"),
     _rule(PODS.group, "pods/status", "patch", "an annotation has a kubelet bring a changed list of adapters at once"),
     _rule(

@@ -7,29 +7,34 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from unmask_operator.api.base import Section
+from unmask_operator.status.limits import ENTRIES, REASON_PATTERN, TEXTS
 
 _Count = Annotated[int, Field(ge=0)]
-_REASON = r"^[A-Za-z]([A-Za-z0-9_,:]*[A-Za-z0-9_])?$"
-_Time = Annotated[str, Field(max_length=64, json_schema_extra={"format": "date-time"})]
+_CONDITION, _ADAPTER = TEXTS["conditions"], TEXTS["adapters"]
+_Time = Annotated[str, Field(max_length=TEXTS["lastScaleTime"], json_schema_extra={"format": "date-time"})]
 
 
 class Condition(Section):
     """As Kubernetes' metav1.Condition."""
 
-    type: Annotated[str, Field(min_length=1, max_length=316)] = Field(description="What it is about, in CamelCase.")
+    type: Annotated[str, Field(min_length=1, max_length=_CONDITION["type"])] = Field(
+        description="What it is about, in CamelCase."
+    )
     status: Literal["True", "False", "Unknown"] = Field(description="Whether it holds.")
     observed_generation: _Count | None = Field(default=None, description="The generation of the spec it speaks of.")
     last_transition_time: _Time = Field(description="When status last changed.")
-    reason: Annotated[str, Field(min_length=1, max_length=1024, pattern=_REASON)] = Field(
+    reason: Annotated[str, Field(min_length=1, max_length=_CONDITION["reason"], pattern=REASON_PATTERN)] = Field(
         description="Why, in one CamelCase word."
     )
-    message: Annotated[str, Field(max_length=32768)] = Field(description="Why, as a sentence.")
+    message: Annotated[str, Field(max_length=_CONDITION["message"])] = Field(description="Why, as a sentence.")
 
 
 class ModelLoad(Section):
     """How far the slowest loading pod is."""
 
-    phase: Annotated[str, Field(max_length=64)] | None = Field(default=None, description="What it does now.")
+    phase: Annotated[str, Field(max_length=TEXTS["modelLoad"]["phase"])] | None = Field(
+        default=None, description="What it does now."
+    )
     percent: Annotated[int, Field(ge=0, le=100)] | None = Field(
         default=None, description="Share of the weights loaded."
     )
@@ -38,24 +43,28 @@ class ModelLoad(Section):
 class AdapterStatus(Section):
     """An adapter of spec.lora that requests name."""
 
-    name: Annotated[str, Field(max_length=253)] = Field(description="Its name.")
+    name: Annotated[str, Field(max_length=_ADAPTER["name"])] = Field(description="Its name.")
     ready: _Count = Field(description="Pods that serve it.")
     total: _Count = Field(description="Pods that are Ready and have told.")
     failed: _Count = Field(description="Pods that cannot serve it.")
-    message: Annotated[str, Field(max_length=512)] | None = Field(default=None, description="Why, as one of them says.")
+    message: Annotated[str, Field(max_length=_ADAPTER["message"])] | None = Field(
+        default=None, description="Why, as one of them says."
+    )
 
 
 class AutoscalingStatus(Section):
     """The Builtin autoscaler's last decision."""
 
     desired: _Count | None = Field(default=None, description="Replicas it wants.")
-    reason: Annotated[str, Field(max_length=1024)] | None = Field(default=None, description="Why.")
+    reason: Annotated[str, Field(max_length=TEXTS["autoscaling"]["reason"])] | None = Field(
+        default=None, description="Why."
+    )
 
 
 class ModelStatus(Section):
     """The checkpoint that is served."""
 
-    revision: Annotated[str, Field(max_length=128)] | None = Field(
+    revision: Annotated[str, Field(max_length=TEXTS["model"]["revision"])] | None = Field(
         default=None, description="Commit that a repository of the hub without model.revision was resolved to."
     )
 
@@ -68,7 +77,7 @@ class Status(Section):
     )
     conditions: list[Condition] = Field(
         default=[],
-        max_length=32,
+        max_length=ENTRIES["conditions"],
         description="Accepted, Scheduled, ModelLoaded, RolloutComplete, AdaptersLoaded, ScalingReady, UpToDate, "
         "Protected, Available, and Ready, which carries the first failing reason.",
         json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["type"]},
@@ -76,24 +85,26 @@ class Status(Section):
     replicas: _Count | None = Field(default=None, description="Pods there are.")
     ready_replicas: _Count | None = Field(default=None, description="Pods that serve.")
     updated_replicas: _Count | None = Field(default=None, description="Pods of the newest revision.")
-    selector: Annotated[str, Field(max_length=512)] | None = Field(
+    selector: Annotated[str, Field(max_length=TEXTS["selector"])] | None = Field(
         default=None, description="Label selector of the pods, for the scale subresource."
     )
-    url: Annotated[str, Field(max_length=512)] | None = Field(default=None, description="Base URL inside the cluster.")
-    model_name: Annotated[str, Field(max_length=128)] | None = Field(
+    url: Annotated[str, Field(max_length=TEXTS["url"])] | None = Field(
+        default=None, description="Base URL inside the cluster."
+    )
+    model_name: Annotated[str, Field(max_length=TEXTS["modelName"])] | None = Field(
         default=None, description="Id under which clients ask for the model."
     )
     model: ModelStatus | None = Field(default=None, description="The checkpoint that is served.")
-    resolved_image: Annotated[str, Field(max_length=512)] | None = Field(
-        default=None, description="Image the pods run."
+    resolved_image: Annotated[str, Field(max_length=TEXTS["resolvedImage"])] | None = Field(
+        default=None, description="Image the pods run, also where admission changed the one of the spec."
     )
-    current_revision: Annotated[str, Field(max_length=253)] | None = Field(
+    current_revision: Annotated[str, Field(max_length=TEXTS["currentRevision"])] | None = Field(
         default=None, description="The ControllerRevision that was last rolled out to every pod."
     )
     model_load: ModelLoad | None = Field(default=None, description="Progress while a model loads.")
     adapters: list[AdapterStatus] = Field(
         default=[],
-        max_length=1024,
+        max_length=ENTRIES["adapters"],
         description="The adapters that requests name, as the pods tell of them.",
         json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["name"]},
     )

@@ -189,6 +189,32 @@ def test_what_a_post_left_becomes_an_applys_and_nothing_else_does():
     assert quiet.seen == []
 
 
+@pytest.mark.parametrize(
+    ("message", "conflict"),
+    [
+        ("the server rejected our request due to an error in our request", True),  # a test of the JSON patch failed
+        (
+            "deployments.apps \"d\" is forbidden: ValidatingAdmissionPolicy 'p' with binding 'b' denied request: no",
+            False,
+        ),
+        ('admission webhook "w" denied the request: no', False),
+        ('Deployment.apps "d" is invalid: spec.template: Invalid value', False),
+    ],
+)
+def test_a_refusal_of_what_a_post_left_is_no_conflict(message, conflict):
+    status = {"kind": "Status", "reason": "Invalid", "message": message}
+    entry = {"manager": FIELD_MANAGER, "operation": "Update"}
+    live = {**CONFIG, "metadata": {**CONFIG["metadata"], "uid": "u", "managedFields": [entry]}}
+
+    async def scene(client):
+        with pytest.raises(ApiError) as caught:
+            await client.own_created_fields(live)
+        assert caught.value.conflict == conflict
+        assert caught.value.refusal != conflict
+
+    Server((422, status, {})).run(scene)
+
+
 def test_a_put_of_the_lease_carries_its_version():
     server = Server()
     lease = {"metadata": {"name": "l", "namespace": "n", "resourceVersion": "5"}, "spec": {}}

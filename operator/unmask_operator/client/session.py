@@ -58,7 +58,7 @@ class Session:
                 if error.status == 401 and await self._renew_login():
                     continue
                 wait = error.retry_after or 1.0
-                if error.status != 429 or wait > LONGEST_WAIT_SECONDS:
+                if error.status != 429 or error.refusal or wait > LONGEST_WAIT_SECONDS:
                     raise
                 await asyncio.sleep(wait)
         return await self._send(method, path, params, body, content_type, timeout)

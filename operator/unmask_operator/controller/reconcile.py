@@ -13,6 +13,7 @@ from unmask_operator.client.kinds import EVENTS, PODS, SERVICES, kind_of
 from unmask_operator.client.merge_patch import merge_patch
 from unmask_operator.client.store import Store, slim
 from unmask_operator.controller import lists
+from unmask_operator.controller.field_conflicts import FieldConflicts
 from unmask_operator.controller.writes import Outcome, Writer
 from unmask_operator.objects import API_VERSION, FIELD_MANAGER, KIND, Key, Obj, Ref, controller_uid
 from unmask_operator.process.metrics import Metrics
@@ -20,9 +21,16 @@ from unmask_operator.settings import Settings
 from unmask_operator.state.observed import Observed
 from unmask_operator.state.plan import last_good, plan
 from unmask_operator.status import status
+from unmask_operator.status.limits import (
+    EVENT_NOTE_LENGTH,
+    EVENT_REASON_LENGTH,
+    minimal,
+    valid_bytes,
+    valid_reason,
+)
 from unmask_operator.status.transitions import Event, transitions
 
-LONGEST_NOTE = 1024  # bytes of an Event, the API's own limit
+STATUS_REFUSED = "StatusRefused"  # an Event's reason
 
 log = logging.getLogger(__name__)
 
@@ -32,20 +40,30 @@ Observe = Callable[[Obj, Mapping[Ref, Obj], Sequence[Obj]], Awaitable[Observed]]
 
 @dataclass(frozen=True)
 class Result:
-    refused: bool = False  # the API server did not take a child, which may heal by itself (a quota)
+    refused: bool = False  # the API server did not take a child or the status, which may heal by itself (a quota)
     again: float | None = None  # seconds until the plan wants another look (None: not needed)
 
 
 class Reconciler:
     """Brings one resource at a time to what its spec says. It is called for a key at most once at a time."""
 
-    def __init__(self, client: Client, store: Store, settings: Settings, observe: Observe, metrics: Metrics) -> None:
+    def __init__(
+        self,
+        client: Client,
+        store: Store,
+        settings: Settings,
+        observe: Observe,
+        metrics: Metrics,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         self._client = client
         self._store = store
         self._settings = settings
         self._observe = observe
         self._metrics = metrics
-        self._writer = Writer(client, store, lambda verb: metrics.writes.labels(verb).inc())
+        self._conflicts = FieldConflicts(clock)
+        self._writer = Writer(client, store, lambda verb: metrics.writes.labels(verb).inc(), self._conflicts)
+        self._status_refusals: dict[Key, str] = {}  # message of the last refused status, where the last one was
 
     async def reconcile(self, key: Key, patient: bool = False) -> Result:
         """ApiError when the API server failed in a way that is worth trying again; where that is about one child alone,
@@ -65,6 +83,8 @@ class Reconciler:
     async def _reconcile(self, key: Key, patient: bool) -> Result:
         service = self._store.service(key)
         if service is None or service["metadata"].get("deletionTimestamp"):
+            self._status_refusals.pop(key, None)
+            self._conflicts.forget(key)
             return Result()  # the children go with their owner
         children = await self._children(key, service["metadata"]["uid"])
         observed = await self._observe(service, children, self._store.pods(key))
@@ -81,9 +101,9 @@ class Reconciler:
         told_later = await self._tell_lists(outcome)
         if await self._write_status(key, outcome):
             return Result(again=0.0)
-        refused = bool(outcome.observed.refusals or outcome.failures)
-        again = [seconds for seconds in (told_later, outcome.plan.requeue_seconds) if seconds is not None]
-        return Result(refused, min(again, default=None))
+        refused = bool(outcome.observed.refusals or outcome.failures or key in self._status_refusals)
+        looks = (told_later, outcome.plan.requeue_seconds, self._conflicts.next_look(key))
+        return Result(refused, min((seconds for seconds in looks if seconds is not None), default=None))
 
     async def _tell_lists(self, outcome: Outcome) -> float | None:
         """Seconds until pods are to be told of a list that was just written, None where no pod is left to be told."""
@@ -123,27 +143,67 @@ class Reconciler:
         service = outcome.observed.service
         old = service.get("status") or {}
         new = status(outcome.observed, outcome.plan)
-        patch = merge_patch(old, new)
-        if not patch:
+        if not merge_patch(old, new):
+            self._status_refusals.pop(key, None)
             return False
+        events: list[Event] = []
         try:
-            written = await self._client.patch_status(*key, service["metadata"]["uid"], patch)
+            written = await self._patch_status(key, service, new)
+            self._status_refusals.pop(key, None)
         except ApiError as error:
-            if not (error.not_found or error.conflict):
+            if error.not_found or error.conflict:
+                log.info("the resource went away while it was reconciled", extra={"service": key})
+                self._store.delete(SERVICES, service)
+                return False
+            if not error.refusal:
                 raise
-            log.info("the resource went away while it was reconciled", extra={"service": key})
-            self._store.delete(SERVICES, service)
+            events, new = self._status_refused(key, error), minimal(new)
+            written = await self._write_minimal(key, service, new, events, outcome.observed.now)
+        if written is None:
             return False
         self._metrics.writes.labels("status").inc()
         same_labels = written["metadata"].get("labels") == service["metadata"].get("labels")
         if same_labels:  # by others it may be another operator's now, and only the watch knows whose
             self._store.put(SERVICES, written, answered=True)
-        for transition in transitions(old, new):
+        await self._write_events(key, service, [*events, *transitions(old, new)], outcome.observed.now)
+        return same_labels and _asked(slim(SERVICES, written)) != _asked(service)
+
+    async def _patch_status(self, key: Key, service: Obj, new: Obj) -> Obj | None:
+        """The resource as the API server answers; None if its status was this one already."""
+        patch = merge_patch(service.get("status") or {}, new)
+        return await self._client.patch_status(*key, service["metadata"]["uid"], patch) if patch else None
+
+    def _status_refused(self, key: Key, error: ApiError) -> list[Event]:
+        """Logs and counts a refused status. Returns the Event of a refusal that is a new one."""
+        self._metrics.status_refusals.inc()
+        log.error("status refused by the API server, writing a minimal one: %s", error, extra={"service": key})
+        before, self._status_refusals[key] = self._status_refusals.get(key), error.message
+        if before == error.message:
+            return []
+        sentence = (
+            f"the API server refused the status; only counts and shortened conditions are written: {error.message}"
+        )
+        return [Event("Warning", STATUS_REFUSED, sentence)]
+
+    async def _write_minimal(
+        self, key: Key, service: Obj, new: Obj, events: Sequence[Event], now: datetime
+    ) -> Obj | None:
+        """Writes the status in place of a refused one. An Event that reports the refusal is written in any case."""
+        try:
+            written = await self._patch_status(key, service, new)
+        except ApiError:
+            await self._write_events(key, service, events, now)
+            raise
+        if written is None:
+            await self._write_events(key, service, events, now)
+        return written
+
+    async def _write_events(self, key: Key, service: Obj, events: Sequence[Event], now: datetime) -> None:
+        for event in events:
             try:
-                await self._client.create(_event(service, transition, self._settings.pod_name, outcome.observed.now))
+                await self._client.create(_event(service, event, self._settings.pod_name, now))
             except ApiError as error:  # an Event is a courtesy
                 log.warning("an Event was not written: %s", error, extra={"service": key})
-        return same_labels and _asked(slim(SERVICES, written)) != _asked(service)
 
 
 def _asked(service: Obj) -> list[object]:
@@ -155,17 +215,16 @@ def _asked(service: Obj) -> list[object]:
 def _event(service: Obj, transition: Event, instance: str, now: datetime) -> Obj:
     """The Event of a transition, about the resource, reported by the pod `instance`."""
     meta = service["metadata"]
-    note = transition.message.encode()[:LONGEST_NOTE].decode(errors="ignore")
     return {
         "apiVersion": EVENTS.api_version,
         "kind": EVENTS.kind,
         "metadata": {"namespace": meta["namespace"], "name": f"{meta['name']}.{uuid.uuid4().hex[:16]}"},
         "regarding": {"apiVersion": API_VERSION, "kind": KIND, **{m: meta[m] for m in ("namespace", "name", "uid")}},
         "type": transition.type,
-        "reason": transition.reason,
-        "note": note,
+        "reason": valid_reason(transition.reason),
+        "note": valid_bytes(transition.message, EVENT_NOTE_LENGTH),
         "action": "Reconcile",
         "eventTime": now.strftime("%Y-%m-%dT%H:%M:%S.%fZ"),
         "reportingController": FIELD_MANAGER,
-        "reportingInstance": instance,
+        "reportingInstance": valid_bytes(instance, EVENT_REASON_LENGTH),
     }

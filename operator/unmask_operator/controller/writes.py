@@ -1,4 +1,4 @@
-"""From a plan to the API server: what differs, tried as a dry run, then written."""
+"""Applies a plan: what differs from the live objects is tried as a dry run, then written."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from unmask_operator.client.client import Client
 from unmask_operator.client.errors import ApiError
 from unmask_operator.client.kinds import kind_of
 from unmask_operator.client.store import Store
-from unmask_operator.objects import GROUP, Key, Obj, Ref, controller_uid, digest
+from unmask_operator.controller.field_conflicts import APPLIED, FieldConflicts
+from unmask_operator.objects import Key, Obj, Ref, controller_uid, digest
+from unmask_operator.render.names import adapters_config
 from unmask_operator.state.drift import differs
 from unmask_operator.state.observed import Observed
 from unmask_operator.state.plan import Plan
-
-APPLIED = f"{GROUP}/applied"  # annotation of a child: a digest of what was last written to it
 
 # Kinds whose content never changes. They are written without a trial, for no field of the spec can make one invalid,
 # and without a digest, a reason to write them again: the API server refuses the same content in another spelling.
@@ -25,7 +25,8 @@ WRITTEN_ONCE = ("ControllerRevision",)
 # A pin says that its spec was accepted, and pods are made of pins alone: neither is written where the other failed.
 TOGETHER = ("ControllerRevision", "Deployment")
 
-# A round finds obstacles (an object in the way, one that has gone) and plans again: more than there can be children.
+# A round finds obstacles (an object in the way, one that has gone, a refusal) and plans again: more than there can be
+# children.
 ROUNDS = 20
 
 log = logging.getLogger(__name__)
@@ -39,13 +40,28 @@ class NotOurs(Exception):
 
 @dataclass
 class Outcome:
-    """What carrying out a plan led to: the plan it ended with, what is known now, and which children the API server
-    gave no verdict on. Those are left alone for this time, and all others are written."""
+    """What applying a plan led to.
+
+    Attributes:
+        plan: the plan that it ended with.
+        observed: what is known now.
+        writes: number of objects written or deleted.
+        failures: children on which the API server gave no verdict. They are left alone this time, all others written.
+        refused: children as the API server refused them; each is tried once.
+        written: children that were created or applied.
+    """
 
     plan: Plan
     observed: Observed
     writes: int = 0
     failures: dict[Ref, ApiError] = field(default_factory=dict)
+    refused: dict[Ref, list[Obj]] = field(default_factory=dict)
+    written: dict[Ref, Obj] = field(default_factory=dict)
+
+    @property
+    def key(self) -> Key:
+        meta = self.observed.service["metadata"]
+        return Key(meta["namespace"], meta["name"])
 
     def failed(self, ref: Ref, error: ApiError) -> None:
         """ApiError again where it is about no single child."""
@@ -57,6 +73,10 @@ class Outcome:
     def leaves(self, ref: Ref) -> bool:
         together = ref.kind in TOGETHER and any(failed.kind in TOGETHER for failed in self.failures)
         return together or ref in self.failures
+
+    def skips(self, child: Obj) -> bool:
+        """Whether the child is not to be sent: it failed, or was refused in this form."""
+        return self.leaves(Ref.of(child)) or child in self.refused.get(Ref.of(child), ())
 
 
 @dataclass(frozen=True)
@@ -83,39 +103,108 @@ def stamped(child: Obj) -> Obj:
 
 @dataclass(frozen=True)
 class Writer:
-    """Carries out plans. `count` is told each write's verb."""
+    """Applies plans.
+
+    Attributes:
+        client: requests to the API server.
+        store: gets every object that was written.
+        count: called with the verb of each write.
+        conflicts: which fields something else keeps changing.
+    """
 
     client: Client
     store: Store
     count: Callable[[str], None]
+    conflicts: FieldConflicts = field(default_factory=FieldConflicts)
 
     async def carry_out(self, make_plan: MakePlan, last_good: MakePlan, observed: Observed) -> Outcome:
-        """Write what differs, and delete what nothing wants.
+        """Writes what differs, and deletes what the plan does not have.
 
-        All but the first change are tried as a dry run before anything is written, and the first one is its own trial:
-        so a spec of which the API server refuses a part changes nothing, and its last good form is kept up instead.
-        ApiError where the API server as a whole does not answer.
+        All but the first change are tried as a dry run before the first write, which is its own trial. A spec of which
+        the API server refuses a part changes nothing: the children of the last accepted spec are written instead, and
+        of those each that the API server takes. The replicas of the Deployment are written in any case.
+
+        Raises:
+            ApiError: the API server as a whole does not answer.
         """
+        outcome = await self._rounds(make_plan, last_good, observed)
+        await self._scale(outcome)
+        outcome.observed = replace(outcome.observed, conflicts=self.conflicts.of(outcome.key))
+        return outcome
+
+    async def _rounds(self, make_plan: MakePlan, last_good: MakePlan, observed: Observed) -> Outcome:
         outcome, news = Outcome(make_plan(observed), observed), None
+        self.conflicts.look(outcome.key, map(_written_form, outcome.plan.children), observed.children)
         for _ in range(ROUNDS):
             news = await self._round(outcome)
             if news is None:
                 return outcome
+            if news.refusals and not outcome.observed.refusals:
+                await self._withdraw(outcome)
             outcome.observed = news.told(outcome.observed)
-            plan = last_good(outcome.observed) if outcome.observed.refusals else make_plan(outcome.observed)
-            if news.refusals and plan.children == outcome.plan.children:
-                return outcome  # the last good form is what was refused
-            outcome.plan = plan
+            outcome.plan = last_good(outcome.observed) if outcome.observed.refusals else make_plan(outcome.observed)
         for ref in news.children if news else ():
             outcome.failed(ref, ApiError(409, "Conflict", "it kept changing while it was written"))
         return outcome
+
+    async def _withdraw(self, outcome: Outcome) -> None:
+        """Deletes the ControllerRevision of a spec that turned out to be refused after it was created.
+
+        The newest one has to be the last accepted spec. A dry run does not find everything: it does not reach etcd,
+        which limits the size of objects.
+        """
+        for ref, pin in outcome.written.items():
+            if ref.kind not in WRITTEN_ONCE or ref not in outcome.observed.children:
+                continue
+            kind, meta = kind_of(ref.api_version, ref.kind), pin["metadata"]
+            try:
+                await self.client.delete(kind, meta["namespace"], ref.name, meta["uid"])
+            except ApiError as error:
+                outcome.failed(ref, error)
+                continue
+            self.count("delete")
+            self.store.delete(kind, pin)
+            self.conflicts.note_delete(outcome.key, ref)
+            outcome.observed = _News(children={ref: None}).told(outcome.observed)
+
+    async def _scale(self, outcome: Outcome) -> None:
+        """Writes the Deployment's replicas alone where the rest of it could not be written.
+
+        Suspending, scaling and the autoscaler have to work whatever the API server refuses of the other fields.
+        """
+        meta = outcome.observed.service["metadata"]
+        ref = Ref("apps/v1", "Deployment", meta["name"])
+        live = outcome.observed.children.get(ref)
+        if live is None or ref in outcome.written or controller_uid(live) != meta["uid"]:
+            return
+        replicas = outcome.plan.replicas
+        if (live.get("spec") or {}).get("replicas", replicas) == replicas:
+            return
+        planned = any(Ref.of(child) == ref for child in outcome.plan.children)
+        if planned and not outcome.leaves(ref) and ref not in outcome.refused:
+            return  # its repair is held back
+        if self.conflicts.is_scale_held(outcome.key, ref, replicas):
+            return
+        try:
+            await self.client.patch_deployment_scale(meta["namespace"], ref.name, live["metadata"]["uid"], replicas)
+        except ApiError as error:
+            if error.not_found or error.conflict:
+                return  # it was deleted meanwhile, which a watch reports
+            before = outcome.observed.failures.get(ref)
+            sentence = f"{f'{before}; ' if before else ''}its replicas cannot be written either: {error.message}"
+            outcome.failed(ref, ApiError(error.status, error.reason, sentence, error.retry_after))
+        else:
+            self.count("scale")
+            self.conflicts.note_scale(outcome.key, ref, replicas)
+            outcome.writes += 1
 
     async def _round(self, outcome: Outcome) -> _News | None:
         """One look at what differs from the plan, and its writes; None when all is as planned."""
         uid = outcome.observed.service["metadata"]["uid"]
         live = outcome.observed.children
-        wanted = [child if child["kind"] in WRITTEN_ONCE else stamped(child) for child in outcome.plan.children]
-        changes = [child for child in wanted if Ref.of(child) not in live or differs(child, live[Ref.of(child)])]
+        planned = [_written_form(child) for child in outcome.plan.children]
+        changes = [child for child in planned if Ref.of(child) not in live or differs(child, live[Ref.of(child)])]
+        changes = [child for child in _ordered(changes, outcome.observed) if not self._skips(outcome, child)]
         trials = [child for child in changes[1:] if child["kind"] not in WRITTEN_ONCE]
         for child in changes:
             standing = live.get(Ref.of(child))
@@ -141,8 +230,13 @@ class Writer:
                 outcome.failed(ref, error)
             else:
                 self.count("delete")
+                self.conflicts.note_delete(outcome.key, ref)
                 outcome.writes += 1
         return None
+
+    def _skips(self, outcome: Outcome, child: Obj) -> bool:
+        live = outcome.observed.children.get(Ref.of(child))
+        return outcome.skips(child) or (live is not None and self.conflicts.is_held(outcome.key, child, live))
 
     async def _try(self, outcome: Outcome, trials: list[Obj]) -> _News | None:
         """Dry runs of all, so that everything that stands in the way is told at once."""
@@ -162,6 +256,8 @@ class Writer:
     async def _send(self, outcome: Outcome, child: Obj, dry_run: bool) -> _News | None:
         ref = Ref.of(child)
         live = outcome.observed.children.get(ref)
+        if live is not None and not dry_run and self.conflicts.is_contested(outcome.key, child, live):
+            await self._note_managers(outcome.key, child)
         try:
             if live is None:
                 written = await self.client.create(child, dry_run)
@@ -173,17 +269,28 @@ class Writer:
             if error.exists or error.conflict:
                 return _News(children={ref: await self._read(ref, child["metadata"]["namespace"])})
             if error.refusal:
-                meta = outcome.observed.service["metadata"]
-                concerned = {"service": Key(meta["namespace"], meta["name"])}
-                log.warning("%s %s was refused: %s", ref.kind, ref.name, error, extra=concerned)
+                log.warning("%s %s was refused: %s", ref.kind, ref.name, error, extra={"service": outcome.key})
+                outcome.refused.setdefault(ref, []).append(child)
                 return _News(refusals={ref: error.message})
             raise
         if not dry_run:
             self.store.put(kind_of(ref.api_version, ref.kind), written)
             self.count("create" if live is None else "apply")
+            outcome.written[ref] = written
+            self.conflicts.note_write(outcome.key, child, live, written)
             outcome.observed = _News(children={ref: written}).told(outcome.observed)
             outcome.writes += 1
         return None
+
+    async def _note_managers(self, key: Key, child: Obj) -> None:
+        """Reads who manages the child's fields, of which the store has nothing. Without an answer nobody is named."""
+        kind, meta = kind_of(child["apiVersion"], child["kind"]), child["metadata"]
+        try:
+            live = await self.client.get(kind, meta["namespace"], meta["name"])
+        except ApiError as error:
+            log.info("field managers of %s %s not read: %s", child["kind"], meta["name"], error, extra={"service": key})
+        else:
+            self.conflicts.note_managers(key, child, live)
 
     async def _read(self, ref: Ref, namespace: str) -> Obj | None:
         """The object that made a write fail, as it is now; None when it is gone."""
@@ -194,3 +301,25 @@ class Writer:
             if error.not_found:
                 return None
             raise
+
+
+def _written_form(child: Obj) -> Obj:
+    return child if child["kind"] in WRITTEN_ONCE else stamped(child)
+
+
+def _ordered(changes: list[Obj], observed: Observed) -> list[Obj]:
+    """The order of writing changes.
+
+    Creating a resource keeps the order of rendering: what pods need comes before them. In an edit what pods need is
+    followed by the pin and the Deployment, the most likely ones to be refused: then nothing else was changed yet.
+    """
+    name = observed.service["metadata"]["name"]
+    if Ref("apps/v1", "Deployment", name) not in observed.children:
+        return changes
+
+    def position(child: Obj) -> int:
+        needed = child["kind"] in ("ServiceAccount", "ConfigMap")
+        follows_list = child["metadata"]["name"] == adapters_config(name) and Ref.of(child) in observed.children
+        return 0 if needed and not follows_list else 1 if child["kind"] in TOGETHER else 2
+
+    return sorted(changes, key=position)

@@ -45,6 +45,11 @@ class Metrics(Collector):
             ["status"],
             registry=own,
         )
+        self.status_refusals = Counter(
+            "unmask_operator_status_refusals",
+            "Statuses that the API server refused and that a minimal one replaced.",
+            registry=own,
+        )
         self.registry.register(self)
 
     def collect(self) -> Iterable[Metric]:

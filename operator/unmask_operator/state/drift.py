@@ -1,10 +1,20 @@
 """Drift: does a live object still say everything that we want of it?"""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from decimal import Decimal, InvalidOperation
-from typing import Any
+from typing import Any, NamedTuple
 
 from unmask_operator.render import merge
+
+
+class ListKey(NamedTuple):
+    """The entry of a list that is a map: the member that is its key, and the key."""
+
+    member: str
+    value: Any
+
+
+FieldPath = tuple[str | ListKey, ...]
 
 # Members whose lists are maps to the API server: it may order and extend them.
 LIST_KEYS: Mapping[str, tuple[str, ...]] = {
@@ -21,42 +31,77 @@ _QUANTITY_MAPS = {"limits", "requests"}  # members that map names to quantities
 # Whole or wrong: one entry more in a Service's selector selects nothing, one selector more in a peer lets others in.
 _EXACT = {"selector", "podSelector", "namespaceSelector", "from"}
 _FALSE_BY_WORD = {"automountServiceAccountToken", "enableServiceLinks", "allowPrivilegeEscalation", "hostUsers"}
-_ZERO_BY_DEFAULT = {"initialDelaySeconds", "minReadySeconds"}
+_ZERO_BY_DEFAULT = {"initialDelaySeconds", "minReadySeconds", "hostPort"}
+_NO_EMPTY_MAPS = {"annotations", "labels", "nodeSelector", "limits", "requests"}
 
 
-def differs(wanted: Any, live: Any, member: str = "", quantities: bool = False) -> bool:
-    """Whether `live` lacks something of `wanted`: a member, a list's entry or a value.
+def differs(desired: Any, live: Any) -> bool:
+    """Whether `live` lacks something of `desired`: a member, a list's entry or a value.
 
     What others added to `live` (defaults of the API server, fields of other managers) is no difference, nor is another
     spelling of a quantity ("1000m" and 1), nor the absence of a value that the API server leaves out because it is the
-    same as nothing ("" , [] and such falses and zeros). Selectors and peers alone must be as they are wanted: there an
-    addition changes the meaning, and the API server adds nothing. `member`: the one that both are the value of.
+    same as nothing ("" , [] and such falses and zeros). Only selectors and peers must be equal: there an addition
+    changes the meaning, and the API server adds nothing.
     """
-    if wanted == live:  # most parts are, and this is quick
-        return False
+    return next(differences(desired, live), None) is not None
+
+
+def differences(
+    desired: Any, live: Any, path: FieldPath = (), member: str = "", quantities: bool = False
+) -> Iterator[FieldPath]:
+    """The paths of all fields in which `live` lacks something of `desired`, as `differs` defines it.
+
+    Args:
+        desired: a value that was, or is to be, written.
+        live: the value that the API server has.
+        path: path of both values.
+        member: name of the member that has them.
+        quantities: whether they are quantities, or maps of such.
+    """
+    if desired == live:  # most parts are, and this is quick
+        return
     if member in _EXACT:
-        return True
-    if isinstance(wanted, dict):
-        if not isinstance(live, dict):
-            return True
+        yield path
+    elif isinstance(desired, dict) and isinstance(live, dict):
         within = member in _QUANTITY_MAPS
-        return any(
-            not _same_as_nothing(k, v) if live.get(k) is None else differs(v, live[k], k, within or k in _QUANTITIES)
-            for k, v in wanted.items()
-        )
-    if isinstance(wanted, list):
-        return not isinstance(live, list) or _lists_differ(member, wanted, live)
-    if quantities and (number := quantity(wanted)) is not None:
-        return number != quantity(live)
-    return True
+        for name, value in desired.items():
+            if live.get(name) is not None:
+                yield from differences(value, live[name], (*path, name), name, within or name in _QUANTITIES)
+            elif not _same_as_nothing(name, value):
+                yield (*path, name)
+    elif isinstance(desired, list) and isinstance(live, list):
+        yield from _list_differences(member, desired, live, path)
+    elif not (quantities and (number := quantity(desired)) is not None and number == quantity(live)):
+        yield path
 
 
-def _lists_differ(member: str, wanted: Sequence[Any], live: Sequence[Any]) -> bool:
+def _list_differences(member: str, desired: Sequence[Any], live: Sequence[Any], path: FieldPath) -> Iterator[FieldPath]:
     for key in LIST_KEYS.get(member, ()):
-        if _is_map(wanted, key) and _is_map(live, key):
+        if _is_map(desired, key) and _is_map(live, key):
             by_key = {entry[key]: entry for entry in live}
-            return any(entry[key] not in by_key or differs(entry, by_key[entry[key]]) for entry in wanted)
-    return len(wanted) != len(live) or any(differs(w, h) for w, h in zip(wanted, live, strict=True))
+            for entry in desired:
+                position = (*path, ListKey(key, entry[key]))
+                if entry[key] in by_key:
+                    yield from differences(entry, by_key[entry[key]], position)
+                else:
+                    yield position
+            return
+    if len(desired) != len(live) or any(differs(d, h) for d, h in zip(desired, live, strict=True)):
+        yield path
+
+
+def field_name(path: FieldPath) -> str:
+    """A path as people write it: spec.template.spec.containers[main].image."""
+    text = ""
+    for part in path:
+        match part:
+            case ListKey(value=value):
+                text += f"[{value}]"
+            case str(name) if "." in name or "/" in name:
+                text += f"[{name}]"
+            case str(name):
+                text += f".{name}" if text else name
+    return text
 
 
 def _is_map(entries: Sequence[Any], key: str) -> bool:
@@ -69,6 +114,8 @@ def _same_as_nothing(member: str, value: Any) -> bool:
     """Whether the API server, given this value, leaves the member out."""
     if value is False:
         return member not in _FALSE_BY_WORD  # these are true, or as good as, where they are missing
+    if value == {}:
+        return member in _NO_EMPTY_MAPS
     return value is None or value == "" or value == [] or (value == 0 and member in _ZERO_BY_DEFAULT)
 
 

@@ -45,6 +45,23 @@ class Decision:
 
 
 @dataclass(frozen=True)
+class FieldConflict:
+    """A field of a child that something else changes after every write.
+
+    Attributes:
+        ref: the child.
+        field: path of the field; "" if something else keeps deleting the child.
+        manager: the other field manager; "" if `managedFields` names none.
+        by_admission: whether the API server's answer to a write differs already from what was sent.
+    """
+
+    ref: Ref
+    field: str
+    manager: str
+    by_admission: bool = False
+
+
+@dataclass(frozen=True)
 class Observed:
     """Everything `plan` and `status` may look at. Plain data: a test writes it by hand or reads it from a file."""
 
@@ -66,3 +83,4 @@ class Observed:
     # which it gave no verdict, as while an admission webhook is away.
     refusals: Mapping[Ref, str] = field(default_factory=dict)
     failures: Mapping[Ref, str] = field(default_factory=dict)
+    conflicts: Sequence[FieldConflict] = ()  # as the writes so far have shown them

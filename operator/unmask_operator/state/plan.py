@@ -40,7 +40,9 @@ class Plan:
     children: tuple[Obj, ...] = ()  # complete objects, in the order of their creation, each controlled by the resource
     delete: tuple[Ref, ...] = ()  # our own objects that nothing wants any more
     problems: tuple[Problem, ...] = ()  # what stands in the way, in the order of importance
-    replicas: int = 1  # asked for now (0 while suspended), clamped to the autoscaler's bounds
+    # Asked for now: 0 while suspended, clamped to the autoscaler's bounds. The Deployment gets these also where nothing
+    # else of it can be written or planned.
+    replicas: int = 1
     up_to_date: bool = True  # False when this operator would render another pod template than the pinned one
     ignored: tuple[str, ...] = ()  # fields of the spec that this operator does not know
     # Sections that are left as they are, since they hold a value that this operator does not know; a sentence on that.
@@ -76,11 +78,11 @@ def last_good(observed: Observed, settings: Settings, *problems: Problem) -> Pla
     """What to do about a resource that is not accepted: what ran goes on from the spec that its pin holds.
 
     It is still scaled, suspended and repaired; objects that stand in the way are left out, and nothing is deleted.
-    Without a pin, or with one that this operator cannot read, there is nothing to do.
+    Without a pin, or with one that this operator cannot read, only the replicas of a live Deployment follow the spec.
     """
     metadata, asked = observed.service["metadata"], observed.service.get("spec") or {}
     requeue = _again(observed, *problems)
-    nothing = Plan(problems=problems, replicas=0, requeue_seconds=requeue)
+    nothing = Plan(problems=problems, replicas=_replicas_alone(observed), requeue_seconds=requeue)
     pin = next(iter(_pins(observed)), None)
     if not isinstance(pin, Pin):
         return nothing
@@ -103,6 +105,21 @@ def last_good(observed: Observed, settings: Settings, *problems: Problem) -> Pla
     )
 
 
+def _replicas_alone(observed: Observed) -> int:
+    """The replicas asked for by a spec of which nothing else can be used; those of the Deployment where it has none."""
+    meta, asked = observed.service["metadata"], observed.service.get("spec") or {}
+    live = observed.children.get(Ref("apps/v1", "Deployment", meta["name"]))
+    if live is None or controller_uid(live) != meta["uid"] or asked.get("suspend") is True:
+        return 0
+    count, scaling = asked.get("replicas"), asked.get("autoscaling")
+    if type(count) is not int or count < 0:
+        return int((live.get("spec") or {}).get("replicas") or 1)
+    bounds = scaling if isinstance(scaling, Mapping) else {}
+    low, high = bounds.get("minReplicas"), bounds.get("maxReplicas")
+    count = min(count, high) if type(high) is int else count
+    return max(count, low) if type(low) is int else count
+
+
 def _pins(observed: Observed) -> list[Pin | Unread]:
     return pins(observed.children.values(), observed.service["metadata"]["uid"])
 
@@ -114,7 +131,7 @@ def _as_they_run(observed: Observed, newest: Unread) -> tuple[Pin | None, tuple[
     if live is None or controller_uid(live) != meta["uid"]:
         return None, ()
     template = live["spec"]["template"]
-    (image,) = (c["image"] for c in template["spec"]["containers"] if c["name"] == names.MAIN)
+    image = next((str(c["image"]) for c in template["spec"]["containers"] if c["name"] == names.MAIN), "")
     restarted_at = (template["metadata"].get("annotations") or {}).get(RESTARTED_AT, "")
     sentence = (
         f"ControllerRevision {names.revision(meta['name'], newest.number)} is of format {newest.format}, which this "

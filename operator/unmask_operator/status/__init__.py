@@ -6,12 +6,13 @@ from typing import Any
 
 from unmask_operator.objects import SERVICE_LABEL, Obj, Ref
 from unmask_operator.render.model_revision import key_of, recorded
-from unmask_operator.render.names import MAIN, model_config, url
+from unmask_operator.render.names import model_config, url
 from unmask_operator.state.observed import Observed
 from unmask_operator.state.plan import Plan
-from unmask_operator.status import adapters_loaded, conditions, rollout_complete, scaling_ready, scheduled
+from unmask_operator.status import adapters_loaded, admission, conditions, rollout_complete, scaling_ready, scheduled
 from unmask_operator.status import pods as pod_facts
 from unmask_operator.status.facts import Facts, number, section
+from unmask_operator.status.limits import conform
 from unmask_operator.status.verdict import Verdict, no
 
 CONDITIONS = {
@@ -54,7 +55,7 @@ def status(observed: Observed, plan: Plan) -> Obj:
         "adapters": adapters_loaded.entries(facts) or None,
         **_autoscaling(facts),
     }
-    return {member: value for member, value in new.items() if value is not None}
+    return conform({member: value for member, value in new.items() if value is not None})
 
 
 def _conditions(facts: Facts) -> list[Obj]:
@@ -97,8 +98,7 @@ def _model_name(facts: Facts, default: str) -> str:
 
 def _template(facts: Facts) -> Obj:
     """Of the Deployment as planned, or as it is where nothing is planned; {} without one."""
-    planned = (child for child in facts.plan.children if child["kind"] == "Deployment")
-    return section(section(next(planned, facts.deployment), "spec"), "template")
+    return admission.planned_template(facts.plan) or section(section(facts.deployment, "spec"), "template")
 
 
 def _model(facts: Facts) -> Obj | None:
@@ -110,9 +110,11 @@ def _model(facts: Facts) -> Obj | None:
 
 
 def _image(facts: Facts) -> str | None:
-    """The engine's image."""
-    containers = section(_template(facts), "spec").get("containers") or ()
-    return next((str(c["image"]) for c in containers if c["name"] == MAIN), None)
+    """The engine's image as pods run it. Admission may have changed the planned one, in the Deployment or in pods."""
+    planned = _template(facts)
+    live = section(section(facts.deployment, "spec"), "template")
+    template = live if live and admission.is_of(live, planned) else planned
+    return admission.running_image(facts.pods, template)
 
 
 def _revision(facts: Facts) -> str | None:
@@ -146,4 +148,4 @@ def _autoscaling(facts: Facts) -> Obj:
         return kept
     if decision.last_scale_time:
         kept["lastScaleTime"] = _stamp(decision.last_scale_time)
-    return {**kept, "autoscaling": {"desired": decision.desired, "reason": decision.reason[:1024]}}
+    return {**kept, "autoscaling": {"desired": decision.desired, "reason": decision.reason}}

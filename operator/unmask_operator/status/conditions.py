@@ -3,8 +3,8 @@
 from collections.abc import Mapping
 
 from unmask_operator.objects import RESTARTED_AT
+from unmask_operator.status import admission, rollout_complete, scheduled
 from unmask_operator.status import pods as pod_facts
-from unmask_operator.status import rollout_complete, scheduled
 from unmask_operator.status.facts import Facts, section
 from unmask_operator.status.verdict import Verdict, no, sentence, unknown, yes
 
@@ -61,7 +61,7 @@ def up_to_date(facts: Facts) -> Verdict | None:
         )
     if rollout and facts.has_outdated_pods:
         return no(rollout.reason, f"some pods are of an older template: {rollout.message}")
-    return yes("UpToDate", "the pods are as this operator makes them")
+    return yes("UpToDate", sentence(admission.pods_sentence(facts.pods, facts.deployment, facts.plan)))
 
 
 def protected(facts: Facts) -> Verdict | None:

@@ -8,8 +8,8 @@ from unmask_operator.render import names
 from unmask_operator.render.revision import Pin, Unread, pins
 from unmask_operator.state.observed import Load, Observed
 from unmask_operator.state.plan import Plan, Problem
+from unmask_operator.status import admission, told
 from unmask_operator.status import pods as pod_facts
-from unmask_operator.status import told
 from unmask_operator.status.verdict import Verdict
 
 
@@ -28,8 +28,7 @@ class Facts:
         service = observed.service
         found = observed.children.get(Ref("apps/v1", "Deployment", service["metadata"]["name"]), {})
         deployment = found if found and controller_uid(found) == service["metadata"]["uid"] else {}
-        # without planned children (the spec cannot be read) what runs goes on as it is
-        desired = plan.replicas if plan.children else number(deployment.get("spec"), "replicas", 0)
+        desired = plan.replicas if plan.children or deployment else 0
         newest_first = sorted(observed.pods, key=_age)
         live = tuple(pod for pod in newest_first if pod_facts.is_live(pod))
         trouble = _trouble(observed, newest_first, _current(live, deployment))
@@ -125,7 +124,8 @@ class Facts:
         return next(map(self._name, self._pins), None)
 
     def problems(self, condition: str) -> list[Problem]:
-        return [problem for problem in self.plan.problems if problem.condition == condition]
+        found = [*self.plan.problems, *admission.conflicts(self.observed)]
+        return [problem for problem in found if problem.condition == condition]
 
     @property
     def slowest_load(self) -> Load | None:

@@ -2,7 +2,10 @@
 
 from dataclasses import dataclass
 
+from unmask_operator.status.limits import valid_reason, valid_text
+
 LONGEST_MESSAGE = 1024  # characters: foreign sentences may be long
+LONGEST_REASON = 256  # characters of an invalid reason that a message quotes
 
 
 @dataclass(frozen=True)
@@ -13,18 +16,27 @@ class Verdict:
 
 
 def yes(reason: str, message: str = "") -> Verdict:
-    return Verdict("True", reason, message)
+    return _verdict("True", reason, message)
 
 
 def no(reason: str, message: str) -> Verdict:
-    return Verdict("False", reason, sentence(message))
+    return _verdict("False", reason, sentence(message))
 
 
 def unknown(reason: str, message: str) -> Verdict:
-    return Verdict("Unknown", reason, sentence(message))
+    return _verdict("Unknown", reason, sentence(message))
 
 
 def sentence(text: str) -> str:
     """Foreign text as one line of bearable length."""
-    line = " ".join(text.split())
-    return line if len(line) <= LONGEST_MESSAGE else line[: LONGEST_MESSAGE - 1] + "…"
+    return valid_text(" ".join(text.split()), LONGEST_MESSAGE)
+
+
+def _verdict(status: str, reason: str, message: str) -> Verdict:
+    """A reason that no condition may have is made valid, and the message then has the original."""
+    valid = valid_reason(reason)
+    original = " ".join(reason.split())
+    if valid == reason or original in message:
+        return Verdict(status, valid, message)
+    original = f" ({valid_text(original, LONGEST_REASON)})"
+    return Verdict(status, valid, valid_text(message, LONGEST_MESSAGE - len(original)) + original)

@@ -7,6 +7,7 @@ import pytest
 from e2e.cluster import ApiServer, Kube
 from tests.operator.live.objects import demo, wait_condition
 from tests.operator.live.process import ACCOUNT, OperatorProcess, install, reset_lease
+from tests.operator.live.test_refused_edits import policy, updates
 from tools.permissions import RULES
 from unmask_operator.client.kinds import CHILDREN, ApiKind, kind_of
 from unmask_operator.controller.lists import LIST
@@ -72,6 +73,7 @@ def test_the_rights_asked_for_are_the_rights_granted(api_server: ApiServer, admi
         one_of_each_kind(admin, namespace)
         a_pod_without_a_word(admin, namespace)
         a_pod_that_follows_a_list(admin, namespace)
+        a_deployment_of_which_only_replicas_are_taken(admin, namespace)
         admin.wait("a look at its Events", lambda: "events.k8s.io/events list" in used(api_server, account))
         assert operator.terminate() == 0
         log = operator.log()
@@ -141,6 +143,17 @@ def a_pod_that_follows_a_list(admin: Kube, namespace: str) -> None:
     ready = {"phase": "Running", "conditions": [{"type": "Ready", "status": "True"}]}
     admin.patch(pod, {"status": ready}, subresource="status")
     admin.wait("its annotation", lambda: LIST in (_live(admin, pod)["metadata"].get("annotations") or {}))
+
+
+def a_deployment_of_which_only_replicas_are_taken(admin: Kube, namespace: str) -> None:
+    """Admission denies every update of it but that of its scale."""
+    resource = admin.create(demo(namespace, "denied"))
+    wait_condition(admin, resource, "Accepted", "True")
+    live = admin.get("apps/v1", "Deployment", "denied", namespace)
+    with policy(admin, namespace, "Invalid"):
+        admin.wait("the policy holds", lambda: not updates(admin, live))
+        admin.patch(resource, {"spec": {"replicas": 3}})
+        admin.wait("scaled", lambda: _live(admin, live)["spec"]["replicas"] == 3)
 
 
 def _strip(admin: Kube, namespace: str, kind: ApiKind, service: str) -> list[dict]:

@@ -1,0 +1,305 @@
+"""An edit that the API server does not take changes nothing, and replicas are written all the same."""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from tests.operator.samples import SETTINGS, edit, make, observe, resource, running
+from tests.operator.test_writes import Api
+from unmask_operator.client.errors import ApiError
+from unmask_operator.client.kinds import SERVICES as DLMS
+from unmask_operator.client.kinds import kind_of
+from unmask_operator.client.store import Store
+from unmask_operator.controller.reconcile import Reconciler
+from unmask_operator.controller.writes import WRITTEN_ONCE, Outcome, Writer, stamped
+from unmask_operator.objects import RESTARTED_AT, Key, Obj, Ref
+from unmask_operator.process.metrics import Metrics
+from unmask_operator.state.observed import Observed
+from unmask_operator.state.plan import last_good, plan
+
+DEPLOYMENT = Ref("apps/v1", "Deployment", "demo")
+TYPED = ApiError(500, "Unknown", "failed to create typed patch object (default/demo; apps/v1, Kind=Deployment): .x")
+TOO_LARGE = ApiError(500, "Unknown", "etcdserver: request is too large")
+DENIED = ApiError(401, "Unauthorized", "ValidatingAdmissionPolicy 'p' with binding 'b' denied request: no")
+QUOTA = ApiError(403, "Forbidden", "exceeded quota: q")
+AWAY = ApiError(500, "InternalError", 'Internal error occurred: failed calling webhook "w"')
+PATCHED = {"podTemplate": {"metadata": {"annotations": {"a": "b"}}}}
+
+
+class Cluster(Api):
+    """`wrong(verb, child)` returns the error of a request; verbs are create, apply and their dry-create, dry-apply."""
+
+    def __init__(self, observed: Observed) -> None:
+        super().__init__()
+        self.wrong: Any = lambda verb, child: None
+        self.scaled: list[int] = []
+        self.scale_error: ApiError | None = None
+        written = [c if c["kind"] in WRITTEN_ONCE else stamped(c) for c in observed.children.values()]
+        for child in written:
+            self.put(child)
+
+    def _check(self, verb: str, obj: Obj) -> None:
+        if error := self.wrong(verb, obj):
+            raise error
+
+    async def create(self, obj: Obj, dry_run: bool = False) -> Obj:
+        self._check("dry-create" if dry_run else "create", obj)
+        return await super().create(obj, dry_run)
+
+    async def apply(self, obj: Obj, uid: str, dry_run: bool = False) -> Obj:
+        self._check("dry-apply" if dry_run else "apply", obj)
+        return await super().apply(obj, uid, dry_run)
+
+    async def patch_deployment_scale(self, namespace: str, name: str, uid: str, replicas: int) -> Obj:
+        if self.scale_error:
+            raise self.scale_error
+        assert self.objects[DEPLOYMENT]["metadata"]["uid"] == uid
+        self.scaled.append(replicas)
+        self.put({**self.objects[DEPLOYMENT], "spec": {**self.objects[DEPLOYMENT]["spec"], "replicas": replicas}})
+        return {"kind": "Scale"}
+
+
+def reconcile(cluster: Cluster, observed: Observed) -> Outcome:
+    """One reconcile of the resource, whose children are those of the cluster."""
+    seen = Observed(observed.service, observed.now, dict(cluster.objects), apis=observed.apis)
+    writer = Writer(cluster, Store(), lambda verb: None)  # type: ignore[arg-type]
+    return asyncio.run(
+        writer.carry_out(lambda known: plan(known, SETTINGS), lambda known: last_good(known, SETTINGS), seen)
+    )
+
+
+def content(cluster: Cluster) -> dict[Ref, Obj]:
+    """The objects without what counts their writes."""
+    found = copy.deepcopy(cluster.objects)
+    for obj in found.values():
+        obj["metadata"].pop("resourceVersion")
+    return found
+
+
+def of(kind: str, *verbs: str, error: ApiError, form: Any = lambda child: True) -> Any:
+    """Fails requests with these verbs for a kind; `form` may narrow them to some contents."""
+    return lambda verb, child: error if child["kind"] == kind and verb in verbs and form(child) else None
+
+
+def patched(child: Obj) -> bool:
+    return "a" in child["spec"]["template"]["metadata"].get("annotations", {})
+
+
+# What finds the edit wrong, and when: at the trial, or (quotas, etcd's limit) only when it is written.
+EDITS = {
+    "a value of a wrong type": of("Deployment", "dry-apply", "apply", error=TYPED, form=patched),
+    "a denial": of("Deployment", "dry-apply", "apply", error=DENIED, form=patched),
+    "a denial of the real write": of("Deployment", "apply", error=DENIED, form=patched),
+    "a workload too large for etcd": of("Deployment", "apply", error=TOO_LARGE, form=patched),
+    "a pin too large for etcd": of("ControllerRevision", "create", error=TOO_LARGE),
+    "a quota of pins": of("ControllerRevision", "create", error=QUOTA),
+    "another child": of("NetworkPolicy", "dry-create", "create", error=TYPED),
+    "a quota that only counts real writes": of("NetworkPolicy", "create", error=QUOTA),
+}
+
+
+@pytest.mark.parametrize("wrong", EDITS.values(), ids=EDITS)
+def test_of_an_edit_that_is_refused_in_part_nothing_is_left(wrong: Any) -> None:
+    observed = running(replicas=2)
+    cluster = Cluster(observed)
+    before = content(cluster)
+    cluster.wrong = wrong
+    edited = edit(observed, service={"port": 81}, networkPolicy={}, **PATCHED)
+    outcome = reconcile(cluster, edited)
+    assert list(outcome.observed.refusals.values()), "it is a refusal"
+    assert not outcome.failures
+    assert content(cluster) == before
+
+
+@pytest.mark.parametrize("name", [name for name in EDITS if "quota that" not in name])
+def test_no_other_child_was_touched_before_the_refusal(name: str) -> None:
+    observed = running()
+    cluster = Cluster(observed)
+    cluster.wrong = EDITS[name]
+    reconcile(cluster, edit(observed, service={"port": 81}, networkPolicy={}, **PATCHED))
+    assert {verb for verb, child in cluster.calls if child == "demo" and not verb.startswith("dry-")} == set()
+
+
+@pytest.mark.parametrize("wrong", EDITS.values(), ids=EDITS)
+@pytest.mark.parametrize(
+    ("change", "replicas"),
+    [
+        ({"suspend": True}, 0),
+        ({"replicas": 5}, 5),
+        ({"autoscaling": {"minReplicas": 3, "maxReplicas": 4, "targets": {"runningRequestsPerReplica": 8}}}, 2),
+    ],
+    ids=["suspend", "scale", "autoscaling of the refused edit"],
+)
+def test_replicas_follow_despite_a_refused_edit(wrong: Any, change: Obj, replicas: int) -> None:
+    """Bounds of the autoscaler are an edit like others: those of the last accepted spec hold."""
+    observed = running(replicas=2)
+    cluster = Cluster(observed)
+    cluster.wrong = wrong
+    reconcile(cluster, edit(observed, service={"port": 81}, networkPolicy={}, **PATCHED, **change))
+    assert cluster.objects[DEPLOYMENT]["spec"]["replicas"] == replicas
+
+
+TIMEOUT = ApiError(504, "Timeout", "request did not complete within requested timeout")
+ERRORS = {"webhook away": AWAY, "denied": DENIED, "quota": QUOTA, "typed": TYPED, "timeout": TIMEOUT}
+
+
+@pytest.mark.parametrize("error", ERRORS.values(), ids=ERRORS)
+@pytest.mark.parametrize(("change", "replicas"), [({"suspend": True}, 0), ({"replicas": 5}, 5)])
+def test_replicas_are_written_alone_where_no_form_of_the_workload_is_taken(
+    error: ApiError, change: Obj, replicas: int
+) -> None:
+    observed = running(replicas=2)
+    cluster = Cluster(observed)
+    cluster.wrong = of("Deployment", "dry-apply", "apply", error=error)
+    for _ in range(2):
+        outcome = reconcile(cluster, edit(observed, service={"port": 81}, **change))
+        assert cluster.scaled == [replicas], "once"
+    assert outcome.plan.replicas == replicas
+
+
+def test_replicas_are_written_before_an_error_that_the_queue_retries() -> None:
+    observed = running(replicas=2)
+    cluster = Cluster(observed)
+    cluster.wrong = of("Deployment", "dry-apply", "apply", error=AWAY)
+    edited = edit(observed, replicas=3)
+    edited.service["metadata"]["resourceVersion"] = "1"
+    store = Store()
+    store.put(DLMS, edited.service)
+    for child in cluster.objects.values():
+        store.put(kind_of(child["apiVersion"], child["kind"]), child)
+
+    async def gather(service: Obj, children: Any, pods: Any) -> Observed:
+        return replace(edited, service=service, children=children, pods=pods)
+
+    reconciler = Reconciler(cluster, store, SETTINGS, gather, Metrics(store, lambda: 0))  # type: ignore[arg-type]
+    with pytest.raises(ApiError, match="failed calling webhook"):
+        asyncio.run(reconciler.reconcile(Key("default", "demo"), patient=True))
+    assert cluster.scaled == [3]
+
+
+def test_replicas_that_are_as_asked_for_are_not_written() -> None:
+    observed = running(replicas=2)
+    cluster = Cluster(observed)
+    cluster.wrong = of("Deployment", "dry-apply", "apply", error=AWAY)
+    reconcile(cluster, edit(observed, **PATCHED))
+    assert cluster.scaled == []
+
+
+@pytest.mark.parametrize("owner", ["another's uid", ""])
+def test_replicas_of_a_foreign_deployment_are_left_alone(owner: str) -> None:
+    observed = running(replicas=2)
+    cluster = Cluster(observed)
+    cluster.objects[DEPLOYMENT]["metadata"]["ownerReferences"] = [{"uid": owner, "controller": True}] if owner else []
+    outcome = reconcile(cluster, edit(observed, replicas=7))
+    assert [problem.reason for problem in outcome.plan.problems] == ["NameConflict"]
+    assert cluster.scaled == []
+
+
+@pytest.mark.parametrize("error", [AWAY, TIMEOUT])
+def test_replicas_are_written_alone_where_no_pin_can_be_written(error: ApiError) -> None:
+    """Then the Deployment that is made of the pin is left alone as well."""
+    observed = running(replicas=2)
+    cluster = Cluster(observed)
+    cluster.wrong = of("ControllerRevision", "create", error=error)
+    outcome = reconcile(cluster, edit(observed, replicas=4, **PATCHED))
+    assert list(outcome.observed.failures.values()) == [error.message]
+    assert cluster.scaled == [4]
+    assert not patched(cluster.objects[DEPLOYMENT])
+
+
+def test_an_error_of_the_scale_subresource_is_reported_with_the_first_one() -> None:
+    observed = running(replicas=2)
+    cluster = Cluster(observed)
+    cluster.wrong = of("Deployment", "dry-apply", "apply", error=AWAY)
+    cluster.scale_error = ApiError(500, "InternalError", "the second sentence")
+    outcome = reconcile(cluster, edit(observed, replicas=3))
+    sentence = outcome.observed.failures[DEPLOYMENT]
+    assert sentence == f"{AWAY.message}; its replicas cannot be written either: the second sentence"
+
+
+@pytest.mark.parametrize(
+    "error", [ApiError(409, "Conflict", "Precondition failed: UID"), ApiError(404, "NotFound", "gone")]
+)
+def test_a_deployment_that_went_away_is_not_scaled(error: ApiError) -> None:
+    observed = running(replicas=2)
+    cluster = Cluster(observed)
+    cluster.wrong = of("Deployment", "dry-apply", "apply", error=AWAY)
+    cluster.scale_error = error
+    assert list(reconcile(cluster, edit(observed, replicas=3)).observed.failures.values()) == [AWAY.message]
+
+
+@pytest.mark.parametrize("error", ERRORS.values(), ids=ERRORS)
+@pytest.mark.parametrize("broken", ["Deployment", "Service", "PodDisruptionBudget"])
+def test_one_child_that_is_not_taken_keeps_no_other_from_being_repaired(broken: str, error: ApiError) -> None:
+    observed = running(podDisruptionBudget={}, networkPolicy={})
+    cluster = Cluster(observed)
+    drifted = [DEPLOYMENT, Ref("v1", "Service", "demo"), Ref("policy/v1", "PodDisruptionBudget", "demo-engine")]
+    drifted.append(Ref("networking.k8s.io/v1", "NetworkPolicy", "demo-engine"))
+    before = content(cluster)
+    for ref in drifted:
+        cluster.objects[ref]["metadata"]["labels"] = {"serving.unmask.dev/service": "demo"}
+    cluster.wrong = of(broken, "dry-apply", "apply", error=error)
+    outcome = reconcile(cluster, observed)
+    assert {ref.kind for ref in (*outcome.observed.refusals, *outcome.observed.failures)} == {broken}
+    after = content(cluster)
+    assert {ref.kind for ref in drifted if after[ref]["metadata"]["labels"] != before[ref]["metadata"]["labels"]} == {
+        broken
+    }
+
+
+def test_a_resource_that_was_never_accepted_gets_no_child() -> None:
+    observed = observe(resource(podDisruptionBudget={}))
+    cluster = Cluster(observed)
+    cluster.wrong = of("Deployment", "dry-create", "create", error=TYPED)
+    reconcile(cluster, observed)
+    assert cluster.objects == {}
+    assert cluster.scaled == []
+
+
+def invalid(observed: Observed) -> Observed:
+    """A restart of a spec that this operator refuses: no pin can be made, and the one there is cannot be read."""
+    service = copy.deepcopy(observed.service)
+    service["metadata"]["annotations"] = {RESTARTED_AT: "now"}
+    service["spec"]["engine"] = {"blockSize": "no number"}
+    return replace(observed, service=service)
+
+
+def unknown_pin(cluster: Cluster) -> None:
+    (pin,) = (obj for ref, obj in cluster.objects.items() if ref.kind == "ControllerRevision")
+    pin["data"] = {"format": 9}
+
+
+@pytest.mark.parametrize("spec", [lambda observed: observed, invalid], ids=["valid", "invalid"])
+@pytest.mark.parametrize(("change", "replicas"), [({"suspend": True}, 0), ({"replicas": 5}, 5)])
+def test_replicas_follow_with_a_pin_of_an_unknown_format(spec: Any, change: Obj, replicas: int) -> None:
+    observed = running(replicas=2)
+    cluster = Cluster(observed)
+    unknown_pin(cluster)
+    outcome = reconcile(cluster, spec(edit(observed, **change)))
+    assert cluster.objects[DEPLOYMENT]["spec"]["replicas"] == replicas
+    assert outcome.plan.replicas == replicas
+
+
+def test_the_bounds_of_an_autoscaler_hold_where_nothing_else_of_a_spec_can_be_used() -> None:
+    observed = running(replicas=2)
+    cluster = Cluster(observed)
+    unknown_pin(cluster)
+    scaling = {"minReplicas": 3, "maxReplicas": 4}
+    for change in (
+        {"replicas": 9, "autoscaling": scaling},
+        {"replicas": 1, "autoscaling": scaling},
+        {"replicas": None},  # one without replicas leaves them as they are
+        {"suspend": True, "replicas": None},
+        {"replicas": None},
+    ):
+        reconcile(cluster, invalid(edit(observed, **change)))
+    assert cluster.scaled == [4, 3, 0, 1]
+
+
+def test_a_spec_that_was_never_accepted_asks_for_no_replicas() -> None:
+    assert make(observe(resource(engine={"blockSize": "x"}, replicas=4))).replicas == 0

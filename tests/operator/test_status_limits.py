@@ -1,0 +1,371 @@
+"""No value from outside breaks the schema of the status or the limits of an Event."""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+from dataclasses import replace
+from datetime import UTC, datetime
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.operator.samples import make, observe, resource, running, template
+from tests.operator.structural import violations
+from tools.crd import schema
+from unmask_operator.client.errors import ApiError
+from unmask_operator.client.kinds import SERVICES
+from unmask_operator.client.store import Store
+from unmask_operator.controller.reconcile import Reconciler, Result, _event
+from unmask_operator.objects import Key, Obj, Ref
+from unmask_operator.process.metrics import Metrics
+from unmask_operator.settings import Settings
+from unmask_operator.state.observed import Adapter, Decision, Load, Observed, Told
+from unmask_operator.state.plan import Problem
+from unmask_operator.status import status
+from unmask_operator.status.limits import EVENT_REASON_LENGTH, conform, minimal, valid_reason, valid_text
+from unmask_operator.status.transitions import Event, transitions
+from unmask_operator.status.verdict import LONGEST_MESSAGE, no, unknown, yes
+
+STATUS = schema()["properties"]["status"]
+CONDITION = STATUS["properties"]["conditions"]["items"]["properties"]
+
+REASONS = {
+    "OutOfnvidia.com/gpu": "OutOfnvidiaComGpu",
+    "OutOfephemeral-storage": "OutOfephemeralStorage",
+    "OutOfamd.com/gpu-mi300x": "OutOfamdComGpuMi300x",
+    "Provider Failed to start": "ProviderFailedToStart",
+    "node lost: timeout": "nodeLost:Timeout",
+    "  Padded  ": "Padded",
+    "Trailing:": "Trailing",
+    ":leading": "leading",
+    "429 Too Many Requests": "Reason429TooManyRequests",
+    "ошибка": "Unknown",
+    "": "Unknown",
+    "...": "Unknown",
+    "a\nb": "aB",
+    "Valid_Reason:With,Parts": "Valid_Reason:With,Parts",
+}
+
+
+@pytest.mark.parametrize(("reason", "valid"), REASONS.items())
+def test_a_foreign_reason_becomes_a_valid_one_and_stands_in_the_message(reason: str, valid: str) -> None:
+    assert valid_reason(reason) == valid
+    for made in (no(reason, "the pod failed"), unknown(reason, "the pod failed"), yes(reason, "the pod failed")):
+        assert made.reason == valid
+        assert made.message.startswith("the pod failed")
+        assert valid == reason or " ".join(reason.split()) in made.message
+
+
+@given(st.text(max_size=3000))
+def test_every_reason_is_valid_for_a_condition_and_an_event(reason: str) -> None:
+    valid = valid_reason(reason)
+    assert list(violations(CONDITION["reason"], valid)) == []
+    assert len(valid.encode()) <= EVENT_REASON_LENGTH
+    assert valid_reason(valid) == valid, "a valid one stays"
+
+
+@given(st.text(max_size=3000), st.text(max_size=3000))
+def test_a_message_with_the_original_reason_is_bounded(reason: str, message: str) -> None:
+    made = no(reason, message)
+    assert len(made.message) <= LONGEST_MESSAGE
+    made.message.encode()
+
+
+ANY = st.text(st.characters(), max_size=1200)  # surrogates included: JSON may hold them
+NAMES = st.one_of(ANY, st.sampled_from([*REASONS, "CrashLoopBackOff", "ErrImagePull", "Evicted", "OOMKilled"]))
+TIMES = st.datetimes(datetime(2025, 1, 1), datetime(2027, 1, 1)).map(lambda t: t.strftime("%Y-%m-%dT%H:%M:%SZ"))
+BOOLS = st.booleans()
+
+
+def some(**members: st.SearchStrategy[Any]) -> st.SearchStrategy[Obj]:
+    """An object with any of the members."""
+    return st.fixed_dictionaries({}, optional=members)
+
+
+ENDED = some(reason=NAMES, message=ANY, exitCode=st.integers(-1, 255), startedAt=TIMES, finishedAt=TIMES)
+STATE = st.one_of(
+    st.fixed_dictionaries({"waiting": some(reason=NAMES, message=ANY)}),
+    st.fixed_dictionaries({"running": some(startedAt=TIMES)}),
+    st.fixed_dictionaries({"terminated": ENDED}),
+    st.just({}),
+)
+CONTAINER = st.fixed_dictionaries(
+    {"name": st.one_of(st.just("main"), ANY), "ready": BOOLS, "restartCount": st.integers(0, 2**31 - 1)},
+    optional={
+        "image": ANY,
+        "imageID": ANY,
+        "started": BOOLS,
+        "state": STATE,
+        "lastState": st.one_of(st.just({}), st.fixed_dictionaries({"terminated": ENDED})),
+    },
+)
+POD_CONDITION = st.fixed_dictionaries(
+    {"type": st.sampled_from(["Ready", "PodScheduled", "ContainersReady", "example.com/gate"])},
+    optional={"status": st.sampled_from(["True", "False", "Unknown"]), "reason": NAMES, "message": ANY}
+    | {"lastTransitionTime": TIMES},
+)
+POD_STATUS = some(
+    phase=st.sampled_from(["Pending", "Running", "Failed", "Succeeded", "Unknown"]),
+    reason=NAMES,
+    message=ANY,
+    startTime=TIMES,
+    podIP=st.just("10.0.0.1"),
+    conditions=st.lists(POD_CONDITION, max_size=4, unique_by=lambda c: c["type"]),
+    containerStatuses=st.lists(CONTAINER, max_size=3),
+    initContainerStatuses=st.lists(CONTAINER, max_size=2),
+)
+DEPLOYMENT_CONDITION = st.fixed_dictionaries(
+    {"type": st.sampled_from(["Progressing", "ReplicaFailure", "Available"])},
+    optional={"status": st.sampled_from(["True", "False", "Unknown"]), "reason": NAMES, "message": ANY},
+)
+DEPLOYMENT_STATUS = some(
+    conditions=st.lists(DEPLOYMENT_CONDITION, max_size=3, unique_by=lambda c: c["type"]),
+    observedGeneration=st.integers(0, 5),
+    replicas=st.integers(0, 9),
+    updatedReplicas=st.integers(0, 9),
+    readyReplicas=st.integers(0, 9),
+)
+HPA_CONDITION = st.fixed_dictionaries(
+    {"type": st.sampled_from(["AbleToScale", "ScalingActive"]), "status": st.sampled_from(["True", "False"])},
+    optional={"message": ANY},
+).flatmap(lambda c: NAMES.map(lambda reason: {**c, "reason": reason}))
+SCALING = {"maxReplicas": 3, "targets": {"runningRequestsPerReplica": 8}}
+SPECS = st.sampled_from(
+    [
+        {},
+        {"autoscaling": SCALING},
+        {"autoscaling": {**SCALING, "provider": "HPA"}},
+        {"lora": {"adapters": [{"name": "a", "uri": "demo://a"}]}},
+        {"model": {"uri": "hf://org/name"}},
+        {"service": {"type": "LoadBalancer"}},
+        {"gpu": {}},
+    ]
+)
+
+
+POD_EVENT = st.builds(Told, NAMES, ANY, BOOLS)
+
+
+@st.composite
+def worlds(draw: st.DrawFn) -> Observed:
+    """A resource whose children, pods and all other sources hold arbitrary values of the right types."""
+    observed = running(**draw(SPECS))
+    children = copy.deepcopy(dict(observed.children))
+    for ref, child in children.items():
+        child["metadata"].update(generation=1, uid=f"uid-{ref.kind}")
+        if ref.kind == "Deployment":
+            child["status"] = draw(DEPLOYMENT_STATUS)
+        if ref.kind == "HorizontalPodAutoscaler":
+            conditions = draw(st.lists(HPA_CONDITION, max_size=2, unique_by=lambda c: c["type"]))
+            child["status"] = {"conditions": conditions}
+    observed = replace(observed, children=children)
+    made = template(make(observed))
+    pods = [
+        {
+            "metadata": {
+                "name": f"demo-p{i}",
+                "namespace": "default",
+                "uid": f"p{i}",
+                "labels": made["metadata"]["labels"],
+                "creationTimestamp": "2026-01-02T03:00:00Z",
+            },
+            "spec": {**made["spec"], **draw(st.sampled_from([{}, {"nodeName": "n"}]))},
+            "status": pod_status,
+        }
+        for i, pod_status in enumerate(draw(st.lists(POD_STATUS, max_size=3)))
+    ]
+    uids = [pod["metadata"]["uid"] for pod in pods]
+    adapter = st.builds(Adapter, st.one_of(ANY, st.just("demo://a")), st.sampled_from(["ready", "failed"]), ANY)
+    sources = {
+        "loads": {uid: Load(draw(ANY), draw(st.floats(0, 100))) for uid in uids if draw(BOOLS)},
+        "revisions": {uid: draw(ANY) for uid in uids if draw(BOOLS)},
+        "adapters": {uid: {"a": draw(adapter)} for uid in uids if draw(BOOLS)},
+        "told": {uid: draw(st.lists(POD_EVENT, max_size=3)) for uid in uids if draw(BOOLS)},
+        "decision": draw(st.one_of(st.none(), st.builds(Decision, st.integers(0, 9), ANY, BOOLS))),
+        "refusals": {Ref("v1", "Service", "demo"): draw(ANY)} if draw(BOOLS) else {},
+        "failures": {Ref("v1", "Service", "demo"): draw(ANY)} if draw(BOOLS) else {},
+    }
+    return replace(observed, pods=pods, **sources)
+
+
+@settings(max_examples=150, deadline=None)
+@given(worlds())
+def test_every_status_is_one_that_the_schema_accepts(observed: Observed) -> None:
+    new = status(observed, make(observed))
+    assert list(violations(STATUS, new)) == []
+    assert list(violations(STATUS, minimal(new))) == []
+    assert status(observed, make(observed)) == new
+    for event in transitions({}, new):
+        check_event(event)
+
+
+@given(st.builds(Event, st.sampled_from(["Normal", "Warning"]), NAMES, ANY), ANY)
+def test_every_event_is_within_the_limits(event: Event, pod_name: str) -> None:
+    check_event(event, pod_name)
+
+
+def check_event(event: Event, pod_name: str = "operator-0") -> None:
+    written = _event(resource(), event, pod_name, datetime.now(UTC))
+    for member in ("reason", "action", "reportingController", "reportingInstance"):
+        assert len(written[member].encode()) <= 128, member
+    assert written["reason"]
+    assert len(written["note"].encode()) <= 1024
+
+
+def test_a_status_with_values_of_any_length_is_made_to_fit() -> None:
+    long = "x" * 50_000
+    found = {
+        "type": "Ready",
+        "status": "True",
+        "reason": long,
+        "message": long,
+        "lastTransitionTime": "2026-01-01T00:00:00Z",
+    }
+    entry = {"name": long, "ready": 0, "total": 0, "failed": 0, "message": long}
+    made = conform(
+        {
+            "conditions": [found],
+            "url": long,
+            "modelName": long,
+            "model": {"revision": long},
+            "resolvedImage": f"registry.example.com/{long}",
+            "currentRevision": long,
+            "modelLoad": {"phase": long, "percent": 3},
+            "autoscaling": {"desired": 1, "reason": long},
+            "adapters": [{**entry, "name": str(i)} for i in range(2000)],
+        }
+    )
+    assert list(violations(STATUS, made)) == []
+    assert made["resolvedImage"].startswith("registry.example.com/xxx")
+    assert made["resolvedImage"].endswith("…")
+
+
+def test_text_that_no_utf8_can_hold_is_replaced() -> None:
+    assert valid_text("a\ud800b", 9) == "a?b"
+    assert valid_text("0123456789", 5) == "0123…"
+
+
+def test_a_problem_with_a_strange_reason_is_made_valid() -> None:
+    observed = observe(resource())
+    made = replace(make(observed), problems=(Problem("UpToDate", "not a reason", "a sentence"),))
+    found = {c["type"]: c for c in status(observed, made)["conditions"]}["UpToDate"]
+    assert (found["reason"], found["message"]) == ("notAReason", "a sentence (not a reason)")
+
+
+# A status that is refused all the same
+
+KEY = Key("default", "demo")
+REFUSED = ApiError(422, "Invalid", "status.conditions[0].reason: Invalid value")
+
+
+class Api:
+    """Refuses statuses with `error` while `refuses(patch)`; keeps the status, the patches and the Events."""
+
+    def __init__(self, service: Obj) -> None:
+        self.service, self.patches, self.events, self.version = service, list[Obj](), list[Obj](), 1
+        self.refuses: Any = lambda patch: "url" in patch
+        self.error = REFUSED
+
+    async def create(self, obj: Obj, dry_run: bool = False) -> Obj:
+        if obj["kind"] == "Event":
+            self.events.append(obj)
+        self.version += 1
+        return {**obj, "metadata": {"uid": "a-child's", **obj["metadata"], "resourceVersion": str(self.version)}}
+
+    async def patch_status(self, namespace: str, name: str, uid: str, patch: Obj) -> Obj:
+        if self.refuses(patch):
+            raise self.error
+        self.patches.append(patch)
+        self.version += 1
+        merged = {**self.service.get("status", {}), **patch}
+        self.service = {**self.service, "status": {m: v for m, v in merged.items() if v is not None}}
+        self.service["metadata"] = {**self.service["metadata"], "resourceVersion": str(self.version)}
+        return self.service
+
+
+class Operator:
+    """A reconciler of one resource over `Api`."""
+
+    def __init__(self) -> None:
+        service = resource(replicas=3)
+        service["metadata"]["resourceVersion"] = "1"
+        self.store = Store()
+        self.store.put(SERVICES, service)
+        self.api = Api(service)
+        self.metrics = Metrics(self.store, lambda: 0)
+        self.reconciler = Reconciler(self.api, self.store, Settings(), self._observe, self.metrics)  # type: ignore[arg-type]
+
+    async def _observe(self, service: Obj, children: Any, pods: Any) -> Observed:
+        return Observed(service, datetime.now(UTC), children, pods)
+
+    def reconcile(self) -> Result:
+        return asyncio.run(self.reconciler.reconcile(KEY))
+
+    @property
+    def refused(self) -> float | None:
+        return self.metrics.registry.get_sample_value("unmask_operator_status_refusals_total")
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        REFUSED,
+        ApiError(400, "BadRequest", "strict decoding error"),
+        ApiError(413, "RequestEntityTooLarge", "limit is 3145728"),
+        ApiError(403, "Forbidden", "ValidatingAdmissionPolicy 'p' denied request: no url"),
+        ApiError(500, "Unknown", "etcdserver: request is too large"),
+    ],
+    ids=lambda error: str(error.status),
+)
+def test_a_refused_status_is_replaced_by_a_minimal_one(error: ApiError) -> None:
+    operator = Operator()
+    operator.api.error = error
+    result = operator.reconcile()
+    assert result.refused, "it is tried again"
+    (patch,) = operator.api.patches
+    assert patch.keys() == {
+        "observedGeneration",
+        "replicas",
+        "readyReplicas",
+        "updatedReplicas",
+        "selector",
+        "conditions",
+    }
+    assert list(violations(STATUS, patch)) == []
+    assert "Ready" in {condition["type"] for condition in patch["conditions"]}
+    assert operator.refused == 1
+    (event,) = [event for event in operator.api.events if event["reason"] == "StatusRefused"]
+    assert error.message in event["note"]
+    assert event["type"] == "Warning"
+
+
+def test_a_refusal_that_lasts_is_reported_once_and_ends() -> None:
+    operator = Operator()
+    for count in (1, 2, 3):
+        assert operator.reconcile().refused
+        assert operator.refused == count
+    assert len(operator.api.patches) == 1, "the minimal status is written once"
+    assert [event["reason"] for event in operator.api.events].count("StatusRefused") == 1
+    operator.api.refuses = lambda patch: False
+    operator.store.put(SERVICES, operator.api.service, answered=True)
+    assert not operator.reconcile().refused
+    assert "url" in operator.api.service["status"]
+    operator.api.refuses = lambda patch: True
+    stored = copy.deepcopy(operator.api.service)
+    stored["metadata"] |= {"generation": 2, "resourceVersion": "99"}
+    operator.store.put(SERVICES, stored)
+    with pytest.raises(ApiError, match="Invalid value"):
+        operator.reconcile()
+    assert [event["reason"] for event in operator.api.events].count("StatusRefused") == 2
+
+
+def test_a_status_that_fails_without_a_verdict_is_no_refusal() -> None:
+    operator = Operator()
+    operator.api.error = ApiError(503, "ServiceUnavailable", "later")
+    with pytest.raises(ApiError):
+        operator.reconcile()
+    assert operator.refused == 0
+    assert not [event for event in operator.api.events if event["reason"] == "StatusRefused"]
