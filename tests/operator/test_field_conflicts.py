@@ -363,6 +363,20 @@ def test_replicas_of_a_refused_edit_back_off_too() -> None:
     assert world.scaled[-1] == 0, "another number is no repair"
 
 
+def test_a_pause_holds_for_the_last_accepted_form_of_a_refused_edit_too() -> None:
+    world = World(replicas=2)
+    world.wrong = of("Deployment", "dry-apply", "apply", error=DENIED, form=patched)
+    world.edit(**PATCHED)
+    ref, change, fields, _ = CHANGES["replicas"]
+    for _ in range(40):
+        world.now += 0.5
+        world.change(ref, change, fields)
+        world.reconcile()
+    assert world.scaled == []
+    assert world.applied() < 12
+    assert world.up_to_date["reason"] == "FieldConflict"
+
+
 @pytest.mark.parametrize("ref", [SERVICE, DEPLOYMENT])
 def test_a_child_that_is_deleted_again_and_again_is_reported_and_created_each_time(ref: Ref) -> None:
     world = World()

@@ -21,6 +21,7 @@ from unmask_operator.objects import RESTARTED_AT, Key, Obj, Ref
 from unmask_operator.process.metrics import Metrics
 from unmask_operator.state.observed import Observed
 from unmask_operator.state.plan import last_good, plan
+from unmask_operator.status import status
 
 DEPLOYMENT = Ref("apps/v1", "Deployment", "demo")
 TYPED = ApiError(500, "Unknown", "failed to create typed patch object (default/demo; apps/v1, Kind=Deployment): .x")
@@ -250,6 +251,31 @@ def test_one_child_that_is_not_taken_keeps_no_other_from_being_repaired(broken: 
     assert {ref.kind for ref in drifted if after[ref]["metadata"]["labels"] != before[ref]["metadata"]["labels"]} == {
         broken
     }
+
+
+@pytest.mark.parametrize("verbs", [("dry-create", "create"), ("create",)])
+def test_a_pin_that_is_repaired_is_never_withdrawn(verbs: tuple[str, ...]) -> None:
+    """It was accepted long ago, whatever is refused now."""
+    observed = running(networkPolicy={})
+    cluster = Cluster(observed)
+    (pin,) = (ref for ref in cluster.objects if ref.kind == "ControllerRevision")
+    cluster.objects[pin]["metadata"]["labels"] = {"serving.unmask.dev/service": "demo"}
+    del cluster.objects[Ref("networking.k8s.io/v1", "NetworkPolicy", "demo-engine")]
+    cluster.wrong = of("NetworkPolicy", *verbs, error=QUOTA)
+    reconcile(cluster, observed)
+    assert len(cluster.objects[pin]["metadata"]["labels"]) > 1, "it is repaired"
+
+
+def test_refusals_and_failures_are_reported_together() -> None:
+    observed = running()
+    service, budget = Ref("v1", "Service", "demo"), Ref("policy/v1", "PodDisruptionBudget", "demo-engine")
+    observed = replace(observed, refusals={service: "no"}, failures={budget: "away"})
+    (found,) = (c for c in status(observed, make(observed))["conditions"] if c["type"] == "Accepted")
+    assert (found["status"], found["reason"]) == ("False", "Refused")
+    assert found["message"] == (
+        "Service demo was refused: no; "
+        "the API server failed on PodDisruptionBudget demo-engine: away; it is tried again"
+    )
 
 
 def test_a_resource_that_was_never_accepted_gets_no_child() -> None:

@@ -49,6 +49,7 @@ class Outcome:
         failures: children on which the API server gave no verdict. They are left alone this time, all others written.
         refused: children as the API server refused them; each is tried once.
         written: children that were created or applied.
+        created: those of them that were created.
     """
 
     plan: Plan
@@ -57,6 +58,7 @@ class Outcome:
     failures: dict[Ref, ApiError] = field(default_factory=dict)
     refused: dict[Ref, list[Obj]] = field(default_factory=dict)
     written: dict[Ref, Obj] = field(default_factory=dict)
+    created: dict[Ref, Obj] = field(default_factory=dict)
 
     @property
     def key(self) -> Key:
@@ -153,7 +155,7 @@ class Writer:
         The newest one has to be the last accepted spec. A dry run does not find everything: it does not reach etcd,
         which limits the size of objects.
         """
-        for ref, pin in outcome.written.items():
+        for ref, pin in outcome.created.items():
             if ref.kind not in WRITTEN_ONCE or ref not in outcome.observed.children:
                 continue
             kind, meta = kind_of(ref.api_version, ref.kind), pin["metadata"]
@@ -180,9 +182,9 @@ class Writer:
         replicas = outcome.plan.replicas
         if (live.get("spec") or {}).get("replicas", replicas) == replicas:
             return
-        planned = any(Ref.of(child) == ref for child in outcome.plan.children)
-        if planned and not outcome.leaves(ref) and ref not in outcome.refused:
-            return  # its repair is held back
+        planned = next((_written_form(child) for child in outcome.plan.children if Ref.of(child) == ref), None)
+        if planned is not None and not outcome.skips(planned):
+            return  # nothing but the pause of a conflict keeps it from being written
         if self.conflicts.is_scale_held(outcome.key, ref, replicas):
             return
         try:
@@ -277,6 +279,8 @@ class Writer:
             self.store.put(kind_of(ref.api_version, ref.kind), written)
             self.count("create" if live is None else "apply")
             outcome.written[ref] = written
+            if live is None:
+                outcome.created[ref] = written
             self.conflicts.note_write(outcome.key, child, live, written)
             outcome.observed = _News(children={ref: written}).told(outcome.observed)
             outcome.writes += 1

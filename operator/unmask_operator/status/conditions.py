@@ -16,10 +16,13 @@ NEEDED = ("Accepted", "Scheduled", "ModelLoaded", "RolloutComplete", "Available"
 def accepted(facts: Facts) -> Verdict:
     """The spec can be had, and the API server took every object made of it."""
     refusals, failures = sorted(facts.observed.refusals.items()), sorted(facts.observed.failures.items())
-    if said := [f"{ref.kind} {ref.name} was refused: {reason}" for ref, reason in refusals]:
-        return no("Refused", "; ".join(said))
-    if failed := [f"{ref.kind} {ref.name}: {reason}" for ref, reason in failures]:
-        return unknown("ApiError", f"the API server failed on {'; '.join(failed)}; it is tried again")
+    refused = "; ".join(f"{ref.kind} {ref.name} was refused: {reason}" for ref, reason in refusals)
+    failed = "; ".join(f"{ref.kind} {ref.name}: {reason}" for ref, reason in failures)
+    failed = f"the API server failed on {failed}; it is tried again" if failed else ""
+    if refused:
+        return no("Refused", f"{refused}; {failed}" if failed else refused)
+    if failed:
+        return unknown("ApiError", failed)
     valid = "the spec is valid and applied"
     if fields := ", ".join(facts.plan.ignored):
         valid += f", but for what this operator does not know and ignores: {fields}"

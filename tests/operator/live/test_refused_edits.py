@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import secrets
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -154,6 +155,7 @@ def test_replicas_follow_where_admission_takes_no_form_of_the_workload(
         )
         assert spec_of(admin, "Deployment", namespace)["template"] == live["spec"]["template"]
     assert operator.metric('unmask_operator_writes_total{verb="scale"}') >= 4
+    admin.wait("admission takes updates again", lambda: updates(admin, live))
     admin.patch(resource, {"spec": {"engine": {"maxNumReqs": 6}}})
     wait_condition(admin, resource, "Accepted", "True")
     assert read(admin, resource)["spec"]["replicas"] == spec_of(admin, "Deployment", namespace)["replicas"] == 1
@@ -162,8 +164,7 @@ def test_replicas_follow_where_admission_takes_no_form_of_the_workload(
 def updates(admin: Kube, live: Obj) -> bool:
     """Whether the API server, which learns of admission by a watch, takes an update of the Deployment."""
     try:
-        admin.patch(live, {"metadata": {"annotations": {"probe": None}, "labels": {"probe": "x"}}})
+        admin.patch(live, {"metadata": {"labels": {"probe": secrets.token_hex(4)}}})
     except ApiError:
         return False
-    admin.patch(live, {"metadata": {"labels": {"probe": None}}})
     return True
