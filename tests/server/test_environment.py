@@ -8,6 +8,8 @@ import sys
 
 import pytest
 
+from tests.wait import TIMEOUT
+
 VARIABLE = "TOKENIZERS_PARALLELISM"
 IMPORTED = f"""
 import os, sys, runtime, runtime.text, runtime.text.tokenizer
@@ -25,7 +27,7 @@ def listen(host, port):
     print(os.environ.get({VARIABLE!r}))
     sys.exit()
 
-serve._listen = listen
+serve.listen = listen
 serve.run(ServerConfig())
 """
 
@@ -40,7 +42,9 @@ def test_only_the_server_keeps_the_tokenizers_library_to_one_thread(
     environment = {name: value for name, value in os.environ.items() if name != VARIABLE}
     if given is not None:
         environment[VARIABLE] = given
-    done = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True)
+    done = subprocess.run(
+        [sys.executable, "-c", program], env=environment, capture_output=True, text=True, timeout=TIMEOUT
+    )
     assert done.stdout.strip() == found, done.stderr
 
 
