@@ -1,7 +1,7 @@
 """Drift: does a live object still say everything that we want of it?"""
 
 from collections.abc import Iterator, Mapping, Sequence
-from decimal import Decimal, InvalidOperation
+from decimal import Decimal
 from typing import Any, NamedTuple
 
 from unmask_operator.render import merge
@@ -130,6 +130,6 @@ def quantity(value: Any) -> Decimal | None:
             break
     try:
         number = Decimal(text) * factor
-    except InvalidOperation:
+    except ArithmeticError:  # no number, or an exponent that Decimal cannot hold
         return None
     return number if number.is_finite() else None
