@@ -70,6 +70,24 @@ def test_selectors_and_peers_are_as_wanted_and_no_more() -> None:
     )
 
 
+@pytest.mark.parametrize(
+    ("member", "key"),
+    [
+        ("topologySpreadConstraints", "topologyKey"),
+        ("hostAliases", "ip"),
+        ("resourceClaims", "name"),
+        ("schedulingGates", "name"),
+        ("volumeDevices", "devicePath"),
+    ],
+)
+def test_entries_that_others_added_to_a_list_by_key_are_no_drift(member: str, key: str) -> None:
+    """Server-side apply keeps them, so that a repair could never remove them."""
+    own, foreign = {key: "a", "x": 1}, {key: "b", "x": 2}
+    assert not differs({member: [own]}, {member: [foreign, own]})
+    assert differs({member: [own]}, {member: [foreign]})
+    assert differs({member: [own]}, {member: [{**own, "x": 2}]})
+
+
 def test_ports_of_one_number_are_told_apart() -> None:
     both = [{"containerPort": 53, "protocol": "TCP"}, {"containerPort": 53, "protocol": "UDP"}]
     assert not differs({"ports": both}, {"ports": copy.deepcopy(both)})

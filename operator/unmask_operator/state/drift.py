@@ -21,6 +21,11 @@ LIST_KEYS: Mapping[str, tuple[str, ...]] = {
     **{member: (key,) for member, key in merge.LIST_KEYS.items()},
     "ports": ("containerPort", "port"),  # of a container, of a Service
     "ownerReferences": ("uid",),
+    "topologySpreadConstraints": ("topologyKey",),
+    "hostAliases": ("ip",),
+    "resourceClaims": ("name",),
+    "schedulingGates": ("name",),
+    "volumeDevices": ("devicePath",),
 }
 _SUFFIXES = {
     **{s: Decimal(1024) ** i for i, s in enumerate(("Ki", "Mi", "Gi", "Ti", "Pi", "Ei"), start=1)},
