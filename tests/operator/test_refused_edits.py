@@ -22,6 +22,7 @@ from unmask_operator.process.metrics import Metrics
 from unmask_operator.state.observed import Observed
 from unmask_operator.state.plan import last_good, plan
 
+KEY = Key("default", "demo")
 DEPLOYMENT = Ref("apps/v1", "Deployment", "demo")
 TYPED = ApiError(500, "Unknown", "failed to create typed patch object (default/demo; apps/v1, Kind=Deployment): .x")
 TOO_LARGE = ApiError(500, "Unknown", "etcdserver: request is too large")
@@ -64,10 +65,10 @@ class Cluster(Api):
         return {"kind": "Scale"}
 
 
-def reconcile(cluster: Cluster, observed: Observed) -> Outcome:
-    """One reconcile of the resource, whose children are those of the cluster."""
+def reconcile(cluster: Cluster, observed: Observed, writer: Writer | None = None) -> Outcome:
+    """One reconcile of the resource, whose children are those of the cluster; by default of a new leader."""
     seen = Observed(observed.service, observed.now, dict(cluster.objects), apis=observed.apis)
-    writer = Writer(cluster, Store(), lambda verb: None)  # type: ignore[arg-type]
+    writer = writer or Writer(cluster, Store(), lambda verb: None)  # type: ignore[arg-type]
     return asyncio.run(
         writer.carry_out(lambda known: plan(known, SETTINGS), lambda known: last_good(known, SETTINGS), seen)
     )
@@ -123,6 +124,48 @@ def test_no_other_child_was_touched_before_the_refusal(name: str) -> None:
     cluster.wrong = EDITS[name]
     reconcile(cluster, edit(observed, service={"port": 81}, networkPolicy={}, **PATCHED))
     assert {verb for verb, child in cluster.calls if child == "demo" and not verb.startswith("dry-")} == set()
+
+
+def test_an_edit_that_only_real_writes_refuse_rolls_no_pod_again_at_each_retry() -> None:
+    """Otherwise each retry changes the Deployment and changes it back. Updates of its status cause the next one."""
+    observed = running(replicas=2)
+    cluster = Cluster(observed)
+    cluster.wrong = EDITS["a quota that only counts real writes"]
+    edited = edit(observed, networkPolicy={}, **PATCHED)
+    writer = Writer(cluster, Store(), lambda verb: None)  # type: ignore[arg-type]
+    assert reconcile(cluster, edited, writer).observed.refusals
+    cluster.calls.clear()
+    for _ in range(3):
+        assert reconcile(cluster, edited, writer).observed.refusals
+    assert not [verb for verb, _ in cluster.calls if verb in ("apply", "delete")]
+    cluster.wrong = lambda verb, child: None
+    assert not reconcile(cluster, edited, writer).observed.refusals
+    assert patched(cluster.objects[DEPLOYMENT])
+    assert "NetworkPolicy" in {ref.kind for ref in cluster.objects}
+    assert not writer.refused_writes
+    writer.refused_writes[KEY] = {DEPLOYMENT}
+    writer.forget(KEY)
+    assert not writer.refused_writes
+
+
+@pytest.mark.parametrize(
+    "name", ["a denial of the real write", "a workload too large for etcd", "a pin too large for etcd"]
+)
+def test_retries_of_a_refused_edit_write_nothing_but_the_pin(name: str) -> None:
+    observed = running()
+    cluster = Cluster(observed)
+    cluster.wrong = EDITS[name]
+    edited = edit(observed, serviceAccount={"annotations": {"a": "b"}}, **PATCHED)
+    writer = Writer(cluster, Store(), lambda verb: None)  # type: ignore[arg-type]
+    reconcile(cluster, edited, writer)
+    cluster.calls.clear()
+    reconcile(cluster, edited, writer)
+    written = [call for call in cluster.calls if not call[0].startswith("dry-")]
+    assert written in ([], [("create", "demo-r2"), ("delete", "demo-r2")])
+    cluster.wrong = lambda verb, child: None
+    cluster.calls.clear()
+    reconcile(cluster, edited, writer)
+    assert [name for verb, name in cluster.calls if not verb.startswith("dry-")][:2] == ["demo-r2", "demo"]
 
 
 @pytest.mark.parametrize("wrong", EDITS.values(), ids=EDITS)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
 
 from unmask_operator.client.client import Client
@@ -110,12 +110,20 @@ class Writer:
         store: gets every object that was written.
         count: called with the verb of each write.
         conflicts: which fields something else keeps changing.
+        refused_writes: by resource, children whose last write was refused although their dry run was not. They are
+            written first, so that each retry of the edit does not roll pods to its template and back.
     """
 
     client: Client
     store: Store
     count: Callable[[str], None]
     conflicts: FieldConflicts = field(default_factory=FieldConflicts)
+    refused_writes: dict[Key, set[Ref]] = field(default_factory=dict)
+
+    def forget(self, key: Key) -> None:
+        """Drops what is in memory of a resource."""
+        self.conflicts.forget(key)
+        self.refused_writes.pop(key, None)
 
     async def carry_out(self, make_plan: MakePlan, last_good: MakePlan, observed: Observed) -> Outcome:
         """Writes what differs, and deletes what the plan does not have.
@@ -128,6 +136,8 @@ class Writer:
             ApiError: the API server as a whole does not answer.
         """
         outcome = await self._rounds(make_plan, last_good, observed)
+        if not outcome.observed.refusals:
+            self.refused_writes.pop(outcome.key, None)
         await self._scale(outcome)
         outcome.observed = replace(outcome.observed, conflicts=self.conflicts.of(outcome.key))
         return outcome
@@ -204,7 +214,8 @@ class Writer:
         live = outcome.observed.children
         planned = [_written_form(child) for child in outcome.plan.children]
         changes = [child for child in planned if Ref.of(child) not in live or differs(child, live[Ref.of(child)])]
-        changes = [child for child in _ordered(changes, outcome.observed) if not self._skips(outcome, child)]
+        ordered = _ordered(changes, outcome.observed, self.refused_writes.get(outcome.key, frozenset()))
+        changes = [child for child in ordered if not self._skips(outcome, child)]
         trials = [child for child in changes[1:] if child["kind"] not in WRITTEN_ONCE]
         for child in changes:
             standing = live.get(Ref.of(child))
@@ -271,6 +282,8 @@ class Writer:
             if error.refusal:
                 log.warning("%s %s was refused: %s", ref.kind, ref.name, error, extra={"service": outcome.key})
                 outcome.refused.setdefault(ref, []).append(child)
+                if not dry_run:
+                    self.refused_writes.setdefault(outcome.key, set()).add(ref)
                 return _News(refusals={ref: error.message})
             raise
         if not dry_run:
@@ -307,19 +320,24 @@ def _written_form(child: Obj) -> Obj:
     return child if child["kind"] in WRITTEN_ONCE else stamped(child)
 
 
-def _ordered(changes: list[Obj], observed: Observed) -> list[Obj]:
+def _ordered(changes: list[Obj], observed: Observed, refused: Collection[Ref]) -> list[Obj]:
     """The order of writing changes.
 
     Creating a resource keeps the order of rendering: what pods need comes before them. In an edit what pods need is
     followed by the pin and the Deployment, the most likely ones to be refused: then nothing else was changed yet.
+    Children in `refused` come before all others, the pin and the Deployment together.
     """
     name = observed.service["metadata"]["name"]
+    kinds = TOGETHER if any(ref.kind in TOGETHER for ref in refused) else ()
+    changes = sorted(changes, key=lambda child: Ref.of(child) not in refused and child["kind"] not in kinds)
     if Ref("apps/v1", "Deployment", name) not in observed.children:
         return changes
 
     def position(child: Obj) -> int:
         needed = child["kind"] in ("ServiceAccount", "ConfigMap")
         follows_list = child["metadata"]["name"] == adapters_config(name) and Ref.of(child) in observed.children
+        if Ref.of(child) in refused or child["kind"] in kinds:
+            return -1
         return 0 if needed and not follows_list else 1 if child["kind"] in TOGETHER else 2
 
     return sorted(changes, key=position)
