@@ -154,6 +154,7 @@ def test_replicas_follow_where_admission_takes_no_form_of_the_workload(
         )
         assert spec_of(admin, "Deployment", namespace)["template"] == live["spec"]["template"]
     assert operator.metric('unmask_operator_writes_total{verb="scale"}') >= 4
+    admin.wait("admission takes updates again", lambda: updates(admin, live))
     admin.patch(resource, {"spec": {"engine": {"maxNumReqs": 6}}})
     wait_condition(admin, resource, "Accepted", "True")
     assert read(admin, resource)["spec"]["replicas"] == spec_of(admin, "Deployment", namespace)["replicas"] == 1
