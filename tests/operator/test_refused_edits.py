@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tests.operator.samples import SETTINGS, edit, make, observe, resource, running
+from tests.operator.samples import SETTINGS, edit, make, observe, resource, running, settled
 from tests.operator.test_writes import Api
 from unmask_operator.client.errors import ApiError
 from unmask_operator.client.kinds import SERVICES as DLMS
@@ -19,6 +19,7 @@ from unmask_operator.controller.reconcile import Reconciler
 from unmask_operator.controller.writes import WRITTEN_ONCE, Outcome, Writer, stamped
 from unmask_operator.objects import RESTARTED_AT, Key, Obj, Ref
 from unmask_operator.process.metrics import Metrics
+from unmask_operator.state.drift import clashes
 from unmask_operator.state.observed import Observed
 from unmask_operator.state.plan import last_good, plan
 
@@ -293,6 +294,91 @@ def test_one_child_that_is_not_taken_keeps_no_other_from_being_repaired(broken: 
     assert {ref.kind for ref in drifted if after[ref]["metadata"]["labels"] != before[ref]["metadata"]["labels"]} == {
         broken
     }
+
+
+def port_of_the_service(obj: Obj) -> None:
+    obj["spec"]["ports"][0]["port"] = 8080
+
+
+def port_of_the_engine(obj: Obj) -> None:
+    containers = obj["spec"]["template"]["spec"]["containers"]
+    containers[0]["ports"][0]["containerPort"] = 8001
+    containers.insert(0, {"name": "sidecar", "ports": [{"containerPort": 9}]})
+
+
+def probe(obj: Obj) -> None:
+    readiness = obj["spec"]["template"]["spec"]["containers"][0]["readinessProbe"]
+    del readiness["httpGet"]
+    readiness["exec"] = {"command": ["true"]}
+
+
+def variable(obj: Obj) -> None:
+    entry = next(e for e in obj["spec"]["template"]["spec"]["containers"][0]["env"] if "value" in e)
+    del entry["value"]
+    entry["valueFrom"] = {"fieldRef": {"fieldPath": "metadata.name"}}
+
+
+def volume(obj: Obj) -> None:
+    entry = next(e for e in obj["spec"]["template"]["spec"]["volumes"] if "emptyDir" in e)
+    del entry["emptyDir"]
+    entry["hostPath"] = {"path": "/x"}
+
+
+def budget(obj: Obj) -> None:
+    del obj["spec"]["maxUnavailable"]
+    obj["spec"]["minAvailable"] = 1
+
+
+ALTERNATIVES: dict[str, tuple[Ref, Any]] = {
+    "a Service's port": (Ref("v1", "Service", "demo"), port_of_the_service),
+    "a container's port": (DEPLOYMENT, port_of_the_engine),
+    "a probe's handler": (DEPLOYMENT, probe),
+    "a variable's source": (DEPLOYMENT, variable),
+    "a volume's source": (DEPLOYMENT, volume),
+    "a budget's number": (Ref("policy/v1", "PodDisruptionBudget", "demo-engine"), budget),
+}
+
+
+@pytest.mark.parametrize(("ref", "change"), ALTERNATIVES.values(), ids=ALTERNATIVES)
+@pytest.mark.parametrize("spec", [{}, {"service": {"port": 81}, **PATCHED}], ids=["repair", "edit"])
+def test_an_alternative_that_another_client_set_is_replaced(ref: Ref, change: Any, spec: Obj) -> None:
+    """Server-side apply keeps it beside the desired member, and the API server refuses both together."""
+    observed = running()
+    cluster = Cluster(observed)
+    live = copy.deepcopy(cluster.objects[ref])
+    change(live)
+    cluster.put(live)
+
+    def wrong(verb: str, child: Obj) -> ApiError | None:
+        found = cluster.objects.get(Ref.of(child))
+        both = found is not None and "apply" in verb and Ref.of(child) == ref and list(clashes(child, found))
+        return ApiError(422, "Invalid", "may not specify more than 1 handler type") if both else None
+
+    cluster.wrong = wrong
+    edited = edit(observed, **spec)
+    outcome = reconcile(cluster, edited)
+    assert not outcome.observed.refusals
+    assert not outcome.failures
+    after = replace(edited, children=cluster.objects)
+    assert settled(make(after), after)
+    assert not cluster.objects[ref]["spec"].get("minAvailable")
+    if ref == DEPLOYMENT and change is port_of_the_engine:
+        assert cluster.calls.count(("replace", "demo")) == 1
+
+
+def test_what_only_differs_is_no_clash() -> None:
+    observed = running()
+    for ref, child in observed.children.items():
+        live = copy.deepcopy(child)
+        assert not list(clashes(child, live))
+        live["metadata"]["labels"] = {}
+        if ref == DEPLOYMENT:
+            live["spec"]["replicas"] = 9
+            live["spec"]["template"]["spec"]["containers"][0]["image"] = "x"
+            live["spec"]["template"]["spec"]["containers"][0]["readinessProbe"]["periodSeconds"] = 77
+            live["spec"]["template"]["spec"]["containers"].append({"name": "y", "ports": [{"containerPort": 1}]})
+            del live["spec"]["template"]["spec"]["securityContext"]
+        assert not list(clashes(child, live))
 
 
 def test_a_resource_that_was_never_accepted_gets_no_child() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import logging
+import re
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
 
@@ -14,7 +15,7 @@ from unmask_operator.client.store import Store
 from unmask_operator.controller.field_conflicts import APPLIED, FieldConflicts
 from unmask_operator.objects import Key, Obj, Ref, controller_uid, digest
 from unmask_operator.render.names import adapters_config
-from unmask_operator.state.drift import differs
+from unmask_operator.state.drift import clashes, differs
 from unmask_operator.state.observed import Observed
 from unmask_operator.state.plan import Plan
 
@@ -28,6 +29,9 @@ TOGETHER = ("ControllerRevision", "Deployment")
 # A round finds obstacles (an object in the way, one that has gone, a refusal) and plans again: more than there can be
 # children.
 ROUNDS = 20
+
+# The API server's validation of a value with two alternatives.
+CLASH = re.compile("Duplicate value|may not specify more than|may not be specified when|cannot be both set")
 
 log = logging.getLogger(__name__)
 
@@ -275,7 +279,7 @@ class Writer:
             else:
                 owned = await self.client.own_created_fields(live)  # a trial without it would find fields twice
                 outcome.observed = _News(children={ref: owned}).told(outcome.observed)
-                written = await self.client.apply(child, live["metadata"]["uid"], dry_run)
+                written = await self._apply(child, owned, dry_run)
         except ApiError as error:
             if error.exists or error.conflict:
                 return _News(children={ref: await self._read(ref, child["metadata"]["namespace"])})
@@ -294,6 +298,21 @@ class Writer:
             outcome.observed = _News(children={ref: written}).told(outcome.observed)
             outcome.writes += 1
         return None
+
+    async def _apply(self, child: Obj, live: Obj, dry_run: bool) -> Obj:
+        """Applies a child, and replaces what another client's alternative keeps the API server from accepting."""
+        uid = live["metadata"]["uid"]
+        try:
+            return await self.client.apply(child, uid, dry_run)
+        except ApiError as error:
+            found = list(clashes(child, live)) if error.status == 422 and CLASH.search(error.message) else []
+            if not found:
+                raise
+        replaced = await self.client.replace(live, found, dry_run)
+        if dry_run:
+            return replaced
+        await self.client.own_created_fields(replaced)
+        return await self.client.apply(child, uid)
 
     async def _note_managers(self, key: Key, child: Obj) -> None:
         """Reads who manages the child's fields, of which the store has nothing. Without an answer nobody is named."""

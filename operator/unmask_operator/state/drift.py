@@ -4,6 +4,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from decimal import Decimal
 from typing import Any, NamedTuple
 
+from unmask_operator.objects import Obj
 from unmask_operator.render import merge
 
 
@@ -93,6 +94,51 @@ def _list_differences(member: str, desired: Sequence[Any], live: Sequence[Any], 
             return
     if len(desired) != len(live) or any(differs(d, h) for d, h in zip(desired, live, strict=True)):
         yield path
+
+
+class Clash(NamedTuple):
+    """A value that server-side apply alone cannot repair, by JSON pointer, with what it should be."""
+
+    pointer: str
+    live: Any
+    desired: Any
+
+
+def clashes(desired: Obj, live: Obj) -> Iterator[Clash]:
+    """The values in which another client's alternative excludes a desired member.
+
+    Server-side apply keeps what other clients own: it adds a port beside the one of the same name, an httpGet beside an
+    exec, an emptyDir beside a hostPath. The API server refuses both together.
+    """
+    parents = dict.fromkeys(path[:-1] for path in differences(desired, live) if _is_alternative(path, desired["kind"]))
+    for parent in parents:
+        pointer, own, found = "", desired, live
+        for part in parent:
+            own, _ = _inner(own, part)
+            found, position = _inner(found, part)
+            pointer = f"{pointer}/{position}"
+        if isinstance(own, list) or any(member not in found for member in own):
+            yield Clash(pointer, found, own)
+
+
+def _is_alternative(path: FieldPath, kind: str) -> bool:
+    parent = path[:-1]
+    match parent[-2:], path[-1]:
+        case (_, "ports"), ListKey():
+            return True
+        case (("env" | "volumes"), ListKey()), str():
+            return True
+        case (_, ("startupProbe" | "readinessProbe" | "livenessProbe" | "preStop" | "postStart")), str():
+            return True
+    return kind == "PodDisruptionBudget" and parent == ("spec",)
+
+
+def _inner(value: Any, part: str | ListKey) -> tuple[Any, str | int]:
+    """A part of a value, and its member or index."""
+    if isinstance(part, str):
+        return value[part], part
+    index = next(i for i, entry in enumerate(value) if entry[part.member] == part.value)
+    return value[index], index
 
 
 def field_name(path: FieldPath) -> str:
