@@ -35,6 +35,7 @@ REFUSALS = [
     (500, "etcdserver: request is too large"),
     (500, "rpc error: code = InvalidArgument desc = etcdserver: request is too large"),
     (500, "rpc error: code = ResourceExhausted desc = trying to send message larger than max (2317347 vs. 2097152)"),
+    (500, "rpc error: code = ResourceExhausted desc = grpc: received message larger than max (2317347 vs. 2097152)"),
     (413, "Request entity too large: limit is 3145728"),
     (400, 'Deployment in version "v1" cannot be handled as a Deployment: json: cannot unmarshal bool'),
     (400, "error decoding YAML: yaml: line 1: mapping values are not allowed"),

@@ -285,6 +285,12 @@ def test_the_value_crds_of_earlier_charts_can_be_taken_away():
     assert render(crds=None) == render()
 
 
+@pytest.mark.parametrize("section", ["gpuEngines", "service"])
+def test_sections_that_the_values_of_an_earlier_release_lack_are_optional(section):
+    """`helm upgrade --reuse-values` takes the values of the earlier chart without the defaults of this one."""
+    assert render(**{section: None}) == render()
+
+
 def test_an_older_cluster_is_refused():
     with pytest.raises(ValueError, match=r"1\.30"):
         render("1.29.9")

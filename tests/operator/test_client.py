@@ -183,6 +183,11 @@ def test_what_a_post_left_becomes_an_applys_and_nothing_else_does():
     assert {"op": "replace", "path": "/metadata/managedFields/2/operation", "value": "Apply"} in body
     assert {"op": "test", "path": "/metadata/uid", "value": "u"} in body
 
+    both = {**live, "metadata": {**live["metadata"], "managedFields": [{**ours, "operation": "Apply"}, ours]}}
+    server = Server()
+    server.run(lambda client: client.own_created_fields(both))
+    assert server.seen[0][3][-1] == {"op": "remove", "path": "/metadata/managedFields/1"}
+
     applied = {**live, "metadata": {**live["metadata"], "managedFields": [{**ours, "operation": "Apply"}]}}
     quiet = Server()
     assert quiet.run(lambda client: client.own_created_fields(applied)) is applied

@@ -70,6 +70,24 @@ def test_selectors_and_peers_are_as_wanted_and_no_more() -> None:
     )
 
 
+@pytest.mark.parametrize(
+    ("member", "key"),
+    [
+        ("topologySpreadConstraints", "topologyKey"),
+        ("hostAliases", "ip"),
+        ("resourceClaims", "name"),
+        ("schedulingGates", "name"),
+        ("volumeDevices", "devicePath"),
+    ],
+)
+def test_entries_that_others_added_to_a_list_by_key_are_no_drift(member: str, key: str) -> None:
+    """Server-side apply keeps them, so that a repair could never remove them."""
+    own, foreign = {key: "a", "x": 1}, {key: "b", "x": 2}
+    assert not differs({member: [own]}, {member: [foreign, own]})
+    assert differs({member: [own]}, {member: [foreign]})
+    assert differs({member: [own]}, {member: [{**own, "x": 2}]})
+
+
 def test_ports_of_one_number_are_told_apart() -> None:
     both = [{"containerPort": 53, "protocol": "TCP"}, {"containerPort": 53, "protocol": "UDP"}]
     assert not differs({"ports": both}, {"ports": copy.deepcopy(both)})
@@ -86,6 +104,13 @@ def test_quantity(text: Any, number: str) -> None:
 @pytest.mark.parametrize("text", ["", "Gi", "four", "nan", True, None])
 def test_no_quantity(text: Any) -> None:
     assert quantity(text) is None
+
+
+@pytest.mark.parametrize("text", ["1e9999999", "9.5E+99999999", "1e-9999999"])
+def test_a_quantity_out_of_range_can_be_compared(text: str) -> None:
+    """The schema accepts any exponent; the API server refuses such a value later."""
+    assert differs({"limits": {"memory": text}}, {"limits": {"memory": "4Gi"}})
+    assert differs({"limits": {"memory": "4Gi"}}, {"limits": {"memory": text}})
 
 
 words = st.sampled_from(["a", "b", "c", "500m"])

@@ -298,6 +298,21 @@ def test_it_does_not_go_before_the_other_one_would_have_acted_again() -> None:
     assert reasons == ["UpToDate", "FieldConflict"]
 
 
+@pytest.mark.parametrize("minutes", [3, 5, 10])
+def test_a_tool_that_acts_every_few_minutes_is_reported(minutes: int) -> None:
+    """The intervals of GitOps tools. The condition does not go between two of their writes."""
+    world = World()
+    ref, change, fields, _ = CHANGES["image"]
+    world.fight(ref, change, fields, times=3, seconds=60 * minutes)
+    for _ in range(6):
+        assert world.up_to_date["reason"] == "FieldConflict"
+        assert world.objects[ref]["spec"]["template"]["spec"]["containers"][0]["image"] != IMAGE
+        world.now += 30 * minutes
+        world.reconcile()
+        assert world.up_to_date["reason"] == "FieldConflict"
+        world.fight(ref, change, fields, times=1, seconds=30 * minutes)
+
+
 def test_repairs_that_are_far_from_each_other_are_no_conflict() -> None:
     world = World()
     ref, change, fields, _ = CHANGES["image"]

@@ -6,8 +6,10 @@ from typing import Any
 
 import pytest
 
+from tests.operator.pod_states import RUNNING, SCHEDULED, container, judge, observe_pod
 from tests.operator.recorded import deployment, pod, reconcile, service
-from unmask_operator.objects import Obj
+from tests.operator.samples import carry_out, edit, make
+from unmask_operator.objects import Obj, Ref
 from unmask_operator.state.observed import Observed
 from unmask_operator.state.plan import Plan
 from unmask_operator.status import status
@@ -129,6 +131,38 @@ def test_pods_are_not_up_to_date_while_a_rollout_has_yet_to_replace_some() -> No
         assert found["UpToDate"]["message"].startswith("some pods are of an older template: ")
     first = conditions(status(*observe("progressing", pod("loading"), paused=False)))
     assert first["UpToDate"]["status"] == "True"
+
+
+def first_pods(paused: bool = False, generation: int = 1, **spec: Any) -> dict[str, Obj]:
+    """The conditions while the first pod of a service loads its model; `generation` is the Deployment's."""
+    loading = {"phase": "Running", "conditions": [SCHEDULED], "containerStatuses": [container(state=RUNNING)]}
+    observed = observe_pod(loading)
+    observed = carry_out(observed, make(edit(observed, **spec)))
+    live = observed.children[Ref("apps/v1", "Deployment", "demo")]
+    live["metadata"]["generation"] = generation
+    live["status"] = {"observedGeneration": 1, "replicas": 1, "updatedReplicas": 1, "unavailableReplicas": 1}
+    if paused:
+        live["spec"]["paused"] = True
+    return judge(edit(observed, **spec))
+
+
+@pytest.mark.parametrize("spec", [{"replicas": 2}, {"rolloutStrategy": {"maxSurge": 2}}], ids=["scale", "strategy"])
+def test_first_pods_stay_up_to_date_while_an_edit_that_changes_no_pod_is_not_observed(spec: Any) -> None:
+    found = first_pods(generation=2, **spec)
+    assert "has not observed generation 2" in found["RolloutComplete"]["message"]
+    assert found["UpToDate"]["status"] == "True"
+
+
+def test_first_pods_are_not_up_to_date_as_soon_as_an_edit_changes_the_template() -> None:
+    found = first_pods(generation=2, engine={"maxNumReqs": 5})
+    assert (found["UpToDate"]["status"], found["UpToDate"]["reason"]) == ("False", "Progressing")
+    assert first_pods(paused=True, generation=2, engine={"maxNumReqs": 5})["UpToDate"]["reason"] == "DeploymentPaused"
+
+
+def test_a_pause_while_the_first_pods_load_makes_them_no_older_ones() -> None:
+    found = first_pods(paused=True)
+    assert found["UpToDate"]["status"] == "True"
+    assert RESUME.replace("models", "default") in found["RolloutComplete"]["message"]
 
 
 def test_a_rollout_that_starts_is_one_event() -> None:

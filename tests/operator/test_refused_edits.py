@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tests.operator.samples import SETTINGS, edit, make, observe, resource, running
+from tests.operator.samples import SETTINGS, edit, make, observe, resource, running, settled
 from tests.operator.test_writes import Api
 from unmask_operator.client.errors import ApiError
 from unmask_operator.client.kinds import SERVICES as DLMS
@@ -19,10 +19,12 @@ from unmask_operator.controller.reconcile import Reconciler
 from unmask_operator.controller.writes import WRITTEN_ONCE, Outcome, Writer, stamped
 from unmask_operator.objects import RESTARTED_AT, Key, Obj, Ref
 from unmask_operator.process.metrics import Metrics
+from unmask_operator.state.drift import clashes
 from unmask_operator.state.observed import Observed
 from unmask_operator.state.plan import last_good, plan
 from unmask_operator.status import status
 
+KEY = Key("default", "demo")
 DEPLOYMENT = Ref("apps/v1", "Deployment", "demo")
 TYPED = ApiError(500, "Unknown", "failed to create typed patch object (default/demo; apps/v1, Kind=Deployment): .x")
 TOO_LARGE = ApiError(500, "Unknown", "etcdserver: request is too large")
@@ -65,10 +67,10 @@ class Cluster(Api):
         return {"kind": "Scale"}
 
 
-def reconcile(cluster: Cluster, observed: Observed) -> Outcome:
-    """One reconcile of the resource, whose children are those of the cluster."""
+def reconcile(cluster: Cluster, observed: Observed, writer: Writer | None = None) -> Outcome:
+    """One reconcile of the resource, whose children are those of the cluster; by default of a new leader."""
     seen = Observed(observed.service, observed.now, dict(cluster.objects), apis=observed.apis)
-    writer = Writer(cluster, Store(), lambda verb: None)  # type: ignore[arg-type]
+    writer = writer or Writer(cluster, Store(), lambda verb: None)  # type: ignore[arg-type]
     return asyncio.run(
         writer.carry_out(lambda known: plan(known, SETTINGS), lambda known: last_good(known, SETTINGS), seen)
     )
@@ -124,6 +126,48 @@ def test_no_other_child_was_touched_before_the_refusal(name: str) -> None:
     cluster.wrong = EDITS[name]
     reconcile(cluster, edit(observed, service={"port": 81}, networkPolicy={}, **PATCHED))
     assert {verb for verb, child in cluster.calls if child == "demo" and not verb.startswith("dry-")} == set()
+
+
+def test_an_edit_that_only_real_writes_refuse_rolls_no_pod_again_at_each_retry() -> None:
+    """Otherwise each retry changes the Deployment and changes it back. Updates of its status cause the next one."""
+    observed = running(replicas=2)
+    cluster = Cluster(observed)
+    cluster.wrong = EDITS["a quota that only counts real writes"]
+    edited = edit(observed, networkPolicy={}, **PATCHED)
+    writer = Writer(cluster, Store(), lambda verb: None)  # type: ignore[arg-type]
+    assert reconcile(cluster, edited, writer).observed.refusals
+    cluster.calls.clear()
+    for _ in range(3):
+        assert reconcile(cluster, edited, writer).observed.refusals
+    assert not [verb for verb, _ in cluster.calls if verb in ("apply", "delete")]
+    cluster.wrong = lambda verb, child: None
+    assert not reconcile(cluster, edited, writer).observed.refusals
+    assert patched(cluster.objects[DEPLOYMENT])
+    assert "NetworkPolicy" in {ref.kind for ref in cluster.objects}
+    assert not writer.refused_writes
+    writer.refused_writes[KEY] = {DEPLOYMENT}
+    writer.forget(KEY)
+    assert not writer.refused_writes
+
+
+@pytest.mark.parametrize(
+    "name", ["a denial of the real write", "a workload too large for etcd", "a pin too large for etcd"]
+)
+def test_retries_of_a_refused_edit_write_nothing_but_the_pin(name: str) -> None:
+    observed = running()
+    cluster = Cluster(observed)
+    cluster.wrong = EDITS[name]
+    edited = edit(observed, serviceAccount={"annotations": {"a": "b"}}, **PATCHED)
+    writer = Writer(cluster, Store(), lambda verb: None)  # type: ignore[arg-type]
+    reconcile(cluster, edited, writer)
+    cluster.calls.clear()
+    reconcile(cluster, edited, writer)
+    written = [call for call in cluster.calls if not call[0].startswith("dry-")]
+    assert written in ([], [("create", "demo-r2"), ("delete", "demo-r2")])
+    cluster.wrong = lambda verb, child: None
+    cluster.calls.clear()
+    reconcile(cluster, edited, writer)
+    assert [name for verb, name in cluster.calls if not verb.startswith("dry-")][:2] == ["demo-r2", "demo"]
 
 
 @pytest.mark.parametrize("wrong", EDITS.values(), ids=EDITS)
@@ -276,6 +320,91 @@ def test_refusals_and_failures_are_reported_together() -> None:
         "Service demo was refused: no; "
         "the API server failed on PodDisruptionBudget demo-engine: away; it is tried again"
     )
+
+
+def port_of_the_service(obj: Obj) -> None:
+    obj["spec"]["ports"][0]["port"] = 8080
+
+
+def port_of_the_engine(obj: Obj) -> None:
+    containers = obj["spec"]["template"]["spec"]["containers"]
+    containers[0]["ports"][0]["containerPort"] = 8001
+    containers.insert(0, {"name": "sidecar", "ports": [{"containerPort": 9}]})
+
+
+def probe(obj: Obj) -> None:
+    readiness = obj["spec"]["template"]["spec"]["containers"][0]["readinessProbe"]
+    del readiness["httpGet"]
+    readiness["exec"] = {"command": ["true"]}
+
+
+def variable(obj: Obj) -> None:
+    entry = next(e for e in obj["spec"]["template"]["spec"]["containers"][0]["env"] if "value" in e)
+    del entry["value"]
+    entry["valueFrom"] = {"fieldRef": {"fieldPath": "metadata.name"}}
+
+
+def volume(obj: Obj) -> None:
+    entry = next(e for e in obj["spec"]["template"]["spec"]["volumes"] if "emptyDir" in e)
+    del entry["emptyDir"]
+    entry["hostPath"] = {"path": "/x"}
+
+
+def budget(obj: Obj) -> None:
+    del obj["spec"]["maxUnavailable"]
+    obj["spec"]["minAvailable"] = 1
+
+
+ALTERNATIVES: dict[str, tuple[Ref, Any]] = {
+    "a Service's port": (Ref("v1", "Service", "demo"), port_of_the_service),
+    "a container's port": (DEPLOYMENT, port_of_the_engine),
+    "a probe's handler": (DEPLOYMENT, probe),
+    "a variable's source": (DEPLOYMENT, variable),
+    "a volume's source": (DEPLOYMENT, volume),
+    "a budget's number": (Ref("policy/v1", "PodDisruptionBudget", "demo-engine"), budget),
+}
+
+
+@pytest.mark.parametrize(("ref", "change"), ALTERNATIVES.values(), ids=ALTERNATIVES)
+@pytest.mark.parametrize("spec", [{}, {"service": {"port": 81}, **PATCHED}], ids=["repair", "edit"])
+def test_an_alternative_that_another_client_set_is_replaced(ref: Ref, change: Any, spec: Obj) -> None:
+    """Server-side apply keeps it beside the desired member, and the API server refuses both together."""
+    observed = running()
+    cluster = Cluster(observed)
+    live = copy.deepcopy(cluster.objects[ref])
+    change(live)
+    cluster.put(live)
+
+    def wrong(verb: str, child: Obj) -> ApiError | None:
+        found = cluster.objects.get(Ref.of(child))
+        both = found is not None and "apply" in verb and Ref.of(child) == ref and list(clashes(child, found))
+        return ApiError(422, "Invalid", "may not specify more than 1 handler type") if both else None
+
+    cluster.wrong = wrong
+    edited = edit(observed, **spec)
+    outcome = reconcile(cluster, edited)
+    assert not outcome.observed.refusals
+    assert not outcome.failures
+    after = replace(edited, children=cluster.objects)
+    assert settled(make(after), after)
+    assert not cluster.objects[ref]["spec"].get("minAvailable")
+    if ref == DEPLOYMENT and change is port_of_the_engine:
+        assert cluster.calls.count(("replace", "demo")) == 1
+
+
+def test_what_only_differs_is_no_clash() -> None:
+    observed = running()
+    for ref, child in observed.children.items():
+        live = copy.deepcopy(child)
+        assert not list(clashes(child, live))
+        live["metadata"]["labels"] = {}
+        if ref == DEPLOYMENT:
+            live["spec"]["replicas"] = 9
+            live["spec"]["template"]["spec"]["containers"][0]["image"] = "x"
+            live["spec"]["template"]["spec"]["containers"][0]["readinessProbe"]["periodSeconds"] = 77
+            live["spec"]["template"]["spec"]["containers"].append({"name": "y", "ports": [{"containerPort": 1}]})
+            del live["spec"]["template"]["spec"]["securityContext"]
+        assert not list(clashes(child, live))
 
 
 def test_a_resource_that_was_never_accepted_gets_no_child() -> None:

@@ -424,6 +424,9 @@ def test_the_hpas_own_message() -> None:
     assert of([])["status"] == "Unknown"
     conditions[1] |= {"status": "True", "reason": "ValidMetricFound"}
     assert of(conditions)["status"] == "True"
+    bare = {"type": "AbleToScale", "status": "False"}
+    assert _says(of([bare])) == ("False", "NotAbleToScale", "NotAbleToScale")
+    assert _says(of([{**bare, "reason": "", "message": "no"}])) == ("False", "NotAbleToScale", "no")
 
 
 @pytest.mark.parametrize("state", ["creating", "loading", "unschedulable_gpu"])

@@ -75,6 +75,18 @@ class Api:
     async def own_created_fields(self, live):
         return live
 
+    async def replace(self, live, clashes, dry_run=False):
+        self._call("dry-replace" if dry_run else "replace", live)
+        changed = copy.deepcopy(self.objects[Ref.of(live)])
+        for clash in clashes:
+            *parents, last = (int(part) if part.isdigit() else part for part in clash.pointer.split("/")[1:])
+            inner = changed
+            for part in parents:
+                inner = inner[part]
+            assert inner[last] == clash.live
+            inner[last] = clash.desired
+        return changed if dry_run else self.put(changed)
+
     async def get(self, kind, namespace, name):
         self.calls.append(("get", name))
         ref = Ref(kind.api_version, kind.kind, name)

@@ -248,6 +248,7 @@ def test_a_server_without_host_serves_both_families(checkpoint: Path, processes:
                 assert client.post("/generate", json={"prompt": "x", "max_tokens": 3}).json()["text"] == "abc"
         assert "all IPv4 and IPv6 addresses" in log()
         assert "open to the network" in log()
+        assert "--host 127.0.0.1" in log(), "localhost may be ::1 alone, which the addresses in the docs do not reach"
 
 
 @needs_ipv6

@@ -19,10 +19,11 @@ IMAGE_PULL_SECRETS: {{ join "," . | quote }}
 {{- with .Values.engine.env }}
 ENGINE_ENV: {{ include "unmask.lines" . | quote }}
 {{- end }}
-{{- with .Values.gpuEngines.nodeSelector }}
+{{- $gpuEngines := .Values.gpuEngines | default dict }}
+{{- with $gpuEngines.nodeSelector }}
 GPU_NODE_SELECTOR: {{ include "unmask.lines" . | quote }}
 {{- end }}
-{{- with .Values.gpuEngines.tolerations }}
+{{- with $gpuEngines.tolerations }}
 GPU_TOLERATIONS: {{ toJson . | quote }}
 {{- end }}
 {{- with .Values.engine.caConfigMap }}

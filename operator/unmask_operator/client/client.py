@@ -9,6 +9,7 @@ from unmask_operator.client.errors import ApiError
 from unmask_operator.client.kinds import LEASES, PODS, SERVICES, ApiKind, kind_of
 from unmask_operator.client.session import Session
 from unmask_operator.objects import FIELD_MANAGER, Obj
+from unmask_operator.state.drift import Clash
 
 PAGE = 100  # objects of one answer to a list: parsing it must neither hold the event loop up nor take much memory
 LIST_TRIES = 5  # how often a list is begun
@@ -81,27 +82,42 @@ class Client(Session):
         """Turn what creating `live` left in its managedFields into an apply's, so that applying can remove fields.
 
         A POST makes its field manager the owner of all fields by an entry of operation Update, and an apply by the same
-        manager adds an entry of its own beside it: fields left out later would live on, owned by the older entry.
+        manager adds an entry of its own beside it: fields left out later would live on, owned by the older entry. Where
+        an apply has added one already (see `replace`), the older entry is removed.
         """
         entries = live["metadata"].get("managedFields", ())
-        kind, meta = kind_of(live["apiVersion"], live["kind"]), live["metadata"]
+        applied = any(is_applied_entry(entry) for entry in entries)
         for i, entry in enumerate(entries):
             if is_created_entry(entry):
                 at = f"/metadata/managedFields/{i}"
-                patch = [
-                    {"op": "test", "path": "/metadata/uid", "value": meta["uid"]},
+                change = {"op": "remove", "path": at}
+                if not applied:
+                    change = {"op": "replace", "path": f"{at}/operation", "value": "Apply"}
+                tests = [
                     {"op": "test", "path": f"{at}/manager", "value": FIELD_MANAGER},
-                    {"op": "replace", "path": f"{at}/operation", "value": "Apply"},
+                    {"op": "test", "path": f"{at}/operation", "value": "Update"},
                 ]
-                path = kind.path(meta["namespace"], meta["name"])
-                try:
-                    return await self.request("PATCH", path, {"fieldManager": FIELD_MANAGER}, patch, JSON_PATCH)
-                except ApiError as error:
-                    invalid = error.denied or " is invalid: " in error.message
-                    if error.status == 422 and not invalid:  # a test failed: the object is not as it was seen
-                        raise ApiError(409, "Conflict", error.message) from error
-                    raise
+                return await self._patch_json(live, [*tests, change])
         return live
+
+    async def replace(self, live: Obj, clashes: Sequence[Clash], dry_run: bool = False) -> Obj:
+        """Replaces values of a live object with what others own in them, which server-side apply would keep."""
+        tests = [{"op": "test", "path": clash.pointer, "value": clash.live} for clash in clashes]
+        changes = [{"op": "replace", "path": clash.pointer, "value": clash.desired} for clash in clashes]
+        return await self._patch_json(live, [*tests, *changes], dry_run)
+
+    async def _patch_json(self, live: Obj, patch: Sequence[Obj], dry_run: bool = False) -> Obj:
+        """A JSON patch of the object as it was seen; ApiError.conflict if it is another one, or a test fails."""
+        kind, meta = kind_of(live["apiVersion"], live["kind"]), live["metadata"]
+        same = {"op": "test", "path": "/metadata/uid", "value": meta["uid"]}
+        path = kind.path(meta["namespace"], meta["name"])
+        try:
+            return await self.request("PATCH", path, _strict(dry_run), [same, *patch], JSON_PATCH)
+        except ApiError as error:
+            invalid = error.denied or " is invalid: " in error.message
+            if error.status == 422 and not invalid:  # a test failed: the object is not as it was seen
+                raise ApiError(409, "Conflict", error.message) from error
+            raise
 
     async def delete(self, kind: ApiKind, namespace: str, name: str, uid: str) -> None:
         """Delete the object with that uid; one that is gone already, or another one of its name, is left as it is."""
@@ -183,6 +199,11 @@ class Client(Session):
 def is_created_entry(entry: Mapping[str, Any]) -> bool:
     """Whether a managedFields entry is what our POST left."""
     return entry.get("manager") == FIELD_MANAGER and entry.get("operation") == "Update" and not entry.get("subresource")
+
+
+def is_applied_entry(entry: Mapping[str, Any]) -> bool:
+    """Whether a managedFields entry is what our apply left."""
+    return entry.get("manager") == FIELD_MANAGER and entry.get("operation") == "Apply" and not entry.get("subresource")
 
 
 def _strict(dry_run: bool) -> dict[str, str]:

@@ -32,6 +32,7 @@ _REFUSALS_WITH_500 = (
     # limits of etcd (--max-request-bytes) and of its client, which a dry run does not reach
     r"etcdserver: request is too large",
     r"trying to send message larger than max",
+    r"(grpc: )?received message larger than max",
     r"request entity too large",
 )
 

@@ -1,8 +1,8 @@
 """Fields of children that something else keeps changing: detects them, and repairs them less and less often.
 
-A repair writes a field again that was as planned before. Several repairs of one field within minutes are a conflict
-with another field manager. A write whose own answer differs from what was sent is a conflict with admission: a mutating
-webhook has no field manager. Everything here is in memory and belongs to one leader.
+A repair writes a field again that was as planned before. Several repairs of one field within half an hour are a
+conflict with another field manager. A write whose own answer differs from what was sent is a conflict with admission: a
+mutating webhook has no field manager. Everything here is in memory and belongs to one leader.
 """
 
 import json
@@ -18,7 +18,7 @@ from unmask_operator.state.observed import FieldConflict
 APPLIED = f"{GROUP}/applied"  # annotation of a child: a digest of what was last written to it
 
 REPAIRS = 3  # of one field, within WINDOW_SECONDS, make a conflict
-WINDOW_SECONDS = 600.0
+WINDOW_SECONDS = 1800.0  # GitOps tools correct drift every 3 to 10 minutes
 # Between repairs of a field in conflict; each pause is twice the one before, as from 1 s after the first repair.
 FIRST_PAUSE_SECONDS = 2.0 ** (REPAIRS - 1)
 LAST_PAUSE_SECONDS = 300.0

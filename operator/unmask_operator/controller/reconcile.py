@@ -84,7 +84,7 @@ class Reconciler:
         service = self._store.service(key)
         if service is None or service["metadata"].get("deletionTimestamp"):
             self._status_refusals.pop(key, None)
-            self._conflicts.forget(key)
+            self._writer.forget(key)
             return Result()  # the children go with their owner
         children = await self._children(key, service["metadata"]["uid"])
         observed = await self._observe(service, children, self._store.pods(key))

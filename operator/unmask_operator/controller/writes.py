@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import functools
 import logging
-from collections.abc import Callable, Mapping
+import re
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
 
 from unmask_operator.client.client import Client
@@ -14,7 +15,7 @@ from unmask_operator.client.store import Store
 from unmask_operator.controller.field_conflicts import APPLIED, FieldConflicts
 from unmask_operator.objects import Key, Obj, Ref, controller_uid, digest
 from unmask_operator.render.names import adapters_config
-from unmask_operator.state.drift import differs
+from unmask_operator.state.drift import clashes, differs
 from unmask_operator.state.observed import Observed
 from unmask_operator.state.plan import Plan
 
@@ -28,6 +29,9 @@ TOGETHER = ("ControllerRevision", "Deployment")
 # A round finds obstacles (an object in the way, one that has gone, a refusal) and plans again: more than there can be
 # children.
 ROUNDS = 20
+
+# The API server's validation of a value with two alternatives.
+CLASH = re.compile("Duplicate value|may not specify more than|may not be specified when|cannot be both set")
 
 log = logging.getLogger(__name__)
 
@@ -112,12 +116,20 @@ class Writer:
         store: gets every object that was written.
         count: called with the verb of each write.
         conflicts: which fields something else keeps changing.
+        refused_writes: by resource, children whose last write was refused although their dry run was not. They are
+            written first, so that each retry of the edit does not roll pods to its template and back.
     """
 
     client: Client
     store: Store
     count: Callable[[str], None]
     conflicts: FieldConflicts = field(default_factory=FieldConflicts)
+    refused_writes: dict[Key, set[Ref]] = field(default_factory=dict)
+
+    def forget(self, key: Key) -> None:
+        """Drops what is in memory of a resource."""
+        self.conflicts.forget(key)
+        self.refused_writes.pop(key, None)
 
     async def carry_out(self, make_plan: MakePlan, last_good: MakePlan, observed: Observed) -> Outcome:
         """Writes what differs, and deletes what the plan does not have.
@@ -130,6 +142,8 @@ class Writer:
             ApiError: the API server as a whole does not answer.
         """
         outcome = await self._rounds(make_plan, last_good, observed)
+        if not outcome.observed.refusals:
+            self.refused_writes.pop(outcome.key, None)
         await self._scale(outcome)
         outcome.observed = replace(outcome.observed, conflicts=self.conflicts.of(outcome.key))
         return outcome
@@ -206,7 +220,8 @@ class Writer:
         live = outcome.observed.children
         planned = [_written_form(child) for child in outcome.plan.children]
         changes = [child for child in planned if Ref.of(child) not in live or differs(child, live[Ref.of(child)])]
-        changes = [child for child in _ordered(changes, outcome.observed) if not self._skips(outcome, child)]
+        ordered = _ordered(changes, outcome.observed, self.refused_writes.get(outcome.key, frozenset()))
+        changes = [child for child in ordered if not self._skips(outcome, child)]
         trials = [child for child in changes[1:] if child["kind"] not in WRITTEN_ONCE]
         for child in changes:
             standing = live.get(Ref.of(child))
@@ -266,13 +281,15 @@ class Writer:
             else:
                 owned = await self.client.own_created_fields(live)  # a trial without it would find fields twice
                 outcome.observed = _News(children={ref: owned}).told(outcome.observed)
-                written = await self.client.apply(child, live["metadata"]["uid"], dry_run)
+                written = await self._apply(child, owned, dry_run)
         except ApiError as error:
             if error.exists or error.conflict:
                 return _News(children={ref: await self._read(ref, child["metadata"]["namespace"])})
             if error.refusal:
                 log.warning("%s %s was refused: %s", ref.kind, ref.name, error, extra={"service": outcome.key})
                 outcome.refused.setdefault(ref, []).append(child)
+                if not dry_run:
+                    self.refused_writes.setdefault(outcome.key, set()).add(ref)
                 return _News(refusals={ref: error.message})
             raise
         if not dry_run:
@@ -285,6 +302,21 @@ class Writer:
             outcome.observed = _News(children={ref: written}).told(outcome.observed)
             outcome.writes += 1
         return None
+
+    async def _apply(self, child: Obj, live: Obj, dry_run: bool) -> Obj:
+        """Applies a child, and replaces what another client's alternative keeps the API server from accepting."""
+        uid = live["metadata"]["uid"]
+        try:
+            return await self.client.apply(child, uid, dry_run)
+        except ApiError as error:
+            found = list(clashes(child, live)) if error.status == 422 and CLASH.search(error.message) else []
+            if not found:
+                raise
+        replaced = await self.client.replace(live, found, dry_run)
+        if dry_run:
+            return replaced
+        await self.client.own_created_fields(replaced)
+        return await self.client.apply(child, uid)
 
     async def _note_managers(self, key: Key, child: Obj) -> None:
         """Reads who manages the child's fields, of which the store has nothing. Without an answer nobody is named."""
@@ -311,19 +343,24 @@ def _written_form(child: Obj) -> Obj:
     return child if child["kind"] in WRITTEN_ONCE else stamped(child)
 
 
-def _ordered(changes: list[Obj], observed: Observed) -> list[Obj]:
+def _ordered(changes: list[Obj], observed: Observed, refused: Collection[Ref]) -> list[Obj]:
     """The order of writing changes.
 
     Creating a resource keeps the order of rendering: what pods need comes before them. In an edit what pods need is
     followed by the pin and the Deployment, the most likely ones to be refused: then nothing else was changed yet.
+    Children in `refused` come before all others, the pin and the Deployment together.
     """
     name = observed.service["metadata"]["name"]
+    kinds = TOGETHER if any(ref.kind in TOGETHER for ref in refused) else ()
+    changes = sorted(changes, key=lambda child: Ref.of(child) not in refused and child["kind"] not in kinds)
     if Ref("apps/v1", "Deployment", name) not in observed.children:
         return changes
 
     def position(child: Obj) -> int:
         needed = child["kind"] in ("ServiceAccount", "ConfigMap")
         follows_list = child["metadata"]["name"] == adapters_config(name) and Ref.of(child) in observed.children
+        if Ref.of(child) in refused or child["kind"] in kinds:
+            return -1
         return 0 if needed and not follows_list else 1 if child["kind"] in TOGETHER else 2
 
     return sorted(changes, key=position)

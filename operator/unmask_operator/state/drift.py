@@ -1,9 +1,10 @@
 """Drift: does a live object still say everything that we want of it?"""
 
 from collections.abc import Iterator, Mapping, Sequence
-from decimal import Decimal, InvalidOperation
+from decimal import Decimal
 from typing import Any, NamedTuple
 
+from unmask_operator.objects import Obj
 from unmask_operator.render import merge
 
 
@@ -21,6 +22,11 @@ LIST_KEYS: Mapping[str, tuple[str, ...]] = {
     **{member: (key,) for member, key in merge.LIST_KEYS.items()},
     "ports": ("containerPort", "port"),  # of a container, of a Service
     "ownerReferences": ("uid",),
+    "topologySpreadConstraints": ("topologyKey",),
+    "hostAliases": ("ip",),
+    "resourceClaims": ("name",),
+    "schedulingGates": ("name",),
+    "volumeDevices": ("devicePath",),
 }
 _SUFFIXES = {
     **{s: Decimal(1024) ** i for i, s in enumerate(("Ki", "Mi", "Gi", "Ti", "Pi", "Ei"), start=1)},
@@ -90,6 +96,51 @@ def _list_differences(member: str, desired: Sequence[Any], live: Sequence[Any], 
         yield path
 
 
+class Clash(NamedTuple):
+    """A value that server-side apply alone cannot repair, by JSON pointer, with what it should be."""
+
+    pointer: str
+    live: Any
+    desired: Any
+
+
+def clashes(desired: Obj, live: Obj) -> Iterator[Clash]:
+    """The values in which another client's alternative excludes a desired member.
+
+    Server-side apply keeps what other clients own: it adds a port beside the one of the same name, an httpGet beside an
+    exec, an emptyDir beside a hostPath. The API server refuses both together.
+    """
+    parents = dict.fromkeys(path[:-1] for path in differences(desired, live) if _is_alternative(path, desired["kind"]))
+    for parent in parents:
+        pointer, own, found = "", desired, live
+        for part in parent:
+            own, _ = _inner(own, part)
+            found, position = _inner(found, part)
+            pointer = f"{pointer}/{position}"
+        if isinstance(own, list) or any(member not in found for member in own):
+            yield Clash(pointer, found, own)
+
+
+def _is_alternative(path: FieldPath, kind: str) -> bool:
+    parent = path[:-1]
+    match parent[-2:], path[-1]:
+        case (_, "ports"), ListKey():
+            return True
+        case (("env" | "volumes"), ListKey()), str():
+            return True
+        case (_, ("startupProbe" | "readinessProbe" | "livenessProbe" | "preStop" | "postStart")), str():
+            return True
+    return kind == "PodDisruptionBudget" and parent == ("spec",)
+
+
+def _inner(value: Any, part: str | ListKey) -> tuple[Any, str | int]:
+    """A part of a value, and its member or index."""
+    if isinstance(part, str):
+        return value[part], part
+    index = next(i for i, entry in enumerate(value) if entry[part.member] == part.value)
+    return value[index], index
+
+
 def field_name(path: FieldPath) -> str:
     """A path as people write it: spec.template.spec.containers[main].image."""
     text = ""
@@ -130,6 +181,6 @@ def quantity(value: Any) -> Decimal | None:
             break
     try:
         number = Decimal(text) * factor
-    except InvalidOperation:
+    except ArithmeticError:  # no number, or an exponent that Decimal cannot hold
         return None
     return number if number.is_finite() else None

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from unmask_operator.objects import RESTARTED_AT
 from unmask_operator.status import admission, rollout_complete, scheduled
 from unmask_operator.status import pods as pod_facts
-from unmask_operator.status.facts import Facts, section
+from unmask_operator.status.facts import Facts, number, section
 from unmask_operator.status.verdict import Verdict, no, sentence, unknown, yes
 
 # What Ready needs. AdaptersLoaded, ScalingReady, UpToDate and Protected are left out: they tell of work to do while
@@ -54,7 +54,8 @@ def up_to_date(facts: Facts) -> Verdict | None:
     if facts.absent:
         return None
     rollout = None if facts.rolled_out else rollout_complete.verdict(facts)
-    if rollout and facts.paused:
+    has_newest = number(facts.status, "updatedReplicas") > 0 and not facts.has_outdated_pods
+    if rollout and facts.paused and not has_newest:
         return no("DeploymentPaused", f"the pods are not of the newest template: {facts.paused}")
     if not facts.plan.up_to_date:
         return no(

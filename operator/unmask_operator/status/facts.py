@@ -59,8 +59,11 @@ class Facts:
         """Whether pods of an older template are there, which a rollout has yet to replace."""
         if not self.deployment or self.rolled_out:
             return False
-        replicas = number(self.status, "replicas")
-        return replicas > number(self.status, "updatedReplicas") or (replicas > 0 and not self.is_observed)
+        if number(self.status, "replicas") > number(self.status, "updatedReplicas"):
+            return True
+        # These counts are of an earlier template if the Deployment controller has not observed the present one.
+        template = section(section(self.deployment, "spec"), "template")
+        return not self.is_observed and any(not admission.is_of(pod, template) for pod in self.pods)
 
     @property
     def is_observed(self) -> bool:

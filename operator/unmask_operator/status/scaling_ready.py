@@ -48,7 +48,8 @@ def _hpa(facts: Facts) -> Verdict:
     for kind in ("AbleToScale", "ScalingActive"):
         found = conditions.get(kind, {})
         if found.get("status") == "False":
-            return no(str(found["reason"]), str(found.get("message") or found["reason"]))
+            reason = str(found.get("reason") or f"Not{kind}")  # the API requires neither a reason nor a message
+            return no(reason, str(found.get("message") or reason))
     if "ScalingActive" not in conditions:
         return unknown("Waiting", "the HorizontalPodAutoscaler has not looked at the metrics yet")
     return yes("Active", "the HorizontalPodAutoscaler reads the pods' metrics")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import threading
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -123,6 +124,59 @@ def test_a_field_that_another_client_keeps_changing(
     live = deployment(admin, namespace)
     assert not changed(live)
     assert live["spec"]["replicas"] == 2
+
+
+def set_alternatives(live: Obj) -> None:
+    """Changes a container's port, the handler of its probe and the source of a volume."""
+    engine, spec = main(live["spec"]["template"]), live["spec"]["template"]["spec"]
+    engine["ports"][0]["containerPort"] = 8001
+    del engine["readinessProbe"]["httpGet"]
+    engine["readinessProbe"]["exec"] = {"command": ["true"]}
+    volume = next(volume for volume in spec["volumes"] if "emptyDir" in volume)
+    del volume["emptyDir"]
+    volume["hostPath"] = {"path": "/tmp"}
+
+
+def put(kube: Kube, obj: Obj, change: Callable[[Obj], None]) -> None:
+    """Changes an object as `kubectl edit` does: an alternative that was there is removed."""
+    changed = copy.deepcopy(obj)
+    change(changed)
+    changed["metadata"].pop("managedFields")
+    path = kube.path(obj["apiVersion"], obj["kind"], obj["metadata"]["namespace"], obj["metadata"]["name"])
+    kube.request("PUT", path, changed)
+
+
+def test_alternatives_that_another_client_set_are_replaced(admin: Kube, namespace: str) -> None:
+    """Server-side apply alone would keep them beside the desired members, which the API server refuses."""
+    resource = admin.create(demo(namespace))
+    wait_condition(admin, resource, "Accepted", "True")
+    wait_settled(admin, namespace)
+    template = deployment(admin, namespace)["spec"]["template"]
+    service = admin.get("v1", "Service", "demo", namespace)["spec"]["ports"]
+    budget = admin.get("policy/v1", "PodDisruptionBudget", "demo-engine", namespace)["spec"]
+
+    def budget_of(live: Obj) -> None:
+        live["spec"]["minAvailable"] = live["spec"].pop("maxUnavailable")
+
+    for _ in range(2):  # what creating a child leaves in managedFields differs from what a repair leaves
+        put(admin, deployment(admin, namespace), set_alternatives)
+        admin.wait("the template is back", lambda: deployment(admin, namespace)["spec"]["template"] == template)
+        live = admin.get("v1", "Service", "demo", namespace)
+        put(admin, live, lambda live: live["spec"]["ports"][0].update(port=8080))
+        admin.wait(
+            "the ports are back", lambda: admin.get("v1", "Service", "demo", namespace)["spec"]["ports"] == service
+        )
+        put(admin, admin.get("policy/v1", "PodDisruptionBudget", "demo-engine", namespace), budget_of)
+        admin.wait(
+            "the budget is back",
+            lambda: admin.get("policy/v1", "PodDisruptionBudget", "demo-engine", namespace)["spec"] == budget,
+        )
+    admin.patch(resource, {"spec": {"service": {"port": 81}}})
+    admin.wait(
+        "an edit moves the port",
+        lambda: [p["port"] for p in admin.get("v1", "Service", "demo", namespace)["spec"]["ports"]] == [81],
+    )
+    wait_condition(admin, resource, "Accepted", "True")
 
 
 def rewrite(deployment: Obj) -> list[Obj]:
