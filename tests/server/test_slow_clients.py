@@ -12,8 +12,8 @@ from typing import cast
 
 import pytest
 
-from runtime.server.serve import _listen
 from runtime.server.wire.limits import Limits
+from runtime.server.wire.listener import listen
 from runtime.server.wire.outflow import TURN_BYTES, Outflow
 from runtime.server.wire.roster import Phase
 from tests.server.test_attacks import answers, read_all
@@ -195,7 +195,7 @@ def test_a_reader_that_is_slow_gets_everything(server: Wired) -> None:
 
 def test_what_the_kernel_has_taken_is_not_kept_for_ever_either() -> None:
     """An answer that fits its buffers is no longer ours to time; every accepted connection has the limit set there."""
-    with _listen("127.0.0.1", 0) as listener, socket.create_connection(listener.getsockname()):
+    with listen("127.0.0.1", 0) as listener, socket.create_connection(listener.getsockname()):
         accepted, _ = listener.accept()
         with accepted:
             milliseconds = accepted.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT)
