@@ -169,3 +169,21 @@ def test_a_changed_leaf_always_differs(value: Any, data: st.DataObject) -> None:
     target[path[-1]] = "another"
     assert differs(value, changed)
     assert differs({"spec": {"x": value}}, {"spec": {"x": changed, "y": 1}})
+
+
+@pytest.mark.parametrize("member", ["data", "binaryData", "annotations", "matchLabels", "nodeSelector"])
+def test_an_empty_map_that_the_api_server_leaves_out_is_no_drift(member: str) -> None:
+    assert not differs({"kind": "ConfigMap", member: {}}, {"kind": "ConfigMap"})
+    assert differs({"kind": "ConfigMap", member: {"a": "b"}}, {"kind": "ConfigMap"})
+
+
+@pytest.mark.parametrize(
+    ("member", "empty", "default"),
+    [("schedulerName", "", "default-scheduler"), ("protocol", "", "TCP"), ("periodSeconds", 0, 10), ("path", "", "/")],
+)
+def test_an_empty_value_that_the_api_server_sets_to_a_default_is_no_drift(
+    member: str, empty: object, default: object
+) -> None:
+    assert not differs({"spec": {member: empty}}, {"spec": {member: default}})
+    assert differs({"spec": {member: default}}, {"spec": {member: empty}})
+    assert differs({"env": [{"name": "A", "value": ""}]}, {"env": [{"name": "A", "value": "x"}]})

@@ -14,7 +14,7 @@ from tests.operator.samples import SETTINGS, carry_out, child, make, observe, re
 from tests.operator.snapshot import examples
 from tools import crd
 from unmask_operator.objects import API_VERSION, KIND, Obj, Ref
-from unmask_operator.state.drift import differs
+from unmask_operator.state.drift import differences, differs, field_name
 from unmask_operator.state.plan import Plan
 
 pytestmark = pytest.mark.cluster
@@ -60,8 +60,76 @@ EVERYTHING = resource(
         },
     },
 )
+EMPTY = resource(
+    name="empty",
+    gpu={},
+    lora={"maxAdapters": 1, "adapters": []},
+    networkPolicy={},
+    podDisruptionBudget={},
+    service={"annotations": {}},
+    serviceAccount={"annotations": {}},
+    podTemplate={
+        "metadata": {"labels": {}, "annotations": {}},
+        "spec": {
+            "affinity": {},
+            "dnsConfig": {},
+            "dnsPolicy": "",
+            "hostAliases": [],
+            "imagePullSecrets": [],
+            "nodeSelector": {},
+            "overhead": {},
+            "readinessGates": [],
+            "restartPolicy": "",
+            "schedulerName": "",
+            "securityContext": {},
+            "tolerations": [],
+            "topologySpreadConstraints": [
+                {"maxSkew": 1, "topologyKey": "zone", "whenUnsatisfiable": "ScheduleAnyway", "labelSelector": {}},
+                {
+                    "maxSkew": 1,
+                    "topologyKey": "rack",
+                    "whenUnsatisfiable": "ScheduleAnyway",
+                    "labelSelector": {"matchLabels": {}, "matchExpressions": []},
+                },
+            ],
+            "volumes": [
+                {"name": "csi", "csi": {"driver": "a.example", "volumeAttributes": {}}},
+                {"name": "flex", "flexVolume": {"driver": "a/b", "options": {}}},
+                {"name": "map", "configMap": {"name": "a", "items": []}},
+                {"name": "disk", "emptyDir": {}},
+            ],
+            "containers": [
+                {
+                    "name": "main",
+                    "lifecycle": {},
+                    "resources": {"limits": {}, "requests": {}, "claims": []},
+                    "securityContext": {},
+                    "envFrom": [],
+                },
+                {
+                    "name": "sidecar",
+                    "image": "sidecar:1",
+                    "args": [],
+                    "env": [],
+                    "imagePullPolicy": "",
+                    "livenessProbe": {
+                        "httpGet": {"port": 1, "path": "", "scheme": ""},
+                        "initialDelaySeconds": 0,
+                        **dict.fromkeys(("periodSeconds", "timeoutSeconds", "successThreshold", "failureThreshold"), 0),
+                    },
+                    "ports": [{"containerPort": 1, "hostPort": 0, "protocol": ""}],
+                    "resources": {},
+                    "securityContext": {"capabilities": {"add": [], "drop": []}, "seLinuxOptions": {}},
+                    "terminationMessagePath": "",
+                    "terminationMessagePolicy": "",
+                    "workingDir": "",
+                },
+            ],
+        },
+    },
+)
 TRUSTED = replace(SETTINGS, ca_config_map="roots")  # what the chart may add to pods
-RESOURCES = {**examples(), "everything": EVERYTHING}
+RESOURCES = {**examples(), "everything": EVERYTHING, "empty": EMPTY}
 
 
 @pytest.fixture(scope="module")
@@ -90,7 +158,11 @@ def test_what_was_written_is_read_back_without_a_difference(admin: Kube, namespa
     assert all(problem.condition != "Accepted" for problem in plan.problems)
     written(admin, plan)
     found = live(admin, plan)
-    assert [Ref.of(made) for made, seen in zip(plan.children, found, strict=True) if differs(made, seen)] == []
+    assert [
+        f"{made['kind']} {field_name(path)}"
+        for made, seen in zip(plan.children, found, strict=True)
+        for path in differences(made, seen)
+    ] == []
 
     service = admin.get(API_VERSION, KIND, service["metadata"]["name"], namespace)
     again = make(observe(service, *found, apis=frozenset()), TRUSTED)

@@ -38,16 +38,26 @@ _QUANTITY_MAPS = {"limits", "requests"}  # members that map names to quantities
 _EXACT = {"selector", "podSelector", "namespaceSelector", "from"}
 _FALSE_BY_WORD = {"automountServiceAccountToken", "enableServiceLinks", "allowPrivilegeEscalation", "hostUsers"}
 _ZERO_BY_DEFAULT = {"initialDelaySeconds", "minReadySeconds", "hostPort"}
-_NO_EMPTY_MAPS = {"annotations", "labels", "nodeSelector", "limits", "requests"}
+# Maps that the API server leaves out if they are empty. An empty struct, such as emptyDir, is something.
+_NO_EMPTY_MAPS = {
+    *("annotations", "labels", "matchLabels", "data", "binaryData"),
+    *("nodeSelector", "limits", "requests", "overhead", "volumeAttributes", "options"),
+}
+# Members of pods that the API server sets to a default if they are "" or 0.
+_DEFAULTED = {
+    *("schedulerName", "dnsPolicy", "restartPolicy", "imagePullPolicy", "protocol", "scheme", "path"),
+    *("terminationMessagePath", "terminationMessagePolicy"),
+    *("periodSeconds", "timeoutSeconds", "successThreshold", "failureThreshold"),
+}
 
 
 def differs(desired: Any, live: Any) -> bool:
     """Whether `live` lacks something of `desired`: a member, a list's entry or a value.
 
     What others added to `live` (defaults of the API server, fields of other managers) is no difference, nor is another
-    spelling of a quantity ("1000m" and 1), nor the absence of a value that the API server leaves out because it is the
-    same as nothing ("" , [] and such falses and zeros). Only selectors and peers must be equal: there an addition
-    changes the meaning, and the API server adds nothing.
+    spelling of a quantity ("1000m" and 1). A value that is the same as nothing ("", [], and certain falses and zeros)
+    may be absent, or a default in its place. Only selectors and peers must be equal: there an addition changes the
+    meaning, and the API server adds nothing.
     """
     return next(differences(desired, live), None) is not None
 
@@ -65,6 +75,8 @@ def differences(
         quantities: whether they are quantities, or maps of such.
     """
     if desired == live:  # most parts are, and this is quick
+        return
+    if member in _DEFAULTED and desired in ("", 0):
         return
     if member in _EXACT:
         yield path
