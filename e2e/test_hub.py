@@ -53,9 +53,9 @@ def test_a_private_model_is_fetched_with_a_token(kube: Kube, namespace: str) -> 
         return service if load["phase"] == "download" and 0 < load["percent"] < 100 else None
 
     service = kube.wait("the progress of the download", partly_loaded, timeout=POD_TIMEOUT)
-    told = condition(service, "ModelLoaded")
+    loading = condition(service, "ModelLoaded")
     percent = service["status"]["modelLoad"]["percent"]
-    assert (told["reason"], told["message"]) == ("Loading", f"the model is being loaded: download, {percent} %")
+    assert (loading["reason"], loading["message"]) == ("Loading", f"the model is being loaded: download, {percent} %")
     kube.request("POST", kube.path("v1", "Pod", namespace, f"hub:{PORT}", "proxy") + "/release")
     wait_condition(kube, namespace)
     assert "42" in text(Client(kube, namespace).ask())
