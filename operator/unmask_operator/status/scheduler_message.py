@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from unmask_operator.status.node_fit import CONTROL_PLANE_TAINTS, CORDON_TAINT, ExcludedNode
+from unmask_operator.status.terminations import POD_SPEC
 
 _PREFIX = re.compile(r"\d+/\d+ nodes are available: ")
 _NEXT_REASON = re.compile(r", (?=\d+ )")
@@ -17,7 +18,6 @@ _TAINT = re.compile(r"had (?:untolerated )?taint(?:\(s\)|s)?(?: \{([^:}]*))?")
 _NODE_AFFINITY = re.compile(r"didn't match (Pod's |scheduler-enforced )?node (affinity|selector)")
 _NODE_RULE = re.compile(r"were unschedulable|had unknown conditions|didn't match the requested node name")
 _MAX_NAMED = 3  # nodes or taints
-POD_SPEC = "spec.podTemplate.spec"
 
 
 @dataclass(frozen=True)
@@ -169,7 +169,7 @@ _TEMPORARY_TAINTS: Mapping[str, str] = {
 # Sentences of plugins that do not check taints, node affinity or resources.
 _FIXES: Sequence[tuple[str, str]] = (
     ("Too many pods", "every kubelet runs as many pods as it may; remove pods there or add a node"),
-    ("had unknown conditions", "the node is not Ready; kubectl describe node says why"),
+    ("had unknown conditions", _NOT_READY),
     ("requested node name", f"correct {POD_SPEC}.nodeName"),
     ("free ports", f"another pod has the host port; remove hostPort and hostNetwork from {POD_SPEC}"),
     (

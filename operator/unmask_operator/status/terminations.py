@@ -9,7 +9,7 @@ from unmask_operator.render.names import MAIN
 from unmask_operator.render.trust import INIT_CONTAINER
 from unmask_operator.status.verdict import Verdict, no
 
-_POD_SPEC = "spec.podTemplate.spec"
+POD_SPEC = "spec.podTemplate.spec"  # where the resource overrides the pod
 _START_ERRORS = ("StartError", "ContainerCannotRun")
 _ORDINARY_REASONS = ("Error", "Completed", "")
 _LOW_ON = re.compile(r"low on resource: ([\w-]+)")
@@ -24,7 +24,7 @@ def container_path(pod: Obj, name: str) -> str:
     initializing = [*(_spec(pod).get("initContainers") or ())]
     initializing += (pod.get("status") or {}).get("initContainerStatuses") or ()
     kind = "initContainers" if any(c["name"] == name for c in initializing) else "containers"
-    return f"{_POD_SPEC}.{kind}[name={name}]"
+    return f"{POD_SPEC}.{kind}[name={name}]"
 
 
 def ended(pod: Obj, container: Obj, end: Obj) -> Verdict:
@@ -55,7 +55,7 @@ def failed(pod: Obj) -> Verdict:
     message = str(status.get("message") or disruption.get("message") or "")
     fix = _fix_eviction(pod, message) if reason == "Evicted" else None
     if reason == "DeadlineExceeded":
-        fix = f"remove {_POD_SPEC}.activeDeadlineSeconds"
+        fix = f"remove {POD_SPEC}.activeDeadlineSeconds"
     sentence = f"pod {pod['metadata']['name']} failed: {message or reason}"
     return no(reason, f"{sentence.rstrip('. ')}; {fix}" if fix else sentence)
 
@@ -66,7 +66,7 @@ def _out_of_memory(pod: Obj, name: str) -> str:
     if found is None or _memory_limit(found):
         return f"container {name} was killed for using more memory than its limit; raise {path}.limits.memory"
     if _memory_limit(_spec(pod)):
-        limit = f"{_POD_SPEC}.resources.limits.memory"
+        limit = f"{POD_SPEC}.resources.limits.memory"
         return f"container {name} was killed since the pod used more memory than its limit; raise {limit}"
     node = _spec(pod).get("nodeName")
     return (
@@ -77,7 +77,7 @@ def _out_of_memory(pod: Obj, name: str) -> str:
 
 def _fix_eviction(pod: Obj, message: str) -> str | None:
     if full := _FULL_VOLUME.search(message):
-        return f"raise {_VOLUME_FIELDS.get(full[1], f'the sizeLimit of volume {full[1]} in {_POD_SPEC}.volumes')}"
+        return f"raise {_VOLUME_FIELDS.get(full[1], f'the sizeLimit of volume {full[1]} in {POD_SPEC}.volumes')}"
     if over := _OVER_DISK_LIMIT.search(message):
         return f"raise {_resources_path(pod, over[1])}.limits.ephemeral-storage"
     low_on, user = _LOW_ON.search(message), _LARGEST_USER.search(message)
