@@ -198,12 +198,17 @@ class Client(Session):
 
 def is_created_entry(entry: Mapping[str, Any]) -> bool:
     """Whether a managedFields entry is what our POST left."""
-    return entry.get("manager") == FIELD_MANAGER and entry.get("operation") == "Update" and not entry.get("subresource")
+    return _is_own_entry(entry, "Update")
 
 
 def is_applied_entry(entry: Mapping[str, Any]) -> bool:
     """Whether a managedFields entry is what our apply left."""
-    return entry.get("manager") == FIELD_MANAGER and entry.get("operation") == "Apply" and not entry.get("subresource")
+    return _is_own_entry(entry, "Apply")
+
+
+def _is_own_entry(entry: Mapping[str, Any], operation: str) -> bool:
+    made_by = (entry.get("manager"), entry.get("operation"))
+    return made_by == (FIELD_MANAGER, operation) and not entry.get("subresource")
 
 
 def _strict(dry_run: bool) -> dict[str, str]:
