@@ -82,8 +82,17 @@ class FieldConflicts:
     def forget(self, key: Key) -> None:
         self._children.pop(key, None)
 
-    def look(self, key: Key, planned: Iterable[Obj], live: Mapping[Ref, Obj]) -> None:
-        """Compares the fields in memory with the live objects, before anything is written."""
+    def look(
+        self, key: Key, planned: Iterable[Obj], live: Mapping[Ref, Obj], written_form: Callable[[Obj], Obj]
+    ) -> None:
+        """Compares the fields in memory with the live objects, before anything is written.
+
+        Args:
+            key: the resource.
+            planned: its children.
+            live: the objects of the cluster.
+            written_form: returns a child as it is sent. It is called only for a child that has fields in memory.
+        """
         now, known = self._clock(), self._children.get(key)
         if not known:
             return
@@ -92,7 +101,9 @@ class FieldConflicts:
             if ref not in desired:
                 del known[ref]
                 continue
-            changed = {OBJECT} if ref not in live else set(differences(desired[ref], live[ref]))
+            if not known[ref].fields:
+                continue  # most children, and comparing them takes time in each reconcile
+            changed = {OBJECT} if ref not in live else set(differences(written_form(desired[ref]), live[ref]))
             for path, one in list(known[ref].fields.items()):
                 if path in changed and not one.changed:
                     one.reaction = max(one.reaction, now - one.written)

@@ -150,7 +150,7 @@ class Writer:
 
     async def _rounds(self, make_plan: MakePlan, last_good: MakePlan, observed: Observed) -> Outcome:
         outcome, news = Outcome(make_plan(observed), observed), None
-        self.conflicts.look(outcome.key, map(_written_form, outcome.plan.children), observed.children)
+        self.conflicts.look(outcome.key, outcome.plan.children, observed.children, _written_form)
         for _ in range(ROUNDS):
             news = await self._round(outcome)
             if news is None:
@@ -351,16 +351,16 @@ def _ordered(changes: list[Obj], observed: Observed, refused: Collection[Ref]) -
     Children in `refused` come before all others, the pin and the Deployment together.
     """
     name = observed.service["metadata"]["name"]
+    is_edit = Ref("apps/v1", "Deployment", name) in observed.children
     kinds = TOGETHER if any(ref.kind in TOGETHER for ref in refused) else ()
-    changes = sorted(changes, key=lambda child: Ref.of(child) not in refused and child["kind"] not in kinds)
-    if Ref("apps/v1", "Deployment", name) not in observed.children:
-        return changes
 
     def position(child: Obj) -> int:
+        if Ref.of(child) in refused or child["kind"] in kinds:
+            return 0
         needed = child["kind"] in ("ServiceAccount", "ConfigMap")
         follows_list = child["metadata"]["name"] == adapters_config(name) and Ref.of(child) in observed.children
-        if Ref.of(child) in refused or child["kind"] in kinds:
-            return -1
-        return 0 if needed and not follows_list else 1 if child["kind"] in TOGETHER else 2
+        if not is_edit or (needed and not follows_list):
+            return 1
+        return 2 if child["kind"] in TOGETHER else 3
 
     return sorted(changes, key=position)
