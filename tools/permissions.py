@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from unmask_operator.client.kinds import CHILDREN, EVENTS, LEASES, NODES, PODS, SERVICES
+from unmask_operator.client.kinds import CHILDREN, EVENTS, LEASES, NODES, OPTIONAL, PODS, SERVICES
 from unmask_operator.objects import GROUP, PLURAL
 
 
@@ -30,6 +30,8 @@ def _rule(group: str, resource: str, verbs: str, why: str, scope: str = "watched
     return Rule(group, resource, frozenset(verbs.split()), why, scope)
 
 
+# A kind that may be absent is listed by the clock and not watched.
+_WATCH = {k.kind: "" if k in OPTIONAL else " watch" for k in CHILDREN}
 # Every resource has these three until it is deleted, and then they go with it: the operator deletes none.
 _DELETE = {k.kind: "" if k.kind in ("Deployment", "Service", "ServiceAccount") else " delete" for k in CHILDREN}
 
@@ -39,7 +41,12 @@ RULES: tuple[Rule, ...] = (
     _rule(GROUP, f"{PLURAL}/scale", "patch", "the Builtin autoscaler writes spec.replicas as kubectl scale does"),
     _rule(GROUP, f"{PLURAL}/finalizers", "update", "children name their owner as one whose deletion waits for them"),
     *(
-        _rule(kind.group, kind.plural, "get list watch create patch" + _DELETE[kind.kind], f"a resource's {kind.kind}")
+        _rule(
+            kind.group,
+            kind.plural,
+            f"get list{_WATCH[kind.kind]} create patch{_DELETE[kind.kind]}",
+            f"a resource's {kind.kind}",
+        )
         for kind in CHILDREN
     ),
     _rule(

@@ -7,12 +7,19 @@ import signal
 import sys
 import time
 import uuid
+from typing import Any, cast
+
+import kopf
 
 from unmask_operator.client.client import Client
 from unmask_operator.client.login import LoginError, login
 from unmask_operator.client.store import Store
+from unmask_operator.client.watch_login import WatchLogin
+from unmask_operator.controller.event_handler import EventHandler
 from unmask_operator.controller.leader import Leader
 from unmask_operator.controller.queue import WorkQueue
+from unmask_operator.controller.resync import Resync
+from unmask_operator.handlers import make_registry
 from unmask_operator.objects import Key
 from unmask_operator.process import health, logs
 from unmask_operator.process.lease import Elector, Lease, exit_at_once, lead
@@ -28,25 +35,26 @@ class Operator:
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
-        self._client = Client(login, f"unmask-operator/{settings.version}")
+        self._agent = f"unmask-operator/{settings.version}"
+        self._client = Client(login, self._agent)
         self._store = Store()
         self._queue: WorkQueue[Key] = WorkQueue()
         self._metrics = Metrics(self._store, lambda: len(self._queue))
-        identity = f"{settings.pod_name}_{uuid.uuid4().hex[:8]}"  # a restarted container is another one
-        lease = Lease(identity)
+        self._identity = f"{settings.pod_name}_{uuid.uuid4().hex[:8]}"  # a restarted container is another one
+        lease = Lease(self._identity)
         self._elector = Elector(self._client, settings.namespace, settings.lease_name, lease, settings.deployment)
         self._client.may_write = self._elector.in_time
         self._leader: Leader | None = None
+        self._stop = asyncio.Event()
 
     async def run(self) -> None:
-        """Until SIGTERM or SIGINT; any task's failure is the process's."""
-        stop, client = asyncio.Event(), self._client
+        """Runs until SIGTERM or SIGINT; any task's failure ends the process."""
+        client = self._client
         app = health.application(self._metrics.registry, lambda: time.monotonic() - client.last_answer, self._is_up)
         server = await health.serve(app, self._settings.port)
         try:
-            for number in (signal.SIGTERM, signal.SIGINT):
-                asyncio.get_running_loop().add_signal_handler(number, stop.set)
-            stopped = asyncio.create_task(stop.wait())
+            self._handle_signals()
+            stopped = asyncio.create_task(self._stop.wait())
             leading = asyncio.create_task(lead(self._elector, self._lead))
             await asyncio.wait((stopped, leading), return_when=asyncio.FIRST_COMPLETED)
             await self._end(leading)
@@ -61,17 +69,55 @@ class Operator:
         await asyncio.wait((leading,), timeout=1.0)
         await self._elector.release()
         if failed is not None:
-            log.error("the operator ends: %s", failed, exc_info=failed)
+            log.error("the operator ends: %s", _first(failed), exc_info=failed)
             exit_at_once()
+        await asyncio.wait((leading,))
 
     async def _lead(self) -> None:
         self._metrics.leader.set(1)
-        self._leader = Leader(self._client, self._store, self._queue, self._settings, self._metrics)
+        self._leader = Leader(self._client, self._store, self._queue, self._settings, self._metrics, self._watch)
         await self._leader.run()
+
+    async def _watch(self, events: EventHandler, resync: Resync) -> None:
+        """Runs kopf, as `kopf.operator` does, and raises when kopf has ended: without watches this pod must not lead.
+
+        `kopf.run_tasks` is not used: before it returns it waits for every task that began after kopf, and cancels it.
+        """
+        settings, errors = self._settings, self._metrics.api_errors
+        credentials = WatchLogin(
+            login, self._agent, resync.kopf_has_listed, lambda status: errors.labels(str(status)).inc()
+        )
+        tasks = await kopf.spawn_tasks(
+            registry=make_registry(events, credentials, settings),
+            identity=cast(Any, self._identity),  # by default kopf resolves the host's name, which may block
+            clusterwide=not settings.watch_namespaces,
+            namespaces=settings.watch_namespaces,
+        )
+        self._handle_signals()  # kopf has installed its own
+        try:
+            done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            for task in done:
+                await task
+            raise RuntimeError("kopf has ended")
+        finally:
+            # Each ends the tasks that it has begun. Were these cancelled too, as `asyncio.run` would do, a watch whose
+            # helper ends at the same time could ignore it.
+            for task in tasks:
+                task.cancel()
+            await asyncio.wait(tasks)
+
+    def _handle_signals(self) -> None:
+        for number in (signal.SIGTERM, signal.SIGINT):
+            asyncio.get_running_loop().add_signal_handler(number, self._stop.set)
 
     def _is_up(self) -> bool:
         """Whether this pod does what it is for: it would lead, or it leads and knows what there is."""
-        return self._elector.reads if self._leader is None else self._leader.known.is_set()
+        return self._elector.reads if self._leader is None else self._leader.synced.is_set()
+
+
+def _first(error: BaseException) -> BaseException:
+    """The first of the errors that a task group has collected."""
+    return _first(error.exceptions[0]) if isinstance(error, BaseExceptionGroup) else error
 
 
 def main() -> int:

@@ -1,11 +1,16 @@
-"""The operator's own settings. Read from the environment here and nowhere else."""
+"""The operator's own settings, read from the environment here and nowhere else, and the settings of kopf."""
 
 import json
 import os
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
+
+import kopf
+
+from unmask_operator.objects import GROUP, PLURAL, SERVICE_LABEL
+from unmask_operator.objects import VERSION as API
 
 VERSION = "0.1.0"
 PREFIX = "UNMASK_OPERATOR_"
@@ -95,3 +100,64 @@ def read_settings(environ: Mapping[str, str] | None = None) -> Settings:
         if not _REQUIREMENT.fullmatch(requirement):
             raise ValueError(f"{PREFIX}WATCH_SELECTOR: {requirement!r} is none of key, !key, key=value and key!=value")
     return Settings(**values)  # type: ignore[arg-type]
+
+
+PAGE = 100  # objects per answer to a list
+WATCH_SECONDS = 600  # a watch request's duration; each costs a request. An integer, as the API requires.
+INACTIVITY_SECONDS = 180.0  # a live watch has a bookmark per minute
+FIRST_BACKOFF_SECONDS = 1.0
+LONGEST_BACKOFF_SECONDS = 30.0
+REQUEST_SECONDS = 30.0
+
+
+class Backoffs:
+    """Pauses between the tries of a request, in seconds: 1, 2, 4 .. 30, and 30 without end."""
+
+    def __iter__(self) -> Iterator[float]:
+        pause = FIRST_BACKOFF_SECONDS
+        while True:
+            yield pause
+            pause = min(2 * pause, LONGEST_BACKOFF_SECONDS)
+
+
+class NoDiffBase(kopf.DiffBaseStorage):
+    """Neither computes nor stores what kopf's other handlers compare an object with."""
+
+    def build(self, *, body: kopf.Body, extra_fields: Iterable[kopf.FieldSpec] | None = None) -> kopf.BodyEssence:
+        return kopf.BodyEssence()
+
+    def fetch(self, *, body: kopf.Body) -> kopf.BodyEssence | None:
+        return None
+
+    def store(self, *, body: kopf.Body, patch: kopf.Patch, essence: kopf.BodyEssence) -> None:
+        return None
+
+
+def configure_kopf(target: kopf.OperatorSettings, settings: Settings) -> None:
+    """Sets what the operator needs of kopf: watches that survive every outage, in little memory, and no writes."""
+    watching, networking = target.watching, target.networking
+    watching.chunk_size = PAGE  # by default a list holds all objects of a kind in memory at once
+    # An object's worker waits so long for its next event: with the default of 5 s a list leaves a task per object.
+    target.queueing.idle_timeout = 0.05
+    watching.server_timeout = WATCH_SECONDS  # by default the API server ends a watch after 30 to 60 minutes
+    watching.inactivity_timeout = INACTIVITY_SECONDS  # the default of 70 s is one late bookmark
+    # A request that fails, by an outage or by missing rights, is tried again without end: kopf exits at the last try.
+    networking.error_backoffs = Backoffs()
+    networking.request_timeout = networking.connect_timeout = watching.connect_timeout = REQUEST_SECONDS
+    # Objects that are not the operator's are neither sent nor held.
+    watching.label_selectors[_is_child] = SERVICE_LABEL
+    if settings.watch_selector:
+        watching.label_selectors[GROUP, API, PLURAL] = ",".join(settings.watch_selector)
+    # Scanning watches CustomResourceDefinitions and namespaces, with rights in the whole cluster. The one kind that may
+    # be absent is listed instead (controller/resync.py).
+    target.scanning.disabled = True
+    target.peering.standalone = True  # the Lease elects the leader; peering needs a kind of its own
+    target.posting.enabled = False  # the operator writes its own Events, on transitions alone
+    # kopf writes nothing on objects: no last state, and no removal of a finalizer, which another operator on kopf may
+    # have set under the default name.
+    target.persistence.diffbase_storage = NoDiffBase()
+    target.persistence.finalizer = f"{GROUP}/unused"
+
+
+def _is_child(resource: kopf.Resource) -> bool:
+    return resource.group != GROUP

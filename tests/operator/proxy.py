@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import re
 import threading
 from collections.abc import Callable
@@ -44,6 +45,7 @@ class Fault:
     """Answer `times` requests with `status`, after letting `after` matching ones pass.
 
     `methods` empty is any; `path` is searched in path and query; status 0 drops the connection without an answer.
+    `in_stream`: the answer is 200 and a stream whose one event is an error of that status, as a watch's may be.
     """
 
     status: int
@@ -52,6 +54,7 @@ class Fault:
     times: int = 1
     after: int = 0
     retry_after: int | None = None
+    in_stream: bool = False
     hits: int = field(default=0, init=False)
 
     def takes(self, method: str, path: str) -> bool:
@@ -203,5 +206,7 @@ class FaultProxy:
             "reason": _REASONS.get(fault.status, ""),
             "message": f"the test's proxy answers {fault.status}",
         }
+        if fault.in_stream:
+            return web.Response(text=json.dumps({"type": "ERROR", "object": status}) + "\n")
         headers = {} if fault.retry_after is None else {"Retry-After": str(fault.retry_after)}
         return web.json_response(status, status=fault.status, headers=headers)

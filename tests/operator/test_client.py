@@ -77,6 +77,23 @@ def test_create_is_a_strict_post_under_our_name():
     assert headers["Content-Length"] == str(len(encode(CONFIG)))
 
 
+RESOURCES = {"resources": [{"name": "diffusionlmservices/status"}, {"name": "diffusionlmservices"}]}
+
+
+@pytest.mark.parametrize(
+    ("groups", "resources", "there"),
+    [
+        (["apps", "serving.unmask.dev"], RESOURCES, True),
+        (["apps"], RESOURCES, False),
+        (["serving.unmask.dev"], {"resources": [{"name": "others"}]}, False),
+    ],
+)
+def test_discovery_shows_a_kind_by_its_group_and_in_its_group(groups, resources, there):
+    server = Server((200, {"groups": [{"name": name} for name in groups]}, {}), (200, resources, {}))
+    assert server.run(lambda client: client.discovers(SERVICES)) is there
+    assert [path for _, path, *_ in server.seen] == ["/apis", "/apis/serving.unmask.dev/v1alpha1"][: len(server.seen)]
+
+
 def test_apply_says_whose_object_it_means():
     server = Server()
     server.run(lambda client: client.apply(CONFIG, "the-uid"))

@@ -1,10 +1,15 @@
-"""What the leading pod does without the API server."""
+"""What the leading pod does beside reconciles."""
 
 import asyncio
 
+import pytest
+
 from tests.operator.samples import resource
+from tests.simulated_time import now, run_simulated
+from unmask_operator.client.errors import ApiError
 from unmask_operator.client.kinds import SERVICES
 from unmask_operator.client.store import Store
+from unmask_operator.controller import leader as module
 from unmask_operator.controller.leader import Leader
 from unmask_operator.controller.queue import WorkQueue
 from unmask_operator.process.metrics import Metrics
@@ -13,7 +18,47 @@ from unmask_operator.settings import Settings
 
 def test_everything_is_looked_at_again_without_a_request():
     store, queue = Store(), WorkQueue(lambda: 0.0)
-    one = Leader(None, store, queue, Settings(), Metrics(store, lambda: 0))
+    one = Leader(None, store, queue, Settings(), Metrics(store, lambda: 0), None)
     store.put(SERVICES, resource() | {"metadata": resource()["metadata"] | {"resourceVersion": "1"}})
     asyncio.run(one._look_at_all())
     assert len(queue) == 1
+
+
+class Client:
+    """Lists nothing; its discovery lags behind."""
+
+    def __init__(self, *discoveries):
+        self.discoveries = list(discoveries)
+
+    async def list(self, *asked, **how):
+        await asyncio.sleep(0.1)
+        return [], 7
+
+    async def discovers(self, kind):
+        assert kind is SERVICES
+        found = self.discoveries.pop(0)
+        if isinstance(found, ApiError):
+            raise found
+        return found
+
+
+def test_kopf_starts_once_the_cache_is_synced_and_discovery_shows_the_resource():
+    away = ApiError(0, "Unreachable", "no answer from the API server")
+    started = []
+
+    async def watch(events, resync):
+        assert one.synced.is_set()
+        started.append(now())
+        raise RuntimeError("kopf has ended")
+
+    async def scene():
+        nonlocal one
+        store = Store()
+        one = Leader(Client(False, away, False, True), store, WorkQueue(), Settings(), Metrics(store, lambda: 0), watch)
+        await one.run()
+
+    one = None
+    with pytest.raises(BaseExceptionGroup) as ended:
+        run_simulated(scene())
+    assert [str(error) for error in ended.value.exceptions] == ["kopf has ended"]
+    assert started[0] > 3 * module.DISCOVERY_SECONDS

@@ -58,6 +58,18 @@ def test_faults_wait_for_their_turn(kube: Kube, fault_proxy: FaultProxy, namespa
     kube.create(config_map(namespace, "fourth"))
 
 
+def test_an_error_inside_a_stream_is_its_only_event(
+    api_server: ApiServer, fault_proxy: FaultProxy, namespace: str
+) -> None:
+    fault_proxy.fail(410, "/configmaps.*watch=1", in_stream=True)
+    headers = kubeconfig.read(api_server.kubeconfig_through(fault_proxy.url)).headers
+    url = f"{fault_proxy.url}/api/v1/namespaces/{namespace}/configmaps?watch=1"
+    answer = httpx.get(url, headers=headers, timeout=None, trust_env=False)
+    assert answer.status_code == 200
+    (event,) = map(json.loads, answer.text.splitlines())
+    assert (event["type"], event["object"]["code"]) == ("ERROR", 410)
+
+
 def test_a_dropped_connection_is_no_answer(kube: Kube, fault_proxy: FaultProxy, namespace: str) -> None:
     kube.path("v1", "ConfigMap")  # discovery comes first
     fault_proxy.fail(0, "/configmaps")

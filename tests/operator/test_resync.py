@@ -1,31 +1,27 @@
-"""Each kind is listed and followed: against an API server that answers from a script, and in simulated time."""
+"""Each kind is listed before anything is written, after kopf has listed it, and by the clock: in simulated time."""
 
 import asyncio
 import itertools
-import json
-import random
 
 import pytest
-from aiohttp import web
 
 from tests.simulated_time import now, run_simulated
-from tests.wait import TIMEOUT, wait_until_async
-from unmask_operator.client.client import Client
+from tests.wait import wait_until_async
 from unmask_operator.client.errors import ApiError
 from unmask_operator.client.kinds import CHILDREN, POD_MONITORS, PODS, SERVICES, kind_of
-from unmask_operator.client.login import Login
 from unmask_operator.client.store import Store
-from unmask_operator.controller import watches
-from unmask_operator.controller.watches import (
+from unmask_operator.controller import resync as module
+from unmask_operator.controller.event_handler import EventHandler
+from unmask_operator.controller.resync import (
+    AFTER_KOPF_SECONDS,
     DISCOVERY_SECONDS,
     KINDS,
-    LONGEST_PAUSE_SECONDS,
+    LONGEST_RETRY_SECONDS,
     NEEDED,
-    SETTLE_READY_SECONDS,
-    SETTLE_SECONDS,
-    UNASKED_LOOKS,
-    Watches,
-    settle_seconds,
+    OPTIONAL_SECONDS,
+    PERIOD_SECONDS,
+    STEP_SECONDS,
+    Resync,
 )
 from unmask_operator.objects import SERVICE_LABEL, Key
 from unmask_operator.process.metrics import Metrics
@@ -33,24 +29,14 @@ from unmask_operator.settings import Settings
 from unmask_operator.state.plan import MISSING_CRD
 
 KEY = Key("ns", "demo")
-
-
-def _pod(ready):
-    return {"status": {"conditions": [{"type": "Ready", "status": ready}]}}
-
-
-@pytest.mark.parametrize(
-    ("kind", "obj", "seconds"),
-    [
-        (SERVICES, {}, 0.0),
-        (PODS, {}, SETTLE_SECONDS),
-        (PODS, _pod("False"), SETTLE_SECONDS),
-        (PODS, _pod("True"), SETTLE_READY_SECONDS),
-        *((kind, {}, SETTLE_SECONDS) for kind in CHILDREN),
-    ],
-)
-def test_an_edit_is_carried_out_at_once_and_a_burst_of_changes_is_waited_for(kind, obj, seconds):
-    assert settle_seconds(kind, obj) == seconds
+NOT_FOUND = ApiError(404, "NotFound", "the server could not find the requested resource")
+REFUSALS = [
+    ApiError(403, "Forbidden", "pods is forbidden"),
+    ApiError(410, "Expired", "the continue token is too old"),
+    ApiError(429, "TooManyRequests", "try again later", 1.0),
+    ApiError(500, "InternalError", "no"),
+    ApiError(0, "Unreachable", "no answer from the API server"),
+]
 
 
 def obj(version, name="p", **more):
@@ -58,339 +44,240 @@ def obj(version, name="p", **more):
     return {"metadata": meta | {"labels": {SERVICE_LABEL: "demo"}}, **more}
 
 
-def event(change, version, name="p", **more):
-    return json.dumps({"type": change, "object": obj(version, name, **more)}).encode() + b"\n"
+class Lists:
+    """A client that lists what `objects` has of a kind, or raises what `errors` has; each list takes a millisecond."""
 
-
-def bookmark(version):
-    return json.dumps({"type": "BOOKMARK", "object": {"metadata": {"resourceVersion": str(version)}}}).encode() + b"\n"
-
-
-HALF = 7000  # the version of a list that has another page
-EXPIRED = {"kind": "Status", "code": 410, "reason": "Expired", "message": "too old resource version"}
-
-
-class Scripted:
-    """An API server. Lists answer from `lists`, (version, names); each watch sends the chunks of the next entry of
-    `streams`, and then ends; None in it is silence. Without an entry, a watch stays open."""
-
-    def __init__(self, lists, streams):
-        self.lists, self.streams = list(lists), list(streams)
-        self.asked = []  # "list", or the version that a watch goes on from
-        self.queries, self.tokens = [], []
-        self.idle = asyncio.Event()
-
-    async def handle(self, request):
-        self.queries.append(dict(request.query))
-        self.tokens.append(request.headers["Authorization"])
-        if "watch" not in request.query:
-            self.asked.append("list")
-            answer = self.lists.pop(0)
-            if isinstance(answer, int):
-                return web.json_response({**EXPIRED, "code": answer}, status=answer)
-            version, names = answer
-            items = [obj(v, name) for name, v in names.items()]
-            meta = {"resourceVersion": str(version), **({"continue": "more"} if version == HALF else {})}
-            return web.json_response({"metadata": meta, "items": items})
-        self.asked.append(int(request.query["resourceVersion"]))
-        chunks = self.streams.pop(0) if self.streams else [None]
-        if isinstance(chunks, int):
-            return web.json_response({**EXPIRED, "code": chunks}, status=chunks)
-        response = web.StreamResponse()
-        await response.prepare(request)
-        for chunk in chunks:
-            if chunk is None:
-                if not self.streams:
-                    self.idle.set()
-                await asyncio.Event().wait()
-            await response.write(chunk)
-            await asyncio.sleep(0.02)
-        return response
-
-
-def events(stream):
-    """How many of a stream's lines a client takes for events that are no errors."""
-    whole = b"".join(chunk for chunk in stream if chunk) if isinstance(stream, list) else b""
-    return sum(line.startswith(b'{"type": ') and b'"ERROR"' not in line for line in whole.split(b"\n")[:-1])
-
-
-def follow(lists, streams, kind=PODS, silences=()):
-    """One watch against a scripted server, until the server has nothing more to tell. Returns the server, the store,
-    and what was news. Of the first streams `silences` are the limits; the others have one that is never reached."""
-    random.seed(1)
-
-    async def scene():
-        server, store, news = Scripted(lists, streams), Store(), []
-        app = web.Application()
-        app.router.add_route("*", "/{tail:.*}", server.handle)
-        runner = web.AppRunner(app, shutdown_timeout=0.1)
-        await runner.setup()
-        await web.TCPSite(runner, "127.0.0.1", 0).start()
-        tokens = iter(["t1", *["t2"] * 99])
-        client = Client(lambda: Login(f"http://127.0.0.1:{runner.addresses[0][1]}", next(tokens)))
-        told, heard, whole = sum(map(events, streams)), [], client.watch
-        limits = itertools.chain(silences, itertools.repeat(10 * TIMEOUT))
-
-        def watch(*asked):
-            def take(change, obj):
-                heard.append(change)
-                asked[-1](change, obj)
-
-            return whole(*asked[:-1], take, silence=next(limits))
-
-        client.watch = watch
-        every = Watches(client, store, lambda key, seconds: news.append(key), Settings(), Metrics(store, lambda: 0))
-        (one,) = (watch for watch in every._watches if watch.kind is kind)
-        task = asyncio.create_task(one.run())
-        waiting = asyncio.create_task(server.idle.wait())
-        await asyncio.wait((task, waiting), timeout=TIMEOUT, return_when=asyncio.FIRST_COMPLETED)
-        if task.done():
-            task.result()
-        assert server.idle.is_set()
-        await wait_until_async(lambda: len(heard) >= told)  # what was sent may not have been read yet
-        task.cancel()
-        await client.close()
-        await runner.cleanup()
-        return server, store, news
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(watches, "LONGEST_PAUSE_SECONDS", 0.05)
-        return asyncio.run(scene())
-
-
-def pods(store):
-    return {pod["metadata"]["name"]: int(pod["metadata"]["resourceVersion"]) for pod in store.pods(KEY)}
-
-
-def test_a_list_is_followed_from_its_version_and_events_change_what_is_known():
-    server, store, news = follow(
-        [(7, {"old": 3, "gone": 4})],
-        [[event("ADDED", 8, "new") + event("MODIFIED", 9, "old") + event("DELETED", 10, "gone"), None]],
-    )
-    assert server.asked == ["list", 7]
-    assert pods(store) == {"old": 9, "new": 8}
-    assert news == [KEY] * 5
-    listing, watching = server.queries
-    assert watching["labelSelector"] == listing["labelSelector"] == SERVICE_LABEL
-    assert watching["allowWatchBookmarks"] == "true"
-    assert 500 < int(watching["timeoutSeconds"]) < 700
-
-
-def test_lines_come_in_any_pieces_and_may_be_large():
-    large = event("ADDED", 9, "large", padding="x" * 3_000_000)
-    whole = event("ADDED", 8, "split") + large + event("ADDED", 10, "last")
-    pieces = [whole[:40], whole[40:90], whole[90:1_000_000], whole[1_000_000:]]
-    server, store, _ = follow([(7, {})], [[*pieces, None]])
-    assert pods(store) == {"split": 8, "large": 9, "last": 10}
-    assert server.asked == ["list", 7]
-
-
-def test_half_a_line_at_the_end_is_none_and_the_next_stream_goes_on_before_it():
-    half = event("ADDED", 9, "second")[:-20]
-    server, store, _ = follow([(7, {})], [[event("ADDED", 8, "first") + half], [event("ADDED", 9, "second"), None]])
-    assert server.asked == ["list", 7, 8]
-    assert pods(store) == {"first": 8, "second": 9}
-
-
-def test_a_bookmark_is_where_the_next_stream_goes_on_from():
-    server, _, _ = follow([(7, {})], [[bookmark(70), bookmark(90)], []])
-    assert server.asked[:3] == ["list", 7, 90]
-
-
-def test_what_went_while_a_list_expired_half_way_is_forgotten():
-    server, store, news = follow([(HALF, {"a": 3, "b": 4}), 410, (7020, {"b": 4})], [])
-    assert server.asked == ["list", "list", "list", 7020]
-    assert pods(store) == {"b": 4}
-    assert news == [KEY] * 3
-
-
-@pytest.mark.parametrize("how", ["in the stream", "as the answer"])
-def test_a_version_that_is_too_old_is_listed_anew_and_what_went_meanwhile_is_forgotten(how, caplog):
-    caplog.set_level("INFO")
-    error = json.dumps({"type": "ERROR", "object": EXPIRED}).encode() + b"\n"
-    server, store, news = follow([(7, {"a": 3, "b": 4}), (20, {"b": 4})], [410 if how == "as the answer" else [error]])
-    assert server.asked == ["list", 7, "list", 20]
-    assert pods(store) == {"b": 4}
-    assert news == [KEY] * 3
-    assert "pods are listed anew: too old resource version" in caplog.text
-
-
-def test_an_etcd_of_older_versions_is_followed_from_where_it_is():
-    """Its objects are older than what is known, and ignored: the Lease tells of it, and the process starts over."""
-    server, store, _ = follow([(700, {"a": 600}), (20, {"a": 10})], [410])
-    assert server.asked == ["list", 700, "list", 20]
-    assert pods(store) == {"a": 600}
-
-
-def test_a_stream_that_says_nothing_for_too_long_is_dead_and_the_kind_is_listed_anew(caplog):
-    server, store, _ = follow([(7, {"a": 3}), (9, {})], [[None], [bookmark(10), None]], silences=[1.0])
-    assert server.asked == ["list", 7, "list", 9]
-    assert pods(store) == {}
-    assert "cannot watch pods: GET /api/v1/pods: not even a bookmark for 1 s" in caplog.text
-
-
-def test_a_line_that_is_no_event_is_no_reason_to_end(caplog):
-    server, _, _ = follow([(7, {}), (8, {})], [[b"<html>\n"]])
-    assert server.asked == ["list", 7, "list", 8]
-    assert "cannot watch pods: a watch of pods has a line that is no event" in caplog.text
-
-
-def test_a_token_that_is_not_good_any_more_is_read_again_and_nothing_is_listed_for_it():
-    server, _, _ = follow([(7, {})], [401])
-    assert server.asked == ["list", 7, 7]
-    assert server.tokens == ["Bearer t1", "Bearer t1", "Bearer t2"]
-
-
-def test_resources_are_listed_before_each_stream_in_case_the_last_one_left_out_a_new_field():
-    server, _, _ = follow([(7, {}), (9, {})], [[bookmark(8)]], kind=SERVICES)
-    assert server.asked == ["list", 7, "list", 9]
-
-
-class Fallible:
-    """A client whose lists hold one Service and fail for the kinds of `fails`; watches say nothing for ever."""
-
-    def __init__(self, fails=(), missing=()):
-        self.fails, self.missing = set(fails), set(missing)
-        self.listed = []
+    def __init__(self, objects=(), errors=()):
+        self.objects, self.errors = dict(objects), dict(errors)
+        self.version = 7
+        self.tries = []  # time, kind and namespace
         self.at_once = self.most_at_once = 0
 
     async def list(self, kind, namespace, selector, keep):
-        self.listed.append((namespace, kind))
+        self.tries.append((now(), kind, namespace))
         self.at_once += 1
         self.most_at_once = max(self.at_once, self.most_at_once)
         await asyncio.sleep(0.001)
         self.at_once -= 1
-        if kind in self.missing:
-            raise ApiError(404, "NotFound", "the server could not find the requested resource")
-        if kind in self.fails:
-            raise ApiError(500, "InternalError", "no")
-        return [keep(obj(7))] if kind == kind_of("v1", "Service") else [], 7
+        if kind in self.errors:
+            raise self.errors[kind]
+        return [keep(item) for item in self.objects.get(kind, ())], self.version
 
-    async def watch(self, *asked):
-        await asyncio.Event().wait()
+    def times(self, kind):
+        return [round(at) for at, tried, _ in self.tries if tried is kind]
 
 
-def run(client, lists, store=None, namespaces=()):
-    """All watches until so many lists were asked for and answered; returns them, their metrics, and what was news."""
-    store = store or Store()
-    metrics, news = Metrics(store, lambda: 0), []
+class Scene:
+    """A resync that runs, and what it enqueued."""
 
-    async def scene():
-        settings = Settings(watch_namespaces=namespaces)
-        every = Watches(client, store, lambda key, wait: news.append(key), settings, metrics)
-        task = asyncio.create_task(every.run())
-        await wait_until_async(lambda: len(set(client.listed)) >= lists and not client.at_once)
-        await asyncio.sleep(3 * LONGEST_PAUSE_SECONDS)  # what must not happen would
-        assert not task.done()
-        task.cancel()
-        return every
+    def __init__(self, client, store=None, **settings):
+        self.client, self.store, self.enqueued = client, store or Store(), []
+        self.metrics = Metrics(self.store, lambda: 0)
+        events = EventHandler(self.store, lambda key, seconds: self.enqueued.append(key))
+        self.resync = Resync(client, self.store, events, Settings(**settings), self.metrics)
 
-    return run_simulated(scene()), metrics, news
+    def run(self, act):
+        """`act(self)` while it runs."""
+
+        async def scene():
+            task = asyncio.create_task(self.resync.run())
+            await act(self)
+            assert not task.done()
+            task.cancel()
+
+        run_simulated(scene())
+        return self
+
+
+async def pass_minutes(scene, minutes=3.0):
+    await asyncio.sleep(60 * minutes)
 
 
 def test_few_kinds_are_listed_at_once():
-    client = Fallible()
-    every, _, _ = run(client, 2 * len(KINDS), namespaces=("a", "b"))
-    assert every.known.is_set()
-    assert len(client.listed) == 2 * len(KINDS)
-    assert client.most_at_once == watches.LISTS_AT_ONCE
+    scene = Scene(Lists(), watch_namespaces=("a", "b")).run(pass_minutes)
+    assert scene.resync.synced.is_set()
+    listed = [(kind, namespace) for _, kind, namespace in scene.client.tries]
+    assert sorted(map(str, listed)) == sorted(str((kind, name)) for kind in KINDS for name in ("a", "b"))
+    assert scene.client.most_at_once == module.LISTS_AT_ONCE
 
 
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.kind)
-def test_a_kind_that_cannot_be_listed_is_named_and_holds_up_only_what_needs_it(kind, caplog):
-    every, metrics, news = run(Fallible({kind}), len(KINDS))
-    assert every.known.is_set() == (kind not in NEEDED)
+@pytest.mark.parametrize("error", REFUSALS, ids=lambda error: error.reason)
+def test_a_kind_that_cannot_be_listed_is_named_and_holds_up_only_what_needs_it(kind, error, caplog):
+    objects = {one: [obj(7, one.kind)] for one in (kind_of("v1", "Service"), PODS) if one is not kind}
+    scene = Scene(Lists(objects, {kind: error})).run(pass_minutes)
+    assert scene.resync.synced.is_set() == (kind not in NEEDED)
     assert {need.kind for need in NEEDED} == {"DiffusionLMService", "Pod", "Deployment", "ControllerRevision"}
-    assert f"cannot list {kind.plural}: no (500 InternalError)" in caplog.text
-    assert metrics.registry.get_sample_value("unmask_operator_api_errors_total", {"status": "500"}) >= 1
-    if kind.kind != "Service":
-        assert news == [KEY], "what one list brings is news though another fails"
+    assert f"cannot list {kind.plural}: {error}" in caplog.text
+    failures = {"status": str(error.status)}
+    assert scene.metrics.registry.get_sample_value("unmask_operator_api_errors_total", failures) >= 1
+    assert scene.enqueued == [KEY] * len(objects), "what other lists bring is enqueued"
 
 
-def test_nothing_is_known_before_every_kind_was_asked_for():
-    """A create would tell of a child that is there; but who takes over must not write what is there."""
-    client = Fallible()
+def test_a_missing_kind_of_the_operators_own_is_explained(caplog):
+    Scene(Lists(errors={SERVICES: NOT_FOUND})).run(pass_minutes)
+    assert "cannot list diffusionlmservices: " in caplog.text
+    assert "check that its CustomResourceDefinition is installed" in caplog.text
 
-    async def slow(kind, namespace, selector, keep, whole=client.list):
+
+def test_nothing_is_synced_before_every_kind_was_tried():
+    """A create would meet a child that is there; but a new leader must not write what is there."""
+    client = Lists()
+
+    async def slow(kind, namespace, selector, keep, answer=client.list):
         if kind is CHILDREN[0]:
             await asyncio.Event().wait()
-        return await whole(kind, namespace, selector, keep)
+        return await answer(kind, namespace, selector, keep)
 
     client.list = slow
-    every, _, _ = run(client, len(KINDS) - 1)
-    assert not every.known.is_set()
+    assert not Scene(client).run(pass_minutes).resync.synced.is_set()
 
 
-def test_what_fails_is_tried_again_after_growing_pauses_without_an_end():
-    tries, store = [], Store()
+@pytest.mark.parametrize("error", REFUSALS, ids=lambda error: error.reason)
+def test_a_list_that_fails_for_ten_minutes_is_tried_after_growing_pauses_and_then_succeeds(error):
+    client = Lists({PODS: [obj(3)]}, {PODS: error})
 
-    class Client:
-        async def list(self, *asked, **how):
-            tries.append(now())
-            if len(tries) > 1100:
-                raise asyncio.CancelledError
-            raise ApiError(500, "InternalError", "no")
+    async def ten_minutes(scene):
+        await asyncio.sleep(600)
+        assert not scene.resync.synced.is_set()
+        assert not scene.store.pods(KEY)
+        del client.errors[PODS]
+        await asyncio.sleep(2 * LONGEST_RETRY_SECONDS)
+        assert scene.resync.synced.is_set()
+        assert scene.store.pods(KEY)
 
-    async def scene():
-        every = Watches(Client(), store, lambda key, wait: None, Settings(), Metrics(store, lambda: 0))
-        (one,) = (watch for watch in every._watches if watch.kind is PODS)
-        await one.run()
+    Scene(client).run(ten_minutes)
+    pauses = [later - earlier for earlier, later in itertools.pairwise(client.times(PODS))]
+    assert pauses[:5] == [1, 2, 4, 8, 16]
+    assert set(pauses[5:]) == {LONGEST_RETRY_SECONDS}
 
-    with pytest.raises(asyncio.CancelledError):
-        run_simulated(scene())
-    pauses = [round(later - earlier) for earlier, later in itertools.pairwise(tries)]
-    assert pauses == [1, 2, 4, 8, 16] + [LONGEST_PAUSE_SECONDS] * 1095
+
+def test_every_kind_is_listed_again_by_the_clock():
+    scene = Scene(Lists()).run(lambda scene: pass_minutes(scene, 35))
+    for kind in KINDS:
+        assert scene.client.times(kind) == [0, PERIOD_SECONDS, 2 * PERIOD_SECONDS, 3 * PERIOD_SECONDS], kind
+
+
+@pytest.mark.parametrize("kind", [SERVICES, PODS, *CHILDREN], ids=lambda kind: kind.kind)
+def test_what_was_deleted_while_no_watch_was_open_is_removed_after_kopf_has_listed_anew(kind):
+    """kopf lists after an expired version, and reports no deletions then."""
+    client = Lists({kind: [obj(3, "demo"), obj(4, "gone")]})
+
+    async def relist(scene):
+        await asyncio.sleep(100)
+        scene.enqueued.clear()
+        client.objects[kind], client.version = [obj(3, "demo")], 20
+        for _ in range(3):  # its pages
+            scene.resync.kopf_has_listed(kind.path(None))
+        await asyncio.sleep(AFTER_KOPF_SECONDS + 2 * STEP_SECONDS)
+
+    scene = Scene(client).run(relist)
+    if kind is not POD_MONITORS:  # it is listed each minute besides
+        first, second = client.times(kind)
+        assert (first, second) == (0, pytest.approx(100 + AFTER_KOPF_SECONDS, abs=STEP_SECONDS))
+    assert scene.enqueued == [Key("ns", "gone") if kind is SERVICES else KEY]
+    names = [one["metadata"]["name"] for one in scene.store._objects[kind.api].values()]
+    assert names == ["demo"]
+
+
+def test_a_list_of_something_else_is_no_reason_to_list_anything():
+    async def strange(scene):
+        await asyncio.sleep(1)
+        for path in ("/apis", "/api/v1/nodes", "/api/v1/namespaces/other/pods", ""):
+            scene.resync.kopf_has_listed(path)
+        await asyncio.sleep(60)
+
+    assert len(Scene(Lists()).run(strange).client.tries) == len(KINDS)
+
+
+def test_an_empty_namespace_does_not_empty_another():
+    client = Lists({PODS: [obj(3)]})
+
+    async def other(scene):
+        await asyncio.sleep(10)
+        client.objects[PODS], client.version = [], 20
+        scene.resync.kopf_has_listed(PODS.path("other"))
+        await asyncio.sleep(60)
+
+    assert len(Scene(client, watch_namespaces=("ns", "other")).run(other).store.pods(KEY)) == 1
+
+
+def test_an_etcd_of_older_versions_changes_nothing_that_is_known():
+    """Its objects are older than the cache's: the Lease shows it, and the process starts over."""
+    client = Lists({PODS: [obj(600, "a")]})
+    client.version = 700
+
+    async def restored(scene):
+        await asyncio.sleep(10)
+        client.objects[PODS], client.version = [obj(10, "a")], 20
+        scene.resync.kopf_has_listed(PODS.path(None))
+        await asyncio.sleep(60)
+
+    (pod,) = Scene(client).run(restored).store.pods(KEY)
+    assert pod["metadata"]["resourceVersion"] == "600"
+
+
+def waiting(missing=True):
+    conditions = [{"type": "UpToDate", "status": "False", "reason": MISSING_CRD}] if missing else []
+    return obj(3, "demo", status={"conditions": conditions})
 
 
 @pytest.mark.parametrize("waits", [True, False])
 def test_a_kind_that_is_missing_is_looked_for_soon_where_a_resource_waits_and_else_seldom(waits):
-    client, store = Fallible(missing={POD_MONITORS}), Store()
-    conditions = [{"type": "UpToDate", "status": "False", "reason": MISSING_CRD}] if waits else []
-    store.put(SERVICES, obj(3, "demo", status={"conditions": conditions}))
-
-    async def scene():
-        every = Watches(client, store, lambda key, wait: None, Settings(), Metrics(store, lambda: 0))
-        (one,) = (watch for watch in every._watches if watch.kind is POD_MONITORS)
-        await one._once()
-        return every, now()
-
-    every, passed = run_simulated(scene())
-    assert passed == pytest.approx(DISCOVERY_SECONDS * (1 if waits else UNASKED_LOOKS), abs=0.1)
-    assert every.apis == frozenset()
+    client = Lists({SERVICES: [waiting(waits)]}, {POD_MONITORS: NOT_FOUND})
+    scene = Scene(client).run(lambda scene: pass_minutes(scene, 11))
+    assert scene.resync.synced.is_set()
+    assert scene.resync.apis == frozenset()
+    pauses = {later - earlier for earlier, later in itertools.pairwise(client.times(POD_MONITORS))}
+    assert pauses == {DISCOVERY_SECONDS if waits else PERIOD_SECONDS}
 
 
-def test_a_kind_that_comes_is_watched_and_one_that_goes_is_forgotten():
-    service, monitor = obj(3, "demo"), obj(9, "monitor")
-    watching, store, seen = [], Store(), []
+def test_a_resource_that_begins_to_wait_for_a_kind_need_not_wait_for_the_clock():
+    client = Lists(errors={POD_MONITORS: NOT_FOUND})
 
-    class Client:
-        made = 0
-
-        async def list(self, kind, namespace, selector, keep):
-            Client.made += 1
-            if Client.made == 2:
-                return [keep(monitor)], 9
-            raise ApiError(404, "NotFound", "the server could not find the requested resource")
-
-        async def watch(self, kind, namespace, selector, version, take):
-            watching.append(version)
-            seen.append((every.apis, len(store.children(KEY))))
-            raise ApiError(404, "NotFound", "the server could not find the requested resource")
-
-    async def scene():
-        nonlocal every
-        every = Watches(Client(), store, lambda key, wait: news.append(key), Settings(), Metrics(store, lambda: 0))
-        store.put(SERVICES, service)
-        (one,) = (watch for watch in every._watches if watch.kind is POD_MONITORS)
-        task = asyncio.create_task(one.run())
-        await wait_until_async(lambda: Client.made >= 3, interval=1.0)
+    async def begin(scene):
+        await asyncio.sleep(100)
+        scene.store.put(SERVICES, waiting())
         await asyncio.sleep(DISCOVERY_SECONDS)
-        task.cancel()
 
-    every, news = None, []
-    run_simulated(scene())
-    assert watching == [9]
-    assert seen == [(frozenset({POD_MONITORS.api}), 1)]
-    assert every.apis == frozenset()
-    assert store.children(KEY) == {}
-    assert len(news) >= 4, "its coming and its going, and what came and went with it"
+    assert len(Scene(client).run(begin).client.times(POD_MONITORS)) == 2
+
+
+def test_a_kind_that_may_be_absent_is_listed_every_minute_while_it_is_used():
+    client = Lists({POD_MONITORS: [obj(3)]})
+    Scene(client).run(lambda scene: pass_minutes(scene, 5.5))
+    assert client.times(POD_MONITORS) == [OPTIONAL_SECONDS * number for number in range(6)]
+
+
+def test_a_kind_that_comes_and_goes_is_followed_and_every_resource_reconciled():
+    client = Lists({SERVICES: [waiting()], POD_MONITORS: [obj(9, "monitor")]}, {POD_MONITORS: NOT_FOUND})
+
+    async def come_and_go(scene):
+        await asyncio.sleep(5)
+        assert scene.resync.apis == frozenset()
+        scene.enqueued.clear()
+        del client.errors[POD_MONITORS]
+        await wait_until_async(lambda: scene.resync.apis, interval=1.0)
+        assert scene.resync.apis == {POD_MONITORS.api}
+        assert len(scene.store.children(KEY)) == 1
+        assert scene.enqueued == [KEY, KEY], "the kind and its object"
+        scene.enqueued.clear()
+        client.errors[POD_MONITORS] = NOT_FOUND
+        await wait_until_async(lambda: not scene.resync.apis, interval=1.0)
+        assert scene.store.children(KEY) == {}
+        assert scene.enqueued == [KEY, KEY]
+
+    Scene(client).run(come_and_go)
+
+
+def test_a_failure_is_no_sign_that_a_kind_is_absent():
+    client = Lists({POD_MONITORS: [obj(9, "monitor")]})
+
+    async def fail(scene):
+        await asyncio.sleep(10)
+        client.errors[POD_MONITORS] = REFUSALS[0]
+        await asyncio.sleep(2 * PERIOD_SECONDS)
+        assert scene.resync.apis == {POD_MONITORS.api}
+        assert len(scene.store.children(KEY)) == 1
+
+    Scene(client).run(fail)

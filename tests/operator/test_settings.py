@@ -1,8 +1,11 @@
 """Settings come from the environment alone, and a wrong one is named."""
 
+import itertools
+
+import kopf
 import pytest
 
-from unmask_operator.settings import Settings, read_settings
+from unmask_operator.settings import Backoffs, Settings, configure_kopf, read_settings
 
 
 def test_each_type_is_read():
@@ -62,3 +65,46 @@ def test_a_selector_is_a_list_of_requirements(selector):
 def test_a_selector_that_is_none_is_refused(selector):
     with pytest.raises(ValueError, match=r"UNMASK_OPERATOR_WATCH_SELECTOR: .* is none of key, !key"):
         read_settings({"UNMASK_OPERATOR_WATCH_SELECTOR": selector})
+
+
+def configured(**settings):
+    target = kopf.OperatorSettings()
+    configure_kopf(target, Settings(**settings))
+    return target
+
+
+def test_kopf_pages_its_lists_keeps_no_idle_tasks_and_notices_dead_watches():
+    target = configured()
+    assert target.watching.chunk_size == 100
+    assert target.queueing.idle_timeout == 0.05
+    assert (target.watching.server_timeout, target.watching.inactivity_timeout) == (600, 180)
+    assert isinstance(target.watching.server_timeout, int), "the API server reads no fraction"
+
+
+def test_kopf_neither_scans_nor_peers_nor_posts_nor_writes():
+    target = configured()
+    assert target.scanning.disabled
+    assert target.peering.standalone
+    assert not target.posting.enabled
+    assert "kopf" not in target.persistence.finalizer
+    assert target.persistence.diffbase_storage.fetch(body=None) is None
+    assert target.persistence.diffbase_storage.build(body=None) == {}
+
+
+def test_a_request_of_kopfs_is_tried_again_without_end_every_time():
+    backoffs = configured().networking.error_backoffs
+    for _ in range(2):  # one after the other, from the start
+        pauses = list(itertools.islice(backoffs, 1000))
+        assert pauses[:6] == [1, 2, 4, 8, 16, 30]
+        assert set(pauses[5:]) == {30}
+    assert isinstance(backoffs, Backoffs)
+
+
+@pytest.mark.parametrize("selector", [(), ("track=canary", "!old")])
+def test_kopf_watches_what_has_our_label_and_of_resources_what_the_selector_says(selector):
+    selectors = configured(watch_selector=selector).watching.label_selectors
+    own = kopf.Resource(group="serving.unmask.dev", version="v1alpha1", plural="diffusionlmservices")
+    assert selectors.collect(own) == ([",".join(selector)] if selector else [])
+    for group, version, plural in (("", "v1", "pods"), ("apps", "v1", "deployments"), ("policy", "v1", "others")):
+        child = kopf.Resource(group=group, version=version, plural=plural)
+        assert selectors.collect(child) == ["serving.unmask.dev/service"]

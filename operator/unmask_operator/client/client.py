@@ -1,7 +1,5 @@
 """What is asked of the API server: plain objects are read and written, and nothing is known of reconciling."""
 
-import json
-import random
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -13,8 +11,6 @@ from unmask_operator.state.drift import Clash
 
 PAGE = 100  # objects of one answer to a list: parsing it must neither hold the event loop up nor take much memory
 LIST_TRIES = 5  # how often a list is begun
-STREAM_SECONDS = 600  # how long one watch request lasts; a new one costs a request
-SILENCE_SECONDS = 180.0  # a stream without even a bookmark (one a minute) for so long is dead
 
 MERGE = "application/merge-patch+json"
 JSON_PATCH = "application/json-patch+json"
@@ -119,6 +115,14 @@ class Client(Session):
                 raise ApiError(409, "Conflict", error.message) from error
             raise
 
+    async def discovers(self, kind: ApiKind) -> bool:
+        """Whether the API server's discovery shows a kind of an API group, which may lag behind the kind itself."""
+        groups = await self.request("GET", "/apis")
+        if kind.group not in {group["name"] for group in groups["groups"]}:
+            return False
+        resources = await self.request("GET", kind.root)
+        return kind.plural in {resource["name"] for resource in resources["resources"]}
+
     async def delete(self, kind: ApiKind, namespace: str, name: str, uid: str) -> None:
         """Delete the object with that uid; one that is gone already, or another one of its name, is left as it is."""
         body = {"preconditions": {"uid": uid}, "propagationPolicy": "Background"}
@@ -163,37 +167,6 @@ class Client(Session):
         meta = lease["metadata"]
         path = LEASES.path(meta["namespace"], meta["name"])
         return await self.request("PUT", path, body=lease, timeout=timeout)
-
-    async def watch(
-        self,
-        kind: ApiKind,
-        namespace: str | None,
-        selector: str,
-        version: int,
-        take: Callable[[str, Obj], None],
-        silence: float = SILENCE_SECONDS,
-    ) -> None:
-        """Hand every change since a resource version to `take`, until the stream ends: ADDED, MODIFIED or DELETED with
-        the object, and BOOKMARK with nothing but a newer version to go on from.
-
-        ApiError tells also what the server says inside the stream, such as that the version is too old (410).
-        """
-        asked = {"watch": "true", "allowWatchBookmarks": "true", "resourceVersion": str(version)}
-        asked["timeoutSeconds"] = str(round(STREAM_SECONDS * random.uniform(0.85, 1.15)))  # not all at once
-        if selector:
-            asked["labelSelector"] = selector
-
-        def read(line: bytes) -> None:
-            try:
-                event = json.loads(line)
-                change, obj = event["type"], event["object"]
-            except (ValueError, KeyError, TypeError):
-                raise ApiError(200, "Unreadable", f"a watch of {kind.plural} has a line that is no event") from None
-            if change == "ERROR":
-                raise ApiError(obj.get("code") or 500, obj.get("reason") or "Unknown", str(obj.get("message")))
-            take(change, obj)
-
-        await self.stream(kind.path(namespace), asked, read, silence)
 
 
 def is_created_entry(entry: Mapping[str, Any]) -> bool:

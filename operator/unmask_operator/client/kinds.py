@@ -18,6 +18,11 @@ class ApiKind:
         return self.api_version.rpartition("/")[0]
 
     @property
+    def resource(self) -> tuple[str, str, str]:
+        """Group, version and plural, as kopf identifies a kind."""
+        return self.group, self.api_version.rpartition("/")[2], self.plural
+
+    @property
     def api(self) -> str:
         """As `Observed.apis` names it."""
         return f"{self.api_version}/{self.kind}"
@@ -56,6 +61,7 @@ CHILDREN = (
 )
 OPTIONAL = (POD_MONITORS,)
 
+KINDS_BY_RESOURCE = {kind.resource: kind for kind in (SERVICES, PODS, *CHILDREN)}
 _BY_NAME = {(k.api_version, k.kind): k for k in (SERVICES, PODS, NODES, EVENTS, *CHILDREN)}
 
 

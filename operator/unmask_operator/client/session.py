@@ -1,4 +1,4 @@
-"""The requests to the API server, over one aiohttp session: logging in, waiting as told, streams, and one error."""
+"""The requests to the API server, over one aiohttp session: login, waits that the server asks for, and one error."""
 
 import asyncio
 import json
@@ -63,33 +63,6 @@ class Session:
                 await asyncio.sleep(wait)
         return await self._send(method, path, params, body, content_type, timeout)
 
-    async def stream(self, path: str, params: Mapping[str, str], take: Callable[[bytes], None], silence: float) -> None:
-        """Hand each line of an answer to `take` as it comes, until its end; half a line at the end is none.
-
-        A stream without a byte for `silence` seconds is dead: ApiError of status 504.
-        """
-        session = await self._open()
-        headers = {**self._who.headers(), "Accept": JSON}
-        timeout = aiohttp.ClientTimeout(total=None, sock_read=silence)
-        try:
-            async with asyncio.timeout(TIMEOUT_SECONDS):
-                opened = await session.get(self._who.server + path, params=params, headers=headers, timeout=timeout)
-            async with opened as answer:
-                self._note(answer.status)
-                if answer.status == 401:
-                    await self._renew_login()
-                if answer.status >= 400:
-                    raise api_error(answer.status, await answer.read(), answer.headers)
-                rest = b""
-                async for chunk in answer.content.iter_any():
-                    *lines, rest = (rest + chunk).split(b"\n")
-                    for line in lines:
-                        take(line)
-        except aiohttp.SocketTimeoutError as error:
-            raise ApiError(504, "Silent", f"GET {path}: not even a bookmark for {silence:g} s") from error
-        except (aiohttp.ClientError, TimeoutError, OSError) as error:
-            raise await self._unanswered("GET", path, error) from error
-
     async def _send(
         self, method: str, path: str, params: Mapping[str, str] | None, body: Any, content_type: str, timeout: float
     ) -> Obj:
@@ -132,7 +105,7 @@ class Session:
         if self._who.token and time.monotonic() - self._read_at > TOKEN_SECONDS:
             await self._renew_login()
         if self._session is None:
-            # No limit to connections: each watch holds one, and who asks for more are few.
+            # No limit to connections: the work queue's workers are the limit.
             connector = aiohttp.TCPConnector(limit=0, ssl=self._who.tls())
             self._session = aiohttp.ClientSession(connector=connector, headers={"User-Agent": self._agent})
         return self._session

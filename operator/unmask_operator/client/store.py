@@ -82,6 +82,10 @@ class Store:
     def services(self) -> Iterator[tuple[Key, Obj]]:
         yield from list(self._objects[SERVICES.api].items())
 
+    def holds(self, kind: ApiKind) -> bool:
+        """Whether any object of a kind is known."""
+        return bool(self._objects[kind.api])
+
     def children(self, key: Key) -> dict[Ref, Obj]:
         """Objects with the resource's label, pods apart."""
         family = self._family.get(key, {})

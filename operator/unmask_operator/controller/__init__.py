@@ -1,1 +1,1 @@
-"""The controller: watches, queue and workers, and each step of one reconcile. It runs in the pod that leads."""
+"""The controller: resync, queue and workers, and each step of one reconcile. It runs in the pod that leads."""

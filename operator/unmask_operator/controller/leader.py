@@ -1,4 +1,4 @@
-"""What the leading pod does: keep the store true, run the queue's workers, ask loading pods, scale."""
+"""What the leading pod does: sync the cache, run kopf and the queue's workers, poll loading pods, scale."""
 
 import asyncio
 import functools
@@ -12,13 +12,15 @@ from unmask_operator.autoscaler.loop import Autoscaler
 from unmask_operator.autoscaler.scrape import scrape
 from unmask_operator.client.client import Client
 from unmask_operator.client.errors import ApiError
+from unmask_operator.client.kinds import SERVICES
 from unmask_operator.client.store import Store
+from unmask_operator.controller.event_handler import EventHandler
 from unmask_operator.controller.nodes import Nodes
 from unmask_operator.controller.pod_events import PodEvents
 from unmask_operator.controller.progress import Progress
 from unmask_operator.controller.queue import WorkQueue
 from unmask_operator.controller.reconcile import Reconciler
-from unmask_operator.controller.watches import Watches
+from unmask_operator.controller.resync import Resync
 from unmask_operator.objects import Key, Obj, Ref
 from unmask_operator.process.cold_starts import ColdStarts
 from unmask_operator.process.metrics import Metrics
@@ -29,22 +31,29 @@ from unmask_operator.state.observed import Observed
 WORKERS = 16
 LOOK_AGAIN_SECONDS = 300.0  # between looks at every resource, by what is known: nothing is read
 LOOK_SECONDS = 5.0  # between looks at pods that load or say nothing
+DISCOVERY_SECONDS = 1.0  # between two requests for the resource's kind in the API server's discovery
 
 log = logging.getLogger(__name__)
 
 
+# Watches every kind until it fails or is cancelled. It reports each event to the first and each list to the second.
+Watch = Callable[[EventHandler, Resync], Awaitable[None]]
+
+
 class Leader:
-    """One leadership. Everything is made anew for the next one, which begins from lists of its own."""
+    """One leadership, which begins from lists of its own."""
 
     def __init__(
-        self, client: Client, store: Store, queue: WorkQueue[Key], settings: Settings, metrics: Metrics
+        self, client: Client, store: Store, queue: WorkQueue[Key], settings: Settings, metrics: Metrics, watch: Watch
     ) -> None:
         self._client = client
         self._store = store
         self._queue = queue
         self._metrics = metrics
-        self._watches = Watches(client, store, queue.add, settings, metrics)
-        self.known = self._watches.known  # set once everything has been listed that is needed for any write
+        self._watch = watch
+        self._events = EventHandler(store, queue.add)
+        self._resync = Resync(client, store, self._events, settings, metrics)
+        self.synced = self._resync.synced  # nothing is written before
         self._nodes = Nodes(client, settings.read_nodes, queue.add)
         self._progress = Progress(store.every_pod, queue.add, lambda key: listed(store.children(key), key.name))
         self._pod_events = PodEvents(client, store.every_pod, queue.add)
@@ -60,14 +69,26 @@ class Leader:
                 self._store.services, self._store.pods, self._scale, self._queue.add, look, lambda: datetime.now(UTC)
             )
             async with asyncio.TaskGroup() as group:
-                group.create_task(self._watches.run())
-                await self.known.wait()
+                group.create_task(self._resync.run())
+                await self.synced.wait()
                 for _ in range(WORKERS):
                     group.create_task(self._work())
                 group.create_task(_every(LOOK_AGAIN_SECONDS, self._look_at_all))
                 group.create_task(_every(LOOK_SECONDS, functools.partial(self._progress.poll, session)))
                 group.create_task(_every(LOOK_SECONDS, self._pod_events.poll))
                 group.create_task(self._autoscaler.run())
+                await self._discovered()
+                await self._watch(self._events, self._resync)
+
+    async def _discovered(self) -> None:
+        """Waits until discovery shows the resource's kind. kopf reads it once and never watches what is missing."""
+        while True:
+            try:
+                if await self._client.discovers(SERVICES):
+                    return
+            except ApiError as error:
+                log.warning("cannot read the API server's discovery: %s", error)
+            await asyncio.sleep(DISCOVERY_SECONDS)
 
     async def _look_at_all(self) -> None:
         for key, _ in self._store.services():
@@ -99,7 +120,7 @@ class Leader:
             now=datetime.now(UTC),
             children=children,
             pods=pods,
-            apis=self._watches.apis,
+            apis=self._resync.apis,
             nodes=await self._nodes.needed(pods),
             loads=self._progress.loads,
             revisions=self._progress.revisions,

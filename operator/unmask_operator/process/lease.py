@@ -231,6 +231,7 @@ async def lead(elector: Elector, work: Callable[[], Awaitable[None]]) -> None:
     finally:
         keeper.cancel()
         worker.cancel()
+        await asyncio.wait((worker,))
 
 
 def exit_at_once() -> None:

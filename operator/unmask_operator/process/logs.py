@@ -32,3 +32,4 @@ def configure(settings: Settings) -> None:
     root.handlers = [handler]
     root.setLevel(settings.log_level.upper())
     logging.getLogger("asyncio").setLevel(logging.WARNING)
+    logging.getLogger("kopf").setLevel(logging.WARNING)  # below that it logs each event and each handler

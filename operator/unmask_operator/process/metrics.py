@@ -83,7 +83,9 @@ class Metrics(Collector):
         yield from (by_condition, each, stopped)
         yield GaugeMetricFamily("unmask_operator_queue_length", "Resources that wait.", value=self._waiting())
         age = GaugeMetricFamily(
-            "unmask_operator_watch_age_seconds", "Time since the API server last told of a kind.", labels=["kind"]
+            "unmask_operator_watch_age_seconds",
+            "Time since a kind was listed or an event of it arrived.",
+            labels=["kind"],
         )
         for api, seconds in sorted(self._store.ages().items()):
             age.add_metric([api.rpartition("/")[2]], seconds)

@@ -1,4 +1,5 @@
-"""`python -m unmask_operator` for tests: with limits that a slow machine does not reach, and a clock that tests set.
+"""`python -m unmask_operator` for tests: limits that a slow machine does not reach, short pauses between lists, and a
+clock that tests set.
 
 Usage: python -m tests.operator.live.operator_main FILE
 
@@ -12,7 +13,7 @@ from pathlib import Path
 
 from unmask_operator import __main__ as program
 from unmask_operator.autoscaler import scrape
-from unmask_operator.controller import leader, progress
+from unmask_operator.controller import leader, progress, resync
 from unmask_operator.process import health, lease
 
 CLOCK = Path(sys.argv[1])
@@ -22,6 +23,8 @@ lease.LEASE_SECONDS = 7200
 lease.RELEASE_SECONDS = 120.0
 health.API_SILENCE_SECONDS = 3600.0
 progress.TIMEOUT_SECONDS = 60.0
+resync.AFTER_KOPF_SECONDS = 1.0
+resync.OPTIONAL_SECONDS = 5.0
 
 
 def clock() -> float:

@@ -17,6 +17,7 @@ pytestmark = pytest.mark.cluster
 
 FULL = {"networkPolicy": {}, "replicas": 2}  # makes one child of most kinds
 HOURS = 4 * 3600.0  # seconds: longer than a Lease of `operator_main` lasts
+LEASE = ("coordination.k8s.io/v1", "Lease", "unmask-operator")
 RECONCILES = 'unmask_operator_reconciles_total{result="ok"}'
 EDITED = {"networkPolicy": None, "engine": {"maxNumReqs": 5}, "service": {"annotations": {"a": "b"}}}
 
@@ -115,7 +116,8 @@ def test_a_watch_that_is_refused_is_named_and_what_happened_meanwhile_is_seen(ad
     wait_condition(admin, resource, "Accepted", "True")
     refused = fault_proxy.fail(403, r"/services\?.*watch=", times=1_000_000)
     drop_watches(admin, fault_proxy)
-    admin.wait("it is named", lambda: "cannot watch services: the test's proxy answers 403" in proxied.log())
+    admin.wait("it is named", lambda: "the test's proxy answers 403" in proxied.log())
+    assert f"GET {fault_proxy.url}/api/v1/namespaces/{namespace}/services?watch=true" in proxied.log()
     admin.delete(admin.get("v1", "Service", "demo", namespace))
     fault_proxy.faults.remove(refused)
     admin.wait("the Service is back", lambda: admin.find("v1", "Service", "demo", namespace))
@@ -124,7 +126,7 @@ def test_a_watch_that_is_refused_is_named_and_what_happened_meanwhile_is_seen(ad
 
 
 def test_what_is_deleted_while_no_watch_is_open_is_seen(admin, namespace, proxied, fault_proxy):
-    """The versions to go on from are too old by then: the lists tell."""
+    """The versions to go on from are too old by then: kopf lists anew, and the resync finds the deletion."""
     resource = admin.create(demo(namespace))
     wait_condition(admin, resource, "Accepted", "True")
     away = fault_proxy.fail(0, r"[?&]watch=", times=1_000_000)
@@ -132,11 +134,53 @@ def test_what_is_deleted_while_no_watch_is_open_is_seen(admin, namespace, proxie
     admin.delete(admin.get("v1", "Service", "demo", namespace))
     tries = 2 * watches
     admin.wait("each watch is tried again", lambda: away.hits >= tries)
-    expired = fault_proxy.fail(410, r"/services\?.*watch=", times=1)
+    expired = fault_proxy.fail(410, r"/services\?.*watch=", times=1, in_stream=True)
     fault_proxy.faults.remove(away)
     admin.wait("the Service is back", lambda: admin.find("v1", "Service", "demo", namespace))
     assert expired.hits >= 1
-    assert "services are listed anew: " in proxied.log()
+    assert proxied.alive()
+
+
+@pytest.mark.parametrize("status", [400, 500])
+def test_an_error_inside_a_watch_ends_the_process_and_the_next_leader_sees_what_happened(
+    admin, namespace, proxied, fault_proxy, status
+):
+    resource = admin.create(demo(namespace))
+    wait_condition(admin, resource, "Accepted", "True")
+    fault_proxy.fail(status, r"/services\?.*watch=", in_stream=True)
+    drop_watches(admin, fault_proxy)
+    assert proxied.wait() != 0
+    assert "the operator ends: Error in the watch-stream" in proxied.log()
+    assert admin.get(*LEASE, namespace)["spec"]["holderIdentity"] == "", "the next leader need not wait"
+    admin.delete(admin.get("v1", "Service", "demo", namespace))
+    proxied.start()
+    admin.wait("the Service is back", lambda: admin.find("v1", "Service", "demo", namespace))
+
+
+def test_a_refused_token_ends_nothing(admin, namespace, proxied, fault_proxy):
+    """The login is read again. It is the same here, as while the API server or the kubelet needs a moment."""
+    resource = admin.create(demo(namespace))
+    wait_condition(admin, resource, "Accepted", "True")
+    refused = fault_proxy.fail(401, r"[?&]watch=", times=20)
+    drop_watches(admin, fault_proxy)
+    admin.wait("the watches are refused", lambda: refused.hits > 20)
+    admin.patch(resource, {"spec": {"service": {"annotations": {"a": "b"}}}})
+    admin.wait(
+        "the edit arrives", lambda: "a" in admin.get("v1", "Service", "demo", namespace)["metadata"]["annotations"]
+    )
+    assert proxied.alive()
+
+
+def test_a_throttled_watch_goes_on_when_the_server_allows_it(admin, namespace, proxied, fault_proxy):
+    resource = admin.create(demo(namespace))
+    wait_condition(admin, resource, "Accepted", "True")
+    throttled = fault_proxy.fail(429, r"/services\?.*watch=", times=3, retry_after=1)
+    drop_watches(admin, fault_proxy)
+    admin.wait("it is throttled", lambda: throttled.hits >= 1)
+    admin.delete(admin.get("v1", "Service", "demo", namespace))
+    admin.wait("the Service is back", lambda: admin.find("v1", "Service", "demo", namespace))
+    admin.wait("the watch goes on", lambda: throttled.hits > 3)
+    assert proxied.alive()
 
 
 def test_a_standby_without_rights_is_not_ready(api_server, admin, namespace):
@@ -247,6 +291,7 @@ def test_a_killed_leader_is_followed_when_its_lease_has_run_out_and_only_the_lea
             def looks() -> int:
                 return sum(seen.method == "GET" and "/leases/" in seen.path for seen in fault_proxy.seen)
 
+            assert [seen.path for seen in fault_proxy.seen if "/leases/" not in seen.path] == [], "a standby waits"
             first.kill()
             enough = looks() + 3  # a look that began earlier, one at the last renewal, one after that was taken in
             admin.wait("the standby has seen the last renewal", lambda: looks() >= enough)

@@ -25,7 +25,7 @@ def no_pod_monitors(admin: Kube) -> None:
 def test_a_missing_crd_is_named_and_its_installation_noticed(
     operator: OperatorProcess, admin: Kube, namespace: str
 ) -> None:
-    """It is watched from then on, and forgotten when it goes."""
+    """It is listed from then on, and forgotten when it goes."""
     resource = admin.create(demo(namespace, "late", monitoring={"podMonitor": {}}))
     told = wait_condition(admin, resource, "UpToDate", "False")
     assert told["reason"] == "MissingCRD"
@@ -36,6 +36,6 @@ def test_a_missing_crd_is_named_and_its_installation_noticed(
         monitor = admin.get(*MONITOR, namespace)
         assert monitor["spec"]["selector"] == {"matchLabels": {"serving.unmask.dev/service": "late"}}
         admin.delete(monitor)
-        admin.wait("another one, which a watch alone asks for", lambda: admin.find(*MONITOR, namespace))
+        admin.wait("another one, though nothing else has changed", lambda: admin.find(*MONITOR, namespace))
         admin.undefine(POD_MONITOR_CRD)
         wait_condition(admin, resource, "UpToDate", "False")

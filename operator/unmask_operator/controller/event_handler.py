@@ -1,0 +1,65 @@
+"""Applies what lists and watches return to the cache, and enqueues the resources concerned."""
+
+from collections.abc import Callable, Set
+
+from unmask_operator.client.kinds import PODS, SERVICES, ApiKind
+from unmask_operator.client.store import Store
+from unmask_operator.objects import Key, Obj
+from unmask_operator.status.pods import is_ready
+
+# Children and pods change in bursts: one reconcile, and one status write, per burst. The pause is shorter where the
+# burst ends with a Ready pod, which users wait for.
+SETTLE_SECONDS = 1.0
+SETTLE_READY_SECONDS = 0.25
+
+
+class EventHandler:
+    """Updates the cache and enqueues.
+
+    Args:
+        store: The cache.
+        enqueue: Called with a resource's key and the seconds until its reconcile.
+    """
+
+    def __init__(self, store: Store, enqueue: Callable[[Key, float], None]) -> None:
+        self._store = store
+        self._enqueue = enqueue
+
+    def on_event(self, kind: ApiKind, change: str | None, obj: Obj) -> None:
+        """Applies one object.
+
+        Args:
+            kind: The object's kind.
+            change: ADDED, MODIFIED or DELETED from a watch; None for an object of a list.
+            obj: The object.
+        """
+        if change == "DELETED":
+            key = self._store.delete(kind, obj)
+        else:
+            key = self._store.put(kind, obj, answered=change is None)
+        if key is not None:
+            self._enqueue(key, settle_seconds(kind, obj))
+
+    def on_list(self, kind: ApiKind, namespace: str | None, found: Set[tuple[Key, str]], version: int) -> None:
+        """Removes what a complete list did not contain.
+
+        Args:
+            kind: The kind that was listed.
+            namespace: Where; None is the cluster.
+            found: Names and uids of the list's objects.
+            version: The list's resource version.
+        """
+        for key in self._store.retain(kind, namespace, found, version):
+            self._enqueue(key, 0.0)
+
+    def enqueue_all(self) -> None:
+        """Enqueues every resource."""
+        for key, _ in self._store.services():
+            self._enqueue(key, 0.0)
+
+
+def settle_seconds(kind: ApiKind, obj: Obj) -> float:
+    """The debounce pause after a change of an object, in seconds: none for a resource itself."""
+    if kind is SERVICES:
+        return 0.0
+    return SETTLE_READY_SECONDS if kind is PODS and is_ready(obj) else SETTLE_SECONDS

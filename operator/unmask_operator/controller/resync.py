@@ -1,0 +1,146 @@
+"""Lists every kind in pages and replaces the cache's content.
+
+kopf's watches alone leave gaps: after a restart of a watch, nothing reports what was deleted meanwhile.
+"""
+
+import asyncio
+import logging
+import math
+import sys
+from dataclasses import dataclass
+from typing import NoReturn
+
+from unmask_operator.client.client import Client
+from unmask_operator.client.errors import ApiError
+from unmask_operator.client.kinds import CHILDREN, OPTIONAL, PODS, SERVICES, ApiKind, kind_of
+from unmask_operator.client.store import Store
+from unmask_operator.controller.event_handler import EventHandler
+from unmask_operator.objects import SERVICE_LABEL, Key, Obj
+from unmask_operator.process.metrics import Metrics
+from unmask_operator.settings import Settings
+from unmask_operator.state.plan import MISSING_CRD
+
+KINDS = (SERVICES, PODS, *CHILDREN)
+# The cache counts as synced once these were listed. A child of another kind that is missing from the cache is met by
+# its create; pods would be created without their pin.
+NEEDED = {SERVICES, PODS, kind_of("apps/v1", "ControllerRevision"), kind_of("apps/v1", "Deployment")}
+LISTS_AT_ONCE = 2  # each holds a page in memory
+PERIOD_SECONDS = 600.0  # between two lists of a kind
+AFTER_KOPF_SECONDS = 30.0  # from a list by kopf, which reports no deletions, to the next list here
+LONGEST_RETRY_SECONDS = 30.0
+# kopf does not watch the kinds of OPTIONAL: it exits when a kind that it watches disappears. They are listed this often
+# while a resource uses them, and this often while a resource waits for their CustomResourceDefinition.
+OPTIONAL_SECONDS = 60.0
+DISCOVERY_SECONDS = 15.0
+STEP_SECONDS = 5.0  # between two checks of whether a list is due
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(eq=False)
+class Source:
+    """One kind in one namespace (None: the cluster)."""
+
+    kind: ApiKind
+    namespace: str | None
+    selector: str
+    tried: bool = False
+    listed: bool = False
+    failures: int = 0
+    requested: float = math.inf  # loop time of a list that kopf made necessary
+
+
+class Resync:
+    """Lists all kinds: before anything is written, after each list by kopf, after failures, and every 10 minutes."""
+
+    def __init__(
+        self, client: Client, store: Store, events: EventHandler, settings: Settings, metrics: Metrics
+    ) -> None:
+        self._client = client
+        self._store = store
+        self._events = events
+        self._metrics = metrics
+        self._slots = asyncio.Semaphore(LISTS_AT_ONCE)
+        self.synced = asyncio.Event()  # every kind was tried and those of NEEDED were listed
+        self.apis: frozenset[str] = frozenset()  # the kinds of OPTIONAL that are served (ApiKind.api)
+        selectors = {SERVICES: ",".join(settings.watch_selector)}
+        self._sources = {
+            kind.path(namespace): Source(kind, namespace, selectors.get(kind, SERVICE_LABEL))
+            for kind in KINDS
+            for namespace in settings.watch_namespaces or (None,)
+        }
+
+    async def run(self) -> None:
+        """Runs until cancelled."""
+        async with asyncio.TaskGroup() as group:
+            for source in self._sources.values():
+                group.create_task(self._repeat(source))
+
+    def kopf_has_listed(self, path: str) -> None:
+        """Requests a list of a kind that kopf has just listed, by the URL's path."""
+        if source := self._sources.get(path):
+            due = asyncio.get_running_loop().time() + AFTER_KOPF_SECONDS
+            source.requested = min(source.requested, due)
+
+    async def _repeat(self, source: Source) -> NoReturn:
+        now = asyncio.get_running_loop().time
+        while True:
+            source.requested = math.inf
+            await self._list(source)
+            end = now()
+            while (left := min(source.requested, end + self._pause(source)) - now()) > 0:
+                await asyncio.sleep(min(left, STEP_SECONDS))
+
+    def _pause(self, source: Source) -> float:
+        """Seconds between two lists, as of now."""
+        if source.failures:
+            return min(2.0 ** (source.failures - 1), LONGEST_RETRY_SECONDS)
+        if source.kind not in OPTIONAL:
+            return PERIOD_SECONDS
+        if source.kind.api in self.apis:
+            return OPTIONAL_SECONDS if self._store.holds(source.kind) else PERIOD_SECONDS
+        return DISCOVERY_SECONDS if any(lacks_crd(one) for _, one in self._store.services()) else PERIOD_SECONDS
+
+    async def _list(self, source: Source) -> None:
+        def apply(item: Obj) -> Obj:
+            self._events.on_event(source.kind, None, item)
+            return {member: item["metadata"][member] for member in ("namespace", "name", "uid")}
+
+        try:
+            async with self._slots:
+                listed, version = await self._client.list(source.kind, source.namespace, source.selector, keep=apply)
+        except ApiError as error:
+            self._failed(source, error)
+        else:
+            found = {(Key(one["namespace"], one["name"]), one["uid"]) for one in listed}
+            self._events.on_list(source.kind, source.namespace, found, version)
+            source.failures, source.listed = 0, True
+            if source.kind in OPTIONAL:
+                self._set_served(source.kind, True)
+        source.tried = True
+        if all(each.tried and (each.listed or each.kind not in NEEDED) for each in self._sources.values()):
+            self.synced.set()
+
+    def _failed(self, source: Source, error: ApiError) -> None:
+        if error.not_found and source.kind in OPTIONAL:
+            source.failures = 0
+            self._events.on_list(source.kind, source.namespace, set(), sys.maxsize)
+            self._set_served(source.kind, False)
+            return
+        source.failures = min(source.failures + 1, 10)
+        self._metrics.api_errors.labels(str(error.status)).inc()
+        hint = "; check that its CustomResourceDefinition is installed" if error.not_found else ""
+        log.warning("cannot list %s: %s%s", source.kind.plural, error, hint)
+
+    def _set_served(self, kind: ApiKind, served: bool) -> None:
+        """Records whether the API server has a kind of OPTIONAL. Plans depend on it."""
+        apis = self.apis | {kind.api} if served else self.apis - {kind.api}
+        if apis != self.apis:
+            self.apis = apis
+            self._events.enqueue_all()
+
+
+def lacks_crd(service: Obj) -> bool:
+    """Whether a resource's status reports a missing CustomResourceDefinition."""
+    conditions = (service.get("status") or {}).get("conditions") or ()
+    return any(c["reason"] == MISSING_CRD for c in conditions)

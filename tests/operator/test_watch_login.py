@@ -1,0 +1,169 @@
+"""The session that kopf's watches use, against a small HTTP server."""
+
+import asyncio
+import itertools
+import ssl
+import time
+
+import aiohttp
+import pytest
+from aiohttp import web
+
+from e2e.cluster.pki import Authority
+from tests.simulated_time import now, run_simulated
+from unmask_operator.client import watch_login
+from unmask_operator.client.login import Login, LoginError
+from unmask_operator.client.watch_login import LONGEST_PAUSE_SECONDS, WatchLogin
+
+
+def logins(*found, clock=now):
+    """A WatchLogin that reads these, the last one again and again; what it reports goes into `lists` and `errors`."""
+    left, lists, errors = list(found), [], []
+
+    def login():
+        one = left.pop(0) if len(left) > 1 else left[0]
+        if isinstance(one, Exception):
+            raise one
+        return one
+
+    return WatchLogin(login, "agent/1", lists.append, errors.append, clock), lists, errors
+
+
+def one(token, server="http://127.0.0.1:1"):
+    return Login(server, token)
+
+
+async def times(login, count):
+    """When each login succeeded."""
+    found = []
+    for _ in range(count):
+        server, session = await login.open()
+        await session.close()
+        assert server == "http://127.0.0.1:1"
+        found.append(round(now()))
+    return found
+
+
+def test_the_first_login_and_those_that_bring_new_credentials_wait_for_nothing():
+    login, *_ = logins(one("t1"), one("t2"), one("t3"))
+    assert run_simulated(times(login, 3)) == [0, 0, 0]
+
+
+def test_credentials_that_were_refused_are_tried_again_after_growing_pauses():
+    login, *_ = logins(one("t1"))
+    at = run_simulated(times(login, 8))
+    assert [later - earlier for earlier, later in itertools.pairwise(at)] == [1, 2, 4, 8, 16, 30, 30]
+
+
+def test_credentials_that_change_during_a_pause_are_taken():
+    login, *_ = logins(one("t1"), one("t1"), one("t2"))
+
+    async def scene():
+        for token in ("t1", "t2"):
+            _, session = await login.open()
+            assert session.headers["Authorization"] == f"Bearer {token}"
+            await session.close()
+
+    run_simulated(scene())
+
+
+def test_a_refusal_long_ago_says_nothing():
+    login, *_ = logins(one("t1"))
+
+    async def scene():
+        for _ in range(4):
+            before = now()
+            _, session = await login.open()
+            await session.close()
+            assert now() == before
+            await asyncio.sleep(watch_login.FORGET_SECONDS)
+
+    run_simulated(scene())
+    assert LONGEST_PAUSE_SECONDS < watch_login.FORGET_SECONDS
+
+
+def test_a_login_that_cannot_be_read_is_an_error():
+    login, *_ = logins(LoginError("no token"), clock=time.monotonic)
+    with pytest.raises(LoginError, match="no token"):
+        asyncio.run(login.open())
+
+
+def serve(act, *, prefix="", tls=None, ca=None):
+    """Runs `act(session, url)` with a login at a server that answers with the status that a path ends with."""
+
+    async def handle(request):
+        last = request.path.rpartition("/")[2]
+        return web.json_response({"agent": request.headers["User-Agent"]}, status=int(last) if last.isdigit() else 200)
+
+    async def scene():
+        app = web.Application()
+        app.router.add_route("*", "/{tail:.*}", handle)
+        runner = web.AppRunner(app)
+        await runner.setup()
+        await web.TCPSite(runner, "127.0.0.1", 0, ssl_context=tls).start()
+        url = f"{'https' if tls else 'http'}://127.0.0.1:{runner.addresses[0][1]}{prefix}"
+        login, lists, errors = logins(Login(url, "t1", ca.certificate.decode() if ca else ""), clock=time.monotonic)
+        server, session = await login.open()
+        assert server == url
+        try:
+            await act(session, url)
+        finally:
+            await session.close()
+            await runner.cleanup()
+        return lists, errors
+
+    return asyncio.run(scene())
+
+
+@pytest.mark.parametrize("prefix", ["", "/k8s/clusters/c-1"])
+def test_lists_are_reported_by_their_path_and_watches_are_not(prefix):
+    async def act(session, url):
+        for path in ("/api/v1/pods?limit=100", "/api/v1/pods?watch=true", "/apis/apps/v1/deployments?limit=1"):
+            async with session.get(url + path) as answer:
+                assert await answer.json() == {"agent": "agent/1"}
+
+    lists, errors = serve(act, prefix=prefix)
+    assert lists == ["/api/v1/pods", "/apis/apps/v1/deployments"]
+    assert errors == []
+
+
+@pytest.mark.parametrize("status", [401, 403, 404, 410, 429, 500, 503])
+def test_a_refused_request_is_reported_by_its_status(status):
+    async def act(session, url):
+        for query in ("limit=1", "watch=true"):
+            async with session.get(f"{url}/{status}?{query}"):
+                pass
+
+    assert serve(act) == ([], [status, status])
+
+
+def test_a_request_without_an_answer_is_reported_and_one_that_is_cancelled_is_not():
+    async def act(session, url):
+        with pytest.raises(OSError):  # noqa: PT011
+            await session.get("http://127.0.0.1:1/")
+        task = asyncio.create_task(session.get(f"{url}/slow"))
+        await asyncio.sleep(0)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+
+    assert serve(act) == ([], [0])
+
+
+def test_a_certificate_of_a_ca_that_is_not_trusted_closes_the_session_so_that_the_ca_is_read_again(tmp_path):
+    """kopf logs in again when it finds its session closed."""
+    ours, another = Authority("ours"), Authority("another")
+    tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    tls.load_cert_chain(*another.issue("server", hosts=["127.0.0.1"]).write(tmp_path, "server"))
+
+    async def refused(session, url):
+        with pytest.raises(aiohttp.ClientSSLError):
+            await session.get(url)
+        assert session.closed
+
+    async def trusted(session, url):
+        async with session.get(url):
+            assert not session.closed
+
+    assert serve(refused, tls=tls, ca=ours)[1] == [0]
+    assert serve(trusted, tls=tls, ca=another)[1] == []
