@@ -26,6 +26,8 @@ from unmask_operator.process.lease import Elector, Lease, exit_at_once, lead
 from unmask_operator.process.metrics import Metrics
 from unmask_operator.settings import Settings, read_settings
 
+KOPF_END_SECONDS = 5.0  # that kopf's tasks may take to end; the Lease is released afterwards
+
 log = logging.getLogger("unmask_operator")
 
 
@@ -104,7 +106,7 @@ class Operator:
             # helper ends at the same time could ignore it.
             for task in tasks:
                 task.cancel()
-            await asyncio.wait(tasks)
+            await asyncio.wait(tasks, timeout=KOPF_END_SECONDS)
 
     def _handle_signals(self) -> None:
         for number in (signal.SIGTERM, signal.SIGINT):
