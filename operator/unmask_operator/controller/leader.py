@@ -25,13 +25,12 @@ from unmask_operator.objects import Key, Obj, Ref
 from unmask_operator.process.cold_starts import ColdStarts
 from unmask_operator.process.metrics import Metrics
 from unmask_operator.render.adapters import listed
-from unmask_operator.settings import Settings
+from unmask_operator.settings import Backoffs, Settings
 from unmask_operator.state.observed import Observed
 
 WORKERS = 16
 LOOK_AGAIN_SECONDS = 300.0  # between looks at every resource, by what is known: nothing is read
 LOOK_SECONDS = 5.0  # between looks at pods that load or say nothing
-DISCOVERY_SECONDS = 1.0  # between two requests for the resource's kind in the API server's discovery
 
 log = logging.getLogger(__name__)
 
@@ -82,13 +81,13 @@ class Leader:
 
     async def _discovered(self) -> None:
         """Waits until discovery shows the resource's kind. kopf reads it once and never watches what is missing."""
-        while True:
+        for pause in Backoffs():
             try:
                 if await self._client.discovers(SERVICES):
                     return
             except ApiError as error:
                 log.warning("cannot read the API server's discovery: %s", error)
-            await asyncio.sleep(DISCOVERY_SECONDS)
+            await asyncio.sleep(pause)
 
     async def _look_at_all(self) -> None:
         for key, _ in self._store.services():
