@@ -66,8 +66,8 @@ class Refusal:
 class Scripted:
     """An API server. Of one kind, lists are answered from `lists`: (version, objects) or (version, objects, continue
     token). Each watch sends the chunks of the next entry of `streams` and ends. An asyncio.Event among them is waited
-    for, and None is silence. An entry may be a Refusal. Without an entry, a list is empty and a watch stays open. All
-    other kinds are empty and silent.
+    for, None is silence, and a Refusal breaks the connection. An entry may be a Refusal. Without an entry, a list is
+    empty and a watch stays open. All other kinds are empty and silent.
 
     Attributes:
         asked: of that kind, "list" or the version that a watch begins at; `at` has their times.
@@ -145,6 +145,9 @@ class Scripted:
         response = web.StreamResponse()
         await response.prepare(request)
         for chunk in chunks:
+            if isinstance(chunk, Refusal):
+                request.transport.abort()
+                break
             if not isinstance(chunk, bytes):
                 await (chunk or asyncio.Event()).wait()
                 continue
@@ -340,6 +343,17 @@ def test_a_stream_that_ends_goes_on_from_the_last_version_and_nothing_is_listed(
     assert server.asked == ["list", 7, 8, 70, 90]
 
 
+def test_a_connection_that_breaks_within_a_line_loses_nothing(run):
+    half = event("ADDED", 9, "second")[:-20]
+    server = Scripted([(7, ())], [[event("ADDED", 8, "first") + half, Refusal(0)], [event("ADDED", 9, "second"), None]])
+
+    async def act(scene):
+        await scene.until(lambda: scene.pods() == {"first": 8, "second": 9})
+
+    run(server, act)
+    assert server.asked == ["list", 7, 8]
+
+
 def test_a_silent_stream_is_opened_again_from_its_version(run, monkeypatch):
     monkeypatch.setattr(module, "INACTIVITY_SECONDS", 0.5)
     server = Scripted([(7, ())], [[None], [None], [event("ADDED", 8, "late"), None]])
@@ -369,6 +383,14 @@ def test_another_error_inside_a_stream_ends_kopf_and_so_the_process(run, code):
     server = Scripted([(7, ())], [[event("ADDED", 8, "first"), error(code)]])
     scene = run(server, until_it_ends)
     assert f"'code': {code}" in str(scene.task.exception())
+    assert scene.pods() == {"first": 8}
+
+
+@pytest.mark.parametrize("line", [b"<html>\n", event("ADDED", 9, "second")[:-20]], ids=["no JSON", "half a line"])
+def test_a_stream_that_cannot_be_read_ends_kopf_and_so_the_process(run, line):
+    server = Scripted([(7, ())], [[event("ADDED", 8, "first") + line]])
+    scene = run(server, until_it_ends)
+    assert isinstance(scene.task.exception(), ValueError)
     assert scene.pods() == {"first": 8}
 
 
