@@ -14,8 +14,8 @@ import aiohttp
 from unmask_operator.render.names import PORT, pod_url
 
 LARGEST_BODY = 256 << 10  # bytes; the runtime's largest answers have a tenth of it
-MAX_CHUNKS = 4096  # of a body with chunked transfer coding: each costs the parser as much as a kilobyte of body
-RECEIVE_BUFFER = 16 << 10  # bytes: limits what the parser is given in one callback of the event loop
+MAX_CHUNKS = 512  # of a body with chunked transfer coding: each costs the parser as much as a kilobyte of body
+RECEIVE_BUFFER = 8 << 10  # bytes: limits what the parser is given in one callback of the event loop
 TIMEOUT_SECONDS = 2.0  # for one pod
 SERVICE_SECONDS = 10.0  # for all pods of a service, which wait for slots
 PODS_AT_ONCE = 32  # of all services
