@@ -123,7 +123,7 @@ def test_packages_import_only_those_above_them(house):
 def test_the_operators_core_does_no_io():
     house = HOUSES[1]
     packages = house.order()
-    core = packages[: packages.index("unmask_operator.autoscaler")]
+    core = packages[: packages.index("unmask_operator.pod_http")]
     core.remove("unmask_operator.settings")
     assert len(core) == 5
     wrong = [

@@ -12,6 +12,7 @@ from tests.networks import needs_ipv6
 from unmask_operator.controller import progress as progress_module
 from unmask_operator.controller.progress import Progress, Said, is_loading, is_news
 from unmask_operator.objects import Key
+from unmask_operator.pod_http import PODS_PER_SERVICE
 from unmask_operator.state.observed import Adapter, Load
 
 DEMO = Key("ns", "demo")
@@ -278,7 +279,7 @@ def test_a_service_at_rest_is_asked_no_more_than_once_in_a_thousand_seconds():
             await progress.poll(None)
             clock[0] += 5
 
-    async def startup(session, address, port):
+    async def startup(session, address, port, adapters, parsing):
         asked[clock[0] >= 5] += 1
         return Said(None, "", {name: Adapter(uri, "ready", "") for name, uri in WANTED.items()})
 
@@ -287,3 +288,39 @@ def test_a_service_at_rest_is_asked_no_more_than_once_in_a_thousand_seconds():
         asyncio.run(scene())
     assert asked[False] == services
     assert 0 < asked[True] / services <= 5 * polls / 1000
+
+
+def test_slow_pods_of_one_service_delay_what_is_read_of_others_no_longer_than_its_limit(monkeypatch):
+    """A poll ends, although more pods than are read at once never answer."""
+    monkeypatch.setattr(progress_module, "TIMEOUT_SECONDS", 0.2)
+    monkeypatch.setattr(progress_module, "SERVICE_SECONDS", 0.2)
+    tried = Counter()
+
+    async def startup(session, address, port, adapters, parsing):
+        tried[address] += 1
+        if address == "slow":
+            await asyncio.Event().wait()
+        return Said(Load("weights", 10))
+
+    def pod(service, number, address):
+        status = {**STATUS, "podIP": address}
+        return Key("ns", service), {**LOADING, "metadata": {"uid": f"{service}-{number}"}, "status": status}
+
+    async def scene():
+        pods = [pod("slow", n, "slow") for n in range(100)] + [pod("quick", n, "quick") for n in range(20)]
+        progress = Progress(lambda: pods, lambda _: None, lambda _: {})
+        await progress.poll(None)
+        return progress.loads
+
+    monkeypatch.setattr(progress_module, "startup", startup)
+    loads = asyncio.run(scene())
+    assert set(loads) == {f"quick-{n}" for n in range(20)}
+    assert tried["slow"] == PODS_PER_SERVICE
+
+
+@pytest.mark.parametrize("filler", ["[", '{"a":', "[1,", '"' + "x" * 300_000])
+def test_a_large_or_deep_answer_is_none(filler):
+    body = '{"status": "started", "adapters": {}, "x": ' + filler * (200_000 // len(filler) + 1)
+    seen, notified = run_with_pod([loading(40), (503, body)], 2)
+    assert seen == [Load("weights", 40)] * 2
+    assert notified == [DEMO]

@@ -1,6 +1,7 @@
 """The loop around the decisions: who is due, scrape, decide, have `spec.replicas` written."""
 
 import asyncio
+import functools
 import logging
 from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -17,6 +18,8 @@ from unmask_operator.status.pods import is_live, is_ready, load_seconds, name
 log = logging.getLogger(__name__)
 
 LONGEST_SLEEP = 5.0  # seconds: so soon a new service, or a shorter polling interval, is noticed
+SHORTEST_SLEEP = 0.05  # seconds
+LONGEST_TICK = 1.0  # seconds that a tick waits for pods
 
 Scrape = Callable[[Mapping[str, str], Collection[str]], Awaitable[tuple[dict[str, Reading], dict[str, str]]]]
 
@@ -37,18 +40,31 @@ class Autoscaler:
         self._histories: dict[Key, History] = {}
         self._decisions: dict[Key, Decision] = {}
         self._due: dict[Key, datetime] = {}
+        self._tasks: dict[Key, asyncio.Task[None]] = {}  # services that are being scraped
 
     def decision(self, key: Key) -> Decision | None:
         """The last word on a service; None before its pods were read and where Builtin has no say."""
         return self._decisions.get(key)
 
     async def run(self) -> None:
-        """Tick for ever. Cancel it when leadership ends: the next leader begins with an empty memory."""
-        while True:
-            await asyncio.sleep(await self.tick())
+        """Ticks until cancelled. The next leader begins with an empty memory."""
+        try:
+            while True:
+                await asyncio.sleep(await self.tick(LONGEST_TICK))
+        finally:
+            for task in self._tasks.values():
+                task.cancel()
 
-    async def tick(self) -> float:
-        """Look at every service that is due, all at once. Returns seconds until the next one is (at most 5)."""
+    async def tick(self, timeout: float | None = None) -> float:
+        """Scrapes every service that is due, and decides.
+
+        Args:
+            timeout: Seconds after which the tick ends. Services whose pods answer slowly are finished later, so that
+                they delay no other service. None: the tick ends with the last of them.
+
+        Returns:
+            Seconds until the next service is due, at most `LONGEST_SLEEP`.
+        """
         rules = {}
         services = {}
         for key, service in self.services():
@@ -59,16 +75,22 @@ class Autoscaler:
             for memory in (self._histories, self._decisions, self._due):
                 memory.pop(gone, None)
         start = self.now()
-        due = [key for key in rules if self._due.get(key, start) <= start]
-        looks = (self._look(key, services[key], rules[key]) for key in due)
-        results = await asyncio.gather(*looks, return_exceptions=True)  # one service's misfortune is not the others'
-        for key, result in zip(due, results, strict=True):
-            if isinstance(result, BaseException):
-                log.error("%s: autoscaling failed", key, exc_info=result)
-            self._due[key] = start + timedelta(seconds=rules[key].polling)
+        for key in rules:
+            if key not in self._tasks and self._due.get(key, start) <= start:
+                self._due[key] = start + timedelta(seconds=rules[key].polling)
+                task = asyncio.create_task(self._look(key, services[key], rules[key]))
+                self._tasks[key] = task
+                task.add_done_callback(functools.partial(self._ended, key))
+        if self._tasks:
+            await asyncio.wait(list(self._tasks.values()), timeout=timeout)
         end = self.now()
-        waits = [(self._due.get(key, end) - end).total_seconds() for key in rules]
-        return min(max(min(waits, default=LONGEST_SLEEP), 0.05), LONGEST_SLEEP)
+        waits = [(self._due[key] - end).total_seconds() for key in rules if key in self._due]
+        return min(max(min(waits, default=LONGEST_SLEEP), SHORTEST_SLEEP), LONGEST_SLEEP)
+
+    def _ended(self, key: Key, task: asyncio.Task[None]) -> None:
+        del self._tasks[key]
+        if not task.cancelled() and (error := task.exception()):  # one service's failure must not end the others'
+            log.error("%s: autoscaling failed", key, exc_info=error)
 
     async def _look(self, key: Key, service: Obj, rules: Rules) -> None:
         pods = [pod for pod in self.pods(key) if is_live(pod)]

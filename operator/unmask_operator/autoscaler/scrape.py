@@ -1,4 +1,4 @@
-"""Reads the gauges of load (``/metrics`` of Ready pods), all pods at once; those that targets name have to be there."""
+"""Reads the load of a service's Ready pods from their ``/metrics``."""
 
 import asyncio
 import math
@@ -8,62 +8,53 @@ import aiohttp
 
 from unmask_operator.api.autoscaling import BESIDES, GAUGES
 from unmask_operator.autoscaler.history import Reading
-from unmask_operator.render.names import PORT, pod_url
+from unmask_operator.pod_http import SERVICE_SECONDS, TIMEOUT_SECONDS, PodRequestError, PodSlots, get_text
+from unmask_operator.render.names import PORT
 
-TIMEOUT_SECONDS = 2.0
-LARGEST_ANSWER = 4 << 20  # bytes; more is no runtime's
+LONGEST_VALUE = 64  # characters of a gauge's value
 
 
-class ScrapeError(Exception):
-    """Why a pod's load is unknown, as one short clause."""
+class ScrapeError(PodRequestError):
+    """A gauge of ``/metrics`` is missing or has no usable value."""
 
 
 def parse(text: str, targets: Collection[str]) -> Reading:
-    """The loads that Prometheus' text format tells. ScrapeError names a target's gauge that is missing or no figure."""
-    found = {name: value for name, _, value in (line.partition(" ") for line in text.splitlines())}
+    """Reads the named gauges from Prometheus' text format. Nothing else of the text is parsed.
+
+    Args:
+        text: The body of ``/metrics``.
+        targets: The targets whose gauges are required.
+
+    Returns:
+        The load by target, for each gauge that is there.
+
+    Raises:
+        ScrapeError: The gauge of a target is missing or has no usable value.
+    """
+    text = "\n" + text
     reading = {}
     for target, (gauge, unit) in {**GAUGES, **BESIDES}.items():
         try:
-            reading[target] = _load(gauge, found) * unit
+            reading[target] = _load(gauge, text) * unit
         except ScrapeError:
             if target in targets:
                 raise
     return reading
 
 
-def _load(gauge: str, found: Mapping[str, str]) -> float:
-    if gauge not in found:
+def _load(gauge: str, text: str) -> float:
+    start = text.find(f"\n{gauge} ")
+    if start < 0:
         raise ScrapeError(f"/metrics lacks {gauge}")
+    start += len(gauge) + 2
+    value = text[start : start + LONGEST_VALUE].split("\n", 1)[0]
     try:
-        load = float(found[gauge].split()[0])
+        load = float(value.split()[0])
     except (IndexError, ValueError):
         raise ScrapeError(f"{gauge} has no value") from None
     if not (math.isfinite(load) and load >= 0):
-        raise ScrapeError(f"{gauge} is no load: {found[gauge]}")
+        raise ScrapeError(f"{gauge} is no load: {value}")
     return load
-
-
-async def read(
-    session: aiohttp.ClientSession, address: str, path: str, port: int, timeout: float, statuses: Collection[int]
-) -> str:
-    """What a pod answers with one of these statuses. ScrapeError says why there is none."""
-    try:
-        async with session.get(
-            pod_url(address, path, port),
-            timeout=aiohttp.ClientTimeout(total=timeout),
-            allow_redirects=False,
-            headers={"Connection": "close"},  # a poll's pause is as long as a server keeps idle connections
-        ) as answer:
-            if answer.status not in statuses:
-                raise ScrapeError(f"{path} answered {answer.status}")
-            body = await answer.content.read(LARGEST_ANSWER)
-            while not answer.content.at_eof() and len(body) < LARGEST_ANSWER:
-                body += await answer.content.read(LARGEST_ANSWER - len(body))
-            return body.decode(errors="replace")
-    except TimeoutError:
-        raise ScrapeError(f"{path} took longer than {timeout:g} s") from None
-    except (aiohttp.ClientError, OSError) as error:
-        raise ScrapeError(f"{path}: {type(error).__name__}") from error
 
 
 async def scrape(
@@ -72,16 +63,38 @@ async def scrape(
     targets: Collection[str],
     port: int = PORT,
     timeout: float = TIMEOUT_SECONDS,
+    slots: PodSlots | None = None,
 ) -> tuple[dict[str, Reading], dict[str, str]]:
-    """Readings and failures by pod, from the pods' IP addresses by pod. It takes no longer than `timeout` seconds."""
+    """Reads the pods of one service.
+
+    Args:
+        session: From `pod_session`.
+        addresses: IP addresses by pod.
+        targets: The targets whose gauges are required.
+        port: The pods' port.
+        timeout: Seconds for one pod. All pods together get `SERVICE_SECONDS`, or one timeout if that is longer.
+        slots: The limit that all services share; None for a limit of its own.
+
+    Returns:
+        Readings by pod, and the causes of failures by pod.
+    """
     readings: dict[str, Reading] = {}
     failures: dict[str, str] = {}
+    service_slots = (slots or PodSlots()).of_service()
 
-    async def one(pod: str, address: str) -> None:
+    async def read_pod(pod: str, address: str) -> None:
         try:
-            readings[pod] = parse(await read(session, address, "/metrics", port, timeout, (200,)), targets)
-        except ScrapeError as error:
+            async with service_slots:
+                readings[pod] = parse(await get_text(session, address, "/metrics", port, timeout), targets)
+        except PodRequestError as error:
             failures[pod] = str(error)
 
-    await asyncio.gather(*(one(pod, address) for pod, address in addresses.items()))
+    limit = max(SERVICE_SECONDS, timeout)
+    try:
+        async with asyncio.timeout(limit), asyncio.TaskGroup() as group:
+            for pod, address in addresses.items():
+                group.create_task(read_pod(pod, address))
+    except TimeoutError:
+        missing = [pod for pod in addresses if pod not in readings and pod not in failures]
+        failures.update((pod, f"not read: the service's pods took longer than {limit:g} s") for pod in missing)
     return readings, failures

@@ -6,8 +6,6 @@ import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from datetime import UTC, datetime
 
-import aiohttp
-
 from unmask_operator.autoscaler.loop import Autoscaler
 from unmask_operator.autoscaler.scrape import scrape
 from unmask_operator.client.client import Client
@@ -22,6 +20,7 @@ from unmask_operator.controller.queue import WorkQueue
 from unmask_operator.controller.reconcile import Reconciler
 from unmask_operator.controller.resync import Resync
 from unmask_operator.objects import Key, Obj, Ref
+from unmask_operator.pod_http import PodSlots, pod_session
 from unmask_operator.process.cold_starts import ColdStarts
 from unmask_operator.process.metrics import Metrics
 from unmask_operator.render.adapters import listed
@@ -62,8 +61,8 @@ class Leader:
 
     async def run(self) -> None:
         """Until cancelled."""
-        async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as session:
-            look = functools.partial(scrape, session)
+        async with pod_session() as session:
+            look = functools.partial(scrape, session, slots=PodSlots())
             self._autoscaler = Autoscaler(
                 self._store.services, self._store.pods, self._scale, self._queue.add, look, lambda: datetime.now(UTC)
             )

@@ -3,13 +3,13 @@
 import asyncio
 import json
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 
 import aiohttp
 
-from unmask_operator.autoscaler.scrape import read
 from unmask_operator.objects import Key, Obj
+from unmask_operator.pod_http import SERVICE_SECONDS, PodSlots, ServiceSlots, get_text
 from unmask_operator.render.adapters import follows
 from unmask_operator.render.model_revision import COMMIT, key_of
 from unmask_operator.render.names import PORT
@@ -17,7 +17,6 @@ from unmask_operator.state.observed import Adapter, Load
 from unmask_operator.status.pods import is_live, is_ready
 
 TIMEOUT_SECONDS = 2.0
-AT_ONCE = 32  # pods asked at the same time
 SILENT_SECONDS = 5.0  # until a pod that gave no answer is asked again; each pause is twice the one before
 LONGEST_SECONDS = 60.0  # of those pauses: where a firewall drops what is sent, each question takes the whole timeout
 FAILED_SECONDS = 30.0  # until a pod whose adapters failed is asked again: it tries them again as often
@@ -50,6 +49,7 @@ class Progress:
     clock: Callable[[], float] = time.monotonic
 
     def __post_init__(self) -> None:
+        self._parsing = asyncio.Lock()
         # When to ask again, and the pause until that: of pods as Ready as they were then, to serve what they were.
         self._due: dict[tuple[str, bool, int], tuple[float, float]] = {}
         self.loads: Mapping[str, Load] = {}  # of pods that are still loading
@@ -63,17 +63,21 @@ class Progress:
     async def poll(self, session: aiohttp.ClientSession) -> None:
         """Ask every pod that loads, has yet to say what, or has adapters, where that is due; one that does not answer
         keeps what it last said. No API request is made."""
-        limit = asyncio.Semaphore(AT_ONCE)
+        slots, limits = PodSlots(), dict[Key, ServiceSlots]()
+        end = asyncio.get_running_loop().time() + max(SERVICE_SECONDS, TIMEOUT_SECONDS)
         before, due = self._due, dict[tuple[str, bool, int], tuple[float, float]]()
 
-        async def ask(pod: Obj, wanted: Mapping[str, str]) -> Said | None:
+        async def ask(key: Key, pod: Obj, wanted: Mapping[str, str]) -> Said | None:
             mark = pod["metadata"]["uid"], is_ready(pod), hash(frozenset(wanted.items()))
             when, pause = before.get(mark, (0.0, SILENT_SECONDS / 2))
             if mark in before and self.clock() < when:
                 due[mark] = before[mark]
                 return None
-            async with limit:
-                said = await startup(session, pod["status"]["podIP"], self.port)
+            try:
+                async with asyncio.timeout_at(end), limits.setdefault(key, slots.of_service()):
+                    said = await startup(session, pod["status"]["podIP"], self.port, wanted, self._parsing)
+            except TimeoutError:  # other pods of its service were slow
+                return None
             pause = min(2 * pause, LONGEST_SECONDS) if said is None else rest(said, wanted) if is_ready(pod) else 0.0
             if pause:
                 due[mark] = self.clock() + pause, pause
@@ -84,7 +88,7 @@ class Progress:
             for key, pod in self.pods()
             if is_loading(pod) or self.wants_revision(pod) or (runs(pod) and follows(pod))
         ]
-        answers = await asyncio.gather(*(ask(pod, wanted) for _, pod, wanted in asked))
+        answers = await asyncio.gather(*(ask(*each) for each in asked))
         self._due = due
         self._take(asked, answers)
 
@@ -128,18 +132,40 @@ def rest(said: Said, wanted: Mapping[str, str]) -> float:
     return FAILED_SECONDS if any(one.state == "failed" for one in held) else SETTLED_SECONDS
 
 
-async def startup(session: aiohttp.ClientSession, address: str, port: int) -> Said | None:
-    """What one pod says; None where it does not (yet) tell."""
+async def startup(
+    session: aiohttp.ClientSession, address: str, port: int, adapters: Collection[str], parsing: asyncio.Lock
+) -> Said | None:
+    """Reads one pod's ``/startup``.
+
+    Args:
+        session: From `pod_session`.
+        address: The pod's IP address.
+        port: The pod's port.
+        adapters: Names of the adapters whose state is of interest.
+        parsing: Held while the answer is parsed, so that one answer per iteration of the event loop is.
+
+    Returns:
+        What the pod reports; None without a usable answer.
+    """
     try:
-        said = json.loads(await read(session, address, "/startup", port, TIMEOUT_SECONDS, (200, 503)))
-        if said.get("status") == "started":
-            revision = str(said.get("model_revision"))
-            told = (said.get("adapters") or {}).items()
-            adapters = {name: Adapter(*(str(one.get(m, ""))[:LONGEST_WORD] for m in _MEMBERS)) for name, one in told}
-            return Said(None, revision if COMMIT.fullmatch(revision) else "", adapters)
-        return Said(Load(str(said["phase"])[:LONGEST_PHASE], min(100.0, max(0.0, float(said["percent"])))))
-    except Exception:  # whatever a pod says, and anybody may label one, it must not end the operator
+        text = await get_text(session, address, "/startup", port, TIMEOUT_SECONDS, (200, 503))
+        async with parsing:
+            await asyncio.sleep(0)
+            return parse_startup(text, adapters)
+    except Exception:  # whatever a pod answers, and anybody may label one, must not end the operator
         return None
+
+
+def parse_startup(text: str, adapters: Collection[str]) -> Said:
+    """Parses the body of ``/startup``. Any exception means that it is no answer of a runtime."""
+    said = json.loads(text)
+    if said.get("status") != "started":
+        return Said(Load(str(said["phase"])[:LONGEST_PHASE], min(100.0, max(0.0, float(said["percent"])))))
+    revision = str(said.get("model_revision"))
+    reported = said.get("adapters") or {}
+    found = {name: reported[name] for name in adapters if name in reported}
+    states = {n: Adapter(*(str(one.get(m, ""))[:LONGEST_WORD] for m in _MEMBERS)) for n, one in found.items()}
+    return Said(None, revision if COMMIT.fullmatch(revision) else "", states)
 
 
 def is_loading(pod: Obj) -> bool:

@@ -8,6 +8,7 @@ from datetime import datetime, timedelta
 from typing import Any
 
 from tests.operator.autoscaler.simulation import START
+from tests.wait import TIMEOUT
 from unmask_operator.autoscaler.history import Reading
 from unmask_operator.autoscaler.loop import LONGEST_SLEEP, Autoscaler, ready_addresses
 from unmask_operator.objects import Obj
@@ -224,3 +225,56 @@ def test_only_pods_that_take_traffic_are_read() -> None:
         {"metadata": {"name": "c"}},
     ]
     assert ready_addresses(pods) == {"a": "10.0.0.1"}
+
+
+def test_a_service_whose_pods_answer_slowly_delays_no_other() -> None:
+    """It is scraped once at a time, and finished later."""
+    world = World({"slow": _service(1), "quick": _service(1)})
+    world.load = {"slow#0": 35, "quick#0": 35}
+    begun = []
+
+    async def go() -> None:
+        answer = asyncio.Event()
+
+        async def scrape(addresses: Mapping[str, str], targets: Collection[str]) -> Any:
+            if any(pod.startswith("slow") for pod in addresses):
+                begun.append(world.now)
+                await answer.wait()
+            return await world.scrape(addresses, targets)
+
+        autoscaler = _autoscaler(world, scrape)
+        for _ in range(2):
+            await autoscaler.tick(timeout=0.05)
+            world.now += timedelta(seconds=15)
+        assert autoscaler.decision("quick") is not None
+        assert autoscaler.decision("slow") is None
+        assert len(begun) == 1
+        answer.set()
+        await autoscaler.tick()
+        assert autoscaler.decision("slow") is not None
+
+    asyncio.run(go())
+
+
+def test_the_end_of_leadership_ends_every_scrape() -> None:
+    world = World({"a": _service(1)})
+    world.load = {"a#0": 35}
+
+    async def go() -> bool:
+        begun, ended = asyncio.Event(), asyncio.Event()
+
+        async def scrape(addresses: Mapping[str, str], targets: Collection[str]) -> Any:
+            begun.set()
+            try:
+                await asyncio.Event().wait()
+            finally:
+                ended.set()
+
+        run = asyncio.create_task(_autoscaler(world, scrape).run())
+        await begun.wait()
+        run.cancel()
+        await asyncio.wait((run,))
+        await asyncio.wait_for(ended.wait(), TIMEOUT)
+        return not world.writes
+
+    assert asyncio.run(go())

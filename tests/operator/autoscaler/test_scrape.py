@@ -16,8 +16,10 @@ from runtime.server.observed import Observed
 from tests.networks import needs_ipv6
 from tests.wait import TIMEOUT
 from unmask_operator.api.autoscaling import DEFAULT_TARGETS, GAUGES
+from unmask_operator.autoscaler import scrape as scrape_module
 from unmask_operator.autoscaler.history import Reading
 from unmask_operator.autoscaler.scrape import ScrapeError, parse, scrape
+from unmask_operator.pod_http import PODS_PER_SERVICE, PodSlots
 
 LOADS = {"queuedRequestsPerReplica": 3, "runningRequestsPerReplica": 12, "kvCacheUtilizationPercent": 25}
 TEXT = """# HELP unmask_requests_waiting Requests that wait for room in an engine.
@@ -135,3 +137,69 @@ def test_a_pod_that_never_answers_fails_at_the_limit() -> None:
             return await scrape(session, {"p": "127.0.0.1"}, GAUGES, port, timeout=0.05)
 
     assert asyncio.run(go()) == ({}, {"p": "/metrics took longer than 0.05 s"})
+
+
+def test_pods_that_never_answer_delay_a_service_no_longer_than_its_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    """More pods than are read at once: those that had no chance are named."""
+    monkeypatch.setattr(scrape_module, "SERVICE_SECONDS", 0.2)
+
+    async def never(request: web.Request) -> web.Response:
+        await asyncio.Event().wait()
+        raise AssertionError
+
+    async def go() -> tuple[dict[str, Reading], dict[str, str]]:
+        async with _pod("127.0.0.1", 0, never) as port, aiohttp.ClientSession() as session:
+            addresses = {f"p{n}": "127.0.0.1" for n in range(2 * PODS_PER_SERVICE)}
+            return await scrape(session, addresses, GAUGES, port, timeout=0.2)
+
+    readings, failures = asyncio.run(go())
+    assert readings == {}
+    assert len(failures) == 2 * PODS_PER_SERVICE
+    assert "not read: the service's pods took longer than 0.2 s" in failures.values()
+
+
+def test_slow_pods_of_many_services_leave_slots_to_those_of_others() -> None:
+    """Services whose pods never answer hold fewer slots than there are."""
+
+    async def go() -> tuple[dict[str, Reading], dict[str, str]]:
+        held, enough = [0], asyncio.Event()
+
+        async def never(request: web.Request) -> web.Response:
+            held[0] += 1
+            if held[0] == 6:
+                enough.set()
+            await asyncio.Event().wait()
+            raise AssertionError
+
+        slots = PodSlots(total=8, per_service=2)
+        async with AsyncExitStack() as stack:
+            port = await stack.enter_async_context(_pod("127.0.0.1", 0, never))
+            await stack.enter_async_context(_pod("127.0.0.2", port, _answer(TEXT)))
+            session = await stack.enter_async_context(aiohttp.ClientSession())
+            slow = {f"p{n}": "127.0.0.1" for n in range(50)}
+            others = [
+                asyncio.create_task(scrape(session, slow, GAUGES, port, timeout=TIMEOUT, slots=slots)) for _ in range(3)
+            ]
+            await enough.wait()
+            honest = {f"p{n}": "127.0.0.2" for n in range(20)}
+            result = await scrape(session, honest, GAUGES, port, timeout=TIMEOUT, slots=slots)
+            for other in others:
+                other.cancel()
+            await asyncio.wait(others)
+        return result
+
+    assert asyncio.run(go()) == ({f"p{n}": LOADS for n in range(20)}, {})
+
+
+@pytest.mark.parametrize("value", ["x" * 200_000, " " * 200_000, "NaN" + "x" * 200_000, "NaN " + "x" * 200_000, ""])
+def test_the_message_about_a_gauge_is_short_whatever_its_value(value: str) -> None:
+    with pytest.raises(ScrapeError) as caught:
+        parse(f"unmask_requests_waiting {value}\n", DEFAULT_TARGETS)
+    assert len(str(caught.value)) < 150
+
+
+def test_a_gauge_is_found_by_its_full_name_at_the_start_of_a_row_only() -> None:
+    text = "x unmask_requests_waiting 9\nunmask_requests_waiting_total 9\n# unmask_requests_waiting 9\n"
+    with pytest.raises(ScrapeError, match="lacks"):
+        parse(text, DEFAULT_TARGETS)
+    assert parse(text + "unmask_requests_waiting 3", DEFAULT_TARGETS) == {"queuedRequestsPerReplica": 3}

@@ -1,0 +1,131 @@
+"""Bounded GET requests to engine pods.
+
+A pod's image is its owner's choice, and anybody may put the label on a pod. No answer may cost the operator more than a
+few milliseconds of its event loop, and no pod may delay what is read from the pods of others.
+"""
+
+import asyncio
+import socket
+from collections.abc import Collection
+from typing import Any
+
+import aiohttp
+
+from unmask_operator.render.names import PORT, pod_url
+
+LARGEST_BODY = 256 << 10  # bytes; the runtime's largest answers have a tenth of it
+MAX_CHUNKS = 512  # of a body with chunked transfer coding: each costs the parser as much as a kilobyte of body
+RECEIVE_BUFFER = 8 << 10  # bytes: limits what the parser is given in one callback of the event loop
+TIMEOUT_SECONDS = 2.0  # for one pod
+SERVICE_SECONDS = 10.0  # for all pods of a service, which wait for slots
+PODS_AT_ONCE = 32  # of all services
+PODS_PER_SERVICE = 8  # of one service at once, so that slow pods of one delay those of others little
+
+HEADERS = {
+    "Connection": "close",  # a poll's pause is as long as a server keeps idle connections
+    "Accept-Encoding": "identity",  # a compressed body has no bound
+}
+
+
+class PodRequestError(Exception):
+    """Why a pod gave no usable answer, as one short clause."""
+
+
+def pod_session() -> aiohttp.ClientSession:
+    """Returns a session for requests to pods. The caller closes it."""
+    connector = aiohttp.TCPConnector(limit=0, force_close=True, socket_factory=_small_socket)
+    return aiohttp.ClientSession(connector=connector, cookie_jar=aiohttp.DummyCookieJar())
+
+
+def _small_socket(address: Any) -> socket.socket:
+    family, kind, protocol, _, _ = address
+    made = socket.socket(family=family, type=kind, proto=protocol)
+    made.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, RECEIVE_BUFFER)
+    return made
+
+
+async def get_text(
+    session: aiohttp.ClientSession,
+    address: str,
+    path: str,
+    port: int = PORT,
+    timeout: float = TIMEOUT_SECONDS,
+    statuses: Collection[int] = (200,),
+) -> str:
+    """Reads what a pod answers.
+
+    Args:
+        session: From `pod_session`.
+        address: The pod's IPv4 or IPv6 address.
+        path: The URL's path.
+        port: The pod's port.
+        timeout: Seconds for the whole exchange.
+        statuses: Accepted HTTP statuses.
+
+    Returns:
+        The body. Bytes that are not UTF-8 are replaced.
+
+    Raises:
+        PodRequestError: No such answer came in time, or it is too large.
+    """
+    try:
+        async with session.get(
+            pod_url(address, path, port),
+            timeout=aiohttp.ClientTimeout(total=timeout),
+            allow_redirects=False,
+            auto_decompress=False,
+            headers=HEADERS,
+        ) as answer:
+            if answer.status not in statuses:
+                raise PodRequestError(f"{path} answered {answer.status}")
+            if answer.headers.get("Content-Encoding", "identity").lower() != "identity":
+                raise PodRequestError(f"{path} answered with a Content-Encoding")
+            return await _read(answer.content, path)
+    except TimeoutError:
+        raise PodRequestError(f"{path} took longer than {timeout:g} s") from None
+    except (aiohttp.ClientError, OSError, ValueError) as error:  # ValueError: what aiohttp cannot parse
+        raise PodRequestError(f"{path}: {type(error).__name__}") from error
+
+
+async def _read(content: aiohttp.StreamReader, path: str) -> str:
+    body, chunks = bytearray(), 0
+    async for data, ends_chunk in content.iter_chunks():
+        body += data
+        chunks += ends_chunk
+        if len(body) > LARGEST_BODY:
+            raise PodRequestError(f"{path} is larger than {LARGEST_BODY >> 10} KiB")
+        if chunks > MAX_CHUNKS:
+            raise PodRequestError(f"{path} has more than {MAX_CHUNKS} chunks")
+    return body.decode(errors="replace")
+
+
+class PodSlots:
+    """Limits concurrent requests: of all services together, and of each service."""
+
+    def __init__(self, total: int = PODS_AT_ONCE, per_service: int = PODS_PER_SERVICE) -> None:
+        self._total = asyncio.Semaphore(total)
+        self._per_service = per_service
+
+    def of_service(self) -> "ServiceSlots":
+        """Returns the limit for one pass over one service's pods."""
+        return ServiceSlots(self._total, asyncio.Semaphore(self._per_service))
+
+
+class ServiceSlots:
+    """An asynchronous context manager that holds one slot."""
+
+    def __init__(self, total: asyncio.Semaphore, own: asyncio.Semaphore) -> None:
+        self._total = total
+        self._own = own
+
+    async def __aenter__(self) -> None:
+        await self._own.acquire()
+        try:
+            await self._total.acquire()
+        except BaseException:
+            self._own.release()
+            raise
+
+    async def __aexit__(self, *_: object) -> None:
+        self._total.release()
+        self._own.release()
