@@ -13,7 +13,7 @@ class RequestError(ValueError):
     Attributes:
         message: one sentence that names the field and the fix.
         param: the field's path as the client wrote it (``"decoding.accept_threshold"``), or None.
-        status: HTTP status (400, 401, 404, 413, 429, 503, 504).
+        status: HTTP status (400, 401, 403, 404, 413, 429, 503, 504).
         code: OpenAI's machine-readable code (``"model_not_found"``), or None.
     """
 
