@@ -16,6 +16,7 @@ from runtime.server import access
 from runtime.server.keys import OPEN_PATHS
 from runtime.server.origins import OriginPolicy
 from runtime.server.pages import pages
+from runtime.server.redaction import redacted
 from runtime.server.responses import error_response
 from runtime.server.routes.documented import Answers
 from runtime.server.service import Service
@@ -93,7 +94,7 @@ class Gate:
                 response = await answers(Request(scope, receive, send_marked))
                 await response(scope, receive, send_marked)
         except RequestError as error:  # the framework answers those of its routes
-            state["refusal"] = error.message
+            state["refusal"] = redacted(error)
             await error_response(error, scope["path"])(scope, receive, send_marked)
         except Exception:
             log.exception("request %s failed", request_id.decode())
