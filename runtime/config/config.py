@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, Self
@@ -14,6 +15,8 @@ from runtime.config.table import BY_DEST, BY_SPELLING
 from runtime.config.together import check_together
 from runtime.errors import ConfigError
 
+# A name, an IPv4 address or an IPv6 address without brackets, as `--allowed-hosts` takes it.
+HOST_NAME = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]*[A-Za-z0-9])?|[0-9A-Fa-f:]*:[0-9A-Fa-f:.]*:[0-9A-Fa-f:.]*")
 DEMO_NAME = "unmask-demo"
 
 
@@ -164,6 +167,7 @@ class ServerConfig:
     api_key_file: str | None = None
     keys_in_file: tuple[str, ...] = field(default=(), repr=False)  # at start; without keys and file, none is needed
     cors_allow_origins: tuple[str, ...] = ()
+    allowed_hosts: tuple[str, ...] = ()
     strict_fields: bool = False
     profiler: Literal["torch"] | None = None
     torch_profiler_dir: str | None = None
@@ -187,6 +191,9 @@ class ServerConfig:
             raise ConfigError(f"--lora: {min(both)!r} is the model's own name; give the adapter another")
         if len(set(self.served_model_name)) != len(self.served_model_name):
             raise ConfigError("--served-model-name: the same name is given twice")
+        for host in self.allowed_hosts:
+            if host != "*" and not HOST_NAME.fullmatch(host):
+                raise ConfigError(f"--allowed-hosts: {host!r} is not a host name or address; leave out scheme and port")
         if (self.profiler is None) != (self.torch_profiler_dir is None):
             raise ConfigError("--profiler and --torch-profiler-dir go together; give both, or leave both out")
         if (self.zmq_command_addr is None) != (self.zmq_event_addr is None):

@@ -244,6 +244,15 @@ FLAGS: tuple[Flag, ...] = (
         help="origins whose pages may call the server, or *; default: none",
     ),
     _server(
+        name="allowed-hosts",
+        many=True,
+        comma=True,
+        default=(),
+        metavar="HOST,...",
+        help="further host names, without a port, by which clients without a key may request the server, or *; "
+        "default: names of this machine if --host is a loopback address, else any",
+    ),
+    _server(
         name="strict-fields",
         type="bool",
         default=False,

@@ -14,7 +14,7 @@ log = logging.getLogger("unmask.access")
 refused = logging.getLogger("unmask.refused")  # strangers can cause these lines, so that the log counts and limits them
 load = logging.getLogger("unmask.load")
 
-MAX_REASON = 300  # characters of a refusal, which may quote the client
+MAX_REASON = 300  # characters of a refusal
 EVERY = 10.0  # seconds between lines of the load
 
 

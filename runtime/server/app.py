@@ -19,6 +19,7 @@ from runtime.server.gate import Gate
 from runtime.server.keys import OPEN_PATHS
 from runtime.server.messages_body import CountRequest, MessagesRequest
 from runtime.server.openapi import decoding_schema, secure
+from runtime.server.redaction import redacted
 from runtime.server.responses import error_response
 from runtime.server.responses_body import ResponsesRequest
 from runtime.server.routes import (
@@ -121,7 +122,7 @@ def make_app(service: Service) -> App:
 
 async def _request_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, RequestError)
-    request.state.refusal = error.message
+    request.state.refusal = redacted(error)
     return error_response(error, request.url.path)
 
 

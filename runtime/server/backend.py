@@ -19,6 +19,7 @@ from typing import Any
 
 from runtime.distributed.address import loopback, resolve
 from runtime.errors import ConfigError, ReplicaLost
+from runtime.parent_death import exit_with_parent
 from runtime.request.io import EngineOutput
 from runtime.server import logs, messages, peers
 from runtime.server.adapter_work import LOOK_SECONDS, AdapterWork
@@ -196,6 +197,7 @@ def main(make_engine: MakeEngine = load_engine, prepare: Callable[[], object] = 
     parser.add_argument("--command-addr", required=True)
     parser.add_argument("--event-addr", required=True)
     args = parser.parse_args()
+    exit_with_parent()
     invitation = peers.read_invitation(sys.stdin.fileno())
     if invitation is None:
         return 0  # the frontend has ended already

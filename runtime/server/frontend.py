@@ -134,7 +134,7 @@ class Frontend(ABC):
         if self.info is None:
             raise Unavailable("the model is still being loaded; /startup tells how far it is")
         if not self.available:
-            raise Unavailable("no backend is running at the moment; it is being restarted")
+            raise Unavailable("no backend answers at the moment; one that ended or hangs is restarted")
         return self.info
 
     def check_count(self, prompts: int, n: int) -> None:

@@ -1,4 +1,4 @@
-"""What every HTTP request passes first: its id, the key, the count in flight, the goodbye while draining."""
+"""What every HTTP request passes first: its id, its origin, its key, the count in flight."""
 
 from __future__ import annotations
 
@@ -14,7 +14,9 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from runtime.errors import RequestError
 from runtime.server import access
 from runtime.server.keys import OPEN_PATHS
+from runtime.server.origins import OriginPolicy
 from runtime.server.pages import pages
+from runtime.server.redaction import redacted
 from runtime.server.responses import error_response
 from runtime.server.routes.documented import Answers
 from runtime.server.service import Service
@@ -36,6 +38,8 @@ class Gate:
         self.service = service
         self.at_once = at_once
         self.open = OPEN_PATHS | pages().keys()
+        config = service.config
+        self.origins = OriginPolicy(config.host, config.cors_allow_origins, config.allowed_hosts, pages().keys())
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -79,7 +83,9 @@ class Gate:
                 raise RequestError(
                     "X-Request-Id: must be 1 to 128 printable ASCII characters without spaces", param="X-Request-Id"
                 )
-            if service.keys.needed and scope["path"] not in self.open:
+            if not service.keys.needed:
+                self.origins.check(scope)
+            elif scope["path"] not in self.open:
                 state["owner"] = service.keys.check(authorization, api_key)
             answers = self.at_once.get((scope["method"], scope["path"]))
             if answers is None:
@@ -88,7 +94,7 @@ class Gate:
                 response = await answers(Request(scope, receive, send_marked))
                 await response(scope, receive, send_marked)
         except RequestError as error:  # the framework answers those of its routes
-            state["refusal"] = error.message
+            state["refusal"] = redacted(error)
             await error_response(error, scope["path"])(scope, receive, send_marked)
         except Exception:
             log.exception("request %s failed", request_id.decode())

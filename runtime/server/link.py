@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import sys
+import threading
 import time
 from collections.abc import Iterator
 
 import zmq
 
 from runtime.server import messages, peers
-from runtime.server.messages import Command, Configure, Event, Fatal, Hello
+from runtime.server.messages import Beat, Command, Configure, Event, Fatal, Hello
 from runtime.server.peers import Invitation
 
 log = logging.getLogger("unmask.backend")
 
+UNSENT_BEATS = 4  # heartbeats kept while the frontend reads nothing
 REASON_SECONDS = 2.0  # longest wait until the reason has been sent
 
 
@@ -45,6 +48,7 @@ class Link:
         self.last_heard = time.monotonic()
 
     def greet(self) -> None:
+        threading.Thread(target=self._send_beats, name="heartbeat", daemon=True).start()
         self.commands.send(messages.encode(Hello(messages.VERSION, os.getpid())))
 
     def configuration(self) -> Configure:
@@ -93,6 +97,20 @@ class Link:
         end.close()
         context.term()
         os._exit(1)
+
+    def _send_beats(self) -> None:
+        """Sends heartbeats as long as the process runs. A socket belongs to one thread, so this is another one."""
+        context = zmq.Context()
+        socket = context.socket(zmq.PUSH)
+        socket.setsockopt(zmq.LINGER, 0)
+        socket.setsockopt(zmq.SNDHWM, UNSENT_BEATS)
+        peers.prove(socket, self.event_addr, self.invitation)
+        socket.connect(self.event_addr)
+        beat = [self.name, messages.encode(Beat())]
+        while True:
+            with contextlib.suppress(zmq.Again):
+                socket.send_multipart(beat, zmq.NOBLOCK)
+            time.sleep(messages.BEAT_SECONDS)
 
     def close(self) -> None:
         self.context.destroy()

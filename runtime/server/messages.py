@@ -2,8 +2,8 @@
 
 A backend connects a DEALER to the frontend's command address and a PUSH to its event address, and greets on the
 first with ``Hello``. The frontend answers with ``Configure``; from then on commands go down the one socket and
-events, each in an envelope with the backend's name, come up the other. ``Ping`` and ``Stats`` are the heartbeats. Who
-may connect is told in ``peers``.
+events, each in an envelope with the backend's name, come up the other. ``Ping``, ``Stats`` and ``Beat`` are the
+heartbeats. ``peers`` decides which processes may connect.
 """
 
 from __future__ import annotations
@@ -16,10 +16,13 @@ import msgspec
 from runtime.config import EngineConfig, ServerConfig
 from runtime.request.io import EngineInfo, EngineOutput, EngineStats, RequestSpec
 
-VERSION = 6  # of this file; raised whenever a struct changes its meaning
+VERSION = 7  # of this file; raised whenever a struct changes its meaning
 
 PING_SECONDS = 1.0  # the frontend's heartbeat; an idle backend answers each ping
 BUSY_STATS_SECONDS = 0.25  # how old the figures of a working backend may grow
+BEAT_SECONDS = 1.0  # between two `Beat`
+# A backend that sent nothing for so long, not even a `Beat`, gets no requests and makes the server not ready.
+UNRESPONSIVE_SECONDS = 20.0
 FRONTEND_SILENCE_SECONDS = 30.0  # a backend that heard nothing for so long ends itself
 BACKEND_SILENCE_SECONDS = 120.0  # a loaded backend that said nothing for so long (a step hangs) is killed
 
@@ -129,6 +132,10 @@ class Loading(msgspec.Struct, tag=True, frozen=True):
     total_bytes: int
 
 
+class Beat(msgspec.Struct, tag=True, frozen=True):
+    """The backend's process runs. A thread of its own sends it, also while the engine compiles or captures graphs."""
+
+
 class Ready(msgspec.Struct, tag=True, frozen=True):
     info: EngineInfo
     load_seconds: float
@@ -165,7 +172,7 @@ class Fatal(msgspec.Struct, tag=True, frozen=True):
     sentence: str
 
 
-Event = Loading | Ready | Outputs | Stats | AdapterNews | ProfileNews | Fatal
+Event = Loading | Beat | Ready | Outputs | Stats | AdapterNews | ProfileNews | Fatal
 T = TypeVar("T")
 
 _encoder = msgspec.msgpack.Encoder()

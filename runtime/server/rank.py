@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import sys
 
+from runtime.parent_death import exit_with_parent
 from runtime.ranks import follow
 from runtime.server import logs
 
 
 def main(argv: list[str]) -> int:
     level, form, *arguments = argv
+    exit_with_parent()
     return follow.main(arguments, prepare=lambda: logs.set_up(level, form, "rank"))
 
 

@@ -6,11 +6,9 @@ import asyncio
 import contextlib
 import logging
 import os
-import shutil
 import signal
 import socket
 import sys
-import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -26,6 +24,7 @@ from runtime.server.frontends.crew import Crew
 from runtime.server.frontends.reports import Reports
 from runtime.server.metrics import Metrics
 from runtime.server.observed import Observed
+from runtime.server.socket_dir import socket_dir
 from runtime.server.supervisor import BACKEND_COMMAND, Supervisor
 from runtime.server.table import Table
 from runtime.server.talking import check_parsers
@@ -53,16 +52,9 @@ def run(config: ServerConfig, backend_command: tuple[str, ...] = BACKEND_COMMAND
     config = config.replace(max_connections=make_room(config.max_connections, config.data_parallel_size))
     with contextlib.ExitStack() as stack:
         listener = stack.enter_context(listen(config.host, config.port))
-        place = _place(stack)
+        place = stack.enter_context(socket_dir())
         server = Server(config, listener, place, backend_command, stack.close)
         return uvloop.run(server.serve())
-
-
-def _place(stack: contextlib.ExitStack) -> Path:
-    """A fresh directory that is nobody else's, gone with `stack`."""
-    place = tempfile.mkdtemp(prefix="unmask-")
-    stack.callback(shutil.rmtree, place, ignore_errors=True)
-    return Path(place)
 
 
 def _addresses(config: ServerConfig, place: Path) -> tuple[str, str]:

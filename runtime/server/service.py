@@ -29,6 +29,7 @@ from runtime.server.jobs import ClientGone, Job, Update, disconnected
 from runtime.server.keys import Keys, owner_of
 from runtime.server.logprobs import check_told
 from runtime.server.preparing import Preparer
+from runtime.server.redaction import field_path
 from runtime.server.schemas import GenerateRequest, Generation, InfillRequest, OpenAIRequest
 from runtime.server.structured import FormChecker, form
 from runtime.server.talking import Talk
@@ -119,7 +120,7 @@ class Service:
         for name in unknown:
             if name not in self.told and len(self.told) < MOST_TOLD:
                 self.told.add(name)
-                log.info("clients send the field %s, which means nothing here and is ignored", name)
+                log.info("clients send the field %s, which is not known and is ignored", field_path(name))
 
     @contextmanager
     def admission(self) -> Iterator[None]:

@@ -56,13 +56,19 @@ class Replica:
         self.spawned = asyncio.Event()
         self.loading = Loading("start", 0, 0)
         self.fatal: str | None = None  # the current process's own last word
-        self.last_heard = 0.0
+        self.last_message = 0.0  # when its engine's thread sent something
+        self.last_beat = 0.0  # when its process sent anything
+        self.unresponsive = False  # as last logged
         self.ready_since = 0.0
         self.served = 0.0  # seconds, of the last process that ended
 
     @property
     def name(self) -> str:
         return f"backend-{self.index}.{self.starts}"
+
+    @property
+    def responds(self) -> bool:
+        return time.monotonic() - self.last_beat < messages.UNRESPONSIVE_SECONDS
 
     @property
     def exited(self) -> bool:
@@ -194,7 +200,8 @@ class Supervisor:
         assert replica.process.stdin is not None
         replica.process.stdin.write(invitation.line())
         replica.spawned.set()
-        replica.last_heard = time.monotonic()
+        replica.last_message = replica.last_beat = time.monotonic()
+        replica.unresponsive = False
         code = await replica.process.wait()
         deadline = time.monotonic() + REASON_SECONDS
         self._read_events()
@@ -221,17 +228,30 @@ class Supervisor:
                 if replica.state is State.DOWN or replica.process is None or replica.exited:
                     continue
                 self._send(replica, messages.Ping())
-                silence = time.monotonic() - replica.last_heard
+                self._log_responsiveness(replica)
+                silence = time.monotonic() - replica.last_message
                 if replica.state is State.READY and silence > messages.BACKEND_SILENCE_SECONDS:
                     replica.fatal = f"the backend process said nothing for {silence:.0f} s and was killed"
                     replica.process.kill()
+
+    def _log_responsiveness(self, replica: Replica) -> None:
+        unresponsive = replica.state is State.READY and not replica.responds
+        if unresponsive != replica.unresponsive:
+            replica.unresponsive = unresponsive
+            if unresponsive:
+                seconds = messages.UNRESPONSIVE_SECONDS
+                log.warning(
+                    "%s: no heartbeat for %.0f s; it gets no requests until the next one", replica.name, seconds
+                )
+            else:
+                log.info("%s sends heartbeats again", replica.name)
 
     # -- words
 
     @property
     def ready(self) -> list[int]:
         """Indices of the replicas that serve."""
-        return [r.index for r in self.replicas if r.state is State.READY and not r.exited]
+        return [r.index for r in self.replicas if r.state is State.READY and r.responds and not r.exited]
 
     def send(self, index: int, message: Any) -> None:
         self._send(self.replicas[index], message)
@@ -245,6 +265,7 @@ class Supervisor:
         """Answer the hellos."""
         while (found := self._receive(self.commands)) is not None:
             replica, data = found
+            replica.last_message = replica.last_beat
             try:
                 messages.decode_hello(data)
             except ValueError as error:
@@ -272,7 +293,7 @@ class Supervisor:
             except zmq.Again:
                 return None
             if message is not None and (replica := self._named(message[0])) is not None:
-                replica.last_heard = time.monotonic()
+                replica.last_beat = time.monotonic()
                 return replica, message[1]
         return None
 
@@ -280,6 +301,8 @@ class Supervisor:
         return next((r for r in self.replicas if r.name.encode() == name and r.state is not State.DOWN), None)
 
     def _hear(self, replica: Replica, event: messages.Event) -> None:
+        if not isinstance(event, messages.Beat):
+            replica.last_message = replica.last_beat
         match event:
             case Outputs(outputs):
                 self.listener.on_outputs(replica.index, outputs)

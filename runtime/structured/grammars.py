@@ -9,7 +9,6 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any, Protocol
 
 from runtime.errors import RequestError
-from runtime.request.checks import refuse
 from runtime.structured.constraint import Constraint, Facts, sentence
 from runtime.structured.notation import readable
 
@@ -140,4 +139,4 @@ class Grammars:
 
 def kept_to(param: str, why: str) -> RequestError:
     """The refusal of a grammar that `param` asks for."""
-    return refuse(param, f"cannot be kept to: {why}")
+    return RequestError(f"{param}: cannot be kept to: {why}", param=param, detail=why)

@@ -107,6 +107,7 @@ class ChatTemplate:
             raise RequestError(
                 f"messages: the model's chat template cannot render them: {reason or type(e).__name__}",
                 param="messages",
+                detail=reason,
             ) from None
 
     def unmarked(self, text: str) -> str:

@@ -25,6 +25,7 @@ TRIAL_LIMITS = "runtime.structured.limits.TrialLimits"
 RAISED: dict[str, dict[str, Any]] = {
     "server": {
         "runtime.server.messages.BACKEND_SILENCE_SECONDS": HOUR,
+        "runtime.server.messages.UNRESPONSIVE_SECONDS": HOUR,
         "runtime.server.supervisor.REASON_SECONDS": 60.0,
         "runtime.server.supervisor.STOP_SECONDS": 60.0,
         "runtime.server.metrics._RENDERING_AT_ONCE": HOUR,  # /metrics is rendered for each request, never repeated

@@ -15,7 +15,7 @@ from tests.wait import TIMEOUT
 
 def _ping(connection: socket.socket, over: threading.Event) -> None:
     while True:
-        connection.sendall(b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n")
+        connection.sendall(b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n")
         answer = b""
         while b'{"status":"ok"}' not in answer:
             data = connection.recv(4096)

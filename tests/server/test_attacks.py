@@ -104,7 +104,7 @@ def healthy(server: ServerProcess, tries: int = 20) -> None:
     """Each of so many probes, on a connection of its own, is answered. How soon, `make siege` measures."""
     for _ in range(tries):
         with connect(server) as probe:
-            probe.sendall(b"GET /health HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
+            probe.sendall(b"GET /health HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")
             assert read_all(probe).startswith(b"HTTP/1.1 200 ")
 
 
@@ -162,7 +162,7 @@ def test_64_kib_of_headers_are_served(server: ServerProcess) -> None:
         assert answers(read_all(connection))[0][0] == 200
 
 
-INNER = b"GET /v1/models HTTP/1.1\r\nHost: x\r\n\r\n"
+INNER = b"GET /v1/models HTTP/1.1\r\nHost: localhost\r\n\r\n"
 
 
 @pytest.mark.parametrize("apart", [False, True])
@@ -170,7 +170,7 @@ INNER = b"GET /v1/models HTTP/1.1\r\nHost: x\r\n\r\n"
 def test_an_offer_to_upgrade_is_ignored_and_its_body_read(server: ServerProcess, apart: bool, to: bytes) -> None:
     body = json.dumps({"prompt": INNER.decode()}).encode()
     head = (
-        b"POST /tokenize HTTP/1.1\r\nHost: x\r\nConnection: Upgrade, HTTP2-Settings\r\nUpgrade: %s\r\n"
+        b"POST /tokenize HTTP/1.1\r\nHost: localhost\r\nConnection: Upgrade, HTTP2-Settings\r\nUpgrade: %s\r\n"
         b"HTTP2-Settings: AAMAAABkAARAAAAAAAIAAAAA\r\nContent-Length: %d\r\n\r\n" % (to, len(body))
     )
     with connect(server) as connection:
@@ -186,7 +186,9 @@ def test_an_offer_to_upgrade_is_ignored_and_its_body_read(server: ServerProcess,
 
 
 def test_the_body_of_an_upgrade_is_no_request(server: ServerProcess) -> None:
-    head = b"POST /nowhere HTTP/1.1\r\nHost: x\r\nConnection: Upgrade\r\nUpgrade: x\r\nContent-Length: %d\r\n\r\n"
+    head = (
+        b"POST /nowhere HTTP/1.1\r\nHost: localhost\r\nConnection: Upgrade\r\nUpgrade: x\r\nContent-Length: %d\r\n\r\n"
+    )
     with connect(server) as connection:
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         connection.sendall(head % len(INNER))
@@ -200,7 +202,7 @@ def test_the_body_of_an_upgrade_is_no_request(server: ServerProcess) -> None:
 
 def test_connect_is_refused(server: ServerProcess) -> None:
     with connect(server) as connection:
-        connection.sendall(b"CONNECT example.org:443 HTTP/1.1\r\nHost: example.org\r\n\r\n" + INNER)
+        connection.sendall(b"CONNECT example.org:443 HTTP/1.1\r\nHost: localhost\r\n\r\n" + INNER)
         ((status, headers, body),) = answers(read_all(connection))
     assert (status, headers[b"connection"]) == (405, b"close")
     assert json.loads(body)["error"]["message"]
@@ -208,7 +210,7 @@ def test_connect_is_refused(server: ServerProcess) -> None:
 
 @pytest.mark.parametrize(("path", "status"), [("/v1/completions", 401), ("/health", 405)])
 def test_a_refusal_is_read_though_its_body_never_was(guarded: ServerProcess, path: str, status: int) -> None:
-    head = f"POST {path} HTTP/1.1\r\nHost: x\r\nContent-Length: {24 * MB}\r\n\r\n".encode()
+    head = f"POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Length: {24 * MB}\r\n\r\n".encode()
     with Memory(guarded), connect(guarded) as connection:
         connection.sendall(head)
         pour(connection, [b"x" * MB] * 24)
@@ -217,7 +219,7 @@ def test_a_refusal_is_read_though_its_body_never_was(guarded: ServerProcess, pat
 
 
 def test_nothing_is_invited_that_is_then_refused(guarded: ServerProcess) -> None:
-    expects = "Host: x\r\nExpect: 100-continue\r\nContent-Length:"
+    expects = "Host: localhost\r\nExpect: 100-continue\r\nContent-Length:"
     for key, size, status in (("", 10, b"401"), (f"Authorization: Bearer {KEY}\r\n", 3 * MB, b"413")):
         with connect(guarded) as connection:
             connection.sendall(f"POST /tokenize HTTP/1.1\r\n{key}{expects} {size}\r\n\r\n".encode())

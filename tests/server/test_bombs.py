@@ -154,7 +154,7 @@ def test_ids_of_any_number_to_text(target: ServerProcess) -> None:
 def test_a_client_that_goes_away_during_rendering_counts_as_aborted(target: ServerProcess) -> None:
     """`test_lanes` and `test_budget` check that the rendering ends."""
     body = json.dumps({"messages": USER, "chat_template_kwargs": {"spin": 99_999}}).encode()
-    head = f"POST {CHAT} HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n\r\n".encode()
+    head = f"POST {CHAT} HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(body)}\r\n\r\n".encode()
     before = target.metrics().get(ABORTED, 0)
     for _ in range(4):
         with socket.create_connection(("127.0.0.1", target.port), timeout=TIMEOUT) as connection:

@@ -15,7 +15,7 @@ LONG = {"prompt": "long", "max_tokens": 480, "ignore_eos": True, "decoding": {"a
 
 def connect(server: ServerProcess, route: str, body: dict[str, object]) -> socket.socket:
     data = json.dumps(body).encode()
-    head = f"POST {route} HTTP/1.1\r\nHost: x\r\nContent-Length: {len(data)}\r\n\r\n"
+    head = f"POST {route} HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(data)}\r\n\r\n"
     connection = socket.create_connection(("127.0.0.1", int(server.url.rsplit(":", 1)[1])), timeout=TIMEOUT)
     connection.sendall(head.encode() + data)
     return connection
@@ -46,7 +46,7 @@ def test_a_vanished_client_frees_its_pages(server: ServerProcess, route: str, st
 
 def test_a_client_that_leaves_before_its_body_is_there(server: ServerProcess) -> None:
     connection = socket.create_connection(("127.0.0.1", server.port), timeout=TIMEOUT)
-    connection.sendall(b"POST /generate HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\n\r\n{")
+    connection.sendall(b"POST /generate HTTP/1.1\r\nHost: localhost\r\nContent-Length: 100\r\n\r\n{")
     connection.close()
     with server.client() as client:
         assert client.post("/generate", json={"prompt": "x", "max_tokens": 2}).status_code == 200

@@ -18,7 +18,7 @@ from runtime.server.wire.limits import Limits
 from runtime.server.wire.limits import crowd as entering
 from tests.wait import TIMEOUT, wait_until_async
 
-PROBE = b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n"
+PROBE = b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n"
 STRANGERS = 3 * entering(Limits.connections)
 
 

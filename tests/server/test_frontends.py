@@ -192,7 +192,7 @@ def test_streams_that_are_given_up_leave_nothing(crew: ServerProcess) -> None:
     crew.until_idle()
     wait_until(lambda: not any(connections(crew)))
     before = files()
-    fields = f"Host: x\r\nContent-Type: application/json\r\nContent-Length: {len(STREAM)}\r\n\r\n"
+    fields = f"Host: localhost\r\nContent-Type: application/json\r\nContent-Length: {len(STREAM)}\r\n\r\n"
     head = b"POST /generate HTTP/1.1\r\n" + fields.encode()
     sent = [b"", head[:30], head + STREAM[:9], head + STREAM, head + STREAM]
     for number in range(400):

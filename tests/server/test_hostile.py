@@ -329,9 +329,9 @@ def test_405_says_what_is_allowed(server: ServerProcess) -> None:
     [
         b"NONSENSE\r\n\r\n",
         b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03",
-        b"POST /generate HTTP/1.1\r\nHost: x\r\nContent-Length: -5\r\n\r\n",
-        b"POST /generate HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n",
-        b"GET /health HTTP/1.1\r\nHost: x\r\nContent-Length: 5\r\nContent-Length: 6\r\n\r\n",
+        b"POST /generate HTTP/1.1\r\nHost: localhost\r\nContent-Length: -5\r\n\r\n",
+        b"POST /generate HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n",
+        b"GET /health HTTP/1.1\r\nHost: localhost\r\nContent-Length: 5\r\nContent-Length: 6\r\n\r\n",
     ],
 )
 def test_broken_http_is_answered_with_an_error_object(server: ServerProcess, data: bytes) -> None:
@@ -345,7 +345,7 @@ def test_broken_http_is_answered_with_an_error_object(server: ServerProcess, dat
 
 
 def test_a_lying_content_length_hurts_nobody(server: ServerProcess) -> None:
-    head = b"POST /generate HTTP/1.1\r\nHost: x\r\nContent-Length: 9999999\r\n\r\n"
+    head = b"POST /generate HTTP/1.1\r\nHost: localhost\r\nContent-Length: 9999999\r\n\r\n"
     with socket.create_connection(("127.0.0.1", server.port), timeout=TIMEOUT) as connection:
         connection.sendall(head + b'{"prompt":')
     with server.client() as client:

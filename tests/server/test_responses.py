@@ -213,7 +213,7 @@ def test_a_client_that_leaves_ends_its_answer(fake: ServerProcess) -> None:
     endless = {"model": "tiny", "input": "long", "cache_salt": "endless"}
     for stream in (True, False):
         data = json.dumps({**endless, "stream": stream}).encode()
-        head = f"POST /v1/responses HTTP/1.1\r\nHost: x\r\nContent-Length: {len(data)}\r\n\r\n"
+        head = f"POST /v1/responses HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(data)}\r\n\r\n"
         with socket.create_connection(("127.0.0.1", fake.port), timeout=TIMEOUT) as connection:
             connection.sendall(head.encode() + data)
             fake.until(lambda: not fake.idle())

@@ -13,12 +13,12 @@ from tests.server.test_attacks import answers
 from tests.server.wire import exchange
 
 UPGRADE = b"Connection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\nHTTP2-Settings: AAMAAABk\r\n"
-INNER = b"GET /inner HTTP/1.1\r\nHost: x\r\n\r\n"
+INNER = b"GET /inner HTTP/1.1\r\nHost: localhost\r\n\r\n"
 
 
 def message(method: str, body: bytes, upgrade: bool, chunk: int, trailer: bool) -> bytes:
     """A request; `chunk`: the size of its body's chunks, 0 for a body whose length is told."""
-    head = f"{method} /{len(body)}?q=1 HTTP/1.1\r\nHost: x\r\n".encode() + (UPGRADE if upgrade else b"")
+    head = f"{method} /{len(body)}?q=1 HTTP/1.1\r\nHost: localhost\r\n".encode() + (UPGRADE if upgrade else b"")
     if method == "GET":
         return head + b"\r\n"
     if not chunk:

@@ -20,7 +20,7 @@ from tests.server.test_attacks import answers, read_all
 from tests.server.wire import BIG, Wired, wired
 from tests.wait import wait_until
 
-GET = b"GET /x HTTP/1.1\r\nHost: x\r\n\r\n"
+GET = b"GET /x HTTP/1.1\r\nHost: localhost\r\n\r\n"
 LONG = 1e6  # seconds, for the times that a test is not about
 
 

@@ -13,7 +13,7 @@ import pytest
 
 from tests.server.fake_engine import LOAD_VARIABLE
 from tests.server.harness import FAKE, ServerProcess, serving, sse
-from tests.wait import TIMEOUT
+from tests.wait import TIMEOUT, wait_until
 
 ENDLESS = {"prompt": "x", "max_tokens": 400, "cache_salt": "endless"}
 
@@ -165,3 +165,22 @@ def test_a_killed_frontend_takes_its_backend_with_it(checkpoint: Path) -> None:
         (backend,) = server.backends()
         os.kill(server.process.pid, signal.SIGKILL)
         backend.wait(TIMEOUT)
+
+
+@pytest.mark.parametrize("more", [(), ("--frontend-processes", "2")])
+def test_a_server_whose_backend_is_stopped_is_not_ready(checkpoint: Path, more: tuple[str, ...]) -> None:
+    limits = {"runtime.server.messages.UNRESPONSIVE_SECONDS": 3.0}
+    with serving("--model", str(checkpoint), *more, module=FAKE, limits=limits) as server, server.client() as client:
+        (backend,) = server.backends()
+        backend.suspend()
+        try:
+            wait_until(lambda: client.get("/ready").status_code == 503)
+            assert client.get("/health").status_code == 200
+            answer = client.post("/generate", json={"prompt": "x", "max_tokens": 2})
+            assert answer.status_code == 503
+            assert "no backend answers at the moment" in answer.json()["error"]["message"]
+        finally:
+            backend.resume()
+        wait_until(lambda: client.get("/ready").status_code == 200)
+        wait_until(lambda: client.post("/generate", json={"prompt": "x", "max_tokens": 2}).status_code == 200)
+        assert server.backends()[0].pid == backend.pid

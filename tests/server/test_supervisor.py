@@ -55,6 +55,7 @@ def long_limits(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(supervisor_module, "REASON_SECONDS", 3600.0)
     monkeypatch.setattr(supervisor_module, "STOP_SECONDS", 60.0)
     monkeypatch.setattr(messages, "BACKEND_SILENCE_SECONDS", 3600.0)
+    monkeypatch.setattr(messages, "UNRESPONSIVE_SECONDS", 3600.0)
 
 
 def supervise(
@@ -173,5 +174,57 @@ def test_words_of_strangers_and_of_the_dead_are_not_heard(folder: Path) -> None:
         await supervisor.stop("done")
         assert [output.id for output in log.outputs] == ["x"]
         assert failures == []
+
+    asyncio.run(run())
+
+
+def test_a_stopped_backend_is_not_ready_until_it_runs_again(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(messages, "PING_SECONDS", 0.2)
+
+    async def run() -> None:
+        log, failures = Log(), []
+        supervisor = supervise(folder, log, failures)
+        await supervisor.start()
+        try:
+            await wait_until_async(lambda: supervisor.ready == [0])
+            process = supervisor.replicas[0].process
+            assert process is not None
+            os.kill(process.pid, signal.SIGSTOP)
+            monkeypatch.setattr(messages, "UNRESPONSIVE_SECONDS", 3.0)
+            await wait_until_async(lambda: not supervisor.ready)
+            os.kill(process.pid, signal.SIGCONT)
+            await wait_until_async(lambda: supervisor.ready == [0])
+            assert supervisor.replicas[0].process is process
+            assert log.reasons == []
+        finally:
+            await supervisor.stop("done")
+
+    asyncio.run(run())
+
+
+def test_a_backend_whose_engine_is_busy_for_long_stays_ready(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As while it compiles or captures graphs: its engine's thread sends nothing, and another one heartbeats."""
+    blocked = tmp_path / "blocked"
+    blocked.touch()
+    monkeypatch.setenv("TEST_BLOCKED", str(blocked))
+    command = (sys.executable, "-m", "tests.server.blocked_backend")
+
+    async def run() -> None:
+        log, failures = Log(), []
+        supervisor = supervise(folder, log, failures, command)
+        await supervisor.start()
+        try:
+            await wait_until_async(lambda: supervisor.ready == [0])
+            spec = RequestSpec(id="a", prompt=[1], max_tokens=2, decoding=DecodingParams())
+            supervisor.send(0, messages.Add([spec]))
+            replica = supervisor.replicas[0]
+            await wait_until_async(lambda: replica.last_beat - replica.last_message > 3.0)
+            assert supervisor.ready == [0]
+            blocked.unlink()
+            await wait_until_async(lambda: log.outputs and log.outputs[-1].finish_reason)
+        finally:
+            await supervisor.stop("done")
 
     asyncio.run(run())

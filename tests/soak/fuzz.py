@@ -208,7 +208,7 @@ class Fuzzer:
         data = json.dumps(self.valid()).encode()
         reader, writer = await asyncio.open_connection(self.host, self.port)
         writer.write(
-            f"POST /generate HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Length: {len(data)}\r\n".encode()
+            f"POST /generate HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\nContent-Length: {len(data)}\r\n".encode()
         )
         for part in (b"\r\n", data[:5], data[5:20], data[20:]):
             writer.write(part)
@@ -222,7 +222,9 @@ class Fuzzer:
     async def send_raw(self, body: dict[str, Any]) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
         data = json.dumps(body).encode()
         reader, writer = await asyncio.open_connection(self.host, self.port)
-        writer.write(f"POST /generate HTTP/1.1\r\nHost: x\r\nContent-Length: {len(data)}\r\n\r\n".encode() + data)
+        writer.write(
+            f"POST /generate HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(data)}\r\n\r\n".encode() + data
+        )
         return reader, writer
 
     # -- running

@@ -19,6 +19,7 @@ import uvloop
 
 from runtime.config import ServerConfig
 from runtime.errors import ConfigError
+from runtime.parent_death import exit_with_parent
 from runtime.server import environment, logs
 from runtime.server.descriptors import make_room
 from runtime.server.frontends import words
@@ -126,6 +127,7 @@ class FrontendProcess:
 
 def main(ours: int, source: int) -> int:
     """The process's exit code. Both are descriptors of sockets."""
+    exit_with_parent()
     environment.set_up()
     keep_together()
     connections = socket.socket(fileno=source)

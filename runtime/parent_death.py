@@ -1,0 +1,20 @@
+"""Ends a process with its parent, whatever it is doing."""
+
+from __future__ import annotations
+
+import ctypes
+import signal
+import sys
+
+_PR_SET_PDEATHSIG = 1  # linux/prctl.h
+
+
+def exit_with_parent() -> None:
+    """Makes the kernel kill this process when the thread that started it ends.
+
+    The end of a pipe is noticed by the process's own Python code only, and a call that holds the interpreter's lock may
+    never return to it. Call it where the parent starts processes from its main thread. Linux only: elsewhere only the
+    pipe ends a process.
+    """
+    if sys.platform == "linux":
+        ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)

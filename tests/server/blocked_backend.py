@@ -1,0 +1,22 @@
+"""A backend whose engine blocks its thread in a step as long as the file of the variable TEST_BLOCKED is there."""
+
+import os
+import sys
+import time
+from pathlib import Path
+
+from runtime.server import backend
+from tests.server.fake_engine import FakeEngine
+from tests.server.limits import raise_limits
+
+
+class BlockedEngine(FakeEngine):
+    def advance(self) -> None:
+        while Path(os.environ["TEST_BLOCKED"]).exists():
+            time.sleep(0.01)
+        super().advance()
+
+
+if __name__ == "__main__":
+    raise_limits("backend")
+    sys.exit(backend.main(BlockedEngine, prepare=lambda: None))

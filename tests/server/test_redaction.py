@@ -1,0 +1,71 @@
+"""The log names the field and a length, and nothing that a client wrote."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from runtime.errors import RequestError
+from runtime.request.checks import shown
+from runtime.server.redaction import field_path, redacted
+from tests.server.harness import FAKE, serving
+
+SECRET = "swordfish"
+
+
+@pytest.mark.parametrize(
+    ("error", "logged"),
+    [
+        (RequestError("model: 'x y' is not served here", param="model"), "model: <3 characters> is not served here"),
+        (RequestError('a: "it\'s" is no b; give c', param="a"), "a: <4 characters> is no b; give c"),
+        (RequestError("the model's chat template cannot", param="messages"), "the model's chat template cannot"),
+        (RequestError("a: 'cut off..."), "a: <10 characters>"),
+        (RequestError("a: 'it\\'s' is no b"), "a: <5 characters> is no b"),
+        (RequestError("metadata.a key: is too long", param="metadata.a key"), "metadata.<5 characters>: is too long"),
+        (RequestError("tools[0].function.name: 7 is no name", param="tools[0].function.name"),
+         "tools[0].function.name: 7 is no name"),
+        (RequestError("a: cannot be kept to: lark says no", param="a", detail="lark says no"),
+         "a: cannot be kept to: <12 characters>"),
+    ],
+)  # fmt: skip
+def test_what_a_client_wrote_becomes_its_length(error: RequestError, logged: str) -> None:
+    assert redacted(error) == logged
+
+
+@pytest.mark.parametrize(
+    "value", [SECRET, [SECRET], {SECRET: 1}, {"a": SECRET * 99}, f"'{SECRET}", f"\"{SECRET}'", f"\\'{SECRET}"]
+)
+def test_every_form_of_a_value_is_hidden(value: object) -> None:
+    assert SECRET not in redacted(RequestError(f"field: {shown(value)} is wrong", param="field"))
+
+
+def test_a_path_keeps_names_and_indices() -> None:
+    assert field_path("tools[0].function.parameters") == "tools[0].function.parameters"
+    assert field_path("a.b c.d") == "a.<3 characters>.d"
+    assert field_path("x" * 41) == "<41 characters>"
+    assert field_path(".".join("a" * 17)) == "<33 characters>"
+
+
+WRONG: tuple[tuple[str, dict[str, Any]], ...] = (
+    ("/v1/completions", {"prompt": "x", "model": SECRET}),
+    ("/v1/completions", {"prompt": "x", "max_tokens": SECRET}),
+    ("/v1/completions", {"prompt": "x", "guided_regex": f"({SECRET}"}),
+    ("/v1/completions", {"prompt": "x", "decoding": {SECRET + " ": 1}}),
+    ("/v1/chat/completions", {"messages": [{"role": SECRET, "content": "x"}]}),
+    ("/v1/chat/completions", {"messages": [{"role": "user", "content": "x"}], "tools": [{"type": SECRET}]}),
+    ("/v1/chat/completions", {"messages": [{"role": "user", "content": "x"}], "tool_choice": SECRET}),
+    ("/v1/messages", {"max_tokens": 2, "messages": [{"role": SECRET, "content": "x"}]}),
+    ("/generate", {"prompt": "x", "decoding": {"algorithm": SECRET}}),
+)
+
+
+def test_the_log_of_refused_requests_has_no_text_of_clients(checkpoint: Path) -> None:
+    with serving("--model", str(checkpoint), module=FAKE) as server, server.client() as client:
+        for path, body in WRONG:
+            answer = client.post(path, json=body)
+            assert answer.status_code in (400, 404), (path, body, answer.text)
+        client.post("/v1/completions", content=f'{{"prompt": {SECRET}}}')
+        server.until(lambda: server.log.count("refused with") >= min(10, len(WRONG)))
+        assert SECRET not in server.log

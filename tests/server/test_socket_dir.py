@@ -1,0 +1,74 @@
+"""The directory of a server's sockets goes with the server, whatever ends it."""
+
+from __future__ import annotations
+
+import os
+import signal
+import tempfile
+from pathlib import Path
+
+import pytest
+
+from runtime.server.socket_dir import LOCK, remove_abandoned, socket_dir
+from tests.server.harness import FAKE, serving
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    return tmp_path
+
+
+def test_it_is_private_and_removed_at_the_end(folder: Path) -> None:
+    with socket_dir() as path:
+        assert path.parent == folder
+        assert path.stat().st_mode & 0o077 == 0
+        (path / "commands").touch()
+    assert list(folder.iterdir()) == []
+
+
+def test_what_a_killed_server_left_is_removed_and_a_living_servers_is_not(folder: Path) -> None:
+    abandoned = folder / "unmask-abandoned"
+    abandoned.mkdir()
+    (abandoned / LOCK).touch()
+    (abandoned / "events").touch()
+    with socket_dir() as living:
+        assert not abandoned.exists()
+        with socket_dir() as other:
+            assert living.exists()
+            assert other != living
+        remove_abandoned()
+        assert (living / LOCK).exists()
+
+
+def test_nothing_else_is_removed(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
+    elsewhere = tmp_path_factory.mktemp("elsewhere")
+    (elsewhere / LOCK).touch()
+    (folder / "unmask-link").symlink_to(elsewhere)
+    (folder / "unmask-bench-1").mkdir()  # without a lock: of another program
+    (folder / "unmask-file").touch()
+    linked = folder / "unmask-linked-lock"
+    linked.mkdir()
+    (linked / LOCK).symlink_to(elsewhere / LOCK)
+    (folder / "other").mkdir()
+    (folder / "other" / LOCK).touch()
+    before = sorted(folder.rglob("*"))
+    remove_abandoned()
+    assert sorted(folder.rglob("*")) == before
+    assert (elsewhere / LOCK).exists()
+
+
+def test_the_next_server_removes_what_a_killed_one_left(checkpoint: Path, tmp_path: Path) -> None:
+    variables = {"TMPDIR": str(tmp_path)}
+
+    def found() -> set[Path]:
+        return set(tmp_path.glob("unmask-*"))
+
+    with serving("--model", str(checkpoint), module=FAKE, env=variables) as server:
+        os.kill(server.process.pid, signal.SIGKILL)
+        server.process.wait()
+    (left,) = found()
+    with serving("--model", str(checkpoint), module=FAKE, env=variables) as server:
+        (living,) = found()
+        assert living != left
+    assert found() == set()

@@ -1,0 +1,37 @@
+"""A process that can run no Python code any more ends with its parent."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import psutil
+import pytest
+
+from tests.wait import wait_until
+
+# The expression takes longer than any test and holds the interpreter's lock: no thread and no signal handler runs.
+CHILD = """
+import re
+from runtime.parent_death import exit_with_parent
+exit_with_parent()
+print("holds the lock", flush=True)
+re.match("(a+)+$", "a" * 100 + "b")
+"""
+PARENT = f"""
+import subprocess, sys, time
+child = subprocess.Popen([sys.executable, "-c", {CHILD!r}])
+print(child.pid, flush=True)
+child.wait()
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the signal is Linux's")
+def test_a_process_that_holds_the_interpreters_lock_ends_with_its_parent() -> None:
+    with subprocess.Popen([sys.executable, "-c", PARENT], stdout=subprocess.PIPE, text=True) as parent:
+        assert parent.stdout is not None
+        child = psutil.Process(int(parent.stdout.readline()))
+        assert parent.stdout.readline() == "holds the lock\n"
+        assert child.is_running()
+        parent.kill()
+        wait_until(lambda: not child.is_running() or child.status() == psutil.STATUS_ZOMBIE)
