@@ -32,6 +32,7 @@ PAGES = [
     "docs/server.md",
     "docs/tools.md",
     "docs/decoding.md",
+    "docs/decoding-rules.md",
     "docs/models.md",
     "docs/performance.md",
     "docs/security.md",
