@@ -1,4 +1,4 @@
-"""``LLM``: the engine in the caller's process, for offline use, tests and oracles (runtime.md 7)."""
+"""``LLM``: the engine in the caller's process, for offline use and tests (README.md#in-python-without-a-server)."""
 
 from __future__ import annotations
 
@@ -141,7 +141,7 @@ class LLM(Scoring):
         stream_mode: Literal["denoise", "block_append"] = "denoise",
         adapter: str | None = None,
     ) -> Iterator[dict[str, Any]]:
-        """The events of runtime.md 3 as they happen, the last one ``event: "final"`` with the full answer."""
+        """Yields the events of docs/server.md#streaming. The last one, ``event: "final"``, has the full answer."""
         params = params or SamplingParams()
         if params.n != 1:
             raise refuse("n", "a stream has one answer; leave it out")

@@ -24,6 +24,7 @@ from runtime.samplers import get_rule, rules
 from runtime.samplers.shared import COMMON
 from runtime.strategies import DecodingContext, Strategy, make_strategy, markdown, strategies
 from tests.golden import GOLDEN
+from tests.layout.pages import headings, slugs
 
 ROOT = Path(__file__).parents[1]
 PAGES = [
@@ -32,6 +33,7 @@ PAGES = [
     "docs/server.md",
     "docs/tools.md",
     "docs/decoding.md",
+    "docs/decoding-rules.md",
     "docs/models.md",
     "docs/performance.md",
     "docs/security.md",
@@ -156,6 +158,18 @@ def test_every_entry_is_described():
     told = page("docs/models.md").split("## Family by family")[1].split("## What was compared with what")[0]
     for key in {resolve_family(key, {}).key for key in families()}:
         assert f"`{key}`" in told, key
+
+
+def test_every_entry_has_its_rules():
+    titles = headings(page("docs/decoding-rules.md"))
+    assert {f"Algorithm `{key}`" for key in rules()} <= set(titles)
+    assert {f"Strategy `{key}`" for key in strategies()} <= set(titles)
+
+
+def test_the_contents_of_the_decoding_rules_are_its_headings():
+    text = page("docs/decoding-rules.md")
+    listed = set(re.findall(r"\(#([\w-]+)\)", text.split("Contents:")[1].split("\n## ")[0]))
+    assert listed == {slug for slug in slugs(text) if slug != "decoding-rules" and not slug.startswith("invariant-")}
 
 
 @pytest.mark.parametrize("key", RULES)

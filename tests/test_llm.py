@@ -1,4 +1,4 @@
-"""The Python API (runtime.md 7), with ids alone on the golden checkpoint; text is tested with the demo's."""
+"""The Python API (README.md#in-python-without-a-server), with ids on the golden checkpoint; the demo tests text."""
 
 import pytest
 import torch

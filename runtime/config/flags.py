@@ -1,6 +1,7 @@
-"""The one table of flags (runtime.md section 1): command line, environment, YAML, ``--help`` and the operator read it.
+"""Declaration of a flag, read by command line, environment, YAML, ``--help`` and the operator.
 
-Plain data and the checks of one value; nothing here reads a file, an environment variable or torch.
+docs/server.md#flags lists all flags. This module holds plain data and the checks of one value. It reads no file and no
+environment variable, and imports no torch.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Every flag of the server, once, in the order in which ``--help`` shows them (runtime.md section 1)."""
+"""Declares every flag of the server once, in the order of ``--help`` (docs/server.md#flags)."""
 
 from __future__ import annotations
 

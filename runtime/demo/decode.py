@@ -1,7 +1,7 @@
 """Greedy block decoding with the training model, without a cache: how far the training is, seen from outside.
 
-The rules are decoding.md 3.1 with one open block: every masked position whose probability passes the threshold is
-taken, else the best one. The engine's own evaluation is `python -m runtime.bench eval`.
+One block is open at a time, and the algorithm is docs/decoding-rules.md#algorithm-threshold. The engine is evaluated by
+`python -m runtime.bench eval`.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The model in training: LLaDA2 (models.md section 1) as plain batched torch, under the checkpoint's names.
+"""The model in training: LLaDA2 (docs/models.md#llada2-layers) in batched torch, with the names of the checkpoint.
 
 Parameters keep the checkpoint's names, but the experts of a layer are stacked; `export.py` splits them.
 """

@@ -1,4 +1,4 @@
-"""The demo model's architecture: LLaDA2 (models.md section 1) at a few million parameters."""
+"""Architecture of the demo model: LLaDA2 (docs/models.md#llada2-layers) with a few million parameters."""
 
 from __future__ import annotations
 

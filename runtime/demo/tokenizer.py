@@ -1,4 +1,4 @@
-"""The demo's tokenizer: byte-level BPE whose longer tokens are whole words, and the LLaDA2 chat format (models.md 1).
+"""Tokenizer of the demo: byte-level BPE with words as tokens, and the chat format of docs/models.md#llada2-layers.
 
 The words that the tasks are worded in are tokens; every other word, known or not, is read letter by letter, and every
 digit alone: so what has to be copied, spelled or turned round is always made of the same few tokens.

@@ -1,7 +1,8 @@
-"""From hidden states to what the rules decide with: the one place that makes and reads logits (decoding.md 1, 3.1).
+"""Computes the inputs of unmasking algorithms from hidden states; no other module computes or reads logits.
 
-Gathers the sampled rows, bans what may not be predicted, lets rules adjust, takes the likeliest token or draws one, and
-computes the statistics that the rules of the step asked for, for their rows and no others.
+It gathers the sampled rows, masks forbidden ids, applies the changes of the algorithms, and takes the argmax or draws.
+It computes statistics only for the rows of algorithms that requested them. The order of the operations is that of
+docs/decoding-rules.md#logits, the result that of docs/decoding-rules.md#candidates-and-confidence.
 """
 
 from __future__ import annotations

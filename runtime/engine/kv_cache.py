@@ -1,10 +1,9 @@
-"""Who holds which part of the K/V pool, and which finished parts can be shared (decoding.md 3, rule 1).
+"""Allocates the KV pool to requests, and finds cached prefixes (docs/decoding-rules.md#prefix-cache).
 
-The pool is handed out in *units* of ``max(page_size, block_size)`` tokens: a block is always stored whole, and a page
-is shared only when every position in it is final, so nothing smaller ever changes hands. A unit is one page, or the
-``block_size / page_size`` consecutive pages of a block. Requests that hold a unit are counted; a unit whose content is
-final may also be known by its key (a hash of all tokens up to its end), and then outlives its holders until its space
-is needed, least recently used first.
+The pool is allocated in *units* of ``max(page_size, block_size)`` tokens, because a block is stored as a unit and a
+page is reused only if all its positions are final. A unit is one page, or the ``block_size / page_size`` consecutive
+pages of a block. Units have a reference count. A unit with final content may have a key, which is a hash of all tokens
+up to its end. Such a unit stays in the pool without references until its space is needed, least recently used first.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
-"""Which requests the next step serves, and with what (decoding.md 3, rules 1, 2, 6, 7).
+"""Selects the requests of the next step and the rows of each.
 
-Admission is fair between those who send (queue.py). Every running request gets a turn when the token budget does not
-suffice for all. When pages run out, the newest of those who run most gives way (and is computed again later), so that
-the oldest always gets on; so it does when somebody comes who has nothing running and finds no room.
+Admission is fair between clients (queue.py). If the token budget does not suffice for all running requests, those that
+were not served last time come first. If pages run out, a request is preempted; docs/decoding-rules.md#preemption states
+which. The rows of a request follow docs/decoding-rules.md#prefill, docs/decoding-rules.md#commit and
+docs/decoding-rules.md#token-budget.
 """
 
 from __future__ import annotations

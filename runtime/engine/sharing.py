@@ -1,8 +1,8 @@
-"""Equal beginnings of prompts that run at once: one request computes them, the others wait for it and take them over.
+"""In-batch prefix caching: one request computes a common prefix, and other running requests adopt it.
 
-What a request finds in the prefix cache when it is admitted (decoding.md 3, rule 1) is what was final by then. Prompts
-that arrive together find nothing; so each looks again before it prefills its next unit. If another request computes
-that unit in the same step, it is held back; once the unit is final, it takes it in the place of its own.
+On admission, a request finds only units in the prefix cache that are final (docs/decoding-rules.md#prefix-cache).
+Prompts that arrive together find none. Each request therefore looks up its next unit again before it prefills it. If
+another request computes the unit in the same step, the request waits. Once the unit is final, it replaces its own.
 """
 
 from __future__ import annotations

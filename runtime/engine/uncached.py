@@ -1,4 +1,4 @@
-"""One forward of a whole sequence on a cache of its own: what oracles compare (runtime.md 7, ``LLM.logits``)."""
+"""Computes the logits of a sequence in one forward pass without the KV cache, for ``runtime.llm.LLM.logits``."""
 
 from __future__ import annotations
 

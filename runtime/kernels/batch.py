@@ -1,6 +1,7 @@
-"""What one forward is given: its rows, where their K/V goes, and which keys each row sees (decoding.md 2).
+"""Inputs of a forward pass: its rows, their slots in the KV cache, and the keys that each row attends to.
 
-Attention is data: a row says itself how far it sees, so no layer and no kernel knows a block size or a strategy.
+The visible keys are data of the row (docs/decoding-rules.md#visible-keys), so layers and kernels depend on no block
+size and no strategy.
 
 Dead rows fill a batch up to a size (a captured graph has one): slot -1 is stored nowhere, a tile of no rows does
 nothing, and expert -1 is nobody's. What a dead row yields is never read.

@@ -1,5 +1,8 @@
-"""Per-head RMSNorm and clipping, where a model has them, and NeoX rotary embedding of the whole head or some of its
-dimensions, in one pass over the fused QKV rows (models.md 1, 2 and 5), which stores keys and values in their pages."""
+"""RMSNorm per head, clipping, rotary embedding and the write of K/V to pages, in one pass over the fused QKV rows.
+
+Models use them as docs/models.md#architecture-notes states. NeoX rotary embedding covers all dimensions of a head or
+some.
+"""
 
 from __future__ import annotations
 

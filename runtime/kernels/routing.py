@@ -1,5 +1,9 @@
-"""Which experts a row goes through and with which weights: sigmoid or softmax scores, the best groups, a bias that
-ranks and may weigh, a pool of experts for a block of rows (models.md 1, 1.1 and 5)."""
+"""Selects the experts of each row and their weights.
+
+Scores are a sigmoid or a softmax. The selection may use expert groups, a bias, or a pool of experts per block of rows.
+The families are docs/models.md#llada2-layers, docs/models.md#llada22-expert-pool, docs/models.md#llada-moe-layers and
+docs/models.md#diffusiongemma-layers.
+"""
 
 from __future__ import annotations
 

@@ -44,10 +44,9 @@ def merged(
     weight: torch.Tensor,
     renormalize: torch.Tensor,
 ) -> torch.Tensor:
-    """Embeddings that go into a forward in place of `own`, the tokens' (decoding.md 3.3): [rows, hidden] of its dtype.
+    """Returns input embeddings that replace `own`, those of the tokens: [rows, hidden] of its dtype.
 
-    A row mixes those of its `ids` by their probabilities, and for what these leave of 1 the mask's; with `renormalize`
-    it is then brought to the mixed ones' average length. With `smooth` it is its own plus the weighted sum of its ids'.
+    docs/decoding-rules.md#soft-embeddings has the formulas. `smooth` selects `iter_smooth_topk` instead of `dmax_topk`.
 
     Args:
         embed: int64 ids [rows] -> [rows, hidden]. ids, probs: [rows, count]; a probability of 0 takes no part.

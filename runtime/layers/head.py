@@ -20,8 +20,10 @@ HEAD_CHUNK = 8192  # vocabulary rows widened at a time where the device cannot a
 
 
 def head_logits(hidden: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-    """[n, hidden] times [vocab, hidden]^T -> [n, vocab], float32 from the accumulator on (decoding.md 1); float64 for
-    float64."""
+    """Returns logits [n, vocab] of [n, hidden] and [vocab, hidden], float32, or float64 for float64.
+
+    The accumulator is never rounded to a narrower dtype; see docs/decoding-rules.md#logits.
+    """
     up = wide(hidden.dtype)
     if hidden.dtype == up:
         return F.linear(hidden, weight)

@@ -15,8 +15,10 @@ PIECE = 8  # numbers of a key that lie side by side where keys are cut
 
 @dataclass(frozen=True)
 class KVShape:
-    """What one layer stores of a token: `heads` keys of `k_dim` and values of `v_dim`. `window`: how far back the
-    layer's queries see (decoding.md 2); None: to the beginning."""
+    """Shape of the K/V that a layer stores per token: `heads` keys of `k_dim` and values of `v_dim`.
+
+    `window` is that of docs/decoding-rules.md#sliding-windows; None means that there is none.
+    """
 
     heads: int
     k_dim: int

@@ -76,7 +76,8 @@ class Facts:
     max_model_len: int | None = None  # default of --max-model-len, where that is another than most families'
     bos_id: int | None = None  # begins every prompt that is given as plain text
     block_multiple: int = 1  # blocks are whole multiples of it: rows of one compute with each other
-    delete_id: int | None = None  # tokens that edit instead of standing in an answer (decoding.md 3.2.1)
+    # edit tokens, which no answer contains: docs/decoding-rules.md#insert-and-delete
+    delete_id: int | None = None
     split_id: int | None = None
     shift: bool = False  # the logits of position i are those of row i-1, not of row i
 

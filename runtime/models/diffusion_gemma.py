@@ -1,4 +1,4 @@
-"""DiffusionGemma: a canvas of noise denoised with experts, sliding windows and self-conditioning (models.md 2)."""
+"""The family DiffusionGemma (docs/models.md#diffusiongemma)."""
 
 from __future__ import annotations
 

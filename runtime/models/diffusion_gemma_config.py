@@ -1,4 +1,7 @@
-"""DiffusionGemma's config.json (models.md 2): what is honoured, and what is refused because it is not built."""
+"""Reads the config.json of DiffusionGemma and refuses values that are not supported.
+
+docs/models.md#diffusiongemma-layers describes the architecture.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,7 @@
-"""DiffusionGemma's layers (models.md 2): one stack that commits causally, and denoises an open canvas told of its last
-step's distribution."""
+"""Layers of DiffusionGemma (docs/models.md#diffusiongemma-layers).
+
+One stack of layers commits canvases causally and denoises open canvases with self-conditioning.
+"""
 
 from __future__ import annotations
 

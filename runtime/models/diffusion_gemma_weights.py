@@ -1,7 +1,7 @@
-"""DiffusionGemma's tensor names (models.md 2) and the parameters they fill.
+"""Maps tensor names of DiffusionGemma to parameters (docs/models.md#diffusiongemma-layers).
 
-The encoder and the decoder share all but a scale of each layer; a file may hold what they share once, under the name of
-either, or twice.
+Encoder and decoder have all tensors in common but a scale per layer. A file may hold the common ones once, under the
+name of either, or twice.
 """
 
 from __future__ import annotations

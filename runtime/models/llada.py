@@ -1,4 +1,4 @@
-"""LLaDA: Llama under tensor names of its own, every row of which sees the whole canvas (models.md 3)."""
+"""The family LLaDA: Llama with other tensor names and full attention (docs/models.md#llada-tensor-names)."""
 
 from __future__ import annotations
 

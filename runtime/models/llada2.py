@@ -1,4 +1,4 @@
-"""LLaDA2: a block-diffusion mixture of experts (models.md 1)."""
+"""The family LLaDA2: a block-diffusion mixture of experts (docs/models.md#llada2-layers)."""
 
 from __future__ import annotations
 

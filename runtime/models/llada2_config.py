@@ -1,4 +1,7 @@
-"""LLaDA2's config.json (models.md 1 and 1.1): what is honoured, and what is refused because it is not built."""
+"""Reads the config.json of LLaDA2 and refuses values that are not supported.
+
+docs/models.md#llada2-layers and docs/models.md#llada22-expert-pool describe the architecture.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""LLaDA2's tensor names (models.md 1) and the parameters they fill."""
+"""Maps tensor names of LLaDA2 to parameters (docs/models.md#llada2-layers)."""
 
 from __future__ import annotations
 

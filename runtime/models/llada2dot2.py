@@ -1,5 +1,7 @@
-"""LLaDA2.2: LLaDA2 whose blocks share a pool of experts, and whose answers are edited by inserting and deleting
-(models.md 1.1)."""
+"""The family LLaDA2.2: LLaDA2 with an expert pool per block (docs/models.md#llada22-expert-pool).
+
+Its answers are edited by docs/decoding-rules.md#insert-and-delete.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""LLaDA's config.json (models.md 3): what is honoured, and what is refused because it is not built."""
+"""Reads the config.json of LLaDA and refuses values that are not supported."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""LLaDA-MoE: Qwen3-MoE's layers, whose router's bias weighs too, every row of which sees the whole canvas
-(models.md 5)."""
+"""The family LLaDA-MoE: Qwen3-MoE with another router and full attention (docs/models.md#llada-moe-layers)."""
 
 from __future__ import annotations
 

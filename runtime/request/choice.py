@@ -205,7 +205,7 @@ class Choice:
 
 
 def denoise_fields(output: EngineOutput, text: str) -> dict[str, Any]:
-    """The open blocks after a step (runtime.md 3): ids, the mask's where masked, and the text that became stable."""
+    """Fields of a denoise event (docs/server.md#streaming): ids of the open blocks, masked offsets, new stable text."""
     return {
         "start": output.start,
         "tokens": output.tokens or [],

@@ -1,4 +1,8 @@
-"""The `decoding` part of a request, resolved against what the engine's rules and strategy declare (decoding.md 3.1)."""
+"""Resolves the field `decoding` of a request.
+
+The unmasking algorithms and the strategy of the engine declare its fields.
+docs/decoding-rules.md#values-of-fields lists the sources of a value.
+"""
 
 from __future__ import annotations
 

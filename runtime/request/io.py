@@ -18,9 +18,9 @@ FinishReason = Literal["stop", "length", "max_nfe", "repetition", "abort", "erro
 
 
 class DecodingParams(msgspec.Struct, frozen=True, kw_only=True):
-    """How one request's blocks are denoised; every value resolved, none left to guess (decoding.md 3 to 3.2).
+    """Resolved decoding parameters of a request (docs/decoding-rules.md#values-of-fields).
 
-    `values` are those of the strategy's fields and of the rule's (``runtime.request.description``), by their names.
+    `values` maps the fields of the strategy and of the unmasking algorithm (``runtime.request.description``) to values.
     """
 
     algorithm: str = "threshold"

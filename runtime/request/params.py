@@ -55,10 +55,9 @@ def _asked(kind: Kind, help: str, *, default: object = None, **declaration: Any)
 
 @dataclass(frozen=True, kw_only=True)
 class SamplingParams:
-    """How to answer one prompt (runtime.md sections 2 and 7). ``None`` leaves a value to the server and its model.
+    """Parameters of a request. ``None`` means the default of the server or the model.
 
-    What each field means stands beside it here, and in docs/server.md under "Fields of a request". Those from
-    `num_denoising_steps` on are dlmserve's.
+    docs/server.md#fields-of-a-request describes the fields. Those from `num_denoising_steps` on are names of dlmserve.
     """
 
     max_tokens: int | None = _asked(

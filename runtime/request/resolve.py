@@ -1,6 +1,7 @@
 """The one resolution of what a user asks for (``SamplingParams``) against a loaded engine: a ``RequestSpec``.
 
-Whatever can be wrong with a request is found here, before the engine hears of it (runtime.md 4). Pure; no torch.
+All errors of a request are found here, before it reaches the engine; docs/server.md#errors lists their status codes.
+The function is pure and needs no torch.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ def resolve(
     """The checked request, with every value decided.
 
     Args:
-        prompt: token ids; the mask's id is an ordinary id here (decoding.md 1).
+        prompt: token ids, in which the mask id is an ordinary id (docs/decoding-rules.md#position-states).
         default_max_tokens: for a request that names no `max_tokens`, unless the strategy says how many; less where the
             model's length leaves less.
         names: how the client spelt a field where that differs ({"prompt": "messages"}).
@@ -139,7 +140,7 @@ def _without_end(decoding: DecodingParams) -> DecodingParams:
 
 
 def choices(spec: RequestSpec, n: int) -> list[RequestSpec]:
-    """The `n` requests of one prompt: ids ``id-i``, seeds seed + i (decoding.md 3.1)."""
+    """Returns the `n` requests of one prompt: ids ``id-i``, seeds seed + i (docs/decoding-rules.md#random-numbers)."""
     if n == 1:
         return [spec]
     return [msgspec.structs.replace(spec, id=f"{spec.id}-{i}", seed=(spec.seed + i) % 2**64) for i in range(n)]

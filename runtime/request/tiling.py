@@ -1,4 +1,7 @@
-"""Where a request's blocks lie: end to end from its first position on, or from its prompt's end (decoding.md 2)."""
+"""Positions of the blocks of a request, which begin at position 0 or at the end of the prompt.
+
+docs/decoding-rules.md#block-states defines blocks, and docs/decoding-rules.md#strategies where they begin.
+"""
 
 from __future__ import annotations
 

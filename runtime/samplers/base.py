@@ -1,4 +1,4 @@
-"""What an acceptance rule is, what it sees and what it decides (decoding.md 3.1, 3.2). Tensors only: no request."""
+"""Interface of unmasking algorithms (docs/decoding-rules.md#unmasking-algorithms): inputs and decisions as tensors."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class Stat(enum.IntFlag):
 
 @dataclass(frozen=True)
 class Orders:
-    """Tokens with which a model orders an edit; they never stand in an answer (decoding.md 3.2.1)."""
+    """Edit tokens of a model, which no answer contains (docs/decoding-rules.md#insert-and-delete)."""
 
     delete: int
     split: int
@@ -150,7 +150,7 @@ class Decision:
 
 
 class Merge(NamedTuple):
-    """How embeddings are made of a `Decision.mixture` (decoding.md 3.3; ``runtime.layers.embedding.merged``)."""
+    """Parameters of docs/decoding-rules.md#soft-embeddings, computed by ``runtime.layers.embedding.merged``."""
 
     smooth: bool  # added to the token's own, instead of to the mask's for what the tokens leave of 1
     weight: float  # what they are multiplied by then
@@ -166,7 +166,8 @@ class Rule:
         tradeoff: the field that says how careful it is, for pictures of the rule (``python -m runtime.bench sweep``);
             None: they show it at its defaults.
         modes: each mode as values of some of the fields; without modes a request's ``mode`` is refused.
-        edits: blocks end when they come to rest, not when they are full (decoding.md 3.2); needs a family that can.
+        edits: it changes FILLED positions, so a full block has not ended (docs/decoding-rules.md#algorithm-edit); the
+            family must support it.
         walks: its threshold is the one by which an answer that keeps to a grammar is filled from the left
             (``runtime.engine.walking``).
         moves: what stands at a position may come to stand at another.

@@ -1,4 +1,4 @@
-"""From logits to a candidate token a position and its probability (decoding.md 3.1)."""
+"""Computes candidates and their probabilities from logits (docs/decoding-rules.md#candidates-and-confidence)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`credit`: a candidate that a position goes on choosing gains on the others (decoding.md 3.1; dInfer)."""
+"""`credit`: raises logits of repeated candidates (docs/decoding-rules.md#algorithm-credit; dInfer)."""
 
 from __future__ import annotations
 

@@ -1,5 +1,7 @@
-"""`dmax`: from left to right as far as the model is sure, all of it revised at each step, and what is filled goes into
-the next forward as a mixture of what it could be (decoding.md 3.3; arXiv 2604.08302)."""
+"""`dmax`: fills a confident prefix and revises filled tokens (docs/decoding-rules.md#algorithm-dmax; arXiv 2604.08302).
+
+Input embeddings of filled positions are mixtures (docs/decoding-rules.md#soft-embeddings).
+"""
 
 from __future__ import annotations
 

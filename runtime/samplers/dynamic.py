@@ -1,4 +1,4 @@
-"""`dynamic`: everything confident enough, but never less than an even share of the steps (decoding.md 3.1; SDAR)."""
+"""`dynamic`: takes confident positions, at least the quota (docs/decoding-rules.md#algorithm-dynamic)."""
 
 from __future__ import annotations
 

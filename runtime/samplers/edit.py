@@ -1,4 +1,4 @@
-"""`edit`: fill masks and replace filled tokens until a block comes to rest (decoding.md 3.2)."""
+"""`edit`: fills masks and replaces filled tokens until nothing changes (docs/decoding-rules.md#algorithm-edit)."""
 
 from __future__ import annotations
 

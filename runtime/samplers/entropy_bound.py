@@ -1,4 +1,4 @@
-"""`entropy_bound`: as many positions as are together certain enough (decoding.md 3.1)."""
+"""`entropy_bound`: bounds the entropy of a step (docs/decoding-rules.md#algorithm-entropy_bound)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`factor`: the more positions are taken at once, the surer each of them has to be (decoding.md 3.1; Fast-dLLM)."""
+"""`factor`: takes more positions the higher their confidence is (docs/decoding-rules.md#algorithm-factor)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`fixed`: a set number of steps a block, each taking an even share of its masks (decoding.md 3.1)."""
+"""`fixed`: takes the quota of a step by confidence (docs/decoding-rules.md#algorithm-fixed)."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""`hierarchical`: each run of masks takes its own best position, so that a block is filled in several places at once
-(decoding.md 3.1; dInfer)."""
+"""`hierarchical`: takes the best of each run of masks (docs/decoding-rules.md#algorithm-hierarchical; dInfer)."""
 
 from __future__ import annotations
 

@@ -1,8 +1,7 @@
-"""`edit` where the model orders inserting and deleting by two tokens of its own (decoding.md 3.2.1; LLaDA2.2).
+"""`edit` for models that insert and delete with two edit tokens (docs/decoding-rules.md#insert-and-delete; LLaDA2.2).
 
-DELETE drops its position, SPLIT puts a mask before what stands at its position, and what follows in the block moves; so
-a block's masks are those that it began with, the original ones, and those that orders introduced. A record says of each
-position what it was before a step, what the step took there, and, after it, whether an original mask is there.
+A record has three numbers for each position. They are its content before a step, the token that the step took there,
+and whether an original mask is there after the step.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""`local_leap`: sure positions, and less sure ones in their neighbourhood (decoding.md 3.1; arXiv 2510.07081)."""
+"""`local_leap`: takes anchors and their neighbors (docs/decoding-rules.md#algorithm-local_leap; arXiv 2510.07081)."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""`noise`: a canvas of uniform noise instead of masks; the positions that are surest by this step's distribution take
-their draw, the others become noise again, until the likeliest tokens come to rest (decoding.md 3.6)."""
+"""`noise`: denoises a canvas of random tokens by entropy (docs/decoding-rules.md#algorithm-noise)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`sequential`: from left to right, an even share of the masks a step (decoding.md 3.1)."""
+"""`sequential`: takes the quota of a step from left to right (docs/decoding-rules.md#algorithm-sequential)."""
 
 from __future__ import annotations
 

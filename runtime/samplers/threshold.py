@@ -1,4 +1,7 @@
-"""`threshold`: accept whatever is confident enough, mask again what no longer is (decoding.md 3.1)."""
+"""`threshold`: takes confident positions (docs/decoding-rules.md#algorithm-threshold), and masks others again.
+
+docs/decoding-rules.md#remasking states when a position is masked again.
+"""
 
 from __future__ import annotations
 

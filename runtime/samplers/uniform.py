@@ -1,4 +1,4 @@
-"""The request's own counter-based random numbers (decoding.md 3.1): a draw depends on nothing but its coordinates."""
+"""Counter-based random numbers of a request (docs/decoding-rules.md#random-numbers)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Prometheus metrics (runtime.md section 5): what is known of the engines, and beside it what frontends observe."""
+"""Prometheus metrics of the engines and of the frontends (docs/server.md#metrics)."""
 
 from __future__ import annotations
 

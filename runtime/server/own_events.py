@@ -14,7 +14,7 @@ from runtime.server.responses import DONE, event
 
 
 class OwnEvents(Dialect):
-    """The events of runtime.md 3; `mode`: which of them, None for an answer in one piece."""
+    """Events of docs/server.md#streaming. `mode`: the stream_mode, or None for an answer that is not streamed."""
 
     def __init__(self, job: Job, mode: str | None) -> None:
         super().__init__(job, streams=mode is not None)

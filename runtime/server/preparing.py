@@ -63,8 +63,10 @@ class Preparer:
             return validate(kind, value)
 
     async def encode(self, request: Request, text: str, *, begun: bool = True) -> list[int]:
-        """A text's ids, longer than a prompt may be too; special tokens in it are ordinary text (decoding.md 1).
-        `begun`: with the token that begins prompts, where there is one."""
+        """Encodes a text, which may be longer than a prompt. Special tokens in it are ordinary text.
+
+        See docs/decoding-rules.md#special-tokens. `begun`: adds the token that begins prompts, if there is one.
+        """
         info, tokenizer = self._require()
         encode = _begun if begun else _encode
 

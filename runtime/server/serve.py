@@ -1,4 +1,4 @@
-"""A server's life: the port opens at once, the model loads, requests are served, SIGTERM drains (runtime.md 4)."""
+"""Runs the server: opens the port, loads the model, serves requests, and drains on SIGTERM (docs/server.md#ending)."""
 
 from __future__ import annotations
 

@@ -22,7 +22,7 @@ if TYPE_CHECKING:  # the runner needs this module's constants where the messages
     from runtime.state.turn import Turn
     from runtime.structured.constraint import Constraint
 
-# What a position is (decoding.md 1): a separate array, never "the token is the mask id".
+# States of a position; they never follow from the token id (docs/decoding-rules.md#position-states).
 FIXED = 0  # prompt, or given: never written
 MASKED = 1
 FILLED = 2
@@ -80,7 +80,7 @@ class Block:
         self.initial_masks = masks
         self.free = masks  # positions that are not fixed
         self.progress = 0.0 if masks else 1.0
-        self.same_token_ratio = 0.0 if masks and request.editing else 1.0  # rule 8
+        self.same_token_ratio = 0.0 if masks and request.editing else 1.0
         self.first_masked = content.index(MASKED) if masks else size  # offset of the first MASKED position, or the size
         self.first_eos = size  # offset of the first FILLED end-of-sequence id, its size if none
         self.has_eos = False  # an EOS that counts is FILLED somewhere in it
@@ -149,7 +149,7 @@ class Request:
         self.kept: list[Forwarded] = []  # whose K/V the next step reads though it does not forward them, in order
         self.dropped: list[Forwarded] = []  # those that have to be forwarded again first
         self.nfe = 0
-        self.opened = False  # this step's opening (rule 4) has been done
+        self.opened = False  # blocks of this step are open (docs/decoding-rules.md#opening-blocks)
         self.last_served = -1  # number of the engine step that last served it
         self.turn: Turn | None = None  # of the last step that fed its open part, since it holds its pages
         self.stays = False  # the next step's turn is that one again; its block is not written yet but for its tokens

@@ -45,7 +45,7 @@ class Strategy(Protocol):
         noisy: what is open is noise instead of masks.
         walks: whether what it fills stays, and is filled from the left where a rule says so: answers can keep to a
             grammar.
-        one_window: in models with windows, open rows share one, that of the first of them (decoding.md 2).
+        one_window: all open rows have the window of the first of them (docs/decoding-rules.md#sliding-windows).
     """
 
     fields: tuple[Field, ...]
@@ -95,8 +95,11 @@ class Strategy(Protocol):
         ...
 
     def visible_end(self, requests: Sequence[Request], owner: Ints, positions: Ints) -> Ints:
-        """[rows]: the row of ``requests[owner[r]]`` at ``positions[r]`` sees that request's keys below it (decoding.md
-        2). Each of those has its K/V in the cache, or is fed by the same step."""
+        """Returns the `visible_end` of each row (docs/decoding-rules.md#visible-keys): [rows].
+
+        Row r is at ``positions[r]`` of ``requests[owner[r]]``. The K/V of every visible key is in the cache or is
+        written by the same step.
+        """
         ...
 
     def apply(self, request: Request, sampled: list[Block], results: BlockResults, first: int) -> None:

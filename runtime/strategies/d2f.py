@@ -1,7 +1,7 @@
-"""`d2f`: multi_bd on blocks that tile from the prompt's end; every row of the prompt sees all of it (decoding.md 3.4).
+"""`d2f`: multi_bd with blocks from the end of the prompt on (docs/decoding-rules.md#strategy-d2f).
 
-What a prompt's K/V is depends on where it ends, so that it is forwarded in one piece and shared with nobody. Where the
-logits of a position are those of the row before it, the row before the first open block is forwarded again.
+Rows of the prompt attend to the complete prompt. Its K/V depends on where it ends. It is therefore prefilled in one
+forward pass, and no other request uses it. With a logits shift, the row before the first open block is forwarded again.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
-"""`diffusion_gemma`: one canvas of noise after another, denoised as a whole, its likeliest tokens committed causally
-(decoding.md 3.6).
+"""`diffusion_gemma`: denoises one canvas of noise at a time (docs/decoding-rules.md#strategy-diffusion_gemma).
 
-A canvas's content may change with every step, so that all of it is MASKED after each. A preemption begins it again,
-with the same numbers: what its steps told each other lies on the device alone.
+Every step may change all positions of a canvas, so all are MASKED after each step. A preemption restarts the canvas
+with the same random numbers, because its self-conditioning exists only on the device.
 """
 
 from __future__ import annotations

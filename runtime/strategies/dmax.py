@@ -1,9 +1,8 @@
-"""`dmax`: multi_bd whose open blocks are fed what their filled positions could be, not only what they are (decoding.md
-3.3).
+"""`dmax`: multi_bd with soft embeddings of filled positions (docs/decoding-rules.md#strategy-dmax).
 
-The acceptance rule of the same name revises every filled position at each step and says what its embedding is made of
-in the next one. A block's first forward is of plain tokens, and so is the one that makes it final: its K/V is that of
-its ids, and can be shared.
+The unmasking algorithm of the same name revises every filled position in each step and returns the mixture of its next
+embedding. The first forward pass of a block and its commit use ordinary embeddings. Its K/V therefore depends on its
+ids alone and can be reused.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
-"""`fast_dllm_v2`: blocks of 32 in sub-blocks of 8, each position scored by the row before it (decoding.md 3.5).
+"""`fast_dllm_v2`: blocks of 32 in sub-blocks of 8, with a logits shift (docs/decoding-rules.md#strategy-fast_dllm_v2).
 
-A step forwards the whole block and samples its current sub-block. With `block_cache` it forwards the sub-block alone
-once that one's first token is there; the rest of the block is then read as it was when it was last forwarded. So what
-was forwarded is kept, to be forwarded again should a preemption drop its K/V.
+With `block_cache`, a step may read K/V of the block that an earlier step wrote. `Request.kept` stores the ids of that
+forward pass, because they are forwarded again after a preemption.
 """
 
 from __future__ import annotations
@@ -44,7 +43,7 @@ class FastDLLMv2(SeededBlocks):
         return int(request.values[SUB_BLOCK])
 
     def rows(self, request: Request, part: Block) -> tuple[int, int]:
-        """REFINE or FULL."""
+        """Returns the rows of a refine step or of a full step."""
         return (part.start, part.start + part.size) if request.kept else super().rows(request, part)
 
     def write(self, request: Request, part: Block, results: BlockResults, i: int) -> None:

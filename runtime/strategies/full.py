@@ -1,12 +1,10 @@
-"""`full`: a canvas of the prompt and all masks of the answer, denoised block after block (decoding.md 4.6).
+"""`full`: denoises a canvas of prompt and answer block by block (docs/decoding-rules.md#strategy-full).
 
-Every row sees the whole canvas, so K/V that was written before the last change of any token is stale. A request says
-how much of that it bears (`decoding.cache`): with `none` every step forwards the canvas; the other modes forward it
-once a block, when the block opens, and after that only what the mode renews. Blocks follow the prompt's end; the last
-is what is left.
+Every row sees the complete canvas, so the K/V of all positions is outdated once a token changes. `decoding.cache`
+selects which rows the later steps of a block forward again.
 
-Nothing is ever settled here: the K/V of a position is that of one moment of its canvas, of no use to anybody else. What
-a preemption drops comes again from the ids that the canvas had when its block opened, which are kept.
+No position is settled, because K/V is valid for one state of the canvas only and no other request can use it.
+`Request.kept` stores the ids of the first step of the block, which are forwarded again after a preemption.
 """
 
 from __future__ import annotations

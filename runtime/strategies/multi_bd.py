@@ -1,7 +1,7 @@
-"""`multi_bd`: several blocks denoised at once, each opened by its predecessor's progress (decoding.md 3).
+"""`multi_bd`: denoises several blocks at once (docs/decoding-rules.md#the-multi-block-loop).
 
-Rule numbers are those of that section. A block's own acceptance rule (3.1, 3.2) has already decided when `apply` runs;
-here the decisions become state: which blocks are final, which opens next, where the answer ends.
+The unmasking algorithms have decided before `apply` runs. `apply` writes their decisions, settles blocks, and finds the
+end of the answer.
 """
 
 from __future__ import annotations
@@ -35,16 +35,16 @@ class MultiBlock(TiledBlocks):
         self.prefix_caching = context.prefix_caching and self.shares_prefixes
 
     def max_rows(self) -> int:
-        return (self.buffer_size + 1) * self.block_size  # rule 7
+        return (self.buffer_size + 1) * self.block_size  # docs/decoding-rules.md#token-budget
 
     def reach(self, request: Request) -> int:
         return request.settled + max(len(request.blocks), 1) * self.block_size
 
     def chunk(self, request: Request, room: int) -> int:
-        return room // self.block_size * self.block_size  # rule 2
+        return room // self.block_size * self.block_size  # docs/decoding-rules.md#prefill
 
     def open(self, request: Request) -> Feed:
-        """Rules 3 and 4."""
+        """See docs/decoding-rules.md#opening-blocks and docs/decoding-rules.md#unaligned-prompts."""
         if self.buffer_size == 1 and request.blocks and request.turn is not None:
             feed = request.turn.feed
             if feed is not None and feed.blocks == request.blocks and not request.blocks[0].ended:
@@ -52,7 +52,7 @@ class MultiBlock(TiledBlocks):
         if not request.opened:
             request.opened = True
             if not request.blocks and request.next_start < request.prompt_len:
-                self._append(request)  # open from the start: rule 4 applies to it already
+                self._append(request)  # it contains the end of an unaligned prompt
             while len(request.blocks) < self._most(request) and self._may_open(request):
                 self._append(request)
                 if request.blocks:  # else all of it was given: the next one opens too
@@ -110,7 +110,7 @@ class MultiBlock(TiledBlocks):
         return n
 
     def _sampled(self, request: Request) -> list[Block]:
-        """Open blocks that can still change; one may force when its predecessor is settled or semi-complete (3.1)."""
+        """Returns the blocks that can still change, and sets their `may_force` (docs/decoding-rules.md#forcing)."""
         chosen: list[Block] = []
         before: Block | None = None
         for block in request.blocks:
@@ -121,7 +121,7 @@ class MultiBlock(TiledBlocks):
         return chosen
 
     def apply(self, request: Request, sampled: list[Block], results: BlockResults, first: int) -> None:
-        """Rules 5, 8 and 9."""
+        """See docs/decoding-rules.md#denoising-step and docs/decoding-rules.md#end-of-an-answer."""
         request.opened = False
         if sampled:
             request.nfe += 1

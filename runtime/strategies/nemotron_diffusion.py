@@ -1,4 +1,7 @@
-"""`nemotron_diffusion`: what is settled is causal, the open block sees itself whole (decoding.md 3.7)."""
+"""`nemotron_diffusion`: causal settled rows and a bidirectional open block.
+
+See docs/decoding-rules.md#strategy-nemotron_diffusion.
+"""
 
 from __future__ import annotations
 

@@ -30,7 +30,7 @@ def write_block(request: Request, block: Block, results: BlockResults, i: int) -
     masks = block.masks = results.masks[i]
     filled = block.free - masks
     block.progress = filled / block.free
-    if request.editing:
+    if request.editing:  # docs/decoding-rules.md#same-token-ratio
         block.same_token_ratio = (filled - results.written[i]) / filled if filled else 0.0
     block.steps += 1
     block.advanced += block.may_force
@@ -70,11 +70,12 @@ def filled_prefix(request: Request) -> int:
 
 
 def advance(request: Request, *, shown: int, final: int) -> tuple[FinishReason, int] | None:
-    """After a step's results are written: what clients are told of, what is stable text now, and why and where the
-    answer ends, if it does (rule 9).
+    """Updates the stable prefix after a step, and returns the finish reason and the end of the answer, if it ends.
+
+    docs/decoding-rules.md#end-of-an-answer has the conditions.
 
     Args:
-        shown: from which position on a denoise event shows the blocks. final: positions below it cannot change.
+        shown: the position from which a denoise event shows the blocks. final: positions below it cannot change.
     """
     if request.shows:
         request.show(shown)
@@ -96,7 +97,7 @@ def finish(request: Request, reason: FinishReason, end: int, *, keep: int = 0) -
 
 
 def worth_caching(request: Request, reason: FinishReason, end: int, *, tiling: Tiling) -> int:
-    """Of an answer that ends so, where the blocks end that it covers and others may want (rule 6)."""
+    """Returns the end of the blocks of a finished answer that are committed (docs/decoding-rules.md#commit)."""
     if reason not in ("stop", "length"):
         return 0
     covered = end + (reason == "stop")  # the EOS too

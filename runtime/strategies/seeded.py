@@ -1,9 +1,8 @@
-"""One block at a time, whose first token comes from the row before it: what `fast_dllm_v2` and `nemotron_diffusion`
-share (decoding.md 3.5, 3.7).
+"""Base of `fast_dllm_v2` and `nemotron_diffusion`: one open block, whose first token comes from the row before it.
 
-The forward that makes the block before final (or the prompt's) also gives this first token, the seed: a block of one
-position, sampled from the last settled row, which is no step and takes its token whatever the confidence. It stays. A
-strategy may decode a block in parts, one after another; each of them is a `Block` to the acceptance rule.
+docs/decoding-rules.md#first-token-of-a-block defines the first token, here called the seed. The seed is a `Block` of
+one position. A strategy may decode a block in parts from left to right. Each part is a `Block` to the unmasking
+algorithm.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""How a total of denoising steps is shared out over an answer's blocks (decoding.md 3.1, `num_denoising_steps`)."""
+"""Divides `num_denoising_steps` between the blocks of an answer (docs/decoding-rules.md#step-quotas)."""
 
 from __future__ import annotations
 

@@ -13,8 +13,8 @@ class Answer:
     """Turns stable token ids into stable text, and ends it before a stop string.
 
     Withheld until more is known: an incomplete UTF-8 sequence, and text that may be the beginning of a stop string
-    (runtime.md 3). What `push` and `finish` return, concatenated, is `text`, however the ids were split into pushes.
-    Where several stop strings occur, the one that is complete first counts (of two at once, the longer).
+    (docs/server.md#streaming). What `push` and `finish` return, concatenated, is `text`, however the ids were split
+    into pushes. If several stop strings occur, the one that is complete first counts (of two at once, the longer).
     """
 
     def __init__(

@@ -1,8 +1,8 @@
 """Chat templates: the checkpoint's own jinja, sandboxed, and unable to mistake what a user wrote for its own marks.
 
 A template writes role tags and other special tokens as text. So that no message can write them too, every special
-token in the template's own text is replaced, before it is compiled, by a mark that only this process knows; the
-tokenizer knows the marks and nothing else as special tokens (decoding.md 1).
+token in the template's own text is replaced, before it is compiled, by a mark that only this process knows. The
+tokenizer accepts only these marks as special tokens (docs/decoding-rules.md#special-tokens).
 """
 
 from __future__ import annotations

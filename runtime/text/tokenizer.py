@@ -23,9 +23,9 @@ _MARK_LENGTH = 12  # characters of a private-use area: 150 bits, beyond guessing
 class Tokenizer:
     """Text to ids and back.
 
-    No text that comes from outside ever becomes a special token: inside, those tokens go by marks that are drawn at
-    random for this process, and only the chat template writes them (decoding.md 1). A token counts as special when
-    the checkpoint says so, when config.json names it as mask or end, or when the chat template writes it as a mark-up.
+    Text of a request never becomes a special token (docs/decoding-rules.md#special-tokens). Special tokens are written
+    as marks that are drawn at random per process, and only the chat template writes the marks. A token is special if
+    the checkpoint declares it so, if config.json names it as mask or end, or if the chat template writes it as mark-up.
     """
 
     def __init__(self, directory: str | Path, chat_template: str | Path | None = None) -> None:

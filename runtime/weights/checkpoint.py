@@ -113,7 +113,7 @@ class Checkpoint:
 
 
 def resolve_checkpoint(model: str | None, progress: hub.Progress | None = None) -> Checkpoint:
-    """The checkpoint that `--model` names (runtime.md 1).
+    """Returns the checkpoint that `--model` names (docs/server.md#flags).
 
     Args:
         model: a local directory, ``hf://org/name[@revision]`` (downloaded into huggingface_hub's cache), or None for

@@ -12,7 +12,7 @@ from pathlib import Path
 from runtime.errors import ConfigError
 
 NAME = re.compile(r"hf://([\w.-]+/[\w.-]+)(?:@([\w./-]+))?")
-# Data only, never code (architecture.md 4).
+# Data only: code of a repository is neither downloaded nor run.
 TEXT_PATTERNS = ("*.json", "*.jinja", "*.txt", "*.model")
 PATTERNS = (*TEXT_PATTERNS, "*.safetensors")
 PERIOD = 0.5  # seconds between two words of progress

@@ -1,4 +1,4 @@
-"""Which ids mean mask and end, and which ids exist at all (decoding.md 1, runtime.md 1)."""
+"""Resolves the mask id, the EOS ids and the largest token id (docs/decoding-rules.md#special-tokens)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Generators against checkers, the split, and the size of the prompt space (demo-model.md)."""
+"""Generators against checkers, the split, and the size of the prompt space."""
 
 import functools
 import random

@@ -413,8 +413,10 @@ def _counts(waiting: Iterable[tuple[str, str]], counts: Counter[tuple[str, str]]
 
 
 def check_cached(engine: Engine, request: Request, setup: Setup) -> None:
-    """Hash model: the K/V below `request.cached` is that of a fresh prefill of the same tokens (decoding.md 5.3), d2f's
-    that of the same prompt and answer."""
+    """Checks docs/decoding-rules.md#invariant-3-cached-keys-and-values on the hash model.
+
+    The K/V of d2f is that of the same prompt and answer.
+    """
     info, pool = engine.info, engine.runner.pool  # type: ignore[attr-defined]
     at = np.arange(request.cached)
     pages = engine.table._pages[request.row][at // info.page_size].astype(np.int64)

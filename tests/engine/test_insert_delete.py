@@ -1,4 +1,4 @@
-"""multi_bd with `edit` where the model orders inserting and deleting (decoding.md 3.2.1), on the hash model."""
+"""multi_bd with a model that inserts and deletes (docs/decoding-rules.md#insert-and-delete), on the hash model."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""What must hold whatever the strategy: decoding.md section 5, one test a number.
+"""The invariants of every strategy (docs/decoding-rules.md#invariants), with their numbers.
 
-8 (tensor and data parallel) is not built; 9, the oracle, is test_oracle.py and test_llm_oracle.py.
+8 is tested in tests/ranks, 9 in test_oracle.py and test_llm_oracle.py.
 """
 
 from __future__ import annotations

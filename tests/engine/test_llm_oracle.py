@@ -221,7 +221,7 @@ def kept(llm: LLM, tokens: list[int]) -> torch.Tensor:
 
 @pytest.mark.parametrize("algorithm", ["threshold", "edit"])
 def test_committed_kv_is_a_fresh_prefills(case: Case, algorithm: str) -> None:
-    """Denoised, then committed beside the next block: the same K/V as the tokens given as a prompt (5.3)."""
+    """Denoised, then committed beside the next block: the same K/V as the tokens given as a prompt."""
     p = Params(max_tokens=24, ignore_eos=True, algorithm=algorithm, accept_threshold=0.1, edit_threshold=0.1)
     prompt = [t % case.setup.vocab for t in (5, 9, 2, 40, 77, 1, 8)]
     with case.load() as one, case.load() as two:

@@ -1,4 +1,7 @@
-"""The engine against the oracle, exactly, on a model that notices every wrong read (decoding.md 5.2 and 5.9)."""
+"""The engine against the oracle, exactly, on a model that detects every wrong read.
+
+Tests docs/decoding-rules.md#invariant-2-independence and docs/decoding-rules.md#invariant-9-oracle.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who is served when, seen from outside: turns of each step on small engines (decoding.md 3, rules 1, 2, 6, 7)."""
+"""Requests and rows of each step of the scheduler, on small engines (docs/decoding-rules.md#the-multi-block-loop)."""
 
 from __future__ import annotations
 
@@ -213,7 +213,7 @@ def test_cached_pages_are_reclaimed_least_recently_used_first() -> None:
 
 
 def test_a_block_costs_its_steps_and_no_commit() -> None:
-    """Fused commit, also with S=1; the final block is committed alone, and only if it is worth caching (rule 6)."""
+    """Fused commit, also with S=1; the final block is committed alone, and only if it is worth caching."""
     p = replace(SLOW, max_tokens=12)
     for setup, length, commits in (
         (Setup(), 4, 1),  # the answer ends with its block

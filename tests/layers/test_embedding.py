@@ -1,4 +1,4 @@
-"""Embeddings that are made of several tokens', against their definition in plain Python (decoding.md 3.3)."""
+"""Soft embeddings against their definition in plain Python (docs/decoding-rules.md#soft-embeddings)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One request's parameters, one block's state, and what one step does to it (decoding.md 3.1 and 3.2).
+"""Parameters of a request, the state of a block, and one step of it (docs/decoding-rules.md#unmasking-algorithms).
 
 Position by position, in plain Python. The numbers in brackets are the readings of `tests.oracle.decode`.
 """
@@ -19,7 +19,7 @@ ACTIVE, TO_CACHE, IN_CACHE = "active", "to_cache", "in_cache"
 
 @dataclass(frozen=True, kw_only=True)
 class Params:
-    """One request's decoding, with decoding.md's names and defaults."""
+    """Decoding parameters of a request, with the names and defaults of docs/decoding.md#fields."""
 
     max_tokens: int
     temperature: float = 0.0
@@ -168,7 +168,7 @@ class Decision:
 
 
 def banned(logits: np.ndarray, shape: Shape) -> np.ndarray:
-    """Rule of section 1: the mask id and ids above the largest token id are never predicted."""
+    """Masks the ids that are never predicted (docs/decoding-rules.md#logits)."""
     out = np.array(logits, dtype=np.float64)
     out[..., shape.mask_id] = -np.inf
     out[..., shape.max_token_id + 1 :] = -np.inf

@@ -1,4 +1,4 @@
-"""Denoising of canvases of noise, told straight from decoding.md 3.6: one request, one canvas after another."""
+"""Denoising of canvases of noise, written from docs/decoding-rules.md#algorithm-noise, one request at a time."""
 
 from __future__ import annotations
 

@@ -1,5 +1,6 @@
-"""A naive decoder of the multi-block loop, written from decoding.md sections 1 to 3.2 and from nothing of the engine's.
-With other blocks and rows (``Shape``) and logits under another mask it is that of `d2f` (3.4) as well.
+"""A naive decoder of the multi-block loop (docs/decoding-rules.md#the-multi-block-loop), without code of the engine.
+
+With other blocks and rows (``Shape``) and logits under another mask it decodes `d2f` as well.
 
 One request, no cache, no pages, no batch: each step forwards the whole sequence again under an explicit block-causal
 mask and then decides position by position in plain Python. Under that mask a position's output depends on the blocks
@@ -7,12 +8,12 @@ up to its own only, and the content of committed blocks never changes, so a full
 with a cache sees: prefill chunks, prefix hits, page sizes, preemption and other requests cannot matter here, and so
 must not matter there.
 
-Readings: what decoding.md leaves open, and how oracle and engine both take it.
+Readings: details of the rules, which oracle and engine read in the same way.
 
  1. E = P + max_tokens is the answer's end. PROMPT positions are not FILLED: an EOS inside the prompt is nothing. An EOS
     at or after E is ignored everywhere, the opening rule included. Positions of the answer that were given from the
     start are PROMPT too; they are part of its text.
- 2. "Open" means ACTIVE or TO_CACHE. Opening (rule 4): with no ACTIVE block the next block opens, and no second one in
+ 2. "Open" means ACTIVE or TO_CACHE. Opening: with no ACTIVE block the next block opens, and no second one in
     that step. Else only the newest (highest) ACTIVE block's progress and same_token_ratio count.
  3. may_force of a block: its predecessor is absent, a whole prompt block, TO_CACHE, IN_CACHE, or semi-complete, all as
     it was before this forward and after this step's opening (a block opened in this step has progress 0).
@@ -80,7 +81,7 @@ LogitsOf = Callable[[Sequence[int]], np.ndarray]
 
 @dataclass(frozen=True)
 class Event:
-    """runtime.md section 3, with ids for text."""
+    """A denoise event (docs/server.md#streaming), with ids for text."""
 
     start: int
     tokens: list[int]
@@ -110,7 +111,7 @@ def longest_run_cut(tokens: Sequence[int], limit: int) -> int | None:
 
 
 class _Decode:
-    """The loop of section 3 for one request."""
+    """The multi-block loop for one request."""
 
     decide = staticmethod(decide)
 
@@ -159,7 +160,7 @@ class _Decode:
         )
 
     def opening(self) -> None:
-        """Rule 4."""
+        """See docs/decoding-rules.md#opening-blocks."""
         active = [b for b in self.blocks if b.status == ACTIVE]
         if not active:
             opened = -1
@@ -185,7 +186,7 @@ class _Decode:
         return before.status != ACTIVE or before.progress >= self.p.semi_complete_threshold
 
     def step(self) -> None:
-        """Rules 4 and 5."""
+        """Opens blocks, then decides and writes (docs/decoding-rules.md#denoising-step)."""
         self.opening()
         logits, held = self.look(), self.held()
         plans = []
@@ -242,7 +243,7 @@ class _Decode:
         return out, False
 
     def answer(self) -> tuple[list[int], str | None]:
-        """What is stable after a step, or the whole answer and why it ended (rule 9)."""
+        """What is stable after a step, or the whole answer and why it ended."""
         stable, eos = self.prefix(stable=True)
         if eos:
             return stable, "stop"
@@ -277,7 +278,7 @@ def decode(
 ) -> Result:
     """Decode one request to its end. `given`: ids that stand at offsets of the answer from the start.
 
-    Raises AssertionError when it takes more steps than decoding.md 5.5 allows any block to take together.
+    Raises AssertionError when it takes more steps than its blocks may (docs/decoding-rules.md#invariant-5-termination).
     """
     blocks = -(-(len(prompt) + params.max_tokens - shape.first(len(prompt))) // shape.block)
     per_block = params.max_steps_per_block + params.max_post_edit_steps + 1 + shape.block

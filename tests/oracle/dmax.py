@@ -1,5 +1,7 @@
-"""A naive decoder of `dmax`, written from decoding.md section 3.3 and from nothing of the engine's, on the naive loop
-of `tests.oracle.decode`: each step forwards the whole sequence again, open blocks as embeddings that are mixed here.
+"""A naive decoder of `dmax` on the naive loop of `tests.oracle.decode`.
+
+It is written from docs/decoding-rules.md#algorithm-dmax and docs/decoding-rules.md#soft-embeddings, without
+code of the engine. Each step forwards the whole sequence again; embeddings of open blocks are mixed here.
 
 Readings, beside those of `tests.oracle.decode`:
 

@@ -1,4 +1,4 @@
-"""One position's choice: greedy, or one draw with a generator that counts (decoding.md 3.1). Plain Python and numpy."""
+"""The candidate of one position, in plain Python and numpy (docs/decoding-rules.md#candidates-and-confidence)."""
 
 from __future__ import annotations
 

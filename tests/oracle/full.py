@@ -1,4 +1,4 @@
-"""A naive decoder of `full`, written from decoding.md section 4.6 and from nothing of the engine's.
+"""A naive decoder of `full`, written from docs/decoding-rules.md#strategy-full, without code of the engine.
 
 One request. What a row of the canvas sees depends on when each K/V was written, so the model is a memory: a forward of
 some rows writes their K/V and reads everybody's, as it was left. Positions are decided in plain Python (`decide`).
@@ -129,7 +129,7 @@ class _Full:
         return out, False
 
     def answer(self, start: int, stop: int, *, whole: bool) -> tuple[list[int], str | None]:
-        """What is stable after a forward, or the whole answer and why it ended (rule 9)."""
+        """What is stable after a forward, or the whole answer and why it ended."""
         p = self.p
         stable, eos = self.prefix(start if p.revises and not whole else stop)
         if eos:

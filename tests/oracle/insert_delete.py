@@ -1,6 +1,6 @@
-"""One step of `edit` where two tokens order to insert and to delete (decoding.md 3.2.1), in plain Python.
+"""One step of `edit` of a model that inserts and deletes (docs/decoding-rules.md#insert-and-delete), in plain Python.
 
-Readings, beside those of `tests.oracle.decode`; where decoding.md leaves something open, the golden states decide.
+Readings, beside those of `tests.oracle.decode`. Where they are open, the golden states decide.
 
  1. Masks may choose DELETE and SPLIT as well: one that is deleted is gone, one that is split stays, behind a new one.
  2. "Was masked at the start" is asked of masks alone: the original ones are those of the beginning that nothing took.

@@ -1,4 +1,4 @@
-"""LLaDA2's forward in float64, read off models.md section 1 as plainly as it can be written.
+"""The forward pass of LLaDA2 in float64, written from docs/models.md#llada2-layers.
 
 No cache and no paging: one sequence, an explicit [n, n] mask, every expert computed for every token.
 """
@@ -20,7 +20,7 @@ DTYPE = torch.float64
 
 
 def block_causal(n: int, block: int) -> Tensor:
-    """[n, n] bool: query a sees key k iff k < (a // block + 1) * block (decoding.md 2)."""
+    """[n, n] bool: query a sees key k iff k < (a // block + 1) * block."""
     at = torch.arange(n)
     return at[None, :] < (at[:, None] // block + 1) * block
 
@@ -140,7 +140,7 @@ class OracleModel:
             value = [sum(sorted((rank[e] for e in m), reverse=True)[:2]) for m in members]
             best = sorted(range(groups), key=lambda g: (-value[g], g))[: c["topk_group"]]
             allowed = [e for g in best for e in members[g]]
-            if capacity := c.get("expert_capacity"):  # models.md 1.1: not groups, but what the block's mates want
+            if capacity := c.get("expert_capacity"):  # docs/models.md#llada22-expert-pool
                 start = at // c["block_size"] * c["block_size"]
                 most = [max(mate[e] for mate in ranks[start : start + c["block_size"]]) for e in range(experts)]
                 allowed = sorted(range(experts), key=lambda e: (-most[e], e))[:capacity]

@@ -1,4 +1,4 @@
-"""The oracle's loop on scripted logits: rules 3 to 9."""
+"""The oracle's loop on scripted logits (docs/decoding-rules.md#the-multi-block-loop)."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def test_to_cache_blocks_leave_room() -> None:
 def test_unaligned_block_is_active_from_the_start() -> None:
     p = Params(max_tokens=8, add_block_threshold=0.0)
     r = decode(scripted(lambda a, n: 0.3, plain_token), [1] * 5, p, replace(SHAPE, buffer=2))
-    assert opened(r)[0] == (1, 3)  # rule 4 applies before its first step already
+    assert opened(r)[0] == (1, 3)  # the next block may open before its first step already
     p = replace(p, add_block_threshold=0.1)
     r = decode(scripted(lambda a, n: 0.3, plain_token), [1] * 5, p, replace(SHAPE, buffer=2))
     assert opened(r)[:2] == [(1, 2), (1, 3)]

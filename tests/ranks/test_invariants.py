@@ -1,5 +1,7 @@
-"""What must hold of any engine (decoding.md 5) holds of one whose model two ranks share: under pressure, in any
-company, with aborts and hits, every request is answered as it is alone by one process."""
+"""The invariants of docs/decoding-rules.md#invariants hold with two tensor parallel ranks.
+
+With preemption, other requests, aborts and prefix hits, each answer is that of one process without other requests.
+"""
 
 import random
 

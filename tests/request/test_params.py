@@ -1,4 +1,4 @@
-"""Requests: every value checked, every precedence of decoding.md 3.1 and 3.2 kept."""
+"""Requests: every value is checked, and every precedence of docs/decoding-rules.md#values-of-fields holds."""
 
 import json
 import math

@@ -1,4 +1,4 @@
-"""Backends that die, fail, fill up or never come (runtime.md 4), with an engine that does so on demand."""
+"""Backends that die, fail, are full or do not start, with an engine that does so on demand (docs/server.md#ending)."""
 
 from __future__ import annotations
 

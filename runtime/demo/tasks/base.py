@@ -1,4 +1,4 @@
-"""What a demo task is: a seeded generator of conversations with a right answer, and a checker (demo-model.md)."""
+"""Base of the demo tasks: a seeded generator of conversations with a correct answer, and a checker."""
 
 from __future__ import annotations
 

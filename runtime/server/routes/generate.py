@@ -1,4 +1,4 @@
-"""``POST /generate``: the project's own route, with the answer's whole story (runtime.md 2 and 3)."""
+"""``POST /generate``: the route with all fields of an answer (docs/server.md#routes, docs/server.md#streaming)."""
 
 from __future__ import annotations
 
