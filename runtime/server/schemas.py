@@ -9,6 +9,7 @@ ignored, and the answer's header names it (``fields.ignored``).
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import pydantic
@@ -64,6 +65,7 @@ Prompts = Annotated[
 ]
 Entries = Annotated[dict[str, Any], Field(max_length=MAX_ENTRIES)]
 ModelName = Annotated[str | None, said("a served name or an adapter's; the first name without it", "unmask-demo")]
+Verbosity = Annotated[Literal["low", "medium", "high"] | None, said("changes nothing", "low")]
 TemplateArguments = Annotated[Entries | None, said("for the chat template", {"enable_thinking": False})]
 Stop = Annotated[Any, PlainValidator(_stop), WithJsonSchema({"anyOf": [_STRING, _STRINGS, {"type": "null"}]})]
 
@@ -231,8 +233,15 @@ class ChatRequest(OpenAIRequest):
         said("changes nothing: it makes others' answers faster", {"type": "content", "content": "12 + 30 = 42."}),
     ] = None
     reasoning_effort: Annotated[str | None, said("for templates that know it", "low")] = None
-    verbosity: Annotated[Any, Unbuilt("medium")] = None
-    web_search_options: Annotated[Any, Unbuilt()] = None
+    verbosity: Verbosity = None
+    web_search_options: Annotated[
+        dict[str, Any] | None, said("ignored, and named in `X-Unmask-Ignored`: the server searches nothing", {})
+    ] = None
+
+    def ignored_paths(self) -> Iterator[str]:
+        yield from super().ignored_paths()
+        if self.web_search_options is not None:
+            yield "web_search_options"
 
     def asked(self) -> dict[str, Any]:
         """With `logprobs` as a number. Raises RequestError for `top_logprobs` without it."""

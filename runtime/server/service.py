@@ -98,7 +98,7 @@ class Service:
         unknown = ignored(body)
         if unknown and self.config.strict_fields:
             raise RequestError(
-                f"{unknown[0]}: is not a field of this route, and --strict-fields is set; leave it out",
+                f"{unknown[0]}: is not supported by this route, and --strict-fields is set; leave it out",
                 param=unknown[0],
                 code="unknown_field",
             )
