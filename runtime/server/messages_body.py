@@ -23,7 +23,6 @@ from runtime.server.conversation import (
 )
 from runtime.server.fields import Body, Overlapping, Unbuilt, said
 from runtime.server.schemas import Entries, ModelName, OneAnswer, TemplateArguments
-from runtime.server.structured import nested
 from runtime.server.tooling import MAX_TOOLS, Choice, Tooling, distinct, make_tool, offered
 
 _CHOICES: dict[str, Literal["none", "auto", "required"]] = {
@@ -262,7 +261,7 @@ class MessagesRequest(CountRequest, OneAnswer):
         return self.spelt | ({} if self.stop_sequences is None else {"stop": "stop_sequences"})
 
     def format(self) -> tuple[str, Any]:
-        return "output_config.format", nested(None if self.output_config is None else self.output_config.format)
+        return "output_config.format", None if self.output_config is None else self.output_config.format
 
 
 def _text(content: BlockText | None, path: str) -> str:

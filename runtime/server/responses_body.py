@@ -24,7 +24,6 @@ from runtime.server.conversation import (
 )
 from runtime.server.fields import Body, Overlapping, Unbuilt, said
 from runtime.server.schemas import Entries, ModelName, OneAnswer, TemplateArguments, Verbosity
-from runtime.server.structured import nested
 from runtime.server.tooling import (
     MAX_TOOLS,
     Described,
@@ -277,7 +276,7 @@ class ResponsesRequest(OneAnswer):
         return super().asked() | limit
 
     def format(self) -> tuple[str, Any]:
-        return "text.format", nested(None if self.text is None else self.text.format)
+        return "text.format", None if self.text is None else self.text.format
 
     def template_kwargs(self) -> dict[str, Any]:
         effort = None if self.reasoning is None else self.reasoning.effort

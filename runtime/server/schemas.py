@@ -88,6 +88,23 @@ def asked(name: str) -> Any:
     return Annotated[kind | None, said(field.refused or field.help, field.example)]
 
 
+_DESCRIBED = frozenset({"name", "description", "schema", "strict"})  # of a JSON schema
+_FORMATS: dict[Any, frozenset[str]] = {"json_object": frozenset({"schema"}), "json_schema": _DESCRIBED}
+
+
+def unknown_format_keys(requested: object) -> Iterator[str]:
+    """Paths of the non-null values in a `response_format` that the server does not know."""
+    if not isinstance(requested, dict):
+        return
+    kind, inner = requested.get("type"), requested.get("json_schema")
+    nested = kind == "json_schema" and isinstance(inner, dict)
+    known = frozenset({"json_schema"}) if nested else _FORMATS.get(kind, frozenset()) if isinstance(kind, str) else ()
+    yield from (name for name, value in requested.items() if name not in known and name != "type" and value is not None)
+    if nested:
+        found = (name for name, value in inner.items() if name not in _DESCRIBED and value is not None)
+        yield from (f"json_schema.{name}" for name in found)
+
+
 if TYPE_CHECKING:
 
     class Asked(Body):
@@ -123,6 +140,9 @@ class Generation(Asked):
     regex: Annotated[Any, said("`structured_outputs.regex`", "[a-z]+")] = None
     json_schema: Annotated[Any, said("`structured_outputs.json`", '{"type": "object"}')] = None
     ebnf: Annotated[Any, said("`structured_outputs.grammar`", 'root ::= "yes" | "no"')] = None
+    response_format: Annotated[
+        Any, said("text, or JSON: json_object (with or without a schema), json_schema", {"type": "json_object"})
+    ] = None
 
     def asked(self) -> dict[str, Any]:
         """What was given of the declared fields, by their names."""
@@ -132,8 +152,13 @@ class Generation(Asked):
         return {name: value for name, value in given if value is not None}
 
     def format(self) -> tuple[str, Any]:
-        """Where the answer's form is asked for beside `structured_outputs`, and what stands there, as chat has it."""
-        return "response_format", getattr(self, "response_format", None)
+        """The path and the value of the field, other than `structured_outputs`, that sets the answer's form."""
+        return "response_format", self.response_format
+
+    def ignored_paths(self) -> Iterator[str]:
+        yield from super().ignored_paths()
+        path, requested = self.format()
+        yield from (f"{path}.{name}" for name in unknown_format_keys(requested))
 
 
 class OneAnswer(Generation):
@@ -205,7 +230,6 @@ class OpenAIRequest(Generation):
     service_tier: Annotated[str | None, said("changes nothing", "auto")] = None
     safety_identifier: Annotated[str | None, said("read by nobody", "someone")] = None
     prompt_cache_key: Annotated[str | None, said("changes nothing: prefixes are cached without it", "sums")] = None
-    response_format: Annotated[Any, said("text, or JSON: json_object, json_schema", {"type": "json_object"})] = None
 
 
 class ChatRequest(OpenAIRequest):
