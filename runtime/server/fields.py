@@ -4,14 +4,25 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from typing import Any
+from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, Field, GetCoreSchemaHandler, GetJsonSchemaHandler
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, GetCoreSchemaHandler, GetJsonSchemaHandler
 from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema, PydanticCustomError, core_schema
 
+from runtime.request.checks import integral
+
+
+def integrals(value: Any) -> Any:
+    """Replaces the floats in a list that are integers; other values stay."""
+    return [*map(integral, value)] if isinstance(value, list) and float in set(map(type, value)) else value
+
+
 MAX_TOLD = 16  # ignored fields that an answer names
 MAX_NAME = 64  # characters of one
+# JSON knows numbers alone: clients in languages without integers write 20.0 for 20.
+Integer = Annotated[int, BeforeValidator(integral)]
+Integers = Annotated[list[int], Field(fail_fast=True), BeforeValidator(integrals)]
 _UNPRINTABLE = re.compile(r"[^A-Za-z0-9_.-]")
 
 

@@ -21,7 +21,7 @@ from runtime.server.conversation import (
     check_kind,
     template_arguments,
 )
-from runtime.server.fields import Body, Overlapping, Unbuilt, said
+from runtime.server.fields import Body, Integer, Overlapping, Unbuilt, said
 from runtime.server.schemas import Entries, ModelName, OneAnswer, TemplateArguments
 from runtime.server.tooling import MAX_TOOLS, Choice, Tooling, distinct, make_tool, offered
 
@@ -115,7 +115,7 @@ class Thinking(Body):
         Literal["enabled", "disabled", "adaptive"],
         said("templates that know `enable_thinking` are told to think unless `disabled`", "enabled"),
     ]
-    budget_tokens: Annotated[int | None, said("changes nothing", 1024)] = None
+    budget_tokens: Annotated[Integer | None, said("changes nothing", 1024)] = None
     display: Annotated[str | None, said("changes nothing", "summarized")] = None
 
 
@@ -227,7 +227,7 @@ class CountRequest(Body):
 
 class MessagesRequest(CountRequest, OneAnswer):
     max_tokens: Annotated[
-        int | None, said("most tokens of the answer; what the model's length leaves without it", 64)
+        Integer | None, said("most tokens of the answer; what the model's length leaves without it", 64)
     ] = None
     stop_sequences: Annotated[list[str] | None, said("texts before the first of which the answer ends", ["\n\n"])] = (
         None

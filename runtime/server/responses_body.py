@@ -22,7 +22,7 @@ from runtime.server.conversation import (
     check_kind,
     template_arguments,
 )
-from runtime.server.fields import Body, Overlapping, Unbuilt, said
+from runtime.server.fields import Body, Integer, Overlapping, Unbuilt, said
 from runtime.server.schemas import Entries, ModelName, OneAnswer, TemplateArguments, Verbosity
 from runtime.server.tooling import (
     MAX_TOOLS,
@@ -225,7 +225,7 @@ class ResponsesRequest(OneAnswer):
     ]
     instructions: Annotated[str | None, said("what stands before it", "You are terse.")] = None
     max_output_tokens: Annotated[
-        int | None, said("most tokens of the answer; what the model's length leaves without it", 64)
+        Integer | None, said("most tokens of the answer; what the model's length leaves without it", 64)
     ] = None
     text: Annotated[TextConfig | None, said("the form of the answer's text", {"format": {"type": "text"}})] = None
     reasoning: Annotated[Reasoning | None, said("how the model is to think", {"effort": "low"})] = None
@@ -240,7 +240,7 @@ class ResponsesRequest(OneAnswer):
     parallel_tool_calls: Annotated[
         bool | None, said("whether the answer may have several calls; default true", True)
     ] = None
-    max_tool_calls: Annotated[int | None, said("changes nothing: it is about tools that a server runs", 1)] = None
+    max_tool_calls: Annotated[Integer | None, said("changes nothing: it is about tools that a server runs", 1)] = None
     chat_template_kwargs: TemplateArguments = None
     metadata: Annotated[Entries | None, said("told back", {"topic": "sums"})] = None
     store: Annotated[bool | None, said("changes nothing: no answers are kept, as each says", False)] = None

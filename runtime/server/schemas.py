@@ -20,7 +20,7 @@ from runtime.errors import RequestError
 from runtime.request.params import PARAMETERS
 from runtime.request.scoring import MOST_STRIDE
 from runtime.server.conversation import CHAT, Messages
-from runtime.server.fields import Body, Unbuilt, said
+from runtime.server.fields import Body, Integer, Integers, Unbuilt, said
 from runtime.server.openapi import values_schema
 from runtime.server.tooling import TOOLS, ToolChoice, ToolItems
 
@@ -71,8 +71,8 @@ Stop = Annotated[Any, PlainValidator(_stop), WithJsonSchema({"anyOf": [_STRING, 
 
 
 _TYPES: dict[str, Any] = {
-    "integer": int, "number": float, "flag": bool, "text": str, "object": dict[str, Any],
-    "ids": Annotated[list[int], Field(fail_fast=True)],
+    "integer": Integer, "number": float, "flag": bool, "text": str, "object": dict[str, Any],
+    "ids": Integers,
 }  # fmt: skip
 _DECLARED = {field.name: field for field in PARAMETERS}
 
@@ -100,7 +100,7 @@ def unknown_format_keys(requested: object) -> Iterator[str]:
     nested = kind == "json_schema" and isinstance(inner, dict)
     known = frozenset({"json_schema"}) if nested else _FORMATS.get(kind, frozenset()) if isinstance(kind, str) else ()
     yield from (name for name, value in requested.items() if name not in known and name != "type" and value is not None)
-    if nested:
+    if nested and isinstance(inner, dict):
         found = (name for name, value in inner.items() if name not in _DESCRIBED and value is not None)
         yield from (f"json_schema.{name}" for name in found)
 
@@ -191,7 +191,7 @@ class Segment(Body):
     """A piece of a text with holes: a text that stays, or a hole."""
 
     text: Annotated[str | None, said("that stays", "The sky is ")] = None
-    mask: Annotated[int | None, said("tokens of the hole", 8)] = None
+    mask: Annotated[Integer | None, said("tokens of the hole", 8)] = None
 
 
 class InfillRequest(Generation):
@@ -234,13 +234,15 @@ class OpenAIRequest(Generation):
 
 class ChatRequest(OpenAIRequest):
     messages: Annotated[Messages, said("the conversation so far, its last turn the user's or a tool's", CHAT)]
-    max_completion_tokens: Annotated[int | None, said("`max_tokens`", 64)] = None
+    max_completion_tokens: Annotated[Integer | None, said("`max_tokens`", 64)] = None
     chat_template_kwargs: TemplateArguments = None
     parallel_tool_calls: Annotated[
         bool | None, said("whether the answer may have several calls; default true", True)
     ] = None
     logprobs: Annotated[bool | None, said("tell each token's log-probability", True)] = None
-    top_logprobs: Annotated[int | None, said("and those of so many of the likeliest in its place, up to 20", 2)] = None
+    top_logprobs: Annotated[Integer | None, said("and those of so many of the likeliest in its place, up to 20", 2)] = (
+        None
+    )
     tools: Annotated[ToolItems | None, said("functions that the model may call", TOOLS)] = None
     tool_choice: ToolChoice = None
     functions: Annotated[list[dict[str, Any]] | None, said("an old name of `tools`, refused unless empty", [])] = None
@@ -283,7 +285,7 @@ class CompletionRequest(OpenAIRequest):
     best_of: Annotated[Any, Unbuilt(1)] = None
     echo: Annotated[bool | None, said("the prompt before the answer, in its text and logprobs", False)] = None
     prompt_logprobs_stride: Annotated[
-        int | None, said("tokens of an echoed prompt that a forward scores", 1, ge=1, le=MOST_STRIDE)
+        Integer | None, said("tokens of an echoed prompt that a forward scores", 1, ge=1, le=MOST_STRIDE)
     ] = None
     suffix: Annotated[str | None, said("what stands behind the answer", " 8, 10")] = None
 
@@ -303,5 +305,5 @@ class TokenizeRequest(Body):
 
 class DetokenizeRequest(Body):
     model: ModelName = None
-    tokens: Annotated[Annotated[list[int], Field(fail_fast=True)], said("ids", [40, 41, 42])]
+    tokens: Annotated[Integers, said("ids", [40, 41, 42])]
     return_bytes: Annotated[bool | None, said("also the bytes of each token", False)] = None
