@@ -15,6 +15,7 @@ from tests.server.harness import ServerProcess, sse_events
 CITY = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
 FUNCTION = {"type": "function", "name": "weather", "description": "Tells it.", "parameters": CITY}
 TOOL = {"name": "weather", "description": "Tells it.", "input_schema": CITY}
+CHAT_TOOL = {"type": "function", "function": {"name": "weather", "parameters": CITY}}
 CALL = '<tool_call>\n{"name": "weather", "arguments": {"city": "Zürich"}}\n</tool_call>'
 THOUGHT = f"<think>\nA city.\n</think>\n\nSo:\n{CALL}\n{CALL.replace('Zürich', 'Rome')}"
 

@@ -12,9 +12,8 @@ import pytest
 
 from runtime.text import Tokenizer
 from tests.server.harness import SCRIPTED, ServerProcess, serving, sse_events
-from tests.server.test_dialect_parts import CALL, CITY, FUNCTION, TOOL, message, respond, say
+from tests.server.test_dialect_parts import CALL, CHAT_TOOL, CITY, FUNCTION, TOOL, message, respond, say
 
-CHAT_TOOL = {"type": "function", "function": {"name": "weather", "parameters": CITY}}
 HOSTED: list[dict[str, Any]] = [
     {"type": "web_search", "external_web_access": False},
     {"type": "web_search_preview", "user_location": {"type": "approximate", "country": "CH"}},
