@@ -40,7 +40,8 @@ class Calls:
         self._held = ""  # not read yet
         self._reader: CallReader | None = None  # of the call that is open
         self._opening = self._read = ""  # its mark, with space before it, and what the reader was given
-        self._closing = False  # a call has ended, and its last mark may follow
+        self._marks = (made.closes, *made.strays)
+        self._closing = False  # a call has ended, and the marks that end one may follow
         self._bare = False  # nothing but space came since the last call
         self._begun = 0  # calls that were told of
         self._failed = 0  # beginnings that came to none
@@ -122,10 +123,13 @@ class Calls:
         self._closing = self._bare = True
 
     def _close(self) -> bool:
+        """Drops what ends a call. Models repeat it, above all after calls without arguments, and it is no text then."""
         begun = self._held.lstrip()
-        if begun.startswith(self._format.closes):
-            self._held = begun[len(self._format.closes) :]
-        elif self._format.closes.startswith(begun):
+        for mark in self._marks:
+            if begun.startswith(mark):
+                self._held = begun[len(mark) :]
+                return True
+        if any(mark.startswith(begun) for mark in self._marks):
             return False
         self._closing = False
         return True

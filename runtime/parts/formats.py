@@ -64,7 +64,8 @@ class ToolFormat:
     """How a family's models call tools.
 
     Attributes:
-        opens: what begins a call. closes: what ends it, and is dropped after it.
+        opens: what begins a call. closes: what ends it, and is dropped after it, however often it is repeated.
+        strays: Other marks within a call that models repeat after it. They are dropped there too.
         reader: makes what reads one call.
         quotes: what stands around strings in it, where that is a mark of its own.
         wraps: what a call's arguments, as JSON, stand between, given its name; None: in this format arguments are not
@@ -78,6 +79,7 @@ class ToolFormat:
     closes: str
     reader: Callable[[Sequence[Tool]], CallReader]
     quotes: str = ""
+    strays: tuple[str, ...] = ()
     wraps: Callable[[str], tuple[str, str]] | None = None
     instructs: Callable[[Sequence[Tool]], str] | None = None
 

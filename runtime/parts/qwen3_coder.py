@@ -70,4 +70,12 @@ def _value(raw: str, schema: Any) -> Any:
         return {"True": True, "False": False, "None": None}.get(text.strip(), text)
 
 
-register_tool_format(ToolFormat(key="qwen3_coder", opens="<tool_call>", closes=_END, reader=TaggedReader))
+register_tool_format(
+    ToolFormat(
+        key="qwen3_coder",
+        opens="<tool_call>",
+        closes=_END,
+        strays=("</function>", "</parameter>"),
+        reader=TaggedReader,
+    )
+)

@@ -16,6 +16,11 @@ def refuse(param: str, sentence: str) -> RequestError:
     return RequestError(f"{param}: {sentence}", param=param)
 
 
+def integral(value: Any) -> Any:
+    """Returns the integer that a float such as 20.0 is; any other value unchanged."""
+    return int(value) if type(value) is float and value.is_integer() else value
+
+
 @overload
 def integer(param: str, value: object, low: int, high: int) -> int: ...
 @overload

@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import Any
 
 from runtime.errors import RequestError
-from runtime.request.checks import choice, declared, flag, integer, refuse, shown
+from runtime.request.checks import choice, declared, flag, integer, integral, refuse, shown
 from runtime.request.description import BLOCK_LENGTH, SUB_BLOCK, Field, RuleInfo, Value, values_of
 from runtime.request.flat import merged
 from runtime.request.io import DecodingParams, EngineInfo
@@ -86,7 +86,10 @@ def _given(decoding: object, info: EngineInfo, path: str) -> dict[str, Any]:
     """The fields that were set, by their full names; null is the same as leaving one out."""
     if decoding is None:
         return {}
-    return _flat(decoding, field_names(info), "", path)
+    declared = (info.strategy_fields, *(rule.fields for rule in info.rules))
+    integers = {field.name for fields in declared for field in fields if field.kind == "integer"} | {BLOCK_LENGTH}
+    found = _flat(decoding, field_names(info), "", path)
+    return {name: integral(value) if name in integers else value for name, value in found.items()}
 
 
 def _flat(given: object, known: Sequence[str], outer: str, path: str) -> dict[str, Any]:

@@ -50,12 +50,37 @@ class Function(Body):
     arguments: Annotated[Any, said("JSON as text, or an object", '{"expression": "12 + 30"}')] = None
 
 
+class CustomCall(Body):
+    """A call of a tool whose input is text."""
+
+    name: Annotated[str, said("the tool's", "shell")]
+    input: Annotated[str | None, said("its text", "ls")] = None
+
+
 class Call(Body):
     id: Annotated[str | None, said("what its result names", "call_1")] = None
-    type: Annotated[str | None, said("always `function`", "function")] = None
+    type: Annotated[
+        str | None, said("`function`, or `custom` in the history of a client with such tools", "function")
+    ] = None
     function: Annotated[
-        Function, said("which one, and with what", {"name": "calculator", "arguments": '{"expression": "12 + 30"}'})
-    ]
+        Function | None,
+        said("which one, and with what", {"name": "calculator", "arguments": '{"expression": "12 + 30"}'}),
+    ] = None
+    custom: Annotated[CustomCall | None, said("of a custom call: which tool, and with what", None)] = None
+
+    @model_validator(mode="after")
+    def _has_function(self) -> Call:
+        if self.function is None and self.custom is None:
+            raise PydanticCustomError("missing", "calls have a function; give it")
+        return self
+
+    @property
+    def called(self) -> Function:
+        """The function that is called; a custom tool's text is the argument `input` of one."""
+        if self.function is None:
+            assert self.custom is not None
+            return Function(name=self.custom.name, arguments={"input": self.custom.input or ""})
+        return self.function
 
 
 def check_kind(part: Body, kind: str, needed: Mapping[str, Sequence[str]], noun: str) -> None:
@@ -162,9 +187,7 @@ def plain(
     `paths`: where each stood in the body, for refusals; without it they are ``messages``.
     """
     where = [f"messages[{i}]" for i in range(len(messages))] if paths is None else paths
-    texts = [
-        call.function.arguments for m in messages for call in m.calls() if isinstance(call.function.arguments, str)
-    ]
+    texts = [call.called.arguments for m in messages for call in m.calls() if isinstance(call.called.arguments, str)]
     check_shape("\n".join(texts).encode())  # before any of it is parsed
     _check_results(messages, where, result_id)
     return [_plain(message, path) for message, path in zip(messages, where, strict=True)]
@@ -205,7 +228,7 @@ def _plain(message: Message, path: str) -> dict[str, Any]:
         made["tool_calls"] = [
             {
                 "type": "function",
-                "function": {"name": call.function.name, "arguments": _arguments(call.function.arguments)},
+                "function": {"name": call.called.name, "arguments": _arguments(call.called.arguments)},
                 **({} if call.id is None else {"id": call.id}),
             }
             for call in calls

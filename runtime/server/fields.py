@@ -4,14 +4,25 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from typing import Any
+from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, Field, GetCoreSchemaHandler, GetJsonSchemaHandler
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, GetCoreSchemaHandler, GetJsonSchemaHandler
 from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema, PydanticCustomError, core_schema
 
+from runtime.request.checks import integral
+
+
+def integrals(value: Any) -> Any:
+    """Replaces the floats in a list that are integers; other values stay."""
+    return [*map(integral, value)] if isinstance(value, list) and float in set(map(type, value)) else value
+
+
 MAX_TOLD = 16  # ignored fields that an answer names
 MAX_NAME = 64  # characters of one
+# JSON knows numbers alone: clients in languages without integers write 20.0 for 20.
+Integer = Annotated[int, BeforeValidator(integral)]
+Integers = Annotated[list[int], Field(fail_fast=True), BeforeValidator(integrals)]
 _UNPRINTABLE = re.compile(r"[^A-Za-z0-9_.-]")
 
 
@@ -19,6 +30,16 @@ class Body(BaseModel):
     """Fields that it does not know are kept aside, for `ignored` to name: clients send many that change nothing."""
 
     model_config = ConfigDict(extra="allow", strict=True, allow_inf_nan=False)
+
+    def unsupported_kind(self) -> str | None:
+        """Name of what this part of a body is, if the server ignores it as a unit, such as a hosted tool; else None."""
+        return None
+
+    def ignored_paths(self) -> Iterator[str]:
+        """Paths, relative to this object, of non-null values in it that the server ignores."""
+        for name, value in (self.model_extra or {}).items():
+            if value is not None:
+                yield name
 
 
 def said(description: str, *examples: Any, **limits: Any) -> Any:
@@ -51,6 +72,14 @@ class Unbuilt:
         return {"anyOf": kinds, "description": f"anything else {self.why}", "examples": [example]}
 
 
+class Overlapping:
+    """Of a union whose arms a function chooses: its JSON schema is `anyOf`, as a value may fit several of them."""
+
+    def __get_pydantic_json_schema__(self, schema: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
+        described = handler(schema)
+        return {**{name: value for name, value in described.items() if name != "oneOf"}, "anyOf": described["oneOf"]}
+
+
 def _only(value: Any) -> dict[str, Any]:
     """JSON schema of one value, of one type: generators of clients know no enums of several."""
     if isinstance(value, list):
@@ -63,7 +92,8 @@ def _only(value: Any) -> dict[str, Any]:
 
 
 def ignored(body: Body) -> list[str]:
-    """The paths of fields that `body` does not know and that are not null, each once and fit for a header."""
+    """Paths of the values in `body` that the server ignores: unknown fields that are not null, unsupported tools and
+    items. Each is named once and is safe in a header."""
     found: dict[str, None] = {}
     for path in _unknown(body, ""):
         found[path] = None
@@ -73,13 +103,16 @@ def ignored(body: Body) -> list[str]:
 
 
 def _unknown(body: Body, path: str) -> Iterator[str]:
-    for name, value in (body.model_extra or {}).items():
-        if value is not None:
-            yield path + _UNPRINTABLE.sub("?", name[:MAX_NAME])
+    for name in body.ignored_paths():
+        yield path + _UNPRINTABLE.sub("?", name[:MAX_NAME])
     fields = type(body).model_fields
     for name in body.model_fields_set:
         value = getattr(body, name) if name in fields else None
         for item in value if isinstance(value, list) else [value]:
             if not isinstance(item, Body):
                 break  # a list's items are of one kind
-            yield from _unknown(item, f"{path}{name}.")
+            kind = item.unsupported_kind()
+            if kind is None:
+                yield from _unknown(item, f"{path}{name}.")
+            else:
+                yield f"{path}{name}.{_UNPRINTABLE.sub('?', kind[:MAX_NAME])}"

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Discriminator, Field, Tag, model_validator
+from pydantic_core import PydanticCustomError
 
 from runtime.errors import RequestError
-from runtime.request.checks import refuse, shown
+from runtime.request.checks import refuse
 from runtime.server.conversation import (
     CHAT,
     MAX_MESSAGES,
@@ -19,10 +21,9 @@ from runtime.server.conversation import (
     check_kind,
     template_arguments,
 )
-from runtime.server.fields import Body, Unbuilt, said
+from runtime.server.fields import Body, Integer, Overlapping, Unbuilt, said
 from runtime.server.schemas import Entries, ModelName, OneAnswer, TemplateArguments
-from runtime.server.structured import nested
-from runtime.server.tooling import MAX_TOOLS, Tooling, distinct, make_tool, offered
+from runtime.server.tooling import MAX_TOOLS, Choice, Tooling, distinct, make_tool, offered
 
 _CHOICES: dict[str, Literal["none", "auto", "required"]] = {
     "auto": "auto",
@@ -39,10 +40,31 @@ _NEEDED = {
 }
 
 
+def _is_tool_block(kind: str) -> bool:
+    """Whether a block type is one that servers with tools of their own write."""
+    return kind.endswith(("_tool_use", "_tool_result")) or kind in ("container_upload", "tool_reference", "compaction")
+
+
+def _content_arm(content: Any) -> str:
+    """The arm of `Block.content`: results of server tools have forms of their own."""
+    if not isinstance(content, list):
+        return "any" if isinstance(content, dict) else "str"
+    kinds = [part.get("type") for part in content if isinstance(part, dict)]
+    own = any(isinstance(kind, str) and kind.endswith(("_result", "_error", "_output")) for kind in kinds)
+    return "any" if own else "list"
+
+
 class Block(Body):
     """A piece of a turn: text, an answer's thinking, a call of a tool, or what one returned."""
 
-    type: Annotated[str, said("text, thinking, redacted_thinking, tool_use or tool_result", "text")]
+    type: Annotated[
+        str,
+        said(
+            "text, thinking, redacted_thinking, tool_use or tool_result; blocks of server tools are ignored, and "
+            "`X-Unmask-Ignored` names them",
+            "text",
+        ),
+    ]
     text: Annotated[str | None, said("of a text", "Hello!")] = None
     thinking: Annotated[
         str | None, said("what the assistant thought, for templates that show it", "12 and 30 are 42.")
@@ -53,7 +75,7 @@ class Block(Body):
     name: Annotated[str | None, said("of a call: the tool's", "calculator")] = None
     input: Annotated[dict[str, Any] | None, said("of a call: its arguments", {"expression": "12 + 30"})] = None
     tool_use_id: Annotated[str | None, said("of a result: the call's", "call_1")] = None
-    content: Annotated[BlockText | None, said("of a result: a text, or blocks of it", "42")] = None
+    content: Annotated[_Content | None, said("of a result: a text, or blocks of it", "42")] = None
     is_error: Annotated[bool | None, said("of a result; read by nobody", False)] = None
     caller: Annotated[Any, said("read by nobody", None)] = None
     citations: Annotated[Any, said("read by nobody", None)] = None
@@ -61,11 +83,23 @@ class Block(Body):
 
     @model_validator(mode="after")
     def _is_known(self) -> Block:
+        if self.unsupported_kind() is not None:
+            return self
         check_kind(self, self.type, _NEEDED, "blocks")
+        if self.type == "tool_result" and not isinstance(self.content, str | list | None):
+            raise PydanticCustomError("content_type", "tool_result blocks have a content that is text or blocks")
         return self
+
+    def unsupported_kind(self) -> str | None:
+        return self.type if self.type not in _NEEDED and _is_tool_block(self.type) else None
 
 
 _Blocks = Annotated[list[Block], Field(max_length=MAX_PARTS, fail_fast=True)]
+_Content = Annotated[
+    Annotated[str, Tag("str")] | Annotated[_Blocks, Tag("list")] | Annotated[Any, Tag("any")],
+    Discriminator(_content_arm),
+    Overlapping(),
+]
 BlockText = Annotated[Annotated[str, Tag("str")] | Annotated[_Blocks, Tag("list")], Discriminator(arm)]
 
 
@@ -81,7 +115,7 @@ class Thinking(Body):
         Literal["enabled", "disabled", "adaptive"],
         said("templates that know `enable_thinking` are told to think unless `disabled`", "enabled"),
     ]
-    budget_tokens: Annotated[int | None, said("changes nothing", 1024)] = None
+    budget_tokens: Annotated[Integer | None, said("changes nothing", 1024)] = None
     display: Annotated[str | None, said("changes nothing", "summarized")] = None
 
 
@@ -97,8 +131,15 @@ class OutputConfig(Body):
 class MessagesTool(Body):
     """A tool that the model may use."""
 
-    type: Annotated[str | None, said("`custom`, which it is without", "custom")] = None
-    name: Annotated[str, said("what a call names", "calculator")]
+    type: Annotated[
+        str | None,
+        said(
+            "`custom`, the default; a tool of another type is not offered to the model, and `X-Unmask-Ignored` "
+            "names it",
+            "custom",
+        ),
+    ] = None
+    name: Annotated[str | None, said("what a call names", "calculator")] = None
     description: Annotated[str | None, said("when and how to use it", "Works out sums.")] = None
     input_schema: Annotated[
         dict[str, Any] | None,
@@ -106,6 +147,9 @@ class MessagesTool(Body):
     ] = None
     strict: Annotated[bool | None, said("the input always fits the schema", False)] = None
     cache_control: Annotated[Any, said("changes nothing: every prefix is cached", None)] = None
+
+    def unsupported_kind(self) -> str | None:
+        return None if self.type in (None, "custom") else self.type
 
 
 class MessagesToolChoice(Body):
@@ -147,20 +191,19 @@ class CountRequest(Body):
         return template_arguments(self.chat_template_kwargs, enable_thinking=thinks, reasoning_effort=effort)
 
     def tooling(self) -> Tooling:
-        """Raises RequestError for tools that are none, or none that are built."""
-        tools = []
-        for i, item in enumerate(self.tools or ()):
-            path = f"tools[{i}]"
-            if item.type not in (None, "custom"):
-                raise refuse(f"{path}.type", f"{shown(item.type)} tools are not built in this version, only custom")
-            tools.append(make_tool(path, "input_schema", item.name, item.description, item.input_schema, item.strict))
-        distinct(tools, "name")
+        """Raises RequestError for a tool that is malformed, and for a choice among them that cannot be."""
+        tools = [
+            make_tool(f"tools[{i}]", "input_schema", item.name or "", item.description, item.input_schema, item.strict)
+            for i, item in enumerate(self.tools or ())
+            if item.unsupported_kind() is None
+        ]
+        distinct(tools)
         choice = self.tool_choice or MessagesToolChoice(type="auto")
         named = choice.name or "" if choice.type == "tool" else ""
         if choice.type == "tool" and not named:
             raise refuse("tool_choice.name", "is missing; name one of the tools")
         single = choice.disable_parallel_tool_use is True
-        return offered(tools, _CHOICES[choice.type], named, single=single)
+        return offered(tools, Choice(_CHOICES[choice.type], named), single=single)
 
     def chat(self) -> Conversation:
         """System and turns as a chat's messages. Raises RequestError for blocks that their turn cannot have."""
@@ -184,7 +227,7 @@ class CountRequest(Body):
 
 class MessagesRequest(CountRequest, OneAnswer):
     max_tokens: Annotated[
-        int | None, said("most tokens of the answer; what the model's length leaves without it", 64)
+        Integer | None, said("most tokens of the answer; what the model's length leaves without it", 64)
     ] = None
     stop_sequences: Annotated[list[str] | None, said("texts before the first of which the answer ends", ["\n\n"])] = (
         None
@@ -194,9 +237,22 @@ class MessagesRequest(CountRequest, OneAnswer):
     inference_geo: Annotated[str | None, said("changes nothing", "eu")] = None
     response_format: Annotated[Any, Unbuilt(why="is output_config.format here; give it there")] = None
     container: Annotated[Any, Unbuilt()] = None
-    mcp_servers: Annotated[Any, Unbuilt([])] = None
+    mcp_servers: Annotated[
+        list[Any] | None,
+        said("ignored beside an `mcp_toolset` among `tools`, else refused unless empty: the server calls no tools", []),
+    ] = None
 
     spelt: ClassVar[dict[str, str]] = {"prompt": "messages"}
+
+    def ignored_paths(self) -> Iterator[str]:
+        yield from super().ignored_paths()
+        if self.mcp_servers:
+            yield "mcp_servers"
+
+    def check_servers(self) -> None:
+        """Raises RequestError for `mcp_servers` without a toolset, which `X-Unmask-Ignored` would name with them."""
+        if self.mcp_servers and not any(tool.type == "mcp_toolset" for tool in self.tools or ()):
+            raise refuse("mcp_servers", "is not built in this version; leave it out")
 
     def asked(self) -> dict[str, Any]:
         return super().asked() | ({} if self.stop_sequences is None else {"stop": self.stop_sequences})
@@ -205,7 +261,7 @@ class MessagesRequest(CountRequest, OneAnswer):
         return self.spelt | ({} if self.stop_sequences is None else {"stop": "stop_sequences"})
 
     def format(self) -> tuple[str, Any]:
-        return "output_config.format", nested(None if self.output_config is None else self.output_config.format)
+        return "output_config.format", None if self.output_config is None else self.output_config.format
 
 
 def _text(content: BlockText | None, path: str) -> str:
@@ -213,19 +269,21 @@ def _text(content: BlockText | None, path: str) -> str:
     if not isinstance(content, list):
         return content or ""
     for i, block in enumerate(content):
-        if block.type != "text":
+        if block.type != "text" and block.unsupported_kind() is None:
             at = path + f"[{i}]"
             raise RequestError(f"{at}: {block.type} blocks cannot stand here, only text", param=at)
-    return "".join(block.text or "" for block in content)
+    return "".join(block.text or "" for block in content if block.type == "text")
 
 
 def _answer(made: Conversation, content: BlockText, path: str) -> None:
     if isinstance(content, str):
         made.assistant(path, text=content, begins=True)
         return
+    begins = True
     for i, block in enumerate(content):
         at = f"{path}.content[{i}]"
-        begins = i == 0
+        if block.unsupported_kind() is not None:
+            continue
         match block.type:
             case "tool_use":
                 function = Function(name=block.name or "", arguments=block.input or {})
@@ -236,6 +294,7 @@ def _answer(made: Conversation, content: BlockText, path: str) -> None:
                 made.assistant(at, text=block.text or "", begins=begins)
             case _:
                 raise RequestError(f"{at}: only a user's turn has {block.type} blocks; move it", param=at)
+        begins = False
 
 
 def _asked(made: Conversation, turn: Turn, path: str) -> None:
@@ -245,6 +304,8 @@ def _asked(made: Conversation, turn: Turn, path: str) -> None:
     added = False
     for i, block in enumerate(blocks):
         at = f"{path}.content[{i}]"
+        if block.unsupported_kind() is not None:
+            continue
         if block.type == "text":
             texts.append(block.text or "")
         elif block.type == "tool_result" and turn.role == "user":

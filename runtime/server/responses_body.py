@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, ClassVar, Literal
+import json
+from collections.abc import Mapping
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple
 
 from pydantic import Discriminator, Field, Tag, model_validator
 from pydantic_core import PydanticCustomError
@@ -20,18 +22,45 @@ from runtime.server.conversation import (
     check_kind,
     template_arguments,
 )
-from runtime.server.fields import Body, Unbuilt, said
-from runtime.server.schemas import Entries, ModelName, OneAnswer, TemplateArguments
-from runtime.server.structured import nested
-from runtime.server.tooling import MAX_TOOLS, Described, ToolChoice, Tooling, chosen, distinct, make_tool, offered
+from runtime.server.fields import Body, Integer, Overlapping, Unbuilt, said
+from runtime.server.schemas import Entries, ModelName, OneAnswer, TemplateArguments, Verbosity
+from runtime.server.tooling import (
+    MAX_TOOLS,
+    Described,
+    ToolChoice,
+    Tooling,
+    distinct,
+    make_tool,
+    offered,
+    qualified_name,
+    read_choice,
+    repeated,
+)
 
 _KEPT = "answers are not kept here; send the whole conversation in input"
+_ENCRYPTED = "reasoning.encrypted_content"
 _NEEDED = {
     "message": ("role", "content"),
     "function_call": ("name", "call_id"),
     "function_call_output": ("call_id", "output"),
     "reasoning": (),
+    "custom_tool_call": ("name", "call_id", "input"),
+    "custom_tool_call_output": ("call_id", "output"),
+    "local_shell_call": ("action",),
+    "local_shell_call_output": ("output",),
+    "shell_call": ("call_id", "action"),
+    "shell_call_output": ("call_id", "output"),
+    "apply_patch_call": ("call_id", "operation"),
+    "apply_patch_call_output": ("call_id",),
 }
+# The fields that are the arguments of a call which is no function's.
+_ARGUMENTS = {
+    "custom_tool_call": ("input",),
+    "local_shell_call": ("action",),
+    "shell_call": ("action",),
+    "apply_patch_call": ("operation",),
+}
+_RESULTS = frozenset({"function_call_output", *(f"{kind}_output" for kind in _ARGUMENTS)})
 
 
 class ItemPart(Part):
@@ -44,11 +73,35 @@ _Parts = Annotated[list[ItemPart], Field(max_length=MAX_PARTS, fail_fast=True)]
 _Text = Annotated[Annotated[str, Tag("str")] | Annotated[_Parts, Tag("list")], Discriminator(arm)]
 
 
+def _output_arm(output: Any) -> str:
+    """The arm of `Item.output`: results of tools that are not functions have forms of their own."""
+    if isinstance(output, list):
+        return "list" if all(isinstance(part, dict) and "type" in part for part in output) else "any"
+    return "any" if isinstance(output, dict) else "str"
+
+
+_Output = Annotated[
+    Annotated[str, Tag("str")] | Annotated[_Parts, Tag("list")] | Annotated[Any, Tag("any")],
+    Discriminator(_output_arm),
+    Overlapping(),
+]
+
+
+def _is_tool_item(kind: str) -> bool:
+    """Whether an item type is one that servers with tools of their own write."""
+    return kind.endswith(("_call", "_output")) or kind.startswith(("mcp_", "tool_search_")) or "compaction" in kind
+
+
 class Item(Body):
-    """A message, a call of a function, what one returned, or an answer's reasoning."""
+    """A message, a call of a tool, what one returned, or an answer's reasoning."""
 
     type: Annotated[
-        str | None, said("message (which it is without), function_call, function_call_output or reasoning", "message")
+        str | None,
+        said(
+            f"message (the default), {', '.join(list(_NEEDED)[1:])}; items of other tools are ignored, and "
+            "`X-Unmask-Ignored` names them",
+            "message",
+        ),
     ] = None
     role: Annotated[
         Literal["system", "developer", "user", "assistant"] | None,
@@ -60,8 +113,12 @@ class Item(Body):
     phase: Annotated[str | None, said("read by nobody", "final_answer")] = None
     call_id: Annotated[str | None, said("of a call: what its result names; of a result: the call's", "call_1")] = None
     name: Annotated[str | None, said("of a call: the function's", "calculator")] = None
-    arguments: Annotated[str | None, said("of a call: JSON", '{"expression": "12 + 30"}')] = None
-    output: Annotated[_Text | None, said("of a result: a text, or parts of it", "42")] = None
+    namespace: Annotated[str | None, said("of a call: the function's namespace", "mcp__files")] = None
+    arguments: Annotated[Any, said("of a function's call: JSON as text", '{"expression": "12 + 30"}')] = None
+    input: Annotated[str | None, said("of a custom tool's call: its text", "ls")] = None
+    action: Annotated[Any, said("of a shell's call: an object", {"command": ["ls"]})] = None
+    operation: Annotated[Any, said("of a patch's call: an object", {"type": "delete_file", "path": "a.txt"})] = None
+    output: Annotated[_Output | None, said("of a result: a text, or parts of it", "42")] = None
     summary: Annotated[_Parts | None, said("of a reasoning without content: parts of text", [])] = None
     encrypted_content: Annotated[str | None, said("read by nobody", "")] = None
 
@@ -73,15 +130,46 @@ class Item(Body):
     def _is_known(self) -> Item:
         if self.kind == "item_reference":
             raise PydanticCustomError("not_kept", "names an item of an earlier answer; none are kept, so send it whole")
+        if self.unsupported_kind() is not None:
+            return self
         check_kind(self, self.kind, _NEEDED, "items")
+        if self.kind == "function_call" and not isinstance(self.arguments, str | None):
+            raise PydanticCustomError("arguments_type", "function_call items have arguments that are text; give JSON")
+        if self.kind == "function_call_output" and not isinstance(self.output, str | list):
+            raise PydanticCustomError("output_type", "function_call_output items have an output that is text or parts")
         return self
+
+    def unsupported_kind(self) -> str | None:
+        return self.kind if self.kind not in _NEEDED and _is_tool_item(self.kind) else None
+
+    def result_text(self) -> str:
+        """The output of a tool as text: JSON of what is neither text nor parts."""
+        output = self.output
+        if output is None or isinstance(output, str):
+            return output or ""
+        if isinstance(output, list) and all(isinstance(part, ItemPart) for part in output):
+            return _text(output)
+        return json.dumps(output, ensure_ascii=False)
+
+    def call(self, names: Mapping[tuple[str, str], str]) -> Call:
+        """The call as a chat has it. `names`: functions of namespaces, as they are offered to the model."""
+        if self.kind == "function_call":
+            name, namespace = self.name or "", self.namespace or ""
+            return Call(
+                id=self.call_id,
+                type="function",
+                function=Function(name=names.get((name, namespace), name), arguments=self.arguments),
+            )
+        arguments = {field: getattr(self, field) for field in _ARGUMENTS[self.kind]}
+        name = self.name or self.kind.removesuffix("_call")
+        return Call(id=self.call_id or self.id, type="function", function=Function(name=name, arguments=arguments))
 
 
 class TextConfig(Body):
     """The form of the answer's text."""
 
     format: Annotated[Any, said("text, json_object, or json_schema with a schema", {"type": "json_object"})] = None
-    verbosity: Annotated[Any, Unbuilt("medium")] = None
+    verbosity: Verbosity = None
 
 
 class Reasoning(Body):
@@ -93,10 +181,32 @@ class Reasoning(Body):
 
 
 class ResponsesTool(Described):
-    """A function that the model may call."""
+    """A function that the model may call, or a namespace of functions."""
 
-    type: Annotated[str, said("always `function`", "function")]
+    type: Annotated[
+        str,
+        said(
+            "`function`, or `namespace`, whose functions are offered; a tool of another type is not offered to the "
+            "model, and `X-Unmask-Ignored` names it",
+            "function",
+        ),
+    ]
     name: Annotated[str | None, said("what a call names", "calculator")] = None
+    tools: Annotated[
+        Annotated[list[ResponsesTool], Field(max_length=MAX_TOOLS, fail_fast=True)] | None,
+        said("of a namespace: its functions", [{"type": "function", "name": "read"}]),
+    ] = None
+
+    def unsupported_kind(self) -> str | None:
+        return None if self.type in ("function", "namespace") else self.type
+
+
+class _Defined(NamedTuple):
+    """A function with the path and the namespace in which the request defines it."""
+
+    path: str
+    tool: ResponsesTool
+    namespace: ResponsesTool | None
 
 
 class ResponsesStreamOptions(Body):
@@ -115,7 +225,7 @@ class ResponsesRequest(OneAnswer):
     ]
     instructions: Annotated[str | None, said("what stands before it", "You are terse.")] = None
     max_output_tokens: Annotated[
-        int | None, said("most tokens of the answer; what the model's length leaves without it", 64)
+        Integer | None, said("most tokens of the answer; what the model's length leaves without it", 64)
     ] = None
     text: Annotated[TextConfig | None, said("the form of the answer's text", {"format": {"type": "text"}})] = None
     reasoning: Annotated[Reasoning | None, said("how the model is to think", {"effort": "low"})] = None
@@ -130,7 +240,7 @@ class ResponsesRequest(OneAnswer):
     parallel_tool_calls: Annotated[
         bool | None, said("whether the answer may have several calls; default true", True)
     ] = None
-    max_tool_calls: Annotated[int | None, said("changes nothing: it is about tools that a server runs", 1)] = None
+    max_tool_calls: Annotated[Integer | None, said("changes nothing: it is about tools that a server runs", 1)] = None
     chat_template_kwargs: TemplateArguments = None
     metadata: Annotated[Entries | None, said("told back", {"topic": "sums"})] = None
     store: Annotated[bool | None, said("changes nothing: no answers are kept, as each says", False)] = None
@@ -141,10 +251,16 @@ class ResponsesRequest(OneAnswer):
     prompt_cache_key: Annotated[str | None, said("changes nothing: prefixes are cached without it", "sums")] = None
     prompt_cache_retention: Annotated[str | None, said("changes nothing", "24h")] = None
     include: Annotated[
-        list[Literal["reasoning.encrypted_content"]] | None,
-        said("changes nothing: no reasoning is encrypted", ["reasoning.encrypted_content"]),
+        list[str] | None,
+        said(
+            f"`{_ENCRYPTED}`, which changes nothing, and what belongs to calls of the hosted tools among `tools`",
+            [_ENCRYPTED],
+        ),
     ] = None
-    truncation: Annotated[Any, Unbuilt("disabled")] = None
+    truncation: Annotated[
+        Literal["auto", "disabled"] | None,
+        said("changes nothing: a conversation that is too long is refused", "auto"),
+    ] = None
     previous_response_id: Annotated[Any, Unbuilt(why=_KEPT)] = None
     conversation: Annotated[Any, Unbuilt(why=_KEPT)] = None
     prompt: Annotated[Any, Unbuilt(why="no prompts are kept here; send the text itself in input")] = None
@@ -160,46 +276,92 @@ class ResponsesRequest(OneAnswer):
         return super().asked() | limit
 
     def format(self) -> tuple[str, Any]:
-        return "text.format", nested(None if self.text is None else self.text.format)
+        return "text.format", None if self.text is None else self.text.format
 
     def template_kwargs(self) -> dict[str, Any]:
         effort = None if self.reasoning is None else self.reasoning.effort
         return template_arguments(self.chat_template_kwargs, reasoning_effort=effort)
 
     def tooling(self) -> Tooling:
-        """Raises RequestError for tools that are none, or none that are built."""
+        """Returns the functions, those of namespaces among them. Raises RequestError for one that is malformed.
+
+        A namespace's function has its own name, or, where another function has that name too, a qualified one.
+        """
+        self._check_include()
+        defined = self._functions()
+        ambiguous = set(repeated([each.tool.name or "" for each in defined]))
+        origins: dict[str, tuple[str, str]] = {}
         tools = []
+        for path, item, namespace in defined:
+            name, description = item.name or "", item.description
+            if namespace is not None:
+                space = namespace.name or ""
+                flat = qualified_name(space, name) if name in ambiguous else name
+                origins[flat] = (name, space)
+                name, description = flat, namespace.description if description is None else description
+            tools.append(
+                make_tool(path, "parameters", name, description, item.parameters, item.strict, item.model_extra)
+            )
+        distinct(tools)
+        choice = read_choice(self.tool_choice, origins)
+        return offered(tools, choice, single=self.parallel_tool_calls is False, origins=origins)
+
+    def _check_include(self) -> None:
+        """Raises RequestError for additional output that no answer can have. Output of hosted tools may be named where
+        the request has such a tool, as clients send both together."""
+        kinds = [tool.type for tool in self.tools or () if tool.unsupported_kind() is not None]
+        for i, value in enumerate(self.include or ()):
+            hosted = value.partition("_call")[0]
+            if value != _ENCRYPTED and not ("_call" in value and any(kind.startswith(hosted) for kind in kinds)):
+                raise refuse(f"include[{i}]", f"{shown(value)} is not supported, only {_ENCRYPTED}; leave it out")
+
+    def _functions(self) -> list[_Defined]:
+        """The functions in the order of the request."""
+        found: list[_Defined] = []
         for i, item in enumerate(self.tools or ()):
             path = f"tools[{i}]"
-            if item.type != "function":
-                raise refuse(f"{path}.type", f"{shown(item.type)} tools are not built in this version, only function")
-            tools.append(
-                make_tool(
-                    path, "parameters", item.name or "", item.description, item.parameters, item.strict,
-                    item.model_extra,
-                )
-            )  # fmt: skip
-        distinct(tools, "name")
-        return offered(tools, *chosen(self.tool_choice), single=self.parallel_tool_calls is False)
+            if item.type == "function":
+                found.append(_Defined(path, item, None))
+            elif item.type == "namespace":
+                if not item.name:
+                    raise refuse(f"{path}.name", "is missing; name the namespace")
+                for j, tool in enumerate(item.tools or ()):
+                    if tool.type == "namespace":
+                        raise refuse(f"{path}.tools[{j}].type", "is namespace within a namespace; move it to tools")
+                    if tool.type == "function":
+                        found.append(_Defined(f"{path}.tools[{j}]", tool, item))
+        if len(found) > MAX_TOOLS:
+            raise refuse("tools", f"defines {len(found)} functions, those of namespaces included; at most {MAX_TOOLS}")
+        return found
 
-    def chat(self) -> Conversation:
-        """The instructions and items as a chat's messages: what an answer consists of is one message again."""
+    def chat(self, origins: Mapping[str, tuple[str, str]]) -> Conversation:
+        """The instructions and items as a chat's messages: what an answer consists of is one message again.
+
+        Args:
+            origins: As in `Tooling`; calls in the history get the names that are offered to the model.
+        """
+        names = {found: flat for flat, found in origins.items()}
         made = Conversation("call_id")
         if self.instructions is not None:
             made.add("instructions", role="system", content=self.instructions)
         if isinstance(self.input, str):
             made.add("input", role="user", content=self.input)
             return made
+        call_ids: dict[str, str] = {}  # by the ids of items, which some results name instead
         for i, item in enumerate(self.input):
             path = f"input[{i}]"
+            if item.id and item.call_id:
+                call_ids[item.id] = item.call_id
             match item.kind:
                 case "reasoning":
                     made.assistant(path, reasoning=_text(item.content) or _text(item.summary))
-                case "function_call":
-                    function = Function(name=item.name or "", arguments=item.arguments)
-                    made.assistant(path, call=Call(id=item.call_id, type="function", function=function))
-                case "function_call_output":
-                    made.add(path, role="tool", content=_text(item.output), tool_call_id=item.call_id)
+                case "function_call" | "custom_tool_call" | "local_shell_call" | "shell_call" | "apply_patch_call":
+                    made.assistant(path, call=item.call(names))
+                case kind if kind in _RESULTS:
+                    call_id = item.call_id or call_ids.get(item.id or "", item.id)
+                    made.add(path, role="tool", content=item.result_text(), tool_call_id=call_id)
+                case _ if item.unsupported_kind() is not None:
+                    pass
                 case _ if item.role == "assistant":
                     made.assistant(path, text=_text(item.content))
                 case _:

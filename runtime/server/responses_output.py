@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, Protocol
 
 from runtime.parts import Arguments, CallStart, Delta, Reasoning
@@ -18,18 +19,21 @@ class Output:
         items: as the response object has them, once they have ended.
     """
 
-    def __init__(self, name: str, event: Event) -> None:
-        """`name`: what the items' ids are made of."""
+    def __init__(self, name: str, event: Event, origins: Mapping[str, tuple[str, str]]) -> None:
+        """`name`: what the items' ids are made of. `origins`: the functions of namespaces, as in `Tooling`."""
         self.items: list[dict[str, Any]] = []
         self._name = name
         self._event = event
+        self._origins = origins
         self._open: dict[str, Any] = {}  # the item that grows; empty where none does
         self._pieces: list[str] = []
 
     def grow(self, delta: Delta) -> bytes:
         """More of the item that grows, or the first of another."""
         if isinstance(delta, CallStart):
-            return self._begin("function_call", call_id=delta.id, name=delta.name, arguments="")
+            name, namespace = self._origins.get(delta.name, (delta.name, ""))
+            scope = {"namespace": namespace} if namespace else {}
+            return self._begin("function_call", call_id=delta.id, name=name, **scope, arguments="")
         if isinstance(delta, Arguments):
             self._pieces.append(delta.text)
             place = {"item_id": self._open["id"], "output_index": len(self.items)}

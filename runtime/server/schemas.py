@@ -9,6 +9,7 @@ ignored, and the answer's header names it (``fields.ignored``).
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import pydantic
@@ -19,7 +20,7 @@ from runtime.errors import RequestError
 from runtime.request.params import PARAMETERS
 from runtime.request.scoring import MOST_STRIDE
 from runtime.server.conversation import CHAT, Messages
-from runtime.server.fields import Body, Unbuilt, said
+from runtime.server.fields import Body, Integer, Integers, Unbuilt, said
 from runtime.server.openapi import values_schema
 from runtime.server.tooling import TOOLS, ToolChoice, ToolItems
 
@@ -64,13 +65,14 @@ Prompts = Annotated[
 ]
 Entries = Annotated[dict[str, Any], Field(max_length=MAX_ENTRIES)]
 ModelName = Annotated[str | None, said("a served name or an adapter's; the first name without it", "unmask-demo")]
+Verbosity = Annotated[Literal["low", "medium", "high"] | None, said("changes nothing", "low")]
 TemplateArguments = Annotated[Entries | None, said("for the chat template", {"enable_thinking": False})]
 Stop = Annotated[Any, PlainValidator(_stop), WithJsonSchema({"anyOf": [_STRING, _STRINGS, {"type": "null"}]})]
 
 
 _TYPES: dict[str, Any] = {
-    "integer": int, "number": float, "flag": bool, "text": str, "object": dict[str, Any],
-    "ids": Annotated[list[int], Field(fail_fast=True)],
+    "integer": Integer, "number": float, "flag": bool, "text": str, "object": dict[str, Any],
+    "ids": Integers,
 }  # fmt: skip
 _DECLARED = {field.name: field for field in PARAMETERS}
 
@@ -84,6 +86,23 @@ def asked(name: str) -> Any:
     elif field.kind in _TYPES and field.kind not in ("object", "ids") and not field.stands_for:
         kind = Annotated[kind, WithJsonSchema(values_schema(field))]
     return Annotated[kind | None, said(field.refused or field.help, field.example)]
+
+
+_DESCRIBED = frozenset({"name", "description", "schema", "strict"})  # of a JSON schema
+_FORMATS: dict[Any, frozenset[str]] = {"json_object": frozenset({"schema"}), "json_schema": _DESCRIBED}
+
+
+def unknown_format_keys(requested: object) -> Iterator[str]:
+    """Paths of the non-null values in a `response_format` that the server does not know."""
+    if not isinstance(requested, dict):
+        return
+    kind, inner = requested.get("type"), requested.get("json_schema")
+    nested = kind == "json_schema" and isinstance(inner, dict)
+    known = frozenset({"json_schema"}) if nested else _FORMATS.get(kind, frozenset()) if isinstance(kind, str) else ()
+    yield from (name for name, value in requested.items() if name not in known and name != "type" and value is not None)
+    if nested and isinstance(inner, dict):
+        found = (name for name, value in inner.items() if name not in _DESCRIBED and value is not None)
+        yield from (f"json_schema.{name}" for name in found)
 
 
 if TYPE_CHECKING:
@@ -121,6 +140,9 @@ class Generation(Asked):
     regex: Annotated[Any, said("`structured_outputs.regex`", "[a-z]+")] = None
     json_schema: Annotated[Any, said("`structured_outputs.json`", '{"type": "object"}')] = None
     ebnf: Annotated[Any, said("`structured_outputs.grammar`", 'root ::= "yes" | "no"')] = None
+    response_format: Annotated[
+        Any, said("text, or JSON: json_object (with or without a schema), json_schema", {"type": "json_object"})
+    ] = None
 
     def asked(self) -> dict[str, Any]:
         """What was given of the declared fields, by their names."""
@@ -130,8 +152,13 @@ class Generation(Asked):
         return {name: value for name, value in given if value is not None}
 
     def format(self) -> tuple[str, Any]:
-        """Where the answer's form is asked for beside `structured_outputs`, and what stands there, as chat has it."""
-        return "response_format", getattr(self, "response_format", None)
+        """The path and the value of the field, other than `structured_outputs`, that sets the answer's form."""
+        return "response_format", self.response_format
+
+    def ignored_paths(self) -> Iterator[str]:
+        yield from super().ignored_paths()
+        path, requested = self.format()
+        yield from (f"{path}.{name}" for name in unknown_format_keys(requested))
 
 
 class OneAnswer(Generation):
@@ -164,7 +191,7 @@ class Segment(Body):
     """A piece of a text with holes: a text that stays, or a hole."""
 
     text: Annotated[str | None, said("that stays", "The sky is ")] = None
-    mask: Annotated[int | None, said("tokens of the hole", 8)] = None
+    mask: Annotated[Integer | None, said("tokens of the hole", 8)] = None
 
 
 class InfillRequest(Generation):
@@ -203,18 +230,19 @@ class OpenAIRequest(Generation):
     service_tier: Annotated[str | None, said("changes nothing", "auto")] = None
     safety_identifier: Annotated[str | None, said("read by nobody", "someone")] = None
     prompt_cache_key: Annotated[str | None, said("changes nothing: prefixes are cached without it", "sums")] = None
-    response_format: Annotated[Any, said("text, or JSON: json_object, json_schema", {"type": "json_object"})] = None
 
 
 class ChatRequest(OpenAIRequest):
     messages: Annotated[Messages, said("the conversation so far, its last turn the user's or a tool's", CHAT)]
-    max_completion_tokens: Annotated[int | None, said("`max_tokens`", 64)] = None
+    max_completion_tokens: Annotated[Integer | None, said("`max_tokens`", 64)] = None
     chat_template_kwargs: TemplateArguments = None
     parallel_tool_calls: Annotated[
         bool | None, said("whether the answer may have several calls; default true", True)
     ] = None
     logprobs: Annotated[bool | None, said("tell each token's log-probability", True)] = None
-    top_logprobs: Annotated[int | None, said("and those of so many of the likeliest in its place, up to 20", 2)] = None
+    top_logprobs: Annotated[Integer | None, said("and those of so many of the likeliest in its place, up to 20", 2)] = (
+        None
+    )
     tools: Annotated[ToolItems | None, said("functions that the model may call", TOOLS)] = None
     tool_choice: ToolChoice = None
     functions: Annotated[list[dict[str, Any]] | None, said("an old name of `tools`, refused unless empty", [])] = None
@@ -231,8 +259,15 @@ class ChatRequest(OpenAIRequest):
         said("changes nothing: it makes others' answers faster", {"type": "content", "content": "12 + 30 = 42."}),
     ] = None
     reasoning_effort: Annotated[str | None, said("for templates that know it", "low")] = None
-    verbosity: Annotated[Any, Unbuilt("medium")] = None
-    web_search_options: Annotated[Any, Unbuilt()] = None
+    verbosity: Verbosity = None
+    web_search_options: Annotated[
+        dict[str, Any] | None, said("ignored, and named in `X-Unmask-Ignored`: the server searches nothing", {})
+    ] = None
+
+    def ignored_paths(self) -> Iterator[str]:
+        yield from super().ignored_paths()
+        if self.web_search_options is not None:
+            yield "web_search_options"
 
     def asked(self) -> dict[str, Any]:
         """With `logprobs` as a number. Raises RequestError for `top_logprobs` without it."""
@@ -250,7 +285,7 @@ class CompletionRequest(OpenAIRequest):
     best_of: Annotated[Any, Unbuilt(1)] = None
     echo: Annotated[bool | None, said("the prompt before the answer, in its text and logprobs", False)] = None
     prompt_logprobs_stride: Annotated[
-        int | None, said("tokens of an echoed prompt that a forward scores", 1, ge=1, le=MOST_STRIDE)
+        Integer | None, said("tokens of an echoed prompt that a forward scores", 1, ge=1, le=MOST_STRIDE)
     ] = None
     suffix: Annotated[str | None, said("what stands behind the answer", " 8, 10")] = None
 
@@ -270,5 +305,5 @@ class TokenizeRequest(Body):
 
 class DetokenizeRequest(Body):
     model: ModelName = None
-    tokens: Annotated[Annotated[list[int], Field(fail_fast=True)], said("ids", [40, 41, 42])]
+    tokens: Annotated[Integers, said("ids", [40, 41, 42])]
     return_bytes: Annotated[bool | None, said("also the bytes of each token", False)] = None

@@ -99,7 +99,7 @@ class Service:
         unknown = ignored(body)
         if unknown and self.config.strict_fields:
             raise RequestError(
-                f"{unknown[0]}: is not a field of this route, and --strict-fields is set; leave it out",
+                f"{unknown[0]}: is not supported by this route, and --strict-fields is set; leave it out",
                 param=unknown[0],
                 code="unknown_field",
             )
@@ -214,10 +214,11 @@ class Service:
         self.model_name(model)  # an adapter may have gone meanwhile
         told = {"exact": bool(made) and not stops and not params.stop_token_ids, "streamed": mode is not None}
         marks = part_marks()
-        answers = [
-            Choice(i, spec, Answer(tokenizer, stops, most, marks), None if talk is None else talk.parts(**told))
-            for i, spec in enumerate(specs)
-        ]
+        answers = []
+        for i, spec in enumerate(specs):
+            preamble = talk.preamble() if talk is not None and stops else None
+            text = Answer(tokenizer, stops, most, marks, preamble)
+            answers.append(Choice(i, spec, text, None if talk is None else talk.parts(**told)))
         if echo is not None:
             echo.take(answers, n, info, tokenizer)
         scores = () if echo is None else echo.scores

@@ -18,6 +18,8 @@ from runtime.structured.grammars import kept_to
 from runtime.structured.trials import Trials
 from runtime.text import Tokenizer
 
+# Keywords that decide the type of a value: beside one of them no type is added to a schema.
+_TYPED = {"type", "enum", "const", "$ref", "$dynamicRef", "allOf", "anyOf", "oneOf"}
 # Other servers' names for the same.
 ALIKE = {
     "guided_json": "json",
@@ -51,28 +53,31 @@ def form(body: Generation) -> tuple[dict[str, Any] | None, str]:
     return found[first], first
 
 
-def nested(wanted: object) -> object:
-    """As chat's `response_format` has it: other dialects have a JSON schema one level higher."""
-    if isinstance(wanted, dict) and wanted.get("type") == "json_schema":
-        return {"type": "json_schema", "json_schema": wanted}
-    return wanted
-
-
 def _formatted(name: str, wanted: object) -> dict[str, Any] | None:
-    """OpenAI's `response_format`, and what has its shape in other dialects."""
+    """OpenAI's `response_format`. A JSON schema is one level higher in `text.format` and `output_config.format`, and
+    some clients write it there in `response_format` too."""
     kind = wanted.get("type") if isinstance(wanted, dict) else None
     if kind == "text":
         return None
     if kind == "json_object":
-        return {"json_object": True}
+        assert isinstance(wanted, dict)
+        schema = wanted.get("schema")
+        return {"json_object": True} if schema is None or schema is True else {"json": _object_schema(schema)}
     if kind == "json_schema":
         assert isinstance(wanted, dict)
-        described = wanted.get("json_schema")
+        described = wanted.get("json_schema") or wanted
         schema = described.get("schema") if isinstance(described, dict) else None
         if schema is None:
             raise refuse(name, "json_schema must be an object with a schema")
         return {"json": schema}
     raise refuse(name, f"{shown(wanted)} is not built in this version; its type is text, json_object or json_schema")
+
+
+def _object_schema(schema: Any) -> Any:
+    """The schema beside `json_object`, for objects alone where it leaves the type open."""
+    if isinstance(schema, dict) and not _TYPED & schema.keys():
+        return {"type": "object", **schema}
+    return schema
 
 
 class FormChecker:

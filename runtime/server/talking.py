@@ -21,6 +21,7 @@ from runtime.parts import (
     tool_formats,
 )
 from runtime.parts.grammar import Held, Wanted, grammar
+from runtime.parts.thought import Thought
 from runtime.request.checks import refuse
 from runtime.request.io import EngineInfo
 from runtime.request.structured import grammar_of
@@ -130,6 +131,10 @@ class Talk:
             wanted: Wanted = "only" if tools.forced else "or_form" if form else "within"
             held = Held(self._format, tools.callable, wanted, tools.single)
         return grammar(held, form, opened, self._tokenizer.control_id, param), param
+
+    def preamble(self) -> Thought | None:
+        """Returns what finds the reasoning of one answer. None if the model marks none."""
+        return None if self._reasoning is None else Thought(self._reasoning, self._opened)
 
     def parts(self, *, exact: bool, streamed: bool) -> Parts:
         """What tells an answer's parts apart. `exact`: a grammar holds all of its calls to their form, and no stop

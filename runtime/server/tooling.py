@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Annotated, Any, Literal
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Annotated, Any, Literal, NamedTuple
 
 from pydantic import Field, WithJsonSchema
 
@@ -37,11 +37,17 @@ class FunctionItem(Described):
     name: Annotated[str, said("what a call names", "calculator")]
 
 
+_KINDS = "`function`; a tool of another type is not offered to the model, and `X-Unmask-Ignored` names it"
+
+
 class ToolItem(Body):
     """A function that the model may call."""
 
-    type: Annotated[str, said("always `function`", "function")]
+    type: Annotated[str, said(_KINDS, "function")]
     function: Annotated[FunctionItem | None, said("which one", {"name": "calculator"})] = None
+
+    def unsupported_kind(self) -> str | None:
+        return None if self.type == "function" else self.type
 
 
 _FUNCTION = {"type": "object", "properties": {"name": {"type": "string"}}}
@@ -63,6 +69,7 @@ class Tooling:
         forced: the answer has to be calls. named: of this tool alone.
         single: of one call at most.
         param: the field that asks for what is forced, or for the tools.
+        origins: The name and the namespace of each function that a namespace defines, by the name offered to the model.
     """
 
     tools: Sequence[tuple[str, Tool]] = ()
@@ -70,6 +77,7 @@ class Tooling:
     named: str = ""
     single: bool = False
     param: str = "tools"
+    origins: Mapping[str, tuple[str, str]] = field(default_factory=dict)
 
     @property
     def strict(self) -> bool:
@@ -84,67 +92,126 @@ class Tooling:
 NO_TOOLS = Tooling()
 
 
+class Choice(NamedTuple):
+    """A parsed `tool_choice`.
+
+    Attributes:
+        mode: Whether the model may or has to call.
+        name: The only function that it may call; "" for any.
+        allowed: Names of the functions that stay available; None for all.
+        param: The path of the field, for error messages.
+    """
+
+    mode: Literal["none", "auto", "required"] = "auto"
+    name: str = ""
+    allowed: frozenset[str] | None = None
+    param: str = "tool_choice"
+
+
 def tooling(items: Sequence[ToolItem] | None, choice: object, parallel: bool | None) -> Tooling:
-    """As OpenAI's chat has them. Raises RequestError."""
-    wanted, named = chosen(choice)
-    tools = [_tool(item, f"tools[{i}]") for i, item in enumerate(items or ())]
-    distinct(tools, "function.name")
-    return offered(tools, wanted, named, single=parallel is False)
+    """Returns the tools of a chat completion. Raises RequestError."""
+    chosen = read_choice(choice)
+    tools = [_tool(item, f"tools[{i}]") for i, item in enumerate(items or ()) if item.unsupported_kind() is None]
+    distinct(tools)
+    return offered(tools, chosen, single=parallel is False)
 
 
 def offered(
     tools: Sequence[tuple[str, Tool]],
-    wanted: Literal["none", "auto", "required"],
-    named: str = "",
+    choice: Choice,
     *,
     single: bool = False,
-    param: str = "tool_choice",
+    origins: Mapping[str, tuple[str, str]] | None = None,
 ) -> Tooling:
-    """Checked tools with the choice among them, which `param` named. Raises RequestError where that cannot be kept."""
-    if wanted == "none":
+    """Returns the checked tools restricted to the choice. Raises RequestError for a choice that they cannot satisfy."""
+    if choice.mode == "none":
         return NO_TOOLS
-    if wanted == "required":
+    param, functions = choice.param, dict(origins or {})
+    names = [tool.name for _, tool in tools]
+    if choice.allowed is not None:
+        tools = [found for found in tools if found[1].name in choice.allowed]
+        if not tools:
+            raise refuse(param, f"allows no function among the tools: {', '.join(names)[:200] or 'there are none'}")
+    if choice.mode == "required":
         if not tools:
             raise refuse(param, "asks for a call, and there are no tools; send tools, or leave it out")
-        names = [tool.name for _, tool in tools]
-        if named and named not in names:
-            raise refuse(param, f"{shown(named)} is not among the tools: {', '.join(names)[:200]}")
-        return Tooling(tools, True, named, single or bool(named), param)
-    return Tooling(tools, single=single)
+        if choice.name and choice.name not in names:
+            raise refuse(param, f"{shown(choice.name)} is not among the tools: {', '.join(names)[:200]}")
+        return Tooling(tools, True, choice.name, single or bool(choice.name), param, functions)
+    return Tooling(tools, single=single, origins=functions)
 
 
-def distinct(tools: Sequence[tuple[str, Tool]], field: str) -> None:
-    """Raises RequestError where two tools have one name, which is in `field` of each."""
-    names = [tool.name for _, tool in tools]
-    for i, name in enumerate(names):
-        if name in names[:i]:
-            raise refuse(
-                f"tools[{i}].{field}", f"{shown(name)} is also that of tools[{names.index(name)}]; give another"
-            )
+def distinct(tools: Sequence[tuple[str, Tool]]) -> None:
+    """Raises RequestError where two tools have one name."""
+    paths: dict[str, str] = {}
+    for where, tool in tools:
+        path = where.rpartition(".")[0]  # of the object that holds the name beside the schema
+        if tool.name in paths:
+            first = paths[tool.name].removesuffix(".function")
+            raise refuse(f"{path}.name", f"{shown(tool.name)} is also that of {first}; give another")
+        paths[tool.name] = path
 
 
-def chosen(choice: object) -> tuple[Literal["none", "auto", "required"], str]:
-    """What is wanted, and the name of the one tool that is."""
-    if choice is None:
-        return "auto", ""
-    if choice == "none" or choice == "auto" or choice == "required":
-        return choice, ""
-    if isinstance(choice, dict) and choice.get("type", "function") == "function":
-        function = choice.get("function")
-        name = function.get("name") if isinstance(function, dict) else choice.get("name")
-        if isinstance(name, str) and name:
-            return "required", name
-        raise refuse("tool_choice.function.name", "is missing; name one of the tools")
+def read_choice(choice: object, origins: Mapping[str, tuple[str, str]] | None = None) -> Choice:
+    """Parses OpenAI's `tool_choice`.
+
+    Args:
+        choice: The value of the field.
+        origins: As in `Tooling`; a function of a namespace may be named as the client defined it.
+
+    Raises:
+        RequestError: The value is no choice, or selects only tools that are not functions.
+    """
+    match choice:
+        case None:
+            return Choice()
+        case "none" | "auto" | "required":
+            return Choice(choice)
+        case dict() if choice.get("type") == "allowed_tools":
+            inner = choice.get("allowed_tools", choice)
+            mode, tools = (inner.get("mode"), inner.get("tools")) if isinstance(inner, dict) else (None, None)
+            if mode not in ("auto", "required") or not isinstance(tools, list):
+                raise refuse("tool_choice", "allowed_tools needs a mode, auto or required, and a list of tools")
+            functions = [tool for tool in tools if isinstance(tool, dict) and tool.get("type") == "function"]
+            names = (_function_name(tool, origins or {}) for tool in functions)
+            return Choice(mode, allowed=frozenset(filter(None, names)))
+        case dict() if choice.get("type", "function") == "function":
+            name = _function_name(choice, origins or {})
+            if not name:
+                raise refuse("tool_choice.function.name", "is missing; name one of the tools")
+            return Choice("required", name)
     raise refuse(
         "tool_choice",
-        f'{shown(choice)} is not built in this version; it is none, auto, required or {{"type": "function", '
+        f'{shown(choice)} is not supported; use none, auto, required or {{"type": "function", '
         '"function": {"name": ...}}',
     )
 
 
+def _function_name(selector: Mapping[str, Any], origins: Mapping[str, tuple[str, str]]) -> str:
+    """The name, as offered to the model, of the function that an entry of `tool_choice` selects; "" if it has none."""
+    function = selector.get("function")
+    described = function if isinstance(function, dict) else selector
+    name, namespace = described.get("name"), described.get("namespace")
+    if not isinstance(name, str):
+        return ""
+    return next((flat for flat, found in origins.items() if found == (name, namespace)), name)
+
+
+def qualified_name(namespace: str, name: str) -> str:
+    """The name of a namespace's function where another tool has its own name."""
+    return f"{namespace.removesuffix('__')}__{name}"
+
+
+def repeated(names: Sequence[str]) -> Iterator[str]:
+    """Those of the names that occur more than once."""
+    seen: set[str] = set()
+    for name in names:
+        if name in seen:
+            yield name
+        seen.add(name)
+
+
 def _tool(item: ToolItem, path: str) -> tuple[str, Tool]:
-    if item.type != "function":
-        raise refuse(f"{path}.type", f"{shown(item.type)} tools are not built in this version, only function")
     function = item.function
     if function is None:
         raise refuse(f"{path}.function", "is missing; describe the function")

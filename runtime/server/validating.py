@@ -58,7 +58,7 @@ def _path(loc: tuple[int | str, ...]) -> str | None:
     """``("messages", 0, "content", "str")`` -> ``"messages[0].content"``; long names of clients are cut."""
     path = ""
     for part in loc:
-        if part in ("str", "list"):  # a union's arm
+        if part in ("str", "list", "any"):  # a union's arm
             continue
         path += f"[{part}]" if isinstance(part, int) else ("." if path else "") + part[:80]
     return path or None

@@ -4,9 +4,23 @@ from __future__ import annotations
 
 import codecs
 from collections.abc import Iterable, Sequence
+from typing import Protocol
 
 from runtime.text.offsets import Offsets
 from runtime.text.tokenizer import Tokenizer
+
+
+class Preamble(Protocol):
+    """Splits reasoning from the beginning of a text that comes in pieces: ``runtime.parts.thought.Thought``.
+
+    Attributes:
+        taken: Characters so far of the reasoning and its marks.
+    """
+
+    taken: int
+
+    def push(self, text: str) -> tuple[str, str]: ...
+    def finish(self) -> tuple[str, str]: ...
 
 
 class Answer:
@@ -18,10 +32,23 @@ class Answer:
     """
 
     def __init__(
-        self, tokenizer: Tokenizer, stop: Sequence[str] = (), most: int | None = None, marks: tuple[str, ...] = ()
+        self,
+        tokenizer: Tokenizer,
+        stop: Sequence[str] = (),
+        most: int | None = None,
+        marks: tuple[str, ...] = (),
+        preamble: Preamble | None = None,
     ) -> None:
-        """`most`: tokens that it has room for; what comes after them is not the answer's. `marks`: what tells parts
-        apart; special tokens that are no part of these are left out of the text."""
+        """
+        Args:
+            tokenizer: Decodes the ids.
+            stop: The stop strings.
+            most: Tokens that it has room for; what comes after them is not the answer's.
+            marks: What tells parts apart; special tokens that are no part of these are left out of the text.
+            preamble: Finds the reasoning, in which stop strings are not searched. None: all of the text is searched.
+        """
+        self._preamble = preamble
+        self._pending = ""  # text that the preamble may still take
         self._pieces = tokenizer.pieces.spoken(marks)
         self._strip = self._pieces.start()
         self._stop = tuple(stop)
@@ -79,6 +106,12 @@ class Answer:
             return ""
         rest = self._strip(self._utf8.decode(b"", final=True))
         text = self._release(rest)
+        if self._preamble is not None:
+            taken = self._preamble.taken
+            _, fresh = self._preamble.finish()
+            text += self._pass(self._preamble.taken - taken)
+            self._preamble = None
+            text += self._release(fresh)
         if not self.stopped:
             text += self._held
             self._parts.append(self._held)
@@ -87,7 +120,16 @@ class Answer:
         return text
 
     def _release(self, fresh: str) -> str:
-        """Look for stop strings in what is held and `fresh`; return what cannot be part of one."""
+        """Look for stop strings in what is held and `fresh`; return what cannot be part of one, and reasoning."""
+        if self._preamble is not None:
+            self._pending += fresh
+            taken = self._preamble.taken
+            _, fresh = self._preamble.push(fresh)
+            passed = self._pass(self._preamble.taken - taken)
+            if not fresh:
+                return passed
+            self._preamble = None
+            return passed + self._release(fresh)
         window = self._held + fresh
         found = [(at + len(s), at) for s in self._stop if (at := window.find(s)) >= 0]
         if found:
@@ -101,6 +143,13 @@ class Answer:
         if text:
             self._parts.append(text)
         return text
+
+    def _pass(self, size: int) -> str:
+        """Returns the first `size` pending characters, which are reasoning."""
+        passed, self._pending = self._pending[:size], self._pending[size:]
+        if passed:
+            self._parts.append(passed)
+        return passed
 
     def _possible_stop(self, window: str) -> int:
         """Length of the longest end of `window` that is the beginning of a stop string."""

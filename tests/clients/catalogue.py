@@ -9,6 +9,7 @@ from functools import cached_property
 from pathlib import Path
 
 FOLDER = Path(__file__).parent
+SERVERS = ("demo", "scripted")  # what a client runs against: the demo model, or a server that says what it is told to
 KINDS = ("basic", "streaming", "structured", "tools", "more")  # of checks, in the table's order
 LOCKS = {"python": "lock.txt", "node": "package-lock.json", "go": "go.sum"}  # by what runs the client's script
 
@@ -18,7 +19,7 @@ class Client:
     """A third party's client: what it is called, the package it comes in, and which kinds of checks its script has.
 
     Its folder has a lock (names, versions, hashes) and a script ``client.py``, ``client.mjs`` or ``client.go``;
-    `requires` are the packages that a Python client's lock is resolved from.
+    `requires` are the packages that a Python client's lock is resolved from. `server`: see `SERVERS`.
     """
 
     folder: Path
@@ -26,6 +27,7 @@ class Client:
     package: str
     covers: tuple[str, ...]
     requires: tuple[str, ...] = ()
+    server: str = "demo"
 
     @property
     def name(self) -> str:
@@ -56,7 +58,10 @@ def client(folder: Path) -> Client:
     told = tomllib.loads((folder / "client.toml").read_text(encoding="utf-8"))
     wrong = set(told["covers"]) - set(KINDS)
     assert not wrong, f"{folder.name}: covers {wrong}, of {KINDS}"
-    return Client(folder, told["title"], told["package"], tuple(told["covers"]), tuple(told.get("requires", ())))
+    server = told.get("server", "demo")
+    assert server in SERVERS, f"{folder.name}: server {server!r}, of {SERVERS}"
+    requires = tuple(told.get("requires", ()))
+    return Client(folder, told["title"], told["package"], tuple(told["covers"]), requires, server)
 
 
 def clients() -> list[Client]:

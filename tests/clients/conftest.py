@@ -1,14 +1,17 @@
-"""One demo server for all clients, behind a key, and a table of what they tried."""
+"""The servers for all clients, behind a key, and a table of what they tried."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import pytest
 
 from tests.clients.catalogue import KINDS, Client
-from tests.server.harness import ServerProcess, serving
+from tests.server.checkpoint import write_checkpoint
+from tests.server.harness import SCRIPTED, ServerProcess, serving
 
 KEY = "a-key-of-more-than-16-characters"
 
@@ -59,8 +62,32 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
             terminalreporter.write_line(line)
 
 
+class Servers:
+    """The servers that clients run against, behind a key, each started when it is first needed."""
+
+    def __init__(self, stack: ExitStack, model: Path) -> None:
+        self._stack = stack
+        self._model = model
+        self._running: dict[str, ServerProcess] = {}
+
+    def get(self, name: str) -> ServerProcess:
+        """Returns the one of a client's `server`."""
+        if name not in self._running:
+            self._running[name] = self._stack.enter_context(self._serving(name))
+        return self._running[name]
+
+    def _serving(self, name: str) -> AbstractContextManager[ServerProcess]:
+        variables = {"UNMASK_API_KEY": KEY}
+        if name == "demo":  # as `make serve` serves it
+            return serving(env=variables)
+        # Agents send prompts of some 40,000 characters, each of which is a token here.
+        lengths = ("--max-model-len", "262144", "--num-pages", "65536")
+        names = ("--served-model-name", "unmask-demo", "--tool-call-parser", "hermes")
+        return serving("--model", str(self._model), *lengths, *names, module=SCRIPTED, env=variables)
+
+
 @pytest.fixture(scope="session")
-def demo() -> Iterator[ServerProcess]:
-    """The demo model, as `make serve` serves it, behind a key."""
-    with serving(env={"UNMASK_API_KEY": KEY}) as server:
-        yield server
+def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Servers]:
+    model = write_checkpoint(tmp_path_factory.mktemp("models") / "tagged", tagged=True)
+    with ExitStack() as stack:
+        yield Servers(stack, model)

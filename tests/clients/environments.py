@@ -81,7 +81,7 @@ def command(client: Client, folder: Path) -> tuple[list[str], dict[str, str]]:
         variables = {"PATH": path, "PYTHONPATH": str(FOLDER / "shared"), "PYTHONDONTWRITEBYTECODE": "1"}
         return [str(folder / "venv" / "bin" / "python"), str(client.folder / script)], variables
     if client.language == "node":  # modules are looked for beside the script
-        for source in (client.folder / script, FOLDER / "shared" / "checks.mjs"):
+        for source in (client.folder / script, *(FOLDER / "shared").glob("*.mjs")):
             shutil.copy(source, folder)
         return ["node", str(folder / script)], {
             "PATH": f"{folder / 'node_modules/.bin'}{os.pathsep}{os.environ['PATH']}"

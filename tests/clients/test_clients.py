@@ -13,9 +13,8 @@ from pathlib import Path
 import pytest
 
 from tests.clients.catalogue import Client, clients
-from tests.clients.conftest import KEY, Check, Tried
+from tests.clients.conftest import KEY, Check, Servers, Tried
 from tests.clients.environments import Missing, command, environment
-from tests.server.harness import ServerProcess
 
 CHECKPOINT = Path(__file__).parents[2] / "runtime" / "demo" / "checkpoint"  # for clients that count tokens themselves
 SECONDS = 900  # for all checks of one client: those that measure load start many processes
@@ -27,7 +26,8 @@ pytestmark = [pytest.mark.clients, pytest.mark.timeout(2400)]
 
 
 @pytest.mark.parametrize("client", clients(), ids=lambda client: client.name)
-def test_client(client: Client, demo: ServerProcess, tried: Tried, tmp_path: Path) -> None:
+def test_client(client: Client, servers: Servers, tried: Tried, tmp_path: Path) -> None:
+    server = servers.get(client.server)
     try:
         folder = environment(client)
         run, variables = command(client, folder)
@@ -36,7 +36,7 @@ def test_client(client: Client, demo: ServerProcess, tried: Tried, tmp_path: Pat
     report = tmp_path / "report"
     report.touch()
     (home := tmp_path / "home").mkdir()
-    variables |= {"UNMASK_CLIENT_SERVER": demo.url, "UNMASK_CLIENT_KEY": KEY, "UNMASK_CLIENT_REPORT": str(report)}
+    variables |= {"UNMASK_CLIENT_SERVER": server.url, "UNMASK_CLIENT_KEY": KEY, "UNMASK_CLIENT_REPORT": str(report)}
     variables |= {
         "UNMASK_CLIENT_TOKENIZER": str(CHECKPOINT),
         "HOME": str(home),
@@ -51,7 +51,7 @@ def test_client(client: Client, demo: ServerProcess, tried: Tried, tmp_path: Pat
     wrong = "\n\n".join(f"{check.kind}: {check.name}\n{check.error}" for check in checks if check.error is not None)
     assert not wrong, f"{wrong}\n\n{output[-4000:]}"
     assert {check.kind for check in checks} == set(client.covers), output[-8000:]
-    demo.until_idle()
+    server.until_idle()
 
 
 def _output(run: list[str], variables: dict[str, str], folder: Path) -> str:

@@ -158,6 +158,44 @@ def test_random_texts_in_random_cuts(key: str, seed: int) -> None:
             assert not empty or cut or not text.strip() or "think" in text or "channel" in text
 
 
+@pytest.mark.parametrize("exact", [False, True])
+@pytest.mark.parametrize("key", tool_formats())
+def test_marks_repeated_after_a_call_are_no_text(key: str, exact: bool) -> None:
+    mark = tool_format(key)
+    assert mark is not None
+    call = WRITERS[key]("weather")
+    two = WRITERS[key]("add", a=1)
+    ends = [mark.closes, *mark.strays]
+    for end in ends:
+        for text, content, calls in (
+            (f"{call}{end}", "", 1),
+            (f"{call}\n{end}\n", "", 1),
+            (f"{call}{end}{end} {end}", "", 1),
+            (f"{call}{end}{two}\n{end}\n{end}", "", 2),
+            (f"{call}\n{end}\nDone.", "Done.", 1),
+            (f"So:\n{call}{''.join(ends)}{two}", "So:", 2),
+        ):
+            for cuts in ([], *([at] for at in range(1, len(text))), list(range(1, len(text)))):
+                made = read(text, cuts, key, exact=exact)
+                assert made["content"] == content, (text, cuts)
+                assert len(made["calls"]) == calls
+            for length in range(len(call), len(text) if calls == 1 else 0):
+                made = read(text[:length], [], key, cut=True, exact=exact)
+                assert content.startswith(made["content"]), text[:length]
+
+
+@pytest.mark.parametrize("key", tool_formats())
+def test_marks_that_follow_no_call_stay_text(key: str) -> None:
+    mark = tool_format(key)
+    assert mark is not None
+    call = WRITERS[key]("weather")
+    for end in (mark.closes, *mark.strays):
+        assert read(end, [], key)["content"] == end
+        assert read(f"a {end} b", [], key)["content"] == f"a {end} b"
+        assert read(f"{call}\nDone {end}", [], key)["content"] == f"Done {end}"
+        assert read(f"{call}{end}", [], key, tools=None)["content"] == f"{call}{end}"
+
+
 @pytest.mark.parametrize("key", tool_formats())
 def test_calls_are_read(key: str) -> None:
     call = WRITERS[key]

@@ -35,7 +35,8 @@ class FakeEngine:
             raise ConfigError("tensor 'model.norm.weight' is missing")
         self.info = EngineInfo(
             family="fake", strategy="multi_bd", device="cpu", dtype="float32", vocab_size=264, max_token_id=260,
-            mask_token_id=256, eos_token_ids=[257], block_size=8, buffer_size=1, page_size=8, num_pages=4096,
+            mask_token_id=256, eos_token_ids=[257], block_size=8, buffer_size=1, page_size=8,
+            num_pages=config.num_pages or 4096,
             max_model_len=config.max_model_len or 4096, max_num_reqs=config.max_num_reqs,
             max_num_batched_tokens=8192, prefix_caching=True, strategy_fields=[],
             rules=[RuleInfo(key="threshold", fields=(share("accept_threshold", 0.9, "what is taken"),))],

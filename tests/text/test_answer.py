@@ -4,6 +4,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from runtime.parts import reasoning_format
+from runtime.parts.thought import Thought
 from runtime.text import Answer
 from tests.calls import count_calls
 
@@ -70,6 +72,36 @@ def test_stop_strings_end_the_text_whatever_the_pushes(pair, data, source, stops
         assert kept == ids
     elif "�" not in whole:
         assert answer.text.startswith(tokenizer.pieces.spoken().text(kept).rstrip("�"))
+
+
+REASONED = st.text(alphabet="ab <>/think\n", max_size=20)
+
+
+@SLOW
+@given(data=st.data(), thought=REASONED, text=REASONED, stops=STOPS, opened=st.booleans(), closed=st.booleans())
+def test_stop_strings_are_searched_after_reasoning_alone(pair, data, thought, text, stops, opened, closed):
+    tokenizer = pair[0]
+    marked = ("" if opened else "<think>") + thought + ("</think>" + text if closed else "")
+    ids = tokenizer.encode(marked)
+    shown = tokenizer.pieces.spoken().text(ids)
+    found, rest = halves(shown, opened)
+    answer = Answer(tokenizer, stops, preamble=Thought(reasoning_format("think"), opened))
+    pieces = "".join(answer.push(part) for part in in_pushes(data.draw, ids)) + answer.finish()
+    assert pieces == answer.text == found + naive(rest, stops)
+    assert answer.stopped == (naive(rest, stops) != rest)
+
+
+def halves(text, opened):
+    """The reasoning with its marks and the space around them, and the rest."""
+    begun = text.lstrip()
+    if not opened and not begun.startswith("<think>"):
+        return "", text
+    start = 0 if opened else len(text) - len(begun) + len("<think>")
+    end = text.find("</think>", start)
+    if end < 0:
+        return text, ""
+    rest = text[end + len("</think>") :].lstrip()
+    return text[: len(text) - len(rest)], rest
 
 
 def test_a_stop_string_across_tokens_and_inside_one(pair):

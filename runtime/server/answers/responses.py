@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, NotRequired
 
 from typing_extensions import TypedDict
 
@@ -40,6 +40,7 @@ class CallItem(TypedDict):
     status: Annotated[ItemStatus, said("how far it is")]
     call_id: Annotated[str, said("for the item with its result")]
     name: Annotated[str, said("the function's")]
+    namespace: NotRequired[Annotated[str, said("that the request defines the function in")]]
     arguments: Annotated[str, said("JSON")]
 
 
@@ -118,7 +119,7 @@ class ResponsesAnswer(TypedDict):
     previous_response_id: Annotated[None, said("always null: nothing is kept")]
     background: Annotated[bool, said("always false")]
     store: Annotated[bool, said("always false: nothing is kept")]
-    truncation: Annotated[Literal["disabled"], said("always `disabled`")]
+    truncation: Annotated[Literal["auto", "disabled"], said("as it was given; else `disabled`")]
     user: Annotated[str | None, said("as it was given")]
 
 

@@ -48,6 +48,7 @@ async def count_tokens(request: Request) -> Response:
 async def _start(service: Service, request: Request) -> Messages:
     body = await service.body(request, MessagesRequest)
     model = service.model_name(body.model)
+    body.check_servers()
     if body.stop is not None and body.stop_sequences is not None:
         raise RequestError("stop: is stop_sequences here; give that alone", param="stop")
     talk = Talk(service.config, *service.require(), body.tooling())

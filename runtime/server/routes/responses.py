@@ -20,6 +20,7 @@ from runtime.server.responses_output import Output
 from runtime.server.routes.documented import OwnBody, takes
 from runtime.server.service import Service
 from runtime.server.talking import Talk
+from runtime.server.tooling import Tooling
 
 router = APIRouter(route_class=OwnBody)
 
@@ -38,9 +39,11 @@ async def _start(service: Service, request: Request) -> Responses:
         raise RequestError("max_tokens: is max_output_tokens here; give that alone", param="max_tokens")
     if body.stream_options is not None and not body.stream:
         raise RequestError("stream_options: only with stream true; leave it out", param="stream_options")
-    talk = Talk(service.config, *service.require(), body.tooling())
+    tools = body.tooling()
+    talk = Talk(service.config, *service.require(), tools)
     try:
-        ids = await talk.prompt(request, service.preparer, body.chat().plain(), body.template_kwargs())
+        messages = body.chat(tools.origins).plain()
+        ids = await talk.prompt(request, service.preparer, messages, body.template_kwargs())
     except RequestError as error:
         raise error.renamed("messages", "input") from None
     job = await service.job(
@@ -53,16 +56,16 @@ async def _start(service: Service, request: Request) -> Responses:
         model=model,
         talk=talk,
     )
-    return Responses(job, body, model)
+    return Responses(job, body, model, tools)
 
 
 class Responses(Dialect):
     """OpenAI's response object, and the events with which it comes about."""
 
-    def __init__(self, job: Job, body: ResponsesRequest, model: str) -> None:
+    def __init__(self, job: Job, body: ResponsesRequest, model: str, tools: Tooling) -> None:
         super().__init__(job, streams=bool(body.stream))
         self._told = 0
-        self._output = Output(job.id.removeprefix("resp_"), self._event)
+        self._output = Output(job.id.removeprefix("resp_"), self._event, tools.origins)
         spec = job.choices[0].spec
         reasoning = body.reasoning
         self._head = {
@@ -83,7 +86,7 @@ class Responses(Dialect):
             "previous_response_id": None,
             "background": False,
             "store": False,
-            "truncation": "disabled",
+            "truncation": body.truncation or "disabled",
             "user": body.user,
         }
 

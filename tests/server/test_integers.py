@@ -1,0 +1,106 @@
+"""Integers floats as 20.0, as clients in languages without integers do: in every integer field of every route."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.server.harness import ServerProcess
+
+USER = [{"role": "user", "content": "hello"}]
+BODIES: dict[str, dict[str, Any]] = {
+    "/generate": {"prompt": "hello", "max_tokens": 4},
+    "/v1/chat/completions": {"messages": USER, "max_tokens": 4},
+    "/v1/completions": {"prompt": "hello", "max_tokens": 4},
+    "/v1/responses": {"input": "hello", "max_output_tokens": 4},
+    "/v1/messages": {"messages": USER, "max_tokens": 4},
+    "/v1/messages/count_tokens": {"messages": USER},
+    "/v1/infill": {"segments": [{"text": "a"}, {"mask": 2}]},
+    "/detokenize": {"tokens": [40, 41]},
+}
+# What goes with no other field of its body, or needs another one.
+MORE: dict[str, dict[str, Any]] = {
+    "top_logprobs": {"logprobs": True},
+    "max_completion_tokens": {"max_tokens": None},
+    "num_denoising_steps": {"max_tokens": 64},
+    "local_leap_radius": {"use_local_leap": True},
+    "prompt_logprobs_stride": {"echo": True, "logprobs": 1},
+}
+
+
+@pytest.fixture(scope="module")
+def server(demo: ServerProcess) -> ServerProcess:
+    return demo
+
+
+@pytest.fixture(scope="module")
+def document(client: httpx.Client) -> dict[str, Any]:
+    return client.get("/openapi.json").json()
+
+
+def kinds(schema: dict[str, Any]) -> set[str]:
+    """Types of values that a schema has on its first level."""
+    inner = [schema, *schema.get("anyOf", ()), *schema.get("oneOf", ())]
+    found = {kind["type"] for kind in inner if isinstance(kind.get("type"), str)}
+    items = [kind.get("items", {}).get("type") for kind in inner if kind.get("type") == "array"]
+    return found | {f"array of {item}" for item in items if item}
+
+
+def fields(document: dict[str, Any], route: str) -> dict[str, dict[str, Any]]:
+    body = document["paths"][route]["post"]["requestBody"]["content"]["application/json"]["schema"]["$ref"]
+    return document["components"]["schemas"][body.rpartition("/")[2]]["properties"]
+
+
+@pytest.mark.parametrize("route", BODIES)
+def test_every_integer_field_of_a_route(client: httpx.Client, document: dict[str, Any], route: str) -> None:
+    seen = set()
+    for name, schema in fields(document, route).items():
+        if not kinds(schema) & {"integer", "array of integer"} or name in ("prompt", "model"):
+            continue
+        (example,) = schema["examples"]
+        many = isinstance(example, list)
+        body = {**BODIES[route], **MORE.get(name, {})}
+        floats = [float(item) for item in example] if many else float(example)
+        exact = client.post(route, json={**body, name: example})
+        answer = client.post(route, json={**body, name: floats})
+        assert answer.status_code == exact.status_code, (name, exact.text, answer.text)
+        if exact.status_code == 200:
+            seen.add(name)
+        broken = [item + 0.5 for item in example] if many else example + 0.5
+        assert client.post(route, json={**body, name: broken}).status_code == 400, name
+    assert seen or route in ("/v1/messages/count_tokens", "/v1/infill"), seen
+
+
+@pytest.mark.parametrize(
+    ("route", "body"),
+    [
+        ("/v1/infill", {"segments": [{"text": "a"}, {"mask": 2.0}]}),
+        ("/v1/messages", {**BODIES["/v1/messages"], "thinking": {"type": "enabled", "budget_tokens": 1024.0}}),
+        ("/v1/chat/completions", {**BODIES["/v1/chat/completions"], "n": 2.0, "seed": 1.0, "stream": True}),
+        ("/v1/completions", {**BODIES["/v1/completions"], "best_of": 1.0, "logprobs": 1.0}),
+        ("/v1/messages", {**BODIES["/v1/messages"], "n": 1.0, "top_logprobs": 0.0}),
+        ("/generate", {**BODIES["/generate"], "decoding": {"max_steps_per_block": 8.0}}),
+        ("/generate", {**BODIES["/generate"], "decoding": {"algorithm": "fixed", "steps": 4.0}}),
+        ("/generate", {**BODIES["/generate"], "decoding": {"algorithm": "local_leap", "local_leap": {"radius": 4.0}}}),
+        ("/generate", {**BODIES["/generate"], "decoding": {"block_length": 32.0}}),
+        ("/generate", {**BODIES["/generate"], "stop_token_ids": [40, 41.0]}),
+    ],
+)
+def test_integers_within_other_fields(client: httpx.Client, route: str, body: dict[str, Any]) -> None:
+    answer = client.post(route, json=body)
+    assert answer.status_code == 200, answer.text
+
+
+@pytest.mark.parametrize("value", [20.5, "20", True, [20], 1e300])
+def test_what_is_no_integer_is_refused(client: httpx.Client, value: Any) -> None:
+    refused = client.post("/generate", json={"prompt": "hello", "max_tokens": value})
+    assert refused.status_code == 400
+    assert refused.json()["error"]["param"] == "max_tokens"
+
+
+def test_the_answer_is_the_same(client: httpx.Client) -> None:
+    asked = {"prompt": "hello", "max_tokens": 8, "seed": 1, "temperature": 1}
+    texts = [client.post("/generate", json={**asked, "max_tokens": limit}).json()["text"] for limit in (8, 8.0, 8e0)]
+    assert len(set(texts)) == 1

@@ -1,0 +1,354 @@
+"""Tools that are not functions: the request is answered, functions stay usable, and the header names the rest."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import httpx
+import openai
+import pytest
+
+from runtime.text import Tokenizer
+from tests.server.harness import SCRIPTED, ServerProcess, serving, sse_events
+from tests.server.test_dialect_parts import CALL, CHAT_TOOL, CITY, FUNCTION, TOOL, message, respond, say
+
+HOSTED: list[dict[str, Any]] = [
+    {"type": "web_search", "external_web_access": False},
+    {"type": "web_search_preview", "user_location": {"type": "approximate", "country": "CH"}},
+    {"type": "file_search", "vector_store_ids": ["vs_1"]},
+    {"type": "code_interpreter", "container": {"type": "auto"}},
+    {"type": "image_generation", "output_format": "png"},
+    {"type": "computer_use_preview", "display_width": 1, "display_height": 1, "environment": "linux"},
+    {"type": "local_shell"},
+    {"type": "shell"},
+    {"type": "apply_patch"},
+    {"type": "mcp", "server_label": "files", "server_url": "http://127.0.0.1:1", "require_approval": "never"},
+    {"type": "tool_search", "execution": "client", "description": "Finds.", "parameters": {"type": "object"}},
+    {"type": "custom", "name": "patch", "format": {"type": "grammar", "syntax": "lark", "definition": 'start: "a"'}},
+]
+SERVER_TOOLS: list[dict[str, Any]] = [
+    {"type": "web_search_20250305", "name": "web_search", "max_uses": 5},
+    {"type": "web_fetch_20250910", "name": "web_fetch"},
+    {"type": "code_execution_20250825", "name": "code_execution"},
+    {"type": "bash_20250124", "name": "bash"},
+    {"type": "text_editor_20250728", "name": "str_replace_based_edit_tool"},
+    {"type": "computer_20250124", "name": "computer", "display_width_px": 1, "display_height_px": 1},
+    {"type": "memory_20250818", "name": "memory"},
+    {"type": "mcp_toolset", "mcp_server_name": "files"},
+]
+CUSTOM: list[dict[str, Any]] = [
+    {"type": "custom", "custom": {"name": "patch", "description": "Patches."}},
+    {"type": "web_search"},
+]
+
+
+@pytest.fixture(scope="module")
+def server(scripted: ServerProcess) -> ServerProcess:
+    return scripted
+
+
+@pytest.fixture(scope="module")
+def strict(tagged: Path) -> Any:
+    flags = ("--served-model-name", "tiny", "--strict-fields")
+    with serving("--model", str(tagged), *flags, module=SCRIPTED) as server, server.client() as client:
+        yield client
+
+
+def request(route: str, tools: list[Any], **more: Any) -> dict[str, Any]:
+    """A request to a route, with a function among its tools, which the answer calls."""
+    if route == "responses":
+        return respond(CALL, tools=[*tools, FUNCTION], **more)
+    if route == "messages":
+        return message(CALL, tools=[*tools, TOOL], **more)
+    content = [{"role": "user", "content": say(CALL)}]
+    return {"model": "tiny", "messages": content, "tools": [*tools, CHAT_TOOL], **more}
+
+
+CASES = [
+    *(pytest.param("responses", tool, id=f"responses-{tool['type']}") for tool in HOSTED),
+    *(pytest.param("messages", tool, id=f"messages-{tool['type']}") for tool in SERVER_TOOLS),
+    *(pytest.param("chat/completions", tool, id=f"chat-{tool['type']}") for tool in CUSTOM),
+]
+
+
+@pytest.mark.parametrize(("route", "tool"), CASES)
+def test_functions_stay_usable_among_other_tools(client: httpx.Client, route: str, tool: dict[str, Any]) -> None:
+    for stream in (False, True):
+        taken = client.post(f"/v1/{route}", json=request(route, [tool], stream=stream))
+        assert taken.status_code == 200, taken.text
+        assert taken.headers["x-unmask-ignored"] == f"tools.{tool['type']}"
+        assert "weather" in taken.text
+        assert "Z\\u00fcrich" in taken.text or "Zürich" in taken.text
+
+
+@pytest.mark.parametrize(("route", "tool"), CASES)
+def test_strict_fields_refuse_other_tools(strict: httpx.Client, route: str, tool: dict[str, Any]) -> None:
+    refused = strict.post(f"/v1/{route}", json=request(route, [tool]))
+    assert refused.status_code == 400
+    assert f"tools.{tool['type']}: is not supported" in refused.json()["error"]["message"]
+    assert strict.post(f"/v1/{route}", json=request(route, [])).status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("route", "tool", "choice"),
+    [
+        ("responses", {"type": "web_search"}, {"type": "web_search"}),
+        ("responses", {"type": "custom", "name": "patch"}, {"type": "custom", "name": "patch"}),
+        ("responses", {"type": "mcp", "server_label": "files"}, {"type": "mcp", "server_label": "files"}),
+        ("responses", {"type": "web_search"},
+         {"type": "allowed_tools", "mode": "auto", "tools": [{"type": "web_search"}]}),
+        ("chat/completions", CUSTOM[0], {"type": "custom", "custom": {"name": "patch"}}),
+        ("chat/completions", CUSTOM[0], {"type": "allowed_tools", "allowed_tools": {
+            "mode": "auto", "tools": [{"type": "custom", "custom": {"name": "patch"}}]}}),
+        ("messages", SERVER_TOOLS[0], {"type": "tool", "name": "web_search"}),
+    ],
+)  # fmt: skip
+def test_a_choice_of_an_unsupported_tool_is_refused(client: httpx.Client, route: str, tool: Any, choice: Any) -> None:
+    refused = client.post(f"/v1/{route}", json=request(route, [tool], tool_choice=choice))
+    assert refused.status_code == 400
+    assert refused.json()["error"]["message"].startswith("tool_choice: ")
+
+
+@pytest.mark.parametrize(
+    ("route", "tool", "choice"),
+    [
+        ("responses", {"type": "web_search"}, "required"),
+        ("chat/completions", CUSTOM[0], "required"),
+        ("messages", SERVER_TOOLS[0], {"type": "any"}),
+    ],
+)
+def test_a_required_call_needs_a_function(client: httpx.Client, route: str, tool: Any, choice: Any) -> None:
+    refused = client.post(f"/v1/{route}", json=request(route, [], tool_choice=choice) | {"tools": [tool]})
+    assert refused.status_code == 400
+    assert refused.json()["error"]["message"].startswith("tool_choice: asks for a call, and there are no tools")
+
+
+def test_allowed_tools_restrict_the_functions(client: httpx.Client) -> None:
+    other = {**FUNCTION, "name": "other"}
+    choice = {"type": "allowed_tools", "mode": "auto", "tools": [{"type": "function", "name": "other"}]}
+    taken = client.post("/v1/responses", json=respond("fine", tools=[FUNCTION, other], tool_choice=choice))
+    assert taken.status_code == 200, taken.text
+    both = client.post("/v1/responses", json=respond("fine", tools=[FUNCTION, other]))
+    assert taken.json()["usage"]["input_tokens"] < both.json()["usage"]["input_tokens"]
+
+
+def namespace(name: str, *functions: str, **more: Any) -> dict[str, Any]:
+    tools = [{"type": "function", "name": each, "parameters": CITY} for each in functions]
+    return {"type": "namespace", "name": name, "description": f"Tools of {name}.", "tools": tools, **more}
+
+
+def call(name: str) -> str:
+    return CALL.replace("weather", name)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(
+    ("tools", "offered", "scope"),
+    [
+        ([namespace("mcp__sky", "weather")], "weather", "mcp__sky"),
+        ([FUNCTION, namespace("mcp__sky__", "weather")], "mcp__sky__weather", "mcp__sky__"),
+        ([namespace("sky", "weather"), namespace("sea", "weather")], "sea__weather", "sea"),
+    ],
+)
+def test_a_call_of_a_namespaces_function(
+    client: httpx.Client, tools: list[Any], offered: str, scope: str, stream: bool
+) -> None:
+    body = respond(call(offered), tools=tools, stream=stream)
+    answer = client.post("/v1/responses", json=body)
+    assert answer.status_code == 200, answer.text
+    assert "x-unmask-ignored" not in answer.headers
+    response = sse_events(answer.text)[-1][1]["response"] if stream else answer.json()
+    (item,) = response["output"]
+    assert (item["name"], item["namespace"]) == ("weather", scope)
+    assert response["tools"] == tools
+    result = {"type": "function_call_output", "call_id": item["call_id"], "output": "12 degrees"}
+    history = [{"role": "user", "content": "hello"}, item, result, {"role": "user", "content": say("It is 12.")}]
+    again = client.post("/v1/responses", json={**body, "stream": False, "input": history})
+    assert again.json()["output"][0]["content"][0]["text"] == "It is 12."
+
+
+def test_a_function_without_namespace_has_none(client: httpx.Client) -> None:
+    tools = [FUNCTION, namespace("sky", "other")]
+    (item,) = client.post("/v1/responses", json=respond(CALL, tools=tools)).json()["output"]
+    assert item["name"] == "weather"
+    assert "namespace" not in item
+
+
+@pytest.mark.parametrize(
+    ("tools", "more", "says"),
+    [
+        ([{"type": "namespace", "tools": []}], {}, "tools[0].name: "),
+        ([namespace("a", tools=[namespace("b", "c")])], {}, "tools[0].tools[0].type: "),
+        ([namespace("a", "b", "b")], {}, "tools[0].tools[1]"),
+        ([namespace("a", *(f"f{i}" for i in range(200))), namespace("b", *(f"g{i}" for i in range(200)))], {},
+         "tools: defines 400 functions"),
+        ([namespace("a", "b")], {"tool_choice": {"type": "function", "name": "c"}}, "tool_choice: 'c' is not among"),
+    ],
+)  # fmt: skip
+def test_a_malformed_namespace_is_refused(client: httpx.Client, tools: Any, more: Any, says: str) -> None:
+    refused = client.post("/v1/responses", json=respond("x", tools=tools, **more))
+    assert refused.status_code == 400
+    assert refused.json()["error"]["message"].startswith(says)
+
+
+def test_tools_of_other_types_within_a_namespace_are_ignored(client: httpx.Client) -> None:
+    inner = [{"type": "custom", "name": "patch"}, {"type": "function", "name": "weather", "parameters": CITY}]
+    answer = client.post("/v1/responses", json=respond(CALL, tools=[namespace("sky", tools=inner)]))
+    assert answer.headers["x-unmask-ignored"] == "tools.tools.custom"
+    assert answer.json()["output"][0]["namespace"] == "sky"
+
+
+DROPPED: list[dict[str, Any]] = [
+    {"type": "web_search_call", "id": "ws_1", "status": "completed", "action": {"type": "search", "query": "x"}},
+    {"type": "file_search_call", "id": "fs_1", "status": "completed", "queries": ["x"], "results": [{"text": "y"}]},
+    {"type": "image_generation_call", "id": "ig_1", "status": "completed", "result": "aGVsbG8="},
+    {"type": "code_interpreter_call", "id": "ci_1", "status": "completed", "code": "1", "container_id": "c",
+     "outputs": [{"type": "logs", "logs": "1"}]},
+    {"type": "computer_call", "id": "cu_1", "call_id": "c", "action": {"type": "wait"}, "pending_safety_checks": [],
+     "status": "completed"},
+    {"type": "computer_call_output", "call_id": "c", "output": {"type": "computer_screenshot", "image_url": "data:"}},
+    {"type": "mcp_list_tools", "id": "ml_1", "server_label": "files", "tools": [{"name": "a", "input_schema": {}}]},
+    {"type": "mcp_approval_request", "id": "ma_1", "server_label": "files", "name": "a", "arguments": "{}"},
+    {"type": "mcp_approval_response", "approval_request_id": "ma_1", "approve": True},
+    {"type": "mcp_call", "id": "mc_1", "server_label": "files", "name": "a", "arguments": "{}", "output": "x"},
+    {"type": "tool_search_call", "call_id": "t", "execution": "client", "arguments": {"query": "x"}},
+    {"type": "tool_search_output", "call_id": "t", "execution": "client", "status": "completed", "tools": []},
+    {"type": "compaction", "encrypted_content": "x"},
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("item", DROPPED, ids=lambda item: item["type"])
+def test_items_of_hosted_tools_do_not_end_a_request(client: httpx.Client, item: dict[str, Any]) -> None:
+    history = [{"role": "user", "content": "hello"}, item, {"role": "user", "content": say("fine")}]
+    answer = client.post("/v1/responses", json={"model": "tiny", "input": history})
+    assert answer.status_code == 200, answer.text
+    assert answer.headers["x-unmask-ignored"] == f"input.{item['type']}"
+    assert answer.json()["output"][0]["content"][0]["text"] == "fine"
+
+
+@pytest.mark.parametrize("item", DROPPED[:1], ids=lambda item: item["type"])
+def test_strict_fields_refuse_items_of_hosted_tools(strict: httpx.Client, item: dict[str, Any]) -> None:
+    history = [{"role": "user", "content": "hello"}, item, {"role": "user", "content": say("fine")}]
+    refused = strict.post("/v1/responses", json={"model": "tiny", "input": history})
+    assert refused.status_code == 400
+    assert refused.json()["error"]["message"].startswith(f"input.{item['type']}: ")
+
+
+@pytest.mark.parametrize(
+    ("call", "result", "name", "text"),
+    [
+        ({"type": "custom_tool_call", "id": "ct_1", "call_id": "c1", "name": "patch", "input": "a\nb"},
+         {"type": "custom_tool_call_output", "call_id": "c1", "output": "done"}, "patch", "done"),
+        ({"type": "custom_tool_call", "call_id": "c1", "name": "patch", "input": ""},
+         {"type": "custom_tool_call_output", "call_id": "c1", "output": [{"type": "input_text", "text": "done"}]},
+         "patch", "done"),
+        ({"type": "local_shell_call", "id": "ls_1", "call_id": "c1", "status": "completed",
+          "action": {"type": "exec", "command": ["ls"], "env": {}}},
+         {"type": "function_call_output", "call_id": "c1", "output": "a.txt"}, "local_shell", "a.txt"),
+        ({"type": "local_shell_call", "id": "ls_1", "call_id": "c1", "status": "completed",
+          "action": {"type": "exec", "command": ["ls"], "env": {}}},
+         {"type": "local_shell_call_output", "id": "ls_1", "output": "a.txt"}, "local_shell", "a.txt"),
+        ({"type": "shell_call", "call_id": "c1", "action": {"commands": ["ls"]}, "status": "completed"},
+         {"type": "shell_call_output", "call_id": "c1", "output": [{"stdout": "a.txt", "stderr": "", "outcome":
+          {"type": "exit", "exit_code": 0}}]}, "shell", '"stdout": "a.txt"'),
+        ({"type": "apply_patch_call", "call_id": "c1", "operation": {"type": "delete_file", "path": "a.txt"},
+          "status": "completed"},
+         {"type": "apply_patch_call_output", "call_id": "c1", "status": "completed", "output": "gone"},
+         "apply_patch", "gone"),
+    ],
+)  # fmt: skip
+def test_calls_of_client_tools_stay_in_the_history(
+    client: httpx.Client, call: dict[str, Any], result: dict[str, Any], name: str, text: str
+) -> None:
+    history = [{"role": "user", "content": "hello"}, call, result, {"role": "user", "content": say("fine")}]
+    answer = client.post("/v1/responses", json={"model": "tiny", "input": history})
+    assert answer.status_code == 200, answer.text
+    assert answer.json()["output"][0]["content"][0]["text"] == "fine"
+    short = client.post("/v1/responses", json={"model": "tiny", "input": [history[0], history[-1]]})
+    assert answer.json()["usage"]["input_tokens"] >= short.json()["usage"]["input_tokens"] + len(name) + len(text)
+
+
+def test_a_custom_call_in_a_chats_history(client: httpx.Client, tagged: Path) -> None:
+    call = {"id": "c1", "type": "custom", "custom": {"name": "patch", "input": "a\nb"}}
+    history = [
+        {"role": "user", "content": "hello"},
+        {"role": "assistant", "content": None, "tool_calls": [call]},
+        {"role": "tool", "tool_call_id": "c1", "content": "done"},
+    ]
+    ids = client.post("/tokenize", json={"messages": history}).json()["tokens"]
+    assert '{"name": "patch", "arguments": {"input": "a\\nb"}}' in Tokenizer(tagged).decode(ids)
+
+
+BLOCKS: list[dict[str, Any]] = [
+    {"type": "server_tool_use", "id": "st_1", "name": "web_search", "input": {"query": "x"}},
+    {"type": "web_search_tool_result", "tool_use_id": "st_1", "content": [
+        {"type": "web_search_result", "url": "u", "title": "t", "encrypted_content": "e", "page_age": None}]},
+    {"type": "web_search_tool_result", "tool_use_id": "st_1", "content":
+        {"type": "web_search_tool_result_error", "error_code": "max_uses_exceeded"}},
+    {"type": "web_fetch_tool_result", "tool_use_id": "st_1", "content": {"type": "web_fetch_result", "url": "u"}},
+    {"type": "code_execution_tool_result", "tool_use_id": "st_1", "content":
+        {"type": "code_execution_result", "stdout": "1", "stderr": "", "return_code": 0, "content": []}},
+    {"type": "mcp_tool_use", "id": "mt_1", "name": "a", "server_name": "files", "input": {}},
+    {"type": "mcp_tool_result", "tool_use_id": "mt_1", "is_error": False, "content": [{"type": "text", "text": "x"}]},
+    {"type": "container_upload", "file_id": "f"},
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("block", BLOCKS, ids=lambda block: block["type"])
+@pytest.mark.parametrize("first", [True, False])
+def test_blocks_of_server_tools_do_not_end_a_request(client: httpx.Client, block: dict[str, Any], first: bool) -> None:
+    text = {"type": "text", "text": "I looked."}
+    history = [
+        {"role": "user", "content": "hello"},
+        {"role": "assistant", "content": [block, text] if first else [text, block]},
+        {"role": "user", "content": say("fine")},
+    ]
+    answer = client.post("/v1/messages", json={"model": "tiny", "max_tokens": 50, "messages": history})
+    assert answer.status_code == 200, answer.text
+    assert answer.headers["x-unmask-ignored"] == f"messages.content.{block['type']}"
+    assert answer.json()["content"][0]["text"] == "fine"
+    history[1]["content"] = [text]
+    shorter = client.post("/v1/messages", json={"model": "tiny", "max_tokens": 50, "messages": history})
+    assert answer.json()["usage"]["input_tokens"] == shorter.json()["usage"]["input_tokens"]
+
+
+def test_the_openai_client_reads_a_namespaced_call(scripted: ServerProcess) -> None:
+    with openai.OpenAI(base_url=f"{scripted.url}/v1", api_key="none", max_retries=0) as ai:
+        tools: Any = [namespace("sky", "weather"), {"type": "web_search"}]
+        (item,) = ai.responses.create(model="tiny", input=say(CALL), tools=tools).output
+        assert item.type == "function_call"
+        assert json.loads(item.arguments) == {"city": "Zürich"}
+        assert item.namespace == "sky"
+
+
+@pytest.mark.parametrize(
+    ("item", "says"),
+    [
+        ({"type": "item_reference", "id": "x"}, "input[0]"),
+        ({"type": "mesage", "role": "user", "content": "x"}, "input[0]"),
+        ({"type": "custom_tool_call", "name": "patch"}, "input[0]: custom_tool_call items have call_id"),
+        ({"type": "function_call", "name": "f", "call_id": "c", "arguments": {}}, "input[0]: function_call items have"),
+        ({"type": "function_call_output", "call_id": "c", "output": {}}, "input[0]: function_call_output items have"),
+    ],
+)
+def test_malformed_items_are_refused(client: httpx.Client, item: dict[str, Any], says: str) -> None:
+    refused = client.post("/v1/responses", json={"model": "tiny", "input": [item]})
+    assert refused.status_code == 400
+    assert refused.json()["error"]["message"].startswith(says)
+
+
+def test_output_of_a_hosted_tool_may_be_included_with_it(client: httpx.Client) -> None:
+    body = respond("fine", include=["web_search_call.action.sources"])
+    refused = client.post("/v1/responses", json=body)
+    assert refused.json()["error"]["param"] == "include[0]"
+    assert client.post("/v1/responses", json={**body, "tools": [{"type": "web_search"}]}).status_code == 200
+
+
+def test_servers_of_a_toolset_are_ignored_with_it(client: httpx.Client) -> None:
+    server = {"type": "url", "name": "files", "url": "http://127.0.0.1:1"}
+    body = message("fine", mcp_servers=[server])
+    assert client.post("/v1/messages", json=body).json()["error"]["message"].startswith("mcp_servers: ")
+    taken = client.post("/v1/messages", json={**body, "tools": [SERVER_TOOLS[-1]]})
+    assert taken.headers["x-unmask-ignored"].split(", ") == ["mcp_servers", "tools.mcp_toolset"]
