@@ -17,13 +17,14 @@ FORMS = ("json", "json_object", "regex", "choice", "grammar")
 _SWITCHES = ("disable_fallback", "disable_any_whitespace", "disable_additional_properties")
 MAX_CHARS = 2**16  # of a grammar as it is handed to the engine
 MAX_CHOICES = 1024
-GBNF = "gbnf_grammar"  # a grammar that is translated before the engine reads it
+# Keys of a grammar's parts that are translated before the engine reads it (``runtime.structured.notation``).
+GBNF = "gbnf_grammar"
+SCHEMA = "client_schema"
+FIELD_PATH = "field_path"  # of the request's field that holds a part's schema
 
 # As `json.dumps` writes it: with free whitespace hardly anything is forced, and a model that is at a loss writes spaces
 # until its tokens end. A schema may say otherwise under "x-guidance".
 _SPACING = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
-# Text that has to come is not cut into tokens by the engine: a model may have one for a colon and the space behind it.
-_UNFORCED = '%llguidance {"no_forcing": true}'
 _MARKS = re.compile(r"[\\.+*?()|\[\]{}^$#&\-~/]")
 
 
@@ -77,8 +78,7 @@ def _json(value: object, param: str) -> str:
     own = schema.get("x-guidance")
     spacing = {**_SPACING, **own} if isinstance(own, Mapping) else _SPACING
     # lenient is what would let through answers that do not fit
-    told = _written({**schema, "x-guidance": {**spacing, "lenient": False}}, param)
-    return _text({"lark_grammar": f"{_UNFORCED}\nstart: %json {told}"}, param)
+    return _text({SCHEMA: {**schema, "x-guidance": {**spacing, "lenient": False}}}, param)
 
 
 def _any_object(value: object, param: str) -> str:

@@ -98,4 +98,4 @@ class FormChecker:
 
             why = await attended(request, self._lane.run(len(grammar), work, owner_of(request)))
         if why:
-            raise kept_to(param, why)
+            raise kept_to(param, why, trials.refused_parts(grammar))
