@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from runtime.parts.formats import ReasoningFormat, Tool, ToolFormat
 from runtime.request.checks import refuse
-from runtime.request.structured import FIELD_PATH, MAX_CHARS, grammar_of
+from runtime.request.structured import FIELD_PATH, MAX_CHARS, check_length, grammar_of
 
 Wanted = Literal["only", "or_form", "within"]
 
@@ -58,7 +58,7 @@ def grammar(
         (asked,) = json.loads(form)["grammars"]
         parts.append({"name": "form", **asked})
     if held is not None:
-        _calls(held, rules, parts, control)
+        _calls(held, rules, parts, control, param)
         more = "?" if held.single else "*"
         if held.wanted == "within":
             body = f"begun{more} rest"
@@ -84,10 +84,17 @@ def part_name(number: int) -> str:
     return f"tool{number}"
 
 
-def _calls(held: Held, rules: list[str], parts: list[dict[str, Any]], control: Callable[[str], int | None]) -> None:
+def _calls(
+    held: Held, rules: list[str], parts: list[dict[str, Any]], control: Callable[[str], int | None], param: str
+) -> None:
     """The rule `written`: what follows a call's first mark."""
     assert held.format.wraps is not None
     each = []
+    total = 0
+    for where, tool in held.tools:  # nothing is made of schemas that are too long together
+        total += check_length(tool.parameters, where)
+        if total > MAX_CHARS:
+            raise refuse(param, f"the schemas have {total} characters together; at most {MAX_CHARS}")
     for i, (where, tool) in enumerate(held.tools):
         before, after = held.format.wraps(tool.name)
         each.append(f"{_literal(before)} @{part_name(i)} {_literal(after)}")

@@ -1,4 +1,4 @@
-"""Rewrites JSON schemas to the keywords that the grammar engine knows, accepting the same values and no others.
+"""Rewrites JSON schemas to the keywords that the grammar engine knows, accepting no value that the original refuses.
 
 Clients send keywords that forbid nothing (``uniqueItems: false``) and keywords that others can express
 (``propertyNames`` with an ``enum``). The engine refuses both. The rewritten schema has neither: annotations and formats
@@ -22,6 +22,7 @@ Path = tuple[str, ...]
 Schema = bool | dict[str, Any]
 
 TYPES = frozenset(("null", "boolean", "object", "array", "number", "string"))
+MAX_NUMBER = 10**18  # the engine's bounds of numbers have 64 bits
 # Formats that the engine checks. JSON Schema takes all for annotations; some validators check them in draft 7.
 FORMATS = frozenset(("date-time", "time", "date", "duration", "email", "hostname", "ipv4", "ipv6", "uuid", "uri"))
 _APPLICATORS = frozenset(
@@ -70,7 +71,7 @@ def simplify_schema(schema: Mapping[str, Any]) -> dict[str, Any]:
         schema: As a client wrote it. Its ``x-guidance`` is kept; no two of its subschemas are the same object.
 
     Returns:
-        A schema of the 2020-12 dialect that accepts the same values.
+        A schema of the 2020-12 dialect that accepts no value that the original refuses.
 
     Raises:
         UnsupportedSchema: A keyword cannot be kept to; the message begins with its path.
@@ -536,16 +537,34 @@ def _engine_patterns(patterned: dict[str, Schema], path: Path) -> dict[str, Sche
 
 
 def _number(value: Mapping[str, Any], path: Path, made: dict[str, Any]) -> None:
+    found: dict[str, int | float] = {}
     for bound, exclusive in (("minimum", "exclusiveMinimum"), ("maximum", "exclusiveMaximum")):
         for keyword in (bound, exclusive):
-            found = value.get(keyword)
-            if found is None or (keyword == exclusive and isinstance(found, bool)):
-                continue
-            made[keyword] = _numeric(found, (*path, keyword))
-        if value.get(exclusive) is True and bound in made:  # draft 4 and OpenAPI 3.0
-            made[exclusive] = made.pop(bound)
+            limit = value.get(keyword)
+            if limit is not None and not (keyword == exclusive and isinstance(limit, bool)):
+                found[keyword] = _numeric(limit, (*path, keyword))
+        if value.get(exclusive) is True and bound in found:  # draft 4 and OpenAPI 3.0
+            found[exclusive] = found.pop(bound)
+    for keyword, limit in found.items():
+        inward = limit > MAX_NUMBER if "inimum" in keyword else limit < -MAX_NUMBER
+        if inward:
+            raise UnsupportedSchema((*path, keyword), f"numbers beyond {MAX_NUMBER} are not supported; lower the bound")
+        if abs(limit) <= MAX_NUMBER:
+            made[keyword] = limit
+        else:
+            made["minimum" if limit < 0 else "maximum"] = -MAX_NUMBER if limit < 0 else MAX_NUMBER
     if "multipleOf" in value:
         made["multipleOf"] = _numeric(value["multipleOf"], (*path, "multipleOf"))
+    kinds = value.get("type")
+    if (
+        "number" in (kinds if isinstance(kinds, list) else [kinds])
+        and not {"multipleOf", "const", "enum"} & value.keys()
+    ):
+        # Without a bound the engine allows exponents: 1e999 is JSON, and infinity to those who read it.
+        if not {"minimum", "exclusiveMinimum"} & made.keys():
+            made["minimum"] = -MAX_NUMBER
+        if not {"maximum", "exclusiveMaximum"} & made.keys():
+            made["maximum"] = MAX_NUMBER
 
 
 def _numeric(value: Any, path: Path) -> int | float:

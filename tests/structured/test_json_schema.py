@@ -141,6 +141,20 @@ def test_formats_that_an_expression_describes_hold_where_validators_check_them(f
     assert simplified({**schema, "pattern": "^b"}) == {"type": "string", "pattern": "^b"}
 
 
+def test_bounds_of_numbers_are_those_of_the_engine() -> None:
+    unbounded = simplified({"type": ["number", "null"]})
+    assert accepts(unbounded, 10**18)
+    assert accepts(unbounded, None)
+    assert not accepts(unbounded, float("1e300"))
+    for schema in (
+        {"type": "integer", "minimum": -(2**63), "maximum": 2**64 - 1},
+        {"type": "number", "minimum": -3.4028234663852886e38, "exclusiveMaximum": 1.7976931348623157e308},
+    ):
+        assert simplified(schema) == {"type": schema["type"], "minimum": -(10**18), "maximum": 10**18}
+    with pytest.raises(SchemaError, match=r"^minimum: numbers beyond"):
+        simplified({"minimum": 1e19})
+
+
 NUMBER = {"type": "number"}
 NAMED: list[tuple[Any, Any]] = [
     ({"enum": ["a", "b"]}, {"a", "b"}),
