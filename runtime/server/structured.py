@@ -18,6 +18,7 @@ from runtime.structured.grammars import kept_to
 from runtime.structured.trials import Trials
 from runtime.text import Tokenizer
 
+MAX_WAITING_GRAMMARS = 128  # of one API key, or of all clients where keys tell nobody apart
 # Other servers' names for the same.
 ALIKE = {
     "guided_json": "json",
@@ -80,7 +81,7 @@ class FormChecker:
 
     def __init__(self, require: Callable[[], tuple[EngineInfo, Tokenizer]]) -> None:
         self._require = require
-        self._lane = Lane("grammars")
+        self._lane = Lane("grammars", "grammars to compile", MAX_WAITING_GRAMMARS)
         self._trials: Trials | None = None
 
     async def check(self, request: Request, grammar: str, param: str) -> None:
