@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from runtime.parts.formats import ReasoningFormat, Tool, ToolFormat
 from runtime.request.checks import refuse
-from runtime.request.structured import MAX_CHARS, grammar_of
+from runtime.request.structured import FIELD_PATH, MAX_CHARS, check_length, grammar_of
 
 Wanted = Literal["only", "or_form", "within"]
 
@@ -24,12 +24,14 @@ class Held:
         tools: those that may be called, with where the schema of each stood in the request. wanted: "only": the answer
             is calls and nothing else; "or_form": calls, or the form that is asked for; "within": calls wherever the
             model begins them, and text around them. single: no more than one.
+        any_object: the numbers of tools whose arguments may be any object, as their schemas cannot be kept to.
     """
 
     format: ToolFormat
     tools: Sequence[tuple[str, Tool]]
     wanted: Wanted
     single: bool
+    any_object: frozenset[int] = frozenset()
 
 
 def grammar(
@@ -56,7 +58,7 @@ def grammar(
         (asked,) = json.loads(form)["grammars"]
         parts.append({"name": "form", **asked})
     if held is not None:
-        _calls(held, rules, parts, control)
+        _calls(held, rules, parts, control, param)
         more = "?" if held.single else "*"
         if held.wanted == "within":
             body = f"begun{more} rest"
@@ -77,16 +79,28 @@ def grammar(
     return text
 
 
-def _calls(held: Held, rules: list[str], parts: list[dict[str, Any]], control: Callable[[str], int | None]) -> None:
+def part_name(number: int) -> str:
+    """The name of the grammar's part that holds the schema of a tool."""
+    return f"tool{number}"
+
+
+def _calls(
+    held: Held, rules: list[str], parts: list[dict[str, Any]], control: Callable[[str], int | None], param: str
+) -> None:
     """The rule `written`: what follows a call's first mark."""
     assert held.format.wraps is not None
     each = []
+    total = 0
+    for where, tool in held.tools:  # nothing is made of schemas that are too long together
+        total += check_length(tool.parameters, where)
+        if total > MAX_CHARS:
+            raise refuse(param, f"the schemas have {total} characters together; at most {MAX_CHARS}")
     for i, (where, tool) in enumerate(held.tools):
         before, after = held.format.wraps(tool.name)
-        each.append(f"{_literal(before)} @tool{i} {_literal(after)}")
-        schema = _closed({**tool.parameters, "type": "object"})
+        each.append(f"{_literal(before)} @{part_name(i)} {_literal(after)}")
+        schema = _closed({**tool.parameters, "type": "object"}) if i not in held.any_object else {"type": "object"}
         (made,) = json.loads(grammar_of({"json": schema}, where))["grammars"]
-        parts.append({"name": f"tool{i}", **made})
+        parts.append({"name": part_name(i), FIELD_PATH: where, **made})
     rules += [f"written: one {_mark(held.format.closes, control)}", f"one: {' | '.join(each)}"]
 
 
@@ -96,7 +110,10 @@ def _closed(schema: dict[str, Any]) -> dict[str, Any]:
         "additionalProperties",
         "patternProperties",
         "unevaluatedProperties",
+        "propertyNames",
         "$ref",
+        "$dynamicRef",
+        "$recursiveRef",
         "allOf",
         "anyOf",
         "oneOf",

@@ -106,7 +106,7 @@ def text(param: str, value: object, most: int) -> str:
 def shown(value: object) -> str:
     """A short form of a hostile value: an error must not grow with the request."""
     try:
-        shown = repr(value)
+        shown = repr(value[:60] if isinstance(value, str) else value)
     except ValueError:  # an int of too many digits to print
         return "the number given"
     return shown if len(shown) <= 60 else shown[:57] + "..."

@@ -17,13 +17,14 @@ FORMS = ("json", "json_object", "regex", "choice", "grammar")
 _SWITCHES = ("disable_fallback", "disable_any_whitespace", "disable_additional_properties")
 MAX_CHARS = 2**16  # of a grammar as it is handed to the engine
 MAX_CHOICES = 1024
-GBNF = "gbnf_grammar"  # a grammar that is translated before the engine reads it
+# Keys of a grammar's parts that are translated before the engine reads it (``runtime.structured.notation``).
+GBNF = "gbnf_grammar"
+SCHEMA = "client_schema"
+FIELD_PATH = "field_path"  # of the request's field that holds a part's schema
 
 # As `json.dumps` writes it: with free whitespace hardly anything is forced, and a model that is at a loss writes spaces
 # until its tokens end. A schema may say otherwise under "x-guidance".
 _SPACING = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
-# Text that has to come is not cut into tokens by the engine: a model may have one for a colon and the space behind it.
-_UNFORCED = '%llguidance {"no_forcing": true}'
 _MARKS = re.compile(r"[\\.+*?()|\[\]{}^$#&\-~/]")
 
 
@@ -55,17 +56,40 @@ def grammar_of(asked: object, at: str) -> str:
         raise refuse(at, f"give one of {', '.join(FORMS)}")
     ((form, value),) = given.items()
     param = path_of(asked, at)
+    check_length(value, param)
     text = _FORMS[form](value, param)
     if len(text) > MAX_CHARS:
         raise refuse(param, f"has {len(text)} characters; at most {MAX_CHARS}")
     return text
 
 
+def check_length(value: object, param: str) -> int:
+    """The summed lengths of the texts and names within a value, and one for each value. Nothing else is made of a
+    value before: a server's event loop must not escape or write megabytes.
+
+    Raises:
+        RequestError: About `param`: it is longer than a grammar may be.
+    """
+    total = values = 0
+    pending = [value]
+    while pending and values <= MAX_CHARS:
+        found = pending.pop()
+        values += 1
+        if isinstance(found, str):
+            total += len(found)
+        elif isinstance(found, Mapping):
+            total += sum(len(name) for name in found if isinstance(name, str))
+            pending += found.values()
+        elif isinstance(found, list | tuple):
+            pending += found
+    if total + values > MAX_CHARS:
+        raise refuse(param, f"has {total + values + len(pending)} characters; at most {MAX_CHARS}")
+    return total + values
+
+
 def _json(value: object, param: str) -> str:
     schema = value
     if isinstance(schema, str):
-        if len(schema) > MAX_CHARS:  # before anything is made of it
-            raise refuse(param, f"has {len(schema)} characters; at most {MAX_CHARS}")
         try:
             schema = json.loads(schema)
         except (ValueError, RecursionError):
@@ -77,8 +101,7 @@ def _json(value: object, param: str) -> str:
     own = schema.get("x-guidance")
     spacing = {**_SPACING, **own} if isinstance(own, Mapping) else _SPACING
     # lenient is what would let through answers that do not fit
-    told = _written({**schema, "x-guidance": {**spacing, "lenient": False}}, param)
-    return _text({"lark_grammar": f"{_UNFORCED}\nstart: %json {told}"}, param)
+    return _text({SCHEMA: {**schema, "x-guidance": {**spacing, "lenient": False}}}, param)
 
 
 def _any_object(value: object, param: str) -> str:
@@ -99,10 +122,10 @@ def _regex(value: object, param: str) -> str:
 
 
 def _choice(value: object, param: str) -> str:
+    if isinstance(value, list | tuple) and len(value) > MAX_CHOICES:
+        raise refuse(param, f"has {len(value)} texts; at most {MAX_CHOICES}")
     if not isinstance(value, list | tuple) or not value or not all(isinstance(v, str) and v for v in value):
         raise refuse(param, "must be a list of texts, none of them empty")
-    if len(value) > MAX_CHOICES:
-        raise refuse(param, f"has {len(value)} texts; at most {MAX_CHOICES}")
     return _regex("|".join(_MARKS.sub(r"\\\g<0>", text) for text in value), param)
 
 
@@ -111,8 +134,6 @@ def _grammar(value: object, param: str) -> str:
     take long, and is done where grammars are compiled (``runtime.structured.notation``)."""
     if not isinstance(value, str) or not value.strip():
         raise refuse(param, f"{shown(value)} is not a grammar")
-    if len(value) > MAX_CHARS:
-        raise refuse(param, f"has {len(value)} characters; at most {MAX_CHARS}")
     return _text({GBNF if "::=" in value else "lark_grammar": value}, param)
 
 

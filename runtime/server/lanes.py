@@ -27,9 +27,10 @@ Work = Callable[[Callable[[], bool]], T]  # is given what tells whether it is st
 class Lane:
     """One thread, and the line before it."""
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, what: str = "long prompts are being prepared", per_owner: int | None = None) -> None:
+        """Creates an idle thread. `what`, `per_owner`: see `Line`."""
         self._thread = ThreadPoolExecutor(1, thread_name_prefix=name)
-        self._line = Line(MAX_WAITING, "long prompts are being prepared")
+        self._line = Line(MAX_WAITING, what, per_owner)
 
     async def run(self, size: int, work: Work[T], owner: str = "") -> T:
         """What `work` returns. Raises RequestError 429 where too much waits; cancelled, it gives up its place."""

@@ -1,7 +1,8 @@
-"""A line before something that serves one at a time: the shortest goes first, and what waits is limited.
+"""A fair queue before something that serves one request at a time.
 
-Where keys tell those who wait apart, nobody can fill it for the others: who comes when it is full takes the place of
-the last who came of the owner that holds most of it, unless that is more than a fair share for the newcomer itself.
+Owners (API keys) get equal seconds of service. Within an owner, and among owners that have used about the same, the
+shortest request is first. What waits is limited: a request that finds the queue full displaces the last one of the
+owner that holds most of it, unless that would leave the newcomer's owner with more.
 """
 
 from __future__ import annotations
@@ -9,17 +10,21 @@ from __future__ import annotations
 import asyncio
 import heapq
 import itertools
+import time
 from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
 from runtime.errors import RequestError
+from runtime.structured.service_time import ServiceTime
+
+QUANTUM = 0.05  # seconds of service by which owners may differ and count as equal
 
 
 @dataclass(order=True)
 class Waiter:
-    """In the order of turns: the shortest, within a factor of two the first."""
+    """In the order of service: the shortest, within a factor of two the first."""
 
     magnitude: int
     number: int
@@ -31,42 +36,65 @@ class Waiter:
 class Line:
     """Cancelled, a waiter is gone."""
 
-    def __init__(self, most: int, what: str) -> None:
-        """`most`: how much may wait, together, in the unit of `enter`. `what`: how a refusal calls those that wait."""
-        self._most, self._what = most, what
-        self._waiting: list[Waiter] = []
+    def __init__(self, most: int, what: str, per_owner: int | None = None) -> None:
+        """Creates an empty queue.
+
+        Args:
+            most: How much may wait together, in the unit of `enter`.
+            what: How a refusal calls those that wait.
+            per_owner: How many requests of one owner may wait; None for any number.
+        """
+        self._most, self._what, self._per_owner = most, what, per_owner
+        self._waiting: dict[str, list[Waiter]] = {}  # a heap for each owner of which something waits
         self._numbers = itertools.count()
         self._held: Counter[str] = Counter()  # of what waits, by owner
         self._busy = False
+        self._served = ""  # the owner that is served
+        self._since = 0.0
+        self._used = ServiceTime()
 
     async def enter(self, size: int, owner: str = "") -> None:
-        """Wait for one's turn; `leave` ends it. Raises RequestError 429 where too much waits, at once or later."""
+        """Waits for service, which `leave` ends. Raises RequestError 429 where too much waits, at once or later."""
         if not self._busy:
             self._busy = True
+            self._used.join(owner, ())
+            self._begin(owner)
             return
+        if self._per_owner is not None and len(self._waiting.get(owner, ())) >= self._per_owner:
+            whose = "of this API key " if owner else ""
+            raise RequestError(
+                f"{self._per_owner} {self._what} {whose}wait already, as many as may; retry later",
+                status=429,
+                code="queue_full",
+            )
         self._make_room(size, owner)
         turn = asyncio.get_running_loop().create_future()
         waiter = Waiter(size.bit_length(), next(self._numbers), size, owner, turn)
-        heapq.heappush(self._waiting, waiter)
+        if owner not in self._waiting and owner != self._served:
+            self._used.join(owner, self._waiting)
+        heapq.heappush(self._waiting.setdefault(owner, []), waiter)
         self._held[owner] += size
         try:
             await turn
         except asyncio.CancelledError:
             if turn.cancelled():
-                if waiter in self._waiting:
+                if waiter in self._waiting.get(owner, ()):
                     self._remove(waiter)
             elif turn.exception() is None:
-                self.leave()  # it was this one's turn
+                self.leave()  # its service had begun
             raise
         finally:
             del waiter, turn  # a refusal's frames would hold the refusal, and the body, in a circle
 
     def leave(self) -> None:
-        """The turn goes to the next."""
+        """Ends the service, and begins that of the next."""
+        self._used.end(self._served, time.perf_counter() - self._since, idle=not self._waiting)
         while self._waiting:
-            waiter = heapq.heappop(self._waiting)
-            self._forget(waiter)
-            if not waiter.turn.done():  # a waiter that was cancelled stays in the line until it runs
+            bound = self._used.least(self._waiting) + QUANTUM
+            waiter = min(heap[0] for owner, heap in self._waiting.items() if self._used[owner] <= bound)
+            self._remove(waiter)
+            if not waiter.turn.done():  # a waiter that was cancelled stays in the queue until it runs
+                self._begin(waiter.owner)
                 waiter.turn.set_result(None)
                 return
         self._busy = False
@@ -80,12 +108,16 @@ class Line:
         finally:
             self.leave()
 
+    def _begin(self, owner: str) -> None:
+        self._used.begin(owner)
+        self._served, self._since = owner, time.perf_counter()
+
     def _make_room(self, size: int, owner: str) -> None:
         while self._held.total() + size > self._most:
             greediest, held = self._held.most_common(1)[0] if self._held else ("", 0)
             if held <= self._held[owner] + size:
                 raise self._too_much()
-            last = max((w for w in self._waiting if w.owner == greediest), key=lambda w: w.number)
+            last = max(self._waiting[greediest], key=lambda waiter: waiter.number)
             self._remove(last)
             if not last.turn.done():
                 last.turn.set_exception(self._too_much())
@@ -94,11 +126,11 @@ class Line:
         return RequestError(f"too many {self._what} at the moment; retry later", status=429, code="queue_full")
 
     def _remove(self, waiter: Waiter) -> None:
-        self._waiting.remove(waiter)
-        heapq.heapify(self._waiting)
-        self._forget(waiter)
-
-    def _forget(self, waiter: Waiter) -> None:
+        waiting = self._waiting[waiter.owner]
+        waiting.remove(waiter)
+        heapq.heapify(waiting)
+        if not waiting:
+            del self._waiting[waiter.owner]
         self._held[waiter.owner] -= waiter.size
         if not self._held[waiter.owner]:
             del self._held[waiter.owner]

@@ -35,6 +35,7 @@ from runtime.server.structured import FormChecker, form
 from runtime.server.talking import Talk
 from runtime.server.tracing import Tracing
 from runtime.server.validating import B
+from runtime.structured.grammars import GrammarError
 from runtime.text import Answer, Tokenizer
 
 log = logging.getLogger("unmask.http")
@@ -114,6 +115,14 @@ class Service:
             raise refuse(name, "cannot be kept to here, and --strict-fields is set; leave it out")
         request.state.ignored = [*getattr(request.state, "ignored", ()), name]
         self._tell([name])
+
+    def _without_refused(self, request: Request, chat: Talk, error: GrammarError) -> bool:
+        """Whether the grammar can leave out the schemas of tools that were refused; names the fields ignored then."""
+        if self.config.strict_fields or (fields := chat.leave_out_schemas(error.parts)) is None:
+            return False
+        for name in fields:
+            self.leave_out(request, name)
+        return True
 
     def _tell(self, unknown: list[str]) -> None:
         """Each name once in the log, of so many names that strangers cannot fill it."""
@@ -209,7 +218,15 @@ class Service:
                 self.frontend.check_room(len(prompts) * n, owner)
                 check_told(spec, len(prompts) * n, names.get("logprobs", "logprobs"))
             if spec.grammar and not i:
-                await self.forms.check(request, spec.grammar, holder if made else path_of(asked[FIELD], named))
+                param = holder if made else path_of(asked[FIELD], named)
+                try:
+                    await self.forms.check(request, spec.grammar, param)
+                except GrammarError as error:
+                    if talk is None or not self._without_refused(request, talk, error):
+                        raise
+                    made, holder = talk.grammar(asked[FIELD], named)
+                    spec = check(grammar=made)
+                    await self.forms.check(request, made, param)
             specs += choices(spec, n)
         self.model_name(model)  # an adapter may have gone meanwhile
         told = {"exact": bool(made) and not stops and not params.stop_token_ids, "streamed": mode is not None}

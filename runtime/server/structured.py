@@ -20,6 +20,7 @@ from runtime.text import Tokenizer
 
 # Keywords that decide the type of a value: beside one of them no type is added to a schema.
 _TYPED = {"type", "enum", "const", "$ref", "$dynamicRef", "allOf", "anyOf", "oneOf"}
+MAX_WAITING_GRAMMARS = 128  # of one API key, or of all clients where keys tell nobody apart
 # Other servers' names for the same.
 ALIKE = {
     "guided_json": "json",
@@ -85,7 +86,7 @@ class FormChecker:
 
     def __init__(self, require: Callable[[], tuple[EngineInfo, Tokenizer]]) -> None:
         self._require = require
-        self._lane = Lane("grammars")
+        self._lane = Lane("grammars", "grammars to compile", MAX_WAITING_GRAMMARS)
         self._trials: Trials | None = None
 
     async def check(self, request: Request, grammar: str, param: str) -> None:
@@ -103,4 +104,4 @@ class FormChecker:
 
             why = await attended(request, self._lane.run(len(grammar), work, owner_of(request)))
         if why:
-            raise kept_to(param, why)
+            raise kept_to(param, why, trials.refused_parts(grammar))

@@ -3,7 +3,7 @@ calls to them, and what reads the answer's parts."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from starlette.requests import Request
@@ -20,7 +20,7 @@ from runtime.parts import (
     tool_format,
     tool_formats,
 )
-from runtime.parts.grammar import Held, Wanted, grammar
+from runtime.parts.grammar import Held, Wanted, grammar, part_name
 from runtime.parts.thought import Thought
 from runtime.request.checks import refuse
 from runtime.request.io import EngineInfo
@@ -59,6 +59,7 @@ class Talk:
         self._format: ToolFormat | None = tool_format(config.tool_call_parser or info.tool_calls)
         self._reasoning: ReasoningFormat | None = reasoning_format(config.reasoning_parser or info.reasoning)
         self._opened = self.optional = self.unheld = False
+        self._any_object: frozenset[int] = frozenset()  # tools whose schemas the grammar leaves out
         if not tools.tools:
             self._format = None
         elif self._format is None:
@@ -129,12 +130,29 @@ class Talk:
                     param=param,
                 )
             wanted: Wanted = "only" if tools.forced else "or_form" if form else "within"
-            held = Held(self._format, tools.callable, wanted, tools.single)
+            held = Held(self._format, tools.callable, wanted, tools.single, self._any_object)
         return grammar(held, form, opened, self._tokenizer.control_id, param), param
 
     def preamble(self) -> Thought | None:
         """Returns what finds the reasoning of one answer. None if the model marks none."""
         return None if self._reasoning is None else Thought(self._reasoning, self._opened)
+
+    def leave_out_schemas(self, parts: Sequence[str]) -> list[str] | None:
+        """Leaves schemas that cannot be kept to out of the next `grammar`, where calls are the model's own choice.
+
+        Args:
+            parts: The names of the grammar's parts that were refused.
+
+        Returns:
+            The fields `strict` of these tools that are not honored, or None where nothing may be left out.
+        """
+        tools = self._tooling
+        numbers = [i for i in range(len(tools.callable)) if part_name(i) in parts and i not in self._any_object]
+        if tools.forced or not numbers:
+            return None
+        self._any_object |= frozenset(numbers)
+        strict = [tools.callable[i] for i in numbers if tools.callable[i][1].strict]
+        return [f"{path.rpartition('.')[0]}.strict" for path, _ in strict]
 
     def parts(self, *, exact: bool, streamed: bool) -> Parts:
         """What tells an answer's parts apart. `exact`: a grammar holds all of its calls to their form, and no stop

@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any, Protocol
 
 from runtime.errors import RequestError
 from runtime.structured.constraint import Constraint, Facts, sentence
-from runtime.structured.notation import readable
+from runtime.structured.notation import explain, is_wrong, parts_alone, readable
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 
 KEPT = 64  # compiled grammars
+_UNSATISFIABLE = "Unsatisfiable"  # in the engine's refusal of a schema that no value fits
 STACK = 512 << 20  # bytes of address space for the compiler, which goes down a chain of rules by calling itself
 TRIED = 4  # choices of a new grammar's answers, of which a schema's first two may be a brace and a quotation mark
 # Of one grammar, so that no schema takes seconds or gigabytes: about 20 ms of lexer, 15 ms a token, 40 MB of states.
@@ -105,13 +106,30 @@ class Grammars:
                     threading.stack_size(before)
             return work.result()
 
+    def refused_parts(self, text: str) -> tuple[str, tuple[str, ...]]:
+        """Tries the parts of a refused grammar alone.
+
+        Returns:
+            Why the first refused part is, with the path of its field, and the names of all whose schemas are valid and
+            cannot be kept to; "" and () where no part is refused alone.
+        """
+        reasons, unsupported, wrong = [], [], False
+        for name, path, alone in parts_alone(text):
+            _, why = self.tried(alone)
+            if why:
+                reasons.append(f"{path}: {why}")
+                wrong = wrong or is_wrong(alone) or _UNSATISFIABLE in why
+                unsupported.append(name)
+        return reasons[0] if reasons else "", () if wrong else tuple(unsupported)
+
     def _try(self, text: str) -> tuple[LLMatcher | None, str]:
         try:
             matcher = self._compile(readable(text))
         except ValueError as error:
             return None, str(error)
-        wrong = matcher.is_error()
-        return matcher, sentence(matcher.get_error()) if wrong else self._beginning(matcher.deep_copy())
+        if matcher.is_error():
+            return matcher, explain(text, sentence(matcher.get_error()))
+        return matcher, self._beginning(matcher.deep_copy())
 
     def _beginning(self, matcher: LLMatcher) -> str:
         """Why no answer can even begin, "" if one can: what is too large shows at its first choices."""
@@ -137,6 +155,18 @@ class Grammars:
         return LLMatcher(tokens, text, log_level=0, limits=made)
 
 
-def kept_to(param: str, why: str) -> RequestError:
+class GrammarError(RequestError):
+    """A grammar that no answer can keep to.
+
+    Attributes:
+        parts: Names of its parts that cannot be kept to alone, where it consists of several.
+    """
+
+    def __init__(self, param: str, why: str, parts: Collection[str] = ()) -> None:
+        super().__init__(f"{param}: cannot be kept to: {why}", param=param, detail=why)
+        self.parts = tuple(parts)
+
+
+def kept_to(param: str, why: str, parts: Collection[str] = ()) -> GrammarError:
     """The refusal of a grammar that `param` asks for."""
-    return RequestError(f"{param}: cannot be kept to: {why}", param=param, detail=why)
+    return GrammarError(param, why, parts)

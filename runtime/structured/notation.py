@@ -1,7 +1,7 @@
-"""Grammars in GBNF's notation, as the grammar engine reads them.
+"""Translates the notations of clients to that of the grammar engine: GBNF, and JSON schemas with all their keywords.
 
-The translation is not `request/structured.py`'s, which runs on a server's event loop: 64 KiB of rules take seconds,
-of line ends twenty. Here it is where a grammar is compiled, and in the trial of one under its limit of time.
+This happens where a grammar is compiled, and in its trial under a limit of CPU time. `request/structured.py` runs on a
+server's event loop, where 64 KiB of GBNF would take seconds.
 """
 
 from __future__ import annotations
@@ -10,26 +10,77 @@ import json
 from typing import Any
 
 from runtime.request.checks import shown
-from runtime.request.structured import GBNF, MAX_CHARS
+from runtime.request.structured import FIELD_PATH, GBNF, MAX_CHARS, SCHEMA
+from runtime.structured.json_schema import OVERLAP, remaining_one_of, simplify_schema
+from runtime.structured.patterns import Unsupported
 
-_MARK = f'"{GBNF}": "'  # within a text of JSON its quotation marks would be escaped
+# The engine does not cut prescribed text into tokens: a model may have one for a colon and the space behind it.
+_UNFORCED = '%llguidance {"no_forcing": true}'
+_ONE_OF = "'coerce_one_of'"  # in the engine's refusal of a oneOf
 
 
 def readable(text: str) -> str:
-    """The text of a grammar, each of its parts in Lark's notation. Raises ValueError: why one cannot be."""
-    if _MARK not in text:
+    """Translates the parts of a grammar.
+
+    Raises:
+        ValueError: A part cannot be translated; the message says why.
+    """
+    if GBNF not in text and SCHEMA not in text:
         return text
-    parts = [_translated(part) if GBNF in part else part for part in json.loads(text)["grammars"]]
+    parts = [_translated(part) for part in json.loads(text)["grammars"]]
     return json.dumps({"grammars": parts}, ensure_ascii=False)
 
 
+def parts_alone(text: str) -> list[tuple[str, str, str]]:
+    """The parts of a grammar that are schemas of a request's fields: name, path of the field, and grammar of each."""
+    found = []
+    for part in json.loads(text)["grammars"]:
+        if FIELD_PATH in part:
+            alone = {name: value for name, value in part.items() if name not in ("name", FIELD_PATH)}
+            found.append((part["name"], part[FIELD_PATH], json.dumps({"grammars": [alone]}, ensure_ascii=False)))
+    return found
+
+
+def is_wrong(text: str) -> bool:
+    """Whether a grammar has a part that is no schema, and not one that is not supported."""
+    try:
+        readable(text)
+    except Unsupported:
+        return False
+    except ValueError:
+        return True
+    return False
+
+
+def explain(text: str, error: str) -> str:
+    """The engine's refusal of a grammar; that of a ``oneOf`` with its path and the ways out."""
+    if _ONE_OF not in error:
+        return error
+    paths = [path for part in json.loads(text)["grammars"] if SCHEMA in part for path in remaining_one_of(part[SCHEMA])]
+    where = " or ".join(paths[:3]) + (f" or {len(paths) - 3} more" if len(paths) > 3 else "")
+    return f"{where}: {OVERLAP}"
+
+
 def _translated(part: dict[str, Any]) -> dict[str, Any]:
+    base = {name: value for name, value in part.items() if name not in (GBNF, SCHEMA, FIELD_PATH)}
+    if GBNF in part:
+        return base | {"lark_grammar": _from_gbnf(part[GBNF])}
+    if SCHEMA in part:
+        try:
+            schema = simplify_schema(part[SCHEMA])
+        except RecursionError:
+            raise ValueError("its schemas are nested too deeply; use fewer levels") from None
+        return base | {"lark_grammar": f"{_UNFORCED}\nstart: %json {json.dumps(schema, ensure_ascii=False)}"}
+    return base
+
+
+def _from_gbnf(grammar: str) -> str:
     from llguidance.gbnf_to_lark import any_to_lark
 
     try:
-        lark = any_to_lark(part[GBNF])
+        lark = any_to_lark(grammar)
     except Exception as error:
         raise ValueError(f"it is not a readable grammar: {shown(str(error))}") from None
     if len(lark) > MAX_CHARS:
         raise ValueError(f"it has {len(lark)} characters in Lark's notation, at most {MAX_CHARS}; send a smaller one")
-    return {name: value for name, value in part.items() if name != GBNF} | {"lark_grammar": lark}
+    return lark

@@ -18,6 +18,7 @@ import msgspec
 
 from runtime.errors import ConfigError
 from runtime.request.io import EngineInfo
+from runtime.request.structured import SCHEMA
 from runtime.structured.grammars import STACK
 from runtime.structured.limits import TrialLimits
 from runtime.structured.notation import readable
@@ -38,10 +39,17 @@ class Setup(msgspec.Struct, frozen=True):
 
 
 class Verdict(msgspec.Struct, frozen=True):
-    """Why a grammar cannot be kept to, "" if it can; and whether the process has grown too `large`."""
+    """The result of one trial.
+
+    Attributes:
+        why: Why the grammar cannot be kept to, "" if it can.
+        large: Whether the process has grown so much that the next trial needs another one.
+        parts: Names of the grammar's parts that cannot be kept to alone.
+    """
 
     why: str
     large: bool
+    parts: tuple[str, ...] = ()
 
 
 def main() -> None:
@@ -67,35 +75,35 @@ def main() -> None:
     for line in source:
         signal.setitimer(signal.ITIMER_PROF, setup.limits.compile_seconds)  # whose signal ends the process
         before = _resident()
-        text, why = _translated(msgspec.json.decode(line, type=str), setup.limits.translate_seconds)
+        text = msgspec.json.decode(line, type=str)
+        why = _untranslatable(text, setup.limits.translate_seconds)
         matcher = None
+        parts: tuple[str, ...] = ()
         if not why:
             matcher, why = grammars.tried(text)
+        if why:
+            reason, parts = grammars.refused_parts(text)
+            why = reason or why
         grown = _resident() - before
         del matcher
         signal.setitimer(signal.ITIMER_PROF, 0)
         if not why and grown > MOST:
             why = f"it takes {grown >> 20} MiB once compiled, at most {MOST >> 20}; send a smaller or simpler one"
-        tell(msgspec.json.encode(Verdict(why, _resident() > most)) + b"\n")
+        tell(msgspec.json.encode(Verdict(why, _resident() > most, parts)) + b"\n")
 
 
-def _translated(text: str, limit: float) -> tuple[str, str]:
-    """Translates a grammar to the engine's notation.
-
-    Returns:
-        The translated text, and the reason for a refusal ("" if there is none): the translation failed, or took more
-        than `limit` seconds of CPU time.
-    """
+def _untranslatable(text: str, limit: float) -> str:
+    """Why a grammar cannot be translated to the engine's notation within `limit` seconds of CPU time, "" if it can."""
     began = time.process_time()
     try:
-        text = readable(text)
+        readable(text)
     except ValueError as error:
-        return text, str(error)
+        return str(error)
     seconds = time.process_time() - began
     if seconds <= limit:
-        return text, ""
-    why = f"its notation takes {seconds:.2g} s to translate, at most {limit:g}; write it in Lark's, or a smaller one"
-    return text, why
+        return ""
+    way = "send a smaller schema" if SCHEMA in text else "write it in Lark's, or a smaller one"
+    return f"its notation takes {seconds:.2g} s to translate, at most {limit:g}; {way}"
 
 
 def _resident() -> int:

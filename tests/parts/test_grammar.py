@@ -13,6 +13,7 @@ from runtime.errors import RequestError
 from runtime.parts import Parts, ReasoningFormat, Tool, reasoning_format, tool_format
 from runtime.parts.grammar import Held, Wanted, grammar
 from runtime.request.structured import grammar_of
+from runtime.structured.notation import readable
 from runtime.structured.vocabulary import read_vocabulary
 from runtime.text import Tokenizer
 from tests.server.checkpoint import EOS, write_checkpoint
@@ -38,7 +39,7 @@ def verdict(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
     vocabulary, library = read_vocabulary(place, size=size, eos=[EOS]), _library(place)
 
     def judge(text: str, written: str) -> tuple[bool, bool]:
-        matcher = LLMatcher(vocabulary, text, log_level=0)
+        matcher = LLMatcher(vocabulary, readable(text), log_level=0)
         assert not matcher.is_error(), matcher.get_error()
         ids = library.encode(written, add_special_tokens=False).ids
         return matcher.try_consume_tokens(ids) == len(ids), matcher.is_accepting()

@@ -114,6 +114,50 @@ def test_a_schema_that_is_none_is_refused(client: httpx.Client) -> None:
     assert (refused.status_code, refused.json()["error"]["param"]) == (400, "tools")
 
 
+SET = {"type": "object", "properties": {"tags": {"type": "array", "uniqueItems": True}}}
+
+
+def unsupported(name: str, **more: object) -> dict[str, object]:
+    return {"type": "function", "function": {"name": name, "parameters": SET, **more}}
+
+
+@pytest.mark.parametrize("count", [1, 24])
+def test_required_calls_name_the_tool_with_an_unsupported_schema(client: httpx.Client, count: int) -> None:
+    tools = [
+        *({**BOOK, "function": {**BOOK["function"], "name": f"book{i}"}} for i in range(count)),
+        unsupported("set"),
+    ]
+    refused = client.post(CHAT, json={**BODY, "tools": tools, "tool_choice": "required"})
+    assert (refused.status_code, refused.json()["error"]["param"]) == (400, "tool_choice")
+    where = f"tools[{count}].function.parameters: properties.tags.uniqueItems: true is not supported"
+    assert where in refused.json()["error"]["message"]
+
+
+def test_a_strict_tool_with_an_unsupported_schema_leaves_the_others_held(client: httpx.Client) -> None:
+    tools = [STRICT, unsupported("set", strict=True), unsupported("other")]
+    for stream in (False, True):
+        answer = client.post(CHAT, json={**BODY, "tools": tools, "stream": stream, "temperature": 1.5})
+        assert answer.status_code == 200, answer.text
+        assert answer.headers["x-unmask-ignored"] == "tools[1].function.strict"
+    flat = [{"type": "function", **unsupported("set", strict=True)["function"]}]  # type: ignore[dict-item]
+    answer = client.post("/v1/responses", json={"input": "What is 3 plus 4?", "tools": flat, "max_output_tokens": 8})
+    assert (answer.status_code, answer.headers["x-unmask-ignored"]) == (200, "tools[0].strict")
+    item = {"name": "set", "input_schema": SET, "strict": True}
+    answer = client.post("/v1/messages", json={"messages": BODY["messages"], "max_tokens": 8, "tools": [item]})
+    assert (answer.status_code, answer.headers["x-unmask-ignored"]) == (200, "tools[0].strict")
+
+
+def test_harmless_keywords_of_a_tool_are_no_matter(client: httpx.Client) -> None:
+    harmless = {"type": "object", "propertyNames": {"type": "string"}, "additionalProperties": {"format": "path"}}
+    parameters = {
+        **BOOKING,
+        "properties": {**BOOKING["properties"], "more": {**harmless, "unevaluatedProperties": True}},
+    }
+    tool = {"type": "function", "function": {"name": "book", "parameters": parameters}}
+    found = whole(client, {**BODY, "tools": [tool], "tool_choice": "required"})
+    fits(found["calls"][0][1], parameters)
+
+
 def test_a_model_whose_template_knows_no_tools_is_told_of_them(client: httpx.Client) -> None:
     asked = {"messages": BODY["messages"], "tools": [BOOK]}
     told = client.post("/tokenize", json=asked).json()["tokens"]

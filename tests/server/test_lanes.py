@@ -13,6 +13,7 @@ from runtime.server import lanes
 from runtime.server.jobs import ClientGone
 from runtime.server.lanes import LONG, Lane, Lanes, attended
 from runtime.server.line import Line
+from runtime.structured.service_time import MAX_OWNERS
 from tests.wait import TIMEOUT
 
 
@@ -235,3 +236,93 @@ def test_a_waiter_displaced_while_it_is_cancelled_ends_nobodys_turn() -> None:
         await asyncio.wait_for(other, TIMEOUT)
 
     asyncio.run(everything())
+
+
+class Clock:
+    """Seconds that pass when a test says so."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.now = 0.0
+        monkeypatch.setattr("runtime.server.line.time.perf_counter", lambda: self.now)
+
+
+async def order_of(line: Line, clock: Clock, waiting: list[tuple[str, int, float]], served: float) -> list[str]:
+    """The owners in the order of service, of waiters with a size and seconds of service each, behind one of owner a
+    whose service takes `served` seconds."""
+    await line.enter(1, "a")
+    found: list[str] = []
+
+    async def wait(owner: str, size: int, seconds: float) -> None:
+        async with line.turn(size, owner):
+            found.append(owner)
+            clock.now += seconds
+
+    tasks = [asyncio.create_task(wait(*each)) for each in waiting]
+    await settle()
+    clock.now += served
+    line.leave()
+    await asyncio.wait_for(asyncio.gather(*tasks), TIMEOUT)
+    return found
+
+
+@pytest.mark.parametrize("size", [1, 10, 1000])
+def test_another_owner_is_next_whatever_the_size_of_what_it_brings(monkeypatch: pytest.MonkeyPatch, size: int) -> None:
+    clock = Clock(monkeypatch)
+    waiting = [("a", 10, 1.0)] * 100 + [("b", size, 0.1)]
+    found = asyncio.run(order_of(Line(10_000, "waiters"), clock, waiting, served=1.0))
+    assert found.index("b") == 0
+
+
+def test_owners_get_equal_seconds_and_not_equal_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = Clock(monkeypatch)
+    waiting = [("a", 10, 1.0)] * 6 + [("b", 10, 0.25)] * 12
+    found = asyncio.run(order_of(Line(10_000, "waiters"), clock, waiting, served=0.0))
+    for end in range(4, len(found)):
+        seconds = {owner: found[:end].count(owner) * each for owner, each in (("a", 1.0), ("b", 0.25))}
+        assert "a" not in found[end:] or "b" not in found[end:] or abs(seconds["a"] - seconds["b"]) <= 1.25
+
+
+def test_an_owner_that_was_away_has_saved_up_no_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock, line = Clock(monkeypatch), Line(10_000, "waiters")
+
+    async def everything() -> list[str]:
+        for _ in range(100):
+            async with line.turn(1, "a"):
+                clock.now += 1
+        return await order_of(line, clock, [("a", 10, 1.0)] * 4 + [("b", 10, 1.0)] * 4, served=1.0)
+
+    found = asyncio.run(everything())
+    assert "a" in found[:4]
+    assert "b" in found[:2]
+
+
+def test_few_requests_of_an_owner_may_wait_where_their_number_is_limited() -> None:
+    async def everything() -> None:
+        line = Line(10_000, "grammars to compile", per_owner=2)
+        await line.enter(1, "a")
+        waiting = [asyncio.create_task(line.enter(1, owner)) for owner in ("a", "a", "b", "b", "")]
+        await settle()
+        for owner, whose in (("a", "of this API key "), ("b", "of this API key ")):
+            with pytest.raises(
+                RequestError, match=f"^2 grammars to compile {whose}wait already.*retry later"
+            ) as refused:
+                await line.enter(1, owner)
+            assert (refused.value.status, refused.value.code) == (429, "queue_full")
+        assert not any(task.done() for task in waiting)
+        for _ in waiting:
+            line.leave()
+        await asyncio.wait_for(asyncio.gather(*waiting), TIMEOUT)
+
+    asyncio.run(everything())
+
+
+def test_many_owners_that_come_once_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock, line = Clock(monkeypatch), Line(10_000, "waiters")
+
+    async def everything() -> None:
+        for number in range(5000):
+            async with line.turn(1, f"owner {number}"):
+                clock.now += 1
+
+    asyncio.run(everything())
+    assert len(line._used) <= MAX_OWNERS

@@ -1,0 +1,168 @@
+"""Regular expressions of JSON schemas, rewritten from ECMAScript's syntax to that of the grammar engine.
+
+A schema's ``pattern`` is an ECMAScript expression (JSON Schema core, 6.4; ECMA-262, 22.2). The engine reads the syntax
+of Rust's ``regex`` crate. Some expressions are valid in both and match different texts, so they are rewritten.
+"""
+
+from __future__ import annotations
+
+import re
+
+# Published expressions with look-ahead (of zod and pydantic), and those without it that match the same texts.
+_EMAIL = r"^(?:[A-Za-z0-9_'+\-]+\.)*[A-Za-z0-9_'+\-]*[A-Za-z0-9_+\-]@(?:[A-Za-z0-9][A-Za-z0-9\-]*\.)+[A-Za-z]{2,}$"
+_DATE_PART = r"(?:\d+Y(?:\d+M)?(?:\d+D)?|\d+M(?:\d+D)?|\d+D)"
+_SECONDS = r"\d+(?:[.,]\d+)?S"
+_TIME_PART = rf"T(?:\d+H(?:\d+M)?(?:{_SECONDS})?|\d+M(?:{_SECONDS})?|{_SECONDS})"
+_LABELS = r"^[a-zA-Z0-9](?:[a-zA-Z0-9-]{0,61}[a-zA-Z0-9])?(?:\.[a-zA-Z0-9](?:[a-zA-Z0-9-]{0,61}[a-zA-Z0-9])?)*"
+EQUIVALENTS = {
+    r"^(?!\.)(?!.*\.\.)([A-Za-z0-9_'+\-\.]*)[A-Za-z0-9_+-]@([A-Za-z0-9][A-Za-z0-9\-]*\.)+[A-Za-z]{2,}$": _EMAIL,
+    r"^(?!\.)(?!.*\.\.)([a-zA-Z0-9_'+\-\.]*)[a-zA-Z0-9_+-]@([a-zA-Z0-9][a-zA-Z0-9\-]*\.)+[a-zA-Z]{2,}$": _EMAIL,
+    r"^P(?:(\d+W)|(?!.*W)(?=\d|T\d)(\d+Y)?(\d+M)?(\d+D)?(T(?=\d)(\d+H)?(\d+M)?(\d+([.,]\d+)?S)?)?)$": (
+        rf"^P(?:\d+W|{_DATE_PART}(?:{_TIME_PART})?|{_TIME_PART})$"
+    ),
+    r"^(?!^[-+.]*$)[+-]?0*\d*\.?\d*$": r"^[+-]?(?:\d+\.?\d*|\.\d+)$",
+}
+# The same for an expression that also bounds the length: alternatives, each with its longest text in characters.
+BOUNDED = {
+    r"^(?=.{1,253}\.?$)[a-zA-Z0-9](?:[a-zA-Z0-9-]{0,61}[a-zA-Z0-9])?(?:\.[a-zA-Z0-9](?:[-0-9a-zA-Z]{0,61}[0-9a-zA-Z])?)*\.?$": (  # noqa: E501
+        (f"{_LABELS}$", 253),
+        (rf"{_LABELS}\.$", 254),
+    ),
+}
+
+BASE64 = "^(?:[0-9A-Za-z+/]{4})*(?:[0-9A-Za-z+/]{2}==|[0-9A-Za-z+/]{3}=)?$"  # RFC 4648, section 4
+# Of formats that the engine does not check: RFC 6901, a relative JSON pointer, RFC 3986 (with hosts that are names).
+_POINTER = "(?:/(?:[^~/]|~[01])*)*"
+_URI = "(?:[A-Za-z0-9._~!$&'()*+,;=@-]|%[0-9A-Fa-f]{2})"
+FORMAT_PATTERNS = {
+    "json-pointer": f"^{_POINTER}$",
+    "relative-json-pointer": f"^(?:0|[1-9][0-9]*)(?:#|{_POINTER})$",
+    "uri-reference": (
+        f"^(?:[A-Za-z][A-Za-z0-9+.-]*:)?(?://[A-Za-z0-9](?:[A-Za-z0-9.-]*[A-Za-z0-9])?)?"
+        f"(?:/{_URI}+)*/?(?:[?](?:{_URI}|[/?:])*)?(?:#(?:{_URI}|[/?:])*)?$"
+    ),
+}
+
+_QUANTIFIER = re.compile(r"\{[0-9]+(?:,[0-9]*)?\}")
+_GROUP = re.compile(r"\(\?(?::|P?<[A-Za-z_][A-Za-z0-9_]*>|[a-z-]+[:)])")
+_AROUND = {"(?=": "look-ahead", "(?!": "look-ahead", "(?<=": "look-behind", "(?<!": "look-behind"}
+_HEX = re.compile(r"x[0-9A-Fa-f]{2}|u[0-9A-Fa-f]{4}|u\{[0-9A-Fa-f]{1,6}\}")
+_PAIR = re.compile(r"u(d[89ab][0-9a-f]{2})\\u(d[c-f][0-9a-f]{2})", re.IGNORECASE)
+_PROPERTY = re.compile(r"[pP](?:\{[A-Za-z_=]+\}|[A-Z])")
+_META = frozenset("\\.+*?()|[]{}^$#&-~/")
+_ANY = r"[\s\S]"
+_NO_LINE_END = r"[^\n\r\u{2028}\u{2029}]"  # ECMAScript's dot; the engine's excludes \n alone
+
+
+class Unsupported(ValueError):
+    """A part of a schema that is valid, and that the grammar engine cannot express."""
+
+
+def to_engine(pattern: str) -> str:
+    """Rewrites an ECMAScript expression to one of the grammar engine that matches the same texts.
+
+    Raises:
+        Unsupported: It uses what the engine cannot express, such as look-ahead.
+        ValueError: It is not a regular expression.
+    """
+    pattern = EQUIVALENTS.get(pattern, pattern)
+    written: list[str] = []
+    at = 0
+    dotall = False
+    while at < len(pattern):
+        character = pattern[at]
+        if character == "\\":
+            text, at = _escape(pattern, at + 1, in_class=False)
+        elif character == "[":
+            text, at = _class(pattern, at)
+        elif character == "(":
+            text, at = _group(pattern, at)
+            dotall = dotall or (text.startswith("(?") and "s" in text.split("-")[0] and "<" not in text)
+        elif character == "{" and (found := _QUANTIFIER.match(pattern, at)) and written:
+            text, at = found[0], found.end()
+        elif character in "{}]":
+            text, at = f"\\{character}", at + 1
+        else:
+            text, at = (_NO_LINE_END if character == "." and not dotall else character), at + 1
+        written.append(text)
+    return "".join(written)
+
+
+def matches(pattern: str, name: str) -> bool | None:
+    """Whether a name contains a match of an expression; None where Python's ``re`` may disagree with ECMAScript."""
+    to_engine(pattern)
+    if not (name.isascii() and name.isprintable()):
+        return None
+    try:
+        return re.search(EQUIVALENTS.get(pattern, pattern), name, re.ASCII) is not None
+    except re.error:
+        return None
+
+
+def _group(pattern: str, at: int) -> tuple[str, int]:
+    """The beginning of a group, and the offset behind it."""
+    if not pattern.startswith("(?", at):
+        return "(", at + 1
+    for opening, kind in _AROUND.items():
+        if pattern.startswith(opening, at):
+            raise Unsupported(f"{kind} {opening}...) is not supported; write the expression without it")
+    found = _GROUP.match(pattern, at)
+    if found is None:
+        raise ValueError(f"{pattern[at : at + 4]} does not begin a group; escape the parenthesis")
+    return found[0], found.end()
+
+
+def _escape(pattern: str, at: int, *, in_class: bool) -> tuple[str, int]:
+    """What stands behind a backslash, and the offset behind that."""
+    character = pattern[at : at + 1]
+    if not character:
+        raise ValueError("it ends with a backslash; leave the backslash out, or write two")
+    if character == "0" and not pattern[at + 1 : at + 2].isdigit():
+        return r"\x00", at + 1
+    if character.isdigit() or pattern.startswith("k<", at):
+        raise Unsupported(f"the back-reference \\{character} is not supported; write the expression without it")
+    if character in "bB":
+        if in_class and character == "b":
+            return r"\x08", at + 1
+        raise Unsupported(f"the word boundary \\{character} is not supported; write the expression without it")
+    if character == "c" and pattern[at + 1 : at + 2].isalpha() and pattern[at + 1].isascii():
+        return f"\\x{ord(pattern[at + 1]) % 32:02x}", at + 2
+    if pair := _PAIR.match(pattern, at):
+        high, low = (int(half, 16) for half in pair.groups())
+        return f"\\u{{{0x10000 + ((high - 0xD800) << 10) + low - 0xDC00:x}}}", pair.end()
+    for form in (_HEX, _PROPERTY):
+        if found := form.match(pattern, at):
+            return f"\\{found[0]}", found.end()
+    if character in "dDwWsSnrtvf":
+        return f"\\{character}", at + 1
+    if character.isascii() and character.isalpha():
+        raise ValueError(f"\\{character} is not an escape of ECMAScript; write {character}")
+    return (f"\\{character}" if character in _META else character), at + 1
+
+
+def _class(pattern: str, at: int) -> tuple[str, int]:
+    """A class of characters, and the offset behind it. Its members are escaped: the engine knows nested classes and
+    operators between them, ECMAScript does not."""
+    if pattern.startswith("[^]", at):
+        return _ANY, at + 3
+    if pattern.startswith("[]", at):
+        raise ValueError("[] matches nothing; name the characters")
+    negated = pattern.startswith("[^", at)
+    written = ["[^" if negated else "["]
+    at += 1 + negated
+    while True:
+        if at >= len(pattern):
+            raise ValueError("a class of characters has no closing bracket; add ], or escape [")
+        if pattern[at] == "]":
+            return "".join([*written, "]"]), at + 1
+        member, at = _member(pattern, at)
+        written.append(member)
+        if pattern.startswith("-", at) and not pattern.startswith("-]", at) and at + 1 < len(pattern):
+            member, at = _member(pattern, at + 1)
+            written += ["-", member]
+
+
+def _member(pattern: str, at: int) -> tuple[str, int]:
+    if pattern[at] == "\\":
+        return _escape(pattern, at + 1, in_class=True)
+    return (f"\\{pattern[at]}" if pattern[at] in _META else pattern[at]), at + 1
