@@ -31,6 +31,7 @@ from runtime.server.table import Table
 from runtime.server.talking import check_parsers
 from runtime.server.wire.listener import describe, is_reachable, listen, listener_url
 from runtime.server.wire.memory import keep_together
+from runtime.weights.tokenizer_json import use_temporary_directory
 
 if TYPE_CHECKING:
     from runtime.server.speaking import Speaking
@@ -54,13 +55,19 @@ def run(config: ServerConfig, backend_command: tuple[str, ...] = BACKEND_COMMAND
     with contextlib.ExitStack() as stack:
         listener = stack.enter_context(listen(config.host, config.port))
         place = _place(stack)
+        use_temporary_directory(place / "tokenizers")
         server = Server(config, listener, place, backend_command, stack.close)
         return uvloop.run(server.serve())
 
 
 def _place(stack: contextlib.ExitStack) -> Path:
     """A fresh directory that is nobody else's, gone with `stack`."""
-    place = tempfile.mkdtemp(prefix="unmask-")
+    try:
+        place = tempfile.mkdtemp(prefix="unmask-")
+    except OSError:
+        raise ConfigError(
+            "the server needs a directory for temporary files, and none can be written; set TMPDIR to one"
+        ) from None
     stack.callback(shutil.rmtree, place, ignore_errors=True)
     return Path(place)
 

@@ -14,7 +14,7 @@ from runtime.errors import ConfigError, RequestError
 from runtime.text.budget import Abandoned, Budget
 from runtime.text.pieces import Pieces
 from runtime.text.template import ChatTemplate
-from runtime.weights import files
+from runtime.weights import files, tokenizer_json
 
 WINDOW = 2**16  # characters that are encoded at once when a long text is measured
 _MARK_LENGTH = 12  # characters of a private-use area: 150 bits, beyond guessing
@@ -34,16 +34,16 @@ class Tokenizer:
         `chat_template` is a jinja file used instead of the checkpoint's own. Raises ConfigError naming the file.
         """
         directory = self.directory = Path(directory)
-        data = files.read_json(directory, "tokenizer.json")
+        data = tokenizer_json.read_tokenizer(directory)
+        self._file = tokenizer_json.source_name(directory)
+        is_converted = not files.has(directory, tokenizer_json.FILE)
         if data is None:
-            raise ConfigError(f"{directory / 'tokenizer.json'}: not found; the checkpoint has no tokenizer")
-        config = files.read_json(directory, "tokenizer_config.json") or {}
-        self._controls = {
-            token["content"]: token["id"] for token in data.get("added_tokens") or () if token.get("special")
-        }
+            raise ConfigError(f"{self._file}: not found; the checkpoint has no tokenizer; {tokenizer_json.REMEDY}")
+        config = files.read_json(directory, tokenizer_json.CONFIG_FILE) or {}
+        self._lacks_prefix = is_converted and tokenizer_json.lacks_prefix(data)
+        self._controls = {token["content"]: token["id"] for token in data["added_tokens"] if token.get("special")}
         if not isinstance(data.get("model"), dict):
-            raise ConfigError(f"{directory / 'tokenizer.json'}: holds no model")
-        _add_missing(data, config)
+            raise ConfigError(f"{self._file}: holds no model")
         tokens = _tokens(data)
         source = _template_source(directory, config, chat_template)
         special = _special_ids(data, files.read_json(directory, "config.json") or {}, source or "")
@@ -55,19 +55,19 @@ class Tokenizer:
         self.max_token_id = max(tokens)
         self._longest = self.pieces.longest()
         self._ids = {text: id for id, text in tokens.items()}
-        self._encoder = _load(_with_marks(data, marks), directory)
+        self._encoder = _load(_with_marks(data, marks), self._file)
         for text, mark in marks.items():
             if self._encoder.token_to_id(mark) != self._ids[text]:
-                raise ConfigError(f"{directory / 'tokenizer.json'}: the id of {text!r} does not follow from the file")
-        self.named = _named_tokens(config)  # texts of special tokens, by what the checkpoint's config calls them
+                raise ConfigError(f"{self._file}: the id of {text!r} does not follow from the file")
+        self.named = tokenizer_json.named_tokens(directory)  # texts of special tokens, as the checkpoint names them
         self.chat_template = source  # the text of the one that is used, None without any
         self._template: ChatTemplate | None = None
         if source is not None:
             self._template = ChatTemplate(source, marks, self.named)
             try:
-                self._check_template(_load(data, directory))
+                self._check_template(_load(data, self._file))
             except LibraryFailed as error:
-                raise ConfigError(f"{directory / 'tokenizer.json'}: cannot be used: {error}") from None
+                raise ConfigError(f"{self._file}: cannot be used: {error}") from None
 
     @property
     def has_template(self) -> bool:
@@ -153,6 +153,8 @@ class Tokenizer:
 
     def _encode(self, text: str) -> Any:
         """The library's encoding; other threads run while it works."""
+        if self._lacks_prefix:
+            text = tokenizer_json.with_prefix(text)
         return _called(self._encoder.encode_batch_fast, [text], add_special_tokens=False)[0]
 
     def _check_template(self, plain: Any) -> None:
@@ -169,11 +171,11 @@ class Tokenizer:
                 raise ConfigError("the chat template builds special tokens from parts; write them whole")
 
 
-def _load(data: Mapping[str, Any], directory: Path) -> Any:
+def _load(data: Mapping[str, Any], file: str) -> Any:
     try:
         encoder = _called(tokenizers.Tokenizer.from_str, json.dumps(data))
     except Exception as error:  # the library raises nothing narrower
-        raise ConfigError(f"{directory / 'tokenizer.json'}: cannot be loaded: {error}") from None
+        raise ConfigError(f"{file}: cannot be loaded: {error}") from None
     encoder.no_truncation()
     encoder.no_padding()
     return encoder
@@ -198,18 +200,6 @@ def _check_unicode(text: str, param: str) -> None:
         text.encode("utf-8")
     except UnicodeEncodeError:
         raise RequestError(f"{param}: holds a lone surrogate, which is no character", param=param) from None
-
-
-def _add_missing(data: dict[str, Any], config: Mapping[str, Any]) -> None:
-    """Some checkpoints name further added tokens in tokenizer_config.json alone."""
-    added = data["added_tokens"] = list(data.get("added_tokens") or [])
-    known = {token["id"] for token in added}
-    for key, token in sorted(config.get("added_tokens_decoder", {}).items(), key=lambda item: int(item[0])):
-        if int(key) not in known:
-            flags = {
-                name: bool(token.get(name)) for name in ("single_word", "lstrip", "rstrip", "normalized", "special")
-            }
-            added.append({"id": int(key), "content": token["content"], **flags})
 
 
 def _tokens(data: Mapping[str, Any]) -> dict[int, str]:
@@ -274,17 +264,6 @@ def _template_source(directory: Path, config: Mapping[str, Any], override: str |
             "characters; make it smaller"
         )
     return source if isinstance(source, str) else None
-
-
-def _named_tokens(config: Mapping[str, Any]) -> dict[str, str]:
-    """``bos_token`` and its like, as templates name them."""
-    named = {}
-    for name in ("bos_token", "eos_token", "unk_token", "pad_token", "sep_token", "cls_token", "mask_token"):
-        value = config.get(name)
-        value = value.get("content") if isinstance(value, dict) else value
-        if isinstance(value, str):
-            named[name] = value
-    return named
 
 
 def _check_messages(messages: Sequence[Mapping[str, Any]]) -> None:
