@@ -120,14 +120,20 @@ def token_text(value: Any) -> str | None:
 
 
 def named_tokens(directory: Path) -> dict[str, str]:
-    """Returns the texts of `bos_token` and its like, by their names.
+    """Returns the texts of `bos_token` and its like, by their names; a checkpoint may name tokens of its own too.
 
     ``tokenizer_config.json`` takes precedence over ``special_tokens_map.json``. ConfigError for an unreadable file.
     """
     named: dict[str, str] = {}
     for file in (SPECIAL_FILE, CONFIG_FILE):
         config = files.read_json(directory, file) or {}
-        named |= {name: text for name in NAMED_TOKENS if (text := token_text(config.get(name))) is not None}
+        extra = config.get("extra_special_tokens")
+        entries = {**(extra if isinstance(extra, dict) else {}), **config}
+        named |= {
+            name: text
+            for name, value in entries.items()
+            if name.endswith("_token") and (text := token_text(value)) is not None
+        }
     return named
 
 
