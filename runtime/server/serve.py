@@ -30,6 +30,7 @@ from runtime.server.table import Table
 from runtime.server.talking import check_parsers
 from runtime.server.wire.listener import describe, is_reachable, listen, listener_url
 from runtime.server.wire.memory import keep_together
+from runtime.weights.tokenizer_json import use_temporary_directory
 
 if TYPE_CHECKING:
     from runtime.server.speaking import Speaking
@@ -53,6 +54,7 @@ def run(config: ServerConfig, backend_command: tuple[str, ...] = BACKEND_COMMAND
     with contextlib.ExitStack() as stack:
         listener = stack.enter_context(listen(config.host, config.port))
         place = stack.enter_context(socket_dir())
+        use_temporary_directory(place / "tokenizers")
         server = Server(config, listener, place, backend_command, stack.close)
         return uvloop.run(server.serve())
 

@@ -10,24 +10,39 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
+from runtime.errors import ConfigError
+
 PREFIX = "unmask-"
 LOCK = "lock"  # locked as long as the server lives; the kernel unlocks it with the process's end
 
 
 @contextlib.contextmanager
 def socket_dir() -> Iterator[Path]:
-    """Makes a directory that only this user may enter, and removes it at the end."""
-    remove_abandoned()
-    while True:
-        path = Path(tempfile.mkdtemp(prefix=PREFIX))
-        lock = _locked(path / LOCK, create=True)
-        if lock is not None:
-            break
+    """Makes a directory that only this user may enter, and removes it at the end.
+
+    Raises:
+        ConfigError: No directory for temporary files can be written.
+    """
+    try:
+        remove_abandoned()
+        path, lock = _make()
+    except OSError:
+        raise ConfigError(
+            "the server needs a directory for temporary files, and none can be written; set TMPDIR to one"
+        ) from None
     try:
         yield path
     finally:
         shutil.rmtree(path, ignore_errors=True)
         os.close(lock)
+
+
+def _make() -> tuple[Path, int]:
+    """Returns a new directory and a descriptor of its locked file."""
+    while True:
+        path = Path(tempfile.mkdtemp(prefix=PREFIX))
+        if (lock := _locked(path / LOCK, create=True)) is not None:
+            return path, lock
 
 
 def remove_abandoned() -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from runtime.errors import ConfigError
-from runtime.weights import files
+from runtime.weights import tokenizer_json
 
 if TYPE_CHECKING:
     from llguidance import LLTokenizer
@@ -25,14 +25,14 @@ def read_vocabulary(directory: Path, *, size: int, eos: Sequence[int]) -> LLToke
     """
     from llguidance import LLTokenizer  # only where a grammar is asked for
 
-    text = files.read_text(directory, "tokenizer.json", files.JSON_BYTES)
-    if text is None:
-        raise ConfigError(f"{directory / 'tokenizer.json'}: not found; grammars need the tokenizer")
-    data = json.loads(text)
-    for token in data.get("added_tokens") or ():
+    data = tokenizer_json.read_tokenizer(directory)
+    file = tokenizer_json.source_name(directory)
+    if data is None:
+        raise ConfigError(f"{file}: not found; grammars need the tokenizer")
+    for token in data["added_tokens"]:
         if token["id"] in eos:
             token["special"] = True  # whatever the file says: it stands for no text
     try:
         return LLTokenizer(json.dumps(data), n_vocab=size, eos_token=list(eos))
     except Exception as error:  # the library raises nothing narrower
-        raise ConfigError(f"{directory / 'tokenizer.json'}: grammars cannot be built on it: {error}") from None
+        raise ConfigError(f"{file}: grammars cannot be built on it: {error}") from None

@@ -19,22 +19,49 @@ from jinja2.ext import Extension
 from jinja2.parser import Parser
 
 from runtime.errors import ConfigError, RequestError
-from runtime.text.budget import Budget, Sandbox, Spent, Watched
+from runtime.text.budget import Budget, Sandbox, Spent, Watched, bounded, check_size
 
 # Values inside these only steer the template; marks there would keep it from finding what it looks for in a message.
 _STEERING = (nodes.Compare, nodes.Test, nodes.Getitem, nodes.Slice)
 _WATCHED = "watched"
+RENDERING_ERRORS = (
+    TemplateError,
+    SecurityError,
+    TypeError,
+    ValueError,
+    LookupError,
+    ArithmeticError,
+    AttributeError,
+    RecursionError,
+)
+PROBE = "content probe"
+_CALL = {"id": "call_1", "type": "function", "function": {"name": "probe", "arguments": {}}}
+PROBES: dict[str, list[dict[str, Any]]] = {  # by role, a conversation with a message of that role
+    "user": [{"role": "user", "content": ""}],
+    "system": [{"role": "system", "content": ""}, {"role": "user", "content": "a"}],
+    "assistant": [
+        {"role": "user", "content": "a"},
+        {"role": "assistant", "content": ""},
+        {"role": "user", "content": "a"},
+    ],
+    "tool": [
+        {"role": "user", "content": "a"},
+        {"role": "assistant", "content": "", "tool_calls": [_CALL]},
+        {"role": "tool", "content": ""},
+    ],
+}
 _PASSED_ON = {"default", "d", "join"}  # filters whose arguments come out again
 
 
 class Generation(Extension):
-    """``{% generation %}``: templates mark an assistant's words with it for training; here it has no effect."""
+    """``{% generation %}``: marks an answer for training. Here it is a scope of its own, as in transformers."""
 
     tags = {"generation"}  # noqa: RUF012 (jinja's declaration)
 
     def parse(self, parser: Parser) -> list[nodes.Node]:
-        next(parser.stream)
-        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+        scope = nodes.Scope(lineno=next(parser.stream).lineno)
+        scope.body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
+        return [scope]
 
 
 class ChatTemplate:
@@ -52,7 +79,7 @@ class ChatTemplate:
         self._writes_calls = "tool_calls" in source
         self._knows_results = re.search(r"""['"]tool['"]""", source) is not None
         env = Sandbox(trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols", Generation])
-        env.filters |= {"tojson": _tojson, _WATCHED: Watched}
+        env.filters |= {"tojson": tojson, _WATCHED: Watched}
         env.globals |= {"raise_exception": _raise, "strftime_now": _strftime_now}
         self._marks = dict(marks)
         self._pattern = _any_of(marks)
@@ -67,6 +94,7 @@ class ChatTemplate:
         except TemplateError as error:
             raise ConfigError(f"the chat template does not compile: {error}") from None
         self._variables = {name: self._marked(text) for name, text in variables.items()}
+        self._part_roles = frozenset(role for role in PROBES if self._reads_parts_only(role))
 
     def render(
         self, messages: Sequence[Mapping[str, Any]], kwargs: Mapping[str, Any], budget: Budget | None = None
@@ -84,31 +112,38 @@ class ChatTemplate:
             )
         values = {"add_generation_prompt": True, "tools": None, "documents": None, **kwargs, **self._variables}
         try:
-            told = [dict(m) if self._writes_calls else _with_calls(m) for m in messages]
+            adapted = [dict(m) if self._writes_calls else _with_calls(m) for m in messages]
             if not self._knows_results:
-                told = [_as_users(m) if m["role"] == "tool" else m for m in told]
-            pieces = self._template.generate(values, messages=told)
+                adapted = [_as_users(m) if m["role"] == "tool" else m for m in adapted]
+            adapted = [_with_parts(m) if m["role"] in self._part_roles else m for m in adapted]
+            pieces = self._template.generate(values, messages=adapted)
             return (budget or Budget()).gather(pieces)
         except Spent as spent:
             raise RequestError(
                 f"messages: the model's chat template {spent} on them; send less", param="messages"
             ) from None
-        except (
-            TemplateError,
-            SecurityError,
-            TypeError,
-            ValueError,
-            LookupError,
-            ArithmeticError,
-            AttributeError,
-            RecursionError,
-        ) as e:
+        except RENDERING_ERRORS as e:
             reason = self.unmarked(" ".join(str(e).split()))[:300]
             raise RequestError(
                 f"messages: the model's chat template cannot render them: {reason or type(e).__name__}",
                 param="messages",
                 detail=reason,
             ) from None
+
+    def _reads_parts_only(self, role: str) -> bool:
+        """Whether the template writes the text of a message of `role` only if its content is a list of parts."""
+        for content, expected in ((PROBE, False), ([{"type": "text", "text": PROBE}], True)):
+            messages = [
+                {**message, "content": content} if message["role"] == role else message for message in PROBES[role]
+            ]
+            values = {"add_generation_prompt": True, "tools": None, "documents": None, **self._variables}
+            try:
+                text = Budget().gather(self._template.generate(values, messages=messages))
+            except (Spent, *RENDERING_ERRORS):
+                return False
+            if (PROBE in text) is not expected:
+                return False
+        return True
 
     def unmarked(self, text: str) -> str:
         """`text` with the special tokens' own text where it has marks."""
@@ -161,7 +196,7 @@ def _any_of(texts: Mapping[str, str]) -> re.Pattern[str]:
 def _with_calls(message: Mapping[str, Any]) -> dict[str, Any]:
     """For a template that knows no tool calls: they stand in the message's text, in the commonest of formats."""
     calls = message.get("tool_calls") or ()
-    texts = [f"<tool_call>\n{_tojson(call['function'])}\n</tool_call>" for call in calls]
+    texts = [f"<tool_call>\n{tojson(call['function'])}\n</tool_call>" for call in calls]
     return {**message, "content": "\n".join(filter(None, [message["content"], *texts]))}
 
 
@@ -170,8 +205,27 @@ def _as_users(message: dict[str, Any]) -> dict[str, Any]:
     return {**message, "role": "user", "content": f"<tool_response>\n{message['content']}\n</tool_response>"}
 
 
-def _tojson(value: Any, ensure_ascii: bool = False, indent: int | None = None, sort_keys: bool = False) -> str:
-    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, sort_keys=sort_keys)
+def _with_parts(message: Mapping[str, Any]) -> dict[str, Any]:
+    """For a template that reads parts: the content as one part of type text."""
+    return {**message, "content": [{"type": "text", "text": message["content"]}]}
+
+
+def tojson(
+    value: Any,
+    ensure_ascii: bool = False,
+    indent: int | str | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
+    """JSON as transformers' filter writes it, with the same arguments in the same order."""
+    if indent is None:
+        check_size(len(text) for text in separators or ())
+        return json.dumps(value, ensure_ascii=ensure_ascii, separators=separators, sort_keys=sort_keys)
+    check_size([indent if isinstance(indent, int) else len(indent)])
+    encoder = json.JSONEncoder(
+        ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys, check_circular=True
+    )
+    return bounded(encoder.iterencode(value))
 
 
 def _raise(message: str) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import secrets
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
@@ -14,8 +15,11 @@ from runtime.errors import ConfigError, RequestError
 from runtime.text.budget import Abandoned, Budget
 from runtime.text.pieces import Pieces
 from runtime.text.template import ChatTemplate
-from runtime.weights import files
+from runtime.weights import files, tokenizer_json
 
+log = logging.getLogger(__name__)
+
+TEMPLATE_FILES = {"default": "chat_template.jinja", "tool_use": "additional_chat_templates/tool_use.jinja"}
 WINDOW = 2**16  # characters that are encoded at once when a long text is measured
 _MARK_LENGTH = 12  # characters of a private-use area: 150 bits, beyond guessing
 
@@ -34,19 +38,19 @@ class Tokenizer:
         `chat_template` is a jinja file used instead of the checkpoint's own. Raises ConfigError naming the file.
         """
         directory = self.directory = Path(directory)
-        data = files.read_json(directory, "tokenizer.json")
+        data = tokenizer_json.read_tokenizer(directory)
+        self._file = tokenizer_json.source_name(directory)
+        is_converted = not files.has(directory, tokenizer_json.FILE)
         if data is None:
-            raise ConfigError(f"{directory / 'tokenizer.json'}: not found; the checkpoint has no tokenizer")
-        config = files.read_json(directory, "tokenizer_config.json") or {}
-        self._controls = {
-            token["content"]: token["id"] for token in data.get("added_tokens") or () if token.get("special")
-        }
+            raise ConfigError(f"{self._file}: not found; the checkpoint has no tokenizer; {tokenizer_json.REMEDY}")
+        config = files.read_json(directory, tokenizer_json.CONFIG_FILE) or {}
+        self._lacks_prefix = is_converted and tokenizer_json.lacks_prefix(data)
+        self._controls = {token["content"]: token["id"] for token in data["added_tokens"] if token.get("special")}
         if not isinstance(data.get("model"), dict):
-            raise ConfigError(f"{directory / 'tokenizer.json'}: holds no model")
-        _add_missing(data, config)
+            raise ConfigError(f"{self._file}: holds no model")
         tokens = _tokens(data)
-        source = _template_source(directory, config, chat_template)
-        special = _special_ids(data, files.read_json(directory, "config.json") or {}, source or "")
+        sources = _template_sources(directory, config, chat_template)
+        special = _special_ids(data, files.read_json(directory, "config.json") or {}, "".join(sources.values()))
         self.special = frozenset(special)  # ids that stand for no text
         marks = {tokens[id]: _new_mark() for id in special}
 
@@ -55,24 +59,23 @@ class Tokenizer:
         self.max_token_id = max(tokens)
         self._longest = self.pieces.longest()
         self._ids = {text: id for id, text in tokens.items()}
-        self._encoder = _load(_with_marks(data, marks), directory)
+        self._encoder = _load(_with_marks(data, marks), self._file)
         for text, mark in marks.items():
             if self._encoder.token_to_id(mark) != self._ids[text]:
-                raise ConfigError(f"{directory / 'tokenizer.json'}: the id of {text!r} does not follow from the file")
-        self.named = _named_tokens(config)  # texts of special tokens, by what the checkpoint's config calls them
-        self.chat_template = source  # the text of the one that is used, None without any
-        self._template: ChatTemplate | None = None
-        if source is not None:
-            self._template = ChatTemplate(source, marks, self.named)
+                raise ConfigError(f"{self._file}: the id of {text!r} does not follow from the file")
+        self.named = tokenizer_json.named_tokens(directory)  # texts of special tokens, as the checkpoint names them
+        self.chat_template = sources.get("default")  # the text of the one without tools, None without any
+        self._templates = {name: ChatTemplate(source, marks, self.named) for name, source in sources.items()}
+        if self._templates:
             try:
-                self._check_template(_load(data, directory))
+                self._check_templates(_load(data, self._file))
             except LibraryFailed as error:
-                raise ConfigError(f"{directory / 'tokenizer.json'}: cannot be used: {error}") from None
+                raise ConfigError(f"{self._file}: cannot be used: {error}") from None
 
     @property
     def has_template(self) -> bool:
         """Whether conversations can be rendered."""
-        return self._template is not None
+        return "default" in self._templates
 
     def token_id(self, token: str) -> int | None:
         """The id of a vocabulary entry by its exact text, a special one too."""
@@ -85,7 +88,7 @@ class Tokenizer:
     @property
     def knows_tools(self) -> bool:
         """Whether the chat template writes of the tools that it is given."""
-        return self._template is not None and self._template.knows_tools
+        return self.has_template and any(template.knows_tools for template in self._templates.values())
 
     def surely_longer(self, text: str, tokens: int) -> bool:
         """Whether `text` has more than `tokens` tokens, told without encoding it; False where that is not clear.
@@ -127,13 +130,14 @@ class Tokenizer:
         self, messages: Sequence[Mapping[str, Any]], kwargs: Mapping[str, Any], budget: Budget | None = None
     ) -> str:
         """A conversation as the text that `encode` takes, through the chat template; see `encode_chat`."""
-        if self._template is None:
+        if not self.has_template:
             raise RequestError(
                 "messages: this model has no chat template; use /v1/completions, or start with --chat-template",
                 param="messages",
             )
         _check_messages(messages)
-        return self._template.render(messages, kwargs, budget)
+        name = "tool_use" if kwargs.get("tools") and "tool_use" in self._templates else "default"
+        return self._templates[name].render(messages, kwargs, budget)
 
     def encode_chat(self, messages: Sequence[Mapping[str, Any]], /, **template_kwargs: Any) -> list[int]:
         """Ids of a conversation through the chat template, with nothing added to what the template writes.
@@ -153,27 +157,36 @@ class Tokenizer:
 
     def _encode(self, text: str) -> Any:
         """The library's encoding; other threads run while it works."""
+        if self._lacks_prefix:
+            text = tokenizer_json.with_prefix(text)
         return _called(self._encoder.encode_batch_fast, [text], add_special_tokens=False)[0]
 
-    def _check_template(self, plain: Any) -> None:
-        """Fail at start if the template puts special tokens together out of parts, which marks would not follow."""
-        assert self._template is not None
-        talk = [{"role": "system", "content": "a"}, {"role": "user", "content": "b"}]
-        talk += [{"role": "assistant", "content": "c"}, {"role": "user", "content": "d"}]
-        for messages in (talk[1:2], talk[:2], talk[1:], talk):
-            try:
-                text = self._template.render(messages, {})
-            except RequestError:
-                continue  # a template may refuse a system message, for one
-            if self.encode(text) != _called(plain.encode, self._template.unmarked(text), add_special_tokens=False).ids:
-                raise ConfigError("the chat template builds special tokens from parts; write them whole")
+    def _check_templates(self, library: Any) -> None:
+        """Fail at start if a template puts special tokens together out of parts, which marks would not follow."""
+        chat = [{"role": "system", "content": "a"}, {"role": "user", "content": "b"}]
+        chat += [{"role": "assistant", "content": "c"}, {"role": "user", "content": "d"}]
+        for template in self._templates.values():
+            for messages in (chat[1:2], chat[:2], chat[1:], chat):
+                try:
+                    text = template.render(messages, {})
+                except RequestError:
+                    continue  # a template may refuse a system message, for one
+                if self.encode(text) != self._library_ids(library, template.unmarked(text)):
+                    raise ConfigError("the chat template builds special tokens from parts; write them whole")
+
+    def _library_ids(self, library: Any, text: str) -> list[int]:
+        """Ids of a text in which special tokens stand under their own names."""
+        if self._lacks_prefix:
+            text = tokenizer_json.with_prefix(text)
+        ids: list[int] = _called(library.encode, text, add_special_tokens=False).ids
+        return ids
 
 
-def _load(data: Mapping[str, Any], directory: Path) -> Any:
+def _load(data: Mapping[str, Any], file: str) -> Any:
     try:
         encoder = _called(tokenizers.Tokenizer.from_str, json.dumps(data))
     except Exception as error:  # the library raises nothing narrower
-        raise ConfigError(f"{directory / 'tokenizer.json'}: cannot be loaded: {error}") from None
+        raise ConfigError(f"{file}: cannot be loaded: {error}") from None
     encoder.no_truncation()
     encoder.no_padding()
     return encoder
@@ -198,18 +211,6 @@ def _check_unicode(text: str, param: str) -> None:
         text.encode("utf-8")
     except UnicodeEncodeError:
         raise RequestError(f"{param}: holds a lone surrogate, which is no character", param=param) from None
-
-
-def _add_missing(data: dict[str, Any], config: Mapping[str, Any]) -> None:
-    """Some checkpoints name further added tokens in tokenizer_config.json alone."""
-    added = data["added_tokens"] = list(data.get("added_tokens") or [])
-    known = {token["id"] for token in added}
-    for key, token in sorted(config.get("added_tokens_decoder", {}).items(), key=lambda item: int(item[0])):
-        if int(key) not in known:
-            flags = {
-                name: bool(token.get(name)) for name in ("single_word", "lstrip", "rstrip", "normalized", "special")
-            }
-            added.append({"id": int(key), "content": token["content"], **flags})
 
 
 def _tokens(data: Mapping[str, Any]) -> dict[int, str]:
@@ -260,31 +261,44 @@ def _new_mark() -> str:
     return "".join(chr(0xE000 + secrets.randbelow(0x1900)) for _ in range(_MARK_LENGTH))
 
 
-def _template_source(directory: Path, config: Mapping[str, Any], override: str | Path | None) -> str | None:
+def _template_sources(directory: Path, config: Mapping[str, Any], override: str | Path | None) -> dict[str, str]:
+    """Templates by their names: `default`, and `tool_use` for conversations with tools, as transformers chooses them.
+
+    Files take precedence over tokenizer_config.json. ConfigError for a template that is no text.
+    """
     if override is not None:
-        return files.read_owners_text(override, "--chat-template", files.TEMPLATE_BYTES)
-    source = files.read_text(directory, "chat_template.jinja", files.TEMPLATE_BYTES)
-    if source is None:
-        source = config.get("chat_template")
-    if isinstance(source, list):  # several, by name
-        source = {entry["name"]: entry["template"] for entry in source}.get("default")
-    if isinstance(source, str) and len(source) > files.TEMPLATE_BYTES:
-        raise ConfigError(
-            f"{directory / 'tokenizer_config.json'}: its chat_template is longer than {files.TEMPLATE_BYTES} "
-            "characters; make it smaller"
-        )
-    return source if isinstance(source, str) else None
+        return {"default": files.read_owners_text(override, "--chat-template", files.TEMPLATE_BYTES)}
+    from_files = {
+        name: text
+        for name, file in TEMPLATE_FILES.items()
+        if (text := files.read_text(directory, file, files.TEMPLATE_BYTES)) is not None
+    }
+    return from_files or _config_templates(config.get("chat_template"), directory / tokenizer_json.CONFIG_FILE)
 
 
-def _named_tokens(config: Mapping[str, Any]) -> dict[str, str]:
-    """``bos_token`` and its like, as templates name them."""
-    named = {}
-    for name in ("bos_token", "eos_token", "unk_token", "pad_token", "sep_token", "cls_token", "mask_token"):
-        value = config.get(name)
-        value = value.get("content") if isinstance(value, dict) else value
-        if isinstance(value, str):
-            named[name] = value
-    return named
+def _config_templates(value: Any, file: Path) -> dict[str, str]:
+    """Those of tokenizer_config.json: one text, an object of texts, or a list of objects with name and template."""
+    if value is None:
+        return {}
+    if isinstance(value, str):
+        named: dict[Any, Any] = {"default": value}
+    elif isinstance(value, Mapping):
+        named = dict(value)
+    elif isinstance(value, list) and all(isinstance(entry, Mapping) for entry in value):
+        named = {entry.get("name"): entry.get("template") for entry in value}
+    else:
+        raise ConfigError(f"{file}: chat_template must be a text, an object or a list; use --chat-template or mend it")
+    for name, text in named.items():
+        if not isinstance(name, str) or not isinstance(text, str):
+            raise ConfigError(f"{file}: chat_template must have texts as names and templates; name {name!r} does not")
+        if len(text) > files.TEMPLATE_BYTES:
+            raise ConfigError(
+                f"{file}: its chat_template is longer than {files.TEMPLATE_BYTES} characters; make it smaller"
+            )
+    if named and "default" not in named:
+        names = ", ".join(map(repr, sorted(named)))
+        log.warning("%s: no chat template is called 'default', only %s; --chat-template names one", file, names)
+    return {name: text for name, text in named.items() if name in TEMPLATE_FILES}
 
 
 def _check_messages(messages: Sequence[Mapping[str, Any]]) -> None:

@@ -8,14 +8,15 @@ from pathlib import Path
 
 from runtime.weights import files
 
+SUFFIXES = (".json", ".safetensors", ".txt", ".model", ".tiktoken")
 PIECE = 1 << 16  # bytes that are looked at of each place
 PLACES = 16  # of a file, its beginning and end among them
 
 
 def digests(directory: Path) -> dict[str, str]:
-    """Of each JSON and safetensors file: its size, and what stands at some places of it."""
+    """Of each JSON and safetensors file and each tokenizer's: its size, and what stands at some places of it."""
     found = {}
-    for path in sorted((*directory.glob("*.json"), *directory.glob("*.safetensors"))):
+    for path in sorted(path for suffix in SUFFIXES for path in directory.glob(f"*{suffix}")):
         with files.opened(directory, path.name) as descriptor:
             if descriptor is not None:
                 found[path.name] = _digest(descriptor)

@@ -189,6 +189,6 @@ def _text(descriptor: int, name: str, limit: int) -> str:
     if max(size, len(data)) > limit:
         raise ConfigError(f"{name} is larger than the {limit} bytes that are read of it; make it smaller")
     try:
-        return data.decode("utf-8")
+        return data.decode("utf-8-sig")
     except UnicodeDecodeError:
         raise ConfigError(f"{name} cannot be read: it is not UTF-8 text") from None

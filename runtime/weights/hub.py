@@ -13,7 +13,7 @@ from runtime.errors import ConfigError
 
 NAME = re.compile(r"hf://([\w.-]+/[\w.-]+)(?:@([\w./-]+))?")
 # Data only: code of a repository is neither downloaded nor run.
-TEXT_PATTERNS = ("*.json", "*.jinja", "*.txt", "*.model")
+TEXT_PATTERNS = ("*.json", "*.jinja", "*.txt", "*.model", "*.tiktoken")
 PATTERNS = (*TEXT_PATTERNS, "*.safetensors")
 PERIOD = 0.5  # seconds between two words of progress
 

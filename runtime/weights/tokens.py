@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -9,7 +10,7 @@ from typing import Any
 from runtime.errors import ConfigError
 from runtime.models.base import Facts, Family
 from runtime.models.fields import Fields
-from runtime.weights import files
+from runtime.weights import tokenizer_json
 from runtime.weights.checkpoint import Checkpoint
 
 
@@ -44,8 +45,8 @@ def read_tokens(
     vocab, named = ({}, {}) if skip_tokenizer else _tokenizer(checkpoint)
     largest = vocab_size - 1 if skip_tokenizer else max(vocab.values())
     if largest >= vocab_size:
-        raise ConfigError(f"{checkpoint.path / 'tokenizer.json'} knows id {largest}, but config.json's vocab_size is "
-                          f"{vocab_size}")  # fmt: skip
+        file = tokenizer_json.source_name(checkpoint.path)
+        raise ConfigError(f"{file} has id {largest}, but config.json's vocab_size is {vocab_size}")
 
     if not family.masks and mask_token_id is not None:
         raise ConfigError(f"--mask-token-id {mask_token_id}: the {family.key} family has no mask; leave it out")
@@ -89,21 +90,15 @@ def _tokenizer(checkpoint: Checkpoint) -> tuple[dict[str, int], dict[str, str]]:
     """All tokens with their ids, and the tokens that tokenizer_config.json or special_tokens_map.json name."""
     from tokenizers import Tokenizer
 
-    text = files.read_text(checkpoint.path, "tokenizer.json", files.JSON_BYTES)
-    if text is None:
+    data = tokenizer_json.read_tokenizer(checkpoint.path)
+    file = tokenizer_json.source_name(checkpoint.path)
+    if data is None:
         raise ConfigError(f"{checkpoint.path} holds no tokenizer.json; add the tokenizer's files, or use ids in and "
                           "ids out with skip_tokenizer=True")  # fmt: skip
-    file = checkpoint.path / "tokenizer.json"
     try:
-        vocab = Tokenizer.from_str(text).get_vocab(with_added_tokens=True)
+        vocab = Tokenizer.from_str(json.dumps(data)).get_vocab(with_added_tokens=True)
     except Exception as error:  # the library raises bare Exception for a broken file
         raise ConfigError(f"{file} is not a readable tokenizer: {error}") from error
     if not vocab:
         raise ConfigError(f"{file} holds no token")
-    named: dict[str, str] = {}
-    for source in ("special_tokens_map.json", "tokenizer_config.json"):
-        for key, value in checkpoint.read_json(source).items():
-            word = value.get("content") if isinstance(value, dict) else value
-            if key in ("mask_token", "eos_token") and isinstance(word, str):
-                named[key] = word
-    return vocab, named
+    return vocab, tokenizer_json.named_tokens(checkpoint.path)

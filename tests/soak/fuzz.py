@@ -208,7 +208,8 @@ class Fuzzer:
         data = json.dumps(self.valid()).encode()
         reader, writer = await asyncio.open_connection(self.host, self.port)
         writer.write(
-            f"POST /generate HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\nContent-Length: {len(data)}\r\n".encode()
+            "POST /generate HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n"
+            f"Content-Length: {len(data)}\r\n".encode()
         )
         for part in (b"\r\n", data[:5], data[5:20], data[20:]):
             writer.write(part)

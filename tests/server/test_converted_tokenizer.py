@@ -1,0 +1,78 @@
+"""A server of a checkpoint without tokenizer.json: one child process converts the tokenizer, no other imports
+transformers, and the answers are those of the checkpoint with tokenizer.json."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+
+from tests.server.checkpoint import SPECIAL, make_tokenizer
+from tests.server.harness import serving
+
+# Appends a row to the file in IMPORTS_OF when a process imports one of the packages.
+SITECUSTOMIZE = """
+import os, sys
+class Recorder:
+    def find_spec(self, name, path=None, target=None):
+        if name in ("transformers", "tokenizers", "torch", "sentencepiece", "tiktoken"):
+            with open(os.environ["IMPORTS_OF"], "a") as file:
+                file.write(name + " " + " ".join(sys.orig_argv[1:]) + "\\n")
+sys.meta_path.insert(0, Recorder())
+"""
+CHAT = {"model": "tiny", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 16, "temperature": 0}
+
+
+@pytest.fixture
+def bpe_checkpoint(checkpoint: Path, tmp_path: Path) -> Path:
+    """The tiny checkpoint with vocab.json, merges.txt and added_tokens.json instead of tokenizer.json."""
+    directory = tmp_path / "tiny"
+    shutil.copytree(checkpoint, directory)
+    (directory / "tokenizer.json").unlink()
+    library = make_tokenizer()
+    numbers = library.get_vocab(with_added_tokens=True)
+    added = {text: numbers.pop(text) for text in SPECIAL}
+    (directory / "vocab.json").write_text(json.dumps(numbers))
+    (directory / "merges.txt").write_text("#version: 0.2\n")
+    (directory / "added_tokens.json").write_text(json.dumps(added))
+    (directory / "special_tokens_map.json").write_text(json.dumps({"additional_special_tokens": list(SPECIAL)}))
+    config = json.loads((directory / "tokenizer_config.json").read_text())
+    named = {"tokenizer_class": "Qwen2Tokenizer", "unk_token": SPECIAL[1], "pad_token": SPECIAL[1]}
+    (directory / "tokenizer_config.json").write_text(json.dumps(config | named))
+    return directory
+
+
+@pytest.mark.parametrize(
+    ("flags", "writable"), [((), True), (("--frontend-processes", "2"), False)], ids=["cached", "no cache"]
+)
+def test_only_the_converting_process_imports_transformers(
+    server, bpe_checkpoint: Path, tmp_path: Path, flags: tuple[str, ...], writable: bool
+) -> None:
+    (tmp_path / "hook").mkdir()
+    (tmp_path / "hook" / "sitecustomize.py").write_text(SITECUSTOMIZE)
+    records, home, temporary = tmp_path / "records", tmp_path / "home", tmp_path / "temporary"
+    temporary.mkdir()
+    home.mkdir() if writable else home.write_text("a file where the cache belongs")
+    paths = [str(tmp_path / "hook"), *filter(None, [os.environ.get("PYTHONPATH")])]
+    env = {"PYTHONPATH": os.pathsep.join(paths), "IMPORTS_OF": str(records)}
+    env |= {"XDG_CACHE_HOME": str(home), "TMPDIR": str(temporary)}
+    with server.client() as client:
+        expected = client.post("/v1/chat/completions", json=CHAT).json()["choices"]
+    with serving("--model", str(bpe_checkpoint), "--served-model-name", "tiny", *flags, env=env) as converted:
+        with converted.client() as client:
+            assert client.post("/v1/chat/completions", json=CHAT).json()["choices"] == expected
+            answer = client.post("/v1/chat/completions", json=CHAT | {"structured_outputs": {"regex": "[ab]{4}"}})
+            assert set(answer.json()["choices"][0]["message"]["content"]) <= {"a", "b"}
+        if not writable:
+            assert list(temporary.glob("unmask-*/tokenizers/*.json"))
+    rows = records.read_text().splitlines()
+    importers = {name: [row for row in rows if row.startswith(f"{name} ")] for name in ("transformers", "tokenizers")}
+    assert len(importers["transformers"]) == 1
+    assert "runtime.weights.tokenizer_conversion" in importers["transformers"][0]
+    assert len({row for row in importers["tokenizers"] if "tokenizer_conversion" not in row}) >= 2
+    assert not [row for row in rows if row.startswith("torch ") and "tokenizer_conversion" in row]
+    assert len(list((home / "unmask" / "tokenizers").glob("*.json"))) == 1 if writable else home.is_file()
+    assert list(temporary.glob("unmask-*")) == []

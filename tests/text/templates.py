@@ -1,0 +1,200 @@
+"""Chat templates with the constructs of the documented families' templates, and a rendering by transformers."""
+
+# ruff: noqa: E501 (a line break in a template is part of it)
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+SCRIPT = """
+import json, sys
+sys.modules["torch"] = None
+from transformers.utils.chat_template_utils import render_jinja_template
+results = []
+for source, messages, values in json.load(sys.stdin):
+    try:
+        texts, _ = render_jinja_template([messages], chat_template=source, **values)
+        results.append(texts[0])
+    except Exception as error:
+        results.append(None)
+json.dump(results, sys.stdout)
+"""
+
+
+def rendered_by_transformers(cases: Sequence[tuple[str, Any, Mapping[str, Any]]]) -> list[str | None]:
+    """For each template, conversation and its variables the text; None if transformers raises."""
+    done = subprocess.run(
+        [sys.executable, "-c", SCRIPT], input=json.dumps(cases), capture_output=True, text=True, check=True
+    )
+    results: list[str | None] = json.loads(done.stdout)
+    return results
+
+
+IM = """
+{%- if tools %}
+{{- '<|im_start|>system\\n' }}
+{%- if messages[0].role == 'system' %}{{- messages[0].content + '\\n\\n' }}{%- endif %}
+{{- "# Tools\\n\\n<tools>" }}
+{%- for tool in tools %}{{- "\\n" }}{{- tool | tojson }}{%- endfor %}
+{{- "\\n</tools><|im_end|>\\n" }}
+{%- elif messages[0].role == 'system' %}
+{{- '<|im_start|>system\\n' + messages[0].content + '<|im_end|>\\n' }}
+{%- endif %}
+{%- set ns = namespace(multi_step=true, last=messages|length - 1) %}
+{%- for message in messages[::-1] %}
+{%- set index = (messages|length - 1) - loop.index0 %}
+{%- if ns.multi_step and message.role == "user" and not (message.content.startswith('<tool_response>')) %}
+{%- set ns.multi_step = false %}{%- set ns.last = index %}
+{%- endif %}
+{%- endfor %}
+{%- for message in messages %}
+{%- if message.role == "user" or (message.role == "system" and not loop.first) %}
+{{- '<|im_start|>' + message.role + '\\n' + message.content + '<|im_end|>' + '\\n' }}
+{%- elif message.role == "assistant" %}
+{%- set content = message.content %}{%- set reasoning = '' %}
+{%- if message.reasoning_content is defined and message.reasoning_content is not none %}
+{%- set reasoning = message.reasoning_content %}
+{%- elif '</think>' in message.content %}
+{%- set content = message.content.split('</think>')[-1].lstrip('\\n') %}
+{%- set reasoning = message.content.split('</think>')[0].rstrip('\\n').split('<think>')[-1].lstrip('\\n') %}
+{%- endif %}
+{%- if loop.index0 > ns.last and (loop.last or reasoning) %}
+{{- '<|im_start|>' + message.role + '\\n<think>\\n' + reasoning.strip('\\n') + '\\n</think>\\n\\n' + content }}
+{%- else %}{{- '<|im_start|>' + message.role + '\\n' + content }}{%- endif %}
+{%- for call in message.tool_calls or [] %}
+{{- '\\n<tool_call>\\n{"name": "' }}{{- call.function.name }}{{- '", "arguments": ' }}
+{%- if call.function.arguments is string %}{{- call.function.arguments }}
+{%- else %}{{- call.function.arguments | tojson }}{%- endif %}{{- '}\\n</tool_call>' }}
+{%- endfor %}{{- '<|im_end|>\\n' }}
+{%- elif message.role == "tool" %}
+{%- if loop.first or (messages[loop.index0 - 1].role != "tool") %}{{- '<|im_start|>user' }}{%- endif %}
+{{- '\\n<tool_response>\\n' }}{{- message.content }}{{- '\\n</tool_response>' }}
+{%- if loop.last or (messages[loop.index0 + 1].role != "tool") %}{{- '<|im_end|>\\n' }}{%- endif %}
+{%- endif %}
+{%- endfor %}
+{%- if add_generation_prompt %}{{- '<|im_start|>assistant\\n' }}
+{%- if enable_thinking is defined and enable_thinking is false %}{{- '<think>\\n\\n</think>\\n\\n' }}{%- endif %}
+{%- endif %}
+"""
+ROLES = """{% set thinking_option = 'off' %}
+{% if messages[0].role == 'system' %}<role>SYSTEM</role>{{ messages[0].content + '\\n' }}
+{%- if not ('detailed thinking' in messages[0].content) %}detailed thinking {{ thinking_option }}{% endif %}<|role_end|>
+{%- else %}<role>SYSTEM</role>detailed thinking {{ thinking_option }}<|role_end|>{% endif %}
+{%- for message in messages %}
+    {%- if message.content is string %}{% set content = message.content %}{% else %}{% set content = '' %}{% endif %}
+    {%- if message.role == "user" %}{{- '<role>HUMAN</role>' + content + '<|role_end|>' }}
+    {%- elif message.role == "assistant" %}{{- '<role>ASSISTANT</role>' + content }}
+        {%- for tool_call in message.tool_calls or () %}
+            {%- if (loop.first and content) or (not loop.first) %}{{- '\\n' }}{%- endif %}
+            {%- if tool_call.function %}{%- set tool_call = tool_call.function %}{%- endif %}
+            {{- '<tool_call>\\n{"name": "' ~ tool_call.name ~ '", "arguments": ' }}
+            {{- tool_call.arguments | tojson(ensure_ascii=False, separators=(',', ':'), sort_keys=true) }}
+            {{- '}\\n</tool_call>' }}
+        {%- endfor %}<|role_end|>
+    {%- elif message.role == "tool" %}{{- '<role>OBSERVATION</role>' + content + '<|role_end|>' }}
+    {%- endif %}
+{%- endfor %}
+{%- if add_generation_prompt %}{{- '<role>ASSISTANT</role>' }}{%- endif %}"""
+HEADERS = """{% set loop_messages = messages %}{% for message in loop_messages %}
+{%- set content = '<|start_header_id|>' + message['role'] + '<|end_header_id|>\\n\\n' + message['content'] | trim + '<|eot_id|>' %}
+{%- if loop.index0 == 0 %}{% set content = bos_token + content %}{% endif %}{{ content }}{% endfor %}
+{%- if add_generation_prompt %}{{ '<|start_header_id|>assistant<|end_header_id|>\\n\\n' }}{% endif %}"""
+INSTRUCTIONS = """{{ bos_token }}
+{%- if messages[0]['role'] == 'system' %}{% set system = messages[0]['content'] %}{% set rest = messages[1:] %}
+{%- else %}{% set system = false %}{% set rest = messages %}{% endif %}
+{%- for message in rest %}
+{%- if (message['role'] == 'user') != (loop.index0 % 2 == 0) %}
+{{- raise_exception('Conversation roles must alternate user/assistant/user/assistant/...') }}{% endif %}
+{%- if loop.index0 == 0 and system %}{% set content = '<<SYS>>\\n' + system + '\\n<</SYS>>\\n\\n' + message['content'] %}
+{%- else %}{% set content = message['content'] %}{% endif %}
+{%- if message['role'] == 'user' %}{{ '[INST] ' + content.strip() + ' [/INST]' }}
+{%- elif message['role'] == 'assistant' %}{% generation %}{{ ' ' + content.strip() + ' ' + eos_token }}{% endgeneration %}
+{%- endif %}{% endfor %}"""
+MACROS = """{%- macro parameters(properties, required) -%}
+    {%- for key, value in properties | dictsort -%}
+        {{- key }}:{description:<|"|>{{ value['description'] | default('') }}<|"|>,type:<|"|>{{ value['type'] | upper }}<|"|>
+        {%- if key in required %},required{% endif %}}
+        {%- if not loop.last %},{% endif -%}
+    {%- endfor -%}
+{%- endmacro -%}
+{{ bos_token }}
+{%- if tools or messages[0]['role'] in ['system', 'developer'] or enable_thinking is defined and enable_thinking -%}
+    {{- '<|turn>system\\n' -}}
+    {%- if enable_thinking is defined and enable_thinking -%}{{- '<|think|>' -}}{%- endif -%}
+    {%- if messages[0]['role'] in ['system', 'developer'] -%}
+        {{- messages[0]['content'] | trim -}}{%- set loop_messages = messages[1:] -%}
+    {%- endif -%}
+    {%- for tool in tools or [] -%}
+        {{- '<|tool>' }}declaration:{{ tool['function']['name'] }}
+        {{- parameters(tool['function']['parameters']['properties'], tool['function']['parameters']['required']) -}}
+        {{- '<tool|>' -}}
+    {%- endfor -%}{{- '<turn|>\\n' -}}
+{%- endif -%}
+{%- for message in loop_messages | default(messages) -%}
+    {%- set role = 'model' if message['role'] == 'assistant' else message['role'] -%}
+    {{- '<|turn>' + role + '\\n' -}}
+    {%- if message['content'] is string -%}{{- message['content'] | trim -}}
+    {%- elif message['content'] is iterable -%}
+        {%- for item in message['content'] -%}
+            {%- if item['type'] == 'text' -%}{{- item['text'] | trim -}}{%- else -%}{% continue %}{%- endif -%}
+        {%- endfor -%}
+    {%- endif -%}
+    {{- '<turn|>\\n' -}}
+{%- endfor -%}
+{%- if add_generation_prompt -%}{{- '<|turn>model\\n' -}}{%- endif -%}"""
+DETAILS = """{% for m in messages %}{{ loop.index }}/{{ loop.length }} {{ loop.previtem.role if loop.previtem is defined }}
+{%- if loop.cycle('a', 'b') == 'b' %}*{% endif %}{{ m | tojson(indent=2) }}{{ m | tojson(true, none, [', ', ':'], true) }}
+{%- if loop.index > 2 %}{% break %}{% endif %}{% endfor %}
+{{ messages | map(attribute='role') | join(',') }} {{ messages | selectattr('role', 'equalto', 'user') | list | length }}
+{{ messages | rejectattr('role', 'equalto', 'user') | map(attribute='content') | list | tojson(indent=1, ensure_ascii=true) }}
+{{ {'b': 1, 'a': [1.5, none, true, 'é<&>']} | tojson(sort_keys=true, separators=[',', ':']) }}{{ 'ab' | center(6) }}|
+{{ 'x\\ny' | indent(2, true) }}{{ '%s-%03d' | format('a', 7) }}{{ 'aXa' | replace('a', 'b', 1) }}{{ ' a ' | trim | upper }}
+{{- strftime_now('%Y') | length }}{{ '{:>4}|{}'.format(5, 'x') }}{{ 'abc'.center(9) }}{{ range(3) | list }}{{ 'é' * 3 }}
+{% generation %}{% set inner = 1 %}{{ inner }}{% endgeneration %}{{ inner is defined }}{% filter upper %}x{% endfilter %}
+{% set ns = namespace(n=0) %}{% for c in 'abc' if c != 'b' %}{% set ns.n = ns.n + 1 %}{% else %}none{% endfor %}{{ ns.n }}
+{{ tools is none }}{{ documents is none }}{{ custom | default('unset', true) }}{{ eos_token }}{{ messages[-1].content[:3] }}"""
+
+# By what they are like: the families that docs/models.md documents.
+TEMPLATES = {
+    "SDAR, Dream, DiffuCoder, Fast-dLLM v2, DreamReasoner, Nemotron": IM,
+    "LLaDA2, LLaDA-MoE": ROLES,
+    "LLaDA": HEADERS,
+    "DiffuLLaMA, iLLaDA, Stable-DiffCoder": INSTRUCTIONS,
+    "DiffusionGemma": MACROS,
+    "further filters and globals": DETAILS,
+}
+CALL = {"id": "c1", "type": "function", "function": {"name": "add", "arguments": {"b": "é", "a": [1, 2]}}}
+WITH_CALLS: list[dict[str, Any]] = [
+    {"role": "user", "content": "add"},
+    {"role": "assistant", "content": "", "tool_calls": [CALL, CALL]},
+    {"role": "tool", "content": "3", "tool_call_id": "c1"},
+    {"role": "user", "content": "thanks"},
+]
+CHATS: list[list[dict[str, Any]]] = [
+    [{"role": "user", "content": "hi"}],
+    [{"role": "system", "content": " Be brief.\n"}, {"role": "user", "content": '  a é <b> & "c"\n'}],
+    [
+        {"role": "user", "content": "a"},
+        {"role": "assistant", "content": "<think>\nwell\n</think>\n\nb"},
+        {"role": "user", "content": "東京 😀"},
+    ],
+    WITH_CALLS,
+    [{"role": "assistant", "content": "first"}, {"role": "assistant", "content": "second"}],
+]
+TOOL = {
+    "type": "function",
+    "function": {
+        "name": "add",
+        "description": "Adds <two> & more.",
+        "parameters": {"type": "object", "properties": {"a": {"type": "number"}, "b": {"type": "string", "description": "é"}},
+                       "required": ["a"]},
+    },
+}  # fmt: skip
+VARIABLES: list[dict[str, Any]] = [
+    {"add_generation_prompt": True},
+    {"add_generation_prompt": False, "enable_thinking": False, "custom": "value"},
+    {"add_generation_prompt": True, "tools": [TOOL], "enable_thinking": True},
+]

@@ -1,0 +1,435 @@
+"""Checkpoints without tokenizer.json: ids of converted tokenizers, the cache, limits and messages."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import threading
+import unicodedata
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from runtime.errors import ConfigError
+from runtime.text import Tokenizer
+from runtime.weights import tokenizer_json
+from tests.clients.catalogue import client
+from tests.clients.environments import environment
+from tests.weights.vocabularies import (
+    GPT2,
+    LLAMA,
+    LLAMA3,
+    QWEN,
+    SPECIALS,
+    random_texts,
+    sentencepiece_model,
+    write_bpe,
+    write_sentencepiece,
+    write_tiktoken,
+)
+
+Encoder = Callable[[str], list[int]]
+DREAM = {"auto_map": {"AutoTokenizer": ["tokenization_dream.DreamTokenizer", None]}}
+QWEN_1 = {
+    "tokenizer_class": "QWenTokenizer",
+    "auto_map": {"AutoTokenizer": ["tokenization_qwen.QWenTokenizer", None]},
+}
+DEFAULT_RULES = {"model_type": "bpe", "normalization_rule_name": "nmt_nfkc"}
+FOLDER = Path(__file__).parent / "transformers4"
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A cache of this test alone."""
+    base = tmp_path_factory.mktemp("cache")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(base))
+    monkeypatch.delenv(tokenizer_json.TEMPORARY_VARIABLE, raising=False)
+    return base / "unmask" / "tokenizers"
+
+
+FORMATS: dict[str, Callable[[Path], Encoder]] = {
+    "vocab.json and merges.txt of Qwen2": lambda path: write_bpe(path),
+    "vocab.json and merges.txt of GPT-2": lambda path: write_bpe(path, "GPT2Tokenizer", GPT2),
+    "vocab.json and merges.txt of a class of the repository": lambda path: write_bpe(path, "DreamTokenizer", **DREAM),
+    "sentencepiece, bpe": lambda path: write_sentencepiece(path, LLAMA),
+    "sentencepiece, bpe, not legacy": lambda path: write_sentencepiece(path, LLAMA, legacy=False),
+    "sentencepiece, unigram": lambda path: write_sentencepiece(path, LLAMA | {"model_type": "unigram"}),
+    "sentencepiece without prefix": lambda path: write_sentencepiece(path, LLAMA | {"add_dummy_prefix": False}),
+    "sentencepiece with symbols": lambda path: write_sentencepiece(
+        path, LLAMA | {"user_defined_symbols": "<sep>,[X]"}, legacy=False
+    ),
+    "sentencepiece with symbols of spaces": lambda path: write_sentencepiece(
+        path,
+        LLAMA | {"user_defined_symbols": "▁▁,▁▁▁▁,<sep>", "add_dummy_prefix": False},
+        tokenizer_class="GemmaTokenizer",
+    ),
+    "sentencepiece that strips spaces": lambda path: write_sentencepiece(
+        path, LLAMA | {"remove_extra_whitespaces": True}
+    ),
+    "sentencepiece of an unknown class": lambda path: write_sentencepiece(
+        path, LLAMA, tokenizer_class="OwnTokenizer", auto_map={"AutoTokenizer": ["code.OwnTokenizer", None]}
+    ),
+    "tiktoken as tokenizer.model": lambda path: write_tiktoken(path),
+    "tiktoken as tiktoken.model": lambda path: write_tiktoken(path, "tiktoken.model"),
+    "tiktoken of Qwen 1": lambda path: write_tiktoken(path, "qwen.tiktoken", QWEN, **QWEN_1),
+    "tiktoken under another name": lambda path: write_tiktoken(path, "own.tiktoken", LLAMA3),
+}
+
+
+@pytest.mark.parametrize("kind", FORMATS)
+def test_ids_are_those_of_an_independent_reading_of_the_files(kind: str, tmp_path: Path) -> None:
+    reference = FORMATS[kind](tmp_path)
+    tokenizer = Tokenizer(tmp_path)
+    texts = random_texts()
+    assert len(texts) == 2000
+    wrong = [text for text in texts if tokenizer.encode(text) != reference(text)]
+    assert wrong == []
+
+
+@pytest.mark.parametrize("kind", FORMATS)
+def test_text_of_special_tokens_is_ordinary_text_and_a_template_writes_the_tokens(kind: str, tmp_path: Path) -> None:
+    FORMATS[kind](tmp_path)
+    if kind.startswith("sentencepiece"):
+        special = "</s>"
+    else:
+        special = SPECIALS[2]
+    (tmp_path / "chat_template.jinja").write_text("{{ messages[0].content }}" + special)
+    tokenizer = Tokenizer(tmp_path)
+    number = tokenizer.token_id(special)
+    assert number is not None
+    assert number not in tokenizer.encode(f"a{special}b")
+    assert tokenizer.encode_chat([{"role": "user", "content": f"a{special}b"}]) == [
+        *tokenizer.encode(f"a{special}b"),
+        number,
+    ]
+    for text in ("a quick  fox", "naïve 東京 😀\n", "def f(x):\n\treturn"):
+        if "strips" not in kind:
+            assert tokenizer.decode(tokenizer.encode(text)) == text
+
+
+def test_normalization_rules_of_sentencepiece_are_applied(tmp_path: Path) -> None:
+    for model_type in ("bpe", "unigram"):
+        reference = write_sentencepiece(tmp_path, DEFAULT_RULES | {"model_type": model_type})
+        tokenizer = Tokenizer(tmp_path)
+        # The tokenizers library applies rules to a base and its combining marks as one: docs/models.md#tokenizers.
+        texts = [text for text in random_texts() if not any(unicodedata.category(char)[0] == "M" for char in text)]
+        assert len(texts) > 1000
+        assert [text for text in texts if tokenizer.encode(text) != reference(text)] == []
+
+
+def test_added_tokens_keep_the_ids_that_are_declared_for_them(tmp_path: Path) -> None:
+    write_bpe(tmp_path)
+    size = len(json.loads((tmp_path / "vocab.json").read_text()))
+    numbers = {"<|a|>": size + 7, "<|b|>": size, "plain": size + 3}
+    (tmp_path / "added_tokens.json").write_text(json.dumps(numbers))
+    (tmp_path / "special_tokens_map.json").write_text(json.dumps({"eos_token": {"content": "<|a|>"}}))
+    (tmp_path / "tokenizer_config.json").write_text('{"tokenizer_class": "Qwen2Tokenizer", "unk_token": "<|b|>"}')
+    tokenizer = Tokenizer(tmp_path)
+    assert {text: tokenizer.token_id(text) for text in numbers} == numbers
+    assert tokenizer.control_id("<|a|>") == size + 7
+    assert tokenizer.control_id("plain") is None
+    assert tokenizer.encode("plain") == [size + 3]
+
+
+REFUSED: dict[str, tuple[Callable[[Path], object], str]] = {
+    "an unknown class with vocab.json": (
+        lambda path: write_bpe(path, "OwnTokenizer", auto_map={"AutoTokenizer": "code.OwnTokenizer"}),
+        "'OwnTokenizer' is not known",
+    ),
+    "an unknown class with tiktoken": (
+        lambda path: write_tiktoken(path, tokenizer_class="Own", auto_map={"AutoTokenizer": "code.Own"}),
+        "does not state how text is split",
+    ),
+    "vocab.json alone": (
+        lambda path: (write_bpe(path), (path / "merges.txt").unlink()),
+        "merges.txt is missing",
+    ),
+    "a damaged vocab.json": (lambda path: (write_bpe(path), (path / "vocab.json").write_text("{")), "vocab.json"),
+    "merges that make no token": (
+        lambda path: (write_bpe(path), (path / "merges.txt").write_text("zz qq\n")),
+        "out of vocabulary",
+    ),
+    "a damaged model": (
+        lambda path: (write_sentencepiece(path, LLAMA), (path / "tokenizer.model").write_bytes(b"\x00not a model")),
+        "neither a sentencepiece model nor a tiktoken file",
+    ),
+    "a sentencepiece model of words": (
+        lambda path: write_sentencepiece(path, {"model_type": "word"}),
+        "neither of type unigram nor of type bpe",
+    ),
+    "tiktoken without some bytes": (
+        lambda path: (path / "tokenizer.model").write_text("YQ== 0\nYg== 1\n"),
+        "lacks 254 of the 256 single bytes",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_what_cannot_be_converted_gets_a_sentence_with_the_remedy(case: str, tmp_path: Path) -> None:
+    breaks, reason = REFUSED[case]
+    breaks(tmp_path)
+    with pytest.raises(ConfigError, match="cannot be converted") as caught:
+        Tokenizer(tmp_path)
+    message = str(caught.value)
+    assert reason in message
+    assert str(tmp_path) in message
+    assert "make tokenizer.json" in message
+    assert "\n" not in message
+
+
+def test_no_code_of_the_repository_runs(tmp_path: Path) -> None:
+    write_bpe(tmp_path, "DreamTokenizer", **DREAM)
+    evidence = tmp_path / "evidence"
+    for name in ("tokenization_dream.py", "sitecustomize.py", "transformers.py", "vocab.py"):
+        (tmp_path / name).write_text(f"open({str(evidence)!r}, 'w').close()\n")
+    Tokenizer(tmp_path)
+    assert not evidence.exists()
+
+
+def test_a_config_cannot_name_files_outside_the_checkpoint(tmp_path: Path) -> None:
+    outside = tmp_path / "outside"
+    inside = tmp_path / "inside"
+    for path in (outside, inside):
+        path.mkdir()
+        write_bpe(path, size=400 if path is outside else 500)
+    expected = Tokenizer(inside).encode("the quick brown fox")
+    config = {"tokenizer_class": "Qwen2Tokenizer", "vocab_file": str(outside / "vocab.json")}
+    config |= {"merges_file": str(outside / "merges.txt"), "tokenizer_file": str(outside / "tokenizer.json")}
+    (inside / "tokenizer_config.json").write_text(json.dumps(config))
+    assert Tokenizer(inside).encode("the quick brown fox") == expected
+    (inside / "merges.txt").unlink()
+    (inside / "merges.txt").symlink_to(outside / "merges.txt")
+    with pytest.raises(ConfigError, match="leads out of the checkpoint"):
+        Tokenizer(inside)
+
+
+@pytest.fixture
+def conversions(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
+    """The checkpoints that were converted, in order."""
+    found: list[Path] = []
+    run = tokenizer_json._run
+
+    def counted(directory: Path, inputs: Any) -> str:
+        found.append(directory)
+        return run(directory, inputs)
+
+    monkeypatch.setattr(tokenizer_json, "_run", counted)
+    return found
+
+
+def test_a_result_is_cached_by_the_content_of_its_files(tmp_path: Path, cache: Path, conversions: list[Path]) -> None:
+    first, second = tmp_path / "first", tmp_path / "second"
+    for path in (first, second):
+        path.mkdir()
+        write_bpe(path)
+        assert Tokenizer(path).encode("the fox")
+    assert conversions == [first]
+    (entry,) = cache.glob("*.json")
+    assert json.loads(entry.read_text(encoding="utf-8"))["model"]["type"] == "BPE"
+    write_bpe(second, size=700)
+    Tokenizer(second)
+    assert conversions == [first, second]
+    (second / "special_tokens_map.json").unlink()
+    Tokenizer(second)
+    assert conversions == [first, second, second]
+    assert not list(cache.glob(".*"))
+
+
+def test_a_damaged_or_foreign_cache_entry_is_replaced(tmp_path: Path, cache: Path, conversions: list[Path]) -> None:
+    write_bpe(tmp_path)
+    expected = Tokenizer(tmp_path).encode("the fox")
+    (entry,) = cache.glob("*.json")
+    entry.write_text('{"half": ')
+    assert Tokenizer(tmp_path).encode("the fox") == expected
+    entry.unlink()
+    entry.symlink_to("/proc/self/environ")
+    assert Tokenizer(tmp_path).encode("the fox") == expected
+    assert len(conversions) == 3
+    assert not entry.is_symlink()
+    Tokenizer(tmp_path)
+    assert len(conversions) == 3
+
+
+def test_without_a_writable_cache_a_temporary_file_serves_the_process(tmp_path: Path, cache: Path) -> None:
+    write_bpe(tmp_path)
+    cache.parent.mkdir()
+    cache.write_text("a file where the directory belongs")
+    script = (
+        "import os, sys\n"
+        "from runtime.text import Tokenizer\n"
+        "from runtime.weights import tokenizer_json\n"
+        "first = Tokenizer(sys.argv[1]).encode('the fox')\n"
+        "tokenizer_json._run = None\n"
+        "assert Tokenizer(sys.argv[1]).encode('the fox') == first\n"
+        "print(os.environ[tokenizer_json.TEMPORARY_VARIABLE], *os.listdir(os.environ['TMPDIR']))\n"
+    )
+    temporary = tmp_path / "temporary"
+    temporary.mkdir()
+    done = subprocess.run(
+        [sys.executable, "-c", script, str(tmp_path)],
+        env=os.environ | {"TMPDIR": str(temporary)},
+        cwd=tokenizer_json.__file__.rpartition("/runtime/")[0],
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    directory, *entries = done.stdout.split()
+    assert [Path(directory).name] == entries  # the workspace of the conversion is gone
+    assert list(temporary.iterdir()) == []
+
+
+def test_without_any_writable_directory_the_message_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_bpe(tmp_path)
+
+    def fails(*_: object, **__: object) -> str:
+        raise FileNotFoundError("no usable temporary directory")
+
+    monkeypatch.setattr("tempfile.mkdtemp", fails)
+    with pytest.raises(ConfigError, match=r"none can be written; set TMPDIR to one, or make tokenizer\.json"):
+        Tokenizer(tmp_path)
+
+
+def test_processes_that_start_together_convert_once(tmp_path: Path, cache: Path) -> None:
+    write_bpe(tmp_path)
+    script = "import sys\nfrom runtime.text import Tokenizer\nprint(Tokenizer(sys.argv[1]).encode('the quick fox'))\n"
+    root = tokenizer_json.__file__.rpartition("/runtime/")[0]
+    command = [sys.executable, "-c", script, str(tmp_path)]
+    processes = [subprocess.Popen(command, cwd=root, stdout=subprocess.PIPE, text=True) for _ in range(3)]
+    outputs = {process.communicate()[0] for process in processes}
+    assert [process.returncode for process in processes] == [0, 0, 0]
+    assert len(outputs) == 1
+    assert "[" in outputs.pop()
+    assert len(list(cache.glob("*.json"))) == 1
+
+
+def test_threads_of_a_process_convert_once(tmp_path: Path, conversions: list[Path]) -> None:
+    write_bpe(tmp_path)
+    threads = [threading.Thread(target=Tokenizer, args=(tmp_path,)) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert conversions == [tmp_path]
+
+
+@pytest.mark.parametrize("limit", ["ADDRESS_SPACE", "CPU_SECONDS"])
+def test_the_conversion_is_limited(limit: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_bpe(tmp_path)
+    value = {"ADDRESS_SPACE": 64 << 20, "CPU_SECONDS": 0}[limit]
+    hook = tmp_path / "hook"
+    hook.mkdir()
+    # A limit that an import of transformers exceeds, as a huge vocabulary would exceed the real one.
+    text = f"from runtime.weights import tokenizer_conversion\ntokenizer_conversion.{limit} = {value}\n"
+    runner = f"{text}import sys\nfrom pathlib import Path\nsys.exit(tokenizer_conversion.main(Path(sys.argv[-1])))\n"
+    (hook / "limited.py").write_text(runner)
+    run = subprocess.run
+
+    def limited(command: list[str], **options: Any) -> Any:
+        return run([sys.executable, str(hook / "limited.py"), command[-1]], **options)
+
+    monkeypatch.setattr("runtime.weights.tokenizer_json.subprocess.run", limited)
+    with pytest.raises(ConfigError, match="cannot be converted"):
+        Tokenizer(tmp_path)
+
+
+def test_a_conversion_that_takes_too_long_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_bpe(tmp_path)
+    monkeypatch.setattr(tokenizer_json, "CONVERSION_SECONDS", 1e-3)
+    with pytest.raises(ConfigError, match=r"the conversion took more than 0\.001 s"):
+        Tokenizer(tmp_path)
+
+
+def test_the_process_that_asks_imports_no_transformers(tmp_path: Path) -> None:
+    write_bpe(tmp_path)
+    script = "import sys\nfrom runtime.text import Tokenizer\nTokenizer(sys.argv[1])\nprint(*sys.modules)\n"
+    root = tokenizer_json.__file__.rpartition("/runtime/")[0]
+    done = subprocess.run([sys.executable, "-c", script, str(tmp_path)], cwd=root, capture_output=True, text=True)
+    modules = set(done.stdout.split())
+    assert "tokenizers" in modules
+    assert not modules & {"transformers", "torch", "sentencepiece", "tiktoken", "google.protobuf"}
+
+
+def test_the_converting_process_imports_no_torch(tmp_path: Path) -> None:
+    write_bpe(tmp_path)
+    script = (
+        "import sys\n"
+        "from pathlib import Path\n"
+        "from runtime.weights import tokenizer_conversion\n"
+        "(Path(sys.argv[1]) / 'inputs').mkdir()\n"
+        "for name in ('vocab.json', 'merges.txt', 'tokenizer_config.json'):\n"
+        "    (Path(sys.argv[1]) / 'inputs' / name).write_bytes((Path(sys.argv[2]) / name).read_bytes())\n"
+        "print(tokenizer_conversion.main(Path(sys.argv[1])), *(n for n, m in sys.modules.items() if m))\n"
+    )
+    workspace = tmp_path / "workspace"
+    workspace.mkdir()
+    root = tokenizer_json.__file__.rpartition("/runtime/")[0]
+    command = [sys.executable, "-c", script, str(workspace), str(tmp_path)]
+    done = subprocess.run(command, cwd=root, capture_output=True, text=True)
+    code, *modules = done.stdout.split()
+    assert code == "0"
+    assert "transformers" in modules
+    assert not {"torch", "tensorflow", "jax"} & set(modules)
+
+
+def _named_specials(directory: Path, **config: Any) -> None:
+    """A Llama model, with special tokens behind its pieces."""
+    write_sentencepiece(directory, LLAMA)
+    size = 1 + max(Tokenizer(directory).token_id(piece) or 0 for piece in ("<unk>", "</s>", *_pieces(directory)))
+    flags = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False) | {"special": True}
+    texts = {0: "<unk>", 1: "<s>", 2: "</s>"} | {size + n: text for n, text in enumerate(SPECIALS)}
+    added = {str(number): {"content": text, **flags} for number, text in texts.items()}
+    config |= {"additional_special_tokens": list(SPECIALS), "added_tokens_decoder": added}
+    write_sentencepiece(directory, LLAMA, **config)
+
+
+def _pieces(directory: Path) -> Iterator[str]:
+    import sentencepiece
+
+    processor = sentencepiece.SentencePieceProcessor(model_proto=sentencepiece_model(**LLAMA))
+    yield from (processor.id_to_piece(number) for number in range(processor.get_piece_size()))
+
+
+SLOW: dict[str, tuple[str, Callable[[Path], object]]] = {
+    "Qwen2": ("Qwen2Tokenizer", lambda path: write_bpe(path)),
+    "GPT-2": ("GPT2Tokenizer", lambda path: write_bpe(path, "GPT2Tokenizer", GPT2)),
+    "Llama": ("LlamaTokenizer", lambda path: _named_specials(path)),
+    "Llama, legacy": ("LlamaTokenizer", lambda path: _named_specials(path, legacy=True)),
+    "Llama, not legacy": ("LlamaTokenizer", lambda path: _named_specials(path, legacy=False)),
+    "Llama without prefix": (
+        "LlamaTokenizer",
+        lambda path: _named_specials(path, legacy=False, add_prefix_space=False),
+    ),
+}
+TEMPLATE = "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %} <|endoftext|> x"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", SLOW)
+def test_ids_are_those_of_the_slow_classes_of_transformers_4(kind: str, tmp_path: Path) -> None:
+    """The environment is made from transformers4/lock.txt, which `tests.clients.environments.lock` resolves."""
+    python = environment(client(FOLDER)) / "venv" / "bin" / "python"
+    name, write = SLOW[kind]
+    write(tmp_path)
+    (tmp_path / "chat_template.jinja").write_text(TEMPLATE)
+    tokenizer = Tokenizer(tmp_path)
+    assert tokenizer.chat_template == TEMPLATE
+    chats = [[{"role": "user", "content": text}] for text in ("hi there", " a", "b ", "x\n\n", "", "東京 😀")]
+    marked = [TEMPLATE_TEXT.format(chat[0]["content"]) for chat in chats]
+    texts = random_texts()
+    (tmp_path / "chat_template.jinja").unlink()
+    request = {"directory": str(tmp_path), "tokenizer_class": name, "texts": texts, "marked": marked}
+    done = subprocess.run(
+        [str(python), str(FOLDER / "reference.py")], input=json.dumps(request), capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    expected = json.loads(done.stdout)
+    wrong = [t for t, ids in zip(texts, expected["texts"], strict=True) if tokenizer.encode(t) != ids]
+    assert wrong == []
+    assert [tokenizer.encode_chat(chat) for chat in chats] == expected["marked"]
+
+
+TEMPLATE_TEXT = "<|im_start|>user\n{}<|im_end|>\n <|endoftext|> x"
