@@ -3,7 +3,6 @@
 import asyncio
 import json
 import re
-import ssl
 import time
 from collections.abc import Callable, Mapping, Sequence
 from types import SimpleNamespace
@@ -136,7 +135,7 @@ class Client:
         if self._api is None:
             try:
                 self._api = ApiClient(self._credentials.configuration)
-            except (OSError, ssl.SSLError) as error:
+            except OSError as error:
                 raise ApiError(0, "NoLogin", f"the certificates cannot be used: {error}") from error
             self._api.user_agent = self._agent
             self._tls = self._credentials.current.tls

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import sys
 from collections.abc import Callable
@@ -11,11 +12,17 @@ from typing import Any
 
 import pytest
 import yaml
+from kubernetes.aio.config import incluster_config
 
-from e2e.cluster import ApiServer, Kube
+from e2e.cluster import ApiServer, Kube, kubeconfig
 from tests.operator.live.objects import demo, wait_condition
 from tests.operator.live.process import ACCOUNT, OperatorProcess, install
 from tests.operator.proxy import FaultProxy
+from tests.wait import wait_until_async
+from unmask_operator.client.client import Client
+from unmask_operator.client.credentials import Credentials
+from unmask_operator.client.kinds import PODS
+from unmask_operator.client.watch_login import WatchLogin
 
 pytestmark = pytest.mark.cluster
 
@@ -74,6 +81,52 @@ def test_new_credentials_replace_those_that_the_api_server_refuses(
         assert "Traceback" not in operator.log()
     if user_of is exec_plugin:
         assert len(runs.read_text().splitlines()) >= 2
+
+
+def test_a_service_accounts_files_are_good_for_requests_and_for_watches_and_so_are_those_that_replace_them(
+    api_server: ApiServer, admin: Kube, namespace: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As in a pod, whose kubelet replaces the token's file."""
+    install(api_server, admin, namespace, [namespace])
+    host, port = api_server.url.removeprefix("https://").split(":")
+    monkeypatch.setenv("KUBERNETES_SERVICE_HOST", host)
+    monkeypatch.setenv("KUBERNETES_SERVICE_PORT", port)
+    token, ca = tmp_path / "token", tmp_path / "ca.crt"
+    monkeypatch.setattr(incluster_config, "SERVICE_TOKEN_FILENAME", str(token))
+    monkeypatch.setattr(incluster_config, "SERVICE_CERT_FILENAME", str(ca))
+    token.write_text(new_token(admin, namespace))
+    ca.write_bytes(kubeconfig.read(api_server.kubeconfig).authority)
+
+    async def scene() -> None:
+        credentials = Credentials()
+        await credentials.load()
+        client = Client(credentials)
+        login = WatchLogin(credentials, "agent/1", lambda path: None, lambda status: None)
+        server, session = await login.open()
+
+        async def watch() -> int:
+            async with session.get(f"{server}{PODS.path(namespace)}?watch=1&timeoutSeconds=1") as answer:
+                return answer.status
+
+        try:
+            await client.list(PODS, namespace)
+            assert await watch() == 200
+            account = admin.get("v1", "ServiceAccount", ACCOUNT, namespace)
+            admin.delete(account)
+            admin.create({**account, "metadata": {"name": ACCOUNT, "namespace": namespace}})
+
+            async def refused() -> bool:
+                return await watch() == 401
+
+            await wait_until_async(refused, "the old token is refused")
+            token.write_text(new_token(admin, namespace))
+            await client.list(PODS, namespace)
+            assert await watch() == 200, "the same session has the new token"
+        finally:
+            await session.close()
+            await client.close()
+
+    asyncio.run(scene())
 
 
 def new_token(admin: Kube, namespace: str) -> str:
